@@ -1,0 +1,8 @@
+#include "module.h"
+
+PYBIND11_MODULE(_core, m) {
+  m.doc() = "Twofold's native code: decisions, CPU operations and the MoE executor.";
+  twofold::bindings::bind_core(m);
+  twofold::bindings::bind_ops(m);
+  twofold::bindings::bind_runtime(m);
+}

@@ -1,0 +1,9 @@
+// One function per subject; each lives in a bind_*.cpp of its own.
+#pragma once
+#include <pybind11/pybind11.h>
+
+namespace twofold::bindings {
+void bind_core(pybind11::module_& m);     // cost model, planners, cache, lab replay
+void bind_ops(pybind11::module_& m);      // thread team, dense CPU operations, CPU features
+void bind_runtime(pybind11::module_& m);  // expert store, accelerators, MoE executor, events
+}  // namespace twofold::bindings

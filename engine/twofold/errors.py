@@ -1,0 +1,44 @@
+"""The one error hierarchy.
+
+    TwofoldError
+    ├── ConfigError       a flag, environment variable or file of settings is wrong (CLI exit code 2)
+    ├── ModelLoadError    a checkpoint, tokenizer or template cannot be used     (CLI exit code 2)
+    ├── RequestError      a request is malformed or cannot ever be served        (HTTP 400)
+    ├── CapacityError     the engine is full or draining; try again later        (HTTP 429 / 503)
+    └── KernelError       the native code failed; our bug or the machine's       (HTTP 500)
+
+A message says what was given, what was expected and what to do. Only `server/` knows HTTP codes.
+"""
+
+
+class TwofoldError(Exception):
+    """Root of every error that Twofold raises on purpose."""
+
+
+class ConfigError(TwofoldError):
+    """A setting is out of range, contradicts another or names something that does not exist."""
+
+
+class ModelLoadError(TwofoldError):
+    """A model directory, weight file, tokenizer or chat template is missing, damaged or unsupported."""
+
+
+class RequestError(TwofoldError):
+    """A request cannot be served however long one waits. `param` names the offending field, if one does."""
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class CapacityError(TwofoldError):
+    """No room at present. `retry_after_s` is a hint; `draining` tells a shutdown from a full queue."""
+
+    def __init__(self, message: str, *, retry_after_s: float = 1.0, draining: bool = False) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+        self.draining = draining
+
+
+class KernelError(TwofoldError):
+    """Native code reported a failure."""

@@ -1,0 +1,144 @@
+"""Values that cross module borders: requests, what comes back, and what a step did.
+
+Plain frozen dataclasses without behaviour; imports nothing of ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+FinishReason = Literal["stop", "length", "cancelled", "error"]
+Clock = Literal["wall", "virtual"]
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How to pick the next token. Defaults are greedy."""
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    """0 keeps every token."""
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int | None = None
+    max_tokens: int | None = None
+    """None: until the context is full."""
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """One piece of an answer, given to `GenerationRequest.on_chunk` in order; the last has a finish reason."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason | None = None
+    usage: Usage | None = None
+    """Present on the last chunk only."""
+    error: str | None = None
+    """Present when finish_reason is "error"."""
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Counts and times of one finished request. Times are seconds of the run's clock (see `clock`)."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    queue_s: float = 0.0
+    prefill_s: float = 0.0
+    decode_s: float = 0.0
+    clock: Clock = "wall"
+
+
+@dataclass(frozen=True)
+class GenerationRequest:
+    """A prompt, ready tokenised, and where its answer goes.
+
+    `on_chunk` is called on the engine's thread and must return at once (put it on a queue, post it to a loop).
+    """
+
+    prompt_token_ids: tuple[int, ...]
+    sampling: SamplingParams
+    on_chunk: Callable[[Chunk], None]
+    request_id: str
+    """The caller's name for it, e.g. "chatcmpl-…"; unique."""
+    model: str = ""
+    endpoint: str = ""
+
+
+@dataclass(frozen=True)
+class PlacementCounts:
+    """Where routed experts ran, summed over tokens and layers, and what moved."""
+
+    hits: int = 0
+    cpu_misses: int = 0
+    fetched: int = 0
+    uploads: int = 0
+    evictions: int = 0
+    h2d_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """One engine iteration, for telemetry. Times are of the run's clock, `wall_us` always of the wall."""
+
+    step: int
+    started_s: float
+    """Unix time."""
+    num_prefill_tokens: int
+    num_decode_tokens: int
+    num_running: int
+    num_waiting: int
+    step_us: float
+    wall_us: float
+    native_us: float
+    """Part of wall_us spent in native calls."""
+
+
+@dataclass(frozen=True)
+class RequestRecord:
+    """One request as telemetry keeps it. `number` is what native events refer to."""
+
+    number: int
+    request_id: str
+    endpoint: str
+    submitted_s: float
+    """Unix time."""
+    first_token_s: float | None
+    finished_s: float | None
+    prompt_tokens: int
+    completion_tokens: int
+    finish_reason: FinishReason | None
+    queue_s: float = 0.0
+    prefill_s: float = 0.0
+    decode_s: float = 0.0
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+
+
+@dataclass(frozen=True)
+class RunInfo:
+    """What one process lifetime is: the row of table `run` that everything else refers to."""
+
+    model: str
+    architecture: str
+    accelerator: str
+    """"none", "cuda:0" or "emulated:<profile>"."""
+    accelerator_reason: str
+    clock: Clock
+    policy: str
+    num_layers: int
+    num_experts: int
+    top_k: int
+    num_slots: int
+    expert_bytes: int
+    cpu_isa: str
+    cpu_threads: int
+    version: str
+    config_json: str
