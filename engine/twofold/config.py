@@ -1,0 +1,169 @@
+"""Settings: frozen dataclasses whose fields carry their own help.
+
+Command-line flags, environment names (`TWOFOLD_<FIELD>`) and the README's table all come from here; a test compares
+them. A flag beats the environment, the environment beats the default. Knows nothing of what the settings do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar, Union
+
+from twofold.errors import ConfigError
+
+T = TypeVar("T")
+
+
+def setting(default: Any, help: str, *, choices: tuple[str, ...] = (), positional: bool = False) -> Any:
+    """A dataclass field with a default and the help that every face of the setting shows."""
+    return dataclasses.field(default=default, metadata={"help": help, "choices": choices, "positional": positional})
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """What to load, where its experts may live and how much may run at once.
+
+    Raises:
+        ConfigError: a value is out of range; the message names the flag.
+    """
+
+    model: str = setting("", "model directory (default: the bundled model)", positional=True)
+    accelerator: str = setting(
+        "auto",
+        "auto (cuda if there is one, else none), cuda, none, or emulated:PROFILE for a GPU that is played by the CPU "
+        "on a virtual clock",
+    )
+    gpu_experts_ratio: float | None = setting(
+        None, "share of all experts that fit into VRAM slots, 0.0-1.0 (default: 0.25, or what VRAM allows)"
+    )
+    num_gpu_experts: int | None = setting(
+        None, "expert slots per layer, on average; instead of --gpu-experts-ratio"
+    )
+    policy: str = setting("payback", "which experts stay in VRAM: payback, lru, lfu, lfru, mrs, two-in-eight, static")
+    cpu_threads: int = setting(0, "threads that compute on the CPU; 0: one per physical core")
+    max_num_seqs: int = setting(32, "requests that run at the same time")
+    max_waiting: int = setting(256, "requests that may wait for a place before new ones are refused")
+    max_num_batched_tokens: int = setting(512, "tokens of one step; longer prompts are prefilled in chunks")
+    max_total_tokens: int | None = setting(
+        None, "tokens the KV cache holds over all requests (default: 8 full contexts, bounded by memory)"
+    )
+    max_model_len: int | None = setting(None, "longest prompt plus answer in tokens (default: the model's context)")
+    page_size: int = setting(16, "tokens of one KV cache page")
+    seed: int | None = setting(None, "seed for requests that bring none; unset: drawn anew for each request")
+
+    def __post_init__(self) -> None:
+        _check(self.gpu_experts_ratio is None or 0.0 <= self.gpu_experts_ratio <= 1.0,
+               "gpu_experts_ratio", self.gpu_experts_ratio, "a number from 0.0 to 1.0")  # fmt: skip
+        _check(self.num_gpu_experts is None or self.num_gpu_experts >= 0,
+               "num_gpu_experts", self.num_gpu_experts, "0 or more")  # fmt: skip
+        if self.gpu_experts_ratio is not None and self.num_gpu_experts is not None:
+            raise ConfigError("--gpu-experts-ratio and --num-gpu-experts were both given; give one of them")
+        for name, low, high in (
+            ("cpu_threads", 0, 1024),
+            ("max_num_seqs", 1, 4096),
+            ("max_waiting", 0, 1_000_000),
+            ("max_num_batched_tokens", 1, 65_536),
+            ("page_size", 1, 1024),
+        ):
+            value = getattr(self, name)
+            _check(low <= value <= high, name, value, f"a whole number from {low} to {high}")
+        for name in ("max_total_tokens", "max_model_len"):
+            value = getattr(self, name)
+            _check(value is None or value >= 1, name, value, "1 or more")
+        _check(self.seed is None or 0 <= self.seed < 2**63, "seed", self.seed, "a whole number from 0 to 2^63-1")
+
+
+@dataclass(frozen=True)
+class ServerConfig:
+    """Where the OpenAI server listens and who may call it.
+
+    Raises:
+        ConfigError: a value is out of range.
+    """
+
+    host: str = setting("127.0.0.1", "address to listen on; only loopback is safe without --api-key")
+    port: int = setting(10002, "port to listen on")
+    api_key: str | None = setting(None, "require this key as 'Authorization: Bearer KEY'")
+    served_model_name: str | None = setting(None, "name clients use for the model (default: its directory's name)")
+    max_body_bytes: int = setting(8 * 1024 * 1024, "largest request body accepted")
+    drain_timeout_s: float = setting(30.0, "seconds that running requests get to finish after SIGTERM")
+
+    def __post_init__(self) -> None:
+        _check(0 <= self.port <= 65_535, "port", self.port, "0 (any free port) to 65535")
+        _check(self.max_body_bytes >= 1024, "max_body_bytes", self.max_body_bytes, "1024 or more")
+        _check(self.drain_timeout_s >= 0, "drain_timeout_s", self.drain_timeout_s, "0 or more")
+
+
+@dataclass(frozen=True)
+class TelemetryConfig:
+    """Where decisions are recorded."""
+
+    telemetry_url: str | None = setting(
+        None, "SQLAlchemy URL of the database that records every decision, e.g. sqlite:///twofold.db; unset: off"
+    )
+    telemetry_queue_rows: int = setting(200_000, "rows that may wait to be written; more are dropped and counted")
+
+    def __post_init__(self) -> None:
+        _check(self.telemetry_queue_rows >= 1000, "telemetry_queue_rows", self.telemetry_queue_rows, "1000 or more")
+
+
+def environment_name(field: str) -> str:
+    return f"TWOFOLD_{field.upper()}"
+
+
+def flag_name(field: str) -> str:
+    return f"--{field.replace('_', '-')}"
+
+
+def add_arguments(parser: argparse.ArgumentParser, cls: type[Any]) -> None:
+    """Add one flag per field of `cls` (positional where the field says so) with the field's own help."""
+    group = parser.add_argument_group((cls.__doc__ or cls.__name__).split("\n", 1)[0])
+    for field in dataclasses.fields(cls):
+        help_text = field.metadata["help"].replace("%", "%%")
+        if field.default not in (None, "") and "default" not in help_text:
+            help_text += f" (default: {field.default})"
+        common: dict[str, Any] = {"default": argparse.SUPPRESS, "help": help_text, "metavar": field.name.upper()}
+        if field.metadata["positional"]:
+            group.add_argument(field.name, nargs="?", **common)
+        else:
+            group.add_argument(flag_name(field.name), dest=field.name, **common)
+
+
+def from_namespace(cls: type[T], namespace: argparse.Namespace, environ: Mapping[str, str] = os.environ) -> T:
+    """Build `cls` from parsed flags, then the environment, then defaults.
+
+    Raises:
+        ConfigError: a text is not of the field's type, or out of range.
+    """
+    hints = typing.get_type_hints(cls)
+    values: dict[str, Any] = {}
+    for field in dataclasses.fields(cls):  # type: ignore[arg-type]
+        given = getattr(namespace, field.name, None)
+        if given is not None:
+            source = field.name if field.metadata["positional"] else flag_name(field.name)
+            values[field.name] = _parse(str(given), hints[field.name], source)
+        elif environ.get(environment_name(field.name)):
+            name = environment_name(field.name)
+            values[field.name] = _parse(environ[name], hints[field.name], name)
+    return cls(**values)
+
+
+def _parse(text: str, hint: Any, source: str) -> Any:
+    if typing.get_origin(hint) in (Union, types.UnionType):
+        hint = next(a for a in typing.get_args(hint) if a is not type(None))
+    try:
+        return hint(text)
+    except ValueError:
+        kind = {"int": "a whole number", "float": "a number"}.get(hint.__name__, hint.__name__)
+        raise ConfigError(f"{source} was given {text!r}; it takes {kind}") from None
+
+
+def _check(ok: bool, field: str, value: object, expected: str) -> None:
+    if not ok:
+        raise ConfigError(f"{flag_name(field)} was given {value!r}; it takes {expected}")
