@@ -1,0 +1,255 @@
+"""Where the engine pushes its events: the `TelemetrySink` protocol, event formats, a sink that keeps nothing.
+
+No database here: this module needs numpy only, so the engine can name its sink without SQLAlchemy installed.
+A sink never blocks its caller, never raises because of what it does with an event, and counts what it drops.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, Final, Literal, Protocol
+
+import numpy as np
+
+from twofold.errors import RequestError
+from twofold.types import RequestRecord, RunInfo, StepRecord
+
+EventKind = Literal["token_layer", "upload", "cache_event"]
+
+MAX_ROUTED: Final = 16
+"""Most experts of one token and layer that an event can hold."""
+
+TOKEN_LAYER_DTYPE: Final = np.dtype(
+    [
+        ("step", "<i8"),
+        ("request", "<i8"),
+        ("position", "<i4"),
+        ("layer", "<i2"),
+        ("num_routed", "u1"),
+        ("num_hits", "u1"),
+        ("num_cpu", "u1"),
+        ("num_fetched", "u1"),
+        ("experts", "<u2", (MAX_ROUTED,)),
+        ("placement", "u1", (MAX_ROUTED,)),
+        ("weights", "<f4", (MAX_ROUTED,)),
+        ("layer_us", "<f4"),
+        ("cpu_us", "<f4"),
+        ("gpu_us", "<f4"),
+        ("predicted_us", "<f4"),
+    ]
+)
+"""One token in one MoE layer. The first `num_routed` entries of the arrays are valid, by descending weight.
+
+`layer` counts MoE layers only. The `*_us` are those of the whole layer in that step, the same for every
+token of the step's batch, on the run's clock. `request` is -1 where none applies.
+"""
+
+UPLOAD_DTYPE: Final = np.dtype(
+    [
+        ("step", "<i8"),
+        ("request", "<i8"),
+        ("layer", "<i2"),
+        ("expert", "<u2"),
+        ("slot", "<i4"),
+        ("bytes", "<i8"),
+        ("queued_us", "<f8"),
+        ("begin_us", "<f8"),
+        ("end_us", "<f8"),
+        ("reason", "u1"),
+        ("lane", "u1"),
+    ]
+)
+"""One host-to-device copy of an expert; `*_us` on the run's clock since its start."""
+
+CACHE_EVENT_DTYPE: Final = np.dtype(
+    [
+        ("step", "<i8"),
+        ("request", "<i8"),
+        ("layer", "<i2"),
+        ("kind", "u1"),
+        ("expert", "<u2"),
+        ("victim", "<i4"),
+        ("slot", "<i4"),
+        ("value", "<f4"),
+        ("victim_value", "<f4"),
+        ("price", "<f4"),
+        ("at_us", "<f8"),
+    ]
+)
+"""One decision of the expert cache; `victim` is -1 where no expert had to go."""
+
+EVENT_DTYPES: Final[dict[str, np.dtype[Any]]] = {
+    "token_layer": TOKEN_LAYER_DTYPE,
+    "upload": UPLOAD_DTYPE,
+    "cache_event": CACHE_EVENT_DTYPE,
+}
+"""What `native_events` accepts: the named fields must be there; padding and order do not matter."""
+
+
+class Placement(IntEnum):
+    """Where one routed expert ran: values of `placement` in token_layer events."""
+
+    HIT = 0
+    CPU = 1
+    FETCHED = 2
+
+
+class UploadReason(IntEnum):
+    """Why an expert was copied: values of `reason` in upload events."""
+
+    DEMAND = 0
+    ADMISSION = 1
+    PREFETCH = 2
+
+
+class CacheEventKind(IntEnum):
+    """What the expert cache decided: values of `kind` in cache_event events."""
+
+    ADMIT = 0
+    EVICT = 1
+    REJECT = 2
+    PUBLISH = 3
+
+
+@dataclass(frozen=True)
+class LoadSample:
+    """One request as a load-test user saw it, over HTTP, by that user's wall clock.
+
+    TTFT is first content token − send; TPOT is (E2E − TTFT) / (completion tokens − 1).
+    """
+
+    loadtest_id: str
+    """Names one load test; the same for all its samples."""
+    finished_s: float
+    """Unix time at which the answer ended or failed."""
+    user: int
+    num_users: int
+    """Users running at that moment."""
+    e2e_ms: float
+    ok: bool
+    ttft_ms: float | None = None
+    """None when no token came."""
+    tpot_ms: float | None = None
+    """None with fewer than two tokens."""
+    completion_tokens: int = 0
+    error: str | None = None
+
+
+class TelemetrySink(Protocol):
+    """Takes events from any thread; every method returns at once."""
+
+    def begin_run(self, run: RunInfo) -> None:
+        """First call: everything that follows belongs to this run."""
+
+    def request(self, record: RequestRecord) -> None:
+        """At submit, first token and finish; the last record of a number wins."""
+
+    def step(self, record: StepRecord) -> None:
+        """After each engine iteration."""
+
+    def native_events(self, kind: str, rows: np.ndarray[Any, np.dtype[Any]]) -> None:
+        """A structured array drained from a native ring (see EVENT_DTYPES); copied, so it may be reused."""
+
+    def load_samples(self, rows: list[LoadSample]) -> None:
+        """What a load test measured, handed on by the server."""
+
+    def dropped(self, kind: str, count: int) -> None:
+        """`count` further events of `kind` were lost before they got here (a full native ring)."""
+
+    def close(self) -> None:
+        """Write out everything taken so far, mark the run as finished, release the database. Idempotent."""
+
+
+class NullSink:
+    """Telemetry switched off."""
+
+    def begin_run(self, run: RunInfo) -> None: ...
+
+    def request(self, record: RequestRecord) -> None: ...
+
+    def step(self, record: StepRecord) -> None: ...
+
+    def native_events(self, kind: str, rows: np.ndarray[Any, np.dtype[Any]]) -> None: ...
+
+    def load_samples(self, rows: list[LoadSample]) -> None: ...
+
+    def dropped(self, kind: str, count: int) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def _number(sample: dict[str, Any], name: str, index: int, *, optional: bool = False) -> float | None:
+    value = sample.get(name)
+    if value is None and optional:
+        return None
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if not is_number or value < 0:
+        raise RequestError(
+            f"samples[{index}].{name} is {value!r}; expected a finite number >= 0",
+            param=f"samples[{index}].{name}",
+        )
+    return float(value)
+
+
+def _text(sample: dict[str, Any], name: str, index: int, *, optional: bool = False) -> str | None:
+    value = sample.get(name)
+    if value is None and optional:
+        return None
+    if not isinstance(value, str) or not value or len(value) > 1000:
+        raise RequestError(
+            f"samples[{index}].{name} is {value!r:.80}; expected a text of 1 to 1000 characters",
+            param=f"samples[{index}].{name}",
+        )
+    return value
+
+
+def parse_load_samples(body: object, *, max_samples: int = 10_000) -> list[LoadSample]:
+    """The decoded JSON body of `POST /internal/load_samples` as samples.
+
+    Expects {"samples": [{...the fields of LoadSample...}, …]}; raises RequestError naming the offending
+    field. Unknown fields are ignored.
+    """
+    samples = body.get("samples") if isinstance(body, dict) else None
+    if not isinstance(samples, list):
+        raise RequestError('expected a JSON object {"samples": [...]}', param="samples")
+    if len(samples) > max_samples:
+        raise RequestError(
+            f"{len(samples)} samples in one request; send at most {max_samples}", param="samples"
+        )
+    return [_parse_sample(sample, index) for index, sample in enumerate(samples)]
+
+
+def _parse_sample(sample: object, index: int) -> LoadSample:
+    if not isinstance(sample, dict):
+        raise RequestError(f"samples[{index}] is not an object", param=f"samples[{index}]")
+    ok = sample.get("ok")
+    if not isinstance(ok, bool):
+        raise RequestError(
+            f"samples[{index}].ok is {ok!r}; expected true or false", param=f"samples[{index}].ok"
+        )
+    return LoadSample(
+        loadtest_id=_text(sample, "loadtest_id", index) or "",
+        finished_s=_number(sample, "finished_s", index) or 0.0,
+        user=int(_number(sample, "user", index) or 0),
+        num_users=int(_number(sample, "num_users", index) or 0),
+        e2e_ms=_number(sample, "e2e_ms", index) or 0.0,
+        ok=ok,
+        ttft_ms=_number(sample, "ttft_ms", index, optional=True),
+        tpot_ms=_number(sample, "tpot_ms", index, optional=True),
+        completion_tokens=int(_number(sample, "completion_tokens", index, optional=True) or 0),
+        error=_text(sample, "error", index, optional=True),
+    )
+
+
+def check_event_dtype(kind: str, rows: np.ndarray[Any, np.dtype[Any]]) -> None:
+    """Raise ValueError unless `rows` has the fields of events of `kind` (a bug of the caller)."""
+    expected = EVENT_DTYPES.get(kind)
+    if expected is None:
+        raise ValueError(f"unknown event kind {kind!r}; expected one of {sorted(EVENT_DTYPES)}")
+    names: Sequence[str] = rows.dtype.names or ()
+    missing = sorted(set(expected.names or ()) - set(names))
+    if missing:
+        raise ValueError(f"{kind} events lack the fields {missing}; they have {list(names)}")
