@@ -1,0 +1,78 @@
+# Twofold. `make` or `make help` lists what there is. Every target sets itself up: the first one to run makes .venv, installs and
+# compiles (a few minutes), later ones compile only what changed.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+export TWOFOLD_VENV ?= $(CURDIR)/.venv
+BIN := $(TWOFOLD_VENV)/bin
+PYTHON_FILES := engine dashboard loadtest scripts tests
+CPP_FILES = $(shell git ls-files -co --exclude-standard '*.cpp' '*.h' '*.cu' '*.cuh')
+SHELL_FILES = $(shell git ls-files -co --exclude-standard '*.sh') .ci/run
+
+# What `make run`, `make loadtest` and `make bench` can be told, e.g. make run PORT=8000 MODEL=~/models/Qwen3-30B-A3B
+PORT ?= 10002
+DASHBOARD_PORT ?= 8501
+MODEL ?=
+ACCELERATOR ?=
+RATIO ?=
+USERS ?= 10
+SECONDS_OF_LOAD ?= 60
+# What `make test` can be told, e.g. make test PYTEST_ARGS='-x tests/unit'
+PYTEST_ARGS ?=
+
+.PHONY: help run test test-slow build quick-build lint fmt bench loadtest doctor clean ready-run ready-dev
+
+help:  ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+	@echo
+	@echo "  make run takes PORT=$(PORT) DASHBOARD_PORT=$(DASHBOARD_PORT) MODEL=dir ACCELERATOR=auto|cuda|none|emulated:NAME RATIO=0.0-1.0"
+
+run: ready-run  ## start the OpenAI server and the dashboard; Ctrl-C ends both
+	@exec $(BIN)/python scripts/run_stack.py --port "$(PORT)" --dashboard-port "$(DASHBOARD_PORT)" \
+	  --model "$(MODEL)" --accelerator "$(ACCELERATOR)" --ratio "$(RATIO)"
+
+test: ready-dev  ## run every test that takes less than ten seconds
+	@$(BIN)/python -m pytest -m "not slow and not gpu" $(PYTEST_ARGS)
+
+test-slow: ready-dev  ## run the long tests
+	@$(BIN)/python -m pytest -m "slow and not gpu" $(PYTEST_ARGS)
+
+build:  ## install and compile from the ground up, logged and timed
+	@scripts/initial_build.sh dev
+
+quick-build:  ## compile what changed
+	@scripts/quick_build.sh
+
+lint: ready-dev  ## check style and types of every language in the repository
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/clang-format --dry-run -Werror $(CPP_FILES)
+	@PATH=$(BIN):$$PATH shellcheck -x $(SHELL_FILES)
+	@$(BIN)/hadolint .devcontainer/Dockerfile
+
+fmt: ready-dev  ## format Python and C++
+	@$(BIN)/ruff check --fix-only --quiet .
+	@$(BIN)/ruff format .
+	@$(BIN)/clang-format -i $(CPP_FILES)
+
+bench: ready-dev  ## measure the bundled model (or MODEL=dir), against transformers too
+	@$(BIN)/twofold bench $(MODEL)
+
+loadtest: ready-dev  ## let USERS=10 chat for SECONDS_OF_LOAD=60 with a server that `make run` started
+	@$(BIN)/python loadtest/run.py --users $(USERS) --seconds $(SECONDS_OF_LOAD) --host http://127.0.0.1:$(PORT)
+
+doctor: ready-run  ## say what this machine has, lacks and can run
+	@$(BIN)/twofold doctor $(MODEL)
+
+clean:  ## remove what was built; .venv stays (rm -rf .venv removes that too)
+	@rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis engine/twofold/*.so
+	@find engine dashboard loadtest scripts tests -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+
+ready-run:
+	@scripts/ensure_built.sh run
+
+ready-dev:
+	@scripts/ensure_built.sh dev
