@@ -1,0 +1,199 @@
+#include "twofold/cost_model.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <stdexcept>
+#include <utility>
+
+namespace twofold {
+namespace {
+
+struct Field {
+  const char* name;
+  double MachineProfile::* member;
+  bool positive;
+};
+
+constexpr std::array<Field, 11> kFields{{
+    {"handover_us", &MachineProfile::handover_us, false},
+    {"cpu_bandwidth_gbps", &MachineProfile::cpu_bandwidth_gbps, true},
+    {"cpu_gflops", &MachineProfile::cpu_gflops, true},
+    {"cpu_expert_overhead_us", &MachineProfile::cpu_expert_overhead_us, false},
+    {"gpu_launch_us", &MachineProfile::gpu_launch_us, false},
+    {"vram_bandwidth_gbps", &MachineProfile::vram_bandwidth_gbps, true},
+    {"gpu_gflops", &MachineProfile::gpu_gflops, true},
+    {"link_latency_us", &MachineProfile::link_latency_us, false},
+    {"link_bandwidth_gbps", &MachineProfile::link_bandwidth_gbps, true},
+    {"contention", &MachineProfile::contention, false},
+    {"join_us", &MachineProfile::join_us, false},
+}};
+
+[[noreturn]] void reject(const std::string& what, const char* field, double value, const char* expected) {
+  throw std::invalid_argument(what + ": " + field + " = " + std::to_string(value) + " given, " + expected +
+                              " expected");
+}
+
+}  // namespace
+
+void MachineProfile::validate() const {
+  for (const Field& field : kFields) {
+    const double value = this->*field.member;
+    const std::string what = "machine profile '" + name + "'";
+    if (field.positive && !(std::isfinite(value) && value > 0)) {
+      reject(what, field.name, value, "a finite number > 0");
+    }
+    if (!field.positive && !(std::isfinite(value) && value >= 0)) {
+      reject(what, field.name, value, "a finite number >= 0");
+    }
+  }
+}
+
+MachineProfile MachineProfile::from_fields(const std::string& name,
+                                           const std::map<std::string, double>& fields) {
+  MachineProfile profile;
+  profile.name = name;
+  for (const Field& field : kFields) {
+    const auto found = fields.find(field.name);
+    if (found == fields.end()) {
+      throw std::invalid_argument("machine profile '" + name + "': " + field.name +
+                                  " is missing, a finite number " + (field.positive ? "> 0" : ">= 0") +
+                                  " expected");
+    }
+    profile.*field.member = found->second;
+  }
+  for (const auto& [key, value] : fields) {
+    if (std::none_of(kFields.begin(), kFields.end(), [&](const Field& field) { return key == field.name; })) {
+      throw std::invalid_argument("machine profile '" + name + "': unknown field " + key + " = " +
+                                  std::to_string(value) + " given; remove it or correct its spelling");
+    }
+  }
+  profile.validate();
+  return profile;
+}
+
+std::map<std::string, double> MachineProfile::fields() const {
+  std::map<std::string, double> out;
+  for (const Field& field : kFields) out[field.name] = this->*field.member;
+  return out;
+}
+
+CostModel::CostModel(MachineProfile profile, double expert_bytes, double flops_per_token,
+                     std::vector<CurvePoint> cpu_curve)
+    : profile_(std::move(profile)),
+      expert_bytes_(expert_bytes),
+      flops_per_token_(flops_per_token),
+      curve_(std::move(cpu_curve)) {
+  profile_.validate();
+  if (!(std::isfinite(expert_bytes) && expert_bytes > 0)) {
+    reject("cost model", "expert_bytes", expert_bytes, "a finite number > 0");
+  }
+  if (!(std::isfinite(flops_per_token) && flops_per_token > 0)) {
+    reject("cost model", "flops_per_token", flops_per_token, "a finite number > 0");
+  }
+  for (size_t i = 0; i < curve_.size(); ++i) {
+    if (!(curve_[i].tokens > (i == 0 ? 0.0 : curve_[i - 1].tokens))) {
+      reject("cost model", "cpu_curve tokens", curve_[i].tokens, "positive, strictly increasing tokens");
+    }
+    if (!(std::isfinite(curve_[i].us) && curve_[i].us > 0)) {
+      reject("cost model", "cpu_curve us", curve_[i].us, "a finite time > 0");
+    }
+  }
+  transfer_us_ = expert_bytes_ / (profile_.link_bandwidth_gbps * 1e3);
+}
+
+double CostModel::cpu_expert_us(int tokens) const {
+  if (curve_.empty()) {
+    return profile_.cpu_expert_overhead_us +
+           std::max(expert_bytes_ / (profile_.cpu_bandwidth_gbps * 1e3),
+                    flops_per_token_ * tokens / (profile_.cpu_gflops * 1e3));
+  }
+  const double n = tokens;
+  if (curve_.size() == 1) return curve_[0].us * std::max(1.0, n / curve_[0].tokens);
+  if (n <= curve_[0].tokens) return curve_[0].us;
+  size_t right = 1;
+  while (right + 1 < curve_.size() && curve_[right].tokens < n) ++right;
+  const CurvePoint& a = curve_[right - 1];
+  const CurvePoint& b = curve_[right];
+  return std::max(a.us + (b.us - a.us) * (n - a.tokens) / (b.tokens - a.tokens), curve_[0].us);
+}
+
+double CostModel::gpu_expert_us(int tokens) const {
+  return std::max(expert_bytes_ / (profile_.vram_bandwidth_gbps * 1e3),
+                  flops_per_token_ * tokens / (profile_.gpu_gflops * 1e3));
+}
+
+double CostModel::cpu_us(std::span<const int> loads, double dma_busy) const {
+  if (loads.empty()) return 0;
+  double work = 0;
+  for (int n : loads) work += cpu_expert_us(n);
+  return profile_.handover_us + work * (1 + profile_.contention * dma_busy);
+}
+
+double CostModel::gpu_us(std::span<const int> loads) const {
+  if (loads.empty()) return 0;
+  double work = profile_.gpu_launch_us;
+  for (int n : loads) work += gpu_expert_us(n);
+  return work;
+}
+
+LayerTimes CostModel::layer(const LayerWork& work, std::span<double> landed_us) const {
+  double hit_us = 0;
+  for (int n : work.hits) hit_us += gpu_expert_us(n);
+  double cpu_work_us = 0;
+  for (int n : work.cpu) cpu_work_us += cpu_expert_us(n);
+  double small[64];
+  std::vector<double> large;
+  std::span<double> fetched_us;
+  if (work.fetched.size() <= std::size(small)) {
+    fetched_us = std::span<double>(small, work.fetched.size());
+  } else {
+    large.resize(work.fetched.size());
+    fetched_us = large;
+  }
+  for (size_t i = 0; i < work.fetched.size(); ++i) fetched_us[i] = gpu_expert_us(work.fetched[i]);
+  return layer_from_sums(static_cast<int>(work.hits.size()), hit_us, fetched_us,
+                         static_cast<int>(work.cpu.size()), cpu_work_us, work.backlog_us, work.queued_us,
+                         work.one_transfer, landed_us);
+}
+
+LayerTimes CostModel::layer_from_sums(int num_hits, double hit_us, std::span<const double> fetched_us,
+                                      int num_cpu, double cpu_work_us, double backlog_us, double queued_us,
+                                      bool one_transfer, std::span<double> landed_us) const {
+  LayerTimes times;
+  // Accelerator: hits first, while uploads travel; each fetched expert when both it and the accelerator are
+  // there.
+  double gpu = 0;
+  if (num_hits > 0 || !fetched_us.empty()) gpu = profile_.gpu_launch_us + hit_us;
+  double landed = backlog_us;
+  for (size_t i = 0; i < fetched_us.size(); ++i) {
+    landed += (one_transfer && i > 0) ? transfer_us_ : upload_us();
+    gpu = std::max(gpu, landed) + fetched_us[i];
+    if (!landed_us.empty()) landed_us[i] = landed;
+  }
+  times.gpu_us = gpu;
+  if (!fetched_us.empty()) times.link_us = landed;
+  // CPU: slower by chi while the link copies. With C work left and L of copying, progress during L is L / (1
+  // + chi).
+  if (num_cpu > 0) {
+    const double copying = std::max(queued_us, backlog_us) + (landed - backlog_us);
+    const double slowed = cpu_work_us * (1 + profile_.contention);
+    times.dma_busy = slowed > 0 ? std::min(1.0, copying / slowed) : 0.0;
+    times.cpu_us = profile_.handover_us + cpu_work_us * (1 + profile_.contention * times.dma_busy);
+  }
+  times.layer_us = std::max(times.gpu_us, times.cpu_us) + profile_.join_us;
+  return times;
+}
+
+double CostModel::layer_us(std::span<const int> hits, std::span<const int> fetched, std::span<const int> cpu,
+                           double backlog_us) const {
+  return layer(LayerWork{hits, fetched, cpu, backlog_us, 0, false}).layer_us;
+}
+
+double CostModel::miss_us() const {
+  // A machine whose accelerator is no faster than its CPU gains nothing from a hit; the floor keeps the price
+  // finite.
+  return std::max(cpu_expert_us(1) - gpu_expert_us(1), 1e-3 * cpu_expert_us(1));
+}
+
+}  // namespace twofold

@@ -1,0 +1,335 @@
+#include "twofold/expert_cache.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numeric>
+#include <stdexcept>
+#include <utility>
+
+namespace twofold {
+namespace {
+
+[[noreturn]] void reject(const std::string& field, const std::string& value, const std::string& expected) {
+  throw std::invalid_argument("expert cache: " + field + " = " + value + " given, " + expected + " expected");
+}
+
+}  // namespace
+
+void CacheConfig::validate() const {
+  if (num_layers < 1) reject("num_layers", std::to_string(num_layers), ">= 1");
+  if (num_experts < 1 || num_experts > 65535)
+    reject("num_experts", std::to_string(num_experts), "1 ... 65535");
+  if (top_k < 1 || top_k > num_experts) reject("top_k", std::to_string(top_k), "1 ... num_experts");
+  if (slots_per_layer.size() != static_cast<size_t>(num_layers)) {
+    reject("slots_per_layer", std::to_string(slots_per_layer.size()) + " entries",
+           std::to_string(num_layers) + " (one per layer)");
+  }
+  for (int slots : slots_per_layer) {
+    if (slots < 0 || (slots > num_experts && !shared_pool)) {
+      reject("slots_per_layer", std::to_string(slots), "0 ... num_experts");
+    }
+  }
+  if (!(std::isfinite(upload_price) && upload_price >= 0)) {
+    reject("upload_price", std::to_string(upload_price), "a finite number >= 0 (in misses)");
+  }
+  if (!layer_weight.empty() && layer_weight.size() != static_cast<size_t>(num_layers)) {
+    reject("layer_weight", std::to_string(layer_weight.size()) + " entries", "none or one per layer");
+  }
+  for (double weight : layer_weight) {
+    if (!(std::isfinite(weight) && weight > 0)) reject("layer_weight", std::to_string(weight), "finite, > 0");
+  }
+  if (!prior_usage.empty() &&
+      prior_usage.size() != static_cast<size_t>(num_layers) * static_cast<size_t>(num_experts)) {
+    reject("prior_usage", std::to_string(prior_usage.size()) + " entries",
+           "none or num_layers * num_experts");
+  }
+}
+
+std::vector<int> spread_slots(int num_slots, int num_layers, int num_experts, int top_k) {
+  const std::vector<double> flat;
+  return spread_slots_by_value(num_slots, num_layers, num_experts, top_k, flat);
+}
+
+std::vector<int> spread_slots_by_value(int num_slots, int num_layers, int num_experts, int top_k,
+                                       std::span<const double> marginal_value) {
+  if (num_slots < 0 || num_layers < 1 || num_experts < 1 || top_k < 1) {
+    reject("num_slots, num_layers, num_experts, top_k",
+           std::to_string(num_slots) + ", " + std::to_string(num_layers) + ", " +
+               std::to_string(num_experts) + ", " + std::to_string(top_k),
+           ">= 0, >= 1, >= 1, >= 1");
+  }
+  if (!marginal_value.empty() &&
+      marginal_value.size() != static_cast<size_t>(num_layers) * static_cast<size_t>(num_experts)) {
+    reject("marginal_value", std::to_string(marginal_value.size()) + " entries",
+           "none or num_layers * num_experts");
+  }
+  std::vector<int> slots(static_cast<size_t>(num_layers), 0);
+  int left = std::min(num_slots, num_layers * num_experts);
+  const int floor = std::min(top_k, num_experts);
+  const int base = marginal_value.empty() ? num_experts : floor;
+  // Level by level, so that no layer starves another before every layer has its floor.
+  for (int level = 0; level < base && left > 0; ++level) {
+    for (int layer = 0; layer < num_layers && left > 0; ++layer, --left) ++slots[static_cast<size_t>(layer)];
+  }
+  for (; left > 0; --left) {
+    int best = -1;
+    double best_value = 0;
+    for (int layer = 0; layer < num_layers; ++layer) {
+      const int n = slots[static_cast<size_t>(layer)];
+      if (n >= num_experts) continue;
+      const double value = marginal_value[static_cast<size_t>(layer) * static_cast<size_t>(num_experts) +
+                                          static_cast<size_t>(n)];
+      if (best < 0 || value > best_value) {
+        best = layer;
+        best_value = value;
+      }
+    }
+    if (best < 0) break;
+    ++slots[static_cast<size_t>(best)];
+  }
+  return slots;
+}
+
+std::unique_ptr<ExpertCache> ExpertCache::make(CacheConfig config) {
+  config.validate();
+  return std::unique_ptr<ExpertCache>(new ExpertCache(std::move(config)));
+}
+
+ExpertCache::ExpertCache(CacheConfig config)
+    : config_(std::move(config)), policy_(make_cache_policy(config_)) {
+  const size_t layers = static_cast<size_t>(config_.num_layers);
+  const size_t cells = layers * static_cast<size_t>(config_.num_experts);
+  offsets_.assign(layers + 1, 0);
+  std::partial_sum(config_.slots_per_layer.begin(), config_.slots_per_layer.end(), offsets_.begin() + 1);
+  num_slots_ = offsets_.back();
+  occupant_.assign(static_cast<size_t>(num_slots_), -1);
+  num_free_ = config_.slots_per_layer;
+  if (config_.shared_pool) num_free_[0] = num_slots_;  // one pool, counted once
+  slot_of_.assign(cells, -1);
+  state_.assign(cells, ExpertState::kAbsent);
+  routed_now_.assign(cells, 0);
+  active_.resize(layers);
+  loads_.resize(layers);
+  values_.assign(layers, std::vector<double>(static_cast<size_t>(config_.num_experts)));
+  values_fresh_.assign(layers, 0);
+  usage_.assign(cells, 0);
+  scratch_.assign(static_cast<size_t>(config_.num_experts), 0);
+}
+
+void ExpertCache::check(int layer, int expert, const char* who) const {
+  if (layer < 0 || layer >= config_.num_layers || expert < 0 || expert >= config_.num_experts) {
+    throw std::invalid_argument(std::string("expert cache: ") + who + " of layer " + std::to_string(layer) +
+                                ", expert " + std::to_string(expert) + " given, layers 0 ... " +
+                                std::to_string(config_.num_layers - 1) + " and experts 0 ... " +
+                                std::to_string(config_.num_experts - 1) + " expected");
+  }
+}
+
+void ExpertCache::observe(int layer, std::span<const int32_t> ids, std::span<const float> weights,
+                          int num_tokens, bool prefill) {
+  check(layer, 0, "observe");
+  if (num_tokens < 0 || ids.size() != static_cast<size_t>(num_tokens) * static_cast<size_t>(config_.top_k) ||
+      (!weights.empty() && weights.size() != ids.size())) {
+    throw std::invalid_argument("expert cache: observe got " + std::to_string(ids.size()) + " ids and " +
+                                std::to_string(weights.size()) +
+                                " weights, num_tokens * top_k = " + std::to_string(num_tokens) + " * " +
+                                std::to_string(config_.top_k) + " expected");
+  }
+  for (int32_t id : ids) {
+    if (id < 0 || id >= config_.num_experts) check(layer, id, "routing");
+  }
+  auto& active = active_[static_cast<size_t>(layer)];
+  auto& loads = loads_[static_cast<size_t>(layer)];
+  for (int expert : active) routed_now_[index(layer, expert)] = 0;
+  active.clear();
+  loads.clear();
+  for (int32_t id : ids) {
+    if (scratch_[static_cast<size_t>(id)]++ == 0) active.push_back(id);
+  }
+  std::sort(active.begin(), active.end());
+  for (int expert : active) {
+    loads.push_back(std::exchange(scratch_[static_cast<size_t>(expert)], 0));
+    routed_now_[index(layer, expert)] = 1;
+    usage_[index(layer, expert)] += 1;
+  }
+  policy_->observe(RoutingEvent{layer, num_tokens, config_.top_k, prefill, ids, weights, active, loads});
+  values_fresh_[static_cast<size_t>(layer)] = 0;
+}
+
+std::span<const int> ExpertCache::active(int layer) const { return active_[static_cast<size_t>(layer)]; }
+std::span<const int> ExpertCache::loads(int layer) const { return loads_[static_cast<size_t>(layer)]; }
+
+const std::vector<double>& ExpertCache::layer_values(int layer) {
+  auto& values = values_[static_cast<size_t>(layer)];
+  if (!values_fresh_[static_cast<size_t>(layer)]) {
+    policy_->values(layer, values);
+    if (!config_.layer_weight.empty()) {
+      for (double& value : values) value *= config_.layer_weight[static_cast<size_t>(layer)];
+    }
+    values_fresh_[static_cast<size_t>(layer)] = 1;
+  }
+  return values;
+}
+
+double ExpertCache::value(int layer, int expert) {
+  check(layer, expert, "value");
+  return layer_values(layer)[static_cast<size_t>(expert)];
+}
+
+int ExpertCache::find_free(int layer) const {
+  const int first = config_.shared_pool ? 0 : offsets_[static_cast<size_t>(layer)];
+  const int last = config_.shared_pool ? num_slots_ : offsets_[static_cast<size_t>(layer) + 1];
+  if (!config_.shared_pool && num_free_[static_cast<size_t>(layer)] == 0) return -1;
+  if (config_.shared_pool && num_free_[0] == 0) return -1;
+  for (int slot = first; slot < last; ++slot) {
+    if (occupant_[static_cast<size_t>(slot)] < 0) return slot;
+  }
+  return -1;
+}
+
+int ExpertCache::find_victim(int layer, double& victim_value) {
+  const int first = config_.shared_pool ? 0 : offsets_[static_cast<size_t>(layer)];
+  const int last = config_.shared_pool ? num_slots_ : offsets_[static_cast<size_t>(layer) + 1];
+  int best = -1;
+  double best_value = std::numeric_limits<double>::infinity();
+  for (int slot = first; slot < last; ++slot) {
+    const int who = occupant_[static_cast<size_t>(slot)];
+    if (who < 0) continue;
+    const size_t cell = static_cast<size_t>(who);
+    const int of_layer = who / config_.num_experts;
+    // In a shared pool other layers' last events are over; only the current layer's routing is protected.
+    if (state_[cell] != ExpertState::kResident || (routed_now_[cell] && of_layer == layer)) continue;
+    const double value = layer_values(of_layer)[static_cast<size_t>(who % config_.num_experts)];
+    if (value < best_value) {
+      best_value = value;
+      best = slot;
+    }
+  }
+  victim_value = best < 0 ? 0 : best_value;
+  return best;
+}
+
+std::optional<Admission> ExpertCache::refuse(AdmitRefusal why) {
+  last_refusal_ = why;
+  return std::nullopt;
+}
+
+std::optional<Admission> ExpertCache::can_admit(int layer, int expert, bool forced) {
+  check(layer, expert, "admission");
+  if (slot_of(layer, expert) >= 0) return refuse(AdmitRefusal::kPresent);
+  Admission admission;
+  admission.value = layer_values(layer)[static_cast<size_t>(expert)];
+  admission.slot = find_free(layer);
+  int victim = -1;
+  if (admission.slot < 0) {
+    admission.slot = find_victim(layer, admission.victim_value);
+    if (admission.slot < 0) return refuse(AdmitRefusal::kNoVictim);
+    const int who = occupant_[static_cast<size_t>(admission.slot)];
+    admission.evicted = who % config_.num_experts;
+    admission.evicted_layer = who / config_.num_experts;
+    victim = admission.evicted;
+  }
+  if (!forced && !policy_->admits(layer, expert, admission.value, victim, admission.victim_value)) {
+    return refuse(AdmitRefusal::kPrice);
+  }
+  last_refusal_ = AdmitRefusal::kNone;
+  return admission;
+}
+
+std::optional<Admission> ExpertCache::admit(int layer, int expert, bool forced) {
+  const std::optional<Admission> admission = can_admit(layer, expert, forced);
+  if (!admission) return admission;
+  if (admission->evicted >= 0) {
+    const size_t victim = index(admission->evicted_layer, admission->evicted);
+    slot_of_[victim] = -1;
+    state_[victim] = ExpertState::kAbsent;
+    policy_->on_evict(admission->evicted_layer, admission->evicted);
+  } else {
+    --num_free_[config_.shared_pool ? 0 : static_cast<size_t>(layer)];
+  }
+  const size_t cell = index(layer, expert);
+  occupant_[static_cast<size_t>(admission->slot)] = static_cast<int>(cell);
+  slot_of_[cell] = admission->slot;
+  state_[cell] = ExpertState::kInFlight;
+  policy_->on_admit(layer, expert);
+  return admission;
+}
+
+void ExpertCache::admit_worthy(int layer, int max_admissions, std::vector<Admission>& out) {
+  out.clear();
+  if (max_admissions <= 0) return;
+  scratch_order_.clear();
+  const auto& values = layer_values(layer);
+  for (int expert : active_[static_cast<size_t>(layer)]) {
+    if (slot_of(layer, expert) < 0) scratch_order_.push_back(expert);
+  }
+  std::stable_sort(scratch_order_.begin(), scratch_order_.end(), [&values](int a, int b) {
+    return values[static_cast<size_t>(a)] > values[static_cast<size_t>(b)];
+  });
+  for (int expert : scratch_order_) {
+    if (static_cast<int>(out.size()) >= max_admissions) return;
+    if (const auto admission = admit(layer, expert, false)) out.push_back(*admission);
+  }
+}
+
+void ExpertCache::publish(int slot) {
+  const int who = slot >= 0 && slot < num_slots_ ? occupant_[static_cast<size_t>(slot)] : -1;
+  if (who < 0 || state_[static_cast<size_t>(who)] != ExpertState::kInFlight) {
+    throw std::invalid_argument("expert cache: publish of slot " + std::to_string(slot) +
+                                " given, a slot with an upload in flight expected");
+  }
+  state_[static_cast<size_t>(who)] = ExpertState::kResident;
+}
+
+void ExpertCache::cancel(int slot) {
+  const int who = slot >= 0 && slot < num_slots_ ? occupant_[static_cast<size_t>(slot)] : -1;
+  if (who < 0 || state_[static_cast<size_t>(who)] != ExpertState::kInFlight) {
+    throw std::invalid_argument("expert cache: cancel of slot " + std::to_string(slot) +
+                                " given, a slot with an upload in flight expected");
+  }
+  state_[static_cast<size_t>(who)] = ExpertState::kAbsent;
+  slot_of_[static_cast<size_t>(who)] = -1;
+  occupant_[static_cast<size_t>(slot)] = -1;
+  const int layer = who / config_.num_experts;
+  ++num_free_[config_.shared_pool ? 0 : static_cast<size_t>(layer)];
+  policy_->on_evict(layer, who % config_.num_experts);
+}
+
+bool ExpertCache::preload(int layer, int expert) {
+  check(layer, expert, "preload");
+  if (slot_of(layer, expert) >= 0) return false;
+  const int slot = find_free(layer);
+  if (slot < 0) return false;
+  const size_t cell = index(layer, expert);
+  --num_free_[config_.shared_pool ? 0 : static_cast<size_t>(layer)];
+  occupant_[static_cast<size_t>(slot)] = static_cast<int>(cell);
+  slot_of_[cell] = slot;
+  state_[cell] = ExpertState::kResident;
+  policy_->on_admit(layer, expert);
+  return true;
+}
+
+std::vector<int> ExpertCache::preload_by_usage() {
+  std::vector<int> order(slot_of_.size());
+  std::iota(order.begin(), order.end(), 0);
+  if (!config_.prior_usage.empty()) {
+    std::stable_sort(order.begin(), order.end(), [this](int a, int b) {
+      return config_.prior_usage[static_cast<size_t>(a)] > config_.prior_usage[static_cast<size_t>(b)];
+    });
+  }
+  std::vector<int> placed;
+  for (int cell : order) {
+    if (preload(cell / config_.num_experts, cell % config_.num_experts)) placed.push_back(cell);
+  }
+  return placed;
+}
+
+void ExpertCache::set_future(const std::vector<std::vector<std::vector<int>>>& events_per_layer) {
+  if (events_per_layer.size() != static_cast<size_t>(config_.num_layers)) {
+    reject("future", std::to_string(events_per_layer.size()) + " layers", std::to_string(config_.num_layers));
+  }
+  policy_->set_future(events_per_layer);
+}
+
+}  // namespace twofold

@@ -1,0 +1,51 @@
+// What a cache policy is: it watches routing and puts a number on every expert. Slots, states and victims are
+// ExpertCache's business. A policy sees each event once and whole, before anyone asks it for a decision.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace twofold {
+
+struct CacheConfig;
+
+// One layer's routing in one step.
+struct RoutingEvent {
+  int layer = 0;
+  int num_tokens = 0;
+  int top_k = 0;
+  bool prefill = false;  // prompt tokens: says much about usage, little about what the next step needs
+  std::span<const int32_t> ids;    // [num_tokens * top_k]
+  std::span<const float> weights;  // the same shape, or empty where unknown
+  std::span<const int> active;     // distinct experts, ascending
+  std::span<const int> loads;      // tokens of each active expert
+};
+
+class CachePolicy {
+ public:
+  virtual ~CachePolicy() = default;
+  virtual void observe(const RoutingEvent& event) = 0;
+  // Worth of every expert of the layer, higher is kept longer; out has num_experts entries.
+  virtual void values(int layer, std::span<double> out) const = 0;
+  // May `expert` (a miss of the current event) take a slot? victim < 0: a free slot.
+  virtual bool admits(int layer, int expert, double value, int victim, double victim_value) const = 0;
+  virtual void on_admit(int /*layer*/, int /*expert*/) {}
+  virtual void on_evict(int /*layer*/, int /*expert*/) {}
+  // A new text begins (request boundary): nothing to do for most.
+  virtual void on_boundary() {}
+  // Offline policies are told the future: per layer, the active experts of every event to come.
+  virtual void set_future(const std::vector<std::vector<std::vector<int>>>& events_per_layer);
+  // Everything learned, for a warm start; empty if there is nothing to keep.
+  virtual std::vector<double> state() const { return {}; }
+  virtual void restore(std::span<const double> state);
+};
+
+// Throws std::invalid_argument listing the valid names.
+std::unique_ptr<CachePolicy> make_cache_policy(const CacheConfig& config);
+// Valid names; offline ones (belady, oracle-payback) last.
+const std::vector<std::string>& cache_policy_names();
+
+}  // namespace twofold

@@ -1,0 +1,118 @@
+// The cost model: how long one MoE layer takes for a given placement. Pure arithmetic on a machine profile;
+// knows neither devices nor clocks. Everything that speaks of predicted time (decode table, prefill planner,
+// emulated accelerator, lab simulator) calls `CostModel::layer`, so that their times are equal by
+// construction.
+//
+// With W = bytes of one expert, F = its flops for one token, n = tokens routed to it:
+//   t_cpu(S) = h + sum(o + max(W/B_cpu, F n/P_cpu)) * (1 + chi * dma_busy)    0 if S is empty
+//   t_gpu(S) = g + sum(max(W/B_vram, F n/P_gpu))                              0 if S is empty
+//   upload j of a layer lands at q + sum_{i<=j}(a + W/B_link)                 q = backlog of the link
+//   T_layer  = max(t_gpu(hits, then each fetched expert not before it landed), t_cpu(rest)) + join
+// h is paid once per layer that uses the CPU. dma_busy is the share of the CPU's time during which the link
+// copies.
+#pragma once
+
+#include <map>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace twofold {
+
+// One measured point of "tokens of one expert -> microseconds".
+struct CurvePoint {
+  double tokens = 0;
+  double us = 0;
+};
+
+// Calibrated figures of one machine. Units are in the names; GB/s are 1e9 bytes, GFLOP/s 1e9 operations per
+// second.
+struct MachineProfile {
+  std::string name;
+  double handover_us = 0;             // h: CPU <-> accelerator, once per layer that uses the CPU
+  double cpu_bandwidth_gbps = 0;      // B_cpu: expert weights read from host memory by the thread team
+  double cpu_gflops = 0;              // P_cpu
+  double cpu_expert_overhead_us = 0;  // o: fixed cost per expert on the CPU
+  double gpu_launch_us = 0;           // g: fixed cost per layer on the accelerator
+  double vram_bandwidth_gbps = 0;     // B_vram
+  double gpu_gflops = 0;              // P_gpu
+  double link_latency_us = 0;         // a: fixed cost per upload
+  double link_bandwidth_gbps = 0;     // B_link: host to device
+  double contention = 0;              // chi: CPU slow-down while the link copies (0.22: 22 % slower)
+  double join_us = 0;                 // adding the two partial results
+
+  // Throws std::invalid_argument naming the field, its value and what is expected: rates must be positive and
+  // finite, everything else finite and not negative.
+  void validate() const;
+
+  // All eleven fields by name, none missing, none unknown; validated.
+  static MachineProfile from_fields(const std::string& name, const std::map<std::string, double>& fields);
+  std::map<std::string, double> fields() const;
+};
+
+// What one layer of one step has to do. Loads are tokens per expert.
+struct LayerWork {
+  std::span<const int> hits;     // resident experts, run by the accelerator
+  std::span<const int> fetched;  // uploaded now, in this order, then run by the accelerator
+  std::span<const int> cpu;      // run by the CPU
+  double backlog_us = 0;         // until a demand upload may begin (Timeline::backlog_us)
+  double queued_us =
+      0;  // all copying already queued, background too (Timeline::queued_us); >= backlog_us or 0
+  bool one_transfer = false;  // fetched experts travel as one copy: the link's latency is paid once
+};
+
+struct LayerTimes {
+  double layer_us = 0;  // from the router's answer to the joined result
+  double gpu_us = 0;    // the accelerator is done, waiting for uploads included
+  double cpu_us = 0;    // the CPU is done, hand-over included
+  double link_us = 0;   // the last fetched expert has landed; 0 if none is fetched
+  double dma_busy = 0;  // share of the CPU's time during which the link copied
+};
+
+class CostModel {
+ public:
+  // expert_bytes: W, as uploaded and as read. flops_per_token: F (a gated FFN: 6 * hidden * intermediate).
+  // cpu_curve, if given, replaces o + max(W/B_cpu, F n/P_cpu): linear between its points, proportional to the
+  // last segment beyond; tokens strictly increasing, times positive.
+  CostModel(MachineProfile profile, double expert_bytes, double flops_per_token,
+            std::vector<CurvePoint> cpu_curve = {});
+
+  const MachineProfile& profile() const { return profile_; }
+  double expert_bytes() const { return expert_bytes_; }
+
+  double cpu_expert_us(int tokens) const;  // one expert, without hand-over and contention
+  double gpu_expert_us(int tokens) const;  // one expert, without launch
+  double upload_us() const { return profile_.link_latency_us + transfer_us_; }
+  double cpu_us(std::span<const int> loads, double dma_busy) const;
+  double gpu_us(std::span<const int> loads) const;
+
+  // The one place where a layer's time is computed. landed_us, if not empty, must hold one entry per fetched
+  // expert and receives when it landed, counted from the start of the layer.
+  LayerTimes layer(const LayerWork& work, std::span<double> landed_us = {}) const;
+
+  // The same from sums, for planners that try many placements: hit_us = sum of gpu_expert_us over num_hits
+  // experts, fetched_us = gpu_expert_us of each fetched expert in order, cpu_us = sum of cpu_expert_us over
+  // num_cpu experts.
+  LayerTimes layer_from_sums(int num_hits, double hit_us, std::span<const double> fetched_us, int num_cpu,
+                             double cpu_work_us, double backlog_us, double queued_us, bool one_transfer,
+                             std::span<double> landed_us = {}) const;
+
+  // Shorthand: layer(...).layer_us with uploads one by one.
+  double layer_us(std::span<const int> hits, std::span<const int> fetched, std::span<const int> cpu,
+                  double backlog_us) const;
+
+  // Price of one upload in misses: link time over the CPU time of a one-token expert that a hit would save.
+  double upload_price() const { return upload_us() / miss_us(); }
+  // What one more miss costs when the CPU is the slower side: its time beyond what the accelerator would
+  // need.
+  double miss_us() const;
+
+ private:
+  MachineProfile profile_;
+  double expert_bytes_;
+  double flops_per_token_;
+  double transfer_us_;
+  std::vector<CurvePoint> curve_;
+};
+
+}  // namespace twofold

@@ -1,0 +1,138 @@
+// Which experts are in which slots. One object for all layers; not thread-safe (the engine thread owns it).
+//
+// A step, per layer:
+//   cache.observe(layer, ids, weights, num_tokens);     // the whole layer's routing, before any decision
+//   hits = routed experts with is_resident(layer, e)
+//   for each miss to fetch now:   cache.admit(layer, e, true)    // forced: the demand upload needs a slot
+//   for each other miss:          cache.admit(layer, e, false)   // worth an upload? (or admit_worthy: all,
+//   best first) when an upload is visible (a step boundary):  cache.publish(slot)
+// Experts routed in the current event and experts in flight are never victims.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "twofold/cache_policy.h"
+
+namespace twofold {
+
+struct CacheConfig {
+  int num_layers = 0;
+  int num_experts = 0;
+  int top_k = 0;
+  std::vector<int> slots_per_layer;  // see spread_slots
+  std::string policy = "payback";
+  double upload_price = 0.67;  // of one upload, in misses (CostModel::upload_price)
+  std::vector<double>
+      layer_weight;          // lambda: stall of one more miss per layer, relative; empty: 1 everywhere
+  bool shared_pool = false;  // any layer may take any slot (the peers' global pool); no per-layer floor
+  std::vector<double>
+      prior_usage;  // [layers * experts], from a warm start or a training trace; `static` lives on it
+
+  void validate() const;  // throws std::invalid_argument naming field, value and expectation
+};
+
+// Even spread of num_slots over layers, remainder to the first ones; at least min(top_k, num_experts) per
+// layer when num_slots allows, never more than num_experts.
+std::vector<int> spread_slots(int num_slots, int num_layers, int num_experts, int top_k);
+// The same with more slots where one more is worth more: marginal_value[layer * num_experts + n] = worth of
+// slot n.
+std::vector<int> spread_slots_by_value(int num_slots, int num_layers, int num_experts, int top_k,
+                                       std::span<const double> marginal_value);
+
+enum class ExpertState : uint8_t { kAbsent = 0, kInFlight = 1, kResident = 2 };
+
+struct Admission {
+  int slot = -1;
+  int evicted = -1;         // expert that left the slot, -1 if it was free
+  int evicted_layer = -1;   // its layer; differs from the admitting layer only in a shared pool
+  double value = 0;         // lambda * V of the admitted expert
+  double victim_value = 0;  // of the victim; 0 for a free slot
+};
+
+// Why the last can_admit/admit said no.
+enum class AdmitRefusal : uint8_t { kNone = 0, kPresent = 1, kNoVictim = 2, kPrice = 3 };
+
+class ExpertCache {
+ public:
+  static std::unique_ptr<ExpertCache> make(CacheConfig config);
+
+  const CacheConfig& config() const { return config_; }
+  int num_slots() const { return num_slots_; }
+  int slot_offset(int layer) const { return offsets_[static_cast<size_t>(layer)]; }
+
+  // Global slot id, -1 while absent. In flight has a slot too: ask is_resident before running from it.
+  int slot_of(int layer, int expert) const { return slot_of_[index(layer, expert)]; }
+  ExpertState state(int layer, int expert) const { return state_[index(layer, expert)]; }
+  bool is_resident(int layer, int expert) const { return state(layer, expert) == ExpertState::kResident; }
+  // layer * num_experts + expert in that slot, -1 if free.
+  int occupant(int slot) const { return occupant_[static_cast<size_t>(slot)]; }
+
+  // ids[num_tokens * top_k]; weights the same shape or empty. Throws std::invalid_argument on ids out of
+  // range.
+  void observe(int layer, std::span<const int32_t> ids, std::span<const float> weights, int num_tokens,
+               bool prefill = false);
+  // Distinct experts of the last observed event of the layer, ascending, and the tokens of each.
+  std::span<const int> active(int layer) const;
+  std::span<const int> loads(int layer) const;
+
+  // What admit would do; nothing changes. Empty if the expert is present already, no slot can be freed, or
+  // (not forced) the policy finds the upload not worth its price; last_refusal says which.
+  std::optional<Admission> can_admit(int layer, int expert, bool forced);
+  std::optional<Admission> admit(int layer, int expert, bool forced);
+  // Every absent expert of the current event that the policy wants, best value first, at most max_admissions.
+  void admit_worthy(int layer, int max_admissions, std::vector<Admission>& out);
+  AdmitRefusal last_refusal() const { return last_refusal_; }
+
+  void publish(int slot);  // in flight -> resident
+  void cancel(int slot);   // in flight -> absent: an upload that was withdrawn
+  // Puts an expert into a free slot at once, resident; false if the layer has none or it is present.
+  bool preload(int layer, int expert);
+  // Fills free slots at start: the most used experts by prior_usage, lowest numbers where nothing is known.
+  // Returns what was placed as layer * num_experts + expert.
+  std::vector<int> preload_by_usage();
+
+  void boundary() { policy_->on_boundary(); }
+  double value(int layer, int expert);  // lambda * V now
+  void set_future(const std::vector<std::vector<std::vector<int>>>& events_per_layer);
+
+  // Warm start: learned state, usage and who was resident. load() checks shape and policy and throws
+  // std::runtime_error with what was found and expected; it returns the experts to upload (layer *
+  // num_experts + expert), best first, and changes no slot.
+  void save(const std::string& path) const;
+  std::vector<int> load(const std::string& path);
+
+ private:
+  explicit ExpertCache(CacheConfig config);
+  size_t index(int layer, int expert) const {
+    return static_cast<size_t>(layer) * static_cast<size_t>(config_.num_experts) +
+           static_cast<size_t>(expert);
+  }
+  const std::vector<double>& layer_values(int layer);
+  int find_free(int layer) const;
+  int find_victim(int layer, double& victim_value);
+  std::optional<Admission> refuse(AdmitRefusal why);
+  void check(int layer, int expert, const char* who) const;
+
+  CacheConfig config_;
+  std::unique_ptr<CachePolicy> policy_;
+  int num_slots_ = 0;
+  std::vector<int> offsets_;  // [layers + 1]
+  std::vector<int> occupant_;
+  std::vector<int> num_free_;
+  std::vector<int32_t> slot_of_;
+  std::vector<ExpertState> state_;
+  std::vector<uint8_t> routed_now_;
+  std::vector<std::vector<int>> active_, loads_;
+  std::vector<std::vector<double>> values_;
+  std::vector<uint8_t> values_fresh_;
+  std::vector<double> usage_;
+  std::vector<int> scratch_, scratch_order_;
+  AdmitRefusal last_refusal_ = AdmitRefusal::kNone;
+};
+
+}  // namespace twofold

@@ -1,0 +1,76 @@
+#include "twofold/timeline.h"
+
+#include <algorithm>
+#include <cmath>
+#include <stdexcept>
+#include <string>
+
+namespace twofold {
+
+Timeline::Timeline(double upload_us) : upload_us_(upload_us) {
+  if (!(std::isfinite(upload_us) && upload_us > 0)) {
+    throw std::invalid_argument("Timeline: upload_us = " + std::to_string(upload_us) +
+                                " given, a finite time > 0 expected");
+  }
+}
+
+double Timeline::backlog_us() const { return std::max(0.0, link_free_us_ - now_us_); }
+
+double Timeline::queued_us() const {
+  return backlog_us() + upload_us_ * static_cast<double>(waiting_.size());
+}
+
+Upload Timeline::enqueue_demand(int64_t tag, double duration_us) {
+  const double begin = std::max(now_us_, link_free_us_);
+  const Upload upload{tag, UploadLane::kDemand, now_us_, begin,
+                      begin + (duration_us < 0 ? upload_us_ : duration_us)};
+  link_free_us_ = upload.end_us;
+  begun_.push_back(upload);
+  return upload;
+}
+
+void Timeline::enqueue_background(int64_t tag) {
+  waiting_.push_back(Upload{tag, UploadLane::kBackground, now_us_, 0, 0});
+}
+
+bool Timeline::cancel_background(int64_t tag) {
+  const auto found = std::find_if(waiting_.begin(), waiting_.end(),
+                                  [tag](const Upload& upload) { return upload.tag == tag; });
+  if (found == waiting_.end()) return false;
+  waiting_.erase(found);
+  return true;
+}
+
+void Timeline::start_waiting(double until_us) {
+  while (!waiting_.empty()) {
+    Upload upload = waiting_.front();
+    const double begin = std::max(upload.queued_us, link_free_us_);
+    if (begin >= until_us) return;
+    waiting_.pop_front();
+    upload.begin_us = begin;
+    upload.end_us = begin + upload_us_;
+    link_free_us_ = upload.end_us;
+    begun_.push_back(upload);
+  }
+}
+
+void Timeline::advance(double us) {
+  if (!(us >= 0)) {
+    throw std::invalid_argument("Timeline: advance by " + std::to_string(us) + " us given, >= 0 expected");
+  }
+  start_waiting(now_us_ + us);
+  now_us_ += us;
+}
+
+std::vector<Upload> Timeline::take_landed() {
+  std::vector<Upload> landed;
+  while (!begun_.empty() && begun_.front().end_us <= now_us_) {
+    landed.push_back(begun_.front());
+    begun_.pop_front();
+  }
+  return landed;
+}
+
+void Timeline::drain() { advance(queued_us()); }
+
+}  // namespace twofold
