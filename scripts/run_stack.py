@@ -1,0 +1,228 @@
+#!/usr/bin/env python3
+"""Starts the OpenAI server and the dashboard together and ends them together: what `make run` calls.
+
+Each child gets a process group of its own, so that Ctrl-C in the terminal reaches only this script, which then asks
+both to end (the server drains its running requests first). When one child ends by itself the other is ended too. Should
+this script be killed, the kernel sends the children SIGTERM. Exit code: 0 after Ctrl-C or SIGTERM, 2 for a bad setting,
+else that of the child that ended first (1 if that was 0).
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+HOST = "127.0.0.1"
+EMULATED = ("emulated:rtx4090-pcie4", "0.25")
+START_TIMEOUT_S = 600.0
+END_TIMEOUT_S = 40.0
+"""Longer than the server's own drain timeout."""
+
+
+class StopError(Exception):
+    """A signal asked for the end."""
+
+
+def main() -> int:
+    args = parse_arguments()
+    for name, port in (("PORT", args.port), ("DASHBOARD_PORT", args.dashboard_port)):
+        if not port_is_free(port):
+            free = port + 1
+            while not port_is_free(free):
+                free += 1
+            print(f"port {port} is in use; choose another: make run {name}={free}", file=sys.stderr)
+            return 2
+
+    accelerator, ratio = args.accelerator, args.ratio
+    if not accelerator:
+        if has_nvidia_gpu():
+            accelerator = "auto"
+            print("An NVIDIA GPU is here: --accelerator auto", flush=True)
+        else:
+            accelerator, default_ratio = EMULATED
+            ratio = ratio or default_ratio
+            print(
+                f"No NVIDIA GPU is here, so this asks for --accelerator {accelerator} --gpu-experts-ratio {ratio}:\n"
+                "experts are really moved, kept and evicted, but the CPU computes and GPU time is the cost model's\n"
+                "(virtual clock). Answers, database and dashboard say so. For the CPU alone at full speed:\n"
+                "make run ACCELERATOR=none",
+                flush=True,
+            )
+
+    telemetry_url = os.environ.get("TWOFOLD_TELEMETRY_URL") or f"sqlite:///{ROOT / 'twofold.db'}"
+    environment = dict(os.environ, TWOFOLD_TELEMETRY_URL=telemetry_url, PYTHONUNBUFFERED="1")
+    serve = [sys.executable, "-m", "twofold.cli.main", "serve"]
+    serve += [os.path.expanduser(args.model)] if args.model else []
+    serve += ["--host", HOST, "--port", str(args.port), "--accelerator", accelerator]
+    serve += ["--telemetry-url", telemetry_url]
+    serve += ["--gpu-experts-ratio", ratio] if ratio else []
+    dashboard = [sys.executable, "-m", "streamlit", "run", str(ROOT / "dashboard" / "app.py")]
+    dashboard += ["--server.address", HOST, "--server.port", str(args.dashboard_port)]
+    dashboard += [
+        "--server.headless",
+        "true",
+        "--browser.gatherUsageStats",
+        "false",
+        "--server.fileWatcherType",
+        "none",
+    ]
+
+    def on_signal(_number: int, _frame: object) -> None:
+        raise StopError
+
+    signal.signal(signal.SIGINT, on_signal)
+    signal.signal(signal.SIGTERM, on_signal)
+    signal.signal(signal.SIGHUP, on_signal)
+    children: dict[str, subprocess.Popen[bytes]] = {}
+    try:
+        children["server"] = start(serve, environment)
+        health = wait_until_up(children, "server", f"http://{HOST}:{args.port}/health")
+        if health is None:
+            return ended_early(children)
+        # Streamlit greets on stdout with addresses of its own; ours are printed below.
+        children["dashboard"] = start(dashboard, environment, quiet=True)
+        if (
+            wait_until_up(children, "dashboard", f"http://{HOST}:{args.dashboard_port}/_stcore/health")
+            is None
+        ):
+            return ended_early(children)
+        greet(args, telemetry_url)
+        while all(child.poll() is None for child in children.values()):
+            time.sleep(0.2)
+        return ended_early(children)
+    except StopError:
+        print(
+            "\nEnding the server and the dashboard (running answers may finish; Ctrl-C again ends at once) …",
+            flush=True,
+        )
+        return 0
+    finally:
+        end(children)
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--port", type=int, default=10002)
+    parser.add_argument("--dashboard-port", type=int, default=8501)
+    parser.add_argument("--model", default="", help="model directory (default: the bundled one)")
+    parser.add_argument("--accelerator", default="", help="default: auto with an NVIDIA GPU, else emulated")
+    parser.add_argument("--ratio", default="", help="share of the experts that VRAM holds, 0.0-1.0")
+    return parser.parse_args()
+
+
+def port_is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError:
+            return False
+    return True
+
+
+def has_nvidia_gpu() -> bool:
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return False
+    try:
+        listing = subprocess.run([program, "-L"], capture_output=True, text=True, timeout=30, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return listing.returncode == 0 and "GPU 0" in listing.stdout
+
+
+def start(command: list[str], environment: dict[str, str], *, quiet: bool = False) -> subprocess.Popen[bytes]:
+    libc = ctypes.CDLL(None, use_errno=True)
+    parent = os.getpid()
+
+    def die_with_parent() -> None:
+        pr_set_pdeathsig = 1
+        libc.prctl(pr_set_pdeathsig, signal.SIGTERM)
+        if os.getppid() != parent:  # it died before the line above
+            os._exit(1)
+
+    return subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL if quiet else None,
+        start_new_session=True,
+        preexec_fn=die_with_parent,
+    )
+
+
+def wait_until_up(children: dict[str, subprocess.Popen[bytes]], name: str, url: str) -> str | None:
+    """The body of the first 200 that `url` answers; None when a child ended first or nothing came in time."""
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while time.monotonic() < deadline:
+        if any(child.poll() is not None for child in children.values()):
+            return None
+        with (
+            contextlib.suppress(urllib.error.URLError, ConnectionError, TimeoutError),
+            urllib.request.urlopen(url, timeout=5) as answer,  # noqa: S310  http on 127.0.0.1
+        ):
+            return str(answer.read().decode())
+        time.sleep(0.2)
+    print(f"the {name} did not answer {url} within {START_TIMEOUT_S:.0f} s", file=sys.stderr)
+    return None
+
+
+def greet(args: argparse.Namespace, telemetry_url: str) -> None:
+    base = f"http://{HOST}:{args.port}"
+    print(
+        f"\n  OpenAI API   {base}/v1\n"
+        f"  Dashboard    http://{HOST}:{args.dashboard_port}\n"
+        f"  Telemetry    {telemetry_url}\n\n"
+        f"  Try:  curl -N {base}/v1/chat/completions -H 'Content-Type: application/json' \\\n"
+        '          -d \'{"model": "twofold-tales", "stream": true, "messages": [{"role": "user", '
+        '"content": "Tell me the story of a clever fox."}]}\'\n\n'
+        "  Ctrl-C ends both.\n",
+        flush=True,
+    )
+
+
+def ended_early(children: dict[str, subprocess.Popen[bytes]]) -> int:
+    for name, child in children.items():
+        code = child.poll()
+        if code is not None:
+            how = f"was ended by signal {-code}" if code < 0 else f"ended with code {code}"
+            print(f"the {name} {how}; ending the rest", file=sys.stderr)
+            return code if code > 0 else 1
+    return 1
+
+
+def end(children: dict[str, subprocess.Popen[bytes]]) -> None:
+    """SIGTERM to all, then SIGKILL to the groups of those that take too long, or when a second signal comes."""
+    for child in children.values():
+        if child.poll() is None:
+            child.terminate()
+    try:
+        deadline = time.monotonic() + END_TIMEOUT_S
+        for child in children.values():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(timeout=max(0.0, deadline - time.monotonic()))
+    except StopError:
+        pass
+    for child in children.values():
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)  # the group, should a child have left one of its own behind
+        child.wait()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
