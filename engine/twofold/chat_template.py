@@ -1,0 +1,194 @@
+"""Chat messages → prompt text, by the model's own Jinja template, as transformers renders it.
+
+Templates come with the model and messages from clients, so rendering runs in Jinja's immutable sandbox and its output
+is bounded. Reference: transformers `utils/chat_template_utils.py` (`_compile_jinja_template`, `render_jinja_template`).
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import jinja2
+import jinja2.ext
+import jinja2.nodes
+import jinja2.parser
+import jinja2.sandbox
+
+from twofold.errors import ModelLoadError, RequestError
+
+TEMPLATE_FILE: Final = "chat_template.jinja"
+MAX_TEMPLATE_BYTES: Final = 1024 * 1024
+MAX_RENDERED_CHARS: Final = 16 * 1024 * 1024
+"""Longer than any context; a template that loops is stopped here."""
+
+
+class ChatTemplate:
+    """One compiled template. Safe to use from several threads."""
+
+    def __init__(
+        self,
+        source: str,
+        *,
+        where: str,
+        special_tokens: Mapping[str, str],
+        tool_source: str | None = None,
+        max_rendered_chars: int = MAX_RENDERED_CHARS,
+    ) -> None:
+        """Compile `source` (`tool_source` is used instead for requests with tools). Raises ModelLoadError."""
+        self._special_tokens = dict(special_tokens)
+        self._max_rendered_chars = max_rendered_chars
+        self._template = _compile(source, where)
+        self._tool_template = self._template if tool_source is None else _compile(tool_source, where)
+
+    @classmethod
+    def find(
+        cls, directory: Path, tokenizer_config: Mapping[str, Any], special_tokens: Mapping[str, str]
+    ) -> ChatTemplate | None:
+        """The template of a model directory: chat_template.jinja, else tokenizer_config.json's, else None.
+
+        Raises ModelLoadError for a template that does not parse or a field of another form.
+        """
+        path = directory / TEMPLATE_FILE
+        if path.exists():
+            return cls(_read_template(path), where=str(path), special_tokens=special_tokens)
+        where = f"{directory / 'tokenizer_config.json'}: chat_template"
+        declared = tokenizer_config.get("chat_template")
+        if declared is None:
+            return None
+        if isinstance(declared, str):
+            return cls(declared, where=where, special_tokens=special_tokens)
+        named = _named_templates(declared, where)
+        if "default" not in named:
+            raise ModelLoadError(
+                f"{where} has templates {sorted(named)}, expected one named 'default'; add it"
+            )
+        return cls(
+            named["default"], where=where, special_tokens=special_tokens, tool_source=named.get("tool_use")
+        )
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The prompt. Raises RequestError when the template refuses the messages or its output is too long."""
+        template = self._tool_template if tools else self._template
+        context = {
+            **self._special_tokens,
+            **(variables or {}),
+            "messages": list(messages),
+            "tools": list(tools) if tools else None,
+            "documents": None,
+            "add_generation_prompt": add_generation_prompt,
+        }
+        pieces: list[str] = []
+        num_chars = 0
+        try:
+            for piece in template.generate(context):
+                num_chars += len(piece)
+                if num_chars > self._max_rendered_chars:
+                    raise RequestError(
+                        f"the chat template's output exceeds {self._max_rendered_chars} characters; send fewer or "
+                        "shorter messages",
+                        param="messages",
+                    )
+                pieces.append(piece)
+        except RequestError:
+            raise
+        except (RecursionError, MemoryError):
+            raise RequestError(
+                "the chat template exhausted its limits on these messages", param="messages"
+            ) from None
+        except (
+            Exception
+        ) as error:  # a template may fail in any way Python can, and all of them are the input's fault
+            reason = " ".join(str(error).split())[:300] or type(error).__name__
+            raise RequestError(
+                f"the chat template refused the messages: {reason}; check roles, their order and the content's form",
+                param="messages",
+            ) from None
+        return "".join(pieces)
+
+
+class _GenerationTag(jinja2.ext.Extension):
+    """`{% generation %}…{% endgeneration %}` marks the assistant's text for training; it renders its body."""
+
+    tags = {"generation"}  # noqa: RUF012 (jinja's interface)
+
+    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _compile(source: str, where: str) -> jinja2.Template:
+    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, jinja2.ext.loopcontrols]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    try:
+        return environment.from_string(source)
+    except jinja2.TemplateSyntaxError as error:
+        raise ModelLoadError(
+            f"{where}: not a valid Jinja template, line {error.lineno}: {error.message}; fix or download it again"
+        ) from None
+    except RecursionError:
+        raise ModelLoadError(
+            f"{where}: not a valid Jinja template, nested too deep; download it again"
+        ) from None
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Plain JSON; Jinja's own filter would escape HTML characters."""
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(form: str) -> str:
+    return datetime.datetime.now().strftime(form)
+
+
+def _read_template(path: Path) -> str:
+    try:
+        size = path.stat().st_size
+        if size > MAX_TEMPLATE_BYTES:
+            raise ModelLoadError(
+                f"{path}: {size} bytes, expected at most {MAX_TEMPLATE_BYTES}; download it again"
+            )
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ModelLoadError(f"{path}: not UTF-8 text at byte {error.start}; download it again") from None
+    except OSError as error:
+        raise ModelLoadError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def _named_templates(declared: Any, where: str) -> dict[str, str]:
+    """The list form [{"name": …, "template": …}, …]."""
+    named: dict[str, str] = {}
+    for item in declared if isinstance(declared, list) else [declared]:
+        name, template = (item.get("name"), item.get("template")) if isinstance(item, dict) else (None, None)
+        if not isinstance(name, str) or not isinstance(template, str):
+            raise ModelLoadError(
+                f"{where} is a {type(declared).__name__}, expected a string or a list of name and template; fix it"
+            )
+        named[name] = template
+    return named

@@ -1,0 +1,285 @@
+"""Weights on disk: a directory's safetensors files, memory-mapped, every tensor a checked numpy view.
+
+Format: 8 bytes little-endian header length, JSON header {name: {dtype, shape, data_offsets}}, then the data without
+holes (https://github.com/huggingface/safetensors#format). numpy has no bfloat16, so those bits come as uint16. Opening
+reads headers only; a tensor's bytes are read when somebody touches them. Files are untrusted: every length and offset
+is checked before it is used.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from twofold.errors import ModelLoadError
+from twofold.model.config import WeightDType
+from twofold.model.json_file import Fields, read_json_object
+
+Weight = npt.NDArray[np.float32] | npt.NDArray[np.uint16]
+"""float32, or uint16 that holds bfloat16 bits."""
+
+SINGLE_FILE: Final = "model.safetensors"
+INDEX_FILE: Final = "model.safetensors.index.json"
+MAX_HEADER_BYTES: Final = 100_000_000
+"""The limit of the safetensors reference implementation."""
+
+_ITEM_BYTES: Final[Mapping[str, int]] = MappingProxyType(
+    {
+        "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1,
+        "I16": 2, "U16": 2, "F16": 2, "BF16": 2,
+        "I32": 4, "U32": 4, "F32": 4,
+        "I64": 8, "U64": 8, "F64": 8,
+    }
+)  # fmt: skip
+_DTYPES: Final[Mapping[str, WeightDType]] = MappingProxyType(
+    {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+)
+
+
+@dataclass(frozen=True)
+class TensorEntry:
+    """Where one tensor lies."""
+
+    name: str
+    file: Path
+    dtype: str
+    """safetensors' name, e.g. "BF16"."""
+    shape: tuple[int, ...]
+    offset: int
+    """Of its first byte, from the start of the file."""
+    num_bytes: int
+
+    def check(self, shape: tuple[int, ...]) -> WeightDType:
+        """The element type. Raises ModelLoadError unless it is a float type we run and the shape is `shape`."""
+        dtype = _DTYPES.get(self.dtype)
+        if dtype is None:
+            raise ModelLoadError(
+                f"{self.file}: tensor {self.name} has dtype {self.dtype}, expected one of {', '.join(_DTYPES)}; "
+                "use an unquantised checkpoint"
+            )
+        if self.shape != shape:
+            raise ModelLoadError(
+                f"{self.file}: tensor {self.name} has shape {list(self.shape)}, expected {list(shape)} from "
+                "config.json; config and weights belong to different models, download both again"
+            )
+        return dtype
+
+
+class Checkpoint:
+    """All tensors of a model directory by name. `open` it; views keep their file mapped as long as they live."""
+
+    def __init__(self, directory: Path, entries: Mapping[str, TensorEntry]) -> None:
+        self.directory = directory
+        self._entries = entries
+        self._maps: dict[Path, npt.NDArray[np.uint8]] = {}
+
+    @classmethod
+    def open(cls, directory: str | Path) -> Checkpoint:
+        """Read the headers of `model.safetensors`, or of the shards that `model.safetensors.index.json` lists.
+
+        Raises ModelLoadError for a missing, truncated or inconsistent file.
+        """
+        directory = Path(directory)
+        if (directory / SINGLE_FILE).exists():
+            return cls(directory, read_header(directory / SINGLE_FILE))
+        if (directory / INDEX_FILE).exists():
+            return cls(directory, _read_shards(directory))
+        raise ModelLoadError(_nothing_found(directory))
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._entries
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def entry(self, name: str) -> TensorEntry:
+        """Where tensor `name` lies. Raises ModelLoadError when the checkpoint does not have it."""
+        entry = self._entries.get(name)
+        if entry is None:
+            raise ModelLoadError(
+                f"{self.directory}: tensor {name} is missing from the checkpoint's {len(self)} tensors; the download "
+                "is incomplete or config.json belongs to another model"
+            )
+        return entry
+
+    def tensor(self, name: str, shape: tuple[int, ...]) -> Weight:
+        """Tensor `name` as a read-only C-contiguous array of exactly `shape`.
+
+        float32 and bfloat16 (as uint16) are views of the mapped file, float16 is converted to a float32 copy.
+        Raises ModelLoadError when it is missing, of another dtype or of another shape.
+        """
+        entry = self.entry(name)
+        dtype = entry.check(shape)
+        raw = self._map(entry.file)[entry.offset : entry.offset + entry.num_bytes]
+        if dtype == "float16":
+            half: npt.NDArray[np.float16] = _aligned(raw, 2).view(np.float16)
+            return half.astype(np.float32).reshape(shape)
+        if dtype == "bfloat16":
+            bits: npt.NDArray[np.uint16] = _aligned(raw, 2).view(np.uint16)
+            return bits.reshape(shape)
+        floats: npt.NDArray[np.float32] = _aligned(raw, 4).view(np.float32)
+        return floats.reshape(shape)
+
+    def _map(self, file: Path) -> npt.NDArray[np.uint8]:
+        mapped = self._maps.get(file)
+        if mapped is None:
+            try:
+                mapped = np.asarray(np.memmap(file, dtype=np.uint8, mode="r"))
+            except (OSError, ValueError) as error:
+                raise ModelLoadError(f"{file}: cannot be memory-mapped: {error}") from None
+            self._maps[file] = mapped
+        return mapped
+
+
+def read_header(file: Path) -> dict[str, TensorEntry]:
+    """The tensors of one safetensors file by name. Raises ModelLoadError for anything that breaks the format."""
+    try:
+        size = file.stat().st_size
+        with file.open("rb") as stream:
+            prefix = stream.read(8)
+            length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
+            if len(prefix) < 8 or length > size - 8:
+                raise ModelLoadError(
+                    f"{file}: truncated, {size} bytes, expected at least {8 + length} for the header; download it again"
+                )
+            if length > MAX_HEADER_BYTES:
+                raise ModelLoadError(
+                    f"{file}: header of {length} bytes, expected at most {MAX_HEADER_BYTES}; not a safetensors file, "
+                    "download it again"
+                )
+            text = stream.read(length)
+    except FileNotFoundError:
+        raise ModelLoadError(f"{file}: missing; download the model again") from None
+    except OSError as error:
+        raise ModelLoadError(f"{file}: cannot be read: {error.strerror}") from None
+    try:
+        header = json.loads(text.decode("utf-8"))
+    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError):
+        raise ModelLoadError(
+            f"{file}: header is not JSON; not a safetensors file, download it again"
+        ) from None
+    if not isinstance(header, dict):
+        raise ModelLoadError(
+            f"{file}: header is not a JSON object; not a safetensors file, download it again"
+        )
+    header.pop("__metadata__", None)
+    entries = {name: _parse_entry(file, name, value, 8 + length) for name, value in header.items()}
+    _check_layout(file, entries, begin=8 + length, size=size)
+    return entries
+
+
+def _parse_entry(file: Path, name: str, value: Any, data_begin: int) -> TensorEntry:
+    damaged = ModelLoadError(
+        f"{file}: header entry of tensor {name} is damaged, expected dtype, shape and data_offsets that agree; "
+        "download it again"
+    )
+    if not isinstance(value, dict):
+        raise damaged
+    dtype = value.get("dtype")
+    shape, offsets = _sizes(value.get("shape")), _sizes(value.get("data_offsets"))
+    if not isinstance(dtype, str) or shape is None or offsets is None or len(offsets) != 2:
+        raise damaged
+    begin, end = offsets
+    item_bytes = _ITEM_BYTES.get(dtype)
+    # A dtype we have never heard of is reported when somebody wants the tensor, with its name.
+    if end < begin or (item_bytes is not None and end - begin != math.prod(shape) * item_bytes):
+        raise damaged
+    return TensorEntry(name, file, dtype, shape, data_begin + begin, end - begin)
+
+
+def _sizes(value: Any) -> tuple[int, ...] | None:
+    """A JSON list of sane sizes as a tuple, None for anything else."""
+    if not isinstance(value, list):
+        return None
+    for item in value:
+        if isinstance(item, bool) or not isinstance(item, int) or not 0 <= item < 2**62:
+            return None
+    return tuple(value)
+
+
+def _check_layout(file: Path, entries: Mapping[str, TensorEntry], *, begin: int, size: int) -> None:
+    """The data must follow the header without holes, without overlap and to the end of the file."""
+    expected = begin
+    for entry in sorted(entries.values(), key=lambda entry: (entry.offset, entry.num_bytes)):
+        if entry.offset != expected:
+            raise ModelLoadError(
+                f"{file}: tensor {entry.name} begins at byte {entry.offset}, expected {expected}; the file is damaged, "
+                "download it again"
+            )
+        expected += entry.num_bytes
+    if size < expected:
+        raise ModelLoadError(f"{file}: truncated, {size} bytes, expected {expected}; download it again")
+    if size > expected:
+        raise ModelLoadError(
+            f"{file}: {size} bytes, expected {expected}; the file is damaged, download it again"
+        )
+
+
+def _read_shards(directory: Path) -> dict[str, TensorEntry]:
+    index = directory / INDEX_FILE
+    section = Fields(str(index), read_json_object(index, "the list of weight shards")).section("weight_map")
+    if section is None or not section.data:
+        raise ModelLoadError(
+            f"{index}: weight_map is missing or empty, expected tensor names; download it again"
+        )
+    shards: dict[str, dict[str, TensorEntry]] = {}
+    entries: dict[str, TensorEntry] = {}
+    for name in section.data:
+        shard = section.text(name)
+        if shard not in shards:
+            # The index is untrusted: a shard is a plain file name beside it, never a path.
+            if Path(shard).name != shard or not shard.endswith(".safetensors"):
+                raise ModelLoadError(
+                    f"{index}: shard {shard!r} is not a plain *.safetensors name; download it again"
+                )
+            if not (directory / shard).exists():
+                raise ModelLoadError(
+                    f"{directory / shard}: missing, but {INDEX_FILE} lists it (first for tensor {name}); "
+                    "download the missing shard"
+                )
+            shards[shard] = read_header(directory / shard)
+        entry = shards[shard].get(name)
+        if entry is None:
+            raise ModelLoadError(
+                f"{directory / shard}: does not hold tensor {name} that {INDEX_FILE} says it does; shard and index "
+                "belong to different models, download both again"
+            )
+        entries[name] = entry
+    for shard, tensors in shards.items():
+        for name in tensors:
+            if name not in entries:
+                raise ModelLoadError(
+                    f"{index}: does not list tensor {name} of {shard}; shard and index belong to different models, "
+                    "download both again"
+                )
+    return entries
+
+
+def _nothing_found(directory: Path) -> str:
+    weights = sorted(path.name for path in directory.glob("*.safetensors"))
+    if weights:
+        return (
+            f"{directory / INDEX_FILE}: missing, but there are {len(weights)} shards (first: {weights[0]}); "
+            "download the index"
+        )
+    others = sorted(path.name for suffix in ("*.bin", "*.gguf", "*.pth") for path in directory.glob(suffix))
+    if others:
+        return f"{directory}: holds {others[0]}, expected {SINGLE_FILE} or {INDEX_FILE}; convert it to safetensors"
+    return f"{directory}: holds no {SINGLE_FILE} and no {INDEX_FILE}; download the weights"
+
+
+def _aligned(raw: npt.NDArray[np.uint8], item_bytes: int) -> npt.NDArray[np.uint8]:
+    """`raw` itself where it lies on an element boundary (as every usual writer sees to), else a copy."""
+    return raw if raw.ctypes.data % item_bytes == 0 else raw.copy()

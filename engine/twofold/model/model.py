@@ -1,0 +1,202 @@
+"""A loaded model: from token ids to logits, on the native operators.
+
+`LoadedModel.forward` is the model definition; what is inside one operator (norm, projections, rotation, attention) is
+in `twofold.ops`, where experts run is the business of the `MoeBackend` that is passed in.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from twofold import ops
+from twofold.model.checkpoint import Checkpoint, Weight
+from twofold.model.config import ModelConfig
+from twofold.model.registry import read_config
+from twofold.model.rope import RopeTable
+from twofold.model.weight_plan import WeightPlan, make_plan
+from twofold.model.weights import (
+    DenseFfnWeights,
+    DenseWeights,
+    ExpertWeights,
+    LayerWeights,
+    ProgressFn,
+    RouterWeights,
+    expert_weights,
+    read_dense_weights,
+)
+
+F32 = npt.NDArray[np.float32]
+I32 = npt.NDArray[np.int32]
+
+
+class MoeBackend(Protocol):
+    """Runs the routed experts of one layer, wherever it sees fit. `experts/` implements it."""
+
+    def forward(self, moe_layer: int, normed: F32, ids: I32, weights: F32, hidden: F32) -> None:
+        """hidden[t] += sum over k, in that order, of weights[t, k] * expert ids[t, k] of normed[t].
+
+        Args:
+            moe_layer: counts layers with experts only, from 0.
+            normed: [T, hidden], the router's input.
+            ids: [T, top_k], by descending weight.
+            weights: [T, top_k].
+            hidden: [T, hidden], in and out.
+        """
+
+
+@dataclass(frozen=True)
+class BatchMeta:
+    """Where each token of a flattened batch belongs. Prefill chunks and decode tokens may be mixed."""
+
+    positions: I32
+    """[T] in the token's own sequence."""
+    sequence_index: I32
+    """[T], rows of the tables below."""
+    page_tables: I32
+    """[S, max_pages]: the KV cache pages of each sequence, in order; must cover the positions of this batch."""
+    prompt_lengths: I32
+    """[S] tokens of each whole prompt. Only dynamic RoPE scaling looks at it (see `rope.py`)."""
+
+
+@dataclass(frozen=True)
+class DecoderLayer:
+    """The native operators of one layer; exactly one of `router` and `dense` is there."""
+
+    index: int
+    attention: ops.AttentionBlock
+    router: ops.Router | None
+    dense: ops.DenseFfn | None
+    moe_layer: int
+    """Which of the layers with experts this is; -1 for a dense layer."""
+
+
+class LoadedModel:
+    """Weights in memory and the operators on them. Immutable; safe to share, but the operators share one thread team."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: DenseWeights,
+        plan: WeightPlan,
+        checkpoint: Checkpoint,
+        team: ops.ThreadTeam,
+    ) -> None:
+        self.config = config
+        self.moe_layers = list(config.moe_layers)
+        self.embedding: Weight = weights.embedding
+        self.layers = [_make_layer(config, index, layer, team) for index, layer in enumerate(weights.layers)]
+        self.lm_head = ops.LmHead(team, weights.final_norm, weights.lm_head, config.rms_norm_eps)
+        self._rope = RopeTable(config.rope, config.head_dim, config.max_position_embeddings)
+        self._plan = plan
+        self._checkpoint = checkpoint
+
+    def expert_weights(self, layer: int) -> list[ExpertWeights]:
+        """(gate [I, H], up [I, H], down [H, I]) of every expert of model layer `layer` (one of `moe_layers`).
+
+        Read-only views of the mapped files (uint16 holds bfloat16), or float32 copies of float16: pack a layer before
+        asking for the next. Raises ModelLoadError when one layer's experts mix dtypes.
+        """
+        return expert_weights(self._plan, self._checkpoint, layer)
+
+    def forward(self, token_ids: I32, batch: BatchMeta, kv_cache: ops.KvCache, moe: MoeBackend) -> F32:
+        """Hidden states [T, hidden] after the last layer; their keys and values are in `kv_cache` afterwards."""
+        hidden = self.embed(token_ids)
+        attention_batch = self._attention_batch(batch)
+        for layer in self.layers:
+            layer.attention.forward(hidden, attention_batch, kv_cache, layer.index)
+            if layer.router is not None:
+                normed, ids, weights = self._route(layer.router, hidden)
+                moe.forward(layer.moe_layer, normed, ids, weights, hidden)
+            elif layer.dense is not None:
+                layer.dense.forward(hidden)
+        return hidden
+
+    def embed(self, token_ids: I32) -> F32:
+        """[T, hidden]. Token ids must be within the vocabulary."""
+        hidden = np.empty((len(token_ids), self.config.hidden_size), np.float32)
+        ops.embed(self.embedding, token_ids, hidden)
+        return hidden
+
+    def logits(self, hidden_rows: F32) -> F32:
+        """[R, vocab] of the rows that the caller picked from forward's result (last tokens, as a rule)."""
+        logits = np.empty((len(hidden_rows), self.config.vocab_size), np.float32)
+        self.lm_head.forward(hidden_rows, logits)
+        return logits
+
+    def _route(self, router: ops.Router, hidden: F32) -> tuple[F32, I32, F32]:
+        num_tokens, top_k = len(hidden), self.config.top_k
+        normed = np.empty_like(hidden)
+        ids = np.empty((num_tokens, top_k), np.int32)
+        weights = np.empty((num_tokens, top_k), np.float32)
+        router.forward(hidden, normed, ids, weights)
+        return normed, ids, weights
+
+    def _attention_batch(self, batch: BatchMeta) -> ops.AttentionBatch:
+        cos, sin = self._rope.rows(batch.positions, batch.prompt_lengths[batch.sequence_index])
+        return ops.AttentionBatch(batch.positions, batch.sequence_index, batch.page_tables, cos, sin)
+
+
+def load_model(path: str | Path, *, team: ops.ThreadTeam, progress: ProgressFn | None = None) -> LoadedModel:
+    """Load a Hugging Face model directory: checks everything first, then reads the dense weights.
+
+    Experts stay on disk until `LoadedModel.expert_weights` is asked for them. Raises ModelLoadError.
+    """
+    config, architecture = read_config(path)
+    checkpoint = Checkpoint.open(path)
+    plan = make_plan(config, architecture.NAMING, checkpoint)
+    config = replace(config, dtype=checkpoint.entry(plan.embedding.name).check(plan.embedding.shape))
+    weights = read_dense_weights(config, plan, checkpoint, progress)
+    return LoadedModel(config, weights, plan, checkpoint, team)
+
+
+def _make_layer(config: ModelConfig, index: int, weights: LayerWeights, team: ops.ThreadTeam) -> DecoderLayer:
+    return DecoderLayer(
+        index=index,
+        attention=_make_attention(config, weights, team),
+        router=_make_router(config, weights.feed_forward, team),
+        dense=_make_dense(config, weights.feed_forward, team),
+        moe_layer=config.moe_layers.index(index) if index in config.moe_layers else -1,
+    )
+
+
+def _make_attention(config: ModelConfig, weights: LayerWeights, team: ops.ThreadTeam) -> ops.AttentionBlock:
+    attention = weights.attention
+    return ops.AttentionBlock(
+        team,
+        attention.norm,
+        attention.qkv,
+        attention.qkv_bias,
+        attention.q_norm,
+        attention.k_norm,
+        attention.o,
+        attention.o_bias,
+        config.num_heads,
+        config.num_kv_heads,
+        config.head_dim,
+        config.rms_norm_eps,
+        config.head_dim**-0.5,
+        config.sliding_window,
+    )
+
+
+def _make_router(
+    config: ModelConfig, weights: DenseFfnWeights | RouterWeights, team: ops.ThreadTeam
+) -> ops.Router | None:
+    if not isinstance(weights, RouterWeights):
+        return None
+    return ops.Router(
+        team, weights.norm, weights.gate, config.top_k, config.norm_topk_prob, config.rms_norm_eps, "softmax"
+    )
+
+
+def _make_dense(
+    config: ModelConfig, weights: DenseFfnWeights | RouterWeights, team: ops.ThreadTeam
+) -> ops.DenseFfn | None:
+    if not isinstance(weights, DenseFfnWeights):
+        return None
+    return ops.DenseFfn(team, weights.norm, weights.gate, weights.up, weights.down, config.rms_norm_eps)

@@ -1,0 +1,269 @@
+"""Text ⇄ token ids, chat messages → prompt, and streams of ids → text without half characters.
+
+Over the `tokenizers` package's tokenizer.json. Chat templates are rendered by `chat_template.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final
+
+import tokenizers
+
+from twofold.chat_template import ChatTemplate
+from twofold.errors import ModelLoadError, RequestError
+from twofold.model.json_file import MAX_JSON_BYTES, Fields, read_json_object
+
+_SPECIAL_NAMES: Final = (
+    "bos_token",
+    "eos_token",
+    "unk_token",
+    "sep_token",
+    "pad_token",
+    "cls_token",
+    "mask_token",
+)
+_REPLACEMENT: Final = "\ufffd"
+
+
+class Tokenizer:
+    """The tokenizer of one model directory. Immutable and safe to use from several threads."""
+
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        *,
+        special_tokens: Mapping[str, str],
+        chat_template: ChatTemplate | None,
+        where: str,
+    ) -> None:
+        self._backend = backend
+        self._chat_template = chat_template
+        self._where = where
+        self.special_tokens: Mapping[str, str] = MappingProxyType(dict(special_tokens))
+        """Role → token, e.g. "eos_token" → "<|im_end|>", as the directory declares them."""
+
+    @classmethod
+    def load(cls, directory: str | Path, *, vocab_size: int | None = None) -> Tokenizer:
+        """Read tokenizer.json, tokenizer_config.json and the chat template (chat_template.jinja, or in the config).
+
+        Args:
+            vocab_size: rows of the model's embedding, when known; every token id must be below it.
+
+        Raises:
+            ModelLoadError: a file is missing, damaged or does not fit; the message names it.
+        """
+        directory = Path(directory)
+        backend = _read_backend(directory / "tokenizer.json")
+        highest = max(backend.get_vocab(with_added_tokens=True).values(), default=-1)
+        if vocab_size is not None and highest >= vocab_size:
+            raise ModelLoadError(
+                f"{directory / 'tokenizer.json'}: has token id {highest}, expected ids below the model's vocab_size "
+                f"{vocab_size}; tokenizer and model belong to different models"
+            )
+        config_path = directory / "tokenizer_config.json"
+        data = read_json_object(config_path, "the tokenizer's settings") if config_path.exists() else {}
+        special_tokens = _special_tokens(Fields(str(config_path), data), backend)
+        return cls(
+            backend,
+            special_tokens=special_tokens,
+            chat_template=ChatTemplate.find(directory, data, special_tokens),
+            where=str(directory),
+        )
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of tokens, added ones included. The model's embedding may have more rows (padding)."""
+        return int(self._backend.get_vocab_size(with_added_tokens=True))
+
+    @property
+    def bos_token_id(self) -> int | None:
+        return self._role_id("bos_token")
+
+    @property
+    def eos_token_id(self) -> int | None:
+        """The tokenizer's own; what ends generation is `ModelConfig.eos_token_ids` where that says anything."""
+        return self._role_id("eos_token")
+
+    @property
+    def pad_token_id(self) -> int | None:
+        return self._role_id("pad_token")
+
+    @property
+    def special_token_ids(self) -> frozenset[int]:
+        """Ids that `decode` leaves out."""
+        added: Mapping[int, Any] = self._backend.get_added_tokens_decoder()
+        return frozenset(token_id for token_id, token in added.items() if token.special)
+
+    @property
+    def has_chat_template(self) -> bool:
+        return self._chat_template is not None
+
+    def token_id(self, token: str) -> int | None:
+        """The id of one token's exact text, None when there is no such token."""
+        found: int | None = self._backend.token_to_id(token)
+        return found
+
+    def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
+        """Token ids of `text`. A rendered chat already holds its special tokens, so none are added by default.
+
+        Raises RequestError for text that is not valid Unicode (lone surrogates).
+        """
+        try:
+            encoding = self._backend.encode(text, add_special_tokens=add_special_tokens)
+        except (TypeError, UnicodeEncodeError):
+            raise RequestError(
+                "text is not valid Unicode, expected no lone surrogates; fix its encoding"
+            ) from None
+        ids: list[int] = encoding.ids
+        return ids
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Text of `token_ids`; bytes that are not UTF-8 come as U+FFFD."""
+        text: str = self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+        return text
+
+    def apply_chat_template(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **variables: Any,
+    ) -> str:
+        """The prompt for `messages`, as transformers would render it. `variables` go to the template as they are.
+
+        Raises RequestError when the model has no template, the template refuses the messages or its output is too long.
+        """
+        if self._chat_template is None:
+            raise RequestError(
+                f"the model in {self._where} has no chat template, so it cannot take chat messages; send a plain "
+                "prompt to /v1/completions",
+                param="messages",
+            )
+        return self._chat_template.render(
+            messages, add_generation_prompt=add_generation_prompt, tools=tools, variables=variables
+        )
+
+    def detokenizer(self, *, skip_special_tokens: bool = True) -> IncrementalDetokenizer:
+        """A fresh detokenizer for one stream of ids."""
+        return IncrementalDetokenizer(self, skip_special_tokens=skip_special_tokens)
+
+    def _role_id(self, role: str) -> int | None:
+        token = self.special_tokens.get(role)
+        return None if token is None else self.token_id(token)
+
+
+class IncrementalDetokenizer:
+    """Turns a stream of token ids into a stream of text, never half a UTF-8 character, each id decoded a few times.
+
+    A window of ids is kept: `[context | pending]`. The context was emitted already and is there because decoders may
+    treat the begin of a text differently (SentencePiece strips a space). New text is what the window's decoding has
+    beyond the context's, and it is held back while it ends in U+FFFD, which is how an unfinished character decodes.
+    Concatenated pieces equal `Tokenizer.decode` of all ids for byte-level decoders. Byte-fallback decoders judge a whole
+    run of byte tokens at once, so there the two may differ where the bytes are not UTF-8.
+    """
+
+    _MAX_PENDING: Final = 12
+    """More ids than an unfinished character can need: what is still not UTF-8 then never will be."""
+    _MAX_TAIL: Final = 3
+    """A UTF-8 character has at most 4 bytes, so at most 3 ids of one byte each can be its begin."""
+
+    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> None:
+        self._tokenizer = tokenizer
+        self._skip_special_tokens = skip_special_tokens
+        self._window: list[int] = []
+        self._num_context = 0
+        self._context_text = ""
+
+    def push(self, token_ids: Sequence[int]) -> str:
+        """The text that became certain with these ids; may be empty."""
+        pieces: list[str] = []
+        for token_id in token_ids:
+            self._window.append(token_id)
+            piece = self._advance()
+            if piece:
+                pieces.append(piece)
+        return "".join(pieces)
+
+    def flush(self) -> str:
+        """What is still held back, unfinished characters as U+FFFD. The stream may go on afterwards."""
+        text = self._decode(self._window)
+        piece = text[len(self._context_text) :]
+        self._keep(len(self._window))
+        return piece
+
+    def _advance(self) -> str:
+        text = self._decode(self._window)
+        if not text.endswith(_REPLACEMENT) and len(text) > len(self._context_text):
+            piece = text[len(self._context_text) :]
+            self._keep(len(self._window))
+            return piece
+        if len(self._window) - self._num_context <= self._MAX_PENDING:
+            return ""
+        return self._give_up_waiting(text)
+
+    def _give_up_waiting(self, text: str) -> str:
+        """Emit pending ids that cannot become a character any more, all but the tail that still could."""
+        size = len(self._window)
+        for cut in range(size - 1, size - 1 - self._MAX_TAIL, -1):
+            head = self._decode(self._window[:cut])
+            if head + self._decode(self._window[cut:]) == text:
+                piece = head[len(self._context_text) :]
+                self._keep(cut)
+                return piece
+        return self.flush()
+
+    def _keep(self, cut: int) -> None:
+        """Everything before `cut` is emitted; the ids emitted last stay as context."""
+        begin = max(self._num_context, cut - self._MAX_PENDING)
+        if begin >= cut:
+            begin = max(0, cut - 1)
+        del self._window[:begin]
+        self._num_context = cut - begin
+        self._context_text = self._decode(self._window[: self._num_context])
+
+    def _decode(self, token_ids: Sequence[int]) -> str:
+        return self._tokenizer.decode(token_ids, skip_special_tokens=self._skip_special_tokens)
+
+
+def _read_backend(path: Path) -> tokenizers.Tokenizer:
+    try:
+        size = path.stat().st_size
+        if size > MAX_JSON_BYTES:
+            raise ModelLoadError(
+                f"{path}: {size} bytes, expected at most {MAX_JSON_BYTES}; download it again"
+            )
+        return tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8"))
+    except ModelLoadError:
+        raise
+    except FileNotFoundError:
+        raise ModelLoadError(
+            f"{path}: missing; download it, or convert the model's tokenizer to tokenizer.json with transformers"
+        ) from None
+    except UnicodeDecodeError as error:
+        raise ModelLoadError(f"{path}: not UTF-8 text at byte {error.start}; download it again") from None
+    except OSError as error:
+        raise ModelLoadError(f"{path}: cannot be read: {error.strerror}") from None
+    except Exception as error:  # the package raises plain Exception for every malformed file
+        reason = " ".join(str(error).split())[:200]
+        raise ModelLoadError(f"{path}: not a valid tokenizer: {reason}; download it again") from None
+
+
+def _special_tokens(fields: Fields, backend: tokenizers.Tokenizer) -> dict[str, str]:
+    """Role → token of tokenizer_config.json, where a token is its text or an object with `content`."""
+    found: dict[str, str] = {}
+    for role in _SPECIAL_NAMES:
+        _, value = fields.get(role)
+        if isinstance(value, dict):
+            value = value.get("content")
+        if value is None:
+            continue
+        if not isinstance(value, str):
+            raise fields.error(role, value, "a token's text")
+        if backend.token_to_id(value) is None:
+            raise fields.error(role, value, "a token that tokenizer.json has")
+        found[role] = value
+    return found
