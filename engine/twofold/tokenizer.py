@@ -162,8 +162,8 @@ class IncrementalDetokenizer:
     A window of ids is kept: `[context | pending]`. The context was emitted already and is there because decoders may
     treat the begin of a text differently (SentencePiece strips a space). New text is what the window's decoding has
     beyond the context's, and it is held back while it ends in U+FFFD, which is how an unfinished character decodes.
-    Concatenated pieces equal `Tokenizer.decode` of all ids for byte-level decoders. Byte-fallback decoders judge a whole
-    run of byte tokens at once, so there the two may differ where the bytes are not UTF-8.
+    Concatenated pieces equal `Tokenizer.decode` of all ids for byte-level decoders. Byte-fallback decoders judge a
+    whole run of byte tokens at once, so there the two may differ where the bytes are not UTF-8.
     """
 
     _MAX_PENDING: Final = 12

@@ -1,7 +1,7 @@
 """Mixtral: grouped-query attention, every layer a mixture, the k routing weights always divided by their sum.
 
 Reference: transformers `models/mixtral`. Defaults below are those of `MixtralConfig`. Checkpoints call the experts'
-matrices w1 (gate), w3 (up) and w2 (down) under `block_sparse_moe`; transformers 5 can also write them fused under `mlp`.
+matrices w1 (gate), w3 (up) and w2 (down) under `block_sparse_moe`; transformers 5 may write them fused under `mlp`.
 """
 
 from __future__ import annotations

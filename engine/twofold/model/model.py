@@ -76,7 +76,7 @@ class DecoderLayer:
 
 
 class LoadedModel:
-    """Weights in memory and the operators on them. Immutable; safe to share, but the operators share one thread team."""
+    """Weights in memory and the operators on them. Immutable, but all calls share one thread team: one at a time."""
 
     def __init__(
         self,
