@@ -1,0 +1,353 @@
+"""Who may import whom, as docs/design.md says it, read from the sources: `import` by AST, `#include` by line.
+
+Every import counts, also one inside a function or under TYPE_CHECKING. The checkers are tried on small wrong trees as
+well, so that a green result means something.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# Of twofold.<unit>, which units may it import? Besides EVERYONES only what is listed for it.
+EVERYONES = {"types", "errors", "config"}
+BELOW_MODEL = {"experts", "ops", "_core", "_cuda"}
+PARTS_OF_ENGINE = {"scheduler", "kv_cache", "sampler", "tokenizer", "model"} | BELOW_MODEL
+BELOW_SERVER = {"engine", "telemetry", "bundled"} | PARTS_OF_ENGINE
+ALLOWED: dict[str, set[str]] = {
+    "__init__": set(),
+    "types": set(),
+    "errors": set(),
+    "config": set(),
+    "bundled": set(),
+    "_core": set(),
+    "_cuda": set(),
+    "ops": {"_core", "_cuda"},
+    "experts": {"ops", "_core", "_cuda", "telemetry.sink"},
+    "tokenizer": set(),
+    "sampler": set(),
+    "kv_cache": {"ops", "_core"},
+    "scheduler": {"kv_cache"},
+    "model": BELOW_MODEL,
+    "engine": {"telemetry.sink", "bundled"} | PARTS_OF_ENGINE,
+    "server": BELOW_SERVER,
+    "cli": {"server", "lab"} | BELOW_SERVER,
+    "telemetry": set(),
+    "lab": {"_core", "ops", "telemetry"},
+    "testing": {"tokenizer", "model", "ops"},
+    "__main__": {"cli"},
+}
+NEVER_BELOW_CONFIG = {"types": {"config", "errors"}, "errors": {"config", "types"}, "config": {"types"}}
+
+# Third-party packages that only some units may import, because the others must run without them.
+ONLY_IN: dict[str, set[str]] = {
+    **{name: {"server"} for name in ("fastapi", "starlette", "uvicorn", "pydantic", "anyio")},
+    **{name: {"telemetry"} for name in ("sqlalchemy", "psycopg")},
+    **{
+        name: set()
+        for name in ("streamlit", "plotly", "pandas", "locust", "gevent", "openai", "httpx", "requests")
+    },
+    "transformers": {"cli", "testing"},
+    "torch": {"model", "testing", "cli", "engine", "experts"},
+    "pytest": set(),
+}
+
+# Of C++ in <folder>, what may it include? Quoted names are resolved to the folder that holds the header.
+CPP_ALLOWED: dict[str, set[str]] = {
+    "engine/core": {"engine/core"},
+    "kernels/include": {"kernels/include"},
+    "kernels/cpu": {"kernels/include", "kernels/cpu"},
+    "kernels/cuda": {"kernels/include", "kernels/cuda"},
+    "kernels/bench": {"kernels/include", "kernels/bench", "engine/runtime"},
+    "engine/runtime": {"engine/runtime", "engine/core", "kernels/include", "kernels/cuda"},
+    "engine/bindings": {"engine/bindings", "engine/runtime", "engine/core", "kernels/include"},
+}
+CUDA, TORCH, PYTHON, ISA = (
+    r"cuda|cublas|nv",
+    r"torch|ATen|c10",
+    r"Python\.h|pybind11",
+    r"(imm|x86|avx\w*|arm_neon|e?mm)intrin\b",
+)
+CPP_FORBIDDEN_SYSTEM: dict[str, str] = {
+    "engine/core": rf"{CUDA}|{TORCH}|{PYTHON}|{ISA}|pthread|thread|mutex|condition_variable",
+    "kernels/include": rf"{CUDA}|{TORCH}|{PYTHON}|{ISA}",
+    "kernels/cpu": rf"{CUDA}|{TORCH}|{PYTHON}",
+    "kernels/cuda": rf"{TORCH}|{PYTHON}",
+    "kernels/bench": rf"{TORCH}|{PYTHON}",
+    "engine/runtime": rf"{TORCH}|{PYTHON}",
+    "engine/bindings": TORCH,
+}
+VAGUE_NAMES = {"utils", "util", "helpers", "helper", "common", "misc", "stuff", "tools"}
+MAX_LINES = 450
+
+
+def python_imports(source: Path, module: str) -> Iterator[tuple[int, str]]:
+    """(line, dotted name) of everything that `source`, which is `module`, imports; relative imports resolved."""
+    is_package = source.name == "__init__.py"
+    for node in ast.walk(ast.parse(source.read_text(encoding="utf-8"), str(source))):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield node.lineno, alias.name
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                parts = module.split(".") if is_package else module.split(".")[:-1]
+                parts = parts[: len(parts) - node.level + 1]
+                base = ".".join([*parts, *([node.module] if node.module else [])])
+            for alias in node.names:
+                yield node.lineno, f"{base}.{alias.name}"
+
+
+def package_violations(engine: Path) -> list[str]:
+    """Wrong imports inside the package `engine/twofold`."""
+    wrong = []
+    for source in sorted((engine / "twofold").rglob("*.py")):
+        relative = source.relative_to(engine).with_suffix("")
+        module = ".".join(relative.parts).removesuffix(".__init__")
+        unit = relative.parts[1]
+        if unit not in ALLOWED:
+            wrong.append(
+                f"{relative}: the unit twofold.{unit} has no place in the design's table; give it one"
+            )
+            continue
+        for line, name in python_imports(source, module):
+            parts = name.split(".")
+            if parts[0] != "twofold":
+                allowed_in = ONLY_IN.get(parts[0])
+                if allowed_in is not None and unit not in allowed_in:
+                    wrong.append(f"{relative}:{line}: {unit} may not import {parts[0]}")
+                continue
+            target = parts[1] if len(parts) > 1 else "__init__"
+            if target == unit or target.startswith("__"):
+                continue
+            allowed = (EVERYONES - NEVER_BELOW_CONFIG.get(unit, set())) | ALLOWED[unit]
+            if target not in allowed and ".".join(parts[1:3]) not in allowed:
+                wrong.append(f"{relative}:{line}: {unit} may not import {name}")
+    return wrong
+
+
+def outside_violations(root: Path) -> list[str]:
+    """Wrong imports in dashboard (telemetry.queries only), loadtest (HTTP only) and scripts (public names only)."""
+    wrong = []
+    for folder in ("dashboard", "loadtest", "scripts"):
+        for source in sorted((root / folder).rglob("*.py")):
+            where = source.relative_to(root)
+            for line, name in python_imports(source, source.stem):
+                parts = name.split(".")
+                if parts[0] != "twofold":
+                    continue
+                if (
+                    folder == "dashboard"
+                    and parts[1:3] != ["telemetry", "queries"]
+                    and parts[1:2] != ["errors"]
+                ):
+                    wrong.append(f"{where}:{line}: the dashboard reads telemetry.queries only, not {name}")
+                elif folder == "loadtest":
+                    wrong.append(f"{where}:{line}: the load test speaks HTTP only, it may not import {name}")
+                elif any(part.startswith("_") and part != "__version__" for part in parts):
+                    wrong.append(f"{where}:{line}: scripts use public names only, not {name}")
+    return wrong
+
+
+def cpp_folder(path: Path, root: Path) -> str:
+    return "/".join(path.relative_to(root).parts[:2])
+
+
+def cpp_sources(root: Path) -> list[Path]:
+    found = [p for top in ("engine", "kernels") for p in (root / top).rglob("*")]
+    return sorted(p for p in found if p.suffix in {".h", ".hpp", ".cpp", ".cc", ".inc", ".cu", ".cuh"})
+
+
+def cpp_violations(root: Path) -> list[str]:
+    """Wrong `#include` lines, and headers of ours that cannot be found."""
+    sources = cpp_sources(root)
+    wrong = []
+    for source in sources:
+        folder = cpp_folder(source, root)
+        where = source.relative_to(root)
+        if folder not in CPP_ALLOWED:
+            wrong.append(f"{where}: the folder {folder} has no place in the design's table; give it one")
+            continue
+        for number, text in enumerate(source.read_text(encoding="utf-8").splitlines(), 1):
+            match = re.match(r'\s*#\s*include\s*([<"])([^>"]+)[>"]', text)
+            if match is None:
+                continue
+            bracket, name = match.groups()
+            if bracket == "<" and not name.startswith("twofold/"):
+                if re.match(CPP_FORBIDDEN_SYSTEM[folder], name):
+                    wrong.append(f"{where}:{number}: {folder} may not include <{name}>")
+                continue
+            beside = (source.parent / name).resolve()
+            owners = {cpp_folder(beside, root)} if beside in sources else set()
+            owners = owners or {cpp_folder(p, root) for p in sources if str(p).endswith("/" + name)}
+            if not owners:
+                wrong.append(f"{where}:{number}: no header of ours is called {name}")
+            elif not owners & CPP_ALLOWED[folder]:
+                wrong.append(
+                    f"{where}:{number}: {folder} may not include {name} of {', '.join(sorted(owners))}"
+                )
+    return wrong
+
+
+def test_package_imports_point_downward() -> None:
+    assert package_violations(ROOT / "engine") == []
+
+
+def test_dashboard_loadtest_and_scripts_stay_outside() -> None:
+    assert outside_violations(ROOT) == []
+
+
+def test_cpp_includes_point_downward() -> None:
+    assert cpp_violations(ROOT) == []
+
+
+def test_core_is_compiled_without_isa_flags_cuda_torch_or_python() -> None:
+    text = re.sub(r"#.*", "", (ROOT / "engine/core/CMakeLists.txt").read_text(encoding="utf-8"))
+    assert re.findall(r"-m(?:avx|fma|sse|f16c|arch|tune)\S*|CUDA|[Tt]orch|Python|pybind11", text) == []
+
+
+def test_kernels_is_no_python_package() -> None:
+    assert list((ROOT / "kernels").rglob("__init__.py")) == []
+
+
+def code_files() -> list[Path]:
+    tops = ("engine", "kernels", "dashboard", "loadtest", "scripts", "tests")
+    found = [p for top in tops for p in (ROOT / top).rglob("*") if "__pycache__" not in p.parts]
+    return sorted(p for p in found if p.suffix in {".py", ".sh", ".h", ".cpp", ".inc", ".cu", ".cuh"})
+
+
+def test_no_module_has_a_name_that_says_nothing() -> None:
+    vague = [p for p in code_files() if {p.stem, p.parent.name} & VAGUE_NAMES]
+    assert vague == []
+
+
+def test_files_stay_short_enough_to_read() -> None:
+    lengths = {
+        p.relative_to(ROOT).as_posix(): len(p.read_text(encoding="utf-8").splitlines()) for p in code_files()
+    }
+    assert {name: n for name, n in lengths.items() if n > MAX_LINES} == {}
+
+
+WITHOUT_EXTRAS = """
+import importlib, sys
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {refused!r}:
+            raise ModuleNotFoundError(f"{{name}} is not there (refused by the test)", name=name)
+        return None
+sys.meta_path.insert(0, Refuse())
+for module in {modules!r}:
+    importlib.import_module(module)
+print("imported")
+"""
+
+
+def test_the_engine_imports_without_any_extra() -> None:
+    """`import twofold.engine` needs torch, tokenizers, numpy, safetensors and jinja2, and none of the extras."""
+    pytest.importorskip("twofold._core", reason="the native module is not built")
+    refused = {name for name in ONLY_IN if name != "torch"}
+    modules = ["twofold", "twofold.engine", "twofold.model", "twofold.tokenizer", "twofold.telemetry.sink"]
+    script = WITHOUT_EXTRAS.format(refused=refused, modules=modules)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False, cwd=ROOT / "engine"
+    )
+    assert done.stdout.strip() == "imported", done.stderr
+
+
+@pytest.mark.parametrize(
+    ("path", "source", "complaint"),
+    [
+        (
+            "engine/twofold/ops/attention.py",
+            "from twofold.engine import Engine",
+            "ops may not import twofold.engine.Engine",
+        ),
+        (
+            "engine/twofold/ops/attention.py",
+            "from ..server import app",
+            "ops may not import twofold.server.app",
+        ),
+        (
+            "engine/twofold/sampler.py",
+            "def f():\n    import twofold.kv_cache",
+            "sampler may not import twofold.kv_cache",
+        ),
+        (
+            "engine/twofold/engine.py",
+            "from twofold.telemetry.writer import W",
+            "may not import twofold.telemetry.writer",
+        ),
+        ("engine/twofold/engine.py", "import fastapi.responses", "engine may not import fastapi"),
+        ("engine/twofold/types.py", "from twofold.config import EngineConfig", "types may not import"),
+        ("engine/twofold/newcomer.py", "", "twofold.newcomer has no place"),
+    ],
+)
+def test_a_wrong_package_import_is_found(tmp_path: Path, path: str, source: str, complaint: str) -> None:
+    file = tmp_path / path
+    file.parent.mkdir(parents=True)
+    file.write_text(source)
+    assert [complaint in text for text in package_violations(tmp_path / "engine")] == [True]
+
+
+def test_right_package_imports_pass(tmp_path: Path) -> None:
+    file = tmp_path / "engine/twofold/engine.py"
+    file.parent.mkdir(parents=True)
+    file.write_text(
+        "from twofold.telemetry.sink import TelemetrySink\nfrom .model import load_model\nfrom . import __version__\n"
+        "from twofold.errors import ConfigError\nimport numpy\n"
+    )
+    assert package_violations(tmp_path / "engine") == []
+
+
+@pytest.mark.parametrize(
+    ("path", "source", "complaint"),
+    [
+        ("dashboard/app.py", "from twofold.engine import Engine", "reads telemetry.queries only"),
+        ("loadtest/run.py", "import twofold", "speaks HTTP only"),
+        ("scripts/train.py", "import twofold._core", "public names only"),
+    ],
+)
+def test_a_wrong_import_outside_is_found(tmp_path: Path, path: str, source: str, complaint: str) -> None:
+    file = tmp_path / path
+    file.parent.mkdir(parents=True)
+    file.write_text(source)
+    assert [complaint in text for text in outside_violations(tmp_path)] == [True]
+
+
+@pytest.mark.parametrize(
+    ("path", "line", "complaint"),
+    [
+        (
+            "engine/core/planner.cpp",
+            '#include "thread_team.h"',
+            "may not include thread_team.h of engine/runtime",
+        ),
+        ("engine/core/planner.cpp", "#include <immintrin.h>", "may not include <immintrin.h>"),
+        ("engine/core/planner.cpp", "#include <cuda_runtime.h>", "may not include <cuda_runtime.h>"),
+        ("engine/core/planner.cpp", "#include <pybind11/numpy.h>", "may not include <pybind11/numpy.h>"),
+        (
+            "kernels/include/twofold/kernels.h",
+            "#include <torch/extension.h>",
+            "may not include <torch/extension.h>",
+        ),
+        ("kernels/include/twofold/kernels.h", '#include "thread_team.h"', "of engine/runtime"),
+        ("kernels/cpu/generic.cpp", "#include <twofold/expert_cache.h>", "of engine/core"),
+        ("engine/runtime/executor.cpp", '#include "nowhere.h"', "no header of ours is called nowhere.h"),
+    ],
+)
+def test_a_wrong_include_is_found(tmp_path: Path, path: str, line: str, complaint: str) -> None:
+    for header in ("engine/runtime/thread_team.h", "engine/core/include/twofold/expert_cache.h"):
+        (tmp_path / header).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / header).write_text("#include <cstdint>\n")
+    file = tmp_path / path
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(line + "\n")
+    assert [complaint in text for text in cpp_violations(tmp_path)] == [True]
