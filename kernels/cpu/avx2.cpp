@@ -1,0 +1,94 @@
+// AVX2 with FMA. 8 partial sums per dot product; tiles of 4 weight rows x up to 2 tokens use 13 of the 16
+// registers.
+#include <immintrin.h>
+
+#include "levels.h"
+#include "simd_kernels.h"
+
+namespace twofold::kernels {
+namespace {
+
+struct Avx2 {
+  using F = __m256;
+  static constexpr int kLanes = 8;
+  static constexpr int kTokens = 2;
+
+  static __m256i first(int n) {
+    return _mm256_cmpgt_epi32(_mm256_set1_epi32(n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+  }
+
+  static F zero() { return _mm256_setzero_ps(); }
+  static F set1(float v) { return _mm256_set1_ps(v); }
+  static F load(const float* p) { return _mm256_loadu_ps(p); }
+  static F load(const uint16_t* p) { return widen(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
+  static F load_first(const float* p, int n) { return _mm256_maskload_ps(p, first(n)); }
+  static F load_first(const uint16_t* p, int n) {
+    uint16_t all[kLanes] = {};
+    for (int i = 0; i < n; ++i) all[i] = p[i];
+    return load(all);
+  }
+  static void store(float* p, F v) { _mm256_storeu_ps(p, v); }
+  static void store_first(float* p, F v, int n) { _mm256_maskstore_ps(p, first(n), v); }
+
+  static F widen(__m128i v) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(v), 16)); }
+
+  static void store_bf16(uint16_t* p, F v) {
+    const __m256i bits = _mm256_castps_si256(v);
+    const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+    const __m256i rounded = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
+    const __m256i quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x400000));
+    const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(v, v, _CMP_UNORD_Q));
+    const __m256i upper = _mm256_srli_epi32(_mm256_blendv_epi8(rounded, quiet, nan), 16);
+    const __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(upper, upper), 0x08);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_castsi256_si128(packed));
+  }
+
+  static F add(F a, F b) { return _mm256_add_ps(a, b); }
+  static F sub(F a, F b) { return _mm256_sub_ps(a, b); }
+  static F mul(F a, F b) { return _mm256_mul_ps(a, b); }
+  static F div(F a, F b) { return _mm256_div_ps(a, b); }
+  static F fma(F a, F b, F c) { return _mm256_fmadd_ps(a, b, c); }
+  static F max(F a, F b) { return _mm256_max_ps(a, b); }
+  static float max_of(F v) {
+    __m128 m = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+    m = _mm_max_ps(m, _mm_movehl_ps(m, m));
+    return _mm_cvtss_f32(_mm_max_ss(m, _mm_movehdup_ps(m)));
+  }
+  static float square_root(float v) { return _mm_cvtss_f32(_mm_sqrt_ss(_mm_set_ss(v))); }
+
+  static void prefetch(const void* p, int ahead) {
+    _mm_prefetch(static_cast<const char*>(p) + ahead, _MM_HINT_T0);
+  }
+
+  // out[i] = the sum of all lanes of the i-th argument: lanes 4 apart first, then 2 and 1.
+  static void sum4(F a, F b, F c, F d, float* out) {
+    const F ac = add(_mm256_permute2f128_ps(a, c, 0x20), _mm256_permute2f128_ps(a, c, 0x31));
+    const F bd = add(_mm256_permute2f128_ps(b, d, 0x20), _mm256_permute2f128_ps(b, d, 0x31));
+    const F pairs = add(_mm256_unpacklo_ps(ac, bd), _mm256_unpackhi_ps(ac, bd));  // a02 b02 a13 b13 | c02 ...
+    const F sums = add(pairs, _mm256_permute_ps(pairs, 0x4e));
+    _mm_storel_pi(reinterpret_cast<__m64*>(out), _mm256_castps256_ps128(sums));
+    _mm_storel_pi(reinterpret_cast<__m64*>(out + 2), _mm256_extractf128_ps(sums, 1));
+  }
+
+  static F exp(F v) {
+    using namespace exp_constants;
+    v = _mm256_min_ps(set1(kHighest),
+                      _mm256_max_ps(set1(kLowest), v));  // NaN is the second operand: it passes
+    const F n = _mm256_round_ps(mul(v, set1(kLog2E)), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    const F r = fma(n, set1(-kLn2Low), fma(n, set1(-kLn2High), v));
+    F p = set1(kPolynomial[0]);
+#pragma GCC unroll 5
+    for (int i = 1; i < 6; ++i) p = fma(p, r, set1(kPolynomial[i]));
+    const __m256i exponent =
+        _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23);
+    return mul(add(fma(p, mul(r, r), r), set1(1.0f)), _mm256_castsi256_ps(exponent));
+  }
+};
+
+constexpr KernelTable kTable = Simd<Avx2>::table("avx2");
+
+}  // namespace
+
+const KernelTable* avx2_level() { return &kTable; }
+
+}  // namespace twofold::kernels

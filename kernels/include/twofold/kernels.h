@@ -1,0 +1,86 @@
+// The CPU kernels: plain functions on plain memory, in one table per instruction-set level, chosen at run
+// time.
+//
+// Conventions. Activations are float32, row-major; a leading dimension (ldx, ldy, ldh, ...) is counted in
+// elements. A weight matrix is [N, K] row-major and contiguous, so any sub-range of its rows is a weight
+// matrix too. Weights and KV entries are float32 or bfloat16 (the upper half of a float32, held in a
+// uint16_t); a bfloat16 is widened exactly and everything is accumulated in float32.
+//
+// Determinism. The additions behind one output element happen in an order fixed by its reduction length alone
+// (K, head size, number of positions), never by M, N, by the tile the element fell into or by the thread that
+// ran it. Within one level, batching, chunking and placement therefore cannot change a single bit of a
+// result; two levels differ by rounding.
+//
+// Nothing here allocates, throws, locks or keeps state; pointers must not overlap unless said so. M, N, K >=
+// 0.
+#pragma once
+#include <cstdint>
+
+namespace twofold::kernels {
+
+enum class DType : uint8_t { kF32, kBF16 };
+
+constexpr int64_t element_bytes(DType dtype) { return dtype == DType::kF32 ? 4 : 2; }
+
+struct KernelTable {
+  const char* name;  // "generic", "avx2", "avx512": what TWOFOLD_ISA takes
+
+  // y[m, n] = sum over k of x[m, k] * w[n, k].
+  void (*matmul_f32)(const float* x, int64_t ldx, const float* w, float* y, int64_t ldy, int M, int N, int K);
+  void (*matmul_bf16)(const float* x, int64_t ldx, const uint16_t* w, float* y, int64_t ldy, int M, int N,
+                      int K);
+
+  // h[m, n] = silu(x_m . gate_n) * (x_m . up_n), the dot products being those of matmul; silu(v) = v / (1 +
+  // exp(-v)).
+  void (*gate_up_f32)(const float* x, int64_t ldx, const float* gate, const float* up, float* h, int64_t ldh,
+                      int M, int N, int K);
+  void (*gate_up_bf16)(const float* x, int64_t ldx, const uint16_t* gate, const uint16_t* up, float* h,
+                       int64_t ldh, int M, int N, int K);
+
+  // out[m, d] += sum over j of p[m, j] * v[j, d], j ascending; v is [n, D] contiguous (attention's second
+  // product).
+  void (*weighted_sum_f32)(const float* p, int64_t ldp, const float* v, float* out, int64_t ldo, int M, int n,
+                           int D);
+  void (*weighted_sum_bf16)(const float* p, int64_t ldp, const uint16_t* v, float* out, int64_t ldo, int M,
+                            int n, int D);
+
+  // y = x / sqrt(mean(x^2) + eps) * w over n elements. y may be x.
+  void (*rmsnorm)(const float* x, const float* w, float eps, float* y, int n);
+
+  // Rotates the pairs (i, i + half) of v by the given cosines and sines, in place ("rotate half" convention).
+  void (*rope)(float* v, const float* cosine, const float* sine, int half);
+
+  // s = exp(s * scale - max(s * scale)) in place; returns the sum. n >= 1. Dividing by it is the caller's
+  // affair.
+  float (*softmax_exp)(float* s, int n, float scale);
+
+  // y = y + alpha * x.
+  void (*axpy)(float alpha, const float* x, float* y, int n);
+
+  // Widening and rounding (to nearest even; a NaN stays a NaN) between the two element types.
+  void (*bf16_to_f32)(const uint16_t* x, float* y, int64_t n);
+  void (*f32_to_bf16)(const float* x, uint16_t* y, int64_t n);
+};
+
+// The table of this process: the best level the CPU has, or the one TWOFOLD_ISA names. Chosen once; throws
+// std::invalid_argument (and will again) when TWOFOLD_ISA names a level that does not exist or cannot run
+// here.
+const KernelTable& kernel_table();
+
+// Why that one, for logs: "best of generic, avx2, avx512 on this CPU" or "TWOFOLD_ISA=avx2".
+const char* kernel_table_reason();
+
+// One level by name, for tests and benchmarks; nullptr when it does not exist or this CPU cannot run it.
+const KernelTable* table_for_level(const char* name);
+
+// The names of all levels this build knows, best last; terminated by nullptr.
+const char* const* level_names();
+
+// What matters of the CPU (and is enabled by the operating system).
+struct CpuFeatures {
+  bool avx2, fma, f16c, avx512f, avx512bw, avx512vl, avx512dq, avx512_vnni, avx512_bf16, amx_tile, amx_int8,
+      amx_bf16;
+};
+CpuFeatures cpu_features();
+
+}  // namespace twofold::kernels
