@@ -1,0 +1,57 @@
+"""The FastAPI application around one engine."""
+
+from __future__ import annotations
+
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp
+
+from twofold import __version__
+from twofold.config import ServerConfig
+from twofold.errors import TwofoldError
+from twofold.server import api_errors, completions, status
+from twofold.server.api_errors import ApiError
+from twofold.server.middleware import RequestFrame
+from twofold.server.protocol import ServingEngine
+from twofold.server.state import ServerState
+from twofold.telemetry.sink import TelemetrySink
+from twofold.types import SamplingParams
+
+
+def create_app(
+    engine: ServingEngine | None,
+    config: ServerConfig,
+    sink: TelemetrySink | None = None,
+    *,
+    sampling_defaults: SamplingParams | None = None,
+) -> ASGIApp:
+    """The application, ready to be served.
+
+    Args:
+        engine: a started engine; None while it loads (the API answers 503 until `state.ready` is called).
+        sink: where load samples go; None if nothing is recorded.
+        sampling_defaults: what requests that say nothing get; OpenAI's defaults if None.
+    """
+    state = ServerState(config, sink)
+    if engine is not None:
+        state.ready(engine, sampling_defaults)
+    return app_of(state)
+
+
+def app_of(state: ServerState) -> ASGIApp:
+    """The application over a state that the caller keeps, to move it through its phases."""
+    app = FastAPI(
+        title="Twofold",
+        version=__version__,
+        description="OpenAI-compatible API of a hybrid CPU+GPU engine for Mixture-of-Experts models.",
+        # The documentation pages load scripts from elsewhere; /openapi.json says the same.
+        docs_url=None,
+        redoc_url=None,
+    )
+    app.include_router(status.router(state))
+    app.include_router(completions.router(state))
+    app.add_exception_handler(ApiError, api_errors.answer_api_error)
+    app.add_exception_handler(TwofoldError, api_errors.answer_twofold_error)
+    app.add_exception_handler(Exception, api_errors.answer_bug)
+    app.add_exception_handler(HTTPException, api_errors.answer_http_exception)
+    return RequestFrame(app, state)

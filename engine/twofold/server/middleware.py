@@ -1,0 +1,92 @@
+"""What wraps every request: its id, the headers that say what computed the answer, the API key, the last
+catch.
+
+Plain ASGI: Starlette's BaseHTTPMiddleware would buffer between the stream and the client's hang-up.
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import re
+import uuid
+from typing import Final
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from twofold.server import api_errors
+from twofold.server.api_errors import ApiError
+from twofold.server.state import ServerState
+
+_logger = logging.getLogger("twofold.server")
+_REQUEST_ID: Final = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
+
+
+class RequestFrame:
+    """Outermost layer of the application."""
+
+    def __init__(self, app: ASGIApp, state: ServerState) -> None:
+        self._app = app
+        self._state = state
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        given_id = Headers(scope=scope).get("x-request-id", "")
+        request_id = given_id if _REQUEST_ID.fullmatch(given_id) else uuid.uuid4().hex
+        started = False
+
+        async def framed_send(message: Message) -> None:
+            nonlocal started
+            if message["type"] == "http.response.start":
+                started = True
+                self._label(MutableHeaders(scope=message), request_id)
+                if message["status"] >= 400 and scope["method"] == "POST":
+                    self._state.metrics.refused[str(message["status"])] += 1
+            await send(message)
+
+        try:
+            if self._is_barred(scope):
+                await _unauthorised().response()(scope, receive, framed_send)
+            else:
+                await self._app(scope, receive, framed_send)
+        except Exception as error:
+            # Our bug. The client learns that it was one, the log where; a traceback is for --debug.
+            _logger.error("internal error in %s %s: %s", scope["method"], scope["path"], _where(error))
+            _logger.debug("its traceback", exc_info=error)
+            if not started:
+                await api_errors.internal().response()(scope, receive, framed_send)
+
+    def _label(self, headers: MutableHeaders, request_id: str) -> None:
+        headers["x-request-id"] = request_id
+        engine = self._state.loaded_engine
+        if engine is not None:
+            headers["x-twofold-accelerator"] = engine.info.accelerator
+            headers["x-twofold-clock"] = engine.info.clock
+
+    def _is_barred(self, scope: Scope) -> bool:
+        """Whether the request needs a key and has none. /health and /metrics stay open to monitors."""
+        key = self._state.config.api_key
+        if not key or not scope["path"].startswith("/v1"):
+            return False
+        kind, _, given = Headers(scope=scope).get("authorization", "").partition(" ")
+        return kind.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), key.encode())
+
+
+def _unauthorised() -> ApiError:
+    return ApiError(
+        401,
+        "this server needs an API key; send it as 'Authorization: Bearer KEY'",
+        code="invalid_api_key",
+        headers={"WWW-Authenticate": "Bearer"},
+    )
+
+
+def _where(error: BaseException) -> str:
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    place = "" if trace is None else f" at {trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}"
+    return f"{type(error).__name__}: {error}{place}"

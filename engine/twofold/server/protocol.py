@@ -1,0 +1,57 @@
+"""What the server asks of an engine. `twofold.engine.Engine` is the real one; tests inject faults with
+another.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from twofold.types import GenerationRequest, PlacementCounts, RunInfo
+
+
+class ServingTokenizer(Protocol):
+    """Text to token ids and conversations to prompts. Called on worker threads, several at once."""
+
+    def encode(self, text: str) -> list[int]: ...
+
+    def apply_chat_template(self, messages: list[dict[str, Any]], add_generation_prompt: bool = True) -> str:
+        """Render a conversation. RequestError when the template refuses it."""
+        ...
+
+
+class ServingStats(Protocol):
+    """A moment of the engine, for /health and /metrics."""
+
+    @property
+    def num_running(self) -> int: ...
+
+    @property
+    def num_waiting(self) -> int: ...
+
+    @property
+    def placement(self) -> PlacementCounts: ...
+
+
+class ServingEngine(Protocol):
+    """The part of `twofold.engine.Engine` that serving needs; every method is thread-safe."""
+
+    @property
+    def tokenizer(self) -> ServingTokenizer: ...
+
+    @property
+    def info(self) -> RunInfo: ...
+
+    @property
+    def max_context(self) -> int: ...
+
+    def submit(self, request: GenerationRequest) -> None:
+        """Queue a request. RequestError or CapacityError here, before anything has started."""
+        ...
+
+    def cancel(self, request_id: str) -> None: ...
+
+    def drain(self, timeout_s: float) -> bool:
+        """Refuse new requests and wait for the running ones; False if some are left after the timeout."""
+        ...
+
+    def stats(self) -> ServingStats: ...

@@ -1,0 +1,88 @@
+"""What the application knows about itself: the engine once it is there, and the phase of the process."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Literal
+
+from twofold.config import ServerConfig
+from twofold.server.api_errors import ApiError
+from twofold.server.bridge import Answer
+from twofold.server.metrics import Metrics
+from twofold.server.protocol import ServingEngine
+from twofold.telemetry.sink import TelemetrySink
+from twofold.types import SamplingParams
+
+Phase = Literal["loading", "ready", "draining"]
+
+OPENAI_DEFAULTS = SamplingParams(temperature=1.0, top_p=1.0)
+"""What OpenAI's API does when a request says nothing and the model brings no generation_config."""
+
+
+class ServerState:
+    """Shared by all endpoints of one application; changed on the event loop only."""
+
+    def __init__(self, config: ServerConfig, sink: TelemetrySink | None) -> None:
+        self.config = config
+        self.sink = sink
+        self.metrics = Metrics()
+        self.sampling_defaults = OPENAI_DEFAULTS
+        self.started_s = time.time()
+        self.phase: Phase = "loading"
+        # Tokenising releases the GIL (it is Rust); two workers keep a long prompt from delaying a short one.
+        self.workers = ThreadPoolExecutor(max_workers=2, thread_name_prefix="tokenise")
+        self.answers: set[Answer] = set()
+        """Those that have been submitted and whose client still listens."""
+        self._engine: ServingEngine | None = None
+
+    def ready(self, engine: ServingEngine, sampling_defaults: SamplingParams | None = None) -> None:
+        """The engine is loaded and takes requests from now on."""
+        self._engine = engine
+        self.sampling_defaults = sampling_defaults or OPENAI_DEFAULTS
+        if self.phase == "loading":
+            self.phase = "ready"
+
+    @property
+    def loaded_engine(self) -> ServingEngine | None:
+        return self._engine
+
+    @property
+    def engine(self) -> ServingEngine:
+        """The engine, for an endpoint that cannot do without. ApiError 503 while it loads or drains."""
+        if self.phase == "draining":
+            raise ApiError(
+                503,
+                "the server is shutting down and takes no new requests; send it to another one or later",
+                kind="server_error",
+                code="server_draining",
+                headers={"Retry-After": "5"},
+            )
+        if self._engine is None:
+            raise ApiError(
+                503,
+                "the model is still being loaded; ask /health when it is ready",
+                kind="server_error",
+                code="model_loading",
+                headers={"Retry-After": "2"},
+            )
+        return self._engine
+
+    @property
+    def model_name(self) -> str:
+        """The name clients use: --served-model-name, else that of the model's directory."""
+        if self.config.served_model_name:
+            return self.config.served_model_name
+        if self._engine is None:
+            return ""
+        return self._engine.info.model.rstrip("/").rsplit("/", 1)[-1]
+
+    def check_model(self, name: str | None) -> None:
+        """A request that names no model means the one there is. ApiError 404 for any other."""
+        if name is not None and name != self.model_name:
+            raise ApiError(
+                404,
+                f"the model {name[:200]!r} does not exist here; this server serves {self.model_name!r}",
+                param="model",
+                code="model_not_found",
+            )

@@ -1,0 +1,130 @@
+"""GET /health, /metrics, /v1/models and the load tester's way in."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import time
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+
+from twofold import __version__
+from twofold.server.api_errors import ApiError
+from twofold.server.request_body import read_body
+from twofold.server.state import ServerState
+from twofold.telemetry.sink import parse_load_samples
+
+
+def router(state: ServerState) -> APIRouter:
+    routes = APIRouter()
+
+    @routes.get("/health")
+    @routes.head("/health", include_in_schema=False)
+    async def health() -> Response:
+        return JSONResponse(_health(state), status_code=200 if state.phase == "ready" else 503)
+
+    @routes.get("/metrics")
+    async def metrics() -> Response:
+        text = state.metrics.text(state.model_name, _engine_gauges(state))
+        return PlainTextResponse(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    @routes.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        return {"object": "list", "data": [_model(state)]}
+
+    @routes.get("/v1/models/{name:path}")
+    async def model(name: str) -> dict[str, Any]:
+        served = _model(state)
+        state.check_model(name)
+        return served
+
+    @routes.post("/internal/load_samples", include_in_schema=False)
+    async def load_samples(request: Request) -> dict[str, int]:
+        _require_loopback(request)
+        if state.sink is None:
+            raise ApiError(
+                404, "no telemetry database is configured (--telemetry-url), so there is no place for samples"
+            )
+        raw = await read_body(request, state.config.max_body_bytes)
+        try:
+            body = json.loads(raw)
+        except (ValueError, RecursionError):
+            raise ApiError(400, "the request body is not valid JSON", code="invalid_json") from None
+        rows = parse_load_samples(body)
+        state.sink.load_samples(rows)
+        return {"accepted": len(rows)}
+
+    return routes
+
+
+def _health(state: ServerState) -> dict[str, Any]:
+    body: dict[str, Any] = {
+        "status": state.phase,
+        "version": __version__,
+        "uptime_s": round(time.time() - state.started_s, 3),
+    }
+    engine = state.loaded_engine
+    if engine is None:
+        return body
+    info, stats = engine.info, engine.stats()
+    return body | {
+        "model": state.model_name,
+        "max_context": engine.max_context,
+        "accelerator": info.accelerator,
+        "accelerator_reason": info.accelerator_reason,
+        "emulated": info.accelerator.startswith("emulated"),
+        "clock": info.clock,
+        "policy": info.policy,
+        "num_slots": info.num_slots,
+        "queue": {"running": stats.num_running, "waiting": stats.num_waiting},
+    }
+
+
+def _engine_gauges(state: ServerState) -> list[tuple[str, str, str, float]]:
+    engine = state.loaded_engine
+    if engine is None:
+        return []
+    stats = engine.stats()
+    placement = stats.placement
+    rows: list[tuple[str, str, str, float]] = [
+        ("vllm:num_requests_running", "gauge", "Requests being computed.", stats.num_running),
+        ("vllm:num_requests_waiting", "gauge", "Requests waiting for a place.", stats.num_waiting),
+    ]
+    for name, help_text, value in (
+        ("hits", "Routed experts that were in VRAM.", placement.hits),
+        ("cpu_misses", "Routed experts that the CPU ran.", placement.cpu_misses),
+        ("fetched", "Routed experts fetched for the step that needed them.", placement.fetched),
+        ("uploads", "Experts copied from host memory to VRAM.", placement.uploads),
+        ("evictions", "Experts put out of their slot.", placement.evictions),
+    ):
+        rows.append((f"twofold:expert_{name}_total", "counter", help_text, value))
+    rows.append(
+        ("twofold:h2d_bytes_total", "counter", "Bytes of experts copied to VRAM.", placement.h2d_bytes)
+    )
+    return rows
+
+
+def _model(state: ServerState) -> dict[str, Any]:
+    engine = state.engine
+    return {
+        "id": state.model_name,
+        "object": "model",
+        "created": int(state.started_s),
+        "owned_by": "twofold",
+        "max_model_len": engine.max_context,
+    }
+
+
+def _require_loopback(request: Request) -> None:
+    """The load tester runs beside the server; from elsewhere this path does not exist."""
+    host = request.client.host if request.client else ""
+    try:
+        loopback = ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        loopback = False
+    # A browser sends cross-site JSON only after a preflight, which fails here because CORS is off.
+    is_json = request.headers.get("content-type", "").partition(";")[0].strip().lower() == "application/json"
+    if not loopback or not is_json:
+        raise ApiError(404, f"there is nothing at {request.url.path!r}; the API is under /v1")

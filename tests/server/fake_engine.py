@@ -1,0 +1,166 @@
+"""An engine without a model, for faults that a real one will not produce on demand.
+
+Speaks the protocol of `twofold.server.protocol`: words as tokens, the prompt said back, one word per turn of its
+thread. `fail_with` and `hold` inject errors and a computation that does not end.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from twofold.errors import CapacityError, RequestError
+from twofold.types import Chunk, GenerationRequest, PlacementCounts, RunInfo, Usage
+
+EMULATED = RunInfo(
+    model="/models/fake-tales",
+    architecture="FakeForCausalLM",
+    accelerator="emulated:rtx4090-pcie4",
+    accelerator_reason="asked for",
+    clock="virtual",
+    policy="lru",
+    num_layers=2,
+    num_experts=4,
+    top_k=2,
+    num_slots=2,
+    expert_bytes=1024,
+    cpu_isa="generic",
+    cpu_threads=1,
+    version="0",
+    config_json="{}",
+)
+
+
+class WordTokenizer:
+    """Token id n is the n-th word it ever saw."""
+
+    def __init__(self) -> None:
+        self._words: list[str] = []
+        self._lock = threading.Lock()
+
+    def encode(self, text: str) -> list[int]:
+        with self._lock:
+            ids = []
+            for word in text.split():
+                if word not in self._words:
+                    self._words.append(word)
+                ids.append(self._words.index(word))
+            return ids
+
+    def word(self, token_id: int) -> str:
+        return self._words[token_id] if token_id < len(self._words) else f"<{token_id}>"
+
+    def apply_chat_template(self, messages: list[dict[str, Any]], add_generation_prompt: bool = True) -> str:
+        if messages[0]["content"] == "refuse me":
+            raise RequestError("the chat template refused the conversation: refused", param="messages")
+        return "\n".join(message["content"] for message in messages)
+
+
+@dataclass(frozen=True)
+class FakeStats:
+    num_running: int
+    num_waiting: int
+    placement: PlacementCounts = field(default_factory=PlacementCounts)
+
+
+class FakeEngine:
+    """Says the prompt's words back, one per turn."""
+
+    def __init__(self, *, max_context: int = 64, max_running: int = 4, info: RunInfo = EMULATED) -> None:
+        self.tokenizer = WordTokenizer()
+        self.info = info
+        self.max_context = max_context
+        self.max_running = max_running
+        self.fail_on_submit: Exception | None = None
+        self.fail_after_words: int | None = None
+        self.hold = threading.Event()
+        """Cleared: running answers stand still after their first word."""
+        self.hold.set()
+        self.idle = threading.Event()
+        self.cancelled: list[str] = []
+        self.requests: list[GenerationRequest] = []
+        self._running: dict[str, Callable[[], bool]] = {}
+        self._queue: deque[GenerationRequest] = deque()
+        self._changed = threading.Condition()
+        self._draining = False
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def submit(self, request: GenerationRequest) -> None:
+        if self.fail_on_submit is not None:
+            raise self.fail_on_submit
+        with self._changed:
+            if self._draining:
+                raise CapacityError("the engine is draining", draining=True)
+            if len(self._running) >= self.max_running:
+                raise CapacityError("all places are taken; try again later", retry_after_s=2.5)
+            self.requests.append(request)
+            self._running[request.request_id] = self._turns(request)
+            self.idle.clear()
+            self._changed.notify_all()
+
+    def cancel(self, request_id: str) -> None:
+        with self._changed:
+            self.cancelled.append(request_id)
+            self._changed.notify_all()
+
+    def drain(self, timeout_s: float) -> bool:
+        with self._changed:
+            self._draining = True
+            return self._changed.wait_for(lambda: not self._running, timeout_s)
+
+    def stats(self) -> FakeStats:
+        return FakeStats(num_running=len(self._running), num_waiting=0)
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._closed or self._running)
+                if self._closed:
+                    return
+                for request_id, turn in list(self._running.items()):
+                    if turn():
+                        del self._running[request_id]
+                if not self._running:
+                    self.idle.set()
+                self._changed.notify_all()
+                if not self.hold.is_set():
+                    # Cancelling, closing and releasing all notify; the timeout only bounds a lost wake-up.
+                    self._changed.wait(0.02)
+
+    def _turns(self, request: GenerationRequest) -> Callable[[], bool]:
+        """A function that says the next word and tells whether it was the last."""
+        limit = min(len(request.prompt_token_ids), request.sampling.max_tokens or 2**31)
+        said = 0
+
+        def finish(reason: Any, error: str | None = None) -> bool:
+            usage = Usage(len(request.prompt_token_ids), said, clock=self.info.clock)
+            request.on_chunk(Chunk("", (), reason, usage, error))
+            return True
+
+        def turn() -> bool:
+            nonlocal said
+            if request.request_id in self.cancelled:
+                return finish("cancelled")
+            if self.fail_after_words is not None and said >= self.fail_after_words:
+                return finish("error", "the native code failed in layer 3")
+            if said >= 1 and not self.hold.is_set():
+                return False
+            token_id = request.prompt_token_ids[said]
+            said += 1
+            request.on_chunk(Chunk(self.tokenizer.word(token_id) + " ", (token_id,)))
+            if said < limit:
+                return False
+            return finish("length" if limit < len(request.prompt_token_ids) else "stop")
+
+        return turn
