@@ -1,0 +1,132 @@
+// Decides one MoE layer of one step: who runs each routed expert, what is uploaded, what is evicted, and how
+// long the layer takes on the virtual clock. Ties cost model, planners, cache and timeline together; the
+// emulated accelerator executes these decisions with real memory, the lab's simulator only counts them, so
+// both show the same times.
+//
+// Fetched experts need room. One that is worth more than the cheapest victim takes its slot (the upload is
+// paid anyway); any other passes through a staging slot, which the next layer may overwrite. Staging slots
+// are numbered from num_slots() on.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "twofold/cost_model.h"
+#include "twofold/decode_planner.h"
+#include "twofold/expert_cache.h"
+#include "twofold/prefill_planner.h"
+#include "twofold/timeline.h"
+
+namespace twofold {
+
+enum class Placement : uint8_t { kHit = 0, kCpu = 1, kFetched = 2 };
+enum class UploadReason : uint8_t { kDemand = 0, kAdmission = 1, kPrefetch = 2 };
+
+// One active expert of the layer and where it runs. slot is -1 on the CPU.
+struct ExpertDecision {
+  int expert = 0;
+  int tokens = 0;
+  Placement where = Placement::kCpu;
+  int slot = -1;
+};
+
+// One upload that the layer began or queued, in link order.
+struct Move {
+  int expert = 0;
+  int slot = 0;
+  int evicted = -1;  // expert that lost the slot, -1 if it was free or staging
+  bool staged = false;
+  UploadReason reason = UploadReason::kDemand;
+  double value = 0;
+  double victim_value = 0;
+  double queued_us = 0;
+  double begin_us = -1;  // known at once for demand uploads, at publication for the others
+  double end_us = -1;
+};
+
+// A miss that the cache found not worth its upload.
+struct Rejection {
+  int expert = 0;
+  double value = 0;
+};
+
+struct LayerDecision {
+  std::vector<ExpertDecision> experts;  // ascending
+  std::vector<Move> moves;
+  std::vector<Rejection> rejections;
+  LayerTimes times;
+  double start_us = 0;
+};
+
+// A background upload that became visible at a step boundary.
+struct Publication {
+  int layer = 0;
+  int expert = 0;
+  int slot = 0;
+  Upload upload;
+};
+
+struct LayerSchedulerConfig {
+  int num_layers = 0;
+  int num_experts = 0;
+  int top_k = 0;
+  int num_slots = 0;
+  std::string policy = "payback";
+  int num_staging = -1;      // -1: num_experts, room to stream one whole layer
+  double upload_price = -1;  // in misses; < 0: default_upload_price
+  int max_waiting_uploads =
+      16;  // no new background upload while that many wait; keeps slots from idling in flight
+};
+
+// What a background upload costs the layers it overlaps, in misses: the contention it causes on the CPU's
+// side.
+double default_upload_price(const CostModel& cost);
+
+class LayerScheduler {
+ public:
+  // Throws std::invalid_argument with field, value and expectation.
+  LayerScheduler(CostModel cost, LayerSchedulerConfig config);
+
+  // Step boundary: uploads that have landed become usable. The span is valid until the next call.
+  std::span<const Publication> begin_step();
+  // Decides and plays the layer: the clock is past it on return. ids[num_tokens * top_k]; weights the same
+  // shape or empty.
+  const LayerDecision& decide(int layer, std::span<const int32_t> ids, std::span<const float> weights,
+                              int num_tokens);
+  // Moves the clock by work that is not experts' (attention, head).
+  void advance(double us) { timeline_.advance(us); }
+  // Moves the clock until every queued upload has landed: the machine is idle and the link has all the time
+  // it needs.
+  void drain() { timeline_.drain(); }
+  double now_us() const { return timeline_.now_us(); }
+
+  int num_slots() const { return cache_->num_slots(); }
+  int num_staging() const { return num_staging_; }
+  double upload_price() const { return cache_->config().upload_price; }
+  const CostModel& cost() const { return cost_; }
+  ExpertCache& cache() { return *cache_; }
+  const ExpertCache& cache() const { return *cache_; }
+
+ private:
+  void plan(int layer, std::span<const int> active, std::span<const int> loads, int num_tokens);
+  void place_fetched(int layer);
+  void admit_misses(int layer);
+
+  CostModel cost_;
+  int num_staging_;
+  int max_waiting_uploads_;
+  std::unique_ptr<ExpertCache> cache_;
+  DecodePlanner decode_planner_;
+  PrefillPlanner prefill_planner_;
+  Timeline timeline_;
+  LayerDecision decision_;
+  std::vector<int> fetch_;  // indices into decision_.experts, in upload order
+  bool one_transfer_ = false;
+  std::vector<Publication> publications_;
+  std::vector<int> hit_loads_, fetched_loads_, cpu_loads_;
+};
+
+}  // namespace twofold

@@ -1,0 +1,176 @@
+#include "twofold/layer_scheduler.h"
+
+#include <algorithm>
+#include <stdexcept>
+#include <utility>
+
+namespace twofold {
+
+namespace {
+
+std::unique_ptr<ExpertCache> make_cache(const CostModel& cost, const LayerSchedulerConfig& config) {
+  CacheConfig cache;
+  cache.num_layers = config.num_layers;
+  cache.num_experts = config.num_experts;
+  cache.top_k = config.top_k;
+  cache.slots_per_layer = spread_slots(config.num_slots, config.num_layers, config.num_experts, config.top_k);
+  cache.policy = config.policy;
+  cache.upload_price = config.upload_price < 0 ? default_upload_price(cost) : config.upload_price;
+  return ExpertCache::make(std::move(cache));
+}
+
+}  // namespace
+
+double default_upload_price(const CostModel& cost) {
+  return cost.profile().contention * cost.upload_us() / cost.miss_us();
+}
+
+LayerScheduler::LayerScheduler(CostModel cost, LayerSchedulerConfig config)
+    : cost_(std::move(cost)),
+      num_staging_(config.num_staging < 0 ? config.num_experts : config.num_staging),
+      max_waiting_uploads_(config.max_waiting_uploads),
+      cache_(make_cache(cost_, config)),
+      decode_planner_(cost_, config.top_k),
+      prefill_planner_(cost_),
+      timeline_(cost_.upload_us()) {}
+
+std::span<const Publication> LayerScheduler::begin_step() {
+  publications_.clear();
+  for (const Upload& upload : timeline_.take_landed()) {
+    if (upload.tag < 0) continue;  // a staged expert; nobody waits for it
+    const int slot = int(upload.tag);
+    cache_->publish(slot);
+    const int occupant = cache_->occupant(slot);
+    const int num_experts = cache_->config().num_experts;
+    publications_.push_back({occupant / num_experts, occupant % num_experts, slot, upload});
+  }
+  return publications_;
+}
+
+const LayerDecision& LayerScheduler::decide(int layer, std::span<const int32_t> ids,
+                                            std::span<const float> weights, int num_tokens) {
+  decision_.experts.clear();
+  decision_.moves.clear();
+  decision_.rejections.clear();
+  decision_.start_us = timeline_.now_us();
+  cache_->observe(layer, ids, weights, num_tokens, num_tokens > 1);
+  plan(layer, cache_->active(layer), cache_->loads(layer), num_tokens);
+  place_fetched(layer);
+
+  hit_loads_.clear();
+  fetched_loads_.clear();
+  cpu_loads_.clear();
+  for (const ExpertDecision& e : decision_.experts) {
+    if (e.where == Placement::kHit) hit_loads_.push_back(e.tokens);
+    if (e.where == Placement::kCpu) cpu_loads_.push_back(e.tokens);
+  }
+  for (int i : fetch_) fetched_loads_.push_back(decision_.experts[size_t(i)].tokens);
+  LayerWork work{hit_loads_,   fetched_loads_, cpu_loads_, timeline_.backlog_us(), timeline_.queued_us(),
+                 one_transfer_};
+  decision_.times = cost_.layer(work);
+
+  bool first = true;
+  for (Move& move : decision_.moves) {
+    // One transfer pays the link's latency once; its later parts occupy the link for their bytes only.
+    const double latency = cost_.profile().link_latency_us;
+    const double duration = one_transfer_ && !first ? cost_.upload_us() - latency : cost_.upload_us();
+    const Upload upload = timeline_.enqueue_demand(move.staged ? -1 : move.slot, duration);
+    move.queued_us = upload.queued_us;
+    move.begin_us = upload.begin_us;
+    move.end_us = upload.end_us;
+    first = false;
+  }
+  admit_misses(layer);
+  timeline_.advance(decision_.times.layer_us);
+  return decision_;
+}
+
+void LayerScheduler::plan(int layer, std::span<const int> active, std::span<const int> loads,
+                          int num_tokens) {
+  fetch_.clear();
+  one_transfer_ = false;
+  std::vector<ExpertLoad> plannable;
+  std::vector<int> misses;  // indices into decision_.experts that may be fetched
+  int hits = 0;
+  for (size_t i = 0; i < active.size(); ++i) {
+    const ExpertState state = cache_->state(layer, active[i]);
+    const bool resident = state == ExpertState::kResident;
+    decision_.experts.push_back({active[i], loads[i], resident ? Placement::kHit : Placement::kCpu,
+                                 resident ? cache_->slot_of(layer, active[i]) : -1});
+    hits += resident;
+    if (state == ExpertState::kAbsent) misses.push_back(int(i));
+    // An expert in flight is not usable and not fetched twice: it runs on the CPU, outside the plan.
+    if (state != ExpertState::kInFlight) plannable.push_back({active[i], loads[i], resident});
+  }
+  // An accelerator without slots still streams; one without room at all leaves everything to the CPU.
+  const int room = num_staging_;
+  if (num_tokens == 1) {
+    int count = decode_planner_.split(hits, int(misses.size()), timeline_.backlog_us());
+    count = std::min(count, room);
+    // Interchangeable for this layer; for the next tokens the more valuable ones are the better ones to have.
+    std::stable_sort(misses.begin(), misses.end(), [&](int a, int b) {
+      return cache_->value(layer, decision_.experts[size_t(a)].expert) >
+             cache_->value(layer, decision_.experts[size_t(b)].expert);
+    });
+    fetch_.assign(misses.begin(), misses.begin() + count);
+    return;
+  }
+  const PrefillPlan plan =
+      prefill_planner_.plan(plannable, timeline_.backlog_us(), timeline_.queued_us(), room);
+  one_transfer_ = plan.streamed;
+  for (int expert : plan.fetch) {
+    const auto at = std::lower_bound(active.begin(), active.end(), expert);
+    fetch_.push_back(int(at - active.begin()));
+  }
+}
+
+void LayerScheduler::place_fetched(int layer) {
+  int staged = 0;
+  for (int i : fetch_) {
+    ExpertDecision& e = decision_.experts[size_t(i)];
+    Move move;
+    move.expert = e.expert;
+    const auto possible = cache_->can_admit(layer, e.expert, true);
+    if (possible && (possible->evicted < 0 || possible->value > possible->victim_value)) {
+      const auto admission = cache_->admit(layer, e.expert, true);
+      move.slot = admission->slot;
+      move.evicted = admission->evicted;
+      move.value = admission->value;
+      move.victim_value = admission->victim_value;
+    } else {
+      move.slot = num_slots() + staged++;
+      move.staged = true;
+      move.value = possible ? possible->value : 0;
+      move.victim_value = possible ? possible->victim_value : 0;
+    }
+    e.where = Placement::kFetched;
+    e.slot = move.slot;
+    decision_.moves.push_back(move);
+  }
+}
+
+void LayerScheduler::admit_misses(int layer) {
+  for (const ExpertDecision& e : decision_.experts) {
+    if (e.where != Placement::kCpu || cache_->state(layer, e.expert) != ExpertState::kAbsent) continue;
+    if (timeline_.num_waiting() >= max_waiting_uploads_) return;
+    const auto admission = cache_->admit(layer, e.expert, false);
+    if (!admission) {
+      if (cache_->last_refusal() == AdmitRefusal::kPrice) {
+        decision_.rejections.push_back({e.expert, cache_->value(layer, e.expert)});
+      }
+      continue;
+    }
+    Move move;
+    move.expert = e.expert;
+    move.slot = admission->slot;
+    move.evicted = admission->evicted;
+    move.reason = UploadReason::kAdmission;
+    move.value = admission->value;
+    move.victim_value = admission->victim_value;
+    move.queued_us = timeline_.now_us();
+    timeline_.enqueue_background(admission->slot);
+    decision_.moves.push_back(move);
+  }
+}
+
+}  // namespace twofold
