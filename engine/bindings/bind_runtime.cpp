@@ -1,5 +1,190 @@
+#include <pybind11/numpy.h>
+#include <pybind11/stl.h>
+
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
 #include "module.h"
+#include "moe_executor.h"
+
+namespace py = pybind11;
 
 namespace twofold::bindings {
-void bind_runtime(pybind11::module_&) {}
+namespace {
+
+using FloatRows = py::array_t<float, py::array::c_style>;
+using IntRows = py::array_t<int32_t, py::array::c_style>;
+
+std::string shape_text(const py::array& a) {
+  std::string text = "(";
+  for (py::ssize_t i = 0; i < a.ndim(); ++i) text += (i ? ", " : "") + std::to_string(a.shape(i));
+  return text + ")";
+}
+
+void expect_shape(const py::array& a, const char* name, py::ssize_t rows, py::ssize_t columns) {
+  if (a.ndim() != 2 || a.shape(0) != rows || a.shape(1) != columns) {
+    throw std::invalid_argument(std::string(name) + " has shape " + shape_text(a) + ", expected (" +
+                                std::to_string(rows) + ", " + std::to_string(columns) + ")");
+  }
+}
+
+// A matrix of one expert: C-contiguous, [rows, columns], float32 or (bfloat16 bits) uint16.
+const void* expert_matrix(const py::array& a, const char* name, int rows, int columns, kernels::DType dtype) {
+  expect_shape(a, name, rows, columns);
+  const bool right_type = dtype == kernels::DType::kF32 ? py::isinstance<py::array_t<float>>(a)
+                                                        : py::isinstance<py::array_t<uint16_t>>(a);
+  if (!right_type || !(a.flags() & py::array::c_style)) {
+    throw std::invalid_argument(std::string(name) + " must be C-contiguous " +
+                                (dtype == kernels::DType::kF32 ? "float32" : "uint16 (bfloat16 bits)"));
+  }
+  return a.data();
+}
+
+kernels::DType dtype_named(const std::string& name) {
+  if (name == "float32") return kernels::DType::kF32;
+  if (name == "bfloat16") return kernels::DType::kBF16;
+  throw std::invalid_argument("expert dtype '" + name + "' given; float32 or bfloat16 expected");
+}
+
+template <typename Event>
+py::array_t<Event> drain(EventRing<Event>& ring) {
+  std::vector<Event> rows(ring.size());
+  rows.resize(ring.drain(rows));
+  return py::array_t<Event>(py::ssize_t(rows.size()), rows.data());
+}
+
+void bind_store(py::module_& m) {
+  py::class_<ExpertStore>(m, "ExpertStore", "All experts of a model in host memory, each packed once.")
+      .def(py::init(
+               [](int num_layers, int num_experts, int hidden, int intermediate, const std::string& dtype) {
+                 return std::make_unique<ExpertStore>(num_layers, num_experts,
+                                                      ExpertShape{hidden, intermediate, dtype_named(dtype)});
+               }),
+           py::arg("num_layers"), py::arg("num_experts"), py::arg("hidden"), py::arg("intermediate"),
+           py::arg("dtype"))
+      .def(
+          "put",
+          [](ExpertStore& store, int layer, int expert, const py::array& gate, const py::array& up,
+             const py::array& down) {
+            if (layer < 0 || layer >= store.num_layers() || expert < 0 || expert >= store.num_experts()) {
+              throw std::invalid_argument("layer " + std::to_string(layer) + ", expert " +
+                                          std::to_string(expert) + " is outside a store of " +
+                                          std::to_string(store.num_layers()) + " x " +
+                                          std::to_string(store.num_experts()));
+            }
+            const ExpertShape& shape = store.shape();
+            const void* g = expert_matrix(gate, "gate", shape.intermediate, shape.hidden, shape.dtype);
+            const void* u = expert_matrix(up, "up", shape.intermediate, shape.hidden, shape.dtype);
+            const void* d = expert_matrix(down, "down", shape.hidden, shape.intermediate, shape.dtype);
+            py::gil_scoped_release release;
+            store.put(layer, expert, g, u, d);
+          },
+          py::arg("layer"), py::arg("expert"), py::arg("gate"), py::arg("up"), py::arg("down"))
+      .def_property_readonly("bytes", &ExpertStore::bytes)
+      .def_property_readonly("expert_bytes", [](const ExpertStore& s) { return s.shape().bytes(); })
+      .def_property_readonly("flops_per_token",
+                             [](const ExpertStore& s) { return s.shape().flops_per_token(); });
+}
+
+void forward(MoeExecutor& executor, int layer, const FloatRows& normed, const IntRows& ids,
+             const FloatRows& weights, FloatRows& hidden) {
+  if (ids.ndim() != 2)
+    throw std::invalid_argument("ids has shape " + shape_text(ids) + ", expected (tokens, top_k)");
+  const py::ssize_t num_tokens = ids.shape(0);
+  const py::ssize_t width = executor.store().shape().hidden;
+  expect_shape(weights, "weights", num_tokens, ids.shape(1));
+  expect_shape(normed, "normed", num_tokens, width);
+  expect_shape(hidden, "hidden", num_tokens, width);
+  const LayerRouting routing{ids.data(), weights.data(), int(num_tokens), int(ids.shape(1))};
+  const float* in = normed.data();
+  float* out = hidden.mutable_data();
+  py::gil_scoped_release release;
+  executor.forward(layer, routing, in, out);
+}
+
+void bind_executor(py::module_& m) {
+  py::class_<MoeExecutor>(m, "MoeExecutor", "Runs MoE layers: decides where, computes, records.")
+      .def(py::init<ThreadTeam&, const ExpertStore&>(), py::arg("team"), py::arg("store"),
+           py::keep_alive<1, 2>(), py::keep_alive<1, 3>())
+      .def_static(
+          "emulated",
+          [](ThreadTeam& team, const ExpertStore& store, const std::string& profile_name,
+             const std::map<std::string, double>& profile, int top_k, int num_slots,
+             const std::string& policy, std::vector<double> dense_bytes, std::vector<double> dense_flops,
+             bool preload) {
+            CostModel cost(MachineProfile::from_fields(profile_name, profile), double(store.shape().bytes()),
+                           store.shape().flops_per_token());
+            LayerSchedulerConfig config;
+            config.num_layers = store.num_layers();
+            config.num_experts = store.num_experts();
+            config.top_k = top_k;
+            config.num_slots = num_slots;
+            config.policy = policy;
+            return std::make_unique<MoeExecutor>(team, store, std::move(cost), std::move(config),
+                                                 DenseCost{std::move(dense_bytes), std::move(dense_flops)},
+                                                 preload);
+          },
+          py::arg("team"), py::arg("store"), py::arg("profile_name"), py::arg("profile"), py::arg("top_k"),
+          py::arg("num_slots"), py::arg("policy"), py::arg("dense_bytes"), py::arg("dense_flops"),
+          py::arg("preload"), py::keep_alive<0, 1>(), py::keep_alive<0, 2>())
+      .def(
+          "begin_step",
+          [](MoeExecutor& executor, int64_t step, std::vector<int64_t> requests,
+             std::vector<int32_t> positions) {
+            if (requests.size() != positions.size()) {
+              throw std::invalid_argument("begin_step needs one position per request row");
+            }
+            executor.begin_step({step, std::move(requests), std::move(positions)});
+          },
+          py::arg("step"), py::arg("requests"), py::arg("positions"))
+      .def("forward", &forward, py::arg("layer"), py::arg("normed").noconvert(), py::arg("ids").noconvert(),
+           py::arg("weights").noconvert(), py::arg("hidden").noconvert())
+      .def("end_step", &MoeExecutor::end_step)
+      .def("idle", &MoeExecutor::idle)
+      .def_property(
+          "events_enabled", [](MoeExecutor& e) { return e.events().enabled; },
+          [](MoeExecutor& e, bool on) { e.events().enabled = on; })
+      .def_property_readonly("virtual_now_us",
+                             [](const MoeExecutor& e) -> std::optional<double> {
+                               const double now = e.accelerator().virtual_now_us();
+                               return now < 0 ? std::nullopt : std::optional<double>(now);
+                             })
+      .def_property_readonly("num_slots", [](const MoeExecutor& e) { return e.accelerator().num_slots(); })
+      .def_property_readonly("device_bytes",
+                             [](const MoeExecutor& e) { return e.accelerator().device_bytes(); })
+      .def("counts",
+           [](MoeExecutor& e) {
+             const PlacementCounts& c = e.events().counts;
+             return py::dict(py::arg("hits") = c.hits, py::arg("cpu_misses") = c.cpu_misses,
+                             py::arg("fetched") = c.fetched, py::arg("uploads") = c.uploads,
+                             py::arg("evictions") = c.evictions, py::arg("h2d_bytes") = c.h2d_bytes);
+           })
+      .def("drain_events",
+           [](MoeExecutor& e) {
+             return py::dict(py::arg("token_layer") = drain(e.events().token_layers),
+                             py::arg("upload") = drain(e.events().uploads),
+                             py::arg("cache_event") = drain(e.events().cache_events));
+           })
+      .def("take_dropped", [](MoeExecutor& e) {
+        return py::dict(py::arg("token_layer") = e.events().token_layers.take_dropped(),
+                        py::arg("upload") = e.events().uploads.take_dropped(),
+                        py::arg("cache_event") = e.events().cache_events.take_dropped());
+      });
+}
+
+}  // namespace
+
+void bind_runtime(py::module_& m) {
+  PYBIND11_NUMPY_DTYPE(TokenLayerEvent, step, request, position, layer, num_routed, num_hits, num_cpu,
+                       num_fetched, experts, placement, weights, layer_us, cpu_us, gpu_us, predicted_us);
+  PYBIND11_NUMPY_DTYPE(UploadEvent, step, request, layer, expert, slot, bytes, queued_us, begin_us, end_us,
+                       reason, lane);
+  PYBIND11_NUMPY_DTYPE(CacheEvent, step, request, layer, kind, expert, victim, slot, value, victim_value,
+                       price, at_us);
+  bind_store(m);
+  bind_executor(m);
+}
+
 }  // namespace twofold::bindings

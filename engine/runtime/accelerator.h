@@ -1,0 +1,114 @@
+// What stands between routing and compute: for each layer of each step it answers where every routed expert
+// runs and from which memory. One interface; `none` and `emulated` live here, `cuda` brings its own.
+#pragma once
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "event_log.h"
+#include "expert_compute.h"
+#include "expert_store.h"
+#include "twofold/layer_scheduler.h"
+
+namespace twofold {
+
+// Where one group of tokens runs.
+struct GroupPlacement {
+  const std::byte* weights;
+  Placement where;
+};
+
+class Accelerator {
+ public:
+  virtual ~Accelerator() = default;
+
+  virtual void begin_step(const StepRows& rows) = 0;
+  // Fills one placement per group and returns the layer's times on the accelerator's clock (zeros: not known,
+  // measure).
+  virtual LayerTimes place(int layer, const LayerRouting& routing, const ExpertGroups& groups,
+                           std::span<GroupPlacement> placements) = 0;
+  // Work outside experts before the given MoE layer, or after the last (layer == number of MoE layers).
+  virtual void dense(int layer, int num_tokens) = 0;
+  // No work is left: background uploads have all the time they need.
+  virtual void idle() = 0;
+  // Microseconds of the virtual clock; negative when this accelerator runs in real time.
+  virtual double virtual_now_us() const = 0;
+  // Device bytes in use: expert slots and staging.
+  virtual size_t device_bytes() const = 0;
+  virtual int num_slots() const = 0;
+};
+
+// All experts on the CPU, straight from the store.
+class NoAccelerator final : public Accelerator {
+ public:
+  explicit NoAccelerator(const ExpertStore& store) : store_(store) {}
+
+  void begin_step(const StepRows&) override {}
+  LayerTimes place(int layer, const LayerRouting& routing, const ExpertGroups& groups,
+                   std::span<GroupPlacement> placements) override;
+  void dense(int, int) override {}
+  void idle() override {}
+  double virtual_now_us() const override { return -1; }
+  size_t device_bytes() const override { return 0; }
+  int num_slots() const override { return 0; }
+
+ private:
+  const ExpertStore& store_;
+};
+
+// Bytes and flops of everything that is not routed experts: entry i is what runs between MoE layer i-1 and i,
+// the last entry what follows the last MoE layer (final norm, head).
+struct DenseCost {
+  std::vector<double> bytes;
+  std::vector<double> flops_per_token;
+};
+
+// A GPU that is played: slots, uploads, evictions and plans are real, kernels run on the CPU from slot
+// memory, time is the cost model's on a virtual clock.
+class EmulatedAccelerator final : public Accelerator {
+ public:
+  EmulatedAccelerator(const ExpertStore& store, CostModel cost, LayerSchedulerConfig config,
+                      DenseCost dense_cost, EventLog& events);
+
+  // Uploads every expert before the first step; only when there is a slot for each (throws std::logic_error
+  // otherwise).
+  void preload_all();
+
+  void begin_step(const StepRows& rows) override;
+  LayerTimes place(int layer, const LayerRouting& routing, const ExpertGroups& groups,
+                   std::span<GroupPlacement> placements) override;
+  void dense(int layer, int num_tokens) override;
+  void idle() override;
+  double virtual_now_us() const override { return scheduler_.now_us(); }
+  size_t device_bytes() const override { return arena_bytes_; }
+  int num_slots() const override { return scheduler_.num_slots(); }
+
+  const LayerScheduler& scheduler() const { return scheduler_; }
+
+ private:
+  std::byte* slot(int index) const { return arena_.get() + size_t(index) * slot_stride_; }
+  void copy_to_slot(int layer, int expert, int slot_index);
+  void publish_landed();
+  // The row of the step that is charged with an expert's upload: the first token routed to it.
+  int64_t request_of(const LayerRouting& routing, const ExpertGroups& groups, int expert) const;
+
+  struct Free {
+    size_t bytes;
+    void operator()(std::byte* p) const { free_pages(p, bytes); }
+  };
+
+  const ExpertStore& store_;
+  LayerScheduler scheduler_;
+  DenseCost dense_cost_;
+  EventLog& events_;
+  size_t slot_stride_;
+  size_t arena_bytes_;
+  std::unique_ptr<std::byte[], Free> arena_;
+  StepRows rows_;
+  std::vector<UploadEvent>
+      pending_;  // per slot: its last upload; a background one is completed at publication
+};
+
+}  // namespace twofold

@@ -1,0 +1,55 @@
+// Runs routed experts on the CPU: tokens grouped by expert, gate·up, down, weighted sum. Purely arithmetic;
+// where the weights of an expert lie is the caller's decision, and the result does not depend on it.
+#pragma once
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "expert_store.h"
+#include "thread_team.h"
+
+namespace twofold {
+
+// The routing of one layer and step. ids and weights are [num_tokens, top_k], row-major.
+struct LayerRouting {
+  const int32_t* ids;
+  const float* weights;
+  int num_tokens;
+  int top_k;
+};
+
+// Tokens of one layer grouped by expert (a counting sort): group g holds pairs [begin[g], begin[g + 1]) of
+// `pairs`, where a pair p is token p / top_k at rank p % top_k. Groups are in ascending order of expert.
+struct ExpertGroups {
+  std::vector<int> experts;
+  std::vector<int> begin;
+  std::vector<int> pairs;
+
+  int size() const { return int(experts.size()); }
+  int load(int group) const { return begin[size_t(group) + 1] - begin[size_t(group)]; }
+  // Throws std::out_of_range when an id is not below num_experts.
+  void assign(const LayerRouting& routing, int num_experts);
+
+ private:
+  std::vector<int> counts_;
+};
+
+class ExpertCompute {
+ public:
+  ExpertCompute(ThreadTeam& team, ExpertShape shape) : team_(team), shape_(shape) {}
+
+  // hidden[t] += sum over rank k of weights[t, k] * expert(normed[t]), added in rank order.
+  // group_weights[g] is where the packed weights of group g lie. normed and hidden are [num_tokens, hidden].
+  void run(const LayerRouting& routing, const ExpertGroups& groups,
+           std::span<const std::byte* const> group_weights, const float* normed, float* hidden);
+
+ private:
+  ThreadTeam& team_;
+  ExpertShape shape_;
+  std::vector<float> gathered_;      // [pairs, hidden] inputs in group order
+  std::vector<float> intermediate_;  // [pairs, intermediate]
+  std::vector<float> outputs_;       // [pairs, hidden] in group order
+  std::vector<int> position_of_;     // pair -> row in group order
+};
+
+}  // namespace twofold

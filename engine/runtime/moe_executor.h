@@ -1,0 +1,51 @@
+// Runs one MoE layer of one step: asks the accelerator where each routed expert runs, computes, and records
+// what happened. The one object the model talks to between router and residual.
+#pragma once
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "accelerator.h"
+#include "event_log.h"
+#include "expert_compute.h"
+#include "expert_store.h"
+#include "thread_team.h"
+
+namespace twofold {
+
+class MoeExecutor {
+ public:
+  // No accelerator: all experts on the CPU at full speed.
+  MoeExecutor(ThreadTeam& team, const ExpertStore& store);
+  // A GPU played by the CPU. preload: upload all experts first (needs a slot for each).
+  MoeExecutor(ThreadTeam& team, const ExpertStore& store, CostModel cost, LayerSchedulerConfig config,
+              DenseCost dense_cost, bool preload);
+
+  // The step's rows: what forward's tokens are called in the events.
+  void begin_step(StepRows rows);
+  // hidden[t] += weighted sum of token t's experts. normed, hidden: [num_tokens, hidden size]. Throws
+  // std::invalid_argument when the number of tokens is not the step's.
+  void forward(int layer, const LayerRouting& routing, const float* normed, float* hidden);
+  // The head's time passes on a virtual clock.
+  void end_step();
+  void idle() { accelerator_->idle(); }
+
+  EventLog& events() { return events_; }
+  const Accelerator& accelerator() const { return *accelerator_; }
+  const ExpertStore& store() const { return store_; }
+
+ private:
+  void record(int layer, const LayerRouting& routing, const LayerTimes& times, float measured_us);
+
+  const ExpertStore& store_;
+  EventLog events_;
+  std::unique_ptr<Accelerator> accelerator_;
+  ExpertCompute compute_;
+  StepRows rows_;
+  ExpertGroups groups_;
+  std::vector<GroupPlacement> placements_;
+  std::vector<const std::byte*> group_weights_;
+  std::vector<uint8_t> where_of_expert_;
+};
+
+}  // namespace twofold
