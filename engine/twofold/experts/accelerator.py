@@ -1,0 +1,80 @@
+"""Which accelerator runs experts besides the CPU, and why: `cuda`, `emulated:PROFILE` or `none`."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from typing import Literal
+
+from twofold.config import EngineConfig
+from twofold.errors import ConfigError
+from twofold.experts.profiles import MachineProfile, load_profile, shipped_profiles
+from twofold.types import Clock
+
+DEFAULT_EXPERTS_RATIO = 0.25
+
+
+@dataclass(frozen=True)
+class AcceleratorChoice:
+    """What was chosen and the reason, which is logged and kept with the run."""
+
+    kind: Literal["cuda", "emulated", "none"]
+    reason: str
+    profile: MachineProfile | None = None
+
+    @property
+    def label(self) -> str:
+        """How the accelerator is called everywhere it is shown, e.g. "emulated:rtx4090-pcie4"."""
+        return f"emulated:{self.profile.name}" if self.profile else self.kind
+
+    @property
+    def clock(self) -> Clock:
+        return "virtual" if self.kind == "emulated" else "wall"
+
+
+def choose_accelerator(name: str) -> AcceleratorChoice:
+    """Resolve `--accelerator`. Nothing is emulated unless asked for.
+
+    Raises:
+        ConfigError: unknown name, or cuda was asked for and is not there.
+    """
+    if name.startswith("emulated:"):
+        profile = load_profile(name.removeprefix("emulated:"))
+        return AcceleratorChoice("emulated", f"asked for; times are those of {profile.description}", profile)
+    if name == "none":
+        return AcceleratorChoice("none", "asked for")
+    if name not in ("auto", "cuda"):
+        raise ConfigError(
+            f"--accelerator was given {name!r}; it takes auto, cuda, none or emulated:PROFILE with PROFILE one of "
+            f"{', '.join(shipped_profiles())}"
+        )
+    missing = _why_no_cuda()
+    if missing is None:
+        return AcceleratorChoice("cuda", "a CUDA device is there")
+    if name == "cuda":
+        raise ConfigError(f"--accelerator cuda: {missing}; use auto, none or emulated:PROFILE")
+    return AcceleratorChoice("none", missing)
+
+
+def num_slots(config: EngineConfig, num_layers: int, num_experts: int) -> int:
+    """Expert slots over all layers that the configuration asks for.
+
+    Raises:
+        ConfigError: more slots per layer than there are experts.
+    """
+    if config.num_gpu_experts is not None:
+        if config.num_gpu_experts > num_experts:
+            raise ConfigError(
+                f"--num-gpu-experts was given {config.num_gpu_experts}; the model has {num_experts} experts per layer"
+            )
+        return config.num_gpu_experts * num_layers
+    ratio = DEFAULT_EXPERTS_RATIO if config.gpu_experts_ratio is None else config.gpu_experts_ratio
+    return round(ratio * num_layers * num_experts)
+
+
+def _why_no_cuda() -> str | None:
+    try:
+        cuda = importlib.import_module("twofold._cuda")
+    except ImportError:
+        return "this build has no CUDA module"
+    return None if cuda.device_count() > 0 else "no CUDA device was found"
