@@ -22,7 +22,9 @@ T = TypeVar("T")
 
 def setting(default: Any, help: str, *, choices: tuple[str, ...] = (), positional: bool = False) -> Any:
     """A dataclass field with a default and the help that every face of the setting shows."""
-    return dataclasses.field(default=default, metadata={"help": help, "choices": choices, "positional": positional})
+    return dataclasses.field(
+        default=default, metadata={"help": help, "choices": choices, "positional": positional}
+    )
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,9 @@ class EngineConfig:
     num_gpu_experts: int | None = setting(
         None, "expert slots per layer, on average; instead of --gpu-experts-ratio"
     )
-    policy: str = setting("payback", "which experts stay in VRAM: payback, lru, lfu, lfru, mrs, two-in-eight, static")
+    policy: str = setting(
+        "payback", "which experts stay in VRAM: payback, lru, lfu, lfru, mrs, two-in-eight, static"
+    )
     cpu_threads: int = setting(0, "threads that compute on the CPU; 0: one per physical core")
     max_num_seqs: int = setting(32, "requests that run at the same time")
     max_waiting: int = setting(256, "requests that may wait for a place before new ones are refused")
@@ -53,7 +57,9 @@ class EngineConfig:
     max_total_tokens: int | None = setting(
         None, "tokens the KV cache holds over all requests (default: 8 full contexts, bounded by memory)"
     )
-    max_model_len: int | None = setting(None, "longest prompt plus answer in tokens (default: the model's context)")
+    max_model_len: int | None = setting(
+        None, "longest prompt plus answer in tokens (default: the model's context)"
+    )
     page_size: int = setting(16, "tokens of one KV cache page")
     seed: int | None = setting(None, "seed for requests that bring none; unset: drawn anew for each request")
 
@@ -76,7 +82,9 @@ class EngineConfig:
         for name in ("max_total_tokens", "max_model_len"):
             value = getattr(self, name)
             _check(value is None or value >= 1, name, value, "1 or more")
-        _check(self.seed is None or 0 <= self.seed < 2**63, "seed", self.seed, "a whole number from 0 to 2^63-1")
+        _check(
+            self.seed is None or 0 <= self.seed < 2**63, "seed", self.seed, "a whole number from 0 to 2^63-1"
+        )
 
 
 @dataclass(frozen=True)
@@ -90,7 +98,9 @@ class ServerConfig:
     host: str = setting("127.0.0.1", "address to listen on; only loopback is safe without --api-key")
     port: int = setting(10002, "port to listen on")
     api_key: str | None = setting(None, "require this key as 'Authorization: Bearer KEY'")
-    served_model_name: str | None = setting(None, "name clients use for the model (default: its directory's name)")
+    served_model_name: str | None = setting(
+        None, "name clients use for the model (default: its directory's name)"
+    )
     max_body_bytes: int = setting(8 * 1024 * 1024, "largest request body accepted")
     drain_timeout_s: float = setting(30.0, "seconds that running requests get to finish after SIGTERM")
 
@@ -105,12 +115,20 @@ class TelemetryConfig:
     """Where decisions are recorded."""
 
     telemetry_url: str | None = setting(
-        None, "SQLAlchemy URL of the database that records every decision, e.g. sqlite:///twofold.db; unset: off"
+        None,
+        "SQLAlchemy URL of the database that records every decision, e.g. sqlite:///twofold.db; unset: off",
     )
-    telemetry_queue_rows: int = setting(200_000, "rows that may wait to be written; more are dropped and counted")
+    telemetry_queue_rows: int = setting(
+        200_000, "rows that may wait to be written; more are dropped and counted"
+    )
 
     def __post_init__(self) -> None:
-        _check(self.telemetry_queue_rows >= 1000, "telemetry_queue_rows", self.telemetry_queue_rows, "1000 or more")
+        _check(
+            self.telemetry_queue_rows >= 1000,
+            "telemetry_queue_rows",
+            self.telemetry_queue_rows,
+            "1000 or more",
+        )
 
 
 def environment_name(field: str) -> str:
@@ -128,7 +146,11 @@ def add_arguments(parser: argparse.ArgumentParser, cls: type[Any]) -> None:
         help_text = field.metadata["help"].replace("%", "%%")
         if field.default not in (None, "") and "default" not in help_text:
             help_text += f" (default: {field.default})"
-        common: dict[str, Any] = {"default": argparse.SUPPRESS, "help": help_text, "metavar": field.name.upper()}
+        common: dict[str, Any] = {
+            "default": argparse.SUPPRESS,
+            "help": help_text,
+            "metavar": field.name.upper(),
+        }
         if field.metadata["positional"]:
             group.add_argument(field.name, nargs="?", **common)
         else:

@@ -1,0 +1,466 @@
+"""The engine: requests in, tokens out. `Engine.step` reads as one sentence: schedule, forward, sample, emit.
+
+Two threads at most touch it: callers (`submit`, `cancel`, `stats`) and the engine's own loop (`start`). They meet only
+in the inbox. Knows nothing of HTTP, terminals or databases; what happens is pushed to a telemetry sink.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence as Seq
+from dataclasses import dataclass
+from pathlib import Path
+
+from twofold import __version__, ops
+from twofold.bundled import bundled_model_path
+from twofold.config import EngineConfig
+from twofold.errors import CapacityError, KernelError, RequestError, TwofoldError
+from twofold.experts.accelerator import choose_accelerator
+from twofold.experts.moe import MoeRuntime
+from twofold.kv_cache import PagePool, plan_capacity
+from twofold.model.model import load_model
+from twofold.model.weights import LoadProgress
+from twofold.requests import Answer, check_request, max_answer_tokens
+from twofold.runner import ModelRunner
+from twofold.scheduler import ScheduledSequence, Scheduler, Sequence
+from twofold.telemetry.sink import TelemetrySink
+from twofold.tokenizer import Tokenizer
+from twofold.types import (
+    Chunk,
+    Clock,
+    FinishReason,
+    GenerationRequest,
+    PlacementCounts,
+    RunInfo,
+    SamplingParams,
+    StepRecord,
+    Usage,
+)
+
+_log = logging.getLogger(__name__)
+
+ProgressFn = Callable[[LoadProgress], None]
+
+# Draining the event rings at every step would cost a decode step of a small model several percent.
+_DRAIN_EVERY_S = 0.05
+
+
+@dataclass(frozen=True)
+class EngineStats:
+    """A snapshot for people and health checks."""
+
+    num_running: int
+    num_waiting: int
+    num_free_pages: int
+    num_pages: int
+    num_steps: int
+    decode_tokens_per_s: float
+    """Of recent decode-only steps, on the run's clock; 0 before the first."""
+    clock: Clock
+    placement: PlacementCounts
+    draining: bool
+
+
+class Engine:
+    """Loads a model and serves requests from it. Make one with `Engine.load`."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        runner: ModelRunner,
+        tokenizer: Tokenizer,
+        info: RunInfo,
+        pool: PagePool,
+        max_context: int,
+        telemetry: TelemetrySink | None,
+    ) -> None:
+        self.config = config
+        self.tokenizer = tokenizer
+        self.info = info
+        self.max_context = max_context
+        self._runner = runner
+        self._moe = runner.moe
+        self._vocab_size = runner.model.config.vocab_size
+        self._eos_token_ids = frozenset(runner.model.config.eos_token_ids)
+        self._pool = pool
+        self._scheduler = Scheduler(pool, config.max_num_seqs, config.max_num_batched_tokens)
+        self._telemetry = telemetry
+        self._answers: dict[int, Answer] = {}
+        self._numbers = itertools.count()
+        self._num_steps = 0
+        self._decode_tokens_per_s = 0.0
+        self._placement = PlacementCounts()
+        self._started = time.perf_counter()
+        self._virtual_s = 0.0 if info.clock == "virtual" else None
+        self._last_drain = 0.0
+        # Everything below is shared with callers and guarded by _wake.
+        self._wake = threading.Condition()
+        self._inbox: deque[Answer] = deque()
+        self._cancelled: set[str] = set()
+        self._live: set[str] = set()
+        self._draining = False
+        self._closed = False
+        self._thread: threading.Thread | None = None
+        self._moe.enable_events(telemetry is not None)
+        if telemetry is not None:
+            telemetry.begin_run(info)
+
+    @classmethod
+    def load(
+        cls,
+        config: EngineConfig,
+        *,
+        telemetry: TelemetrySink | None = None,
+        progress: ProgressFn | None = None,
+    ) -> Engine:
+        """Load the model of `config` and get ready to serve.
+
+        Raises:
+            ConfigError: a setting cannot be met.
+            ModelLoadError: the model cannot be used; the message names the file and the remedy.
+        """
+        choice = choose_accelerator(config.accelerator)
+        path = Path(config.model) if config.model else bundled_model_path()
+        tokenizer = Tokenizer.load(path)
+        team = ops.ThreadTeam(config.cpu_threads)
+        model = load_model(path, team=team, progress=progress)
+        moe = MoeRuntime(model, team, choice, config, progress)
+        capacity = plan_capacity(config, model.config)
+        num_pages = capacity.num_pages
+        kv_cache = ops.KvCache(
+            model.config.num_layers,
+            num_pages,
+            config.page_size,
+            model.config.num_kv_heads,
+            model.config.head_dim,
+            "bfloat16" if model.config.dtype == "bfloat16" else "float32",
+        )
+        info = RunInfo(
+            model=str(path),
+            architecture=model.config.architecture,
+            accelerator=choice.label,
+            accelerator_reason=choice.reason,
+            clock=choice.clock,
+            policy=config.policy if moe.num_slots else "",
+            num_layers=len(model.moe_layers),
+            num_experts=model.config.num_experts,
+            top_k=model.config.top_k,
+            num_slots=moe.num_slots,
+            expert_bytes=moe.expert_bytes,
+            cpu_isa=ops.isa_choice()[0],
+            cpu_threads=team.num_threads,
+            version=__version__,
+            config_json=json.dumps(dataclasses.asdict(config)),
+        )
+        _log.info("accelerator %s: %s", choice.label, choice.reason)
+        runner = ModelRunner(model, moe, kv_cache)
+        return cls(
+            config,
+            runner,
+            tokenizer,
+            info,
+            PagePool(num_pages, config.page_size),
+            capacity.max_context,
+            telemetry,
+        )
+
+    # ---- what callers use -------------------------------------------------------------------------------------------
+
+    def submit(self, request: GenerationRequest) -> None:
+        """Queue a request; its chunks come on the engine's thread. Thread-safe.
+
+        Raises:
+            RequestError: the request can never be served as it is.
+            CapacityError: too many wait already, or the engine is draining.
+        """
+        check_request(request, self._vocab_size, self.max_context)
+        max_tokens = max_answer_tokens(request, self.max_context)
+        with self._wake:
+            if self._closed or self._draining:
+                raise CapacityError(
+                    "the server is shutting down; send the request to another one", draining=True
+                )
+            if (
+                len(self._inbox) + len(self._scheduler.waiting)
+                >= self.config.max_waiting + self._num_free_places
+            ):
+                raise CapacityError(
+                    f"{self.config.max_num_seqs} requests run and {self.config.max_waiting} wait already; try again later"
+                )
+            if request.request_id in self._live:
+                raise RequestError(
+                    f"request id {request.request_id!r} is in use; ids must be unique", param="request_id"
+                )
+            self._live.add(request.request_id)
+            sequence = Sequence(next(self._numbers), request, list(request.prompt_token_ids), max_tokens)
+            answer = Answer(sequence, self.tokenizer.detokenizer(), self.config.seed, self._now_s())
+            self._inbox.append(answer)
+            if self._telemetry is not None:
+                self._telemetry.request(answer.record())
+            self._wake.notify()
+
+    def cancel(self, request_id: str) -> None:
+        """Give a request up; its last chunk has finish reason "cancelled". Unknown or finished ids do nothing. Thread-safe."""
+        with self._wake:
+            if request_id in self._live:
+                self._cancelled.add(request_id)
+                self._wake.notify()
+
+    def start(self) -> None:
+        """Serve on a thread of the engine's own, until `close`."""
+        self._thread = threading.Thread(target=self._serve, name="twofold-engine", daemon=True)
+        self._thread.start()
+
+    def drain(self, timeout_s: float) -> bool:
+        """Refuse new requests and wait for the running ones. True if all finished in time."""
+        with self._wake:
+            self._draining = True
+            self._wake.notify()
+            return self._wake.wait_for(lambda: not self._live, timeout_s)
+
+    def close(self) -> None:
+        """Cancel what still runs, end the thread, flush telemetry's events. Safe to call twice."""
+        with self._wake:
+            self._draining = True
+            self._cancelled |= self._live
+            self._closed = True
+            self._wake.notify()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        self._take_inbox()
+        self._drop_cancelled()
+        self._drain_events()
+
+    def generate(
+        self,
+        prompt_token_ids: Seq[int],
+        sampling: SamplingParams,
+        on_chunk: Callable[[Chunk], None] | None = None,
+        *,
+        request_id: str = "generate",
+        endpoint: str = "generate",
+    ) -> Usage:
+        """Answer one prompt and return when done. Without `start`, the calling thread does the work.
+
+        Raises:
+            RequestError, CapacityError: as `submit`. KernelError: the native code failed.
+            KeyboardInterrupt: passed on after the request was cancelled.
+        """
+        done = threading.Event()
+        last: list[Chunk] = []
+
+        def receive(chunk: Chunk) -> None:
+            if on_chunk is not None:
+                on_chunk(chunk)
+            if chunk.finish_reason is not None:
+                last.append(chunk)
+                done.set()
+
+        self.submit(
+            GenerationRequest(tuple(prompt_token_ids), sampling, receive, request_id, endpoint=endpoint)
+        )
+        try:
+            if self._thread is not None:
+                done.wait()
+            while not done.is_set():
+                self.step()
+        except KeyboardInterrupt:
+            self.cancel(request_id)
+            while not done.is_set():
+                if self._thread is None:
+                    self.step()
+                else:
+                    done.wait()
+            raise
+        self._settle()
+        usage = last[0].usage
+        if last[0].finish_reason == "error" or usage is None:
+            raise KernelError(last[0].error or "the request failed")
+        return usage
+
+    def stats(self) -> EngineStats:
+        with self._wake:
+            return EngineStats(
+                num_running=len(self._scheduler.running),
+                num_waiting=len(self._scheduler.waiting) + len(self._inbox),
+                num_free_pages=self._pool.num_free,
+                num_pages=self._pool.num_pages,
+                num_steps=self._num_steps,
+                decode_tokens_per_s=self._decode_tokens_per_s,
+                clock=self.info.clock,
+                placement=self._placement,
+                draining=self._draining,
+            )
+
+    # ---- the engine's thread ----------------------------------------------------------------------------------------
+
+    def step(self) -> bool:
+        """One iteration over the batch. False if there was nothing to do."""
+        self._take_inbox()
+        self._drop_cancelled()
+        scheduled = self._scheduler.schedule()
+        if not scheduled:
+            return False
+        started_s, wall, clock = time.time(), time.perf_counter(), self._tick()
+        for item in scheduled:
+            self._answers[item.sequence.number].scheduled(clock)
+        try:
+            logits = self._runner.forward(self._num_steps, scheduled)
+        except (TwofoldError, ValueError, RuntimeError, MemoryError) as error:
+            self._fail(scheduled, error)
+            return True
+        native_s = time.perf_counter() - wall
+        now = self._tick()
+        rows = iter(logits)
+        for item in scheduled:
+            item.sequence.num_computed += item.num_tokens
+            if item.samples:
+                answer = self._answers[item.sequence.number]
+                self._emit(answer, answer.sample(next(rows)), now)
+        self._record(scheduled, started_s, time.perf_counter() - wall, native_s, now - clock)
+        return True
+
+    def _serve(self) -> None:
+        while True:
+            if self.step():
+                continue
+            self._settle()
+            with self._wake:
+                self._wake.wait_for(lambda: self._inbox or self._cancelled or self._closed)
+                if self._closed:
+                    return
+
+    def _take_inbox(self) -> None:
+        with self._wake:
+            while self._inbox:
+                answer = self._inbox.popleft()
+                self._answers[answer.sequence.number] = answer
+                self._scheduler.add(answer.sequence)
+
+    def _drop_cancelled(self) -> None:
+        with self._wake:
+            cancelled, self._cancelled = self._cancelled, set()
+        if not cancelled:
+            return
+        for answer in list(self._answers.values()):
+            if answer.sequence.request.request_id in cancelled:
+                self._finish(answer, "cancelled")
+
+    def _emit(self, answer: Answer, token: int, now: float) -> None:
+        """Take a sampled token into its answer, hand its text out, and finish the answer if it was the last."""
+        first = answer.sequence.num_generated == 0
+        is_eos = token in self._eos_token_ids and not answer.sequence.request.sampling.ignore_eos
+        text = answer.push(token, now, hidden=is_eos)
+        if first and self._telemetry is not None:
+            self._telemetry.request(answer.record())
+        sequence = answer.sequence
+        if is_eos or answer.stopped:
+            self._finish(answer, "stop", text, (token,))
+        elif sequence.num_generated >= sequence.max_tokens:
+            self._finish(answer, "length", text, (token,))
+        elif text:
+            self._hand_out(answer, Chunk(text, answer.take_unsent()))
+
+    def _finish(
+        self,
+        answer: Answer,
+        reason: FinishReason,
+        text: str = "",
+        tokens: tuple[int, ...] = (),
+        error: str | None = None,
+    ) -> None:
+        self._scheduler.finish(answer.sequence)
+        del self._answers[answer.sequence.number]
+        usage = answer.finish(reason, self._now_s(), self.info.clock)
+        if self._telemetry is not None:
+            self._telemetry.request(answer.record())
+        self._hand_out(answer, Chunk(text + answer.flush(), answer.take_unsent(), reason, usage, error))
+        with self._wake:
+            self._live.discard(answer.sequence.request.request_id)
+            self._wake.notify_all()
+
+    def _hand_out(self, answer: Answer, chunk: Chunk) -> None:
+        try:
+            answer.sequence.request.on_chunk(chunk)
+        except Exception:  # the caller's bug must not take the other requests down
+            _log.exception("on_chunk of request %s failed", answer.sequence.request.request_id)
+            if chunk.finish_reason is None:
+                self.cancel(answer.sequence.request.request_id)
+
+    def _fail(self, scheduled: Seq[ScheduledSequence], error: Exception) -> None:
+        _log.exception("step %d failed; its requests are given up", self._num_steps)
+        for item in scheduled:
+            self._finish(
+                self._answers[item.sequence.number], "error", error=f"{type(error).__name__}: {error}"
+            )
+        self._num_steps += 1
+
+    def _record(
+        self,
+        scheduled: Seq[ScheduledSequence],
+        started_s: float,
+        wall_s: float,
+        native_s: float,
+        clock_s: float,
+    ) -> None:
+        num_decode = sum(item.num_tokens == 1 and item.samples for item in scheduled)
+        num_prefill = sum(item.num_tokens for item in scheduled) - num_decode
+        if num_prefill == 0 and clock_s > 0:
+            rate = num_decode / clock_s
+            previous = self._decode_tokens_per_s
+            self._decode_tokens_per_s = rate if previous == 0 else 0.9 * previous + 0.1 * rate
+        if self._telemetry is not None:
+            self._telemetry.step(
+                StepRecord(
+                    step=self._num_steps,
+                    started_s=started_s,
+                    num_prefill_tokens=num_prefill,
+                    num_decode_tokens=num_decode,
+                    num_running=len(self._scheduler.running),
+                    num_waiting=len(self._scheduler.waiting) + len(self._inbox),
+                    step_us=clock_s * 1e6,
+                    wall_us=wall_s * 1e6,
+                    native_us=native_s * 1e6,
+                )
+            )
+        if num_prefill or time.perf_counter() - self._last_drain > _DRAIN_EVERY_S:
+            self._drain_events()
+        self._num_steps += 1
+
+    def _settle(self) -> None:
+        """No work is left: background uploads land and everything recorded so far is handed over."""
+        self._moe.idle()
+        self._drain_events()
+
+    def _drain_events(self) -> None:
+        self._last_drain = time.perf_counter()
+        self._placement = self._moe.counts()
+        if self._telemetry is None:
+            return
+        for kind, rows in self._moe.drain_events().items():
+            if len(rows):
+                self._telemetry.native_events(kind, rows)
+        for kind, count in self._moe.take_dropped().items():
+            if count:
+                self._telemetry.dropped(kind, count)
+
+    def _tick(self) -> float:
+        """Read the native clock; only the engine's thread may, callers see its last reading."""
+        virtual_us = self._moe.virtual_now_us
+        self._virtual_s = None if virtual_us is None else virtual_us * 1e-6
+        return self._now_s()
+
+    def _now_s(self) -> float:
+        """Seconds of the run's clock."""
+        return time.perf_counter() - self._started if self._virtual_s is None else self._virtual_s
+
+    @property
+    def _num_free_places(self) -> int:
+        return max(self.config.max_num_seqs - len(self._scheduler.running), 0)

@@ -1,0 +1,63 @@
+"""Turns one answer's tokens into text as they come, and ends it at a stop string.
+
+Holds back what might be the beginning of a stop string, and half a UTF-8 character (the detokenizer does that), so
+that nothing once shown is ever taken back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+
+class Detokenizer(Protocol):
+    """`Tokenizer.detokenizer()`: incremental, never emits half a character."""
+
+    def push(self, token_ids: Sequence[int]) -> str: ...
+
+    def flush(self) -> str: ...
+
+
+class TextStream:
+    """The text of one answer. `stopped` is true once a stop string was met; its text and all after it is dropped."""
+
+    def __init__(self, detokenizer: Detokenizer, stop: Sequence[str] = ()) -> None:
+        self._detokenizer = detokenizer
+        self._stop = tuple(s for s in stop if s)
+        self._held = ""
+        self.stopped = False
+
+    def push(self, token_id: int) -> str:
+        """Text that may be shown after this token."""
+        return self._release(self._detokenizer.push((token_id,)))
+
+    def flush(self) -> str:
+        """The answer is over: what was held back, unless a stop string ended it."""
+        if self.stopped:
+            return ""
+        shown = self._release(self._detokenizer.flush())
+        if self.stopped:
+            return shown
+        rest, self._held = self._held, ""
+        return shown + rest
+
+    def _release(self, text: str) -> str:
+        if not self._stop:
+            return text
+        self._held += text
+        ends = [at for at in (self._held.find(stop) for stop in self._stop) if at >= 0]
+        if ends:
+            shown, self._held, self.stopped = self._held[: min(ends)], "", True
+            return shown
+        keep = max(_overlap(self._held, stop) for stop in self._stop)
+        cut = len(self._held) - keep
+        shown, self._held = self._held[:cut], self._held[cut:]
+        return shown
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Length of the longest end of `text` that begins `stop`, shorter than all of it."""
+    for length in range(min(len(text), len(stop) - 1), 0, -1):
+        if stop.startswith(text[-length:]):
+            return length
+    return 0
