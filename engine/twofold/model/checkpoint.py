@@ -21,8 +21,8 @@ import numpy as np
 import numpy.typing as npt
 
 from twofold.errors import ModelLoadError
+from twofold.json_file import Fields, read_json_object
 from twofold.model.config import WeightDType
-from twofold.model.json_file import Fields, read_json_object
 
 Weight = npt.NDArray[np.float32] | npt.NDArray[np.uint16]
 """float32, or uint16 that holds bfloat16 bits."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from twofold.errors import ModelLoadError
-from twofold.model.json_file import Fields, read_json_object
+from twofold.json_file import Fields, read_json_object
 
 # No model comes near these; they keep a damaged config.json from asking for a plan of a billion tensors.
 MAX_LAYERS: Final = 4096

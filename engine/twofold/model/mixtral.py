@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from twofold.json_file import Fields
 from twofold.model.config import (
     MAX_EXPERTS,
     MAX_LAYERS,
@@ -18,7 +19,6 @@ from twofold.model.config import (
     read_dtype,
     read_rope,
 )
-from twofold.model.json_file import Fields
 from twofold.model.weight_plan import WeightNaming
 
 NAMING: Final = WeightNaming(

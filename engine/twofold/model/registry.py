@@ -17,6 +17,7 @@ from types import MappingProxyType
 from typing import Final, Protocol, cast
 
 from twofold.errors import ModelLoadError
+from twofold.json_file import Fields
 from twofold.model.config import (
     GenerationDefaults,
     ModelConfig,
@@ -24,7 +25,6 @@ from twofold.model.config import (
     read_config_json,
     read_generation_defaults,
 )
-from twofold.model.json_file import Fields
 from twofold.model.weight_plan import WeightNaming
 
 ARCHITECTURES: Final[Mapping[str, str]] = MappingProxyType(

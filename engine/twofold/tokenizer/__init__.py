@@ -12,9 +12,12 @@ from typing import Any, Final
 
 import tokenizers
 
-from twofold.chat_template import ChatTemplate
 from twofold.errors import ModelLoadError, RequestError
-from twofold.model.json_file import MAX_JSON_BYTES, Fields, read_json_object
+from twofold.json_file import MAX_JSON_BYTES, Fields, read_json_object
+from twofold.tokenizer.chat_template import ChatTemplate
+from twofold.tokenizer.detokenizer import IncrementalDetokenizer
+
+__all__ = ["ChatTemplate", "IncrementalDetokenizer", "Tokenizer"]
 
 _SPECIAL_NAMES: Final = (
     "bos_token",
@@ -25,7 +28,6 @@ _SPECIAL_NAMES: Final = (
     "cls_token",
     "mask_token",
 )
-_REPLACEMENT: Final = "\ufffd"
 
 
 class Tokenizer:
@@ -36,10 +38,13 @@ class Tokenizer:
         backend: tokenizers.Tokenizer,
         *,
         special_tokens: Mapping[str, str],
+        eos_token_ids: frozenset[int],
         chat_template: ChatTemplate | None,
         where: str,
     ) -> None:
         self._backend = backend
+        self.eos_token_ids = eos_token_ids
+        """Any of these ends an answer: generation_config.json's, else config.json's, else the tokenizer's own."""
         self._chat_template = chat_template
         self._where = where
         self.special_tokens: Mapping[str, str] = MappingProxyType(dict(special_tokens))
@@ -69,6 +74,7 @@ class Tokenizer:
         return cls(
             backend,
             special_tokens=special_tokens,
+            eos_token_ids=_eos_token_ids(directory, special_tokens, backend),
             chat_template=ChatTemplate.find(directory, data, special_tokens),
             where=str(directory),
         )
@@ -84,7 +90,7 @@ class Tokenizer:
 
     @property
     def eos_token_id(self) -> int | None:
-        """The tokenizer's own; what ends generation is `ModelConfig.eos_token_ids` where that says anything."""
+        """The tokenizer's own; `eos_token_ids` are what ends an answer."""
         return self._role_id("eos_token")
 
     @property
@@ -128,8 +134,8 @@ class Tokenizer:
     def apply_chat_template(
         self,
         messages: Sequence[Mapping[str, Any]],
-        *,
         add_generation_prompt: bool = True,
+        *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         **variables: Any,
     ) -> str:
@@ -149,84 +155,15 @@ class Tokenizer:
 
     def detokenizer(self, *, skip_special_tokens: bool = True) -> IncrementalDetokenizer:
         """A fresh detokenizer for one stream of ids."""
-        return IncrementalDetokenizer(self, skip_special_tokens=skip_special_tokens)
+
+        def decode(token_ids: Sequence[int]) -> str:
+            return self.decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+        return IncrementalDetokenizer(decode)
 
     def _role_id(self, role: str) -> int | None:
         token = self.special_tokens.get(role)
         return None if token is None else self.token_id(token)
-
-
-class IncrementalDetokenizer:
-    """Turns a stream of token ids into a stream of text, never half a UTF-8 character, each id decoded a few times.
-
-    A window of ids is kept: `[context | pending]`. The context was emitted already and is there because decoders may
-    treat the begin of a text differently (SentencePiece strips a space). New text is what the window's decoding has
-    beyond the context's, and it is held back while it ends in U+FFFD, which is how an unfinished character decodes.
-    Concatenated pieces equal `Tokenizer.decode` of all ids for byte-level decoders. Byte-fallback decoders judge a
-    whole run of byte tokens at once, so there the two may differ where the bytes are not UTF-8.
-    """
-
-    _MAX_PENDING: Final = 12
-    """More ids than an unfinished character can need: what is still not UTF-8 then never will be."""
-    _MAX_TAIL: Final = 3
-    """A UTF-8 character has at most 4 bytes, so at most 3 ids of one byte each can be its begin."""
-
-    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> None:
-        self._tokenizer = tokenizer
-        self._skip_special_tokens = skip_special_tokens
-        self._window: list[int] = []
-        self._num_context = 0
-        self._context_text = ""
-
-    def push(self, token_ids: Sequence[int]) -> str:
-        """The text that became certain with these ids; may be empty."""
-        pieces: list[str] = []
-        for token_id in token_ids:
-            self._window.append(token_id)
-            piece = self._advance()
-            if piece:
-                pieces.append(piece)
-        return "".join(pieces)
-
-    def flush(self) -> str:
-        """What is still held back, unfinished characters as U+FFFD. The stream may go on afterwards."""
-        text = self._decode(self._window)
-        piece = text[len(self._context_text) :]
-        self._keep(len(self._window))
-        return piece
-
-    def _advance(self) -> str:
-        text = self._decode(self._window)
-        if not text.endswith(_REPLACEMENT) and len(text) > len(self._context_text):
-            piece = text[len(self._context_text) :]
-            self._keep(len(self._window))
-            return piece
-        if len(self._window) - self._num_context <= self._MAX_PENDING:
-            return ""
-        return self._give_up_waiting(text)
-
-    def _give_up_waiting(self, text: str) -> str:
-        """Emit pending ids that cannot become a character any more, all but the tail that still could."""
-        size = len(self._window)
-        for cut in range(size - 1, size - 1 - self._MAX_TAIL, -1):
-            head = self._decode(self._window[:cut])
-            if head + self._decode(self._window[cut:]) == text:
-                piece = head[len(self._context_text) :]
-                self._keep(cut)
-                return piece
-        return self.flush()
-
-    def _keep(self, cut: int) -> None:
-        """Everything before `cut` is emitted; the ids emitted last stay as context."""
-        begin = max(self._num_context, cut - self._MAX_PENDING)
-        if begin >= cut:
-            begin = max(0, cut - 1)
-        del self._window[:begin]
-        self._num_context = cut - begin
-        self._context_text = self._decode(self._window[: self._num_context])
-
-    def _decode(self, token_ids: Sequence[int]) -> str:
-        return self._tokenizer.decode(token_ids, skip_special_tokens=self._skip_special_tokens)
 
 
 def _read_backend(path: Path) -> tokenizers.Tokenizer:
@@ -267,3 +204,16 @@ def _special_tokens(fields: Fields, backend: tokenizers.Tokenizer) -> dict[str, 
             raise fields.error(role, value, "a token that tokenizer.json has")
         found[role] = value
     return found
+
+
+def _eos_token_ids(
+    directory: Path, special_tokens: Mapping[str, str], backend: tokenizers.Tokenizer
+) -> frozenset[int]:
+    for name in ("generation_config.json", "config.json"):
+        path = directory / name
+        if path.exists():
+            ids = Fields(str(path), read_json_object(path, "end-of-sequence tokens")).integers("eos_token_id")
+            if ids:
+                return frozenset(ids)
+    own = backend.token_to_id(special_tokens["eos_token"]) if "eos_token" in special_tokens else None
+    return frozenset() if own is None else frozenset((own,))

@@ -1,0 +1,70 @@
+"""A stream of token ids → a stream of text, for answers that are shown while they are made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+_REPLACEMENT: Final = "\ufffd"
+
+
+class IncrementalDetokenizer:
+    """Turns a stream of token ids into a stream of text, never half a UTF-8 character, each id decoded a few times.
+
+    A window of ids is kept: `[context | pending]`. The context was emitted already and is there because decoders may
+    treat the begin of a text differently (SentencePiece strips a space). New text is what the window's decoding has
+    beyond the context's, and it is held back while it ends in U+FFFD, which is how an unfinished character decodes.
+    Concatenated pieces equal `Tokenizer.decode` of all ids for byte-level decoders. Byte-fallback decoders judge a
+    whole run of byte tokens at once, so there the two may differ where the bytes are not UTF-8.
+    """
+
+    _MAX_PENDING: Final = 12
+    """More ids than an unfinished character can need: what is still not UTF-8 then never will be."""
+    _MAX_TAIL: Final = 3
+    """A UTF-8 character has at most 4 bytes, so at most 3 ids of one byte each can be its begin."""
+
+    def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
+        """`decode` turns ids into text, bytes that are not UTF-8 into U+FFFD (`Tokenizer.detokenizer` gives it)."""
+        self._decode = decode
+        self._window: list[int] = []
+        self._num_context = 0
+        self._context_text = ""
+
+    def push(self, token_id: int) -> str:
+        """The text that became certain with this id; may be empty."""
+        self._window.append(token_id)
+        text = self._decode(self._window)
+        if not text.endswith(_REPLACEMENT) and len(text) > len(self._context_text):
+            piece = text[len(self._context_text) :]
+            self._keep(len(self._window))
+            return piece
+        if len(self._window) - self._num_context <= self._MAX_PENDING:
+            return ""
+        return self._give_up_waiting(text)
+
+    def flush(self) -> str:
+        """What is still held back, unfinished characters as U+FFFD. The stream may go on afterwards."""
+        text = self._decode(self._window)
+        piece = text[len(self._context_text) :]
+        self._keep(len(self._window))
+        return piece
+
+    def _give_up_waiting(self, text: str) -> str:
+        """Emit pending ids that cannot become a character any more, all but the tail that still could."""
+        size = len(self._window)
+        for cut in range(size - 1, size - 1 - self._MAX_TAIL, -1):
+            head = self._decode(self._window[:cut])
+            if head + self._decode(self._window[cut:]) == text:
+                piece = head[len(self._context_text) :]
+                self._keep(cut)
+                return piece
+        return self.flush()
+
+    def _keep(self, cut: int) -> None:
+        """Everything before `cut` is emitted; the ids emitted last stay as context."""
+        begin = max(self._num_context, cut - self._MAX_PENDING)
+        if begin >= cut:
+            begin = max(0, cut - 1)
+        del self._window[:begin]
+        self._num_context = cut - begin
+        self._context_text = self._decode(self._window[: self._num_context])
