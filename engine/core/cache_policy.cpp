@@ -46,6 +46,8 @@ const std::vector<std::string>& cache_policy_names() {
   return names;
 }
 
+bool cache_policy_is_offline(const std::string& name) { return name == "belady" || name == "oracle-payback"; }
+
 std::unique_ptr<CachePolicy> make_cache_policy(const CacheConfig& config) {
   for (const Entry& entry : kRegistry) {
     if (config.policy == entry.name) return entry.make(config);

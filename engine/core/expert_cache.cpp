@@ -256,18 +256,22 @@ std::optional<Admission> ExpertCache::admit(int layer, int expert, bool forced) 
   return admission;
 }
 
+void ExpertCache::sort_by_value(int layer, std::vector<int>& experts) {
+  const auto& values = layer_values(layer);
+  std::stable_sort(experts.begin(), experts.end(), [&values](int a, int b) {
+    return values[static_cast<size_t>(a)] > values[static_cast<size_t>(b)];
+  });
+}
+
 void ExpertCache::admit_worthy(int layer, int max_admissions, std::vector<Admission>& out) {
   out.clear();
   if (max_admissions <= 0) return;
-  scratch_order_.clear();
-  const auto& values = layer_values(layer);
+  candidates_.clear();
   for (int expert : active_[static_cast<size_t>(layer)]) {
-    if (slot_of(layer, expert) < 0) scratch_order_.push_back(expert);
+    if (slot_of(layer, expert) < 0) candidates_.push_back(expert);
   }
-  std::stable_sort(scratch_order_.begin(), scratch_order_.end(), [&values](int a, int b) {
-    return values[static_cast<size_t>(a)] > values[static_cast<size_t>(b)];
-  });
-  for (int expert : scratch_order_) {
+  sort_by_value(layer, candidates_);
+  for (int expert : candidates_) {
     if (static_cast<int>(out.size()) >= max_admissions) return;
     if (const auto admission = admit(layer, expert, false)) out.push_back(*admission);
   }

@@ -47,5 +47,6 @@ class CachePolicy {
 std::unique_ptr<CachePolicy> make_cache_policy(const CacheConfig& config);
 // Valid names; offline ones (belady, oracle-payback) last.
 const std::vector<std::string>& cache_policy_names();
+bool cache_policy_is_offline(const std::string& name);
 
 }  // namespace twofold

@@ -86,6 +86,8 @@ class ExpertCache {
   std::optional<Admission> admit(int layer, int expert, bool forced);
   // Every absent expert of the current event that the policy wants, best value first, at most max_admissions.
   void admit_worthy(int layer, int max_admissions, std::vector<Admission>& out);
+  // Best value first; equal values keep their order.
+  void sort_by_value(int layer, std::vector<int>& experts);
   AdmitRefusal last_refusal() const { return last_refusal_; }
 
   void publish(int slot);  // in flight -> resident
@@ -131,7 +133,7 @@ class ExpertCache {
   std::vector<std::vector<double>> values_;
   std::vector<uint8_t> values_fresh_;
   std::vector<double> usage_;
-  std::vector<int> scratch_, scratch_order_;
+  std::vector<int> scratch_, candidates_;
   AdmitRefusal last_refusal_ = AdmitRefusal::kNone;
 };
 

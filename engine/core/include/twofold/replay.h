@@ -1,0 +1,74 @@
+// Replays recorded routing through an ExpertCache: event-atomic (a layer's whole routing is known before any
+// decision), without time (an upload is usable at the next event of its layer). Answers "how many hits and
+// uploads", nothing about tokens/s: that is simulation.h.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <vector>
+
+#include "twofold/expert_cache.h"
+
+namespace twofold {
+
+// Recorded routing of decode tokens. ids and weights are [num_tokens][num_layers][top_k]; sequence i is the
+// tokens offsets[i] ... offsets[i + 1] - 1. Views only.
+struct RoutingTrace {
+  int64_t num_tokens = 0;
+  int num_layers = 0;
+  int num_experts = 0;
+  int top_k = 0;
+  std::span<const uint16_t> ids;
+  std::span<const float> weights;  // empty where unknown
+  std::span<const int64_t> offsets;
+
+  // Throws std::invalid_argument: shapes that disagree, offsets out of order, ids beyond num_experts, one
+  // expert routed twice by one token.
+  void validate() const;
+};
+
+// Steps of `batch` sequences decoded at once: lane i takes the next sequence when its own ends. Empty lanes
+// at the end stay empty, so every token is played exactly once.
+class BatchSchedule {
+ public:
+  BatchSchedule(const RoutingTrace& trace, int batch);
+  // Token rows of the next step; false at the end. started: whether a sequence begins in this step.
+  bool next(std::vector<int64_t>& rows, bool& started);
+
+ private:
+  const RoutingTrace& trace_;
+  size_t next_sequence_ = 0;
+  std::vector<int64_t> row_, end_;
+};
+
+struct ReplayCounts {
+  int64_t num_steps = 0;
+  int64_t num_tokens = 0;
+  int64_t num_events = 0;  // token-layer events: tokens * layers
+  int64_t num_hits = 0;    // distinct active experts per layer and step that were resident
+  int64_t num_misses = 0;
+  int64_t num_uploads = 0;
+  int64_t num_evictions = 0;
+};
+
+// One decision, for those who want to see it.
+struct ReplayDecision {
+  int64_t step = 0;
+  int layer = 0;
+  int expert = 0;
+  bool hit = false;
+  bool uploaded = false;
+  int evicted = -1;
+  double value = 0;
+  double victim_value = 0;
+};
+
+// Active experts of every event to come, per layer: what offline policies are told.
+std::vector<std::vector<std::vector<int>>> future_of(const RoutingTrace& trace, int batch);
+
+// Offline policies are given the future of exactly this replay first. on_decision may be empty.
+ReplayCounts replay(const RoutingTrace& trace, int batch, ExpertCache& cache,
+                    const std::function<void(const ReplayDecision&)>& on_decision = {});
+
+}  // namespace twofold

@@ -1,0 +1,173 @@
+#include "twofold/replay.h"
+
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+
+namespace twofold {
+
+void RoutingTrace::validate() const {
+  const auto fail = [](const std::string& what) { throw std::invalid_argument("routing trace: " + what); };
+  if (num_layers < 1 || top_k < 1 || num_experts < 1) {
+    fail(std::to_string(num_layers) + " layers, " + std::to_string(num_experts) + " experts, top-" +
+         std::to_string(top_k) + " given, at least 1 of each expected");
+  }
+  const size_t cells =
+      static_cast<size_t>(num_tokens) * static_cast<size_t>(num_layers) * static_cast<size_t>(top_k);
+  if (num_tokens < 0 || ids.size() != cells) {
+    fail(std::to_string(ids.size()) + " ids given, tokens * layers * top_k = " + std::to_string(cells) +
+         " expected");
+  }
+  if (!weights.empty() && weights.size() != cells) {
+    fail(std::to_string(weights.size()) + " gate weights given, as many as ids (" + std::to_string(cells) +
+         ") or none expected");
+  }
+  if (offsets.size() < 2 || offsets.front() != 0 || offsets.back() != num_tokens ||
+      !std::is_sorted(offsets.begin(), offsets.end())) {
+    fail("offsets must rise from 0 to the number of tokens (" + std::to_string(num_tokens) + ")");
+  }
+  const auto k = static_cast<size_t>(top_k);
+  for (size_t at = 0; at < ids.size(); at += k) {
+    for (size_t i = at; i < at + k; ++i) {
+      const std::string where = "token " + std::to_string(at / k / static_cast<size_t>(num_layers)) +
+                                ", layer " + std::to_string(at / k % static_cast<size_t>(num_layers));
+      if (ids[i] >= num_experts) {
+        fail("expert " + std::to_string(ids[i]) + " at " + where + " given, 0 ... " +
+             std::to_string(num_experts - 1) + " expected");
+      }
+      for (size_t j = at; j < i; ++j) {
+        if (ids[j] == ids[i]) fail("expert " + std::to_string(ids[i]) + " routed twice at " + where);
+      }
+    }
+  }
+}
+
+BatchSchedule::BatchSchedule(const RoutingTrace& trace, int batch) : trace_(trace) {
+  if (batch < 1)
+    throw std::invalid_argument("replay: batch " + std::to_string(batch) + " given, >= 1 expected");
+  row_.assign(static_cast<size_t>(batch), 0);
+  end_.assign(static_cast<size_t>(batch), 0);
+}
+
+bool BatchSchedule::next(std::vector<int64_t>& rows, bool& started) {
+  rows.clear();
+  started = false;
+  for (size_t lane = 0; lane < row_.size(); ++lane) {
+    while (row_[lane] == end_[lane] && next_sequence_ + 1 < trace_.offsets.size()) {
+      row_[lane] = trace_.offsets[next_sequence_];
+      end_[lane] = trace_.offsets[next_sequence_ + 1];
+      ++next_sequence_;
+      started = true;
+    }
+    if (row_[lane] < end_[lane]) rows.push_back(row_[lane]++);
+  }
+  return !rows.empty();
+}
+
+namespace {
+
+// Routing of the given tokens in one layer, as one event.
+class EventReader {
+ public:
+  explicit EventReader(const RoutingTrace& trace) : trace_(trace) {}
+
+  void read(const std::vector<int64_t>& rows, int layer) {
+    ids.clear();
+    weights.clear();
+    const auto k = static_cast<size_t>(trace_.top_k);
+    for (int64_t row : rows) {
+      const size_t at =
+          (static_cast<size_t>(row) * static_cast<size_t>(trace_.num_layers) + static_cast<size_t>(layer)) *
+          k;
+      for (size_t i = at; i < at + k; ++i) {
+        ids.push_back(trace_.ids[i]);
+        if (!trace_.weights.empty()) weights.push_back(trace_.weights[i]);
+      }
+    }
+  }
+
+  std::vector<int32_t> ids;
+  std::vector<float> weights;
+
+ private:
+  const RoutingTrace& trace_;
+};
+
+}  // namespace
+
+std::vector<std::vector<std::vector<int>>> future_of(const RoutingTrace& trace, int batch) {
+  std::vector<std::vector<std::vector<int>>> future(static_cast<size_t>(trace.num_layers));
+  BatchSchedule schedule(trace, batch);
+  EventReader reader(trace);
+  std::vector<int64_t> rows;
+  bool started = false;
+  while (schedule.next(rows, started)) {
+    for (int layer = 0; layer < trace.num_layers; ++layer) {
+      reader.read(rows, layer);
+      std::vector<int> active(reader.ids.begin(), reader.ids.end());
+      std::sort(active.begin(), active.end());
+      active.erase(std::unique(active.begin(), active.end()), active.end());
+      future[static_cast<size_t>(layer)].push_back(std::move(active));
+    }
+  }
+  return future;
+}
+
+ReplayCounts replay(const RoutingTrace& trace, int batch, ExpertCache& cache,
+                    const std::function<void(const ReplayDecision&)>& on_decision) {
+  trace.validate();
+  const CacheConfig& config = cache.config();
+  if (config.num_layers != trace.num_layers || config.num_experts < trace.num_experts ||
+      config.top_k != trace.top_k) {
+    throw std::invalid_argument("replay: cache of " + std::to_string(config.num_layers) + " layers x " +
+                                std::to_string(config.num_experts) + " experts, top-" +
+                                std::to_string(config.top_k) + " given, the trace's " +
+                                std::to_string(trace.num_layers) + " x " + std::to_string(trace.num_experts) +
+                                ", top-" + std::to_string(trace.top_k) + " expected");
+  }
+  if (cache_policy_is_offline(config.policy)) cache.set_future(future_of(trace, batch));
+
+  ReplayCounts counts;
+  BatchSchedule schedule(trace, batch);
+  EventReader reader(trace);
+  std::vector<int64_t> rows;
+  std::vector<int> misses;
+  bool started = false;
+  while (schedule.next(rows, started)) {
+    if (started) cache.boundary();
+    for (int layer = 0; layer < trace.num_layers; ++layer) {
+      reader.read(rows, layer);
+      cache.observe(layer, reader.ids, reader.weights, static_cast<int>(rows.size()));
+      misses.clear();
+      for (int expert : cache.active(layer)) {
+        if (!cache.is_resident(layer, expert)) {
+          misses.push_back(expert);
+          continue;
+        }
+        ++counts.num_hits;
+        if (on_decision) on_decision({counts.num_steps, layer, expert, true, false, -1, 0, 0});
+      }
+      counts.num_misses += static_cast<int64_t>(misses.size());
+      cache.sort_by_value(layer, misses);
+      for (int expert : misses) {
+        const auto admission = cache.admit(layer, expert, false);
+        if (admission) {
+          ++counts.num_uploads;
+          counts.num_evictions += admission->evicted >= 0;
+          cache.publish(admission->slot);
+        }
+        if (on_decision) {
+          on_decision({counts.num_steps, layer, expert, false, admission.has_value(),
+                       admission ? admission->evicted : -1, admission ? admission->value : 0,
+                       admission ? admission->victim_value : 0});
+        }
+      }
+    }
+    ++counts.num_steps;
+    counts.num_tokens += static_cast<int64_t>(rows.size());
+  }
+  counts.num_events = counts.num_tokens * trace.num_layers;
+  return counts;
+}
+
+}  // namespace twofold

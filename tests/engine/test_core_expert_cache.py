@@ -1,0 +1,273 @@
+"""The expert cache: invariants under random use, policies against small Python oracles, warm start."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from twofold import _core
+
+State = _core.ExpertState
+ONLINE = [n for n in _core.cache_policy_names() if not _core.cache_policy_is_offline(n)]
+
+
+def make(policy="lru", layers=2, experts=8, top_k=2, slots=3, price=0.67, **kwargs) -> _core.ExpertCache:
+    per_layer = slots if isinstance(slots, list) else [slots] * layers
+    return _core.ExpertCache(_core.CacheConfig(layers, experts, top_k, per_layer, policy, price, **kwargs))
+
+
+def routing(*rows) -> np.ndarray:
+    return np.array(rows, dtype=np.int32)
+
+
+@st.composite
+def scripts(draw):
+    layers, experts = draw(st.integers(1, 3)), draw(st.integers(4, 10))
+    top_k = draw(st.integers(1, 3))
+    slots = [draw(st.integers(0, experts)) for _ in range(layers)]
+    steps = []
+    for _ in range(draw(st.integers(1, 25))):
+        tokens = draw(st.integers(1, 3))
+        rows = [draw(st.permutations(range(experts)))[:top_k] for _ in range(tokens)]
+        steps.append((draw(st.integers(0, layers - 1)), rows, draw(st.booleans()), draw(st.booleans())))
+    return layers, experts, top_k, slots, steps
+
+
+@pytest.mark.parametrize("policy", ONLINE)
+@settings(max_examples=30, deadline=None)
+@given(script=scripts(), pool=st.booleans())
+def test_invariants(policy, script, pool):
+    layers, experts, top_k, slots, steps = script
+    cache = _core.ExpertCache(_core.CacheConfig(layers, experts, top_k, slots, policy, 0.2, shared_pool=pool))
+    in_flight: list[int] = []
+    for layer, rows, forced, publish in steps:
+        ids = routing(*rows)
+        cache.observe(layer, ids, None)
+        routed = set(ids.ravel().tolist())
+        assert cache.active(layer) == sorted(routed)
+        for expert in sorted(routed):
+            before = {s: cache.occupant(s) for s in range(cache.num_slots)}
+            asked = cache.can_admit(layer, expert, forced)
+            assert before == {s: cache.occupant(s) for s in range(cache.num_slots)}
+            done = cache.admit(layer, expert, forced)
+            assert (asked is None) == (done is None)
+            if done is None:
+                assert cache.last_refusal != _core.AdmitRefusal.NONE
+                continue
+            assert (asked.slot, asked.evicted) == (done.slot, done.evicted)
+            assert cache.state(layer, expert) == State.IN_FLIGHT
+            assert done.slot not in in_flight, "a slot in flight was taken"
+            if not pool:
+                assert cache.slot_offset(layer) <= done.slot < cache.slot_offset(layer) + slots[layer]
+            if done.evicted >= 0:
+                assert not (done.evicted_layer == layer and done.evicted in routed), "a routed expert was evicted"
+                assert cache.state(done.evicted_layer, done.evicted) == State.ABSENT
+            in_flight.append(done.slot)
+        if publish:
+            for slot in in_flight:
+                cache.publish(slot)
+            in_flight.clear()
+        # Every slot and every expert agree about each other.
+        for la in range(layers):
+            for e in range(experts):
+                slot = cache.slot_of(la, e)
+                assert (slot < 0) == (cache.state(la, e) == State.ABSENT)
+                assert slot < 0 or cache.occupant(slot) == la * experts + e
+
+
+def test_lru_against_an_oracle():
+    rng = np.random.default_rng(1)
+    cache = make("lru", layers=1, experts=12, top_k=2, slots=5)
+    last_use: dict[int, int] = {}  # of residents
+    for now in range(400):
+        ids = rng.choice(12, size=(1, 2), replace=False).astype(np.int32)
+        assert sorted(last_use) == [e for e in range(12) if cache.state(0, e) == State.RESIDENT]
+        cache.observe(0, ids)
+        routed = ids[0].tolist()
+        last_use.update({e: now for e in routed if e in last_use})
+        for e in routed:
+            if e in last_use:
+                continue
+            admission = cache.admit(0, e)
+            if len(last_use) == 5:  # two of one event are equally old: either may go
+                assert last_use[admission.evicted] == min(last_use.values())
+                del last_use[admission.evicted]
+            else:
+                assert admission.evicted == -1
+            last_use[e] = now
+            cache.publish(admission.slot)
+
+
+def test_two_in_eight_admits_at_the_second_use():
+    cache = make("two-in-eight", layers=1, experts=8, top_k=1, slots=2)
+    cache.observe(0, routing([3]))
+    assert cache.admit(0, 3) is None
+    assert cache.last_refusal == _core.AdmitRefusal.PRICE
+    for e in range(4, 8):
+        cache.observe(0, routing([e]))
+    cache.observe(0, routing([3]))
+    assert cache.admit(0, 3) is not None
+
+
+def test_static_keeps_the_most_used_of_before():
+    prior = [0, 5, 9, 1, 0, 0, 0, 0, 7, 0, 0, 3, 0, 0, 0, 0]
+    cache = make("static", slots=2, prior_usage=prior)
+    assert sorted(cache.preload_by_usage()) == [1, 2, 8, 11]
+    for _ in range(20):
+        cache.observe(0, routing([6, 7]))
+        assert cache.admit(0, 6) is None
+    assert cache.slot_of(0, 1) >= 0
+
+
+def test_belady_evicts_the_furthest_next_use():
+    cache = make("belady", layers=1, experts=4, top_k=1, slots=2)
+    order = [0, 1, 2, 1, 2, 0]
+    cache.set_future([[[e] for e in order]])
+    evicted = []
+    for e in order:
+        cache.observe(0, routing([e]))
+        if cache.state(0, e) == State.ABSENT and (admission := cache.admit(0, e)):
+            evicted.append(admission.evicted)
+            cache.publish(admission.slot)
+    assert evicted == [-1, -1, 0]  # 2 replaces 0 (needed last); 0 comes too late to be worth a slot
+
+
+def test_oracle_value_is_the_discounted_sum_of_uses():
+    cache = make("oracle-payback", layers=1, experts=4, top_k=1, slots=2)
+    order = [0, 1, 0, 2, 0, 3]
+    cache.set_future([[[e] for e in order]])
+    cache.observe(0, routing([0]))
+    assert cache.value(0, 0) == pytest.approx(0.98**1 + 0.98**3)
+    assert cache.value(0, 1) == pytest.approx(1.0)
+    assert cache.value(0, 3) == pytest.approx(0.98**4)
+
+
+def test_offline_policies_need_a_future_and_online_ones_refuse_it():
+    with pytest.raises(ValueError, match="set_future"):
+        make("belady").observe(0, routing([0, 1]))
+    with pytest.raises(ValueError, match="works online"):
+        make("lru").set_future([[], []])
+
+
+def test_payback_prices_uploads():
+    rng = np.random.default_rng(5)
+    popularity = 1 / np.arange(1, 17)
+    popularity /= popularity.sum()
+    rows = [rng.choice(16, size=(1, 2), replace=False, p=popularity).astype(np.int32) for _ in range(1500)]
+    uploads = []
+    for price in (0.0, 0.67, 3.0, 1e6):
+        cache = make("payback", layers=1, experts=16, top_k=2, slots=4, price=price)
+        count = 0
+        for ids in rows:
+            cache.observe(0, ids)
+            for e in cache.active(0):
+                if cache.state(0, e) == State.ABSENT and (admission := cache.admit(0, e)):
+                    cache.publish(admission.slot)
+                    count += 1
+        uploads.append(count)
+    assert uploads[0] > uploads[1] > uploads[2] > uploads[3] == 0
+
+
+def test_layer_weight_scales_the_value():
+    plain, heavy = make("payback"), make("payback", layer_weight=[1.0, 4.0])
+    for cache in (plain, heavy):
+        for layer in (0, 1):
+            cache.observe(layer, routing([1, 2]))
+    assert heavy.value(0, 1) == plain.value(0, 1)
+    assert heavy.value(1, 1) == pytest.approx(4 * plain.value(1, 1))
+
+
+def test_admit_worthy_takes_the_best_first_and_stops():
+    cache = make("lru", layers=1, slots=3, top_k=2)
+    cache.observe(0, routing([4, 5], [6, 7]))
+    assert len(cache.admit_worthy(0, 2)) == 2
+    assert len(cache.admit_worthy(0, 9)) == 1, "the third slot; then only routed or in-flight experts are left"
+
+
+def test_cancel_gives_the_slot_back():
+    cache = make("lru", layers=1, slots=1)
+    cache.observe(0, routing([4, 5]))
+    slot = cache.admit(0, 4, True).slot
+    cache.cancel(slot)
+    assert cache.state(0, 4) == State.ABSENT
+    assert cache.admit(0, 5, True).slot == slot
+    with pytest.raises(ValueError, match="in flight expected"):
+        cache.publish(99)
+
+
+def test_spread_slots():
+    assert _core.spread_slots(7, 3, 8, 2) == [3, 2, 2]
+    assert _core.spread_slots(99, 3, 8, 2) == [8, 8, 8]
+    assert _core.spread_slots(2, 3, 8, 2) == [1, 1, 0]
+    value = [0.0] * 8 + [1.0] * 8 + [0.0] * 8
+    assert _core.spread_slots_by_value(10, 3, 8, 2, value) == [2, 6, 2]
+
+
+@pytest.mark.parametrize("policy", ["payback", "lru"])
+def test_warm_start(tmp_path, policy):
+    rng = np.random.default_rng(3)
+    cache = make(policy)
+    for _ in range(300):
+        for layer in (0, 1):
+            ids = np.minimum(rng.choice(8, size=(1, 2), replace=False), 5).astype(np.int32)
+            ids[0, 1] = ids[0, 0] ^ 1
+            cache.observe(layer, ids)
+            for admission in cache.admit_worthy(layer, 2):
+                cache.publish(admission.slot)
+    path = str(tmp_path / "cache.bin")
+    cache.save(path)
+    again = make(policy)
+    order = again.load(path)
+    resident = {la * 8 + e for la in range(2) for e in range(8) if cache.state(la, e) == State.RESIDENT}
+    assert set(order[: len(resident)]) == resident
+    assert sorted(order) == list(range(16))
+    if policy == "payback":
+        assert [again.value(1, e) for e in range(8)] == pytest.approx([cache.value(1, e) for e in range(8)])
+
+
+def test_warm_start_refuses_foreign_and_damaged_files(tmp_path):
+    path = tmp_path / "cache.bin"
+    make("payback").save(str(path))
+    with pytest.raises(RuntimeError, match="made for 2 layers x 8 experts, top-2, policy payback"):
+        make("lru").load(str(path))
+    with pytest.raises(RuntimeError, match="made for"):
+        make("payback", experts=9).load(str(path))
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(RuntimeError, match="ends early"):
+        make("payback").load(str(path))
+    path.write_bytes(b"something else entirely, of some length" * 10)
+    with pytest.raises(RuntimeError, match="not a Twofold cache file"):
+        make("payback").load(str(path))
+    with pytest.raises(RuntimeError, match="cannot be opened"):
+        make("payback").load(str(tmp_path / "none"))
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        (dict(policy="lur"), "policy 'lur' given, one of payback, lru, .* expected"),
+        (dict(layers=0, slots=[]), "num_layers = 0"),
+        (dict(top_k=9), "top_k = 9"),
+        (dict(slots=[3]), "slots_per_layer = 1 entries"),
+        (dict(slots=9), "slots_per_layer = 9"),
+        (dict(price=-1.0), "upload_price = -1"),
+        (dict(layer_weight=[1.0]), "layer_weight = 1 entries"),
+        (dict(prior_usage=[1.0]), "prior_usage = 1 entries"),
+    ],
+)
+def test_bad_configuration_is_named(kwargs, message):
+    with pytest.raises(ValueError, match=message):
+        make(**kwargs)
+
+
+def test_bad_routing_is_named():
+    cache = make()
+    with pytest.raises(ValueError, match="expert 8 given"):
+        cache.observe(0, routing([1, 8]))
+    with pytest.raises(ValueError, match="num_tokens"):
+        cache.observe(0, routing([1]))
+    with pytest.raises(ValueError, match="layer 5"):
+        cache.observe(5, routing([1, 2]))

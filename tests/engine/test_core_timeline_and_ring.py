@@ -1,0 +1,106 @@
+"""The virtual clock with its two-lane link, and the event ring."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from twofold import _core
+
+
+def test_demand_uploads_queue_one_behind_the_other():
+    t = _core.Timeline(100.0)
+    first, second = t.enqueue_demand(1), t.enqueue_demand(2)
+    assert (first.begin_us, first.end_us, second.begin_us, second.end_us) == (0, 100, 100, 200)
+    assert t.backlog_us == 200
+    t.advance(150)
+    assert t.backlog_us == 50
+    assert [u.tag for u in t.take_landed()] == [1]
+    t.advance(50)
+    assert [u.tag for u in t.take_landed()] == [2]
+    assert t.take_landed() == []
+
+
+def test_demand_overtakes_background_that_has_not_begun():
+    t = _core.Timeline(100.0)
+    t.enqueue_background(10)
+    t.enqueue_background(11)
+    assert t.backlog_us == 0
+    assert t.queued_us == 200
+    t.advance(30)  # 10 is under way
+    assert t.backlog_us == 70
+    demand = t.enqueue_demand(1)
+    assert (demand.begin_us, demand.end_us) == (100, 200)
+    t.advance(300)
+    assert [(u.tag, u.lane, u.begin_us, u.end_us) for u in t.take_landed()] == [
+        (10, 1, 0, 100), (1, 0, 100, 200), (11, 1, 200, 300),
+    ]  # fmt: skip
+
+
+def test_background_can_be_withdrawn_until_it_begins():
+    t = _core.Timeline(100.0)
+    t.enqueue_background(1)
+    t.enqueue_background(2)
+    t.advance(10)
+    assert not t.cancel_background(1)
+    assert t.cancel_background(2)
+    assert not t.cancel_background(2)
+    t.drain()
+    assert [u.tag for u in t.take_landed()] == [1]
+    assert t.now_us == 100
+
+
+def test_timeline_lands_uploads_when_the_cost_model_says():
+    fields = dict(
+        handover_us=10, cpu_bandwidth_gbps=50, cpu_gflops=1000, cpu_expert_overhead_us=2, gpu_launch_us=8,
+        vram_bandwidth_gbps=900, gpu_gflops=80_000, link_latency_us=12, link_bandwidth_gbps=25, contention=0.2,
+        join_us=4,
+    )  # fmt: skip
+    cost = _core.CostModel(_core.MachineProfile.from_fields("fixed", fields), 10e6, 37e6)
+    t = _core.Timeline(cost.upload_us())
+    t.enqueue_background(7)
+    t.advance(50)
+    _, landed = cost.layer([1], [1, 1], [1], t.backlog_us, t.queued_us)
+    ends = [t.enqueue_demand(i).end_us - t.now_us for i in range(2)]
+    assert ends == pytest.approx(landed)
+
+
+def test_timeline_refuses_nonsense():
+    with pytest.raises(ValueError, match="upload_us"):
+        _core.Timeline(0.0)
+    with pytest.raises(ValueError, match="advance by -1"):
+        _core.Timeline(1.0).advance(-1.0)
+
+
+def test_ring_keeps_order_drops_and_counts_when_full():
+    ring = _core.IntEventRing(4)
+    assert [ring.push(i) for i in range(6)] == [True] * 4 + [False] * 2
+    assert (ring.size, ring.dropped) == (4, 2)
+    assert ring.drain(3) == [0, 1, 2]
+    assert ring.push(9)
+    assert ring.drain(10) == [3, 9]
+    assert ring.take_dropped() == 2
+    assert ring.dropped == 0
+    with pytest.raises(ValueError, match="power of two"):
+        _core.IntEventRing(6)
+
+
+def test_ring_loses_nothing_unseen_with_several_producers():
+    ring = _core.IntEventRing(256)
+    per_thread, producers = 2000, 3
+    threads = [
+        threading.Thread(target=lambda base=p * per_thread: [ring.push(base + i) for i in range(per_thread)])
+        for p in range(producers)
+    ]
+    seen: list[int] = []
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        seen += ring.drain(64)
+    seen += ring.drain(1000)
+    assert len(seen) + ring.dropped == per_thread * producers
+    assert len(set(seen)) == len(seen)
+    for p in range(producers):  # each producer's events stay in its order
+        own = [x for x in seen if x // per_thread == p]
+        assert own == sorted(own)
