@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from twofold import _core
 
 State = _core.ExpertState
@@ -62,7 +61,9 @@ def test_invariants(policy, script, pool):
             if not pool:
                 assert cache.slot_offset(layer) <= done.slot < cache.slot_offset(layer) + slots[layer]
             if done.evicted >= 0:
-                assert not (done.evicted_layer == layer and done.evicted in routed), "a routed expert was evicted"
+                assert not (done.evicted_layer == layer and done.evicted in routed), (
+                    "a routed expert was evicted"
+                )
                 assert cache.state(done.evicted_layer, done.evicted) == State.ABSENT
             in_flight.append(done.slot)
         if publish:
@@ -183,7 +184,9 @@ def test_admit_worthy_takes_the_best_first_and_stops():
     cache = make("lru", layers=1, slots=3, top_k=2)
     cache.observe(0, routing([4, 5], [6, 7]))
     assert len(cache.admit_worthy(0, 2)) == 2
-    assert len(cache.admit_worthy(0, 9)) == 1, "the third slot; then only routed or in-flight experts are left"
+    assert len(cache.admit_worthy(0, 9)) == 1, (
+        "the third slot; then only routed or in-flight experts are left"
+    )
 
 
 def test_cancel_gives_the_slot_back():
@@ -248,14 +251,14 @@ def test_warm_start_refuses_foreign_and_damaged_files(tmp_path):
 @pytest.mark.parametrize(
     ("kwargs", "message"),
     [
-        (dict(policy="lur"), "policy 'lur' given, one of payback, lru, .* expected"),
-        (dict(layers=0, slots=[]), "num_layers = 0"),
-        (dict(top_k=9), "top_k = 9"),
-        (dict(slots=[3]), "slots_per_layer = 1 entries"),
-        (dict(slots=9), "slots_per_layer = 9"),
-        (dict(price=-1.0), "upload_price = -1"),
-        (dict(layer_weight=[1.0]), "layer_weight = 1 entries"),
-        (dict(prior_usage=[1.0]), "prior_usage = 1 entries"),
+        ({"policy": "lur"}, "policy 'lur' given, one of payback, lru, .* expected"),
+        ({"layers": 0, "slots": []}, "num_layers = 0"),
+        ({"top_k": 9}, "top_k = 9"),
+        ({"slots": [3]}, "slots_per_layer = 1 entries"),
+        ({"slots": 9}, "slots_per_layer = 9"),
+        ({"price": -1.0}, "upload_price = -1"),
+        ({"layer_weight": [1.0]}, "layer_weight = 1 entries"),
+        ({"prior_usage": [1.0]}, "prior_usage = 1 entries"),
     ],
 )
 def test_bad_configuration_is_named(kwargs, message):

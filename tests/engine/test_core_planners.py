@@ -8,7 +8,6 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from twofold import _core
 
 RATES = st.floats(1, 2000)
@@ -71,11 +70,19 @@ def test_fetch_cost_discourages_fetching():
 
 
 def _fixed_cost() -> _core.CostModel:
-    fields = dict(
-        handover_us=10, cpu_bandwidth_gbps=50, cpu_gflops=1000, cpu_expert_overhead_us=2, gpu_launch_us=8,
-        vram_bandwidth_gbps=900, gpu_gflops=80_000, link_latency_us=12, link_bandwidth_gbps=25, contention=0.2,
-        join_us=4,
-    )  # fmt: skip
+    fields = {
+        "handover_us": 10,
+        "cpu_bandwidth_gbps": 50,
+        "cpu_gflops": 1000,
+        "cpu_expert_overhead_us": 2,
+        "gpu_launch_us": 8,
+        "vram_bandwidth_gbps": 900,
+        "gpu_gflops": 80_000,
+        "link_latency_us": 12,
+        "link_bandwidth_gbps": 25,
+        "contention": 0.2,
+        "join_us": 4,
+    }
     return _core.CostModel(_core.MachineProfile.from_fields("fixed", fields), 10e6, 37e6)
 
 
@@ -94,7 +101,11 @@ def brute_force(cost, tokens, resident, backlog):
 
 
 @settings(max_examples=60, deadline=None)
-@given(cost=cost_models(), tokens=st.lists(st.integers(1, 300), min_size=1, max_size=5), backlog=st.floats(0, 3000))
+@given(
+    cost=cost_models(),
+    tokens=st.lists(st.integers(1, 300), min_size=1, max_size=5),
+    backlog=st.floats(0, 3000),
+)
 def test_descending_load_is_the_best_upload_order(cost, tokens, backlog):
     best = min(cost.layer([], list(p), [], backlog)[0].layer_us for p in itertools.permutations(tokens))
     assert cost.layer([], sorted(tokens, reverse=True), [], backlog)[0].layer_us == pytest.approx(best)
@@ -131,13 +142,19 @@ def test_prefill_plan_is_near_brute_force():
     rng = random.Random(20)
     within, cases = 0, 400
     for _ in range(cases):
-        fields = dict(
-            handover_us=rng.uniform(0, 60), cpu_bandwidth_gbps=10 ** rng.uniform(1, 2.6),
-            cpu_gflops=10 ** rng.uniform(2, 4.3), cpu_expert_overhead_us=rng.uniform(0, 10),
-            gpu_launch_us=rng.uniform(0, 30), vram_bandwidth_gbps=10 ** rng.uniform(2.3, 3.6),
-            gpu_gflops=10 ** rng.uniform(3.5, 5.7), link_latency_us=rng.uniform(0, 30),
-            link_bandwidth_gbps=10 ** rng.uniform(0.5, 2), contention=rng.uniform(0, 0.6), join_us=rng.uniform(0, 10),
-        )  # fmt: skip
+        fields = {
+            "handover_us": rng.uniform(0, 60),
+            "cpu_bandwidth_gbps": 10 ** rng.uniform(1, 2.6),
+            "cpu_gflops": 10 ** rng.uniform(2, 4.3),
+            "cpu_expert_overhead_us": rng.uniform(0, 10),
+            "gpu_launch_us": rng.uniform(0, 30),
+            "vram_bandwidth_gbps": 10 ** rng.uniform(2.3, 3.6),
+            "gpu_gflops": 10 ** rng.uniform(3.5, 5.7),
+            "link_latency_us": rng.uniform(0, 30),
+            "link_bandwidth_gbps": 10 ** rng.uniform(0.5, 2),
+            "contention": rng.uniform(0, 0.6),
+            "join_us": rng.uniform(0, 10),
+        }
         cost = _core.CostModel(
             _core.MachineProfile.from_fields("r", fields), 10 ** rng.uniform(5.5, 8), 10 ** rng.uniform(6, 9)
         )

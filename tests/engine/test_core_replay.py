@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-
 from twofold import _core
 
 A, B, C, D = range(4)
@@ -50,7 +49,8 @@ def test_lru_by_hand():
 
 def test_two_in_eight_by_hand():
     assert story("two-in-eight") == {
-        # A and B once: no. A again after 2: yes. C, D once. B again after 5: yes. C again after 6: out goes B (7), A is at 8.
+        # A and B once: no. A again after 2: yes. C, D once. B again after 5: yes. C again after 6: out goes B (7),
+        # for A is at 8.
         0: ["miss", "miss", "up", "miss", "hit", "miss", "up", "hit", "hit", "up-B"],
         # Each at its second use; C puts out A (1), A (second use 5 ago) puts out B (3), D puts out C (5).
         1: ["miss", "up", "miss", "up", "miss", "up-A", "up-B", "miss", "hit", "up-C"],
@@ -68,7 +68,8 @@ def test_belady_by_hand():
 
 def test_lfu_by_hand():
     assert story("lfu") == {
-        # Counts at token 3: A 2, B 1 -> C puts out B. D puts out C (1). B (2 uses) puts out D (1). C (2) puts out B (3), A has 4.
+        # Counts at token 3: A 2, B 1 -> C puts out B. D puts out C (1). B (2 uses) puts out D (1). C (2) puts out B
+        # (3), for A has 4.
         0: ["up", "up", "hit", "up-B", "hit", "up-C", "up-D", "hit", "hit", "up-B"],
         # C at 4: A and B have 2 each, the lower slot (A) goes. A at 6: B 2, C 2 -> C sits in A's slot 0 and goes.
         # D at 7: A 3, B 2 -> B goes.
@@ -97,13 +98,18 @@ def test_oracle_payback_by_hand():
 def test_counts_agree_with_the_story():
     counts = _core.replay(toy(), 1, cache("lru"))
     assert (counts.num_steps, counts.num_tokens, counts.num_events) == (10, 10, 20)
-    assert (counts.num_hits, counts.num_misses, counts.num_uploads, counts.num_evictions) == (3 + 5, 7 + 5, 12, 8)
+    assert (counts.num_hits, counts.num_misses, counts.num_uploads, counts.num_evictions) == (
+        3 + 5,
+        7 + 5,
+        12,
+        8,
+    )
 
 
 def test_batch_plays_sequences_side_by_side():
     trace = toy(offsets=(0, 4, 6, 10))
     # Lanes of two: (0, 4), (1, 5), (2, 6), (3, 7), then the second lane goes on alone: 8, 9.
-    assert [e for e in trace.future(2)[0]] == [[A], [B, D], [A, B], [B, C], [A], [C]]
+    assert list(trace.future(2)[0]) == [[A], [B, D], [A, B], [B, C], [A], [C]]
     counts = _core.replay(trace, 2, cache("lru"))
     assert (counts.num_steps, counts.num_tokens) == (6, 10)
 
@@ -112,7 +118,9 @@ def test_batch_plays_sequences_side_by_side():
 @pytest.mark.parametrize("batch", [1, 3])
 def test_every_policy_plays_every_token(policy, batch):
     rng = np.random.default_rng(0)
-    ids = np.array([[rng.choice(16, 4, replace=False) for _ in range(3)] for _ in range(120)], dtype=np.uint16)
+    ids = np.array(
+        [[rng.choice(16, 4, replace=False) for _ in range(3)] for _ in range(120)], dtype=np.uint16
+    )
     trace = _core.RoutingTrace(ids, None, np.array([0, 50, 70, 120]), 16)
     c = _core.ExpertCache(_core.CacheConfig(3, 16, 4, [6] * 3, policy, 0.67))
     counts = _core.replay(trace, batch, c)
@@ -125,16 +133,16 @@ def test_every_policy_plays_every_token(policy, batch):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (dict(ids=np.zeros((3, 2), np.uint16)), r"\[tokens, layers, top_k\] expected"),
-        (dict(num_experts=3), "expert 3 at token 5, layer 0 given, 0 ... 2 expected"),
-        (dict(offsets=np.array([0, 9])), "offsets must rise from 0 to the number of tokens"),
-        (dict(offsets=np.array([0, 7, 5, 10])), "offsets must rise"),
-        (dict(weights=np.zeros((10, 2, 2), np.float32)), "40 gate weights given"),
-        (dict(ids=np.full((10, 1, 2), 1, np.uint16)), "expert 1 routed twice at token 0, layer 0"),
+        ({"ids": np.zeros((3, 2), np.uint16)}, r"\[tokens, layers, top_k\] expected"),
+        ({"num_experts": 3}, "expert 3 at token 5, layer 0 given, 0 ... 2 expected"),
+        ({"offsets": np.array([0, 9])}, "offsets must rise from 0 to the number of tokens"),
+        ({"offsets": np.array([0, 7, 5, 10])}, "offsets must rise"),
+        ({"weights": np.zeros((10, 2, 2), np.float32)}, "40 gate weights given"),
+        ({"ids": np.full((10, 1, 2), 1, np.uint16)}, "expert 1 routed twice at token 0, layer 0"),
     ],
 )
 def test_bad_traces_are_named(change, message):
     ids = np.array([LAYER_0, LAYER_1], dtype=np.uint16).T[:, :, None]
-    given = dict(ids=ids, weights=None, offsets=np.array([0, 10]), num_experts=4) | change
+    given = {"ids": ids, "weights": None, "offsets": np.array([0, 10]), "num_experts": 4} | change
     with pytest.raises(ValueError, match=message):
         _core.RoutingTrace(**given)
