@@ -185,13 +185,12 @@ def _number(sample: dict[str, Any], name: str, index: int, *, optional: bool = F
     value = sample.get(name)
     if value is None and optional:
         return None
-    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    if not is_number or value < 0:
-        raise RequestError(
-            f"samples[{index}].{name} is {value!r}; expected a finite number >= 0",
-            param=f"samples[{index}].{name}",
-        )
-    return float(value)
+    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0:
+        return float(value)
+    raise RequestError(
+        f"samples[{index}].{name} is {value!r:.80}; expected a finite number >= 0",
+        param=f"samples[{index}].{name}",
+    )
 
 
 def _text(sample: dict[str, Any], name: str, index: int, *, optional: bool = False) -> str | None:

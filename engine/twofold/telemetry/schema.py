@@ -1,0 +1,244 @@
+"""The tables of the telemetry database (SQLAlchemy Core), and where its file is.
+
+Every unit is in its column's name: `_s` seconds, `_us` microseconds, `_ms` milliseconds, `_bytes`. `…_s`
+columns of moments are Unix times. Columns `*_us` of steps, layers, uploads and cache events are of the
+run's clock: where `run.clock` is "virtual" they are emulated and whoever shows them says so; `step.wall_us`
+is always wall time.
+
+`token_layer` keeps a token's experts as little-endian blobs of `num_routed` entries (uint16 ids, uint8
+placements, float32 weights); `queries` turns them back into arrays. `layer_second` sums token_layer and
+upload by arrival second and layer, so that live charts and the heatmap cost the same after an hour as after
+a minute.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from sqlalchemy import (
+    Column,
+    Float,
+    ForeignKey,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    Table,
+    Text,
+)
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ArgumentError
+
+from twofold.errors import ConfigError
+
+SCHEMA_VERSION: Final = 1
+
+metadata = MetaData()
+
+meta = Table("meta", metadata, Column("key", Text, primary_key=True), Column("value", Text, nullable=False))
+"""`schema_version` and nothing else yet."""
+
+run = Table(
+    "run",
+    metadata,
+    Column("run_id", Integer, primary_key=True),
+    Column("started_s", Float, nullable=False),
+    Column(
+        "last_seen_s", Float, nullable=False, comment="refreshed every second or so while the process lives"
+    ),
+    Column("finished_s", Float, comment="NULL while running, and for ever after a crash"),
+    Column("model", Text, nullable=False),
+    Column("architecture", Text, nullable=False),
+    Column("accelerator", Text, nullable=False),
+    Column("accelerator_reason", Text, nullable=False),
+    Column("emulated", Integer, nullable=False, comment="1: *_us are a cost model's, not a GPU's"),
+    Column("clock", Text, nullable=False, comment="wall or virtual"),
+    Column("policy", Text, nullable=False),
+    Column("num_layers", Integer, nullable=False),
+    Column("num_experts", Integer, nullable=False),
+    Column("top_k", Integer, nullable=False),
+    Column("num_slots", Integer, nullable=False),
+    Column("expert_bytes", Integer, nullable=False),
+    Column("cpu_isa", Text, nullable=False),
+    Column("cpu_threads", Integer, nullable=False),
+    Column("version", Text, nullable=False),
+    Column("config_json", Text, nullable=False),
+)
+
+
+def _run_id() -> Column[int]:
+    return Column("run_id", Integer, ForeignKey("run.run_id"), nullable=False)
+
+
+request = Table(
+    "request",
+    metadata,
+    Column("run_id", Integer, ForeignKey("run.run_id"), primary_key=True),
+    Column("number", Integer, primary_key=True, comment="what events call `request`"),
+    Column("request_id", Text, nullable=False),
+    Column("endpoint", Text, nullable=False),
+    Column("submitted_s", Float, nullable=False),
+    Column("first_token_s", Float),
+    Column("finished_s", Float),
+    Column("prompt_tokens", Integer, nullable=False),
+    Column("completion_tokens", Integer, nullable=False),
+    Column("finish_reason", Text, comment="NULL while it runs"),
+    Column("queue_s", Float, nullable=False),
+    Column("prefill_s", Float, nullable=False),
+    Column("decode_s", Float, nullable=False),
+    Column("sampling_json", Text, nullable=False),
+)
+
+step = Table(
+    "step",
+    metadata,
+    Column("run_id", Integer, ForeignKey("run.run_id"), primary_key=True),
+    Column("step", Integer, primary_key=True),
+    Column("started_s", Float, nullable=False),
+    Column("num_prefill_tokens", Integer, nullable=False),
+    Column("num_decode_tokens", Integer, nullable=False),
+    Column("num_running", Integer, nullable=False),
+    Column("num_waiting", Integer, nullable=False),
+    Column("step_us", Float, nullable=False),
+    Column("wall_us", Float, nullable=False),
+    Column("native_us", Float, nullable=False),
+    Index("step_by_time", "run_id", "started_s"),
+)
+
+token_layer = Table(
+    "token_layer",
+    metadata,
+    _run_id(),
+    Column("step", Integer, nullable=False),
+    Column("request", Integer, nullable=False, comment="-1: none"),
+    Column("position", Integer, nullable=False),
+    Column("layer", Integer, nullable=False),
+    Column("num_routed", Integer, nullable=False),
+    Column("num_hits", Integer, nullable=False),
+    Column("num_cpu", Integer, nullable=False),
+    Column("num_fetched", Integer, nullable=False),
+    Column("experts", LargeBinary, nullable=False, comment="uint16[num_routed], descending weight"),
+    Column("placement", LargeBinary, nullable=False, comment="uint8[num_routed]: 0 hit, 1 cpu, 2 fetched"),
+    Column("weights", LargeBinary, nullable=False, comment="float32[num_routed]"),
+    Column("layer_us", Float, nullable=False),
+    Column("cpu_us", Float, nullable=False),
+    Column("gpu_us", Float, nullable=False),
+    Column("predicted_us", Float, nullable=False),
+    # A request's rows are what a page asks for; everything by time comes from layer_second.
+    Index("token_layer_by_request", "run_id", "request"),
+)
+
+upload = Table(
+    "upload",
+    metadata,
+    _run_id(),
+    Column("step", Integer, nullable=False),
+    Column("request", Integer, nullable=False, comment="-1: none"),
+    Column("layer", Integer, nullable=False),
+    Column("expert", Integer, nullable=False),
+    Column("slot", Integer, nullable=False),
+    Column("size_bytes", Integer, nullable=False),
+    Column("queued_us", Float, nullable=False, comment="run clock since its start"),
+    Column("begin_us", Float, nullable=False),
+    Column("end_us", Float, nullable=False),
+    Column("reason", Integer, nullable=False, comment="0 demand, 1 admission, 2 prefetch"),
+    Column("lane", Integer, nullable=False),
+    Index("upload_by_step", "run_id", "step"),
+)
+
+cache_event = Table(
+    "cache_event",
+    metadata,
+    _run_id(),
+    Column("step", Integer, nullable=False),
+    Column("request", Integer, nullable=False, comment="-1: none"),
+    Column("layer", Integer, nullable=False),
+    Column("kind", Integer, nullable=False, comment="0 admit, 1 evict, 2 reject, 3 publish"),
+    Column("expert", Integer, nullable=False),
+    Column("victim", Integer, nullable=False, comment="-1: none"),
+    Column("slot", Integer, nullable=False),
+    Column("value", Float, nullable=False),
+    Column("victim_value", Float, nullable=False),
+    Column("price", Float, nullable=False),
+    Column("at_us", Float, nullable=False, comment="run clock since its start"),
+    Index("cache_event_by_step", "run_id", "step"),
+)
+
+layer_second = Table(
+    "layer_second",
+    metadata,
+    Column("run_id", Integer, ForeignKey("run.run_id"), nullable=False),
+    Column("at_s", Integer, nullable=False, comment="Unix second of arrival; a second may have several rows"),
+    Column("layer", Integer, nullable=False),
+    Column("num_rows", Integer, nullable=False),
+    Column("num_hits", Integer, nullable=False),
+    Column("num_cpu", Integer, nullable=False),
+    Column("num_fetched", Integer, nullable=False),
+    Column("num_uploads", Integer, nullable=False),
+    Column("upload_bytes", Integer, nullable=False),
+    Column(
+        "uses",
+        LargeBinary,
+        nullable=False,
+        comment="zlib of uint32[num_experts, 3] by placement; may be empty",
+    ),
+    Index("layer_second_by_time", "run_id", "at_s"),
+)
+
+load_sample = Table(
+    "load_sample",
+    metadata,
+    Column("run_id", Integer, ForeignKey("run.run_id")),
+    Column("loadtest_id", Text, nullable=False),
+    Column("finished_s", Float, nullable=False),
+    Column("user", Integer, nullable=False),
+    Column("num_users", Integer, nullable=False),
+    Column("e2e_ms", Float, nullable=False, comment="wall clock of the client"),
+    Column("ok", Integer, nullable=False),
+    Column("ttft_ms", Float),
+    Column("tpot_ms", Float),
+    Column("completion_tokens", Integer, nullable=False),
+    Column("error", Text),
+    Index("load_sample_by_test", "loadtest_id", "finished_s"),
+)
+
+dropped = Table(
+    "dropped",
+    metadata,
+    Column("run_id", Integer, ForeignKey("run.run_id"), nullable=False),
+    Column("at_s", Float, nullable=False),
+    Column("kind", Text, nullable=False),
+    Column("place", Text, nullable=False, comment="ring, queue or database"),
+    Column("num_events", Integer, nullable=False),
+)
+"""Events that were lost, never silently."""
+
+
+def database_path(url: str) -> Path:
+    """The file behind a telemetry URL; ConfigError for anything but `sqlite:///FILE`."""
+    expected = (
+        "expected sqlite:///relative/file.db or sqlite:////absolute/file.db "
+        "(set --telemetry-url or TWOFOLD_TELEMETRY_URL)"
+    )
+    try:
+        parsed = make_url(url)
+    except ArgumentError:
+        raise ConfigError(f"telemetry URL {url!r} is not a database URL; {expected}") from None
+    if parsed.get_backend_name() != "sqlite":
+        raise ConfigError(
+            f"telemetry URL {url!r} names {parsed.get_backend_name()!r}, not SQLite; {expected}"
+        )
+    if not parsed.database or parsed.database == ":memory:" or parsed.query:
+        raise ConfigError(f"telemetry URL {url!r} names no file on disk that others can read; {expected}")
+    return Path(parsed.database)
+
+
+def check_version(found: str | None, path: Path) -> None:
+    """ConfigError unless the database's schema version is ours; None where it has none."""
+    if found != str(SCHEMA_VERSION):
+        what = "is not a telemetry database" if found is None else f"has telemetry schema version {found}"
+        raise ConfigError(
+            f"{path} {what}; this Twofold writes and reads version {SCHEMA_VERSION}. "
+            "Move the file away or choose another with --telemetry-url"
+        )
