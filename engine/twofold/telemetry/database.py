@@ -38,7 +38,7 @@ def open_for_writing(path: Path) -> tuple[Engine, TextIO]:
 
 
 def open_for_reading(path: Path) -> Engine:
-    """Connections that can only read, each opened when used. Raises ConfigError when there is nothing to read."""
+    """Connections that can only read, each opened when used. ConfigError when there is nothing to read."""
     if not path.is_file():
         raise ConfigError(
             f"telemetry database {path} does not exist; start a server with --telemetry-url first"

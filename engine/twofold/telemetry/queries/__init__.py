@@ -1,0 +1,93 @@
+"""What can be asked of a telemetry database: typed answers, arrays where there are many.
+
+The dashboard and the summary read through this package alone. Every connection is read-only (`mode=ro`).
+Times `*_us` and rates "per clock second" are of the run's clock: emulated where `Run.emulated` says so.
+"""
+
+from twofold.telemetry.queries.loadtests import (
+    LoadSamples,
+    LoadTest,
+    PercentileSeries,
+    load_samples,
+    load_tests,
+    percentile_series,
+)
+from twofold.telemetry.queries.overview import (
+    Overview,
+    PlacementTotals,
+    overview,
+)
+from twofold.telemetry.queries.placements import (
+    FETCHED,
+    HIT,
+    ON_CPU,
+    UNUSED,
+    CacheEvent,
+    PlacementGrid,
+    Upload,
+    cache_event_counts,
+    cache_events,
+    placement_grid,
+    uploads,
+)
+from twofold.telemetry.queries.requests import (
+    Request,
+    RequestCounts,
+    RequestTokens,
+    request_counts,
+    request_tokens,
+    requests,
+)
+from twofold.telemetry.queries.runs import (
+    LIVE_AFTER_S,
+    Database,
+    Dropped,
+    Run,
+    Window,
+    dropped,
+    open_database,
+    runs,
+    window,
+)
+from twofold.telemetry.sink import CacheEventKind, Placement, UploadReason
+
+__all__ = [
+    "FETCHED",
+    "HIT",
+    "LIVE_AFTER_S",
+    "ON_CPU",
+    "UNUSED",
+    "CacheEvent",
+    "CacheEventKind",
+    "Database",
+    "Dropped",
+    "LoadSamples",
+    "LoadTest",
+    "Overview",
+    "PercentileSeries",
+    "Placement",
+    "PlacementGrid",
+    "PlacementTotals",
+    "Request",
+    "RequestCounts",
+    "RequestTokens",
+    "Run",
+    "Upload",
+    "UploadReason",
+    "Window",
+    "cache_event_counts",
+    "cache_events",
+    "dropped",
+    "load_samples",
+    "load_tests",
+    "open_database",
+    "overview",
+    "percentile_series",
+    "placement_grid",
+    "request_counts",
+    "request_tokens",
+    "requests",
+    "runs",
+    "uploads",
+    "window",
+]

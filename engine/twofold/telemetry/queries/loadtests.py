@@ -1,0 +1,111 @@
+"""What load-test users saw: TTFT, TPOT, end-to-end times and failures."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from sqlalchemy import func, select
+
+from twofold.telemetry import schema
+from twofold.telemetry.queries.runs import Database
+
+F64 = npt.NDArray[np.float64]
+I64 = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class LoadTest:
+    """One load test; `run_id` is the run it was pointed at."""
+
+    loadtest_id: str
+    run_id: int | None
+    begin_s: float
+    end_s: float
+    num_samples: int
+    num_failures: int
+    max_users: int
+    completion_tokens: int
+
+
+def load_tests(db: Database, *, limit: int = 50) -> list[LoadTest]:
+    """The newest first."""
+    table = schema.load_sample.c
+    end_s = func.max(table.finished_s)
+    query = (
+        select(
+            table.loadtest_id,
+            func.max(table.run_id),
+            func.min(table.finished_s - table.e2e_ms / 1000.0),
+            end_s,
+            func.count(),
+            func.sum(1 - table.ok),
+            func.max(table.num_users),
+            func.sum(table.completion_tokens),
+        )
+        .group_by(table.loadtest_id)
+        .order_by(end_s.desc())
+        .limit(limit)
+    )
+    return [LoadTest(*row) for row in db.rows(query)]
+
+
+@dataclass(frozen=True)
+class LoadSamples:
+    """All samples of one load test by time; arrays are [samples], milliseconds of the client's wall clock."""
+
+    finished_s: F64
+    user: I64
+    num_users: I64
+    e2e_ms: F64
+    ok: npt.NDArray[np.bool_]
+    ttft_ms: F64
+    """NaN where no token came."""
+    tpot_ms: F64
+    """NaN with fewer than two tokens."""
+    completion_tokens: I64
+    errors: list[str]
+    """Of the failed samples."""
+
+
+def load_samples(db: Database, loadtest_id: str) -> LoadSamples:
+    table = schema.load_sample
+    rows = db.rows(select(table).where(table.c.loadtest_id == loadtest_id).order_by(table.c.finished_s))
+    return LoadSamples(
+        finished_s=np.array([row.finished_s for row in rows], np.float64),
+        user=np.array([row.user for row in rows], np.int64),
+        num_users=np.array([row.num_users for row in rows], np.int64),
+        e2e_ms=np.array([row.e2e_ms for row in rows], np.float64),
+        ok=np.array([row.ok for row in rows], np.bool_),
+        ttft_ms=np.array([np.nan if row.ttft_ms is None else row.ttft_ms for row in rows], np.float64),
+        tpot_ms=np.array([np.nan if row.tpot_ms is None else row.tpot_ms for row in rows], np.float64),
+        completion_tokens=np.array([row.completion_tokens for row in rows], np.int64),
+        errors=[row.error or "unknown" for row in rows if not row.ok],
+    )
+
+
+@dataclass(frozen=True)
+class PercentileSeries:
+    """Percentiles by time; arrays are [buckets], NaN where a bucket has no sample."""
+
+    at_s: F64
+    p50: F64
+    p95: F64
+    p99: F64
+
+
+def percentile_series(at_s: F64, values: F64, *, max_buckets: int = 60) -> PercentileSeries:
+    """Percentiles of samples (at_s, values) per bucket of equal length; NaN values are left out."""
+    known = ~np.isnan(values)
+    at_s, values = at_s[known], values[known]
+    if not len(values):
+        empty = np.zeros(0)
+        return PercentileSeries(empty, empty, empty, empty)
+    bucket_s = max(1.0, float(np.ceil((at_s.max() - at_s.min() + 1e-9) / max_buckets)))
+    bucket = ((at_s - at_s.min()) // bucket_s).astype(np.int64)
+    table = np.full((3, int(bucket.max()) + 1), np.nan)
+    for index in np.unique(bucket).tolist():
+        table[:, index] = np.percentile(values[bucket == index], (50, 95, 99))
+    starts = at_s.min() + bucket_s * np.arange(table.shape[1])
+    return PercentileSeries(starts, *table)

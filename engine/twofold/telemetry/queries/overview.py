@@ -1,0 +1,143 @@
+"""What a run did by time: tokens/s, hit rate, bytes over PCIe, queue."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from sqlalchemy import Executable, Integer, and_, case, cast, func, select
+
+from twofold.telemetry import schema
+from twofold.telemetry.queries.runs import Database, Run, Window
+
+F64 = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class PlacementTotals:
+    """Where routed experts ran, and what was copied."""
+
+    num_hits: int
+    num_cpu: int
+    num_fetched: int
+    num_uploads: int
+    upload_bytes: int
+
+    @property
+    def num_routed(self) -> int:
+        return self.num_hits + self.num_cpu + self.num_fetched
+
+    @property
+    def hit_rate(self) -> float | None:
+        """Hits among routed experts; None where nothing was routed."""
+        return self.num_hits / self.num_routed if self.num_routed else None
+
+
+@dataclass(frozen=True)
+class Overview:
+    """A window in buckets. Arrays are [buckets]; hit_rate and clock rates are NaN where nothing ran."""
+
+    window: Window
+    bucket_s: int
+    at_s: F64
+    """Unix time of each bucket's begin."""
+    decode_tokens_per_s: F64
+    """Per wall second."""
+    prefill_tokens_per_s: F64
+    """Per wall second."""
+    decode_tokens_per_clock_s: F64
+    """Of steps that only decode, per second of the run's clock: the speed of the machine that is shown."""
+    step_us: F64
+    """Mean, run's clock."""
+    hit_rate: F64
+    upload_bytes_per_s: F64
+    """Per wall second."""
+    num_running: F64
+    """Mean over the bucket's steps, 0 when idle."""
+    num_waiting: F64
+    num_decode_tokens: int
+    num_prefill_tokens: int
+    num_steps: int
+    clock_s: float
+    """Time spent in steps on the run's clock."""
+    decode_only_tokens: int
+    decode_only_clock_s: float
+    totals: PlacementTotals
+
+    @property
+    def mean_decode_tokens_per_clock_s(self) -> float | None:
+        return self.decode_only_tokens / self.decode_only_clock_s if self.decode_only_clock_s > 0 else None
+
+    @property
+    def upload_bytes_per_clock_s(self) -> float | None:
+        return self.totals.upload_bytes / self.clock_s if self.clock_s > 0 else None
+
+
+def overview(db: Database, run: Run, span: Window, *, max_buckets: int = 300) -> Overview:
+    """Time series and totals of a window, at most `max_buckets` points each."""
+    bucket_s = max(1, -(-(span.end_s - span.begin_s) // max_buckets))
+    num_buckets = -(-(span.end_s - span.begin_s) // bucket_s)
+    steps = _step_sums(db, run, span, bucket_s, num_buckets)
+    count, decode, prefill, clock_us, running, waiting, only_tokens, only_us = steps
+    layers = _layer_sums(db, run, span, bucket_s, num_buckets)
+    hits, cpu, fetched, _, uploaded = layers
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return Overview(
+            window=span,
+            bucket_s=bucket_s,
+            at_s=span.begin_s + bucket_s * np.arange(num_buckets, dtype=np.float64),
+            decode_tokens_per_s=decode / bucket_s,
+            prefill_tokens_per_s=prefill / bucket_s,
+            decode_tokens_per_clock_s=np.where(only_us > 0, only_tokens / only_us * 1e6, np.nan),
+            step_us=np.where(count > 0, clock_us / count, np.nan),
+            hit_rate=hits / (hits + cpu + fetched),
+            upload_bytes_per_s=uploaded / bucket_s,
+            num_running=np.where(count > 0, running / count, 0.0),
+            num_waiting=np.where(count > 0, waiting / count, 0.0),
+            num_decode_tokens=int(decode.sum()),
+            num_prefill_tokens=int(prefill.sum()),
+            num_steps=int(count.sum()),
+            clock_s=float(clock_us.sum()) / 1e6,
+            decode_only_tokens=int(only_tokens.sum()),
+            decode_only_clock_s=float(only_us.sum()) / 1e6,
+            totals=PlacementTotals(*(int(column.sum()) for column in layers)),
+        )
+
+
+def _step_sums(db: Database, run: Run, span: Window, bucket_s: int, num_buckets: int) -> F64:
+    step = schema.step.c
+    bucket = cast((step.started_s - span.begin_s) / bucket_s, Integer)
+    only_decode = and_(step.num_prefill_tokens == 0, step.num_decode_tokens > 0)
+    sums = (
+        func.count(),
+        func.sum(step.num_decode_tokens),
+        func.sum(step.num_prefill_tokens),
+        func.sum(step.step_us),
+        func.sum(step.num_running),
+        func.sum(step.num_waiting),
+        func.sum(case((only_decode, step.num_decode_tokens), else_=0)),
+        func.sum(case((only_decode, step.step_us), else_=0.0)),
+    )
+    in_window = and_(
+        step.run_id == run.run_id, step.started_s >= float(span.begin_s), step.started_s < float(span.end_s)
+    )
+    return _by_bucket(db, len(sums), num_buckets, select(bucket, *sums).where(in_window).group_by(bucket))
+
+
+def _layer_sums(db: Database, run: Run, span: Window, bucket_s: int, num_buckets: int) -> F64:
+    layer = schema.layer_second.c
+    bucket = (layer.at_s - span.begin_s) // bucket_s
+    names = ("num_hits", "num_cpu", "num_fetched", "num_uploads", "upload_bytes")
+    sums = [func.sum(layer[name]) for name in names]
+    in_window = and_(layer.run_id == run.run_id, layer.at_s >= span.begin_s, layer.at_s < span.end_s)
+    return _by_bucket(db, len(sums), num_buckets, select(bucket, *sums).where(in_window).group_by(bucket))
+
+
+def _by_bucket(db: Database, num_columns: int, num_buckets: int, query: Executable) -> F64:
+    """Rows (bucket, a, b, …) as an array [columns, buckets], 0 where a bucket has no row."""
+    table = np.zeros((num_columns, num_buckets))
+    for row in db.rows(query):
+        if 0 <= row[0] < num_buckets:
+            table[:, row[0]] = row[1:]
+    return table

@@ -1,0 +1,136 @@
+"""Where experts ran, layer by layer; what was copied for it and what the cache decided."""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from sqlalchemy import func, select
+
+from twofold.telemetry import schema
+from twofold.telemetry.queries.runs import Database, Run, Window
+from twofold.telemetry.sink import CacheEventKind, Placement, UploadReason
+
+F64 = npt.NDArray[np.float64]
+I64 = npt.NDArray[np.int64]
+
+UNUSED, ON_CPU, FETCHED, HIT = 0, 1, 2, 3
+
+
+@dataclass(frozen=True)
+class PlacementGrid:
+    """How often each expert was used, and where it ran."""
+
+    uses: npt.NDArray[np.int64]
+    """[layers, experts, 3], last axis by `Placement`."""
+
+    @property
+    def total(self) -> I64:
+        """[layers, experts]"""
+        return np.asarray(self.uses.sum(axis=2), np.int64)
+
+    @property
+    def dominant(self) -> npt.NDArray[np.uint8]:
+        """[layers, experts]: UNUSED, or where the expert ran most often: ON_CPU, FETCHED or HIT."""
+        codes = np.empty(3, np.uint8)
+        codes[Placement.HIT], codes[Placement.CPU], codes[Placement.FETCHED] = HIT, ON_CPU, FETCHED
+        return np.where(self.total > 0, codes[self.uses.argmax(axis=2)], np.uint8(UNUSED))
+
+    @property
+    def hit_share(self) -> F64:
+        """[layers, experts], NaN where unused."""
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return np.asarray(self.uses[:, :, Placement.HIT] / self.total, np.float64)
+
+    def by_placement(self, placement: Placement) -> int:
+        return int(self.uses[:, :, placement].sum())
+
+
+def placement_grid(db: Database, run: Run, span: Window) -> PlacementGrid:
+    """Uses by layer, expert and placement in a window."""
+    table = schema.layer_second.c
+    query = select(table.layer, table.uses).where(
+        table.run_id == run.run_id, table.at_s >= span.begin_s, table.at_s < span.end_s, table.num_rows > 0
+    )
+    uses = np.zeros((max(run.num_layers, 1), max(run.num_experts, 1), len(Placement)), np.int64)
+    for layer, blob in db.rows(query):
+        if layer >= len(uses):
+            uses = np.concatenate([uses, np.zeros((layer + 1 - len(uses), *uses.shape[1:]), np.int64)])
+        uses[layer] += np.frombuffer(zlib.decompress(blob), "<u4").reshape(uses.shape[1:])
+    return PlacementGrid(uses)
+
+
+@dataclass(frozen=True)
+class Upload:
+    """One host-to-device copy; `*_us` on the run's clock since its start."""
+
+    step: int
+    request: int
+    layer: int
+    expert: int
+    slot: int
+    size_bytes: int
+    queued_us: float
+    begin_us: float
+    end_us: float
+    reason: UploadReason
+    lane: int
+
+
+def uploads(
+    db: Database, run: Run, *, first_step: int = 0, last_step: int | None = None, limit: int = 10_000
+) -> list[Upload]:
+    """Copies queued in steps first_step to last_step, in the order they were recorded."""
+    table = schema.upload
+    query = (
+        select(*[column for column in table.columns if column.name != "run_id"])
+        .where(table.c.run_id == run.run_id, table.c.step >= first_step)
+        .order_by(table.c.step)
+        .limit(limit)
+    )
+    if last_step is not None:
+        query = query.where(table.c.step <= last_step)
+    return [Upload(**{**row._mapping, "reason": UploadReason(row.reason)}) for row in db.rows(query)]
+
+
+@dataclass(frozen=True)
+class CacheEvent:
+    """One decision of the expert cache; `victim` is -1 where none had to go."""
+
+    step: int
+    request: int
+    layer: int
+    kind: CacheEventKind
+    expert: int
+    victim: int
+    slot: int
+    value: float
+    victim_value: float
+    price: float
+    at_us: float
+
+
+def cache_events(
+    db: Database, run: Run, *, first_step: int = 0, last_step: int | None = None, limit: int = 10_000
+) -> list[CacheEvent]:
+    """Decisions taken in steps first_step to last_step, in the order they were recorded."""
+    table = schema.cache_event
+    query = (
+        select(*[column for column in table.columns if column.name != "run_id"])
+        .where(table.c.run_id == run.run_id, table.c.step >= first_step)
+        .order_by(table.c.step)
+        .limit(limit)
+    )
+    if last_step is not None:
+        query = query.where(table.c.step <= last_step)
+    return [CacheEvent(**{**row._mapping, "kind": CacheEventKind(row.kind)}) for row in db.rows(query)]
+
+
+def cache_event_counts(db: Database, run: Run) -> dict[CacheEventKind, int]:
+    """How often the cache decided what, over the whole run."""
+    table = schema.cache_event.c
+    query = select(table.kind, func.count()).where(table.run_id == run.run_id).group_by(table.kind)
+    counts = {CacheEventKind(kind): int(count) for kind, count in db.rows(query)}
+    return {kind: counts.get(kind, 0) for kind in CacheEventKind}

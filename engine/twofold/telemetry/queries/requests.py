@@ -1,0 +1,159 @@
+"""Requests, and what every layer did for each token of one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from sqlalchemy import func, select
+
+from twofold.telemetry import schema
+from twofold.telemetry.queries.runs import Database, Run
+
+F64 = npt.NDArray[np.float64]
+I64 = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Request:
+    """One request as the engine saw it. `queue_s`, `prefill_s` and `decode_s` are of the run's clock."""
+
+    run_id: int
+    number: int
+    request_id: str
+    endpoint: str
+    submitted_s: float
+    first_token_s: float | None
+    finished_s: float | None
+    prompt_tokens: int
+    completion_tokens: int
+    finish_reason: str | None
+    queue_s: float
+    prefill_s: float
+    decode_s: float
+    sampling_json: str
+
+
+def requests(db: Database, run: Run, *, limit: int = 200) -> list[Request]:
+    """The newest first."""
+    table = schema.request
+    query = select(table).where(table.c.run_id == run.run_id).order_by(table.c.number.desc()).limit(limit)
+    return [Request(**row._mapping) for row in db.rows(query)]
+
+
+@dataclass(frozen=True)
+class RequestCounts:
+    """Requests of a run by state."""
+
+    total: int
+    finished: int
+    failed: int
+    """Ended by "error"."""
+    cancelled: int
+
+
+def request_counts(db: Database, run: Run) -> RequestCounts:
+    table = schema.request.c
+    query = select(table.finish_reason, func.count()).where(table.run_id == run.run_id)
+    counts = {reason: int(count) for reason, count in db.rows(query.group_by(table.finish_reason))}
+    total = sum(counts.values())
+    return RequestCounts(
+        total, total - counts.get(None, 0), counts.get("error", 0), counts.get("cancelled", 0)
+    )
+
+
+@dataclass(frozen=True)
+class RequestTokens:
+    """What each MoE layer did for each token of one request. T tokens, L layers, k experts.
+
+    A position computed twice (after a preemption) appears as its last computation. Places of [T, L] without
+    a row (dropped events) are 0 routed, NaN times.
+    """
+
+    position: I64
+    """[T] ascending"""
+    step: I64
+    """[T]"""
+    started_s: F64
+    """[T] Unix time of the step, NaN where its row was lost."""
+    step_us: F64
+    """[T] run's clock, NaN where the step's row was lost."""
+    batch_tokens: I64
+    """[T] tokens computed in the same step."""
+    num_by_placement: I64
+    """[T, L, 3] by `Placement`"""
+    layer_us: F64
+    """[T, L], as are the next three: times of the whole layer in that step, run's clock."""
+    cpu_us: F64
+    gpu_us: F64
+    predicted_us: F64
+    experts: npt.NDArray[np.int32]
+    """[T, L, k] by descending router weight, -1 where not routed."""
+    placement: npt.NDArray[np.int8]
+    """[T, L, k], -1 where not routed."""
+    weights: npt.NDArray[np.float32]
+    """[T, L, k], 0 where not routed."""
+
+
+def request_tokens(
+    db: Database, run: Run, number: int, *, first_position: int = 0, last_position: int | None = None
+) -> RequestTokens:
+    """Placements and layer times of one request's tokens, by position (prompt first)."""
+    table = schema.token_layer
+    query = (
+        select(table)
+        .where(table.c.run_id == run.run_id, table.c.request == number, table.c.position >= first_position)
+        .order_by(table.c.step)
+    )
+    if last_position is not None:
+        query = query.where(table.c.position <= last_position)
+    rows = db.rows(query)
+    positions = np.unique(np.array([row.position for row in rows], np.int64))
+    num_layers = max([run.num_layers, *(row.layer + 1 for row in rows)])
+    top_k = max([run.top_k, *(row.num_routed for row in rows)])
+    shape = (len(positions), num_layers)
+    num_by_placement = np.zeros((*shape, 3), np.int64)
+    times = np.full((4, *shape), np.nan)
+    experts = np.full((*shape, top_k), -1, np.int32)
+    placement = np.full((*shape, top_k), -1, np.int8)
+    weights = np.zeros((*shape, top_k), np.float32)
+    steps = np.zeros(len(positions), np.int64)
+    index_of = {position: index for index, position in enumerate(positions.tolist())}
+    for row in rows:
+        at = (index_of[row.position], row.layer)
+        steps[at[0]] = row.step
+        num_by_placement[at] = row.num_hits, row.num_cpu, row.num_fetched
+        times[:, at[0], at[1]] = row.layer_us, row.cpu_us, row.gpu_us, row.predicted_us
+        count = len(row.placement)
+        experts[at][:count] = np.frombuffer(row.experts, "<u2")
+        placement[at][:count] = np.frombuffer(row.placement, "u1")
+        weights[at][:count] = np.frombuffer(row.weights, "<f4")
+    by_step = {row.step: row for row in _steps(db, run, steps)}
+    found = [by_step.get(step) for step in steps.tolist()]
+    return RequestTokens(
+        position=positions,
+        step=steps,
+        started_s=np.array([row.started_s if row else np.nan for row in found], np.float64),
+        step_us=np.array([row.step_us if row else np.nan for row in found], np.float64),
+        batch_tokens=np.array(
+            [row.num_prefill_tokens + row.num_decode_tokens if row else 0 for row in found], np.int64
+        ),
+        num_by_placement=num_by_placement,
+        layer_us=times[0],
+        cpu_us=times[1],
+        gpu_us=times[2],
+        predicted_us=times[3],
+        experts=experts,
+        placement=placement,
+        weights=weights,
+    )
+
+
+def _steps(db: Database, run: Run, steps: I64) -> list[Any]:
+    if not len(steps):
+        return []
+    table = schema.step
+    first, last = int(steps.min()), int(steps.max())
+    return db.rows(select(table).where(table.c.run_id == run.run_id, table.c.step.between(first, last)))

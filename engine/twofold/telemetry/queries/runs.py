@@ -1,0 +1,119 @@
+"""Opening a telemetry database; its runs, and windows of them."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any, Final
+
+from sqlalchemy import Engine, Executable, func, select
+
+from twofold.telemetry import database, schema
+
+LIVE_AFTER_S: Final = 5.0
+"""A run whose heartbeat (each second) is older than this no longer lives."""
+
+
+@dataclass(frozen=True)
+class Database:
+    """A telemetry database opened for reading."""
+
+    path: str
+    engine: Engine
+
+    def rows(self, query: Executable) -> list[Any]:
+        with self.engine.connect() as connection:
+            return list(connection.execute(query))
+
+
+def open_database(url: str) -> Database:
+    """ConfigError, with the remedy, where the URL is bad or there is no such database or it is another's."""
+    path = schema.database_path(url)
+    return Database(str(path), database.open_for_reading(path))
+
+
+@dataclass(frozen=True)
+class Run:
+    """One process lifetime; see `twofold.types.RunInfo` for the fields they share."""
+
+    run_id: int
+    started_s: float
+    last_seen_s: float
+    finished_s: float | None
+    model: str
+    architecture: str
+    accelerator: str
+    accelerator_reason: str
+    emulated: bool
+    clock: str
+    policy: str
+    num_layers: int
+    num_experts: int
+    top_k: int
+    num_slots: int
+    expert_bytes: int
+    cpu_isa: str
+    cpu_threads: int
+    version: str
+    config_json: str
+
+    def is_live(self, now_s: float | None = None) -> bool:
+        now = time.time() if now_s is None else now_s
+        return self.finished_s is None and now - self.last_seen_s <= LIVE_AFTER_S
+
+
+def runs(db: Database, *, limit: int = 100) -> list[Run]:
+    """The newest first."""
+    return [
+        _run(row) for row in db.rows(select(schema.run).order_by(schema.run.c.run_id.desc()).limit(limit))
+    ]
+
+
+def _run(row: Any) -> Run:
+    values = dict(row._mapping)
+    values["emulated"] = bool(values["emulated"])
+    return Run(**values)
+
+
+@dataclass(frozen=True)
+class Window:
+    """A stretch of a run, Unix seconds, begin included and end not; whole seconds."""
+
+    begin_s: int
+    end_s: int
+
+
+def window(run: Run, last_s: float | None = None, *, now_s: float | None = None) -> Window:
+    """The last `last_s` seconds of a run (all of it when None), up to now while it lives, else to its end.
+
+    Ends before the second that is still being written, so that rates are never of half a second.
+    """
+    now = time.time() if now_s is None else now_s
+    if run.is_live(now):
+        end_s = int(now)
+    else:
+        end_s = int(run.finished_s or run.last_seen_s) + 1
+    begin_s = int(run.started_s)
+    if last_s is not None:
+        begin_s = max(begin_s, end_s - int(last_s))
+    return Window(begin_s, max(end_s, begin_s + 1))
+
+
+@dataclass(frozen=True)
+class Dropped:
+    """Events that were lost: `place` is "ring", "queue" or "database"."""
+
+    kind: str
+    place: str
+    num_events: int
+
+
+def dropped(db: Database, run: Run) -> list[Dropped]:
+    table = schema.dropped.c
+    query = (
+        select(table.kind, table.place, func.sum(table.num_events))
+        .where(table.run_id == run.run_id)
+        .group_by(table.kind, table.place)
+        .order_by(table.kind, table.place)
+    )
+    return [Dropped(kind, place, int(count)) for kind, place, count in db.rows(query)]
