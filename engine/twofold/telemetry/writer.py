@@ -310,8 +310,8 @@ def _execute(connection: Connection, sql: str, tuples: Iterable[rows.Row]) -> No
         connection.exec_driver_sql(sql, chunk)
 
 
-def open_sink(url: str, *, max_queued_rows: int = MAX_QUEUED_ROWS) -> TelemetrySink:
-    """The sink for a telemetry URL; an empty one means no telemetry.
+def open_sink(url: str | None, *, max_queued_rows: int = MAX_QUEUED_ROWS) -> TelemetrySink:
+    """The sink for a telemetry URL; None or an empty one means no telemetry.
 
     Raises ConfigError, with the remedy, where the URL is bad, its directory is missing, the file cannot be
     written, is being written by another process, or holds something else than this version's tables.

@@ -15,7 +15,10 @@ from twofold.telemetry.queries.loadtests import (
 from twofold.telemetry.queries.overview import (
     Overview,
     PlacementTotals,
+    StepTotals,
     overview,
+    placement_totals,
+    step_totals,
 )
 from twofold.telemetry.queries.placements import (
     FETCHED,
@@ -72,6 +75,7 @@ __all__ = [
     "RequestCounts",
     "RequestTokens",
     "Run",
+    "StepTotals",
     "Upload",
     "UploadReason",
     "Window",
@@ -84,10 +88,12 @@ __all__ = [
     "overview",
     "percentile_series",
     "placement_grid",
+    "placement_totals",
     "request_counts",
     "request_tokens",
     "requests",
     "runs",
+    "step_totals",
     "uploads",
     "window",
 ]

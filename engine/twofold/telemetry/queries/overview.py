@@ -13,6 +13,8 @@ from twofold.telemetry.queries.runs import Database, Run, Window
 
 F64 = npt.NDArray[np.float64]
 
+_LAYER_SUMS = ("num_hits", "num_cpu", "num_fetched", "num_uploads", "upload_bytes")
+
 
 @dataclass(frozen=True)
 class PlacementTotals:
@@ -32,6 +34,52 @@ class PlacementTotals:
     def hit_rate(self) -> float | None:
         """Hits among routed experts; None where nothing was routed."""
         return self.num_hits / self.num_routed if self.num_routed else None
+
+
+def placement_totals(db: Database, run: Run) -> PlacementTotals:
+    """Of the whole run."""
+    layer = schema.layer_second.c
+    sums = [func.coalesce(func.sum(layer[name]), 0) for name in _LAYER_SUMS]
+    (row,) = db.rows(select(*sums).where(layer.run_id == run.run_id))
+    return PlacementTotals(*(int(value) for value in row))
+
+
+@dataclass(frozen=True)
+class StepTotals:
+    """Steps of a whole run; the `decode_only` figures are of steps without prefill."""
+
+    num_steps: int
+    num_prefill_tokens: int
+    num_decode_tokens: int
+    decode_only_tokens: int
+    decode_only_clock_us: float
+    decode_only_wall_us: float
+
+    @property
+    def decode_tokens_per_clock_s(self) -> float | None:
+        return (
+            self.decode_only_tokens / self.decode_only_clock_us * 1e6 if self.decode_only_clock_us else None
+        )
+
+    @property
+    def decode_tokens_per_wall_s(self) -> float | None:
+        return self.decode_only_tokens / self.decode_only_wall_us * 1e6 if self.decode_only_wall_us else None
+
+
+def step_totals(db: Database, run: Run) -> StepTotals:
+    """Of the whole run."""
+    step = schema.step.c
+    only_decode = and_(step.num_prefill_tokens == 0, step.num_decode_tokens > 0)
+    query = select(
+        func.count(),
+        func.coalesce(func.sum(step.num_prefill_tokens), 0),
+        func.coalesce(func.sum(step.num_decode_tokens), 0),
+        func.coalesce(func.sum(case((only_decode, step.num_decode_tokens), else_=0)), 0),
+        func.coalesce(func.sum(case((only_decode, step.step_us), else_=0.0)), 0.0),
+        func.coalesce(func.sum(case((only_decode, step.wall_us), else_=0.0)), 0.0),
+    ).where(step.run_id == run.run_id)
+    (row,) = db.rows(query)
+    return StepTotals(*row)
 
 
 @dataclass(frozen=True)
@@ -128,8 +176,7 @@ def _step_sums(db: Database, run: Run, span: Window, bucket_s: int, num_buckets:
 def _layer_sums(db: Database, run: Run, span: Window, bucket_s: int, num_buckets: int) -> F64:
     layer = schema.layer_second.c
     bucket = (layer.at_s - span.begin_s) // bucket_s
-    names = ("num_hits", "num_cpu", "num_fetched", "num_uploads", "upload_bytes")
-    sums = [func.sum(layer[name]) for name in names]
+    sums = [func.sum(layer[name]) for name in _LAYER_SUMS]
     in_window = and_(layer.run_id == run.run_id, layer.at_s >= span.begin_s, layer.at_s < span.end_s)
     return _by_bucket(db, len(sums), num_buckets, select(bucket, *sums).where(in_window).group_by(bucket))
 

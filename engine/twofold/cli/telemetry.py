@@ -1,0 +1,44 @@
+"""`twofold telemetry summary`: what the last run did, from the telemetry database."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+
+from twofold.errors import ConfigError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the actions of `twofold telemetry`."""
+    actions = parser.add_subparsers(dest="telemetry_action", required=True, metavar="ACTION")
+    summary = actions.add_parser(
+        "summary",
+        help="print hit rate, uploads per token, bytes over PCIe and decode tokens/s of the last run",
+        description="Print hit rate, uploads per token, bytes over PCIe and decode tokens/s of the last run.",
+    )
+    summary.add_argument(
+        "--telemetry-url",
+        default=os.environ.get("TWOFOLD_TELEMETRY_URL", ""),
+        metavar="URL",
+        help="database to read, e.g. sqlite:///twofold.db (default: TWOFOLD_TELEMETRY_URL)",
+    )
+    summary.add_argument("--run", type=int, metavar="ID", help="run to summarise (default: the last one)")
+    summary.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Carry out the parsed action; ConfigError where there is nothing to read."""
+    if not args.telemetry_url:
+        raise ConfigError(
+            "no telemetry database given; set --telemetry-url sqlite:///FILE or TWOFOLD_TELEMETRY_URL"
+        )
+    try:
+        from twofold.telemetry.summary import format_summary, summarise
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"telemetry needs {error.name}; install it with: pip install 'twofold[telemetry]'"
+        ) from None
+    summary = summarise(args.telemetry_url, run_id=args.run)
+    print(json.dumps(summary, indent=2) if args.json else format_summary(summary))
+    return 0

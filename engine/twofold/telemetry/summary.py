@@ -1,0 +1,109 @@
+"""One run in a few figures: what `twofold telemetry summary` prints."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from twofold.errors import ConfigError
+from twofold.telemetry import queries
+
+
+def summarise(url: str, *, run_id: int | None = None) -> dict[str, Any]:
+    """Figures of the last run (or of `run_id`) in a telemetry database, ready for JSON.
+
+    Tokens are those computed, of prompts and answers alike; `decode_tokens_per_s` counts steps that only
+    decode, on the run's clock (emulated when "emulated" is true), `decode_tokens_per_wall_s` the same by
+    the wall. Figures that nothing was recorded for are None. Raises ConfigError where there is no database
+    or no run.
+    """
+    db = queries.open_database(url)
+    run = _choose(queries.runs(db, limit=1_000_000), run_id, db.path)
+    placements = queries.placement_totals(db, run)
+    steps = queries.step_totals(db, run)
+    requests = queries.request_counts(db, run)
+    decisions = queries.cache_event_counts(db, run)
+    num_tokens = steps.num_prefill_tokens + steps.num_decode_tokens
+    return {
+        "run_id": run.run_id,
+        "started_s": run.started_s,
+        "finished_s": run.finished_s,
+        "live": run.is_live(),
+        "model": run.model,
+        "accelerator": run.accelerator,
+        "emulated": run.emulated,
+        "clock": run.clock,
+        "policy": run.policy,
+        "version": run.version,
+        "requests": {
+            "total": requests.total,
+            "finished": requests.finished,
+            "failed": requests.failed,
+            "cancelled": requests.cancelled,
+        },
+        "steps": steps.num_steps,
+        "prefill_tokens": steps.num_prefill_tokens,
+        "decode_tokens": steps.num_decode_tokens,
+        "decode_tokens_per_s": steps.decode_tokens_per_clock_s,
+        "decode_tokens_per_wall_s": steps.decode_tokens_per_wall_s,
+        "hits": placements.num_hits,
+        "cpu_misses": placements.num_cpu,
+        "fetched": placements.num_fetched,
+        "hit_rate": placements.hit_rate,
+        "uploads": placements.num_uploads,
+        "uploads_per_token": placements.num_uploads / num_tokens if num_tokens else None,
+        "h2d_bytes": placements.upload_bytes,
+        "h2d_bytes_per_token": placements.upload_bytes / num_tokens if num_tokens else None,
+        "evictions": decisions[queries.CacheEventKind.EVICT],
+        "dropped_events": {
+            f"{entry.kind}/{entry.place}": entry.num_events for entry in queries.dropped(db, run)
+        },
+    }
+
+
+def _choose(runs: list[queries.Run], run_id: int | None, path: str) -> queries.Run:
+    if not runs:
+        raise ConfigError(
+            f"telemetry database {path} holds no run yet; start a server that writes to it first"
+        )
+    if run_id is None:
+        return runs[0]
+    for run in runs:
+        if run.run_id == run_id:
+            return run
+    raise ConfigError(
+        f"telemetry database {path} holds no run {run_id}; it has runs {runs[-1].run_id} to {runs[0].run_id}"
+    )
+
+
+def format_summary(summary: dict[str, Any]) -> str:
+    """The figures as lines for a terminal."""
+    emulated = " (emulated)" if summary["emulated"] else ""
+
+    def figure(value: float | None, pattern: str) -> str:
+        return "-" if value is None else pattern.format(value)
+
+    requests = summary["requests"]
+    lost = sum(summary["dropped_events"].values())
+    what = ", ".join(f"{count:,} {name}" for name, count in summary["dropped_events"].items())
+    lines = [
+        (
+            "run",
+            f"{summary['run_id']}, {'live' if summary['live'] else 'ended'}, Twofold {summary['version']}",
+        ),
+        ("model", summary["model"]),
+        ("accelerator", f"{summary['accelerator']}, {summary['clock']} clock, policy {summary['policy']}"),
+        (
+            "requests",
+            f"{requests['total']:,}: {requests['finished']:,} finished, {requests['failed']:,} failed, "
+            f"{requests['cancelled']:,} cancelled",
+        ),
+        ("tokens", f"{summary['prefill_tokens']:,} prefill, {summary['decode_tokens']:,} decode"),
+        ("decode", figure(summary["decode_tokens_per_s"], "{:,.1f} tokens/s") + emulated),
+        ("decode, wall", figure(summary["decode_tokens_per_wall_s"], "{:,.1f} tokens/s on this machine")),
+        ("hit rate", figure(summary["hit_rate"], "{:.1%}")),
+        ("uploads", f"{summary['uploads']:,}, {figure(summary['uploads_per_token'], '{:.2f}')} per token"),
+        ("over PCIe", f"{summary['h2d_bytes'] / 1e6:,.1f} MB{emulated}"),
+        ("evictions", f"{summary['evictions']:,}"),
+        ("lost events", f"{what}: figures are too low by that much" if lost else "none"),
+    ]
+    return "\n".join(f"{name:<13} {text}" for name, text in lines)
