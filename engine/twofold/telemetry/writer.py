@@ -12,7 +12,7 @@ import logging
 import threading
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final, TextIO
@@ -82,12 +82,12 @@ class DatabaseSink:
         lock_file: TextIO,
         *,
         max_queued_rows: int = MAX_QUEUED_ROWS,
-        flush_interval_s: float = _FLUSH_INTERVAL_S,
+        now: Callable[[], float] = time.time,
     ) -> None:
         self._engine = engine
         self._lock_file = lock_file
         self._max_queued_rows = max_queued_rows
-        self._flush_interval_s = flush_interval_s
+        self._now = now
         self._mutex = threading.Lock()
         self._wake = threading.Event()
         self._items: deque[_Item] = deque()
@@ -109,7 +109,7 @@ class DatabaseSink:
     def begin_run(self, run: RunInfo) -> None:
         with self._mutex:
             if not self._closing:
-                self._items.append(_Item("run", run, 0, time.time()))
+                self._items.append(_Item("run", run, 0, self._now()))
         self._wake.set()
 
     def request(self, record: RequestRecord) -> None:
@@ -154,7 +154,7 @@ class DatabaseSink:
                     payload = payload[:num_rows]
                 elif kind in _NATIVE:
                     payload = payload[:num_rows].copy()
-                self._items.append(_Item(kind, payload, num_rows, time.time()))
+                self._items.append(_Item(kind, payload, num_rows, self._now()))
                 self._queued_rows += num_rows
             crowded = self._queued_rows >= MAX_TRANSACTION_ROWS
         if crowded:
@@ -169,7 +169,7 @@ class DatabaseSink:
 
     def _work(self) -> None:
         while True:
-            self._wake.wait(self._flush_interval_s)
+            self._wake.wait(_FLUSH_INTERVAL_S)
             self._wake.clear()
             with self._mutex:
                 closing = self._closing
@@ -177,7 +177,7 @@ class DatabaseSink:
                 self._write(batch)
             if closing:
                 break
-            if time.time() >= self._next_heartbeat_s:
+            if self._now() >= self._next_heartbeat_s:
                 self._write([])
         self._write([], finished=True)
         self._engine.dispose()
@@ -229,7 +229,7 @@ class DatabaseSink:
             for item in batch:
                 self._lose(item.kind, "database", item.num_rows)
             first, self._last_error = self._last_error is None, str(cause)
-        self._next_heartbeat_s = time.time() + _HEARTBEAT_S
+        self._next_heartbeat_s = self._now() + _HEARTBEAT_S
         if first:
             _log.error(
                 "telemetry is not being written: %s; the engine goes on, lost events are counted", cause
@@ -286,7 +286,7 @@ class DatabaseSink:
     def _insert_marks(
         self, connection: Connection, run_id: int, lost: Counter[tuple[str, str]], *, finished: bool
     ) -> None:
-        now_s = time.time()
+        now_s = self._now()
         losses = [(run_id, now_s, kind, place, count) for (kind, place), count in lost.items()]
         _execute(connection, _INSERT_DROPPED, losses)
         if finished or now_s >= self._next_heartbeat_s:
@@ -310,8 +310,10 @@ def _execute(connection: Connection, sql: str, tuples: Iterable[rows.Row]) -> No
         connection.exec_driver_sql(sql, chunk)
 
 
-def open_sink(url: str | None, *, max_queued_rows: int = MAX_QUEUED_ROWS) -> TelemetrySink:
-    """The sink for a telemetry URL; None or an empty one means no telemetry.
+def open_sink(
+    url: str | None, *, max_queued_rows: int = MAX_QUEUED_ROWS, now: Callable[[], float] = time.time
+) -> TelemetrySink:
+    """The sink for a telemetry URL; None or an empty one means no telemetry. `now` gives Unix time.
 
     Raises ConfigError, with the remedy, where the URL is bad, its directory is missing, the file cannot be
     written, is being written by another process, or holds something else than this version's tables.
@@ -319,4 +321,4 @@ def open_sink(url: str | None, *, max_queued_rows: int = MAX_QUEUED_ROWS) -> Tel
     if not url:
         return NullSink()
     engine, lock_file = database.open_for_writing(schema.database_path(url))
-    return DatabaseSink(engine, lock_file, max_queued_rows=max_queued_rows)
+    return DatabaseSink(engine, lock_file, max_queued_rows=max_queued_rows, now=now)
