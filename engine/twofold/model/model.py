@@ -6,7 +6,7 @@ in `twofold.ops`, where experts run is the business of the `MoeBackend` that is 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -14,11 +14,10 @@ import numpy as np
 import numpy.typing as npt
 
 from twofold import ops
-from twofold.model.checkpoint import Checkpoint, Weight
+from twofold.model.checkpoint import Weight
 from twofold.model.config import ModelConfig
-from twofold.model.registry import read_config
+from twofold.model.model_files import ModelFiles, open_model_files
 from twofold.model.rope import RopeTable
-from twofold.model.weight_plan import WeightPlan, make_plan
 from twofold.model.weights import (
     DenseFfnWeights,
     DenseWeights,
@@ -78,22 +77,15 @@ class DecoderLayer:
 class LoadedModel:
     """Weights in memory and the operators on them. Immutable, but all calls share one thread team: one at a time."""
 
-    def __init__(
-        self,
-        config: ModelConfig,
-        weights: DenseWeights,
-        plan: WeightPlan,
-        checkpoint: Checkpoint,
-        team: ops.ThreadTeam,
-    ) -> None:
+    def __init__(self, files: ModelFiles, weights: DenseWeights, team: ops.ThreadTeam) -> None:
+        config = files.config
         self.config = config
         self.moe_layers = list(config.moe_layers)
         self.embedding: Weight = weights.embedding
         self.layers = [_make_layer(config, index, layer, team) for index, layer in enumerate(weights.layers)]
         self.lm_head = ops.LmHead(team, weights.final_norm, weights.lm_head, config.rms_norm_eps)
         self._rope = RopeTable(config.rope, config.head_dim, config.max_position_embeddings)
-        self._plan = plan
-        self._checkpoint = checkpoint
+        self._files = files
 
     def expert_weights(self, layer: int) -> list[ExpertWeights]:
         """(gate [I, H], up [I, H], down [H, I]) of every expert of model layer `layer` (one of `moe_layers`).
@@ -101,7 +93,7 @@ class LoadedModel:
         Read-only views of the mapped files (uint16 holds bfloat16), or float32 copies of float16: pack a layer before
         asking for the next. Raises ModelLoadError when one layer's experts mix dtypes.
         """
-        return expert_weights(self._plan, self._checkpoint, layer)
+        return expert_weights(self._files, layer)
 
     def forward(self, token_ids: I32, batch: BatchMeta, kv_cache: ops.KvCache, moe: MoeBackend) -> F32:
         """Hidden states [T, hidden] after the last layer; their keys and values are in `kv_cache` afterwards."""
@@ -146,12 +138,8 @@ def load_model(path: str | Path, *, team: ops.ThreadTeam, progress: ProgressFn |
 
     Experts stay on disk until `LoadedModel.expert_weights` is asked for them. Raises ModelLoadError.
     """
-    config, architecture = read_config(path)
-    checkpoint = Checkpoint.open(path)
-    plan = make_plan(config, architecture.NAMING, checkpoint)
-    config = replace(config, dtype=checkpoint.entry(plan.embedding.name).check(plan.embedding.shape))
-    weights = read_dense_weights(config, plan, checkpoint, progress)
-    return LoadedModel(config, weights, plan, checkpoint, team)
+    files = open_model_files(path)
+    return LoadedModel(files, read_dense_weights(files, progress), team)
 
 
 def _make_layer(config: ModelConfig, index: int, weights: LayerWeights, team: ops.ThreadTeam) -> DecoderLayer:

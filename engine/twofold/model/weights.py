@@ -15,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from twofold.errors import ModelLoadError
-from twofold.model.checkpoint import Checkpoint, Weight
-from twofold.model.config import ModelConfig
-from twofold.model.weight_plan import AttentionPlan, DensePlan, FusedExperts, MoePlan, TensorSpec, WeightPlan
+from twofold.model.checkpoint import Weight
+from twofold.model.model_files import ModelFiles
+from twofold.model.weight_plan import AttentionPlan, DensePlan, FusedExperts, MoePlan, TensorSpec
 
 F32 = npt.NDArray[np.float32]
 ExpertWeights = tuple[Weight, Weight, Weight]
@@ -86,19 +86,18 @@ class DenseWeights:
     """The embedding itself when tied."""
 
 
-def read_dense_weights(
-    config: ModelConfig, plan: WeightPlan, checkpoint: Checkpoint, progress: ProgressFn | None = None
-) -> DenseWeights:
+def read_dense_weights(files: ModelFiles, progress: ProgressFn | None = None) -> DenseWeights:
     """Read everything but the experts. Raises ModelLoadError; `progress` is called after every tensor."""
-    return _Reader(config, plan, checkpoint, progress).read()
+    return _Reader(files, progress).read()
 
 
-def expert_weights(plan: WeightPlan, checkpoint: Checkpoint, layer: int) -> list[ExpertWeights]:
+def expert_weights(files: ModelFiles, layer: int) -> list[ExpertWeights]:
     """The experts of model layer `layer`: views of the mapped file, or float32 copies of float16.
 
     Raises ModelLoadError when the experts of the layer are not all of one dtype, ValueError when it has none.
     """
-    ffn = plan.layers[layer].feed_forward
+    checkpoint = files.checkpoint
+    ffn = files.plan.layers[layer].feed_forward
     if not isinstance(ffn, MoePlan):
         raise ValueError(f"layer {layer} is a dense layer, it has no experts")
     if isinstance(ffn.experts, FusedExperts):
@@ -133,18 +132,15 @@ def as_float32(weight: Weight) -> F32:
 class _Reader:
     """Reads the plan's dense tensors in file order of the layers, counting as it goes."""
 
-    def __init__(
-        self, config: ModelConfig, plan: WeightPlan, checkpoint: Checkpoint, progress: ProgressFn | None
-    ) -> None:
-        self._config = config
-        self._plan = plan
-        self._checkpoint = checkpoint
+    def __init__(self, files: ModelFiles, progress: ProgressFn | None) -> None:
+        self._plan = files.plan
+        self._checkpoint = files.checkpoint
         self._progress = progress
         self._tensors_total = 0
         self._bytes_total = 0
-        for spec in plan.dense_tensors():
+        for spec in files.plan.dense_tensors():
             self._tensors_total += 1
-            self._bytes_total += checkpoint.entry(spec.name).num_bytes
+            self._bytes_total += files.checkpoint.entry(spec.name).num_bytes
         self._tensors_done = 0
         self._bytes_done = 0
 
