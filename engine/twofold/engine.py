@@ -13,21 +13,23 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence as Seq
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from pathlib import Path
 
 from twofold import __version__, ops
 from twofold.bundled import bundled_model_path
+from twofold.capacity import plan_capacity
 from twofold.config import EngineConfig
 from twofold.errors import CapacityError, KernelError, RequestError, TwofoldError
 from twofold.experts.accelerator import choose_accelerator
-from twofold.experts.moe import MoeRuntime
-from twofold.kv_cache import PagePool, plan_capacity
+from twofold.kv_cache import PagePool
 from twofold.model.model import load_model
 from twofold.model.weights import LoadProgress
+from twofold.recording import Recorder
 from twofold.requests import Answer, check_request, max_answer_tokens
-from twofold.runner import ModelRunner
+from twofold.runner import ModelRunner, load_experts
 from twofold.scheduler import ScheduledSequence, Scheduler, Sequence
 from twofold.telemetry.sink import TelemetrySink
 from twofold.tokenizer import Tokenizer
@@ -39,16 +41,12 @@ from twofold.types import (
     PlacementCounts,
     RunInfo,
     SamplingParams,
-    StepRecord,
     Usage,
 )
 
 _log = logging.getLogger(__name__)
 
 ProgressFn = Callable[[LoadProgress], None]
-
-# Draining the event rings at every step would cost a decode step of a small model several percent.
-_DRAIN_EVERY_S = 0.05
 
 
 @dataclass(frozen=True)
@@ -87,18 +85,15 @@ class Engine:
         self._runner = runner
         self._moe = runner.moe
         self._vocab_size = runner.model.config.vocab_size
-        self._eos_token_ids = frozenset(runner.model.config.eos_token_ids)
+        self._eos_token_ids = tokenizer.eos_token_ids
         self._pool = pool
         self._scheduler = Scheduler(pool, config.max_num_seqs, config.max_num_batched_tokens)
-        self._telemetry = telemetry
+        self._recorder = Recorder(telemetry, runner.moe, info)
         self._answers: dict[int, Answer] = {}
         self._numbers = itertools.count()
         self._num_steps = 0
-        self._decode_tokens_per_s = 0.0
-        self._placement = PlacementCounts()
         self._started = time.perf_counter()
         self._virtual_s = 0.0 if info.clock == "virtual" else None
-        self._last_drain = 0.0
         # Everything below is shared with callers and guarded by _wake.
         self._wake = threading.Condition()
         self._inbox: deque[Answer] = deque()
@@ -107,9 +102,6 @@ class Engine:
         self._draining = False
         self._closed = False
         self._thread: threading.Thread | None = None
-        self._moe.enable_events(telemetry is not None)
-        if telemetry is not None:
-            telemetry.begin_run(info)
 
     @classmethod
     def load(
@@ -127,10 +119,10 @@ class Engine:
         """
         choice = choose_accelerator(config.accelerator)
         path = Path(config.model) if config.model else bundled_model_path()
-        tokenizer = Tokenizer.load(path)
         team = ops.ThreadTeam(config.cpu_threads)
         model = load_model(path, team=team, progress=progress)
-        moe = MoeRuntime(model, team, choice, config, progress)
+        tokenizer = Tokenizer.load(path, vocab_size=model.config.vocab_size)
+        moe = load_experts(model, team, choice, config, progress)
         capacity = plan_capacity(config, model.config)
         num_pages = capacity.num_pages
         kv_cache = ops.KvCache(
@@ -191,7 +183,7 @@ class Engine:
                 >= self.config.max_waiting + self._num_free_places
             ):
                 raise CapacityError(
-                    f"{self.config.max_num_seqs} requests run and {self.config.max_waiting} wait already; try again later"
+                    f"{self.config.max_num_seqs} requests run and {self.config.max_waiting} wait already; try later"
                 )
             if request.request_id in self._live:
                 raise RequestError(
@@ -201,12 +193,11 @@ class Engine:
             sequence = Sequence(next(self._numbers), request, list(request.prompt_token_ids), max_tokens)
             answer = Answer(sequence, self.tokenizer.detokenizer(), self.config.seed, self._now_s())
             self._inbox.append(answer)
-            if self._telemetry is not None:
-                self._telemetry.request(answer.record())
+            self._recorder.request(answer)
             self._wake.notify()
 
     def cancel(self, request_id: str) -> None:
-        """Give a request up; its last chunk has finish reason "cancelled". Unknown or finished ids do nothing. Thread-safe."""
+        """Give a request up; its last chunk has finish reason "cancelled". Unknown ids do nothing. Thread-safe."""
         with self._wake:
             if request_id in self._live:
                 self._cancelled.add(request_id)
@@ -236,7 +227,7 @@ class Engine:
             self._thread = None
         self._take_inbox()
         self._drop_cancelled()
-        self._drain_events()
+        self._recorder.drain()
 
     def generate(
         self,
@@ -293,9 +284,9 @@ class Engine:
                 num_free_pages=self._pool.num_free,
                 num_pages=self._pool.num_pages,
                 num_steps=self._num_steps,
-                decode_tokens_per_s=self._decode_tokens_per_s,
+                decode_tokens_per_s=self._recorder.decode_tokens_per_s,
                 clock=self.info.clock,
-                placement=self._placement,
+                placement=self._recorder.placement,
                 draining=self._draining,
             )
 
@@ -324,7 +315,17 @@ class Engine:
             if item.samples:
                 answer = self._answers[item.sequence.number]
                 self._emit(answer, answer.sample(next(rows)), now)
-        self._record(scheduled, started_s, time.perf_counter() - wall, native_s, now - clock)
+        self._recorder.step(
+            self._num_steps,
+            scheduled,
+            started_s=started_s,
+            wall_s=time.perf_counter() - wall,
+            native_s=native_s,
+            clock_s=now - clock,
+            num_running=len(self._scheduler.running),
+            num_waiting=len(self._scheduler.waiting) + len(self._inbox),
+        )
+        self._num_steps += 1
         return True
 
     def _serve(self) -> None:
@@ -358,8 +359,8 @@ class Engine:
         first = answer.sequence.num_generated == 0
         is_eos = token in self._eos_token_ids and not answer.sequence.request.sampling.ignore_eos
         text = answer.push(token, now, hidden=is_eos)
-        if first and self._telemetry is not None:
-            self._telemetry.request(answer.record())
+        if first:
+            self._recorder.request(answer)
         sequence = answer.sequence
         if is_eos or answer.stopped:
             self._finish(answer, "stop", text, (token,))
@@ -379,8 +380,7 @@ class Engine:
         self._scheduler.finish(answer.sequence)
         del self._answers[answer.sequence.number]
         usage = answer.finish(reason, self._now_s(), self.info.clock)
-        if self._telemetry is not None:
-            self._telemetry.request(answer.record())
+        self._recorder.request(answer)
         self._hand_out(answer, Chunk(text + answer.flush(), answer.take_unsent(), reason, usage, error))
         with self._wake:
             self._live.discard(answer.sequence.request.request_id)
@@ -402,54 +402,10 @@ class Engine:
             )
         self._num_steps += 1
 
-    def _record(
-        self,
-        scheduled: Seq[ScheduledSequence],
-        started_s: float,
-        wall_s: float,
-        native_s: float,
-        clock_s: float,
-    ) -> None:
-        num_decode = sum(item.num_tokens == 1 and item.samples for item in scheduled)
-        num_prefill = sum(item.num_tokens for item in scheduled) - num_decode
-        if num_prefill == 0 and clock_s > 0:
-            rate = num_decode / clock_s
-            previous = self._decode_tokens_per_s
-            self._decode_tokens_per_s = rate if previous == 0 else 0.9 * previous + 0.1 * rate
-        if self._telemetry is not None:
-            self._telemetry.step(
-                StepRecord(
-                    step=self._num_steps,
-                    started_s=started_s,
-                    num_prefill_tokens=num_prefill,
-                    num_decode_tokens=num_decode,
-                    num_running=len(self._scheduler.running),
-                    num_waiting=len(self._scheduler.waiting) + len(self._inbox),
-                    step_us=clock_s * 1e6,
-                    wall_us=wall_s * 1e6,
-                    native_us=native_s * 1e6,
-                )
-            )
-        if num_prefill or time.perf_counter() - self._last_drain > _DRAIN_EVERY_S:
-            self._drain_events()
-        self._num_steps += 1
-
     def _settle(self) -> None:
         """No work is left: background uploads land and everything recorded so far is handed over."""
         self._moe.idle()
-        self._drain_events()
-
-    def _drain_events(self) -> None:
-        self._last_drain = time.perf_counter()
-        self._placement = self._moe.counts()
-        if self._telemetry is None:
-            return
-        for kind, rows in self._moe.drain_events().items():
-            if len(rows):
-                self._telemetry.native_events(kind, rows)
-        for kind, count in self._moe.take_dropped().items():
-            if count:
-                self._telemetry.dropped(kind, count)
+        self._recorder.drain()
 
     def _tick(self) -> float:
         """Read the native clock; only the engine's thread may, callers see its last reading."""

@@ -1,7 +1,7 @@
 """One request inside the engine: what it may ask, and its answer as it grows.
 
-`Answer` joins a scheduled sequence with its sampler, its text and its times. Times are seconds of the run's clock unless
-named `*_unix_s`.
+`Answer` joins a scheduled sequence with its sampler, its text and its times. Times are seconds of the run's clock
+unless named `*_unix_s`.
 """
 
 from __future__ import annotations

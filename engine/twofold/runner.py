@@ -1,6 +1,6 @@
-"""Runs one scheduled step through the model: builds the flattened batch, returns the logits to sample from.
+"""A model, its KV cache and its experts' runtime as one thing that computes a scheduled step.
 
-Decides nothing, samples nothing.
+Builds the flattened batch and returns the logits to sample from. Decides nothing, samples nothing.
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from twofold import ops
-from twofold.experts.moe import MoeRuntime
-from twofold.model.model import BatchMeta, LoadedModel
+from twofold.config import EngineConfig
+from twofold.experts.accelerator import AcceleratorChoice, num_slots
+from twofold.experts.moe import DenseCost, MoeRuntime, MoeShape, SlotPlan
+from twofold.model import BatchMeta, LoadedModel, LoadProgress, ModelConfig, ProgressFn
 from twofold.scheduler import ScheduledSequence
 
 F32 = npt.NDArray[np.float32]
@@ -53,6 +55,56 @@ class ModelRunner:
         logits = self.model.logits(hidden[last_rows])
         self.moe.end_step()
         return logits
+
+
+def load_experts(
+    model: LoadedModel,
+    team: ops.ThreadTeam,
+    choice: AcceleratorChoice,
+    config: EngineConfig,
+    progress: ProgressFn | None = None,
+) -> MoeRuntime:
+    """Pack the model's experts and build what runs them. Raises ConfigError, ModelLoadError."""
+    shape = MoeShape(
+        num_layers=len(model.moe_layers),
+        num_experts=model.config.num_experts,
+        top_k=model.config.top_k,
+        hidden=model.config.hidden_size,
+        intermediate=model.config.moe_intermediate_size,
+    )
+
+    def report(layers_done: int, bytes_done: int, bytes_total: int) -> None:
+        if progress is not None:
+            layer = f"layer {model.moe_layers[layers_done - 1]}"
+            progress(LoadProgress("experts", layer, bytes_done, bytes_total, layers_done, shape.num_layers))
+
+    return MoeRuntime(
+        shape,
+        (model.expert_weights(layer) for layer in model.moe_layers),
+        team,
+        choice,
+        SlotPlan(num_slots(config, shape.num_layers, shape.num_experts), config.policy),
+        dense_cost(model.config),
+        report,
+    )
+
+
+def dense_cost(config: ModelConfig) -> DenseCost:
+    """Bytes read and flops per token of everything that is not routed experts, between one MoE layer and the next."""
+    element_bytes = 2 if config.dtype == "bfloat16" else 4
+    qkv_rows = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
+    attention = config.hidden_size * (qkv_rows + config.num_heads * config.head_dim)
+    weights: list[int] = []
+    pending = 0
+    for layer in range(config.num_layers):
+        pending += attention
+        if layer in config.moe_layers:
+            weights.append(pending + config.hidden_size * config.num_experts)
+            pending = 0
+        else:
+            pending += 3 * config.hidden_size * config.intermediate_size
+    weights.append(pending + config.hidden_size * config.vocab_size)
+    return DenseCost([float(w * element_bytes) for w in weights], [2.0 * w for w in weights])
 
 
 def _page_tables(scheduled: Seq[ScheduledSequence]) -> npt.NDArray[np.int32]:

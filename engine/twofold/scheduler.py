@@ -105,7 +105,7 @@ class Scheduler:
         self._pool.release(sequence.pages)
 
     def _make_room(self, sequence: Sequence, num_tokens: int, scheduled: list[ScheduledSequence]) -> bool:
-        """Give `sequence` pages for `num_tokens` tokens, preempting younger ones as needed; False if it was the youngest."""
+        """Give `sequence` pages for `num_tokens` tokens, preempting the youngest; False if that was itself."""
         while not self._pool.can_append(sequence.pages, num_tokens):
             in_step = {id(s.sequence) for s in scheduled}
             candidates = [s for s in self.running if id(s) not in in_step]

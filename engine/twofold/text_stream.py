@@ -13,7 +13,7 @@ from typing import Protocol
 class Detokenizer(Protocol):
     """`Tokenizer.detokenizer()`: incremental, never emits half a character."""
 
-    def push(self, token_ids: Sequence[int]) -> str: ...
+    def push(self, token_id: int) -> str: ...
 
     def flush(self) -> str: ...
 
@@ -29,7 +29,7 @@ class TextStream:
 
     def push(self, token_id: int) -> str:
         """Text that may be shown after this token."""
-        return self._release(self._detokenizer.push((token_id,)))
+        return self._release(self._detokenizer.push(token_id))
 
     def flush(self) -> str:
         """The answer is over: what was held back, unless a stop string ended it."""

@@ -5,67 +5,90 @@ Decisions and compute are native (`MoeExecutor`); this module only builds the ex
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from twofold import _core, ops
-from twofold.config import EngineConfig
 from twofold.errors import ConfigError, ModelLoadError
-from twofold.experts.accelerator import AcceleratorChoice, num_slots
-from twofold.model.model import LoadedModel
-from twofold.model.weights import LoadProgress
+from twofold.experts.accelerator import AcceleratorChoice
 from twofold.types import PlacementCounts
 
 F32 = npt.NDArray[np.float32]
 I32 = npt.NDArray[np.int32]
+Weight = npt.NDArray[np.float32] | npt.NDArray[np.uint16]
+ExpertWeights = tuple[Weight, Weight, Weight]
+"""(gate [I, H], up [I, H], down [H, I]); uint16 holds bfloat16 bits."""
+
+
+@dataclass(frozen=True)
+class MoeShape:
+    """The routed part of a model."""
+
+    num_layers: int
+    num_experts: int
+    top_k: int
+    hidden: int
+    intermediate: int
+
+
+@dataclass(frozen=True)
+class DenseCost:
+    """What else the accelerator does: entry i runs before MoE layer i, the last one after the last MoE layer."""
+
+    bytes: list[float]
+    flops_per_token: list[float]
+
+
+@dataclass(frozen=True)
+class SlotPlan:
+    """How much VRAM experts get, and who decides what is in it."""
+
+    num_slots: int
+    policy: str
 
 
 class MoeRuntime:
     """Implements `model.MoeBackend` on the native executor. One per engine; the engine thread owns it.
 
+    `experts` yields the experts of one MoE layer after the other; each is copied once, into the packed store.
+    `progress` is told (layers done, bytes done, bytes in all).
+
     Raises:
         ConfigError: unknown policy or slots out of range.
-        ModelLoadError: an expert cannot be read, or memory is short.
+        ModelLoadError: memory is short, or experts differ in dtype or shape.
     """
 
     def __init__(
         self,
-        model: LoadedModel,
+        shape: MoeShape,
+        experts: Iterable[Sequence[ExpertWeights]],
         team: ops.ThreadTeam,
         choice: AcceleratorChoice,
-        config: EngineConfig,
-        progress: Callable[[LoadProgress], None] | None = None,
+        slots: SlotPlan,
+        dense_cost: DenseCost,
+        progress: Callable[[int, int, int], None] | None = None,
     ) -> None:
         self.choice = choice
-        self._model_config = model.config
-        self._store = _pack_experts(model, progress)
+        self._store = _pack(shape, experts, progress)
         self.expert_bytes: int = self._store.expert_bytes
         if choice.profile is None:
             self._executor = _core.MoeExecutor(team, self._store)
-        else:
-            self._executor = self._make_emulated(model, team, choice, config)
-
-    def _make_emulated(
-        self, model: LoadedModel, team: ops.ThreadTeam, choice: AcceleratorChoice, config: EngineConfig
-    ) -> _core.MoeExecutor:
-        assert choice.profile is not None
-        num_layers, num_experts = len(model.moe_layers), model.config.num_experts
-        slots = num_slots(config, num_layers, num_experts)
-        dense_bytes, dense_flops = _dense_cost(model)
+            return
         try:
-            return _core.MoeExecutor.emulated(
+            self._executor = _core.MoeExecutor.emulated(
                 team,
                 self._store,
                 choice.profile.name,
                 choice.profile.cost_figures,
-                model.config.top_k,
-                slots,
-                config.policy,
-                dense_bytes,
-                dense_flops,
-                preload=slots == num_layers * num_experts,
+                shape.top_k,
+                slots.num_slots,
+                slots.policy,
+                dense_cost.bytes,
+                dense_cost.flops_per_token,
+                preload=slots.num_slots == shape.num_layers * shape.num_experts,
             )
         except ValueError as error:
             raise ConfigError(f"accelerator {choice.label}: {error}") from error
@@ -113,59 +136,34 @@ class MoeRuntime:
         return self._executor.take_dropped()
 
 
-def _pack_experts(model: LoadedModel, progress: Callable[[LoadProgress], None] | None) -> _core.ExpertStore:
-    config = model.config
-    num_layers = len(model.moe_layers)
+def _pack(
+    shape: MoeShape,
+    experts: Iterable[Sequence[ExpertWeights]],
+    progress: Callable[[int, int, int], None] | None,
+) -> _core.ExpertStore:
     store: _core.ExpertStore | None = None
-    for index, layer in enumerate(model.moe_layers):
-        experts = model.expert_weights(layer)
+    for layer, layer_experts in enumerate(experts):
         if store is None:
-            dtype = "bfloat16" if experts[0][0].dtype == np.uint16 else "float32"
+            store = _allocate(shape, "bfloat16" if layer_experts[0][0].dtype == np.uint16 else "float32")
+        for expert, matrices in enumerate(layer_experts):
+            gate, up, down = (np.ascontiguousarray(matrix) for matrix in matrices)
             try:
-                store = _core.ExpertStore(
-                    num_layers, config.num_experts, config.hidden_size, config.moe_intermediate_size, dtype
-                )
-            except MemoryError as error:
-                raise ModelLoadError(
-                    "there is not enough memory for the experts; `twofold doctor` says how much the model needs"
-                ) from error
-        for expert, (gate, up, down) in enumerate(experts):
-            try:
-                store.put(index, expert, *map(np.ascontiguousarray, (gate, up, down)))
+                store.put(layer, expert, gate, up, down)
             except ValueError as error:
                 raise ModelLoadError(
-                    f"layer {layer}, expert {expert}: {error}; convert the model to one dtype"
+                    f"MoE layer {layer}, expert {expert}: {error}; convert the model to one dtype"
                 ) from error
         if progress is not None:
-            share = store.bytes // num_layers
-            progress(
-                LoadProgress(
-                    "experts", f"layer {layer}", (index + 1) * share, store.bytes, index + 1, num_layers
-                )
-            )
+            progress(layer + 1, store.bytes // shape.num_layers * (layer + 1), store.bytes)
     if store is None:
-        raise ModelLoadError(
-            f"{config.architecture}: the model has no layer with experts; Twofold runs MoE models"
-        )
+        raise ModelLoadError("the model has no layer with experts; Twofold runs Mixture-of-Experts models")
     return store
 
 
-def _dense_cost(model: LoadedModel) -> tuple[list[float], list[float]]:
-    """Bytes read and flops per token of what runs between MoE layers; the last entry is what follows the last one."""
-    config = model.config
-    element_bytes = 4 if config.dtype == "float32" else 2
-    qkv_rows = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
-    attention = config.hidden_size * (qkv_rows + config.num_heads * config.head_dim)
-    router = config.hidden_size * config.num_experts
-    dense_ffn = 3 * config.hidden_size * config.intermediate_size
-    weights: list[float] = []
-    pending = 0
-    for layer in range(config.num_layers):
-        pending += attention
-        if layer in config.moe_layers:
-            weights.append(pending + router)
-            pending = 0
-        else:
-            pending += dense_ffn
-    weights.append(pending + config.hidden_size * config.vocab_size)
-    return [w * element_bytes for w in weights], [2.0 * w for w in weights]
+def _allocate(shape: MoeShape, dtype: str) -> _core.ExpertStore:
+    try:
+        return _core.ExpertStore(shape.num_layers, shape.num_experts, shape.hidden, shape.intermediate, dtype)
+    except MemoryError as error:
+        raise ModelLoadError(
+            "there is not enough memory for the experts; `twofold doctor` says how much the model needs"
+        ) from error
