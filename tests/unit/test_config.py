@@ -1,0 +1,70 @@
+"""Settings: flags, environment and defaults, and refusals that name what was given."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+
+import pytest
+from twofold.config import (
+    EngineConfig,
+    ServerConfig,
+    TelemetryConfig,
+    add_arguments,
+    environment_name,
+    from_namespace,
+)
+from twofold.errors import ConfigError
+
+CLASSES = (EngineConfig, ServerConfig, TelemetryConfig)
+
+
+def parse(cls, argv, environ=None):
+    parser = argparse.ArgumentParser()
+    add_arguments(parser, cls)
+    return from_namespace(cls, parser.parse_args(argv), environ or {})
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_nothing_given_means_the_defaults(cls):
+    assert parse(cls, []) == cls()
+
+
+def test_a_flag_beats_the_environment_and_the_environment_the_default():
+    environ = {"TWOFOLD_PORT": "1234", "TWOFOLD_HOST": "::1"}
+    assert parse(ServerConfig, ["--port", "99"], environ) == dataclasses.replace(
+        ServerConfig(), port=99, host="::1"
+    )
+
+
+def test_positional_model_and_optional_number():
+    config = parse(EngineConfig, ["some/model", "--gpu-experts-ratio", "0.5"])
+    assert (config.model, config.gpu_experts_ratio) == ("some/model", 0.5)
+
+
+@pytest.mark.parametrize(
+    ("argv", "environ", "words"),
+    [
+        (["--gpu-experts-ratio", "1.5"], {}, ["--gpu-experts-ratio", "1.5", "0.0 to 1.0"]),
+        (["--gpu-experts-ratio", "nan"], {}, ["--gpu-experts-ratio", "nan"]),
+        (["--gpu-experts-ratio", "much"], {}, ["--gpu-experts-ratio", "'much'", "a number"]),
+        (["--max-num-seqs", "0"], {}, ["--max-num-seqs", "0", "1 to 4096"]),
+        (["--max-num-seqs", "2.5"], {}, ["'2.5'", "whole number"]),
+        ([], {"TWOFOLD_SEED": "-3"}, ["--seed", "-3"]),
+        ([], {"TWOFOLD_SEED": "x"}, ["TWOFOLD_SEED", "'x'"]),
+        (["--gpu-experts-ratio", "0.5", "--num-gpu-experts", "3"], {}, ["both given"]),
+    ],
+)
+def test_bad_values_are_refused_in_one_line_that_names_them(argv, environ, words):
+    with pytest.raises(ConfigError) as caught:
+        parse(EngineConfig, argv, environ)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert all(word in message for word in words), message
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_every_field_has_help_and_an_environment_name(cls):
+    for field in dataclasses.fields(cls):
+        assert len(field.metadata["help"]) > 15
+        assert environment_name(field.name) == "TWOFOLD_" + field.name.upper()
