@@ -99,5 +99,5 @@ def test_slots_follow_the_ratio_or_the_number_per_layer(config, slots):
 
 
 def test_more_slots_than_experts_are_refused():
-    with pytest.raises(ConfigError, match="33.*32 experts"):
+    with pytest.raises(ConfigError, match=r"33.*32 experts"):
         num_slots(EngineConfig(num_gpu_experts=33), 6, 32)
