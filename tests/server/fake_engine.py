@@ -41,7 +41,7 @@ class WordTokenizer:
         self._words: list[str] = []
         self._lock = threading.Lock()
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
         with self._lock:
             ids = []
             for word in text.split():

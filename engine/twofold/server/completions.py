@@ -39,10 +39,14 @@ def router(state: ServerState) -> APIRouter:
         body = await parse_body(request, CompletionRequest, state)
         tokenizer = state.engine.tokenizer
         prompt = body.prompt
+
+        def tokenise() -> list[int]:
+            return tokenizer.encode(prompt, add_special_tokens=True) if isinstance(prompt, str) else prompt
+
         return await _answer(
             state,
             body,
-            tokenise=lambda: tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt),
+            tokenise=tokenise,
             prefix="cmpl",
             endpoint="completions",
             make_format=CompletionFormat,

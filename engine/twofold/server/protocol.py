@@ -12,7 +12,7 @@ from twofold.types import GenerationRequest, PlacementCounts, RunInfo
 class ServingTokenizer(Protocol):
     """Text to token ids and conversations to prompts. Called on worker threads, several at once."""
 
-    def encode(self, text: str) -> list[int]: ...
+    def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]: ...
 
     def apply_chat_template(self, messages: list[dict[str, Any]], add_generation_prompt: bool = True) -> str:
         """Render a conversation. RequestError when the template refuses it."""

@@ -11,13 +11,11 @@ from twofold.server.api_errors import ApiError
 from twofold.server.bridge import Answer
 from twofold.server.metrics import Metrics
 from twofold.server.protocol import ServingEngine
+from twofold.server.sampling_defaults import OPENAI_DEFAULTS
 from twofold.telemetry.sink import TelemetrySink
 from twofold.types import SamplingParams
 
 Phase = Literal["loading", "ready", "draining"]
-
-OPENAI_DEFAULTS = SamplingParams(temperature=1.0, top_p=1.0)
-"""What OpenAI's API does when a request says nothing and the model brings no generation_config."""
 
 
 class ServerState:

@@ -1,0 +1,185 @@
+"""`twofold bench`: prefill and decode speed of one request, and against transformers in the same alternating
+run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import statistics
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from twofold.cli.model_options import add_model_arguments, engine_config, load_engine, open_telemetry
+from twofold.cli.speed import Speed, median_speed
+from twofold.cli.transformers_bench import TransformersBench
+from twofold.errors import ConfigError, KernelError
+from twofold.types import Chunk, SamplingParams
+
+if TYPE_CHECKING:
+    from twofold.engine import Engine
+
+_COMPARE_BYTES: Final = 2 * 1024**3
+"""Larger checkpoints are compared on demand only: transformers holds a second copy of the weights in memory.
+"""
+
+_TEXT: Final = "Once upon a time there was a miller who had three sons, his mill, a donkey and a cat. "
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("What to measure")
+    for flag, default, help_text in (
+        ("--prompt-tokens", 128, "length of the prompt"),
+        ("--new-tokens", 128, "length of the answer"),
+        ("--repeats", 3, "rounds; the medians are reported"),
+    ):
+        group.add_argument(
+            flag, default=default, type=int, metavar="N", help=f"{help_text} (default: {default})"
+        )
+    group.add_argument(
+        "--compare-transformers",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="time transformers' generate on the same model and prompt in the same rounds "
+        "(default: if transformers is installed and the weights are below 2 GiB)",
+    )
+    group.add_argument("--json", action="store_true", help="print one JSON object")
+    add_model_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    for name, least in (("prompt_tokens", 1), ("new_tokens", 2), ("repeats", 1)):
+        if getattr(args, name) < least:
+            raise ConfigError(
+                f"--{name.replace('_', '-')} was given {getattr(args, name)}; it takes {least} or more"
+            )
+    config = engine_config(args)
+    sink = open_telemetry(args)
+    try:
+        engine = load_engine(config, sink)
+        engine.start()
+        try:
+            result = measure(engine, args)
+        finally:
+            engine.close()
+    finally:
+        if sink is not None:
+            sink.close()
+    print(json.dumps(result) if args.json else table(result))
+    return 0
+
+
+def measure(engine: Engine, args: argparse.Namespace) -> dict[str, Any]:
+    """Alternating rounds after one warm-up each; medians of all."""
+    prompt = prompt_of(engine, args.prompt_tokens)
+    directory = Path(engine.info.model)
+    compare, why_not = _whether_to_compare(args.compare_transformers, directory)
+    other = TransformersBench(directory) if compare else None
+    ours: list[Speed] = []
+    theirs: list[Speed] = []
+    for turn in range(args.repeats + 1):
+        mine = answer_once(engine, prompt, args.new_tokens)
+        yours = other.answer_once(prompt, args.new_tokens) if other is not None else None
+        # The first round warms caches and the thread pools of both.
+        if turn > 0:
+            ours.append(mine)
+            theirs += [yours] if yours is not None else []
+    result: dict[str, Any] = {
+        "model": engine.info.model,
+        "accelerator": engine.info.accelerator,
+        "cpu_isa": engine.info.cpu_isa,
+        "cpu_threads": engine.info.cpu_threads,
+        "prompt_tokens": args.prompt_tokens,
+        "new_tokens": args.new_tokens,
+        "repeats": args.repeats,
+        "twofold": median_speed(ours).as_json(),
+        "transformers": None,
+        "decode_ratio": None,
+        "prefill_ratio": None,
+    }
+    if other is not None:
+        result["transformers"] = median_speed(theirs).as_json() | other.describe()
+        pairs = list(zip(ours, theirs, strict=True))
+        result["decode_ratio"] = statistics.median(
+            a.decode_tokens_per_s / b.decode_tokens_per_s for a, b in pairs
+        )
+        result["prefill_ratio"] = statistics.median(
+            a.prefill_tokens_per_s / b.prefill_tokens_per_s for a, b in pairs
+        )
+    else:
+        result["not_compared_because"] = why_not
+    return result
+
+
+def prompt_of(engine: Engine, num_tokens: int) -> list[int]:
+    """Exactly `num_tokens` tokens of running text. ConfigError if the context has no room for them."""
+    if num_tokens >= engine.max_context:
+        raise ConfigError(
+            f"--prompt-tokens was given {num_tokens}; the context holds {engine.max_context} with the answer"
+        )
+    sentence = engine.tokenizer.encode(_TEXT)
+    return (sentence * (num_tokens // len(sentence) + 1))[:num_tokens]
+
+
+def answer_once(engine: Engine, prompt: list[int], new_tokens: int) -> Speed:
+    """Time one greedy answer of exactly `new_tokens` tokens, by the wall and by the engine's own clock."""
+    times: list[float] = []
+    chunks: list[Chunk] = []
+
+    def on_chunk(chunk: Chunk) -> None:
+        now = time.perf_counter()
+        times.extend([now] * len(chunk.token_ids))
+        chunks.append(chunk)
+
+    sampling = SamplingParams(temperature=0.0, max_tokens=new_tokens, ignore_eos=True)
+    begun = time.perf_counter()
+    usage = engine.generate(tuple(prompt), sampling, on_chunk)
+    if chunks and chunks[-1].error:
+        raise KernelError(chunks[-1].error)
+    if len(times) < new_tokens:
+        raise ConfigError(
+            f"--new-tokens was given {new_tokens}; with this prompt the context holds {len(times)}"
+        )
+    return Speed(len(prompt), new_tokens, times[0] - begun, times[-1] - times[0], usage)
+
+
+def table(result: dict[str, Any]) -> str:
+    """The result for a person."""
+    rows = [("", "prefill tokens/s", "decode tokens/s")]
+    for name in ("twofold", "transformers"):
+        speed = result[name]
+        if speed is not None:
+            rows.append((name, f"{speed['prefill_tokens_per_s']:.1f}", f"{speed['decode_tokens_per_s']:.1f}"))
+    if result["decode_ratio"] is not None:
+        rows.append(("ratio", f"{result['prefill_ratio']:.2f}", f"{result['decode_ratio']:.2f}"))
+    lines = [
+        f"{result['model']} on {result['accelerator']} ({result['cpu_isa']}, {result['cpu_threads']} threads), "
+        f"{result['prompt_tokens']} + {result['new_tokens']} tokens, median of {result['repeats']}",
+        *(f"  {a:<14}{b:>18}{c:>18}" for a, b, c in rows),
+    ]
+    clock = result["twofold"]["clock"]
+    if clock["name"] == "virtual":
+        lines.append(
+            f"  on the virtual clock of the emulated GPU: prefill {clock['prefill_tokens_per_s']:.1f}, "
+            f"decode {clock['decode_tokens_per_s']:.1f} tokens/s (the rows above are the wall's)"
+        )
+    if result["transformers"] is None:
+        lines.append(f"  not compared with transformers: {result['not_compared_because']}")
+    return "\n".join(lines)
+
+
+def _whether_to_compare(asked: bool | None, directory: Path) -> tuple[bool, str]:
+    """The decision and, if it is no, its reason. ConfigError if it was asked for and cannot be."""
+    installed = importlib.util.find_spec("transformers") is not None
+    if asked and not installed:
+        raise ConfigError(
+            "--compare-transformers needs transformers; install it with: pip install 'twofold[dev]'"
+        )
+    if asked is not None:
+        return asked, "--no-compare-transformers"
+    size = sum(path.stat().st_size for path in directory.glob("*.safetensors"))
+    if not installed:
+        return False, "it is not installed"
+    return size < _COMPARE_BYTES, f"the weights are {size / 1024**3:.1f} GiB; ask with --compare-transformers"

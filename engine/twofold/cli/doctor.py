@@ -1,0 +1,63 @@
+"""`twofold doctor`: what this machine has, lacks and can run. Loads nothing."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+
+from twofold.cli import machine_checks
+from twofold.cli.machine_checks import Check
+from twofold.cli.model_options import add_model_arguments, engine_config
+from twofold.config import (
+    ServerConfig,
+    TelemetryConfig,
+    from_namespace,
+)
+from twofold.config import (
+    add_arguments as add_config_arguments,
+)
+from twofold.errors import ModelLoadError
+
+_MARKS = {"ok": "ok  ", "note": "note", "bad": "BAD "}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add_config_arguments(parser, ServerConfig)
+    add_model_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """0 when everything that `twofold serve` needs is there, else 1."""
+    checks = examine(args)
+    healthy = all(check.verdict != "bad" for check in checks)
+    if args.json:
+        print(json.dumps({"healthy": healthy, "checks": [dataclasses.asdict(check) for check in checks]}))
+    else:
+        for check in checks:
+            print(f"{_MARKS[check.verdict]} {check.name:<12} {check.found}")
+            if check.remedy:
+                print(f"     {'':<12} → {check.remedy}")
+        print("\nready: twofold serve" if healthy else "\nmend what is BAD first")
+    return 0 if healthy else 1
+
+
+def examine(args: argparse.Namespace) -> list[Check]:
+    """All checks with the settings that `twofold serve` would take from the same flags. ConfigError for wrong flags."""
+    server = from_namespace(ServerConfig, args)
+    telemetry = from_namespace(TelemetryConfig, args)
+    checks = [machine_checks.check_cpu(), machine_checks.check_memory()]
+    try:
+        engine = engine_config(args)
+    except ModelLoadError as error:
+        checks.append(Check("model", "bad", str(error)))
+    else:
+        checks += [machine_checks.check_accelerator(engine), machine_checks.check_model(engine)]
+    return [
+        *checks,
+        machine_checks.check_disk(telemetry.telemetry_url),
+        machine_checks.check_port(server),
+        machine_checks.check_sqlite(),
+        machine_checks.check_packages(),
+    ]

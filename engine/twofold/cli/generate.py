@@ -1,0 +1,129 @@
+"""`twofold generate`: one prompt, one answer."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from twofold.cli.answer_reader import read_answer
+from twofold.cli.model_options import (
+    add_model_arguments,
+    add_sampling_arguments,
+    emulation_notice,
+    engine_config,
+    load_engine,
+    open_telemetry,
+    sampling_from,
+)
+from twofold.errors import ConfigError
+from twofold.types import Usage
+
+if TYPE_CHECKING:
+    from twofold.engine import Engine
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--prompt", required=True, help="what to answer; - reads it from standard input")
+    parser.add_argument("--system", help="system message in front of the prompt")
+    parser.add_argument(
+        "--raw", action="store_true", help="continue the prompt as it is, without the model's chat template"
+    )
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="print one JSON object with the text, where experts ran, and times",
+    )
+    add_sampling_arguments(parser)
+    add_model_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    from twofold.server.sampling_defaults import sampling_defaults
+
+    config = engine_config(args)
+    prompt = read_prompt(args.prompt)
+    sampling = sampling_from(args, sampling_defaults(Path(config.model)))
+    sink = open_telemetry(args)
+    try:
+        engine = load_engine(config, sink)
+        notice = emulation_notice(engine.info.accelerator)
+        if notice and not args.json:
+            print(notice, file=sys.stderr)
+        engine.start()
+        try:
+            token_ids = prompt_token_ids(engine, prompt, system=args.system, raw=args.raw)
+            texts: list[str] = []
+            answer_ids: list[int] = []
+            usage = Usage(len(token_ids), 0)
+            for chunk in read_answer(engine, token_ids, sampling, endpoint="generate"):
+                texts.append(chunk.text)
+                answer_ids += chunk.token_ids
+                usage = chunk.usage or usage
+                if not args.json:
+                    print(chunk.text, end="", flush=True)
+            if args.json:
+                print(json.dumps(report(engine, "".join(texts), answer_ids, usage), ensure_ascii=False))
+            else:
+                print()
+        finally:
+            engine.close()
+    finally:
+        if sink is not None:
+            sink.close()
+    return 0
+
+
+def read_prompt(given: str) -> str:
+    """The prompt itself, or standard input for "-". ConfigError when there is none."""
+    try:
+        text = sys.stdin.read() if given == "-" else given
+    except UnicodeDecodeError:
+        raise ConfigError("standard input is not UTF-8 text; --prompt - reads text only") from None
+    if not text.strip():
+        raise ConfigError("--prompt is empty; give at least one word")
+    return text
+
+
+def prompt_token_ids(
+    engine: Engine, prompt: str, *, system: str | None = None, raw: bool = False
+) -> list[int]:
+    """The prompt through the chat template, or as it is (`raw`, or a model without a template)."""
+    tokenizer = engine.tokenizer
+    if raw or not tokenizer.has_chat_template:
+        if system:
+            raise ConfigError("--system needs a chat template; leave --raw or --system out")
+        return tokenizer.encode(prompt, add_special_tokens=True)
+    messages = [{"role": "system", "content": system}] if system else []
+    messages.append({"role": "user", "content": prompt})
+    return tokenizer.encode(tokenizer.apply_chat_template(messages))
+
+
+def report(engine: Engine, text: str, token_ids: list[int], usage: Usage) -> dict[str, Any]:
+    """The JSON of --json. Rates are null where they cannot be told (fewer than two tokens)."""
+    placement = engine.stats().placement
+    # The first token comes from the prefill; decode_s covers the others.
+    decoded = usage.completion_tokens - 1
+    rate = decoded / usage.decode_s if decoded > 0 and usage.decode_s > 0 else None
+    return {
+        "text": text,
+        "token_ids": token_ids,
+        "accelerator": engine.info.accelerator,
+        "placement": {
+            "hits": placement.hits,
+            "cpu_misses": placement.cpu_misses,
+            "fetched": placement.fetched,
+            "uploads": placement.uploads,
+            "evictions": placement.evictions,
+            "h2d_bytes": placement.h2d_bytes,
+        },
+        "timings": {
+            "clock": usage.clock,
+            "prefill_ms": usage.prefill_s * 1e3,
+            "decode_ms": usage.decode_s * 1e3,
+            "decode_tokens_per_s": rate,
+        },
+        "usage": {"prompt_tokens": usage.prompt_tokens, "completion_tokens": usage.completion_tokens},
+    }

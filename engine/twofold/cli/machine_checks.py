@@ -1,0 +1,199 @@
+"""The single checks of `twofold doctor`. Each says what it found and, if that is bad, what to do; none raises."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import shutil
+import socket
+import sqlite3
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal
+
+from twofold.config import EngineConfig, ServerConfig
+from twofold.errors import TwofoldError
+
+Verdict = Literal["ok", "note", "bad"]
+
+_GIB: Final = 2**30
+_LEAST_DISK_BYTES: Final = 2 * _GIB
+_CGROUP: Final = Path("/sys/fs/cgroup")
+
+_EXTRAS: Final = {
+    "server": ("fastapi", "uvicorn", "pydantic"),
+    "telemetry": ("sqlalchemy",),
+    "dashboard": ("streamlit", "plotly", "pandas"),
+    "loadtest": ("locust",),
+}
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line of the doctor's report. "note" does not keep anything from running."""
+
+    name: str
+    verdict: Verdict
+    found: str
+    remedy: str | None = None
+
+
+def check_cpu() -> Check:
+    """The instruction set that the kernels chose on this CPU, and why."""
+    try:
+        from twofold import ops
+    except ImportError as error:
+        return Check("CPU", "bad", f"the native module is not there ({error})", "build it: make build")
+    try:
+        isa, reason = ops.isa_choice()
+    except TwofoldError as error:
+        return Check("CPU", "bad", str(error), "unset TWOFOLD_ISA or set it to generic")
+    features = (
+        ", ".join(name for name, present in ops.cpu_features().items() if present) or "no vector extensions"
+    )
+    found = f"kernels {isa} ({reason}); {features}; {len(os.sched_getaffinity(0))} logical cores usable"
+    if isa == "generic":
+        return Check(
+            "CPU", "note", found, "expect little speed: AVX2 or AVX-512 is what the fast kernels need"
+        )
+    return Check("CPU", "ok", found)
+
+
+def check_accelerator(config: EngineConfig) -> Check:
+    """What --accelerator resolves to here."""
+    try:
+        from twofold.experts.accelerator import choose_accelerator
+
+        choice = choose_accelerator(config.accelerator)
+    except TwofoldError as error:
+        return Check("accelerator", "bad", str(error))
+    except ImportError as error:
+        return Check(
+            "accelerator", "bad", f"the native module is not there ({error})", "build it: make build"
+        )
+    return Check("accelerator", "ok", f"{choice.label}: {choice.reason}")
+
+
+def available_memory_bytes() -> int:
+    """Host memory that can be taken now: what the kernel calls available, and no more than the container may."""
+    available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    for line in _lines(Path("/proc/meminfo")):
+        if line.startswith("MemAvailable:"):
+            available = int(line.split()[1]) * 1024
+    limit = "".join(_lines(_CGROUP / "memory.max")).strip()
+    if limit.isdigit():
+        used = int("".join(_lines(_CGROUP / "memory.current")).strip() or 0)
+        # Cached file pages count as used but are given back on demand.
+        cached = sum(
+            int(line.split()[1])
+            for line in _lines(_CGROUP / "memory.stat")
+            if line.startswith("inactive_file ")
+        )
+        available = min(available, int(limit) - used + cached)
+    return max(0, available)
+
+
+def check_memory() -> Check:
+    available = available_memory_bytes()
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return Check("memory", "ok", f"{available / _GIB:.1f} GiB available of {total / _GIB:.1f} GiB")
+
+
+def check_model(config: EngineConfig) -> Check:
+    """Whether the model fits, from its headers alone: nothing is loaded."""
+    from twofold.model.sizing import check_host_memory, measure_model
+
+    try:
+        size = measure_model(config.model)
+        tokens = config.max_total_tokens or config.max_model_len or size.config.max_context
+        fit = check_host_memory(size, available_memory_bytes(), tokens)
+    except TwofoldError as error:
+        return Check("model", "bad", str(error))
+    found = (
+        f"{Path(config.model).name}: {size.config.architecture}, {size.num_experts_total} experts of "
+        f"{size.one_expert_bytes / 1e6:.2f} MB, {size.file_bytes / _GIB:.2f} GiB on disk; with a KV cache of {tokens} "
+        f"tokens it needs {fit.needed_bytes / _GIB:.2f} GiB of memory"
+    )
+    if fit.fits:
+        return Check("model", "ok", found)
+    return Check("model", "bad", found, fit.advice)
+
+
+def check_disk(telemetry_url: str | None) -> Check:
+    """Room where the telemetry database grows (or here, if nothing is recorded)."""
+    place = Path(".")
+    if telemetry_url and telemetry_url.startswith("sqlite:///"):
+        place = Path(telemetry_url.removeprefix("sqlite:///") or ".").absolute().parent
+    if not place.is_dir():
+        return Check("disk", "bad", f"{place} does not exist", "make the directory or change --telemetry-url")
+    free = shutil.disk_usage(place).free
+    found = f"{free / _GIB:.1f} GiB free in {place.resolve()}"
+    if not os.access(place, os.W_OK):
+        return Check("disk", "note", f"{found}, which is read-only", "record elsewhere: --telemetry-url")
+    if free < _LEAST_DISK_BYTES:
+        return Check(
+            "disk", "note", found, "telemetry may fill it; free some or record elsewhere: --telemetry-url"
+        )
+    return Check("disk", "ok", found)
+
+
+def check_port(config: ServerConfig) -> Check:
+    """Whether `twofold serve` could listen where it would."""
+    address = f"{config.host}:{config.port}"
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((config.host, config.port))
+            probe.listen(1)
+        except OSError as error:
+            why = error.strerror or str(error)
+            return Check(
+                "port",
+                "note",
+                f"{address}: {why}",
+                "choose another --port for serve, or stop what runs there",
+            )
+    return Check("port", "ok", f"{address} is free")
+
+
+def check_sqlite() -> Check:
+    """SQLite 3.7.0 to 3.51.2 may corrupt a WAL database that two connections write at once; Twofold writes with one.
+
+    Source: https://sqlite.org/releaselog/3_51_3.html (the WAL-reset bug).
+    """
+    version = sqlite3.sqlite_version_info
+    if (3, 7, 0) <= version <= (3, 51, 2):
+        return Check(
+            "SQLite",
+            "note",
+            f"{sqlite3.sqlite_version} has the WAL-reset bug; Twofold writes over one connection and is not affected",
+            "do not let a second program write to the telemetry database",
+        )
+    return Check("SQLite", "ok", sqlite3.sqlite_version)
+
+
+def check_packages() -> Check:
+    """Which optional parts are installed."""
+    missing = [extra for extra, packages in _EXTRAS.items() if not all(map(_is_installed, packages))]
+    present = [extra for extra in _EXTRAS if extra not in missing]
+    found = f"installed: {', '.join(present) or 'none'}"
+    if missing:
+        return Check("extras", "note", found, f"the rest: pip install 'twofold[{','.join(missing)}]'")
+    return Check("extras", "ok", found)
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def _lines(path: Path) -> list[str]:
+    """The lines of a file of the kernel; none where there is no such file."""
+    try:
+        return path.read_text().splitlines()
+    except OSError:
+        return []

@@ -1,0 +1,121 @@
+"""What the subcommands that run a model share: its flags, loading it with a progress bar, sampling flags."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from twofold.config import EngineConfig, TelemetryConfig, add_arguments, from_namespace
+from twofold.errors import ConfigError
+from twofold.types import SamplingParams
+
+if TYPE_CHECKING:
+    from twofold.engine import Engine
+    from twofold.model import LoadProgress
+    from twofold.telemetry.sink import TelemetrySink
+
+_BAR_CHARS = 30
+
+_SAMPLING: dict[str, tuple[Callable[[str], Any], float, float, str]] = {
+    "temperature": (float, 0.0, 100.0, "0 always picks the likeliest token; higher is more varied"),
+    "top_p": (float, 0.0, 1.0, "draw from the likeliest tokens that together have this probability"),
+    "top_k": (int, 0, 2**31, "draw from this many likeliest tokens; 0: all"),
+    "min_p": (float, 0.0, 1.0, "leave out tokens less likely than this share of the likeliest"),
+    "max_tokens": (int, 1, 2**31, "longest answer in tokens"),
+}
+
+
+def add_model_arguments(parser: argparse.ArgumentParser) -> None:
+    """MODEL, the engine's flags and the telemetry's."""
+    add_arguments(parser, EngineConfig)
+    add_arguments(parser, TelemetryConfig)
+
+
+def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("How to pick tokens (default: what the model's authors recommend)")
+    for name, (_, _, _, help_text) in _SAMPLING.items():
+        flag = "--" + name.replace("_", "-")
+        group.add_argument(flag, dest=name, help=help_text, metavar=name.upper())
+
+
+def sampling_from(args: argparse.Namespace, defaults: SamplingParams) -> SamplingParams:
+    """`defaults` with what the flags say. ConfigError for a value out of range."""
+    changes: dict[str, Any] = {}
+    for name, (parse, low, high, _) in _SAMPLING.items():
+        text = getattr(args, name, None)
+        if text is None:
+            continue
+        expected = f"a {'number' if parse is float else 'whole number'} from {low:g} to {high:g}"
+        try:
+            value = parse(text)
+        except ValueError:
+            value = None
+        if value is None or not low <= value <= high:
+            raise ConfigError(f"--{name.replace('_', '-')} was given {text!r}; it takes {expected}")
+        changes[name] = value
+    return dataclasses.replace(defaults, **changes)
+
+
+def engine_config(args: argparse.Namespace) -> EngineConfig:
+    """The engine's settings with the model's directory filled in. ConfigError, ModelLoadError."""
+    from twofold.bundled import bundled_model_path
+
+    config = from_namespace(EngineConfig, args)
+    model = config.model or str(bundled_model_path())
+    return dataclasses.replace(config, model=str(Path(model).expanduser()))
+
+
+def open_telemetry(args: argparse.Namespace) -> TelemetrySink | None:
+    """Where the run is recorded; None without --telemetry-url. ConfigError if it cannot be written."""
+    config = from_namespace(TelemetryConfig, args)
+    if not config.telemetry_url:
+        return None
+    from twofold.telemetry.writer import open_sink
+
+    return open_sink(config.telemetry_url)
+
+
+def load_engine(config: EngineConfig, sink: TelemetrySink | None) -> Engine:
+    """The engine, loaded under a progress bar on a terminal's stderr."""
+    from twofold.engine import Engine
+
+    bar = ProgressBar() if sys.stderr.isatty() else None
+    try:
+        return Engine.load(config, telemetry=sink, progress=bar)
+    finally:
+        if bar is not None:
+            bar.clear()
+
+
+class ProgressBar:
+    """One line on stderr that is written over and gone when loading ends."""
+
+    def __init__(self) -> None:
+        self._percent = -1
+
+    def __call__(self, progress: LoadProgress) -> None:
+        percent = 100 * progress.bytes_done // max(1, progress.bytes_total)
+        if percent == self._percent:
+            return
+        self._percent = percent
+        filled = "█" * (percent * _BAR_CHARS // 100)
+        gigabytes = f"{progress.bytes_done / 1e9:.1f}/{progress.bytes_total / 1e9:.1f} GB"
+        line = f"loading {progress.stage:<13} {filled:<{_BAR_CHARS}} {percent:3d} %  {gigabytes}"
+        print(f"\r{line}\x1b[K", end="", file=sys.stderr, flush=True)
+
+    def clear(self) -> None:
+        print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+
+def emulation_notice(accelerator: str) -> str | None:
+    """What a person must know before reading any time that this run prints."""
+    if not accelerator.startswith("emulated"):
+        return None
+    return (
+        f"note: the GPU is emulated ({accelerator}). Experts really move and are really evicted; the CPU computes "
+        "and GPU times are the cost model's, on a virtual clock."
+    )

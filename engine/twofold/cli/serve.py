@@ -1,0 +1,120 @@
+"""`twofold serve`: an OpenAI-compatible server until Ctrl-C or SIGTERM."""
+
+from __future__ import annotations
+
+import argparse
+import ipaddress
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from twofold import __version__
+from twofold.cli.model_options import (
+    add_model_arguments,
+    emulation_notice,
+    engine_config,
+    load_engine,
+    open_telemetry,
+)
+from twofold.config import ServerConfig, TelemetryConfig, from_namespace
+from twofold.config import add_arguments as add_config_arguments
+
+if TYPE_CHECKING:
+    from twofold.engine import Engine
+    from twofold.server.protocol import ServingEngine
+    from twofold.types import RunInfo, SamplingParams
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_config_arguments(parser, ServerConfig)
+    add_model_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    from twofold.server.process import ServerProcess, bind
+    from twofold.server.sampling_defaults import sampling_defaults
+
+    # Whatever can be wrong without reading a weight is found out first, before anything listens.
+    config = engine_config(args)
+    server_config = from_namespace(ServerConfig, args)
+    telemetry_url = from_namespace(TelemetryConfig, args).telemetry_url
+    defaults = sampling_defaults(Path(config.model))
+    sink = open_telemetry(args)
+    loaded: list[Engine] = []
+    try:
+        listener = bind(server_config)
+        port = int(listener.getsockname()[1])
+
+        def load() -> tuple[ServingEngine, SamplingParams]:
+            engine = load_engine(config, sink)
+            engine.start()
+            loaded.append(engine)
+            return engine, defaults
+
+        def announce(engine: ServingEngine) -> None:
+            url = f"http://{_in_url(server_config.host)}:{port}/v1"
+            name = process.state.model_name
+            print(greeting(engine.info, name, url, telemetry_url, server_config), flush=True)
+
+        process = ServerProcess(server_config, sink, load, on_ready=announce, on_drain=_tell_drain)
+        process.run(listener)
+    finally:
+        for engine in loaded:
+            engine.close()
+        if sink is not None:
+            sink.close()
+    if process.is_still_loading:
+        # The interpreter would wait for native code in the middle of a model that nobody wants any more.
+        sys.stdout.flush()
+        os._exit(0)
+    return 0
+
+
+def greeting(
+    info: RunInfo, name: str, url: str, telemetry_url: str | None, server_config: ServerConfig
+) -> str:
+    """What runs where, and how to stop it."""
+    experts = info.num_layers * info.num_experts
+    if info.num_slots:
+        share = 100 * info.num_slots / max(1, experts)
+        placed = f"{info.num_slots} of {experts} have a slot in VRAM ({share:.0f} %), policy {info.policy}"
+    else:
+        placed = f"all {experts} run on the CPU"
+    shape = (
+        f"{info.architecture}, {info.num_layers} MoE layers of {info.num_experts} experts, top {info.top_k}"
+    )
+    rows = [
+        ("model", f"{name} ({shape})"),
+        ("accelerator", f"{info.accelerator}: {info.accelerator_reason}"),
+        ("experts", placed),
+        ("CPU", f"{info.cpu_isa}, {info.cpu_threads} threads"),
+        ("API", url),
+        ("telemetry", telemetry_url or "off (--telemetry-url records every decision)"),
+        ("stop", "Ctrl-C: running answers finish first; again: at once"),
+    ]
+    lines = [f"Twofold {__version__} is ready", *(f"  {label:<12} {text}" for label, text in rows)]
+    notice = emulation_notice(info.accelerator)
+    if notice:
+        lines.append(f"  {notice}")
+    if not server_config.api_key and not _is_loopback(server_config.host):
+        lines.append(
+            f"  warning: anybody who reaches {server_config.host} may use it; --api-key asks for a key"
+        )
+    return "\n".join(lines)
+
+
+def _tell_drain(num_running: int) -> None:
+    answers = "1 running answer" if num_running == 1 else f"{num_running} running answers"
+    print(f"\nstopping: {answers} may finish, new requests are refused; once more ends at once", flush=True)
+
+
+def _in_url(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
