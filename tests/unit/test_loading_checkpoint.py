@@ -1,0 +1,335 @@
+"""safetensors files → checked arrays, and every way a directory of weights can be broken."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from twofold.errors import ModelLoadError
+from twofold.model.checkpoint import Checkpoint, read_header
+from twofold.model.model_files import open_model_files
+from twofold.model.weights import LoadProgress, as_float32, expert_weights, read_dense_weights
+from twofold.testing import (
+    TinyModel,
+    tiny_config,
+    tiny_weights,
+    to_bfloat16,
+    write_safetensors,
+    write_tiny_model,
+    write_weights,
+)
+
+SMALL = TinyModel(num_layers=2, num_experts=4, vocab_size=270)
+INDEX = "model.safetensors.index.json"
+
+
+def edit_header(file: Path, edit: Callable[[dict[str, Any]], None]) -> None:
+    raw = file.read_bytes()
+    (length,) = struct.unpack("<Q", raw[:8])
+    header = json.loads(raw[8 : 8 + length])
+    edit(header)
+    text = json.dumps(header).encode()
+    file.write_bytes(struct.pack("<Q", len(text)) + text + raw[8 + length :])
+
+
+def edit_index(directory: Path, edit: Callable[[dict[str, str]], None]) -> None:
+    index = json.loads((directory / INDEX).read_text())
+    edit(index["weight_map"])
+    (directory / INDEX).write_text(json.dumps(index))
+
+
+def test_values_shapes_and_views(tmp_path: Path) -> None:
+    weights = {"a": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.array([-1.5], np.float32)}
+    write_safetensors(tmp_path / "model.safetensors", weights, "float32")
+    checkpoint = Checkpoint.open(tmp_path)
+    assert sorted(checkpoint) == ["a", "b"]
+    a = checkpoint.tensor("a", (2, 3))
+    np.testing.assert_array_equal(a, weights["a"])
+    np.testing.assert_array_equal(checkpoint.tensor("b", (1,)), weights["b"])
+    assert not a.flags.writeable
+    assert not a.flags.owndata
+    with pytest.raises(ValueError, match="read-only"):
+        a[0, 0] = 1.0
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0, -2.5, 3.14159, 1e-30, 65504.0])
+def test_dtypes(tmp_path: Path, value: float) -> None:
+    weights = {"w": np.full((3, 2), value, np.float32)}
+    for dtype, expected in (("bfloat16", np.uint16), ("float16", np.float32), ("float32", np.float32)):
+        write_safetensors(tmp_path / "model.safetensors", weights, dtype)
+        tensor = Checkpoint.open(tmp_path).tensor("w", (3, 2))
+        assert tensor.dtype == expected
+        relative = {"bfloat16": 2**-8, "float16": 2**-10, "float32": 0.0}[dtype]
+        np.testing.assert_allclose(as_float32(tensor), weights["w"], rtol=relative, atol=1e-7)
+
+
+def test_bfloat16_round_trip_is_exact() -> None:
+    every_bit = np.arange(2**16, dtype=np.uint16)
+    finite = every_bit[np.isfinite(as_float32(every_bit))]
+    np.testing.assert_array_equal(to_bfloat16(as_float32(finite)), finite)
+
+
+def test_data_off_the_element_boundary(tmp_path: Path) -> None:
+    """A header of odd length is legal; the tensor is then copied to where it may be read."""
+    file = tmp_path / "model.safetensors"
+    write_safetensors(file, {"w": np.array([1.0, 2.0], np.float32)}, "float32")
+    edit_header(file, lambda header: header["__metadata__"].update(pad="x"))
+    for pad in ("", "x", "xx", "xxx"):
+        edit_header(file, lambda header, pad=pad: header["__metadata__"].update(pad=pad))  # type: ignore[misc]
+        np.testing.assert_array_equal(Checkpoint.open(tmp_path).tensor("w", (2,)), [1.0, 2.0])
+
+
+def test_shards_hold_the_same_as_one_file(tmp_path: Path) -> None:
+    one = Checkpoint.open(write_tiny_model(tmp_path / "one", SMALL))
+    many = Checkpoint.open(write_tiny_model(tmp_path / "many", replace(SMALL, num_shards=3)))
+    assert set(one) == set(many)
+    for name in one:
+        shape = one.entry(name).shape
+        np.testing.assert_array_equal(one.tensor(name, shape), many.tensor(name, shape))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("layout", ["separate", "fused"])
+@pytest.mark.parametrize("architecture", ["Qwen3MoeForCausalLM", "MixtralForCausalLM"])
+def test_experts_whatever_their_names(tmp_path: Path, architecture: Any, layout: Any, dtype: Any) -> None:
+    model = replace(SMALL, architecture=architecture, expert_layout=layout, dtype=dtype)
+    files = open_model_files(write_tiny_model(tmp_path, model))
+    assert files.config.dtype == dtype
+    weights = tiny_weights(replace(model, expert_layout="separate"))
+    block, names = "mlp", ("gate_proj", "up_proj", "down_proj")
+    if architecture == "MixtralForCausalLM":
+        block, names = "block_sparse_moe", ("w1", "w3", "w2")
+    for layer in files.config.moe_layers:
+        experts = expert_weights(files, layer)
+        assert len(experts) == 4
+        for index, matrices in enumerate(experts):
+            for name, matrix in zip(names, matrices, strict=True):
+                expected = weights[f"model.layers.{layer}.{block}.experts.{index}.{name}.weight"]
+                assert matrix.flags.c_contiguous
+                assert matrix.dtype == (np.uint16 if dtype == "bfloat16" else np.float32)
+                np.testing.assert_allclose(as_float32(matrix), expected, rtol=2**-8, atol=1e-6)
+
+
+def test_expert_weights_are_views_of_the_file(tmp_path: Path) -> None:
+    files = open_model_files(write_tiny_model(tmp_path, SMALL))
+    begin = files.checkpoint._map(tmp_path / "model.safetensors").ctypes.data
+    end = begin + (tmp_path / "model.safetensors").stat().st_size
+    for matrices in expert_weights(files, 0):
+        assert all(begin <= matrix.ctypes.data < end for matrix in matrices)
+
+
+def test_dense_weights_are_packed_and_aligned(tmp_path: Path) -> None:
+    model = replace(SMALL, attention_bias=True, mlp_only_layers=(0,))
+    dense = read_dense_weights(open_model_files(write_tiny_model(tmp_path, model)))
+    raw = tiny_weights(model)
+    attention = dense.layers[0].attention
+    for kind, packed in (("weight", attention.qkv), ("bias", attention.qkv_bias)):
+        parts = [raw[f"model.layers.0.self_attn.{name}_proj.{kind}"] for name in "qkv"]
+        assert packed is not None
+        np.testing.assert_array_equal(packed, np.concatenate(parts))
+    assert attention.qkv.ctypes.data % 64 == 0
+    assert dense.lm_head.ctypes.data % 64 == 0
+    assert dense.lm_head is not dense.embedding
+
+
+def test_a_tied_head_is_the_embedding_even_if_written_out(tmp_path: Path) -> None:
+    model = replace(SMALL, tie_word_embeddings=True)
+    write_tiny_model(tmp_path, model)
+    weights = tiny_weights(model)
+    write_weights(tmp_path, weights | {"lm_head.weight": weights["model.embed_tokens.weight"]})
+    dense = read_dense_weights(open_model_files(tmp_path))
+    assert dense.lm_head is dense.embedding
+
+
+def test_q_k_v_of_different_dtypes_are_widened(tmp_path: Path) -> None:
+    """Half of the shards in bfloat16: the packed matrix is float32 and exact."""
+    model = replace(SMALL, num_shards=2)
+    write_tiny_model(tmp_path, model)
+    shard = tmp_path / "model-00002-of-00002.safetensors"
+    names = list(read_header(shard))
+    weights = tiny_weights(model)
+    write_safetensors(shard, {name: weights[name] for name in names}, "bfloat16")
+    files = open_model_files(tmp_path)
+    kinds = {files.checkpoint.entry(f"model.layers.0.self_attn.{name}_proj.weight").dtype for name in "qkv"}
+    assert kinds == {"F32", "BF16"}
+    qkv = read_dense_weights(files).layers[0].attention.qkv
+    assert qkv.dtype == np.float32
+    with pytest.raises(ModelLoadError, match="experts of layer 0 are partly bfloat16 and partly float32"):
+        expert_weights(files, 0)
+
+
+def test_progress_covers_every_dense_tensor(tmp_path: Path) -> None:
+    files = open_model_files(write_tiny_model(tmp_path, SMALL))
+    seen: list[LoadProgress] = []
+    read_dense_weights(files, seen.append)
+    tensors = list(files.plan.dense_tensors())
+    assert [step.tensors_done for step in seen] == list(range(1, len(tensors) + 1))
+    assert {step.tensors_total for step in seen} == {len(tensors)}
+    assert {step.bytes_total for step in seen} == {seen[-1].bytes_done}
+    assert seen[-1].bytes_done == sum(files.checkpoint.entry(spec.name).num_bytes for spec in tensors)
+    assert {step.current for step in seen} == {spec.name for spec in tensors}
+
+
+def remove(*names: str) -> Callable[[Path], None]:
+    def damage(directory: Path) -> None:
+        for name in names:
+            (directory / name).unlink()
+
+    return damage
+
+
+def truncate(name: str, keep: int) -> Callable[[Path], None]:
+    def damage(directory: Path) -> None:
+        file = directory / name
+        file.write_bytes(file.read_bytes()[:keep])
+
+    return damage
+
+
+def header(edit: Callable[[dict[str, Any]], None]) -> Callable[[Path], None]:
+    return lambda directory: edit_header(directory / "model.safetensors", edit)
+
+
+def index(edit: Callable[[dict[str, str]], None]) -> Callable[[Path], None]:
+    return lambda directory: edit_index(directory, edit)
+
+
+def rewrite(name: str, tensor: Any) -> Callable[[Path], None]:
+    """The same checkpoint with one tensor replaced (or, with None, left out)."""
+
+    def damage(directory: Path) -> None:
+        weights = tiny_weights(SMALL)
+        weights.pop(name, None)
+        if tensor is not None:
+            weights[name] = tensor
+        write_weights(directory, weights)
+
+    return damage
+
+
+def as_int64(header_: dict[str, Any]) -> None:
+    """Two float32 elements are as long as one int64."""
+    entry = header_["model.norm.weight"]
+    entry["dtype"], entry["shape"] = "I64", [entry["shape"][0] // 2]
+
+
+NORM = "model.norm.weight"
+ONE_FILE: list[tuple[Callable[[Path], None], list[str]]] = [
+    (remove("model.safetensors"), ["holds no model.safetensors", "download the weights"]),
+    (truncate("model.safetensors", 0), ["model.safetensors: truncated, 0 bytes"]),
+    (truncate("model.safetensors", 7), ["model.safetensors: truncated, 7 bytes"]),
+    (truncate("model.safetensors", 100), ["model.safetensors: truncated, 100 bytes", "expected at least"]),
+    (truncate("model.safetensors", -1), ["model.safetensors: truncated", "download it again"]),
+    (
+        lambda directory: (directory / "model.safetensors").write_bytes(struct.pack("<Q", 4) + b"{{{{"),
+        ["model.safetensors: header is not JSON"],
+    ),
+    (
+        lambda directory: (directory / "model.safetensors").write_bytes(b"\xff" * 64),
+        ["model.safetensors: truncated, 64 bytes"],
+    ),
+    (
+        lambda directory: (directory / "model.safetensors").write_bytes(struct.pack("<Q", 2) + b"[]"),
+        ["model.safetensors: header is not a JSON object"],
+    ),
+    (header(lambda h: h[NORM].pop("shape")), [NORM, "damaged"]),
+    (header(lambda h: h[NORM].update(shape=[47])), [NORM, "damaged"]),
+    (header(lambda h: h[NORM].update(shape=[-48])), [NORM, "damaged"]),
+    (header(lambda h: h[NORM].update(shape=[True])), [NORM, "damaged"]),
+    (header(lambda h: h[NORM].update(data_offsets=[0])), [NORM, "damaged"]),
+    (header(lambda h: h[NORM].update(data_offsets=[200, 8])), [NORM, "damaged"]),
+    (header(lambda h: h.update({NORM: 3})), [NORM, "damaged"]),
+    (header(lambda h: h[NORM].update(data_offsets=[0, 192])), ["begins at byte", "damaged"]),
+    (header(lambda h: h.pop(NORM)), ["begins at byte", "damaged"]),
+    (header(as_int64), [NORM, "dtype I64", "F32, BF16, F16"]),
+    (header(lambda h: h[NORM].update(dtype="Q4_K")), [NORM, "dtype Q4_K"]),
+    (rewrite(NORM, None), [f"tensor {NORM} is missing"]),
+    (rewrite(NORM, np.ones(47, np.float32)), [f"tensor {NORM} has shape [47], expected [48]"]),
+    (
+        rewrite("model.layers.1.mlp.experts.3.up_proj.weight", None),
+        ["tensor model.layers.1.mlp.experts.3.up_proj.weight is missing"],
+    ),
+    (
+        rewrite("model.layers.0.mlp.gate.weight", np.ones((5, 48), np.float32)),
+        ["model.layers.0.mlp.gate.weight", "[5, 48]", "[4, 48]"],
+    ),
+    (
+        rewrite("model.layers.0.self_attn.q_proj.bias", np.ones(64, np.float32)),
+        ["model.layers.0.self_attn.q_proj.bias", "(1 such in all)", "is not part of Qwen3MoeForCausalLM"],
+    ),
+]
+
+
+@pytest.mark.parametrize(("damage", "fragments"), ONE_FILE)
+def test_broken_single_file(tmp_path: Path, damage: Callable[[Path], None], fragments: list[str]) -> None:
+    check_refused(write_tiny_model(tmp_path, SMALL), damage, fragments)
+
+
+SHARD = "model-00002-of-00003.safetensors"
+SHARDS: list[tuple[Callable[[Path], None], list[str]]] = [
+    (remove(SHARD), [f"{SHARD}: missing", INDEX, "download the missing shard"]),
+    (remove(INDEX), [f"{INDEX}: missing, but there are 3 shards", "model-00001-of-00003.safetensors"]),
+    (truncate(SHARD, 1000), [f"{SHARD}: truncated, 1000 bytes"]),
+    (lambda directory: (directory / INDEX).write_text("{"), [f"{INDEX}: not valid JSON"]),
+    (lambda directory: (directory / INDEX).write_text("{}"), [f"{INDEX}: weight_map is missing or empty"]),
+    (index(lambda names: names.update({NORM: "../x.safetensors"})), [INDEX, "'../x.safetensors'", "plain"]),
+    (index(lambda names: names.update({NORM: "/etc/passwd"})), [INDEX, "'/etc/passwd'"]),
+    (index(lambda names: names.update({NORM: 3})), [INDEX, NORM]),
+    (index(lambda names: names.update({"ghost": SHARD})), [SHARD, "does not hold tensor ghost"]),
+    (index(lambda names: names.pop(NORM)), [INDEX, f"does not list tensor {NORM}"]),
+]
+
+
+@pytest.mark.parametrize(("damage", "fragments"), SHARDS)
+def test_broken_shards(tmp_path: Path, damage: Callable[[Path], None], fragments: list[str]) -> None:
+    check_refused(write_tiny_model(tmp_path, replace(SMALL, num_shards=3)), damage, fragments)
+
+
+def check_refused(directory: Path, damage: Callable[[Path], None], fragments: list[str]) -> None:
+    read_dense_weights(open_model_files(directory))
+    damage(directory)
+    with pytest.raises(ModelLoadError) as caught:
+        open_model_files(directory)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert str(directory) in message
+    assert ";" in message, "the remedy follows a semicolon"
+    for fragment in fragments:
+        assert fragment in message
+
+
+def test_weights_in_other_formats_are_named(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(tiny_config(SMALL)))
+    (tmp_path / "pytorch_model.bin").write_bytes(b"")
+    with pytest.raises(ModelLoadError, match=r"holds pytorch_model.bin, .*convert it to safetensors"):
+        open_model_files(tmp_path)
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_no_damage_ends_in_anything_but_our_error(
+    tmp_path_factory: pytest.TempPathFactory, data: Any
+) -> None:
+    """Random bytes over the header: refused by name, or still a valid file; never another exception."""
+    file = tmp_path_factory.mktemp("fuzz") / "model.safetensors"
+    write_safetensors(file, {"a": np.ones((2, 2), np.float32), "b": np.ones(3, np.float32)}, "float32")
+    raw = bytearray(file.read_bytes())
+    for _ in range(data.draw(st.integers(1, 4))):
+        raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
+    file.write_bytes(bytes(raw[: data.draw(st.integers(0, len(raw)))]))
+    refusal = ""
+    try:
+        checkpoint = Checkpoint.open(file.parent)
+        for name in checkpoint:
+            checkpoint.tensor(name, checkpoint.entry(name).shape)
+    except ModelLoadError as error:
+        refusal = str(error)
+    assert not refusal or str(file) in refusal

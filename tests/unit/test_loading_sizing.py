@@ -1,0 +1,70 @@
+"""What a model takes in memory, counted from headers, against arrays really loaded."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from twofold.model.model_files import open_model_files
+from twofold.model.sizing import WORKING_BYTES, check_host_memory, measure_model
+from twofold.model.weights import expert_weights
+from twofold.testing import TinyModel, tiny_weights, write_tiny_model
+
+MODEL = TinyModel(num_layers=3, mlp_only_layers=(1,))
+
+
+@pytest.mark.parametrize("layout", ["separate", "fused"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_bytes_are_those_of_the_arrays(tmp_path: Path, layout: Any, dtype: Any) -> None:
+    model = replace(MODEL, expert_layout=layout, dtype=dtype)
+    directory = write_tiny_model(tmp_path, model)
+    size = measure_model(directory)
+    files = open_model_files(directory)
+    experts = [m for layer in files.config.moe_layers for e in expert_weights(files, layer) for m in e]
+    assert size.expert_bytes == sum(matrix.nbytes for matrix in experts)
+    assert size.one_expert_bytes == 3 * 24 * 48 * (2 if dtype == "bfloat16" else 4)
+    assert size.num_experts_total == 16
+    num_values = sum(tensor.size for tensor in tiny_weights(model).values())
+    assert size.dense_bytes + size.expert_bytes == num_values * (2 if dtype == "bfloat16" else 4)
+    assert size.file_bytes == num_values * (4 if dtype == "float32" else 2)
+
+
+def test_kv_bytes_by_hand(tmp_path: Path) -> None:
+    directory = write_tiny_model(tmp_path, MODEL)
+    assert measure_model(directory).kv_bytes_per_token == 2 * 3 * 2 * 16 * 4
+    assert measure_model(directory, kv_dtype_bytes=2).kv_bytes_per_token == 2 * 3 * 2 * 16 * 2
+
+
+def test_a_tied_embedding_counts_once(tmp_path: Path) -> None:
+    untied = measure_model(write_tiny_model(tmp_path / "untied", MODEL))
+    tied = measure_model(write_tiny_model(tmp_path / "tied", replace(MODEL, tie_word_embeddings=True)))
+    assert untied.dense_bytes - tied.dense_bytes == 320 * 48 * 4
+
+
+def test_advice_names_what_to_change(tmp_path: Path) -> None:
+    size = measure_model(write_tiny_model(tmp_path, MODEL))
+    weights = size.dense_bytes + size.expert_bytes + WORKING_BYTES
+    assert size.host_bytes(0) == weights
+
+    fits = check_host_memory(size, size.host_bytes(1000), 1000)
+    assert fits.fits
+    assert fits.max_kv_tokens == 1000
+
+    tight = check_host_memory(size, size.host_bytes(10), 1000)
+    assert not tight.fits
+    assert tight.max_kv_tokens == 10
+    assert "--max-total-tokens to 10 or less" in tight.advice
+
+    hopeless = check_host_memory(size, weights - 1, 1000)
+    assert not hopeless.fits
+    assert hopeless.max_kv_tokens == 0
+    assert "the weights alone need" in hopeless.advice
+    assert "add memory" in hopeless.advice
+
+
+def test_device_bytes(tmp_path: Path) -> None:
+    size = measure_model(write_tiny_model(tmp_path, MODEL))
+    expected = size.dense_bytes + 5 * size.kv_bytes_per_token + 7 * size.one_expert_bytes
+    assert size.device_bytes(num_kv_tokens=5, num_slots=7) == expected
