@@ -1,0 +1,60 @@
+"""The README tells the truth: its settings are the configuration's, its make targets and files exist."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def settings_table() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("settings_table", ROOT / "scripts" / "settings_table.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_table_of_settings_is_that_of_the_configuration(settings_table: ModuleType) -> None:
+    assert settings_table.replaced(README) == README, "run scripts/settings_table.py --write"
+
+
+def test_the_table_names_every_setting_once(settings_table: ModuleType) -> None:
+    names = re.findall(r"`(TWOFOLD_[A-Z_]+)`", settings_table.table())
+    assert len(names) == len(set(names)) > 15
+
+
+def test_make_targets_that_documents_name_exist() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    targets = set(re.findall(r"^([a-z][a-z-]*):", makefile, re.MULTILINE))
+    documents = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]
+    named = {
+        (path.name, target)
+        for path in documents
+        for target in re.findall(r"(?:`|^)make ([a-z-]+)", path.read_text(encoding="utf-8"), re.MULTILINE)
+    }
+    assert named
+    assert sorted((name, target) for name, target in named if target not in targets) == []
+
+
+def test_commands_that_the_readme_names_exist() -> None:
+    named = set(re.findall(r"(?:`|^)twofold ([a-z]+)", README, re.MULTILINE))
+    assert {"serve", "generate", "chat", "bench", "doctor", "version", "telemetry"} <= named
+
+
+def test_scripts_that_documents_name_exist() -> None:
+    named = {
+        match
+        for path in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]
+        for match in re.findall(r"\bscripts/[a-z_]+\.(?:sh|py)\b", path.read_text(encoding="utf-8"))
+    }
+    assert named
+    assert sorted(name for name in named if not (ROOT / name).is_file()) == []
