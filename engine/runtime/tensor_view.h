@@ -1,0 +1,62 @@
+// What an operation is given: a pointer with its element type and shape, and the checks that make it safe to
+// use.
+//
+// Framework-free: the bindings fill a TensorView from a numpy array; nothing here owns memory.
+#pragma once
+#include <cstdint>
+#include <initializer_list>
+#include <stdexcept>
+#include <string>
+
+#include "twofold/kernels.h"
+
+namespace twofold {
+
+// A tensor does not fit the operation it was given to, or a value in it is out of range. The message says
+// what was given and what was expected. Python sees twofold.errors.KernelError.
+class KernelFailure : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+// kU16 holds bfloat16 bits wherever a weight is expected.
+enum class ElementType : uint8_t { kF32, kU16, kI32, kOther };
+
+struct TensorView {
+  static constexpr int kMaxDims = 4;
+
+  void* data = nullptr;
+  ElementType type = ElementType::kOther;
+  int num_dims = 0;
+  int64_t shape[kMaxDims] = {};
+  bool contiguous = false;  // C order, aligned to its element type, native byte order
+  bool writable = false;
+};
+
+// A weight matrix [rows, cols], or a vector when rows is 1.
+struct Weight {
+  const void* data = nullptr;
+  kernels::DType dtype = kernels::DType::kF32;
+  int64_t rows = 0, cols = 0;
+
+  const void* row(int64_t r) const {
+    return static_cast<const char*>(data) + r * cols * kernels::element_bytes(dtype);
+  }
+};
+
+inline constexpr int64_t kAny = -1;  // in an expected shape: any length
+enum class Access : uint8_t { kRead, kWrite };
+
+// "float32 (3, 256)", for messages.
+std::string describe(const TensorView& view);
+
+// Each checks type, shape and layout, and throws KernelFailure naming `what` (for example "LmHead.forward:
+// logits").
+const float* expect_f32(const TensorView& view, const char* what, std::initializer_list<int64_t> shape);
+float* expect_writable_f32(const TensorView& view, const char* what, std::initializer_list<int64_t> shape);
+const int32_t* expect_i32(const TensorView& view, const char* what, std::initializer_list<int64_t> shape);
+int32_t* expect_writable_i32(const TensorView& view, const char* what, std::initializer_list<int64_t> shape);
+// float32, or uint16 holding bfloat16 bits; two-dimensional.
+Weight expect_weight(const TensorView& view, const char* what, int64_t rows, int64_t cols);
+
+}  // namespace twofold
