@@ -1,5 +1,117 @@
+// The thread team, CPU features, and what attention is given: KV cache and batch.
+#include "bind_ops.h"
+
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <map>
+#include <memory>
+#include <string>
+
+#include "dense_attention_batch.h"
+#include "dense_kv_cache.h"
 #include "module.h"
+#include "tensor_arguments.h"
+#include "thread_team.h"
+
+namespace py = pybind11;
 
 namespace twofold::bindings {
-void bind_ops(pybind11::module_&) {}
+namespace {
+
+std::map<std::string, bool> features() {
+  const kernels::CpuFeatures has = kernels::cpu_features();
+  return {{"avx2", has.avx2},
+          {"fma", has.fma},
+          {"f16c", has.f16c},
+          {"avx512f", has.avx512f},
+          {"avx512bw", has.avx512bw},
+          {"avx512vl", has.avx512vl},
+          {"avx512dq", has.avx512dq},
+          {"avx512_vnni", has.avx512_vnni},
+          {"avx512_bf16", has.avx512_bf16},
+          {"amx_tile", has.amx_tile},
+          {"amx_int8", has.amx_int8},
+          {"amx_bf16", has.amx_bf16}};
+}
+
+std::unique_ptr<ThreadTeam> make_team(int num_threads) {
+  try {
+    return std::make_unique<ThreadTeam>(num_threads);
+  } catch (const std::invalid_argument& wrong) {
+    throw ConfigFailure(wrong.what());
+  }
+}
+
+std::unique_ptr<KvCache> make_cache(int num_layers, int num_pages, int page_size, int num_kv_heads,
+                                    int head_dim, const std::string& dtype) {
+  if (dtype != "float32" && dtype != "bfloat16") {
+    throw ConfigFailure("KvCache: dtype is \"" + dtype + "\"; expected \"float32\" or \"bfloat16\"");
+  }
+  try {
+    return std::make_unique<KvCache>(num_layers, num_pages, page_size, num_kv_heads, head_dim,
+                                     dtype == "float32" ? kernels::DType::kF32 : kernels::DType::kBF16);
+  } catch (const std::invalid_argument& wrong) {
+    throw ConfigFailure(wrong.what());
+  } catch (const std::bad_alloc&) {
+    throw ConfigFailure("KvCache: no memory for " + std::to_string(num_pages) + " pages of " +
+                        std::to_string(page_size) +
+                        " positions; lower the number of pages or the context length");
+  }
+}
+
+}  // namespace
+
+const kernels::KernelTable& chosen_table() {
+  try {
+    return kernels::kernel_table();
+  } catch (const std::invalid_argument& wrong) {
+    throw ConfigFailure(wrong.what());
+  }
+}
+
+void bind_ops(py::module_& m) {
+  register_failures();
+  m.def("cpu_features", features, "What the CPU has and the operating system enables.");
+  m.def(
+      "isa_choice",
+      [] {
+        return std::make_pair(std::string(chosen_table().name), std::string(kernels::kernel_table_reason()));
+      },
+      "The level of the CPU kernels and why it was chosen. ConfigError when TWOFOLD_ISA cannot be met.");
+
+  py::class_<ThreadTeam>(m, "ThreadTeam", "Threads that share the work of one operation at a time.")
+      .def(py::init(&make_team), py::arg("num_threads") = 0)
+      .def_property_readonly("num_threads", &ThreadTeam::num_threads);
+
+  py::class_<KvCache>(m, "KvCache", "Native memory of a paged KV cache.")
+      .def(py::init(&make_cache), py::arg("num_layers"), py::arg("num_pages"), py::arg("page_size"),
+           py::arg("num_kv_heads"), py::arg("head_dim"), py::arg("dtype") = "float32")
+      .def_property_readonly("num_layers", &KvCache::num_layers)
+      .def_property_readonly("num_pages", &KvCache::num_pages)
+      .def_property_readonly("page_size", &KvCache::page_size)
+      .def_property_readonly("num_kv_heads", &KvCache::num_kv_heads)
+      .def_property_readonly("head_dim", &KvCache::head_dim)
+      .def_property_readonly("bytes", &KvCache::bytes)
+      .def_property_readonly("dtype", [](const KvCache& c) {
+        return c.dtype() == kernels::DType::kF32 ? "float32" : "bfloat16";
+      });
+
+  py::class_<AttentionBatch>(m, "AttentionBatch", "One flattened batch of tokens as attention sees it.")
+      .def(py::init([](const py::array& positions, const py::array& sequence_index,
+                       const py::array& page_tables, const py::array& rope_cos, const py::array& rope_sin) {
+             return std::make_unique<AttentionBatch>(view_of(positions), view_of(sequence_index),
+                                                     view_of(page_tables), view_of(rope_cos),
+                                                     view_of(rope_sin));
+           }),
+           py::arg("positions"), py::arg("sequence_index"), py::arg("page_tables"), py::arg("rope_cos"),
+           py::arg("rope_sin"))
+      .def_property_readonly("num_tokens", &AttentionBatch::num_tokens);
+
+  bind_dense_ops(m);
+  py::module_ kernels =
+      m.def_submodule("kernels", "One kernel of one level at a time, for tests and benchmarks.");
+  bind_kernels(kernels);
+}
+
 }  // namespace twofold::bindings

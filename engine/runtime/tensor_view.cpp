@@ -11,6 +11,10 @@ const char* type_name(ElementType type) {
       return "uint16";
     case ElementType::kI32:
       return "int32";
+    case ElementType::kF64:
+      return "float64";
+    case ElementType::kI64:
+      return "int64";
     case ElementType::kOther:
       break;
   }

@@ -1,0 +1,13 @@
+// What bind_ops.cpp shares with the files it calls.
+#pragma once
+#include <pybind11/pybind11.h>
+
+#include "twofold/kernels.h"
+
+namespace twofold::bindings {
+// The process's kernels; ConfigError when TWOFOLD_ISA cannot be met.
+const kernels::KernelTable& chosen_table();
+
+void bind_dense_ops(pybind11::module_& m);  // attention, router, feed-forward, LM head, embedding
+void bind_kernels(pybind11::module_& m);    // single kernels by level
+}  // namespace twofold::bindings

@@ -1,0 +1,218 @@
+// The dense operations. Each wrapper keeps the arrays it was given alive, checks shapes once when made, and
+// releases the GIL while it computes.
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "bind_ops.h"
+#include "dense_attention.h"
+#include "dense_ffn.h"
+#include "dense_router.h"
+#include "tensor_arguments.h"
+
+namespace py = pybind11;
+
+namespace twofold::bindings {
+namespace {
+
+using Arrays = std::vector<py::object>;
+using MaybeArray = std::optional<py::array>;
+
+const float* vector_or_null(const MaybeArray& array, const char* what, int64_t size) {
+  return array ? expect_f32(view_of(*array), what, {size}) : nullptr;
+}
+
+py::object kept(const MaybeArray& array) { return array ? py::object(*array) : py::object(py::none()); }
+
+int positive(int value, const char* what) {
+  if (value < 1)
+    throw KernelFailure(std::string(what) + " is " + std::to_string(value) + "; expected at least 1");
+  return value;
+}
+
+class __attribute__((visibility("hidden"))) BoundAttention {
+ public:
+  BoundAttention(ThreadTeam& team, const py::array& norm, const py::array& qkv, const MaybeArray& qkv_bias,
+                 const MaybeArray& q_norm, const MaybeArray& k_norm, const py::array& o,
+                 const MaybeArray& o_bias, int num_heads, int num_kv_heads, int head_dim, float eps,
+                 float scale, std::optional<int> sliding_window)
+      : arrays_{norm, qkv, kept(qkv_bias), kept(q_norm), kept(k_norm), o, kept(o_bias)},
+        block_(chosen_table(), team,
+               check(norm, qkv, qkv_bias, q_norm, k_norm, o, o_bias, num_heads, num_kv_heads, head_dim),
+               {num_heads, num_kv_heads, head_dim, eps, scale,
+                sliding_window ? positive(*sliding_window, "AttentionBlock: sliding_window") : 0}) {}
+
+  void forward(const py::array& hidden, AttentionBatch& batch, KvCache& cache, int layer) {
+    float* rows = expect_writable_f32(view_of(hidden), "AttentionBlock.forward: hidden",
+                                      {batch.num_tokens(), block_.hidden_size()});
+    const py::gil_scoped_release release;
+    block_.forward(rows, batch, cache, layer);
+  }
+
+ private:
+  static AttentionWeights check(const py::array& norm, const py::array& qkv, const MaybeArray& qkv_bias,
+                                const MaybeArray& q_norm, const MaybeArray& k_norm, const py::array& o,
+                                const MaybeArray& o_bias, int num_heads, int num_kv_heads, int head_dim) {
+    positive(head_dim, "AttentionBlock: head_dim");
+    positive(num_kv_heads, "AttentionBlock: num_kv_heads");
+    if (positive(num_heads, "AttentionBlock: num_heads") % num_kv_heads != 0) {
+      throw KernelFailure("AttentionBlock: num_heads is " + std::to_string(num_heads) +
+                          "; expected a multiple of num_kv_heads, which is " + std::to_string(num_kv_heads));
+    }
+    AttentionWeights w{};
+    const int64_t rows = (static_cast<int64_t>(num_heads) + 2 * num_kv_heads) * head_dim;
+    w.qkv = expect_weight(view_of(qkv), "AttentionBlock: qkv_weight", rows, kAny);
+    const int64_t hidden = w.qkv.cols;
+    w.o = expect_weight(view_of(o), "AttentionBlock: o_weight", hidden,
+                        static_cast<int64_t>(num_heads) * head_dim);
+    w.norm = expect_f32(view_of(norm), "AttentionBlock: norm_weight", {hidden});
+    w.qkv_bias = vector_or_null(qkv_bias, "AttentionBlock: qkv_bias", rows);
+    w.q_norm = vector_or_null(q_norm, "AttentionBlock: q_norm", head_dim);
+    w.k_norm = vector_or_null(k_norm, "AttentionBlock: k_norm", head_dim);
+    w.o_bias = vector_or_null(o_bias, "AttentionBlock: o_bias", hidden);
+    return w;
+  }
+
+  Arrays arrays_;
+  AttentionBlock block_;
+};
+
+class __attribute__((visibility("hidden"))) BoundRouter {
+ public:
+  BoundRouter(ThreadTeam& team, const py::array& norm, const py::array& gate, int top_k, bool norm_topk_prob,
+              float eps, const std::string& scoring)
+      : arrays_{norm, gate}, router_(make(team, norm, gate, top_k, norm_topk_prob, eps, scoring)) {}
+
+  void forward(const py::array& hidden, const py::array& normed, const py::array& ids,
+               const py::array& weights, const MaybeArray& logits) {
+    const TensorView view = view_of(hidden);
+    const float* x = expect_f32(view, "Router.forward: hidden", {kAny, router_.hidden_size()});
+    const int64_t T = view.shape[0];
+    float* out = expect_writable_f32(view_of(normed), "Router.forward: normed", {T, router_.hidden_size()});
+    int32_t* chosen = expect_writable_i32(view_of(ids), "Router.forward: ids", {T, router_.top_k()});
+    float* shares = expect_writable_f32(view_of(weights), "Router.forward: weights", {T, router_.top_k()});
+    float* scores =
+        logits ? expect_writable_f32(view_of(*logits), "Router.forward: logits", {T, router_.num_experts()})
+               : nullptr;
+    const py::gil_scoped_release release;
+    router_.forward(x, out, chosen, shares, scores, static_cast<int>(T));
+  }
+
+ private:
+  static Router make(ThreadTeam& team, const py::array& norm, const py::array& gate, int top_k,
+                     bool norm_topk_prob, float eps, const std::string& scoring) {
+    if (scoring != "softmax")
+      throw KernelFailure("Router: scoring is \"" + scoring + "\"; expected \"softmax\"");
+    const Weight w = expect_weight(view_of(gate), "Router: gate_weight", kAny, kAny);
+    if (top_k < 1 || top_k > w.rows) {
+      throw KernelFailure("Router: top_k is " + std::to_string(top_k) +
+                          "; expected 1 to the number of experts, " + std::to_string(w.rows));
+    }
+    const float* norm_weight = expect_f32(view_of(norm), "Router: norm_weight", {w.cols});
+    return {chosen_table(), team, norm_weight, w, eps, top_k, norm_topk_prob};
+  }
+
+  Arrays arrays_;
+  Router router_;
+};
+
+class __attribute__((visibility("hidden"))) BoundFfn {
+ public:
+  BoundFfn(ThreadTeam& team, const py::array& norm, const py::array& gate, const py::array& up,
+           const py::array& down, float eps)
+      : arrays_{norm, gate, up, down}, ffn_(make(team, norm, gate, up, down, eps)) {}
+
+  void forward(const py::array& hidden) {
+    const TensorView view = view_of(hidden);
+    float* rows = expect_writable_f32(view, "DenseFfn.forward: hidden", {kAny, ffn_.hidden_size()});
+    const py::gil_scoped_release release;
+    ffn_.forward(rows, static_cast<int>(view.shape[0]));
+  }
+
+ private:
+  static DenseFfn make(ThreadTeam& team, const py::array& norm, const py::array& gate, const py::array& up,
+                       const py::array& down, float eps) {
+    const Weight g = expect_weight(view_of(gate), "DenseFfn: gate", kAny, kAny);
+    const Weight u = expect_weight(view_of(up), "DenseFfn: up", g.rows, g.cols);
+    if (u.dtype != g.dtype) {
+      throw KernelFailure("DenseFfn: gate is " + describe(view_of(gate)) + " but up is " +
+                          describe(view_of(up)) + "; expected one element type");
+    }
+    const Weight d = expect_weight(view_of(down), "DenseFfn: down", g.cols, g.rows);
+    return {chosen_table(), team, expect_f32(view_of(norm), "DenseFfn: norm_weight", {g.cols}), g, u, d, eps};
+  }
+
+  Arrays arrays_;
+  DenseFfn ffn_;
+};
+
+class __attribute__((visibility("hidden"))) BoundLmHead {
+ public:
+  BoundLmHead(ThreadTeam& team, const py::array& norm, const py::array& weight, float eps)
+      : arrays_{norm, weight}, head_(make(team, norm, weight, eps)) {}
+
+  void forward(const py::array& hidden_rows, const py::array& logits) {
+    const TensorView view = view_of(hidden_rows);
+    const float* rows = expect_f32(view, "LmHead.forward: hidden_rows", {kAny, head_.hidden_size()});
+    float* out =
+        expect_writable_f32(view_of(logits), "LmHead.forward: logits", {view.shape[0], head_.vocabulary()});
+    const py::gil_scoped_release release;
+    head_.forward(rows, out, static_cast<int>(view.shape[0]));
+  }
+
+ private:
+  static LmHead make(ThreadTeam& team, const py::array& norm, const py::array& weight, float eps) {
+    const Weight w = expect_weight(view_of(weight), "LmHead: weight", kAny, kAny);
+    return {chosen_table(), team, expect_f32(view_of(norm), "LmHead: norm_weight", {w.cols}), w, eps};
+  }
+
+  Arrays arrays_;
+  LmHead head_;
+};
+
+void embed_tokens(const py::array& table, const py::array& token_ids, const py::array& out) {
+  const Weight weight = expect_weight(view_of(table), "embed: table", kAny, kAny);
+  const TensorView ids = view_of(token_ids);
+  const int32_t* tokens = expect_i32(ids, "embed: token_ids", {kAny});
+  float* rows = expect_writable_f32(view_of(out), "embed: out", {ids.shape[0], weight.cols});
+  const py::gil_scoped_release release;
+  embed(chosen_table(), weight, tokens, rows, static_cast<int>(ids.shape[0]));
+}
+
+}  // namespace
+
+void bind_dense_ops(py::module_& m) {
+  m.def("embed", &embed_tokens, py::arg("table"), py::arg("token_ids"), py::arg("out"));
+  py::class_<BoundAttention>(m, "AttentionBlock", "The attention half of a decoder layer.")
+      .def(py::init<ThreadTeam&, const py::array&, const py::array&, const MaybeArray&, const MaybeArray&,
+                    const MaybeArray&, const py::array&, const MaybeArray&, int, int, int, float, float,
+                    std::optional<int>>(),
+           py::keep_alive<1, 2>(), py::arg("team"), py::arg("norm_weight"), py::arg("qkv_weight"),
+           py::arg("qkv_bias"), py::arg("q_norm"), py::arg("k_norm"), py::arg("o_weight"), py::arg("o_bias"),
+           py::arg("num_heads"), py::arg("num_kv_heads"), py::arg("head_dim"), py::arg("eps"),
+           py::arg("scale"), py::arg("sliding_window"))
+      .def("forward", &BoundAttention::forward, py::arg("hidden"), py::arg("batch"), py::arg("kv_cache"),
+           py::arg("layer"));
+  py::class_<BoundRouter>(m, "Router", "Norm, gate, softmax and top-k of an MoE layer.")
+      .def(py::init<ThreadTeam&, const py::array&, const py::array&, int, bool, float, const std::string&>(),
+           py::keep_alive<1, 2>(), py::arg("team"), py::arg("norm_weight"), py::arg("gate_weight"),
+           py::arg("top_k"), py::arg("norm_topk_prob"), py::arg("eps"), py::arg("scoring") = "softmax")
+      .def("forward", &BoundRouter::forward, py::arg("hidden"), py::arg("normed"), py::arg("ids"),
+           py::arg("weights"), py::arg("logits") = py::none());
+  py::class_<BoundFfn>(m, "DenseFfn", "The SiLU-gated feed-forward of a layer without experts.")
+      .def(py::init<ThreadTeam&, const py::array&, const py::array&, const py::array&, const py::array&,
+                    float>(),
+           py::keep_alive<1, 2>(), py::arg("team"), py::arg("norm_weight"), py::arg("gate"), py::arg("up"),
+           py::arg("down"), py::arg("eps"))
+      .def("forward", &BoundFfn::forward, py::arg("hidden"));
+  py::class_<BoundLmHead>(m, "LmHead", "Final norm and output projection.")
+      .def(py::init<ThreadTeam&, const py::array&, const py::array&, float>(), py::keep_alive<1, 2>(),
+           py::arg("team"), py::arg("norm_weight"), py::arg("weight"), py::arg("eps"))
+      .def("forward", &BoundLmHead::forward, py::arg("hidden_rows"), py::arg("logits"));
+}
+
+}  // namespace twofold::bindings

@@ -1,0 +1,87 @@
+"""Plain numpy models of what the native operations compute, in float64 where rounding matters."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+F32 = NDArray[np.float32]
+F64 = NDArray[np.float64]
+
+
+def to_bf16_bits(x: F32) -> NDArray[np.uint16]:
+    """Round to nearest even, as the kernels do (no NaN here)."""
+    bits = np.ascontiguousarray(x, np.float32).view(np.uint32).astype(np.uint64)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+
+
+def widen(w: NDArray) -> F64:
+    """Weights of either type as float64."""
+    if w.dtype == np.uint16:
+        return (w.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+    return w.astype(np.float64)
+
+
+def weights(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> NDArray:
+    """Random weights of size about 1/sqrt(columns), so that products stay near 1."""
+    w = (rng.standard_normal(shape) / np.sqrt(shape[-1])).astype(np.float32)
+    return w if dtype == "float32" else to_bf16_bits(w)
+
+
+def silu(x: F64) -> F64:
+    return x / (1 + np.exp(-x))
+
+
+def rmsnorm(x: NDArray, w: NDArray, eps: float) -> F64:
+    x = x.astype(np.float64)
+    return x / np.sqrt((x * x).mean(-1, keepdims=True) + eps) * w
+
+
+def rotate(x: F64, cos: NDArray, sin: NDArray) -> F64:
+    """x [..., D]; cos, sin [pairs]: the first 2 * pairs elements are rotated, the rest passes."""
+    half = cos.shape[-1]
+    a, b, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
+    return np.concatenate([a * cos - b * sin, b * cos + a * sin, rest], -1)
+
+
+def softmax(x: F64) -> F64:
+    e = np.exp(x - x.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True)
+
+
+def attention_block(
+    hidden: NDArray,
+    weights: dict[str, NDArray | None],
+    *,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    eps: float,
+    window: int | None,
+    cos: NDArray,
+    sin: NDArray,
+) -> F64:
+    """One whole sequence at once, from position 0: hidden + o_proj(attention(norm(hidden)))."""
+    num_tokens = len(hidden)
+    qkv = rmsnorm(hidden, widen(weights["norm"]), eps) @ widen(weights["qkv"]).T
+    if weights["qkv_bias"] is not None:
+        qkv = qkv + weights["qkv_bias"]
+    qkv = qkv.reshape(num_tokens, heads + 2 * kv_heads, head_dim)
+    q, k, v = qkv[:, :heads], qkv[:, heads : heads + kv_heads], qkv[:, heads + kv_heads :]
+    if weights["q_norm"] is not None:
+        q = rmsnorm(q, weights["q_norm"], eps)
+    if weights["k_norm"] is not None:
+        k = rmsnorm(k, weights["k_norm"], eps)
+    q = np.stack([rotate(q[t], cos[t], sin[t]) for t in range(num_tokens)])
+    k = np.stack([rotate(k[t], cos[t], sin[t]) for t in range(num_tokens)])
+    out = np.zeros((num_tokens, heads, head_dim))
+    for t in range(num_tokens):
+        first = 0 if window is None else max(0, t + 1 - window)
+        for head in range(heads):
+            kv = head // (heads // kv_heads)
+            p = softmax(k[first : t + 1, kv] @ q[t, head] * head_dim**-0.5)
+            out[t, head] = p @ v[first : t + 1, kv]
+    result = hidden + out.reshape(num_tokens, -1) @ widen(weights["o"]).T
+    if weights["o_bias"] is not None:
+        result = result + weights["o_bias"]
+    return result

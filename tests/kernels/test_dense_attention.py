@@ -1,0 +1,223 @@
+"""AttentionBlock, KvCache and AttentionBatch against a float64 model, and against themselves cut differently."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+import kernel_reference as reference
+from numpy.typing import NDArray
+
+from twofold import ops
+from twofold.errors import ConfigError, KernelError
+
+EPS = 1e-6
+
+
+@dataclass(frozen=True)
+class Case:
+    hidden: int = 48
+    heads: int = 4
+    kv_heads: int = 2
+    head_dim: int = 16
+    dtype: str = "float32"
+    cache_dtype: str = "float32"
+    qk_norm: bool = True
+    bias: bool = False
+    window: int | None = None
+    page_size: int = 4
+    rotated: int = 8
+    tokens: int = 23
+
+
+CASES = [
+    Case(),
+    Case(kv_heads=4),
+    Case(kv_heads=1, heads=7, head_dim=24, rotated=12),
+    Case(heads=3, kv_heads=3, head_dim=20, rotated=4, qk_norm=False, bias=True),
+    Case(dtype="bfloat16", head_dim=64, rotated=32),
+    Case(window=1),
+    Case(window=5, page_size=3),
+    Case(window=100),
+    Case(page_size=16, tokens=70, heads=8, kv_heads=2),
+    Case(page_size=1, tokens=1),
+    Case(tokens=40, window=8, heads=32, kv_heads=1, head_dim=8, rotated=4),
+]
+
+
+class Setup:
+    """Weights, input and angles of a case; `run` puts the tokens through a block in the given order and cuts."""
+
+    def __init__(self, case: Case) -> None:
+        rng = np.random.default_rng(7)
+        c = self.case = case
+        rows = (c.heads + 2 * c.kv_heads) * c.head_dim
+        self.weights: dict[str, NDArray | None] = {
+            "norm": rng.uniform(0.5, 1.5, c.hidden).astype(np.float32),
+            "qkv": reference.weights(rng, (rows, c.hidden), c.dtype),
+            "qkv_bias": rng.standard_normal(rows).astype(np.float32) if c.bias else None,
+            "q_norm": rng.uniform(0.5, 1.5, c.head_dim).astype(np.float32) if c.qk_norm else None,
+            "k_norm": rng.uniform(0.5, 1.5, c.head_dim).astype(np.float32) if c.qk_norm else None,
+            "o": reference.weights(rng, (c.hidden, c.heads * c.head_dim), c.dtype),
+            "o_bias": rng.standard_normal(c.hidden).astype(np.float32) if c.bias else None,
+        }
+        self.hidden = rng.standard_normal((c.tokens, c.hidden)).astype(np.float32)
+        angles = np.arange(c.tokens)[:, None] * 10 ** -np.linspace(0, 2, c.rotated)[None]
+        self.cos, self.sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+
+    def block(self, team: ops.ThreadTeam) -> ops.AttentionBlock:
+        w, c = self.weights, self.case
+        return ops.AttentionBlock(
+            team, w["norm"], w["qkv"], w["qkv_bias"], w["q_norm"], w["k_norm"], w["o"], w["o_bias"],
+            c.heads, c.kv_heads, c.head_dim, EPS, c.head_dim**-0.5, c.window,
+        )  # fmt: skip
+
+    def cache(self, num_sequences: int = 1, layers: int = 2) -> ops.KvCache:
+        c = self.case
+        pages = num_sequences * self.pages_per_sequence
+        return ops.KvCache(layers, pages, c.page_size, c.kv_heads, c.head_dim, c.cache_dtype)
+
+    @property
+    def pages_per_sequence(self) -> int:
+        return -(-self.case.tokens // self.case.page_size)
+
+    def tables(self, num_sequences: int = 1) -> NDArray[np.int32]:
+        """Pages handed out in a shuffled order, so that neighbours in a sequence are not neighbours in memory."""
+        pages = np.random.default_rng(3).permutation(num_sequences * self.pages_per_sequence)
+        return pages.reshape(num_sequences, -1).astype(np.int32)
+
+    def batch(
+        self, positions: list[int], sequences: list[int], tables: NDArray[np.int32]
+    ) -> ops.AttentionBatch:
+        return ops.AttentionBatch(
+            np.array(positions, np.int32), np.array(sequences, np.int32), tables,
+            np.ascontiguousarray(self.cos[positions]), np.ascontiguousarray(self.sin[positions]),
+        )  # fmt: skip
+
+    def run(self, cuts: list[int], threads: int = 1) -> NDArray[np.float32]:
+        """The sequence in chunks that end at `cuts`."""
+        team = ops.ThreadTeam(threads)
+        block, cache, tables = self.block(team), self.cache(), self.tables()
+        parts = []
+        for begin, end in itertools.pairwise([0, *cuts]):
+            rows = self.hidden[begin:end].copy()
+            block.forward(rows, self.batch(list(range(begin, end)), [0] * (end - begin), tables), cache, 1)
+            parts.append(rows)
+        return np.concatenate(parts)
+
+    def expected(self) -> NDArray[np.float64]:
+        c = self.case
+        return reference.attention_block(
+            self.hidden, self.weights, heads=c.heads, kv_heads=c.kv_heads, head_dim=c.head_dim, eps=EPS,
+            window=c.window, cos=self.cos, sin=self.sin,
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_matches_float64(case: Case) -> None:
+    setup = Setup(case)
+    np.testing.assert_allclose(setup.run([case.tokens]), setup.expected(), atol=2e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_cuts_and_threads_change_no_bit(case: Case) -> None:
+    setup = Setup(case)
+    whole = setup.run([case.tokens])
+    one_by_one = list(range(1, case.tokens + 1))
+    for cuts in ([*range(5, case.tokens, 5), case.tokens], one_by_one):
+        for threads in (1, 3):
+            assert np.array_equal(setup.run(cuts, threads), whole)
+
+
+def test_bfloat16_cache_rounds_keys_and_values_only() -> None:
+    setup = Setup(Case(cache_dtype="bfloat16", tokens=30))
+    got = setup.run([30])
+    assert np.abs(got - setup.expected()).max() < 2e-2
+    assert not np.array_equal(got, Setup(replace(setup.case, cache_dtype="float32")).run([30]))
+    assert np.array_equal(got, setup.run([1, 2, 17, 30], threads=2))
+
+
+def test_sequences_in_one_batch_do_not_see_one_another() -> None:
+    setup = Setup(Case(tokens=12))
+    alone = setup.run([12])
+    team = ops.ThreadTeam(2)
+    block, cache, tables = setup.block(team), setup.cache(3), setup.tables(3)
+    # Sequence 0 all at once, 1 and 2 lag behind; later they decode side by side.
+    first = [(0, p) for p in range(12)] + [(2, p) for p in range(4)] + [(1, p) for p in range(9)]
+    steps = [first, *[[(2, 4 + i), (1, 9 + i)] for i in range(3)], [(2, p) for p in range(7, 12)]]
+    for step in steps:
+        rows = setup.hidden[[p for _, p in step]].copy()
+        block.forward(rows, setup.batch([p for _, p in step], [s for s, _ in step], tables), cache, 0)
+        assert np.array_equal(rows, alone[[p for _, p in step]])
+
+
+def test_layers_of_the_cache_are_apart() -> None:
+    setup = Setup(Case(tokens=6))
+    team = ops.ThreadTeam(1)
+    block, cache, tables = setup.block(team), setup.cache(), setup.tables()
+    other = setup.hidden[::-1].copy()
+    block.forward(other, setup.batch(list(range(6)), [0] * 6, tables), cache, 0)
+    rows = setup.hidden[:5].copy()
+    block.forward(rows, setup.batch(list(range(5)), [0] * 5, tables), cache, 1)
+    block.forward(other, setup.batch(list(range(6)), [0] * 6, tables), cache, 0)
+    last = setup.hidden[5:].copy()
+    block.forward(last, setup.batch([5], [0], tables), cache, 1)
+    assert np.array_equal(np.concatenate([rows, last]), setup.run([6]))
+
+
+def test_an_empty_batch_is_nothing_to_do() -> None:
+    setup = Setup(Case())
+    rows = np.empty((0, 48), np.float32)
+    setup.block(ops.ThreadTeam(1)).forward(rows, setup.batch([], [], setup.tables()), setup.cache(), 0)
+
+
+def test_refuses_what_does_not_fit() -> None:
+    setup = Setup(Case())
+    team, tables, cache = ops.ThreadTeam(1), setup.tables(), setup.cache()
+    block = setup.block(team)
+    batch = setup.batch([0, 1], [0, 0], tables)
+    rows = setup.hidden[:2].copy()
+    with pytest.raises(KernelError, match=r"hidden is float64 \(2, 48\); expected float32 \(2, 48\)"):
+        block.forward(rows.astype(np.float64), batch, cache, 0)
+    with pytest.raises(KernelError, match=r"hidden is float32 \(3, 48\)"):
+        block.forward(setup.hidden[:3].copy(), batch, cache, 0)
+    with pytest.raises(KernelError, match="C-contiguous"):
+        block.forward(np.asfortranarray(rows), batch, cache, 0)
+    rows.flags.writeable = False
+    with pytest.raises(KernelError, match="read-only"):
+        block.forward(rows, batch, cache, 0)
+    rows = setup.hidden[:2].copy()
+    with pytest.raises(KernelError, match="layer is 2"):
+        block.forward(rows, batch, cache, 2)
+    with pytest.raises(KernelError, match="2 heads of 32"):
+        block.forward(rows, batch, ops.KvCache(1, 9, 4, 2, 32), 0)
+    with pytest.raises(KernelError, match="page_tables"):
+        block.forward(rows, batch, ops.KvCache(1, 1, 4, 2, 16), 0)
+    with pytest.raises(KernelError, match="needs 25 pages"):
+        far = ops.AttentionBatch(
+            np.array([99], np.int32), np.zeros(1, np.int32), tables, setup.cos[:1], setup.sin[:1]
+        )
+        block.forward(rows[:1], far, cache, 0)
+    with pytest.raises(KernelError, match="negative"):
+        ops.AttentionBatch(
+            np.array([-1], np.int32), np.zeros(1, np.int32), tables, setup.cos[:1], setup.sin[:1]
+        )
+    with pytest.raises(KernelError, match="sequence_index"):
+        ops.AttentionBatch(np.zeros(1, np.int32), np.ones(1, np.int32), tables, setup.cos[:1], setup.sin[:1])
+    with pytest.raises(KernelError, match="multiple of num_kv_heads"):
+        Setup(replace(setup.case, heads=3)).block(team)
+    assert np.array_equal(rows, setup.hidden[:2]), "a refused call must change nothing"
+
+
+def test_cache_reports_its_size_and_refuses_nonsense() -> None:
+    cache = ops.KvCache(2, 3, 16, 4, 32, "bfloat16")
+    assert cache.bytes == 2 * 3 * 16 * 4 * 32 * 2 * 2
+    assert cache.dtype == "bfloat16"
+    with pytest.raises(ConfigError, match="num_pages is 0"):
+        ops.KvCache(2, 0, 16, 4, 32)
+    with pytest.raises(ConfigError, match='dtype is "float16"'):
+        ops.KvCache(2, 3, 16, 4, 32, "float16")
+    with pytest.raises(ConfigError, match="lower the number of pages"):
+        ops.KvCache(100, 2**30, 2**20, 64, 256)
