@@ -80,6 +80,8 @@ class FakeEngine:
         """Cleared: running answers stand still after their first word."""
         self.hold.set()
         self.idle = threading.Event()
+        self.started = threading.Event()
+        """Set by the first word of any answer."""
         self.cancelled: list[str] = []
         self.requests: list[GenerationRequest] = []
         self._running: dict[str, Callable[[], bool]] = {}
@@ -158,6 +160,7 @@ class FakeEngine:
                 return False
             token_id = request.prompt_token_ids[said]
             said += 1
+            self.started.set()
             request.on_chunk(Chunk(self.tokenizer.word(token_id) + " ", (token_id,)))
             if said < limit:
                 return False

@@ -7,8 +7,12 @@ import socket
 import threading
 from collections.abc import Iterator
 
+import httpx
 import uvicorn
 from starlette.types import ASGIApp
+
+HTTP = httpx.Client(timeout=30, trust_env=False)
+"""For plain requests; one for all tests, because making a client reads certificates for tens of milliseconds."""
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import AsyncIterator
 
 from starlette.responses import JSONResponse, Response
@@ -51,18 +52,12 @@ class AnswerResponse(Response):
         async for batch in self.answer.batches():
             self.timer.saw(batch)
             last = batch[-1]
-            if last.finish_reason == "error":
-                message = last.error or "the engine failed while it computed this answer"
-                raise ApiError(500, message, kind="server_error", code="engine_error")
-            if last.finish_reason == "cancelled":
-                raise ApiError(
-                    503,
-                    "the server is shutting down and gave this answer up; send the request again later",
-                    kind="server_error",
-                    code="server_draining",
-                    headers={"Retry-After": "5"},
-                )
-            yield batch
+            if last.finish_reason not in ("error", "cancelled"):
+                yield batch
+                continue
+            # What was computed before the failure still belongs to the client.
+            yield [*batch[:-1], dataclasses.replace(last, finish_reason=None)]
+            raise _given_up(last)
 
 
 class StreamedAnswer(AnswerResponse):
@@ -114,6 +109,19 @@ class WholeAnswer(AnswerResponse):
         usage = last.usage or Usage(0, 0)
         body = self.form.whole("".join(texts), last.finish_reason or "stop", usage)
         await JSONResponse(body)(scope, receive, send)
+
+
+def _given_up(last: Chunk) -> ApiError:
+    if last.finish_reason == "error":
+        message = last.error or "the engine failed while it computed this answer"
+        return ApiError(500, message, kind="server_error", code="engine_error")
+    return ApiError(
+        503,
+        "the server is shutting down and gave this answer up; send the request again later",
+        kind="server_error",
+        code="server_draining",
+        headers={"Retry-After": "5"},
+    )
 
 
 async def _until_disconnected(receive: Receive) -> None:

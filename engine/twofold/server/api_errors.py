@@ -119,12 +119,12 @@ async def answer_http_exception(request: Request, error: Exception) -> JSONRespo
 
 
 def _path(location: tuple[int | str, ...]) -> str:
-    """("messages", 0, "content", "str") → "messages[0].content": union branches are pydantic's business."""
+    """("messages", 0, "content", "str") → "messages[0].content". Tags of unions are no identifiers: left out."""
     text = ""
     for part in location:
         if isinstance(part, int):
             text += f"[{part}]"
-        elif part.isidentifier() and part not in ("str", "int"):
+        elif part.isidentifier():
             text += f".{part}" if text else part
     return text
 

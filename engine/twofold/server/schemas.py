@@ -8,7 +8,16 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Final, Literal, Self, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    field_validator,
+    model_validator,
+)
 
 from twofold.types import SamplingParams
 
@@ -177,6 +186,11 @@ class ChatRequest(SamplingFields):
 TokenIds = Annotated[list[Annotated[int, Field(ge=0, le=2**31 - 1)]], Field(min_length=1)]
 
 
+def _kind_of_prompt(value: object) -> str:
+    """Tells pydantic which error to report: that of the kind the caller meant."""
+    return "token-ids" if isinstance(value, list) else "a-text"
+
+
 def _one_prompt(value: object) -> object:
     """A list of one prompt is that prompt; several are refused."""
     if isinstance(value, list) and value and isinstance(value[0], str | list):
@@ -189,7 +203,11 @@ def _one_prompt(value: object) -> object:
 class CompletionRequest(SamplingFields):
     """Body of POST /v1/completions: a text, or its token ids."""
 
-    prompt: Annotated[Text | TokenIds, BeforeValidator(_one_prompt)]
+    prompt: Annotated[
+        Annotated[Text, Tag("a-text")] | Annotated[TokenIds, Tag("token-ids")],
+        Discriminator(_kind_of_prompt),
+        BeforeValidator(_one_prompt),
+    ]
     echo: bool | None = None
     suffix: str | None = None
     best_of: int | None = None
