@@ -29,6 +29,10 @@ def open_for_writing(path: Path) -> tuple[Engine, TextIO]:
         )
     if path.is_dir():
         raise ConfigError(f"telemetry database {path} is a directory; give a file with --telemetry-url")
+    for place in (path, path.parent):
+        # Said by its mode alone, because the superuser could write it all the same.
+        if place.exists() and not place.stat().st_mode & 0o222:
+            raise _unwritable(path, PermissionError(f"{place} is read-only"))
     lock_file = _lock(path)
     try:
         return _create(path), lock_file

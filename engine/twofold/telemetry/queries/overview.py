@@ -10,6 +10,7 @@ from sqlalchemy import Executable, Integer, and_, case, cast, func, select
 
 from twofold.telemetry import schema
 from twofold.telemetry.queries.runs import Database, Run, Window
+from twofold.telemetry.sink import Placement
 
 F64 = npt.NDArray[np.float64]
 
@@ -98,9 +99,12 @@ class Overview:
     """Of steps that only decode, per second of the run's clock: the speed of the machine that is shown."""
     step_us: F64
     """Mean, run's clock."""
-    hit_rate: F64
+    uses: F64
+    """[3, buckets] routed experts by `Placement`."""
     upload_bytes_per_s: F64
     """Per wall second."""
+    upload_bytes_per_clock_s: F64
+    """Per second of the run's clock spent in steps."""
     num_running: F64
     """Mean over the bucket's steps, 0 when idle."""
     num_waiting: F64
@@ -114,11 +118,22 @@ class Overview:
     totals: PlacementTotals
 
     @property
+    def hit_rate(self) -> F64:
+        """[buckets]"""
+        return np.asarray(self.shares[Placement.HIT], np.float64)
+
+    @property
+    def shares(self) -> F64:
+        """[3, buckets] of routed experts by `Placement`, summing to 1; NaN where nothing was routed."""
+        with np.errstate(invalid="ignore"):
+            return np.asarray(self.uses / self.uses.sum(axis=0), np.float64)
+
+    @property
     def mean_decode_tokens_per_clock_s(self) -> float | None:
         return self.decode_only_tokens / self.decode_only_clock_s if self.decode_only_clock_s > 0 else None
 
     @property
-    def upload_bytes_per_clock_s(self) -> float | None:
+    def mean_upload_bytes_per_clock_s(self) -> float | None:
         return self.totals.upload_bytes / self.clock_s if self.clock_s > 0 else None
 
 
@@ -139,8 +154,9 @@ def overview(db: Database, run: Run, span: Window, *, max_buckets: int = 300) ->
             prefill_tokens_per_s=prefill / bucket_s,
             decode_tokens_per_clock_s=np.where(only_us > 0, only_tokens / only_us * 1e6, np.nan),
             step_us=np.where(count > 0, clock_us / count, np.nan),
-            hit_rate=hits / (hits + cpu + fetched),
+            uses=np.stack([hits, cpu, fetched]),
             upload_bytes_per_s=uploaded / bucket_s,
+            upload_bytes_per_clock_s=np.where(clock_us > 0, uploaded / clock_us * 1e6, np.nan),
             num_running=np.where(count > 0, running / count, 0.0),
             num_waiting=np.where(count > 0, waiting / count, 0.0),
             num_decode_tokens=int(decode.sum()),

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sqlite3
 import time
 from dataclasses import dataclass
 from typing import Any, Final
 
 from sqlalchemy import Engine, Executable, func, select
+from sqlalchemy.exc import SQLAlchemyError
 
+from twofold.errors import ConfigError
 from twofold.telemetry import database, schema
 
 LIVE_AFTER_S: Final = 5.0
@@ -22,8 +25,16 @@ class Database:
     engine: Engine
 
     def rows(self, query: Executable) -> list[Any]:
-        with self.engine.connect() as connection:
-            return list(connection.execute(query))
+        """All rows; ConfigError when the file has gone or is no longer what it was."""
+        try:
+            with self.engine.connect() as connection:
+                return list(connection.execute(query))
+        except (SQLAlchemyError, sqlite3.Error) as error:
+            cause = getattr(error, "orig", None) or error
+            raise ConfigError(
+                f"telemetry database {self.path} cannot be read: {cause}; "
+                "is the server still writing this file, and is it of this version?"
+            ) from None
 
 
 def open_database(url: str) -> Database:
