@@ -1,0 +1,138 @@
+"""Why one token took as long as it did, in sentences and a table. No Streamlit: arrays in, texts out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from twofold.telemetry import queries
+
+from dashboard import formats
+from dashboard.figures import PLACEMENT_COLORS
+
+
+def sentences(
+    tokens: queries.RequestTokens, chosen: int, uploads: Sequence[queries.Upload], *, emulated: bool
+) -> list[str]:
+    """What is known of token `chosen` (an index into `tokens`), the most telling first; `uploads` are its step's."""
+    return [
+        _duration(tokens, chosen, emulated=emulated),
+        _batch(tokens, chosen),
+        _misses(tokens, chosen),
+        _layer(tokens, chosen),
+        _link(uploads),
+        _prediction(tokens, chosen),
+    ]
+
+
+def _duration(tokens: queries.RequestTokens, chosen: int, *, emulated: bool) -> str:
+    took_us = float(tokens.step_us[chosen])
+    if np.isnan(took_us):
+        return "How long its step took was not recorded (a lost event)."
+    median_us = float(np.nanmedian(tokens.step_us))
+    ratio = took_us / median_us if median_us > 0 else 1.0
+    compared = (
+        "as long as usual for this request" if 0.9 <= ratio <= 1.1 else f"{ratio:.1f} × this request's median"
+    )
+    clock = " on the emulated clock" if emulated else ""
+    return f"Its step took **{formats.microseconds(took_us)}**{clock}, {compared} ({formats.microseconds(median_us)})."
+
+
+def _batch(tokens: queries.RequestTokens, chosen: int) -> str:
+    others = int(tokens.batch_tokens[chosen]) - 1
+    if others <= 0:
+        return "It had the step to itself."
+    usual = int(np.median(tokens.batch_tokens)) - 1
+    more = " — a prompt was being read at the same time" if others > 2 * max(usual, 4) else ""
+    return f"It shared the step with **{others:,} other tokens** (usually {max(usual, 0):,}){more}."
+
+
+def _misses(tokens: queries.RequestTokens, chosen: int) -> str:
+    counts = tokens.num_by_placement.sum(axis=1)
+    hits, cpu, fetched = (int(value) for value in counts[chosen])
+    missed = counts[:, queries.Placement.CPU] + counts[:, queries.Placement.FETCHED]
+    return (
+        f"Of its {hits + cpu + fetched} routed experts **{cpu + fetched} were not on the GPU** "
+        f"(median of this request: {int(np.median(missed))}): {cpu} ran on the CPU, {fetched} were fetched first."
+    )
+
+
+def _layer(tokens: queries.RequestTokens, chosen: int) -> str:
+    times = tokens.layer_us[chosen]
+    if np.isnan(times).all():
+        return "Times of its layers were not recorded."
+    layer = int(np.nanargmax(times))
+    share = float(times[layer] / np.nansum(times)) if np.nansum(times) > 0 else 0.0
+    usual = float(np.nanmedian(tokens.layer_us[:, layer]))
+    waited_for = (
+        "the CPU" if tokens.cpu_us[chosen, layer] > tokens.gpu_us[chosen, layer] else "the GPU and its link"
+    )
+    return (
+        f"Layer **{layer}** took longest: {formats.microseconds(float(times[layer]))}, {share:.0%} of all layers "
+        f"(its median: {formats.microseconds(usual)}); it waited for {waited_for}."
+    )
+
+
+def _link(uploads: Sequence[queries.Upload]) -> str:
+    if not uploads:
+        return "Nothing was copied over PCIe during its step."
+    total = sum(upload.size_bytes for upload in uploads)
+    copying_us = sum(upload.end_us - upload.begin_us for upload in uploads)
+    waits_us = max(upload.begin_us - upload.queued_us for upload in uploads)
+    demand = sum(upload.reason is queries.UploadReason.DEMAND for upload in uploads)
+    return (
+        f"During its step {len(uploads)} experts ({formats.size(total)}) were copied in "
+        f"{formats.microseconds(copying_us)}, {demand} of them because they were needed at once; "
+        f"the longest wait for the link was "
+        f"{formats.microseconds(waits_us)}."
+    )
+
+
+def _prediction(tokens: queries.RequestTokens, chosen: int) -> str:
+    took_us = float(np.nansum(tokens.layer_us[chosen]))
+    predicted_us = float(np.nansum(tokens.predicted_us[chosen]))
+    if predicted_us <= 0:
+        return "The cost model made no prediction for its layers."
+    return (
+        f"The cost model had predicted {formats.microseconds(predicted_us)} for its layers; "
+        f"they took {formats.microseconds(took_us)} ({took_us / predicted_us - 1:+.0%})."
+    )
+
+
+def layer_table(tokens: queries.RequestTokens, chosen: int) -> str:
+    """HTML, one row per MoE layer: the routed experts with weights and places, and times in µs."""
+    times = (
+        ("layer, µs", tokens.layer_us),
+        ("predicted, µs", tokens.predicted_us),
+        ("CPU part, µs", tokens.cpu_us),
+        ("GPU part, µs", tokens.gpu_us),
+    )
+    head = "".join(f"<th>{name}</th>" for name, _ in times)
+    rows = []
+    for layer in range(tokens.layer_us.shape[1]):
+        figures = "".join(f"<td>{_figure(float(values[chosen, layer]))}</td>" for _, values in times)
+        chips = _chips(tokens, chosen, layer)
+        rows.append(f'<tr><td>{layer}</td><td class="tf-experts">{chips}</td>{figures}</tr>')
+    return (
+        '<table class="tf-layers"><thead><tr><th>MoE layer</th><th class="tf-experts">experts</th>'
+        f"{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+    )
+
+
+def _figure(value: float) -> str:
+    return formats.NOTHING if np.isnan(value) else f"{value:,.1f}"
+
+
+def _chips(tokens: queries.RequestTokens, chosen: int, layer: int) -> str:
+    found = zip(
+        tokens.experts[chosen, layer].tolist(),
+        tokens.placement[chosen, layer].tolist(),
+        tokens.weights[chosen, layer].tolist(),
+        strict=True,
+    )
+    return "".join(
+        f'<span class="tf-chip" style="background:{PLACEMENT_COLORS[queries.Placement(place)]}">'
+        f"{expert} <small>{weight:.2f}</small></span>"
+        for expert, place, weight in found
+        if expert >= 0
+    )

@@ -1,0 +1,66 @@
+"""Figures as short texts. No Streamlit."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+NOTHING = "–"
+
+
+def count(value: float | None) -> str:
+    return NOTHING if value is None else f"{value:,.0f}"
+
+
+def percent(value: float | None) -> str:
+    return NOTHING if value is None else f"{value:.1%}"
+
+
+def rate(value: float | None) -> str:
+    """Tokens/s and the like: three figures that matter."""
+    if value is None:
+        return NOTHING
+    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 1 else f"{value:.2f}"
+
+
+def size(value: float | None, *, per_s: bool = False) -> str:
+    """Bytes in decimal units."""
+    if value is None:
+        return NOTHING
+    for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if value >= scale:
+            return f"{value / scale:.{1 if value < 100 * scale else 0}f} {unit}{'/s' if per_s else ''}"
+    return f"{value:.0f} B{'/s' if per_s else ''}"
+
+
+def milliseconds(value: float | None) -> str:
+    if value is None or value != value:
+        return NOTHING
+    if value >= 10_000:
+        return f"{value / 1000:,.1f} s"
+    return f"{value:,.0f} ms" if value >= 100 else f"{value:.1f} ms" if value >= 1 else f"{value:.2f} ms"
+
+
+def microseconds(value: float | None) -> str:
+    if value is None or value != value:
+        return NOTHING
+    return f"{value:,.0f} µs" if value < 1000 else milliseconds(value / 1000)
+
+
+def seconds(value: float | None) -> str:
+    return NOTHING if value is None else milliseconds(value * 1000)
+
+
+def duration(value_s: float) -> str:
+    whole = int(value_s)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def moment(at_s: float | None, *, with_date: bool = False) -> str:
+    """Unix seconds in this machine's time zone."""
+    if at_s is None:
+        return NOTHING
+    return datetime.fromtimestamp(at_s).strftime("%d %b %H:%M:%S" if with_date else "%H:%M:%S")

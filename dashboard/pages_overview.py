@@ -1,0 +1,96 @@
+"""Live overview: how fast, how often the right expert was on the GPU, what went over PCIe, who waits."""
+
+from __future__ import annotations
+
+import numpy as np
+import streamlit as st
+from twofold.telemetry import queries
+
+from dashboard import figures, formats, frame
+
+
+def body(view: frame.View) -> None:
+    overview = queries.overview(view.db, view.run, view.span)
+    requests = queries.request_counts(view.db, view.run)
+    _figures(view, overview, requests)
+    left, right = st.columns(2)
+    with frame.card(left, "overview-1"):
+        st.markdown(f"**Decode speed, tokens/s{view.emulated}**")
+        speed = overview.decode_tokens_per_clock_s
+        frame.chart(figures.area(overview.at_s, speed, name="decode", unit="tokens/s"), key="speed")
+        st.caption(_speed_caption(view, overview))
+    with frame.card(right, "overview-2"):
+        st.markdown("**Where routed experts ran, %**")
+        frame.chart(figures.shares(overview.at_s, overview.shares), key="shares")
+        st.caption("Green is what an expert cache is for: the expert was on the GPU when a token needed it.")
+    left, right = st.columns(2)
+    with frame.card(left, "overview-3"):
+        st.markdown(f"**Experts copied over PCIe, MB/s{view.emulated}**")
+        megabytes = overview.upload_bytes_per_clock_s / 1e6
+        figure = figures.area(overview.at_s, megabytes, name="copied", unit="MB/s", color=figures.FETCHED)
+        frame.chart(figure, key="pcie")
+        st.caption(
+            f"{formats.size(overview.totals.upload_bytes)} in {overview.totals.num_uploads:,} uploads; "
+            "rate while the engine works."
+        )
+    with frame.card(right, "overview-4"):
+        st.markdown("**Requests at the same time**")
+        frame.chart(figures.queue(overview.at_s, overview.num_running, overview.num_waiting), key="queue")
+        st.caption("Mean over the engine's steps in each moment; nothing while idle.")
+
+
+def _figures(view: frame.View, overview: queries.Overview, requests: queries.RequestCounts) -> None:
+    totals = overview.totals
+    tokens = overview.num_decode_tokens + overview.num_prefill_tokens
+    speed, hit_rate, pcie, running, answered = st.columns(5)
+    speed.metric(
+        f"Decode tokens/s{view.emulated}",
+        formats.rate(overview.mean_decode_tokens_per_clock_s),
+        help="Tokens of answers per second of steps that only decode, all requests together.",
+        border=True,
+    )
+    hit_rate.metric(
+        "Hit rate",
+        formats.percent(totals.hit_rate),
+        help="Share of routed experts that were on the GPU when they were needed.",
+        border=True,
+    )
+    pcie.metric(
+        f"PCIe traffic{view.emulated}",
+        formats.size(overview.mean_upload_bytes_per_clock_s, per_s=True),
+        help=f"{formats.size(totals.upload_bytes / tokens) if tokens else 'Nothing'} per token.",
+        border=True,
+    )
+    now = -1 if len(overview.num_running) and view.live else None
+    running.metric(
+        "Running / waiting",
+        f"{overview.num_running[now]:.0f} / {overview.num_waiting[now]:.0f}" if now else "0 / 0",
+        help="Requests in the last whole second.",
+        border=True,
+    )
+    answered.metric(
+        "Answered / requests",
+        f"{requests.finished:,} / {requests.total:,}",
+        help=f"Of the whole run; {requests.failed:,} failed, {requests.cancelled:,} hung up.",
+        border=True,
+    )
+
+
+def _speed_caption(view: frame.View, overview: queries.Overview) -> str:
+    wall_s = view.span.end_s - view.span.begin_s
+    busy = float(np.max(overview.decode_tokens_per_s, initial=0.0))
+    text = (
+        f"{overview.num_decode_tokens:,} answer tokens and {overview.num_prefill_tokens:,} prompt tokens "
+        f"in {formats.duration(wall_s)}."
+    )
+    if view.run.clock == "virtual":
+        text += f" By the wall clock this machine computes up to {formats.rate(busy)} answer tokens/s."
+    return text
+
+
+frame.live_page(
+    "Live overview",
+    "Every expert of the model is in host memory, some are on the GPU too. For each layer and step the engine decides "
+    "which experts the GPU runs, which the CPU runs, and which are worth copying. This is how that goes.",
+    body,
+)

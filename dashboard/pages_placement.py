@@ -1,0 +1,57 @@
+"""Expert placement: layer × expert, where each ran."""
+
+from __future__ import annotations
+
+import streamlit as st
+from twofold.telemetry import queries
+
+from dashboard import figures, formats, frame
+
+MODES = {
+    "Where it ran most": "place",
+    "Share of hits": "hit share",
+    "How often used": "uses",
+}
+
+
+def body(view: frame.View) -> None:
+    grid = queries.placement_grid(view.db, view.run, view.span)
+    total = int(grid.total.sum())
+    stretch = f"{formats.moment(view.span.begin_s)} to {formats.moment(view.span.end_s)}"
+    if not total:
+        st.info(
+            f"No expert was used from {stretch}. Send a request, or choose a longer window in the sidebar.",
+            icon=":material/hourglass_empty:",
+        )
+        return
+    counts = {place: grid.by_placement(place) for place in queries.Placement}
+    used = int((grid.total > 0).sum())
+    with frame.card(st, "placement-1"):
+        st.markdown(f"**{total:,} uses of experts** from {stretch}")
+        frame.chart(figures.share_bar(counts), key="share")
+        hits, fetched, cpu, experts = st.columns(4)
+        hits.metric("On GPU, hit", formats.percent(counts[queries.Placement.HIT] / total))
+        fetched.metric("On GPU, fetched", formats.percent(counts[queries.Placement.FETCHED] / total))
+        cpu.metric("On CPU", formats.percent(counts[queries.Placement.CPU] / total))
+        experts.metric("Experts used", f"{used:,} of {grid.total.size:,}")
+    with frame.card(st, "placement-2"):
+        mode = st.radio("Colour of a square", list(MODES), horizontal=True, key="colour")
+        if MODES[mode] == "place":
+            frame.placement_key()
+        elif MODES[mode] == "hit share":
+            st.caption("Green: every use was a hit. Blue: none was. White: unused.")
+        else:
+            most = int(grid.total.max())
+            st.caption(f"The darker the more often used; the darkest {most:,} times.")
+        frame.chart(figures.placement_grid(grid, colour_by=MODES[mode]), key="grid")
+        st.caption(
+            "One square is one expert of one layer; hover over it for its counts. "
+            "The bars on the right sum up each layer."
+        )
+
+
+frame.live_page(
+    "Expert placement",
+    "Each token is routed to a few experts in every MoE layer. Where did they run?",
+    body,
+)

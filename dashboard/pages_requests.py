@@ -1,0 +1,110 @@
+"""Requests: each token of one, layer by layer; why a slow one was slow."""
+
+from __future__ import annotations
+
+import numpy as np
+import streamlit as st
+from twofold.telemetry import queries
+
+from dashboard import explanation, figures, formats, frame
+
+
+def body(view: frame.View) -> None:
+    requests = queries.requests(view.db, view.run)
+    if not requests:
+        st.info(
+            "This run has answered no request yet. Send one, then come back.",
+            icon=":material/hourglass_empty:",
+        )
+        return
+    by_number = {request.number: request for request in requests}
+    newest = next((i for i, request in enumerate(requests) if request.finish_reason), 0)
+    number = st.selectbox(
+        "Request", list(by_number), index=newest, format_func=lambda key: _name(by_number[key]), key="request"
+    )
+    request = by_number[number]
+    _figures(view, request)
+    tokens = queries.request_tokens(view.db, view.run, number, first_position=request.prompt_tokens)
+    if not len(tokens.position):
+        tokens = queries.request_tokens(view.db, view.run, number)
+    if not len(tokens.position):
+        st.info("No placements were recorded for this request.", icon=":material/hourglass_empty:")
+        return
+    misses = tokens.num_by_placement[:, :, [queries.Placement.CPU, queries.Placement.FETCHED]].sum(
+        axis=(1, 2)
+    )
+    slowest = int(np.argmax(np.nan_to_num(tokens.step_us)))
+    positions = tokens.position.tolist()
+    with frame.card(st, "requests-1"):
+        st.markdown(f"**How long each token's step took{view.emulated}**")
+        chosen = positions.index(
+            st.select_slider(
+                "Token to explain (the slowest one first)",
+                positions,
+                value=positions[slowest],
+                key=f"token-{view.run.run_id}-{number}",
+            )
+            if len(positions) > 1
+            else positions[0]
+        )
+        unit = "emulated ms" if view.run.emulated else "ms"
+        frame.chart(
+            figures.token_times(tokens.position, tokens.step_us, misses, chosen, unit=unit), key="tokens"
+        )
+    with frame.card(st, "requests-2"):
+        st.markdown("**Misses, token by token and layer by layer**")
+        frame.chart(figures.token_layer_misses(tokens.position, tokens.num_by_placement), key="misses")
+    _token(view, tokens, chosen)
+
+
+def _figures(view: frame.View, request: queries.Request) -> None:
+    prompt, answer, queued, prefill, per_token, end = st.columns(6)
+    prompt.metric("Prompt tokens", f"{request.prompt_tokens:,}")
+    answer.metric("Answer tokens", f"{request.completion_tokens:,}")
+    queued.metric(f"Queued{view.emulated}", formats.seconds(request.queue_s))
+    prefill.metric(f"Prefill{view.emulated}", formats.seconds(request.prefill_s))
+    further = request.completion_tokens - 1
+    per_token.metric(
+        f"Per token{view.emulated}",
+        formats.seconds(request.decode_s / further) if further > 0 else formats.NOTHING,
+        help="Decode time over further tokens (TPOT), on the run's clock.",
+    )
+    end.metric("Ended by", request.finish_reason or "still running")
+
+
+def _token(view: frame.View, tokens: queries.RequestTokens, chosen: int) -> None:
+    step = int(tokens.step[chosen])
+    uploads = queries.uploads(view.db, view.run, first_step=step, last_step=step)
+    with frame.card(st, "requests-3"):
+        st.markdown(f"**Why the token at position {int(tokens.position[chosen])} took its time**")
+        reasons = explanation.sentences(tokens, chosen, uploads, emulated=view.run.emulated)
+        st.markdown("\n".join(f"- {reason}" for reason in reasons))
+        left, right = st.columns([3, 2])
+        with left:
+            st.caption(f"Time of each layer{view.emulated}")
+            times = (tokens.layer_us, tokens.cpu_us, tokens.gpu_us, tokens.predicted_us)
+            frame.chart(figures.layer_times(*(values[chosen] for values in times)), key="layers")
+        with right:
+            st.caption(f"Uploads of this step (step {step}){view.emulated}")
+            if uploads:
+                frame.chart(figures.upload_timeline(uploads), key="uploads")
+            else:
+                st.markdown("None: nothing was copied.")
+        st.caption("Experts of each layer by router weight (the small figure), coloured by where they ran")
+        frame.placement_key()
+        st.html(explanation.layer_table(tokens, chosen))
+
+
+def _name(request: queries.Request) -> str:
+    return (
+        f"{formats.moment(request.submitted_s)} · {request.request_id} · {request.prompt_tokens} + "
+        f"{request.completion_tokens} tokens · {request.finish_reason or 'running'}"
+    )
+
+
+frame.live_page(
+    "Requests",
+    "Pick a request: every bar is one token of its answer. The slowest one is explained below; move to any other.",
+    body,
+    refresh=False,
+)
