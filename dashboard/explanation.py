@@ -81,10 +81,9 @@ def _link(uploads: Sequence[queries.Upload]) -> str:
     waits_us = max(upload.begin_us - upload.queued_us for upload in uploads)
     demand = sum(upload.reason is queries.UploadReason.DEMAND for upload in uploads)
     return (
-        f"During its step {len(uploads)} experts ({formats.size(total)}) were copied in "
+        f"During its step {len(uploads)} expert{'s' if len(uploads) != 1 else ''} ({formats.size(total)}) crossed PCIe in "
         f"{formats.microseconds(copying_us)}, {demand} of them because they were needed at once; "
-        f"the longest wait for the link was "
-        f"{formats.microseconds(waits_us)}."
+        f"the longest wait for the link was {formats.microseconds(waits_us)}."
     )
 
 

@@ -32,7 +32,8 @@ NEWEST: Final = -1
 _STYLE = """
 <style> [data-testid="stMainBlockContainer"] {padding: 2.4rem 2.5rem 2rem; max-width: 1320px;}
 [data-testid="stMainBlockContainer"] h1 {font-size: 2.1rem; padding: 0;} [data-testid="stMetric"]
-{background: #fff;} [data-testid="stMetricValue"] {font-size: 1.75rem; font-variant-numeric: tabular-nums;}
+{background: #fff;} .st-key-figures [data-testid="stMetric"] {min-height: 112px;}
+[data-testid="stMetricValue"] {font-size: 1.75rem; font-variant-numeric: tabular-nums;}
 [data-testid="stMetricLabel"] p {white-space: normal; color: #4b5563;} [class*="st-key-card"] {background:
 #fff; box-shadow: 0 1px 2px rgba(16,24,40,.06);} .tf-pill {display:inline-block; padding:2px 10px;
 border-radius:999px; font-size:.8rem; font-weight:600;} .tf-live {background:#d1fae5; color:#065f46;}

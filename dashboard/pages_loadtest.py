@@ -25,7 +25,7 @@ def body(view: frame.View) -> None:
     test = by_id[chosen]
     samples = queries.load_samples(view.db, chosen)
     seconds = max(test.end_s - test.begin_s, 1e-3)
-    users, answered, failed, speed = st.columns(4)
+    users, answered, failed, speed = st.container(key="figures").columns(4)
     users.metric("Users", f"{test.max_users:,}", border=True)
     answered.metric("Answers", f"{test.num_samples - test.num_failures:,}", border=True)
     failed.metric("Failures", f"{test.num_failures:,}", border=True)

@@ -42,7 +42,7 @@ def body(view: frame.View) -> None:
 def _figures(view: frame.View, overview: queries.Overview, requests: queries.RequestCounts) -> None:
     totals = overview.totals
     tokens = overview.num_decode_tokens + overview.num_prefill_tokens
-    speed, hit_rate, pcie, running, answered = st.columns(5)
+    speed, hit_rate, pcie, running, answered = st.container(key="figures").columns(5)
     speed.metric(
         f"Decode tokens/s{view.emulated}",
         formats.rate(overview.mean_decode_tokens_per_clock_s),

@@ -58,7 +58,7 @@ def body(view: frame.View) -> None:
 
 
 def _figures(view: frame.View, request: queries.Request) -> None:
-    prompt, answer, queued, prefill, per_token, end = st.columns(6)
+    prompt, answer, queued, prefill, per_token, end = frame.card(st, "request").columns(6)
     prompt.metric("Prompt tokens", f"{request.prompt_tokens:,}")
     answer.metric("Answer tokens", f"{request.completion_tokens:,}")
     queued.metric(f"Queued{view.emulated}", formats.seconds(request.queue_s))

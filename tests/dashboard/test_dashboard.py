@@ -1,0 +1,232 @@
+"""The dashboard's pages, run without a browser on databases the real writer made."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+import numpy as np
+import pytest
+from streamlit.testing.v1 import AppTest
+from twofold.telemetry import queries
+from twofold.telemetry.writer import open_sink
+
+from tests.dashboard.synthetic_run import ManualClock, SyntheticRun, run_info, synthetic_history
+
+APP = Path(__file__).resolve().parents[2] / "dashboard" / "app.py"
+PAGES = ["pages_overview.py", "pages_placement.py", "pages_requests.py", "pages_loadtest.py"]
+
+
+def write_database(path: Path, accelerator: str, *, seconds: int = 8, failures: int = 2) -> SyntheticRun:
+    clock = ManualClock()
+    sink = open_sink(f"sqlite:///{path}", now=clock)
+    run = synthetic_history(sink, clock, seconds=seconds, info=run_info(accelerator))
+    run.load_samples("lt-1", 30, failures=failures)
+    sink.close()
+    return run
+
+
+@pytest.fixture(scope="module")
+def emulated(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, SyntheticRun]:
+    path = tmp_path_factory.mktemp("emulated") / "t.db"
+    return path, write_database(path, "emulated:rtx4090-pcie4")
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, SyntheticRun]:
+    path = tmp_path_factory.mktemp("real") / "t.db"
+    return path, write_database(path, "cuda:0", failures=0)
+
+
+def show(monkeypatch: pytest.MonkeyPatch, path: Path | None, page: str = "pages_overview.py") -> AppTest:
+    url = "" if path is None else f"sqlite:///{path}"
+    monkeypatch.setenv("TWOFOLD_TELEMETRY_URL", url)
+    app = AppTest.from_file(str(APP), default_timeout=60).run()
+    if page != "pages_overview.py":
+        app = app.switch_page(page).run()
+    assert not app.exception, [item.message for item in app.exception]
+    return app
+
+
+def metrics(app: AppTest) -> dict[str, str]:
+    return {metric.label: metric.value for metric in app.metric}
+
+
+def texts(app: AppTest) -> str:
+    elements = [*app.markdown, *app.caption, *app.warning, *app.info, *app.title, *app.subheader, *app.code]
+    labels = [f"{metric.label} {metric.value}" for metric in app.metric]
+    raw = [element.proto.body for element in app.get("html")]
+    return "\n".join([*(element.value for element in elements), *labels, *raw])
+
+
+def answers(path: Path) -> tuple[queries.Database, queries.Run, queries.Window]:
+    db = queries.open_database(f"sqlite:///{path}")
+    run = queries.runs(db)[0]
+    return db, run, queries.window(run, 300)
+
+
+def test_overview_shows_what_the_queries_say(
+    monkeypatch: pytest.MonkeyPatch, emulated: tuple[Path, SyntheticRun]
+) -> None:
+    path, made = emulated
+    app = show(monkeypatch, path)
+    overview = queries.overview(*answers(path))
+    shown = metrics(app)
+    assert shown["Hit rate"] == f"{made.num_hits / (made.num_hits + made.num_cpu + made.num_fetched):.1%}"
+    assert shown["Decode tokens/s (emulated)"] == f"{overview.mean_decode_tokens_per_clock_s:,.0f}"
+    expected = made.num_uploads * made.info.expert_bytes / (made.virtual_us / 1e6)
+    assert shown["PCIe traffic (emulated)"] == f"{expected / 1e9:.1f} GB/s"
+    assert shown["Answered / requests"] == f"{made.next_number} / {made.next_number}"
+    assert f"{made.decode_tokens:,} answer tokens and {made.prefill_tokens:,} prompt tokens" in texts(app)
+    assert f"{made.num_uploads:,} uploads" in texts(app)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_page_of_an_emulated_run_says_so(
+    monkeypatch: pytest.MonkeyPatch, emulated: tuple[Path, SyntheticRun], page: str
+) -> None:
+    app = show(monkeypatch, emulated[0], page)
+    assert [
+        w.value.startswith("**Emulated.**") and "emulated:rtx4090-pcie4" in w.value for w in app.warning
+    ] == [True]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_no_page_of_a_real_run_says_emulated(
+    monkeypatch: pytest.MonkeyPatch, real: tuple[Path, SyntheticRun], page: str
+) -> None:
+    app = show(monkeypatch, real[0], page)
+    assert not app.warning
+    assert "emulated" not in texts(app).lower()
+    assert "cuda:0" in texts(app)
+
+
+def test_placement_shows_the_shares_of_the_window(
+    monkeypatch: pytest.MonkeyPatch, emulated: tuple[Path, SyntheticRun]
+) -> None:
+    path, made = emulated
+    app = show(monkeypatch, path, "pages_placement.py")
+    total = made.num_hits + made.num_cpu + made.num_fetched
+    shown = metrics(app)
+    assert shown["On GPU, hit"] == f"{made.num_hits / total:.1%}"
+    assert shown["On GPU, fetched"] == f"{made.num_fetched / total:.1%}"
+    assert shown["On CPU"] == f"{made.num_cpu / total:.1%}"
+    assert f"**{total:,} uses of experts**" in texts(app)
+    for mode in ("Share of hits", "How often used"):
+        app = app.radio(key="colour").set_value(mode).run()
+        assert not app.exception
+
+
+def test_a_request_is_explained_by_its_own_rows(
+    monkeypatch: pytest.MonkeyPatch, emulated: tuple[Path, SyntheticRun]
+) -> None:
+    path, made = emulated
+    app = show(monkeypatch, path, "pages_requests.py")
+    db, run, _ = answers(path)
+    newest = queries.requests(db, run)[0]
+    tokens = queries.request_tokens(db, run, newest.number, first_position=newest.prompt_tokens)
+    slowest = int(np.argmax(tokens.step_us))
+    text = texts(app)
+    assert f"**Why the token at position {tokens.position[slowest]} took its time**" in text
+    _, cpu, fetched = tokens.num_by_placement[slowest].sum(axis=0).tolist()
+    assert f"**{cpu + fetched} were not on the GPU**" in text
+    assert f"{cpu} ran on the CPU, {fetched} were fetched first" in text
+    for expert in tokens.experts[slowest].ravel().tolist():
+        assert f"{expert} <small>" in text
+    other = int(tokens.position[0] if slowest else tokens.position[1])
+    app = app.select_slider[0].set_value(other).run()
+    assert f"**Why the token at position {other} took its time**" in texts(app)
+    app = app.selectbox(key="request").set_value(0).run()
+    assert not app.exception
+    assert metrics(app)["Answer tokens"] == "25"
+    assert made.next_number > 1
+
+
+def test_load_test_shows_percentiles_and_failures(
+    monkeypatch: pytest.MonkeyPatch, emulated: tuple[Path, SyntheticRun]
+) -> None:
+    path, _ = emulated
+    app = show(monkeypatch, path, "pages_loadtest.py")
+    samples = queries.load_samples(queries.open_database(f"sqlite:///{path}"), "lt-1")
+    values = [metric.value for metric in app.metric if metric.label == "p50"]
+    ttft, tpot = np.nanpercentile(samples.ttft_ms, 50), np.nanpercentile(samples.tpot_ms, 50)
+    assert values == [f"{ttft:,.0f} ms", f"{tpot:.1f} ms"]
+    assert metrics(app)["Failures"] == "2"
+    assert metrics(app)["Answers"] == "28"
+    assert "HTTP 503" in app.table[0].value.to_string()
+
+
+def test_an_older_run_and_a_shorter_window_can_be_chosen(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = tmp_path / "t.db"
+    write_database(path, "cuda:0", seconds=4)
+    write_database(path, "emulated:rtx3060-pcie3", seconds=4)
+    app = show(monkeypatch, path)
+    assert len(app.warning) == 1
+    app = app.selectbox(key="run").set_value(1).run()
+    assert not app.exception
+    assert not app.warning
+    app = app.selectbox(key="window").set_value("Whole run").run()
+    assert not app.exception
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_without_a_database_every_page_explains_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, page: str
+) -> None:
+    app = show(monkeypatch, None, page)
+    assert "TWOFOLD_TELEMETRY_URL=" in texts(app)
+    app = show(monkeypatch, tmp_path / "none.db", page)
+    assert "does not exist" in texts(app)
+    assert "twofold serve --telemetry-url" in texts(app)
+    (tmp_path / "empty.db").touch()
+    app = show(monkeypatch, tmp_path / "empty.db", page)
+    assert "is not a telemetry database" in texts(app)
+    sink = open_sink(f"sqlite:///{tmp_path / 'ready.db'}")
+    sink.close()
+    app = show(monkeypatch, tmp_path / "ready.db", page)
+    assert "no server has written to it" in texts(app)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_run_without_a_single_request_is_no_error(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, page: str
+) -> None:
+    sink = open_sink(f"sqlite:///{tmp_path / 't.db'}")
+    sink.begin_run(run_info("none", num_slots=0))
+    sink.close()
+    app = show(monkeypatch, tmp_path / "t.db", page)
+    assert "every expert runs on the CPU" in texts(app)
+
+
+def test_lost_events_are_shown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    sink = open_sink(f"sqlite:///{tmp_path / 't.db'}")
+    sink.begin_run(run_info())
+    sink.dropped("token_layer", 1234)
+    sink.close()
+    app = show(monkeypatch, tmp_path / "t.db")
+    assert "1,234 events lost" in texts(app)
+
+
+def test_a_database_that_breaks_while_shown_is_no_traceback(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = tmp_path / "t.db"
+    write_database(path, "cuda:0", seconds=2)
+    app = show(monkeypatch, path)
+    connection = sqlite3.connect(path)
+    connection.execute("DROP TABLE step")
+    connection.close()
+    app = app.run()
+    assert not app.exception
+    assert "cannot be read: no such table: step" in texts(app)
+
+
+def test_names_from_outside_are_shown_not_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    sink = open_sink(f"sqlite:///{tmp_path / 't.db'}")
+    sink.begin_run(run_info("none", model="<img src=x onerror=alert(1)>"))
+    sink.close()
+    text = texts(show(monkeypatch, tmp_path / "t.db"))
+    assert "<img" not in text
+    assert "&lt;img" in text

@@ -1,0 +1,117 @@
+"""Figures carry the arrays they were given, small on the wire; texts say what the arrays say."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from twofold.telemetry import queries
+
+from dashboard import explanation, figures, formats
+
+
+def grid(layers: int, experts: int) -> queries.PlacementGrid:
+    return queries.PlacementGrid(np.random.default_rng(0).integers(0, 9, (layers, experts, 3)))
+
+
+def test_the_heatmap_of_a_large_model_is_small_on_the_wire() -> None:
+    figure = figures.placement_grid(grid(48, 128), colour_by="place")
+    assert figure.data[0].z.dtype == np.uint8
+    assert figure.data[0].z.shape == (48, 128)
+    assert len(figure.to_json()) < 300_000
+
+
+@pytest.mark.parametrize("colour_by", ["place", "hit share", "uses"])
+def test_unused_experts_can_be_drawn(colour_by: str) -> None:
+    empty = queries.PlacementGrid(np.zeros((2, 4, 3), np.int64))
+    assert figures.placement_grid(empty, colour_by=colour_by).to_json()
+
+
+def test_shares_are_stacked_in_percent() -> None:
+    values = np.array([[0.5, np.nan], [0.3, np.nan], [0.2, np.nan]])
+    figure = figures.shares(np.array([1.7e9, 1.7e9 + 1]), values)
+    assert [trace.name for trace in figure.data] == ["GPU, hit", "GPU, fetched", "CPU"]
+    assert [float(trace.y[0]) for trace in figure.data] == pytest.approx([50.0, 20.0, 30.0])
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (formats.size(None), "–"),
+        (formats.size(999), "999 B"),
+        (formats.size(393_216), "393 kB"),
+        (formats.size(2.58e9, per_s=True), "2.6 GB/s"),
+        (formats.rate(1968.4), "1,968"),
+        (formats.rate(18.25), "18.2"),
+        (formats.percent(0.6615), "66.1%"),
+        (formats.microseconds(912.3), "912 µs"),
+        (formats.microseconds(3456.0), "3.5 ms"),
+        (formats.milliseconds(float("nan")), "–"),
+        (formats.milliseconds(12_345), "12.3 s"),
+        (formats.duration(300), "5 min 0 s"),
+        (formats.duration(7300), "2 h 1 min"),
+    ],
+)
+def test_figures_as_texts(text: str, expected: str) -> None:
+    assert text == expected
+
+
+def tokens(step_us: list[float], batch: list[int]) -> queries.RequestTokens:
+    """Two layers, two experts each; token 1 misses three of four."""
+    count = len(step_us)
+    placement = np.zeros((count, 2, 2), np.int8)
+    placement[1] = [[1, 2], [0, 1]]
+    by_place = np.stack([(placement == place).sum(axis=2) for place in range(3)], axis=2)
+    layer_us = np.tile([100.0, 50.0], (count, 1))
+    layer_us[1] = 700.0, 60.0
+    return queries.RequestTokens(
+        position=np.arange(10, 10 + count),
+        step=np.arange(count),
+        started_s=np.zeros(count),
+        step_us=np.array(step_us),
+        batch_tokens=np.array(batch),
+        num_by_placement=by_place,
+        layer_us=layer_us,
+        cpu_us=layer_us * 0.9,
+        gpu_us=layer_us * 0.1,
+        predicted_us=layer_us / 2,
+        experts=np.arange(count * 4).reshape(count, 2, 2).astype(np.int32),
+        placement=placement,
+        weights=np.full((count, 2, 2), 0.5, np.float32),
+    )
+
+
+def test_the_explanation_names_what_was_unusual() -> None:
+    upload = queries.Upload(1, -1, 0, 5, 0, 2_000_000, 10.0, 40.0, 95.0, queries.UploadReason.DEMAND, 0)
+    text = "\n".join(
+        explanation.sentences(tokens([200.0, 800.0, 200.0], [1, 40, 1]), 1, [upload], emulated=True)
+    )
+    assert "**800 µs** on the emulated clock, 4.0 × this request's median (200 µs)" in text
+    assert "**39 other tokens** (usually 0) — a prompt was being read" in text
+    assert "**3 were not on the GPU** (median of this request: 0): 2 ran on the CPU, 1 were fetched" in text
+    assert (
+        "Layer **0** took longest: 700 µs, 92% of all layers (its median: 100 µs); it waited for the CPU"
+        in text
+    )
+    assert "1 expert (2.0 MB) crossed PCIe in 55 µs, 1 of them because" in text
+    assert "the longest wait for the link was 30 µs" in text
+    assert "predicted 380 µs for its layers; they took 760 µs (+100%)" in text
+
+
+def test_the_explanation_of_an_ordinary_token_invents_nothing() -> None:
+    text = "\n".join(explanation.sentences(tokens([200.0, 800.0, 200.0], [1, 1, 1]), 0, [], emulated=False))
+    assert "as long as usual" in text
+    assert "emulated" not in text
+    assert "It had the step to itself." in text
+    assert "**0 were not on the GPU**" in text
+    assert "Nothing was copied over PCIe" in text
+
+
+def test_lost_steps_are_said_to_be_lost() -> None:
+    made = tokens([float("nan"), 800.0, 200.0], [0, 1, 1])
+    assert "not recorded" in explanation.sentences(made, 0, [], emulated=False)[0]
+
+
+def test_the_layer_table_shows_every_routed_expert() -> None:
+    table = explanation.layer_table(tokens([200.0, 800.0, 200.0], [1, 1, 1]), 1)
+    for expert, color in ((4, figures.CPU), (5, figures.FETCHED), (6, figures.HIT), (7, figures.CPU)):
+        assert f'background:{color}">{expert} <small>0.50' in table
