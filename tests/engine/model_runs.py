@@ -1,0 +1,104 @@
+"""Running a loaded model in tests: paged KV cache, chunked prefill, greedy decoding, with experts in plain numpy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from twofold import ops
+from twofold.model import BatchMeta, LoadedModel, load_model
+from twofold.testing import ReferenceMoe
+
+F32 = npt.NDArray[np.float32]
+PAGE_SIZE = 4
+MAX_PAGES = 64
+
+
+@dataclass
+class PagedSequence:
+    """One sequence's place in the cache."""
+
+    pages: npt.NDArray[np.int32]
+    prompt_length: int
+    length: int = 0
+
+
+@dataclass
+class Runner:
+    """A model, a cache with pages handed out in shuffled order, and a numpy `MoeBackend`."""
+
+    model: LoadedModel
+    num_sequences: int = 1
+    _free: list[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        config = self.model.config
+        num_pages = MAX_PAGES * self.num_sequences
+        self.cache = ops.KvCache(
+            config.num_layers, num_pages, PAGE_SIZE, config.num_kv_heads, config.head_dim, "float32"
+        )
+        self.moe = ReferenceMoe([self.model.expert_weights(layer) for layer in self.model.moe_layers])
+        self._free = np.random.default_rng(7).permutation(num_pages).tolist()
+
+    def sequence(self, prompt_length: int) -> PagedSequence:
+        pages = [self._free.pop() for _ in range(MAX_PAGES)]
+        return PagedSequence(np.array(pages, np.int32), prompt_length)
+
+    def step(self, *parts: tuple[PagedSequence, Sequence[int]]) -> list[F32]:
+        """One forward pass over the next tokens of some sequences; each one's hidden states."""
+        tokens = np.concatenate([np.asarray(ids, np.int32) for _, ids in parts])
+        positions = [np.arange(seq.length, seq.length + len(ids), dtype=np.int32) for seq, ids in parts]
+        batch = BatchMeta(
+            positions=np.concatenate(positions),
+            sequence_index=np.repeat(np.arange(len(parts), dtype=np.int32), [len(ids) for _, ids in parts]),
+            page_tables=np.stack([seq.pages for seq, _ in parts]),
+            prompt_lengths=np.array([seq.prompt_length for seq, _ in parts], np.int32),
+        )
+        hidden = self.model.forward(tokens, batch, self.cache, self.moe)
+        for seq, ids in parts:
+            seq.length += len(ids)
+        return np.split(hidden, np.cumsum([len(ids) for _, ids in parts])[:-1])
+
+    def logits(self, hidden: F32) -> F32:
+        return self.model.logits(np.ascontiguousarray(hidden))
+
+    def prefill(self, ids: Sequence[int], chunks: Sequence[int] = ()) -> tuple[PagedSequence, F32]:
+        """Prefill in chunks of the given sizes (the last takes the rest); the hidden states of all tokens."""
+        seq = self.sequence(len(ids))
+        hidden = [self.step((seq, part))[0] for part in split(ids, chunks)]
+        return seq, np.concatenate(hidden)
+
+    def greedy(self, ids: Sequence[int], num_tokens: int) -> tuple[list[int], float]:
+        """Greedy answer, and the smallest lead that a chosen token had over the second best."""
+        seq, hidden = self.prefill(ids)
+        logits = self.logits(hidden[-1:])[0]
+        answer: list[int] = []
+        lead = np.inf
+        while True:
+            second, best = np.sort(logits)[-2:]
+            lead = min(lead, float(best - second))
+            answer.append(int(logits.argmax()))
+            if len(answer) == num_tokens:
+                return answer, lead
+            logits = self.logits(self.step((seq, answer[-1:]))[0])[0]
+
+
+def load(directory: Path, num_sequences: int = 1, num_threads: int = 2) -> Runner:
+    return Runner(load_model(directory, team=ops.ThreadTeam(num_threads)), num_sequences)
+
+
+def split(ids: Sequence[int], sizes: Sequence[int]) -> Iterator[Sequence[int]]:
+    begin = 0
+    for size in sizes:
+        yield ids[begin : begin + size]
+        begin += size
+    if begin < len(ids):
+        yield ids[begin:]
+
+
+def random_prompt(length: int, seed: int = 11) -> list[int]:
+    """Ids of the tiny models' vocabulary, special tokens left out."""
+    return np.random.default_rng(seed).integers(3, 320, length).tolist()
