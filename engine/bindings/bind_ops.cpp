@@ -76,7 +76,8 @@ void bind_ops(py::module_& m) {
   m.def(
       "isa_choice",
       [] {
-        return std::make_pair(std::string(chosen_table().name), std::string(kernels::kernel_table_reason()));
+        const std::string name = chosen_table().name;  // first: it is what reports a wrong TWOFOLD_ISA
+        return std::make_pair(name, std::string(kernels::kernel_table_reason()));
       },
       "The level of the CPU kernels and why it was chosen. ConfigError when TWOFOLD_ISA cannot be met.");
 

@@ -2,10 +2,11 @@
 // engine does not come this way.
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
 
+#include <algorithm>
 #include <optional>
 #include <string>
-#include <vector>
 
 #include "bind_ops.h"
 #include "dense_linear.h"

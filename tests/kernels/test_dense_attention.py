@@ -5,11 +5,10 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass, replace
 
+import kernel_reference as reference
 import numpy as np
 import pytest
-import kernel_reference as reference
 from numpy.typing import NDArray
-
 from twofold import ops
 from twofold.errors import ConfigError, KernelError
 
@@ -195,10 +194,10 @@ def test_refuses_what_does_not_fit() -> None:
         block.forward(rows, batch, ops.KvCache(1, 9, 4, 2, 32), 0)
     with pytest.raises(KernelError, match="page_tables"):
         block.forward(rows, batch, ops.KvCache(1, 1, 4, 2, 16), 0)
+    far = ops.AttentionBatch(
+        np.array([99], np.int32), np.zeros(1, np.int32), tables, setup.cos[:1], setup.sin[:1]
+    )
     with pytest.raises(KernelError, match="needs 25 pages"):
-        far = ops.AttentionBatch(
-            np.array([99], np.int32), np.zeros(1, np.int32), tables, setup.cos[:1], setup.sin[:1]
-        )
         block.forward(rows[:1], far, cache, 0)
     with pytest.raises(KernelError, match="negative"):
         ops.AttentionBatch(

@@ -1,0 +1,148 @@
+"""Router, dense feed-forward, LM head and embedding against float64 and torch, whole and cut."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from kernel_reference import F32, rmsnorm, silu, to_bf16_bits, weights, widen
+from numpy.typing import NDArray
+from twofold import ops
+from twofold.errors import KernelError
+
+EPS = 1e-5
+DTYPES = ["float32", "bfloat16"]
+
+
+def rows(rng: np.random.Generator, count: int, width: int) -> F32:
+    return rng.standard_normal((count, width)).astype(np.float32)
+
+
+def route(
+    router: ops.Router, hidden: F32, top_k: int, experts: int
+) -> tuple[F32, NDArray[np.int32], F32, F32]:
+    count = len(hidden)
+    normed, logits = np.empty_like(hidden), np.empty((count, experts), np.float32)
+    ids, shares = np.empty((count, top_k), np.int32), np.empty((count, top_k), np.float32)
+    router.forward(hidden, normed, ids, shares, logits)
+    return normed, ids, shares, logits
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("experts", "top_k"), [(8, 2), (32, 4), (5, 5), (60, 1), (128, 8)])
+@pytest.mark.parametrize("normalise", [True, False])
+def test_router_picks_as_torch_does(dtype: str, experts: int, top_k: int, normalise: bool) -> None:
+    rng = np.random.default_rng(experts)
+    norm, gate = rng.uniform(0.5, 1.5, 40).astype(np.float32), weights(rng, (experts, 40), dtype)
+    hidden = rows(rng, 50, 40)
+    router = ops.Router(ops.ThreadTeam(2), norm, gate, top_k, normalise, EPS)
+    before = hidden.copy()
+    normed, ids, shares, logits = route(router, hidden, top_k, experts)
+    assert np.array_equal(hidden, before)
+    np.testing.assert_allclose(normed, rmsnorm(hidden, norm, EPS), rtol=2e-6, atol=1e-6)
+    np.testing.assert_allclose(logits, normed.astype(np.float64) @ widen(gate).T, atol=1e-5)
+    probabilities = torch.softmax(torch.from_numpy(logits), -1)
+    top, index = torch.topk(probabilities, top_k, dim=-1)
+    if normalise:
+        top = top / top.sum(-1, keepdim=True)
+    assert np.array_equal(ids, index.numpy())
+    np.testing.assert_allclose(shares, top.numpy(), rtol=1e-5)
+    # Without logits, and one row at a time: the same.
+    for t in range(0, 50, 7):
+        alone = route(router, hidden[t : t + 1].copy(), top_k, experts)
+        assert all(
+            np.array_equal(a[0], b[t]) for a, b in zip(alone, (normed, ids, shares, logits), strict=True)
+        )
+
+
+def test_router_prefers_the_lower_expert_among_equals_and_survives_nan() -> None:
+    gate = np.zeros((6, 4), np.float32)
+    router = ops.Router(ops.ThreadTeam(1), np.ones(4, np.float32), gate, 3, True, EPS)
+    _, ids, shares, _ = route(router, np.ones((1, 4), np.float32), 3, 6)
+    assert ids.tolist() == [[0, 1, 2]]
+    np.testing.assert_allclose(shares, 1 / 3, rtol=1e-6)
+    _, ids, shares, _ = route(router, np.full((1, 4), np.nan, np.float32), 3, 6)
+    assert ids.min() >= 0
+    assert ids.max() < 6
+    assert np.isnan(shares).any()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_dense_ffn_adds_to_hidden(dtype: str) -> None:
+    rng = np.random.default_rng(3)
+    norm = rng.uniform(0.5, 1.5, 48).astype(np.float32)
+    gate, up, down = (weights(rng, shape, dtype) for shape in ((100, 48), (100, 48), (48, 100)))
+    hidden = rows(rng, 21, 48)
+    normed = rmsnorm(hidden, norm, EPS)
+    expected = hidden + (silu(normed @ widen(gate).T) * (normed @ widen(up).T)) @ widen(down).T
+    results = []
+    for threads, step in ((1, 21), (3, 21), (2, 1), (1, 8)):
+        ffn = ops.DenseFfn(ops.ThreadTeam(threads), norm, gate, up, down, EPS)
+        got = hidden.copy()
+        for t in range(0, 21, step):
+            ffn.forward(got[t : t + step])
+        results.append(got)
+    np.testing.assert_allclose(results[0], expected, atol=1e-5)
+    assert all(np.array_equal(other, results[0]) for other in results[1:])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_lm_head(dtype: str) -> None:
+    rng = np.random.default_rng(4)
+    norm, weight = rng.uniform(0.5, 1.5, 64).astype(np.float32), weights(rng, (5001, 64), dtype)
+    hidden = rows(rng, 9, 64)
+    expected = rmsnorm(hidden, norm, EPS) @ widen(weight).T
+    whole = np.empty((9, 5001), np.float32)
+    ops.LmHead(ops.ThreadTeam(3), norm, weight, EPS).forward(hidden, whole)
+    np.testing.assert_allclose(whole, expected, atol=2e-5)
+    one = np.empty((1, 5001), np.float32)
+    head = ops.LmHead(ops.ThreadTeam(1), norm, weight, EPS)
+    for t in range(9):
+        head.forward(hidden[t : t + 1], one)
+        assert np.array_equal(one[0], whole[t])
+
+
+def test_embed() -> None:
+    rng = np.random.default_rng(5)
+    table = rows(rng, 30, 17)
+    ids = np.array([3, 29, 0, 3], np.int32)
+    out = np.empty((4, 17), np.float32)
+    ops.embed(table, ids, out)
+    assert np.array_equal(out, table[ids])
+    ops.embed(to_bf16_bits(table), ids, out)
+    assert np.array_equal(out, widen(to_bf16_bits(table)[ids]).astype(np.float32))
+    for wrong in (-1, 30):
+        with pytest.raises(KernelError, match=f"token id {wrong} at row 1 is outside the vocabulary of 30"):
+            ops.embed(table, np.array([0, wrong], np.int32), out[:2])
+
+
+def test_refuses_what_does_not_fit() -> None:
+    team, norm = ops.ThreadTeam(1), np.ones(8, np.float32)
+    gate, down = np.ones((12, 8), np.float32), np.ones((8, 12), np.float32)
+    with pytest.raises(KernelError, match=r"DenseFfn: down is float32 \(12, 8\)"):
+        ops.DenseFfn(team, norm, gate, gate, gate, EPS)
+    with pytest.raises(KernelError, match="one element type"):
+        ops.DenseFfn(team, norm, gate, gate.astype(np.uint16), down, EPS)
+    with pytest.raises(KernelError, match=r"norm_weight is float64 \(8,\)"):
+        ops.LmHead(team, norm.astype(np.float64), gate, EPS)
+    with pytest.raises(KernelError, match="top_k is 13; expected 1 to the number of experts, 12"):
+        ops.Router(team, norm, gate, 13, True, EPS)
+    with pytest.raises(KernelError, match='scoring is "tanh"'):
+        ops.Router(team, norm, gate, 2, True, EPS, "tanh")
+    head = ops.LmHead(team, norm, gate, EPS)
+    with pytest.raises(KernelError, match=r"logits is float32 \(1, 11\); expected float32 \(1, 12\)"):
+        head.forward(np.ones((1, 8), np.float32), np.empty((1, 11), np.float32))
+    with pytest.raises(TypeError):
+        head.forward([[1.0] * 8], np.empty((1, 12), np.float32))
+
+
+def test_weights_outlive_their_names() -> None:
+    """Operations keep what they were made of."""
+    rng = np.random.default_rng(6)
+    hidden, out = rows(rng, 1, 256), np.empty((1, 1000), np.float32)
+    head = ops.LmHead(ops.ThreadTeam(2), np.ones(256, np.float32), weights(rng, (1000, 256), "float32"), EPS)
+    head.forward(hidden, out)
+    first = out.copy()
+    _litter = [np.full((1000, 256), 7.0, np.float32) for _ in range(4)]
+    head.forward(hidden, out)
+    assert np.array_equal(out, first)

@@ -1,0 +1,99 @@
+"""The thread team: every chunk once, errors reach the caller, nobody waits for ever, idle means idle."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+
+import numpy as np
+import pytest
+from twofold import ops
+from twofold._core import kernels
+from twofold.errors import ConfigError, KernelError
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 8])
+@pytest.mark.parametrize("chunks", [0, 1, 2, 7, 1000])
+def test_every_chunk_runs_once(threads: int, chunks: int) -> None:
+    team = ops.ThreadTeam(threads)
+    assert team.num_threads == threads
+    assert np.array_equal(kernels.count_chunks(team, chunks, repeats=50), np.full(chunks, 50))
+
+
+def test_many_short_loops_in_a_row() -> None:
+    """Workers that come late to one loop meet the next: none may be lost, run twice or run on old data."""
+    team = ops.ThreadTeam(4)
+    for chunks in (2, 3, 5):
+        assert np.array_equal(kernels.count_chunks(team, chunks, repeats=20_000), np.full(chunks, 20_000))
+
+
+def test_loops_from_several_threads_take_turns() -> None:
+    team = ops.ThreadTeam(3)
+    results: list[np.ndarray] = []
+
+    def run() -> None:
+        results.append(kernels.count_chunks(team, 13, repeats=2_000))
+
+    callers = [threading.Thread(target=run) for _ in range(4)]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join()
+    assert len(results) == 4
+    assert all(np.array_equal(counts, np.full(13, 2_000)) for counts in results)
+
+
+@pytest.mark.parametrize("threads", [1, 4])
+def test_an_exception_reaches_the_caller_and_the_team_lives_on(threads: int) -> None:
+    team = ops.ThreadTeam(threads)
+    for fail_at in (0, 1, 63):
+        with pytest.raises(KernelError, match=f"chunk {fail_at} was told to fail"):
+            kernels.count_chunks(team, 64, fail_at=fail_at)
+        assert np.array_equal(kernels.count_chunks(team, 64), np.ones(64))
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_loop_inside_a_chunk_runs_on_that_thread(threads: int) -> None:
+    team = ops.ThreadTeam(threads)
+    assert np.array_equal(kernels.count_chunks(team, 9, repeats=100, nested=5), np.full(9, 500))
+
+
+def test_a_team_wakes_after_sleep() -> None:
+    team = ops.ThreadTeam(4)
+    for _ in range(5):
+        wait_until_asleep()
+        assert np.array_equal(kernels.count_chunks(team, 100), np.ones(100))
+
+
+def test_an_idle_team_uses_no_cpu() -> None:
+    team = ops.ThreadTeam(4)
+    kernels.count_chunks(team, 100)
+    wait_until_asleep()
+    assert team.num_threads == 4
+
+
+def wait_until_asleep() -> None:
+    """Until this process has used under 1 % of a core over some milliseconds; fails after ten seconds of unrest."""
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        before, start = time.process_time(), time.monotonic()
+        threading.Event().wait(0.02)
+        if time.process_time() - before < 0.01 * (time.monotonic() - start):
+            return
+    pytest.fail("the process is still busy although its team has nothing to do")
+
+
+def test_teams_can_be_made_and_left_at_any_time() -> None:
+    for threads in (1, 2, 5):
+        for _ in range(50):
+            team = ops.ThreadTeam(threads)
+            kernels.count_chunks(team, 3)
+            del team
+
+
+def test_number_of_threads() -> None:
+    assert 1 <= ops.ThreadTeam(0).num_threads <= len(os.sched_getaffinity(0))
+    for wrong in (-1, 5000):
+        with pytest.raises(ConfigError, match=f"num_threads is {wrong}; expected 0"):
+            ops.ThreadTeam(wrong)
