@@ -19,7 +19,8 @@ class KernelFailure : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// kU16 holds bfloat16 bits wherever a weight is expected. The last three are never accepted, only named in messages.
+// kU16 holds bfloat16 bits wherever a weight is expected. The last three are never accepted, only named in
+// messages.
 enum class ElementType : uint8_t { kF32, kU16, kI32, kF64, kI64, kOther };
 
 struct TensorView {

@@ -1,0 +1,104 @@
+"""Types of the native module. The operations (`twofold.ops`) are spelled out; the rest is untyped as yet."""
+
+from typing import Any, Literal, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+_F32 = NDArray[np.float32]
+_I32 = NDArray[np.int32]
+_Weight = NDArray[np.float32] | NDArray[np.uint16]
+
+def __getattr__(name: str) -> Any: ...
+def cpu_features() -> dict[str, bool]: ...
+def isa_choice() -> tuple[str, str]: ...
+def embed(table: _Weight, token_ids: _I32, out: _F32) -> None: ...
+
+@final
+class ThreadTeam:
+    def __init__(self, num_threads: int = 0) -> None: ...
+    @property
+    def num_threads(self) -> int: ...
+
+@final
+class KvCache:
+    def __init__(
+        self,
+        num_layers: int,
+        num_pages: int,
+        page_size: int,
+        num_kv_heads: int,
+        head_dim: int,
+        dtype: str = "float32",
+    ) -> None: ...
+    @property
+    def num_layers(self) -> int: ...
+    @property
+    def num_pages(self) -> int: ...
+    @property
+    def page_size(self) -> int: ...
+    @property
+    def num_kv_heads(self) -> int: ...
+    @property
+    def head_dim(self) -> int: ...
+    @property
+    def bytes(self) -> int: ...
+    @property
+    def dtype(self) -> Literal["float32", "bfloat16"]: ...
+
+@final
+class AttentionBatch:
+    def __init__(
+        self, positions: _I32, sequence_index: _I32, page_tables: _I32, rope_cos: _F32, rope_sin: _F32
+    ) -> None: ...
+    @property
+    def num_tokens(self) -> int: ...
+
+@final
+class AttentionBlock:
+    def __init__(
+        self,
+        team: ThreadTeam,
+        norm_weight: _F32,
+        qkv_weight: _Weight,
+        qkv_bias: _F32 | None,
+        q_norm: _F32 | None,
+        k_norm: _F32 | None,
+        o_weight: _Weight,
+        o_bias: _F32 | None,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        eps: float,
+        scale: float,
+        sliding_window: int | None,
+    ) -> None: ...
+    def forward(self, hidden: _F32, batch: AttentionBatch, kv_cache: KvCache, layer: int) -> None: ...
+
+@final
+class Router:
+    def __init__(
+        self,
+        team: ThreadTeam,
+        norm_weight: _F32,
+        gate_weight: _Weight,
+        top_k: int,
+        norm_topk_prob: bool,
+        eps: float,
+        scoring: str = "softmax",
+    ) -> None: ...
+    def forward(
+        self, hidden: _F32, normed: _F32, ids: _I32, weights: _F32, logits: _F32 | None = None
+    ) -> None: ...
+
+@final
+class DenseFfn:
+    def __init__(
+        self, team: ThreadTeam, norm_weight: _F32, gate: _Weight, up: _Weight, down: _Weight, eps: float
+    ) -> None: ...
+    def forward(self, hidden: _F32) -> None: ...
+
+@final
+class LmHead:
+    def __init__(self, team: ThreadTeam, norm_weight: _F32, weight: _Weight, eps: float) -> None: ...
+    def forward(self, hidden_rows: _F32, logits: _F32) -> None: ...
