@@ -1,0 +1,311 @@
+"""The engine as a whole on tiny random models: batching, placement, cancelling and refusing change no one's answer."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+from twofold.config import EngineConfig
+from twofold.engine import Engine
+from twofold.errors import CapacityError, ConfigError, KernelError, ModelLoadError, RequestError
+from twofold.testing import TinyModel, write_tiny_model
+from twofold.types import Chunk, GenerationRequest, SamplingParams
+
+PROMPTS = [tuple(range(5, 5 + n)) for n in (3, 17, 40, 9, 26)]
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory):
+    return str(write_tiny_model(tmp_path_factory.mktemp("model"), TinyModel(dtype="bfloat16", num_layers=3)))
+
+
+@pytest.fixture(scope="module")
+def plain(model_dir):
+    engine = Engine.load(EngineConfig(model=model_dir, accelerator="none", cpu_threads=2))
+    yield engine
+    engine.close()
+
+
+class Collector:
+    """Receives the chunks of one request."""
+
+    def __init__(self) -> None:
+        self.chunks: list[Chunk] = []
+        self.done = threading.Event()
+
+    def __call__(self, chunk: Chunk) -> None:
+        assert not self.done.is_set(), "a chunk came after the last one"
+        self.chunks.append(chunk)
+        if chunk.finish_reason is not None:
+            self.done.set()
+
+    @property
+    def tokens(self) -> list[int]:
+        return [token for chunk in self.chunks for token in chunk.token_ids]
+
+    @property
+    def text(self) -> str:
+        return "".join(chunk.text for chunk in self.chunks)
+
+
+def generate(engine, prompt, **sampling):
+    collector = Collector()
+    usage = engine.generate(prompt, SamplingParams(**{"max_tokens": 20, "ignore_eos": True, **sampling}), collector)
+    return collector.tokens, usage
+
+
+def submit(engine, prompt, name, **sampling):
+    collector = Collector()
+    params = SamplingParams(**{"max_tokens": 20, "ignore_eos": True, **sampling})
+    engine.submit(GenerationRequest(prompt, params, collector, name))
+    return collector
+
+
+def test_generate_counts_and_reports(plain):
+    tokens, usage = generate(plain, PROMPTS[0])
+    assert len(tokens) == 20
+    assert (usage.prompt_tokens, usage.completion_tokens, usage.clock) == (3, 20, "wall")
+    assert usage.prefill_s > 0
+    assert usage.decode_s > 0
+
+
+@pytest.mark.parametrize("ratio", [0.0, 0.25, 0.6, 1.0])
+def test_the_same_tokens_wherever_experts_run(plain, model_dir, ratio):
+    config = EngineConfig(model=model_dir, accelerator="emulated:rtx4090-pcie4", gpu_experts_ratio=ratio)
+    hybrid = Engine.load(config)
+    for prompt in PROMPTS:
+        assert generate(hybrid, prompt, temperature=0.8, seed=3)[0] == generate(plain, prompt, temperature=0.8, seed=3)[0]
+    assert hybrid.info.accelerator == "emulated:rtx4090-pcie4"
+    assert hybrid.stats().clock == "virtual"
+    counts = hybrid.stats().placement
+    assert (counts.hits == 0) == (ratio == 0.0)
+    hybrid.close()
+
+
+def test_requests_that_run_together_get_the_answers_they_get_alone(plain, model_dir):
+    alone = [generate(plain, prompt, seed=i, temperature=1.0)[0] for i, prompt in enumerate(PROMPTS)]
+    # A small budget and a small cache: prompts come in chunks, and someone is preempted.
+    engine = Engine.load(
+        EngineConfig(
+            model=model_dir, accelerator="none", max_num_batched_tokens=16, max_total_tokens=112, page_size=4
+        )
+    )
+    together = [submit(engine, p, f"r{i}", seed=i, temperature=1.0) for i, p in enumerate(PROMPTS)]
+    while engine.step():
+        pass
+    assert [c.tokens for c in together] == alone
+    assert engine.stats().num_free_pages == engine.stats().num_pages
+    engine.close()
+
+
+def test_the_engine_thread_serves_submissions_from_many_threads(plain, model_dir):
+    alone = [generate(plain, prompt)[0] for prompt in PROMPTS]
+    engine = Engine.load(EngineConfig(model=model_dir, accelerator="none"))
+    engine.start()
+    collectors: dict[int, Collector] = {}
+    threads = [
+        threading.Thread(target=lambda i=i: collectors.update({i: submit(engine, PROMPTS[i % 5], f"r{i}")}))
+        for i in range(15)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(collector.done.wait(30) for collector in collectors.values())
+    assert all(collectors[i].tokens == alone[i % 5] for i in range(15))
+    engine.close()
+
+
+def test_cancelling_frees_the_place_and_says_so(model_dir):
+    engine = Engine.load(EngineConfig(model=model_dir, accelerator="none"))
+    gone, kept = submit(engine, PROMPTS[1], "gone", max_tokens=100), submit(engine, PROMPTS[0], "kept")
+    for _ in range(4):
+        engine.step()
+    engine.cancel("gone")
+    engine.cancel("never heard of")
+    while engine.step():
+        pass
+    assert gone.chunks[-1].finish_reason == "cancelled"
+    assert len(gone.tokens) < 100
+    assert kept.chunks[-1].finish_reason == "length"
+    assert engine.stats().num_free_pages == engine.stats().num_pages
+    engine.close()
+
+
+def test_a_caller_that_raises_hurts_only_itself(model_dir):
+    engine = Engine.load(EngineConfig(model=model_dir, accelerator="none"))
+
+    def broken(chunk: Chunk) -> None:
+        raise OSError("connection lost")
+
+    engine.submit(GenerationRequest(PROMPTS[0], SamplingParams(max_tokens=50), broken, "broken"))
+    kept = submit(engine, PROMPTS[0], "kept")
+    while engine.step():
+        pass
+    assert len(kept.tokens) == 20
+    assert engine.stats().num_running == 0
+    engine.close()
+
+
+def test_stop_strings_and_eos_end_an_answer(plain):
+    tokens, _ = generate(plain, PROMPTS[1])
+    full = plain.tokenizer.decode(tokens)
+    stop = full[len(full) // 2 : len(full) // 2 + 2]
+    collector = Collector()
+    plain.generate(PROMPTS[1], SamplingParams(max_tokens=20, ignore_eos=True, stop=(stop,)), collector)
+    assert collector.chunks[-1].finish_reason == "stop"
+    assert collector.text == full[: full.index(stop)]
+
+
+def test_a_full_context_ends_with_length(plain, model_dir):
+    engine = Engine.load(EngineConfig(model=model_dir, accelerator="none", max_model_len=32))
+    tokens, usage = generate(engine, PROMPTS[1], max_tokens=None)
+    assert usage.prompt_tokens + usage.completion_tokens == 32
+    engine.close()
+
+
+@pytest.mark.parametrize(
+    ("prompt", "sampling", "param"),
+    [
+        ((), {}, "prompt"),
+        ((1, 2, 99_999), {}, "prompt"),
+        ((1, -2), {}, "prompt"),
+        (tuple([5] * 100_000), {}, "prompt"),
+        ((1,), {"temperature": -0.1}, "temperature"),
+        ((1,), {"temperature": float("nan")}, "temperature"),
+        ((1,), {"top_p": 0.0}, "top_p"),
+        ((1,), {"top_p": 1.1}, "top_p"),
+        ((1,), {"max_tokens": 0}, "max_tokens"),
+        ((1,), {"seed": -1}, "seed"),
+        ((1,), {"repetition_penalty": 0.0}, "repetition_penalty"),
+    ],
+)
+def test_what_can_never_be_served_is_refused_before_anything_starts(plain, prompt, sampling, param):
+    with pytest.raises(RequestError) as caught:
+        plain.submit(GenerationRequest(prompt, SamplingParams(**sampling), Collector(), "bad"))
+    assert caught.value.param == param
+    assert "\n" not in str(caught.value)
+    assert plain.stats().num_waiting == 0
+
+
+def test_a_full_queue_and_a_draining_engine_refuse(model_dir):
+    engine = Engine.load(EngineConfig(model=model_dir, accelerator="none", max_num_seqs=1, max_waiting=1))
+    first, second = submit(engine, PROMPTS[0], "a"), submit(engine, PROMPTS[0], "b")
+    with pytest.raises(CapacityError) as full:
+        submit(engine, PROMPTS[0], "c")
+    assert not full.value.draining
+    engine.start()
+    assert engine.drain(30)
+    assert first.done.is_set()
+    assert second.done.is_set()
+    with pytest.raises(CapacityError) as draining:
+        submit(engine, PROMPTS[0], "d")
+    assert draining.value.draining
+    engine.close()
+    engine.close()
+
+
+def test_closing_cancels_what_still_runs(model_dir):
+    engine = Engine.load(EngineConfig(model=model_dir, accelerator="none"))
+    engine.start()
+    collector = submit(engine, PROMPTS[0], "long", max_tokens=None)
+    engine.close()
+    assert collector.done.is_set()
+    assert collector.chunks[-1].finish_reason in ("cancelled", "length")
+
+
+def test_a_request_id_in_use_is_refused(model_dir):
+    engine = Engine.load(EngineConfig(model=model_dir, accelerator="none"))
+    submit(engine, PROMPTS[0], "same")
+    with pytest.raises(RequestError, match="same"):
+        submit(engine, PROMPTS[0], "same")
+    engine.close()
+
+
+def test_a_failing_step_fails_its_requests_and_not_the_engine(model_dir, monkeypatch):
+    engine = Engine.load(EngineConfig(model=model_dir, accelerator="none"))
+
+    def fail(*args):
+        raise RuntimeError("the kernel broke")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine._runner, "forward", fail)
+        with pytest.raises(KernelError, match="the kernel broke"):
+            generate(engine, PROMPTS[0])
+    assert len(generate(engine, PROMPTS[0])[0]) == 20
+    assert engine.stats().num_free_pages == engine.stats().num_pages
+    engine.close()
+
+
+@pytest.mark.parametrize(
+    ("config", "error", "words"),
+    [
+        ({"accelerator": "emulated:none"}, ConfigError, "emulated"),
+        ({"accelerator": "cuda"}, ConfigError, "cuda"),
+        ({"accelerator": "emulated:rtx4090-pcie4", "policy": "oldest"}, ConfigError, "payback"),
+        ({"max_model_len": 10**9}, ConfigError, "--max-model-len"),
+        ({"max_total_tokens": 3}, ConfigError, "--max-total-tokens"),
+        ({"model": "/does/not/exist"}, ModelLoadError, "/does/not/exist"),
+    ],
+)
+def test_settings_that_cannot_be_met_are_refused_at_load(model_dir, config, error, words):
+    with pytest.raises(error) as caught:
+        Engine.load(EngineConfig(**{"model": model_dir, **config}))
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+class Sink:
+    """Keeps what telemetry is told."""
+
+    def __init__(self):
+        self.run, self.requests, self.steps, self.events = None, [], [], {}
+
+    def begin_run(self, run):
+        self.run = run
+
+    def request(self, record):
+        self.requests.append(record)
+
+    def step(self, record):
+        self.steps.append(record)
+
+    def native_events(self, kind, rows):
+        self.events.setdefault(kind, []).append(rows.copy())
+
+    def dropped(self, kind, count):
+        raise AssertionError(f"{count} {kind} events were dropped")
+
+    def load_samples(self, rows):
+        raise AssertionError("the engine makes no load samples")
+
+    def close(self):
+        pass
+
+
+def test_telemetry_holds_every_decision_of_exactly_this_request(model_dir):
+    sink = Sink()
+    engine = Engine.load(
+        EngineConfig(model=model_dir, accelerator="emulated:rtx4090-pcie4", gpu_experts_ratio=0.5), telemetry=sink
+    )
+    tokens, usage = generate(engine, PROMPTS[1])
+    engine.close()
+    layers = sink.run.num_layers
+    rows = np.concatenate(sink.events["token_layer"])
+    num_computed = usage.prompt_tokens + usage.completion_tokens - 1
+    assert len(rows) == layers * num_computed
+    assert set(rows["request"]) == {sink.requests[0].number}
+    assert sorted(set(rows["position"].tolist())) == list(range(num_computed))
+    counts = engine.stats().placement
+    assert (rows["num_hits"].sum(), rows["num_cpu"].sum(), rows["num_fetched"].sum()) == (
+        counts.hits,
+        counts.cpu_misses,
+        counts.fetched,
+    )
+    assert len(np.concatenate(sink.events["upload"])) == counts.uploads > 0
+    assert [r.finish_reason for r in sink.requests] == [None, None, "length"]
+    assert sink.requests[-1].completion_tokens == len(tokens)
+    assert sum(s.num_prefill_tokens for s in sink.steps) == usage.prompt_tokens
+    assert sum(s.num_decode_tokens for s in sink.steps) == usage.completion_tokens - 1
+    assert all(s.wall_us >= s.native_us > 0 for s in sink.steps)

@@ -1,0 +1,272 @@
+"""The MoE executor against numpy, and the one promise everything rests on: outputs never depend on placement."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from twofold import _core, ops
+from twofold.experts.profiles import load_profile
+
+LAYERS, EXPERTS, TOP_K, HIDDEN, INNER = 2, 8, 3, 48, 40
+POLICIES = ("payback", "lru", "lfu", "lfru", "mrs", "two-in-eight", "static")
+
+
+def bfloat16(values):
+    return (values.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
+
+
+def widen(bits):
+    return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+class Model:
+    """Random experts, their store, and the layer worked out in numpy's float64."""
+
+    def __init__(self, dtype="float32", seed=0, scale=0.2):
+        random = np.random.default_rng(seed)
+        self.dtype = dtype
+
+        def matrix(rows, columns):
+            values = random.normal(0, scale, (rows, columns)).astype(np.float32)
+            return bfloat16(values) if dtype == "bfloat16" else values
+
+        self.experts = [
+            [(matrix(INNER, HIDDEN), matrix(INNER, HIDDEN), matrix(HIDDEN, INNER)) for _ in range(EXPERTS)]
+            for _ in range(LAYERS)
+        ]
+        self.store = _core.ExpertStore(LAYERS, EXPERTS, HIDDEN, INNER, dtype)
+        for layer, experts in enumerate(self.experts):
+            for expert, matrices in enumerate(experts):
+                self.store.put(layer, expert, *matrices)
+
+    def reference(self, layer, normed, ids, weights, hidden):
+        out = hidden.astype(np.float64)
+        for t in range(len(normed)):
+            for expert, weight in zip(ids[t], weights[t], strict=True):
+                gate, up, down = (
+                    (widen(m) if self.dtype == "bfloat16" else m).astype(np.float64)
+                    for m in self.experts[layer][expert]
+                )
+                g = gate @ normed[t]
+                out[t] += weight * (down @ (g / (1 + np.exp(-g)) * (up @ normed[t])))
+        return out
+
+
+def batch(num_tokens, seed):
+    random = np.random.default_rng(seed)
+    normed = random.normal(size=(num_tokens, HIDDEN)).astype(np.float32)
+    hidden = random.normal(size=(num_tokens, HIDDEN)).astype(np.float32)
+    ids = np.stack([random.permutation(EXPERTS)[:TOP_K] for _ in range(num_tokens)]).astype(np.int32)
+    weights = random.dirichlet(np.ones(TOP_K), num_tokens).astype(np.float32)
+    return normed, ids, weights, hidden
+
+
+def emulated(team, store, num_slots, policy="payback", profile="rtx4090-pcie4"):
+    costs = [1e6] * (LAYERS + 1)
+    return _core.MoeExecutor.emulated(
+        team,
+        store,
+        profile,
+        load_profile(profile).cost_figures,
+        TOP_K,
+        num_slots,
+        policy,
+        costs,
+        costs,
+        preload=num_slots == LAYERS * EXPERTS,
+    )
+
+
+def run(executor, layer, batch_arrays, step=0):
+    normed, ids, weights, hidden = batch_arrays
+    out = hidden.copy()
+    executor.begin_step(step, [step] * len(ids), list(range(len(ids))))
+    executor.forward(layer, normed, ids, weights, out)
+    executor.end_step()
+    return out
+
+
+@pytest.fixture(scope="module")
+def team():
+    return ops.ThreadTeam(2)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("num_tokens", [1, 2, 7, 65])
+def test_equals_the_layer_worked_out_in_numpy(team, dtype, num_tokens):
+    model = Model(dtype)
+    arrays = batch(num_tokens, seed=num_tokens)
+    out = run(_core.MoeExecutor(team, model.store), 1, arrays)
+    expected = model.reference(1, *arrays)
+    assert np.abs(out - expected).max() < 1e-5 * np.abs(expected).max()
+
+
+def test_a_rows_result_does_not_depend_on_the_rows_beside_it(team):
+    model = Model("bfloat16")
+    executor = _core.MoeExecutor(team, model.store)
+    normed, ids, weights, hidden = batch(33, seed=5)
+    together = run(executor, 0, (normed, ids, weights, hidden))
+    for t in (0, 7, 32):
+        alone = run(executor, 0, tuple(a[t : t + 1] for a in (normed, ids, weights, hidden)))
+        assert np.array_equal(alone[0], together[t])
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("num_slots", [0, 2, 6, 9, 16])
+def test_bit_identical_wherever_experts_run(team, policy, num_slots):
+    model = Model("bfloat16")
+    plain, hybrid = _core.MoeExecutor(team, model.store), emulated(team, model.store, num_slots, policy)
+    for step in range(25):
+        arrays = batch(num_tokens=(1, 1, 4, 1, 30)[step % 5], seed=step)
+        for layer in range(LAYERS):
+            assert np.array_equal(run(plain, layer, arrays, step), run(hybrid, layer, arrays, step))
+    counts = hybrid.counts()
+    routed = 2 * TOP_K * sum((1, 1, 4, 1, 30)) * 5
+    assert counts["hits"] + counts["cpu_misses"] + counts["fetched"] == routed
+    if num_slots == 16:
+        assert counts["hits"] == routed, "everything is resident"
+    if num_slots == 0:
+        assert counts["hits"] == 0
+
+
+def test_hits_really_run_from_slot_memory(team):
+    """Change an expert in the store: a resident copy must not notice, the CPU must."""
+    model, other = Model(seed=1), Model(seed=2)
+    hybrid, plain = emulated(team, model.store, LAYERS * EXPERTS), _core.MoeExecutor(team, model.store)
+    arrays = batch(6, seed=3)
+    before = run(hybrid, 0, arrays)
+    for expert, matrices in enumerate(other.experts[0]):
+        model.store.put(0, expert, *matrices)
+    assert np.array_equal(run(hybrid, 0, arrays), before)
+    assert not np.array_equal(run(plain, 0, arrays), before)
+
+
+def test_events_tell_the_whole_story(team):
+    """Replaying the cache events gives the residency that the placements used, never more than there are slots."""
+    num_slots = 7
+    model = Model()
+    hybrid = emulated(team, model.store, num_slots, "lru")
+    resident: dict[tuple[int, int], int] = {}
+    in_flight: dict[tuple[int, int], int] = {}
+    uploads = evictions = 0
+    for step in range(60):
+        hybrid.begin_step(step, [100 + step], [step])
+        for event in hybrid.drain_events()["cache_event"]:
+            assert event["kind"] == 3, "only publications happen between steps"
+            key = (int(event["layer"]), int(event["expert"]))
+            resident[key] = in_flight.pop(key)
+            assert resident[key] == event["slot"]
+        for layer in range(LAYERS):
+            normed, ids, weights, hidden = batch(1, seed=1000 + step * LAYERS + layer)
+            hybrid.forward(layer, normed, ids, weights, hidden)
+            events = hybrid.drain_events()
+            (token,) = events["token_layer"]
+            assert (token["step"], token["request"], token["position"], token["layer"]) == (
+                step,
+                100 + step,
+                step,
+                layer,
+            )
+            assert token["experts"][:TOP_K].tolist() == ids[0].tolist()
+            assert np.array_equal(token["weights"][:TOP_K], weights[0])
+            for expert, where in zip(token["experts"][:TOP_K], token["placement"], strict=False):
+                assert (where == 0) == ((layer, int(expert)) in resident), "a hit is a resident expert"
+            assert token["num_hits"] + token["num_cpu"] + token["num_fetched"] == TOP_K
+            assert token["layer_us"] >= max(token["cpu_us"], token["gpu_us"]) > 0
+            for event in events["cache_event"]:
+                key = (int(event["layer"]), int(event["expert"]))
+                if event["kind"] == 1:
+                    evictions += 1
+                    assert resident.pop(key) == event["slot"]
+                elif event["kind"] == 0:
+                    assert key not in resident
+                    in_flight[key] = int(event["slot"])
+            occupied = [*resident.values(), *in_flight.values()]
+            assert len(occupied) == len(set(occupied)) <= num_slots
+            uploads += int(np.count_nonzero(events["cache_event"]["kind"] == 0))
+        hybrid.end_step()
+    assert hybrid.counts()["evictions"] == evictions > 0
+    assert hybrid.counts()["uploads"] >= uploads > 0
+    assert hybrid.counts()["h2d_bytes"] == hybrid.counts()["uploads"] * model.store.expert_bytes
+
+
+def test_uploads_occupy_the_link_one_after_another(team):
+    model = Model()
+    hybrid = emulated(team, model.store, 9, "lru")
+    for step in range(40):
+        run(hybrid, step % LAYERS, batch(1, seed=step), step)
+    hybrid.idle()
+    uploads = np.sort(hybrid.drain_events()["upload"], order="begin_us")
+    assert len(uploads) == hybrid.counts()["uploads"]
+    assert np.all(uploads["begin_us"] >= uploads["queued_us"])
+    assert np.all(uploads["end_us"] > uploads["begin_us"])
+    assert np.all(uploads["begin_us"][1:] >= uploads["end_us"][:-1] - 1e-9), "two uploads at once on one link"
+
+
+def test_virtual_time_moves_and_real_time_has_none(team):
+    model = Model()
+    plain, hybrid = _core.MoeExecutor(team, model.store), emulated(team, model.store, 8)
+    assert plain.virtual_now_us is None
+    before = hybrid.virtual_now_us
+    run(hybrid, 0, batch(1, seed=0))
+    assert hybrid.virtual_now_us > before
+    assert hybrid.device_bytes == (8 + EXPERTS) * -(-model.store.expert_bytes // 64) * 64, "slots and one staged layer"
+    assert plain.device_bytes == 0
+
+
+def test_events_can_be_switched_off_but_counts_stay(team):
+    model = Model()
+    hybrid = emulated(team, model.store, 8)
+    hybrid.events_enabled = False
+    run(hybrid, 0, batch(1, seed=0))
+    assert all(len(rows) == 0 for rows in hybrid.drain_events().values())
+    assert sum(hybrid.counts()[k] for k in ("hits", "cpu_misses", "fetched")) == TOP_K
+
+
+def test_full_rings_drop_and_count(team):
+    model = Model()
+    plain = _core.MoeExecutor(team, model.store)
+    arrays = batch(512, seed=1)
+    for step in range(140):
+        run(plain, 0, arrays, step)
+    kept, dropped = len(plain.drain_events()["token_layer"]), plain.take_dropped()["token_layer"]
+    assert kept == 1 << 16
+    assert kept + dropped == 140 * 512
+    assert plain.take_dropped()["token_layer"] == 0
+
+
+@pytest.mark.parametrize("id_", [-1, EXPERTS])
+def test_a_wrong_expert_id_is_refused_and_nothing_is_written(team, id_):
+    model = Model()
+    normed, ids, weights, hidden = batch(2, seed=1)
+    ids[1, 2] = id_
+    executor = _core.MoeExecutor(team, model.store)
+    executor.begin_step(0, [0, 0], [0, 1])
+    before = hidden.copy()
+    with pytest.raises(IndexError, match=f"expert {id_} of {EXPERTS}"):
+        executor.forward(0, normed, ids, weights, hidden)
+    assert np.array_equal(hidden, before)
+
+
+def test_wrong_shapes_and_layers_are_refused(team):
+    model = Model()
+    executor = _core.MoeExecutor(team, model.store)
+    normed, ids, weights, hidden = batch(2, seed=1)
+    executor.begin_step(0, [0, 0], [0, 1])
+    with pytest.raises(ValueError, match="MoE layer 2 of 2"):
+        executor.forward(2, normed, ids, weights, hidden)
+    with pytest.raises(ValueError, match="normed has shape"):
+        executor.forward(0, normed[:, :-1].copy(), ids, weights, hidden)
+    with pytest.raises(ValueError, match="began with 2 rows"):
+        executor.forward(0, normed[:1], ids[:1], weights[:1], hidden[:1])
+    with pytest.raises(TypeError):
+        executor.forward(0, normed.astype(np.float64), ids, weights, hidden)
+    with pytest.raises(ValueError, match="gate must be C-contiguous float32"):
+        model.store.put(0, 0, *(m.astype(np.float64) for m in model.experts[0][0]))
+    with pytest.raises(ValueError, match="outside a store"):
+        model.store.put(LAYERS, 0, *model.experts[0][0])
+
+
+def test_an_unknown_policy_names_the_valid_ones(team):
+    with pytest.raises(ValueError, match=r"payback.*two-in-eight"):
+        emulated(team, Model().store, 8, policy="newest-first")
