@@ -248,11 +248,13 @@ class Engine:
         last: list[Chunk] = []
 
         def receive(chunk: Chunk) -> None:
-            if on_chunk is not None:
-                on_chunk(chunk)
-            if chunk.finish_reason is not None:
-                last.append(chunk)
-                done.set()
+            try:
+                if on_chunk is not None:
+                    on_chunk(chunk)
+            finally:
+                if chunk.finish_reason is not None:
+                    last.append(chunk)
+                    done.set()
 
         self.submit(
             GenerationRequest(tuple(prompt_token_ids), sampling, receive, request_id, endpoint=endpoint)
@@ -261,7 +263,8 @@ class Engine:
             if self._thread is not None:
                 done.wait()
             while not done.is_set():
-                self.step()
+                progressed = self.step()
+                assert progressed or done.is_set(), "a request is left and nothing was scheduled"
         except KeyboardInterrupt:
             self.cancel(request_id)
             while not done.is_set():

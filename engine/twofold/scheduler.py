@@ -49,11 +49,13 @@ class ScheduledSequence:
 
     sequence: Sequence
     num_tokens: int
+    samples: bool
+    """Whether the step computes the sequence's last token, so that a next one can be picked."""
 
-    @property
-    def samples(self) -> bool:
-        """Whether the step computes the sequence's last token, so that a next one can be picked."""
-        return self.sequence.num_computed + self.num_tokens == len(self.sequence.token_ids)
+    @classmethod
+    def of(cls, sequence: Sequence, num_tokens: int) -> ScheduledSequence:
+        samples = sequence.num_computed + num_tokens == len(sequence.token_ids)
+        return cls(sequence, num_tokens, samples)
 
 
 class Scheduler:
@@ -82,7 +84,7 @@ class Scheduler:
                 continue  # gave its pages to an older one a moment ago
             num_tokens = min(len(sequence.token_ids) - sequence.num_computed, budget)
             if num_tokens > 0 and self._make_room(sequence, sequence.num_computed + num_tokens, scheduled):
-                scheduled.append(ScheduledSequence(sequence, num_tokens))
+                scheduled.append(ScheduledSequence.of(sequence, num_tokens))
                 budget -= num_tokens
         while self.waiting and budget > 0 and len(self.running) < self._max_num_seqs:
             sequence = self.waiting[0]
@@ -92,7 +94,7 @@ class Scheduler:
                 break
             self._pool.append(sequence.pages, len(sequence.token_ids))
             self.running.append(self.waiting.popleft())
-            scheduled.append(ScheduledSequence(sequence, num_tokens))
+            scheduled.append(ScheduledSequence.of(sequence, num_tokens))
             budget -= num_tokens
         return scheduled
 

@@ -51,7 +51,9 @@ class Collector:
 
 def generate(engine, prompt, **sampling):
     collector = Collector()
-    usage = engine.generate(prompt, SamplingParams(**{"max_tokens": 20, "ignore_eos": True, **sampling}), collector)
+    usage = engine.generate(
+        prompt, SamplingParams(**{"max_tokens": 20, "ignore_eos": True, **sampling}), collector
+    )
     return collector.tokens, usage
 
 
@@ -75,7 +77,10 @@ def test_the_same_tokens_wherever_experts_run(plain, model_dir, ratio):
     config = EngineConfig(model=model_dir, accelerator="emulated:rtx4090-pcie4", gpu_experts_ratio=ratio)
     hybrid = Engine.load(config)
     for prompt in PROMPTS:
-        assert generate(hybrid, prompt, temperature=0.8, seed=3)[0] == generate(plain, prompt, temperature=0.8, seed=3)[0]
+        assert (
+            generate(hybrid, prompt, temperature=0.8, seed=3)[0]
+            == generate(plain, prompt, temperature=0.8, seed=3)[0]
+        )
     assert hybrid.info.accelerator == "emulated:rtx4090-pcie4"
     assert hybrid.stats().clock == "virtual"
     counts = hybrid.stats().placement
@@ -241,7 +246,7 @@ def test_a_failing_step_fails_its_requests_and_not_the_engine(model_dir, monkeyp
 @pytest.mark.parametrize(
     ("config", "error", "words"),
     [
-        ({"accelerator": "emulated:none"}, ConfigError, "emulated"),
+        ({"accelerator": "emulated:none"}, ConfigError, "machine profile 'none'"),
         ({"accelerator": "cuda"}, ConfigError, "cuda"),
         ({"accelerator": "emulated:rtx4090-pcie4", "policy": "oldest"}, ConfigError, "payback"),
         ({"max_model_len": 10**9}, ConfigError, "--max-model-len"),
@@ -287,7 +292,8 @@ class Sink:
 def test_telemetry_holds_every_decision_of_exactly_this_request(model_dir):
     sink = Sink()
     engine = Engine.load(
-        EngineConfig(model=model_dir, accelerator="emulated:rtx4090-pcie4", gpu_experts_ratio=0.5), telemetry=sink
+        EngineConfig(model=model_dir, accelerator="emulated:rtx4090-pcie4", gpu_experts_ratio=0.5),
+        telemetry=sink,
     )
     tokens, usage = generate(engine, PROMPTS[1])
     engine.close()

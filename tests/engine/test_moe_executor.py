@@ -210,7 +210,9 @@ def test_virtual_time_moves_and_real_time_has_none(team):
     before = hybrid.virtual_now_us
     run(hybrid, 0, batch(1, seed=0))
     assert hybrid.virtual_now_us > before
-    assert hybrid.device_bytes == (8 + EXPERTS) * -(-model.store.expert_bytes // 64) * 64, "slots and one staged layer"
+    assert hybrid.device_bytes == (8 + EXPERTS) * -(-model.store.expert_bytes // 64) * 64, (
+        "slots and one staged layer"
+    )
     assert plain.device_bytes == 0
 
 
