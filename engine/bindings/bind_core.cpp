@@ -229,7 +229,7 @@ void bind_cache(py::module_& m) {
       .def("cancel", &ExpertCache::cancel, py::arg("slot"))
       .def("preload", &ExpertCache::preload, py::arg("layer"), py::arg("expert"))
       .def("preload_by_usage", &ExpertCache::preload_by_usage)
-      .def("boundary", &ExpertCache::boundary)
+      .def("boundary", &ExpertCache::boundary, py::arg("num_new") = 1, py::arg("num_running") = 1)
       .def("value", &ExpertCache::value, py::arg("layer"), py::arg("expert"))
       .def("set_future", &ExpertCache::set_future, py::arg("events_per_layer"))
       .def("save", &ExpertCache::save, py::arg("path"))

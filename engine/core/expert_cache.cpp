@@ -216,6 +216,18 @@ std::optional<Admission> ExpertCache::refuse(AdmitRefusal why) {
 }
 
 std::optional<Admission> ExpertCache::can_admit(int layer, int expert, bool forced) {
+  return decide(layer, expert, forced, false);
+}
+
+void ExpertCache::boundary(int num_new, int num_running) {
+  if (num_new < 0 || num_running < 1 || num_new > num_running) {
+    reject("num_new, num_running", std::to_string(num_new) + ", " + std::to_string(num_running),
+           "0 <= num_new <= num_running, num_running >= 1");
+  }
+  if (num_new > 0) policy_->on_boundary(static_cast<double>(num_new) / num_running);
+}
+
+std::optional<Admission> ExpertCache::decide(int layer, int expert, bool forced, bool bid) {
   check(layer, expert, "admission");
   if (slot_of(layer, expert) >= 0) return refuse(AdmitRefusal::kPresent);
   Admission admission;
@@ -230,6 +242,9 @@ std::optional<Admission> ExpertCache::can_admit(int layer, int expert, bool forc
     admission.evicted_layer = who / config_.num_experts;
     victim = admission.evicted;
   }
+  if (bid) {
+    policy_->on_bid(layer, victim, admission.victim_value);
+  }
   if (!forced && !policy_->admits(layer, expert, admission.value, victim, admission.victim_value)) {
     return refuse(AdmitRefusal::kPrice);
   }
@@ -238,7 +253,7 @@ std::optional<Admission> ExpertCache::can_admit(int layer, int expert, bool forc
 }
 
 std::optional<Admission> ExpertCache::admit(int layer, int expert, bool forced) {
-  const std::optional<Admission> admission = can_admit(layer, expert, forced);
+  const std::optional<Admission> admission = decide(layer, expert, forced, true);
   if (!admission) return admission;
   if (admission->evicted >= 0) {
     const size_t victim = index(admission->evicted_layer, admission->evicted);

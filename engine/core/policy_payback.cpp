@@ -1,10 +1,23 @@
-// Payback: an expert is worth the discounted number of uses to come, an upload is made when it will pay for
-// itself.
+// Payback: a slot is rented, an upload is bought, and both must pay for themselves.
 //
-// V is a table over three features of an expert's own history (age since its last use, a slow and a fast EWMA
-// of its usage), shared by all layers and learned online by TD(0): after each event every expert of the layer
-// has moved from cell s to cell s', and V(s) follows the mean over the event of  r + gamma V(s') - V(s)  with
-// r = 1 if it was used.
+// Every expert is an arm of a restless bandit; residency costs a rent c per event (what the slot could earn
+// otherwise) and saves one miss whenever the expert is used. D(s) = what being resident is worth over being
+// absent, from history s on. An absent expert can always be bought at its next use for one miss plus the
+// price r, so worth beyond its next use is capped by r; a resident one whose worth turns negative gives its
+// slot up. Hence, with u = used at the next event:
+//   D(s) = E[ u ? 1 + min(max(D(s'), 0), r) : max(D(s'), 0) ] - c
+// Admit e in place of v if D(e) - D(v) > r; the victim is the resident with the least D. Discounting plain
+// future uses instead (D = E[u + gamma V(s')]) ranks victims as well, but overrates the gain of buying now
+// over buying later and uploads too much; docs/scheduling.md has both in figures.
+//
+// s: age since the last use, usage since the request began, fast usage (about 24 events), long-run usage,
+// request just begun or not. D is a table over buckets of s, shared by all layers, learned online by TD(0)
+// from every expert of every event (being resident or not does not change how an expert is used). It starts
+// from the closed form for a constant usage p:
+//   D = 1 + r - c/p.
+// Rents differ by layer and load: the table keeps one lane per rent of a fixed ladder and reads between two.
+// Each layer's own rent follows its market: cheapest victim worth something -> slots are scarce, rent up;
+// worthless -> rent down.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -17,159 +30,286 @@
 namespace twofold {
 namespace {
 
-constexpr double kDiscount = 0.98;
-constexpr double kSlowRate = 1.0 / 96;
-constexpr double kFastRate = 1.0 / 8;
-constexpr int kAgeBuckets = 23;
-constexpr int kSlowBuckets = 16;
-constexpr int kFastBuckets = 8;
+constexpr int kLanes = 8;
+// About the usage per event of the expert that a slot more would hold: 0.1 % to 40 %.
+constexpr std::array<float, kLanes> kRents{0.001F, 0.004F, 0.01F, 0.02F, 0.04F, 0.08F, 0.16F, 0.4F};
+constexpr float kDiscount = 0.998F;  // per event; rent and cap bound D, this only damps errors
+constexpr float kFastRate = 1.0F / 24;
+constexpr float kRequestRate = 1.0F / 128;  // floor of the running mean since the request began
+constexpr float kRequestPrior = 16;         // events that the long-run usage counts for in a new request
+constexpr float kRequestReversion = 0.8F;   // how far usage falls back to the long run when a request begins
+constexpr float kLongRate = 1.0F / 1024;
+constexpr float kYoungRequest = 16;  // events
+constexpr float kMinStep = 0.01F;
+constexpr float kStepVisits = 20;     // step = 1 / (1 + visits / this), not below kMinStep
+constexpr double kRentRate = 0.03;    // per bid
+constexpr double kScarceShare = 0.8;  // of bids should meet a victim that is still worth something
 constexpr int kMaxAge = 512;
-constexpr size_t kCells = static_cast<size_t>(kAgeBuckets) * kSlowBuckets * kFastBuckets;
-
-// Ages 0..7 one by one, then about half-octave steps up to 512.
-std::array<uint8_t, kMaxAge + 1> age_buckets() {
-  constexpr std::array<int, kAgeBuckets> kFirst{0,  1,  2,  3,  4,  5,  6,   7,   8,   10,  12, 16,
-                                                20, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512};
-  std::array<uint8_t, kMaxAge + 1> out{};
-  int bucket = 0;
-  for (int age = 0; age <= kMaxAge; ++age) {
-    while (bucket + 1 < kAgeBuckets && age >= kFirst[static_cast<size_t>(bucket) + 1]) ++bucket;
-    out[static_cast<size_t>(age)] = static_cast<uint8_t>(bucket);
-  }
-  return out;
-}
-
-int ewma_bucket(float usage, int buckets) {
-  // Square root: resolution where most experts are.
-  return std::min(buckets - 1, static_cast<int>(std::sqrt(usage) * static_cast<float>(buckets)));
-}
+constexpr int kAgeBuckets = 16;
+constexpr std::array<int, kAgeBuckets> kAgeFrom{0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128, 256, 512};
+constexpr int kRequestBuckets = 12;
+constexpr int kFastBuckets = 8;
+constexpr int kLongBuckets = 4;
+constexpr int kYouthBuckets = 2;
+constexpr size_t kCells =
+    static_cast<size_t>(kYouthBuckets) * kLongBuckets * kAgeBuckets * kRequestBuckets * kFastBuckets;
 
 struct History {
-  int32_t age = kMaxAge;
-  float slow = 0;
+  int32_t age = kMaxAge;  // events since the last use
+  float request = 0;      // usage since the request began
   float fast = 0;
-  int32_t cell = -1;
+  float long_run = 0;
+  uint32_t cell = 0;
 };
+
+struct LayerState {
+  double rent = 0;
+  float events = 1e6F;  // since the request began; a share of it when one of several requests is new
+};
+
+// Square root: resolution where most experts are.
+int bucket(float usage, int buckets, float stretch = 1) {
+  return std::min(buckets - 1, static_cast<int>(std::sqrt(usage) * stretch * static_cast<float>(buckets)));
+}
 
 class Payback : public CachePolicy {
  public:
-  explicit Payback(const CacheConfig& config)
-      : num_experts_(static_cast<size_t>(config.num_experts)),
-        price_(config.upload_price),
-        age_bucket_(age_buckets()),
-        table_(kCells, 0),
-        error_(kCells, 0),
-        visits_(kCells, 0) {
-    const double base = static_cast<double>(config.top_k) / config.num_experts;
-    History fresh;
-    fresh.slow = static_cast<float>(base);
-    history_.assign(static_cast<size_t>(config.num_layers) * num_experts_, fresh);
-    // Until it has learned, the table believes each cell's own slow usage.
-    for (int age = 0; age < kAgeBuckets; ++age) {
-      for (int slow = 0; slow < kSlowBuckets; ++slow) {
-        for (int fast = 0; fast < kFastBuckets; ++fast) {
-          const double usage = std::pow((slow + 0.5) / kSlowBuckets, 2);
-          table_[cell(age, slow, fast)] = usage / (1 - kDiscount);
-        }
-      }
-    }
-    for (History& h : history_) h.cell = static_cast<int32_t>(cell_of(h));
-  }
-
-  void observe(const RoutingEvent& event) override {
-    History* layer = history_.data() + static_cast<size_t>(event.layer) * num_experts_;
-    touched_.clear();
-    size_t next_active = 0;
-    for (size_t expert = 0; expert < num_experts_; ++expert) {
-      const bool used =
-          next_active < event.active.size() && static_cast<size_t>(event.active[next_active]) == expert;
-      double share = 0;
-      if (used) {
-        share = event.prefill ? static_cast<double>(event.loads[next_active]) / event.num_tokens : 1.0;
-        ++next_active;
-      }
-      History& h = layer[expert];
-      const auto before = static_cast<size_t>(h.cell);
-      step(h, used, share, event.prefill ? event.num_tokens : 1);
-      const auto after = static_cast<size_t>(h.cell);
-      if (event.prefill) continue;  // a chunk says nothing about the next token's reward
-      if (visits_[before]++ == 0) touched_.push_back(before);
-      error_[before] += (used ? 1.0 : 0.0) + kDiscount * table_[after] - table_[before];
-    }
-    for (size_t touched : touched_) {
-      const double visits = visits_[touched];
-      table_[touched] += std::min(0.3, 0.03 * std::sqrt(visits)) * error_[touched] / visits;
-      error_[touched] = 0;
-      visits_[touched] = 0;
-    }
-  }
-
-  void values(int layer, std::span<double> out) const override {
-    const History* history = history_.data() + static_cast<size_t>(layer) * num_experts_;
-    for (size_t expert = 0; expert < num_experts_; ++expert) {
-      out[expert] = table_[static_cast<size_t>(history[expert].cell)];
-    }
-  }
-
-  bool admits(int, int, double value, int, double victim_value) const override {
-    return value - victim_value > price_;
-  }
-
-  std::vector<double> state() const override {
-    std::vector<double> out(table_);
-    for (const History& h : history_) {
-      out.push_back(h.age);
-      out.push_back(static_cast<double>(h.slow));
-      out.push_back(static_cast<double>(h.fast));
-    }
-    return out;
-  }
-
-  void restore(std::span<const double> state) override {
-    if (state.size() != kCells + 3 * history_.size()) {
-      throw std::runtime_error("payback: saved state of " + std::to_string(state.size()) + " values given, " +
-                               std::to_string(kCells + 3 * history_.size()) + " expected");
-    }
-    std::copy_n(state.begin(), kCells, table_.begin());
-    size_t at = kCells;
-    for (History& h : history_) {
-      h.age = static_cast<int32_t>(std::clamp(state[at], 0.0, static_cast<double>(kMaxAge)));
-      h.slow = static_cast<float>(std::clamp(state[at + 1], 0.0, 1.0));
-      h.fast = static_cast<float>(std::clamp(state[at + 2], 0.0, 1.0));
-      at += 3;
-      h.cell = static_cast<int32_t>(cell_of(h));
-    }
-  }
+  explicit Payback(const CacheConfig& config);
+  void observe(const RoutingEvent& event) override;
+  void values(int layer, std::span<double> out) const override;
+  bool admits(int layer, int expert, double value, int victim, double victim_value) const override;
+  void on_bid(int layer, int victim, double victim_value) override;
+  void on_boundary(double share) override;
+  std::vector<double> state() const override;
+  void restore(std::span<const double> state) override;
 
  private:
-  static size_t cell(int age, int slow, int fast) {
-    return (static_cast<size_t>(age) * kSlowBuckets + static_cast<size_t>(slow)) * kFastBuckets +
-           static_cast<size_t>(fast);
-  }
-  size_t cell_of(const History& h) const {
-    return cell(age_bucket_[static_cast<size_t>(h.age)], ewma_bucket(h.slow, kSlowBuckets),
-                ewma_bucket(h.fast, kFastBuckets));
-  }
+  using Worth = std::array<float, kLanes>;
 
-  // share: use per token; a chunk of n tokens ages the averages n times at its mean usage.
-  void step(History& h, bool used, double share, int tokens) {
-    const double keep_slow = tokens == 1 ? 1 - kSlowRate : std::pow(1 - kSlowRate, tokens);
-    const double keep_fast = tokens == 1 ? 1 - kFastRate : std::pow(1 - kFastRate, tokens);
-    h.slow = static_cast<float>(keep_slow * static_cast<double>(h.slow) + (1 - keep_slow) * share);
-    h.fast = static_cast<float>(keep_fast * static_cast<double>(h.fast) + (1 - keep_fast) * share);
-    h.age = used ? 0 : std::min(kMaxAge, h.age + tokens);
-    h.cell = static_cast<int32_t>(cell_of(h));
+  static size_t cell(int youth, int long_run, int age, int request, int fast) {
+    return static_cast<size_t>(
+        (((youth * kLongBuckets + long_run) * kAgeBuckets + age) * kRequestBuckets + request) * kFastBuckets +
+        fast);
+  }
+  size_t cell_of(const History& h, int youth) const {
+    return cell(youth, bucket(h.long_run, kLongBuckets, 1.3F), age_bucket_[static_cast<size_t>(h.age)],
+                bucket(h.request, kRequestBuckets), bucket(h.fast, kFastBuckets));
+  }
+  static int youth(const LayerState& layer) { return layer.events < kYoungRequest ? 0 : 1; }
+  void believe_constant_usage();
+  void learn(size_t before, size_t after, bool used);
+  void observe_chunk(const RoutingEvent& event);
+  double layer_weight(int layer) const {
+    return layer_weight_.empty() ? 1.0 : layer_weight_[static_cast<size_t>(layer)];
   }
 
   size_t num_experts_;
   double price_;
-  std::array<uint8_t, kMaxAge + 1> age_bucket_;
-  std::vector<double> table_;
-  std::vector<double> error_;
-  std::vector<int> visits_;
-  std::vector<size_t> touched_;
+  std::vector<double> layer_weight_;
+  std::array<uint8_t, kMaxAge + 1> age_bucket_{};
+  std::vector<Worth> worth_;
+  std::vector<float> visits_;
   std::vector<History> history_;
+  std::vector<LayerState> layers_;
+  std::vector<int> last_seen_;
 };
+
+Payback::Payback(const CacheConfig& config)
+    : num_experts_(static_cast<size_t>(config.num_experts)),
+      price_(config.upload_price),
+      layer_weight_(config.layer_weight),
+      worth_(kCells),
+      visits_(kCells, 0),
+      last_seen_(num_experts_, 0) {
+  int age_at = 0;
+  for (int age = 0; age <= kMaxAge; ++age) {
+    if (age_at + 1 < kAgeBuckets && age >= kAgeFrom[static_cast<size_t>(age_at) + 1]) ++age_at;
+    age_bucket_[static_cast<size_t>(age)] = static_cast<uint8_t>(age_at);
+  }
+  believe_constant_usage();
+  const double base = static_cast<double>(config.top_k) / config.num_experts;
+  LayerState layer;
+  layer.rent =
+      std::clamp(0.6 * base, static_cast<double>(kRents.front()), static_cast<double>(kRents.back()));
+  layers_.assign(static_cast<size_t>(config.num_layers), layer);
+  History fresh;
+  fresh.request = fresh.fast = fresh.long_run = static_cast<float>(base);
+  fresh.cell = static_cast<uint32_t>(cell_of(fresh, youth(layer)));
+  history_.assign(static_cast<size_t>(config.num_layers) * num_experts_, fresh);
+}
+
+void Payback::believe_constant_usage() {
+  for (int request = 0; request < kRequestBuckets; ++request) {
+    for (int fast = 0; fast < kFastBuckets; ++fast) {
+      const double a = std::pow((request + 0.5) / kRequestBuckets, 2);
+      const double b = std::pow((fast + 0.5) / kFastBuckets, 2);
+      const double usage = (a + b) / 2;
+      Worth worth{};
+      for (size_t lane = 0; lane < kLanes; ++lane) {
+        const double rent = static_cast<double>(kRents[lane]);
+        const double kept = 1 + price_ - rent / usage;  // valid while it is at least the price
+        worth[lane] = static_cast<float>(kept >= price_ ? kept : usage - rent);
+      }
+      for (int outer = 0; outer < kYouthBuckets * kLongBuckets; ++outer) {
+        for (int age = 0; age < kAgeBuckets; ++age) {
+          worth_[cell(outer / kLongBuckets, outer % kLongBuckets, age, request, fast)] = worth;
+        }
+      }
+    }
+  }
+}
+
+void Payback::learn(size_t before, size_t after, bool used) {
+  Worth& worth = worth_[before];
+  const Worth next = worth_[after];
+  visits_[before] += 1;
+  const float step = std::max(kMinStep, 1 / (1 + visits_[before] / kStepVisits));
+  const float cap = static_cast<float>(price_);
+  for (size_t lane = 0; lane < kLanes; ++lane) {
+    const float ahead = std::max(next[lane], 0.0F);
+    const float target = kDiscount * (used ? 1 + std::min(ahead, cap) : ahead) - kRents[lane];
+    worth[lane] += step * (target - worth[lane]);
+  }
+}
+
+void Payback::observe(const RoutingEvent& event) {
+  if (event.prefill) {
+    observe_chunk(event);
+    return;
+  }
+  LayerState& layer = layers_[static_cast<size_t>(event.layer)];
+  const float request_rate = std::max(kRequestRate, 1 / (layer.events + kRequestPrior));
+  const int youth_now = youth(layer);
+  layer.events += 1;
+  History* history = history_.data() + static_cast<size_t>(event.layer) * num_experts_;
+  size_t next_active = 0;
+  for (size_t expert = 0; expert < num_experts_; ++expert) {
+    History& h = history[expert];
+    const bool used =
+        next_active < event.active.size() && static_cast<size_t>(event.active[next_active]) == expert;
+    next_active += used;
+    const float use = used ? 1.0F : 0.0F;
+    h.request += request_rate * (use - h.request);
+    h.fast += kFastRate * (use - h.fast);
+    h.long_run += kLongRate * (use - h.long_run);
+    h.age = used ? 0 : std::min(kMaxAge, h.age + 1);
+    const size_t before = h.cell;
+    h.cell = static_cast<uint32_t>(cell_of(h, youth_now));
+    learn(before, h.cell, used);
+  }
+}
+
+// A prompt's chunk moves the averages as its tokens one by one would; it says nothing about the reward of a
+// decode step.
+void Payback::observe_chunk(const RoutingEvent& event) {
+  LayerState& layer = layers_[static_cast<size_t>(event.layer)];
+  const auto tokens = static_cast<float>(event.num_tokens);
+  const float request_rate =
+      std::max(1 - std::pow(1 - kRequestRate, tokens), tokens / (layer.events + kRequestPrior + tokens));
+  const float fast_rate = 1 - std::pow(1 - kFastRate, tokens);
+  const float long_rate = 1 - std::pow(1 - kLongRate, tokens);
+  layer.events += tokens;
+  std::fill(last_seen_.begin(), last_seen_.end(), -1);
+  for (size_t i = 0; i < event.ids.size(); ++i) {
+    last_seen_[static_cast<size_t>(event.ids[i])] = static_cast<int>(i / static_cast<size_t>(event.top_k));
+  }
+  History* history = history_.data() + static_cast<size_t>(event.layer) * num_experts_;
+  size_t next_active = 0;
+  for (size_t expert = 0; expert < num_experts_; ++expert) {
+    History& h = history[expert];
+    const bool used =
+        next_active < event.active.size() && static_cast<size_t>(event.active[next_active]) == expert;
+    const float use = used ? static_cast<float>(event.loads[next_active]) / tokens : 0.0F;
+    next_active += used;
+    h.request += request_rate * (use - h.request);
+    h.fast += fast_rate * (use - h.fast);
+    h.long_run += long_rate * (use - h.long_run);
+    h.age = used ? std::min(kMaxAge, event.num_tokens - 1 - last_seen_[expert])
+                 : std::min(kMaxAge, h.age + event.num_tokens);
+    h.cell = static_cast<uint32_t>(cell_of(h, youth(layer)));
+  }
+}
+
+void Payback::values(int layer, std::span<double> out) const {
+  const double rent = layers_[static_cast<size_t>(layer)].rent;
+  size_t lane = 0;
+  while (lane + 2 < kLanes && rent > static_cast<double>(kRents[lane + 1])) ++lane;
+  const double low = static_cast<double>(kRents[lane]);
+  const double high = static_cast<double>(kRents[lane + 1]);
+  const double t = (rent - low) / (high - low);
+  const History* history = history_.data() + static_cast<size_t>(layer) * num_experts_;
+  for (size_t expert = 0; expert < num_experts_; ++expert) {
+    const Worth& worth = worth_[history[expert].cell];
+    out[expert] = (1 - t) * static_cast<double>(worth[lane]) + t * static_cast<double>(worth[lane + 1]);
+  }
+}
+
+bool Payback::admits(int layer, int expert, double value, int victim, double victim_value) const {
+  if (victim >= 0) return value - victim_value > price_;
+  // A free slot earns nothing otherwise: the lowest rent.
+  const History& h = history_[static_cast<size_t>(layer) * num_experts_ + static_cast<size_t>(expert)];
+  return layer_weight(layer) * static_cast<double>(worth_[h.cell].front()) > price_;
+}
+
+void Payback::on_bid(int layer, int victim, double victim_value) {
+  constexpr double kUp = 1 + kRentRate * (1 - kScarceShare);
+  constexpr double kDown = 1 - kRentRate * kScarceShare;
+  double& rent = layers_[static_cast<size_t>(layer)].rent;
+  rent *= victim >= 0 && victim_value > 0 ? kUp : kDown;
+  rent = std::clamp(rent, static_cast<double>(kRents.front()), static_cast<double>(kRents.back()));
+}
+
+void Payback::on_boundary(double share) {
+  const auto reversion = static_cast<float>(share) * kRequestReversion;
+  for (History& h : history_) h.request += reversion * (h.long_run - h.request);
+  for (LayerState& layer : layers_) layer.events *= 1 - static_cast<float>(share);
+}
+
+std::vector<double> Payback::state() const {
+  std::vector<double> out;
+  out.reserve(kCells * (kLanes + 1) + layers_.size() * 2 + history_.size() * 4);
+  for (size_t i = 0; i < kCells; ++i) {
+    out.insert(out.end(), worth_[i].begin(), worth_[i].end());
+    out.push_back(static_cast<double>(visits_[i]));
+  }
+  for (const LayerState& layer : layers_) {
+    out.push_back(layer.rent);
+    out.push_back(static_cast<double>(layer.events));
+  }
+  for (const History& h : history_) {
+    out.push_back(h.age);
+    out.push_back(static_cast<double>(h.request));
+    out.push_back(static_cast<double>(h.fast));
+    out.push_back(static_cast<double>(h.long_run));
+  }
+  return out;
+}
+
+void Payback::restore(std::span<const double> state) {
+  const size_t expected = kCells * (kLanes + 1) + layers_.size() * 2 + history_.size() * 4;
+  if (state.size() != expected) {
+    throw std::runtime_error("payback: saved state of " + std::to_string(state.size()) + " values given, " +
+                             std::to_string(expected) + " expected");
+  }
+  const double* at = state.data();
+  for (size_t i = 0; i < kCells; ++i) {
+    for (float& worth : worth_[i]) worth = static_cast<float>(*at++);
+    visits_[i] = static_cast<float>(*at++);
+  }
+  for (LayerState& layer : layers_) {
+    layer.rent = std::clamp(*at++, static_cast<double>(kRents.front()), static_cast<double>(kRents.back()));
+    layer.events = static_cast<float>(std::max(0.0, *at++));
+  }
+  const auto usage = [&at] { return static_cast<float>(std::clamp(*at++, 0.0, 1.0)); };
+  for (size_t i = 0; i < history_.size(); ++i) {
+    History& h = history_[i];
+    h.age = static_cast<int32_t>(std::clamp(*at++, 0.0, static_cast<double>(kMaxAge)));
+    h.request = usage();
+    h.fast = usage();
+    h.long_run = usage();
+    h.cell = static_cast<uint32_t>(cell_of(h, youth(layers_[i / num_experts_])));
+  }
+}
 
 }  // namespace
 

@@ -49,16 +49,18 @@ BatchSchedule::BatchSchedule(const RoutingTrace& trace, int batch) : trace_(trac
   end_.assign(static_cast<size_t>(batch), 0);
 }
 
-bool BatchSchedule::next(std::vector<int64_t>& rows, bool& started) {
+bool BatchSchedule::next(std::vector<int64_t>& rows, int& num_started) {
   rows.clear();
-  started = false;
+  num_started = 0;
   for (size_t lane = 0; lane < row_.size(); ++lane) {
+    bool started = false;
     while (row_[lane] == end_[lane] && next_sequence_ + 1 < trace_.offsets.size()) {
       row_[lane] = trace_.offsets[next_sequence_];
       end_[lane] = trace_.offsets[next_sequence_ + 1];
       ++next_sequence_;
       started = true;
     }
+    num_started += started && row_[lane] < end_[lane];
     if (row_[lane] < end_[lane]) rows.push_back(row_[lane]++);
   }
   return !rows.empty();
@@ -100,8 +102,8 @@ std::vector<std::vector<std::vector<int>>> future_of(const RoutingTrace& trace, 
   BatchSchedule schedule(trace, batch);
   EventReader reader(trace);
   std::vector<int64_t> rows;
-  bool started = false;
-  while (schedule.next(rows, started)) {
+  int num_started = 0;
+  while (schedule.next(rows, num_started)) {
     for (int layer = 0; layer < trace.num_layers; ++layer) {
       reader.read(rows, layer);
       std::vector<int> active(reader.ids.begin(), reader.ids.end());
@@ -132,9 +134,9 @@ ReplayCounts replay(const RoutingTrace& trace, int batch, ExpertCache& cache,
   EventReader reader(trace);
   std::vector<int64_t> rows;
   std::vector<int> misses;
-  bool started = false;
-  while (schedule.next(rows, started)) {
-    if (started) cache.boundary();
+  int num_started = 0;
+  while (schedule.next(rows, num_started)) {
+    cache.boundary(num_started, static_cast<int>(rows.size()));
     for (int layer = 0; layer < trace.num_layers; ++layer) {
       reader.read(rows, layer);
       cache.observe(layer, reader.ids, reader.weights, static_cast<int>(rows.size()));

@@ -34,8 +34,12 @@ class CachePolicy {
   virtual bool admits(int layer, int expert, double value, int victim, double victim_value) const = 0;
   virtual void on_admit(int /*layer*/, int /*expert*/) {}
   virtual void on_evict(int /*layer*/, int /*expert*/) {}
-  // A new text begins (request boundary): nothing to do for most.
-  virtual void on_boundary() {}
+  // An expert bids for a slot: who would go (victim < 0: a free slot) and what that one is worth. Comes
+  // before the decision and only with decisions that count, not with questions.
+  virtual void on_bid(int /*layer*/, int /*victim*/, double /*victim_value*/) {}
+  // A new text begins (request boundary) in this share (0 ... 1) of the running requests: nothing to do for
+  // most.
+  virtual void on_boundary(double /*share*/) {}
   // Offline policies are told the future: per layer, the active experts of every event to come.
   virtual void set_future(const std::vector<std::vector<std::vector<int>>>& events_per_layer);
   // Everything learned, for a warm start; empty if there is nothing to keep.

@@ -98,7 +98,8 @@ class ExpertCache {
   // Returns what was placed as layer * num_experts + expert.
   std::vector<int> preload_by_usage();
 
-  void boundary() { policy_->on_boundary(); }
+  // Before a step in which num_new of num_running requests begin.
+  void boundary(int num_new = 1, int num_running = 1);
   double value(int layer, int expert);  // lambda * V now
   void set_future(const std::vector<std::vector<std::vector<int>>>& events_per_layer);
 
@@ -117,6 +118,7 @@ class ExpertCache {
   const std::vector<double>& layer_values(int layer);
   int find_free(int layer) const;
   int find_victim(int layer, double& victim_value);
+  std::optional<Admission> decide(int layer, int expert, bool forced, bool bid);
   std::optional<Admission> refuse(AdmitRefusal why);
   void check(int layer, int expert, const char* who) const;
 

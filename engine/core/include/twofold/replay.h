@@ -33,8 +33,8 @@ struct RoutingTrace {
 class BatchSchedule {
  public:
   BatchSchedule(const RoutingTrace& trace, int batch);
-  // Token rows of the next step; false at the end. started: whether a sequence begins in this step.
-  bool next(std::vector<int64_t>& rows, bool& started);
+  // Token rows of the next step; false at the end. num_started: sequences that begin with this step.
+  bool next(std::vector<int64_t>& rows, int& num_started);
 
  private:
   const RoutingTrace& trace_;
