@@ -76,12 +76,13 @@ def _layer(tokens: queries.RequestTokens, chosen: int) -> str:
 def _link(uploads: Sequence[queries.Upload]) -> str:
     if not uploads:
         return "Nothing was copied over PCIe during its step."
+    num_experts = "1 expert" if len(uploads) == 1 else f"{len(uploads)} experts"
     total = sum(upload.size_bytes for upload in uploads)
     copying_us = sum(upload.end_us - upload.begin_us for upload in uploads)
     waits_us = max(upload.begin_us - upload.queued_us for upload in uploads)
     demand = sum(upload.reason is queries.UploadReason.DEMAND for upload in uploads)
     return (
-        f"During its step {len(uploads)} expert{'s' if len(uploads) != 1 else ''} ({formats.size(total)}) crossed PCIe in "
+        f"During its step {num_experts} ({formats.size(total)}) crossed PCIe in "
         f"{formats.microseconds(copying_us)}, {demand} of them because they were needed at once; "
         f"the longest wait for the link was {formats.microseconds(waits_us)}."
     )

@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 import streamlit as st
@@ -29,24 +30,7 @@ WINDOWS: Final[dict[str, int | None]] = {
 }
 NEWEST: Final = -1
 
-_STYLE = """
-<style> [data-testid="stMainBlockContainer"] {padding: 2.4rem 2.5rem 2rem; max-width: 1320px;}
-[data-testid="stMainBlockContainer"] h1 {font-size: 2.1rem; padding: 0;} [data-testid="stMetric"]
-{background: #fff;} .st-key-figures [data-testid="stMetric"] {min-height: 112px;}
-[data-testid="stMetricValue"] {font-size: 1.75rem; font-variant-numeric: tabular-nums;}
-[data-testid="stMetricLabel"] p {white-space: normal; color: #4b5563;} [class*="st-key-card"] {background:
-#fff; box-shadow: 0 1px 2px rgba(16,24,40,.06);} .tf-pill {display:inline-block; padding:2px 10px;
-border-radius:999px; font-size:.8rem; font-weight:600;} .tf-live {background:#d1fae5; color:#065f46;}
-.tf-ended {background:#e5e7eb; color:#374151;} .tf-lost {background:#ffedd5; color:#9a3412;} .tf-facts
-{color:#4b5563; font-size:.95rem;} .tf-key {display:inline-flex; align-items:center; margin-right:18px;
-font-size:.92rem;} .tf-key i {display:inline-block; width:14px; height:14px; border-radius:3px;
-margin-right:6px;} .tf-layers {width:100%; border-collapse:collapse; font-size:.9rem;
-font-variant-numeric:tabular-nums;} .tf-layers th {text-align:right; font-weight:500; color:#6b7280;
-padding:4px 10px; border-bottom:1px solid #e5e7eb;} .tf-layers td {text-align:right; padding:4px 10px;
-border-bottom:1px solid #f1f3f5;} .tf-layers .tf-experts {text-align:left;} .tf-chip {display:inline-block;
-min-width:72px; text-align:center; color:#fff; border-radius:5px; padding:1px 7px; margin:1px 4px 1px 0;
-font-weight:600;} .tf-chip small {font-weight:400; opacity:.9;} </style>
-"""
+_STYLE: Final = f"<style>{Path(__file__).with_name('style.css').read_text(encoding='utf-8')}</style>"
 
 
 @dataclass(frozen=True)
