@@ -1,0 +1,171 @@
+#!/usr/bin/env python3
+"""Lets users chat with a server for a while and prints what they saw: what `make loadtest` calls.
+
+    python loadtest/run.py --users 10 --seconds 60 --host http://127.0.0.1:10002
+
+While it runs, its samples go to the server's telemetry database (the dashboard's page "Load test") or,
+where the server keeps none, to a JSON-lines file. After the time is over, answers that have begun may end.
+Exit code: 0, 1 when any request failed or none was answered, 2 for bad arguments or a server that does not
+answer.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+# Locust patches the standard library for its green threads: before anything else is imported.
+import locust  # noqa: F401  isort: skip
+
+import argparse
+import json
+import time
+import urllib.error
+import urllib.request
+from typing import Any
+
+import gevent
+from gevent.event import Event
+from locust.env import Environment
+
+_ROOT = str(Path(__file__).resolve().parent.parent)
+if _ROOT not in sys.path:
+    sys.path.insert(0, _ROOT)
+
+from loadtest import locustfile, samples  # noqa: E402
+
+DRAIN_S = 60.0
+
+
+class UnreachableError(Exception):
+    """There is no server, or it is not one we can chat with."""
+
+
+def main() -> int:
+    args = parse_arguments()
+    try:
+        host = samples.check_host(args.host, allow_remote=args.allow_remote_host)
+        model = args.model or served_model(host)
+    except (ValueError, UnreachableError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    environment = Environment(user_classes=[locustfile.ChatUser], events=locustfile.events, host=host)
+    environment.stop_timeout = DRAIN_S
+    environment.loadtest_model = model
+    locustfile.prepare(environment, allow_remote=args.allow_remote_host, output=args.output)
+    print(f"{args.users} users chat with {model} at {host} for {args.seconds} s …", flush=True)
+    begun_s = time.monotonic()
+    run_users(environment, args.users, args.spawn_rate, args.seconds)
+    store = environment.loadtest_store
+    store.flush()
+    print(
+        f"\n{describe(host)}\n\n{samples.report(store.samples, time.monotonic() - begun_s)}\n\n{store.where()}"
+    )
+    failed = sum(not sample.ok for sample in store.samples)
+    return 1 if failed or not store.samples else 0
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--host", default="http://127.0.0.1:10002", help="of the server (default: %(default)s)"
+    )
+    parser.add_argument("--users", type=bounded(1, locustfile.MAX_USERS), default=10, help="at the same time")
+    parser.add_argument(
+        "--seconds", type=bounded(1, 3600), default=60, help="for which users begin new requests"
+    )
+    parser.add_argument(
+        "--spawn-rate", type=float, default=2.0, help="users that come per second (default: %(default)s)"
+    )
+    parser.add_argument("--model", default="", help="model to ask for (default: the one that is served)")
+    parser.add_argument(
+        "--output",
+        type=Path,
+        default=Path(),
+        help="directory for samples the server does not take (default: here)",
+    )
+    parser.add_argument(
+        "--allow-remote-host",
+        action="store_true",
+        help="load a server that is not on this machine; it must be yours",
+    )
+    args = parser.parse_args()
+    if not 0.01 <= args.spawn_rate <= 1000:
+        parser.error(f"--spawn-rate {args.spawn_rate} is out of range; expected 0.01 to 1000")
+    if not args.output.is_dir():
+        parser.error(f"--output {args.output} is not a directory")
+    return args
+
+
+def bounded(low: int, high: int) -> Any:
+    """An argparse type: a whole number within limits, so that no test runs away."""
+
+    def parse(text: str) -> int:
+        if not text.isdigit() or not low <= int(text) <= high:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {low} to {high}")
+        return int(text)
+
+    return parse
+
+
+def get_json(url: str) -> Any:
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with opener.open(url, timeout=10) as answer:
+        return json.loads(answer.read())
+
+
+def served_model(host: str) -> str:
+    try:
+        return str(get_json(f"{host}/v1/models")["data"][0]["id"])
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise UnreachableError(
+            f"no OpenAI server answers at {host} ({error}); start one with `make run` or give its --host"
+        ) from None
+
+
+def describe(host: str) -> str:
+    """What was loaded, and whether its GPU was an emulated one; the times below are the users' wall clock always."""
+    try:
+        health = get_json(f"{host}/health")
+        accelerator = str(health.get("accelerator", "unknown accelerator"))
+    except (OSError, ValueError, AttributeError):
+        return "the server no longer answers /health"
+    note = " (emulated; times are the users' wall clock)" if accelerator.startswith("emulated") else ""
+    return f"{health.get('model', 'model')} on {accelerator}{note}"
+
+
+def run_users(environment: Environment, users: int, spawn_rate: float, seconds: int) -> None:
+    runner = environment.create_local_runner()
+    ended = Event()
+    helpers = [
+        gevent.spawn(locustfile.pass_samples_on, environment, ended),
+        gevent.spawn(show_progress, environment, seconds, ended),
+    ]
+    try:
+        runner.start(users, spawn_rate=spawn_rate)
+        gevent.sleep(seconds)
+    except KeyboardInterrupt:
+        print("\nended early", flush=True)
+    runner.quit()
+    runner.greenlet.join()
+    ended.set()
+    gevent.joinall(helpers)
+
+
+def show_progress(environment: Environment, seconds: int, ended: Event) -> None:
+    begun_s = time.monotonic()
+    while not ended.wait(5):
+        done = environment.loadtest_store.samples
+        failed = sum(not sample.ok for sample in done)
+        elapsed_s = time.monotonic() - begun_s
+        print(
+            f"  {min(elapsed_s, seconds):4.0f} s  {environment.runner.user_count:3} users  {len(done):5} requests  "
+            f"{failed} failed",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

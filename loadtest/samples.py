@@ -1,0 +1,159 @@
+"""What the users measured: handed to the server, which alone writes the telemetry database, and summed up."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import math
+import threading
+import urllib.error
+import urllib.parse
+import urllib.request
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final
+
+LOAD_SAMPLES_PATH: Final = "/internal/load_samples"
+_BATCH: Final = 1000
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One request of one user; the fields are those of `POST /internal/load_samples`."""
+
+    loadtest_id: str
+    finished_s: float
+    user: int
+    num_users: int
+    e2e_ms: float
+    ok: bool
+    ttft_ms: float | None
+    tpot_ms: float | None
+    completion_tokens: int
+    error: str | None
+
+
+def check_host(host: str, *, allow_remote: bool) -> str:
+    """`host` without a slash at its end. ValueError unless it is http(s) and here, or remote ones are allowed."""
+    parsed = urllib.parse.urlsplit(host)
+    if parsed.scheme not in ("http", "https") or not parsed.hostname:
+        raise ValueError(f"--host {host!r} is not an address; expected e.g. http://127.0.0.1:10002")
+    if not allow_remote and not _is_loopback(parsed.hostname):
+        raise ValueError(
+            f"--host {host!r} is not this machine; a load test against others' servers needs their consent. "
+            "Give http://127.0.0.1:PORT, or --allow-remote-host if the server is yours"
+        )
+    return host.rstrip("/")
+
+
+def _is_loopback(name: str) -> bool:
+    if name.lower().rstrip(".") == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
+
+
+class SampleStore:
+    """Takes samples while the test runs, sends them on in batches and keeps them for the report.
+
+    Where the server keeps no telemetry (HTTP 404) or stops taking samples, they go to a JSON-lines file
+    instead.
+    """
+
+    def __init__(self, host: str, fallback: Path) -> None:
+        self._url = host + LOAD_SAMPLES_PATH
+        self._fallback = fallback
+        # The server is on this machine: never through a proxy of the environment.
+        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        self._unsent: list[Sample] = []
+        self._to_file = False
+        self._flushing = threading.Lock()
+        self.samples: list[Sample] = []
+        self.num_sent = 0
+        self.problem: str | None = None
+        """Why samples went to the file, if they did."""
+
+    def add(self, sample: Sample) -> None:
+        self.samples.append(sample)
+        self._unsent.append(sample)
+
+    def flush(self) -> None:
+        """Pass on what has gathered; who comes while another does so waits for it."""
+        with self._flushing:
+            while batch := self._unsent[:_BATCH]:
+                if self._to_file or not self._post(batch):
+                    self._to_file = True
+                    self._append(batch)
+                del self._unsent[: len(batch)]
+
+    def _post(self, batch: list[Sample]) -> bool:
+        body = json.dumps({"samples": [asdict(sample) for sample in batch]}).encode()
+        request = urllib.request.Request(  # noqa: S310  http(s) only: check_host saw to it
+            self._url, data=body, headers={"Content-Type": "application/json"}, method="POST"
+        )
+        try:
+            with self._opener.open(request, timeout=10) as answer:
+                answer.read()
+        except urllib.error.HTTPError as error:
+            keeps_none = error.code == 404
+            self.problem = (
+                "the server keeps no telemetry" if keeps_none else f"the server answered HTTP {error.code}"
+            )
+            error.close()
+            return False
+        except OSError as error:
+            self.problem = f"the server took no samples: {error}"
+            return False
+        self.num_sent += len(batch)
+        return True
+
+    def _append(self, batch: list[Sample]) -> None:
+        with self._fallback.open("a", encoding="utf-8") as file:
+            file.writelines(json.dumps(asdict(sample)) + "\n" for sample in batch)
+
+    def where(self) -> str:
+        """Where the samples are now, for the report."""
+        if self.problem is None:
+            return f"{self.num_sent:,} samples are in the server's telemetry database and on its dashboard"
+        return f"samples are in {self._fallback} ({self.problem})"
+
+
+def percentile(values: list[float], percent: float) -> float | None:
+    """By linear interpolation, as NumPy does it; None of nothing."""
+    if not values:
+        return None
+    ordered = sorted(values)
+    place = (len(ordered) - 1) * percent / 100
+    below = math.floor(place)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
+
+
+def report(samples: list[Sample], seconds: float) -> str:
+    """A table of percentiles, throughput and failures."""
+    lines = [f"{'':<22}{'p50':>10}{'p95':>10}{'p99':>10}{'max':>10}"]
+    for title, field in (
+        ("TTFT, ms", "ttft_ms"),
+        ("TPOT, ms", "tpot_ms"),
+        ("E2E, ms", "e2e_ms"),
+    ):
+        values = [getattr(s, field) for s in samples if s.ok and getattr(s, field) is not None]
+        shown = [percentile(values, percent) for percent in (50, 95, 99, 100)]
+        lines.append(f"{title:<22}" + "".join(f"{'-' if v is None else f'{v:,.1f}':>10}" for v in shown))
+    good = [sample for sample in samples if sample.ok]
+    tokens = sum(sample.completion_tokens for sample in good)
+    lines += [
+        "",
+        f"{'answers':<22}{len(good):>10,}",
+        f"{'answer tokens':<22}{tokens:>10,}",
+        f"{'tokens/s, all users':<22}{tokens / seconds if seconds > 0 else 0.0:>10,.1f}",
+        f"{'failures':<22}{len(samples) - len(good):>10,}",
+    ]
+    errors: dict[str, int] = {}
+    for sample in samples:
+        if not sample.ok:
+            errors[sample.error or "unknown"] = errors.get(sample.error or "unknown", 0) + 1
+    lines += [f"  {count:>5} × {error}" for error, count in sorted(errors.items(), key=lambda item: -item[1])]
+    return "\n".join(lines)
