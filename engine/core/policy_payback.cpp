@@ -179,8 +179,8 @@ void Payback::observe(const RoutingEvent& event) {
   }
   LayerState& layer = layers_[static_cast<size_t>(event.layer)];
   const float request_rate = std::max(kRequestRate, 1 / (layer.events + kRequestPrior));
-  const int youth_now = youth(layer);
   layer.events += 1;
+  const int youth_now = youth(layer);
   History* history = history_.data() + static_cast<size_t>(event.layer) * num_experts_;
   size_t next_active = 0;
   for (size_t expert = 0; expert < num_experts_; ++expert) {

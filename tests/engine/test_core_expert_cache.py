@@ -156,13 +156,16 @@ def test_payback_prices_uploads():
     rng = np.random.default_rng(5)
     popularity = 1 / np.arange(1, 17)
     popularity /= popularity.sum()
-    rows = [rng.choice(16, size=(1, 2), replace=False, p=popularity).astype(np.int32) for _ in range(1500)]
+    rows = []
+    for _ in range(8):  # eight topics, each with its own favourites
+        order = rng.permutation(16)
+        rows += [order[rng.choice(16, size=(1, 2), replace=False, p=popularity)] for _ in range(200)]
     uploads = []
     for price in (0.0, 0.67, 3.0, 1e6):
         cache = make("payback", layers=1, experts=16, top_k=2, slots=4, price=price)
         count = 0
         for ids in rows:
-            cache.observe(0, ids)
+            cache.observe(0, ids.astype(np.int32))
             for e in cache.active(0):
                 if cache.state(0, e) == State.ABSENT and (admission := cache.admit(0, e)):
                     cache.publish(admission.slot)
@@ -227,6 +230,8 @@ def test_warm_start(tmp_path, policy):
     assert set(order[: len(resident)]) == resident
     assert sorted(order) == list(range(16))
     if policy == "payback":
+        for c in (cache, again):  # values are taken when a layer is observed
+            c.observe(1, routing([0, 1]))
         assert [again.value(1, e) for e in range(8)] == pytest.approx([cache.value(1, e) for e in range(8)])
 
 
