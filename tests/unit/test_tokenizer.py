@@ -54,13 +54,13 @@ def test_special_tokens_in_text_are_one_id_each(tokenizer: Tokenizer) -> None:
     assert tokenizer.decode(ids, skip_special_tokens=False) == "<|im_start|>the cat<|im_end|>"
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200, deadline=None, derandomize=True)
 @given(text=st.text(max_size=60))
 def test_encode_and_decode_equal_transformers(tokenizer: Tokenizer, reference: Any, text: str) -> None:
     ids = tokenizer.encode(text)
     assert ids == reference.encode(text, add_special_tokens=False)
     assert tokenizer.decode(ids) == reference.decode(ids, skip_special_tokens=True)
-    assert tokenizer.decode(ids) == text
+    assert tokenizer.decode(ids, skip_special_tokens=False) == text
 
 
 def test_lone_surrogate_is_the_requests_fault(tokenizer: Tokenizer) -> None:
