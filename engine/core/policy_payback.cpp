@@ -14,7 +14,7 @@
 // request just begun or not. D is a table over buckets of s, shared by all layers, learned online by TD(0)
 // from every expert of every event (being resident or not does not change how an expert is used). It starts
 // from the closed form for a constant usage p:
-//   D = 1 + r - c/p.
+//   D = min(1 + r - c/p, (p - c) / (1 - discount)), or p - c where p < c.
 // Rents differ by layer and load: the table keeps one lane per rent of a fixed ladder and reads between two.
 // Each layer's own rent follows its market: cheapest victim worth something -> slots are scarce, rent up;
 // worthless -> rent down.
@@ -147,8 +147,11 @@ void Payback::believe_constant_usage() {
       Worth worth{};
       for (size_t lane = 0; lane < kLanes; ++lane) {
         const double rent = static_cast<double>(kRents[lane]);
-        const double kept = 1 + price_ - rent / usage;  // valid while it is at least the price
-        worth[lane] = static_cast<float>(kept >= price_ ? kept : usage - rent);
+        // Bought back at the next use, or, where the price is never worth it, all uses of the discounted
+        // horizon.
+        const double bought = 1 + price_ - rent / usage;
+        const double horizon = (usage - rent) / (1 - static_cast<double>(kDiscount));
+        worth[lane] = static_cast<float>(usage > rent ? std::min(bought, horizon) : usage - rent);
       }
       for (int outer = 0; outer < kYouthBuckets * kLongBuckets; ++outer) {
         for (int age = 0; age < kAgeBuckets; ++age) {
