@@ -76,7 +76,13 @@ def measure(engine: Engine, args: argparse.Namespace) -> dict[str, Any]:
     prompt = prompt_of(engine, args.prompt_tokens)
     directory = Path(engine.info.model)
     compare, why_not = _whether_to_compare(args.compare_transformers, directory)
-    other = TransformersBench(directory) if compare else None
+    other = (
+        TransformersBench(directory, try_float32=_weights_bytes(directory) < _COMPARE_BYTES)
+        if compare
+        else None
+    )
+    if other is not None:
+        other.choose_fastest(prompt)
     ours: list[Speed] = []
     theirs: list[Speed] = []
     for turn in range(args.repeats + 1):
@@ -170,6 +176,10 @@ def table(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def _weights_bytes(directory: Path) -> int:
+    return sum(path.stat().st_size for path in directory.glob("*.safetensors"))
+
+
 def _whether_to_compare(asked: bool | None, directory: Path) -> tuple[bool, str]:
     """The decision and, if it is no, its reason. ConfigError if it was asked for and cannot be."""
     installed = importlib.util.find_spec("transformers") is not None
@@ -179,7 +189,7 @@ def _whether_to_compare(asked: bool | None, directory: Path) -> tuple[bool, str]
         )
     if asked is not None:
         return asked, "--no-compare-transformers"
-    size = sum(path.stat().st_size for path in directory.glob("*.safetensors"))
+    size = _weights_bytes(directory)
     if not installed:
         return False, "it is not installed"
     return size < _COMPARE_BYTES, f"the weights are {size / 1024**3:.1f} GiB; ask with --compare-transformers"

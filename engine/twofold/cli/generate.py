@@ -64,12 +64,13 @@ def run(args: argparse.Namespace) -> int:
                 usage = chunk.usage or usage
                 if not args.json:
                     print(chunk.text, end="", flush=True)
-            if args.json:
-                print(json.dumps(report(engine, "".join(texts), answer_ids, usage), ensure_ascii=False))
-            else:
-                print()
         finally:
             engine.close()
+        # After closing: the counts of the last step are complete then.
+        if args.json:
+            print(json.dumps(report(engine, "".join(texts), answer_ids, usage), ensure_ascii=False))
+        else:
+            print()
     finally:
         if sink is not None:
             sink.close()
