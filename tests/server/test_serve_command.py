@@ -1,0 +1,70 @@
+"""`twofold serve` as a user runs it: a process, a model, a database, a signal."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import openai
+import pytest
+
+pytest.importorskip("twofold._core", reason="the native module is not built")
+pytest.importorskip("sqlalchemy")
+
+import twofold
+from twofold.testing import write_tiny_model
+
+
+def start(model: Path, database: Path) -> subprocess.Popen[str]:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("TWOFOLD_")}
+    environment["PYTHONPATH"] = str(Path(twofold.__file__).parents[1])
+    command = [sys.executable, "-m", "twofold.cli", "serve", str(model), "--port", "0", "--cpu-threads", "1"]
+    command += ["--accelerator", "emulated:rtx4090-pcie4", "--gpu-experts-ratio", "0.5"]
+    command += ["--telemetry-url", f"sqlite:///{database}"]
+    return subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def test_serve_greets_answers_records_and_drains(tmp_path):
+    database = tmp_path / "telemetry.db"
+    process = start(write_tiny_model(tmp_path / "tiny"), database)
+    try:
+        greeting = []
+        for line in process.stdout:
+            greeting.append(line)
+            if "note: the GPU is emulated" in line:
+                break
+        told = "".join(greeting)
+        assert "Twofold" in told, process.stderr.read()
+        assert "emulated:rtx4090-pcie4" in told
+        assert str(database) in told
+        url = next(word for word in told.split() if word.startswith("http://127.0.0.1:"))
+        client = openai.OpenAI(base_url=url, api_key="unused", max_retries=0)
+        question = [{"role": "user", "content": "Tell me of the fox"}]
+        stream = client.chat.completions.create(
+            model="tiny", messages=question, stream=True, max_tokens=200, extra_body={"ignore_eos": True}
+        )
+        chunks = iter(stream)
+        next(chunks)
+        process.send_signal(signal.SIGTERM)
+        rest = list(chunks)
+        assert rest[-1].choices[0].finish_reason == "length"
+        assert process.wait(60) == 0
+        assert process.stderr.read() == ""
+    finally:
+        process.kill()
+        process.communicate()
+    with sqlite3.connect(database) as connection:
+        (finished,) = connection.execute(
+            "select count(*) from request where finish_reason = 'length'"
+        ).fetchone()
+        (placements,) = connection.execute("select count(*) from token_layer").fetchone()
+        (accelerator,) = connection.execute("select accelerator from run").fetchone()
+    assert finished == 1
+    assert placements > 100
+    assert accelerator == "emulated:rtx4090-pcie4"
