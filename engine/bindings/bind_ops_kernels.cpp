@@ -119,6 +119,15 @@ py::array_t<float> bf16_to_f32(const py::array_t<uint16_t, py::array::c_style>& 
   return out;
 }
 
+uint64_t read_all(const py::array& memory, const std::string& level) {
+  if (!view_of(memory).contiguous) throw KernelFailure("kernels.read_all: memory is not C-contiguous");
+  const kernels::KernelTable& table = level_named(level);
+  const void* data = memory.data();
+  const int64_t bytes = memory.nbytes();
+  const py::gil_scoped_release release;
+  return table.read_all(data, bytes);
+}
+
 // Exercises a team: adds one to each of num_chunks counters, `repeats` times; throws in chunk `fail_at` of
 // the first.
 py::array_t<int64_t> count_chunks(ThreadTeam& team, int64_t num_chunks, int repeats,
@@ -169,6 +178,7 @@ void bind_kernels(py::module_& m) {
   m.def("axpy", &axpy, py::arg("alpha"), py::arg("x"), py::arg("y"), py::kw_only(), py::arg("level"));
   m.def("f32_to_bf16", &f32_to_bf16, py::arg("x"), py::kw_only(), py::arg("level"));
   m.def("bf16_to_f32", &bf16_to_f32, py::arg("x"), py::kw_only(), py::arg("level"));
+  m.def("read_all", &read_all, py::arg("memory"), py::kw_only(), py::arg("level"));
   m.def("count_chunks", &count_chunks, py::arg("team"), py::arg("num_chunks"), py::arg("repeats") = 1,
         py::arg("fail_at") = py::none(), py::arg("nested") = 0);
 }

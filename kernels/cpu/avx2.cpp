@@ -60,6 +60,24 @@ struct Avx2 {
     _mm_prefetch(static_cast<const char*>(p) + ahead, _MM_HINT_T0);
   }
 
+  static uint64_t read_all(const void* memory, int64_t num_bytes) {
+    const char* p = static_cast<const char*>(memory);
+    __m256i sums[8] = {};
+    int64_t i = 0;
+    for (; i + 256 <= num_bytes; i += 256) {
+#pragma GCC unroll 8
+      for (int w = 0; w < 8; ++w) {
+        sums[w] =
+            _mm256_add_epi64(sums[w], _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + i + 32 * w)));
+      }
+    }
+    uint64_t words[4], total = 0;
+    for (int w = 1; w < 8; ++w) sums[0] = _mm256_add_epi64(sums[0], sums[w]);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(words), sums[0]);
+    for (; i < num_bytes; ++i) total += static_cast<unsigned char>(p[i]);
+    return total + words[0] + words[1] + words[2] + words[3];
+  }
+
   // out[i] = the sum of all lanes of the i-th argument: lanes 4 apart first, then 2 and 1.
   static void sum4(F a, F b, F c, F d, float* out) {
     const F ac = add(_mm256_permute2f128_ps(a, c, 0x20), _mm256_permute2f128_ps(a, c, 0x31));

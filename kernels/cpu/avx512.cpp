@@ -48,6 +48,20 @@ struct Avx512 {
     _mm_prefetch(static_cast<const char*>(p) + ahead, _MM_HINT_T0);
   }
 
+  static uint64_t read_all(const void* memory, int64_t num_bytes) {
+    const char* p = static_cast<const char*>(memory);
+    __m512i sums[8] = {};
+    int64_t i = 0;
+    for (; i + 512 <= num_bytes; i += 512) {
+#pragma GCC unroll 8
+      for (int w = 0; w < 8; ++w) sums[w] = _mm512_add_epi64(sums[w], _mm512_loadu_si512(p + i + 64 * w));
+    }
+    for (int w = 1; w < 8; ++w) sums[0] = _mm512_add_epi64(sums[0], sums[w]);
+    uint64_t rest = 0;
+    for (; i < num_bytes; ++i) rest += static_cast<unsigned char>(p[i]);
+    return rest + static_cast<uint64_t>(_mm512_reduce_add_epi64(sums[0]));
+  }
+
   // out[i] = the sum of all lanes of the i-th argument: lanes 8 apart first, then 4, 2 and 1.
   static void sum4(F a, F b, F c, F d, float* out) {
     const F ab = add(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee));

@@ -104,6 +104,18 @@ void f32_to_bf16(const float* x, uint16_t* y, int64_t n) {
   for (int64_t i = 0; i < n; ++i) y[i] = narrow(x[i]);
 }
 
+uint64_t read_all(const void* memory, int64_t num_bytes) {
+  uint64_t sums[4] = {};
+  int64_t i = 0;
+  for (; i + 32 <= num_bytes; i += 32) {
+    uint64_t words[4];
+    std::memcpy(words, static_cast<const char*>(memory) + i, sizeof words);
+    for (int w = 0; w < 4; ++w) sums[w] += words[w];
+  }
+  for (; i < num_bytes; ++i) sums[0] += static_cast<const unsigned char*>(memory)[i];
+  return sums[0] + sums[1] + sums[2] + sums[3];
+}
+
 constexpr KernelTable kTable = {
     .name = "generic",
     .matmul_f32 = matmul<float>,
@@ -118,6 +130,7 @@ constexpr KernelTable kTable = {
     .axpy = axpy,
     .bf16_to_f32 = bf16_to_f32,
     .f32_to_bf16 = f32_to_bf16,
+    .read_all = read_all,
 };
 
 }  // namespace

@@ -307,6 +307,7 @@ struct Simd {
         .axpy = axpy,
         .bf16_to_f32 = bf16_to_f32,
         .f32_to_bf16 = f32_to_bf16,
+        .read_all = V::read_all,
     };
   }
 };

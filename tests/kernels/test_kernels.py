@@ -182,3 +182,15 @@ def test_unknown_levels_and_wrong_shapes_are_refused() -> None:
         kernels.matmul(np.ones((2, 5), np.float32), w, y, level="generic")
     with pytest.raises(KernelError, match="y is float32"):
         kernels.matmul(x, w, np.empty((3, 2), np.float32), level="generic")
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("num_bytes", [0, 1, 511, 4096, 5003])
+def test_read_all_reads_all(level: str, num_bytes: int) -> None:
+    memory = np.random.default_rng(8).integers(0, 256, num_bytes, np.uint8)
+    before = kernels.read_all(memory, level=level)
+    assert before == kernels.read_all(memory, level=level)
+    for at in range(0, num_bytes, max(1, num_bytes // 97)):
+        memory[at] ^= 1
+        assert kernels.read_all(memory, level=level) != before
+        memory[at] ^= 1
