@@ -56,9 +56,7 @@ struct Avx2 {
   }
   static float square_root(float v) { return _mm_cvtss_f32(_mm_sqrt_ss(_mm_set_ss(v))); }
 
-  static void prefetch(const void* p, int ahead) {
-    _mm_prefetch(static_cast<const char*>(p) + ahead, _MM_HINT_T0);
-  }
+  static void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
 
   static uint64_t read_all(const void* memory, int64_t num_bytes) {
     const char* p = static_cast<const char*>(memory);
