@@ -93,21 +93,20 @@ def area(
     return _over_time(_layout(figure, height=height), at_s)
 
 
-def shares(at_s: F64, values: F64, *, height: int = 230) -> go.Figure:
-    """Where routed experts ran over time: `values` [3, buckets] by Placement, stacked to 100 %."""
+def shares(at_s: F64, values: F64, *, bucket_s: float, height: int = 230) -> go.Figure:
+    """Where routed experts ran over time: `values` [3, buckets] by Placement, stacked to 100 %; NaN leaves a gap."""
     figure = go.Figure()
     for placement in STACK_ORDER:
-        figure.add_scatter(
+        figure.add_bar(
             x=_moments(at_s),
             y=values[placement] * 100.0,
             name=SHORT_NAMES[placement],
-            mode="lines",
-            stackgroup="share",
-            line={"width": 0.5, "color": PLACEMENT_COLORS[placement]},
-            fillcolor=_alpha(PLACEMENT_COLORS[placement], 0.75),
+            width=bucket_s * 1000.0,
+            offset=0,
+            marker={"color": _alpha(PLACEMENT_COLORS[placement], 0.8), "line": {"width": 0}},
             hovertemplate="%{y:.1f} %",
         )
-    figure.update_layout(hovermode="x unified")
+    figure.update_layout(hovermode="x unified", barmode="stack", bargap=0)
     figure.update_yaxes(range=[0, 100], dtick=25)
     return _over_time(_layout(figure, height=height, legend=True), at_s)
 

@@ -64,3 +64,12 @@ def moment(at_s: float | None, *, with_date: bool = False) -> str:
     if at_s is None:
         return NOTHING
     return datetime.fromtimestamp(at_s).strftime("%d %b %H:%M:%S" if with_date else "%H:%M:%S")
+
+
+def last_part(path: str) -> str:
+    """A model's directory without the way to it."""
+    return path.rstrip("/").rpartition("/")[2] or path
+
+
+def shortened(name: str, length: int = 18) -> str:
+    return name if len(name) <= length else name[: length - 1] + "…"

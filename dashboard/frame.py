@@ -179,7 +179,9 @@ def header(current: View) -> None:
     slots = f"{run.num_slots:,} of {run.num_layers * run.num_experts:,} experts fit on the GPU"
     if not run.num_slots:
         slots = "every expert runs on the CPU"
-    model, accelerator, policy = (html.escape(text) for text in (run.model, run.accelerator, run.policy))
+    model, accelerator, policy = (
+        html.escape(text) for text in (formats.last_part(run.model), run.accelerator, run.policy)
+    )
     st.html(
         f'<div class="tf-facts">{pill} &nbsp; <b>{model}</b> · {run.num_layers} MoE layers × {run.num_experts} '
         f"experts, top-{run.top_k} · accelerator <b>{accelerator}</b> · policy {policy} · {slots}</div>"

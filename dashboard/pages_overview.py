@@ -21,7 +21,7 @@ def body(view: frame.View) -> None:
         st.caption(_speed_caption(view, overview))
     with frame.card(right, "overview-2"):
         st.markdown("**Where routed experts ran, %**")
-        frame.chart(figures.shares(overview.at_s, overview.shares), key="shares")
+        frame.chart(figures.shares(overview.at_s, overview.shares, bucket_s=overview.bucket_s), key="shares")
         st.caption("Green is what an expert cache is for: the expert was on the GPU when a token needed it.")
     left, right = st.columns(2)
     with frame.card(left, "overview-3"):

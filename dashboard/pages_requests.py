@@ -97,8 +97,9 @@ def _token(view: frame.View, tokens: queries.RequestTokens, chosen: int) -> None
 
 def _name(request: queries.Request) -> str:
     return (
-        f"{formats.moment(request.submitted_s)} · {request.request_id} · {request.prompt_tokens} + "
-        f"{request.completion_tokens} tokens · {request.finish_reason or 'running'}"
+        f"{request.number} · {formats.moment(request.submitted_s)} · {request.prompt_tokens} + "
+        f"{request.completion_tokens} tokens · {request.finish_reason or 'running'} · "
+        f"{formats.shortened(request.request_id)}"
     )
 
 

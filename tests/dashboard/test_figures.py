@@ -28,7 +28,7 @@ def test_unused_experts_can_be_drawn(colour_by: str) -> None:
 
 def test_shares_are_stacked_in_percent() -> None:
     values = np.array([[0.5, np.nan], [0.3, np.nan], [0.2, np.nan]])
-    figure = figures.shares(np.array([1.7e9, 1.7e9 + 1]), values)
+    figure = figures.shares(np.array([1.7e9, 1.7e9 + 1]), values, bucket_s=1)
     assert [trace.name for trace in figure.data] == ["GPU, hit", "GPU, fetched", "CPU"]
     assert [float(trace.y[0]) for trace in figure.data] == pytest.approx([50.0, 20.0, 30.0])
 
