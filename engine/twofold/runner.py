@@ -80,7 +80,7 @@ def load_experts(
 
     return MoeRuntime(
         shape,
-        (model.expert_weights(layer) for layer in model.moe_layers),
+        model.expert_layers(),
         team,
         choice,
         SlotPlan(num_slots(config, shape.num_layers, shape.num_experts), config.policy),

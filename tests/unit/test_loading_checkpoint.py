@@ -152,20 +152,51 @@ def test_a_tied_head_is_the_embedding_even_if_written_out(tmp_path: Path) -> Non
 
 
 def test_q_k_v_of_different_dtypes_are_widened(tmp_path: Path) -> None:
-    """Half of the shards in bfloat16: the packed matrix is float32 and exact."""
+    """Half of the shards in bfloat16: packed matrices are float32 and exact, experts of two dtypes are refused."""
     model = replace(SMALL, num_shards=2)
     write_tiny_model(tmp_path, model)
     shard = tmp_path / "model-00002-of-00002.safetensors"
     names = list(read_header(shard))
     weights = tiny_weights(model)
-    write_safetensors(shard, {name: weights[name] for name in names}, "bfloat16")
+    dense = [name for name in names if ".experts." not in name]
+    half = {name: weights[name] for name in dense}
+    rest = {name: weights[name] for name in names if name not in half}
+    write_safetensors(shard, half, "bfloat16")
+    write_safetensors(tmp_path / "experts.safetensors", rest, "float32")
+    edit_index(tmp_path, lambda names: names.update(dict.fromkeys(rest, "experts.safetensors")))
     files = open_model_files(tmp_path)
     kinds = {files.checkpoint.entry(f"model.layers.0.self_attn.{name}_proj.weight").dtype for name in "qkv"}
     assert kinds == {"F32", "BF16"}
-    qkv = read_dense_weights(files).layers[0].attention.qkv
-    assert qkv.dtype == np.float32
-    with pytest.raises(ModelLoadError, match="experts of layer 0 are partly bfloat16 and partly float32"):
-        expert_weights(files, 0)
+    assert read_dense_weights(files).layers[0].attention.qkv.dtype == np.float32
+
+    write_safetensors(tmp_path / "experts.safetensors", rest, "bfloat16")
+    with pytest.raises(ModelLoadError, match=r"experts\..* is BF16, expected F32 .*share one dtype"):
+        open_model_files(tmp_path)
+
+
+def mapped_bytes_in_memory(file: Path) -> int:
+    """What the kernel says this process holds of a mapped file."""
+    found, total = False, 0
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        fields = line.split()
+        if "-" in fields[0] and len(fields) >= 5:
+            found = line.endswith(str(file))
+        elif found and fields[0] == "Rss:":
+            total += int(fields[1]) * 1024
+    return total
+
+
+def test_released_pages_leave_memory_and_come_back(tmp_path: Path) -> None:
+    file = tmp_path / "model.safetensors"
+    values = np.arange(2**18, dtype=np.float32)
+    write_safetensors(file, {"w": values}, "float32")
+    checkpoint = Checkpoint.open(tmp_path)
+    tensor = checkpoint.tensor("w", values.shape)
+    np.testing.assert_array_equal(tensor, values)
+    assert mapped_bytes_in_memory(file) >= values.nbytes
+    checkpoint.release_pages()
+    assert mapped_bytes_in_memory(file) == 0
+    np.testing.assert_array_equal(tensor, values)
 
 
 def test_progress_covers_every_dense_tensor(tmp_path: Path) -> None:

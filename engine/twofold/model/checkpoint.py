@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+import mmap
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -80,7 +81,7 @@ class Checkpoint:
     def __init__(self, directory: Path, entries: Mapping[str, TensorEntry]) -> None:
         self.directory = directory
         self._entries = entries
-        self._maps: dict[Path, npt.NDArray[np.uint8]] = {}
+        self._maps: dict[Path, mmap.mmap] = {}
 
     @classmethod
     def open(cls, directory: str | Path) -> Checkpoint:
@@ -132,15 +133,26 @@ class Checkpoint:
         floats: npt.NDArray[np.float32] = _aligned(raw, 4).view(np.float32)
         return floats.reshape(shape)
 
+    def release_pages(self) -> None:
+        """Take the files' pages out of this process's memory; whoever touches a view again reads them again.
+
+        For weights that have been copied elsewhere: otherwise the process seems to hold them twice.
+        """
+        for mapped in self._maps.values():
+            mapped.madvise(mmap.MADV_DONTNEED)
+
     def _map(self, file: Path) -> npt.NDArray[np.uint8]:
         mapped = self._maps.get(file)
         if mapped is None:
             try:
-                mapped = np.asarray(np.memmap(file, dtype=np.uint8, mode="r"))
+                with file.open("rb") as stream:
+                    mapped = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
             except (OSError, ValueError) as error:
-                raise ModelLoadError(f"{file}: cannot be memory-mapped: {error}") from None
+                raise ModelLoadError(
+                    f"{file}: cannot be memory-mapped: {error}; check the file system"
+                ) from None
             self._maps[file] = mapped
-        return mapped
+        return np.frombuffer(mapped, np.uint8)
 
 
 def read_header(file: Path) -> dict[str, TensorEntry]:

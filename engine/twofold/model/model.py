@@ -6,6 +6,7 @@ in `twofold.ops`, where experts run is the business of the `MoeBackend` that is 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -90,10 +91,18 @@ class LoadedModel:
     def expert_weights(self, layer: int) -> list[ExpertWeights]:
         """(gate [I, H], up [I, H], down [H, I]) of every expert of model layer `layer` (one of `moe_layers`).
 
-        Read-only views of the mapped files (uint16 holds bfloat16), or float32 copies of float16: pack a layer before
-        asking for the next. Raises ModelLoadError when one layer's experts mix dtypes.
+        Read-only views of the mapped files (uint16 holds bfloat16), or float32 copies of float16.
         """
         return expert_weights(self._files, layer)
+
+    def expert_layers(self) -> Iterator[list[ExpertWeights]]:
+        """`expert_weights` of all `moe_layers` in turn, for who packs them: copy a layer before asking for the next.
+
+        The files' pages leave this process's memory after every layer, so that packing never holds the experts twice.
+        """
+        for layer in self.moe_layers:
+            yield self.expert_weights(layer)
+            self._files.checkpoint.release_pages()
 
     def forward(self, token_ids: I32, batch: BatchMeta, kv_cache: ops.KvCache, moe: MoeBackend) -> F32:
         """Hidden states [T, hidden] after the last layer; their keys and values are in `kv_cache` afterwards."""

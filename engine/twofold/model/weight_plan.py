@@ -137,6 +137,7 @@ def make_plan(config: ModelConfig, naming: WeightNaming, checkpoint: Checkpoint)
     for spec in chain(plan.dense_tensors(), plan.expert_tensors()):
         checkpoint.entry(spec.name).check(spec.shape)
         planned.add(spec.name)
+    _check_expert_dtypes(plan, checkpoint)
     unknown = [name for name in checkpoint if name not in planned and not _is_harmless(name, config)]
     if unknown:
         raise ModelLoadError(
@@ -144,6 +145,19 @@ def make_plan(config: ModelConfig, naming: WeightNaming, checkpoint: Checkpoint)
             f"{config.architecture} as config.json describes it; use the config.json that belongs to these weights"
         )
     return plan
+
+
+def _check_expert_dtypes(plan: WeightPlan, checkpoint: Checkpoint) -> None:
+    """All experts must be of one dtype in memory, because a slot holds any of them."""
+    first = next(plan.expert_tensors())
+    expected = checkpoint.entry(first.name).dtype
+    for spec in plan.expert_tensors():
+        entry = checkpoint.entry(spec.name)
+        if (entry.dtype == "BF16") != (expected == "BF16"):
+            raise ModelLoadError(
+                f"{entry.file}: tensor {spec.name} is {entry.dtype}, expected {expected} as {first.name} is, because "
+                "all experts share one dtype; convert the checkpoint to one"
+            )
 
 
 def _is_harmless(name: str, config: ModelConfig) -> bool:

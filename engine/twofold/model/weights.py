@@ -14,7 +14,6 @@ from typing import Final, Literal
 import numpy as np
 import numpy.typing as npt
 
-from twofold.errors import ModelLoadError
 from twofold.model.checkpoint import Weight
 from twofold.model.model_files import ModelFiles
 from twofold.model.weight_plan import AttentionPlan, DensePlan, FusedExperts, MoePlan, TensorSpec
@@ -94,7 +93,7 @@ def read_dense_weights(files: ModelFiles, progress: ProgressFn | None = None) ->
 def expert_weights(files: ModelFiles, layer: int) -> list[ExpertWeights]:
     """The experts of model layer `layer`: views of the mapped file, or float32 copies of float16.
 
-    Raises ModelLoadError when the experts of the layer are not all of one dtype, ValueError when it has none.
+    All of one dtype (`make_plan` sees to that). Raises ValueError for a layer without experts.
     """
     checkpoint = files.checkpoint
     ffn = files.plan.layers[layer].feed_forward
@@ -114,11 +113,6 @@ def expert_weights(files: ModelFiles, layer: int) -> list[ExpertWeights]:
             )
             for gate, up, down in ffn.experts.experts
         ]
-    if len({matrix.dtype for expert in experts for matrix in expert}) > 1:
-        raise ModelLoadError(
-            f"{checkpoint.directory}: the experts of layer {layer} are partly bfloat16 and partly float32, expected "
-            "one dtype; convert the checkpoint to one"
-        )
     return experts
 
 
@@ -177,12 +171,10 @@ class _Reader:
     def _feed_forward(self, plan: DensePlan | MoePlan) -> DenseFfnWeights | RouterWeights:
         if isinstance(plan, MoePlan):
             return RouterWeights(norm=self._vector(plan.norm), gate=self._matrix(plan.router))
-        return DenseFfnWeights(
-            norm=self._vector(plan.norm),
-            gate=self._matrix(plan.gate),
-            up=self._matrix(plan.up),
-            down=self._matrix(plan.down),
-        )
+        norm, gate, up = self._vector(plan.norm), self._matrix(plan.gate), self._matrix(plan.up)
+        if gate.dtype != up.dtype:  # they are read together
+            gate, up = as_float32(gate), as_float32(up)
+        return DenseFfnWeights(norm=norm, gate=gate, up=up, down=self._matrix(plan.down))
 
     def _tensor(self, spec: TensorSpec) -> Weight:
         """A view of the file (float16: a float32 copy)."""
