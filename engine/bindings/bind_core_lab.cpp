@@ -5,6 +5,7 @@
 
 #include "module.h"
 #include "twofold/replay.h"
+#include "twofold/simulation.h"
 
 namespace twofold::bindings {
 namespace py = pybind11;
@@ -40,6 +41,58 @@ class TraceHolder {
   Array<int64_t> offsets_;
   RoutingTrace trace_;
 };
+
+void bind_simulation(py::module_& m) {
+  py::class_<SimulationResult>(m, "SimulationResult",
+                               "Sums over one simulated decode; times in microseconds.")
+      .def_readonly("num_steps", &SimulationResult::num_steps)
+      .def_readonly("num_tokens", &SimulationResult::num_tokens)
+      .def_readonly("num_hits", &SimulationResult::num_hits)
+      .def_readonly("num_cpu", &SimulationResult::num_cpu)
+      .def_readonly("num_fetched", &SimulationResult::num_fetched)
+      .def_readonly("num_uploads", &SimulationResult::num_uploads)
+      .def_readonly("num_evictions", &SimulationResult::num_evictions)
+      .def_readonly("total_us", &SimulationResult::total_us)
+      .def_readonly("moe_us", &SimulationResult::moe_us)
+      .def_readonly("cpu_us", &SimulationResult::cpu_us)
+      .def_readonly("gpu_us", &SimulationResult::gpu_us)
+      .def_readonly("link_us", &SimulationResult::link_us)
+      .def_property_readonly("layer_us", [](const SimulationResult& r) {
+        return py::array_t<float>(static_cast<py::ssize_t>(r.layer_us.size()), r.layer_us.data());
+      });
+  m.def(
+      "simulate",
+      [](const TraceHolder& trace, int batch, const CostModel& cost, int num_slots, const std::string& policy,
+         const std::vector<double>& dense_us, double upload_price, const std::string& fetch_rule,
+         bool background_uploads, bool always_cache_fetched, bool shared_pool,
+         std::vector<double> prior_usage, int num_staging, bool keep_layer_us) {
+        LayerSchedulerConfig config;
+        config.num_layers = trace.trace().num_layers;
+        config.num_experts = trace.trace().num_experts;
+        config.top_k = trace.trace().top_k;
+        config.num_slots = num_slots;
+        config.policy = policy;
+        config.num_staging = num_staging;
+        config.upload_price = upload_price;
+        config.fetch_rule = fetch_rule_of(fetch_rule);
+        config.background_uploads = background_uploads;
+        config.always_cache_fetched = always_cache_fetched;
+        config.shared_pool = shared_pool;
+        config.prior_usage = std::move(prior_usage);
+        const bool preload = !config.prior_usage.empty();
+        LayerScheduler scheduler(cost, std::move(config));
+        if (preload) scheduler.cache().preload_by_usage();
+        py::gil_scoped_release release;
+        return simulate(trace.trace(), batch, scheduler, dense_us, keep_layer_us);
+      },
+      py::arg("trace"), py::arg("batch"), py::arg("cost"), py::arg("num_slots"), py::arg("policy"),
+      py::arg("dense_us"), py::arg("upload_price") = -1.0, py::arg("fetch_rule") = "best-split",
+      py::arg("background_uploads") = true, py::arg("always_cache_fetched") = false,
+      py::arg("shared_pool") = false, py::arg("prior_usage") = std::vector<double>{},
+      py::arg("num_staging") = -1, py::arg("keep_layer_us") = false,
+      "Plays a trace on the virtual clock; with prior_usage the slots are filled before the start.");
+  m.def("default_upload_price", &default_upload_price, py::arg("cost"));
+}
 
 }  // namespace
 
@@ -94,5 +147,6 @@ void bind_core_lab(py::module_& m) {
       },
       py::arg("trace"), py::arg("batch"), py::arg("cache"),
       "The same with every decision; for small traces.");
+  bind_simulation(m);
 }
 }  // namespace twofold::bindings

@@ -136,25 +136,59 @@ void ExpertCache::observe(int layer, std::span<const int32_t> ids, std::span<con
                                 " weights, num_tokens * top_k = " + std::to_string(num_tokens) + " * " +
                                 std::to_string(config_.top_k) + " expected");
   }
-  for (int32_t id : ids) {
-    if (id < 0 || id >= config_.num_experts) check(layer, id, "routing");
-  }
   auto& active = active_[static_cast<size_t>(layer)];
   auto& loads = loads_[static_cast<size_t>(layer)];
   for (int expert : active) routed_now_[index(layer, expert)] = 0;
-  active.clear();
-  loads.clear();
-  for (int32_t id : ids) {
-    if (scratch_[static_cast<size_t>(id)]++ == 0) active.push_back(id);
-  }
-  std::sort(active.begin(), active.end());
+  collect_active(layer, ids, active, loads);
   for (int expert : active) {
-    loads.push_back(std::exchange(scratch_[static_cast<size_t>(expert)], 0));
     routed_now_[index(layer, expert)] = 1;
     usage_[index(layer, expert)] += 1;
   }
   policy_->observe(RoutingEvent{layer, num_tokens, config_.top_k, prefill, ids, weights, active, loads});
   values_fresh_[static_cast<size_t>(layer)] = 0;
+}
+
+void ExpertCache::collect_active(int layer, std::span<const int32_t> ids, std::vector<int>& active,
+                                 std::vector<int>& loads) {
+  active.clear();
+  loads.clear();
+  for (int32_t id : ids) {
+    if (id < 0 || id >= config_.num_experts) check(layer, id, "routing");
+  }
+  for (int32_t id : ids) {
+    if (scratch_[static_cast<size_t>(id)]++ == 0) active.push_back(id);
+  }
+  std::sort(active.begin(), active.end());
+  for (int expert : active) loads.push_back(std::exchange(scratch_[static_cast<size_t>(expert)], 0));
+}
+
+void ExpertCache::observe_mixed(int layer, std::span<const int32_t> ids, std::span<const float> weights,
+                                std::span<const uint8_t> prefill_rows) {
+  const int num_tokens = static_cast<int>(prefill_rows.size());
+  const auto num_prefill =
+      std::count_if(prefill_rows.begin(), prefill_rows.end(), [](uint8_t p) { return p != 0; });
+  if (num_prefill == 0 || num_prefill == num_tokens) {
+    observe(layer, ids, weights, num_tokens, num_prefill > 0);
+    return;
+  }
+  // Prompt rows first, so that the decode rows leave the freshest mark; then the union is what is routed now.
+  const auto k = static_cast<size_t>(config_.top_k);
+  if (ids.size() != prefill_rows.size() * k)
+    observe(layer, ids, weights, num_tokens, false);  // throws, saying why
+  for (const bool prefill : {true, false}) {
+    std::vector<int32_t> part_ids;
+    std::vector<float> part_weights;
+    for (size_t t = 0; t < prefill_rows.size(); ++t) {
+      if ((prefill_rows[t] != 0) != prefill) continue;
+      part_ids.insert(part_ids.end(), ids.begin() + t * k, ids.begin() + (t + 1) * k);
+      if (!weights.empty())
+        part_weights.insert(part_weights.end(), weights.begin() + t * k, weights.begin() + (t + 1) * k);
+    }
+    observe(layer, part_ids, part_weights, static_cast<int>(part_ids.size() / k), prefill);
+  }
+  auto& active = active_[static_cast<size_t>(layer)];
+  collect_active(layer, ids, active, loads_[static_cast<size_t>(layer)]);
+  for (int expert : active) routed_now_[index(layer, expert)] = 1;
 }
 
 std::span<const int> ExpertCache::active(int layer) const { return active_[static_cast<size_t>(layer)]; }

@@ -16,6 +16,8 @@ std::unique_ptr<ExpertCache> make_cache(const CostModel& cost, const LayerSchedu
   cache.slots_per_layer = spread_slots(config.num_slots, config.num_layers, config.num_experts, config.top_k);
   cache.policy = config.policy;
   cache.upload_price = config.upload_price < 0 ? default_upload_price(cost) : config.upload_price;
+  cache.shared_pool = config.shared_pool;
+  cache.prior_usage = config.prior_usage;
   return ExpertCache::make(std::move(cache));
 }
 
@@ -29,14 +31,20 @@ LayerScheduler::LayerScheduler(CostModel cost, LayerSchedulerConfig config)
     : cost_(std::move(cost)),
       num_staging_(config.num_staging < 0 ? config.num_experts : config.num_staging),
       max_waiting_uploads_(config.max_waiting_uploads),
+      fetch_rule_(config.fetch_rule),
+      background_uploads_(config.background_uploads),
+      always_cache_fetched_(config.always_cache_fetched),
       cache_(make_cache(cost_, config)),
       decode_planner_(cost_, config.top_k),
       prefill_planner_(cost_),
       timeline_(cost_.upload_us()) {}
 
-std::span<const Publication> LayerScheduler::begin_step() {
+std::span<const Publication> LayerScheduler::begin_step(StepShape shape) {
+  shape_ = std::move(shape);
+  cache_->boundary(shape_.num_new, shape_.num_running);
   publications_.clear();
   for (const Upload& upload : timeline_.take_landed()) {
+    link_us_ += upload.end_us - upload.begin_us;
     if (upload.tag < 0) continue;  // a staged expert; nobody waits for it
     const int slot = int(upload.tag);
     cache_->publish(slot);
@@ -53,7 +61,15 @@ const LayerDecision& LayerScheduler::decide(int layer, std::span<const int32_t> 
   decision_.moves.clear();
   decision_.rejections.clear();
   decision_.start_us = timeline_.now_us();
-  cache_->observe(layer, ids, weights, num_tokens, num_tokens > 1);
+  if (shape_.prefill_rows.empty()) {
+    cache_->observe(layer, ids, weights, num_tokens);
+  } else if (shape_.prefill_rows.size() == static_cast<size_t>(num_tokens)) {
+    cache_->observe_mixed(layer, ids, weights, shape_.prefill_rows);
+  } else {
+    throw std::invalid_argument("layer scheduler: " + std::to_string(num_tokens) +
+                                " tokens given, the step's " + std::to_string(shape_.prefill_rows.size()) +
+                                " expected");
+  }
   plan(layer, cache_->active(layer), cache_->loads(layer), num_tokens);
   place_fetched(layer);
 
@@ -104,6 +120,10 @@ void LayerScheduler::plan(int layer, std::span<const int> active, std::span<cons
   }
   // An accelerator without slots still streams; one without room at all leaves everything to the CPU.
   const int room = num_staging_;
+  if (fetch_rule_ != FetchRule::kBestSplit) {
+    plan_as_peer(layer, plannable, room);
+    return;
+  }
   if (num_tokens == 1) {
     int count = decode_planner_.split(hits, int(misses.size()), timeline_.backlog_us());
     count = std::min(count, room);
@@ -124,6 +144,15 @@ void LayerScheduler::plan(int layer, std::span<const int> active, std::span<cons
   }
 }
 
+void LayerScheduler::plan_as_peer(int layer, std::span<const ExpertLoad> plannable, int room) {
+  const auto active = cache_->active(layer);
+  for (int expert : peer_fetches(fetch_rule_, cost_, plannable, timeline_.backlog_us())) {
+    if (static_cast<int>(fetch_.size()) >= room) return;
+    fetch_.push_back(
+        static_cast<int>(std::lower_bound(active.begin(), active.end(), expert) - active.begin()));
+  }
+}
+
 void LayerScheduler::place_fetched(int layer) {
   int staged = 0;
   for (int i : fetch_) {
@@ -131,7 +160,8 @@ void LayerScheduler::place_fetched(int layer) {
     Move move;
     move.expert = e.expert;
     const auto possible = cache_->can_admit(layer, e.expert, true);
-    if (possible && (possible->evicted < 0 || possible->value > possible->victim_value)) {
+    if (possible &&
+        (always_cache_fetched_ || possible->evicted < 0 || possible->value > possible->victim_value)) {
       const auto admission = cache_->admit(layer, e.expert, true);
       move.slot = admission->slot;
       move.evicted = admission->evicted;
@@ -150,6 +180,7 @@ void LayerScheduler::place_fetched(int layer) {
 }
 
 void LayerScheduler::admit_misses(int layer) {
+  if (!background_uploads_) return;
   for (const ExpertDecision& e : decision_.experts) {
     if (e.where != Placement::kCpu || cache_->state(layer, e.expert) != ExpertState::kAbsent) continue;
     if (timeline_.num_waiting() >= max_waiting_uploads_) return;

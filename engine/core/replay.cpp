@@ -66,36 +66,19 @@ bool BatchSchedule::next(std::vector<int64_t>& rows, int& num_started) {
   return !rows.empty();
 }
 
-namespace {
-
-// Routing of the given tokens in one layer, as one event.
-class EventReader {
- public:
-  explicit EventReader(const RoutingTrace& trace) : trace_(trace) {}
-
-  void read(const std::vector<int64_t>& rows, int layer) {
-    ids.clear();
-    weights.clear();
-    const auto k = static_cast<size_t>(trace_.top_k);
-    for (int64_t row : rows) {
-      const size_t at =
-          (static_cast<size_t>(row) * static_cast<size_t>(trace_.num_layers) + static_cast<size_t>(layer)) *
-          k;
-      for (size_t i = at; i < at + k; ++i) {
-        ids.push_back(trace_.ids[i]);
-        if (!trace_.weights.empty()) weights.push_back(trace_.weights[i]);
-      }
+void EventReader::read(const std::vector<int64_t>& rows, int layer) {
+  ids.clear();
+  weights.clear();
+  const auto k = static_cast<size_t>(trace_.top_k);
+  for (int64_t row : rows) {
+    const size_t at =
+        (static_cast<size_t>(row) * static_cast<size_t>(trace_.num_layers) + static_cast<size_t>(layer)) * k;
+    for (size_t i = at; i < at + k; ++i) {
+      ids.push_back(trace_.ids[i]);
+      if (!trace_.weights.empty()) weights.push_back(trace_.weights[i]);
     }
   }
-
-  std::vector<int32_t> ids;
-  std::vector<float> weights;
-
- private:
-  const RoutingTrace& trace_;
-};
-
-}  // namespace
+}
 
 std::vector<std::vector<std::vector<int>>> future_of(const RoutingTrace& trace, int batch) {
   std::vector<std::vector<std::vector<int>>> future(static_cast<size_t>(trace.num_layers));

@@ -90,7 +90,7 @@ class EmulatedAccelerator final : public Accelerator {
  private:
   std::byte* slot(int index) const { return arena_.get() + size_t(index) * slot_stride_; }
   void copy_to_slot(int layer, int expert, int slot_index);
-  void publish_landed();
+  void publish_landed(StepShape shape = {});
   // The row of the step that is charged with an expert's upload: the first token routed to it.
   int64_t request_of(const LayerRouting& routing, const ExpertGroups& groups, int expert) const;
 

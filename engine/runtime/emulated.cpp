@@ -41,7 +41,7 @@ void EmulatedAccelerator::preload_all() {
 
 void EmulatedAccelerator::begin_step(const StepRows& rows) {
   rows_ = rows;
-  publish_landed();
+  publish_landed(step_shape_of(rows.requests, rows.positions));
 }
 
 void EmulatedAccelerator::idle() {
@@ -115,8 +115,8 @@ void EmulatedAccelerator::copy_to_slot(int layer, int expert, int slot_index) {
   std::memcpy(slot(slot_index), store_.expert(layer, expert), store_.shape().bytes());
 }
 
-void EmulatedAccelerator::publish_landed() {
-  for (const Publication& landed : scheduler_.begin_step()) {
+void EmulatedAccelerator::publish_landed(StepShape shape) {
+  for (const Publication& landed : scheduler_.begin_step(std::move(shape))) {
     UploadEvent& upload = pending_[size_t(landed.slot)];
     const int64_t request = upload.request;
     if (landed.upload.lane == UploadLane::kBackground) {

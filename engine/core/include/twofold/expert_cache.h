@@ -76,6 +76,10 @@ class ExpertCache {
   // range.
   void observe(int layer, std::span<const int32_t> ids, std::span<const float> weights, int num_tokens,
                bool prefill = false);
+  // The same for a step that mixes prompts and answers: prefill_rows[t] != 0 marks prompt tokens. The policy
+  // learns from each kind in its own way; the event is their union.
+  void observe_mixed(int layer, std::span<const int32_t> ids, std::span<const float> weights,
+                     std::span<const uint8_t> prefill_rows);
   // Distinct experts of the last observed event of the layer, ascending, and the tokens of each.
   std::span<const int> active(int layer) const;
   std::span<const int> loads(int layer) const;
@@ -115,6 +119,8 @@ class ExpertCache {
     return static_cast<size_t>(layer) * static_cast<size_t>(config_.num_experts) +
            static_cast<size_t>(expert);
   }
+  void collect_active(int layer, std::span<const int32_t> ids, std::vector<int>& active,
+                      std::vector<int>& loads);
   const std::vector<double>& layer_values(int layer);
   int find_free(int layer) const;
   int find_victim(int layer, double& victim_value);

@@ -17,7 +17,9 @@
 #include "twofold/cost_model.h"
 #include "twofold/decode_planner.h"
 #include "twofold/expert_cache.h"
+#include "twofold/fetch_rules.h"
 #include "twofold/prefill_planner.h"
+#include "twofold/step_shape.h"
 #include "twofold/timeline.h"
 
 namespace twofold {
@@ -79,6 +81,12 @@ struct LayerSchedulerConfig {
   double upload_price = -1;  // in misses; < 0: default_upload_price
   int max_waiting_uploads =
       16;  // no new background upload while that many wait; keeps slots from idling in flight
+  // The rest describes peers for comparison; the defaults are Twofold.
+  FetchRule fetch_rule = FetchRule::kBestSplit;
+  bool background_uploads = true;     // misses run by the CPU may be uploaded behind the layer
+  bool always_cache_fetched = false;  // a fetched expert always takes a slot, whatever it is worth
+  bool shared_pool = false;           // one pool of slots for all layers
+  std::vector<double> prior_usage;    // [layers * experts]: for `static` and for preload_by_usage
 };
 
 // What a background upload costs the layers it overlaps, in misses: the contention it causes on the CPU's
@@ -90,8 +98,9 @@ class LayerScheduler {
   // Throws std::invalid_argument with field, value and expectation.
   LayerScheduler(CostModel cost, LayerSchedulerConfig config);
 
-  // Step boundary: uploads that have landed become usable. The span is valid until the next call.
-  std::span<const Publication> begin_step();
+  // Step boundary: uploads that have landed become usable. The span is valid until the next call. The shape
+  // holds until the next call too: its rows are the tokens of every decide.
+  std::span<const Publication> begin_step(StepShape shape = {});
   // Decides and plays the layer: the clock is past it on return. ids[num_tokens * top_k]; weights the same
   // shape or empty.
   const LayerDecision& decide(int layer, std::span<const int32_t> ids, std::span<const float> weights,
@@ -103,6 +112,9 @@ class LayerScheduler {
   void drain() { timeline_.drain(); }
   double now_us() const { return timeline_.now_us(); }
 
+  // How long the link has copied so far.
+  double link_us() const { return link_us_; }
+
   int num_slots() const { return cache_->num_slots(); }
   int num_staging() const { return num_staging_; }
   double upload_price() const { return cache_->config().upload_price; }
@@ -112,12 +124,18 @@ class LayerScheduler {
 
  private:
   void plan(int layer, std::span<const int> active, std::span<const int> loads, int num_tokens);
+  void plan_as_peer(int layer, std::span<const ExpertLoad> plannable, int room);
   void place_fetched(int layer);
   void admit_misses(int layer);
 
   CostModel cost_;
   int num_staging_;
   int max_waiting_uploads_;
+  FetchRule fetch_rule_;
+  bool background_uploads_;
+  bool always_cache_fetched_;
+  StepShape shape_;
+  double link_us_ = 0;
   std::unique_ptr<ExpertCache> cache_;
   DecodePlanner decode_planner_;
   PrefillPlanner prefill_planner_;

@@ -42,6 +42,19 @@ class BatchSchedule {
   std::vector<int64_t> row_, end_;
 };
 
+// Routing of the given tokens in one layer, as one event.
+class EventReader {
+ public:
+  explicit EventReader(const RoutingTrace& trace) : trace_(trace) {}
+  void read(const std::vector<int64_t>& rows, int layer);
+
+  std::vector<int32_t> ids;
+  std::vector<float> weights;  // empty where the trace has none
+
+ private:
+  const RoutingTrace& trace_;
+};
+
 struct ReplayCounts {
   int64_t num_steps = 0;
   int64_t num_tokens = 0;

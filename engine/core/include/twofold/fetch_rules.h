@@ -1,0 +1,31 @@
+// How other hybrid engines choose which misses to fetch, for comparison: the rules as published, under our
+// cost model. Not used when serving.
+#pragma once
+
+#include <span>
+#include <string>
+#include <vector>
+
+#include "twofold/cost_model.h"
+#include "twofold/prefill_planner.h"
+
+namespace twofold {
+
+enum class FetchRule {
+  kBestSplit,  // Twofold's planners: the split with the shortest predicted layer
+  kNone,       // every miss on the CPU
+  kMinSum,     // Fiddler: each miss by itself where it is cheaper, as if nothing ran side by side
+  kTwoEnded,  // HybriMoE: heaviest misses to the link, lightest to the CPU, whoever would be done first takes
+              // the next
+  kLinkShare,  // FreeToken: the share link/(link + cpu) of the misses, by bandwidth
+};
+
+// "best-split", "none", "min-sum", "two-ended", "link-share"; throws std::invalid_argument listing them.
+FetchRule fetch_rule_of(const std::string& name);
+
+// Experts to fetch, in link order, by a peer's rule (not kBestSplit). active: the layer's experts, resident
+// ones marked.
+std::vector<int> peer_fetches(FetchRule rule, const CostModel& cost, std::span<const ExpertLoad> active,
+                              double backlog_us);
+
+}  // namespace twofold

@@ -1,0 +1,35 @@
+// Discrete-event simulation of decoding a recorded trace: the scheduler that serves decides every layer, the
+// virtual clock plays it (link queue, slots in flight, publication at step boundaries, contention). Only the
+// arithmetic is missing, so its layer times are those of the emulated accelerator for the same routing.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "twofold/layer_scheduler.h"
+#include "twofold/replay.h"
+
+namespace twofold {
+
+struct SimulationResult {
+  int64_t num_steps = 0;
+  int64_t num_tokens = 0;
+  int64_t num_hits = 0;  // distinct active experts per layer and step
+  int64_t num_cpu = 0;
+  int64_t num_fetched = 0;
+  int64_t num_uploads = 0;  // fetched ones included
+  int64_t num_evictions = 0;
+  double total_us = 0;
+  double moe_us = 0;            // of total_us, in MoE layers
+  double cpu_us = 0;            // CPU busy, hand-over included
+  double gpu_us = 0;            // accelerator busy or waiting for an upload
+  double link_us = 0;           // link copying
+  std::vector<float> layer_us;  // [steps * layers], if asked for
+};
+
+// dense_us: what is not experts' work: before each MoE layer, and after the last (head); num_layers + 1
+// entries, for one step.
+SimulationResult simulate(const RoutingTrace& trace, int batch, LayerScheduler& scheduler,
+                          const std::vector<double>& dense_us, bool keep_layer_us = false);
+
+}  // namespace twofold

@@ -1,0 +1,20 @@
+// What a step consists of, as far as decisions care: which rows are prompt tokens, how many requests begin.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace twofold {
+
+struct StepShape {
+  std::vector<uint8_t> prefill_rows;  // per token; empty: all rows are decode tokens
+  int num_new = 0;                    // requests whose first token is in this step
+  int num_running = 1;                // requests in this step
+};
+
+// From one request number and position per row: a request with several rows is in prefill, one with position
+// 0 is new.
+StepShape step_shape_of(std::span<const int64_t> requests, std::span<const int32_t> positions);
+
+}  // namespace twofold
