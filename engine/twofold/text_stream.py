@@ -36,8 +36,8 @@ class TextStream:
         if self.stopped:
             return ""
         shown = self._release(self._detokenizer.flush())
-        if self.stopped:
-            return shown
+        if self.stopped:  # set by _release, which mypy does not look into
+            return shown  # type: ignore[unreachable]
         rest, self._held = self._held, ""
         return shown + rest
 

@@ -165,7 +165,7 @@ def test_stop_strings_and_eos_end_an_answer(plain):
 
 def test_a_full_context_ends_with_length(plain, model_dir):
     engine = Engine.load(EngineConfig(model=model_dir, accelerator="none", max_model_len=32))
-    tokens, usage = generate(engine, PROMPTS[1], max_tokens=None)
+    _, usage = generate(engine, PROMPTS[1], max_tokens=None)
     assert usage.prompt_tokens + usage.completion_tokens == 32
     engine.close()
 

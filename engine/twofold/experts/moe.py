@@ -111,15 +111,16 @@ class MoeRuntime:
     @property
     def virtual_now_us(self) -> float | None:
         """The virtual clock of an emulated accelerator, None in real time."""
-        return self._executor.virtual_now_us
+        now: float | None = self._executor.virtual_now_us
+        return now
 
     @property
     def num_slots(self) -> int:
-        return self._executor.num_slots
+        return int(self._executor.num_slots)
 
     @property
     def device_bytes(self) -> int:
-        return self._executor.device_bytes
+        return int(self._executor.device_bytes)
 
     def counts(self) -> PlacementCounts:
         return PlacementCounts(**self._executor.counts())
@@ -129,11 +130,13 @@ class MoeRuntime:
 
     def drain_events(self) -> dict[str, npt.NDArray[np.void]]:
         """Structured arrays of what happened since the last call, by kind: token_layer, upload, cache_event."""
-        return self._executor.drain_events()
+        events: dict[str, npt.NDArray[np.void]] = self._executor.drain_events()
+        return events
 
     def take_dropped(self) -> dict[str, int]:
         """Events lost by kind since the last call, because nobody drained in time."""
-        return self._executor.take_dropped()
+        dropped: dict[str, int] = self._executor.take_dropped()
+        return dropped
 
 
 def _pack(

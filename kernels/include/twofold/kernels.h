@@ -61,8 +61,8 @@ struct KernelTable {
   void (*bf16_to_f32)(const uint16_t* x, float* y, int64_t n);
   void (*f32_to_bf16)(const float* x, uint16_t* y, int64_t n);
 
-  // Reads num_bytes of memory once, as fast as this level can, and returns something that depends on all of them: what
-  // the weight-bound kernels are measured against.
+  // Reads num_bytes of memory once, as fast as this level can, and returns something that depends on all of
+  // them: what the weight-bound kernels are measured against.
   uint64_t (*read_all)(const void* memory, int64_t num_bytes);
 };
 
