@@ -75,18 +75,25 @@ def _alpha(color: str, alpha: float) -> str:
 def area(
     at_s: F64, values: F64, *, name: str, unit: str, color: str = ACCENT, height: int = 230
 ) -> go.Figure:
-    """One quantity over time; NaN leaves a gap."""
-    figure = go.Figure(
-        go.Scatter(
-            x=_moments(at_s),
-            y=values,
-            name=name,
-            mode="lines" if np.count_nonzero(~np.isnan(values)) > 2 else "lines+markers",
-            line={"color": color, "width": 2},
-            fill="tozeroy",
-            fillcolor=_alpha(color, 0.14),
-            hovertemplate="%{y:,.1f} " + unit + "<extra></extra>",
-        )
+    """One quantity over time, each value for its whole bucket; NaN leaves a gap."""
+    figure = go.Figure()
+    # The filling is a trace of its own: Plotly would fill straight across a gap of the line.
+    figure.add_scatter(
+        x=_moments(at_s),
+        y=np.nan_to_num(values),
+        mode="lines",
+        line={"width": 0, "shape": "hv"},
+        fill="tozeroy",
+        fillcolor=_alpha(color, 0.16),
+        hoverinfo="skip",
+    )
+    figure.add_scatter(
+        x=_moments(at_s),
+        y=values,
+        name=name,
+        mode="lines" if np.count_nonzero(~np.isnan(values)) > 2 else "lines+markers",
+        line={"color": color, "width": 2, "shape": "hv"},
+        hovertemplate="%{y:,.1f} " + unit + "<extra></extra>",
     )
     figure.update_layout(hovermode="x unified")
     figure.update_yaxes(rangemode="tozero")

@@ -14,6 +14,7 @@ from twofold.telemetry import queries
 from twofold.telemetry.sink import TOKEN_LAYER_DTYPE, CacheEventKind, Placement
 from twofold.telemetry.summary import format_summary, summarise
 from twofold.telemetry.writer import open_sink
+from twofold.types import StepRecord
 
 from tests.dashboard.synthetic_run import ManualClock, SyntheticRun, run_info, synthetic_history
 
@@ -269,3 +270,20 @@ def test_the_command_prints_json_or_lines(
     cli.add_arguments(parser)
     with pytest.raises(ConfigError, match="--telemetry-url"):
         cli.run(parser.parse_args(["summary"]))
+
+
+def test_events_count_for_the_second_of_their_step_however_late_they_come(tmp_path: Path) -> None:
+    url, clock = f"sqlite:///{tmp_path / 't.db'}", ManualClock(1_700_000_010.0)
+    sink = open_sink(url, now=clock)
+    sink.begin_run(run_info())
+    rows = np.zeros(3, TOKEN_LAYER_DTYPE)
+    rows["step"], rows["num_routed"], rows["num_hits"] = [0, 1, 2], 4, 4
+    for step in (0, 1):
+        sink.step(StepRecord(step, 1_700_000_003.0 + step, 0, 1, 1, 0, 100.0, 100.0, 90.0))
+    sink.native_events("token_layer", rows)  # step 2 was never told of
+    sink.close()
+    db = queries.open_database(url)
+    run = queries.runs(db)[0]
+    seconds = [1_700_000_003, 1_700_000_004, 1_700_000_010]
+    for second in seconds:
+        assert int(queries.placement_grid(db, run, queries.Window(second, second + 1)).total.sum()) == 4

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from itertools import repeat
 from typing import Any
@@ -21,6 +21,7 @@ from twofold.types import RequestRecord, RunInfo, StepRecord
 
 Row = tuple[Any, ...]
 Events = np.ndarray[Any, np.dtype[Any]]
+Seconds = npt.NDArray[np.int64]
 
 NUM_PLACEMENTS = 3
 
@@ -185,9 +186,20 @@ class _Uses:
 
 
 def layer_second_rows(
+    run_id: int, num_experts: int, events: Mapping[str, Events], seconds: Mapping[str, Seconds]
+) -> Iterator[Row]:
+    """Sums per second and layer as rows of layer_second; `seconds` gives each event's, by kind."""
+    kinds = [kind for kind in ("token_layer", "upload") if kind in events]
+    for second in np.unique(np.concatenate([seconds[kind] for kind in kinds])).tolist() if kinds else ():
+        chosen = {kind: events[kind][seconds[kind] == second] for kind in kinds}
+        yield from _rows_of_second(
+            run_id, num_experts, second, chosen.get("token_layer"), chosen.get("upload")
+        )
+
+
+def _rows_of_second(
     run_id: int, num_experts: int, second: int, token_layers: Events | None, uploads: Events | None
 ) -> Iterator[Row]:
-    """Sums of what arrived in one second, per layer, as rows of layer_second."""
     num_layers = 1 + max(
         int(events["layer"].max(initial=-1)) for events in (token_layers, uploads) if events is not None
     )

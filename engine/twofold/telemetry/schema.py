@@ -7,7 +7,7 @@ is always wall time.
 
 `token_layer` keeps a token's experts as little-endian blobs of `num_routed` entries (uint16 ids, uint8
 placements, float32 weights); `queries` turns them back into arrays. `layer_second` sums token_layer and
-upload by arrival second and layer, so that live charts and the heatmap cost the same after an hour as after
+upload by second and layer, so that live charts and the heatmap cost the same after an hour as after
 a minute.
 """
 
@@ -169,7 +169,7 @@ layer_second = Table(
     "layer_second",
     metadata,
     Column("run_id", Integer, ForeignKey("run.run_id"), nullable=False),
-    Column("at_s", Integer, nullable=False, comment="Unix second of arrival; a second may have several rows"),
+    Column("at_s", Integer, nullable=False, comment="Unix second of the step; may have several rows"),
     Column("layer", Integer, nullable=False),
     Column("num_rows", Integer, nullable=False),
     Column("num_hits", Integer, nullable=False),

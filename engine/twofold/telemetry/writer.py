@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import Counter, defaultdict, deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import islice
@@ -33,6 +33,7 @@ _RESERVED_ROWS: Final = 8_192
 """Room that native events leave to requests and steps, without which they would mean little."""
 _CHUNK_ROWS: Final = 1024
 """Rows turned into tuples at a time: the interpreter lock is held for well under a millisecond."""
+_REMEMBERED_STEPS: Final = 10_000
 _FLUSH_INTERVAL_S: Final = 0.2
 _HEARTBEAT_S: Final = 1.0
 
@@ -98,6 +99,7 @@ class DatabaseSink:
         # The rest belongs to the writer thread.
         self._run: _Item | None = None
         self._run_id: int | None = None
+        self._step_seconds: dict[int, int] = {}
         self._num_written = 0
         self._last_error: str | None = None
         self._next_heartbeat_s = 0.0
@@ -200,6 +202,7 @@ class DatabaseSink:
     def _write(self, batch: list[_Item], *, finished: bool = False) -> None:
         if batch and batch[0].kind == "run":
             self._run, self._run_id = batch.pop(0), None
+            self._step_seconds.clear()
         with self._mutex:
             lost, self._lost = self._lost, Counter()
         try:
@@ -261,27 +264,38 @@ class DatabaseSink:
         _execute(connection, _INSERT_REQUEST, requests)
         steps = [rows.step_row(run_id, item.payload) for item in batch if item.kind == "step"]
         _execute(connection, _INSERT_STEP, steps)
+        self._remember_steps(batch)
         self._insert_native(connection, run_id, batch)
         return orphans
 
     def _insert_native(self, connection: Connection, run_id: int, batch: list[_Item]) -> None:
-        gathered: defaultdict[int, defaultdict[str, list[rows.Events]]] = defaultdict(
-            lambda: defaultdict(list)
-        )
+        events_by_kind: dict[str, rows.Events] = {}
+        seconds_by_kind: dict[str, rows.Seconds] = {}
+        for kind, (sql, to_rows) in _NATIVE.items():
+            items = [item for item in batch if item.kind == kind]
+            if not items:
+                continue
+            events = np.concatenate([item.payload for item in items])
+            arrivals = np.repeat([int(item.arrived_s) for item in items], [item.num_rows for item in items])
+            events_by_kind[kind], seconds_by_kind[kind] = events, self._seconds_of(events["step"], arrivals)
+            for begin in range(0, len(events), _CHUNK_ROWS):
+                _execute(connection, sql, to_rows(run_id, events[begin : begin + _CHUNK_ROWS]))
+        num_experts = self._run.payload.num_experts if self._run is not None else 0
+        sums = rows.layer_second_rows(run_id, num_experts, events_by_kind, seconds_by_kind)
+        _execute(connection, _INSERT_LAYER_SECOND, sums)
+
+    def _seconds_of(self, steps: rows.Seconds, arrivals: rows.Seconds) -> rows.Seconds:
+        """When each event's step began; when the event arrived, where its step was lost or is yet to come."""
+        known, index = np.unique(steps, return_inverse=True)
+        begun = np.array([self._step_seconds.get(step, -1) for step in known.tolist()], np.int64)[index]
+        return np.where(begun >= 0, begun, arrivals)
+
+    def _remember_steps(self, batch: list[_Item]) -> None:
         for item in batch:
-            if item.kind in _NATIVE:
-                gathered[int(item.arrived_s)][item.kind].append(item.payload)
-        for second, arrays_by_kind in gathered.items():
-            events_by_kind = {kind: np.concatenate(arrays) for kind, arrays in arrays_by_kind.items()}
-            for kind, events in events_by_kind.items():
-                sql, to_rows = _NATIVE[kind]
-                for begin in range(0, len(events), _CHUNK_ROWS):
-                    _execute(connection, sql, to_rows(run_id, events[begin : begin + _CHUNK_ROWS]))
-            token_layers, uploads = events_by_kind.get("token_layer"), events_by_kind.get("upload")
-            if self._run is not None and (token_layers is not None or uploads is not None):
-                num_experts = self._run.payload.num_experts
-                sums = rows.layer_second_rows(run_id, num_experts, second, token_layers, uploads)
-                _execute(connection, _INSERT_LAYER_SECOND, sums)
+            if item.kind == "step":
+                self._step_seconds[item.payload.step] = int(item.payload.started_s)
+        while len(self._step_seconds) > _REMEMBERED_STEPS:
+            del self._step_seconds[next(iter(self._step_seconds))]
 
     def _insert_marks(
         self, connection: Connection, run_id: int, lost: Counter[tuple[str, str]], *, finished: bool
