@@ -118,6 +118,9 @@ class TelemetryConfig:
         None,
         "SQLAlchemy URL of the database that records every decision, e.g. sqlite:///twofold.db; unset: off",
     )
+    record_routing: str | None = setting(
+        None, "write every answer token's routed experts and gate weights to this .npz file at the end"
+    )
     telemetry_queue_rows: int = setting(
         200_000, "rows that may wait to be written; more are dropped and counted"
     )

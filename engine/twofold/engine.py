@@ -346,6 +346,8 @@ class Engine:
             while self._inbox:
                 answer = self._inbox.popleft()
                 self._answers[answer.sequence.number] = answer
+                if answer.sequence.request.return_routed_experts:
+                    self._recorder.watch_routing(answer.sequence.number)
                 self._scheduler.add(answer.sequence)
 
     def _drop_cancelled(self) -> None:
@@ -384,7 +386,10 @@ class Engine:
         del self._answers[answer.sequence.number]
         usage = answer.finish(reason, self._now_s(), self.info.clock)
         self._recorder.request(answer)
-        self._hand_out(answer, Chunk(text + answer.flush(), answer.take_unsent(), reason, usage, error))
+        routing = self._recorder.take_routing(answer.sequence.number)
+        self._hand_out(
+            answer, Chunk(text + answer.flush(), answer.take_unsent(), reason, usage, error, routing)
+        )
         with self._wake:
             self._live.discard(answer.sequence.request.request_id)
             self._wake.notify_all()

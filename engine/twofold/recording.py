@@ -7,10 +7,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence as Seq
+from typing import Any
+
+import numpy.typing as npt
 
 from twofold.experts.moe import MoeRuntime
 from twofold.requests import Answer
 from twofold.scheduler import ScheduledSequence
+from twofold.telemetry.routing import RoutingRows
 from twofold.telemetry.sink import TelemetrySink
 from twofold.types import PlacementCounts, RunInfo, StepRecord
 
@@ -25,6 +29,8 @@ class Recorder:
     def __init__(self, sink: TelemetrySink | None, moe: MoeRuntime, info: RunInfo) -> None:
         self._sink = sink
         self._moe = moe
+        self._info = info
+        self._routing: dict[int, RoutingRows] = {}
         self._last_drain = 0.0
         self.placement = PlacementCounts()
         self.decode_tokens_per_s = 0.0
@@ -32,6 +38,21 @@ class Recorder:
         moe.enable_events(sink is not None)
         if sink is not None:
             sink.begin_run(info)
+
+    def watch_routing(self, number: int) -> None:
+        """Keep the routing of request `number` from now on, until `take_routing`."""
+        self._routing[number] = RoutingRows(self._info.num_layers, self._info.num_experts, self._info.top_k)
+        self._moe.enable_events(True)
+
+    def take_routing(self, number: int) -> npt.NDArray[Any] | None:
+        """[tokens, MoE layers, top_k] of a watched request, None of any other."""
+        if number not in self._routing:
+            return None
+        self.drain()
+        rows = self._routing.pop(number)
+        if not self._routing and self._sink is None:
+            self._moe.enable_events(False)
+        return rows.arrays()[0]
 
     def request(self, answer: Answer) -> None:
         """The request was submitted, has its first token, or is finished."""
@@ -78,9 +99,15 @@ class Recorder:
         """Hand over everything that the native rings hold."""
         self._last_drain = time.perf_counter()
         self.placement = self._moe.counts()
+        if self._sink is None and not self._routing:
+            return
+        events = self._moe.drain_events()
+        tokens = events["token_layer"]
+        for number, routing in self._routing.items():
+            routing.add(tokens[tokens["request"] == number])
         if self._sink is None:
             return
-        for kind, rows in self._moe.drain_events().items():
+        for kind, rows in events.items():
             if len(rows):
                 self._sink.native_events(kind, rows)
         for kind, count in self._moe.take_dropped().items():

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
+
+import numpy.typing as npt
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 Clock = Literal["wall", "virtual"]
@@ -43,6 +45,8 @@ class Chunk:
     """Present on the last chunk only."""
     error: str | None = None
     """Present when finish_reason is "error"."""
+    routed_experts: npt.NDArray[Any] | None = None
+    """On the last chunk, if the request asked: uint8 or uint16 [tokens computed, MoE layers, top_k]."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +75,8 @@ class GenerationRequest:
     """The caller's name for it, e.g. "chatcmpl-…"; unique."""
     model: str = ""
     endpoint: str = ""
+    return_routed_experts: bool = False
+    """Give the experts of every token back with the last chunk (prompt and answer but its last token)."""
 
 
 @dataclass(frozen=True)

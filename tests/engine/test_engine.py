@@ -315,3 +315,34 @@ def test_telemetry_holds_every_decision_of_exactly_this_request(model_dir):
     assert sum(s.num_prefill_tokens for s in sink.steps) == usage.prompt_tokens
     assert sum(s.num_decode_tokens for s in sink.steps) == usage.completion_tokens - 1
     assert all(s.wall_us >= s.native_us > 0 for s in sink.steps)
+
+
+def test_routed_experts_come_back_when_asked_for_and_match_telemetry(model_dir):
+    sink = Sink()
+    engine = Engine.load(EngineConfig(model=model_dir, accelerator="none"), telemetry=sink)
+    asked, plain = Collector(), Collector()
+    params = SamplingParams(max_tokens=10, ignore_eos=True)
+    engine.submit(GenerationRequest(PROMPTS[1], params, asked, "asked", return_routed_experts=True))
+    engine.submit(GenerationRequest(PROMPTS[2], params, plain, "plain"))
+    while engine.step():
+        pass
+    engine.close()
+    assert plain.chunks[-1].routed_experts is None
+    routed = asked.chunks[-1].routed_experts
+    assert routed.shape == (len(PROMPTS[1]) + 9, engine.info.num_layers, engine.info.top_k)
+    rows = np.concatenate(sink.events["token_layer"])
+    for row in rows[rows["request"] == sink.requests[0].number]:
+        assert routed[row["position"], row["layer"]].tolist() == row["experts"][: engine.info.top_k].tolist()
+
+
+def test_without_a_sink_events_cost_nothing_until_a_request_asks(model_dir):
+    engine = Engine.load(EngineConfig(model=model_dir, accelerator="none"))
+    collector = Collector()
+    params = SamplingParams(max_tokens=5, ignore_eos=True)
+    engine.submit(GenerationRequest(PROMPTS[0], params, collector, "a", return_routed_experts=True))
+    while engine.step():
+        pass
+    assert len(collector.chunks[-1].routed_experts) == 3 + 4
+    generate(engine, PROMPTS[0])
+    assert all(len(rows) == 0 for rows in engine._moe.drain_events().values())
+    engine.close()

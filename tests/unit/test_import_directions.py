@@ -55,7 +55,7 @@ ALLOWED: dict[str, set[str]] = {
     "scheduler": {"kv_cache"},
     "requests": {"sampler", "scheduler", "text_stream"},
     "runner": {"scheduler", "model", "experts"} | NATIVE,
-    "recording": {"requests", "scheduler", "experts", "telemetry.sink"},
+    "recording": {"requests", "scheduler", "experts", "telemetry.sink", "telemetry.routing"},
     "engine": {"telemetry.sink", "bundled"} | PARTS_OF_ENGINE | NATIVE,
     "server": BELOW_SERVER,
     "cli": {"server", "lab"} | BELOW_SERVER,

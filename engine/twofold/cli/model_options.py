@@ -70,13 +70,22 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
 
 
 def open_telemetry(args: argparse.Namespace) -> TelemetrySink | None:
-    """Where the run is recorded; None without --telemetry-url. ConfigError if it cannot be written."""
+    """Where the run is recorded; None if nowhere. ConfigError if a database or file cannot be written."""
     config = from_namespace(TelemetryConfig, args)
-    if not config.telemetry_url:
-        return None
-    from twofold.telemetry.writer import open_sink
+    sinks: list[TelemetrySink] = []
+    if config.record_routing:
+        from twofold.telemetry.routing import RoutingRecorder
 
-    return open_sink(config.telemetry_url)
+        sinks.append(RoutingRecorder(config.record_routing))
+    if config.telemetry_url:
+        from twofold.telemetry.writer import open_sink
+
+        sinks.append(open_sink(config.telemetry_url))
+    if len(sinks) > 1:
+        from twofold.telemetry.sink import TeeSink
+
+        return TeeSink(*sinks)
+    return sinks[0] if sinks else None
 
 
 def load_engine(config: EngineConfig, sink: TelemetrySink | None) -> Engine:

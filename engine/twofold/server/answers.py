@@ -87,7 +87,7 @@ class StreamedAnswer(AnswerResponse):
             if chunk.text:
                 events.append(self.form.delta_event(chunk.text, None))
             if chunk.finish_reason is not None:
-                events.append(self.form.delta_event("", chunk.finish_reason))
+                events.append(self.form.delta_event("", chunk.finish_reason, chunk.routed_experts))
                 if chunk.usage is not None:
                     events.append(self.form.usage_event(chunk.usage))
         return events
@@ -107,7 +107,7 @@ class WholeAnswer(AnswerResponse):
             await error.response()(scope, receive, send)
             return
         usage = last.usage or Usage(0, 0)
-        body = self.form.whole("".join(texts), last.finish_reason or "stop", usage)
+        body = self.form.whole("".join(texts), last.finish_reason or "stop", usage, last.routed_experts)
         await JSONResponse(body)(scope, receive, send)
 
 

@@ -63,6 +63,7 @@ async def submit(
     sampling_for: Callable[[int], SamplingParams],
     model: str,
     endpoint: str,
+    return_routed_experts: bool = False,
 ) -> None:
     """Tokenise on a worker thread and hand the request to the engine.
 
@@ -94,6 +95,7 @@ async def submit(
                 request_id=answer.request_id,
                 model=model,
                 endpoint=endpoint,
+                return_routed_experts=return_routed_experts,
             )
         )
 

@@ -73,6 +73,7 @@ async def _answer(
         state.workers,
         tokenise=tokenise,
         sampling_for=lambda room: body.sampling(state.sampling_defaults, room),
+        return_routed_experts=bool(body.return_routed_experts),
         model=state.model_name,
         endpoint=endpoint,
     )

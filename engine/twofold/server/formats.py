@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 import time
 from abc import ABC, abstractmethod
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from twofold import __version__
 from twofold.types import FinishReason, Usage
@@ -31,15 +36,20 @@ class AnswerFormat(ABC):
     @abstractmethod
     def delta_choice(self, text: str, reason: FinishReason | None) -> dict[str, Any]: ...
 
-    def whole(self, text: str, reason: FinishReason, usage: Usage) -> dict[str, Any]:
-        return self._body(self.whole_object, [self.whole_choice(text, reason)]) | {"usage": usage_body(usage)}
+    def whole(
+        self, text: str, reason: FinishReason, usage: Usage, routed_experts: npt.NDArray[Any] | None = None
+    ) -> dict[str, Any]:
+        choice = self.whole_choice(text, reason) | _routing_body(routed_experts)
+        return self._body(self.whole_object, [choice]) | {"usage": usage_body(usage)}
 
     def first_event(self) -> bytes:
         choice = self.first_choice()
         return b"" if choice is None else self._chunk([choice], usage=None)
 
-    def delta_event(self, text: str, reason: FinishReason | None) -> bytes:
-        return self._chunk([self.delta_choice(text, reason)], usage=None)
+    def delta_event(
+        self, text: str, reason: FinishReason | None, routed_experts: npt.NDArray[Any] | None = None
+    ) -> bytes:
+        return self._chunk([self.delta_choice(text, reason) | _routing_body(routed_experts)], usage=None)
 
     def usage_event(self, usage: Usage) -> bytes:
         """The chunk that stream_options.include_usage asks for; empty when it was not asked for."""
@@ -101,3 +111,12 @@ def usage_body(usage: Usage) -> dict[str, int]:
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
     }
+
+
+def _routing_body(routed_experts: npt.NDArray[Any] | None) -> dict[str, str]:
+    """What return_routed_experts adds to a choice: a .npy file of shape (tokens, layers, top_k) in base64."""
+    if routed_experts is None:
+        return {}
+    file = io.BytesIO()
+    np.save(file, routed_experts, allow_pickle=False)
+    return {"routed_experts": base64.b64encode(file.getvalue()).decode("ascii")}

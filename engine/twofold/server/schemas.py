@@ -92,6 +92,7 @@ class SamplingFields(BaseModel):
     max_tokens: Annotated[int, Field(ge=1, le=MAX_INT64)] | None = None
     stop: Stops = None
     ignore_eos: bool | None = None
+    return_routed_experts: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     n: int | None = None

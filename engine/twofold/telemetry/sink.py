@@ -6,6 +6,7 @@ A sink never blocks its caller, never raises because of what it does with an eve
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -179,6 +180,43 @@ class NullSink:
     def dropped(self, kind: str, count: int) -> None: ...
 
     def close(self) -> None: ...
+
+
+class TeeSink:
+    """Hands everything to several sinks, in order."""
+
+    def __init__(self, *sinks: TelemetrySink) -> None:
+        self._sinks = sinks
+
+    def begin_run(self, run: RunInfo) -> None:
+        for sink in self._sinks:
+            sink.begin_run(run)
+
+    def request(self, record: RequestRecord) -> None:
+        for sink in self._sinks:
+            sink.request(record)
+
+    def step(self, record: StepRecord) -> None:
+        for sink in self._sinks:
+            sink.step(record)
+
+    def native_events(self, kind: str, rows: np.ndarray[Any, np.dtype[Any]]) -> None:
+        for sink in self._sinks:
+            sink.native_events(kind, rows)
+
+    def load_samples(self, rows: list[LoadSample]) -> None:
+        for sink in self._sinks:
+            sink.load_samples(rows)
+
+    def dropped(self, kind: str, count: int) -> None:
+        for sink in self._sinks:
+            sink.dropped(kind, count)
+
+    def close(self) -> None:
+        """Close all, also when one of them fails; the first failure is raised at the end."""
+        with contextlib.ExitStack() as stack:
+            for sink in reversed(self._sinks):
+                stack.callback(sink.close)
 
 
 def _number(sample: dict[str, Any], name: str, index: int, *, optional: bool = False) -> float | None:

@@ -1,0 +1,175 @@
+"""Recorded routing: which experts every token was sent to, as compact arrays.
+
+`RoutingRows` gathers token_layer events of one request; `RoutingRecorder` is a telemetry sink that writes those of
+every request to one npz file when it is closed. Needs numpy only.
+
+The file (no pickle inside; written atomically):
+    ids      uint8 or uint16 [tokens, layers, top_k]   routed experts, descending gate weight
+    probs    float16         [tokens, layers, top_k]   gate weights as the layer used them
+    offsets  int64           [sequences + 1]           sequence i is rows offsets[i]:offsets[i + 1]
+    num_prompt int64         [sequences]               leading rows of each sequence that are its prompt
+    num_experts int64        []                        experts per layer
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from twofold.errors import ConfigError
+from twofold.telemetry.sink import LoadSample
+from twofold.types import RequestRecord, RunInfo, StepRecord
+
+Rows = npt.NDArray[Any]
+Ids = npt.NDArray[np.uint8] | npt.NDArray[np.uint16]
+
+TokensKept = Literal["answer", "all"]
+
+
+class RoutingRows:
+    """The routing of one request, put together from events that come step by step and layer by layer."""
+
+    def __init__(self, num_layers: int, num_experts: int, top_k: int) -> None:
+        self._num_layers = num_layers
+        self._top_k = top_k
+        self._dtype: type[np.uint8] | type[np.uint16] = np.uint8 if num_experts <= 256 else np.uint16
+        self._parts: list[tuple[npt.NDArray[Any], ...]] = []
+
+    def add(self, rows: Rows) -> None:
+        """`rows` are token_layer events of this request."""
+        self._parts.append(
+            (
+                rows["position"].copy(),
+                rows["layer"].copy(),
+                rows["experts"][:, : self._top_k].astype(self._dtype),
+                rows["weights"][:, : self._top_k].astype(np.float16),
+            )
+        )
+
+    def arrays(self) -> tuple[Ids, npt.NDArray[np.float16]]:
+        """(ids, probs), each [tokens, layers, top_k], by position. A token computed twice counts once, its last time.
+
+        A position with a layer missing (its event was dropped) ends the request: what follows would be shifted.
+        """
+        shape = (0, self._num_layers, self._top_k)
+        if not self._parts:
+            return np.zeros(shape, self._dtype), np.zeros(shape, np.float16)
+        positions, layers, experts, weights = (
+            np.concatenate(part) for part in zip(*self._parts, strict=True)
+        )
+        num_tokens = int(positions.max()) + 1
+        ids = np.zeros((num_tokens, *shape[1:]), self._dtype)
+        probs = np.zeros((num_tokens, *shape[1:]), np.float16)
+        seen = np.zeros((num_tokens, self._num_layers), bool)
+        ids[positions, layers] = experts
+        probs[positions, layers] = weights
+        seen[positions, layers] = True
+        complete = seen.all(axis=1)
+        end = num_tokens if complete.all() else int(np.argmin(complete))
+        return ids[:end], probs[:end]
+
+
+class RoutingRecorder:
+    """A telemetry sink that keeps the routing of every request and writes it to `path` when closed.
+
+    Raises:
+        ConfigError: the directory of `path` does not exist or cannot be written; said before anything runs.
+    """
+
+    def __init__(
+        self, path: str | Path, *, keep: TokensKept = "answer", max_events: int = 50_000_000
+    ) -> None:
+        self._path = Path(path)
+        self._keep = keep
+        self._room = max_events
+        self._run: RunInfo | None = None
+        self._rows: dict[int, RoutingRows] = {}
+        self._prompt_tokens: dict[int, int] = {}
+        self.num_dropped = 0
+        """Events lost: more than `max_events`, or dropped before they came here."""
+        if self._path.suffix != ".npz":
+            raise ConfigError(
+                f"--record-routing was given {str(path)!r}; it takes a file name that ends in .npz"
+            )
+        if not os.access(self._path.parent, os.W_OK | os.X_OK):
+            raise ConfigError(
+                f"--record-routing: directory {self._path.parent} is missing or not writable; create it or name another"
+            )
+
+    def begin_run(self, run: RunInfo) -> None:
+        self._run = run
+
+    def request(self, record: RequestRecord) -> None:
+        self._prompt_tokens[record.number] = record.prompt_tokens
+
+    def step(self, record: StepRecord) -> None:
+        """Steps are of no interest here."""
+
+    def native_events(self, kind: str, rows: Rows) -> None:
+        if kind != "token_layer" or self._run is None:
+            return
+        if len(rows) > self._room:
+            self.num_dropped += len(rows)
+            return
+        self._room -= len(rows)
+        for number in np.unique(rows["request"]):
+            own = self._rows.get(int(number))
+            if own is None:
+                own = RoutingRows(self._run.num_layers, self._run.num_experts, self._run.top_k)
+                self._rows[int(number)] = own
+            own.add(rows[rows["request"] == number])
+
+    def load_samples(self, rows: list[LoadSample]) -> None:
+        """Load tests are of no interest here."""
+
+    def dropped(self, kind: str, count: int) -> None:
+        if kind == "token_layer":
+            self.num_dropped += count
+
+    def close(self) -> None:
+        """Write the file: all of it or, if that fails, nothing."""
+        if self._run is None:
+            return
+        ids, probs, offsets, num_prompt = self._sequences()
+        descriptor, temporary = tempfile.mkstemp(dir=self._path.parent, suffix=".npz.part")
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                np.savez_compressed(
+                    file,
+                    ids=ids,
+                    probs=probs,
+                    offsets=offsets,
+                    num_prompt=num_prompt,
+                    num_experts=np.int64(self._run.num_experts),
+                )
+            os.replace(temporary, self._path)
+        except BaseException:
+            os.unlink(temporary)
+            raise
+        self._run = None
+
+    def _sequences(self) -> tuple[Ids, Rows, Rows, Rows]:
+        assert self._run is not None
+        empty = RoutingRows(self._run.num_layers, self._run.num_experts, self._run.top_k).arrays()
+        parts_ids, parts_probs, lengths, prompts = [empty[0]], [empty[1]], [0], []
+        for number in sorted(self._rows):
+            ids, probs = self._rows[number].arrays()
+            prompt = min(self._prompt_tokens.get(number, 0), len(ids))
+            begin = prompt if self._keep == "answer" else 0
+            if len(ids) == begin:
+                continue
+            parts_ids.append(ids[begin:])
+            parts_probs.append(probs[begin:])
+            lengths.append(len(ids) - begin)
+            prompts.append(prompt - begin)
+        return (
+            np.concatenate(parts_ids),
+            np.concatenate(parts_probs),
+            np.cumsum(lengths, dtype=np.int64),
+            np.array(prompts, np.int64),
+        )
