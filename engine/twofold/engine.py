@@ -25,8 +25,7 @@ from twofold.config import EngineConfig
 from twofold.errors import CapacityError, KernelError, RequestError, TwofoldError
 from twofold.experts.accelerator import choose_accelerator
 from twofold.kv_cache import PagePool
-from twofold.model.model import load_model
-from twofold.model.weights import LoadProgress
+from twofold.model import LoadProgress, load_model, read_config
 from twofold.recording import Recorder
 from twofold.requests import Answer, check_request, max_answer_tokens
 from twofold.runner import ModelRunner, load_experts
@@ -119,9 +118,10 @@ class Engine:
         """
         choice = choose_accelerator(config.accelerator)
         path = Path(config.model) if config.model else bundled_model_path()
+        # The cheap refusals come before gigabytes are read.
+        tokenizer = Tokenizer.load(path, vocab_size=read_config(path)[0].vocab_size)
         team = ops.ThreadTeam(config.cpu_threads)
         model = load_model(path, team=team, progress=progress)
-        tokenizer = Tokenizer.load(path, vocab_size=model.config.vocab_size)
         moe = load_experts(model, team, choice, config, progress)
         capacity = plan_capacity(config, model.config)
         num_pages = capacity.num_pages

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import openai
 import pytest
 from live_server import HTTP, serving
@@ -172,3 +175,27 @@ def test_the_answers_headers_and_metrics_tell_of_the_emulation(url, client):
         for name in ("hits", "cpu_misses", "fetched")
     )
     assert placed > 0
+
+
+def test_routed_experts_come_as_npy_in_base64(client: openai.OpenAI, engine: Engine) -> None:
+    asked = {"return_routed_experts": True, "ignore_eos": True}
+    request = {"model": "tiny", "prompt": "Once upon a time", "max_tokens": 6, "temperature": 0.0}
+    whole = client.completions.create(**request, extra_body=asked)
+    routed = decode_npy(whole.choices[0].model_extra["routed_experts"])
+    tokens = whole.usage.prompt_tokens + whole.usage.completion_tokens - 1
+    assert routed.shape == (tokens, engine.info.num_layers, engine.info.top_k)
+    assert routed.max() < engine.info.num_experts
+    chunks = list(client.completions.create(**request, stream=True, extra_body=asked))
+    streamed = [
+        c.choices[0].model_extra["routed_experts"]
+        for c in chunks
+        if "routed_experts" in (c.choices[0].model_extra or {})
+    ]
+    assert len(streamed) == 1, "only the last chunk carries it"
+    assert np.array_equal(decode_npy(streamed[0]), routed)
+    plain = client.completions.create(**request)
+    assert "routed_experts" not in (plain.choices[0].model_extra or {})
+
+
+def decode_npy(text: str) -> np.ndarray:
+    return np.load(io.BytesIO(base64.b64decode(text)), allow_pickle=False)

@@ -148,10 +148,9 @@ def _pack(
     for layer, layer_experts in enumerate(experts):
         if store is None:
             store = _allocate(shape, "bfloat16" if layer_experts[0][0].dtype == np.uint16 else "float32")
-        for expert, matrices in enumerate(layer_experts):
-            gate, up, down = (np.ascontiguousarray(matrix) for matrix in matrices)
+        for expert, (gate, up, down) in enumerate(layer_experts):
             try:
-                store.put(layer, expert, gate, up, down)
+                store.put(layer, expert, _contiguous(gate), _contiguous(up), _contiguous(down))
             except ValueError as error:
                 raise ModelLoadError(
                     f"MoE layer {layer}, expert {expert}: {error}; convert the model to one dtype"
@@ -170,3 +169,8 @@ def _allocate(shape: MoeShape, dtype: str) -> _core.ExpertStore:
         raise ModelLoadError(
             "there is not enough memory for the experts; `twofold doctor` says how much the model needs"
         ) from error
+
+
+def _contiguous(matrix: Weight) -> Weight:
+    """The matrix itself unless it is a strided view."""
+    return matrix if matrix.flags.c_contiguous else matrix.copy()

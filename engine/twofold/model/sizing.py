@@ -15,7 +15,7 @@ from twofold.model.model_files import ModelFiles, open_model_files
 from twofold.model.weight_plan import TensorSpec
 
 WORKING_BYTES: Final = 512 * 1024 * 1024
-"""Interpreter, libraries and activations; measured well below this on models up to hidden size 4096."""
+"""Interpreter, libraries and activations: an estimate on the safe side, not a measurement."""
 
 
 @dataclass(frozen=True)

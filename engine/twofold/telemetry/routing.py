@@ -26,7 +26,8 @@ from twofold.telemetry.sink import LoadSample
 from twofold.types import RequestRecord, RunInfo, StepRecord
 
 Rows = npt.NDArray[Any]
-Ids = npt.NDArray[np.uint8] | npt.NDArray[np.uint16]
+Ids = npt.NDArray[Any]
+"""uint8 up to 256 experts, else uint16."""
 
 TokensKept = Literal["answer", "all"]
 
