@@ -28,7 +28,11 @@ def body(view: frame.View) -> None:
     if not len(tokens.position):
         tokens = queries.request_tokens(view.db, view.run, number)
     if not len(tokens.position):
-        st.info("No placements were recorded for this request.", icon=":material/hourglass_empty:")
+        st.info(
+            "There are no placements of this request: none were recorded yet, or they were the oldest when the "
+            "database reached its size.",
+            icon=":material/hourglass_empty:",
+        )
         return
     misses = tokens.num_by_placement[:, :, [queries.Placement.CPU, queries.Placement.FETCHED]].sum(
         axis=(1, 2)

@@ -113,6 +113,8 @@ def _create(path: Path) -> Engine:
                 schema.check_version(_stored_version(connection), path)
             connection.exec_driver_sql("PRAGMA journal_mode = WAL")
             connection.exec_driver_sql("PRAGMA synchronous = NORMAL")
+            # Debian's SQLite overwrites what is deleted; telemetry holds no secrets, and removing must be quick.
+            connection.exec_driver_sql("PRAGMA secure_delete = OFF")
             connection.commit()
             connection.exec_driver_sql("BEGIN IMMEDIATE")
             schema.metadata.create_all(connection)

@@ -20,7 +20,7 @@ from typing import Any, Final, TextIO
 import numpy as np
 from sqlalchemy import Connection, Engine, Table
 
-from twofold.telemetry import database, rows, schema
+from twofold.telemetry import database, retention, rows, schema
 from twofold.telemetry.sink import LoadSample, NullSink, TelemetrySink, check_event_dtype
 from twofold.types import RequestRecord, RunInfo, StepRecord
 
@@ -33,6 +33,8 @@ _RESERVED_ROWS: Final = 8_192
 """Room that native events leave to requests and steps, without which they would mean little."""
 _CHUNK_ROWS: Final = 1024
 """Rows turned into tuples at a time: the interpreter lock is held for well under a millisecond."""
+MAX_DATABASE_BYTES: Final = 2 * 1024**3
+_LOOK_AT_SIZE_ROWS: Final = 50_000
 _REMEMBERED_STEPS: Final = 10_000
 _FLUSH_INTERVAL_S: Final = 0.2
 _HEARTBEAT_S: Final = 1.0
@@ -83,11 +85,13 @@ class DatabaseSink:
         lock_file: TextIO,
         *,
         max_queued_rows: int = MAX_QUEUED_ROWS,
+        max_bytes: int = MAX_DATABASE_BYTES,
         now: Callable[[], float] = time.time,
     ) -> None:
         self._engine = engine
         self._lock_file = lock_file
         self._max_queued_rows = max_queued_rows
+        self._max_bytes = max_bytes
         self._now = now
         self._mutex = threading.Lock()
         self._wake = threading.Event()
@@ -101,8 +105,10 @@ class DatabaseSink:
         self._run_id: int | None = None
         self._step_seconds: dict[int, int] = {}
         self._num_written = 0
+        self._num_written_at_last_look = 0
         self._last_error: str | None = None
         self._next_heartbeat_s = 0.0
+        self._has_trimmed = False
         self._thread = threading.Thread(target=self._work, name="twofold-telemetry", daemon=True)
         self._thread.start()
 
@@ -177,6 +183,7 @@ class DatabaseSink:
                 closing = self._closing
             while batch := self._take():
                 self._write(batch)
+                self._keep_size()
             if closing:
                 break
             if self._now() >= self._next_heartbeat_s:
@@ -224,6 +231,22 @@ class DatabaseSink:
             recovered, self._last_error = self._last_error is not None, None
         if recovered:
             _log.warning("telemetry is being written again; %d events were lost so far", self._num_dropped)
+
+    def _keep_size(self) -> None:
+        if self._num_written - self._num_written_at_last_look < _LOOK_AT_SIZE_ROWS:
+            return
+        self._num_written_at_last_look = self._num_written
+        try:
+            removed = retention.trim(self._engine, self._max_bytes)
+        except Exception as error:  # tried again later; writing itself will say if the database is broken
+            _log.warning("old telemetry could not be removed: %s", getattr(error, "orig", None) or error)
+            return
+        if removed and not self._has_trimmed:
+            self._has_trimmed = True
+            _log.info(
+                "the telemetry database has reached %.1f GB: its oldest details are removed from now on",
+                self._max_bytes / 1e9,
+            )
 
     def _failed(self, batch: list[_Item], lost: Counter[tuple[str, str]], error: Exception) -> None:
         cause = getattr(error, "orig", None) or error
@@ -325,9 +348,15 @@ def _execute(connection: Connection, sql: str, tuples: Iterable[rows.Row]) -> No
 
 
 def open_sink(
-    url: str | None, *, max_queued_rows: int = MAX_QUEUED_ROWS, now: Callable[[], float] = time.time
+    url: str | None,
+    *,
+    max_queued_rows: int = MAX_QUEUED_ROWS,
+    max_bytes: int = MAX_DATABASE_BYTES,
+    now: Callable[[], float] = time.time,
 ) -> TelemetrySink:
     """The sink for a telemetry URL; None or an empty one means no telemetry. `now` gives Unix time.
+
+    Beyond `max_bytes` the oldest details are removed (see `retention`).
 
     Raises ConfigError, with the remedy, where the URL is bad, its directory is missing, the file cannot be
     written, is being written by another process, or holds something else than this version's tables.
@@ -335,4 +364,4 @@ def open_sink(
     if not url:
         return NullSink()
     engine, lock_file = database.open_for_writing(schema.database_path(url))
-    return DatabaseSink(engine, lock_file, max_queued_rows=max_queued_rows, now=now)
+    return DatabaseSink(engine, lock_file, max_queued_rows=max_queued_rows, max_bytes=max_bytes, now=now)
