@@ -1,0 +1,292 @@
+"""What generate, chat, bench and doctor print, in-process on a tiny random model."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("twofold._core", reason="the native module is not built")
+
+import twofold
+from twofold.cli import machine_checks
+from twofold.cli.main import main
+from twofold.testing import TinyModel, write_tiny_model
+
+EMULATED = ("--accelerator", "emulated:rtx4090-pcie4", "--gpu-experts-ratio", "0.25", "--cpu-threads", "1")
+NONE = ("--accelerator", "none", "--cpu-threads", "1")
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(write_tiny_model(tmp_path_factory.mktemp("models") / "tiny"))
+
+
+def generate(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict:
+    assert main(["generate", *arguments, "--json"]) == 0
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    return json.loads(captured.out)
+
+
+def test_generate_json_has_exactly_its_shape(tiny, capsys):
+    said = generate(capsys, tiny, "--prompt", "the fox", "--seed", "0", "--max-tokens", "9", *EMULATED)
+    assert list(said) == ["text", "token_ids", "accelerator", "placement", "timings", "usage"]
+    assert list(said["placement"]) == ["hits", "cpu_misses", "fetched", "uploads", "evictions", "h2d_bytes"]
+    assert list(said["timings"]) == ["clock", "prefill_ms", "decode_ms", "decode_tokens_per_s"]
+    assert list(said["usage"]) == ["prompt_tokens", "completion_tokens"]
+    assert said["accelerator"] == "emulated:rtx4090-pcie4"
+    assert said["timings"]["clock"] == "virtual"
+    assert len(said["token_ids"]) == said["usage"]["completion_tokens"] == 9
+    # Every token but the last went through all three layers, two experts each.
+    routed = 3 * 2 * (said["usage"]["prompt_tokens"] + 8)
+    placement = said["placement"]
+    assert placement["hits"] + placement["cpu_misses"] + placement["fetched"] == routed
+    rate = said["timings"]["decode_tokens_per_s"]
+    assert rate == pytest.approx(8 / (said["timings"]["decode_ms"] / 1e3))
+
+
+def test_the_text_does_not_depend_on_the_accelerator(tiny, capsys):
+    prompt = ("--prompt", "the fox", "--seed", "0", "--max-tokens", "40")
+    emulated = generate(capsys, tiny, *prompt, *EMULATED)
+    plain = generate(capsys, tiny, *prompt, *NONE)
+    assert emulated["token_ids"] == plain["token_ids"]
+    assert emulated["text"] == plain["text"]
+    assert plain["timings"]["clock"] == "wall"
+    assert plain["placement"]["uploads"] == 0
+    assert emulated["placement"]["uploads"] > 0
+
+
+def test_the_seed_decides(tiny, capsys):
+    texts = [
+        generate(
+            capsys, tiny, "--prompt", "a", "--seed", seed, "--temperature", "1", "--max-tokens", "20", *NONE
+        )["text"]
+        for seed in ("1", "1", "2")
+    ]
+    assert texts[0] == texts[1] != texts[2]
+
+
+def test_one_token_has_no_decode_rate(tiny, capsys):
+    said = generate(capsys, tiny, "--prompt", "a", "--max-tokens", "1", *NONE)
+    assert said["timings"]["decode_tokens_per_s"] is None
+
+
+def test_raw_leaves_the_chat_template_out(tiny, capsys):
+    flags = ("--prompt", "the fox", "--max-tokens", "1", *NONE)
+    templated = generate(capsys, tiny, *flags)["usage"]["prompt_tokens"]
+    with_system = generate(capsys, tiny, *flags, "--system", "be brief")["usage"]["prompt_tokens"]
+    assert generate(capsys, tiny, *flags, "--raw")["usage"]["prompt_tokens"] < templated < with_system
+
+
+def test_generate_prints_the_same_text_for_people_and_says_what_is_emulated(tiny, capsys):
+    flags = (tiny, "--prompt", "the fox", "--seed", "0", "--max-tokens", "12", *EMULATED)
+    text = generate(capsys, *flags)["text"]
+    assert main(["generate", *flags]) == 0
+    captured = capsys.readouterr()
+    assert captured.out == text + "\n"
+    assert "emulated" in captured.err
+
+
+def test_a_prompt_can_come_through_a_pipe(tiny, capsys, monkeypatch):
+    flags = (tiny, "--seed", "0", "--max-tokens", "5", *NONE)
+    monkeypatch.setattr("sys.stdin", io.StringIO("the fox"))
+    piped = generate(capsys, *flags, "--prompt", "-")
+    assert piped["text"] == generate(capsys, *flags, "--prompt", "the fox")["text"]
+
+
+def test_chat_remembers_until_it_is_told_to_forget(tiny, capsys, monkeypatch):
+    def converse(*lines: str) -> list[str]:
+        monkeypatch.setattr("sys.stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
+        assert main(["chat", tiny, "--temperature", "0", "--max-tokens", "8", *NONE]) == 0
+        return capsys.readouterr().out.split("\n")
+
+    first, second, rest = converse("the fox", "the fox")
+    assert rest == ""
+    assert first != second
+    assert converse("the fox", "/reset", "the fox")[:3] == [first, "(forgotten)", first]
+
+
+def test_chat_knows_its_commands(tiny, capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO("/help\n/dance\n\n"))
+    assert main(["chat", tiny, *NONE]) == 0
+    told = capsys.readouterr().out
+    assert "/reset" in told
+    assert "there is no /dance" in told
+
+
+def test_chat_forgets_the_oldest_turns_when_the_context_is_full(tiny, capsys, monkeypatch):
+    monkeypatch.setattr(
+        "sys.stdin", io.StringIO("the king and the queen\n" * 8 + "word " * 300 + "\nthe fox\n")
+    )
+    assert main(["chat", tiny, "--temperature", "0", "--max-tokens", "12", *NONE]) == 0
+    told = capsys.readouterr().out
+    assert "oldest turns are forgotten" in told
+    # A line that can never fit is refused and the conversation goes on.
+    assert "Shorten the prompt" in told
+
+
+class Terminal:
+    """A `twofold chat` on a pseudo-terminal."""
+
+    def __init__(self, model: str, *flags: str) -> None:
+        self._master, slave = pty.openpty()
+        environment = os.environ | {"PYTHONPATH": str(Path(twofold.__file__).parents[1]), "TERM": "dumb"}
+        command = [sys.executable, "-m", "twofold.cli", "chat", model, *NONE, *flags]
+        self.process = subprocess.Popen(
+            command, env=environment, stdin=slave, stdout=slave, stderr=slave, start_new_session=True
+        )
+        os.close(slave)
+        self._unread = ""
+
+    def read_until(self, pattern: str) -> None:
+        """Wait until the terminal has shown what the regular expression asks for, and drop it."""
+        while (match := re.search(pattern, self._unread)) is None:
+            ready, _, _ = select.select([self._master], [], [], 60)
+            assert ready, f"nothing like {pattern!r} in {self._unread!r}"
+            self._unread += os.read(self._master, 4096).decode(errors="replace")
+        self._unread = self._unread[match.end() :]
+
+    def type(self, text: str) -> None:
+        os.write(self._master, text.encode())
+
+    def interrupt(self) -> None:
+        self.process.send_signal(signal.SIGINT)
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self._master)
+
+
+def test_in_a_terminal_ctrl_c_stops_the_answer_and_ctrl_d_leaves(tmp_path):
+    # A context of 60,000 tokens: the answer does not end before it is stopped.
+    model = write_tiny_model(tmp_path / "long", TinyModel(max_position_embeddings=60_000))
+    # At temperature 0 this model repeats itself and never says its end-of-text token.
+    terminal = Terminal(str(model), "--temperature", "0", "--max-total-tokens", "60000")
+    try:
+        terminal.read_until("Ctrl-D   leave")
+        terminal.read_until("\n> ")
+        terminal.type("the fox\n")
+        # The echo of the line, and then the answer's first visible character.
+        terminal.read_until(r"the fox\r?\n\s*\S")
+        terminal.interrupt()
+        terminal.read_until(r"\(stopped\)")
+        terminal.read_until("\n> ")
+        terminal.interrupt()
+        terminal.read_until(r"\(Ctrl-D leaves\)")
+        terminal.read_until("\n> ")
+        terminal.type("\x04")
+        assert terminal.process.wait(60) == 0
+    finally:
+        terminal.close()
+
+
+@pytest.mark.slow
+def test_bench_measures_and_compares(tiny, capsys):
+    pytest.importorskip("transformers")
+    flags = ("--prompt-tokens", "16", "--new-tokens", "8", "--repeats", "2", *EMULATED)
+    assert main(["bench", tiny, "--json", *flags]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["twofold"]["decode_tokens_per_s"] > 0
+    assert result["twofold"]["clock"]["name"] == "virtual"
+    assert result["transformers"]["decode_tokens_per_s"] > 0
+    assert result["decode_ratio"] > 0
+    assert len(result["transformers"]["trial_decode_tokens_per_s"]) >= 2
+
+
+def test_bench_for_people(tiny, capsys):
+    flags = (
+        "--prompt-tokens",
+        "16",
+        "--new-tokens",
+        "8",
+        "--repeats",
+        "1",
+        "--no-compare-transformers",
+        *EMULATED,
+    )
+    assert main(["bench", tiny, *flags]) == 0
+    told = capsys.readouterr().out
+    assert "virtual clock" in told
+    assert "not compared" in told
+
+
+def doctor(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict[str, dict]]:
+    code = main(["doctor", *arguments, "--port", "0", "--json"])
+    report = json.loads(capsys.readouterr().out)
+    assert report["healthy"] is (code == 0)
+    return code, {check["name"]: check for check in report["checks"]}
+
+
+def test_doctor_checks_everything_it_names(tiny, capsys):
+    code, checks = doctor(capsys, tiny, *NONE)
+    assert code == 0
+    assert set(checks) == {"CPU", "memory", "accelerator", "model", "disk", "port", "SQLite", "extras"}
+    assert "Qwen3MoeForCausalLM" in checks["model"]["found"]
+
+
+def test_doctor_says_what_to_change_when_the_model_does_not_fit(tiny, capsys, monkeypatch):
+    monkeypatch.setattr(machine_checks, "available_memory_bytes", lambda: 100 * 2**20)
+    code, checks = doctor(capsys, tiny, *NONE)
+    assert code == 1
+    assert checks["model"]["verdict"] == "bad"
+    assert "does not fit" in checks["model"]["remedy"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "name"),
+    [(("/no/such/model",), "model"), (("--accelerator", "cuda"), "accelerator")],
+)
+def test_doctor_reports_instead_of_failing(capsys, flags, name):
+    if name == "accelerator":
+        pytest.importorskip("twofold._core")
+        from twofold.experts.accelerator import choose_accelerator
+
+        if choose_accelerator("auto").kind == "cuda":
+            pytest.skip("there is a CUDA device here")
+    code, checks = doctor(capsys, *flags)
+    assert code == 1
+    assert checks[name]["verdict"] == "bad"
+
+
+@pytest.mark.parametrize(
+    ("version", "verdict"),
+    [((3, 6, 23), "ok"), ((3, 40, 1), "note"), ((3, 51, 2), "note"), ((3, 51, 3), "ok")],
+)
+def test_doctor_knows_the_sqlite_versions_with_the_wal_reset_bug(monkeypatch, version, verdict):
+    monkeypatch.setattr("sqlite3.sqlite_version_info", version)
+    assert machine_checks.check_sqlite().verdict == verdict
+
+
+def test_doctor_sees_a_taken_port_and_a_missing_directory(tmp_path):
+    import socket
+
+    from twofold.config import ServerConfig
+
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        check = machine_checks.check_port(ServerConfig(port=other.getsockname()[1]))
+    assert check.verdict == "note"
+    assert machine_checks.check_disk(f"sqlite:///{tmp_path}/t.db").verdict == "ok"
+    assert machine_checks.check_disk("sqlite:////no/such/place/t.db").verdict == "bad"
+
+
+def test_doctor_for_people(tiny, capsys):
+    assert main(["doctor", tiny, *NONE, "--port", "0"]) == 0
+    assert "ready: twofold serve" in capsys.readouterr().out
+
+
+def test_version_for_machines(capsys):
+    assert main(["version", "--json"]) == 0
+    versions = json.loads(capsys.readouterr().out)
+    assert set(versions) == {"twofold", "python", "torch", "native", "platform"}
+    assert versions["native"]
