@@ -182,13 +182,26 @@ def test_in_a_terminal_ctrl_c_stops_the_answer_and_ctrl_d_leaves(tmp_path):
         terminal.interrupt()
         terminal.read_until(r"\(stopped\)")
         terminal.read_until("\n> ")
-        terminal.interrupt()
-        terminal.read_until(r"\(Ctrl-D leaves\)")
-        terminal.read_until("\n> ")
         terminal.type("\x04")
         assert terminal.process.wait(60) == 0
     finally:
         terminal.close()
+
+
+def test_ctrl_c_at_the_prompt_says_how_to_leave(tiny, capsys, monkeypatch):
+    class TerminalInput(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    typed = iter([KeyboardInterrupt, EOFError])
+
+    def interrupted(prompt: str) -> str:
+        raise next(typed)
+
+    monkeypatch.setattr("sys.stdin", TerminalInput())
+    monkeypatch.setattr("builtins.input", interrupted)
+    assert main(["chat", tiny, *NONE]) == 0
+    assert "(Ctrl-D leaves)" in capsys.readouterr().out
 
 
 @pytest.mark.slow
