@@ -48,7 +48,7 @@ models_mount_usable() {
 
 check "system packages and compiler" check_prerequisites
 check "git" git --version
-check "curl" curl --version
+check "curl" bash -c "curl --version | head -n 1"
 note "nvcc" nvcc --version
 note "NVIDIA GPU" nvidia-smi -L
 note "models mount" models_mount_usable
