@@ -103,8 +103,19 @@ def sidebar() -> None:
         )
         if db is not None:
             st.caption(f"Reading `{db.path}`")
-        if runs and any(run.emulated for run in runs[:1]):
+        if runs and _chosen(runs).emulated:
             st.caption(":orange[**Emulated:** GPU times are a cost model's.]")
+
+
+def _chosen(runs: list[queries.Run]) -> queries.Run:
+    wanted = st.session_state.get("run", NEWEST)
+    return next((run for run in runs if run.run_id == wanted), runs[0])
+
+
+def _has_run() -> bool:
+    with contextlib.suppress(ConfigError):
+        return bool(queries.runs(queries.open_database(database_url()), limit=1))
+    return False
 
 
 def _run_name(run: queries.Run) -> str:
@@ -130,8 +141,7 @@ def view() -> View | None:
             f"twofold serve --telemetry-url {database_url()}",
         )
         return None
-    wanted = st.session_state.get("run", NEWEST)
-    run = next((run for run in runs if run.run_id == wanted), runs[0])
+    run = _chosen(runs)
     last_s = WINDOWS[st.session_state.get("window", "Last 5 minutes")]
     return View(db, run, queries.window(run, last_s), run.is_live())
 
@@ -141,15 +151,16 @@ def live_page(title: str, lead: str, body: Callable[[View], None], *, refresh: b
     st.html(_STYLE)
     st.title(title)
     st.markdown(lead)
-    every = REFRESH_S if refresh and st.session_state.get("refresh", True) else None
+    wanted = st.session_state.get("refresh", True) and (refresh or not _has_run())
+    every = REFRESH_S if wanted else None
 
     @st.fragment(run_every=every)
     def fragment() -> None:
         current = view()
         if current is None:
             return
-        header(current)
         try:
+            header(current)
             body(current)
         except ConfigError as error:
             st.warning(str(error), icon=":material/database_off:")
