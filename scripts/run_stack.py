@@ -218,6 +218,8 @@ def end(children: dict[str, subprocess.Popen[bytes]]) -> None:
                 child.wait(timeout=max(0.0, deadline - time.monotonic()))
     except StopError:
         pass
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # nothing may keep the loop below from its end
     for child in children.values():
         with contextlib.suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGKILL)  # the group, should a child have left one of its own behind
