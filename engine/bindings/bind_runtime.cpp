@@ -84,6 +84,10 @@ void bind_store(py::module_& m) {
           py::arg("layer"), py::arg("expert"), py::arg("gate"), py::arg("up"), py::arg("down"))
       .def_property_readonly("bytes", &ExpertStore::bytes)
       .def_property_readonly("expert_bytes", [](const ExpertStore& s) { return s.shape().bytes(); })
+      .def_property_readonly("dtype",
+                             [](const ExpertStore& s) {
+                               return s.shape().dtype == kernels::DType::kF32 ? "float32" : "bfloat16";
+                             })
       .def_property_readonly("flops_per_token",
                              [](const ExpertStore& s) { return s.shape().flops_per_token(); });
 }
@@ -106,29 +110,26 @@ void forward(MoeExecutor& executor, int layer, const FloatRows& normed, const In
 
 void bind_executor(py::module_& m) {
   py::class_<MoeExecutor>(m, "MoeExecutor", "Runs MoE layers: decides where, computes, records.")
-      .def(py::init<ThreadTeam&, const ExpertStore&>(), py::arg("team"), py::arg("store"),
-           py::keep_alive<1, 2>(), py::keep_alive<1, 3>())
+      .def(py::init<ThreadTeam&, const ExpertStore&, std::optional<CostModel>>(), py::arg("team"),
+           py::arg("store"), py::arg("cost") = std::nullopt, py::keep_alive<1, 2>(), py::keep_alive<1, 3>())
       .def_static(
           "emulated",
-          [](ThreadTeam& team, const ExpertStore& store, const std::string& profile_name,
-             const std::map<std::string, double>& profile, int top_k, int num_slots,
+          [](ThreadTeam& team, const ExpertStore& store, const CostModel& cost, int top_k, int num_slots,
              const std::string& policy, std::vector<double> dense_bytes, std::vector<double> dense_flops,
              bool preload) {
-            CostModel cost(MachineProfile::from_fields(profile_name, profile), double(store.shape().bytes()),
-                           store.shape().flops_per_token());
             LayerSchedulerConfig config;
             config.num_layers = store.num_layers();
             config.num_experts = store.num_experts();
             config.top_k = top_k;
             config.num_slots = num_slots;
             config.policy = policy;
-            return std::make_unique<MoeExecutor>(team, store, std::move(cost), std::move(config),
+            return std::make_unique<MoeExecutor>(team, store, cost, std::move(config),
                                                  DenseCost{std::move(dense_bytes), std::move(dense_flops)},
                                                  preload);
           },
-          py::arg("team"), py::arg("store"), py::arg("profile_name"), py::arg("profile"), py::arg("top_k"),
-          py::arg("num_slots"), py::arg("policy"), py::arg("dense_bytes"), py::arg("dense_flops"),
-          py::arg("preload"), py::keep_alive<0, 1>(), py::keep_alive<0, 2>())
+          py::arg("team"), py::arg("store"), py::arg("cost"), py::arg("top_k"), py::arg("num_slots"),
+          py::arg("policy"), py::arg("dense_bytes"), py::arg("dense_flops"), py::arg("preload"),
+          py::keep_alive<0, 1>(), py::keep_alive<0, 2>())
       .def(
           "begin_step",
           [](MoeExecutor& executor, int64_t step, std::vector<int64_t> requests,

@@ -1,13 +1,34 @@
 #include "accelerator.h"
 
+#include <algorithm>
+#include <cmath>
+
 namespace twofold {
 
-LayerTimes NoAccelerator::place(int layer, const LayerRouting&, const ExpertGroups& groups,
+void OnlineCorrection::update(int num_tokens, double predicted_us, double measured_us) {
+  if (predicted_us <= 0 || measured_us <= 0) return;
+  // predicted_us carries the factor already; in logarithms, so that twice too slow and twice too fast weigh
+  // the same.
+  const double limit = std::log(kLargestRatio);
+  const double error = std::clamp(std::log(measured_us / predicted_us), -limit, limit);
+  factor_[num_tokens > 1] *= std::exp(kSmoothing * error);
+}
+
+LayerTimes NoAccelerator::place(int layer, const LayerRouting& routing, const ExpertGroups& groups,
                                 std::span<GroupPlacement> placements) {
+  loads_.clear();
   for (int g = 0; g < groups.size(); ++g) {
     placements[size_t(g)] = {store_.expert(layer, groups.experts[size_t(g)]), Placement::kCpu};
+    loads_.push_back(groups.load(g));
   }
-  return {};
+  LayerTimes times;
+  if (cost_)
+    times.layer_us = times.cpu_us = cost_->cpu_us(loads_, 0) * correction_.factor(routing.num_tokens);
+  return times;
+}
+
+void NoAccelerator::measured(const LayerTimes& predicted, int num_tokens, double us) {
+  correction_.update(num_tokens, predicted.layer_us, us);
 }
 
 }  // namespace twofold

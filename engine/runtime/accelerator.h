@@ -3,8 +3,10 @@
 #pragma once
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "event_log.h"
@@ -31,6 +33,8 @@ class Accelerator {
                            std::span<GroupPlacement> placements) = 0;
   // Work outside experts before the given MoE layer, or after the last (layer == number of MoE layers).
   virtual void dense(int layer, int num_tokens) = 0;
+  // How long the layer just placed took in real time; only called when there is no virtual clock.
+  virtual void measured(const LayerTimes& predicted, int num_tokens, double us) = 0;
   // No work is left: background uploads have all the time they need.
   virtual void idle() = 0;
   // Microseconds of the virtual clock; negative when this accelerator runs in real time.
@@ -40,15 +44,32 @@ class Accelerator {
   virtual int num_slots() const = 0;
 };
 
-// All experts on the CPU, straight from the store.
+// Running ratio of measured to predicted time: what a calibration of another day is off by today (clock
+// speed, neighbours, memory). Decode and batches are corrected apart, because different limits bind them.
+class OnlineCorrection {
+ public:
+  double factor(int num_tokens) const { return factor_[num_tokens > 1]; }
+  // One outlier (a context switch) moves the factor by at most a tenth of kLargestRatio.
+  void update(int num_tokens, double predicted_us, double measured_us);
+
+ private:
+  static constexpr double kSmoothing = 0.05;
+  static constexpr double kLargestRatio = 2.0;
+  double factor_[2] = {1.0, 1.0};
+};
+
+// All experts on the CPU, straight from the store. With a cost model, every layer's time is predicted before
+// it runs.
 class NoAccelerator final : public Accelerator {
  public:
-  explicit NoAccelerator(const ExpertStore& store) : store_(store) {}
+  explicit NoAccelerator(const ExpertStore& store, std::optional<CostModel> cost = std::nullopt)
+      : store_(store), cost_(std::move(cost)) {}
 
   void begin_step(const StepRows&) override {}
   LayerTimes place(int layer, const LayerRouting& routing, const ExpertGroups& groups,
                    std::span<GroupPlacement> placements) override;
   void dense(int, int) override {}
+  void measured(const LayerTimes& predicted, int num_tokens, double us) override;
   void idle() override {}
   double virtual_now_us() const override { return -1; }
   size_t device_bytes() const override { return 0; }
@@ -56,6 +77,9 @@ class NoAccelerator final : public Accelerator {
 
  private:
   const ExpertStore& store_;
+  std::optional<CostModel> cost_;
+  OnlineCorrection correction_;
+  std::vector<int> loads_;
 };
 
 // Bytes and flops of everything that is not routed experts: entry i is what runs between MoE layer i-1 and i,
@@ -80,6 +104,7 @@ class EmulatedAccelerator final : public Accelerator {
   LayerTimes place(int layer, const LayerRouting& routing, const ExpertGroups& groups,
                    std::span<GroupPlacement> placements) override;
   void dense(int layer, int num_tokens) override;
+  void measured(const LayerTimes&, int, double) override {}
   void idle() override;
   double virtual_now_us() const override { return scheduler_.now_us(); }
   size_t device_bytes() const override { return arena_bytes_; }

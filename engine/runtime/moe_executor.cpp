@@ -8,9 +8,9 @@
 
 namespace twofold {
 
-MoeExecutor::MoeExecutor(ThreadTeam& team, const ExpertStore& store)
+MoeExecutor::MoeExecutor(ThreadTeam& team, const ExpertStore& store, std::optional<CostModel> cost)
     : store_(store),
-      accelerator_(std::make_unique<NoAccelerator>(store)),
+      accelerator_(std::make_unique<NoAccelerator>(store, std::move(cost))),
       compute_(team, store.shape()),
       where_of_expert_(size_t(store.num_experts())) {}
 
@@ -51,6 +51,7 @@ void MoeExecutor::forward(int layer, const LayerRouting& routing, const float* n
   const auto begin = std::chrono::steady_clock::now();
   compute_.run(routing, groups_, group_weights_, normed, hidden);
   const std::chrono::duration<float, std::micro> measured = std::chrono::steady_clock::now() - begin;
+  if (accelerator_->virtual_now_us() < 0) accelerator_->measured(times, routing.num_tokens, measured.count());
   record(layer, routing, times, measured.count());
 }
 

@@ -3,6 +3,7 @@
 #pragma once
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "accelerator.h"
@@ -15,8 +16,8 @@ namespace twofold {
 
 class MoeExecutor {
  public:
-  // No accelerator: all experts on the CPU at full speed.
-  MoeExecutor(ThreadTeam& team, const ExpertStore& store);
+  // No accelerator: all experts on the CPU at full speed; with a cost model their time is predicted too.
+  MoeExecutor(ThreadTeam& team, const ExpertStore& store, std::optional<CostModel> cost = std::nullopt);
   // A GPU played by the CPU. preload: upload all experts first (needs a slot for each).
   MoeExecutor(ThreadTeam& team, const ExpertStore& store, CostModel cost, LayerSchedulerConfig config,
               DenseCost dense_cost, bool preload);

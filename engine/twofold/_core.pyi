@@ -105,6 +105,22 @@ class LmHead:
     def forward(self, hidden_rows: _F32, logits: _F32) -> None: ...
 
 @final
+class MachineProfile:
+    @staticmethod
+    def from_fields(name: str, fields: dict[str, float]) -> MachineProfile: ...
+
+@final
+class CostModel:
+    def __init__(
+        self,
+        profile: MachineProfile,
+        expert_bytes: float,
+        flops_per_token: float,
+        cpu_curve: Sequence[tuple[float, float]] = (),
+    ) -> None: ...
+    def cpu_us(self, loads: Sequence[int], dma_busy: float) -> float: ...
+
+@final
 class ExpertStore:
     def __init__(
         self, num_layers: int, num_experts: int, hidden: int, intermediate: int, dtype: str
@@ -115,17 +131,18 @@ class ExpertStore:
     @property
     def expert_bytes(self) -> int: ...
     @property
+    def dtype(self) -> Literal["float32", "bfloat16"]: ...
+    @property
     def flops_per_token(self) -> float: ...
 
 @final
 class MoeExecutor:
-    def __init__(self, team: ThreadTeam, store: ExpertStore) -> None: ...
+    def __init__(self, team: ThreadTeam, store: ExpertStore, cost: CostModel | None = None) -> None: ...
     @staticmethod
     def emulated(
         team: ThreadTeam,
         store: ExpertStore,
-        profile_name: str,
-        profile: dict[str, float],
+        cost: CostModel,
         top_k: int,
         num_slots: int,
         policy: str,

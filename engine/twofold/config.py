@@ -47,6 +47,10 @@ class EngineConfig:
     num_gpu_experts: int | None = setting(
         None, "expert slots per layer, on average; instead of --gpu-experts-ratio"
     )
+    machine_profile: str | None = setting(
+        None,
+        "figures of this machine, by which layer times are predicted (default: what `twofold calibrate` stored)",
+    )
     policy: str = setting(
         "payback", "which experts stay in VRAM: payback, lru, lfu, lfru, mrs, two-in-eight, static"
     )

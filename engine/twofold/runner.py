@@ -14,6 +14,7 @@ from twofold import ops
 from twofold.config import EngineConfig
 from twofold.experts.accelerator import AcceleratorChoice, num_slots
 from twofold.experts.moe import DenseCost, MoeRuntime, MoeShape, SlotPlan
+from twofold.experts.profiles import load_machine_profile
 from twofold.model import BatchMeta, LoadedModel, LoadProgress, ModelConfig, ProgressFn
 from twofold.scheduler import ScheduledSequence
 
@@ -86,6 +87,7 @@ def load_experts(
         SlotPlan(num_slots(config, shape.num_layers, shape.num_experts), config.policy),
         dense_cost(model.config),
         report,
+        load_machine_profile(config.machine_profile),
     )
 
 

@@ -63,11 +63,11 @@ def batch(num_tokens, seed):
 
 def emulated(team, store, num_slots, policy="payback", profile="rtx4090-pcie4"):
     costs = [1e6] * (LAYERS + 1)
+    machine = _core.MachineProfile.from_fields(profile, load_profile(profile).cost_figures)
     return _core.MoeExecutor.emulated(
         team,
         store,
-        profile,
-        load_profile(profile).cost_figures,
+        _core.CostModel(machine, store.expert_bytes, store.flops_per_token),
         TOP_K,
         num_slots,
         policy,

@@ -23,6 +23,7 @@ COMMANDS: Final[dict[str, str]] = {
     "generate": "answer one prompt and end",
     "chat": "talk with a model in the terminal",
     "bench": "measure prefill and decode speed, against transformers too",
+    "calibrate": "measure this machine for predictions, and keep the figures",
     "doctor": "say what this machine has, lacks and can run",
     "version": "versions of Twofold and of what it runs on",
     "telemetry": "what the telemetry database holds",

@@ -14,6 +14,8 @@ import numpy.typing as npt
 from twofold import _core, ops
 from twofold.errors import ConfigError, ModelLoadError
 from twofold.experts.accelerator import AcceleratorChoice
+from twofold.experts.cpu_cost import cpu_cost_model
+from twofold.experts.profiles import MachineProfile
 from twofold.types import PlacementCounts
 
 F32 = npt.NDArray[np.float32]
@@ -54,7 +56,8 @@ class MoeRuntime:
     """Implements `model.MoeBackend` on the native executor. One per engine; the engine thread owns it.
 
     `experts` yields the experts of one MoE layer after the other; each is copied once, into the packed store.
-    `progress` is told (layers done, bytes done, bytes in all).
+    `progress` is told (layers done, bytes done, bytes in all). With `machine`, what `twofold calibrate` measured here, the
+    CPU's layers are predicted before they run; without an accelerator that is all a profile is for.
 
     Raises:
         ConfigError: unknown policy or slots out of range.
@@ -70,19 +73,31 @@ class MoeRuntime:
         slots: SlotPlan,
         dense_cost: DenseCost,
         progress: Callable[[int, int, int], None] | None = None,
+        machine: MachineProfile | None = None,
     ) -> None:
         self.choice = choice
         self._store = _pack(shape, experts, progress)
         self.expert_bytes: int = self._store.expert_bytes
         if choice.profile is None:
-            self._executor = _core.MoeExecutor(team, self._store)
+            curve = machine and machine.cpu_curve(
+                self._store.dtype, shape.hidden, shape.intermediate, team.num_threads
+            )
+            self._executor = _core.MoeExecutor(team, self._store, cpu_cost_model(curve) if curve else None)
             return
+        curve = choice.profile.cpu_curve(
+            self._store.dtype, shape.hidden, shape.intermediate, team.num_threads
+        )
+        cost = _core.CostModel(
+            _core.MachineProfile.from_fields(choice.profile.name, choice.profile.cost_figures),
+            self._store.expert_bytes,
+            self._store.flops_per_token,
+            curve.points if curve else (),
+        )
         try:
             self._executor = _core.MoeExecutor.emulated(
                 team,
                 self._store,
-                choice.profile.name,
-                choice.profile.cost_figures,
+                cost,
                 shape.top_k,
                 slots.num_slots,
                 slots.policy,

@@ -2,17 +2,20 @@
 
 A profile is a JSON file `{"format", "version", "name", "description", "figures": {name: {"value", "source"}}}`. Shipped
 ones describe common machines, so that they can be emulated where they are not; units are in the names of the figures.
+What `twofold calibrate` wrote also has `"cpu_curves"`: measured times of CPU experts by shape, far from linear in tokens.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 from twofold.errors import ConfigError
 
@@ -43,12 +46,45 @@ class Figure:
 
 
 @dataclass(frozen=True)
+class CpuCurve:
+    """Measured time of the CPU's experts of one shape: a layer takes `layer_us` + the sum of its experts' points."""
+
+    dtype: str
+    hidden: int
+    intermediate: int
+    threads: int
+    layer_us: float
+    """Fixed cost of a layer: handing work to the team and joining it."""
+    points: tuple[tuple[int, float], ...]
+    """(tokens of one expert, microseconds), tokens ascending; linear in between."""
+
+
+@dataclass(frozen=True)
 class MachineProfile:
     """The figures of one machine. `cost_figures` is what the native cost model is built from."""
 
     name: str
     description: str
     figures: Mapping[str, Figure]
+    cpu_curves: tuple[CpuCurve, ...] = ()
+
+    def cpu_curve(self, dtype: str, hidden: int, intermediate: int, threads: int) -> CpuCurve | None:
+        """The curve measured for exactly this shape and number of threads, if there is one."""
+        wanted = (dtype, hidden, intermediate, threads)
+        found = (c for c in self.cpu_curves if (c.dtype, c.hidden, c.intermediate, c.threads) == wanted)
+        return next(found, None)
+
+    def to_json(self) -> str:
+        """The profile as the text of its file."""
+        content = {
+            "format": FORMAT,
+            "version": VERSION,
+            "name": self.name,
+            "description": self.description,
+            "figures": {name: dataclasses.asdict(figure) for name, figure in self.figures.items()},
+            "cpu_curves": [dataclasses.asdict(curve) for curve in self.cpu_curves],
+        }
+        return json.dumps(content, indent=2) + "\n"
 
     @property
     def cost_figures(self) -> dict[str, float]:
@@ -105,14 +141,63 @@ def parse_profile(content: Any, *, where: str) -> MachineProfile:
         problem = f"lacks {', '.join(missing)}" if missing else f"has unknown {', '.join(unknown)}"
         raise ConfigError(f"{where}: {problem}; expected exactly {', '.join(COST_FIGURES)}")
     figures = {name: _parse_figure(given[name], f"{where}: {name}") for name in given}
-    return MachineProfile(str(content.get("name", "unnamed")), str(content.get("description", "")), figures)
+    curves = content.get("cpu_curves", [])
+    if not isinstance(curves, list):
+        raise ConfigError(f"{where}: 'cpu_curves' is {type(curves).__name__}, expected a list")
+    return MachineProfile(
+        str(content.get("name", "unnamed")),
+        str(content.get("description", "")),
+        figures,
+        tuple(_parse_curve(curve, f"{where}: cpu_curves[{i}]") for i, curve in enumerate(curves)),
+    )
+
+
+def load_machine_profile(name_or_path: str | None) -> MachineProfile | None:
+    """The profile of this machine: the one named, else what `twofold calibrate` stored, else None. Raises ConfigError."""
+    if name_or_path:
+        return load_profile(name_or_path)
+    path = local_profile_path()
+    return load_profile(str(path)) if path.is_file() else None
+
+
+def local_profile_path() -> Path:
+    """Where `twofold calibrate` keeps this machine's profile unless told otherwise."""
+    base = os.environ.get("XDG_CONFIG_HOME") or str(Path.home() / ".config")
+    return Path(base) / "twofold" / "machine.json"
+
+
+def _parse_curve(given: Any, where: str) -> CpuCurve:
+    fields = {field.name for field in dataclasses.fields(CpuCurve)}
+    if not isinstance(given, dict) or set(given) != fields:
+        raise ConfigError(f"{where} must be an object of exactly {', '.join(sorted(fields))}")
+    points = given["points"]
+    numbers = (
+        [given["layer_us"], *(v for point in points for v in point)] if _is_pairs(points) else [math.nan]
+    )
+    sizes = [given["hidden"], given["intermediate"], given["threads"]]
+    if not all(_is_number(n) and n >= 0 for n in numbers) or not all(type(n) is int and n > 0 for n in sizes):
+        raise ConfigError(f"{where} holds a figure that is missing, negative or not finite; calibrate again")
+    tokens = [point[0] for point in points]
+    if not tokens or tokens != sorted(set(tokens)) or tokens[0] < 1 or min(us for _, us in points) <= 0:
+        raise ConfigError(f"{where}: points must have ascending tokens and times above 0; calibrate again")
+    parsed = tuple((int(n), float(us)) for n, us in points)
+    hidden, intermediate, threads = sizes
+    return CpuCurve(str(given["dtype"]), hidden, intermediate, threads, float(given["layer_us"]), parsed)
+
+
+def _is_pairs(points: Any) -> bool:
+    return isinstance(points, list) and all(isinstance(p, list | tuple) and len(p) == 2 for p in points)
+
+
+def _is_number(value: Any) -> TypeGuard[int | float]:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _parse_figure(given: Any, where: str) -> Figure:
     if not isinstance(given, dict) or not isinstance(given.get("source"), str):
         raise ConfigError(f'{where} is {given!r}, expected {{"value": number, "source": text}}')
     value = given.get("value")
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
+    if not _is_number(value) or value < 0:
         raise ConfigError(f"{where} is {value!r}, expected a finite number that is not negative")
     if value == 0 and where.endswith(("gbps", "gflops", "gb")):
         raise ConfigError(f"{where} is 0, expected more: a rate of nothing never finishes")

@@ -1,0 +1,270 @@
+"""Measures what the cost model needs to know of this machine's CPU, and fits it.
+
+A layer that gives n tokens to each of k experts is timed over a grid of (k, n) on experts of the model's own shape and
+number, filled with random weights, so that caches are as warm or cold as in real use. Fit: layer(k, n) = a + k * c(n); `a` is
+the hand-out and join, c the curve of one expert. Its worth is judged on layers with mixed loads that the fit never saw.
+
+Figures of an accelerator are not measured here: on a machine without one they are taken from a base profile and say so.
+"""
+
+from __future__ import annotations
+
+import platform
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+import numpy as np
+
+from twofold import _core, ops
+from twofold.experts.cpu_cost import cpu_cost_model
+from twofold.experts.moe import MoeShape
+from twofold.experts.profiles import CpuCurve, Figure, MachineProfile
+
+EXPERT_COUNTS: Final = (1, 2, 4, 8, 16, 32)
+TOKENS: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+MAX_STORE_BYTES: Final = 1 << 30
+_COPY_BYTES: Final = 64 << 20
+
+Loads = tuple[int, ...]
+"""Tokens of each active expert of a layer."""
+ProgressFn = Callable[[str, float], None]
+"""(what is measured, share done)."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One kind of layer, timed."""
+
+    loads: Loads
+    measured_us: float
+    """Median over the repeats."""
+    predicted_us: float = 0.0
+
+    @property
+    def error(self) -> float:
+        """|predicted / measured - 1|."""
+        return abs(self.predicted_us / self.measured_us - 1)
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What was measured and how well the fit tells it."""
+
+    curve: CpuCurve
+    grid: tuple[Sample, ...]
+    """What the curve was fitted to."""
+    unseen: tuple[Sample, ...]
+    """Layers with mixed loads, kept out of the fit."""
+    thread_us: dict[int, float] = field(default_factory=dict)
+    """Threads → time of one decode layer (top-k experts, one token each)."""
+    contention: float = 0.0
+    """Slow-down of decode while another thread copies memory; 0.22: 22 % slower."""
+    copy_gbps: float = 0.0
+    """What that other thread copied meanwhile."""
+
+    @property
+    def median_error(self) -> float:
+        return float(np.median([sample.error for sample in self.unseen]))
+
+
+class LayerTimer:
+    """Times MoE layers of random weights on the CPU. Every call takes the next experts, as decoding does."""
+
+    def __init__(self, shape: MoeShape, dtype: str, team: ops.ThreadTeam, seed: int = 0) -> None:
+        expert_bytes = 3 * shape.hidden * shape.intermediate * (2 if dtype == "bfloat16" else 4)
+        layers = max(1, min(shape.num_layers, MAX_STORE_BYTES // (expert_bytes * shape.num_experts)))
+        self.shape = replace(shape, num_layers=layers)
+        self._store = _random_store(self.shape, dtype, seed)
+        self._random = np.random.default_rng(seed)
+        self._next = 0
+        self._step = 0
+        self.use(team)
+
+    def use(self, team: ops.ThreadTeam) -> None:
+        """Compute with another team from now on."""
+        self._executor = _core.MoeExecutor(team, self._store)
+        self._executor.events_enabled = True
+
+    def time(self, loads: Loads, repeats: int) -> float:
+        """Median microseconds of a layer whose active experts get these loads."""
+        return self.time_all([loads], repeats)[0]
+
+    def time_all(
+        self, kinds: Sequence[Loads], repeats: int, progress: Callable[[float], None] | None = None
+    ) -> list[float]:
+        """The same of several kinds, measured in turn, so that a noisy moment does not hit one kind alone."""
+        times = np.empty((repeats, len(kinds)))
+        for repeat in range(repeats):
+            for i, loads in enumerate(kinds):
+                times[repeat, i] = self._once(loads)
+            if progress is not None:
+                progress((repeat + 1) / repeats)
+        return [float(us) for us in np.median(times, axis=0)]
+
+    def _once(self, loads: Loads) -> float:
+        # One expert per row: any loads can be had, and what an expert costs does not depend on its rows' top-k.
+        chosen = (self._next + np.arange(len(loads))) % self.shape.num_experts
+        self._next += len(loads)
+        ids = np.repeat(chosen, loads).astype(np.int32)[:, None]
+        num_rows = len(ids)
+        normed = self._random.standard_normal((num_rows, self.shape.hidden), np.float32)
+        hidden = np.zeros_like(normed)
+        weights = np.ones((num_rows, 1), np.float32)
+        layer = self._step % self.shape.num_layers
+        self._executor.begin_step(self._step, [0] * num_rows, list(range(num_rows)))
+        self._executor.forward(layer, normed, ids, weights, hidden)
+        self._step += 1
+        return float(self._executor.drain_events()["token_layer"]["layer_us"][0])
+
+
+def calibrate(
+    shape: MoeShape, dtype: str, threads: int, *, repeats: int = 15, progress: ProgressFn | None = None
+) -> Calibration:
+    """Measure and fit experts of `shape` on `threads` threads (0: one per physical core). Takes 10-60 s."""
+    report = progress or (lambda what, share: None)
+    team = ops.ThreadTeam(threads)
+    timer = LayerTimer(shape, dtype, team)
+    grid = [(n,) * k for n in TOKENS for k in EXPERT_COUNTS if k <= shape.num_experts]
+    measured = timer.time_all(grid, repeats, lambda share: report("experts by tokens", 0.6 * share))
+    samples = [Sample(loads, us) for loads, us in zip(grid, measured, strict=True)]
+    curve = fit(samples, CpuCurve(dtype, shape.hidden, shape.intermediate, team.num_threads, 0.0, ()))
+    mixed = list(_mixed_loads(shape))
+    measured = timer.time_all(
+        mixed, repeats, lambda share: report("layers of mixed loads", 0.6 + 0.25 * share)
+    )
+    unseen = [Sample(loads, us) for loads, us in zip(mixed, measured, strict=True)]
+    decode = (1,) * shape.top_k
+    thread_us = {}
+    for count in range(1, team.num_threads + 1):
+        report(f"{count} threads", 0.85 + 0.05 * count / team.num_threads)
+        timer.use(ops.ThreadTeam(count))
+        thread_us[count] = timer.time(decode, 5 * repeats)
+    report("contention", 0.95)
+    spare = max(1, team.num_threads - 1)
+    timer.use(ops.ThreadTeam(spare))
+    contention, copy_gbps = _contention(timer, decode, repeats)
+    return Calibration(
+        curve=curve,
+        grid=tuple(replace(s, predicted_us=predict(curve, s.loads)) for s in samples),
+        unseen=tuple(replace(s, predicted_us=predict(curve, s.loads)) for s in unseen),
+        thread_us=thread_us,
+        contention=contention,
+        copy_gbps=copy_gbps,
+    )
+
+
+def fit(samples: list[Sample], empty: CpuCurve) -> CpuCurve:
+    """Least relative squares of layer(k, n) = a + k * c(n) over samples of equal loads, with a >= 0 and c increasing."""
+    tokens = sorted({sample.loads[0] for sample in samples})
+    column = {n: 1 + i for i, n in enumerate(tokens)}
+    matrix = np.zeros((len(samples), 1 + len(tokens)))
+    for row, sample in zip(matrix, samples, strict=True):
+        row[0] = 1 / sample.measured_us
+        row[column[sample.loads[0]]] = len(sample.loads) / sample.measured_us
+    solution, *_ = np.linalg.lstsq(matrix, np.ones(len(samples)), rcond=None)
+    if solution[0] < 0:
+        rest, *_ = np.linalg.lstsq(matrix[:, 1:], np.ones(len(samples)), rcond=None)
+        solution = np.concatenate([[0.0], rest])
+    # More tokens never take less time; noise may say so.
+    points = np.maximum.accumulate(np.maximum(solution[1:], 1e-3))
+    return replace(
+        empty,
+        layer_us=float(solution[0]),
+        points=tuple((n, float(us)) for n, us in zip(tokens, points, strict=True)),
+    )
+
+
+def predict(curve: CpuCurve, loads: Loads) -> float:
+    """What the cost model says of a layer on the CPU with these loads, in microseconds."""
+    return cpu_cost_model(curve).cpu_us(list(loads), 0.0)
+
+
+def to_profile(calibration: Calibration, base: MachineProfile) -> MachineProfile:
+    """A profile of this machine: CPU figures as measured, accelerator figures from `base`, each with its source."""
+    curve = calibration.curve
+    weights = 3 * curve.hidden * curve.intermediate
+    weight_bytes = weights * (2 if curve.dtype == "bfloat16" else 4)
+    most_tokens, most_us = curve.points[-1]
+    how = f"measured: {curve.dtype} experts of {curve.hidden} x {curve.intermediate}, {curve.threads} threads"
+    measured = {
+        "cpu_bandwidth_gbps": Figure(weight_bytes / curve.points[0][1] / 1e3, f"{how}, one token each"),
+        "cpu_gflops": Figure(2 * weights * most_tokens / most_us / 1e3, f"{how}, {most_tokens} tokens each"),
+        "cpu_expert_overhead_us": Figure(0.0, "contained in the measured curve"),
+        "contention": Figure(
+            calibration.contention,
+            f"{how} less one; decode while one thread copied {calibration.copy_gbps:.1f} GB/s of memory",
+        ),
+    }
+    borrowed = {
+        name: Figure(figure.value, f"not measured here, from {base.name}: {figure.source}")
+        for name, figure in base.figures.items()
+        if name not in measured
+    }
+    date = time.strftime("%Y-%m-%d")
+    return MachineProfile(
+        name=f"{platform.node() or 'machine'}-{base.name}",
+        description=f"{platform.processor() or platform.machine()} as measured on {date}, with the accelerator of {base.name}",
+        figures=borrowed | measured,
+        cpu_curves=(curve,),
+    )
+
+
+def _random_store(shape: MoeShape, dtype: str, seed: int) -> _core.ExpertStore:
+    store = _core.ExpertStore(shape.num_layers, shape.num_experts, shape.hidden, shape.intermediate, dtype)
+    random = np.random.default_rng(seed)
+    up = (random.standard_normal((shape.intermediate, shape.hidden), np.float32) / shape.hidden**0.5).astype(
+        np.float32
+    )
+    down = np.ascontiguousarray(up.T)
+    if dtype == "bfloat16":
+        up, down = ((m.view(np.uint32) >> np.uint32(16)).astype(np.uint16) for m in (up, down))
+    # Values do not matter to the clock, memory does: every expert has its own copy.
+    for layer in range(shape.num_layers):
+        for expert in range(shape.num_experts):
+            store.put(layer, expert, up, up, down)
+    return store
+
+
+def _mixed_loads(shape: MoeShape) -> Iterator[Loads]:
+    """Loads as a router with favourites gives them: batches of 1 to 256 tokens over Zipf-like experts."""
+    random = np.random.default_rng(1)
+    popularity = 1 / (1 + np.arange(shape.num_experts)) ** 0.7
+    popularity /= popularity.sum()
+    for num_tokens in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128, 256):
+        for _ in range(3):
+            chosen = [
+                random.choice(shape.num_experts, shape.top_k, replace=False, p=popularity)
+                for _ in range(num_tokens)
+            ]
+            loads = np.bincount(np.concatenate(chosen))
+            yield tuple(int(n) for n in loads[loads > 0])
+
+
+def _contention(timer: LayerTimer, loads: Loads, repeats: int) -> tuple[float, float]:
+    """(slow-down of the layer while another thread copies memory, GB/s that it copied)."""
+    source = np.ones(_COPY_BYTES, np.uint8)
+    target = np.empty_like(source)
+    stop = threading.Event()
+    copied = [0]
+
+    def copy() -> None:
+        while not stop.is_set():
+            np.copyto(target, source)  # releases the GIL
+            copied[0] += source.nbytes
+
+    slow, alone = [], []
+    seconds = 0.0
+    for _ in range(5):  # in turn, so that a drifting clock speed hits both alike
+        alone.append(timer.time(loads, repeats))
+        stop.clear()
+        thread = threading.Thread(target=copy)
+        began = time.perf_counter()
+        thread.start()
+        slow.append(timer.time(loads, 4 * repeats))
+        stop.set()
+        thread.join()
+        seconds += time.perf_counter() - began
+    return max(0.0, float(np.median(slow) / np.median(alone) - 1)), copied[0] / seconds / 1e9

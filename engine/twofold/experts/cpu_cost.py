@@ -1,0 +1,19 @@
+"""The cost model of a CPU alone, from a measured curve. Predicts; measures nothing."""
+
+from __future__ import annotations
+
+from twofold import _core
+from twofold.experts.profiles import CpuCurve
+
+
+def cpu_cost_model(curve: CpuCurve) -> _core.CostModel:
+    """The native cost model of a CPU alone: the curve and the layer's fixed cost, nothing of an accelerator."""
+    figures = dict.fromkeys(
+        ("cpu_expert_overhead_us", "gpu_launch_us", "link_latency_us", "contention", "join_us"), 0.0
+    ) | dict.fromkeys(
+        ("cpu_bandwidth_gbps", "cpu_gflops", "vram_bandwidth_gbps", "gpu_gflops", "link_bandwidth_gbps"), 1.0
+    )
+    profile = _core.MachineProfile.from_fields("cpu", figures | {"handover_us": curve.layer_us})
+    element_bytes = 2 if curve.dtype == "bfloat16" else 4
+    weights = 3 * curve.hidden * curve.intermediate
+    return _core.CostModel(profile, weights * element_bytes, 2.0 * weights, curve.points)
