@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import streamlit as st
 from twofold.telemetry import queries
 
@@ -78,13 +77,13 @@ def _figures(view: frame.View, overview: queries.Overview, requests: queries.Req
 
 def _speed_caption(view: frame.View, overview: queries.Overview) -> str:
     wall_s = view.span.end_s - view.span.begin_s
-    busy = float(np.max(overview.decode_tokens_per_s, initial=0.0))
     text = (
         f"{overview.num_decode_tokens:,} answer tokens and {overview.num_prefill_tokens:,} prompt tokens "
         f"in {formats.duration(wall_s)}."
     )
-    if view.run.clock == "virtual":
-        text += f" By the wall clock this machine computes up to {formats.rate(busy)} answer tokens/s."
+    wall = overview.mean_decode_tokens_per_wall_s
+    if view.run.clock == "virtual" and wall is not None:
+        text += f" By the wall clock this machine decodes {formats.rate(wall)} tokens/s."
     return text
 
 

@@ -79,6 +79,9 @@ def test_overview_shows_what_the_queries_say(
     assert shown["Answered / requests"] == f"{made.next_number} / {made.next_number}"
     assert f"{made.decode_tokens:,} answer tokens and {made.prefill_tokens:,} prompt tokens" in texts(app)
     assert f"{made.num_uploads:,} uploads" in texts(app)
+    by_wall = queries.step_totals(*answers(path)[:2]).decode_tokens_per_wall_s
+    assert by_wall == pytest.approx(overview.mean_decode_tokens_per_wall_s)
+    assert f"By the wall clock this machine decodes {by_wall:.1f} tokens/s." in texts(app)
 
 
 @pytest.mark.parametrize("page", PAGES)

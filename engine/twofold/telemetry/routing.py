@@ -1,7 +1,7 @@
 """Recorded routing: which experts every token was sent to, as compact arrays.
 
-`RoutingRows` gathers token_layer events of one request; `RoutingRecorder` is a telemetry sink that writes those of
-every request to one npz file when it is closed. Needs numpy only.
+`RoutingRows` gathers token_layer events of one request; `RoutingRecorder` is a telemetry sink that writes
+those of every request to one npz file when it is closed. Needs numpy only.
 
 The file (no pickle inside; written atomically):
     ids      uint8 or uint16 [tokens, layers, top_k]   routed experts, descending gate weight
@@ -55,7 +55,8 @@ class RoutingRows:
     def arrays(self) -> tuple[Ids, npt.NDArray[np.float16]]:
         """(ids, probs), each [tokens, layers, top_k], by position. A token computed twice counts once, its last time.
 
-        A position with a layer missing (its event was dropped) ends the request: what follows would be shifted.
+        A position with a layer missing (its event was dropped) ends the request: what follows would be
+        shifted.
         """
         shape = (0, self._num_layers, self._top_k)
         if not self._parts:

@@ -115,6 +115,7 @@ class Overview:
     """Time spent in steps on the run's clock."""
     decode_only_tokens: int
     decode_only_clock_s: float
+    decode_only_wall_s: float
     totals: PlacementTotals
 
     @property
@@ -133,6 +134,10 @@ class Overview:
         return self.decode_only_tokens / self.decode_only_clock_s if self.decode_only_clock_s > 0 else None
 
     @property
+    def mean_decode_tokens_per_wall_s(self) -> float | None:
+        return self.decode_only_tokens / self.decode_only_wall_s if self.decode_only_wall_s > 0 else None
+
+    @property
     def mean_upload_bytes_per_clock_s(self) -> float | None:
         return self.totals.upload_bytes / self.clock_s if self.clock_s > 0 else None
 
@@ -142,7 +147,7 @@ def overview(db: Database, run: Run, span: Window, *, max_buckets: int = 300) ->
     bucket_s = max(1, -(-(span.end_s - span.begin_s) // max_buckets))
     num_buckets = -(-(span.end_s - span.begin_s) // bucket_s)
     steps = _step_sums(db, run, span, bucket_s, num_buckets)
-    count, decode, prefill, clock_us, running, waiting, only_tokens, only_us = steps
+    count, decode, prefill, clock_us, running, waiting, only_tokens, only_us, only_wall_us = steps
     layers = _layer_sums(db, run, span, bucket_s, num_buckets)
     hits, cpu, fetched, _, uploaded = layers
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -165,6 +170,7 @@ def overview(db: Database, run: Run, span: Window, *, max_buckets: int = 300) ->
             clock_s=float(clock_us.sum()) / 1e6,
             decode_only_tokens=int(only_tokens.sum()),
             decode_only_clock_s=float(only_us.sum()) / 1e6,
+            decode_only_wall_s=float(only_wall_us.sum()) / 1e6,
             totals=PlacementTotals(*(int(column.sum()) for column in layers)),
         )
 
@@ -182,6 +188,7 @@ def _step_sums(db: Database, run: Run, span: Window, bucket_s: int, num_buckets:
         func.sum(step.num_waiting),
         func.sum(case((only_decode, step.num_decode_tokens), else_=0)),
         func.sum(case((only_decode, step.step_us), else_=0.0)),
+        func.sum(case((only_decode, step.wall_us), else_=0.0)),
     )
     in_window = and_(
         step.run_id == run.run_id, step.started_s >= float(span.begin_s), step.started_s < float(span.end_s)
