@@ -93,7 +93,7 @@ def format_calibration(calibration: Calibration) -> str:
     threads = ", ".join(f"{count}: {us:.1f} us" for count, us in calibration.thread_us.items())
     lines += [
         f"a decode layer by threads: {threads}",
-        f"slow-down while {calibration.copy_gbps:.1f} GB/s of memory are copied beside it: {calibration.contention:.1%}",
+        f"slow-down while {calibration.copy_gbps:.1f} GB/s are copied beside it: {calibration.contention:.1%}",
         f"error on {len(calibration.unseen)} layers of mixed loads that the fit never saw: median "
         f"{calibration.median_error:.1%}, worst {max(s.error for s in calibration.unseen):.1%}",
     ]

@@ -1,8 +1,8 @@
 """Measures what the cost model needs to know of this machine's CPU, and fits it.
 
-A layer that gives n tokens to each of k experts is timed over a grid of (k, n) on experts of the model's own shape and
-number, filled with random weights, so that caches are as warm or cold as in real use. Fit: layer(k, n) = a + k * c(n); `a` is
-the hand-out and join, c the curve of one expert. Its worth is judged on layers with mixed loads that the fit never saw.
+A layer that gives n tokens to each of k experts is timed over a grid of (k, n) on experts of the model's own shape
+and number, filled with random weights, so that caches are as warm or cold as in real use. Fit: layer(k, n) = a + k c(n);
+`a` is the hand-out and join, c the curve of one expert. Its worth is judged on mixed loads that the fit never saw.
 
 Figures of an accelerator are not measured here: on a machine without one they are taken from a base profile and say so.
 """
@@ -157,7 +157,7 @@ def calibrate(
 
 
 def fit(samples: list[Sample], empty: CpuCurve) -> CpuCurve:
-    """Least relative squares of layer(k, n) = a + k * c(n) over samples of equal loads, with a >= 0 and c increasing."""
+    """Least relative squares of layer(k, n) = a + k c(n) over samples of equal loads, a >= 0 and c increasing."""
     tokens = sorted({sample.loads[0] for sample in samples})
     column = {n: 1 + i for i, n in enumerate(tokens)}
     matrix = np.zeros((len(samples), 1 + len(tokens)))
@@ -203,10 +203,10 @@ def to_profile(calibration: Calibration, base: MachineProfile) -> MachineProfile
         for name, figure in base.figures.items()
         if name not in measured
     }
-    date = time.strftime("%Y-%m-%d")
+    processor, date = platform.processor() or platform.machine(), time.strftime("%Y-%m-%d")
     return MachineProfile(
         name=f"{platform.node() or 'machine'}-{base.name}",
-        description=f"{platform.processor() or platform.machine()} as measured on {date}, with the accelerator of {base.name}",
+        description=f"{processor} as measured on {date}, with the accelerator of {base.name}",
         figures=borrowed | measured,
         cpu_curves=(curve,),
     )

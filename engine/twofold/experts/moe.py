@@ -56,8 +56,8 @@ class MoeRuntime:
     """Implements `model.MoeBackend` on the native executor. One per engine; the engine thread owns it.
 
     `experts` yields the experts of one MoE layer after the other; each is copied once, into the packed store.
-    `progress` is told (layers done, bytes done, bytes in all). With `machine`, what `twofold calibrate` measured here, the
-    CPU's layers are predicted before they run; without an accelerator that is all a profile is for.
+    `progress` is told (layers done, bytes done, bytes in all). With `machine`, what `twofold calibrate` measured here,
+    the CPU's layers are predicted before they run; without an accelerator that is all a profile is for.
 
     Raises:
         ConfigError: unknown policy or slots out of range.

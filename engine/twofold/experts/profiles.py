@@ -2,7 +2,7 @@
 
 A profile is a JSON file `{"format", "version", "name", "description", "figures": {name: {"value", "source"}}}`. Shipped
 ones describe common machines, so that they can be emulated where they are not; units are in the names of the figures.
-What `twofold calibrate` wrote also has `"cpu_curves"`: measured times of CPU experts by shape, far from linear in tokens.
+What `twofold calibrate` wrote also has `"cpu_curves"`: measured times of CPU experts by shape, not linear in tokens.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ def parse_profile(content: Any, *, where: str) -> MachineProfile:
 
 
 def load_machine_profile(name_or_path: str | None) -> MachineProfile | None:
-    """The profile of this machine: the one named, else what `twofold calibrate` stored, else None. Raises ConfigError."""
+    """This machine's profile: the one named, else what `twofold calibrate` stored, else None. Raises ConfigError."""
     if name_or_path:
         return load_profile(name_or_path)
     path = local_profile_path()
