@@ -1,8 +1,8 @@
 """Measures what the cost model needs to know of this machine's CPU, and fits it.
 
 A layer that gives n tokens to each of k experts is timed over a grid of (k, n) on experts of the model's own shape
-and number, filled with random weights, so that caches are as warm or cold as in real use. Fit: layer(k, n) = a + k c(n);
-`a` is the hand-out and join, c the curve of one expert. Its worth is judged on mixed loads that the fit never saw.
+and number, filled with random weights, so that caches are as warm or cold as in use. Fit: layer(k, n) = a + k c(n);
+`a` is hand-out and join, c the curve of one expert. Its worth is judged on mixed loads that the fit never saw.
 
 Figures of an accelerator are not measured here: on a machine without one they are taken from a base profile and say so.
 """

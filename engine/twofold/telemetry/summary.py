@@ -22,6 +22,7 @@ def summarise(url: str, *, run_id: int | None = None) -> dict[str, Any]:
     steps = queries.step_totals(db, run)
     requests = queries.request_counts(db, run)
     decisions = queries.cache_event_counts(db, run)
+    prediction = queries.prediction_error(db, run)
     num_tokens = steps.num_prefill_tokens + steps.num_decode_tokens
     return {
         "run_id": run.run_id,
@@ -53,6 +54,8 @@ def summarise(url: str, *, run_id: int | None = None) -> dict[str, Any]:
         "uploads_per_token": placements.num_uploads / num_tokens if num_tokens else None,
         "h2d_bytes": placements.upload_bytes,
         "h2d_bytes_per_token": placements.upload_bytes / num_tokens if num_tokens else None,
+        "prediction_error_median": prediction.median if prediction else None,
+        "prediction_error_p90": prediction.p90 if prediction else None,
         "evictions": decisions[queries.CacheEventKind.EVICT],
         "dropped_events": {
             f"{entry.kind}/{entry.place}": entry.num_events for entry in queries.dropped(db, run)
@@ -104,6 +107,7 @@ def format_summary(summary: dict[str, Any]) -> str:
         ("uploads", f"{summary['uploads']:,}, {figure(summary['uploads_per_token'], '{:.2f}')} per token"),
         ("over PCIe", f"{summary['h2d_bytes'] / 1e6:,.1f} MB{emulated}"),
         ("evictions", f"{summary['evictions']:,}"),
+        ("prediction", figure(summary["prediction_error_median"], "{:.1%} median error of a layer's time")),
         ("lost events", f"{what}: figures are too low by that much" if lost else "none"),
     ]
     return "\n".join(f"{name:<13} {text}" for name, text in lines)

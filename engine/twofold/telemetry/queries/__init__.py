@@ -33,6 +33,7 @@ from twofold.telemetry.queries.placements import (
     placement_grid,
     uploads,
 )
+from twofold.telemetry.queries.predictions import PredictionError, prediction_error
 from twofold.telemetry.queries.requests import (
     Request,
     RequestCounts,
@@ -71,6 +72,7 @@ __all__ = [
     "Placement",
     "PlacementGrid",
     "PlacementTotals",
+    "PredictionError",
     "Request",
     "RequestCounts",
     "RequestTokens",
@@ -89,6 +91,7 @@ __all__ = [
     "percentile_series",
     "placement_grid",
     "placement_totals",
+    "prediction_error",
     "request_counts",
     "request_tokens",
     "requests",
