@@ -60,7 +60,7 @@ ALLOWED: dict[str, set[str]] = {
     "server": BELOW_SERVER,
     "cli": {"server", "lab"} | BELOW_SERVER,
     "telemetry": set(),
-    "lab": {"telemetry"} | NATIVE,
+    "lab": {"telemetry", "experts", "engine", "bundled"} | NATIVE,
     "testing": {"tokenizer", "model"} | NATIVE,
     "__main__": {"cli"},
 }

@@ -7,7 +7,6 @@ The file (no pickle inside; written atomically):
     ids      uint8 or uint16 [tokens, layers, top_k]   routed experts, descending gate weight
     probs    float16         [tokens, layers, top_k]   gate weights as the layer used them
     offsets  int64           [sequences + 1]           sequence i is rows offsets[i]:offsets[i + 1]
-    num_prompt int64         [sequences]               leading rows of each sequence that are its prompt
     num_experts int64        []                        experts per layer
 """
 
@@ -30,6 +29,7 @@ Ids = npt.NDArray[Any]
 """uint8 up to 256 experts, else uint16."""
 
 TokensKept = Literal["answer", "all"]
+"""Answers are decoded token by token, which is what a cache sees; "all" is for texts that are only read."""
 
 
 class RoutingRows:
@@ -137,7 +137,7 @@ class RoutingRecorder:
         """Write the file: all of it or, if that fails, nothing."""
         if self._run is None:
             return
-        ids, probs, offsets, num_prompt = self._sequences()
+        ids, probs, offsets = self._sequences()
         descriptor, temporary = tempfile.mkstemp(dir=self._path.parent, suffix=".npz.part")
         try:
             with os.fdopen(descriptor, "wb") as file:
@@ -146,7 +146,6 @@ class RoutingRecorder:
                     ids=ids,
                     probs=probs,
                     offsets=offsets,
-                    num_prompt=num_prompt,
                     num_experts=np.int64(self._run.num_experts),
                 )
             os.replace(temporary, self._path)
@@ -155,23 +154,16 @@ class RoutingRecorder:
             raise
         self._run = None
 
-    def _sequences(self) -> tuple[Ids, Rows, Rows, Rows]:
+    def _sequences(self) -> tuple[Ids, Rows, Rows]:
         assert self._run is not None
         empty = RoutingRows(self._run.num_layers, self._run.num_experts, self._run.top_k).arrays()
-        parts_ids, parts_probs, lengths, prompts = [empty[0]], [empty[1]], [0], []
+        parts_ids, parts_probs, lengths = [empty[0]], [empty[1]], [0]
         for number in sorted(self._rows):
             ids, probs = self._rows[number].arrays()
-            prompt = min(self._prompt_tokens.get(number, 0), len(ids))
-            begin = prompt if self._keep == "answer" else 0
+            begin = min(self._prompt_tokens.get(number, 0), len(ids)) if self._keep == "answer" else 0
             if len(ids) == begin:
                 continue
             parts_ids.append(ids[begin:])
             parts_probs.append(probs[begin:])
             lengths.append(len(ids) - begin)
-            prompts.append(prompt - begin)
-        return (
-            np.concatenate(parts_ids),
-            np.concatenate(parts_probs),
-            np.cumsum(lengths, dtype=np.int64),
-            np.array(prompts, np.int64),
-        )
+        return np.concatenate(parts_ids), np.concatenate(parts_probs), np.cumsum(lengths, dtype=np.int64)
