@@ -29,7 +29,7 @@ from twofold.model import LoadProgress, load_model, read_config
 from twofold.recording import Recorder
 from twofold.requests import Answer, check_request, max_answer_tokens
 from twofold.runner import ModelRunner, load_experts
-from twofold.scheduler import ScheduledSequence, Scheduler, Sequence
+from twofold.scheduler import Scheduler, Sequence
 from twofold.telemetry.sink import TelemetrySink
 from twofold.tokenizer import Tokenizer
 from twofold.types import (
@@ -308,7 +308,8 @@ class Engine:
         try:
             logits = self._runner.forward(self._num_steps, scheduled)
         except (TwofoldError, ValueError, RuntimeError, MemoryError) as error:
-            self._fail(scheduled, error)
+            _log.exception("step %d failed; its requests are given up", self._num_steps)
+            self._fail([self._answers[item.sequence.number] for item in scheduled], error)
             return True
         native_s = time.perf_counter() - wall
         now = self._tick()
@@ -333,9 +334,13 @@ class Engine:
 
     def _serve(self) -> None:
         while True:
-            if self.step():
-                continue
-            self._settle()
+            try:
+                if self.step():
+                    continue
+                self._settle()
+            except Exception as error:  # a bug of ours: nobody may wait for an answer that never comes
+                _log.exception("the engine's loop failed; all its requests are given up")
+                self._fail(list(self._answers.values()), error)
             with self._wake:
                 self._wake.wait_for(lambda: self._inbox or self._cancelled or self._closed)
                 if self._closed:
@@ -402,12 +407,9 @@ class Engine:
             if chunk.finish_reason is None:
                 self.cancel(answer.sequence.request.request_id)
 
-    def _fail(self, scheduled: Seq[ScheduledSequence], error: Exception) -> None:
-        _log.exception("step %d failed; its requests are given up", self._num_steps)
-        for item in scheduled:
-            self._finish(
-                self._answers[item.sequence.number], "error", error=f"{type(error).__name__}: {error}"
-            )
+    def _fail(self, answers: Seq[Answer], error: Exception) -> None:
+        for answer in answers:
+            self._finish(answer, "error", error=f"{type(error).__name__}: {error}")
         self._num_steps += 1
 
     def _settle(self) -> None:

@@ -243,6 +243,29 @@ def test_a_failing_step_fails_its_requests_and_not_the_engine(model_dir, monkeyp
     engine.close()
 
 
+def test_a_bug_in_the_loop_leaves_nobody_waiting(model_dir, monkeypatch):
+    engine = Engine.load(EngineConfig(model=model_dir, accelerator="none"))
+    failures = []
+    schedule = engine._scheduler.schedule
+
+    def fail_once():
+        if engine._scheduler.has_work and not failures:
+            failures.append("once")
+            raise ZeroDivisionError("a bug")
+        return schedule()
+
+    monkeypatch.setattr(engine._scheduler, "schedule", fail_once)
+    engine.start()
+    lost = submit(engine, PROMPTS[0], "lost")
+    assert lost.done.wait(30)
+    assert lost.chunks[-1].finish_reason == "error"
+    assert "a bug" in lost.chunks[-1].error
+    kept = submit(engine, PROMPTS[0], "kept")
+    assert kept.done.wait(30)
+    assert len(kept.tokens) == 20
+    engine.close()
+
+
 @pytest.mark.parametrize(
     ("config", "error", "words"),
     [
