@@ -26,24 +26,29 @@ uint64_t enabled_state() {
 
 constexpr const char* kNames[] = {"generic",
 #if defined(__x86_64__)
-                                  "avx2", "avx512",
+                                  "avx2", "avx512", "avx512_bf16",
 #endif
                                   nullptr};
 
 bool supported(const char* name, const CpuFeatures& has) {
   if (std::strcmp(name, "generic") == 0) return true;
   if (std::strcmp(name, "avx2") == 0) return has.avx2 && has.fma && has.f16c;
-  if (std::strcmp(name, "avx512") == 0) {
-    return has.avx2 && has.fma && has.f16c && has.avx512f && has.avx512bw && has.avx512vl && has.avx512dq;
-  }
+  const bool avx512 =
+      has.avx2 && has.fma && has.f16c && has.avx512f && has.avx512bw && has.avx512vl && has.avx512dq;
+  if (std::strcmp(name, "avx512") == 0) return avx512;
+  if (std::strcmp(name, "avx512_bf16") == 0) return avx512 && has.avx512_bf16;
   return false;
 }
 
-std::string supported_names() {
+// A level that rounds activations is used when asked for, and only then.
+bool asked_only(const char* name) { return std::strcmp(name, "avx512_bf16") == 0; }
+
+std::string supported_names(bool with_asked_only) {
   const CpuFeatures has = cpu_features();
   std::string list;
   for (const char* const* name = kNames; *name != nullptr; ++name) {
-    if (supported(*name, has)) list += (list.empty() ? "" : ", ") + std::string(*name);
+    if (!supported(*name, has) || (asked_only(*name) && !with_asked_only)) continue;
+    list += (list.empty() ? "" : ", ") + std::string(*name);
   }
   return list;
 }
@@ -59,16 +64,17 @@ Choice choose() {
     const KernelTable* table = table_for_level(forced);
     if (table == nullptr) {
       throw std::invalid_argument("TWOFOLD_ISA=" + std::string(forced) + ": expected one of " +
-                                  supported_names() +
+                                  supported_names(true) +
                                   " (what this CPU can run); unset it to let Twofold choose");
     }
     return {table, "TWOFOLD_ISA=" + std::string(forced)};
   }
   const KernelTable* best = generic_level();
   for (const char* const* name = kNames; *name != nullptr; ++name) {
-    if (const KernelTable* table = table_for_level(*name)) best = table;
+    const KernelTable* table = asked_only(*name) ? nullptr : table_for_level(*name);
+    if (table != nullptr) best = table;
   }
-  return {best, "best of " + supported_names() + " on this CPU"};
+  return {best, "best of " + supported_names(false) + " on this CPU"};
 }
 
 // Immutable once made. A failed choice throws and is tried again by the next caller.
@@ -112,6 +118,7 @@ const KernelTable* table_for_level(const char* name) {
 #if defined(__x86_64__)
   if (std::strcmp(name, "avx2") == 0) return avx2_level();
   if (std::strcmp(name, "avx512") == 0) return avx512_level();
+  if (std::strcmp(name, "avx512_bf16") == 0) return avx512_bf16_level();
 #endif
   return generic_level();
 }

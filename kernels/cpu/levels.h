@@ -8,5 +8,6 @@ const KernelTable* generic_level();
 #if defined(__x86_64__)
 const KernelTable* avx2_level();
 const KernelTable* avx512_level();
+const KernelTable* avx512_bf16_level();
 #endif
 }  // namespace twofold::kernels

@@ -13,6 +13,21 @@
 
 namespace twofold::kernels {
 
+// Weights widened to float32 and multiplied with float32 activations: exact products, one rounding per
+// addition.
+template <class V, class W>
+struct WidenedProduct {
+  using Values = typename V::F;
+  using Weights = typename V::F;
+  static constexpr int kStep = V::kLanes;
+
+  static Values values(const float* x) { return V::load(x); }
+  static Values first_values(const float* x, int n) { return V::load_first(x, n); }
+  static Weights weights(const W* w) { return V::load(w); }
+  static Weights first_weights(const W* w, int n) { return V::load_first(w, n); }
+  static Values add(Values x, Weights w, Values sum) { return V::fma(x, w, sum); }
+};
+
 template <class V>
 struct Simd {
   using F = typename V::F;
@@ -23,9 +38,15 @@ struct Simd {
   static constexpr int kColumnBlock = 32;     // columns of gate and up held on the stack before SiLU
   static constexpr int kPrefetchBytes = 4096;  // ahead of the weights of a single activation row
 
+  // What one step along K multiplies: V says how it reads and multiplies weights of type W, and how many at a
+  // time.
+  template <class W>
+  using Product = typename V::template Product<W>;
+
   // out[t * ldo + r] = x_t . w_r for T activation rows and R consecutive weight rows.
   template <class W, int R, int T>
   static void dot_tile(const float* x, int64_t ldx, const W* w, float* out, int64_t ldo, int K) {
+    using P = Product<W>;
     F acc[T][kRows];
 #pragma GCC unroll 8
     for (int t = 0; t < T; ++t) {
@@ -33,29 +54,29 @@ struct Simd {
       for (int r = 0; r < kRows; ++r) acc[t][r] = V::zero();
     }
     int k = 0;
-    for (; k + kLanes <= K; k += kLanes) {
-      F row[R];
+    for (; k + P::kStep <= K; k += P::kStep) {
+      typename P::Weights row[R];
 #pragma GCC unroll 4
       for (int r = 0; r < R; ++r) {
-        row[r] = V::load(w + static_cast<int64_t>(r) * K + k);
+        row[r] = P::weights(w + static_cast<int64_t>(r) * K + k);
         V::prefetch(w + static_cast<int64_t>(r + R) * K + k);  // the same place in the next tile
       }
 #pragma GCC unroll 8
       for (int t = 0; t < T; ++t) {
-        const F value = V::load(x + t * ldx + k);
+        const typename P::Values value = P::values(x + t * ldx + k);
 #pragma GCC unroll 4
-        for (int r = 0; r < R; ++r) acc[t][r] = V::fma(value, row[r], acc[t][r]);
+        for (int r = 0; r < R; ++r) acc[t][r] = P::add(value, row[r], acc[t][r]);
       }
     }
     if (k < K) {
-      F row[R];
+      typename P::Weights row[R];
 #pragma GCC unroll 4
-      for (int r = 0; r < R; ++r) row[r] = V::load_first(w + static_cast<int64_t>(r) * K + k, K - k);
+      for (int r = 0; r < R; ++r) row[r] = P::first_weights(w + static_cast<int64_t>(r) * K + k, K - k);
 #pragma GCC unroll 8
       for (int t = 0; t < T; ++t) {
-        const F value = V::load_first(x + t * ldx + k, K - k);
+        const typename P::Values value = P::first_values(x + t * ldx + k, K - k);
 #pragma GCC unroll 4
-        for (int r = 0; r < R; ++r) acc[t][r] = V::fma(value, row[r], acc[t][r]);
+        for (int r = 0; r < R; ++r) acc[t][r] = P::add(value, row[r], acc[t][r]);
       }
     }
 #pragma GCC unroll 8
@@ -74,21 +95,23 @@ struct Simd {
   // in one ascending stream, which is what its prefetchers and ours like best.
   template <class W, int R>
   static void dot_one(const float* x, const W* w, float* out, int K) {
+    using P = Product<W>;
+    constexpr int kLineSteps =
+        64 / static_cast<int>(P::kStep * sizeof(W)) > 1 ? 64 / static_cast<int>(P::kStep * sizeof(W)) : 1;
     F acc[kRows] = {V::zero(), V::zero(), V::zero(), V::zero()};
 #pragma GCC unroll 4
     for (int r = 0; r < R; ++r) {
       const W* row = w + static_cast<int64_t>(r) * K;
       int k = 0;
-      for (; k + 2 * kLanes <= K; k += 2 * kLanes) {
+      for (; k + kLineSteps * P::kStep <= K; k += kLineSteps * P::kStep) {
         V::prefetch(row + k + kPrefetchBytes / static_cast<int>(sizeof(W)));
-        acc[r] = V::fma(V::load(x + k), V::load(row + k), acc[r]);
-        acc[r] = V::fma(V::load(x + k + kLanes), V::load(row + k + kLanes), acc[r]);
+#pragma GCC unroll 4
+        for (int i = 0; i < kLineSteps * P::kStep; i += P::kStep) {
+          acc[r] = P::add(P::values(x + k + i), P::weights(row + k + i), acc[r]);
+        }
       }
-      if (k + kLanes <= K) {
-        acc[r] = V::fma(V::load(x + k), V::load(row + k), acc[r]);
-        k += kLanes;
-      }
-      if (k < K) acc[r] = V::fma(V::load_first(x + k, K - k), V::load_first(row + k, K - k), acc[r]);
+      for (; k + P::kStep <= K; k += P::kStep) acc[r] = P::add(P::values(x + k), P::weights(row + k), acc[r]);
+      if (k < K) acc[r] = P::add(P::first_values(x + k, K - k), P::first_weights(row + k, K - k), acc[r]);
     }
     float sums[kRows];
     V::sum4(acc[0], acc[1], acc[2], acc[3], sums);

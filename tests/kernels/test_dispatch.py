@@ -29,8 +29,11 @@ def ask(isa: str | None, code: str = ASK) -> subprocess.CompletedProcess[str]:
 
 def test_the_best_level_is_chosen_with_its_reason() -> None:
     name, reason = ask(None).stdout.strip().split("|")
-    assert name == kernels.supported_levels()[-1]
-    assert reason == f"best of {', '.join(kernels.supported_levels())} on this CPU"
+    exact = [
+        level for level in kernels.supported_levels() if level != "avx512_bf16"
+    ]  # it rounds: only when asked
+    assert name == exact[-1]
+    assert reason == f"best of {', '.join(exact)} on this CPU"
 
 
 @pytest.mark.parametrize("level", kernels.supported_levels())

@@ -23,7 +23,7 @@ enum class DType : uint8_t { kF32, kBF16 };
 constexpr int64_t element_bytes(DType dtype) { return dtype == DType::kF32 ? 4 : 2; }
 
 struct KernelTable {
-  const char* name;  // "generic", "avx2", "avx512": what TWOFOLD_ISA takes
+  const char* name;  // "generic", "avx2", "avx512", "avx512_bf16": what TWOFOLD_ISA takes
 
   // y[m, n] = sum over k of x[m, k] * w[n, k].
   void (*matmul_f32)(const float* x, int64_t ldx, const float* w, float* y, int64_t ldy, int M, int N, int K);
