@@ -12,10 +12,16 @@ namespace {
 
 // Lane i of the sum receives x[2i] w[2i] and x[2i+1] w[2i+1] of every 32 elements.
 struct PairProduct {
+  using Element = uint16_t;
   using Values = __m512bh;
   using Weights = __m512bh;
   static constexpr int kStep = 32;
+  static constexpr bool kRounds = true;
 
+  static Values values(const uint16_t* x) { return packed(x); }
+  static Values first_values(const uint16_t* x, int) { return packed(x); }  // zeros follow the last
+  static Values packed(const uint16_t* x) { return reinterpret_cast<Values>(_mm512_loadu_si512(x)); }
+  static void pack(Values x, uint16_t* to) { _mm512_storeu_si512(to, reinterpret_cast<__m512i>(x)); }
   static Values values(const float* x) { return _mm512_cvtne2ps_pbh(Avx512::load(x + 16), Avx512::load(x)); }
   static Values first_values(const float* x, int n) {
     const __m512 low = Avx512::load_first(x, n < 16 ? n : 16);

@@ -16,6 +16,7 @@ struct Avx512 {
   using F = __m512;
   static constexpr int kLanes = 16;
   static constexpr int kTokens = 6;
+  static constexpr bool kStreamsRows = true;  // one chain of additions keeps up with memory
 
   static __mmask16 first(int n) { return static_cast<__mmask16>((1u << n) - 1u); }
 
@@ -49,6 +50,7 @@ struct Avx512 {
   static float square_root(float v) { return _mm_cvtss_f32(_mm_sqrt_ss(_mm_set_ss(v))); }
 
   static void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
+  static void prefetch_l2(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1); }
 
   static uint64_t read_all(const void* memory, int64_t num_bytes) {
     const char* p = static_cast<const char*>(memory);

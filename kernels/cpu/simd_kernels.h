@@ -2,172 +2,21 @@
 // are compiled with their own flags. V lives in an anonymous namespace there, so no instantiation is shared
 // between levels.
 //
-// Every dot product uses V::kLanes partial sums, one vector register per output element, and V::sum4's
-// reduction tree: halves added, then quarters, and so on. Tiles only decide how many such elements are
-// computed side by side.
-//
 // No standard library here: a comdat function compiled with AVX-512 could be linked into code that runs
 // without.
 #pragma once
 #include <cstdint>
 
+#include "simd_products.h"
+
 namespace twofold::kernels {
 
-// Weights widened to float32 and multiplied with float32 activations: exact products, one rounding per
-// addition.
-template <class V, class W>
-struct WidenedProduct {
-  using Values = typename V::F;
-  using Weights = typename V::F;
-  static constexpr int kStep = V::kLanes;
-
-  static Values values(const float* x) { return V::load(x); }
-  static Values first_values(const float* x, int n) { return V::load_first(x, n); }
-  static Weights weights(const W* w) { return V::load(w); }
-  static Weights first_weights(const W* w, int n) { return V::load_first(w, n); }
-  static Values add(Values x, Weights w, Values sum) { return V::fma(x, w, sum); }
-};
-
 template <class V>
-struct Simd {
+struct Simd : Products<V> {
   using F = typename V::F;
   static constexpr int kLanes = V::kLanes;
-  static constexpr int kRows = 4;             // weight rows per tile
-  static constexpr int kTokens = V::kTokens;  // activation rows per tile, at most
-  static constexpr int kTokenBlock = 48;      // activation rows kept near the core while all weight rows pass
-  static constexpr int kColumnBlock = 32;     // columns of gate and up held on the stack before SiLU
-  static constexpr int kPrefetchBytes = 4096;  // ahead of the weights of a single activation row
-
-  // What one step along K multiplies: V says how it reads and multiplies weights of type W, and how many at a
-  // time.
-  template <class W>
-  using Product = typename V::template Product<W>;
-
-  // out[t * ldo + r] = x_t . w_r for T activation rows and R consecutive weight rows.
-  template <class W, int R, int T>
-  static void dot_tile(const float* x, int64_t ldx, const W* w, float* out, int64_t ldo, int K) {
-    using P = Product<W>;
-    F acc[T][kRows];
-#pragma GCC unroll 8
-    for (int t = 0; t < T; ++t) {
-#pragma GCC unroll 4
-      for (int r = 0; r < kRows; ++r) acc[t][r] = V::zero();
-    }
-    int k = 0;
-    for (; k + P::kStep <= K; k += P::kStep) {
-      typename P::Weights row[R];
-#pragma GCC unroll 4
-      for (int r = 0; r < R; ++r) {
-        row[r] = P::weights(w + static_cast<int64_t>(r) * K + k);
-        V::prefetch(w + static_cast<int64_t>(r + R) * K + k);  // the same place in the next tile
-      }
-#pragma GCC unroll 8
-      for (int t = 0; t < T; ++t) {
-        const typename P::Values value = P::values(x + t * ldx + k);
-#pragma GCC unroll 4
-        for (int r = 0; r < R; ++r) acc[t][r] = P::add(value, row[r], acc[t][r]);
-      }
-    }
-    if (k < K) {
-      typename P::Weights row[R];
-#pragma GCC unroll 4
-      for (int r = 0; r < R; ++r) row[r] = P::first_weights(w + static_cast<int64_t>(r) * K + k, K - k);
-#pragma GCC unroll 8
-      for (int t = 0; t < T; ++t) {
-        const typename P::Values value = P::first_values(x + t * ldx + k, K - k);
-#pragma GCC unroll 4
-        for (int r = 0; r < R; ++r) acc[t][r] = P::add(value, row[r], acc[t][r]);
-      }
-    }
-#pragma GCC unroll 8
-    for (int t = 0; t < T; ++t) {
-      if constexpr (R == kRows) {
-        V::sum4(acc[t][0], acc[t][1], acc[t][2], acc[t][3], out + t * ldo);
-      } else {
-        float sums[kRows];
-        V::sum4(acc[t][0], acc[t][1], acc[t][2], acc[t][3], sums);
-        for (int r = 0; r < R; ++r) out[t * ldo + r] = sums[r];
-      }
-    }
-  }
-
-  // The same for one activation row, bound by memory: one weight row after the other, so that memory is read
-  // in one ascending stream, which is what its prefetchers and ours like best.
-  template <class W, int R>
-  static void dot_one(const float* x, const W* w, float* out, int K) {
-    using P = Product<W>;
-    constexpr int kLineSteps =
-        64 / static_cast<int>(P::kStep * sizeof(W)) > 1 ? 64 / static_cast<int>(P::kStep * sizeof(W)) : 1;
-    F acc[kRows] = {V::zero(), V::zero(), V::zero(), V::zero()};
-#pragma GCC unroll 4
-    for (int r = 0; r < R; ++r) {
-      const W* row = w + static_cast<int64_t>(r) * K;
-      int k = 0;
-      for (; k + kLineSteps * P::kStep <= K; k += kLineSteps * P::kStep) {
-        V::prefetch(row + k + kPrefetchBytes / static_cast<int>(sizeof(W)));
-#pragma GCC unroll 4
-        for (int i = 0; i < kLineSteps * P::kStep; i += P::kStep) {
-          acc[r] = P::add(P::values(x + k + i), P::weights(row + k + i), acc[r]);
-        }
-      }
-      for (; k + P::kStep <= K; k += P::kStep) acc[r] = P::add(P::values(x + k), P::weights(row + k), acc[r]);
-      if (k < K) acc[r] = P::add(P::first_values(x + k, K - k), P::first_weights(row + k, K - k), acc[r]);
-    }
-    float sums[kRows];
-    V::sum4(acc[0], acc[1], acc[2], acc[3], sums);
-    for (int r = 0; r < R; ++r) out[r] = sums[r];
-  }
-
-  template <class W, int R>
-  static void dot_tokens(const float* x, int64_t ldx, const W* w, float* out, int64_t ldo, int tokens,
-                         int K) {
-    switch (tokens) {
-      case 1:
-        return dot_tile<W, R, 1>(x, ldx, w, out, ldo, K);
-      case 2:
-        return dot_tile<W, R, 2>(x, ldx, w, out, ldo, K);
-      default:
-        break;
-    }
-    if constexpr (kTokens >= 6) {
-      switch (tokens) {
-        case 3:
-          return dot_tile<W, R, 3>(x, ldx, w, out, ldo, K);
-        case 4:
-          return dot_tile<W, R, 4>(x, ldx, w, out, ldo, K);
-        case 5:
-          return dot_tile<W, R, 5>(x, ldx, w, out, ldo, K);
-        default:
-          return dot_tile<W, R, 6>(x, ldx, w, out, ldo, K);
-      }
-    }
-  }
-
-  // All of `tokens` activation rows against R weight rows, in tiles as even as possible.
-  template <class W, int R>
-  static void dot_rows(const float* x, int64_t ldx, const W* w, float* out, int64_t ldo, int tokens, int K) {
-    int tiles = (tokens + kTokens - 1) / kTokens;
-    for (int t = 0; t < tokens; --tiles) {
-      const int take = (tokens - t + tiles - 1) / tiles;
-      dot_tokens<W, R>(x + t * ldx, ldx, w, out + t * ldo, ldo, take, K);
-      t += take;
-    }
-  }
-
-  template <class W>
-  static void matmul(const float* x, int64_t ldx, const W* w, float* y, int64_t ldy, int M, int N, int K) {
-    for (int m = 0; m < M; m += kTokenBlock) {
-      const int tokens = M - m < kTokenBlock ? M - m : kTokenBlock;
-      int n = 0;
-      for (; n + kRows <= N; n += kRows) {
-        dot_rows<W, kRows>(x + m * ldx, ldx, w + static_cast<int64_t>(n) * K, y + m * ldy + n, ldy, tokens,
-                           K);
-      }
-      for (; n < N; ++n) {
-        dot_rows<W, 1>(x + m * ldx, ldx, w + static_cast<int64_t>(n) * K, y + m * ldy + n, ldy, tokens, K);
-      }
-    }
-  }
+  static constexpr int kTokenBlock = 48;   // activation rows and
+  static constexpr int kColumnBlock = 64;  // columns of gate and up held on the stack before SiLU
 
   static F silu(F v) { return V::div(v, V::add(V::set1(1.0f), V::exp(V::sub(V::zero(), v)))); }
 
@@ -180,8 +29,9 @@ struct Simd {
       for (int n = 0; n < N; n += kColumnBlock) {
         const int columns = N - n < kColumnBlock ? N - n : kColumnBlock;
         const int64_t row = static_cast<int64_t>(n) * K;
-        matmul<W>(x + m * ldx, ldx, gate + row, gates[0], kColumnBlock, tokens, columns, K);
-        matmul<W>(x + m * ldx, ldx, up + row, ups[0], kColumnBlock, tokens, columns, K);
+        Products<V>::template matmul<W>(x + m * ldx, ldx, gate + row, gates[0], kColumnBlock, tokens, columns,
+                                        K);
+        Products<V>::template matmul<W>(x + m * ldx, ldx, up + row, ups[0], kColumnBlock, tokens, columns, K);
         for (int t = 0; t < tokens; ++t) {
           float* out = h + (m + t) * ldh + n;
           int c = 0;
@@ -343,8 +193,8 @@ struct Simd {
   static constexpr KernelTable table(const char* name) {
     return {
         .name = name,
-        .matmul_f32 = matmul<float>,
-        .matmul_bf16 = matmul<uint16_t>,
+        .matmul_f32 = Products<V>::template matmul<float>,
+        .matmul_bf16 = Products<V>::template matmul<uint16_t>,
         .gate_up_f32 = gate_up<float>,
         .gate_up_bf16 = gate_up<uint16_t>,
         .weighted_sum_f32 = weighted_sum<float>,

@@ -69,6 +69,20 @@ def test_an_element_depends_on_its_own_row_and_column_only(level: str, dtype: st
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("length", [4097, 8200, 16385, 40_003])
+def test_rows_too_long_to_pack_change_no_bit(level: str, dtype: str, length: int) -> None:
+    """Tiles shrink as rows grow, down to a single row that is read where it is."""
+    rng = np.random.default_rng(length)
+    x, w = rng.standard_normal((5, length)).astype(np.float32), weights(rng, (6, length), dtype)
+    product = matmul(x, w, level)
+    seen = widen(to_bf16_bits(x)) if (level, dtype) == (ROUNDS, "bfloat16") else x.astype(np.float64)
+    np.testing.assert_allclose(product, seen @ widen(w).T, atol=1e-5)
+    for t in range(5):
+        assert np.array_equal(matmul(x[t : t + 1].copy(), w, level)[0], product[t])
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_nothing_to_do_leaves_everything_alone(level: str, dtype: str) -> None:
     rng = np.random.default_rng(1)
     assert matmul(np.empty((0, 7), np.float32), weights(rng, (3, 7), dtype), level).shape == (0, 3)
