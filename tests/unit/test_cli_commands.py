@@ -20,7 +20,7 @@ pytest.importorskip("twofold._core", reason="the native module is not built")
 import twofold
 from twofold.cli import machine_checks
 from twofold.cli.main import main
-from twofold.testing import TinyModel, write_tiny_model
+from twofold.testing import TinyModel, tiny_weights, write_tiny_model, write_weights
 
 EMULATED = ("--accelerator", "emulated:rtx4090-pcie4", "--gpu-experts-ratio", "0.25", "--cpu-threads", "1")
 NONE = ("--accelerator", "none", "--cpu-threads", "1")
@@ -169,9 +169,13 @@ class Terminal:
 
 
 def test_in_a_terminal_ctrl_c_stops_the_answer_and_ctrl_d_leaves(tmp_path):
-    # A context of 60,000 tokens: the answer does not end before it is stopped.
-    model = write_tiny_model(tmp_path / "long", TinyModel(max_position_embeddings=60_000))
-    # At temperature 0 this model repeats itself and never says its end-of-text token.
+    # The answer does not end before it is stopped: the context is long, and a token whose logit is always 0 is
+    # never the likeliest, so the end-of-text tokens (0 and 2) do not come.
+    shape = TinyModel(max_position_embeddings=60_000)
+    model = write_tiny_model(tmp_path / "endless", shape)
+    weights = tiny_weights(shape)
+    weights["lm_head.weight"][[0, 2]] = 0.0
+    write_weights(model, weights, dtype="float32")
     terminal = Terminal(str(model), "--temperature", "0", "--max-total-tokens", "60000")
     try:
         terminal.read_until("Ctrl-D   leave")

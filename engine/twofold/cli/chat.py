@@ -18,6 +18,7 @@ from twofold.cli.model_options import (
     open_telemetry,
     sampling_from,
 )
+from twofold.cli.terminal_text import print_piece
 from twofold.errors import ConfigError, RequestError
 from twofold.types import SamplingParams
 
@@ -116,7 +117,7 @@ class Conversation:
         said = ""
         try:
             for chunk in read_answer(self._engine, self._prompt(), self._sampling, endpoint="chat"):
-                print(chunk.text, end="", flush=True)
+                print_piece(chunk.text)
                 said += chunk.text
             print()
         except KeyboardInterrupt:

@@ -18,6 +18,7 @@ from twofold.cli.model_options import (
     open_telemetry,
     sampling_from,
 )
+from twofold.cli.terminal_text import print_piece
 from twofold.errors import ConfigError
 from twofold.types import Usage
 
@@ -63,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
                 answer_ids += chunk.token_ids
                 usage = chunk.usage or usage
                 if not args.json:
-                    print(chunk.text, end="", flush=True)
+                    print_piece(chunk.text)
         finally:
             engine.close()
         # After closing: the counts of the last step are complete then.

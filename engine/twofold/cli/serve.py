@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import ipaddress
 import os
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -90,7 +91,7 @@ def greeting(
         ("experts", placed),
         ("CPU", f"{info.cpu_isa}, {info.cpu_threads} threads"),
         ("API", url),
-        ("telemetry", telemetry_url or "off (--telemetry-url records every decision)"),
+        ("telemetry", _without_password(telemetry_url or "off (--telemetry-url records every decision)")),
         ("stop", "Ctrl-C: running answers finish first; again: at once"),
     ]
     lines = [f"Twofold {__version__} is ready", *(f"  {label:<12} {text}" for label, text in rows)]
@@ -107,6 +108,10 @@ def greeting(
 def _tell_drain(num_running: int) -> None:
     answers = "1 running answer" if num_running == 1 else f"{num_running} running answers"
     print(f"\nstopping: {answers} may finish, new requests are refused; once more ends at once", flush=True)
+
+
+def _without_password(url: str) -> str:
+    return re.sub(r"(://[^:/@]*):[^@]*@", r"\1:***@", url)
 
 
 def _in_url(host: str) -> str:
