@@ -8,6 +8,10 @@ namespace twofold {
 
 namespace {
 
+// An upload slows the CPU's experts only while there are any: between a third and two thirds of decode on the machines
+// described, and simulated speed is flat around it (docs/scheduling.md).
+constexpr double kCpuBusyShare = 0.5;
+
 std::unique_ptr<ExpertCache> make_cache(const CostModel& cost, const LayerSchedulerConfig& config) {
   CacheConfig cache;
   cache.num_layers = config.num_layers;
@@ -24,7 +28,7 @@ std::unique_ptr<ExpertCache> make_cache(const CostModel& cost, const LayerSchedu
 }  // namespace
 
 double default_upload_price(const CostModel& cost) {
-  return cost.profile().contention * cost.upload_us() / cost.miss_us();
+  return kCpuBusyShare * cost.profile().contention * cost.upload_us() / cost.miss_us();
 }
 
 LayerScheduler::LayerScheduler(CostModel cost, LayerSchedulerConfig config)

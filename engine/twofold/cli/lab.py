@@ -1,0 +1,27 @@
+"""`twofold lab`: recorded routing through the deciding core, to compare policies, systems and machines."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+from typing import Final
+
+_ACTIONS: Final = {
+    "replay": "hits, uploads and cost of cache policies on recorded routing",
+    "simulate": "predicted tokens/s of a model on a machine, against other systems' rules",
+}
+"""Each is a module of twofold.lab with add_arguments(parser) and run(args) -> exit code."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the actions of `twofold lab`."""
+    actions = parser.add_subparsers(dest="lab_action", required=True, metavar="ACTION")
+    for name, summary in _ACTIONS.items():
+        described = summary[:1].upper() + summary[1:] + "."
+        action = actions.add_parser(name, help=summary, description=described, allow_abbrev=False)
+        importlib.import_module(f"twofold.lab.{name}").add_arguments(action)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Carry out the parsed action."""
+    return int(importlib.import_module(f"twofold.lab.{args.lab_action}").run(args))

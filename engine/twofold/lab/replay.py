@@ -1,0 +1,259 @@
+"""`twofold lab replay`: hits, uploads and cost of cache policies on recorded routing, against LRU and offline bounds.
+
+No time passes here: an upload is usable at the next event of its layer. Cost is misses + price * uploads, what a policy
+is measured by; a miss is one expert of one layer and step that had to run elsewhere, whatever its number of tokens.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+from twofold import _core
+from twofold.errors import ConfigError
+from twofold.experts.profiles import load_profile, shipped_profiles
+from twofold.lab.report import Table, write_report
+from twofold.lab.shapes import SHAPES, find_shape
+from twofold.lab.trace import Part, Trace, load_trace
+
+DEFAULT_PRICE: Final = 0.67
+Row = dict[str, Any]
+
+
+def replay_policy(
+    trace: Trace,
+    policy: str,
+    *,
+    slots: float,
+    price: float,
+    batch: int = 1,
+    prior_usage: Sequence[float] | None = None,
+    warm_up: Trace | None = None,
+) -> Any:
+    """Replay one policy from an empty cache; `static` starts with the most used experts of `prior_usage`.
+
+    slots: share of all experts, 0 … 1. warm_up: played first and not counted (online policies only).
+    Returns the core's ReplayCounts. Raises ConfigError on an unknown policy or impossible figures.
+    """
+    num_slots = round(slots * trace.num_layers * trace.num_experts)
+    try:
+        cache = _core.ExpertCache(
+            _core.CacheConfig(
+                trace.num_layers,
+                trace.num_experts,
+                trace.top_k,
+                _core.spread_slots(num_slots, trace.num_layers, trace.num_experts, trace.top_k),
+                policy,
+                price,
+                prior_usage=list(prior_usage or []),
+            )
+        )
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    if policy == "static":
+        cache.preload_by_usage()
+    if warm_up is not None and not _core.cache_policy_is_offline(policy):
+        _core.replay(warm_up.native, batch, cache)
+    return _core.replay(trace.native, batch, cache)
+
+
+def replay_rows(
+    trace: Trace,
+    policies: Sequence[str],
+    slots: Sequence[float],
+    batches: Sequence[int],
+    price: float,
+    *,
+    part: Part = "second",
+    warm: bool = False,
+    expert_bytes: float | None = None,
+) -> Iterator[Row]:
+    """One row per batch, size and policy, as they are done. `static` learns from the sequences outside `part`."""
+    played = trace.part(part)
+    before = trace.part("first") if part == "second" and trace.num_sequences > 1 else None
+    prior = (before or played).usage()
+    for batch in batches:
+        for share in slots:
+
+            def counts_of(policy: str, batch: int = batch, share: float = share) -> Any:
+                return replay_policy(
+                    played,
+                    policy,
+                    slots=share,
+                    price=price,
+                    batch=batch,
+                    prior_usage=prior if policy == "static" else None,
+                    warm_up=before if warm else None,
+                )
+
+            lru = counts_of("lru")
+            lru_cost = lru.num_misses + price * lru.num_uploads
+            for policy in policies:
+                counts = lru if policy == "lru" else counts_of(policy)
+                cost = counts.num_misses + price * counts.num_uploads
+                row: Row = {
+                    "trace": trace.name,
+                    "part": part,
+                    "batch": batch,
+                    "slots": share,
+                    "policy": policy,
+                    "price": price,
+                    "hit_rate": counts.num_hits / max(1, counts.num_hits + counts.num_misses),
+                    "uploads_per_token": counts.num_uploads / counts.num_tokens,
+                    "misses_per_token": counts.num_misses / counts.num_tokens,
+                    "cost_per_token": cost / counts.num_tokens,
+                    "cost_vs_lru": cost / lru_cost if lru_cost > 0 else 1.0,
+                    "offline": _core.cache_policy_is_offline(policy),
+                }
+                if expert_bytes is not None:
+                    row["upload_bytes_per_token"] = row["uploads_per_token"] * expert_bytes
+                yield row
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `twofold lab replay`."""
+    names = _core.cache_policy_names()
+    add_common_arguments(parser)
+    parser.add_argument(
+        "--policies",
+        type=names_list,
+        default=names,
+        metavar="NAME,…",
+        help=f"of {', '.join(names)} (default: all)",
+    )
+    parser.add_argument(
+        "--price",
+        type=float,
+        metavar="R",
+        help=f"of one upload, in misses (default: the profile's, {DEFAULT_PRICE} without --profile)",
+    )
+    parser.add_argument(
+        "--profile",
+        metavar="NAME",
+        help=f"machine that sets the price: {', '.join(shipped_profiles())} or a file",
+    )
+    parser.add_argument(
+        "--warm", action="store_true", help="let policies see the first half before the second is counted"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Replay what was asked for; prints a table, or rows with --json, or writes a page with --html."""
+    known = _core.cache_policy_names()
+    for policy in args.policies:
+        if policy not in known:
+            raise ConfigError(f"policy {policy!r} is unknown; expected one of {', '.join(known)}")
+    rows: list[Row] = []
+    for path in args.traces:
+        trace = load_trace(path, args.num_experts)
+        price, expert_bytes = args.price, None
+        if args.profile is not None:
+            shape = find_shape(args.model, trace.name)
+            expert_bytes = shape.expert_bytes
+            if price is None:
+                price = _core.default_upload_price(shape.cost_model(load_profile(args.profile)))
+        price = DEFAULT_PRICE if price is None else price
+        if not 0 <= price < float("inf"):
+            raise ConfigError(f"--price {price} given; expected a number >= 0, in misses")
+        rows += replay_rows(
+            trace,
+            args.policies,
+            args.slots,
+            args.batch,
+            price,
+            part=args.part,
+            warm=args.warm,
+            expert_bytes=expert_bytes,
+        )
+    print_rows(rows, args, _table(rows), title="Cache policies on recorded routing", value="cost_vs_lru")
+    return 0
+
+
+def _table(rows: Sequence[Row]) -> Table:
+    return Table(
+        ["trace", "batch", "slots", "policy", "hit rate", "uploads/token", "cost/token", "cost vs LRU"],
+        [
+            [
+                row["trace"],
+                row["batch"],
+                f"{row['slots']:.0%}",
+                row["policy"] + (" (offline)" if row["offline"] else ""),
+                f"{row['hit_rate']:.1%}",
+                f"{row['uploads_per_token']:.2f}",
+                f"{row['cost_per_token']:.2f}",
+                f"{row['cost_vs_lru']:.3f}",
+            ]
+            for row in rows
+        ],
+    )
+
+
+def add_common_arguments(parser: argparse.ArgumentParser) -> None:
+    """What replay and simulate share."""
+    parser.add_argument(
+        "traces", nargs="+", metavar="TRACE", help="npz with ids, offsets and optionally probs"
+    )
+    parser.add_argument(
+        "--slots",
+        type=shares_list,
+        default=[0.1, 0.25, 0.5, 0.75],
+        metavar="SHARE,…",
+        help="of all experts that have a slot, 0 … 1 (default: 0.1,0.25,0.5,0.75)",
+    )
+    parser.add_argument(
+        "--batch", type=counts_list, default=[1], metavar="N,…", help="sequences decoded at once (default: 1)"
+    )
+    parser.add_argument(
+        "--part",
+        choices=("second", "first", "all"),
+        default="second",
+        help="which half of the sequences is played; `static` is trained on the first (default: second)",
+    )
+    parser.add_argument(
+        "--num-experts", type=int, metavar="N", help="experts per layer, if the trace does not say"
+    )
+    parser.add_argument("--model", metavar="NAME", help=f"sizes for bytes and times: {', '.join(SHAPES)}")
+    output = parser.add_mutually_exclusive_group()
+    output.add_argument("--json", action="store_true", help="print one JSON array of rows")
+    output.add_argument("--html", metavar="FILE", help="write a page with tables and plots")
+
+
+def print_rows(
+    rows: Sequence[Row], args: argparse.Namespace, table: Table, *, title: str, value: str
+) -> None:
+    """To where the arguments say."""
+    if args.json:
+        json.dump(rows, sys.stdout, indent=1)
+        print()
+    elif args.html:
+        write_report(args.html, title, rows, table, value=value)
+        print(f"wrote {args.html}")
+    else:
+        print(table.text())
+
+
+def names_list(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def shares_list(text: str) -> list[float]:
+    try:
+        shares = [float(part) for part in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} given, expected shares such as 0.1,0.25") from None
+    if not all(0 <= share <= 1 for share in shares):
+        raise argparse.ArgumentTypeError(f"{text!r} given, expected shares from 0 to 1")
+    return shares
+
+
+def counts_list(text: str) -> list[int]:
+    try:
+        counts = [int(part) for part in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} given, expected numbers such as 1,2,4") from None
+    if not all(1 <= count <= 1024 for count in counts):
+        raise argparse.ArgumentTypeError(f"{text!r} given, expected numbers from 1 to 1024")
+    return counts

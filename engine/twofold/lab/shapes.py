@@ -1,0 +1,89 @@
+"""Sizes of models that have public routing traces, for turning a profile into prices and times.
+
+Only what the cost model needs: bytes and flops of an expert, bytes read for everything else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from twofold import _core
+from twofold.errors import ConfigError
+from twofold.experts.profiles import MachineProfile
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """hidden and intermediate are of one expert (gate, up, down); bytes are as stored."""
+
+    name: str
+    hidden: int
+    intermediate: int
+    bits_per_weight: float
+    dense_bytes_per_layer: float
+    """Attention, router, norms, shared experts."""
+    head_bytes: float
+    """Final norm and output projection; the embedding reads one row."""
+
+    @property
+    def expert_bytes(self) -> float:
+        return 3 * self.hidden * self.intermediate * self.bits_per_weight / 8
+
+    @property
+    def flops_per_token(self) -> float:
+        return 6.0 * self.hidden * self.intermediate
+
+    def cost_model(self, profile: MachineProfile) -> _core.CostModel:
+        machine = _core.MachineProfile.from_fields(profile.name, profile.cost_figures)
+        return _core.CostModel(machine, self.expert_bytes, self.flops_per_token)
+
+    def dense_us(self, profile: MachineProfile, num_layers: int) -> list[float]:
+        """Time of the dense stretches of one decode step: before each MoE layer, and after the last."""
+        figures = profile.cost_figures
+        launch, rate = figures["gpu_launch_us"], figures["vram_bandwidth_gbps"] * 1e3
+        layer = launch + self.dense_bytes_per_layer / rate
+        return [layer] * num_layers + [launch + self.head_bytes / rate]
+
+
+def _shape(
+    name: str,
+    hidden: int,
+    intermediate: int,
+    bits: float,
+    *,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    vocab: int,
+) -> ModelShape:
+    """Dense weights in BF16: q, k, v, o and the head."""
+    attention = hidden * head_dim * (2 * heads + 2 * kv_heads) * 2.0
+    return ModelShape(name, hidden, intermediate, bits, attention, hidden * vocab * 2.0)
+
+
+# From the models' config.json files; MXFP4 is 4.25 bits with its scales, Q4 (group 32) 4.5.
+SHAPES: Final[Mapping[str, ModelShape]] = {
+    shape.name: shape
+    for shape in (
+        _shape("gpt-oss-20b", 2880, 2880, 4.25, heads=64, kv_heads=8, head_dim=64, vocab=201_088),
+        _shape("gpt-oss-120b", 2880, 2880, 4.25, heads=64, kv_heads=8, head_dim=64, vocab=201_088),
+        _shape("qwen3-30b-a3b", 2048, 768, 16, heads=32, kv_heads=4, head_dim=128, vocab=151_936),
+        _shape("qwen3-30b-a3b-q4", 2048, 768, 4.5, heads=32, kv_heads=4, head_dim=128, vocab=151_936),
+        _shape("mixtral-8x7b", 4096, 14_336, 16, heads=32, kv_heads=8, head_dim=128, vocab=32_000),
+        _shape("mixtral-8x7b-q4", 4096, 14_336, 4.5, heads=32, kv_heads=8, head_dim=128, vocab=32_000),
+    )
+}
+
+
+def find_shape(name: str | None, trace_name: str) -> ModelShape:
+    """The shape by name, or by the trace's name where that names a model. Raises ConfigError listing what is known."""
+    wanted = name or trace_name
+    shape = SHAPES.get(wanted.lower())
+    if shape is None:
+        origin = "" if name else " (the trace's name)"
+        raise ConfigError(
+            f"model {wanted!r}{origin} has no known sizes; give --model one of {', '.join(SHAPES)}"
+        )
+    return shape

@@ -1,0 +1,222 @@
+"""`twofold lab simulate`: predicted decode tokens per second of a model on a machine, by system, slots and batch.
+
+The engine's scheduler decides every layer of a recorded trace and a virtual clock plays it. Also a capacity planner:
+--vram asks what given cards' memory buys. Predictions leave out what the profile does not know (sampling, HTTP, a busy
+machine): measure before you buy.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from twofold import _core
+from twofold.errors import ConfigError
+from twofold.experts.profiles import MachineProfile, load_profile, shipped_profiles
+from twofold.lab.replay import Row, add_common_arguments, names_list, print_rows
+from twofold.lab.report import Table
+from twofold.lab.shapes import ModelShape, find_shape
+from twofold.lab.systems import SYSTEMS, System
+from twofold.lab.trace import Part, Trace, load_trace
+
+
+def slots_for_vram(shape: ModelShape, trace: Trace, vram_gb: float, kv_gb: float) -> float:
+    """Share of the experts that fits beside the dense weights and the KV cache; 0 … 1.
+
+    Raises ConfigError if not even the dense weights fit. One layer's experts are kept free for streaming prompts.
+    """
+    dense_gb = (shape.dense_bytes_per_layer * trace.num_layers + 2 * shape.head_bytes) / 1e9
+    staging_gb = shape.expert_bytes * trace.num_experts / 1e9
+    left = vram_gb - dense_gb - kv_gb - staging_gb
+    if left < 0:
+        raise ConfigError(
+            f"--vram {vram_gb:g}: {shape.name} needs {dense_gb + kv_gb + staging_gb:.1f} GB for dense weights, KV "
+            "cache and one layer of experts before any expert has a slot; give more or lower --kv-gb"
+        )
+    return min(1.0, left * 1e9 / (shape.expert_bytes * trace.num_layers * trace.num_experts))
+
+
+def simulate_system(
+    trace: Trace,
+    system: System,
+    shape: ModelShape,
+    profile: MachineProfile,
+    *,
+    slots: float,
+    batch: int = 1,
+    prior_usage: Sequence[float] = (),
+    upload_price: float = -1.0,
+    keep_layer_us: bool = False,
+) -> Any:
+    """Play the trace; returns the core's SimulationResult. Slots start filled with the most used of `prior_usage`."""
+    return _core.simulate(
+        trace.native,
+        batch,
+        shape.cost_model(profile),
+        round(slots * trace.num_layers * trace.num_experts),
+        dense_us=shape.dense_us(profile, trace.num_layers),
+        prior_usage=list(prior_usage),
+        keep_layer_us=keep_layer_us,
+        **{"upload_price": upload_price, **system.options},
+    )
+
+
+def simulate_rows(
+    trace: Trace,
+    systems: Sequence[System],
+    shape: ModelShape,
+    profile: MachineProfile,
+    slots: Sequence[float],
+    batches: Sequence[int],
+    *,
+    part: Part = "second",
+    upload_price: float = -1.0,
+) -> Iterator[Row]:
+    """One row per batch, size and system. All start with the experts that the other half of the trace used most."""
+    played = trace.part(part)
+    prior = (trace.part("first") if part == "second" else played).usage()
+    for batch in batches:
+        for share in slots:
+            for system in systems:
+                result = simulate_system(
+                    played,
+                    system,
+                    shape,
+                    profile,
+                    slots=share,
+                    batch=batch,
+                    prior_usage=prior,
+                    upload_price=upload_price,
+                )
+                active = result.num_hits + result.num_cpu + result.num_fetched
+                yield {
+                    "trace": trace.name,
+                    "part": part,
+                    "model": shape.name,
+                    "profile": profile.name,
+                    "batch": batch,
+                    "slots": share,
+                    "system": system.name,
+                    "policy": system.options["policy"],
+                    "tokens_per_s": result.num_tokens / result.total_us * 1e6,
+                    "hit_rate": result.num_hits / max(1, active),
+                    "fetched_per_token": result.num_fetched / result.num_tokens,
+                    "uploads_per_token": result.num_uploads / result.num_tokens,
+                    "upload_bytes_per_token": result.num_uploads * shape.expert_bytes / result.num_tokens,
+                    "link_busy": result.link_us / result.total_us,
+                    "moe_share": result.moe_us / result.total_us,
+                    "clock": "virtual",
+                }
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `twofold lab simulate`."""
+    add_common_arguments(parser)
+    parser.add_argument(
+        "--profile",
+        type=names_list,
+        default=list(shipped_profiles()),
+        metavar="NAME,…",
+        help=f"machines: {', '.join(shipped_profiles())} or files (default: all shipped)",
+    )
+    parser.add_argument(
+        "--systems",
+        type=names_list,
+        default=list(SYSTEMS),
+        metavar="NAME,…",
+        help="; ".join(f"{s.name}: {s.what}" for s in SYSTEMS.values()),
+    )
+    parser.add_argument(
+        "--policy", metavar="NAME", help="let twofold use this cache policy instead of payback"
+    )
+    parser.add_argument(
+        "--price", type=float, default=-1.0, metavar="R", help="of an upload (default: the profile's)"
+    )
+    parser.add_argument(
+        "--vram", type=_sizes, metavar="GB,…", help="plan for cards of this memory instead of --slots"
+    )
+    parser.add_argument(
+        "--kv-gb", type=float, default=1.0, metavar="GB", help="KV cache and buffers (default: 1)"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Simulate what was asked for; prints a table, or rows with --json, or writes a page with --html."""
+    systems = [_system(name, args.policy) for name in args.systems]
+    rows: list[Row] = []
+    for path in args.traces:
+        trace = load_trace(path, args.num_experts)
+        shape = find_shape(args.model, trace.name)
+        cards = dict.fromkeys(args.slots)
+        if args.vram:
+            cards = {slots_for_vram(shape, trace, gb, args.kv_gb): gb for gb in args.vram}
+        for name in args.profile:
+            found = simulate_rows(
+                trace,
+                systems,
+                shape,
+                load_profile(name),
+                list(cards),
+                args.batch,
+                part=args.part,
+                upload_price=args.price,
+            )
+            rows.extend({**row, "vram_gb": cards[row["slots"]]} if args.vram else row for row in found)
+    print_rows(rows, args, _table(rows), title="Predicted decode speed (virtual clock)", value="tokens_per_s")
+    return 0
+
+
+def _system(name: str, policy: str | None) -> System:
+    if name not in SYSTEMS:
+        raise ConfigError(f"system {name!r} is unknown; expected one of {', '.join(SYSTEMS)}")
+    system = SYSTEMS[name]
+    if name != "twofold" or policy is None:
+        return system
+    if policy not in _core.cache_policy_names():
+        raise ConfigError(
+            f"policy {policy!r} is unknown; expected one of {', '.join(_core.cache_policy_names())}"
+        )
+    return System(system.name, system.what, {**system.options, "policy": policy})
+
+
+def _table(rows: Sequence[Row]) -> Table:
+    return Table(
+        [
+            "trace",
+            "machine",
+            "batch",
+            "slots",
+            "VRAM",
+            "system",
+            "tokens/s",
+            "hit rate",
+            "uploads/token",
+            "link busy",
+        ],
+        [
+            [
+                row["trace"],
+                row["profile"],
+                row["batch"],
+                f"{row['slots']:.0%}",
+                f"{row['vram_gb']:g} GB" if "vram_gb" in row else "-",
+                row["system"],
+                f"{row['tokens_per_s']:.1f}",
+                f"{row['hit_rate']:.1%}",
+                f"{row['uploads_per_token']:.2f}",
+                f"{row['link_busy']:.0%}",
+            ]
+            for row in rows
+        ],
+    )
+
+
+def _sizes(text: str) -> list[float]:
+    try:
+        sizes = [float(part) for part in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} given, expected sizes in GB such as 8,12,24") from None
+    if not all(0 < size < 10_000 for size in sizes):
+        raise argparse.ArgumentTypeError(f"{text!r} given, expected sizes above 0 GB")
+    return sizes

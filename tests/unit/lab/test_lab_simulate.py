@@ -1,0 +1,137 @@
+"""`twofold lab simulate`: the arithmetic of a run checked by hand, the peers' rules, the capacity planner."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import numpy as np
+import pytest
+from twofold import _core
+from twofold.cli.main import main
+from twofold.errors import ConfigError
+from twofold.experts.profiles import load_profile, shipped_profiles
+from twofold.lab.shapes import SHAPES
+from twofold.lab.simulate import simulate_rows, simulate_system, slots_for_vram
+from twofold.lab.systems import SYSTEMS
+from twofold.lab.trace import load_trace, make_trace
+
+PROFILE = load_profile("rtx4090-pcie4")
+SHAPE = SHAPES["gpt-oss-20b"]
+
+
+def test_all_on_the_cpu_by_hand():
+    """No slots: every layer costs hand-over, its experts at CPU speed and the join; nothing else moves."""
+    ids = np.array([[[0, 1]], [[2, 3]], [[0, 3]]])
+    trace = make_trace("tiny", ids, None, None, 4)
+    result = simulate_system(trace, SYSTEMS["ktransformers"], SHAPE, PROFILE, slots=0.0, keep_layer_us=True)
+    figures = PROFILE.cost_figures
+    expert = figures["cpu_expert_overhead_us"] + SHAPE.expert_bytes / (figures["cpu_bandwidth_gbps"] * 1e3)
+    layer = figures["handover_us"] + 2 * expert + figures["join_us"]
+    assert result.layer_us == pytest.approx([layer] * 3)
+    assert result.total_us == pytest.approx(3 * (layer + sum(SHAPE.dense_us(PROFILE, 1))))
+    assert (result.num_hits, result.num_cpu, result.num_uploads, result.link_us) == (0, 6, 0, 0)
+
+
+def test_all_resident_by_hand():
+    ids = np.array([[[0, 1]], [[2, 3]], [[0, 3]]])
+    trace = make_trace("tiny", ids, None, None, 4)
+    result = simulate_system(
+        trace, SYSTEMS["twofold"], SHAPE, PROFILE, slots=1.0, prior_usage=[1.0] * 4, keep_layer_us=True
+    )
+    figures = PROFILE.cost_figures
+    layer = (
+        figures["gpu_launch_us"]
+        + 2 * SHAPE.expert_bytes / (figures["vram_bandwidth_gbps"] * 1e3)
+        + figures["join_us"]
+    )
+    assert result.layer_us == pytest.approx([layer] * 3)
+    assert (result.num_hits, result.num_uploads) == (6, 0)
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+@pytest.mark.parametrize("profile", shipped_profiles())
+def test_twofold_is_not_slower_than_any_peer(trace_file, profile, batch):
+    trace = load_trace(trace_file)
+    rows = list(
+        simulate_rows(
+            trace, list(SYSTEMS.values()), SHAPE, load_profile(profile), [0.1, 0.25, 0.5, 0.75], [batch]
+        )
+    )
+    for slots in (0.1, 0.25, 0.5, 0.75):
+        speed = {r["system"]: r["tokens_per_s"] for r in rows if r["slots"] == slots}
+        assert speed["twofold"] >= 0.98 * max(speed.values()), (slots, speed)
+
+
+def test_rows_are_consistent(trace_file):
+    trace = load_trace(trace_file)
+    for row in simulate_rows(trace, list(SYSTEMS.values()), SHAPE, PROFILE, [0.25], [1, 2]):
+        assert 0 <= row["link_busy"] <= 1
+        assert 0 < row["moe_share"] < 1
+        assert row["clock"] == "virtual"
+        assert row["uploads_per_token"] >= row["fetched_per_token"]
+        if row["system"] in ("fiddler", "ktransformers"):
+            assert row["uploads_per_token"] == 0
+
+
+def test_more_slots_are_never_much_slower(trace_file):
+    rows = simulate_rows(
+        load_trace(trace_file), [SYSTEMS["twofold"]], SHAPE, PROFILE, [0, 0.25, 0.5, 0.75, 1], [1]
+    )
+    speeds = [row["tokens_per_s"] for row in rows]
+    assert speeds == sorted(speeds)
+
+
+def test_fetch_rules_by_name():
+    trace = make_trace("tiny", np.array([[[0, 1]]]), None, None, 4)
+    with pytest.raises(ValueError, match="fetch rule 'x' given, one of best-split, none"):
+        _core.simulate(
+            trace.native, 1, SHAPE.cost_model(PROFILE), 2, "lru", SHAPE.dense_us(PROFILE, 1), fetch_rule="x"
+        )
+    with pytest.raises(ValueError, match="dense_us of 1 entries"):
+        _core.simulate(trace.native, 1, SHAPE.cost_model(PROFILE), 2, "lru", [1.0])
+
+
+def test_capacity(trace_file):
+    trace = load_trace(trace_file)
+    total_gb = SHAPE.expert_bytes * trace.num_layers * trace.num_experts / 1e9
+    low, high = (slots_for_vram(SHAPE, trace, gb, 1.0) for gb in (4.2, 4.7))
+    assert 0 < low < high < 1
+    assert (high - low) * total_gb == pytest.approx(0.5), "half a GB more is that much more room"
+    assert slots_for_vram(SHAPE, trace, 100, 1.0) == 1
+    with pytest.raises(ConfigError, match=r"needs [\d.]+ GB for dense weights"):
+        slots_for_vram(SHAPE, trace, 2.0, 1.0)
+
+
+def test_command_line(trace_file, tmp_path, capsys):
+    arguments = ["lab", "simulate", str(trace_file), "--model", "gpt-oss-20b", "--systems", "twofold,cpu-lru"]
+    assert main([*arguments, "--profile", "rtx3060-pcie3,h200-pcie5", "--slots", "0.25", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [(r["profile"], r["system"]) for r in rows] == [
+        ("rtx3060-pcie3", "twofold"),
+        ("rtx3060-pcie3", "cpu-lru"),
+        ("h200-pcie5", "twofold"),
+        ("h200-pcie5", "cpu-lru"),
+    ]
+    page = tmp_path / "plan.html"
+    assert main([*arguments, "--profile", "rtx4090-pcie4", "--vram", "4.2,4.7", "--html", str(page)]) == 0
+    assert "4.2 GB" in page.read_text()
+    assert main([*arguments, "--profile", "rtx4090-pcie4", "--slots", "0.5", "--policy", "lfru"]) == 0
+    assert "lfru" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("extra", "message"),
+    [
+        (["--systems", "llama"], "system 'llama' is unknown; expected one of twofold, fiddler"),
+        (["--policy", "x"], "policy 'x' is unknown"),
+        (["--vram", "1"], "--vram 1: gpt-oss-20b needs"),
+        (["--profile", "nope"], "'nope' is unknown"),
+        (["--model", "nope"], "model 'nope' has no known sizes"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(trace_file, extra, message, capsys):
+    assert main(["lab", "simulate", str(trace_file), "--model", "gpt-oss-20b", *extra]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert re.search(message, error)
