@@ -8,8 +8,8 @@ namespace twofold {
 
 namespace {
 
-// An upload slows the CPU's experts only while there are any: between a third and two thirds of decode on the machines
-// described, and simulated speed is flat around it (docs/scheduling.md).
+// An upload slows the CPU's experts only while there are any: between a third and two thirds of decode on the
+// machines described, and simulated speed is flat around it (docs/scheduling.md).
 constexpr double kCpuBusyShare = 0.5;
 
 std::unique_ptr<ExpertCache> make_cache(const CostModel& cost, const LayerSchedulerConfig& config) {

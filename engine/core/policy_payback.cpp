@@ -129,8 +129,13 @@ Payback::Payback(const CacheConfig& config)
   believe_constant_usage();
   const double base = static_cast<double>(config.top_k) / config.num_experts;
   LayerState layer;
-  layer.rent =
-      std::clamp(0.6 * base, static_cast<double>(kRents.front()), static_cast<double>(kRents.back()));
+  // Where markets of real routing clear, roughly: the scarcer the slots, the more used the expert at the
+  // margin.
+  double free_share = 1;
+  for (int slots : config.slots_per_layer)
+    free_share -= slots / (static_cast<double>(config.num_layers) * config.num_experts);
+  const double scarcity = 1.6 * base * std::sqrt(std::max(0.0, free_share));
+  layer.rent = std::clamp(scarcity, static_cast<double>(kRents.front()), static_cast<double>(kRents.back()));
   layers_.assign(static_cast<size_t>(config.num_layers), layer);
   History fresh;
   fresh.request = fresh.fast = fresh.long_run = static_cast<float>(base);

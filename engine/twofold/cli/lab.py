@@ -7,6 +7,7 @@ import importlib
 from typing import Final
 
 _ACTIONS: Final = {
+    "record": "the routing of a text file, read token by token, as a trace",
     "replay": "hits, uploads and cost of cache policies on recorded routing",
     "simulate": "predicted tokens/s of a model on a machine, against other systems' rules",
 }

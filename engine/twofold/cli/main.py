@@ -27,6 +27,7 @@ COMMANDS: Final[dict[str, str]] = {
     "doctor": "say what this machine has, lacks and can run",
     "version": "versions of Twofold and of what it runs on",
     "telemetry": "what the telemetry database holds",
+    "lab": "replay, simulate and record expert routing",
 }
 """Each is a module of this package with add_arguments(parser) and run(args) -> exit code."""
 

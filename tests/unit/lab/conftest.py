@@ -31,3 +31,11 @@ def trace_file(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("traces") / "synthetic.npz"
     np.savez(path, num_experts=np.array(EXPERTS), **routing())
     return path
+
+
+@pytest.fixture(scope="session")
+def long_trace_file(tmp_path_factory) -> Path:
+    """Long enough that filling the cache and learning no longer decide."""
+    path = tmp_path_factory.mktemp("traces") / "synthetic-long.npz"
+    np.savez(path, num_experts=np.array(EXPERTS), **routing(60))
+    return path
