@@ -5,8 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
+from pathlib import Path
 
 from twofold.errors import ConfigError
+
+DATABASE_HERE = "twofold.db"
+"""What `make run` writes in the repository."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -21,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--telemetry-url",
         default=os.environ.get("TWOFOLD_TELEMETRY_URL", ""),
         metavar="URL",
-        help="database to read, e.g. sqlite:///twofold.db (default: TWOFOLD_TELEMETRY_URL)",
+        help=f"database to read (default: TWOFOLD_TELEMETRY_URL, else {DATABASE_HERE} in this folder)",
     )
     summary.add_argument("--run", type=int, metavar="ID", help="run to summarise (default: the last one)")
     summary.add_argument("--json", action="store_true", help="print one JSON object")
@@ -29,9 +33,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Carry out the parsed action; ConfigError where there is nothing to read."""
-    if not args.telemetry_url:
+    url = args.telemetry_url
+    if not url and Path(DATABASE_HERE).is_file():
+        url = f"sqlite:///{DATABASE_HERE}"
+    if not url:
         raise ConfigError(
-            "no telemetry database given; set --telemetry-url sqlite:///FILE or TWOFOLD_TELEMETRY_URL"
+            f"no telemetry database given and no {DATABASE_HERE} here; set --telemetry-url sqlite:///FILE or "
+            "TWOFOLD_TELEMETRY_URL"
         )
     try:
         from twofold.telemetry.summary import format_summary, summarise
@@ -39,6 +47,6 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(
             f"telemetry needs {error.name}; install it with: pip install 'twofold[telemetry]'"
         ) from None
-    summary = summarise(args.telemetry_url, run_id=args.run)
+    summary = summarise(url, run_id=args.run)
     print(json.dumps(summary, indent=2) if args.json else format_summary(summary))
     return 0
