@@ -61,9 +61,11 @@ struct Avx512 {
       for (int w = 0; w < 8; ++w) sums[w] = _mm512_add_epi64(sums[w], _mm512_loadu_si512(p + i + 64 * w));
     }
     for (int w = 1; w < 8; ++w) sums[0] = _mm512_add_epi64(sums[0], sums[w]);
-    uint64_t rest = 0;
-    for (; i < num_bytes; ++i) rest += static_cast<unsigned char>(p[i]);
-    return rest + static_cast<uint64_t>(_mm512_reduce_add_epi64(sums[0]));
+    uint64_t words[8], total = 0;
+    _mm512_storeu_si512(words, sums[0]);
+    for (int w = 0; w < 8; ++w) total += words[w];
+    for (; i < num_bytes; ++i) total += static_cast<unsigned char>(p[i]);
+    return total;
   }
 
   // out[i] = the sum of all lanes of the i-th argument: lanes 8 apart first, then 4, 2 and 1.
