@@ -27,7 +27,11 @@ struct PairProduct {
     const __m512 low = Avx512::load_first(x, n < 16 ? n : 16);
     return _mm512_cvtne2ps_pbh(n > 16 ? Avx512::load_first(x + 16, n - 16) : Avx512::zero(), low);
   }
-  static Weights weights(const uint16_t* w) { return reinterpret_cast<Weights>(_mm512_loadu_si512(w)); }
+  static Weights weights(const uint16_t* w) {
+    __m512i loaded = _mm512_loadu_si512(w);
+    __asm__("" : "+v"(loaded));  // GCC 12 would load it again for every token of the tile
+    return reinterpret_cast<Weights>(loaded);
+  }
   static Weights first_weights(const uint16_t* w, int n) {
     return reinterpret_cast<Weights>(_mm512_maskz_loadu_epi16((1u << n) - 1u, w));
   }
