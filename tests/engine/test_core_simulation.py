@@ -1,0 +1,96 @@
+"""The simulator and the emulated accelerator play the same routing: their layer times must be the same numbers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from twofold import _core, ops
+from twofold.experts.profiles import load_profile
+
+LAYERS, EXPERTS, TOP_K, HIDDEN, INNER = 3, 12, 2, 16, 16
+LENGTHS = [14, 9, 11]
+
+
+def routing() -> np.ndarray:
+    rng = np.random.default_rng(4)
+    popularity = rng.normal(size=(LAYERS, EXPERTS))
+    noise = rng.gumbel(size=(sum(LENGTHS), LAYERS, EXPERTS))
+    return np.argsort(-(1.5 * popularity + noise), axis=2)[:, :, :TOP_K].astype(np.int32)
+
+
+def cost_model(store) -> _core.CostModel:
+    """A slow, wide machine on which these small experts still give every kind of plan."""
+    figures = load_profile("rtx4090-pcie4").cost_figures | {
+        "cpu_bandwidth_gbps": 0.05,
+        "link_bandwidth_gbps": 0.04,
+        "vram_bandwidth_gbps": 1.0,
+        "link_latency_us": 1.0,
+    }
+    machine = _core.MachineProfile.from_fields("slow", figures)
+    return _core.CostModel(machine, store.expert_bytes, store.flops_per_token)
+
+
+def schedule(batch: int) -> list[list[tuple[int, int, int]]]:
+    """Steps of (sequence, position, row), lanes refilled in order."""
+    starts = np.concatenate([[0], np.cumsum(LENGTHS)])
+    waiting, lanes, steps = list(range(len(LENGTHS))), [None] * batch, []
+    while True:
+        step = []
+        for i in range(batch):
+            if lanes[i] is None and waiting:
+                lanes[i] = (waiting.pop(0), 0)
+            if lanes[i] is None:
+                continue
+            sequence, position = lanes[i]
+            step.append((sequence, position, int(starts[sequence]) + position))
+            done = position + 1 == LENGTHS[sequence]
+            lanes[i] = None if done else (sequence, position + 1)
+        if not step:
+            return steps
+        steps.append(step)
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize("policy", ["payback", "lru", "two-in-eight"])
+@pytest.mark.parametrize("num_slots", [0, 9, 18])
+def test_emulated_layer_times_equal_simulated_ones(policy, num_slots, batch):
+    ids = routing()
+    store = _core.ExpertStore(LAYERS, EXPERTS, HIDDEN, INNER, "float32")
+    weights = np.zeros((INNER, HIDDEN), np.float32)
+    for layer in range(LAYERS):
+        for expert in range(EXPERTS):
+            store.put(layer, expert, weights, weights, np.zeros((HIDDEN, INNER), np.float32))
+    cost = cost_model(store)
+
+    no_cost = [0.0] * (LAYERS + 1)
+    executor = _core.MoeExecutor.emulated(
+        ops.ThreadTeam(1), store, cost, TOP_K, num_slots, policy, no_cost, no_cost, preload=False
+    )
+    executor.events_enabled = True
+    emulated = []
+    for number, step in enumerate(schedule(batch)):
+        executor.begin_step(number, [s for s, _, _ in step], [p for _, p, _ in step])
+        rows = [row for _, _, row in step]
+        hidden = np.zeros((len(rows), HIDDEN), np.float32)
+        for layer in range(LAYERS):
+            gate = np.full((len(rows), TOP_K), 0.5, np.float32)
+            executor.forward(layer, hidden.copy(), np.ascontiguousarray(ids[rows, layer]), gate, hidden)
+        executor.end_step()
+        events = executor.drain_events()["token_layer"]
+        events = events[np.argsort(events["layer"], kind="stable")]
+        emulated += [float(events["layer_us"][events["layer"] == layer][0]) for layer in range(LAYERS)]
+    counts = executor.counts()
+
+    launch = cost.profile.fields()["gpu_launch_us"]
+    trace = _core.RoutingTrace(
+        ids.astype(np.uint16), np.full(ids.shape, 0.5, np.float32), np.cumsum([0, *LENGTHS]), EXPERTS
+    )
+    result = _core.simulate(
+        trace, batch, cost, num_slots, policy, dense_us=[launch] * (LAYERS + 1), keep_layer_us=True
+    )
+    assert result.layer_us.tolist() == emulated
+    assert result.total_us == pytest.approx(executor.virtual_now_us, rel=1e-12)
+    assert (result.num_uploads, result.num_evictions) == (counts["uploads"], counts["evictions"])
+    assert (result.num_hits > 0) == (num_slots > 0)
+    assert result.num_cpu > 0
+    assert result.num_fetched > 0
