@@ -251,7 +251,10 @@ def test_real_runs_are_not_called_emulated(tmp_path: Path) -> None:
 
 
 def test_the_command_prints_json_or_lines(
-    history: tuple[str, SyntheticRun], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    history: tuple[str, SyntheticRun],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
     import argparse
 
@@ -266,6 +269,7 @@ def test_the_command_prints_json_or_lines(
     with pytest.raises(ConfigError, match="holds no run 9"):
         cli.run(parser.parse_args(["summary", "--run", "9"]))
     monkeypatch.delenv("TWOFOLD_TELEMETRY_URL")
+    monkeypatch.chdir(tmp_path)  # where no twofold.db of a `make run` lies
     parser = argparse.ArgumentParser()
     cli.add_arguments(parser)
     with pytest.raises(ConfigError, match="--telemetry-url"):
