@@ -47,7 +47,7 @@ def test_make_targets_that_documents_name_exist() -> None:
 
 def test_commands_that_the_readme_names_exist() -> None:
     named = set(re.findall(r"(?:`|^)twofold ([a-z]+)", README, re.MULTILINE))
-    assert {"serve", "generate", "chat", "bench", "doctor", "version", "telemetry"} <= named
+    assert {"serve", "generate", "chat", "bench", "doctor", "version", "telemetry", "lab"} <= named
 
 
 def test_scripts_that_documents_name_exist() -> None:
