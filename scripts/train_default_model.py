@@ -40,7 +40,7 @@ from torch import Tensor, nn
 
 TOKENS_PER_STEP = 8192
 # Up to this share of training: rows of this length, and this share of conversations among the tokens.
-PHASES = ((0.55, 512, 0.25), (0.85, 1024, 0.40), (1.01, 2048, 0.50))
+PHASES = ((0.4, 512, 0.25), (0.7, 1024, 0.4), (1.01, 1024, 0.5))
 WARMUP_STEPS, DECAY_SHARE = 100, 0.30
 MUON_LR, ADAM_LR = 0.02, 0.003
 MUON_DECAY, ADAM_DECAY = 0.1, 0.1
@@ -258,8 +258,8 @@ class Training:
         with torch.no_grad():
             for parameter in self.model.parameters():
                 parameter.copy_(parameter.to(torch.bfloat16))
-        score, shares = bits_per_byte(self.model, self.tokenizer, self.valid, 2048)
-        print(f"{score:.4f} bits per byte on the whole unseen book (window 2048, stride 1024)")
+        score, shares = bits_per_byte(self.model, self.tokenizer, self.valid, 1024)
+        print(f"{score:.4f} bits per byte on the whole unseen book (window 1024, stride 512)")
         for index, share in enumerate((shares * Shape.num_experts).tolist()):
             print(f"layer {index}: an expert's load over the mean load: {min(share):.2f} to {max(share):.2f}")
 
