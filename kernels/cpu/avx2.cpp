@@ -71,6 +71,7 @@ struct Avx2 {
     for (; i + 256 <= num_bytes; i += 256) {
 #pragma GCC unroll 8
       for (int w = 0; w < 8; ++w) {
+        prefetch(p + i + 32 * w + 4096);
         sums[w] =
             _mm256_add_epi64(sums[w], _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + i + 32 * w)));
       }

@@ -58,7 +58,10 @@ struct Avx512 {
     int64_t i = 0;
     for (; i + 512 <= num_bytes; i += 512) {
 #pragma GCC unroll 8
-      for (int w = 0; w < 8; ++w) sums[w] = _mm512_add_epi64(sums[w], _mm512_loadu_si512(p + i + 64 * w));
+      for (int w = 0; w < 8; ++w) {
+        prefetch(p + i + 64 * w + 4096);
+        sums[w] = _mm512_add_epi64(sums[w], _mm512_loadu_si512(p + i + 64 * w));
+      }
     }
     for (int w = 1; w < 8; ++w) sums[0] = _mm512_add_epi64(sums[0], sums[w]);
     uint64_t words[8], total = 0;
