@@ -102,7 +102,7 @@ def test_nonsense_is_named():
     p = _core.Prefetcher(2, 4, 0.5)
     with pytest.raises(ValueError, match="layer 2, expert 0"):
         p.offer([request(2, 0)])
-    with pytest.raises(ValueError, match="probability 1.5"):
+    with pytest.raises(ValueError, match=r"probability 1\.5"):
         p.offer([request(0, 0, 1.5)])
     with pytest.raises(ValueError, match="finite time"):
         p.offer([request(0, 0, 0.5, math.inf)])
