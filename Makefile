@@ -58,8 +58,9 @@ fmt: ready-dev  ## format Python and C++
 	@$(BIN)/ruff format .
 	@$(BIN)/clang-format -i $(CPP_FILES)
 
-bench: ready-dev  ## measure the bundled model (or MODEL=dir), against transformers too
-	@$(BIN)/twofold bench $(MODEL)
+bench: ready-dev  ## measure the CPU kernels beside the read ceiling, then the bundled model (or MODEL=dir)
+	@$(BIN)/python kernels/bench/run.py
+	@$(BIN)/twofold bench $(MODEL) --compare-transformers
 
 loadtest: ready-dev  ## let USERS=10 chat for SECONDS_OF_LOAD=60 with a server that `make run` started
 	@$(BIN)/python loadtest/run.py --users $(USERS) --seconds $(SECONDS_OF_LOAD) --host http://127.0.0.1:$(PORT)
