@@ -34,10 +34,10 @@ run: ready-run  ## start the OpenAI server and the dashboard; Ctrl-C ends both
 	  --model "$(MODEL)" --accelerator "$(ACCELERATOR)" --ratio "$(RATIO)"
 
 test: ready-dev  ## run every test that takes less than ten seconds
-	@$(BIN)/python -m pytest -m "not slow and not gpu" $(PYTEST_ARGS)
+	@TWOFOLD_TESTS_NEED_ALL=1 $(BIN)/python -m pytest -m "not slow and not gpu" $(PYTEST_ARGS)
 
 test-slow: ready-dev  ## run the long tests
-	@$(BIN)/python -m pytest -m "slow and not gpu" $(PYTEST_ARGS)
+	@TWOFOLD_TESTS_NEED_ALL=1 $(BIN)/python -m pytest -m "slow and not gpu" $(PYTEST_ARGS)
 
 build:  ## install and compile from the ground up, logged and timed
 	@scripts/initial_build.sh dev
