@@ -11,7 +11,7 @@ from live_server import HTTP, serving
 from twofold.config import ServerConfig
 from twofold.server.app import create_app
 
-WAIT_S = 30
+WAIT_S = 20
 
 
 @pytest.fixture

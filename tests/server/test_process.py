@@ -20,7 +20,7 @@ from twofold.errors import ConfigError
 from twofold.server.process import bind
 
 HERE = Path(__file__).parent
-WAIT_S = 60
+WAIT_S = 20
 
 
 class Served:
@@ -105,7 +105,10 @@ def test_an_answer_that_outlasts_the_drain_gets_an_error_event():
 def test_an_idle_server_ends_with_code_0(number):
     with serve_fake("60") as served:
         assert served.line() == "ready"
+        assert HTTP.post(f"{served.url}/v1/completions", json={"prompt": "a b"}).status_code == 200
         served.process.send_signal(number)
+        # The answer that is complete is not among the running ones.
+        assert served.line() == "draining 0"
         assert served.process.wait(WAIT_S) == 0
 
 
@@ -113,7 +116,9 @@ def test_the_second_signal_ends_at_once():
     with serve_fake("60", "hold") as served:
         assert served.line() == "ready"
         with contextlib.suppress(httpx.TransportError), served.stream("a b c") as response:
-            read_until(response.iter_lines(), '"a "')
+            # Kept: dropping the iterator would close the connection.
+            lines = response.iter_lines()
+            read_until(lines, '"a "')
             served.process.send_signal(signal.SIGTERM)
             assert served.line() == "draining 1"
             served.process.send_signal(signal.SIGTERM)

@@ -44,6 +44,9 @@ class Answer:
             while not self._chunks.empty():
                 batch.append(self._chunks.get_nowait())
             self._finished = batch[-1].finish_reason is not None
+            if self._finished:
+                # Before the client can know that its answer is complete, so that nobody counts it as running.
+                self._on_close(self)
             yield batch
 
     def close(self) -> None:
