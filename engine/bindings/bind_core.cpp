@@ -135,7 +135,7 @@ void bind_timeline(py::module_& m) {
 
 CacheConfig cache_config(int num_layers, int num_experts, int top_k, std::vector<int> slots_per_layer,
                          std::string policy, double upload_price, std::vector<double> layer_weight,
-                         bool shared_pool, std::vector<double> prior_usage) {
+                         std::optional<bool> shared_pool, std::vector<double> prior_usage) {
   CacheConfig config;
   config.num_layers = num_layers;
   config.num_experts = num_experts;
@@ -176,7 +176,7 @@ void bind_cache(py::module_& m) {
   py::class_<CacheConfig>(m, "CacheConfig", "Shape, slots, policy and price of an expert cache.")
       .def(py::init(&cache_config), py::arg("num_layers"), py::arg("num_experts"), py::arg("top_k"),
            py::arg("slots_per_layer"), py::arg("policy") = "payback", py::arg("upload_price") = 0.67,
-           py::arg("layer_weight") = std::vector<double>{}, py::arg("shared_pool") = false,
+           py::arg("layer_weight") = std::vector<double>{}, py::arg("shared_pool") = py::none(),
            py::arg("prior_usage") = std::vector<double>{})
       .def_readonly("num_layers", &CacheConfig::num_layers)
       .def_readonly("num_experts", &CacheConfig::num_experts)
@@ -197,6 +197,7 @@ void bind_cache(py::module_& m) {
       .def_property_readonly("num_slots", &ExpertCache::num_slots)
       .def_property_readonly("last_refusal", &ExpertCache::last_refusal)
       .def("slot_offset", &ExpertCache::slot_offset, py::arg("layer"))
+      .def("num_held", &ExpertCache::num_held, py::arg("layer"))
       .def("slot_of", &ExpertCache::slot_of, py::arg("layer"), py::arg("expert"))
       .def("state", &ExpertCache::state, py::arg("layer"), py::arg("expert"))
       .def("occupant", &ExpertCache::occupant, py::arg("slot"))

@@ -64,7 +64,7 @@ void bind_simulation(py::module_& m) {
       "simulate",
       [](const TraceHolder& trace, int batch, const CostModel& cost, int num_slots, const std::string& policy,
          const std::vector<double>& dense_us, double upload_price, const std::string& fetch_rule,
-         bool background_uploads, bool always_cache_fetched, bool shared_pool,
+         bool background_uploads, bool always_cache_fetched, std::optional<bool> shared_pool,
          std::vector<double> prior_usage, int num_staging, bool keep_layer_us) {
         LayerSchedulerConfig config;
         config.num_layers = trace.trace().num_layers;
@@ -88,7 +88,7 @@ void bind_simulation(py::module_& m) {
       py::arg("trace"), py::arg("batch"), py::arg("cost"), py::arg("num_slots"), py::arg("policy"),
       py::arg("dense_us"), py::arg("upload_price") = -1.0, py::arg("fetch_rule") = "best-split",
       py::arg("background_uploads") = true, py::arg("always_cache_fetched") = false,
-      py::arg("shared_pool") = false, py::arg("prior_usage") = std::vector<double>{},
+      py::arg("shared_pool") = py::none(), py::arg("prior_usage") = std::vector<double>{},
       py::arg("num_staging") = -1, py::arg("keep_layer_us") = false,
       "Plays a trace on the virtual clock; with prior_usage the slots are filled before the start.");
   m.def("default_upload_price", &default_upload_price, py::arg("cost"));

@@ -26,7 +26,7 @@ void CacheConfig::validate() const {
            std::to_string(num_layers) + " (one per layer)");
   }
   for (int slots : slots_per_layer) {
-    if (slots < 0 || (slots > num_experts && !shared_pool)) {
+    if (slots < 0 || (slots > num_experts && !pooled())) {
       reject("slots_per_layer", std::to_string(slots), "0 ... num_experts");
     }
   }
@@ -104,8 +104,17 @@ ExpertCache::ExpertCache(CacheConfig config)
   std::partial_sum(config_.slots_per_layer.begin(), config_.slots_per_layer.end(), offsets_.begin() + 1);
   num_slots_ = offsets_.back();
   occupant_.assign(static_cast<size_t>(num_slots_), -1);
-  num_free_ = config_.slots_per_layer;
-  if (config_.shared_pool) num_free_[0] = num_slots_;  // one pool, counted once
+  pooled_ = config_.pooled();
+  floor_ = num_slots_ >= config_.num_layers * config_.top_k ? config_.top_k : 0;
+  free_.resize(pooled_ ? 1 : layers);
+  for (int layer = config_.num_layers; layer-- > 0;) {
+    for (int slot = offsets_[static_cast<size_t>(layer) + 1];
+         slot-- > offsets_[static_cast<size_t>(layer)];) {
+      free_[pool_of(layer)].push_back(slot);
+    }
+  }
+  num_held_.assign(layers, 0);
+  victims_.resize(layers);
   slot_of_.assign(cells, -1);
   state_.assign(cells, ExpertState::kAbsent);
   routed_now_.assign(cells, 0);
@@ -146,6 +155,7 @@ void ExpertCache::observe(int layer, std::span<const int32_t> ids, std::span<con
   }
   policy_->observe(RoutingEvent{layer, num_tokens, config_.top_k, prefill, ids, weights, active, loads});
   values_fresh_[static_cast<size_t>(layer)] = 0;
+  victims_[static_cast<size_t>(layer)].fresh = false;
 }
 
 void ExpertCache::collect_active(int layer, std::span<const int32_t> ids, std::vector<int>& active,
@@ -189,6 +199,7 @@ void ExpertCache::observe_mixed(int layer, std::span<const int32_t> ids, std::sp
   auto& active = active_[static_cast<size_t>(layer)];
   collect_active(layer, ids, active, loads_[static_cast<size_t>(layer)]);
   for (int expert : active) routed_now_[index(layer, expert)] = 1;
+  victims_[static_cast<size_t>(layer)].fresh = false;
 }
 
 std::span<const int> ExpertCache::active(int layer) const { return active_[static_cast<size_t>(layer)]; }
@@ -212,36 +223,55 @@ double ExpertCache::value(int layer, int expert) {
 }
 
 int ExpertCache::find_free(int layer) const {
-  const int first = config_.shared_pool ? 0 : offsets_[static_cast<size_t>(layer)];
-  const int last = config_.shared_pool ? num_slots_ : offsets_[static_cast<size_t>(layer) + 1];
-  if (!config_.shared_pool && num_free_[static_cast<size_t>(layer)] == 0) return -1;
-  if (config_.shared_pool && num_free_[0] == 0) return -1;
-  for (int slot = first; slot < last; ++slot) {
-    if (occupant_[static_cast<size_t>(slot)] < 0) return slot;
-  }
-  return -1;
+  const auto& free = free_[pool_of(layer)];
+  return free.empty() ? -1 : free.back();
 }
 
-int ExpertCache::find_victim(int layer, double& victim_value) {
-  const int first = config_.shared_pool ? 0 : offsets_[static_cast<size_t>(layer)];
-  const int last = config_.shared_pool ? num_slots_ : offsets_[static_cast<size_t>(layer) + 1];
-  int best = -1;
-  double best_value = std::numeric_limits<double>::infinity();
-  for (int slot = first; slot < last; ++slot) {
-    const int who = occupant_[static_cast<size_t>(slot)];
-    if (who < 0) continue;
-    const size_t cell = static_cast<size_t>(who);
-    const int of_layer = who / config_.num_experts;
-    // In a shared pool other layers' last events are over; only the current layer's routing is protected.
-    if (state_[cell] != ExpertState::kResident || (routed_now_[cell] && of_layer == layer)) continue;
-    const double value = layer_values(of_layer)[static_cast<size_t>(who % config_.num_experts)];
-    if (value < best_value) {
-      best_value = value;
-      best = slot;
+const ExpertCache::Victim& ExpertCache::layer_victim(int layer) {
+  Victim& victim = victims_[static_cast<size_t>(layer)];
+  if (victim.fresh) return victim;
+  const std::vector<double>& values = layer_values(layer);
+  victim = {-1, std::numeric_limits<double>::infinity(), true};
+  const size_t first = index(layer, 0);
+  for (size_t expert = 0; expert < values.size(); ++expert) {
+    const size_t cell = first + expert;
+    if (state_[cell] == ExpertState::kResident && !routed_now_[cell] && values[expert] < victim.value) {
+      victim.cell = static_cast<int>(cell);
+      victim.value = values[expert];
     }
   }
-  victim_value = best < 0 ? 0 : best_value;
+  return victim;
+}
+
+ExpertCache::Victim ExpertCache::find_victim(int layer) {
+  Victim best = layer_victim(layer);
+  if (!pooled_) return best;
+  for (int other = 0; other < config_.num_layers; ++other) {
+    if (other == layer || num_held_[static_cast<size_t>(other)] <= floor_) continue;
+    const Victim& victim = layer_victim(other);
+    if (victim.cell >= 0 && victim.value < best.value) best = victim;
+  }
   return best;
+}
+
+void ExpertCache::vacate(size_t cell) {
+  const int layer = static_cast<int>(cell) / config_.num_experts;
+  occupant_[static_cast<size_t>(slot_of_[cell])] = -1;
+  slot_of_[cell] = -1;
+  state_[cell] = ExpertState::kAbsent;
+  --num_held_[static_cast<size_t>(layer)];
+  victims_[static_cast<size_t>(layer)].fresh = false;
+  policy_->on_evict(layer, static_cast<int>(cell) % config_.num_experts);
+}
+
+void ExpertCache::occupy(int slot, size_t cell, ExpertState state) {
+  const int layer = static_cast<int>(cell) / config_.num_experts;
+  occupant_[static_cast<size_t>(slot)] = static_cast<int>(cell);
+  slot_of_[cell] = slot;
+  state_[cell] = state;
+  ++num_held_[static_cast<size_t>(layer)];
+  victims_[static_cast<size_t>(layer)].fresh = false;
+  policy_->on_admit(layer, static_cast<int>(cell) % config_.num_experts);
 }
 
 std::optional<Admission> ExpertCache::refuse(AdmitRefusal why) {
@@ -269,11 +299,12 @@ std::optional<Admission> ExpertCache::decide(int layer, int expert, bool forced,
   admission.slot = find_free(layer);
   int victim = -1;
   if (admission.slot < 0) {
-    admission.slot = find_victim(layer, admission.victim_value);
-    if (admission.slot < 0) return refuse(AdmitRefusal::kNoVictim);
-    const int who = occupant_[static_cast<size_t>(admission.slot)];
-    admission.evicted = who % config_.num_experts;
-    admission.evicted_layer = who / config_.num_experts;
+    const Victim found = find_victim(layer);
+    if (found.cell < 0) return refuse(AdmitRefusal::kNoVictim);
+    admission.slot = slot_of_[static_cast<size_t>(found.cell)];
+    admission.victim_value = found.value;
+    admission.evicted = found.cell % config_.num_experts;
+    admission.evicted_layer = found.cell / config_.num_experts;
     victim = admission.evicted;
   }
   if (bid) {
@@ -290,18 +321,11 @@ std::optional<Admission> ExpertCache::admit(int layer, int expert, bool forced) 
   const std::optional<Admission> admission = decide(layer, expert, forced, true);
   if (!admission) return admission;
   if (admission->evicted >= 0) {
-    const size_t victim = index(admission->evicted_layer, admission->evicted);
-    slot_of_[victim] = -1;
-    state_[victim] = ExpertState::kAbsent;
-    policy_->on_evict(admission->evicted_layer, admission->evicted);
+    vacate(index(admission->evicted_layer, admission->evicted));
   } else {
-    --num_free_[config_.shared_pool ? 0 : static_cast<size_t>(layer)];
+    free_[pool_of(layer)].pop_back();
   }
-  const size_t cell = index(layer, expert);
-  occupant_[static_cast<size_t>(admission->slot)] = static_cast<int>(cell);
-  slot_of_[cell] = admission->slot;
-  state_[cell] = ExpertState::kInFlight;
-  policy_->on_admit(layer, expert);
+  occupy(admission->slot, index(layer, expert), ExpertState::kInFlight);
   return admission;
 }
 
@@ -333,6 +357,7 @@ void ExpertCache::publish(int slot) {
                                 " given, a slot with an upload in flight expected");
   }
   state_[static_cast<size_t>(who)] = ExpertState::kResident;
+  victims_[static_cast<size_t>(who / config_.num_experts)].fresh = false;
 }
 
 void ExpertCache::cancel(int slot) {
@@ -341,12 +366,8 @@ void ExpertCache::cancel(int slot) {
     throw std::invalid_argument("expert cache: cancel of slot " + std::to_string(slot) +
                                 " given, a slot with an upload in flight expected");
   }
-  state_[static_cast<size_t>(who)] = ExpertState::kAbsent;
-  slot_of_[static_cast<size_t>(who)] = -1;
-  occupant_[static_cast<size_t>(slot)] = -1;
-  const int layer = who / config_.num_experts;
-  ++num_free_[config_.shared_pool ? 0 : static_cast<size_t>(layer)];
-  policy_->on_evict(layer, who % config_.num_experts);
+  vacate(static_cast<size_t>(who));
+  free_[pool_of(who / config_.num_experts)].push_back(slot);
 }
 
 bool ExpertCache::preload(int layer, int expert) {
@@ -354,12 +375,8 @@ bool ExpertCache::preload(int layer, int expert) {
   if (slot_of(layer, expert) >= 0) return false;
   const int slot = find_free(layer);
   if (slot < 0) return false;
-  const size_t cell = index(layer, expert);
-  --num_free_[config_.shared_pool ? 0 : static_cast<size_t>(layer)];
-  occupant_[static_cast<size_t>(slot)] = static_cast<int>(cell);
-  slot_of_[cell] = slot;
-  state_[cell] = ExpertState::kResident;
-  policy_->on_admit(layer, expert);
+  free_[pool_of(layer)].pop_back();
+  occupy(slot, index(layer, expert), ExpertState::kResident);
   return true;
 }
 

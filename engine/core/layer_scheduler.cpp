@@ -169,6 +169,7 @@ void LayerScheduler::place_fetched(int layer) {
       const auto admission = cache_->admit(layer, e.expert, true);
       move.slot = admission->slot;
       move.evicted = admission->evicted;
+      move.evicted_layer = admission->evicted_layer;
       move.value = admission->value;
       move.victim_value = admission->victim_value;
     } else {
@@ -199,6 +200,7 @@ void LayerScheduler::admit_misses(int layer) {
     move.expert = e.expert;
     move.slot = admission->slot;
     move.evicted = admission->evicted;
+    move.evicted_layer = admission->evicted_layer;
     move.reason = UploadReason::kAdmission;
     move.value = admission->value;
     move.victim_value = admission->victim_value;

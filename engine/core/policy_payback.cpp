@@ -41,9 +41,10 @@ constexpr float kRequestReversion = 0.8F;   // how far usage falls back to the l
 constexpr float kLongRate = 1.0F / 1024;
 constexpr float kYoungRequest = 16;  // events
 constexpr float kMinStep = 0.01F;
-constexpr float kStepVisits = 20;     // step = 1 / (1 + visits / this), not below kMinStep
-constexpr double kRentRate = 0.03;    // per bid
-constexpr double kScarceShare = 0.8;  // of bids should meet a victim that is still worth something
+constexpr float kStepVisits = 20;        // step = 1 / (1 + visits / this), not below kMinStep
+constexpr double kRentRate = 0.03;       // per bid of a layer
+constexpr double kPoolRentRate = 0.005;  // per bid of any layer, where all rent from one pool
+constexpr double kScarceShare = 0.8;     // of bids should meet a victim that is still worth something
 constexpr int kMaxAge = 512;
 constexpr int kAgeBuckets = 16;
 constexpr std::array<int, kAgeBuckets> kAgeFrom{0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128, 256, 512};
@@ -99,12 +100,14 @@ class Payback : public CachePolicy {
   void believe_constant_usage();
   void learn(size_t before, size_t after, bool used);
   void observe_chunk(const RoutingEvent& event);
+  double rent_of(int layer) const { return layers_[pooled_ ? 0 : static_cast<size_t>(layer)].rent; }
   double layer_weight(int layer) const {
     return layer_weight_.empty() ? 1.0 : layer_weight_[static_cast<size_t>(layer)];
   }
 
   size_t num_experts_;
   double price_;
+  bool pooled_;
   std::vector<double> layer_weight_;
   std::array<uint8_t, kMaxAge + 1> age_bucket_{};
   std::vector<Worth> worth_;
@@ -117,6 +120,7 @@ class Payback : public CachePolicy {
 Payback::Payback(const CacheConfig& config)
     : num_experts_(static_cast<size_t>(config.num_experts)),
       price_(config.upload_price),
+      pooled_(config.pooled()),
       layer_weight_(config.layer_weight),
       worth_(kCells),
       visits_(kCells, 0),
@@ -239,7 +243,7 @@ void Payback::observe_chunk(const RoutingEvent& event) {
 }
 
 void Payback::values(int layer, std::span<double> out) const {
-  const double rent = layers_[static_cast<size_t>(layer)].rent;
+  const double rent = rent_of(layer);
   size_t lane = 0;
   while (lane + 2 < kLanes && rent > static_cast<double>(kRents[lane + 1])) ++lane;
   const double low = static_cast<double>(kRents[lane]);
@@ -260,10 +264,9 @@ bool Payback::admits(int layer, int expert, double value, int victim, double vic
 }
 
 void Payback::on_bid(int layer, int victim, double victim_value) {
-  constexpr double kUp = 1 + kRentRate * (1 - kScarceShare);
-  constexpr double kDown = 1 - kRentRate * kScarceShare;
-  double& rent = layers_[static_cast<size_t>(layer)].rent;
-  rent *= victim >= 0 && victim_value > 0 ? kUp : kDown;
+  const double rate = pooled_ ? kPoolRentRate : kRentRate;
+  double& rent = layers_[pooled_ ? 0 : static_cast<size_t>(layer)].rent;
+  rent *= victim >= 0 && victim_value > 0 ? 1 + rate * (1 - kScarceShare) : 1 - rate * kScarceShare;
   rent = std::clamp(rent, static_cast<double>(kRents.front()), static_cast<double>(kRents.back()));
 }
 

@@ -85,17 +85,17 @@ LayerTimes EmulatedAccelerator::place(int layer, const LayerRouting& routing, co
     if (move.reason == UploadReason::kDemand && events_.enabled) events_.uploads.push(upload);
     if (move.staged) continue;
     pending_[size_t(move.slot)] = upload;
-    const auto note = [&](CacheEventKind kind, int expert) {
+    const auto note = [&](CacheEventKind kind, int of_layer, int expert) {
       if (!events_.enabled) return;
-      events_.cache_events.push({rows_.step, request, int16_t(layer), uint8_t(kind), uint16_t(expert),
+      events_.cache_events.push({rows_.step, request, int16_t(of_layer), uint8_t(kind), uint16_t(expert),
                                  move.evicted, move.slot, float(move.value), float(move.victim_value), price,
                                  move.queued_us});
     };
     if (move.evicted >= 0) {
       ++events_.counts.evictions;
-      note(CacheEventKind::kEvict, move.evicted);
+      note(CacheEventKind::kEvict, move.evicted_layer, move.evicted);
     }
-    note(CacheEventKind::kAdmit, move.expert);
+    note(CacheEventKind::kAdmit, layer, move.expert);
   }
   if (events_.enabled) {
     for (const Rejection& rejection : decision.rejections) {

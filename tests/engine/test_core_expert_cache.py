@@ -183,6 +183,42 @@ def test_layer_weight_scales_the_value():
     assert heavy.value(1, 1) == pytest.approx(4 * plain.value(1, 1))
 
 
+def test_a_pool_takes_from_the_layer_that_misses_it_least():
+    cache = make("lru", layers=2, slots=3, top_k=1, shared_pool=True)
+    for expert in range(4):
+        cache.observe(0, routing([expert]))
+        cache.publish(cache.admit(0, expert).slot)
+    for expert in range(2):
+        cache.observe(1, routing([expert]))
+        cache.publish(cache.admit(1, expert).slot)
+    assert [cache.num_held(layer) for layer in (0, 1)] == [4, 2]
+    cache.observe(1, routing([5]))
+    admission = cache.admit(1, 5)
+    assert (admission.evicted_layer, admission.evicted) == (0, 0), "the oldest of all layers"
+    assert cache.occupant(admission.slot) == 1 * 8 + 5
+    assert [cache.num_held(layer) for layer in (0, 1)] == [3, 3]
+
+
+def test_a_pool_leaves_every_layer_its_top_k():
+    cache = make("lru", layers=2, slots=2, top_k=2, shared_pool=True)
+    for layer, pair in ((0, [0, 1]), (1, [2, 3])):
+        cache.observe(layer, routing(pair))
+        for expert in pair:
+            cache.publish(cache.admit(layer, expert).slot)
+    cache.observe(1, routing([4, 5]))
+    for _ in range(2):  # older experts of layer 0 stay: two slots are its floor
+        assert cache.admit(1, 4 + _).evicted_layer == 1
+    assert [cache.num_held(layer) for layer in (0, 1)] == [2, 2]
+
+
+def test_payback_pools_unless_told_otherwise():
+    for policy, shared, pooled in (("payback", None, True), ("payback", False, False), ("lru", None, False)):
+        cache = make(policy, layers=2, slots=2, top_k=1, shared_pool=shared)
+        for expert in range(4):
+            cache.preload(0, expert)
+        assert cache.num_held(0) == (4 if pooled else 2)
+
+
 def test_admit_worthy_takes_the_best_first_and_stops():
     cache = make("lru", layers=1, slots=3, top_k=2)
     cache.observe(0, routing([4, 5], [6, 7]))

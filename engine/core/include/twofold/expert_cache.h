@@ -6,7 +6,9 @@
 //   for each miss to fetch now:   cache.admit(layer, e, true)    // forced: the demand upload needs a slot
 //   for each other miss:          cache.admit(layer, e, false)   // worth an upload? (or admit_worthy: all,
 //   best first) when an upload is visible (a step boundary):  cache.publish(slot)
-// Experts routed in the current event and experts in flight are never victims.
+// Experts routed in their layer's latest event and experts in flight are never victims. In a shared pool a
+// victim may belong to another layer (Admission::evicted_layer); no layer is robbed below top_k slots while
+// there are that many for each.
 #pragma once
 
 #include <cstdint>
@@ -28,11 +30,15 @@ struct CacheConfig {
   std::string policy = "payback";
   double upload_price = 0.67;  // of one upload, in misses (CostModel::upload_price)
   std::vector<double>
-      layer_weight;          // lambda: stall of one more miss per layer, relative; empty: 1 everywhere
-  bool shared_pool = false;  // any layer may take any slot (the peers' global pool); no per-layer floor
+      layer_weight;  // lambda: stall of one more miss per layer, relative; empty: 1 everywhere
+  // One pool of slots for all layers (any layer may take any slot), or fixed slots per layer. Unset: as the
+  // policy is made for, which is the pool for payback (one rent balances the layers) and fixed slots for all
+  // others.
+  std::optional<bool> shared_pool;
   std::vector<double>
       prior_usage;  // [layers * experts], from a warm start or a training trace; `static` lives on it
 
+  bool pooled() const { return shared_pool.value_or(policy == "payback"); }
   void validate() const;  // throws std::invalid_argument naming field, value and expectation
 };
 
@@ -64,6 +70,9 @@ class ExpertCache {
   const CacheConfig& config() const { return config_; }
   int num_slots() const { return num_slots_; }
   int slot_offset(int layer) const { return offsets_[static_cast<size_t>(layer)]; }
+
+  // Slots that the layer holds now; a pool moves them between layers.
+  int num_held(int layer) const { return num_held_[static_cast<size_t>(layer)]; }
 
   // Global slot id, -1 while absent. In flight has a slot too: ask is_resident before running from it.
   int slot_of(int layer, int expert) const { return slot_of_[index(layer, expert)]; }
@@ -123,7 +132,17 @@ class ExpertCache {
                       std::vector<int>& loads);
   const std::vector<double>& layer_values(int layer);
   int find_free(int layer) const;
-  int find_victim(int layer, double& victim_value);
+  size_t pool_of(int layer) const { return pooled_ ? 0 : static_cast<size_t>(layer); }
+  void vacate(size_t cell);
+  void occupy(int slot, size_t cell, ExpertState state);
+  // The least worthy resident of the layer that is not routed now; cell -1 if there is none.
+  struct Victim {
+    int cell = -1;
+    double value = 0;
+    bool fresh = false;
+  };
+  const Victim& layer_victim(int layer);
+  Victim find_victim(int layer);
   std::optional<Admission> decide(int layer, int expert, bool forced, bool bid);
   std::optional<Admission> refuse(AdmitRefusal why);
   void check(int layer, int expert, const char* who) const;
@@ -133,7 +152,11 @@ class ExpertCache {
   int num_slots_ = 0;
   std::vector<int> offsets_;  // [layers + 1]
   std::vector<int> occupant_;
-  std::vector<int> num_free_;
+  bool pooled_ = false;
+  int floor_ = 0;                       // in a pool: slots that other layers must leave a layer
+  std::vector<std::vector<int>> free_;  // per pool, the next one last
+  std::vector<int> num_held_;
+  std::vector<Victim> victims_;
   std::vector<int32_t> slot_of_;
   std::vector<ExpertState> state_;
   std::vector<uint8_t> routed_now_;

@@ -10,6 +10,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -39,7 +40,8 @@ struct ExpertDecision {
 struct Move {
   int expert = 0;
   int slot = 0;
-  int evicted = -1;  // expert that lost the slot, -1 if it was free or staging
+  int evicted = -1;        // expert that lost the slot, -1 if it was free or staging
+  int evicted_layer = -1;  // another layer's, in a shared pool
   bool staged = false;
   UploadReason reason = UploadReason::kDemand;
   double value = 0;
@@ -85,7 +87,7 @@ struct LayerSchedulerConfig {
   FetchRule fetch_rule = FetchRule::kBestSplit;
   bool background_uploads = true;     // misses run by the CPU may be uploaded behind the layer
   bool always_cache_fetched = false;  // a fetched expert always takes a slot, whatever it is worth
-  bool shared_pool = false;           // one pool of slots for all layers
+  std::optional<bool> shared_pool;    // unset: as the policy is made for (CacheConfig)
   std::vector<double> prior_usage;    // [layers * experts]: for `static` and for preload_by_usage
 };
 
