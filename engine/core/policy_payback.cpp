@@ -45,6 +45,8 @@ constexpr float kStepVisits = 20;        // step = 1 / (1 + visits / this), not 
 constexpr double kRentRate = 0.03;       // per bid of a layer
 constexpr double kPoolRentRate = 0.005;  // per bid of any layer, where all rent from one pool
 constexpr double kScarceShare = 0.8;     // of bids should meet a victim that is still worth something
+constexpr size_t kTaughtPerEvent =
+    32;  // wide layers teach from a rotating part of their experts: enough, and it bounds the work
 constexpr int kMaxAge = 512;
 constexpr int kAgeBuckets = 16;
 constexpr std::array<int, kAgeBuckets> kAgeFrom{0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128, 256, 512};
@@ -55,12 +57,12 @@ constexpr int kYouthBuckets = 2;
 constexpr size_t kCells =
     static_cast<size_t>(kYouthBuckets) * kLongBuckets * kAgeBuckets * kRequestBuckets * kFastBuckets;
 
-struct History {
-  int32_t age = kMaxAge;  // events since the last use
-  float request = 0;      // usage since the request began
-  float fast = 0;
-  float long_run = 0;
-  uint32_t cell = 0;
+// Expert histories of all layers, one array per figure so that an event's update runs over plain floats.
+struct Histories {
+  std::vector<int32_t> age;    // events since the last use
+  std::vector<float> request;  // usage since the request began
+  std::vector<float> fast;
+  std::vector<float> long_run;
 };
 
 struct LayerState {
@@ -68,10 +70,22 @@ struct LayerState {
   float events = 1e6F;  // since the request began; a share of it when one of several requests is new
 };
 
-// Square root: resolution where most experts are.
-int bucket(float usage, int buckets, float stretch = 1) {
-  return std::min(buckets - 1, static_cast<int>(std::sqrt(usage) * stretch * static_cast<float>(buckets)));
-}
+// Usage 0 ... 1 -> bucket, by square root: resolution where most experts are.
+class Buckets {
+ public:
+  Buckets(int count, double stretch) {
+    for (int i = 0; i <= kSteps; ++i) {
+      const double usage = (i + 0.5) / kSteps;
+      of_[static_cast<size_t>(i)] =
+          static_cast<uint8_t>(std::min(count - 1, static_cast<int>(std::sqrt(usage) * stretch * count)));
+    }
+  }
+  int operator()(float usage) const { return of_[static_cast<size_t>(usage * kSteps)]; }
+
+ private:
+  static constexpr int kSteps = 4096;
+  std::array<uint8_t, kSteps + 1> of_{};
+};
 
 class Payback : public CachePolicy {
  public:
@@ -92,9 +106,10 @@ class Payback : public CachePolicy {
         (((youth * kLongBuckets + long_run) * kAgeBuckets + age) * kRequestBuckets + request) * kFastBuckets +
         fast);
   }
-  size_t cell_of(const History& h, int youth) const {
-    return cell(youth, bucket(h.long_run, kLongBuckets, 1.3F), age_bucket_[static_cast<size_t>(h.age)],
-                bucket(h.request, kRequestBuckets), bucket(h.fast, kFastBuckets));
+  size_t cell_of(size_t at, int youth) const {
+    return cell(youth, long_buckets_(history_.long_run[at]),
+                age_bucket_[static_cast<size_t>(history_.age[at])], request_buckets_(history_.request[at]),
+                fast_buckets_(history_.fast[at]));
   }
   static int youth(const LayerState& layer) { return layer.events < kYoungRequest ? 0 : 1; }
   void believe_constant_usage();
@@ -112,7 +127,13 @@ class Payback : public CachePolicy {
   std::array<uint8_t, kMaxAge + 1> age_bucket_{};
   std::vector<Worth> worth_;
   std::vector<float> visits_;
-  std::vector<History> history_;
+  Buckets request_buckets_{kRequestBuckets, 1}, fast_buckets_{kFastBuckets, 1},
+      long_buckets_{kLongBuckets, 1.3};
+  Histories history_;           // [layers * experts]
+  std::vector<float> use_;      // of the current event, [experts]
+  std::vector<size_t> before_;  // cells of the experts that the current event teaches from
+  size_t stride_;
+  size_t num_events_ = 0;
   std::vector<LayerState> layers_;
   std::vector<int> last_seen_;
 };
@@ -141,10 +162,12 @@ Payback::Payback(const CacheConfig& config)
   const double scarcity = 1.6 * base * std::sqrt(std::max(0.0, free_share));
   layer.rent = std::clamp(scarcity, static_cast<double>(kRents.front()), static_cast<double>(kRents.back()));
   layers_.assign(static_cast<size_t>(config.num_layers), layer);
-  History fresh;
-  fresh.request = fresh.fast = fresh.long_run = static_cast<float>(base);
-  fresh.cell = static_cast<uint32_t>(cell_of(fresh, youth(layer)));
-  history_.assign(static_cast<size_t>(config.num_layers) * num_experts_, fresh);
+  const size_t cells = static_cast<size_t>(config.num_layers) * num_experts_;
+  history_.age.assign(cells, kMaxAge);
+  for (auto* usage : {&history_.request, &history_.fast, &history_.long_run})
+    usage->assign(cells, static_cast<float>(base));
+  use_.assign(num_experts_, 0);
+  stride_ = std::max<size_t>(1, num_experts_ / kTaughtPerEvent);
 }
 
 void Payback::believe_constant_usage() {
@@ -191,23 +214,28 @@ void Payback::observe(const RoutingEvent& event) {
   }
   LayerState& layer = layers_[static_cast<size_t>(event.layer)];
   const float request_rate = std::max(kRequestRate, 1 / (layer.events + kRequestPrior));
+  const size_t first = static_cast<size_t>(event.layer) * num_experts_;
+  const size_t taught = event.layer == 0 ? ++num_events_ % stride_ : num_events_ % stride_;
+  const int youth_before = youth(layer);
   layer.events += 1;
   const int youth_now = youth(layer);
-  History* history = history_.data() + static_cast<size_t>(event.layer) * num_experts_;
-  size_t next_active = 0;
-  for (size_t expert = 0; expert < num_experts_; ++expert) {
-    History& h = history[expert];
-    const bool used =
-        next_active < event.active.size() && static_cast<size_t>(event.active[next_active]) == expert;
-    next_active += used;
-    const float use = used ? 1.0F : 0.0F;
-    h.request += request_rate * (use - h.request);
-    h.fast += kFastRate * (use - h.fast);
-    h.long_run += kLongRate * (use - h.long_run);
-    h.age = used ? 0 : std::min(kMaxAge, h.age + 1);
-    const size_t before = h.cell;
-    h.cell = static_cast<uint32_t>(cell_of(h, youth_now));
-    learn(before, h.cell, used);
+  before_.clear();
+  for (size_t e = taught; e < num_experts_; e += stride_) before_.push_back(cell_of(first + e, youth_before));
+
+  std::fill(use_.begin(), use_.end(), 0.0F);
+  for (int expert : event.active) use_[static_cast<size_t>(expert)] = 1;
+  float* request = history_.request.data() + first;
+  float* fast = history_.fast.data() + first;
+  float* long_run = history_.long_run.data() + first;
+  int32_t* age = history_.age.data() + first;
+  for (size_t e = 0; e < num_experts_; ++e) {
+    request[e] += request_rate * (use_[e] - request[e]);
+    fast[e] += kFastRate * (use_[e] - fast[e]);
+    long_run[e] += kLongRate * (use_[e] - long_run[e]);
+    age[e] = use_[e] > 0 ? 0 : std::min(kMaxAge, age[e] + 1);
+  }
+  for (size_t i = 0, e = taught; e < num_experts_; ++i, e += stride_) {
+    learn(before_[i], cell_of(first + e, youth_now), use_[e] > 0);
   }
 }
 
@@ -225,20 +253,19 @@ void Payback::observe_chunk(const RoutingEvent& event) {
   for (size_t i = 0; i < event.ids.size(); ++i) {
     last_seen_[static_cast<size_t>(event.ids[i])] = static_cast<int>(i / static_cast<size_t>(event.top_k));
   }
-  History* history = history_.data() + static_cast<size_t>(event.layer) * num_experts_;
+  const size_t first = static_cast<size_t>(event.layer) * num_experts_;
   size_t next_active = 0;
   for (size_t expert = 0; expert < num_experts_; ++expert) {
-    History& h = history[expert];
     const bool used =
         next_active < event.active.size() && static_cast<size_t>(event.active[next_active]) == expert;
     const float use = used ? static_cast<float>(event.loads[next_active]) / tokens : 0.0F;
     next_active += used;
-    h.request += request_rate * (use - h.request);
-    h.fast += fast_rate * (use - h.fast);
-    h.long_run += long_rate * (use - h.long_run);
-    h.age = used ? std::min(kMaxAge, event.num_tokens - 1 - last_seen_[expert])
-                 : std::min(kMaxAge, h.age + event.num_tokens);
-    h.cell = static_cast<uint32_t>(cell_of(h, youth(layer)));
+    const size_t at = first + expert;
+    history_.request[at] += request_rate * (use - history_.request[at]);
+    history_.fast[at] += fast_rate * (use - history_.fast[at]);
+    history_.long_run[at] += long_rate * (use - history_.long_run[at]);
+    const int ago = used ? event.num_tokens - 1 - last_seen_[expert] : history_.age[at] + event.num_tokens;
+    history_.age[at] = std::min(kMaxAge, ago);
   }
 }
 
@@ -249,9 +276,10 @@ void Payback::values(int layer, std::span<double> out) const {
   const double low = static_cast<double>(kRents[lane]);
   const double high = static_cast<double>(kRents[lane + 1]);
   const double t = (rent - low) / (high - low);
-  const History* history = history_.data() + static_cast<size_t>(layer) * num_experts_;
+  const size_t first = static_cast<size_t>(layer) * num_experts_;
+  const int youth_now = youth(layers_[static_cast<size_t>(layer)]);
   for (size_t expert = 0; expert < num_experts_; ++expert) {
-    const Worth& worth = worth_[history[expert].cell];
+    const Worth& worth = worth_[cell_of(first + expert, youth_now)];
     out[expert] = (1 - t) * static_cast<double>(worth[lane]) + t * static_cast<double>(worth[lane + 1]);
   }
 }
@@ -259,8 +287,9 @@ void Payback::values(int layer, std::span<double> out) const {
 bool Payback::admits(int layer, int expert, double value, int victim, double victim_value) const {
   if (victim >= 0) return value - victim_value > price_;
   // A free slot earns nothing otherwise: the lowest rent.
-  const History& h = history_[static_cast<size_t>(layer) * num_experts_ + static_cast<size_t>(expert)];
-  return layer_weight(layer) * static_cast<double>(worth_[h.cell].front()) > price_;
+  const size_t at = static_cast<size_t>(layer) * num_experts_ + static_cast<size_t>(expert);
+  const Worth& worth = worth_[cell_of(at, youth(layers_[static_cast<size_t>(layer)]))];
+  return layer_weight(layer) * static_cast<double>(worth.front()) > price_;
 }
 
 void Payback::on_bid(int layer, int victim, double victim_value) {
@@ -272,13 +301,15 @@ void Payback::on_bid(int layer, int victim, double victim_value) {
 
 void Payback::on_boundary(double share) {
   const auto reversion = static_cast<float>(share) * kRequestReversion;
-  for (History& h : history_) h.request += reversion * (h.long_run - h.request);
+  for (size_t at = 0; at < history_.request.size(); ++at) {
+    history_.request[at] += reversion * (history_.long_run[at] - history_.request[at]);
+  }
   for (LayerState& layer : layers_) layer.events *= 1 - static_cast<float>(share);
 }
 
 std::vector<double> Payback::state() const {
   std::vector<double> out;
-  out.reserve(kCells * (kLanes + 1) + layers_.size() * 2 + history_.size() * 4);
+  out.reserve(kCells * (kLanes + 1) + layers_.size() * 2 + history_.age.size() * 4);
   for (size_t i = 0; i < kCells; ++i) {
     out.insert(out.end(), worth_[i].begin(), worth_[i].end());
     out.push_back(static_cast<double>(visits_[i]));
@@ -287,17 +318,17 @@ std::vector<double> Payback::state() const {
     out.push_back(layer.rent);
     out.push_back(static_cast<double>(layer.events));
   }
-  for (const History& h : history_) {
-    out.push_back(h.age);
-    out.push_back(static_cast<double>(h.request));
-    out.push_back(static_cast<double>(h.fast));
-    out.push_back(static_cast<double>(h.long_run));
+  for (size_t at = 0; at < history_.age.size(); ++at) {
+    out.push_back(history_.age[at]);
+    out.push_back(static_cast<double>(history_.request[at]));
+    out.push_back(static_cast<double>(history_.fast[at]));
+    out.push_back(static_cast<double>(history_.long_run[at]));
   }
   return out;
 }
 
 void Payback::restore(std::span<const double> state) {
-  const size_t expected = kCells * (kLanes + 1) + layers_.size() * 2 + history_.size() * 4;
+  const size_t expected = kCells * (kLanes + 1) + layers_.size() * 2 + history_.age.size() * 4;
   if (state.size() != expected) {
     throw std::runtime_error("payback: saved state of " + std::to_string(state.size()) + " values given, " +
                              std::to_string(expected) + " expected");
@@ -312,13 +343,11 @@ void Payback::restore(std::span<const double> state) {
     layer.events = static_cast<float>(std::max(0.0, *at++));
   }
   const auto usage = [&at] { return static_cast<float>(std::clamp(*at++, 0.0, 1.0)); };
-  for (size_t i = 0; i < history_.size(); ++i) {
-    History& h = history_[i];
-    h.age = static_cast<int32_t>(std::clamp(*at++, 0.0, static_cast<double>(kMaxAge)));
-    h.request = usage();
-    h.fast = usage();
-    h.long_run = usage();
-    h.cell = static_cast<uint32_t>(cell_of(h, youth(layers_[i / num_experts_])));
+  for (size_t i = 0; i < history_.age.size(); ++i) {
+    history_.age[i] = static_cast<int32_t>(std::clamp(*at++, 0.0, static_cast<double>(kMaxAge)));
+    history_.request[i] = usage();
+    history_.fast[i] = usage();
+    history_.long_run[i] = usage();
   }
 }
 
