@@ -1,5 +1,6 @@
-// Warm start: what the cache has learned, in a small binary file. Little-endian; magic, version, shape,
-// policy name, then doubles. Everything is checked before anything is changed.
+// Slots filled before the first step, and warm start: what the cache has learned, in a small binary file.
+// Little-endian; magic, version, shape, policy name, then doubles. Everything is checked before anything is
+// changed.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -46,6 +47,35 @@ std::vector<double> read_doubles(std::ifstream& file, size_t count, const std::s
 }
 
 }  // namespace
+
+bool ExpertCache::preload(int layer, int expert) {
+  check(layer, expert, "preload");
+  if (slot_of(layer, expert) >= 0) return false;
+  const int slot = find_free(layer);
+  if (slot < 0) return false;
+  const size_t cell = index(layer, expert);
+  --num_free_[config_.shared_pool ? 0 : static_cast<size_t>(layer)];
+  occupant_[static_cast<size_t>(slot)] = static_cast<int>(cell);
+  slot_of_[cell] = slot;
+  state_[cell] = ExpertState::kResident;
+  policy_->on_admit(layer, expert);
+  return true;
+}
+
+std::vector<int> ExpertCache::preload_by_usage() {
+  std::vector<int> order(slot_of_.size());
+  std::iota(order.begin(), order.end(), 0);
+  if (!config_.prior_usage.empty()) {
+    std::stable_sort(order.begin(), order.end(), [this](int a, int b) {
+      return config_.prior_usage[static_cast<size_t>(a)] > config_.prior_usage[static_cast<size_t>(b)];
+    });
+  }
+  std::vector<int> placed;
+  for (int cell : order) {
+    if (preload(cell / config_.num_experts, cell % config_.num_experts)) placed.push_back(cell);
+  }
+  return placed;
+}
 
 void ExpertCache::save(const std::string& path) const {
   const std::vector<double> state = policy_->state();

@@ -288,21 +288,40 @@ std::optional<Admission> ExpertCache::decide(int layer, int expert, bool forced,
 
 std::optional<Admission> ExpertCache::admit(int layer, int expert, bool forced) {
   const std::optional<Admission> admission = decide(layer, expert, forced, true);
-  if (!admission) return admission;
-  if (admission->evicted >= 0) {
-    const size_t victim = index(admission->evicted_layer, admission->evicted);
+  if (admission) occupy(layer, expert, *admission);
+  return admission;
+}
+
+std::optional<Admission> ExpertCache::reserve(int layer, int expert) {
+  const std::optional<Admission> admission = decide(layer, expert, true, false);
+  if (admission) occupy(layer, expert, *admission);
+  return admission;
+}
+
+void ExpertCache::expect(int layer, std::span<const int> experts) {
+  for (int expert : experts) check(layer, expert, "prediction");
+  auto& active = active_[static_cast<size_t>(layer)];
+  for (int expert : active) routed_now_[index(layer, expert)] = 0;
+  active.assign(experts.begin(), experts.end());
+  std::sort(active.begin(), active.end());
+  loads_[static_cast<size_t>(layer)].assign(active.size(), 0);
+  for (int expert : active) routed_now_[index(layer, expert)] = 1;
+}
+
+void ExpertCache::occupy(int layer, int expert, const Admission& admission) {
+  if (admission.evicted >= 0) {
+    const size_t victim = index(admission.evicted_layer, admission.evicted);
     slot_of_[victim] = -1;
     state_[victim] = ExpertState::kAbsent;
-    policy_->on_evict(admission->evicted_layer, admission->evicted);
+    policy_->on_evict(admission.evicted_layer, admission.evicted);
   } else {
     --num_free_[config_.shared_pool ? 0 : static_cast<size_t>(layer)];
   }
   const size_t cell = index(layer, expert);
-  occupant_[static_cast<size_t>(admission->slot)] = static_cast<int>(cell);
-  slot_of_[cell] = admission->slot;
+  occupant_[static_cast<size_t>(admission.slot)] = static_cast<int>(cell);
+  slot_of_[cell] = admission.slot;
   state_[cell] = ExpertState::kInFlight;
   policy_->on_admit(layer, expert);
-  return admission;
 }
 
 void ExpertCache::sort_by_value(int layer, std::vector<int>& experts) {
@@ -347,35 +366,6 @@ void ExpertCache::cancel(int slot) {
   const int layer = who / config_.num_experts;
   ++num_free_[config_.shared_pool ? 0 : static_cast<size_t>(layer)];
   policy_->on_evict(layer, who % config_.num_experts);
-}
-
-bool ExpertCache::preload(int layer, int expert) {
-  check(layer, expert, "preload");
-  if (slot_of(layer, expert) >= 0) return false;
-  const int slot = find_free(layer);
-  if (slot < 0) return false;
-  const size_t cell = index(layer, expert);
-  --num_free_[config_.shared_pool ? 0 : static_cast<size_t>(layer)];
-  occupant_[static_cast<size_t>(slot)] = static_cast<int>(cell);
-  slot_of_[cell] = slot;
-  state_[cell] = ExpertState::kResident;
-  policy_->on_admit(layer, expert);
-  return true;
-}
-
-std::vector<int> ExpertCache::preload_by_usage() {
-  std::vector<int> order(slot_of_.size());
-  std::iota(order.begin(), order.end(), 0);
-  if (!config_.prior_usage.empty()) {
-    std::stable_sort(order.begin(), order.end(), [this](int a, int b) {
-      return config_.prior_usage[static_cast<size_t>(a)] > config_.prior_usage[static_cast<size_t>(b)];
-    });
-  }
-  std::vector<int> placed;
-  for (int cell : order) {
-    if (preload(cell / config_.num_experts, cell % config_.num_experts)) placed.push_back(cell);
-  }
-  return placed;
 }
 
 void ExpertCache::set_future(const std::vector<std::vector<std::vector<int>>>& events_per_layer) {

@@ -71,6 +71,16 @@ std::vector<Upload> Timeline::take_landed() {
   return landed;
 }
 
+std::optional<Upload> Timeline::take_if_landed(int64_t tag) {
+  const auto found = std::find_if(begun_.begin(), begun_.end(), [this, tag](const Upload& upload) {
+    return upload.tag == tag && upload.end_us <= now_us_;
+  });
+  if (found == begun_.end()) return std::nullopt;
+  const Upload upload = *found;
+  begun_.erase(found);
+  return upload;
+}
+
 void Timeline::drain() { advance(queued_us()); }
 
 }  // namespace twofold
