@@ -61,7 +61,7 @@ def batch(num_tokens, seed):
     return normed, ids, weights, hidden
 
 
-def emulated(team, store, num_slots, policy="payback", profile="rtx4090-pcie4"):
+def emulated(team, store, num_slots, policy="payback", profile="rtx4090-pcie4", prefetch=False):
     costs = [1e6] * (LAYERS + 1)
     machine = _core.MachineProfile.from_fields(profile, load_profile(profile).cost_figures)
     return _core.MoeExecutor.emulated(
@@ -74,6 +74,7 @@ def emulated(team, store, num_slots, policy="payback", profile="rtx4090-pcie4"):
         costs,
         costs,
         preload=num_slots == LAYERS * EXPERTS,
+        prefetch=prefetch,
     )
 
 
@@ -127,6 +128,54 @@ def test_bit_identical_wherever_experts_run(team, policy, num_slots):
         assert counts["hits"] == routed, "everything is resident"
     if num_slots == 0:
         assert counts["hits"] == 0
+
+
+@pytest.mark.parametrize("policy", ["payback", "lru"])
+@pytest.mark.parametrize("num_slots", [2, 6, 9])
+def test_bit_identical_with_prefetch_whether_it_guesses_right_or_wrong(team, policy, num_slots):
+    model = Model("bfloat16")
+    plain = _core.MoeExecutor(team, model.store)
+    hybrid = emulated(team, model.store, num_slots, policy, prefetch=True)
+    random = np.random.default_rng(0)
+    assert not plain.wants_prediction
+    for step in range(60):
+        num_tokens = (1, 1, 4)[step % 3]
+        layers = [batch(num_tokens, seed=100 * step + layer) for layer in range(LAYERS)]
+        outs = [arrays[3].copy() for arrays in layers]
+        hybrid.begin_step(step, list(range(num_tokens)), [step + 1] * num_tokens)
+        assert hybrid.wants_prediction
+        for layer, (normed, ids, weights, _) in enumerate(layers):
+            if layer + 1 < LAYERS:
+                logits = random.normal(size=(num_tokens, EXPERTS)).astype(np.float32)
+                if step % 10:
+                    np.put_along_axis(logits, layers[layer + 1][1], 9.0, axis=1)
+                hybrid.predict(layer + 1, logits)
+            hybrid.forward(layer, normed, ids, weights, outs[layer])
+        hybrid.end_step()
+        for layer, arrays in enumerate(layers):
+            assert np.array_equal(outs[layer], run(plain, layer, arrays, step))
+    counts, prefetched = hybrid.counts(), hybrid.prefetch_counts()
+    assert prefetched["used"] > 0
+    hybrid.idle()
+    uploads = hybrid.drain_events()["upload"]
+    assert len(uploads) == counts["uploads"]
+    assert (uploads["reason"] == 2).sum() == prefetched["issued"]
+    assert (uploads[uploads["reason"] == 2]["layer"] == 1).all()
+    assert (uploads["end_us"] > uploads["begin_us"]).all()
+
+
+def test_a_prompt_is_not_predicted(team):
+    model = Model()
+    hybrid = emulated(team, model.store, 6, prefetch=True)
+    hybrid.begin_step(0, [0, 0, 0], [0, 1, 2])
+    assert not hybrid.wants_prediction
+    hybrid.begin_step(1, [0], [3])
+    assert hybrid.wants_prediction
+    hybrid.begin_step(2, list(range(33)), [4] * 33)
+    assert not hybrid.wants_prediction
+    off = emulated(team, model.store, 6)
+    off.begin_step(0, [0], [3])
+    assert not off.wants_prediction
 
 
 def test_hits_really_run_from_slot_memory(team):
