@@ -14,6 +14,7 @@ constexpr int kSpareCandidates = 4;  // beyond the top-k: the border is where pr
 constexpr std::array<double, 11> kMarginBelow{-2, -1, -0.5, -0.25, -0.1, 0, 0.1, 0.25, 0.5, 1, 2};
 constexpr double kPriorTries = 8;    // what chance (top-k / experts) counts for before anything is learned
 constexpr double kMaxTries = 2048;   // beyond it older tries fade
+constexpr double kSlackUs = 1e-3;    // rounding makes nothing late
 constexpr double kRelax = 1.0 / 64;  // how fast a shortest time forgets
 
 // Down at once, up slowly: a deadline that errs should err on the early side.
@@ -244,7 +245,7 @@ std::span<const Prefetch> Prefetcher::issue(int layer, const LayerWork& work, La
       const LayerTimes slowed = cost_.layer(shared);
       const double price_us = slowed.layer_us - times.layer_us;
       if (gain_us(proposal, *possible, saved_us, cache) <= price_us) continue;
-      if (timeline.now_us() + timeline.queued_us() + timeline.upload_us() > deadline_us) {
+      if (timeline.now_us() + timeline.queued_us() + timeline.upload_us() + kSlackUs > deadline_us) {
         ++counts_.dropped;
         continue;
       }

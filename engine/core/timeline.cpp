@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <stdexcept>
 #include <string>
 
@@ -81,6 +82,10 @@ std::optional<Upload> Timeline::take_if_landed(int64_t tag) {
   return upload;
 }
 
-void Timeline::drain() { advance(queued_us()); }
+void Timeline::drain() {
+  // By the uploads' own ends, not by their sum: rounding must leave none of them under way.
+  start_waiting(std::numeric_limits<double>::infinity());
+  now_us_ = std::max(now_us_, link_free_us_);
+}
 
 }  // namespace twofold
