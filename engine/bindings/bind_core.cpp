@@ -264,6 +264,6 @@ void bind_core(py::module_& m) {
   bind_cache(m);
   bind_event_ring(m);
   bind_core_lab(m);
-  bind_core_prefetcher(m);
+  bind_core_prefetch(m);
 }
 }  // namespace twofold::bindings

@@ -108,6 +108,14 @@ void forward(MoeExecutor& executor, int layer, const FloatRows& normed, const In
   executor.forward(layer, routing, in, out);
 }
 
+void predict(MoeExecutor& executor, int layer, const FloatRows& logits) {
+  if (logits.ndim() != 2) {
+    throw std::invalid_argument("logits has shape " + shape_text(logits) + ", expected (tokens, experts)");
+  }
+  expect_shape(logits, "logits", logits.shape(0), executor.store().num_experts());
+  executor.predict(layer, {logits.data(), size_t(logits.size())}, int(logits.shape(0)));
+}
+
 void bind_executor(py::module_& m) {
   py::class_<MoeExecutor>(m, "MoeExecutor", "Runs MoE layers: decides where, computes, records.")
       .def(py::init<ThreadTeam&, const ExpertStore&, std::optional<CostModel>>(), py::arg("team"),
@@ -116,20 +124,21 @@ void bind_executor(py::module_& m) {
           "emulated",
           [](ThreadTeam& team, const ExpertStore& store, const CostModel& cost, int top_k, int num_slots,
              const std::string& policy, std::vector<double> dense_bytes, std::vector<double> dense_flops,
-             bool preload) {
+             bool preload, bool prefetch) {
             LayerSchedulerConfig config;
             config.num_layers = store.num_layers();
             config.num_experts = store.num_experts();
             config.top_k = top_k;
             config.num_slots = num_slots;
             config.policy = policy;
+            config.prefetch = prefetch;
             return std::make_unique<MoeExecutor>(team, store, cost, std::move(config),
                                                  DenseCost{std::move(dense_bytes), std::move(dense_flops)},
                                                  preload);
           },
           py::arg("team"), py::arg("store"), py::arg("cost"), py::arg("top_k"), py::arg("num_slots"),
           py::arg("policy"), py::arg("dense_bytes"), py::arg("dense_flops"), py::arg("preload"),
-          py::keep_alive<0, 1>(), py::keep_alive<0, 2>())
+          py::arg("prefetch") = false, py::keep_alive<0, 1>(), py::keep_alive<0, 2>())
       .def(
           "begin_step",
           [](MoeExecutor& executor, int64_t step, std::vector<int64_t> requests,
@@ -142,6 +151,18 @@ void bind_executor(py::module_& m) {
           py::arg("step"), py::arg("requests"), py::arg("positions"))
       .def("forward", &forward, py::arg("layer"), py::arg("normed").noconvert(), py::arg("ids").noconvert(),
            py::arg("weights").noconvert(), py::arg("hidden").noconvert())
+      .def_property_readonly("wants_prediction", &MoeExecutor::wants_prediction)
+      .def("predict", &predict, py::arg("layer"), py::arg("logits").noconvert())
+      .def("save_cache", &MoeExecutor::save_cache, py::arg("path"))
+      .def("restore_cache", &MoeExecutor::restore_cache, py::arg("path"))
+      .def("prefetch_counts",
+           [](const MoeExecutor& e) {
+             const PrefetchCounts c = e.accelerator().prefetch_counts();
+             return py::dict(py::arg("predicted") = c.predicted, py::arg("correct") = c.correct,
+                             py::arg("misses") = c.misses, py::arg("foreseen") = c.foreseen,
+                             py::arg("issued") = c.issued, py::arg("used") = c.used, py::arg("late") = c.late,
+                             py::arg("wasted") = c.wasted, py::arg("dropped") = c.dropped);
+           })
       .def("end_step", &MoeExecutor::end_step)
       .def("idle", &MoeExecutor::idle)
       .def_property(

@@ -319,14 +319,34 @@ std::optional<Admission> ExpertCache::decide(int layer, int expert, bool forced,
 
 std::optional<Admission> ExpertCache::admit(int layer, int expert, bool forced) {
   const std::optional<Admission> admission = decide(layer, expert, forced, true);
-  if (!admission) return admission;
-  if (admission->evicted >= 0) {
-    vacate(index(admission->evicted_layer, admission->evicted));
+  if (admission) take(layer, expert, *admission);
+  return admission;
+}
+
+std::optional<Admission> ExpertCache::reserve(int layer, int expert) {
+  const std::optional<Admission> admission = decide(layer, expert, true, false);
+  if (admission) take(layer, expert, *admission);
+  return admission;
+}
+
+void ExpertCache::expect(int layer, std::span<const int> experts) {
+  for (int expert : experts) check(layer, expert, "prediction");
+  auto& active = active_[static_cast<size_t>(layer)];
+  for (int expert : active) routed_now_[index(layer, expert)] = 0;
+  active.assign(experts.begin(), experts.end());
+  std::sort(active.begin(), active.end());
+  loads_[static_cast<size_t>(layer)].assign(active.size(), 0);
+  for (int expert : active) routed_now_[index(layer, expert)] = 1;
+  victims_[static_cast<size_t>(layer)].fresh = false;
+}
+
+void ExpertCache::take(int layer, int expert, const Admission& admission) {
+  if (admission.evicted >= 0) {
+    vacate(index(admission.evicted_layer, admission.evicted));
   } else {
     free_[pool_of(layer)].pop_back();
   }
-  occupy(admission->slot, index(layer, expert), ExpertState::kInFlight);
-  return admission;
+  occupy(admission.slot, index(layer, expert), ExpertState::kInFlight);
 }
 
 void ExpertCache::sort_by_value(int layer, std::vector<int>& experts) {

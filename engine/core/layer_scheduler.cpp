@@ -41,11 +41,14 @@ LayerScheduler::LayerScheduler(CostModel cost, LayerSchedulerConfig config)
       cache_(make_cache(cost_, config)),
       decode_planner_(cost_, config.top_k),
       prefill_planner_(cost_),
-      timeline_(cost_.upload_us()) {}
+      timeline_(cost_.upload_us()) {
+  if (config.prefetch) prefetcher_.emplace(cost_, config.num_layers, config.num_experts, config.top_k);
+}
 
 std::span<const Publication> LayerScheduler::begin_step(StepShape shape) {
   shape_ = std::move(shape);
   cache_->boundary(shape_.num_new, shape_.num_running);
+  if (prefetcher_) prefetcher_->begin_step();
   publications_.clear();
   for (const Upload& upload : timeline_.take_landed()) {
     link_us_ += upload.end_us - upload.begin_us;
@@ -64,7 +67,10 @@ const LayerDecision& LayerScheduler::decide(int layer, std::span<const int32_t> 
   decision_.experts.clear();
   decision_.moves.clear();
   decision_.rejections.clear();
+  decision_.arrivals.clear();
+  decision_.num_withdrawn = 0;
   decision_.start_us = timeline_.now_us();
+  if (prefetcher_) take_prefetched(layer);
   if (shape_.prefill_rows.empty()) {
     cache_->observe(layer, ids, weights, num_tokens);
   } else if (shape_.prefill_rows.size() == static_cast<size_t>(num_tokens)) {
@@ -74,6 +80,7 @@ const LayerDecision& LayerScheduler::decide(int layer, std::span<const int32_t> 
                                 " tokens given, the step's " + std::to_string(shape_.prefill_rows.size()) +
                                 " expected");
   }
+  if (prefetcher_) prefetcher_->observe(layer, ids, num_tokens);
   plan(layer, cache_->active(layer), cache_->loads(layer), num_tokens);
   place_fetched(layer);
 
@@ -101,6 +108,7 @@ const LayerDecision& LayerScheduler::decide(int layer, std::span<const int32_t> 
     first = false;
   }
   admit_misses(layer);
+  if (prefetcher_) issue_prefetches(layer, work);
   timeline_.advance(decision_.times.layer_us);
   return decision_;
 }
@@ -162,6 +170,7 @@ void LayerScheduler::place_fetched(int layer) {
   for (int i : fetch_) {
     ExpertDecision& e = decision_.experts[size_t(i)];
     Move move;
+    move.layer = layer;
     move.expert = e.expert;
     const auto possible = cache_->can_admit(layer, e.expert, true);
     if (possible &&
@@ -197,6 +206,7 @@ void LayerScheduler::admit_misses(int layer) {
       continue;
     }
     Move move;
+    move.layer = layer;
     move.expert = e.expert;
     move.slot = admission->slot;
     move.evicted = admission->evicted;
@@ -206,6 +216,37 @@ void LayerScheduler::admit_misses(int layer) {
     move.victim_value = admission->victim_value;
     move.queued_us = timeline_.now_us();
     timeline_.enqueue_background(admission->slot);
+    decision_.moves.push_back(move);
+  }
+}
+
+void LayerScheduler::predict(int layer, std::span<const float> logits, int num_tokens) {
+  if (!prefetcher_) throw std::logic_error("layer scheduler: predict without LayerSchedulerConfig::prefetch");
+  prefetcher_->predict(layer, logits, num_tokens, *cache_);
+}
+
+void LayerScheduler::take_prefetched(int layer) {
+  const PrefetchArrivals& arrivals = prefetcher_->begin_layer(layer, *cache_, timeline_);
+  for (const auto& [prefetch, upload] : arrivals.landed) {
+    link_us_ += upload.end_us - upload.begin_us;
+    decision_.arrivals.push_back({prefetch.layer, prefetch.expert, prefetch.admission.slot, upload});
+  }
+  decision_.num_withdrawn = static_cast<int>(arrivals.withdrawn.size());
+}
+
+// After everything else of the layer: a prefetch takes only link time that nobody wants.
+void LayerScheduler::issue_prefetches(int layer, const LayerWork& work) {
+  for (const Prefetch& prefetch : prefetcher_->issue(layer, work, decision_.times, *cache_, timeline_)) {
+    Move move;
+    move.layer = prefetch.layer;
+    move.expert = prefetch.expert;
+    move.slot = prefetch.admission.slot;
+    move.evicted = prefetch.admission.evicted;
+    move.evicted_layer = prefetch.admission.evicted_layer;
+    move.reason = UploadReason::kPrefetch;
+    move.value = prefetch.admission.value;
+    move.victim_value = prefetch.admission.victim_value;
+    move.queued_us = timeline_.now_us();
     decision_.moves.push_back(move);
   }
 }

@@ -1,128 +1,277 @@
 #include "twofold/prefetcher.h"
 
 #include <algorithm>
-#include <cmath>
+#include <numeric>
 #include <stdexcept>
+#include <string>
 #include <utility>
 
 namespace twofold {
+namespace {
 
-double PrefetchCounts::precision() const {
-  return num_issued > 0 ? static_cast<double>(num_used) / static_cast<double>(num_issued) : 0.0;
+constexpr int kSpareCandidates = 4;  // beyond the top-k: the border is where predictions err
+// Upper borders of the margin's buckets, in logits; the last bucket has none.
+constexpr std::array<double, 11> kMarginBelow{-2, -1, -0.5, -0.25, -0.1, 0, 0.1, 0.25, 0.5, 1, 2};
+constexpr double kPriorTries = 8;    // what chance (top-k / experts) counts for before anything is learned
+constexpr double kMaxTries = 2048;   // beyond it older tries fade
+constexpr double kSlackUs = 1e-3;    // rounding makes nothing late
+constexpr double kRelax = 1.0 / 64;  // how fast a shortest time forgets
+
+// Down at once, up slowly: a deadline that errs should err on the early side.
+void shorten(double& shortest_us, double us) {
+  shortest_us = shortest_us < 0 || us < shortest_us ? us : shortest_us + kRelax * (us - shortest_us);
 }
 
-double PrefetchCounts::recall() const {
-  return num_needed > 0 ? static_cast<double>(num_foreseen) / static_cast<double>(num_needed) : 0.0;
-}
+}  // namespace
 
-Prefetcher::Prefetcher(int num_layers, int num_experts, double price, std::vector<double> layer_weight)
-    : num_layers_(num_layers),
-      num_experts_(num_experts),
-      price_(price),
-      layer_weight_(std::move(layer_weight)) {
-  if (num_layers < 1 || num_experts < 1) {
-    throw std::invalid_argument("prefetcher: " + std::to_string(num_layers) + " layers and " +
-                                std::to_string(num_experts) + " experts given, at least 1 of each expected");
-  }
-  if (!(std::isfinite(price) && price >= 0)) {
-    throw std::invalid_argument("prefetcher: price = " + std::to_string(price) +
-                                " given, a finite number >= 0 (in misses) expected");
-  }
-  if (!layer_weight_.empty() && layer_weight_.size() != static_cast<size_t>(num_layers)) {
-    throw std::invalid_argument("prefetcher: layer_weight of " + std::to_string(layer_weight_.size()) +
-                                " entries given, none or one per layer expected");
-  }
-  marks_.assign(static_cast<size_t>(num_layers) * static_cast<size_t>(num_experts), Mark::kNone);
-  predicted_.assign(static_cast<size_t>(num_layers), 0);
-}
-
-size_t Prefetcher::index(int layer, int expert, const char* who) const {
-  if (layer < 0 || layer >= num_layers_ || expert < 0 || expert >= num_experts_) {
-    throw std::invalid_argument(std::string("prefetcher: ") + who + " of layer " + std::to_string(layer) +
-                                ", expert " + std::to_string(expert) + " given, layers 0 ... " +
-                                std::to_string(num_layers_ - 1) + " and experts 0 ... " +
-                                std::to_string(num_experts_ - 1) + " expected");
-  }
-  return static_cast<size_t>(layer) * static_cast<size_t>(num_experts_) + static_cast<size_t>(expert);
-}
-
-// Heap order: what is later (or as late and less probable) sinks.
-bool Prefetcher::later(const PrefetchRequest& a, const PrefetchRequest& b) {
-  if (a.deadline_us != b.deadline_us) return a.deadline_us > b.deadline_us;
-  if (a.probability != b.probability) return a.probability < b.probability;
-  return std::pair(a.layer, a.expert) > std::pair(b.layer, b.expert);
-}
-
-void Prefetcher::offer(std::span<const PrefetchRequest> requests) {
-  for (const PrefetchRequest& request : requests) {
-    const size_t cell = index(request.layer, request.expert, "prediction");
-    if (!(request.probability >= 0 && request.probability <= 1) || !std::isfinite(request.deadline_us)) {
-      throw std::invalid_argument("prefetcher: probability " + std::to_string(request.probability) +
-                                  ", deadline " + std::to_string(request.deadline_us) +
-                                  " given, 0 ... 1 and a finite time expected");
+Prefetcher::Prefetcher(const CostModel& cost, int num_layers, int num_experts, int top_k)
+    : cost_(cost), num_experts_(num_experts), top_k_(top_k) {
+  const auto layers = static_cast<size_t>(num_layers);
+  tallies_.resize(layers * kMarginBuckets);
+  gap_us_.assign(layers, -1);
+  layer_us_.assign(layers, -1);
+  predictions_.resize(layers);
+  marks_.assign(static_cast<size_t>(num_experts), 0);
+  absent_probability_.assign(static_cast<size_t>(num_experts), 1);
+  const auto side = static_cast<size_t>(top_k) + 1;
+  stall_us_.assign(side * side, 0);
+  const double hit_us = cost_.gpu_expert_us(1);
+  const double cpu_us = cost_.cpu_expert_us(1);
+  for (int hits = 0; hits <= top_k; ++hits) {
+    for (int misses = 0; hits + misses <= top_k; ++misses) {
+      double best = -1;
+      for (int fetched = 0; fetched <= misses; ++fetched) {
+        const std::vector<double> fetched_us(static_cast<size_t>(fetched), hit_us);
+        const int on_cpu = misses - fetched;
+        const double us =
+            cost_.layer_from_sums(hits, hits * hit_us, fetched_us, on_cpu, on_cpu * cpu_us, 0, 0, false)
+                .layer_us;
+        if (best < 0 || us < best) best = us;
+      }
+      stall_us_[static_cast<size_t>(hits) * side + static_cast<size_t>(misses)] = best;
     }
-    ++counts_.num_offered;
-    predicted_[static_cast<size_t>(request.layer)] = 1;
-    if (marks_[cell] == Mark::kIssued) continue;
-    if (marks_[cell] == Mark::kOffered) {
-      const auto queued = std::find_if(heap_.begin(), heap_.end(), [&](const PrefetchRequest& q) {
-        return q.layer == request.layer && q.expert == request.expert;
-      });
-      if (queued != heap_.end()) {
-        queued->deadline_us = std::min(queued->deadline_us, request.deadline_us);
-        queued->probability = std::max(queued->probability, request.probability);
-        std::make_heap(heap_.begin(), heap_.end(), later);
-        continue;
+  }
+}
+
+int Prefetcher::margin_bucket(double margin) {
+  return static_cast<int>(std::upper_bound(kMarginBelow.begin(), kMarginBelow.end(), margin) -
+                          kMarginBelow.begin());
+}
+
+double Prefetcher::probability(int layer, double margin) const {
+  const Tally& t =
+      tallies_[static_cast<size_t>(layer) * kMarginBuckets + static_cast<size_t>(margin_bucket(margin))];
+  return (t.routed + kPriorTries * top_k_ / num_experts_) / (t.tried + kPriorTries);
+}
+
+void Prefetcher::predict(int layer, std::span<const float> logits, int num_tokens, ExpertCache& cache) {
+  if (layer < 0 || layer >= static_cast<int>(predictions_.size()) || num_tokens < 1 ||
+      logits.size() != static_cast<size_t>(num_tokens) * static_cast<size_t>(num_experts_)) {
+    throw std::invalid_argument("prefetcher: " + std::to_string(logits.size()) + " logits of " +
+                                std::to_string(num_tokens) + " tokens for layer " + std::to_string(layer) +
+                                " given, tokens * " + std::to_string(num_experts_) + " of layers 0 ... " +
+                                std::to_string(predictions_.size() - 1) + " expected");
+  }
+  Prediction& prediction = predictions_[static_cast<size_t>(layer)];
+  prediction.valid = true;
+  prediction.candidates.clear();
+  prediction.proposals.clear();
+  prediction.num_hits = prediction.num_misses = 0;
+  prediction.absent.resize(static_cast<size_t>(num_experts_));
+  for (int e = 0; e < num_experts_; ++e) {
+    prediction.absent[static_cast<size_t>(e)] = cache.state(layer, e) == ExpertState::kAbsent;
+  }
+  const int considered = std::min(num_experts_, top_k_ + kSpareCandidates);
+  order_.resize(static_cast<size_t>(num_experts_));
+  expected_.clear();
+  std::vector<int> seen;
+  for (int row = 0; row < num_tokens; ++row) {
+    const float* logit = logits.data() + static_cast<size_t>(row) * static_cast<size_t>(num_experts_);
+    std::iota(order_.begin(), order_.end(), 0);
+    std::partial_sort(order_.begin(), order_.begin() + considered, order_.end(), [logit](int a, int b) {
+      return logit[a] > logit[b] || (!(logit[b] > logit[a]) && a < b);
+    });
+    const int last = order_[static_cast<size_t>(top_k_) - 1];
+    const int next = top_k_ < num_experts_ ? order_[static_cast<size_t>(top_k_)] : last;
+    const double border = (static_cast<double>(logit[last]) + static_cast<double>(logit[next])) / 2;
+    for (int rank = 0; rank < considered; ++rank) {
+      const int expert = order_[static_cast<size_t>(rank)];
+      const double margin = static_cast<double>(logit[expert]) - border;
+      const Candidate candidate{row, expert, margin_bucket(margin), rank < top_k_};
+      prediction.candidates.push_back(candidate);
+      if (absent_probability_[static_cast<size_t>(expert)] == 1) seen.push_back(expert);
+      // Rows are taken as independent; never exactly 1, which marks an expert that is not proposed.
+      absent_probability_[static_cast<size_t>(expert)] *= std::min(1 - probability(layer, margin), 1 - 1e-9);
+      if (candidate.top && !marks_[static_cast<size_t>(expert)]) {
+        marks_[static_cast<size_t>(expert)] = 1;
+        expected_.push_back(expert);
       }
     }
-    marks_[cell] = Mark::kOffered;
-    const double weight = layer_weight_.empty() ? 1.0 : layer_weight_[static_cast<size_t>(request.layer)];
-    if (request.probability * weight <= price_) {
-      ++counts_.num_refused;
-      continue;
+  }
+  for (int expert : expected_) {
+    marks_[static_cast<size_t>(expert)] = 0;
+    ++(prediction.absent[static_cast<size_t>(expert)] ? prediction.num_misses : prediction.num_hits);
+  }
+  for (int expert : seen) {
+    const double p = 1 - std::exchange(absent_probability_[static_cast<size_t>(expert)], 1.0);
+    if (prediction.absent[static_cast<size_t>(expert)]) prediction.proposals.push_back({layer, expert, p});
+  }
+  std::sort(prediction.proposals.begin(), prediction.proposals.end(),
+            [](const Proposal& a, const Proposal& b) {
+              return a.probability > b.probability || (a.probability == b.probability && a.expert < b.expert);
+            });
+  cache.expect(layer, expected_);
+}
+
+const PrefetchArrivals& Prefetcher::begin_layer(int layer, ExpertCache& cache, Timeline& timeline) {
+  if (layer > 0 && last_end_us_ >= 0) {
+    shorten(gap_us_[static_cast<size_t>(layer)], timeline.now_us() - last_end_us_);
+  }
+  arrivals_.landed.clear();
+  arrivals_.withdrawn.clear();
+  settled_.clear();
+  for (const Prefetch& prefetch : under_way_) {
+    if (prefetch.layer != layer) continue;
+    const int slot = prefetch.admission.slot;
+    if (const auto upload = timeline.take_if_landed(slot)) {
+      cache.publish(slot);
+      arrivals_.landed.emplace_back(prefetch, *upload);
+      settled_.emplace_back(prefetch.expert, true);
+    } else if (timeline.cancel_background(slot)) {
+      cache.cancel(slot);
+      arrivals_.withdrawn.push_back(prefetch);
+      --counts_.issued;
+      ++counts_.dropped;
+    } else {
+      settled_.emplace_back(prefetch.expert, false);
     }
-    heap_.push_back(request);
-    std::push_heap(heap_.begin(), heap_.end(), later);
   }
+  std::erase_if(under_way_, [layer](const Prefetch& prefetch) { return prefetch.layer == layer; });
+  return arrivals_;
 }
 
-std::optional<PrefetchRequest> Prefetcher::next(double now_us, double upload_us) {
-  while (!heap_.empty()) {
-    std::pop_heap(heap_.begin(), heap_.end(), later);
-    const PrefetchRequest request = heap_.back();
-    heap_.pop_back();
-    if (now_us + upload_us > request.deadline_us) {
-      ++counts_.num_late;
-      continue;
+void Prefetcher::observe(int layer, std::span<const int32_t> ids, int num_tokens) {
+  Prediction& prediction = predictions_[static_cast<size_t>(layer)];
+  if (!std::exchange(prediction.valid, false)) return;
+  const auto k = static_cast<size_t>(top_k_);
+  for (const Candidate& candidate : prediction.candidates) {
+    if (candidate.row >= num_tokens) continue;
+    const auto row = ids.subspan(static_cast<size_t>(candidate.row) * k, k);
+    const bool routed = std::find(row.begin(), row.end(), candidate.expert) != row.end();
+    Tally& t = tally(layer, candidate.bucket);
+    t.tried += 1;
+    t.routed += routed;
+    if (t.tried > kMaxTries) {
+      t.tried /= 2;
+      t.routed /= 2;
     }
-    marks_[index(request.layer, request.expert, "prediction")] = Mark::kIssued;
-    ++counts_.num_issued;
-    return request;
   }
-  return std::nullopt;
+  // Measured per expert, as uploads are: 2 predicted, 1 routed.
+  for (int32_t id : ids) marks_[static_cast<size_t>(id)] |= 1;
+  for (const auto& [expert, landed] : settled_) {
+    const bool routed = (marks_[static_cast<size_t>(expert)] & 1) != 0;
+    ++(!routed ? counts_.wasted : landed ? counts_.used : counts_.late);
+  }
+  settled_.clear();
+  for (const Candidate& candidate : prediction.candidates) {
+    uint8_t& mark = marks_[static_cast<size_t>(candidate.expert)];
+    if (!candidate.top || (mark & 2) != 0) continue;
+    ++counts_.predicted;
+    counts_.correct += mark & 1;
+    mark |= 2;
+  }
+  for (int32_t id : ids) {
+    uint8_t& mark = marks_[static_cast<size_t>(id)];
+    if ((mark & 1) != 0 && prediction.absent[static_cast<size_t>(id)]) {
+      ++counts_.misses;
+      counts_.foreseen += (mark & 2) != 0;
+    }
+    mark = 0;
+  }
+  for (const Candidate& candidate : prediction.candidates) marks_[static_cast<size_t>(candidate.expert)] = 0;
+  prediction.proposals.clear();
 }
 
-void Prefetcher::settle(int layer, std::span<const int> routed, std::span<const int> misses) {
-  index(layer, 0, "routing");
-  for (int expert : routed) counts_.num_used += marks_[index(layer, expert, "routing")] == Mark::kIssued;
-  if (predicted_[static_cast<size_t>(layer)]) {
-    counts_.num_needed += static_cast<int64_t>(misses.size());
-    for (int expert : misses) counts_.num_foreseen += marks_[index(layer, expert, "miss")] != Mark::kNone;
+double Prefetcher::begin_of(int target, int layer, double end_us) const {
+  for (int l = layer + 1; l <= target; ++l) {
+    end_us += std::max(gap_us_[static_cast<size_t>(l)], 0.0);
+    if (l < target) end_us += std::max(layer_us_[static_cast<size_t>(l)], 0.0);
   }
-  const auto kept = std::remove_if(
-      heap_.begin(), heap_.end(), [layer](const PrefetchRequest& request) { return request.layer == layer; });
-  counts_.num_late += heap_.end() - kept;
-  heap_.erase(kept, heap_.end());
-  std::make_heap(heap_.begin(), heap_.end(), later);
-  const auto first = marks_.begin() + static_cast<std::ptrdiff_t>(layer) * num_experts_;
-  std::fill_n(first, num_experts_, Mark::kNone);
-  predicted_[static_cast<size_t>(layer)] = 0;
+  return end_us;
 }
 
-void Prefetcher::clear() {
-  heap_.clear();
-  std::fill(marks_.begin(), marks_.end(), Mark::kNone);
-  std::fill(predicted_.begin(), predicted_.end(), uint8_t{0});
+double Prefetcher::stall_saved_us(int num_hits, int num_misses) const {
+  const int side = top_k_ + 1;
+  if (num_misses < 1) return cost_.miss_us();
+  if (num_hits + num_misses > top_k_) return cost_.miss_us();
+  return stall_us_[static_cast<size_t>(num_hits * side + num_misses)] -
+         stall_us_[static_cast<size_t>((num_hits + 1) * side + num_misses - 1)];
+}
+
+double Prefetcher::gain_us(const Proposal& proposal, const Admission& admission, double saved_us,
+                           const ExpertCache& cache) const {
+  const double p = proposal.probability;
+  const double miss_us = cost_.miss_us();
+  if (!cache.values_are_misses()) {
+    // The policy's values have no unit: a victim is worth an average expert's next use.
+    const double victim = admission.evicted < 0 ? 0 : static_cast<double>(top_k_) / num_experts_;
+    return p * saved_us - victim * miss_us;
+  }
+  // Used now, it is worth at most the price of buying it later; not used, what it is worth anyway.
+  const double later = std::max(admission.value, 0.0);
+  const double used_later = std::min(later, cache.config().upload_price);
+  const double victim = admission.evicted < 0 ? 0 : std::max(admission.victim_value, 0.0);
+  return p * (saved_us + miss_us * used_later) + miss_us * ((1 - p) * later - victim);
+}
+
+std::span<const Prefetch> Prefetcher::issue(int layer, const LayerWork& work, LayerTimes& times,
+                                            ExpertCache& cache, Timeline& timeline) {
+  issued_.clear();
+  const double end_us = timeline.now_us() + times.layer_us;
+  LayerWork shared = work;
+  // Earliest deadline first; within a layer the likeliest.
+  for (int target = layer + 1; target < static_cast<int>(predictions_.size()); ++target) {
+    Prediction& prediction = predictions_[static_cast<size_t>(target)];
+    if (!prediction.valid || prediction.proposals.empty()) continue;
+    const double deadline_us = begin_of(target, layer, end_us);
+    int num_hits = prediction.num_hits;
+    int num_misses = prediction.num_misses;
+    for (const Proposal& proposal : prediction.proposals) {
+      const auto possible = cache.can_admit(target, proposal.expert, true);
+      if (!possible) continue;
+      const double saved_us = stall_saved_us(num_hits, num_misses);
+      shared.queued_us = std::max(work.queued_us, work.backlog_us) +
+                         static_cast<double>(issued_.size() + 1) * timeline.upload_us();
+      const LayerTimes slowed = cost_.layer(shared);
+      const double price_us = slowed.layer_us - times.layer_us;
+      if (gain_us(proposal, *possible, saved_us, cache) <= price_us) continue;
+      if (timeline.now_us() + timeline.queued_us() + timeline.upload_us() + kSlackUs > deadline_us) {
+        ++counts_.dropped;
+        continue;
+      }
+      const auto admission = cache.reserve(target, proposal.expert);
+      if (!admission) continue;
+      timeline.enqueue_background(admission->slot);
+      issued_.push_back({target, proposal.expert, *admission});
+      ++counts_.issued;
+      ++num_hits;
+      --num_misses;
+      times = slowed;
+    }
+    prediction.proposals.clear();  // decided; the next layers decide on predictions of their own
+  }
+  under_way_.insert(under_way_.end(), issued_.begin(), issued_.end());
+  shorten(layer_us_[static_cast<size_t>(layer)], times.layer_us);
+  last_end_us_ = timeline.now_us() + times.layer_us;
+  return issued_;
+}
+
+void Prefetcher::begin_step() {
+  counts_.wasted += static_cast<int64_t>(under_way_.size() + settled_.size());
+  under_way_.clear();
+  settled_.clear();
+  last_end_us_ = -1;
+  for (Prediction& prediction : predictions_) prediction.valid = false;
 }
 
 }  // namespace twofold

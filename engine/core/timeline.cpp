@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <stdexcept>
 #include <string>
 
@@ -71,6 +72,20 @@ std::vector<Upload> Timeline::take_landed() {
   return landed;
 }
 
-void Timeline::drain() { advance(queued_us()); }
+std::optional<Upload> Timeline::take_if_landed(int64_t tag) {
+  const auto found = std::find_if(begun_.begin(), begun_.end(), [this, tag](const Upload& upload) {
+    return upload.tag == tag && upload.end_us <= now_us_;
+  });
+  if (found == begun_.end()) return std::nullopt;
+  const Upload upload = *found;
+  begun_.erase(found);
+  return upload;
+}
+
+void Timeline::drain() {
+  // By the uploads' own ends, not by their sum: rounding must leave none of them under way.
+  start_waiting(std::numeric_limits<double>::infinity());
+  now_us_ = std::max(now_us_, link_free_us_);
+}
 
 }  // namespace twofold

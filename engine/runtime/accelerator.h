@@ -31,6 +31,12 @@ class Accelerator {
   // measure).
   virtual LayerTimes place(int layer, const LayerRouting& routing, const ExpertGroups& groups,
                            std::span<GroupPlacement> placements) = 0;
+  // Whether predictions for layers ahead are welcome in this step.
+  virtual bool wants_prediction() const { return false; }
+  // What the router of a layer ahead says to the residual before the next place(): logits[num_tokens *
+  // experts].
+  virtual void predict(int /*layer*/, std::span<const float> /*logits*/, int /*num_tokens*/) {}
+  virtual PrefetchCounts prefetch_counts() const { return {}; }
   // Work outside experts before the given MoE layer, or after the last (layer == number of MoE layers).
   virtual void dense(int layer, int num_tokens) = 0;
   // How long the layer just placed took in real time; only called when there is no virtual clock.
@@ -99,10 +105,18 @@ class EmulatedAccelerator final : public Accelerator {
   // Uploads every expert before the first step; only when there is a slot for each (throws std::logic_error
   // otherwise).
   void preload_all();
+  // Warm start. What the cache has learned and holds goes to a file; from there, experts return to slots
+  // before the first step and cost no time. restore throws std::runtime_error, and changes nothing, when the
+  // file is damaged or another model's; it returns how many experts it uploaded.
+  void save(const std::string& path) const { scheduler_.cache().save(path); }
+  int restore(const std::string& path);
 
   void begin_step(const StepRows& rows) override;
   LayerTimes place(int layer, const LayerRouting& routing, const ExpertGroups& groups,
                    std::span<GroupPlacement> placements) override;
+  bool wants_prediction() const override;
+  void predict(int layer, std::span<const float> logits, int num_tokens) override;
+  PrefetchCounts prefetch_counts() const override { return scheduler_.prefetch_counts(); }
   void dense(int layer, int num_tokens) override;
   void measured(const LayerTimes&, int, double) override {}
   void idle() override;
@@ -116,6 +130,7 @@ class EmulatedAccelerator final : public Accelerator {
   std::byte* slot(int index) const { return arena_.get() + size_t(index) * slot_stride_; }
   void copy_to_slot(int layer, int expert, int slot_index);
   void publish_landed(StepShape shape = {});
+  void report_published(const Publication& landed);
   // The row of the step that is charged with an expert's upload: the first token routed to it.
   int64_t request_of(const LayerRouting& routing, const ExpertGroups& groups, int expert) const;
 
@@ -132,6 +147,7 @@ class EmulatedAccelerator final : public Accelerator {
   size_t arena_bytes_;
   std::unique_ptr<std::byte[], Free> arena_;
   StepRows rows_;
+  bool decodes_only_ = false;
   std::vector<UploadEvent>
       pending_;  // per slot: its last upload; a background one is completed at publication
 };

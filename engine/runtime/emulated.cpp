@@ -39,9 +39,39 @@ void EmulatedAccelerator::preload_all() {
   }
 }
 
+int EmulatedAccelerator::restore(const std::string& path) {
+  int uploaded = 0;
+  ExpertCache& cache = scheduler_.cache();
+  for (int cell : cache.load(path)) {
+    const int layer = cell / store_.num_experts();
+    const int expert = cell % store_.num_experts();
+    if (!cache.preload(layer, expert)) continue;
+    copy_to_slot(layer, expert, cache.slot_of(layer, expert));
+    ++uploaded;
+  }
+  return uploaded;
+}
+
 void EmulatedAccelerator::begin_step(const StepRows& rows) {
   rows_ = rows;
-  publish_landed(step_shape_of(rows.requests, rows.positions));
+  StepShape shape = step_shape_of(rows.requests, rows.positions);
+  decodes_only_ = std::count(shape.prefill_rows.begin(), shape.prefill_rows.end(), 0) ==
+                  std::ptrdiff_t(shape.prefill_rows.size());
+  publish_landed(std::move(shape));
+}
+
+// A batch beyond that needs nearly every expert anyway.
+bool EmulatedAccelerator::wants_prediction() const {
+  constexpr size_t kMostRows = 32;
+  return scheduler_.prefetches() && decodes_only_ && rows_.requests.size() <= kMostRows;
+}
+
+void EmulatedAccelerator::predict(int layer, std::span<const float> logits, int num_tokens) {
+  // The extra router reads its gate; its launch is part of the step's graph.
+  const double element_bytes = store_.shape().dtype == kernels::DType::kF32 ? 4 : 2;
+  const double gate_bytes = element_bytes * store_.num_experts() * store_.shape().hidden;
+  scheduler_.advance(gate_bytes / (scheduler_.cost().profile().vram_bandwidth_gbps * 1e3));
+  scheduler_.predict(layer, logits, num_tokens);
 }
 
 void EmulatedAccelerator::idle() {
@@ -64,15 +94,22 @@ LayerTimes EmulatedAccelerator::place(int layer, const LayerRouting& routing, co
       scheduler_.decide(layer, {routing.ids, num_pairs}, {routing.weights, num_pairs}, routing.num_tokens);
   const float price = float(scheduler_.upload_price());
 
+  for (const Publication& landed : decision.arrivals) report_published(landed);
+  // A prefetch that never began moved nothing over the link.
+  events_.counts.uploads -= decision.num_withdrawn;
+  events_.counts.h2d_bytes -= decision.num_withdrawn * int64_t(store_.shape().bytes());
   for (const Move& move : decision.moves) {
-    copy_to_slot(layer, move.expert, move.slot);
-    const int64_t request = request_of(routing, groups, move.expert);
+    copy_to_slot(move.layer, move.expert, move.slot);
+    // A prefetch serves the step; it has a request only where there is no other.
+    const int64_t request = move.reason != UploadReason::kPrefetch ? request_of(routing, groups, move.expert)
+                            : rows_.requests.size() == 1           ? rows_.requests[0]
+                                                                   : -1;
     ++events_.counts.uploads;
     events_.counts.h2d_bytes += int64_t(store_.shape().bytes());
     const UploadEvent upload{
         rows_.step,
         request,
-        int16_t(layer),
+        int16_t(move.layer),
         uint16_t(move.expert),
         move.slot,
         int64_t(store_.shape().bytes()),
@@ -95,7 +132,7 @@ LayerTimes EmulatedAccelerator::place(int layer, const LayerRouting& routing, co
       ++events_.counts.evictions;
       note(CacheEventKind::kEvict, move.evicted_layer, move.evicted);
     }
-    note(CacheEventKind::kAdmit, layer, move.expert);
+    note(CacheEventKind::kAdmit, move.layer, move.expert);
   }
   if (events_.enabled) {
     for (const Rejection& rejection : decision.rejections) {
@@ -116,19 +153,21 @@ void EmulatedAccelerator::copy_to_slot(int layer, int expert, int slot_index) {
 }
 
 void EmulatedAccelerator::publish_landed(StepShape shape) {
-  for (const Publication& landed : scheduler_.begin_step(std::move(shape))) {
-    UploadEvent& upload = pending_[size_t(landed.slot)];
-    const int64_t request = upload.request;
-    if (landed.upload.lane == UploadLane::kBackground) {
-      upload.begin_us = landed.upload.begin_us;
-      upload.end_us = landed.upload.end_us;
-      if (events_.enabled) events_.uploads.push(upload);
-    }
-    if (events_.enabled) {
-      events_.cache_events.push({rows_.step, request, int16_t(landed.layer),
-                                 uint8_t(CacheEventKind::kPublish), uint16_t(landed.expert), -1, landed.slot,
-                                 0.0f, 0.0f, 0.0f, landed.upload.end_us});
-    }
+  for (const Publication& landed : scheduler_.begin_step(std::move(shape))) report_published(landed);
+}
+
+void EmulatedAccelerator::report_published(const Publication& landed) {
+  UploadEvent& upload = pending_[size_t(landed.slot)];
+  const int64_t request = upload.request;
+  if (landed.upload.lane == UploadLane::kBackground) {
+    upload.begin_us = landed.upload.begin_us;
+    upload.end_us = landed.upload.end_us;
+    if (events_.enabled) events_.uploads.push(upload);
+  }
+  if (events_.enabled) {
+    events_.cache_events.push({rows_.step, request, int16_t(landed.layer), uint8_t(CacheEventKind::kPublish),
+                               uint16_t(landed.expert), -1, landed.slot, 0.0f, 0.0f, 0.0f,
+                               landed.upload.end_us});
   }
 }
 

@@ -20,7 +20,16 @@ MoeExecutor::MoeExecutor(ThreadTeam& team, const ExpertStore& store, CostModel c
   auto emulated = std::make_unique<EmulatedAccelerator>(store, std::move(cost), std::move(config),
                                                         std::move(dense_cost), events_);
   if (preload) emulated->preload_all();
+  emulated_ = emulated.get();
   accelerator_ = std::move(emulated);
+}
+
+void MoeExecutor::save_cache(const std::string& path) const {
+  if (emulated_ != nullptr) emulated_->save(path);
+}
+
+int MoeExecutor::restore_cache(const std::string& path) {
+  return emulated_ == nullptr ? 0 : emulated_->restore(path);
 }
 
 void MoeExecutor::begin_step(StepRows rows) {

@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
+#include <string>
 #include <vector>
 
 #include "accelerator.h"
@@ -27,6 +29,15 @@ class MoeExecutor {
   // hidden[t] += weighted sum of token t's experts. normed, hidden: [num_tokens, hidden size]. Throws
   // std::invalid_argument when the number of tokens is not the step's.
   void forward(int layer, const LayerRouting& routing, const float* normed, float* hidden);
+  // See Accelerator: whether `predict` is welcome in this step; the call comes before `forward` of the layer
+  // before. Throws std::invalid_argument on a wrong shape.
+  bool wants_prediction() const { return accelerator_->wants_prediction(); }
+  void predict(int layer, std::span<const float> logits, int num_tokens) {
+    accelerator_->predict(layer, logits, num_tokens);
+  }
+  // Warm start of an emulated accelerator's cache; without one, save does nothing and restore answers 0.
+  void save_cache(const std::string& path) const;
+  int restore_cache(const std::string& path);
   // The head's time passes on a virtual clock.
   void end_step();
   void idle() { accelerator_->idle(); }
@@ -41,6 +52,7 @@ class MoeExecutor {
   const ExpertStore& store_;
   EventLog events_;
   std::unique_ptr<Accelerator> accelerator_;
+  EmulatedAccelerator* emulated_ = nullptr;  // the accelerator, if it is emulated
   ExpertCompute compute_;
   StepRows rows_;
   ExpertGroups groups_;

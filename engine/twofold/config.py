@@ -54,6 +54,16 @@ class EngineConfig:
     policy: str = setting(
         "payback", "which experts stay in VRAM: payback, lru, lfu, lfru, mrs, two-in-eight, static"
     )
+    prefetch: str = setting(
+        "auto",
+        "upload experts that the next layer's router foresees, while decoding: auto (with policy payback), on, off; "
+        "never changes an answer",
+        choices=("auto", "on", "off"),
+    )
+    cache_state: str | None = setting(
+        None,
+        "file that keeps what the expert cache has learned: read at the start if it is there, written at the end",
+    )
     cpu_threads: int = setting(0, "threads that compute on the CPU; 0: one per physical core")
     max_num_seqs: int = setting(32, "requests that run at the same time")
     max_waiting: int = setting(256, "requests that may wait for a place before new ones are refused")
@@ -74,6 +84,7 @@ class EngineConfig:
                "num_gpu_experts", self.num_gpu_experts, "0 or more")  # fmt: skip
         if self.gpu_experts_ratio is not None and self.num_gpu_experts is not None:
             raise ConfigError("--gpu-experts-ratio and --num-gpu-experts were both given; give one of them")
+        _check(self.prefetch in ("auto", "on", "off"), "prefetch", self.prefetch, "auto, on or off")
         for name, low, high in (
             ("cpu_threads", 0, 1024),
             ("max_num_seqs", 1, 4096),

@@ -15,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from twofold import __version__, ops
@@ -24,6 +24,7 @@ from twofold.capacity import plan_capacity
 from twofold.config import EngineConfig
 from twofold.errors import CapacityError, KernelError, RequestError, TwofoldError
 from twofold.experts.accelerator import choose_accelerator
+from twofold.experts.warm_start import open_cache_state
 from twofold.kv_cache import PagePool
 from twofold.model import LoadProgress, load_model, read_config
 from twofold.recording import Recorder
@@ -38,6 +39,7 @@ from twofold.types import (
     FinishReason,
     GenerationRequest,
     PlacementCounts,
+    PrefetchCounts,
     RunInfo,
     SamplingParams,
     Usage,
@@ -62,6 +64,7 @@ class EngineStats:
     clock: Clock
     placement: PlacementCounts
     draining: bool
+    prefetch: PrefetchCounts = field(default_factory=PrefetchCounts)
 
 
 class Engine:
@@ -76,6 +79,7 @@ class Engine:
         pool: PagePool,
         max_context: int,
         telemetry: TelemetrySink | None,
+        cache_state: Path | None = None,
     ) -> None:
         self.config = config
         self.tokenizer = tokenizer
@@ -91,6 +95,7 @@ class Engine:
         self._answers: dict[int, Answer] = {}
         self._numbers = itertools.count()
         self._num_steps = 0
+        self._cache_state = cache_state
         self._started = time.perf_counter()
         self._virtual_s = 0.0 if info.clock == "virtual" else None
         # Everything below is shared with callers and guarded by _wake.
@@ -123,6 +128,7 @@ class Engine:
         team = ops.ThreadTeam(config.cpu_threads)
         model = load_model(path, team=team, progress=progress)
         moe = load_experts(model, team, choice, config, progress)
+        cache_state = open_cache_state(moe, config.cache_state)
         capacity = plan_capacity(config, model.config)
         num_pages = capacity.num_pages
         kv_cache = ops.KvCache(
@@ -160,6 +166,7 @@ class Engine:
             PagePool(num_pages, config.page_size),
             capacity.max_context,
             telemetry,
+            cache_state,
         )
 
     # ---- what callers use -------------------------------------------------------------------------------------------
@@ -228,6 +235,9 @@ class Engine:
         self._take_inbox()
         self._drop_cancelled()
         self._recorder.drain()
+        if self._cache_state is not None:
+            path, self._cache_state = self._cache_state, None
+            self._moe.save_cache(path)
 
     def generate(
         self,
@@ -291,6 +301,7 @@ class Engine:
                 clock=self.info.clock,
                 placement=self._recorder.placement,
                 draining=self._draining,
+                prefetch=self._recorder.prefetch,
             )
 
     # ---- the engine's thread ----------------------------------------------------------------------------------------

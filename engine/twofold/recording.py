@@ -16,7 +16,7 @@ from twofold.requests import Answer
 from twofold.scheduler import ScheduledSequence
 from twofold.telemetry.routing import RoutingRows
 from twofold.telemetry.sink import TelemetrySink
-from twofold.types import PlacementCounts, RunInfo, StepRecord
+from twofold.types import PlacementCounts, PrefetchCounts, RunInfo, StepRecord
 
 # Draining the event rings at every step would cost a decode step of a small model several percent.
 _DRAIN_EVERY_S = 0.05
@@ -33,6 +33,7 @@ class Recorder:
         self._routing: dict[int, RoutingRows] = {}
         self._last_drain = 0.0
         self.placement = PlacementCounts()
+        self.prefetch = PrefetchCounts()
         self.decode_tokens_per_s = 0.0
         """Of recent decode-only steps, on the run's clock; 0 before the first."""
         moe.enable_events(sink is not None)
@@ -99,6 +100,7 @@ class Recorder:
         """Hand over everything that the native rings hold."""
         self._last_drain = time.perf_counter()
         self.placement = self._moe.counts()
+        self.prefetch = self._moe.prefetch_counts()
         if self._sink is None and not self._routing:
             return
         events = self._moe.drain_events()

@@ -84,11 +84,16 @@ def load_experts(
         model.expert_layers(),
         team,
         choice,
-        SlotPlan(num_slots(config, shape.num_layers, shape.num_experts), config.policy),
+        SlotPlan(num_slots(config, shape.num_layers, shape.num_experts), config.policy, _prefetches(config)),
         dense_cost(model.config),
         report,
         load_machine_profile(config.machine_profile),
     )
+
+
+def _prefetches(config: EngineConfig) -> bool:
+    # Whether an upload pays is asked in misses saved, the unit of payback's values; other policies only rank.
+    return config.prefetch == "on" or (config.prefetch == "auto" and config.policy == "payback")
 
 
 def dense_cost(config: ModelConfig) -> DenseCost:

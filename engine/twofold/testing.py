@@ -275,6 +275,13 @@ class ReferenceMoe:
                 total += weights[token, rank] * (down @ inner)
             hidden[token] += total
 
+    @property
+    def wants_prediction(self) -> bool:
+        return False
+
+    def predict(self, moe_layer: int, logits: F32) -> None:
+        """Nothing is ever uploaded here."""
+
 
 def _add_experts(model: TinyModel, prefix: str, weights: dict[str, F32], rng: np.random.Generator) -> None:
     mixtral = model.architecture == "MixtralForCausalLM"

@@ -92,6 +92,28 @@ class PlacementCounts:
 
 
 @dataclass(frozen=True)
+class PrefetchCounts:
+    """What prefetching foresaw and did, in experts per layer and step, summed.
+
+    Precision is correct / predicted, recall on misses foreseen / misses, issued = used + late + wasted + under way.
+    """
+
+    predicted: int = 0
+    correct: int = 0
+    misses: int = 0
+    """Routed experts that were not in a slot, and no upload under way, when their layer was predicted."""
+    foreseen: int = 0
+    issued: int = 0
+    used: int = 0
+    """Routed, and landed in time: hits that would have been misses."""
+    late: int = 0
+    wasted: int = 0
+    """Not routed by the layer they came for; they stay cached and may serve later steps."""
+    dropped: int = 0
+    """Worth an upload that could not have landed in time."""
+
+
+@dataclass(frozen=True)
 class StepRecord:
     """One engine iteration, for telemetry. Times are of the run's clock, `wall_us` always of the wall."""
 

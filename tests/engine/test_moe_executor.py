@@ -7,7 +7,7 @@ import pytest
 from twofold import _core, ops
 from twofold.experts.profiles import load_profile
 
-LAYERS, EXPERTS, TOP_K, HIDDEN, INNER = 2, 8, 3, 48, 40
+LAYERS, EXPERTS, TOP_K, HIDDEN, INNER = 3, 8, 3, 48, 40
 POLICIES = ("payback", "lru", "lfu", "lfru", "mrs", "two-in-eight", "static")
 
 
@@ -61,7 +61,7 @@ def batch(num_tokens, seed):
     return normed, ids, weights, hidden
 
 
-def emulated(team, store, num_slots, policy="payback", profile="rtx4090-pcie4"):
+def emulated(team, store, num_slots, policy="payback", profile="rtx4090-pcie4", prefetch=False):
     costs = [1e6] * (LAYERS + 1)
     machine = _core.MachineProfile.from_fields(profile, load_profile(profile).cost_figures)
     return _core.MoeExecutor.emulated(
@@ -74,6 +74,7 @@ def emulated(team, store, num_slots, policy="payback", profile="rtx4090-pcie4"):
         costs,
         costs,
         preload=num_slots == LAYERS * EXPERTS,
+        prefetch=prefetch,
     )
 
 
@@ -112,7 +113,7 @@ def test_a_rows_result_does_not_depend_on_the_rows_beside_it(team):
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("num_slots", [0, 2, 6, 9, 16])
+@pytest.mark.parametrize("num_slots", [0, 2, 6, 9, LAYERS * EXPERTS])
 def test_bit_identical_wherever_experts_run(team, policy, num_slots):
     model = Model("bfloat16")
     plain, hybrid = _core.MoeExecutor(team, model.store), emulated(team, model.store, num_slots, policy)
@@ -121,12 +122,60 @@ def test_bit_identical_wherever_experts_run(team, policy, num_slots):
         for layer in range(LAYERS):
             assert np.array_equal(run(plain, layer, arrays, step), run(hybrid, layer, arrays, step))
     counts = hybrid.counts()
-    routed = 2 * TOP_K * sum((1, 1, 4, 1, 30)) * 5
+    routed = LAYERS * TOP_K * sum((1, 1, 4, 1, 30)) * 5
     assert counts["hits"] + counts["cpu_misses"] + counts["fetched"] == routed
-    if num_slots == 16:
+    if num_slots == LAYERS * EXPERTS:
         assert counts["hits"] == routed, "everything is resident"
     if num_slots == 0:
         assert counts["hits"] == 0
+
+
+@pytest.mark.parametrize("policy", ["payback", "lru"])
+@pytest.mark.parametrize("num_slots", [2, 6, 9])
+def test_bit_identical_with_prefetch_whether_it_guesses_right_or_wrong(team, policy, num_slots):
+    model = Model("bfloat16")
+    plain = _core.MoeExecutor(team, model.store)
+    hybrid = emulated(team, model.store, num_slots, policy, prefetch=True)
+    random = np.random.default_rng(0)
+    assert not plain.wants_prediction
+    for step in range(60):
+        num_tokens = (1, 1, 4)[step % 3]
+        layers = [batch(num_tokens, seed=100 * step + layer) for layer in range(LAYERS)]
+        outs = [arrays[3].copy() for arrays in layers]
+        hybrid.begin_step(step, list(range(num_tokens)), [step + 1] * num_tokens)
+        assert hybrid.wants_prediction
+        for layer, (normed, ids, weights, _) in enumerate(layers):
+            if layer + 1 < LAYERS:
+                logits = random.normal(size=(num_tokens, EXPERTS)).astype(np.float32)
+                if step % 10:
+                    np.put_along_axis(logits, layers[layer + 1][1], 9.0, axis=1)
+                hybrid.predict(layer + 1, logits)
+            hybrid.forward(layer, normed, ids, weights, outs[layer])
+        hybrid.end_step()
+        for layer, arrays in enumerate(layers):
+            assert np.array_equal(outs[layer], run(plain, layer, arrays, step))
+    counts, prefetched = hybrid.counts(), hybrid.prefetch_counts()
+    assert prefetched["used"] > 0
+    hybrid.idle()
+    uploads = hybrid.drain_events()["upload"]
+    assert len(uploads) == counts["uploads"]
+    assert (uploads["reason"] == 2).sum() == prefetched["issued"]
+    assert (uploads[uploads["reason"] == 2]["layer"] >= 1).all(), "nothing foresees the first layer"
+    assert (uploads["end_us"] > uploads["begin_us"]).all()
+
+
+def test_a_prompt_is_not_predicted(team):
+    model = Model()
+    hybrid = emulated(team, model.store, 6, prefetch=True)
+    hybrid.begin_step(0, [0, 0, 0], [0, 1, 2])
+    assert not hybrid.wants_prediction
+    hybrid.begin_step(1, [0], [3])
+    assert hybrid.wants_prediction
+    hybrid.begin_step(2, list(range(33)), [4] * 33)
+    assert not hybrid.wants_prediction
+    off = emulated(team, model.store, 6)
+    off.begin_step(0, [0], [3])
+    assert not off.wants_prediction
 
 
 def test_hits_really_run_from_slot_memory(team):
@@ -255,8 +304,8 @@ def test_wrong_shapes_and_layers_are_refused(team):
     executor = _core.MoeExecutor(team, model.store)
     normed, ids, weights, hidden = batch(2, seed=1)
     executor.begin_step(0, [0, 0], [0, 1])
-    with pytest.raises(ValueError, match="MoE layer 2 of 2"):
-        executor.forward(2, normed, ids, weights, hidden)
+    with pytest.raises(ValueError, match=f"MoE layer {LAYERS} of {LAYERS}"):
+        executor.forward(LAYERS, normed, ids, weights, hidden)
     with pytest.raises(ValueError, match="normed has shape"):
         executor.forward(0, normed[:, :-1].copy(), ids, weights, hidden)
     with pytest.raises(ValueError, match="began with 2 rows"):

@@ -5,8 +5,10 @@ Decisions and compute are native (`MoeExecutor`); this module only builds the ex
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +18,7 @@ from twofold.errors import ConfigError, ModelLoadError
 from twofold.experts.accelerator import AcceleratorChoice
 from twofold.experts.cpu_cost import cpu_cost_model
 from twofold.experts.profiles import MachineProfile
-from twofold.types import PlacementCounts
+from twofold.types import PlacementCounts, PrefetchCounts
 
 F32 = npt.NDArray[np.float32]
 I32 = npt.NDArray[np.int32]
@@ -50,6 +52,7 @@ class SlotPlan:
 
     num_slots: int
     policy: str
+    prefetch: bool = False
 
 
 class MoeRuntime:
@@ -104,6 +107,7 @@ class MoeRuntime:
                 dense_cost.bytes,
                 dense_cost.flops_per_token,
                 preload=slots.num_slots == shape.num_layers * shape.num_experts,
+                prefetch=slots.prefetch,
             )
         except ValueError as error:
             raise ConfigError(f"accelerator {choice.label}: {error}") from error
@@ -115,6 +119,15 @@ class MoeRuntime:
     def forward(self, moe_layer: int, normed: F32, ids: I32, weights: F32, hidden: F32) -> None:
         """See `model.MoeBackend.forward`."""
         self._executor.forward(moe_layer, normed, ids, weights, hidden)
+
+    @property
+    def wants_prediction(self) -> bool:
+        """See `model.MoeBackend.wants_prediction`: decode steps of up to 32 rows, with prefetch on."""
+        return bool(self._executor.wants_prediction)
+
+    def predict(self, moe_layer: int, logits: F32) -> None:
+        """See `model.MoeBackend.predict`."""
+        self._executor.predict(moe_layer, logits)
 
     def end_step(self) -> None:
         self._executor.end_step()
@@ -136,6 +149,36 @@ class MoeRuntime:
     @property
     def device_bytes(self) -> int:
         return int(self._executor.device_bytes)
+
+    def save_cache(self, path: Path) -> None:
+        """Write what the expert cache has learned and holds; a reader sees the old file or the new, never a part.
+
+        Raises:
+            ConfigError: the file cannot be written.
+        """
+        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        try:
+            self._executor.save_cache(str(temporary))
+            os.replace(temporary, path)
+        except (OSError, RuntimeError) as error:
+            temporary.unlink(missing_ok=True)
+            raise ConfigError(f"--cache-state {path}: cannot be written ({error})") from error
+
+    def restore_cache(self, path: Path) -> int:
+        """Load what `save_cache` wrote and upload the experts it names, best first. Returns how many were uploaded.
+
+        Raises:
+            ConfigError: the file is damaged, or made for another model, policy or version; nothing has changed.
+        """
+        try:
+            return int(self._executor.restore_cache(str(path)))
+        except (OSError, RuntimeError, ValueError) as error:
+            raise ConfigError(
+                f"--cache-state {path}: {error}; delete the file or name another one to start cold"
+            ) from error
+
+    def prefetch_counts(self) -> PrefetchCounts:
+        return PrefetchCounts(**self._executor.prefetch_counts())
 
     def counts(self) -> PlacementCounts:
         return PlacementCounts(**self._executor.counts())

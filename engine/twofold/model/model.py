@@ -48,6 +48,20 @@ class MoeBackend(Protocol):
             hidden: [T, hidden], in and out.
         """
 
+    @property
+    def wants_prediction(self) -> bool:
+        """Whether this step should call `predict`; asked once per step, and a step without pays nothing."""
+
+    def predict(self, moe_layer: int, logits: F32) -> None:
+        """What the router of `moe_layer` says to the residual that enters the experts of the layer before.
+
+        Comes before `forward` of that layer before; its own routing follows in its own `forward`.
+
+        Args:
+            moe_layer: the layer ahead, from 1.
+            logits: [T, num_experts], before softmax.
+        """
+
 
 @dataclass(frozen=True)
 class BatchMeta:
@@ -84,6 +98,9 @@ class LoadedModel:
         self.moe_layers = list(config.moe_layers)
         self.embedding: Weight = weights.embedding
         self.layers = [_make_layer(config, index, layer, team) for index, layer in enumerate(weights.layers)]
+        routers = [layer.router for layer in self.layers if layer.router is not None]
+        self._routers_ahead = dict(enumerate(routers[1:]))
+        """The router of the next layer with experts, by `moe_layer`."""
         self.lm_head = ops.LmHead(team, weights.final_norm, weights.lm_head, config.rms_norm_eps)
         self._rope = RopeTable(config.rope, config.head_dim, config.max_position_embeddings)
         self._files = files
@@ -108,10 +125,13 @@ class LoadedModel:
         """Hidden states [T, hidden] after the last layer; their keys and values are in `kv_cache` afterwards."""
         hidden = self.embed(token_ids)
         attention_batch = self._attention_batch(batch)
+        ahead = self._routers_ahead if moe.wants_prediction else {}
         for layer in self.layers:
             layer.attention.forward(hidden, attention_batch, kv_cache, layer.index)
             if layer.router is not None:
                 normed, ids, weights = self._route(layer.router, hidden)
+                if layer.moe_layer in ahead:
+                    moe.predict(layer.moe_layer + 1, self._gate_logits(ahead[layer.moe_layer], hidden))
                 moe.forward(layer.moe_layer, normed, ids, weights, hidden)
             elif layer.dense is not None:
                 layer.dense.forward(hidden)
@@ -136,6 +156,14 @@ class LoadedModel:
         weights = np.empty((num_tokens, top_k), np.float32)
         router.forward(hidden, normed, ids, weights)
         return normed, ids, weights
+
+    def _gate_logits(self, router: ops.Router, hidden: F32) -> F32:
+        num_tokens, top_k = len(hidden), self.config.top_k
+        logits = np.empty((num_tokens, self.config.num_experts), np.float32)
+        ids = np.empty((num_tokens, top_k), np.int32)
+        weights = np.empty((num_tokens, top_k), np.float32)
+        router.forward(hidden, np.empty_like(hidden), ids, weights, logits)
+        return logits
 
     def _attention_batch(self, batch: BatchMeta) -> ops.AttentionBatch:
         cos, sin = self._rope.rows(batch.positions, batch.prompt_lengths[batch.sequence_index])

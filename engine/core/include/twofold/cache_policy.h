@@ -30,6 +30,8 @@ class CachePolicy {
   virtual void observe(const RoutingEvent& event) = 0;
   // Worth of every expert of the layer, higher is kept longer; out has num_experts entries.
   virtual void values(int layer, std::span<double> out) const = 0;
+  // Whether these values are in misses saved; else they are a score without a unit.
+  virtual bool values_are_misses() const { return false; }
   // May `expert` (a miss of the current event) take a slot? victim < 0: a free slot.
   virtual bool admits(int layer, int expert, double value, int victim, double victim_value) const = 0;
   virtual void on_admit(int /*layer*/, int /*expert*/) {}

@@ -104,7 +104,16 @@ class ExpertCache {
   AdmitRefusal last_refusal() const { return last_refusal_; }
 
   void publish(int slot);  // in flight -> resident
-  void cancel(int slot);   // in flight -> absent: an upload that was withdrawn
+  // The layer's next event as foreseen: until it is observed, these experts are no victims in place of the
+  // last event's.
+  void expect(int layer, std::span<const int> experts);
+  // A slot for an expert ahead of its event, in flight from now on; the caller has weighed can_admit's
+  // answer. Other than admit it is no bid: what is foreseen may not come, and the policy learns nothing from
+  // it.
+  std::optional<Admission> reserve(int layer, int expert);
+  // Whether value() counts misses (worth of a slot in misses saved), or is a score without a unit.
+  bool values_are_misses() const { return policy_->values_are_misses(); }
+  void cancel(int slot);  // in flight -> absent: an upload that was withdrawn
   // Puts an expert into a free slot at once, resident; false if the layer has none or it is present.
   bool preload(int layer, int expert);
   // Fills free slots at start: the most used experts by prior_usage, lowest numbers where nothing is known.
@@ -145,6 +154,7 @@ class ExpertCache {
   Victim find_victim(int layer);
   std::optional<Admission> decide(int layer, int expert, bool forced, bool bid);
   std::optional<Admission> refuse(AdmitRefusal why);
+  void take(int layer, int expert, const Admission& admission);
   void check(int layer, int expert, const char* who) const;
 
   CacheConfig config_;

@@ -19,6 +19,7 @@
 #include "twofold/decode_planner.h"
 #include "twofold/expert_cache.h"
 #include "twofold/fetch_rules.h"
+#include "twofold/prefetcher.h"
 #include "twofold/prefill_planner.h"
 #include "twofold/step_shape.h"
 #include "twofold/timeline.h"
@@ -38,6 +39,7 @@ struct ExpertDecision {
 
 // One upload that the layer began or queued, in link order.
 struct Move {
+  int layer = 0;
   int expert = 0;
   int slot = 0;
   int evicted = -1;        // expert that lost the slot, -1 if it was free or staging
@@ -57,20 +59,22 @@ struct Rejection {
   double value = 0;
 };
 
-struct LayerDecision {
-  std::vector<ExpertDecision> experts;  // ascending
-  std::vector<Move> moves;
-  std::vector<Rejection> rejections;
-  LayerTimes times;
-  double start_us = 0;
-};
-
-// A background upload that became visible at a step boundary.
+// A background upload that became visible.
 struct Publication {
   int layer = 0;
   int expert = 0;
   int slot = 0;
   Upload upload;
+};
+
+struct LayerDecision {
+  std::vector<ExpertDecision> experts;  // ascending
+  std::vector<Move> moves;
+  std::vector<Rejection> rejections;
+  std::vector<Publication> arrivals;  // prefetches that landed in time for this layer
+  int num_withdrawn = 0;              // prefetches given up: moves of an earlier decision that never began
+  LayerTimes times;
+  double start_us = 0;
 };
 
 struct LayerSchedulerConfig {
@@ -88,6 +92,7 @@ struct LayerSchedulerConfig {
   bool background_uploads = true;     // misses run by the CPU may be uploaded behind the layer
   bool always_cache_fetched = false;  // a fetched expert always takes a slot, whatever it is worth
   std::optional<bool> shared_pool;    // unset: as the policy is made for (CacheConfig)
+  bool prefetch = false;              // upload ahead what `predict` foresees
   std::vector<double> prior_usage;    // [layers * experts]: for `static` and for preload_by_usage
 };
 
@@ -107,6 +112,11 @@ class LayerScheduler {
   // shape or empty.
   const LayerDecision& decide(int layer, std::span<const int32_t> ids, std::span<const float> weights,
                               int num_tokens);
+  // What the router of a layer ahead says to the residual of now: logits[num_tokens * num_experts]. Only
+  // with config.prefetch; uploads are decided in the decide of the layer before.
+  void predict(int layer, std::span<const float> logits, int num_tokens);
+  bool prefetches() const { return prefetcher_.has_value(); }
+  PrefetchCounts prefetch_counts() const { return prefetcher_ ? prefetcher_->counts() : PrefetchCounts{}; }
   // Moves the clock by work that is not experts' (attention, head).
   void advance(double us) { timeline_.advance(us); }
   // Moves the clock until every queued upload has landed: the machine is idle and the link has all the time
@@ -129,6 +139,8 @@ class LayerScheduler {
   void plan_as_peer(int layer, std::span<const ExpertLoad> plannable, int room);
   void place_fetched(int layer);
   void admit_misses(int layer);
+  void take_prefetched(int layer);
+  void issue_prefetches(int layer, const LayerWork& work);
 
   CostModel cost_;
   int num_staging_;
@@ -142,6 +154,7 @@ class LayerScheduler {
   DecodePlanner decode_planner_;
   PrefillPlanner prefill_planner_;
   Timeline timeline_;
+  std::optional<Prefetcher> prefetcher_;
   LayerDecision decision_;
   std::vector<int> fetch_;  // indices into decision_.experts, in upload order
   bool one_transfer_ = false;

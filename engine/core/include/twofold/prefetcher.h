@@ -1,76 +1,131 @@
-// Which predicted experts to upload before their layer asks: earliest deadline first, priced, and never in
-// the way of a demand upload. The prediction itself (the target layer's router applied to the current
-// residual) is the caller's; this class queues, drops what would come too late, and keeps count of how right
-// the predictions were.
+// Uploads experts for a layer ahead, on what that layer's own router says about the current residual.
 //
-// A deadline is the time at which the layer is expected to start. A prefetch is worth it iff p * lambda >
-// price: the probability that the expert is needed times what a hit saves there.
+// A proposal (layer, expert, probability) becomes an upload iff
+//   p * stall saved + what having it is worth later - what its victim is worth > price of the upload,
+// all in microseconds of the cost model, and only into link time that nobody else wants: it queues behind
+// every demand upload and admission, and begins only if it can end before its layer does. So it delays no
+// demand upload, as long as layers do not follow each other faster than they were seen to; by how much
+// faster, by so much at most.
+//
+// Probabilities are learned while running, per layer, from how far a candidate's logit lies above or below
+// the border of the top-k: nothing is trained, and a layer that cannot be foreseen is soon left alone.
+// Plans and plays nothing itself: LayerScheduler calls it. Knows no clock but the timeline's.
 #pragma once
 
+#include <array>
 #include <cstdint>
-#include <optional>
 #include <span>
-#include <string>
 #include <vector>
+
+#include "twofold/cost_model.h"
+#include "twofold/expert_cache.h"
+#include "twofold/timeline.h"
 
 namespace twofold {
 
-struct PrefetchRequest {
-  int layer = 0;
-  int expert = 0;
-  double probability = 0;  // 0 ... 1
-  double deadline_us = 0;  // of the caller's clock
+// Sums since the start. issued = used + late + wasted + under way.
+struct PrefetchCounts {
+  int64_t predicted = 0;  // experts among the top-k of a prediction, per layer and step
+  int64_t correct = 0;    // of them routed: precision = correct / predicted
+  int64_t misses = 0;     // routed experts that were absent when their layer was predicted
+  int64_t foreseen = 0;   // of them predicted: recall on misses = foreseen / misses
+  int64_t issued = 0;
+  int64_t used = 0;     // routed and landed in time
+  int64_t late = 0;     // routed, under way when its layer began
+  int64_t wasted = 0;   // not routed by its layer (later steps may still use it)
+  int64_t dropped = 0;  // worth it, but could not land in time
 };
 
-struct PrefetchCounts {
-  int64_t num_offered = 0;
-  int64_t num_refused = 0;  // not worth the price
-  int64_t num_late = 0;     // dropped: could not land before its deadline
-  int64_t num_issued = 0;
-  int64_t num_used = 0;      // issued and routed by its layer: precision = used / issued
-  int64_t num_needed = 0;    // misses of layers that predictions were made for: recall = foreseen / needed
-  int64_t num_foreseen = 0;  // of those, offered by a prediction
-  double precision() const;  // 0 where nothing was issued
-  double recall() const;     // 0 where nothing was needed
+// An expert expected in a layer ahead.
+struct Proposal {
+  int layer = 0;
+  int expert = 0;
+  double probability = 0;
+};
+
+// A prefetch that took a slot; its upload waits in the background lane.
+struct Prefetch {
+  int layer = 0;
+  int expert = 0;
+  Admission admission;
+};
+
+// What became of the prefetches of a layer when it began.
+struct PrefetchArrivals {
+  std::vector<std::pair<Prefetch, Upload>> landed;  // published
+  std::vector<Prefetch> withdrawn;                  // had not begun; their slots are free again
 };
 
 class Prefetcher {
  public:
-  // price: of an upload, in misses. layer_weight (lambda): what a hit saves per layer; empty: 1 everywhere.
-  Prefetcher(int num_layers, int num_experts, double price, std::vector<double> layer_weight = {});
+  Prefetcher(const CostModel& cost, int num_layers, int num_experts, int top_k);
 
-  // Queues predictions; what is not worth its price is refused. An expert already queued keeps its earlier
-  // deadline and its higher probability.
-  void offer(std::span<const PrefetchRequest> requests);
+  // The router of `layer` says logits[num_tokens * num_experts] to the residual of a layer before. Replaces
+  // what was predicted for that layer. Throws std::invalid_argument on a wrong shape.
+  void predict(int layer, std::span<const float> logits, int num_tokens, ExpertCache& cache);
+  // The layer begins: landed prefetches become usable, those that have not begun are withdrawn.
+  const PrefetchArrivals& begin_layer(int layer, ExpertCache& cache, Timeline& timeline);
+  // The layer's true routing: measures and learns.
+  void observe(int layer, std::span<const int32_t> ids, int num_tokens);
+  // Layer `layer` does `work` and the clock stands at its start. Queues what is worth it and lands in time;
+  // `times` are the layer's with the contention of these copies.
+  std::span<const Prefetch> issue(int layer, const LayerWork& work, LayerTimes& times, ExpertCache& cache,
+                                  Timeline& timeline);
+  // A new step: what an unfinished one left is forgotten.
+  void begin_step();
 
-  // The next upload to begin at now_us on a link that is free at that moment, or nothing: earliest deadline
-  // first, the more probable first among equals; dropped if it cannot land in time. Call only when no demand
-  // upload waits.
-  std::optional<PrefetchRequest> next(double now_us, double upload_us);
-
-  // The layer's routing is known: misses (experts that were not resident when the layer began, prefetched
-  // ones included) settle the counts, and what is still queued for the layer is dropped as late.
-  void settle(int layer, std::span<const int> routed, std::span<const int> misses);
-
-  // Nobody waits any more (request cancelled, context gone).
-  void clear();
-
-  int num_queued() const { return static_cast<int>(heap_.size()); }
   const PrefetchCounts& counts() const { return counts_; }
+  // Learned so far: how often a candidate this far from the top-k's border (in logits) was routed.
+  double probability(int layer, double margin) const;
+  // When `target` will begin if `layer` ends at end_us, from the shortest recent times of layers and gaps.
+  double begin_of(int target, int layer, double end_us) const;
 
  private:
-  enum class Mark : uint8_t { kNone, kOffered, kIssued };
-  size_t index(int layer, int expert, const char* who) const;
-  static bool later(const PrefetchRequest& a, const PrefetchRequest& b);
+  static constexpr int kMarginBuckets = 12;
+  struct Candidate {
+    int row = 0;
+    int expert = 0;
+    int bucket = 0;
+    bool top = false;  // among the row's top-k
+  };
+  struct Prediction {
+    bool valid = false;
+    std::vector<Candidate> candidates;
+    std::vector<Proposal> proposals;  // best first, one per expert
+    std::vector<uint8_t> absent;      // [experts] when predicted
+    int num_hits = 0;                 // of the experts predicted in the top-k
+    int num_misses = 0;
+  };
+  struct Tally {
+    double tried = 0;
+    double routed = 0;
+  };
+  static int margin_bucket(double margin);
+  double stall_saved_us(int num_hits, int num_misses) const;
+  double gain_us(const Proposal& proposal, const Admission& admission, double saved_us,
+                 const ExpertCache& cache) const;
+  Tally& tally(int layer, int bucket) {
+    return tallies_[static_cast<size_t>(layer) * kMarginBuckets + static_cast<size_t>(bucket)];
+  }
 
-  int num_layers_;
+  CostModel cost_;
   int num_experts_;
-  double price_;
-  std::vector<double> layer_weight_;
-  std::vector<PrefetchRequest> heap_;  // earliest deadline in front
-  std::vector<Mark> marks_;            // [layers * experts], until the layer settles
-  std::vector<uint8_t> predicted_;     // [layers]: was anything offered since it last settled?
+  int top_k_;
+  std::vector<double> stall_us_;  // [hits][misses] of the best split, one token per expert
+  std::vector<Tally> tallies_;    // [layers][buckets]
+  std::vector<double> gap_us_;    // before each layer: since the layer before ended; < 0 unknown
+  std::vector<double> layer_us_;  // < 0 unknown
+  double last_end_us_ = -1;
+  std::vector<Prediction> predictions_;
+  std::vector<Prefetch> under_way_;
+  std::vector<std::pair<int, bool>>
+      settled_;  // expert, landed: of the layer that began, until it is observed
+  std::vector<Prefetch> issued_;
+  PrefetchArrivals arrivals_;
   PrefetchCounts counts_;
+  std::vector<int> order_, expected_;
+  std::vector<uint8_t> marks_;
+  std::vector<double> absent_probability_;
 };
 
 }  // namespace twofold

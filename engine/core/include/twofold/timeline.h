@@ -13,6 +13,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -53,6 +54,8 @@ class Timeline {
   void advance(double us);
   // Uploads that have ended by now, in order of their end; each is returned once.
   std::vector<Upload> take_landed();
+  // One of them alone, before the others are asked for; empty if it has not landed or is unknown.
+  std::optional<Upload> take_if_landed(int64_t tag);
   // Moves the clock until every queued upload has landed.
   void drain();
 

@@ -1,0 +1,33 @@
+"""Warm start: whether the file of `--cache-state` is used, and filling slots from it before the first request."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from twofold.errors import ConfigError
+from twofold.experts.moe import MoeRuntime
+
+_log = logging.getLogger(__name__)
+
+
+def open_cache_state(moe: MoeRuntime, name: str | None) -> Path | None:
+    """Fill slots from the file that an earlier run left. Returns where to save the cache at the end, None for nowhere.
+
+    Raises:
+        ConfigError: the file is damaged or another model's, or its folder is not there.
+    """
+    if not name:
+        return None
+    path = Path(name)
+    if not moe.num_slots:
+        _log.info("--cache-state %s is ignored: accelerator %s has no expert slots", path, moe.choice.label)
+        return None
+    if not path.parent.is_dir():
+        raise ConfigError(f"--cache-state {path}: the folder {path.parent} does not exist; make it first")
+    if path.exists():
+        uploaded = moe.restore_cache(path)
+        _log.info("--cache-state %s: %d experts uploaded before the first request", path, uploaded)
+    else:
+        _log.info("--cache-state %s: not there yet, so this run starts cold and writes it at the end", path)
+    return path
