@@ -36,8 +36,9 @@ def replay_policy(
 ) -> Any:
     """Replay one policy from an empty cache; `static` starts with the most used experts of `prior_usage`.
 
-    slots: share of all experts, 0 … 1. shared_pool: one pool for all layers, or fixed slots per layer; None: as the
-    policy is made for (the pool for payback, fixed slots for all others). warm_up: played first and not counted (online policies only).
+    slots: share of all experts, 0 … 1. warm_up: played first and not counted (online policies only). shared_pool: one
+    pool for all layers, or fixed slots per layer; None: as the policy is made for (the pool for payback, fixed slots
+    for all others).
     Returns the core's ReplayCounts. Raises ConfigError on an unknown policy or impossible figures.
     """
     num_slots = round(slots * trace.num_layers * trace.num_experts)
@@ -75,7 +76,10 @@ def replay_rows(
     expert_bytes: float | None = None,
     shared_pool: bool | None = None,
 ) -> Iterator[Row]:
-    """One row per batch, size and policy, as they are done; cost is against LRU with fixed slots per layer. `static` learns from the sequences outside `part`."""
+    """One row per batch, size and policy, as they are done; cost is against LRU with fixed slots per layer.
+
+    `static` learns from the sequences outside `part`.
+    """
     played = trace.part(part)
     before = trace.part("first") if part == "second" and trace.num_sequences > 1 else None
     prior = (before or played).usage()
