@@ -13,8 +13,8 @@ namespace {
 // amortise taking it.
 constexpr int64_t kChunkBytes = 48 * 1024;
 constexpr int kRowMultiple = 16;  // chunks end on the kernels' register tiles
-// With several tokens per expert a chunk's activations are packed once for all its rows: with only 16 rows that alone
-// cost about 10 % of a prefill.
+// With several tokens per expert a chunk's activations are packed once for all its rows: with only 16 rows
+// that alone cost about 10 % of a prefill.
 constexpr int kBatchedRows = 64;
 
 // Splits the rows of every group's matrix into chunks of about kChunkBytes; chunk c is rows of group c /

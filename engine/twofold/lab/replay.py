@@ -32,10 +32,13 @@ def replay_policy(
     batch: int = 1,
     prior_usage: Sequence[float] | None = None,
     warm_up: Trace | None = None,
+    shared_pool: bool | None = None,
 ) -> Any:
     """Replay one policy from an empty cache; `static` starts with the most used experts of `prior_usage`.
 
-    slots: share of all experts, 0 … 1. warm_up: played first and not counted (online policies only).
+    slots: share of all experts, 0 … 1. warm_up: played first and not counted (online policies only). shared_pool: one
+    pool for all layers, or fixed slots per layer; None: as the policy is made for (the pool for payback, fixed slots
+    for all others).
     Returns the core's ReplayCounts. Raises ConfigError on an unknown policy or impossible figures.
     """
     num_slots = round(slots * trace.num_layers * trace.num_experts)
@@ -49,6 +52,7 @@ def replay_policy(
                 policy,
                 price,
                 prior_usage=list(prior_usage or []),
+                shared_pool=shared_pool,
             )
         )
     except ValueError as error:
@@ -70,15 +74,21 @@ def replay_rows(
     part: Part = "second",
     warm: bool = False,
     expert_bytes: float | None = None,
+    shared_pool: bool | None = None,
 ) -> Iterator[Row]:
-    """One row per batch, size and policy, as they are done. `static` learns from the sequences outside `part`."""
+    """One row per batch, size and policy, as they are done; cost is against LRU with fixed slots per layer.
+
+    `static` learns from the sequences outside `part`.
+    """
     played = trace.part(part)
     before = trace.part("first") if part == "second" and trace.num_sequences > 1 else None
     prior = (before or played).usage()
     for batch in batches:
         for share in slots:
 
-            def counts_of(policy: str, batch: int = batch, share: float = share) -> Any:
+            def counts_of(
+                policy: str, pool: bool | None = shared_pool, batch: int = batch, share: float = share
+            ) -> Any:
                 return replay_policy(
                     played,
                     policy,
@@ -87,12 +97,13 @@ def replay_rows(
                     batch=batch,
                     prior_usage=prior if policy == "static" else None,
                     warm_up=before if warm else None,
+                    shared_pool=pool,
                 )
 
-            lru = counts_of("lru")
+            lru = counts_of("lru", False)
             lru_cost = lru.num_misses + price * lru.num_uploads
             for policy in policies:
-                counts = lru if policy == "lru" else counts_of(policy)
+                counts = counts_of(policy)
                 cost = counts.num_misses + price * counts.num_uploads
                 row: Row = {
                     "trace": trace.name,
@@ -136,6 +147,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"machine that sets the price: {', '.join(shipped_profiles())} or a file",
     )
     parser.add_argument(
+        "--pool",
+        choices=("auto", "layer", "shared"),
+        default="auto",
+        help="fixed slots per layer, or one pool for all; auto: the pool for payback, fixed for others (default)",
+    )
+    parser.add_argument(
         "--warm", action="store_true", help="let policies see the first half before the second is counted"
     )
 
@@ -167,6 +184,7 @@ def run(args: argparse.Namespace) -> int:
             part=args.part,
             warm=args.warm,
             expert_bytes=expert_bytes,
+            shared_pool={"auto": None, "layer": False, "shared": True}[args.pool],
         )
     print_rows(rows, args, _table(rows), title="Cache policies on recorded routing", value="cost_vs_lru")
     return 0

@@ -47,6 +47,18 @@ def test_belady_hits_most_and_the_bounds_cost_least(trace_file):
         assert min(cost, key=cost.__getitem__) in ("oracle-payback", "belady")
 
 
+def test_pool_or_fixed_slots(trace_file):
+    trace = load_trace(trace_file)
+
+    def cost(policy: str, pool: bool | None) -> float:
+        (row,) = replay_rows(trace, [policy], [0.25], [1], 0.67, shared_pool=pool)
+        return row["cost_vs_lru"]
+
+    assert cost("lru", None) == cost("lru", False) == 1
+    assert cost("lru", True) != 1
+    assert cost("payback", None) == cost("payback", True) != cost("payback", False)
+
+
 def test_static_learns_from_the_other_half(trace_file):
     (row,) = replay_rows(load_trace(trace_file), ["static"], [0.5], [1], 0.67)
     (own,) = replay_rows(load_trace(trace_file), ["static"], [0.5], [1], 0.67, part="all")
