@@ -71,7 +71,8 @@ def test_lfu_by_hand():
         # Counts at token 3: A 2, B 1 -> C puts out B. D puts out C (1). B (2 uses) puts out D (1). C (2) puts out B
         # (3), for A has 4.
         0: ["up", "up", "hit", "up-B", "hit", "up-C", "up-D", "hit", "hit", "up-B"],
-        # C at 4: A and B have 2 each, the lower number (A) goes. A at 6: B 2, C 2: B goes. D at 7: A 3, C 2 -> C goes.
+        # C at 4: A and B have 2 each, the lower number (A) goes. A at 6: B 2, C 2: B goes.
+        # D at 7: A 3, C 2: C goes.
         1: ["up", "hit", "up", "hit", "up-A", "hit", "up-B", "up-C", "hit", "hit"],
     }
 
