@@ -52,7 +52,7 @@ constexpr int kAgeBuckets = 16;
 constexpr std::array<int, kAgeBuckets> kAgeFrom{0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128, 256, 512};
 constexpr int kRequestBuckets = 12;
 constexpr int kFastBuckets = 8;
-constexpr int kLongBuckets = 4;
+constexpr int kLongBuckets = 8;
 constexpr int kYouthBuckets = 2;
 constexpr size_t kCells =
     static_cast<size_t>(kYouthBuckets) * kLongBuckets * kAgeBuckets * kRequestBuckets * kFastBuckets;
