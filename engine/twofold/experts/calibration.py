@@ -23,7 +23,6 @@ from twofold.experts.cpu_cost import cpu_cost_model
 from twofold.experts.moe import MoeShape
 from twofold.experts.profiles import CpuCurve, Figure, MachineProfile
 
-EXPERT_COUNTS: Final = (1, 2, 4, 8, 16, 32)
 TOKENS: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 MAX_STORE_BYTES: Final = 1 << 30
 _COPY_BYTES: Final = 64 << 20
@@ -90,19 +89,30 @@ class LayerTimer:
 
     def time(self, loads: Loads, repeats: int) -> float:
         """Median microseconds of a layer whose active experts get these loads."""
-        return self.time_all([loads], repeats)[0]
+        ((sample,),) = self.blocks([[loads]], repeats)
+        return sample.measured_us
 
-    def time_all(
-        self, kinds: Sequence[Loads], repeats: int, progress: Callable[[float], None] | None = None
-    ) -> list[float]:
-        """The same of several kinds, measured in turn, so that a noisy moment does not hit one kind alone."""
-        times = np.empty((repeats, len(kinds)))
+    def blocks(
+        self, blocks: Sequence[Sequence[Loads]], repeats: int, progress: Callable[[float], None] | None = None
+    ) -> list[list[Sample]]:
+        """Each kind of layer with its median time. All take turns, so that a drifting clock speed hits all alike.
+
+        Give blocks of layers of about equal size; each is played once before it is timed: what ran before decides
+        what lies in the caches, and in use decode follows decode and a chunk a chunk. (Small layers timed right after
+        large ones came out a third too slow.)
+        """
+        times = [np.empty((repeats, len(block))) for block in blocks]
         for repeat in range(repeats):
-            for i, loads in enumerate(kinds):
-                times[repeat, i] = self._once(loads)
+            for block, taken in zip(blocks, times, strict=True):
+                for loads in block:
+                    self._once(loads)
+                taken[repeat] = [self._once(loads) for loads in block]
             if progress is not None:
                 progress((repeat + 1) / repeats)
-        return [float(us) for us in np.median(times, axis=0)]
+        return [
+            [Sample(loads, float(us)) for loads, us in zip(block, np.median(taken, axis=0), strict=True)]
+            for block, taken in zip(blocks, times, strict=True)
+        ]
 
     def _once(self, loads: Loads) -> float:
         # One expert per row: any loads can be had, and what an expert costs does not depend on its rows' top-k.
@@ -127,15 +137,12 @@ def calibrate(
     report = progress or (lambda what, share: None)
     team = ops.ThreadTeam(threads)
     timer = LayerTimer(shape, dtype, team)
-    grid = [(n,) * k for n in TOKENS for k in EXPERT_COUNTS if k <= shape.num_experts]
-    measured = timer.time_all(grid, repeats, lambda share: report("experts by tokens", 0.6 * share))
-    samples = [Sample(loads, us) for loads, us in zip(grid, measured, strict=True)]
-    curve = fit(samples, CpuCurve(dtype, shape.hidden, shape.intermediate, team.num_threads, 0.0, ()))
+    grid = [[(n,) * k for k in _expert_counts(shape)] for n in TOKENS]
     mixed = list(_mixed_loads(shape))
-    measured = timer.time_all(
-        mixed, repeats, lambda share: report("layers of mixed loads", 0.6 + 0.25 * share)
-    )
-    unseen = [Sample(loads, us) for loads, us in zip(mixed, measured, strict=True)]
+    timed = timer.blocks([*grid, *mixed], repeats, lambda share: report("layers", 0.85 * share))
+    samples = [sample for block in timed[: len(grid)] for sample in block]
+    unseen = [sample for block in timed[len(grid) :] for sample in block]
+    curve = fit(samples, CpuCurve(dtype, shape.hidden, shape.intermediate, team.num_threads, 0.0, ()))
     decode = (1,) * shape.top_k
     thread_us = {}
     for count in range(1, team.num_threads + 1):
@@ -154,6 +161,15 @@ def calibrate(
         contention=contention,
         copy_gbps=copy_gbps,
     )
+
+
+def _expert_counts(shape: MoeShape) -> list[int]:
+    """Numbers of active experts to time: a layer never has fewer than top-k, and one or two small experts cannot keep
+    every thread busy, which would bend the fit where no layer ever is."""
+    counts = [shape.top_k]
+    while counts[-1] * 2 <= shape.num_experts and len(counts) < 5:
+        counts.append(counts[-1] * 2)
+    return counts
 
 
 def fit(samples: list[Sample], empty: CpuCurve) -> CpuCurve:
@@ -228,19 +244,21 @@ def _random_store(shape: MoeShape, dtype: str, seed: int) -> _core.ExpertStore:
     return store
 
 
-def _mixed_loads(shape: MoeShape) -> Iterator[Loads]:
-    """Loads as a router with favourites gives them: batches of 1 to 256 tokens over Zipf-like experts."""
+def _mixed_loads(shape: MoeShape) -> Iterator[list[Loads]]:
+    """Loads as a router with favourites gives them: batches of 1 to 256 tokens over Zipf-like experts, four of each."""
     random = np.random.default_rng(1)
     popularity = 1 / (1 + np.arange(shape.num_experts)) ** 0.7
     popularity /= popularity.sum()
     for num_tokens in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128, 256):
-        for _ in range(3):
+        batch = []
+        for _ in range(4):
             chosen = [
                 random.choice(shape.num_experts, shape.top_k, replace=False, p=popularity)
                 for _ in range(num_tokens)
             ]
             loads = np.bincount(np.concatenate(chosen))
-            yield tuple(int(n) for n in loads[loads > 0])
+            batch.append(tuple(int(n) for n in loads[loads > 0]))
+        yield batch
 
 
 def _contention(timer: LayerTimer, loads: Loads, repeats: int) -> tuple[float, float]:
