@@ -336,7 +336,7 @@ class Engine:
             started_s=started_s,
             wall_s=time.perf_counter() - wall,
             native_s=native_s,
-            clock_s=now - clock,
+            clock_s=self._now_s() - clock,
             num_running=len(self._scheduler.running),
             num_waiting=len(self._scheduler.waiting) + len(self._inbox),
         )
