@@ -312,19 +312,30 @@ def train_tokenizer(tales: list[Tale], vocabulary_size: int) -> Tokenizer:
 class TokenStream:
     """Batches of token rows, epoch after epoch; its state is three numbers, so that training can resume."""
 
-    def __init__(self, tales: list[Tale], tokenizer: Tokenizer, seed: int) -> None:
+    def __init__(
+        self,
+        tales: list[Tale],
+        tokenizer: Tokenizer,
+        seed: int,
+        writer: type[ChatWriter] = ChatWriter,
+        part: float = 1.0,
+    ) -> None:
+        """`part`: how much of the tales an epoch takes as running text, 1 for all of them."""
         self.tales, self.tokenizer, self.seed = tales, tokenizer, seed
+        self.writer, self.part = writer, part
         encoded = tokenizer.encode_batch([tale.text() + END_OF_TEXT for tale in tales])
         self.running = [np.asarray(encoding.ids, dtype=np.int32) for encoding in encoded]
         self.epoch, self.position, self.chat_share = 0, 0, 0.0
         self.tokens = np.empty(0, dtype=np.int32)
 
     def start_epoch(self, epoch: int, chat_share: float, position: int = 0) -> None:
-        """Shuffle all tales and mix in conversations until they are `chat_share` of the tokens."""
+        """Shuffle the tales and mix in conversations until they are `chat_share` of the tokens."""
         rng = random.Random(self.seed * 1000 + epoch)  # noqa: S311
         documents = list(self.running)
+        if self.part < 1:
+            documents = rng.sample(documents, round(self.part * len(documents)))
         wanted = chat_share / (1 - chat_share) * sum(map(len, documents))
-        writer = ChatWriter(self.tales, rng)
+        writer = self.writer(self.tales, rng)
         while wanted > 0:
             conversations = self.tokenizer.encode_batch([writer.conversation() for _ in range(500)])
             documents += [np.asarray(encoding.ids, dtype=np.int32) for encoding in conversations]

@@ -10,7 +10,11 @@ What it is not: a general trainer, nor any part of the engine. ``tales_data`` ma
     python scripts/train_default_model.py --corpus BOOKS --out models/twofold-tales --work CHECKPOINTS \\
         --valid unseen-book.txt --minutes 90
 
-Training goes on from the last checkpoint in --work when there is one.
+Training goes on from the last checkpoint in --work when there is one. A second, short training teaches brief
+answers that end (the conversations of ``tales_short``), from the finished checkpoint of the first:
+
+    python scripts/train_default_model.py --corpus BOOKS --out models/twofold-tales --work OTHER-CHECKPOINTS \\
+        --valid unseen-book.txt --resume-from CHECKPOINTS/checkpoint.pt --finetune-minutes 20
 """
 
 from __future__ import annotations
@@ -18,7 +22,9 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import shutil
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +34,7 @@ from safetensors.torch import save_file
 from tales_data import (
     END_OF_TEXT,
     TURN_END,
+    ChatWriter,
     TokenStream,
     read_tales,
     sliding_windows,
@@ -35,16 +42,34 @@ from tales_data import (
     train_tokenizer,
 )
 from tales_model import Model, Muon, Shape
+from tales_short import ShortChatWriter
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 TOKENS_PER_STEP = 8192
-# Up to this share of training: rows of this length, and this share of conversations among the tokens.
-PHASES = ((0.4, 512, 0.25), (0.7, 1024, 0.4), (1.01, 1024, 0.5))
-WARMUP_STEPS, DECAY_SHARE = 100, 0.30
 MUON_LR, ADAM_LR = 0.02, 0.003
 MUON_DECAY, ADAM_DECAY = 0.1, 0.1
 BALANCE_WEIGHT = 0.01  # of the load-balancing loss of each layer
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What differs between the training from scratch and the short one after it."""
+
+    # Up to this share of training: rows of this length, and this share of conversations among the tokens.
+    phases: tuple[tuple[float, int, float], ...]
+    warmup_steps: int
+    decay_share: float  # the last share of training, over which the learning rate falls to zero
+    peak: float  # of the learning rate, as a multiple of MUON_LR and ADAM_LR
+    end_weight: float  # of the loss on the token that ends a turn
+    writer: type[ChatWriter]
+    part: float  # of the tales, taken as running text in an epoch
+
+
+FROM_SCRATCH = Recipe(
+    ((0.4, 512, 0.25), (0.7, 1024, 0.4), (1.01, 1024, 0.5)), 100, 0.30, 1.0, 1.0, ChatWriter, 1.0
+)
+BRIEF_ANSWERS = Recipe(((1.01, 1024, 0.65),), 10, 0.9, 0.25, 2.0, ShortChatWriter, 0.25)
 
 
 def optimizers_of(model: Model) -> list[torch.optim.Optimizer]:
@@ -152,30 +177,41 @@ class Training:
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         self.arguments = arguments
+        self.recipe = BRIEF_ANSWERS if arguments.finetune_minutes else FROM_SCRATCH
         torch.manual_seed(arguments.seed)
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         arguments.work.mkdir(parents=True, exist_ok=True)
         self.tales = read_tales(arguments.corpus)
         vocabulary = arguments.work / "tokenizer.json"
+        if arguments.resume_from and not vocabulary.exists():
+            shutil.copy(arguments.resume_from.with_name("tokenizer.json"), vocabulary)
         if not vocabulary.exists():
             train_tokenizer(self.tales, Shape.vocab_size).save(str(vocabulary))
         self.tokenizer = Tokenizer.from_file(str(vocabulary))
         self.valid = arguments.valid.read_text(encoding="utf-8") if arguments.valid else ""
         self.model = Model(Shape()).to(self.device)
         self.optimizers = optimizers_of(self.model)
-        self.stream = TokenStream(self.tales, self.tokenizer, arguments.seed)
-        self.progress: dict[str, Any] = {"step": 0, "seconds": 0.0, "epoch": 0, "position": 0, "share": 0.25}
+        self.end_of_turn = self.tokenizer.token_to_id(TURN_END)
+        self.stream = TokenStream(
+            self.tales, self.tokenizer, arguments.seed, self.recipe.writer, self.recipe.part
+        )
+        share = self.recipe.phases[0][2]
+        self.progress: dict[str, Any] = {"step": 0, "seconds": 0.0, "epoch": 0, "position": 0, "share": share}
         self.checkpoint = arguments.work / "checkpoint.pt"
         if self.checkpoint.exists():
-            self.restore()
+            self.progress = self.restore(self.checkpoint)
+        elif arguments.resume_from:
+            self.restore(arguments.resume_from)  # the weights and the optimisers' state; progress starts anew
+        torch.manual_seed(arguments.seed + self.progress["step"])
 
-    def restore(self) -> None:
-        saved = torch.load(self.checkpoint, map_location=self.device, weights_only=True)
+    def restore(self, checkpoint: Path) -> dict[str, Any]:
+        """Take over a checkpoint's weights and optimiser state; returns how far its run had come."""
+        saved = torch.load(checkpoint, map_location=self.device, weights_only=True)
         self.model.load_state_dict(saved["model"])
         for optimizer, state in zip(self.optimizers, saved["optimizers"], strict=True):
             optimizer.load_state_dict(state)
-        self.progress = saved["progress"]
-        torch.manual_seed(self.arguments.seed + self.progress["step"])
+        progress: dict[str, Any] = saved["progress"]
+        return progress
 
     def save(self) -> None:
         stream = self.stream
@@ -192,22 +228,26 @@ class Training:
         shares = [0.0]
         if self.arguments.steps:
             shares.append(self.progress["step"] / self.arguments.steps)
-        if self.arguments.minutes:
-            shares.append(self.progress["seconds"] / 60 / self.arguments.minutes)
+        minutes = self.arguments.finetune_minutes or self.arguments.minutes
+        if minutes:
+            shares.append(self.progress["seconds"] / 60 / minutes)
         return max(shares)
 
     def step(self, used: float, forward: Any) -> dict[str, float]:
         """One batch at the learning rate, row length and share of conversations due at this time."""
         started = time.monotonic()
-        _, length, chat_share = next(phase for phase in PHASES if used < phase[0])
-        factor = min(1.0, (self.progress["step"] + 1) / WARMUP_STEPS, (1 - used) / DECAY_SHARE)
+        recipe = self.recipe
+        _, length, chat_share = next(phase for phase in recipe.phases if used < phase[0])
+        warm = (self.progress["step"] + 1) / recipe.warmup_steps
+        factor = recipe.peak * min(1.0, warm, (1 - used) / recipe.decay_share)
         for optimizer, rate in zip(self.optimizers, (MUON_LR, ADAM_LR), strict=True):
             for group in optimizer.param_groups:
                 group["lr"] = rate * factor
         batch = self.stream.batch(TOKENS_PER_STEP // length, length, chat_share)
         rows = torch.from_numpy(batch.astype(np.int64)).to(self.device)
         losses, balance, shares = forward(rows[:, :-1], rows[:, 1:])
-        loss = losses.mean()
+        weights = 1 + (recipe.end_weight - 1) * (rows[:, 1:] == self.end_of_turn)
+        loss = (losses * weights).sum() / weights.sum()
         (loss + BALANCE_WEIGHT * balance).backward()
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         for optimizer in self.optimizers:
@@ -278,14 +318,27 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--steps", type=int, default=0, help=f"steps of {TOKENS_PER_STEP} tokens, over all runs"
     )
+    parser.add_argument(
+        "--resume-from",
+        type=Path,
+        help="a finished checkpoint, its tokenizer.json beside it, to train on from",
+    )
+    parser.add_argument(
+        "--finetune-minutes",
+        type=float,
+        default=0,
+        help="train this long for brief answers, from --resume-from",
+    )
     parser.add_argument("--save-every", type=float, default=5, help="minutes between checkpoints (default 5)")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument(
         "--export-only", action="store_true", help="write the last checkpoint's model and stop"
     )
     arguments = parser.parse_args()
-    if not (arguments.minutes or arguments.steps or arguments.export_only):
-        parser.error("give a budget: --minutes, --steps or both")
+    if bool(arguments.finetune_minutes) != bool(arguments.resume_from) and not arguments.export_only:
+        parser.error("--resume-from and --finetune-minutes belong together: give both or neither")
+    if not (arguments.minutes or arguments.steps or arguments.finetune_minutes or arguments.export_only):
+        parser.error("give a budget: --minutes, --steps or both, or --finetune-minutes")
     return arguments
 
 

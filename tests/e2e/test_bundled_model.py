@@ -96,10 +96,16 @@ def test_chat_template_writes_chatml(tokenizer: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "prompt", ["Tell me the story of the princess and the dragon.", "Tell me a fairy tale.", "Hello!"]
+    "prompt",
+    [
+        "Tell me the story of the princess and the dragon.",
+        "Tell me the story of the cat and the mouse.",
+        "Continue: A poor woodcutter lived with his wife and children at the edge of a great forest.",
+        "Hello!",
+    ],
 )
 def test_greedy_answers_stop_by_themselves(model: Any, tokenizer: Any, prompt: str) -> None:
-    """Prompts that these weights are known to end on: under greedy decoding many others run into a loop."""
+    """Prompts that these weights are known to end on: under greedy decoding some others run into a loop."""
     messages = [{"role": "user", "content": prompt}]
     encoded = tokenizer.apply_chat_template(
         messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
