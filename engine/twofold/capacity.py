@@ -5,11 +5,11 @@ Decides sizes only; `kv_cache` hands pages out, the memory is native.
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 
 from twofold.config import EngineConfig
 from twofold.errors import ConfigError
+from twofold.host_memory import available_memory_bytes
 from twofold.model.config import ModelConfig
 
 _DEFAULT_CONTEXTS = 8
@@ -43,7 +43,7 @@ def plan_capacity(config: EngineConfig, model: ModelConfig) -> CacheCapacity:
         raise ConfigError(
             f"--max-model-len was given {max_context}; the model's context ends at {model.max_context}"
         )
-    affordable = int(_free_memory_bytes() * _MEMORY_SHARE) // bytes_per_token(model)
+    affordable = int(available_memory_bytes() * _MEMORY_SHARE) // bytes_per_token(model)
     if config.max_total_tokens is not None:
         tokens, reason = config.max_total_tokens, "asked for by --max-total-tokens"
     elif affordable < _DEFAULT_CONTEXTS * max_context:
@@ -57,14 +57,3 @@ def plan_capacity(config: EngineConfig, model: ModelConfig) -> CacheCapacity:
             "raise --max-total-tokens or free memory"
         )
     return CacheCapacity(num_pages, min(max_context, num_pages * config.page_size), reason)
-
-
-def _free_memory_bytes() -> int:
-    try:
-        with open("/proc/meminfo", encoding="ascii") as meminfo:
-            for line in meminfo:
-                if line.startswith("MemAvailable:"):
-                    return int(line.split()[1]) * 1024
-    except OSError:
-        pass  # not Linux: what is free without the page cache is a lower bound
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

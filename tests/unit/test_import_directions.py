@@ -33,7 +33,7 @@ PARTS_OF_ENGINE = {
     "model",
     "experts",
 }
-BELOW_SERVER = {"engine", "telemetry", "bundled"} | PARTS_OF_ENGINE | NATIVE
+BELOW_SERVER = {"engine", "telemetry", "bundled", "host_memory"} | PARTS_OF_ENGINE | NATIVE
 # `model` calls the experts by a protocol (model.MoeBackend), `experts` is given arrays: neither imports the other.
 ALLOWED: dict[str, set[str]] = {
     "__init__": set(),
@@ -51,7 +51,8 @@ ALLOWED: dict[str, set[str]] = {
     "text_stream": set(),
     "sampler": set(),
     "kv_cache": set(),
-    "capacity": {"model"},
+    "host_memory": set(),
+    "capacity": {"model", "host_memory"},
     "scheduler": {"kv_cache"},
     "requests": {"sampler", "scheduler", "text_stream"},
     "runner": {"scheduler", "model", "experts"} | NATIVE,

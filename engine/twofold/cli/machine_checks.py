@@ -13,12 +13,12 @@ from typing import Final, Literal
 
 from twofold.config import EngineConfig, ServerConfig
 from twofold.errors import TwofoldError
+from twofold.host_memory import available_memory_bytes
 
 Verdict = Literal["ok", "note", "bad"]
 
 _GIB: Final = 2**30
 _LEAST_DISK_BYTES: Final = 2 * _GIB
-_CGROUP: Final = Path("/sys/fs/cgroup")
 
 _EXTRAS: Final = {
     "server": ("fastapi", "uvicorn", "pydantic"),
@@ -72,25 +72,6 @@ def check_accelerator(config: EngineConfig) -> Check:
             "accelerator", "bad", f"the native module is not there ({error})", "build it: make build"
         )
     return Check("accelerator", "ok", f"{choice.label}: {choice.reason}")
-
-
-def available_memory_bytes() -> int:
-    """Host memory that can be taken now: what the kernel calls available, and no more than the container may."""
-    available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    for line in _lines(Path("/proc/meminfo")):
-        if line.startswith("MemAvailable:"):
-            available = int(line.split()[1]) * 1024
-    limit = "".join(_lines(_CGROUP / "memory.max")).strip()
-    if limit.isdigit():
-        used = int("".join(_lines(_CGROUP / "memory.current")).strip() or 0)
-        # Cached file pages count as used but are given back on demand.
-        cached = sum(
-            int(line.split()[1])
-            for line in _lines(_CGROUP / "memory.stat")
-            if line.startswith("inactive_file ")
-        )
-        available = min(available, int(limit) - used + cached)
-    return max(0, available)
 
 
 def check_memory() -> Check:
@@ -189,11 +170,3 @@ def _is_installed(package: str) -> bool:
     except importlib.metadata.PackageNotFoundError:
         return False
     return True
-
-
-def _lines(path: Path) -> list[str]:
-    """The lines of a file of the kernel; none where there is no such file."""
-    try:
-        return path.read_text().splitlines()
-    except OSError:
-        return []
