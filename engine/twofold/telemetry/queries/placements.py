@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import zlib
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from sqlalchemy import func, select
+from sqlalchemy import Table, func, select
 
 from twofold.telemetry import schema
 from twofold.telemetry.queries.runs import Database, Run, Window
@@ -83,16 +84,8 @@ def uploads(
     db: Database, run: Run, *, first_step: int = 0, last_step: int | None = None, limit: int = 10_000
 ) -> list[Upload]:
     """Copies queued in steps first_step to last_step, in the order they were recorded."""
-    table = schema.upload
-    query = (
-        select(*[column for column in table.columns if column.name != "run_id"])
-        .where(table.c.run_id == run.run_id, table.c.step >= first_step)
-        .order_by(table.c.step)
-        .limit(limit)
-    )
-    if last_step is not None:
-        query = query.where(table.c.step <= last_step)
-    return [Upload(**{**row._mapping, "reason": UploadReason(row.reason)}) for row in db.rows(query)]
+    rows = _of_steps(db, run, schema.upload, first_step, last_step, limit)
+    return [Upload(**{**row._mapping, "reason": UploadReason(row.reason)}) for row in rows]
 
 
 @dataclass(frozen=True)
@@ -116,16 +109,8 @@ def cache_events(
     db: Database, run: Run, *, first_step: int = 0, last_step: int | None = None, limit: int = 10_000
 ) -> list[CacheEvent]:
     """Decisions taken in steps first_step to last_step, in the order they were recorded."""
-    table = schema.cache_event
-    query = (
-        select(*[column for column in table.columns if column.name != "run_id"])
-        .where(table.c.run_id == run.run_id, table.c.step >= first_step)
-        .order_by(table.c.step)
-        .limit(limit)
-    )
-    if last_step is not None:
-        query = query.where(table.c.step <= last_step)
-    return [CacheEvent(**{**row._mapping, "kind": CacheEventKind(row.kind)}) for row in db.rows(query)]
+    rows = _of_steps(db, run, schema.cache_event, first_step, last_step, limit)
+    return [CacheEvent(**{**row._mapping, "kind": CacheEventKind(row.kind)}) for row in rows]
 
 
 def cache_event_counts(db: Database, run: Run) -> dict[CacheEventKind, int]:
@@ -134,3 +119,18 @@ def cache_event_counts(db: Database, run: Run) -> dict[CacheEventKind, int]:
     query = select(table.kind, func.count()).where(table.run_id == run.run_id).group_by(table.kind)
     counts = {CacheEventKind(kind): int(count) for kind, count in db.rows(query)}
     return {kind: counts.get(kind, 0) for kind in CacheEventKind}
+
+
+def _of_steps(
+    db: Database, run: Run, table: Table, first_step: int, last_step: int | None, limit: int
+) -> list[Any]:
+    """Rows of the run's steps first_step to last_step, without the run's number, by step."""
+    query = (
+        select(*[column for column in table.columns if column.name != "run_id"])
+        .where(table.c.run_id == run.run_id, table.c.step >= first_step)
+        .order_by(table.c.step)
+        .limit(limit)
+    )
+    if last_step is not None:
+        query = query.where(table.c.step <= last_step)
+    return db.rows(query)
