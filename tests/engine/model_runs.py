@@ -11,6 +11,7 @@ import numpy.typing as npt
 from twofold import ops
 from twofold.model import BatchMeta, LoadedModel, load_model
 from twofold.testing import ReferenceMoe
+from twofold.weight_format import plain_array
 
 F32 = npt.NDArray[np.float32]
 PAGE_SIZE = 4
@@ -40,7 +41,12 @@ class Runner:
         self.cache = ops.KvCache(
             config.num_layers, num_pages, PAGE_SIZE, config.num_kv_heads, config.head_dim, "float32"
         )
-        self.moe = ReferenceMoe([self.model.expert_weights(layer) for layer in self.model.moe_layers])
+        self.moe = ReferenceMoe(
+            [
+                [(plain_array(gate), plain_array(up), plain_array(down)) for gate, up, down in experts]
+                for experts in map(self.model.expert_weights, self.model.moe_layers)
+            ]
+        )
         self._free = np.random.default_rng(7).permutation(num_pages).tolist()
 
     def sequence(self, prompt_length: int) -> PagedSequence:

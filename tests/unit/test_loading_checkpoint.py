@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from twofold.errors import ModelLoadError
 from twofold.model.checkpoint import Checkpoint, read_header
 from twofold.model.model_files import open_model_files
-from twofold.model.weights import LoadProgress, as_float32, expert_weights, read_dense_weights
+from twofold.model.weights import dense_weights, expert_weights
 from twofold.testing import (
     TinyModel,
     tiny_config,
@@ -29,6 +29,12 @@ from twofold.testing import (
 
 SMALL = TinyModel(num_layers=2, num_experts=4, vocab_size=270)
 INDEX = "model.safetensors.index.json"
+
+
+def to_bytes(values: Any, dtype: str) -> bytes:
+    if dtype == "bfloat16":
+        return to_bfloat16(values).tobytes()
+    return bytes(values.astype(np.float16 if dtype == "float16" else np.float32).tobytes())
 
 
 def edit_header(file: Path, edit: Callable[[dict[str, Any]], None]) -> None:
@@ -51,42 +57,44 @@ def test_values_shapes_and_views(tmp_path: Path) -> None:
     write_safetensors(tmp_path / "model.safetensors", weights, "float32")
     checkpoint = Checkpoint.open(tmp_path)
     assert sorted(checkpoint) == ["a", "b"]
-    a = checkpoint.tensor("a", (2, 3))
-    np.testing.assert_array_equal(a, weights["a"])
-    np.testing.assert_array_equal(checkpoint.tensor("b", (1,)), weights["b"])
-    assert not a.flags.writeable
-    assert not a.flags.owndata
+    a = checkpoint.matrix("a", (2, 3))
+    assert (a.format, a.shape) == ("f32", (2, 3))
+    np.testing.assert_array_equal(a.data, weights["a"])
+    np.testing.assert_array_equal(checkpoint.vector("b", (1,)), weights["b"])
+    assert not a.data.flags.writeable
+    assert not a.data.flags.owndata
     with pytest.raises(ValueError, match="read-only"):
-        a[0, 0] = 1.0
+        a.data[0, 0] = 1.0
 
 
 @pytest.mark.parametrize("value", [0.0, 1.0, -2.5, 3.14159, 1e-30, 65504.0])
 def test_dtypes(tmp_path: Path, value: float) -> None:
-    weights = {"w": np.full((3, 2), value, np.float32)}
-    for dtype, expected in (("bfloat16", np.uint16), ("float16", np.float32), ("float32", np.float32)):
+    weights = {"w": np.full((3, 2), value, np.float32), "v": np.full(3, value, np.float32)}
+    for dtype, expected in (("bfloat16", "bf16"), ("float16", "f16"), ("float32", "f32")):
         write_safetensors(tmp_path / "model.safetensors", weights, dtype)
-        tensor = Checkpoint.open(tmp_path).tensor("w", (3, 2))
-        assert tensor.dtype == expected
+        checkpoint = Checkpoint.open(tmp_path)
+        assert checkpoint.matrix("w", (3, 2)).format == expected
         relative = {"bfloat16": 2**-8, "float16": 2**-10, "float32": 0.0}[dtype]
-        np.testing.assert_allclose(as_float32(tensor), weights["w"], rtol=relative, atol=1e-7)
+        np.testing.assert_allclose(checkpoint.vector("v", (3,)), weights["v"], rtol=relative, atol=1e-7)
 
 
 def test_bfloat16_round_trip_is_exact() -> None:
     every_bit = np.arange(2**16, dtype=np.uint16)
-    finite = every_bit[np.isfinite(as_float32(every_bit))]
-    np.testing.assert_array_equal(to_bfloat16(as_float32(finite)), finite)
+    widened = (every_bit.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    finite = np.isfinite(widened)
+    np.testing.assert_array_equal(to_bfloat16(widened[finite]), every_bit[finite])
 
 
 def test_data_off_the_element_boundary(tmp_path: Path) -> None:
     """A header of odd length is legal; the tensor is then copied to where it may be read."""
     file = tmp_path / "model.safetensors"
-    write_safetensors(file, {"w": np.array([1.0, 2.0], np.float32)}, "float32")
+    write_safetensors(file, {"w": np.array([[1.0, 2.0]], np.float32)}, "float32")
     edit_header(file, lambda header: header["__metadata__"].update(pad="x"))
     for pad in ("", "x", "xx", "xxx"):
         edit_header(file, lambda header, pad=pad: header["__metadata__"].update(pad=pad))  # type: ignore[misc]
-        tensor = Checkpoint.open(tmp_path).tensor("w", (2,))
-        np.testing.assert_array_equal(tensor, [1.0, 2.0])
-        assert tensor.flags.aligned
+        matrix = Checkpoint.open(tmp_path).matrix("w", (1, 2))
+        np.testing.assert_array_equal(matrix.data, [[1.0, 2.0]])
+        assert matrix.data.flags.aligned
 
 
 def test_shards_hold_the_same_as_one_file(tmp_path: Path) -> None:
@@ -95,7 +103,10 @@ def test_shards_hold_the_same_as_one_file(tmp_path: Path) -> None:
     assert set(one) == set(many)
     for name in one:
         shape = one.entry(name).shape
-        np.testing.assert_array_equal(one.tensor(name, shape), many.tensor(name, shape))
+        if len(shape) == 1:
+            np.testing.assert_array_equal(one.vector(name, shape), many.vector(name, shape))
+        else:
+            np.testing.assert_array_equal(one.matrix(name, shape).data, many.matrix(name, shape).data)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
@@ -115,30 +126,32 @@ def test_experts_whatever_their_names(tmp_path: Path, architecture: Any, layout:
         for index, matrices in enumerate(experts):
             for name, matrix in zip(names, matrices, strict=True):
                 expected = weights[f"model.layers.{layer}.{block}.experts.{index}.{name}.weight"]
-                assert matrix.flags.c_contiguous
-                assert matrix.dtype == (np.uint16 if dtype == "bfloat16" else np.float32)
-                np.testing.assert_allclose(as_float32(matrix), expected, rtol=2**-8, atol=1e-6)
+                assert matrix.format == {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}[dtype]
+                assert matrix.shape == expected.shape
+                bits = np.frombuffer(to_bytes(expected, dtype), matrix.data.dtype).reshape(expected.shape)
+                np.testing.assert_array_equal(matrix.data, bits)
 
 
 def test_expert_weights_are_views_of_the_file(tmp_path: Path) -> None:
     files = open_model_files(write_tiny_model(tmp_path, SMALL))
-    begin = files.checkpoint._map(tmp_path / "model.safetensors").ctypes.data
+    mapped = files.tensors._mapped(tmp_path / "model.safetensors")
+    begin = np.frombuffer(mapped, np.uint8).ctypes.data
     end = begin + (tmp_path / "model.safetensors").stat().st_size
     for matrices in expert_weights(files, 0):
-        assert all(begin <= matrix.ctypes.data < end for matrix in matrices)
+        assert all(begin <= matrix.data.ctypes.data < end for matrix in matrices)
 
 
-def test_dense_weights_are_packed_and_aligned(tmp_path: Path) -> None:
+def test_dense_weights_by_name(tmp_path: Path) -> None:
     model = replace(SMALL, attention_bias=True, mlp_only_layers=(0,))
-    dense = read_dense_weights(open_model_files(write_tiny_model(tmp_path, model)))
+    dense = dense_weights(open_model_files(write_tiny_model(tmp_path, model)))
     raw = tiny_weights(model)
     attention = dense.layers[0].attention
-    for kind, packed in (("weight", attention.qkv), ("bias", attention.qkv_bias)):
-        parts = [raw[f"model.layers.0.self_attn.{name}_proj.{kind}"] for name in "qkv"]
-        assert packed is not None
-        np.testing.assert_array_equal(packed, np.concatenate(parts))
-    assert attention.qkv.ctypes.data % 64 == 0
-    assert dense.lm_head.ctypes.data % 64 == 0
+    for name, matrix in zip("qkv", attention.qkv, strict=True):
+        np.testing.assert_array_equal(matrix.data, raw[f"model.layers.0.self_attn.{name}_proj.weight"])
+    biases = [raw[f"model.layers.0.self_attn.{name}_proj.bias"] for name in "qkv"]
+    assert attention.qkv_bias is not None
+    np.testing.assert_array_equal(attention.qkv_bias, np.concatenate(biases))
+    np.testing.assert_array_equal(dense.lm_head.data, raw["lm_head.weight"])
     assert dense.lm_head is not dense.embedding
 
 
@@ -147,30 +160,41 @@ def test_a_tied_head_is_the_embedding_even_if_written_out(tmp_path: Path) -> Non
     write_tiny_model(tmp_path, model)
     weights = tiny_weights(model)
     write_weights(tmp_path, weights | {"lm_head.weight": weights["model.embed_tokens.weight"]})
-    dense = read_dense_weights(open_model_files(tmp_path))
+    dense = dense_weights(open_model_files(tmp_path))
     assert dense.lm_head is dense.embedding
 
 
-def test_q_k_v_of_different_dtypes_are_widened(tmp_path: Path) -> None:
-    """Half of the shards in bfloat16: packed matrices are float32 and exact, experts of two dtypes are refused."""
+def test_formats_may_differ_but_not_within_one_matrix_of_a_layers_experts(tmp_path: Path) -> None:
+    """q, k and v of several formats, and experts whose down is another: run as they are."""
     model = replace(SMALL, num_shards=2)
     write_tiny_model(tmp_path, model)
     shard = tmp_path / "model-00002-of-00002.safetensors"
     names = list(read_header(shard))
     weights = tiny_weights(model)
-    dense = [name for name in names if ".experts." not in name]
-    half = {name: weights[name] for name in dense}
-    rest = {name: weights[name] for name in names if name not in half}
+    half = {name: weights[name] for name in names if ".experts." not in name}
+    rest = {name: weights[name] for name in weights if ".experts." in name}
+    downs = {name: rest.pop(name) for name in list(rest) if "down_proj" in name}
+    first = "model-00001-of-00002.safetensors"
+    plain = {name: weights[name] for name in weights if name not in half and ".experts." not in name}
+    write_safetensors(tmp_path / first, plain, "float32")
     write_safetensors(shard, half, "bfloat16")
     write_safetensors(tmp_path / "experts.safetensors", rest, "float32")
+    write_safetensors(tmp_path / "downs.safetensors", downs, "float16")
     edit_index(tmp_path, lambda names: names.update(dict.fromkeys(rest, "experts.safetensors")))
+    edit_index(tmp_path, lambda names: names.update(dict.fromkeys(downs, "downs.safetensors")))
     files = open_model_files(tmp_path)
-    kinds = {files.checkpoint.entry(f"model.layers.0.self_attn.{name}_proj.weight").dtype for name in "qkv"}
-    assert kinds == {"F32", "BF16"}
-    assert read_dense_weights(files).layers[0].attention.qkv.dtype == np.float32
+    assert {matrix.format for matrix in dense_weights(files).layers[0].attention.qkv} == {"f32", "bf16"}
+    assert [matrix.format for matrix in expert_weights(files, 0)[0]] == ["f32", "f32", "f16"]
 
-    write_safetensors(tmp_path / "experts.safetensors", rest, "bfloat16")
-    with pytest.raises(ModelLoadError, match=r"experts\..* is BF16, expected F32 .*share one dtype"):
+    odd = "model.layers.1.mlp.experts.2.up_proj.weight"
+    write_safetensors(
+        tmp_path / "experts.safetensors", {n: w for n, w in rest.items() if n != odd}, "float32"
+    )
+    write_safetensors(tmp_path / "odd.safetensors", {odd: rest[odd]}, "bfloat16")
+    edit_index(tmp_path, lambda names: names.update({odd: "odd.safetensors"}))
+    with pytest.raises(
+        ModelLoadError, match=r"experts\.2\.up_proj.* is BF16, expected F32 .*share one format"
+    ):
         open_model_files(tmp_path)
 
 
@@ -188,27 +212,19 @@ def mapped_bytes_in_memory(file: Path) -> int:
 
 def test_released_pages_leave_memory_and_come_back(tmp_path: Path) -> None:
     file = tmp_path / "model.safetensors"
-    values = np.arange(2**18, dtype=np.float32)
-    write_safetensors(file, {"w": values}, "float32")
+    values = np.arange(2**18, dtype=np.float32).reshape(2**10, 2**8)
+    write_safetensors(file, {"v": values, "w": values + 1}, "float32")
     checkpoint = Checkpoint.open(tmp_path)
-    tensor = checkpoint.tensor("w", values.shape)
-    np.testing.assert_array_equal(tensor, values)
-    assert mapped_bytes_in_memory(file) >= values.nbytes
-    checkpoint.release_pages()
-    assert mapped_bytes_in_memory(file) == 0
-    np.testing.assert_array_equal(tensor, values)
-
-
-def test_progress_covers_every_dense_tensor(tmp_path: Path) -> None:
-    files = open_model_files(write_tiny_model(tmp_path, SMALL))
-    seen: list[LoadProgress] = []
-    read_dense_weights(files, seen.append)
-    tensors = list(files.plan.dense_tensors())
-    assert [step.tensors_done for step in seen] == list(range(1, len(tensors) + 1))
-    assert {step.tensors_total for step in seen} == {len(tensors)}
-    assert {step.bytes_total for step in seen} == {seen[-1].bytes_done}
-    assert seen[-1].bytes_done == sum(files.checkpoint.entry(spec.name).num_bytes for spec in tensors)
-    assert {step.current for step in seen} == {spec.name for spec in tensors}
+    first, second = (checkpoint.matrix(name, values.shape).data for name in "vw")
+    checkpoint.will_read("vw")
+    np.testing.assert_array_equal(first, values)
+    np.testing.assert_array_equal(second, values + 1)
+    assert mapped_bytes_in_memory(file) >= 2 * values.nbytes
+    checkpoint.release_pages("w")
+    assert mapped_bytes_in_memory(file) <= values.nbytes + 4096
+    checkpoint.release_pages("vw")
+    assert mapped_bytes_in_memory(file) <= 4096  # the page that ends the header may stay
+    np.testing.assert_array_equal(first, values)
 
 
 def remove(*names: str) -> Callable[[Path], None]:
@@ -295,7 +311,7 @@ ONE_FILE: list[tuple[Callable[[Path], None], list[str]]] = [
     (header(lambda h: h.update({NORM: 3})), [NORM, "damaged"]),
     (header(lambda h: h[NORM].update(data_offsets=[0, 192])), ["begins at byte", "damaged"]),
     (header(lambda h: h.pop(NORM)), ["begins at byte", "damaged"]),
-    (header(as_int64), [NORM, "dtype I64", "F32, BF16, F16"]),
+    (header(as_int64), [NORM, "dtype I64", "f32, f16, bf16"]),
     (header(lambda h: h[NORM].update(dtype="Q4_K")), [NORM, "dtype Q4_K"]),
     (rewrite(NORM, None), [f"tensor {NORM} is missing"]),
     (rewrite(NORM, np.ones(47, np.float32)), [f"tensor {NORM} has shape [47], expected [48]"]),
@@ -340,7 +356,7 @@ def test_broken_shards(tmp_path: Path, damage: Callable[[Path], None], fragments
 
 
 def check_refused(directory: Path, damage: Callable[[Path], None], fragments: list[str]) -> None:
-    read_dense_weights(open_model_files(directory))
+    dense_weights(open_model_files(directory))
     damage(directory)
     with pytest.raises(ModelLoadError) as caught:
         open_model_files(directory)
@@ -375,7 +391,50 @@ def test_no_damage_ends_in_anything_but_our_error(
     try:
         checkpoint = Checkpoint.open(file.parent)
         for name in checkpoint:
-            checkpoint.tensor(name, checkpoint.entry(name).shape)
+            shape = checkpoint.entry(name).shape
+            checkpoint.vector(name, shape) if len(shape) == 1 else checkpoint.stack(name, shape)
     except ModelLoadError as error:
         refusal = str(error)
     assert not refusal or str(file) in refusal
+
+
+def write_fp8(directory: Path, tensors: dict[str, tuple[str, Any]]) -> None:
+    """A safetensors file of (dtype, array of the same size) by name."""
+    header_, data = {}, b""
+    for name, (dtype, array) in tensors.items():
+        raw = array.tobytes()
+        offsets = [len(data), len(data) + len(raw)]
+        header_[name] = {"dtype": dtype, "shape": list(array.shape), "data_offsets": offsets}
+        data += raw
+    text = json.dumps(header_).encode()
+    (directory / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + data)
+
+
+@pytest.mark.parametrize("kind", ["F32", "BF16", "F16"])
+def test_fp8_comes_with_its_scales(tmp_path: Path, kind: str) -> None:
+    values = np.arange(130 * 140, dtype=np.uint8).reshape(130, 140)
+    scales = np.array([[0.5, 2.0], [1.0, 4.0]], np.float32)
+    stored = {"F32": scales, "BF16": to_bfloat16(scales), "F16": scales.astype(np.float16)}[kind]
+    write_fp8(tmp_path, {"w": ("F8_E4M3", values), "w_scale_inv": (kind, stored)})
+    checkpoint = Checkpoint.open(tmp_path)
+    matrix = checkpoint.matrix("w", (130, 140))
+    assert matrix.format == "fp8"
+    np.testing.assert_array_equal(matrix.data, values)
+    assert matrix.scales is not None
+    np.testing.assert_array_equal(matrix.scales, scales)
+    assert checkpoint.companions("w") == ("w_scale_inv",)
+
+
+@pytest.mark.parametrize(
+    ("scales", "message"),
+    [
+        (None, "tensor w_scale_inv is missing"),
+        (("F32", np.ones((1, 2), np.float32)), r"w_scale_inv has shape \[1, 2\], expected \[2, 2\]"),
+        (("F8_E4M3", np.ones((2, 2), np.uint8)), "scales w_scale_inv are F8_E4M3, expected floats"),
+    ],
+)
+def test_fp8_without_proper_scales_is_refused(tmp_path: Path, scales: Any, message: str) -> None:
+    tensors = {"w": ("F8_E4M3", np.ones((130, 140), np.uint8))}
+    write_fp8(tmp_path, tensors if scales is None else tensors | {"w_scale_inv": scales})
+    with pytest.raises(ModelLoadError, match=message):
+        Checkpoint.open(tmp_path).matrix("w", (130, 140))

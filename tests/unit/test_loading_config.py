@@ -133,6 +133,11 @@ Change = dict[str, Any]
             {"quantization_config": {"quant_method": "gptq", "bits": 4}},
             ["quantization_config", "gptq", "not supported"],
         ),
+        (
+            {"quantization_config": {"quant_method": "fp8", "weight_block_size": [64, 64]}},
+            ["weight_block_size", "[64, 64]", "[128, 128]"],
+        ),
+        ({"quantization_config": "fp8"}, ["quantization_config", "an object"]),
         ({"hidden_size": "48"}, ["hidden_size", "'48'", "integer"]),
         ({"hidden_size": None}, ["hidden_size", "missing"]),
         ({"hidden_size": True}, ["hidden_size", "True"]),

@@ -19,12 +19,12 @@ from twofold.experts.accelerator import AcceleratorChoice
 from twofold.experts.cpu_cost import cpu_cost_model
 from twofold.experts.profiles import MachineProfile
 from twofold.types import PlacementCounts, PrefetchCounts
+from twofold.weight_format import WeightMatrix, plain_array
 
 F32 = npt.NDArray[np.float32]
 I32 = npt.NDArray[np.int32]
-Weight = npt.NDArray[np.float32] | npt.NDArray[np.uint16]
-ExpertWeights = tuple[Weight, Weight, Weight]
-"""(gate [I, H], up [I, H], down [H, I]); uint16 holds bfloat16 bits."""
+ExpertWeights = tuple[WeightMatrix, WeightMatrix, WeightMatrix]
+"""(gate [I, H], up [I, H], down [H, I])."""
 
 
 @dataclass(frozen=True)
@@ -205,10 +205,10 @@ def _pack(
     store: _core.ExpertStore | None = None
     for layer, layer_experts in enumerate(experts):
         if store is None:
-            store = _allocate(shape, "bfloat16" if layer_experts[0][0].dtype == np.uint16 else "float32")
+            store = _allocate(shape, "bfloat16" if layer_experts[0][0].format == "bf16" else "float32")
         for expert, (gate, up, down) in enumerate(layer_experts):
             try:
-                store.put(layer, expert, _contiguous(gate), _contiguous(up), _contiguous(down))
+                store.put(layer, expert, plain_array(gate), plain_array(up), plain_array(down))
             except ValueError as error:
                 raise ModelLoadError(
                     f"MoE layer {layer}, expert {expert}: {error}; convert the model to one dtype"
@@ -227,8 +227,3 @@ def _allocate(shape: MoeShape, dtype: str) -> _core.ExpertStore:
         raise ModelLoadError(
             "there is not enough memory for the experts; `twofold doctor` says how much the model needs"
         ) from error
-
-
-def _contiguous(matrix: Weight) -> Weight:
-    """The matrix itself unless it is a strided view."""
-    return matrix if matrix.flags.c_contiguous else matrix.copy()

@@ -1,32 +1,23 @@
-"""Weights on disk: a directory's safetensors files, memory-mapped, every tensor a checked numpy view.
+"""A directory's safetensors files: the headers, parsed and checked, as the entries of a `TensorSource`.
 
 Format: 8 bytes little-endian header length, JSON header {name: {dtype, shape, data_offsets}}, then the data without
-holes (https://github.com/huggingface/safetensors#format). numpy has no bfloat16, so those bits come as uint16. Opening
-reads headers only; a tensor's bytes are read when somebody touches them. Files are untrusted: every length and offset
-is checked before it is used.
+holes (https://github.com/huggingface/safetensors#format). Only headers are read here. Files are untrusted: every length
+and offset is checked before it is used.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import mmap
 import struct
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
-import numpy as np
-import numpy.typing as npt
-
 from twofold.errors import ModelLoadError
 from twofold.json_file import Fields, read_json_object
-from twofold.model.config import WeightDType
-
-Weight = npt.NDArray[np.float32] | npt.NDArray[np.uint16]
-"""float32, or uint16 that holds bfloat16 bits."""
+from twofold.model.tensor_source import TensorEntry, TensorSource
 
 SINGLE_FILE: Final = "model.safetensors"
 INDEX_FILE: Final = "model.safetensors.index.json"
@@ -41,47 +32,13 @@ _ITEM_BYTES: Final[Mapping[str, int]] = MappingProxyType(
         "I64": 8, "U64": 8, "F64": 8,
     }
 )  # fmt: skip
-_DTYPES: Final[Mapping[str, WeightDType]] = MappingProxyType(
-    {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+_FORMATS: Final[Mapping[str, str]] = MappingProxyType(
+    {"F32": "f32", "F16": "f16", "BF16": "bf16", "F8_E4M3": "fp8"}
 )
 
 
-@dataclass(frozen=True)
-class TensorEntry:
-    """Where one tensor lies."""
-
-    name: str
-    file: Path
-    dtype: str
-    """safetensors' name, e.g. "BF16"."""
-    shape: tuple[int, ...]
-    offset: int
-    """Of its first byte, from the start of the file."""
-    num_bytes: int
-
-    def check(self, shape: tuple[int, ...]) -> WeightDType:
-        """The element type. Raises ModelLoadError unless it is a float type we run and the shape is `shape`."""
-        dtype = _DTYPES.get(self.dtype)
-        if dtype is None:
-            raise ModelLoadError(
-                f"{self.file}: tensor {self.name} has dtype {self.dtype}, expected one of {', '.join(_DTYPES)}; "
-                "use an unquantised checkpoint"
-            )
-        if self.shape != shape:
-            raise ModelLoadError(
-                f"{self.file}: tensor {self.name} has shape {list(self.shape)}, expected {list(shape)} from "
-                "config.json; config and weights belong to different models, download both again"
-            )
-        return dtype
-
-
-class Checkpoint:
-    """All tensors of a model directory by name. `open` it; views keep their file mapped as long as they live."""
-
-    def __init__(self, directory: Path, entries: Mapping[str, TensorEntry]) -> None:
-        self.directory = directory
-        self._entries = entries
-        self._maps: dict[Path, mmap.mmap] = {}
+class Checkpoint(TensorSource):
+    """All tensors of a model directory's safetensors files."""
 
     @classmethod
     def open(cls, directory: str | Path) -> Checkpoint:
@@ -95,64 +52,6 @@ class Checkpoint:
         if (directory / INDEX_FILE).exists():
             return cls(directory, _read_shards(directory))
         raise ModelLoadError(_nothing_found(directory))
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._entries
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._entries)
-
-    def __len__(self) -> int:
-        return len(self._entries)
-
-    def entry(self, name: str) -> TensorEntry:
-        """Where tensor `name` lies. Raises ModelLoadError when the checkpoint does not have it."""
-        entry = self._entries.get(name)
-        if entry is None:
-            raise ModelLoadError(
-                f"{self.directory}: tensor {name} is missing from the checkpoint's {len(self)} tensors; the download "
-                "is incomplete or config.json belongs to another model"
-            )
-        return entry
-
-    def tensor(self, name: str, shape: tuple[int, ...]) -> Weight:
-        """Tensor `name` as a read-only C-contiguous array of exactly `shape`.
-
-        float32 and bfloat16 (as uint16) are views of the mapped file, float16 is converted to a float32 copy.
-        Raises ModelLoadError when it is missing, of another dtype or of another shape.
-        """
-        entry = self.entry(name)
-        dtype = entry.check(shape)
-        raw = self._map(entry.file)[entry.offset : entry.offset + entry.num_bytes]
-        if dtype == "float16":
-            half: npt.NDArray[np.float16] = _aligned(raw, 2).view(np.float16)
-            return half.astype(np.float32).reshape(shape)
-        if dtype == "bfloat16":
-            bits: npt.NDArray[np.uint16] = _aligned(raw, 2).view(np.uint16)
-            return bits.reshape(shape)
-        floats: npt.NDArray[np.float32] = _aligned(raw, 4).view(np.float32)
-        return floats.reshape(shape)
-
-    def release_pages(self) -> None:
-        """Take the files' pages out of this process's memory; whoever touches a view again reads them again.
-
-        For weights that have been copied elsewhere: otherwise the process seems to hold them twice.
-        """
-        for mapped in self._maps.values():
-            mapped.madvise(mmap.MADV_DONTNEED)
-
-    def _map(self, file: Path) -> npt.NDArray[np.uint8]:
-        mapped = self._maps.get(file)
-        if mapped is None:
-            try:
-                with file.open("rb") as stream:
-                    mapped = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
-            except (OSError, ValueError) as error:
-                raise ModelLoadError(
-                    f"{file}: cannot be memory-mapped: {error}; check the file system"
-                ) from None
-            self._maps[file] = mapped
-        return np.frombuffer(mapped, np.uint8)
 
 
 def read_header(file: Path) -> dict[str, TensorEntry]:
@@ -208,7 +107,7 @@ def _parse_entry(file: Path, name: str, value: Any, data_begin: int) -> TensorEn
     # A dtype we have never heard of is reported when somebody wants the tensor, with its name.
     if end < begin or (item_bytes is not None and end - begin != math.prod(shape) * item_bytes):
         raise damaged
-    return TensorEntry(name, file, dtype, shape, data_begin + begin, end - begin)
+    return TensorEntry(name, file, dtype, shape, data_begin + begin, end - begin, _FORMATS.get(dtype))
 
 
 def _sizes(value: Any) -> tuple[int, ...] | None:
@@ -290,8 +189,3 @@ def _nothing_found(directory: Path) -> str:
     if others:
         return f"{directory}: holds {others[0]}, expected {SINGLE_FILE} or {INDEX_FILE}; convert it to safetensors"
     return f"{directory}: holds no {SINGLE_FILE} and no {INDEX_FILE}; download the weights"
-
-
-def _aligned(raw: npt.NDArray[np.uint8], item_bytes: int) -> npt.NDArray[np.uint8]:
-    """`raw` itself where it lies on an element boundary (as every usual writer sees to), else a copy."""
-    return raw if raw.ctypes.data % item_bytes == 0 else raw.copy()

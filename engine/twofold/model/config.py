@@ -17,6 +17,9 @@ from twofold.json_file import Fields, read_json_object
 MAX_LAYERS: Final = 4096
 MAX_EXPERTS: Final = 65_535
 
+FP8_BLOCK: Final = 128
+"""FP8 checkpoints have one scale for a block of so many rows and columns."""
+
 RopeKind = Literal["default", "linear", "dynamic", "yarn"]
 ROPE_KINDS: Final[tuple[RopeKind, ...]] = ("default", "linear", "dynamic", "yarn")
 
@@ -85,7 +88,7 @@ class ModelConfig:
     sliding_window: int | None = None
     tie_word_embeddings: bool = False
     dtype: WeightDType = "float32"
-    """Of the checkpoint's weights. float16 is converted to float32 at load."""
+    """Of the weights that are not quantised; the KV cache follows it."""
     bos_token_id: int | None = None
     pad_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
@@ -150,14 +153,25 @@ def read_config_json(directory: Path) -> Fields:
         )
     path = directory / "config.json"
     fields = Fields(str(path), read_json_object(path, "the model's configuration"))
-    _, quantization = fields.get(("quantization_config", "compression_config"))
-    if quantization is not None:
-        method = quantization.get("quant_method", "?") if isinstance(quantization, dict) else quantization
-        raise ModelLoadError(
-            f"{path}: quantization_config (quant_method {method!r}) is not supported; use the model's "
-            "unquantised float32, bfloat16 or float16 checkpoint"
-        )
+    _check_quantization(fields)
     return fields
+
+
+def _check_quantization(fields: Fields) -> None:
+    """FP8 with one scale for 128 x 128 weights is run as it is; what is quantised otherwise is refused."""
+    name, _ = fields.get(("quantization_config", "compression_config"))
+    quantization = fields.section(name)
+    if quantization is None:
+        return
+    method = quantization.text("quant_method", "?")
+    if method != "fp8":
+        raise ModelLoadError(
+            f"{fields.where}: {name} (quant_method {method!r}) is not supported, expected 'fp8'; use a float32, "
+            "bfloat16, float16 or FP8 checkpoint, or a GGUF file"
+        )
+    block = quantization.integers("weight_block_size")
+    if block != (FP8_BLOCK, FP8_BLOCK):
+        raise quantization.error("weight_block_size", list(block), f"[{FP8_BLOCK}, {FP8_BLOCK}]")
 
 
 def architecture_name(fields: Fields) -> str:

@@ -15,10 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from twofold import ops
-from twofold.model.checkpoint import Weight
 from twofold.model.config import ModelConfig
 from twofold.model.model_files import ModelFiles, open_model_files
 from twofold.model.rope import RopeTable
+from twofold.model.weight_plan import MoePlan, expert_tensors
 from twofold.model.weights import (
     DenseFfnWeights,
     DenseWeights,
@@ -26,9 +26,10 @@ from twofold.model.weights import (
     LayerWeights,
     ProgressFn,
     RouterWeights,
+    dense_weights,
     expert_weights,
-    read_dense_weights,
 )
+from twofold.weight_format import plain_array
 
 F32 = npt.NDArray[np.float32]
 I32 = npt.NDArray[np.int32]
@@ -96,19 +97,19 @@ class LoadedModel:
         config = files.config
         self.config = config
         self.moe_layers = list(config.moe_layers)
-        self.embedding: Weight = weights.embedding
+        self.embedding = plain_array(weights.embedding)
         self.layers = [_make_layer(config, index, layer, team) for index, layer in enumerate(weights.layers)]
         routers = [layer.router for layer in self.layers if layer.router is not None]
         self._routers_ahead = dict(enumerate(routers[1:]))
         """The router of the next layer with experts, by `moe_layer`."""
-        self.lm_head = ops.LmHead(team, weights.final_norm, weights.lm_head, config.rms_norm_eps)
+        self.lm_head = ops.LmHead(team, weights.final_norm, plain_array(weights.lm_head), config.rms_norm_eps)
         self._rope = RopeTable(config.rope, config.head_dim, config.max_position_embeddings)
         self._files = files
 
     def expert_weights(self, layer: int) -> list[ExpertWeights]:
         """(gate [I, H], up [I, H], down [H, I]) of every expert of model layer `layer` (one of `moe_layers`).
 
-        Read-only views of the mapped files (uint16 holds bfloat16), or float32 copies of float16.
+        Views of the mapped files.
         """
         return expert_weights(self._files, layer)
 
@@ -117,9 +118,21 @@ class LoadedModel:
 
         The files' pages leave this process's memory after every layer, so that packing never holds the experts twice.
         """
-        for layer in self.moe_layers:
+        tensors = self._files.tensors
+        names = [
+            [
+                name
+                for spec in expert_tensors(ffn.experts)
+                for name in (spec.name, *tensors.companions(spec.name))
+            ]
+            for plan in self._files.plan.layers
+            if isinstance(ffn := plan.feed_forward, MoePlan)
+        ]
+        for index, layer in enumerate(self.moe_layers):
+            for ahead in names[index + 1 : index + 2]:
+                tensors.will_read(ahead)
             yield self.expert_weights(layer)
-            self._files.checkpoint.release_pages()
+            tensors.release_pages(names[index])
 
     def forward(self, token_ids: I32, batch: BatchMeta, kv_cache: ops.KvCache, moe: MoeBackend) -> F32:
         """Hidden states [T, hidden] after the last layer; their keys and values are in `kv_cache` afterwards."""
@@ -176,7 +189,7 @@ def load_model(path: str | Path, *, team: ops.ThreadTeam, progress: ProgressFn |
     Experts stay on disk until `LoadedModel.expert_weights` is asked for them. Raises ModelLoadError.
     """
     files = open_model_files(path)
-    return LoadedModel(files, read_dense_weights(files, progress), team)
+    return LoadedModel(files, dense_weights(files), team)
 
 
 def _make_layer(config: ModelConfig, index: int, weights: LayerWeights, team: ops.ThreadTeam) -> DecoderLayer:
@@ -194,11 +207,11 @@ def _make_attention(config: ModelConfig, weights: LayerWeights, team: ops.Thread
     return ops.AttentionBlock(
         team,
         attention.norm,
-        attention.qkv,
+        plain_array(*attention.qkv),
         attention.qkv_bias,
         attention.q_norm,
         attention.k_norm,
-        attention.o,
+        plain_array(attention.o),
         attention.o_bias,
         config.num_heads,
         config.num_kv_heads,
@@ -215,7 +228,13 @@ def _make_router(
     if not isinstance(weights, RouterWeights):
         return None
     return ops.Router(
-        team, weights.norm, weights.gate, config.top_k, config.norm_topk_prob, config.rms_norm_eps, "softmax"
+        team,
+        weights.norm,
+        plain_array(weights.gate),
+        config.top_k,
+        config.norm_topk_prob,
+        config.rms_norm_eps,
+        "softmax",
     )
 
 
@@ -224,4 +243,5 @@ def _make_dense(
 ) -> ops.DenseFfn | None:
     if not isinstance(weights, DenseFfnWeights):
         return None
-    return ops.DenseFfn(team, weights.norm, weights.gate, weights.up, weights.down, config.rms_norm_eps)
+    gate, up, down = plain_array(weights.gate), plain_array(weights.up), plain_array(weights.down)
+    return ops.DenseFfn(team, weights.norm, gate, up, down, config.rms_norm_eps)

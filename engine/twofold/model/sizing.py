@@ -72,7 +72,7 @@ def measure_model(directory: str | Path, *, kv_dtype_bytes: int = 4) -> ModelSiz
         dense_bytes=sum(_loaded_bytes(files, spec) for spec in files.plan.dense_tensors()),
         expert_bytes=sum(_loaded_bytes(files, spec) for spec in files.plan.expert_tensors()),
         kv_bytes_per_token=2 * config.num_layers * config.num_kv_heads * config.head_dim * kv_dtype_bytes,
-        file_bytes=sum(files.checkpoint.entry(name).num_bytes for name in files.checkpoint),
+        file_bytes=sum(files.tensors.entry(name).num_bytes for name in files.tensors),
     )
 
 
@@ -97,7 +97,7 @@ def check_host_memory(size: ModelSize, available_bytes: int, num_kv_tokens: int)
 
 
 def _loaded_bytes(files: ModelFiles, spec: TensorSpec) -> int:
-    entry = files.checkpoint.entry(spec.name)
+    entry = files.tensors.entry(spec.name)
     return 2 * entry.num_bytes if entry.dtype == "F16" else entry.num_bytes
 
 

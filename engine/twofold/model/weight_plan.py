@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from itertools import chain
 
 from twofold.errors import ModelLoadError
-from twofold.model.checkpoint import Checkpoint
 from twofold.model.config import ModelConfig
+from twofold.model.tensor_source import TensorSource
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,8 @@ class WeightNaming:
 
     `moe_blocks` are the module names under `model.layers.N.`, `expert_projections` the (gate, up, down) names under
     `experts.E.`; the first combination that the checkpoint has is taken. Fused experts (`experts.gate_up_proj`
-    [E, 2I, H] and `experts.down_proj` [E, H, I], as transformers 5 keeps them) are known for every block.
+    [E, 2I, H] and `experts.down_proj` [E, H, I], as transformers 5 keeps them) and stacked ones (`experts.gate_proj`,
+    `experts.up_proj`, `experts.down_proj`, each [E, ...], as GGUF files keep them) are known for every block.
     """
 
     moe_blocks: tuple[str, ...]
@@ -76,10 +77,22 @@ class FusedExperts:
 
 
 @dataclass(frozen=True)
+class StackedExperts:
+    """All experts of a layer in three tensors."""
+
+    gate: TensorSpec
+    up: TensorSpec
+    down: TensorSpec
+
+
+Experts = SeparateExperts | FusedExperts | StackedExperts
+
+
+@dataclass(frozen=True)
 class MoePlan:
     norm: TensorSpec
     router: TensorSpec
-    experts: SeparateExperts | FusedExperts
+    experts: Experts
 
 
 @dataclass(frozen=True)
@@ -112,14 +125,20 @@ class WeightPlan:
     def expert_tensors(self) -> Iterator[TensorSpec]:
         for layer in self.layers:
             if isinstance(layer.feed_forward, MoePlan):
-                experts = layer.feed_forward.experts
-                if isinstance(experts, FusedExperts):
-                    yield from (experts.gate_up, experts.down)
-                else:
-                    yield from chain.from_iterable(experts.experts)
+                yield from expert_tensors(layer.feed_forward.experts)
 
 
-def make_plan(config: ModelConfig, naming: WeightNaming, checkpoint: Checkpoint) -> WeightPlan:
+def expert_tensors(experts: Experts) -> Iterator[TensorSpec]:
+    """The tensors of one layer's experts."""
+    if isinstance(experts, FusedExperts):
+        yield from (experts.gate_up, experts.down)
+    elif isinstance(experts, StackedExperts):
+        yield from (experts.gate, experts.up, experts.down)
+    else:
+        yield from chain.from_iterable(experts.experts)
+
+
+def make_plan(config: ModelConfig, naming: WeightNaming, tensors: TensorSource) -> WeightPlan:
     """The plan of `config` in the names this checkpoint uses, checked against its headers.
 
     Raises ModelLoadError for a tensor that is missing, has the wrong dtype or shape, or that the architecture does not
@@ -127,37 +146,43 @@ def make_plan(config: ModelConfig, naming: WeightNaming, checkpoint: Checkpoint)
     """
     plan = WeightPlan(
         embedding=TensorSpec("model.embed_tokens.weight", (config.vocab_size, config.hidden_size)),
-        layers=tuple(_plan_layer(config, naming, checkpoint, layer) for layer in range(config.num_layers)),
+        layers=tuple(_plan_layer(config, naming, tensors, layer) for layer in range(config.num_layers)),
         final_norm=TensorSpec("model.norm.weight", (config.hidden_size,)),
         lm_head=None
         if config.tie_word_embeddings
         else TensorSpec("lm_head.weight", (config.vocab_size, config.hidden_size)),
     )
-    planned = set()
+    planned: set[str] = set()
     for spec in chain(plan.dense_tensors(), plan.expert_tensors()):
-        checkpoint.entry(spec.name).check(spec.shape)
-        planned.add(spec.name)
-    _check_expert_dtypes(plan, checkpoint)
-    unknown = [name for name in checkpoint if name not in planned and not _is_harmless(name, config)]
+        tensors.check(spec.name, spec.shape)
+        planned.update((spec.name, *tensors.companions(spec.name)))
+    _check_expert_formats(plan, tensors)
+    unknown = [name for name in tensors if name not in planned and not _is_harmless(name, config)]
     if unknown:
         raise ModelLoadError(
-            f"{checkpoint.entry(unknown[0]).file}: tensor {unknown[0]} ({len(unknown)} such in all) is not part of "
+            f"{tensors.entry(unknown[0]).file}: tensor {unknown[0]} ({len(unknown)} such in all) is not part of "
             f"{config.architecture} as config.json describes it; use the config.json that belongs to these weights"
         )
     return plan
 
 
-def _check_expert_dtypes(plan: WeightPlan, checkpoint: Checkpoint) -> None:
-    """All experts must be of one dtype in memory, because a slot holds any of them."""
-    first = next(plan.expert_tensors())
-    expected = checkpoint.entry(first.name).dtype
-    for spec in plan.expert_tensors():
-        entry = checkpoint.entry(spec.name)
-        if (entry.dtype == "BF16") != (expected == "BF16"):
-            raise ModelLoadError(
-                f"{entry.file}: tensor {spec.name} is {entry.dtype}, expected {expected} as {first.name} is, because "
-                "all experts share one dtype; convert the checkpoint to one"
-            )
+def _check_expert_formats(plan: WeightPlan, tensors: TensorSource) -> None:
+    """The experts of a layer must agree, matrix by matrix: the offsets inside an expert are the layer's."""
+    for layer in plan.layers:
+        if not isinstance(layer.feed_forward, MoePlan):
+            continue
+        experts = layer.feed_forward.experts
+        if not isinstance(experts, SeparateExperts):
+            continue
+        for of_one_kind in zip(*experts.experts, strict=True):
+            first = tensors.entry(of_one_kind[0].name)
+            for spec in of_one_kind:
+                entry = tensors.entry(spec.name)
+                if entry.format != first.format:
+                    raise ModelLoadError(
+                        f"{entry.file}: tensor {spec.name} is {entry.dtype}, expected {first.dtype} as {first.name} "
+                        "is, because the experts of a layer share one format; convert the checkpoint to one"
+                    )
 
 
 def _is_harmless(name: str, config: ModelConfig) -> bool:
@@ -171,7 +196,7 @@ def _attention_tensors(plan: AttentionPlan) -> Iterator[TensorSpec]:
     yield from plan.head_norms
 
 
-def _plan_layer(config: ModelConfig, naming: WeightNaming, checkpoint: Checkpoint, layer: int) -> LayerPlan:
+def _plan_layer(config: ModelConfig, naming: WeightNaming, tensors: TensorSource, layer: int) -> LayerPlan:
     prefix = f"model.layers.{layer}"
     hidden = config.hidden_size
     q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
@@ -195,7 +220,7 @@ def _plan_layer(config: ModelConfig, naming: WeightNaming, checkpoint: Checkpoin
     )
     norm = TensorSpec(f"{prefix}.post_attention_layernorm.weight", (hidden,))
     if layer in config.moe_layers:
-        return LayerPlan(attention, _plan_moe(config, naming, checkpoint, prefix, norm))
+        return LayerPlan(attention, _plan_moe(config, naming, tensors, prefix, norm))
     inner = config.intermediate_size
     dense = DensePlan(
         norm=norm,
@@ -207,24 +232,27 @@ def _plan_layer(config: ModelConfig, naming: WeightNaming, checkpoint: Checkpoin
 
 
 def _plan_moe(
-    config: ModelConfig, naming: WeightNaming, checkpoint: Checkpoint, prefix: str, norm: TensorSpec
+    config: ModelConfig, naming: WeightNaming, tensors: TensorSource, prefix: str, norm: TensorSpec
 ) -> MoePlan:
     hidden, inner, num_experts = config.hidden_size, config.moe_intermediate_size, config.num_experts
-    block = next((name for name in naming.moe_blocks if f"{prefix}.{name}.gate.weight" in checkpoint), None)
+    block = next((name for name in naming.moe_blocks if f"{prefix}.{name}.gate.weight" in tensors), None)
     block = f"{prefix}.{block or naming.moe_blocks[0]}"
     router = TensorSpec(f"{block}.gate.weight", (num_experts, hidden))
-    if f"{block}.experts.gate_up_proj" in checkpoint:
+    if f"{block}.experts.gate_up_proj" in tensors:
         fused = FusedExperts(
             gate_up=TensorSpec(f"{block}.experts.gate_up_proj", (num_experts, 2 * inner, hidden)),
             down=TensorSpec(f"{block}.experts.down_proj", (num_experts, hidden, inner)),
         )
         return MoePlan(norm, router, fused)
+    if f"{block}.experts.gate_proj" in tensors:
+        stacked = StackedExperts(
+            gate=TensorSpec(f"{block}.experts.gate_proj", (num_experts, inner, hidden)),
+            up=TensorSpec(f"{block}.experts.up_proj", (num_experts, inner, hidden)),
+            down=TensorSpec(f"{block}.experts.down_proj", (num_experts, hidden, inner)),
+        )
+        return MoePlan(norm, router, stacked)
     gate, up, down = next(
-        (
-            names
-            for names in naming.expert_projections
-            if f"{block}.experts.0.{names[0]}.weight" in checkpoint
-        ),
+        (names for names in naming.expert_projections if f"{block}.experts.0.{names[0]}.weight" in tensors),
         naming.expert_projections[0],
     )
     separate = tuple(

@@ -1,0 +1,157 @@
+"""The formats a weight matrix may have, and a matrix as a file holds it.
+
+The table is that of `kernels/include/twofold/weight_format.h` (a test compares them); it is here again because sizes
+are asked for where the native modules are not built. Reads no file and packs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+PANEL_ROWS: Final = 32
+SCALE_GRID: Final = 128
+"""fp8: one scale for 128 x 128 weights."""
+
+
+@dataclass(frozen=True)
+class FormatLayout:
+    """Bytes of one format: in a file's rows, and packed for the kernels in panels of 32 rows."""
+
+    block_columns: int
+    block_bytes: int
+    panel_columns: int
+    panel_block_bytes: int
+
+
+FORMATS: Final[Mapping[str, FormatLayout]] = MappingProxyType(
+    {
+        "f32": FormatLayout(1, 4, 1, 128),
+        "f16": FormatLayout(1, 2, 2, 128),
+        "bf16": FormatLayout(1, 2, 2, 128),
+        "fp8": FormatLayout(1, 1, 128, 4224),
+        "q8_0": FormatLayout(32, 34, 32, 1088),
+        "q4_0": FormatLayout(32, 18, 32, 576),
+        "q4_k": FormatLayout(256, 144, 256, 4736),
+        "q5_k": FormatLayout(256, 176, 256, 5760),
+        "q6_k": FormatLayout(256, 210, 256, 6720),
+        "int8": FormatLayout(128, 130, 128, 4160),
+        "int4": FormatLayout(64, 36, 64, 1152),
+    }
+)
+_ELEMENTS: Final[Mapping[str, np.dtype[Any]]] = MappingProxyType(
+    {"f32": np.dtype(np.float32), "f16": np.dtype(np.uint16), "bf16": np.dtype(np.uint16)}
+)
+
+
+def element_type(format: str) -> np.dtype[Any]:
+    """Of `WeightMatrix.data`: float32 (f32), uint16 (f16 and bf16, as bits), uint8 (the bytes of all others)."""
+    return _ELEMENTS.get(format, np.dtype(np.uint8))
+
+
+def source_row_bytes(format: str, columns: int) -> int:
+    """Bytes of a row of `columns` weights in a file. Raises ValueError unless whole blocks fill it."""
+    layout = FORMATS[format]
+    if columns % layout.block_columns:
+        raise ValueError(
+            f"a row of {columns} columns in format {format}; expected a multiple of {layout.block_columns}"
+        )
+    return columns // layout.block_columns * layout.block_bytes
+
+
+def packed_bytes(format: str, rows: int, columns: int) -> int:
+    """Bytes of a matrix in memory: whole panels of 32 rows, whole panel blocks of columns."""
+    layout = FORMATS[format]
+    panels = -(-rows // PANEL_ROWS)
+    return panels * -(-columns // layout.panel_columns) * layout.panel_block_bytes
+
+
+@dataclass(frozen=True, eq=False)
+class WeightMatrix:
+    """A matrix as a file holds it, usually a view of the mapped file. Rows may lie apart; a row is contiguous.
+
+    `data` is [rows, elements of a row], of `element_type(format)`: one for each column, or the row's bytes.
+    `scales` belong to fp8 only: float32 [rows / 128, columns / 128], rounded up; row r has those of scales[r // 128].
+
+    Raises ValueError when these do not fit one another.
+    """
+
+    data: npt.NDArray[Any]
+    format: str
+    columns: int
+    scales: npt.NDArray[np.float32] | None = None
+
+    def __post_init__(self) -> None:
+        if self.format not in FORMATS:
+            raise ValueError(f"weight format {self.format!r}; expected one of {', '.join(FORMATS)}")
+        element = element_type(self.format)
+        width = source_row_bytes(self.format, self.columns) // element.itemsize
+        if self.data.dtype != element or self.data.ndim != 2 or self.data.shape[1] != width:
+            raise ValueError(
+                f"{self.data.dtype} {self.data.shape} for {self.columns} columns in format {self.format}; expected "
+                f"{element} (rows, {width})"
+            )
+        if width > 1 and self.data.strides[1] != element.itemsize:
+            raise ValueError("the elements of a row lie apart; expected contiguous rows")
+        if (self.scales is None) != (self.format != "fp8"):
+            raise ValueError(f"format {self.format} with{'out' if self.scales is None else ''} scales")
+        if self.scales is not None:
+            grid = (-(-self.rows // SCALE_GRID), -(-self.columns // SCALE_GRID))
+            if self.scales.dtype != np.float32 or self.scales.shape != grid:
+                raise ValueError(
+                    f"scales are {self.scales.dtype} {self.scales.shape}; expected float32 {grid}, one for "
+                    f"{SCALE_GRID} x {SCALE_GRID} weights"
+                )
+
+    @property
+    def rows(self) -> int:
+        return int(self.data.shape[0])
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.rows, self.columns
+
+    @property
+    def source_bytes(self) -> int:
+        """In the file, scales included."""
+        return int(self.data.nbytes) + (0 if self.scales is None else int(self.scales.nbytes))
+
+    @property
+    def packed_bytes(self) -> int:
+        return packed_bytes(self.format, self.rows, self.columns)
+
+    def row_range(self, begin: int, end: int) -> WeightMatrix:
+        """Rows begin … end-1 as a view. Raises ValueError where that would cut a scale of fp8 in two."""
+        if self.scales is None:
+            return WeightMatrix(self.data[begin:end], self.format, self.columns)
+        if begin % SCALE_GRID:
+            raise ValueError(
+                f"rows from {begin} share scales with the rows before; expected a multiple of {SCALE_GRID}"
+            )
+        scales = self.scales[begin // SCALE_GRID : -(-end // SCALE_GRID)]
+        return WeightMatrix(self.data[begin:end], self.format, self.columns, scales)
+
+
+def plain_array(*parts: WeightMatrix) -> npt.NDArray[Any]:
+    """Matrices stacked by rows as one C-contiguous array of float32, or of uint16 if all are bf16.
+
+    Raises ValueError for a format of blocks.
+    """
+    if all(part.format == "bf16" for part in parts):
+        return np.concatenate([part.data for part in parts])
+    return np.concatenate([_as_float32(part) for part in parts])
+
+
+def _as_float32(matrix: WeightMatrix) -> npt.NDArray[np.float32]:
+    if matrix.format == "bf16":
+        return (matrix.data.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    if matrix.format == "f16":
+        return np.ascontiguousarray(matrix.data).view(np.float16).astype(np.float32)
+    if matrix.format == "f32":
+        return np.array(matrix.data, np.float32)
+    raise ValueError(f"format {matrix.format}; expected f32, f16 or bf16")
