@@ -66,7 +66,7 @@ const LayerDecision& LayerScheduler::decide(int layer, std::span<const int32_t> 
                                             std::span<const float> weights, int num_tokens) {
   decision_.experts.clear();
   decision_.moves.clear();
-  decision_.rejections.clear();
+  decision_.rejection.reset();
   decision_.arrivals.clear();
   decision_.num_withdrawn = 0;
   decision_.start_us = timeline_.now_us();
@@ -201,7 +201,9 @@ void LayerScheduler::admit_misses(int layer) {
     const auto admission = cache_->admit(layer, e.expert, false);
     if (!admission) {
       if (cache_->last_refusal() == AdmitRefusal::kPrice) {
-        decision_.rejections.push_back({e.expert, cache_->value(layer, e.expert)});
+        const double value = cache_->value(layer, e.expert);
+        if (!decision_.rejection || value > decision_.rejection->value)
+          decision_.rejection = {e.expert, value};
       }
       continue;
     }

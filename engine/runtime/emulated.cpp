@@ -134,12 +134,11 @@ LayerTimes EmulatedAccelerator::place(int layer, const LayerRouting& routing, co
     }
     note(CacheEventKind::kAdmit, move.layer, move.expert);
   }
-  if (events_.enabled) {
-    for (const Rejection& rejection : decision.rejections) {
-      events_.cache_events.push({rows_.step, request_of(routing, groups, rejection.expert), int16_t(layer),
-                                 uint8_t(CacheEventKind::kReject), uint16_t(rejection.expert), -1, -1,
-                                 float(rejection.value), 0.0f, price, decision.start_us});
-    }
+  if (events_.enabled && decision.rejection) {
+    const Rejection& rejection = *decision.rejection;
+    events_.cache_events.push({rows_.step, request_of(routing, groups, rejection.expert), int16_t(layer),
+                               uint8_t(CacheEventKind::kReject), uint16_t(rejection.expert), -1, -1,
+                               float(rejection.value), 0.0f, price, decision.start_us});
   }
   for (size_t g = 0; g < decision.experts.size(); ++g) {
     const ExpertDecision& e = decision.experts[g];

@@ -70,9 +70,9 @@ struct Publication {
 struct LayerDecision {
   std::vector<ExpertDecision> experts;  // ascending
   std::vector<Move> moves;
-  std::vector<Rejection> rejections;
-  std::vector<Publication> arrivals;  // prefetches that landed in time for this layer
-  int num_withdrawn = 0;              // prefetches given up: moves of an earlier decision that never began
+  std::optional<Rejection> rejection;  // the most valuable one: if its upload does not pay, none does
+  std::vector<Publication> arrivals;   // prefetches that landed in time for this layer
+  int num_withdrawn = 0;               // prefetches given up: moves of an earlier decision that never began
   LayerTimes times;
   double start_us = 0;
 };
