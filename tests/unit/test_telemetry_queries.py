@@ -11,7 +11,7 @@ import pytest
 from twofold.cli import telemetry as cli
 from twofold.errors import ConfigError
 from twofold.telemetry import queries
-from twofold.telemetry.sink import TOKEN_LAYER_DTYPE, CacheEventKind, Placement
+from twofold.telemetry.sink import TOKEN_LAYER_DTYPE, CacheEventKind, Placement, UploadReason
 from twofold.telemetry.summary import format_summary, summarise
 from twofold.telemetry.writer import open_sink
 from twofold.types import StepRecord
@@ -170,7 +170,10 @@ def test_a_request_that_does_not_exist_has_no_tokens(db: queries.Database, run: 
 
 
 def test_uploads_and_decisions_by_step(db: queries.Database, run: queries.Run, made: SyntheticRun) -> None:
-    assert len(queries.uploads(db, run)) == made.num_uploads
+    copies = queries.uploads(db, run)
+    assert len(copies) == made.num_uploads
+    reasons = [copy.reason for copy in copies]
+    assert queries.upload_counts(db, run) == {reason: reasons.count(reason) for reason in UploadReason}
     some = queries.uploads(db, run, first_step=3, last_step=5)
     assert some
     assert {upload.step for upload in some} <= {3, 4, 5}
@@ -230,6 +233,7 @@ def test_the_summary_says_what_happened(history: tuple[str, SyntheticRun]) -> No
     assert summary["uploads_per_token"] == pytest.approx(made.num_uploads / tokens)
     assert summary["h2d_bytes"] == made.num_uploads * made.info.expert_bytes
     assert summary["evictions"] == made.num_evictions
+    assert sum(summary["uploads_by_reason"].values()) == made.num_uploads
     assert summary["emulated"] is True
     assert summary["clock"] == "virtual"
     assert summary["dropped_events"] == {}

@@ -22,6 +22,7 @@ def summarise(url: str, *, run_id: int | None = None) -> dict[str, Any]:
     steps = queries.step_totals(db, run)
     requests = queries.request_counts(db, run)
     decisions = queries.cache_event_counts(db, run)
+    copied = queries.upload_counts(db, run)
     prediction = queries.prediction_error(db, run)
     num_tokens = steps.num_prefill_tokens + steps.num_decode_tokens
     return {
@@ -52,6 +53,7 @@ def summarise(url: str, *, run_id: int | None = None) -> dict[str, Any]:
         "hit_rate": placements.hit_rate,
         "uploads": placements.num_uploads,
         "uploads_per_token": placements.num_uploads / num_tokens if num_tokens else None,
+        "uploads_by_reason": {reason.name.lower(): count for reason, count in copied.items()},
         "h2d_bytes": placements.upload_bytes,
         "h2d_bytes_per_token": placements.upload_bytes / num_tokens if num_tokens else None,
         "prediction_error_median": prediction.median if prediction else None,
@@ -105,6 +107,7 @@ def format_summary(summary: dict[str, Any]) -> str:
         ("decode, wall", figure(summary["decode_tokens_per_wall_s"], "{:,.1f} tokens/s on this machine")),
         ("hit rate", figure(summary["hit_rate"], "{:.1%}")),
         ("uploads", f"{summary['uploads']:,}, {figure(summary['uploads_per_token'], '{:.2f}')} per token"),
+        ("", ", ".join(f"{count:,} by {name}" for name, count in summary["uploads_by_reason"].items())),
         ("over PCIe", f"{summary['h2d_bytes'] / 1e6:,.1f} MB{emulated}"),
         ("evictions", f"{summary['evictions']:,}"),
         ("prediction", figure(summary["prediction_error_median"], "{:.1%} median error of a layer's time")),

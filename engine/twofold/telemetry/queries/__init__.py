@@ -31,6 +31,7 @@ from twofold.telemetry.queries.placements import (
     cache_event_counts,
     cache_events,
     placement_grid,
+    upload_counts,
     uploads,
 )
 from twofold.telemetry.queries.predictions import PredictionError, prediction_error
@@ -97,6 +98,7 @@ __all__ = [
     "requests",
     "runs",
     "step_totals",
+    "upload_counts",
     "uploads",
     "window",
 ]

@@ -88,6 +88,14 @@ def uploads(
     return [Upload(**{**row._mapping, "reason": UploadReason(row.reason)}) for row in rows]
 
 
+def upload_counts(db: Database, run: Run) -> dict[UploadReason, int]:
+    """Copies by reason, of those still stored in detail: retention takes the oldest."""
+    table = schema.upload.c
+    query = select(table.reason, func.count()).where(table.run_id == run.run_id).group_by(table.reason)
+    counts = {UploadReason(reason): int(count) for reason, count in db.rows(query)}
+    return {reason: counts.get(reason, 0) for reason in UploadReason}
+
+
 @dataclass(frozen=True)
 class CacheEvent:
     """One decision of the expert cache; `victim` is -1 where none had to go."""
