@@ -24,6 +24,7 @@ std::map<std::string, bool> features() {
   return {{"avx2", has.avx2},
           {"fma", has.fma},
           {"f16c", has.f16c},
+          {"avx_vnni", has.avx_vnni},
           {"avx512f", has.avx512f},
           {"avx512bw", has.avx512bw},
           {"avx512vl", has.avx512vl},
@@ -113,6 +114,7 @@ void bind_ops(py::module_& m) {
   py::module_ kernels =
       m.def_submodule("kernels", "One kernel of one level at a time, for tests and benchmarks.");
   bind_kernels(kernels);
+  bind_packed_kernels(kernels);
 }
 
 }  // namespace twofold::bindings

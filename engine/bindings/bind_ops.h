@@ -2,6 +2,8 @@
 #pragma once
 #include <pybind11/pybind11.h>
 
+#include <string>
+
 #include "twofold/kernels.h"
 
 namespace twofold::bindings {
@@ -10,4 +12,8 @@ const kernels::KernelTable& chosen_table();
 
 void bind_dense_ops(pybind11::module_& m);  // attention, router, feed-forward, LM head, embedding
 void bind_kernels(pybind11::module_& m);    // single kernels by level
+void bind_packed_kernels(pybind11::module_& m);
+
+// One level by name; ConfigError when there is none or this CPU cannot run it.
+const kernels::KernelTable& level_named(const std::string& level);
 }  // namespace twofold::bindings

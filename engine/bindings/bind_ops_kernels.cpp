@@ -16,13 +16,14 @@
 namespace py = pybind11;
 
 namespace twofold::bindings {
-namespace {
 
 const kernels::KernelTable& level_named(const std::string& level) {
   const kernels::KernelTable* table = kernels::table_for_level(level.c_str());
   if (table != nullptr) return *table;
   throw ConfigFailure("kernel level \"" + level + "\" does not exist or this CPU cannot run it");
 }
+
+namespace {
 
 int to_int(int64_t n) { return static_cast<int>(n); }
 

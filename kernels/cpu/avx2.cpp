@@ -108,10 +108,10 @@ struct Avx2 {
   }
 };
 
-constexpr KernelTable kTable = Simd<Avx2>::table("avx2");
+constexpr KernelTable kPart = Simd<Avx2>::part();
 
 }  // namespace
 
-const KernelTable* avx2_level() { return &kTable; }
+const KernelTable* avx2_level() { return &kPart; }
 
 }  // namespace twofold::kernels

@@ -5,10 +5,10 @@
 namespace twofold::kernels {
 namespace {
 
-constexpr KernelTable kTable = Simd<Avx512>::table("avx512");
+constexpr KernelTable kPart = Simd<Avx512>::part();
 
 }  // namespace
 
-const KernelTable* avx512_level() { return &kTable; }
+const KernelTable* avx512_level() { return &kPart; }
 
 }  // namespace twofold::kernels

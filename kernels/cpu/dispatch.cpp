@@ -1,5 +1,5 @@
-// Chooses the level: what the CPU has and the operating system enables (cpuid, xgetbv), unless TWOFOLD_ISA
-// decides.
+// Composes the levels from their parts and chooses one: what the CPU has and the operating system enables
+// (cpuid, xgetbv), unless TWOFOLD_ISA decides.
 #include <cstdlib>
 #include <cstring>
 #include <stdexcept>
@@ -14,6 +14,92 @@
 namespace twofold::kernels {
 namespace {
 
+using Part = const KernelTable* (*)();
+using Supported = bool (*)(const CpuFeatures&);
+
+struct Level {
+  const char* name;
+  Supported supported;
+  Part parts[3];  // later ones win
+};
+
+#if defined(__x86_64__)
+bool has_avx2(const CpuFeatures& has) { return has.avx2 && has.fma && has.f16c; }
+bool has_avx512(const CpuFeatures& has) {
+  return has_avx2(has) && has.avx512f && has.avx512bw && has.avx512vl && has.avx512dq;
+}
+#endif
+
+// Best last. A level is composed of all supported levels before it.
+constexpr Level kLevels[] = {
+    {"generic", [](const CpuFeatures&) { return true; }, {generic_level, generic_packed}},
+#if defined(__x86_64__)
+    {"avx2", has_avx2, {avx2_level, avx2_integer}},
+    {"avx_vnni", [](const CpuFeatures& has) { return has_avx2(has) && has.avx_vnni; }, {avx_vnni_integer}},
+    {"avx512", has_avx512, {avx512_level}},
+    {"avx512_vnni",
+     [](const CpuFeatures& has) { return has_avx512(has) && has.avx512_vnni; },
+     {avx512_vnni_integer}},
+    {"avx512_bf16",
+     [](const CpuFeatures& has) { return has_avx512(has) && has.avx512_bf16; },
+     {avx512_bf16_level}},
+#endif
+};
+constexpr int kNumLevels = static_cast<int>(sizeof kLevels / sizeof kLevels[0]);
+
+template <class Entry>
+void take(Entry& into, Entry from) {
+  if (from != nullptr) into = from;
+}
+
+void add_part(const KernelTable& part, const char* level, KernelTable& table) {
+  take(table.matmul_f32, part.matmul_f32);
+  take(table.matmul_bf16, part.matmul_bf16);
+  take(table.gate_up_f32, part.gate_up_f32);
+  take(table.gate_up_bf16, part.gate_up_bf16);
+  take(table.weighted_sum_f32, part.weighted_sum_f32);
+  take(table.weighted_sum_bf16, part.weighted_sum_bf16);
+  take(table.rmsnorm, part.rmsnorm);
+  take(table.rope, part.rope);
+  take(table.softmax_exp, part.softmax_exp);
+  take(table.axpy, part.axpy);
+  take(table.bf16_to_f32, part.bf16_to_f32);
+  take(table.f32_to_bf16, part.f32_to_bf16);
+  for (int f = 0; f < kNumWeightFormats; ++f) {
+    if (part.formats[f].matmul == nullptr) continue;
+    table.formats[f] = part.formats[f];
+    table.formats[f].level = level;
+  }
+  for (int kind = 0; kind < kNumActivationKinds; ++kind) take(table.encode[kind], part.encode[kind]);
+  take(table.silu_mul, part.silu_mul);
+  take(table.read_all, part.read_all);
+}
+
+// The table of every level this CPU can run.
+struct Tables {
+  KernelTable tables[kNumLevels];
+  bool supported[kNumLevels];
+
+  Tables() {
+    const CpuFeatures has = cpu_features();
+    KernelTable table;
+    for (int l = 0; l < kNumLevels; ++l) {
+      supported[l] = kLevels[l].supported(has);
+      if (!supported[l]) continue;
+      table.name = kLevels[l].name;
+      for (const Part part : kLevels[l].parts) {
+        if (part != nullptr) add_part(*part(), kLevels[l].name, table);
+      }
+      tables[l] = table;
+    }
+  }
+};
+
+const Tables& all_tables() {
+  static const Tables tables;
+  return tables;
+}
+
 #if defined(__x86_64__)
 uint64_t enabled_state() {
   uint32_t a, b, c, d;
@@ -24,31 +110,10 @@ uint64_t enabled_state() {
 }
 #endif
 
-constexpr const char* kNames[] = {"generic",
-#if defined(__x86_64__)
-                                  "avx2", "avx512", "avx512_bf16",
-#endif
-                                  nullptr};
-
-bool supported(const char* name, const CpuFeatures& has) {
-  if (std::strcmp(name, "generic") == 0) return true;
-  if (std::strcmp(name, "avx2") == 0) return has.avx2 && has.fma && has.f16c;
-  const bool avx512 =
-      has.avx2 && has.fma && has.f16c && has.avx512f && has.avx512bw && has.avx512vl && has.avx512dq;
-  if (std::strcmp(name, "avx512") == 0) return avx512;
-  if (std::strcmp(name, "avx512_bf16") == 0) return avx512 && has.avx512_bf16;
-  return false;
-}
-
-// A level that rounds activations is used when asked for, and only then.
-bool asked_only(const char* name) { return std::strcmp(name, "avx512_bf16") == 0; }
-
-std::string supported_names(bool with_asked_only) {
-  const CpuFeatures has = cpu_features();
+std::string supported_names() {
   std::string list;
-  for (const char* const* name = kNames; *name != nullptr; ++name) {
-    if (!supported(*name, has) || (asked_only(*name) && !with_asked_only)) continue;
-    list += (list.empty() ? "" : ", ") + std::string(*name);
+  for (int l = 0; l < kNumLevels; ++l) {
+    if (all_tables().supported[l]) list += (list.empty() ? "" : ", ") + std::string(kLevels[l].name);
   }
   return list;
 }
@@ -64,17 +129,14 @@ Choice choose() {
     const KernelTable* table = table_for_level(forced);
     if (table == nullptr) {
       throw std::invalid_argument("TWOFOLD_ISA=" + std::string(forced) + ": expected one of " +
-                                  supported_names(true) +
+                                  supported_names() +
                                   " (what this CPU can run); unset it to let Twofold choose");
     }
     return {table, "TWOFOLD_ISA=" + std::string(forced)};
   }
-  const KernelTable* best = generic_level();
-  for (const char* const* name = kNames; *name != nullptr; ++name) {
-    const KernelTable* table = asked_only(*name) ? nullptr : table_for_level(*name);
-    if (table != nullptr) best = table;
-  }
-  return {best, "best of " + supported_names(false) + " on this CPU"};
+  int best = 0;
+  for (int l = 0; l < kNumLevels; ++l) best = all_tables().supported[l] ? l : best;
+  return {&all_tables().tables[best], "best of " + supported_names() + " on this CPU"};
 }
 
 // Immutable once made. A failed choice throws and is tried again by the next caller.
@@ -107,23 +169,33 @@ CpuFeatures cpu_features() {
     has.amx_bf16 = tiles && (d >> 22 & 1u);
     has.amx_tile = tiles && (d >> 24 & 1u);
     has.amx_int8 = tiles && (d >> 25 & 1u);
-    if (subleaves >= 1 && __get_cpuid_count(7, 1, &a, &b, &c, &d)) has.avx512_bf16 = zmm && (a >> 5 & 1u);
+    if (subleaves >= 1 && __get_cpuid_count(7, 1, &a, &b, &c, &d)) {
+      has.avx_vnni = ymm && (a >> 4 & 1u);
+      has.avx512_bf16 = zmm && (a >> 5 & 1u);
+    }
   }
 #endif
   return has;
 }
 
 const KernelTable* table_for_level(const char* name) {
-  if (!supported(name, cpu_features())) return nullptr;
-#if defined(__x86_64__)
-  if (std::strcmp(name, "avx2") == 0) return avx2_level();
-  if (std::strcmp(name, "avx512") == 0) return avx512_level();
-  if (std::strcmp(name, "avx512_bf16") == 0) return avx512_bf16_level();
-#endif
-  return generic_level();
+  for (int l = 0; l < kNumLevels; ++l) {
+    if (std::strcmp(name, kLevels[l].name) == 0) {
+      return all_tables().supported[l] ? &all_tables().tables[l] : nullptr;
+    }
+  }
+  return nullptr;
 }
 
-const char* const* level_names() { return kNames; }
+const char* const* level_names() {
+  static const char* names[kNumLevels + 1] = {};  // the last stays null
+  static const bool filled = [] {
+    for (int l = 0; l < kNumLevels; ++l) names[l] = kLevels[l].name;
+    return true;
+  }();
+  static_cast<void>(filled);
+  return names;
+}
 
 const KernelTable& kernel_table() { return *choice().table; }
 

@@ -116,8 +116,7 @@ uint64_t read_all(const void* memory, int64_t num_bytes) {
   return sums[0] + sums[1] + sums[2] + sums[3];
 }
 
-constexpr KernelTable kTable = {
-    .name = "generic",
+constexpr KernelTable kPart = {
     .matmul_f32 = matmul<float>,
     .matmul_bf16 = matmul<uint16_t>,
     .gate_up_f32 = gate_up<float>,
@@ -135,6 +134,6 @@ constexpr KernelTable kTable = {
 
 }  // namespace
 
-const KernelTable* generic_level() { return &kTable; }
+const KernelTable* generic_level() { return &kPart; }
 
 }  // namespace twofold::kernels

@@ -1,13 +1,19 @@
-// The levels compiled into this library. Each function lives in the file of its level and only hands out a
-// pointer; dispatch.cpp alone decides which may be called.
+// The parts of the levels compiled into this library. A part is a KernelTable with what one file supplies for
+// one level; entries it leaves null (and formats without a matmul) come from the level's earlier parts or
+// from the level below. Each function lives in the file of its part and only hands out a pointer;
+// dispatch.cpp alone composes the levels and decides which may be called.
 #pragma once
 #include "twofold/kernels.h"
 
 namespace twofold::kernels {
 const KernelTable* generic_level();
+const KernelTable* generic_packed();
 #if defined(__x86_64__)
 const KernelTable* avx2_level();
+const KernelTable* avx2_integer();
+const KernelTable* avx_vnni_integer();
 const KernelTable* avx512_level();
+const KernelTable* avx512_vnni_integer();
 const KernelTable* avx512_bf16_level();
 #endif
 }  // namespace twofold::kernels

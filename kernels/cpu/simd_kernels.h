@@ -190,23 +190,22 @@ struct Simd : Products<V> {
     for (int c = 0; i < n; ++i, ++c) y[i] = last[c];
   }
 
-  static constexpr KernelTable table(const char* name) {
-    return {
-        .name = name,
-        .matmul_f32 = Products<V>::template matmul<float>,
-        .matmul_bf16 = Products<V>::template matmul<uint16_t>,
-        .gate_up_f32 = gate_up<float>,
-        .gate_up_bf16 = gate_up<uint16_t>,
-        .weighted_sum_f32 = weighted_sum<float>,
-        .weighted_sum_bf16 = weighted_sum<uint16_t>,
-        .rmsnorm = rmsnorm,
-        .rope = rope,
-        .softmax_exp = softmax_exp,
-        .axpy = axpy,
-        .bf16_to_f32 = bf16_to_f32,
-        .f32_to_bf16 = f32_to_bf16,
-        .read_all = V::read_all,
-    };
+  static constexpr KernelTable part() {
+    KernelTable table;
+    table.matmul_f32 = Products<V>::template matmul<float>;
+    table.matmul_bf16 = Products<V>::template matmul<uint16_t>;
+    table.gate_up_f32 = gate_up<float>;
+    table.gate_up_bf16 = gate_up<uint16_t>;
+    table.weighted_sum_f32 = weighted_sum<float>;
+    table.weighted_sum_bf16 = weighted_sum<uint16_t>;
+    table.rmsnorm = rmsnorm;
+    table.rope = rope;
+    table.softmax_exp = softmax_exp;
+    table.axpy = axpy;
+    table.bf16_to_f32 = bf16_to_f32;
+    table.f32_to_bf16 = f32_to_bf16;
+    table.read_all = V::read_all;
+    return table;
   }
 };
 

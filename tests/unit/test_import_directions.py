@@ -90,7 +90,8 @@ ONLY_IN: dict[str, set[str]] = {
 CPP_ALLOWED: dict[str, set[str]] = {
     "engine/core": {"engine/core"},
     "kernels/include": {"kernels/include"},
-    "kernels/cpu": {"kernels/include", "kernels/cpu"},
+    "kernels/formats": {"kernels/include", "kernels/formats"},
+    "kernels/cpu": {"kernels/include", "kernels/formats", "kernels/cpu"},
     "kernels/cuda": {"kernels/include", "kernels/cuda"},
     "kernels/bench": {"kernels/include", "kernels/bench", "engine/runtime"},
     "engine/runtime": {"engine/runtime", "engine/core", "kernels/include", "kernels/cuda"},
@@ -105,6 +106,7 @@ CUDA, TORCH, PYTHON, ISA = (
 CPP_FORBIDDEN_SYSTEM: dict[str, str] = {
     "engine/core": rf"{CUDA}|{TORCH}|{PYTHON}|{ISA}|pthread|thread|mutex|condition_variable",
     "kernels/include": rf"{CUDA}|{TORCH}|{PYTHON}|{ISA}",
+    "kernels/formats": rf"{CUDA}|{TORCH}|{PYTHON}|{ISA}",
     "kernels/cpu": rf"{CUDA}|{TORCH}|{PYTHON}",
     "kernels/cuda": rf"{TORCH}|{PYTHON}",
     "kernels/bench": rf"{TORCH}|{PYTHON}",

@@ -1,4 +1,4 @@
-// Products of activations with packed weights (weight_format.h), one table per instruction-set level.
+// Products of activations with packed weights (weight_format.h): a part of KernelTable (kernels.h).
 //
 // Activations are encoded once per row and then read by every weight row: f32 as they are, bf16 (rounded to
 // nearest even) where the level multiplies bf16 directly, q8 (8-bit integers, one scale per 32 columns) for
@@ -6,8 +6,8 @@
 // every level.
 //
 // Determinism: the additions behind one output element happen in an order fixed by K and the format, never by
-// M, N, tile or thread; integer sums are exact. Within one level batching, chunking and placement cannot change
-// a bit.
+// M, N, tile or thread; integer sums are exact. Within one level batching, chunking and placement cannot
+// change a bit.
 #pragma once
 #include <cstdint>
 
@@ -21,7 +21,8 @@ inline constexpr int kNumActivationKinds = 3;
 // Bytes of one encoded row of K columns, a multiple of 64. Rows may lie further apart.
 //   f32, bf16: K elements, zeros to a multiple of 256 columns.
 //   q8: i8 q[P], f32 scale[P / 32], i32 sum16[P / 16] (of q, per run of 16), P = K rounded up to 256;
-//       x = scale * q, scale = amax / 127.
+//       x = scale * q, scale = amax / 127; a run below kSmallestQ8 is zero, one with an infinity or NaN has a
+//       NaN for scale.
 constexpr int64_t activation_columns(int64_t K) { return (K + 255) / 256 * 256; }
 constexpr int64_t activation_row_bytes(ActivationKind kind, int64_t K) {
   const int64_t P = activation_columns(K);
@@ -30,6 +31,14 @@ constexpr int64_t activation_row_bytes(ActivationKind kind, int64_t K) {
   return P + P / 8 + P / 4;
 }
 
+// Where rows should lie apart: an odd number of cache lines, so that the same column of several rows does not
+// share one set of a cache.
+constexpr int64_t activation_row_stride(ActivationKind kind, int64_t K) {
+  return activation_row_bytes(kind, K) | 64;
+}
+
+inline constexpr float kSmallestQ8 = 1e-35f;
+
 // Encodes columns [first, first + count) of M rows; first is a multiple of 32, and count too unless first +
 // count == K. Whoever encodes the last column also writes the zeros behind it. x points to column `first`.
 using EncodeFunction = void (*)(const float* x, int64_t ldx, void* rows, int64_t row_bytes, int M, int first,
@@ -37,21 +46,17 @@ using EncodeFunction = void (*)(const float* x, int64_t ldx, void* rows, int64_t
 
 // y[m, n] = x_m . w_n for the N rows of consecutive panels (N > 32 * (panels - 1)). x are encoded rows. y is
 // written for n < N only.
-using PackedMatmul = void (*)(const void* x, int64_t row_bytes, const void* panels, float* y, int64_t ldy, int M,
-                              int N, int K);
+using PackedMatmul = void (*)(const void* x, int64_t row_bytes, const void* panels, float* y, int64_t ldy,
+                              int M, int N, int K);
 
 struct FormatKernels {
-  ActivationKind activation;
-  PackedMatmul matmul;
-  const char* level;  // whose it is: a level without a kernel of its own for a format takes a lower one's
+  ActivationKind activation = ActivationKind::kF32;
+  PackedMatmul matmul = nullptr;
+  const char* level =
+      nullptr;  // whose it is: a level without a kernel of its own for a format takes a lower one's
 };
 
-struct PackedKernelTable {
-  const char* name;
-  FormatKernels formats[kNumWeightFormats];
-  EncodeFunction encode[kNumActivationKinds];
-  // h = silu(gate) * up, elementwise over n; h may be gate.
-  void (*silu_mul)(const float* gate, const float* up, float* h, int n);
-};
+// h = silu(gate) * up, elementwise over n; silu(v) = v / (1 + exp(-v)); h may be gate.
+using SiluMul = void (*)(const float* gate, const float* up, float* h, int n);
 
 }  // namespace twofold::kernels

@@ -3,19 +3,20 @@
 // A source row is what a checkpoint holds of one output: plain elements, or GGUF's blocks. A panel is 32 rows
 // side by side, packed once at load and the same for every instruction set and for CUDA:
 //
-//   - Weights come in steps of 4 bytes per row, row after row: one step is 128 consecutive bytes, which is two
-//     512-bit vectors of 16 rows, four of 8 rows, two columns of an AMX tile or one coalesced read of a warp.
-//     A step holds 1 weight of a row (f32), 2 (f16, bf16), 4 (8-bit formats) or 8 (4-bit formats).
-//   - K is cut into panel blocks; each begins with the scales of its 32 rows, then come its steps. So a panel is
-//     one ascending stream, and every panel block begins on a cache line (f32, f16, bf16: every 128 bytes).
+//   - Weights come in steps of 4 bytes per row, row after row: one step is 128 consecutive bytes, which is
+//     two 512-bit vectors of 16 rows, four of 8 rows, two columns of an AMX tile or one coalesced read of a
+//     warp. A step holds 1 weight of a row (f32), 2 (f16, bf16), 4 (8-bit formats) or 8 (4-bit formats).
+//   - K is cut into panel blocks; each begins with the scales of its 32 rows, then come its steps. So a panel
+//     is one ascending stream, and every panel block begins on a cache line (f32, f16, bf16: every 128
+//     bytes).
 //   - 8-bit integers are stored with 128 added, so that every integer weight is unsigned: the product
-//     instructions take unsigned weights and signed activations, and what the offset adds is a multiple of the
-//     sum of a block's activations, which is known beforehand.
+//     instructions take unsigned weights and signed activations, and what the offset adds is a multiple of
+//     the sum of a block's activations, which is known beforehand.
 //   - The last panel's missing rows and the last block's missing columns are zero weights.
 //
 // Panel blocks (little-endian; u8[a][b] is row-major; "nibbles p" are steps whose low nibbles belong to the
-// first and whose high nibbles to the second of two runs of weights; byte j of a row's step s is weight 4s + j
-// of its run; bit 4r + j of a plane's step s is the bit of row r's weight 4s + j, 16 bytes a step):
+// first and whose high nibbles to the second of two runs of weights; byte j of a row's step s is weight 4s +
+// j of its run; bit 4r + j of a plane's step s is the bit of row r's weight 4s + j, 16 bytes a step):
 //
 //   f32        1 column : f32[32]
 //   f16, bf16  2 columns: u16[32][2]
@@ -45,7 +46,19 @@
 
 namespace twofold::kernels {
 
-enum class WeightFormat : uint8_t { kF32, kF16, kBF16, kFP8, kQ8_0, kQ4_0, kQ4_K, kQ5_K, kQ6_K, kInt8, kInt4 };
+enum class WeightFormat : uint8_t {
+  kF32,
+  kF16,
+  kBF16,
+  kFP8,
+  kQ8_0,
+  kQ4_0,
+  kQ4_K,
+  kQ5_K,
+  kQ6_K,
+  kInt8,
+  kInt4
+};
 inline constexpr int kNumWeightFormats = 11;
 inline constexpr int kPanelRows = 32;
 
@@ -58,10 +71,10 @@ struct FormatLayout {
 };
 
 inline constexpr FormatLayout kFormatLayouts[kNumWeightFormats] = {
-    {"f32", 1, 4, 1, 128},          {"f16", 1, 2, 2, 128},          {"bf16", 1, 2, 2, 128},
-    {"fp8", 1, 1, 128, 4224},       {"q8_0", 32, 34, 32, 1088},     {"q4_0", 32, 18, 32, 576},
-    {"q4_k", 256, 144, 256, 4736},  {"q5_k", 256, 176, 256, 5760},  {"q6_k", 256, 210, 256, 6720},
-    {"int8", 128, 130, 128, 4160},  {"int4", 64, 36, 64, 1152},
+    {"f32", 1, 4, 1, 128},         {"f16", 1, 2, 2, 128},         {"bf16", 1, 2, 2, 128},
+    {"fp8", 1, 1, 128, 4224},      {"q8_0", 32, 34, 32, 1088},    {"q4_0", 32, 18, 32, 576},
+    {"q4_k", 256, 144, 256, 4736}, {"q5_k", 256, 176, 256, 5760}, {"q6_k", 256, 210, 256, 6720},
+    {"int8", 128, 130, 128, 4160}, {"int4", 64, 36, 64, 1152},
 };
 
 constexpr const FormatLayout& layout_of(WeightFormat format) {
@@ -85,9 +98,9 @@ constexpr int64_t packed_bytes(WeightFormat format, int64_t rows, int64_t column
   return num_panels(rows) * panel_bytes(format, columns);
 }
 
-// Packs one panel. rows[0 .. num_rows) point to source rows, num_rows <= 32. fp8: scales[r] points to the row's
-// scales, one for every 128 columns; other formats: scales is null. `panel` is 64-byte aligned and is written
-// whole.
+// Packs one panel. rows[0 .. num_rows) point to source rows, num_rows <= 32. fp8: scales[r] points to the
+// row's scales, one for every 128 columns; other formats: scales is null. `panel` is 64-byte aligned and is
+// written whole.
 void pack_panel(WeightFormat format, const void* const* rows, const float* const* scales, int num_rows,
                 int64_t columns, void* panel);
 

@@ -1,0 +1,151 @@
+"""Weight formats and activation encodings in plain numpy: random rows, their values, what an encoding holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from kernel_reference import F32, F64, to_bf16_bits, widen
+from numpy.typing import NDArray
+from twofold._core import kernels
+
+U8 = NDArray[np.uint8]
+FORMATS: dict[str, tuple[int, int, int, int]] = kernels.formats()
+GGUF_FORMATS = {"q8_0": "Q8_0", "q4_0": "Q4_0", "q4_k": "Q4_K", "q5_k": "Q5_K", "q6_k": "Q6_K"}
+# Where a block of each format keeps its f16 scales; everything else in it may be any byte.
+F16_AT = {
+    "q8_0": [0],
+    "q4_0": [0],
+    "q4_k": [0, 2],
+    "q5_k": [0, 2],
+    "q6_k": [208],
+    "int8": [0],
+    "int4": [0, 2],
+}
+# Such that the weights are of size about 1.
+F16_SIZE = {
+    "q8_0": 1 / 74, "q4_0": 1 / 5, "q4_k": 1 / 250, "q5_k": 1 / 500, "q6_k": 1 / 1400, "int8": 1 / 74, "int4": 1 / 5,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Source rows [rows, row bytes] of a format, and fp8's scales for 128 x 128 weights."""
+
+    format: str
+    columns: int
+    data: U8
+    scales: F32 | None = None
+
+    def values(self) -> F32:
+        return kernels.dequantise(self.data, self.format, self.columns, self.scales)
+
+    def packed(self) -> U8:
+        return kernels.pack(self.data, self.format, self.columns, self.scales)
+
+    def part(self, begin: int, end: int) -> Rows:
+        """Rows [begin, end); begin a multiple of 128 where there are scales."""
+        scales = None if self.scales is None else np.ascontiguousarray(self.scales[begin // 128 :])
+        return Rows(self.format, self.columns, np.ascontiguousarray(self.data[begin:end]), scales)
+
+
+def fitting_columns(format_name: str, columns: int) -> int:
+    """`columns` rounded up to whole blocks."""
+    block = FORMATS[format_name][0]
+    return -(-columns // block) * block
+
+
+def random_rows(rng: np.random.Generator, format_name: str, rows: int, columns: int) -> Rows:
+    """Every code of the format occurs; weights are of size about 1."""
+    block_columns, block_bytes, *_ = FORMATS[format_name]
+    if format_name in ("f32", "f16", "bf16"):
+        x = rng.standard_normal((rows, columns)).astype(np.float32)
+        elements = {"f32": x, "f16": x.astype(np.float16), "bf16": to_bf16_bits(x)}[format_name]
+        return Rows(format_name, columns, elements.view(np.uint8).reshape(rows, -1))
+    data = rng.integers(0, 256, (rows, columns // block_columns, block_bytes), np.uint8)
+    if format_name == "fp8":
+        data = data.reshape(rows, columns)
+        data[(data & 0x7F) == 0x7F] = 0x38  # NaN is refused at load
+        grid = (-(-rows // 128), -(-columns // 128))
+        return Rows(format_name, columns, data, rng.uniform(0.5, 2, grid).astype(np.float32) / 100)
+    for at in F16_AT[format_name]:
+        scales = F16_SIZE[format_name] * rng.uniform(0.3, 1, data.shape[:2])
+        if format_name in ("q8_0", "q4_0", "int8", "int4"):
+            scales *= rng.choice([-1, 1], scales.shape)
+        data[..., at : at + 2] = scales.astype(np.float16)[..., None].view(np.uint8)
+    return Rows(format_name, columns, data.reshape(rows, -1))
+
+
+def e4m3(codes: U8) -> F32:
+    """Float8 e4m3 (the variant with neither infinities nor a signed NaN of many codes)."""
+    exponent, mantissa = (codes >> 3) & 15, (codes & 7).astype(np.float64)
+    size = np.where(
+        exponent == 0, mantissa / 8 * 2.0**-6, (1 + mantissa / 8) * 2.0 ** (exponent.astype(int) - 7)
+    )
+    size[(codes & 0x7F) == 0x7F] = np.nan
+    return np.where(codes & 0x80, -size, size).astype(np.float32)
+
+
+def plain_values(rows: Rows) -> F32:
+    """What the rows of formats that are not GGUF's mean, by their definition."""
+    data, num_rows = rows.data, len(rows.data)
+    if rows.format == "f32":
+        return data.view(np.float32)
+    if rows.format == "f16":
+        return data.view(np.float16).astype(np.float32)
+    if rows.format == "bf16":
+        return widen(data.view(np.uint16)).astype(np.float32)
+    if rows.format == "fp8":
+        grid = rows.scales.repeat(128, 0)[:num_rows].repeat(128, 1)[:, : rows.columns]
+        return e4m3(data) * grid
+    blocks = data.reshape(num_rows, -1, FORMATS[rows.format][1])
+    scale = blocks[..., :2].copy().view(np.float16).astype(np.float32)
+    if rows.format == "int8":
+        return (scale * blocks[..., 2:].view(np.int8)).reshape(num_rows, -1)
+    assert rows.format == "int4"
+    least = blocks[..., 2:4].copy().view(np.float16).astype(np.float32)
+    q = np.stack([blocks[..., 4:] & 15, blocks[..., 4:] >> 4], -1).reshape(*blocks.shape[:2], 64)
+    return (scale * q.astype(np.float32) + least).reshape(num_rows, -1)
+
+
+def padded(columns: int) -> int:
+    return -(-columns // 256) * 256
+
+
+def encode_q8(x: F32) -> tuple[NDArray[np.int8], F32, NDArray[np.int32]]:
+    """q [M, P], scale [M, P / 32], sums of 16 [M, P / 16] as packed_kernels.h defines them."""
+    all_x = np.zeros((len(x), padded(x.shape[1])), np.float32)
+    all_x[:, : x.shape[1]] = x
+    runs = all_x.reshape(len(x), -1, 32)
+    with np.errstate(all="ignore"):
+        amax = np.abs(runs).max(-1)  # NaN where there is one
+        zero, finite = amax < np.float32(1e-35), np.isfinite(amax)
+        scale = np.where(finite, np.where(zero, np.float32(0), amax / np.float32(127)), np.float32(np.nan))
+        inverse = np.where(finite & ~zero, np.float32(127) / amax, np.float32(0))
+        scaled = np.where(inverse[..., None] == 0, np.float32(0), runs * inverse[..., None])
+        q = np.rint(scaled).astype(np.int8)
+    sums = q.reshape(len(x), -1, 16).sum(-1, dtype=np.int32)
+    return q.reshape(len(x), -1), scale, sums
+
+
+def split_q8(rows: U8, columns: int) -> tuple[NDArray[np.int8], F32, NDArray[np.int32]]:
+    """The same three out of encoded rows."""
+    P = padded(columns)
+    at = (P, P + P // 8, P + P // 8 + P // 4)
+    return (
+        rows[:, : at[0]].view(np.int8),
+        np.ascontiguousarray(rows[:, at[0] : at[1]]).view(np.float32),
+        np.ascontiguousarray(rows[:, at[1] : at[2]]).view(np.int32),
+    )
+
+
+def decoded(rows: U8, kind: str, columns: int) -> F64:
+    """The activations that encoded rows stand for [M, columns]."""
+    if kind == "f32":
+        return np.ascontiguousarray(rows[:, : 4 * columns]).view(np.float32).astype(np.float64)
+    if kind == "bf16":
+        return widen(np.ascontiguousarray(rows[:, : 2 * columns]).view(np.uint16))
+    q, scale, _ = split_q8(rows, columns)
+    return (q.reshape(len(rows), -1, 32) * scale.astype(np.float64)[..., None]).reshape(len(rows), -1)[
+        :, :columns
+    ]
