@@ -16,7 +16,8 @@ struct Avx512 {
   using F = __m512;
   static constexpr int kLanes = 16;
   static constexpr int kTokens = 6;
-  static constexpr bool kStreamsRows = true;  // one chain of additions keeps up with memory
+  static constexpr int kPackedTokens = 12, kDirectTokens = 4;  // packed_float.h
+  static constexpr bool kStreamsRows = true;                   // one chain of additions keeps up with memory
 
   static __mmask16 first(int n) { return static_cast<__mmask16>((1u << n) - 1u); }
 
@@ -91,6 +92,44 @@ struct Avx512 {
 #pragma GCC unroll 5
     for (int i = 1; i < 6; ++i) p = fma(p, r, set1(kPolynomial[i]));
     return _mm512_scalef_ps(add(fma(p, mul(r, r), r), set1(1.0f)), n);
+  }
+
+  // The largest magnitude of 32 floats, as bits: a NaN is larger than infinity, and that than any number.
+  static int32_t peak_bits32(const float* x) {
+    const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
+    const __m512i low = _mm512_and_si512(_mm512_loadu_si512(x), magnitude);
+    return _mm512_reduce_max_epi32(
+        _mm512_max_epi32(low, _mm512_and_si512(_mm512_loadu_si512(x + 16), magnitude)));
+  }
+  // q = x * inverse to nearest even; sums of 16.
+  static void quantise32(const float* x, float inverse, int8_t* q, int32_t* sums) {
+#pragma GCC unroll 2
+    for (int i = 0; i < 2; ++i) {
+      const __m512i rounded = _mm512_cvtps_epi32(mul(load(x + 16 * i), set1(inverse)));
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(q + 16 * i), _mm512_cvtepi32_epi8(rounded));
+      sums[i] = _mm512_reduce_add_epi32(rounded);
+    }
+  }
+
+  // Steps of packed weights (weight_format.h), 16 rows: one vector per column.
+  static void load_bf16_step(const uint8_t* p, F w[2]) {
+    const __m512i both = _mm512_loadu_si512(p);
+    w[0] = _mm512_castsi512_ps(_mm512_slli_epi32(both, 16));
+    w[1] = _mm512_castsi512_ps(_mm512_and_si512(both, _mm512_set1_epi32(static_cast<int>(0xffff0000u))));
+  }
+  static void load_f16_step(const uint8_t* p, F w[2]) { widen_f16_pairs(_mm512_loadu_si512(p), w[0], w[1]); }
+  static void load_fp8_step(const uint8_t* p, F w[4]) {  // times 2^-8
+    const __m512i four = _mm512_loadu_si512(p), mask = _mm512_set1_epi16(static_cast<short>(0xbf80u));
+    widen_f16_pairs(_mm512_and_si512(_mm512_srai_epi16(_mm512_slli_epi16(four, 8), 1), mask), w[0], w[2]);
+    widen_f16_pairs(_mm512_and_si512(_mm512_srai_epi16(four, 1), mask), w[1], w[3]);
+  }
+  static void widen_f16_pairs(__m512i pairs, F& even, F& odd) {
+    // The low half of each pair first, then the high ones.
+    const __m512i order = _mm512_set_epi16(31, 29, 27, 25, 23, 21, 19, 17, 15, 13, 11, 9, 7, 5, 3, 1, 30, 28,
+                                           26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
+    const __m512i apart = _mm512_permutexvar_epi16(order, pairs);
+    even = _mm512_cvtph_ps(_mm512_castsi512_si256(apart));
+    odd = _mm512_cvtph_ps(_mm512_extracti64x4_epi64(apart, 1));
   }
 };
 

@@ -34,9 +34,9 @@ bool has_avx512(const CpuFeatures& has) {
 constexpr Level kLevels[] = {
     {"generic", [](const CpuFeatures&) { return true; }, {generic_level, generic_packed}},
 #if defined(__x86_64__)
-    {"avx2", has_avx2, {avx2_level, avx2_integer}},
+    {"avx2", has_avx2, {avx2_level, avx2_float, avx2_integer}},
     {"avx_vnni", [](const CpuFeatures& has) { return has_avx2(has) && has.avx_vnni; }, {avx_vnni_integer}},
-    {"avx512", has_avx512, {avx512_level}},
+    {"avx512", has_avx512, {avx512_level, avx512_float}},
     {"avx512_vnni",
      [](const CpuFeatures& has) { return has_avx512(has) && has.avx512_vnni; },
      {avx512_vnni_integer}},

@@ -10,9 +10,11 @@ const KernelTable* generic_level();
 const KernelTable* generic_packed();
 #if defined(__x86_64__)
 const KernelTable* avx2_level();
+const KernelTable* avx2_float();
 const KernelTable* avx2_integer();
 const KernelTable* avx_vnni_integer();
 const KernelTable* avx512_level();
+const KernelTable* avx512_float();
 const KernelTable* avx512_vnni_integer();
 const KernelTable* avx512_bf16_level();
 #endif

@@ -1,0 +1,101 @@
+// Activations as packed_kernels.h lays them out, and SiLU times up, written once over a vector type V (see
+// simd_kernels.h for who supplies it). The bytes are those of generic_packed.cpp.
+#pragma once
+#include <cstdint>
+
+#include "simd_kernels.h"
+
+namespace twofold::kernels {
+
+template <class V>
+struct Encode {
+  using F = typename V::F;
+  static constexpr int kLanes = V::kLanes;
+
+  // Bytes of a row that begin at `from` and end where its encoding does are zero.
+  static void zero(char* from, const char* end) {
+    for (; from != end; ++from) *from = 0;
+  }
+
+  static void f32(const float* x, int64_t ldx, void* rows, int64_t row_bytes, int M, int first, int count,
+                  int K) {
+    for (int m = 0; m < M; ++m) {
+      char* row = static_cast<char*>(rows) + m * row_bytes;
+      float* out = reinterpret_cast<float*>(row) + first;
+      const float* in = x + m * ldx;
+      int k = 0;
+      for (; k + kLanes <= count; k += kLanes) V::store(out + k, V::load(in + k));
+      for (; k < count; ++k) out[k] = in[k];
+      if (first + count == K) zero(row + 4 * static_cast<int64_t>(K), row + 4 * activation_columns(K));
+    }
+  }
+
+  static void bf16(const float* x, int64_t ldx, void* rows, int64_t row_bytes, int M, int first, int count,
+                   int K) {
+    for (int m = 0; m < M; ++m) {
+      char* row = static_cast<char*>(rows) + m * row_bytes;
+      Simd<V>::f32_to_bf16(x + m * ldx, reinterpret_cast<uint16_t*>(row) + first, count);
+      if (first + count == K) zero(row + 2 * static_cast<int64_t>(K), row + 2 * activation_columns(K));
+    }
+  }
+
+  static void q8(const float* x, int64_t ldx, void* rows, int64_t row_bytes, int M, int first, int count,
+                 int K) {
+    const int64_t P = activation_columns(K);
+    for (int m = 0; m < M; ++m) {
+      char* row = static_cast<char*>(rows) + m * row_bytes;
+      int8_t* q = reinterpret_cast<int8_t*>(row);
+      float* scales = reinterpret_cast<float*>(row + P);
+      int32_t* sums = reinterpret_cast<int32_t*>(row + P + P / 8);
+      const float* in = x + m * ldx;
+      int k = 0;
+      for (; k + 32 <= count; k += 32)
+        q8_run(in + k, q + first + k, scales + (first + k) / 32, sums + (first + k) / 16);
+      if (k < count) {
+        float last[32] = {};
+        for (int i = 0; k + i < count; ++i) last[i] = in[k + i];
+        q8_run(last, q + first + k, scales + (first + k) / 32, sums + (first + k) / 16);
+      }
+      if (first + count < K) continue;
+      const int64_t end = (static_cast<int64_t>(K) + 31) / 32 * 32;
+      zero(row + end, row + P);
+      zero(row + P + end / 8, row + P + P / 8);
+      zero(row + P + P / 8 + end / 4, row + P + P / 8 + P / 4);
+    }
+  }
+
+  static void q8_run(const float* x, int8_t* q, float* scale, int32_t* sums) {
+    const int32_t peak = V::peak_bits32(x);
+    float amax;
+    __builtin_memcpy(&amax, &peak, sizeof amax);
+    if (peak >= 0x7f800000 || amax < kSmallestQ8) {
+      const uint32_t nan = 0x7fc00000;
+      *scale = 0.0f;
+      if (peak >= 0x7f800000) __builtin_memcpy(scale, &nan, sizeof nan);
+      for (int i = 0; i < 32; ++i) q[i] = 0;
+      sums[0] = sums[1] = 0;
+      return;
+    }
+    *scale = amax / 127.0f;
+    V::quantise32(x, 127.0f / amax, q, sums);
+  }
+
+  static void silu_mul(const float* gate, const float* up, float* h, int n) {
+    int i = 0;
+    for (; i + kLanes <= n; i += kLanes)
+      V::store(h + i, V::mul(Simd<V>::silu(V::load(gate + i)), V::load(up + i)));
+    if (i == n) return;
+    const int rest = n - i;
+    V::store_first(h + i, V::mul(Simd<V>::silu(V::load_first(gate + i, rest)), V::load_first(up + i, rest)),
+                   rest);
+  }
+
+  static constexpr void add_all(KernelTable& table) {
+    table.encode[static_cast<int>(ActivationKind::kF32)] = f32;
+    table.encode[static_cast<int>(ActivationKind::kBF16)] = bf16;
+    table.encode[static_cast<int>(ActivationKind::kQ8)] = q8;
+    table.silu_mul = silu_mul;
+  }
+};
+
+}  // namespace twofold::kernels
