@@ -115,6 +115,7 @@ void bind_ops(py::module_& m) {
       m.def_submodule("kernels", "One kernel of one level at a time, for tests and benchmarks.");
   bind_kernels(kernels);
   bind_packed_kernels(kernels);
+  bind_peaks(kernels);
 }
 
 }  // namespace twofold::bindings

@@ -12,6 +12,7 @@ const kernels::KernelTable& chosen_table();
 
 void bind_dense_ops(pybind11::module_& m);  // attention, router, feed-forward, LM head, embedding
 void bind_kernels(pybind11::module_& m);    // single kernels by level
+void bind_peaks(pybind11::module_& m);      // what a core can do at most
 void bind_packed_kernels(pybind11::module_& m);
 
 // One level by name; ConfigError when there is none or this CPU cannot run it.

@@ -87,7 +87,7 @@ class Engine:
         self.max_context = max_context
         self._runner = runner
         self._moe = runner.moe
-        self._vocab_size = runner.model.config.vocab_size
+        self.vocab_size = runner.model.config.vocab_size
         self._eos_token_ids = tokenizer.eos_token_ids
         self._pool = pool
         self._scheduler = Scheduler(pool, config.max_num_seqs, config.max_num_batched_tokens)
@@ -178,7 +178,7 @@ class Engine:
             RequestError: the request can never be served as it is.
             CapacityError: too many wait already, or the engine is draining.
         """
-        check_request(request, self._vocab_size, self.max_context)
+        check_request(request, self.vocab_size, self.max_context)
         max_tokens = max_answer_tokens(request, self.max_context)
         with self._wake:
             if self._closed or self._draining:

@@ -221,6 +221,9 @@ def test_bench_measures_and_compares(tiny, capsys):
     assert len(result["transformers"]["trial_decode_tokens_per_s"]) >= 2
 
 
+BRIEF = ("--prompt-tokens", "16", "--new-tokens", "4", "--repeats", "1", "--no-compare-transformers")
+
+
 def test_bench_for_people(tiny, capsys):
     flags = (
         "--prompt-tokens",
@@ -236,6 +239,19 @@ def test_bench_for_people(tiny, capsys):
     told = capsys.readouterr().out
     assert "virtual clock" in told
     assert "not compared" in told
+
+
+def test_bench_draws_random_prompts_from_a_seed(tiny):
+    import random
+    from types import SimpleNamespace
+
+    from twofold.cli.bench import prompt_of
+
+    engine = SimpleNamespace(max_context=64, vocab_size=97)
+    draw = random.Random(5)
+    assert prompt_of(engine, 20, 5) == [draw.randrange(97) for _ in range(20)]
+    assert prompt_of(engine, 20, 5) != prompt_of(engine, 20, 6)
+    assert main(["bench", tiny, "--random-prompt", "5", *BRIEF, *NONE]) == 0
 
 
 def doctor(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict[str, dict]]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import random
 import statistics
 import time
 from pathlib import Path
@@ -45,6 +46,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="time transformers' generate on the same model and prompt in the same rounds "
         "(default: if transformers is installed and the weights are below 2 GiB)",
     )
+    group.add_argument(
+        "--random-prompt",
+        type=int,
+        metavar="SEED",
+        help="a prompt of random tokens instead of text, the same for the same seed and vocabulary",
+    )
     group.add_argument("--json", action="store_true", help="print one JSON object")
     add_model_arguments(parser)
 
@@ -73,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
 
 def measure(engine: Engine, args: argparse.Namespace) -> dict[str, Any]:
     """Alternating rounds after one warm-up each; medians of all."""
-    prompt = prompt_of(engine, args.prompt_tokens)
+    prompt = prompt_of(engine, args.prompt_tokens, args.random_prompt)
     directory = Path(engine.info.model)
     compare, why_not = _whether_to_compare(args.compare_transformers, directory)
     other = (
@@ -119,12 +126,18 @@ def measure(engine: Engine, args: argparse.Namespace) -> dict[str, Any]:
     return result
 
 
-def prompt_of(engine: Engine, num_tokens: int) -> list[int]:
-    """Exactly `num_tokens` tokens of running text. ConfigError if the context has no room for them."""
+def prompt_of(engine: Engine, num_tokens: int, seed: int | None = None) -> list[int]:
+    """Exactly `num_tokens` tokens: of running text, or random ones if there is a seed. ConfigError if the context has
+    no room for them.
+    """
     if num_tokens >= engine.max_context:
         raise ConfigError(
             f"--prompt-tokens was given {num_tokens}; the context holds {engine.max_context} with the answer"
         )
+    if seed is not None:
+        # Not for secrets: another program can draw the same ones.
+        draw = random.Random(seed)  # noqa: S311
+        return [draw.randrange(engine.vocab_size) for _ in range(num_tokens)]
     sentence = engine.tokenizer.encode(_TEXT)
     return (sentence * (num_tokens // len(sentence) + 1))[:num_tokens]
 

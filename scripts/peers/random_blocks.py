@@ -1,0 +1,108 @@
+"""Random weights in GGUF's block formats, made as fast as random bytes; activations stay finite.
+
+The integers of a block are random bytes; only the scales are chosen, so that the weights of a matrix with K columns
+have a standard deviation near 1 / sqrt(K) and a layer neither blows its input up nor makes it vanish.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+Bytes = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class BlockFormat:
+    """One of GGUF's formats.
+
+    `unit_std` is the standard deviation of a weight of a block of random bytes whose scales are all 1. `scale_at` says
+    at which byte the block's f16 scale lies, `min_at` the same for the scale of the minima, which is subtracted.
+    """
+
+    name: str
+    gguf_type: str
+    """Name in gguf.GGMLQuantizationType."""
+    columns: int
+    bytes: int
+    unit_std: float = 1.0
+    scale_at: int = -1
+    min_at: int = -1
+
+    @property
+    def bits_per_weight(self) -> float:
+        return 8 * self.bytes / self.columns
+
+
+# unit_std was computed by dequantising blocks of random bytes; a test does it again.
+FORMATS: Final[Mapping[str, BlockFormat]] = {
+    f.name: f
+    for f in (
+        BlockFormat("f32", "F32", 1, 4),
+        BlockFormat("f16", "F16", 1, 2),
+        BlockFormat("bf16", "BF16", 1, 2),
+        BlockFormat("q8_0", "Q8_0", 32, 34, 73.6, scale_at=0),
+        BlockFormat("q4_0", "Q4_0", 32, 18, 4.64, scale_at=0),
+        BlockFormat("q4_k", "Q4_K", 256, 144, 263.0, scale_at=0, min_at=2),
+        BlockFormat("q5_k", "Q5_K", 256, 176, 534.0, scale_at=0, min_at=2),
+        BlockFormat("q6_k", "Q6_K", 256, 210, 1370.0, scale_at=208),
+    )
+}
+
+_MIN_RATIO: Final = {"q4_k": 7.5, "q5_k": 15.5}
+"""Mean of a block's integers: what the minimum must take away for weights around zero."""
+
+
+def row_bytes(block_format: BlockFormat, columns: int) -> int:
+    """Bytes of one row. ValueError if the row is not made of whole blocks."""
+    if columns % block_format.columns:
+        raise ValueError(
+            f"{block_format.name} needs rows of a multiple of {block_format.columns} weights, not {columns}"
+        )
+    return columns // block_format.columns * block_format.bytes
+
+
+def random_rows(rng: np.random.Generator, block_format: BlockFormat, rows: int, columns: int) -> Bytes:
+    """uint8 [rows, row_bytes]: a random matrix in `block_format`."""
+    width = row_bytes(block_format, columns)
+    words = rng.integers(0, 2**64, (rows * width + 7) // 8, dtype=np.uint64, endpoint=False)
+    data = words.view(np.uint8)[: rows * width]
+    if block_format.scale_at < 0:
+        return _plain_floats(data, block_format.name, columns).reshape(rows, width)
+    blocks = data.reshape(-1, block_format.bytes)
+    if block_format.name == "q8_0":
+        # Quantisers keep to -127 .. 127.
+        np.copyto(blocks[:, 2:], 0x81, where=blocks[:, 2:] == 0x80)
+    # One of 256 scales around the wanted one, by a byte that is random anyway.
+    spread = np.linspace(0.5, 1.45, 256) / (block_format.unit_std * columns**0.5)
+    table = spread.astype(np.float16)
+    chosen = blocks[:, block_format.scale_at].copy()
+    _put_f16(blocks, block_format.scale_at, table[chosen])
+    if block_format.min_at >= 0:
+        minima = (spread * _MIN_RATIO[block_format.name]).astype(np.float16)
+        _put_f16(blocks, block_format.min_at, minima[chosen])
+    return data.reshape(rows, width)
+
+
+def _put_f16(blocks: Bytes, at: int, values: npt.NDArray[np.float16]) -> None:
+    blocks[:, at : at + 2] = values.view(np.uint8).reshape(-1, 2)
+
+
+def _plain_floats(data: Bytes, name: str, columns: int) -> Bytes:
+    """Keeps sign, mantissa and the two low bits of the exponent random; the rest of the exponent sets the size."""
+    # Magnitudes 2^e .. 2^(e+4), evenly in log2: their root mean square is 2^e * 7.04.
+    exponent = round(np.log2(1 / (7.04 * columns**0.5)))
+    if name == "f32":
+        words: npt.NDArray[np.uint32] = data.view(np.uint32)
+        words &= np.uint32(0x81FF_FFFF)
+        words += np.uint32((exponent + 127) << 23)
+        return data
+    halves: npt.NDArray[np.uint16] = data.view(np.uint16)
+    keep, bias, shift = (0x81FF, 127, 7) if name == "bf16" else (0x8FFF, 15, 10)
+    halves &= np.uint16(keep)
+    halves += np.uint16(max(1, exponent + bias) << shift)
+    return data
