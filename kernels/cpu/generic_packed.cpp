@@ -2,15 +2,18 @@
 //
 // For one output element, F starting at +0 and fma rounding once:
 //   f32, f16, bf16   P = fma(x, w, P) over 64 columns from +0; F = F + P; and so on
-//   fp8              the same with w * 2^-8 (the bits of e4m3 in the place of an f16); F = fma(P, scale *
-//   256, F) q8_0, q4_0       per run of 32 columns: F = fma(acc, scale * xs, F); acc = sum of (u - offset) *
-//   q, exact; xs = the
-//                    scale of the run's activations
+//   fp8              the same with w * 2^-8 (the bits of e4m3 in the place of an f16);
+//                    F = fma(P, scale * 256, F)
+//   q8_0, q4_0       per run of 32 columns: F = fma(acc * scale, xs, F); acc = sum of (u - offset) * q,
+//   exact;
+//                    xs = the scale of the run's activations
 //   int8, int4       per block: t = acc_0 * xs_0, then t = fma(acc_i, xs_i, t); F = fma(t, scale, F); int4
-//   besides:
-//                    v = xs_0 * sum_0, then fma(xs_1, sum_1, v); F = fma(v, min, F); sum = the sum of q
-//   q4_k, q5_k       per run: F = fma(acc, (d * scale) * xs, F); F = fma(-(dmin * min), xs * sum, F)
-//   q6_k             per run of 16: F = fma(acc, (d * scale) * xs, F)
+//                    besides: F = fma(xs_0 * sum_0 + xs_1 * sum_1, min, F); sum = the sum of q
+//   q4_k, q5_k       per run: F = fma(acc * (d * scale), xs, F); F = fma(xs * sum, -(dmin * min), F)
+//   q6_k             per run: t = acc_0 * (d * scale_0), acc_0 of its first 16 columns; t = fma(acc_1, d *
+//                    scale_1, t); F = fma(t, xs, F)
+// Multiplying the integer sums by the weights' scale first lets every operand but one be a register or a
+// broadcast from memory in the vector kernels.
 #include <bit>
 #include <cmath>
 
@@ -109,7 +112,7 @@ float add_block(const uint8_t* block, int row, const Q8Runs& x, float F) {
 
 template <class Panel>
 float add_single_run(const uint8_t* block, int row, const Q8Runs& x, float F) {
-  return std::fma(run_product<Panel>(block, row, 0, x), Panel::scale(block, row) * x.scale[0], F);
+  return std::fma(run_product<Panel>(block, row, 0, x) * Panel::scale(block, row), x.scale[0], F);
 }
 template <>
 float add_block<PanelQ8_0>(const uint8_t* block, int row, const Q8Runs& x, float F) {
@@ -125,7 +128,7 @@ float add_block<PanelInt4>(const uint8_t* block, int row, const Q8Runs& x, float
   float t = run_product<PanelInt4>(block, row, 0, x) * x.scale[0];
   t = std::fma(run_product<PanelInt4>(block, row, 1, x), x.scale[1], t);
   F = std::fma(t, PanelInt4::scale(block, row), F);
-  const float v = std::fma(x.scale[1], x.sum(1), x.scale[0] * x.sum(0));
+  const float v = x.scale[0] * x.sum(0) + x.scale[1] * x.sum(1);
   return std::fma(v, PanelInt4::min(block, row), F);
 }
 
@@ -133,7 +136,7 @@ template <class Panel>
 float add_k_block(const uint8_t* block, int row, const Q8Runs& x, float F) {
   for (int run = 0; run < 8; ++run) {
     const float scale = Panel::d(block, row) * Panel::scale(block, row, run);
-    F = std::fma(run_product<Panel>(block, row, run, x), scale * x.scale[run], F);
+    F = std::fma(run_product<Panel>(block, row, run, x) * scale, x.scale[run], F);
     F = std::fma(-(Panel::dmin(block, row) * Panel::min(block, row, run)), x.scale[run] * x.sum(run), F);
   }
   return F;
@@ -153,11 +156,13 @@ float add_block<PanelQ6_K>(const uint8_t* block, int row, const Q8Runs& x, float
   for (int run = 0; run < 8; ++run) {
     uint8_t u[kRunColumns];
     Panel::values(block, row, run, u);
+    float t = 0.0f;
     for (int half = 0; half < 2; ++half) {
       const float acc = product(u + 16 * half, x.q + kRunColumns * run + 16 * half, Panel::kOffset, 16);
       const float scale = Panel::d(block, row) * Panel::scale(block, row, 2 * run + half);
-      F = std::fma(acc, scale * x.scale[run], F);
+      t = half == 0 ? acc * scale : std::fma(acc, scale, t);
     }
+    F = std::fma(t, x.scale[run], F);
   }
   return F;
 }

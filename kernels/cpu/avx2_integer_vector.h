@@ -1,0 +1,66 @@
+// Vectors of 8 rows for the integer products of the levels without AVX-512. Anonymous namespace: each file
+// that includes this is compiled with flags of its own and must not share code with another.
+#pragma once
+#include <immintrin.h>
+
+#include "integer_products.h"
+
+namespace twofold::kernels {
+namespace {
+
+struct Avx2Integer {
+  using I = __m256i;
+  using F = __m256;
+  static constexpr int kLanes = 8;
+  static constexpr int kBytes = 32;
+
+  static I load(const uint8_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
+  static I low_nibbles(I v) { return _mm256_and_si256(v, _mm256_set1_epi8(15)); }
+  static I high_nibbles(I v) { return low_nibbles(_mm256_srli_epi16(v, 4)); }
+  template <int kBit>
+  static I with_bit(I v, const uint8_t* plane) {
+    int32_t bits;
+    __builtin_memcpy(&bits, plane, 4);
+    const I spread = _mm256_shuffle_epi8(
+        _mm256_set1_epi32(bits),
+        _mm256_setr_epi64x(0, 0x0101010101010101, 0x0202020202020202, 0x0303030303030303));
+    const I bit = _mm256_set1_epi64x(static_cast<int64_t>(0x8040201008040201u));
+    const I set = _mm256_cmpeq_epi8(_mm256_and_si256(spread, bit), bit);
+    return _mm256_or_si256(v, _mm256_and_si256(set, _mm256_set1_epi8(kBit)));
+  }
+  static I broadcast(const int8_t* x) {
+    int32_t four;
+    __builtin_memcpy(&four, x, 4);
+    return _mm256_set1_epi32(four);
+  }
+
+  static F load(const float* p) { return _mm256_loadu_ps(p); }
+  static void store(float* p, F v) { _mm256_storeu_ps(p, v); }
+  static F set1(float v) { return _mm256_set1_ps(v); }
+  static F to_float(I v) { return _mm256_cvtepi32_ps(v); }
+  static F mul(F a, F b) { return _mm256_mul_ps(a, b); }
+  static F fma(F a, F b, F c) { return _mm256_fmadd_ps(a, b, c); }
+  static F negative(F v) { return _mm256_xor_ps(v, _mm256_set1_ps(-0.0f)); }
+  static F half(const uint8_t* p) {
+    return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  }
+  static F unsigned_bytes(const uint8_t* p) {
+    return to_float(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+  }
+  static F signed_bytes(const uint8_t* p) {
+    return to_float(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+  }
+
+  static void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
+
+  static void load_rows(const float* p, int rows, float* out) {
+    for (int r = 0; r < rows; ++r) out[r] = p[r];
+    for (int r = rows; r < kPanelRows; ++r) out[r] = 0.0f;
+  }
+  static void store_rows(const float* from, int rows, float* p) {
+    for (int r = 0; r < rows; ++r) p[r] = from[r];
+  }
+};
+
+}  // namespace
+}  // namespace twofold::kernels

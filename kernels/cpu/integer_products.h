@@ -1,0 +1,371 @@
+// Products of q8 activations with the panels of integer formats, written once over a vector type V and a
+// format (integer_formats.h).
+//
+// K is cut into parts of 256 columns. A part of a panel (32 rows) stays in the first-level cache while tiles
+// of a few activation rows pass over it; a tile's integer sums are registers, its float sums pass from part
+// to part through a small buffer. What the offset of unsigned weights adds is where the integer sums begin.
+#pragma once
+#include <cstdint>
+
+#include "integer_formats.h"
+#include "levels.h"
+
+namespace twofold::kernels {
+namespace {
+
+template <class V, class Format>
+struct IntegerProducts {
+  using I = typename V::I;
+  using F = typename V::F;
+  using Dot = typename V::template Dot<Format::kBits>;
+
+  static constexpr int kTokens =
+      Format::kScale == ScaleOf::kHalf ? V::kTokensHalves : V::kTokens;  // of a tile
+  static constexpr int kVectors = V::kVectors;                           // vectors of weight rows of a tile
+  static constexpr int kPasses = kPanelRows / (V::kLanes * kVectors);
+  static constexpr int kPartRuns = 8;
+  static constexpr int kChunk = 48;              // activation rows whose float sums are held
+  static constexpr int kStrip = 192;             // activation rows that stay in the second-level cache
+  static constexpr int kTermRuns = kStrip * 64;  // runs of activation rows whose terms are held
+  static constexpr int64_t kAheadBytes = 5120, kAheadBytesMany = 8192;  // prefetched, for few and many rows
+  static constexpr bool kHalves = Format::kScale == ScaleOf::kHalf;
+  static constexpr int kZeros = kHalves ? 2 : 1;  // integer sums of a run
+
+  // What a tile of T rows needs to know of its activations besides the integers: for each run T of each.
+  struct Terms {
+    const int32_t* zero;  // what an integer sum begins with: -zero point * sum of the integers
+    const float* scale;
+    const float* sum;  // scale * sum of the integers, for formats with a min
+  };
+
+  struct HeldTerms {
+    alignas(64) int32_t zero[kZeros * kTermRuns];
+    alignas(64) float scale[kTermRuns];
+    alignas(64) float sum[Format::kMin ? kTermRuns : 1];
+
+    Terms at(int64_t first) const {
+      return {zero + kZeros * first, scale + first, sum + (Format::kMin ? first : 0)};
+    }
+  };
+
+  // Encoded activation rows, from one of their runs on.
+  struct Rows {
+    const int8_t* q;
+    const float* scale;
+    const int32_t* sum16;
+    int64_t row_bytes;
+
+    static Rows of(const void* x, int64_t row_bytes, int K) {
+      const int8_t* q = static_cast<const int8_t*>(x);
+      const int64_t P = activation_columns(K);
+      return {q, reinterpret_cast<const float*>(q + P), reinterpret_cast<const int32_t*>(q + P + P / 8),
+              row_bytes};
+    }
+    Rows from(int row, int64_t run) const {
+      const int64_t bytes = row * row_bytes;
+      return {q + bytes + 32 * run, at(scale, bytes) + run, at(sum16, bytes) + 2 * run, row_bytes};
+    }
+    template <class E>
+    static const E* at(const E* p, int64_t bytes) {
+      return reinterpret_cast<const E*>(reinterpret_cast<const char*>(p) + bytes);
+    }
+  };
+
+  // A part of a panel, and what to bring into the cache meanwhile: `lines` for every panel block.
+  struct Part {
+    const uint8_t* block;
+    int num_blocks;
+    const char* next;
+    int lines;
+  };
+
+  static void hold_terms(const Rows& x, int tokens, int runs, int64_t first, HeldTerms& held) {
+    for (int t = 0; t < tokens; ++t) {
+      const Rows row = x.from(t, 0);
+      int64_t to = first + t;
+      for (int r = 0; r < runs; ++r, to += tokens) {
+        const int32_t a = row.sum16[2 * r], b = row.sum16[2 * r + 1];
+        if constexpr (kHalves) {
+          held.zero[2 * (to - t) + t] = -Format::kZero * a;
+          held.zero[2 * (to - t) + t + tokens] = -Format::kZero * b;
+        } else {
+          held.zero[to] = -Format::kZero * (a + b);
+        }
+        held.scale[to] = row.scale[r];
+        if constexpr (Format::kMin) held.sum[to] = static_cast<float>(a + b) * row.scale[r];
+      }
+    }
+  }
+
+  // One run of 32 columns (or, of a format with scales of 16, a half): integer sums to floats in f.
+  template <int T, int kFirstStep, int kSteps>
+  [[gnu::always_inline]] static void integer_sums(const uint8_t* block, int pair, int odd, int g0,
+                                                  const int8_t* const* x, const int32_t* zero,
+                                                  F (&f)[T][kVectors]) {
+    typename Dot::Sum sums[T][kVectors];
+#pragma GCC unroll 8
+    for (int t = 0; t < T; ++t) {
+#pragma GCC unroll 4
+      for (int g = 0; g < kVectors; ++g) sums[t][g] = Dot::begin(zero + t);
+    }
+#pragma GCC unroll 8
+    for (int step = kFirstStep; step < kFirstStep + kSteps; ++step) {
+      typename Dot::Weights w[kVectors];
+#pragma GCC unroll 4
+      for (int g = 0; g < kVectors; ++g)
+        w[g] = Dot::weights(Format::template bytes<V>(block, pair, odd, step, g0 + g));
+#pragma GCC unroll 8
+      for (int t = 0; t < T; ++t) {
+        const I values = V::broadcast(x[t] + 4 * step);
+#pragma GCC unroll 4
+        for (int g = 0; g < kVectors; ++g) Dot::add(sums[t][g], w[g], values);
+      }
+    }
+#pragma GCC unroll 8
+    for (int t = 0; t < T; ++t) {
+#pragma GCC unroll 4
+      for (int g = 0; g < kVectors; ++g) f[t][g] = V::to_float(Dot::end(sums[t][g], zero + t));
+    }
+  }
+
+  // T activation rows against some blocks of a panel. The float sums stay in registers if the integer sums
+  // leave room, else in the first-level cache.
+  template <int T>
+  static void tile(const Rows& rows, const Part& part, const Terms& terms, int g0, float* out) {
+    constexpr int kInner = Format::kRuns < 2 ? 1 : 2;
+    constexpr bool kOwnSums =
+        Format::kScale == ScaleOf::kBlock;  // of the block; added to those of the row at its end
+    constexpr bool kHeld = T <= (kHalves ? V::kHeldHalves : V::kHeld);
+    alignas(64) float block_sums[kOwnSums && !kHeld ? T * kPanelRows : 1];
+    float* const home = (kOwnSums && !kHeld ? block_sums : out) + V::kLanes * g0;
+    F acc[T][kVectors];
+    const auto get = [&](int t, int g) {
+      if constexpr (kHeld) return acc[t][g];
+      return V::load(home + kPanelRows * t + V::kLanes * g);
+    };
+    const auto put = [&](int t, int g, F v) {
+      if constexpr (kHeld) {
+        acc[t][g] = v;
+      } else {
+        V::store(home + kPanelRows * t + V::kLanes * g, v);
+      }
+    };
+    const int8_t* x[T];
+#pragma GCC unroll 8
+    for (int t = 0; t < T; ++t) {
+      x[t] = rows.q + t * rows.row_bytes;
+      if constexpr (kHeld && !kOwnSums) {
+#pragma GCC unroll 4
+        for (int g = 0; g < kVectors; ++g) acc[t][g] = V::load(home + kPanelRows * t + V::kLanes * g);
+      }
+    }
+    const uint8_t* block = part.block;
+    const char* next = part.next;
+    const float* scale = terms.scale;
+    const float* sum = terms.sum;
+    const int32_t* zero = terms.zero;
+    for (int b = 0; b < part.num_blocks; ++b, block += Format::kBlockBytes) {
+      for (int i = 0; i < part.lines; ++i, next += 64) V::prefetch(next);
+#pragma GCC unroll 2
+      for (int pair = 0; 2 * pair < Format::kRuns; ++pair) {
+#pragma GCC unroll 2
+        for (int odd = 0; odd < kInner; ++odd) {
+          const int run = 2 * pair + odd;
+          F f[T][kVectors];
+          if constexpr (kHalves) {
+            F first[T][kVectors];
+            integer_sums<T, 0, 4>(block, pair, odd, g0, x, zero, first);
+#pragma GCC unroll 4
+            for (int g = 0; g < kVectors; ++g) {
+              const F c = Format::template half_scale<V>(block, run, 0, g0 + g);
+#pragma GCC unroll 8
+              for (int t = 0; t < T; ++t) first[t][g] = V::mul(first[t][g], c);
+            }
+            integer_sums<T, 4, 4>(block, pair, odd, g0, x, zero + T, f);
+#pragma GCC unroll 4
+            for (int g = 0; g < kVectors; ++g) {
+              const F c = Format::template half_scale<V>(block, run, 1, g0 + g);
+#pragma GCC unroll 8
+              for (int t = 0; t < T; ++t) {
+                put(t, g, V::fma(V::fma(f[t][g], c, first[t][g]), V::set1(scale[t]), get(t, g)));
+              }
+            }
+          } else {
+            integer_sums<T, 0, 8>(block, pair, odd, g0, x, zero, f);
+#pragma GCC unroll 4
+            for (int g = 0; g < kVectors; ++g) {
+              if constexpr (kOwnSums) {
+#pragma GCC unroll 8
+                for (int t = 0; t < T; ++t) {
+                  const F s = V::set1(scale[t]);
+                  put(t, g, run == 0 ? V::mul(f[t][g], s) : V::fma(f[t][g], s, get(t, g)));
+                }
+              } else {
+                const F c = Format::template scale<V>(block, run, g0 + g);
+                F n = c;
+                if constexpr (Format::kMin) n = Format::template min<V>(block, run, g0 + g);
+#pragma GCC unroll 8
+                for (int t = 0; t < T; ++t) {
+                  F total = V::fma(V::mul(f[t][g], c), V::set1(scale[t]), get(t, g));
+                  if constexpr (Format::kMin) total = V::fma(V::set1(sum[t]), n, total);
+                  put(t, g, total);
+                }
+              }
+            }
+          }
+          zero += kZeros * T;
+          scale += T;
+          sum += T;
+#pragma GCC unroll 8
+          for (int t = 0; t < T; ++t) x[t] += 32;
+        }
+      }
+      if constexpr (kOwnSums) {
+#pragma GCC unroll 4
+        for (int g = 0; g < kVectors; ++g) {
+          const F c = Format::template scale<V>(block, 0, g0 + g);
+#pragma GCC unroll 8
+          for (int t = 0; t < T; ++t) {
+            float* to = out + kPanelRows * t + V::kLanes * (g0 + g);
+            F total = V::fma(get(t, g), c, V::load(to));
+            if constexpr (Format::kMin) {
+              total = V::fma(V::set1(sum[t - 2 * T] + sum[t - T]), Format::template min<V>(block, 0, g0 + g),
+                             total);
+            }
+            V::store(to, total);
+          }
+        }
+      }
+    }
+    if constexpr (kHeld && !kOwnSums) {
+#pragma GCC unroll 8
+      for (int t = 0; t < T; ++t) {
+#pragma GCC unroll 4
+        for (int g = 0; g < kVectors; ++g) V::store(home + kPanelRows * t + V::kLanes * g, acc[t][g]);
+      }
+    }
+  }
+
+  template <int T>
+  static void tile_passes(const Rows& x, Part part, const Terms& terms, float* out) {
+    for (int pass = 0; pass < kPasses; ++pass) {
+      tile<T>(x, part, terms, pass * kVectors, out);
+      part.lines = 0;
+    }
+  }
+
+  static void tile_tokens(int tokens, const Rows& x, const Part& part, const Terms& terms, float* out) {
+    if constexpr (kTokens >= 6) {
+      if (tokens == 6) return tile_passes<6>(x, part, terms, out);
+    }
+    if constexpr (kTokens >= 5) {
+      if (tokens == 5) return tile_passes<5>(x, part, terms, out);
+    }
+    if constexpr (kTokens >= 4) {
+      if (tokens == 4) return tile_passes<4>(x, part, terms, out);
+    }
+    if constexpr (kTokens >= 3) {
+      if (tokens == 3) return tile_passes<3>(x, part, terms, out);
+    }
+    if (tokens == 2) return tile_passes<2>(x, part, terms, out);
+    tile_passes<1>(x, part, terms, out);
+  }
+
+  // Tiles of a chunk of `tokens` rows: as even as possible.
+  static int num_tiles(int tokens) { return (tokens + kTokens - 1) / kTokens; }
+  static int tile_end(int tokens, int tile) { return tokens * (tile + 1) / num_tiles(tokens); }
+
+  // A chunk of activation rows against some blocks of one panel; out are the float sums. Meanwhile what
+  // follows in memory is prefetched.
+  static void panel(const Rows& x, int tokens, const HeldTerms& held, int64_t first, int runs,
+                    const uint8_t* blocks, int num_blocks, float* out) {
+    constexpr int kPartBlocks = kPartRuns / Format::kRuns;
+    const int tiles = num_tiles(tokens);
+    const int most = tiles == 1 && kPasses == 1 ? num_blocks : kPartBlocks;
+    const int lines = (Format::kBlockBytes / 64 + tiles - 1) / tiles;
+    for (int b = 0; b < num_blocks; b += most) {
+      const int n = num_blocks - b < most ? num_blocks - b : most;
+      const uint8_t* block = blocks + static_cast<int64_t>(b) * Format::kBlockBytes;
+      const char* next = reinterpret_cast<const char*>(block) + (tokens < 3 ? kAheadBytes : kAheadBytesMany);
+      const int64_t run = static_cast<int64_t>(b) * Format::kRuns;
+      for (int tile = 0, m = 0; tile < tiles; ++tile) {
+        const int end = tile_end(tokens, tile);
+        tile_tokens(end - m, x.from(m, run), Part{block, n, next, lines},
+                    held.at(first + static_cast<int64_t>(m) * runs + run * (end - m)), out + kPanelRows * m);
+        next += static_cast<int64_t>(64) * n * lines;
+        m = end;
+      }
+    }
+  }
+
+  // Some columns of up to kStrip activation rows against all rows of the weights; `begins`: y is not there
+  // yet.
+  static void slab(const Rows& x, int M, int runs, const uint8_t* blocks, int num_blocks, int64_t panel_bytes,
+                   float* y, int64_t ldy, int N, bool begins) {
+    HeldTerms held;
+    const int chunks = (M + kChunk - 1) / kChunk;
+    for (int c = 0, m = 0; c < chunks; ++c) {
+      const int end = M * (c + 1) / chunks;
+      for (int tile = 0, done = 0; tile < num_tiles(end - m); ++tile) {
+        const int next = tile_end(end - m, tile);
+        hold_terms(x.from(m + done, 0), next - done, runs, static_cast<int64_t>(m + done) * runs, held);
+        done = next;
+      }
+      m = end;
+    }
+    alignas(64) float out[kChunk * kPanelRows];
+    for (int n = 0; n < N; n += kPanelRows, blocks += panel_bytes) {
+      const int rows = N - n < kPanelRows ? N - n : kPanelRows;
+      for (int c = 0, m = 0; c < chunks; ++c) {
+        const int end = M * (c + 1) / chunks;
+        for (int t = m; t < end; ++t)
+          V::load_rows(y + t * ldy + n, begins ? 0 : rows, out + kPanelRows * (t - m));
+        panel(x.from(m, 0), end - m, held, static_cast<int64_t>(m) * runs, runs, blocks, num_blocks, out);
+        for (int t = m; t < end; ++t) V::store_rows(out + kPanelRows * (t - m), rows, y + t * ldy + n);
+        m = end;
+      }
+    }
+  }
+
+  static void matmul(const void* x, int64_t row_bytes, const void* panels, float* y, int64_t ldy, int M,
+                     int N, int K) {
+    const int num_blocks = (K + Format::kLayout.panel_columns - 1) / Format::kLayout.panel_columns;
+    const int64_t bytes = static_cast<int64_t>(num_blocks) * Format::kBlockBytes;
+    for (int m = 0; m < M; m += kStrip) {
+      const int tokens = M - m < kStrip ? M - m : kStrip;
+      const int most = kTermRuns / tokens / kPartRuns * kPartRuns / Format::kRuns;
+      for (int b = 0; b < num_blocks || b == 0; b += most) {
+        const int n = num_blocks - b < most ? num_blocks - b : most;
+        slab(Rows::of(x, row_bytes, K).from(m, static_cast<int64_t>(b) * Format::kRuns), tokens,
+             n * Format::kRuns,
+             static_cast<const uint8_t*>(panels) + static_cast<int64_t>(b) * Format::kBlockBytes, n, bytes,
+             y + m * ldy, ldy, N, b == 0);
+      }
+    }
+  }
+};
+
+template <class V, class Format>
+constexpr FormatKernels integer_kernels() {
+  FormatKernels kernels;
+  kernels.activation = ActivationKind::kQ8;
+  kernels.matmul = IntegerProducts<V, Format>::matmul;
+  return kernels;
+}
+
+// The integer formats' part of a level.
+template <class V>
+constexpr KernelTable integer_part() {
+  KernelTable part;
+  part.formats[static_cast<int>(WeightFormat::kQ8_0)] = integer_kernels<V, Q8_0>();
+  part.formats[static_cast<int>(WeightFormat::kQ4_0)] = integer_kernels<V, Q4_0>();
+  part.formats[static_cast<int>(WeightFormat::kQ4_K)] = integer_kernels<V, Q4_K>();
+  part.formats[static_cast<int>(WeightFormat::kQ5_K)] = integer_kernels<V, Q5_K>();
+  part.formats[static_cast<int>(WeightFormat::kQ6_K)] = integer_kernels<V, Q6_K>();
+  part.formats[static_cast<int>(WeightFormat::kInt8)] = integer_kernels<V, Int8>();
+  part.formats[static_cast<int>(WeightFormat::kInt4)] = integer_kernels<V, Int4>();
+  return part;
+}
+
+}  // namespace
+}  // namespace twofold::kernels
