@@ -111,6 +111,7 @@ void bind_ops(py::module_& m) {
       .def_property_readonly("num_tokens", &AttentionBatch::num_tokens);
 
   bind_dense_ops(m);
+  bind_format_rows(m);
   py::module_ kernels =
       m.def_submodule("kernels", "One kernel of one level at a time, for tests and benchmarks.");
   bind_kernels(kernels);

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "twofold/kernels.h"
+#include "twofold/weight_format.h"
 
 namespace twofold::bindings {
 // The process's kernels; ConfigError when TWOFOLD_ISA cannot be met.
@@ -14,6 +15,10 @@ void bind_dense_ops(pybind11::module_& m);  // attention, router, feed-forward, 
 void bind_kernels(pybind11::module_& m);    // single kernels by level
 void bind_peaks(pybind11::module_& m);      // what a core can do at most
 void bind_packed_kernels(pybind11::module_& m);
+void bind_format_rows(pybind11::module_& m);  // quantising and its inverse
+
+// ConfigError when there is no such format.
+kernels::WeightFormat format_named(const std::string& name);
 
 // One level by name; ConfigError when there is none or this CPU cannot run it.
 const kernels::KernelTable& level_named(const std::string& level);

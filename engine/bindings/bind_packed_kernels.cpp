@@ -23,13 +23,6 @@ using Floats = py::array_t<float, py::array::c_style>;
 
 constexpr const char* kKindNames[kernels::kNumActivationKinds] = {"f32", "bf16", "q8"};
 
-kernels::WeightFormat format_named(const std::string& name) {
-  for (int f = 0; f < kernels::kNumWeightFormats; ++f) {
-    if (name == kernels::kFormatLayouts[f].name) return static_cast<kernels::WeightFormat>(f);
-  }
-  throw ConfigFailure("weight format \"" + name + "\" does not exist");
-}
-
 kernels::ActivationKind kind_named(const std::string& name) {
   for (int k = 0; k < kernels::kNumActivationKinds; ++k) {
     if (name == kKindNames[k]) return static_cast<kernels::ActivationKind>(k);
@@ -167,6 +160,13 @@ void silu_mul(const py::array& gate, const py::array& up, const py::array& h, co
 }
 
 }  // namespace
+
+kernels::WeightFormat format_named(const std::string& name) {
+  for (int f = 0; f < kernels::kNumWeightFormats; ++f) {
+    if (name == kernels::kFormatLayouts[f].name) return static_cast<kernels::WeightFormat>(f);
+  }
+  throw ConfigFailure("weight format \"" + name + "\" does not exist");
+}
 
 void bind_packed_kernels(py::module_& m) {
   m.def("formats", [] {

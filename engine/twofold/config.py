@@ -35,7 +35,15 @@ class EngineConfig:
         ConfigError: a value is out of range; the message names the flag.
     """
 
-    model: str = setting("", "model directory (default: the bundled model)", positional=True)
+    model: str = setting(
+        "",
+        "model directory or GGUF file, of a split one the first part (default: the bundled model)",
+        positional=True,
+    )
+    tokenizer: str | None = setting(
+        None,
+        "directory with the tokenizer and chat template, or another GGUF file (default: those of the model)",
+    )
     accelerator: str = setting(
         "auto",
         "auto (cuda if there is one, else none), cuda, none, or emulated:PROFILE for a GPU that is played by the CPU "

@@ -124,7 +124,7 @@ class Engine:
         choice = choose_accelerator(config.accelerator)
         path = Path(config.model) if config.model else bundled_model_path()
         # The cheap refusals come before gigabytes are read.
-        tokenizer = Tokenizer.load(path, vocab_size=read_config(path)[0].vocab_size)
+        tokenizer = Tokenizer.open(config.tokenizer or path, vocab_size=read_config(path)[0].vocab_size)
         team = ops.ThreadTeam(config.cpu_threads)
         model = load_model(path, team=team, progress=progress)
         moe = load_experts(model, team, choice, config, progress)

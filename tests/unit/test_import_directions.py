@@ -33,7 +33,7 @@ PARTS_OF_ENGINE = {
     "model",
     "experts",
 }
-BELOW_SERVER = {"engine", "telemetry", "bundled", "host_memory"} | PARTS_OF_ENGINE | NATIVE
+BELOW_SERVER = {"engine", "telemetry", "bundled", "host_memory", "gguf_file"} | PARTS_OF_ENGINE | NATIVE
 # `model` calls the experts by a protocol (model.MoeBackend), `experts` is given arrays: neither imports the other.
 ALLOWED: dict[str, set[str]] = {
     "__init__": set(),
@@ -46,9 +46,10 @@ ALLOWED: dict[str, set[str]] = {
     "_cuda": set(),
     "ops": {"_core", "_cuda"},
     "json_file": set(),
-    "model": {"json_file"} | NATIVE,
+    "gguf_file": set(),
+    "model": {"json_file", "gguf_file"} | NATIVE,
     "experts": NATIVE,
-    "tokenizer": {"json_file"},
+    "tokenizer": {"json_file", "gguf_file"},
     "text_stream": set(),
     "sampler": set(),
     "kv_cache": set(),
@@ -64,6 +65,7 @@ ALLOWED: dict[str, set[str]] = {
     "telemetry": set(),
     "lab": {"telemetry", "experts", "engine", "bundled"} | NATIVE,
     "testing": {"tokenizer", "model"} | NATIVE,
+    "testing_gguf": {"testing"},
     "__main__": {"cli"},
 }
 NEVER_BELOW_CONFIG = {
@@ -82,6 +84,7 @@ ONLY_IN: dict[str, set[str]] = {
         for name in ("streamlit", "plotly", "pandas", "locust", "gevent", "openai", "httpx", "requests")
     },
     "transformers": {"cli", "testing"},
+    "gguf": {"gguf_file", "testing_gguf"},
     "torch": {"model", "testing", "cli", "engine", "experts"},
     "pytest": set(),
 }

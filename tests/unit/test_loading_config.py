@@ -214,7 +214,7 @@ def test_directory_that_is_none(tmp_path: Path) -> None:
     with pytest.raises(ModelLoadError, match="no such model directory"):
         read_config(tmp_path / "absent")
     (tmp_path / "file").write_text("")
-    with pytest.raises(ModelLoadError, match="is a file, expected a directory"):
+    with pytest.raises(ModelLoadError, match="is a file, expected a GGUF file or a directory"):
         read_config(tmp_path / "file")
 
 

@@ -185,7 +185,10 @@ def _nothing_found(directory: Path) -> str:
             f"{directory / INDEX_FILE}: missing, but there are {len(weights)} shards (first: {weights[0]}); "
             "download the index"
         )
-    others = sorted(path.name for suffix in ("*.bin", "*.gguf", "*.pth") for path in directory.glob(suffix))
+    gguf = sorted(path.name for path in directory.glob("*.gguf"))
+    if gguf:
+        return f"{directory}: holds {gguf[0]} and no {SINGLE_FILE}; give the path of that file as the model"
+    others = sorted(path.name for suffix in ("*.bin", "*.pth") for path in directory.glob(suffix))
     if others:
         return f"{directory}: holds {others[0]}, expected {SINGLE_FILE} or {INDEX_FILE}; convert it to safetensors"
     return f"{directory}: holds no {SINGLE_FILE} and no {INDEX_FILE}; download the weights"

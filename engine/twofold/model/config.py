@@ -43,6 +43,8 @@ class RopeConfig:
     mscale: float | None = None
     mscale_all_dim: float | None = None
     truncate: bool = True
+    frequency_factors: tuple[float, ...] = ()
+    """[head_dim/2] by which the frequencies of kind "default" are divided, if any (GGUF's rope_freqs)."""
 
 
 @dataclass(frozen=True)
@@ -149,9 +151,14 @@ def read_config_json(directory: Path) -> Fields:
         raise ModelLoadError(f"{directory}: no such model directory; check the path or download the model")
     if not directory.is_dir():
         raise ModelLoadError(
-            f"{directory}: is a file, expected a directory with config.json and *.safetensors"
+            f"{directory}: is a file, expected a GGUF file or a directory with config.json and *.safetensors"
         )
     path = directory / "config.json"
+    gguf = [] if path.exists() else sorted(found.name for found in directory.glob("*.gguf"))
+    if gguf:
+        raise ModelLoadError(
+            f"{directory}: holds {gguf[0]} and no config.json; give the path of that file as the model"
+        )
     fields = Fields(str(path), read_json_object(path, "the model's configuration"))
     _check_quantization(fields)
     return fields

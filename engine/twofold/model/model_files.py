@@ -1,4 +1,4 @@
-"""A model directory opened and checked: configuration, headers and plan, no weights read.
+"""A model directory or GGUF file opened and checked: configuration, headers and plan, no weights read.
 
 What `load_model` begins with, and all that is needed to say how large a model is (`sizing.py`).
 """
@@ -11,9 +11,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
+from twofold.gguf_file import GgufFile, is_gguf
 from twofold.model.checkpoint import Checkpoint
 from twofold.model.config import ModelConfig, WeightDType
-from twofold.model.registry import read_config
+from twofold.model.gguf_config import read_gguf_config
+from twofold.model.gguf_source import GgufSource
+from twofold.model.registry import architecture, read_config
 from twofold.model.tensor_source import TensorSource
 from twofold.model.weight_plan import WeightNaming, WeightPlan, make_plan
 
@@ -32,10 +35,18 @@ class ModelFiles:
     tensors: TensorSource
 
 
-def open_model_files(directory: str | Path) -> ModelFiles:
-    """Open a Hugging Face model directory. Raises ModelLoadError for whatever is missing, damaged or unsupported."""
-    config, architecture = read_config(directory)
-    return plan_model_files(config, architecture.NAMING, Checkpoint.open(directory))
+def open_model_files(path: str | Path) -> ModelFiles:
+    """Open a Hugging Face model directory or a GGUF file (of a split one, the first part).
+
+    Raises ModelLoadError for whatever is missing, damaged or unsupported.
+    """
+    if is_gguf(path):
+        file = GgufFile.open(path)
+        config = read_gguf_config(file)
+        naming = architecture(config.architecture).NAMING
+        return plan_model_files(config, naming, GgufSource(file, config))
+    config, known = read_config(path)
+    return plan_model_files(config, known.NAMING, Checkpoint.open(path))
 
 
 def plan_model_files(config: ModelConfig, naming: WeightNaming, tensors: TensorSource) -> ModelFiles:

@@ -17,6 +17,7 @@ from types import MappingProxyType
 from typing import Final, Protocol, cast
 
 from twofold.errors import ModelLoadError
+from twofold.gguf_file import GgufFile, is_gguf
 from twofold.json_file import Fields
 from twofold.model.config import (
     GenerationDefaults,
@@ -25,6 +26,7 @@ from twofold.model.config import (
     read_config_json,
     read_generation_defaults,
 )
+from twofold.model.gguf_config import read_gguf_config
 from twofold.model.weight_plan import WeightNaming
 
 ARCHITECTURES: Final[Mapping[str, str]] = MappingProxyType(
@@ -54,9 +56,12 @@ def architecture(name: str, *, where: str = "architectures") -> Architecture:
     return cast(Architecture, importlib.import_module(module))
 
 
-def read_config(directory: str | Path) -> tuple[ModelConfig, Architecture]:
-    """The validated configuration of a model directory and its architecture. Reads JSON only."""
-    directory = Path(directory)
+def read_config(path: str | Path) -> tuple[ModelConfig, Architecture]:
+    """The validated configuration of a model directory or GGUF file, and its architecture. Reads no weights."""
+    if is_gguf(path):
+        config = read_gguf_config(GgufFile.open(path))
+        return config, architecture(config.architecture, where=str(path))
+    directory = Path(path)
     fields = read_config_json(directory)
     module = architecture(architecture_name(fields), where=fields.where)
     config = module.parse_config(fields, read_generation_defaults(directory))

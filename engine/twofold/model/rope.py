@@ -6,6 +6,8 @@ Sources
 - Dynamic NTK: Peng et al., "YaRN", arXiv 2309.00071, section 3.1 (the "NTK-aware" change of base) made dynamic by its
   section 3.3; in the exact form of transformers' `_compute_dynamic_ntk_parameters`:
   base' = base * (factor * n / L - (factor - 1))^(d / (d - 2)) for a sequence of n > L = max_position_embeddings tokens.
+- Factors by dimension, as GGUF files bring them (Llama 3's scaling, computed by whoever converted): each frequency is
+  divided by its factor.
 - YaRN: same paper, section 3.2 ("NTK-by-parts") and section 3.4 (attention factor 0.1 ln(factor) + 1; applied to cos
   and sin, so that q and k both carry it). mscale is DeepSeek-V2's refinement, in the form of transformers'
   `_compute_yarn_parameters`.
@@ -41,6 +43,8 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int) -> F32:
         extrapolated = one - _yarn_ramp(rope, head_dim)
         blend = one / (factor * wavelengths) * (one - extrapolated) + one / wavelengths * extrapolated
         return blend.astype(np.float32)
+    if rope.frequency_factors:
+        wavelengths = wavelengths * np.array(rope.frequency_factors, np.float32)
     return (one / wavelengths).astype(np.float32)
 
 

@@ -43,6 +43,8 @@ class TensorEntry:
     num_bytes: int
     format: str | None
     """One of `weight_format.FORMATS`; None for a type that Twofold does not run."""
+    recoded_bytes: int | None = None
+    """In `format`, where that is not how the file holds it and reading re-encodes (`num_bytes` are the file's)."""
 
     def check(self, shape: tuple[int, ...]) -> str:
         """The format. Raises ModelLoadError unless it is one we run and the shape is `shape`."""
@@ -64,7 +66,7 @@ class TensorEntry:
             whole = math.prod(shape[:-1]) * source_row_bytes(self.format, shape[-1])
         except ValueError as error:
             raise ModelLoadError(f"{self.file}: tensor {self.name} is {error}; download it again") from None
-        if self.num_bytes != whole:
+        if (self.num_bytes if self.recoded_bytes is None else self.recoded_bytes) != whole:
             raise ModelLoadError(
                 f"{self.file}: tensor {self.name} has {self.num_bytes} bytes, expected {whole}; download it again"
             )

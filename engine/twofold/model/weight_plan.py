@@ -161,7 +161,7 @@ def make_plan(config: ModelConfig, naming: WeightNaming, tensors: TensorSource) 
     if unknown:
         raise ModelLoadError(
             f"{tensors.entry(unknown[0]).file}: tensor {unknown[0]} ({len(unknown)} such in all) is not part of "
-            f"{config.architecture} as config.json describes it; use the config.json that belongs to these weights"
+            f"{config.architecture} as its configuration describes it; use the one that belongs to these weights"
         )
     return plan
 
@@ -255,6 +255,8 @@ def _plan_moe(
         (names for names in naming.expert_projections if f"{block}.experts.0.{names[0]}.weight" in tensors),
         naming.expert_projections[0],
     )
+    for expert in range(num_experts):  # a wrong number of experts ends here, before a plan of them is made
+        tensors.entry(f"{block}.experts.{expert}.{gate}.weight")
     separate = tuple(
         (
             TensorSpec(f"{block}.experts.{expert}.{gate}.weight", (inner, hidden)),

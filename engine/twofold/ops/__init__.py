@@ -17,8 +17,10 @@ from twofold._core import (
     Router,
     ThreadTeam,
     cpu_features,
+    dequantise_rows,
     embed,
     isa_choice,
+    quantise_rows,
 )
 
 __all__ = [
@@ -30,6 +32,8 @@ __all__ = [
     "Router",
     "ThreadTeam",
     "cpu_features",
+    "dequantise_rows",
     "embed",
     "isa_choice",
+    "quantise_rows",
 ]

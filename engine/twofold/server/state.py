@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Literal
 
 from twofold.config import ServerConfig
+from twofold.gguf_file import model_name
 from twofold.server.api_errors import ApiError
 from twofold.server.bridge import Answer
 from twofold.server.metrics import Metrics
@@ -68,12 +69,12 @@ class ServerState:
 
     @property
     def model_name(self) -> str:
-        """The name clients use: --served-model-name, else that of the model's directory."""
+        """The name clients use: --served-model-name, else that of the model's directory or file."""
         if self.config.served_model_name:
             return self.config.served_model_name
         if self._engine is None:
             return ""
-        return self._engine.info.model.rstrip("/").rsplit("/", 1)[-1]
+        return model_name(self._engine.info.model)
 
     def check_model(self, name: str | None) -> None:
         """A request that names no model means the one there is. ApiError 404 for any other."""

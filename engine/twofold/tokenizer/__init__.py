@@ -1,6 +1,7 @@
 """Text ⇄ token ids, chat messages → prompt, and streams of ids → text without half characters.
 
-Over the `tokenizers` package's tokenizer.json. Chat templates are rendered by `chat_template.py`.
+Over the `tokenizers` package: a directory's tokenizer.json, or the vocabulary inside a GGUF file. Chat templates are
+rendered by `chat_template.py`.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ from typing import Any, Final
 import tokenizers
 
 from twofold.errors import ModelLoadError, RequestError
+from twofold.gguf_file import GgufFile, is_gguf
 from twofold.json_file import MAX_JSON_BYTES, Fields, read_json_object
 from twofold.tokenizer.chat_template import ChatTemplate
 from twofold.tokenizer.detokenizer import IncrementalDetokenizer
+from twofold.tokenizer.gguf_vocabulary import read_vocabulary
 
 __all__ = ["ChatTemplate", "IncrementalDetokenizer", "Tokenizer"]
 
@@ -31,7 +34,7 @@ _SPECIAL_NAMES: Final = (
 
 
 class Tokenizer:
-    """The tokenizer of one model directory. Immutable and safe to use from several threads."""
+    """The tokenizer of one model directory or GGUF file. Immutable and safe to use from several threads."""
 
     def __init__(
         self,
@@ -77,6 +80,32 @@ class Tokenizer:
             eos_token_ids=_eos_token_ids(directory, special_tokens, backend),
             chat_template=ChatTemplate.find(directory, data, special_tokens),
             where=str(directory),
+        )
+
+    @classmethod
+    def open(cls, path: str | Path, *, vocab_size: int | None = None) -> Tokenizer:
+        """The tokenizer of a model directory or inside a GGUF file. `vocab_size` and errors as `load`."""
+        if is_gguf(path):
+            return cls.from_gguf(GgufFile.open(path), vocab_size=vocab_size)
+        return cls.load(path, vocab_size=vocab_size)
+
+    @classmethod
+    def from_gguf(cls, file: GgufFile, *, vocab_size: int | None = None) -> Tokenizer:
+        """The tokenizer and chat template inside a GGUF file. `vocab_size` and errors as `load`."""
+        where = str(file.path)
+        vocabulary = read_vocabulary(file.fields, where)
+        num_tokens = int(vocabulary.backend.get_vocab_size(with_added_tokens=True))
+        if vocab_size is not None and num_tokens > vocab_size:
+            raise ModelLoadError(
+                f"{where}: has {num_tokens} tokens, expected at most the {vocab_size} rows of its embedding; the file "
+                "is damaged, download it again"
+            )
+        return cls(
+            vocabulary.backend,
+            special_tokens=vocabulary.special_tokens,
+            eos_token_ids=vocabulary.eos_token_ids,
+            chat_template=ChatTemplate.of_gguf(file.fields, where, vocabulary.special_tokens),
+            where=where,
         )
 
     @property

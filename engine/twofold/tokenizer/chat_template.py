@@ -70,6 +70,32 @@ class ChatTemplate:
             named["default"], where=where, special_tokens=special_tokens, tool_source=named.get("tool_use")
         )
 
+    @classmethod
+    def of_gguf(
+        cls, fields: Mapping[str, Any], where: str, special_tokens: Mapping[str, str]
+    ) -> ChatTemplate | None:
+        """The template in a GGUF file's metadata, or None. Raises ModelLoadError as `find`."""
+        sources: dict[str, str] = {}
+        for key in ("tokenizer.chat_template", "tokenizer.chat_template.tool_use"):
+            source = fields.get(key)
+            if source is None:
+                continue
+            if not isinstance(source, str) or len(source) > MAX_TEMPLATE_BYTES:
+                raise ModelLoadError(
+                    f"{where}: {key} is not text of at most {MAX_TEMPLATE_BYTES} bytes; give the tokenizer of the "
+                    "original model with --tokenizer DIR"
+                )
+            sources[key] = source
+        default = sources.get("tokenizer.chat_template")
+        if default is None:
+            return None
+        return cls(
+            default,
+            where=f"{where}: tokenizer.chat_template",
+            special_tokens=special_tokens,
+            tool_source=sources.get("tokenizer.chat_template.tool_use"),
+        )
+
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],

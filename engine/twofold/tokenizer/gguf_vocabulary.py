@@ -1,0 +1,309 @@
+"""The vocabulary inside a GGUF file → a backend of the `tokenizers` package that gives the ids llama.cpp gives.
+
+Two kinds are known: "gpt2" (byte-level BPE with a list of merges; `tokenizer.ggml.pre` names how text is cut into words
+first) and "llama" (SentencePiece BPE: scores instead of merges, bytes as a last resort). No normaliser runs before
+either, as in llama.cpp; Hugging Face's Qwen tokenizers compose characters first (NFC), which typed text already is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import tokenizers
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
+
+from twofold.errors import ModelLoadError
+
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)
+"""Values of tokenizer.ggml.token_type."""
+
+_ROLES: Final = {
+    "bos_token": "tokenizer.ggml.bos_token_id",
+    "eos_token": "tokenizer.ggml.eos_token_id",
+    "unk_token": "tokenizer.ggml.unknown_token_id",
+    "sep_token": "tokenizer.ggml.seperator_token_id",  # the format's own spelling
+    "pad_token": "tokenizer.ggml.padding_token_id",
+    "cls_token": "tokenizer.ggml.cls_token_id",
+    "mask_token": "tokenizer.ggml.mask_token_id",
+}
+_END_ROLES: Final = (
+    "tokenizer.ggml.eos_token_id",
+    "tokenizer.ggml.eot_token_id",
+    "tokenizer.ggml.eom_token_id",
+)
+_END_TOKENS: Final = frozenset(
+    ("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|end|>", "<end_of_turn>", "</s>")
+)  # fmt: skip
+"""Control tokens that end an answer even where the file names only one of them, by their text."""
+
+_MAX_CUT_CHARS: Final = 2**26
+"""Characters copied to find the merges of a SentencePiece vocabulary; the largest ones stay below a third of it."""
+
+_CONTRACTIONS: Final = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_GPT2: Final = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_TAIL: Final = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_CASED: Final = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+{end}|"
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*{end}|"
+)
+_CASED_TAIL: Final = r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+
+
+@dataclass(frozen=True)
+class _WordRule:
+    """How text is cut into words before merging; each pattern cuts the pieces of the one before."""
+
+    patterns: tuple[str, ...]
+    whole_words: bool = False
+    """A word that is a token is that token, whatever the merges say."""
+    adds_bos: bool = False
+    """Where the file does not say (tokenizer.ggml.add_bos_token)."""
+
+
+_QWEN2: Final = _WordRule((_CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}" + _TAIL,))
+_LLAMA3_PATTERNS: Final = (_CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}" + _TAIL,)
+_LLAMA3: Final = _WordRule(_LLAMA3_PATTERNS, whole_words=True, adds_bos=True)
+_GPT2_RULE: Final = _WordRule((_GPT2,))
+_GPT4O: Final = _WordRule((_CASED.replace("{end}", _CONTRACTIONS + "?") + r"\p{N}{1,3}" + _CASED_TAIL,))
+_DIGIT_BY_DIGIT: Final = _WordRule((r"\p{N}", _GPT2))
+_WORD_RULES: Final[Mapping[str, _WordRule]] = {
+    "default": _WordRule(
+        (r"[\p{P}\$\+<=>\^~\|]+", _GPT2.removesuffix(r"|\s+"), r"\p{N}+", "[0-9][0-9][0-9]")
+    ),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez", "stablelm2", "hunyuan"), _QWEN2),
+    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral"), _LLAMA3),
+    **dict.fromkeys(("dbrx", "smaug-bpe"), _WordRule(_LLAMA3_PATTERNS)),
+    **dict.fromkeys(("gpt-2", "phi-2", "mpt", "olmo", "jais", "exaone4"), _GPT2_RULE),
+    **dict.fromkeys(("starcoder", "refact", "command-r", "smollm", "codeshell"), _DIGIT_BY_DIGIT),
+    **dict.fromkeys(("gpt-4o", "llama4"), _GPT4O),
+    "tekken": _WordRule(
+        (_CASED.replace("{end}", "") + r"\p{N}" + _CASED_TAIL,), whole_words=True, adds_bos=True
+    ),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class GgufVocabulary:
+    """What a GGUF file says about its tokens, as `Tokenizer` takes it."""
+
+    backend: tokenizers.Tokenizer
+    special_tokens: Mapping[str, str]
+    """Role → token, e.g. "eos_token" → "<|im_end|>"."""
+    eos_token_ids: frozenset[int]
+
+
+def read_vocabulary(fields: Mapping[str, Any], where: str) -> GgufVocabulary:
+    """The vocabulary in a GGUF file's metadata. Raises ModelLoadError naming the file and what is wrong."""
+    return _Reader(fields, where).read()
+
+
+class _Reader:
+    def __init__(self, fields: Mapping[str, Any], where: str) -> None:
+        self._fields = fields
+        self._where = where
+        self._tokens: list[str] = []
+        self._types: list[int] = []
+
+    def read(self) -> GgufVocabulary:
+        kind = self._text("tokenizer.ggml.model", "")
+        if kind not in ("gpt2", "llama"):
+            known = f"tokenizer.ggml.model is {kind!r}" if kind else "there is no tokenizer in it"
+            raise self._error(
+                f"{known}, expected 'gpt2' or 'llama'; give the tokenizer of the original model with --tokenizer DIR"
+            )
+        tokens = self._strings("tokenizer.ggml.tokens")
+        if not tokens:
+            raise self._error("tokenizer.ggml.tokens is empty, expected the vocabulary; download it again")
+        self._tokens = tokens
+        types = self._numbers("tokenizer.ggml.token_type", len(tokens))
+        self._types = [_NORMAL] * len(tokens) if types is None else [int(value) for value in types]
+        vocabulary = {token: index for index, token in enumerate(tokens)}
+        if len(vocabulary) != len(tokens):
+            twice = next(token for index, token in enumerate(tokens) if vocabulary[token] != index)
+            raise self._error(f"token {twice!r} occurs twice; convert the model again")
+        special_tokens = self._special_tokens()
+        try:
+            backend = (self._byte_level if kind == "gpt2" else self._sentencepiece)(
+                vocabulary, special_tokens
+            )
+            self._add_special(backend)
+        except ModelLoadError:
+            raise
+        except Exception as error:  # the package raises plain Exception for what it cannot use
+            reason = " ".join(str(error).split())[:200]
+            raise self._error(f"not a valid tokenizer: {reason}; convert the model again") from None
+        return GgufVocabulary(backend, special_tokens, self._eos_token_ids())
+
+    def _byte_level(
+        self, vocabulary: dict[str, int], special_tokens: Mapping[str, str]
+    ) -> tokenizers.Tokenizer:
+        name = self._text("tokenizer.ggml.pre", "default")
+        rule = _WORD_RULES.get(name)
+        if rule is None:
+            raise self._error(
+                f"tokenizer.ggml.pre is {name!r}, expected one of {', '.join(sorted(_WORD_RULES))}; give the tokenizer "
+                "of the original model with --tokenizer DIR"
+            )
+        merges: list[tuple[str, str]] = []
+        for merge in self._strings("tokenizer.ggml.merges"):
+            # A token may begin with a space, so the separator is looked for after its first character.
+            left, right = merge[:1] + merge[1:].partition(" ")[0], merge[1:].partition(" ")[2]
+            if not left or not right:
+                raise self._error(f"merge {merge!r} is not two tokens with a space between; convert it again")
+            merges.append((left, right))
+        backend = tokenizers.Tokenizer(
+            models.BPE(vocab=vocabulary, merges=merges, ignore_merges=rule.whole_words)
+        )
+        backend.pre_tokenizer = pre_tokenizers.Sequence(
+            [
+                *(pre_tokenizers.Split(Regex(pattern), behavior="isolated") for pattern in rule.patterns),
+                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+            ]
+        )
+        backend.decoder = decoders.ByteLevel()
+        if self._flag("tokenizer.ggml.add_bos_token", rule.adds_bos):
+            self._begin_with_bos(backend, special_tokens)
+        return backend
+
+    def _sentencepiece(
+        self, vocabulary: dict[str, int], special_tokens: Mapping[str, str]
+    ) -> tokenizers.Tokenizer:
+        scores = self._numbers("tokenizer.ggml.scores", len(vocabulary))
+        if scores is None:
+            raise self._error(
+                "tokenizer.ggml.scores is missing, expected a score per token; convert it again"
+            )
+        unknown = special_tokens.get("unk_token")
+        if unknown is None and _UNKNOWN in self._types:
+            unknown = self._tokens[self._types.index(_UNKNOWN)]
+        backend = tokenizers.Tokenizer(
+            models.BPE(
+                vocab=vocabulary,
+                merges=self._merges_of_scores(vocabulary, scores),
+                unk_token=unknown,
+                fuse_unk=True,
+                byte_fallback=_BYTE in self._types,
+            )
+        )
+        adds_space = self._flag("tokenizer.ggml.add_space_prefix", True)
+        prefix = [normalizers.Prepend("▁")] if adds_space else []
+        backend.normalizer = normalizers.Sequence([*prefix, normalizers.Replace(" ", "▁")])
+        strip = [decoders.Strip(" ", 1, 0)] if adds_space else []
+        backend.decoder = decoders.Sequence(
+            [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *strip]
+        )
+        if self._flag("tokenizer.ggml.add_bos_token", True):
+            self._begin_with_bos(backend, special_tokens)
+        return backend
+
+    def _merges_of_scores(
+        self, vocabulary: Mapping[str, int], scores: Sequence[float]
+    ) -> list[tuple[str, str]]:
+        """SentencePiece merges the neighbours whose union scores best: every way to cut a token, best token first."""
+        mergeable = [
+            token
+            for token, kind in zip(self._tokens, self._types, strict=True)
+            if kind in (_NORMAL, _USER_DEFINED, _UNUSED) and len(token) > 1
+        ]
+        if sum(len(token) ** 2 for token in mergeable) > _MAX_CUT_CHARS:
+            raise self._error("its tokens are longer than any vocabulary's; download it again")
+        ranked: list[tuple[float, int, int, str, str]] = []
+        for token in mergeable:
+            score = -float(scores[vocabulary[token]])
+            for cut in range(1, len(token)):
+                left, right = token[:cut], token[cut:]
+                if left in vocabulary and right in vocabulary:
+                    ranked.append((score, vocabulary[left], vocabulary[right], left, right))
+        ranked.sort()
+        return [(left, right) for _, _, _, left, right in ranked]
+
+    def _add_special(self, backend: tokenizers.Tokenizer) -> None:
+        """Control tokens are found in text and left out of answers; user-defined ones are found and shown."""
+        control, shown = [], []
+        for token, kind in zip(self._tokens, self._types, strict=True):
+            if not token:
+                continue
+            if kind in (_CONTROL, _UNKNOWN):
+                control.append(AddedToken(token, special=True, normalized=False))
+            elif kind == _USER_DEFINED:
+                shown.append(AddedToken(token, special=False, normalized=False))
+        backend.add_special_tokens(control)
+        backend.add_tokens(shown)
+
+    def _begin_with_bos(self, backend: tokenizers.Tokenizer, special_tokens: Mapping[str, str]) -> None:
+        bos = special_tokens.get("bos_token")
+        if bos is not None:
+            backend.post_processor = processors.TemplateProcessing(
+                single=[bos, "$A"],
+                pair=[bos, "$A", bos, "$B"],
+                special_tokens=[(bos, self._tokens.index(bos))],
+            )
+
+    def _special_tokens(self) -> dict[str, str]:
+        found: dict[str, str] = {}
+        for role, key in _ROLES.items():
+            index = self._token_id(key)
+            if index is not None:
+                found[role] = self._tokens[index]
+        return found
+
+    def _eos_token_ids(self) -> frozenset[int]:
+        named = {index for index in map(self._token_id, _END_ROLES) if index is not None}
+        by_text = {
+            index
+            for index, (token, kind) in enumerate(zip(self._tokens, self._types, strict=True))
+            if kind == _CONTROL and token in _END_TOKENS
+        }
+        return frozenset(named | by_text)
+
+    def _token_id(self, key: str) -> int | None:
+        value = self._fields.get(key)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise self._error(f"{key} is {value!r}, expected a token id; convert it again")
+        if value == 2**32 - 1:  # -1, written unsigned: no such token
+            return None
+        if not 0 <= value < len(self._tokens):
+            raise self._error(
+                f"{key} is {value}, expected an id below {len(self._tokens)}; convert the model again"
+            )
+        return value
+
+    def _text(self, key: str, default: str) -> str:
+        value = self._fields.get(key, default)
+        if not isinstance(value, str):
+            raise self._error(f"{key} is {value!r}, expected a string; convert the model again")
+        return value
+
+    def _flag(self, key: str, default: bool) -> bool:
+        value = self._fields.get(key, default)
+        if not isinstance(value, bool):
+            raise self._error(f"{key} is {value!r}, expected true or false; convert the model again")
+        return value
+
+    def _strings(self, key: str) -> list[str]:
+        value = self._fields.get(key)
+        # An empty array of numbers is what a list without strings may come as.
+        if isinstance(value, list):
+            return value
+        if value is None or (isinstance(value, np.ndarray) and not value.size):
+            return []
+        raise self._error(f"{key} is not a list of strings; convert the model again")
+
+    def _numbers(self, key: str, count: int) -> Sequence[float] | None:
+        value = self._fields.get(key)
+        if value is None:
+            return None
+        if not isinstance(value, np.ndarray) or len(value) != count:
+            raise self._error(f"{key} is not a list of {count} numbers; convert the model again")
+        if not np.all(np.isfinite(value)):
+            raise self._error(f"{key} holds a number that is not finite; convert the model again")
+        numbers: list[float] = value.tolist()
+        return numbers
+
+    def _error(self, reason: str) -> ModelLoadError:
+        return ModelLoadError(f"{self._where}: {reason}")

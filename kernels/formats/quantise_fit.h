@@ -1,0 +1,143 @@
+// The scale (and minimum) that represents a few weights best: the smallest weighted sum of squared errors.
+//
+// Both searches try a row of starting scales, each a little wider or narrower than the weights' range; for
+// each the weights are rounded, and the scale that fits those integers best is the least-squares solution.
+// Sums are kept in eight lanes, so that they become vectors without reordering what the compiler may not
+// reorder.
+#pragma once
+#include <cmath>
+
+namespace twofold::kernels {
+
+struct Affine {  // weight = scale * q + min
+  float scale, min;
+};
+
+// The nearest integer (ties to even) within [lowest, highest].
+inline float nearest_within(float v, float lowest, float highest) {
+  constexpr float kShift = 12582912.0f;  // 1.5 * 2^23: adding it leaves no bits behind the point
+  v = v > lowest ? v : lowest;
+  v = v < highest ? v : highest;
+  return (v + kShift) - kShift;
+}
+
+inline constexpr int kLanes = 8;
+
+// Sums over n (a multiple of 8) of what `add(i, lane)` adds to its lane.
+template <int Count, class Add>
+inline void sum_lanes(int n, float (&sums)[Count], const Add& add) {
+  float lanes[Count][kLanes] = {};
+  for (int i = 0; i < n; i += kLanes) {
+    for (int lane = 0; lane < kLanes; ++lane) add(i + lane, lane, lanes);
+  }
+  for (int s = 0; s < Count; ++s) {
+    sums[s] = ((lanes[s][0] + lanes[s][4]) + (lanes[s][1] + lanes[s][5])) +
+              ((lanes[s][2] + lanes[s][6]) + (lanes[s][3] + lanes[s][7]));
+  }
+}
+
+inline float inverse_or_zero(float v) {
+  const float inverse = 1.0f / v;
+  return std::isfinite(inverse) ? inverse : 0.0f;
+}
+
+// The error of rounding to scale * q, q in [lowest, highest], and what the best scale for these integers
+// would be.
+struct ScaleFit {
+  float error, refitted;
+};
+inline ScaleFit try_scale(const float* x, const float* w, int n, float scale, float lowest, float highest) {
+  const float inverse = inverse_or_zero(scale);
+  float sums[3];
+  sum_lanes(n, sums, [=](int i, int lane, auto& lanes) {
+    const float q = nearest_within(x[i] * inverse, lowest, highest), d = x[i] - scale * q;
+    lanes[0][lane] += w[i] * d * d;
+    lanes[1][lane] += w[i] * x[i] * q;
+    lanes[2][lane] += w[i] * q * q;
+  });
+  return {sums[0], sums[2] > 0.0f ? sums[1] / sums[2] : 0.0f};
+}
+
+// The best scale for q in [-half, half - 1]; negative where the largest weight is positive, as -half reaches
+// further.
+inline float fit_scale(const float* x, const float* w, int n, int half) {
+  float extreme = 0.0f;
+  for (int i = 0; i < n; ++i) {
+    if (std::fabs(x[i]) > std::fabs(extreme)) extreme = x[i];
+  }
+  if (extreme == 0.0f) return 0.0f;
+  const float lowest = static_cast<float>(-half), highest = static_cast<float>(half - 1);
+  float best = 0.0f, best_error = INFINITY;
+  for (int step = -10; step <= 10; ++step) {
+    float scale = extreme / (lowest - 0.1f * static_cast<float>(step));
+    for (int pass = 0; pass < 2; ++pass) {
+      const ScaleFit fit = try_scale(x, w, n, scale, lowest, highest);
+      if (fit.error < best_error) {
+        best_error = fit.error;
+        best = scale;
+      }
+      scale = fit.refitted;
+    }
+  }
+  return best;
+}
+
+struct AffineFit {
+  float error;
+  Affine refitted;
+};
+// As try_scale, for scale * q + min with q in [0, highest]; `min_below_zero` keeps the refitted minimum <= 0.
+inline AffineFit try_affine(const float* x, const float* w, int n, Affine affine, float highest,
+                            bool min_below_zero) {
+  const float inverse = inverse_or_zero(affine.scale);
+  float sums[6];
+  sum_lanes(n, sums, [=](int i, int lane, auto& lanes) {
+    const float q = nearest_within((x[i] - affine.min) * inverse, 0.0f, highest);
+    const float d = x[i] - (affine.scale * q + affine.min);
+    lanes[0][lane] += w[i] * d * d;
+    lanes[1][lane] += w[i];
+    lanes[2][lane] += w[i] * q;
+    lanes[3][lane] += w[i] * q * q;
+    lanes[4][lane] += w[i] * x[i];
+    lanes[5][lane] += w[i] * x[i] * q;
+  });
+  const auto [error, sw, sq, sqq, sx, sxq] = sums;
+  const float determinant = sw * sqq - sq * sq;
+  Affine refitted = affine;
+  if (determinant > 0.0f)
+    refitted = {(sw * sxq - sx * sq) / determinant, (sqq * sx - sq * sxq) / determinant};
+  if (min_below_zero && refitted.min > 0.0f) refitted = {sqq > 0.0f ? sxq / sqq : 0.0f, 0.0f};
+  if (!(refitted.scale >= 0.0f)) refitted = affine;
+  return {error, refitted};
+}
+
+// The best scale >= 0 and minimum for q in [0, highest].
+inline Affine fit_affine(const float* x, const float* w, int n, int highest, bool min_below_zero) {
+  float low = x[0], high = x[0];
+  for (int i = 1; i < n; ++i) {
+    low = x[i] < low ? x[i] : low;
+    high = x[i] > high ? x[i] : high;
+  }
+  if (min_below_zero) {
+    low = low < 0.0f ? low : 0.0f;
+    high = high > 0.0f ? high : 0.0f;
+  }
+  if (!(high > low)) return {0.0f, low};
+  const float top = static_cast<float>(highest);
+  Affine best{0.0f, low};
+  float best_error = INFINITY;
+  for (int step = -10; step <= 10; ++step) {
+    Affine affine{(high - low) / (top + 0.1f * static_cast<float>(step)), low};
+    for (int pass = 0; pass < 3; ++pass) {
+      const AffineFit fit = try_affine(x, w, n, affine, top, min_below_zero);
+      if (fit.error < best_error) {
+        best_error = fit.error;
+        best = affine;
+      }
+      affine = fit.refitted;
+    }
+  }
+  return best;
+}
+
+}  // namespace twofold::kernels

@@ -1,0 +1,228 @@
+// Blocks of 256 weights whose runs have small integer scales under a common float one (GGUF's K types).
+//
+// Each run is fitted alone first. Then the common scales are chosen, the runs' scales rounded to them, and
+// from there on only what can be stored is compared: neighbouring integers for each run, and once more the
+// common scales for the integers that came out.
+#include <cstring>
+
+#include "quantise.h"
+
+namespace twofold::kernels {
+namespace {
+
+constexpr int kBlock = 256;
+
+// ---- q4_k, q5_k: weight = d * scale * q - dmin * min, scale and min of 6 bits for each run of 32 ----
+
+struct AffineBlock {
+  uint16_t d, dmin;
+  int scale[8], min[8];
+  uint8_t q[kBlock];
+};
+
+// Errors of a run under scale * q + min, with the sums that fit d and dmin to the integers afterwards.
+float run_error(const float* x, const float* w, Affine affine, float highest) {
+  const float inverse = inverse_or_zero(affine.scale);
+  float sums[1];
+  sum_lanes(32, sums, [=](int i, int lane, auto& lanes) {
+    const float q = nearest_within((x[i] - affine.min) * inverse, 0.0f, highest);
+    const float e = x[i] - (affine.scale * q + affine.min);
+    lanes[0][lane] += w[i] * e * e;
+  });
+  return sums[0];
+}
+
+int clamp(int v, int low, int high) { return v < low ? low : v > high ? high : v; }
+
+// Fills scale, min and q for the stored d and dmin, near the wanted scales; returns the block's error.
+float choose_runs(const float* x, const float* w, const Affine* wanted, int highest, AffineBlock& block) {
+  const float d = float_of_f16(block.d), dmin = float_of_f16(block.dmin), top = static_cast<float>(highest);
+  float total = 0.0f;
+  for (int run = 0; run < 8; ++run) {
+    const float *xs = x + 32 * run, *ws = w + 32 * run;
+    const int scale0 = static_cast<int>(nearest_within(wanted[run].scale * inverse_or_zero(d), 0.0f, 63.0f));
+    const int min0 = static_cast<int>(nearest_within(-wanted[run].min * inverse_or_zero(dmin), 0.0f, 63.0f));
+    float best = INFINITY;
+    for (int scale = clamp(scale0 - 1, 0, 63); scale <= clamp(scale0 + 1, 0, 63); ++scale) {
+      for (int min = clamp(min0 - 1, 0, 63); min <= clamp(min0 + 1, 0, 63); ++min) {
+        const float error =
+            run_error(xs, ws, {d * static_cast<float>(scale), -dmin * static_cast<float>(min)}, top);
+        if (error < best) {
+          best = error;
+          block.scale[run] = scale;
+          block.min[run] = min;
+        }
+      }
+    }
+    total += best;
+    const float inverse = inverse_or_zero(d * static_cast<float>(block.scale[run]));
+    const float offset = dmin * static_cast<float>(block.min[run]);
+    for (int i = 0; i < 32; ++i) {
+      block.q[32 * run + i] = static_cast<uint8_t>(nearest_within((xs[i] + offset) * inverse, 0.0f, top));
+    }
+  }
+  return total;
+}
+
+// The d and dmin that fit the integers of `block` best.
+void refit_common(const float* x, const float* w, const AffineBlock& block, float* d, float* dmin) {
+  double aa = 0, ab = 0, bb = 0, ax = 0, bx = 0;
+  for (int i = 0; i < kBlock; ++i) {
+    const double a = block.scale[i / 32] * block.q[i], b = -block.min[i / 32], weight = w[i];
+    aa += weight * a * a;
+    ab += weight * a * b;
+    bb += weight * b * b;
+    ax += weight * a * x[i];
+    bx += weight * b * x[i];
+  }
+  const double determinant = aa * bb - ab * ab;
+  if (determinant > 1e-9 * aa * bb) {
+    *d = static_cast<float>((ax * bb - bx * ab) / determinant);
+    *dmin = static_cast<float>((bx * aa - ax * ab) / determinant);
+  } else if (aa > 0) {
+    *d = static_cast<float>(ax / aa);
+  }
+}
+
+AffineBlock fit_affine_block(const float* x, const float* w, int highest) {
+  Affine wanted[8];
+  float max_scale = 0.0f, max_min = 0.0f;
+  for (int run = 0; run < 8; ++run) {
+    wanted[run] = fit_affine(x + 32 * run, w + 32 * run, 32, highest, true);
+    max_scale = wanted[run].scale > max_scale ? wanted[run].scale : max_scale;
+    max_min = -wanted[run].min > max_min ? -wanted[run].min : max_min;
+  }
+  AffineBlock best;
+  best.d = stored_f16(max_scale / 63.0f);
+  best.dmin = stored_f16(max_min / 63.0f);
+  float best_error = choose_runs(x, w, wanted, highest, best);
+  for (int pass = 0; pass < 2; ++pass) {
+    float d = float_of_f16(best.d), dmin = float_of_f16(best.dmin);
+    refit_common(x, w, best, &d, &dmin);
+    if (!(d >= 0.0f) || !(dmin >= 0.0f)) break;
+    AffineBlock next;
+    next.d = stored_f16(d);
+    next.dmin = stored_f16(dmin);
+    const float error = choose_runs(x, w, wanted, highest, next);
+    if (!(error < best_error)) break;
+    best_error = error;
+    best = next;
+  }
+  return best;
+}
+
+// The head that q4_k and q5_k share: d, dmin, and 8 scales and 8 minima of 6 bits in 12 bytes.
+void put_affine_head(const AffineBlock& from, uint8_t* block) {
+  std::memcpy(block, &from.d, 2);
+  std::memcpy(block + 2, &from.dmin, 2);
+  uint8_t* packed = block + 4;
+  for (int run = 0; run < 4; ++run) {
+    const int high_scale = from.scale[run + 4], high_min = from.min[run + 4];
+    packed[run] = static_cast<uint8_t>(from.scale[run] | high_scale >> 4 << 6);
+    packed[run + 4] = static_cast<uint8_t>(from.min[run] | high_min >> 4 << 6);
+    packed[run + 8] = static_cast<uint8_t>((high_scale & 0xf) | (high_min & 0xf) << 4);
+  }
+}
+
+void put_nibbles(const AffineBlock& from, uint8_t* q) {
+  for (int pair = 0; pair < 4; ++pair) {
+    const uint8_t* run = from.q + 64 * pair;
+    for (int i = 0; i < 32; ++i)
+      q[32 * pair + i] = static_cast<uint8_t>((run[i] & 0xf) | (run[32 + i] & 0xf) << 4);
+  }
+}
+
+// ---- q6_k: weight = d * scale * (q - 32), scale a signed byte for each run of 16 ----
+
+struct ScaledBlock {
+  uint16_t d;
+  int scale[16];
+  uint8_t q[kBlock];
+};
+
+float choose_scales(const float* x, const float* w, const float* wanted, ScaledBlock& block) {
+  const float d = float_of_f16(block.d);
+  float total = 0.0f;
+  for (int run = 0; run < 16; ++run) {
+    const float *xs = x + 16 * run, *ws = w + 16 * run;
+    const int scale0 = static_cast<int>(nearest_within(wanted[run] * inverse_or_zero(d), -128.0f, 127.0f));
+    float best = INFINITY;
+    for (int scale = clamp(scale0 - 1, -128, 127); scale <= clamp(scale0 + 1, -128, 127); ++scale) {
+      const float error = try_scale(xs, ws, 16, d * static_cast<float>(scale), -32.0f, 31.0f).error;
+      if (error < best) {
+        best = error;
+        block.scale[run] = scale;
+      }
+    }
+    total += best;
+    const float inverse = inverse_or_zero(d * static_cast<float>(block.scale[run]));
+    for (int i = 0; i < 16; ++i) {
+      block.q[16 * run + i] = static_cast<uint8_t>(nearest_within(xs[i] * inverse, -32.0f, 31.0f) + 32.0f);
+    }
+  }
+  return total;
+}
+
+ScaledBlock fit_scaled_block(const float* x, const float* w) {
+  float wanted[16], extreme = 0.0f;
+  for (int run = 0; run < 16; ++run) {
+    wanted[run] = fit_scale(x + 16 * run, w + 16 * run, 16, 32);
+    if (std::fabs(wanted[run]) > std::fabs(extreme)) extreme = wanted[run];
+  }
+  ScaledBlock best;
+  best.d = stored_f16(extreme / -128.0f);
+  float best_error = choose_scales(x, w, wanted, best);
+  for (int pass = 0; pass < 2; ++pass) {
+    double aa = 0, ax = 0;
+    for (int i = 0; i < kBlock; ++i) {
+      const double a = best.scale[i / 16] * (best.q[i] - 32);
+      aa += w[i] * a * a;
+      ax += w[i] * a * x[i];
+    }
+    if (!(aa > 0)) break;
+    ScaledBlock next;
+    next.d = stored_f16(static_cast<float>(ax / aa));
+    const float error = choose_scales(x, w, wanted, next);
+    if (!(error < best_error)) break;
+    best_error = error;
+    best = next;
+  }
+  return best;
+}
+
+}  // namespace
+
+void quantise_q4_k(const float* x, const float* w, uint8_t* block) {
+  const AffineBlock best = fit_affine_block(x, w, 15);
+  put_affine_head(best, block);
+  put_nibbles(best, block + 16);
+}
+
+void quantise_q5_k(const float* x, const float* w, uint8_t* block) {
+  const AffineBlock best = fit_affine_block(x, w, 31);
+  put_affine_head(best, block);
+  for (int i = 0; i < 32; ++i) {
+    int high = 0;
+    for (int run = 0; run < 8; ++run) high |= best.q[32 * run + i] >> 4 << run;
+    block[16 + i] = static_cast<uint8_t>(high);
+  }
+  put_nibbles(best, block + 48);
+}
+
+void quantise_q6_k(const float* x, const float* w, uint8_t* block) {
+  const ScaledBlock best = fit_scaled_block(x, w);
+  for (int half = 0; half < 2; ++half) {
+    const uint8_t* q = best.q + 128 * half;
+    for (int i = 0; i < 64; ++i) {
+      block[64 * half + i] = static_cast<uint8_t>((q[i] & 0xf) | (q[64 + i] & 0xf) << 4);
+    }
+    for (int i = 0; i < 32; ++i) {
+      block[128 + 32 * half + i] =
+          static_cast<uint8_t>(q[i] >> 4 | q[32 + i] >> 4 << 2 | q[64 + i] >> 4 << 4 | q[96 + i] >> 4 << 6);
+    }
+  }
+  for (int run = 0; run < 16; ++run) block[192 + run] = static_cast<uint8_t>(best.scale[run]);
+  std::memcpy(block + 208, &best.d, 2);
+}
+
+}  // namespace twofold::kernels

@@ -1,0 +1,190 @@
+"""Quantised rows: what the formats' definitions say, as little error as the best scale allows, and odd weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gguf
+import numpy as np
+import numpy.typing as npt
+import pytest
+from twofold import ops
+from twofold.errors import ConfigError, KernelError
+from twofold.weight_format import FORMATS, source_row_bytes
+
+F32 = npt.NDArray[np.float32]
+GGUF_TYPES = {"q8_0": "Q8_0", "q4_0": "Q4_0", "q4_k": "Q4_K", "q5_k": "Q5_K", "q6_k": "Q6_K"}
+BLOCK_FORMATS = [*GGUF_TYPES, "int8", "int4"]
+# Root mean square error of llama.cpp's quantiser (ggml_quantize_chunk, llama-cpp-python 0.3.36, no importance) on
+# `normal_rows()`.
+GGML_RMS = {"q8_0": 5.3656e-3, "q4_0": 8.6186e-2, "q4_k": 7.1426e-2, "q5_k": 3.6268e-2, "q6_k": 1.7767e-2}
+
+
+@pytest.fixture(scope="module")
+def team() -> ops.ThreadTeam:
+    return ops.ThreadTeam(2)
+
+
+def normal_rows(rows: int = 64, columns: int = 1024) -> F32:
+    return np.random.default_rng(0).normal(0.0, 1.0, (rows, columns)).astype(np.float32)
+
+
+def by_definition(rows: npt.NDArray[np.uint8], format: str, columns: int) -> F32:
+    """The weights, by the gguf package or (int8, int4) by the words of weight_format.h."""
+    if format in GGUF_TYPES:
+        return gguf.dequantize(rows, gguf.GGMLQuantizationType[GGUF_TYPES[format]])
+    layout = FORMATS[format]
+    blocks = rows.reshape(len(rows), -1, layout.block_bytes)
+    halves = np.ascontiguousarray(blocks[..., :4]).view(np.float16).astype(np.float32)
+    if format == "int8":
+        values = halves[..., :1] * blocks[..., 2:].view(np.int8)
+    else:
+        nibbles = np.stack([blocks[..., 4:] & 15, blocks[..., 4:] >> 4], -1).reshape(*blocks.shape[:2], 64)
+        values = halves[..., :1] * nibbles + halves[..., 1:]
+    return values.reshape(len(rows), columns).astype(np.float32)
+
+
+def rms(values: Any) -> float:
+    return float(np.sqrt(np.mean(np.square(values, dtype=np.float64))))
+
+
+@pytest.mark.parametrize("format", BLOCK_FORMATS)
+def test_rows_mean_what_the_format_says(team: ops.ThreadTeam, format: str) -> None:
+    x = normal_rows()
+    rows = ops.quantise_rows(team, x, format)
+    assert rows.shape == (len(x), source_row_bytes(format, x.shape[1]))
+    values = by_definition(rows, format, x.shape[1])
+    np.testing.assert_array_equal(ops.dequantise_rows(team, rows, format, x.shape[1]), values)
+    assert rms(values - x) < {"8": 0.02, "6": 0.04, "5": 0.06, "4": 0.12}[format.strip("qint")[0]]
+
+
+@pytest.mark.parametrize("format", list(GGML_RMS))
+def test_error_is_no_larger_than_that_of_llama_cpps_quantiser(team: ops.ThreadTeam, format: str) -> None:
+    x = normal_rows()
+    values = ops.dequantise_rows(team, ops.quantise_rows(team, x, format), format, x.shape[1])
+    assert rms(values - x) <= 1.001 * GGML_RMS[format]
+
+
+@pytest.mark.parametrize("format", ["q4_0", "int4", "q4_k", "q5_k", "q6_k"])
+def test_no_simple_scale_does_better(team: ops.ThreadTeam, format: str) -> None:
+    """Against the range of each block cut evenly: what quantising without a search gives."""
+    x = normal_rows(16)
+    size = {"q4_0": 32, "int4": 64, "q6_k": 16}.get(format, 32)
+    levels = {"q4_0": 15, "int4": 15, "q4_k": 15, "q5_k": 31, "q6_k": 63}[format]
+    blocks = x.reshape(-1, size)
+    low, high = blocks.min(1, keepdims=True), blocks.max(1, keepdims=True)
+    if format in ("q4_0", "q6_k"):
+        high = np.maximum(np.abs(low), np.abs(high))
+        low = -high
+    step = (high - low) / levels
+    even = (np.rint((blocks - low) / step) * step + low).reshape(x.shape)
+    values = ops.dequantise_rows(team, ops.quantise_rows(team, x, format), format, x.shape[1])
+    assert rms(values - x) < (1.02 if format == "q6_k" else 0.98) * rms(even - x)
+
+
+@pytest.mark.parametrize("format", ["q4_0", "q4_k", "q5_k", "q6_k", "int4"])
+def test_importance_moves_the_error_away(team: ops.ThreadTeam, format: str) -> None:
+    x = normal_rows(16)
+    importance = np.ones(x.shape[1], np.float32)
+    importance[::4] = 50.0
+    plain = ops.dequantise_rows(team, ops.quantise_rows(team, x, format), format, x.shape[1]) - x
+    weighted = (
+        ops.dequantise_rows(team, ops.quantise_rows(team, x, format, importance), format, x.shape[1]) - x
+    )
+    assert rms(weighted[:, ::4]) < rms(plain[:, ::4])
+
+
+@pytest.mark.parametrize("format", BLOCK_FORMATS)
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda x: np.zeros_like(x),
+        lambda x: np.full_like(x, 0.5),
+        lambda x: np.full_like(x, -0.5),
+        lambda x: np.abs(x) + 3.0,
+        lambda x: -np.abs(x) - 3.0,
+        lambda x: x * np.float32(1e-20),
+        lambda x: x * np.float32(1e-7),
+        lambda x: x * np.float32(1e4),
+        lambda x: np.where(np.arange(x.shape[1]) % 61 == 0, x * 100, x).astype(np.float32),
+    ],
+)
+def test_odd_weights_stay_close(team: ops.ThreadTeam, format: str, make: Any) -> None:
+    x = np.ascontiguousarray(make(normal_rows(8)))
+    values = ops.dequantise_rows(team, ops.quantise_rows(team, x, format), format, x.shape[1])
+    assert np.all(np.isfinite(values))
+    # Steps are those of the largest weight of a block; below float16's smallest scale everything is 0.
+    blocks = np.abs(x).reshape(len(x), -1, 256).max(axis=2).repeat(256, axis=1)
+    steps = {"8": 127, "6": 31, "5": 15, "4": 7}[format.strip("qint")[0]]
+    assert np.all(np.abs(values - x) <= blocks * 1.3 / steps + 256 * 2.0**-24)
+
+
+@pytest.mark.parametrize(("format", "dtype"), [("f16", np.float16), ("f32", np.float32)])
+def test_plain_formats_round_as_numpy_does(team: ops.ThreadTeam, format: str, dtype: Any) -> None:
+    special = [
+        0.0,
+        -0.0,
+        1.0,
+        65504.0,
+        65519.9,
+        65520.0,
+        1e-8,
+        6e-8,
+        2.98e-8,
+        2.9803e-8,
+        6.1e-5,
+        np.inf,
+        -np.inf,
+        1e38,
+    ]
+    x = np.concatenate(
+        [np.float32(special), np.random.default_rng(1).normal(0, 1e-4, 1010).astype(np.float32)]
+    )[None]
+    with np.errstate(over="ignore"):
+        assert ops.quantise_rows(team, x, format).tobytes() == x.astype(dtype).tobytes()
+    assert np.isnan(ops.quantise_rows(team, np.float32([[np.nan]]), format).view(dtype))[0, 0]
+
+
+def test_bfloat16_rounds_to_nearest_even(team: ops.ThreadTeam) -> None:
+    torch = pytest.importorskip("torch")
+    x = (
+        np.random.default_rng(2)
+        .integers(0, 2**32, (1, 4096), dtype=np.uint64)
+        .astype(np.uint32)
+        .view(np.float32)
+    )
+    x = np.where(np.isnan(x), np.float32(1.0), x)
+    expected = torch.from_numpy(x).to(torch.bfloat16).view(torch.int16).numpy()
+    assert ops.quantise_rows(team, x, "bf16").tobytes() == expected.tobytes()
+
+
+def test_rows_do_not_depend_on_the_number_of_threads() -> None:
+    x = normal_rows(200, 256)
+    one, three = ops.ThreadTeam(1), ops.ThreadTeam(3)
+    for format in BLOCK_FORMATS:
+        assert ops.quantise_rows(one, x, format).tobytes() == ops.quantise_rows(three, x, format).tobytes()
+
+
+def test_fp8_is_read(team: ops.ThreadTeam) -> None:
+    torch = pytest.importorskip("torch")
+    raw = np.arange(256, dtype=np.uint8)[None].repeat(130, 0)
+    scales = np.float32([[0.5, 2.0], [3.0, 0.25]])
+    plain = torch.from_numpy(raw).view(torch.float8_e4m3fn).to(torch.float32).numpy()
+    expected = plain * scales.repeat(128, 0)[:130].repeat(128, 1)
+    np.testing.assert_array_equal(ops.dequantise_rows(team, raw, "fp8", 256, scales), expected)
+
+
+def test_what_does_not_fit_is_refused(team: ops.ThreadTeam) -> None:
+    x = normal_rows(2, 320)
+    with pytest.raises(KernelError, match=r"320 columns in format q4_k; expected a multiple of 256"):
+        ops.quantise_rows(team, x, "q4_k")
+    with pytest.raises(ConfigError, match="never quantised to fp8"):
+        ops.quantise_rows(team, x, "fp8")
+    with pytest.raises(ConfigError, match='"q3_k" does not exist'):
+        ops.quantise_rows(team, x, "q3_k")
+    with pytest.raises(KernelError, match="importance"):
+        ops.quantise_rows(team, x, "q8_0", np.ones(5, np.float32))
+    with pytest.raises(KernelError, match="rows do not have the bytes"):
+        ops.dequantise_rows(team, np.zeros((2, 5), np.uint8), "q8_0", 320)
+    with pytest.raises(KernelError, match="fp8 rows need scales"):
+        ops.dequantise_rows(team, np.zeros((2, 128), np.uint8), "fp8", 128)

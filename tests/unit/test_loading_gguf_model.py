@@ -1,0 +1,234 @@
+"""A GGUF file and a Hugging Face directory of the same weights are the same model."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+from twofold.errors import ModelLoadError
+from twofold.gguf_file import GgufFile
+from twofold.model import read_config
+from twofold.model.gguf_config import read_gguf_config
+from twofold.model.gguf_source import GgufSource
+from twofold.model.model_files import ModelFiles, open_model_files
+from twofold.model.rope import inverse_frequencies
+from twofold.model.sizing import measure_model
+from twofold.model.weights import dense_weights, expert_weights
+from twofold.testing import TinyModel, tiny_config, write_tiny_model
+from twofold.testing_gguf import write_tiny_gguf
+from twofold.weight_format import WeightMatrix, plain_array
+
+QWEN = TinyModel(hidden_size=64, moe_intermediate_size=32, num_layers=2, num_experts=4)
+MIXTRAL = replace(QWEN, architecture="MixtralForCausalLM", num_heads=8)
+MODELS = [
+    QWEN,
+    MIXTRAL,
+    replace(QWEN, tie_word_embeddings=True, norm_topk_prob=False),
+    replace(QWEN, attention_bias=True, mlp_only_layers=(1,), num_layers=3),
+    replace(MIXTRAL, sliding_window=16, rope_theta=1e6),
+]
+
+
+def all_weights(files: ModelFiles) -> list[Any]:
+    """Every array of a model in the plan's order."""
+    dense = dense_weights(files)
+    found: list[Any] = [dense.embedding, dense.final_norm, dense.lm_head]
+    for layer in dense.layers:
+        attention, ffn = layer.attention, layer.feed_forward
+        found += [
+            attention.norm,
+            *attention.qkv,
+            attention.qkv_bias,
+            attention.q_norm,
+            attention.k_norm,
+            attention.o,
+        ]
+        found += [attention.o_bias, *vars(ffn).values()]
+    for layer_index in files.config.moe_layers:
+        found += [matrix for expert in expert_weights(files, layer_index) for matrix in expert]
+    return [plain_array(item) if isinstance(item, WeightMatrix) else item for item in found]
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_the_same_configuration_and_weights(tmp_path: Path, model: TinyModel) -> None:
+    ours = open_model_files(write_tiny_gguf(tmp_path / "tiny.gguf", model))
+    theirs = open_model_files(write_tiny_model(tmp_path / "hf", model))
+    kept = {"architecture": ours.config.architecture, "generation": ours.config.generation}
+    assert replace(theirs.config, eos_token_ids=(2,), pad_token_id=0, **kept) == ours.config
+    assert ours.config.architecture == model.architecture
+    for a, b in zip(all_weights(ours), all_weights(theirs), strict=True):
+        assert (a is None) == (b is None)
+        if a is not None:
+            np.testing.assert_array_equal(a, b)
+
+
+def test_older_files_have_one_tensor_per_expert(tmp_path: Path) -> None:
+    older = open_model_files(write_tiny_gguf(tmp_path / "old.gguf", MIXTRAL, one_tensor_per_expert=True))
+    newer = open_model_files(write_tiny_gguf(tmp_path / "new.gguf", MIXTRAL))
+    for a, b in zip(all_weights(older), all_weights(newer), strict=True):
+        assert (a is None and b is None) or np.array_equal(a, b)
+
+
+def test_joined_q_k_v(tmp_path: Path) -> None:
+    plain = open_model_files(write_tiny_gguf(tmp_path / "plain.gguf", MIXTRAL))
+    file = GgufFile.open(write_tiny_gguf(tmp_path / "tiny.gguf", MIXTRAL))
+    tensors = dict(file.tensors)
+    for layer in range(2):
+        q, k, v = (tensors.pop(f"blk.{layer}.attn_{name}.weight") for name in "qkv")
+        rows = np.concatenate([_raw(part) for part in (q, k, v)])
+        joined = tmp_path / f"joined{layer}"
+        joined.write_bytes(rows.tobytes())
+        shape = (q.shape[0] + k.shape[0] + v.shape[0], q.shape[1])
+        name = f"blk.{layer}.attn_qkv.weight"
+        tensors[name] = replace(q, name=name, file=joined, offset=0, shape=shape, num_bytes=rows.nbytes)
+    config = read_gguf_config(file)
+    source = GgufSource(replace(file, tensors=tensors), config)
+    for name in plain.tensors:
+        shape = plain.tensors.entry(name).shape
+        if len(shape) > 1:
+            for a, b in zip(source.stack(name, shape), plain.tensors.stack(name, shape), strict=True):
+                np.testing.assert_array_equal(a.data, b.data)
+
+
+def _raw(tensor: Any) -> Any:
+    return np.fromfile(tensor.file, np.uint8, tensor.num_bytes, offset=tensor.offset)
+
+
+@pytest.mark.parametrize("kind", ["F16", "BF16", "Q8_0", "Q4_0"])
+def test_rows_are_those_of_the_file(tmp_path: Path, kind: str) -> None:
+    path = write_tiny_gguf(tmp_path / "tiny.gguf", QWEN, type_of=lambda name: kind)
+    files, reader = open_model_files(path), gguf.GGUFReader(path)
+    theirs = {tensor.name: tensor for tensor in reader.tensors}
+    gate = np.array(theirs["blk.1.ffn_gate_exps.weight"].data)
+    for expert, (matrix, _, _) in enumerate(expert_weights(files, 1)):
+        assert matrix.format == kind.lower()
+        assert not matrix.data.flags.owndata
+        assert matrix.data.tobytes() == gate[expert].tobytes()
+    assert dense_weights(files).embedding.data.tobytes() == theirs["token_embd.weight"].data.tobytes()
+    assert files.config.dtype == {"F16": "float16"}.get(kind, "bfloat16")
+
+
+def dequantised_q8_0(matrix: WeightMatrix) -> Any:
+    assert matrix.format == "q8_0"
+    return gguf.dequantize(np.ascontiguousarray(matrix.data), gguf.GGMLQuantizationType.Q8_0)
+
+
+@pytest.mark.parametrize(("kind", "exact"), [("Q5_0", True), ("Q5_1", False), ("Q4_1", False)])
+def test_formats_of_llama_cpps_fallback_are_re_encoded(tmp_path: Path, kind: str, exact: bool) -> None:
+    path = write_tiny_gguf(
+        tmp_path / "tiny.gguf", QWEN, type_of=lambda name: kind if "down_exps" in name else "Q8_0"
+    )
+    down = next(t for t in gguf.GGUFReader(path).tensors if t.name == "blk.0.ffn_down_exps.weight")
+    expected = gguf.dequantize(np.array(down.data), gguf.GGMLQuantizationType[kind])
+    files = open_model_files(path)
+    for expert, (_, _, matrix) in enumerate(expert_weights(files, 0)):
+        error = np.abs(dequantised_q8_0(matrix) - expected[expert])
+        blocks = np.abs(expected[expert]).reshape(len(expected[expert]), -1, 32).max(axis=2, keepdims=True)
+        # Half a step of 127, and as much again for a scale rounded to float16.
+        assert np.all(
+            error.reshape(*blocks.shape[:2], 32) <= (0 if exact else blocks * (0.51 / 127 + 2**-11))
+        )
+    assert measure_model(path).expert_bytes > 0
+
+
+def test_iq4_nl_is_re_encoded_exactly(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+
+    def encode(values: Any, kind: str) -> Any:
+        rows = int(np.prod(values.shape[:-1]))
+        blocks = rng.integers(0, 256, (rows, values.shape[-1] // 32, 18), dtype=np.uint8)
+        blocks[..., :2] = rng.normal(0, 0.01, blocks.shape[:2]).astype(np.float16)[..., None].view(np.uint8)
+        return blocks.reshape(*values.shape[:-1], -1)
+
+    path = write_tiny_gguf(tmp_path / "tiny.gguf", QWEN, type_of=lambda name: "IQ4_NL", encode=encode)
+    theirs = {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}["token_embd.weight"]
+    expected = gguf.dequantize(np.array(theirs.data), gguf.GGMLQuantizationType.IQ4_NL)
+    np.testing.assert_array_equal(dequantised_q8_0(dense_weights(open_model_files(path)).embedding), expected)
+
+
+@pytest.mark.parametrize("kind", ["linear", "yarn"])
+def test_rope_scaling(tmp_path: Path, kind: str) -> None:
+    scaling = {"rope_type": kind, "factor": 4.0}
+    if kind == "yarn":
+        scaling |= {"original_max_position_embeddings": 64, "beta_fast": 16.0, "beta_slow": 2.0}
+    model = replace(QWEN, rope_scaling=scaling)
+
+    def edit(writer: Any) -> None:
+        writer.add_rope_scaling_type(gguf.RopeScalingType(kind))
+        writer.add_rope_scaling_factor(4.0)
+        if kind == "yarn":
+            writer.add_rope_scaling_orig_ctx_len(64)
+            writer.add_rope_scaling_yarn_beta_fast(16.0)
+            writer.add_rope_scaling_yarn_beta_slow(2.0)
+
+    ours = read_config(write_tiny_gguf(tmp_path / "tiny.gguf", model, edit=edit))[0]
+    (tmp_path / "config.json").write_text(json.dumps(tiny_config(model)))
+    assert ours.rope == read_config(tmp_path)[0].rope
+
+
+def test_frequency_factors_divide_the_frequencies(tmp_path: Path) -> None:
+    factors = np.array([1.0, 1.0, 2.0, 8.0, 8.0, 8.0, 8.0, 8.0], np.float32)
+    path = write_tiny_gguf(
+        tmp_path / "tiny.gguf", QWEN, edit=lambda writer: writer.add_tensor("rope_freqs.weight", factors)
+    )
+    rope = read_config(path)[0].rope
+    assert rope.frequency_factors == tuple(factors)
+    plain = inverse_frequencies(replace(rope, frequency_factors=()), 16)
+    np.testing.assert_allclose(inverse_frequencies(rope, 16), plain / factors, rtol=1e-6)
+    open_model_files(path)
+
+
+def changed(key: str, value: Any, kind: str = "uint32") -> Any:
+    def edit(writer: Any) -> None:
+        writer.kv_data[0].pop(key, None)
+        if value is not None:
+            getattr(writer, f"add_{kind}")(key, value)
+
+    return edit
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (changed("general.architecture", "bert", "string"), "general.architecture is 'bert', expected one of qwen3moe"),
+        (changed("general.architecture", None), "general.architecture is None"),
+        (changed("qwen3moe.block_count", None), "qwen3moe: block_count is missing"),
+        (changed("qwen3moe.block_count", 2**31), "qwen3moe: block_count is 2147483648, expected an integer"),
+        (changed("qwen3moe.block_count", 1), "model.layers.1.input_layernorm.weight (12 such in all) is not part of"),
+        (changed("qwen3moe.block_count", 3), "tensor blk.2.attn_norm.weight is missing"),
+        (changed("qwen3moe.embedding_length", "64", "string"), "embedding_length is '64'"),
+        (changed("qwen3moe.embedding_length", 96), "has shape [320, 64], expected [320, 96]"),
+        (changed("qwen3moe.attention.head_count", 3), "num_attention_heads 3 is not a multiple"),
+        (changed("qwen3moe.attention.head_count", [4, 2], "array"), "head_count is [4, 2]"),
+        (changed("qwen3moe.attention.value_length", 32), "value_length is 32, expected 16"),
+        (changed("qwen3moe.expert_count", 0), "expert_count is 0"),
+        (changed("qwen3moe.expert_count", 5), "has shape [4, 64], expected [5, 64]"),
+        (changed("qwen3moe.expert_used_count", 9), "num_experts_per_tok 9 is more than the 4 experts"),
+        (changed("qwen3moe.expert_gating_func", 2), "expert_gating_func is 2, expected 1 (softmax)"),
+        (changed("qwen3moe.attention.layer_norm_rms_epsilon", float("nan"), "float32"), "rms_epsilon is nan"),
+        (changed("qwen3moe.rope.scaling.type", "longrope", "string"), "rope.scaling.type is 'longrope'"),
+        (changed("general.sampling.top_p", 7.0, "float32"), "general.sampling.top_p is 7.0"),
+    ],
+)  # fmt: skip
+def test_metadata_that_is_no_model(tmp_path: Path, edit: Any, message: str) -> None:
+    path = write_tiny_gguf(tmp_path / "tiny.gguf", QWEN, edit=edit)
+    with pytest.raises(ModelLoadError) as refused:
+        open_model_files(path)
+    assert message in str(refused.value)
+    assert str(path) in str(refused.value)
+
+
+def test_a_type_that_is_not_run(tmp_path: Path) -> None:
+    path = write_tiny_gguf(
+        tmp_path / "tiny.gguf",
+        replace(QWEN, hidden_size=256),
+        type_of=lambda name: "Q2_K" if name == "blk.0.attn_q.weight" else "F32",
+        encode=lambda values, kind: np.zeros((values.shape[0], 84), np.uint8),
+    )
+    with pytest.raises(ModelLoadError, match=r"q_proj\.weight has dtype Q2_K, expected one of the formats"):
+        open_model_files(path)
