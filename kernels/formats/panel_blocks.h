@@ -5,8 +5,8 @@
 //   kColumns, kBytes    of a panel block
 //   kOffset             what was added to make its weights unsigned
 //   values(block, row, run, u)   the 32 stored (unsigned) weights of a row in run `run` of 32 columns
-//   put_values(block, row, run, u)   the inverse; the block was zero before
-// and accessors of its scales.
+//   kSections           stretches of kSectionSteps steps, the first at kFirstSection, kSectionBytes apart
+// and accessors of its scales and of the planes of single bits.
 #pragma once
 #include "elements.h"
 #include "twofold/weight_format.h"
@@ -21,20 +21,11 @@ inline constexpr int kPlaneBytes = kStepBytes;  // of one run's extra bits: 8 st
 inline void read_steps(const uint8_t* steps, int row, uint8_t* u) {
   for (int s = 0; s < 8; ++s) std::memcpy(u + 4 * s, steps + s * kStepBytes + 4 * row, 4);
 }
-inline void write_steps(uint8_t* steps, int row, const uint8_t* u) {
-  for (int s = 0; s < 8; ++s) std::memcpy(steps + s * kStepBytes + 4 * row, u + 4 * s, 4);
-}
 
 // The low (half 0) or high (half 1) nibbles of a row in `count / 4` steps.
 inline void read_nibbles(const uint8_t* steps, int row, int half, int count, uint8_t* u) {
   for (int i = 0; i < count; ++i) {
     u[i] = steps[i / 4 * kStepBytes + 4 * row + i % 4] >> (4 * half) & 0xfu;
-  }
-}
-inline void or_nibbles(uint8_t* steps, int row, int half, int count, const uint8_t* u) {
-  for (int i = 0; i < count; ++i) {
-    uint8_t& at = steps[i / 4 * kStepBytes + 4 * row + i % 4];
-    at = static_cast<uint8_t>(at | (u[i] & 0xfu) << (4 * half));
   }
 }
 
@@ -45,59 +36,45 @@ inline void or_from_plane(const uint8_t* plane, int row, int bit, uint8_t* u) {
     for (int j = 0; j < 4; ++j) u[4 * s + j] = static_cast<uint8_t>(u[4 * s + j] | (four >> j & 1u) << bit);
   }
 }
-inline void or_into_plane(uint8_t* plane, int row, int bit, const uint8_t* u) {
-  for (int s = 0; s < 8; ++s) {
-    unsigned four = 0;
-    for (int j = 0; j < 4; ++j) four |= (u[4 * s + j] >> bit & 1u) << j;
-    plane[16 * s + row / 2] = static_cast<uint8_t>(plane[16 * s + row / 2] | four << (row % 2 * 4));
-  }
-}
 
 struct PanelQ8_0 {
   static constexpr int kColumns = 32, kBytes = 1088, kOffset = 128;
+  static constexpr int kSections = 1, kSectionSteps = 8, kFirstSection = 64, kSectionBytes = 0;
   static uint8_t* scale(uint8_t* block, int row) { return block + 2 * row; }
   static float scale(const uint8_t* block, int row) { return f16_at(block + 2 * row); }
   static void values(const uint8_t* block, int row, int, uint8_t* u) { read_steps(block + 64, row, u); }
-  static void put_values(uint8_t* block, int row, int, const uint8_t* u) { write_steps(block + 64, row, u); }
 };
 
 struct PanelInt8 {
   static constexpr int kColumns = 128, kBytes = 4160, kOffset = 128;
+  static constexpr int kSections = 1, kSectionSteps = 32, kFirstSection = 64, kSectionBytes = 0;
   static uint8_t* scale(uint8_t* block, int row) { return block + 2 * row; }
   static float scale(const uint8_t* block, int row) { return f16_at(block + 2 * row); }
   static void values(const uint8_t* block, int row, int run, uint8_t* u) {
     read_steps(block + 64 + run * 8 * kStepBytes, row, u);
   }
-  static void put_values(uint8_t* block, int row, int run, const uint8_t* u) {
-    write_steps(block + 64 + run * 8 * kStepBytes, row, u);
-  }
 };
 
 struct PanelQ4_0 {
   static constexpr int kColumns = 32, kBytes = 576, kOffset = 8;
+  static constexpr int kSections = 1, kSectionSteps = 4, kFirstSection = 64, kSectionBytes = 0;
   static uint8_t* scale(uint8_t* block, int row) { return block + 2 * row; }
   static float scale(const uint8_t* block, int row) { return f16_at(block + 2 * row); }
   static void values(const uint8_t* block, int row, int, uint8_t* u) {
     read_nibbles(block + 64, row, 0, 16, u);
     read_nibbles(block + 64, row, 1, 16, u + 16);
   }
-  static void put_values(uint8_t* block, int row, int, const uint8_t* u) {
-    or_nibbles(block + 64, row, 0, 16, u);
-    or_nibbles(block + 64, row, 1, 16, u + 16);
-  }
 };
 
 struct PanelInt4 {
   static constexpr int kColumns = 64, kBytes = 1152, kOffset = 0;
+  static constexpr int kSections = 1, kSectionSteps = 8, kFirstSection = 128, kSectionBytes = 0;
   static uint8_t* scale(uint8_t* block, int row) { return block + 2 * row; }
   static uint8_t* min(uint8_t* block, int row) { return block + 64 + 2 * row; }
   static float scale(const uint8_t* block, int row) { return f16_at(block + 2 * row); }
   static float min(const uint8_t* block, int row) { return f16_at(block + 64 + 2 * row); }
   static void values(const uint8_t* block, int row, int run, uint8_t* u) {
     read_nibbles(block + 128, row, run, 32, u);
-  }
-  static void put_values(uint8_t* block, int row, int run, const uint8_t* u) {
-    or_nibbles(block + 128, row, run, 32, u);
   }
 };
 
@@ -107,25 +84,23 @@ struct PanelK {
   static constexpr int kPlanes = Bits - 4;  // of each run
   static constexpr int kPairBytes = 2 * kPlanes * kPlaneBytes + 8 * kStepBytes;
   static constexpr int kColumns = 256, kBytes = 640 + 4 * kPairBytes, kOffset = 0;
+  static constexpr int kSections = 4, kSectionSteps = 8, kFirstSection = 640 + 2 * kPlanes * kPlaneBytes,
+                       kSectionBytes = kPairBytes;
 
   static uint8_t* d(uint8_t* block, int row) { return block + 2 * row; }
   static uint8_t* dmin(uint8_t* block, int row) { return block + 64 + 2 * row; }
   static uint8_t& scale(uint8_t* block, int row, int run) { return block[128 + 32 * run + row]; }
   static uint8_t& min(uint8_t* block, int row, int run) { return block[384 + 32 * run + row]; }
+  // Of bit 4 of a run.
+  static int plane(int run, int) { return 640 + run / 2 * kPairBytes + run % 2 * kPlaneBytes; }
   static float d(const uint8_t* block, int row) { return f16_at(block + 2 * row); }
   static float dmin(const uint8_t* block, int row) { return f16_at(block + 64 + 2 * row); }
   static float scale(const uint8_t* block, int row, int run) { return block[128 + 32 * run + row]; }
   static float min(const uint8_t* block, int row, int run) { return block[384 + 32 * run + row]; }
 
   static void values(const uint8_t* block, int row, int run, uint8_t* u) {
-    const uint8_t* pair = block + 640 + run / 2 * kPairBytes;
-    read_nibbles(pair + 2 * kPlanes * kPlaneBytes, row, run % 2, 32, u);
-    if constexpr (kPlanes == 1) or_from_plane(pair + run % 2 * kPlaneBytes, row, 4, u);
-  }
-  static void put_values(uint8_t* block, int row, int run, const uint8_t* u) {
-    uint8_t* pair = block + 640 + run / 2 * kPairBytes;
-    or_nibbles(pair + 2 * kPlanes * kPlaneBytes, row, run % 2, 32, u);
-    if constexpr (kPlanes == 1) or_into_plane(pair + run % 2 * kPlaneBytes, row, 4, u);
+    read_nibbles(block + kFirstSection + run / 2 * kSectionBytes, row, run % 2, 32, u);
+    if constexpr (kPlanes == 1) or_from_plane(block + plane(run, 0), row, 4, u);
   }
 };
 using PanelQ4_K = PanelK<4>;
@@ -134,25 +109,24 @@ using PanelQ5_K = PanelK<5>;
 struct PanelQ6_K {
   static constexpr int kPairBytes = 4 * kPlaneBytes + 8 * kStepBytes;
   static constexpr int kColumns = 256, kBytes = 576 + 4 * kPairBytes, kOffset = 32;
+  static constexpr int kPlanes = 2, kSections = 4, kSectionSteps = 8,
+                       kFirstSection = 576 + 2 * kPlanes * kPlaneBytes, kSectionBytes = kPairBytes;
 
   static uint8_t* d(uint8_t* block, int row) { return block + 2 * row; }
   static uint8_t& scale(uint8_t* block, int row, int run16) { return block[64 + 32 * run16 + row]; }
+  // Of bit 4 + index of a run.
+  static int plane(int run, int index) {
+    return 576 + run / 2 * kPairBytes + (2 * index + run % 2) * kPlaneBytes;
+  }
   static float d(const uint8_t* block, int row) { return f16_at(block + 2 * row); }
   static float scale(const uint8_t* block, int row, int run16) {
     return static_cast<int8_t>(block[64 + 32 * run16 + row]);
   }
 
   static void values(const uint8_t* block, int row, int run, uint8_t* u) {
-    const uint8_t* pair = block + 576 + run / 2 * kPairBytes;
-    read_nibbles(pair + 4 * kPlaneBytes, row, run % 2, 32, u);
-    or_from_plane(pair + run % 2 * kPlaneBytes, row, 4, u);
-    or_from_plane(pair + (2 + run % 2) * kPlaneBytes, row, 5, u);
-  }
-  static void put_values(uint8_t* block, int row, int run, const uint8_t* u) {
-    uint8_t* pair = block + 576 + run / 2 * kPairBytes;
-    or_nibbles(pair + 4 * kPlaneBytes, row, run % 2, 32, u);
-    or_into_plane(pair + run % 2 * kPlaneBytes, row, 4, u);
-    or_into_plane(pair + (2 + run % 2) * kPlaneBytes, row, 5, u);
+    read_nibbles(block + kFirstSection + run / 2 * kSectionBytes, row, run % 2, 32, u);
+    or_from_plane(block + plane(run, 0), row, 4, u);
+    or_from_plane(block + plane(run, 1), row, 5, u);
   }
 };
 

@@ -3,7 +3,11 @@
 //
 // Every format is a struct with
 //   Panel                      its panel block
-//   values(block, run, u)      the stored (unsigned) weights of run `run` of 32 columns
+//   kFlip                      what its bytes are xored with to become the panel's
+//   steps(block, scratch)      its weights as the bytes of a row's steps, section after section: in place, or
+//   in
+//                              scratch[128]
+//   plane(block, run, index)   bit 4 + index of the 32 weights of a run, where the panel has planes
 //   put_scales(block, panel_block, row)   copies the scales into a panel block
 //   dequantise(block, out)     the weights as float32
 #pragma once
@@ -11,14 +15,24 @@
 
 namespace twofold::kernels {
 
+// Bit `bit` of 32 bytes, the first byte's lowest. Multiplying gathers the lowest bits of eight bytes in the
+// highest byte.
+inline uint32_t bits_of(const uint8_t* bytes, int bit) {
+  uint32_t bits = 0;
+  for (int i = 0; i < 4; ++i) {
+    const uint64_t eight = load_as<uint64_t>(bytes + 8 * i) >> bit & 0x0101010101010101u;
+    bits |= static_cast<uint32_t>(eight * 0x0102040810204080u >> 56) << (8 * i);
+  }
+  return bits;
+}
+
 inline void copy_f16(uint8_t* to, const uint8_t* from) { std::memcpy(to, from, 2); }
 
 struct SourceQ8_0 {  // f16 scale, i8 q[32]
   using Panel = PanelQ8_0;
   static constexpr int kBytes = 34;
-  static void values(const uint8_t* block, int, uint8_t* u) {
-    for (int i = 0; i < 32; ++i) u[i] = block[2 + i] ^ 0x80u;
-  }
+  static constexpr uint8_t kFlip = 0x80;
+  static const uint8_t* steps(const uint8_t* block, uint8_t*) { return block + 2; }
   static void put_scales(const uint8_t* block, uint8_t* panel, int row) {
     copy_f16(Panel::scale(panel, row), block);
   }
@@ -31,9 +45,8 @@ struct SourceQ8_0 {  // f16 scale, i8 q[32]
 struct SourceInt8 {  // f16 scale, i8 q[128]
   using Panel = PanelInt8;
   static constexpr int kBytes = 130;
-  static void values(const uint8_t* block, int run, uint8_t* u) {
-    for (int i = 0; i < 32; ++i) u[i] = block[2 + 32 * run + i] ^ 0x80u;
-  }
+  static constexpr uint8_t kFlip = 0x80;
+  static const uint8_t* steps(const uint8_t* block, uint8_t*) { return block + 2; }
   static void put_scales(const uint8_t* block, uint8_t* panel, int row) {
     copy_f16(Panel::scale(panel, row), block);
   }
@@ -46,12 +59,8 @@ struct SourceInt8 {  // f16 scale, i8 q[128]
 struct SourceQ4_0 {  // f16 scale, u8 q[16]: low nibbles are columns 0-15, high ones 16-31
   using Panel = PanelQ4_0;
   static constexpr int kBytes = 18;
-  static void values(const uint8_t* block, int, uint8_t* u) {
-    for (int i = 0; i < 16; ++i) {
-      u[i] = block[2 + i] & 0xfu;
-      u[16 + i] = static_cast<uint8_t>(block[2 + i] >> 4);
-    }
-  }
+  static constexpr uint8_t kFlip = 0;
+  static const uint8_t* steps(const uint8_t* block, uint8_t*) { return block + 2; }
   static void put_scales(const uint8_t* block, uint8_t* panel, int row) {
     copy_f16(Panel::scale(panel, row), block);
   }
@@ -67,11 +76,14 @@ struct SourceQ4_0 {  // f16 scale, u8 q[16]: low nibbles are columns 0-15, high 
 struct SourceInt4 {  // f16 scale, f16 min, u8 q[32]: low nibble first
   using Panel = PanelInt4;
   static constexpr int kBytes = 36;
-  static void values(const uint8_t* block, int run, uint8_t* u) {
+  static constexpr uint8_t kFlip = 0;
+  static const uint8_t* steps(const uint8_t* block, uint8_t* scratch) {
+    const uint8_t* q = block + 4;
     for (int i = 0; i < 16; ++i) {
-      u[2 * i] = block[4 + 16 * run + i] & 0xfu;
-      u[2 * i + 1] = static_cast<uint8_t>(block[4 + 16 * run + i] >> 4);
+      scratch[2 * i] = static_cast<uint8_t>((q[i] & 0xfu) | q[16 + i] << 4);
+      scratch[2 * i + 1] = static_cast<uint8_t>(q[i] >> 4 | (q[16 + i] & 0xf0u));
     }
+    return scratch;
   }
   static void put_scales(const uint8_t* block, uint8_t* panel, int row) {
     copy_f16(Panel::scale(panel, row), block);
@@ -101,6 +113,9 @@ struct SourceK {
   using Panel = PanelK<Bits>;
   static constexpr int kHigh = Bits == 5 ? 32 : 0;
   static constexpr int kBytes = 144 + kHigh;
+  static constexpr uint8_t kFlip = 0;
+  static const uint8_t* steps(const uint8_t* block, uint8_t*) { return block + 16 + kHigh; }
+  static uint32_t plane(const uint8_t* block, int run, int) { return bits_of(block + 16, run); }
   static void values(const uint8_t* block, int run, uint8_t* u) {
     const uint8_t* high = block + 16;
     const uint8_t* q = block + 16 + kHigh + run / 2 * 32;
@@ -138,6 +153,21 @@ using SourceQ5_K = SourceK<5>;
 struct SourceQ6_K {
   using Panel = PanelQ6_K;
   static constexpr int kBytes = 210;
+  static constexpr uint8_t kFlip = 0;
+  static const uint8_t* steps(const uint8_t* block, uint8_t* scratch) {
+    for (int half = 0; half < 2; ++half) {
+      const uint8_t *first = block + 64 * half, *second = first + 32;
+      uint8_t* to = scratch + 64 * half;
+      for (int i = 0; i < 32; ++i) {
+        to[i] = static_cast<uint8_t>((first[i] & 0xfu) | second[i] << 4);
+        to[32 + i] = static_cast<uint8_t>(first[i] >> 4 | (second[i] & 0xf0u));
+      }
+    }
+    return scratch;
+  }
+  static uint32_t plane(const uint8_t* block, int run, int index) {
+    return bits_of(block + 128 + run / 4 * 32, run % 4 * 2 + index);
+  }
   static void values(const uint8_t* block, int run, uint8_t* u) {
     const int r = run % 4;
     const uint8_t* low = block + run / 4 * 64 + r % 2 * 32;
