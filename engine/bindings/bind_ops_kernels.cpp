@@ -18,7 +18,8 @@ namespace py = pybind11;
 namespace twofold::bindings {
 
 const kernels::KernelTable& level_named(const std::string& level) {
-  const kernels::KernelTable* table = kernels::table_for_level(level.c_str());
+  const kernels::KernelTable* table =
+      level == kernels::kEmulatedAmx ? kernels::emulated_amx() : kernels::table_for_level(level.c_str());
   if (table != nullptr) return *table;
   throw ConfigFailure("kernel level \"" + level + "\" does not exist or this CPU cannot run it");
 }

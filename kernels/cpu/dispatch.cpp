@@ -9,6 +9,10 @@
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#if defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 #endif
 
 namespace twofold::kernels {
@@ -28,6 +32,16 @@ bool has_avx2(const CpuFeatures& has) { return has.avx2 && has.fma && has.f16c; 
 bool has_avx512(const CpuFeatures& has) {
   return has_avx2(has) && has.avx512f && has.avx512bw && has.avx512vl && has.avx512dq;
 }
+
+// Linux hands out the tiles' state only to processes that ask.
+bool tiles_permitted() {
+#if defined(__linux__)
+  constexpr long kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+#else
+  return false;
+#endif
+}
 #endif
 
 // Best last. A level is composed of all supported levels before it.
@@ -43,6 +57,12 @@ constexpr Level kLevels[] = {
     {"avx512_bf16",
      [](const CpuFeatures& has) { return has_avx512(has) && has.avx512_bf16; },
      {avx512_bf16_level}},
+    {"amx",
+     [](const CpuFeatures& has) {
+       return has_avx512(has) && has.avx512_vnni && has.avx512_bf16 && has.amx_tile && has.amx_int8 &&
+              has.amx_bf16 && tiles_permitted();
+     },
+     {amx_level}},
 #endif
 };
 constexpr int kNumLevels = static_cast<int>(sizeof kLevels / sizeof kLevels[0]);
@@ -185,6 +205,22 @@ const KernelTable* table_for_level(const char* name) {
     }
   }
   return nullptr;
+}
+
+const KernelTable* emulated_amx() {
+#if defined(__x86_64__)
+  static const KernelTable* const table = []() -> const KernelTable* {
+    const KernelTable* below = table_for_level("avx512_vnni");
+    if (below == nullptr) return nullptr;
+    static KernelTable composed = *below;
+    composed.name = kEmulatedAmx;
+    add_part(*amx_emulated(), kEmulatedAmx, composed);
+    return &composed;
+  }();
+  return table;
+#else
+  return nullptr;
+#endif
 }
 
 const char* const* level_names() {

@@ -17,5 +17,7 @@ const KernelTable* avx512_level();
 const KernelTable* avx512_float();
 const KernelTable* avx512_vnni_integer();
 const KernelTable* avx512_bf16_level();
+const KernelTable* amx_level();
+const KernelTable* amx_emulated();
 #endif
 }  // namespace twofold::kernels

@@ -9,6 +9,9 @@ from packed_reference import FORMATS, Rows, decoded, fitting_columns, random_row
 from twofold._core import kernels
 
 SUPPORTED = kernels.supported_levels()
+EMULATED = "amx_emulated"  # the amx level's kernels with their tiles in memory; no level that could be chosen
+if "avx512_vnni" in SUPPORTED:
+    SUPPORTED.append(EMULATED)
 # Rows of activations, rows of weights, columns (rounded up to the format's blocks).
 SHAPES = [
     (1, 1, 1),
@@ -21,7 +24,7 @@ SHAPES = [
     (29, 40, 513),
 ]
 ALL_KINDS = pytest.mark.parametrize(
-    ("level", "name"), [(level, name) for level in kernels.levels() for name in FORMATS]
+    ("level", "name"), [(level, name) for level in [*kernels.levels(), EMULATED] for name in FORMATS]
 )
 
 

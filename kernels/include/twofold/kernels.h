@@ -91,6 +91,11 @@ const char* kernel_table_reason();
 // One level by name, for tests and benchmarks; nullptr when it does not exist or this CPU cannot run it.
 const KernelTable* table_for_level(const char* name);
 
+// The amx level with its tile instructions carried out in plain code, for tests on CPUs without them; nullptr
+// without AVX-512 and VNNI. No level: it is found by this function only.
+inline constexpr const char* kEmulatedAmx = "amx_emulated";
+const KernelTable* emulated_amx();
+
 // The names of all levels this build knows, best last; terminated by nullptr.
 const char* const* level_names();
 
