@@ -1,0 +1,23 @@
+// The CUDA devices of this machine. Without a driver there are none, and that is no error.
+#pragma once
+#include <cstddef>
+#include <string>
+#include <vector>
+
+namespace twofold {
+
+struct DeviceInfo {
+  int index = 0;
+  std::string name;
+  int compute_capability = 0;  // 90 for 9.0
+  int num_multiprocessors = 0;
+  size_t total_bytes = 0;
+  size_t l2_bytes = 0;
+  bool can_map_host_memory = false;
+  bool stream_memory_operations = false;  // a stream can wait for a word in memory
+};
+
+// Every device, in CUDA's order. `reason` says why there are none.
+std::vector<DeviceInfo> find_devices(std::string& reason);
+
+}  // namespace twofold

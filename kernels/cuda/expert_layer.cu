@@ -1,0 +1,129 @@
+// The decode launcher, and what stands around the experts of a layer: encoding what they read, adding what
+// they give.
+#include <cuda_runtime.h>
+
+#include "expert_decode.cuh"
+#include "expert_layer.h"
+
+namespace twofold::cuda {
+
+namespace {
+
+constexpr int kEncodeThreads = 256;
+constexpr int kCombineThreads = 256;
+
+// One warp per run of 32 columns of one token, zeros up to the padded width.
+template <ActivationKind kKind>
+__global__ void __launch_bounds__(kEncodeThreads)
+    encode_kernel(const uint16_t* x, int num_tokens, int columns, uint8_t* out, int64_t row_bytes) {
+  const int P = int(kernels::activation_columns(columns));
+  const int runs = P / 32;
+  const int run = int(blockIdx.x) * (kEncodeThreads / kWarpSize) + threadIdx.x / kWarpSize;
+  if (run >= num_tokens * runs) return;
+  const int token = run / runs, column = run % runs * 32;
+  const int at = column + threadIdx.x % kWarpSize;
+  const float value = at < columns ? float_of_bits(uint32_t(x[int64_t(token) * columns + at]) << 16) : 0.0f;
+  store_encoded<kKind>(value, out + token * row_bytes, column, P);
+}
+
+__global__ void __launch_bounds__(kCombineThreads)
+    combine_kernel(const float* outputs, const float* weights, const uint8_t* where, const float* from_cpu,
+                   int num_tokens, int top_k, int hidden_size, float* hidden) {
+  const int64_t i = int64_t(blockIdx.x) * kCombineThreads + threadIdx.x;
+  if (i >= int64_t(num_tokens) * hidden_size) return;
+  const int token = int(i / hidden_size), column = int(i % hidden_size);
+  float sum = hidden[i];
+  bool on_cpu = false;
+  for (int k = 0; k < top_k; ++k) {
+    const int pair = token * top_k + k;
+    if (where[pair] == 1) {
+      on_cpu = true;
+    } else {
+      sum = fused(weights[pair], outputs[int64_t(pair) * hidden_size + column], sum);
+    }
+  }
+  if (on_cpu && from_cpu != nullptr) sum += from_cpu[i];
+  hidden[i] = sum;
+}
+
+bool fits(const ExpertLayout& layout) {
+  return layout.hidden > 0 && layout.intermediate > 0 && layout.up_offset > 0 && layout.down_offset > 0 &&
+         activation_of(layout.gate_up) == activation_of(layout.down);
+}
+
+DecodeRunners runners(WeightFormat format) {
+  for (const auto find : {float_decode_runners, integer_decode_runners, k_decode_runners}) {
+    const DecodeRunners found = find(format);
+    if (found.gate_up != nullptr) return found;
+  }
+  return {};
+}
+
+}  // namespace
+
+int64_t encoded_bytes(const ExpertLayout& layout, int num_tokens) {
+  return num_tokens * kernels::activation_row_bytes(activation_of(layout.gate_up), layout.hidden);
+}
+
+int64_t intermediate_bytes(const ExpertLayout& layout, int num_pairs) {
+  // Prefill keeps bf16 rows there.
+  const int64_t decode = kernels::activation_row_bytes(activation_of(layout.down), layout.intermediate);
+  const int64_t prefill = kernels::activation_row_bytes(ActivationKind::kBF16, layout.intermediate);
+  return num_pairs * (decode > prefill ? decode : prefill);
+}
+
+int launch_encode(ActivationKind kind, const void* bf16_rows, int num_tokens, int columns, void* out,
+                  Stream stream) {
+  if (bf16_rows == nullptr || out == nullptr || num_tokens < 1 || columns < 1) return cudaErrorInvalidValue;
+  const int64_t row_bytes = kernels::activation_row_bytes(kind, columns);
+  const int runs = int(kernels::activation_columns(columns) / 32) * num_tokens;
+  constexpr int kWarps = kEncodeThreads / kWarpSize;
+  const int blocks = (runs + kWarps - 1) / kWarps;
+  const uint16_t* x = static_cast<const uint16_t*>(bf16_rows);
+  uint8_t* rows = static_cast<uint8_t*>(out);
+  switch (kind) {
+    case ActivationKind::kF32:
+      encode_kernel<ActivationKind::kF32>
+          <<<blocks, kEncodeThreads, 0, stream>>>(x, num_tokens, columns, rows, row_bytes);
+      break;
+    case ActivationKind::kBF16:
+      encode_kernel<ActivationKind::kBF16>
+          <<<blocks, kEncodeThreads, 0, stream>>>(x, num_tokens, columns, rows, row_bytes);
+      break;
+    default:
+      encode_kernel<ActivationKind::kQ8>
+          <<<blocks, kEncodeThreads, 0, stream>>>(x, num_tokens, columns, rows, row_bytes);
+  }
+  return cudaGetLastError();
+}
+
+int launch_decode_experts(const ExpertLayout& layout, const ExpertGroups& groups,
+                          const ExpertBuffers& buffers, int num_tokens, int top_k, int num_experts,
+                          int shared_bytes, Stream stream) {
+  if (!fits(layout) || num_tokens < 1 || top_k < 1 || num_experts < 1 ||
+      groups.capacity < max_groups(num_tokens * top_k, num_experts) || buffers.encoded == nullptr ||
+      buffers.intermediate == nullptr || buffers.outputs == nullptr) {
+    return cudaErrorInvalidValue;
+  }
+  const DecodeRunners first = runners(layout.gate_up), second = runners(layout.down);
+  if (first.gate_up == nullptr || second.down == nullptr) return cudaErrorInvalidValue;
+  if (int error =
+          first.gate_up(layout, groups, buffers, num_tokens, top_k, num_experts, shared_bytes, stream))
+    return error;
+  return second.down(layout, groups, buffers, num_tokens, top_k, num_experts, shared_bytes, stream);
+}
+
+int launch_combine(const float* outputs, const float* weights, const uint8_t* where, const float* from_cpu,
+                   int num_tokens, int top_k, int hidden_size, float* hidden, Stream stream) {
+  if (outputs == nullptr || weights == nullptr || where == nullptr || hidden == nullptr || num_tokens < 1 ||
+      top_k < 1 || hidden_size < 1) {
+    return cudaErrorInvalidValue;
+  }
+  const int64_t elements = int64_t(num_tokens) * hidden_size;
+  const int blocks = int((elements + kCombineThreads - 1) / kCombineThreads);
+  combine_kernel<<<blocks, kCombineThreads, 0, stream>>>(outputs, weights, where, from_cpu, num_tokens, top_k,
+                                                         hidden_size, hidden);
+  return cudaGetLastError();
+}
+
+}  // namespace twofold::cuda

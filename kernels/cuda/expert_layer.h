@@ -1,0 +1,70 @@
+// What the expert kernels are told of a layer, and the launchers. Plain C++: callers need no CUDA compiler.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+#include "twofold/packed_kernels.h"
+#include "twofold/weight_format.h"
+
+namespace twofold::cuda {
+
+// One expert as it lies in its slot or in the host's store: panels of gate, up and down.
+struct ExpertLayout {
+  kernels::WeightFormat gate_up;  // gate and up share a format
+  kernels::WeightFormat down;
+  int hidden;
+  int intermediate;
+  int64_t up_offset;  // of the panels, in bytes from the expert's start; gate begins it
+  int64_t down_offset;
+};
+
+// Pairs (token, rank) that the device computes, by expert. All arrays are device memory.
+struct ExpertGroups {
+  int32_t* num_groups;  // [1]
+  uint64_t* weights;    // [groups] address of the expert: a slot, or host memory that the device reads
+  int32_t* begin;       // [groups + 1] into pairs
+  int32_t* pairs;       // [pairs] token * top_k + rank
+  int capacity;         // groups that there is room for
+};
+
+// Buffers of a layer's compute, reused by all layers. All device memory.
+struct ExpertBuffers {
+  void* encoded;       // [tokens] rows of the activations that gate and up take
+  void* intermediate;  // [pairs] rows of the activations that down takes
+  float* outputs;      // [pairs][hidden]
+  float* gate_up;      // prefill: [pairs][2][intermediate]
+};
+
+using Stream = struct CUstream_st*;  // cudaStream_t
+
+// Bytes of ExpertBuffers::encoded and ::intermediate that a layer needs.
+int64_t encoded_bytes(const ExpertLayout& layout, int num_tokens);
+int64_t intermediate_bytes(const ExpertLayout& layout, int num_pairs);
+
+// All launchers return a cudaError_t as int (0: launched) and check their arguments first: a wrong one is
+// cudaErrorInvalidValue (1).
+
+// bf16 rows [num_tokens][hidden] -> encoded activation rows of `kind`.
+int launch_encode(kernels::ActivationKind kind, const void* bf16_rows, int num_tokens, int columns, void* out,
+                  Stream stream);
+
+// Decode, 1 to 32 tokens (more work, in rising cost): outputs[pair] = expert of the pair applied to token
+// pair / top_k, for the pairs in groups. num_pairs and num_experts bound the launch.
+int launch_decode_experts(const ExpertLayout& layout, const ExpertGroups& groups,
+                          const ExpertBuffers& buffers, int num_tokens, int top_k, int num_experts,
+                          int shared_bytes, Stream stream);
+
+// Prefill: the same on tensor cores, activations and dequantised weights in bf16. x is bf16
+// [num_tokens][hidden]. f32 weights are not for tensor cores: cudaErrorInvalidValue.
+int launch_prefill_experts(const ExpertLayout& layout, const ExpertGroups& groups,
+                           const ExpertBuffers& buffers, const void* x, int num_tokens, int top_k,
+                           int max_groups, Stream stream);
+
+// hidden[t] += sum over the ranks that the device computed of weights[t, k] * outputs[t, k], in rank order;
+// then
+// + from_cpu[t] where tokens have experts on the CPU. where[pair] is 0 or 2 on the device, 1 on the CPU.
+// from_cpu [tokens][hidden] may be null. hidden is f32.
+int launch_combine(const float* outputs, const float* weights, const uint8_t* where, const float* from_cpu,
+                   int num_tokens, int top_k, int hidden_size, float* hidden, Stream stream);
+
+}  // namespace twofold::cuda

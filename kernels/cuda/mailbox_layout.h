@@ -1,0 +1,81 @@
+// The memory that a decode step's graph and the CPU team share: mapped, pinned host memory.
+//
+// For each layer the device posts what was routed where; if some of it is on the CPU, also the activations.
+// The host answers with what these experts give. The rules, which engine/runtime/mailbox.h keeps on the
+// host's side:
+//
+//   device, layer l of step s:  write routing and activations;  posted[l] = s  (release, system scope)
+//   host:                       posted[l] == s (acquire);  compute;  write results;  answered[l] = s
+//   (release) device:                     answered[l] == s (acquire), only if a pair is on the CPU;  read
+//   results
+//
+// Steps are numbered from 1 and never repeat while the numbers last, so an answer that comes late (after a
+// watchdog gave its step up) is no answer to any later step. Where streams wait for a word instead of a
+// kernel, the value they wait for is baked into the graph: they wait for flag[l] >= 1 and then write 0.
+// Activations and results are shared by all layers: the device writes a layer's only after it has read the
+// answer of the last layer that had any. Plain C++, no atomics here: each side brings its own.
+#pragma once
+#include <cstdint>
+
+#include "host_device.h"
+
+namespace twofold::cuda {
+
+struct MailboxShape {
+  int num_layers;
+  int max_tokens;
+  int top_k;
+  int hidden;
+};
+
+inline constexpr int64_t kMailboxLine = 128;  // no two sides write to one line
+
+// Written by the host, read by the device; zero at rest.
+struct MailboxControl {
+  uint32_t abort;  // nonzero: the host has given the step up; waiting ends at once
+};
+// Written by the device.
+struct MailboxReport {
+  uint32_t timed_out;  // layer + 1 where the device waited for longer than its limit; 0 otherwise
+};
+struct MailboxPost {
+  uint32_t posted;      // step
+  uint32_t num_tokens;  // of the step
+  uint32_t num_on_cpu;  // pairs that the host is to compute
+};
+struct MailboxAnswer {
+  uint32_t answered;  // step
+  uint32_t flag;      // 1 beside every answer; reset by the waiting stream
+};
+
+TWOFOLD_HD constexpr int64_t whole_lines(int64_t bytes) {
+  return (bytes + kMailboxLine - 1) / kMailboxLine * kMailboxLine;
+}
+
+// Byte offsets from the start of the memory.
+struct MailboxLayout {
+  MailboxShape shape;
+
+  TWOFOLD_HD constexpr int64_t pairs() const { return int64_t(shape.max_tokens) * shape.top_k; }
+  TWOFOLD_HD constexpr int64_t layer_bytes() const {
+    return 2 * kMailboxLine + 2 * whole_lines(4 * pairs()) + whole_lines(pairs());
+  }
+  TWOFOLD_HD constexpr int64_t control() const { return 0; }
+  TWOFOLD_HD constexpr int64_t report() const { return kMailboxLine; }
+  TWOFOLD_HD constexpr int64_t post(int layer) const { return 2 * kMailboxLine + layer * layer_bytes(); }
+  TWOFOLD_HD constexpr int64_t answer(int layer) const { return post(layer) + kMailboxLine; }
+  TWOFOLD_HD constexpr int64_t ids(int layer) const { return post(layer) + 2 * kMailboxLine; }
+  TWOFOLD_HD constexpr int64_t weights(int layer) const { return ids(layer) + whole_lines(4 * pairs()); }
+  TWOFOLD_HD constexpr int64_t where(int layer) const { return weights(layer) + whole_lines(4 * pairs()); }
+  // bf16 [tokens][hidden]
+  TWOFOLD_HD constexpr int64_t activations() const { return post(shape.num_layers); }
+  // f32 [tokens][hidden]
+  TWOFOLD_HD constexpr int64_t results() const {
+    return activations() + whole_lines(2 * int64_t(shape.max_tokens) * shape.hidden);
+  }
+  TWOFOLD_HD constexpr int64_t bytes() const {
+    return results() + whole_lines(4 * int64_t(shape.max_tokens) * shape.hidden);
+  }
+};
+
+}  // namespace twofold::cuda

@@ -1,0 +1,191 @@
+#include <cuda_runtime.h>
+
+#include "launch_shapes.h"
+#include "step_control.h"
+
+namespace twofold::cuda {
+
+namespace {
+
+constexpr int kPlaceThreads = 512;
+constexpr uint8_t kResident = 0, kOnCpu = 1, kFromHost = 2;
+
+__device__ inline void store_release(uint32_t* word, uint32_t value) {
+  asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(word), "r"(value) : "memory");
+}
+
+__device__ inline uint32_t load_acquire(const uint32_t* word) {
+  uint32_t value;
+  asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(word) : "memory");
+  return value;
+}
+
+__device__ inline int64_t nanoseconds() {
+  int64_t now;
+  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
+  return now;
+}
+
+__global__ void begin_step_kernel(uint32_t* step) { *step = *step + 1; }
+
+// For one token: which misses the device reads from the host itself, the best routed first.
+__device__ inline void choose_reads(const int32_t* ids, int top_k, const uint8_t* split, uint8_t* place) {
+  int hits = 0;
+  for (int k = 0; k < top_k; ++k) hits += place[ids[k]] == kResident;
+  int reads = split[hits * (top_k + 1) + top_k - hits];
+  for (int k = 0; k < top_k && reads > 0; ++k) {
+    if (place[ids[k]] != kOnCpu) continue;
+    place[ids[k]] = kFromHost;
+    --reads;
+  }
+}
+
+// One block. Shared memory: ids [pairs], then per expert its tokens, its group and its first pair, then its
+// place.
+__global__ void __launch_bounds__(kPlaceThreads)
+    place_kernel(RoutedLayer routed, PlacementTables tables, PlacedLayer placed, MailboxLayout layout,
+                 uint8_t* mailbox, const uint32_t* step) {
+  extern __shared__ __align__(16) int32_t shared[];
+  const int num_experts = tables.num_experts, top_k = layout.shape.top_k;
+  const int num_pairs = routed.num_tokens * top_k;
+  int32_t* ids = shared;
+  int32_t* counts = ids + num_pairs;
+  int32_t* group_of = counts + num_experts;
+  int32_t* begin_of = group_of + num_experts;
+  uint8_t* place = reinterpret_cast<uint8_t*>(begin_of + num_experts);
+  __shared__ uint32_t on_cpu;
+  if (threadIdx.x == 0) on_cpu = 0;
+  for (int p = threadIdx.x; p < num_pairs; p += kPlaceThreads) ids[p] = routed.ids[p];
+  __syncthreads();
+  const int32_t* slots = tables.slots + int64_t(routed.layer) * num_experts;
+  for (int e = threadIdx.x; e < num_experts; e += kPlaceThreads) {
+    counts[e] = count_pairs(ids, num_pairs, e);
+    place[e] = slots[e] >= 0 ? kResident : kOnCpu;
+  }
+  __syncthreads();
+  if (threadIdx.x == 0 && routed.num_tokens == 1 && tables.split != nullptr && tables.store_base != 0)
+    choose_reads(ids, top_k, tables.split, place);
+  __syncthreads();
+
+  // Groups in ascending order of expert: one warp scans, 32 experts at a time.
+  if (threadIdx.x < kWarpSize) {
+    int groups = 0, pairs = 0;
+    for (int first = 0; first < num_experts; first += kWarpSize) {
+      const int e = first + threadIdx.x;
+      const int mine = e < num_experts && place[e] != kOnCpu ? counts[e] : 0;
+      int pairs_before = mine, groups_before = mine > 0;
+#pragma unroll
+      for (int reach = 1; reach < kWarpSize; reach *= 2) {
+        const int more_pairs = __shfl_up_sync(0xffffffffu, pairs_before, reach);
+        const int more_groups = __shfl_up_sync(0xffffffffu, groups_before, reach);
+        if (int(threadIdx.x) >= reach) {
+          pairs_before += more_pairs;
+          groups_before += more_groups;
+        }
+      }
+      if (e < num_experts) {
+        group_of[e] = mine > 0 ? groups + groups_before - 1 : -1;
+        begin_of[e] = pairs + pairs_before - mine;
+      }
+      pairs += __shfl_sync(0xffffffffu, pairs_before, kWarpSize - 1);
+      groups += __shfl_sync(0xffffffffu, groups_before, kWarpSize - 1);
+    }
+    if (threadIdx.x == 0) {
+      *placed.groups.num_groups = groups;
+      placed.groups.begin[groups] = pairs;
+    }
+  }
+  __syncthreads();
+  for (int e = threadIdx.x; e < num_experts; e += kPlaceThreads) {
+    const int group = group_of[e];
+    if (group < 0) continue;
+    const int64_t cell = int64_t(routed.layer) * num_experts + e;
+    placed.groups.weights[group] = place[e] == kResident
+                                       ? tables.slot_base + uint64_t(slots[e]) * tables.slot_stride
+                                       : tables.store_base + uint64_t(cell) * tables.store_stride;
+    placed.groups.begin[group] = begin_of[e];
+    write_pairs(ids, num_pairs, e, placed.groups.pairs + begin_of[e]);
+  }
+  uint32_t mine = 0;
+  for (int p = threadIdx.x; p < num_pairs; p += kPlaceThreads) {
+    const uint8_t where = place[ids[p]];
+    placed.where[p] = where;
+    mine += where == kOnCpu;
+    if (mailbox != nullptr) {
+      reinterpret_cast<int32_t*>(mailbox + layout.ids(routed.layer))[p] = ids[p];
+      reinterpret_cast<float*>(mailbox + layout.weights(routed.layer))[p] = routed.weights[p];
+      mailbox[layout.where(routed.layer) + p] = where;
+    }
+  }
+  if (mine > 0) atomicAdd(&on_cpu, mine);  // an integer: order does not matter
+  __syncthreads();
+  if (mailbox != nullptr && on_cpu > 0) {
+    const int chunks = int(int64_t(routed.num_tokens) * layout.shape.hidden * 2 / 16);
+    uint4* out = reinterpret_cast<uint4*>(mailbox + layout.activations());
+    for (int i = threadIdx.x; i < chunks; i += kPlaceThreads)
+      out[i] = static_cast<const uint4*>(routed.normed)[i];
+  }
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  *placed.num_on_cpu = on_cpu;
+  if (mailbox == nullptr) return;
+  MailboxPost* post = reinterpret_cast<MailboxPost*>(mailbox + layout.post(routed.layer));
+  post->num_tokens = uint32_t(routed.num_tokens);
+  post->num_on_cpu = on_cpu;
+  __threadfence_system();  // the other threads' writes too: they came before the barrier
+  store_release(&post->posted, *step);
+}
+
+__global__ void wait_kernel(MailboxLayout layout, uint8_t* mailbox, int layer, const uint32_t* step,
+                            const uint32_t* num_on_cpu, int64_t limit_ns) {
+  if (*num_on_cpu == 0) return;
+  const uint32_t wanted = *step;
+  const MailboxAnswer* answer = reinterpret_cast<const MailboxAnswer*>(mailbox + layout.answer(layer));
+  const MailboxControl* control = reinterpret_cast<const MailboxControl*>(mailbox + layout.control());
+  MailboxReport* report = reinterpret_cast<MailboxReport*>(mailbox + layout.report());
+  const int64_t deadline = nanoseconds() + limit_ns;
+  for (uint32_t turn = 0; load_acquire(&answer->answered) != wanted; ++turn) {
+    if (turn % 64 != 63) continue;
+    if (load_acquire(&control->abort) != 0) return;
+    if (nanoseconds() > deadline) {
+      store_release(&report->timed_out, uint32_t(layer) + 1);
+      return;
+    }
+  }
+}
+
+}  // namespace
+
+int launch_begin_step(uint32_t* step, Stream stream) {
+  if (step == nullptr) return cudaErrorInvalidValue;
+  begin_step_kernel<<<1, 1, 0, stream>>>(step);
+  return cudaGetLastError();
+}
+
+int launch_place(const RoutedLayer& routed, const PlacementTables& tables, const PlacedLayer& placed,
+                 const MailboxShape& shape, void* mailbox, const uint32_t* step, Stream stream) {
+  const int num_pairs = routed.num_tokens * shape.top_k;
+  const int64_t shared = 4 * int64_t(num_pairs) + 13 * int64_t(tables.num_experts);
+  if (routed.num_tokens < 1 || routed.num_tokens > shape.max_tokens || routed.layer < 0 ||
+      routed.layer >= shape.num_layers || tables.num_experts < 1 || shape.hidden % 8 != 0 ||
+      placed.groups.capacity < max_groups(num_pairs, tables.num_experts) || shared > 48 * 1024 ||
+      (mailbox != nullptr && step == nullptr)) {
+    return cudaErrorInvalidValue;
+  }
+  place_kernel<<<1, kPlaceThreads, shared, stream>>>(routed, tables, placed, MailboxLayout{shape},
+                                                     static_cast<uint8_t*>(mailbox), step);
+  return cudaGetLastError();
+}
+
+int launch_wait(const MailboxShape& shape, void* mailbox, int layer, const uint32_t* step,
+                const uint32_t* num_on_cpu, int64_t limit_ns, Stream stream) {
+  if (mailbox == nullptr || step == nullptr || num_on_cpu == nullptr || layer < 0 ||
+      layer >= shape.num_layers || limit_ns < 1) {
+    return cudaErrorInvalidValue;
+  }
+  wait_kernel<<<1, 1, 0, stream>>>(MailboxLayout{shape}, static_cast<uint8_t*>(mailbox), layer, step,
+                                   num_on_cpu, limit_ns);
+  return cudaGetLastError();
+}
+
+}  // namespace twofold::cuda

@@ -1,0 +1,50 @@
+// A decode step's bookkeeping on the device: steps are counted, routed pairs are grouped by expert and posted
+// to the CPU, answers are waited for. Plain C++ launchers.
+#pragma once
+#include <cstdint>
+
+#include "expert_layer.h"
+#include "mailbox_layout.h"
+
+namespace twofold::cuda {
+
+// What the device reads to place a layer's experts. Device memory unless said otherwise.
+struct PlacementTables {
+  const int32_t* slots;  // [layers][experts] published slot, -1: absent
+  const uint8_t* split;  // [hits][misses], side (top_k + 1); null: nothing is read from the host
+  uint64_t slot_base;    // address of slot 0
+  int64_t slot_stride;   // bytes
+  uint64_t store_base;   // device address of the host's mapped store, 0 where it is not mapped
+  int64_t store_stride;  // bytes
+  int num_experts;
+};
+
+// What one layer's routing becomes.
+struct PlacedLayer {
+  ExpertGroups groups;
+  uint8_t* where;        // [pairs] 0 resident, 1 on the CPU, 2 read from the host
+  uint32_t* num_on_cpu;  // [1]
+};
+
+struct RoutedLayer {
+  const int32_t* ids;    // [tokens][top_k]
+  const float* weights;  // [tokens][top_k]
+  const void* normed;    // bf16 [tokens][hidden]
+  int num_tokens;
+  int layer;
+};
+
+// ++*step. The first node of a step's graph; *step begins at 0 and then numbers the steps from 1.
+int launch_begin_step(uint32_t* step, Stream stream);
+
+// Groups the layer's pairs and posts it. mailbox is the device's address of the mapped memory; null: nothing
+// is posted, what is absent is only marked.
+int launch_place(const RoutedLayer& routed, const PlacementTables& tables, const PlacedLayer& placed,
+                 const MailboxShape& shape, void* mailbox, const uint32_t* step, Stream stream);
+
+// Waits for the answer if a pair of the layer is on the CPU; ends early when the host aborts, and after
+// limit_ns with MailboxReport::timed_out set. Never hangs.
+int launch_wait(const MailboxShape& shape, void* mailbox, int layer, const uint32_t* step,
+                const uint32_t* num_on_cpu, int64_t limit_ns, Stream stream);
+
+}  // namespace twofold::cuda
