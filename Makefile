@@ -22,7 +22,7 @@ SECONDS_OF_LOAD ?= 60
 # What `make test` can be told, e.g. make test PYTEST_ARGS='-x tests/unit'
 PYTEST_ARGS ?=
 
-.PHONY: help run test test-slow build quick-build lint fmt bench loadtest doctor clean ready-run ready-dev
+.PHONY: help run test test-slow check-cuda build quick-build lint fmt bench loadtest doctor clean ready-run ready-dev
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -64,6 +64,9 @@ bench: ready-dev  ## measure the CPU kernels beside the read ceiling, then the b
 
 loadtest: ready-dev  ## let USERS=10 chat for SECONDS_OF_LOAD=60 with a server that `make run` started
 	@$(BIN)/python loadtest/run.py --users $(USERS) --seconds $(SECONDS_OF_LOAD) --host http://127.0.0.1:$(PORT)
+
+check-cuda: ready-dev  ## compile the CUDA kernels for every architecture; fails on a spilled register (no GPU needed)
+	@$(BIN)/python scripts/check_cuda.py
 
 doctor: ready-run  ## say what this machine has, lacks and can run
 	@$(BIN)/twofold doctor $(MODEL)

@@ -54,11 +54,18 @@ int launch_decode_experts(const ExpertLayout& layout, const ExpertGroups& groups
                           const ExpertBuffers& buffers, int num_tokens, int top_k, int num_experts,
                           int shared_bytes, Stream stream);
 
-// Prefill: the same on tensor cores, activations and dequantised weights in bf16. x is bf16
-// [num_tokens][hidden]. f32 weights are not for tensor cores: cudaErrorInvalidValue.
+// The tiles of a prefill launch, in device memory: {group, first pair within it}, see tile_groups.
+struct PrefillTiles {
+  const int32_t* tiles;  // [count][2]
+  int count;
+  int tokens;  // of a tile: kFewTokens or kManyTokens
+};
+
+// Prefill: the same on tensor cores, activations and dequantised weights in bf16. x is bf16 [tokens][hidden].
+// f32 weights are not for tensor cores: cudaErrorInvalidValue.
 int launch_prefill_experts(const ExpertLayout& layout, const ExpertGroups& groups,
-                           const ExpertBuffers& buffers, const void* x, int num_tokens, int top_k,
-                           int max_groups, Stream stream);
+                           const ExpertBuffers& buffers, const PrefillTiles& tiles, const void* x,
+                           int num_tokens, int top_k, Stream stream);
 
 // hidden[t] += sum over the ranks that the device computed of weights[t, k] * outputs[t, k], in rank order;
 // then

@@ -124,30 +124,25 @@ inline constexpr int kDepthWords = kDepth / 2;  // as pairs of bf16, which are a
 inline constexpr int kActivationStride = kDepthWords + 4;  // words of a token in shared memory
 inline constexpr int kPrefillThreads = 128;
 
-struct PrefillItem {
-  int group;       // -1: nothing to do
-  int first_pair;  // of the group's
-  int num_pairs;
-};
+inline constexpr int kFewTokens = 32;    // of a tile where experts have few
+inline constexpr int kManyTokens = 128;  // and where they have many
 
-// Tile `tile` over all groups, where group g has begin[g + 1] - begin[g] pairs. Groups do not share tiles.
-TWOFOLD_HD PrefillItem prefill_item(const int32_t* begin, int num_groups, int tile, int tile_tokens) {
-  for (int g = 0; g < num_groups; ++g) {
-    const int load = begin[g + 1] - begin[g];
-    const int tiles = (load + tile_tokens - 1) / tile_tokens;
-    if (tile < tiles) {
-      const int first = tile * tile_tokens;
-      return {g, first, load - first < tile_tokens ? load - first : tile_tokens};
-    }
-    tile -= tiles;
-  }
-  return {-1, 0, 0};
+// The tile that wastes less: half empty large tiles cost more than reading weights again from cache.
+TWOFOLD_HD constexpr int tile_tokens_for(int num_pairs, int num_groups) {
+  return num_pairs >= num_groups * (kManyTokens / 2) ? kManyTokens : kFewTokens;
 }
 
-// Tiles that any grouping of num_pairs pairs into num_groups groups needs at most.
-TWOFOLD_HD constexpr int max_tiles(int num_pairs, int num_groups, int tile_tokens) {
-  const int groups = num_groups < num_pairs ? num_groups : num_pairs;
-  return num_pairs / tile_tokens + groups;
+// Cuts groups into tiles: out[i] = {group, first pair within it}; out null only counts. Groups share no tile.
+TWOFOLD_HD int tile_groups(const int32_t* begin, int num_groups, int tile_tokens, int32_t* out) {
+  int count = 0;
+  for (int g = 0; g < num_groups; ++g) {
+    for (int first = 0; first < begin[g + 1] - begin[g]; first += tile_tokens, ++count) {
+      if (out == nullptr) continue;
+      out[2 * count] = g;
+      out[2 * count + 1] = first;
+    }
+  }
+  return count;
 }
 
 // Where the word (two columns) `step` of row `row` of a panel lies in shared memory, in words from the

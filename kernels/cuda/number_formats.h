@@ -4,15 +4,16 @@
 #include <cstring>
 
 #include "host_device.h"
+#include "twofold/packed_kernels.h"
 #ifdef __CUDACC__
 #include <cuda_fp16.h>
 #endif
 
 namespace twofold::cuda {
 
+using kernels::kSmallestQ8;
+
 inline constexpr float kLargestFloat = 3.4028235e38f;
-// Below, the reciprocal of a scale is no finite number (as in the CPU's encoding).
-inline constexpr float kSmallestQ8 = 1e-35f;
 
 TWOFOLD_HD float float_of_bits(uint32_t bits) {
 #ifdef __CUDA_ARCH__

@@ -1,0 +1,67 @@
+// The prefill launcher.
+#include "expert_prefill.cuh"
+
+namespace twofold::cuda {
+
+namespace {
+
+constexpr int kSiluThreads = 256;
+
+// gate_up [pairs][2][intermediate] -> bf16 [pairs][intermediate]. Pairs that no group holds are left alone by
+// all kernels, so what lies there is never read.
+__global__ void __launch_bounds__(kSiluThreads)
+    silu_mul_kernel(const float* gate_up, int64_t elements, int intermediate, uint16_t* out) {
+  const int64_t i = int64_t(blockIdx.x) * kSiluThreads + threadIdx.x;
+  if (i >= elements) return;
+  const int64_t pair = i / intermediate, row = i % intermediate;
+  const float gate = gate_up[pair * 2 * intermediate + row];
+  const float up = gate_up[(pair * 2 + 1) * intermediate + row];
+  out[i] = to_bf16(gate / (1.0f + __expf(-gate)) * up);
+}
+
+PrefillRunners runners(WeightFormat format) {
+  for (const auto find : {float_prefill_runners, integer_prefill_runners, k_prefill_runners}) {
+    const PrefillRunners found = find(format);
+    if (found.few != nullptr) return found;
+  }
+  return {};
+}
+
+}  // namespace
+
+int launch_prefill_experts(const ExpertLayout& layout, const ExpertGroups& groups,
+                           const ExpertBuffers& buffers, const PrefillTiles& tiles, const void* x,
+                           int num_tokens, int top_k, Stream stream) {
+  const PrefillRunners first = runners(layout.gate_up), second = runners(layout.down);
+  if (first.few == nullptr || second.few == nullptr || tiles.tiles == nullptr || tiles.count < 0 ||
+      tiles.count > 65535 || (tiles.tokens != kFewTokens && tiles.tokens != kManyTokens) || x == nullptr ||
+      buffers.gate_up == nullptr || buffers.intermediate == nullptr || buffers.outputs == nullptr ||
+      num_tokens < 1 || top_k < 1 || layout.hidden % 16 != 0 || layout.intermediate % 16 != 0) {
+    return cudaErrorInvalidValue;
+  }
+  if (tiles.count == 0) return 0;
+  const bool few = tiles.tokens == kFewTokens;
+  const int2* table = reinterpret_cast<const int2*>(tiles.tiles);
+  const PrefillMatrix gate_up{{0, layout.up_offset},
+                              layout.intermediate,
+                              layout.hidden,
+                              top_k,
+                              static_cast<const uint16_t*>(x),
+                              buffers.gate_up,
+                              2};
+  if (int error = (few ? first.few : first.many)(gate_up, groups, table, tiles.count, stream)) return error;
+  const int64_t elements = int64_t(num_tokens) * top_k * layout.intermediate;
+  silu_mul_kernel<<<unsigned((elements + kSiluThreads - 1) / kSiluThreads), kSiluThreads, 0, stream>>>(
+      buffers.gate_up, elements, layout.intermediate, static_cast<uint16_t*>(buffers.intermediate));
+  if (int error = cudaGetLastError()) return error;
+  const PrefillMatrix down{{layout.down_offset, 0},
+                           layout.hidden,
+                           layout.intermediate,
+                           1,
+                           static_cast<const uint16_t*>(buffers.intermediate),
+                           buffers.outputs,
+                           1};
+  return (few ? second.few : second.many)(down, groups, table, tiles.count, stream);
+}
+
+}  // namespace twofold::cuda
