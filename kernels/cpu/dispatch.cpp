@@ -4,7 +4,9 @@
 #include <cstring>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
+#include "dispatch_measured.h"
 #include "levels.h"
 
 #if defined(__x86_64__)
@@ -139,7 +141,7 @@ std::string supported_names() {
 }
 
 struct Choice {
-  const KernelTable* table;
+  KernelTable table;
   std::string reason;
 };
 
@@ -152,11 +154,16 @@ Choice choose() {
                                   supported_names() +
                                   " (what this CPU can run); unset it to let Twofold choose");
     }
-    return {table, "TWOFOLD_ISA=" + std::string(forced)};
+    return {*table, "TWOFOLD_ISA=" + std::string(forced)};
   }
-  int best = 0;
-  for (int l = 0; l < kNumLevels; ++l) best = all_tables().supported[l] ? l : best;
-  return {&all_tables().tables[best], "best of " + supported_names() + " on this CPU"};
+  std::vector<const KernelTable*> levels;
+  for (int l = 0; l < kNumLevels; ++l) {
+    if (all_tables().supported[l]) levels.push_back(&all_tables().tables[l]);
+  }
+  Choice best{*levels.back(), "best of " + supported_names() + " on this CPU"};
+  const std::string measured = choose_by_measurement(levels, best.table);
+  if (!measured.empty()) best.reason += "; measured the fastest: " + measured;
+  return best;
 }
 
 // Immutable once made. A failed choice throws and is tried again by the next caller.
@@ -233,7 +240,7 @@ const char* const* level_names() {
   return names;
 }
 
-const KernelTable& kernel_table() { return *choice().table; }
+const KernelTable& kernel_table() { return choice().table; }
 
 const char* kernel_table_reason() { return choice().reason.c_str(); }
 

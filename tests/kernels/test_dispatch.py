@@ -31,7 +31,23 @@ def test_the_best_level_is_chosen_with_its_reason() -> None:
     name, reason = ask(None).stdout.strip().split("|")
     supported = kernels.supported_levels()
     assert name == supported[-1]
-    assert reason == f"best of {', '.join(supported)} on this CPU"
+    best, _, measured = reason.partition("; measured the fastest: ")
+    assert best == f"best of {', '.join(supported)} on this CPU"
+    # A format is measured where several vector levels have a product for the same activations.
+    chosen = {
+        name: level
+        for level, _, names in (choice.partition(" for ") for choice in measured.split("; ") if choice)
+        for name in names.split(", ")
+    }
+    for name in kernels.formats():
+        kind = kernels.format_kernel(supported[-1], name)[0]
+        owners = {
+            kernels.format_kernel(level, name)[1]
+            for level in supported[1:]
+            if kernels.format_kernel(level, name)[0] == kind
+        }
+        to_choose = len(owners - {"generic"}) > 1 and kind != "bf16"
+        assert (chosen.get(name) in owners) if to_choose else name not in chosen
 
 
 @pytest.mark.parametrize("level", kernels.supported_levels())
