@@ -13,6 +13,7 @@
 #include "module.h"
 #include "tensor_arguments.h"
 #include "thread_team.h"
+#include "work_clock.h"
 
 namespace py = pybind11;
 
@@ -36,9 +37,9 @@ std::map<std::string, bool> features() {
           {"amx_bf16", has.amx_bf16}};
 }
 
-std::unique_ptr<ThreadTeam> make_team(int num_threads) {
+std::unique_ptr<ThreadTeam> make_team(int num_threads, const std::string& numa, const std::string& sysfs) {
   try {
-    return std::make_unique<ThreadTeam>(num_threads);
+    return std::make_unique<ThreadTeam>(plan_team(num_threads, numa, sysfs));
   } catch (const std::invalid_argument& wrong) {
     throw ConfigFailure(wrong.what());
   }
@@ -82,9 +83,31 @@ void bind_ops(py::module_& m) {
       },
       "The level of the CPU kernels and why it was chosen. ConfigError when TWOFOLD_ISA cannot be met.");
 
+  m.def(
+      "work_times",
+      [] {
+        std::map<std::string, double> seconds;
+        for (int work = 0; work < kNumWorks; ++work)
+          seconds[kWorkNames[work]] =
+              1e-9 * static_cast<double>(work_ns[work].load(std::memory_order_relaxed));
+        return seconds;
+      },
+      "Seconds that each kind of native work has taken since the process began.");
+
   py::class_<ThreadTeam>(m, "ThreadTeam", "Threads that share the work of one operation at a time.")
-      .def(py::init(&make_team), py::arg("num_threads") = 0)
-      .def_property_readonly("num_threads", &ThreadTeam::num_threads);
+      .def(py::init(&make_team), py::arg("num_threads") = 0, py::arg("numa") = "off",
+           py::arg("sysfs") = "/sys")
+      .def_property_readonly("num_threads", &ThreadTeam::num_threads)
+      .def_property_readonly("num_nodes", &ThreadTeam::num_nodes)
+      .def_property_readonly("reason", [](const ThreadTeam& team) { return team.plan().reason; })
+      .def_property_readonly("placement",
+                             [](const ThreadTeam& team) {
+                               py::list threads;
+                               for (const TeamThread& thread : team.plan().threads)
+                                 threads.append(py::make_tuple(thread.node, thread.bound));
+                               return threads;
+                             })
+      .def("bind_caller", &ThreadTeam::bind_caller);
 
   py::class_<KvCache>(m, "KvCache", "Native memory of a paged KV cache.")
       .def(py::init(&make_cache), py::arg("num_layers"), py::arg("num_pages"), py::arg("page_size"),

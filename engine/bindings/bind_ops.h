@@ -17,9 +17,6 @@ void bind_peaks(pybind11::module_& m);      // what a core can do at most
 void bind_packed_kernels(pybind11::module_& m);
 void bind_format_rows(pybind11::module_& m);  // quantising and its inverse
 
-// ConfigError when there is no such format.
-kernels::WeightFormat format_named(const std::string& name);
-
 // One level by name; ConfigError when there is none or this CPU cannot run it.
 const kernels::KernelTable& level_named(const std::string& level);
 }  // namespace twofold::bindings

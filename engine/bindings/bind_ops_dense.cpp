@@ -4,7 +4,9 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <memory>
 #include <optional>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -21,12 +23,43 @@ namespace {
 
 using Arrays = std::vector<py::object>;
 using MaybeArray = std::optional<py::array>;
+using Packed = std::shared_ptr<PackedMatrix>;
 
 const float* vector_or_null(const MaybeArray& array, const char* what, int64_t size) {
   return array ? expect_f32(view_of(*array), what, {size}) : nullptr;
 }
 
 py::object kept(const MaybeArray& array) { return array ? py::object(*array) : py::object(py::none()); }
+
+// Refuses another shape; kAny: any.
+const PackedMatrix* expect_packed(const PackedMatrix& matrix, const char* what, int64_t rows,
+                                  int64_t columns) {
+  if ((rows != kAny && matrix.rows() != rows) || (columns != kAny && matrix.columns() != columns)) {
+    const auto size = [](int64_t n) { return n == kAny ? std::string("any") : std::to_string(n); };
+    throw KernelFailure(std::string(what) + " is packed (" + size(matrix.rows()) + ", " +
+                        size(matrix.columns()) + "); expected (" + size(rows) + ", " + size(columns) + ")");
+  }
+  return &matrix;
+}
+
+Packed pack(ThreadTeam& team, const std::vector<py::object>& parts) {
+  std::vector<SourceMatrix> sources;
+  for (size_t i = 0; i < parts.size(); ++i)
+    sources.push_back(source_matrix(parts[i], "PackedMatrix: part " + std::to_string(i)));
+  const py::gil_scoped_release release;
+  try {
+    return std::make_shared<PackedMatrix>(team, sources);
+  } catch (const std::invalid_argument& wrong) {
+    throw KernelFailure(wrong.what());
+  }
+}
+
+std::vector<std::string> formats_of(const PackedMatrix& matrix) {
+  std::vector<std::string> names;
+  for (const PackedMatrix::Segment& segment : matrix.segments())
+    names.emplace_back(kernels::layout_of(segment.format).name);
+  return names;
+}
 
 int positive(int value, const char* what) {
   if (value < 1)
@@ -36,13 +69,15 @@ int positive(int value, const char* what) {
 
 class __attribute__((visibility("hidden"))) BoundAttention {
  public:
-  BoundAttention(ThreadTeam& team, const py::array& norm, const py::array& qkv, const MaybeArray& qkv_bias,
-                 const MaybeArray& q_norm, const MaybeArray& k_norm, const py::array& o,
+  BoundAttention(ThreadTeam& team, const py::array& norm, const Packed& qkv, const MaybeArray& qkv_bias,
+                 const MaybeArray& q_norm, const MaybeArray& k_norm, const Packed& o,
                  const MaybeArray& o_bias, int num_heads, int num_kv_heads, int head_dim, float eps,
                  float scale, std::optional<int> sliding_window)
-      : arrays_{norm, qkv, kept(qkv_bias), kept(q_norm), kept(k_norm), o, kept(o_bias)},
+      : arrays_{norm, kept(qkv_bias), kept(q_norm), kept(k_norm), kept(o_bias)},
+        qkv_(qkv),
+        o_(o),
         block_(chosen_table(), team,
-               check(norm, qkv, qkv_bias, q_norm, k_norm, o, o_bias, num_heads, num_kv_heads, head_dim),
+               check(norm, *qkv, qkv_bias, q_norm, k_norm, *o, o_bias, num_heads, num_kv_heads, head_dim),
                {num_heads, num_kv_heads, head_dim, eps, scale,
                 sliding_window ? positive(*sliding_window, "AttentionBlock: sliding_window") : 0}) {}
 
@@ -54,8 +89,8 @@ class __attribute__((visibility("hidden"))) BoundAttention {
   }
 
  private:
-  static AttentionWeights check(const py::array& norm, const py::array& qkv, const MaybeArray& qkv_bias,
-                                const MaybeArray& q_norm, const MaybeArray& k_norm, const py::array& o,
+  static AttentionWeights check(const py::array& norm, const PackedMatrix& qkv, const MaybeArray& qkv_bias,
+                                const MaybeArray& q_norm, const MaybeArray& k_norm, const PackedMatrix& o,
                                 const MaybeArray& o_bias, int num_heads, int num_kv_heads, int head_dim) {
     positive(head_dim, "AttentionBlock: head_dim");
     positive(num_kv_heads, "AttentionBlock: num_kv_heads");
@@ -65,10 +100,9 @@ class __attribute__((visibility("hidden"))) BoundAttention {
     }
     AttentionWeights w{};
     const int64_t rows = (static_cast<int64_t>(num_heads) + 2 * num_kv_heads) * head_dim;
-    w.qkv = expect_weight(view_of(qkv), "AttentionBlock: qkv_weight", rows, kAny);
-    const int64_t hidden = w.qkv.cols;
-    w.o = expect_weight(view_of(o), "AttentionBlock: o_weight", hidden,
-                        static_cast<int64_t>(num_heads) * head_dim);
+    w.qkv = expect_packed(qkv, "AttentionBlock: qkv_weight", rows, kAny);
+    const int64_t hidden = qkv.columns();
+    w.o = expect_packed(o, "AttentionBlock: o_weight", hidden, static_cast<int64_t>(num_heads) * head_dim);
     w.norm = expect_f32(view_of(norm), "AttentionBlock: norm_weight", {hidden});
     w.qkv_bias = vector_or_null(qkv_bias, "AttentionBlock: qkv_bias", rows);
     w.q_norm = vector_or_null(q_norm, "AttentionBlock: q_norm", head_dim);
@@ -78,6 +112,7 @@ class __attribute__((visibility("hidden"))) BoundAttention {
   }
 
   Arrays arrays_;
+  Packed qkv_, o_;
   AttentionBlock block_;
 };
 
@@ -122,9 +157,9 @@ class __attribute__((visibility("hidden"))) BoundRouter {
 
 class __attribute__((visibility("hidden"))) BoundFfn {
  public:
-  BoundFfn(ThreadTeam& team, const py::array& norm, const py::array& gate, const py::array& up,
-           const py::array& down, float eps)
-      : arrays_{norm, gate, up, down}, ffn_(make(team, norm, gate, up, down, eps)) {}
+  BoundFfn(ThreadTeam& team, const py::array& norm, const Packed& gate, const Packed& up, const Packed& down,
+           float eps)
+      : norm_(norm), gate_(gate), up_(up), down_(down), ffn_(make(team, norm, *gate, *up, *down, eps)) {}
 
   void forward(const py::array& hidden) {
     const TensorView view = view_of(hidden);
@@ -134,26 +169,30 @@ class __attribute__((visibility("hidden"))) BoundFfn {
   }
 
  private:
-  static DenseFfn make(ThreadTeam& team, const py::array& norm, const py::array& gate, const py::array& up,
-                       const py::array& down, float eps) {
-    const Weight g = expect_weight(view_of(gate), "DenseFfn: gate", kAny, kAny);
-    const Weight u = expect_weight(view_of(up), "DenseFfn: up", g.rows, g.cols);
-    if (u.dtype != g.dtype) {
-      throw KernelFailure("DenseFfn: gate is " + describe(view_of(gate)) + " but up is " +
-                          describe(view_of(up)) + "; expected one element type");
+  static DenseFfn make(ThreadTeam& team, const py::array& norm, const PackedMatrix& gate,
+                       const PackedMatrix& up, const PackedMatrix& down, float eps) {
+    expect_packed(up, "DenseFfn: up", gate.rows(), gate.columns());
+    expect_packed(down, "DenseFfn: down", gate.columns(), gate.rows());
+    for (const PackedMatrix* matrix : {&gate, &up, &down}) {
+      if (matrix->segments().size() != 1)
+        throw KernelFailure("DenseFfn: a matrix is stacked; expected one part");
     }
-    const Weight d = expect_weight(view_of(down), "DenseFfn: down", g.cols, g.rows);
-    return {chosen_table(), team, expect_f32(view_of(norm), "DenseFfn: norm_weight", {g.cols}), g, u, d, eps};
+    const float* norm_weight = expect_f32(view_of(norm), "DenseFfn: norm_weight", {gate.columns()});
+    return {chosen_table(), team, norm_weight, gate, up, down, eps};
   }
 
-  Arrays arrays_;
+  py::array norm_;
+  Packed gate_, up_, down_;
   DenseFfn ffn_;
 };
 
 class __attribute__((visibility("hidden"))) BoundLmHead {
  public:
-  BoundLmHead(ThreadTeam& team, const py::array& norm, const py::array& weight, float eps)
-      : arrays_{norm, weight}, head_(make(team, norm, weight, eps)) {}
+  BoundLmHead(ThreadTeam& team, const py::array& norm, const Packed& weight, float eps)
+      : norm_(norm),
+        weight_(weight),
+        head_(chosen_table(), team, expect_f32(view_of(norm), "LmHead: norm_weight", {weight->columns()}),
+              *weight, eps) {}
 
   void forward(const py::array& hidden_rows, const py::array& logits) {
     const TensorView view = view_of(hidden_rows);
@@ -165,31 +204,34 @@ class __attribute__((visibility("hidden"))) BoundLmHead {
   }
 
  private:
-  static LmHead make(ThreadTeam& team, const py::array& norm, const py::array& weight, float eps) {
-    const Weight w = expect_weight(view_of(weight), "LmHead: weight", kAny, kAny);
-    return {chosen_table(), team, expect_f32(view_of(norm), "LmHead: norm_weight", {w.cols}), w, eps};
-  }
-
-  Arrays arrays_;
+  py::array norm_;
+  Packed weight_;
   LmHead head_;
 };
 
-void embed_tokens(const py::array& table, const py::array& token_ids, const py::array& out) {
-  const Weight weight = expect_weight(view_of(table), "embed: table", kAny, kAny);
+void embed_tokens(ThreadTeam& team, const py::object& table, const py::array& token_ids,
+                  const py::array& out) {
+  const SourceMatrix weight = source_matrix(table, "embed: table");
   const TensorView ids = view_of(token_ids);
   const int32_t* tokens = expect_i32(ids, "embed: token_ids", {kAny});
-  float* rows = expect_writable_f32(view_of(out), "embed: out", {ids.shape[0], weight.cols});
+  float* rows = expect_writable_f32(view_of(out), "embed: out", {ids.shape[0], weight.columns});
   const py::gil_scoped_release release;
-  embed(chosen_table(), weight, tokens, rows, static_cast<int>(ids.shape[0]));
+  embed(team, weight, tokens, rows, static_cast<int>(ids.shape[0]));
 }
 
 }  // namespace
 
 void bind_dense_ops(py::module_& m) {
-  m.def("embed", &embed_tokens, py::arg("table"), py::arg("token_ids"), py::arg("out"));
+  py::class_<PackedMatrix, Packed>(m, "PackedMatrix", "Matrices stacked by rows, in the kernels' panels.")
+      .def(py::init(&pack), py::arg("team"), py::arg("parts"))
+      .def_property_readonly("rows", &PackedMatrix::rows)
+      .def_property_readonly("columns", &PackedMatrix::columns)
+      .def_property_readonly("bytes", &PackedMatrix::bytes)
+      .def_property_readonly("formats", &formats_of);
+  m.def("embed", &embed_tokens, py::arg("team"), py::arg("table"), py::arg("token_ids"), py::arg("out"));
   py::class_<BoundAttention>(m, "AttentionBlock", "The attention half of a decoder layer.")
-      .def(py::init<ThreadTeam&, const py::array&, const py::array&, const MaybeArray&, const MaybeArray&,
-                    const MaybeArray&, const py::array&, const MaybeArray&, int, int, int, float, float,
+      .def(py::init<ThreadTeam&, const py::array&, const Packed&, const MaybeArray&, const MaybeArray&,
+                    const MaybeArray&, const Packed&, const MaybeArray&, int, int, int, float, float,
                     std::optional<int>>(),
            py::keep_alive<1, 2>(), py::arg("team"), py::arg("norm_weight"), py::arg("qkv_weight"),
            py::arg("qkv_bias"), py::arg("q_norm"), py::arg("k_norm"), py::arg("o_weight"), py::arg("o_bias"),
@@ -204,13 +246,12 @@ void bind_dense_ops(py::module_& m) {
       .def("forward", &BoundRouter::forward, py::arg("hidden"), py::arg("normed"), py::arg("ids"),
            py::arg("weights"), py::arg("logits") = py::none());
   py::class_<BoundFfn>(m, "DenseFfn", "The SiLU-gated feed-forward of a layer without experts.")
-      .def(py::init<ThreadTeam&, const py::array&, const py::array&, const py::array&, const py::array&,
-                    float>(),
+      .def(py::init<ThreadTeam&, const py::array&, const Packed&, const Packed&, const Packed&, float>(),
            py::keep_alive<1, 2>(), py::arg("team"), py::arg("norm_weight"), py::arg("gate"), py::arg("up"),
            py::arg("down"), py::arg("eps"))
       .def("forward", &BoundFfn::forward, py::arg("hidden"));
   py::class_<BoundLmHead>(m, "LmHead", "Final norm and output projection.")
-      .def(py::init<ThreadTeam&, const py::array&, const py::array&, float>(), py::keep_alive<1, 2>(),
+      .def(py::init<ThreadTeam&, const py::array&, const Packed&, float>(), py::keep_alive<1, 2>(),
            py::arg("team"), py::arg("norm_weight"), py::arg("weight"), py::arg("eps"))
       .def("forward", &BoundLmHead::forward, py::arg("hidden_rows"), py::arg("logits"));
 }

@@ -9,7 +9,6 @@
 #include <string>
 
 #include "bind_ops.h"
-#include "dense_linear.h"
 #include "tensor_arguments.h"
 #include "thread_team.h"
 
@@ -36,8 +35,7 @@ void matmul(const py::array& x, const py::array& w, const py::array& y, const st
   float* out = expect_writable_f32(view_of(y), "kernels.matmul: y", {xs.shape[0], weight.rows});
   const kernels::KernelTable& table = level_named(level);
   const py::gil_scoped_release release;
-  matmul_rows(table, rows, weight.cols, weight, 0, to_int(weight.rows), out, weight.rows,
-              to_int(xs.shape[0]));
+  matmul_rows(table, rows, weight, 0, to_int(weight.rows), out, weight.rows, to_int(xs.shape[0]));
 }
 
 void gate_up(const py::array& x, const py::array& gate, const py::array& up, const py::array& h,

@@ -161,13 +161,6 @@ void silu_mul(const py::array& gate, const py::array& up, const py::array& h, co
 
 }  // namespace
 
-kernels::WeightFormat format_named(const std::string& name) {
-  for (int f = 0; f < kernels::kNumWeightFormats; ++f) {
-    if (name == kernels::kFormatLayouts[f].name) return static_cast<kernels::WeightFormat>(f);
-  }
-  throw ConfigFailure("weight format \"" + name + "\" does not exist");
-}
-
 void bind_packed_kernels(py::module_& m) {
   m.def("formats", [] {
     py::dict layouts;

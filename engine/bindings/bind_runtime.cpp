@@ -1,13 +1,17 @@
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
+#include <memory>
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <tuple>
 #include <utility>
+#include <vector>
 
 #include "module.h"
 #include "moe_executor.h"
+#include "tensor_arguments.h"
 
 namespace py = pybind11;
 
@@ -30,22 +34,58 @@ void expect_shape(const py::array& a, const char* name, py::ssize_t rows, py::ss
   }
 }
 
-// A matrix of one expert: C-contiguous, [rows, columns], float32 or (bfloat16 bits) uint16.
-const void* expert_matrix(const py::array& a, const char* name, int rows, int columns, kernels::DType dtype) {
-  expect_shape(a, name, rows, columns);
-  const bool right_type = dtype == kernels::DType::kF32 ? py::isinstance<py::array_t<float>>(a)
-                                                        : py::isinstance<py::array_t<uint16_t>>(a);
-  if (!right_type || !(a.flags() & py::array::c_style)) {
-    throw std::invalid_argument(std::string(name) + " must be C-contiguous " +
-                                (dtype == kernels::DType::kF32 ? "float32" : "uint16 (bfloat16 bits)"));
+// A matrix of one expert, in the layer's format and of the right shape.
+SourceMatrix expert_matrix(const py::handle& matrix, const std::string& what, int rows, int columns,
+                           kernels::WeightFormat format) {
+  const SourceMatrix source = source_matrix(matrix, what);
+  if (source.rows != rows || source.columns != columns || source.format != format) {
+    throw std::invalid_argument(what + " is " + kernels::layout_of(source.format).name + " (" +
+                                std::to_string(source.rows) + ", " + std::to_string(source.columns) +
+                                "), expected " + kernels::layout_of(format).name + " (" +
+                                std::to_string(rows) + ", " + std::to_string(columns) + ")");
   }
-  return a.data();
+  return source;
 }
 
-kernels::DType dtype_named(const std::string& name) {
-  if (name == "float32") return kernels::DType::kF32;
-  if (name == "bfloat16") return kernels::DType::kBF16;
-  throw std::invalid_argument("expert dtype '" + name + "' given; float32 or bfloat16 expected");
+using FormatNames = std::tuple<std::string, std::string, std::string>;
+
+std::unique_ptr<ExpertStore> make_store(int num_experts, int hidden, int intermediate,
+                                        const std::vector<FormatNames>& names, bool huge_pages) {
+  std::vector<FfnFormats> formats;
+  for (const auto& [gate, up, down] : names)
+    formats.push_back({format_named(gate), format_named(up), format_named(down)});
+  return std::make_unique<ExpertStore>(num_experts, ExpertShape{hidden, intermediate}, formats, huge_pages);
+}
+
+void put_experts(ExpertStore& store, ThreadTeam& team, int layer, int first, const py::sequence& experts) {
+  const int count = static_cast<int>(py::len(experts));
+  if (layer < 0 || layer >= store.num_layers() || first < 0 || first + count > store.num_experts()) {
+    throw std::invalid_argument("layer " + std::to_string(layer) + ", experts " + std::to_string(first) +
+                                " to " + std::to_string(first + count - 1) + " are outside a store of " +
+                                std::to_string(store.num_layers()) + " x " +
+                                std::to_string(store.num_experts()));
+  }
+  const auto [hidden, intermediate] = store.shape();
+  const FfnFormats& formats = store.layout(layer).formats;
+  std::vector<ExpertSource> sources;
+  for (int e = 0; e < count; ++e) {
+    const py::sequence matrices = experts[size_t(e)];
+    if (py::len(matrices) != 3) throw std::invalid_argument("an expert is (gate, up, down)");
+    const std::string name = "expert " + std::to_string(first + e) + ": ";
+    sources.push_back({expert_matrix(matrices[0], name + "gate", intermediate, hidden, formats.gate),
+                       expert_matrix(matrices[1], name + "up", intermediate, hidden, formats.up),
+                       expert_matrix(matrices[2], name + "down", hidden, intermediate, formats.down)});
+  }
+  const py::gil_scoped_release release;
+  store.put(team, layer, first, sources);
+}
+
+py::tuple layer_formats(const ExpertStore& store, int layer) {
+  if (layer < 0 || layer >= store.num_layers())
+    throw std::invalid_argument("no layer " + std::to_string(layer));
+  const FfnFormats& formats = store.layout(layer).formats;
+  const auto name = [](kernels::WeightFormat format) { return kernels::layout_of(format).name; };
+  return py::make_tuple(name(formats.gate), name(formats.up), name(formats.down));
 }
 
 template <typename Event>
@@ -57,37 +97,13 @@ py::array_t<Event> drain(EventRing<Event>& ring) {
 
 void bind_store(py::module_& m) {
   py::class_<ExpertStore>(m, "ExpertStore", "All experts of a model in host memory, each packed once.")
-      .def(py::init(
-               [](int num_layers, int num_experts, int hidden, int intermediate, const std::string& dtype) {
-                 return std::make_unique<ExpertStore>(num_layers, num_experts,
-                                                      ExpertShape{hidden, intermediate, dtype_named(dtype)});
-               }),
-           py::arg("num_layers"), py::arg("num_experts"), py::arg("hidden"), py::arg("intermediate"),
-           py::arg("dtype"))
-      .def(
-          "put",
-          [](ExpertStore& store, int layer, int expert, const py::array& gate, const py::array& up,
-             const py::array& down) {
-            if (layer < 0 || layer >= store.num_layers() || expert < 0 || expert >= store.num_experts()) {
-              throw std::invalid_argument("layer " + std::to_string(layer) + ", expert " +
-                                          std::to_string(expert) + " is outside a store of " +
-                                          std::to_string(store.num_layers()) + " x " +
-                                          std::to_string(store.num_experts()));
-            }
-            const ExpertShape& shape = store.shape();
-            const void* g = expert_matrix(gate, "gate", shape.intermediate, shape.hidden, shape.dtype);
-            const void* u = expert_matrix(up, "up", shape.intermediate, shape.hidden, shape.dtype);
-            const void* d = expert_matrix(down, "down", shape.hidden, shape.intermediate, shape.dtype);
-            py::gil_scoped_release release;
-            store.put(layer, expert, g, u, d);
-          },
-          py::arg("layer"), py::arg("expert"), py::arg("gate"), py::arg("up"), py::arg("down"))
+      .def(py::init(&make_store), py::arg("num_experts"), py::arg("hidden"), py::arg("intermediate"),
+           py::arg("formats"), py::arg("huge_pages") = true)
+      .def("put", &put_experts, py::arg("team"), py::arg("layer"), py::arg("first"), py::arg("experts"))
+      .def("formats", &layer_formats, py::arg("layer"))
+      .def_property_readonly("num_layers", &ExpertStore::num_layers)
       .def_property_readonly("bytes", &ExpertStore::bytes)
-      .def_property_readonly("expert_bytes", [](const ExpertStore& s) { return s.shape().bytes(); })
-      .def_property_readonly("dtype",
-                             [](const ExpertStore& s) {
-                               return s.shape().dtype == kernels::DType::kF32 ? "float32" : "bfloat16";
-                             })
+      .def_property_readonly("expert_bytes", &ExpertStore::expert_bytes)
       .def_property_readonly("flops_per_token",
                              [](const ExpertStore& s) { return s.shape().flops_per_token(); });
 }
@@ -124,7 +140,7 @@ void bind_executor(py::module_& m) {
           "emulated",
           [](ThreadTeam& team, const ExpertStore& store, const CostModel& cost, int top_k, int num_slots,
              const std::string& policy, std::vector<double> dense_bytes, std::vector<double> dense_flops,
-             bool preload, bool prefetch) {
+             bool preload, bool prefetch, double router_bytes) {
             LayerSchedulerConfig config;
             config.num_layers = store.num_layers();
             config.num_experts = store.num_experts();
@@ -132,13 +148,14 @@ void bind_executor(py::module_& m) {
             config.num_slots = num_slots;
             config.policy = policy;
             config.prefetch = prefetch;
-            return std::make_unique<MoeExecutor>(team, store, cost, std::move(config),
-                                                 DenseCost{std::move(dense_bytes), std::move(dense_flops)},
-                                                 preload);
+            return std::make_unique<MoeExecutor>(
+                team, store, cost, std::move(config),
+                DenseCost{std::move(dense_bytes), std::move(dense_flops), router_bytes}, preload);
           },
           py::arg("team"), py::arg("store"), py::arg("cost"), py::arg("top_k"), py::arg("num_slots"),
           py::arg("policy"), py::arg("dense_bytes"), py::arg("dense_flops"), py::arg("preload"),
-          py::arg("prefetch") = false, py::keep_alive<0, 1>(), py::keep_alive<0, 2>())
+          py::arg("prefetch") = false, py::arg("router_bytes") = 0.0, py::keep_alive<0, 1>(),
+          py::keep_alive<0, 2>())
       .def(
           "begin_step",
           [](MoeExecutor& executor, int64_t step, std::vector<int64_t> requests,

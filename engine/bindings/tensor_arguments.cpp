@@ -53,4 +53,49 @@ TensorView view_of(const py::array& array) {
   return view;
 }
 
+kernels::WeightFormat format_named(const std::string& name) {
+  for (int f = 0; f < kernels::kNumWeightFormats; ++f) {
+    if (name == kernels::kFormatLayouts[f].name) return static_cast<kernels::WeightFormat>(f);
+  }
+  throw ConfigFailure("weight format \"" + name + "\" does not exist");
+}
+
+SourceMatrix source_matrix(const py::handle& matrix, const std::string& what) {
+  if (!py::hasattr(matrix, "data") || !py::hasattr(matrix, "format") || !py::hasattr(matrix, "columns") ||
+      !py::hasattr(matrix, "scales")) {
+    throw KernelFailure(what + " is a " + std::string(py::str(py::type::handle_of(matrix).attr("__name__"))) +
+                        "; expected a WeightMatrix");
+  }
+  const py::array data = matrix.attr("data");
+  SourceMatrix source{format_named(py::str(matrix.attr("format"))),
+                      static_cast<const std::byte*>(data.data()), 0, matrix.attr("columns").cast<int64_t>(),
+                      0};
+  const kernels::FormatLayout& layout = kernels::layout_of(source.format);
+  const bool fits =
+      data.ndim() == 2 && source.columns > 0 && source.columns % layout.block_columns == 0 &&
+      data.shape(1) * data.itemsize() == kernels::source_row_bytes(source.format, source.columns) &&
+      (data.shape(1) == 1 || data.strides(1) == data.itemsize());
+  if (!fits) {
+    throw KernelFailure(what + " is " + describe(view_of(data)) + "; expected contiguous rows of " +
+                        std::to_string(source.columns) + " columns in format " + layout.name);
+  }
+  source.rows = data.shape(0);
+  source.row_stride = data.strides(0);
+  const py::object scales = matrix.attr("scales");
+  if (source.format != kernels::WeightFormat::kFP8) return source;
+  if (scales.is_none() || !py::isinstance<py::array_t<float>>(scales))
+    throw KernelFailure(what + " is fp8 without float32 scales");
+  const auto grid = py::reinterpret_borrow<py::array>(scales);
+  const int64_t item = static_cast<int64_t>(sizeof(float));
+  if (grid.ndim() != 2 || grid.shape(0) < (source.rows + 127) / 128 ||
+      grid.shape(1) != (source.columns + 127) / 128 || (grid.shape(1) > 1 && grid.strides(1) != item) ||
+      grid.strides(0) % item != 0) {
+    throw KernelFailure(what + " has scales " + describe(view_of(grid)) +
+                        "; expected one for 128 x 128 weights");
+  }
+  source.scales = static_cast<const float*>(grid.data());
+  source.scale_stride = grid.strides(0) / item;
+  return source;
+}
+
 }  // namespace twofold::bindings

@@ -6,6 +6,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "packed_matrix.h"
 #include "tensor_view.h"
 
 namespace twofold::bindings {
@@ -21,5 +22,12 @@ class ConfigFailure : public std::runtime_error {
 void register_failures();
 
 TensorView view_of(const pybind11::array& array);
+
+// By the name that files, flags and messages use; ConfigFailure for an unknown one.
+kernels::WeightFormat format_named(const std::string& name);
+
+// A twofold.weight_format.WeightMatrix (data, format, columns, scales), checked, without a copy: the arrays
+// must outlive what is returned. `what` begins messages. Throws KernelFailure.
+SourceMatrix source_matrix(const pybind11::handle& matrix, const std::string& what);
 
 }  // namespace twofold::bindings

@@ -12,6 +12,7 @@
 #include "event_log.h"
 #include "expert_compute.h"
 #include "expert_store.h"
+#include "page_memory.h"
 #include "twofold/layer_scheduler.h"
 
 namespace twofold {
@@ -93,6 +94,7 @@ class NoAccelerator final : public Accelerator {
 struct DenseCost {
   std::vector<double> bytes;
   std::vector<double> flops_per_token;
+  double router_bytes = 0;  // of one router's gate
 };
 
 // A GPU that is played: slots, uploads, evictions and plans are real, kernels run on the CPU from slot
@@ -127,17 +129,12 @@ class EmulatedAccelerator final : public Accelerator {
   const LayerScheduler& scheduler() const { return scheduler_; }
 
  private:
-  std::byte* slot(int index) const { return arena_.get() + size_t(index) * slot_stride_; }
+  std::byte* slot(int index) const { return arena_.data() + size_t(index) * slot_stride_; }
   void copy_to_slot(int layer, int expert, int slot_index);
   void publish_landed(StepShape shape = {});
   void report_published(const Publication& landed);
   // The row of the step that is charged with an expert's upload: the first token routed to it.
   int64_t request_of(const LayerRouting& routing, const ExpertGroups& groups, int expert) const;
-
-  struct Free {
-    size_t bytes;
-    void operator()(std::byte* p) const { free_pages(p, bytes); }
-  };
 
   const ExpertStore& store_;
   LayerScheduler scheduler_;
@@ -145,7 +142,7 @@ class EmulatedAccelerator final : public Accelerator {
   EventLog& events_;
   size_t slot_stride_;
   size_t arena_bytes_;
-  std::unique_ptr<std::byte[], Free> arena_;
+  PageMemory arena_;
   StepRows rows_;
   bool decodes_only_ = false;
   std::vector<UploadEvent>

@@ -4,12 +4,17 @@
 #include <cstring>
 #include <string>
 
+#include "work_clock.h"
+
 namespace twofold {
 namespace {
 
 constexpr int kTileRows = 32;  // query rows (tokens x heads of a group) computed together
 constexpr int64_t kScoreFloats = int64_t{1}
                                  << 18;  // of one tile: 1 MiB, about a core's share of the near caches
+
+// Of the team's scratch, beside linear()'s.
+constexpr int kQkvSlot = 1, kAttendedSlot = 2, kTileSlot = 3;
 
 int64_t padded(int64_t n) { return (n + 15) / 16 * 16; }
 
@@ -42,23 +47,24 @@ void AttentionBlock::forward(float* hidden, AttentionBatch& batch, KvCache& cach
   const int T = batch.num_tokens();
   if (T == 0) return;
   const auto lock = team_.lock_scratch();
-  float* qkv = team_.scratch(1, T * weights_.qkv.rows);
-  {
-    float* normed = team_.scratch(0, static_cast<int64_t>(T) * hidden_size());
-    norm_rows(table_, team_, hidden, weights_.norm, shape_.eps, normed, T, hidden_size());
-    linear(table_, team_, normed, T, weights_.qkv, weights_.qkv_bias, qkv);
-  }
+  WorkTimer timer(Work::kQkv);
+  float* qkv = team_.scratch_floats(kQkvSlot, T * weights_.qkv->rows());
+  linear(table_, team_, {.x = hidden, .ld = hidden_size(), .norm = weights_.norm, .eps = shape_.eps}, T,
+         *weights_.qkv, weights_.qkv_bias, qkv);
+  timer.next(Work::kKeysValues);
   store_keys_values(qkv, batch, cache, layer);
-  float* attended = team_.scratch(2, static_cast<int64_t>(T) * weights_.o.cols);
+  timer.next(Work::kAttention);
+  float* attended = team_.scratch_floats(kAttendedSlot, static_cast<int64_t>(T) * weights_.o->columns());
   attend(qkv, attended, batch, cache, layer);
-  float* projected = team_.scratch(1, static_cast<int64_t>(T) * hidden_size());
-  linear(table_, team_, attended, T, weights_.o, weights_.o_bias, projected, hidden);
+  timer.next(Work::kOutput);
+  linear(table_, team_, {.x = attended, .ld = weights_.o->columns()}, T, *weights_.o, weights_.o_bias, hidden,
+         true);
 }
 
 void AttentionBlock::store_keys_values(float* qkv, const AttentionBatch& batch, const KvCache& cache,
                                        int layer) {
   const int D = shape_.head_dim, heads = shape_.num_heads, kv_heads = shape_.num_kv_heads;
-  const int64_t width = weights_.qkv.rows;
+  const int64_t width = weights_.qkv->rows();
   const int half = batch.num_rotated_pairs();
   const int T = batch.num_tokens();
   const auto put = [&](const float* row, char* to) {
@@ -111,7 +117,7 @@ void AttentionBlock::attend(const float* qkv, float* out, AttentionBatch& batch,
   const std::vector<AttentionTile>& tiles = batch.tiles(tile_tokens);
 
   const int64_t memory = padded(tile_memory(tile_tokens * group, context));
-  float* scratch = team_.scratch(0, memory * team_.num_threads());
+  float* scratch = team_.scratch_floats(kTileSlot, memory * team_.num_threads());
   const int64_t tasks = static_cast<int64_t>(tiles.size()) * shape_.num_kv_heads;
   const auto run = [&](int64_t task, int thread) {
     // Tiles of high positions cost most: those first, so that the last chunks are small.
@@ -134,7 +140,7 @@ void AttentionBlock::attend_tile(const float* qkv, float* out, const AttentionTi
   const int D = shape_.head_dim, group = shape_.num_heads / shape_.num_kv_heads,
             page_size = cache.page_size();
   const int rows = tile.num_tokens * group;
-  const int64_t q_width = weights_.qkv.rows, out_width = weights_.o.cols;
+  const int64_t q_width = weights_.qkv->rows(), out_width = weights_.o->columns();
   const int last =
       batch.position(tile.first_token + tile.num_tokens - 1) + 1;  // one past the positions looked at
   const auto first_of = [&](int token) {

@@ -5,6 +5,7 @@
 #include "dense_attention_batch.h"
 #include "dense_kv_cache.h"
 #include "dense_linear.h"
+#include "packed_matrix.h"
 #include "tensor_view.h"
 #include "thread_team.h"
 
@@ -12,13 +13,13 @@ namespace twofold {
 
 // Null pointers mean "not there". Nothing is owned: whoever makes the block keeps the arrays.
 struct AttentionWeights {
-  const float* norm;      // [hidden]
-  Weight qkv;             // [(heads + 2 kv heads) * head_dim, hidden]: all queries, all keys, all values
-  const float* qkv_bias;  // [rows of qkv]
-  const float* q_norm;    // [head_dim]
-  const float* k_norm;    // [head_dim]
-  Weight o;               // [hidden, heads * head_dim]
-  const float* o_bias;    // [hidden]
+  const float* norm;        // [hidden]
+  const PackedMatrix* qkv;  // [(heads + 2 kv heads) * head_dim, hidden]: all queries, all keys, all values
+  const float* qkv_bias;    // [rows of qkv]
+  const float* q_norm;      // [head_dim]
+  const float* k_norm;      // [head_dim]
+  const PackedMatrix* o;    // [hidden, heads * head_dim]
+  const float* o_bias;      // [hidden]
 };
 
 struct AttentionShape {
@@ -37,7 +38,7 @@ class AttentionBlock {
   // cache do not fit.
   void forward(float* hidden, AttentionBatch& batch, KvCache& cache, int layer);
 
-  int hidden_size() const { return static_cast<int>(weights_.o.rows); }
+  int hidden_size() const { return static_cast<int>(weights_.o->rows()); }
 
  private:
   void check(const AttentionBatch& batch, const KvCache& cache, int layer) const;

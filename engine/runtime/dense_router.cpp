@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "work_clock.h"
+
 namespace twofold {
 
 // Selection by k passes: k is small, and a pass over some hundred floats is cheaper than any structure. Taken
@@ -31,11 +33,17 @@ void Router::pick(float* probabilities, int32_t* ids, float* weights) const {
 
 void Router::forward(const float* hidden, float* normed, int32_t* ids, float* weights, float* logits, int T) {
   if (T == 0) return;
+  const WorkTimer timer(Work::kRouter);
   const auto lock = team_.lock_scratch();
   const int64_t experts = num_experts();
   norm_rows(table_, team_, hidden, norm_, eps_, normed, T, hidden_size());
-  float* scores = team_.scratch(0, T * experts);
-  linear(table_, team_, normed, T, gate_, nullptr, scores);
+  float* scores = team_.scratch_floats(0, T * experts);
+  const double elements = static_cast<double>(experts) * hidden_size();
+  const double us =
+      work_us(elements * static_cast<double>(kernels::element_bytes(gate_.dtype)), 2.0 * elements * T);
+  for_ranges(team_, experts, 16, us, [&](int64_t first, int64_t count) {
+    matmul_rows(table_, normed, gate_, first, static_cast<int>(count), scores + first, experts, T);
+  });
   if (logits != nullptr) std::memcpy(logits, scores, static_cast<size_t>(T * experts) * sizeof(float));
   const double operations = static_cast<double>(T) * static_cast<double>(experts) * (20.0 + 16.0 * top_k_);
   for_ranges(team_, T, 1, work_us(0, operations), [&](int64_t first, int64_t count) {

@@ -14,10 +14,10 @@ EmulatedAccelerator::EmulatedAccelerator(const ExpertStore& store, CostModel cos
       scheduler_(std::move(cost), std::move(config)),
       dense_cost_(std::move(dense_cost)),
       events_(events),
-      slot_stride_((store.shape().bytes() + 63) / 64 * 64),
+      slot_stride_((store.expert_bytes() + 63) / 64 * 64),
       arena_bytes_(std::max<size_t>(size_t(scheduler_.num_slots() + scheduler_.num_staging()), 1) *
                    slot_stride_),
-      arena_(allocate_pages(arena_bytes_), Free{arena_bytes_}),
+      arena_(arena_bytes_),
       pending_(size_t(scheduler_.num_slots())) {
   const size_t expected = size_t(store.num_layers()) + 1;
   if (dense_cost_.bytes.size() != expected || dense_cost_.flops_per_token.size() != expected) {
@@ -68,9 +68,7 @@ bool EmulatedAccelerator::wants_prediction() const {
 
 void EmulatedAccelerator::predict(int layer, std::span<const float> logits, int num_tokens) {
   // The extra router reads its gate; its launch is part of the step's graph.
-  const double element_bytes = store_.shape().dtype == kernels::DType::kF32 ? 4 : 2;
-  const double gate_bytes = element_bytes * store_.num_experts() * store_.shape().hidden;
-  scheduler_.advance(gate_bytes / (scheduler_.cost().profile().vram_bandwidth_gbps * 1e3));
+  scheduler_.advance(dense_cost_.router_bytes / (scheduler_.cost().profile().vram_bandwidth_gbps * 1e3));
   scheduler_.predict(layer, logits, num_tokens);
 }
 
@@ -97,7 +95,7 @@ LayerTimes EmulatedAccelerator::place(int layer, const LayerRouting& routing, co
   for (const Publication& landed : decision.arrivals) report_published(landed);
   // A prefetch that never began moved nothing over the link.
   events_.counts.uploads -= decision.num_withdrawn;
-  events_.counts.h2d_bytes -= decision.num_withdrawn * int64_t(store_.shape().bytes());
+  events_.counts.h2d_bytes -= decision.num_withdrawn * int64_t(store_.expert_bytes());
   for (const Move& move : decision.moves) {
     copy_to_slot(move.layer, move.expert, move.slot);
     // A prefetch serves the step; it has a request only where there is no other.
@@ -105,14 +103,14 @@ LayerTimes EmulatedAccelerator::place(int layer, const LayerRouting& routing, co
                             : rows_.requests.size() == 1           ? rows_.requests[0]
                                                                    : -1;
     ++events_.counts.uploads;
-    events_.counts.h2d_bytes += int64_t(store_.shape().bytes());
+    events_.counts.h2d_bytes += int64_t(store_.expert_bytes());
     const UploadEvent upload{
         rows_.step,
         request,
         int16_t(move.layer),
         uint16_t(move.expert),
         move.slot,
-        int64_t(store_.shape().bytes()),
+        int64_t(store_.expert_bytes()),
         move.queued_us,
         move.begin_us,
         move.end_us,
@@ -148,7 +146,7 @@ LayerTimes EmulatedAccelerator::place(int layer, const LayerRouting& routing, co
 }
 
 void EmulatedAccelerator::copy_to_slot(int layer, int expert, int slot_index) {
-  std::memcpy(slot(slot_index), store_.expert(layer, expert), store_.shape().bytes());
+  std::memcpy(slot(slot_index), store_.expert(layer, expert), store_.layout(layer).bytes);
 }
 
 void EmulatedAccelerator::publish_landed(StepShape shape) {

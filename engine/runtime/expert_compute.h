@@ -1,11 +1,12 @@
-// Runs routed experts on the CPU: tokens grouped by expert, gate·up, down, weighted sum. Purely arithmetic;
-// where the weights of an expert lie is the caller's decision, and the result does not depend on it.
+// Runs routed experts on the CPU, tokens grouped by expert. Where the weights of an expert lie is the
+// caller's decision, and the result does not depend on it.
 #pragma once
 #include <cstdint>
 #include <span>
 #include <vector>
 
 #include "expert_store.h"
+#include "packed_ffn.h"
 #include "thread_team.h"
 
 namespace twofold {
@@ -36,20 +37,18 @@ struct ExpertGroups {
 
 class ExpertCompute {
  public:
-  ExpertCompute(ThreadTeam& team, ExpertShape shape) : team_(team), shape_(shape) {}
+  ExpertCompute(ThreadTeam& team, const ExpertShape& shape)
+      : ffn_(kernels::kernel_table(), team, shape.hidden, shape.intermediate) {}
 
-  // hidden[t] += sum over rank k of weights[t, k] * expert(normed[t]), added in rank order.
-  // group_weights[g] is where the packed weights of group g lie. normed and hidden are [num_tokens, hidden].
-  void run(const LayerRouting& routing, const ExpertGroups& groups,
+  // hidden[t] += sum over rank k of weights[t, k] * expert(normed[t]), added in rank order; pairs that are in
+  // no group are left out. group_weights[g] is where the packed weights of group g lie, laid out as `layout`
+  // says. normed and hidden are [num_tokens, hidden].
+  void run(const LayerRouting& routing, const ExpertGroups& groups, const ExpertLayout& layout,
            std::span<const std::byte* const> group_weights, const float* normed, float* hidden);
 
  private:
-  ThreadTeam& team_;
-  ExpertShape shape_;
-  std::vector<float> gathered_;      // [pairs, hidden] inputs in group order
-  std::vector<float> intermediate_;  // [pairs, intermediate]
-  std::vector<float> outputs_;       // [pairs, hidden] in group order
-  std::vector<int> position_of_;     // pair -> row in group order
+  PackedFfn ffn_;
+  std::vector<FfnPanels> panels_;
 };
 
 }  // namespace twofold

@@ -1,50 +1,73 @@
 #include "expert_store.h"
 
-#include <sys/mman.h>
-
-#include <cstring>
-#include <new>
+#include <algorithm>
 #include <stdexcept>
 #include <string>
 
 namespace twofold {
+namespace {
 
-std::byte* allocate_pages(size_t bytes) {
-  void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (memory == MAP_FAILED) throw std::bad_alloc();
-  // Fewer TLB misses while weights stream; a refusal costs nothing but speed.
-  (void)madvise(memory, bytes, MADV_HUGEPAGE);
-  return static_cast<std::byte*>(memory);
+// Panels that one chunk packs: a chunk should read some hundred kilobytes of the file in one go.
+constexpr int64_t kPackPanels = 16;
+
+}  // namespace
+
+ExpertLayout::ExpertLayout(const ExpertShape& shape, const FfnFormats& f) : formats(f) {
+  up_offset = size_t(kernels::packed_bytes(f.gate, shape.intermediate, shape.hidden));
+  down_offset = up_offset + size_t(kernels::packed_bytes(f.up, shape.intermediate, shape.hidden));
+  bytes = down_offset + size_t(kernels::packed_bytes(f.down, shape.hidden, shape.intermediate));
 }
 
-void free_pages(std::byte* memory, size_t bytes) { (void)munmap(memory, bytes); }
-
-void ExpertStore::Free::operator()(std::byte* p) const { free_pages(p, bytes); }
-
-ExpertStore::ExpertStore(int num_layers, int num_experts, ExpertShape shape)
-    : num_layers_(num_layers), num_experts_(num_experts), shape_(shape) {
-  if (num_layers < 1 || num_experts < 1 || shape.hidden < 1 || shape.intermediate < 1) {
+ExpertStore::ExpertStore(int num_experts, ExpertShape shape, std::span<const FfnFormats> formats,
+                         bool huge_pages)
+    : num_experts_(num_experts), shape_(shape) {
+  if (formats.empty() || num_experts < 1 || shape.hidden < 1 || shape.intermediate < 1) {
     throw std::invalid_argument(
         "an expert store needs at least one layer, expert, hidden and intermediate unit; given " +
-        std::to_string(num_layers) + ", " + std::to_string(num_experts) + ", " +
+        std::to_string(formats.size()) + ", " + std::to_string(num_experts) + ", " +
         std::to_string(shape.hidden) + ", " + std::to_string(shape.intermediate));
   }
-  const size_t total = size_t(num_layers) * size_t(num_experts) * stride();
-  memory_ = std::unique_ptr<std::byte[], Free>(allocate_pages(total), Free{total});
+  size_t total = 0;
+  for (const FfnFormats& of_layer : formats) {
+    layouts_.emplace_back(shape, of_layer);
+    layer_offsets_.push_back(total);
+    total += size_t(num_experts) * stride(num_layers() - 1);
+    expert_bytes_ = std::max(expert_bytes_, layouts_.back().bytes);
+  }
+  memory_ = PageMemory(total, huge_pages);
 }
 
-size_t ExpertStore::stride() const { return (shape_.bytes() + 63) / 64 * 64; }
-
-void ExpertStore::put(int layer, int expert, const void* gate, const void* up, const void* down) {
-  std::byte* base = memory_.get() + (size_t(layer) * size_t(num_experts_) + size_t(expert)) * stride();
-  const size_t matrix = shape_.matrix_bytes();
-  std::memcpy(base, gate, matrix);
-  std::memcpy(base + matrix, up, matrix);
-  std::memcpy(base + 2 * matrix, down, matrix);
+void ExpertStore::put(ThreadTeam& team, int layer, int first, std::span<const ExpertSource> experts) {
+  PanelPieces pieces;  // of three items for each expert
+  for (size_t e = 0; e < experts.size(); ++e) {
+    const SourceMatrix* matrices[] = {&experts[e].gate, &experts[e].up, &experts[e].down};
+    for (int m = 0; m < 3; ++m) {
+      pieces.add(int(3 * e) + m, kernels::num_panels(matrices[m]->rows), kPackPanels, team.num_nodes());
+    }
+  }
+  pieces.finish(team.num_nodes());
+  const LoopPhase phase = pieces.phase();
+  const ExpertLayout& of_layer = layout(layer);
+  const size_t offsets[] = {0, of_layer.up_offset, of_layer.down_offset};
+  team.parallel_phases(
+      {&phase, 1},
+      [&](int, int64_t chunk, int) {
+        const PanelRange& piece = pieces[chunk];
+        const size_t e = size_t(piece.item / 3), m = size_t(piece.item % 3);
+        const ExpertSource& source = experts[e];
+        const SourceMatrix& matrix = m == 0 ? source.gate : m == 1 ? source.up : source.down;
+        std::byte* const base =
+            memory_.data() + layer_offsets_[size_t(layer)] + (size_t(first) + e) * stride(layer) + offsets[m];
+        pack_panels(matrix, piece.first, piece.count,
+                    base + piece.first * kernels::panel_bytes(matrix.format, matrix.columns));
+      },
+      Stealing::kWithinNode);
 }
 
-const std::byte* ExpertStore::expert(int layer, int expert) const {
-  return memory_.get() + (size_t(layer) * size_t(num_experts_) + size_t(expert)) * stride();
+size_t ExpertStore::bytes() const {
+  size_t total = 0;
+  for (const ExpertLayout& of_layer : layouts_) total += size_t(num_experts_) * of_layer.bytes;
+  return total;
 }
 
 }  // namespace twofold

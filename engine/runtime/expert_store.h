@@ -1,68 +1,76 @@
-// All experts of a model in host memory, each packed once as [gate | up | down] so that one copy moves it.
-// Owns the memory; knows nothing of who computes with it.
+// All experts of a model in host memory, each packed once as [gate panels | up panels | down panels] so that
+// one copy moves it. Owns the memory; knows nothing of who computes with it.
 #pragma once
 #include <cstddef>
 #include <cstdint>
-#include <memory>
+#include <span>
 #include <vector>
 
-#include "twofold/kernels.h"
+#include "packed_ffn.h"
+#include "packed_matrix.h"
 
 namespace twofold {
 
 struct ExpertShape {
   int hidden;        // width of the residual stream
   int intermediate;  // rows of gate and up
-  kernels::DType dtype;
 
-  size_t element_bytes() const { return dtype == kernels::DType::kF32 ? 4 : 2; }
-  size_t matrix_bytes() const { return size_t(hidden) * size_t(intermediate) * element_bytes(); }
-  size_t bytes() const { return 3 * matrix_bytes(); }
   double flops_per_token() const { return 6.0 * hidden * intermediate; }
 };
 
-// Offsets into one packed expert: gate [intermediate, hidden], up [intermediate, hidden], down [hidden,
-// intermediate].
-struct ExpertView {
-  const std::byte* base;
-  size_t matrix_bytes;
+// Where the matrices of an expert lie in its bytes: gate first. The same for all experts of a layer.
+struct ExpertLayout {
+  FfnFormats formats;
+  size_t up_offset, down_offset;
+  size_t bytes;
 
-  const std::byte* gate() const { return base; }
-  const std::byte* up() const { return base + matrix_bytes; }
-  const std::byte* down() const { return base + 2 * matrix_bytes; }
+  ExpertLayout(const ExpertShape& shape, const FfnFormats& formats);
+  FfnPanels panels(const std::byte* expert) const {
+    return {expert, expert + up_offset, expert + down_offset};
+  }
+};
+
+// One expert as files hold it: gate and up [intermediate, hidden], down [hidden, intermediate].
+struct ExpertSource {
+  SourceMatrix gate, up, down;
 };
 
 class ExpertStore {
  public:
-  // Throws std::invalid_argument on sizes below one, std::bad_alloc when memory is short.
-  ExpertStore(int num_layers, int num_experts, ExpertShape shape);
+  // One entry of `formats` for each layer. Throws std::invalid_argument on sizes below one, std::bad_alloc
+  // when memory is short. Memory is taken from the system while experts are put in; `huge_pages` as
+  // PageMemory.
+  ExpertStore(int num_experts, ExpertShape shape, std::span<const FfnFormats> formats,
+              bool huge_pages = true);
 
-  // Copies one expert in. Pointers are to row-major matrices in the store's dtype.
-  void put(int layer, int expert, const void* gate, const void* up, const void* down);
+  // Packs experts [first, first + count) of a layer on the team. Shapes and formats are the caller's to
+  // check.
+  void put(ThreadTeam& team, int layer, int first, std::span<const ExpertSource> experts);
 
-  const std::byte* expert(int layer, int expert) const;
-  ExpertView view(const std::byte* base) const { return {base, shape_.matrix_bytes()}; }
+  const std::byte* expert(int layer, int expert) const {
+    return memory_.data() + layer_offsets_[size_t(layer)] + size_t(expert) * stride(layer);
+  }
+  const ExpertLayout& layout(int layer) const { return layouts_[size_t(layer)]; }
+  // From one expert of the layer to the next: its bytes rounded up to a cache line.
+  size_t stride(int layer) const { return (layout(layer).bytes + 63) / 64 * 64; }
 
-  int num_layers() const { return num_layers_; }
+  int num_layers() const { return int(layouts_.size()); }
   int num_experts() const { return num_experts_; }
   const ExpertShape& shape() const { return shape_; }
-  size_t bytes() const { return size_t(num_layers_) * size_t(num_experts_) * shape_.bytes(); }
+  // Of the largest expert: what a slot must hold.
+  size_t expert_bytes() const { return expert_bytes_; }
+  size_t bytes() const;
+  // All experts lie in this one range.
+  const std::byte* base() const { return memory_.data(); }
+  size_t allocated_bytes() const { return memory_.bytes(); }
 
  private:
-  size_t stride() const;  // expert size rounded up to a cache line
-
-  int num_layers_;
   int num_experts_;
   ExpertShape shape_;
-  struct Free {
-    size_t bytes;
-    void operator()(std::byte* p) const;
-  };
-  std::unique_ptr<std::byte[], Free> memory_;
+  std::vector<ExpertLayout> layouts_;
+  std::vector<size_t> layer_offsets_;
+  size_t expert_bytes_ = 0;
+  PageMemory memory_;
 };
-
-// Page-aligned host memory backed by huge pages where the system has them; zeroed.
-std::byte* allocate_pages(size_t bytes);
-void free_pages(std::byte* memory, size_t bytes);
 
 }  // namespace twofold

@@ -6,6 +6,8 @@
 #include <string>
 #include <utility>
 
+#include "work_clock.h"
+
 namespace twofold {
 
 MoeExecutor::MoeExecutor(ThreadTeam& team, const ExpertStore& store, std::optional<CostModel> cost)
@@ -50,6 +52,7 @@ void MoeExecutor::forward(int layer, const LayerRouting& routing, const float* n
     throw std::invalid_argument("top-k " + std::to_string(routing.top_k) + " is above the supported " +
                                 std::to_string(kMaxRouted));
   }
+  const WorkTimer timer(Work::kExperts);
   groups_.assign(routing, store_.num_experts());
   placements_.resize(size_t(groups_.size()));
   accelerator_->dense(layer, routing.num_tokens);
@@ -58,7 +61,7 @@ void MoeExecutor::forward(int layer, const LayerRouting& routing, const float* n
   for (const GroupPlacement& placement : placements_) group_weights_.push_back(placement.weights);
 
   const auto begin = std::chrono::steady_clock::now();
-  compute_.run(routing, groups_, group_weights_, normed, hidden);
+  compute_.run(routing, groups_, store_.layout(layer), group_weights_, normed, hidden);
   const std::chrono::duration<float, std::micro> measured = std::chrono::steady_clock::now() - begin;
   if (accelerator_->virtual_now_us() < 0) accelerator_->measured(times, routing.num_tokens, measured.count());
   record(layer, routing, times, measured.count());

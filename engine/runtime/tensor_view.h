@@ -34,7 +34,7 @@ struct TensorView {
   bool writable = false;
 };
 
-// A weight matrix [rows, cols], or a vector when rows is 1.
+// A row-major matrix [rows, cols] of plain elements: a router's gate, or a kernel's argument.
 struct Weight {
   const void* data = nullptr;
   kernels::DType dtype = kernels::DType::kF32;
@@ -44,6 +44,17 @@ struct Weight {
     return static_cast<const char*>(data) + r * cols * kernels::element_bytes(dtype);
   }
 };
+
+// One row-major product of the table, by the matrix's type, on rows [first, first + count) of it.
+inline void matmul_rows(const kernels::KernelTable& table, const float* x, const Weight& w, int64_t first,
+                        int count, float* y, int64_t ldy, int M) {
+  const int K = static_cast<int>(w.cols);
+  if (w.dtype == kernels::DType::kBF16) {
+    table.matmul_bf16(x, K, static_cast<const uint16_t*>(w.row(first)), y, ldy, M, count, K);
+  } else {
+    table.matmul_f32(x, K, static_cast<const float*>(w.row(first)), y, ldy, M, count, K);
+  }
+}
 
 inline constexpr int64_t kAny = -1;  // in an expected shape: any length
 enum class Access : uint8_t { kRead, kWrite };

@@ -2,11 +2,13 @@
 
 #include <pthread.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdlib>
 #include <new>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 namespace twofold {
 namespace {
@@ -42,35 +44,43 @@ struct Membership {
 };
 thread_local Membership current;
 
-void pin_to(int core) {
+void bind_to(const std::vector<int>& cpus) {
+  if (cpus.empty()) return;
   cpu_set_t set;
   CPU_ZERO(&set);
-  CPU_SET(static_cast<size_t>(core), &set);
+  for (const int cpu : cpus) {
+    if (cpu < CPU_SETSIZE) CPU_SET(static_cast<size_t>(cpu), &set);
+  }
   // A refusal (a cpuset that changed meanwhile) leaves the thread where the system wants it, which is only
   // slower.
   pthread_setaffinity_np(pthread_self(), sizeof set, &set);
 }
 
-uint64_t make_ticket(int64_t num_chunks) { return static_cast<uint64_t>(num_chunks) << 32; }
-uint64_t chunks_of(uint64_t ticket) { return ticket >> 32; }
-uint64_t next_of(uint64_t ticket) { return ticket & 0xffffffffu; }
+uint64_t stretch_word(int64_t next, int64_t end) {
+  return static_cast<uint64_t>(end) << 32 | static_cast<uint64_t>(next);
+}
+int64_t end_of(uint64_t word) { return static_cast<int64_t>(word >> 32); }
+int64_t next_of(uint64_t word) { return static_cast<int64_t>(word & 0xffffffffu); }
 
-constexpr auto no_body = [](int64_t, int) {};
+constexpr auto no_body = [](int, int64_t, int) {};
 
 }  // namespace
 
-ThreadTeam::ThreadTeam(int num_threads, bool pin) : body_(no_body) {
-  if (num_threads < 0 || num_threads > kMaxThreads) {
-    throw std::invalid_argument("ThreadTeam: num_threads is " + std::to_string(num_threads) +
-                                "; expected 0 (one per physical core) to " + std::to_string(kMaxThreads));
+ThreadTeam::ThreadTeam(TeamPlan plan) : plan_(std::move(plan)), body_(no_body) {
+  const int count = num_threads();
+  stretches_ = std::make_unique<Stretch[]>(static_cast<size_t>(kMaxPhases * count));
+  for (int thread = 0; thread < count; ++thread) {
+    std::vector<int> visits(static_cast<size_t>(count));
+    // Itself, then those after it round the circle, so that thieves spread; a stable sort brings its node
+    // first.
+    for (int i = 0; i < count; ++i) visits[static_cast<size_t>(i)] = (thread + i) % count;
+    const auto same_node = [&](int other) { return node_of(other) == node_of(thread); };
+    const auto others = std::stable_partition(visits.begin(), visits.end(), same_node);
+    own_node_visits_.push_back(static_cast<int>(others - visits.begin()));
+    visits_.push_back(std::move(visits));
   }
-  const std::vector<int> cores = num_threads == 0 || pin ? usable_cores() : std::vector<int>{};
-  const int count = num_threads == 0 ? static_cast<int>(cores.size()) : num_threads;
   workers_.reserve(static_cast<size_t>(count - 1));
-  for (int thread = 1; thread < count; ++thread) {
-    const int core = pin ? cores[static_cast<size_t>(thread) % cores.size()] : -1;
-    workers_.emplace_back([this, thread, core] { work(thread, core); });
-  }
+  for (int thread = 1; thread < count; ++thread) workers_.emplace_back([this, thread] { work(thread); });
 }
 
 ThreadTeam::~ThreadTeam() {
@@ -80,8 +90,10 @@ ThreadTeam::~ThreadTeam() {
   for (std::thread& worker : workers_) worker.join();
 }
 
-void ThreadTeam::work(int thread, int core) {
-  if (core >= 0) pin_to(core);
+void ThreadTeam::bind_caller() const { bind_to(plan_.threads.front().bound); }
+
+void ThreadTeam::work(int thread) {
+  bind_to(plan_.threads[static_cast<size_t>(thread)].bound);
   uint32_t seen = 0;
   for (;;) {
     const auto changed = [&] { return epoch_.load(std::memory_order_acquire) != seen; };
@@ -92,48 +104,102 @@ void ThreadTeam::work(int thread, int core) {
     }
     if (stopping_.load()) return;
     seen = epoch_.load(std::memory_order_acquire);
-    // Looking first keeps a worker that comes too late from touching a counter others are busy with.
-    const uint64_t ticket = ticket_.load(std::memory_order_acquire);
-    if (next_of(ticket) < chunks_of(ticket))
-      run_chunks(thread, ticket_.fetch_add(1, std::memory_order_acq_rel));
+    run_chunks(thread);
   }
 }
 
-void ThreadTeam::run_chunks(int thread, uint64_t ticket) {
-  const Membership before = current;
-  current = {this, thread};
+// A late worker may see the phases of the next loop, or only some of them: whatever chunk it takes belongs to
+// a loop that waits for it.
+void ThreadTeam::run_chunks(int thread) {
+  const Membership before = std::exchange(current, {this, thread});
+  const std::vector<int>& visits = visits_[static_cast<size_t>(thread)];
+  const int num_phases = num_phases_.load(std::memory_order_acquire);
+  const int num_visits = stealing_.load(std::memory_order_relaxed) == Stealing::kWithinNode
+                             ? own_node_visits_[static_cast<size_t>(thread)]
+                             : num_threads();
   uint32_t done = 0;
-  while (next_of(ticket) < chunks_of(ticket)) {
-    if (!failed_.load(std::memory_order_relaxed)) {
-      try {
-        body_(static_cast<int64_t>(next_of(ticket)), thread);
-      } catch (...) {
-        if (!failed_.exchange(true)) error_ = std::current_exception();
-      }
+  for (int phase = 0; phase < num_phases; ++phase) {
+    Stretch* of_phase = stretches(phase);
+    for (int i = 0; i < num_visits; ++i) {
+      done += run_stretch(of_phase[visits[static_cast<size_t>(i)]], phase, thread);
     }
-    ++done;
-    ticket = ticket_.fetch_add(1, std::memory_order_acq_rel);
   }
   current = before;
   if (done == 0) return;
   if (unfinished_.fetch_sub(done) == done && caller_sleeps_.load()) unfinished_.notify_all();
 }
 
-void ThreadTeam::run_inline(int64_t num_chunks, Body body, int thread) {
-  for (int64_t chunk = 0; chunk < num_chunks; ++chunk) body(chunk, thread);
+uint32_t ThreadTeam::run_stretch(Stretch& stretch, int phase, int thread) {
+  uint32_t done = 0;
+  for (;;) {
+    // Looking first keeps those who come too late from touching a counter others are busy with.
+    uint64_t word = stretch.word.load(std::memory_order_acquire);
+    if (next_of(word) >= end_of(word)) return done;
+    word = stretch.word.fetch_add(1, std::memory_order_acq_rel);
+    if (next_of(word) >= end_of(word)) return done;
+    ++done;
+    if (failed_.load(std::memory_order_relaxed)) continue;
+    try {
+      body_(phase, next_of(word), thread);
+    } catch (...) {
+      if (!failed_.exchange(true)) error_ = std::current_exception();
+    }
+  }
+}
+
+// Every node's chunks in equal parts to its threads, which are neighbours in the plan.
+void ThreadTeam::hand_out(const LoopPhase& phase, Stretch* of_phase) const {
+  const int count = num_threads();
+  int64_t first = 0;
+  int begin = 0;
+  while (begin < count) {
+    int end = count;
+    int64_t chunks = phase.num_chunks;
+    if (phase.per_node != nullptr) {
+      end = begin + 1;
+      while (end < count && node_of(end) == node_of(begin)) ++end;
+      chunks = phase.per_node[node_of(begin)];
+    }
+    for (int i = begin; i < end; ++i) {
+      const int64_t from = first + chunks * (i - begin) / (end - begin);
+      const int64_t to = first + chunks * (i + 1 - begin) / (end - begin);
+      of_phase[i].word.store(stretch_word(from, to), std::memory_order_release);
+    }
+    first += chunks;
+    begin = end;
+  }
 }
 
 void ThreadTeam::parallel_for(int64_t num_chunks, Body body) {
-  if (num_chunks < 0 || num_chunks > kMaxChunks) {
-    throw std::invalid_argument("ThreadTeam: num_chunks is " + std::to_string(num_chunks) +
-                                "; expected 0 to " + std::to_string(kMaxChunks));
+  const LoopPhase phase{num_chunks};
+  parallel_phases({&phase, 1}, [&](int, int64_t chunk, int thread) { body(chunk, thread); });
+}
+
+void ThreadTeam::parallel_phases(std::span<const LoopPhase> phases, PhasesBody body, Stealing stealing) {
+  if (phases.size() > size_t{kMaxPhases}) {
+    throw std::invalid_argument("ThreadTeam: a loop of " + std::to_string(phases.size()) +
+                                " phases; expected at most " + std::to_string(kMaxPhases));
   }
-  if (current.team == this) return run_inline(num_chunks, body, current.thread);
+  int64_t total = 0;
+  for (const LoopPhase& phase : phases) {
+    if (phase.num_chunks < 0 || phase.num_chunks > kMaxChunks - total) {
+      throw std::invalid_argument("ThreadTeam: num_chunks is " + std::to_string(phase.num_chunks) +
+                                  "; expected 0 to " + std::to_string(kMaxChunks));
+    }
+    total += phase.num_chunks;
+  }
+  const auto run_inline = [&](int thread) {
+    for (size_t p = 0; p < phases.size(); ++p) {
+      for (int64_t chunk = 0; chunk < phases[p].num_chunks; ++chunk) body(static_cast<int>(p), chunk, thread);
+    }
+  };
+  if (current.team == this) return run_inline(current.thread);
   const std::lock_guard turn(loop_mutex_);
-  if (num_chunks <= 1 || workers_.empty()) {
+  failed_.store(false, std::memory_order_relaxed);
+  if (total <= 1 || workers_.empty()) {
     const Membership before = std::exchange(current, {this, 0});
     try {
-      run_inline(num_chunks, body, 0);
+      run_inline(0);
     } catch (...) {
       current = before;
       throw;
@@ -142,12 +208,13 @@ void ThreadTeam::parallel_for(int64_t num_chunks, Body body) {
     return;
   }
   body_ = body;
-  failed_.store(false, std::memory_order_relaxed);
-  unfinished_.store(static_cast<uint32_t>(num_chunks), std::memory_order_relaxed);
-  ticket_.store(make_ticket(num_chunks));
+  stealing_.store(stealing, std::memory_order_relaxed);
+  unfinished_.store(static_cast<uint32_t>(total), std::memory_order_relaxed);
+  num_phases_.store(static_cast<int>(phases.size()), std::memory_order_relaxed);
+  for (size_t p = 0; p < phases.size(); ++p) hand_out(phases[p], stretches(static_cast<int>(p)));
   epoch_.fetch_add(1);
   if (sleepers_.load() > 0) epoch_.notify_all();
-  run_chunks(0, ticket_.fetch_add(1, std::memory_order_acq_rel));
+  run_chunks(0);
   const auto finished = [this] { return unfinished_.load(std::memory_order_acquire) == 0; };
   if (!finished() && !spin_until(finished)) {
     caller_sleeps_.store(true);
@@ -157,16 +224,21 @@ void ThreadTeam::parallel_for(int64_t num_chunks, Body body) {
   if (failed_.load()) std::rethrow_exception(std::exchange(error_, nullptr));
 }
 
-void ThreadTeam::FreeDeleter::operator()(float* p) const { std::free(p); }
+void Countdown::wait(const ThreadTeam& team) const {
+  const auto over = [&] { return left_.load(std::memory_order_acquire) <= 0 || team.failed(); };
+  // The chunk that is waited for is on a running thread as a rule, and nearly done.
+  while (!spin_until(over)) std::this_thread::sleep_for(kSpin);
+}
 
-float* ThreadTeam::scratch(int slot, int64_t num_floats) {
+void ThreadTeam::FreeDeleter::operator()(std::byte* p) const { std::free(p); }
+
+std::byte* ThreadTeam::scratch(int slot, int64_t bytes) {
   Scratch& buffer = scratch_[slot];
-  if (buffer.size < num_floats) {
-    const int64_t rounded = (num_floats + 15) / 16 * 16;
+  if (buffer.size < bytes) {
+    const int64_t rounded = (bytes + 63) / 64 * 64;
     buffer.data.reset();
     buffer.size = 0;
-    buffer.data.reset(
-        static_cast<float*>(std::aligned_alloc(64, static_cast<size_t>(rounded) * sizeof(float))));
+    buffer.data.reset(static_cast<std::byte*>(std::aligned_alloc(64, static_cast<size_t>(rounded))));
     if (buffer.data == nullptr) throw std::bad_alloc();
     buffer.size = rounded;
   }

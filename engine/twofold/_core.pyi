@@ -6,20 +6,42 @@ from typing import Any, Literal, final
 import numpy as np
 from numpy.typing import NDArray
 
+from twofold.weight_format import WeightMatrix
+
 _F32 = NDArray[np.float32]
 _I32 = NDArray[np.int32]
-_Weight = NDArray[np.float32] | NDArray[np.uint16]
+_PlainMatrix = NDArray[np.float32] | NDArray[np.uint16]
 
 def __getattr__(name: str) -> Any: ...
 def cpu_features() -> dict[str, bool]: ...
 def isa_choice() -> tuple[str, str]: ...
-def embed(table: _Weight, token_ids: _I32, out: _F32) -> None: ...
+def work_times() -> dict[str, float]: ...
+def embed(team: ThreadTeam, table: WeightMatrix, token_ids: _I32, out: _F32) -> None: ...
 
 @final
 class ThreadTeam:
-    def __init__(self, num_threads: int = 0) -> None: ...
+    def __init__(self, num_threads: int = 0, numa: str = "off", sysfs: str = "/sys") -> None: ...
     @property
     def num_threads(self) -> int: ...
+    @property
+    def num_nodes(self) -> int: ...
+    @property
+    def reason(self) -> str: ...
+    @property
+    def placement(self) -> list[tuple[int, list[int]]]: ...
+    def bind_caller(self) -> None: ...
+
+@final
+class PackedMatrix:
+    def __init__(self, team: ThreadTeam, parts: Sequence[WeightMatrix]) -> None: ...
+    @property
+    def rows(self) -> int: ...
+    @property
+    def columns(self) -> int: ...
+    @property
+    def bytes(self) -> int: ...
+    @property
+    def formats(self) -> list[str]: ...
 
 @final
 class KvCache:
@@ -61,11 +83,11 @@ class AttentionBlock:
         self,
         team: ThreadTeam,
         norm_weight: _F32,
-        qkv_weight: _Weight,
+        qkv_weight: PackedMatrix,
         qkv_bias: _F32 | None,
         q_norm: _F32 | None,
         k_norm: _F32 | None,
-        o_weight: _Weight,
+        o_weight: PackedMatrix,
         o_bias: _F32 | None,
         num_heads: int,
         num_kv_heads: int,
@@ -82,7 +104,7 @@ class Router:
         self,
         team: ThreadTeam,
         norm_weight: _F32,
-        gate_weight: _Weight,
+        gate_weight: _PlainMatrix,
         top_k: int,
         norm_topk_prob: bool,
         eps: float,
@@ -95,13 +117,19 @@ class Router:
 @final
 class DenseFfn:
     def __init__(
-        self, team: ThreadTeam, norm_weight: _F32, gate: _Weight, up: _Weight, down: _Weight, eps: float
+        self,
+        team: ThreadTeam,
+        norm_weight: _F32,
+        gate: PackedMatrix,
+        up: PackedMatrix,
+        down: PackedMatrix,
+        eps: float,
     ) -> None: ...
     def forward(self, hidden: _F32) -> None: ...
 
 @final
 class LmHead:
-    def __init__(self, team: ThreadTeam, norm_weight: _F32, weight: _Weight, eps: float) -> None: ...
+    def __init__(self, team: ThreadTeam, norm_weight: _F32, weight: PackedMatrix, eps: float) -> None: ...
     def forward(self, hidden_rows: _F32, logits: _F32) -> None: ...
 
 @final
@@ -123,15 +151,27 @@ class CostModel:
 @final
 class ExpertStore:
     def __init__(
-        self, num_layers: int, num_experts: int, hidden: int, intermediate: int, dtype: str
+        self,
+        num_experts: int,
+        hidden: int,
+        intermediate: int,
+        formats: Sequence[tuple[str, str, str]],
+        huge_pages: bool = True,
     ) -> None: ...
-    def put(self, layer: int, expert: int, gate: _Weight, up: _Weight, down: _Weight) -> None: ...
+    def put(
+        self,
+        team: ThreadTeam,
+        layer: int,
+        first: int,
+        experts: Sequence[tuple[WeightMatrix, WeightMatrix, WeightMatrix]],
+    ) -> None: ...
+    def formats(self, layer: int) -> tuple[str, str, str]: ...
+    @property
+    def num_layers(self) -> int: ...
     @property
     def bytes(self) -> int: ...
     @property
     def expert_bytes(self) -> int: ...
-    @property
-    def dtype(self) -> Literal["float32", "bfloat16"]: ...
     @property
     def flops_per_token(self) -> float: ...
 
@@ -150,6 +190,7 @@ class MoeExecutor:
         dense_flops: list[float],
         preload: bool,
         prefetch: bool = False,
+        router_bytes: float = 0.0,
     ) -> MoeExecutor: ...
     def begin_step(self, step: int, requests: Sequence[int], positions: Sequence[int]) -> None: ...
     def forward(self, layer: int, normed: _F32, ids: _I32, weights: _F32, hidden: _F32) -> None: ...

@@ -85,6 +85,8 @@ class Engine:
         self.tokenizer = tokenizer
         self.info = info
         self.max_context = max_context
+        self.sampling_s = 0.0
+        """Spent on picking tokens, since the start."""
         self._runner = runner
         self._moe = runner.moe
         self.vocab_size = runner.model.config.vocab_size
@@ -329,7 +331,10 @@ class Engine:
             item.sequence.num_computed += item.num_tokens
             if item.samples:
                 answer = self._answers[item.sequence.number]
-                self._emit(answer, answer.sample(next(rows)), now)
+                began = time.perf_counter()
+                token = answer.sample(next(rows))
+                self.sampling_s += time.perf_counter() - began
+                self._emit(answer, token, now)
         self._recorder.step(
             self._num_steps,
             scheduled,

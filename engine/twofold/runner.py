@@ -15,7 +15,8 @@ from twofold.config import EngineConfig
 from twofold.experts.accelerator import AcceleratorChoice, num_slots
 from twofold.experts.moe import DenseCost, MoeRuntime, MoeShape, SlotPlan
 from twofold.experts.profiles import load_machine_profile
-from twofold.model import BatchMeta, LoadedModel, LoadProgress, ModelConfig, ProgressFn
+from twofold.model import BatchMeta, LoadedModel, LoadProgress, ProgressFn
+from twofold.model.sizing import dense_stretches
 from twofold.scheduler import ScheduledSequence
 
 F32 = npt.NDArray[np.float32]
@@ -72,6 +73,7 @@ def load_experts(
         top_k=model.config.top_k,
         hidden=model.config.hidden_size,
         intermediate=model.config.moe_intermediate_size,
+        formats=model.files.expert_formats(),
     )
 
     def report(layers_done: int, bytes_done: int, bytes_total: int) -> None:
@@ -85,7 +87,7 @@ def load_experts(
         team,
         choice,
         SlotPlan(num_slots(config, shape.num_layers, shape.num_experts), config.policy, _prefetches(config)),
-        dense_cost(model.config),
+        DenseCost(*dense_stretches(model.files)),
         report,
         load_machine_profile(config.machine_profile),
     )
@@ -94,24 +96,6 @@ def load_experts(
 def _prefetches(config: EngineConfig) -> bool:
     # Whether an upload pays is asked in misses saved, the unit of payback's values; other policies only rank.
     return config.prefetch == "on" or (config.prefetch == "auto" and config.policy == "payback")
-
-
-def dense_cost(config: ModelConfig) -> DenseCost:
-    """Bytes read and flops per token of everything that is not routed experts, between one MoE layer and the next."""
-    element_bytes = 2 if config.dtype == "bfloat16" else 4
-    qkv_rows = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
-    attention = config.hidden_size * (qkv_rows + config.num_heads * config.head_dim)
-    weights: list[int] = []
-    pending = 0
-    for layer in range(config.num_layers):
-        pending += attention
-        if layer in config.moe_layers:
-            weights.append(pending + config.hidden_size * config.num_experts)
-            pending = 0
-        else:
-            pending += 3 * config.hidden_size * config.intermediate_size
-    weights.append(pending + config.hidden_size * config.vocab_size)
-    return DenseCost([float(w * element_bytes) for w in weights], [2.0 * w for w in weights])
 
 
 def _page_tables(scheduled: Seq[ScheduledSequence]) -> npt.NDArray[np.int32]:

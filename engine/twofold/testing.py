@@ -19,6 +19,8 @@ import numpy.typing as npt
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
+from twofold.weight_format import WeightMatrix
+
 Array = npt.NDArray[Any]
 F32 = npt.NDArray[np.float32]
 I32 = npt.NDArray[np.int32]
@@ -221,6 +223,13 @@ def to_bfloat16(values: F32) -> npt.NDArray[np.uint16]:
     bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
     rounded = bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
     return (rounded >> np.uint32(16)).astype(np.uint16)
+
+
+def weight_matrix(values: Array) -> WeightMatrix:
+    """Plain values [rows, columns] as a source matrix: float32 as f32, float16 as f16, uint16 as bf16's bits."""
+    formats = {"float32": "f32", "float16": "f16", "uint16": "bf16"}
+    data = values.view(np.uint16) if values.dtype == np.float16 else values
+    return WeightMatrix(data, formats[str(values.dtype)], values.shape[1])
 
 
 def write_tiny_tokenizer(directory: str | Path, *, chat_template: str = CHATML_TEMPLATE) -> None:

@@ -135,23 +135,3 @@ class WeightMatrix:
             )
         scales = self.scales[begin // SCALE_GRID : -(-end // SCALE_GRID)]
         return WeightMatrix(self.data[begin:end], self.format, self.columns, scales)
-
-
-def plain_array(*parts: WeightMatrix) -> npt.NDArray[Any]:
-    """Matrices stacked by rows as one C-contiguous array of float32, or of uint16 if all are bf16.
-
-    Raises ValueError for a format of blocks.
-    """
-    if all(part.format == "bf16" for part in parts):
-        return np.concatenate([part.data for part in parts])
-    return np.concatenate([_as_float32(part) for part in parts])
-
-
-def _as_float32(matrix: WeightMatrix) -> npt.NDArray[np.float32]:
-    if matrix.format == "bf16":
-        return (matrix.data.astype(np.uint32) << np.uint32(16)).view(np.float32)
-    if matrix.format == "f16":
-        return np.ascontiguousarray(matrix.data).view(np.float16).astype(np.float32)
-    if matrix.format == "f32":
-        return np.array(matrix.data, np.float32)
-    raise ValueError(f"format {matrix.format}; expected f32, f16 or bf16")

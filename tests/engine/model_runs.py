@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 from twofold import ops
+from twofold._core import kernels
 from twofold.model import BatchMeta, LoadedModel, load_model
 from twofold.testing import ReferenceMoe
-from twofold.weight_format import plain_array
 
 F32 = npt.NDArray[np.float32]
 PAGE_SIZE = 4
@@ -41,9 +41,10 @@ class Runner:
         self.cache = ops.KvCache(
             config.num_layers, num_pages, PAGE_SIZE, config.num_kv_heads, config.head_dim, "float32"
         )
+        team = ops.ThreadTeam(1)
         self.moe = ReferenceMoe(
             [
-                [(plain_array(gate), plain_array(up), plain_array(down)) for gate, up, down in experts]
+                [tuple(ops.dequantise(team, matrix) for matrix in expert) for expert in experts]
                 for experts in map(self.model.expert_weights, self.model.moe_layers)
             ]
         )
@@ -90,6 +91,12 @@ class Runner:
             if len(answer) == num_tokens:
                 return answer, lead
             logits = self.logits(self.step((seq, answer[-1:]))[0])[0]
+
+
+def rounds_activations(format_name: str) -> bool:
+    """Whether products with weights of this format round activations to bfloat16, on the kernels chosen here."""
+    kind, _ = kernels.format_kernel(ops.isa_choice()[0], format_name)
+    return kind == "bf16"
 
 
 def load(directory: Path, num_sequences: int = 1, num_threads: int = 2) -> Runner:

@@ -20,7 +20,7 @@ from twofold.telemetry.sink import NullSink
 from twofold.testing import TinyModel, write_tiny_model
 from twofold.types import SamplingParams
 
-EMPTY = CpuCurve("float32", 64, 32, 2, 0.0, ())
+EMPTY = CpuCurve("f32", 64, 32, 2, 0.0, ())
 
 
 @given(
@@ -52,9 +52,10 @@ def test_noise_never_makes_more_tokens_cheaper_nor_anything_negative():
     assert curve.layer_us >= 0
 
 
-def test_a_real_calibration_predicts_layers_it_never_saw():
+@pytest.mark.parametrize("formats", [("f32",) * 3, ("q8_0", "q8_0", "f16")])
+def test_a_real_calibration_predicts_layers_it_never_saw(formats):
     """Wide bounds: this machine may be busy. What is sharp is that the fit is of these very measurements."""
-    calibration = calibrate(MoeShape(2, 8, 2, 64, 32), "float32", 1, repeats=5)
+    calibration = calibrate(MoeShape(2, 8, 2, 64, 32, (formats,) * 2), 1, repeats=5)
     assert calibration.curve.threads == 1
     assert all(s.measured_us > 0 and s.predicted_us > 0 for s in calibration.unseen)
     assert calibration.median_error < 1.0
@@ -64,13 +65,14 @@ def test_a_real_calibration_predicts_layers_it_never_saw():
     )
     table = format_calibration(calibration)
     assert "8 x" not in table
-    assert "64 x 32" in table
+    assert f"{calibration.curve.format}, 64 x 32" in table
+    assert calibration.curve.format == ("f32" if formats[0] == "f32" else "q8_0/q8_0/f16")
 
 
 def example(threads=1) -> Calibration:
-    curve = CpuCurve("float32", 64, 32, threads, 3.0, ((1, 2.0), (8, 10.0)))
+    curve = CpuCurve("f32", 64, 32, threads, 3.0, ((1, 2.0), (8, 10.0)))
     sample = Sample((1, 1), 7.0, 7.0)
-    return Calibration(curve, (sample,), (sample,), {1: 7.0}, 0.1, 5.0)
+    return Calibration(curve, 4096, (sample,), (sample,), {1: 7.0}, 0.1, 5.0)
 
 
 def test_a_profile_survives_its_file_and_says_what_was_not_measured(tmp_path):
@@ -80,8 +82,17 @@ def test_a_profile_survives_its_file_and_says_what_was_not_measured(tmp_path):
     assert load_profile(str(path)) == profile
     assert profile.figures["link_bandwidth_gbps"].source.startswith("not measured here, from rtx3060-pcie3")
     assert profile.figures["contention"].value == 0.1
-    assert profile.cpu_curve("float32", 64, 32, 1) is not None
-    assert profile.cpu_curve("float32", 64, 32, 2) is None, "another number of threads is another curve"
+    assert profile.cpu_curve("f32", 64, 32, 1) is not None
+    assert profile.cpu_curve("f32", 64, 32, 2) is None, "another number of threads is another curve"
+
+
+def test_a_curve_of_the_kernels_before_formats_is_left_out(tmp_path):
+    content = json.loads(to_profile(example(), load_profile("rtx3060-pcie3")).to_json())
+    curve = content["cpu_curves"][0]
+    curve["dtype"] = curve.pop("format")
+    path = tmp_path / "machine.json"
+    path.write_text(json.dumps(content))
+    assert load_profile(str(path)).cpu_curves == ()
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from twofold import _core, ops
 from twofold.experts.profiles import load_profile
+from twofold.testing import weight_matrix
 
 LAYERS, EXPERTS, TOP_K, HIDDEN, INNER = 3, 12, 2, 16, 16
 LENGTHS = [14, 9, 11]
@@ -55,11 +56,11 @@ def schedule(batch: int) -> list[list[tuple[int, int, int]]]:
 @pytest.mark.parametrize("num_slots", [0, 9, 18])
 def test_emulated_layer_times_equal_simulated_ones(policy, num_slots, batch):
     ids = routing()
-    store = _core.ExpertStore(LAYERS, EXPERTS, HIDDEN, INNER, "float32")
-    weights = np.zeros((INNER, HIDDEN), np.float32)
+    store = _core.ExpertStore(EXPERTS, HIDDEN, INNER, [("f32",) * 3] * LAYERS)
+    up = weight_matrix(np.zeros((INNER, HIDDEN), np.float32))
+    down = weight_matrix(np.zeros((HIDDEN, INNER), np.float32))
     for layer in range(LAYERS):
-        for expert in range(EXPERTS):
-            store.put(layer, expert, weights, weights, np.zeros((HIDDEN, INNER), np.float32))
+        store.put(ops.ThreadTeam(1), layer, 0, [(up, up, down)] * EXPERTS)
     cost = cost_model(store)
 
     no_cost = [0.0] * (LAYERS + 1)

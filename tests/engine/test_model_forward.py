@@ -17,7 +17,7 @@ from twofold.model import read_config
 from twofold.testing import TinyModel, write_tiny_model
 from twofold.tokenizer import Tokenizer
 
-from tests.engine.model_runs import load, random_prompt
+from tests.engine.model_runs import load, random_prompt, rounds_activations
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -189,9 +189,9 @@ def test_dynamic_scaling_sets_in_while_decoding(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("model", [QWEN, MIXTRAL, replace(QWEN, attention_bias=True, mlp_only_layers=(1,))])
 def test_bfloat16_weights(tmp_path: Path, model: TinyModel) -> None:
-    """Twofold computes in float32 on bfloat16 weights, which is what transformers does when told dtype=float32.
+    """Near transformers told dtype=float32, and nearer than transformers' own bfloat16 arithmetic, which rounds more.
 
-    transformers' own bfloat16 arithmetic rounds every activation to 8 bits, so it can only be near.
+    Where the CPU multiplies bfloat16, activations are rounded to it before each product; else products are exact.
     """
     directory = write_tiny_model(tmp_path, replace(model, dtype="bfloat16"))
     runner = load(directory)
@@ -199,11 +199,14 @@ def test_bfloat16_weights(tmp_path: Path, model: TinyModel) -> None:
     _, hidden = runner.prefill(PROMPT)
     logits = runner.logits(hidden)
     exact = reference_logits(reference(directory), PROMPT)
-    difference = float(np.abs(logits - exact).max())
-    assert difference < 1e-4
+    error, scale = np.abs(logits - exact), np.abs(exact).max()
     rounded = reference_logits(reference(directory, torch.bfloat16), PROMPT)
-    error, scale = np.abs(logits - rounded), np.abs(exact).max()
-    assert np.median(error) < 0.02 * scale
+    if rounds_activations("bf16"):
+        assert np.median(error) < 0.005 * scale
+        assert np.median(error) < np.median(np.abs(rounded - exact))
+    else:
+        assert error.max() < 1e-4
+    assert np.median(np.abs(logits - rounded)) < 0.02 * scale
 
 
 @pytest.mark.parametrize("model", [QWEN, MIXTRAL])
@@ -225,7 +228,10 @@ def test_the_bundled_model() -> None:
     assert ids == their_tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
     runner, theirs = load(directory, num_sequences=2), reference(directory)
     _, hidden = runner.prefill(ids)
-    assert np.abs(runner.logits(hidden) - reference_logits(theirs, ids)).max() < 1e-4
+    expected = reference_logits(theirs, ids)
+    error, scale = np.abs(runner.logits(hidden) - expected), np.abs(expected).max()
+    assert error.max() < (0.02 * scale if rounds_activations("bf16") else 1e-4)
+    assert np.median(error) < 0.002 * scale
     assert runner.greedy(ids, 24)[0] == reference_greedy(theirs, ids, 24)
 
 

@@ -6,6 +6,9 @@ import numpy as np
 import pytest
 from twofold import _core, ops
 from twofold.experts.profiles import load_profile
+from twofold.testing import weight_matrix
+
+from tests.engine.model_runs import rounds_activations
 
 LAYERS, EXPERTS, TOP_K, HIDDEN, INNER = 3, 8, 3, 48, 40
 POLICIES = ("payback", "lru", "lfu", "lfru", "mrs", "two-in-eight", "static")
@@ -34,10 +37,14 @@ class Model:
             [(matrix(INNER, HIDDEN), matrix(INNER, HIDDEN), matrix(HIDDEN, INNER)) for _ in range(EXPERTS)]
             for _ in range(LAYERS)
         ]
-        self.store = _core.ExpertStore(LAYERS, EXPERTS, HIDDEN, INNER, dtype)
+        format_name = {"float32": "f32", "bfloat16": "bf16"}[dtype]
+        self.store = _core.ExpertStore(EXPERTS, HIDDEN, INNER, [(format_name,) * 3] * LAYERS)
         for layer, experts in enumerate(self.experts):
-            for expert, matrices in enumerate(experts):
-                self.store.put(layer, expert, *matrices)
+            self.put(layer, experts)
+
+    def put(self, layer, experts):
+        sources = [tuple(weight_matrix(m) for m in matrices) for matrices in experts]
+        self.store.put(ops.ThreadTeam(2), layer, 0, sources)
 
     def reference(self, layer, normed, ids, weights, hidden):
         out = hidden.astype(np.float64)
@@ -99,7 +106,8 @@ def test_equals_the_layer_worked_out_in_numpy(team, dtype, num_tokens):
     arrays = batch(num_tokens, seed=num_tokens)
     out = run(_core.MoeExecutor(team, model.store), 1, arrays)
     expected = model.reference(1, *arrays)
-    assert np.abs(out - expected).max() < 1e-5 * np.abs(expected).max()
+    rounded = dtype == "bfloat16" and rounds_activations("bf16")
+    assert np.abs(out - expected).max() < (2**-8 if rounded else 1e-5) * np.abs(expected).max()
 
 
 def test_a_rows_result_does_not_depend_on_the_rows_beside_it(team):
@@ -184,8 +192,7 @@ def test_hits_really_run_from_slot_memory(team):
     hybrid, plain = emulated(team, model.store, LAYERS * EXPERTS), _core.MoeExecutor(team, model.store)
     arrays = batch(6, seed=3)
     before = run(hybrid, 0, arrays)
-    for expert, matrices in enumerate(other.experts[0]):
-        model.store.put(0, expert, *matrices)
+    model.put(0, other.experts[0])
     assert np.array_equal(run(hybrid, 0, arrays), before)
     assert not np.array_equal(run(plain, 0, arrays), before)
 
@@ -312,10 +319,15 @@ def test_wrong_shapes_and_layers_are_refused(team):
         executor.forward(0, normed[:1], ids[:1], weights[:1], hidden[:1])
     with pytest.raises(TypeError):
         executor.forward(0, normed.astype(np.float64), ids, weights, hidden)
-    with pytest.raises(ValueError, match="gate must be C-contiguous float32"):
-        model.store.put(0, 0, *(m.astype(np.float64) for m in model.experts[0][0]))
-    with pytest.raises(ValueError, match="outside a store"):
-        model.store.put(LAYERS, 0, *model.experts[0][0])
+    gate, up, down = (weight_matrix(m) for m in model.experts[0][0])
+    half = weight_matrix(model.experts[0][0][1].astype(np.float16))
+    with pytest.raises(ValueError, match=r"expert 2: up is f16 \(40, 48\), expected f32 \(40, 48\)"):
+        model.store.put(team, 0, 2, [(gate, half, down)])
+    with pytest.raises(ValueError, match=r"expert 1: down is f32 \(40, 48\), expected f32 \(48, 40\)"):
+        model.store.put(team, 0, 0, [(gate, up, down), (gate, up, gate)])
+    for layer, first in ((LAYERS, 0), (-1, 0), (0, EXPERTS), (0, -1)):
+        with pytest.raises(ValueError, match="outside a store"):
+            model.store.put(team, layer, first, [(gate, up, down)])
 
 
 def test_an_unknown_policy_names_the_valid_ones(team):

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
+from twofold import ops
+from twofold._core import kernels
+from twofold.testing import weight_matrix
 
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
@@ -26,6 +29,17 @@ def weights(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> NDA
     """Random weights of size about 1/sqrt(columns), so that products stay near 1."""
     w = (rng.standard_normal(shape) / np.sqrt(shape[-1])).astype(np.float32)
     return w if dtype == "float32" else to_bf16_bits(w)
+
+
+def packed(team: ops.ThreadTeam, *parts: NDArray) -> ops.PackedMatrix:
+    """Plain matrices stacked by rows."""
+    return ops.PackedMatrix(team, [weight_matrix(part) for part in parts])
+
+
+def rounding(dtype: str) -> float:
+    """How much of a product's terms the chosen kernels round away: activations, where they meet bf16 as bf16."""
+    kind, _ = kernels.format_kernel(ops.isa_choice()[0], "bf16")
+    return 2.0**-8 if dtype == "bfloat16" and kind == "bf16" else 0.0
 
 
 def silu(x: F64) -> F64:

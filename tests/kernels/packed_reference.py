@@ -8,6 +8,7 @@ import numpy as np
 from kernel_reference import F32, F64, to_bf16_bits, widen
 from numpy.typing import NDArray
 from twofold._core import kernels
+from twofold.weight_format import WeightMatrix, element_type
 
 U8 = NDArray[np.uint8]
 FORMATS: dict[str, tuple[int, int, int, int]] = kernels.formats()
@@ -42,6 +43,10 @@ class Rows:
 
     def packed(self) -> U8:
         return kernels.pack(self.data, self.format, self.columns, self.scales)
+
+    def matrix(self) -> WeightMatrix:
+        """As the runtime is given it."""
+        return WeightMatrix(self.data.view(element_type(self.format)), self.format, self.columns, self.scales)
 
     def part(self, begin: int, end: int) -> Rows:
         """Rows [begin, end); begin a multiple of 128 where there are scales."""

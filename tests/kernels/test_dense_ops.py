@@ -5,10 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from kernel_reference import F32, rmsnorm, silu, to_bf16_bits, weights, widen
+from kernel_reference import F32, packed, rmsnorm, rounding, silu, to_bf16_bits, weights, widen
 from numpy.typing import NDArray
+from packed_reference import FORMATS, fitting_columns, random_rows
 from twofold import ops
 from twofold.errors import KernelError
+from twofold.testing import weight_matrix
+from twofold.weight_format import WeightMatrix
 
 EPS = 1e-5
 DTYPES = ["float32", "bfloat16"]
@@ -77,12 +80,13 @@ def test_dense_ffn_adds_to_hidden(dtype: str) -> None:
     expected = hidden + (silu(normed @ widen(gate).T) * (normed @ widen(up).T)) @ widen(down).T
     results = []
     for threads, step in ((1, 21), (3, 21), (2, 1), (1, 8)):
-        ffn = ops.DenseFfn(ops.ThreadTeam(threads), norm, gate, up, down, EPS)
+        team = ops.ThreadTeam(threads)
+        ffn = ops.DenseFfn(team, norm, *(packed(team, m) for m in (gate, up, down)), EPS)
         got = hidden.copy()
         for t in range(0, 21, step):
             ffn.forward(got[t : t + step])
         results.append(got)
-    np.testing.assert_allclose(results[0], expected, atol=1e-5)
+    np.testing.assert_allclose(results[0], expected, atol=1e-5 + 4 * rounding(dtype))
     assert all(np.array_equal(other, results[0]) for other in results[1:])
 
 
@@ -93,10 +97,11 @@ def test_lm_head(dtype: str) -> None:
     hidden = rows(rng, 9, 64)
     expected = rmsnorm(hidden, norm, EPS) @ widen(weight).T
     whole = np.empty((9, 5001), np.float32)
-    ops.LmHead(ops.ThreadTeam(3), norm, weight, EPS).forward(hidden, whole)
-    np.testing.assert_allclose(whole, expected, atol=2e-5)
+    team = ops.ThreadTeam(3)
+    ops.LmHead(team, norm, packed(team, weight), EPS).forward(hidden, whole)
+    np.testing.assert_allclose(whole, expected, atol=2e-5 + 4 * rounding(dtype))
     one = np.empty((1, 5001), np.float32)
-    head = ops.LmHead(ops.ThreadTeam(1), norm, weight, EPS)
+    head = ops.LmHead(team, norm, packed(ops.ThreadTeam(1), weight), EPS)
     for t in range(9):
         head.forward(hidden[t : t + 1], one)
         assert np.array_equal(one[0], whole[t])
@@ -107,28 +112,52 @@ def test_embed() -> None:
     table = rows(rng, 30, 17)
     ids = np.array([3, 29, 0, 3], np.int32)
     out = np.empty((4, 17), np.float32)
-    ops.embed(table, ids, out)
+    team = ops.ThreadTeam(2)
+    ops.embed(team, weight_matrix(table), ids, out)
     assert np.array_equal(out, table[ids])
-    ops.embed(to_bf16_bits(table), ids, out)
+    ops.embed(team, weight_matrix(to_bf16_bits(table)), ids, out)
     assert np.array_equal(out, widen(to_bf16_bits(table)[ids]).astype(np.float32))
     for wrong in (-1, 30):
         with pytest.raises(KernelError, match=f"token id {wrong} at row 1 is outside the vocabulary of 30"):
-            ops.embed(table, np.array([0, wrong], np.int32), out[:2])
+            ops.embed(team, weight_matrix(table), np.array([0, wrong], np.int32), out[:2])
+
+
+@pytest.mark.parametrize("format_name", list(FORMATS))
+def test_embed_reads_rows_of_every_format_where_they_lie(format_name: str) -> None:
+    """Rows are a strided view, as those of a stack of matrices are; fp8's second block of rows has its own scales."""
+    rng = np.random.default_rng(7)
+    source = random_rows(rng, format_name, 300, fitting_columns(format_name, 320))
+    matrix = source.matrix()
+    wide = np.zeros((300, 2 * matrix.data.shape[1]), matrix.data.dtype)
+    wide[:, : matrix.data.shape[1]] = matrix.data
+    strided = WeightMatrix(wide[:, : matrix.data.shape[1]], format_name, source.columns, source.scales)
+    ids = np.array([299, 0, 130, 131, 7], np.int32)
+    out = np.empty((5, source.columns), np.float32)
+    ops.embed(ops.ThreadTeam(2), strided, ids, out)
+    np.testing.assert_array_equal(out, source.values()[ids])
+    np.testing.assert_array_equal(ops.dequantise(ops.ThreadTeam(2), strided), source.values())
 
 
 def test_refuses_what_does_not_fit() -> None:
     team, norm = ops.ThreadTeam(1), np.ones(8, np.float32)
-    gate, down = np.ones((12, 8), np.float32), np.ones((8, 12), np.float32)
-    with pytest.raises(KernelError, match=r"DenseFfn: down is float32 \(12, 8\)"):
+    plain = np.ones((12, 8), np.float32)
+    gate, down = packed(team, plain), packed(team, plain.T.copy())
+    with pytest.raises(KernelError, match=r"DenseFfn: down is packed \(12, 8\); expected \(8, 12\)"):
         ops.DenseFfn(team, norm, gate, gate, gate, EPS)
-    with pytest.raises(KernelError, match="one element type"):
-        ops.DenseFfn(team, norm, gate, gate.astype(np.uint16), down, EPS)
+    with pytest.raises(KernelError, match="DenseFfn: a matrix is stacked"):
+        ops.DenseFfn(team, norm, packed(team, plain[:5], plain[5:]), gate, down, EPS)
     with pytest.raises(KernelError, match=r"norm_weight is float64 \(8,\)"):
         ops.LmHead(team, norm.astype(np.float64), gate, EPS)
+    with pytest.raises(KernelError, match="no parts were given"):
+        ops.PackedMatrix(team, [])
+    with pytest.raises(KernelError, match=r"a part is 8 x 12; expected at least one row of 8 columns"):
+        packed(team, plain, plain.T.copy())
+    with pytest.raises(KernelError, match="part 0 is a ndarray; expected a WeightMatrix"):
+        ops.PackedMatrix(team, [plain])
     with pytest.raises(KernelError, match="top_k is 13; expected 1 to the number of experts, 12"):
-        ops.Router(team, norm, gate, 13, True, EPS)
+        ops.Router(team, norm, plain, 13, True, EPS)
     with pytest.raises(KernelError, match='scoring is "tanh"'):
-        ops.Router(team, norm, gate, 2, True, EPS, "tanh")
+        ops.Router(team, norm, plain, 2, True, EPS, "tanh")
     head = ops.LmHead(team, norm, gate, EPS)
     with pytest.raises(KernelError, match=r"logits is float32 \(1, 11\); expected float32 \(1, 12\)"):
         head.forward(np.ones((1, 8), np.float32), np.empty((1, 11), np.float32))
@@ -140,7 +169,8 @@ def test_weights_outlive_their_names() -> None:
     """Operations keep what they were made of."""
     rng = np.random.default_rng(6)
     hidden, out = rows(rng, 1, 256), np.empty((1, 1000), np.float32)
-    head = ops.LmHead(ops.ThreadTeam(2), np.ones(256, np.float32), weights(rng, (1000, 256), "float32"), EPS)
+    team = ops.ThreadTeam(2)
+    head = ops.LmHead(team, np.ones(256, np.float32), packed(team, weights(rng, (1000, 256), "float32")), EPS)
     head.forward(hidden, out)
     first = out.copy()
     _litter = [np.full((1000, 256), 7.0, np.float32) for _ in range(4)]

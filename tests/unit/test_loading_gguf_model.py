@@ -10,6 +10,7 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
+from twofold import ops
 from twofold.errors import ModelLoadError
 from twofold.gguf_file import GgufFile
 from twofold.model import read_config
@@ -21,7 +22,7 @@ from twofold.model.sizing import measure_model
 from twofold.model.weights import dense_weights, expert_weights
 from twofold.testing import TinyModel, tiny_config, write_tiny_model
 from twofold.testing_gguf import write_tiny_gguf
-from twofold.weight_format import WeightMatrix, plain_array
+from twofold.weight_format import WeightMatrix
 
 QWEN = TinyModel(hidden_size=64, moe_intermediate_size=32, num_layers=2, num_experts=4)
 MIXTRAL = replace(QWEN, architecture="MixtralForCausalLM", num_heads=8)
@@ -51,7 +52,8 @@ def all_weights(files: ModelFiles) -> list[Any]:
         found += [attention.o_bias, *vars(ffn).values()]
     for layer_index in files.config.moe_layers:
         found += [matrix for expert in expert_weights(files, layer_index) for matrix in expert]
-    return [plain_array(item) if isinstance(item, WeightMatrix) else item for item in found]
+    team = ops.ThreadTeam(1)
+    return [ops.dequantise(team, item) if isinstance(item, WeightMatrix) else item for item in found]
 
 
 @pytest.mark.parametrize("model", MODELS)

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from twofold.model.model_files import open_model_files
-from twofold.model.sizing import WORKING_BYTES, check_host_memory, measure_model
-from twofold.model.weights import expert_weights
+from twofold.model.sizing import WORKING_BYTES, check_host_memory, dense_stretches, measure_model
+from twofold.model.weights import DenseFfnWeights, dense_weights, expert_weights
 from twofold.testing import TinyModel, tiny_weights, write_tiny_model
 
 MODEL = TinyModel(num_layers=3, mlp_only_layers=(1,))
@@ -23,14 +23,37 @@ def test_bytes_are_those_of_the_arrays(tmp_path: Path, layout: Any, dtype: Any) 
     size = measure_model(directory)
     files = open_model_files(directory)
     experts = [m for layer in files.config.moe_layers for e in expert_weights(files, layer) for m in e]
-    assert size.expert_bytes == sum(
-        matrix.source_bytes * (2 if dtype == "float16" else 1) for matrix in experts
-    )
-    assert size.one_expert_bytes == 3 * 24 * 48 * (2 if dtype == "bfloat16" else 4)
+    assert size.expert_bytes == sum(matrix.packed_bytes for matrix in experts)
+    assert size.one_expert_bytes == (2 * 32 * 48 + 64 * 24) * (4 if dtype == "float32" else 2)
     assert size.num_experts_total == 16
+    dense = dense_weights(files)
+    packed = [
+        dense.lm_head,
+        *(m for layer in dense.layers for m in (*layer.attention.qkv, layer.attention.o)),
+    ]
+    ffn = dense.layers[1].feed_forward
+    assert isinstance(ffn, DenseFfnWeights)
+    packed += [ffn.gate, ffn.up, ffn.down]
+    gates = 2 * 8 * 48 * (2 if dtype == "bfloat16" else 4)
+    vectors = 4 * (7 * 48 + 3 * 2 * 16)
+    expected = dense.embedding.source_bytes + sum(m.packed_bytes for m in packed) + gates + vectors
+    assert size.dense_bytes == expected
     num_values = sum(tensor.size for tensor in tiny_weights(model).values())
-    assert size.dense_bytes + size.expert_bytes == num_values * (2 if dtype == "bfloat16" else 4)
     assert size.file_bytes == num_values * (4 if dtype == "float32" else 2)
+
+
+def test_what_a_token_costs_between_layers_with_experts(tmp_path: Path) -> None:
+    directory = write_tiny_model(tmp_path, replace(MODEL, tie_word_embeddings=True))
+    num_bytes, flops, gate_bytes = dense_stretches(open_model_files(directory))
+    assert gate_bytes == 8 * 48 * 4
+    attention = (64 + 32 + 32) * 48 + 48 * 64
+    ffn = 3 * 64 * 48
+    assert flops == [2.0 * n for n in (attention + 8 * 48, 2 * attention + ffn + 8 * 48, 320 * 48)]
+    packed = (64 + 32 + 32) * 48 + 64 * 64  # o has 48 rows: two panels of 32
+    packed_ffn = 2 * 64 * 48 + 64 * 64
+    vectors = 2 * 48 + 2 * 16
+    between = 2 * packed + packed_ffn + 8 * 48 + 2 * vectors
+    assert num_bytes == [4.0 * n for n in (packed + 8 * 48 + vectors, between, 320 * 48)]
 
 
 def test_kv_bytes_by_hand(tmp_path: Path) -> None:

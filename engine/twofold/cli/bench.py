@@ -20,6 +20,7 @@ from twofold.errors import ConfigError, KernelError
 from twofold.types import Chunk, SamplingParams
 
 if TYPE_CHECKING:
+    from twofold.cli.step_profile import AnswerProfile
     from twofold.engine import Engine
 
 _COMPARE_BYTES: Final = 2 * 1024**3
@@ -52,6 +53,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SEED",
         help="a prompt of random tokens instead of text, the same for the same seed and vocabulary",
     )
+    group.add_argument(
+        "--profile",
+        action="store_true",
+        help="answer once more and say where the time went: native work by kind, sampler, Python between",
+    )
     group.add_argument("--json", action="store_true", help="print one JSON object")
     add_model_arguments(parser)
 
@@ -64,17 +70,28 @@ def run(args: argparse.Namespace) -> int:
             )
     config = engine_config(args)
     sink = open_telemetry(args)
+    profile: AnswerProfile | None = None
     try:
         engine = load_engine(config, sink)
         engine.start()
         try:
             result = measure(engine, args)
+            if args.profile:
+                from twofold.cli.step_profile import profile_answer
+
+                prompt = prompt_of(engine, args.prompt_tokens, args.random_prompt)
+                profile = profile_answer(engine, prompt, args.new_tokens)
         finally:
             engine.close()
     finally:
         if sink is not None:
             sink.close()
-    print(json.dumps(result) if args.json else table(result))
+    if args.json:
+        print(json.dumps(result | ({"profile": profile.as_json()} if profile else {})))
+    else:
+        print(table(result))
+        if profile is not None:
+            print(profile.table())
     return 0
 
 

@@ -44,24 +44,25 @@ def run(args: argparse.Namespace) -> int:
     from twofold.experts.calibration import calibrate, to_profile
     from twofold.experts.moe import MoeShape
     from twofold.experts.profiles import load_profile, local_profile_path
-    from twofold.model import read_config
+    from twofold.model.model_files import open_model_files
 
     EngineConfig(cpu_threads=args.cpu_threads)  # refuses what is out of range
     if not 1 <= args.repeats <= 1000:
         raise ConfigError(f"--repeats was given {args.repeats}; it takes 1 to 1000")
     base = load_profile(args.base)
-    config, _ = read_config(args.model or bundled_model_path())
+    files = open_model_files(args.model or bundled_model_path())
+    config = files.config
     shape = MoeShape(
         len(config.moe_layers),
         config.num_experts,
         config.top_k,
         config.hidden_size,
         config.moe_intermediate_size,
+        files.expert_formats(),
     )
     output = Path(args.output) if args.output else local_profile_path()
-    dtype = "bfloat16" if config.dtype == "bfloat16" else "float32"
     progress = _show if sys.stderr.isatty() else None
-    calibration = calibrate(shape, dtype, args.cpu_threads, repeats=args.repeats, progress=progress)
+    calibration = calibrate(shape, args.cpu_threads, repeats=args.repeats, progress=progress)
     if progress is not None:
         print(end="\r\x1b[K", file=sys.stderr)
     profile = to_profile(calibration, base)
@@ -78,7 +79,7 @@ def format_calibration(calibration: Calibration) -> str:
     """The fit as a table with residuals and a plot, for a terminal."""
     curve = calibration.curve
     lines = [
-        f"CPU experts, {curve.dtype}, {curve.hidden} x {curve.intermediate}, {curve.threads} threads; "
+        f"CPU experts, {curve.format}, {curve.hidden} x {curve.intermediate}, {curve.threads} threads; "
         f"a layer costs {curve.layer_us:.1f} us beside its experts",
         f"{'tokens':>7} {'us/expert':>10} {'GFLOP/s':>8} {'residual':>9}",
     ]
@@ -103,7 +104,7 @@ def format_calibration(calibration: Calibration) -> str:
 def _figures(calibration: Calibration) -> dict[str, object]:
     curve = calibration.curve
     return {
-        "dtype": curve.dtype,
+        "format": curve.format,
         "hidden": curve.hidden,
         "intermediate": curve.intermediate,
         "threads": curve.threads,

@@ -20,8 +20,9 @@ import numpy as np
 
 from twofold import _core, ops
 from twofold.experts.cpu_cost import cpu_cost_model
-from twofold.experts.moe import MoeShape
+from twofold.experts.moe import MoeShape, make_store
 from twofold.experts.profiles import CpuCurve, Figure, MachineProfile
+from twofold.weight_format import SCALE_GRID, WeightMatrix, element_type, packed_bytes, source_row_bytes
 
 TOKENS: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 MAX_STORE_BYTES: Final = 1 << 30
@@ -53,6 +54,8 @@ class Calibration:
     """What was measured and how well the fit tells it."""
 
     curve: CpuCurve
+    expert_bytes: int
+    """Of one expert, packed."""
     grid: tuple[Sample, ...]
     """What the curve was fitted to."""
     unseen: tuple[Sample, ...]
@@ -72,11 +75,10 @@ class Calibration:
 class LayerTimer:
     """Times MoE layers of random weights on the CPU. Every call takes the next experts, as decoding does."""
 
-    def __init__(self, shape: MoeShape, dtype: str, team: ops.ThreadTeam, seed: int = 0) -> None:
-        expert_bytes = 3 * shape.hidden * shape.intermediate * (2 if dtype == "bfloat16" else 4)
-        layers = max(1, min(shape.num_layers, MAX_STORE_BYTES // (expert_bytes * shape.num_experts)))
-        self.shape = replace(shape, num_layers=layers)
-        self._store = _random_store(self.shape, dtype, seed)
+    def __init__(self, shape: MoeShape, team: ops.ThreadTeam, seed: int = 0) -> None:
+        layers = max(1, min(shape.num_layers, MAX_STORE_BYTES // (_expert_bytes(shape) * shape.num_experts)))
+        self.shape = replace(shape, num_layers=layers, formats=(_usual(shape),) * layers)
+        self._store = _random_store(self.shape, team, seed)
         self._random = np.random.default_rng(seed)
         self._next = 0
         self._step = 0
@@ -131,18 +133,18 @@ class LayerTimer:
 
 
 def calibrate(
-    shape: MoeShape, dtype: str, threads: int, *, repeats: int = 15, progress: ProgressFn | None = None
+    shape: MoeShape, threads: int, *, repeats: int = 15, progress: ProgressFn | None = None
 ) -> Calibration:
     """Measure and fit experts of `shape` on `threads` threads (0: one per physical core). Takes 10-60 s."""
     report = progress or (lambda what, share: None)
     team = ops.ThreadTeam(threads)
-    timer = LayerTimer(shape, dtype, team)
+    timer = LayerTimer(shape, team)
     grid = [[(n,) * k for k in _expert_counts(shape)] for n in TOKENS]
     mixed = list(_mixed_loads(shape))
     timed = timer.blocks([*grid, *mixed], repeats, lambda share: report("layers", 0.85 * share))
     samples = [sample for block in timed[: len(grid)] for sample in block]
     unseen = [sample for block in timed[len(grid) :] for sample in block]
-    curve = fit(samples, CpuCurve(dtype, shape.hidden, shape.intermediate, team.num_threads, 0.0, ()))
+    curve = fit(samples, CpuCurve(shape.format, shape.hidden, shape.intermediate, team.num_threads, 0.0, ()))
     decode = (1,) * shape.top_k
     thread_us = {}
     for count in range(1, team.num_threads + 1):
@@ -155,6 +157,7 @@ def calibrate(
     contention, copy_gbps = _contention(timer, decode, repeats)
     return Calibration(
         curve=curve,
+        expert_bytes=_expert_bytes(shape),
         grid=tuple(replace(s, predicted_us=predict(curve, s.loads)) for s in samples),
         unseen=tuple(replace(s, predicted_us=predict(curve, s.loads)) for s in unseen),
         thread_us=thread_us,
@@ -195,18 +198,21 @@ def fit(samples: list[Sample], empty: CpuCurve) -> CpuCurve:
 
 def predict(curve: CpuCurve, loads: Loads) -> float:
     """What the cost model says of a layer on the CPU with these loads, in microseconds."""
-    return cpu_cost_model(curve).cpu_us(list(loads), 0.0)
+    return cpu_cost_model(curve, 1.0).cpu_us(list(loads), 0.0)
 
 
 def to_profile(calibration: Calibration, base: MachineProfile) -> MachineProfile:
     """A profile of this machine: CPU figures as measured, accelerator figures from `base`, each with its source."""
     curve = calibration.curve
     weights = 3 * curve.hidden * curve.intermediate
-    weight_bytes = weights * (2 if curve.dtype == "bfloat16" else 4)
     most_tokens, most_us = curve.points[-1]
-    how = f"measured: {curve.dtype} experts of {curve.hidden} x {curve.intermediate}, {curve.threads} threads"
+    how = (
+        f"measured: {curve.format} experts of {curve.hidden} x {curve.intermediate}, {curve.threads} threads"
+    )
     measured = {
-        "cpu_bandwidth_gbps": Figure(weight_bytes / curve.points[0][1] / 1e3, f"{how}, one token each"),
+        "cpu_bandwidth_gbps": Figure(
+            calibration.expert_bytes / curve.points[0][1] / 1e3, f"{how}, one token each"
+        ),
         "cpu_gflops": Figure(2 * weights * most_tokens / most_us / 1e3, f"{how}, {most_tokens} tokens each"),
         "cpu_expert_overhead_us": Figure(0.0, "contained in the measured curve"),
         "contention": Figure(
@@ -228,20 +234,49 @@ def to_profile(calibration: Calibration, base: MachineProfile) -> MachineProfile
     )
 
 
-def _random_store(shape: MoeShape, dtype: str, seed: int) -> _core.ExpertStore:
-    store = _core.ExpertStore(shape.num_layers, shape.num_experts, shape.hidden, shape.intermediate, dtype)
-    random = np.random.default_rng(seed)
-    up = (random.standard_normal((shape.intermediate, shape.hidden), np.float32) / shape.hidden**0.5).astype(
-        np.float32
+def _usual(shape: MoeShape) -> tuple[str, str, str]:
+    """The formats that `MoeShape.format` names."""
+    gate, up, down = (shape.format.split("/") * 3)[:3]
+    return gate, up, down
+
+
+def _expert_bytes(shape: MoeShape) -> int:
+    gate, up, down = _usual(shape)
+    inner, hidden = shape.intermediate, shape.hidden
+    return (
+        packed_bytes(gate, inner, hidden)
+        + packed_bytes(up, inner, hidden)
+        + packed_bytes(down, hidden, inner)
     )
-    down = np.ascontiguousarray(up.T)
-    if dtype == "bfloat16":
-        up, down = ((m.view(np.uint32) >> np.uint32(16)).astype(np.uint16) for m in (up, down))
+
+
+def _random_store(shape: MoeShape, team: ops.ThreadTeam, seed: int) -> _core.ExpertStore:
+    store = make_store(shape, team)
+    random = np.random.default_rng(seed)
+    gate, up, down = _usual(shape)
     # Values do not matter to the clock, memory does: every expert has its own copy.
+    expert = (
+        _random_matrix(random, gate, shape.intermediate, shape.hidden),
+        _random_matrix(random, up, shape.intermediate, shape.hidden),
+        _random_matrix(random, down, shape.hidden, shape.intermediate),
+    )
     for layer in range(shape.num_layers):
-        for expert in range(shape.num_experts):
-            store.put(layer, expert, up, up, down)
+        store.put(team, layer, 0, [expert] * shape.num_experts)
     return store
+
+
+def _random_matrix(random: np.random.Generator, format: str, rows: int, columns: int) -> WeightMatrix:
+    """Bytes of any value; where an element or a scale is a float, a small one."""
+    element = element_type(format)
+    width = source_row_bytes(format, columns) // element.itemsize
+    if format == "f32":
+        return WeightMatrix(random.standard_normal((rows, width), np.float32), format, columns)
+    # Half of all 16-bit patterns below 0x3c00 are floats below 1 in f16 as in bf16, wherever a block keeps them.
+    data = random.integers(0, 0x3C, (rows, width * element.itemsize), np.uint8).view(element)
+    if format != "fp8":
+        return WeightMatrix(data, format, columns)
+    grid = np.full((-(-rows // SCALE_GRID), -(-columns // SCALE_GRID)), 0.01, np.float32)
+    return WeightMatrix(data, format, columns, grid)
 
 
 def _mixed_loads(shape: MoeShape) -> Iterator[list[Loads]]:

@@ -6,7 +6,7 @@ from twofold import _core
 from twofold.experts.profiles import CpuCurve
 
 
-def cpu_cost_model(curve: CpuCurve) -> _core.CostModel:
+def cpu_cost_model(curve: CpuCurve, expert_bytes: float) -> _core.CostModel:
     """The native cost model of a CPU alone: the curve and the layer's fixed cost, nothing of an accelerator."""
     figures = dict.fromkeys(
         ("cpu_expert_overhead_us", "gpu_launch_us", "link_latency_us", "contention", "join_us"), 0.0
@@ -14,6 +14,4 @@ def cpu_cost_model(curve: CpuCurve) -> _core.CostModel:
         ("cpu_bandwidth_gbps", "cpu_gflops", "vram_bandwidth_gbps", "gpu_gflops", "link_bandwidth_gbps"), 1.0
     )
     profile = _core.MachineProfile.from_fields("cpu", figures | {"handover_us": curve.layer_us})
-    element_bytes = 2 if curve.dtype == "bfloat16" else 4
-    weights = 3 * curve.hidden * curve.intermediate
-    return _core.CostModel(profile, weights * element_bytes, 2.0 * weights, curve.points)
+    return _core.CostModel(profile, expert_bytes, 6.0 * curve.hidden * curve.intermediate, curve.points)

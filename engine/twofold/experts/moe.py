@@ -6,6 +6,7 @@ Decisions and compute are native (`MoeExecutor`); this module only builds the ex
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,7 @@ from twofold.experts.accelerator import AcceleratorChoice
 from twofold.experts.cpu_cost import cpu_cost_model
 from twofold.experts.profiles import MachineProfile
 from twofold.types import PlacementCounts, PrefetchCounts
-from twofold.weight_format import WeightMatrix, plain_array
+from twofold.weight_format import WeightMatrix
 
 F32 = npt.NDArray[np.float32]
 I32 = npt.NDArray[np.int32]
@@ -36,6 +37,14 @@ class MoeShape:
     top_k: int
     hidden: int
     intermediate: int
+    formats: tuple[tuple[str, str, str], ...]
+    """Of (gate, up, down), one for each layer."""
+
+    @property
+    def format(self) -> str:
+        """What most layers are, as curves and people call it: "q4_0", or "q4_k/q4_k/q6_k" where matrices differ."""
+        (most, _), *_ = Counter(self.formats).most_common(1)
+        return most[0] if len(set(most)) == 1 else "/".join(most)
 
 
 @dataclass(frozen=True)
@@ -44,6 +53,8 @@ class DenseCost:
 
     bytes: list[float]
     flops_per_token: list[float]
+    router_bytes: float = 0.0
+    """Of one router's gate, which a prediction reads once more."""
 
 
 @dataclass(frozen=True)
@@ -58,13 +69,13 @@ class SlotPlan:
 class MoeRuntime:
     """Implements `model.MoeBackend` on the native executor. One per engine; the engine thread owns it.
 
-    `experts` yields the experts of one MoE layer after the other; each is copied once, into the packed store.
+    `experts` yields the experts of one MoE layer after the other; each is packed once, into the store.
     `progress` is told (layers done, bytes done, bytes in all). With `machine`, what `twofold calibrate` measured here,
     the CPU's layers are predicted before they run; without an accelerator that is all a profile is for.
 
     Raises:
         ConfigError: unknown policy or slots out of range.
-        ModelLoadError: memory is short, or experts differ in dtype or shape.
+        ModelLoadError: memory is short.
     """
 
     def __init__(
@@ -79,17 +90,17 @@ class MoeRuntime:
         machine: MachineProfile | None = None,
     ) -> None:
         self.choice = choice
-        self._store = _pack(shape, experts, progress)
+        self._store = _pack(shape, experts, team, progress)
         self.expert_bytes: int = self._store.expert_bytes
         if choice.profile is None:
             curve = machine and machine.cpu_curve(
-                self._store.dtype, shape.hidden, shape.intermediate, team.num_threads
+                shape.format, shape.hidden, shape.intermediate, team.num_threads
             )
-            self._executor = _core.MoeExecutor(team, self._store, cpu_cost_model(curve) if curve else None)
+            self._executor = _core.MoeExecutor(
+                team, self._store, cpu_cost_model(curve, self.expert_bytes) if curve else None
+            )
             return
-        curve = choice.profile.cpu_curve(
-            self._store.dtype, shape.hidden, shape.intermediate, team.num_threads
-        )
+        curve = choice.profile.cpu_curve(shape.format, shape.hidden, shape.intermediate, team.num_threads)
         cost = _core.CostModel(
             _core.MachineProfile.from_fields(choice.profile.name, choice.profile.cost_figures),
             self._store.expert_bytes,
@@ -108,6 +119,7 @@ class MoeRuntime:
                 dense_cost.flops_per_token,
                 preload=slots.num_slots == shape.num_layers * shape.num_experts,
                 prefetch=slots.prefetch,
+                router_bytes=dense_cost.router_bytes,
             )
         except ValueError as error:
             raise ConfigError(f"accelerator {choice.label}: {error}") from error
@@ -200,30 +212,26 @@ class MoeRuntime:
 def _pack(
     shape: MoeShape,
     experts: Iterable[Sequence[ExpertWeights]],
+    team: ops.ThreadTeam,
     progress: Callable[[int, int, int], None] | None,
 ) -> _core.ExpertStore:
-    store: _core.ExpertStore | None = None
-    for layer, layer_experts in enumerate(experts):
-        if store is None:
-            store = _allocate(shape, "bfloat16" if layer_experts[0][0].format == "bf16" else "float32")
-        for expert, (gate, up, down) in enumerate(layer_experts):
-            try:
-                store.put(layer, expert, plain_array(gate), plain_array(up), plain_array(down))
-            except ValueError as error:
-                raise ModelLoadError(
-                    f"MoE layer {layer}, expert {expert}: {error}; convert the model to one dtype"
-                ) from error
-        if progress is not None:
-            progress(layer + 1, store.bytes // shape.num_layers * (layer + 1), store.bytes)
-    if store is None:
+    if not shape.num_layers:
         raise ModelLoadError("the model has no layer with experts; Twofold runs Mixture-of-Experts models")
-    return store
-
-
-def _allocate(shape: MoeShape, dtype: str) -> _core.ExpertStore:
     try:
-        return _core.ExpertStore(shape.num_layers, shape.num_experts, shape.hidden, shape.intermediate, dtype)
+        store = make_store(shape, team)
+        for layer, layer_experts in enumerate(experts):
+            store.put(team, layer, 0, layer_experts)
+            if progress is not None:
+                progress(layer + 1, store.bytes // shape.num_layers * (layer + 1), store.bytes)
     except MemoryError as error:
         raise ModelLoadError(
             "there is not enough memory for the experts; `twofold doctor` says how much the model needs"
         ) from error
+    return store
+
+
+def make_store(shape: MoeShape, team: ops.ThreadTeam) -> _core.ExpertStore:
+    """An empty store; its memory comes from the nodes of the threads that put experts in."""
+    return _core.ExpertStore(
+        shape.num_experts, shape.hidden, shape.intermediate, shape.formats, huge_pages=team.num_nodes == 1
+    )

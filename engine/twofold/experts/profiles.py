@@ -49,7 +49,8 @@ class Figure:
 class CpuCurve:
     """Measured time of the CPU's experts of one shape: a layer takes `layer_us` + the sum of its experts' points."""
 
-    dtype: str
+    format: str
+    """Of the weights: `MoeShape.format`."""
     hidden: int
     intermediate: int
     threads: int
@@ -68,10 +69,10 @@ class MachineProfile:
     figures: Mapping[str, Figure]
     cpu_curves: tuple[CpuCurve, ...] = ()
 
-    def cpu_curve(self, dtype: str, hidden: int, intermediate: int, threads: int) -> CpuCurve | None:
+    def cpu_curve(self, format: str, hidden: int, intermediate: int, threads: int) -> CpuCurve | None:
         """The curve measured for exactly this shape and number of threads, if there is one."""
-        wanted = (dtype, hidden, intermediate, threads)
-        found = (c for c in self.cpu_curves if (c.dtype, c.hidden, c.intermediate, c.threads) == wanted)
+        wanted = (format, hidden, intermediate, threads)
+        found = (c for c in self.cpu_curves if (c.format, c.hidden, c.intermediate, c.threads) == wanted)
         return next(found, None)
 
     def to_json(self) -> str:
@@ -148,7 +149,12 @@ def parse_profile(content: Any, *, where: str) -> MachineProfile:
         str(content.get("name", "unnamed")),
         str(content.get("description", "")),
         figures,
-        tuple(_parse_curve(curve, f"{where}: cpu_curves[{i}]") for i, curve in enumerate(curves)),
+        # A curve with a "dtype" is of the kernels before there were formats: it says nothing of today's.
+        tuple(
+            _parse_curve(curve, f"{where}: cpu_curves[{i}]")
+            for i, curve in enumerate(curves)
+            if not (isinstance(curve, dict) and "dtype" in curve)
+        ),
     )
 
 
@@ -182,7 +188,7 @@ def _parse_curve(given: Any, where: str) -> CpuCurve:
         raise ConfigError(f"{where}: points must have ascending tokens and times above 0; calibrate again")
     parsed = tuple((int(n), float(us)) for n, us in points)
     hidden, intermediate, threads = sizes
-    return CpuCurve(str(given["dtype"]), hidden, intermediate, threads, float(given["layer_us"]), parsed)
+    return CpuCurve(str(given["format"]), hidden, intermediate, threads, float(given["layer_us"]), parsed)
 
 
 def _is_pairs(points: Any) -> bool:

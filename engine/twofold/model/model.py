@@ -6,7 +6,7 @@ in `twofold.ops`, where experts run is the business of the `MoeBackend` that is 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -18,18 +18,19 @@ from twofold import ops
 from twofold.model.config import ModelConfig
 from twofold.model.model_files import ModelFiles, open_model_files
 from twofold.model.rope import RopeTable
-from twofold.model.weight_plan import MoePlan, expert_tensors
+from twofold.model.tensor_source import TensorSource
+from twofold.model.weight_plan import MoePlan, TensorSpec, expert_tensors
 from twofold.model.weights import (
     DenseFfnWeights,
-    DenseWeights,
     ExpertWeights,
     LayerWeights,
+    LoadProgress,
     ProgressFn,
     RouterWeights,
     dense_weights,
     expert_weights,
 )
-from twofold.weight_format import plain_array
+from twofold.weight_format import WeightMatrix
 
 F32 = npt.NDArray[np.float32]
 I32 = npt.NDArray[np.int32]
@@ -93,41 +94,47 @@ class DecoderLayer:
 class LoadedModel:
     """Weights in memory and the operators on them. Immutable, but all calls share one thread team: one at a time."""
 
-    def __init__(self, files: ModelFiles, weights: DenseWeights, team: ops.ThreadTeam) -> None:
+    def __init__(self, files: ModelFiles, team: ops.ThreadTeam, progress: ProgressFn | None = None) -> None:
+        """Pack everything but the experts on `team`; the files' pages are let go behind."""
         config = files.config
         self.config = config
+        self.files = files
         self.moe_layers = list(config.moe_layers)
-        self.embedding = plain_array(weights.embedding)
-        self.layers = [_make_layer(config, index, layer, team) for index, layer in enumerate(weights.layers)]
+        weights = dense_weights(files)
+        self._team = team
+        self.embedding: WeightMatrix = weights.embedding
+        loading = _Loading(files, progress)
+        self.layers: list[DecoderLayer] = []
+        for index, layer in enumerate(weights.layers):
+            self.layers.append(_make_layer(config, index, layer, team))
+            loading.done(f"layer {index}")
         routers = [layer.router for layer in self.layers if layer.router is not None]
         self._routers_ahead = dict(enumerate(routers[1:]))
         """The router of the next layer with experts, by `moe_layer`."""
-        self.lm_head = ops.LmHead(team, weights.final_norm, plain_array(weights.lm_head), config.rms_norm_eps)
+        head = ops.PackedMatrix(team, [weights.lm_head])
+        self.lm_head = ops.LmHead(team, weights.final_norm, head, config.rms_norm_eps)
+        loading.done("head")
         self._rope = RopeTable(config.rope, config.head_dim, config.max_position_embeddings)
-        self._files = files
 
     def expert_weights(self, layer: int) -> list[ExpertWeights]:
         """(gate [I, H], up [I, H], down [H, I]) of every expert of model layer `layer` (one of `moe_layers`).
 
         Views of the mapped files.
         """
-        return expert_weights(self._files, layer)
+        return expert_weights(self.files, layer)
 
     def expert_layers(self) -> Iterator[list[ExpertWeights]]:
         """`expert_weights` of all `moe_layers` in turn, for who packs them: copy a layer before asking for the next.
 
         The files' pages leave this process's memory after every layer, so that packing never holds the experts twice.
         """
-        tensors = self._files.tensors
+        tensors = self.files.tensors
         names = [
-            [
-                name
-                for spec in expert_tensors(ffn.experts)
-                for name in (spec.name, *tensors.companions(spec.name))
-            ]
-            for plan in self._files.plan.layers
+            _with_companions(tensors, expert_tensors(ffn.experts))
+            for plan in self.files.plan.layers
             if isinstance(ffn := plan.feed_forward, MoePlan)
         ]
+        tensors.will_read(names[0] if names else ())
         for index, layer in enumerate(self.moe_layers):
             for ahead in names[index + 1 : index + 2]:
                 tensors.will_read(ahead)
@@ -153,7 +160,7 @@ class LoadedModel:
     def embed(self, token_ids: I32) -> F32:
         """[T, hidden]. Token ids must be within the vocabulary."""
         hidden = np.empty((len(token_ids), self.config.hidden_size), np.float32)
-        ops.embed(self.embedding, token_ids, hidden)
+        ops.embed(self._team, self.embedding, token_ids, hidden)
         return hidden
 
     def logits(self, hidden_rows: F32) -> F32:
@@ -184,12 +191,48 @@ class LoadedModel:
 
 
 def load_model(path: str | Path, *, team: ops.ThreadTeam, progress: ProgressFn | None = None) -> LoadedModel:
-    """Load a Hugging Face model directory: checks everything first, then reads the dense weights.
+    """Load a Hugging Face model directory: checks everything first, then packs the dense weights.
 
     Experts stay on disk until `LoadedModel.expert_weights` is asked for them. Raises ModelLoadError.
     """
-    files = open_model_files(path)
-    return LoadedModel(files, dense_weights(files), team)
+    return LoadedModel(open_model_files(path), team, progress)
+
+
+class _Loading:
+    """Reads ahead of the packing of the dense weights, lets go of pages behind it and reports."""
+
+    def __init__(self, files: ModelFiles, progress: ProgressFn | None) -> None:
+        self._tensors = files.tensors
+        self._progress = progress
+        plan = files.plan
+        head = plan.lm_head or plan.embedding
+        self._steps = [
+            *(_with_companions(files.tensors, layer.dense_tensors()) for layer in plan.layers),
+            _with_companions(files.tensors, (plan.final_norm, head)),
+        ]
+        self._bytes = [sum(files.tensors.entry(name).num_bytes for name in step) for step in self._steps]
+        self._steps_done = 0
+        self._read_ahead()
+
+    def done(self, current: str) -> None:
+        self._tensors.release_pages(self._steps[self._steps_done])
+        self._steps_done += 1
+        self._read_ahead()
+        if self._progress is not None:
+            done = sum(self._bytes[: self._steps_done])
+            self._progress(
+                LoadProgress(
+                    "dense weights", current, done, sum(self._bytes), self._steps_done, len(self._steps)
+                )
+            )
+
+    def _read_ahead(self) -> None:
+        for step in self._steps[self._steps_done : self._steps_done + 2]:
+            self._tensors.will_read(step)
+
+
+def _with_companions(tensors: TensorSource, specs: Iterable[TensorSpec]) -> list[str]:
+    return [name for spec in specs for name in (spec.name, *tensors.companions(spec.name))]
 
 
 def _make_layer(config: ModelConfig, index: int, weights: LayerWeights, team: ops.ThreadTeam) -> DecoderLayer:
@@ -207,11 +250,11 @@ def _make_attention(config: ModelConfig, weights: LayerWeights, team: ops.Thread
     return ops.AttentionBlock(
         team,
         attention.norm,
-        plain_array(*attention.qkv),
+        ops.PackedMatrix(team, attention.qkv),
         attention.qkv_bias,
         attention.q_norm,
         attention.k_norm,
-        plain_array(attention.o),
+        ops.PackedMatrix(team, [attention.o]),
         attention.o_bias,
         config.num_heads,
         config.num_kv_heads,
@@ -227,14 +270,11 @@ def _make_router(
 ) -> ops.Router | None:
     if not isinstance(weights, RouterWeights):
         return None
+    # The gate decides where tokens go: its products are exact in float32, whatever the other weights are.
+    gate = weights.gate
+    plain = np.array(gate.data) if gate.format == "bf16" else ops.dequantise(team, gate)
     return ops.Router(
-        team,
-        weights.norm,
-        plain_array(weights.gate),
-        config.top_k,
-        config.norm_topk_prob,
-        config.rms_norm_eps,
-        "softmax",
+        team, weights.norm, plain, config.top_k, config.norm_topk_prob, config.rms_norm_eps, "softmax"
     )
 
 
@@ -243,5 +283,5 @@ def _make_dense(
 ) -> ops.DenseFfn | None:
     if not isinstance(weights, DenseFfnWeights):
         return None
-    gate, up, down = plain_array(weights.gate), plain_array(weights.up), plain_array(weights.down)
+    gate, up, down = (ops.PackedMatrix(team, [m]) for m in (weights.gate, weights.up, weights.down))
     return ops.DenseFfn(team, weights.norm, gate, up, down, config.rms_norm_eps)

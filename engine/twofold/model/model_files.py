@@ -18,7 +18,7 @@ from twofold.model.gguf_config import read_gguf_config
 from twofold.model.gguf_source import GgufSource
 from twofold.model.registry import architecture, read_config
 from twofold.model.tensor_source import TensorSource
-from twofold.model.weight_plan import WeightNaming, WeightPlan, make_plan
+from twofold.model.weight_plan import MoePlan, WeightNaming, WeightPlan, expert_formats, make_plan
 
 _PLAIN: Final[Mapping[str, WeightDType]] = MappingProxyType(
     {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}
@@ -33,6 +33,14 @@ class ModelFiles:
     """`dtype` is that of the checkpoint's embedding where that is a plain one, whatever config.json said."""
     plan: WeightPlan
     tensors: TensorSource
+
+    def expert_formats(self) -> tuple[tuple[str, str, str], ...]:
+        """(gate, up, down) of every layer with experts, in order."""
+        return tuple(
+            expert_formats(ffn.experts, self.tensors)
+            for layer in self.plan.layers
+            if isinstance(ffn := layer.feed_forward, MoePlan)
+        )
 
 
 def open_model_files(path: str | Path) -> ModelFiles:

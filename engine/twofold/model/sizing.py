@@ -6,13 +6,15 @@ It counts what Twofold itself will hold: dense weights, the expert store, KV cac
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from twofold.model.config import ModelConfig
 from twofold.model.model_files import ModelFiles, open_model_files
-from twofold.model.weight_plan import TensorSpec
+from twofold.model.weight_plan import MoePlan, TensorSpec
+from twofold.weight_format import packed_bytes
 
 WORKING_BYTES: Final = 512 * 1024 * 1024
 """Interpreter, libraries and activations: an estimate on the safe side, not a measurement."""
@@ -20,13 +22,15 @@ WORKING_BYTES: Final = 512 * 1024 * 1024
 
 @dataclass(frozen=True)
 class ModelSize:
-    """Bytes in memory once loaded. float16 counts as the float32 it is converted to."""
+    """Bytes in memory once loaded, matrices packed for the kernels."""
 
     config: ModelConfig
     dense_bytes: int
     """Embedding, attention, routers, dense layers, head."""
     expert_bytes: int
     """All experts of all layers: the host's expert store."""
+    one_expert_bytes: int
+    """The largest, which is what a slot holds and an upload moves."""
     kv_bytes_per_token: int
     """Keys and values of one token over all layers, in `kv_dtype_bytes` each."""
     file_bytes: int
@@ -35,11 +39,6 @@ class ModelSize:
     @property
     def num_experts_total(self) -> int:
         return len(self.config.moe_layers) * self.config.num_experts
-
-    @property
-    def one_expert_bytes(self) -> int:
-        """One expert of one layer, which is what a slot holds and an upload moves."""
-        return self.expert_bytes // self.num_experts_total
 
     def host_bytes(self, num_kv_tokens: int) -> int:
         """Host memory to run with a KV cache for `num_kv_tokens` tokens over all requests."""
@@ -67,10 +66,18 @@ def measure_model(directory: str | Path, *, kv_dtype_bytes: int = 4) -> ModelSiz
     """The size of a model directory; reads JSON and headers only. Raises ModelLoadError as loading would."""
     files = open_model_files(directory)
     config = files.config
+    inner, hidden = config.moe_intermediate_size, config.hidden_size
+    experts = [
+        packed_bytes(gate, inner, hidden)
+        + packed_bytes(up, inner, hidden)
+        + packed_bytes(down, hidden, inner)
+        for gate, up, down in files.expert_formats()
+    ]
     return ModelSize(
         config=config,
-        dense_bytes=sum(_loaded_bytes(files, spec) for spec in files.plan.dense_tensors()),
-        expert_bytes=sum(_loaded_bytes(files, spec) for spec in files.plan.expert_tensors()),
+        dense_bytes=_dense_bytes(files),
+        expert_bytes=config.num_experts * sum(experts),
+        one_expert_bytes=max(experts),
         kv_bytes_per_token=2 * config.num_layers * config.num_kv_heads * config.head_dim * kv_dtype_bytes,
         file_bytes=sum(files.tensors.entry(name).num_bytes for name in files.tensors),
     )
@@ -96,9 +103,54 @@ def check_host_memory(size: ModelSize, available_bytes: int, num_kv_tokens: int)
     return Fit(needed <= available_bytes, needed, available_bytes, max_kv_tokens, advice)
 
 
-def _loaded_bytes(files: ModelFiles, spec: TensorSpec) -> int:
-    entry = files.tensors.entry(spec.name)
-    return 2 * entry.num_bytes if entry.dtype == "F16" else entry.num_bytes
+def dense_stretches(files: ModelFiles) -> tuple[list[float], list[float], float]:
+    """What a token costs beside its experts, between one layer with experts and the next (before the first, ..., after
+    the last): bytes read, floating-point operations; and the bytes of one router's gate.
+    """
+    config, plan = files.config, files.plan
+    num_bytes, flops = [0.0], [0.0]
+    gate_bytes = 0
+
+    def add(spec: TensorSpec, spec_bytes: int) -> None:
+        num_bytes[-1] += spec_bytes
+        flops[-1] += 2.0 * math.prod(spec.shape) if len(spec.shape) > 1 else 0.0
+
+    for layer in plan.layers:
+        ffn = layer.feed_forward
+        for spec in layer.dense_tensors():
+            if isinstance(ffn, MoePlan) and spec is ffn.router:
+                gate_bytes = _plain_bytes(files, spec)
+                add(spec, gate_bytes)
+            else:
+                add(spec, _packed_bytes(files, spec))
+        if isinstance(ffn, MoePlan):
+            num_bytes.append(0.0)
+            flops.append(0.0)
+    head = plan.lm_head or TensorSpec(plan.embedding.name, (config.vocab_size, config.hidden_size))
+    add(head, _packed_bytes(files, head))
+    return num_bytes, flops, float(gate_bytes)
+
+
+def _dense_bytes(files: ModelFiles) -> int:
+    """The stretches' weights, and an embedding of its own: its rows are read from the mapped file."""
+    plan = files.plan
+    embedding = 0 if plan.lm_head is None else files.tensors.entry(plan.embedding.name).num_bytes
+    return embedding + round(sum(dense_stretches(files)[0])) + _packed_bytes(files, plan.final_norm)
+
+
+def _packed_bytes(files: ModelFiles, spec: TensorSpec) -> int:
+    """Panels of a matrix or a stack of them; a vector is float32."""
+    if len(spec.shape) == 1:
+        return 4 * spec.shape[0]
+    *stacked, rows, columns = spec.shape
+    format = files.tensors.check(spec.name, spec.shape)
+    return math.prod(stacked) * packed_bytes(format, rows, columns)
+
+
+def _plain_bytes(files: ModelFiles, spec: TensorSpec) -> int:
+    """A router's gate: bfloat16 as it is, anything else as float32."""
+    format = files.tensors.check(spec.name, spec.shape)
+    return math.prod(spec.shape) * (2 if format == "bf16" else 4)
 
 
 def _gib(num_bytes: int) -> str:

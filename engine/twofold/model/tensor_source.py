@@ -24,6 +24,8 @@ from twofold.weight_format import FORMATS, SCALE_GRID, WeightMatrix, element_typ
 F32 = npt.NDArray[np.float32]
 
 _FLOATS: Final = ("f32", "f16", "bf16")
+_SMALL_SHARE: Final = 0.25
+"""Of the machine's memory: below it, what has been read stays in the system's cache."""
 _SCALE_SUFFIX: Final = "_scale_inv"
 """fp8: tensor W's grid of scales is called W_scale_inv; it multiplies, whatever its name says."""
 
@@ -81,6 +83,8 @@ class TensorSource:
         """The directory or file that errors name."""
         self._entries = entries
         self._maps: dict[Path, mmap.mmap] = {}
+        memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        self._is_small = sum(entry.num_bytes for entry in entries.values()) < _SMALL_SHARE * memory_bytes
 
     def __contains__(self, name: str) -> bool:
         return name in self._entries
@@ -145,10 +149,13 @@ class TensorSource:
     def release_pages(self, names: Iterable[str]) -> None:
         """Take these tensors' pages out of memory; whoever touches a view again reads them again.
 
-        For weights that have been packed elsewhere: otherwise a large model is in memory twice, once as its files.
+        For weights that have been packed elsewhere: otherwise a large model is in memory twice, once as its files. The
+        files of a model that is small beside the memory stay in the system's cache, for the next start.
         """
         names = list(names)
         self._advise(names, mmap.MADV_DONTNEED)
+        if self._is_small:
+            return
         for file, begin, end in self._page_ranges(names):
             descriptor = os.open(file, os.O_RDONLY)
             try:

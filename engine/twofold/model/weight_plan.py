@@ -100,6 +100,14 @@ class LayerPlan:
     attention: AttentionPlan
     feed_forward: DensePlan | MoePlan
 
+    def dense_tensors(self) -> Iterator[TensorSpec]:
+        """Everything but the experts' matrices."""
+        yield from _attention_tensors(self.attention)
+        ffn = self.feed_forward
+        yield from (
+            (ffn.norm, ffn.router) if isinstance(ffn, MoePlan) else (ffn.norm, ffn.gate, ffn.up, ffn.down)
+        )
+
 
 @dataclass(frozen=True)
 class WeightPlan:
@@ -113,16 +121,13 @@ class WeightPlan:
         """Everything but the experts' matrices."""
         yield self.embedding
         for layer in self.layers:
-            yield from _attention_tensors(layer.attention)
-            ffn = layer.feed_forward
-            yield from (
-                (ffn.norm, ffn.router) if isinstance(ffn, MoePlan) else (ffn.norm, ffn.gate, ffn.up, ffn.down)
-            )
+            yield from layer.dense_tensors()
         yield self.final_norm
         if self.lm_head is not None:
             yield self.lm_head
 
     def expert_tensors(self) -> Iterator[TensorSpec]:
+        """The experts' matrices."""
         for layer in self.layers:
             if isinstance(layer.feed_forward, MoePlan):
                 yield from expert_tensors(layer.feed_forward.experts)
@@ -136,6 +141,19 @@ def expert_tensors(experts: Experts) -> Iterator[TensorSpec]:
         yield from (experts.gate, experts.up, experts.down)
     else:
         yield from chain.from_iterable(experts.experts)
+
+
+def expert_formats(experts: Experts, tensors: TensorSource) -> tuple[str, str, str]:
+    """Formats of the (gate, up, down) matrices of one layer's experts, which agree; nothing is read."""
+    specs: tuple[TensorSpec, TensorSpec, TensorSpec]
+    if isinstance(experts, FusedExperts):
+        specs = (experts.gate_up, experts.gate_up, experts.down)
+    elif isinstance(experts, StackedExperts):
+        specs = (experts.gate, experts.up, experts.down)
+    else:
+        specs = experts.experts[0]
+    gate, up, down = (tensors.check(spec.name, spec.shape) for spec in specs)
+    return gate, up, down
 
 
 def make_plan(config: ModelConfig, naming: WeightNaming, tensors: TensorSource) -> WeightPlan:

@@ -1,12 +1,16 @@
 """The CPU operations a model is made of: Python's names for the native code.
 
-Activations are C-contiguous float32 arrays that are read, and written in place, without a copy. Weights are float32, or
-uint16 holding bfloat16 bits, and are kept by reference: whoever makes an operation must not change them afterwards.
+Activations are C-contiguous float32 arrays that are read, and written in place, without a copy. Weight matrices are
+packed once for the kernels (`PackedMatrix`, from the rows of a file); vectors and a router's gate (float32, or uint16
+holding bfloat16 bits) are kept by reference: whoever makes an operation must not change them afterwards.
 Every call checks shape, element type and layout, raises KernelError naming the argument that does not fit, and releases
 the GIL. Results of one row never depend on the other rows of the batch or on the number of threads.
 
 Operations that share a `ThreadTeam` take turns. This is not a tensor library: only what a decoder needs is here.
 """
+
+import numpy as np
+import numpy.typing as npt
 
 from twofold._core import (
     AttentionBatch,
@@ -14,6 +18,7 @@ from twofold._core import (
     DenseFfn,
     KvCache,
     LmHead,
+    PackedMatrix,
     Router,
     ThreadTeam,
     cpu_features,
@@ -21,7 +26,9 @@ from twofold._core import (
     embed,
     isa_choice,
     quantise_rows,
+    work_times,
 )
+from twofold.weight_format import WeightMatrix
 
 __all__ = [
     "AttentionBatch",
@@ -29,11 +36,21 @@ __all__ = [
     "DenseFfn",
     "KvCache",
     "LmHead",
+    "PackedMatrix",
     "Router",
     "ThreadTeam",
     "cpu_features",
+    "dequantise",
     "dequantise_rows",
     "embed",
     "isa_choice",
     "quantise_rows",
+    "work_times",
 ]
+
+
+def dequantise(team: ThreadTeam, matrix: WeightMatrix) -> npt.NDArray[np.float32]:
+    """The whole matrix as float32, exactly: for the few that are computed on so, and for comparisons."""
+    out = np.empty(matrix.shape, np.float32)
+    embed(team, matrix, np.arange(matrix.rows, dtype=np.int32), out)
+    return out

@@ -1,0 +1,79 @@
+// SiLU-gated feed-forwards on packed weights: groups of rows, each through a feed-forward of its own, and the
+// weighted sum of a token's results. Routed experts and dense layers are the same to it.
+//
+// One loop of three phases under one fork: rows are encoded; panels of gate and up are multiplied into a tile
+// in the nearest cache, gated, and encoded at once for the down matrix; panels of down follow, and who
+// finishes the last piece of a range of columns adds it up. Counters, not barriers, order what depends on one
+// another.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "dense_linear.h"
+#include "packed_matrix.h"
+#include "thread_team.h"
+#include "twofold/kernels.h"
+
+namespace twofold {
+
+struct FfnFormats {
+  kernels::WeightFormat gate, up, down;
+};
+
+// Where the panels of one feed-forward lie: gate and up [intermediate, hidden], down [hidden, intermediate].
+struct FfnPanels {
+  const std::byte* gate;
+  const std::byte* up;
+  const std::byte* down;
+};
+
+// Rows of a step in groups: group g has rows [begin[g], begin[g + 1]), row r being rank pairs[r] % top_k of
+// token pairs[r] / top_k. Pairs in no group are somebody else's and are left out.
+struct FfnRows {
+  std::span<const FfnPanels> groups;
+  std::span<const int> begin;
+  std::span<const int> pairs;
+  int num_tokens;
+  int top_k;
+  const float* weights;  // [num_tokens, top_k]; null: all 1
+};
+
+class PackedFfn {
+ public:
+  PackedFfn(const kernels::KernelTable& table, ThreadTeam& team, int hidden, int intermediate)
+      : table_(table), team_(team), hidden_(hidden), intermediate_(intermediate) {}
+
+  // sum[t] += sum over rank k of weights[t, k] * down(silu(gate(x_t)) * up(x_t)), in rank order. input and
+  // sum are [num_tokens, hidden].
+  void run(const FfnFormats& formats, const FfnRows& rows, const InputRows& input, float* sum);
+
+  int hidden() const { return hidden_; }
+  int intermediate() const { return intermediate_; }
+
+ private:
+  struct Step;
+  void plan(const FfnFormats& formats, const FfnRows& rows);
+  void encode_tokens(Step& step, int64_t first, int64_t end, float* temporary);
+  void gate_and_up(Step& step, const PanelRange& piece);
+  void down(Step& step, int64_t chunk);
+  void add_up(const Step& step, const PanelRange& range);
+
+  const kernels::KernelTable& table_;
+  ThreadTeam& team_;
+  int hidden_, intermediate_;
+  std::vector<int> row_of_;  // pair -> row, -1 where there is none
+  PanelPieces gate_up_pieces_;
+  PanelPieces down_ranges_;  // of columns of the result; every group has a chunk for each
+  std::vector<int64_t> down_per_node_;
+  double total_us_ = 0;
+  // What the pieces were made for.
+  int planned_groups_ = 0, planned_rows_ = 0;
+  FfnFormats planned_formats_{};
+  std::unique_ptr<Countdown[]> group_left_, range_left_;
+  int group_capacity_ = 0, range_capacity_ = 0;
+};
+
+}  // namespace twofold
