@@ -25,7 +25,7 @@ from peers.ceilings import measure as measure_ceilings
 from peers.engines import Engine, LlamaEngine, PeerError, TransformersEngine, TwofoldEngine, Workload
 from peers.gguf_model import file_name, model_bytes, write_model
 from peers.hf_model import write_directory
-from peers.random_blocks import FORMATS
+from peers.random_blocks import GGUF_FORMATS
 from peers.report import as_report, markdown, read_report, table, write_section
 from peers.rounds import Series, alternate
 from peers.shapes import FULL_SHAPES, FullShape
@@ -44,7 +44,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--shape", choices=FULL_SHAPES, default="qwen3-30b-a3b")
     parser.add_argument("--layers", type=int, default=6, help="of the shape's (default: 6)")
-    parser.add_argument("--format", action="append", choices=FORMATS, help="again for more (default: q8_0)")
+    parser.add_argument(
+        "--format", action="append", choices=GGUF_FORMATS, help="again for more (default: q8_0)"
+    )
     parser.add_argument("--engine", action="append", choices=ENGINES, help="again for more (default: all)")
     parser.add_argument("--cache", type=Path, help="directory for the models; needed to measure")
     parser.add_argument(

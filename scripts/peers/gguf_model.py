@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from peers.random_blocks import FORMATS, BlockFormat, random_rows, row_bytes
+from peers.random_blocks import GGUF_FORMATS, BlockFormat, random_rows, row_bytes
 from peers.shapes import FullShape
 
 if TYPE_CHECKING:
@@ -71,9 +71,9 @@ class Tensor:
 
 def tensors_of(shape: FullShape, format_name: str) -> list[Tensor]:
     """Every tensor of the file, in the order of the file. ValueError for an unknown format or rows it cannot hold."""
-    if format_name not in FORMATS:
-        raise ValueError(f"format {format_name!r} is unknown; one of {', '.join(FORMATS)}")
-    asked, f32 = FORMATS[format_name], FORMATS["f32"]
+    if format_name not in GGUF_FORMATS:
+        raise ValueError(f"format {format_name!r} is unknown; one of {', '.join(GGUF_FORMATS)}")
+    asked, f32 = GGUF_FORMATS[format_name], GGUF_FORMATS["f32"]
     hidden, inner = shape.hidden, shape.intermediate
     queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     tensors = [Tensor("token_embd.weight", asked, hidden, shape.vocab)]

@@ -1,4 +1,4 @@
-"""Random weights in GGUF's block formats, made as fast as random bytes; activations stay finite.
+"""Random weights in block formats, GGUF's and ours, made as fast as random bytes; activations stay finite.
 
 The integers of a block are random bytes; only the scales are chosen, so that the weights of a matrix with K columns
 have a standard deviation near 1 / sqrt(K) and a layer neither blows its input up nor makes it vanish.
@@ -18,15 +18,15 @@ Bytes = npt.NDArray[np.uint8]
 
 @dataclass(frozen=True)
 class BlockFormat:
-    """One of GGUF's formats.
+    """A format of weights in blocks.
 
     `unit_std` is the standard deviation of a weight of a block of random bytes whose scales are all 1. `scale_at` says
-    at which byte the block's f16 scale lies, `min_at` the same for the scale of the minima, which is subtracted.
+    at which byte the block's f16 scale lies, `min_at` the same for the (scale of the) minima.
     """
 
     name: str
     gguf_type: str
-    """Name in gguf.GGMLQuantizationType."""
+    """Name in gguf.GGMLQuantizationType; empty for formats of ours."""
     columns: int
     bytes: int
     unit_std: float = 1.0
@@ -50,11 +50,16 @@ FORMATS: Final[Mapping[str, BlockFormat]] = {
         BlockFormat("q4_k", "Q4_K", 256, 144, 263.0, scale_at=0, min_at=2),
         BlockFormat("q5_k", "Q5_K", 256, 176, 534.0, scale_at=0, min_at=2),
         BlockFormat("q6_k", "Q6_K", 256, 210, 1370.0, scale_at=208),
+        # Ours; GGUF has no type for them.
+        BlockFormat("int8", "", 128, 130, 73.6, scale_at=0),
+        BlockFormat("int4", "", 64, 36, 4.61, scale_at=0, min_at=2),
     )
 }
 
-_MIN_RATIO: Final = {"q4_k": 7.5, "q5_k": 15.5}
-"""Mean of a block's integers: what the minimum must take away for weights around zero."""
+GGUF_FORMATS: Final = {name: f for name, f in FORMATS.items() if f.gguf_type}
+
+_MIN_RATIO: Final = {"q4_k": 7.5, "q5_k": 15.5, "int4": -7.5}
+"""Mean of a block's integers: what the minimum must take away for weights around zero (int4 adds it)."""
 
 
 def row_bytes(block_format: BlockFormat, columns: int) -> int:
@@ -74,7 +79,7 @@ def random_rows(rng: np.random.Generator, block_format: BlockFormat, rows: int, 
     if block_format.scale_at < 0:
         return _plain_floats(data, block_format.name, columns).reshape(rows, width)
     blocks = data.reshape(-1, block_format.bytes)
-    if block_format.name == "q8_0":
+    if block_format.name in ("q8_0", "int8"):
         # Quantisers keep to -127 .. 127.
         np.copyto(blocks[:, 2:], 0x81, where=blocks[:, 2:] == 0x80)
     # One of 256 scales around the wanted one, by a byte that is random anyway.

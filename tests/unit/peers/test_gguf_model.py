@@ -11,7 +11,7 @@ import pytest
 gguf = pytest.importorskip("gguf")
 
 from peers import gguf_model, hf_model  # noqa: E402
-from peers.random_blocks import FORMATS, random_rows, row_bytes  # noqa: E402
+from peers.random_blocks import FORMATS, GGUF_FORMATS, random_rows, row_bytes  # noqa: E402
 from peers.shapes import FULL_SHAPES, FullShape  # noqa: E402
 
 TINY = FULL_SHAPES["tiny"]
@@ -27,7 +27,7 @@ def values(name: str, rows: np.ndarray) -> np.ndarray:
     return gguf.quants.dequantize(rows, kind)
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", GGUF_FORMATS)
 @pytest.mark.parametrize("columns", [256, 2048])
 def test_random_rows_are_blocks_of_the_size_and_spread_that_are_promised(name: str, columns: int) -> None:
     block_format = FORMATS[name]
@@ -56,7 +56,7 @@ def test_rows_must_be_whole_blocks() -> None:
         row_bytes(FORMATS["q4_k"], 768 + 32)
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", GGUF_FORMATS)
 def test_the_gguf_package_reads_the_file_back(tmp_path: Path, name: str) -> None:
     path = tmp_path / gguf_model.file_name(TINY, name, 3)
     seen: list[tuple[int, int]] = []
