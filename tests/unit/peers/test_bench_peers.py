@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
-from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 pytest.importorskip("gguf")
-ROOT = Path(__file__).resolve().parents[3]
 
 
-@pytest.fixture(scope="module")
-def bench_peers() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("bench_peers", ROOT / "scripts" / "bench_peers.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["bench_peers"] = module
-    spec.loader.exec_module(module)
-    return module
+@pytest.fixture
+def bench_peers(load_script) -> ModuleType:
+    return load_script("bench_peers")
 
 
 TINY = ("--shape", "tiny", "--layers", "2", "--no-ceilings", "--rounds", "2", "--prompt-tokens", "64")

@@ -1,0 +1,111 @@
+"""Targets measured on one MoE layer: shares of what the machine can do, batches of a few tokens, and kt-kernel."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import Final
+
+from peers import ceilings
+from peers.engines import PeerError
+from peers.layers import LayerSpec, Timing, running, take_turns
+
+from targets.lines import Line, Settings, at_least, at_most, not_measured
+
+_WORKER: Final = "layer_worker.py"
+_BATCHES: Final = (1, 2, 4, 8, 16, 32, 64)
+_TOKENS_PER_EXPERT: Final = 32
+_TURNS: Final = 5
+
+
+def shares_of_the_ceilings(settings: Settings) -> list[Line]:
+    """One layer on all threads: bytes read by a decoded token, and products at 32 tokens per expert."""
+    shape = settings.shape
+    tokens = shape.experts * _TOKENS_PER_EXPERT // shape.top_k
+    specs = [LayerSpec(_WORKER, name, settings.python) for name in settings.formats]
+    lines = []
+    try:
+        found = [ceilings.measure(settings.threads, settings.python)]
+        with running(specs, shape, settings.threads, tokens, settings.seed) as (processes, missing):
+            ready = {process.spec.way: process.ready for process in processes}
+            decode: dict[tuple[str, int], Timing] = {}
+            prefill: dict[tuple[str, int], Timing] = {}
+            for _ in range(_TURNS):
+                merge(decode, take_turns(processes, [(1, 40)], 1, missing))
+                merge(prefill, take_turns(processes, [(tokens, 2)], 1, missing, balanced=True))
+                found.append(ceilings.measure(settings.threads, settings.python))
+    except PeerError as error:
+        return [not_measured("kernels", "shares of the ceilings", str(error))]
+    best = {name: max(turn[name] for turn in found) for name in found[0]}
+    for spec in specs:
+        one, many = decode.get((spec.name, 1)), prefill.get((spec.name, tokens))
+        if one is None or many is None:
+            lines.append(not_measured("kernels", f"layer in {spec.way}", missing.get(spec.name, "no answer")))
+            continue
+        expert_bytes = float(ready[spec.way]["bytes"])
+        read = shape.top_k * expert_bytes / statistics.median(one.seconds) / 1e9
+        note = f"{read:.1f} of {best['read_gb_per_s']:.1f} GB/s, a whole layer, median"
+        share = 100 * read / best["read_gb_per_s"]
+        lines.append(
+            at_least(
+                "kernels", f"read by decode of a layer in {spec.way}", 90, share, "% of the ceiling", note
+            )
+        )
+        kind = f"{ceilings.ARITHMETIC.get(spec.way, 'int8')}_gop_per_s"
+        if kind not in best:
+            continue
+        rate = 2 * tokens * shape.top_k * shape.expert_weights / statistics.median(many.seconds) / 1e9
+        note = f"{rate:.0f} of {best[kind]:.0f} Gop/s, a whole layer, median"
+        what = f"products at {_TOKENS_PER_EXPERT} tokens per expert in {spec.way}"
+        lines.append(at_least("kernels", what, 60, 100 * rate / best[kind], "% of the ceiling", note))
+    return lines
+
+
+def merge(into: dict[tuple[str, int], Timing], more: dict[tuple[str, int], Timing]) -> None:
+    for key, timing in more.items():
+        kept = into.setdefault(key, Timing(timing.tokens))
+        kept.seconds += timing.seconds
+        kept.touched += timing.touched
+
+
+def small_batches(settings: Settings) -> list[Line]:
+    """2 to 64 tokens through one layer, over (experts touched ÷ top-k) × the time of one token: the worst of them."""
+    specs = [LayerSpec(_WORKER, name, settings.python) for name in settings.formats]
+    lines = []
+    for threads in dict.fromkeys((1, settings.threads)):
+        target = (
+            f"2 to 64 tokens ÷ (experts touched × one token ÷ top-k), {threads} thread{'s' * (threads > 1)}"
+        )
+        try:
+            with running(specs, settings.shape, threads, max(_BATCHES), settings.seed) as (
+                processes,
+                missing,
+            ):
+                cases = [(tokens, max(2, 24 // tokens)) for tokens in _BATCHES]
+                timings = take_turns(processes, cases, 2 * _TURNS, missing)
+        except PeerError as error:
+            lines.append(not_measured("batches", target, str(error)))
+            continue
+        for spec in specs:
+            mine = [timings[spec.name, tokens] for tokens in _BATCHES if (spec.name, tokens) in timings]
+            if spec.name in missing or len(mine) < len(_BATCHES):
+                lines.append(
+                    not_measured("batches", f"{target}, {spec.way}", missing.get(spec.name, "no answer"))
+                )
+                continue
+            factors = amortisation(mine, settings.shape.top_k)
+            worst = max(factors, key=lambda tokens: factors[tokens])
+            note = "tokens: factor " + ", ".join(
+                f"{tokens}: {factor:.2f}" for tokens, factor in factors.items()
+            )
+            lines.append(at_most("batches", f"{target}, {spec.way}", 1.25, factors[worst], "×", note))
+    return lines
+
+
+def amortisation(timings: Sequence[Timing], top_k: int) -> dict[int, float]:
+    """tokens -> median time ÷ (mean experts touched ÷ top-k × median time of one token). The first is of one token."""
+    one = statistics.median(timings[0].seconds)
+    return {
+        timing.tokens: statistics.median(timing.seconds) / (one * statistics.mean(timing.touched) / top_k)
+        for timing in timings[1:]
+    }

@@ -1,0 +1,36 @@
+"""How long Twofold takes to get ready on a model.
+
+Runs alone: python load_worker.py '{"model": "m.gguf", "threads": 2}'
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+
+
+def main() -> int:
+    task = json.loads(sys.argv[1])
+    try:
+        from twofold.config import EngineConfig
+        from twofold.engine import Engine
+        from twofold.errors import TwofoldError
+    except ImportError as error:
+        print(json.dumps({"error": f"twofold cannot be imported: {error}"}))
+        return 3
+    begun = time.perf_counter()
+    try:
+        engine = Engine.load(
+            EngineConfig(model=task["model"], accelerator="none", cpu_threads=task["threads"])
+        )
+    except TwofoldError as error:
+        print(json.dumps({"error": str(error)}))
+        return 4
+    print(json.dumps({"load_s": time.perf_counter() - begun}))
+    engine.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
