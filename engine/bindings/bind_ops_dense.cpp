@@ -8,9 +8,12 @@
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "bind_ops.h"
+#include "decoder.h"
 #include "dense_attention.h"
 #include "dense_ffn.h"
 #include "dense_router.h"
@@ -81,6 +84,8 @@ class __attribute__((visibility("hidden"))) BoundAttention {
                {num_heads, num_kv_heads, head_dim, eps, scale,
                 sliding_window ? positive(*sliding_window, "AttentionBlock: sliding_window") : 0}) {}
 
+  AttentionBlock& block() { return block_; }
+
   void forward(const py::array& hidden, AttentionBatch& batch, KvCache& cache, int layer) {
     float* rows = expect_writable_f32(view_of(hidden), "AttentionBlock.forward: hidden",
                                       {batch.num_tokens(), block_.hidden_size()});
@@ -122,6 +127,8 @@ class __attribute__((visibility("hidden"))) BoundRouter {
               float eps, const std::string& scoring)
       : arrays_{norm, gate}, router_(make(team, norm, gate, top_k, norm_topk_prob, eps, scoring)) {}
 
+  Router& router() { return router_; }
+
   void forward(const py::array& hidden, const py::array& normed, const py::array& ids,
                const py::array& weights, const MaybeArray& logits) {
     const TensorView view = view_of(hidden);
@@ -160,6 +167,8 @@ class __attribute__((visibility("hidden"))) BoundFfn {
   BoundFfn(ThreadTeam& team, const py::array& norm, const Packed& gate, const Packed& up, const Packed& down,
            float eps)
       : norm_(norm), gate_(gate), up_(up), down_(down), ffn_(make(team, norm, *gate, *up, *down, eps)) {}
+
+  DenseFfn& ffn() { return ffn_; }
 
   void forward(const py::array& hidden) {
     const TensorView view = view_of(hidden);
@@ -209,6 +218,39 @@ class __attribute__((visibility("hidden"))) BoundLmHead {
   LmHead head_;
 };
 
+using LayerParts = std::tuple<BoundAttention*, BoundRouter*, BoundFfn*>;
+
+class __attribute__((visibility("hidden"))) BoundDecoder {
+ public:
+  explicit BoundDecoder(const std::vector<py::tuple>& layers) : decoder_(make(layers)), layers_(layers) {}
+
+  void forward(const py::array& hidden, AttentionBatch& batch, KvCache& cache, MoeExecutor& experts) {
+    float* rows = expect_writable_f32(view_of(hidden), "Decoder.forward: hidden",
+                                      {batch.num_tokens(), decoder_.hidden_size()});
+    const py::gil_scoped_release release;
+    decoder_.forward(rows, batch, cache, experts);
+  }
+
+ private:
+  static Decoder make(const std::vector<py::tuple>& layers) {
+    std::vector<DecoderLayer> parts;
+    for (const py::tuple& layer : layers) {
+      const auto [attention, router, dense] = layer.cast<LayerParts>();
+      parts.push_back({attention == nullptr ? nullptr : &attention->block(),
+                       router == nullptr ? nullptr : &router->router(),
+                       dense == nullptr ? nullptr : &dense->ffn()});
+    }
+    try {
+      return Decoder(std::move(parts));
+    } catch (const std::invalid_argument& wrong) {
+      throw KernelFailure(wrong.what());
+    }
+  }
+
+  Decoder decoder_;
+  std::vector<py::tuple> layers_;  // what its parts live in
+};
+
 void embed_tokens(ThreadTeam& team, const py::object& table, const py::array& token_ids,
                   const py::array& out) {
   const SourceMatrix weight = source_matrix(table, "embed: table");
@@ -250,6 +292,10 @@ void bind_dense_ops(py::module_& m) {
            py::keep_alive<1, 2>(), py::arg("team"), py::arg("norm_weight"), py::arg("gate"), py::arg("up"),
            py::arg("down"), py::arg("eps"))
       .def("forward", &BoundFfn::forward, py::arg("hidden"));
+  py::class_<BoundDecoder>(m, "Decoder", "The layers of a model in one call.")
+      .def(py::init<const std::vector<py::tuple>&>(), py::arg("layers"))
+      .def("forward", &BoundDecoder::forward, py::arg("hidden"), py::arg("batch"), py::arg("kv_cache"),
+           py::arg("experts"));
   py::class_<BoundLmHead>(m, "LmHead", "Final norm and output projection.")
       .def(py::init<ThreadTeam&, const py::array&, const Packed&, float>(), py::keep_alive<1, 2>(),
            py::arg("team"), py::arg("norm_weight"), py::arg("weight"), py::arg("eps"))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import os
+import re
 import types
 import typing
 from collections.abc import Mapping
@@ -73,6 +74,11 @@ class EngineConfig:
         "file that keeps what the expert cache has learned: read at the start if it is there, written at the end",
     )
     cpu_threads: int = setting(0, "threads that compute on the CPU; 0: one per physical core")
+    numa: str = setting(
+        "auto",
+        "memory nodes that threads and weights are spread over: auto (all that have cores), off (threads are bound to "
+        "nothing), or nodes such as 0,1",
+    )
     max_num_seqs: int = setting(32, "requests that run at the same time")
     max_waiting: int = setting(256, "requests that may wait for a place before new ones are refused")
     max_num_batched_tokens: int = setting(512, "tokens of one step; longer prompts are prefilled in chunks")
@@ -92,6 +98,12 @@ class EngineConfig:
                "num_gpu_experts", self.num_gpu_experts, "0 or more")  # fmt: skip
         if self.gpu_experts_ratio is not None and self.num_gpu_experts is not None:
             raise ConfigError("--gpu-experts-ratio and --num-gpu-experts were both given; give one of them")
+        _check(
+            re.fullmatch(r"off|auto|\d+([,-]\d+)*", self.numa) is not None,
+            "numa",
+            self.numa,
+            "auto, off, or nodes such as 0,1",
+        )
         _check(self.prefetch in ("auto", "on", "off"), "prefetch", self.prefetch, "auto, on or off")
         for name, low, high in (
             ("cpu_threads", 0, 1024),

@@ -88,6 +88,7 @@ class Engine:
         self.sampling_s = 0.0
         """Spent on picking tokens, since the start."""
         self._runner = runner
+        self._team = runner.model.team
         self._moe = runner.moe
         self.vocab_size = runner.model.config.vocab_size
         self._eos_token_ids = tokenizer.eos_token_ids
@@ -127,7 +128,8 @@ class Engine:
         path = Path(config.model) if config.model else bundled_model_path()
         # The cheap refusals come before gigabytes are read.
         tokenizer = Tokenizer.open(config.tokenizer or path, vocab_size=read_config(path)[0].vocab_size)
-        team = ops.ThreadTeam(config.cpu_threads)
+        team = ops.ThreadTeam(config.cpu_threads, config.numa)
+        _log.info("threads: %s", team.reason)
         model = load_model(path, team=team, progress=progress)
         moe = load_experts(model, team, choice, config, progress)
         cache_state = open_cache_state(moe, config.cache_state)
@@ -349,6 +351,7 @@ class Engine:
         return True
 
     def _serve(self) -> None:
+        self._team.bind_caller()  # this thread is the team's first
         while True:
             try:
                 if self.step():

@@ -53,7 +53,7 @@ class ModelRunner:
             prompt_lengths=np.array([item.sequence.num_prompt_tokens for item in scheduled], np.int32),
         )
         self.moe.begin_step(step, requests, positions)
-        hidden = self.model.forward(np.array(tokens, np.int32), batch, self._kv_cache, self.moe)
+        hidden = self.model.forward(np.array(tokens, np.int32), batch, self._kv_cache, self.moe.executor)
         logits = self.model.logits(hidden[last_rows])
         self.moe.end_step()
         return logits

@@ -260,38 +260,6 @@ def write_tiny_tokenizer(directory: str | Path, *, chat_template: str = CHATML_T
     )
 
 
-class ReferenceMoe:
-    """A `MoeBackend` in plain numpy: every expert on the CPU, one token at a time, in the order the contract says.
-
-    A row's result does not depend on the other rows, so it is also exact under any chunking and batching.
-    """
-
-    def __init__(self, experts: list[list[tuple[Array, Array, Array]]]) -> None:
-        """`experts[moe_layer][expert]` is (gate [I, H], up [I, H], down [H, I]), float32 or bfloat16 as uint16."""
-        self._experts = [
-            [(_widened(gate), _widened(up), _widened(down)) for gate, up, down in layer] for layer in experts
-        ]
-
-    def forward(self, moe_layer: int, normed: F32, ids: I32, weights: F32, hidden: F32) -> None:
-        """hidden[t] += sum over k of weights[t, k] * expert ids[t, k] of normed[t]."""
-        experts = self._experts[moe_layer]
-        for token in range(len(normed)):
-            total = np.zeros(normed.shape[1], np.float32)
-            for rank, expert in enumerate(ids[token]):
-                gate, up, down = experts[expert]
-                gated = gate @ normed[token]
-                inner = gated / (np.float32(1.0) + np.exp(-gated)) * (up @ normed[token])
-                total += weights[token, rank] * (down @ inner)
-            hidden[token] += total
-
-    @property
-    def wants_prediction(self) -> bool:
-        return False
-
-    def predict(self, moe_layer: int, logits: F32) -> None:
-        """Nothing is ever uploaded here."""
-
-
 def _add_experts(model: TinyModel, prefix: str, weights: dict[str, F32], rng: np.random.Generator) -> None:
     mixtral = model.architecture == "MixtralForCausalLM"
     fused = model.expert_layout == "fused"
@@ -311,12 +279,6 @@ def _add_experts(model: TinyModel, prefix: str, weights: dict[str, F32], rng: np
     for expert in range(num_experts):
         for name, part in zip(names, (gate, up, down), strict=True):
             weights[f"{block}.experts.{expert}.{name}.weight"] = part[expert]
-
-
-def _widened(weight: Array) -> F32:
-    if weight.dtype == np.uint16:
-        return (weight.astype(np.uint32) << np.uint32(16)).view(np.float32)
-    return np.asarray(weight, np.float32)
 
 
 def _to_bytes(tensor: Array, dtype: str) -> bytes:

@@ -1,4 +1,4 @@
-"""Running a loaded model in tests: paged KV cache, chunked prefill, greedy decoding, with experts in plain numpy."""
+"""Running a loaded model in tests: paged KV cache, chunked prefill, greedy decoding."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import numpy as np
 import numpy.typing as npt
 from twofold import ops
 from twofold._core import kernels
+from twofold.experts.accelerator import choose_accelerator
+from twofold.experts.moe import DenseCost, MoeRuntime, MoeShape, SlotPlan
 from twofold.model import BatchMeta, LoadedModel, load_model
-from twofold.testing import ReferenceMoe
 
 F32 = npt.NDArray[np.float32]
 PAGE_SIZE = 4
@@ -29,7 +30,7 @@ class PagedSequence:
 
 @dataclass
 class Runner:
-    """A model, a cache with pages handed out in shuffled order, and a numpy `MoeBackend`."""
+    """A model, a cache with pages handed out in shuffled order, and its experts on the CPU."""
 
     model: LoadedModel
     num_sequences: int = 1
@@ -42,12 +43,18 @@ class Runner:
             config.num_layers, num_pages, PAGE_SIZE, config.num_kv_heads, config.head_dim, "float32"
         )
         team = ops.ThreadTeam(1)
-        self.moe = ReferenceMoe(
-            [
-                [tuple(ops.dequantise(team, matrix) for matrix in expert) for expert in experts]
-                for experts in map(self.model.expert_weights, self.model.moe_layers)
-            ]
+        shape = MoeShape(
+            len(config.moe_layers),
+            config.num_experts,
+            config.top_k,
+            config.hidden_size,
+            config.moe_intermediate_size,
+            self.model.files.expert_formats(),
         )
+        choice = choose_accelerator("none")
+        slots, cost = SlotPlan(0, "lru"), DenseCost([], [])
+        self.moe = MoeRuntime(shape, self.model.expert_layers(), team, choice, slots, cost)
+        self._steps = 0
         self._free = np.random.default_rng(7).permutation(num_pages).tolist()
 
     def sequence(self, prompt_length: int) -> PagedSequence:
@@ -64,13 +71,15 @@ class Runner:
             page_tables=np.stack([seq.pages for seq, _ in parts]),
             prompt_lengths=np.array([seq.prompt_length for seq, _ in parts], np.int32),
         )
-        hidden = self.model.forward(tokens, batch, self.cache, self.moe)
+        self.moe.begin_step(self._steps, [0] * len(tokens), [0] * len(tokens))
+        self._steps += 1
+        hidden = self.model.forward(tokens, batch, self.cache, self.moe.executor)
         for seq, ids in parts:
             seq.length += len(ids)
         return np.split(hidden, np.cumsum([len(ids) for _, ids in parts])[:-1])
 
     def logits(self, hidden: F32) -> F32:
-        return self.model.logits(np.ascontiguousarray(hidden))
+        return self.model.logits(np.ascontiguousarray(hidden)).copy()
 
     def prefill(self, ids: Sequence[int], chunks: Sequence[int] = ()) -> tuple[PagedSequence, F32]:
         """Prefill in chunks of the given sizes (the last takes the rest); the hidden states of all tokens."""

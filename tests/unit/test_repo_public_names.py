@@ -28,7 +28,6 @@ PUBLIC = {
         "LoadProgress",
         "LoadedModel",
         "ModelConfig",
-        "MoeBackend",
         "load_model",
         "read_config",
     ],

@@ -1,6 +1,6 @@
-"""The MoE backend of a loaded model: packs its experts into the native store and runs its MoE layers.
+"""The experts of a loaded model: packs them into the native store and makes what runs them.
 
-Decisions and compute are native (`MoeExecutor`); this module only builds the executor and hands arrays through.
+Decisions and compute are native (`MoeExecutor`); this module only builds the executor.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class SlotPlan:
 
 
 class MoeRuntime:
-    """Implements `model.MoeBackend` on the native executor. One per engine; the engine thread owns it.
+    """The experts and their native executor. One per engine; the engine thread owns it.
 
     `experts` yields the experts of one MoE layer after the other; each is packed once, into the store.
     `progress` is told (layers done, bytes done, bytes in all). With `machine`, what `twofold calibrate` measured here,
@@ -128,18 +128,10 @@ class MoeRuntime:
         """Name the rows of the step's batch: which request and position each token is."""
         self._executor.begin_step(step, requests, positions)
 
-    def forward(self, moe_layer: int, normed: F32, ids: I32, weights: F32, hidden: F32) -> None:
-        """See `model.MoeBackend.forward`."""
-        self._executor.forward(moe_layer, normed, ids, weights, hidden)
-
     @property
-    def wants_prediction(self) -> bool:
-        """See `model.MoeBackend.wants_prediction`: decode steps of up to 32 rows, with prefetch on."""
-        return bool(self._executor.wants_prediction)
-
-    def predict(self, moe_layer: int, logits: F32) -> None:
-        """See `model.MoeBackend.predict`."""
-        self._executor.predict(moe_layer, logits)
+    def executor(self) -> _core.MoeExecutor:
+        """What runs the layers' experts, for `LoadedModel.forward`."""
+        return self._executor
 
     def end_step(self) -> None:
         self._executor.end_step()

@@ -13,7 +13,7 @@ from twofold.model.registry import ARCHITECTURES, read_config
 from twofold.model.weights import ExpertWeights, LoadProgress, ProgressFn
 
 if TYPE_CHECKING:
-    from twofold.model.model import BatchMeta, LoadedModel, MoeBackend, load_model
+    from twofold.model.model import BatchMeta, LoadedModel, load_model
 
 __all__ = [
     "ARCHITECTURES",
@@ -23,14 +23,13 @@ __all__ = [
     "LoadProgress",
     "LoadedModel",
     "ModelConfig",
-    "MoeBackend",
     "ProgressFn",
     "RopeConfig",
     "load_model",
     "read_config",
 ]
 
-_NATIVE = ("BatchMeta", "LoadedModel", "MoeBackend", "load_model")
+_NATIVE = ("BatchMeta", "LoadedModel", "load_model")
 
 
 def __getattr__(name: str) -> Any:

@@ -1,7 +1,6 @@
 """A loaded model: from token ids to logits, on the native operators.
 
-`LoadedModel.forward` is the model definition; what is inside one operator (norm, projections, rotation, attention) is
-in `twofold.ops`, where experts run is the business of the `MoeBackend` that is passed in.
+The layers run in one native call (`ops.Decoder`); where experts run is the business of the executor that is passed in.
 """
 
 from __future__ import annotations
@@ -9,12 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from twofold import ops
+from twofold import _core, ops
 from twofold.model.config import ModelConfig
 from twofold.model.model_files import ModelFiles, open_model_files
 from twofold.model.rope import RopeTable
@@ -36,35 +34,6 @@ F32 = npt.NDArray[np.float32]
 I32 = npt.NDArray[np.int32]
 
 
-class MoeBackend(Protocol):
-    """Runs the routed experts of one layer, wherever it sees fit. `experts/` implements it."""
-
-    def forward(self, moe_layer: int, normed: F32, ids: I32, weights: F32, hidden: F32) -> None:
-        """hidden[t] += sum over k, in that order, of weights[t, k] * expert ids[t, k] of normed[t].
-
-        Args:
-            moe_layer: counts layers with experts only, from 0.
-            normed: [T, hidden], the router's input.
-            ids: [T, top_k], by descending weight.
-            weights: [T, top_k].
-            hidden: [T, hidden], in and out.
-        """
-
-    @property
-    def wants_prediction(self) -> bool:
-        """Whether this step should call `predict`; asked once per step, and a step without pays nothing."""
-
-    def predict(self, moe_layer: int, logits: F32) -> None:
-        """What the router of `moe_layer` says to the residual that enters the experts of the layer before.
-
-        Comes before `forward` of that layer before; its own routing follows in its own `forward`.
-
-        Args:
-            moe_layer: the layer ahead, from 1.
-            logits: [T, num_experts], before softmax.
-        """
-
-
 @dataclass(frozen=True)
 class BatchMeta:
     """Where each token of a flattened batch belongs. Prefill chunks and decode tokens may be mixed."""
@@ -79,18 +48,6 @@ class BatchMeta:
     """[S] tokens of each whole prompt. Only dynamic RoPE scaling looks at it (see `rope.py`)."""
 
 
-@dataclass(frozen=True)
-class DecoderLayer:
-    """The native operators of one layer; exactly one of `router` and `dense` is there."""
-
-    index: int
-    attention: ops.AttentionBlock
-    router: ops.Router | None
-    dense: ops.DenseFfn | None
-    moe_layer: int
-    """Which of the layers with experts this is; -1 for a dense layer."""
-
-
 class LoadedModel:
     """Weights in memory and the operators on them. Immutable, but all calls share one thread team: one at a time."""
 
@@ -101,19 +58,18 @@ class LoadedModel:
         self.files = files
         self.moe_layers = list(config.moe_layers)
         weights = dense_weights(files)
-        self._team = team
+        self.team = team
         self.embedding: WeightMatrix = weights.embedding
         loading = _Loading(files, progress)
-        self.layers: list[DecoderLayer] = []
+        layers = []
         for index, layer in enumerate(weights.layers):
-            self.layers.append(_make_layer(config, index, layer, team))
+            layers.append(_make_layer(config, layer, team))
             loading.done(f"layer {index}")
-        routers = [layer.router for layer in self.layers if layer.router is not None]
-        self._routers_ahead = dict(enumerate(routers[1:]))
-        """The router of the next layer with experts, by `moe_layer`."""
+        self._decoder = ops.Decoder(layers)
         head = ops.PackedMatrix(team, [weights.lm_head])
         self.lm_head = ops.LmHead(team, weights.final_norm, head, config.rms_norm_eps)
         loading.done("head")
+        self._logits = np.empty((0, config.vocab_size), np.float32)
         self._rope = RopeTable(config.rope, config.head_dim, config.max_position_embeddings)
 
     def expert_weights(self, layer: int) -> list[ExpertWeights]:
@@ -141,48 +97,30 @@ class LoadedModel:
             yield self.expert_weights(layer)
             tensors.release_pages(names[index])
 
-    def forward(self, token_ids: I32, batch: BatchMeta, kv_cache: ops.KvCache, moe: MoeBackend) -> F32:
+    def forward(
+        self, token_ids: I32, batch: BatchMeta, kv_cache: ops.KvCache, experts: _core.MoeExecutor
+    ) -> F32:
         """Hidden states [T, hidden] after the last layer; their keys and values are in `kv_cache` afterwards."""
         hidden = self.embed(token_ids)
-        attention_batch = self._attention_batch(batch)
-        ahead = self._routers_ahead if moe.wants_prediction else {}
-        for layer in self.layers:
-            layer.attention.forward(hidden, attention_batch, kv_cache, layer.index)
-            if layer.router is not None:
-                normed, ids, weights = self._route(layer.router, hidden)
-                if layer.moe_layer in ahead:
-                    moe.predict(layer.moe_layer + 1, self._gate_logits(ahead[layer.moe_layer], hidden))
-                moe.forward(layer.moe_layer, normed, ids, weights, hidden)
-            elif layer.dense is not None:
-                layer.dense.forward(hidden)
+        self._decoder.forward(hidden, self._attention_batch(batch), kv_cache, experts)
         return hidden
 
     def embed(self, token_ids: I32) -> F32:
         """[T, hidden]. Token ids must be within the vocabulary."""
         hidden = np.empty((len(token_ids), self.config.hidden_size), np.float32)
-        ops.embed(self._team, self.embedding, token_ids, hidden)
+        ops.embed(self.team, self.embedding, token_ids, hidden)
         return hidden
 
     def logits(self, hidden_rows: F32) -> F32:
-        """[R, vocab] of the rows that the caller picked from forward's result (last tokens, as a rule)."""
-        logits = np.empty((len(hidden_rows), self.config.vocab_size), np.float32)
+        """[R, vocab] of the rows that the caller picked from forward's result (last tokens, as a rule).
+
+        They are overwritten by the next call: fresh memory for each would cost a decode step its page faults.
+        """
+        num_rows = len(hidden_rows)
+        if len(self._logits) < num_rows:
+            self._logits = np.empty((num_rows, self.config.vocab_size), np.float32)
+        logits = self._logits[:num_rows]
         self.lm_head.forward(hidden_rows, logits)
-        return logits
-
-    def _route(self, router: ops.Router, hidden: F32) -> tuple[F32, I32, F32]:
-        num_tokens, top_k = len(hidden), self.config.top_k
-        normed = np.empty_like(hidden)
-        ids = np.empty((num_tokens, top_k), np.int32)
-        weights = np.empty((num_tokens, top_k), np.float32)
-        router.forward(hidden, normed, ids, weights)
-        return normed, ids, weights
-
-    def _gate_logits(self, router: ops.Router, hidden: F32) -> F32:
-        num_tokens, top_k = len(hidden), self.config.top_k
-        logits = np.empty((num_tokens, self.config.num_experts), np.float32)
-        ids = np.empty((num_tokens, top_k), np.int32)
-        weights = np.empty((num_tokens, top_k), np.float32)
-        router.forward(hidden, np.empty_like(hidden), ids, weights, logits)
         return logits
 
     def _attention_batch(self, batch: BatchMeta) -> ops.AttentionBatch:
@@ -235,13 +173,13 @@ def _with_companions(tensors: TensorSource, specs: Iterable[TensorSpec]) -> list
     return [name for spec in specs for name in (spec.name, *tensors.companions(spec.name))]
 
 
-def _make_layer(config: ModelConfig, index: int, weights: LayerWeights, team: ops.ThreadTeam) -> DecoderLayer:
-    return DecoderLayer(
-        index=index,
-        attention=_make_attention(config, weights, team),
-        router=_make_router(config, weights.feed_forward, team),
-        dense=_make_dense(config, weights.feed_forward, team),
-        moe_layer=config.moe_layers.index(index) if index in config.moe_layers else -1,
+def _make_layer(
+    config: ModelConfig, weights: LayerWeights, team: ops.ThreadTeam
+) -> tuple[ops.AttentionBlock, ops.Router | None, ops.DenseFfn | None]:
+    return (
+        _make_attention(config, weights, team),
+        _make_router(config, weights.feed_forward, team),
+        _make_dense(config, weights.feed_forward, team),
     )
 
 

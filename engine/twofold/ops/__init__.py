@@ -15,6 +15,7 @@ import numpy.typing as npt
 from twofold._core import (
     AttentionBatch,
     AttentionBlock,
+    Decoder,
     DenseFfn,
     KvCache,
     LmHead,
@@ -33,6 +34,7 @@ from twofold.weight_format import WeightMatrix
 __all__ = [
     "AttentionBatch",
     "AttentionBlock",
+    "Decoder",
     "DenseFfn",
     "KvCache",
     "LmHead",

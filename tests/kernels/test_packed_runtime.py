@@ -1,0 +1,116 @@
+"""Packed matrices and fused experts in every format, and formats mixed: against float64, and whole against cut."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from kernel_reference import F32, F64, silu
+from packed_reference import FORMATS, Rows, decoded, fitting_columns, random_rows
+from twofold import _core, ops
+from twofold._core import kernels
+
+HIDDEN, INNER, EXPERTS, TOP_K = 512, 256, 6, 3  # multiples of every format's block
+MIXED = [("q4_k", "q5_k", "q6_k"), ("bf16", "f32", "q8_0"), ("fp8", "fp8", "f16"), ("int4", "int8", "q4_0")]
+
+
+def seen(x: F32, format_name: str) -> F64:
+    """The activations as the chosen kernels' encoding for this format holds them."""
+    level = ops.isa_choice()[0]
+    kind, _ = kernels.format_kernel(level, format_name)
+    return decoded(kernels.encode(x, kind, level=level), kind, x.shape[1])
+
+
+def product(x: F32, matrix: Rows) -> F64:
+    return seen(x, matrix.format) @ matrix.values().astype(np.float64).T
+
+
+@pytest.mark.parametrize("num_rows", [1, 2, 3, 70])
+def test_stacked_segments_of_several_formats(num_rows: int) -> None:
+    """Rows that are no multiple of 32, so that panels end inside the stack."""
+    rng = np.random.default_rng(1)
+    parts = [random_rows(rng, name, rows, 256) for name, rows in (("q4_k", 33), ("f32", 5), ("q6_k", 64))]
+    hidden = rng.standard_normal((num_rows, 256)).astype(np.float32)
+    expected = np.concatenate([product(hidden, part) for part in parts], axis=1)
+    results = []
+    for threads in (1, 3):
+        team = ops.ThreadTeam(threads)
+        packed = ops.PackedMatrix(team, [part.matrix() for part in parts])
+        assert (packed.rows, packed.columns, packed.formats) == (102, 256, ["q4_k", "f32", "q6_k"])
+        assert packed.bytes == sum(part.matrix().packed_bytes for part in parts)
+        out = np.empty((num_rows, 102), np.float32)
+        # rmsnorm with eps 0 of rows whose mean square is 1 changes nothing but the last bits.
+        scaled = hidden / np.sqrt((hidden**2).mean(1, keepdims=True))
+        ops.LmHead(team, np.ones(256, np.float32), packed, 0.0).forward(scaled, out)
+        results.append(out * np.sqrt((hidden**2).mean(1, keepdims=True)))
+    np.testing.assert_allclose(results[0], expected, atol=0.02 * np.abs(expected).max())
+    np.testing.assert_array_equal(results[0], results[1])
+
+
+class Layer:
+    """One layer of random experts and what it computes, in float64 from the encoded activations."""
+
+    def __init__(self, formats: tuple[str, str, str]) -> None:
+        rng = np.random.default_rng(2)
+        self.formats = formats
+        shapes = ((INNER, HIDDEN), (INNER, HIDDEN), (HIDDEN, INNER))
+        self.experts = [
+            tuple(random_rows(rng, name, *shape) for name, shape in zip(formats, shapes, strict=True))
+            for _ in range(EXPERTS)
+        ]
+
+    def store(self, team: ops.ThreadTeam) -> _core.ExpertStore:
+        store = _core.ExpertStore(EXPERTS, HIDDEN, INNER, [self.formats])
+        store.put(team, 0, 0, [tuple(m.matrix() for m in expert) for expert in self.experts[:2]])
+        store.put(team, 0, 2, [tuple(m.matrix() for m in expert) for expert in self.experts[2:]])
+        return store
+
+    def expected(self, normed: F32, ids: np.ndarray, weights: F32, hidden: F32) -> F64:
+        out = hidden.astype(np.float64)
+        for t, row in enumerate(normed):
+            for expert, weight in zip(ids[t], weights[t], strict=True):
+                gate, up, down = self.experts[expert]
+                inner = silu(product(row[None], gate)) * product(row[None], up)
+                out[t] += weight * product(inner.astype(np.float32), down)[0]
+        return out
+
+
+@pytest.mark.parametrize(
+    "formats", [(name,) * 3 for name in FORMATS] + MIXED, ids=lambda formats: "-".join(dict.fromkeys(formats))
+)
+def test_experts_of_every_format_and_mixture(formats: tuple[str, str, str]) -> None:
+    assert all(fitting_columns(name, HIDDEN) == HIDDEN for name in formats)
+    layer = Layer(formats)
+    rng = np.random.default_rng(3)
+    num_tokens = 67
+    normed = 0.05 * rng.standard_normal((num_tokens, HIDDEN)).astype(np.float32)
+    hidden = rng.standard_normal((num_tokens, HIDDEN)).astype(np.float32)
+    ids = np.stack([rng.permutation(EXPERTS)[:TOP_K] for _ in range(num_tokens)]).astype(np.int32)
+    ids[:40, 0] = 5  # one busy expert: more rows than one block of activations
+    ids[:40, 1:] = [[0, 3]]
+    weights = rng.dirichlet(np.ones(TOP_K), num_tokens).astype(np.float32)
+    results = []
+    for threads, step in ((1, 67), (3, 67), (2, 1), (2, 2), (1, 9)):
+        team = ops.ThreadTeam(threads)
+        executor = _core.MoeExecutor(team, layer.store(team))
+        out = hidden.copy()
+        for t in range(0, num_tokens, step):
+            part = slice(t, min(t + step, num_tokens))
+            executor.begin_step(t, [0] * (part.stop - t), list(range(t, part.stop)))
+            executor.forward(0, normed[part], ids[part], weights[part], out[part])
+        results.append(out)
+    expected = layer.expected(normed, ids, weights, hidden)
+    np.testing.assert_allclose(results[0], expected, atol=2e-3 * np.abs(expected).max())
+    for other in results[1:]:
+        np.testing.assert_array_equal(other, results[0])
+
+
+def test_a_store_knows_its_layers() -> None:
+    store = _core.ExpertStore(4, HIDDEN, INNER, [("q4_k", "q4_k", "q6_k"), ("q4_k", "q4_k", "q4_k")])
+    assert (store.num_layers, store.formats(0), store.formats(1)) == (
+        2, ("q4_k", "q4_k", "q6_k"), ("q4_k",) * 3,
+    )  # fmt: skip
+    pair, down_q6, down_q4 = 8 * 2 * 4736, 16 * 6720, 16 * 4736
+    assert store.expert_bytes == 2 * pair + down_q6
+    assert store.bytes == 4 * (4 * pair + down_q6 + down_q4)
+    with pytest.raises(ValueError, match="at least one layer"):
+        _core.ExpertStore(4, HIDDEN, INNER, [])
