@@ -88,7 +88,6 @@ class Engine:
         self.sampling_s = 0.0
         """Spent on picking tokens, since the start."""
         self._runner = runner
-        self._team = runner.model.team
         self._moe = runner.moe
         self.vocab_size = runner.model.config.vocab_size
         self._eos_token_ids = tokenizer.eos_token_ids
@@ -351,7 +350,7 @@ class Engine:
         return True
 
     def _serve(self) -> None:
-        self._team.bind_caller()  # this thread is the team's first
+        self._runner.model.team.bind_caller()  # this thread is the team's first
         while True:
             try:
                 if self.step():
