@@ -8,8 +8,14 @@ namespace {
 
 struct Avx2 : Avx2Integer {
   static constexpr int kVectors = 2;
-  static constexpr int kTokens = 2, kHeld = 1;
-  static constexpr int kTokensHalves = 2, kHeldHalves = 1;
+  static constexpr int tokens(int bits, bool /*halves*/) { return bits == 4 ? 3 : 2; }
+  static constexpr int held(bool /*halves*/) { return 1; }
+
+  // GCC would add products to each other first, for which 16 registers are too few.
+  static I in_order(I sum) {
+    __asm__("" : "+x"(sum));
+    return sum;
+  }
 
   // Nibbles: 16-bit sums of pairs.
   template <int kBits>
@@ -19,7 +25,7 @@ struct Avx2 : Avx2Integer {
     static Sum begin(const int32_t*) { return _mm256_setzero_si256(); }
     static Weights weights(I bytes) { return bytes; }
     static void add(Sum& sum, Weights w, I values) {
-      sum = _mm256_add_epi16(sum, _mm256_maddubs_epi16(w, values));
+      sum = in_order(_mm256_add_epi16(sum, _mm256_maddubs_epi16(w, values)));
     }
     static I end(Sum sum, const int32_t* zero) {
       return _mm256_add_epi32(_mm256_madd_epi16(sum, _mm256_set1_epi16(1)), _mm256_set1_epi32(*zero));
@@ -36,8 +42,8 @@ struct Avx2::Dot<8> {
   static Sum begin(const int32_t*) { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
   static Weights weights(I bytes) { return {low_nibbles(bytes), high_nibbles(bytes)}; }
   static void add(Sum& sum, Weights w, I values) {
-    sum.low = _mm256_add_epi16(sum.low, _mm256_maddubs_epi16(w.low, values));
-    sum.high = _mm256_add_epi16(sum.high, _mm256_maddubs_epi16(w.high, values));
+    sum.low = in_order(_mm256_add_epi16(sum.low, _mm256_maddubs_epi16(w.low, values)));
+    sum.high = in_order(_mm256_add_epi16(sum.high, _mm256_maddubs_epi16(w.high, values)));
   }
   static I end(Sum sum, const int32_t* zero) {
     const I low = _mm256_madd_epi16(sum.low, _mm256_set1_epi16(1));

@@ -15,6 +15,7 @@ struct Avx2Integer {
   static constexpr int kBytes = 32;
 
   static I load(const uint8_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
+  static void store(uint8_t* p, I v) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), v); }
   static I low_nibbles(I v) { return _mm256_and_si256(v, _mm256_set1_epi8(15)); }
   static I high_nibbles(I v) { return low_nibbles(_mm256_srli_epi16(v, 4)); }
   template <int kBit>

@@ -13,8 +13,8 @@ struct Avx512Vnni {
   static constexpr int kLanes = 16;
   static constexpr int kBytes = 64;
   static constexpr int kVectors = 2;
-  static constexpr int kTokens = 6, kHeld = 6;
-  static constexpr int kTokensHalves = 6, kHeldHalves = 4;
+  static constexpr int tokens(int /*bits*/, bool /*halves*/) { return 6; }
+  static constexpr int held(bool halves) { return halves ? 4 : 6; }  // tokens whose float sums are registers
 
   template <int kBits>
   struct Dot {
@@ -27,6 +27,7 @@ struct Avx512Vnni {
   };
 
   static I load(const uint8_t* p) { return _mm512_loadu_si512(p); }
+  static void store(uint8_t* p, I v) { _mm512_storeu_si512(p, v); }
   static I low_nibbles(I v) { return _mm512_and_si512(v, _mm512_set1_epi8(15)); }
   static I high_nibbles(I v) { return low_nibbles(_mm512_srli_epi16(v, 4)); }
   template <int kBit>

@@ -7,8 +7,8 @@ namespace {
 
 struct AvxVnni : Avx2Integer {
   static constexpr int kVectors = 2;
-  static constexpr int kTokens = 5, kHeld = 1;
-  static constexpr int kTokensHalves = 4, kHeldHalves = 1;
+  static constexpr int tokens(int /*bits*/, bool halves) { return halves ? 4 : 5; }
+  static constexpr int held(bool /*halves*/) { return 1; }
 
   template <int kBits>
   struct Dot {

@@ -19,17 +19,16 @@ struct IntegerProducts {
   using F = typename V::F;
   using Dot = typename V::template Dot<Format::kBits>;
 
-  static constexpr int kTokens =
-      Format::kScale == ScaleOf::kHalf ? V::kTokensHalves : V::kTokens;  // of a tile
-  static constexpr int kVectors = V::kVectors;                           // vectors of weight rows of a tile
+  static constexpr bool kHalves = Format::kScale == ScaleOf::kHalf;
+  static constexpr int kTokens = V::tokens(Format::kBits, kHalves);  // activation rows of a tile
+  static constexpr int kVectors = V::kVectors;                       // vectors of weight rows of a tile
   static constexpr int kPasses = kPanelRows / (V::kLanes * kVectors);
   static constexpr int kPartRuns = 8;
   static constexpr int kChunk = 48;              // activation rows whose float sums are held
   static constexpr int kStrip = 192;             // activation rows that stay in the second-level cache
   static constexpr int kTermRuns = kStrip * 64;  // runs of activation rows whose terms are held
   static constexpr int64_t kAheadBytes = 5120, kAheadBytesMany = 8192;  // prefetched, for few and many rows
-  static constexpr bool kHalves = Format::kScale == ScaleOf::kHalf;
-  static constexpr int kZeros = kHalves ? 2 : 1;  // integer sums of a run
+  static constexpr int kZeros = kHalves ? 2 : 1;                        // integer sums of a run
 
   // What a tile of T rows needs to know of its activations besides the integers: for each run T of each.
   struct Terms {
@@ -98,7 +97,7 @@ struct IntegerProducts {
   }
 
   // One run of 32 columns (or, of a format with scales of 16, a half): integer sums to floats in f.
-  template <int T, int kFirstStep, int kSteps>
+  template <class Stored, int T, int kFirstStep, int kSteps>
   [[gnu::always_inline]] static void integer_sums(const uint8_t* block, int pair, int odd, int g0,
                                                   const int8_t* const* x, const int32_t* zero,
                                                   F (&f)[T][kVectors]) {
@@ -113,7 +112,7 @@ struct IntegerProducts {
       typename Dot::Weights w[kVectors];
 #pragma GCC unroll 4
       for (int g = 0; g < kVectors; ++g)
-        w[g] = Dot::weights(Format::template bytes<V>(block, pair, odd, step, g0 + g));
+        w[g] = Dot::weights(Stored::template bytes<V>(block, pair, odd, step, g0 + g));
 #pragma GCC unroll 8
       for (int t = 0; t < T; ++t) {
         const I values = V::broadcast(x[t] + 4 * step);
@@ -130,12 +129,12 @@ struct IntegerProducts {
 
   // T activation rows against some blocks of a panel. The float sums stay in registers if the integer sums
   // leave room, else in the first-level cache.
-  template <int T>
+  template <class Stored, int T>
   static void tile(const Rows& rows, const Part& part, const Terms& terms, int g0, float* out) {
-    constexpr int kInner = Format::kRuns < 2 ? 1 : 2;
+    constexpr int kInner = Stored::kRuns < 2 ? 1 : 2;
     constexpr bool kOwnSums =
         Format::kScale == ScaleOf::kBlock;  // of the block; added to those of the row at its end
-    constexpr bool kHeld = T <= (kHalves ? V::kHeldHalves : V::kHeld);
+    constexpr bool kHeld = T <= V::held(kHalves);
     alignas(64) float block_sums[kOwnSums && !kHeld ? T * kPanelRows : 1];
     float* const home = (kOwnSums && !kHeld ? block_sums : out) + V::kLanes * g0;
     F acc[T][kVectors];
@@ -164,34 +163,34 @@ struct IntegerProducts {
     const float* scale = terms.scale;
     const float* sum = terms.sum;
     const int32_t* zero = terms.zero;
-    for (int b = 0; b < part.num_blocks; ++b, block += Format::kBlockBytes) {
+    for (int b = 0; b < part.num_blocks; ++b, block += Stored::kBlockBytes) {
       for (int i = 0; i < part.lines; ++i, next += 64) V::prefetch(next);
 #pragma GCC unroll 2
-      for (int pair = 0; 2 * pair < Format::kRuns; ++pair) {
+      for (int pair = 0; 2 * pair < Stored::kRuns; ++pair) {
 #pragma GCC unroll 2
         for (int odd = 0; odd < kInner; ++odd) {
           const int run = 2 * pair + odd;
           F f[T][kVectors];
           if constexpr (kHalves) {
             F first[T][kVectors];
-            integer_sums<T, 0, 4>(block, pair, odd, g0, x, zero, first);
+            integer_sums<Stored, T, 0, 4>(block, pair, odd, g0, x, zero, first);
 #pragma GCC unroll 4
             for (int g = 0; g < kVectors; ++g) {
-              const F c = Format::template half_scale<V>(block, run, 0, g0 + g);
+              const F c = Stored::template half_scale<V>(block, run, 0, g0 + g);
 #pragma GCC unroll 8
               for (int t = 0; t < T; ++t) first[t][g] = V::mul(first[t][g], c);
             }
-            integer_sums<T, 4, 4>(block, pair, odd, g0, x, zero + T, f);
+            integer_sums<Stored, T, 4, 4>(block, pair, odd, g0, x, zero + T, f);
 #pragma GCC unroll 4
             for (int g = 0; g < kVectors; ++g) {
-              const F c = Format::template half_scale<V>(block, run, 1, g0 + g);
+              const F c = Stored::template half_scale<V>(block, run, 1, g0 + g);
 #pragma GCC unroll 8
               for (int t = 0; t < T; ++t) {
                 put(t, g, V::fma(V::fma(f[t][g], c, first[t][g]), V::set1(scale[t]), get(t, g)));
               }
             }
           } else {
-            integer_sums<T, 0, 8>(block, pair, odd, g0, x, zero, f);
+            integer_sums<Stored, T, 0, 8>(block, pair, odd, g0, x, zero, f);
 #pragma GCC unroll 4
             for (int g = 0; g < kVectors; ++g) {
               if constexpr (kOwnSums) {
@@ -201,9 +200,9 @@ struct IntegerProducts {
                   put(t, g, run == 0 ? V::mul(f[t][g], s) : V::fma(f[t][g], s, get(t, g)));
                 }
               } else {
-                const F c = Format::template scale<V>(block, run, g0 + g);
+                const F c = Stored::template scale<V>(block, run, g0 + g);
                 F n = c;
-                if constexpr (Format::kMin) n = Format::template min<V>(block, run, g0 + g);
+                if constexpr (Format::kMin) n = Stored::template min<V>(block, run, g0 + g);
 #pragma GCC unroll 8
                 for (int t = 0; t < T; ++t) {
                   F total = V::fma(V::mul(f[t][g], c), V::set1(scale[t]), get(t, g));
@@ -223,13 +222,13 @@ struct IntegerProducts {
       if constexpr (kOwnSums) {
 #pragma GCC unroll 4
         for (int g = 0; g < kVectors; ++g) {
-          const F c = Format::template scale<V>(block, 0, g0 + g);
+          const F c = Stored::template scale<V>(block, 0, g0 + g);
 #pragma GCC unroll 8
           for (int t = 0; t < T; ++t) {
             float* to = out + kPanelRows * t + V::kLanes * (g0 + g);
             F total = V::fma(get(t, g), c, V::load(to));
             if constexpr (Format::kMin) {
-              total = V::fma(V::set1(sum[t - 2 * T] + sum[t - T]), Format::template min<V>(block, 0, g0 + g),
+              total = V::fma(V::set1(sum[t - 2 * T] + sum[t - T]), Stored::template min<V>(block, 0, g0 + g),
                              total);
             }
             V::store(to, total);
@@ -246,37 +245,53 @@ struct IntegerProducts {
     }
   }
 
-  template <int T>
+  template <class Stored, int T>
   static void tile_passes(const Rows& x, Part part, const Terms& terms, float* out) {
     for (int pass = 0; pass < kPasses; ++pass) {
-      tile<T>(x, part, terms, pass * kVectors, out);
+      tile<Stored, T>(x, part, terms, pass * kVectors, out);
       part.lines = 0;
     }
   }
 
+  template <class Stored>
   static void tile_tokens(int tokens, const Rows& x, const Part& part, const Terms& terms, float* out) {
     if constexpr (kTokens >= 6) {
-      if (tokens == 6) return tile_passes<6>(x, part, terms, out);
+      if (tokens == 6) return tile_passes<Stored, 6>(x, part, terms, out);
     }
     if constexpr (kTokens >= 5) {
-      if (tokens == 5) return tile_passes<5>(x, part, terms, out);
+      if (tokens == 5) return tile_passes<Stored, 5>(x, part, terms, out);
     }
     if constexpr (kTokens >= 4) {
-      if (tokens == 4) return tile_passes<4>(x, part, terms, out);
+      if (tokens == 4) return tile_passes<Stored, 4>(x, part, terms, out);
     }
     if constexpr (kTokens >= 3) {
-      if (tokens == 3) return tile_passes<3>(x, part, terms, out);
+      if (tokens == 3) return tile_passes<Stored, 3>(x, part, terms, out);
     }
-    if (tokens == 2) return tile_passes<2>(x, part, terms, out);
-    tile_passes<1>(x, part, terms, out);
+    if (tokens == 2) return tile_passes<Stored, 2>(x, part, terms, out);
+    tile_passes<Stored, 1>(x, part, terms, out);
   }
 
   // Tiles of a chunk of `tokens` rows: as even as possible.
   static int num_tiles(int tokens) { return (tokens + kTokens - 1) / kTokens; }
   static int tile_end(int tokens, int tile) { return tokens * (tile + 1) / num_tiles(tokens); }
 
-  // A chunk of activation rows against some blocks of one panel; out are the float sums. Meanwhile what
-  // follows in memory is prefetched.
+  // A chunk of activation rows against some blocks of one panel, from run `run` of the activations on.
+  template <class Stored>
+  static void all_tiles(const Rows& x, int tokens, const HeldTerms& held, int64_t first, int runs,
+                        int64_t run, Part part, float* out) {
+    const int tiles = num_tiles(tokens);
+    for (int tile = 0, m = 0; tile < tiles; ++tile) {
+      const int end = tile_end(tokens, tile);
+      tile_tokens<Stored>(end - m, x.from(m, run), part,
+                          held.at(first + static_cast<int64_t>(m) * runs + run * (end - m)),
+                          out + kPanelRows * m);
+      part.next += static_cast<int64_t>(64) * part.num_blocks * part.lines;
+      m = end;
+    }
+  }
+
+  // The same for all blocks of the panel; out are the float sums. Meanwhile what follows in memory is
+  // prefetched.
   static void panel(const Rows& x, int tokens, const HeldTerms& held, int64_t first, int runs,
                     const uint8_t* blocks, int num_blocks, float* out) {
     constexpr int kPartBlocks = kPartRuns / Format::kRuns;
@@ -288,13 +303,16 @@ struct IntegerProducts {
       const uint8_t* block = blocks + static_cast<int64_t>(b) * Format::kBlockBytes;
       const char* next = reinterpret_cast<const char*>(block) + (tokens < 3 ? kAheadBytes : kAheadBytesMany);
       const int64_t run = static_cast<int64_t>(b) * Format::kRuns;
-      for (int tile = 0, m = 0; tile < tiles; ++tile) {
-        const int end = tile_end(tokens, tile);
-        tile_tokens(end - m, x.from(m, run), Part{block, n, next, lines},
-                    held.at(first + static_cast<int64_t>(m) * runs + run * (end - m)), out + kPanelRows * m);
-        next += static_cast<int64_t>(64) * n * lines;
-        m = end;
+      if constexpr (Format::kUnpackTiles > 0) {
+        if (tiles >= Format::kUnpackTiles) {
+          using Stored = Unpacked<Format>;
+          alignas(64) uint8_t bytes[Stored::kBlockBytes];
+          Stored::template unpack<V>(block, bytes);
+          all_tiles<Stored>(x, tokens, held, first, runs, run, Part{bytes, 1, next, lines}, out);
+          continue;
+        }
       }
+      all_tiles<Format>(x, tokens, held, first, runs, run, Part{block, n, next, lines}, out);
     }
   }
 
