@@ -4,6 +4,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <optional>
 #include <string>
@@ -150,6 +151,42 @@ void packed_matmul(const Bytes& x, const Bytes& packed, const std::string& name,
   kernel.matmul(rows, row_bytes, panels, out, N, M, N, static_cast<int>(columns));
 }
 
+// One expert, as the engine runs it on one thread: y = down(silu(gate(x)) * up(x)), gate and up panel by
+// panel, 32 columns of their product encoded at once.
+void expert(const Floats& x, const Bytes& gate, const Bytes& up, const Bytes& down, const std::string& name,
+            int intermediate, const py::array& y, const std::string& level) {
+  const kernels::WeightFormat format = format_named(name);
+  const kernels::KernelTable& table = level_named(level);
+  const kernels::FormatKernels& kernel = table.of(format);
+  if (x.ndim() != 2) throw KernelFailure("kernels.expert: x is not two-dimensional");
+  const int M = static_cast<int>(x.shape(0)), hidden = static_cast<int>(x.shape(1));
+  float* out = expect_writable_f32(view_of(y), "kernels.expert: y", {M, hidden});
+  expect_panels(gate, format, intermediate, hidden);
+  expect_panels(up, format, intermediate, hidden);
+  expect_panels(down, format, hidden, intermediate);
+  const int64_t x_bytes = kernels::activation_row_stride(kernel.activation, hidden);
+  const int64_t h_bytes = kernels::activation_row_stride(kernel.activation, intermediate);
+  const int64_t each = kernels::panel_bytes(format, hidden);
+  constexpr int kRows = kernels::kPanelRows;
+  thread_local std::vector<char> memory;
+  memory.resize(static_cast<size_t>(M * (x_bytes + h_bytes + 8 * kRows) + 64));
+  char* encoded = memory.data() + (64 - reinterpret_cast<uintptr_t>(memory.data()) % 64) % 64;
+  char* inner = encoded + M * x_bytes;
+  float* gated = reinterpret_cast<float*>(inner + M * h_bytes);
+  float* upped = gated + M * kRows;
+  const py::gil_scoped_release release;
+  const kernels::EncodeFunction encode_rows = table.encode_as(kernel.activation);
+  encode_rows(x.data(), hidden, encoded, x_bytes, M, 0, hidden, hidden);
+  for (int n = 0; n < intermediate; n += kRows) {
+    const int rows = std::min(kRows, intermediate - n);
+    kernel.matmul(encoded, x_bytes, gate.data() + n / kRows * each, gated, kRows, M, rows, hidden);
+    kernel.matmul(encoded, x_bytes, up.data() + n / kRows * each, upped, kRows, M, rows, hidden);
+    table.silu_mul(gated, upped, gated, M * kRows);
+    encode_rows(gated, kRows, inner, h_bytes, M, n, rows, intermediate);
+  }
+  kernel.matmul(inner, h_bytes, down.data(), out, hidden, M, hidden, intermediate);
+}
+
 void silu_mul(const py::array& gate, const py::array& up, const py::array& h, const std::string& level) {
   const TensorView view = view_of(gate);
   const float* g = expect_f32(view, "kernels.silu_mul: gate", {kAny});
@@ -187,6 +224,8 @@ void bind_packed_kernels(py::module_& m) {
         py::arg("parts") = py::none(), py::arg("stride") = py::none());
   m.def("packed_matmul", &packed_matmul, py::arg("x"), py::arg("packed"), py::arg("format"),
         py::arg("columns"), py::arg("y"), py::kw_only(), py::arg("level"));
+  m.def("expert", &expert, py::arg("x"), py::arg("gate"), py::arg("up"), py::arg("down"), py::arg("format"),
+        py::arg("intermediate"), py::arg("y"), py::kw_only(), py::arg("level"));
   m.def("silu_mul", &silu_mul, py::arg("gate"), py::arg("up"), py::arg("h"), py::kw_only(), py::arg("level"));
 }
 

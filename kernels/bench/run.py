@@ -1,12 +1,15 @@
-"""Micro-benchmark of the CPU kernels: GB/s and GFLOP/s beside the ceilings of this machine, measured in the same run.
+"""Micro-benchmark of the CPU kernels: GB/s and 10^9 operations/s beside the ceilings measured in the same run.
 
-    python kernels/bench/run.py [--level avx512] [--dtype bfloat16] [--threads 2] [--json]
+    python kernels/bench/run.py [--format q8_0] [--level avx512_vnni] [--threads 2] [--tokens 1 32] [--json]
 
-One expert of Qwen3-30B-A3B's shape by default (hidden 2048, intermediate 768): gate_up followed by the down product,
-on enough experts to overflow every cache, with 1, 2, ... tokens for each. Cases take turns, one expert at a time, each
-turn on weights that no cache still holds, so that a busy neighbour hits all of them; "best" is the fastest turn,
-"quarter" the lower quartile. With several threads each has experts of its own and a turn lasts as long as the slowest.
-A share of the read ceiling near 1 means that a kernel waits for memory and nothing else.
+One expert of Qwen3-30B-A3B's shape by default (hidden 2048, intermediate 768) as the engine runs it: activations
+encoded, gate and up, SiLU, down; on enough experts to overflow every cache, with 1, 2, ... tokens for each. Cases take
+turns, one expert at a time, each turn on weights that no cache still holds, so that a busy neighbour hits all of them;
+"best" is the fastest turn, "quarter" the lower quartile. With several threads each has experts of its own and a turn
+lasts as long as the slowest. "of read": the share of the bandwidth of a plain read of the same memory; near 1 a kernel
+waits for memory and nothing else. "of peak": the share of what products in registers alone reach (f32, bf16 or int8, as
+the kernel multiplies). Only kernels of a level's own are run; what a level takes from the one below is in that one's
+lines.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import ceilings
 import numpy as np
 from numpy.typing import NDArray
 
@@ -30,21 +34,26 @@ except ImportError:  # run from a checkout whose native module was built in plac
     from twofold import ops
     from twofold._core import kernels
 
+FORMATS: dict[str, tuple[int, int, int, int]] = kernels.formats()
+PEAK_OF = {"f32": "f32", "bf16": "bf16", "q8": "int8"}
+"""The arithmetic ceiling of a kernel, by the kind of its activations."""
+
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table. Bandwidth counts weight bytes, work counts two operations per weight and token."""
+    """One line of the table. Bandwidth counts packed weight bytes, work counts two operations per weight and token."""
 
     kernel: str
     level: str
-    dtype: str
+    format: str
     tokens: int
     threads: int
     ms: float
     quarter_ms: float
     gb_per_s: float
     share_of_read: float
-    gflop_per_s: float
+    gop_per_s: float
+    share_of_peak: float | None
 
 
 @dataclass(frozen=True)
@@ -56,26 +65,37 @@ class Case:
     tokens: int
 
 
+def source_rows(rng: np.random.Generator, format_name: str, rows: int, columns: int) -> NDArray[np.uint8]:
+    """Random weights of size 1 / sqrt(columns) in a format."""
+    w = rng.standard_normal((rows, columns), np.float32) / np.float32(columns**0.5)
+    if format_name == "fp8":
+        codes = rng.integers(0, 256, (rows, columns), np.uint8)
+        return np.where(codes & 0x7F == 0x7F, np.uint8(0), codes)
+    return np.asarray(ops.quantise_rows(ops.ThreadTeam(1), w, format_name))
+
+
 class Experts:
     """One thread's experts, inputs and outputs."""
 
     def __init__(
-        self, hidden: int, intermediate: int, count: int, dtype: str, max_tokens: int, seed: int
+        self, hidden: int, intermediate: int, count: int, format_name: str, most: int, seed: int
     ) -> None:
         rng = np.random.default_rng(seed)
-        element = np.float32 if dtype == "float32" else np.uint16
+        self.format, self.intermediate = format_name, intermediate
 
-        def matrix(rows: int, columns: int) -> NDArray:
-            w = rng.standard_normal((rows, columns), np.float32) / np.float32(columns**0.5)
-            return w if dtype == "float32" else (w.view(np.uint32) >> 16).astype(element)
+        def packed(rows: int, columns: int) -> NDArray[np.uint8]:
+            blocks = (-(-rows // 128), -(-columns // 128))
+            scales = np.full(blocks, 1e-4, np.float32) if format_name == "fp8" else None
+            return np.asarray(
+                kernels.pack(source_rows(rng, format_name, rows, columns), format_name, columns, scales)
+            )
 
-        first = (matrix(intermediate, hidden), matrix(intermediate, hidden), matrix(hidden, intermediate))
-        self.weights = [tuple(w.copy() for w in first) for _ in range(count)]
-        self.x = rng.standard_normal((max_tokens, hidden), np.float32)
-        self.h = np.empty((max_tokens, intermediate), np.float32)
-        self.y = np.empty((max_tokens, hidden), np.float32)
+        first = (packed(intermediate, hidden), packed(intermediate, hidden), packed(hidden, intermediate))
+        self.weights = [first, *(tuple(aligned_copy(w) for w in first) for _ in range(count - 1))]
+        self.x = rng.standard_normal((most, hidden), np.float32)
+        self.y = np.empty((most, hidden), np.float32)
         self.bytes = sum(w.nbytes for w in first)
-        self.elements = sum(w.size for w in first)
+        self.elements = 3 * hidden * intermediate
 
     def run(self, case: Case, turn: int) -> None:
         gate, up, down = self.weights[turn % len(self.weights)]
@@ -83,9 +103,17 @@ class Experts:
             for w in (gate, up, down):
                 kernels.read_all(w, level=case.level)
             return
-        x, h, y = self.x[: case.tokens], self.h[: case.tokens], self.y[: case.tokens]
-        kernels.gate_up(x, gate, up, h, level=case.level)
-        kernels.matmul(h, down, y, level=case.level)
+        x, y = self.x[: case.tokens], self.y[: case.tokens]
+        kernels.expert(x, gate, up, down, self.format, self.intermediate, y, level=case.level)
+
+
+def aligned_copy(w: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """A copy that begins on a cache line, as packed weights do."""
+    memory = np.empty(w.nbytes + 64, np.uint8)
+    begin = -memory.ctypes.data % 64
+    copy = memory[begin : begin + w.nbytes].reshape(w.shape)
+    copy[:] = w
+    return copy
 
 
 def take_turns(teams: list[Experts], cases: list[Case], passes: int) -> dict[Case, list[float]]:
@@ -110,31 +138,53 @@ def take_turns(teams: list[Experts], cases: list[Case], passes: int) -> dict[Cas
     return {case: sorted(slowest[i :: len(cases)]) for i, case in enumerate(cases)}
 
 
-def measure(args: argparse.Namespace, dtype: str, levels: list[str]) -> list[Row]:
-    """All levels and token counts for one element type."""
-    per_expert = 3 * args.hidden * args.intermediate * (4 if dtype == "float32" else 2)
+def peaks_gop_per_s(threads: int) -> dict[str, float]:
+    """The arithmetic ceilings by kind, all threads together."""
+
+    def products(kind: str) -> int:
+        return int(kernels.peak_operations(kind, ceilings.ROUNDS))
+
+    return {
+        kind: ceilings.best_rate(threads, lambda _, kind=kind: products(kind)) / 1e9
+        for kind in kernels.peak_kinds()
+    }
+
+
+def measure(
+    args: argparse.Namespace, format_name: str, levels: list[str], peaks: dict[str, float]
+) -> list[Row]:
+    """All levels with a kernel of their own and all token counts for one format."""
+    own = [level for level in levels if kernels.format_kernel(level, format_name)[1] == level]
+    if not own:
+        return []
+    _, _, columns, panel_bytes = FORMATS[format_name]
+    per_expert = 3 * args.hidden * args.intermediate * panel_bytes // (32 * columns)
     count = max(2, args.megabytes * 2**20 // per_expert // args.threads)
-    most = max(args.tokens)
     teams = [
-        Experts(args.hidden, args.intermediate, count, dtype, most, seed) for seed in range(args.threads)
+        Experts(args.hidden, args.intermediate, count, format_name, max(args.tokens), seed)
+        for seed in range(args.threads)
     ]
     cases = [Case("read", levels[-1], 0)]
     cases += [
         Case("expert", level, tokens)
         for tokens in args.tokens
-        for level in levels
+        for level in own
         if level != "generic" or tokens <= args.generic_tokens
     ]
     turns = take_turns(teams, cases, args.passes)
     size, elements = sum(t.bytes for t in teams), sum(t.elements for t in teams)
     read = turns[cases[0]][0]
-    return [
-        Row(
-            case.kernel, case.level, dtype, case.tokens, args.threads, 1e3 * s[0], 1e3 * s[len(s) // 4],
-            size / s[0] / 1e9, read / s[0], 2 * elements * case.tokens / s[0] / 1e9,
-        )
-        for case, s in turns.items()
-    ]  # fmt: skip
+    rows = []
+    for case, s in turns.items():
+        gop = 2 * elements * case.tokens / s[0] / 1e9
+        peak = peaks.get(PEAK_OF[kernels.format_kernel(case.level, format_name)[0]])
+        rows.append(
+            Row(
+                case.kernel, case.level, format_name, case.tokens, args.threads, 1e3 * s[0], 1e3 * s[len(s) // 4],
+                size / s[0] / 1e9, read / s[0], gop, gop / peak if peak and case.tokens else None,
+            )
+        )  # fmt: skip
+    return rows
 
 
 def fork_join_us(threads: int) -> float:
@@ -149,12 +199,38 @@ def fork_join_us(threads: int) -> float:
     return best / repeats * 1e6
 
 
+def print_table(rows: list[Row], peaks: dict[str, float], fork_join: float, threads: int) -> None:
+    names = (
+        "kernel",
+        "level",
+        "format",
+        "tokens",
+        "threads",
+        "best ms",
+        "quarter",
+        "GB/s",
+        "of read",
+        "Gop/s",
+        "of peak",
+    )
+    print("{:8}{:13}{:8}{:>7}{:>8}{:>9}{:>9}{:>8}{:>9}{:>9}{:>9}".format(*names))
+    for r in rows:
+        of_peak = "" if r.share_of_peak is None else f"{r.share_of_peak:9.2f}"
+        print(
+            f"{r.kernel:8}{r.level:13}{r.format:8}{r.tokens:7}{r.threads:8}{r.ms:9.3f}{r.quarter_ms:9.3f}"
+            f"{r.gb_per_s:8.1f}{r.share_of_read:9.2f}{r.gop_per_s:9.1f}{of_peak}"
+        )
+    found = ", ".join(f"{kind} {rate:.0f}" for kind, rate in peaks.items())
+    print(f"products in registers, {threads} threads, Gop/s: {found}")
+    print(f"fork-join of {threads} threads, awake: {fork_join:.2f} us")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--level", action="append", choices=kernels.supported_levels(), help="default: all")
-    parser.add_argument("--dtype", action="append", choices=["float32", "bfloat16"], help="default: both")
+    parser.add_argument("--format", action="append", choices=list(FORMATS), help="default: all")
     parser.add_argument("--threads", type=int, default=ops.ThreadTeam(0).num_threads)
     parser.add_argument("--tokens", type=int, nargs="+", default=[1, 2, 4, 8, 32, 128])
     parser.add_argument("--hidden", type=int, default=2048)
@@ -164,35 +240,19 @@ def main() -> None:
     )
     parser.add_argument("--passes", type=int, default=15, help="turns of each case")
     parser.add_argument(
-        "--generic-tokens", type=int, default=2, help="the scalar level is slow: no more than this"
+        "--generic-tokens", type=int, default=0, help="the scalar level is slow: no more than this"
     )
-    parser.add_argument("--json", action="store_true", help="a list of rows instead of the table")
+    parser.add_argument("--json", action="store_true", help="one object instead of the table")
     args = parser.parse_args()
     levels = args.level or kernels.supported_levels()
-    rows = [row for dtype in args.dtype or ["float32", "bfloat16"] for row in measure(args, dtype, levels)]
+    peaks = peaks_gop_per_s(args.threads)
+    rows = [row for name in args.format or FORMATS for row in measure(args, name, levels, peaks)]
     fork_join = fork_join_us(args.threads)
     if args.json:
-        print(json.dumps({"rows": [asdict(row) for row in rows], "fork_join_us": fork_join}, indent=1))
-        return
-    names = (
-        "kernel",
-        "level",
-        "dtype",
-        "tokens",
-        "threads",
-        "best ms",
-        "quarter",
-        "GB/s",
-        "of read",
-        "GFLOP/s",
-    )
-    print("{:8}{:13}{:10}{:>7}{:>8}{:>9}{:>9}{:>8}{:>9}{:>9}".format(*names))
-    for r in rows:
-        print(
-            f"{r.kernel:8}{r.level:13}{r.dtype:10}{r.tokens:7}{r.threads:8}{r.ms:9.3f}{r.quarter_ms:9.3f}{r.gb_per_s:8.1f}"
-            f"{r.share_of_read:9.2f}{r.gflop_per_s:9.1f}"
-        )
-    print(f"fork-join of {args.threads} threads, awake: {fork_join:.2f} us")
+        found = {"rows": [asdict(row) for row in rows], "peaks_gop_per_s": peaks, "fork_join_us": fork_join}
+        print(json.dumps(found, indent=1))
+    else:
+        print_table(rows, peaks, fork_join, args.threads)
 
 
 if __name__ == "__main__":
