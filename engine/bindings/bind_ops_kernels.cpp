@@ -38,26 +38,6 @@ void matmul(const py::array& x, const py::array& w, const py::array& y, const st
   matmul_rows(table, rows, weight, 0, to_int(weight.rows), out, weight.rows, to_int(xs.shape[0]));
 }
 
-void gate_up(const py::array& x, const py::array& gate, const py::array& up, const py::array& h,
-             const std::string& level) {
-  const TensorView xs = view_of(x);
-  const float* rows = expect_f32(xs, "kernels.gate_up: x", {kAny, kAny});
-  const Weight g = expect_weight(view_of(gate), "kernels.gate_up: gate", kAny, xs.shape[1]);
-  const Weight u = expect_weight(view_of(up), "kernels.gate_up: up", g.rows, g.cols);
-  if (g.dtype != u.dtype) throw KernelFailure("kernels.gate_up: gate and up differ in element type");
-  float* out = expect_writable_f32(view_of(h), "kernels.gate_up: h", {xs.shape[0], g.rows});
-  const kernels::KernelTable& table = level_named(level);
-  const int M = to_int(xs.shape[0]), N = to_int(g.rows), K = to_int(g.cols);
-  const py::gil_scoped_release release;
-  if (g.dtype == kernels::DType::kBF16) {
-    table.gate_up_bf16(rows, K, static_cast<const uint16_t*>(g.data), static_cast<const uint16_t*>(u.data),
-                       out, N, M, N, K);
-  } else {
-    table.gate_up_f32(rows, K, static_cast<const float*>(g.data), static_cast<const float*>(u.data), out, N,
-                      M, N, K);
-  }
-}
-
 void weighted_sum(const py::array& p, const py::array& v, const py::array& out, const std::string& level) {
   const TensorView ps = view_of(p);
   const float* weights = expect_f32(ps, "kernels.weighted_sum: p", {kAny, kAny});
@@ -167,8 +147,6 @@ void bind_kernels(py::module_& m) {
     return names;
   });
   m.def("matmul", &matmul, py::arg("x"), py::arg("w"), py::arg("y"), py::kw_only(), py::arg("level"));
-  m.def("gate_up", &gate_up, py::arg("x"), py::arg("gate"), py::arg("up"), py::arg("h"), py::kw_only(),
-        py::arg("level"));
   m.def("weighted_sum", &weighted_sum, py::arg("p"), py::arg("v"), py::arg("out"), py::kw_only(),
         py::arg("level"));
   m.def("rmsnorm", &rmsnorm, py::arg("x"), py::arg("w"), py::arg("eps"), py::arg("y"), py::kw_only(),

@@ -10,9 +10,6 @@ namespace twofold::kernels {
 namespace {
 
 struct Avx2 {
-  template <class W>
-  using Product = WidenedProduct<Avx2, W>;
-
   using F = __m256;
   static constexpr int kLanes = 8;
   static constexpr int kTokens = 2;

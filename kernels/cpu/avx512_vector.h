@@ -10,9 +10,6 @@ namespace twofold::kernels {
 namespace {
 
 struct Avx512 {
-  template <class W>
-  using Product = WidenedProduct<Avx512, W>;
-
   using F = __m512;
   static constexpr int kLanes = 16;
   static constexpr int kTokens = 6;

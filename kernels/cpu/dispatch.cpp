@@ -77,8 +77,6 @@ void take(Entry& into, Entry from) {
 void add_part(const KernelTable& part, const char* level, KernelTable& table) {
   take(table.matmul_f32, part.matmul_f32);
   take(table.matmul_bf16, part.matmul_bf16);
-  take(table.gate_up_f32, part.gate_up_f32);
-  take(table.gate_up_bf16, part.gate_up_bf16);
   take(table.weighted_sum_f32, part.weighted_sum_f32);
   take(table.weighted_sum_bf16, part.weighted_sum_bf16);
   take(table.rmsnorm, part.rmsnorm);

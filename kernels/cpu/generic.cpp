@@ -46,18 +46,6 @@ void matmul(const float* x, int64_t ldx, const W* w, float* y, int64_t ldy, int 
 }
 
 template <class W>
-void gate_up(const float* x, int64_t ldx, const W* gate, const W* up, float* h, int64_t ldh, int M, int N,
-             int K) {
-  for (int n = 0; n < N; ++n) {
-    const int64_t row = static_cast<int64_t>(n) * K;
-    for (int m = 0; m < M; ++m) {
-      const float g = dot(x + m * ldx, gate + row, K);
-      h[m * ldh + n] = g / (1.0f + std::exp(-g)) * dot(x + m * ldx, up + row, K);
-    }
-  }
-}
-
-template <class W>
 void weighted_sum(const float* p, int64_t ldp, const W* v, float* out, int64_t ldo, int M, int n, int D) {
   for (int m = 0; m < M; ++m) {
     for (int j = 0; j < n; ++j) {
@@ -119,8 +107,6 @@ uint64_t read_all(const void* memory, int64_t num_bytes) {
 constexpr KernelTable kPart = {
     .matmul_f32 = matmul<float>,
     .matmul_bf16 = matmul<uint16_t>,
-    .gate_up_f32 = gate_up<float>,
-    .gate_up_bf16 = gate_up<uint16_t>,
     .weighted_sum_f32 = weighted_sum<float>,
     .weighted_sum_bf16 = weighted_sum<uint16_t>,
     .rmsnorm = rmsnorm,

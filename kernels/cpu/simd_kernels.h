@@ -15,39 +15,7 @@ template <class V>
 struct Simd : Products<V> {
   using F = typename V::F;
   static constexpr int kLanes = V::kLanes;
-  static constexpr int kTokenBlock = 48;   // activation rows and
-  static constexpr int kColumnBlock = 64;  // columns of gate and up held on the stack before SiLU
-
   static F silu(F v) { return V::div(v, V::add(V::set1(1.0f), V::exp(V::sub(V::zero(), v)))); }
-
-  template <class W>
-  static void gate_up(const float* x, int64_t ldx, const W* gate, const W* up, float* h, int64_t ldh, int M,
-                      int N, int K) {
-    float gates[kTokenBlock][kColumnBlock], ups[kTokenBlock][kColumnBlock];
-    for (int m = 0; m < M; m += kTokenBlock) {
-      const int tokens = M - m < kTokenBlock ? M - m : kTokenBlock;
-      for (int n = 0; n < N; n += kColumnBlock) {
-        const int columns = N - n < kColumnBlock ? N - n : kColumnBlock;
-        const int64_t row = static_cast<int64_t>(n) * K;
-        Products<V>::template matmul<W>(x + m * ldx, ldx, gate + row, gates[0], kColumnBlock, tokens, columns,
-                                        K);
-        Products<V>::template matmul<W>(x + m * ldx, ldx, up + row, ups[0], kColumnBlock, tokens, columns, K);
-        for (int t = 0; t < tokens; ++t) {
-          float* out = h + (m + t) * ldh + n;
-          int c = 0;
-          for (; c + kLanes <= columns; c += kLanes) {
-            V::store(out + c, V::mul(silu(V::load(gates[t] + c)), V::load(ups[t] + c)));
-          }
-          if (c < columns) {
-            const int rest = columns - c;
-            V::store_first(out + c,
-                           V::mul(silu(V::load_first(gates[t] + c, rest)), V::load_first(ups[t] + c, rest)),
-                           rest);
-          }
-        }
-      }
-    }
-  }
 
   // T rows x C vectors of columns, all n positions, the accumulators in registers.
   template <class W, int T, int C>
@@ -194,8 +162,6 @@ struct Simd : Products<V> {
     KernelTable table;
     table.matmul_f32 = Products<V>::template matmul<float>;
     table.matmul_bf16 = Products<V>::template matmul<uint16_t>;
-    table.gate_up_f32 = gate_up<float>;
-    table.gate_up_bf16 = gate_up<uint16_t>;
     table.weighted_sum_f32 = weighted_sum<float>;
     table.weighted_sum_bf16 = weighted_sum<uint16_t>;
     table.rmsnorm = rmsnorm;

@@ -2,9 +2,9 @@
 // who supplies it and what it may be shared with): the tiles, what they read in which order, and nothing
 // else.
 //
-// Every dot product uses V::kLanes partial sums, one vector register per output element, and V::sum4's
-// reduction tree: halves added, then quarters, and so on. Tiles only decide how many such elements are
-// computed side by side.
+// Weights are widened to float32 and multiplied with float32 activations. Every dot product uses V::kLanes
+// partial sums, one vector register per output element, and V::sum4's reduction tree: halves added, then
+// quarters, and so on. Tiles only decide how many such elements are computed side by side.
 #pragma once
 #include <cstdint>
 
@@ -12,50 +12,25 @@
 
 namespace twofold::kernels {
 
-// Weights widened to float32 and multiplied with float32 activations: exact products, one rounding per
-// addition.
-template <class V, class W>
-struct WidenedProduct {
-  using Element = float;  // of activations, once packed
-  using Values = typename V::F;
-  using Weights = typename V::F;
-  static constexpr int kStep = V::kLanes;
-  static constexpr bool kRounds = false;  // packed activations are what they were
-
-  static Values packed(const Element* x) { return V::load(x); }
-  static void pack(Values x, Element* to) { V::store(to, x); }
-  static Values values(const float* x) { return V::load(x); }
-  static Values first_values(const float* x, int n) { return V::load_first(x, n); }
-  static Weights weights(const W* w) { return V::load(w); }
-  static Weights first_weights(const W* w, int n) { return V::load_first(w, n); }
-  static Values add(Values x, Weights w, Values sum) { return V::fma(x, w, sum); }
-};
-
 template <class V>
 struct Products {
   using F = typename V::F;
+  static constexpr int kLanes = V::kLanes;
   static constexpr int kRows = 4;                      // weight rows per tile
   static constexpr int kTokens = V::kTokens;           // activation rows per tile, at most
   static constexpr int kPrefetchBytes = 4096;          // ahead of the weights of a single activation row
   static constexpr int64_t kPackedBytes = 64 * 1024;   // of a tile's activations, on the stack
   static constexpr int64_t kWeightBytes = 256 * 1024;  // passed by all tokens before the next
 
-  // What one step along K multiplies: V says how it reads and multiplies weights of type W, and how many at a
-  // time.
-  template <class W>
-  using Product = typename V::template Product<W>;
-
   // T activation rows as a tile reads them: step by step along K, the rows side by side, zeros after the
   // last. One ascending stream instead of T, whose rows would share cache sets when K is a power of two.
-  template <class W>
-  static void pack(const float* x, int64_t ldx, int T, int K, typename Product<W>::Element* to) {
-    using P = Product<W>;
+  static void pack(const float* x, int64_t ldx, int T, int K, float* to) {
     for (int t = 0; t < T; ++t) {
       const float* row = x + t * ldx;
-      typename P::Element* column = to + t * P::kStep;
+      float* column = to + t * kLanes;
       int k = 0;
-      for (; k + P::kStep <= K; k += P::kStep, column += T * P::kStep) P::pack(P::values(row + k), column);
-      if (k < K) P::pack(P::first_values(row + k, K - k), column);
+      for (; k + kLanes <= K; k += kLanes, column += T * kLanes) V::store(column, V::load(row + k));
+      if (k < K) V::store(column, V::load_first(row + k, K - k));
     }
   }
 
@@ -63,9 +38,7 @@ struct Products {
   // prefetched `ahead` elements further on: those of the next tile while they are read for the first time,
   // nothing (0) later.
   template <class W, int R, int T>
-  static void dot_tile(const typename Product<W>::Element* x, const W* w, float* out, int64_t ldo, int K,
-                       int64_t ahead) {
-    using P = Product<W>;
+  static void dot_tile(const float* x, const W* w, float* out, int64_t ldo, int K, int64_t ahead) {
     F acc[T][kRows];
 #pragma GCC unroll 8
     for (int t = 0; t < T; ++t) {
@@ -73,29 +46,29 @@ struct Products {
       for (int r = 0; r < kRows; ++r) acc[t][r] = V::zero();
     }
     int k = 0;
-    for (; k + P::kStep <= K; k += P::kStep, x += T * P::kStep) {
-      typename P::Weights row[R];
+    for (; k + kLanes <= K; k += kLanes, x += T * kLanes) {
+      F row[R];
 #pragma GCC unroll 4
       for (int r = 0; r < R; ++r) {
-        row[r] = P::weights(w + static_cast<int64_t>(r) * K + k);
+        row[r] = V::load(w + static_cast<int64_t>(r) * K + k);
         V::prefetch_l2(w + static_cast<int64_t>(r) * K + k + ahead);
       }
 #pragma GCC unroll 8
       for (int t = 0; t < T; ++t) {
-        const typename P::Values value = P::packed(x + t * P::kStep);
+        const F value = V::load(x + t * kLanes);
 #pragma GCC unroll 4
-        for (int r = 0; r < R; ++r) acc[t][r] = P::add(value, row[r], acc[t][r]);
+        for (int r = 0; r < R; ++r) acc[t][r] = V::fma(value, row[r], acc[t][r]);
       }
     }
     if (k < K) {
-      typename P::Weights row[R];
+      F row[R];
 #pragma GCC unroll 4
-      for (int r = 0; r < R; ++r) row[r] = P::first_weights(w + static_cast<int64_t>(r) * K + k, K - k);
+      for (int r = 0; r < R; ++r) row[r] = V::load_first(w + static_cast<int64_t>(r) * K + k, K - k);
 #pragma GCC unroll 8
       for (int t = 0; t < T; ++t) {
-        const typename P::Values value = P::packed(x + t * P::kStep);
+        const F value = V::load(x + t * kLanes);
 #pragma GCC unroll 4
-        for (int r = 0; r < R; ++r) acc[t][r] = P::add(value, row[r], acc[t][r]);
+        for (int r = 0; r < R; ++r) acc[t][r] = V::fma(value, row[r], acc[t][r]);
       }
     }
 #pragma GCC unroll 8
@@ -111,14 +84,11 @@ struct Products {
   }
 
   // The same for one activation row, bound by memory: one weight row after the other, so that memory is read
-  // in one ascending stream, which is what its prefetchers and ours like best. x is packed, or the
-  // activations themselves.
-  template <class W, int R, class X>
-  static void dot_one(const X* x, const W* w, float* out, int K) {
-    using P = Product<W>;
-    constexpr int kStepBytes = P::kStep * static_cast<int>(sizeof(W));
-    constexpr int kLine =
-        kStepBytes >= 64 ? P::kStep : P::kStep * (64 / kStepBytes);  // elements per prefetch
+  // in one ascending stream, which is what its prefetchers and ours like best.
+  template <class W, int R>
+  static void dot_one(const float* x, const W* w, float* out, int K) {
+    constexpr int kStepBytes = kLanes * static_cast<int>(sizeof(W));
+    constexpr int kLine = kStepBytes >= 64 ? kLanes : kLanes * (64 / kStepBytes);  // elements per prefetch
     F acc[kRows] = {V::zero(), V::zero(), V::zero(), V::zero()};
 #pragma GCC unroll 4
     for (int r = 0; r < R; ++r) {
@@ -127,27 +97,27 @@ struct Products {
       for (; k + kLine <= K; k += kLine) {
         V::prefetch(row + k + kPrefetchBytes / static_cast<int>(sizeof(W)));
 #pragma GCC unroll 4
-        for (int i = 0; i < kLine; i += P::kStep)
-          acc[r] = P::add(P::values(x + k + i), P::weights(row + k + i), acc[r]);
+        for (int i = 0; i < kLine; i += kLanes)
+          acc[r] = V::fma(V::load(x + k + i), V::load(row + k + i), acc[r]);
       }
-      for (; k + P::kStep <= K; k += P::kStep) acc[r] = P::add(P::values(x + k), P::weights(row + k), acc[r]);
-      if (k < K) acc[r] = P::add(P::first_values(x + k, K - k), P::first_weights(row + k, K - k), acc[r]);
+      for (; k + kLanes <= K; k += kLanes) acc[r] = V::fma(V::load(x + k), V::load(row + k), acc[r]);
+      if (k < K) acc[r] = V::fma(V::load_first(x + k, K - k), V::load_first(row + k, K - k), acc[r]);
     }
     float sums[kRows];
     V::sum4(acc[0], acc[1], acc[2], acc[3], sums);
     for (int r = 0; r < R; ++r) out[r] = sums[r];
   }
 
-  template <class W, class X>
-  static void dot_one_rows(const X* x, const W* w, float* out, int N, int K) {
+  template <class W>
+  static void dot_one_rows(const float* x, const W* w, float* out, int N, int K) {
     int n = 0;
     for (; n + kRows <= N; n += kRows) dot_one<W, kRows>(x, w + static_cast<int64_t>(n) * K, out + n, K);
     for (; n < N; ++n) dot_one<W, 1>(x, w + static_cast<int64_t>(n) * K, out + n, K);
   }
 
   template <class W, int R>
-  static void dot_tokens(const typename Product<W>::Element* x, const W* w, float* out, int64_t ldo,
-                         int tokens, int K, int64_t ahead) {
+  static void dot_tokens(const float* x, const W* w, float* out, int64_t ldo, int tokens, int K,
+                         int64_t ahead) {
     if constexpr (kTokens >= 6) {
       if (tokens == 6) return dot_tile<W, R, 6>(x, w, out, ldo, K, ahead);
       if (tokens == 5) return dot_tile<W, R, 5>(x, w, out, ldo, K, ahead);
@@ -158,16 +128,14 @@ struct Products {
     if constexpr (!V::kStreamsRows) dot_tile<W, R, 1>(x, w, out, ldo, K, ahead);
   }
 
-  template <class W>
   static int64_t packed_bytes(int K) {
-    const int64_t steps = (static_cast<int64_t>(K) + Product<W>::kStep - 1) / Product<W>::kStep;
-    return steps * Product<W>::kStep * static_cast<int64_t>(sizeof(typename Product<W>::Element));
+    const int64_t steps = (static_cast<int64_t>(K) + kLanes - 1) / kLanes;
+    return steps * kLanes * static_cast<int64_t>(sizeof(float));
   }
 
   // Activation rows per tile: its registers' worth, or as many as can be packed.
-  template <class W>
   static int tile_tokens(int K) {
-    const int64_t row_bytes = packed_bytes<W>(K);
+    const int64_t row_bytes = packed_bytes(K);
     if (row_bytes * kTokens <= kPackedBytes) return kTokens;
     return row_bytes * 2 <= kPackedBytes ? static_cast<int>(kPackedBytes / row_bytes) : 1;
   }
@@ -177,15 +145,11 @@ struct Products {
   template <class W>
   static void dot_rows(const float* x, int64_t ldx, const W* w, float* out, int64_t ldo, int tokens, int N,
                        int K, bool first) {
-    using P = Product<W>;
     const bool fits =
-        packed_bytes<W>(K) * tokens <= kPackedBytes;  // one row may be too long to pack, two never are
-    if (tokens == 1 && (!fits || (V::kStreamsRows && !P::kRounds))) return dot_one_rows<W>(x, w, out, N, K);
-    alignas(64) typename P::Element packed[kPackedBytes / sizeof(typename P::Element)];
-    pack<W>(x, ldx, tokens, K, packed);
-    if constexpr (V::kStreamsRows) {
-      if (tokens == 1) return dot_one_rows<W>(packed, w, out, N, K);
-    }
+        packed_bytes(K) * tokens <= kPackedBytes;  // one row may be too long to pack, two never are
+    if (tokens == 1 && (!fits || V::kStreamsRows)) return dot_one_rows<W>(x, w, out, N, K);
+    alignas(64) float packed[kPackedBytes / sizeof(float)];
+    pack(x, ldx, tokens, K, packed);
     int n = 0;
     const int64_t ahead = first ? static_cast<int64_t>(kRows) * K : 0;
     for (; n + kRows <= N; n += kRows) {
@@ -205,7 +169,7 @@ struct Products {
 
   template <class W>
   static void matmul(const float* x, int64_t ldx, const W* w, float* y, int64_t ldy, int M, int N, int K) {
-    const int most = tile_tokens<W>(K);
+    const int most = tile_tokens(K);
     const int block = M <= most ? N : block_rows<W>(N, K);
     for (int n = 0; n < N; n += block) {
       const int rows = N - n < block ? N - n : block;

@@ -36,13 +36,6 @@ struct KernelTable {
   void (*matmul_bf16)(const float* x, int64_t ldx, const uint16_t* w, float* y, int64_t ldy, int M, int N,
                       int K) = nullptr;
 
-  // h[m, n] = silu(x_m . gate_n) * (x_m . up_n), the dot products being those of matmul; silu(v) = v / (1 +
-  // exp(-v)).
-  void (*gate_up_f32)(const float* x, int64_t ldx, const float* gate, const float* up, float* h, int64_t ldh,
-                      int M, int N, int K) = nullptr;
-  void (*gate_up_bf16)(const float* x, int64_t ldx, const uint16_t* gate, const uint16_t* up, float* h,
-                       int64_t ldh, int M, int N, int K) = nullptr;
-
   // out[m, d] += sum over j of p[m, j] * v[j, d], j ascending; v is [n, D] contiguous (attention's second
   // product).
   void (*weighted_sum_f32)(const float* p, int64_t ldp, const float* v, float* out, int64_t ldo, int M, int n,
