@@ -161,7 +161,12 @@ void AttentionBlock::attend_tile(const float* qkv, float* out, const AttentionTi
   const bool bf16 = cache.dtype() == kernels::DType::kBF16;
   const auto for_pages = [&](auto body) {
     for (int j = first; j < last;) {
-      const int count = std::min(last - j, page_size - j % page_size);
+      // Pages that follow one another in memory as in the sequence are read as one.
+      int count = page_size - j % page_size;
+      while (j + count < last &&
+             pages[(j + count) / page_size] == pages[j / page_size] + (j % page_size + count) / page_size)
+        count += page_size;
+      count = std::min(count, last - j);
       body(j - first, count, pages[j / page_size], (j % page_size) * cache.row_bytes());
       j += count;
     }

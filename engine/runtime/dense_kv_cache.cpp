@@ -38,7 +38,7 @@ KvCache::KvCache(int num_layers, int num_pages, int page_size, int num_kv_heads,
     }
   }
   row_bytes_ = head_dim * kernels::element_bytes(dtype);
-  half_page_bytes_ = num_kv_heads * page_size * row_bytes_;
+  values_offset_ = static_cast<int64_t>(num_kv_heads) * num_pages * page_size * row_bytes_;
   bytes_ = elements * kernels::element_bytes(dtype);
   void* memory = mmap(nullptr, static_cast<size_t>(bytes_), PROT_READ | PROT_WRITE,
                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);

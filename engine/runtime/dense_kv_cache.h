@@ -1,8 +1,8 @@
 // Memory of a paged KV cache. It knows pages, not sequences: who owns which page is the scheduler's affair.
 //
-// Layout: [layer][page][key, value][kv head][position in page][head_dim], so the positions of one head of one
-// page are a small weight matrix. Untouched pages cost no memory (the system maps them on first write) and
-// read as zero.
+// Layout: [layer][key, value][kv head][page][position in page][head_dim], so the positions of one head over a
+// run of consecutive pages, which is what a sequence usually has, are one weight matrix. Untouched pages cost
+// no memory (the system maps them on first write) and read as zero.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -30,19 +30,19 @@ class KvCache {
 
   // Keys (values) of one page and head: [page_size, head_dim] elements of dtype().
   char* keys(int layer, int page, int head) const { return base_ + offset(layer, page, head); }
-  char* values(int layer, int page, int head) const { return keys(layer, page, head) + half_page_bytes_; }
+  char* values(int layer, int page, int head) const { return keys(layer, page, head) + values_offset_; }
 
   int64_t row_bytes() const { return row_bytes_; }
 
  private:
   int64_t offset(int layer, int page, int head) const {
-    return (static_cast<int64_t>(layer) * num_pages_ + page) * 2 * half_page_bytes_ +
-           head * page_size_ * row_bytes_;
+    return layer * 2 * values_offset_ +
+           (static_cast<int64_t>(head) * num_pages_ + page) * page_size_ * row_bytes_;
   }
 
   int num_layers_, num_pages_, page_size_, num_kv_heads_, head_dim_;
   kernels::DType dtype_;
-  int64_t row_bytes_ = 0, half_page_bytes_ = 0, bytes_ = 0;
+  int64_t row_bytes_ = 0, values_offset_ = 0, bytes_ = 0;
   char* base_ = nullptr;
 };
 

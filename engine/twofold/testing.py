@@ -205,13 +205,17 @@ def write_weights(
 
 
 def write_safetensors(file: Path, tensors: Mapping[str, Array], dtype: str) -> None:
-    """One safetensors file (numpy cannot name bfloat16, so the format's few bytes are written here)."""
+    """One safetensors file (numpy cannot name bfloat16, so the format's few bytes are written here).
+
+    uint8 tensors are written as they are, as F8_E4M3.
+    """
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     data = bytearray()
     for name, tensor in tensors.items():
         raw = _to_bytes(tensor, dtype)
         offsets = [len(data), len(data) + len(raw)]
-        header[name] = {"dtype": _DTYPE_NAMES[dtype], "shape": list(tensor.shape), "data_offsets": offsets}
+        kind = "F8_E4M3" if tensor.dtype == np.uint8 else _DTYPE_NAMES[dtype]
+        header[name] = {"dtype": kind, "shape": list(tensor.shape), "data_offsets": offsets}
         data += raw
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
@@ -282,6 +286,8 @@ def _add_experts(model: TinyModel, prefix: str, weights: dict[str, F32], rng: np
 
 
 def _to_bytes(tensor: Array, dtype: str) -> bytes:
+    if tensor.dtype == np.uint8:
+        return tensor.tobytes()
     if dtype == "bfloat16":
         return to_bfloat16(tensor).tobytes()
     return np.ascontiguousarray(tensor, np.float16 if dtype == "float16" else np.float32).tobytes()

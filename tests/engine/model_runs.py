@@ -108,7 +108,7 @@ def rounds_activations(format_name: str) -> bool:
     return kind == "bf16"
 
 
-def load(directory: Path, num_sequences: int = 1, num_threads: int = 2) -> Runner:
+def load(directory: Path, num_sequences: int = 2, num_threads: int = 2) -> Runner:
     return Runner(load_model(directory, team=ops.ThreadTeam(num_threads)), num_sequences)
 
 

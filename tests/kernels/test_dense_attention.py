@@ -134,6 +134,17 @@ def test_cuts_and_threads_change_no_bit(case: Case) -> None:
             assert np.array_equal(setup.run(cuts, threads), whole)
 
 
+@pytest.mark.parametrize("window", [None, 7])
+def test_runs_of_consecutive_pages_change_no_bit(window: int | None) -> None:
+    """Pages in order are read as one stretch, shuffled ones page by page, and some of both in between."""
+    setup = Setup(Case(window=window, page_size=3, tokens=29))
+    shuffled = setup.run([29])
+    for order in (range(10), [4, 5, 6, 0, 1, 2, 3, 9, 8, 7]):
+        table = np.array([order], np.int32)
+        setup.tables = lambda table=table: table  # type: ignore[method-assign]
+        assert np.array_equal(setup.run([11, 12, 29]), shuffled)
+
+
 def test_bfloat16_cache_rounds_keys_and_values_only() -> None:
     setup = Setup(Case(cache_dtype="bfloat16", tokens=30))
     got = setup.run([30])
