@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from peers.engines import LlamaEngine, PeerError, TwofoldEngine, Workload, last_json_lines
 from peers.gguf_model import file_name, write_model
@@ -122,12 +122,10 @@ def python_share(settings: Settings) -> list[Line]:
     try:
         with random_model(settings, format_name) as path:
             lines = last_json_lines([*command_of, str(path)], "twofold bench --profile", "make build")
-        share = share_of(lines[-1])
+        decode = lines[-1]["profile"]["decode"]
+        share, step_us = float(decode["python_share"]), float(decode["step_us"])
+        picking = float(decode["parts_us"].get("sampler", 0.0)) / step_us
     except (PeerError, IndexError, KeyError, TypeError) as error:
         return [not_measured("python", target, f"twofold bench --profile: {error}")]
-    return [at_most("python", target, 3, 100 * share, "%")]
-
-
-def share_of(result: dict[str, Any]) -> float:
-    """`profile.python_share` of what `twofold bench --profile --json` printed: 0 to 1, of decode steps."""
-    return float(result["profile"]["python_share"])
+    note = f"of {step_us / 1e3:.2f} ms; picking the token takes another {100 * picking:.1f} %"
+    return [at_most("python", target, 3, 100 * share, "%", note)]

@@ -17,6 +17,10 @@ from targets import engine_checks, file_checks, layer_checks
 from targets.lines import Line, Settings, at_least, at_most, markdown, not_measured, table
 
 
+# As `twofold bench --profile --json` prints it, among other things.
+PROFILED = {"profile": {"decode": {"step_us": 900.0, "parts_us": {"sampler": 9.0}, "python_share": 0.02}}}
+
+
 def settings(tmp_path: Path, **changes: object) -> Settings:
     plain = {
         "cache": tmp_path / "cache",
@@ -111,9 +115,10 @@ def test_beside_busy_processes_quiet_and_busy_take_turns(tmp_path, fake_python, 
 
 
 def test_the_share_of_python_is_read_from_the_profile(tmp_path, fake_python) -> None:
-    python = fake_python("python", [{"profile": {"python_share": 0.02}}])
+    python = fake_python("python", [PROFILED])
     (line,) = engine_checks.python_share(settings(tmp_path, python=python))
     assert (line.figure, line.verdict) == (pytest.approx(2), "pass")
+    assert line.note == "of 0.90 ms; picking the token takes another 1.0 %"
     (line,) = engine_checks.python_share(settings(tmp_path, python=fake_python("old", [{"twofold": {}}])))
     assert line.verdict == "not measured"
 
@@ -145,7 +150,7 @@ def program(load_script) -> ModuleType:
 
 def test_one_run_with_players(program, tmp_path, fake_python, capsys) -> None:
     speed = {"prefill_tokens_per_s": 640.0, "decode_tokens_per_s": 80.0}
-    ours = fake_python("ours", [{"twofold": speed, "profile": {"python_share": 0.01}, "load_s": 0.5}])
+    ours = fake_python("ours", [{"twofold": speed, **PROFILED, "load_s": 0.5}])
     llama = fake_python("llama", [{"prefill_s": 0.2, "decode_s": 0.8}])
     cache = tmp_path / "cache"
     flags = ["--shape", "tiny", "--layers", "2", "--cache", str(cache), "--format", "q8_0", "--rounds", "1"]
