@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
 import sys
 from pathlib import Path
@@ -172,12 +171,12 @@ def engines_for(
         engines.append(LlamaEngine(args.llama_python))
     if "transformers" in args.engine:
         needed = model_bytes(shape, format_name) + _ROOM_BYTES
-        available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        available = machine.available_memory_bytes()
         if format_name != "bf16":
             missing["transformers"] = "it is compared on bf16 only"
         elif needed > available:
             missing["transformers"] = (
-                f"it needs {needed / 1e9:.0f} GB of memory, there are {available / 1e9:.0f}"
+                f"it needs {needed / 1e9:.0f} GB of memory, {available / 1e9:.0f} are free"
             )
         else:
             if not (directory / "config.json").exists():

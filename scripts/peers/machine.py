@@ -48,6 +48,18 @@ def cpu_name() -> str:
     return f"{fields.get('model name', 'unknown CPU')}{family}"
 
 
+def available_memory_bytes() -> int:
+    """What a new process may take without others being pushed out; all there is, where the kernel does not say."""
+    try:
+        text = Path("/proc/meminfo").read_text(encoding="utf-8")
+    except OSError:
+        text = ""
+    fields = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
+    if "MemAvailable" in fields:
+        return 1024 * int(fields["MemAvailable"].split()[0])
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
 def physical_cores() -> int:
     """Cores among those that this process may use; threads of one core count once."""
     seen = set()

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import Final
 
+from peers import machine
 from peers.engines import PeerError, TwofoldEngine, Workload, last_json_lines
 from peers.gguf_model import model_bytes
 from peers.shapes import FULL_SHAPES
@@ -19,6 +20,8 @@ from targets.lines import Line, Settings, at_least, at_most, not_measured
 _LOADER: Final = Path(__file__).resolve().parent / "load_worker.py"
 _READ_BYTES: Final = 16 * 1024**2
 BIG_FORMAT: Final = "q4_0"
+_ROOM_GB: Final = 1.5
+"""Beside the weights: KV cache, vocabulary, Python."""
 
 
 def forget(path: Path) -> None:
@@ -87,7 +90,11 @@ def big_model(settings: Settings) -> list[Line]:
     target = f"decode of {shape.name}, {shape.layers} layers, {BIG_FORMAT} ({size:.0f} GB)"
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
     work = Workload(64, 16, 1, settings.threads, settings.seed, shape.vocab)
-    lines = []
+    lines: list[Line] = []
+    free = machine.available_memory_bytes() / 1e9
+    if free < size + _ROOM_GB:
+        why = f"{free:.0f} GB of memory are free, it takes {size + _ROOM_GB:.0f}; end other programs"
+        return [not_measured("big", target, why)]
     try:
         with random_model(whole, BIG_FORMAT) as path:
             lines.append(load_line(whole, path, f"load {BIG_FORMAT}, {shape.layers} layers ÷ read the file"))

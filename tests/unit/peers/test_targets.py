@@ -16,7 +16,6 @@ from peers.shapes import FULL_SHAPES
 from targets import engine_checks, file_checks, layer_checks
 from targets.lines import Line, Settings, at_least, at_most, markdown, not_measured, table
 
-
 # As `twofold bench --profile --json` prints it, among other things.
 PROFILED = {"profile": {"decode": {"step_us": 900.0, "parts_us": {"sampler": 9.0}, "python_share": 0.02}}}
 
@@ -191,3 +190,20 @@ def test_every_target_section_is_in_the_docs(program) -> None:
     for module in (program, bench_kt_kernel):
         assert BEGIN.format(name=module.SECTION, maker=module.MAKER) in text
         assert END.format(name=module.SECTION) in text
+
+
+def test_the_whole_model_is_not_tried_without_the_memory_for_it(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(file_checks.machine, "available_memory_bytes", lambda: 10 * 10**9)
+    (line,) = file_checks.big_model(settings(tmp_path, shape=FULL_SHAPES["qwen3-30b-a3b"].with_layers(6)))
+    assert line.verdict == "not measured"
+    assert "48 layers" in line.target
+    assert line.note.startswith("10 GB of memory are free, it takes 19")
+    assert not (tmp_path / "cache").exists()
+
+
+def test_the_whole_model_loads_and_decodes(tmp_path, fake_python) -> None:
+    speed = {"prefill_tokens_per_s": 9.0, "decode_tokens_per_s": 7.0}
+    python = fake_python("python", [{"load_s": 0.0, "twofold": speed}])
+    load, decode = file_checks.big_model(settings(tmp_path, python=python))
+    assert (load.verdict, decode.verdict, decode.figure) == ("pass", "pass", 7.0)
+    assert list((tmp_path / "cache").iterdir()) == []
