@@ -87,7 +87,7 @@ class Layer:
             y[:] = 0
             self._moe.begin_step(turn, [0] * tokens, list(range(tokens)))
             begun = time.perf_counter()
-            self._moe.forward(0, x, ids, weights, y)
+            self._moe.executor.forward(0, x, ids, weights, y)
             took.append(time.perf_counter() - begun)
             self._moe.end_step()
             touched.append(len(np.unique(ids)))

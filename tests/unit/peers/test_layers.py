@@ -115,3 +115,16 @@ def test_balanced_routing_gives_every_expert_as_many_tokens() -> None:
     assert set(Counter(expert for row in ids for expert in row).values()) == {32}
     with pytest.raises(ValueError, match="cannot be shared evenly"):
         balanced_routing(random.Random(1), 3, 128, 8)
+
+
+@pytest.mark.parametrize("way", ["q4_0", "int4", "bf16"])
+def test_a_real_layer_answers_orders(way: str) -> None:
+    pytest.importorskip("twofold._core")
+    ours = LayerSpec("layer_worker.py", way)
+    with running([ours], TINY, 1, 32) as (processes, missing):
+        assert missing == {}
+        found = take_turns(processes, [(1, 2), (4, 1)], 1, missing)
+        evenly = take_turns(processes, [(32, 1)], 1, missing, balanced=True)
+    assert found[ours.name, 1].touched == [2, 2]
+    assert all(took > 0 for timing in found.values() for took in timing.seconds)
+    assert evenly[ours.name, 32].touched == [TINY.experts]
