@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "integer_formats.h"
+#include "integer_terms.h"
 #include "levels.h"
 
 namespace twofold::kernels {
@@ -24,27 +25,19 @@ struct IntegerProducts {
   static constexpr int kVectors = V::kVectors;                       // vectors of weight rows of a tile
   static constexpr int kPasses = kPanelRows / (V::kLanes * kVectors);
   static constexpr int kPartRuns = 8;
-  static constexpr int kChunk = 48;              // activation rows whose float sums are held
-  static constexpr int kStrip = 192;             // activation rows that stay in the second-level cache
-  static constexpr int kTermRuns = kStrip * 64;  // runs of activation rows whose terms are held
+  static constexpr int kPartBlocks = kPartRuns / Format::kRuns;
+  static constexpr int kChunk = 64;     // activation rows whose float sums are held
+  static constexpr int kStrip = 192;    // activation rows that stay in the second-level cache
+  static constexpr int kTerms = 256;    // tiles' parts whose terms are held
+  static constexpr int kFewPanels = 2;  // for which holding them is not worth it
   static constexpr int64_t kAheadBytes = 5120, kAheadBytesMany = 8192;  // prefetched, for few and many rows
   static constexpr int kZeros = kHalves ? 2 : 1;                        // integer sums of a run
 
-  // What a tile of T rows needs to know of its activations besides the integers: for each run T of each.
+  // What a tile needs to know of a part of its activation rows besides the integers.
   struct Terms {
-    const int32_t* zero;  // what an integer sum begins with: -zero point * sum of the integers
-    const float* scale;
-    const float* sum;  // scale * sum of the integers, for formats with a min
-  };
-
-  struct HeldTerms {
-    alignas(64) int32_t zero[kZeros * kTermRuns];
-    alignas(64) float scale[kTermRuns];
-    alignas(64) float sum[Format::kMin ? kTermRuns : 1];
-
-    Terms at(int64_t first) const {
-      return {zero + kZeros * first, scale + first, sum + (Format::kMin ? first : 0)};
-    }
+    alignas(64) int32_t zero[kTokens][kZeros * kPartRuns];  // what an integer sum begins with
+    alignas(64) float scale[kTokens][kPartRuns];
+    alignas(64) float sum[Format::kMin ? kTokens : 1][kPartRuns];  // scale * sum of the integers
   };
 
   // Encoded activation rows, from one of their runs on.
@@ -78,20 +71,14 @@ struct IntegerProducts {
     int lines;
   };
 
-  static void hold_terms(const Rows& x, int tokens, int runs, int64_t first, HeldTerms& held) {
+  static void fill(const Rows& x, int tokens, Terms& terms) {
     for (int t = 0; t < tokens; ++t) {
       const Rows row = x.from(t, 0);
-      int64_t to = first + t;
-      for (int r = 0; r < runs; ++r, to += tokens) {
-        const int32_t a = row.sum16[2 * r], b = row.sum16[2 * r + 1];
-        if constexpr (kHalves) {
-          held.zero[2 * (to - t) + t] = -Format::kZero * a;
-          held.zero[2 * (to - t) + t + tokens] = -Format::kZero * b;
-        } else {
-          held.zero[to] = -Format::kZero * (a + b);
-        }
-        held.scale[to] = row.scale[r];
-        if constexpr (Format::kMin) held.sum[to] = static_cast<float>(a + b) * row.scale[r];
+      if constexpr (kHalves) {
+        RunTerms::of_halves<Format::kZero>(row.sum16, row.scale, terms.zero[t], terms.scale[t]);
+      } else {
+        RunTerms::of_runs<Format::kZero, Format::kMin>(row.sum16, row.scale, terms.zero[t], terms.scale[t],
+                                                       terms.sum[Format::kMin ? t : 0]);
       }
     }
   }
@@ -105,7 +92,7 @@ struct IntegerProducts {
 #pragma GCC unroll 8
     for (int t = 0; t < T; ++t) {
 #pragma GCC unroll 4
-      for (int g = 0; g < kVectors; ++g) sums[t][g] = Dot::begin(zero + t);
+      for (int g = 0; g < kVectors; ++g) sums[t][g] = Dot::begin(zero + kZeros * kPartRuns * t);
     }
 #pragma GCC unroll 8
     for (int step = kFirstStep; step < kFirstStep + kSteps; ++step) {
@@ -123,7 +110,8 @@ struct IntegerProducts {
 #pragma GCC unroll 8
     for (int t = 0; t < T; ++t) {
 #pragma GCC unroll 4
-      for (int g = 0; g < kVectors; ++g) f[t][g] = V::to_float(Dot::end(sums[t][g], zero + t));
+      for (int g = 0; g < kVectors; ++g)
+        f[t][g] = V::to_float(Dot::end(sums[t][g], zero + kZeros * kPartRuns * t));
     }
   }
 
@@ -160,9 +148,9 @@ struct IntegerProducts {
     }
     const uint8_t* block = part.block;
     const char* next = part.next;
-    const float* scale = terms.scale;
-    const float* sum = terms.sum;
-    const int32_t* zero = terms.zero;
+    const float* scale = terms.scale[0];
+    const float* sum = terms.sum[0];
+    const int32_t* zero = terms.zero[0];
     for (int b = 0; b < part.num_blocks; ++b, block += Stored::kBlockBytes) {
       for (int i = 0; i < part.lines; ++i, next += 64) V::prefetch(next);
 #pragma GCC unroll 2
@@ -180,13 +168,13 @@ struct IntegerProducts {
 #pragma GCC unroll 8
               for (int t = 0; t < T; ++t) first[t][g] = V::mul(first[t][g], c);
             }
-            integer_sums<Stored, T, 4, 4>(block, pair, odd, g0, x, zero + T, f);
+            integer_sums<Stored, T, 4, 4>(block, pair, odd, g0, x, zero + 1, f);
 #pragma GCC unroll 4
             for (int g = 0; g < kVectors; ++g) {
               const F c = Stored::template half_scale<V>(block, run, 1, g0 + g);
 #pragma GCC unroll 8
               for (int t = 0; t < T; ++t) {
-                put(t, g, V::fma(V::fma(f[t][g], c, first[t][g]), V::set1(scale[t]), get(t, g)));
+                put(t, g, V::fma(V::fma(f[t][g], c, first[t][g]), V::set1(scale[kPartRuns * t]), get(t, g)));
               }
             }
           } else {
@@ -196,7 +184,7 @@ struct IntegerProducts {
               if constexpr (kOwnSums) {
 #pragma GCC unroll 8
                 for (int t = 0; t < T; ++t) {
-                  const F s = V::set1(scale[t]);
+                  const F s = V::set1(scale[kPartRuns * t]);
                   put(t, g, run == 0 ? V::mul(f[t][g], s) : V::fma(f[t][g], s, get(t, g)));
                 }
               } else {
@@ -205,16 +193,16 @@ struct IntegerProducts {
                 if constexpr (Format::kMin) n = Stored::template min<V>(block, run, g0 + g);
 #pragma GCC unroll 8
                 for (int t = 0; t < T; ++t) {
-                  F total = V::fma(V::mul(f[t][g], c), V::set1(scale[t]), get(t, g));
-                  if constexpr (Format::kMin) total = V::fma(V::set1(sum[t]), n, total);
+                  F total = V::fma(V::mul(f[t][g], c), V::set1(scale[kPartRuns * t]), get(t, g));
+                  if constexpr (Format::kMin) total = V::fma(V::set1(sum[kPartRuns * t]), n, total);
                   put(t, g, total);
                 }
               }
             }
           }
-          zero += kZeros * T;
-          scale += T;
-          sum += T;
+          zero += kZeros;
+          ++scale;
+          ++sum;
 #pragma GCC unroll 8
           for (int t = 0; t < T; ++t) x[t] += 32;
         }
@@ -228,8 +216,8 @@ struct IntegerProducts {
             float* to = out + kPanelRows * t + V::kLanes * (g0 + g);
             F total = V::fma(get(t, g), c, V::load(to));
             if constexpr (Format::kMin) {
-              total = V::fma(V::set1(sum[t - 2 * T] + sum[t - T]), Stored::template min<V>(block, 0, g0 + g),
-                             total);
+              total = V::fma(V::set1(sum[kPartRuns * t - 2] + sum[kPartRuns * t - 1]),
+                             Stored::template min<V>(block, 0, g0 + g), total);
             }
             V::store(to, total);
           }
@@ -275,89 +263,111 @@ struct IntegerProducts {
   static int num_tiles(int tokens) { return (tokens + kTokens - 1) / kTokens; }
   static int tile_end(int tokens, int tile) { return tokens * (tile + 1) / num_tiles(tokens); }
 
-  // A chunk of activation rows against some blocks of one panel, from run `run` of the activations on.
+  // A chunk of activation rows against a part of one panel; out are the float sums. `held` are the terms of
+  // each tile, `apart` from one another; null: they are made here.
   template <class Stored>
-  static void all_tiles(const Rows& x, int tokens, const HeldTerms& held, int64_t first, int runs,
-                        int64_t run, Part part, float* out) {
+  static void all_tiles(const Rows& x, int tokens, const Terms* held, int64_t apart, Part part, float* out) {
+    Terms own;
     const int tiles = num_tiles(tokens);
     for (int tile = 0, m = 0; tile < tiles; ++tile) {
       const int end = tile_end(tokens, tile);
-      tile_tokens<Stored>(end - m, x.from(m, run), part,
-                          held.at(first + static_cast<int64_t>(m) * runs + run * (end - m)),
+      const Rows rows = x.from(m, 0);
+      if (held == nullptr) fill(rows, end - m, own);
+      tile_tokens<Stored>(end - m, rows, part, held == nullptr ? own : held[tile * apart],
                           out + kPanelRows * m);
       part.next += static_cast<int64_t>(64) * part.num_blocks * part.lines;
       m = end;
     }
   }
 
-  // The same for all blocks of the panel; out are the float sums. Meanwhile what follows in memory is
-  // prefetched.
-  static void panel(const Rows& x, int tokens, const HeldTerms& held, int64_t first, int runs,
-                    const uint8_t* blocks, int num_blocks, float* out) {
-    constexpr int kPartBlocks = kPartRuns / Format::kRuns;
+  // The same for all parts of the panel. Meanwhile what follows in memory is prefetched.
+  static void panel(const Rows& x, int tokens, const Terms* held, int64_t apart, const uint8_t* blocks,
+                    int num_blocks, float* out) {
     const int tiles = num_tiles(tokens);
-    const int most = tiles == 1 && kPasses == 1 ? num_blocks : kPartBlocks;
     const int lines = (Format::kBlockBytes / 64 + tiles - 1) / tiles;
-    for (int b = 0; b < num_blocks; b += most) {
-      const int n = num_blocks - b < most ? num_blocks - b : most;
+    for (int b = 0; b < num_blocks; b += kPartBlocks) {
+      const int n = num_blocks - b < kPartBlocks ? num_blocks - b : kPartBlocks;
       const uint8_t* block = blocks + static_cast<int64_t>(b) * Format::kBlockBytes;
       const char* next = reinterpret_cast<const char*>(block) + (tokens < 3 ? kAheadBytes : kAheadBytesMany);
-      const int64_t run = static_cast<int64_t>(b) * Format::kRuns;
+      const Rows rows = x.from(0, static_cast<int64_t>(b) * Format::kRuns);
+      const Terms* terms = held == nullptr ? nullptr : held + b / kPartBlocks;
       if constexpr (Format::kUnpackTiles > 0) {
         if (tiles >= Format::kUnpackTiles) {
           using Stored = Unpacked<Format>;
           alignas(64) uint8_t bytes[Stored::kBlockBytes];
           Stored::template unpack<V>(block, bytes);
-          all_tiles<Stored>(x, tokens, held, first, runs, run, Part{bytes, 1, next, lines}, out);
+          all_tiles<Stored>(rows, tokens, terms, apart, Part{bytes, 1, next, lines}, out);
           continue;
         }
       }
-      all_tiles<Format>(x, tokens, held, first, runs, run, Part{block, n, next, lines}, out);
+      all_tiles<Format>(rows, tokens, terms, apart, Part{block, n, next, lines}, out);
     }
   }
 
-  // Some columns of up to kStrip activation rows against all rows of the weights; `begins`: y is not there
-  // yet.
-  static void slab(const Rows& x, int M, int runs, const uint8_t* blocks, int num_blocks, int64_t panel_bytes,
-                   float* y, int64_t ldy, int N, bool begins) {
-    HeldTerms held;
-    const int chunks = (M + kChunk - 1) / kChunk;
-    for (int c = 0, m = 0; c < chunks; ++c) {
-      const int end = M * (c + 1) / chunks;
-      for (int tile = 0, done = 0; tile < num_tiles(end - m); ++tile) {
-        const int next = tile_end(end - m, tile);
-        hold_terms(x.from(m + done, 0), next - done, runs, static_cast<int64_t>(m + done) * runs, held);
-        done = next;
-      }
-      m = end;
-    }
-    alignas(64) float out[kChunk * kPanelRows];
-    for (int n = 0; n < N; n += kPanelRows, blocks += panel_bytes) {
-      const int rows = N - n < kPanelRows ? N - n : kPanelRows;
-      for (int c = 0, m = 0; c < chunks; ++c) {
-        const int end = M * (c + 1) / chunks;
-        for (int t = m; t < end; ++t)
-          V::load_rows(y + t * ldy + n, begins ? 0 : rows, out + kPanelRows * (t - m));
-        panel(x.from(m, 0), end - m, held, static_cast<int64_t>(m) * runs, runs, blocks, num_blocks, out);
-        for (int t = m; t < end; ++t) V::store_rows(out + kPanelRows * (t - m), rows, y + t * ldy + n);
+  // Chunks of a strip of M rows: as even as possible.
+  static int num_chunks(int M) { return (M + kChunk - 1) / kChunk; }
+  static int chunk_end(int M, int chunk) { return M * (chunk + 1) / num_chunks(M); }
+
+  // Terms of a strip: those of a tile's parts one after the other, tile after tile.
+  static void hold(const Rows& x, int M, int parts, Terms* held) {
+    for (int c = 0, m = 0; c < num_chunks(M); ++c) {
+      const int begin = m, tokens = chunk_end(M, c) - m;
+      for (int tile = 0; tile < num_tiles(tokens); ++tile) {
+        const int end = begin + tile_end(tokens, tile);
+        for (int part = 0; part < parts; ++part) fill(x.from(m, kPartRuns * part), end - m, *held++);
         m = end;
       }
     }
   }
 
+  // Some columns of a strip of activation rows against all rows of the weights; `begins`: y is not there yet.
+  static void slab(const Rows& x, int M, const Terms* held, const uint8_t* blocks, int num_blocks,
+                   int64_t panel_bytes, float* y, int64_t ldy, int N, bool begins) {
+    const int64_t parts = (num_blocks + kPartBlocks - 1) / kPartBlocks;
+    alignas(64) float out[kChunk * kPanelRows];
+    for (int n = 0; n < N; n += kPanelRows, blocks += panel_bytes) {
+      const int rows = N - n < kPanelRows ? N - n : kPanelRows;
+      const Terms* terms = held;
+      for (int c = 0, m = 0; c < num_chunks(M); ++c) {
+        const int end = chunk_end(M, c);
+        float* to = y + m * ldy + n;
+        for (int t = 0; t < end - m; ++t) V::load_rows(to + t * ldy, begins ? 0 : rows, out + kPanelRows * t);
+        panel(x.from(m, 0), end - m, terms, parts, blocks, num_blocks, out);
+        for (int t = 0; t < end - m; ++t) V::store_rows(out + kPanelRows * t, rows, to + t * ldy);
+        if (held != nullptr) terms += num_tiles(end - m) * parts;
+        m = end;
+      }
+    }
+  }
+
+  static void matmul_few_panels(const void* x, int64_t row_bytes, const void* panels, float* y, int64_t ldy,
+                                int M, int N, int K) {
+    const int num_blocks = (K + Format::kLayout.panel_columns - 1) / Format::kLayout.panel_columns;
+    for (int m = 0; m < M; m += kStrip) {
+      slab(Rows::of(x, row_bytes, K).from(m, 0), M - m < kStrip ? M - m : kStrip, nullptr,
+           static_cast<const uint8_t*>(panels), num_blocks, int64_t{num_blocks} * Format::kBlockBytes,
+           y + m * ldy, ldy, N, true);
+    }
+  }
+
   static void matmul(const void* x, int64_t row_bytes, const void* panels, float* y, int64_t ldy, int M,
                      int N, int K) {
+    if (N <= kFewPanels * kPanelRows) return matmul_few_panels(x, row_bytes, panels, y, ldy, M, N, K);
     const int num_blocks = (K + Format::kLayout.panel_columns - 1) / Format::kLayout.panel_columns;
-    const int64_t bytes = static_cast<int64_t>(num_blocks) * Format::kBlockBytes;
+    Terms held[kTerms];
     for (int m = 0; m < M; m += kStrip) {
       const int tokens = M - m < kStrip ? M - m : kStrip;
-      const int most = kTermRuns / tokens / kPartRuns * kPartRuns / Format::kRuns;
+      int tiles = 0;
+      for (int c = 0, begin = 0; c < num_chunks(tokens); begin = chunk_end(tokens, c), ++c) {
+        tiles += num_tiles(chunk_end(tokens, c) - begin);
+      }
+      const int most = kTerms / tiles * kPartBlocks;
       for (int b = 0; b < num_blocks || b == 0; b += most) {
         const int n = num_blocks - b < most ? num_blocks - b : most;
-        slab(Rows::of(x, row_bytes, K).from(m, static_cast<int64_t>(b) * Format::kRuns), tokens,
-             n * Format::kRuns,
-             static_cast<const uint8_t*>(panels) + static_cast<int64_t>(b) * Format::kBlockBytes, n, bytes,
-             y + m * ldy, ldy, N, b == 0);
+        const Rows rows = Rows::of(x, row_bytes, K).from(m, static_cast<int64_t>(b) * Format::kRuns);
+        hold(rows, tokens, (n + kPartBlocks - 1) / kPartBlocks, held);
+        slab(rows, tokens, held, static_cast<const uint8_t*>(panels) + int64_t{b} * Format::kBlockBytes, n,
+             int64_t{num_blocks} * Format::kBlockBytes, y + m * ldy, ldy, N, b == 0);
       }
     }
   }
