@@ -1,4 +1,4 @@
-// Matrices between float32 and the rows of a weight format: what `twofold quantize` computes with.
+// float32 matrices as rows of a weight format: what `twofold quantize` computes with.
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -16,7 +16,6 @@ namespace twofold::bindings {
 namespace {
 
 using Bytes = py::array_t<uint8_t, py::array::c_style>;
-using Floats = py::array_t<float, py::array::c_style>;
 
 void expect_columns(kernels::WeightFormat format, int64_t columns) {
   const kernels::FormatLayout& layout = kernels::layout_of(format);
@@ -43,38 +42,11 @@ Bytes quantise(ThreadTeam& team, const py::array& x, const std::string& name,
   return out;
 }
 
-Floats dequantise(ThreadTeam& team, const Bytes& bytes, const std::string& name, int64_t columns,
-                  const std::optional<py::array>& scales) {
-  const kernels::WeightFormat format = format_named(name);
-  expect_columns(format, columns);
-  if (bytes.ndim() != 2 || bytes.shape(1) != kernels::source_row_bytes(format, columns)) {
-    throw KernelFailure("dequantise_rows: rows do not have the bytes of " + std::to_string(columns) +
-                        " columns in format " + name);
-  }
-  if ((format == kernels::WeightFormat::kFP8) != scales.has_value()) {
-    throw KernelFailure("dequantise_rows: fp8 rows need scales, others none");
-  }
-  const int64_t rows = bytes.shape(0);
-  const float* grid = nullptr;
-  if (scales) {
-    grid =
-        expect_f32(view_of(*scales), "dequantise_rows: scales", {(rows + 127) / 128, (columns + 127) / 128});
-  }
-  Floats out({rows, columns});
-  const uint8_t* from = bytes.data();
-  float* to = out.mutable_data();
-  const py::gil_scoped_release release;
-  dequantise_rows(team, format, from, grid, rows, columns, to);
-  return out;
-}
-
 }  // namespace
 
 void bind_format_rows(py::module_& m) {
   m.def("quantise_rows", &quantise, py::arg("team"), py::arg("x"), py::arg("format"),
         py::arg("importance") = py::none(), "float32 [rows, columns] as uint8 [rows, bytes of a row].");
-  m.def("dequantise_rows", &dequantise, py::arg("team"), py::arg("rows"), py::arg("format"),
-        py::arg("columns"), py::arg("scales") = py::none(), "The inverse, exactly.");
 }
 
 }  // namespace twofold::bindings

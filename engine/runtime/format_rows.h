@@ -1,4 +1,4 @@
-// Whole matrices between float32 and the rows of a weight format, their rows shared among a team.
+// Whole matrices as rows of a weight format, made by a team.
 #pragma once
 #include <cstdint>
 
@@ -11,9 +11,5 @@ namespace twofold {
 // source_row_bytes]. Not for fp8, whose scales lie outside the rows.
 void quantise_rows(ThreadTeam& team, kernels::WeightFormat format, const float* x, const float* importance,
                    int64_t rows, int64_t columns, uint8_t* out);
-
-// The inverse; fp8 takes `scales` [rows / 128, columns / 128], rounded up, other formats null.
-void dequantise_rows(ThreadTeam& team, kernels::WeightFormat format, const uint8_t* from, const float* scales,
-                     int64_t rows, int64_t columns, float* out);
 
 }  // namespace twofold

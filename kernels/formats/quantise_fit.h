@@ -23,6 +23,10 @@ inline float nearest_within(float v, float lowest, float highest) {
 
 inline constexpr int kLanes = 8;
 
+// By how many steps the range of a starting scale differs from the weights'. 21 starts instead of these 6
+// lower the error by 0.1 to 0.5 % and take three times as long.
+inline constexpr float kStarts[] = {-1.0f, -0.6f, -0.2f, 0.2f, 0.6f, 1.0f};
+
 // Sums over n (a multiple of 8) of what `add(i, lane)` adds to its lane.
 template <int Count, class Add>
 inline void sum_lanes(int n, float (&sums)[Count], const Add& add) {
@@ -68,8 +72,8 @@ inline float fit_scale(const float* x, const float* w, int n, int half) {
   if (extreme == 0.0f) return 0.0f;
   const float lowest = static_cast<float>(-half), highest = static_cast<float>(half - 1);
   float best = 0.0f, best_error = INFINITY;
-  for (int step = -10; step <= 10; ++step) {
-    float scale = extreme / (lowest - 0.1f * static_cast<float>(step));
+  for (const float wider : kStarts) {
+    float scale = extreme / (lowest - wider);
     for (int pass = 0; pass < 2; ++pass) {
       const ScaleFit fit = try_scale(x, w, n, scale, lowest, highest);
       if (fit.error < best_error) {
@@ -126,8 +130,8 @@ inline Affine fit_affine(const float* x, const float* w, int n, int highest, boo
   const float top = static_cast<float>(highest);
   Affine best{0.0f, low};
   float best_error = INFINITY;
-  for (int step = -10; step <= 10; ++step) {
-    Affine affine{(high - low) / (top + 0.1f * static_cast<float>(step)), low};
+  for (const float wider : kStarts) {
+    Affine affine{(high - low) / (top + wider), low};
     for (int pass = 0; pass < 3; ++pass) {
       const AffineFit fit = try_affine(x, w, n, affine, top, min_below_zero);
       if (fit.error < best_error) {

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 from twofold import ops
 from twofold.errors import ConfigError, KernelError
-from twofold.weight_format import FORMATS, source_row_bytes
+from twofold.weight_format import FORMATS, WeightMatrix, source_row_bytes
 
 F32 = npt.NDArray[np.float32]
 GGUF_TYPES = {"q8_0": "Q8_0", "q4_0": "Q4_0", "q4_k": "Q4_K", "q5_k": "Q5_K", "q6_k": "Q6_K"}
@@ -44,6 +44,12 @@ def by_definition(rows: npt.NDArray[np.uint8], format: str, columns: int) -> F32
     return values.reshape(len(rows), columns).astype(np.float32)
 
 
+def values_of(
+    team: ops.ThreadTeam, rows: npt.NDArray[np.uint8], format: str, columns: int, scales: F32 | None = None
+) -> F32:
+    return ops.dequantise(team, WeightMatrix(rows, format, columns, scales))
+
+
 def rms(values: Any) -> float:
     return float(np.sqrt(np.mean(np.square(values, dtype=np.float64))))
 
@@ -54,14 +60,14 @@ def test_rows_mean_what_the_format_says(team: ops.ThreadTeam, format: str) -> No
     rows = ops.quantise_rows(team, x, format)
     assert rows.shape == (len(x), source_row_bytes(format, x.shape[1]))
     values = by_definition(rows, format, x.shape[1])
-    np.testing.assert_array_equal(ops.dequantise_rows(team, rows, format, x.shape[1]), values)
+    np.testing.assert_array_equal(values_of(team, rows, format, x.shape[1]), values)
     assert rms(values - x) < {"8": 0.02, "6": 0.04, "5": 0.06, "4": 0.12}[format.strip("qint")[0]]
 
 
 @pytest.mark.parametrize("format", list(GGML_RMS))
 def test_error_is_no_larger_than_that_of_llama_cpps_quantiser(team: ops.ThreadTeam, format: str) -> None:
     x = normal_rows()
-    values = ops.dequantise_rows(team, ops.quantise_rows(team, x, format), format, x.shape[1])
+    values = values_of(team, ops.quantise_rows(team, x, format), format, x.shape[1])
     assert rms(values - x) <= 1.001 * GGML_RMS[format]
 
 
@@ -78,7 +84,7 @@ def test_no_simple_scale_does_better(team: ops.ThreadTeam, format: str) -> None:
         low = -high
     step = (high - low) / levels
     even = (np.rint((blocks - low) / step) * step + low).reshape(x.shape)
-    values = ops.dequantise_rows(team, ops.quantise_rows(team, x, format), format, x.shape[1])
+    values = values_of(team, ops.quantise_rows(team, x, format), format, x.shape[1])
     assert rms(values - x) < (1.02 if format == "q6_k" else 0.98) * rms(even - x)
 
 
@@ -87,10 +93,8 @@ def test_importance_moves_the_error_away(team: ops.ThreadTeam, format: str) -> N
     x = normal_rows(16)
     importance = np.ones(x.shape[1], np.float32)
     importance[::4] = 50.0
-    plain = ops.dequantise_rows(team, ops.quantise_rows(team, x, format), format, x.shape[1]) - x
-    weighted = (
-        ops.dequantise_rows(team, ops.quantise_rows(team, x, format, importance), format, x.shape[1]) - x
-    )
+    plain = values_of(team, ops.quantise_rows(team, x, format), format, x.shape[1]) - x
+    weighted = values_of(team, ops.quantise_rows(team, x, format, importance), format, x.shape[1]) - x
     assert rms(weighted[:, ::4]) < rms(plain[:, ::4])
 
 
@@ -111,7 +115,7 @@ def test_importance_moves_the_error_away(team: ops.ThreadTeam, format: str) -> N
 )
 def test_odd_weights_stay_close(team: ops.ThreadTeam, format: str, make: Any) -> None:
     x = np.ascontiguousarray(make(normal_rows(8)))
-    values = ops.dequantise_rows(team, ops.quantise_rows(team, x, format), format, x.shape[1])
+    values = values_of(team, ops.quantise_rows(team, x, format), format, x.shape[1])
     assert np.all(np.isfinite(values))
     # Steps are those of the largest weight of a block; below float16's smallest scale everything is 0.
     blocks = np.abs(x).reshape(len(x), -1, 256).max(axis=2).repeat(256, axis=1)
@@ -171,7 +175,7 @@ def test_fp8_is_read(team: ops.ThreadTeam) -> None:
     scales = np.float32([[0.5, 2.0], [3.0, 0.25]])
     plain = torch.from_numpy(raw).view(torch.float8_e4m3fn).to(torch.float32).numpy()
     expected = plain * scales.repeat(128, 0)[:130].repeat(128, 1)
-    np.testing.assert_array_equal(ops.dequantise_rows(team, raw, "fp8", 256, scales), expected)
+    np.testing.assert_array_equal(values_of(team, raw, "fp8", 256, scales), expected)
 
 
 def test_what_does_not_fit_is_refused(team: ops.ThreadTeam) -> None:
@@ -184,7 +188,3 @@ def test_what_does_not_fit_is_refused(team: ops.ThreadTeam) -> None:
         ops.quantise_rows(team, x, "q3_k")
     with pytest.raises(KernelError, match="importance"):
         ops.quantise_rows(team, x, "q8_0", np.ones(5, np.float32))
-    with pytest.raises(KernelError, match="rows do not have the bytes"):
-        ops.dequantise_rows(team, np.zeros((2, 5), np.uint8), "q8_0", 320)
-    with pytest.raises(KernelError, match="fp8 rows need scales"):
-        ops.dequantise_rows(team, np.zeros((2, 128), np.uint8), "fp8", 128)

@@ -61,11 +61,12 @@ ALLOWED: dict[str, set[str]] = {
     "recording": {"requests", "scheduler", "experts", "telemetry.sink", "telemetry.routing"},
     "engine": {"telemetry.sink", "bundled"} | PARTS_OF_ENGINE | NATIVE,
     "server": BELOW_SERVER,
-    "cli": {"server", "lab"} | BELOW_SERVER,
+    "cli": {"server", "lab", "quantise"} | BELOW_SERVER,
     "telemetry": set(),
     "lab": {"telemetry", "experts", "engine", "bundled"} | NATIVE,
     "testing": {"tokenizer", "model"} | NATIVE,
     "testing_gguf": {"testing"},
+    "quantise": {"model", "tokenizer", "experts", "json_file", "gguf_file"} | NATIVE,
     "__main__": {"cli"},
 }
 NEVER_BELOW_CONFIG = {

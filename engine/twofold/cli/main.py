@@ -24,6 +24,7 @@ COMMANDS: Final[dict[str, str]] = {
     "chat": "talk with a model in the terminal",
     "bench": "measure prefill and decode speed, against transformers too",
     "calibrate": "measure this machine for predictions, and keep the figures",
+    "quantize": "write a model again with smaller weights, and measure what that cost",
     "doctor": "say what this machine has, lacks and can run",
     "version": "versions of Twofold and of what it runs on",
     "telemetry": "what the telemetry database holds",

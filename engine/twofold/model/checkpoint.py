@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from twofold.errors import ModelLoadError
 from twofold.json_file import Fields, read_json_object
+from twofold.model.block_formats import with_block_formats
 from twofold.model.tensor_source import TensorEntry, TensorSource
 
 SINGLE_FILE: Final = "model.safetensors"
@@ -41,17 +42,20 @@ class Checkpoint(TensorSource):
     """All tensors of a model directory's safetensors files."""
 
     @classmethod
-    def open(cls, directory: str | Path) -> Checkpoint:
+    def open(cls, directory: str | Path, block_formats: Mapping[str, str] | None = None) -> Checkpoint:
         """Read the headers of `model.safetensors`, or of the shards that `model.safetensors.index.json` lists.
 
-        Raises ModelLoadError for a missing, truncated or inconsistent file.
+        `block_formats` are those of config.json's quantization_config (`block_formats.py`). Raises ModelLoadError for a
+        missing, truncated or inconsistent file.
         """
         directory = Path(directory)
         if (directory / SINGLE_FILE).exists():
-            return cls(directory, read_header(directory / SINGLE_FILE))
-        if (directory / INDEX_FILE).exists():
-            return cls(directory, _read_shards(directory))
-        raise ModelLoadError(_nothing_found(directory))
+            entries = read_header(directory / SINGLE_FILE)
+        elif (directory / INDEX_FILE).exists():
+            entries = _read_shards(directory)
+        else:
+            raise ModelLoadError(_nothing_found(directory))
+        return cls(directory, with_block_formats(entries, block_formats or {}, directory))
 
 
 def read_header(file: Path) -> dict[str, TensorEntry]:

@@ -12,6 +12,7 @@ from typing import Final, Literal
 
 from twofold.errors import ModelLoadError
 from twofold.json_file import Fields, read_json_object
+from twofold.model.block_formats import QUANT_METHOD, parse_block_formats
 
 # No model comes near these; they keep a damaged config.json from asking for a plan of a billion tensors.
 MAX_LAYERS: Final = 4096
@@ -171,14 +172,25 @@ def _check_quantization(fields: Fields) -> None:
     if quantization is None:
         return
     method = quantization.text("quant_method", "?")
+    if method == QUANT_METHOD:
+        parse_block_formats(quantization)
+        return
     if method != "fp8":
         raise ModelLoadError(
-            f"{fields.where}: {name} (quant_method {method!r}) is not supported, expected 'fp8'; use a float32, "
-            "bfloat16, float16 or FP8 checkpoint, or a GGUF file"
+            f"{fields.where}: {name} (quant_method {method!r}) is not supported, expected 'fp8' or {QUANT_METHOD!r}; "
+            "use a float32, bfloat16, float16 or FP8 checkpoint, or a GGUF file"
         )
     block = quantization.integers("weight_block_size")
     if block != (FP8_BLOCK, FP8_BLOCK):
         raise quantization.error("weight_block_size", list(block), f"[{FP8_BLOCK}, {FP8_BLOCK}]")
+
+
+def read_block_formats(directory: Path) -> dict[str, str]:
+    """Format by tensor name of a directory that `twofold quantize` wrote; of any other, nothing."""
+    section = read_config_json(directory).section("quantization_config")
+    if section is None or section.data.get("quant_method") != QUANT_METHOD:
+        return {}
+    return parse_block_formats(section)
 
 
 def architecture_name(fields: Fields) -> str:

@@ -63,7 +63,7 @@ class LoadedModel:
         loading = _Loading(files, progress)
         layers = []
         for index, layer in enumerate(weights.layers):
-            layers.append(_make_layer(config, layer, team))
+            layers.append(make_layer(config, layer, team))
             loading.done(f"layer {index}")
         self._decoder = ops.Decoder(layers)
         head = ops.PackedMatrix(team, [weights.lm_head])
@@ -173,9 +173,10 @@ def _with_companions(tensors: TensorSource, specs: Iterable[TensorSpec]) -> list
     return [name for spec in specs for name in (spec.name, *tensors.companions(spec.name))]
 
 
-def _make_layer(
+def make_layer(
     config: ModelConfig, weights: LayerWeights, team: ops.ThreadTeam
 ) -> tuple[ops.AttentionBlock, ops.Router | None, ops.DenseFfn | None]:
+    """Pack one layer's dense weights; what `ops.Decoder` takes."""
     return (
         _make_attention(config, weights, team),
         _make_router(config, weights.feed_forward, team),

@@ -13,12 +13,19 @@ from typing import Final
 
 from twofold.gguf_file import GgufFile, is_gguf
 from twofold.model.checkpoint import Checkpoint
-from twofold.model.config import ModelConfig, WeightDType
+from twofold.model.config import ModelConfig, WeightDType, read_block_formats
 from twofold.model.gguf_config import read_gguf_config
 from twofold.model.gguf_source import GgufSource
 from twofold.model.registry import architecture, read_config
 from twofold.model.tensor_source import TensorSource
-from twofold.model.weight_plan import MoePlan, WeightNaming, WeightPlan, expert_formats, make_plan
+from twofold.model.weight_plan import (
+    MoePlan,
+    WeightNaming,
+    WeightPlan,
+    expert_formats,
+    expert_tensors,
+    make_plan,
+)
 
 _PLAIN: Final[Mapping[str, WeightDType]] = MappingProxyType(
     {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}
@@ -33,6 +40,17 @@ class ModelFiles:
     """`dtype` is that of the checkpoint's embedding where that is a plain one, whatever config.json said."""
     plan: WeightPlan
     tensors: TensorSource
+
+    def release_layer(self, index: int) -> None:
+        """Let go of the pages of a layer that has been packed or copied; see `TensorSource.release_pages`."""
+        layer = self.plan.layers[index]
+        specs = list(layer.dense_tensors())
+        if isinstance(layer.feed_forward, MoePlan):
+            specs += expert_tensors(layer.feed_forward.experts)
+        names = [spec.name for spec in specs]
+        self.tensors.release_pages(
+            [*names, *(extra for name in names for extra in self.tensors.companions(name))]
+        )
 
     def expert_formats(self) -> tuple[tuple[str, str, str], ...]:
         """(gate, up, down) of every layer with experts, in order."""
@@ -54,7 +72,7 @@ def open_model_files(path: str | Path) -> ModelFiles:
         naming = architecture(config.architecture).NAMING
         return plan_model_files(config, naming, GgufSource(file, config))
     config, known = read_config(path)
-    return plan_model_files(config, known.NAMING, Checkpoint.open(path))
+    return plan_model_files(config, known.NAMING, Checkpoint.open(path, read_block_formats(Path(path))))
 
 
 def plan_model_files(config: ModelConfig, naming: WeightNaming, tensors: TensorSource) -> ModelFiles:

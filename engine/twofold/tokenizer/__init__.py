@@ -6,6 +6,7 @@ rendered by `chat_template.py`.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -107,6 +108,15 @@ class Tokenizer:
             chat_template=ChatTemplate.of_gguf(file.fields, where, vocabulary.special_tokens),
             where=where,
         )
+
+    def save(self, directory: Path) -> None:
+        """Write tokenizer.json and tokenizer_config.json, from which `load` makes the same tokenizer."""
+        self._backend.save(str(directory / "tokenizer.json"))
+        settings: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", **self.special_tokens}
+        if self._chat_template is not None:
+            settings["chat_template"] = self._chat_template.declared
+        text = json.dumps(settings, indent=2, ensure_ascii=False) + "\n"
+        (directory / "tokenizer_config.json").write_text(text, encoding="utf-8")
 
     @property
     def vocab_size(self) -> int:

@@ -39,6 +39,11 @@ class ChatTemplate:
         max_rendered_chars: int = MAX_RENDERED_CHARS,
     ) -> None:
         """Compile `source` (`tool_source` is used instead for requests with tools). Raises ModelLoadError."""
+        self.declared: str | list[dict[str, str]] = source
+        """As tokenizer_config.json would have it."""
+        if tool_source is not None:
+            both = (("default", source), ("tool_use", tool_source))
+            self.declared = [{"name": name, "template": template} for name, template in both]
         self._special_tokens = dict(special_tokens)
         self._max_rendered_chars = max_rendered_chars
         self._template = _compile(source, where)

@@ -1,0 +1,212 @@
+"""`twofold quantize`: write a model again with smaller weights, and say what that cost in quality."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from twofold.config import EngineConfig
+from twofold.errors import ConfigError
+
+if TYPE_CHECKING:
+    from twofold.model.model_files import ModelFiles
+    from twofold.ops import ThreadTeam
+    from twofold.quantise.quality import Quality
+    from twofold.quantise.recipe import Recipe
+
+_BAR_CHARS = 30
+_SEQUENCE_TOKENS = 512
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "model", help="directory or GGUF file to quantise (BF16, F16, F32, FP8, or any other)"
+    )
+    parser.add_argument(
+        "output", metavar="out", help="directory to write; an interrupted run is taken up again"
+    )
+    parser.add_argument(
+        "--format", required=True, metavar="FORMAT", help="int8, int4, q8_0, q4_0, q4_k, q5_k or q6_k"
+    )
+    parser.add_argument(
+        "--text",
+        metavar="FILE",
+        help="UTF-8 text on which both models are compared (default: a tale in English)",
+    )
+    parser.add_argument(
+        "--max-tokens",
+        default="2048",
+        metavar="N",
+        help="tokens of the text to compare on; 0: do not compare (default: 2048)",
+    )
+    parser.add_argument(
+        "--cpu-threads",
+        default="0",
+        metavar="N",
+        help="threads to use; 0: one per physical core (default: 0)",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def run(args: argparse.Namespace) -> int:
+    from twofold import ops
+    from twofold.model.model_files import open_model_files
+    from twofold.quantise.recipe import TARGETS, make_recipe
+
+    if args.format not in TARGETS:
+        raise ConfigError(f"--format was given {args.format!r}; it takes {', '.join(TARGETS)}")
+    max_tokens = _whole_number("--max-tokens", args.max_tokens, 2**31 - 1)
+    threads = EngineConfig(cpu_threads=_whole_number("--cpu-threads", args.cpu_threads, 1024)).cpu_threads
+    text = _read_text(args.text) if max_tokens else ""
+    source, output = Path(args.model).expanduser(), Path(args.output).expanduser()
+    files = open_model_files(source)
+    sequences = _sequences(source, files, text, max_tokens) if max_tokens else []
+    team = ops.ThreadTeam(threads)
+    recipe = make_recipe(files, args.format, team)
+    _write(files, recipe, source, output, args.format)
+    quality = _compare(files, output, sequences, team) if sequences else None
+    if args.json:
+        print(json.dumps(_report(files, recipe, source, output, args.format, quality)))
+    else:
+        print(_summary(files, recipe, output, args.format, quality))
+    return 0
+
+
+def _write(files: ModelFiles, recipe: Recipe, source: Path, output: Path, target: str) -> None:
+    from twofold.quantise.directory import OutputDirectory, fingerprint
+    from twofold.quantise.origin import source_config, write_tokenizer
+
+    config = source_config(source, files.config)
+    directory = OutputDirectory(output, recipe, source, fingerprint(files, target))
+    if directory.begin():
+        print(f"{output} is complete already", file=sys.stderr)
+        return
+    bar = _Bar(f"quantising to {target}", "GB", 1e-9)
+    try:
+        kept = directory.write(bar.show)
+    finally:
+        bar.clear()
+    if kept:
+        print(f"taken up again: {kept} of {len(recipe.files)} files were there", file=sys.stderr)
+    directory.finish(config, lambda: write_tokenizer(source, output, files.config))
+
+
+def _compare(files: ModelFiles, output: Path, sequences: list[list[int]], team: ThreadTeam) -> Quality:
+    from twofold.model.model_files import open_model_files
+    from twofold.quantise.quality import compare
+
+    bar = _Bar("comparing", "layers", 1.0)
+    try:
+        return compare(files, open_model_files(output), sequences, team, bar.show)
+    finally:
+        bar.clear()
+
+
+def _sequences(source: Path, files: ModelFiles, text: str, max_tokens: int) -> list[list[int]]:
+    """The text's first tokens in pieces of up to 512, each read by itself."""
+    from twofold.tokenizer import Tokenizer
+
+    tokens = Tokenizer.open(source, vocab_size=files.config.vocab_size).encode(text)[:max_tokens]
+    length = min(_SEQUENCE_TOKENS, files.config.max_context)
+    pieces = [tokens[begin : begin + length] for begin in range(0, len(tokens), length)]
+    pieces = [piece for piece in pieces if len(piece) > 1]
+    if not pieces:
+        raise ConfigError(
+            "--text has fewer than two tokens; give a file with some sentences, or --max-tokens 0"
+        )
+    return pieces
+
+
+def _read_text(file: str | None) -> str:
+    from twofold.quantise.quality import default_text
+
+    if file is None:
+        return default_text()
+    try:
+        return Path(file).expanduser().read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"--text {file}: not UTF-8 text at byte {error.start}; give a text file") from None
+    except OSError as error:
+        raise ConfigError(f"--text {file}: cannot be read: {error.strerror}") from None
+
+
+def _whole_number(flag: str, text: str, highest: int) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        value = -1
+    if not 0 <= value <= highest:
+        raise ConfigError(f"{flag} was given {text!r}; it takes a whole number from 0 to {highest}")
+    return value
+
+
+def _report(
+    files: ModelFiles, recipe: Recipe, source: Path, output: Path, target: str, quality: Quality | None
+) -> dict[str, Any]:
+    return {
+        "model": str(source),
+        "output": str(output),
+        "format": target,
+        "source_bytes": _source_bytes(files),
+        "bytes": sum(tensor.num_bytes for tensor in recipe.tensors()),
+        "tensors_by_format": _by_format(recipe),
+        "quality": None if quality is None else quality.as_json(),
+    }
+
+
+def _summary(files: ModelFiles, recipe: Recipe, output: Path, target: str, quality: Quality | None) -> str:
+    written = sum(tensor.num_bytes for tensor in recipe.tensors())
+    counts = ", ".join(f"{count} {name}" for name, count in _by_format(recipe).items())
+    lines = [
+        f"{output}: {target}, {written / 1e9:.3f} GB of weights, "
+        f"{100 * written / _source_bytes(files):.1f} % of the source (tensors: {counts})"
+    ]
+    if quality is None:
+        lines.append("not compared with the source (--max-tokens 0)")
+    else:
+        lines += [
+            f"  compared on {quality.num_tokens} tokens with the source:",
+            f"    KL divergence     mean {quality.mean_kl:.5f}, 99th percentile {quality.p99_kl:.4f}, largest "
+            f"{quality.max_kl:.4f} nats",
+            f"    likeliest token   the same for {100 * quality.same_top:.1f} %",
+            f"    perplexity        {quality.source_perplexity:.3f} → {quality.perplexity:.3f}",
+            f"  {quality.verdict}",
+        ]
+    return "\n".join(lines)
+
+
+def _source_bytes(files: ModelFiles) -> int:
+    return sum(files.tensors.entry(name).num_bytes for name in files.tensors)
+
+
+def _by_format(recipe: Recipe) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for tensor in recipe.tensors():
+        counts[tensor.format] = counts.get(tensor.format, 0) + 1
+    return dict(sorted(counts.items()))
+
+
+class _Bar:
+    """One line on a terminal's stderr that is written over."""
+
+    def __init__(self, what: str, unit: str, scale: float) -> None:
+        self._what, self._unit, self._scale = what, unit, scale
+        self._shows = sys.stderr.isatty()
+        self._percent = -1
+
+    def show(self, done: int, total: int) -> None:
+        percent = 100 * done // max(1, total)
+        if not self._shows or percent == self._percent:
+            return
+        self._percent = percent
+        filled = "█" * (percent * _BAR_CHARS // 100)
+        amount = f"{done * self._scale:.4g}/{total * self._scale:.4g} {self._unit}"
+        line = f"{self._what} {filled:<{_BAR_CHARS}} {percent:3d} %  {amount}"
+        print(f"\r{line}\x1b[K", end="", file=sys.stderr, flush=True)
+
+    def clear(self) -> None:
+        if self._shows:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
