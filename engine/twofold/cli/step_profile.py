@@ -73,10 +73,14 @@ class AnswerProfile:
 def profile_answer(engine: Engine, prompt: list[int], new_tokens: int) -> AnswerProfile:
     """Answer greedily once more and take readings at the first token and at the last, on the engine's thread."""
     readings = [_read(engine, 0)]
+    num_tokens = 0
 
     def on_chunk(chunk: Chunk) -> None:
-        if chunk.token_ids:
-            readings.append(_read(engine, readings[-1].num_tokens + len(chunk.token_ids)))
+        nonlocal num_tokens
+        num_tokens += len(chunk.token_ids)
+        # Two readings only: taking one is Python too.
+        if (num_tokens and len(readings) == 1) or chunk.finish_reason is not None:
+            readings.append(_read(engine, num_tokens))
 
     sampling = SamplingParams(temperature=0.0, max_tokens=new_tokens, ignore_eos=True)
     engine.generate(tuple(prompt), sampling, on_chunk)
