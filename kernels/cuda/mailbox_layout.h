@@ -52,6 +52,9 @@ TWOFOLD_HD constexpr int64_t whole_lines(int64_t bytes) {
   return (bytes + kMailboxLine - 1) / kMailboxLine * kMailboxLine;
 }
 
+// The number of the step after `step`: 0 is what memory holds before the first.
+TWOFOLD_HD constexpr uint32_t next_step(uint32_t step) { return step == 0xffffffffu ? 1 : step + 1; }
+
 // Byte offsets from the start of the memory.
 struct MailboxLayout {
   MailboxShape shape;

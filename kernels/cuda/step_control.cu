@@ -26,7 +26,7 @@ __device__ inline int64_t nanoseconds() {
   return now;
 }
 
-__global__ void begin_step_kernel(uint32_t* step) { *step = *step + 1; }
+__global__ void begin_step_kernel(uint32_t* step) { *step = next_step(*step); }
 
 // For one token: which misses the device reads from the host itself, the best routed first.
 __device__ inline void choose_reads(const int32_t* ids, int top_k, const uint8_t* split, uint8_t* place) {
