@@ -91,6 +91,18 @@ void Mailbox::answer(int layer, uint32_t step) {
   store(word(at + int64_t(offsetof(cuda::MailboxAnswer, flag))), 1);
 }
 
+void Mailbox::wait_for_answer(int layer) const {
+  const uint32_t posted = load(word(layout_.post(layer)), std::memory_order_acquire);
+  for (int64_t spins = 1; load(word(layout_.answer(layer)), std::memory_order_acquire) != posted; ++spins) {
+    if (spins % kSpinsPerCheck == 0 && aborted()) return;
+    if (spins > kSpinsBeforeYield) {
+      sched_yield();
+    } else {
+      pause();
+    }
+  }
+}
+
 void Mailbox::abort() {
   store(word(layout_.control()), 1);
   for (int layer = 0; layer < layout_.shape.num_layers; ++layer)

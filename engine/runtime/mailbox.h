@@ -51,6 +51,9 @@ class Mailbox {
   // After kPosted. Throws std::runtime_error when what lies there cannot be a post.
   PostedLayer posted(int layer) const;
   void answer(int layer, uint32_t step);
+  // What a host function does in the device's order: waits until the layer's post is answered or the step
+  // aborted.
+  void wait_for_answer(int layer) const;
 
   // The step is given up: all waits end, the device's too. Stays so until reset.
   void abort();

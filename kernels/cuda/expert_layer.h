@@ -6,6 +6,8 @@
 #include "twofold/packed_kernels.h"
 #include "twofold/weight_format.h"
 
+struct CUstream_st;
+
 namespace twofold::cuda {
 
 // One expert as it lies in its slot or in the host's store: panels of gate, up and down.
@@ -35,7 +37,7 @@ struct ExpertBuffers {
   float* gate_up;      // prefill: [pairs][2][intermediate]
 };
 
-using Stream = struct CUstream_st*;  // cudaStream_t
+using Stream = ::CUstream_st*;  // cudaStream_t
 
 // Bytes of ExpertBuffers::encoded and ::intermediate that a layer needs.
 int64_t encoded_bytes(const ExpertLayout& layout, int num_tokens);

@@ -57,7 +57,7 @@ __global__ void __launch_bounds__(kPlaceThreads)
   if (threadIdx.x == 0) on_cpu = 0;
   for (int p = threadIdx.x; p < num_pairs; p += kPlaceThreads) ids[p] = routed.ids[p];
   __syncthreads();
-  const int32_t* slots = tables.slots + int64_t(routed.layer) * num_experts;
+  const int32_t* slots = tables.slots;
   for (int e = threadIdx.x; e < num_experts; e += kPlaceThreads) {
     counts[e] = count_pairs(ids, num_pairs, e);
     place[e] = slots[e] >= 0 ? kResident : kOnCpu;
@@ -99,10 +99,9 @@ __global__ void __launch_bounds__(kPlaceThreads)
   for (int e = threadIdx.x; e < num_experts; e += kPlaceThreads) {
     const int group = group_of[e];
     if (group < 0) continue;
-    const int64_t cell = int64_t(routed.layer) * num_experts + e;
     placed.groups.weights[group] = place[e] == kResident
                                        ? tables.slot_base + uint64_t(slots[e]) * tables.slot_stride
-                                       : tables.store_base + uint64_t(cell) * tables.store_stride;
+                                       : tables.store_base + uint64_t(e) * tables.store_stride;
     placed.groups.begin[group] = begin_of[e];
     write_pairs(ids, num_pairs, e, placed.groups.pairs + begin_of[e]);
   }

@@ -10,12 +10,12 @@ namespace twofold::cuda {
 
 // What the device reads to place a layer's experts. Device memory unless said otherwise.
 struct PlacementTables {
-  const int32_t* slots;  // [layers][experts] published slot, -1: absent
+  const int32_t* slots;  // [experts] the layer's published slots, -1: absent
   const uint8_t* split;  // [hits][misses], side (top_k + 1); null: nothing is read from the host
   uint64_t slot_base;    // address of slot 0
   int64_t slot_stride;   // bytes
-  uint64_t store_base;   // device address of the host's mapped store, 0 where it is not mapped
-  int64_t store_stride;  // bytes
+  uint64_t store_base;   // device address of the layer's expert 0 in the mapped store, 0: not mapped
+  int64_t store_stride;  // bytes from one expert of the layer to the next
   int num_experts;
 };
 

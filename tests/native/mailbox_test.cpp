@@ -22,20 +22,24 @@ struct Free {
 };
 
 // The device: one step's kernels in order. `wait` is how it waits for an answer.
-enum class Waiting { kKernel, kStream };
+enum class Waiting { kKernel, kStream, kHostFunction };
 
 class PlayedDevice {
  public:
-  PlayedDevice(std::byte* memory, MailboxShape shape, uint32_t seed)
-      : memory_(memory), layout_{shape}, random_(seed) {}
+  PlayedDevice(const Mailbox& host, uint32_t seed)
+      : host_(&host), memory_(host.memory()), layout_{host.shape()}, random_(seed) {}
 
   // false: given up.
   bool run_step(Waiting waiting, std::chrono::nanoseconds limit = 60s) {
     step_ = cuda::next_step(step_);
     for (int layer = 0; layer < layout_.shape.num_layers; ++layer) {
       const int on_cpu = post(layer);
-      if (waiting == Waiting::kKernel ? (on_cpu > 0 && !wait(layer, limit)) : !wait_for_flag(layer, limit))
-        return false;
+      if (waiting == Waiting::kKernel && on_cpu > 0 && !wait(layer, limit)) return false;
+      if (waiting == Waiting::kStream && !wait_for_flag(layer)) return false;
+      if (waiting == Waiting::kHostFunction) {
+        host_->wait_for_answer(layer);
+        if (host_->aborted()) return false;
+      }
       if (on_cpu > 0) check_results();
     }
     return true;
@@ -94,7 +98,7 @@ class PlayedDevice {
 
   // What a stream does: wait until the word is at least 1, then write 0. It has no clock; abort raises the
   // flag.
-  bool wait_for_flag(int layer, std::chrono::nanoseconds) {
+  bool wait_for_flag(int layer) {
     auto flag = std::atomic_ref(word(layout_.answer(layer) + 4));
     for (int turn = 0; flag.load(std::memory_order_acquire) < 1; ++turn) {
       if (turn > 200) std::this_thread::yield();
@@ -109,6 +113,7 @@ class PlayedDevice {
       CHECK_EQUAL(results[i], float(uint16_t(key_ + i)));
   }
 
+  const Mailbox* host_;
   std::byte* memory_;
   cuda::MailboxLayout layout_;
   std::mt19937 random_;
@@ -128,7 +133,7 @@ struct Fixture {
       : shape(of),
         memory(std::aligned_alloc(4096, (Mailbox::bytes_for(of) + 4095) / 4096 * 4096)),
         mailbox(memory.get(), Mailbox::bytes_for(of), of),
-        device(mailbox.memory(), of, 1) {}
+        device(mailbox, 1) {}
 
   void compute(int, const PostedLayer& posted) const {
     for (int i = 0; i < posted.num_tokens * shape.hidden; ++i)
@@ -176,6 +181,9 @@ void hand_over(int64_t at_least, Waiting waiting, MailboxShape shape, uint32_t f
 
 CASE(every_answer_is_its_posts_with_polling_kernels) { hand_over(10'000, Waiting::kKernel, {48, 2, 2, 8}); }
 CASE(every_answer_is_its_posts_with_waiting_streams) { hand_over(5'000, Waiting::kStream, {48, 2, 2, 8}); }
+CASE(every_answer_is_its_posts_with_host_functions) {
+  hand_over(5'000, Waiting::kHostFunction, {48, 2, 2, 8});
+}
 CASE(steps_are_numbered_past_the_largest_number) {
   hand_over(400, Waiting::kKernel, {4, 1, 2, 8}, 0xffffffffu - 50);
 }
@@ -196,7 +204,7 @@ CASE(a_device_that_posts_nothing_is_given_up_in_time) {
 }
 
 CASE(an_aborted_step_ends_on_both_sides_and_later_ones_work) {
-  for (const Waiting waiting : {Waiting::kKernel, Waiting::kStream}) {
+  for (const Waiting waiting : {Waiting::kKernel, Waiting::kStream, Waiting::kHostFunction}) {
     Fixture f({6, 2, 8, 8});
     std::atomic<bool> in_compute{false}, go_on{false};
     std::thread gpu([&] { CHECK(!f.device.run_step(waiting)); });

@@ -3,6 +3,7 @@
 
 #include <string>
 
+#include "cuda_module.h"
 #include "devices.h"
 
 namespace py = pybind11;
@@ -32,8 +33,13 @@ std::string why_no_device() {
 }  // namespace
 
 PYBIND11_MODULE(_cuda, m) {
+  // Its translators make our exceptions Python's, and its classes are ours too.
+  py::module_::import("twofold._core");
   m.doc() = "Twofold on CUDA: devices, expert slots, uploads and kernels.";
   m.def("device_count", [] { return py::len(devices()); });
   m.def("devices", &devices, "One dict per device; sizes in bytes.");
   m.def("why_no_device", &why_no_device, "What the CUDA runtime says where device_count() is 0.");
+  twofold::bindings::bind_experts(m);
+  twofold::bindings::bind_dense(m);
+  twofold::bindings::bind_hand_over(m);
 }

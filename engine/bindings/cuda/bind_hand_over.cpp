@@ -1,0 +1,132 @@
+#include <pybind11/numpy.h>
+#include <pybind11/stl.h>
+
+#include <chrono>
+#include <memory>
+#include <stdexcept>
+
+#include "cuda_error.h"
+#include "cuda_module.h"
+#include "hand_over.h"
+#include "step_control.h"
+
+namespace py = pybind11;
+
+namespace twofold::bindings {
+namespace {
+
+HandOver kind_named(const std::string& name) {
+  for (const HandOver kind : {HandOver::kKernels, HandOver::kStreamMemory, HandOver::kHostFunction}) {
+    if (name == name_of(kind)) return kind;
+  }
+  throw std::invalid_argument("hand-over '" + name +
+                              "' given; kernels, stream-memory or host-function expected");
+}
+
+template <typename T>
+py::array_t<T> view(const T* data, py::ssize_t rows, py::ssize_t columns, const py::handle& owner) {
+  return py::array_t<T>({rows, columns}, data, owner);
+}
+
+// Serves one step by a Python function, for tests and measurements: compute(layer, ids, weights, where,
+// activations, results) fills results; the arrays are views of the mailbox.
+py::dict serve_by_python(py::object self, uint32_t step, double limit_s, const py::function& compute) {
+  auto& mailbox = self.cast<DeviceMailbox&>();
+  const MailboxShape shape = mailbox.host().shape();
+  ServedStep served;
+  {
+    const py::gil_scoped_release release;
+    served = serve_step(
+        mailbox.host(), step, std::chrono::nanoseconds(int64_t(limit_s * 1e9)),
+        [&](int layer, const PostedLayer& posted) {
+          const py::gil_scoped_acquire acquire;
+          const py::ssize_t tokens = posted.num_tokens;
+          compute(layer, view(posted.ids, tokens, shape.top_k, self),
+                  view(posted.weights, tokens, shape.top_k, self),
+                  view(posted.where, tokens, shape.top_k, self),
+                  view(posted.activations, tokens, shape.hidden, self),
+                  view(posted.results, tokens, shape.hidden, self));
+        },
+        [](int, const PostedLayer&) {});
+  }
+  return py::dict(py::arg("done") = served.state == PostState::kPosted, py::arg("layer") = served.layer,
+                  py::arg("text") = served.text());
+}
+
+}  // namespace
+
+void bind_hand_over(py::module_& m) {
+  py::class_<DeviceMailbox>(m, "DeviceMailbox", "What a decode graph and the CPU share, in mapped memory.")
+      .def(py::init([](int num_layers, int max_tokens, int top_k, int hidden) {
+             return std::make_unique<DeviceMailbox>(MailboxShape{num_layers, max_tokens, top_k, hidden});
+           }),
+           py::arg("num_layers"), py::arg("max_tokens"), py::arg("top_k"), py::arg("hidden"))
+      .def_property_readonly("address",
+                             [](const DeviceMailbox& mailbox) { return uint64_t(mailbox.device_address()); })
+      .def_property_readonly("results",
+                             [](const DeviceMailbox& mailbox) { return uint64_t(mailbox.device_results()); })
+      .def(
+          "wait",
+          [](DeviceMailbox& mailbox, const std::string& kind, int layer, uint64_t step, uint64_t num_on_cpu,
+             double limit_s, uint64_t stream) {
+            mailbox.enqueue_wait(kind_named(kind), layer, pointer<uint32_t>(step),
+                                 pointer<uint32_t>(num_on_cpu), int64_t(limit_s * 1e9), stream_of(stream));
+          },
+          py::arg("kind"), py::arg("layer"), py::arg("step"), py::arg("num_on_cpu"), py::arg("limit_s"),
+          py::arg("stream"))
+      .def("serve", &serve_by_python, py::arg("step"), py::arg("limit_s"), py::arg("compute"))
+      .def("abort", [](DeviceMailbox& mailbox) { mailbox.host().abort(); })
+      .def("reset", [](DeviceMailbox& mailbox) { mailbox.host().reset(); });
+  m.def(
+      "begin_step",
+      [](uint64_t step, uint64_t stream) {
+        check_cuda(cuda::launch_begin_step(pointer<uint32_t>(step), stream_of(stream)), "begin_step");
+      },
+      py::arg("step"), py::arg("stream"));
+  m.def(
+      "place",
+      [](uint64_t ids, uint64_t weights, uint64_t normed, int num_tokens, int layer, uint64_t slots,
+         uint64_t split, uint64_t slot_base, int64_t slot_stride, uint64_t store_base, int64_t store_stride,
+         int num_experts, const cuda::ExpertGroups& groups, uint64_t where, uint64_t num_on_cpu,
+         int num_layers, int max_tokens, int top_k, int hidden, uint64_t mailbox, uint64_t step,
+         uint64_t stream) {
+        const cuda::RoutedLayer routed{pointer<int32_t>(ids), pointer<float>(weights), pointer<void>(normed),
+                                       num_tokens, layer};
+        const cuda::PlacementTables tables{pointer<int32_t>(slots),
+                                           pointer<uint8_t>(split),
+                                           slot_base,
+                                           slot_stride,
+                                           store_base,
+                                           store_stride,
+                                           num_experts};
+        const cuda::PlacedLayer placed{groups, pointer<uint8_t>(where), pointer<uint32_t>(num_on_cpu)};
+        check_cuda(cuda::launch_place(routed, tables, placed, {num_layers, max_tokens, top_k, hidden},
+                                      pointer<void>(mailbox), pointer<uint32_t>(step), stream_of(stream)),
+                   "place");
+      },
+      py::arg("ids"), py::arg("weights"), py::arg("normed"), py::arg("num_tokens"), py::arg("layer"),
+      py::arg("slots"), py::arg("split"), py::arg("slot_base"), py::arg("slot_stride"), py::arg("store_base"),
+      py::arg("store_stride"), py::arg("num_experts"), py::arg("groups"), py::arg("where"),
+      py::arg("num_on_cpu"), py::arg("num_layers"), py::arg("max_tokens"), py::arg("top_k"),
+      py::arg("hidden"), py::arg("mailbox"), py::arg("step"), py::arg("stream"));
+  m.def(
+      "probe_hand_overs",
+      [](int hidden, int num_layers, int num_steps) {
+        std::vector<HandOverProbe> probes;
+        {
+          const py::gil_scoped_release release;
+          probes = probe_hand_overs(hidden, num_layers, num_steps);
+        }
+        py::list all;
+        for (const HandOverProbe& probe : probes)
+          all.append(py::dict(py::arg("kind") = name_of(probe.kind), py::arg("works") = probe.works,
+                              py::arg("us") = probe.us, py::arg("why") = probe.why));
+        const HandOverChoice choice = choose_hand_over(probes.data(), probes.size());
+        return py::dict(py::arg("probes") = all, py::arg("kind") = choice.found ? name_of(choice.kind) : "",
+                        py::arg("reason") = choice.reason);
+      },
+      py::arg("hidden"), py::arg("num_layers") = 32, py::arg("num_steps") = 50,
+      "Measures the ways to hand a layer over, and chooses.");
+}
+
+}  // namespace twofold::bindings

@@ -1,0 +1,48 @@
+// A layer's hand-over between a stream and the CPU: the mailbox's memory on this device, the three ways to
+// wait for an answer within a graph, and the probe that tells which are there and how long they take.
+#pragma once
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "mailbox.h"
+#include "step_control.h"
+
+namespace twofold {
+
+// A mailbox in mapped, pinned memory of the current device. Throws KernelFailure.
+class DeviceMailbox {
+ public:
+  explicit DeviceMailbox(const MailboxShape& shape);
+  ~DeviceMailbox();
+  DeviceMailbox(const DeviceMailbox&) = delete;
+  DeviceMailbox& operator=(const DeviceMailbox&) = delete;
+
+  Mailbox& host() { return *mailbox_; }
+  void* device_address() const { return device_address_; }
+  // The results that answers bring, where kernels read them: f32 [tokens][hidden].
+  const float* device_results() const;
+
+  // Lets `stream` wait for the layer's answer, in the given way. Captured or not.
+  void enqueue_wait(HandOver kind, int layer, const uint32_t* step, const uint32_t* num_on_cpu,
+                    int64_t limit_ns, cuda::Stream stream);
+
+ private:
+  struct Callback {
+    DeviceMailbox* mailbox;
+    int layer;
+  };
+  static void wait_on_host(void* callback);
+
+  cuda::MailboxLayout layout_;
+  void* memory_ = nullptr;
+  void* device_address_ = nullptr;
+  std::unique_ptr<Mailbox> mailbox_;
+  std::vector<Callback> callbacks_;
+};
+
+// Measures each way on the current device: graphs of num_layers hand-overs of one token of `hidden` elements,
+// replayed num_steps times; the median step over its layers.
+std::vector<HandOverProbe> probe_hand_overs(int hidden, int num_layers = 32, int num_steps = 50);
+
+}  // namespace twofold
