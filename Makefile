@@ -22,7 +22,7 @@ SECONDS_OF_LOAD ?= 60
 # What `make test` can be told, e.g. make test PYTEST_ARGS='-x tests/unit'
 PYTEST_ARGS ?=
 
-.PHONY: help run test test-slow check-cuda build quick-build lint fmt bench loadtest doctor clean ready-run ready-dev
+.PHONY: help run test test-slow check-cuda test-gpu bench-gpu build quick-build lint fmt bench loadtest doctor clean ready-run ready-dev
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -67,6 +67,13 @@ loadtest: ready-dev  ## let USERS=10 chat for SECONDS_OF_LOAD=60 with a server t
 
 check-cuda: ready-dev  ## compile the CUDA kernels for every architecture; fails on a spilled register (no GPU needed)
 	@$(BIN)/python scripts/check_cuda.py
+
+# No virtual environment for these two: a GPU machine's own python brings the torch that fits its driver.
+test-gpu:  ## check everything that needs a GPU (PYTHON=python3 with a torch for CUDA); figures to build/gpu-test.json
+	@$${PYTHON:-python3} scripts/gpu_test.py
+
+bench-gpu:  ## measure the CUDA kernels beside the card's ceilings; figures to build/gpu-bench.json
+	@$${PYTHON:-python3} scripts/gpu_bench.py
 
 doctor: ready-run  ## say what this machine has, lacks and can run
 	@$(BIN)/twofold doctor $(MODEL)

@@ -38,7 +38,7 @@ __global__ void __launch_bounds__(kCombineThreads)
     const int pair = token * top_k + k;
     if (where[pair] == 1) {
       on_cpu = true;
-    } else {
+    } else if (where[pair] != 3) {
       sum = fused(weights[pair], outputs[int64_t(pair) * hidden_size + column], sum);
     }
   }

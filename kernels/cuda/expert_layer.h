@@ -71,7 +71,8 @@ int launch_prefill_experts(const ExpertLayout& layout, const ExpertGroups& group
 
 // hidden[t] += sum over the ranks that the device computed of weights[t, k] * outputs[t, k], in rank order;
 // then
-// + from_cpu[t] where tokens have experts on the CPU. where[pair] is 0 or 2 on the device, 1 on the CPU.
+// + from_cpu[t] where tokens have experts on the CPU. where[pair] is 0 or 2 on the device, 1 on the CPU,
+// 3 nobody's.
 // from_cpu [tokens][hidden] may be null. hidden is f32.
 int launch_combine(const float* outputs, const float* weights, const uint8_t* where, const float* from_cpu,
                    int num_tokens, int top_k, int hidden_size, float* hidden, Stream stream);

@@ -9,7 +9,24 @@
 
 namespace twofold::cuda {
 
+using kernels::ActivationKind;
+using kernels::WeightFormat;
+
 inline constexpr int kWarpSize = 32;
+
+// What weights of a format are multiplied with.
+TWOFOLD_HD constexpr ActivationKind activation_of(WeightFormat format) {
+  switch (format) {
+    case WeightFormat::kF32:
+    case WeightFormat::kF16:
+      return ActivationKind::kF32;
+    case WeightFormat::kBF16:
+    case WeightFormat::kFP8:
+      return ActivationKind::kBF16;
+    default:
+      return ActivationKind::kQ8;
+  }
+}
 
 // ---- decode: one block computes one panel (32 rows) of one expert for all its tokens
 // --------------------------

@@ -6,14 +6,12 @@
 #include <cstdint>
 #include <cstring>
 
+#include "launch_shapes.h"
 #include "number_formats.h"
 #include "twofold/packed_kernels.h"
 #include "twofold/weight_format.h"
 
 namespace twofold::cuda {
-
-using kernels::ActivationKind;
-using kernels::WeightFormat;
 
 inline constexpr int kRowsOfLane = 4;
 inline constexpr int kStepBytes = 128;
@@ -21,19 +19,6 @@ inline constexpr int kStepsOfUnit = 8;  // of plain formats
 
 TWOFOLD_HD constexpr bool is_plain(WeightFormat format) {
   return format == WeightFormat::kF32 || format == WeightFormat::kF16 || format == WeightFormat::kBF16;
-}
-
-TWOFOLD_HD constexpr ActivationKind activation_of(WeightFormat format) {
-  switch (format) {
-    case WeightFormat::kF32:
-    case WeightFormat::kF16:
-      return ActivationKind::kF32;
-    case WeightFormat::kBF16:
-    case WeightFormat::kFP8:
-      return ActivationKind::kBF16;
-    default:
-      return ActivationKind::kQ8;
-  }
 }
 
 // Columns that a unit covers.

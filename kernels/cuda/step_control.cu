@@ -8,7 +8,7 @@ namespace twofold::cuda {
 namespace {
 
 constexpr int kPlaceThreads = 512;
-constexpr uint8_t kResident = 0, kOnCpu = 1, kFromHost = 2;
+constexpr uint8_t kResident = 0, kOnCpu = 1, kFromHost = 2, kNobody = 3;
 
 __device__ inline void store_release(uint32_t* word, uint32_t value) {
   asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(word), "r"(value) : "memory");
@@ -31,6 +31,7 @@ __global__ void begin_step_kernel(uint32_t* step) { *step = next_step(*step); }
 // For one token: which misses the device reads from the host itself, the best routed first.
 __device__ inline void choose_reads(const int32_t* ids, int top_k, const uint8_t* split, uint8_t* place) {
   int hits = 0;
+  if (ids[0] < 0) return;
   for (int k = 0; k < top_k; ++k) hits += place[ids[k]] == kResident;
   int reads = split[hits * (top_k + 1) + top_k - hits];
   for (int k = 0; k < top_k && reads > 0; ++k) {
@@ -42,7 +43,7 @@ __device__ inline void choose_reads(const int32_t* ids, int top_k, const uint8_t
 
 // One block. Shared memory: ids [pairs], then per expert its tokens, its group and its first pair, then its
 // place.
-__global__ void __launch_bounds__(kPlaceThreads)
+__global__ void __launch_bounds__(kPlaceThreads, 1)
     place_kernel(RoutedLayer routed, PlacementTables tables, PlacedLayer placed, MailboxLayout layout,
                  uint8_t* mailbox, const uint32_t* step) {
   extern __shared__ __align__(16) int32_t shared[];
@@ -107,7 +108,7 @@ __global__ void __launch_bounds__(kPlaceThreads)
   }
   uint32_t mine = 0;
   for (int p = threadIdx.x; p < num_pairs; p += kPlaceThreads) {
-    const uint8_t where = place[ids[p]];
+    const uint8_t where = ids[p] < 0 ? kNobody : place[ids[p]];  // < 0: a row of padding
     placed.where[p] = where;
     mine += where == kOnCpu;
     if (mailbox != nullptr) {

@@ -22,12 +22,12 @@ struct PlacementTables {
 // What one layer's routing becomes.
 struct PlacedLayer {
   ExpertGroups groups;
-  uint8_t* where;        // [pairs] 0 resident, 1 on the CPU, 2 read from the host
+  uint8_t* where;        // [pairs] 0 resident, 1 on the CPU, 2 read from the host, 3 nobody's
   uint32_t* num_on_cpu;  // [1]
 };
 
 struct RoutedLayer {
-  const int32_t* ids;    // [tokens][top_k]
+  const int32_t* ids;    // [tokens][top_k]; all of a token's below 0: a row of padding
   const float* weights;  // [tokens][top_k]
   const void* normed;    // bf16 [tokens][hidden]
   int num_tokens;

@@ -14,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = ROOT / "build/dev/tests/native"
-NAMES = ["native_cuda_kernels", "native_mailbox"]
+NAMES = ["native_cuda_kernels", "native_mailbox", "native_mailbox_experts"]
 LONG = {"ten_million_hand_overs"}
 
 

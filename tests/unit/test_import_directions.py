@@ -99,7 +99,13 @@ CPP_ALLOWED: dict[str, set[str]] = {
     "kernels/cuda": {"kernels/include", "kernels/cuda"},
     "kernels/bench": {"kernels/include", "kernels/bench", "engine/runtime"},
     "engine/runtime": {"engine/runtime", "engine/core", "kernels/include", "kernels/cuda"},
-    "engine/bindings": {"engine/bindings", "engine/runtime", "engine/core", "kernels/include"},
+    "engine/bindings": {
+        "engine/bindings",
+        "engine/runtime",
+        "engine/core",
+        "kernels/include",
+        "kernels/cuda",
+    },
 }
 CUDA, TORCH, PYTHON, ISA = (
     r"cuda|cublas|nv",

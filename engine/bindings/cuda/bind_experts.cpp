@@ -6,7 +6,6 @@
 #include "cuda_module.h"
 #include "expert_layer.h"
 #include "launch_shapes.h"
-#include "panel_reading.h"
 
 namespace py = pybind11;
 

@@ -8,6 +8,7 @@
 #include "cuda_error.h"
 #include "cuda_module.h"
 #include "hand_over.h"
+#include "mailbox_experts.h"
 #include "step_control.h"
 
 namespace py = pybind11;
@@ -26,6 +27,11 @@ HandOver kind_named(const std::string& name) {
 template <typename T>
 py::array_t<T> view(const T* data, py::ssize_t rows, py::ssize_t columns, const py::handle& owner) {
   return py::array_t<T>({rows, columns}, data, owner);
+}
+
+py::dict answer_of(const ServedStep& served) {
+  return py::dict(py::arg("done") = served.state == PostState::kPosted, py::arg("layer") = served.layer,
+                  py::arg("text") = served.text());
 }
 
 // Serves one step by a Python function, for tests and measurements: compute(layer, ids, weights, where,
@@ -49,9 +55,32 @@ py::dict serve_by_python(py::object self, uint32_t step, double limit_s, const p
         },
         [](int, const PostedLayer&) {});
   }
-  return py::dict(py::arg("done") = served.state == PostState::kPosted, py::arg("layer") = served.layer,
-                  py::arg("text") = served.text());
+  return answer_of(served);
 }
+
+// Serves steps with the CPU's experts, without the GIL.
+class StepServer {
+ public:
+  StepServer(DeviceMailbox& mailbox, ThreadTeam& team, const ExpertStore& store)
+      : mailbox_(mailbox), experts_(team, store) {}
+
+  py::dict serve(uint32_t step, double limit_s) {
+    ServedStep served;
+    {
+      const py::gil_scoped_release release;
+      const int top_k = mailbox_.host().shape().top_k;
+      served = serve_step(
+          mailbox_.host(), step, std::chrono::nanoseconds(int64_t(limit_s * 1e9)),
+          [&](int layer, const PostedLayer& posted) { experts_.compute(layer, posted, top_k); },
+          [](int, const PostedLayer&) {});
+    }
+    return answer_of(served);
+  }
+
+ private:
+  DeviceMailbox& mailbox_;
+  MailboxExperts experts_;
+};
 
 }  // namespace
 
@@ -77,6 +106,10 @@ void bind_hand_over(py::module_& m) {
       .def("serve", &serve_by_python, py::arg("step"), py::arg("limit_s"), py::arg("compute"))
       .def("abort", [](DeviceMailbox& mailbox) { mailbox.host().abort(); })
       .def("reset", [](DeviceMailbox& mailbox) { mailbox.host().reset(); });
+  py::class_<StepServer>(m, "StepServer", "The CPU's part of decode graphs: experts of a store on a team.")
+      .def(py::init<DeviceMailbox&, ThreadTeam&, const ExpertStore&>(), py::arg("mailbox"), py::arg("team"),
+           py::arg("store"), py::keep_alive<1, 2>(), py::keep_alive<1, 3>(), py::keep_alive<1, 4>())
+      .def("serve", &StepServer::serve, py::arg("step"), py::arg("limit_s"));
   m.def(
       "begin_step",
       [](uint64_t step, uint64_t stream) {

@@ -36,6 +36,8 @@ PYBIND11_MODULE(_cuda, m) {
   // Its translators make our exceptions Python's, and its classes are ours too.
   py::module_::import("twofold._core");
   m.doc() = "Twofold on CUDA: devices, expert slots, uploads and kernels.";
+  // Whether an engine can be built on this module; until then it serves measurements and tests alone.
+  m.attr("runs_engine") = false;
   m.def("device_count", [] { return py::len(devices()); });
   m.def("devices", &devices, "One dict per device; sizes in bytes.");
   m.def("why_no_device", &why_no_device, "What the CUDA runtime says where device_count() is 0.");

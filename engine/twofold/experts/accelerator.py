@@ -77,4 +77,8 @@ def _why_no_cuda() -> str | None:
         cuda = importlib.import_module("twofold._cuda")
     except ImportError:
         return "this build has no CUDA module"
-    return None if cuda.device_count() > 0 else "no CUDA device was found"
+    if cuda.device_count() == 0:
+        return "no CUDA device was found"
+    return (
+        None if cuda.runs_engine else "this version has CUDA kernels, but its engine does not run on them yet"
+    )

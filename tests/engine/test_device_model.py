@@ -1,0 +1,185 @@
+"""The dense part of a model in torch, run on the CPU with the reference kernels, against the native CPU model."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("twofold._core")
+
+from twofold import ops  # noqa: E402
+from twofold.errors import ModelLoadError  # noqa: E402
+from twofold.model.device_graphs import DecodeGraphs, DecodeRow  # noqa: E402
+from twofold.model.device_kernels import TorchKernels  # noqa: E402
+from twofold.model.device_model import DeviceBatch, DeviceModel  # noqa: E402
+from twofold.model.model_files import open_model_files  # noqa: E402
+from twofold.model.weights import expert_weights  # noqa: E402
+from twofold.testing import TinyModel, write_tiny_model  # noqa: E402
+
+from tests.engine.model_runs import load, random_prompt  # noqa: E402
+
+CPU = torch.device("cpu")
+PAGE = 8
+PAGES = (5, 2, 7, 1, 9, 3)
+# All experts are routed to: a near tie at the border of the top-k, decided otherwise by rounding, would hide errors.
+TINY = TinyModel(dtype="bfloat16", hidden_size=64, head_dim=32, num_heads=4, num_kv_heads=2, top_k=8)
+CASES = {
+    "qwen": TINY,
+    "one-kv-head": replace(TINY, num_kv_heads=1),
+    "dense-layers": replace(TINY, num_layers=4, mlp_only_layers=(0, 3)),
+    "bias-tied-window": replace(TINY, attention_bias=True, tie_word_embeddings=True, sliding_window=9),
+    "mixtral-yarn": replace(
+        TINY,
+        architecture="MixtralForCausalLM",
+        rope_scaling={"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16},
+    ),
+}
+
+
+class TorchMoe:
+    """All experts in f32 from the files."""
+
+    def __init__(self, model: DeviceModel, files: object, team: ops.ThreadTeam) -> None:
+        self.calls: list[int] = []
+        self._experts = [
+            [[torch.from_numpy(ops.dequantise(team, matrix)) for matrix in expert] for expert in layer]
+            for layer in (expert_weights(files, index) for index in model.config.moe_layers)
+        ]
+
+    def forward(self, moe_layer, normed, ids, weights, hidden) -> None:
+        self.calls.append(moe_layer)
+        for t in range(len(normed)):
+            for expert, weight in zip(ids[t].tolist(), weights[t], strict=True):
+                if expert < 0:
+                    continue
+                gate, up, down = self._experts[moe_layer][expert]
+                x = normed[t].float()
+                hidden[t] += weight * (down @ (torch.nn.functional.silu(gate @ x) * (up @ x)))
+
+
+def device_model(path: Path) -> tuple[DeviceModel, TorchMoe]:
+    team = ops.ThreadTeam(1)
+    files = open_model_files(path)
+    model = DeviceModel(files, team, CPU, TorchKernels(), max_length=64)
+    return model, TorchMoe(model, files, team)
+
+
+def chunk(tokens: list[int], begin: int, count: int) -> DeviceBatch:
+    """One sequence's rows [begin, begin + count) as a prefill chunk."""
+    positions = torch.arange(begin, begin + count)
+    pages = torch.tensor(PAGES, dtype=torch.int32)
+    return DeviceBatch(
+        token_ids=torch.tensor(tokens[begin : begin + count]),
+        positions=positions,
+        places=pages[positions // PAGE].long() * PAGE + positions % PAGE,
+        page_tables=pages[None],
+        lengths=torch.tensor([begin + count], dtype=torch.int32),
+        query_lengths=(count,),
+        host_lengths=(begin + count,),
+    )
+
+
+def cpu_logits(path: Path, tokens: list[int]) -> np.ndarray:
+    """[T, vocabulary] of the native model, experts on the CPU."""
+    runner = load(path)
+    return runner.logits(runner.prefill(tokens)[1])
+
+
+def close(ours: torch.Tensor, reference: np.ndarray) -> bool:
+    """Within what rounding activations to bf16 costs over a few layers."""
+    error = np.linalg.norm(ours.numpy() - reference) / np.linalg.norm(reference)
+    return bool(error < 0.03)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_logits_are_those_of_the_cpu_within_bf16_rounding(tmp_path: Path, name: str) -> None:
+    path = write_tiny_model(tmp_path, CASES[name])
+    tokens = random_prompt(33)
+    model, moe = device_model(path)
+    kv = model.kv_layers(10, PAGE)
+    # Two chunks, then decode steps.
+    parts = [model.forward(chunk(tokens, 0, 20), kv, moe), model.forward(chunk(tokens, 20, 9), kv, moe)]
+    graphs = DecodeGraphs(
+        lambda batch: model.forward(batch, kv, moe), CPU, PAGE, len(PAGES), capture=run_again
+    )
+    parts += [graphs.run([DecodeRow(tokens[i], i, PAGES)]).clone() for i in range(29, 33)]
+    ours = model.logits(torch.cat(parts))
+    assert close(ours, cpu_logits(path, tokens))
+    assert graphs.fall_back_reason is None
+
+
+def run_again(run):
+    """A capture that is none: replaying computes the step again, into the same tensor."""
+    out = run()
+    return lambda: out.copy_(run()), out
+
+
+def test_a_batch_is_padded_and_padding_changes_nothing(tmp_path: Path) -> None:
+    path = write_tiny_model(tmp_path, TINY)
+    model, moe = device_model(path)
+    prompts = [random_prompt(n, seed=n) for n in (5, 9, 12)]
+    tables = [(1, 2), (4, 3), (6, 5)]
+    kv = model.kv_layers(8, PAGE)
+    sizes: list[int] = []
+
+    def step(batch: DeviceBatch) -> torch.Tensor:
+        sizes.append(len(batch.token_ids))
+        return model.logits(model.forward(batch, kv, moe))
+
+    graphs = DecodeGraphs(step, CPU, PAGE, 2, capture=run_again)
+    alone = []
+    for prompt, pages in zip(prompts, tables, strict=True):
+        for position, token in enumerate(prompt):
+            out = graphs.run([DecodeRow(token, position, pages)])
+        alone.append(out.clone())
+    again = graphs.run(
+        [DecodeRow(p[-1], len(p) - 1, pages) for p, pages in zip(prompts, tables, strict=True)]
+    )
+    assert sizes[-1] == 4
+    assert again.shape == (3, TINY.vocab_size)
+    for row, before in zip(again, alone, strict=True):
+        assert torch.allclose(row, before[0], atol=2e-2, rtol=2e-2)
+
+
+def test_a_step_that_cannot_be_captured_runs_eagerly_and_says_why(tmp_path: Path) -> None:
+    def refuse(run):
+        raise RuntimeError("operation not permitted when stream is capturing\nmore")
+
+    graphs = DecodeGraphs(lambda batch: batch.token_ids[:, None].float(), CPU, PAGE, 2, capture=refuse)
+    assert graphs.run([DecodeRow(7, 0, (1,))]).tolist() == [[7.0]]
+    assert graphs.fall_back_reason == (
+        "capturing a step of 1 failed (operation not permitted when stream is capturing)"
+    )
+    assert not graphs.fits(1)
+
+
+@pytest.mark.parametrize(
+    ("rows", "says"),
+    [
+        ([], "1 to 32 sequences, 0 were given"),
+        ([DecodeRow(1, 0, (0,))] * 33, "33 were given"),
+        ([DecodeRow(1, PAGE, (0,))], "the page of each position"),
+        ([DecodeRow(1, 0, (0, 1, 2))], "at most 2 pages"),
+    ],
+)
+def test_a_batch_that_does_not_fit_is_refused(rows: list[DecodeRow], says: str) -> None:
+    graphs = DecodeGraphs(lambda batch: batch.token_ids[:, None].float(), CPU, PAGE, 2, capture=run_again)
+    with pytest.raises(ValueError, match=says):
+        graphs.run(rows)
+
+
+def test_dynamic_rope_scaling_is_refused(tmp_path: Path) -> None:
+    scaling = {"rope_type": "dynamic", "factor": 2.0}
+    path = write_tiny_model(tmp_path, replace(TINY, rope_scaling=scaling, max_position_embeddings=32))
+    with pytest.raises(ModelLoadError, match="--accelerator none"):
+        device_model(path)
+
+
+def test_routing_prefers_the_lower_number_among_equals() -> None:
+    ids, weights = TorchKernels().route(torch.tensor([[1.0, 3.0, 3.0, 0.0]]), 3, True)
+    assert ids.tolist() == [[1, 2, 0]]
+    assert weights.sum().item() == pytest.approx(1.0)
