@@ -26,7 +26,7 @@ from twofold.errors import CapacityError, KernelError, RequestError, TwofoldErro
 from twofold.experts.accelerator import choose_accelerator
 from twofold.experts.warm_start import open_cache_state
 from twofold.kv_cache import PagePool
-from twofold.model import LoadProgress, load_model, read_config
+from twofold.model import LoadedModel, LoadProgress, open_model_files
 from twofold.recording import Recorder
 from twofold.requests import Answer, check_request, max_answer_tokens
 from twofold.runner import ModelRunner, load_experts
@@ -125,11 +125,11 @@ class Engine:
         """
         choice = choose_accelerator(config.accelerator)
         path = Path(config.model) if config.model else bundled_model_path()
-        # The cheap refusals come before gigabytes are read.
-        tokenizer = Tokenizer.open(config.tokenizer or path, vocab_size=read_config(path)[0].vocab_size)
+        files = open_model_files(path)  # the cheap refusals come before gigabytes are read
+        tokenizer = Tokenizer.open(config.tokenizer or path, vocab_size=files.config.vocab_size)
         team = ops.ThreadTeam(config.cpu_threads, config.numa)
         _log.info("threads: %s", team.reason)
-        model = load_model(path, team=team, progress=progress)
+        model = LoadedModel(files, team, progress)
         moe = load_experts(model, team, choice, config, progress)
         cache_state = open_cache_state(moe, config.cache_state)
         capacity = plan_capacity(config, model.config)

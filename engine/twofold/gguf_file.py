@@ -35,6 +35,7 @@ _VERSIONS: Final = (2, 3)
 _DEFAULT_ALIGNMENT: Final = 32
 _MAX_ALIGNMENT: Final = 1024 * 1024
 _PART_NAME: Final = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
+_LENGTH: Final = struct.Struct("<Q")
 _SCALARS: Final[Mapping[str, str]] = {
     "UINT8": "<B", "INT8": "<b", "UINT16": "<H", "INT16": "<h", "UINT32": "<I", "INT32": "<i",
     "UINT64": "<Q", "INT64": "<q", "FLOAT32": "<f", "FLOAT64": "<d", "BOOL": "<?",
@@ -225,7 +226,7 @@ class _HeaderReader:
         if element == "STRING":
             if count * 8 > self._limit - self._at or count + self._num_strings > MAX_STRINGS:
                 self._refuse(f"{what} announces {count} strings, more than there can be")
-            return [self._string(what) for _ in range(count)]
+            return self._strings(count, what)
         item = np.dtype("<u1" if element == "BOOL" else _SCALARS[element])
         if count * item.itemsize > self._limit - self._at:
             self._refuse(f"{what} announces {count} elements, more than there can be")
@@ -295,6 +296,25 @@ class _HeaderReader:
             return raw.decode("utf-8")
         except UnicodeDecodeError:
             self._refuse(f"{what} is not UTF-8 text")
+
+    def _strings(self, count: int, what: str) -> list[str]:
+        """As `_string`, without its calls: vocabularies have some hundred thousand."""
+        data, at, limit = self._data, self._at, self._limit
+        found: list[str] = []
+        try:
+            while len(found) < count and at + 8 <= limit:
+                end = at + 8 + _LENGTH.unpack_from(data, at)[0]
+                if end > limit:
+                    break
+                found.append(data[at + 8 : end].decode("utf-8"))
+                at = end
+        except UnicodeDecodeError:
+            pass
+        self._at = at
+        self._num_strings += len(found)
+        if len(found) < count:
+            self._string(what)  # says what is wrong with this one
+        return found
 
     def _number(self, form: str, what: str) -> Any:
         return struct.unpack(form, self._take(struct.calcsize(form), what))[0]

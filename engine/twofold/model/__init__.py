@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from twofold.model.config import GenerationDefaults, ModelConfig, RopeConfig
+from twofold.model.model_files import ModelFiles, open_model_files
 from twofold.model.registry import ARCHITECTURES, read_config
 from twofold.model.weights import ExpertWeights, LoadProgress, ProgressFn
 
@@ -23,9 +24,11 @@ __all__ = [
     "LoadProgress",
     "LoadedModel",
     "ModelConfig",
+    "ModelFiles",
     "ProgressFn",
     "RopeConfig",
     "load_model",
+    "open_model_files",
     "read_config",
 ]
 
