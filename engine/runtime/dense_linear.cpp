@@ -7,7 +7,10 @@
 namespace twofold {
 namespace {
 
-constexpr int kBlockRows = 64;  // activations multiplied with a chunk's panels before the next ones are read
+// Activations multiplied with a chunk's panels before the next ones are read: what stays in a second-level
+// cache beside a panel.
+constexpr int kMostBlockRows = 128;
+constexpr int64_t kBlockBytes = 384 * 1024;
 constexpr int kEncodeRows = 4;  // activations encoded by one chunk
 constexpr double kChunkUs = 4.0;
 
@@ -111,11 +114,13 @@ void linear(const kernels::KernelTable& table, ThreadTeam& team, const InputRows
   const auto multiply = [&](const PanelRange& piece) {
     const PackedMatrix::Segment& segment = w.segments()[static_cast<size_t>(piece.item)];
     const kernels::FormatKernels& kernel = table.formats[int(segment.format)];
-    alignas(64) float tile[kBlockRows * kernels::kPanelRows];
-    for (int first = 0; first < M; first += kBlockRows) {
-      const int count = std::min(kBlockRows, M - first);
+    alignas(64) float tile[kMostBlockRows * kernels::kPanelRows];
+    const int64_t stride = rows.stride(kernel.activation);
+    const int block =
+        static_cast<int>(std::clamp<int64_t>(kBlockBytes / stride / 16 * 16, 16, kMostBlockRows));
+    for (int first = 0; first < M; first += block) {
+      const int count = std::min(block, M - first);
       const std::byte* x = rows.row(kernel.activation, first);
-      const int64_t stride = rows.stride(kernel.activation);
       for (int64_t p = piece.first; p < piece.first + piece.count; ++p) {
         const int64_t column = segment.first_row + p * kernels::kPanelRows;
         const int n =
