@@ -10,6 +10,18 @@ namespace {
 // Source bytes that one chunk packs: large enough to read a file in stretches, small enough to share out.
 constexpr int64_t kPackBytes = 256 * 1024;
 
+// e4m3 has no infinities and one NaN of either sign. No kernel knows it, and a model that holds one is
+// broken.
+void refuse_nan(const void* row, int64_t columns, int64_t index) {
+  const auto* codes = static_cast<const uint8_t*>(row);
+  uint8_t found = 0;
+  for (int64_t k = 0; k < columns; ++k) found |= (codes[k] & 0x7f) == 0x7f;
+  if (found != 0) {
+    throw std::invalid_argument("row " + std::to_string(index) +
+                                " of an fp8 matrix holds a NaN; expected finite weights");
+  }
+}
+
 }  // namespace
 
 void pack_panels(const SourceMatrix& matrix, int64_t first, int64_t count, std::byte* panels) {
@@ -21,6 +33,7 @@ void pack_panels(const SourceMatrix& matrix, int64_t first, int64_t count, std::
     const float* scales[kernels::kPanelRows] = {};
     for (int r = 0; r < num_rows; ++r) {
       rows[r] = matrix.row(begin + r);
+      if (matrix.format == kernels::WeightFormat::kFP8) refuse_nan(rows[r], matrix.columns, begin + r);
       scales[r] = matrix.row_scales(begin + r);
     }
     kernels::pack_panel(matrix.format, rows, matrix.scales == nullptr ? nullptr : scales, num_rows,

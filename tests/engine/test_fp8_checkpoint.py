@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+from twofold.errors import ModelLoadError
 from twofold.testing import TinyModel, tiny_config, tiny_weights, write_safetensors, write_tiny_model
 
 from tests.engine.model_runs import load, random_prompt
@@ -77,3 +78,21 @@ def test_logits_are_those_of_the_dequantised_model(tmp_path: Path, dense_layers:
     assert np.abs(got - expected).max() < 1e-3
     answer, _ = ours.greedy(prompt, 12)
     assert answer == reference.greedy(prompt, 12)[0]
+
+
+@pytest.mark.parametrize("part", ["self_attn.k_proj", "mlp.experts.3.down_proj"])
+def test_a_nan_is_refused(tmp_path: Path, part: str) -> None:
+    eight: dict[str, Any] = {}
+    for name, weight in tiny_weights(MODEL).items():
+        eight[name] = weight
+        if "_proj.weight" in name:
+            codes, grid = to_fp8(weight)
+            codes[-1, 5] = 0xFF if name == f"model.layers.1.{part}.weight" else codes[-1, 5]
+            eight |= {name: codes, f"{name}_scale_inv": grid}
+    directory = write_tiny_model(tmp_path / "nan", MODEL)
+    write_safetensors(directory / "model.safetensors", eight, "float32")
+    quantization = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]}
+    config = tiny_config(MODEL) | {"quantization_config": quantization}
+    (directory / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelLoadError, match="holds a NaN"):
+        load(directory)

@@ -215,6 +215,8 @@ def _pack(
             store.put(team, layer, 0, layer_experts)
             if progress is not None:
                 progress(layer + 1, store.bytes // shape.num_layers * (layer + 1), store.bytes)
+    except ValueError as error:
+        raise ModelLoadError(f"experts: {error}; the weights are damaged, download them again") from error
     except MemoryError as error:
         raise ModelLoadError(
             "there is not enough memory for the experts; `twofold doctor` says how much the model needs"

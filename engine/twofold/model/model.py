@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from twofold import _core, ops
+from twofold.errors import KernelError, ModelLoadError
 from twofold.model.config import ModelConfig
 from twofold.model.model_files import ModelFiles, open_model_files
 from twofold.model.rope import RopeTable
@@ -63,10 +64,10 @@ class LoadedModel:
         loading = _Loading(files, progress)
         layers = []
         for index, layer in enumerate(weights.layers):
-            layers.append(make_layer(config, layer, team))
+            layers.append(make_layer(config, index, layer, team))
             loading.done(f"layer {index}")
         self._decoder = ops.Decoder(layers)
-        head = ops.PackedMatrix(team, [weights.lm_head])
+        head = _packed(team, [weights.lm_head], "head")
         self.lm_head = ops.LmHead(team, weights.final_norm, head, config.rms_norm_eps)
         loading.done("head")
         self._logits = np.empty((0, config.vocab_size), np.float32)
@@ -173,27 +174,36 @@ def _with_companions(tensors: TensorSource, specs: Iterable[TensorSpec]) -> list
     return [name for spec in specs for name in (spec.name, *tensors.companions(spec.name))]
 
 
+def _packed(team: ops.ThreadTeam, parts: list[WeightMatrix], what: str) -> ops.PackedMatrix:
+    try:
+        return ops.PackedMatrix(team, parts)
+    except KernelError as error:
+        raise ModelLoadError(f"{what}: {error}; the weights are damaged, download them again") from None
+
+
 def make_layer(
-    config: ModelConfig, weights: LayerWeights, team: ops.ThreadTeam
+    config: ModelConfig, index: int, weights: LayerWeights, team: ops.ThreadTeam
 ) -> tuple[ops.AttentionBlock, ops.Router | None, ops.DenseFfn | None]:
     """Pack one layer's dense weights; what `ops.Decoder` takes."""
     return (
-        _make_attention(config, weights, team),
+        _make_attention(config, index, weights, team),
         _make_router(config, weights.feed_forward, team),
-        _make_dense(config, weights.feed_forward, team),
+        _make_dense(config, index, weights.feed_forward, team),
     )
 
 
-def _make_attention(config: ModelConfig, weights: LayerWeights, team: ops.ThreadTeam) -> ops.AttentionBlock:
+def _make_attention(
+    config: ModelConfig, index: int, weights: LayerWeights, team: ops.ThreadTeam
+) -> ops.AttentionBlock:
     attention = weights.attention
     return ops.AttentionBlock(
         team,
         attention.norm,
-        ops.PackedMatrix(team, attention.qkv),
+        _packed(team, list(attention.qkv), f"layer {index}, attention"),
         attention.qkv_bias,
         attention.q_norm,
         attention.k_norm,
-        ops.PackedMatrix(team, [attention.o]),
+        _packed(team, [attention.o], f"layer {index}, attention"),
         attention.o_bias,
         config.num_heads,
         config.num_kv_heads,
@@ -218,9 +228,10 @@ def _make_router(
 
 
 def _make_dense(
-    config: ModelConfig, weights: DenseFfnWeights | RouterWeights, team: ops.ThreadTeam
+    config: ModelConfig, index: int, weights: DenseFfnWeights | RouterWeights, team: ops.ThreadTeam
 ) -> ops.DenseFfn | None:
     if not isinstance(weights, DenseFfnWeights):
         return None
-    gate, up, down = (ops.PackedMatrix(team, [m]) for m in (weights.gate, weights.up, weights.down))
+    matrices = (weights.gate, weights.up, weights.down)
+    gate, up, down = (_packed(team, [m], f"layer {index}, feed-forward") for m in matrices)
     return ops.DenseFfn(team, weights.norm, gate, up, down, config.rms_norm_eps)

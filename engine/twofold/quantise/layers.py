@@ -47,7 +47,7 @@ class LayeredModel:
         )  # fmt: skip
         states = [self._embed(np.array(sequence, np.int32)) for sequence in sequences]
         for index, weights in enumerate(self._weights.layers):
-            layer = make_layer(config, weights, self._team)
+            layer = make_layer(config, index, weights, self._team)
             moe = self._experts(index) if index in config.moe_layers else None
             for hidden in states:
                 self._forward(layer, moe, hidden, cache)
