@@ -112,7 +112,7 @@ void bind_planners(py::module_& m) {
 
 void bind_timeline(py::module_& m) {
   py::class_<Upload>(m, "Upload", "One copy over the link; times are of the virtual clock.")
-      .def_readonly("tag", &Upload::tag)
+      .def_property_readonly("tag", [](const Upload& u) { return u.what.slot; })
       .def_property_readonly("lane", [](const Upload& u) { return static_cast<int>(u.lane); })
       .def_readonly("queued_us", &Upload::queued_us)
       .def_readonly("begin_us", &Upload::begin_us)
@@ -125,8 +125,15 @@ void bind_timeline(py::module_& m) {
       .def_property_readonly("backlog_us", &Timeline::backlog_us)
       .def_property_readonly("queued_us", &Timeline::queued_us)
       .def_property_readonly("num_waiting", &Timeline::num_waiting)
-      .def("enqueue_demand", &Timeline::enqueue_demand, py::arg("tag"), py::arg("duration_us") = -1.0)
-      .def("enqueue_background", &Timeline::enqueue_background, py::arg("tag"))
+      .def(
+          "enqueue_demand",
+          [](Timeline& t, int tag, double duration_us) {
+            return t.enqueue_demand({.slot = tag}, duration_us);
+          },
+          py::arg("tag"), py::arg("duration_us") = -1.0)
+      .def(
+          "enqueue_background", [](Timeline& t, int tag) { t.enqueue_background({.slot = tag}); },
+          py::arg("tag"))
       .def("cancel_background", &Timeline::cancel_background, py::arg("tag"))
       .def("advance", &Timeline::advance, py::arg("us"))
       .def("take_landed", &Timeline::take_landed)

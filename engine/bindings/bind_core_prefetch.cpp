@@ -83,7 +83,9 @@ void bind_core_prefetch(py::module_& m) {
       .def("begin_step",
            [](LayerScheduler& s) {
              std::vector<int> slots;
-             for (const Publication& landed : s.begin_step(StepShape{{}, 0, 1})) slots.push_back(landed.slot);
+             for (const Publication& landed : s.begin_step(StepShape{{}, 0, 1})) {
+               if (!landed.staged) slots.push_back(landed.slot);
+             }
              return slots;
            })
       .def(

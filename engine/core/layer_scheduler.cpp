@@ -31,7 +31,7 @@ double default_upload_price(const CostModel& cost) {
   return kCpuBusyShare * cost.profile().contention * cost.upload_us() / cost.miss_us();
 }
 
-LayerScheduler::LayerScheduler(CostModel cost, LayerSchedulerConfig config)
+LayerScheduler::LayerScheduler(CostModel cost, LayerSchedulerConfig config, std::unique_ptr<Link> link)
     : cost_(std::move(cost)),
       num_staging_(config.num_staging < 0 ? config.num_experts : config.num_staging),
       max_waiting_uploads_(config.max_waiting_uploads),
@@ -41,7 +41,7 @@ LayerScheduler::LayerScheduler(CostModel cost, LayerSchedulerConfig config)
       cache_(make_cache(cost_, config)),
       decode_planner_(cost_, config.top_k),
       prefill_planner_(cost_),
-      timeline_(cost_.upload_us()) {
+      link_(link ? std::move(link) : std::make_unique<Timeline>(cost_.upload_us())) {
   if (config.prefetch) prefetcher_.emplace(cost_, config.num_layers, config.num_experts, config.top_k);
 }
 
@@ -50,26 +50,60 @@ std::span<const Publication> LayerScheduler::begin_step(StepShape shape) {
   cache_->boundary(shape_.num_new, shape_.num_running);
   if (prefetcher_) prefetcher_->begin_step();
   publications_.clear();
-  for (const Upload& upload : timeline_.take_landed()) {
-    link_us_ += upload.end_us - upload.begin_us;
-    if (upload.tag < 0) continue;  // a staged expert; nobody waits for it
-    const int slot = int(upload.tag);
-    cache_->publish(slot);
-    const int occupant = cache_->occupant(slot);
-    const int num_experts = cache_->config().num_experts;
-    publications_.push_back({occupant / num_experts, occupant % num_experts, slot, upload});
+  for (const Upload& upload : link_->take_landed()) {
+    const bool staged = upload.what.slot >= num_slots();  // nobody waits for it
+    if (upload.failed && !staged) {
+      cache_->cancel(upload.what.slot);
+    } else if (!upload.failed) {
+      link_us_ += upload.end_us - upload.begin_us;
+      if (!staged) cache_->publish(upload.what.slot);
+    }
+    publications_.push_back({upload.what.layer, upload.what.expert, upload.what.slot, upload, staged});
   }
   return publications_;
 }
 
 const LayerDecision& LayerScheduler::decide(int layer, std::span<const int32_t> ids,
                                             std::span<const float> weights, int num_tokens) {
+  begin_layer(layer, ids, weights, num_tokens);
+  plan(layer, cache_->active(layer), cache_->loads(layer), num_tokens);
+  place_fetched(layer);
+  fetched_loads_.clear();
+  for (int i : fetch_) fetched_loads_.push_back(decision_.experts[size_t(i)].tokens);
+  return finish_layer(layer);
+}
+
+const LayerDecision& LayerScheduler::follow(int layer, std::span<const int32_t> ids,
+                                            std::span<const float> weights, std::span<const Placement> where,
+                                            int num_tokens) {
+  if (where.size() != ids.size()) {
+    throw std::invalid_argument("layer scheduler: " + std::to_string(where.size()) + " placements of " +
+                                std::to_string(ids.size()) + " routed pairs given");
+  }
+  begin_layer(layer, ids, weights, num_tokens);
+  one_transfer_ = false;
+  fetched_loads_.clear();
+  const auto active = cache_->active(layer);
+  const auto loads = cache_->loads(layer);
+  for (size_t i = 0; i < active.size(); ++i) decision_.experts.push_back({active[i], loads[i]});
+  for (size_t pair = 0; pair < ids.size(); ++pair) {
+    const auto at = std::lower_bound(active.begin(), active.end(), ids[pair]) - active.begin();
+    decision_.experts[size_t(at)].where = where[pair];
+  }
+  for (const ExpertDecision& e : decision_.experts) {
+    if (e.where == Placement::kFetched) fetched_loads_.push_back(e.tokens);
+  }
+  return finish_layer(layer);
+}
+
+void LayerScheduler::begin_layer(int layer, std::span<const int32_t> ids, std::span<const float> weights,
+                                 int num_tokens) {
   decision_.experts.clear();
   decision_.moves.clear();
   decision_.rejection.reset();
   decision_.arrivals.clear();
   decision_.num_withdrawn = 0;
-  decision_.start_us = timeline_.now_us();
+  decision_.start_us = link_->now_us();
   if (prefetcher_) take_prefetched(layer);
   if (shape_.prefill_rows.empty()) {
     cache_->observe(layer, ids, weights, num_tokens);
@@ -81,19 +115,17 @@ const LayerDecision& LayerScheduler::decide(int layer, std::span<const int32_t> 
                                 " expected");
   }
   if (prefetcher_) prefetcher_->observe(layer, ids, num_tokens);
-  plan(layer, cache_->active(layer), cache_->loads(layer), num_tokens);
-  place_fetched(layer);
+}
 
+const LayerDecision& LayerScheduler::finish_layer(int layer) {
   hit_loads_.clear();
-  fetched_loads_.clear();
   cpu_loads_.clear();
   for (const ExpertDecision& e : decision_.experts) {
     if (e.where == Placement::kHit) hit_loads_.push_back(e.tokens);
     if (e.where == Placement::kCpu) cpu_loads_.push_back(e.tokens);
   }
-  for (int i : fetch_) fetched_loads_.push_back(decision_.experts[size_t(i)].tokens);
-  LayerWork work{hit_loads_,   fetched_loads_, cpu_loads_, timeline_.backlog_us(), timeline_.queued_us(),
-                 one_transfer_};
+  LayerWork work{hit_loads_,          fetched_loads_,     cpu_loads_,
+                 link_->backlog_us(), link_->queued_us(), one_transfer_};
   decision_.times = cost_.layer(work);
 
   bool first = true;
@@ -101,7 +133,7 @@ const LayerDecision& LayerScheduler::decide(int layer, std::span<const int32_t> 
     // One transfer pays the link's latency once; its later parts occupy the link for their bytes only.
     const double latency = cost_.profile().link_latency_us;
     const double duration = one_transfer_ && !first ? cost_.upload_us() - latency : cost_.upload_us();
-    const Upload upload = timeline_.enqueue_demand(move.staged ? -1 : move.slot, duration);
+    const Upload upload = link_->enqueue_demand({move.layer, move.expert, move.slot}, duration);
     move.queued_us = upload.queued_us;
     move.begin_us = upload.begin_us;
     move.end_us = upload.end_us;
@@ -109,8 +141,27 @@ const LayerDecision& LayerScheduler::decide(int layer, std::span<const int32_t> 
   }
   admit_misses(layer);
   if (prefetcher_) issue_prefetches(layer, work);
-  timeline_.advance(decision_.times.layer_us);
+  link_->advance(decision_.times.layer_us);
   return decision_;
+}
+
+void LayerScheduler::recalibrate(CostModel cost) {
+  cost_ = std::move(cost);
+  decode_planner_ = DecodePlanner(cost_, cache_->config().top_k);
+  prefill_planner_ = PrefillPlanner(cost_);
+  if (prefetcher_) prefetcher_->recalibrate(cost_);
+}
+
+std::vector<uint8_t> LayerScheduler::split_table() const {
+  const int top_k = cache_->config().top_k;
+  std::vector<uint8_t> table;
+  for (int hits = 0; hits <= top_k; ++hits) {
+    for (int misses = 0; misses <= top_k; ++misses) {
+      table.push_back(hits + misses > top_k ? uint8_t{0}
+                                            : static_cast<uint8_t>(decode_planner_.split(hits, misses, 0)));
+    }
+  }
+  return table;
 }
 
 void LayerScheduler::plan(int layer, std::span<const int> active, std::span<const int> loads,
@@ -137,7 +188,7 @@ void LayerScheduler::plan(int layer, std::span<const int> active, std::span<cons
     return;
   }
   if (num_tokens == 1) {
-    int count = decode_planner_.split(hits, int(misses.size()), timeline_.backlog_us());
+    int count = decode_planner_.split(hits, int(misses.size()), link_->backlog_us());
     count = std::min(count, room);
     // Interchangeable for this layer; for the next tokens the more valuable ones are the better ones to have.
     std::stable_sort(misses.begin(), misses.end(), [&](int a, int b) {
@@ -147,8 +198,7 @@ void LayerScheduler::plan(int layer, std::span<const int> active, std::span<cons
     fetch_.assign(misses.begin(), misses.begin() + count);
     return;
   }
-  const PrefillPlan plan =
-      prefill_planner_.plan(plannable, timeline_.backlog_us(), timeline_.queued_us(), room);
+  const PrefillPlan plan = prefill_planner_.plan(plannable, link_->backlog_us(), link_->queued_us(), room);
   one_transfer_ = plan.streamed;
   for (int expert : plan.fetch) {
     const auto at = std::lower_bound(active.begin(), active.end(), expert);
@@ -158,7 +208,7 @@ void LayerScheduler::plan(int layer, std::span<const int> active, std::span<cons
 
 void LayerScheduler::plan_as_peer(int layer, std::span<const ExpertLoad> plannable, int room) {
   const auto active = cache_->active(layer);
-  for (int expert : peer_fetches(fetch_rule_, cost_, plannable, timeline_.backlog_us())) {
+  for (int expert : peer_fetches(fetch_rule_, cost_, plannable, link_->backlog_us())) {
     if (static_cast<int>(fetch_.size()) >= room) return;
     fetch_.push_back(
         static_cast<int>(std::lower_bound(active.begin(), active.end(), expert) - active.begin()));
@@ -197,7 +247,7 @@ void LayerScheduler::admit_misses(int layer) {
   if (!background_uploads_) return;
   for (const ExpertDecision& e : decision_.experts) {
     if (e.where != Placement::kCpu || cache_->state(layer, e.expert) != ExpertState::kAbsent) continue;
-    if (timeline_.num_waiting() >= max_waiting_uploads_) return;
+    if (link_->num_waiting() >= max_waiting_uploads_) return;
     const auto admission = cache_->admit(layer, e.expert, false);
     if (!admission) {
       if (cache_->last_refusal() == AdmitRefusal::kPrice) {
@@ -216,8 +266,8 @@ void LayerScheduler::admit_misses(int layer) {
     move.reason = UploadReason::kAdmission;
     move.value = admission->value;
     move.victim_value = admission->victim_value;
-    move.queued_us = timeline_.now_us();
-    timeline_.enqueue_background(admission->slot);
+    move.queued_us = link_->now_us();
+    link_->enqueue_background({layer, e.expert, admission->slot});
     decision_.moves.push_back(move);
   }
 }
@@ -228,17 +278,17 @@ void LayerScheduler::predict(int layer, std::span<const float> logits, int num_t
 }
 
 void LayerScheduler::take_prefetched(int layer) {
-  const PrefetchArrivals& arrivals = prefetcher_->begin_layer(layer, *cache_, timeline_);
+  const PrefetchArrivals& arrivals = prefetcher_->begin_layer(layer, *cache_, *link_);
   for (const auto& [prefetch, upload] : arrivals.landed) {
     link_us_ += upload.end_us - upload.begin_us;
-    decision_.arrivals.push_back({prefetch.layer, prefetch.expert, prefetch.admission.slot, upload});
+    decision_.arrivals.push_back({prefetch.layer, prefetch.expert, prefetch.admission.slot, upload, false});
   }
   decision_.num_withdrawn = static_cast<int>(arrivals.withdrawn.size());
 }
 
 // After everything else of the layer: a prefetch takes only link time that nobody wants.
 void LayerScheduler::issue_prefetches(int layer, const LayerWork& work) {
-  for (const Prefetch& prefetch : prefetcher_->issue(layer, work, decision_.times, *cache_, timeline_)) {
+  for (const Prefetch& prefetch : prefetcher_->issue(layer, work, decision_.times, *cache_, *link_)) {
     Move move;
     move.layer = prefetch.layer;
     move.expert = prefetch.expert;
@@ -248,7 +298,7 @@ void LayerScheduler::issue_prefetches(int layer, const LayerWork& work) {
     move.reason = UploadReason::kPrefetch;
     move.value = prefetch.admission.value;
     move.victim_value = prefetch.admission.victim_value;
-    move.queued_us = timeline_.now_us();
+    move.queued_us = link_->now_us();
     decision_.moves.push_back(move);
   }
 }

@@ -33,12 +33,17 @@ Prefetcher::Prefetcher(const CostModel& cost, int num_layers, int num_experts, i
   predictions_.resize(layers);
   marks_.assign(static_cast<size_t>(num_experts), 0);
   absent_probability_.assign(static_cast<size_t>(num_experts), 1);
-  const auto side = static_cast<size_t>(top_k) + 1;
+  recalibrate(cost);
+}
+
+void Prefetcher::recalibrate(const CostModel& cost) {
+  cost_ = cost;
+  const auto side = static_cast<size_t>(top_k_) + 1;
   stall_us_.assign(side * side, 0);
   const double hit_us = cost_.gpu_expert_us(1);
   const double cpu_us = cost_.cpu_expert_us(1);
-  for (int hits = 0; hits <= top_k; ++hits) {
-    for (int misses = 0; hits + misses <= top_k; ++misses) {
+  for (int hits = 0; hits <= top_k_; ++hits) {
+    for (int misses = 0; hits + misses <= top_k_; ++misses) {
       double best = -1;
       for (int fetched = 0; fetched <= misses; ++fetched) {
         const std::vector<double> fetched_us(static_cast<size_t>(fetched), hit_us);
@@ -123,9 +128,9 @@ void Prefetcher::predict(int layer, std::span<const float> logits, int num_token
   cache.expect(layer, expected_);
 }
 
-const PrefetchArrivals& Prefetcher::begin_layer(int layer, ExpertCache& cache, Timeline& timeline) {
+const PrefetchArrivals& Prefetcher::begin_layer(int layer, ExpertCache& cache, Link& link) {
   if (layer > 0 && last_end_us_ >= 0) {
-    shorten(gap_us_[static_cast<size_t>(layer)], timeline.now_us() - last_end_us_);
+    shorten(gap_us_[static_cast<size_t>(layer)], link.now_us() - last_end_us_);
   }
   arrivals_.landed.clear();
   arrivals_.withdrawn.clear();
@@ -133,11 +138,12 @@ const PrefetchArrivals& Prefetcher::begin_layer(int layer, ExpertCache& cache, T
   for (const Prefetch& prefetch : under_way_) {
     if (prefetch.layer != layer) continue;
     const int slot = prefetch.admission.slot;
-    if (const auto upload = timeline.take_if_landed(slot)) {
+    const auto upload = link.take_if_landed(slot);
+    if (upload && !upload->failed) {
       cache.publish(slot);
       arrivals_.landed.emplace_back(prefetch, *upload);
       settled_.emplace_back(prefetch.expert, true);
-    } else if (timeline.cancel_background(slot)) {
+    } else if (upload || link.cancel_background(slot)) {
       cache.cancel(slot);
       arrivals_.withdrawn.push_back(prefetch);
       --counts_.issued;
@@ -225,9 +231,9 @@ double Prefetcher::gain_us(const Proposal& proposal, const Admission& admission,
 }
 
 std::span<const Prefetch> Prefetcher::issue(int layer, const LayerWork& work, LayerTimes& times,
-                                            ExpertCache& cache, Timeline& timeline) {
+                                            ExpertCache& cache, Link& link) {
   issued_.clear();
-  const double end_us = timeline.now_us() + times.layer_us;
+  const double end_us = link.now_us() + times.layer_us;
   LayerWork shared = work;
   // Earliest deadline first; within a layer the likeliest.
   for (int target = layer + 1; target < static_cast<int>(predictions_.size()); ++target) {
@@ -241,17 +247,17 @@ std::span<const Prefetch> Prefetcher::issue(int layer, const LayerWork& work, La
       if (!possible) continue;
       const double saved_us = stall_saved_us(num_hits, num_misses);
       shared.queued_us = std::max(work.queued_us, work.backlog_us) +
-                         static_cast<double>(issued_.size() + 1) * timeline.upload_us();
+                         static_cast<double>(issued_.size() + 1) * link.upload_us();
       const LayerTimes slowed = cost_.layer(shared);
       const double price_us = slowed.layer_us - times.layer_us;
       if (gain_us(proposal, *possible, saved_us, cache) <= price_us) continue;
-      if (timeline.now_us() + timeline.queued_us() + timeline.upload_us() + kSlackUs > deadline_us) {
+      if (link.now_us() + link.queued_us() + link.upload_us() + kSlackUs > deadline_us) {
         ++counts_.dropped;
         continue;
       }
       const auto admission = cache.reserve(target, proposal.expert);
       if (!admission) continue;
-      timeline.enqueue_background(admission->slot);
+      link.enqueue_background({target, proposal.expert, admission->slot});
       issued_.push_back({target, proposal.expert, *admission});
       ++counts_.issued;
       ++num_hits;
@@ -262,7 +268,7 @@ std::span<const Prefetch> Prefetcher::issue(int layer, const LayerWork& work, La
   }
   under_way_.insert(under_way_.end(), issued_.begin(), issued_.end());
   shorten(layer_us_[static_cast<size_t>(layer)], times.layer_us);
-  last_end_us_ = timeline.now_us() + times.layer_us;
+  last_end_us_ = link.now_us() + times.layer_us;
   return issued_;
 }
 

@@ -21,22 +21,22 @@ double Timeline::queued_us() const {
   return backlog_us() + upload_us_ * static_cast<double>(waiting_.size());
 }
 
-Upload Timeline::enqueue_demand(int64_t tag, double duration_us) {
+Upload Timeline::enqueue_demand(const Transfer& what, double duration_us) {
   const double begin = std::max(now_us_, link_free_us_);
-  const Upload upload{tag, UploadLane::kDemand, now_us_, begin,
+  const Upload upload{what, UploadLane::kDemand, now_us_, begin,
                       begin + (duration_us < 0 ? upload_us_ : duration_us)};
   link_free_us_ = upload.end_us;
   begun_.push_back(upload);
   return upload;
 }
 
-void Timeline::enqueue_background(int64_t tag) {
-  waiting_.push_back(Upload{tag, UploadLane::kBackground, now_us_, 0, 0});
+void Timeline::enqueue_background(const Transfer& what) {
+  waiting_.push_back(Upload{what, UploadLane::kBackground, now_us_});
 }
 
-bool Timeline::cancel_background(int64_t tag) {
+bool Timeline::cancel_background(int slot) {
   const auto found = std::find_if(waiting_.begin(), waiting_.end(),
-                                  [tag](const Upload& upload) { return upload.tag == tag; });
+                                  [slot](const Upload& upload) { return upload.what.slot == slot; });
   if (found == waiting_.end()) return false;
   waiting_.erase(found);
   return true;
@@ -72,9 +72,9 @@ std::vector<Upload> Timeline::take_landed() {
   return landed;
 }
 
-std::optional<Upload> Timeline::take_if_landed(int64_t tag) {
-  const auto found = std::find_if(begun_.begin(), begun_.end(), [this, tag](const Upload& upload) {
-    return upload.tag == tag && upload.end_us <= now_us_;
+std::optional<Upload> Timeline::take_if_landed(int slot) {
+  const auto found = std::find_if(begun_.begin(), begun_.end(), [this, slot](const Upload& upload) {
+    return upload.what.slot == slot && upload.end_us <= now_us_;
   });
   if (found == begun_.end()) return std::nullopt;
   const Upload upload = *found;

@@ -12,6 +12,7 @@
 #include "event_log.h"
 #include "expert_compute.h"
 #include "expert_store.h"
+#include "online_correction.h"
 #include "page_memory.h"
 #include "twofold/layer_scheduler.h"
 
@@ -49,20 +50,6 @@ class Accelerator {
   // Device bytes in use: expert slots and staging.
   virtual size_t device_bytes() const = 0;
   virtual int num_slots() const = 0;
-};
-
-// Running ratio of measured to predicted time: what a calibration of another day is off by today (clock
-// speed, neighbours, memory). Decode and batches are corrected apart, because different limits bind them.
-class OnlineCorrection {
- public:
-  double factor(int num_tokens) const { return factor_[num_tokens > 1]; }
-  // One outlier (a context switch) moves the factor by at most a tenth of kLargestRatio.
-  void update(int num_tokens, double predicted_us, double measured_us);
-
- private:
-  static constexpr double kSmoothing = 0.05;
-  static constexpr double kLargestRatio = 2.0;
-  double factor_[2] = {1.0, 1.0};
 };
 
 // All experts on the CPU, straight from the store. With a cost model, every layer's time is predicted before

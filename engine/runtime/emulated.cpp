@@ -154,6 +154,7 @@ void EmulatedAccelerator::publish_landed(StepShape shape) {
 }
 
 void EmulatedAccelerator::report_published(const Publication& landed) {
+  if (landed.staged) return;  // reported when it was decided
   UploadEvent& upload = pending_[size_t(landed.slot)];
   const int64_t request = upload.request;
   if (landed.upload.lane == UploadLane::kBackground) {

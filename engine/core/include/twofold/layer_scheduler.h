@@ -1,7 +1,7 @@
 // Decides one MoE layer of one step: who runs each routed expert, what is uploaded, what is evicted, and how
-// long the layer takes on the virtual clock. Ties cost model, planners, cache and timeline together; the
-// emulated accelerator executes these decisions with real memory, the lab's simulator only counts them, so
-// both show the same times.
+// long the layer takes on the virtual clock. Ties cost model, planners, cache and link together; the emulated
+// accelerator executes these decisions with real memory, the lab's simulator only counts them, so both show
+// the same times. With a link in real time the same decisions are carried out on a GPU.
 //
 // Fetched experts need room. One that is worth more than the cheapest victim takes its slot (the upload is
 // paid anyway); any other passes through a staging slot, which the next layer may overwrite. Staging slots
@@ -49,7 +49,7 @@ struct Move {
   double value = 0;
   double victim_value = 0;
   double queued_us = 0;
-  double begin_us = -1;  // known at once for demand uploads, at publication for the others
+  double begin_us = -1;  // known at once for demand uploads on a virtual clock, else once it has landed
   double end_us = -1;
 };
 
@@ -59,12 +59,14 @@ struct Rejection {
   double value = 0;
 };
 
-// A background upload that became visible.
+// An upload that has ended. Its expert is usable from now on, unless it only passed through a staging slot or
+// its copy failed.
 struct Publication {
   int layer = 0;
   int expert = 0;
   int slot = 0;
   Upload upload;
+  bool staged = false;
 };
 
 struct LayerDecision {
@@ -103,26 +105,36 @@ double default_upload_price(const CostModel& cost);
 class LayerScheduler {
  public:
   // Throws std::invalid_argument with field, value and expectation.
-  LayerScheduler(CostModel cost, LayerSchedulerConfig config);
+  // Without a link, time is virtual.
+  LayerScheduler(CostModel cost, LayerSchedulerConfig config, std::unique_ptr<Link> link = nullptr);
 
-  // Step boundary: uploads that have landed become usable. The span is valid until the next call. The shape
-  // holds until the next call too: its rows are the tokens of every decide.
+  // Step boundary: uploads that have landed become usable, those that failed are forgotten. The span is valid
+  // until the next call. The shape holds until the next call too: its rows are the tokens of every decide.
   std::span<const Publication> begin_step(StepShape shape = {});
   // Decides and plays the layer: the clock is past it on return. ids[num_tokens * top_k]; weights the same
   // shape or empty.
   const LayerDecision& decide(int layer, std::span<const int32_t> ids, std::span<const float> weights,
                               int num_tokens);
+  // The layer was placed by the device itself, from what was published at the step's beginning:
+  // where[num_tokens * top_k]. Learns from its routing and decides only what to upload behind it; nothing is
+  // fetched, slots of the answer's experts are -1.
+  const LayerDecision& follow(int layer, std::span<const int32_t> ids, std::span<const float> weights,
+                              std::span<const Placement> where, int num_tokens);
   // What the router of a layer ahead says to the residual of now: logits[num_tokens * num_experts]. Only
   // with config.prefetch; uploads are decided in the decide of the layer before.
   void predict(int layer, std::span<const float> logits, int num_tokens);
   bool prefetches() const { return prefetcher_.has_value(); }
   PrefetchCounts prefetch_counts() const { return prefetcher_ ? prefetcher_->counts() : PrefetchCounts{}; }
-  // Moves the clock by work that is not experts' (attention, head).
-  void advance(double us) { timeline_.advance(us); }
-  // Moves the clock until every queued upload has landed: the machine is idle and the link has all the time
-  // it needs.
-  void drain() { timeline_.drain(); }
-  double now_us() const { return timeline_.now_us(); }
+  // Moves a virtual clock by work that is not experts' (attention, head).
+  void advance(double us) { link_->advance(us); }
+  // Until every queued upload has landed: the machine is idle and the link has all the time it needs.
+  void drain() { link_->drain(); }
+  double now_us() const { return link_->now_us(); }
+  // Other figures for the same machine: plans and prices follow them from now on; the price of an upload that
+  // the configuration set stays.
+  void recalibrate(CostModel cost);
+  // How many misses of a one-token layer to fetch, [hits][misses] with side top_k + 1, for an idle link.
+  std::vector<uint8_t> split_table() const;
 
   // How long the link has copied so far.
   double link_us() const { return link_us_; }
@@ -135,6 +147,9 @@ class LayerScheduler {
   const ExpertCache& cache() const { return *cache_; }
 
  private:
+  void begin_layer(int layer, std::span<const int32_t> ids, std::span<const float> weights, int num_tokens);
+  // Prices what was placed, queues the layer's moves, and lets the clock pass it.
+  const LayerDecision& finish_layer(int layer);
   void plan(int layer, std::span<const int> active, std::span<const int> loads, int num_tokens);
   void plan_as_peer(int layer, std::span<const ExpertLoad> plannable, int room);
   void place_fetched(int layer);
@@ -153,7 +168,7 @@ class LayerScheduler {
   std::unique_ptr<ExpertCache> cache_;
   DecodePlanner decode_planner_;
   PrefillPlanner prefill_planner_;
-  Timeline timeline_;
+  std::unique_ptr<Link> link_;
   std::optional<Prefetcher> prefetcher_;
   LayerDecision decision_;
   std::vector<int> fetch_;  // indices into decision_.experts, in upload order

@@ -9,7 +9,7 @@
 //
 // Probabilities are learned while running, per layer, from how far a candidate's logit lies above or below
 // the border of the top-k: nothing is trained, and a layer that cannot be foreseen is soon left alone.
-// Plans and plays nothing itself: LayerScheduler calls it. Knows no clock but the timeline's.
+// Plans and plays nothing itself: LayerScheduler calls it. Knows no clock but the link's.
 #pragma once
 
 #include <array>
@@ -19,7 +19,7 @@
 
 #include "twofold/cost_model.h"
 #include "twofold/expert_cache.h"
-#include "twofold/timeline.h"
+#include "twofold/link.h"
 
 namespace twofold {
 
@@ -53,7 +53,7 @@ struct Prefetch {
 // What became of the prefetches of a layer when it began.
 struct PrefetchArrivals {
   std::vector<std::pair<Prefetch, Upload>> landed;  // published
-  std::vector<Prefetch> withdrawn;                  // had not begun; their slots are free again
+  std::vector<Prefetch> withdrawn;                  // had not begun, or failed; their slots are free again
 };
 
 class Prefetcher {
@@ -64,13 +64,14 @@ class Prefetcher {
   // what was predicted for that layer. Throws std::invalid_argument on a wrong shape.
   void predict(int layer, std::span<const float> logits, int num_tokens, ExpertCache& cache);
   // The layer begins: landed prefetches become usable, those that have not begun are withdrawn.
-  const PrefetchArrivals& begin_layer(int layer, ExpertCache& cache, Timeline& timeline);
+  const PrefetchArrivals& begin_layer(int layer, ExpertCache& cache, Link& link);
   // The layer's true routing: measures and learns.
   void observe(int layer, std::span<const int32_t> ids, int num_tokens);
   // Layer `layer` does `work` and the clock stands at its start. Queues what is worth it and lands in time;
   // `times` are the layer's with the contention of these copies.
   std::span<const Prefetch> issue(int layer, const LayerWork& work, LayerTimes& times, ExpertCache& cache,
-                                  Timeline& timeline);
+                                  Link& link);
+  void recalibrate(const CostModel& cost);
   // A new step: what an unfinished one left is forgotten.
   void begin_step();
 

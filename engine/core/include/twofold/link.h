@@ -1,0 +1,62 @@
+// The link between host and device as the decisions see it: a serial line with two lanes. Demand uploads (a
+// layer waits for them) overtake background uploads (admissions, prefetches) that have not begun; a copy
+// under way is never interrupted. Two answers: Timeline plays it on a virtual clock, the upload engine of the
+// runtime copies in real time, where an upload has landed when the device says so.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+namespace twofold {
+
+enum class UploadLane : uint8_t { kDemand = 0, kBackground = 1 };
+
+// One expert on its way into one slot.
+struct Transfer {
+  int layer = 0;
+  int expert = 0;
+  int slot = 0;
+};
+
+struct Upload {
+  Transfer what;
+  UploadLane lane = UploadLane::kDemand;
+  double queued_us = 0;
+  double begin_us = -1;  // -1: not known yet
+  double end_us = -1;
+  bool failed = false;  // the copy was given up; the slot's bytes are anything
+};
+
+class Link {
+ public:
+  virtual ~Link() = default;
+
+  virtual double now_us() const = 0;
+  // How long the link is busy with one expert.
+  virtual double upload_us() const = 0;
+  // Until a demand upload enqueued now would begin.
+  virtual double backlog_us() const = 0;
+  // Link work not yet done, background uploads that wait included.
+  virtual double queued_us() const = 0;
+  virtual int num_waiting() const = 0;
+
+  // Begins as soon as the copy under way and earlier demand uploads end. duration_us < 0: upload_us. Its
+  // times are final on a virtual clock, not known (-1) in real time.
+  virtual Upload enqueue_demand(const Transfer& what, double duration_us = -1) = 0;
+  // Begins when nothing else is left to do. Its times are known once it has landed.
+  virtual void enqueue_background(const Transfer& what) = 0;
+  // Withdraws the background upload into that slot if it has not begun; false if it has begun or is unknown.
+  virtual bool cancel_background(int slot) = 0;
+
+  // Moves a virtual clock; real time passes by itself.
+  virtual void advance(double us) = 0;
+  // Uploads that have ended by now, failed ones too, in order of their end; each is returned once.
+  virtual std::vector<Upload> take_landed() = 0;
+  // The one into that slot alone, before the others are asked for; empty if it has not landed or is unknown.
+  virtual std::optional<Upload> take_if_landed(int slot) = 0;
+  // Until every queued upload has landed.
+  virtual void drain() = 0;
+};
+
+}  // namespace twofold
