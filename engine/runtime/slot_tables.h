@@ -33,7 +33,7 @@ class SlotTables {
 
   // Publishes the cache's residents to what `compute` is given from now on, and begins a table step.
   void begin_step(const ExpertCache& cache, StreamHandle compute);
-  // The device has placed this layer: earlier layers have read their slots, this one has chosen its own.
+  // The device has placed this layer: earlier layers have read their slots, this one may be reading.
   void reached(int layer);
   // What the device is still to do of the step is ordered before later copies by the caller.
   void end_step();
@@ -46,7 +46,7 @@ class SlotTables {
   }
   // Whether a layer of the table step under way may yet read this slot.
   bool awaits_reader(int slot) const {
-    return in_step_ && size_t(slot) < reader_.size() && reader_[size_t(slot)] > reached_;
+    return in_step_ && size_t(slot) < reader_.size() && reader_[size_t(slot)] >= reached_;
   }
 
  private:

@@ -122,6 +122,7 @@ bool UploadEngine::issue_from(std::deque<Job>& queue, double room_us) {
     at = queue.erase(at);
   }
   if (batch.jobs.empty()) return false;
+  batch.number = counts_.batches++;
   batch.issued_us = now_us();
   batch.predicted_us = predicted_us(batch.jobs);
   free_at_us_ = std::max(free_at_us_, batch.issued_us) + batch.predicted_us;
@@ -150,10 +151,9 @@ bool UploadEngine::pass_through_chunks(Batch& batch, bool may_wait) {
   while (result.ok() && batch.done < job.bytes.size()) {
     Chunk& chunk = ring_[next_chunk_];
     if (chunk.busy) {
-      result = may_wait ? api_.synchronise(chunk.passed) : api_.query(chunk.passed);
-      if (result.code == DeviceCode::kNotReady) return false;
-      chunk.busy = false;
-      if (!result.ok()) break;
+      const DeviceResult passed = may_wait ? api_.synchronise(chunk.passed) : api_.query(chunk.passed);
+      if (passed.code == DeviceCode::kNotReady) return false;
+      settle(chunk, passed);
     }
     const size_t bytes = std::min(settings_.chunk_bytes, job.bytes.size() - batch.done);
     std::memcpy(chunk.memory, job.bytes.data() + batch.done, bytes);
@@ -162,6 +162,7 @@ bool UploadEngine::pass_through_chunks(Batch& batch, bool may_wait) {
     // Even after an error the chunk may yet be read.
     const DeviceResult recorded = api_.record(chunk.passed, stream_.get());
     chunk.busy = true;
+    chunk.batch = batch.number;
     if (result.ok()) result = recorded;
     batch.done += bytes;
     next_chunk_ = (next_chunk_ + 1) % ring_.size();
@@ -179,7 +180,6 @@ void UploadEngine::end_batch(Batch batch, const DeviceResult& result) {
       for (const Job& job : batch.jobs) refused_.push_back(job.upload.what.slot);
     }
   }
-  ++counts_.batches;
   const DeviceResult recorded = api_.record(batch.end, stream_.get());
   if (!recorded.ok()) {
     // A stream that takes no event takes no copy either; there is nothing to wait for.
@@ -188,6 +188,11 @@ void UploadEngine::end_batch(Batch batch, const DeviceResult& result) {
     return;
   }
   under_way_.push_back(std::move(batch));
+}
+
+void UploadEngine::settle(Chunk& chunk, const DeviceResult& passed) {
+  chunk.busy = false;
+  if (!passed.ok()) lost_.emplace_back(chunk.batch, passed);
 }
 
 void UploadEngine::fail(const DeviceResult& result) {
@@ -201,7 +206,14 @@ void UploadEngine::poll() {
     if (result.code == DeviceCode::kNotReady) return;
     const Batch batch = std::move(under_way_.front());
     under_way_.pop_front();
-    land(batch, result);
+    // An event carries the errors since the event before it, and chunks have events of their own.
+    for (Chunk& chunk : ring_) {
+      if (chunk.busy && chunk.batch == batch.number) settle(chunk, api_.query(chunk.passed));
+    }
+    const auto lost = std::find_if(lost_.begin(), lost_.end(),
+                                   [&batch](const auto& entry) { return entry.first == batch.number; });
+    land(batch, lost == lost_.end() ? result : lost->second);
+    std::erase_if(lost_, [&batch](const auto& entry) { return entry.first == batch.number; });
   }
   free_at_us_ = std::min(free_at_us_, now_us());
 }

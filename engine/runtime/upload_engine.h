@@ -102,6 +102,7 @@ class UploadEngine final : public Link {
     size_t done = 0;  // of its one job's bytes, where they pass through chunks
     double issued_us = 0;
     double predicted_us = 0;
+    int64_t number = 0;
     bool refused = false;  // could not be begun, as far as we know
 
     UploadLane lane() const { return jobs.front().upload.lane; }
@@ -110,6 +111,7 @@ class UploadEngine final : public Link {
     std::byte* memory = nullptr;
     EventHandle passed;
     bool busy = false;
+    int64_t batch = -1;  // whose bytes it held last
   };
 
   Job make_job(const Transfer& what, UploadLane lane) const;
@@ -123,6 +125,8 @@ class UploadEngine final : public Link {
   // Passes the rest of its bytes; false if it would have to wait for a chunk and may not.
   bool pass_through_chunks(Batch& batch, bool may_wait);
   void end_batch(Batch batch, const DeviceResult& result);
+  // Frees a chunk whose copy has passed; an error is its batch's.
+  void settle(Chunk& chunk, const DeviceResult& passed);
   void poll();
   void land(const Batch& batch, const DeviceResult& result);
   void fail(const DeviceResult& result);
@@ -144,6 +148,7 @@ class UploadEngine final : public Link {
   PinnedMemory ring_memory_;
   std::vector<Chunk> ring_;
   size_t next_chunk_ = 0;
+  std::vector<std::pair<int64_t, DeviceResult>> lost_;  // batches of which a chunk failed
   double free_at_us_ = 0;   // when the link is expected to have done what was begun
   double last_end_us_ = 0;  // of the copy that landed last
   int failures_in_a_row_ = 0;

@@ -1,0 +1,24 @@
+"""The played device: a module that the source tree's build leaves beside the native test programs."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+BUILT = Path(__file__).resolve().parents[2] / "build/dev/tests/device"
+
+
+@pytest.fixture(scope="session")
+def played() -> ModuleType:
+    if not list(BUILT.glob("twofold_played*.so")) and os.environ.get("TWOFOLD_TESTS_NEED_ALL") != "1":
+        pytest.skip("the played device is not built beside these sources")
+    sys.path.insert(0, str(BUILT))
+    try:
+        return importlib.import_module("twofold_played")
+    finally:
+        sys.path.remove(str(BUILT))

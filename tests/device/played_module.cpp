@@ -1,0 +1,57 @@
+// What the tests in this folder see of the played device.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include "stress.h"
+
+namespace py = pybind11;
+
+namespace {
+
+using twofold::played::StressCounts;
+using twofold::played::StressShape;
+
+py::dict run_stress(const py::kwargs& given) {
+  StressShape shape;
+  const auto take = [&given](const char* name, auto& field) {
+    if (given.contains(name)) field = given[name].cast<std::remove_reference_t<decltype(field)>>();
+  };
+  take("seed", shape.seed);
+  take("num_layers", shape.num_layers);
+  take("num_experts", shape.num_experts);
+  take("top_k", shape.top_k);
+  take("num_slots", shape.num_slots);
+  take("num_staging", shape.num_staging);
+  take("num_steps", shape.num_steps);
+  take("policy", shape.policy);
+  take("prefetch", shape.prefetch);
+  take("pinned", shape.pinned);
+  take("table_steps", shape.table_steps);
+  take("ahead", shape.ahead);
+  take("most_delay_us", shape.most_delay_us);
+  take("fail_issue", shape.fail_issue);
+  take("fail_completion", shape.fail_completion);
+  take("ignore_readers", shape.ignore_readers);
+  const StressCounts counts = twofold::played::stress(shape);
+  py::dict out;
+  out["reads"] = counts.reads;
+  out["hits"] = counts.hits;
+  out["cpu"] = counts.cpu;
+  out["fetched"] = counts.fetched;
+  out["landed"] = counts.landed;
+  out["failed"] = counts.failed;
+  out["held"] = counts.held;
+  out["refused"] = counts.refused;
+  out["lost_steps"] = counts.lost_steps;
+  out["largest_batch"] = counts.largest_batch;
+  out["mixed_batches"] = counts.mixed_batches;
+  return out;
+}
+
+}  // namespace
+
+PYBIND11_MODULE(twofold_played, m) {
+  m.doc() = "A device that tests play on host memory.";
+  m.def("stress", &run_stress,
+        "Steps on a played device; RuntimeError when a layer does not find its experts.");
+}

@@ -1,0 +1,92 @@
+"""Uploads into slots on a device that is played: whatever the timing, a layer finds its experts in their slots.
+
+`stress` runs random steps (`stress.cpp`): some placed by the host layer by layer, some by the device itself from the
+published table, as a replayed graph does. Every read of a slot is compared byte by byte, at the kernel's begin and end,
+and copies write garbage until they have ended.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+POLICIES = ["payback", "lru", "lfu", "lfru", "mrs", "two-in-eight"]
+
+shapes = st.fixed_dictionaries(
+    {
+        "seed": st.integers(0, 2**32 - 1),
+        "num_layers": st.integers(1, 5),
+        "num_experts": st.integers(4, 10),
+        "top_k": st.integers(1, 3),
+        "slots_per_layer": st.integers(0, 10),
+        "num_staging": st.integers(0, 6),
+        "policy": st.sampled_from(POLICIES),
+        "prefetch": st.booleans(),
+        "pinned": st.booleans(),
+        "table_steps": st.sampled_from([0.0, 0.5, 0.9, 1.0]),
+        "ahead": st.booleans(),
+        "most_delay_us": st.sampled_from([0.0, 30.0, 1000.0]),
+    }
+)
+
+
+def checked(played: ModuleType, shape: dict[str, Any]) -> dict[str, int]:
+    if "slots_per_layer" in shape:
+        shape = dict(shape)
+        slots = min(shape.pop("slots_per_layer"), shape["num_experts"])
+        shape["num_slots"] = slots * shape["num_layers"] + shape["seed"] % 2 * (slots < shape["num_experts"])
+    counts: dict[str, int] = played.stress(**shape)
+    assert counts["mixed_batches"] == 0
+    return counts
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(shapes)
+def test_every_read_finds_its_expert_whatever_the_timing(played: ModuleType, shape: dict[str, Any]) -> None:
+    counts = checked(played, shape)
+    assert counts["failed"] == counts["refused"] == 0
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(shapes, st.sampled_from([0.0, 0.05, 0.3, 1.0]), st.sampled_from([0.0, 0.05, 0.3, 1.0]))
+def test_failing_copies_lose_nothing_and_are_never_read(
+    played: ModuleType, shape: dict[str, Any], fail_issue: float, fail_completion: float
+) -> None:
+    checked(played, {**shape, "fail_issue": fail_issue, "fail_completion": fail_completion})
+
+
+def test_the_stress_reaches_what_it_is_about(played: ModuleType) -> None:
+    total: dict[str, int] = {}
+    for seed in range(20):
+        shape = {"seed": seed, "policy": POLICIES[seed % 2], "pinned": seed % 4 != 3, "most_delay_us": 100.0,
+                 "fail_issue": 0.05, "fail_completion": 0.05, "prefetch": seed % 2 == 0, "table_steps": 0.5}  # fmt: skip
+        for name, count in checked(played, shape).items():
+            total[name] = total.get(name, 0) + count
+    assert (
+        min(total[n] for n in ("hits", "cpu", "fetched", "landed", "failed", "held", "refused", "lost_steps"))
+        > 0
+    )
+    assert total["largest_batch"] > 1
+
+
+def test_without_waiting_for_readers_a_layer_finds_another_layers_expert(played: ModuleType) -> None:
+    """The check itself can fail: uploads that ignore the table's readers are caught."""
+    caught = 0
+    for seed in range(20):
+        try:
+            played.stress(seed=seed, policy="lru", num_slots=10, table_steps=1.0, ignore_readers=True)
+        except RuntimeError as error:
+            assert "did not find expert" in str(error)
+            caught += 1
+    assert caught > 0
+
+
+@pytest.mark.slow
+def test_many_steps_of_a_larger_model(played: ModuleType) -> None:
+    for seed in range(4):
+        checked(played, {"seed": seed, "num_layers": 12, "num_experts": 32, "top_k": 4, "num_slots": 96,
+                         "num_staging": 8, "num_steps": 2000, "policy": POLICIES[seed % 2], "most_delay_us": 50.0})  # fmt: skip
