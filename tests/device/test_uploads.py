@@ -62,31 +62,50 @@ def test_failing_copies_lose_nothing_and_are_never_read(
 def test_the_stress_reaches_what_it_is_about(played: ModuleType) -> None:
     total: dict[str, int] = {}
     for seed in range(20):
-        shape = {"seed": seed, "policy": POLICIES[seed % 2], "pinned": seed % 4 != 3, "most_delay_us": 100.0,
-                 "fail_issue": 0.05, "fail_completion": 0.05, "prefetch": seed % 2 == 0, "table_steps": 0.5}  # fmt: skip
+        shape = {
+            "seed": seed,
+            "policy": POLICIES[seed % 2],
+            "pinned": seed % 4 != 3,
+            "most_delay_us": 100.0,
+            "fail_issue": 0.05,
+            "fail_completion": 0.05,
+            "prefetch": seed % 2 == 0,
+            "table_steps": 0.5,
+        }
         for name, count in checked(played, shape).items():
             total[name] = total.get(name, 0) + count
-    assert (
-        min(total[n] for n in ("hits", "cpu", "fetched", "landed", "failed", "held", "refused", "lost_steps"))
-        > 0
-    )
-    assert total["largest_batch"] > 1
+    reached = ("hits", "cpu", "fetched", "landed", "failed", "held", "refused", "lost_steps")
+    assert {name: total[name] for name in reached if total[name] == 0} == {}
+    assert total["largest_batch"] > 20
 
 
 def test_without_waiting_for_readers_a_layer_finds_another_layers_expert(played: ModuleType) -> None:
     """The check itself can fail: uploads that ignore the table's readers are caught."""
-    caught = 0
-    for seed in range(20):
+
+    def complaint(seed: int) -> str:
         try:
-            played.stress(seed=seed, policy="lru", num_slots=10, table_steps=1.0, ignore_readers=True)
+            played.stress(seed=seed, num_steps=200, table_steps=1.0, ignore_readers=True)
         except RuntimeError as error:
-            assert "did not find expert" in str(error)
-            caught += 1
-    assert caught > 0
+            return str(error)
+        return ""
+
+    assert any("did not find expert" in complaint(seed) for seed in range(20))
 
 
 @pytest.mark.slow
-def test_many_steps_of_a_larger_model(played: ModuleType) -> None:
-    for seed in range(4):
-        checked(played, {"seed": seed, "num_layers": 12, "num_experts": 32, "top_k": 4, "num_slots": 96,
-                         "num_staging": 8, "num_steps": 2000, "policy": POLICIES[seed % 2], "most_delay_us": 50.0})  # fmt: skip
+@pytest.mark.parametrize("seed", range(4))
+def test_many_steps_of_a_larger_model(played: ModuleType, seed: int) -> None:
+    checked(
+        played,
+        {
+            "seed": seed,
+            "num_layers": 12,
+            "num_experts": 32,
+            "top_k": 4,
+            "num_slots": 96,
+            "num_staging": 8,
+            "num_steps": 2000,
+            "policy": POLICIES[seed % 2],
+            "most_delay_us": 50.0,
+        },
+    )
