@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "emulated.h"
 #include "module.h"
 #include "moe_executor.h"
 #include "tensor_arguments.h"
@@ -133,6 +134,9 @@ void predict(MoeExecutor& executor, int layer, const FloatRows& logits) {
 }
 
 void bind_executor(py::module_& m) {
+  // Made by other modules (_cuda), handed to an executor here.
+  py::class_<SlottedAccelerator, std::shared_ptr<SlottedAccelerator>>(
+      m, "SlottedAccelerator", "Expert slots on a device, and who decides what is in them.");
   py::class_<MoeExecutor>(m, "MoeExecutor", "Runs MoE layers: decides where, computes, records.")
       .def(py::init<ThreadTeam&, const ExpertStore&, std::optional<CostModel>>(), py::arg("team"),
            py::arg("store"), py::arg("cost") = std::nullopt, py::keep_alive<1, 2>(), py::keep_alive<1, 3>())
@@ -148,14 +152,23 @@ void bind_executor(py::module_& m) {
             config.num_slots = num_slots;
             config.policy = policy;
             config.prefetch = prefetch;
-            return std::make_unique<MoeExecutor>(
-                team, store, cost, std::move(config),
-                DenseCost{std::move(dense_bytes), std::move(dense_flops), router_bytes}, preload);
+            auto accelerator = std::make_shared<EmulatedAccelerator>(
+                store, cost, std::move(config),
+                DenseCost{std::move(dense_bytes), std::move(dense_flops), router_bytes});
+            return std::make_unique<MoeExecutor>(team, store, std::move(accelerator), preload);
           },
           py::arg("team"), py::arg("store"), py::arg("cost"), py::arg("top_k"), py::arg("num_slots"),
           py::arg("policy"), py::arg("dense_bytes"), py::arg("dense_flops"), py::arg("preload"),
           py::arg("prefetch") = false, py::arg("router_bytes") = 0.0, py::keep_alive<0, 1>(),
           py::keep_alive<0, 2>())
+      .def_static(
+          "on_device",
+          [](ThreadTeam& team, const ExpertStore& store, std::shared_ptr<SlottedAccelerator> accelerator,
+             bool preload) {
+            return std::make_unique<MoeExecutor>(team, store, std::move(accelerator), preload);
+          },
+          py::arg("team"), py::arg("store"), py::arg("accelerator"), py::arg("preload") = false,
+          py::keep_alive<0, 1>(), py::keep_alive<0, 2>(), py::keep_alive<0, 3>())
       .def(
           "begin_step",
           [](MoeExecutor& executor, int64_t step, std::vector<int64_t> requests,

@@ -98,6 +98,7 @@ const LayerDecision& LayerScheduler::follow(int layer, std::span<const int32_t> 
 
 void LayerScheduler::begin_layer(int layer, std::span<const int32_t> ids, std::span<const float> weights,
                                  int num_tokens) {
+  decision_.layer = layer;
   decision_.experts.clear();
   decision_.moves.clear();
   decision_.rejection.reset();

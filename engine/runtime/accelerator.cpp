@@ -1,6 +1,12 @@
 #include "accelerator.h"
 
+#include <stdexcept>
+
 namespace twofold {
+
+LayerTimes Accelerator::follow(int, const LayerRouting&, const ExpertGroups&, std::span<const Placement>) {
+  throw std::logic_error("this accelerator places every layer; it follows none");
+}
 
 LayerTimes NoAccelerator::place(int layer, const LayerRouting& routing, const ExpertGroups& groups,
                                 std::span<GroupPlacement> placements) {

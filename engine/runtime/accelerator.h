@@ -1,5 +1,6 @@
 // What stands between routing and compute: for each layer of each step it answers where every routed expert
-// runs and from which memory. One interface; `none` and `emulated` live here, `cuda` brings its own.
+// runs and from which memory. One interface; `none` lives here, those with slots in
+// files of their own.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -13,7 +14,6 @@
 #include "expert_compute.h"
 #include "expert_store.h"
 #include "online_correction.h"
-#include "page_memory.h"
 #include "twofold/layer_scheduler.h"
 
 namespace twofold {
@@ -24,15 +24,41 @@ struct GroupPlacement {
   Placement where;
 };
 
+// Computes experts whose weights only the device can read, while the CPU computes its own.
+class DeviceExperts {
+ public:
+  virtual ~DeviceExperts() = default;
+  // Begins with the groups, whose weights lie where `weights` says. normed is [num_tokens, hidden], on the
+  // host. Everything given stays as it is until finish.
+  virtual void begin(int layer, const LayerRouting& routing, const ExpertGroups& groups,
+                     std::span<const std::byte* const> weights, const float* normed) = 0;
+  // Waits, and sum[t] += what the groups give token t. [num_tokens, hidden], on the host.
+  virtual void finish(float* sum) = 0;
+};
+
 class Accelerator {
  public:
   virtual ~Accelerator() = default;
+
+  // Whose books it keeps; the executor says so before the first step.
+  virtual void record_to(EventLog& /*events*/) {}
+  // Warm start. What the cache has learned and holds goes to a file; from there, experts return to slots
+  // before the first step and cost no time. restore throws std::runtime_error, and changes nothing, when the
+  // file is damaged or another model's; it returns how many experts it uploaded. Without slots, nothing
+  // happens.
+  virtual void save(const std::string& /*path*/) const {}
+  virtual int restore(const std::string& /*path*/) { return 0; }
+  // Who computes experts in slots; null: everybody can read them.
+  virtual DeviceExperts* device_experts() { return nullptr; }
 
   virtual void begin_step(const StepRows& rows) = 0;
   // Fills one placement per group and returns the layer's times on the accelerator's clock (zeros: not known,
   // measure).
   virtual LayerTimes place(int layer, const LayerRouting& routing, const ExpertGroups& groups,
                            std::span<GroupPlacement> placements) = 0;
+  // The device placed the layer itself, where[num_tokens * top_k]; only what to upload behind it is decided.
+  virtual LayerTimes follow(int layer, const LayerRouting& routing, const ExpertGroups& groups,
+                            std::span<const Placement> where);
   // Whether predictions for layers ahead are welcome in this step.
   virtual bool wants_prediction() const { return false; }
   // What the router of a layer ahead says to the residual before the next place(): logits[num_tokens *
@@ -74,66 +100,6 @@ class NoAccelerator final : public Accelerator {
   std::optional<CostModel> cost_;
   OnlineCorrection correction_;
   std::vector<int> loads_;
-};
-
-// Bytes and flops of everything that is not routed experts: entry i is what runs between MoE layer i-1 and i,
-// the last entry what follows the last MoE layer (final norm, head).
-struct DenseCost {
-  std::vector<double> bytes;
-  std::vector<double> flops_per_token;
-  double router_bytes = 0;  // of one router's gate
-};
-
-// A GPU that is played: slots, uploads, evictions and plans are real, kernels run on the CPU from slot
-// memory, time is the cost model's on a virtual clock.
-class EmulatedAccelerator final : public Accelerator {
- public:
-  EmulatedAccelerator(const ExpertStore& store, CostModel cost, LayerSchedulerConfig config,
-                      DenseCost dense_cost, EventLog& events);
-
-  // Uploads every expert before the first step; only when there is a slot for each (throws std::logic_error
-  // otherwise).
-  void preload_all();
-  // Warm start. What the cache has learned and holds goes to a file; from there, experts return to slots
-  // before the first step and cost no time. restore throws std::runtime_error, and changes nothing, when the
-  // file is damaged or another model's; it returns how many experts it uploaded.
-  void save(const std::string& path) const { scheduler_.cache().save(path); }
-  int restore(const std::string& path);
-
-  void begin_step(const StepRows& rows) override;
-  LayerTimes place(int layer, const LayerRouting& routing, const ExpertGroups& groups,
-                   std::span<GroupPlacement> placements) override;
-  bool wants_prediction() const override;
-  void predict(int layer, std::span<const float> logits, int num_tokens) override;
-  PrefetchCounts prefetch_counts() const override { return scheduler_.prefetch_counts(); }
-  void dense(int layer, int num_tokens) override;
-  void measured(const LayerTimes&, int, double) override {}
-  void idle() override;
-  double virtual_now_us() const override { return scheduler_.now_us(); }
-  size_t device_bytes() const override { return arena_bytes_; }
-  int num_slots() const override { return scheduler_.num_slots(); }
-
-  const LayerScheduler& scheduler() const { return scheduler_; }
-
- private:
-  std::byte* slot(int index) const { return arena_.data() + size_t(index) * slot_stride_; }
-  void copy_to_slot(int layer, int expert, int slot_index);
-  void publish_landed(StepShape shape = {});
-  void report_published(const Publication& landed);
-  // The row of the step that is charged with an expert's upload: the first token routed to it.
-  int64_t request_of(const LayerRouting& routing, const ExpertGroups& groups, int expert) const;
-
-  const ExpertStore& store_;
-  LayerScheduler scheduler_;
-  DenseCost dense_cost_;
-  EventLog& events_;
-  size_t slot_stride_;
-  size_t arena_bytes_;
-  PageMemory arena_;
-  StepRows rows_;
-  bool decodes_only_ = false;
-  std::vector<UploadEvent>
-      pending_;  // per slot: its last upload; a background one is completed at publication
 };
 
 }  // namespace twofold

@@ -55,6 +55,9 @@ class DeviceApi {
   virtual ~DeviceApi() = default;
 
   virtual DeviceResult facts(DeviceFacts& out) = 0;
+  // Whether the host reads device memory as its own, and so computes what lies there: a device that is
+  // played.
+  virtual bool host_addressable() const { return false; }
   // Microseconds of the host's monotonic clock.
   virtual double now_us() = 0;
 

@@ -16,22 +16,12 @@ MoeExecutor::MoeExecutor(ThreadTeam& team, const ExpertStore& store, std::option
       compute_(team, store.shape()),
       where_of_expert_(size_t(store.num_experts())) {}
 
-MoeExecutor::MoeExecutor(ThreadTeam& team, const ExpertStore& store, CostModel cost,
-                         LayerSchedulerConfig config, DenseCost dense_cost, bool preload)
+MoeExecutor::MoeExecutor(ThreadTeam& team, const ExpertStore& store,
+                         std::shared_ptr<SlottedAccelerator> accelerator, bool preload)
     : store_(store), compute_(team, store.shape()), where_of_expert_(size_t(store.num_experts())) {
-  auto emulated = std::make_unique<EmulatedAccelerator>(store, std::move(cost), std::move(config),
-                                                        std::move(dense_cost), events_);
-  if (preload) emulated->preload_all();
-  emulated_ = emulated.get();
-  accelerator_ = std::move(emulated);
-}
-
-void MoeExecutor::save_cache(const std::string& path) const {
-  if (emulated_ != nullptr) emulated_->save(path);
-}
-
-int MoeExecutor::restore_cache(const std::string& path) {
-  return emulated_ == nullptr ? 0 : emulated_->restore(path);
+  accelerator->record_to(events_);
+  if (preload) accelerator->preload_all();
+  accelerator_ = std::move(accelerator);
 }
 
 void MoeExecutor::begin_step(StepRows rows) {
@@ -39,7 +29,7 @@ void MoeExecutor::begin_step(StepRows rows) {
   accelerator_->begin_step(rows_);
 }
 
-void MoeExecutor::forward(int layer, const LayerRouting& routing, const float* normed, float* hidden) {
+void MoeExecutor::check(int layer, const LayerRouting& routing) const {
   if (layer < 0 || layer >= store_.num_layers()) {
     throw std::invalid_argument("MoE layer " + std::to_string(layer) + " of " +
                                 std::to_string(store_.num_layers()));
@@ -52,19 +42,75 @@ void MoeExecutor::forward(int layer, const LayerRouting& routing, const float* n
     throw std::invalid_argument("top-k " + std::to_string(routing.top_k) + " is above the supported " +
                                 std::to_string(kMaxRouted));
   }
+}
+
+void MoeExecutor::forward(int layer, const LayerRouting& routing, const float* normed, float* hidden) {
+  check(layer, routing);
   const WorkTimer timer(Work::kExperts);
   groups_.assign(routing, store_.num_experts());
   placements_.resize(size_t(groups_.size()));
   accelerator_->dense(layer, routing.num_tokens);
   const LayerTimes times = accelerator_->place(layer, routing, groups_, placements_);
-  group_weights_.clear();
-  for (const GroupPlacement& placement : placements_) group_weights_.push_back(placement.weights);
 
   const auto begin = std::chrono::steady_clock::now();
-  compute_.run(routing, groups_, store_.layout(layer), group_weights_, normed, hidden);
+  if (DeviceExperts* const device = accelerator_->device_experts(); device == nullptr) {
+    group_weights_.clear();
+    for (const GroupPlacement& placement : placements_) group_weights_.push_back(placement.weights);
+    compute_.run(routing, groups_, store_.layout(layer), group_weights_, normed, hidden);
+  } else {
+    const auto on_cpu = [&](int g) { return placements_[size_t(g)].where == Placement::kCpu; };
+    take_groups(on_device_, device_weights_, [&](int g) { return !on_cpu(g); });
+    take_groups(on_cpu_, cpu_weights_, on_cpu);
+    if (on_device_.size() > 0) device->begin(layer, routing, on_device_, device_weights_, normed);
+    compute_.run(routing, on_cpu_, store_.layout(layer), cpu_weights_, normed, hidden);
+    if (on_device_.size() > 0) device->finish(hidden);
+  }
   const std::chrono::duration<float, std::micro> measured = std::chrono::steady_clock::now() - begin;
   if (accelerator_->virtual_now_us() < 0) accelerator_->measured(times, routing.num_tokens, measured.count());
   record(layer, routing, times, measured.count());
+}
+
+template <typename Choose>
+void MoeExecutor::take_groups(ExpertGroups& part, std::vector<const std::byte*>& weights, Choose choose) {
+  part.experts.clear();
+  part.begin.assign(1, 0);
+  part.pairs.clear();
+  weights.clear();
+  for (int g = 0; g < groups_.size(); ++g) {
+    if (!choose(g)) continue;
+    part.experts.push_back(groups_.experts[size_t(g)]);
+    const auto pairs = groups_.pairs.begin();
+    part.pairs.insert(part.pairs.end(), pairs + groups_.begin[size_t(g)],
+                      pairs + groups_.begin[size_t(g) + 1]);
+    part.begin.push_back(int(part.pairs.size()));
+    weights.push_back(placements_[size_t(g)].weights);
+  }
+}
+
+void MoeExecutor::compute_misses(int layer, const LayerRouting& routing, std::span<const Placement> where,
+                                 const float* normed, float* sum) {
+  check(layer, routing);
+  if (where.size() != size_t(routing.num_tokens) * size_t(routing.top_k)) {
+    throw std::invalid_argument(std::to_string(where.size()) + " placements for " +
+                                std::to_string(routing.num_tokens) + " tokens of " +
+                                std::to_string(routing.top_k) + " experts");
+  }
+  const WorkTimer timer(Work::kExperts);
+  groups_.assign(routing, store_.num_experts());
+  placements_.resize(size_t(groups_.size()));
+  for (int g = 0; g < groups_.size(); ++g) {
+    const int pair = groups_.pairs[size_t(groups_.begin[size_t(g)])];
+    placements_[size_t(g)] = {store_.expert(layer, groups_.experts[size_t(g)]), where[size_t(pair)]};
+  }
+  take_groups(on_cpu_, cpu_weights_, [&](int g) { return placements_[size_t(g)].where == Placement::kCpu; });
+  compute_.run(routing, on_cpu_, store_.layout(layer), cpu_weights_, normed, sum);
+}
+
+void MoeExecutor::follow(int layer, const LayerRouting& routing, std::span<const Placement> where,
+                         double us) {
+  const LayerTimes times = accelerator_->follow(layer, routing, groups_, where);
+  accelerator_->measured(times, routing.num_tokens, us);
+  record(layer, routing, times, float(us));
 }
 
 void MoeExecutor::end_step() { accelerator_->dense(store_.num_layers(), int(rows_.requests.size())); }

@@ -12,6 +12,7 @@
 #include "event_log.h"
 #include "expert_compute.h"
 #include "expert_store.h"
+#include "slotted_accelerator.h"
 #include "thread_team.h"
 
 namespace twofold {
@@ -20,9 +21,9 @@ class MoeExecutor {
  public:
   // No accelerator: all experts on the CPU at full speed; with a cost model their time is predicted too.
   MoeExecutor(ThreadTeam& team, const ExpertStore& store, std::optional<CostModel> cost = std::nullopt);
-  // A GPU played by the CPU. preload: upload all experts first (needs a slot for each).
-  MoeExecutor(ThreadTeam& team, const ExpertStore& store, CostModel cost, LayerSchedulerConfig config,
-              DenseCost dense_cost, bool preload);
+  // preload: upload all experts first (needs a slot for each).
+  MoeExecutor(ThreadTeam& team, const ExpertStore& store, std::shared_ptr<SlottedAccelerator> accelerator,
+              bool preload);
 
   // The step's rows: what forward's tokens are called in the events.
   void begin_step(StepRows rows);
@@ -35,9 +36,18 @@ class MoeExecutor {
   void predict(int layer, std::span<const float> logits, int num_tokens) {
     accelerator_->predict(layer, logits, num_tokens);
   }
-  // Warm start of an emulated accelerator's cache; without one, save does nothing and restore answers 0.
-  void save_cache(const std::string& path) const;
-  int restore_cache(const std::string& path);
+  // See Accelerator::save and restore.
+  void save_cache(const std::string& path) const { accelerator_->save(path); }
+  int restore_cache(const std::string& path) { return accelerator_->restore(path); }
+
+  // A layer that the device placed itself, where[num_tokens * top_k]: sum[t] += what the experts on the CPU
+  // give. Only this stands between the device and its answer; `follow` comes after it.
+  void compute_misses(int layer, const LayerRouting& routing, std::span<const Placement> where,
+                      const float* normed, float* sum);
+  // Decides what to upload behind that layer, and records it; us is how long it took. After compute_misses of
+  // the same layer.
+  void follow(int layer, const LayerRouting& routing, std::span<const Placement> where, double us);
+
   // The head's time passes on a virtual clock.
   void end_step();
   void idle() { accelerator_->idle(); }
@@ -47,18 +57,23 @@ class MoeExecutor {
   const ExpertStore& store() const { return store_; }
 
  private:
+  // The part of the layer's groups that is chosen, and where their weights are.
+  template <typename Choose>
+  void take_groups(ExpertGroups& part, std::vector<const std::byte*>& weights, Choose choose);
+  void check(int layer, const LayerRouting& routing) const;
   void record(int layer, const LayerRouting& routing, const LayerTimes& times, float measured_us);
 
   const ExpertStore& store_;
   EventLog events_;
-  std::unique_ptr<Accelerator> accelerator_;
-  EmulatedAccelerator* emulated_ = nullptr;  // the accelerator, if it is emulated
+  std::shared_ptr<Accelerator> accelerator_;
   ExpertCompute compute_;
   StepRows rows_;
   ExpertGroups groups_;
   std::vector<GroupPlacement> placements_;
   std::vector<const std::byte*> group_weights_;
   std::vector<uint8_t> where_of_expert_;
+  ExpertGroups on_cpu_, on_device_;
+  std::vector<const std::byte*> cpu_weights_, device_weights_;
 };
 
 }  // namespace twofold

@@ -185,6 +185,9 @@ class ExpertStore:
     @property
     def flops_per_token(self) -> float: ...
 
+class SlottedAccelerator:
+    """Made by a module that has devices (twofold._cuda)."""
+
 @final
 class MoeExecutor:
     def __init__(self, team: ThreadTeam, store: ExpertStore, cost: CostModel | None = None) -> None: ...
@@ -201,6 +204,10 @@ class MoeExecutor:
         preload: bool,
         prefetch: bool = False,
         router_bytes: float = 0.0,
+    ) -> MoeExecutor: ...
+    @staticmethod
+    def on_device(
+        team: ThreadTeam, store: ExpertStore, accelerator: SlottedAccelerator, preload: bool = False
     ) -> MoeExecutor: ...
     def begin_step(self, step: int, requests: Sequence[int], positions: Sequence[int]) -> None: ...
     def forward(self, layer: int, normed: _F32, ids: _I32, weights: _F32, hidden: _F32) -> None: ...

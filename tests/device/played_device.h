@@ -35,6 +35,7 @@ class Device final : public DeviceApi {
   ~Device() override;
 
   DeviceResult facts(DeviceFacts& out) override;
+  bool host_addressable() const override { return true; }
   double now_us() override { return now_us_; }
   DeviceResult allocate(size_t bytes, std::byte*& out) override;
   void free(std::byte* memory) override;

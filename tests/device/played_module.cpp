@@ -2,6 +2,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include "device/bind_device.h"
 #include "stress.h"
 
 namespace py = pybind11;
@@ -48,10 +49,28 @@ py::dict run_stress(const py::kwargs& given) {
   return out;
 }
 
+std::shared_ptr<twofold::DeviceApi> open_device(int, size_t total_bytes, double bandwidth_gbps,
+                                                bool refuse_pinning, double most_delay_us, double fail_issue,
+                                                double fail_completion) {
+  auto device =
+      std::make_shared<twofold::played::Device>(twofold::played::DeviceShape{.total_bytes = total_bytes,
+                                                                             .bandwidth_gbps = bandwidth_gbps,
+                                                                             .refuse_pinning = refuse_pinning,
+                                                                             .most_delay_us = most_delay_us});
+  device->set_failures(fail_issue, fail_completion);
+  return device;
+}
+
 }  // namespace
 
+// Looks like twofold._cuda to whoever asks for it.
 PYBIND11_MODULE(twofold_played, m) {
   m.doc() = "A device that tests play on host memory.";
+  twofold::bindings::bind_device(m);
+  m.def("device_count", [] { return 1; });
+  m.def("open_device", &open_device, py::arg("index") = 0, py::arg("total_bytes") = size_t{1} << 28,
+        py::arg("bandwidth_gbps") = 10.0, py::arg("refuse_pinning") = false, py::arg("most_delay_us") = 0.0,
+        py::arg("fail_issue") = 0.0, py::arg("fail_completion") = 0.0);
   m.def("stress", &run_stress,
         "Steps on a played device; RuntimeError when a layer does not find its experts.");
 }

@@ -3,7 +3,9 @@
 
 #include <string>
 
+#include "cuda_device.h"
 #include "cuda_module.h"
+#include "device/bind_device.h"
 #include "devices.h"
 
 namespace py = pybind11;
@@ -35,6 +37,8 @@ std::string why_no_device() {
 PYBIND11_MODULE(_cuda, m) {
   // Its translators make our exceptions Python's, and its classes are ours too.
   py::module_::import("twofold._core");
+  twofold::bindings::bind_device(m);
+  m.def("open_device", &twofold::open_cuda_device, py::arg("index") = 0, "KernelError if it cannot be used.");
   m.doc() = "Twofold on CUDA: devices, expert slots, uploads and kernels.";
   // Whether an engine can be built on this module; until then it serves measurements and tests alone.
   m.attr("runs_engine") = false;

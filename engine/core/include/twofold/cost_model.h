@@ -15,6 +15,7 @@
 #include <map>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace twofold {
@@ -79,6 +80,10 @@ class CostModel {
 
   const MachineProfile& profile() const { return profile_; }
   double expert_bytes() const { return expert_bytes_; }
+  // The same experts on a machine of other figures.
+  CostModel with_profile(MachineProfile profile) const {
+    return {std::move(profile), expert_bytes_, flops_per_token_, curve_};
+  }
 
   double cpu_expert_us(int tokens) const;  // one expert, without hand-over and contention
   double gpu_expert_us(int tokens) const;  // one expert, without launch

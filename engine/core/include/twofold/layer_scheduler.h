@@ -70,6 +70,7 @@ struct Publication {
 };
 
 struct LayerDecision {
+  int layer = 0;
   std::vector<ExpertDecision> experts;  // ascending
   std::vector<Move> moves;
   std::optional<Rejection> rejection;  // the most valuable one: if its upload does not pay, none does

@@ -1,0 +1,78 @@
+#include "bind_device.h"
+
+#include <pybind11/stl.h>
+
+#include <exception>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "cuda_accelerator.h"
+#include "device_api.h"
+#include "device_memory.h"
+
+namespace py = pybind11;
+
+namespace twofold::bindings {
+namespace {
+
+void raise(const char* name, const std::exception& error) {
+  py::set_error(py::module_::import("twofold.errors").attr(name), error.what());
+}
+
+void translate(std::exception_ptr thrown) {
+  try {
+    if (thrown) std::rethrow_exception(thrown);
+  } catch (const DeviceOutOfMemory& error) {
+    raise("CapacityError", error);
+  } catch (const DeviceError& error) {
+    raise("KernelError", error);
+  }
+}
+
+py::dict facts(DeviceApi& api) {
+  DeviceFacts f;
+  require(api.facts(f), "be asked for its facts");
+  return py::dict(py::arg("index") = f.index, py::arg("name") = f.name,
+                  py::arg("total_bytes") = f.total_bytes, py::arg("free_bytes") = f.free_bytes,
+                  py::arg("link") = f.link, py::arg("link_gbps") = f.link_gbps);
+}
+
+std::shared_ptr<CudaAccelerator> make_accelerator(std::shared_ptr<DeviceApi> api, const ExpertStore& store,
+                                                  const CostModel& cost, int top_k, int num_slots,
+                                                  int num_staging, const std::string& policy, bool prefetch) {
+  LayerSchedulerConfig config;
+  config.num_layers = store.num_layers();
+  config.num_experts = store.num_experts();
+  config.top_k = top_k;
+  config.num_slots = num_slots;
+  config.num_staging = num_staging;
+  config.policy = policy;
+  config.prefetch = prefetch;
+  return std::make_shared<CudaAccelerator>(std::move(api), store, cost, std::move(config));
+}
+
+}  // namespace
+
+void bind_device(py::module_& m) {
+  py::module_::import("twofold._core");
+  py::register_exception_translator(&translate);
+  py::class_<CudaAccelerator, SlottedAccelerator, std::shared_ptr<CudaAccelerator>>(
+      m, "CudaAccelerator", "Expert slots on a device, uploads in real time.")
+      .def_property_readonly("warning", &CudaAccelerator::warning)
+      .def_property_readonly("link_correction",
+                             [](const CudaAccelerator& a) { return a.uploads().correction(); })
+      .def("upload_counts", [](const CudaAccelerator& a) {
+        const UploadCounts& c = a.uploads().counts();
+        return py::dict(py::arg("landed") = c.landed, py::arg("failed") = c.failed,
+                        py::arg("batches") = c.batches, py::arg("bytes") = c.bytes,
+                        py::arg("busy_us") = c.busy_us, py::arg("held") = c.held);
+      });
+  py::class_<DeviceApi, std::shared_ptr<DeviceApi>>(m, "Device")
+      .def("facts", &facts, "Sizes in bytes; link_gbps is what the link carries at most, 0 where unknown.")
+      .def("accelerator", &make_accelerator, py::arg("store"), py::arg("cost"), py::arg("top_k"),
+           py::arg("num_slots"), py::arg("num_staging"), py::arg("policy"), py::arg("prefetch"),
+           py::keep_alive<0, 2>(), "Pins the store where it can and takes the slots' memory.");
+}
+
+}  // namespace twofold::bindings

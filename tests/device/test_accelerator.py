@@ -1,0 +1,189 @@
+"""The accelerator on a device that is played: experts run from its slots and give what the CPU alone gives.
+
+The played module stands where twofold._cuda would, so that the whole way is the shipped one: the choice, the slots'
+memory, uploads in real time on the played clock, the books.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+from twofold import _core, ops
+from twofold.errors import CapacityError, KernelError
+from twofold.weight_format import WeightMatrix
+
+LAYERS, EXPERTS, TOP_K, HIDDEN, INTERMEDIATE = 3, 8, 2, 64, 32
+FIGURES = {
+    "handover_us": 5.0,
+    "cpu_bandwidth_gbps": 0.05,
+    "cpu_gflops": 1000.0,
+    "cpu_expert_overhead_us": 1.0,
+    "gpu_launch_us": 2.0,
+    "vram_bandwidth_gbps": 100.0,
+    "gpu_gflops": 1e5,
+    "link_latency_us": 4.0,
+    "link_bandwidth_gbps": 1.0,
+    "contention": 0.2,
+    "join_us": 1.0,
+}
+
+
+@pytest.fixture(scope="module")
+def team() -> ops.ThreadTeam:
+    return ops.ThreadTeam(2)
+
+
+@pytest.fixture(scope="module")
+def store(team: ops.ThreadTeam) -> _core.ExpertStore:
+    random = np.random.default_rng(0)
+    made = _core.ExpertStore(EXPERTS, HIDDEN, INTERMEDIATE, [("f32", "f32", "f32")] * LAYERS)
+
+    def matrix(rows: int, columns: int) -> WeightMatrix:
+        return WeightMatrix(random.standard_normal((rows, columns), np.float32), "f32", columns)
+
+    for layer in range(LAYERS):
+        experts = [
+            (matrix(INTERMEDIATE, HIDDEN), matrix(INTERMEDIATE, HIDDEN), matrix(HIDDEN, INTERMEDIATE))
+            for _ in range(EXPERTS)
+        ]
+        made.put(team, layer, 0, experts)
+    return made
+
+
+def cost(store: _core.ExpertStore) -> _core.CostModel:
+    profile = _core.MachineProfile.from_fields("played", FIGURES)
+    return _core.CostModel(profile, store.expert_bytes, store.flops_per_token, ())
+
+
+def on_device(
+    played: ModuleType,
+    team: ops.ThreadTeam,
+    store: _core.ExpertStore,
+    *,
+    num_slots: int = 8,
+    policy: str = "payback",
+    prefetch: bool = False,
+    preload: bool = False,
+    **device: object,
+) -> tuple[_core.MoeExecutor, object]:
+    accelerator = played.open_device(**device).accelerator(
+        store, cost(store), TOP_K, num_slots, EXPERTS, policy, prefetch
+    )
+    return _core.MoeExecutor.on_device(team, store, accelerator, preload), accelerator
+
+
+def play(executor: _core.MoeExecutor, num_steps: int, seed: int = 1) -> list[np.ndarray]:
+    random = np.random.default_rng(seed)
+    results = []
+    for step in range(num_steps):
+        tokens = 1 if step % 5 else 4
+        executor.begin_step(step, list(range(tokens)), [7] * tokens)
+        hidden = random.standard_normal((tokens, HIDDEN), np.float32)
+        for layer in range(LAYERS):
+            liked = (np.arange(TOP_K + 1) + step // 6) % EXPERTS
+            ids = np.stack([random.permutation(liked)[:TOP_K] for _ in range(tokens)]).astype(np.int32)
+            weights = random.random((tokens, TOP_K), np.float32)
+            normed = np.ascontiguousarray(hidden / np.abs(hidden).max())
+            executor.forward(layer, normed, ids, weights, hidden)
+        executor.end_step()
+        results.append(hidden.copy())
+    return results
+
+
+@pytest.mark.parametrize("policy", ["payback", "lru"])
+@pytest.mark.parametrize("num_slots", [0, 6, LAYERS * EXPERTS])
+@pytest.mark.parametrize("refuse_pinning", [False, True])
+def test_results_are_those_of_the_cpu_bit_for_bit(
+    played: ModuleType,
+    team: ops.ThreadTeam,
+    store: _core.ExpertStore,
+    policy: str,
+    num_slots: int,
+    refuse_pinning: bool,
+) -> None:
+    plain = play(_core.MoeExecutor(team, store), 40)
+    executor, accelerator = on_device(
+        played,
+        team,
+        store,
+        num_slots=num_slots,
+        policy=policy,
+        refuse_pinning=refuse_pinning,
+        most_delay_us=20.0,
+        preload=num_slots == LAYERS * EXPERTS,
+    )
+    np.testing.assert_array_equal(np.concatenate(play(executor, 40)), np.concatenate(plain))
+    counts = executor.counts()
+    assert counts["hits"] > 0 or num_slots < LAYERS * EXPERTS
+    assert counts["fetched"] + counts["hits"] > 0
+    warning = accelerator.warning  # type: ignore[attr-defined]
+    assert ("could not be pinned" in warning) == refuse_pinning
+
+
+def test_failing_uploads_run_on_the_cpu_and_change_no_result(
+    played: ModuleType, team: ops.ThreadTeam, store: _core.ExpertStore
+) -> None:
+    plain = play(_core.MoeExecutor(team, store), 30)
+    executor, accelerator = on_device(played, team, store, fail_issue=0.3)
+    np.testing.assert_array_equal(np.concatenate(play(executor, 30)), np.concatenate(plain))
+    executor.idle()
+    uploads = accelerator.upload_counts()  # type: ignore[attr-defined]
+    assert uploads["failed"] > 0
+    assert executor.counts()["uploads"] == uploads["landed"]
+
+
+def test_a_device_that_takes_no_upload_is_an_error_that_says_so(
+    played: ModuleType, team: ops.ThreadTeam, store: _core.ExpertStore
+) -> None:
+    executor, _ = on_device(played, team, store, fail_issue=1.0)
+    with pytest.raises(KernelError, match="uploads in a row"):
+        play(executor, 40)
+
+
+def test_no_room_for_slots_names_the_flags(
+    played: ModuleType, team: ops.ThreadTeam, store: _core.ExpertStore
+) -> None:
+    with pytest.raises(CapacityError, match="lower --gpu-experts-ratio, --num-gpu-experts"):
+        on_device(played, team, store, total_bytes=100_000)
+
+
+def test_every_upload_is_reported_once_with_its_times(
+    played: ModuleType, team: ops.ThreadTeam, store: _core.ExpertStore
+) -> None:
+    executor, accelerator = on_device(played, team, store, num_slots=6)
+    play(executor, 30)
+    executor.idle()
+    rows = executor.drain_events()["upload"]
+    counts = accelerator.upload_counts()  # type: ignore[attr-defined]
+    assert len(rows) == counts["landed"] == executor.counts()["uploads"] > 0
+    assert int(rows["bytes"].sum()) == counts["bytes"] == executor.counts()["h2d_bytes"]
+    assert (rows["queued_us"] <= rows["begin_us"]).all()
+    assert (rows["begin_us"] < rows["end_us"]).all()
+    order = np.argsort(rows["begin_us"], kind="stable")
+    assert (rows["begin_us"][order][1:] >= rows["end_us"][order][:-1] - 1e-6).all()  # one link
+
+
+def test_the_link_is_corrected_by_what_is_measured(
+    played: ModuleType, team: ops.ThreadTeam, store: _core.ExpertStore
+) -> None:
+    executor, accelerator = on_device(played, team, store, num_slots=6, bandwidth_gbps=0.1)
+    play(executor, 200)
+    assert accelerator.link_correction > 2  # type: ignore[attr-defined]
+
+
+def test_cache_state_survives(
+    played: ModuleType, team: ops.ThreadTeam, store: _core.ExpertStore, tmp_path: Path
+) -> None:
+    executor, _ = on_device(played, team, store)
+    play(executor, 40)
+    executor.idle()
+    executor.save_cache(str(tmp_path / "cache"))
+    again, _ = on_device(played, team, store)
+    assert again.restore_cache(str(tmp_path / "cache")) == 8
+    np.testing.assert_array_equal(
+        np.concatenate(play(again, 10, seed=3)),
+        np.concatenate(play(_core.MoeExecutor(team, store), 10, seed=3)),
+    )
