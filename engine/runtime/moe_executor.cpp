@@ -87,27 +87,20 @@ void MoeExecutor::take_groups(ExpertGroups& part, std::vector<const std::byte*>&
   }
 }
 
-void MoeExecutor::compute_misses(int layer, const LayerRouting& routing, std::span<const Placement> where,
-                                 const float* normed, float* sum) {
+void MoeExecutor::follow(int layer, const LayerRouting& routing, std::span<const Placement> where,
+                         double us) {
   check(layer, routing);
   if (where.size() != size_t(routing.num_tokens) * size_t(routing.top_k)) {
     throw std::invalid_argument(std::to_string(where.size()) + " placements for " +
                                 std::to_string(routing.num_tokens) + " tokens of " +
                                 std::to_string(routing.top_k) + " experts");
   }
-  const WorkTimer timer(Work::kExperts);
   groups_.assign(routing, store_.num_experts());
   placements_.resize(size_t(groups_.size()));
   for (int g = 0; g < groups_.size(); ++g) {
     const int pair = groups_.pairs[size_t(groups_.begin[size_t(g)])];
-    placements_[size_t(g)] = {store_.expert(layer, groups_.experts[size_t(g)]), where[size_t(pair)]};
+    placements_[size_t(g)] = {nullptr, where[size_t(pair)]};
   }
-  take_groups(on_cpu_, cpu_weights_, [&](int g) { return placements_[size_t(g)].where == Placement::kCpu; });
-  compute_.run(routing, on_cpu_, store_.layout(layer), cpu_weights_, normed, sum);
-}
-
-void MoeExecutor::follow(int layer, const LayerRouting& routing, std::span<const Placement> where,
-                         double us) {
   const LayerTimes times = accelerator_->follow(layer, routing, groups_, where);
   accelerator_->measured(times, routing.num_tokens, us);
   record(layer, routing, times, float(us));

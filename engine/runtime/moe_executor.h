@@ -40,12 +40,8 @@ class MoeExecutor {
   void save_cache(const std::string& path) const { accelerator_->save(path); }
   int restore_cache(const std::string& path) { return accelerator_->restore(path); }
 
-  // A layer that the device placed itself, where[num_tokens * top_k]: sum[t] += what the experts on the CPU
-  // give. Only this stands between the device and its answer; `follow` comes after it.
-  void compute_misses(int layer, const LayerRouting& routing, std::span<const Placement> where,
-                      const float* normed, float* sum);
-  // Decides what to upload behind that layer, and records it; us is how long it took. After compute_misses of
-  // the same layer.
+  // A layer that the device placed itself, where[num_tokens * top_k], and that others computed: decides what
+  // to upload behind it, and records it; us is how long it took. Nothing of the step waits for this.
   void follow(int layer, const LayerRouting& routing, std::span<const Placement> where, double us);
 
   // The head's time passes on a virtual clock.

@@ -56,6 +56,10 @@ class EngineConfig:
     num_gpu_experts: int | None = setting(
         None, "expert slots per layer, on average; instead of --gpu-experts-ratio"
     )
+    gpu_memory_utilization: float = setting(
+        0.9,
+        "share of the GPU's memory that dense weights, KV cache and expert slots may take together, 0.05-1.0",
+    )
     machine_profile: str | None = setting(
         None,
         "figures of this machine, by which layer times are predicted (default: what `twofold calibrate` stored)",
@@ -96,6 +100,8 @@ class EngineConfig:
                "gpu_experts_ratio", self.gpu_experts_ratio, "a number from 0.0 to 1.0")  # fmt: skip
         _check(self.num_gpu_experts is None or self.num_gpu_experts >= 0,
                "num_gpu_experts", self.num_gpu_experts, "0 or more")  # fmt: skip
+        _check(0.05 <= self.gpu_memory_utilization <= 1.0,
+               "gpu_memory_utilization", self.gpu_memory_utilization, "a number from 0.05 to 1.0")  # fmt: skip
         if self.gpu_experts_ratio is not None and self.num_gpu_experts is not None:
             raise ConfigError("--gpu-experts-ratio and --num-gpu-experts were both given; give one of them")
         _check(

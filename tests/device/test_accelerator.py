@@ -6,12 +6,16 @@ memory, uploads in real time on the played clock, the books.
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from types import ModuleType
 
 import numpy as np
 import pytest
 from twofold import _core, ops
+from twofold.bundled import bundled_model_path
+from twofold.cli.machine_checks import check_device_memory
+from twofold.config import EngineConfig
 from twofold.errors import CapacityError, KernelError
 from twofold.weight_format import WeightMatrix
 
@@ -187,3 +191,21 @@ def test_cache_state_survives(
         np.concatenate(play(again, 10, seed=3)),
         np.concatenate(play(_core.MoeExecutor(team, store), 10, seed=3)),
     )
+
+
+def test_doctor_tells_the_split_before_anything_is_loaded(
+    played: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "twofold._cuda", played)
+    config = EngineConfig(model=str(bundled_model_path()), accelerator="cuda", max_total_tokens=512)
+    check = check_device_memory(config)
+    assert check is not None
+    assert check.verdict == "bad"  # 256 MiB are not even a workspace
+    assert "--gpu-memory-utilization" in check.found
+    open_device = played.open_device
+    monkeypatch.setattr(played, "open_device", lambda index: open_device(index, total_bytes=8 << 30))
+    check = check_device_memory(config)
+    assert check is not None
+    assert check.verdict == "ok"
+    assert "experts" in check.found
+    assert check_device_memory(EngineConfig(accelerator="none")) is None

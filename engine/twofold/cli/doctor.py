@@ -54,6 +54,8 @@ def examine(args: argparse.Namespace) -> list[Check]:
         checks.append(Check("model", "bad", str(error)))
     else:
         checks += [machine_checks.check_accelerator(engine), machine_checks.check_model(engine)]
+        device_memory = machine_checks.check_device_memory(engine)
+        checks += [device_memory] if device_memory is not None else []
     return [
         *checks,
         machine_checks.check_disk(telemetry.telemetry_url),

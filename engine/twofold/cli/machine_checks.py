@@ -100,6 +100,25 @@ def check_model(config: EngineConfig) -> Check:
     return Check("model", "bad", found, fit.advice)
 
 
+def check_device_memory(config: EngineConfig) -> Check | None:
+    """How the GPU's memory would be split; None where no GPU would be used."""
+    import importlib
+
+    from twofold.device_budget import needs_of, plan_device
+    from twofold.experts.accelerator import choose_accelerator
+    from twofold.model.sizing import measure_model
+
+    try:
+        if choose_accelerator(config.accelerator).kind != "cuda":
+            return None
+        facts = importlib.import_module("twofold._cuda").open_device(0).facts()
+        needs = needs_of(measure_model(config.model, kv_dtype_bytes=2))
+        budget = plan_device(config, needs, facts["total_bytes"], facts["free_bytes"])
+    except TwofoldError as error:
+        return Check("GPU memory", "bad", str(error))
+    return Check("GPU memory", "ok", budget.explain())
+
+
 def check_disk(telemetry_url: str | None) -> Check:
     """Room where the telemetry database grows (or here, if nothing is recorded)."""
     place = Path(".")
