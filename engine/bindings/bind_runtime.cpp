@@ -181,6 +181,26 @@ void bind_executor(py::module_& m) {
           py::arg("step"), py::arg("requests"), py::arg("positions"))
       .def("forward", &forward, py::arg("layer"), py::arg("normed").noconvert(), py::arg("ids").noconvert(),
            py::arg("weights").noconvert(), py::arg("hidden").noconvert())
+      .def(
+          "follow",
+          [](MoeExecutor& executor, int layer, const IntRows& ids, const FloatRows& weights,
+             const py::array_t<uint8_t, py::array::c_style>& where, double us) {
+            const py::ssize_t tokens = ids.ndim() == 2 ? ids.shape(0) : 0;
+            expect_shape(ids, "ids", tokens, ids.ndim() == 2 ? ids.shape(1) : 0);
+            expect_shape(weights, "weights", tokens, ids.shape(1));
+            expect_shape(where, "where", tokens, ids.shape(1));
+            std::vector<Placement> placements;
+            for (py::ssize_t i = 0; i < where.size(); ++i) {
+              if (where.data()[i] > 2)
+                throw std::invalid_argument("where holds " + std::to_string(where.data()[i]) +
+                                            "; 0 resident, 1 on the CPU, 2 read from the host");
+              placements.push_back(static_cast<Placement>(where.data()[i]));
+            }
+            executor.follow(layer, {ids.data(), weights.data(), int(tokens), int(ids.shape(1))}, placements,
+                            us);
+          },
+          py::arg("layer"), py::arg("ids").noconvert(), py::arg("weights").noconvert(),
+          py::arg("where").noconvert(), py::arg("us"))
       .def_property_readonly("wants_prediction", &MoeExecutor::wants_prediction)
       .def("predict", &predict, py::arg("layer"), py::arg("logits").noconvert())
       .def("save_cache", &MoeExecutor::save_cache, py::arg("path"))

@@ -67,6 +67,7 @@ std::shared_ptr<twofold::DeviceApi> open_device(int, size_t total_bytes, double 
 PYBIND11_MODULE(twofold_played, m) {
   m.doc() = "A device that tests play on host memory.";
   twofold::bindings::bind_device(m);
+  m.attr("runs_engine") = true;
   m.def("device_count", [] { return 1; });
   m.def("open_device", &open_device, py::arg("index") = 0, py::arg("total_bytes") = size_t{1} << 28,
         py::arg("bandwidth_gbps") = 10.0, py::arg("refuse_pinning") = false, py::arg("most_delay_us") = 0.0,

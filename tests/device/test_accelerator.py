@@ -16,7 +16,9 @@ from twofold import _core, ops
 from twofold.bundled import bundled_model_path
 from twofold.cli.machine_checks import check_device_memory
 from twofold.config import EngineConfig
+from twofold.engine import Engine
 from twofold.errors import CapacityError, KernelError
+from twofold.types import SamplingParams
 from twofold.weight_format import WeightMatrix
 
 LAYERS, EXPERTS, TOP_K, HIDDEN, INTERMEDIATE = 3, 8, 2, 64, 32
@@ -209,3 +211,30 @@ def test_doctor_tells_the_split_before_anything_is_loaded(
     assert check.verdict == "ok"
     assert "experts" in check.found
     assert check_device_memory(EngineConfig(accelerator="none")) is None
+
+
+def test_the_whole_engine_answers_the_same_on_the_device(
+    played: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def answer(accelerator: str) -> tuple[list[int], Engine]:
+        config = EngineConfig(
+            model=str(bundled_model_path()), accelerator=accelerator, cpu_threads=2, max_total_tokens=512
+        )
+        engine = Engine.load(config)
+        tokens: list[int] = []
+        prompt = engine.tokenizer.encode("Once upon a time")
+        engine.generate(
+            prompt,
+            SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True),
+            lambda chunk: tokens.extend(chunk.token_ids),
+        )
+        return tokens, engine
+
+    plain, _ = answer("none")
+    monkeypatch.setitem(sys.modules, "twofold._cuda", played)
+    tokens, engine = answer("cuda")
+    assert tokens == plain
+    assert len(tokens) == 12
+    assert engine.info.accelerator == "cuda"
+    assert engine.info.clock == "wall"
+    assert engine.stats().placement.uploads > 0

@@ -30,6 +30,10 @@ void translate(std::exception_ptr thrown) {
   }
 }
 
+uintptr_t address(const std::byte* memory) { return reinterpret_cast<uintptr_t>(memory); }
+
+StreamHandle on(uintptr_t stream) { return {reinterpret_cast<void*>(stream)}; }
+
 py::dict facts(DeviceApi& api) {
   DeviceFacts f;
   require(api.facts(f), "be asked for its facts");
@@ -62,6 +66,26 @@ void bind_device(py::module_& m) {
       .def_property_readonly("warning", &CudaAccelerator::warning)
       .def_property_readonly("link_correction",
                              [](const CudaAccelerator& a) { return a.uploads().correction(); })
+      // Addresses on the device and CUDA streams, as numbers.
+      .def_property_readonly("slot_base", [](const CudaAccelerator& a) { return address(a.slots().slot(0)); })
+      .def_property_readonly("slot_stride", [](const CudaAccelerator& a) { return a.slots().stride(); })
+      .def_property_readonly("slot_table",
+                             [](const CudaAccelerator& a) { return address(a.tables().device()); })
+      .def_property_readonly("store_base",
+                             [](const CudaAccelerator& a) { return address(a.store_on_device()); })
+      .def("split_table", &CudaAccelerator::split_table)
+      .def(
+          "begin_table_step", [](CudaAccelerator& a, uintptr_t stream) { a.begin_table_step(on(stream)); },
+          py::arg("stream"), py::call_guard<py::gil_scoped_release>())
+      .def(
+          "end_table_step", [](CudaAccelerator& a, uintptr_t stream) { a.end_table_step(on(stream)); },
+          py::arg("stream"), py::call_guard<py::gil_scoped_release>())
+      .def(
+          "before_compute", [](CudaAccelerator& a, uintptr_t stream) { a.before_compute(on(stream)); },
+          py::arg("stream"), py::call_guard<py::gil_scoped_release>())
+      .def(
+          "after_compute", [](CudaAccelerator& a, uintptr_t stream) { a.after_compute(on(stream)); },
+          py::arg("stream"), py::call_guard<py::gil_scoped_release>())
       .def("upload_counts", [](const CudaAccelerator& a) {
         const UploadCounts& c = a.uploads().counts();
         return py::dict(py::arg("landed") = c.landed, py::arg("failed") = c.failed,

@@ -5,6 +5,8 @@ Decisions and compute are native (`MoeExecutor`); this module only builds the ex
 
 from __future__ import annotations
 
+import importlib
+import logging
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -18,9 +20,12 @@ from twofold import _core, ops
 from twofold.errors import ConfigError, ModelLoadError
 from twofold.experts.accelerator import AcceleratorChoice
 from twofold.experts.cpu_cost import cpu_cost_model
-from twofold.experts.profiles import MachineProfile
+from twofold.experts.profiles import MachineProfile, load_profile
 from twofold.types import PlacementCounts, PrefetchCounts
 from twofold.weight_format import WeightMatrix
+
+_log = logging.getLogger(__name__)
+_UNCALIBRATED = "h200-pcie5"
 
 F32 = npt.NDArray[np.float32]
 I32 = npt.NDArray[np.int32]
@@ -64,6 +69,8 @@ class SlotPlan:
     num_slots: int
     policy: str
     prefetch: bool = False
+    num_staging: int = -1
+    """Slots that fetched experts pass through on a real device; -1: room for one whole layer."""
 
 
 class MoeRuntime:
@@ -76,6 +83,7 @@ class MoeRuntime:
     Raises:
         ConfigError: unknown policy or slots out of range.
         ModelLoadError: memory is short.
+        CapacityError, KernelError: the device has no room, or failed.
     """
 
     def __init__(
@@ -92,6 +100,9 @@ class MoeRuntime:
         self.choice = choice
         self._store = _pack(shape, experts, team, progress)
         self.expert_bytes: int = self._store.expert_bytes
+        if choice.kind == "cuda":
+            self._executor = self._on_device(shape, team, slots, machine)
+            return
         if choice.profile is None:
             curve = machine and machine.cpu_curve(
                 shape.format, shape.hidden, shape.intermediate, team.num_threads
@@ -123,6 +134,31 @@ class MoeRuntime:
             )
         except ValueError as error:
             raise ConfigError(f"accelerator {choice.label}: {error}") from error
+
+    def _on_device(
+        self, shape: MoeShape, team: ops.ThreadTeam, slots: SlotPlan, machine: MachineProfile | None
+    ) -> _core.MoeExecutor:
+        if machine is None:
+            machine = load_profile(_UNCALIBRATED)
+            _log.warning(
+                "this machine is not calibrated: plans use the figures of %s; run `twofold calibrate`",
+                _UNCALIBRATED,
+            )
+        curve = machine.cpu_curve(shape.format, shape.hidden, shape.intermediate, team.num_threads)
+        cost = _core.CostModel(
+            _core.MachineProfile.from_fields(machine.name, machine.cost_figures),
+            self._store.expert_bytes,
+            self._store.flops_per_token,
+            curve.points if curve else (),
+        )
+        device = importlib.import_module("twofold._cuda").open_device(0)
+        accelerator = device.accelerator(
+            self._store, cost, shape.top_k, slots.num_slots, slots.num_staging, slots.policy, slots.prefetch
+        )
+        if accelerator.warning:
+            _log.warning("%s", accelerator.warning)
+        everything = slots.num_slots == shape.num_layers * shape.num_experts
+        return _core.MoeExecutor.on_device(team, self._store, accelerator, preload=everything)
 
     def begin_step(self, step: int, requests: Sequence[int], positions: Sequence[int]) -> None:
         """Name the rows of the step's batch: which request and position each token is."""
