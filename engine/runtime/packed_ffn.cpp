@@ -195,6 +195,7 @@ void PackedFfn::down(Step& step, int64_t chunk) {
   const std::byte* panels = step.rows.groups[size_t(g)].down + range.first * panel_bytes;
   step.group_left[g].wait(team_);
   const int64_t width = range.count * kPanelRows;
+  const int num_columns = static_cast<int>(std::min<int64_t>(width, hidden_ - range.first * kPanelRows));
   float* outputs = step.outputs + range.first * kPanelRows * step.num_rows();
   const int begin = step.rows.begin[size_t(g)], load = step.load(g);
   if (g + 1 < step.num_groups())
@@ -202,12 +203,9 @@ void PackedFfn::down(Step& step, int64_t chunk) {
   for (int block = 0; block < load; block += kBlockRows) {
     const int m = std::min(kBlockRows, load - block);
     const int row = begin + block;
-    for (int64_t p = 0; p < range.count; ++p) {
-      const int n = std::min(kPanelRows, hidden_ - static_cast<int>(range.first + p) * kPanelRows);
-      kernel.matmul(step.inner.row(kernel.activation, row), step.inner.stride(kernel.activation),
-                    panels + p * panel_bytes, outputs + row * width + p * kPanelRows, width, m, n,
-                    intermediate_);
-    }
+    // All panels in one call: the kernel takes several at a time and looks ahead by itself.
+    kernel.matmul(step.inner.row(kernel.activation, row), step.inner.stride(kernel.activation), panels,
+                  outputs + row * width, width, m, num_columns, intermediate_);
   }
   if (step.range_left[r].done()) add_up(step, range);
 }

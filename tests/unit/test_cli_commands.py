@@ -143,7 +143,14 @@ class Terminal:
         environment = os.environ | {"PYTHONPATH": str(Path(twofold.__file__).parents[1]), "TERM": "dumb"}
         command = [sys.executable, "-m", "twofold.cli", "chat", model, *NONE, *flags]
         self.process = subprocess.Popen(
-            command, env=environment, stdin=slave, stdout=slave, stderr=slave, start_new_session=True
+            command,
+            env=environment,
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            start_new_session=True,
+            # A job in the background of a script inherits Ctrl-C ignored, and so would its children.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
         )
         os.close(slave)
         self._unread = ""

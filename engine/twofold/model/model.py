@@ -86,14 +86,9 @@ class LoadedModel:
         The files' pages leave this process's memory after every layer, so that packing never holds the experts twice.
         """
         tensors = self.files.tensors
-        names = [
-            _with_companions(tensors, expert_tensors(ffn.experts))
-            for plan in self.files.plan.layers
-            if isinstance(ffn := plan.feed_forward, MoePlan)
-        ]
-        tensors.will_read(names[0] if names else ())
+        names = _expert_names(self.files)
         for index, layer in enumerate(self.moe_layers):
-            for ahead in names[index + 1 : index + 2]:
+            for ahead in names[index : index + 3]:
                 tensors.will_read(ahead)
             yield self.expert_weights(layer)
             tensors.release_pages(names[index])
@@ -149,6 +144,7 @@ class _Loading:
             *(_with_companions(files.tensors, layer.dense_tensors()) for layer in plan.layers),
             _with_companions(files.tensors, (plan.final_norm, head)),
         ]
+        self._experts = _expert_names(files)[:2]  # whose turn is next
         self._bytes = [sum(files.tensors.entry(name).num_bytes for name in step) for step in self._steps]
         self._steps_done = 0
         self._read_ahead()
@@ -166,8 +162,17 @@ class _Loading:
             )
 
     def _read_ahead(self) -> None:
-        for step in self._steps[self._steps_done : self._steps_done + 2]:
+        for step in [*self._steps, *self._experts][self._steps_done : self._steps_done + 3]:
             self._tensors.will_read(step)
+
+
+def _expert_names(files: ModelFiles) -> list[list[str]]:
+    """The tensors of each layer's experts, for the layers that have any."""
+    return [
+        _with_companions(files.tensors, expert_tensors(ffn.experts))
+        for plan in files.plan.layers
+        if isinstance(ffn := plan.feed_forward, MoePlan)
+    ]
 
 
 def _with_companions(tensors: TensorSource, specs: Iterable[TensorSpec]) -> list[str]:

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from twofold.errors import ModelLoadError
+from twofold.model.read_ahead import ReadAhead
 from twofold.weight_format import FORMATS, SCALE_GRID, WeightMatrix, element_type, source_row_bytes
 
 F32 = npt.NDArray[np.float32]
@@ -83,6 +84,8 @@ class TensorSource:
         """The directory or file that errors name."""
         self._entries = entries
         self._maps: dict[Path, mmap.mmap] = {}
+        self._read_ahead = ReadAhead()
+        self._wanted: set[str] = set()
         memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         self._is_small = sum(entry.num_bytes for entry in entries.values()) < _SMALL_SHARE * memory_bytes
 
@@ -143,8 +146,11 @@ class TensorSource:
         return self._floats(self.entry(name))
 
     def will_read(self, names: Iterable[str]) -> None:
-        """Ask the system to read these tensors from disk meanwhile; it may ignore that."""
-        self._advise(names, mmap.MADV_WILLNEED)
+        """Read these tensors from disk meanwhile, after those named before; once, until they are released."""
+        wanted = [name for name in names if name not in self._wanted]
+        self._wanted.update(wanted)
+        for stretch in self._page_ranges(wanted):
+            self._read_ahead.want(*stretch)
 
     def release_pages(self, names: Iterable[str]) -> None:
         """Take these tensors' pages out of memory; whoever touches a view again reads them again.
@@ -153,7 +159,9 @@ class TensorSource:
         files of a model that is small beside the memory stay in the system's cache, for the next start.
         """
         names = list(names)
-        self._advise(names, mmap.MADV_DONTNEED)
+        self._wanted.difference_update(names)
+        for file, begin, end in self._page_ranges(names):
+            self._mapped(file).madvise(mmap.MADV_DONTNEED, begin, end - begin)
         if self._is_small:
             return
         for file, begin, end in self._page_ranges(names):
@@ -162,10 +170,6 @@ class TensorSource:
                 os.posix_fadvise(descriptor, begin, end - begin, os.POSIX_FADV_DONTNEED)
             finally:
                 os.close(descriptor)
-
-    def _advise(self, names: Iterable[str], advice: int) -> None:
-        for file, begin, end in self._page_ranges(names):
-            self._mapped(file).madvise(advice, begin, end - begin)
 
     def _page_ranges(self, names: Iterable[str]) -> Iterator[tuple[Path, int, int]]:
         """(file, first byte, end) of the whole pages of these tensors, neighbours joined."""
