@@ -61,8 +61,9 @@ std::shared_ptr<CudaAccelerator> make_accelerator(std::shared_ptr<DeviceApi> api
 void bind_device(py::module_& m) {
   py::module_::import("twofold._core");
   py::register_exception_translator(&translate);
+  // Local to the module: the tests' played device is a second one with the same classes.
   py::class_<CudaAccelerator, SlottedAccelerator, std::shared_ptr<CudaAccelerator>>(
-      m, "CudaAccelerator", "Expert slots on a device, uploads in real time.")
+      m, "CudaAccelerator", "Expert slots on a device, uploads in real time.", py::module_local())
       .def_property_readonly("warning", &CudaAccelerator::warning)
       .def_property_readonly("link_correction",
                              [](const CudaAccelerator& a) { return a.uploads().correction(); })
@@ -92,7 +93,7 @@ void bind_device(py::module_& m) {
                         py::arg("batches") = c.batches, py::arg("bytes") = c.bytes,
                         py::arg("busy_us") = c.busy_us, py::arg("held") = c.held);
       });
-  py::class_<DeviceApi, std::shared_ptr<DeviceApi>>(m, "Device")
+  py::class_<DeviceApi, std::shared_ptr<DeviceApi>>(m, "Device", py::module_local())
       .def("facts", &facts, "Sizes in bytes; link_gbps is what the link carries at most, 0 where unknown.")
       .def("accelerator", &make_accelerator, py::arg("store"), py::arg("cost"), py::arg("top_k"),
            py::arg("num_slots"), py::arg("num_staging"), py::arg("policy"), py::arg("prefetch"),
