@@ -1,175 +1,103 @@
-"""How fast the CUDA kernels are beside what the card can do, in one run of under ten minutes: `make bench-gpu`.
+"""Twofold's speed on a GPU, beside the card's ceilings and other engines' rules, in ten minutes: `make bench-gpu`.
 
-    python scripts/gpu_bench.py [--no-build] [--dry-run] [--json FILE]
+    python scripts/gpu_bench.py [--no-build] [--dry-run] [--only PATTERN] [--trace FILE] [--json FILE]
 
-Times are medians of graph replays, which read different experts in turn; ceilings (copy bandwidth, torch's product,
-the link) are measured in the same run. The figures are left as JSON, together with the share of the ceiling.
+Ceilings (copy bandwidth, torch's product, the link) are measured in the same run; what is compared takes turns on the
+same routing, in rounds. Each entry of the JSON has figures, what is expected of them and whether it holds. Checks that
+did not fit into --budget-s are listed as not run: give --only for them.
 """
 
 from __future__ import annotations
 
 import argparse
-import functools
-import statistics
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import gpu_run
 
-SHAPES = {"qwen3-30b-a3b": (2048, 768, 128, 8), "gpt-oss-20b": (2880, 2880, 32, 4)}
-"""hidden, intermediate, experts, top-k."""
-ROUNDS = 5
-CALLS = 24
-"""Of one replay, each with a routing of its own."""
+if TYPE_CHECKING:
+    from gpu.machine import Machine
+
+QWEN, GPT_OSS = "qwen3-30b-a3b", "gpt-oss-20b"
+SHARES = (0.25, 0.1, 0.5, 0.75)
 
 
-def checks() -> Iterator[tuple[str, gpu_run.Check]]:
-    """(name, what measures it)."""
-    yield "copy bandwidth", copy_bandwidth
-    yield "torch's bf16 product", torch_product
-    yield "host to device, pinned", link
-    yield "hand-over per layer", hand_over
-    for shape in SHAPES:
-        for format in ("bf16", "q8_0", "q4_0", "fp8") if shape == "qwen3-30b-a3b" else ("bf16", "q4_0"):
-            for tokens in (1, 8, 32):
-                yield (
-                    f"decode {shape} {format} {tokens} tokens",
-                    functools.partial(decode, shape, format, tokens),
-                )
-    for tokens in (512, 4096):
-        yield f"prefill qwen3-30b-a3b bf16 {tokens} tokens", functools.partial(prefill, "bf16", tokens)
+def kernels(name: str, *arguments: Any) -> gpu_run.Check:
+    """A measurement of gpu.kernel_speed; imported when it runs, because listing needs no torch."""
+
+    def check(machine: Machine) -> dict[str, Any]:
+        from gpu import kernel_speed
+
+        found: Callable[..., dict[str, Any]] = getattr(kernel_speed, name)
+        return found(machine, *arguments)
+
+    return check
 
 
-def time_us(run: Callable[[], object], calls: int) -> float:
-    """Median over rounds of the time of one of `calls` calls that `run` makes."""
-    import torch
+def engine(name: str, shape: str, *arguments: Any) -> gpu_run.Check:
+    """The same of gpu.engine_speed."""
 
-    run()
-    times = []
-    for _ in range(ROUNDS):
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
-        run()
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end) * 1e3 / calls)
-    return statistics.median(times)
+    def check(machine: Machine) -> dict[str, Any]:
+        from gpu import engine_speed, models
+
+        found: Callable[..., dict[str, Any]] = getattr(engine_speed, name)
+        return found(machine, models.SHAPES[shape], *arguments)
+
+    return check
 
 
-@functools.cache
-def copy_gbps() -> float:
-    """Read and written bytes of a copy within the device's memory."""
-    import torch
-
-    source = torch.empty(2 << 30, dtype=torch.uint8, device="cuda").random_()
-    target = torch.empty_like(source)
-    us = time_us(lambda: [target.copy_(source) for _ in range(4)], 4)
-    return 2 * source.numel() / us / 1e3
-
-
-@functools.cache
-def product_tflops() -> float:
-    """torch's bf16 product of random matrices."""
-    import torch
-
-    a, b = (torch.randn(8192, 8192, device="cuda").bfloat16() for _ in range(2))
-    return 2 * 8192**3 / time_us(lambda: [a @ b for _ in range(8)], 8) / 1e6
-
-
-def copy_bandwidth() -> dict[str, Any]:
-    """The ceiling of decode."""
-    return {"gbps": copy_gbps()}
-
-
-def torch_product() -> dict[str, Any]:
-    """The ceiling of prefill."""
-    return {"tflops": product_tflops()}
-
-
-def link() -> dict[str, Any]:
-    """Copies of one expert's size, and one of a gigabyte."""
-    import torch
-
-    figures = {}
-    for name, num_bytes in (("expert", 9_437_184), ("gigabyte", 1 << 30)):
-        host = torch.empty(num_bytes, dtype=torch.uint8).pin_memory()
-        target = torch.empty(num_bytes, dtype=torch.uint8, device="cuda")
-        copies = 16 if name == "expert" else 2
-        us = time_us(
-            lambda t=target, h=host, n=copies: [t.copy_(h, non_blocking=True) for _ in range(n)], copies
-        )  # type: ignore[misc]
-        figures[f"{name}_gbps"] = num_bytes / us / 1e3
-    return figures
-
-
-def hand_over() -> dict[str, Any]:
-    """Each way there is, in microseconds per layer."""
-    from twofold.experts.device_experts import probe_hand_overs
-
-    return dict(probe_hand_overs(2048))
-
-
-@functools.lru_cache(maxsize=1)
-def layer_of(shape: str, format: str) -> tuple[gpu_run.Case, Any]:
-    """A layer whose experts are all in slots."""
-    hidden, intermediate, num_experts, top_k = SHAPES[shape]
-    case = gpu_run.make_case(format, hidden, intermediate, num_experts, top_k, 32)
-    case.dense.clear()  # no reference is asked for, and it is large
-    return case, gpu_run.slots_of_all(case, hidden, intermediate)
-
-
-def decode(shape: str, format: str, num_tokens: int) -> dict[str, Any]:
-    """Bytes of the experts touched over time, beside the copy bandwidth."""
-    import torch
-
-    num_experts, top_k = SHAPES[shape][2:]
-    case, experts = layer_of(shape, format)
-    experts.posting(False)
-    normed, residual = case.normed[:num_tokens].contiguous(), case.residual[:num_tokens].contiguous()
-    routings = [
-        torch.randn(num_tokens, num_experts, device="cuda").softmax(1).topk(top_k, dim=1)
-        for _ in range(CALLS)
+def checks() -> list[gpu_run.Named]:
+    """(name, what measures it), what the issue asks for before what explains it."""
+    ceilings: list[gpu_run.Named] = [
+        ("copy bandwidth", kernels("copy_bandwidth")),
+        ("torch's bf16 product", kernels("torch_product")),
+        ("hand-over per layer", kernels("hand_over")),
     ]
-    ready = [(ids.int().contiguous(), weights.contiguous()) for weights, ids in routings]
+    experts: list[gpu_run.Named] = [
+        (f"decode {shape} {format} {tokens} tokens", kernels("decode", shape, format, tokens))
+        for shape, formats in ((QWEN, ("bf16", "q8_0", "q4_0", "fp8", "q4_k")), (GPT_OSS, ("bf16", "q4_0")))
+        for format in formats
+        for tokens in (1, 8, 32)
+    ]
+    experts += [
+        (f"prefill {QWEN} {format} {tokens} tokens", kernels("prefill", QWEN, format, tokens))
+        for format in ("bf16", "q8_0")
+        for tokens in (512, 4096)
+    ]
+    return [
+        *ceilings,
+        *experts,
+        *whole(QWEN, 0.25),
+        *((f"rules at {share:.0%} slots, {QWEN}", engine("rules_at", QWEN, share)) for share in SHARES),
+        (f"calibration, {GPT_OSS}", engine("calibration", GPT_OSS)),
+        *((f"rules at {share:.0%} slots, {GPT_OSS}", engine("rules_at", GPT_OSS, share)) for share in SHARES),
+        (f"predicted against measured, {GPT_OSS}", engine("predictions", GPT_OSS, 0.25)),
+        (f"graph against eager, {GPT_OSS}", engine("graph_against_eager", GPT_OSS, 0.25)),
+    ]
 
-    def run() -> None:
-        for ids, weights in ready:
-            experts.forward(0, normed, ids, weights, residual)
 
-    run()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        run()
-    us = time_us(graph.replay, CALLS)
-    touched = statistics.mean(len(ids.unique()) for ids, _ in ready)
-    gbps = touched * experts.expert_bytes / us / 1e3
-    return {"us": us, "experts": touched, "gbps": gbps, "share_of_copy": gbps / copy_gbps()}
-
-
-def prefill(format: str, num_tokens: int) -> dict[str, Any]:
-    """Operations over time, beside torch's product; grouping on the host is part of the time."""
-    import torch
-
-    hidden, intermediate, num_experts, top_k = SHAPES["qwen3-30b-a3b"]
-    _, experts = layer_of("qwen3-30b-a3b", format)
-    normed = torch.randn(num_tokens, hidden, device="cuda").bfloat16()
-    residual = torch.zeros(num_tokens, hidden, device="cuda")
-    weights, ids = torch.randn(num_tokens, num_experts, device="cuda").softmax(1).topk(top_k, dim=1)
-    ids, weights = ids.int().contiguous(), weights.contiguous()
-    us = time_us(lambda: [experts.prefill(0, normed, ids, weights, residual) for _ in range(4)], 4)
-    tflops = 6 * num_tokens * top_k * hidden * intermediate / us / 1e6
-    return {"us": us, "tflops": tflops, "share_of_product": tflops / product_tflops()}
+def whole(shape: str, share: float) -> list[gpu_run.Named]:
+    """The engine with one shape; calibration comes first, because the others use its figures."""
+    return [
+        (f"calibration, {shape}", engine("calibration", shape)),
+        (f"uploads beside the link, {shape}", engine("uploads", shape)),
+        (f"policy per layer, {shape}", engine("policy_cost", shape)),
+        (f"graph against eager, {shape}", engine("graph_against_eager", shape, share)),
+        (f"predicted against measured, {shape}", engine("predictions", shape, share)),
+        (f"telemetry's cost, {shape}", engine("telemetry_cost", shape, share)),
+        (f"launching a step, {shape}", engine("launch_share", shape)),
+        (f"a layer's experts on the CPU, {shape}", engine("cpu_beside", shape)),
+    ]
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run as a command."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     gpu_run.add_options(parser, "gpu-bench.json")
-    return gpu_run.run(parser.parse_args(argv), list(checks()))
+    return gpu_run.run(parser.parse_args(argv), checks())
 
 
 if __name__ == "__main__":

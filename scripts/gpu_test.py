@@ -1,166 +1,123 @@
 """Everything about CUDA that needs a GPU to be checked, in one run of under ten minutes: `make test-gpu`.
 
-    python scripts/gpu_test.py [--no-build] [--dry-run] [--json FILE]
+    python scripts/gpu_test.py [--no-build] [--dry-run] [--only PATTERN] [--sanitize] [--trace FILE] [--json FILE]
 
-Needs nvcc, a C++ compiler, cmake, ninja, pybind11 and torch with CUDA; builds from source. Every check is listed in the
-JSON with its state ("passed", "failed", "not run"), its figures and its error. Exit status 1 if one failed, 3 where
-there is no device. `--dry-run` goes as far as it can without one.
+Needs nvcc, a C++ compiler, cmake, ninja, pybind11 and torch with CUDA; builds from source for the GPU at hand. Every
+check is listed in the JSON with its state ("passed", "failed", "error", "not run"), its figures, what was expected of
+them and its seconds. Exit status 1 if one failed, 3 where there is no device. `--dry-run` goes as far as it can without
+one. `--sanitize` runs a reduced list under compute-sanitizer instead.
 """
 
 from __future__ import annotations
 
 import argparse
+import shutil
+import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import gpu_run
 
+if TYPE_CHECKING:
+    from gpu.machine import Machine
+
+QWEN, GPT_OSS = "qwen3-30b-a3b", "gpt-oss-20b"
 FORMATS = ("f32", "f16", "bf16", "fp8", "q8_0", "q4_0", "int8", "int4", "q4_k", "q5_k", "q6_k")
-HIDDEN, INTERMEDIATE, EXPERTS, TOP_K = 512, 256, 16, 4
-LIMITS = {"decode": 2e-2, "prefill": 2e-2}
-"""Largest ‖ours − reference‖ / ‖reference‖: activations rounded to bf16 or 8 bits."""
-
-Check = Callable[[], dict[str, Any]]
 
 
-def checks() -> Iterator[tuple[str, Check]]:
-    """(name, what runs it) of every check, in order."""
-    for name in FORMATS:
-        yield f"decode experts, {name}", lambda name=name: decode_experts(name)  # type: ignore[misc]
-    for name in FORMATS[1:]:
-        yield f"prefill experts, {name}", lambda name=name: prefill_experts(name)  # type: ignore[misc]
-    yield "routing", routing
-    yield "rotation, KV store and decode attention", attention
-    yield "hand-over probe", hand_over
-    yield "hits on the GPU and misses by the mailbox, eager", lambda: hybrid(False)
-    yield "hits on the GPU and misses by the mailbox, one graph", lambda: hybrid(True)
-    yield "a step that nobody serves is given up", watchdog
+def kernels(name: str, *arguments: Any) -> gpu_run.Check:
+    """A check of gpu.kernel_checks; imported when it runs, because listing needs no torch."""
+
+    def check(machine: Machine) -> dict[str, Any]:
+        from gpu import kernel_checks
+
+        found: Callable[..., dict[str, Any]] = getattr(kernel_checks, name)
+        return found(machine, *arguments)
+
+    return check
 
 
-def decode_experts(format: str) -> dict[str, Any]:
-    """Every expert in a slot, batches from 1 to 32."""
-    import torch
+def engine(name: str, shape: str | None = None, *arguments: Any) -> gpu_run.Check:
+    """The same of gpu.engine_checks."""
 
-    worst = 0.0
-    for num_tokens in (1, 3, 8, 32):
-        case = gpu_run.make_case(format, HIDDEN, INTERMEDIATE, EXPERTS, TOP_K, num_tokens)
-        experts = case.device_experts(resident=EXPERTS)
-        experts.posting(False)
-        hidden = torch.full((num_tokens, HIDDEN), float("nan"), device="cuda")
-        hidden.copy_(case.residual)
-        experts.begin_step()
-        experts.forward(0, case.normed, case.ids, case.weights, hidden)
-        first = hidden.clone()
-        hidden.copy_(case.residual)
-        experts.forward(0, case.normed, case.ids, case.weights, hidden)
-        if not torch.equal(first, hidden):
-            raise AssertionError("two runs of the same step differ")
-        worst = max(worst, gpu_run.relative_error(first, case.reference()))
-    return within(worst, LIMITS["decode"])
+    def check(machine: Machine) -> dict[str, Any]:
+        from gpu import engine_checks, models
+
+        found: Callable[..., dict[str, Any]] = getattr(engine_checks, name)
+        return found(machine, *((models.SHAPES[shape],) if shape else ()), *arguments)
+
+    return check
 
 
-def prefill_experts(format: str) -> dict[str, Any]:
-    """The grouped product on tensor cores, small and large tiles."""
-    worst = 0.0
-    for num_tokens in (40, 700):
-        case = gpu_run.make_case(format, HIDDEN, INTERMEDIATE, EXPERTS, TOP_K, num_tokens)
-        hidden = case.residual.clone()
-        case.device_experts(resident=EXPERTS).prefill(0, case.normed, case.ids, case.weights, hidden)
-        worst = max(worst, gpu_run.relative_error(hidden, case.reference()))
-    return within(worst, LIMITS["prefill"])
+def checks(formats: tuple[str, ...] = FORMATS) -> list[gpu_run.Named]:
+    """(name, what runs it) of every check, in order: small things before what stands on them."""
+    return [
+        *((f"decode experts, {name}", kernels("decode_experts", name)) for name in formats),
+        *((f"prefill experts, {name}", kernels("prefill_experts", name)) for name in formats if name != "f32"),
+        ("routing", kernels("routing")),
+        ("rotation, KV store and decode attention", kernels("attention")),
+        ("hand-over probe", kernels("hand_over_probe")),
+        ("hits on the GPU and misses by the mailbox, eager", kernels("hybrid", False)),
+        ("hits on the GPU and misses by the mailbox, one graph", kernels("hybrid", True)),
+        ("a step that nobody serves is given up", kernels("watchdog")),
+        *(
+            (f"logits for every placement, {QWEN}, batch of {batch}", engine("logits_for_every_placement", QWEN, batch))
+            for batch in (1, 4)
+        ),
+        ("logits against the engine without a GPU", engine("logits_against_the_cpu_engine")),
+        *(
+            (f"placement frozen, two runs bit-identical, {mode}", engine("frozen_placement", None, mode))
+            for mode in ("graph", "eager", "placed")
+        ),
+        ("a lost step costs no request", engine("lost_step")),
+        *(
+            (f"every placement, upload and eviction is told, {mode}", engine("every_event_is_told", None, mode))
+            for mode in ("graph", "placed")
+        ),
+        (f"logits for every placement, {GPT_OSS}, batch of 1", engine("logits_for_every_placement", GPT_OSS, 1)),
+    ]  # fmt: skip
 
 
-def routing() -> dict[str, Any]:
-    """Against torch."""
-    import torch
-    from twofold.model.device_kernels import CudaKernels, TorchKernels
-
-    logits = torch.randn(67, 128, device="cuda")
-    worst = 0.0
-    for normalise in (False, True):
-        ids, weights = CudaKernels(64).route(logits, 8, normalise)
-        expected_ids, expected = TorchKernels().route(logits, 8, normalise)
-        if not torch.equal(ids, expected_ids):
-            raise AssertionError("other experts are chosen")
-        worst = max(worst, gpu_run.relative_error(weights, expected))
-    return within(worst, 1e-5)
+SANITIZED = (
+    "decode experts, bf16", "decode experts, q8_0", "decode experts, q4_0", "decode experts, q4_k",
+    "prefill experts, bf16", "prefill experts, q8_0", "routing", "rotation, KV store and decode attention",
+    "hits on the GPU and misses by the mailbox, eager",
+)  # fmt: skip
 
 
-def attention() -> dict[str, Any]:
-    """Against torch, with and without window and head norms."""
-    import torch
-    from twofold.model.device_kernels import CudaKernels, HeadShape, KvLayer, TorchKernels
-
-    worst = 0.0
-    for head_dim, heads, kv_heads, window in ((128, 32, 4, 0), (64, 64, 8, 100), (64, 6, 6, 0)):
-        shape = HeadShape(heads, kv_heads, head_dim, head_dim**-0.5, window, 1e-6)
-        lengths = torch.tensor([1, 17, 256, 700, 0], dtype=torch.int32, device="cuda")
-        tables = torch.randperm(5 * 48, device="cuda").view(5, 48).int()
-        places = torch.where(
-            lengths > 0,
-            tables.long()[torch.arange(5, device="cuda"), ((lengths - 1).clamp(min=0) // 16).long()] * 16
-            + (lengths - 1) % 16,
-            -1,
-        )
-        qkv = torch.randn(5, (heads + 2 * kv_heads) * head_dim, device="cuda").bfloat16()
-        norm = torch.rand(head_dim, device="cuda") + 0.5
-        angle = torch.rand(5, head_dim // 2, device="cuda") * 6
-        results = []
-        cache = torch.randn(2, 240, 16, kv_heads, head_dim, device="cuda").bfloat16()
-        for kernels in (CudaKernels(768), TorchKernels()):
-            kv = KvLayer(cache[0].clone(), cache[1].clone())
-            q = kernels.rope_store(qkv, (norm, norm), (angle.cos(), angle.sin()), places, kv, shape)
-            results.append((kernels.decode_attention(q, tables, lengths, kv, shape), kv.keys, kv.values))
-        worst = max(worst, *(gpu_run.relative_error(a, b) for a, b in zip(*results, strict=True)))
-    return within(worst, 2e-2)
-
-
-def hand_over() -> dict[str, Any]:
-    """The probe that chooses how a graph waits for the CPU."""
-    from twofold.experts.device_experts import probe_hand_overs
-
-    found = probe_hand_overs(2048)
-    if not found["kind"]:
-        raise AssertionError(found["reason"])
-    return dict(found)
-
-
-def hybrid(graph: bool) -> dict[str, Any]:
-    """Half of the experts in slots, the rest by the CPU, over several layers; twice, bit for bit the same."""
-    worst = 0.0
-    for format in ("bf16", "q8_0"):
-        for num_tokens in (1, 4):
-            for kind in gpu_run.working_hand_overs():
-                case = gpu_run.make_case(format, HIDDEN, INTERMEDIATE, EXPERTS, TOP_K, num_tokens)
-                worst = max(worst, gpu_run.hybrid_error(case, kind, graph))
-    return within(worst, LIMITS["decode"])
-
-
-def watchdog() -> dict[str, Any]:
-    """Without a server a step ends by itself; with one, the next step works."""
-    import time
-
-    case = gpu_run.make_case("bf16", HIDDEN, INTERMEDIATE, EXPERTS, TOP_K, 1)
-    started = time.perf_counter()
-    error = gpu_run.error_after_a_lost_step(case, watchdog_s=0.2)
-    return within(error, LIMITS["decode"]) | {"seconds": time.perf_counter() - started}
-
-
-def within(error: float, limit: float) -> dict[str, Any]:
-    """The figure, or what is wrong with it."""
-    if not error <= limit:
-        raise AssertionError(f"relative error {error:.2e}, at most {limit:.0e} expected")
-    return {"relative_error": error, "limit": limit}
+def sanitize(options: argparse.Namespace) -> int:
+    """This script again, with a reduced list, under compute-sanitizer. Exit status 9 where that found something."""
+    tool = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
+    if not Path(tool).exists():
+        print("compute-sanitizer was not found; it comes with the CUDA toolkit", file=sys.stderr)
+        return 3
+    if not options.no_build:
+        gpu_run.build()
+    command = [tool, "--tool", "memcheck", "--error-exitcode", "9", sys.executable, __file__, "--no-build"]
+    command += ["--sanitized-part", "--budget-s", str(options.budget_s), "--json", str(options.json)]
+    done = subprocess.run(command, check=False)
+    print(
+        "compute-sanitizer: clean" if done.returncode == 0 else f"compute-sanitizer: status {done.returncode}"
+    )
+    return done.returncode
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run as a command."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     gpu_run.add_options(parser, "gpu-test.json")
-    return gpu_run.run(parser.parse_args(argv), list(checks()))
+    parser.add_argument("--sanitize", action="store_true", help="run a reduced list under compute-sanitizer")
+    parser.add_argument("--sanitized-part", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args(argv)
+    if options.sanitize:
+        return sanitize(options)
+    listed = checks()
+    if options.sanitized_part:
+        listed = [pair for pair in listed if pair[0] in SANITIZED]
+    return gpu_run.run(options, listed)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""Decode speed on the virtual clock with and without prefetch, as a Markdown table (docs/prefetch.md).
+"""Decode speed on the virtual clock with and without prefetch, as Markdown tables (docs/prefetch.md).
 
-Emulated machines only: nothing here is a measurement of a GPU. Fails if any placement changes a single token.
+First the engine with a model; then the engine's scheduler alone with experts of Qwen3-30B-A3B's size, on synthetic
+routing. Emulated machines only: nothing here is a measurement of a GPU. Fails if any placement changes a single token.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import sys
 
 from twofold.config import EngineConfig
 from twofold.engine import Engine
+from twofold.lab.foresight import SHAPE, play_sticky
 from twofold.types import PlacementCounts, PrefetchCounts, SamplingParams
 
 PROMPTS = (
@@ -59,6 +61,21 @@ def play(config: EngineConfig, new_tokens: int) -> Outcome:
     return Outcome(answers, decoded / seconds, stats.placement, stats.prefetch)
 
 
+def print_large() -> None:
+    print(f"\n{SHAPE.name}, synthetic routing:\n")
+    print("| machine | slots | off | on | difference | issued | used |")
+    print("|---|---|---|---|---|---|---|")
+    for machine in MACHINES:
+        for ratio in RATIOS:
+            (off, _), (on, counts) = (
+                play_sticky(machine, ratio, prefetch=prefetch) for prefetch in (False, True)
+            )
+            print(
+                f"| {machine} | {ratio:.0%} | {off:.2f} | {on:.2f} | {on / off - 1:+.1%} "
+                f"| {counts.issued} | {counts.used} |"
+            )
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", nargs="?", default="", help="model directory (default: the bundled model)")
@@ -91,6 +108,7 @@ def main() -> int:
             )
     share = (counts.correct / counts.predicted, counts.foreseen / counts.misses)
     print(f"\nprecision {share[0]:.1%}, recall on misses {share[1]:.1%} (last row)")
+    print_large()
     return 0
 
 

@@ -1,8 +1,8 @@
 // The deciding core for Python: cost model, planners, cache, virtual clock, replay. Exports only.
 #include <pybind11/functional.h>
-#include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
+#include "array_view.h"
 #include "module.h"
 #include "twofold/cost_model.h"
 #include "twofold/decode_planner.h"
@@ -14,14 +14,6 @@
 namespace twofold::bindings {
 namespace py = pybind11;
 namespace {
-
-template <typename T>
-using Array = py::array_t<T, py::array::c_style | py::array::forcecast>;
-
-template <typename T>
-std::span<const T> view(const Array<T>& array) {
-  return {array.data(), static_cast<size_t>(array.size())};
-}
 
 void bind_cost_model(py::module_& m) {
   py::class_<MachineProfile>(m, "MachineProfile",
@@ -225,14 +217,6 @@ void bind_cache(py::module_& m) {
       .def("can_admit", &ExpertCache::can_admit, py::arg("layer"), py::arg("expert"),
            py::arg("forced") = false)
       .def("admit", &ExpertCache::admit, py::arg("layer"), py::arg("expert"), py::arg("forced") = false)
-      .def(
-          "admit_worthy",
-          [](ExpertCache& cache, int layer, int max_admissions) {
-            std::vector<Admission> out;
-            cache.admit_worthy(layer, max_admissions, out);
-            return out;
-          },
-          py::arg("layer"), py::arg("max_admissions"))
       .def("publish", &ExpertCache::publish, py::arg("slot"))
       .def("cancel", &ExpertCache::cancel, py::arg("slot"))
       .def("preload", &ExpertCache::preload, py::arg("layer"), py::arg("expert"))

@@ -1,24 +1,14 @@
 // The layer scheduler with its prefetcher, as the tests and docs/prefetch.md's simulation see them. Exports
 // only.
-#include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
+#include "array_view.h"
 #include "module.h"
 #include "twofold/layer_scheduler.h"
 
 namespace twofold::bindings {
 namespace py = pybind11;
-namespace {
-
-template <typename T>
-using Array = py::array_t<T, py::array::c_style | py::array::forcecast>;
-
-template <typename T>
-std::span<const T> view(const Array<T>& array) {
-  return {array.data(), static_cast<size_t>(array.size())};
-}
-
-}  // namespace
+namespace {}  // namespace
 
 void bind_core_prefetch(py::module_& m) {
   py::enum_<Placement>(m, "Placement")

@@ -81,9 +81,13 @@ void put_experts(ExpertStore& store, ThreadTeam& team, int layer, int first, con
   store.put(team, layer, first, sources);
 }
 
-py::tuple layer_formats(const ExpertStore& store, int layer) {
+void check_layer(const ExpertStore& store, int layer) {
   if (layer < 0 || layer >= store.num_layers())
     throw std::invalid_argument("no layer " + std::to_string(layer));
+}
+
+py::tuple layer_formats(const ExpertStore& store, int layer) {
+  check_layer(store, layer);
   const FfnFormats& formats = store.layout(layer).formats;
   const auto name = [](kernels::WeightFormat format) { return kernels::layout_of(format).name; };
   return py::make_tuple(name(formats.gate), name(formats.up), name(formats.down));
@@ -102,6 +106,20 @@ void bind_store(py::module_& m) {
            py::arg("formats"), py::arg("huge_pages") = true)
       .def("put", &put_experts, py::arg("team"), py::arg("layer"), py::arg("first"), py::arg("experts"))
       .def("formats", &layer_formats, py::arg("layer"))
+      .def(
+          "offset",
+          [](const ExpertStore& store, int layer) {
+            check_layer(store, layer);
+            return store.expert(layer, 0) - store.base();
+          },
+          py::arg("layer"), "Of the layer's first expert, in bytes from the store's begin.")
+      .def(
+          "stride",
+          [](const ExpertStore& store, int layer) {
+            check_layer(store, layer);
+            return store.stride(layer);
+          },
+          py::arg("layer"), "From one expert of the layer to the next, in bytes.")
       .def_property_readonly("num_layers", &ExpertStore::num_layers)
       .def_property_readonly("bytes", &ExpertStore::bytes)
       .def_property_readonly("expert_bytes", &ExpertStore::expert_bytes)
@@ -123,6 +141,46 @@ void forward(MoeExecutor& executor, int layer, const FloatRows& normed, const In
   float* out = hidden.mutable_data();
   py::gil_scoped_release release;
   executor.forward(layer, routing, in, out);
+}
+
+const LayerPlan& begin_layer(MoeExecutor& executor, int layer, const IntRows& ids, const FloatRows& weights) {
+  if (ids.ndim() != 2)
+    throw std::invalid_argument("ids has shape " + shape_text(ids) + ", expected (tokens, top_k)");
+  expect_shape(weights, "weights", ids.shape(0), ids.shape(1));
+  const LayerRouting routing{ids.data(), weights.data(), int(ids.shape(0)), int(ids.shape(1))};
+  const py::gil_scoped_release release;
+  return executor.begin_layer(layer, routing);
+}
+
+void compute_cpu(MoeExecutor& executor, const FloatRows& normed, FloatRows& rows) {
+  const py::ssize_t width = executor.store().shape().hidden;
+  expect_shape(normed, "normed", executor.num_rows(), width);
+  expect_shape(rows, "rows", executor.num_rows(), width);
+  const float* in = normed.data();
+  float* out = rows.mutable_data();
+  const py::gil_scoped_release release;
+  executor.compute_cpu(in, out);
+}
+
+template <typename To, typename From>
+py::array_t<To> array_of(const std::vector<From>& values) {
+  static_assert(sizeof(To) == sizeof(From));
+  return py::array_t<To>(py::ssize_t(values.size()), reinterpret_cast<const To*>(values.data()));
+}
+
+void bind_layer_plan(py::module_& m) {
+  py::class_<PlacedGroups>(m, "PlacedGroups", "Experts of a layer: copies of their tokens' pairs, grouped.")
+      .def_property_readonly("experts",
+                             [](const PlacedGroups& p) { return array_of<int32_t>(p.groups.experts); })
+      .def_property_readonly("begin", [](const PlacedGroups& p) { return array_of<int32_t>(p.groups.begin); })
+      .def_property_readonly("pairs", [](const PlacedGroups& p) { return array_of<int32_t>(p.groups.pairs); })
+      .def_property_readonly("addresses", [](const PlacedGroups& p) { return array_of<int64_t>(p.weights); })
+      .def("__len__", [](const PlacedGroups& p) { return p.groups.size(); });
+  py::class_<LayerPlan>(m, "LayerPlan", "Who computes what of one layer, until the next one begins.")
+      .def_readonly("ready", &LayerPlan::ready)
+      .def_readonly("awaited", &LayerPlan::awaited)
+      .def_readonly("on_cpu", &LayerPlan::on_cpu)
+      .def_property_readonly("where", [](const LayerPlan& plan) { return array_of<uint8_t>(plan.where); });
 }
 
 void predict(MoeExecutor& executor, int layer, const FloatRows& logits) {
@@ -181,6 +239,10 @@ void bind_executor(py::module_& m) {
           py::arg("step"), py::arg("requests"), py::arg("positions"))
       .def("forward", &forward, py::arg("layer"), py::arg("normed").noconvert(), py::arg("ids").noconvert(),
            py::arg("weights").noconvert(), py::arg("hidden").noconvert())
+      .def("begin_layer", &begin_layer, py::arg("layer"), py::arg("ids").noconvert(),
+           py::arg("weights").noconvert(), py::return_value_policy::reference_internal)
+      .def("compute_cpu", &compute_cpu, py::arg("normed").noconvert(), py::arg("rows").noconvert())
+      .def("end_layer", &MoeExecutor::end_layer, py::arg("us"))
       .def(
           "follow",
           [](MoeExecutor& executor, int layer, const IntRows& ids, const FloatRows& weights,
@@ -197,7 +259,7 @@ void bind_executor(py::module_& m) {
               placements.push_back(static_cast<Placement>(where.data()[i]));
             }
             executor.follow(layer, {ids.data(), weights.data(), int(tokens), int(ids.shape(1))}, placements,
-                            us);
+                            {.layer_us = us});
           },
           py::arg("layer"), py::arg("ids").noconvert(), py::arg("weights").noconvert(),
           py::arg("where").noconvert(), py::arg("us"))
@@ -246,6 +308,14 @@ void bind_executor(py::module_& m) {
       });
 }
 
+void bind_layer_correction(py::module_& m) {
+  py::class_<LayerCorrection>(m, "LayerCorrection", "What predicted times of layers are off by now.")
+      .def(py::init<int>(), py::arg("num_layers"))
+      .def("factor", &LayerCorrection::factor, py::arg("layer"), py::arg("num_tokens"))
+      .def("update", &LayerCorrection::update, py::arg("layer"), py::arg("num_tokens"),
+           py::arg("predicted_us"), py::arg("measured_us"));
+}
+
 }  // namespace
 
 void bind_runtime(py::module_& m) {
@@ -256,7 +326,9 @@ void bind_runtime(py::module_& m) {
   PYBIND11_NUMPY_DTYPE(CacheEvent, step, request, layer, kind, expert, victim, slot, value, victim_value,
                        price, at_us);
   bind_store(m);
+  bind_layer_plan(m);
   bind_executor(m);
+  bind_layer_correction(m);
 }
 
 }  // namespace twofold::bindings

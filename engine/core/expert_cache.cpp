@@ -356,20 +356,6 @@ void ExpertCache::sort_by_value(int layer, std::vector<int>& experts) {
   });
 }
 
-void ExpertCache::admit_worthy(int layer, int max_admissions, std::vector<Admission>& out) {
-  out.clear();
-  if (max_admissions <= 0) return;
-  candidates_.clear();
-  for (int expert : active_[static_cast<size_t>(layer)]) {
-    if (slot_of(layer, expert) < 0) candidates_.push_back(expert);
-  }
-  sort_by_value(layer, candidates_);
-  for (int expert : candidates_) {
-    if (static_cast<int>(out.size()) >= max_admissions) return;
-    if (const auto admission = admit(layer, expert, false)) out.push_back(*admission);
-  }
-}
-
 void ExpertCache::publish(int slot) {
   const int who = slot >= 0 && slot < num_slots_ ? occupant_[static_cast<size_t>(slot)] : -1;
   if (who < 0 || state_[static_cast<size_t>(who)] != ExpertState::kInFlight) {

@@ -11,7 +11,7 @@ namespace {
 constexpr std::pair<const char*, FetchRule> kNames[] = {
     {"best-split", FetchRule::kBestSplit}, {"none", FetchRule::kNone},
     {"min-sum", FetchRule::kMinSum},       {"two-ended", FetchRule::kTwoEnded},
-    {"link-share", FetchRule::kLinkShare},
+    {"link-share", FetchRule::kLinkShare}, {"all", FetchRule::kAll},
 };
 
 std::vector<int> two_ended(const CostModel& cost, std::span<const ExpertLoad> misses, double gpu_us,
@@ -74,6 +74,9 @@ std::vector<int> peer_fetches(FetchRule rule, const CostModel& cost, std::span<c
       break;
     case FetchRule::kTwoEnded:
       fetch = two_ended(cost, misses, gpu_us, backlog_us);
+      break;
+    case FetchRule::kAll:
+      for (const ExpertLoad& miss : misses) fetch.push_back(miss.expert);
       break;
     case FetchRule::kLinkShare: {
       const double link = cost.profile().link_bandwidth_gbps;

@@ -42,6 +42,8 @@ LayerScheduler::LayerScheduler(CostModel cost, LayerSchedulerConfig config, std:
       decode_planner_(cost_, config.top_k),
       prefill_planner_(cost_),
       link_(link ? std::move(link) : std::make_unique<Timeline>(cost_.upload_us())) {
+  if (config.stream_ahead_from > 0 && config.fetch_rule == FetchRule::kBestSplit && num_staging_ > 0)
+    ahead_.emplace(config.num_layers, config.num_experts, config.top_k, config.stream_ahead_from);
   if (config.prefetch) prefetcher_.emplace(cost_, config.num_layers, config.num_experts, config.top_k);
 }
 
@@ -49,6 +51,7 @@ std::span<const Publication> LayerScheduler::begin_step(StepShape shape) {
   shape_ = std::move(shape);
   cache_->boundary(shape_.num_new, shape_.num_running);
   if (prefetcher_) prefetcher_->begin_step();
+  if (ahead_) ahead_->begin_step();
   publications_.clear();
   for (const Upload& upload : link_->take_landed()) {
     const bool staged = upload.what.slot >= num_slots();  // nobody waits for it
@@ -69,8 +72,14 @@ const LayerDecision& LayerScheduler::decide(int layer, std::span<const int32_t> 
   plan(layer, cache_->active(layer), cache_->loads(layer), num_tokens);
   place_fetched(layer);
   fetched_loads_.clear();
+  // In the link's order: what was begun ahead comes first.
+  for (const ExpertDecision& e : decision_.experts) {
+    if (ahead_ && e.where == Placement::kFetched && !e.landed && ahead_->find(e.expert) != nullptr)
+      fetched_loads_.push_back(e.tokens);
+  }
+  num_begun_ = static_cast<int>(fetched_loads_.size());
   for (int i : fetch_) fetched_loads_.push_back(decision_.experts[size_t(i)].tokens);
-  return finish_layer(layer);
+  return finish_layer(layer, num_tokens);
 }
 
 const LayerDecision& LayerScheduler::follow(int layer, std::span<const int32_t> ids,
@@ -83,6 +92,7 @@ const LayerDecision& LayerScheduler::follow(int layer, std::span<const int32_t> 
   begin_layer(layer, ids, weights, num_tokens);
   one_transfer_ = false;
   fetched_loads_.clear();
+  num_begun_ = 0;
   const auto active = cache_->active(layer);
   const auto loads = cache_->loads(layer);
   for (size_t i = 0; i < active.size(); ++i) decision_.experts.push_back({active[i], loads[i]});
@@ -93,7 +103,7 @@ const LayerDecision& LayerScheduler::follow(int layer, std::span<const int32_t> 
   for (const ExpertDecision& e : decision_.experts) {
     if (e.where == Placement::kFetched) fetched_loads_.push_back(e.tokens);
   }
-  return finish_layer(layer);
+  return finish_layer(layer, num_tokens);
 }
 
 void LayerScheduler::begin_layer(int layer, std::span<const int32_t> ids, std::span<const float> weights,
@@ -106,6 +116,14 @@ void LayerScheduler::begin_layer(int layer, std::span<const int32_t> ids, std::s
   decision_.num_withdrawn = 0;
   decision_.start_us = link_->now_us();
   if (prefetcher_) take_prefetched(layer);
+  if (ahead_) {
+    ahead_arrivals_.clear();
+    ahead_->begin_layer(layer, *link_, ahead_arrivals_);
+    for (const Upload& upload : ahead_arrivals_) {
+      if (!upload.failed) link_us_ += upload.end_us - upload.begin_us;
+      decision_.arrivals.push_back({upload.what.layer, upload.what.expert, upload.what.slot, upload, true});
+    }
+  }
   if (shape_.prefill_rows.empty()) {
     cache_->observe(layer, ids, weights, num_tokens);
   } else if (shape_.prefill_rows.size() == static_cast<size_t>(num_tokens)) {
@@ -118,15 +136,21 @@ void LayerScheduler::begin_layer(int layer, std::span<const int32_t> ids, std::s
   if (prefetcher_) prefetcher_->observe(layer, ids, num_tokens);
 }
 
-const LayerDecision& LayerScheduler::finish_layer(int layer) {
+const LayerDecision& LayerScheduler::finish_layer(int layer, int num_tokens) {
   hit_loads_.clear();
   cpu_loads_.clear();
   for (const ExpertDecision& e : decision_.experts) {
-    if (e.where == Placement::kHit) hit_loads_.push_back(e.tokens);
+    if (e.where == Placement::kHit || e.landed) hit_loads_.push_back(e.tokens);
     if (e.where == Placement::kCpu) cpu_loads_.push_back(e.tokens);
   }
-  LayerWork work{hit_loads_,          fetched_loads_,     cpu_loads_,
-                 link_->backlog_us(), link_->queued_us(), one_transfer_};
+  // What was begun ahead and has not landed is in the backlog, and among those fetched.
+  const double begun_us = num_begun_ * link_->upload_us();
+  LayerWork work{hit_loads_,
+                 fetched_loads_,
+                 cpu_loads_,
+                 std::max(0.0, link_->backlog_us() - begun_us),
+                 std::max(0.0, link_->queued_us() - begun_us),
+                 one_transfer_};
   decision_.times = cost_.layer(work);
 
   bool first = true;
@@ -140,6 +164,7 @@ const LayerDecision& LayerScheduler::finish_layer(int layer) {
     move.end_us = upload.end_us;
     first = false;
   }
+  if (ahead_) stream_ahead(layer, work, num_tokens);
   admit_misses(layer);
   if (prefetcher_) issue_prefetches(layer, work);
   link_->advance(decision_.times.layer_us);
@@ -158,11 +183,19 @@ std::vector<uint8_t> LayerScheduler::split_table() const {
   std::vector<uint8_t> table;
   for (int hits = 0; hits <= top_k; ++hits) {
     for (int misses = 0; misses <= top_k; ++misses) {
-      table.push_back(hits + misses > top_k ? uint8_t{0}
-                                            : static_cast<uint8_t>(decode_planner_.split(hits, misses, 0)));
+      table.push_back(hits + misses > top_k ? uint8_t{0} : fetched_of(hits, misses));
     }
   }
   return table;
+}
+
+uint8_t LayerScheduler::fetched_of(int hits, int misses) const {
+  if (fetch_rule_ == FetchRule::kBestSplit) {
+    return static_cast<uint8_t>(decode_planner_.split(hits, misses, 0));
+  }
+  std::vector<ExpertLoad> active;
+  for (int i = 0; i < hits + misses; ++i) active.push_back({i, 1, i < hits});
+  return static_cast<uint8_t>(peer_fetches(fetch_rule_, cost_, active, 0).size());
 }
 
 void LayerScheduler::plan(int layer, std::span<const int> active, std::span<const int> loads,
@@ -199,12 +232,51 @@ void LayerScheduler::plan(int layer, std::span<const int> active, std::span<cons
     fetch_.assign(misses.begin(), misses.begin() + count);
     return;
   }
-  const PrefillPlan plan = prefill_planner_.plan(plannable, link_->backlog_us(), link_->queued_us(), room);
-  one_transfer_ = plan.streamed;
-  for (int expert : plan.fetch) {
-    const auto at = std::lower_bound(active.begin(), active.end(), expert);
-    fetch_.push_back(int(at - active.begin()));
+  plan_many(layer, plannable, room);
+}
+
+void LayerScheduler::plan_many(int layer, std::span<const ExpertLoad> plannable, int room) {
+  const auto active = cache_->active(layer);
+  const auto index_of = [active](int expert) {
+    return size_t(std::lower_bound(active.begin(), active.end(), expert) - active.begin());
+  };
+  const auto is_ahead = [this](const ExpertLoad& load) {
+    return ahead_ && !load.resident && ahead_->find(load.expert) != nullptr;
+  };
+  const double backlog_us = link_->backlog_us(), queued_us = link_->queued_us();
+  PrefillPlan plan;
+  if (std::none_of(plannable.begin(), plannable.end(), is_ahead)) {
+    if (ahead_) ahead_->give_up();
+    plan = prefill_planner_.plan(plannable, backlog_us, queued_us, room);
+  } else {
+    // What was uploaded ahead is used, unless the layer is better off without.
+    std::vector<ExpertLoad> with(plannable.begin(), plannable.end());
+    int num_ahead = 0;
+    for (ExpertLoad& load : with) {
+      if (!is_ahead(load)) continue;
+      load.resident = true;
+      ++num_ahead;
+    }
+    plan = prefill_planner_.plan(with, backlog_us, queued_us, room - num_ahead);
+    PrefillPlan without = prefill_planner_.plan(plannable, backlog_us, queued_us, room);
+    if (without.times.layer_us < plan.times.layer_us * (1 - 1e-12)) {
+      plan = std::move(without);
+      ahead_->give_up();
+    }
   }
+  if (ahead_) {
+    for (const StreamAhead::Expert& ahead : ahead_->held()) {
+      const size_t i = index_of(ahead.what.expert);
+      if (i >= active.size() || active[i] != ahead.what.expert) continue;  // nobody was routed to it
+      ExpertDecision& e = decision_.experts[i];
+      if (cache_->state(layer, e.expert) != ExpertState::kAbsent) continue;
+      e.where = Placement::kFetched;
+      e.slot = ahead.what.slot;
+      e.landed = ahead.landed;
+    }
+  }
+  one_transfer_ = plan.streamed;
+  for (int expert : plan.fetch) fetch_.push_back(int(index_of(expert)));
 }
 
 void LayerScheduler::plan_as_peer(int layer, std::span<const ExpertLoad> plannable, int room) {
@@ -216,8 +288,15 @@ void LayerScheduler::plan_as_peer(int layer, std::span<const ExpertLoad> plannab
   }
 }
 
+// Whether an expert of this layer lies, or is to lie, in that staging slot.
+bool LayerScheduler::stages(int staging_slot) const {
+  const int slot = num_slots() + staging_slot;
+  return std::any_of(decision_.experts.begin(), decision_.experts.end(),
+                     [slot](const ExpertDecision& e) { return e.slot == slot; });
+}
+
 void LayerScheduler::place_fetched(int layer) {
-  int staged = 0;
+  int staged = -1;
   for (int i : fetch_) {
     ExpertDecision& e = decision_.experts[size_t(i)];
     Move move;
@@ -233,7 +312,10 @@ void LayerScheduler::place_fetched(int layer) {
       move.value = admission->value;
       move.victim_value = admission->victim_value;
     } else {
-      move.slot = num_slots() + staged++;
+      do {
+        ++staged;
+      } while (stages(staged));
+      move.slot = num_slots() + staged;
       move.staged = true;
       move.value = possible ? possible->value : 0;
       move.victim_value = possible ? possible->victim_value : 0;
@@ -242,6 +324,37 @@ void LayerScheduler::place_fetched(int layer) {
     e.slot = move.slot;
     decision_.moves.push_back(move);
   }
+}
+
+void LayerScheduler::stream_ahead(int layer, LayerWork& work, int num_tokens) {
+  std::vector<int> free;
+  for (int staged = 0; staged < num_staging_; ++staged) {
+    if (!stages(staged)) free.push_back(num_slots() + staged);
+  }
+  const std::vector<int> experts =
+      ahead_->choose(layer, num_tokens, work, decision_.times, cost_, prefill_planner_, *cache_, *link_,
+                     static_cast<int>(free.size()));
+  for (size_t i = 0; i < experts.size(); ++i) {
+    Move move;
+    move.layer = layer + 1;
+    move.expert = experts[i];
+    move.slot = free[i];
+    move.staged = true;
+    const Transfer what{move.layer, move.expert, move.slot};
+    const Upload upload = link_->enqueue_demand(what);
+    move.queued_us = upload.queued_us;
+    move.begin_us = upload.begin_us;
+    move.end_us = upload.end_us;
+    decision_.moves.push_back(move);
+    ahead_->begun(what);
+  }
+  if (!experts.empty()) {  // the CPU's experts may take longer, the layer does not
+    work.queued_us =
+        std::max(work.queued_us, work.backlog_us) + static_cast<double>(experts.size()) * link_->upload_us();
+    decision_.times = cost_.layer(work);
+  }
+  ahead_->observe(layer, cache_->active(layer), cache_->loads(layer), num_tokens,
+                  decision_.start_us + decision_.times.layer_us);
 }
 
 void LayerScheduler::admit_misses(int layer) {

@@ -30,9 +30,11 @@
 namespace twofold {
 namespace {
 
-constexpr int kLanes = 8;
-// About the usage per event of the expert that a slot more would hold: 0.1 % to 40 %.
-constexpr std::array<float, kLanes> kRents{0.001F, 0.004F, 0.01F, 0.02F, 0.04F, 0.08F, 0.16F, 0.4F};
+constexpr int kLanes = 12;
+// About the usage per event of the expert that a slot more would hold: 0.1 % where slots are many to 95 %
+// where a batch uses nearly every expert and slots are few.
+constexpr std::array<float, kLanes> kRents{0.001F, 0.004F, 0.01F, 0.02F, 0.04F, 0.08F,
+                                           0.16F,  0.27F,  0.4F,  0.55F, 0.75F, 0.95F};
 constexpr float kDiscount = 0.998F;  // per event; rent and cap bound D, this only damps errors
 constexpr float kFastRate = 1.0F / 24;
 constexpr float kRequestRate = 1.0F / 128;  // floor of the running mean since the request began

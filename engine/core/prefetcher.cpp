@@ -138,7 +138,7 @@ const PrefetchArrivals& Prefetcher::begin_layer(int layer, ExpertCache& cache, L
   for (const Prefetch& prefetch : under_way_) {
     if (prefetch.layer != layer) continue;
     const int slot = prefetch.admission.slot;
-    const auto upload = link.take_if_landed(slot);
+    const auto upload = link.take_if_landed({prefetch.layer, prefetch.expert, slot});
     if (upload && !upload->failed) {
       cache.publish(slot);
       arrivals_.landed.emplace_back(prefetch, *upload);

@@ -1,12 +1,15 @@
 #include "twofold/simulation.h"
 
+#include <algorithm>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 namespace twofold {
 
-SimulationResult simulate(const RoutingTrace& trace, int batch, LayerScheduler& scheduler,
-                          const std::vector<double>& dense_us, bool keep_layer_us) {
+namespace {
+
+void check(const RoutingTrace& trace, const LayerScheduler& scheduler, const std::vector<double>& dense_us) {
   trace.validate();
   if (dense_us.size() != static_cast<size_t>(trace.num_layers) + 1) {
     throw std::invalid_argument("simulate: dense_us of " + std::to_string(dense_us.size()) +
@@ -18,22 +21,27 @@ SimulationResult simulate(const RoutingTrace& trace, int batch, LayerScheduler& 
       cache.top_k != trace.top_k) {
     throw std::invalid_argument("simulate: the scheduler's cache has another shape than the trace");
   }
-  if (cache_policy_is_offline(cache.policy)) scheduler.cache().set_future(future_of(trace, batch));
+}
 
+// Plays steps until there are none: next_step(rows, shape) says what each consists of.
+template <typename NextStep>
+SimulationResult play(const RoutingTrace& trace, LayerScheduler& scheduler,
+                      const std::vector<double>& dense_us, const std::vector<double>& token_us,
+                      bool keep_layer_us, NextStep next_step) {
+  const auto dense = [&](size_t stretch, size_t num_tokens) {
+    return token_us.empty()
+               ? dense_us[stretch]
+               : std::max(dense_us[stretch], token_us[stretch] * static_cast<double>(num_tokens));
+  };
   SimulationResult result;
-  BatchSchedule schedule(trace, batch);
   EventReader reader(trace);
   std::vector<int64_t> rows;
-  int num_new = 0;
   const double start_us = scheduler.now_us();
   const double link_before_us = scheduler.link_us();
-  while (schedule.next(rows, num_new)) {
-    StepShape shape;
-    shape.num_new = num_new;
-    shape.num_running = static_cast<int>(rows.size());
+  for (StepShape shape; next_step(rows, shape); shape = {}) {
     scheduler.begin_step(std::move(shape));
     for (int layer = 0; layer < trace.num_layers; ++layer) {
-      scheduler.advance(dense_us[static_cast<size_t>(layer)]);
+      scheduler.advance(dense(static_cast<size_t>(layer), rows.size()));
       reader.read(rows, layer);
       const LayerDecision& decision =
           scheduler.decide(layer, reader.ids, reader.weights, static_cast<int>(rows.size()));
@@ -51,13 +59,60 @@ SimulationResult simulate(const RoutingTrace& trace, int batch, LayerScheduler& 
       result.gpu_us += decision.times.gpu_us;
       if (keep_layer_us) result.layer_us.push_back(static_cast<float>(decision.times.layer_us));
     }
-    scheduler.advance(dense_us.back());
+    scheduler.advance(dense(dense_us.size() - 1, rows.size()));
     ++result.num_steps;
     result.num_tokens += static_cast<int64_t>(rows.size());
   }
   result.total_us = scheduler.now_us() - start_us;
   result.link_us = scheduler.link_us() - link_before_us;
   return result;
+}
+
+}  // namespace
+
+SimulationResult simulate(const RoutingTrace& trace, int batch, LayerScheduler& scheduler,
+                          const std::vector<double>& dense_us, bool keep_layer_us) {
+  check(trace, scheduler, dense_us);
+  if (cache_policy_is_offline(scheduler.cache().config().policy))
+    scheduler.cache().set_future(future_of(trace, batch));
+  BatchSchedule schedule(trace, batch);
+  return play(trace, scheduler, dense_us, {}, keep_layer_us,
+              [&](std::vector<int64_t>& rows, StepShape& shape) {
+                const bool more = schedule.next(rows, shape.num_new);
+                shape.num_running = static_cast<int>(rows.size());
+                return more;
+              });
+}
+
+SimulationResult simulate_prompts(const RoutingTrace& trace, int chunk, LayerScheduler& scheduler,
+                                  const std::vector<double>& dense_us, const std::vector<double>& token_us,
+                                  bool keep_layer_us) {
+  check(trace, scheduler, dense_us);
+  if (!token_us.empty() && token_us.size() != dense_us.size()) {
+    throw std::invalid_argument("simulate: token_us of " + std::to_string(token_us.size()) +
+                                " entries given, as many as dense_us or none expected");
+  }
+  if (chunk < 1) {
+    throw std::invalid_argument("simulate: chunks of " + std::to_string(chunk) +
+                                " tokens given, >= 1 expected");
+  }
+  if (cache_policy_is_offline(scheduler.cache().config().policy)) {
+    throw std::invalid_argument("simulate: policy " + scheduler.cache().config().policy +
+                                " given, one that needs no future expected for prompts");
+  }
+  size_t sequence = 0;
+  int64_t row = 0;
+  return play(trace, scheduler, dense_us, token_us, keep_layer_us,
+              [&](std::vector<int64_t>& rows, StepShape& shape) {
+                while (sequence + 1 < trace.offsets.size() && row == trace.offsets[sequence + 1]) ++sequence;
+                if (sequence + 1 >= trace.offsets.size()) return false;
+                shape.num_new = row == trace.offsets[sequence];
+                rows.clear();
+                while (row < trace.offsets[sequence + 1] && rows.size() < static_cast<size_t>(chunk))
+                  rows.push_back(row++);
+                shape.prefill_rows.assign(rows.size(), 1);
+                return true;
+              });
 }
 
 }  // namespace twofold

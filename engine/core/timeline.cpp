@@ -72,9 +72,9 @@ std::vector<Upload> Timeline::take_landed() {
   return landed;
 }
 
-std::optional<Upload> Timeline::take_if_landed(int slot) {
-  const auto found = std::find_if(begun_.begin(), begun_.end(), [this, slot](const Upload& upload) {
-    return upload.what.slot == slot && upload.end_us <= now_us_;
+std::optional<Upload> Timeline::take_if_landed(const Transfer& what) {
+  const auto found = std::find_if(begun_.begin(), begun_.end(), [this, &what](const Upload& upload) {
+    return upload.what == what && upload.end_us <= now_us_;
   });
   if (found == begun_.end()) return std::nullopt;
   const Upload upload = *found;

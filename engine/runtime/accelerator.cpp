@@ -8,7 +8,7 @@ LayerTimes Accelerator::follow(int, const LayerRouting&, const ExpertGroups&, st
   throw std::logic_error("this accelerator places every layer; it follows none");
 }
 
-LayerTimes NoAccelerator::place(int layer, const LayerRouting& routing, const ExpertGroups& groups,
+LayerTimes NoAccelerator::place(int layer, const LayerRouting&, const ExpertGroups& groups,
                                 std::span<GroupPlacement> placements) {
   loads_.clear();
   for (int g = 0; g < groups.size(); ++g) {
@@ -16,13 +16,8 @@ LayerTimes NoAccelerator::place(int layer, const LayerRouting& routing, const Ex
     loads_.push_back(groups.load(g));
   }
   LayerTimes times;
-  if (cost_)
-    times.layer_us = times.cpu_us = cost_->cpu_us(loads_, 0) * correction_.factor(routing.num_tokens);
+  if (cost_) times.layer_us = times.cpu_us = cost_->cpu_us(loads_, 0);
   return times;
-}
-
-void NoAccelerator::measured(const LayerTimes& predicted, int num_tokens, double us) {
-  correction_.update(num_tokens, predicted.layer_us, us);
 }
 
 }  // namespace twofold

@@ -13,7 +13,6 @@
 #include "event_log.h"
 #include "expert_compute.h"
 #include "expert_store.h"
-#include "online_correction.h"
 #include "twofold/layer_scheduler.h"
 
 namespace twofold {
@@ -22,18 +21,7 @@ namespace twofold {
 struct GroupPlacement {
   const std::byte* weights;
   Placement where;
-};
-
-// Computes experts whose weights only the device can read, while the CPU computes its own.
-class DeviceExperts {
- public:
-  virtual ~DeviceExperts() = default;
-  // Begins with the groups, whose weights lie where `weights` says. normed is [num_tokens, hidden], on the
-  // host. Everything given stays as it is until finish.
-  virtual void begin(int layer, const LayerRouting& routing, const ExpertGroups& groups,
-                     std::span<const std::byte* const> weights, const float* normed) = 0;
-  // Waits, and sum[t] += what the groups give token t. [num_tokens, hidden], on the host.
-  virtual void finish(float* sum) = 0;
+  bool awaited = false;  // its upload may not have landed yet
 };
 
 class Accelerator {
@@ -48,14 +36,17 @@ class Accelerator {
   // happens.
   virtual void save(const std::string& /*path*/) const {}
   virtual int restore(const std::string& /*path*/) { return 0; }
-  // Who computes experts in slots; null: everybody can read them.
-  virtual DeviceExperts* device_experts() { return nullptr; }
-
   virtual void begin_step(const StepRows& rows) = 0;
   // Fills one placement per group and returns the layer's times on the accelerator's clock (zeros: not known,
   // measure).
   virtual LayerTimes place(int layer, const LayerRouting& routing, const ExpertGroups& groups,
                            std::span<GroupPlacement> placements) = 0;
+  // The host is about to compute the layer just placed, also what lies in slots. Throws DeviceError where it
+  // cannot.
+  virtual void host_computes() {}
+  // The step's results are known: throws DeviceError where they are worth nothing, because an upload that a
+  // layer waited for has failed on its way.
+  virtual void end_step() {}
   // The device placed the layer itself, where[num_tokens * top_k]; only what to upload behind it is decided.
   virtual LayerTimes follow(int layer, const LayerRouting& routing, const ExpertGroups& groups,
                             std::span<const Placement> where);
@@ -67,8 +58,6 @@ class Accelerator {
   virtual PrefetchCounts prefetch_counts() const { return {}; }
   // Work outside experts before the given MoE layer, or after the last (layer == number of MoE layers).
   virtual void dense(int layer, int num_tokens) = 0;
-  // How long the layer just placed took in real time; only called when there is no virtual clock.
-  virtual void measured(const LayerTimes& predicted, int num_tokens, double us) = 0;
   // No work is left: background uploads have all the time they need.
   virtual void idle() = 0;
   // Microseconds of the virtual clock; negative when this accelerator runs in real time.
@@ -89,7 +78,6 @@ class NoAccelerator final : public Accelerator {
   LayerTimes place(int layer, const LayerRouting& routing, const ExpertGroups& groups,
                    std::span<GroupPlacement> placements) override;
   void dense(int, int) override {}
-  void measured(const LayerTimes& predicted, int num_tokens, double us) override;
   void idle() override {}
   double virtual_now_us() const override { return -1; }
   size_t device_bytes() const override { return 0; }
@@ -98,7 +86,6 @@ class NoAccelerator final : public Accelerator {
  private:
   const ExpertStore& store_;
   std::optional<CostModel> cost_;
-  OnlineCorrection correction_;
   std::vector<int> loads_;
 };
 

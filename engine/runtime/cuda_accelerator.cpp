@@ -51,27 +51,29 @@ void CudaAccelerator::begin_step(const StepRows& rows) {
   applied_correction_ = factor;
 }
 
-void CudaAccelerator::measured(const LayerTimes& predicted, int num_tokens, double us) {
-  correction_.update(num_tokens, predicted.layer_us * correction_.factor(num_tokens), us);
-}
-
 void CudaAccelerator::decided(const LayerDecision& decision, std::span<GroupPlacement> placements) {
   // An expert whose upload could not even begin runs where it is.
+  placed_layer_ = decision.layer;
   for (int refused : uploads_->take_refused()) {
+    scheduler().ahead_refused(refused);
     for (size_t g = 0; g < decision.experts.size(); ++g) {
       const ExpertDecision& e = decision.experts[g];
       if (e.slot != refused || e.where != Placement::kFetched) continue;
       placements[g] = {store().expert(decision.layer, e.expert), Placement::kCpu};
     }
   }
-  if (experts_ != nullptr) return;
+}
+
+void CudaAccelerator::host_computes() {
   if (!api_->host_addressable()) {
-    throw DeviceError("experts lie in device memory and nobody was named to compute them there");
+    throw DeviceError("experts lie in device memory, which the host was asked to compute with");
   }
   uploads_->host_waits();
 }
 
-void CudaAccelerator::before_compute(StreamHandle compute) { uploads_->compute_waits(compute); }
+void CudaAccelerator::before_compute(StreamHandle compute) {
+  uploads_->compute_waits(compute, placed_layer_);
+}
 
 void CudaAccelerator::after_compute(StreamHandle compute) { uploads_->follow_compute(compute); }
 

@@ -20,8 +20,7 @@ namespace twofold {
 
 class CudaAccelerator final : public SlottedAccelerator {
  public:
-  // Throws DeviceError, DeviceOutOfMemory. Experts in slots need compute_with, unless the host reads the
-  // device's memory as its own.
+  // Throws DeviceError, DeviceOutOfMemory.
   CudaAccelerator(std::shared_ptr<DeviceApi> api, const ExpertStore& store, CostModel cost,
                   LayerSchedulerConfig config);
   ~CudaAccelerator() override;
@@ -31,14 +30,13 @@ class CudaAccelerator final : public SlottedAccelerator {
     scheduler().predict(layer, logits, num_tokens);
   }
   void dense(int, int) override {}
-  void measured(const LayerTimes& predicted, int num_tokens, double us) override;
   double virtual_now_us() const override { return -1; }
   size_t device_bytes() const override { return slots_->bytes(); }
-  DeviceExperts* device_experts() override { return experts_.get(); }
-  // Who computes what lies in slots, unless the host does.
-  void compute_with(std::unique_ptr<DeviceExperts> experts) { experts_ = std::move(experts); }
+  void host_computes() override;
+  void end_step() override { uploads_->host_waits(); }
 
-  // Around the kernels of a layer that place() placed, on their stream.
+  // Around the kernels of a layer that place() placed, on their stream: those that read what was fetched for
+  // the layer come after before_compute, all of them before after_compute.
   void before_compute(StreamHandle compute);
   void after_compute(StreamHandle compute);
 
@@ -71,11 +69,10 @@ class CudaAccelerator final : public SlottedAccelerator {
   std::unique_ptr<PinnedRange> store_range_;
   std::unique_ptr<SlotPool> slots_;
   std::unique_ptr<SlotTables> tables_;
-  std::unique_ptr<DeviceExperts> experts_;
   UploadEngine* uploads_ = nullptr;  // the scheduler's link
   CostModel calibrated_;
   double applied_correction_ = 1;
-  OnlineCorrection correction_;  // of whole layers
+  int placed_layer_ = -1;
 };
 
 }  // namespace twofold

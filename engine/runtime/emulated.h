@@ -24,7 +24,6 @@ class EmulatedAccelerator final : public SlottedAccelerator {
 
   void predict(int layer, std::span<const float> logits, int num_tokens) override;
   void dense(int layer, int num_tokens) override;
-  void measured(const LayerTimes&, int, double) override {}
   double virtual_now_us() const override { return scheduler().now_us(); }
   size_t device_bytes() const override { return arena_.bytes(); }
 

@@ -66,7 +66,8 @@ PostState Mailbox::wait_for_post(int layer, uint32_t step, std::chrono::nanoseco
 
 PostedLayer Mailbox::posted(int layer) const {
   cuda::MailboxPost post;
-  std::memcpy(&post, memory_ + layout_.post(layer), sizeof post);
+  // Not its times: the device may be writing them.
+  std::memcpy(&post, memory_ + layout_.post(layer), offsetof(cuda::MailboxPost, placed_ns));
   const uint32_t pairs = post.num_tokens * uint32_t(layout_.shape.top_k);
   if (post.num_tokens < 1 || post.num_tokens > uint32_t(layout_.shape.max_tokens) ||
       post.num_on_cpu > pairs) {
@@ -82,6 +83,15 @@ PostedLayer Mailbox::posted(int layer) const {
           reinterpret_cast<const uint8_t*>(memory_ + layout_.where(layer)),
           reinterpret_cast<const uint16_t*>(memory_ + layout_.activations()),
           reinterpret_cast<float*>(memory_ + layout_.results())};
+}
+
+LayerSpan Mailbox::span(int layer) const {
+  cuda::MailboxPost post;
+  std::memcpy(&post, memory_ + layout_.post(layer), sizeof post);
+  const auto until = [&post](int64_t ns) {
+    return ns > post.placed_ns ? double(ns - post.placed_ns) / 1e3 : -1.0;
+  };
+  return {until(post.joined_ns), until(post.computed_ns)};
 }
 
 void Mailbox::answer(int layer, uint32_t step) {
@@ -135,6 +145,17 @@ std::string ServedStep::text() const {
       return "the step was aborted" + where;
   }
   return "";
+}
+
+ServedStep verdict(Mailbox& mailbox) {
+  ServedStep step;
+  if (const int layer = mailbox.device_gave_up_at(); layer >= 0) {
+    step = {PostState::kDeviceGaveUp, layer};
+  } else if (mailbox.aborted()) {
+    step = {PostState::kAborted, mailbox.shape().num_layers - 1};
+  }
+  if (step.state != PostState::kPosted) mailbox.abort();
+  return step;
 }
 
 ServedStep serve_step(Mailbox& mailbox, uint32_t step, std::chrono::nanoseconds limit,

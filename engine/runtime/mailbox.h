@@ -37,6 +37,12 @@ struct PostedLayer {
   float* results;               // [tokens][hidden]
 };
 
+// How long a layer took on the device; negative where it did not say.
+struct LayerSpan {
+  double layer_us;   // from its routing until both shares had come together
+  double device_us;  // from its routing until the device had computed its own experts
+};
+
 class Mailbox {
  public:
   // The memory is zeroed; it must be 128-byte aligned and outlive this. Throws std::invalid_argument.
@@ -50,6 +56,8 @@ class Mailbox {
   PostState wait_for_post(int layer, uint32_t step, std::chrono::nanoseconds limit) const;
   // After kPosted. Throws std::runtime_error when what lies there cannot be a post.
   PostedLayer posted(int layer) const;
+  // Of a layer before one that is posted, or after the step has ended on the device.
+  LayerSpan span(int layer) const;
   void answer(int layer, uint32_t step);
   // What a host function does in the device's order: waits until the layer's post is answered or the step
   // aborted.
@@ -77,9 +85,16 @@ struct ServedStep {
   std::string text() const;              // what happened and what to do, for a message
 };
 
+// What became of a step that was served, asked once the device has ended it: an answer that came just after
+// the device gave up waiting, or an abort, is seen only then. On anything but kPosted its results are void.
+ServedStep verdict(Mailbox& mailbox);
+
 // Serves all layers of one step: compute fills `results` of what is on the CPU, before the answer; then
 // observe sees the routing while the device goes on. Whoever throws aborts the step first. On anything but
 // kPosted the mailbox is aborted: wait until the device is idle, then reset.
+//
+// kPosted says that all layers were posted and answered, not yet that the device took every answer: see
+// verdict.
 ServedStep serve_step(Mailbox& mailbox, uint32_t step, std::chrono::nanoseconds limit,
                       FunctionRef<void(int layer, const PostedLayer&)> compute,
                       FunctionRef<void(int layer, const PostedLayer&)> observe);

@@ -13,12 +13,16 @@ namespace twofold {
 MoeExecutor::MoeExecutor(ThreadTeam& team, const ExpertStore& store, std::optional<CostModel> cost)
     : store_(store),
       accelerator_(std::make_unique<NoAccelerator>(store, std::move(cost))),
+      correction_(store.num_layers()),
       compute_(team, store.shape()),
       where_of_expert_(size_t(store.num_experts())) {}
 
 MoeExecutor::MoeExecutor(ThreadTeam& team, const ExpertStore& store,
                          std::shared_ptr<SlottedAccelerator> accelerator, bool preload)
-    : store_(store), compute_(team, store.shape()), where_of_expert_(size_t(store.num_experts())) {
+    : store_(store),
+      correction_(store.num_layers()),
+      compute_(team, store.shape()),
+      where_of_expert_(size_t(store.num_experts())) {
   accelerator->record_to(events_);
   if (preload) accelerator->preload_all();
   accelerator_ = std::move(accelerator);
@@ -26,6 +30,7 @@ MoeExecutor::MoeExecutor(ThreadTeam& team, const ExpertStore& store,
 
 void MoeExecutor::begin_step(StepRows rows) {
   rows_ = std::move(rows);
+  layer_ = -1;  // of a step that was lost
   accelerator_->begin_step(rows_);
 }
 
@@ -44,51 +49,86 @@ void MoeExecutor::check(int layer, const LayerRouting& routing) const {
   }
 }
 
-void MoeExecutor::forward(int layer, const LayerRouting& routing, const float* normed, float* hidden) {
+void MoeExecutor::place(int layer, const LayerRouting& routing) {
   check(layer, routing);
-  const WorkTimer timer(Work::kExperts);
   groups_.assign(routing, store_.num_experts());
   placements_.resize(size_t(groups_.size()));
   accelerator_->dense(layer, routing.num_tokens);
-  const LayerTimes times = accelerator_->place(layer, routing, groups_, placements_);
+  times_ = accelerator_->place(layer, routing, groups_, placements_);
+  predicted_us_ = predicted(layer, routing, times_);
+}
 
+void MoeExecutor::forward(int layer, const LayerRouting& routing, const float* normed, float* hidden) {
+  const WorkTimer timer(Work::kExperts);
+  place(layer, routing);
+  accelerator_->host_computes();
   const auto begin = std::chrono::steady_clock::now();
-  if (DeviceExperts* const device = accelerator_->device_experts(); device == nullptr) {
-    group_weights_.clear();
-    for (const GroupPlacement& placement : placements_) group_weights_.push_back(placement.weights);
-    compute_.run(routing, groups_, store_.layout(layer), group_weights_, normed, hidden);
-  } else {
-    const auto on_cpu = [&](int g) { return placements_[size_t(g)].where == Placement::kCpu; };
-    take_groups(on_device_, device_weights_, [&](int g) { return !on_cpu(g); });
-    take_groups(on_cpu_, cpu_weights_, on_cpu);
-    if (on_device_.size() > 0) device->begin(layer, routing, on_device_, device_weights_, normed);
-    compute_.run(routing, on_cpu_, store_.layout(layer), cpu_weights_, normed, hidden);
-    if (on_device_.size() > 0) device->finish(hidden);
-  }
+  group_weights_.clear();
+  for (const GroupPlacement& placement : placements_) group_weights_.push_back(placement.weights);
+  compute_.run(routing, groups_, store_.layout(layer), group_weights_, normed, hidden);
   const std::chrono::duration<float, std::micro> measured = std::chrono::steady_clock::now() - begin;
-  if (accelerator_->virtual_now_us() < 0) accelerator_->measured(times, routing.num_tokens, measured.count());
-  record(layer, routing, times, measured.count());
+  record(layer, routing, times_, predicted_us_, {.layer_us = measured.count()});
 }
 
 template <typename Choose>
-void MoeExecutor::take_groups(ExpertGroups& part, std::vector<const std::byte*>& weights, Choose choose) {
-  part.experts.clear();
-  part.begin.assign(1, 0);
-  part.pairs.clear();
-  weights.clear();
+void MoeExecutor::take_groups(PlacedGroups& part, Choose choose) const {
+  ExpertGroups& taken = part.groups;
+  taken.experts.clear();
+  taken.begin.assign(1, 0);
+  taken.pairs.clear();
+  part.weights.clear();
   for (int g = 0; g < groups_.size(); ++g) {
-    if (!choose(g)) continue;
-    part.experts.push_back(groups_.experts[size_t(g)]);
+    if (!choose(placements_[size_t(g)])) continue;
+    taken.experts.push_back(groups_.experts[size_t(g)]);
     const auto pairs = groups_.pairs.begin();
-    part.pairs.insert(part.pairs.end(), pairs + groups_.begin[size_t(g)],
-                      pairs + groups_.begin[size_t(g) + 1]);
-    part.begin.push_back(int(part.pairs.size()));
-    weights.push_back(placements_[size_t(g)].weights);
+    taken.pairs.insert(taken.pairs.end(), pairs + groups_.begin[size_t(g)],
+                       pairs + groups_.begin[size_t(g) + 1]);
+    taken.begin.push_back(int(taken.pairs.size()));
+    part.weights.push_back(placements_[size_t(g)].weights);
   }
 }
 
+const LayerPlan& MoeExecutor::begin_layer(int layer, const LayerRouting& routing) {
+  if (layer_ >= 0) throw std::logic_error("layer " + std::to_string(layer_) + " has not ended");
+  place(layer, routing);
+  const size_t num_pairs = size_t(routing.num_tokens) * size_t(routing.top_k);
+  ids_.assign(routing.ids, routing.ids + num_pairs);
+  weights_.assign(routing.weights, routing.weights + num_pairs);
+  routing_ = {ids_.data(), weights_.data(), routing.num_tokens, routing.top_k};
+  const auto on_cpu = [](const GroupPlacement& p) { return p.where == Placement::kCpu; };
+  take_groups(plan_.ready, [&](const GroupPlacement& p) { return !on_cpu(p) && !p.awaited; });
+  take_groups(plan_.awaited, [&](const GroupPlacement& p) { return !on_cpu(p) && p.awaited; });
+  take_groups(plan_.on_cpu, on_cpu);
+  plan_.where.resize(num_pairs);
+  for (int g = 0; g < groups_.size(); ++g) {
+    for (int i = groups_.begin[size_t(g)]; i < groups_.begin[size_t(g) + 1]; ++i)
+      plan_.where[size_t(groups_.pairs[size_t(i)])] = placements_[size_t(g)].where;
+  }
+  layer_ = layer;
+  return plan_;
+}
+
+void MoeExecutor::compute_cpu(const float* normed, float* rows) {
+  const LayerRouting& routing = expect_begun("compute_cpu");
+  const WorkTimer timer(Work::kExperts);
+  std::fill_n(rows, size_t(routing.num_tokens) * size_t(store_.shape().hidden), 0.0f);
+  if (plan_.on_cpu.groups.size() == 0) return;
+  compute_.run(routing, plan_.on_cpu.groups, store_.layout(layer_), plan_.on_cpu.weights, normed, rows);
+}
+
+void MoeExecutor::end_layer(double us) {
+  const LayerRouting& routing = expect_begun("end_layer");
+  record(layer_, routing, times_, predicted_us_, {.layer_us = us});
+  layer_ = -1;
+}
+
+const LayerRouting& MoeExecutor::expect_begun(const char* call) const {
+  if (layer_ < 0) throw std::logic_error(std::string(call) + " was called before begin_layer");
+  return routing_;
+}
+
 void MoeExecutor::follow(int layer, const LayerRouting& routing, std::span<const Placement> where,
-                         double us) {
+                         const MeasuredTimes& measured) {
   check(layer, routing);
   if (where.size() != size_t(routing.num_tokens) * size_t(routing.top_k)) {
     throw std::invalid_argument(std::to_string(where.size()) + " placements for " +
@@ -102,13 +142,21 @@ void MoeExecutor::follow(int layer, const LayerRouting& routing, std::span<const
     placements_[size_t(g)] = {nullptr, where[size_t(pair)]};
   }
   const LayerTimes times = accelerator_->follow(layer, routing, groups_, where);
-  accelerator_->measured(times, routing.num_tokens, us);
-  record(layer, routing, times, float(us));
+  record(layer, routing, times, predicted(layer, routing, times), measured);
 }
 
-void MoeExecutor::end_step() { accelerator_->dense(store_.num_layers(), int(rows_.requests.size())); }
+void MoeExecutor::end_step() {
+  accelerator_->dense(store_.num_layers(), int(rows_.requests.size()));
+  accelerator_->end_step();
+}
 
-void MoeExecutor::record(int layer, const LayerRouting& routing, const LayerTimes& times, float measured_us) {
+double MoeExecutor::predicted(int layer, const LayerRouting& routing, const LayerTimes& times) const {
+  const bool real_time = accelerator_->virtual_now_us() < 0;
+  return real_time ? times.layer_us * correction_.factor(layer, routing.num_tokens) : times.layer_us;
+}
+
+void MoeExecutor::record(int layer, const LayerRouting& routing, const LayerTimes& times, double predicted_us,
+                         const MeasuredTimes& measured) {
   for (int g = 0; g < groups_.size(); ++g) {
     const Placement where = placements_[size_t(g)].where;
     where_of_expert_[size_t(groups_.experts[size_t(g)])] = uint8_t(where);
@@ -117,16 +165,18 @@ void MoeExecutor::record(int layer, const LayerRouting& routing, const LayerTime
                                                 : events_.counts.fetched;
     count += groups_.load(g);
   }
-  if (!events_.enabled) return;
   const bool real_time = accelerator_->virtual_now_us() < 0;
+  const double layer_us = std::max(measured.layer_us, 0.0);
+  if (real_time) correction_.update(layer, routing.num_tokens, predicted_us, layer_us);
+  if (!events_.enabled) return;
   TokenLayerEvent event{};
   event.step = rows_.step;
   event.layer = int16_t(layer);
   event.num_routed = uint8_t(routing.top_k);
-  event.layer_us = real_time ? measured_us : float(times.layer_us);
-  event.cpu_us = real_time ? measured_us : float(times.cpu_us);
-  event.gpu_us = float(times.gpu_us);
-  event.predicted_us = float(times.layer_us);
+  event.layer_us = float(real_time ? layer_us : times.layer_us);
+  event.cpu_us = float(!real_time ? times.cpu_us : measured.cpu_us >= 0 ? measured.cpu_us : layer_us);
+  event.gpu_us = float(real_time && measured.gpu_us >= 0 ? measured.gpu_us : times.gpu_us);
+  event.predicted_us = float(predicted_us);
   for (int t = 0; t < routing.num_tokens; ++t) {
     event.request = rows_.requests[size_t(t)];
     event.position = rows_.positions[size_t(t)];

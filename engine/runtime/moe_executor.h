@@ -12,10 +12,31 @@
 #include "event_log.h"
 #include "expert_compute.h"
 #include "expert_store.h"
+#include "layer_correction.h"
 #include "slotted_accelerator.h"
 #include "thread_team.h"
 
 namespace twofold {
+
+// Some of a layer's groups, and where the weights of each lie.
+struct PlacedGroups {
+  ExpertGroups groups;
+  std::vector<const std::byte*> weights;
+};
+
+// Who computes what of one layer: experts in slots that may be read at once, those whose uploads are awaited
+// (CudaAccelerator::before_compute), and the CPU's.
+struct LayerPlan {
+  PlacedGroups ready, awaited, on_cpu;
+  std::vector<Placement> where;  // [num_tokens * top_k]
+};
+
+// How long a layer's experts took; negative where nobody knows.
+struct MeasuredTimes {
+  double layer_us = -1;
+  double cpu_us = -1;  // the CPU's share
+  double gpu_us = -1;  // the device's
+};
 
 class MoeExecutor {
  public:
@@ -27,9 +48,18 @@ class MoeExecutor {
 
   // The step's rows: what forward's tokens are called in the events.
   void begin_step(StepRows rows);
+  int num_rows() const { return int(rows_.requests.size()); }
   // hidden[t] += weighted sum of token t's experts. normed, hidden: [num_tokens, hidden size]. Throws
   // std::invalid_argument when the number of tokens is not the step's.
   void forward(int layer, const LayerRouting& routing, const float* normed, float* hidden);
+
+  // The same in parts, where the device computes its share: places the layer, computes what is the CPU's
+  // (rows[t] = weighted sum, 0 where token t has none), and records that the layer took us, negative where
+  // nobody knows. The plan is valid until the next begin_layer. Throws std::logic_error out of turn.
+  const LayerPlan& begin_layer(int layer, const LayerRouting& routing);
+  void compute_cpu(const float* normed, float* rows);
+  void end_layer(double us);
+
   // See Accelerator: whether `predict` is welcome in this step; the call comes before `forward` of the layer
   // before. Throws std::invalid_argument on a wrong shape.
   bool wants_prediction() const { return accelerator_->wants_prediction(); }
@@ -41,10 +71,12 @@ class MoeExecutor {
   int restore_cache(const std::string& path) { return accelerator_->restore(path); }
 
   // A layer that the device placed itself, where[num_tokens * top_k], and that others computed: decides what
-  // to upload behind it, and records it; us is how long it took. Nothing of the step waits for this.
-  void follow(int layer, const LayerRouting& routing, std::span<const Placement> where, double us);
+  // to upload behind it, and records it with its times. Nothing of the step waits for this.
+  void follow(int layer, const LayerRouting& routing, std::span<const Placement> where,
+              const MeasuredTimes& times);
 
-  // The head's time passes on a virtual clock.
+  // The head's time passes on a virtual clock. The results are known by now; see Accelerator::end_step for
+  // what it throws.
   void end_step();
   void idle() { accelerator_->idle(); }
 
@@ -53,23 +85,34 @@ class MoeExecutor {
   const ExpertStore& store() const { return store_; }
 
  private:
-  // The part of the layer's groups that is chosen, and where their weights are.
+  void place(int layer, const LayerRouting& routing);
   template <typename Choose>
-  void take_groups(ExpertGroups& part, std::vector<const std::byte*>& weights, Choose choose);
+  void take_groups(PlacedGroups& part, Choose choose) const;
+  const LayerRouting& expect_begun(const char* call) const;
   void check(int layer, const LayerRouting& routing) const;
-  void record(int layer, const LayerRouting& routing, const LayerTimes& times, float measured_us);
+  // The layer's time before it runs; in real time put right by the layers before it. 0: not known.
+  double predicted(int layer, const LayerRouting& routing, const LayerTimes& times) const;
+  void record(int layer, const LayerRouting& routing, const LayerTimes& times, double predicted_us,
+              const MeasuredTimes& measured);
 
   const ExpertStore& store_;
   EventLog events_;
   std::shared_ptr<Accelerator> accelerator_;
+  LayerCorrection correction_;
   ExpertCompute compute_;
   StepRows rows_;
   ExpertGroups groups_;
   std::vector<GroupPlacement> placements_;
   std::vector<const std::byte*> group_weights_;
   std::vector<uint8_t> where_of_expert_;
-  ExpertGroups on_cpu_, on_device_;
-  std::vector<const std::byte*> cpu_weights_, device_weights_;
+  // The layer that was begun and has not ended; -1: none.
+  int layer_ = -1;
+  LayerTimes times_;
+  double predicted_us_ = 0;
+  LayerPlan plan_;
+  std::vector<int32_t> ids_;
+  std::vector<float> weights_;
+  LayerRouting routing_{};
 };
 
 }  // namespace twofold

@@ -1,10 +1,10 @@
 // SiLU-gated feed-forwards on packed weights: groups of rows, each through a feed-forward of its own, and the
 // weighted sum of a token's results. Routed experts and dense layers are the same to it.
 //
-// One loop of three phases under one fork: rows are encoded; panels of gate and up are multiplied into a tile
-// in the nearest cache, gated, and encoded at once for the down matrix; panels of down follow, and who
-// finishes the last piece of a range of columns adds it up. Counters, not barriers, order what depends on one
-// another.
+// One loop of four phases under one fork: rows are encoded; panels of gate and up are multiplied into a tile
+// in the nearest cache, gated, and encoded at once for the down matrix; panels of down follow, group after
+// group, so that a thread reads memory as one stream; the results of each token are added up. Counters, not
+// barriers, order what depends on one another.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -58,22 +58,20 @@ class PackedFfn {
   void plan(const FfnFormats& formats, const FfnRows& rows);
   void encode_tokens(Step& step, int64_t first, int64_t end, float* temporary);
   void gate_and_up(Step& step, const PanelRange& piece);
-  void down(Step& step, int64_t chunk);
-  void add_up(const Step& step, const PanelRange& range);
+  void down(Step& step, const PanelRange& piece);
+  void add_up(const Step& step, int64_t chunk);
 
   const kernels::KernelTable& table_;
   ThreadTeam& team_;
   int hidden_, intermediate_;
   std::vector<int> row_of_;  // pair -> row, -1 where there is none
-  PanelPieces gate_up_pieces_;
-  PanelPieces down_ranges_;  // of columns of the result; every group has a chunk for each
-  std::vector<int64_t> down_per_node_;
+  PanelPieces gate_up_pieces_, down_pieces_;
   double total_us_ = 0;
   // What the pieces were made for.
   int planned_groups_ = 0, planned_rows_ = 0;
   FfnFormats planned_formats_{};
-  std::unique_ptr<Countdown[]> group_left_, range_left_;
-  int group_capacity_ = 0, range_capacity_ = 0;
+  std::unique_ptr<Countdown[]> group_left_;
+  int group_capacity_ = 0;
 };
 
 }  // namespace twofold

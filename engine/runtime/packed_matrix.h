@@ -89,9 +89,4 @@ class PanelPieces {
   std::vector<int64_t> per_node_;
 };
 
-// Reads the first lines of memory that comes next, so that a stream does not begin by waiting.
-inline void prefetch_ahead(const std::byte* memory) {
-  for (int line = 0; line < 8; ++line) __builtin_prefetch(memory + 64 * line, 0, 3);
-}
-
 }  // namespace twofold

@@ -64,7 +64,8 @@ LayerTimes SlottedAccelerator::place(int layer, const LayerRouting& routing, con
   keep_books(decision, layer, routing, groups);
   for (size_t g = 0; g < decision.experts.size(); ++g) {
     const ExpertDecision& e = decision.experts[g];
-    placements[g] = {e.slot >= 0 ? slot(e.slot) : store_.expert(layer, e.expert), e.where};
+    placements[g] = {e.slot >= 0 ? slot(e.slot) : store_.expert(layer, e.expert), e.where,
+                     e.where == Placement::kFetched && !e.landed};
   }
   decided(decision, placements);
   return decision.times;
@@ -79,10 +80,10 @@ void SlottedAccelerator::keep_books(const LayerDecision& decision, int layer, co
   events_->counts.h2d_bytes -= decision.num_withdrawn * int64_t(store_.layout(layer).bytes);
   for (const Move& move : decision.moves) {
     carry_out(move);
-    // A prefetch serves the step; it has a request only where there is no other.
-    const int64_t request = move.reason != UploadReason::kPrefetch ? request_of(routing, groups, move.expert)
-                            : rows_.requests.size() == 1           ? rows_.requests[0]
-                                                                   : -1;
+    // What is uploaded ahead serves the step; it has a request only where there is no other.
+    const int64_t request = move.layer == layer          ? request_of(routing, groups, move.expert)
+                            : rows_.requests.size() == 1 ? rows_.requests[0]
+                                                         : -1;
     const int64_t bytes = int64_t(store_.layout(move.layer).bytes);
     ++events_->counts.uploads;
     events_->counts.h2d_bytes += bytes;
@@ -135,11 +136,13 @@ void SlottedAccelerator::report_landed(const Publication& landed) {
   UploadEvent upload;
   if (!landed.staged) {
     upload = pending_[size_t(landed.slot)];
-  } else if (!staged_.empty()) {
-    upload = staged_.front();
-    staged_.pop_front();
   } else {
-    return;  // reported when it was decided
+    const auto found = std::find_if(staged_.begin(), staged_.end(), [&landed](const UploadEvent& staged) {
+      return staged.layer == landed.layer && staged.expert == landed.expert && staged.slot == landed.slot;
+    });
+    if (found == staged_.end()) return;  // reported when it was decided
+    upload = *found;
+    staged_.erase(found);
   }
   if (landed.upload.failed) {
     --events_->counts.uploads;

@@ -3,7 +3,6 @@
 // derived class's.
 #pragma once
 #include <cstdint>
-#include <deque>
 #include <memory>
 #include <span>
 #include <string>
@@ -62,7 +61,7 @@ class SlottedAccelerator : public Accelerator {
   StepRows rows_;
   bool decodes_only_ = false;
   std::vector<UploadEvent> pending_;  // per slot: its last upload; without times until it has landed
-  std::deque<UploadEvent> staged_;    // through staging slots, under way in real time, in order
+  std::vector<UploadEvent> staged_;   // through staging slots, under way in real time
 };
 
 }  // namespace twofold

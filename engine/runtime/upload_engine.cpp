@@ -110,6 +110,9 @@ bool UploadEngine::issue_from(std::deque<Job>& queue, double room_us) {
     if (!batch.jobs.empty()) {
       const bool small = at->bytes.size() < settings_.small_bytes;
       const bool same = small == (batch.jobs.front().bytes.size() < settings_.small_bytes);
+      const Job& first = batch.jobs.front();
+      // Who waits for a layer's uploads does not wait for those of the next.
+      if (first.upload.lane == UploadLane::kDemand && first.upload.what.layer != at->upload.what.layer) break;
       const int most = settings_.source_pinned ? settings_.max_batch : 1;
       if (!same || int(batch.jobs.size()) >= most) break;
       if (predicted_us(batch.jobs) + predicted_us({&*at, 1}) > room_us) break;
@@ -233,7 +236,7 @@ void UploadEngine::land(const Batch& batch, const DeviceResult& result) {
     counts_.landed += int64_t(batch.jobs.size());
     counts_.bytes += int64_t(bytes);
     if (api_.elapsed_us(batch.begin, batch.end, us).ok() && settings_.source_pinned) {
-      correction_.update(1, batch.predicted_us, us);
+      correction_.update(batch.predicted_us, us);
     }
     counts_.busy_us += us;
   }
@@ -262,10 +265,10 @@ std::vector<Upload> UploadEngine::take_landed() {
   return std::exchange(landed_, {});
 }
 
-std::optional<Upload> UploadEngine::take_if_landed(int slot) {
+std::optional<Upload> UploadEngine::take_if_landed(const Transfer& what) {
   poll();
   const auto found = std::find_if(landed_.begin(), landed_.end(),
-                                  [slot](const Upload& upload) { return upload.what.slot == slot; });
+                                  [&what](const Upload& upload) { return upload.what == what; });
   if (found == landed_.end()) return std::nullopt;
   const Upload upload = *found;
   landed_.erase(found);
@@ -306,9 +309,9 @@ void UploadEngine::copy_now(const Transfer& what) {
   events_.give_back(end);
 }
 
-void UploadEngine::compute_waits(StreamHandle compute) {
+void UploadEngine::compute_waits(StreamHandle compute, int layer) {
   for (auto batch = under_way_.rbegin(); batch != under_way_.rend(); ++batch) {
-    if (batch->lane() != UploadLane::kDemand) continue;
+    if (batch->lane() != UploadLane::kDemand || batch->jobs.front().upload.what.layer != layer) continue;
     require(api_.wait(compute, batch->end),
             "wait for an upload");  // the stream keeps the order of the others
     return;
@@ -316,13 +319,13 @@ void UploadEngine::compute_waits(StreamHandle compute) {
 }
 
 void UploadEngine::host_waits() {
-  const int64_t lost = num_demand_lost_;
   const auto demand = [](const Batch& batch) { return batch.lane() == UploadLane::kDemand; };
   while (std::any_of(under_way_.begin(), under_way_.end(), demand)) {
     (void)api_.synchronise(under_way_.front().end);
     poll();
   }
-  if (num_demand_lost_ > lost) throw DeviceError("an upload that a layer waits for failed: " + last_failure_);
+  if (std::exchange(num_loss_told_, num_demand_lost_) < num_demand_lost_)
+    throw DeviceError("an upload that a layer waits for failed: " + last_failure_);
 }
 
 void UploadEngine::follow_compute(StreamHandle compute) {

@@ -69,15 +69,17 @@ class UploadEngine final : public Link {
   // What was enqueued begins, as far as the lanes allow. Throws DeviceError when the device is broken.
   void advance(double us) override;
   std::vector<Upload> take_landed() override;
-  std::optional<Upload> take_if_landed(int slot) override;
+  std::optional<Upload> take_if_landed(const Transfer& what) override;
   void drain() override;
 
   // Expert at once, before the first step: no events, no lanes. Waits for it.
   void copy_now(const Transfer& what);
 
-  // What `compute` is given from now on runs after the demand uploads begun so far have landed.
-  void compute_waits(StreamHandle compute);
-  // The same for the host. Throws DeviceError if one of them failed.
+  // What `compute` is given from now on runs after the layer's demand uploads begun so far have landed; those
+  // of the next one, begun ahead, go on.
+  void compute_waits(StreamHandle compute, int layer);
+  // The host waits for all of them. Throws DeviceError if one of them, or an earlier one that nobody has been
+  // told of, failed on its way.
   void host_waits();
   // Copies begun from now on run after what `compute` was given so far: it may read slots.
   void follow_compute(StreamHandle compute);
@@ -85,7 +87,7 @@ class UploadEngine final : public Link {
   std::vector<int> take_refused();
 
   // Measured over predicted time of the link, so far.
-  double correction() const { return correction_.factor(1); }
+  double correction() const { return correction_.factor(); }
   const UploadCounts& counts() const { return counts_; }
   const std::string& last_failure() const { return last_failure_; }
 
@@ -152,7 +154,7 @@ class UploadEngine final : public Link {
   double free_at_us_ = 0;   // when the link is expected to have done what was begun
   double last_end_us_ = 0;  // of the copy that landed last
   int failures_in_a_row_ = 0;
-  int64_t num_demand_lost_ = 0;
+  int64_t num_demand_lost_ = 0, num_loss_told_ = 0;
   std::string last_failure_;
   OnlineCorrection correction_;
   UploadCounts counts_;

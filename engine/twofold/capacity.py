@@ -32,17 +32,23 @@ def bytes_per_token(model: ModelConfig) -> int:
     return 2 * model.num_layers * model.num_kv_heads * model.head_dim * element_bytes
 
 
+def longest_request(config: EngineConfig, model: ModelConfig) -> int:
+    """Prompt plus answer of one request, in tokens. ConfigError: --max-model-len is beyond the model's context."""
+    asked = config.max_model_len or model.max_context
+    if asked > model.max_context:
+        raise ConfigError(
+            f"--max-model-len was given {asked}; the model's context ends at {model.max_context}"
+        )
+    return asked
+
+
 def plan_capacity(config: EngineConfig, model: ModelConfig) -> CacheCapacity:
     """Size the cache: what was asked for, else eight full contexts within a quarter of the free memory.
 
     Raises:
         ConfigError: --max-model-len is beyond the model's context, or nothing fits.
     """
-    max_context = config.max_model_len or model.max_context
-    if max_context > model.max_context:
-        raise ConfigError(
-            f"--max-model-len was given {max_context}; the model's context ends at {model.max_context}"
-        )
+    max_context = longest_request(config, model)
     affordable = int(available_memory_bytes() * _MEMORY_SHARE) // bytes_per_token(model)
     if config.max_total_tokens is not None:
         tokens, reason = config.max_total_tokens, "asked for by --max-total-tokens"

@@ -15,7 +15,8 @@ from twofold.model.sizing import ModelSize
 
 SLOT_ALIGNMENT: Final = 256
 WORKSPACE_BYTES: Final = 768 * 2**20
-"""Activations, CUDA's own context and graphs: an estimate, not a measurement."""
+"""CUDA's own context, libraries and graphs: an estimate, not a measurement."""
+_SAMPLED_ROWS: Final = 32
 _KV_SHARE: Final = 0.25
 _KV_CONTEXTS: Final = 8
 _STAGING_SHARE: Final = 0.1
@@ -35,6 +36,10 @@ class DeviceNeeds:
     """Per layer."""
     top_k: int
     max_context: int
+    activation_bytes_per_token: int = 0
+    """Of a prefill chunk: what is alive at once in a layer."""
+    sampled_row_bytes: int = 0
+    """Logits of one token and what sampling makes of them."""
 
     @property
     def slot_bytes(self) -> int:
@@ -43,14 +48,21 @@ class DeviceNeeds:
 
 def needs_of(size: ModelSize) -> DeviceNeeds:
     """What `measure_model(path, kv_dtype_bytes=2)` found, as needs of a device."""
+    model = size.config
+    # Pairs: outputs and the gate's and up's products in f32, what down takes in bf16. Tokens: residual stream, its
+    # norm, queries, keys and values, the router's scores.
+    pair_bytes = 4 * model.hidden_size + 10 * model.moe_intermediate_size
+    heads = (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
     return DeviceNeeds(
-        dense_bytes=size.dense_bytes,
+        dense_bytes=size.device_dense_bytes,
         kv_bytes_per_token=size.kv_bytes_per_token,
         one_expert_bytes=size.one_expert_bytes,
         num_layers=len(size.config.moe_layers),
         num_experts=size.config.num_experts,
         top_k=size.config.top_k,
         max_context=size.config.max_context,
+        activation_bytes_per_token=model.top_k * pair_bytes + 10 * model.hidden_size + 8 * heads,
+        sampled_row_bytes=40 * model.vocab_size,
     )
 
 
@@ -95,11 +107,13 @@ def plan_device(config: EngineConfig, needs: DeviceNeeds, total_bytes: int, free
         ConfigError: it does not fit; one line that names the flag to change and to what.
     """
     limit = min(int(total_bytes * config.gpu_memory_utilization), free_bytes)
-    room = limit - needs.dense_bytes - WORKSPACE_BYTES
+    workspace = WORKSPACE_BYTES + config.max_num_batched_tokens * needs.activation_bytes_per_token
+    workspace += _SAMPLED_ROWS * needs.sampled_row_bytes
+    room = limit - needs.dense_bytes - workspace
     least_kv = config.page_size * needs.kv_bytes_per_token
     if room < least_kv:
         raise ConfigError(
-            f"the dense weights ({_gib(needs.dense_bytes)}) and a workspace of {_gib(WORKSPACE_BYTES)} leave no room "
+            f"the dense weights ({_gib(needs.dense_bytes)}) and a workspace of {_gib(workspace)} leave no room "
             f"for a KV cache in the {_gib(limit)} that may be used of the GPU ({_gib(free_bytes)} are free); raise "
             f"--gpu-memory-utilization (now {config.gpu_memory_utilization}), end other programs on the GPU, or use "
             "--accelerator none"
@@ -110,7 +124,7 @@ def plan_device(config: EngineConfig, needs: DeviceNeeds, total_bytes: int, free
     return DeviceBudget(
         limit_bytes=limit,
         dense_bytes=needs.dense_bytes,
-        workspace_bytes=WORKSPACE_BYTES,
+        workspace_bytes=workspace,
         kv_bytes=kv_bytes,
         slot_bytes=needs.slot_bytes,
         num_kv_tokens=tokens,

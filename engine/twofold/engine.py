@@ -6,9 +6,7 @@ in the inbox. Knows nothing of HTTP, terminals or databases; what happens is pus
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
-import json
 import logging
 import threading
 import time
@@ -18,18 +16,14 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from twofold import __version__, ops
-from twofold.bundled import bundled_model_path
-from twofold.capacity import plan_capacity
 from twofold.config import EngineConfig
 from twofold.errors import CapacityError, KernelError, RequestError, TwofoldError
-from twofold.experts.accelerator import choose_accelerator
-from twofold.experts.warm_start import open_cache_state
 from twofold.kv_cache import PagePool
-from twofold.model import LoadedModel, LoadProgress, open_model_files
+from twofold.loading import load_parts
+from twofold.model import ProgressFn
 from twofold.recording import Recorder
 from twofold.requests import Answer, check_request, max_answer_tokens
-from twofold.runner import ModelRunner, load_experts
+from twofold.runner import Runner
 from twofold.scheduler import Scheduler, Sequence
 from twofold.telemetry.sink import TelemetrySink
 from twofold.tokenizer import Tokenizer
@@ -46,8 +40,6 @@ from twofold.types import (
 )
 
 _log = logging.getLogger(__name__)
-
-ProgressFn = Callable[[LoadProgress], None]
 
 
 @dataclass(frozen=True)
@@ -73,7 +65,7 @@ class Engine:
     def __init__(
         self,
         config: EngineConfig,
-        runner: ModelRunner,
+        runner: Runner,
         tokenizer: Tokenizer,
         info: RunInfo,
         pool: PagePool,
@@ -85,11 +77,9 @@ class Engine:
         self.tokenizer = tokenizer
         self.info = info
         self.max_context = max_context
-        self.sampling_s = 0.0
-        """Spent on picking tokens, since the start."""
         self._runner = runner
         self._moe = runner.moe
-        self.vocab_size = runner.model.config.vocab_size
+        self.vocab_size = runner.vocab_size
         self._eos_token_ids = tokenizer.eos_token_ids
         self._pool = pool
         self._scheduler = Scheduler(pool, config.max_num_seqs, config.max_num_batched_tokens)
@@ -122,54 +112,18 @@ class Engine:
         Raises:
             ConfigError: a setting cannot be met.
             ModelLoadError: the model cannot be used; the message names the file and the remedy.
+            CapacityError, KernelError: the device has no room, or failed.
         """
-        choice = choose_accelerator(config.accelerator)
-        path = Path(config.model) if config.model else bundled_model_path()
-        files = open_model_files(path)  # the cheap refusals come before gigabytes are read
-        tokenizer = Tokenizer.open(config.tokenizer or path, vocab_size=files.config.vocab_size)
-        team = ops.ThreadTeam(config.cpu_threads, config.numa)
-        _log.info("threads: %s", team.reason)
-        model = LoadedModel(files, team, progress)
-        moe = load_experts(model, team, choice, config, progress)
-        cache_state = open_cache_state(moe, config.cache_state)
-        capacity = plan_capacity(config, model.config)
-        num_pages = capacity.num_pages
-        kv_cache = ops.KvCache(
-            model.config.num_layers,
-            num_pages,
-            config.page_size,
-            model.config.num_kv_heads,
-            model.config.head_dim,
-            "bfloat16" if model.config.dtype == "bfloat16" else "float32",
-        )
-        info = RunInfo(
-            model=str(path),
-            architecture=model.config.architecture,
-            accelerator=choice.label,
-            accelerator_reason=choice.reason,
-            clock=choice.clock,
-            policy=config.policy if moe.num_slots else "",
-            num_layers=len(model.moe_layers),
-            num_experts=model.config.num_experts,
-            top_k=model.config.top_k,
-            num_slots=moe.num_slots,
-            expert_bytes=moe.expert_bytes,
-            cpu_isa=ops.isa_choice()[0],
-            cpu_threads=team.num_threads,
-            version=__version__,
-            config_json=json.dumps(dataclasses.asdict(config)),
-        )
-        _log.info("accelerator %s: %s", choice.label, choice.reason)
-        runner = ModelRunner(model, moe, kv_cache)
+        parts = load_parts(config, progress)
         return cls(
             config,
-            runner,
-            tokenizer,
-            info,
-            PagePool(num_pages, config.page_size),
-            capacity.max_context,
+            parts.runner,
+            parts.tokenizer,
+            parts.info,
+            PagePool(parts.num_pages, config.page_size),
+            parts.max_context,
             telemetry,
-            cache_state,
+            parts.cache_state,
         )
 
     # ---- what callers use -------------------------------------------------------------------------------------------
@@ -292,6 +246,11 @@ class Engine:
             raise KernelError(last[0].error or "the request failed")
         return usage
 
+    @property
+    def sampling_s(self) -> float:
+        """Spent on picking tokens, since the start."""
+        return self._runner.sampling_s
+
     def stats(self) -> EngineStats:
         with self._wake:
             return EngineStats(
@@ -319,23 +278,20 @@ class Engine:
         started_s, wall, clock = time.time(), time.perf_counter(), self._tick()
         for item in scheduled:
             self._answers[item.sequence.number].scheduled(clock)
+        samplers = [self._answers[item.sequence.number].sampler for item in scheduled if item.samples]
+        sampling_s = self.sampling_s
         try:
-            logits = self._runner.forward(self._num_steps, scheduled)
+            picked = iter(self._runner.forward(self._num_steps, scheduled, samplers))
         except (TwofoldError, ValueError, RuntimeError, MemoryError) as error:
             _log.exception("step %d failed; its requests are given up", self._num_steps)
             self._fail([self._answers[item.sequence.number] for item in scheduled], error)
             return True
-        native_s = time.perf_counter() - wall
+        native_s = time.perf_counter() - wall - (self.sampling_s - sampling_s)
         now = self._tick()
-        rows = iter(logits)
         for item in scheduled:
             item.sequence.num_computed += item.num_tokens
             if item.samples:
-                answer = self._answers[item.sequence.number]
-                began = time.perf_counter()
-                token = answer.sample(next(rows))
-                self.sampling_s += time.perf_counter() - began
-                self._emit(answer, token, now)
+                self._emit(self._answers[item.sequence.number], next(picked), now)
         self._recorder.step(
             self._num_steps,
             scheduled,
@@ -350,7 +306,7 @@ class Engine:
         return True
 
     def _serve(self) -> None:
-        self._runner.model.team.bind_caller()  # this thread is the team's first
+        self._runner.team.bind_caller()  # this thread is the team's first
         while True:
             try:
                 if self.step():

@@ -75,7 +75,7 @@ class Answer:
     ) -> None:
         request = sequence.request
         self.sequence = sequence
-        self._sampler = Sampler(request.sampling, request.prompt_token_ids, default_seed)
+        self.sampler = Sampler(request.sampling, request.prompt_token_ids, default_seed)
         self._text = TextStream(detokenizer, request.sampling.stop)
         self._num_sent = sequence.num_prompt_tokens
         self._submitted = now
@@ -96,9 +96,6 @@ class Answer:
         """The request takes part in a step; only the first one ends its time in the queue."""
         if self._scheduled is None:
             self._scheduled = now
-
-    def sample(self, logits: Any) -> int:
-        return self._sampler.sample(logits)
 
     def push(self, token: int, now: float, *, hidden: bool) -> str:
         """Append a token; returns text that may be shown. `hidden` tokens (end of text) have none."""

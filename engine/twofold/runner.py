@@ -1,37 +1,79 @@
 """A model, its KV cache and its experts' runtime as one thing that computes a scheduled step.
 
-Builds the flattened batch and returns the logits to sample from. Decides nothing, samples nothing.
+Builds the flattened batch, computes it, and lets each request's sampler pick from its row of logits. Decides nothing.
+`Runner` is what the engine asks; `ModelRunner` answers on the CPU.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from twofold import ops
-from twofold.config import EngineConfig
-from twofold.experts.accelerator import AcceleratorChoice, num_slots
-from twofold.experts.moe import DenseCost, MoeRuntime, MoeShape, SlotPlan
-from twofold.experts.profiles import load_machine_profile
-from twofold.model import BatchMeta, LoadedModel, LoadProgress, ProgressFn
-from twofold.model.sizing import dense_stretches
+from twofold.experts.moe import MoeRuntime
+from twofold.model import BatchMeta, LoadedModel
+from twofold.sampler import Sampler
 from twofold.scheduler import ScheduledSequence
 
-F32 = npt.NDArray[np.float32]
+
+class Runner(Protocol):
+    """Computes scheduled steps on whatever device. The engine's thread owns it."""
+
+    @property
+    def moe(self) -> MoeRuntime: ...
+    @property
+    def team(self) -> ops.ThreadTeam: ...
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def sampling_s(self) -> float:
+        """Spent on picking tokens, since the start."""
+
+    def forward(self, step: int, scheduled: Seq[ScheduledSequence], samplers: Seq[Sampler]) -> list[int]:
+        """Compute the step's tokens and pick the next ones.
+
+        Args:
+            samplers: one for each item that samples, in order.
+
+        Returns:
+            the picked tokens, in the samplers' order.
+
+        Raises:
+            TwofoldError, ValueError, RuntimeError, MemoryError: the step's requests cannot go on.
+        """
+
+
+@dataclass(frozen=True)
+class LoadedRunner:
+    """A runner and the sizes it was made for."""
+
+    runner: Runner
+    num_pages: int
+    max_context: int
+    """Longest prompt plus answer of one request, in tokens."""
+    reason: str = ""
+    """What was chosen for it, for people."""
 
 
 class ModelRunner:
-    """A model, its KV cache and where its experts run. The engine thread owns it."""
+    """A model, its KV cache and where its experts run, on the CPU. See `Runner`."""
 
     def __init__(self, model: LoadedModel, moe: MoeRuntime, kv_cache: ops.KvCache) -> None:
-        self.model = model
         self.moe = moe
+        self.team = model.team
+        self.vocab_size = model.config.vocab_size
+        self.sampling_s = 0.0
+        self._model = model
         self._kv_cache = kv_cache
 
-    def forward(self, step: int, scheduled: Seq[ScheduledSequence]) -> F32:
-        """Compute the step's tokens. Returns logits [R, vocabulary], one row per sequence that samples, in order."""
+    def forward(self, step: int, scheduled: Seq[ScheduledSequence], samplers: Seq[Sampler]) -> list[int]:
+        """See `Runner.forward`."""
         tokens: list[int] = []
         positions: list[int] = []
         sequence_index: list[int] = []
@@ -53,49 +95,13 @@ class ModelRunner:
             prompt_lengths=np.array([item.sequence.num_prompt_tokens for item in scheduled], np.int32),
         )
         self.moe.begin_step(step, requests, positions)
-        hidden = self.model.forward(np.array(tokens, np.int32), batch, self._kv_cache, self.moe.executor)
-        logits = self.model.logits(hidden[last_rows])
+        hidden = self._model.forward(np.array(tokens, np.int32), batch, self._kv_cache, self.moe.executor)
+        logits = self._model.logits(hidden[last_rows])
         self.moe.end_step()
-        return logits
-
-
-def load_experts(
-    model: LoadedModel,
-    team: ops.ThreadTeam,
-    choice: AcceleratorChoice,
-    config: EngineConfig,
-    progress: ProgressFn | None = None,
-) -> MoeRuntime:
-    """Pack the model's experts and build what runs them. Raises ConfigError, ModelLoadError."""
-    shape = MoeShape(
-        num_layers=len(model.moe_layers),
-        num_experts=model.config.num_experts,
-        top_k=model.config.top_k,
-        hidden=model.config.hidden_size,
-        intermediate=model.config.moe_intermediate_size,
-        formats=model.files.expert_formats(),
-    )
-
-    def report(layers_done: int, bytes_done: int, bytes_total: int) -> None:
-        if progress is not None:
-            layer = f"layer {model.moe_layers[layers_done - 1]}"
-            progress(LoadProgress("experts", layer, bytes_done, bytes_total, layers_done, shape.num_layers))
-
-    return MoeRuntime(
-        shape,
-        model.expert_layers(),
-        team,
-        choice,
-        SlotPlan(num_slots(config, shape.num_layers, shape.num_experts), config.policy, _prefetches(config)),
-        DenseCost(*dense_stretches(model.files)),
-        report,
-        load_machine_profile(config.machine_profile),
-    )
-
-
-def _prefetches(config: EngineConfig) -> bool:
-    # Whether an upload pays is asked in misses saved, the unit of payback's values; other policies only rank.
-    return config.prefetch == "on" or (config.prefetch == "auto" and config.policy == "payback")
+        began = time.perf_counter()
+        picked = [sampler.sample(row) for sampler, row in zip(samplers, logits, strict=True)]
+        self.sampling_s += time.perf_counter() - began
+        return picked
 
 
 def _page_tables(scheduled: Seq[ScheduledSequence]) -> npt.NDArray[np.int32]:

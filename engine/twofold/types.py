@@ -34,6 +34,18 @@ class SamplingParams:
     ignore_eos: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """What decides one token besides its logits: the filters, and where in the distribution to look."""
+
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    uniform: float
+    """In [0, 1), from the request's own generator; 0 where nothing is left to chance."""
+
+
 @dataclass(frozen=True)
 class Chunk:
     """One piece of an answer, given to `GenerationRequest.on_chunk` in order; the last has a finish reason."""

@@ -142,12 +142,13 @@ struct Avx2 {
   static void load_f16_step(const uint8_t* p, F w[2]) {
     widen_f16_pairs(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)), w[0], w[1]);
   }
-  static void load_fp8_step(const uint8_t* p, F w[4]) {  // times 2^-8
+  static void widen_fp8_step(const uint8_t* p, F w[4]) {  // times 2^-8
     const __m256i four = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
     const __m256i mask = _mm256_set1_epi16(static_cast<short>(0xbf80u));
     widen_f16_pairs(_mm256_and_si256(_mm256_srai_epi16(_mm256_slli_epi16(four, 8), 1), mask), w[0], w[2]);
     widen_f16_pairs(_mm256_and_si256(_mm256_srai_epi16(four, 1), mask), w[1], w[3]);
   }
+  static void load_fp8_step(const uint8_t* p, F w[4]) { widen_fp8_step(p, w); }
   static void widen_f16_pairs(__m256i pairs, F& even, F& odd) {
     const __m256i order = _mm256_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15, 0, 1, 4, 5,
                                            8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15);

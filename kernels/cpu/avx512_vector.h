@@ -115,7 +115,19 @@ struct Avx512 {
     w[1] = _mm512_castsi512_ps(_mm512_and_si512(both, _mm512_set1_epi32(static_cast<int>(0xffff0000u))));
   }
   static void load_f16_step(const uint8_t* p, F w[2]) { widen_f16_pairs(_mm512_loadu_si512(p), w[0], w[1]); }
-  static void load_fp8_step(const uint8_t* p, F w[4]) {  // times 2^-8
+  // Times 2^-8. A code's seven lower bits are exponent and mantissa of a float32 that is 2^120 too small.
+  static void load_fp8_step(const uint8_t* p, F w[4]) {
+    const __m512i four = _mm512_loadu_si512(p), mask = _mm512_set1_epi32(static_cast<int>(0x87f00000u));
+    const auto widened = [&](__m512i top) {
+      return mul(_mm512_castsi512_ps(_mm512_and_si512(_mm512_srai_epi32(top, 4), mask)), set1(0x1p112f));
+    };
+    w[0] = widened(_mm512_slli_epi32(four, 24));
+    w[1] = widened(_mm512_slli_epi32(four, 16));
+    w[2] = widened(_mm512_slli_epi32(four, 8));
+    w[3] = widened(four);
+  }
+  // The same without a product, for tiles, which have enough of them.
+  static void widen_fp8_step(const uint8_t* p, F w[4]) {
     const __m512i four = _mm512_loadu_si512(p), mask = _mm512_set1_epi16(static_cast<short>(0xbf80u));
     widen_f16_pairs(_mm512_and_si512(_mm512_srai_epi16(_mm512_slli_epi16(four, 8), 1), mask), w[0], w[2]);
     widen_f16_pairs(_mm512_and_si512(_mm512_srai_epi16(four, 1), mask), w[1], w[3]);

@@ -331,7 +331,16 @@ struct IntegerProducts {
       for (int c = 0, m = 0; c < num_chunks(M); ++c) {
         const int end = chunk_end(M, c);
         float* to = y + m * ldy + n;
-        for (int t = 0; t < end - m; ++t) V::load_rows(to + t * ldy, begins ? 0 : rows, out + kPanelRows * t);
+        if (begins) {
+          // No masked loads: those of no lanes wait for memory too.
+          for (int i = 0; i < kPanelRows * (end - m); i += V::kLanes) V::store(out + i, V::set1(0.0f));
+        } else {
+          for (int t = 0; t < end - m; ++t) V::load_rows(to + t * ldy, rows, out + kPanelRows * t);
+        }
+        for (int t = 0; t < end - m; ++t) {  // where the sums go: storing them will not wait either
+          V::prefetch(to + t * ldy);
+          V::prefetch(to + t * ldy + 16);
+        }
         panel(x.from(m, 0), end - m, terms, parts, blocks, num_blocks, out);
         for (int t = 0; t < end - m; ++t) V::store_rows(out + kPanelRows * t, rows, to + t * ldy);
         if (held != nullptr) terms += num_tiles(end - m) * parts;

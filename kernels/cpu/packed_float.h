@@ -24,6 +24,8 @@ struct PackedFloat {
   static constexpr int kTokenBlock =
       48;  // whose totals are held on the stack and whose rows in the second-level cache
 
+  static constexpr int kAheadBytes = 8192;  // prefetched, for few tokens
+
   // What a format is to these kernels: `kStepColumns` per step, where the steps of a block of 64 columns
   // begin, how a vector of rows of one step is widened, and what finishes a partial sum.
   template <int Columns>
@@ -63,52 +65,40 @@ struct PackedFloat {
     }
   };
 
-  // T tokens against all rows over U blocks at once (their chains of additions run side by side) of `steps`
-  // steps each.
-  template <class W, int T, int U>
-  static void direct_blocks(const uint8_t* panel, int64_t block, int steps, const float* x, int64_t ldx,
-                            float* totals) {
-    F acc[U][T][kVectors];
-#pragma GCC unroll 2
-    for (int u = 0; u < U; ++u) {
+  // T tokens against all rows over a block of `steps` steps.
+  template <class W, int T>
+  static void direct_block(const uint8_t* panel, int64_t block, int steps, const float* x, int64_t ldx,
+                           float* totals) {
+    F acc[T][kVectors];
 #pragma GCC unroll 4
-      for (int t = 0; t < T; ++t) {
+    for (int t = 0; t < T; ++t) {
 #pragma GCC unroll 4
-        for (int v = 0; v < kVectors; ++v) acc[u][t][v] = V::zero();
-      }
+      for (int v = 0; v < kVectors; ++v) acc[t][v] = V::zero();
     }
-    const uint8_t* p[U];
-    for (int u = 0; u < U; ++u) p[u] = W::steps(panel, block + u);
+    const uint8_t* p = W::steps(panel, block);
     const float* values = x + block * kBlock;
-    for (int s = 0; s < steps; ++s, values += W::kStepColumns) {
-#pragma GCC unroll 2
-      for (int u = 0; u < U; ++u) {
-        V::prefetch(p[u] + 4096 + (U - 1) * 4096);
-        V::prefetch(p[u] + 4096 + (U - 1) * 4096 + 64);
-        F w[kVectors][W::kStepColumns];
+    for (int s = 0; s < steps; ++s, values += W::kStepColumns, p += kStep) {
+      V::prefetch(p + kAheadBytes);
+      V::prefetch(p + kAheadBytes + 64);
+      F w[kVectors][W::kStepColumns];
 #pragma GCC unroll 4
-        for (int v = 0; v < kVectors; ++v) W::load(p[u] + v * (kStep / kVectors), w[v]);
+      for (int v = 0; v < kVectors; ++v) W::load(p + v * (kStep / kVectors), w[v]);
 #pragma GCC unroll 4
-        for (int c = 0; c < W::kStepColumns; ++c) {
+      for (int c = 0; c < W::kStepColumns; ++c) {
 #pragma GCC unroll 4
-          for (int t = 0; t < T; ++t) {
-            const F value = V::set1(values[t * ldx + u * kBlock + c]);
+        for (int t = 0; t < T; ++t) {
+          const F value = V::set1(values[t * ldx + c]);
 #pragma GCC unroll 4
-            for (int v = 0; v < kVectors; ++v) acc[u][t][v] = V::fma(value, w[v][c], acc[u][t][v]);
-          }
+          for (int v = 0; v < kVectors; ++v) acc[t][v] = V::fma(value, w[v][c], acc[t][v]);
         }
-        p[u] += kStep;
       }
     }
-#pragma GCC unroll 2
-    for (int u = 0; u < U; ++u) {
 #pragma GCC unroll 4
-      for (int t = 0; t < T; ++t) {
+    for (int t = 0; t < T; ++t) {
 #pragma GCC unroll 4
-        for (int v = 0; v < kVectors; ++v) {
-          float* total = totals + t * kPanelRows + v * kLanes;
-          V::store(total, W::add(panel, block + u, v, acc[u][t][v], V::load(total)));
-        }
+      for (int v = 0; v < kVectors; ++v) {
+        float* total = totals + t * kPanelRows + v * kLanes;
+        V::store(total, W::add(panel, block, v, acc[t][v], V::load(total)));
       }
     }
   }
@@ -124,14 +114,10 @@ struct PackedFloat {
     const int64_t whole = steps / W::kBlockSteps;
     for (int n = 0; n < N; n += kPanelRows, panels += panel_bytes(W::kFormat, K)) {
       alignas(64) float totals[T * kPanelRows] = {};
-      int64_t block = 0;
-      if constexpr (T <= 2 && W::kStepColumns == 4) {
-        for (; block + 2 <= whole; block += 2)
-          direct_blocks<W, T, 2>(panels, block, W::kBlockSteps, x, ldx, totals);
-      }
-      for (; block < whole; ++block) direct_blocks<W, T, 1>(panels, block, W::kBlockSteps, x, ldx, totals);
+      for (int64_t block = 0; block < whole; ++block)
+        direct_block<W, T>(panels, block, W::kBlockSteps, x, ldx, totals);
       const int rest = static_cast<int>(steps - whole * W::kBlockSteps);
-      if (rest > 0) direct_blocks<W, T, 1>(panels, block, rest, x, ldx, totals);
+      if (rest > 0) direct_block<W, T>(panels, whole, rest, x, ldx, totals);
       write(totals, T, y + n, ldy, N - n);
     }
   }
@@ -204,7 +190,11 @@ struct PackedFloat {
 #pragma GCC unroll 4
         for (int v = 0; v < kVectors; ++v) {
           F w[W::kStepColumns];
-          W::load(p + v * (kStep / kVectors), w);
+          if constexpr (W::kFormat == WeightFormat::kFP8) {
+            V::widen_fp8_step(p + v * (kStep / kVectors), w);
+          } else {
+            W::load(p + v * (kStep / kVectors), w);
+          }
 #pragma GCC unroll 4
           for (int c = 0; c < W::kStepColumns; ++c) {
             V::store(buffer + (s * W::kStepColumns + c) * kPanelRows + v * kLanes, w[c]);

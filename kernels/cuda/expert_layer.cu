@@ -2,6 +2,7 @@
 // they give.
 #include <cuda_runtime.h>
 
+#include "device_clock.cuh"
 #include "expert_decode.cuh"
 #include "expert_layer.h"
 
@@ -11,6 +12,13 @@ namespace {
 
 constexpr int kEncodeThreads = 256;
 constexpr int kCombineThreads = 256;
+constexpr int kCopyThreads = 256;
+
+__global__ void __launch_bounds__(kCopyThreads)
+    read_host_kernel(const uint4* from, uint4* to, int64_t words) {
+  const int64_t i = int64_t(blockIdx.x) * kCopyThreads + threadIdx.x;
+  if (i < words) to[i] = from[i];
+}
 
 // One warp per run of 32 columns of one token, zeros up to the padded width.
 template <ActivationKind kKind>
@@ -28,7 +36,8 @@ __global__ void __launch_bounds__(kEncodeThreads)
 
 __global__ void __launch_bounds__(kCombineThreads)
     combine_kernel(const float* outputs, const float* weights, const uint8_t* where, const float* from_cpu,
-                   int num_tokens, int top_k, int hidden_size, float* hidden) {
+                   int num_tokens, int top_k, int hidden_size, float* hidden, int64_t* joined_ns) {
+  if (joined_ns != nullptr && blockIdx.x == 0 && threadIdx.x == 0) *joined_ns = nanoseconds();
   const int64_t i = int64_t(blockIdx.x) * kCombineThreads + threadIdx.x;
   if (i >= int64_t(num_tokens) * hidden_size) return;
   const int token = int(i / hidden_size), column = int(i % hidden_size);
@@ -46,11 +55,6 @@ __global__ void __launch_bounds__(kCombineThreads)
   hidden[i] = sum;
 }
 
-bool fits(const ExpertLayout& layout) {
-  return layout.hidden > 0 && layout.intermediate > 0 && layout.up_offset > 0 && layout.down_offset > 0 &&
-         activation_of(layout.gate_up) == activation_of(layout.down);
-}
-
 DecodeRunners runners(WeightFormat format) {
   for (const auto find : {float_decode_runners, integer_decode_runners, k_decode_runners}) {
     const DecodeRunners found = find(format);
@@ -61,15 +65,16 @@ DecodeRunners runners(WeightFormat format) {
 
 }  // namespace
 
-int64_t encoded_bytes(const ExpertLayout& layout, int num_tokens) {
-  return num_tokens * kernels::activation_row_bytes(activation_of(layout.gate_up), layout.hidden);
-}
-
-int64_t intermediate_bytes(const ExpertLayout& layout, int num_pairs) {
-  // Prefill keeps bf16 rows there.
-  const int64_t decode = kernels::activation_row_bytes(activation_of(layout.down), layout.intermediate);
-  const int64_t prefill = kernels::activation_row_bytes(ActivationKind::kBF16, layout.intermediate);
-  return num_pairs * (decode > prefill ? decode : prefill);
+int launch_read_host(const void* mapped, void* to, int64_t bytes, Stream stream) {
+  constexpr int64_t kWord = sizeof(uint4);
+  const auto aligned = [](const void* address) { return reinterpret_cast<uintptr_t>(address) % kWord == 0; };
+  if (mapped == nullptr || to == nullptr || bytes < 1 || bytes % kWord != 0 || !aligned(mapped) ||
+      !aligned(to))
+    return cudaErrorInvalidValue;
+  const int64_t words = bytes / kWord;
+  read_host_kernel<<<unsigned((words + kCopyThreads - 1) / kCopyThreads), kCopyThreads, 0, stream>>>(
+      static_cast<const uint4*>(mapped), static_cast<uint4*>(to), words);
+  return cudaGetLastError();
 }
 
 int launch_encode(ActivationKind kind, const void* bf16_rows, int num_tokens, int columns, void* out,
@@ -100,7 +105,7 @@ int launch_encode(ActivationKind kind, const void* bf16_rows, int num_tokens, in
 int launch_decode_experts(const ExpertLayout& layout, const ExpertGroups& groups,
                           const ExpertBuffers& buffers, int num_tokens, int top_k, int num_experts,
                           int shared_bytes, Stream stream) {
-  if (!fits(layout) || num_tokens < 1 || top_k < 1 || num_experts < 1 ||
+  if (!is_complete(layout) || num_tokens < 1 || top_k < 1 || num_experts < 1 ||
       groups.capacity < max_groups(num_tokens * top_k, num_experts) || buffers.encoded == nullptr ||
       buffers.intermediate == nullptr || buffers.outputs == nullptr) {
     return cudaErrorInvalidValue;
@@ -114,7 +119,8 @@ int launch_decode_experts(const ExpertLayout& layout, const ExpertGroups& groups
 }
 
 int launch_combine(const float* outputs, const float* weights, const uint8_t* where, const float* from_cpu,
-                   int num_tokens, int top_k, int hidden_size, float* hidden, Stream stream) {
+                   int num_tokens, int top_k, int hidden_size, float* hidden, int64_t* joined_ns,
+                   Stream stream) {
   if (outputs == nullptr || weights == nullptr || where == nullptr || hidden == nullptr || num_tokens < 1 ||
       top_k < 1 || hidden_size < 1) {
     return cudaErrorInvalidValue;
@@ -122,7 +128,7 @@ int launch_combine(const float* outputs, const float* weights, const uint8_t* wh
   const int64_t elements = int64_t(num_tokens) * hidden_size;
   const int blocks = int((elements + kCombineThreads - 1) / kCombineThreads);
   combine_kernel<<<blocks, kCombineThreads, 0, stream>>>(outputs, weights, where, from_cpu, num_tokens, top_k,
-                                                         hidden_size, hidden);
+                                                         hidden_size, hidden, joined_ns);
   return cudaGetLastError();
 }
 

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "launch_shapes.h"
 #include "twofold/packed_kernels.h"
 #include "twofold/weight_format.h"
 
@@ -39,12 +40,29 @@ struct ExpertBuffers {
 
 using Stream = ::CUstream_st*;  // cudaStream_t
 
+// What the kernels take: all three matrices there, and one kind of activations for both products.
+inline bool is_complete(const ExpertLayout& layout) {
+  return layout.hidden > 0 && layout.intermediate > 0 && layout.up_offset > 0 && layout.down_offset > 0 &&
+         activation_of(layout.gate_up) == activation_of(layout.down);
+}
+
 // Bytes of ExpertBuffers::encoded and ::intermediate that a layer needs.
-int64_t encoded_bytes(const ExpertLayout& layout, int num_tokens);
-int64_t intermediate_bytes(const ExpertLayout& layout, int num_pairs);
+inline int64_t encoded_bytes(const ExpertLayout& layout, int num_tokens) {
+  return num_tokens * kernels::activation_row_bytes(activation_of(layout.gate_up), layout.hidden);
+}
+inline int64_t intermediate_bytes(const ExpertLayout& layout, int num_pairs) {
+  // Prefill keeps bf16 rows there.
+  const int64_t decode = kernels::activation_row_bytes(activation_of(layout.down), layout.intermediate);
+  const int64_t prefill = kernels::activation_row_bytes(ActivationKind::kBF16, layout.intermediate);
+  return num_pairs * (decode > prefill ? decode : prefill);
+}
 
 // All launchers return a cudaError_t as int (0: launched) and check their arguments first: a wrong one is
 // cudaErrorInvalidValue (1).
+
+// Brings bytes (a multiple of 16, both addresses aligned to it) from mapped host memory into device memory by
+// a kernel: a copy would queue behind uploads that the layer does not wait for.
+int launch_read_host(const void* mapped, void* to, int64_t bytes, Stream stream);
 
 // bf16 rows [num_tokens][hidden] -> encoded activation rows of `kind`.
 int launch_encode(kernels::ActivationKind kind, const void* bf16_rows, int num_tokens, int columns, void* out,
@@ -73,8 +91,10 @@ int launch_prefill_experts(const ExpertLayout& layout, const ExpertGroups& group
 // then
 // + from_cpu[t] where tokens have experts on the CPU. where[pair] is 0 or 2 on the device, 1 on the CPU,
 // 3 nobody's.
-// from_cpu [tokens][hidden] may be null. hidden is f32.
+// from_cpu [tokens][hidden] may be null. hidden is f32. joined_ns: where the device's time at its begin goes,
+// may be null.
 int launch_combine(const float* outputs, const float* weights, const uint8_t* where, const float* from_cpu,
-                   int num_tokens, int top_k, int hidden_size, float* hidden, Stream stream);
+                   int num_tokens, int top_k, int hidden_size, float* hidden, int64_t* joined_ns,
+                   Stream stream);
 
 }  // namespace twofold::cuda

@@ -42,6 +42,12 @@ struct MailboxPost {
   uint32_t posted;      // step
   uint32_t num_tokens;  // of the step
   uint32_t num_on_cpu;  // pairs that the host is to compute
+  // When, on the device's clock: the layer's routing was there; the device had computed its own experts
+  // (where a kernel waits for the answer); both shares were there. All of this step once a later layer is
+  // posted or the step has ended.
+  int64_t placed_ns;
+  int64_t computed_ns;
+  int64_t joined_ns;
 };
 struct MailboxAnswer {
   uint32_t answered;  // step

@@ -206,6 +206,23 @@ struct UnitProduct {
     }
   }
 
+  // One step of two runs: columns column to column + 3 of the first, and 32 further on of the second.
+  TWOFOLD_HD static void multiply_step(const Words& low, const Words& high, int column, int K,
+                                       const uint8_t* x, int64_t row_bytes, int count,
+                                       int32_t (&dot)[2][kTokens][kRowsOfLane]) {
+#pragma unroll
+    for (int t = 0; t < kTokens; ++t) {
+      if (t >= count) continue;
+      const Q8Row row = row_of(x, row_bytes, t, K);
+      const uint32_t q0 = row.word(column), q1 = row.word(column + 32);
+#pragma unroll
+      for (int r = 0; r < kRowsOfLane; ++r) {
+        dot[0][t][r] = dot4(low.w[r], q0, dot[0][t][r]);
+        dot[1][t][r] = dot4(high.w[r], q1, dot[1][t][r]);
+      }
+    }
+  }
+
   // Eight steps of nibbles: low ones are the run that begins at `column`, high ones the next. With kFifth,
   // `planes` holds bit 4 of the first and, 128 bytes on, of the second run.
   template <bool kFifth>
@@ -228,17 +245,7 @@ struct UnitProduct {
         low.w[r] = (words.w[r] & 0x0f0f0f0fu) | spread_bits(bits0 >> (4 * r), 4);
         high.w[r] = ((words.w[r] >> 4) & 0x0f0f0f0fu) | spread_bits(bits1 >> (4 * r), 4);
       }
-#pragma unroll
-      for (int t = 0; t < kTokens; ++t) {
-        if (t >= count) continue;
-        const Q8Row row = row_of(x, row_bytes, t, K);
-        const uint32_t q0 = row.word(column + 4 * s), q1 = row.word(column + 32 + 4 * s);
-#pragma unroll
-        for (int r = 0; r < kRowsOfLane; ++r) {
-          dot[0][t][r] = dot4(low.w[r], q0, dot[0][t][r]);
-          dot[1][t][r] = dot4(high.w[r], q1, dot[1][t][r]);
-        }
-      }
+      multiply_step(low, high, column + 4 * s, K, x, row_bytes, count, dot);
     }
   }
 
@@ -308,17 +315,7 @@ struct UnitProduct {
           high.w[r] = ((words.w[r] >> 4) & 0x0f0f0f0fu) | spread_bits(bits[1] >> (4 * r), 4) |
                       spread_bits(bits[3] >> (4 * r), 5);
         }
-#pragma unroll
-        for (int t = 0; t < kTokens; ++t) {
-          if (t >= count) continue;
-          const Q8Row row = row_of(x, row_bytes, t, K);
-          const uint32_t q0 = row.word(column + 4 * s), q1 = row.word(column + 32 + 4 * s);
-#pragma unroll
-          for (int r = 0; r < kRowsOfLane; ++r) {
-            dot[0][t][r] = dot4(low.w[r], q0, dot[0][t][r]);
-            dot[1][t][r] = dot4(high.w[r], q1, dot[1][t][r]);
-          }
-        }
+        multiply_step(low, high, column + 4 * s, K, x, row_bytes, count, dot);
       }
 #pragma unroll
       for (int run = 0; run < 2; ++run) {

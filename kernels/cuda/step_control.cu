@@ -1,5 +1,6 @@
 #include <cuda_runtime.h>
 
+#include "device_clock.cuh"
 #include "launch_shapes.h"
 #include "step_control.h"
 
@@ -18,12 +19,6 @@ __device__ inline uint32_t load_acquire(const uint32_t* word) {
   uint32_t value;
   asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(word) : "memory");
   return value;
-}
-
-__device__ inline int64_t nanoseconds() {
-  int64_t now;
-  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
-  return now;
 }
 
 __global__ void begin_step_kernel(uint32_t* step) { *step = next_step(*step); }
@@ -55,7 +50,11 @@ __global__ void __launch_bounds__(kPlaceThreads, 1)
   int32_t* begin_of = group_of + num_experts;
   uint8_t* place = reinterpret_cast<uint8_t*>(begin_of + num_experts);
   __shared__ uint32_t on_cpu;
-  if (threadIdx.x == 0) on_cpu = 0;
+  int64_t begin_ns = 0;
+  if (threadIdx.x == 0) {
+    on_cpu = 0;
+    begin_ns = nanoseconds();
+  }
   for (int p = threadIdx.x; p < num_pairs; p += kPlaceThreads) ids[p] = routed.ids[p];
   __syncthreads();
   const int32_t* slots = tables.slots;
@@ -132,18 +131,21 @@ __global__ void __launch_bounds__(kPlaceThreads, 1)
   MailboxPost* post = reinterpret_cast<MailboxPost*>(mailbox + layout.post(routed.layer));
   post->num_tokens = uint32_t(routed.num_tokens);
   post->num_on_cpu = on_cpu;
+  post->placed_ns = begin_ns;
   __threadfence_system();  // the other threads' writes too: they came before the barrier
   store_release(&post->posted, *step);
 }
 
 __global__ void wait_kernel(MailboxLayout layout, uint8_t* mailbox, int layer, const uint32_t* step,
                             const uint32_t* num_on_cpu, int64_t limit_ns) {
+  const int64_t now = nanoseconds();
+  reinterpret_cast<MailboxPost*>(mailbox + layout.post(layer))->computed_ns = now;
   if (*num_on_cpu == 0) return;
   const uint32_t wanted = *step;
   const MailboxAnswer* answer = reinterpret_cast<const MailboxAnswer*>(mailbox + layout.answer(layer));
   const MailboxControl* control = reinterpret_cast<const MailboxControl*>(mailbox + layout.control());
   MailboxReport* report = reinterpret_cast<MailboxReport*>(mailbox + layout.report());
-  const int64_t deadline = nanoseconds() + limit_ns;
+  const int64_t deadline = now + limit_ns;
   for (uint32_t turn = 0; load_acquire(&answer->answered) != wanted; ++turn) {
     if (turn % 64 != 63) continue;
     if (load_acquire(&control->abort) != 0) return;
@@ -166,12 +168,8 @@ int launch_place(const RoutedLayer& routed, const PlacementTables& tables, const
                  const MailboxShape& shape, void* mailbox, const uint32_t* step, Stream stream) {
   const int num_pairs = routed.num_tokens * shape.top_k;
   const int64_t shared = 4 * int64_t(num_pairs) + 13 * int64_t(tables.num_experts);
-  if (routed.num_tokens < 1 || routed.num_tokens > shape.max_tokens || routed.layer < 0 ||
-      routed.layer >= shape.num_layers || tables.num_experts < 1 || shape.hidden % 8 != 0 ||
-      placed.groups.capacity < max_groups(num_pairs, tables.num_experts) || shared > 48 * 1024 ||
-      (mailbox != nullptr && step == nullptr)) {
+  if (!can_place(routed, tables, placed, shape, mailbox, step) || shared > 48 * 1024)
     return cudaErrorInvalidValue;
-  }
   place_kernel<<<1, kPlaceThreads, shared, stream>>>(routed, tables, placed, MailboxLayout{shape},
                                                      static_cast<uint8_t*>(mailbox), step);
   return cudaGetLastError();
@@ -179,10 +177,7 @@ int launch_place(const RoutedLayer& routed, const PlacementTables& tables, const
 
 int launch_wait(const MailboxShape& shape, void* mailbox, int layer, const uint32_t* step,
                 const uint32_t* num_on_cpu, int64_t limit_ns, Stream stream) {
-  if (mailbox == nullptr || step == nullptr || num_on_cpu == nullptr || layer < 0 ||
-      layer >= shape.num_layers || limit_ns < 1) {
-    return cudaErrorInvalidValue;
-  }
+  if (!can_wait(shape, mailbox, layer, step, num_on_cpu, limit_ns)) return cudaErrorInvalidValue;
   wait_kernel<<<1, 1, 0, stream>>>(MailboxLayout{shape}, static_cast<uint8_t*>(mailbox), layer, step,
                                    num_on_cpu, limit_ns);
   return cudaGetLastError();

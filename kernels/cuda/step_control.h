@@ -34,6 +34,20 @@ struct RoutedLayer {
   int layer;
 };
 
+// What the launchers take; anything else is cudaErrorInvalidValue.
+inline bool can_place(const RoutedLayer& routed, const PlacementTables& tables, const PlacedLayer& placed,
+                      const MailboxShape& shape, const void* mailbox, const uint32_t* step) {
+  return routed.num_tokens >= 1 && routed.num_tokens <= shape.max_tokens && routed.layer >= 0 &&
+         routed.layer < shape.num_layers && tables.num_experts >= 1 && shape.hidden % 8 == 0 &&
+         placed.groups.capacity >= max_groups(routed.num_tokens * shape.top_k, tables.num_experts) &&
+         (mailbox == nullptr || step != nullptr);
+}
+inline bool can_wait(const MailboxShape& shape, const void* mailbox, int layer, const uint32_t* step,
+                     const uint32_t* num_on_cpu, int64_t limit_ns) {
+  return mailbox != nullptr && step != nullptr && num_on_cpu != nullptr && layer >= 0 &&
+         layer < shape.num_layers && limit_ns >= 1;
+}
+
 // ++*step. The first node of a step's graph; *step begins at 0 and then numbers the steps from 1.
 int launch_begin_step(uint32_t* step, Stream stream);
 

@@ -2,12 +2,29 @@
 //
 // Both searches try a row of starting scales, each a little wider or narrower than the weights' range; for
 // each the weights are rounded, and the scale that fits those integers best is the least-squares solution.
-// Sums are kept in eight lanes, so that they become vectors without reordering what the compiler may not
-// reorder.
+// Sums are kept in eight lanes: a vector where the CPU has such long ones, else two or eight of its own, in
+// the same order.
 #pragma once
 #include <cmath>
+#include <cstring>
 
 namespace twofold::kernels {
+
+// fit(arguments...), compiled once more for AVX2 and with everything in it inlined, for CPUs that have that:
+// four times as fast. Nothing is contracted or reordered, so the result is the same.
+#if defined(__x86_64__)
+template <auto fit, class... Arguments>
+__attribute__((target("avx2"), flatten)) auto fitted_by_avx2(Arguments... arguments) {
+  return fit(arguments...);
+}
+#endif
+template <auto fit, class... Arguments>
+auto fitted(Arguments... arguments) {
+#if defined(__x86_64__)
+  if (__builtin_cpu_supports("avx2")) return fitted_by_avx2<fit>(arguments...);
+#endif
+  return fit(arguments...);
+}
 
 struct Affine {  // weight = scale * q + min
   float scale, min;
@@ -22,18 +39,27 @@ inline float nearest_within(float v, float lowest, float highest) {
 }
 
 inline constexpr int kLanes = 8;
+// Handed on by reference only: how it is passed by value differs between CPUs.
+typedef float Lanes __attribute__((vector_size(4 * kLanes)));
+inline void load(const float* p, Lanes& v) { std::memcpy(&v, p, sizeof v); }
+// nearest_within for every lane.
+inline void round_within(Lanes& v, float lowest, float highest) {
+  constexpr float kShift = 12582912.0f;
+  const Lanes low = Lanes{} + lowest, high = Lanes{} + highest;
+  v = v > low ? v : low;
+  v = v < high ? v : high;
+  v = (v + kShift) - kShift;
+}
 
 // By how many steps the range of a starting scale differs from the weights'. 21 starts instead of these 6
 // lower the error by 0.1 to 0.5 % and take three times as long.
 inline constexpr float kStarts[] = {-1.0f, -0.6f, -0.2f, 0.2f, 0.6f, 1.0f};
 
-// Sums over n (a multiple of 8) of what `add(i, lane)` adds to its lane.
+// Sums over n (a multiple of 8) of what `add(i, lanes)` adds to the lanes for weights i to i + 7.
 template <int Count, class Add>
 inline void sum_lanes(int n, float (&sums)[Count], const Add& add) {
-  float lanes[Count][kLanes] = {};
-  for (int i = 0; i < n; i += kLanes) {
-    for (int lane = 0; lane < kLanes; ++lane) add(i + lane, lane, lanes);
-  }
+  Lanes lanes[Count] = {};
+  for (int i = 0; i < n; i += kLanes) add(i, lanes);
   for (int s = 0; s < Count; ++s) {
     sums[s] = ((lanes[s][0] + lanes[s][4]) + (lanes[s][1] + lanes[s][5])) +
               ((lanes[s][2] + lanes[s][6]) + (lanes[s][3] + lanes[s][7]));
@@ -53,11 +79,16 @@ struct ScaleFit {
 inline ScaleFit try_scale(const float* x, const float* w, int n, float scale, float lowest, float highest) {
   const float inverse = inverse_or_zero(scale);
   float sums[3];
-  sum_lanes(n, sums, [=](int i, int lane, auto& lanes) {
-    const float q = nearest_within(x[i] * inverse, lowest, highest), d = x[i] - scale * q;
-    lanes[0][lane] += w[i] * d * d;
-    lanes[1][lane] += w[i] * x[i] * q;
-    lanes[2][lane] += w[i] * q * q;
+  sum_lanes(n, sums, [=](int i, Lanes* lanes) {
+    Lanes xs, ws;
+    load(x + i, xs);
+    load(w + i, ws);
+    Lanes q = xs * inverse;
+    round_within(q, lowest, highest);
+    const Lanes d = xs - scale * q;
+    lanes[0] += ws * d * d;
+    lanes[1] += ws * xs * q;
+    lanes[2] += ws * q * q;
   });
   return {sums[0], sums[2] > 0.0f ? sums[1] / sums[2] : 0.0f};
 }
@@ -95,15 +126,19 @@ inline AffineFit try_affine(const float* x, const float* w, int n, Affine affine
                             bool min_below_zero) {
   const float inverse = inverse_or_zero(affine.scale);
   float sums[6];
-  sum_lanes(n, sums, [=](int i, int lane, auto& lanes) {
-    const float q = nearest_within((x[i] - affine.min) * inverse, 0.0f, highest);
-    const float d = x[i] - (affine.scale * q + affine.min);
-    lanes[0][lane] += w[i] * d * d;
-    lanes[1][lane] += w[i];
-    lanes[2][lane] += w[i] * q;
-    lanes[3][lane] += w[i] * q * q;
-    lanes[4][lane] += w[i] * x[i];
-    lanes[5][lane] += w[i] * x[i] * q;
+  sum_lanes(n, sums, [=](int i, Lanes* lanes) {
+    Lanes xs, ws;
+    load(x + i, xs);
+    load(w + i, ws);
+    Lanes q = (xs - affine.min) * inverse;
+    round_within(q, 0.0f, highest);
+    const Lanes d = xs - (affine.scale * q + affine.min);
+    lanes[0] += ws * d * d;
+    lanes[1] += ws;
+    lanes[2] += ws * q;
+    lanes[3] += ws * q * q;
+    lanes[4] += ws * xs;
+    lanes[5] += ws * xs * q;
   });
   const auto [error, sw, sq, sqq, sx, sxq] = sums;
   const float determinant = sw * sqq - sq * sq;

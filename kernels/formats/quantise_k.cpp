@@ -24,10 +24,14 @@ struct AffineBlock {
 float run_error(const float* x, const float* w, Affine affine, float highest) {
   const float inverse = inverse_or_zero(affine.scale);
   float sums[1];
-  sum_lanes(32, sums, [=](int i, int lane, auto& lanes) {
-    const float q = nearest_within((x[i] - affine.min) * inverse, 0.0f, highest);
-    const float e = x[i] - (affine.scale * q + affine.min);
-    lanes[0][lane] += w[i] * e * e;
+  sum_lanes(32, sums, [=](int i, Lanes* lanes) {
+    Lanes xs, ws;
+    load(x + i, xs);
+    load(w + i, ws);
+    Lanes q = (xs - affine.min) * inverse;
+    round_within(q, 0.0f, highest);
+    const Lanes e = xs - (affine.scale * q + affine.min);
+    lanes[0] += ws * e * e;
   });
   return sums[0];
 }
@@ -193,13 +197,13 @@ ScaledBlock fit_scaled_block(const float* x, const float* w) {
 }  // namespace
 
 void quantise_q4_k(const float* x, const float* w, uint8_t* block) {
-  const AffineBlock best = fit_affine_block(x, w, 15);
+  const AffineBlock best = fitted<fit_affine_block>(x, w, 15);
   put_affine_head(best, block);
   put_nibbles(best, block + 16);
 }
 
 void quantise_q5_k(const float* x, const float* w, uint8_t* block) {
-  const AffineBlock best = fit_affine_block(x, w, 31);
+  const AffineBlock best = fitted<fit_affine_block>(x, w, 31);
   put_affine_head(best, block);
   for (int i = 0; i < 32; ++i) {
     int high = 0;
@@ -210,7 +214,7 @@ void quantise_q5_k(const float* x, const float* w, uint8_t* block) {
 }
 
 void quantise_q6_k(const float* x, const float* w, uint8_t* block) {
-  const ScaledBlock best = fit_scaled_block(x, w);
+  const ScaledBlock best = fitted<fit_scaled_block>(x, w);
   for (int half = 0; half < 2; ++half) {
     const uint8_t* q = best.q + 128 * half;
     for (int i = 0; i < 64; ++i) {

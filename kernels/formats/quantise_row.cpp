@@ -26,7 +26,7 @@ void quantise_8bit(const float* x, uint8_t* block) {
 }
 
 void quantise_q4_0(const float* x, const float* w, uint8_t* block) {
-  const uint16_t scale = stored_f16(fit_scale(x, w, 32, 8));
+  const uint16_t scale = stored_f16(fitted<fit_scale>(x, w, 32, 8));
   const float inverse = inverse_or_zero(float_of_f16(scale));
   std::memcpy(block, &scale, 2);
   const auto nibble = [=](int i) {
@@ -36,7 +36,7 @@ void quantise_q4_0(const float* x, const float* w, uint8_t* block) {
 }
 
 void quantise_int4(const float* x, const float* w, uint8_t* block) {
-  const Affine best = fit_affine(x, w, 64, 15, false);
+  const Affine best = fitted<fit_affine>(x, w, 64, 15, false);
   const uint16_t scale = stored_f16(best.scale), min = stored_f16(best.min);
   const float inverse = inverse_or_zero(float_of_f16(scale)), offset = float_of_f16(min);
   std::memcpy(block, &scale, 2);

@@ -28,9 +28,10 @@ inline uint32_t bits_of(const uint8_t* bytes, int bit) {
 
 inline void copy_f16(uint8_t* to, const uint8_t* from) { std::memcpy(to, from, 2); }
 
-struct SourceQ8_0 {  // f16 scale, i8 q[32]
-  using Panel = PanelQ8_0;
-  static constexpr int kBytes = 34;
+template <typename PanelOfFormat, int kColumns>
+struct SourceBytes {  // f16 scale, i8 q[kColumns]
+  using Panel = PanelOfFormat;
+  static constexpr int kBytes = 2 + kColumns;
   static constexpr uint8_t kFlip = 0x80;
   static const uint8_t* steps(const uint8_t* block, uint8_t*) { return block + 2; }
   static void put_scales(const uint8_t* block, uint8_t* panel, int row) {
@@ -38,23 +39,11 @@ struct SourceQ8_0 {  // f16 scale, i8 q[32]
   }
   static void dequantise(const uint8_t* block, float* out) {
     const float scale = f16_at(block);
-    for (int i = 0; i < 32; ++i) out[i] = scale * static_cast<float>(static_cast<int8_t>(block[2 + i]));
+    for (int i = 0; i < kColumns; ++i) out[i] = scale * static_cast<float>(static_cast<int8_t>(block[2 + i]));
   }
 };
-
-struct SourceInt8 {  // f16 scale, i8 q[128]
-  using Panel = PanelInt8;
-  static constexpr int kBytes = 130;
-  static constexpr uint8_t kFlip = 0x80;
-  static const uint8_t* steps(const uint8_t* block, uint8_t*) { return block + 2; }
-  static void put_scales(const uint8_t* block, uint8_t* panel, int row) {
-    copy_f16(Panel::scale(panel, row), block);
-  }
-  static void dequantise(const uint8_t* block, float* out) {
-    const float scale = f16_at(block);
-    for (int i = 0; i < 128; ++i) out[i] = scale * static_cast<float>(static_cast<int8_t>(block[2 + i]));
-  }
-};
+using SourceQ8_0 = SourceBytes<PanelQ8_0, 32>;
+using SourceInt8 = SourceBytes<PanelInt8, 128>;
 
 struct SourceQ4_0 {  // f16 scale, u8 q[16]: low nibbles are columns 0-15, high ones 16-31
   using Panel = PanelQ4_0;

@@ -56,10 +56,11 @@ def table(report: Mapping[str, Any]) -> str:
             f"{f'{low:.1f} - {high:.1f}':>20}{'-' if ratio is None else f'{ratio:.2f}':>11}"
             f"{'-' if bound is None else f'{bound:.0f}':>9}"
         )
-    ceilings = report["ceilings"]
-    lines.append(
-        "measured in the same run: " + ", ".join(f"{name} {value:.0f}" for name, value in ceilings.items())
-    )
+    if ceilings := report["ceilings"]:
+        lines.append(
+            "measured in the same run: "
+            + ", ".join(f"{name} {value:.0f}" for name, value in ceilings.items())
+        )
     for format_name, reasons in report["left_out"].items():
         lines += [f"{format_name}: without {engine}: {why}" for engine, why in reasons.items()]
     return "\n".join(lines)
@@ -96,7 +97,8 @@ def markdown(report: Mapping[str, Any]) -> str:
         cells = [*case, *(cell(name, case) for name in engines), *(times(peer, case) for peer in peers)]
         cells.append("-" if bound is None else f"{bound:.0f}")
         lines.append("| " + " | ".join(cells) + " |")
-    lines += ["", "Ceilings of the same run: " + _ceilings_line(report["ceilings"]) + "."]
+    if report["ceilings"]:
+        lines += ["", "Ceilings of the same run: " + _ceilings_line(report["ceilings"]) + "."]
     lines += [
         f"Without {engine} in {format_name}: {without_directories(why)}."
         for format_name, reasons in report["left_out"].items()

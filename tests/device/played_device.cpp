@@ -13,6 +13,10 @@ DeviceResult failure(DeviceCode code, const char* what) { return {code, what}; }
 
 }  // namespace
 
+Device::Device(const DeviceShape& shape) : shape_(shape), random_(shape.seed) {
+  lanes_.push_back(std::make_unique<Lane>());
+}
+
 Device::~Device() {
   for (auto& [memory, bytes] : allocations_) std::free(memory);
   for (auto& [memory, bytes] : pinned_) std::free(memory);
@@ -26,6 +30,20 @@ bool Device::chance(double probability) {
 void Device::set_failures(double issue, double completion) {
   shape_.fail_issue = issue;
   shape_.fail_completion = completion;
+}
+
+double Device::now_us() {
+  if (shape_.tick_us > 0) run_until(now_us_ + shape_.tick_us);
+  return now_us_;
+}
+
+DeviceResult Device::finish(StreamHandle stream) {
+  if (stream.raw != nullptr) return {};
+  while (!lanes_.front()->queue.empty()) {
+    if (!step(std::numeric_limits<double>::infinity()))
+      return failure(DeviceCode::kFailed, "waits for ever: nothing on the device can go on");
+  }
+  return {};
 }
 
 DeviceResult Device::facts(DeviceFacts& out) {
@@ -125,14 +143,14 @@ DeviceResult Device::record(EventHandle event, StreamHandle stream) {
   Event* e = static_cast<Event*>(event.raw);
   lane(stream).queue.push_back(
       {.kind = Kind::kRecord, .issued_us = now_us_, .event = e, .record = ++e->recorded});
-  return {};
+  return finish(stream);
 }
 
 DeviceResult Device::wait(StreamHandle stream, EventHandle event) {
   Event* e = static_cast<Event*>(event.raw);
   lane(stream).queue.push_back(
       {.kind = Kind::kWait, .issued_us = now_us_, .event = e, .record = e->recorded});
-  return {};
+  return finish(stream);
 }
 
 DeviceResult Device::query(EventHandle event) {
@@ -181,7 +199,8 @@ DeviceResult Device::copy(std::span<const HostToDevice> copies, StreamHandle str
     first = false;
     ++num_copies;
   }
-  return fails ? failure(DeviceCode::kFailed, "the copy was refused") : DeviceResult{};
+  if (fails) return failure(DeviceCode::kFailed, "the copy was refused");
+  return finish(stream);
 }
 
 void Device::launch(StreamHandle stream, double us, std::function<void()> begins, std::function<void()> ends,

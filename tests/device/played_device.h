@@ -1,8 +1,9 @@
 // A device on host memory with a clock of its own, for tests: streams run in order, one link carries all
 // copies one after the other, copies write garbage until they have ended, and everything can be made to fail.
 //
-// Nothing happens by itself: `run_until` moves the clock, waiting calls run it until they have what they wait
-// for.
+// Nothing happens by itself: `run_until` moves the clock, so does reading it by tick_us, and waiting calls
+// run it until they have what they wait for. The null stream is the caller itself: what it is given is done
+// on return.
 #pragma once
 #include <cstdint>
 #include <deque>
@@ -22,6 +23,7 @@ struct DeviceShape {
   double latency_us = 10;
   double bandwidth_gbps = 10;
   bool refuse_pinning = false;
+  double tick_us = 0;            // how far the clock moves whenever it is read
   double most_delay_us = 0;      // a copy takes up to that much longer, at random
   double fail_issue = 0;         // probability that a copy call fails, some of its copies carried out
   double fail_completion = 0;    // probability that a copy ends in an error and garbage
@@ -31,12 +33,12 @@ struct DeviceShape {
 
 class Device final : public DeviceApi {
  public:
-  explicit Device(const DeviceShape& shape) : shape_(shape), random_(shape.seed) {}
+  explicit Device(const DeviceShape& shape);
   ~Device() override;
 
   DeviceResult facts(DeviceFacts& out) override;
   bool host_addressable() const override { return true; }
-  double now_us() override { return now_us_; }
+  double now_us() override;
   DeviceResult allocate(size_t bytes, std::byte*& out) override;
   void free(std::byte* memory) override;
   DeviceResult allocate_pinned(size_t bytes, std::byte*& out, std::byte*& device_address) override;
@@ -98,7 +100,11 @@ class Device final : public DeviceApi {
   };
   // Begins or ends the work that is next in time and not later than us; false if there is none.
   bool step(double us);
-  static Lane& lane(StreamHandle stream) { return *static_cast<Lane*>(stream.raw); }
+  Lane& lane(StreamHandle stream) {
+    return stream.raw == nullptr ? *lanes_.front() : *static_cast<Lane*>(stream.raw);
+  }
+  // What the null stream was given has passed.
+  DeviceResult finish(StreamHandle stream);
   bool chance(double probability);
 
   DeviceShape shape_;
@@ -109,7 +115,7 @@ class Device final : public DeviceApi {
   size_t used_ = 0;
   std::vector<std::pair<std::byte*, size_t>> allocations_, pinned_;
   std::vector<std::pair<const std::byte*, size_t>> ranges_;
-  std::vector<std::unique_ptr<Lane>> lanes_;
+  std::vector<std::unique_ptr<Lane>> lanes_;  // the first is the null stream's
   std::set<Event*> events_;
   std::string complaint_;
 };

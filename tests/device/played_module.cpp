@@ -33,12 +33,16 @@ py::dict run_stress(const py::kwargs& given) {
   take("fail_issue", shape.fail_issue);
   take("fail_completion", shape.fail_completion);
   take("ignore_readers", shape.ignore_readers);
+  take("ignore_uploads", shape.ignore_uploads);
+  take("chunks", shape.chunks);
   const StressCounts counts = twofold::played::stress(shape);
   py::dict out;
   out["reads"] = counts.reads;
   out["hits"] = counts.hits;
   out["cpu"] = counts.cpu;
   out["fetched"] = counts.fetched;
+  out["begun_ahead"] = counts.begun_ahead;
+  out["used_ahead"] = counts.used_ahead;
   out["landed"] = counts.landed;
   out["failed"] = counts.failed;
   out["held"] = counts.held;
@@ -51,12 +55,14 @@ py::dict run_stress(const py::kwargs& given) {
 
 std::shared_ptr<twofold::DeviceApi> open_device(int, size_t total_bytes, double bandwidth_gbps,
                                                 bool refuse_pinning, double most_delay_us, double fail_issue,
-                                                double fail_completion) {
-  auto device =
-      std::make_shared<twofold::played::Device>(twofold::played::DeviceShape{.total_bytes = total_bytes,
-                                                                             .bandwidth_gbps = bandwidth_gbps,
-                                                                             .refuse_pinning = refuse_pinning,
-                                                                             .most_delay_us = most_delay_us});
+                                                double fail_completion, double tick_us) {
+  twofold::played::DeviceShape shape;
+  shape.total_bytes = total_bytes;
+  shape.bandwidth_gbps = bandwidth_gbps;
+  shape.refuse_pinning = refuse_pinning;
+  shape.tick_us = tick_us;
+  shape.most_delay_us = most_delay_us;
+  auto device = std::make_shared<twofold::played::Device>(shape);
   device->set_failures(fail_issue, fail_completion);
   return device;
 }
@@ -67,11 +73,20 @@ std::shared_ptr<twofold::DeviceApi> open_device(int, size_t total_bytes, double 
 PYBIND11_MODULE(twofold_played, m) {
   m.doc() = "A device that tests play on host memory.";
   twofold::bindings::bind_device(m);
-  m.attr("runs_engine") = true;
+  twofold::bindings::bind_experts(m);
+  twofold::bindings::bind_hand_over(m);
+  twofold::bindings::bind_table_step(m);
+  m.attr("host_addressable") = true;
   m.def("device_count", [] { return 1; });
   m.def("open_device", &open_device, py::arg("index") = 0, py::arg("total_bytes") = size_t{1} << 28,
         py::arg("bandwidth_gbps") = 10.0, py::arg("refuse_pinning") = false, py::arg("most_delay_us") = 0.0,
-        py::arg("fail_issue") = 0.0, py::arg("fail_completion") = 0.0);
+        py::arg("fail_issue") = 0.0, py::arg("fail_completion") = 0.0, py::arg("tick_us") = 0.0);
+  m.def(
+      "spare",
+      [](twofold::DeviceApi& device, uintptr_t address) {
+        dynamic_cast<twofold::played::Device&>(device).never_fails = reinterpret_cast<std::byte*>(address);
+      },
+      py::arg("device"), py::arg("address"), "Copies to this address never fail.");
   m.def("stress", &run_stress,
         "Steps on a played device; RuntimeError when a layer does not find its experts.");
 }

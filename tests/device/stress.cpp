@@ -18,6 +18,7 @@ namespace twofold::played {
 namespace {
 
 constexpr size_t kSmallBytes = 1000;
+constexpr int kChunk = 40;
 
 MachineProfile profile() {
   return {.name = "played",
@@ -58,6 +59,7 @@ class Run {
     config.num_staging = shape.num_staging;
     config.policy = shape.policy;
     config.prefetch = shape.prefetch;
+    config.stream_ahead_from = kChunk;
     auto engine = std::make_unique<UploadEngine>(
         device_, slots_, tables_,
         [this](int layer, int expert) { return std::span<const std::byte>(bytes(layer, expert)); },
@@ -82,8 +84,10 @@ class Run {
   StressCounts run() {
     for (step_ = 0; step_ < shape_.num_steps; ++step_) {
       num_tokens_ = below(5) == 0 ? 1 + below(3) : 1;
+      const bool is_chunk = chance(shape_.chunks);
+      if (is_chunk) num_tokens_ = kChunk;
       begin_step();
-      if (chance(shape_.table_steps)) {
+      if (!is_chunk && chance(shape_.table_steps)) {
         table_step();
       } else {
         host_step();
@@ -183,7 +187,15 @@ class Run {
       if (!in_flight_.insert(move.slot).second && decision.num_withdrawn == 0)
         fail("slot " + std::to_string(move.slot) + " was given away with an upload in flight");
     }
+    for (const Move& move : decision.moves) counts_.begun_ahead += move.staged && move.layer > decision.layer;
+    std::set<int> slots;
     for (const ExpertDecision& e : decision.experts) {
+      if (e.slot >= 0 && !slots.insert(e.slot).second)
+        fail("slot " + std::to_string(e.slot) + " was given to two experts of a layer");
+      const bool moved = std::any_of(decision.moves.begin(), decision.moves.end(), [&](const Move& move) {
+        return move.layer == decision.layer && move.expert == e.expert;
+      });
+      counts_.used_ahead += e.where == Placement::kFetched && !moved;
       ++(e.where == Placement::kHit   ? counts_.hits
          : e.where == Placement::kCpu ? counts_.cpu
                                       : counts_.fetched);
@@ -229,6 +241,7 @@ class Run {
       note(decision);
       const std::vector<int> refused = engine_->take_refused();
       counts_.refused += int64_t(refused.size());
+      for (int slot : refused) scheduler_->ahead_refused(slot);
       Reads reads;
       for (const ExpertDecision& e : decision.experts) {
         if (e.where != Placement::kCpu && std::count(refused.begin(), refused.end(), e.slot) == 0)
@@ -240,7 +253,7 @@ class Run {
         ++counts_.lost_steps;  // the engine gives the step's requests up
         return;
       }
-      engine_->compute_waits(compute_.get());
+      if (!shape_.ignore_uploads) engine_->compute_waits(compute_.get(), layer);
       compute(layer, std::move(reads));
       engine_->follow_compute(compute_.get());
       if (!shape_.ahead) device_.run_until(device_.now_us() + 50);

@@ -19,16 +19,20 @@ struct StressShape {
   bool prefetch = false;
   bool pinned = true;
   double table_steps = 0.7;  // share of steps that the device places itself
+  double chunks = 0;         // share of steps of many tokens, in which the next layer is uploaded ahead
   bool ahead = true;         // the host goes on before the device has finished
   double most_delay_us = 0;
   double fail_issue = 0;
   double fail_completion = 0;
-  bool ignore_readers = false;  // a mistake that must be found: uploads do not wait for a slot's reader
+  // Mistakes that must be found: uploads do not wait for a slot's reader, kernels do not wait for uploads.
+  bool ignore_readers = false;
+  bool ignore_uploads = false;
 };
 
 struct StressCounts {
   int64_t reads = 0;  // of slots, each compared byte by byte
   int64_t hits = 0, cpu = 0, fetched = 0;
+  int64_t begun_ahead = 0, used_ahead = 0;
   int64_t landed = 0, failed = 0, held = 0, refused = 0, lost_steps = 0;
   int64_t largest_batch = 0, mixed_batches = 0;
 };

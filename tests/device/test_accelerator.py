@@ -6,19 +6,14 @@ memory, uploads in real time on the played clock, the books.
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from types import ModuleType
 
 import numpy as np
 import pytest
 from twofold import _core, ops
-from twofold.bundled import bundled_model_path
-from twofold.cli.machine_checks import check_device_memory
-from twofold.config import EngineConfig
-from twofold.engine import Engine
 from twofold.errors import CapacityError, KernelError
-from twofold.types import SamplingParams
+from twofold.lab.systems import SYSTEMS
 from twofold.weight_format import WeightMatrix
 
 LAYERS, EXPERTS, TOP_K, HIDDEN, INTERMEDIATE = 3, 8, 2, 64, 32
@@ -73,10 +68,11 @@ def on_device(
     policy: str = "payback",
     prefetch: bool = False,
     preload: bool = False,
+    rules: dict[str, object] | None = None,
     **device: object,
 ) -> tuple[_core.MoeExecutor, object]:
     accelerator = played.open_device(**device).accelerator(
-        store, cost(store), TOP_K, num_slots, EXPERTS, policy, prefetch
+        store, cost(store), TOP_K, num_slots, EXPERTS, policy, prefetch, **(rules or {})
     )
     return _core.MoeExecutor.on_device(team, store, accelerator, preload), accelerator
 
@@ -127,6 +123,36 @@ def test_results_are_those_of_the_cpu_bit_for_bit(
     assert counts["fetched"] + counts["hits"] > 0
     warning = accelerator.warning  # type: ignore[attr-defined]
     assert ("could not be pinned" in warning) == refuse_pinning
+
+
+@pytest.mark.parametrize(
+    ("rules", "policy", "all_misses_fetched"),
+    [
+        ({"fetch_rule": "all", "background_uploads": False, "always_cache_fetched": True}, "lru", True),
+        ({"fetch_rule": "none"}, "lru", False),
+        (SYSTEMS["freetoken"].options, "lru", None),
+        (SYSTEMS["hybrimoe"].options, "mrs", None),
+    ],
+)
+def test_other_engines_rules_decide_otherwise_and_answer_the_same(
+    played: ModuleType,
+    team: ops.ThreadTeam,
+    store: _core.ExpertStore,
+    rules: dict[str, object],
+    policy: str,
+    all_misses_fetched: bool | None,
+) -> None:
+    plain = play(_core.MoeExecutor(team, store), 30)
+    given = {name: value for name, value in rules.items() if name != "policy"}
+    executor, accelerator = on_device(played, team, store, policy=policy, rules=given, tick_us=5.0)
+    np.testing.assert_array_equal(np.concatenate(play(executor, 30)), np.concatenate(plain))
+    counts = executor.counts()
+    table = np.array(accelerator.split_table()).reshape(TOP_K + 1, TOP_K + 1)  # type: ignore[attr-defined]
+    assert counts["hits"] > 0
+    if all_misses_fetched is not None:
+        assert (counts["cpu_misses"] == 0) == all_misses_fetched
+        assert (counts["fetched"] == 0) != all_misses_fetched
+        assert list(table[0]) == (list(range(TOP_K + 1)) if all_misses_fetched else [0] * (TOP_K + 1))
 
 
 def test_failing_uploads_run_on_the_cpu_and_change_no_result(
@@ -193,48 +219,3 @@ def test_cache_state_survives(
         np.concatenate(play(again, 10, seed=3)),
         np.concatenate(play(_core.MoeExecutor(team, store), 10, seed=3)),
     )
-
-
-def test_doctor_tells_the_split_before_anything_is_loaded(
-    played: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "twofold._cuda", played)
-    config = EngineConfig(model=str(bundled_model_path()), accelerator="cuda", max_total_tokens=512)
-    check = check_device_memory(config)
-    assert check is not None
-    assert check.verdict == "bad"  # 256 MiB are not even a workspace
-    assert "--gpu-memory-utilization" in check.found
-    open_device = played.open_device
-    monkeypatch.setattr(played, "open_device", lambda index: open_device(index, total_bytes=8 << 30))
-    check = check_device_memory(config)
-    assert check is not None
-    assert check.verdict == "ok"
-    assert "experts" in check.found
-    assert check_device_memory(EngineConfig(accelerator="none")) is None
-
-
-def test_the_whole_engine_answers_the_same_on_the_device(
-    played: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def answer(accelerator: str) -> tuple[list[int], Engine]:
-        config = EngineConfig(
-            model=str(bundled_model_path()), accelerator=accelerator, cpu_threads=2, max_total_tokens=512
-        )
-        engine = Engine.load(config)
-        tokens: list[int] = []
-        prompt = engine.tokenizer.encode("Once upon a time")
-        engine.generate(
-            prompt,
-            SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True),
-            lambda chunk: tokens.extend(chunk.token_ids),
-        )
-        return tokens, engine
-
-    plain, _ = answer("none")
-    monkeypatch.setitem(sys.modules, "twofold._cuda", played)
-    tokens, engine = answer("cuda")
-    assert tokens == plain
-    assert len(tokens) == 12
-    assert engine.info.accelerator == "cuda"
-    assert engine.info.clock == "wall"
-    assert engine.stats().placement.uploads > 0

@@ -23,11 +23,12 @@ shapes = st.fixed_dictionaries(
         "num_experts": st.integers(4, 10),
         "top_k": st.integers(1, 3),
         "slots_per_layer": st.integers(0, 10),
-        "num_staging": st.integers(0, 6),
+        "num_staging": st.integers(0, 12),
         "policy": st.sampled_from(POLICIES),
         "prefetch": st.booleans(),
         "pinned": st.booleans(),
         "table_steps": st.sampled_from([0.0, 0.5, 0.9, 1.0]),
+        "chunks": st.sampled_from([0.0, 0.5, 1.0]),
         "ahead": st.booleans(),
         "most_delay_us": st.sampled_from([0.0, 30.0, 1000.0]),
     }
@@ -71,10 +72,23 @@ def test_the_stress_reaches_what_it_is_about(played: ModuleType) -> None:
             "fail_completion": 0.05,
             "prefetch": seed % 2 == 0,
             "table_steps": 0.5,
+            "chunks": 0.3,
+            "num_staging": 8,
         }
         for name, count in checked(played, shape).items():
             total[name] = total.get(name, 0) + count
-    reached = ("hits", "cpu", "fetched", "landed", "failed", "held", "refused", "lost_steps")
+    reached = (
+        "hits",
+        "cpu",
+        "fetched",
+        "begun_ahead",
+        "used_ahead",
+        "landed",
+        "failed",
+        "held",
+        "refused",
+        "lost_steps",
+    )
     assert {name: total[name] for name in reached if total[name] == 0} == {}
     assert total["largest_batch"] > 20
 
@@ -92,6 +106,11 @@ def test_without_waiting_for_readers_a_layer_finds_another_layers_expert(played:
     assert any("did not find expert" in complaint(seed) for seed in range(20))
 
 
+def test_kernels_that_do_not_wait_for_uploads_are_caught(played: ModuleType) -> None:
+    with pytest.raises(RuntimeError, match="did not find expert"):
+        played.stress(seed=1, num_steps=200, chunks=1.0, num_staging=8, ignore_uploads=True)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_many_steps_of_a_larger_model(played: ModuleType, seed: int) -> None:
@@ -107,5 +126,6 @@ def test_many_steps_of_a_larger_model(played: ModuleType, seed: int) -> None:
             "num_steps": 2000,
             "policy": POLICIES[seed % 2],
             "most_delay_us": 50.0,
+            "chunks": 0.2,
         },
     )

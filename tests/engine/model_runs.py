@@ -13,6 +13,7 @@ from twofold._core import kernels
 from twofold.experts.accelerator import choose_accelerator
 from twofold.experts.moe import DenseCost, MoeRuntime, MoeShape, SlotPlan
 from twofold.model import BatchMeta, LoadedModel, load_model
+from twofold.model.weights import expert_layers
 
 F32 = npt.NDArray[np.float32]
 PAGE_SIZE = 4
@@ -53,7 +54,7 @@ class Runner:
         )
         choice = choose_accelerator("none")
         slots, cost = SlotPlan(0, "lru"), DenseCost([], [])
-        self.moe = MoeRuntime(shape, self.model.expert_layers(), team, choice, slots, cost)
+        self.moe = MoeRuntime(shape, expert_layers(self.model.files), team, choice, slots, cost)
         self._steps = 0
         self._free = np.random.default_rng(7).permutation(num_pages).tolist()
 

@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from twofold import ops
 from twofold.cli.calibrate import format_calibration
 from twofold.cli.main import main
 from twofold.config import EngineConfig
 from twofold.engine import Engine
 from twofold.errors import ConfigError
-from twofold.experts.calibration import Calibration, Sample, calibrate, fit, predict, to_profile
+from twofold.experts.calibration import Calibration, LayerTimer, Sample, calibrate, fit, predict, to_profile
 from twofold.experts.moe import MoeShape
 from twofold.experts.profiles import CpuCurve, load_machine_profile, load_profile
 from twofold.telemetry.sink import NullSink
@@ -69,6 +70,23 @@ def test_a_real_calibration_predicts_layers_it_never_saw(formats):
     assert calibration.curve.format == ("f32" if formats[0] == "f32" else "q8_0/q8_0/f16")
 
 
+@given(st.data())
+@settings(max_examples=30, deadline=None)
+def test_timed_layers_have_the_rows_and_the_loads_of_real_ones(data):
+    """A router names top-k different experts for a row; loads that allow it are timed so."""
+    shape = MoeShape(1, 8, 2, 64, 32, (("f32",) * 3,))
+    timer = LayerTimer(shape, ops.ThreadTeam(1))
+    num_rows = data.draw(st.integers(1, 20))
+    routed = [data.draw(st.permutations(range(8)))[:2] for _ in range(num_rows)]
+    counts = np.bincount(np.concatenate(routed))
+    loads = tuple(int(n) for n in counts[counts > 0])
+    ids = timer._routing(loads)
+    assert ids.shape == (num_rows, 2)
+    assert all(len(set(row)) == 2 for row in ids)
+    assert sorted(np.bincount(ids.ravel())[np.unique(ids)]) == sorted(loads)
+    assert timer._routing((3,)).shape == (3, 1), "one expert alone: a row for each pair"
+
+
 def example(threads=1) -> Calibration:
     curve = CpuCurve("f32", 64, 32, threads, 3.0, ((1, 2.0), (8, 10.0)))
     sample = Sample((1, 1), 7.0, 7.0)
@@ -84,6 +102,27 @@ def test_a_profile_survives_its_file_and_says_what_was_not_measured(tmp_path):
     assert profile.figures["contention"].value == 0.1
     assert profile.cpu_curve("f32", 64, 32, 1) is not None
     assert profile.cpu_curve("f32", 64, 32, 2) is None, "another number of threads is another curve"
+
+
+def test_curves_of_other_experts_and_threads_are_kept():
+    base = load_profile("rtx3060-pcie3")
+    stored = to_profile(example(threads=1), base)
+    both = to_profile(example(threads=2), base, stored=stored)
+    assert [curve.threads for curve in both.cpu_curves] == [2, 1]
+    again = to_profile(example(threads=1), base, stored=both)
+    assert [curve.threads for curve in again.cpu_curves] == [1, 2], (
+        "the same experts: measured anew, not twice"
+    )
+
+
+def test_a_damaged_profile_is_replaced_and_says_so(tmp_path, capsys):
+    model = write_tiny_model(tmp_path / "model", TinyModel(num_layers=1))
+    output = tmp_path / "machine.json"
+    output.write_text("{}")
+    argv = ["calibrate", str(model), "--output", str(output), "--cpu-threads", "1", "--repeats", "1"]
+    assert main([*argv, "--accelerator", "none"]) == 0
+    assert "it is replaced" in capsys.readouterr().err
+    assert len(load_profile(str(output)).cpu_curves) == 1
 
 
 def test_a_curve_of_the_kernels_before_formats_is_left_out(tmp_path):

@@ -219,15 +219,6 @@ def test_payback_pools_unless_told_otherwise():
         assert cache.num_held(0) == (4 if pooled else 2)
 
 
-def test_admit_worthy_takes_the_best_first_and_stops():
-    cache = make("lru", layers=1, slots=3, top_k=2)
-    cache.observe(0, routing([4, 5], [6, 7]))
-    assert len(cache.admit_worthy(0, 2)) == 2
-    assert len(cache.admit_worthy(0, 9)) == 1, (
-        "the third slot; then only routed or in-flight experts are left"
-    )
-
-
 def test_cancel_gives_the_slot_back():
     cache = make("lru", layers=1, slots=1)
     cache.observe(0, routing([4, 5]))
@@ -256,8 +247,9 @@ def test_warm_start(tmp_path, policy):
             ids = np.minimum(rng.choice(8, size=(1, 2), replace=False), 5).astype(np.int32)
             ids[0, 1] = ids[0, 0] ^ 1
             cache.observe(layer, ids)
-            for admission in cache.admit_worthy(layer, 2):
-                cache.publish(admission.slot)
+            for expert in cache.active(layer):
+                if admission := cache.admit(layer, expert):
+                    cache.publish(admission.slot)
     path = str(tmp_path / "cache.bin")
     cache.save(path)
     again = make(policy)

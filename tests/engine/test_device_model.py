@@ -13,9 +13,11 @@ pytest.importorskip("twofold._core")
 
 from twofold import ops  # noqa: E402
 from twofold.errors import ModelLoadError  # noqa: E402
-from twofold.model.device_graphs import DecodeGraphs, DecodeRow  # noqa: E402
+from twofold.model.decode_inputs import DecodeRow  # noqa: E402
+from twofold.model.device_graphs import DecodeGraphs  # noqa: E402
 from twofold.model.device_kernels import TorchKernels  # noqa: E402
 from twofold.model.device_model import DeviceBatch, DeviceModel  # noqa: E402
+from twofold.model.device_queue import HostQueue  # noqa: E402
 from twofold.model.model_files import open_model_files  # noqa: E402
 from twofold.model.weights import expert_weights  # noqa: E402
 from twofold.testing import TinyModel, write_tiny_model  # noqa: E402
@@ -103,19 +105,21 @@ def test_logits_are_those_of_the_cpu_within_bf16_rounding(tmp_path: Path, name: 
     kv = model.kv_layers(10, PAGE)
     # Two chunks, then decode steps.
     parts = [model.forward(chunk(tokens, 0, 20), kv, moe), model.forward(chunk(tokens, 20, 9), kv, moe)]
-    graphs = DecodeGraphs(
-        lambda batch: model.forward(batch, kv, moe), CPU, PAGE, len(PAGES), capture=run_again
-    )
-    parts += [graphs.run([DecodeRow(tokens[i], i, PAGES)]).clone() for i in range(29, 33)]
+    graphs = decode_graphs(lambda batch: (model.forward(batch, kv, moe),), len(PAGES))
+    parts += [run(graphs, [DecodeRow(tokens[i], i, PAGES)]) for i in range(29, 33)]
     ours = model.logits(torch.cat(parts))
     assert close(ours, cpu_logits(path, tokens))
     assert graphs.fall_back_reason is None
 
 
-def run_again(run):
-    """A capture that is none: replaying computes the step again, into the same tensor."""
-    out = run()
-    return lambda: out.copy_(run()), out
+def decode_graphs(step, max_pages: int) -> DecodeGraphs:
+    return DecodeGraphs(step, HostQueue(lambda: None), CPU, PAGE, max_pages)
+
+
+def run(graphs: DecodeGraphs, rows: list[DecodeRow]) -> torch.Tensor:
+    (out,) = graphs.start(rows)
+    graphs.queue.wait()
+    return out.clone()
 
 
 def test_a_batch_is_padded_and_padding_changes_nothing(tmp_path: Path) -> None:
@@ -126,18 +130,18 @@ def test_a_batch_is_padded_and_padding_changes_nothing(tmp_path: Path) -> None:
     kv = model.kv_layers(8, PAGE)
     sizes: list[int] = []
 
-    def step(batch: DeviceBatch) -> torch.Tensor:
+    def step(batch: DeviceBatch) -> tuple[torch.Tensor]:
         sizes.append(len(batch.token_ids))
-        return model.logits(model.forward(batch, kv, moe))
+        return (model.logits(model.forward(batch, kv, moe)),)
 
-    graphs = DecodeGraphs(step, CPU, PAGE, 2, capture=run_again)
+    graphs = decode_graphs(step, 2)
     alone = []
     for prompt, pages in zip(prompts, tables, strict=True):
         for position, token in enumerate(prompt):
-            out = graphs.run([DecodeRow(token, position, pages)])
-        alone.append(out.clone())
-    again = graphs.run(
-        [DecodeRow(p[-1], len(p) - 1, pages) for p, pages in zip(prompts, tables, strict=True)]
+            out = run(graphs, [DecodeRow(token, position, pages)])
+        alone.append(out)
+    again = run(
+        graphs, [DecodeRow(p[-1], len(p) - 1, pages) for p, pages in zip(prompts, tables, strict=True)]
     )
     assert sizes[-1] == 4
     assert again.shape == (3, TINY.vocab_size)
@@ -146,15 +150,15 @@ def test_a_batch_is_padded_and_padding_changes_nothing(tmp_path: Path) -> None:
 
 
 def test_a_step_that_cannot_be_captured_runs_eagerly_and_says_why(tmp_path: Path) -> None:
-    def refuse(run):
+    def refuse(run, outputs):
         raise RuntimeError("operation not permitted when stream is capturing\nmore")
 
-    graphs = DecodeGraphs(lambda batch: batch.token_ids[:, None].float(), CPU, PAGE, 2, capture=refuse)
-    assert graphs.run([DecodeRow(7, 0, (1,))]).tolist() == [[7.0]]
+    graphs = decode_graphs(lambda batch: (batch.token_ids[:, None].float(),), 2)
+    graphs.queue.capture = refuse
+    assert run(graphs, [DecodeRow(7, 0, (1,))]).tolist() == [[7.0]]
     assert graphs.fall_back_reason == (
         "capturing a step of 1 failed (operation not permitted when stream is capturing)"
     )
-    assert not graphs.fits(1)
 
 
 @pytest.mark.parametrize(
@@ -167,9 +171,9 @@ def test_a_step_that_cannot_be_captured_runs_eagerly_and_says_why(tmp_path: Path
     ],
 )
 def test_a_batch_that_does_not_fit_is_refused(rows: list[DecodeRow], says: str) -> None:
-    graphs = DecodeGraphs(lambda batch: batch.token_ids[:, None].float(), CPU, PAGE, 2, capture=run_again)
+    graphs = decode_graphs(lambda batch: (batch.token_ids[:, None].float(),), 2)
     with pytest.raises(ValueError, match=says):
-        graphs.run(rows)
+        graphs.start(rows)
 
 
 def test_dynamic_rope_scaling_is_refused(tmp_path: Path) -> None:

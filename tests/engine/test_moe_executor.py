@@ -333,3 +333,71 @@ def test_wrong_shapes_and_layers_are_refused(team):
 def test_an_unknown_policy_names_the_valid_ones(team):
     with pytest.raises(ValueError, match=r"payback.*two-in-eight"):
         emulated(team, Model().store, 8, policy="newest-first")
+
+
+def forward_in_parts(model, executor, layer, batch_arrays):
+    """A layer whose device share is worked out in numpy; the plan must share out every pair once."""
+    normed, ids, weights, hidden = batch_arrays
+    plan = executor.begin_layer(layer, ids, weights)
+    times_placed = np.zeros(ids.size, np.int32)
+    on_device = np.zeros_like(weights)
+    for part, allowed in ((plan.ready, {0, 2}), (plan.awaited, {2}), (plan.on_cpu, {1})):
+        assert part.begin[0] == 0
+        assert part.begin[-1] == len(part.pairs)
+        assert len(part.addresses) == len(part.experts) == len(part)
+        for expert, begin, end in zip(part.experts, part.begin, part.begin[1:], strict=False):
+            pairs = part.pairs[begin:end]
+            assert (ids.reshape(-1)[pairs] == expert).all()
+            assert set(plan.where[pairs].tolist()) <= allowed
+            times_placed[pairs] += 1
+            if 1 not in allowed:
+                on_device.reshape(-1)[pairs] = weights.reshape(-1)[pairs]
+    assert (times_placed == 1).all()
+    where = plan.where.copy()
+    rows = np.full_like(normed, np.nan)
+    executor.compute_cpu(normed, rows)
+    executor.end_layer(-1.0)
+    return model.reference(layer, normed, ids, on_device, hidden) + rows, where
+
+
+@pytest.mark.parametrize("num_slots", [0, 7, LAYERS * EXPERTS])
+def test_a_layer_in_parts_is_placed_recorded_and_summed_as_in_one(team, num_slots):
+    model = Model()
+    whole, parts = (emulated(team, model.store, num_slots) for _ in range(2))
+    whole.events_enabled = parts.events_enabled = True
+    seen = set()
+    for step in range(12):
+        arrays = [batch(1 if step % 3 else 17, seed=10 * step + layer) for layer in range(LAYERS)]
+        for executor in (whole, parts):
+            rows = len(arrays[0][1])
+            executor.begin_step(step, [step] * rows, list(range(rows)))
+        for layer in range(LAYERS):
+            normed, ids, weights, hidden = arrays[layer]
+            expected = hidden.copy()
+            whole.forward(layer, normed, ids, weights, expected)
+            out, where = forward_in_parts(model, parts, layer, arrays[layer])
+            seen.update(where.tolist())
+            assert np.abs(out - expected).max() < 1e-4 * np.abs(expected).max()
+        whole.end_step()
+        parts.end_step()
+        assert whole.counts() == parts.counts()
+        assert whole.virtual_now_us == parts.virtual_now_us
+    mine, theirs = whole.drain_events(), parts.drain_events()
+    assert all(np.array_equal(mine[kind], theirs[kind]) for kind in mine)
+    assert seen == ({0} if num_slots == LAYERS * EXPERTS else {1} if num_slots == 0 else {0, 1, 2})
+
+
+def test_the_parts_of_a_layer_come_in_their_order(team):
+    executor = _core.MoeExecutor(team, Model().store)
+    normed, ids, weights, hidden = batch(2, seed=1)
+    executor.begin_step(0, [0, 0], [0, 1])
+    for call in (lambda: executor.compute_cpu(normed, hidden), lambda: executor.end_layer(1.0)):
+        with pytest.raises(RuntimeError, match="before begin_layer"):
+            call()
+    executor.begin_layer(0, ids, weights)
+    with pytest.raises(RuntimeError, match="layer 0 has not ended"):
+        executor.begin_layer(1, ids, weights)
+    with pytest.raises(ValueError, match=r"rows has shape \(1, 48\), expected \(2, 48\)"):
+        executor.compute_cpu(normed, hidden[:1].copy())
+    executor.begin_step(1, [0, 0], [0, 1])  # a step that was given up is forgotten
+    executor.begin_layer(1, ids, weights)

@@ -14,8 +14,13 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = ROOT / "build/dev/tests/native"
-NAMES = ["native_cuda_kernels", "native_mailbox", "native_mailbox_experts"]
-LONG = {"ten_million_hand_overs"}
+NAMES = [
+    "native_cuda_kernels",
+    "native_mailbox",
+    "native_mailbox_experts",
+    "native_table_step",
+]
+LONG = {"ten_million_hand_overs", "many_steps_of_many_uploads"}
 
 
 @functools.cache

@@ -63,6 +63,8 @@ class WordTokenizer:
 class FakeStats:
     num_running: int
     num_waiting: int
+    num_free_pages: int = 3
+    num_pages: int = 4
     placement: PlacementCounts = field(default_factory=PlacementCounts)
 
 

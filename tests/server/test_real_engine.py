@@ -176,6 +176,7 @@ def test_the_answers_headers_and_metrics_tell_of_the_emulation(url, client):
         for name in ("hits", "cpu_misses", "fetched")
     )
     assert placed > 0
+    assert 0 <= float(metrics['vllm:kv_cache_usage_perc{model_name="tiny"}']) < 1
 
 
 def test_routed_experts_come_as_npy_in_base64(client: openai.OpenAI, engine: Engine) -> None:

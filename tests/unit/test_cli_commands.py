@@ -231,6 +231,16 @@ def test_bench_measures_and_compares(tiny, capsys):
 BRIEF = ("--prompt-tokens", "16", "--new-tokens", "4", "--repeats", "1", "--no-compare-transformers")
 
 
+def test_bench_takes_several_lengths_of_prompts(tiny, capsys):
+    flags = (*BRIEF, "--prompt-tokens", "16,24", "--json", *NONE)
+    assert main(["bench", tiny, *flags]) == 0
+    result = json.loads(capsys.readouterr().out)
+    named = [(test["test"], test["prompt_tokens"]) for test in result["tests"]]
+    assert named == [("pp16", 16), ("tg4", 16), ("pp24", 24), ("tg4", 24)]
+    assert {test["engine"] for test in result["tests"]} == {"twofold"}
+    assert result["tests"][0]["tokens_per_s"] == result["twofold"]["prefill_tokens_per_s"]
+
+
 def test_bench_for_people(tiny, capsys):
     flags = (
         "--prompt-tokens",

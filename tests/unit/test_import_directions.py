@@ -28,6 +28,10 @@ PARTS_OF_ENGINE = {
     "kv_cache",
     "capacity",
     "device_budget",
+    "loading",
+    "device_loading",
+    "expert_loading",
+    "device_runner",
     "recording",
     "sampler",
     "tokenizer",
@@ -59,7 +63,15 @@ ALLOWED: dict[str, set[str]] = {
     "device_budget": {"model"},
     "scheduler": {"kv_cache"},
     "requests": {"sampler", "scheduler", "text_stream"},
-    "runner": {"scheduler", "model", "experts"} | NATIVE,
+    "runner": {"scheduler", "sampler", "model", "experts"} | NATIVE,
+    "expert_loading": {"model", "experts"} | NATIVE,
+    "loading": {"bundled", "runner", "capacity", "tokenizer", "model", "experts"}
+    | {"expert_loading", "device_loading"}
+    | NATIVE,
+    "device_loading": {"runner", "device_runner", "capacity", "device_budget", "model", "experts"}
+    | {"expert_loading"}
+    | NATIVE,
+    "device_runner": {"scheduler", "sampler", "model", "experts"} | NATIVE,
     "recording": {"requests", "scheduler", "experts", "telemetry.sink", "telemetry.routing"},
     "engine": {"telemetry.sink", "bundled"} | PARTS_OF_ENGINE | NATIVE,
     "server": BELOW_SERVER,
@@ -88,7 +100,7 @@ ONLY_IN: dict[str, set[str]] = {
     },
     "transformers": {"cli", "testing"},
     "gguf": {"gguf_file", "testing_gguf"},
-    "torch": {"model", "testing", "cli", "engine", "experts"},
+    "torch": {"model", "testing", "cli", "engine", "experts", "device_runner", "device_loading"},
     "pytest": set(),
 }
 

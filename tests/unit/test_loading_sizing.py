@@ -91,5 +91,20 @@ def test_advice_names_what_to_change(tmp_path: Path) -> None:
 
 def test_device_bytes(tmp_path: Path) -> None:
     size = measure_model(write_tiny_model(tmp_path, MODEL))
-    expected = size.dense_bytes + 5 * size.kv_bytes_per_token + 7 * size.one_expert_bytes
+    expected = size.device_dense_bytes + 5 * size.kv_bytes_per_token + 7 * size.one_expert_bytes
     assert size.device_bytes(num_kv_tokens=5, num_slots=7) == expected
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_dense_weights_on_a_device_are_those_that_the_device_model_holds(tmp_path: Path, dtype: Any) -> None:
+    torch = pytest.importorskip("torch")
+    ops = pytest.importorskip("twofold.ops")
+    from twofold.model.device_kernels import TorchKernels
+    from twofold.model.device_model import DeviceModel
+
+    files = open_model_files(write_tiny_model(tmp_path, replace(MODEL, dtype=dtype)))
+    context = files.config.max_context
+    model = DeviceModel(files, ops.ThreadTeam(1), torch.device("cpu"), TorchKernels(), context)
+    held = [*vars(model).values(), *(v for layer in model._layers for v in vars(layer).values())]
+    num_bytes = sum(t.numel() * t.element_size() for t in held if isinstance(t, torch.Tensor))
+    assert measure_model(tmp_path).device_dense_bytes == num_bytes

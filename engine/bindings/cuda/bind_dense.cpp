@@ -3,6 +3,7 @@
 #include "cuda_error.h"
 #include "cuda_module.h"
 #include "dense_layer.h"
+#include "device/addresses.h"
 
 namespace py = pybind11;
 

@@ -40,12 +40,13 @@ PYBIND11_MODULE(_cuda, m) {
   twofold::bindings::bind_device(m);
   m.def("open_device", &twofold::open_cuda_device, py::arg("index") = 0, "KernelError if it cannot be used.");
   m.doc() = "Twofold on CUDA: devices, expert slots, uploads and kernels.";
-  // Whether an engine can be built on this module; until then it serves measurements and tests alone.
-  m.attr("runs_engine") = false;
   m.def("device_count", [] { return py::len(devices()); });
   m.def("devices", &devices, "One dict per device; sizes in bytes.");
   m.def("why_no_device", &why_no_device, "What the CUDA runtime says where device_count() is 0.");
+  // Whether the host reads device memory as its own: only where a device is played.
+  m.attr("host_addressable") = false;
   twofold::bindings::bind_experts(m);
   twofold::bindings::bind_dense(m);
   twofold::bindings::bind_hand_over(m);
+  twofold::bindings::bind_table_step(m);
 }

@@ -4,12 +4,14 @@
 
 #include <exception>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 
 #include "cuda_accelerator.h"
 #include "device_api.h"
 #include "device_memory.h"
+#include "link_probe.h"
 
 namespace py = pybind11;
 
@@ -44,7 +46,10 @@ py::dict facts(DeviceApi& api) {
 
 std::shared_ptr<CudaAccelerator> make_accelerator(std::shared_ptr<DeviceApi> api, const ExpertStore& store,
                                                   const CostModel& cost, int top_k, int num_slots,
-                                                  int num_staging, const std::string& policy, bool prefetch) {
+                                                  int num_staging, const std::string& policy, bool prefetch,
+                                                  const std::string& fetch_rule, bool background_uploads,
+                                                  bool always_cache_fetched,
+                                                  std::optional<bool> shared_pool) {
   LayerSchedulerConfig config;
   config.num_layers = store.num_layers();
   config.num_experts = store.num_experts();
@@ -53,7 +58,22 @@ std::shared_ptr<CudaAccelerator> make_accelerator(std::shared_ptr<DeviceApi> api
   config.num_staging = num_staging;
   config.policy = policy;
   config.prefetch = prefetch;
+  config.fetch_rule = fetch_rule_of(fetch_rule);
+  config.background_uploads = background_uploads;
+  config.always_cache_fetched = always_cache_fetched;
+  config.shared_pool = shared_pool;
   return std::make_shared<CudaAccelerator>(std::move(api), store, cost, std::move(config));
+}
+
+py::dict upload_probe(DeviceApi& api, const ExpertStore& store, int num_uploads, bool demand) {
+  UploadProbe probe;
+  {
+    const py::gil_scoped_release release;
+    probe = probe_uploads(api, store, num_uploads, demand);
+  }
+  return py::dict(py::arg("bytes") = probe.bytes, py::arg("us") = probe.us,
+                  py::arg("busy_us") = probe.busy_us, py::arg("batches") = probe.batches,
+                  py::arg("pinned") = probe.pinned);
 }
 
 }  // namespace
@@ -97,7 +117,22 @@ void bind_device(py::module_& m) {
       .def("facts", &facts, "Sizes in bytes; link_gbps is what the link carries at most, 0 where unknown.")
       .def("accelerator", &make_accelerator, py::arg("store"), py::arg("cost"), py::arg("top_k"),
            py::arg("num_slots"), py::arg("num_staging"), py::arg("policy"), py::arg("prefetch"),
-           py::keep_alive<0, 2>(), "Pins the store where it can and takes the slots' memory.");
+           py::arg("fetch_rule") = "best-split", py::arg("background_uploads") = true,
+           py::arg("always_cache_fetched") = false, py::arg("shared_pool") = py::none(),
+           py::keep_alive<0, 2>(),
+           "Pins the store where it can and takes the slots' memory. The last four describe other engines' "
+           "rules, "
+           "for comparison.")
+      .def("probe_uploads", &upload_probe, py::arg("store"), py::arg("num_uploads"), py::arg("demand"),
+           "Uploads of the store's experts by an upload engine of its own: bytes, us, busy_us, batches, "
+           "pinned.")
+      .def_property_readonly("host_addressable", &DeviceApi::host_addressable,
+                             "Whether device memory is host memory: a device that is played.");
+  py::class_<LinkProbe>(m, "LinkProbe", "Times copies from pinned memory to the device.", py::module_local())
+      .def(py::init<std::shared_ptr<DeviceApi>, size_t>(), py::arg("device"), py::arg("most_bytes"))
+      .def("copies_us", &LinkProbe::copies_us, py::arg("bytes"), py::arg("count") = 1,
+           py::arg("asleep") = false, py::call_guard<py::gil_scoped_release>(),
+           "The device's time for copies in one call; waits for them.");
 }
 
 }  // namespace twofold::bindings

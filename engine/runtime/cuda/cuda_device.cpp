@@ -7,6 +7,8 @@
 #include <chrono>
 #include <cstdlib>
 #include <fstream>
+#include <map>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -54,6 +56,44 @@ void describe_link(int index, DeviceFacts& out) {
   const double transfers = std::strtod(speed.c_str(), nullptr);
   const double encoding = transfers >= 8 ? 128.0 / 130.0 : 0.8;
   out.link_gbps = transfers * std::strtod(width.c_str(), nullptr) / 8 * encoding;
+}
+
+// Ranges that this process has pinned: several runtimes may share one store (measurements do), and CUDA pins
+// a range once.
+class PinnedRanges {
+ public:
+  DeviceResult pin(std::byte* range, size_t bytes) {
+    const std::lock_guard lock(mutex_);
+    const auto known = users_.find(range);
+    if (known != users_.end() && known->second.bytes == bytes) {
+      ++known->second.count;
+      return {};
+    }
+    DeviceResult r =
+        result_of(cudaHostRegister(range, bytes, cudaHostRegisterPortable | cudaHostRegisterMapped));
+    if (r.ok()) users_[range] = {bytes, 1};
+    return r;
+  }
+  void unpin(std::byte* range) {
+    const std::lock_guard lock(mutex_);
+    const auto known = users_.find(range);
+    if (known == users_.end() || --known->second.count > 0) return;
+    users_.erase(known);
+    (void)cudaHostUnregister(range);
+  }
+
+ private:
+  struct Use {
+    size_t bytes = 0;
+    int count = 0;
+  };
+  std::mutex mutex_;
+  std::map<std::byte*, Use> users_;
+};
+
+PinnedRanges& pinned_ranges() {
+  static PinnedRanges ranges;
+  return ranges;
 }
 
 class CudaDevice final : public DeviceApi {
@@ -116,20 +156,19 @@ class CudaDevice final : public DeviceApi {
   DeviceResult pin(const std::byte* memory, size_t bytes, std::byte*& device_address) override {
     if (DeviceResult r = use(); !r.ok()) return r;
     void* range = const_cast<std::byte*>(memory);
-    DeviceResult r =
-        result_of(cudaHostRegister(range, bytes, cudaHostRegisterPortable | cudaHostRegisterMapped));
+    DeviceResult r = pinned_ranges().pin(static_cast<std::byte*>(range), bytes);
     if (!r.ok()) return r;
     void* seen = nullptr;
     r = result_of(cudaHostGetDevicePointer(&seen, range, 0));
     if (!r.ok()) {
-      (void)cudaHostUnregister(range);
+      pinned_ranges().unpin(static_cast<std::byte*>(range));
       return r;
     }
     device_address = static_cast<std::byte*>(seen);
     return {};
   }
   void unpin(const std::byte* memory) override {
-    if (use().ok()) (void)cudaHostUnregister(const_cast<std::byte*>(memory));
+    if (use().ok()) pinned_ranges().unpin(const_cast<std::byte*>(memory));
   }
 
   DeviceResult make_stream(StreamHandle& out) override {

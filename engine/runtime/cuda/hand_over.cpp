@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstddef>
 #include <string>
 
 #include "cuda_error.h"
@@ -124,8 +125,20 @@ DeviceMailbox::DeviceMailbox(const MailboxShape& shape) : layout_{shape} {
 
 DeviceMailbox::~DeviceMailbox() { (void)cudaFreeHost(memory_); }
 
+void DeviceMailbox::check_layer(int layer) const {
+  if (layer >= 0 && layer < layout_.shape.num_layers) return;
+  throw KernelFailure("mailbox: layer " + std::to_string(layer) + " of " +
+                      std::to_string(layout_.shape.num_layers));
+}
+
 const float* DeviceMailbox::device_results() const {
   return reinterpret_cast<const float*>(static_cast<const std::byte*>(device_address_) + layout_.results());
+}
+
+int64_t* DeviceMailbox::device_joined_ns(int layer) const {
+  check_layer(layer);
+  const int64_t at = layout_.post(layer) + int64_t(offsetof(cuda::MailboxPost, joined_ns));
+  return reinterpret_cast<int64_t*>(static_cast<std::byte*>(device_address_) + at);
 }
 
 // Called by the driver between two kernels; no CUDA calls in here.
@@ -136,10 +149,7 @@ void DeviceMailbox::wait_on_host(void* callback) {
 
 void DeviceMailbox::enqueue_wait(HandOver kind, int layer, const uint32_t* step, const uint32_t* num_on_cpu,
                                  int64_t limit_ns, cuda::Stream stream) {
-  if (layer < 0 || layer >= layout_.shape.num_layers) {
-    throw KernelFailure("mailbox: layer " + std::to_string(layer) + " of " +
-                        std::to_string(layout_.shape.num_layers));
-  }
+  check_layer(layer);
   if (kind == HandOver::kKernels) {
     check_cuda(cuda::launch_wait(layout_.shape, device_address_, layer, step, num_on_cpu, limit_ns, stream),
                "waiting for the CPU's experts");

@@ -22,6 +22,8 @@ class DeviceMailbox {
   void* device_address() const { return device_address_; }
   // The results that answers bring, where kernels read them: f32 [tokens][hidden].
   const float* device_results() const;
+  // MailboxPost::joined_ns of a layer, where kernels write it.
+  int64_t* device_joined_ns(int layer) const;
 
   // Lets `stream` wait for the layer's answer, in the given way. Captured or not.
   void enqueue_wait(HandOver kind, int layer, const uint32_t* step, const uint32_t* num_on_cpu,
@@ -33,6 +35,7 @@ class DeviceMailbox {
     int layer;
   };
   static void wait_on_host(void* callback);
+  void check_layer(int layer) const;
 
   cuda::MailboxLayout layout_;
   void* memory_ = nullptr;

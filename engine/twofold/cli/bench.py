@@ -32,8 +32,14 @@ _TEXT: Final = "Once upon a time there was a miller who had three sons, his mill
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("What to measure")
+    group.add_argument(
+        "--prompt-tokens",
+        default=[128],
+        type=_lengths,
+        metavar="N[,N…]",
+        help="length of the prompt, or several to measure one after the other (default: 128)",
+    )
     for flag, default, help_text in (
-        ("--prompt-tokens", 128, "length of the prompt"),
         ("--new-tokens", 128, "length of the answer"),
         ("--repeats", 3, "rounds; the medians are reported"),
     ):
@@ -63,7 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    for name, least in (("prompt_tokens", 1), ("new_tokens", 2), ("repeats", 1)):
+    for name, least in (("new_tokens", 2), ("repeats", 1)):
         if getattr(args, name) < least:
             raise ConfigError(
                 f"--{name.replace('_', '-')} was given {getattr(args, name)}; it takes {least} or more"
@@ -75,11 +81,11 @@ def run(args: argparse.Namespace) -> int:
         engine = load_engine(config, sink)
         engine.start()
         try:
-            result = measure(engine, args)
+            results = measure(engine, args)
             if args.profile:
                 from twofold.cli.step_profile import profile_answer
 
-                prompt = prompt_of(engine, args.prompt_tokens, args.random_prompt)
+                prompt = prompt_of(engine, args.prompt_tokens[-1], args.random_prompt)
                 profile = profile_answer(engine, prompt, args.new_tokens)
         finally:
             engine.close()
@@ -87,17 +93,19 @@ def run(args: argparse.Namespace) -> int:
         if sink is not None:
             sink.close()
     if args.json:
-        print(json.dumps(result | ({"profile": profile.as_json()} if profile else {})))
+        tests = {"tests": [test for result in results for test in tests_of(result)]}
+        print(json.dumps(results[0] | tests | ({"profile": profile.as_json()} if profile else {})))
     else:
-        print(table(result))
+        for result in results:
+            print(table(result))
         if profile is not None:
             print(profile.table())
     return 0
 
 
-def measure(engine: Engine, args: argparse.Namespace) -> dict[str, Any]:
-    """Alternating rounds after one warm-up each; medians of all."""
-    prompt = prompt_of(engine, args.prompt_tokens, args.random_prompt)
+def measure(engine: Engine, args: argparse.Namespace) -> list[dict[str, Any]]:
+    """One result per length of prompt, each of alternating rounds after one warm-up."""
+    prompts = [prompt_of(engine, length, args.random_prompt) for length in args.prompt_tokens]
     directory = Path(engine.info.model)
     compare, why_not = _whether_to_compare(args.compare_transformers, directory)
     other = (
@@ -106,7 +114,18 @@ def measure(engine: Engine, args: argparse.Namespace) -> dict[str, Any]:
         else None
     )
     if other is not None:
-        other.choose_fastest(prompt)
+        other.choose_fastest(prompts[0])
+    return [measure_prompt(engine, other, why_not, prompt, args) for prompt in prompts]
+
+
+def measure_prompt(
+    engine: Engine,
+    other: TransformersBench | None,
+    why_not: str,
+    prompt: list[int],
+    args: argparse.Namespace,
+) -> dict[str, Any]:
+    """Medians of alternating rounds with this prompt."""
     ours: list[Speed] = []
     theirs: list[Speed] = []
     for turn in range(args.repeats + 1):
@@ -121,7 +140,7 @@ def measure(engine: Engine, args: argparse.Namespace) -> dict[str, Any]:
         "accelerator": engine.info.accelerator,
         "cpu_isa": engine.info.cpu_isa,
         "cpu_threads": engine.info.cpu_threads,
-        "prompt_tokens": args.prompt_tokens,
+        "prompt_tokens": len(prompt),
         "new_tokens": args.new_tokens,
         "repeats": args.repeats,
         "twofold": median_speed(ours).as_json(),
@@ -141,6 +160,31 @@ def measure(engine: Engine, args: argparse.Namespace) -> dict[str, Any]:
     else:
         result["not_compared_because"] = why_not
     return result
+
+
+def tests_of(result: dict[str, Any]) -> list[dict[str, Any]]:
+    """A result's figures one by one, by the names that other engines' benchmarks use: pp512, and tg32 behind it."""
+    named = (("pp", "prompt_tokens", "prefill"), ("tg", "new_tokens", "decode"))
+    return [
+        {
+            "engine": engine,
+            "test": f"{prefix}{result[length]}",
+            "prompt_tokens": result["prompt_tokens"],
+            "tokens_per_s": result[engine][f"{figure}_tokens_per_s"],
+        }
+        for engine in ("twofold", "transformers")
+        if result[engine] is not None
+        for prefix, length, figure in named
+    ]
+
+
+def _lengths(text: str) -> list[int]:
+    parts = text.split(",")
+    if not all(part.isascii() and part.isdigit() and int(part) > 0 for part in parts):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} was given; a length of 1 or more is expected, or several separated by commas"
+        )
+    return [int(part) for part in parts]
 
 
 def prompt_of(engine: Engine, num_tokens: int, seed: int | None = None) -> list[int]:

@@ -1,4 +1,4 @@
-"""`twofold calibrate`: measure this machine's CPU on a model's experts and keep the figures."""
+"""`twofold calibrate`: measure this machine's CPU and GPU on a model's experts and keep the figures."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ import os
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from twofold.config import EngineConfig
 from twofold.errors import ConfigError
 
 if TYPE_CHECKING:
     from twofold.experts.calibration import Calibration
+    from twofold.experts.device_calibration import DeviceCalibration
+    from twofold.experts.profiles import MachineProfile
 
 _BAR_CHARS = 40
 
@@ -27,21 +29,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--base", default="rtx4090-pcie4", help="profile that lends the accelerator's figures"
     )
     parser.add_argument(
+        "--accelerator",
+        choices=("auto", "cuda", "none"),
+        default="auto",
+        help="measure the GPU too: auto, if there is one; cuda, or fail; none, borrow its figures (default: auto)",
+    )
+    parser.add_argument(
         "--output", metavar="FILE.json", help="where to keep the profile (default: this user's settings)"
     )
     parser.add_argument(
         "--cpu-threads", type=int, default=0, help="threads to measure with; 0: one per physical core"
     )
     parser.add_argument(
-        "--repeats", type=int, default=15, help="how often each figure is measured (default: 15)"
+        "--repeats", type=int, default=15, help="how often each figure is measured at most (default: 15)"
     )
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
     """Measure, print, store. ConfigError when the profile cannot be written; nothing is half-written."""
+    from twofold import ops
     from twofold.bundled import bundled_model_path
-    from twofold.experts.calibration import calibrate, to_profile
+    from twofold.experts.calibration import LayerTimer, calibrate, to_profile
     from twofold.experts.moe import MoeShape
     from twofold.experts.profiles import load_profile, local_profile_path
     from twofold.model.model_files import open_model_files
@@ -50,6 +59,7 @@ def run(args: argparse.Namespace) -> int:
     if not 1 <= args.repeats <= 1000:
         raise ConfigError(f"--repeats was given {args.repeats}; it takes 1 to 1000")
     base = load_profile(args.base)
+    module, why_none = _module(args.accelerator)
     files = open_model_files(args.model or bundled_model_path())
     config = files.config
     shape = MoeShape(
@@ -62,15 +72,31 @@ def run(args: argparse.Namespace) -> int:
     )
     output = Path(args.output) if args.output else local_profile_path()
     progress = _show if sys.stderr.isatty() else None
-    calibration = calibrate(shape, args.cpu_threads, repeats=args.repeats, progress=progress)
+    timer = LayerTimer(shape, ops.ThreadTeam(args.cpu_threads))
+    calibration = calibrate(shape, args.cpu_threads, repeats=args.repeats, progress=progress, timer=timer)
+    device: DeviceCalibration | None = None
+    if module is not None:
+        from twofold.experts.device_calibration import calibrate_device
+        from twofold.experts.device_probe import ModuleProbe
+
+        timer.use(ops.ThreadTeam(args.cpu_threads))
+        probe = ModuleProbe(module, shape)
+        device = calibrate_device(probe, shape, timer, repeats=args.repeats, progress=progress)
     if progress is not None:
         print(end="\r\x1b[K", file=sys.stderr)
-    profile = to_profile(calibration, base)
+    measured = device.figures(calibration.curve.layer_us) if device else None
+    profile = to_profile(calibration, base, measured, _stored(output))
     _write(output, profile.to_json())
     if args.json:
-        print(json.dumps(_figures(calibration) | {"profile": str(output)}))
+        figures = _figures(calibration) | {"accelerator": device and _device_figures(device)}
+        print(json.dumps(figures | {"profile": str(output)}))
     else:
         print(format_calibration(calibration))
+        print(
+            format_device(device)
+            if device is not None
+            else f"accelerator not measured ({why_none}): its figures are those of {base.name}"
+        )
         print(f"stored in {output}; used from now on for predictions on this machine")
     return 0
 
@@ -101,6 +127,65 @@ def format_calibration(calibration: Calibration) -> str:
     return "\n".join(lines)
 
 
+def format_device(device: DeviceCalibration) -> str:
+    """The fits of link and accelerator with residuals, for a terminal."""
+    lines = [
+        f"{device.name}, link: an upload takes {device.link_latency_us:.1f} us + its bytes at "
+        f"{device.link_bandwidth_gbps:.1f} GB/s",
+        f"{'bytes':>11} {'us':>10} {'GB/s':>8} {'residual':>9}",
+        *(
+            f"{s.num_bytes:>11} {s.measured_us:>10.1f} {s.num_bytes / s.measured_us / 1e3:>8.2f} {s.error:>8.1%}"
+            for s in device.link
+        ),
+        f"{device.name}, experts: a layer takes {device.gpu_launch_us:.1f} us, each expert its "
+        f"{device.expert_bytes} bytes at {device.vram_bandwidth_gbps:.0f} GB/s or its arithmetic at "
+        f"{device.gpu_gflops:.0f} GFLOP/s",
+        f"{'experts':>8} {'tokens each':>12} {'us':>10} {'residual':>9}",
+    ]
+    lines += [
+        f"{len(s.loads):>8} {max(s.loads):>12} {s.measured_us:>10.1f} {s.error:>8.1%}" for s in device.layers
+    ]
+    lines += [
+        f"error on {len(device.unseen)} layers of mixed loads that the fit never saw: median "
+        f"{device.median_error:.1%}, worst {max(s.error for s in device.unseen):.1%}",
+        f"hand-over to the CPU and back {device.hand_over_us:.2f} us, join {device.join_us:.2f} us",
+        f"slow-down of the CPU's decode layers beside uploads of {device.copy_gbps:.1f} GB/s: "
+        f"{device.contention:.1%}",
+    ]
+    return "\n".join(lines)
+
+
+def _module(accelerator: str) -> tuple[Any, str]:
+    """The module whose device is to be measured and "", or None and why it is not. ConfigError if it was asked for."""
+    from twofold.experts.accelerator import find_cuda
+
+    if accelerator == "none":
+        return None, "--accelerator none"
+    module, why = find_cuda()
+    if accelerator == "cuda" and module is None:
+        raise ConfigError(f"--accelerator cuda: {why}; use auto or none")
+    return module, why
+
+
+def _device_figures(device: DeviceCalibration) -> dict[str, object]:
+    names = (
+        "name", "memory_bytes", "expert_bytes", "link_latency_us", "link_bandwidth_gbps", "gpu_launch_us",
+        "vram_bandwidth_gbps", "gpu_gflops", "hand_over_us", "join_us", "contention", "copy_gbps", "median_error",
+    )  # fmt: skip
+    layers = {
+        kind: [
+            {"tokens": list(s.loads), "measured_us": s.measured_us, "predicted_us": s.predicted_us}
+            for s in samples
+        ]
+        for kind, samples in (("layers", device.layers), ("unseen", device.unseen))
+    }
+    link = [
+        {"bytes": s.num_bytes, "measured_us": s.measured_us, "predicted_us": s.predicted_us}
+        for s in device.link
+    ]
+    return {name: getattr(device, name) for name in names} | {"link": link} | layers
+
+
 def _figures(calibration: Calibration) -> dict[str, object]:
     curve = calibration.curve
     return {
@@ -119,6 +204,17 @@ def _figures(calibration: Calibration) -> dict[str, object]:
             for s in calibration.unseen
         ],
     }
+
+
+def _stored(path: Path) -> MachineProfile | None:
+    """What an earlier calibration left there. A file that is no profile (any more) is about to be replaced."""
+    from twofold.experts.profiles import load_profile
+
+    try:
+        return load_profile(str(path)) if path.is_file() else None
+    except ConfigError as error:
+        print(f"{error}; it is replaced", file=sys.stderr)
+        return None
 
 
 def _write(path: Path, text: str) -> None:

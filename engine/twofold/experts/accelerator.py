@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from twofold.config import EngineConfig
 from twofold.errors import ConfigError
@@ -48,8 +48,8 @@ def choose_accelerator(name: str) -> AcceleratorChoice:
             f"--accelerator was given {name!r}; it takes auto, cuda, none or emulated:PROFILE with PROFILE one of "
             f"{', '.join(shipped_profiles())}"
         )
-    missing = _why_no_cuda()
-    if missing is None:
+    module, missing = find_cuda()
+    if module is not None:
         return AcceleratorChoice("cuda", "a CUDA device is there")
     if name == "cuda":
         raise ConfigError(f"--accelerator cuda: {missing}; use auto, none or emulated:PROFILE")
@@ -72,13 +72,17 @@ def num_slots(config: EngineConfig, num_layers: int, num_experts: int) -> int:
     return round(ratio * num_layers * num_experts)
 
 
-def _why_no_cuda() -> str | None:
+def find_cuda() -> tuple[Any, str]:
+    """The CUDA module and "", or None and why there is no device to use."""
     try:
-        cuda = importlib.import_module("twofold._cuda")
+        cuda: Any = importlib.import_module("twofold._cuda")
     except ImportError:
-        return "this build has no CUDA module"
+        return None, "this build has no CUDA module"
     if cuda.device_count() == 0:
-        return "no CUDA device was found"
-    return (
-        None if cuda.runs_engine else "this version has CUDA kernels, but its engine does not run on them yet"
-    )
+        return None, "no CUDA device was found"
+    if not cuda.host_addressable:
+        import torch  # which computes the dense layers; slow to import, so only where there is a device
+
+        if not torch.cuda.is_available():
+            return None, f"torch {torch.__version__} does not use CUDA; install one that does"
+    return cuda, ""

@@ -4,19 +4,22 @@ A layer that gives n tokens to each of k experts is timed over a grid of (k, n) 
 and number, filled with random weights, so that caches are as warm or cold as in use. Fit: layer(k, n) = a + k c(n);
 `a` is hand-out and join, c the curve of one expert. Its worth is judged on mixed loads that the fit never saw.
 
-Figures of an accelerator are not measured here: on a machine without one they are taken from a base profile and say so.
+Figures of an accelerator are measured by `device_calibration`; on a machine without one they are taken from a base
+profile and say so.
 """
 
 from __future__ import annotations
 
+import math
 import platform
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
 from twofold import _core, ops
 from twofold.experts.cpu_cost import cpu_cost_model
@@ -26,6 +29,10 @@ from twofold.weight_format import SCALE_GRID, WeightMatrix, element_type, packed
 
 TOKENS: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 MAX_STORE_BYTES: Final = 1 << 30
+LEAST_REPEATS: Final = 5
+_MOST_ROWS: Final = 1024
+"""Of a layer in the grid: twice the usual chunk of a prompt."""
+_LAYERS_LIMIT_S: Final = 30.0
 _COPY_BYTES: Final = 64 << 20
 
 Loads = tuple[int, ...]
@@ -73,14 +80,14 @@ class Calibration:
 
 
 class LayerTimer:
-    """Times MoE layers of random weights on the CPU. Every call takes the next experts, as decoding does."""
+    """Times MoE layers of random weights on the CPU. Every call takes other experts, as decoding does."""
 
     def __init__(self, shape: MoeShape, team: ops.ThreadTeam, seed: int = 0) -> None:
         layers = max(1, min(shape.num_layers, MAX_STORE_BYTES // (_expert_bytes(shape) * shape.num_experts)))
         self.shape = replace(shape, num_layers=layers, formats=(_usual(shape),) * layers)
-        self._store = _random_store(self.shape, team, seed)
+        self._store = random_store(self.shape, team, seed)
         self._random = np.random.default_rng(seed)
-        self._next = 0
+        self._rows = np.empty((0, shape.hidden), np.float32)
         self._step = 0
         self.use(team)
 
@@ -88,6 +95,9 @@ class LayerTimer:
         """Compute with another team from now on."""
         self._executor = _core.MoeExecutor(team, self._store)
         self._executor.events_enabled = True
+        size = self.shape.hidden
+        square = WeightMatrix(np.ones((size, size), np.float32), "f32", size)
+        self._dense = ops.LmHead(team, np.ones(size, np.float32), ops.PackedMatrix(team, [square]), 1e-6)
 
     def time(self, loads: Loads, repeats: int) -> float:
         """Median microseconds of a layer whose active experts get these loads."""
@@ -95,16 +105,24 @@ class LayerTimer:
         return sample.measured_us
 
     def blocks(
-        self, blocks: Sequence[Sequence[Loads]], repeats: int, progress: Callable[[float], None] | None = None
+        self,
+        blocks: Sequence[Sequence[Loads]],
+        repeats: int,
+        progress: Callable[[float], None] | None = None,
+        limit_s: float = math.inf,
     ) -> list[list[Sample]]:
         """Each kind of layer with its median time. All take turns, so that a drifting clock speed hits all alike.
 
         Give blocks of layers of about equal size; each is played once before it is timed: what ran before decides
         what lies in the caches, and in use decode follows decode and a chunk a chunk. (Small layers timed right after
-        large ones came out a third too slow.)
+        large ones came out a third too slow.) Beyond limit_s there are no more repeats than LEAST_REPEATS.
         """
         times = [np.empty((repeats, len(block))) for block in blocks]
+        began = time.monotonic()
         for repeat in range(repeats):
+            if repeat >= LEAST_REPEATS and time.monotonic() - began > limit_s:
+                times = [taken[:repeat] for taken in times]
+                break
             for block, taken in zip(blocks, times, strict=True):
                 for loads in block:
                     self._once(loads)
@@ -117,31 +135,55 @@ class LayerTimer:
         ]
 
     def _once(self, loads: Loads) -> float:
-        # One expert per row: any loads can be had, and what an expert costs does not depend on its rows' top-k.
-        chosen = (self._next + np.arange(len(loads))) % self.shape.num_experts
-        self._next += len(loads)
-        ids = np.repeat(chosen, loads).astype(np.int32)[:, None]
+        ids = self._routing(loads)
         num_rows = len(ids)
-        normed = self._random.standard_normal((num_rows, self.shape.hidden), np.float32)
-        hidden = np.zeros_like(normed)
-        weights = np.ones((num_rows, 1), np.float32)
+        if num_rows > len(self._rows):
+            self._rows = self._random.standard_normal((num_rows, self.shape.hidden), np.float32)
+        rows, hidden = self._rows[:num_rows], np.zeros((num_rows, self.shape.hidden), np.float32)
+        weights = np.ones(ids.shape, np.float32)
         layer = self._step % self.shape.num_layers
         self._executor.begin_step(self._step, [0] * num_rows, list(range(num_rows)))
-        self._executor.forward(layer, normed, ids, weights, hidden)
+        # As attention does in a step: the team is awake when the layer begins, and the caches hold other weights.
+        self._dense.forward(rows[:1], np.empty((1, self.shape.hidden), np.float32))
+        self._executor.forward(layer, rows, ids, weights, hidden)
         self._step += 1
         return float(self._executor.drain_events()["token_layer"]["layer_us"][0])
 
+    def _routing(self, loads: Loads) -> npt.NDArray[np.int32]:
+        """Ids [rows, top-k] with these loads: rows are encoded once for all their experts, so their number counts.
+        Loads that top-k different experts per row cannot give get a row for each pair."""
+        chosen = self._random.choice(self.shape.num_experts, len(loads), replace=False)
+        pairs = np.repeat(np.sort(chosen), loads).astype(np.int32)
+        num_rows, rest = divmod(len(pairs), self.shape.top_k)
+        if rest or max(loads) > num_rows:
+            return pairs[:, None]
+        # An expert's pairs lie side by side, no more than there are rows: none meets it twice.
+        return np.ascontiguousarray(pairs.reshape(self.shape.top_k, num_rows).T)
+
 
 def calibrate(
-    shape: MoeShape, threads: int, *, repeats: int = 15, progress: ProgressFn | None = None
+    shape: MoeShape,
+    threads: int,
+    *,
+    repeats: int = 15,
+    progress: ProgressFn | None = None,
+    timer: LayerTimer | None = None,
 ) -> Calibration:
-    """Measure and fit experts of `shape` on `threads` threads (0: one per physical core). Takes 10-60 s."""
+    """Measure and fit experts of `shape` on `threads` threads (0: one per physical core). Takes up to a minute.
+
+    Args:
+        timer: of this shape, if there is one already; it is left with other threads than it came with.
+    """
     report = progress or (lambda what, share: None)
     team = ops.ThreadTeam(threads)
-    timer = LayerTimer(shape, team)
-    grid = [[(n,) * k for k in _expert_counts(shape)] for n in TOKENS]
+    timer = timer or LayerTimer(shape, team)
+    timer.use(team)
+    counts = _expert_counts(shape)
+    grid = [[(n,) * k for k in counts if n * k <= _MOST_ROWS * shape.top_k or k == counts[0]] for n in TOKENS]
     mixed = list(_mixed_loads(shape))
-    timed = timer.blocks([*grid, *mixed], repeats, lambda share: report("layers", 0.85 * share))
+    timed = timer.blocks(
+        [*grid, *mixed], repeats, lambda share: report("layers", 0.85 * share), _LAYERS_LIMIT_S
+    )
     samples = [sample for block in timed[: len(grid)] for sample in block]
     unseen = [sample for block in timed[len(grid) :] for sample in block]
     curve = fit(samples, CpuCurve(shape.format, shape.hidden, shape.intermediate, team.num_threads, 0.0, ()))
@@ -201,8 +243,19 @@ def predict(curve: CpuCurve, loads: Loads) -> float:
     return cpu_cost_model(curve, 1.0).cpu_us(list(loads), 0.0)
 
 
-def to_profile(calibration: Calibration, base: MachineProfile) -> MachineProfile:
-    """A profile of this machine: CPU figures as measured, accelerator figures from `base`, each with its source."""
+def to_profile(
+    calibration: Calibration,
+    base: MachineProfile,
+    accelerator: Mapping[str, Figure] | None = None,
+    stored: MachineProfile | None = None,
+) -> MachineProfile:
+    """A profile of this machine: CPU figures as measured, each with its source.
+
+    Args:
+        base: lends the figures of an accelerator that was not measured.
+        accelerator: what was measured of one.
+        stored: what is known of this machine already; its curves of other experts and threads are kept.
+    """
     curve = calibration.curve
     weights = 3 * curve.hidden * curve.intermediate
     most_tokens, most_us = curve.points[-1]
@@ -220,17 +273,19 @@ def to_profile(calibration: Calibration, base: MachineProfile) -> MachineProfile
             f"{how} less one; decode while one thread copied {calibration.copy_gbps:.1f} GB/s of memory",
         ),
     }
+    measured |= accelerator or {}
     borrowed = {
         name: Figure(figure.value, f"not measured here, from {base.name}: {figure.source}")
         for name, figure in base.figures.items()
         if name not in measured
     }
     processor, date = platform.processor() or platform.machine(), time.strftime("%Y-%m-%d")
+    lent = "with its own accelerator" if accelerator else f"with the accelerator of {base.name}"
     return MachineProfile(
-        name=f"{platform.node() or 'machine'}-{base.name}",
-        description=f"{processor} as measured on {date}, with the accelerator of {base.name}",
+        name=f"{platform.node() or 'machine'}" + ("" if accelerator else f"-{base.name}"),
+        description=f"{processor} as measured on {date}, {lent}",
         figures=borrowed | measured,
-        cpu_curves=(curve,),
+        cpu_curves=(curve, *(c for c in (stored.cpu_curves if stored else ()) if c.experts != curve.experts)),
     )
 
 
@@ -250,7 +305,8 @@ def _expert_bytes(shape: MoeShape) -> int:
     )
 
 
-def _random_store(shape: MoeShape, team: ops.ThreadTeam, seed: int) -> _core.ExpertStore:
+def random_store(shape: MoeShape, team: ops.ThreadTeam, seed: int = 0) -> _core.ExpertStore:
+    """Experts of random weights, each in memory of its own."""
     store = make_store(shape, team)
     random = np.random.default_rng(seed)
     gate, up, down = _usual(shape)

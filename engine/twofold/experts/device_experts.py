@@ -42,6 +42,8 @@ class DeviceExperts:
             max_tokens: of a decode step, at most 32.
         """
         self._cuda: Any = importlib.import_module("twofold._cuda")
+        self._played = bool(self._cuda.host_addressable)
+        self._device = torch.device("cpu" if self._played else "cuda")
         self._layout = self._cuda.ExpertLayout(*layout)
         self.expert_bytes = int(self._layout.bytes)
         self._hidden, self._top_k, self._max_tokens = layout[2], top_k, max_tokens
@@ -58,16 +60,18 @@ class DeviceExperts:
         self._buffers = self._make_buffers(max_tokens)
         mailbox = (self._num_layers, max_tokens, top_k, self._hidden)
         self.mailbox = self._cuda.DeviceMailbox(*mailbox)
-        properties = torch.cuda.get_device_properties(0)
-        self._shared_bytes = int(getattr(properties, "shared_memory_per_block_optin", 48 * 1024))
+        self._shared_bytes = 48 * 1024
+        if not self._played:
+            properties = torch.cuda.get_device_properties(0)
+            self._shared_bytes = int(getattr(properties, "shared_memory_per_block_optin", self._shared_bytes))
 
     def begin_step(self) -> None:
         """The first thing of a decode step, captured or not."""
-        self._cuda.begin_step(self.step.data_ptr(), _stream())
+        self._cuda.begin_step(self.step.data_ptr(), self._stream())
 
     def forward(self, moe_layer: int, normed: Tensor, ids: Tensor, weights: Tensor, hidden: Tensor) -> None:
         """See `model.DeviceMoe.forward`: a decode step's layer."""
-        num_tokens, stream = len(normed), _stream()
+        num_tokens, stream = len(normed), self._stream()
         where, on_cpu = self.where[moe_layer], self._num_on_cpu[moe_layer]
         self._cuda.place(
             ids.data_ptr(), weights.data_ptr(), normed.data_ptr(), num_tokens, moe_layer,
@@ -113,7 +117,7 @@ class DeviceExperts:
         begin = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
         addresses = (self._slots.data_ptr() + slots.astype(np.int64) * self._slots.stride(0)).astype(np.int64)
         tile_tokens = self._cuda.tile_tokens_for(pairs, len(experts))
-        tiles = torch.from_numpy(self._cuda.tile_groups(begin, tile_tokens)).cuda()
+        tiles = torch.from_numpy(self._cuda.tile_groups(begin, tile_tokens)).to(self._device)
         if self._prefill_tokens < num_tokens:
             self._make_prefill_buffers(num_tokens)
         groups, held = self._make_groups(len(experts), pairs)
@@ -123,12 +127,12 @@ class DeviceExperts:
             tensor[: len(values)].copy_(torch.from_numpy(values))
         self._cuda.prefill_experts(
             self._layout, groups, self._prefill_buffers, tiles.data_ptr(), len(tiles), tile_tokens,
-            normed.data_ptr(), num_tokens, self._top_k, _stream(),
+            normed.data_ptr(), num_tokens, self._top_k, self._stream(),
         )  # fmt: skip
-        where = torch.zeros(pairs, dtype=torch.uint8, device="cuda")
+        where = torch.zeros(pairs, dtype=torch.uint8, device=self._device)
         self._cuda.combine(
             self._prefill_outputs.data_ptr(), weights.data_ptr(), where.data_ptr(), 0, num_tokens, self._top_k,
-            self._hidden, hidden.data_ptr(), _stream(),
+            self._hidden, hidden.data_ptr(), self._stream(),
         )  # fmt: skip
 
     def posting(self, on: bool) -> None:
@@ -144,7 +148,7 @@ class DeviceExperts:
     def _fill_slots(self, resident: Sequence[Sequence[Tensor | None]]) -> None:
         count = sum(expert is not None for layer in resident for expert in layer)
         stride = -(-self._layout.bytes // 256) * 256
-        self._slots = torch.empty((max(count, 1), stride), dtype=torch.uint8, device="cuda")
+        self._slots = torch.empty((max(count, 1), stride), dtype=torch.uint8, device=self._device)
         tables = np.full((self._num_layers, self._num_experts), -1, np.int32)
         slot = 0
         for layer, experts in enumerate(resident):
@@ -155,7 +159,7 @@ class DeviceExperts:
                 tables[layer, number] = slot
                 slot += 1
         self._host_tables = tables
-        self._tables = torch.from_numpy(tables).cuda()
+        self._tables = torch.from_numpy(tables).to(self._device)
 
     def _make_groups(self, capacity: int, num_pairs: int) -> tuple[Any, tuple[Tensor, ...]]:
         held = (
@@ -187,9 +191,11 @@ class DeviceExperts:
             self._gate_up.data_ptr(),
         )  # fmt: skip
 
-    @staticmethod
-    def _empty(shape: int | tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        return torch.zeros(shape, dtype=dtype, device="cuda")
+    def _stream(self) -> int:
+        return 0 if self._played else int(torch.cuda.current_stream().cuda_stream)
+
+    def _empty(self, shape: int | tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        return torch.zeros(shape, dtype=dtype, device=self._device)
 
 
 def pack_expert(gate: WeightMatrix, up: WeightMatrix, down: WeightMatrix) -> Tensor:
@@ -230,7 +236,3 @@ def devices() -> tuple[list[dict[str, Any]], str]:
     except ImportError:
         return [], "this build has no CUDA module"
     return cuda.devices(), cuda.why_no_device()
-
-
-def _stream() -> int:
-    return int(torch.cuda.current_stream().cuda_stream)

@@ -9,9 +9,10 @@ import importlib
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -71,12 +72,15 @@ class SlotPlan:
     prefetch: bool = False
     num_staging: int = -1
     """Slots that fetched experts pass through on a real device; -1: room for one whole layer."""
+    rules: Mapping[str, Any] = field(default_factory=dict)
+    """Another engine's rules on a real device, for comparison: see `lab.systems`."""
 
 
 class MoeRuntime:
     """The experts and their native executor. One per engine; the engine thread owns it.
 
-    `experts` yields the experts of one MoE layer after the other; each is packed once, into the store.
+    `experts` yields the experts of one MoE layer after the other; each is packed once, into the store. Or
+    it is a store, filled already.
     `progress` is told (layers done, bytes done, bytes in all). With `machine`, what `twofold calibrate` measured here,
     the CPU's layers are predicted before they run; without an accelerator that is all a profile is for.
 
@@ -89,7 +93,7 @@ class MoeRuntime:
     def __init__(
         self,
         shape: MoeShape,
-        experts: Iterable[Sequence[ExpertWeights]],
+        experts: Iterable[Sequence[ExpertWeights]] | _core.ExpertStore,
         team: ops.ThreadTeam,
         choice: AcceleratorChoice,
         slots: SlotPlan,
@@ -98,8 +102,14 @@ class MoeRuntime:
         machine: MachineProfile | None = None,
     ) -> None:
         self.choice = choice
-        self._store = _pack(shape, experts, team, progress)
-        self.expert_bytes: int = self._store.expert_bytes
+        self.shape = shape
+        self.team = team
+        self.store = (
+            experts if isinstance(experts, _core.ExpertStore) else _pack(shape, experts, team, progress)
+        )
+        self.expert_bytes: int = self.store.expert_bytes
+        self.accelerator: Any = None
+        """Of a real device: its expert slots, as the device's module exports them."""
         if choice.kind == "cuda":
             self._executor = self._on_device(shape, team, slots, machine)
             return
@@ -108,20 +118,20 @@ class MoeRuntime:
                 shape.format, shape.hidden, shape.intermediate, team.num_threads
             )
             self._executor = _core.MoeExecutor(
-                team, self._store, cpu_cost_model(curve, self.expert_bytes) if curve else None
+                team, self.store, cpu_cost_model(curve, self.expert_bytes) if curve else None
             )
             return
         curve = choice.profile.cpu_curve(shape.format, shape.hidden, shape.intermediate, team.num_threads)
         cost = _core.CostModel(
             _core.MachineProfile.from_fields(choice.profile.name, choice.profile.cost_figures),
-            self._store.expert_bytes,
-            self._store.flops_per_token,
+            self.store.expert_bytes,
+            self.store.flops_per_token,
             curve.points if curve else (),
         )
         try:
             self._executor = _core.MoeExecutor.emulated(
                 team,
-                self._store,
+                self.store,
                 cost,
                 shape.top_k,
                 slots.num_slots,
@@ -147,18 +157,29 @@ class MoeRuntime:
         curve = machine.cpu_curve(shape.format, shape.hidden, shape.intermediate, team.num_threads)
         cost = _core.CostModel(
             _core.MachineProfile.from_fields(machine.name, machine.cost_figures),
-            self._store.expert_bytes,
-            self._store.flops_per_token,
+            self.store.expert_bytes,
+            self.store.flops_per_token,
             curve.points if curve else (),
         )
         device = importlib.import_module("twofold._cuda").open_device(0)
-        accelerator = device.accelerator(
-            self._store, cost, shape.top_k, slots.num_slots, slots.num_staging, slots.policy, slots.prefetch
-        )
+        try:
+            accelerator = device.accelerator(
+                self.store,
+                cost,
+                shape.top_k,
+                slots.num_slots,
+                slots.num_staging,
+                slots.policy,
+                slots.prefetch,
+                **slots.rules,
+            )
+        except ValueError as error:
+            raise ConfigError(f"accelerator {self.choice.label}: {error}") from error
+        self.accelerator = accelerator
         if accelerator.warning:
             _log.warning("%s", accelerator.warning)
         everything = slots.num_slots == shape.num_layers * shape.num_experts
-        return _core.MoeExecutor.on_device(team, self._store, accelerator, preload=everything)
+        return _core.MoeExecutor.on_device(team, self.store, accelerator, preload=everything)
 
     def begin_step(self, step: int, requests: Sequence[int], positions: Sequence[int]) -> None:
         """Name the rows of the step's batch: which request and position each token is."""

@@ -59,6 +59,11 @@ class CpuCurve:
     points: tuple[tuple[int, float], ...]
     """(tokens of one expert, microseconds), tokens ascending; linear in between."""
 
+    @property
+    def experts(self) -> tuple[str, int, int, int]:
+        """What was measured: (format, hidden, intermediate, threads)."""
+        return self.format, self.hidden, self.intermediate, self.threads
+
 
 @dataclass(frozen=True)
 class MachineProfile:
@@ -72,8 +77,7 @@ class MachineProfile:
     def cpu_curve(self, format: str, hidden: int, intermediate: int, threads: int) -> CpuCurve | None:
         """The curve measured for exactly this shape and number of threads, if there is one."""
         wanted = (format, hidden, intermediate, threads)
-        found = (c for c in self.cpu_curves if (c.format, c.hidden, c.intermediate, c.threads) == wanted)
-        return next(found, None)
+        return next((curve for curve in self.cpu_curves if curve.experts == wanted), None)
 
     def to_json(self) -> str:
         """The profile as the text of its file."""

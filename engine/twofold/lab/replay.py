@@ -267,11 +267,11 @@ def shares_list(text: str) -> list[float]:
     return shares
 
 
-def counts_list(text: str) -> list[int]:
+def counts_list(text: str, most: int = 1024) -> list[int]:
     try:
         counts = [int(part) for part in text.split(",")]
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} given, expected numbers such as 1,2,4") from None
-    if not all(1 <= count <= 1024 for count in counts):
-        raise argparse.ArgumentTypeError(f"{text!r} given, expected numbers from 1 to 1024")
+    if not all(1 <= count <= most for count in counts):
+        raise argparse.ArgumentTypeError(f"{text!r} given, expected numbers from 1 to {most}")
     return counts

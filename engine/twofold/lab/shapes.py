@@ -46,6 +46,14 @@ class ModelShape:
         layer = launch + self.dense_bytes_per_layer / rate
         return [layer] * num_layers + [launch + self.head_bytes / rate]
 
+    def dense_token_us(self, profile: MachineProfile, num_layers: int) -> list[float]:
+        """Time of each token of a prompt in the same stretches where arithmetic takes longest; the head sees one row.
+
+        Attention's own products, which grow with the context, are left out.
+        """
+        flops = self.dense_bytes_per_layer  # two for each weight of two bytes
+        return [flops / (profile.cost_figures["gpu_gflops"] * 1e3)] * num_layers + [0.0]
+
 
 def _shape(
     name: str,

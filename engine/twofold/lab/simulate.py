@@ -1,20 +1,21 @@
-"""`twofold lab simulate`: predicted decode tokens per second of a model on a machine, by system, slots and batch.
+"""`twofold lab simulate`: predicted tokens per second of a model on a machine, by system, slots and batch.
 
 The engine's scheduler decides every layer of a recorded trace and a virtual clock plays it. Also a capacity planner:
 --vram asks what given cards' memory buys. Predictions leave out what the profile does not know (sampling, HTTP, a busy
-machine): measure before you buy.
+machine): measure before you buy. With --prompts the recorded tokens are played as prompts, in chunks.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from twofold import _core
 from twofold.errors import ConfigError
 from twofold.experts.profiles import MachineProfile, load_profile, shipped_profiles
-from twofold.lab.replay import Row, add_common_arguments, names_list, print_rows
+from twofold.lab.replay import Row, add_common_arguments, counts_list, names_list, print_rows
 from twofold.lab.report import Table
 from twofold.lab.shapes import ModelShape, find_shape
 from twofold.lab.systems import SYSTEMS, System
@@ -45,17 +46,23 @@ def simulate_system(
     *,
     slots: float,
     batch: int = 1,
+    prompt_chunk: int = 0,
     prior_usage: Sequence[float] = (),
     upload_price: float = -1.0,
     keep_layer_us: bool = False,
 ) -> Any:
-    """Play the trace; returns the core's SimulationResult. Slots start filled with the most used of `prior_usage`."""
+    """Play the trace; returns the core's SimulationResult. Slots start filled with the most used of `prior_usage`.
+
+    prompt_chunk: sequences are prompts, so many tokens a step, one after the other; 0: decoding, `batch` at once.
+    """
     return _core.simulate(
         trace.native,
         batch,
         shape.cost_model(profile),
         round(slots * trace.num_layers * trace.num_experts),
         dense_us=shape.dense_us(profile, trace.num_layers),
+        token_us=shape.dense_token_us(profile, trace.num_layers),
+        prompt_chunk=prompt_chunk,
         prior_usage=list(prior_usage),
         keep_layer_us=keep_layer_us,
         **{"upload_price": upload_price, **system.options},
@@ -72,8 +79,12 @@ def simulate_rows(
     *,
     part: Part = "second",
     upload_price: float = -1.0,
+    prompts: bool = False,
 ) -> Iterator[Row]:
-    """One row per batch, size and system. All start with the experts that the other half of the trace used most."""
+    """One row per batch, size and system. All start with the experts that the other half of the trace used most.
+
+    prompts: `batches` are tokens of a prompt's chunk.
+    """
     played = trace.part(part)
     prior = (trace.part("first") if part == "second" else played).usage()
     for batch in batches:
@@ -85,7 +96,8 @@ def simulate_rows(
                     shape,
                     profile,
                     slots=share,
-                    batch=batch,
+                    batch=1 if prompts else batch,
+                    prompt_chunk=batch if prompts else 0,
                     prior_usage=prior,
                     upload_price=upload_price,
                 )
@@ -95,6 +107,7 @@ def simulate_rows(
                     "part": part,
                     "model": shape.name,
                     "profile": profile.name,
+                    "steps": "prompts" if prompts else "decode",
                     "batch": batch,
                     "slots": share,
                     "system": system.name,
@@ -128,6 +141,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="; ".join(f"{s.name}: {s.what}" for s in SYSTEMS.values()),
     )
     parser.add_argument(
+        "--prompts",
+        type=partial(counts_list, most=65_536),
+        metavar="N,…",
+        help="play the sequences as prompts in chunks of so many tokens, instead of --batch",
+    )
+    parser.add_argument(
+        "--no-stream-ahead",
+        action="store_true",
+        help="let twofold upload nothing for the next layer of a chunk ahead of it",
+    )
+    parser.add_argument(
         "--policy", metavar="NAME", help="let twofold use this cache policy instead of payback"
     )
     parser.add_argument(
@@ -143,7 +167,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Simulate what was asked for; prints a table, or rows with --json, or writes a page with --html."""
-    systems = [_system(name, args.policy) for name in args.systems]
+    systems = [_system(name, args.policy, args.no_stream_ahead) for name in args.systems]
     rows: list[Row] = []
     for path in args.traces:
         trace = load_trace(path, args.num_experts)
@@ -158,26 +182,32 @@ def run(args: argparse.Namespace) -> int:
                 shape,
                 load_profile(name),
                 list(cards),
-                args.batch,
+                args.prompts or args.batch,
                 part=args.part,
                 upload_price=args.price,
+                prompts=bool(args.prompts),
             )
             rows.extend({**row, "vram_gb": cards[row["slots"]]} if args.vram else row for row in found)
-    print_rows(rows, args, _table(rows), title="Predicted decode speed (virtual clock)", value="tokens_per_s")
+    print_rows(rows, args, _table(rows), title="Predicted speed (virtual clock)", value="tokens_per_s")
     return 0
 
 
-def _system(name: str, policy: str | None) -> System:
+def _system(name: str, policy: str | None, no_stream_ahead: bool) -> System:
     if name not in SYSTEMS:
         raise ConfigError(f"system {name!r} is unknown; expected one of {', '.join(SYSTEMS)}")
     system = SYSTEMS[name]
-    if name != "twofold" or policy is None:
+    if name != "twofold":
         return system
-    if policy not in _core.cache_policy_names():
-        raise ConfigError(
-            f"policy {policy!r} is unknown; expected one of {', '.join(_core.cache_policy_names())}"
-        )
-    return System(system.name, system.what, {**system.options, "policy": policy})
+    options = dict(system.options)
+    if policy is not None:
+        if policy not in _core.cache_policy_names():
+            raise ConfigError(
+                f"policy {policy!r} is unknown; expected one of {', '.join(_core.cache_policy_names())}"
+            )
+        options["policy"] = policy
+    if no_stream_ahead:
+        options["stream_ahead_from"] = 0
+    return System(system.name, system.what, options)
 
 
 def _table(rows: Sequence[Row]) -> Table:
@@ -198,7 +228,7 @@ def _table(rows: Sequence[Row]) -> Table:
             [
                 row["trace"],
                 row["profile"],
-                row["batch"],
+                f"prompts of {row['batch']}" if row["steps"] == "prompts" else row["batch"],
                 f"{row['slots']:.0%}",
                 f"{row['vram_gb']:g} GB" if "vram_gb" in row else "-",
                 row["system"],

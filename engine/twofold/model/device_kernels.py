@@ -155,7 +155,7 @@ class CudaKernels:
         """max_length: the longest sequence, which bounds the launches of attention."""
         self._cuda: Any = importlib.import_module("twofold._cuda")
         self._max_length = max_length
-        self._workspace: Tensor | None = None
+        self._workspaces: list[Tensor] = []  # those outgrown too: graphs hold their addresses
 
     def route(self, logits: Tensor, top_k: int, normalise: bool) -> tuple[Tensor, Tensor]:
         """See `DeviceKernels.route`."""
@@ -195,12 +195,12 @@ class CudaKernels:
         num_bytes = self._cuda.attention_workspace_bytes(
             num_sequences, shape.num_heads, shape.head_dim, max_length
         )
-        if self._workspace is None or self._workspace.numel() < num_bytes:
-            self._workspace = torch.empty(num_bytes, dtype=torch.uint8, device=q.device)
+        if not self._workspaces or self._workspaces[-1].numel() < num_bytes:
+            self._workspaces.append(torch.empty(num_bytes, dtype=torch.uint8, device=q.device))
         out = torch.empty_like(q)
         self._cuda.decode_attention(
             q.data_ptr(), page_tables.data_ptr(), lengths.data_ptr(), num_sequences, shape.num_heads, max_pages,
-            max_length, shape.scale, shape.window, 0, self._pages(kv), self._workspace.data_ptr(), out.data_ptr(),
+            max_length, shape.scale, shape.window, 0, self._pages(kv), self._workspaces[-1].data_ptr(), out.data_ptr(),
             stream(),
         )  # fmt: skip
         return out

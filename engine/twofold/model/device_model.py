@@ -167,18 +167,23 @@ class DeviceModel:
     ) -> None:
         qkv = functional.linear(self._normed(hidden, layer.norm), layer.qkv, layer.qkv_bias)
         q = self._kernels.rope_store(qkv, (layer.q_norm, layer.k_norm), angles, batch.places, kv, self._shape)
-        if batch.query_lengths is None:
-            seen = self._kernels.decode_attention(q, batch.page_tables, batch.lengths, kv, self._shape)
-        else:
-            parts, begin = [], 0
-            for s, (count, length) in enumerate(zip(batch.query_lengths, batch.host_lengths, strict=True)):
-                rows = slice(begin, begin + count)
-                parts.append(
-                    attend(q[rows], batch.positions[rows], batch.page_tables[s], length, kv, self._shape)
-                )
-                begin += count
-            seen = torch.cat(parts)
+        seen = self._seen(q, batch, kv)
         hidden += functional.linear(seen.flatten(1), layer.o, layer.o_bias)
+
+    def _seen(self, q: Tensor, batch: DeviceBatch, kv: KvLayer) -> Tensor:
+        """What attention gives the batch's queries. Leading sequences of one token each share a launch."""
+        counts = batch.query_lengths or (1,) * len(q)
+        begin = next((s for s, count in enumerate(counts) if count > 1), len(counts))
+        parts = []
+        if begin > 0:
+            tables, lengths = batch.page_tables[:begin], batch.lengths[:begin]
+            parts.append(self._kernels.decode_attention(q[:begin], tables, lengths, kv, self._shape))
+        for s in range(begin, len(counts)):
+            rows = slice(begin, begin + counts[s])
+            positions, length = batch.positions[rows], batch.host_lengths[s]
+            parts.append(attend(q[rows], positions, batch.page_tables[s], length, kv, self._shape))
+            begin += counts[s]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _normed(self, hidden: Tensor, weight: Tensor) -> Tensor:
         return functional.rms_norm(hidden, hidden.shape[-1:], weight, self.config.rms_norm_eps).bfloat16()

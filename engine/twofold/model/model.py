@@ -5,7 +5,6 @@ The layers run in one native call (`ops.Decoder`); where experts run is the busi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,8 +16,6 @@ from twofold.errors import KernelError, ModelLoadError
 from twofold.model.config import ModelConfig
 from twofold.model.model_files import ModelFiles, open_model_files
 from twofold.model.rope import RopeTable
-from twofold.model.tensor_source import TensorSource
-from twofold.model.weight_plan import MoePlan, TensorSpec, expert_tensors
 from twofold.model.weights import (
     DenseFfnWeights,
     ExpertWeights,
@@ -27,7 +24,9 @@ from twofold.model.weights import (
     ProgressFn,
     RouterWeights,
     dense_weights,
+    expert_names,
     expert_weights,
+    with_companions,
 )
 from twofold.weight_format import WeightMatrix
 
@@ -80,19 +79,6 @@ class LoadedModel:
         """
         return expert_weights(self.files, layer)
 
-    def expert_layers(self) -> Iterator[list[ExpertWeights]]:
-        """`expert_weights` of all `moe_layers` in turn, for who packs them: copy a layer before asking for the next.
-
-        The files' pages leave this process's memory after every layer, so that packing never holds the experts twice.
-        """
-        tensors = self.files.tensors
-        names = _expert_names(self.files)
-        for index, layer in enumerate(self.moe_layers):
-            for ahead in names[index : index + 3]:
-                tensors.will_read(ahead)
-            yield self.expert_weights(layer)
-            tensors.release_pages(names[index])
-
     def forward(
         self, token_ids: I32, batch: BatchMeta, kv_cache: ops.KvCache, experts: _core.MoeExecutor
     ) -> F32:
@@ -141,10 +127,10 @@ class _Loading:
         plan = files.plan
         head = plan.lm_head or plan.embedding
         self._steps = [
-            *(_with_companions(files.tensors, layer.dense_tensors()) for layer in plan.layers),
-            _with_companions(files.tensors, (plan.final_norm, head)),
+            *(with_companions(files.tensors, layer.dense_tensors()) for layer in plan.layers),
+            with_companions(files.tensors, (plan.final_norm, head)),
         ]
-        self._experts = _expert_names(files)[:2]  # whose turn is next
+        self._experts = expert_names(files)[:2]  # whose turn is next
         self._bytes = [sum(files.tensors.entry(name).num_bytes for name in step) for step in self._steps]
         self._steps_done = 0
         self._read_ahead()
@@ -164,19 +150,6 @@ class _Loading:
     def _read_ahead(self) -> None:
         for step in [*self._steps, *self._experts][self._steps_done : self._steps_done + 3]:
             self._tensors.will_read(step)
-
-
-def _expert_names(files: ModelFiles) -> list[list[str]]:
-    """The tensors of each layer's experts, for the layers that have any."""
-    return [
-        _with_companions(files.tensors, expert_tensors(ffn.experts))
-        for plan in files.plan.layers
-        if isinstance(ffn := plan.feed_forward, MoePlan)
-    ]
-
-
-def _with_companions(tensors: TensorSource, specs: Iterable[TensorSpec]) -> list[str]:
-    return [name for spec in specs for name in (spec.name, *tensors.companions(spec.name))]
 
 
 def _packed(team: ops.ThreadTeam, parts: list[WeightMatrix], what: str) -> ops.PackedMatrix:

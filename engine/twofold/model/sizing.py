@@ -35,6 +35,8 @@ class ModelSize:
     """Keys and values of one token over all layers, in `kv_dtype_bytes` each."""
     file_bytes: int
     """Of the weights on disk."""
+    device_dense_bytes: int
+    """Of the dense weights on a device, where matrices are bf16, and of its rotation table."""
 
     @property
     def num_experts_total(self) -> int:
@@ -46,7 +48,11 @@ class ModelSize:
 
     def device_bytes(self, num_kv_tokens: int, num_slots: int) -> int:
         """Device memory for dense weights, the KV cache and `num_slots` expert slots over all layers."""
-        return self.dense_bytes + self.kv_bytes_per_token * num_kv_tokens + self.one_expert_bytes * num_slots
+        return (
+            self.device_dense_bytes
+            + self.kv_bytes_per_token * num_kv_tokens
+            + self.one_expert_bytes * num_slots
+        )
 
 
 @dataclass(frozen=True)
@@ -64,7 +70,11 @@ class Fit:
 
 def measure_model(directory: str | Path, *, kv_dtype_bytes: int = 4) -> ModelSize:
     """The size of a model directory; reads JSON and headers only. Raises ModelLoadError as loading would."""
-    files = open_model_files(directory)
+    return measure_files(open_model_files(directory), kv_dtype_bytes=kv_dtype_bytes)
+
+
+def measure_files(files: ModelFiles, *, kv_dtype_bytes: int = 4) -> ModelSize:
+    """The same of files that are open already."""
     config = files.config
     inner, hidden = config.moe_intermediate_size, config.hidden_size
     experts = [
@@ -80,6 +90,7 @@ def measure_model(directory: str | Path, *, kv_dtype_bytes: int = 4) -> ModelSiz
         one_expert_bytes=max(experts),
         kv_bytes_per_token=2 * config.num_layers * config.num_kv_heads * config.head_dim * kv_dtype_bytes,
         file_bytes=sum(files.tensors.entry(name).num_bytes for name in files.tensors),
+        device_dense_bytes=_device_dense_bytes(files),
     )
 
 
@@ -136,6 +147,18 @@ def _dense_bytes(files: ModelFiles) -> int:
     plan = files.plan
     embedding = 0 if plan.lm_head is None else files.tensors.entry(plan.embedding.name).num_bytes
     return embedding + round(sum(dense_stretches(files)[0])) + _packed_bytes(files, plan.final_norm)
+
+
+def _device_dense_bytes(files: ModelFiles) -> int:
+    """As `DeviceModel` holds them: bf16 matrices, f32 routers and vectors, cosines and sines of the whole context."""
+    plan, config = files.plan, files.config
+    total = sum(2 * math.prod(spec.shape) for spec in (plan.embedding, plan.lm_head) if spec is not None)
+    for layer in plan.layers:
+        ffn = layer.feed_forward
+        exact = ffn.router if isinstance(ffn, MoePlan) else None
+        for spec in layer.dense_tensors():
+            total += (4 if spec is exact or len(spec.shape) == 1 else 2) * math.prod(spec.shape)
+    return total + 4 * config.hidden_size + 4 * config.max_context * config.head_dim
 
 
 def _packed_bytes(files: ModelFiles, spec: TensorSpec) -> int:

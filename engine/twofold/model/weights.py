@@ -5,7 +5,7 @@ Whoever computes with a matrix packs it for the kernels, once; a token's embeddi
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -22,6 +22,7 @@ from twofold.model.weight_plan import (
     MoePlan,
     StackedExperts,
     TensorSpec,
+    expert_tensors,
 )
 from twofold.weight_format import WeightMatrix
 
@@ -135,6 +136,34 @@ def expert_weights(files: ModelFiles, layer: int) -> list[ExpertWeights]:
         (_matrix(tensors, gate), _matrix(tensors, up), _matrix(tensors, down))
         for gate, up, down in experts.experts
     ]
+
+
+def expert_layers(files: ModelFiles) -> Iterator[list[ExpertWeights]]:
+    """`expert_weights` of all layers that have any, in turn, for who packs them.
+
+    Copy a layer before asking for the next. The files' pages leave this process's memory after every layer, so that
+    packing never holds the experts twice.
+    """
+    tensors, names = files.tensors, expert_names(files)
+    for index, layer in enumerate(files.config.moe_layers):
+        for ahead in names[index : index + 3]:
+            tensors.will_read(ahead)
+        yield expert_weights(files, layer)
+        tensors.release_pages(names[index])
+
+
+def expert_names(files: ModelFiles) -> list[list[str]]:
+    """The tensors of each layer's experts, for the layers that have any."""
+    return [
+        with_companions(files.tensors, expert_tensors(ffn.experts))
+        for plan in files.plan.layers
+        if isinstance(ffn := plan.feed_forward, MoePlan)
+    ]
+
+
+def with_companions(tensors: TensorSource, specs: Iterable[TensorSpec]) -> list[str]:
+    """Names of the tensors and of what belongs to them (scales)."""
+    return [name for spec in specs for name in (spec.name, *tensors.companions(spec.name))]
 
 
 def _attention(tensors: TensorSource, plan: AttentionPlan) -> AttentionWeights:

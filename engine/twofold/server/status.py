@@ -91,6 +91,12 @@ def _engine_gauges(state: ServerState) -> list[tuple[str, str, str, float]]:
     rows: list[tuple[str, str, str, float]] = [
         ("vllm:num_requests_running", "gauge", "Requests being computed.", stats.num_running),
         ("vllm:num_requests_waiting", "gauge", "Requests waiting for a place.", stats.num_waiting),
+        (
+            "vllm:kv_cache_usage_perc",
+            "gauge",
+            "Share of the KV cache's pages in use; 1 is all of them.",
+            1 - stats.num_free_pages / max(stats.num_pages, 1),
+        ),
     ]
     for name, help_text, value in (
         ("hits", "Routed experts that were in VRAM.", placement.hits),

@@ -82,6 +82,41 @@ def test_more_slots_are_never_much_slower(trace_file):
     assert speeds == sorted(speeds)
 
 
+def test_prompts_are_played_in_chunks_and_streamed_ahead(trace_file, capsys):
+    def rows(*more):
+        arguments = ["--model", "gpt-oss-20b", "--profile", "rtx3060-pcie3", "--systems", "twofold", "--json"]
+        assert main(["lab", "simulate", str(trace_file), *arguments, "--slots", "0.25", *more]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    (decode,) = rows()
+    (ahead,) = rows("--prompts", "2000")
+    (alone,) = rows("--prompts", "2000", "--no-stream-ahead")
+    assert (decode["steps"], ahead["steps"], ahead["batch"]) == ("decode", "prompts", 2000)
+    assert ahead["tokens_per_s"] > decode["tokens_per_s"]
+    assert ahead["tokens_per_s"] >= alone["tokens_per_s"]
+
+
+def test_a_prompts_dense_time_by_hand():
+    """All resident, a chunk and a rest: what is dense takes its bytes' time, or its tokens' if that is longer."""
+    ids = np.broadcast_to([[0, 1]], (50_000, 1, 2)).copy()
+    trace = make_trace("tiny", ids, None, None, 4)
+    common = {"slots": 1.0, "prior_usage": [1.0] * 4}
+    result = simulate_system(trace, SYSTEMS["twofold"], SHAPE, PROFILE, prompt_chunk=40_000, **common)
+    token, dense = SHAPE.dense_token_us(PROFILE, 1)[0], SHAPE.dense_us(PROFILE, 1)
+    assert token * 10_000 > dense[0]
+    assert result.num_steps == 2
+    assert result.total_us - result.moe_us == pytest.approx(50_000 * token + 2 * dense[-1])
+
+
+def test_prompts_need_a_chunk_and_a_policy_without_a_future():
+    trace = make_trace("tiny", np.array([[[0, 1]]]), None, None, 4)
+    dense_us = SHAPE.dense_us(PROFILE, 1)
+    with pytest.raises(
+        ValueError, match="policy belady given, one that needs no future expected for prompts"
+    ):
+        _core.simulate(trace.native, 1, SHAPE.cost_model(PROFILE), 2, "belady", dense_us, prompt_chunk=5)
+
+
 def test_fetch_rules_by_name():
     trace = make_trace("tiny", np.array([[[0, 1]]]), None, None, 4)
     with pytest.raises(ValueError, match="fetch rule 'x' given, one of best-split, none"):

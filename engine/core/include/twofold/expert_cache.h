@@ -4,8 +4,8 @@
 //   cache.observe(layer, ids, weights, num_tokens);     // the whole layer's routing, before any decision
 //   hits = routed experts with is_resident(layer, e)
 //   for each miss to fetch now:   cache.admit(layer, e, true)    // forced: the demand upload needs a slot
-//   for each other miss:          cache.admit(layer, e, false)   // worth an upload? (or admit_worthy: all,
-//   best first) when an upload is visible (a step boundary):  cache.publish(slot)
+//   for each other miss:          cache.admit(layer, e, false)   // worth an upload?
+// When an upload is visible (a step boundary): cache.publish(slot).
 // Experts routed in their layer's latest event and experts in flight are never victims. In a shared pool a
 // victim may belong to another layer (Admission::evicted_layer); no layer is robbed below top_k slots while
 // there are that many for each.
@@ -97,8 +97,6 @@ class ExpertCache {
   // (not forced) the policy finds the upload not worth its price; last_refusal says which.
   std::optional<Admission> can_admit(int layer, int expert, bool forced);
   std::optional<Admission> admit(int layer, int expert, bool forced);
-  // Every absent expert of the current event that the policy wants, best value first, at most max_admissions.
-  void admit_worthy(int layer, int max_admissions, std::vector<Admission>& out);
   // Best value first; equal values keep their order.
   void sort_by_value(int layer, std::vector<int>& experts);
   AdmitRefusal last_refusal() const { return last_refusal_; }
@@ -174,7 +172,7 @@ class ExpertCache {
   std::vector<std::vector<double>> values_;
   std::vector<uint8_t> values_fresh_;
   std::vector<double> usage_;
-  std::vector<int> scratch_, candidates_;
+  std::vector<int> scratch_;
   AdmitRefusal last_refusal_ = AdmitRefusal::kNone;
 };
 

@@ -18,9 +18,11 @@ enum class FetchRule {
   kTwoEnded,  // HybriMoE: heaviest misses to the link, lightest to the CPU, whoever would be done first takes
               // the next
   kLinkShare,  // FreeToken: the share link/(link + cpu) of the misses, by bandwidth
+  kAll,        // every miss waits for its upload: offloading without a CPU that computes
 };
 
-// "best-split", "none", "min-sum", "two-ended", "link-share"; throws std::invalid_argument listing them.
+// "best-split", "none", "min-sum", "two-ended", "link-share", "all"; throws std::invalid_argument listing
+// them.
 FetchRule fetch_rule_of(const std::string& name);
 
 // Experts to fetch, in link order, by a peer's rule (not kBestSplit). active: the layer's experts, resident

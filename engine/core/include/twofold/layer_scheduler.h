@@ -5,7 +5,8 @@
 //
 // Fetched experts need room. One that is worth more than the cheapest victim takes its slot (the upload is
 // paid anyway); any other passes through a staging slot, which the next layer may overwrite. Staging slots
-// are numbered from num_slots() on.
+// are numbered from num_slots() on. A large chunk uploads ahead for the layer after (StreamAhead), into
+// staging slots that the layer under way does not read.
 #pragma once
 
 #include <cstdint>
@@ -22,6 +23,7 @@
 #include "twofold/prefetcher.h"
 #include "twofold/prefill_planner.h"
 #include "twofold/step_shape.h"
+#include "twofold/stream_ahead.h"
 #include "twofold/timeline.h"
 
 namespace twofold {
@@ -35,9 +37,10 @@ struct ExpertDecision {
   int tokens = 0;
   Placement where = Placement::kCpu;
   int slot = -1;
+  bool landed = false;  // fetched ahead: it is there already
 };
 
-// One upload that the layer began or queued, in link order.
+// One upload that the layer began or queued, in link order; for the layer after where it was begun ahead.
 struct Move {
   int layer = 0;
   int expert = 0;
@@ -74,7 +77,7 @@ struct LayerDecision {
   std::vector<ExpertDecision> experts;  // ascending
   std::vector<Move> moves;
   std::optional<Rejection> rejection;  // the most valuable one: if its upload does not pay, none does
-  std::vector<Publication> arrivals;   // prefetches that landed in time for this layer
+  std::vector<Publication> arrivals;   // uploads ahead and prefetches that ended in time for this layer
   int num_withdrawn = 0;               // prefetches given up: moves of an earlier decision that never began
   LayerTimes times;
   double start_us = 0;
@@ -90,6 +93,7 @@ struct LayerSchedulerConfig {
   double upload_price = -1;  // in misses; < 0: default_upload_price
   int max_waiting_uploads =
       16;  // no new background upload while that many wait; keeps slots from idling in flight
+  int stream_ahead_from = 33;  // tokens of a step from which the next layer is uploaded ahead; 0: never
   // The rest describes peers for comparison; the defaults are Twofold.
   FetchRule fetch_rule = FetchRule::kBestSplit;
   bool background_uploads = true;     // misses run by the CPU may be uploaded behind the layer
@@ -126,6 +130,10 @@ class LayerScheduler {
   void predict(int layer, std::span<const float> logits, int num_tokens);
   bool prefetches() const { return prefetcher_.has_value(); }
   PrefetchCounts prefetch_counts() const { return prefetcher_ ? prefetcher_->counts() : PrefetchCounts{}; }
+  // The device would not begin an upload ahead into that slot.
+  void ahead_refused(int slot) {
+    if (ahead_) ahead_->refused(slot);
+  }
   // Moves a virtual clock by work that is not experts' (attention, head).
   void advance(double us) { link_->advance(us); }
   // Until every queued upload has landed: the machine is idle and the link has all the time it needs.
@@ -134,7 +142,8 @@ class LayerScheduler {
   // Other figures for the same machine: plans and prices follow them from now on; the price of an upload that
   // the configuration set stays.
   void recalibrate(CostModel cost);
-  // How many misses of a one-token layer to fetch, [hits][misses] with side top_k + 1, for an idle link.
+  // How many misses of a one-token layer to fetch by the fetch rule, [hits][misses] with side top_k + 1, for
+  // an idle link.
   std::vector<uint8_t> split_table() const;
 
   // How long the link has copied so far.
@@ -150,10 +159,14 @@ class LayerScheduler {
  private:
   void begin_layer(int layer, std::span<const int32_t> ids, std::span<const float> weights, int num_tokens);
   // Prices what was placed, queues the layer's moves, and lets the clock pass it.
-  const LayerDecision& finish_layer(int layer);
+  const LayerDecision& finish_layer(int layer, int num_tokens);
+  uint8_t fetched_of(int hits, int misses) const;
   void plan(int layer, std::span<const int> active, std::span<const int> loads, int num_tokens);
   void plan_as_peer(int layer, std::span<const ExpertLoad> plannable, int room);
+  void plan_many(int layer, std::span<const ExpertLoad> plannable, int room);
   void place_fetched(int layer);
+  bool stages(int staging_slot) const;
+  void stream_ahead(int layer, LayerWork& work, int num_tokens);
   void admit_misses(int layer);
   void take_prefetched(int layer);
   void issue_prefetches(int layer, const LayerWork& work);
@@ -171,9 +184,12 @@ class LayerScheduler {
   PrefillPlanner prefill_planner_;
   std::unique_ptr<Link> link_;
   std::optional<Prefetcher> prefetcher_;
+  std::optional<StreamAhead> ahead_;
   LayerDecision decision_;
   std::vector<int> fetch_;  // indices into decision_.experts, in upload order
+  int num_begun_ = 0;       // of those fetched: uploaded ahead, on their way
   bool one_transfer_ = false;
+  std::vector<Upload> ahead_arrivals_;
   std::vector<Publication> publications_;
   std::vector<int> hit_loads_, fetched_loads_, cpu_loads_;
 };

@@ -17,6 +17,8 @@ struct Transfer {
   int layer = 0;
   int expert = 0;
   int slot = 0;
+
+  bool operator==(const Transfer&) const = default;
 };
 
 struct Upload {
@@ -53,8 +55,8 @@ class Link {
   virtual void advance(double us) = 0;
   // Uploads that have ended by now, failed ones too, in order of their end; each is returned once.
   virtual std::vector<Upload> take_landed() = 0;
-  // The one into that slot alone, before the others are asked for; empty if it has not landed or is unknown.
-  virtual std::optional<Upload> take_if_landed(int slot) = 0;
+  // This one alone, before the others are asked for; empty if it has not landed or is unknown.
+  virtual std::optional<Upload> take_if_landed(const Transfer& what) = 0;
   // Until every queued upload has landed.
   virtual void drain() = 0;
 };

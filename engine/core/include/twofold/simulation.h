@@ -31,5 +31,11 @@ struct SimulationResult {
 // entries, for one step.
 SimulationResult simulate(const RoutingTrace& trace, int batch, LayerScheduler& scheduler,
                           const std::vector<double>& dense_us, bool keep_layer_us = false);
+// The same for prompts: each sequence of the trace alone, `chunk` tokens a step. A dense stretch takes
+// dense_us, but at least token_us (as many entries, or none) times the step's tokens. Offline policies have
+// no future here: std::invalid_argument.
+SimulationResult simulate_prompts(const RoutingTrace& trace, int chunk, LayerScheduler& scheduler,
+                                  const std::vector<double>& dense_us, const std::vector<double>& token_us,
+                                  bool keep_layer_us = false);
 
 }  // namespace twofold

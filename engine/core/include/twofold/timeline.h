@@ -36,7 +36,7 @@ class Timeline final : public Link {
   // Background uploads begin in the link's idle time.
   void advance(double us) override;
   std::vector<Upload> take_landed() override;
-  std::optional<Upload> take_if_landed(int slot) override;
+  std::optional<Upload> take_if_landed(const Transfer& what) override;
   void drain() override;
 
  private:

@@ -5,8 +5,9 @@
 #include <memory>
 #include <stdexcept>
 
+#include "addresses.h"
+#include "bind_device.h"
 #include "cuda_error.h"
-#include "cuda_module.h"
 #include "hand_over.h"
 #include "mailbox_experts.h"
 #include "step_control.h"
@@ -85,7 +86,8 @@ class StepServer {
 }  // namespace
 
 void bind_hand_over(py::module_& m) {
-  py::class_<DeviceMailbox>(m, "DeviceMailbox", "What a decode graph and the CPU share, in mapped memory.")
+  py::class_<DeviceMailbox>(m, "DeviceMailbox", "What a decode graph and the CPU share, in mapped memory.",
+                            py::module_local())
       .def(py::init([](int num_layers, int max_tokens, int top_k, int hidden) {
              return std::make_unique<DeviceMailbox>(MailboxShape{num_layers, max_tokens, top_k, hidden});
            }),
@@ -102,11 +104,16 @@ void bind_hand_over(py::module_& m) {
                                  pointer<uint32_t>(num_on_cpu), int64_t(limit_s * 1e9), stream_of(stream));
           },
           py::arg("kind"), py::arg("layer"), py::arg("step"), py::arg("num_on_cpu"), py::arg("limit_s"),
-          py::arg("stream"))
+          py::arg("stream"), py::call_guard<py::gil_scoped_release>())
+      .def(
+          "joined_ns",
+          [](const DeviceMailbox& mailbox, int layer) { return uint64_t(mailbox.device_joined_ns(layer)); },
+          py::arg("layer"), "Where the device notes when the layer's shares have come together.")
       .def("serve", &serve_by_python, py::arg("step"), py::arg("limit_s"), py::arg("compute"))
       .def("abort", [](DeviceMailbox& mailbox) { mailbox.host().abort(); })
       .def("reset", [](DeviceMailbox& mailbox) { mailbox.host().reset(); });
-  py::class_<StepServer>(m, "StepServer", "The CPU's part of decode graphs: experts of a store on a team.")
+  py::class_<StepServer>(m, "StepServer", "The CPU's part of decode graphs: experts of a store on a team.",
+                         py::module_local())
       .def(py::init<DeviceMailbox&, ThreadTeam&, const ExpertStore&>(), py::arg("mailbox"), py::arg("team"),
            py::arg("store"), py::keep_alive<1, 2>(), py::keep_alive<1, 3>(), py::keep_alive<1, 4>())
       .def("serve", &StepServer::serve, py::arg("step"), py::arg("limit_s"));

@@ -2,8 +2,9 @@
 
 #include <stdexcept>
 
+#include "addresses.h"
+#include "bind_device.h"
 #include "cuda_error.h"
-#include "cuda_module.h"
 #include "expert_layer.h"
 #include "launch_shapes.h"
 
@@ -60,7 +61,8 @@ void bind_experts(py::module_& m) {
   using cuda::ExpertBuffers;
   using cuda::ExpertGroups;
   using cuda::ExpertLayout;
-  py::class_<ExpertLayout>(m, "ExpertLayout", "One expert as panels: gate, up, down, one after the other.")
+  py::class_<ExpertLayout>(m, "ExpertLayout", "One expert as panels: gate, up, down, one after the other.",
+                           py::module_local())
       .def(py::init(&make_layout), py::arg("gate_up"), py::arg("down"), py::arg("hidden"),
            py::arg("intermediate"))
       .def_property_readonly("bytes",
@@ -73,20 +75,30 @@ void bind_experts(py::module_& m) {
           [](const ExpertLayout& layout) { return name_of(cuda::activation_of(layout.gate_up)); })
       .def("encoded_bytes", &cuda::encoded_bytes, py::arg("num_tokens"))
       .def("intermediate_bytes", &cuda::intermediate_bytes, py::arg("num_pairs"));
-  py::class_<ExpertGroups>(m, "ExpertGroups", "Addresses of a layer's grouping in device memory.")
+  py::class_<ExpertGroups>(m, "ExpertGroups", "Addresses of a layer's grouping in device memory.",
+                           py::module_local())
       .def(py::init([](uint64_t num_groups, uint64_t weights, uint64_t begin, uint64_t pairs, int capacity) {
              return ExpertGroups{pointer<int32_t>(num_groups), pointer<uint64_t>(weights),
                                  pointer<int32_t>(begin), pointer<int32_t>(pairs), capacity};
            }),
            py::arg("num_groups"), py::arg("weights"), py::arg("begin"), py::arg("pairs"),
            py::arg("capacity"));
-  py::class_<ExpertBuffers>(m, "ExpertBuffers", "Addresses of the experts' buffers in device memory.")
+  py::class_<ExpertBuffers>(m, "ExpertBuffers", "Addresses of the experts' buffers in device memory.",
+                            py::module_local())
       .def(py::init([](uint64_t encoded, uint64_t intermediate, uint64_t outputs, uint64_t gate_up) {
              return ExpertBuffers{pointer<void>(encoded), pointer<void>(intermediate),
                                   pointer<float>(outputs), pointer<float>(gate_up)};
            }),
            py::arg("encoded"), py::arg("intermediate"), py::arg("outputs"), py::arg("gate_up") = 0);
 
+  m.def(
+      "read_host",
+      [](uint64_t mapped, uint64_t to, int64_t bytes, uint64_t stream) {
+        check_cuda(cuda::launch_read_host(pointer<void>(mapped), pointer<void>(to), bytes, stream_of(stream)),
+                   "read_host");
+      },
+      py::arg("mapped"), py::arg("to"), py::arg("bytes"), py::arg("stream"),
+      "Mapped host memory to device memory, by a kernel.");
   m.def(
       "encode",
       [](const std::string& kind, uint64_t rows, int num_tokens, int columns, uint64_t out, uint64_t stream) {
@@ -111,7 +123,8 @@ void bind_experts(py::module_& m) {
                    "decode_experts");
       },
       py::arg("layout"), py::arg("groups"), py::arg("buffers"), py::arg("num_tokens"), py::arg("top_k"),
-      py::arg("num_experts"), py::arg("shared_bytes"), py::arg("stream"));
+      py::arg("num_experts"), py::arg("shared_bytes"), py::arg("stream"),
+      py::call_guard<py::gil_scoped_release>());
   m.def("tile_groups", &tile_groups, py::arg("begin"), py::arg("tile_tokens"),
         "int32 [tiles, 2] of group and first pair within it.");
   m.def("tile_tokens_for", &cuda::tile_tokens_for, py::arg("num_pairs"), py::arg("num_groups"));
@@ -125,18 +138,21 @@ void bind_experts(py::module_& m) {
                    "prefill_experts");
       },
       py::arg("layout"), py::arg("groups"), py::arg("buffers"), py::arg("tiles"), py::arg("num_tiles"),
-      py::arg("tile_tokens"), py::arg("x"), py::arg("num_tokens"), py::arg("top_k"), py::arg("stream"));
+      py::arg("tile_tokens"), py::arg("x"), py::arg("num_tokens"), py::arg("top_k"), py::arg("stream"),
+      py::call_guard<py::gil_scoped_release>());
   m.def(
       "combine",
       [](uint64_t outputs, uint64_t weights, uint64_t where, uint64_t from_cpu, int num_tokens, int top_k,
-         int hidden_size, uint64_t hidden, uint64_t stream) {
-        check_cuda(cuda::launch_combine(pointer<float>(outputs), pointer<float>(weights),
-                                        pointer<uint8_t>(where), pointer<float>(from_cpu), num_tokens, top_k,
-                                        hidden_size, pointer<float>(hidden), stream_of(stream)),
-                   "combine");
+         int hidden_size, uint64_t hidden, uint64_t stream, uint64_t joined_ns) {
+        check_cuda(
+            cuda::launch_combine(pointer<float>(outputs), pointer<float>(weights), pointer<uint8_t>(where),
+                                 pointer<float>(from_cpu), num_tokens, top_k, hidden_size,
+                                 pointer<float>(hidden), pointer<int64_t>(joined_ns), stream_of(stream)),
+            "combine");
       },
       py::arg("outputs"), py::arg("weights"), py::arg("where"), py::arg("from_cpu"), py::arg("num_tokens"),
-      py::arg("top_k"), py::arg("hidden_size"), py::arg("hidden"), py::arg("stream"));
+      py::arg("top_k"), py::arg("hidden_size"), py::arg("hidden"), py::arg("stream"),
+      py::arg("joined_ns") = 0);
 }
 
 }  // namespace twofold::bindings

@@ -1,0 +1,158 @@
+"""Running a `DeviceRunner` on the played device in tests: made from a model's files, driven by the real scheduler."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from twofold import ops
+from twofold.config import EngineConfig
+from twofold.device_runner import DeviceRunner
+from twofold.expert_loading import load_experts, slot_plan
+from twofold.experts.accelerator import AcceleratorChoice
+from twofold.kv_cache import PagePool
+from twofold.model import open_model_files
+from twofold.model.device_kernels import TorchKernels
+from twofold.model.device_model import DeviceModel
+from twofold.runner import Runner
+from twofold.sampler import Sampler
+from twofold.scheduler import Scheduler
+from twofold.scheduler import Sequence as Request
+from twofold.types import Draw, GenerationRequest, SamplingParams
+
+PAGE_SIZE = 8
+NUM_PAGES = 128
+MAX_CONTEXT = 96
+F32 = npt.NDArray[np.float32]
+
+
+def make_runner(
+    played: ModuleType,
+    path: Path,
+    *,
+    slots: int,
+    policy: str = "payback",
+    prefetch: str = "off",
+    device: dict[str, Any] | None = None,
+    table_steps: bool = True,
+    rules: dict[str, Any] | None = None,
+    **options: Any,
+) -> DeviceRunner:
+    """A runner on a played device of its own, opened with `device`. table_steps=False: the host places every step."""
+    files = open_model_files(path)
+    team = ops.ThreadTeam(1)
+    config = EngineConfig(model=str(path), policy=policy, prefetch=prefetch)
+    opened = played.open_device(**{"tick_us": 2.0, **(device or {})})
+    stand_in = ModuleType("played")
+    stand_in.__dict__.update(played.__dict__)
+    stand_in.open_device = lambda index=0: opened  # type: ignore[attr-defined]
+    with replaced_module("twofold._cuda", stand_in):
+        choice = AcceleratorChoice("cuda", "a test")
+        plan = replace(slot_plan(config, slots), rules=rules or {})
+        moe = load_experts(files, team, choice, config, plan)
+        played.spare(opened, moe.accelerator.slot_table)
+        model = DeviceModel(files, team, torch.device("cpu"), TorchKernels(), MAX_CONTEXT)
+        runner = DeviceRunner(
+            model, moe, stand_in, num_pages=NUM_PAGES, page_size=PAGE_SIZE, max_context=MAX_CONTEXT, **options
+        )
+    if not table_steps:
+        runner.why_placed = "a test"
+    return runner
+
+
+class replaced_module:  # noqa: N801 - used as a function
+    """sys.modules[name] is another module inside."""
+
+    def __init__(self, name: str, module: ModuleType) -> None:
+        self._name, self._module = name, module
+
+    def __enter__(self) -> None:
+        import sys
+
+        self._before = sys.modules.get(self._name)
+        sys.modules[self._name] = self._module
+
+    def __exit__(self, *_: object) -> None:
+        import sys
+
+        if self._before is None:
+            del sys.modules[self._name]
+        else:
+            sys.modules[self._name] = self._before
+
+
+class ScriptedSampler(Sampler):
+    """Picks what it was told to, and keeps the logits it was shown."""
+
+    def __init__(self, tokens: Sequence[int]) -> None:
+        super().__init__(SamplingParams(), ())
+        self._tokens = list(tokens)
+        self.seen: list[F32] = []
+
+    def draw(self) -> Draw | None:
+        return None
+
+    def sample(self, logits: F32) -> int:
+        self.seen.append(np.array(logits))
+        return self._tokens[len(self.seen) - 1]
+
+
+@dataclass
+class Play:
+    """Requests on their way through a runner."""
+
+    runner: Runner
+    max_batched_tokens: int = 48
+    on_step: Callable[[int], None] = lambda step: None
+    step: int = 0
+    _pool: PagePool = field(default_factory=lambda: PagePool(NUM_PAGES, PAGE_SIZE))
+
+    def answer(
+        self, prompts: Sequence[Sequence[int]], samplers: Sequence[Sampler], num_tokens: int
+    ) -> list[list[int]]:
+        """`num_tokens` tokens for each prompt, all at once."""
+        scheduler = Scheduler(self._pool, len(prompts), self.max_batched_tokens)
+        requests = []
+        for number, prompt in enumerate(prompts):
+            request = GenerationRequest(tuple(prompt), SamplingParams(), lambda chunk: None, f"r{number}")
+            requests.append(Request(number, request, list(prompt), num_tokens))
+            scheduler.add(requests[-1])
+        left = dict(enumerate(samplers))
+        while scheduler.has_work:
+            scheduled = scheduler.schedule()
+            self.on_step(self.step)
+            of_step = [left[item.sequence.number] for item in scheduled if item.samples]
+            picked = iter(self.runner.forward(self.step, scheduled, of_step))
+            self.step += 1
+            for item in scheduled:
+                item.sequence.num_computed += item.num_tokens
+                if not item.samples:
+                    continue
+                item.sequence.token_ids.append(next(picked))
+                if item.sequence.num_generated == num_tokens:
+                    scheduler.finish(item.sequence)
+        return [request.token_ids[len(request.request.prompt_token_ids) :] for request in requests]
+
+
+def scripted(
+    runner: Runner,
+    num_requests: int,
+    num_tokens: int,
+    vocab_size: int,
+    on_step: Callable[[int], None] | None = None,
+) -> F32:
+    """Logits [requests * tokens, vocabulary] of a fixed conversation, whatever the runner would have picked."""
+    random = np.random.default_rng(11)
+    prompts = [random.integers(0, vocab_size, 5 + 3 * n).tolist() for n in range(num_requests)]
+    samplers = [ScriptedSampler(random.integers(0, vocab_size, num_tokens).tolist()) for _ in prompts]
+    play = Play(runner)
+    if on_step is not None:
+        play.on_step = on_step
+    play.answer(prompts, samplers, num_tokens)
+    return np.stack([row for sampler in samplers for row in sampler.seen])

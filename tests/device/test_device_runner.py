@@ -1,0 +1,270 @@
+"""The whole runner on the played device: table steps by graph and eagerly, steps placed by the host, falling back."""
+
+from __future__ import annotations
+
+import logging
+import time
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from twofold.bundled import bundled_model_path  # noqa: E402
+from twofold.config import EngineConfig  # noqa: E402
+from twofold.device_runner import DeviceRunner  # noqa: E402
+from twofold.engine import Engine  # noqa: E402
+from twofold.errors import KernelError  # noqa: E402
+from twofold.model.device_queue import HostQueue  # noqa: E402
+from twofold.sampler import Sampler  # noqa: E402
+from twofold.testing import TinyModel, write_tiny_model  # noqa: E402
+from twofold.types import SamplingParams  # noqa: E402
+
+from tests.device.runner_runs import F32, Play, make_runner, scripted  # noqa: E402
+
+TINY = TinyModel(
+    dtype="bfloat16", hidden_size=64, head_dim=32, num_layers=4, mlp_only_layers=(1,), num_experts=10
+)
+EXPERTS = 3 * 10
+TOKENS = 8
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_model(tmp_path_factory.mktemp("model"), TINY)
+
+
+@pytest.fixture(scope="module")
+def reference(played: ModuleType, path: Path) -> dict[int, F32]:
+    """Of batches by size: every expert on the CPU, every step placed by the host."""
+    made = {}
+    for size in (1, 3):
+        runner = make_runner(played, path, slots=0, table_steps=False)
+        made[size] = scripted(runner, size, TOKENS, TINY.vocab_size)
+    return made
+
+
+def close(ours: F32, reference: F32) -> bool:
+    """Sums may be added in another order, no more."""
+    return bool(np.linalg.norm(ours - reference) < 1e-3 * np.linalg.norm(reference))
+
+
+@pytest.mark.parametrize(
+    ("size", "share", "policy", "graphs"),
+    [
+        *((size, share, "payback", True) for size in (1, 3) for share in (0.0, 0.1, 0.25, 0.5, 1.0)),
+        *((3, share, "lru", True) for share in (0.1, 0.5)),
+        *((3, share, "payback", False) for share in (0.0, 0.25, 1.0)),
+    ],
+)
+def test_logits_do_not_depend_on_where_experts_run(
+    played: ModuleType,
+    path: Path,
+    reference: dict[int, F32],
+    size: int,
+    share: float,
+    policy: str,
+    graphs: bool,
+) -> None:
+    runner = make_runner(played, path, slots=round(share * EXPERTS), policy=policy, graphs=graphs)
+    assert close(scripted(runner, size, TOKENS, TINY.vocab_size), reference[size])
+    assert runner.num_table_steps >= TOKENS - 2
+    assert runner.why_placed is None
+    assert (runner.why_eager is None) == graphs
+    counts = runner.moe.counts()
+    assert (counts.hits > 0) == (share > 0)
+    assert share < 1.0 or counts.cpu_misses == 0
+
+
+@pytest.mark.parametrize("size", [2, 5, 20])
+def test_batches_are_padded_to_a_graph_and_no_row_knows(played: ModuleType, path: Path, size: int) -> None:
+    placed = make_runner(played, path, slots=0, table_steps=False)
+    runner = make_runner(played, path, slots=EXPERTS // 3)
+    assert close(scripted(runner, size, 4, TINY.vocab_size), scripted(placed, size, 4, TINY.vocab_size))
+    assert runner.num_table_steps > 0
+
+
+def test_more_sequences_than_a_graph_holds_are_placed_by_the_host(played: ModuleType, path: Path) -> None:
+    placed = make_runner(played, path, slots=0, table_steps=False)
+    runner = make_runner(played, path, slots=EXPERTS // 3)
+    prompts = [[n, n + 1] for n in range(33)]
+
+    def answer(by: DeviceRunner) -> list[list[int]]:
+        samplers = [Sampler(SamplingParams(temperature=0.0), prompt) for prompt in prompts]
+        return Play(by, max_batched_tokens=80).answer(prompts, samplers, 2)
+
+    assert answer(runner) == answer(placed)
+    assert runner.num_table_steps == 0
+    assert runner.why_placed is None
+
+
+@pytest.mark.parametrize(
+    "device",
+    [{"most_delay_us": 300.0}, {"fail_issue": 0.3}, {"fail_completion": 0.3}, {"refuse_pinning": True}],
+)
+def test_experts_come_and_go_between_steps_whatever_the_link_does(
+    played: ModuleType, path: Path, reference: dict[int, F32], device: dict[str, float]
+) -> None:
+    # A copy that a layer waits for may be refused, but not fail on its way.
+    rules = {"fetch_rule": "none"} if "fail_completion" in device else {}
+    runner = make_runner(played, path, slots=6, policy="lru", prefetch="on", device=device, rules=rules)
+    assert close(scripted(runner, 3, TOKENS, TINY.vocab_size), reference[3])
+    counts = runner.moe.counts()
+    assert counts.uploads > 10
+    assert counts.evictions > 4
+    assert runner.why_placed is None
+
+
+def test_with_the_placement_frozen_two_runs_are_bit_identical(
+    played: ModuleType, path: Path, tmp_path: Path
+) -> None:
+    warm = make_runner(played, path, slots=12)
+    scripted(warm, 3, TOKENS, TINY.vocab_size)
+    warm.moe.save_cache(tmp_path / "cache")
+
+    def run() -> F32:
+        runner = make_runner(
+            played, path, slots=12, rules={"fetch_rule": "none", "background_uploads": False}
+        )
+        assert runner.moe.restore_cache(tmp_path / "cache") > 6
+        logits = scripted(runner, 3, TOKENS, TINY.vocab_size)
+        assert runner.moe.counts().hits > 0
+        assert runner.moe.counts().uploads == 0
+        return logits
+
+    np.testing.assert_array_equal(run(), run())
+
+
+class Lost:
+    """Ways to lose the table step `at`, and every later one that is tried."""
+
+    def __init__(self, runner: DeviceRunner, at: int) -> None:
+        self._runner, self._at = runner, at
+        self._forward = runner._layers.forward
+
+    def silent(self, *given: object) -> None:
+        """A kernel that takes longer than anybody waits."""
+        if self._runner.num_table_steps == self._at:
+            time.sleep(self._runner._watchdog_s + 0.4)
+        self._forward(*given)
+
+    def raising(self, *given: object) -> None:
+        """A launch that fails in the middle of a step."""
+        if self._runner.num_table_steps == self._at and given[0] == 1:
+            raise RuntimeError("no such kernel")
+        self._forward(*given)
+
+    def aborted(self, *given: object) -> None:
+        """Somebody gives the step up."""
+        if self._runner.num_table_steps == self._at and given[0] == 1:
+            self._runner._layers.mailbox.abort()
+        self._forward(*given)
+
+
+@pytest.mark.parametrize("graphs", [True, False])
+@pytest.mark.parametrize(
+    ("way", "says"),
+    [
+        ("silent", "the GPU posted nothing at MoE layer"),
+        ("raising", "launching a step failed (no such kernel)"),
+        ("aborted", "the step was aborted at MoE layer"),
+    ],
+)
+def test_a_lost_step_is_placed_by_the_host_and_the_request_goes_on(
+    played: ModuleType,
+    path: Path,
+    reference: dict[int, F32],
+    caplog: pytest.LogCaptureFixture,
+    graphs: bool,
+    way: str,
+    says: str,
+) -> None:
+    runner = make_runner(played, path, slots=9, graphs=graphs, watchdog_s=0.6 if way == "silent" else 5.0)
+    runner._layers.forward = getattr(Lost(runner, at=4), way)  # type: ignore[method-assign]
+    with caplog.at_level(logging.WARNING):
+        assert close(scripted(runner, 3, TOKENS, TINY.vocab_size), reference[3])
+    assert runner.num_table_steps == 4
+    assert says in str(runner.why_placed)
+    assert sum("placed by the host from now on" in message for message in caplog.messages) == 1
+    assert runner.moe.counts().hits > 0  # the host places on slots too
+
+
+def test_a_step_that_cannot_be_prepared_is_placed_by_the_host(
+    played: ModuleType, path: Path, reference: dict[int, F32]
+) -> None:
+    runner = make_runner(played, path, slots=9)
+    runner._layers.forward = Lost(runner, at=0).raising  # type: ignore[method-assign]
+    assert close(scripted(runner, 1, TOKENS, TINY.vocab_size), reference[1])
+    assert runner.why_placed == "preparing a step of 1 failed (no such kernel)"
+
+
+def test_a_device_that_gives_up_waiting_is_followed(
+    played: ModuleType, path: Path, reference: dict[int, F32]
+) -> None:
+    runner = make_runner(played, path, slots=0, watchdog_s=1e-7)
+    assert close(scripted(runner, 3, TOKENS, TINY.vocab_size), reference[3])
+    assert "watchdog's limit" in str(runner.why_placed)
+
+
+def test_a_step_that_cannot_be_captured_is_launched_by_the_worker(
+    played: ModuleType, path: Path, reference: dict[int, F32], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: HostQueue, run: object, outputs: object) -> None:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(HostQueue, "capture", refuse)
+    runner = make_runner(played, path, slots=9)
+    assert close(scripted(runner, 3, TOKENS, TINY.vocab_size), reference[3])
+    assert "capturing a step of" in str(runner.why_eager)
+    assert runner.why_placed is None
+
+
+def test_a_device_that_takes_no_upload_fails_steps_and_says_so(played: ModuleType, path: Path) -> None:
+    runner = make_runner(played, path, slots=6, policy="lru", device={"fail_issue": 1.0})
+    for _ in range(2):
+        with pytest.raises(KernelError, match="uploads in a row"):
+            scripted(runner, 1, TOKENS, TINY.vocab_size)
+
+
+@pytest.mark.parametrize("hand_over", ["kernels", "stream-memory", "host-function"])
+def test_every_way_to_hand_over_carries_whole_steps(
+    played: ModuleType, path: Path, reference: dict[int, F32], hand_over: str
+) -> None:
+    runner = make_runner(played, path, slots=9, hand_over=hand_over)
+    assert close(scripted(runner, 1, TOKENS, TINY.vocab_size), reference[1])
+    assert runner.why_placed is None
+
+
+def test_every_token_of_every_layer_is_in_the_events_with_the_devices_times(
+    played: ModuleType, path: Path
+) -> None:
+    runner = make_runner(played, path, slots=9)
+    runner.moe.enable_events(True)
+    scripted(runner, 3, TOKENS, TINY.vocab_size)
+    rows = runner.moe.drain_events()["token_layer"]
+    prompt_tokens = sum(5 + 3 * n for n in range(3))
+    assert len(rows) == 3 * (prompt_tokens + 3 * (TOKENS - 1))
+    placed = rows["num_hits"].astype(int) + rows["num_cpu"] + rows["num_fetched"]
+    assert (placed == TINY.top_k).all()
+    decoding = rows[rows["step"] > 0]
+    assert (decoding["layer_us"] > 0).all()
+    seen = {tuple(row) for row in rows[["request", "position", "layer"]].tolist()}
+    assert len(seen) == len(rows)
+
+
+def test_the_bundled_model_says_what_it_says_on_the_cpu(played: ModuleType) -> None:
+    path = bundled_model_path()
+    engine = Engine.load(
+        EngineConfig(model=str(path), accelerator="none", cpu_threads=2, max_total_tokens=512)
+    )
+    prompt = engine.tokenizer.encode("Once upon a time")
+    plain: list[int] = []
+    sampling = SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True)
+    engine.generate(prompt, sampling, lambda chunk: plain.extend(chunk.token_ids))
+    engine.close()
+    for slots in (0, 48, 6 * 32):
+        runner = make_runner(played, path, slots=slots)
+        assert Play(runner).answer([prompt], [Sampler(sampling, prompt)], 24) == [plain]
+        assert runner.num_table_steps == 23

@@ -1,0 +1,234 @@
+"""Layers that the host places, on a device that is played: both sides' shares add up to what the CPU alone computes."""
+
+from __future__ import annotations
+
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from twofold import _core, ops  # noqa: E402
+from twofold.errors import ConfigError, KernelError  # noqa: E402
+from twofold.experts.layer_transfers import Parcel  # noqa: E402
+from twofold.experts.moe import MoeShape  # noqa: E402
+from twofold.experts.placed_layers import DECODE_TOKENS, PlacedLayers  # noqa: E402
+from twofold.weight_format import WeightMatrix  # noqa: E402
+
+LAYERS, EXPERTS, TOP_K, HIDDEN, INTERMEDIATE = 3, 8, 2, 64, 96
+CPU = torch.device("cpu")
+FIGURES = {
+    "handover_us": 5.0,
+    "cpu_bandwidth_gbps": 0.4,
+    "cpu_gflops": 2.0,
+    "cpu_expert_overhead_us": 1.0,
+    "gpu_launch_us": 2.0,
+    "vram_bandwidth_gbps": 100.0,
+    "gpu_gflops": 1e5,
+    "link_latency_us": 4.0,
+    "link_bandwidth_gbps": 1.0,
+    "contention": 0.2,
+    "join_us": 1.0,
+}
+
+
+@pytest.fixture(scope="module")
+def team() -> ops.ThreadTeam:
+    return ops.ThreadTeam(2)
+
+
+def make_store(team: ops.ThreadTeam, formats: list[str]) -> _core.ExpertStore:
+    random = np.random.default_rng(3)
+    store = _core.ExpertStore(EXPERTS, HIDDEN, INTERMEDIATE, [(name,) * 3 for name in formats])
+
+    def matrix(rows: int, columns: int, name: str) -> WeightMatrix:
+        values = random.standard_normal((rows, columns), np.float32) / np.float32(columns**0.5)
+        packed = np.ascontiguousarray(ops.quantise_rows(team, values, name))
+        element = {"f32": np.float32, "bf16": np.uint16}.get(name, np.uint8)
+        return WeightMatrix(packed.view(element), name, columns)
+
+    for layer, name in enumerate(formats):
+        experts = [
+            (
+                matrix(INTERMEDIATE, HIDDEN, name),
+                matrix(INTERMEDIATE, HIDDEN, name),
+                matrix(HIDDEN, INTERMEDIATE, name),
+            )
+            for _ in range(EXPERTS)
+        ]
+        store.put(team, layer, 0, experts)
+    return store
+
+
+class Noted:
+    """A module or an accelerator that notes what is called on it."""
+
+    def __init__(self, target: Any, calls: list[str]) -> None:
+        self._target, self._calls = target, calls
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._target, name)
+        if not callable(found) or name[0].isupper():
+            return found
+
+        def call(*args: Any) -> Any:
+            self._calls.append(name)
+            return found(*args)
+
+        return call
+
+
+def placed(
+    played: ModuleType,
+    team: ops.ThreadTeam,
+    store: _core.ExpertStore,
+    formats: list[str],
+    num_slots: int,
+    **device: object,
+) -> SimpleNamespace:
+    cost = _core.CostModel(
+        _core.MachineProfile.from_fields("played", FIGURES), store.expert_bytes, store.flops_per_token, ()
+    )
+    accelerator = played.open_device(**device).accelerator(
+        store, cost, TOP_K, num_slots, EXPERTS, "payback", False
+    )
+    executor = _core.MoeExecutor.on_device(team, store, accelerator, num_slots == LAYERS * EXPERTS)
+    shape = MoeShape(LAYERS, EXPERTS, TOP_K, HIDDEN, INTERMEDIATE, tuple((f, f, f) for f in formats))
+    calls: list[str] = []
+    layers = PlacedLayers(Noted(played, calls), Noted(accelerator, calls), executor, shape, CPU)
+    return SimpleNamespace(layers=layers, executor=executor, calls=calls)
+
+
+def steps(num_steps: int, sizes: tuple[int, ...]) -> list[list[tuple[Any, Any, Any]]]:
+    """For each step and layer: bf16 rows, ids, weights."""
+    random = np.random.default_rng(11)
+    made = []
+    for step in range(num_steps):
+        tokens = sizes[step % len(sizes)]
+        layers = []
+        for _ in range(LAYERS):
+            liked = (np.arange(TOP_K + 2) + step // 5) % EXPERTS if tokens < 8 else np.arange(EXPERTS)
+            ids = np.stack([random.permutation(liked)[:TOP_K] for _ in range(tokens)]).astype(np.int32)
+            rows = torch.from_numpy(random.standard_normal((tokens, HIDDEN), np.float32)).bfloat16()
+            layers.append((rows, torch.from_numpy(ids), torch.rand(tokens, TOP_K)))
+        made.append(layers)
+    return made
+
+
+def run_step(device: SimpleNamespace, number: int, layers: list[tuple[Any, Any, Any]]) -> Any:
+    tokens = len(layers[0][0])
+    hidden = torch.zeros((tokens, HIDDEN))
+    device.executor.begin_step(number, [number] * tokens, list(range(tokens)))
+    device.layers.begin_step()
+    for layer, (rows, ids, weights) in enumerate(layers):
+        device.layers.forward(layer, rows, ids, weights, hidden)
+    device.layers.end_step()
+    device.executor.end_step()
+    return hidden
+
+
+def alone(
+    team: ops.ThreadTeam, store: _core.ExpertStore, number: int, layers: list[tuple[Any, Any, Any]]
+) -> Any:
+    executor = _core.MoeExecutor(team, store)
+    tokens = len(layers[0][0])
+    hidden = np.zeros((tokens, HIDDEN), np.float32)
+    executor.begin_step(number, [number] * tokens, list(range(tokens)))
+    for layer, (rows, ids, weights) in enumerate(layers):
+        executor.forward(layer, rows.float().numpy(), ids.numpy(), weights.numpy(), hidden)
+    return torch.from_numpy(hidden)
+
+
+@pytest.mark.parametrize("num_slots", [0, 7, LAYERS * EXPERTS])
+@pytest.mark.parametrize(
+    "formats", [["f32"] * 3, ["bf16"] * 3, ["q8_0"] * 3, ["q4_0"] * 3, ["f32", "q8_0", "bf16"]], ids="-".join
+)
+def test_both_sides_add_up_to_what_the_cpu_computes(
+    played: ModuleType, team: ops.ThreadTeam, formats: list[str], num_slots: int
+) -> None:
+    store = make_store(team, formats)
+    device = placed(played, team, store, formats, num_slots, most_delay_us=20.0)
+    device.executor.events_enabled = True
+    for number, layers in enumerate(steps(24, (1, 5, DECODE_TOKENS, DECODE_TOKENS + 1, 150))):
+        hidden, expected = run_step(device, number, layers), alone(team, store, number, layers)
+        tolerance = 1e-5 if formats == ["f32"] * 3 else 0.02
+        assert (hidden - expected).norm() < tolerance * expected.norm()
+    counts = device.executor.counts()
+    if num_slots == LAYERS * EXPERTS:
+        assert counts["cpu_misses"] == counts["fetched"] == 0
+    elif num_slots:
+        assert min(counts["hits"], counts["cpu_misses"], counts["fetched"]) > 0
+    else:
+        assert min(counts["cpu_misses"], counts["fetched"]) > 0
+    assert ("prefill_experts" in device.calls) == (formats != ["f32"] * 3)
+    assert "decode_experts" in device.calls
+    rows = device.executor.drain_events()["token_layer"]
+    assert len(rows) == sum(len(layers[0][0]) for layers in steps(24, (1, 5, 32, 33, 150))) * LAYERS
+    assert (rows["layer_us"] > 0).all()
+
+
+def test_residents_are_launched_before_anything_waits_for_an_upload(
+    played: ModuleType, team: ops.ThreadTeam
+) -> None:
+    formats = ["bf16"] * LAYERS
+    device = placed(played, team, make_store(team, formats), formats, 7)
+    orders = set()
+    for number, layers in enumerate(steps(24, (4, 100))):
+        del device.calls[:]
+        run_step(device, number, layers)
+        launches = [name for name in device.calls if name not in ("encode", "tile_tokens_for", "tile_groups")]
+        for begin in [i for i, name in enumerate(launches) if name == "read_host"]:
+            end = launches.index("combine", begin)
+            orders.add(tuple(launches[begin : end + 1]))
+    kernels = ("decode_experts", "prefill_experts")
+    wanted = {
+        ("read_host", *hits, "before_compute", *fetched, "after_compute", "combine")
+        for kernel in kernels
+        for hits in ((), (kernel,))
+        for fetched in ((), (kernel,))
+    }
+    assert orders <= wanted
+    for kernel in kernels:
+        assert ("read_host", kernel, "before_compute", kernel, "after_compute", "combine") in orders
+
+
+def test_a_fetched_expert_whose_upload_fails_on_its_way_costs_the_step(
+    played: ModuleType, team: ops.ThreadTeam
+) -> None:
+    formats = ["f32"] * LAYERS
+    store = make_store(team, formats)
+    device = placed(played, team, store, formats, 7, fail_completion=0.05)
+    complaints = []
+    for number, layers in enumerate(steps(30, (4, 50))):
+        try:
+            hidden = run_step(device, number, layers)
+        except KernelError as error:
+            complaints.append(str(error))
+            continue
+        assert torch.allclose(hidden, alone(team, store, number, layers), atol=1e-4)
+    assert 0 < len(complaints) < 30
+    assert all("an upload that a layer waits for failed" in complaint for complaint in complaints)
+
+
+def test_gate_and_up_of_two_formats_are_refused(played: ModuleType) -> None:
+    shape = MoeShape(1, EXPERTS, TOP_K, HIDDEN, INTERMEDIATE, (("q8_0", "q4_0", "q8_0"),))
+    with pytest.raises(ConfigError, match="gate in q8_0 and up in q4_0"):
+        PlacedLayers(played, None, None, shape, CPU)  # type: ignore[arg-type]
+
+
+def test_a_parcel_arrives_as_it_was_packed_and_has_its_limit(played: ModuleType) -> None:
+    parcel = Parcel(played, 100, CPU)
+    for values in (np.arange(7, dtype=np.int32), np.arange(3, dtype=np.int64) - 9, np.empty(0, np.int32)):
+        parcel.open()
+        parcel.put(np.zeros(3, np.uint8))
+        address = parcel.put(values)
+        parcel.send(0)
+        raw = np.ctypeslib.as_array((np.ctypeslib.ctypes.c_uint8 * values.nbytes).from_address(address))
+        assert np.array_equal(raw.view(values.dtype), values)
+        assert address % 16 == 0
+    with pytest.raises(ValueError, match="there is room for 112"):
+        parcel.put(np.zeros(200, np.uint8))
+    with pytest.raises(KernelError, match="read_host"):
+        played.read_host(1, 2, 3, 0)
