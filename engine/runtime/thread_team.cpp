@@ -102,8 +102,10 @@ void ThreadTeam::work(int thread) {
       epoch_.wait(seen);
       sleepers_.fetch_sub(1);
     }
+    // In this order: the destructor says that it stops before it changes the epoch, so whoever has seen its
+    // epoch sees that too. The other way round a worker that came from a loop could sleep on it for ever.
+    seen = epoch_.load();
     if (stopping_.load()) return;
-    seen = epoch_.load(std::memory_order_acquire);
     run_chunks(thread);
   }
 }
