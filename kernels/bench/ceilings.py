@@ -2,8 +2,9 @@
 
     python kernels/bench/ceilings.py [--threads 2]
 
-Prints one JSON object: read_gb_per_s, and f32_gop_per_s, bf16_gop_per_s and int8_gop_per_s as far as the CPU has them
-(a multiplication and an addition are two operations). The products stay in registers, so nothing real gets there.
+Prints one JSON object: read_gb_per_s, and f32_gop_per_s, bf16_gop_per_s, int8_gop_per_s, bf16_tiles_gop_per_s and
+int8_tiles_gop_per_s (AMX) as far as the CPU has them (a multiplication and an addition are two operations). The
+products stay in registers, so nothing real gets there.
 """
 
 from __future__ import annotations
@@ -45,10 +46,15 @@ def measure(threads: int, num_bytes: int = BYTES, rounds: int = ROUNDS) -> dict[
     for kind in kernels.peak_kinds():
 
         def products(_: int, kind: str = kind) -> int:
-            return int(kernels.peak_operations(kind, rounds))
+            return int(kernels.peak_operations(kind, rounds_of(kind, rounds)))
 
         found[f"{kind}_gop_per_s"] = best_rate(threads, products) / 1e9
     return found
+
+
+def rounds_of(kind: str, rounds: int) -> int:
+    """Of a loop that lasts about as long as `rounds` of one with vectors: a product of tiles takes 16 cycles."""
+    return max(1, rounds // 32) if kind.endswith("_tiles") else rounds
 
 
 def read_bytes(memory: NDArray[np.uint8], level: str) -> int:

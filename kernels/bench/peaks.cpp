@@ -1,6 +1,8 @@
 #include "twofold/peaks.h"
 
 #include <cstring>
+
+#include "twofold/kernels.h"
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
@@ -72,6 +74,31 @@ __attribute__((target("avx2"))) void int8_avx2(int64_t rounds) {
 }
 #undef TWOFOLD_PEAK_LOOP
 #undef TWOFOLD_STEP
+
+// Four sums of tiles with two operands each, as products use them; three times a round, which makes twelve.
+// Text, since GCC's intrinsics would need the file compiled for AMX.
+struct alignas(64) FullTiles {  // as ldtilecfg reads it
+  uint8_t palette = 1, start_row = 0, reserved[14] = {};
+  uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+  uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+};
+#define TWOFOLD_FOUR_PRODUCTS(PRODUCT)                                                \
+  PRODUCT " %%tmm6, %%tmm4, %%tmm0\n\t" PRODUCT " %%tmm7, %%tmm4, %%tmm1\n\t" PRODUCT \
+          " %%tmm6, %%tmm5, %%tmm2\n\t" PRODUCT " %%tmm7, %%tmm5, %%tmm3\n\t"
+#define TWOFOLD_TILE_LOOP(PRODUCT)                                                 \
+  const FullTiles config;                                                          \
+  __asm__ volatile("ldtilecfg %0" : : "m"(config));                                \
+  for (int64_t round = 0; round < rounds; ++round) {                               \
+    __asm__ volatile(TWOFOLD_FOUR_PRODUCTS(PRODUCT) TWOFOLD_FOUR_PRODUCTS(PRODUCT) \
+                         TWOFOLD_FOUR_PRODUCTS(PRODUCT)                            \
+                     :                                                             \
+                     :);                                                           \
+  }                                                                                \
+  __asm__ volatile("tilerelease")
+void bf16_tiles(int64_t rounds) { TWOFOLD_TILE_LOOP("tdpbf16ps"); }
+void int8_tiles(int64_t rounds) { TWOFOLD_TILE_LOOP("tdpbssd"); }
+#undef TWOFOLD_TILE_LOOP
+#undef TWOFOLD_FOUR_PRODUCTS
 #endif
 
 void f32_generic(int64_t rounds) {
@@ -93,8 +120,8 @@ struct Peak {
 };
 
 struct Peaks {
-  Peak list[3];
-  const char* kinds[4] = {};
+  Peak list[5];
+  const char* kinds[6] = {};
 
   Peaks() {
     list[0] = {"f32", f32_generic, 2};
@@ -107,6 +134,10 @@ struct Peaks {
     if (__builtin_cpu_supports("avx512f")) list[0] = {"f32", f32_avx512, 32};
     if (__builtin_cpu_supports("avx512bf16")) list[1] = {"bf16", bf16_avx512, 64};
     if (__builtin_cpu_supports("avx512vnni")) list[2] = {"int8", int8_avx512, 128};
+    if (table_for_level("amx") != nullptr) {
+      list[3] = {"bf16_tiles", bf16_tiles, int64_t{2} * 16 * 16 * 32};
+      list[4] = {"int8_tiles", int8_tiles, int64_t{2} * 16 * 16 * 64};
+    }
 #endif
     int count = 0;
     for (const Peak& peak : list) {

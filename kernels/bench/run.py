@@ -8,8 +8,8 @@ turns, one expert at a time, each turn on weights that no cache still holds, so 
 "best" is the fastest turn, "quarter" the lower quartile. With several threads each has experts of its own and a turn
 lasts as long as the slowest. "of read": the share of the bandwidth of a plain read of the same memory; near 1 a kernel
 waits for memory and nothing else. "of peak": the share of what products in registers alone reach (f32, bf16 or int8, as
-the kernel multiplies). Only kernels of a level's own are run; what a level takes from the one below is in that one's
-lines.
+the kernel multiplies, in tiles at level amx). Only kernels of a level's own are run; what a level takes from the one
+below is in that one's lines.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ def peaks_gop_per_s(threads: int) -> dict[str, float]:
     """The arithmetic ceilings by kind, all threads together."""
 
     def products(kind: str) -> int:
-        return int(kernels.peak_operations(kind, ceilings.ROUNDS))
+        return int(kernels.peak_operations(kind, ceilings.rounds_of(kind, ceilings.ROUNDS)))
 
     return {
         kind: ceilings.best_rate(threads, lambda _, kind=kind: products(kind)) / 1e9
@@ -177,7 +177,9 @@ def measure(
     rows = []
     for case, s in turns.items():
         gop = 2 * elements * case.tokens / s[0] / 1e9
-        peak = peaks.get(PEAK_OF[kernels.format_kernel(case.level, format_name)[0]])
+        peak = peaks.get(
+            PEAK_OF[kernels.format_kernel(case.level, format_name)[0]] + "_tiles" * (case.level == "amx")
+        )
         rows.append(
             Row(
                 case.kernel, case.level, format_name, case.tokens, args.threads, 1e3 * s[0], 1e3 * s[len(s) // 4],

@@ -1,11 +1,12 @@
-// AMX (tiles, INT8, BF16): see amx_products.h. Untried on hardware.
-#include "amx_products.h"
+// AMX (tiles, INT8, BF16): the tile instructions of amx_bf16.h and amx_integer.h.
+#include "amx_bf16.h"
+#include "amx_integer.h"
 
 namespace twofold::kernels {
 namespace {
 
 struct CpuTiles {
-  static constexpr int kFewestTokens = 8;
+  static constexpr int kFewestTokens = 16;
 
   // GCC's intrinsics take the numbers of tiles as text, which a template does not have.
   static void configure(const TileConfig* config) { __asm__ volatile("ldtilecfg %0" : : "m"(*config)); }
@@ -27,12 +28,18 @@ struct CpuTiles {
     __asm__ volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(C), "i"(A), "i"(B));
   }
   template <int C, int A, int B>
-  static void add_int8() {  // signed activations, unsigned weights
-    __asm__ volatile("tdpbsud %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(C), "i"(A), "i"(B));
+  static void add_int8() {
+    __asm__ volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(C), "i"(A), "i"(B));
   }
 };
 
-constexpr KernelTable kPart = AmxProducts<CpuTiles>::part();
+constexpr KernelTable make_part() {
+  KernelTable part;
+  add_amx_bf16<CpuTiles>(part);
+  add_amx_integer<CpuTiles>(part);
+  return part;
+}
+constexpr KernelTable kPart = make_part();
 
 }  // namespace
 

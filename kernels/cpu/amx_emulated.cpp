@@ -1,7 +1,8 @@
 // The AMX level's kernels with tiles in memory, for tests on CPUs without AMX (with AVX-512): what the
 // instructions do, as Intel's manual writes it, on the bytes and shapes that the kernels give them. Bytes
 // outside a tile's shape are kept wrong on purpose.
-#include "amx_products.h"
+#include "amx_bf16.h"
+#include "amx_integer.h"
 
 namespace twofold::kernels {
 namespace {
@@ -61,7 +62,8 @@ struct EmulatedTiles {
         __builtin_memcpy(&sum, tiles[C].bytes[m] + 4 * n, 4);
         for (int k = 0; k < rows(B); ++k) {
           for (int i = 0; i < 4; ++i) {
-            sum += static_cast<int8_t>(tiles[A].bytes[m][4 * k + i]) * tiles[B].bytes[k][4 * n + i];
+            sum += static_cast<int8_t>(tiles[A].bytes[m][4 * k + i]) *
+                   static_cast<int8_t>(tiles[B].bytes[k][4 * n + i]);
           }
         }
         __builtin_memcpy(tiles[C].bytes[m] + 4 * n, &sum, 4);
@@ -101,7 +103,13 @@ struct EmulatedTiles {
 thread_local TileConfig EmulatedTiles::config;
 thread_local EmulatedTiles::Tile EmulatedTiles::tiles[8];
 
-constexpr KernelTable kPart = AmxProducts<EmulatedTiles>::part();
+constexpr KernelTable make_part() {
+  KernelTable part;
+  add_amx_bf16<EmulatedTiles>(part);
+  add_amx_integer<EmulatedTiles>(part);
+  return part;
+}
+constexpr KernelTable kPart = make_part();
 
 }  // namespace
 

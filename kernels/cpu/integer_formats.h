@@ -15,8 +15,9 @@ enum class ScaleOf : uint8_t {
   kHalf,   // every 16 columns have their own
 };
 
-template <WeightFormat kFormat>
+template <WeightFormat kOf>
 struct PanelFormat {
+  static constexpr WeightFormat kFormat = kOf;
   static constexpr FormatLayout kLayout = layout_of(kFormat);
   static constexpr int kBlockBytes = kLayout.panel_block_bytes;
   static constexpr int kRuns = kLayout.panel_columns / 32;  // of a panel block
@@ -90,8 +91,8 @@ struct Int4 : PanelFormat<WeightFormat::kInt4> {
 };
 
 // The K-quants: d and dmin of the block, 6-bit scales and mins of the runs, then pairs of runs.
-template <WeightFormat kFormat, int kPairBytes>
-struct KQuant : PanelFormat<kFormat> {
+template <WeightFormat kOf, int kPairBytes>
+struct KQuant : PanelFormat<kOf> {
   static constexpr ScaleOf kScale = ScaleOf::kRun;
   static constexpr int kZero = 0;
   static constexpr bool kMin = true;

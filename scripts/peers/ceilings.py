@@ -26,6 +26,13 @@ def measure(threads: int, python: str) -> dict[str, float]:
     return {str(name): float(value) for name, value in lines[-1].items()}
 
 
+def arithmetic(ceilings: Mapping[str, float], format_name: str) -> float | None:
+    """10^9 operations per second of the fastest products that this CPU has for a format; None: not measured."""
+    kind = ARITHMETIC.get(format_name, "int8")
+    rates = [ceilings[name] for name in (f"{kind}_gop_per_s", f"{kind}_tiles_gop_per_s") if name in ceilings]
+    return max(rates, default=None)
+
+
 def bounds(report: Mapping[str, Any], format_name: str) -> dict[str, float]:
     """tokens/s that memory (tg: every weight read once) and arithmetic (pp) allow; what is unknown is left out."""
     ceilings = report["ceilings"]
@@ -34,7 +41,7 @@ def bounds(report: Mapping[str, Any], format_name: str) -> dict[str, float]:
     if ceilings.get("read_gb_per_s"):
         bytes_per_token = shape.weights_per_token * FORMATS[format_name].bits_per_weight / 8
         found["tg"] = ceilings["read_gb_per_s"] * 1e9 / bytes_per_token
-    rate = ceilings.get(f"{ARITHMETIC.get(format_name, 'int8')}_gop_per_s")
+    rate = arithmetic(ceilings, format_name)
     if rate:
         # The output layer runs for the last token of a prompt only.
         per_token = 2 * (shape.weights_per_token - shape.vocab * shape.hidden)

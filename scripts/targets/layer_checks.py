@@ -23,6 +23,8 @@ _READ: Final = "read_gb_per_s"
 def shares_of_the_ceilings(settings: Settings) -> list[Line]:
     """One layer on all threads: bytes read by a decoded token, and products at 32 tokens per expert.
 
+    What bounds the products is the lower one of arithmetic and of reading every weight once; with AMX that is memory.
+
     The ceilings are measured before and after each turn, and the higher one bounds that turn: what memory gives on a
     shared machine changes by half within minutes. The median turn counts.
     """
@@ -47,14 +49,15 @@ def shares_of_the_ceilings(settings: Settings) -> list[Line]:
         for before, after in itertools.pairwise(found)
     ]
 
-    def share(spec: LayerSpec, num_tokens: int, work: float, ceiling: str) -> tuple[float, str]:
-        """Per cent of the ceiling in the median turn, and that turn in words."""
+    def share(
+        spec: LayerSpec, num_tokens: int, work: float, most: list[float], unit: str
+    ) -> tuple[float, str]:
+        """Per cent of what each turn allowed at most, in the median turn, and that turn in words."""
         rates = [work / statistics.median(turn[spec.name, num_tokens].seconds) / 1e9 for turn in turns]
-        shares = [rate / most[ceiling] for rate, most in zip(rates, highest, strict=True)]
+        shares = [rate / highest_rate for rate, highest_rate in zip(rates, most, strict=True)]
         middle = sorted(range(len(shares)), key=shares.__getitem__)[len(shares) // 2]
-        unit = "GB/s" if ceiling == _READ else "Gop/s"
         return 100 * shares[middle], (
-            f"{rates[middle]:.0f} of {highest[middle][ceiling]:.0f} {unit}, a whole layer, median of {len(shares)} "
+            f"{rates[middle]:.0f} of {most[middle]:.0f} {unit}, a whole layer, median of {len(shares)} "
             f"turns ({100 * min(shares):.0f}-{100 * max(shares):.0f} %)"
         )
 
@@ -62,13 +65,18 @@ def shares_of_the_ceilings(settings: Settings) -> list[Line]:
         if not all({(spec.name, 1), (spec.name, tokens)} <= turn.keys() for turn in turns):
             lines.append(not_measured("kernels", f"layer in {spec.way}", missing.get(spec.name, "no answer")))
             continue
-        figure, note = share(spec, 1, shape.top_k * float(ready[spec.way]["bytes"]), _READ)
+        expert_bytes = float(ready[spec.way]["bytes"])
+        figure, note = share(spec, 1, shape.top_k * expert_bytes, [turn[_READ] for turn in highest], "GB/s")
         what = f"read by decode of a layer in {spec.way}"
         lines.append(at_least("kernels", what, 90, figure, "% of the ceiling", note))
-        kind = f"{ceilings.ARITHMETIC.get(spec.way, 'int8')}_gop_per_s"
-        if kind not in highest[0]:
+        peaks = [ceilings.arithmetic(turn, spec.way) for turn in highest]
+        from_memory = [
+            turn[_READ] / expert_bytes * 2 * _TOKENS_PER_EXPERT * shape.expert_weights for turn in highest
+        ]
+        most = [min(peak, read) for peak, read in zip(peaks, from_memory, strict=True) if peak is not None]
+        if len(most) < len(turns):
             continue
-        figure, note = share(spec, tokens, 2.0 * tokens * shape.top_k * shape.expert_weights, kind)
+        figure, note = share(spec, tokens, 2.0 * tokens * shape.top_k * shape.expert_weights, most, "Gop/s")
         what = f"products at {_TOKENS_PER_EXPERT} tokens per expert in {spec.way}"
         lines.append(at_least("kernels", what, 60, figure, "% of the ceiling", note))
     return lines

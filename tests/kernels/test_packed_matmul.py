@@ -22,6 +22,8 @@ SHAPES = [
     (12, 64, 129),
     (13, 96, 300),
     (29, 40, 513),
+    (70, 40, 300),
+    (260, 33, 64),
 ]
 ALL_KINDS = pytest.mark.parametrize(
     ("level", "name"), [(level, name) for level in [*kernels.levels(), EMULATED] for name in FORMATS]

@@ -6,7 +6,7 @@
 namespace twofold::kernels {
 
 // The kinds this CPU can do, ended by nullptr: "f32" always, "bf16" and "int8" with instructions that
-// multiply and add them in pairs or fours.
+// multiply and add them in pairs or fours, "bf16_tiles" and "int8_tiles" with AMX.
 const char* const* peak_kinds();
 
 // Runs `rounds` rounds of independent products of `kind` and returns the operations done (a multiplication

@@ -1,0 +1,235 @@
+// The AMX level's products of q8 activations with packed integer weights, written over T (amx_tiles.h) and
+// a format (integer_formats.h). The same bits as integer_products.h, which also takes the calls with few
+// tokens.
+//
+// K is cut into parts of 256 columns. A part of a panel is unpacked once into tiles of signed bytes and its
+// scales into floats; then groups of up to 32 tokens pass over it. The integer sums of some runs (32 columns)
+// leave their tiles through the first-level cache and are scaled there, because only memory connects tiles
+// and vectors. That, not the products, is where the time goes: kernels/bench/LOG.md.
+#pragma once
+#include "amx_tiles.h"
+#include "avx512_vnni_vector.h"
+#include "integer_products.h"
+
+namespace twofold::kernels {
+namespace {
+
+template <class T, class Format>
+struct AmxIntegerProducts {
+  using V = Avx512Vnni;
+  using F = V::F;
+  using Tiles = AmxTiles<T>;
+  using FewTokens = IntegerProducts<V, Format>;
+  using Rows = typename FewTokens::Rows;
+
+  static constexpr bool kHalves = Format::kScale == ScaleOf::kHalf;
+  static constexpr bool kOfBlock = Format::kScale == ScaleOf::kBlock;
+  static constexpr int kPartRuns = 8;
+  static constexpr int kPartBlocks = kPartRuns / Format::kRuns;
+  static constexpr int kSums = kHalves ? 2 : 1;      // integer sums of a run
+  static constexpr int kTogether = kHalves ? 2 : 4;  // runs whose integer sums wait in the cache: 16 KiB
+  static constexpr int kAlone = kOfBlock ? Format::kRuns : 1;  // what is left over comes in so many
+  static constexpr int kMostGroups = 8;  // whose sums and activations stay in the second-level cache
+  static constexpr int64_t kAheadBytes = 8192;
+  static constexpr int kVectors = 2;
+
+  // A part of a panel as the tiles and the scaling read it.
+  struct alignas(64) Part {
+    int8_t weights[kPartRuns][8][4 * kPanelRows];
+    float scale[kPartRuns * kSums][kPanelRows];
+    float min[Format::kMin ? kPartRuns : 1][kPanelRows];
+    int runs;
+
+    Part(const uint8_t* block, int num_blocks) : runs(num_blocks * Format::kRuns) {
+      for (int b = 0; b < num_blocks; ++b, block += Format::kBlockBytes) {
+#pragma GCC unroll 8
+        for (int in_block = 0; in_block < Format::kRuns; ++in_block) {
+          const int run = b * Format::kRuns + in_block;
+#pragma GCC unroll 2
+          for (int g = 0; g < kVectors; ++g) {
+#pragma GCC unroll 8
+            for (int step = 0; step < 8; ++step) {
+              const V::I bytes = Format::template bytes<V>(block, in_block / 2, in_block % 2, step, g);
+              _mm512_store_si512(weights[run][step] + V::kBytes * g,
+                                 _mm512_sub_epi8(bytes, _mm512_set1_epi8(static_cast<char>(Format::kZero))));
+            }
+            const int row = V::kLanes * g;
+            if constexpr (kHalves) {
+              V::store(scale[2 * run] + row, Format::template half_scale<V>(block, in_block, 0, g));
+              V::store(scale[2 * run + 1] + row, Format::template half_scale<V>(block, in_block, 1, g));
+            } else {
+              V::store(scale[run] + row, Format::template scale<V>(block, in_block, g));
+            }
+            if constexpr (Format::kMin) V::store(min[run] + row, Format::template min<V>(block, in_block, g));
+          }
+        }
+      }
+    }
+  };
+
+  using Sums = float[Tiles::kTokens * kPanelRows];
+  using Products = int32_t[kTogether * kSums][Tiles::kTokens][kPanelRows];
+
+  // Adds what R runs from `run` on contribute to the sums of some tokens. The order of the arithmetic is
+  // that of FewTokens::tile.
+  template <int R>
+  static void scale_and_add(const Products& products, const Part& part, int run, const Rows& rows, int tokens,
+                            const float (*run_sums)[kPartRuns], float* out) {
+    F c[R * kSums][kVectors], least[Format::kMin ? R : 1][kVectors];
+#pragma GCC unroll 4
+    for (int g = 0; g < kVectors; ++g) {
+#pragma GCC unroll 8
+      for (int i = 0; i < R * kSums; ++i) c[i][g] = V::load(part.scale[run * kSums + i] + V::kLanes * g);
+      if constexpr (Format::kMin) {
+#pragma GCC unroll 4
+        for (int r = 0; r < R; ++r) least[r][g] = V::load(part.min[run + r] + V::kLanes * g);
+      }
+    }
+    for (int t = 0; t < tokens; ++t, out += kPanelRows) {
+      const float* x_scale = rows.from(t, run).scale;
+#pragma GCC unroll 2
+      for (int g = 0; g < kVectors; ++g) {
+        const auto product = [&](int i) {
+          return V::to_float(_mm512_load_si512(&products[i][t][V::kLanes * g]));
+        };
+        F total = V::load(out + V::kLanes * g);
+        F of_block = total;
+#pragma GCC unroll 4
+        for (int r = 0; r < R; ++r) {
+          const F x = V::set1(x_scale[r]);
+          if constexpr (kHalves) {
+            const F first = V::mul(product(2 * r), c[2 * r][g]);
+            total = V::fma(V::fma(product(2 * r + 1), c[2 * r + 1][g], first), x, total);
+          } else if constexpr (kOfBlock) {
+            const int in_block = r % Format::kRuns;
+            of_block = in_block == 0 ? V::mul(product(r), x) : V::fma(product(r), x, of_block);
+            if (in_block + 1 < Format::kRuns) continue;
+            total = V::fma(of_block, c[r][g], total);
+            if constexpr (Format::kMin) {
+              const F sum = V::set1(run_sums[t][run + r - 1] + run_sums[t][run + r]);
+              total = V::fma(sum, least[r][g], total);
+            }
+          } else {
+            total = V::fma(V::mul(product(r), c[r][g]), x, total);
+            if constexpr (Format::kMin) total = V::fma(V::set1(run_sums[t][run + r]), least[r][g], total);
+          }
+        }
+        V::store(out + V::kLanes * g, total);
+      }
+    }
+  }
+
+  // R runs from `run` on for some tokens, whose tiles are configured.
+  template <int R>
+  static void add_runs(const Part& part, int run, const Rows& rows, int tokens,
+                       const float (*run_sums)[kPartRuns], const char* next, int lines, float* out) {
+    alignas(64) Products products;
+    const bool second = tokens > Tiles::kGroup;
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r) {
+      for (int i = 0; i < lines; ++i, next += 64) V::prefetch(next);
+      const int8_t* x = rows.from(0, run + r).q;
+      const uint8_t* weights = reinterpret_cast<const uint8_t*>(part.weights[run + r]);
+#pragma GCC unroll 2
+      for (int half = 0; half < kSums; ++half) {
+        Tiles::zero_sums(second);
+        Tiles::multiply(x + 16 * half, rows.row_bytes, weights + 512 * half, second, AddInt8());
+        Tiles::store_sums(products[r * kSums + half], second);
+      }
+    }
+    scale_and_add<R>(products, part, run, rows, tokens, run_sums, out);
+  }
+
+  struct AddInt8 {
+    template <int C, int A, int B>
+    void operator()() const {
+      T::template add_int8<C, A, B>();
+    }
+  };
+
+  // A part of a panel against a group of tokens; meanwhile `lines` cache lines a run are fetched from `next`.
+  static void group(const Part& part, const Rows& rows, int tokens, const char* next, int lines, float* out) {
+    alignas(64) float run_sums[Format::kMin ? Tiles::kTokens : 1][kPartRuns];
+    if constexpr (Format::kMin) {
+      alignas(64) int32_t zeros[kPartRuns];
+      alignas(64) float scales[kPartRuns];
+      for (int t = 0; t < tokens; ++t) {
+        const Rows row = rows.from(t, 0);
+        RunTerms::of_runs<0, true>(row.sum16, row.scale, zeros, scales, run_sums[t]);
+      }
+    }
+    int run = 0;
+    for (; run + kTogether <= part.runs; run += kTogether, next += int64_t{64} * lines * kTogether) {
+      add_runs<kTogether>(part, run, rows, tokens, run_sums, next, lines, out);
+    }
+    for (; run < part.runs; run += kAlone, next += int64_t{64} * lines * kAlone) {
+      add_runs<kAlone>(part, run, rows, tokens, run_sums, next, lines, out);
+    }
+  }
+
+  // A panel against some groups of activation rows.
+  static void panel(const Rows& x, const TokenGroups& groups, const uint8_t* blocks, int num_blocks,
+                    Sums* sums) {
+    const int lines = (Format::kBlockBytes / Format::kRuns + 63) / 64 / groups.count + 1;
+    for (int b = 0; b < num_blocks; b += kPartBlocks) {
+      const uint8_t* block = blocks + static_cast<int64_t>(b) * Format::kBlockBytes;
+      const char* next = reinterpret_cast<const char*>(block) + kAheadBytes;
+      const Part part(block, num_blocks - b < kPartBlocks ? num_blocks - b : kPartBlocks);
+      const int64_t run = static_cast<int64_t>(b) * Format::kRuns;
+      for (int g = 0; g < groups.count; ++g, next += int64_t{64} * lines * part.runs) {
+        group(part, x.from(groups.begin(g), run), groups.size, next, lines, sums[g]);
+      }
+    }
+  }
+
+  static void strip(const Rows& x, const TokenGroups& groups, const uint8_t* blocks, int num_blocks, float* y,
+                    int64_t ldy, int N) {
+    alignas(64) Sums sums[kMostGroups];
+    for (int n = 0; n < N; n += kPanelRows, blocks += int64_t{num_blocks} * Format::kBlockBytes) {
+      for (int g = 0; g < groups.count; ++g) {
+        for (int i = 0; i < kPanelRows * groups.size; i += V::kLanes) V::store(sums[g] + i, V::set1(0.0F));
+      }
+      panel(x, groups, blocks, num_blocks, sums);
+      const int rows = N - n < kPanelRows ? N - n : kPanelRows;
+      for (int g = 0; g < groups.count; ++g) {
+        float* to = y + groups.begin(g) * ldy + n;
+        for (int t = 0; t < groups.size; ++t) V::store_rows(sums[g] + kPanelRows * t, rows, to + t * ldy);
+      }
+    }
+  }
+
+  static void matmul(const void* x, int64_t row_bytes, const void* panels, float* y, int64_t ldy, int M,
+                     int N, int K) {
+    // Few tokens leave tiles mostly empty.
+    if (M < T::kFewestTokens) return FewTokens::matmul(x, row_bytes, panels, y, ldy, M, N, K);
+    const int num_blocks = (K + Format::kLayout.panel_columns - 1) / Format::kLayout.panel_columns;
+    int configured = 0;
+    for (int m = 0; m < M; m += kMostGroups * Tiles::kTokens) {
+      const int here = M - m < kMostGroups * Tiles::kTokens ? M - m : kMostGroups * Tiles::kTokens;
+      const TokenGroups groups(here, Tiles::kTokens);
+      if (groups.size != configured) Tiles::configure(configured = groups.size, 32 / kSums);
+      strip(Rows::of(x, row_bytes, K).from(m, 0), groups, static_cast<const uint8_t*>(panels), num_blocks,
+            y + m * ldy, ldy, N);
+    }
+    if (configured != 0) T::release();
+  }
+};
+
+// The integer formats' part of the AMX level.
+template <class T>
+constexpr void add_amx_integer(KernelTable& part) {
+  const auto add = [&part]<class Format>(Format) {
+    part.formats[static_cast<int>(Format::kFormat)] = {ActivationKind::kQ8,
+                                                       AmxIntegerProducts<T, Format>::matmul, nullptr};
+  };
+  add(Q8_0());
+  add(Q4_0());
+  add(Q4_K());
+  add(Q5_K());
+  add(Q6_K());
+  add(Int8());
+  add(Int4());
+}
+
+}  // namespace
+}  // namespace twofold::kernels

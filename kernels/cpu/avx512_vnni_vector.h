@@ -1,0 +1,80 @@
+// Vectors of AVX-512 with VNNI for integer_products.h. A tile is a whole panel (two vectors of 16 rows) x up
+// to 6 tokens: 12 integer and 12 float sums in registers. Anonymous namespace: each file that includes this
+// is compiled with flags of its own and must not share code with another.
+#pragma once
+#include <immintrin.h>
+
+#include <cstdint>
+
+namespace twofold::kernels {
+namespace {
+
+struct Avx512Vnni {
+  using I = __m512i;
+  using F = __m512;
+  static constexpr int kLanes = 16;
+  static constexpr int kBytes = 64;
+  static constexpr int kVectors = 2;
+  static constexpr int tokens(int /*bits*/, bool /*halves*/) { return 6; }
+  static constexpr int held(bool halves) { return halves ? 4 : 6; }  // tokens whose float sums are registers
+
+  template <int kBits>
+  struct Dot {
+    using Sum = I;
+    using Weights = I;
+    static Sum begin(const int32_t* zero) { return _mm512_set1_epi32(*zero); }
+    static Weights weights(I bytes) { return bytes; }
+    static void add(Sum& sum, Weights w, I values) { sum = _mm512_dpbusd_epi32(sum, w, values); }
+    static I end(Sum sum, const int32_t*) { return sum; }
+  };
+
+  static I load(const uint8_t* p) { return _mm512_loadu_si512(p); }
+  static void store(uint8_t* p, I v) { _mm512_storeu_si512(p, v); }
+  static I low_nibbles(I v) { return _mm512_and_si512(v, _mm512_set1_epi8(15)); }
+  static I high_nibbles(I v) { return low_nibbles(_mm512_srli_epi16(v, 4)); }
+  template <int kBit>
+  static I with_bit(I v, const uint8_t* plane) {
+    uint64_t bits;
+    __builtin_memcpy(&bits, plane, 8);
+    return _mm512_mask_add_epi8(v, bits, v, _mm512_set1_epi8(kBit));
+  }
+  static I broadcast(const int8_t* x) {
+    int32_t four;
+    __builtin_memcpy(&four, x, 4);
+    I v = _mm512_set1_epi32(four);
+    __asm__("" : "+v"(v));  // loaded once, not once for each vector of weights
+    return v;
+  }
+
+  static F load(const float* p) { return _mm512_loadu_ps(p); }
+  static void store(float* p, F v) { _mm512_storeu_ps(p, v); }
+  static F set1(float v) { return _mm512_set1_ps(v); }
+  static F to_float(I v) { return _mm512_cvtepi32_ps(v); }
+  static F mul(F a, F b) { return _mm512_mul_ps(a, b); }
+  static F fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
+  static F negative(F v) { return _mm512_xor_ps(v, _mm512_set1_ps(-0.0f)); }
+  static F half(const uint8_t* p) {
+    return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+  }
+  static F unsigned_bytes(const uint8_t* p) {
+    return to_float(_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+  }
+  static F signed_bytes(const uint8_t* p) {
+    return to_float(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+  }
+
+  static void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
+
+  static __mmask16 first(int rows) { return static_cast<__mmask16>(rows >= 16 ? 0xffff : (1 << rows) - 1); }
+  static void load_rows(const float* p, int rows, float* out) {
+    store(out, _mm512_maskz_loadu_ps(first(rows), p));
+    store(out + 16, _mm512_maskz_loadu_ps(first(rows < 16 ? 0 : rows - 16), p + 16));
+  }
+  static void store_rows(const float* from, int rows, float* p) {
+    _mm512_mask_storeu_ps(p, first(rows), load(from));
+    _mm512_mask_storeu_ps(p + 16, first(rows < 16 ? 0 : rows - 16), load(from + 16));
+  }
+};
+
+}  // namespace
+}  // namespace twofold::kernels
