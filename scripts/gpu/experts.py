@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 from twofold import ops
-from twofold.experts.device_experts import DeviceExperts, make_host_store, pack_expert, probe_hand_overs
+from twofold.experts.device_experts import DeviceExperts, make_host_store, pack_expert
+from twofold.experts.moe import MoeShape
 from twofold.weight_format import WeightMatrix
 
 from gpu.machine import Machine
@@ -19,7 +20,7 @@ from gpu.machine import Machine
 
 def working_hand_overs(machine: Machine) -> tuple[str, ...]:
     """The ways to hand over that this device has."""
-    found = machine.keep("hand-overs", lambda: probe_hand_overs(256))
+    found = machine.keep("hand-overs", lambda: machine.module.probe_hand_overs(256))
     return tuple(probe["kind"] for probe in found["probes"] if probe["works"])
 
 
@@ -27,6 +28,8 @@ def working_hand_overs(machine: Machine) -> tuple[str, ...]:
 class Case:
     """One MoE layer's experts, a batch and its routing; tensors are on the device."""
 
+    module: Any
+    """twofold._cuda, or what stands in for it."""
     format: str
     top_k: int
     matrices: list[tuple[Any, Any, Any]]
@@ -46,9 +49,11 @@ class Case:
             pack_expert(*expert) if number < resident else None for number, expert in enumerate(self.matrices)
         ]
         intermediate, hidden = self.dense[0][0].shape
-        layout = (self.format, self.format, hidden, intermediate)
+        shape = MoeShape(
+            num_layers, len(packed), self.top_k, hidden, intermediate, ((self.format,) * 3,) * num_layers
+        )
         tokens = min(len(self.normed), 32)
-        return DeviceExperts([packed] * num_layers, layout, self.top_k, tokens, hand_over, watchdog_s)
+        return DeviceExperts(self.module, [packed] * num_layers, shape, tokens, hand_over, watchdog_s)
 
     def reference(self, num_layers: int = 1) -> Tensor:
         """In f32 from the dequantised weights; every layer adds the same to the residual."""
@@ -101,7 +106,7 @@ def make_case(
     weights, ids = scores.softmax(1).topk(top_k, dim=1)
     normed = torch.randn(num_tokens, hidden, device=machine.device).bfloat16()
     return Case(
-        format, top_k, matrices, dense, normed, ids.int().contiguous(), weights.contiguous(),
+        machine.module, format, top_k, matrices, dense, normed, ids.int().contiguous(), weights.contiguous(),
         torch.randn(num_tokens, hidden, device=machine.device),
     )  # type: ignore[arg-type]  # fmt: skip
 
@@ -125,17 +130,15 @@ def hybrid_error(machine: Machine, case: Case, kind: str, graph: bool, num_layer
 
     replay: Callable[[], object] = step
     if graph:
-        experts.posting(False)
-        step()
-        experts.posting(True)
+        with experts.rehearsal():
+            step()
         machine.sync()
         replay = machine.capture(step)
-    number = int(experts.step.item())
+        experts.resynchronise()
     results = []
     for _ in range(2):
         hidden.copy_(case.residual)
-        number += 1
-        served = machine.beside(replay, functools.partial(server.serve, number, 5.0))
+        served = machine.beside(replay, functools.partial(server.serve, experts.next_number(), 5.0))
         if not served["done"]:
             raise AssertionError(served["text"])
         results.append(hidden.clone())
@@ -151,6 +154,7 @@ def error_after_a_lost_step(machine: Machine, case: Case, watchdog_s: float) -> 
     experts.begin_step()
     experts.forward(0, case.normed, case.ids, case.weights, hidden)
     machine.sync()  # ends by the device's own limit
+    experts.resynchronise()
     experts.mailbox.abort()
     experts.mailbox.reset()
     hidden.copy_(case.residual)
@@ -160,13 +164,7 @@ def error_after_a_lost_step(machine: Machine, case: Case, watchdog_s: float) -> 
         experts.begin_step()
         experts.forward(0, case.normed, case.ids, case.weights, hidden)
 
-    served = machine.beside(step, lambda: server.serve(2, 5.0))
+    served = machine.beside(step, lambda: server.serve(experts.next_number(), 5.0))
     if not served["done"]:
         raise AssertionError(served["text"])
     return relative_error(hidden, case.reference())
-
-
-def slots_of_all(case: Case, hidden: int, intermediate: int) -> DeviceExperts:
-    """All experts of a layer in slots, decode steps of up to 32 tokens."""
-    packed = [pack_expert(*expert) for expert in case.matrices]
-    return DeviceExperts([packed], (case.format, case.format, hidden, intermediate), case.top_k, 32)

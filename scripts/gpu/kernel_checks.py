@@ -6,7 +6,6 @@ import time
 from typing import Any
 
 import torch
-from twofold.experts.device_experts import probe_hand_overs
 from twofold.model.device_kernels import CudaKernels, DeviceKernels, HeadShape, KvLayer, TorchKernels
 
 from gpu.experts import (
@@ -39,18 +38,16 @@ def decode_experts(machine: Machine, format: str) -> dict[str, Any]:
     """Every expert in a slot, batches from 1 to 32."""
     worst = 0.0
     for num_tokens in (1, 3, 8, 32):
-        case = make_case(
-            machine, format, machine.sizes.hidden, machine.sizes.intermediate, EXPERTS, TOP_K, num_tokens
-        )
+        case = layer_of(machine, format, num_tokens)
         experts = case.device_experts(resident=EXPERTS)
-        experts.posting(False)
         hidden = torch.full((num_tokens, machine.sizes.hidden), float("nan"), device=machine.device)
         hidden.copy_(case.residual)
-        experts.begin_step()
-        experts.forward(0, case.normed, case.ids, case.weights, hidden)
-        first = hidden.clone()
-        hidden.copy_(case.residual)
-        experts.forward(0, case.normed, case.ids, case.weights, hidden)
+        with experts.rehearsal():
+            experts.begin_step()
+            experts.forward(0, case.normed, case.ids, case.weights, hidden)
+            first = hidden.clone()
+            hidden.copy_(case.residual)
+            experts.forward(0, case.normed, case.ids, case.weights, hidden)
         if not torch.equal(first, hidden):
             raise AssertionError("two runs of the same step differ")
         worst = max(worst, relative_error(first, case.reference()))
@@ -61,9 +58,7 @@ def prefill_experts(machine: Machine, format: str) -> dict[str, Any]:
     """The grouped product on tensor cores, small and large tiles."""
     worst = 0.0
     for num_tokens in machine.sizes.prefill_tokens:
-        case = make_case(
-            machine, format, machine.sizes.hidden, machine.sizes.intermediate, EXPERTS, TOP_K, num_tokens
-        )
+        case = layer_of(machine, format, num_tokens)
         hidden = case.residual.clone()
         case.device_experts(resident=EXPERTS).prefill(0, case.normed, case.ids, case.weights, hidden)
         worst = max(worst, relative_error(hidden, case.reference()))
@@ -112,7 +107,7 @@ def attention(machine: Machine) -> dict[str, Any]:
 
 def hand_over_probe(machine: Machine) -> dict[str, Any]:
     """The probe that chooses how a graph waits for the CPU."""
-    found = probe_hand_overs(2048)
+    found = machine.module.probe_hand_overs(2048)
     if not found["kind"]:
         raise AssertionError(found["reason"])
     return dict(found)
@@ -124,15 +119,7 @@ def hybrid(machine: Machine, graph: bool) -> dict[str, Any]:
     for format in ("bf16", "q8_0"):
         for num_tokens in (1, 4):
             for kind in working_hand_overs(machine):
-                case = make_case(
-                    machine,
-                    format,
-                    machine.sizes.hidden,
-                    machine.sizes.intermediate,
-                    EXPERTS,
-                    TOP_K,
-                    num_tokens,
-                )
+                case = layer_of(machine, format, num_tokens)
                 worst = max(worst, hybrid_error(machine, case, kind, graph))
     return within(worst, LIMITS["decode"])
 

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import torch
 from twofold.experts.device_calibration import Routing
-from twofold.experts.device_experts import probe_hand_overs
 from twofold.experts.device_probe import ModuleProbe
 from twofold.experts.moe import MoeShape
 
@@ -51,7 +50,7 @@ def torch_product(machine: Machine) -> dict[str, Any]:
 
 def hand_over(machine: Machine) -> dict[str, Any]:
     """Each way there is, in microseconds per layer."""
-    found = dict(probe_hand_overs(2048))
+    found = dict(machine.module.probe_hand_overs(2048))
     times = {probe["kind"]: probe["us"] for probe in found["probes"] if probe["works"]}
     return expect(found, times[found["kind"]] <= 10.0, "the chosen way takes at most 10 us per layer")
 

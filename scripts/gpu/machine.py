@@ -74,10 +74,6 @@ class Machine:
     def device(self) -> torch.device:
         return torch.device("cpu") if self.played else torch.device("cuda", 0)
 
-    @property
-    def stream(self) -> int:
-        return 0 if self.played else int(torch.cuda.current_stream().cuda_stream)
-
     def sync(self) -> None:
         """Everything launched has ended."""
         if not self.played:

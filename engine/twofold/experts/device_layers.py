@@ -16,9 +16,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from twofold import _core
 from twofold.errors import ConfigError
-from twofold.experts.device_layouts import layouts_of, shared_bytes
+from twofold.experts.device_layouts import (
+    Grouping,
+    SlotSource,
+    StoreLayout,
+    layouts_of,
+    shared_bytes,
+    stream_of,
+)
 from twofold.experts.moe import MoeShape
 
 HAND_OVERS: Final = ("kernels", "stream-memory", "host-function")
@@ -31,8 +37,8 @@ class TableLayers:
     def __init__(
         self,
         module: Any,
-        accelerator: Any,
-        store: _core.ExpertStore,
+        slots: SlotSource,
+        store: StoreLayout,
         shape: MoeShape,
         device: torch.device,
         *,
@@ -44,7 +50,7 @@ class TableLayers:
 
         Args:
             module: twofold._cuda, or what stands in for it.
-            accelerator: the module's, with the slots and their tables; store: where it takes experts from.
+            slots: the module's accelerator; store: where it takes experts from.
             hand_over: one of HAND_OVERS; "": whichever a probe finds the fastest.
             watchdog_s: how long a layer waits for the CPU before the step is given up.
 
@@ -52,12 +58,11 @@ class TableLayers:
             ConfigError: the device has no kernels for the formats.
             KernelError, MemoryError: the device failed, or has no room.
         """
-        self._module, self._accelerator, self._shape = module, accelerator, shape
+        self._module, self._slots, self._shape, self._device = module, slots, shape, device
         self._max_tokens, self._watchdog_s = max_tokens, watchdog_s
         self._posting = True
         self._layouts = layouts_of(module, shape)
         num_pairs = max_tokens * shape.top_k
-        self._capacity = min(num_pairs, shape.num_experts)
 
         def empty(size: int | tuple[int, ...], dtype: torch.dtype) -> Tensor:
             return torch.zeros(size, dtype=dtype, device=device)
@@ -65,13 +70,7 @@ class TableLayers:
         self._step = empty(1, torch.int32)
         self._num_on_cpu = empty(shape.num_layers, torch.int32)
         self._where = empty((shape.num_layers, num_pairs), torch.uint8)
-        self._grouping = (
-            empty(1, torch.int32),
-            empty(self._capacity, torch.int64),
-            empty(self._capacity + 1, torch.int32),
-            empty(num_pairs, torch.int32),
-        )
-        self._groups = module.ExpertGroups(*(part.data_ptr() for part in self._grouping), self._capacity)
+        self._grouping = Grouping(module, min(num_pairs, shape.num_experts), num_pairs, device)
         layouts = self._layouts
         self._encoded = empty(max(layout.encoded_bytes(max_tokens) for layout in layouts), torch.uint8)
         self._intermediate = empty(
@@ -86,25 +85,24 @@ class TableLayers:
         self.mailbox = module.DeviceMailbox(shape.num_layers, max_tokens, shape.top_k, shape.hidden)
         self._shared_bytes = shared_bytes(device)
         self.hand_over = hand_over or self._choose_hand_over(device)
-        self._on_cuda = device.type == "cuda"
         self._number = 0
 
     def begin_step(self) -> None:
         """The first thing of a decode step, captured or not."""
-        self._module.begin_step(self._step.data_ptr(), self._stream())
+        self._module.begin_step(self._step.data_ptr(), stream_of(self._device))
 
     def forward(self, moe_layer: int, normed: Tensor, ids: Tensor, weights: Tensor, hidden: Tensor) -> None:
         """See `model.DeviceMoe.forward`: a decode step's layer."""
-        module, shape, stream = self._module, self._shape, self._stream()
+        module, shape, stream = self._module, self._shape, stream_of(self._device)
         layout, (store_offset, store_stride) = self._layouts[moe_layer], self._store[moe_layer]
-        accelerator, num_tokens = self._accelerator, len(normed)
+        slots, groups, num_tokens = self._slots, self._grouping.groups, len(normed)
         where, on_cpu = self._where[moe_layer], self._num_on_cpu[moe_layer]
-        table = accelerator.slot_table + 4 * shape.num_experts * moe_layer
-        store = accelerator.store_base + store_offset if accelerator.store_base else 0
+        table = slots.slot_table + 4 * shape.num_experts * moe_layer
+        store = slots.store_base + store_offset if slots.store_base else 0
         module.place(
             ids.data_ptr(), weights.data_ptr(), normed.data_ptr(), num_tokens, moe_layer, table,
-            self._split.data_ptr(), accelerator.slot_base, accelerator.slot_stride, store, store_stride,
-            shape.num_experts, self._groups, where.data_ptr(), on_cpu.data_ptr(), shape.num_layers,
+            self._split.data_ptr(), slots.slot_base, slots.slot_stride, store, store_stride,
+            shape.num_experts, groups, where.data_ptr(), on_cpu.data_ptr(), shape.num_layers,
             self._max_tokens, shape.top_k, shape.hidden, self.mailbox.address if self._posting else 0,
             self._step.data_ptr(), stream,
         )  # fmt: skip
@@ -112,7 +110,7 @@ class TableLayers:
             layout.activations, normed.data_ptr(), num_tokens, shape.hidden, self._encoded.data_ptr(), stream
         )
         module.decode_experts(
-            layout, self._groups, self._buffers, num_tokens, shape.top_k, shape.num_experts, self._shared_bytes,
+            layout, groups, self._buffers, num_tokens, shape.top_k, shape.num_experts, self._shared_bytes,
             stream,
         )  # fmt: skip
         joined = 0
@@ -146,7 +144,7 @@ class TableLayers:
 
     def refresh_split(self) -> None:
         """Bring what the cost model says of misses to the device; before a step."""
-        table = np.array(self._accelerator.split_table(), np.uint8)
+        table = np.array(self._slots.split_table(), np.uint8)
         self._split.copy_(torch.from_numpy(table))
 
     def _choose_hand_over(self, device: torch.device) -> str:
@@ -157,6 +155,3 @@ class TableLayers:
         if not probed["kind"]:
             raise ConfigError(f"the device cannot hand layers over to the CPU ({probed['reason']})")
         return str(probed["kind"])
-
-    def _stream(self) -> int:
-        return int(torch.cuda.current_stream().cuda_stream) if self._on_cuda else 0

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -20,13 +20,13 @@ import torch
 from torch import Tensor
 
 from twofold.experts.device_calibration import LINK_BYTES, PREFILL_TOKENS, Routing
+from twofold.experts.device_layouts import Grouping, by_expert, shared_bytes, slot_stride, stream_of
 from twofold.experts.moe import MoeShape
+from twofold.experts.placed_layers import DECODE_TOKENS
 
 _CALLS: Final = 8
 """Of one replay, each on other experts: in use no layer's experts are in a cache from the call before."""
 _SLOT_BYTES: Final = 4 << 30
-_ALIGNMENT: Final = 256
-_DECODE_TOKENS: Final = 32
 _MOVED_BYTES: Final = 256 << 20
 """Of one batch beside something else: long beside the pause until the next one begins."""
 
@@ -43,10 +43,9 @@ class _Call:
     """One layer's grouping and buffers, ready to launch."""
 
     num_tokens: int
-    groups: Any
+    grouping: Grouping
     tiles: Tensor
     tile_tokens: int
-    held: tuple[Tensor, ...] = field(repr=False)
 
 
 class _Replay:
@@ -87,9 +86,9 @@ class ModuleProbe:
         self._device = torch.device("cpu" if self._played else "cuda")
         if most_tokens is None:
             # f32 has no kernel for prefill, and a played device is no measure of one.
-            most_tokens = _DECODE_TOKENS if self._played or "f32" in (gate, down) else PREFILL_TOKENS[-1]
+            most_tokens = DECODE_TOKENS if self._played or "f32" in (gate, down) else PREFILL_TOKENS[-1]
         self.most_tokens = most_tokens
-        stride = -(-self.expert_bytes // _ALIGNMENT) * _ALIGNMENT
+        stride = slot_stride(self.expert_bytes)
         budget = min(_SLOT_BYTES, int(facts["free_bytes"]) // 4)
         self._num_slots = max(1, min(shape.num_experts * shape.num_layers, budget // stride))
         generator = torch.Generator(self._device).manual_seed(seed)
@@ -141,7 +140,7 @@ class ModuleProbe:
                 for _ in range(_CALLS):
                     self._module.combine(
                         self._outputs.data_ptr(), weights.data_ptr(), where.data_ptr(), from_cpu.data_ptr(), 1,
-                        top_k, hidden, out.data_ptr(), self._stream(),
+                        top_k, hidden, out.data_ptr(), stream_of(self._device),
                     )  # fmt: skip
 
             self._runs[None] = self._timer(launch, _CALLS)
@@ -183,31 +182,22 @@ class ModuleProbe:
     def _call(self, routing: Routing) -> _Call:
         """The routing on the next experts: sorted by expert, as the host's and the device's placement leave it."""
         ids = np.array(routing.ids, np.int32)
-        order = np.argsort(ids, axis=None, kind="stable").astype(np.int32)
-        experts, counts = np.unique(ids, return_counts=True)
+        experts, begin, pairs = by_expert(ids)
         slots = (self._next + np.arange(len(experts), dtype=np.int64)) % self._num_slots
         self._next = (self._next + len(experts)) % self._num_slots
-        begin = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
         # Room for as many groups as the device might place: decode's launches are as large as that.
-        capacity = min(ids.size, self._shape.num_experts)
-        addresses = np.zeros(capacity, np.int64)
-        addresses[: len(slots)] = self._slots.data_ptr() + slots * self._slots.stride(0)
-        ends = np.zeros(capacity + 1, np.int32)
-        ends[: len(begin)] = begin
-        held = tuple(
-            torch.from_numpy(values).to(self._device)
-            for values in (np.array([len(experts)], np.int32), addresses, ends, order)
-        )
-        groups = self._module.ExpertGroups(*(tensor.data_ptr() for tensor in held), capacity)
+        grouping = Grouping(self._module, min(ids.size, self._shape.num_experts), ids.size, self._device)
+        grouping.fill(self._slots.data_ptr() + slots * self._slots.stride(0), begin, pairs)
         tile_tokens = int(self._module.tile_tokens_for(ids.size, len(experts)))
         tiles = torch.from_numpy(np.array(self._module.tile_groups(begin, tile_tokens))).to(self._device)
-        return _Call(len(ids), groups, tiles, tile_tokens, held)
+        return _Call(len(ids), grouping, tiles, tile_tokens)
 
     def _launch(self, call: _Call) -> None:
-        stream, normed, top_k = self._stream(), self._normed.data_ptr(), self._shape.top_k
-        if call.num_tokens > _DECODE_TOKENS:
+        groups = call.grouping.groups
+        stream, normed, top_k = stream_of(self._device), self._normed.data_ptr(), self._shape.top_k
+        if call.num_tokens > DECODE_TOKENS:
             self._module.prefill_experts(
-                self._layout, call.groups, self._buffers, call.tiles.data_ptr(), len(call.tiles), call.tile_tokens,
+                self._layout, groups, self._buffers, call.tiles.data_ptr(), len(call.tiles), call.tile_tokens,
                 normed, call.num_tokens, top_k, stream,
             )  # fmt: skip
             return
@@ -215,8 +205,8 @@ class ModuleProbe:
             self._layout.activations, normed, call.num_tokens, self._shape.hidden, self._encoded.data_ptr(), stream
         )  # fmt: skip
         self._module.decode_experts(
-            self._layout, call.groups, self._buffers, call.num_tokens, top_k, self._shape.num_experts,
-            self._shared_bytes, stream,
+            self._layout, groups, self._buffers, call.num_tokens, top_k, self._shape.num_experts,
+            shared_bytes(self._device), stream,
         )  # fmt: skip
 
     def _timer(self, run: Callable[[], object], calls: int) -> Callable[[], float]:
@@ -235,16 +225,6 @@ class ModuleProbe:
         with torch.cuda.graph(graph):
             run()
         return _Replay(graph, run, calls).us
-
-    @property
-    def _shared_bytes(self) -> int:
-        if self._played:
-            return 48 * 1024
-        properties = torch.cuda.get_device_properties(0)
-        return int(getattr(properties, "shared_memory_per_block_optin", 48 * 1024))
-
-    def _stream(self) -> int:
-        return 0 if self._played else int(torch.cuda.current_stream().cuda_stream)
 
     def _bytes(self, count: int) -> Tensor:
         return torch.zeros(count, dtype=torch.uint8, device=self._device)

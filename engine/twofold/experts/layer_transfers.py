@@ -15,6 +15,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from twofold.experts.device_layouts import stream_of
+
 F32 = npt.NDArray[np.float32]
 I32 = npt.NDArray[np.int32]
 
@@ -86,7 +88,7 @@ class CudaTransfers:
     @property
     def stream(self) -> int:
         """See `LayerTransfers.stream`."""
-        return int(torch.cuda.current_stream(self._device).cuda_stream)
+        return stream_of(self._device)
 
     def begin(self, normed: Tensor, ids: Tensor, weights: Tensor) -> None:
         """See `LayerTransfers.begin`."""
