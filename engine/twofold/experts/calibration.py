@@ -41,19 +41,26 @@ ProgressFn = Callable[[str, float], None]
 """(what is measured, share done)."""
 
 
+class Predicted:
+    """What was measured and what a fit says of it."""
+
+    measured_us: float
+    predicted_us: float
+
+    @property
+    def error(self) -> float:
+        """|predicted / measured - 1|."""
+        return abs(self.predicted_us / self.measured_us - 1)
+
+
 @dataclass(frozen=True)
-class Sample:
+class Sample(Predicted):
     """One kind of layer, timed."""
 
     loads: Loads
     measured_us: float
     """Median over the repeats."""
     predicted_us: float = 0.0
-
-    @property
-    def error(self) -> float:
-        """|predicted / measured - 1|."""
-        return abs(self.predicted_us / self.measured_us - 1)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from typing import Final, Protocol
 
 import numpy as np
 
-from twofold.experts.calibration import LayerTimer, Loads, ProgressFn, Sample
+from twofold.experts.calibration import LayerTimer, Loads, Predicted, ProgressFn, Sample
 from twofold.experts.moe import MoeShape
 from twofold.experts.profiles import Figure
 
@@ -81,16 +81,13 @@ class Routing:
 
 
 @dataclass(frozen=True)
-class LinkSample:
+class LinkSample(Predicted):
+    """Copies of one size, timed."""
+
     num_bytes: int
     measured_us: float
     """Median over the repeats."""
     predicted_us: float = 0.0
-
-    @property
-    def error(self) -> float:
-        """|predicted / measured - 1|."""
-        return abs(self.predicted_us / self.measured_us - 1)
 
 
 @dataclass(frozen=True)
