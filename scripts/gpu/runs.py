@@ -7,7 +7,7 @@ own. The other engines' rules are `twofold.lab.systems`'; here they move real by
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -29,7 +29,8 @@ from twofold.model.weights import expert_layers
 from twofold.sampler import Sampler
 from twofold.scheduler import Scheduler
 from twofold.scheduler import Sequence as Request
-from twofold.types import Draw, GenerationRequest, SamplingParams
+from twofold.testing import ToldSampler
+from twofold.types import GenerationRequest, SamplingParams
 
 from gpu.machine import Machine
 from gpu.models import ForcedRouting, ForcedTrace, Shape, model_folder, shrunk, trace_for
@@ -160,24 +161,6 @@ def make_runner(
     if mode == "placed":
         runner.why_placed = "measured so"
     return runner
-
-
-class ToldSampler(Sampler):
-    """Picks what it was told to, and keeps the logits it was shown."""
-
-    def __init__(self, tokens: Sequence[int]) -> None:
-        super().__init__(SamplingParams(), ())
-        self._tokens = list(tokens)
-        self.seen: list[F32] = []
-
-    def draw(self) -> Draw | None:
-        """The host has to see the logits."""
-        return None
-
-    def sample(self, logits: F32) -> int:
-        """The next of what it was told."""
-        self.seen.append(np.array(logits))
-        return self._tokens[len(self.seen) - 1]
 
 
 class Conversation:

@@ -24,7 +24,8 @@ from twofold.runner import Runner
 from twofold.sampler import Sampler
 from twofold.scheduler import Scheduler
 from twofold.scheduler import Sequence as Request
-from twofold.types import Draw, GenerationRequest, SamplingParams
+from twofold.testing import ToldSampler
+from twofold.types import GenerationRequest, SamplingParams
 
 PAGE_SIZE = 8
 NUM_PAGES = 128
@@ -87,22 +88,6 @@ class replaced_module:  # noqa: N801 - used as a function
             sys.modules[self._name] = self._before
 
 
-class ScriptedSampler(Sampler):
-    """Picks what it was told to, and keeps the logits it was shown."""
-
-    def __init__(self, tokens: Sequence[int]) -> None:
-        super().__init__(SamplingParams(), ())
-        self._tokens = list(tokens)
-        self.seen: list[F32] = []
-
-    def draw(self) -> Draw | None:
-        return None
-
-    def sample(self, logits: F32) -> int:
-        self.seen.append(np.array(logits))
-        return self._tokens[len(self.seen) - 1]
-
-
 @dataclass
 class Play:
     """Requests on their way through a runner."""
@@ -150,7 +135,7 @@ def scripted(
     """Logits [requests * tokens, vocabulary] of a fixed conversation, whatever the runner would have picked."""
     random = np.random.default_rng(11)
     prompts = [random.integers(0, vocab_size, 5 + 3 * n).tolist() for n in range(num_requests)]
-    samplers = [ScriptedSampler(random.integers(0, vocab_size, num_tokens).tolist()) for _ in prompts]
+    samplers = [ToldSampler(random.integers(0, vocab_size, num_tokens).tolist()) for _ in prompts]
     play = Play(runner)
     if on_step is not None:
         play.on_step = on_step

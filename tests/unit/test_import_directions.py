@@ -78,7 +78,7 @@ ALLOWED: dict[str, set[str]] = {
     "cli": {"server", "lab", "quantise"} | BELOW_SERVER,
     "telemetry": set(),
     "lab": {"telemetry", "experts", "engine", "bundled"} | NATIVE,
-    "testing": {"tokenizer", "model"} | NATIVE,
+    "testing": {"tokenizer", "model", "sampler"} | NATIVE,
     "testing_gguf": {"testing"},
     "quantise": {"model", "tokenizer", "experts", "json_file", "gguf_file"} | NATIVE,
     "__main__": {"cli"},
