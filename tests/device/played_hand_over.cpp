@@ -8,7 +8,6 @@
 #include <cstddef>
 #include <cstdlib>
 #include <cstring>
-#include <string>
 #include <thread>
 #include <vector>
 
@@ -124,20 +123,6 @@ DeviceMailbox::DeviceMailbox(const MailboxShape& shape) : layout_{shape} {
 }
 
 DeviceMailbox::~DeviceMailbox() { std::free(memory_); }
-
-void DeviceMailbox::check_layer(int layer) const {
-  if (layer < 0 || layer >= layout_.shape.num_layers) throw KernelFailure("mailbox: no such layer");
-}
-
-const float* DeviceMailbox::device_results() const {
-  return reinterpret_cast<const float*>(static_cast<const std::byte*>(device_address_) + layout_.results());
-}
-
-int64_t* DeviceMailbox::device_joined_ns(int layer) const {
-  check_layer(layer);
-  const int64_t at = layout_.post(layer) + int64_t(offsetof(cuda::MailboxPost, joined_ns));
-  return reinterpret_cast<int64_t*>(static_cast<std::byte*>(device_address_) + at);
-}
 
 void DeviceMailbox::enqueue_wait(HandOver kind, int layer, const uint32_t* step, const uint32_t* num_on_cpu,
                                  int64_t limit_ns, cuda::Stream stream) {

@@ -8,6 +8,7 @@
 #include <stdexcept>
 #include <vector>
 
+#include "played_profile.h"
 #include "slot_pool.h"
 #include "slot_tables.h"
 #include "twofold/layer_scheduler.h"
@@ -19,21 +20,6 @@ namespace {
 
 constexpr size_t kSmallBytes = 1000;
 constexpr int kChunk = 40;
-
-MachineProfile profile() {
-  return {.name = "played",
-          .handover_us = 5,
-          .cpu_bandwidth_gbps = 0.05,
-          .cpu_gflops = 1e3,
-          .cpu_expert_overhead_us = 1,
-          .gpu_launch_us = 2,
-          .vram_bandwidth_gbps = 100,
-          .gpu_gflops = 1e5,
-          .link_latency_us = 4,
-          .link_bandwidth_gbps = 0.1,
-          .contention = 0.2,
-          .join_us = 1};
-}
 
 class Run {
  public:
@@ -50,7 +36,7 @@ class Run {
         store_(make_store()),
         slots_(device_, shape.num_slots, shape.num_staging, *std::max_element(sizes_.begin(), sizes_.end())),
         tables_(device_, shape.num_layers, shape.num_experts, shape.num_slots) {
-    const CostModel cost(profile(), 1500, 1e4);
+    const CostModel cost(machine_profile(), 1500, 1e4);
     LayerSchedulerConfig config;
     config.num_layers = shape.num_layers;
     config.num_experts = shape.num_experts;

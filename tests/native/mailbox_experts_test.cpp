@@ -6,6 +6,7 @@
 #include <stdexcept>
 
 #include "check.h"
+#include "f32_experts.h"
 #include "number_formats.h"
 
 using namespace twofold;
@@ -29,17 +30,7 @@ struct Fixture {
     std::normal_distribution<float> normal;
     weights.resize(size_t(3 * kExperts * kHidden * kIntermediate));
     for (float& w : weights) w = normal(random) * 0.2f;
-    std::vector<ExpertSource> sources;
-    for (int e = 0; e < kExperts; ++e) {
-      const auto matrix = [&](int which, int rows, int columns) {
-        const float* at = weights.data() + size_t((3 * e + which) * kHidden * kIntermediate);
-        return SourceMatrix{kernels::WeightFormat::kF32, reinterpret_cast<const std::byte*>(at), rows,
-                            columns, 4 * columns};
-      };
-      sources.push_back({matrix(0, kIntermediate, kHidden), matrix(1, kIntermediate, kHidden),
-                         matrix(2, kHidden, kIntermediate)});
-    }
-    store.put(team, 0, 0, sources);
+    store.put(team, 0, 0, test::f32_experts(weights, kExperts, kHidden, kIntermediate));
     for (int t = 0; t < kTokens; ++t) {
       for (int k = 0; k < kTopK; ++k) {
         ids.push_back(int32_t((t + 2 * k) % kExperts));

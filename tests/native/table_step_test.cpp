@@ -15,8 +15,10 @@
 #include <vector>
 
 #include "check.h"
+#include "f32_experts.h"
 #include "hand_over.h"
 #include "played_device.h"
+#include "played_profile.h"
 #include "step_control.h"
 
 using namespace twofold;
@@ -30,21 +32,6 @@ const std::vector<FfnFormats>& formats() {
   using enum kernels::WeightFormat;
   static const std::vector<FfnFormats> all(kLayers, {kF32, kF32, kF32});
   return all;
-}
-
-MachineProfile profile() {
-  return {.name = "played",
-          .handover_us = 5,
-          .cpu_bandwidth_gbps = 0.05,
-          .cpu_gflops = 1e3,
-          .cpu_expert_overhead_us = 1,
-          .gpu_launch_us = 2,
-          .vram_bandwidth_gbps = 100,
-          .gpu_gflops = 1e5,
-          .link_latency_us = 4,
-          .link_bandwidth_gbps = 0.1,
-          .contention = 0.2,
-          .join_us = 1};
 }
 
 struct Options {
@@ -94,7 +81,8 @@ struct Fixture {
     config.num_slots = options.num_slots;
     config.policy = options.policy;
     return std::make_shared<CudaAccelerator>(
-        device, store, CostModel(profile(), double(store.expert_bytes()), store.shape().flops_per_token()),
+        device, store,
+        CostModel(played::machine_profile(), double(store.expert_bytes()), store.shape().flops_per_token()),
         std::move(config));
   }
   const ExpertStore& filled() {
@@ -102,17 +90,7 @@ struct Fixture {
     std::normal_distribution<float> normal;
     for (int layer = 0; layer < kLayers; ++layer) {
       for (float& w : weights) w = normal(random);
-      std::vector<ExpertSource> sources;
-      for (int e = 0; e < kExperts; ++e) {
-        const auto matrix = [&](int which, int rows, int columns) {
-          const float* at = weights.data() + size_t((3 * e + which) * kHidden * kIntermediate);
-          return SourceMatrix{kernels::WeightFormat::kF32, reinterpret_cast<const std::byte*>(at), rows,
-                              columns, 4 * columns};
-        };
-        sources.push_back({matrix(0, kIntermediate, kHidden), matrix(1, kIntermediate, kHidden),
-                           matrix(2, kHidden, kIntermediate)});
-      }
-      store.put(team, layer, 0, sources);
+      store.put(team, layer, 0, test::f32_experts(weights, kExperts, kHidden, kIntermediate));
     }
     return store;
   }

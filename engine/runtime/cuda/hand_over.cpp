@@ -125,22 +125,6 @@ DeviceMailbox::DeviceMailbox(const MailboxShape& shape) : layout_{shape} {
 
 DeviceMailbox::~DeviceMailbox() { (void)cudaFreeHost(memory_); }
 
-void DeviceMailbox::check_layer(int layer) const {
-  if (layer >= 0 && layer < layout_.shape.num_layers) return;
-  throw KernelFailure("mailbox: layer " + std::to_string(layer) + " of " +
-                      std::to_string(layout_.shape.num_layers));
-}
-
-const float* DeviceMailbox::device_results() const {
-  return reinterpret_cast<const float*>(static_cast<const std::byte*>(device_address_) + layout_.results());
-}
-
-int64_t* DeviceMailbox::device_joined_ns(int layer) const {
-  check_layer(layer);
-  const int64_t at = layout_.post(layer) + int64_t(offsetof(cuda::MailboxPost, joined_ns));
-  return reinterpret_cast<int64_t*>(static_cast<std::byte*>(device_address_) + at);
-}
-
 // Called by the driver between two kernels; no CUDA calls in here.
 void DeviceMailbox::wait_on_host(void* callback) {
   const Callback& which = *static_cast<const Callback*>(callback);
@@ -165,7 +149,7 @@ void DeviceMailbox::enqueue_wait(HandOver kind, int layer, const uint32_t* step,
   if (wait == nullptr || write == nullptr)
     throw KernelFailure("the driver does not export stream memory operations");
   const auto flag = reinterpret_cast<CUdeviceptr>(
-      static_cast<std::byte*>(device_address_) + layout_.answer(layer) + offsetof(cuda::MailboxAnswer, flag));
+      device_bytes(layout_.answer(layer) + int64_t(offsetof(cuda::MailboxAnswer, flag))));
   for (const auto& [function, value, flags] :
        {std::tuple{wait, 1u, unsigned(CU_STREAM_WAIT_VALUE_GEQ)}, std::tuple{write, 0u, 0u}}) {
     const CUresult result = function(stream, flag, value, flags);

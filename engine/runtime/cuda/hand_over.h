@@ -1,12 +1,15 @@
 // A layer's hand-over between a stream and the CPU: the mailbox's memory on this device, the three ways to
 // wait for an answer within a graph, and the probe that tells which are there and how long they take.
 #pragma once
+#include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "mailbox.h"
 #include "step_control.h"
+#include "tensor_view.h"
 
 namespace twofold {
 
@@ -21,9 +24,15 @@ class DeviceMailbox {
   Mailbox& host() { return *mailbox_; }
   void* device_address() const { return device_address_; }
   // The results that answers bring, where kernels read them: f32 [tokens][hidden].
-  const float* device_results() const;
+  const float* device_results() const {
+    return reinterpret_cast<const float*>(device_bytes(layout_.results()));
+  }
   // MailboxPost::joined_ns of a layer, where kernels write it.
-  int64_t* device_joined_ns(int layer) const;
+  int64_t* device_joined_ns(int layer) const {
+    check_layer(layer);
+    return reinterpret_cast<int64_t*>(
+        device_bytes(layout_.post(layer) + int64_t(offsetof(cuda::MailboxPost, joined_ns))));
+  }
 
   // Lets `stream` wait for the layer's answer, in the given way. Captured or not.
   void enqueue_wait(HandOver kind, int layer, const uint32_t* step, const uint32_t* num_on_cpu,
@@ -35,7 +44,12 @@ class DeviceMailbox {
     int layer;
   };
   static void wait_on_host(void* callback);
-  void check_layer(int layer) const;
+  void check_layer(int layer) const {
+    if (layer >= 0 && layer < layout_.shape.num_layers) return;
+    throw KernelFailure("mailbox: layer " + std::to_string(layer) + " of " +
+                        std::to_string(layout_.shape.num_layers));
+  }
+  std::byte* device_bytes(int64_t at) const { return static_cast<std::byte*>(device_address_) + at; }
 
   cuda::MailboxLayout layout_;
   void* memory_ = nullptr;
