@@ -10,6 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from twofold import _core
 
+from tests.engine.fixed_cost import fixed_cost
+
 RATES = st.floats(1, 2000)
 TIMES = st.floats(0, 200)
 
@@ -51,7 +53,7 @@ def test_decode_split_is_the_exact_argmin(cost, routed, data):
 
 
 def test_decode_split_beyond_the_table():
-    cost = _fixed_cost()
+    cost = fixed_cost()
     planner = _core.DecodePlanner(cost, 4)
     assert planner.split(0, 4, 1e9) == 0
     for hits, misses in [(0, 5), (-1, 2), (3, -1)]:
@@ -62,28 +64,11 @@ def test_decode_split_beyond_the_table():
 
 
 def test_fetch_cost_discourages_fetching():
-    cost = _fixed_cost()
+    cost = fixed_cost()
     free = _core.DecodePlanner(cost, 8)
     dear = _core.DecodePlanner(cost, 8, fetch_cost_us=1e6)
     assert free.split(0, 8, 0.0) > 0
     assert dear.split(0, 8, 0.0) == 0
-
-
-def _fixed_cost() -> _core.CostModel:
-    fields = {
-        "handover_us": 10,
-        "cpu_bandwidth_gbps": 50,
-        "cpu_gflops": 1000,
-        "cpu_expert_overhead_us": 2,
-        "gpu_launch_us": 8,
-        "vram_bandwidth_gbps": 900,
-        "gpu_gflops": 80_000,
-        "link_latency_us": 12,
-        "link_bandwidth_gbps": 25,
-        "contention": 0.2,
-        "join_us": 4,
-    }
-    return _core.CostModel(_core.MachineProfile.from_fields("fixed", fields), 10e6, 37e6)
 
 
 def brute_force(cost, tokens, resident, backlog):
@@ -168,11 +153,11 @@ def test_prefill_plan_is_near_brute_force():
 
 
 def test_whole_layer_is_streamed_when_every_expert_carries_a_heavy_load():
-    plan = _core.PrefillPlanner(_fixed_cost()).plan(list(range(16)), [400] * 16, [False] * 16)
+    plan = _core.PrefillPlanner(fixed_cost()).plan(list(range(16)), [400] * 16, [False] * 16)
     assert plan.streamed
     assert not plan.cpu
 
 
 def test_prefill_rejects_idle_experts():
     with pytest.raises(ValueError, match="expert 3 has 0 tokens"):
-        _core.PrefillPlanner(_fixed_cost()).plan([3], [0], [False])
+        _core.PrefillPlanner(fixed_cost()).plan([3], [0], [False])

@@ -7,6 +7,8 @@ import threading
 import pytest
 from twofold import _core
 
+from tests.engine.fixed_cost import fixed_cost
+
 
 def test_demand_uploads_queue_one_behind_the_other():
     t = _core.Timeline(100.0)
@@ -51,20 +53,7 @@ def test_background_can_be_withdrawn_until_it_begins():
 
 
 def test_timeline_lands_uploads_when_the_cost_model_says():
-    fields = {
-        "handover_us": 10,
-        "cpu_bandwidth_gbps": 50,
-        "cpu_gflops": 1000,
-        "cpu_expert_overhead_us": 2,
-        "gpu_launch_us": 8,
-        "vram_bandwidth_gbps": 900,
-        "gpu_gflops": 80_000,
-        "link_latency_us": 12,
-        "link_bandwidth_gbps": 25,
-        "contention": 0.2,
-        "join_us": 4,
-    }
-    cost = _core.CostModel(_core.MachineProfile.from_fields("fixed", fields), 10e6, 37e6)
+    cost = fixed_cost()
     t = _core.Timeline(cost.upload_us())
     t.enqueue_background(7)
     t.advance(50)
