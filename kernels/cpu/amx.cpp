@@ -6,7 +6,7 @@ namespace twofold::kernels {
 namespace {
 
 struct CpuTiles {
-  static constexpr int kFewestTokens = 24;
+  static constexpr bool kTakesAll = false;
 
   // GCC's intrinsics take the numbers of tiles as text, which a template does not have.
   static void configure(const TileConfig* config) { __asm__ volatile("ldtilecfg %0" : : "m"(*config)); }

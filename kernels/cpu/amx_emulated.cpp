@@ -8,7 +8,7 @@ namespace twofold::kernels {
 namespace {
 
 struct EmulatedTiles {
-  static constexpr int kFewestTokens = 1;
+  static constexpr bool kTakesAll = true;
 
   struct Tile {
     uint8_t bytes[16][64];

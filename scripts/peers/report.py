@@ -124,7 +124,7 @@ def machine_line(report: Mapping[str, Any]) -> str:
 def _ceilings_line(ceilings: Mapping[str, float]) -> str:
     units = {"read_gb_per_s": "read {:.1f} GB/s"}
     return ", ".join(
-        units.get(name, name.split("_")[0] + " {:,.0f} Gop/s").format(value)
+        units.get(name, name.removesuffix("_gop_per_s").replace("_", " ") + " {:,.0f} Gop/s").format(value)
         for name, value in ceilings.items()
     )
 
