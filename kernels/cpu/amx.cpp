@@ -1,6 +1,5 @@
 // AMX (tiles, INT8, BF16): the tile instructions of amx_bf16.h and amx_integer.h.
-#include "amx_bf16.h"
-#include "amx_integer.h"
+#include "amx_products.h"
 
 namespace twofold::kernels {
 namespace {
@@ -33,13 +32,7 @@ struct CpuTiles {
   }
 };
 
-constexpr KernelTable make_part() {
-  KernelTable part;
-  add_amx_bf16<CpuTiles>(part);
-  add_amx_integer<CpuTiles>(part);
-  return part;
-}
-constexpr KernelTable kPart = make_part();
+constexpr KernelTable kPart = amx_part<CpuTiles>();
 
 }  // namespace
 

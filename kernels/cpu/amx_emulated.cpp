@@ -1,8 +1,7 @@
 // The AMX level's kernels with tiles in memory, for tests on CPUs without AMX (with AVX-512): what the
 // instructions do, as Intel's manual writes it, on the bytes and shapes that the kernels give them. Bytes
 // outside a tile's shape are kept wrong on purpose.
-#include "amx_bf16.h"
-#include "amx_integer.h"
+#include "amx_products.h"
 
 namespace twofold::kernels {
 namespace {
@@ -103,13 +102,7 @@ struct EmulatedTiles {
 thread_local TileConfig EmulatedTiles::config;
 thread_local EmulatedTiles::Tile EmulatedTiles::tiles[8];
 
-constexpr KernelTable make_part() {
-  KernelTable part;
-  add_amx_bf16<EmulatedTiles>(part);
-  add_amx_integer<EmulatedTiles>(part);
-  return part;
-}
-constexpr KernelTable kPart = make_part();
+constexpr KernelTable kPart = amx_part<EmulatedTiles>();
 
 }  // namespace
 
