@@ -6,6 +6,7 @@
 // whose sums wait on the stack. The order of the additions is the same.
 #pragma once
 #include "amx_tiles.h"
+#include "avx512_rows.h"
 
 namespace twofold::kernels {
 namespace {
@@ -60,15 +61,6 @@ struct AmxBf16Products {
     Tiles::store_sums(sums, second);
   }
 
-  static void write(const float* sums, int tokens, float* y, int64_t ldy, int rows) {
-    const uint32_t all = rows >= 32 ? 0xffffffffu : (1u << rows) - 1u;
-    for (int t = 0; t < tokens; ++t) {
-      _mm512_mask_storeu_ps(y + t * ldy, static_cast<__mmask16>(all), _mm512_load_ps(sums + t * kPanelRows));
-      _mm512_mask_storeu_ps(y + t * ldy + 16, static_cast<__mmask16>(all >> 16),
-                            _mm512_load_ps(sums + t * kPanelRows + 16));
-    }
-  }
-
   static void strip(const char* x, int64_t row_bytes, const uint8_t* panels, float* y, int64_t ldy,
                     const TokenGroups& groups, int N, int K) {
     const int steps = (K + 1) / 2;
@@ -84,7 +76,10 @@ struct AmxBf16Products {
         }
       }
       for (int g = 0; g < groups.count; ++g) {
-        write(sums[g], groups.size, y + groups.begin(g) * ldy + n, ldy, N - n);
+        float* to = y + groups.begin(g) * ldy + n;
+        for (int t = 0; t < groups.size; ++t) {
+          Avx512Rows::store_rows(sums[g] + kPanelRows * t, N - n, to + t * ldy);
+        }
       }
     }
   }

@@ -22,16 +22,15 @@ struct AmxIntegerProducts {
   using FewTokens = IntegerProducts<V, Format>;
   using Rows = typename FewTokens::Rows;
 
-  static constexpr bool kHalves = Format::kScale == ScaleOf::kHalf;
+  static constexpr bool kHalves = FewTokens::kHalves;
   static constexpr bool kOfBlock = Format::kScale == ScaleOf::kBlock;
-  static constexpr int kPartRuns = 8;
-  static constexpr int kPartBlocks = kPartRuns / Format::kRuns;
+  static constexpr int kPartRuns = FewTokens::kPartRuns, kPartBlocks = FewTokens::kPartBlocks;
   static constexpr int kSums = kHalves ? 2 : 1;      // integer sums of a run
   static constexpr int kTogether = kHalves ? 2 : 4;  // runs whose integer sums wait in the cache: 16 KiB
   static constexpr int kAlone = kOfBlock ? Format::kRuns : 1;  // what is left over comes in so many
   static constexpr int kMostGroups = 8;          // whose sums and activations stay in the second-level cache
   static constexpr int64_t kAheadBytes = 16384;  // two parts: one is unpacked at a stroke
-  static constexpr int kVectors = 2;
+  static constexpr int kVectors = V::kVectors;
 
   // Few tokens leave tiles mostly empty, and 8-bit weights from memory last as long as the products of 32
   // tokens by either level (238 us against 259; of q4_0 257 against 204).

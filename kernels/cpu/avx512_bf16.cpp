@@ -8,6 +8,7 @@
 // stack.
 #include <immintrin.h>
 
+#include "avx512_rows.h"
 #include "levels.h"
 
 namespace twofold::kernels {
@@ -66,17 +67,6 @@ void tile_of(int tokens, const char* x, int64_t row_bytes, const uint8_t* panel,
   tile<T>(x, row_bytes, panel, steps, ahead, first, sums);
 }
 
-void write(const float* sums, int tokens, float* y, int64_t ldy, int rows) {
-  const __mmask16 low = static_cast<__mmask16>(rows >= 16 ? 0xffffu : (1u << rows) - 1u);
-  const __mmask16 high = static_cast<__mmask16>(rows >= 32  ? 0xffffu
-                                                : rows > 16 ? (1u << (rows - 16)) - 1u
-                                                            : 0u);
-  for (int t = 0; t < tokens; ++t) {
-    _mm512_mask_storeu_ps(y + t * ldy, low, _mm512_load_ps(sums + t * kPanelRows));
-    _mm512_mask_storeu_ps(y + t * ldy + 16, high, _mm512_load_ps(sums + t * kPanelRows + 16));
-  }
-}
-
 void matmul_block(const char* x, int64_t row_bytes, const uint8_t* panels, float* y, int64_t ldy, int M,
                   int N, int K) {
   const int steps = (K + 1) / 2;
@@ -99,7 +89,9 @@ void matmul_block(const char* x, int64_t row_bytes, const uint8_t* panels, float
       }
       step += here;
     } while (step < steps);
-    write(sums, M, y + n, ldy, N - n);
+    for (int m = 0; m < M; ++m) {
+      Avx512Rows::store_rows(sums + m * kPanelRows, N - n, y + m * ldy + n);
+    }
   }
 }
 

@@ -6,10 +6,12 @@
 
 #include <cstdint>
 
+#include "avx512_rows.h"
+
 namespace twofold::kernels {
 namespace {
 
-struct Avx512Vnni {
+struct Avx512Vnni : Avx512Rows {
   using I = __m512i;
   using F = __m512;
   static constexpr int kLanes = 16;
@@ -64,16 +66,6 @@ struct Avx512Vnni {
   }
 
   static void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
-
-  static __mmask16 first(int rows) { return static_cast<__mmask16>(rows >= 16 ? 0xffff : (1 << rows) - 1); }
-  static void load_rows(const float* p, int rows, float* out) {
-    store(out, _mm512_maskz_loadu_ps(first(rows), p));
-    store(out + 16, _mm512_maskz_loadu_ps(first(rows < 16 ? 0 : rows - 16), p + 16));
-  }
-  static void store_rows(const float* from, int rows, float* p) {
-    _mm512_mask_storeu_ps(p, first(rows), load(from));
-    _mm512_mask_storeu_ps(p + 16, first(rows < 16 ? 0 : rows - 16), load(from + 16));
-  }
 };
 
 }  // namespace

@@ -55,6 +55,16 @@ def everybody(num_tokens: int, num_layers: int, num_experts: int) -> np.ndarray:
     ).copy()
 
 
+BY_HAND: dict[str, Any] = {
+    "chunk": 40,
+    "num_slots": 0,
+    "num_experts": 4,
+    "num_staging": 8,
+    "dense_us": [200.0, 200.0, 7.0],
+}
+"""Two layers of four experts; the numbers below follow from these."""
+
+
 def test_an_example_worked_by_hand() -> None:
     # Two layers of four experts, none of them in a slot. Before a layer the device is busy for 200 us.
     # Alone, a layer takes 4 * 100 us on the link, then 30 us for the last expert and 5 us to join: 435 us.
@@ -62,15 +72,8 @@ def test_an_example_worked_by_hand() -> None:
     # uploads. The first chunk does not know of the 200 us yet, and layer 0 has nobody before it: so each chunk but
     # the first gains 200 us.
     ids = everybody(3 * 40, 2, 4)
-    common = {
-        "chunk": 40,
-        "num_slots": 0,
-        "num_experts": 4,
-        "num_staging": 8,
-        "dense_us": [200.0, 200.0, 7.0],
-    }
-    alone = simulate(ids, FIGURES, ahead=False, **common)
-    ahead = simulate(ids, FIGURES, ahead=True, **common)
+    alone = simulate(ids, FIGURES, ahead=False, **BY_HAND)
+    ahead = simulate(ids, FIGURES, ahead=True, **BY_HAND)
     assert alone.total_us == pytest.approx(3 * (2 * (200 + 435) + 7))
     assert alone.total_us - ahead.total_us == pytest.approx(2 * 200)
     assert ahead.num_uploads == alone.num_uploads == ahead.num_fetched == 3 * 8
@@ -89,14 +92,7 @@ def test_an_example_worked_by_hand() -> None:
 )
 def test_nothing_is_begun_ahead_where(change: dict[str, Any], why: str) -> None:
     ids = everybody(3 * 40, 2, 4)
-    common = {
-        "chunk": 40,
-        "num_slots": 0,
-        "num_experts": 4,
-        "num_staging": 8,
-        "dense_us": [200.0, 200.0, 7.0],
-    }
-    alone, ahead = (simulate(ids, FIGURES, ahead=on, **common | change) for on in (False, True))
+    alone, ahead = (simulate(ids, FIGURES, ahead=on, **BY_HAND | change) for on in (False, True))
     assert (ahead.total_us, ahead.num_uploads) == (alone.total_us, alone.num_uploads), why
 
 

@@ -97,7 +97,7 @@ def test_levels_agree_to_the_bit_where_they_encode_alike(level: str, name: str) 
     need_own_kernel(level, name)
     if kernels.format_kernel(level, name)[0] != kernels.format_kernel("generic", name)[0]:
         pytest.skip(f"{level} rounds activations for {name}")
-    for shape in [(1, 40, 700), (3, 33, 300), (14, 32, 1030)]:
+    for shape in [(1, 40, 700), (3, 33, 300), (14, 32, 1030), (52, 33, 300)]:
         x, rows = case(name, shape)
         assert np.array_equal(product(x, rows, level), product(x, rows, "generic"))
 
