@@ -30,8 +30,32 @@ class SamplingParams:
     seed: int | None = None
     max_tokens: int | None = None
     """None: until the context is full."""
+    """0: nothing is generated; what `prompt_logprobs` asks of the prompt is still given."""
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
+    stop_token_ids: tuple[int, ...] = ()
+    """End the answer like the end-of-text token does, and have no text either."""
+    min_tokens: int = 0
+    """Tokens before which neither an end-of-text token nor one of `stop_token_ids` can be picked."""
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """(token, added to its logit), each token once."""
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    """Token sequences whose last token cannot be picked right behind the others."""
+    logprobs: int | None = None
+    """Most likely tokens to report beside each picked one; 0: the picked one alone; None: report nothing."""
+    prompt_logprobs: int | None = None
+    """The same of every prompt token but the first."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A token and its natural log probability under the model alone: softmax of the raw logits, before any
+    penalty, bias, temperature or filter."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+    """(token, log probability) of the most likely ones, descending; of equals the lower token first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +83,10 @@ class Chunk:
     """Present when finish_reason is "error"."""
     routed_experts: npt.NDArray[Any] | None = None
     """On the last chunk, if the request asked: uint8 or uint16 [tokens computed, MoE layers, top_k]."""
+    logprobs: tuple[TokenLogprob, ...] = ()
+    """One for each of `token_ids`, if the request asked."""
+    prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
+    """On the first chunk, if the request asked: one per prompt token, None for the first."""
 
 
 @dataclass(frozen=True)
