@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from twofold.bundled import bundled_model_path
 from twofold.capacity import plan_capacity
 from twofold.config import EngineConfig
 from twofold.expert_loading import load_experts, slot_plan
-from twofold.experts.accelerator import AcceleratorChoice, choose_accelerator, num_slots
+from twofold.experts.accelerator import AcceleratorChoice, check_policy, choose_accelerator, num_slots
 from twofold.experts.moe import MoeRuntime
 from twofold.experts.warm_start import open_cache_state
 from twofold.model import LoadedModel, ModelFiles, ProgressFn, open_model_files
@@ -49,12 +50,19 @@ def load_parts(config: EngineConfig, progress: ProgressFn | None = None) -> Engi
         ModelLoadError: the model cannot be used; the message names the file and the remedy.
         CapacityError, KernelError: the device has no room, or failed.
     """
+    check_policy(config)
     choice = choose_accelerator(config.accelerator)
     path = Path(config.model) if config.model else bundled_model_path()
     files = open_model_files(path)  # the cheap refusals come before gigabytes are read
     tokenizer = Tokenizer.open(config.tokenizer or path, vocab_size=files.config.vocab_size)
     team = ops.ThreadTeam(config.cpu_threads, config.numa)
     _log.info("threads: %s", team.reason)
+    if team.num_threads > (num_cores := len(os.sched_getaffinity(0))):
+        _log.warning(
+            "--cpu-threads %d is more than the %d cores this process may use; threads will wait for one another",
+            team.num_threads,
+            num_cores,
+        )
     if choice.kind == "cuda":
         # Imports torch, which nothing else here needs.
         from twofold.device_loading import load_on_device

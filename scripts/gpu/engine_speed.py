@@ -18,7 +18,7 @@ from twofold.experts.cpu_cost import cpu_cost_model
 from twofold.experts.device_calibration import calibrate_device
 from twofold.experts.device_probe import ModuleProbe
 from twofold.experts.profiles import MachineProfile, load_profile
-from twofold.lab.shapes import find_shape
+from twofold.lab.shapes import SHAPES
 from twofold.lab.simulate import simulate_system
 from twofold.lab.systems import SYSTEMS
 from twofold.lab.trace import make_trace
@@ -264,7 +264,7 @@ def policy_cost(machine: Machine, shape: Shape) -> dict[str, Any]:
     layers, taken = model.moe_shape.num_layers, []
     for _ in range(machine.sizes.compare_rounds):
         began = time.perf_counter()
-        simulate_system(trace, system, find_shape(shape.name, shape.name), profile, slots=0.25)
+        simulate_system(trace, system, SHAPES[shape.name.lower()], profile, slots=0.25)
         taken.append((time.perf_counter() - began) * 1e6 / (len(ids) * layers))
     us = statistics.median(taken)
     return expect({"us_per_layer": us}, us <= 1.0, "at most 1 us per layer")

@@ -40,6 +40,12 @@ def test_every_token_is_recorded_once_with_its_own_experts(tmp_path, model):
     assert np.array_equal(ids[50:100], chunks[-1].routed_experts)
 
 
+def test_an_output_that_cannot_be_is_refused_by_its_own_flag(tmp_path, model):
+    for path in (tmp_path / "t.txt", tmp_path / "no" / "t.npz"):
+        with pytest.raises(ConfigError, match=r"^--output"):
+            record_text(TEXT, path, model=model, sequence_tokens=50, cpu_threads=1)
+
+
 @pytest.mark.parametrize(("text", "length"), [("", 50), (TEXT, 0), (TEXT, 10**6)])
 def test_a_recording_that_cannot_be_made_leaves_no_file(tmp_path, model, text, length):
     with pytest.raises(ConfigError):

@@ -97,11 +97,34 @@ def test_generate_prints_the_same_text_for_people_and_says_what_is_emulated(tiny
     assert "emulated" in captured.err
 
 
+class TerminalInput(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
 def test_a_prompt_can_come_through_a_pipe(tiny, capsys, monkeypatch):
     flags = (tiny, "--seed", "0", "--max-tokens", "5", *NONE)
     monkeypatch.setattr("sys.stdin", io.StringIO("the fox"))
     piped = generate(capsys, *flags, "--prompt", "-")
-    assert piped["text"] == generate(capsys, *flags, "--prompt", "the fox")["text"]
+    # Without --prompt, and with the mark that some editors put in front of a file.
+    monkeypatch.setattr("sys.stdin", io.StringIO("\ufeffthe fox"))
+    assert generate(capsys, *flags)["text"] == piped["text"]
+    assert generate(capsys, *flags, "--prompt", "the fox")["text"] == piped["text"]
+
+
+def test_nobody_is_left_waiting_for_a_prompt_at_a_terminal(tiny, capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdin", TerminalInput())
+    assert main(["generate", tiny, *NONE]) == 2
+    assert "no prompt was given; use --prompt TEXT" in capsys.readouterr().err
+
+
+def test_threads_beyond_the_cores_work_and_are_warned_of(tiny, capsys, caplog):
+    cores = len(os.sched_getaffinity(0))
+    flags = ("--prompt", "a", "--max-tokens", "1", "--accelerator", "none")
+    generate(capsys, tiny, *flags, "--cpu-threads", str(cores))
+    assert not [r for r in caplog.records if "more than the" in r.message]
+    generate(capsys, tiny, *flags, "--cpu-threads", str(cores + 1))
+    assert f"--cpu-threads {cores + 1} is more than the {cores} cores" in caplog.text
 
 
 def test_chat_remembers_until_it_is_told_to_forget(tiny, capsys, monkeypatch):
@@ -200,10 +223,6 @@ def test_in_a_terminal_ctrl_c_stops_the_answer_and_ctrl_d_leaves(tmp_path):
 
 
 def test_ctrl_c_at_the_prompt_says_how_to_leave(tiny, capsys, monkeypatch):
-    class TerminalInput(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
     typed = iter([KeyboardInterrupt, EOFError])
 
     def interrupted(prompt: str) -> str:

@@ -147,16 +147,17 @@ def measure_prompt(
         "transformers": None,
         "decode_ratio": None,
         "prefill_ratio": None,
+        "decode_ratio_range": None,
+        "prefill_ratio_range": None,
     }
     if other is not None:
         result["transformers"] = median_speed(theirs).as_json() | other.describe()
         pairs = list(zip(ours, theirs, strict=True))
-        result["decode_ratio"] = statistics.median(
-            a.decode_tokens_per_s / b.decode_tokens_per_s for a, b in pairs
-        )
-        result["prefill_ratio"] = statistics.median(
-            a.prefill_tokens_per_s / b.prefill_tokens_per_s for a, b in pairs
-        )
+        for kind in ("prefill", "decode"):
+            figure = f"{kind}_tokens_per_s"
+            ratios = sorted(getattr(a, figure) / getattr(b, figure) for a, b in pairs)
+            result[f"{kind}_ratio"] = statistics.median(ratios)
+            result[f"{kind}_ratio_range"] = [ratios[0], ratios[-1]]
     else:
         result["not_compared_because"] = why_not
     return result
@@ -233,11 +234,14 @@ def table(result: dict[str, Any]) -> str:
         if speed is not None:
             rows.append((name, f"{speed['prefill_tokens_per_s']:.1f}", f"{speed['decode_tokens_per_s']:.1f}"))
     if result["decode_ratio"] is not None:
-        rows.append(("ratio", f"{result['prefill_ratio']:.2f}", f"{result['decode_ratio']:.2f}"))
+        # Not the quotient of the rows above: a round is one after the other, so a machine that drifts slows both.
+        rows.append(
+            ("ratio by round", _ratio_and_range(result, "prefill"), _ratio_and_range(result, "decode"))
+        )
     lines = [
         f"{result['model']} on {result['accelerator']} ({result['cpu_isa']}, {result['cpu_threads']} threads), "
         f"{result['prompt_tokens']} + {result['new_tokens']} tokens, median of {result['repeats']}",
-        *(f"  {a:<14}{b:>18}{c:>18}" for a, b, c in rows),
+        *(f"  {a:<14}{b:>22}{c:>22}" for a, b, c in rows),
     ]
     clock = result["twofold"]["clock"]
     if clock["name"] == "virtual":
@@ -248,6 +252,11 @@ def table(result: dict[str, Any]) -> str:
     if result["transformers"] is None:
         lines.append(f"  not compared with transformers: {result['not_compared_because']}")
     return "\n".join(lines)
+
+
+def _ratio_and_range(result: dict[str, Any], kind: str) -> str:
+    low, high = result[f"{kind}_ratio_range"]
+    return f"{result[f'{kind}_ratio']:.2f} ({low:.2f}-{high:.2f})"
 
 
 def _weights_bytes(directory: Path) -> int:

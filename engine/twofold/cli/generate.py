@@ -27,7 +27,10 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--prompt", required=True, help="what to answer; - reads it from standard input")
+    parser.add_argument(
+        "--prompt",
+        help="what to answer; -, or nothing where standard input is a pipe or file: read from there",
+    )
     parser.add_argument("--system", help="system message in front of the prompt")
     parser.add_argument(
         "--raw", action="store_true", help="continue the prompt as it is, without the model's chat template"
@@ -78,14 +81,19 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def read_prompt(given: str) -> str:
-    """The prompt itself, or standard input for "-". ConfigError when there is none."""
+def read_prompt(given: str | None) -> str:
+    """The prompt itself; standard input for "-", or for None where nobody types there. ConfigError if there is none."""
+    if given is None and sys.stdin.isatty():
+        raise ConfigError("no prompt was given; use --prompt TEXT, or pipe one in")
+    source = "standard input" if given in (None, "-") else "--prompt"
     try:
-        text = sys.stdin.read() if given == "-" else given
+        text = sys.stdin.read() if given is None or given == "-" else given
     except UnicodeDecodeError:
-        raise ConfigError("standard input is not UTF-8 text; --prompt - reads text only") from None
+        raise ConfigError("standard input is not UTF-8 text; a prompt is text") from None
+    # Some editors begin a file with a byte-order mark; it is no part of the text.
+    text = text.removeprefix("\ufeff")
     if not text.strip():
-        raise ConfigError("--prompt is empty; give at least one word")
+        raise ConfigError(f"{source} is empty; give at least one word")
     return text
 
 

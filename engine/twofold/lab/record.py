@@ -27,7 +27,7 @@ def record_text(
         ConfigError: the text is empty, or a sequence longer than the context was asked for.
         ModelLoadError: the model cannot be used. KernelError: the native code failed.
     """
-    recorder = RoutingRecorder(output, keep="all")
+    recorder = RoutingRecorder(output, keep="all", flag="--output")
     engine = Engine.load(
         EngineConfig(model=model, accelerator="none", cpu_threads=cpu_threads), telemetry=recorder
     )

@@ -168,10 +168,10 @@ def run(args: argparse.Namespace) -> int:
         trace = load_trace(path, args.num_experts)
         price, expert_bytes = args.price, None
         if args.profile is not None:
-            shape = find_shape(args.model, trace.name)
+            profile, shape = load_profile(args.profile), find_shape(args.model, trace)
             expert_bytes = shape.expert_bytes
             if price is None:
-                price = _core.default_upload_price(shape.cost_model(load_profile(args.profile)))
+                price = _core.default_upload_price(shape.cost_model(profile))
         price = DEFAULT_PRICE if price is None else price
         if not 0 <= price < float("inf"):
             raise ConfigError(f"--price {price} given; expected a number >= 0, in misses")
@@ -240,17 +240,23 @@ def add_common_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def print_rows(
-    rows: Sequence[Row], args: argparse.Namespace, table: Table, *, title: str, value: str
+    rows: Sequence[Row],
+    args: argparse.Namespace,
+    table: Table,
+    *,
+    title: str,
+    value: str,
+    notes: Sequence[str] = (),
 ) -> None:
-    """To where the arguments say."""
+    """To where the arguments say; `notes` follow the table."""
     if args.json:
         json.dump(rows, sys.stdout, indent=1)
         print()
     elif args.html:
-        write_report(args.html, title, rows, table, value=value)
+        write_report(args.html, title, rows, table, value=value, notes=notes)
         print(f"wrote {args.html}")
     else:
-        print(table.text())
+        print("\n".join([table.text(), *notes]))
 
 
 def names_list(text: str) -> list[str]:

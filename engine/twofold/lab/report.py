@@ -81,9 +81,15 @@ def line_plot(title: str, series: Mapping[str, Sequence[tuple[float, float]]], y
 
 
 def write_report(
-    path: str, title: str, rows: Sequence[Mapping[str, Any]], table: Table, *, value: str
+    path: str,
+    title: str,
+    rows: Sequence[Mapping[str, Any]],
+    table: Table,
+    *,
+    value: str,
+    notes: Sequence[str] = (),
 ) -> None:
-    """A page with one plot of `value` against slots per trace, batch and profile, and the whole table."""
+    """A page with one plot of `value` against slots per trace, batch and profile, the whole table, and `notes`."""
     groups: dict[str, dict[str, list[tuple[float, float]]]] = {}
     for row in rows:
         where = " · ".join(str(row[k]) for k in ("trace", "profile") if k in row) + f" · batch {row['batch']}"
@@ -97,9 +103,13 @@ def write_report(
     )
     page = (
         f"<!doctype html><html lang='en'><meta charset='utf-8'><title>{html.escape(title)}</title>"
-        f"<style>{style}</style><h1>{html.escape(title)}</h1>{plots}{table.html()}</html>\n"
+        f"<style>{style}</style><h1>{html.escape(title)}</h1>{plots}{table.html()}{_paragraphs(notes)}</html>\n"
     )
     try:
         Path(path).write_text(page, encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"--html {path}: {error.strerror}; give a path that can be written") from error
+
+
+def _paragraphs(notes: Sequence[str]) -> str:
+    return "".join(f"<p>{html.escape(note)}</p>" for note in notes)

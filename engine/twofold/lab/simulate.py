@@ -15,6 +15,7 @@ from typing import Any
 from twofold import _core
 from twofold.errors import ConfigError
 from twofold.experts.profiles import MachineProfile, load_profile, shipped_profiles
+from twofold.lab.explain import where_peers_win
 from twofold.lab.replay import Row, add_common_arguments, counts_list, names_list, print_rows
 from twofold.lab.report import Table
 from twofold.lab.shapes import ModelShape, find_shape
@@ -171,7 +172,7 @@ def run(args: argparse.Namespace) -> int:
     rows: list[Row] = []
     for path in args.traces:
         trace = load_trace(path, args.num_experts)
-        shape = find_shape(args.model, trace.name)
+        shape = find_shape(args.model, trace)
         cards = dict.fromkeys(args.slots)
         if args.vram:
             cards = {slots_for_vram(shape, trace, gb, args.kv_gb): gb for gb in args.vram}
@@ -188,7 +189,14 @@ def run(args: argparse.Namespace) -> int:
                 prompts=bool(args.prompts),
             )
             rows.extend({**row, "vram_gb": cards[row["slots"]]} if args.vram else row for row in found)
-    print_rows(rows, args, _table(rows), title="Predicted speed (virtual clock)", value="tokens_per_s")
+    print_rows(
+        rows,
+        args,
+        _table(rows),
+        title="Predicted speed (virtual clock)",
+        value="tokens_per_s",
+        notes=where_peers_win(rows),
+    )
     return 0
 
 

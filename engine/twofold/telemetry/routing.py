@@ -84,8 +84,14 @@ class RoutingRecorder:
     """
 
     def __init__(
-        self, path: str | Path, *, keep: TokensKept = "answer", max_events: int = 50_000_000
+        self,
+        path: str | Path,
+        *,
+        keep: TokensKept = "answer",
+        max_events: int = 50_000_000,
+        flag: str = "--record-routing",
     ) -> None:
+        """Take `path`, which `flag` gave. ConfigError naming that flag: no .npz, or it cannot be written there."""
         self._path = Path(path)
         self._keep = keep
         self._room = max_events
@@ -95,12 +101,10 @@ class RoutingRecorder:
         self.num_dropped = 0
         """Events lost: more than `max_events`, or dropped before they came here."""
         if self._path.suffix != ".npz":
-            raise ConfigError(
-                f"--record-routing was given {str(path)!r}; it takes a file name that ends in .npz"
-            )
+            raise ConfigError(f"{flag} was given {str(path)!r}; it takes a file name that ends in .npz")
         if not os.access(self._path.parent, os.W_OK | os.X_OK):
             raise ConfigError(
-                f"--record-routing: directory {self._path.parent} is missing or not writable; create it or name another"
+                f"{flag}: directory {self._path.parent} is missing or not writable; create it or name another"
             )
 
     def begin_run(self, run: RunInfo) -> None:

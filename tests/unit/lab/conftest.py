@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
+from twofold.lab.shapes import SHAPES, ModelShape
 
 LAYERS, EXPERTS, TOP_K = 4, 32, 4
 
@@ -24,6 +27,15 @@ def routing(num_sequences: int = 24, tokens: int = 100, seed: int = 0) -> dict[s
         np.put_along_axis(recent, ids[t].astype(int), 1.0, axis=1)
     probs = np.sort(rng.dirichlet([2.0] * TOP_K, size=ids.shape[:2]), axis=2)[..., ::-1]
     return {"ids": ids, "probs": probs.astype(np.float16), "offsets": np.arange(0, len(ids) + 1, tokens)}
+
+
+@pytest.fixture
+def synthetic_model(monkeypatch: pytest.MonkeyPatch) -> str:
+    """A model that has the traces' shape, by name."""
+    name = "synthetic-model"
+    shape = dataclasses.replace(SHAPES["gpt-oss-20b"], name=name, routing=(LAYERS, EXPERTS, TOP_K))
+    monkeypatch.setitem(cast(dict[str, ModelShape], SHAPES), name, shape)
+    return name
 
 
 @pytest.fixture(scope="session")

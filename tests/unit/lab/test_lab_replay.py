@@ -72,7 +72,7 @@ def test_warm_up_is_not_counted(trace_file):
     assert warm["uploads_per_token"] < cold["uploads_per_token"]
 
 
-def test_command_line(trace_file, tmp_path, capsys):
+def test_command_line(trace_file, synthetic_model, tmp_path, capsys):
     arguments = ["lab", "replay", str(trace_file), "--policies", "lru,payback", "--slots", "0.25,0.5"]
     assert main([*arguments, "--batch", "1,2", "--price", "0.5", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
@@ -82,10 +82,10 @@ def test_command_line(trace_file, tmp_path, capsys):
     assert {row["price"] for row in rows} == {0.5}
     assert all(row["cost_vs_lru"] == 1 for row in rows if row["policy"] == "lru")
 
-    assert main([*arguments, "--profile", "rtx4090-pcie4", "--model", "qwen3-30b-a3b", "--json"]) == 0
+    assert main([*arguments, "--profile", "rtx4090-pcie4", "--model", synthetic_model, "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
     assert 0.2 < rows[0]["price"] < 1
-    assert rows[0]["upload_bytes_per_token"] == rows[0]["uploads_per_token"] * 3 * 2048 * 768 * 2
+    assert rows[0]["upload_bytes_per_token"] == rows[0]["uploads_per_token"] * 3 * 2880 * 2880 * 4.25 / 8
 
     page = tmp_path / "page.html"
     assert main([*arguments, "--html", str(page)]) == 0

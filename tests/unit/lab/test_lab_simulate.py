@@ -11,6 +11,7 @@ from twofold import _core
 from twofold.cli.main import main
 from twofold.errors import ConfigError
 from twofold.experts.profiles import load_profile, shipped_profiles
+from twofold.lab.explain import where_peers_win
 from twofold.lab.shapes import SHAPES
 from twofold.lab.simulate import simulate_rows, simulate_system, slots_for_vram
 from twofold.lab.systems import SYSTEMS
@@ -82,9 +83,17 @@ def test_more_slots_are_never_much_slower(trace_file):
     assert speeds == sorted(speeds)
 
 
-def test_prompts_are_played_in_chunks_and_streamed_ahead(trace_file, capsys):
+def test_prompts_are_played_in_chunks_and_streamed_ahead(trace_file, synthetic_model, capsys):
     def rows(*more):
-        arguments = ["--model", "gpt-oss-20b", "--profile", "rtx3060-pcie3", "--systems", "twofold", "--json"]
+        arguments = [
+            "--model",
+            synthetic_model,
+            "--profile",
+            "rtx3060-pcie3",
+            "--systems",
+            "twofold",
+            "--json",
+        ]
         assert main(["lab", "simulate", str(trace_file), *arguments, "--slots", "0.25", *more]) == 0
         return json.loads(capsys.readouterr().out)
 
@@ -138,8 +147,16 @@ def test_capacity(trace_file):
         slots_for_vram(SHAPE, trace, 2.0, 1.0)
 
 
-def test_command_line(trace_file, tmp_path, capsys):
-    arguments = ["lab", "simulate", str(trace_file), "--model", "gpt-oss-20b", "--systems", "twofold,cpu-lru"]
+def test_command_line(trace_file, synthetic_model, tmp_path, capsys):
+    arguments = [
+        "lab",
+        "simulate",
+        str(trace_file),
+        "--model",
+        synthetic_model,
+        "--systems",
+        "twofold,cpu-lru",
+    ]
     assert main([*arguments, "--profile", "rtx3060-pcie3,h200-pcie5", "--slots", "0.25", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
     assert [(r["profile"], r["system"]) for r in rows] == [
@@ -160,13 +177,47 @@ def test_command_line(trace_file, tmp_path, capsys):
     [
         (["--systems", "llama"], "system 'llama' is unknown; expected one of twofold, fiddler"),
         (["--policy", "x"], "policy 'x' is unknown"),
-        (["--vram", "1"], "--vram 1: gpt-oss-20b needs"),
+        (["--vram", "1"], "--vram 1: synthetic-model needs"),
         (["--profile", "nope"], "'nope' is unknown"),
         (["--model", "nope"], "model 'nope' has no known sizes"),
+        (
+            ["--model", "gpt-oss-20b"],
+            "synthetic has 4 MoE layers of 32 experts, top 4, gpt-oss-20b 24 MoE layers of 32 experts, top 4",
+        ),
     ],
 )
-def test_bad_input_is_one_line_and_exit_code_2(trace_file, extra, message, capsys):
-    assert main(["lab", "simulate", str(trace_file), "--model", "gpt-oss-20b", *extra]) == 2
+def test_bad_input_is_one_line_and_exit_code_2(trace_file, synthetic_model, extra, message, capsys):
+    assert main(["lab", "simulate", str(trace_file), "--model", synthetic_model, *extra]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1
     assert re.search(message, error)
+
+
+def test_cells_that_a_peer_wins_are_explained_by_their_counts():
+    """By hand: the first cell is ours; in the others the peer hits more, pays less, or only orders otherwise."""
+
+    def row(slots, system, speed, *, policy="lru", hits=0.5, uploads=2.0, fetched=0.5, busy=0.4):
+        names = {"trace": "t", "profile": "m", "batch": 1, "slots": slots, "system": system, "policy": policy}
+        counts = {
+            "hit_rate": hits,
+            "uploads_per_token": uploads,
+            "fetched_per_token": fetched,
+            "link_busy": busy,
+        }
+        return names | counts | {"tokens_per_s": speed}
+
+    rows = [
+        row(0.1, "twofold", 101.0), row(0.1, "x", 100.0, hits=0.9),
+        row(0.2, "twofold", 100.0), row(0.2, "x", 103.0, hits=0.52, policy="static", uploads=0.0, busy=0.0),
+        row(0.3, "twofold", 100.0), row(0.3, "x", 102.0, hits=0.6, uploads=5.0, fetched=1.0, busy=0.7),
+        row(0.4, "twofold", 100.0), row(0.4, "x", 101.0),
+    ]  # fmt: skip
+    assert where_peers_win(rows) == [
+        "t, m, batch 1, 20% slots: x is 3.0% faster than twofold: it hits 2.0 points more (its experts were chosen "
+        "from the other half of this very trace, ours are learnt as it plays); it uploads 2.00 less per token, which "
+        "leaves more of the memory's bandwidth to the CPU (link 0% busy, ours 40%)",
+        "t, m, batch 1, 30% slots: x is 2.0% faster than twofold: it hits 10.0 points more (for 3.00 uploads more per "
+        "token, which our price of an upload refuses); it waits for 0.50 more fetched experts per token",
+        "t, m, batch 1, 40% slots: x is 1.0% faster than twofold: the same hits and uploads, in another order within "
+        "the layers",
+    ]
