@@ -7,7 +7,7 @@ MAKEFLAGS += --no-print-directory
 
 export TWOFOLD_VENV ?= $(CURDIR)/.venv
 BIN := $(TWOFOLD_VENV)/bin
-PYTHON_FILES := engine dashboard loadtest scripts tests
+PYTHON_FILES := engine dashboard loadtest benchmarks scripts tests
 CPP_FILES = $(shell git ls-files -co --exclude-standard '*.cpp' '*.h' '*.cu' '*.cuh')
 SHELL_FILES = $(shell git ls-files -co --exclude-standard '*.sh') .ci/run
 
@@ -80,7 +80,7 @@ doctor: ready-run  ## say what this machine has, lacks and can run
 
 clean:  ## remove what was built; .venv stays (rm -rf .venv removes that too)
 	@rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis engine/twofold/*.so
-	@find engine dashboard loadtest scripts tests -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+	@find engine dashboard loadtest benchmarks scripts tests -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
 ready-run:
 	@scripts/ensure_built.sh run

@@ -187,9 +187,9 @@ def package_violations(engine: Path) -> list[str]:
 
 
 def outside_violations(root: Path) -> list[str]:
-    """Wrong imports in dashboard (telemetry.queries only), loadtest (HTTP only) and scripts (public names only)."""
+    """Wrong imports in dashboard (telemetry.queries only), loadtest (HTTP only), benchmarks, scripts (public names)."""
     wrong = []
-    for folder in ("dashboard", "loadtest", "scripts"):
+    for folder in ("dashboard", "loadtest", "benchmarks", "scripts"):
         for source in sorted((root / folder).rglob("*.py")):
             where = source.relative_to(root)
             for line, name in python_imports(source, source.stem):
@@ -271,7 +271,7 @@ def test_kernels_is_no_python_package() -> None:
 
 
 def code_files() -> list[Path]:
-    tops = ("engine", "kernels", "dashboard", "loadtest", "scripts", "tests")
+    tops = ("engine", "kernels", "dashboard", "loadtest", "benchmarks", "scripts", "tests")
     found = [p for top in tops for p in (ROOT / top).rglob("*") if "__pycache__" not in p.parts]
     return sorted(p for p in found if p.suffix in {".py", ".sh", ".h", ".cpp", ".inc", ".cu", ".cuh"})
 

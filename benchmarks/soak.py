@@ -1,0 +1,160 @@
+"""Minutes of streams of which a share hangs up and some are damaged: does anything leak, is anybody else hurt?
+
+    python -m benchmarks.soak [--seconds 600] [--streams 64] [--hang-ups 0.3] [--bad-bodies 0.1]
+
+Against a server of its own on 127.0.0.1. Fails if an answer nobody disturbed went wrong, if a damaged body got anything
+but a 4xx, if memory or descriptors grew, or if places and KV pages are not all free again at the end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import collections
+import json
+import random
+import re
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from benchmarks.http_stream import get, post
+from benchmarks.server_process import ServerProcess, serving
+
+HERE = Path(__file__).resolve().parents[1]
+GROWTH_BYTES = 32 << 20
+"""Memory that may come after the first fifth of the run: allocators settle, nothing more."""
+
+
+def bad_body(rng: random.Random) -> bytes:
+    """A body that can never be answered."""
+    return rng.choice(
+        (
+            b"{", b"", b"\xff\xfe\x00", b"[]", b"null", b'{"messages": []}',
+            b'{"messages": [{"role": "user"}], "n": 1e9}',
+            b'{"messages": [{"role": "user", "content": "x"}], "temperature": "hot"}',
+            b'{"messages": [{"role": "user", "content": "x"}], "max_tokens": -1}',
+            b'{"messages": [{"role": "user", "content": "' + b"word " * 40_000 + b'"}]}',
+            b"[" * 100_000,
+            b'{"messages": ' + b"[" * 5_000 + b"]" * 5_000 + b"}",
+        )
+    )  # fmt: skip
+
+
+def good_body(rng: random.Random) -> bytes:
+    words = " ".join(
+        rng.choice(("fox", "king", "mill", "sea", "three", "golden")) for _ in range(rng.randint(3, 300))
+    )
+    return json.dumps(
+        {
+            "messages": [{"role": "user", "content": f"Tell me of {words}."}],
+            "max_tokens": rng.randint(1, 120),
+            "temperature": rng.choice((0, 0.8)),
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+    ).encode()
+
+
+async def one_client(
+    server: ServerProcess, seed: int, until: float, args: argparse.Namespace, seen: collections.Counter[str]
+) -> None:
+    rng = random.Random(seed)  # noqa: S311
+    while time.monotonic() < until:
+        draw = rng.random()
+        try:
+            if draw < args.bad_bodies:
+                answer = await post(server.port, "/v1/chat/completions", bad_body(rng))
+                seen["refused" if 400 <= answer.status < 500 else f"damaged body got {answer.status}"] += 1
+            elif draw < args.bad_bodies + args.hang_ups:
+                await post(server.port, "/v1/chat/completions", good_body(rng), stop_after=rng.randint(0, 12))
+                seen["hung up"] += 1
+            else:
+                answer = await post(server.port, "/v1/chat/completions", good_body(rng))
+                seen["whole" if answer.complete else f"failed: {answer.status} {answer.error}"] += 1
+        except OSError as error:
+            seen[f"failed: {type(error).__name__}"] += 1
+
+
+async def soak(server: ServerProcess, args: argparse.Namespace) -> int:
+    before = await idle_state(server)
+    seen: collections.Counter[str] = collections.Counter()
+    begun = time.monotonic()
+    until = begun + args.seconds
+    clients = [asyncio.create_task(one_client(server, n, until, args, seen)) for n in range(args.streams)]
+    memory: list[tuple[float, int]] = []
+    while any(not client.done() for client in clients):
+        await asyncio.sleep(min(5.0, args.seconds / 20))
+        memory.append((time.monotonic() - begun, server.resident_bytes))
+        print(
+            f"{memory[-1][0]:6.0f} s  {memory[-1][1] / 1e6:7.1f} MB  {dict(seen)}",
+            file=sys.stderr,
+            flush=True,
+        )
+    await asyncio.gather(*clients)
+    after = await idle_state(server)
+    settled = max(size for at, size in memory if at <= args.seconds / 5)
+    growth = max(size for at, size in memory if at > args.seconds / 2) - settled
+    problems = [
+        f"{count} × {what}" for what, count in seen.items() if what not in ("whole", "refused", "hung up")
+    ]
+    if growth > GROWTH_BYTES:
+        problems.append(f"memory grew by {growth / 1e6:.1f} MB")
+    problems += [
+        f"{name}: {before[name]} before, {after[name]} after"
+        for name in before
+        if after[name] != before[name]
+    ]
+    print(
+        f"{args.seconds:.0f} s, {args.streams} streams: {dict(seen)}; memory {growth / 1e6:+.1f} MB; "
+        f"idle again: {after}"
+    )
+    print("\n".join(problems) or "nothing leaked, nobody else was hurt")
+    return 1 if problems else 0
+
+
+async def idle_state(server: ServerProcess) -> dict[str, float]:
+    """What has to be as before once nobody asks: places, KV pages, descriptors."""
+    for _ in range(100):
+        _, text = await get(server.port, "/metrics")
+        names = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc")
+        state = {name: float(re.search(rf"^{name}(?:{{.*?}})? (\S+)$", text, re.M)[1]) for name in names}  # type: ignore[index]
+        if not any(state.values()):
+            break
+        await asyncio.sleep(0.1)
+    await asyncio.sleep(1.0)  # closed connections leave the descriptor table a moment later
+    return state | {"descriptors": server.num_descriptors}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seconds", type=float, default=600.0)
+    parser.add_argument("--streams", type=int, default=64)
+    parser.add_argument("--hang-ups", type=float, default=0.3, help="share of requests")
+    parser.add_argument("--bad-bodies", type=float, default=0.1, help="share of requests")
+    parser.add_argument("--accelerator", default="emulated:rtx4090-pcie4")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        telemetry = f"sqlite:///{folder}/soak.db"
+        flags = [
+            "--accelerator",
+            args.accelerator,
+            "--max-num-seqs",
+            str(args.streams),
+            "--telemetry-url",
+            telemetry,
+        ]
+        with serving(HERE, flags, Path(folder) / "server.log") as server:
+            code = asyncio.run(soak(server, args))
+        log = (Path(folder) / "server.log").read_text()
+    if "Traceback" in log or "ERROR" in log:
+        print(f"the server logged errors:\n{log[-3000:]}")
+        return 1
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
