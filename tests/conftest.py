@@ -20,6 +20,17 @@ NEEDED = (
 )
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """A green result says of which kernels it knows nothing."""
+    if importlib.util.find_spec("twofold._core") is None:
+        return
+    from twofold._core import kernels
+
+    from tests import kernel_levels
+
+    terminalreporter.write_line(kernel_levels.summary(kernels.levels(), kernel_levels.runnable()))
+
+
 def pytest_sessionstart() -> None:
     """Tests skip what is missing, so that parts run alone; under TWOFOLD_TESTS_NEED_ALL=1 that is an error."""
     if os.environ.get("TWOFOLD_TESTS_NEED_ALL") != "1":

@@ -13,6 +13,7 @@
 #include "bind_ops.h"
 #include "tensor_arguments.h"
 #include "twofold/packed_kernels.h"
+#include "twofold/rounding.h"
 
 namespace py = pybind11;
 
@@ -215,6 +216,22 @@ void bind_packed_kernels(py::module_& m) {
       },
       py::arg("level"), py::arg("format"),
       "The activation kind a level takes for a format, and whose kernel it is.");
+  m.def(
+      "device_activation",
+      [](const std::string& format) {
+        return kKindNames[static_cast<int>(kernels::device_activation(format_named(format)))];
+      },
+      py::arg("format"), "What a device's decode kernels multiply a format with (rounding.h).");
+  m.def(
+      "inner_activation",
+      [](const std::string& level, const std::string& down, bool beside_device) {
+        const kernels::WeightFormat format = format_named(down);
+        const auto rounding = beside_device ? kernels::Rounding::kOfDevice : kernels::Rounding::kOfLevel;
+        return kKindNames[static_cast<int>(
+            kernels::inner_activation(level_named(level).of(format).activation, format, rounding))];
+      },
+      py::arg("level"), py::arg("down"), py::arg("beside_device"),
+      "What the CPU rounds to between an expert's two products (rounding.h).");
   m.def("pack", &pack, py::arg("rows"), py::arg("format"), py::arg("columns"),
         py::arg("scales") = py::none());
   m.def("dequantise", &dequantise, py::arg("rows"), py::arg("format"), py::arg("columns"),

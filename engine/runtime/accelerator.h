@@ -41,6 +41,8 @@ class Accelerator {
   // measure).
   virtual LayerTimes place(int layer, const LayerRouting& routing, const ExpertGroups& groups,
                            std::span<GroupPlacement> placements) = 0;
+  // How the host rounds beside it; everything but a device leaves that to the level.
+  virtual kernels::Rounding rounding() const { return kernels::Rounding::kOfLevel; }
   // The host is about to compute the layer just placed, also what lies in slots. Throws DeviceError where it
   // cannot.
   virtual void host_computes() {}

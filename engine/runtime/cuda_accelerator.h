@@ -32,6 +32,7 @@ class CudaAccelerator final : public SlottedAccelerator {
   void dense(int, int) override {}
   double virtual_now_us() const override { return -1; }
   size_t device_bytes() const override { return slots_->bytes(); }
+  kernels::Rounding rounding() const override { return kernels::Rounding::kOfDevice; }
   void host_computes() override;
   void end_step() override { uploads_->host_waits(); }
 

@@ -37,8 +37,9 @@ struct ExpertGroups {
 
 class ExpertCompute {
  public:
-  ExpertCompute(ThreadTeam& team, const ExpertShape& shape)
-      : ffn_(kernels::kernel_table(), team, shape.hidden, shape.intermediate) {}
+  // rounding: kOfDevice where a device computes other experts of the same layers (rounding.h).
+  ExpertCompute(ThreadTeam& team, const ExpertShape& shape, kernels::Rounding rounding)
+      : ffn_(kernels::kernel_table(), team, shape.hidden, shape.intermediate, rounding) {}
 
   // hidden[t] += sum over rank k of weights[t, k] * expert(normed[t]), added in rank order; pairs that are in
   // no group are left out. group_weights[g] is where the packed weights of group g lie, laid out as `layout`

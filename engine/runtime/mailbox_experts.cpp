@@ -13,7 +13,7 @@ constexpr uint8_t kOnCpu = 1;  // of MailboxLayout::where
 }
 
 MailboxExperts::MailboxExperts(ThreadTeam& team, const ExpertStore& store)
-    : store_(store), compute_(team, store.shape()) {}
+    : store_(store), compute_(team, store.shape(), kernels::Rounding::kOfDevice) {}
 
 // As ExpertGroups::assign, of the pairs on the CPU alone: a counting sort, stable.
 void MailboxExperts::group(const PostedLayer& posted, int top_k) {

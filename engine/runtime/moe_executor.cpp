@@ -14,14 +14,14 @@ MoeExecutor::MoeExecutor(ThreadTeam& team, const ExpertStore& store, std::option
     : store_(store),
       accelerator_(std::make_unique<NoAccelerator>(store, std::move(cost))),
       correction_(store.num_layers()),
-      compute_(team, store.shape()),
+      compute_(team, store.shape(), accelerator_->rounding()),
       where_of_expert_(size_t(store.num_experts())) {}
 
 MoeExecutor::MoeExecutor(ThreadTeam& team, const ExpertStore& store,
                          std::shared_ptr<SlottedAccelerator> accelerator, bool preload)
     : store_(store),
       correction_(store.num_layers()),
-      compute_(team, store.shape()),
+      compute_(team, store.shape(), accelerator->rounding()),
       where_of_expert_(size_t(store.num_experts())) {
   accelerator->record_to(events_);
   if (preload) accelerator->preload_all();

@@ -21,6 +21,17 @@ int64_t panels_of(int rows) { return kernels::num_panels(rows); }
 // Floats from one row of results to the next: an odd number of cache lines, as activation_row_stride.
 int64_t output_stride(int columns) { return (panels_of(columns) * kPanelRows) | 16; }
 
+// x to the nearest bf16, in place.
+void round_to_bf16(const kernels::KernelTable& table, float* x, int n) {
+  constexpr int kAtOnce = 8 * kPanelRows;
+  uint16_t rounded[kAtOnce];
+  for (int first = 0; first < n; first += kAtOnce) {
+    const int count = std::min(kAtOnce, n - first);
+    table.f32_to_bf16(x + first, rounded, count);
+    table.bf16_to_f32(rounded, x + first, count);
+  }
+}
+
 }  // namespace
 
 // One run: what the phases share.
@@ -165,6 +176,7 @@ void PackedFfn::gate_and_up(Step& step, const PanelRange& piece) {
   const kernels::FormatKernels& gate = table_.formats[int(step.formats.gate)];
   const kernels::FormatKernels& up = table_.formats[int(step.formats.up)];
   const kernels::ActivationKind kind = table_.formats[int(step.formats.down)].activation;
+  const bool coarser = kernels::inner_activation(kind, step.formats.down, rounding_) != kind;
   const int64_t gate_bytes = kernels::panel_bytes(step.formats.gate, hidden_);
   const int64_t up_bytes = kernels::panel_bytes(step.formats.up, hidden_);
   const int begin = step.rows.begin[size_t(piece.item)], load = step.load(piece.item);
@@ -189,6 +201,7 @@ void PackedFfn::gate_and_up(Step& step, const PanelRange& piece) {
         for (int i = 0; i < m; ++i)
           table_.silu_mul(gated + i * width, upped + i * width, gated + i * width, n);
       }
+      for (int i = 0; coarser && i < m; ++i) round_to_bf16(table_, gated + i * width, n);
       table_.encode[int(kind)](gated, width, step.inner.writable_row(kind, begin + block),
                                step.inner.stride(kind), m, first, n, intermediate_);
     }

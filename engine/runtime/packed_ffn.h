@@ -16,6 +16,7 @@
 #include "packed_matrix.h"
 #include "thread_team.h"
 #include "twofold/kernels.h"
+#include "twofold/rounding.h"
 
 namespace twofold {
 
@@ -43,8 +44,10 @@ struct FfnRows {
 
 class PackedFfn {
  public:
-  PackedFfn(const kernels::KernelTable& table, ThreadTeam& team, int hidden, int intermediate)
-      : table_(table), team_(team), hidden_(hidden), intermediate_(intermediate) {}
+  // rounding: whose, between the two products.
+  PackedFfn(const kernels::KernelTable& table, ThreadTeam& team, int hidden, int intermediate,
+            kernels::Rounding rounding = kernels::Rounding::kOfLevel)
+      : table_(table), team_(team), hidden_(hidden), intermediate_(intermediate), rounding_(rounding) {}
 
   // sum[t] += sum over rank k of weights[t, k] * down(silu(gate(x_t)) * up(x_t)), in rank order. input and
   // sum are [num_tokens, hidden].
@@ -64,6 +67,7 @@ class PackedFfn {
   const kernels::KernelTable& table_;
   ThreadTeam& team_;
   int hidden_, intermediate_;
+  kernels::Rounding rounding_;
   std::vector<int> row_of_;  // pair -> row, -1 where there is none
   PanelPieces gate_up_pieces_, down_pieces_;
   double total_us_ = 0;

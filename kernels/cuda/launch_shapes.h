@@ -5,6 +5,7 @@
 
 #include "host_device.h"
 #include "twofold/packed_kernels.h"
+#include "twofold/rounding.h"
 #include "twofold/weight_format.h"
 
 namespace twofold::cuda {
@@ -14,18 +15,9 @@ using kernels::WeightFormat;
 
 inline constexpr int kWarpSize = 32;
 
-// What weights of a format are multiplied with.
+// What the decode kernels multiply weights of a format with.
 TWOFOLD_HD constexpr ActivationKind activation_of(WeightFormat format) {
-  switch (format) {
-    case WeightFormat::kF32:
-    case WeightFormat::kF16:
-      return ActivationKind::kF32;
-    case WeightFormat::kBF16:
-    case WeightFormat::kFP8:
-      return ActivationKind::kBF16;
-    default:
-      return ActivationKind::kQ8;
-  }
+  return kernels::device_activation(format);
 }
 
 // ---- decode: one block computes one panel (32 rows) of one expert for all its tokens

@@ -17,10 +17,10 @@ from twofold.device_runner import DeviceRunner
 from twofold.expert_loading import load_experts, slot_plan
 from twofold.experts.accelerator import AcceleratorChoice
 from twofold.kv_cache import PagePool
-from twofold.model import open_model_files
+from twofold.model import LoadedModel, open_model_files
 from twofold.model.device_kernels import TorchKernels
 from twofold.model.device_model import DeviceModel
-from twofold.runner import Runner
+from twofold.runner import ModelRunner, Runner
 from twofold.sampler import Sampler
 from twofold.scheduler import Scheduler
 from twofold.scheduler import Sequence as Request
@@ -65,6 +65,17 @@ def make_runner(
     if not table_steps:
         runner.why_placed = "a test"
     return runner
+
+
+def make_cpu_runner(path: Path) -> ModelRunner:
+    """The engine without a device, float32 keys and values; with weights of f32 it rounds nothing to bf16."""
+    files = open_model_files(path)
+    team = ops.ThreadTeam(1)
+    config = EngineConfig(model=str(path))
+    moe = load_experts(files, team, AcceleratorChoice("none", "a test"), config, slot_plan(config, 0))
+    shape = files.config
+    cache = ops.KvCache(shape.num_layers, NUM_PAGES, PAGE_SIZE, shape.num_kv_heads, shape.head_dim, "float32")
+    return ModelRunner(LoadedModel(files, team), moe, cache)
 
 
 class replaced_module:  # noqa: N801 - used as a function

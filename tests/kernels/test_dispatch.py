@@ -14,6 +14,8 @@ import twofold
 from twofold import ops
 from twofold._core import kernels
 
+from tests.kernel_levels import summary
+
 ROOT = Path(__file__).resolve().parents[2]
 ASK = "from twofold import ops; print(*ops.isa_choice(), sep='|')"
 
@@ -100,3 +102,16 @@ def test_isa_objects_define_only_their_own_symbols() -> None:
             assert "std::" not in name, f"{path.name}: {name}"
             assert kind.islower() or name.startswith("twofold::kernels::"), f"{path.name}: {line}"
             assert kind not in "WwVvu", f"{path.name} shares {name} with other files"
+
+
+@pytest.mark.parametrize(
+    ("runnable", "line"),
+    [
+        (["generic", "avx2", "avx512", "amx"], "none"),
+        (["generic", "avx2"], "avx512, amx"),
+        (["generic", "avx2", "avx512", "amx_emulated"], "none; emulated only: amx"),
+    ],
+)
+def test_the_summary_names_levels_that_no_test_runs(runnable: list[str], line: str) -> None:
+    levels = ["generic", "avx2", "avx512", "amx"]
+    assert summary(levels, runnable) == f"kernel levels not tested on this CPU: {line}"

@@ -8,10 +8,12 @@ from kernel_reference import F32
 from packed_reference import FORMATS, Rows, decoded, fitting_columns, random_rows
 from twofold._core import kernels
 
-SUPPORTED = kernels.supported_levels()
-EMULATED = "amx_emulated"  # the amx level's kernels with their tiles in memory; no level that could be chosen
-if "avx512_vnni" in SUPPORTED:
-    SUPPORTED.append(EMULATED)
+from tests.kernel_levels import EMULATIONS, runnable
+
+SUPPORTED = runnable()
+EMULATED = EMULATIONS[
+    "amx"
+]  # the amx level's kernels with their tiles in memory; no level that could be chosen
 # Rows of activations, rows of weights, columns (rounded up to the format's blocks).
 SHAPES = [
     (1, 1, 1),

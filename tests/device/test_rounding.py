@@ -1,0 +1,165 @@
+"""What the CPU and a device round between an expert's two products: what `rounding.h` says, kept on the played device.
+
+Every product of the played device is the CPU's, so one expert gives the same bits on both sides where they round alike.
+Where they do not, each side moves h by its own rounding, and output n by at most the sum of |down[n, i]| times both.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from twofold import _core, ops  # noqa: E402
+from twofold._core import kernels  # noqa: E402
+from twofold.experts.device_experts import make_host_store, pack_expert  # noqa: E402
+from twofold.experts.device_layouts import Grouping, by_expert  # noqa: E402
+from twofold.weight_format import WeightMatrix  # noqa: E402
+
+from tests.device.layer_sums import alone, cpu_beside_device  # noqa: E402
+
+F32 = npt.NDArray[np.float32]
+F64 = npt.NDArray[np.float64]
+EXPERTS, TOP_K, SIZE = 4, 2, 256
+FORMATS = tuple(kernels.formats())
+UNIT_BF16 = 2.0**-8
+"""Largest relative error of rounding to 8 bits of significand, to nearest."""
+CPU = torch.device("cpu")
+
+
+def matrix(random: np.random.Generator, team: ops.ThreadTeam, format: str) -> WeightMatrix:
+    values = random.standard_normal((SIZE, SIZE), np.float32) / np.float32(SIZE**0.5)
+    if format == "fp8":
+        data = torch.from_numpy(values * 16).to(torch.float8_e4m3fn).view(torch.uint8).numpy()
+        return WeightMatrix(data, format, SIZE, np.full((SIZE // 128, SIZE // 128), 1 / 16, np.float32))
+    packed = np.ascontiguousarray(ops.quantise_rows(team, values, format))
+    element = {"f32": np.float32, "f16": np.uint16, "bf16": np.uint16}.get(format, np.uint8)
+    return WeightMatrix(packed.view(element), format, SIZE)
+
+
+@pytest.fixture(scope="module", params=FORMATS)
+def layer(request: pytest.FixtureRequest, played: ModuleType) -> SimpleNamespace:
+    """Experts of one format on both sides, and 40 bf16 rows routed to them."""
+    team, random = ops.ThreadTeam(1), np.random.default_rng(5)
+    experts = [tuple(matrix(random, team, request.param) for _ in range(3)) for _ in range(EXPERTS)]
+    store = make_host_store(team, [experts])
+    rows = torch.from_numpy(random.standard_normal((40, SIZE), np.float32)).bfloat16()
+    ids = np.stack([random.permutation(EXPERTS)[:TOP_K] for _ in range(len(rows))]).astype(np.int32)
+    return SimpleNamespace(
+        format=request.param,
+        layout=played.ExpertLayout(request.param, request.param, SIZE, SIZE),
+        matrices=[[ops.dequantise(team, part).astype(np.float64) for part in expert] for expert in experts],
+        slots=torch.stack([pack_expert(*expert) for expert in experts]),
+        rows=rows,
+        ids=ids,
+        on_cpu=alone(cpu_beside_device(played, store), 0, rows.float().numpy(), ids),
+        on_cpu_alone=alone(_core.MoeExecutor(team, store), 0, rows.float().numpy(), ids),
+    )
+
+
+def on_device(played: ModuleType, layer: Any, many: bool) -> F32:
+    """f32 [pairs, hidden]: every pair's output, by the decode kernels or, with `many`, those of tensor cores."""
+    experts, begin, pairs = by_expert(layer.ids)
+    grouping = Grouping(played, EXPERTS, layer.ids.size, CPU)
+    addresses = layer.slots.data_ptr() + experts.astype(np.int64) * layer.slots.stride(0)
+    grouping.fill(addresses, begin, pairs)
+    encoded = torch.zeros(layer.layout.encoded_bytes(len(layer.rows)), dtype=torch.uint8)
+    inner = torch.zeros(layer.layout.intermediate_bytes(layer.ids.size), dtype=torch.uint8)
+    outputs = torch.full((layer.ids.size, SIZE), float("nan"))
+    gate_up = torch.zeros(2 * layer.ids.size * SIZE)
+    buffers = played.ExpertBuffers(
+        encoded.data_ptr(), inner.data_ptr(), outputs.data_ptr(), gate_up.data_ptr()
+    )
+    if many:
+        tiles = torch.from_numpy(played.tile_groups(begin, 32))
+        played.prefill_experts(
+            layer.layout, grouping.groups, buffers, tiles.data_ptr(), len(tiles), 32, layer.rows.data_ptr(),
+            len(layer.rows), TOP_K, 0,
+        )  # fmt: skip
+    else:
+        kind = layer.layout.activations
+        played.encode(kind, layer.rows.data_ptr(), len(layer.rows), SIZE, encoded.data_ptr(), 0)
+        played.decode_experts(layer.layout, grouping.groups, buffers, len(layer.rows), TOP_K, EXPERTS, 0, 0)
+    return outputs.numpy()
+
+
+def rounding_to(kind: str, h: F64) -> F64:
+    """The most that encoding h [..., SIZE] as `kind` moves each element."""
+    if kind == "f32":
+        return np.zeros_like(h)
+    if kind == "bf16":
+        return np.abs(h) * UNIT_BF16
+    peaks = np.abs(h).reshape(*h.shape[:-1], -1, 32).max(-1)
+    return np.repeat(peaks / 254, 32, axis=-1)
+
+
+def as_q8(x: F64) -> F64:
+    runs = x.reshape(len(x), -1, 32)
+    scales = np.abs(runs).max(-1, keepdims=True) / 127
+    return (np.round(runs / scales) * scales).reshape(x.shape)
+
+
+def limit(layer: Any, kinds: tuple[str, ...], inputs: str) -> F64:
+    """[pairs, hidden]: what roundings of h to all of `kinds` make of an output, and the order of float32 sums."""
+    x = layer.rows.double().numpy()
+    x = as_q8(x) if inputs == "q8" else x
+    limits = np.empty((layer.ids.size, SIZE))
+    for pair, expert in enumerate(layer.ids.reshape(-1)):
+        gate, up, down = layer.matrices[expert]
+        g = gate @ x[pair // TOP_K]
+        h = g / (1 + np.exp(-g)) * (up @ x[pair // TOP_K])
+        moved = sum((rounding_to(kind, h) for kind in kinds), np.zeros_like(h))
+        in_f32 = SIZE * 2.0**-23 * np.abs(h)  # of either side's sums, and of h's own
+        limits[pair] = np.abs(down) @ (moved + 2 * in_f32)
+    return limits
+
+
+@pytest.mark.parametrize("many", [False, True], ids=["few", "many"])
+def test_an_expert_gives_the_cpus_bits_where_both_round_alike_and_its_bound_elsewhere(
+    played: ModuleType, layer: SimpleNamespace, many: bool
+) -> None:
+    level = ops.isa_choice()[0]
+    taken = kernels.format_kernel(level, layer.format)[0]
+    on_cpu = kernels.inner_activation(level, layer.format, True)
+    device = "bf16" if many and layer.format != "f32" else kernels.device_activation(layer.format)
+    if many and layer.format == "f32":
+        return  # no such kernel: the decode kernels take any number of tokens
+    assert layer.layout.activations == kernels.device_activation(layer.format)
+    outputs = on_device(played, layer, many)
+    if on_cpu == device:
+        np.testing.assert_array_equal(outputs, layer.on_cpu)
+        return
+    # The played kernel of an integer format multiplies q8, whatever its rows were rounded to before.
+    roundings = (on_cpu, device, *(("q8",) if taken == "q8" else ()))
+    assert (np.abs(outputs - layer.on_cpu) <= limit(layer, roundings, taken)).all()
+    assert not np.array_equal(outputs, layer.on_cpu)
+
+
+def test_beside_a_device_the_cpu_rounds_what_the_device_rounds_and_alone_what_its_level_does(
+    layer: SimpleNamespace,
+) -> None:
+    level = ops.isa_choice()[0]
+    of_level = kernels.inner_activation(level, layer.format, False)
+    beside = kernels.inner_activation(level, layer.format, True)
+    assert of_level == kernels.format_kernel(level, layer.format)[0]
+    assert beside == kernels.device_activation(layer.format)
+    if of_level == beside:
+        np.testing.assert_array_equal(layer.on_cpu, layer.on_cpu_alone)
+        return
+    assert not np.array_equal(layer.on_cpu, layer.on_cpu_alone)
+    difference = np.abs(layer.on_cpu - layer.on_cpu_alone)
+    assert (difference <= limit(layer, (of_level, beside), of_level)).all()
+
+
+def test_what_each_level_rounds_is_as_it_is_written_down() -> None:
+    """The table of rounding.h and docs/design.md."""
+    for level in kernels.supported_levels():
+        for name in FORMATS:
+            floats = "bf16" if name == "bf16" and level in ("avx512_bf16", "amx") else "f32"
+            expected = floats if name in ("f32", "f16", "bf16", "fp8") else "q8"
+            assert kernels.inner_activation(level, name, False) == expected, (level, name)
