@@ -3,7 +3,7 @@
 Every layer is held to the sum of its experts, bit for bit but for the order of additions (`LayerSums`). Logits are held
 to a reference's as closely as bf16 lets them be: a sum that is added up in another order now and then falls to the
 other side of a rounding, and from there on roundings fall independently. Both runs round the same values to bf16, so
-each lies about as far from the logits of float32 as the other, and they within twice that of one another.
+each row lies about as far from that of float32 as the other run's, and they within twice that of one another.
 """
 
 from __future__ import annotations
@@ -44,6 +44,12 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_model(tmp_path_factory.mktemp("model"), TINY)
 
 
+def errors_of(ours: F32, reference: F32) -> F32:
+    """Of each row, relative to the reference's."""
+    errors: F32 = np.linalg.norm(ours - reference, axis=1) / np.linalg.norm(reference, axis=1)
+    return errors
+
+
 class References:
     """Logits of scripted conversations by batch size and tokens: no slots, every step placed by the host."""
 
@@ -52,18 +58,21 @@ class References:
         self._made: dict[tuple[int, int], tuple[F32, float]] = {}
 
     def of(self, size: int, tokens: int) -> tuple[F32, float]:
-        """The logits, and how far they are from those of the same weights without a rounding to bf16."""
+        """The logits, and how far a row is from that of the same weights without a rounding to bf16, relatively.
+
+        In the median: where rounding turns a tie between two experts, the row goes elsewhere.
+        """
         if (size, tokens) not in self._made:
             runner = make_runner(self._played, self._path, slots=0, table_steps=False)
             logits = scripted(runner, size, tokens, TINY.vocab_size)
             exact = scripted(make_cpu_runner(self._in_f32), size, tokens, TINY.vocab_size)
-            self._made[size, tokens] = logits, float(np.linalg.norm(logits - exact))
+            self._made[size, tokens] = logits, float(np.median(errors_of(logits, exact)))
         return self._made[size, tokens]
 
     def close(self, ours: F32, size: int, tokens: int = TOKENS) -> bool:
-        """Within twice the distance that roundings to bf16 make."""
+        """Every row is within twice the distance that roundings to bf16 make."""
         logits, distance = self.of(size, tokens)
-        return bool(np.linalg.norm(ours - logits) <= 2 * distance)
+        return bool((errors_of(ours, logits) <= 2 * distance).all())
 
 
 @pytest.fixture(scope="module")
@@ -78,10 +87,10 @@ def reference(played: ModuleType, path: Path, tmp_path_factory: pytest.TempPathF
 
 
 def test_roundings_to_bf16_are_a_small_share_of_the_logits(reference: References) -> None:
-    """What `References.close` allows is worth something."""
+    """What `References.close` allows is worth something: independent roundings, eight a layer and two of the head."""
     for size in (1, 3):
-        logits, distance = reference.of(size, TOKENS)
-        assert 0 < distance < 8 * 2.0**-8 * np.linalg.norm(logits)
+        _, distance = reference.of(size, TOKENS)
+        assert 0 < distance < 2.0**-8 * (8 * TINY.num_layers + 2) ** 0.5
 
 
 @pytest.mark.parametrize(

@@ -1,19 +1,20 @@
 // Who rounds what between the two products of an expert, h = silu(gate x) * up x: the one place that says it.
 // docs/design.md ("Outputs never depend on placement") says what follows for users.
 //
-//   weights            CPU, generic ... avx512_vnni    CPU, avx512_bf16 and amx    device, few    device, many
-//   f32                f32                             f32                         f32            f32
-//   f16                f32                             f32                         f32            bf16 *
-//   bf16               f32                             bf16                        bf16           bf16
-//   fp8                f32                             f32                         bf16           bf16 *
-//   integers           q8                              q8                          q8             bf16 *
+//   weights    CPU to avx512_vnni    CPU, avx512_bf16, amx    device, few    device, many
+//   f32        f32                   f32                      f32            f32
+//   f16        f32                   f32                      f32            bf16 *
+//   bf16       f32                   bf16                     bf16           bf16
+//   fp8        f32                   f32                      bf16           bf16 *
+//   integers   q8                    q8                       q8             bf16 *
 //
 // "few": up to 32 tokens of a layer (decode kernels), "many": more (tensor cores). *: the weights are rounded
 // to bf16 as well. A CPU that shares experts with a device rounds as the device's decode kernels do
 // (Rounding::kOfDevice), whatever its level; alone, also beside an emulated accelerator, each level rounds as
 // it likes. Where both sides round alike, an expert's result differs by the order of float32 sums; where not,
-// output n by at most the sum over i of |w_down[n, i]| * d_i besides, with d_i of one rounding: |h_i| * 2^-8
-// for bf16 (8 bits of significand, to nearest), amax / 254 for q8 (half a step; amax of its run of 32).
+// output n by at most the sum over i of |w_down[n, i]| * d_i besides, d_i being the sum over the roundings
+// that one side makes and the other does not: |h_i| * 2^-8 for bf16 (8 bits of significand, to nearest),
+// amax / 254 for q8 (half a step; amax of its run of 32).
 #pragma once
 #include "twofold/packed_kernels.h"
 
