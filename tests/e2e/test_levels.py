@@ -14,7 +14,8 @@ import pytest
 from twofold._core import kernels
 
 ROOT = Path(__file__).resolve().parents[2]
-PARTS = ("kernels", "engine", "device", "native", "e2e", "server/test_real_engine.py")
+PARTS = ("engine", "device", "native", "e2e", "server/test_real_engine.py")
+"""tests/kernels runs every level whatever is chosen: once more beside a lesser torch is enough."""
 LESSER_TORCH = {
     "avx2": {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"},
     "generic": {"ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "SSE41"},
@@ -28,7 +29,7 @@ def cases() -> list[object]:
     return [
         pytest.param(level, limits, part, id=f"{level}{'-lesser-torch' if limits else ''}-{part}")
         for level, limits in held
-        for part in PARTS
+        for part in (*PARTS, *(("kernels",) if limits else ()))
     ]
 
 
