@@ -29,18 +29,19 @@ class SamplingParams:
     repetition_penalty: float = 1.0
     seed: int | None = None
     max_tokens: int | None = None
-    """None: until the context is full."""
-    """0: nothing is generated; what `prompt_logprobs` asks of the prompt is still given."""
+    """None: until the context is full. 0: nothing is generated; what `prompt_logprobs` asks of the prompt is still
+    given."""
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
     stop_token_ids: tuple[int, ...] = ()
     """End the answer like the end-of-text token does, and have no text either."""
     min_tokens: int = 0
-    """Tokens before which neither an end-of-text token nor one of `stop_token_ids` can be picked."""
+    """Tokens before which neither an end-of-text token nor one of `stop_token_ids` can be picked. Stop strings end
+    the answer whenever they come."""
     logit_bias: tuple[tuple[int, float], ...] = ()
-    """(token, added to its logit), each token once."""
+    """(token, added to its logit before the penalties), each token once."""
     bad_words: tuple[tuple[int, ...], ...] = ()
-    """Token sequences whose last token cannot be picked right behind the others."""
+    """Token sequences whose last token cannot be picked right behind the others, the prompt's end included."""
     logprobs: int | None = None
     """Most likely tokens to report beside each picked one; 0: the picked one alone; None: report nothing."""
     prompt_logprobs: int | None = None

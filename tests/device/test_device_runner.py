@@ -26,8 +26,14 @@ from twofold.engine import Engine  # noqa: E402
 from twofold.errors import KernelError  # noqa: E402
 from twofold.model.device_queue import HostQueue  # noqa: E402
 from twofold.sampler import Sampler  # noqa: E402
-from twofold.testing import TinyModel, tiny_weights, write_tiny_model, write_weights  # noqa: E402
-from twofold.types import SamplingParams  # noqa: E402
+from twofold.testing import (  # noqa: E402
+    TinyModel,
+    ToldSampler,
+    tiny_weights,
+    write_tiny_model,
+    write_weights,
+)
+from twofold.types import SamplingParams, TokenLogprob  # noqa: E402
 
 from tests.device.layer_sums import LayerSums  # noqa: E402
 from tests.device.runner_runs import F32, Play, make_cpu_runner, make_runner, scripted  # noqa: E402
@@ -318,3 +324,33 @@ def test_the_bundled_model_says_what_it_says_on_the_cpu(played: ModuleType) -> N
         runner = make_runner(played, path, slots=slots)
         assert Play(runner).answer([prompt], [Sampler(sampling, prompt)], 24) == [plain]
         assert runner.num_table_steps == 23
+
+
+def test_rows_that_report_log_probabilities_are_sampled_from_the_devices_logits(
+    played: ModuleType, path: Path
+) -> None:
+    params = SamplingParams(temperature=1.0, seed=4, ignore_eos=True)
+    prompts = [[1, 2, 3, 4], [9, 8, 7]]
+    plain = Play(make_runner(played, path, slots=6)).answer(
+        prompts, [Sampler(params, prompt) for prompt in prompts], 6
+    )
+    reported: list[TokenLogprob] = []
+
+    class Reporting(Sampler):
+        def draw(self) -> None:
+            if self.logprob is not None:
+                reported.append(self.logprob)
+            super().draw()
+
+    runner = make_runner(played, path, slots=6)
+    samplers = [Reporting(replace(params, logprobs=2), prompts[0]), Sampler(params, prompts[1])]
+    assert Play(runner).answer(prompts, samplers, 6) == plain
+    told = [ToldSampler(tokens) for tokens in plain]
+    Play(make_runner(played, path, slots=6)).answer(prompts, told, 6)
+    for found, token, row in zip(reported, plain[0][:5], told[0].seen, strict=False):
+        logits = row.astype(np.float64)
+        expected = logits - logits.max() - np.log(np.exp(logits - logits.max()).sum())
+        assert found.token_id == token
+        assert abs(found.logprob - expected[token]) < 1e-12
+    assert len(reported) == 5
+    assert runner.num_table_steps == 5

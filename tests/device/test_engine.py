@@ -11,6 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -23,7 +24,7 @@ from twofold.engine import Engine  # noqa: E402
 from twofold.errors import CapacityError, ConfigError, KernelError  # noqa: E402
 from twofold.model.device_model import DeviceModel  # noqa: E402
 from twofold.testing import TinyModel, write_tiny_model  # noqa: E402
-from twofold.types import SamplingParams  # noqa: E402
+from twofold.types import Chunk, SamplingParams  # noqa: E402
 
 from tests.device.runner_runs import replaced_module  # noqa: E402
 
@@ -246,3 +247,21 @@ def test_doctor_tells_the_split_before_anything_is_loaded(
     assert check.verdict == "ok"
     assert "experts" in check.found
     assert check_device_memory(EngineConfig(accelerator="none")) is None
+
+
+def test_prompts_are_reported_of_as_on_the_cpu(cuda: ModuleType, tiny: Path) -> None:
+    prompt = list(range(3, 93))  # more rows than go through the head at once
+    found = []
+    for accelerator in ("cuda", "none"):
+        engine = Engine.load(
+            EngineConfig(model=str(tiny), accelerator=accelerator, max_num_batched_tokens=80)
+        )
+        chunks: list[Chunk] = []
+        engine.generate(prompt, SamplingParams(max_tokens=0, prompt_logprobs=0), chunks.append)
+        engine.close()
+        assert chunks[0].prompt_logprobs is not None
+        found.append([each.logprob for each in chunks[0].prompt_logprobs if each is not None])
+        assert [each.token_id for each in chunks[0].prompt_logprobs if each is not None] == prompt[1:]
+    # As far apart as bf16 puts the two ways to compute (more where it sends a token to another expert); a token off by
+    # one place would be off by 1 and more.
+    assert np.median(np.abs(np.subtract(*found))) < 0.1

@@ -181,7 +181,7 @@ def test_a_full_context_ends_with_length(plain, model_dir):
         ((1,), {"temperature": float("nan")}, "temperature"),
         ((1,), {"top_p": 0.0}, "top_p"),
         ((1,), {"top_p": 1.1}, "top_p"),
-        ((1,), {"max_tokens": 0}, "max_tokens"),
+        ((1,), {"max_tokens": -1}, "max_tokens"),
         ((1,), {"seed": -1}, "seed"),
         ((1,), {"repetition_penalty": 0.0}, "repetition_penalty"),
     ],
