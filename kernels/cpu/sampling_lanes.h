@@ -3,7 +3,6 @@
 // instantiation is shared between levels. No standard library here, for the same reason.
 #pragma once
 #include <cstdint>
-#include <cstring>
 
 #include "levels.h"
 
@@ -24,7 +23,7 @@ struct SamplingLanes {
   template <class V>
   static inline __attribute__((always_inline)) V load(const void* from) {
     V v;
-    std::memcpy(&v, from, sizeof v);
+    __builtin_memcpy(&v, from, sizeof v);
     return v;
   }
 
@@ -54,12 +53,12 @@ struct SamplingLanes {
     constexpr double kWhole = 4503599627370496.0;  // 2^52: the number lies in the low bits of a sum with it
     const D y = exponent(x, scale.highest, scale.inverse_temperature);
     const I w = (I)(exp(y) * scale.one + kWhole) & ((int64_t{1} << 52) - 1);
-    std::memcpy(weight, &w, sizeof w);
+    __builtin_memcpy(weight, &w, sizeof w);
     const D last = D{} + scale.last_bucket;
     D b = y * -scale.per_bucket;
     b = b < last ? b : last;
     const HalfI whole = __builtin_convertvector(b, HalfI);
-    std::memcpy(bucket, &whole, sizeof whole);
+    __builtin_memcpy(bucket, &whole, sizeof whole);
   }
 
   static void weigh(const float* x, int n, const WeightScale& scale, uint64_t* weight, int32_t* bucket) {
@@ -140,7 +139,7 @@ struct SamplingLanes {
         sums[part] += exp(exponent(rest + part * kDoubles, highest, 1.0));
     }
     double lanes[kSumLanes];
-    std::memcpy(lanes, sums, sizeof lanes);
+    __builtin_memcpy(lanes, sums, sizeof lanes);
     return ((lanes[0] + lanes[4]) + (lanes[1] + lanes[5])) + ((lanes[2] + lanes[6]) + (lanes[3] + lanes[7]));
   }
 
