@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import ipaddress
 import os
 import re
@@ -40,7 +41,8 @@ def run(args: argparse.Namespace) -> int:
     config = engine_config(args)
     server_config = from_namespace(ServerConfig, args)
     telemetry_url = from_namespace(TelemetryConfig, args).telemetry_url
-    defaults = sampling_defaults(Path(config.model))
+    # The seed is said here too, so that the choices of one request draw with seeds that follow each other.
+    defaults = dataclasses.replace(sampling_defaults(Path(config.model)), seed=config.seed)
     sink = open_telemetry(args)
     loaded: list[Engine] = []
     try:

@@ -162,7 +162,7 @@ class ServerProcess:
             self._on_drain(len(self.state.answers))
             if not await asyncio.to_thread(engine.drain, self._config.drain_timeout_s):
                 for answer in list(self.state.answers):
-                    engine.cancel(answer.request_id)
+                    answer.cancel()
         self._server.should_exit = True
 
     def _post(self, function: Callable[..., None], *arguments: object) -> None:
