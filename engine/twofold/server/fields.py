@@ -149,7 +149,7 @@ FIELDS: Final[tuple[RequestField, ...]] = (
     *_refused("function_call", "auto", _TOOLS, harmless=("none",), only="chat"),
     *_refused("response_format", {"type": "json_object"}, _CONSTRAINED, harmless=({"type": "text"},)),
     *_refused("structured_outputs json_schema guided_json structural_tag", {"type": "object"}, _CONSTRAINED),
-    *_refused("guided_regex regex guided_grammar grammar ebnf", "[a-z]+", _CONSTRAINED),
+    *_refused("guided_regex regex guided_grammar grammar grammar_string ebnf", "[a-z]+", _CONSTRAINED),
     *_refused("guided_choice", ["yes", "no"], _CONSTRAINED),
     *_refused("format", "json", _CONSTRAINED),
     *_harmless("guided_decoding_backend guided_whitespace_pattern", "without guided_* nothing reads it"),
@@ -203,8 +203,11 @@ FIELDS: Final[tuple[RequestField, ...]] = (
     *_refused(
         "top_a epsilon_cutoff eta_cutoff xtc_probability smoothing_factor", 0.5, _FILTER, harmless=(0,)
     ),
-    *_refused("mirostat", 2, _FILTER, harmless=(0,)),
-    *_refused("dynatemp_range", 0.5, _FILTER, harmless=(0,)),
+    *_refused("mirostat mirostat_mode", 2, _FILTER, harmless=(0,)),
+    *_refused("dynatemp_range penalty_alpha", 0.5, _FILTER, harmless=(0,)),
+    *_refused("guidance_scale", 1.5, "there is no second prompt to be guided away from", harmless=(1,)),
+    *_refused("negative_prompt", "sad", "there is no second prompt to be guided away from"),
+    *_refused("ban_eos_token", True, "use ignore_eos", harmless=(False,)),
     *_refused("dry_multiplier", 0.8, "use repetition_penalty or frequency_penalty", harmless=(0,)),
     *_refused("no_repeat_ngram_size", 3, "use repetition_penalty or frequency_penalty", harmless=(0,)),
     *_refused("repeat_penalty", 1.1, "use repetition_penalty", harmless=(1,)),
