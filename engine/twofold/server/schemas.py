@@ -1,7 +1,6 @@
 """Request bodies of the OpenAI API, validated and bounded.
 
-Which fields there are, and what becomes of those that are not here, says `fields.py`. Rules that join two fields raise
-RequestError, which names the field at fault.
+Which fields there are, and what becomes of those that are not here, says `fields.py`.
 """
 
 from __future__ import annotations
@@ -17,11 +16,12 @@ from pydantic import (
     Discriminator,
     Field,
     Tag,
+    ValidationError,
     field_validator,
     model_validator,
 )
+from pydantic_core import InitErrorDetails, PydanticCustomError
 
-from twofold.errors import RequestError
 from twofold.server.fields import refusing
 from twofold.server.messages import MAX_MESSAGES, Message, Text
 from twofold.types import SamplingParams
@@ -53,6 +53,13 @@ TEMPLATE_OWN_NAMES: Final = frozenset(
     )
 )
 """Variables that other fields set, or Jinja itself."""
+
+
+def _disagreement(field: str, value: object, message: str) -> ValidationError:
+    """Two fields contradict each other. What a model validator raises names no field otherwise."""
+    kind = PydanticCustomError("fields_disagree", "{message}", {"message": message})
+    detail = InitErrorDetails(type=kind, loc=(field,), input=value)
+    return ValidationError.from_exception_data("request", [detail])
 
 
 def _one_stop_or_many(value: object) -> object:
@@ -116,18 +123,17 @@ class SamplingFields(BaseModel):
     @model_validator(mode="after")
     def _fields_agree(self) -> Self:
         if self.stream_options is not None and not self.stream:
-            raise RequestError(
-                "stream_options is only allowed together with stream: true", param="stream_options"
-            )
+            raise _disagreement("stream_options", self.stream, "only allowed together with stream: true")
         if self.stream and self.prompt_logprobs is not None:
-            raise RequestError(
-                "prompt_logprobs do not come in a stream; leave stream out", param="prompt_logprobs"
+            raise _disagreement(
+                "prompt_logprobs", self.prompt_logprobs, "does not come in a stream; leave stream out"
             )
         limit = self.answer_limit
         if limit is not None and (self.min_tokens or 0) > limit:
-            raise RequestError(
-                f"min_tokens is {self.min_tokens}, more than the {limit} tokens the answer may have; raise max_tokens",
-                param="min_tokens",
+            raise _disagreement(
+                "min_tokens",
+                self.min_tokens,
+                f"more than the {limit} tokens the answer may have; raise max_tokens",
             )
         return self
 
@@ -232,19 +238,21 @@ class ChatRequest(SamplingFields):
     @model_validator(mode="after")
     def _chat_fields_agree(self) -> Self:
         if self.tools and self.tool_choice != "none":
-            raise RequestError(
-                "tools: not supported, the model would not be told of them; leave them out, or send tool_choice 'none'",
-                param="tools",
+            raise _disagreement(
+                "tools",
+                self.tools,
+                "not supported: the model would not be told of them; leave them out, or send tool_choice 'none'",
             )
         if self.top_logprobs and not self.logprobs:
-            raise RequestError(
-                "top_logprobs needs logprobs: true; send it, or leave both out", param="top_logprobs"
+            raise _disagreement(
+                "top_logprobs", self.top_logprobs, "needs logprobs: true; send it, or leave both out"
             )
         if self.continue_final_message and self.add_generation_prompt:
-            raise RequestError(
-                "continue_final_message and add_generation_prompt cannot both be true: the answer either goes on with "
-                "the last message or begins a new one; send one of them",
-                param="continue_final_message",
+            raise _disagreement(
+                "continue_final_message",
+                True,
+                "add_generation_prompt cannot be true as well: the answer either goes on with the last message or "
+                "begins a new one; send one of them",
             )
         return self
 
@@ -299,22 +307,24 @@ class CompletionRequest(SamplingFields):
     @model_validator(mode="after")
     def _completion_fields_agree(self) -> Self:
         if self.best_of is not None and self.best_of < self.num_choices:
-            raise RequestError(
-                f"best_of is {self.best_of}, fewer than the {self.num_choices} choices of n; raise it, or leave it out",
-                param="best_of",
+            raise _disagreement(
+                "best_of",
+                self.best_of,
+                f"fewer than the {self.num_choices} choices of n; raise it, or leave it out",
             )
         if self.stream and self.num_candidates > self.num_choices:
-            raise RequestError(
-                "the best answers are known when all are complete, so best_of above n cannot be streamed; leave one of "
-                "the two out",
-                param="best_of",
+            raise _disagreement(
+                "best_of",
+                self.best_of,
+                "the best answers are known when all are complete, so more than n cannot be streamed; leave stream out",
             )
         wanted = self.num_candidates * len(self.prompts)
         if wanted > MAX_CHOICES:
-            raise RequestError(
-                f"{len(self.prompts)} prompts with {self.num_candidates} answers each are {wanted}, more than the "
-                f"{MAX_CHOICES} one request may ask for; send several requests",
-                param="n" if self.best_of is None else "best_of",
+            raise _disagreement(
+                "n" if self.best_of is None else "best_of",
+                self.num_candidates,
+                f"{len(self.prompts)} prompts with so many answers each are {wanted}, more than the {MAX_CHOICES} one "
+                "request may ask for; send several requests",
             )
         return self
 
