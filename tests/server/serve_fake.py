@@ -14,7 +14,8 @@ from typing import Any
 from fake_engine import FakeEngine
 from twofold.config import ServerConfig
 from twofold.errors import ModelLoadError, TwofoldError
-from twofold.server.process import ServerProcess, bind
+from twofold.server.listening import bind
+from twofold.server.process import ServerProcess
 
 
 def main(drain_timeout_s: float, modes: list[str]) -> int:

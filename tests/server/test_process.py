@@ -17,7 +17,7 @@ import twofold
 from live_server import HTTP
 from twofold.config import ServerConfig
 from twofold.errors import ConfigError
-from twofold.server.process import bind
+from twofold.server.listening import bind
 
 HERE = Path(__file__).parent
 WAIT_S = 20

@@ -11,7 +11,8 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Executor
 
-from twofold.server.api_errors import ApiError
+from twofold.server.api_errors import CONTEXT_LENGTH, ApiError, too_long
+from twofold.server.bounded_tokenizer import TooManyTokensError
 from twofold.server.protocol import ServingEngine
 from twofold.types import Chunk, GenerationRequest, SamplingParams
 
@@ -79,17 +80,19 @@ async def submit(
         ApiError: the prompt does not fit into the context.
     """
 
+    def too_many(num_tokens: str) -> ApiError:
+        param = "messages" if endpoint == "chat.completions" else "prompt"
+        message = too_long(num_tokens, engine.max_context)
+        return ApiError(400, message, param=param, code=CONTEXT_LENGTH)
+
     def work() -> None:
-        token_ids = tokenise()
+        try:
+            token_ids = tokenise()
+        except TooManyTokensError as error:
+            raise too_many(f"more than {error.more_than}") from None
         room = engine.max_context - len(token_ids)
         if room < 1:
-            raise ApiError(
-                400,
-                f"the prompt has {len(token_ids)} tokens; the context holds {engine.max_context}, one of which "
-                "the answer needs; shorten the prompt",
-                param="messages" if endpoint == "chat.completions" else "prompt",
-                code="context_length_exceeded",
-            )
+            raise too_many(str(len(token_ids)))
         engine.submit(
             GenerationRequest(
                 prompt_token_ids=tuple(token_ids),

@@ -23,7 +23,7 @@ def router(state: ServerState) -> APIRouter:
     @routes.post("/chat/completions", openapi_extra=_body_of(ChatRequest))
     async def chat_completions(request: Request) -> Response:
         body = await parse_body(request, ChatRequest, state)
-        tokenizer = state.engine.tokenizer
+        tokenizer = state.tokenizer
         messages = [message.for_template() for message in body.messages]
         return await _answer(
             state,
@@ -37,7 +37,7 @@ def router(state: ServerState) -> APIRouter:
     @routes.post("/completions", openapi_extra=_body_of(CompletionRequest))
     async def completions(request: Request) -> Response:
         body = await parse_body(request, CompletionRequest, state)
-        tokenizer = state.engine.tokenizer
+        tokenizer = state.tokenizer
         prompt = body.prompt
 
         def tokenise() -> list[int]:

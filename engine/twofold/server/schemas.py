@@ -9,16 +9,20 @@ from __future__ import annotations
 from typing import Annotated, Any, Final, Literal, Self, TypeVar
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
     Discriminator,
     Field,
     Tag,
+    ValidationInfo,
     field_validator,
     model_validator,
 )
+from pydantic_core import PydanticCustomError
 
+from twofold.server.api_errors import CONTEXT_LENGTH, too_long
 from twofold.types import SamplingParams
 
 N = TypeVar("N", int, float)
@@ -152,7 +156,7 @@ class SamplingFields(BaseModel):
 class ChatRequest(SamplingFields):
     """Body of POST /v1/chat/completions."""
 
-    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
     max_completion_tokens: Annotated[int, Field(ge=1, le=MAX_INT64)] | None = None
     logprobs: bool | None = None
     response_format: dict[str, Any] | None = None
@@ -184,7 +188,21 @@ class ChatRequest(SamplingFields):
         return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
 
 
-TokenIds = Annotated[list[Annotated[int, Field(ge=0, le=2**31 - 1)]], Field(min_length=1)]
+def _fits_the_context(ids: list[int], info: ValidationInfo) -> list[int]:
+    max_context = (info.context or {}).get("max_context")
+    if max_context is not None and len(ids) >= max_context:
+        raise PydanticCustomError(
+            CONTEXT_LENGTH, "{message}", {"message": too_long(str(len(ids)), max_context)}
+        )
+    return ids
+
+
+TokenIds = Annotated[
+    # fail_fast: a body of 8 MB would otherwise collect 2.6 million errors.
+    list[Annotated[int, Field(ge=0, le=2**31 - 1)]],
+    Field(min_length=1, fail_fast=True),
+    AfterValidator(_fits_the_context),
+]
 
 
 def _kind_of_prompt(value: object) -> str:
