@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import struct
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -203,7 +204,14 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
 
     def _abort_later(self) -> None:
         if self._write_deadline is None:
-            self._write_deadline = self.loop.call_later(self._limits.write_timeout_s, self.transport.abort)
+            self._write_deadline = self.loop.call_later(self._limits.write_timeout_s, self._cut_off)
+
+    def _cut_off(self) -> None:
+        """Drop what has not been read, in the kernel too, which would keep megabytes of it for a client that waits."""
+        connection = self.transport.get_extra_info("socket")
+        if connection is not None and connection.fileno() >= 0:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.transport.abort()
 
     # The bound
 
