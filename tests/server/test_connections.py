@@ -7,7 +7,6 @@ import json
 import logging
 import resource
 import socket
-import statistics
 import time
 
 import httpx
@@ -54,7 +53,8 @@ def test_answers_over_a_kept_alive_connection_do_not_wait_for_an_acknowledgement
             begun = time.perf_counter()
             client.get(f"{url}/health")
             times.append(time.perf_counter() - begun)
-    assert statistics.median(times) < 0.02
+    # The fifth quickest: a busy machine adds to some, Nagle to all but the first.
+    assert sorted(times)[4] < 0.02
 
 
 @pytest.mark.parametrize(
