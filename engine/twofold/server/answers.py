@@ -11,6 +11,7 @@ from starlette.types import Receive, Scope, Send
 
 from twofold.server.api_errors import ApiError
 from twofold.server.bridge import Answer
+from twofold.server.connections import PROBE_KEY
 from twofold.server.formats import AnswerFormat, joined_chunks
 from twofold.server.metrics import RequestTimer
 from twofold.types import Chunk, Usage
@@ -71,6 +72,8 @@ class StreamedAnswer(AnswerResponse):
     """Server-sent events, one per chunk, then [DONE]."""
 
     async def deliver(self, scope: Scope, receive: Receive, send: Send) -> None:
+        # A comment, which clients of event streams read over.
+        scope[PROBE_KEY] = b":\n\n"
         headers = [
             (b"content-type", b"text/event-stream; charset=utf-8"),
             (b"cache-control", b"no-cache"),

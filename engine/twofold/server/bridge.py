@@ -13,7 +13,8 @@ from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Executor
 from functools import partial
 
-from twofold.server.api_errors import ApiError
+from twofold.server.api_errors import CONTEXT_LENGTH, ApiError, too_long
+from twofold.server.bounded_tokenizer import TooManyTokensError
 from twofold.server.prompts import Prompt
 from twofold.server.protocol import ServingEngine
 from twofold.types import Chunk, GenerationRequest, SamplingParams
@@ -102,7 +103,10 @@ async def submit(
     """
 
     def work() -> list[Prompt]:
-        prompts = tokenise()
+        try:
+            prompts = tokenise()
+        except TooManyTokensError as error:
+            raise _too_many(f"more than {error.more_than}", engine.max_context, endpoint) from None
         samplings = [_fitting(prompt, engine.max_context, sampling_for, endpoint) for prompt in prompts]
         per_prompt = len(answer.engine_ids) // len(prompts)
         submitted: list[str] = []
@@ -144,14 +148,13 @@ def _fitting(
     """The prompt's sampling parameters. ApiError when the context has no room for prompt and answer."""
     room = max_context - len(prompt.token_ids)
     if room < 1:
-        raise ApiError(
-            400,
-            f"the prompt has {len(prompt.token_ids)} tokens; the context holds {max_context}, one of which "
-            "the answer needs; shorten the prompt",
-            param="messages" if endpoint == "chat.completions" else "prompt",
-            code="context_length_exceeded",
-        )
+        raise _too_many(str(len(prompt.token_ids)), max_context, endpoint)
     return sampling_for(room)
+
+
+def _too_many(num_tokens: str, max_context: int, endpoint: str) -> ApiError:
+    param = "messages" if endpoint == "chat.completions" else "prompt"
+    return ApiError(400, too_long(num_tokens, max_context), param=param, code=CONTEXT_LENGTH)
 
 
 def _seeded(sampling: SamplingParams, index: int) -> SamplingParams:

@@ -27,7 +27,7 @@ def router(state: ServerState) -> APIRouter:
     @routes.post("/chat/completions", openapi_extra=_body_of(ChatRequest))
     async def chat_completions(request: Request) -> Response:
         body = await parse_body(request, ChatRequest, state)
-        tokenizer = state.engine.tokenizer
+        tokenizer = state.tokenizer
         return await _answer(
             state,
             body,
@@ -41,7 +41,7 @@ def router(state: ServerState) -> APIRouter:
     @routes.post("/completions", openapi_extra=_body_of(CompletionRequest))
     async def completions(request: Request) -> Response:
         body = await parse_body(request, CompletionRequest, state)
-        tokenizer = state.engine.tokenizer
+        tokenizer = state.tokenizer
         return await _answer(
             state,
             body,

@@ -167,7 +167,8 @@ class Tokenizer:
         Raises RequestError for text that is not valid Unicode (lone surrogates).
         """
         try:
-            encoding = self._backend.encode(text, add_special_tokens=add_special_tokens)
+            # The batch call releases the GIL, `encode` does not: 1 MB of text would stop every thread for 0.6 s.
+            (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         except (TypeError, UnicodeEncodeError):
             raise RequestError(
                 "text is not valid Unicode, expected no lone surrogates; fix its encoding"
