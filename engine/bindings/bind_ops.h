@@ -16,6 +16,7 @@ void bind_kernels(pybind11::module_& m);    // single kernels by level
 void bind_peaks(pybind11::module_& m);      // what a core can do at most
 void bind_packed_kernels(pybind11::module_& m);
 void bind_format_rows(pybind11::module_& m);  // quantising
+void bind_sampling(pybind11::module_& m);
 
 // One level by name; ConfigError when there is none or this CPU cannot run it.
 const kernels::KernelTable& level_named(const std::string& level);

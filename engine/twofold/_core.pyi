@@ -36,6 +36,35 @@ class ThreadTeam:
     def bind_caller(self) -> None: ...
 
 @final
+class TokenRules:
+    """What one request changes of its logits before a token is picked; `take` tells it the answer's tokens."""
+
+    def __init__(
+        self,
+        *,
+        presence_penalty: float = 0.0,
+        frequency_penalty: float = 0.0,
+        repetition_penalty: float = 1.0,
+        bias: Sequence[tuple[int, float]] = (),
+        bad_words: Sequence[Sequence[int]] = (),
+        withheld: Sequence[int] = (),
+        min_tokens: int = 0,
+        prompt: Sequence[int] = (),
+    ) -> None: ...
+    def take(self, token: int) -> None: ...
+
+def pick_tokens(
+    team: ThreadTeam, logits: _F32, draws: NDArray[np.float64], rules: Sequence[TokenRules | None]
+) -> NDArray[np.int32]:
+    """Tokens [R] of logits [R, vocabulary], which are changed meanwhile and restored. draws [R, 5]: temperature, top-k,
+    top-p, min-p, uniform number."""
+
+def log_probabilities(
+    team: ThreadTeam, logits: _F32, rows: Sequence[int], tokens: Sequence[int], num_top: Sequence[int]
+) -> list[list[tuple[int, float]]]:
+    """For each query the token asked for and the likeliest ones of its row, with their log softmax in float64."""
+
+@final
 class PackedMatrix:
     def __init__(self, team: ThreadTeam, parts: Sequence[WeightMatrix]) -> None: ...
     @property

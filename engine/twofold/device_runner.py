@@ -27,6 +27,7 @@ from twofold.model.device_graphs import BATCH_SIZES, DecodeGraphs
 from twofold.model.device_model import DeviceBatch, DeviceModel
 from twofold.model.device_queue import Outputs, queue_for
 from twofold.model.device_sampler import DeviceSampler
+from twofold.runner import report_prompts
 from twofold.sampler import Sampler, settle
 from twofold.scheduler import ScheduledSequence
 
@@ -207,6 +208,7 @@ class DeviceRunner:
         with self._queue.active():
             batch, last_rows = _flattened(scheduled, self._page_size, self._model.device)
             hidden = self._model.forward(batch, self._kv, self._placed)
+            report_prompts(self.team, scheduled, lambda rows: self._model.logits(hidden[rows]).cpu().numpy())
             logits = self._model.logits(hidden[last_rows]) if samplers else hidden[:0]
             tokens = self._pick(samplers, logits)
             self._queue.wait()
@@ -227,7 +229,7 @@ class DeviceRunner:
     def _settle(self, samplers: Seq[Sampler], tokens: Seq[int], logits: Tensor) -> list[int]:
         began = time.perf_counter()
         with self._queue.active():
-            picked = settle(samplers, tokens, lambda row: logits[row].cpu().numpy())
+            picked = settle(self.team, samplers, tokens, lambda rows: logits[rows].cpu().numpy())
         self.sampling_s += time.perf_counter() - began
         return picked
 

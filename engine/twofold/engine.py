@@ -155,7 +155,13 @@ class Engine:
                 )
             self._live.add(request.request_id)
             sequence = Sequence(next(self._numbers), request, list(request.prompt_token_ids), max_tokens)
-            answer = Answer(sequence, self.tokenizer.detokenizer(), self.config.seed, self._now_s())
+            answer = Answer(
+                sequence,
+                self.tokenizer.detokenizer(),
+                self.config.seed,
+                self._now_s(),
+                self._eos_token_ids,
+            )
             self._inbox.append(answer)
             self._recorder.request(answer)
             self._wake.notify()
@@ -321,13 +327,19 @@ class Engine:
                     return
 
     def _take_inbox(self) -> None:
+        nothing_to_do: list[Answer] = []
         with self._wake:
             while self._inbox:
                 answer = self._inbox.popleft()
                 self._answers[answer.sequence.number] = answer
+                if answer.is_empty:
+                    nothing_to_do.append(answer)
+                    continue
                 if answer.sequence.request.return_routed_experts:
                     self._recorder.watch_routing(answer.sequence.number)
                 self._scheduler.add(answer.sequence)
+        for answer in nothing_to_do:
+            self._finish(answer, "length")
 
     def _drop_cancelled(self) -> None:
         with self._wake:
@@ -340,25 +352,26 @@ class Engine:
 
     def _emit(self, answer: Answer, token: int, now: float) -> None:
         """Take a sampled token into its answer, hand its text out, and finish the answer if it was the last."""
-        first = answer.sequence.num_generated == 0
-        is_eos = token in self._eos_token_ids and not answer.sequence.request.sampling.ignore_eos
-        text = answer.push(token, now, hidden=is_eos)
+        sequence = answer.sequence
+        if sequence.max_tokens == 0:  # its prompt alone was asked about
+            self._finish(answer, "length")
+            return
+        first = sequence.num_generated == 0
+        text = answer.push(token, now)
         if first:
             self._recorder.request(answer)
-        sequence = answer.sequence
-        if is_eos or answer.stopped:
-            self._finish(answer, "stop", text, (token,))
+        if answer.stopped:
+            self._finish(answer, "stop", text)
         elif sequence.num_generated >= sequence.max_tokens:
-            self._finish(answer, "length", text, (token,))
+            self._finish(answer, "length", text)
         elif text:
-            self._hand_out(answer, Chunk(text, answer.take_unsent()))
+            self._hand_out(answer, answer.chunk(text))
 
     def _finish(
         self,
         answer: Answer,
         reason: FinishReason,
         text: str = "",
-        tokens: tuple[int, ...] = (),
         error: str | None = None,
     ) -> None:
         self._scheduler.finish(answer.sequence)
@@ -366,9 +379,7 @@ class Engine:
         usage = answer.finish(reason, self._now_s(), self.info.clock)
         self._recorder.request(answer)
         routing = self._recorder.take_routing(answer.sequence.number)
-        self._hand_out(
-            answer, Chunk(text + answer.flush(), answer.take_unsent(), reason, usage, error, routing)
-        )
+        self._hand_out(answer, answer.chunk(text + answer.flush(), reason, usage, error, routing))
         with self._wake:
             self._live.discard(answer.sequence.request.request_id)
             self._wake.notify_all()

@@ -8,13 +8,33 @@ from __future__ import annotations
 
 import math
 import time
-from typing import Any
+from collections.abc import Collection
+from collections.abc import Sequence as Seq
+from typing import Any, Final
+
+import numpy.typing as npt
 
 from twofold.errors import RequestError
 from twofold.sampler import Sampler
 from twofold.scheduler import Sequence
 from twofold.text_stream import Detokenizer, TextStream
-from twofold.types import Clock, FinishReason, GenerationRequest, RequestRecord, SamplingParams, Usage
+from twofold.types import (
+    Chunk,
+    Clock,
+    FinishReason,
+    GenerationRequest,
+    RequestRecord,
+    SamplingParams,
+    TokenLogprob,
+    Usage,
+)
+
+MAX_LOGPROBS: Final = 20
+"""Likeliest tokens beside each reported one."""
+MAX_BIAS: Final = 100.0
+MAX_ENTRIES: Final = 1024
+"""Tokens in each of stop_token_ids, logit_bias and (over all its sequences) bad_words."""
+_MOST_TOKENS: Final = 2**31
 
 # name → (lowest, highest, whether the lowest itself is allowed)
 _RANGES: dict[str, tuple[float, float, bool]] = {
@@ -41,15 +61,39 @@ def check_request(request: GenerationRequest, vocab_size: int, max_context: int)
     worst = max(prompt) if min(prompt) >= 0 else min(prompt)
     if not 0 <= worst < vocab_size:
         raise RequestError(f"token id {worst} is outside the vocabulary of {vocab_size}", param="prompt")
-    check_sampling(request.sampling)
+    check_sampling(request.sampling, vocab_size)
 
 
-def check_sampling(sampling: SamplingParams) -> None:
+def check_sampling(sampling: SamplingParams, vocab_size: int) -> None:
     """Raises RequestError naming the parameter, its value and its range."""
     for name, (low, high, low_allowed) in _RANGES.items():
         _check_range(name, getattr(sampling, name), low, high, low_allowed)
-    if sampling.max_tokens is not None and sampling.max_tokens < 1:
-        raise RequestError(f"max_tokens is {sampling.max_tokens}; it must be 1 or more", param="max_tokens")
+    for name in ("logprobs", "prompt_logprobs"):
+        if getattr(sampling, name) is not None:
+            _check_range(name, getattr(sampling, name), 0, MAX_LOGPROBS, True)
+    if sampling.max_tokens is not None and sampling.max_tokens < 0:
+        raise RequestError(f"max_tokens is {sampling.max_tokens}; it must be 0 or more", param="max_tokens")
+    most = _MOST_TOKENS if sampling.max_tokens is None else sampling.max_tokens
+    if not 0 <= sampling.min_tokens <= most:
+        raise RequestError(
+            f"min_tokens is {sampling.min_tokens}; it must be from 0 to max_tokens, {most}",
+            param="min_tokens",
+        )
+    _check_tokens("stop_token_ids", sampling.stop_token_ids, vocab_size)
+    _check_tokens("logit_bias", [token for token, _ in sampling.logit_bias], vocab_size)
+    if len({token for token, _ in sampling.logit_bias}) != len(sampling.logit_bias):
+        raise RequestError("logit_bias names a token twice; give each once", param="logit_bias")
+    for token, bias in sampling.logit_bias:
+        if not -MAX_BIAS <= bias <= MAX_BIAS:
+            raise RequestError(
+                f"logit_bias of token {token} is {bias}; it must be from {-MAX_BIAS:g} to {MAX_BIAS:g}",
+                param="logit_bias",
+            )
+    if not all(sampling.bad_words):
+        raise RequestError(
+            "bad_words holds an empty sequence; give each at least one token", param="bad_words"
+        )
+    _check_tokens("bad_words", [token for word in sampling.bad_words for token in word], vocab_size)
     if sampling.seed is not None and not 0 <= sampling.seed < 2**64:
         raise RequestError(f"seed is {sampling.seed}; it must be from 0 to 2^64-1", param="seed")
 
@@ -58,6 +102,14 @@ def _check_range(name: str, value: Any, low: float, high: float, low_allowed: bo
     if not math.isfinite(value) or not (low <= value if low_allowed else low < value) or value > high:
         edge = f"{low:g}" if low_allowed else f"above {low:g}"
         raise RequestError(f"{name} is {value}; it must be from {edge} to {high:g}", param=name)
+
+
+def _check_tokens(name: str, tokens: Seq[int], vocab_size: int) -> None:
+    if len(tokens) > MAX_ENTRIES:
+        raise RequestError(f"{name} has {len(tokens)} tokens; at most {MAX_ENTRIES} are taken", param=name)
+    for token in tokens:
+        if not 0 <= token < vocab_size:
+            raise RequestError(f"{name} names token {token}; ids are from 0 to {vocab_size - 1}", param=name)
 
 
 def max_answer_tokens(request: GenerationRequest, max_context: int) -> int:
@@ -71,11 +123,23 @@ class Answer:
     """The answer to one request while it grows. Owned by the engine's thread after submission."""
 
     def __init__(
-        self, sequence: Sequence, detokenizer: Detokenizer, default_seed: int | None, now: float
+        self,
+        sequence: Sequence,
+        detokenizer: Detokenizer,
+        default_seed: int | None,
+        now: float,
+        eos_token_ids: Collection[int] = (),
     ) -> None:
         request = sequence.request
+        sampling = request.sampling
         self.sequence = sequence
-        self.sampler = Sampler(request.sampling, request.prompt_token_ids, default_seed)
+        self.sampler = Sampler(sampling, request.prompt_token_ids, default_seed, eos_token_ids)
+        self._last_token_ids = frozenset(sampling.stop_token_ids)
+        if not sampling.ignore_eos:
+            self._last_token_ids |= frozenset(eos_token_ids)
+        self._ended = False
+        self._logprobs: list[TokenLogprob] = []
+        self._told_prompt = False
         self._text = TextStream(detokenizer, request.sampling.stop)
         self._num_sent = sequence.num_prompt_tokens
         self._submitted = now
@@ -89,30 +153,63 @@ class Answer:
 
     @property
     def stopped(self) -> bool:
-        """A stop string was met."""
-        return self._text.stopped
+        """A stop string or a token that ends the answer was met."""
+        return self._ended or self._text.stopped
+
+    @property
+    def is_empty(self) -> bool:
+        """Neither a token nor anything of the prompt is wanted."""
+        return self.sequence.max_tokens == 0 and self.sequence.request.sampling.prompt_logprobs is None
 
     def scheduled(self, now: float) -> None:
         """The request takes part in a step; only the first one ends its time in the queue."""
         if self._scheduled is None:
             self._scheduled = now
 
-    def push(self, token: int, now: float, *, hidden: bool) -> str:
-        """Append a token; returns text that may be shown. `hidden` tokens (end of text) have none."""
+    def push(self, token: int, now: float) -> str:
+        """Append a token; returns text that may be shown. Tokens that end the answer have none."""
         self.sequence.token_ids.append(token)
+        if self.sampler.logprob is not None:
+            self._logprobs.append(self.sampler.logprob)
+        self._ended = token in self._last_token_ids
         if self._first_token is None:
             self._first_token, self._first_token_unix_s = now, time.time()
-        return "" if hidden else self._text.push(token)
+        return "" if self._ended else self._text.push(token)
 
     def flush(self) -> str:
         """Text that was held back until now."""
         return self._text.flush()
 
-    def take_unsent(self) -> tuple[int, ...]:
-        """Tokens that no chunk has carried yet."""
-        unsent = tuple(self.sequence.token_ids[self._num_sent :])
-        self._num_sent = len(self.sequence.token_ids)
-        return unsent
+    def chunk(
+        self,
+        text: str,
+        reason: FinishReason | None = None,
+        usage: Usage | None = None,
+        error: str | None = None,
+        routed_experts: npt.NDArray[Any] | None = None,
+    ) -> Chunk:
+        """The next piece of the answer: `text`, and all tokens that no chunk has carried yet."""
+        sent, self._num_sent = self._num_sent, len(self.sequence.token_ids)
+        logprobs, self._logprobs = tuple(self._logprobs), []
+        return Chunk(
+            text=text,
+            token_ids=tuple(self.sequence.token_ids[sent:]),
+            finish_reason=reason,
+            usage=usage,
+            error=error,
+            routed_experts=routed_experts,
+            logprobs=logprobs,
+            prompt_logprobs=self._take_prompt_logprobs(),
+        )
+
+    def _take_prompt_logprobs(self) -> tuple[TokenLogprob | None, ...] | None:
+        """Once, and only when the whole prompt was computed: a request may end before."""
+        found = self.sequence.prompt_logprobs
+        asked = self.sequence.request.sampling.prompt_logprobs is not None
+        if not asked or self._told_prompt or len(found) != self.sequence.num_prompt_tokens - 1:
+            return None
+        self._told_prompt = True
+        return (None, *found)
 
     def finish(self, reason: FinishReason, now: float, clock: Clock) -> Usage:
         self._finished, self._finish_reason, self._finished_unix_s = now, reason, time.time()

@@ -7,9 +7,10 @@ Builds the flattened batch, computes it, and lets each request's sampler pick fr
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -17,8 +18,10 @@ import numpy.typing as npt
 from twofold import ops
 from twofold.experts.moe import MoeRuntime
 from twofold.model import BatchMeta, LoadedModel
-from twofold.sampler import Sampler
+from twofold.sampler import Sampler, logprobs, sample
 from twofold.scheduler import ScheduledSequence
+
+F32 = npt.NDArray[np.float32]
 
 
 class Runner(Protocol):
@@ -36,7 +39,9 @@ class Runner(Protocol):
         """Spent on picking tokens, since the start."""
 
     def forward(self, step: int, scheduled: Seq[ScheduledSequence], samplers: Seq[Sampler]) -> list[int]:
-        """Compute the step's tokens and pick the next ones.
+        """Compute the step's tokens and pick the next ones; keep the log probabilities that requests ask for.
+
+        Those of picked tokens are in `Sampler.logprob` afterwards, those of the prompt in `Sequence.prompt_logprobs`.
 
         Args:
             samplers: one for each item that samples, in order.
@@ -96,12 +101,42 @@ class ModelRunner:
         )
         self.moe.begin_step(step, requests, positions)
         hidden = self._model.forward(np.array(tokens, np.int32), batch, self._kv_cache, self.moe.executor)
+        report_prompts(self.team, scheduled, lambda rows: self._model.logits(hidden[rows]))
         logits = self._model.logits(hidden[last_rows])
         self.moe.end_step()
         began = time.perf_counter()
-        picked = [sampler.sample(row) for sampler, row in zip(samplers, logits, strict=True)]
+        picked = sample(self.team, samplers, logits)
         self.sampling_s += time.perf_counter() - began
         return picked
+
+
+_MOST_ROWS: Final = 64
+"""Prompt tokens whose logits are in memory at a time: 39 MB at 151,936 entries."""
+
+
+def report_prompts(
+    team: ops.ThreadTeam, scheduled: Seq[ScheduledSequence], logits: Callable[[list[int]], F32]
+) -> None:
+    """Add the log probabilities of prompt tokens that this step has computed, for requests that ask for them.
+
+    Args:
+        logits: of so many rows of the step, [rows, vocabulary]; asked for few at a time.
+    """
+    row = 0
+    for item in scheduled:
+        sequence, begin = item.sequence, item.sequence.num_computed
+        num_top = sequence.request.sampling.prompt_logprobs
+        if num_top is not None:
+            # A row tells of the token after it. What a preempted prompt has told already stays.
+            first = max(begin, len(sequence.prompt_logprobs))
+            end = min(begin + item.num_tokens, sequence.num_prompt_tokens - 1)
+            for at in range(first, end, _MOST_ROWS):
+                places = range(at, min(at + _MOST_ROWS, end))
+                found = logits([row + place - begin for place in places])
+                tokens = [sequence.token_ids[place + 1] for place in places]
+                count = len(places)
+                sequence.prompt_logprobs += logprobs(team, found, range(count), tokens, [num_top] * count)
+        row += item.num_tokens
 
 
 def _page_tables(scheduled: Seq[ScheduledSequence]) -> npt.NDArray[np.int32]:

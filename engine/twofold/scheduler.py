@@ -11,7 +11,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from twofold.kv_cache import PagePool
-from twofold.types import GenerationRequest
+from twofold.types import GenerationRequest, TokenLogprob
 
 
 @dataclass(eq=False)
@@ -28,6 +28,8 @@ class Sequence:
     pages: list[int] = field(default_factory=list)
     num_computed: int = 0
     """Leading tokens whose keys and values are in the cache."""
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
+    """Of the prompt's second token and on, as far as computed, if the request asks for them."""
 
     @property
     def num_prompt_tokens(self) -> int:

@@ -26,7 +26,7 @@ using Supported = bool (*)(const CpuFeatures&);
 struct Level {
   const char* name;
   Supported supported;
-  Part parts[3];  // later ones win
+  Part parts[4];  // later ones win
 };
 
 #if defined(__x86_64__)
@@ -48,11 +48,11 @@ bool tiles_permitted() {
 
 // Best last. A level is composed of all supported levels before it.
 constexpr Level kLevels[] = {
-    {"generic", [](const CpuFeatures&) { return true; }, {generic_level, generic_packed}},
+    {"generic", [](const CpuFeatures&) { return true; }, {generic_level, generic_packed, generic_sampling}},
 #if defined(__x86_64__)
-    {"avx2", has_avx2, {avx2_level, avx2_float, avx2_integer}},
+    {"avx2", has_avx2, {avx2_level, avx2_float, avx2_integer, avx2_sampling}},
     {"avx_vnni", [](const CpuFeatures& has) { return has_avx2(has) && has.avx_vnni; }, {avx_vnni_integer}},
-    {"avx512", has_avx512, {avx512_level, avx512_float}},
+    {"avx512", has_avx512, {avx512_level, avx512_float, avx512_sampling}},
     {"avx512_vnni",
      [](const CpuFeatures& has) { return has_avx512(has) && has.avx512_vnni; },
      {avx512_vnni_integer}},
@@ -93,6 +93,7 @@ void add_part(const KernelTable& part, const char* level, KernelTable& table) {
   for (int kind = 0; kind < kNumActivationKinds; ++kind) take(table.encode[kind], part.encode[kind]);
   take(table.silu_mul, part.silu_mul);
   take(table.read_all, part.read_all);
+  take(table.sampling, part.sampling);
 }
 
 // The table of every level this CPU can run.

@@ -11,10 +11,12 @@ torch = pytest.importorskip("torch")
 
 from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+from twofold import ops  # noqa: E402
 from twofold.model.device_sampler import CANDIDATES, ON_HOST, DeviceSampler  # noqa: E402
-from twofold.sampler import Sampler, settle  # noqa: E402
+from twofold.sampler import Sampler, sample, settle  # noqa: E402
 from twofold.types import Draw, SamplingParams  # noqa: E402
 
+TEAM = ops.ThreadTeam(1)
 CPU = torch.device("cpu")
 WARM = SamplingParams(temperature=0.8, seed=0)
 # What leaves its draw among the candidates whatever the logits.
@@ -58,8 +60,8 @@ def play(params: list[SamplingParams], shape: tuple[int, int], rounded: bool) ->
         device.fill([sampler.draw() for sampler in mine])
         picked = device.pick(torch.from_numpy(logits)).tolist()
         on_device += sum(token >= 0 for token in picked)
-        tokens = settle(mine, picked, lambda row, logits=logits: logits[row])
-        assert tokens == [sampler.sample(row) for sampler, row in zip(host, logits, strict=True)]
+        tokens = settle(TEAM, mine, picked, lambda rows, logits=logits: logits[rows])
+        assert tokens == sample(TEAM, host, logits)
     return on_device, STEPS * len(params)
 
 
@@ -75,11 +77,15 @@ def test_the_same_seed_picks_the_hosts_tokens(name: str, shape: tuple[int, int],
         assert on_device > 0
 
 
-def test_rows_of_all_kinds_in_one_batch_and_penalties_go_to_the_host() -> None:
+def test_rows_of_all_kinds_in_one_batch_and_changed_logits_go_to_the_host() -> None:
     penalised = [
         replace(WARM, presence_penalty=1.0),
         SamplingParams(frequency_penalty=0.5),
         SamplingParams(repetition_penalty=1.3),
+        replace(WARM, logit_bias=((3, 5.0),)),
+        replace(WARM, bad_words=((1,),)),
+        SamplingParams(min_tokens=3, stop_token_ids=(2,)),
+        replace(WARM, logprobs=0),
     ]
     params = [*DECIDED.values(), *penalised, *OPEN.values()]
     on_device, total = play(params, (len(params), 700), rounded=True)
@@ -111,7 +117,7 @@ def test_a_draw_stays_until_a_token_is_taken() -> None:
     assert sampler.draw() != first
     logits = random_logits(1, 30, 0)[0]
     assert first == other.draw()
-    other.sample(logits)
+    sample(TEAM, [other], logits[None])
     assert other.draw() == sampler.draw()
     greedy = Sampler(SamplingParams(), ()).draw()
     assert greedy is not None
@@ -159,6 +165,6 @@ def test_a_captured_pick_follows_what_is_filled_in_later() -> None:
         device.fill([sampler.draw() for sampler in samplers])
         picked = captured(place).tolist()
         assert picked == device.pick(place).tolist()
-        settled = settle(samplers, picked, lambda row: place[row].numpy())
+        settled = settle(TEAM, samplers, picked, lambda rows: place[rows].numpy())
         again = [Sampler(replace(p, seed=begin), ()) for p in params[begin : begin + rows]]
-        assert settled == [s.sample(row) for s, row in zip(again, place.numpy(), strict=True)]
+        assert settled == sample(TEAM, again, place.numpy())

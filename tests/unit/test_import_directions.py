@@ -56,7 +56,7 @@ ALLOWED: dict[str, set[str]] = {
     "experts": NATIVE,
     "tokenizer": {"json_file", "gguf_file"},
     "text_stream": set(),
-    "sampler": set(),
+    "sampler": NATIVE,
     "kv_cache": set(),
     "host_memory": set(),
     "capacity": {"model", "host_memory"},
@@ -71,7 +71,7 @@ ALLOWED: dict[str, set[str]] = {
     "device_loading": {"runner", "device_runner", "capacity", "device_budget", "model", "experts"}
     | {"expert_loading"}
     | NATIVE,
-    "device_runner": {"scheduler", "sampler", "model", "experts"} | NATIVE,
+    "device_runner": {"runner", "scheduler", "sampler", "model", "experts"} | NATIVE,
     "recording": {"requests", "scheduler", "experts", "telemetry.sink", "telemetry.routing"},
     "engine": {"telemetry.sink", "bundled"} | PARTS_OF_ENGINE | NATIVE,
     "server": BELOW_SERVER,

@@ -3,8 +3,9 @@
 All of it is torch on tensors of fixed shapes, without a look at their values, so that a graph can hold it; what
 differs from step to step lies in one buffer whose address never changes. Only the CANDIDATES likeliest tokens are
 sorted. Whatever a row's filters make of the rest follows from its sum, except a draw that falls among the rest itself:
-such a row is left to the host, as is one with penalties. Arithmetic is f64 on both sides, so both pick the same token
-unless the draw lies within rounding (about 1e-13) of the border of two tokens.
+such a row is left to the host, as is one that changes its logits or reports of them. Both sides add the same whole
+numbers (see engine/runtime/sampling.h), up to the last bit of an exponential: both pick the same token unless the draw
+lies within that of the border of two tokens.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ CANDIDATES: Final = 1024
 ON_HOST: Final = -1
 """What is picked for a row that the host must sample from its logits."""
 
+_LOST: Final = 2**63 - 1
 _FIELDS: Final = 6  # temperature, top_k, top_p, min_p, uniform, whether the device picks
 _PADDING: Final = (0.0, 0.0, 1.0, 0.0, 0.0, 1.0)
 _OF_HOST: Final = (*_PADDING[:-1], 0.0)
@@ -63,36 +65,40 @@ class DeviceSampler:
         values = logits.gather(1, ids).double()
         # Greedy: any temperature will do, the first candidate is taken.
         greedy = temperature == 0
-        temperature = torch.where(greedy, 1.0, temperature)
-        weights = torch.exp((values - values[:, :1]) / temperature)
-        num_kept = torch.where((top_k > 0) & (top_k < vocabulary), top_k, float(vocabulary))
+        inverse = torch.where(greedy, 1.0, 1.0 / temperature).clamp(max=1e300)
+        one = 2.0 ** min(51, 63 - vocabulary.bit_length())
+        weights = _weights(values, values[:, :1], inverse, one)
+        everything = _weights(logits.double(), values[:, :1], inverse, one).sum(1, keepdim=True)
+        cuts_top_k = (top_k >= 1) & (top_k < vocabulary)
         ranks = torch.arange(width, device=logits.device)[None, :]
-        weights = torch.where(ranks < num_kept, weights, 0.0)
-        everything = torch.exp((logits.double() - values[:, :1]) / temperature).sum(1, keepdim=True)
-        known = num_kept <= width
-        total = torch.where(known, weights.sum(1, keepdim=True), everything)
-        shares = weights / total
-        cumulative = shares.cumsum(1)
+        weights = torch.where(cuts_top_k & (ranks >= top_k), 0, weights)
+        cumulative = weights.cumsum(1)
+        seen = cumulative[:, -1:]
+        total = torch.where(cuts_top_k, seen, everything)
 
-        # How many candidates each filter keeps; `width + 1`: more than the candidates, nobody knows how many.
-        beyond = torch.where(known, num_kept, width + 1.0)
-        by_top_p = (cumulative < top_p).sum(1, keepdim=True) + 1.0
-        by_top_p = torch.where(top_p < 1, by_top_p, beyond)
-        by_min_p = (shares >= min_p * shares[:, :1]).sum(1, keepdim=True).double()
-        by_min_p = torch.where((min_p > 0) & (by_min_p < width), by_min_p, beyond)
-        kept = torch.minimum(torch.minimum(by_top_p, by_min_p), beyond)
-        unfiltered = (top_k <= 0) | (top_k >= vocabulary)
-        unfiltered &= (top_p >= 1) & (min_p <= 0)
+        # What each filter leaves weighs; _LOST: more than all candidates, nobody knows how much.
+        needed = torch.minimum(torch.ceil(top_p * total.double()).long().clamp(min=1), total)
+        reached = (cumulative < needed).sum(1, keepdim=True)
+        by_top_p = torch.where(reached < width, cumulative.gather(1, reached.clamp(max=width - 1)), _LOST)
+        by_top_p = torch.where(top_p < 1, by_top_p, total)
+        least = torch.ceil(min_p * one).long()
+        by_min_p = torch.where(weights >= least, weights, 0).sum(1, keepdim=True)
+        by_min_p = torch.where((by_min_p < seen) | (seen == total), by_min_p, _LOST)
+        by_min_p = torch.where(min_p > 0, by_min_p, total)
+        kept = torch.minimum(by_top_p, by_min_p)
+        told = (torch.maximum(by_top_p, by_min_p) < _LOST) | (kept <= seen)
+        told &= ~cuts_top_k | (top_k <= width)
 
-        last = kept.clamp(1, width).long() - 1
-        mass = torch.where(unfiltered & ~known, 1.0, cumulative.gather(1, last))
-        drawn = uniform * mass
-        index = ((cumulative <= drawn) & (ranks <= last)).sum(1, keepdim=True)
-        among = (kept <= width) | (unfiltered & (index < width))
-        index = torch.where(greedy, 0, torch.minimum(index, last))
-        token = ids.gather(1, index)
-        settled = (on_device > 0) & (among | greedy)
+        drawn = torch.minimum((uniform * kept.double()).long(), kept - 1)
+        index = (cumulative <= drawn).sum(1, keepdim=True)
+        settled = (on_device > 0) & ((told & (index < width)) | greedy)
+        token = ids.gather(1, torch.where(greedy, 0, index.clamp(max=width - 1)))
         return torch.where(settled, token, ON_HOST)[:, 0]
+
+
+def _weights(values: Tensor, highest: Tensor, inverse_temperature: Tensor, one: float) -> Tensor:
+    """As whole numbers, int64, `one` for the highest; see engine/runtime/sampling.h."""
+    return torch.round(torch.exp((values - highest) * inverse_temperature) * one).long()
 
 
 def _largest(logits: Tensor, count: int) -> Tensor:

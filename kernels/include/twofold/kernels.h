@@ -20,6 +20,7 @@
 #include <cstdint>
 
 #include "twofold/packed_kernels.h"
+#include "twofold/sampling_kernels.h"
 
 namespace twofold::kernels {
 
@@ -71,6 +72,8 @@ struct KernelTable {
   // Reads num_bytes of memory once, as fast as this level can, and returns something that depends on all of
   // them: what the weight-bound kernels are measured against.
   uint64_t (*read_all)(const void* memory, int64_t num_bytes) = nullptr;
+
+  const SamplingKernels* sampling = nullptr;
 };
 
 // The table of this process: the level that TWOFOLD_ISA names, or the best the CPU has, with each packed
