@@ -200,3 +200,21 @@ def test_bounds_and_fields_that_must_agree(fields_url: str, endpoint: str, more:
 def test_the_table_stands_in_the_document():
     document = (Path(__file__).parents[2] / "docs" / "serving.md").read_text(encoding="utf-8")
     assert f"\n{markdown()}\n" in document, "run scripts/fields_table.py --write"
+
+
+def test_a_large_body_is_refused_as_a_small_one(fields_url: str):
+    body = BODIES["chat"] | {"top_logprobs": 2, "unknown": "x" * 100_000}
+    response = HTTP.post(fields_url + PATHS["chat"], json=body)
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "top_logprobs"
+
+
+@pytest.mark.parametrize("prompt", [[1] * 100, [[1] * 100, [2] * 100], "a " * 100])
+def test_a_prompt_that_is_cut_may_be_longer_than_the_context(fields_url: str, prompt: Any):
+    body = {"prompt": prompt, "truncate_prompt_tokens": 5}
+    response = HTTP.post(fields_url + PATHS["completions"], json=body)
+    assert response.status_code == 200, response.text
+    assert response.json()["usage"]["prompt_tokens"] in (5, 10)
+    del body["truncate_prompt_tokens"]
+    response = HTTP.post(fields_url + PATHS["completions"], json=body)
+    assert response.json()["error"]["code"] == "context_length_exceeded"
