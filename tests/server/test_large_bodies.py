@@ -4,6 +4,7 @@ it can fit."""
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import threading
@@ -89,6 +90,10 @@ def test_no_body_stops_the_loop(worker):
 def test_the_worker_says_what_parsing_here_says(worker):
     body = b'\xef\xbb\xbf{"messages": [{"role": "user", "content": "a"}], "temperature": 0.5, "other": 1}'
     assert worker.parse(ChatRequest, body, 64) == ChatRequest.model_validate_json(body[3:])
+    long = json.dumps(
+        {"messages": [{"role": "user", "content": "é狐 " * 9_000}, {"role": "user", "content": "short"}]}
+    ).encode()
+    assert worker.parse(ChatRequest, long, 64) == ChatRequest.model_validate_json(long)
     with pytest.raises(ApiError) as caught:
         worker.parse(CompletionRequest, b'{"prompt": [1, -2, -3]}', 64)
     assert (caught.value.status, caught.value.param) == (400, "prompt[1]")
