@@ -103,9 +103,10 @@ def test_the_worker_says_what_parsing_here_says(worker):
 
 
 def test_what_comes_back_is_bounded(worker):
-    format_of = b'{"type":"text","x":[' + b"1," * (MAX_VALUES + 100) + b"1]}"
+    tools = b"[" + b"1," * (MAX_VALUES + 100) + b"1]"
+    body = b'{"messages":[' + MESSAGE + b'],"tool_choice":"none","tools":' + tools + b"}"
     with pytest.raises(ApiError, match=f"more than {MAX_VALUES} values"):
-        worker.parse(ChatRequest, b'{"messages":[' + MESSAGE + b'],"response_format":' + format_of + b"}", 64)
+        worker.parse(ChatRequest, body, 64)
 
 
 def test_a_worker_that_a_body_made_large_ends_and_another_takes_its_place(worker):
