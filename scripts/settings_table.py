@@ -29,7 +29,7 @@ def table() -> str:
 
 def row(field: dataclasses.Field[Any]) -> str:
     name = field.name.upper() if field.metadata["positional"] else f"`{flag_name(field.name)}`"
-    default = "" if field.default in (None, "") else f"`{field.default}`"
+    default = "" if field.default in (None, "", ()) else f"`{field.default}`"
     meaning = field.metadata["help"].replace("|", "\\|")
     return f"| {name} | `{environment_name(field.name)}` | {default} | {meaning} |"
 

@@ -21,11 +21,21 @@ from twofold.errors import ConfigError
 T = TypeVar("T")
 
 
-def setting(default: Any, help: str, *, choices: tuple[str, ...] = (), positional: bool = False) -> Any:
-    """A dataclass field with a default and the help that every face of the setting shows."""
-    return dataclasses.field(
-        default=default, metadata={"help": help, "choices": choices, "positional": positional}
-    )
+def setting(
+    default: Any,
+    help: str,
+    *,
+    choices: tuple[str, ...] = (),
+    positional: bool = False,
+    empty_counts: bool = False,
+) -> Any:
+    """A dataclass field with a default and the help that every face of the setting shows.
+
+    A field of type `tuple[str, ...]` collects what its flag is given each time. An empty environment variable means
+    the default, unless `empty_counts`.
+    """
+    metadata = {"help": help, "choices": choices, "positional": positional, "empty_counts": empty_counts}
+    return dataclasses.field(default=default, metadata=metadata)
 
 
 @dataclass(frozen=True)
@@ -138,16 +148,36 @@ class ServerConfig:
 
     host: str = setting("127.0.0.1", "address to listen on; only loopback is safe without --api-key")
     port: int = setting(10002, "port to listen on")
-    api_key: str | None = setting(None, "require this key as 'Authorization: Bearer KEY'")
+    api_key: tuple[str, ...] = setting(
+        (),
+        "require this key as 'Authorization: Bearer KEY'; given several times, any of the keys",
+        empty_counts=True,
+    )
+    allowed_hosts: tuple[str, ...] = setting(
+        (),
+        "without --api-key, a further name by which clients may call this server (their Host header); local names and "
+        "--host always may",
+    )
     served_model_name: str | None = setting(
         None, "name clients use for the model (default: its directory's name)"
     )
     max_body_bytes: int = setting(8 * 1024 * 1024, "largest request body accepted")
+    max_connections: int | None = setting(
+        None,
+        "connections that may be open at once (default: what the limit of open files leaves, 4096 at most)",
+    )
     drain_timeout_s: float = setting(30.0, "seconds that running requests get to finish after SIGTERM")
 
     def __post_init__(self) -> None:
         _check(0 <= self.port <= 65_535, "port", self.port, "0 (any free port) to 65535")
+        for key in self.api_key:
+            # The key itself is not repeated: messages end in logs.
+            _check(re.fullmatch(r"[!-~]+", key) is not None,
+                   "api_key", key and "***", "printable ASCII without spaces; to serve without a key, leave it out "
+                   "and unset TWOFOLD_API_KEY")  # fmt: skip
         _check(self.max_body_bytes >= 1024, "max_body_bytes", self.max_body_bytes, "1024 or more")
+        _check(self.max_connections is None or self.max_connections >= 1,
+               "max_connections", self.max_connections, "1 or more")  # fmt: skip
         _check(self.drain_timeout_s >= 0, "drain_timeout_s", self.drain_timeout_s, "0 or more")
 
 
@@ -186,9 +216,10 @@ def flag_name(field: str) -> str:
 def add_arguments(parser: argparse.ArgumentParser, cls: type[Any]) -> None:
     """Add one flag per field of `cls` (positional where the field says so) with the field's own help."""
     group = parser.add_argument_group((cls.__doc__ or cls.__name__).split("\n", 1)[0])
+    hints = typing.get_type_hints(cls)
     for field in dataclasses.fields(cls):
         help_text = field.metadata["help"].replace("%", "%%")
-        if field.default not in (None, "") and "default" not in help_text:
+        if field.default not in (None, "", ()) and "default" not in help_text:
             help_text += f" (default: {field.default})"
         common: dict[str, Any] = {
             "default": argparse.SUPPRESS,
@@ -198,7 +229,8 @@ def add_arguments(parser: argparse.ArgumentParser, cls: type[Any]) -> None:
         if field.metadata["positional"]:
             group.add_argument(field.name, nargs="?", **common)
         else:
-            group.add_argument(flag_name(field.name), dest=field.name, **common)
+            action = "append" if typing.get_origin(hints[field.name]) is tuple else "store"
+            group.add_argument(flag_name(field.name), dest=field.name, action=action, **common)
 
 
 def from_namespace(cls: type[T], namespace: argparse.Namespace, environ: Mapping[str, str] = os.environ) -> T:
@@ -213,14 +245,18 @@ def from_namespace(cls: type[T], namespace: argparse.Namespace, environ: Mapping
         given = getattr(namespace, field.name, None)
         if given is not None:
             source = field.name if field.metadata["positional"] else flag_name(field.name)
-            values[field.name] = _parse(str(given), hints[field.name], source)
-        elif environ.get(environment_name(field.name)):
-            name = environment_name(field.name)
+            values[field.name] = _parse(given, hints[field.name], source)
+            continue
+        name = environment_name(field.name)
+        if environ.get(name) or (name in environ and field.metadata["empty_counts"]):
             values[field.name] = _parse(environ[name], hints[field.name], name)
     return cls(**values)
 
 
-def _parse(text: str, hint: Any, source: str) -> Any:
+def _parse(given: Any, hint: Any, source: str) -> Any:
+    if typing.get_origin(hint) is tuple:
+        return tuple(given) if isinstance(given, list) else (given,)
+    text = str(given)
     if typing.get_origin(hint) in (Union, types.UnionType):
         hint = next(a for a in typing.get_args(hint) if a is not type(None))
     try:

@@ -1,19 +1,20 @@
 """An engine without a model, for faults that a real one will not produce on demand.
 
 Speaks the protocol of `twofold.server.protocol`: words as tokens, the prompt said back, one word per turn of its
-thread. `fail_with` and `hold` inject errors and a computation that does not end.
+thread, with log probabilities that the token's id gives. `fail_on_submit`, `fail_after_words` and `hold` inject errors
+and a computation that does not end.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from twofold.errors import CapacityError, RequestError
-from twofold.types import Chunk, GenerationRequest, PlacementCounts, RunInfo, Usage
+from twofold.types import Chunk, GenerationRequest, PlacementCounts, RunInfo, TokenLogprob, Usage
 
 EMULATED = RunInfo(
     model="/models/fake-tales",
@@ -53,10 +54,37 @@ class WordTokenizer:
     def word(self, token_id: int) -> str:
         return self._words[token_id] if token_id < len(self._words) else f"<{token_id}>"
 
-    def apply_chat_template(self, messages: list[dict[str, Any]], add_generation_prompt: bool = True) -> str:
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        return "".join(self.word(token_id) + " " for token_id in token_ids)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return f"{self.word(token_id)} ".encode()
+
+    special_token_ids: frozenset[int] = frozenset()
+    template_variables: frozenset[str] = frozenset({"mood", "reasoning_effort"})
+
+    def apply_chat_template(
+        self,
+        messages: list[dict[str, Any]],
+        add_generation_prompt: bool = True,
+        *,
+        continue_final_message: bool = False,
+        **variables: Any,
+    ) -> str:
+        """The messages' words; what else was asked comes as words before and behind them."""
         if messages[0]["content"] == "refuse me":
             raise RequestError("the chat template refused the conversation: refused", param="messages")
-        return "\n".join(message["content"] for message in messages)
+        before = [f"{name}={variables[name]}" for name in sorted(self.template_variables & variables.keys())]
+        behind = [] if add_generation_prompt else ["CONTINUE" if continue_final_message else "OPEN"]
+        return "\n".join([*before, *(message["content"] for message in messages), *behind])
+
+
+def fake_logprob(token_id: int, num_top: int) -> TokenLogprob:
+    """The token is the second likeliest: the next id is likelier by 0.125, those behind it less and less likely."""
+    own = -0.25 * (token_id % 8 + 1)
+    ranked = [(token_id + 1, own + 0.125), (token_id, own)]
+    ranked += [(token_id + place, own - place) for place in range(2, num_top)]
+    return TokenLogprob(token_id, own, tuple(ranked[:num_top]))
 
 
 @dataclass(frozen=True)
@@ -77,6 +105,8 @@ class FakeEngine:
         self.max_context = max_context
         self.max_running = max_running
         self.fail_on_submit: Exception | None = None
+        self.rotates = False
+        """Answers begin with the prompt's word number `seed`."""
         self.fail_after_words: int | None = None
         self.hold = threading.Event()
         """Cleared: running answers stand still after their first word."""
@@ -144,28 +174,51 @@ class FakeEngine:
 
     def _turns(self, request: GenerationRequest) -> Callable[[], bool]:
         """A function that says the next word and tells whether it was the last."""
-        limit = min(len(request.prompt_token_ids), request.sampling.max_tokens or 2**31)
+        prompt, sampling = request.prompt_token_ids, request.sampling
+        limit = len(prompt) if sampling.max_tokens is None else min(len(prompt), sampling.max_tokens)
+        begin = (sampling.seed or 0) if self.rotates else 0
         said = 0
+        begun = False
 
-        def finish(reason: Any, error: str | None = None) -> bool:
-            usage = Usage(len(request.prompt_token_ids), said, clock=self.info.clock)
-            request.on_chunk(Chunk("", (), reason, usage, error))
-            return True
+        def say(text: str, token_ids: tuple[int, ...], reason: Any = None, error: str | None = None) -> bool:
+            nonlocal begun
+            usage = Usage(len(prompt), said, 0.0, 0.25, 0.5, self.info.clock)
+            logprobs, of_prompt = (), None
+            if sampling.logprobs is not None:
+                logprobs = tuple(fake_logprob(token_id, sampling.logprobs) for token_id in token_ids)
+            if sampling.prompt_logprobs is not None and not begun:
+                asked = sampling.prompt_logprobs
+                of_prompt = (None, *(fake_logprob(token_id, asked) for token_id in prompt[1:]))
+            begun = True
+            request.on_chunk(
+                Chunk(
+                    text,
+                    token_ids,
+                    reason,
+                    usage if reason else None,
+                    error,
+                    logprobs=logprobs,
+                    prompt_logprobs=of_prompt,
+                )
+            )
+            return reason is not None
 
         def turn() -> bool:
             nonlocal said
             if request.request_id in self.cancelled:
-                return finish("cancelled")
+                return say("", (), "cancelled")
             if self.fail_after_words is not None and said >= self.fail_after_words:
-                return finish("error", "the native code failed in layer 3")
+                return say("", (), "error", "the native code failed in layer 3")
             if said >= 1 and not self.hold.is_set():
                 return False
-            token_id = request.prompt_token_ids[said]
+            if said >= limit:
+                return say("", (), "length" if limit < len(prompt) else "stop")
+            token_id = prompt[(begin + said) % len(prompt)]
             said += 1
             self.started.set()
-            request.on_chunk(Chunk(self.tokenizer.word(token_id) + " ", (token_id,)))
-            if said < limit:
-                return False
-            return finish("length" if limit < len(request.prompt_token_ids) else "stop")
+            if token_id in sampling.stop_token_ids and said > sampling.min_tokens:
+                return say("", (token_id,), "stop")
+            say(self.tokenizer.word(token_id) + " ", (token_id,))
+            return said >= limit and say("", (), "length" if limit < len(prompt) else "stop")
 
         return turn

@@ -1,11 +1,13 @@
 """Runs `ServerProcess` around the fake engine, for tests that send signals to a process.
 
-Arguments: drain timeout in seconds, then any of: hold (answers stand still until SIGUSR1), load-forever, load-fails.
+Arguments: drain timeout in seconds, then any of: hold (answers stand still until SIGUSR1), load-forever, load-fails,
+blocked-stdout (the words about the drain never get out).
 Prints "listening PORT", then "ready" and "draining N"; exit code 2 for an error.
 """
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import threading
@@ -14,7 +16,12 @@ from typing import Any
 from fake_engine import FakeEngine
 from twofold.config import ServerConfig
 from twofold.errors import ModelLoadError, TwofoldError
-from twofold.server.process import ServerProcess, bind
+from twofold.server.listening import bind
+from twofold.server.process import ServerProcess
+
+
+def say(*words: object) -> None:
+    os.write(1, (" ".join(map(str, words)) + "\n").encode())
 
 
 def main(drain_timeout_s: float, modes: list[str]) -> int:
@@ -24,7 +31,7 @@ def main(drain_timeout_s: float, modes: list[str]) -> int:
     signal.signal(signal.SIGUSR1, lambda *_: engine.hold.set())
     config = ServerConfig(port=0, drain_timeout_s=drain_timeout_s)
     listener = bind(config)
-    print("listening", listener.getsockname()[1], flush=True)
+    say("listening", listener.getsockname()[1])
 
     def load() -> tuple[Any, None]:
         if "load-forever" in modes:
@@ -33,13 +40,12 @@ def main(drain_timeout_s: float, modes: list[str]) -> int:
             raise ModelLoadError("model.safetensors is damaged")
         return engine, None
 
-    process = ServerProcess(
-        config,
-        None,
-        load,
-        on_ready=lambda _: print("ready", flush=True),
-        on_drain=lambda number: print("draining", number, flush=True),
-    )
+    def tell_drain(number: int) -> None:
+        if "blocked-stdout" in modes:
+            threading.Event().wait()
+        say("draining", number)
+
+    process = ServerProcess(config, None, load, on_ready=lambda _: say("ready"), on_drain=tell_drain)
     try:
         process.run(listener)
     except TwofoldError as error:

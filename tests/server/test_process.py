@@ -17,7 +17,7 @@ import twofold
 from live_server import HTTP
 from twofold.config import ServerConfig
 from twofold.errors import ConfigError
-from twofold.server.process import bind
+from twofold.server.listening import bind
 
 HERE = Path(__file__).parent
 WAIT_S = 20
@@ -98,6 +98,31 @@ def test_an_answer_that_outlasts_the_drain_gets_an_error_event():
             served.process.send_signal(signal.SIGTERM)
             assert "server_draining" in read_until(lines, '"error"')[-1]
             read_until(lines, "[DONE]")
+        assert served.process.wait(WAIT_S) == 0
+
+
+def test_a_broken_stdout_does_not_keep_the_server_from_ending():
+    """As in `serve … | head -1`."""
+    with serve_fake("60", "hold") as served:
+        assert served.line() == "ready"
+        with served.stream("a b c") as response:
+            lines = response.iter_lines()
+            read_until(lines, '"a "')
+            served.process.stdout.close()
+            served.process.send_signal(signal.SIGTERM)
+            # It has begun to drain when it says so.
+            while HTTP.get(f"{served.url}/health").json()["status"] != "draining":
+                pass
+            served.process.send_signal(signal.SIGUSR1)
+            read_until(lines, "[DONE]")
+        assert served.process.wait(WAIT_S) == 0
+        assert served.process.stderr.read().count("\n") == 1  # a warning in the log
+
+
+def test_a_stdout_that_nobody_empties_does_not_either():
+    with serve_fake("60", "blocked-stdout") as served:
+        assert served.line() == "ready"
+        served.process.send_signal(signal.SIGTERM)
         assert served.process.wait(WAIT_S) == 0
 
 

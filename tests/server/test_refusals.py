@@ -15,11 +15,13 @@ from live_server import HTTP, serving
 from twofold.config import ServerConfig
 from twofold.errors import CapacityError, KernelError, RequestError
 from twofold.server.app import create_app
+from twofold.server.fields import FIELDS as TABLE
 from twofold.telemetry.sink import LoadSample, NullSink
 
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
 HELLO = [{"role": "user", "content": "hello"}]
+JSON_TYPE = {"content-type": "application/json"}
 
 
 def refusal(response: httpx.Response, status: int) -> dict:
@@ -49,7 +51,6 @@ def refusal(response: httpx.Response, status: int) -> dict:
             "image_url",
         ),
         (CHAT, {"messages": HELLO * 3000}, "messages", "at most 2048"),
-        (CHAT, {"messages": HELLO, "n": 2}, "n", "only one answer"),
         (CHAT, {"messages": HELLO, "temperature": -1}, "temperature", "-1"),
         (CHAT, {"messages": HELLO, "temperature": "hot"}, "temperature", "hot"),
         (CHAT, {"messages": HELLO, "top_p": 0}, "top_p", "greater than 0"),
@@ -57,16 +58,9 @@ def refusal(response: httpx.Response, status: int) -> dict:
         (CHAT, {"messages": HELLO, "stop": ["a"] * 5}, "stop", "at most 4"),
         (CHAT, {"messages": HELLO, "stop": ["a" * 300]}, "stop[0]", "256"),
         (CHAT, {"messages": HELLO, "stop": ""}, "stop[0]", "at least 1"),
-        (CHAT, {"messages": HELLO, "logit_bias": {"5": 100}}, "logit_bias", "not supported"),
-        (CHAT, {"messages": HELLO, "logprobs": True}, "logprobs", "not supported"),
-        (CHAT, {"messages": HELLO, "response_format": {"type": "json_object"}}, "response_format", "text"),
-        (CHAT, {"messages": HELLO, "tool_choice": "required"}, "tool_choice", "not supported"),
         (TEXT, {}, "prompt", "required"),
         (TEXT, {"prompt": ""}, "prompt", "empty"),
-        (TEXT, {"prompt": ["a", "b"]}, "prompt", "only one prompt"),
         (TEXT, {"prompt": [-1]}, "prompt[0]", "greater than or equal to 0"),
-        (TEXT, {"prompt": "a", "echo": True}, "echo", "not supported"),
-        (TEXT, {"prompt": "a", "best_of": 3}, "best_of", "only 1"),
     ],
 )
 def test_a_bad_field_is_400_and_named(url, path, body, param, words):
@@ -85,20 +79,23 @@ def test_stream_options_without_stream_are_refused(url):
     "content", [b"", b"{", b"[1", b"\xff\xfe", b"[" * 100_000, b'{"messages": NaN}', b'"text"', b"null", b"3"]
 )
 def test_a_body_that_is_no_json_object_is_400(url, content):
-    refusal(HTTP.post(url + CHAT, content=content), 400)
+    refusal(HTTP.post(url + CHAT, content=content, headers=JSON_TYPE), 400)
 
 
 def test_not_a_number_is_no_temperature(url):
     content = b'{"messages": [{"role": "user", "content": "a"}], "temperature": NaN}'
-    refusal(HTTP.post(url + CHAT, content=content), 400)
+    refusal(HTTP.post(url + CHAT, content=content, headers=JSON_TYPE), 400)
 
 
 def test_a_large_body_is_413_whether_it_says_so_or_not(engine):
     with serving(create_app(engine, ServerConfig(max_body_bytes=2048))) as url:
         content = json.dumps({"prompt": "a" * 3000}).encode()
-        assert refusal(HTTP.post(url + TEXT, content=content), 413)["code"] == "request_too_large"
+        assert (
+            refusal(HTTP.post(url + TEXT, content=content, headers=JSON_TYPE), 413)["code"]
+            == "request_too_large"
+        )
         pieces = (content[start : start + 500] for start in range(0, len(content), 500))
-        refusal(HTTP.post(url + TEXT, content=pieces), 413)
+        refusal(HTTP.post(url + TEXT, content=pieces, headers=JSON_TYPE), 413)
         assert HTTP.post(url + TEXT, json={"prompt": "a " * 50}).status_code == 200
     assert len(engine.requests) == 1
 
@@ -162,23 +159,26 @@ def test_other_paths_and_methods_have_the_same_shape(url, method, path, status):
     refusal(HTTP.request(method, url + path), status)
 
 
-def test_nothing_is_allowed_across_origins(url):
+def test_nothing_is_allowed_across_origins(engine):
+    """With a key, which a page does not have; without one test_web_pages.py tells."""
     preflight = {"origin": "http://evil.example", "access-control-request-method": "POST"}
-    response = HTTP.options(url + CHAT, headers=preflight)
+    with serving(create_app(engine, ServerConfig(api_key=("sesame",)))) as url:
+        response = HTTP.options(f"{url}/health", headers=preflight)
     assert response.status_code == 405
     assert not any(name.startswith("access-control") for name in response.headers)
 
 
-def test_with_a_key_only_its_bearers_get_in(engine):
-    with serving(create_app(engine, ServerConfig(api_key="sesame"))) as url:
+def test_with_keys_only_their_bearers_get_in(engine):
+    with serving(create_app(engine, ServerConfig(api_key=("sesame", "mellon")))) as url:
         for headers in ({}, {"authorization": "Bearer open"}, {"authorization": "Basic sesame"}):
             response = HTTP.post(url + TEXT, json={"prompt": "a"}, headers=headers)
             assert refusal(response, 401)["code"] == "invalid_api_key"
         refusal(HTTP.get(f"{url}/v1/models"), 401)
         assert HTTP.get(f"{url}/health").status_code == 200
-        client = openai.OpenAI(base_url=f"{url}/v1", api_key="sesame", max_retries=0)
-        assert client.completions.create(model="fake-tales", prompt="a").choices[0].text == "a "
-    assert len(engine.requests) == 1
+        for key in ("sesame", "mellon"):
+            client = openai.OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0)
+            assert client.completions.create(model="fake-tales", prompt="a").choices[0].text == "a "
+    assert len(engine.requests) == 2
 
 
 def test_without_an_engine_the_api_says_loading():
@@ -252,38 +252,7 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
     max_leaves=8,
 )
-FIELDS = [
-    "model",
-    "messages",
-    "prompt",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "seed",
-    "max_tokens",
-    "max_completion_tokens",
-    "stop",
-    "stream",
-    "stream_options",
-    "n",
-    "logit_bias",
-    "logprobs",
-    "response_format",
-    "tool_choice",
-    "echo",
-    "suffix",
-    "best_of",
-    "role",
-    "content",
-    "type",
-    "text",
-    "include_usage",
-    "ignore_eos",
-]
+FIELDS = sorted({field.name for field in TABLE} | {"role", "content", "type", "text", "include_usage"})
 MESSAGE = st.fixed_dictionaries(
     {"role": st.sampled_from(["user", "assistant", "system", "x"]), "content": JSON}
 )
@@ -303,7 +272,7 @@ def fuzzed_url():
 @given(path=st.sampled_from([CHAT, TEXT]), good=GOOD, body=BODY)
 def test_no_body_makes_the_server_fail(fuzzed_url, path, good, body):
     content = json.dumps(good | body).encode()
-    response = HTTP.post(fuzzed_url + path, content=content)
+    response = HTTP.post(fuzzed_url + path, content=content, headers=JSON_TYPE)
     if response.status_code == 200:
         assert response.text
     else:

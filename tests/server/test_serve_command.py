@@ -68,3 +68,17 @@ def test_serve_greets_answers_records_and_drains(tmp_path):
     assert finished == 1
     assert placements > 100
     assert accelerator == "emulated:rtx4090-pcie4"
+
+
+def test_serve_whose_reader_has_left_ends_with_code_0(tmp_path):
+    """`twofold serve … | head -1`, then SIGTERM."""
+    process = start(write_tiny_model(tmp_path / "tiny"), tmp_path / "telemetry.db")
+    try:
+        assert process.stdout.readline()
+        process.stdout.close()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+        assert "BrokenPipeError" in process.stderr.read()
+    finally:
+        process.kill()
+        process.wait()

@@ -47,7 +47,7 @@ def test_with_one_the_slots_and_the_emulation_are_told():
 
 @pytest.mark.parametrize(
     ("host", "key", "warned"),
-    [("0.0.0.0", None, True), ("0.0.0.0", "k", False), ("::1", None, False), ("localhost", None, False)],
+    [("0.0.0.0", (), True), ("0.0.0.0", ("k",), False), ("::1", (), False), ("localhost", (), False)],
 )
 def test_an_open_door_is_warned_of(host, key, warned):
     told = greeting(INFO, "tales", URL, None, ServerConfig(host=host, api_key=key))

@@ -68,3 +68,31 @@ def test_every_field_has_help_and_an_environment_name(cls):
     for field in dataclasses.fields(cls):
         assert len(field.metadata["help"]) > 15
         assert environment_name(field.name) == "TWOFOLD_" + field.name.upper()
+
+
+@pytest.mark.parametrize(
+    ("argv", "environ", "keys"),
+    [
+        ([], {}, ()),
+        (["--api-key", "a", "--api-key", "b"], {}, ("a", "b")),
+        ([], {"TWOFOLD_API_KEY": "a"}, ("a",)),
+        (["--api-key", "b"], {"TWOFOLD_API_KEY": "a"}, ("b",)),
+    ],
+)
+def test_api_keys_add_up(argv, environ, keys):
+    assert parse(ServerConfig, argv, environ).api_key == keys
+
+
+@pytest.mark.parametrize(
+    ("argv", "environ"),
+    [
+        ([], {"TWOFOLD_API_KEY": ""}),
+        (["--api-key", ""], {}),
+        (["--api-key", "a", "--api-key", " "], {}),
+        (["--api-key", "schlüssel"], {}),
+    ],
+)
+def test_a_key_that_would_leave_the_door_open_is_refused(argv, environ):
+    with pytest.raises(ConfigError, match=r"--api-key was given .*unset TWOFOLD_API_KEY") as caught:
+        parse(ServerConfig, argv, environ)
+    assert "schlüssel" not in str(caught.value)

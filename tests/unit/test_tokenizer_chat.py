@@ -74,6 +74,38 @@ def test_renders_as_transformers_does(tmp_path: Path, template: str, prompt: boo
         assert ours
 
 
+@pytest.mark.parametrize("template", [CHATML_TEMPLATE, ELABORATE_TEMPLATE], ids=["chatml", "elaborate"])
+@pytest.mark.parametrize("role", ["assistant", "user"])
+def test_a_continued_message_ends_the_prompt_as_with_transformers(
+    tmp_path: Path, template: str, role: str
+) -> None:
+    tokenizer, reference = pair(tmp_path, template)
+    # The same words stand in an earlier message too.
+    conversation = [{"role": "user", "content": "once upon"}, {"role": role, "content": "once upon"}]
+    ours = tokenizer.apply_chat_template(conversation, False, continue_final_message=True)
+    assert ours == reference.apply_chat_template(conversation, tokenize=False, continue_final_message=True)
+    assert ours.endswith("once upon")
+    spaced = tokenizer.apply_chat_template(
+        [{"role": role, "content": "once upon a "}], False, continue_final_message=True
+    )
+    assert spaced.endswith("once upon a "), "what the answer goes on with is what was sent"
+
+
+def test_a_message_that_the_template_leaves_out_cannot_be_continued() -> None:
+    template = ChatTemplate("{{ messages[0].content }}", where="test", special_tokens={})
+    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    with pytest.raises(RequestError, match="does not show the last message") as caught:
+        template.render(turns, add_generation_prompt=False, continue_final_message=True)
+    assert caught.value.param == "continue_final_message"
+
+
+def test_the_variables_a_template_reads() -> None:
+    source = "{% set a = 1 %}{% if enable_thinking %}{{ a }}{% endif %}{{ messages }}{{ strftime_now('%Y') }}"
+    template = ChatTemplate(source, where="test", special_tokens={})
+    assert "enable_thinking" in template.variables
+    assert "a" not in template.variables
+
+
 @pytest.fixture(scope="module")
 def chatml(tmp_path_factory: pytest.TempPathFactory) -> tuple[Tokenizer, Any]:
     return pair(tmp_path_factory.mktemp("chatml"), CHATML_TEMPLATE)

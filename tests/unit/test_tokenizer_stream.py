@@ -110,6 +110,19 @@ def test_byte_fallback_never_fails_and_keeps_what_is_valid(byte_fallback: Tokeni
     ]
 
 
+def test_bytes_of_tokens_add_up_to_the_text(byte_level: Tokenizer, byte_fallback: Tokenizer) -> None:
+    text = "Grüße 🐉, said  the\tfox\n<|im_end|>"
+    ids = byte_level.encode(text)
+    assert b"".join(map(byte_level.token_bytes, ids)).decode() == text
+    assert any(byte_level.token_bytes(token_id)[:1] > b"\x7f" for token_id in ids), (
+        "halves of characters are among them"
+    )
+    ids = byte_fallback.encode("the fox 🐉")
+    # A token of SentencePiece holds the space before its word, also at the begin of a text.
+    assert b"".join(map(byte_fallback.token_bytes, ids)).decode().lstrip(" ") == "the fox 🐉"
+    assert byte_level.token_bytes(10**6) == b"", "the model's rows may be more than the tokens"
+
+
 def test_a_leading_space_is_stripped_once(byte_fallback: Tokenizer) -> None:
     the, end = (byte_fallback.token_id(token) for token in ("▁the", "▁end"))
     assert the is not None

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import ipaddress
 import os
 import re
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,14 +33,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from twofold.server.process import ServerProcess, bind
+    from twofold.server.listening import bind
+    from twofold.server.process import ServerProcess
     from twofold.server.sampling_defaults import sampling_defaults
 
     # Whatever can be wrong without reading a weight is found out first, before anything listens.
     config = engine_config(args)
     server_config = from_namespace(ServerConfig, args)
     telemetry_url = from_namespace(TelemetryConfig, args).telemetry_url
-    defaults = sampling_defaults(Path(config.model))
+    # The seed is said here too, so that the choices of one request draw with seeds that follow each other.
+    defaults = dataclasses.replace(sampling_defaults(Path(config.model)), seed=config.seed)
     sink = open_telemetry(args)
     loaded: list[Engine] = []
     try:
@@ -56,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
         def announce(engine: ServingEngine) -> None:
             url = f"http://{_in_url(server_config.host)}:{port}/v1"
             name = process.state.model_name
-            print(greeting(engine.info, name, url, telemetry_url, server_config), flush=True)
+            _say(greeting(engine.info, name, url, telemetry_url, server_config))
 
         process = ServerProcess(server_config, sink, load, on_ready=announce, on_drain=_tell_drain)
         process.run(listener)
@@ -67,7 +69,6 @@ def run(args: argparse.Namespace) -> int:
             sink.close()
     if process.is_still_loading:
         # The interpreter would wait for native code in the middle of a model that nobody wants any more.
-        sys.stdout.flush()
         os._exit(0)
     return 0
 
@@ -107,7 +108,15 @@ def greeting(
 
 def _tell_drain(num_running: int) -> None:
     answers = "1 running answer" if num_running == 1 else f"{num_running} running answers"
-    print(f"\nstopping: {answers} may finish, new requests are refused; once more ends at once", flush=True)
+    _say(f"\nstopping: {answers} may finish, new requests are refused; once more ends at once")
+
+
+def _say(text: str) -> None:
+    """Print past sys.stdout, whose buffer would raise again at the interpreter's end what failed here, and whose lock
+    a print that never returns would hold. Raises OSError when nobody reads any more."""
+    data = (text + "\n").encode(errors="replace")
+    while data:
+        data = data[os.write(1, data) :]
 
 
 def _without_password(url: str) -> str:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from twofold.server.api_errors import ApiError
 from twofold.server.bridge import Answer
-from twofold.server.formats import AnswerFormat
+from twofold.server.connections import PROBE_KEY
+from twofold.server.formats import AnswerFormat, joined_chunks
 from twofold.server.metrics import RequestTimer
 from twofold.types import Chunk, Usage
 
@@ -23,11 +24,12 @@ class AnswerResponse(Response):
     free.
     """
 
-    def __init__(self, answer: Answer, form: AnswerFormat, timer: RequestTimer) -> None:
+    def __init__(self, answer: Answer, form: AnswerFormat, timers: Sequence[RequestTimer]) -> None:
+        """`timers`: one for each of the answers."""
         super().__init__()
         self.answer = answer
         self.form = form
-        self.timer = timer
+        self.timers = timers
 
     async def deliver(self, scope: Scope, receive: Receive, send: Send) -> None:
         raise AssertionError("StreamedAnswer and WholeAnswer each deliver in their own way")
@@ -43,27 +45,35 @@ class AnswerResponse(Response):
                 task.cancel()
             await asyncio.gather(delivery, watch, return_exceptions=True)
             self.answer.close()
-            self.timer.end()
+            for timer in self.timers:
+                timer.end()
         if delivery_done:
             delivery.result()
 
-    async def batches(self) -> AsyncIterator[list[Chunk]]:
-        """The answer's chunks, timed; raises ApiError when the engine gave it up."""
+    async def batches(self) -> AsyncIterator[list[tuple[int, Chunk]]]:
+        """The answers' chunks, timed; raises ApiError when the engine gave one of them up."""
         async for batch in self.answer.batches():
-            self.timer.saw(batch)
-            last = batch[-1]
-            if last.finish_reason not in ("error", "cancelled"):
-                yield batch
-                continue
-            # What was computed before the failure still belongs to the client.
-            yield [*batch[:-1], dataclasses.replace(last, finish_reason=None)]
-            raise _given_up(last)
+            good: list[tuple[int, Chunk]] = []
+            given_up: Chunk | None = None
+            for index, chunk in batch:
+                self.timers[index].saw([chunk])
+                if chunk.finish_reason in ("error", "cancelled"):
+                    given_up = given_up or chunk
+                    # What was computed before the failure still belongs to the client.
+                    good.append((index, dataclasses.replace(chunk, finish_reason=None)))
+                else:
+                    good.append((index, chunk))
+            yield good
+            if given_up is not None:
+                raise _given_up(given_up)
 
 
 class StreamedAnswer(AnswerResponse):
     """Server-sent events, one per chunk, then [DONE]."""
 
     async def deliver(self, scope: Scope, receive: Receive, send: Send) -> None:
+        # A comment, which clients of event streams read over.
+        scope[PROBE_KEY] = b":\n\n"
         headers = [
             (b"content-type", b"text/event-stream; charset=utf-8"),
             (b"cache-control", b"no-cache"),
@@ -71,44 +81,31 @@ class StreamedAnswer(AnswerResponse):
             (b"x-accel-buffering", b"no"),
         ]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        first = self.form.first_event()
-        if first:
-            await _send_part(send, first)
+        await _send_part(send, self.form.first_events())
+        usages: dict[int, Usage] = {}
         try:
             async for batch in self.batches():
-                await _send_part(send, b"".join(self._events(batch)))
+                usages |= {index: chunk.usage for index, chunk in batch if chunk.usage is not None}
+                await _send_part(send, b"".join(self.form.events(index, chunk) for index, chunk in batch))
+            ending = self.form.usage_event(self.form.total(usages))
         except ApiError as error:
-            await _send_part(send, error.event())
-        await send({"type": "http.response.body", "body": b"data: [DONE]\n\n", "more_body": False})
-
-    def _events(self, batch: list[Chunk]) -> list[bytes]:
-        events: list[bytes] = []
-        for chunk in batch:
-            if chunk.text:
-                events.append(self.form.delta_event(chunk.text, None))
-            if chunk.finish_reason is not None:
-                events.append(self.form.delta_event("", chunk.finish_reason, chunk.routed_experts))
-                if chunk.usage is not None:
-                    events.append(self.form.usage_event(chunk.usage))
-        return events
+            ending = error.event()
+        await send({"type": "http.response.body", "body": ending + b"data: [DONE]\n\n", "more_body": False})
 
 
 class WholeAnswer(AnswerResponse):
     """One JSON body when everything is there; an error keeps its HTTP code."""
 
     async def deliver(self, scope: Scope, receive: Receive, send: Send) -> None:
-        texts: list[str] = []
-        last = Chunk("", ())
+        chunks: list[list[Chunk]] = [[] for _ in self.timers]
         try:
             async for batch in self.batches():
-                texts.extend(chunk.text for chunk in batch)
-                last = batch[-1]
+                for index, chunk in batch:
+                    chunks[index].append(chunk)
         except ApiError as error:
             await error.response()(scope, receive, send)
             return
-        usage = last.usage or Usage(0, 0)
-        body = self.form.whole("".join(texts), last.finish_reason or "stop", usage, last.routed_experts)
-        await JSONResponse(body)(scope, receive, send)
+        await JSONResponse(self.form.whole([joined_chunks(parts) for parts in chunks]))(scope, receive, send)
 
 
 def _given_up(last: Chunk) -> ApiError:
@@ -130,4 +127,5 @@ async def _until_disconnected(receive: Receive) -> None:
 
 
 async def _send_part(send: Send, body: bytes) -> None:
-    await send({"type": "http.response.body", "body": body, "more_body": True})
+    if body:
+        await send({"type": "http.response.body", "body": body, "more_body": True})

@@ -8,17 +8,20 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
-from fastapi import Request
-from fastapi.responses import JSONResponse
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse
 
 from twofold.errors import CapacityError, KernelError, RequestError, TwofoldError
 
 _MAX_ECHO = 200
 """Characters of a caller's value that an error message repeats."""
+
+
+CONTEXT_LENGTH: Final = "context_length_exceeded"
 
 
 class ApiError(Exception):
@@ -41,6 +44,11 @@ class ApiError(Exception):
         self.param = param
         self.code = code
         self.headers = dict(headers or {})
+
+    def arguments(self) -> dict[str, Any]:
+        """What makes it again in another process."""
+        names = ("status", "message", "kind", "param", "code", "headers")
+        return {name: getattr(self, name) for name in names}
 
     def body(self) -> dict[str, Any]:
         error = {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}
@@ -76,10 +84,20 @@ def from_validation(error: ValidationError) -> ApiError:
         )
     param = _path(first["loc"])
     message = _lower(first["msg"].removeprefix("Value error, "))
+    if first["type"] == CONTEXT_LENGTH:
+        return ApiError(400, message, param=param.partition("[")[0], code=CONTEXT_LENGTH)
     if not param:
         return ApiError(400, f"the request body is not as expected: {message}")
     given = "" if first["type"] == "missing" else f" (given: {_echo(first['input'])})"
     return ApiError(400, f"{param}: {message}{given}", param=param)
+
+
+def too_long(num_tokens: str, max_context: int) -> str:
+    """What to tell about a prompt that the context cannot hold."""
+    return (
+        f"the prompt has {num_tokens} tokens; the context holds {max_context}, one of which the answer needs; shorten "
+        "the prompt"
+    )
 
 
 def internal() -> ApiError:

@@ -8,53 +8,73 @@ returns at once.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Executor
+from functools import partial
 
-from twofold.server.api_errors import ApiError
+from twofold.server.api_errors import CONTEXT_LENGTH, ApiError, too_long
+from twofold.server.bounded_tokenizer import TooManyTokensError
+from twofold.server.prompts import Prompt
 from twofold.server.protocol import ServingEngine
 from twofold.types import Chunk, GenerationRequest, SamplingParams
 
 
 class Answer:
-    """One request's chunks as they arrive. Close it when nobody reads any more: that frees its place."""
+    """The chunks of one HTTP request's answers as they arrive. Close it when nobody reads any more: that frees its
+    places.
+
+    Each of its `num_answers` answers is a request to the engine; chunks come with the answer's index.
+    """
 
     def __init__(
-        self, engine: ServingEngine, request_id: str, on_close: Callable[[Answer], None] = lambda answer: None
+        self,
+        engine: ServingEngine,
+        request_id: str,
+        num_answers: int = 1,
+        on_close: Callable[[Answer], None] = lambda answer: None,
     ) -> None:
         self._engine = engine
         self._on_close = on_close
         self._loop = asyncio.get_running_loop()
-        self._chunks: asyncio.Queue[Chunk] = asyncio.Queue()
-        self._finished = False
+        self._chunks: asyncio.Queue[tuple[int, Chunk]] = asyncio.Queue()
+        self._unfinished = set(range(num_answers))
         self.request_id = request_id
+        self.engine_ids = (
+            [request_id] if num_answers == 1 else [f"{request_id}-{index}" for index in range(num_answers)]
+        )
+        """What the engine calls each answer."""
 
-    def put(self, chunk: Chunk) -> None:
+    def put(self, index: int, chunk: Chunk) -> None:
         """Called on the engine's thread."""
         try:
-            self._loop.call_soon_threadsafe(self._chunks.put_nowait, chunk)
+            self._loop.call_soon_threadsafe(self._chunks.put_nowait, (index, chunk))
         except RuntimeError:
             # The loop is closed: the process is ending and nobody reads.
             return
 
-    async def batches(self) -> AsyncIterator[list[Chunk]]:
-        """Every chunk in order; those that arrived together come together. Ends after the last."""
-        while not self._finished:
+    async def batches(self) -> AsyncIterator[list[tuple[int, Chunk]]]:
+        """Every chunk, those of one answer in order; what arrived together comes together. Ends after the last."""
+        while self._unfinished:
             batch = [await self._chunks.get()]
             while not self._chunks.empty():
                 batch.append(self._chunks.get_nowait())
-            self._finished = batch[-1].finish_reason is not None
-            if self._finished:
+            self._unfinished -= {index for index, chunk in batch if chunk.finish_reason is not None}
+            if not self._unfinished:
                 # Before the client can know that its answer is complete, so that nobody counts it as running.
                 self._on_close(self)
             yield batch
 
+    def cancel(self) -> None:
+        """Tell the engine to give up what is not complete; the last chunks still come."""
+        for index in sorted(self._unfinished):
+            self._engine.cancel(self.engine_ids[index])
+
     def close(self) -> None:
-        """Tell the engine to stop, unless the answer is complete. May be called twice."""
+        """Cancel, and read no more. May be called twice."""
         self._on_close(self)
-        if not self._finished:
-            self._finished = True
-            self._engine.cancel(self.request_id)
+        self.cancel()
+        self._unfinished.clear()
 
 
 async def submit(
@@ -62,52 +82,83 @@ async def submit(
     answer: Answer,
     workers: Executor,
     *,
-    tokenise: Callable[[], list[int]],
+    tokenise: Callable[[], list[Prompt]],
     sampling_for: Callable[[int], SamplingParams],
     model: str,
     endpoint: str,
     return_routed_experts: bool = False,
-) -> None:
-    """Tokenise on a worker thread and hand the request to the engine.
+) -> list[Prompt]:
+    """Tokenise on a worker thread and hand the requests to the engine: all of them, or none.
 
     Args:
-        tokenise: renders and encodes the prompt; may raise RequestError.
+        tokenise: renders and encodes the prompts; may raise RequestError. Each gets the same number of answers, of
+            which answer i draws with the seed plus i.
         sampling_for: the sampling parameters, given the tokens left for the answer.
 
+    Returns the prompts.
+
     Raises:
-        RequestError, CapacityError: from the engine; nothing has started.
-        ApiError: the prompt does not fit into the context.
+        RequestError, CapacityError: from the engine; what was submitted before it is cancelled.
+        ApiError: a prompt does not fit into the context.
     """
 
-    def work() -> None:
-        token_ids = tokenise()
-        room = engine.max_context - len(token_ids)
-        if room < 1:
-            raise ApiError(
-                400,
-                f"the prompt has {len(token_ids)} tokens; the context holds {engine.max_context}, one of which "
-                "the answer needs; shorten the prompt",
-                param="messages" if endpoint == "chat.completions" else "prompt",
-                code="context_length_exceeded",
-            )
-        engine.submit(
-            GenerationRequest(
-                prompt_token_ids=tuple(token_ids),
-                sampling=sampling_for(room),
-                on_chunk=answer.put,
-                request_id=answer.request_id,
-                model=model,
-                endpoint=endpoint,
-                return_routed_experts=return_routed_experts,
-            )
-        )
+    def work() -> list[Prompt]:
+        try:
+            prompts = tokenise()
+        except TooManyTokensError as error:
+            raise _too_many(f"more than {error.more_than}", engine.max_context, endpoint) from None
+        samplings = [_fitting(prompt, engine.max_context, sampling_for, endpoint) for prompt in prompts]
+        per_prompt = len(answer.engine_ids) // len(prompts)
+        submitted: list[str] = []
+        try:
+            for index, engine_id in enumerate(answer.engine_ids):
+                prompt = prompts[index // per_prompt]
+                engine.submit(
+                    GenerationRequest(
+                        prompt_token_ids=prompt.token_ids,
+                        sampling=_seeded(samplings[index // per_prompt], index % per_prompt),
+                        on_chunk=partial(answer.put, index),
+                        request_id=engine_id,
+                        model=model,
+                        endpoint=endpoint,
+                        return_routed_experts=return_routed_experts,
+                    )
+                )
+                submitted.append(engine_id)
+        except BaseException:
+            for engine_id in submitted:
+                engine.cancel(engine_id)
+            raise
+        return prompts
 
     submission = asyncio.get_running_loop().run_in_executor(workers, work)
     try:
-        await asyncio.shield(submission)
+        return await asyncio.shield(submission)
     except asyncio.CancelledError:
         # The worker cannot be stopped half-way: cancel what it submits, when it has.
         submission.add_done_callback(
             lambda done: None if done.cancelled() or done.exception() else answer.close()
         )
         raise
+
+
+def _fitting(
+    prompt: Prompt, max_context: int, sampling_for: Callable[[int], SamplingParams], endpoint: str
+) -> SamplingParams:
+    """The prompt's sampling parameters. ApiError when the context has no room for prompt and answer."""
+    room = max_context - len(prompt.token_ids)
+    if room < 1:
+        raise _too_many(str(len(prompt.token_ids)), max_context, endpoint)
+    return sampling_for(room)
+
+
+def _too_many(num_tokens: str, max_context: int, endpoint: str) -> ApiError:
+    param = "messages" if endpoint == "chat.completions" else "prompt"
+    return ApiError(400, too_long(num_tokens, max_context), param=param, code=CONTEXT_LENGTH)
+
+
+def _seeded(sampling: SamplingParams, index: int) -> SamplingParams:
+    """Of answer `index` to one prompt; the first is what the request would have got alone."""
+    if sampling.seed is None or index == 0:
+        return sampling
+    return dataclasses.replace(sampling, seed=sampling.seed + index)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import uuid
 from collections.abc import Callable
 from typing import Any
@@ -12,9 +14,11 @@ from starlette.responses import Response
 from twofold.server.answers import StreamedAnswer, WholeAnswer
 from twofold.server.bridge import Answer, submit
 from twofold.server.formats import AnswerFormat, ChatFormat, CompletionFormat
+from twofold.server.prompts import Prompt, bad_word_sequences, chat_prompts, completion_prompts
 from twofold.server.request_body import parse_body
 from twofold.server.schemas import ChatRequest, CompletionRequest, SamplingFields
 from twofold.server.state import ServerState
+from twofold.types import SamplingParams
 
 
 def router(state: ServerState) -> APIRouter:
@@ -23,12 +27,12 @@ def router(state: ServerState) -> APIRouter:
     @routes.post("/chat/completions", openapi_extra=_body_of(ChatRequest))
     async def chat_completions(request: Request) -> Response:
         body = await parse_body(request, ChatRequest, state)
-        tokenizer = state.engine.tokenizer
-        messages = [message.for_template() for message in body.messages]
+        tokenizer = state.tokenizer
         return await _answer(
             state,
             body,
-            tokenise=lambda: tokenizer.encode(tokenizer.apply_chat_template(messages)),
+            tokenise=lambda: chat_prompts(body, tokenizer),
+            num_prompts=1,
             prefix="chatcmpl",
             endpoint="chat.completions",
             make_format=ChatFormat,
@@ -37,16 +41,12 @@ def router(state: ServerState) -> APIRouter:
     @routes.post("/completions", openapi_extra=_body_of(CompletionRequest))
     async def completions(request: Request) -> Response:
         body = await parse_body(request, CompletionRequest, state)
-        tokenizer = state.engine.tokenizer
-        prompt = body.prompt
-
-        def tokenise() -> list[int]:
-            return tokenizer.encode(prompt, add_special_tokens=True) if isinstance(prompt, str) else prompt
-
+        tokenizer = state.tokenizer
         return await _answer(
             state,
             body,
-            tokenise=tokenise,
+            tokenise=lambda: completion_prompts(body, tokenizer),
+            num_prompts=len(body.prompts),
             prefix="cmpl",
             endpoint="completions",
             make_format=CompletionFormat,
@@ -59,28 +59,40 @@ async def _answer(
     state: ServerState,
     body: SamplingFields,
     *,
-    tokenise: Callable[[], list[int]],
+    tokenise: Callable[[], list[Prompt]],
+    num_prompts: int,
     prefix: str,
     endpoint: str,
     make_format: type[AnswerFormat],
 ) -> Response:
     state.check_model(body.model)
-    timer = state.metrics.begin()
-    answer = Answer(state.engine, f"{prefix}-{uuid.uuid4().hex}", on_close=state.answers.discard)
-    await submit(
-        state.engine,
+    engine = state.engine
+    per_prompt = body.num_candidates
+    timers = [
+        state.metrics.begin(counts_prompt=index % per_prompt == 0)
+        for index in range(num_prompts * per_prompt)
+    ]
+    request_id = f"{prefix}-{uuid.uuid4().hex}"
+    answer = Answer(engine, request_id, len(timers), on_close=state.answers.discard)
+    bad_words = functools.cache(lambda: bad_word_sequences(body.bad_words or (), engine.tokenizer))
+
+    def sampling_for(room: int) -> SamplingParams:
+        return dataclasses.replace(body.sampling(state.sampling_defaults, room), bad_words=bad_words())
+
+    prompts = await submit(
+        engine,
         answer,
         state.workers,
         tokenise=tokenise,
-        sampling_for=lambda room: body.sampling(state.sampling_defaults, room),
+        sampling_for=sampling_for,
         return_routed_experts=bool(body.return_routed_experts),
         model=state.model_name,
         endpoint=endpoint,
     )
     state.answers.add(answer)
-    form = make_format(answer.request_id, state.model_name, usage_wanted=body.wants_usage)
+    form = make_format(request_id, state.model_name, body, prompts, engine.tokenizer)
     respond = StreamedAnswer if body.stream else WholeAnswer
-    return respond(answer, form, timer)
+    return respond(answer, form, timers)
 
 
 def _body_of(schema: type[SamplingFields]) -> dict[str, Any]:

@@ -1,19 +1,28 @@
-"""Bodies of answers: a class per endpoint, because OpenAI's two endpoints name things differently."""
+"""Bodies of answers: a class per endpoint, because OpenAI's two endpoints name things differently.
+
+An answer has a choice per prompt and `n`, numbered prompt by prompt. Extensions stand where vLLM puts them.
+"""
 
 from __future__ import annotations
 
 import base64
+import dataclasses
 import io
 import json
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from twofold import __version__
-from twofold.types import FinishReason, Usage
+from twofold.server.logprobs import CompletionLogprobs, TokenNames, chat_logprobs, joined, prompt_logprobs
+from twofold.server.prompts import Prompt
+from twofold.server.protocol import ServingTokenizer
+from twofold.server.schemas import SamplingFields
+from twofold.types import Chunk, FinishReason, TokenLogprob, Usage
 
 
 class AnswerFormat(ABC):
@@ -22,43 +31,133 @@ class AnswerFormat(ABC):
     whole_object: str
     chunk_object: str
 
-    def __init__(self, request_id: str, model: str, *, usage_wanted: bool) -> None:
+    def __init__(
+        self,
+        request_id: str,
+        model: str,
+        asked: SamplingFields,
+        prompts: Sequence[Prompt],
+        tokenizer: ServingTokenizer,
+    ) -> None:
         self._head = {"id": request_id, "created": int(time.time()), "model": model}
-        self._usage_wanted = usage_wanted
+        self._asked = asked
+        self._prompts = prompts
+        self._names = TokenNames(tokenizer, as_ids=bool(asked.return_tokens_as_token_ids))
+        self._num_sent = [0] * self.num_choices
+        """Tokens of each choice that a stream has carried."""
+        self._begun = [False] * self.num_choices
+
+    @property
+    def num_choices(self) -> int:
+        return len(self._prompts) * self._asked.num_choices
+
+    def prompt_of(self, index: int) -> Prompt:
+        """The prompt that choice `index` answers."""
+        return self._prompts[index // self._asked.num_choices]
 
     @abstractmethod
-    def whole_choice(self, text: str, reason: FinishReason) -> dict[str, Any]: ...
+    def whole_choice(self, index: int, answer: Chunk) -> dict[str, Any]:
+        """A choice of a whole answer, whose chunks are joined to one."""
 
     @abstractmethod
-    def first_choice(self) -> dict[str, Any] | None:
-        """What a stream begins with, before the first token; None for nothing."""
+    def first_choice(self, index: int) -> dict[str, Any] | None:
+        """What a choice of a stream begins with, before the first token; None for nothing."""
 
     @abstractmethod
-    def delta_choice(self, text: str, reason: FinishReason | None) -> dict[str, Any]: ...
+    def delta_choice(self, index: int, chunk: Chunk, *, is_first: bool) -> dict[str, Any] | None:
+        """What `chunk` adds to a choice; None for nothing. The finish reason comes in a chunk of its own."""
 
-    def whole(
-        self, text: str, reason: FinishReason, usage: Usage, routed_experts: npt.NDArray[Any] | None = None
-    ) -> dict[str, Any]:
-        choice = self.whole_choice(text, reason) | _routing_body(routed_experts)
-        return self._body(self.whole_object, [choice]) | {"usage": usage_body(usage)}
+    @abstractmethod
+    def last_choice(self, index: int, reason: FinishReason) -> dict[str, Any]: ...
 
-    def first_event(self) -> bytes:
-        choice = self.first_choice()
-        return b"" if choice is None else self._chunk([choice], usage=None)
+    def whole(self, answers: Sequence[Chunk]) -> dict[str, Any]:
+        """The body for these answers, each with its chunks joined; of more than `n` to a prompt the best are given."""
+        usages = {index: answer.usage for index, answer in enumerate(answers) if answer.usage is not None}
+        choices = [
+            self.whole_choice(index, answer) | _routing_body(answer.routed_experts)
+            for index, answer in enumerate(self._best(answers))
+        ]
+        return self._body(self.whole_object, choices) | {"usage": self._usage_body(self.total(usages))}
 
-    def delta_event(
-        self, text: str, reason: FinishReason | None, routed_experts: npt.NDArray[Any] | None = None
-    ) -> bytes:
-        return self._chunk([self.delta_choice(text, reason) | _routing_body(routed_experts)], usage=None)
+    def total(self, usages: Mapping[int, Usage]) -> Usage:
+        """Of the whole request: each prompt once, all that was generated (also what `best_of` drops), longest times."""
+        of_all = list(usages.values())
+        return Usage(
+            prompt_tokens=sum(len(prompt.token_ids) for prompt in self._prompts),
+            completion_tokens=sum(usage.completion_tokens for usage in of_all),
+            prefill_s=max((usage.prefill_s for usage in of_all), default=0.0),
+            decode_s=max((usage.decode_s for usage in of_all), default=0.0),
+        )
+
+    def _best(self, answers: Sequence[Chunk]) -> list[Chunk]:
+        given, made = self._asked.num_choices, self._asked.num_candidates
+        if given == made:
+            return list(answers)
+        best: list[Chunk] = []
+        for start in range(0, len(answers), made):
+            best += sorted(answers[start : start + made], key=_mean_logprob, reverse=True)[:given]
+        return best
+
+    def first_events(self) -> bytes:
+        events = []
+        for index in range(self.num_choices):
+            choice = self.first_choice(index)
+            if choice is not None:
+                events.append(self._event([choice], self._usage_so_far(index)))
+        return b"".join(events)
+
+    def events(self, index: int, chunk: Chunk) -> bytes:
+        """What a stream says of the next chunk of choice `index`."""
+        is_first, self._begun[index] = not self._begun[index], True
+        self._num_sent[index] += len(chunk.token_ids)
+        delta = self.delta_choice(index, chunk, is_first=is_first)
+        events = [] if delta is None else [self._event([delta], self._usage_so_far(index))]
+        if chunk.finish_reason is not None:
+            last = self.last_choice(index, chunk.finish_reason) | _routing_body(chunk.routed_experts)
+            # Readers of the speed look no further than the finish reason.
+            with_usage = self._asked.return_speed and chunk.usage is not None
+            usage = self._usage_body(chunk.usage) if with_usage and chunk.usage else self._usage_so_far(index)
+            events.append(self._event([last], usage))
+        return b"".join(events)
 
     def usage_event(self, usage: Usage) -> bytes:
         """The chunk that stream_options.include_usage asks for; empty when it was not asked for."""
-        return self._chunk([], usage=usage) if self._usage_wanted else b""
+        return self._event([], self._usage_body(usage)) if self._asked.wants_usage else b""
 
-    def _chunk(self, choices: list[dict[str, Any]], usage: Usage | None) -> bytes:
+    def _logprobs_asked(self) -> bool:
+        return self._asked.num_logprobs is not None
+
+    def _prompt_logprobs(self, index: int, answer: Chunk) -> dict[str, Any]:
+        """vLLM's `prompt_logprobs` of a whole answer, if they were asked for."""
+        asked = self._asked.prompt_logprobs
+        if asked is None:
+            return {}
+        token_ids = self.prompt_of(index).token_ids
+        entries = _at_most(answer.prompt_logprobs or (), asked)
+        return {"prompt_logprobs": prompt_logprobs(self._names, token_ids, entries)}
+
+    def _usage_body(self, usage: Usage) -> dict[str, float]:
+        """Speeds are seconds of the run's clock."""
+        body: dict[str, float] = {
+            "prompt_tokens": usage.prompt_tokens,
+            "completion_tokens": usage.completion_tokens,
+            "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        }
+        if self._asked.return_speed:
+            body |= {"prefill_time": usage.prefill_s, "decode_time": usage.decode_s}
+        return body
+
+    def _usage_so_far(self, index: int) -> dict[str, float] | None:
+        """Of one choice of a stream, for vLLM's continuous_usage_stats."""
+        if not self._asked.wants_continuous_usage:
+            return None
+        prompt, sent = len(self.prompt_of(index).token_ids), self._num_sent[index]
+        return {"prompt_tokens": prompt, "completion_tokens": sent, "total_tokens": prompt + sent}
+
+    def _event(self, choices: list[dict[str, Any]], usage: dict[str, float] | None) -> bytes:
         body = self._body(self.chunk_object, choices)
-        if self._usage_wanted:
-            body["usage"] = None if usage is None else usage_body(usage)
+        if usage is not None or self._asked.wants_usage:
+            body["usage"] = usage
         return b"data: " + json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
 
     def _body(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
@@ -76,17 +175,48 @@ class ChatFormat(AnswerFormat):
     whole_object = "chat.completion"
     chunk_object = "chat.completion.chunk"
 
-    def whole_choice(self, text: str, reason: FinishReason) -> dict[str, Any]:
-        message = {"role": "assistant", "content": text, "refusal": None}
-        return {"index": 0, "message": message, "logprobs": None, "finish_reason": reason}
+    def whole(self, answers: Sequence[Chunk]) -> dict[str, Any]:
+        return super().whole(answers) | self._prompt_ids() | self._prompt_logprobs(0, answers[0])
 
-    def first_choice(self) -> dict[str, Any]:
+    def whole_choice(self, index: int, answer: Chunk) -> dict[str, Any]:
+        message = {"role": "assistant", "content": answer.text, "refusal": None}
+        return {
+            "index": index,
+            "message": message,
+            "logprobs": self._logprobs(answer),
+            "finish_reason": answer.finish_reason,
+            **self._ids(answer),
+        }
+
+    def first_choice(self, index: int) -> dict[str, Any]:
         delta = {"role": "assistant", "content": ""}
-        return {"index": 0, "delta": delta, "logprobs": None, "finish_reason": None}
+        return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
 
-    def delta_choice(self, text: str, reason: FinishReason | None) -> dict[str, Any]:
-        delta = {"content": text} if text else {}
-        return {"index": 0, "delta": delta, "logprobs": None, "finish_reason": reason}
+    def first_events(self) -> bytes:
+        self._head |= self._prompt_ids()
+        events = super().first_events()
+        self._head.pop("prompt_token_ids", None)
+        return events
+
+    def delta_choice(self, index: int, chunk: Chunk, *, is_first: bool) -> dict[str, Any] | None:
+        logprobs, ids = self._logprobs(chunk), self._ids(chunk)
+        if not chunk.text and not (chunk.token_ids and (logprobs or ids)):
+            return None
+        delta = {"content": chunk.text}
+        return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": None, **ids}
+
+    def last_choice(self, index: int, reason: FinishReason) -> dict[str, Any]:
+        return {"index": index, "delta": {}, "logprobs": None, "finish_reason": reason}
+
+    def _logprobs(self, chunk: Chunk) -> dict[str, Any] | None:
+        return chat_logprobs(self._names, chunk.logprobs) if self._logprobs_asked() else None
+
+    def _ids(self, chunk: Chunk) -> dict[str, Any]:
+        return {"token_ids": list(chunk.token_ids)} if self._asked.return_token_ids else {}
+
+    def _prompt_ids(self) -> dict[str, Any]:
+        ids = self._prompts[0].token_ids
+        return {"prompt_token_ids": list(ids)} if self._asked.return_token_ids else {}
 
 
 class CompletionFormat(AnswerFormat):
@@ -95,22 +225,92 @@ class CompletionFormat(AnswerFormat):
     whole_object = "text_completion"
     chunk_object = "text_completion"
 
-    def whole_choice(self, text: str, reason: FinishReason) -> dict[str, Any]:
-        return {"index": 0, "text": text, "logprobs": None, "finish_reason": reason}
+    def __init__(
+        self,
+        request_id: str,
+        model: str,
+        asked: SamplingFields,
+        prompts: Sequence[Prompt],
+        tokenizer: ServingTokenizer,
+    ) -> None:
+        super().__init__(request_id, model, asked, prompts, tokenizer)
+        self._logprobs = [CompletionLogprobs(self._names) for _ in range(self.num_choices)]
 
-    def first_choice(self) -> None:
-        return None
+    def whole_choice(self, index: int, answer: Chunk) -> dict[str, Any]:
+        return {
+            "index": index,
+            "text": (self.prompt_of(index).text or "") + answer.text,
+            "logprobs": self._logprobs_body(index, answer, with_prompt=True),
+            "finish_reason": answer.finish_reason,
+            **self._ids(index, answer, with_prompt=True),
+            **self._prompt_logprobs(index, answer),
+        }
 
-    def delta_choice(self, text: str, reason: FinishReason | None) -> dict[str, Any]:
-        return {"index": 0, "text": text, "logprobs": None, "finish_reason": reason}
+    def first_choice(self, index: int) -> dict[str, Any] | None:
+        text = self.prompt_of(index).text
+        if text is None or self._logprobs_asked():
+            # Log probabilities of the prompt come with the first chunk, and its text with them.
+            return None
+        return {"index": index, "text": text, "logprobs": None, "finish_reason": None}
+
+    def delta_choice(self, index: int, chunk: Chunk, *, is_first: bool) -> dict[str, Any] | None:
+        text = chunk.text
+        logprobs_asked = self._logprobs_asked()
+        if is_first and logprobs_asked:
+            text = (self.prompt_of(index).text or "") + text
+        logprobs = self._logprobs_body(index, chunk, with_prompt=is_first)
+        ids = self._ids(index, chunk, with_prompt=is_first)
+        if not text and not (chunk.token_ids and (logprobs or ids)):
+            return None
+        return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": None, **ids}
+
+    def last_choice(self, index: int, reason: FinishReason) -> dict[str, Any]:
+        return {"index": index, "text": "", "logprobs": None, "finish_reason": reason}
+
+    def _logprobs_body(self, index: int, chunk: Chunk, *, with_prompt: bool) -> dict[str, Any] | None:
+        asked = self._asked.num_logprobs
+        if asked is None:
+            return None
+        writer = self._logprobs[index]
+        prompt = self.prompt_of(index)
+        bodies = []
+        if with_prompt and prompt.text is not None:
+            entries = _at_most(chunk.prompt_logprobs or (), asked)
+            bodies.append(writer.of_prompt(prompt.token_ids, entries, prompt.text))
+        bodies.append(writer.of_answer(chunk.logprobs))
+        return joined(bodies)
+
+    def _ids(self, index: int, chunk: Chunk, *, with_prompt: bool) -> dict[str, Any]:
+        if not self._asked.return_token_ids:
+            return {}
+        ids: dict[str, Any] = {"token_ids": list(chunk.token_ids)}
+        if with_prompt:
+            ids["prompt_token_ids"] = list(self.prompt_of(index).token_ids)
+        return ids
 
 
-def usage_body(usage: Usage) -> dict[str, int]:
-    return {
-        "prompt_tokens": usage.prompt_tokens,
-        "completion_tokens": usage.completion_tokens,
-        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
-    }
+def joined_chunks(chunks: Sequence[Chunk]) -> Chunk:
+    """All chunks of one choice as one."""
+    return dataclasses.replace(
+        chunks[-1],
+        text="".join(chunk.text for chunk in chunks),
+        token_ids=tuple(token_id for chunk in chunks for token_id in chunk.token_ids),
+        logprobs=tuple(entry for chunk in chunks for entry in chunk.logprobs),
+        prompt_logprobs=chunks[0].prompt_logprobs,
+    )
+
+
+def _mean_logprob(answer: Chunk) -> float:
+    """What `best_of` ranks by: log probability per token. Of an answer without tokens: 0, nothing was unlikely."""
+    logprobs = [entry.logprob for entry in answer.logprobs]
+    return sum(logprobs) / len(logprobs) if logprobs else 0.0
+
+
+def _at_most(entries: Sequence[TokenLogprob | None], num_top: int) -> list[TokenLogprob | None]:
+    """`entries` without the candidates that another field asked for."""
+    return [
+        None if entry is None else dataclasses.replace(entry, top=entry.top[:num_top]) for entry in entries
+    ]
 
 
 def _routing_body(routed_experts: npt.NDArray[Any] | None) -> dict[str, str]:

@@ -74,8 +74,8 @@ class Metrics:
         self.inter_token_latency = Histogram("vllm:inter_token_latency_seconds", "Gap between two tokens.")
         self.end_to_end = Histogram("vllm:e2e_request_latency_seconds", "Request accepted to last token.")
 
-    def begin(self) -> RequestTimer:
-        return RequestTimer(self)
+    def begin(self, *, counts_prompt: bool = True) -> RequestTimer:
+        return RequestTimer(self, counts_prompt=counts_prompt)
 
     def text(self, model: str, gauges: Iterable[tuple[str, str, str, float]]) -> str:
         """The exposition text. `gauges` are (name, type, help, value) read from the engine just now."""
@@ -104,10 +104,14 @@ class Metrics:
 
 
 class RequestTimer:
-    """Times one request from its acceptance to its last token."""
+    """Times one answer from its request's acceptance to its last token.
 
-    def __init__(self, metrics: Metrics) -> None:
+    Of several answers to a prompt one counts the prompt's tokens.
+    """
+
+    def __init__(self, metrics: Metrics, *, counts_prompt: bool = True) -> None:
         self._metrics = metrics
+        self._counts_prompt = counts_prompt
         self._begun = self._latest = time.perf_counter()
         self._first_seen = False
         self._reason = "abort"
@@ -121,7 +125,7 @@ class RequestTimer:
             if chunk.finish_reason is not None:
                 # vLLM's words: "abort" is an answer that its client did not want any more.
                 self._reason = "abort" if chunk.finish_reason == "cancelled" else chunk.finish_reason
-                if chunk.usage is not None:
+                if chunk.usage is not None and self._counts_prompt:
                     self._metrics.prompt_tokens += chunk.usage.prompt_tokens
 
     def _saw_tokens(self, num_tokens: int, now: float) -> None:

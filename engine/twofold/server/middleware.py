@@ -1,5 +1,5 @@
-"""What wraps every request: its id, the headers that say what computed the answer, the API key, the last
-catch.
+"""What wraps every request: its id, the headers that say what computed the answer, who may call, the
+last catch.
 
 Plain ASGI: Starlette's BaseHTTPMiddleware would buffer between the stream and the client's hang-up.
 """
@@ -18,6 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from twofold.server import api_errors
 from twofold.server.api_errors import ApiError
 from twofold.server.state import ServerState
+from twofold.server.web_pages import foreign_caller
 
 _logger = logging.getLogger("twofold.server")
 _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
@@ -48,8 +49,9 @@ class RequestFrame:
             await send(message)
 
         try:
-            if self._is_barred(scope):
-                await _unauthorised().response()(scope, receive, framed_send)
+            refusal = self._refusal(scope)
+            if refusal is not None:
+                await refusal.response()(scope, receive, framed_send)
             else:
                 await self._app(scope, receive, framed_send)
         except Exception as error:
@@ -66,13 +68,20 @@ class RequestFrame:
             headers["x-twofold-accelerator"] = engine.info.accelerator
             headers["x-twofold-clock"] = engine.info.clock
 
-    def _is_barred(self, scope: Scope) -> bool:
-        """Whether the request needs a key and has none. /health and /metrics stay open to monitors."""
-        key = self._state.config.api_key
-        if not key or not scope["path"].startswith("/v1"):
-            return False
-        kind, _, given = Headers(scope=scope).get("authorization", "").partition(" ")
-        return kind.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), key.encode())
+    def _refusal(self, scope: Scope) -> ApiError | None:
+        """Why this caller gets nothing: no key where one is needed, or a web page where none is.
+
+        With a key, /health and /metrics stay open to monitors.
+        """
+        config, headers, path = self._state.config, Headers(scope=scope), scope["path"]
+        if not config.api_key or path.startswith("/internal"):
+            return foreign_caller(headers, config)
+        if not path.startswith("/v1"):
+            return None
+        kind, _, given = headers.get("authorization", "").partition(" ")
+        # Every key is compared, so that the time tells nothing.
+        matches = [hmac.compare_digest(given.strip().encode(), key.encode()) for key in config.api_key]
+        return None if kind.lower() == "bearer" and any(matches) else _unauthorised()
 
 
 def _unauthorised() -> ApiError:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
+import logging
 import os
+import queue
 import signal
 import socket
 import threading
@@ -18,49 +19,16 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Final
 
-import uvicorn
-
 from twofold.config import ServerConfig
-from twofold.errors import ConfigError
 from twofold.server.app import app_of
+from twofold.server.connections import ConnectionLimits
+from twofold.server.listening import HttpServer, connection_bound
 from twofold.server.protocol import ServingEngine
 from twofold.server.state import ServerState
 from twofold.telemetry.sink import TelemetrySink
 from twofold.types import SamplingParams
 
-_FLUSH_TIMEOUT_S: Final = 5
-"""Seconds that answers already computed get to reach their clients after the drain."""
-
-
-def bind(config: ServerConfig) -> socket.socket:
-    """A listening socket on the configured address.
-
-    Raises:
-        ConfigError: the port is in use, needs privileges or the host is none of this machine's.
-    """
-    address = f"{config.host}:{config.port}"
-    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((config.host, config.port))
-        # Only listening takes the port for certain; two processes may both bind it with SO_REUSEADDR.
-        listener.listen(2048)
-    except OSError as error:
-        listener.close()
-        raise ConfigError(_why_not_bound(error, address)) from None
-    listener.setblocking(False)
-    return listener
-
-
-def _why_not_bound(error: OSError, address: str) -> str:
-    if error.errno == errno.EADDRINUSE:
-        return f"{address} is in use by another program; stop it or choose another --port (0: any free one)"
-    if error.errno == errno.EACCES:
-        return f"this user may not listen on {address}; choose a --port from 1024 up"
-    if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
-        return f"this machine has no address {address}; choose a --host it has, e.g. 127.0.0.1 or 0.0.0.0"
-    return f"cannot listen on {address}: {error.strerror or error}; choose another --host or --port"
+_logger = logging.getLogger("twofold.server")
 
 
 class ServerProcess:
@@ -78,8 +46,14 @@ class ServerProcess:
         """
         Args:
             load: loads and starts the engine; called on a thread of its own.
-            on_ready: told when requests are taken, on the event loop.
+            on_ready: told when requests are taken.
             on_drain: told how many requests are still running when the first signal arrives.
+
+        Both are told on a thread of their own, one after the other: they usually print, and a print may fail (a closed
+        pipe) or never return (a pipe that nobody empties). Neither stops the server or keeps it from ending.
+
+        Raises:
+            ConfigError: more connections were asked for than the limit of open files allows.
         """
         self.state = ServerState(config, sink)
         self._config = config
@@ -88,30 +62,18 @@ class ServerProcess:
         self._on_drain = on_drain
         self._failure: BaseException | None = None
         self._loader = threading.Thread(target=self._run_load, name="load", daemon=True)
+        self._teller = _Teller()
         self._num_signals = 0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._server = _Server(
-            uvicorn.Config(
-                app_of(self.state),
-                log_level="warning",
-                access_log=False,
-                lifespan="off",
-                ws="none",
-                # Longer than clients keep idle connections (httpx: 5 s), so that none is closed under a
-                # request.
-                timeout_keep_alive=75,
-                timeout_graceful_shutdown=_FLUSH_TIMEOUT_S,
-                server_header=False,
-                # A forwarded address could be made up; /internal trusts the real one only.
-                proxy_headers=False,
-            )
-        )
+        limits = ConnectionLimits(max_connections=connection_bound(config))
+        self._server = HttpServer(app_of(self.state), limits)
 
     def run(self, listener: socket.socket) -> None:
         """Serve on `listener` until a signal has been obeyed."""
         with _handling_signals(self._on_signal):
             asyncio.run(self._serve(listener))
+            self._teller.close()
             if self._failure is not None:
                 raise self._failure
 
@@ -124,11 +86,13 @@ class ServerProcess:
         self._loop = asyncio.get_running_loop()
         self._loader.start()
         await self._server.serve(sockets=[listener])
-        self.state.workers.shutdown(wait=False, cancel_futures=True)
+        self.state.close()
 
     def _run_load(self) -> None:
         try:
             engine, sampling_defaults = self._load()
+            # Ahead of the first large body, which would wait for it.
+            self.state.body_worker.start()
         except BaseException as error:
             self._post(self._failed, error)
         else:
@@ -137,7 +101,7 @@ class ServerProcess:
     def _ready(self, engine: ServingEngine, sampling_defaults: SamplingParams | None) -> None:
         self.state.ready(engine, sampling_defaults)
         if self.state.phase == "ready":
-            self._on_ready(engine)
+            self._teller.tell(self._on_ready, engine)
 
     def _failed(self, error: BaseException) -> None:
         self._failure = error
@@ -159,10 +123,10 @@ class ServerProcess:
     async def _drain(self) -> None:
         engine = self.state.loaded_engine
         if engine is not None:
-            self._on_drain(len(self.state.answers))
+            self._teller.tell(self._on_drain, len(self.state.answers))
             if not await asyncio.to_thread(engine.drain, self._config.drain_timeout_s):
                 for answer in list(self.state.answers):
-                    engine.cancel(answer.request_id)
+                    answer.cancel()
         self._server.should_exit = True
 
     def _post(self, function: Callable[..., None], *arguments: object) -> None:
@@ -171,12 +135,30 @@ class ServerProcess:
             self._loop.call_soon_threadsafe(function, *arguments)
 
 
-class _Server(uvicorn.Server):
-    """uvicorn without its signal handling, which would end the process by the signal instead of by code 0."""
+class _Teller:
+    """Calls what tells somebody something, in order, without waiting for it."""
 
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
+    _LAST_WORDS_S: Final = 1.0
+
+    def __init__(self) -> None:
+        self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="tell", daemon=True)
+        self._thread.start()
+
+    def tell(self, function: Callable[..., None], *arguments: object) -> None:
+        self._calls.put(lambda: function(*arguments))
+
+    def close(self) -> None:
+        """Let what was told be said, for a second at most."""
+        self._calls.put(None)
+        self._thread.join(self._LAST_WORDS_S)
+
+    def _run(self) -> None:
+        while (call := self._calls.get()) is not None:
+            try:
+                call()
+            except Exception as error:
+                _logger.warning("cannot tell what the server does: %s: %s", type(error).__name__, error)
 
 
 @contextlib.contextmanager

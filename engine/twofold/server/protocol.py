@@ -4,6 +4,7 @@ another.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from twofold.types import GenerationRequest, PlacementCounts, RunInfo
@@ -14,7 +15,30 @@ class ServingTokenizer(Protocol):
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]: ...
 
-    def apply_chat_template(self, messages: list[dict[str, Any]], add_generation_prompt: bool = True) -> str:
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str: ...
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes of one token inside a text; maybe half a character."""
+        ...
+
+    @property
+    def special_token_ids(self) -> frozenset[int]:
+        """Ids that an answer's text leaves out."""
+        ...
+
+    @property
+    def template_variables(self) -> frozenset[str]:
+        """Names that the chat template reads."""
+        ...
+
+    def apply_chat_template(
+        self,
+        messages: list[dict[str, Any]],
+        add_generation_prompt: bool = True,
+        *,
+        continue_final_message: bool = False,
+        **variables: Any,
+    ) -> str:
         """Render a conversation. RequestError when the template refuses it."""
         ...
 

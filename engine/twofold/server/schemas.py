@@ -1,78 +1,93 @@
 """Request bodies of the OpenAI API, validated and bounded.
 
-Fields we do not know are ignored, because clients send many. Fields we know, do not have and whose silent
-absence would give a wrong answer (n > 1, logprobs, response_format …) are refused with their name.
+Which fields there are, and what becomes of those that are not here, says `fields.py`.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, Literal, Self, TypeVar
+import json
+from typing import Annotated, Any, Final, Self, TypeVar, cast
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
     Discriminator,
     Field,
     Tag,
+    ValidationError,
+    ValidationInfo,
     field_validator,
     model_validator,
 )
+from pydantic_core import InitErrorDetails, PydanticCustomError
 
+from twofold.server.api_errors import CONTEXT_LENGTH, too_long
+from twofold.server.fields import refusing
+from twofold.server.messages import MAX_MESSAGES, Message, Text
 from twofold.types import SamplingParams
 
 N = TypeVar("N", int, float)
 
-MAX_MESSAGES: Final = 2048
 MAX_STOPS: Final = 4
 MAX_STOP_CHARS: Final = 256
+MAX_TOKEN_ID: Final = 2**31 - 1
 MAX_INT64: Final = 2**63 - 1
+MAX_BIASED: Final = 1024
+MAX_BAD_WORDS: Final = 128
+MAX_STOP_TOKENS: Final = 128
+MAX_LOGPROBS: Final = 20
+MAX_CHOICES: Final = 128
+"""Answers that one request may ask for, over all its prompts."""
+MAX_TEMPLATE_VARIABLES_BYTES: Final = 16 * 1024
+DEFAULT_COMPLETION_TOKENS: Final = 16
+"""OpenAI's, of /v1/completions without max_tokens."""
+TEMPLATE_OWN_NAMES: Final = frozenset(
+    (
+        "self",
+        "messages",
+        "tools",
+        "documents",
+        "add_generation_prompt",
+        "continue_final_message",
+        "chat_template",
+    )
+)
+"""Variables that other fields set, or Jinja itself."""
 
 
-def _flatten_content(value: object) -> object:
-    """A list of text parts becomes one text; any other kind of part is named in the error."""
-    if not isinstance(value, list):
-        return value
-    texts: list[str] = []
-    for index, part in enumerate(value):
-        if not isinstance(part, dict) or "type" not in part:
-            raise ValueError(
-                f'part {index} of the content must be an object such as {{"type": "text", "text": "…"}}'
-            )
-        if part["type"] != "text":
-            raise ValueError(
-                f"part {index} of the content has type {str(part['type'])[:40]!r}; the model reads text only"
-            )
-        if not isinstance(part.get("text"), str):
-            raise ValueError(f"part {index} of the content needs a string in 'text'")
-        texts.append(part["text"])
-    return "".join(texts)
+def _disagreement(field: str, value: object, message: str) -> ValidationError:
+    """Two fields contradict each other. What a model validator raises names no field otherwise."""
+    kind = PydanticCustomError("fields_disagree", "{message}", {"message": message})
+    detail = InitErrorDetails(type=kind, loc=(field,), input=value)
+    return ValidationError.from_exception_data("request", [detail])
 
 
 def _one_stop_or_many(value: object) -> object:
     return [value] if isinstance(value, str) else value
 
 
-Text = Annotated[str, Field(max_length=16 * 1024 * 1024)]
+def _whole_numbers_only(value: object) -> object:
+    """JSON's true is no number, although Python takes it for 1."""
+    if isinstance(value, bool):
+        raise ValueError("must be a whole number, not true or false")
+    return value
+
+
 StopText = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
 Stops = Annotated[
     Annotated[list[StopText], Field(max_length=MAX_STOPS)] | None, BeforeValidator(_one_stop_or_many)
 ]
-
-
-class Message(BaseModel):
-    """One turn of a conversation. `developer` is OpenAI's newer name of `system`."""
-
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Annotated[Text | None, BeforeValidator(_flatten_content)] = None
-
-    def for_template(self) -> dict[str, Any]:
-        role = "system" if self.role == "developer" else self.role
-        return {"role": role, "content": self.content or ""}
+TokenId = Annotated[int, Field(ge=0, le=MAX_TOKEN_ID)]
+Count = Annotated[int, BeforeValidator(_whole_numbers_only)]
+NumLogprobs = Annotated[Count, Field(ge=0, le=MAX_LOGPROBS)]
+Bias = Annotated[float, Field(ge=-100, le=100)]
 
 
 class StreamOptions(BaseModel):
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
 
 
 class SamplingFields(BaseModel):
@@ -90,49 +105,83 @@ class SamplingFields(BaseModel):
     repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
     seed: Annotated[int, Field(ge=-MAX_INT64 - 1, le=MAX_INT64)] | None = None
     max_tokens: Annotated[int, Field(ge=1, le=MAX_INT64)] | None = None
+    min_tokens: Annotated[int, Field(ge=0, le=MAX_INT64)] | None = None
     stop: Stops = None
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKENS, fail_fast=True)] | None = None
     ignore_eos: bool | None = None
+    logit_bias: Annotated[dict[TokenId, Bias], Field(max_length=MAX_BIASED)] | None = None
+    bad_words: Annotated[list[StopText], Field(max_length=MAX_BAD_WORDS, fail_fast=True)] | None = None
+    n: Annotated[Count, Field(ge=1, le=MAX_CHOICES)] | None = None
+    prompt_logprobs: NumLogprobs | None = None
+    truncate_prompt_tokens: Annotated[Count, Field(ge=1, le=MAX_INT64)] | None = None
+    add_special_tokens: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    return_token_ids: bool | None = None
     return_routed_experts: bool | None = None
+    return_speed: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    n: int | None = None
-    logit_bias: dict[str, Any] | None = None
-
-    @field_validator("n")
-    @classmethod
-    def _one_choice(cls, value: int | None) -> int | None:
-        if value not in (None, 1):
-            raise ValueError("only one answer per request is supported; send the request several times")
-        return value
-
-    @field_validator("logit_bias")
-    @classmethod
-    def _no_logit_bias(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
-        if value:
-            raise ValueError("logit_bias is not supported; leave it out")
-        return value
 
     @model_validator(mode="after")
-    def _usage_needs_stream(self) -> Self:
+    def _fields_agree(self) -> Self:
         if self.stream_options is not None and not self.stream:
-            raise ValueError("stream_options is only allowed together with stream: true")
+            raise _disagreement("stream_options", self.stream, "only allowed together with stream: true")
+        if self.stream and self.prompt_logprobs is not None:
+            raise _disagreement(
+                "prompt_logprobs", self.prompt_logprobs, "does not come in a stream; leave stream out"
+            )
+        limit = self.answer_limit
+        if limit is not None and (self.min_tokens or 0) > limit:
+            raise _disagreement(
+                "min_tokens",
+                self.min_tokens,
+                f"more than the {limit} tokens the answer may have; raise max_tokens",
+            )
         return self
 
     @property
     def answer_limit(self) -> int | None:
+        """Tokens the answer may have; None: what the context leaves."""
         return self.max_tokens
+
+    @property
+    def num_choices(self) -> int:
+        """Choices per prompt."""
+        return self.n or 1
+
+    @property
+    def num_candidates(self) -> int:
+        """Answers made per prompt; `num_choices` of them are given."""
+        return self.num_choices
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """Most likely tokens to give beside each token's log probability; None: give none."""
+        raise AssertionError("each endpoint names it in its own way")
+
+    @property
+    def num_prompt_logprobs(self) -> int | None:
+        return self.prompt_logprobs
 
     @property
     def wants_usage(self) -> bool:
         """Whether a stream ends with a chunk of usage."""
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
-    def sampling(self, defaults: SamplingParams, room: int) -> SamplingParams:
-        """What the engine is asked for. `room` is the number of tokens the context has left for the answer.
+    @property
+    def wants_continuous_usage(self) -> bool:
+        return self.wants_usage and bool(self.stream_options and self.stream_options.continuous_usage_stats)
 
-        A longer wish is cut to `room`: many clients send the context's whole length as max_tokens.
+    def sampling(self, defaults: SamplingParams, room: int) -> SamplingParams:
+        """What the engine is asked for, but for `bad_words`: they have to be tokenised.
+
+        `room` is the number of tokens the context has left for the answer. A longer wish is cut to it: many clients
+        send the context's whole length as max_tokens.
         """
         limit = self.answer_limit
+        max_tokens = room if limit is None else min(limit, room)
+        seed = _or(self.seed, -1 if defaults.seed is None else defaults.seed)
+        ranks = self.num_candidates > self.num_choices
         return SamplingParams(
             temperature=_or(self.temperature, defaults.temperature),
             top_p=_or(self.top_p, defaults.top_p),
@@ -142,35 +191,32 @@ class SamplingFields(BaseModel):
             frequency_penalty=_or(self.frequency_penalty, defaults.frequency_penalty),
             repetition_penalty=_or(self.repetition_penalty, defaults.repetition_penalty),
             # numpy's generators take no negative seed; the low 63 bits keep different seeds different.
-            seed=None if self.seed is None else self.seed & MAX_INT64,
-            max_tokens=room if limit is None else min(limit, room),
+            seed=None if self.seed is None and defaults.seed is None else seed & MAX_INT64,
+            max_tokens=max_tokens,
             stop=tuple(self.stop or ()),
             ignore_eos=bool(self.ignore_eos),
+            stop_token_ids=tuple(dict.fromkeys(self.stop_token_ids or ())),
+            min_tokens=min(self.min_tokens or 0, max_tokens),
+            logit_bias=tuple(sorted((self.logit_bias or {}).items())),
+            logprobs=0 if self.num_logprobs is None and ranks else self.num_logprobs,
+            prompt_logprobs=self.num_prompt_logprobs,
         )
 
 
+@refusing("chat")
 class ChatRequest(SamplingFields):
     """Body of POST /v1/chat/completions."""
 
-    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
     max_completion_tokens: Annotated[int, Field(ge=1, le=MAX_INT64)] | None = None
     logprobs: bool | None = None
-    response_format: dict[str, Any] | None = None
+    top_logprobs: NumLogprobs | None = None
+    tools: list[Any] | None = None
     tool_choice: str | dict[str, Any] | None = None
-
-    @field_validator("logprobs")
-    @classmethod
-    def _no_logprobs(cls, value: bool | None) -> bool | None:
-        if value:
-            raise ValueError("logprobs are not supported; leave it out or send false")
-        return value
-
-    @field_validator("response_format")
-    @classmethod
-    def _text_only(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
-        if value is not None and value.get("type") != "text":
-            raise ValueError('only {"type": "text"} is supported')
-        return value
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: Annotated[str, Field(max_length=64)] | None = None
 
     @field_validator("tool_choice")
     @classmethod
@@ -179,61 +225,145 @@ class ChatRequest(SamplingFields):
             raise ValueError("tools are not supported; send 'none' or 'auto', or leave it out")
         return value
 
+    @field_validator("chat_template_kwargs")
+    @classmethod
+    def _bounded(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
+        owned = TEMPLATE_OWN_NAMES & (value or {}).keys()
+        if owned:
+            raise ValueError(
+                f"{sorted(owned)[0]!r} is not the caller's to set; leave it out, or use the field of that name"
+            )
+        if value and len(json.dumps(value)) > MAX_TEMPLATE_VARIABLES_BYTES:
+            raise ValueError(f"must be at most {MAX_TEMPLATE_VARIABLES_BYTES} bytes of JSON")
+        return value
+
+    @model_validator(mode="after")
+    def _chat_fields_agree(self) -> Self:
+        if self.tools and self.tool_choice != "none":
+            raise _disagreement(
+                "tools",
+                self.tools,
+                "not supported: the model would not be told of them; leave them out, or send tool_choice 'none'",
+            )
+        if self.top_logprobs and not self.logprobs:
+            raise _disagreement(
+                "top_logprobs", self.top_logprobs, "needs logprobs: true; send it, or leave both out"
+            )
+        if self.continue_final_message and self.add_generation_prompt:
+            raise _disagreement(
+                "continue_final_message",
+                True,
+                "add_generation_prompt cannot be true as well: the answer either goes on with the last message or "
+                "begins a new one; send one of them",
+            )
+        return self
+
     @property
     def answer_limit(self) -> int | None:
         return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
 
+    @property
+    def num_logprobs(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
 
-TokenIds = Annotated[list[Annotated[int, Field(ge=0, le=2**31 - 1)]], Field(min_length=1)]
+
+def _fits_the_context(ids: list[int], info: ValidationInfo) -> list[int]:
+    max_context = (info.context or {}).get("max_context")
+    is_cut = info.data.get("truncate_prompt_tokens") is not None
+    if max_context is not None and len(ids) >= max_context and not is_cut:
+        raise PydanticCustomError(
+            CONTEXT_LENGTH, "{message}", {"message": too_long(str(len(ids)), max_context)}
+        )
+    return ids
+
+
+# fail_fast: a body of 8 MB would otherwise collect 2.6 million errors.
+TokenIds = Annotated[list[TokenId], Field(min_length=1, fail_fast=True), AfterValidator(_fits_the_context)]
 
 
 def _kind_of_prompt(value: object) -> str:
     """Tells pydantic which error to report: that of the kind the caller meant."""
-    return "token-ids" if isinstance(value, list) else "a-text"
+    if not isinstance(value, list):
+        return "a-text"
+    if value and isinstance(value[0], str):
+        return "some-texts"
+    return "some-token-ids" if value and isinstance(value[0], list) else "token-ids"
 
 
-def _one_prompt(value: object) -> object:
-    """A list of one prompt is that prompt; several are refused."""
-    if isinstance(value, list) and value and isinstance(value[0], str | list):
-        if len(value) > 1:
-            raise ValueError("only one prompt per request is supported; send the request several times")
-        return value[0]
+def _not_empty(value: str) -> str:
+    if not value:
+        raise ValueError("the prompt is empty; give at least one character")
     return value
 
 
+PromptText = Annotated[Text, AfterValidator(_not_empty)]
+PromptTexts = Annotated[list[PromptText], Field(max_length=MAX_CHOICES, fail_fast=True)]
+PromptTokenIds = Annotated[list[TokenIds], Field(max_length=MAX_CHOICES, fail_fast=True)]
+
+
+@refusing("completions")
 class CompletionRequest(SamplingFields):
-    """Body of POST /v1/completions: a text, or its token ids."""
+    """Body of POST /v1/completions: a text, its token ids, or a list of either."""
 
     prompt: Annotated[
-        Annotated[Text, Tag("a-text")] | Annotated[TokenIds, Tag("token-ids")],
+        Annotated[PromptText, Tag("a-text")]
+        | Annotated[TokenIds, Tag("token-ids")]
+        | Annotated[PromptTexts, Tag("some-texts")]
+        | Annotated[PromptTokenIds, Tag("some-token-ids")],
         Discriminator(_kind_of_prompt),
-        BeforeValidator(_one_prompt),
     ]
+    max_tokens: Annotated[int, Field(ge=0, le=MAX_INT64)] | None = None
     echo: bool | None = None
-    suffix: str | None = None
-    best_of: int | None = None
-    logprobs: int | None = None
+    best_of: Annotated[Count, Field(ge=1, le=MAX_CHOICES)] | None = None
+    logprobs: NumLogprobs | None = None
 
-    @field_validator("prompt")
-    @classmethod
-    def _not_empty(cls, value: str | list[int]) -> str | list[int]:
-        if not value:
-            raise ValueError("the prompt is empty; give at least one character")
-        return value
+    @model_validator(mode="after")
+    def _completion_fields_agree(self) -> Self:
+        if self.best_of is not None and self.best_of < self.num_choices:
+            raise _disagreement(
+                "best_of",
+                self.best_of,
+                f"fewer than the {self.num_choices} choices of n; raise it, or leave it out",
+            )
+        if self.stream and self.num_candidates > self.num_choices:
+            raise _disagreement(
+                "best_of",
+                self.best_of,
+                "the best answers are known when all are complete, so more than n cannot be streamed; leave stream out",
+            )
+        wanted = self.num_candidates * len(self.prompts)
+        if wanted > MAX_CHOICES:
+            raise _disagreement(
+                "n" if self.best_of is None else "best_of",
+                self.num_candidates,
+                f"{len(self.prompts)} prompts with so many answers each are {wanted}, more than the {MAX_CHOICES} one "
+                "request may ask for; send several requests",
+            )
+        return self
 
-    @field_validator("echo", "suffix", "logprobs")
-    @classmethod
-    def _absent(cls, value: object) -> object:
-        if value:
-            raise ValueError("not supported; leave it out")
-        return value
+    @property
+    def prompts(self) -> list[str] | list[list[int]]:
+        """In the request's order."""
+        several = isinstance(self.prompt, list) and not isinstance(self.prompt[0], int)
+        return cast(list[str] | list[list[int]], self.prompt if several else [self.prompt])
 
-    @field_validator("best_of")
-    @classmethod
-    def _one_of_one(cls, value: int | None) -> int | None:
-        if value not in (None, 1):
-            raise ValueError("only 1 is supported")
-        return value
+    @property
+    def answer_limit(self) -> int | None:
+        return DEFAULT_COMPLETION_TOKENS if self.max_tokens is None else self.max_tokens
+
+    @property
+    def num_candidates(self) -> int:
+        return self.best_of or self.num_choices
+
+    @property
+    def num_logprobs(self) -> int | None:
+        return self.logprobs
+
+    @property
+    def num_prompt_logprobs(self) -> int | None:
+        return (
+            self.prompt_logprobs if self.prompt_logprobs is not None else self.logprobs if self.echo else None
+        )
 
 
 def _or(value: N | None, default: N) -> N:

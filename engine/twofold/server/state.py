@@ -9,6 +9,8 @@ from typing import Literal
 from twofold.config import ServerConfig
 from twofold.gguf_file import model_name
 from twofold.server.api_errors import ApiError
+from twofold.server.body_worker import BodyWorker
+from twofold.server.bounded_tokenizer import BoundedTokenizer
 from twofold.server.bridge import Answer
 from twofold.server.metrics import Metrics
 from twofold.server.protocol import ServingEngine
@@ -29,8 +31,11 @@ class ServerState:
         self.sampling_defaults = OPENAI_DEFAULTS
         self.started_s = time.time()
         self.phase: Phase = "loading"
-        # Tokenising releases the GIL (it is Rust); two workers keep a long prompt from delaying a short one.
+        # Two, so that a long prompt does not delay a short one. Tokenising releases the GIL.
         self.workers = ThreadPoolExecutor(max_workers=2, thread_name_prefix="tokenise")
+        self.body_worker = BodyWorker()
+        # One: the worker takes one body after the other, and nobody else waits behind a large one.
+        self.parsers = ThreadPoolExecutor(max_workers=1, thread_name_prefix="parse")
         self.answers: set[Answer] = set()
         """Those that have been submitted and whose client still listens."""
         self._engine: ServingEngine | None = None
@@ -41,6 +46,12 @@ class ServerState:
         self.sampling_defaults = sampling_defaults or OPENAI_DEFAULTS
         if self.phase == "loading":
             self.phase = "ready"
+
+    def close(self) -> None:
+        """End the threads and the process that prepared requests."""
+        for executor in (self.workers, self.parsers):
+            executor.shutdown(wait=False, cancel_futures=True)
+        self.body_worker.close()
 
     @property
     def loaded_engine(self) -> ServingEngine | None:
@@ -66,6 +77,11 @@ class ServerState:
                 headers={"Retry-After": "2"},
             )
         return self._engine
+
+    @property
+    def tokenizer(self) -> BoundedTokenizer:
+        """The engine's, which does not tokenise all of a text that is too long. ApiError 503 as `engine`."""
+        return BoundedTokenizer(self.engine.tokenizer, self.engine.max_context)
 
     @property
     def model_name(self) -> str:

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import jinja2
 import jinja2.ext
+import jinja2.meta
 import jinja2.nodes
 import jinja2.parser
 import jinja2.sandbox
@@ -24,6 +25,8 @@ TEMPLATE_FILE: Final = "chat_template.jinja"
 MAX_TEMPLATE_BYTES: Final = 1024 * 1024
 MAX_RENDERED_CHARS: Final = 16 * 1024 * 1024
 """Longer than any context; a template that loops is stopped here."""
+_CONTINUE_HERE: Final = "\ue000continue here\ue001"
+"""Stands behind the message to be continued while the template runs; of private-use characters that no text has."""
 
 
 class ChatTemplate:
@@ -46,8 +49,13 @@ class ChatTemplate:
             self.declared = [{"name": name, "template": template} for name, template in both]
         self._special_tokens = dict(special_tokens)
         self._max_rendered_chars = max_rendered_chars
-        self._template = _compile(source, where)
-        self._tool_template = self._template if tool_source is None else _compile(tool_source, where)
+        environment = _environment()
+        self._template = _compile(environment, source, where)
+        self._tool_template = (
+            self._template if tool_source is None else _compile(environment, tool_source, where)
+        )
+        self.variables = frozenset(jinja2.meta.find_undeclared_variables(environment.parse(source)))
+        """Names that the template reads, e.g. "enable_thinking"; some of them only on some branches."""
 
     @classmethod
     def find(
@@ -108,13 +116,21 @@ class ChatTemplate:
         add_generation_prompt: bool,
         tools: Sequence[Mapping[str, Any]] | None = None,
         variables: Mapping[str, Any] | None = None,
+        continue_final_message: bool = False,
     ) -> str:
-        """The prompt. Raises RequestError when the template refuses the messages or its output is too long."""
+        """The prompt. With `continue_final_message` it ends with the last message's content, as it stands there.
+
+        Raises RequestError when the template refuses the messages, does not show the one to be continued, or its output
+        is too long.
+        """
         template = self._tool_template if tools else self._template
+        turns = list(messages)
+        if continue_final_message:
+            turns[-1] = {**turns[-1], "content": f"{turns[-1]['content']}{_CONTINUE_HERE}"}
         context = {
             **self._special_tokens,
             **(variables or {}),
-            "messages": list(messages),
+            "messages": turns,
             "tools": list(tools) if tools else None,
             "documents": None,
             "add_generation_prompt": add_generation_prompt,
@@ -145,7 +161,17 @@ class ChatTemplate:
                 f"the chat template refused the messages: {reason}; check roles, their order and the content's form",
                 param="messages",
             ) from None
-        return "".join(pieces)
+        prompt = "".join(pieces)
+        if not continue_final_message:
+            return prompt
+        end = prompt.rfind(_CONTINUE_HERE)
+        if end < 0:
+            raise RequestError(
+                "the chat template does not show the last message's content, so it cannot be continued; leave "
+                "continue_final_message out",
+                param="continue_final_message",
+            )
+        return prompt[:end]
 
 
 class _GenerationTag(jinja2.ext.Extension):
@@ -158,13 +184,17 @@ class _GenerationTag(jinja2.ext.Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
-def _compile(source: str, where: str) -> jinja2.Template:
+def _environment() -> jinja2.Environment:
     environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, jinja2.ext.loopcontrols]
     )
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
+    return environment
+
+
+def _compile(environment: jinja2.Environment, source: str, where: str) -> jinja2.Template:
     try:
         return environment.from_string(source)
     except jinja2.TemplateSyntaxError as error:

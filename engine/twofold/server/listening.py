@@ -1,0 +1,195 @@
+"""The listening socket, and uvicorn's server with an accept loop that running out of descriptors cannot spin.
+
+asyncio's own loop tries again up to the backlog's length when there is no descriptor left, and logs a traceback for
+each try: 2,048 of them a second. This one gives up the longest idle connection, says so once a second and waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import resource
+import socket
+from collections.abc import Callable, Iterator
+from typing import Final
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from twofold.config import ServerConfig
+from twofold.errors import ConfigError
+from twofold.server.connections import Connection, ConnectionLimits, OpenConnections
+
+_logger = logging.getLogger("twofold.server")
+
+_FLUSH_TIMEOUT_S: Final = 5
+"""Seconds that answers already computed get to reach their clients after the drain."""
+_ACCEPTS_AT_ONCE: Final = 64
+"""Connections taken before the loop turns to what the others have sent."""
+_ACCEPT_RETRY_S: Final = 0.05
+_LOG_EVERY_S: Final = 1.0
+_MOST_BY_DEFAULT: Final = 4096
+
+
+def bind(config: ServerConfig) -> socket.socket:
+    """A listening socket on the configured address.
+
+    Raises:
+        ConfigError: the port is in use, needs privileges or the host is none of this machine's.
+    """
+    address = f"{config.host}:{config.port}"
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    # With the protocol named, not 0: asyncio sets TCP_NODELAY on sockets that say they are TCP's, and only on them.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((config.host, config.port))
+        # Only listening takes the port for certain; two processes may both bind it with SO_REUSEADDR.
+        listener.listen(2048)
+    except OSError as error:
+        listener.close()
+        raise ConfigError(_why_not_bound(error, address)) from None
+    listener.setblocking(False)
+    return listener
+
+
+def connection_bound(config: ServerConfig) -> int:
+    """How many connections may be open: --max-connections, else what the limit of open files leaves.
+
+    Raises:
+        ConfigError: more were asked for than the process may have open files.
+    """
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return config.max_connections or _MOST_BY_DEFAULT
+    # An eighth, 96 at least, stays for weights, databases, pipes and devices.
+    room = max(16, soft - max(96, soft // 8))
+    if config.max_connections is None:
+        return min(room, _MOST_BY_DEFAULT)
+    if config.max_connections > room:
+        raise ConfigError(
+            f"--max-connections was given {config.max_connections}; the limit of {soft} open files leaves {room}; "
+            "raise it (ulimit -n) or ask for fewer"
+        )
+    return config.max_connections
+
+
+class HttpServer(uvicorn.Server):
+    """uvicorn over one bound socket, without its signal handling, which would end the process by the signal instead
+    of by code 0. `should_exit = True` ends `serve`."""
+
+    def __init__(self, app: ASGIApp, limits: ConnectionLimits) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                # Its warnings are one line per malformed request, which anybody can send by the thousand.
+                log_level="error",
+                access_log=False,
+                lifespan="off",
+                http="h11",
+                ws="none",
+                timeout_graceful_shutdown=_FLUSH_TIMEOUT_S,
+                server_header=False,
+                # A forwarded address could be made up; /internal trusts the real one only.
+                proxy_headers=False,
+            )
+        )
+        self._limits = limits
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        assert sockets is not None
+        assert len(sockets) == 1
+        await self.lifespan.startup()
+        opened = OpenConnections(self._limits, self.server_state.connections)
+
+        def connection() -> Connection:
+            return Connection(self.config, self.server_state, self.lifespan.state, opened)
+
+        self.servers = [_Acceptor(sockets[0], connection, opened)]  # type: ignore[list-item]
+        self.started = True
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class _Acceptor:
+    """Accepts from a listening socket on the running loop until closed."""
+
+    def __init__(
+        self, listener: socket.socket, connection: Callable[[], Connection], opened: OpenConnections
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._listener = listener
+        self._connection = connection
+        self._opened = opened
+        self._attaching: set[asyncio.Task[None]] = set()
+        self._retry: asyncio.TimerHandle | None = None
+        self._logged_s = -_LOG_EVERY_S
+        listener.setblocking(False)
+        self._loop.add_reader(listener, self._accept)
+
+    def close(self) -> None:
+        if self._retry is not None:
+            self._retry.cancel()
+        self._loop.remove_reader(self._listener)
+
+    async def wait_closed(self) -> None:
+        """Closing takes no time."""
+
+    def _accept(self) -> None:
+        for _ in range(_ACCEPTS_AT_ONCE):
+            try:
+                accepted, _ = self._listener.accept()
+            except (BlockingIOError, InterruptedError):
+                return
+            except ConnectionAbortedError:
+                continue
+            except OSError as error:
+                self._pause(error)
+                return
+            accepted.setblocking(False)
+            task = self._loop.create_task(self._attach(accepted))
+            self._attaching.add(task)
+            task.add_done_callback(self._attaching.discard)
+
+    async def _attach(self, accepted: socket.socket) -> None:
+        try:
+            await self._loop.connect_accepted_socket(self._connection, accepted)
+        except OSError:
+            # It was gone before it was ours.
+            accepted.close()
+
+    def _pause(self, error: OSError) -> None:
+        """Without descriptors or memory, accepting would fail at once again: let some go and try in a moment."""
+        num_open = len(self._opened.connections)
+        self._opened.give_up_longest_idle()
+        now_s = self._loop.time()
+        if now_s - self._logged_s >= _LOG_EVERY_S:
+            self._logged_s = now_s
+            advice = ""
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                advice = "; raise the limit of open files (ulimit -n) or lower --max-connections"
+            _logger.warning(
+                "cannot accept a connection beside the %d open ones: %s%s",
+                num_open,
+                error.strerror or error,
+                advice,
+            )
+        self._loop.remove_reader(self._listener)
+        self._retry = self._loop.call_later(_ACCEPT_RETRY_S, self._resume)
+
+    def _resume(self) -> None:
+        self._loop.add_reader(self._listener, self._accept)
+
+
+def _why_not_bound(error: OSError, address: str) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return f"{address} is in use by another program; stop it or choose another --port (0: any free one)"
+    if error.errno == errno.EACCES:
+        return f"this user may not listen on {address}; choose a --port from 1024 up"
+    if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+        return f"this machine has no address {address}; choose a --host it has, e.g. 127.0.0.1 or 0.0.0.0"
+    return f"cannot listen on {address}: {error.strerror or error}; choose another --host or --port"
