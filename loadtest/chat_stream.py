@@ -30,8 +30,15 @@ class ChatResult:
     text: str
 
 
-def read_chat_stream(lines: Iterable[bytes], sent_s: float, now: Callable[[], float]) -> ChatResult:
+def read_chat_stream(
+    lines: Iterable[bytes],
+    sent_s: float,
+    now: Callable[[], float],
+    on_id: Callable[[str], None] = lambda request_id: None,
+) -> ChatResult:
     """Read a stream to its end. `sent_s` and `now()` are seconds of the same clock.
+
+    `on_id` is told what the answer calls itself as soon as it does, so also of a stream that breaks later.
 
     Raises MalformedStreamError for anything but well-formed chunks, one finish reason and a final [DONE].
     """
@@ -40,7 +47,7 @@ def read_chat_stream(lines: Iterable[bytes], sent_s: float, now: Callable[[], fl
     num_pieces = 0
     usage_tokens: int | None = None
     finish_reason: str | None = None
-    done = False
+    named = done = False
     for line in lines:
         line = line.rstrip(b"\r\n")
         if not line or line.startswith(b":"):
@@ -54,6 +61,9 @@ def read_chat_stream(lines: Iterable[bytes], sent_s: float, now: Callable[[], fl
             done = True
             continue
         chunk = _decode(data)
+        if not named and isinstance(chunk.get("id"), str):
+            named = True
+            on_id(chunk["id"])
         usage_tokens = _usage_tokens(chunk, usage_tokens)
         for choice in chunk["choices"]:
             piece = _piece(choice)

@@ -11,7 +11,6 @@ import random
 import sys
 import time
 from collections.abc import Iterator
-from datetime import datetime
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -30,6 +29,7 @@ if _ROOT not in sys.path:
 from loadtest.chat_stream import ChatResult, MalformedStreamError, read_chat_stream  # noqa: E402
 from loadtest.prompts import FOLLOW_UPS, OPENINGS  # noqa: E402
 from loadtest.samples import Sample, SampleStore, check_host  # noqa: E402
+from loadtest.workers import Workers  # noqa: E402
 
 NAME = "chat"
 FLUSH_INTERVAL_S = 1.0
@@ -45,13 +45,13 @@ class ChatUser(FastHttpUser):
     max_redirects = 0
     default_headers: ClassVar = {"Accept-Encoding": "identity", "Accept": "text/event-stream"}
 
-    _count: ClassVar = 0
-
     def on_start(self) -> None:
-        self.number = ChatUser._count
-        ChatUser._count += 1
+        self.number = self.environment.loadtest_workers.enter()
         self.random = random.Random(self.number)  # noqa: S311  the same conversations in every run
         self.messages: list[dict[str, str]] = []
+
+    def on_stop(self) -> None:
+        self.environment.loadtest_workers.leave()
 
     @task
     def chat(self) -> None:
@@ -72,11 +72,12 @@ class ChatUser(FastHttpUser):
         sent_s = time.perf_counter()
         result: ChatResult | None = None
         error: str | None = None
+        answer_ids: list[str] = []
         with self.client.post(
             "/v1/chat/completions", json=body, name=NAME, stream=True, catch_response=True
         ) as response:
             try:
-                result = self._read(response, sent_s)
+                result = self._read(response, sent_s, answer_ids)
             except MalformedStreamError as malformed:
                 error = str(malformed)
             except FAILURE_EXCEPTIONS as broken:
@@ -85,18 +86,20 @@ class ChatUser(FastHttpUser):
                 response.success()
             else:
                 response.failure(error)
-        self._keep(result, error, (time.perf_counter() - sent_s) * 1e3)
+        self._keep(result, error, (time.perf_counter() - sent_s) * 1e3, answer_ids)
 
-    def _read(self, response: Any, sent_s: float) -> ChatResult:
+    def _read(self, response: Any, sent_s: float, answer_ids: list[str]) -> ChatResult:
         if response.status_code != 200:
             cause = f"HTTP {response.status_code}" if response.status_code else f"no answer: {response.error}"
             raise MalformedStreamError(cause)
         content_type = response.headers.get("content-type", "") if response.headers else ""
         if not content_type.startswith("text/event-stream"):
             raise MalformedStreamError(f"content-type {content_type!r}, expected text/event-stream")
-        return read_chat_stream(_lines(response.stream), sent_s, time.perf_counter)
+        return read_chat_stream(_lines(response.stream), sent_s, time.perf_counter, answer_ids.append)
 
-    def _keep(self, result: ChatResult | None, error: str | None, took_ms: float) -> None:
+    def _keep(
+        self, result: ChatResult | None, error: str | None, took_ms: float, answer_ids: list[str]
+    ) -> None:
         fire = self.environment.events.request.fire
         if result is None:
             self.messages = []
@@ -117,13 +120,14 @@ class ChatUser(FastHttpUser):
                 loadtest_id=self.environment.loadtest_id,
                 finished_s=time.time(),
                 user=self.number,
-                num_users=self.environment.runner.user_count,
+                num_users=self.environment.loadtest_workers.total(),
                 e2e_ms=result.e2e_ms if result else took_ms,
                 ok=result is not None,
                 ttft_ms=result.ttft_ms if result else None,
                 tpot_ms=result.tpot_ms if result else None,
                 completion_tokens=result.completion_tokens if result else 0,
                 error=error[:1000] if error else None,
+                request_id=answer_ids[0] if answer_ids else None,
             )
         )
 
@@ -137,9 +141,10 @@ def prepare(environment: Environment, *, allow_remote: bool, output: Path) -> No
     """Check the host, name the test and start passing samples on. ValueError when the host may not be loaded."""
     host = check_host(environment.host or "", allow_remote=allow_remote)
     environment.host = host
-    environment.loadtest_id = datetime.now().strftime("loadtest-%Y%m%d-%H%M%S")
-    environment.loadtest_store = SampleStore(host, output / f"{environment.loadtest_id}.jsonl")
-    ChatUser._count = 0
+    workers = environment.loadtest_workers
+    workers.begin()
+    environment.loadtest_id = workers.loadtest_id
+    environment.loadtest_store = SampleStore(host, output / f"{workers.file_name}.jsonl")
 
 
 def pass_samples_on(environment: Environment, ended: Event) -> None:
@@ -157,6 +162,11 @@ def _add_arguments(parser: LocustArgumentParser) -> None:
         action="store_true",
         help="load a server that is not on this machine; it must be yours",
     )
+
+
+@events.init.add_listener
+def _on_init(environment: Environment, **_kwargs: Any) -> None:
+    environment.loadtest_workers = Workers(environment.runner)
 
 
 @events.test_start.add_listener

@@ -33,6 +33,7 @@ if _ROOT not in sys.path:
     sys.path.insert(0, _ROOT)
 
 from loadtest import locustfile, samples  # noqa: E402
+from loadtest.workers import Workers  # noqa: E402
 
 DRAIN_S = 60.0
 
@@ -52,6 +53,7 @@ def main() -> int:
     environment = Environment(user_classes=[locustfile.ChatUser], events=locustfile.events, host=host)
     environment.stop_timeout = DRAIN_S
     environment.loadtest_model = model
+    environment.loadtest_workers = Workers()
     locustfile.prepare(environment, allow_remote=args.allow_remote_host, output=args.output)
     print(f"{args.users} users chat with {model} at {host} for {args.seconds} s …", flush=True)
     begun_s = time.monotonic()

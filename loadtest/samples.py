@@ -31,6 +31,8 @@ class Sample:
     tpot_ms: float | None
     completion_tokens: int
     error: str | None
+    request_id: str | None = None
+    """What the answer calls itself, and table `request` the request; None where no answer began."""
 
 
 def check_host(host: str, *, allow_remote: bool) -> str:

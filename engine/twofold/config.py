@@ -192,16 +192,17 @@ class TelemetryConfig:
     record_routing: str | None = setting(
         None, "write every answer token's routed experts and gate weights to this .npz file at the end"
     )
-    telemetry_queue_rows: int = setting(
-        200_000, "rows that may wait to be written; more are dropped and counted"
+    telemetry_max_bytes: int = setting(
+        2 * 1024**3,
+        "largest size of that database with its log in bytes; beyond, the oldest rows are removed",
     )
 
     def __post_init__(self) -> None:
         _check(
-            self.telemetry_queue_rows >= 1000,
-            "telemetry_queue_rows",
-            self.telemetry_queue_rows,
-            "1000 or more",
+            self.telemetry_max_bytes >= 16 * 1024**2,
+            "telemetry_max_bytes",
+            self.telemetry_max_bytes,
+            "16777216 (16 MiB) or more",
         )
 
 

@@ -308,6 +308,9 @@ class Sink:
     def load_samples(self, rows):
         raise AssertionError("the engine makes no load samples")
 
+    def stats(self):
+        raise AssertionError("the engine asks for no figures")
+
     def close(self):
         pass
 

@@ -5,8 +5,11 @@ In a process of its own: Locust replaces parts of the standard library as soon a
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -50,10 +53,10 @@ class Chat(BaseHTTPRequestHandler):
         self.send_header("Content-Type", "text/event-stream; charset=utf-8")
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
+        request["id"] = f"chatcmpl-{len(self.server.requests)}-{id(request)}"  # type: ignore[attr-defined]
         for number in range(request["max_tokens"]):
-            self._event(
-                {"choices": [{"index": 0, "delta": {"content": f"w{number} "}, "finish_reason": None}]}
-            )
+            choice = {"index": 0, "delta": {"content": f"w{number} "}, "finish_reason": None}
+            self._event({"id": request["id"], "choices": [choice]})
             if request["model"] == "hangs-up":
                 self.close_connection = True
                 return
@@ -117,6 +120,7 @@ def test_users_chat_and_their_samples_reach_the_server(server: ThreadingHTTPServ
     requests = server.requests  # type: ignore[attr-defined]
     assert len(samples) == len(requests) >= 3, done.stdout
     assert {sample.user for sample in samples} == {0, 1, 2}
+    assert {sample.request_id for sample in samples} == {request["id"] for request in requests}
     assert all(sample.ok and sample.ttft_ms and sample.tpot_ms for sample in samples)
     assert all(sample.e2e_ms >= sample.ttft_ms for sample in samples)  # type: ignore[operator]
     assert sum(s.completion_tokens for s in samples) == sum(r["max_tokens"] for r in requests)
@@ -152,6 +156,8 @@ def test_failures_are_counted_named_and_fatal(
     assert not any(sample.ok for sample in samples)
     assert f"{'failures':<22}{len(samples):>10,}" in done.stdout
     assert complaint in done.stdout
+    # What was begun can be looked up among the server's requests, though it broke.
+    assert all((sample.request_id is None) == (model == "busy") for sample in samples)
 
 
 def test_wrong_arguments_and_absent_servers_end_with_two(server: ThreadingHTTPServer, tmp_path: Path) -> None:
@@ -165,3 +171,33 @@ def test_wrong_arguments_and_absent_servers_end_with_two(server: ThreadingHTTPSe
         assert done.returncode == 2, done.stdout + done.stderr
         assert complaint in done.stderr
         assert "Traceback" not in done.stderr
+
+
+def test_workers_make_one_test_of_all_users(server: ThreadingHTTPServer, tmp_path: Path) -> None:
+    """Every sample of two Locust workers names the same test, its own user and, once all have come, all four users."""
+    port = str(free_port())
+    command = [
+        *(sys.executable, "-m", "locust", "-f", str(ROOT / "loadtest" / "locustfile.py"), "--headless"),
+        *("--processes", "2", "--users", "4", "--spawn-rate", "100", "--run-time", "4s", "--model", "good"),
+        *("--host", f"http://127.0.0.1:{server.server_port}", "--output", str(tmp_path)),
+        *("--master-bind-port", port, "--master-port", port, "--stop-timeout", "10"),
+    ]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    ) as locust:
+        try:
+            said, _ = locust.communicate(timeout=120)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(locust.pid, signal.SIGKILL)
+    samples = [s for body in server.load_samples for s in parse_load_samples(body)]  # type: ignore[attr-defined]
+    assert samples, said
+    assert len({sample.loadtest_id for sample in samples}) == 1
+    assert len({sample.user for sample in samples}) == 4
+    assert max(sample.num_users for sample in samples) == 4
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -93,7 +93,8 @@ def test_long_windows_have_few_points(db: queries.Database, run: queries.Run, ma
 
 
 def test_a_live_run_ends_before_the_current_second(run: queries.Run) -> None:
-    live = queries.Run(**{**run.__dict__, "finished_s": None, "last_seen_s": run.started_s + 100})
+    values = {"finished_s": None, "last_seen_s": run.started_s + 100, "is_written": None}
+    live = queries.Run(**{**run.__dict__, **values})
     now_s = run.started_s + 101.7
     assert live.is_live(now_s)
     assert queries.window(live, 30, now_s=now_s) == queries.Window(int(now_s) - 30, int(now_s))

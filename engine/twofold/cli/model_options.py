@@ -80,7 +80,7 @@ def open_telemetry(args: argparse.Namespace) -> TelemetrySink | None:
     if config.telemetry_url:
         from twofold.telemetry.writer import open_sink
 
-        sinks.append(open_sink(config.telemetry_url))
+        sinks.append(open_sink(config.telemetry_url, max_bytes=config.telemetry_max_bytes))
     if len(sinks) > 1:
         from twofold.telemetry.sink import TeeSink
 

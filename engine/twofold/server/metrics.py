@@ -10,10 +10,13 @@ from __future__ import annotations
 import bisect
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from twofold.types import Chunk
+
+Gauge = tuple[str, str, str, float | Mapping[tuple[str, str], float]]
+"""(name, type, help, value); values by (label, its value) where there are several."""
 
 _SECONDS: Final = (
     0.001,
@@ -77,11 +80,11 @@ class Metrics:
     def begin(self, *, counts_prompt: bool = True) -> RequestTimer:
         return RequestTimer(self, counts_prompt=counts_prompt)
 
-    def text(self, model: str, gauges: Iterable[tuple[str, str, str, float]]) -> str:
-        """The exposition text. `gauges` are (name, type, help, value) read from the engine just now."""
+    def text(self, model: str, gauges: Iterable[Gauge]) -> str:
+        """The exposition text. `gauges` were read from the engine and its sink just now."""
         labels = f'model_name="{_escaped(model)}"'
         lines: list[str] = []
-        counters = [
+        counters: list[Gauge] = [
             (
                 "vllm:prompt_tokens_total",
                 "counter",
@@ -91,7 +94,11 @@ class Metrics:
             ("vllm:generation_tokens_total", "counter", "Tokens generated.", self.generation_tokens),
         ]
         for name, kind, help_text, value in (*counters, *gauges):
-            lines += [f"# HELP {name} {help_text}", f"# TYPE {name} {kind}", f"{name}{{{labels}}} {value}"]
+            lines += [f"# HELP {name} {help_text}", f"# TYPE {name} {kind}"]
+            if isinstance(value, Mapping):
+                lines += [f'{name}{{{labels},{key}="{of}"}} {one}' for (key, of), one in value.items()]
+            else:
+                lines.append(f"{name}{{{labels}}} {value}")
         for name, label, help_text, counts in (
             ("vllm:request_success_total", "finished_reason", "Requests by how they ended.", self.finished),
             ("twofold:requests_refused_total", "code", "Requests refused, by HTTP code.", self.refused),

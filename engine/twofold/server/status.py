@@ -12,6 +12,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from twofold import __version__
 from twofold.server.api_errors import ApiError
+from twofold.server.metrics import Gauge
 from twofold.server.request_body import read_body
 from twofold.server.state import ServerState
 from twofold.telemetry.sink import parse_load_samples
@@ -27,7 +28,7 @@ def router(state: ServerState) -> APIRouter:
 
     @routes.get("/metrics")
     async def metrics() -> Response:
-        text = state.metrics.text(state.model_name, _engine_gauges(state))
+        text = state.metrics.text(state.model_name, _engine_gauges(state) + _telemetry_gauges(state))
         return PlainTextResponse(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     @routes.get("/v1/models")
@@ -64,6 +65,7 @@ def _health(state: ServerState) -> dict[str, Any]:
         "status": state.phase,
         "version": __version__,
         "uptime_s": round(time.time() - state.started_s, 3),
+        "telemetry": _telemetry(state),
     }
     engine = state.loaded_engine
     if engine is None:
@@ -76,19 +78,55 @@ def _health(state: ServerState) -> dict[str, Any]:
         "accelerator_reason": info.accelerator_reason,
         "emulated": info.accelerator.startswith("emulated"),
         "clock": info.clock,
-        "policy": info.policy,
+        "policy": info.policy if info.num_slots else None,
         "num_slots": info.num_slots,
         "queue": {"running": stats.num_running, "waiting": stats.num_waiting},
     }
 
 
-def _engine_gauges(state: ServerState) -> list[tuple[str, str, str, float]]:
+def _telemetry(state: ServerState) -> dict[str, Any]:
+    """Whether decisions are being recorded and what was lost. A broken database costs events, not readiness; the log
+    says what is wrong with it, because that names files."""
+    stats = state.sink.stats() if state.sink is not None else None
+    if stats is None:
+        return {"state": "off"}
+    return {
+        "state": "recording" if stats.last_error is None else "failing",
+        "events_written": stats.num_written,
+        "events_queued": stats.num_queued,
+        "events_lost": dict(stats.dropped),
+    }
+
+
+def _telemetry_gauges(state: ServerState) -> list[Gauge]:
+    stats = state.sink.stats() if state.sink is not None else None
+    if stats is None:
+        return []
+    return [
+        (
+            "twofold:telemetry_recording",
+            "gauge",
+            "1 while the telemetry database is being written, 0 while it cannot be.",
+            float(stats.last_error is None),
+        ),
+        ("twofold:telemetry_events_written_total", "counter", "Events in the database.", stats.num_written),
+        ("twofold:telemetry_events_queued", "gauge", "Events that wait to be written.", stats.num_queued),
+        (
+            "twofold:telemetry_events_lost_total",
+            "counter",
+            "Events lost in native rings, in the queue, by the database.",
+            {("place", place): count for place, count in stats.dropped.items()},
+        ),
+    ]
+
+
+def _engine_gauges(state: ServerState) -> list[Gauge]:
     engine = state.loaded_engine
     if engine is None:
         return []
     stats = engine.stats()
     placement = stats.placement
-    rows: list[tuple[str, str, str, float]] = [
+    rows: list[Gauge] = [
         ("vllm:num_requests_running", "gauge", "Requests being computed.", stats.num_running),
         ("vllm:num_requests_waiting", "gauge", "Requests waiting for a place.", stats.num_waiting),
         (
@@ -98,9 +136,18 @@ def _engine_gauges(state: ServerState) -> list[tuple[str, str, str, float]]:
             1 - stats.num_free_pages / max(stats.num_pages, 1),
         ),
     ]
+    rows.append(
+        (
+            "twofold:expert_cpu_misses_total",
+            "counter",
+            "Routed experts that the CPU ran.",
+            placement.cpu_misses,
+        )
+    )
+    if not engine.info.num_slots:  # nothing that could be hit, so no zeros that look like a hit rate
+        return rows
     for name, help_text, value in (
         ("hits", "Routed experts that were in VRAM.", placement.hits),
-        ("cpu_misses", "Routed experts that the CPU ran.", placement.cpu_misses),
         ("fetched", "Routed experts fetched for the step that needed them.", placement.fetched),
         ("uploads", "Experts copied from host memory to VRAM.", placement.uploads),
         ("evictions", "Experts put out of their slot.", placement.evictions),

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
+import os
 import sqlite3
+import time
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO
+from typing import Final, TextIO
 from urllib.parse import quote
 
 from sqlalchemy import Connection, Engine, create_engine
@@ -15,13 +19,62 @@ from sqlalchemy.pool import NullPool, StaticPool
 from twofold.errors import ConfigError
 from twofold.telemetry import schema
 
+BUSY_TIMEOUT_S: Final = 1.0
+"""How long one statement waits for another process; the writer tries again for as long as its queue has room."""
+_LOCK_TRIES: Final = 20
+_LOCK_PAUSE_S: Final = 0.01
+"""A reader that asks whether somebody writes holds the lock for microseconds."""
 
-def open_for_writing(path: Path) -> tuple[Engine, TextIO]:
-    """The only writing connection, its tables made, and the lock that keeps it the only one.
+
+@dataclass
+class WritableDatabase:
+    """The only writing connection, and the lock that keeps it the only one."""
+
+    path: Path
+    """Of the file itself, symbolic links resolved."""
+    engine: Engine
+    lock_file: TextIO
+    identity: tuple[int, int]
+    """(device, inode) of the file that was opened."""
+    log_identity: tuple[int, int] | None = None
+    """Of its write-ahead log, when last looked at."""
+
+    def is_gone(self) -> bool:
+        """Whether the name leads to another file now, or to none: what is written then, nobody can read."""
+        if _identity(self.path) != self.identity:
+            return True
+        self.log_identity = _identity(Path(f"{self.path}-wal"))
+        return False
+
+    def close_gone(self) -> None:
+        """Close a database whose file is gone, and remove the log that it leaves behind: SQLite would take it for that
+        of the file which has the name now."""
+        self.close()
+        log = Path(f"{self.path}-wal")
+        if self.log_identity is not None and _identity(log) == self.log_identity:
+            for left in (log, Path(f"{self.path}-shm")):
+                left.unlink(missing_ok=True)
+
+    def tell_run(self, run_id: int) -> None:
+        """Which run is being written, for whoever asks `written_run`."""
+        with contextlib.suppress(OSError):  # a full disk
+            self.lock_file.truncate(0)
+            self.lock_file.write(str(run_id))
+            self.lock_file.flush()
+
+    def close(self) -> None:
+        self.engine.dispose()
+        self.lock_file.close()
+
+
+def open_for_writing(path: Path) -> WritableDatabase:
+    """The file with its tables, made where it is missing.
 
     The lock is `FILE.lock`, held until closed: two connections that write or checkpoint at once may damage a
-    WAL database on SQLite 3.7.0 to 3.51.2. Raises ConfigError with the remedy.
+    WAL database on SQLite 3.7.0 to 3.51.2. Symbolic links lead to one lock; a file of several names (hard links) is
+    refused, because SQLite looks for its journal beside the name it was given. Raises ConfigError with the remedy.
     """
+    path = path.resolve()
     if not path.parent.is_dir():
         raise ConfigError(
             f"telemetry database {path}: directory {path.parent} does not exist; "
@@ -33,12 +86,43 @@ def open_for_writing(path: Path) -> tuple[Engine, TextIO]:
         # Said by its mode alone, because the superuser could write it all the same.
         if place.exists() and not place.stat().st_mode & 0o222:
             raise _unwritable(path, PermissionError(f"{place} is read-only"))
+    if path.exists() and (num_names := path.stat().st_nlink) > 1:
+        raise ConfigError(
+            f"telemetry database {path} has {num_names} names (hard links), under which several servers could write "
+            "it and damage it; remove the others, copy the file (cp), or choose another with --telemetry-url"
+        )
     lock_file = _lock(path)
     try:
-        return _create(path), lock_file
+        engine = _create(path)
+        identity = _identity(path)
+        assert identity is not None
+        opened = WritableDatabase(path, engine, lock_file, identity)
+        opened.tell_run(0)
+        return opened
     except BaseException:
         lock_file.close()
         raise
+
+
+def written_run(path: Path) -> int | None:
+    """The run that a process is writing now, 0 where nobody writes one; None where that cannot be told."""
+    try:
+        with open(f"{path.resolve()}.lock", encoding="ascii") as lock_file:
+            try:
+                fcntl.flock(lock_file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return int(lock_file.read())
+            return 0
+    except (OSError, ValueError):  # no lock file, or not ours to read
+        return None
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def open_for_reading(path: Path) -> Engine:
@@ -90,27 +174,31 @@ def _lock(path: Path) -> TextIO:
         lock_file = open(f"{path}.lock", "a", encoding="ascii")  # noqa: SIM115
     except OSError as error:
         raise _unwritable(path, error) from None
-    try:
-        fcntl.flock(lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        lock_file.close()
-        raise ConfigError(
-            f"telemetry database {path} is being written by another process; "
-            "stop that one or choose another file with --telemetry-url"
-        ) from None
-    return lock_file
+    for _ in range(_LOCK_TRIES):
+        try:
+            fcntl.flock(lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return lock_file
+        except OSError:
+            time.sleep(_LOCK_PAUSE_S)
+    lock_file.close()
+    raise ConfigError(
+        f"telemetry database {path} is being written by another process; "
+        "stop that one or choose another file with --telemetry-url"
+    )
 
 
 def _create(path: Path) -> Engine:
     engine = create_engine(
         "sqlite://",
-        creator=lambda: sqlite3.connect(path, timeout=10.0, check_same_thread=False),
+        creator=lambda: sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, check_same_thread=False),
         poolclass=StaticPool,
     )
     try:
         with engine.connect() as connection:
             if connection.exec_driver_sql("SELECT count(*) FROM sqlite_master").scalar_one():
                 schema.check_version(_stored_version(connection), path)
+            # Takes effect on an empty file only: lets retention give room back when its limit is lowered.
+            connection.exec_driver_sql("PRAGMA auto_vacuum = INCREMENTAL")
             connection.exec_driver_sql("PRAGMA journal_mode = WAL")
             connection.exec_driver_sql("PRAGMA synchronous = NORMAL")
             # Debian's SQLite overwrites what is deleted; telemetry holds no secrets, and removing must be quick.

@@ -1,55 +1,186 @@
-"""Keeps the database within a size: the oldest details go, what sums them up stays.
+"""Keeps the database within a size, its write-ahead log included: the oldest rows go.
 
-A busy server records tens of megabytes a minute. Rows of token_layer, cache_event, upload and step are
-removed by age, an equal share of each table at a time; requests and layer_second, a few per cent of the
-whole, are kept. SQLite reuses the room; the file itself does not shrink.
+A busy server records tens of megabytes a minute. Details (token_layer, cache_event, upload, step) go first, an equal
+share of each table at a time; layer_second, which sums them, is trimmed where it alone takes half of the room; requests
+and load samples only when nothing else is left. Totals of runs stay. `make_room` is called before each transaction and
+leaves room for it, so that the file need not grow: SQLite reuses what was freed.
 """
 
 from __future__ import annotations
 
+import math
+import os
 import time
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from sqlalchemy import Connection, Engine
 
+from twofold.telemetry.database import BUSY_TIMEOUT_S
+
 DETAILS: Final = ("token_layer", "cache_event", "upload", "step")
-_SHARE: Final = 0.02
-_KEPT: Final = 0.95
-"""Of the limit, once it was reached: so that rows are not removed at every look."""
+SUMS: Final = "layer_second"
+LAST: Final = ("request", "load_sample")
+
+_ROW_BYTES: Final = 400
+"""More than a queued row takes with its indices and its part of layer_second (measured: 100 to 250)."""
+_PAGE_BYTES: Final = 4096
+_SHRINK_S: Final = 0.25
+"""Time per call for giving room back after the limit was lowered; what is left is for the next call."""
+_VACUUM_PAGES: Final = 128
+_READERS_MS: Final = 100
 
 
-def used_bytes(connection: Connection) -> int:
-    """Of the database file, pages that are free for reuse not counted."""
+@dataclass(frozen=True)
+class Budget:
+    """How a limit in bytes is divided."""
+
+    max_bytes: int
+
+    @property
+    def log_bytes(self) -> int:
+        """For the write-ahead log: checkpoints keep it far below, unless a reader holds an old state."""
+        return min(32 * 1024**2, self.max_bytes // 5)
+
+    @property
+    def file_bytes(self) -> int:
+        return self.max_bytes - self.log_bytes
+
+    @property
+    def transaction_rows(self) -> int:
+        """Most rows of one transaction; it takes at most a twentieth of the limit."""
+        return max(64, min(16_384, self.max_bytes // (20 * _ROW_BYTES)))
+
+    @property
+    def transaction_bytes(self) -> int:
+        return self.transaction_rows * _ROW_BYTES
+
+    @property
+    def checkpoint_pages(self) -> int:
+        """SQLite copies the log into the file when it is longer."""
+        return max(16, min(1000, self.log_bytes // 8 // _PAGE_BYTES))
+
+
+@dataclass(frozen=True)
+class Room:
+    """Whether another transaction fits, and what was removed for it."""
+
+    fits: bool
+    num_removed: int
+
+
+def prepare(engine: Engine, budget: Budget) -> None:
+    """Bounds of the log that SQLite keeps by itself; for a connection that was just opened."""
+    with engine.connect() as connection:
+        connection.exec_driver_sql(f"PRAGMA wal_autocheckpoint = {budget.checkpoint_pages}")
+        connection.exec_driver_sql(f"PRAGMA journal_size_limit = {budget.log_bytes // 2}")
+
+
+def make_room(engine: Engine, path: Path, budget: Budget) -> Room:
+    """Remove the oldest rows, give pages back and empty the log until one more transaction fits.
+
+    It does not fit where a reader holds an old state so that the log cannot be emptied, or nothing is left to remove.
+    """
+    until_s = time.perf_counter() + _SHRINK_S
+    removed = 0
+    with engine.connect() as connection:
+        used, file = _sizes(connection)
+        log = _emptied_log_bytes(connection, path, budget)
+        wanted = budget.file_bytes - budget.transaction_bytes
+        if used > wanted:
+            # Some more than is needed, so that not every transaction has to.
+            wanted -= budget.transaction_bytes
+        while used > wanted and _log_fits(log, file, budget):
+            if used + budget.transaction_bytes <= file and time.perf_counter() > until_s:
+                break
+            now_removed = _remove_oldest(connection, budget)
+            if not now_removed:
+                break
+            removed += now_removed
+            used, file = _sizes(connection)
+            log = _emptied_log_bytes(connection, path, budget)
+        while used < file > budget.file_bytes and log <= budget.log_bytes and time.perf_counter() < until_s:
+            # Every step of this statement frees one page.
+            connection.exec_driver_sql(f"PRAGMA incremental_vacuum({_VACUUM_PAGES})").fetchall()
+            connection.commit()
+            before, (used, file) = file, _sizes(connection)
+            log = _emptied_log_bytes(connection, path, budget)
+            if file >= before:
+                break
+    fits = used + budget.transaction_bytes <= max(budget.file_bytes, file) and _log_fits(log, file, budget)
+    return Room(fits, removed)
+
+
+def _log_fits(log: int, file: int, budget: Budget) -> bool:
+    """Whether a transaction may still be appended to the log. Without readers in its way it always may."""
+    return log + budget.transaction_bytes <= max(budget.log_bytes, budget.max_bytes - file)
+
+
+def _emptied_log_bytes(connection: Connection, path: Path, budget: Budget) -> int:
+    """Bytes of the log, after an attempt to empty it where it is long; readers that finish soon are waited for."""
+    log = _log_bytes(path)
+    if log <= budget.log_bytes // 2:
+        return log
+    connection.exec_driver_sql(f"PRAGMA busy_timeout = {_READERS_MS}")
+    connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+    connection.exec_driver_sql(f"PRAGMA busy_timeout = {int(BUSY_TIMEOUT_S * 1e3)}")
+    return _log_bytes(path)
+
+
+def _sizes(connection: Connection) -> tuple[int, int]:
+    """Bytes of the file's pages in use, and of all."""
     pages, free, size = (
         int(connection.exec_driver_sql(f"PRAGMA {name}").scalar_one())
         for name in ("page_count", "freelist_count", "page_size")
     )
-    return (pages - free) * size
+    return (pages - free) * size, pages * size
 
 
-def trim(engine: Engine, max_bytes: int, *, budget_s: float = 0.5) -> int:
-    """Remove the oldest details until at most 95 % of `max_bytes` are used, for no longer than `budget_s`.
+def _log_bytes(path: Path) -> int:
+    try:
+        return os.stat(f"{path}-wal").st_size
+    except FileNotFoundError:
+        return 0
 
-    Returns the number of rows removed; what is still too much is left for the next time.
-    """
+
+def _remove_oldest(connection: Connection, budget: Budget) -> int:
+    """About a transaction's worth of rows in one transaction; returns how many."""
+    most = budget.transaction_rows
+    connection.rollback()
+    connection.exec_driver_sql("BEGIN IMMEDIATE")
     removed = 0
-    begun_s = time.perf_counter()
-    with engine.begin() as connection:
-        if used_bytes(connection) <= max_bytes:
-            return 0
-    while time.perf_counter() - begun_s < budget_s:
-        with engine.begin() as connection:
-            now_removed = sum(_remove_oldest(connection, table) for table in DETAILS)
-            removed += now_removed
-            if not now_removed or used_bytes(connection) <= _KEPT * max_bytes:
-                break
+    if _sums_bytes(connection) <= budget.file_bytes // 2:
+        removed = _remove_share(connection, DETAILS, most)
+    removed = removed or _remove_share(connection, (SUMS,), most) or _remove_share(connection, LAST, most)
+    connection.commit()
     return removed
 
 
-def _remove_oldest(connection: Connection, table: str) -> int:
-    first, last = connection.exec_driver_sql(f"SELECT min(rowid), max(rowid) FROM {table}").one()  # noqa: S608
-    if first is None:
-        return 0
-    until = first + max(1, int((last - first) * _SHARE))
-    cursor = connection.exec_driver_sql(f"DELETE FROM {table} WHERE rowid < ?", (until,))  # noqa: S608
-    return int(cursor.rowcount)
+def _remove_share(connection: Connection, tables: tuple[str, ...], most: int) -> int:
+    """Remove the oldest rows of tables, the same share of each, `most` together."""
+    ranges = {table: _row_range(connection, table) for table in tables}
+    share = min(1.0, most / max(1, sum(last - first for first, last in ranges.values())))
+    removed = 0
+    for table, (first, last) in ranges.items():
+        until = first + math.ceil((last - first) * share)
+        cursor = connection.exec_driver_sql(f"DELETE FROM {table} WHERE rowid < ?", (until,))  # noqa: S608
+        removed += int(cursor.rowcount)
+    return removed
+
+
+def _row_range(connection: Connection, table: str) -> tuple[int, int]:
+    """Row numbers, which rise with time: the first, and the one behind the last."""
+    first, last = connection.exec_driver_sql(
+        f"SELECT (SELECT min(rowid) FROM {table}), (SELECT max(rowid) FROM {table})"  # noqa: S608
+    ).one()
+    return (0, 0) if first is None else (int(first), int(last) + 1)
+
+
+def _sums_bytes(connection: Connection) -> int:
+    """What layer_second takes, estimated from its latest rows."""
+    first, last = _row_range(connection, SUMS)
+    mean = connection.exec_driver_sql(
+        f"SELECT avg(length(uses)) FROM (SELECT uses FROM {SUMS} ORDER BY rowid DESC LIMIT 256)"  # noqa: S608
+    ).scalar_one()
+    return int((last - first) * ((mean or 0) + 60))

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from twofold.errors import ConfigError
-from twofold.telemetry.sink import LoadSample
+from twofold.telemetry.sink import LoadSample, SinkStats
 from twofold.types import RequestRecord, RunInfo, StepRecord
 
 Rows = npt.NDArray[Any]
@@ -136,6 +136,10 @@ class RoutingRecorder:
     def dropped(self, kind: str, count: int) -> None:
         if kind == "token_layer":
             self.num_dropped += count
+
+    def stats(self) -> SinkStats | None:
+        """Keeps no database."""
+        return None
 
     def close(self) -> None:
         """Write the file: all of it or, if that fails, nothing."""

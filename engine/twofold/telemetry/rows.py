@@ -98,6 +98,7 @@ def load_sample_row(run_id: int | None, sample: LoadSample) -> Row:
         sample.tpot_ms,
         sample.completion_tokens,
         sample.error,
+        sample.request_id,
     )
 
 

@@ -5,6 +5,9 @@ columns of moments are Unix times. Columns `*_us` of steps, layers, uploads and 
 run's clock: where `run.clock` is "virtual" they are emulated and whoever shows them says so; `step.wall_us`
 is always wall time.
 
+Sums come first where rows are many: `run_total` adds up a whole run and `layer_second` the seconds of its layers, in
+the same transaction as the rows they sum, so they hold whatever retention has removed since.
+
 `token_layer` keeps a token's experts as little-endian blobs of `num_routed` entries (uint16 ids, uint8
 placements, float32 weights); `queries` turns them back into arrays. `layer_second` sums token_layer and
 upload by second and layer, so that live charts and the heatmap cost the same after an hour as after
@@ -32,7 +35,7 @@ from sqlalchemy.exc import ArgumentError
 
 from twofold.errors import ConfigError
 
-SCHEMA_VERSION: Final = 1
+SCHEMA_VERSION: Final = 2
 
 metadata = MetaData()
 
@@ -186,6 +189,14 @@ layer_second = Table(
     Index("layer_second_by_time", "run_id", "at_s"),
 )
 
+run_total = Table(
+    "run_total",
+    metadata,
+    Column("run_id", Integer, ForeignKey("run.run_id"), primary_key=True),
+    Column("name", Text, primary_key=True, comment="see telemetry/totals.py"),
+    Column("amount", Float, nullable=False),
+)
+
 load_sample = Table(
     "load_sample",
     metadata,
@@ -200,16 +211,17 @@ load_sample = Table(
     Column("tpot_ms", Float),
     Column("completion_tokens", Integer, nullable=False),
     Column("error", Text),
+    Column("request_id", Text, comment="that of table request; NULL where no answer began"),
     Index("load_sample_by_test", "loadtest_id", "finished_s"),
 )
 
 dropped = Table(
     "dropped",
     metadata,
-    Column("run_id", Integer, ForeignKey("run.run_id"), nullable=False),
-    Column("at_s", Float, nullable=False),
-    Column("kind", Text, nullable=False),
-    Column("place", Text, nullable=False, comment="ring, queue or database"),
+    Column("run_id", Integer, ForeignKey("run.run_id"), primary_key=True),
+    Column("kind", Text, primary_key=True),
+    Column("place", Text, primary_key=True, comment="ring, queue or database"),
+    Column("at_s", Float, nullable=False, comment="Unix time of the latest"),
     Column("num_events", Integer, nullable=False),
 )
 """Events that were lost, never silently."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Final, Literal, Protocol
@@ -19,6 +19,9 @@ from twofold.errors import RequestError
 from twofold.types import RequestRecord, RunInfo, StepRecord
 
 EventKind = Literal["token_layer", "upload", "cache_event"]
+LossPlace = Literal["ring", "queue", "database"]
+LOSS_PLACES: Final[tuple[LossPlace, ...]] = ("ring", "queue", "database")
+"""Where events get lost: a full native ring, a full queue before the database, the database itself."""
 
 MAX_ROUTED: Final = 16
 """Most experts of one token and layer that an event can hold."""
@@ -137,6 +140,26 @@ class LoadSample:
     """None with fewer than two tokens."""
     completion_tokens: int = 0
     error: str | None = None
+    request_id: str | None = None
+    """What the answer calls itself (`id`), which is what table `request` calls it; None when none came."""
+
+
+@dataclass(frozen=True)
+class SinkStats:
+    """What a database has been given so far, and what was lost on the way."""
+
+    num_written: int
+    """Rows committed, roll-ups not counted."""
+    num_queued: int
+    """Rows taken that are not committed yet."""
+    dropped: Mapping[LossPlace, int]
+    """Events lost, by place; every place is there."""
+    last_error: str | None
+    """Why nothing is being written at present; None while all is well."""
+
+    @property
+    def num_dropped(self) -> int:
+        return sum(self.dropped.values())
 
 
 class TelemetrySink(Protocol):
@@ -160,6 +183,9 @@ class TelemetrySink(Protocol):
     def dropped(self, kind: str, count: int) -> None:
         """`count` further events of `kind` were lost before they got here (a full native ring)."""
 
+    def stats(self) -> SinkStats | None:
+        """How recording goes; None from a sink that keeps no database. From any thread."""
+
     def close(self) -> None:
         """Write out everything taken so far, mark the run as finished, release the database. Idempotent."""
 
@@ -178,6 +204,9 @@ class NullSink:
     def load_samples(self, rows: list[LoadSample]) -> None: ...
 
     def dropped(self, kind: str, count: int) -> None: ...
+
+    def stats(self) -> SinkStats | None:
+        return None
 
     def close(self) -> None: ...
 
@@ -211,6 +240,10 @@ class TeeSink:
     def dropped(self, kind: str, count: int) -> None:
         for sink in self._sinks:
             sink.dropped(kind, count)
+
+    def stats(self) -> SinkStats | None:
+        """Of the first that keeps a database."""
+        return next((stats for sink in self._sinks if (stats := sink.stats()) is not None), None)
 
     def close(self) -> None:
         """Close all, also when one of them fails; the first failure is raised at the end."""
@@ -278,6 +311,7 @@ def _parse_sample(sample: object, index: int) -> LoadSample:
         tpot_ms=_number(sample, "tpot_ms", index, optional=True),
         completion_tokens=int(_number(sample, "completion_tokens", index, optional=True) or 0),
         error=_text(sample, "error", index, optional=True),
+        request_id=_text(sample, "request_id", index, optional=True),
     )
 
 

@@ -13,7 +13,8 @@ def summarise(url: str, *, run_id: int | None = None) -> dict[str, Any]:
 
     Tokens are those computed, of prompts and answers alike; `decode_tokens_per_s` counts steps that only
     decode, on the run's clock (emulated when "emulated" is true), `decode_tokens_per_wall_s` the same by
-    the wall. Figures that nothing was recorded for are None. Raises ConfigError where there is no database
+    the wall. Figures that nothing was recorded for are None, as are hit rate and policy where no expert has a place on
+    a GPU. Raises ConfigError where there is no database
     or no run.
     """
     db = queries.open_database(url)
@@ -30,17 +31,19 @@ def summarise(url: str, *, run_id: int | None = None) -> dict[str, Any]:
         "started_s": run.started_s,
         "finished_s": run.finished_s,
         "live": run.is_live(),
+        "state": run.state(),
         "model": run.model,
         "accelerator": run.accelerator,
         "emulated": run.emulated,
         "clock": run.clock,
-        "policy": run.policy,
+        "policy": run.policy if run.has_slots else None,
         "version": run.version,
         "requests": {
             "total": requests.total,
             "finished": requests.finished,
             "failed": requests.failed,
             "cancelled": requests.cancelled,
+            "unfinished": requests.unfinished,
         },
         "steps": steps.num_steps,
         "prefill_tokens": steps.num_prefill_tokens,
@@ -90,26 +93,36 @@ def format_summary(summary: dict[str, Any]) -> str:
     requests = summary["requests"]
     lost = sum(summary["dropped_events"].values())
     what = ", ".join(f"{count:,} {name}" for name, count in summary["dropped_events"].items())
+    policy = "no experts on a GPU" if summary["policy"] is None else f"policy {summary['policy']}"
+    state = {
+        "live": "live",
+        "ended": "ended",
+        "broke off": "broke off without a word (killed or crashed)",
+    }[summary["state"]]
     lines = [
-        (
-            "run",
-            f"{summary['run_id']}, {'live' if summary['live'] else 'ended'}, Twofold {summary['version']}",
-        ),
+        ("run", f"{summary['run_id']}, {state}, Twofold {summary['version']}"),
         ("model", summary["model"]),
-        ("accelerator", f"{summary['accelerator']}, {summary['clock']} clock, policy {summary['policy']}"),
+        ("accelerator", f"{summary['accelerator']}, {summary['clock']} clock, {policy}"),
         (
             "requests",
             f"{requests['total']:,}: {requests['finished']:,} finished, {requests['failed']:,} failed, "
-            f"{requests['cancelled']:,} cancelled",
+            f"{requests['cancelled']:,} cancelled, {requests['unfinished']:,} "
+            f"{'running' if summary['live'] else 'unfinished'}",
         ),
         ("tokens", f"{summary['prefill_tokens']:,} prefill, {summary['decode_tokens']:,} decode"),
         ("decode", figure(summary["decode_tokens_per_s"], "{:,.1f} tokens/s") + emulated),
         ("decode, wall", figure(summary["decode_tokens_per_wall_s"], "{:,.1f} tokens/s on this machine")),
-        ("hit rate", figure(summary["hit_rate"], "{:.1%}")),
-        ("uploads", f"{summary['uploads']:,}, {figure(summary['uploads_per_token'], '{:.2f}')} per token"),
-        ("", ", ".join(f"{count:,} by {name}" for name, count in summary["uploads_by_reason"].items())),
-        ("over PCIe", f"{summary['h2d_bytes'] / 1e6:,.1f} MB{emulated}"),
-        ("evictions", f"{summary['evictions']:,}"),
+    ]
+    if summary["policy"] is not None:
+        uploads = figure(summary["uploads_per_token"], "{:.2f}")
+        lines += [
+            ("hit rate", figure(summary["hit_rate"], "{:.1%}")),
+            ("uploads", f"{summary['uploads']:,}, {uploads} per token"),
+            ("", ", ".join(f"{count:,} by {name}" for name, count in summary["uploads_by_reason"].items())),
+            ("over PCIe", f"{summary['h2d_bytes'] / 1e6:,.1f} MB{emulated}"),
+            ("evictions", f"{summary['evictions']:,}"),
+        ]
+    lines += [
         ("prediction", figure(summary["prediction_error_median"], "{:.1%} median error of a layer's time")),
         ("lost events", f"{what}: figures are too low by that much" if lost else "none"),
     ]

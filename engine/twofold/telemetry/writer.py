@@ -1,79 +1,62 @@
 """The one thread and the one connection that write the telemetry database.
 
-Producers append to a bounded queue and return at once; the thread takes what has gathered, turns it into
-tuples and inserts it in one transaction. What does not fit in the queue is counted by kind and stored in
-table `dropped`. An error of the database never reaches the engine: it is logged once, kept in
-`stats().last_error`, and the events it cost are counted like any other drop.
+Producers append to a bounded queue and return at once; the thread takes what has gathered and writes it in one
+transaction. What does not fit in the queue is counted by kind and stored in table `dropped`. An error of the database
+never reaches the engine: it is logged once and kept in `stats().last_error`. While another process holds the database,
+the disk is full or the file is away, rows wait in the queue; what another error costs is counted like any other drop.
 """
 
 from __future__ import annotations
 
 import logging
+import sqlite3
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from itertools import islice
-from typing import Any, Final, TextIO
+from collections.abc import Callable
+from typing import Any, Final
 
-import numpy as np
-from sqlalchemy import Connection, Engine, Table
-
+from twofold.errors import ConfigError
 from twofold.telemetry import database, retention, rows, schema
-from twofold.telemetry.sink import LoadSample, NullSink, TelemetrySink, check_event_dtype
+from twofold.telemetry.database import WritableDatabase
+from twofold.telemetry.run_writer import NATIVE, Item, Losses, RunWriter
+from twofold.telemetry.sink import (
+    LOSS_PLACES,
+    LoadSample,
+    LossPlace,
+    NullSink,
+    SinkStats,
+    TelemetrySink,
+    check_event_dtype,
+)
 from twofold.types import RequestRecord, RunInfo, StepRecord
 
 _log = logging.getLogger("twofold.telemetry")
 
 MAX_QUEUED_ROWS: Final = 262_144
 """About 45 MB of token_layer events: four seconds of a 48-layer model prefilling at 1,300 tokens/s."""
-MAX_TRANSACTION_ROWS: Final = 16_384
 _RESERVED_ROWS: Final = 8_192
 """Room that native events leave to requests and steps, without which they would mean little."""
-_CHUNK_ROWS: Final = 1024
-"""Rows turned into tuples at a time: the interpreter lock is held for well under a millisecond."""
 MAX_DATABASE_BYTES: Final = 2 * 1024**3
-_LOOK_AT_SIZE_ROWS: Final = 50_000
-_REMEMBERED_STEPS: Final = 10_000
 _FLUSH_INTERVAL_S: Final = 0.2
 _HEARTBEAT_S: Final = 1.0
+_LONGEST_PAUSE_S: Final = 2.0
+"""Between two attempts on a database that cannot be written now."""
+_CLOSE_PATIENCE_S: Final = 10.0
+"""How long `close` tries to write what is queued."""
+_MAY_PASS: Final = {
+    sqlite3.SQLITE_BUSY,
+    sqlite3.SQLITE_LOCKED,
+    sqlite3.SQLITE_FULL,
+    sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_CANTOPEN,
+    sqlite3.SQLITE_READONLY,
+}
+"""Errors of the surroundings, not of what is written."""
 
 
-def _insert_sql(table: Table, *, replace: bool = False) -> str:
-    names = [column.name for column in table.columns]
-    verb = "INSERT OR REPLACE" if replace else "INSERT"
-    return f"{verb} INTO {table.name} ({', '.join(names)}) VALUES ({', '.join('?' * len(names))})"
-
-
-_INSERT_TOKEN_LAYER = _insert_sql(schema.token_layer)
-_INSERT_UPLOAD = _insert_sql(schema.upload)
-_INSERT_CACHE_EVENT = _insert_sql(schema.cache_event)
-_INSERT_LAYER_SECOND = _insert_sql(schema.layer_second)
-_INSERT_STEP = _insert_sql(schema.step, replace=True)
-_INSERT_REQUEST = _insert_sql(schema.request, replace=True)
-_INSERT_LOAD_SAMPLE = _insert_sql(schema.load_sample)
-_INSERT_DROPPED = _insert_sql(schema.dropped)
-
-
-@dataclass(frozen=True)
-class SinkStats:
-    """What the writer has done so far."""
-
-    num_written: int
-    """Rows committed, roll-ups not counted."""
-    num_dropped: int
-    """Events lost in native rings, in the queue or to database errors."""
-    last_error: str | None
-    """Of the database; None after it recovered."""
-
-
-@dataclass(frozen=True)
-class _Item:
-    kind: str
-    payload: Any
-    num_rows: int
-    arrived_s: float
+class _NoRoomError(Exception):
+    """Nothing more fits into the limit for now."""
 
 
 class DatabaseSink:
@@ -81,34 +64,33 @@ class DatabaseSink:
 
     def __init__(
         self,
-        engine: Engine,
-        lock_file: TextIO,
+        opened: WritableDatabase,
         *,
         max_queued_rows: int = MAX_QUEUED_ROWS,
         max_bytes: int = MAX_DATABASE_BYTES,
         now: Callable[[], float] = time.time,
     ) -> None:
-        self._engine = engine
-        self._lock_file = lock_file
+        self._path = opened.path
         self._max_queued_rows = max_queued_rows
-        self._max_bytes = max_bytes
+        self._budget = retention.Budget(max_bytes)
         self._now = now
         self._mutex = threading.Lock()
         self._wake = threading.Event()
-        self._items: deque[_Item] = deque()
+        self._items: deque[Item] = deque()
         self._queued_rows = 0
-        self._lost: Counter[tuple[str, str]] = Counter()
-        self._num_dropped = 0
+        self._lost: Losses = Counter()
+        self._dropped: Counter[LossPlace] = Counter()
         self._closing = False
-        # The rest belongs to the writer thread.
-        self._run: _Item | None = None
-        self._run_id: int | None = None
-        self._step_seconds: dict[int, int] = {}
         self._num_written = 0
-        self._num_written_at_last_look = 0
         self._last_error: str | None = None
+        # The rest belongs to the writer thread.
+        self._database: WritableDatabase | None = opened
+        self._run = RunWriter()
+        self._told_run_id: int | None = None
         self._next_heartbeat_s = 0.0
+        self._pause_s = 0.0
         self._has_trimmed = False
+        retention.prepare(opened.engine, self._budget)
         self._thread = threading.Thread(target=self._work, name="twofold-telemetry", daemon=True)
         self._thread.start()
 
@@ -117,7 +99,7 @@ class DatabaseSink:
     def begin_run(self, run: RunInfo) -> None:
         with self._mutex:
             if not self._closing:
-                self._items.append(_Item("run", run, 0, self._now()))
+                self._items.append(Item("run", run, 0, self._now()))
         self._wake.set()
 
     def request(self, record: RequestRecord) -> None:
@@ -142,7 +124,8 @@ class DatabaseSink:
 
     def stats(self) -> SinkStats:
         with self._mutex:
-            return SinkStats(self._num_written, self._num_dropped, self._last_error)
+            dropped = {place: self._dropped[place] for place in LOSS_PLACES}
+            return SinkStats(self._num_written, self._queued_rows, dropped, self._last_error)
 
     def close(self) -> None:
         with self._mutex:
@@ -152,7 +135,7 @@ class DatabaseSink:
 
     def _push(self, kind: str, payload: Any, num_rows: int) -> None:
         with self._mutex:
-            limit = self._max_queued_rows + (0 if kind in _NATIVE else _RESERVED_ROWS)
+            limit = self._max_queued_rows + (0 if kind in NATIVE else _RESERVED_ROWS)
             room = 0 if self._closing else max(0, limit - self._queued_rows)
             if num_rows > room:
                 self._lose(kind, "queue", num_rows - room)
@@ -160,191 +143,176 @@ class DatabaseSink:
             if num_rows:
                 if isinstance(payload, list):
                     payload = payload[:num_rows]
-                elif kind in _NATIVE:
+                elif kind in NATIVE:
                     payload = payload[:num_rows].copy()
-                self._items.append(_Item(kind, payload, num_rows, self._now()))
+                self._items.append(Item(kind, payload, num_rows, self._now()))
                 self._queued_rows += num_rows
-            crowded = self._queued_rows >= MAX_TRANSACTION_ROWS
+            crowded = self._queued_rows >= self._budget.transaction_rows
         if crowded:
             self._wake.set()
 
-    def _lose(self, kind: str, place: str, count: int) -> None:
+    def _lose(self, kind: str, place: LossPlace, count: int) -> None:
         """With the mutex held."""
         self._lost[kind, place] += count
-        self._num_dropped += count
+        self._dropped[place] += count
 
     # -- the writer thread ---------------------------------------------------------------------------------
 
     def _work(self) -> None:
+        give_up_s: float | None = None
         while True:
             self._wake.wait(_FLUSH_INTERVAL_S)
             self._wake.clear()
             with self._mutex:
                 closing = self._closing
-            while batch := self._take():
-                self._write(batch)
-                self._keep_size()
-            if closing:
+            if closing and give_up_s is None:
+                give_up_s = time.monotonic() + _CLOSE_PATIENCE_S
+            batch = self._take()
+            while batch and self._write(batch):
+                batch = self._take()
+            if closing and (not batch or time.monotonic() >= (give_up_s or 0.0)):
                 break
-            if self._now() >= self._next_heartbeat_s:
+            if not batch and self._now() >= self._next_heartbeat_s:
                 self._write([])
+            if self._pause_s:
+                time.sleep(self._pause_s)
+        self._abandon_queue()
         self._write([], finished=True)
-        self._engine.dispose()
-        self._lock_file.close()
+        if self._database is not None:
+            self._database.close()
 
-    def _take(self) -> list[_Item]:
-        """The next items, up to a transaction's worth and never across the beginning of a run."""
-        batch: list[_Item] = []
-        num_rows = 0
+    def _take(self) -> list[Item]:
+        """The next items, at most a transaction's worth of rows and never across the beginning of a run.
+
+        Their rows count as queued until they are committed or lost.
+        """
+        batch: list[Item] = []
+        room = self._budget.transaction_rows
         with self._mutex:
-            while self._items and num_rows < MAX_TRANSACTION_ROWS:
+            while self._items and room > 0:
                 if batch and self._items[0].kind == "run":
                     break
                 item = self._items.popleft()
+                if item.num_rows > room:
+                    item, tail = item.split(room)
+                    self._items.appendleft(tail)
                 batch.append(item)
-                num_rows += item.num_rows
-            self._queued_rows -= num_rows
+                room -= item.num_rows
         return batch
 
-    def _write(self, batch: list[_Item], *, finished: bool = False) -> None:
+    def _write(self, batch: list[Item], *, finished: bool = False) -> bool:
+        """One transaction. False where it failed and the batch is back in the queue, to be tried again."""
         if batch and batch[0].kind == "run":
-            self._run, self._run_id = batch.pop(0), None
-            self._step_seconds.clear()
+            self._run.begin(batch.pop(0))
         with self._mutex:
             lost, self._lost = self._lost, Counter()
+        now_s = self._now()
+        seen = now_s >= self._next_heartbeat_s
         try:
-            with self._engine.begin() as connection:
-                run_id = self._run_id if self._run_id is not None else self._insert_run(connection)
-                orphans = self._insert(connection, run_id, batch)
-                if run_id is not None:
-                    self._insert_marks(connection, run_id, lost, finished=finished)
-        except Exception as error:  # whatever it is, the engine goes on and the loss is counted
-            self._failed(batch, lost, error)
-            return
+            opened = self._present_database(lost)
+            self._make_room(opened)
+            with opened.engine.begin() as connection:
+                # At once, so that a database that somebody holds is found out before rows are converted.
+                connection.exec_driver_sql("BEGIN IMMEDIATE")
+                written = self._run.write(connection, batch, lost, now_s=now_s, seen=seen, finished=finished)
+        except Exception as error:  # whatever it is, the engine goes on
+            return self._failed(batch, lost, error)
+        self._run.committed(written)
+        if written.run_id is not None and written.run_id != self._told_run_id:
+            self._told_run_id = written.run_id
+            opened.tell_run(written.run_id)
+        if seen:
+            self._next_heartbeat_s = now_s + _HEARTBEAT_S
+        self._pause_s = 0.0
         with self._mutex:
-            self._run_id = run_id
-            self._num_written += sum(item.num_rows for item in batch) - sum(orphans.values())
-            for kind, count in orphans.items():
+            self._queued_rows -= sum(item.num_rows for item in batch)
+            self._num_written += written.rows.total()
+            for kind, count in written.orphans.items():
                 self._lose(kind, "queue", count)
-            if run_id is None:
+            if written.run_id is None:
                 self._lost.update(lost)
             recovered, self._last_error = self._last_error is not None, None
         if recovered:
-            _log.warning("telemetry is being written again; %d events were lost so far", self._num_dropped)
+            _log.warning(
+                "telemetry is being written again; %d events were lost so far", self._dropped.total()
+            )
+        return True
 
-    def _keep_size(self) -> None:
-        if self._num_written - self._num_written_at_last_look < _LOOK_AT_SIZE_ROWS:
-            return
-        self._num_written_at_last_look = self._num_written
-        try:
-            removed = retention.trim(self._engine, self._max_bytes)
-        except Exception as error:  # tried again later; writing itself will say if the database is broken
-            _log.warning("old telemetry could not be removed: %s", getattr(error, "orig", None) or error)
-            return
-        if removed and not self._has_trimmed:
+    def _present_database(self, lost: Losses) -> WritableDatabase:
+        """The open database; a new one where its file was deleted or replaced. Raises ConfigError where none opens."""
+        if self._database is not None and self._database.is_gone():
+            self._database.close_gone()
+            self._database = self._told_run_id = None
+            gone, losses = self._run.forget()
+            lost.update(losses)
+            with self._mutex:
+                self._dropped["database"] += gone.total()
+            lost.update({(kind, "database"): count for kind, count in gone.items()})
+            _log.error(
+                "telemetry database %s was deleted or replaced while it was being written: the %d events it held of "
+                "this run are gone and counted as lost; a new file is begun",
+                self._path,
+                gone.total(),
+            )
+        if self._database is None:
+            opened = database.open_for_writing(self._path)
+            retention.prepare(opened.engine, self._budget)
+            self._database = opened
+        return self._database
+
+    def _make_room(self, opened: WritableDatabase) -> None:
+        room = retention.make_room(opened.engine, opened.path, self._budget)
+        if room.num_removed and not self._has_trimmed:
             self._has_trimmed = True
             _log.info(
-                "the telemetry database has reached %.1f GB: its oldest details are removed from now on",
-                self._max_bytes / 1e9,
+                "the telemetry database has reached %.1f MB (--telemetry-max-bytes): its oldest rows are removed from "
+                "now on",
+                self._budget.max_bytes / 1e6,
+            )
+        if not room.fits:
+            raise _NoRoomError(
+                f"{opened.path} and its log have reached --telemetry-max-bytes and a reader keeps the log from being "
+                "emptied; end the program that holds a transaction on it open"
             )
 
-    def _failed(self, batch: list[_Item], lost: Counter[tuple[str, str]], error: Exception) -> None:
+    def _failed(self, batch: list[Item], lost: Losses, error: Exception) -> bool:
         cause = getattr(error, "orig", None) or error
+        code = getattr(cause, "sqlite_errorcode", None)
+        may_pass = isinstance(error, ConfigError | _NoRoomError) or (
+            code is not None and code & 0xFF in _MAY_PASS
+        )
         with self._mutex:
             self._lost.update(lost)
-            for item in batch:
-                self._lose(item.kind, "database", item.num_rows)
+            if may_pass:
+                self._items.extendleft(reversed(batch))
+            else:
+                self._discard(batch)
             first, self._last_error = self._last_error is None, str(cause)
         self._next_heartbeat_s = self._now() + _HEARTBEAT_S
+        self._pause_s = min(_LONGEST_PAUSE_S, 2 * self._pause_s or _FLUSH_INTERVAL_S) if may_pass else 0.0
         if first:
             _log.error(
                 "telemetry is not being written: %s; the engine goes on, lost events are counted", cause
             )
+        return not may_pass
 
-    def _insert_run(self, connection: Connection) -> int | None:
-        if self._run is None:
-            return None
-        names = [column.name for column in schema.run.columns][1:]
-        cursor = connection.exec_driver_sql(
-            f"INSERT INTO run ({', '.join(names)}) VALUES ({', '.join('?' * len(names))})",  # noqa: S608
-            rows.run_row(self._run.payload, self._run.arrived_s),
-        )
-        return int(cursor.lastrowid)
-
-    def _insert(self, connection: Connection, run_id: int | None, batch: list[_Item]) -> Counter[str]:
-        """Insert a batch; returns what could not be, by kind, because no run has begun."""
-        samples = [s for item in batch if item.kind == "load_sample" for s in item.payload]
-        _execute(
-            connection, _INSERT_LOAD_SAMPLE, (rows.load_sample_row(run_id, sample) for sample in samples)
-        )
-        orphans: Counter[str] = Counter()
-        if run_id is None:
-            for item in batch:
-                if item.kind != "load_sample":
-                    orphans[item.kind] += item.num_rows
-            return orphans
-        requests = [rows.request_row(run_id, item.payload) for item in batch if item.kind == "request"]
-        _execute(connection, _INSERT_REQUEST, requests)
-        steps = [rows.step_row(run_id, item.payload) for item in batch if item.kind == "step"]
-        _execute(connection, _INSERT_STEP, steps)
-        self._remember_steps(batch)
-        self._insert_native(connection, run_id, batch)
-        return orphans
-
-    def _insert_native(self, connection: Connection, run_id: int, batch: list[_Item]) -> None:
-        events_by_kind: dict[str, rows.Events] = {}
-        seconds_by_kind: dict[str, rows.Seconds] = {}
-        for kind, (sql, to_rows) in _NATIVE.items():
-            items = [item for item in batch if item.kind == kind]
-            if not items:
-                continue
-            events = np.concatenate([item.payload for item in items])
-            arrivals = np.repeat([int(item.arrived_s) for item in items], [item.num_rows for item in items])
-            events_by_kind[kind], seconds_by_kind[kind] = events, self._seconds_of(events["step"], arrivals)
-            for begin in range(0, len(events), _CHUNK_ROWS):
-                _execute(connection, sql, to_rows(run_id, events[begin : begin + _CHUNK_ROWS]))
-        num_experts = self._run.payload.num_experts if self._run is not None else 0
-        sums = rows.layer_second_rows(run_id, num_experts, events_by_kind, seconds_by_kind)
-        _execute(connection, _INSERT_LAYER_SECOND, sums)
-
-    def _seconds_of(self, steps: rows.Seconds, arrivals: rows.Seconds) -> rows.Seconds:
-        """When each event's step began; when the event arrived, where its step was lost or is yet to come."""
-        known, index = np.unique(steps, return_inverse=True)
-        begun = np.array([self._step_seconds.get(step, -1) for step in known.tolist()], np.int64)[index]
-        return np.where(begun >= 0, begun, arrivals)
-
-    def _remember_steps(self, batch: list[_Item]) -> None:
-        for item in batch:
-            if item.kind == "step":
-                self._step_seconds[item.payload.step] = int(item.payload.started_s)
-        while len(self._step_seconds) > _REMEMBERED_STEPS:
-            del self._step_seconds[next(iter(self._step_seconds))]
-
-    def _insert_marks(
-        self, connection: Connection, run_id: int, lost: Counter[tuple[str, str]], *, finished: bool
-    ) -> None:
-        now_s = self._now()
-        losses = [(run_id, now_s, kind, place, count) for (kind, place), count in lost.items()]
-        _execute(connection, _INSERT_DROPPED, losses)
-        if finished or now_s >= self._next_heartbeat_s:
-            self._next_heartbeat_s = now_s + _HEARTBEAT_S
-            connection.exec_driver_sql(
-                "UPDATE run SET last_seen_s = ?, finished_s = ? WHERE run_id = ?",
-                (now_s, now_s if finished else None, run_id),
+    def _abandon_queue(self) -> None:
+        """What could not be written until the end is lost."""
+        with self._mutex:
+            num_rows = self._queued_rows
+            self._discard(list(self._items))
+            self._items.clear()
+        if num_rows:
+            _log.error(
+                "%d queued telemetry events could not be written before the end and are lost", num_rows
             )
 
-
-_NATIVE: Final = {
-    "token_layer": (_INSERT_TOKEN_LAYER, rows.token_layer_rows),
-    "upload": (_INSERT_UPLOAD, rows.upload_rows),
-    "cache_event": (_INSERT_CACHE_EVENT, rows.cache_event_rows),
-}
-
-
-def _execute(connection: Connection, sql: str, tuples: Iterable[rows.Row]) -> None:
-    remaining = iter(tuples)
-    while chunk := list(islice(remaining, _CHUNK_ROWS)):
-        connection.exec_driver_sql(sql, chunk)
+    def _discard(self, batch: list[Item]) -> None:
+        """With the mutex held: these are lost."""
+        for item in batch:
+            self._queued_rows -= item.num_rows
+            if item.num_rows:
+                self._lose(item.kind, "database", item.num_rows)
 
 
 def open_sink(
@@ -356,12 +324,12 @@ def open_sink(
 ) -> TelemetrySink:
     """The sink for a telemetry URL; None or an empty one means no telemetry. `now` gives Unix time.
 
-    Beyond `max_bytes` the oldest details are removed (see `retention`).
+    The database and its log stay within `max_bytes` together: the oldest rows are removed (see `retention`).
 
     Raises ConfigError, with the remedy, where the URL is bad, its directory is missing, the file cannot be
     written, is being written by another process, or holds something else than this version's tables.
     """
     if not url:
         return NullSink()
-    engine, lock_file = database.open_for_writing(schema.database_path(url))
-    return DatabaseSink(engine, lock_file, max_queued_rows=max_queued_rows, max_bytes=max_bytes, now=now)
+    opened = database.open_for_writing(schema.database_path(url))
+    return DatabaseSink(opened, max_queued_rows=max_queued_rows, max_bytes=max_bytes, now=now)

@@ -9,18 +9,19 @@ import numpy.typing as npt
 from sqlalchemy import Executable, Integer, and_, case, cast, func, select
 
 from twofold.telemetry import schema
-from twofold.telemetry.queries.runs import Database, Run, Window
+from twofold.telemetry.queries.runs import Database, Run, Window, run_totals
 from twofold.telemetry.sink import Placement
+from twofold.telemetry.totals import LAYER_TOTALS, STEP_TOTALS
 
 F64 = npt.NDArray[np.float64]
-
-_LAYER_SUMS = ("num_hits", "num_cpu", "num_fetched", "num_uploads", "upload_bytes")
 
 
 @dataclass(frozen=True)
 class PlacementTotals:
     """Where routed experts ran, and what was copied."""
 
+    has_slots: bool
+    """Whether the run has a place on a GPU for an expert at all."""
     num_hits: int
     num_cpu: int
     num_fetched: int
@@ -33,16 +34,14 @@ class PlacementTotals:
 
     @property
     def hit_rate(self) -> float | None:
-        """Hits among routed experts; None where nothing was routed."""
-        return self.num_hits / self.num_routed if self.num_routed else None
+        """Hits among routed experts; None where nothing was routed, or there is no cache that could be hit."""
+        return self.num_hits / self.num_routed if self.num_routed and self.has_slots else None
 
 
 def placement_totals(db: Database, run: Run) -> PlacementTotals:
     """Of the whole run."""
-    layer = schema.layer_second.c
-    sums = [func.coalesce(func.sum(layer[name]), 0) for name in _LAYER_SUMS]
-    (row,) = db.rows(select(*sums).where(layer.run_id == run.run_id))
-    return PlacementTotals(*(int(value) for value in row))
+    totals = run_totals(db, run)
+    return PlacementTotals(run.has_slots, *(int(totals[name]) for name in LAYER_TOTALS))
 
 
 @dataclass(frozen=True)
@@ -69,18 +68,9 @@ class StepTotals:
 
 def step_totals(db: Database, run: Run) -> StepTotals:
     """Of the whole run."""
-    step = schema.step.c
-    only_decode = and_(step.num_prefill_tokens == 0, step.num_decode_tokens > 0)
-    query = select(
-        func.count(),
-        func.coalesce(func.sum(step.num_prefill_tokens), 0),
-        func.coalesce(func.sum(step.num_decode_tokens), 0),
-        func.coalesce(func.sum(case((only_decode, step.num_decode_tokens), else_=0)), 0),
-        func.coalesce(func.sum(case((only_decode, step.step_us), else_=0.0)), 0.0),
-        func.coalesce(func.sum(case((only_decode, step.wall_us), else_=0.0)), 0.0),
-    ).where(step.run_id == run.run_id)
-    (row,) = db.rows(query)
-    return StepTotals(*row)
+    totals = run_totals(db, run)
+    counts, times = STEP_TOTALS[:4], STEP_TOTALS[4:]
+    return StepTotals(*(int(totals[name]) for name in counts), *(totals[name] for name in times))
 
 
 @dataclass(frozen=True)
@@ -171,7 +161,7 @@ def overview(db: Database, run: Run, span: Window, *, max_buckets: int = 300) ->
             decode_only_tokens=int(only_tokens.sum()),
             decode_only_clock_s=float(only_us.sum()) / 1e6,
             decode_only_wall_s=float(only_wall_us.sum()) / 1e6,
-            totals=PlacementTotals(*(int(column.sum()) for column in layers)),
+            totals=PlacementTotals(run.has_slots, *(int(column.sum()) for column in layers)),
         )
 
 
@@ -199,7 +189,7 @@ def _step_sums(db: Database, run: Run, span: Window, bucket_s: int, num_buckets:
 def _layer_sums(db: Database, run: Run, span: Window, bucket_s: int, num_buckets: int) -> F64:
     layer = schema.layer_second.c
     bucket = (layer.at_s - span.begin_s) // bucket_s
-    sums = [func.sum(layer[name]) for name in _LAYER_SUMS]
+    sums = [func.sum(layer[name]) for name in LAYER_TOTALS]
     in_window = and_(layer.run_id == run.run_id, layer.at_s >= span.begin_s, layer.at_s < span.end_s)
     return _by_bucket(db, len(sums), num_buckets, select(bucket, *sums).where(in_window).group_by(bucket))
 

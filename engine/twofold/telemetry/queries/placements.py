@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from sqlalchemy import Table, func, select
+from sqlalchemy import Table, select
 
 from twofold.telemetry import schema
-from twofold.telemetry.queries.runs import Database, Run, Window
+from twofold.telemetry.queries.runs import Database, Run, Window, run_totals
 from twofold.telemetry.sink import CacheEventKind, Placement, UploadReason
+from twofold.telemetry.totals import count_name
 
 F64 = npt.NDArray[np.float64]
 I64 = npt.NDArray[np.int64]
@@ -89,11 +90,9 @@ def uploads(
 
 
 def upload_counts(db: Database, run: Run) -> dict[UploadReason, int]:
-    """Copies by reason, of those still stored in detail: retention takes the oldest."""
-    table = schema.upload.c
-    query = select(table.reason, func.count()).where(table.run_id == run.run_id).group_by(table.reason)
-    counts = {UploadReason(reason): int(count) for reason, count in db.rows(query)}
-    return {reason: counts.get(reason, 0) for reason in UploadReason}
+    """Copies by reason, over the whole run."""
+    totals = run_totals(db, run)
+    return {reason: int(totals[count_name(reason)]) for reason in UploadReason}
 
 
 @dataclass(frozen=True)
@@ -123,10 +122,8 @@ def cache_events(
 
 def cache_event_counts(db: Database, run: Run) -> dict[CacheEventKind, int]:
     """How often the cache decided what, over the whole run."""
-    table = schema.cache_event.c
-    query = select(table.kind, func.count()).where(table.run_id == run.run_id).group_by(table.kind)
-    counts = {CacheEventKind(kind): int(count) for kind, count in db.rows(query)}
-    return {kind: counts.get(kind, 0) for kind in CacheEventKind}
+    totals = run_totals(db, run)
+    return {kind: int(totals[count_name(kind)]) for kind in CacheEventKind}
 
 
 def _of_steps(

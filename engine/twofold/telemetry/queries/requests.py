@@ -49,19 +49,25 @@ class RequestCounts:
 
     total: int
     finished: int
+    """Answered to the end: "stop" or "length"."""
     failed: int
     """Ended by "error"."""
     cancelled: int
+    """The client did not want the answer any more."""
+
+    @property
+    def unfinished(self) -> int:
+        """Still running; for ever so where the run broke off."""
+        return self.total - self.finished - self.failed - self.cancelled
 
 
 def request_counts(db: Database, run: Run) -> RequestCounts:
     table = schema.request.c
     query = select(table.finish_reason, func.count()).where(table.run_id == run.run_id)
     counts = {reason: int(count) for reason, count in db.rows(query.group_by(table.finish_reason))}
-    total = sum(counts.values())
-    return RequestCounts(
-        total, total - counts.get(None, 0), counts.get("error", 0), counts.get("cancelled", 0)
-    )
+    failed, cancelled, unfinished = (counts.pop(reason, 0) for reason in ("error", "cancelled", None))
+    finished = sum(counts.values())
+    return RequestCounts(finished + failed + cancelled + unfinished, finished, failed, cancelled)
 
 
 @dataclass(frozen=True)

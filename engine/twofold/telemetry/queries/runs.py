@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import sqlite3
 import time
+from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from pathlib import Path
+from typing import Any, Final, Literal
 
-from sqlalchemy import Engine, Executable, func, select
+from sqlalchemy import Engine, Executable, select
 from sqlalchemy.exc import SQLAlchemyError
 
 from twofold.errors import ConfigError
 from twofold.telemetry import database, schema
 
 LIVE_AFTER_S: Final = 5.0
-"""A run whose heartbeat (each second) is older than this no longer lives."""
+"""A run whose heartbeat (each second) is older than this no longer lives, where its lock cannot tell."""
+
+RunState = Literal["live", "ended", "broke off"]
+"""Broke off: the process ended without a word (killed, crashed, power)."""
 
 
 @dataclass(frozen=True)
@@ -67,23 +73,45 @@ class Run:
     cpu_threads: int
     version: str
     config_json: str
+    is_written: bool | None = None
+    """Whether a process holds the database to write this run; None where that could not be told."""
+
+    @property
+    def has_slots(self) -> bool:
+        """Whether there is an expert cache: without one there is no hit rate and no policy."""
+        return self.num_slots > 0
 
     def is_live(self, now_s: float | None = None) -> bool:
+        """By the writer's lock, else by the last sign of life."""
+        if self.finished_s is not None or self.is_written is not None:
+            return self.finished_s is None and self.is_written is True
         now = time.time() if now_s is None else now_s
-        return self.finished_s is None and now - self.last_seen_s <= LIVE_AFTER_S
+        return now - self.last_seen_s <= LIVE_AFTER_S
+
+    def state(self, now_s: float | None = None) -> RunState:
+        if self.is_live(now_s):
+            return "live"
+        return "broke off" if self.finished_s is None else "ended"
 
 
 def runs(db: Database, *, limit: int = 100) -> list[Run]:
     """The newest first."""
-    return [
-        _run(row) for row in db.rows(select(schema.run).order_by(schema.run.c.run_id.desc()).limit(limit))
-    ]
+    rows = db.rows(select(schema.run).order_by(schema.run.c.run_id.desc()).limit(limit))
+    written = database.written_run(Path(db.path))
+    return [_run(row, None if written is None else row.run_id == written) for row in rows]
 
 
-def _run(row: Any) -> Run:
+def _run(row: Any, is_written: bool | None) -> Run:
     values = dict(row._mapping)
     values["emulated"] = bool(values["emulated"])
-    return Run(**values)
+    return Run(**values, is_written=is_written)
+
+
+def run_totals(db: Database, run: Run) -> Mapping[str, float]:
+    """Sums over the whole run by the names of `telemetry.totals`, 0 where nothing was counted."""
+    table = schema.run_total.c
+    rows = db.rows(select(table.name, table.amount).where(table.run_id == run.run_id))
+    return defaultdict(float, {row.name: row.amount for row in rows})
 
 
 @dataclass(frozen=True)
@@ -122,9 +150,8 @@ class Dropped:
 def dropped(db: Database, run: Run) -> list[Dropped]:
     table = schema.dropped.c
     query = (
-        select(table.kind, table.place, func.sum(table.num_events))
+        select(table.kind, table.place, table.num_events)
         .where(table.run_id == run.run_id)
-        .group_by(table.kind, table.place)
         .order_by(table.kind, table.place)
     )
     return [Dropped(kind, place, int(count)) for kind, place, count in db.rows(query)]
