@@ -21,6 +21,7 @@ from twofold.errors import CapacityError, KernelError, RequestError, TwofoldErro
 from twofold.kv_cache import PagePool
 from twofold.loading import load_parts
 from twofold.model import ProgressFn
+from twofold.prefill_budget import PrefillBudget
 from twofold.recording import Recorder
 from twofold.requests import Answer, check_request, max_answer_tokens
 from twofold.runner import Runner
@@ -82,7 +83,12 @@ class Engine:
         self.vocab_size = runner.vocab_size
         self._eos_token_ids = tokenizer.eos_token_ids
         self._pool = pool
-        self._scheduler = Scheduler(pool, config.max_num_seqs, config.max_num_batched_tokens)
+        self._prefill_budget = PrefillBudget(
+            config.max_num_batched_tokens, None if config.max_itl_ms is None else config.max_itl_ms * 1e-3
+        )
+        self._scheduler = Scheduler(
+            pool, config.max_num_seqs, config.max_num_batched_tokens, self._prefill_budget
+        )
         self._recorder = Recorder(telemetry, runner.moe, info)
         self._answers: dict[int, Answer] = {}
         self._numbers = itertools.count()
@@ -276,6 +282,8 @@ class Engine:
         if not scheduled:
             return False
         started_s, wall, clock = time.time(), time.perf_counter(), self._tick()
+        num_decoding = sum(item.sequence.is_decoding for item in scheduled)
+        num_prefill = sum(item.num_tokens for item in scheduled) - num_decoding
         for item in scheduled:
             self._answers[item.sequence.number].scheduled(clock)
         samplers = [self._answers[item.sequence.number].sampler for item in scheduled if item.samples]
@@ -292,6 +300,7 @@ class Engine:
             item.sequence.num_computed += item.num_tokens
             if item.samples:
                 self._emit(self._answers[item.sequence.number], next(picked), now)
+        self._prefill_budget.observe(num_prefill, num_decoding, self._now_s() - clock)
         self._recorder.step(
             self._num_steps,
             scheduled,
