@@ -27,6 +27,7 @@ PARTS_OF_ENGINE = {
     "scheduler",
     "kv_cache",
     "prefill_budget",
+    "step_clock",
     "capacity",
     "device_budget",
     "loading",
@@ -74,7 +75,8 @@ ALLOWED: dict[str, set[str]] = {
     | {"expert_loading"}
     | NATIVE,
     "device_runner": {"scheduler", "sampler", "model", "experts"} | NATIVE,
-    "recording": {"requests", "scheduler", "experts", "telemetry.sink", "telemetry.routing"},
+    "step_clock": {"runner"} | NATIVE,
+    "recording": {"requests", "scheduler", "experts", "step_clock", "telemetry.sink", "telemetry.routing"},
     "engine": {"telemetry.sink", "bundled"} | PARTS_OF_ENGINE | NATIVE,
     "server": BELOW_SERVER,
     "cli": {"server", "lab", "quantise"} | BELOW_SERVER,

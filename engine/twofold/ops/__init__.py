@@ -26,6 +26,7 @@ from twofold._core import (
     embed,
     isa_choice,
     quantise_rows,
+    work_of_parts,
     work_times,
 )
 from twofold.weight_format import WeightMatrix
@@ -45,6 +46,7 @@ __all__ = [
     "embed",
     "isa_choice",
     "quantise_rows",
+    "work_of_parts",
     "work_times",
 ]
 

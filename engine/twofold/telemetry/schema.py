@@ -3,7 +3,7 @@
 Every unit is in its column's name: `_s` seconds, `_us` microseconds, `_ms` milliseconds, `_bytes`. `…_s`
 columns of moments are Unix times. Columns `*_us` of steps, layers, uploads and cache events are of the
 run's clock: where `run.clock` is "virtual" they are emulated and whoever shows them says so; `step.wall_us`
-is always wall time.
+and its parts are always wall time, `step.emulated_*` the parts of an emulated `step_us`.
 
 `token_layer` keeps a token's experts as little-endian blobs of `num_routed` entries (uint16 ids, uint8
 placements, float32 weights); `queries` turns them back into arrays. `layer_second` sums token_layer and
@@ -31,8 +31,9 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
 
 from twofold.errors import ConfigError
+from twofold.types import EmulatedParts, StepParts
 
-SCHEMA_VERSION: Final = 1
+SCHEMA_VERSION: Final = 2
 
 metadata = MetaData()
 
@@ -102,7 +103,8 @@ step = Table(
     Column("num_waiting", Integer, nullable=False),
     Column("step_us", Float, nullable=False),
     Column("wall_us", Float, nullable=False),
-    Column("native_us", Float, nullable=False),
+    *(Column(part, Float, nullable=False) for part in StepParts._fields),
+    *(Column(f"emulated_{part}", Float, comment="virtual clock") for part in EmulatedParts._fields),
     Index("step_by_time", "run_id", "started_s"),
 )
 

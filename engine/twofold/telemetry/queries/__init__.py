@@ -54,6 +54,7 @@ from twofold.telemetry.queries.runs import (
     runs,
     window,
 )
+from twofold.telemetry.queries.step_times import StepTimes, step_times
 from twofold.telemetry.sink import CacheEventKind, Placement, UploadReason
 
 __all__ = [
@@ -78,6 +79,7 @@ __all__ = [
     "RequestCounts",
     "RequestTokens",
     "Run",
+    "StepTimes",
     "StepTotals",
     "Upload",
     "UploadReason",
@@ -97,6 +99,7 @@ __all__ = [
     "request_tokens",
     "requests",
     "runs",
+    "step_times",
     "step_totals",
     "upload_counts",
     "uploads",
