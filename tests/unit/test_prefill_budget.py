@@ -31,7 +31,9 @@ def measured(decode_ms: float, token_ms: float, max_step_s: float | None = None)
 def test_the_chunk_fills_the_time_that_a_step_may_take(decode_ms, token_ms, max_step_s, tokens):
     budget = measured(decode_ms, token_ms, max_step_s)
     assert budget.num_tokens(4) == tokens
-    assert tokens <= budget.num_tokens(0) <= max(4 * tokens, LEAST_TOKENS), "a newcomer may come in the middle of it"
+    assert tokens <= budget.num_tokens(0) <= max(4 * tokens, LEAST_TOKENS), (
+        "a newcomer may come in the middle of it"
+    )
 
 
 def test_outliers_and_a_first_step_that_warms_up_change_nothing():
