@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from twofold.telemetry import queries
@@ -60,7 +60,7 @@ def _misses(tokens: queries.RequestTokens, chosen: int) -> str:
 def _layer(tokens: queries.RequestTokens, chosen: int) -> str:
     times = tokens.layer_us[chosen]
     if np.isnan(times).all():
-        return "Times of its layers were not recorded."
+        return "Times of its experts were not recorded."
     layer = int(np.nanargmax(times))
     share = float(times[layer] / np.nansum(times)) if np.nansum(times) > 0 else 0.0
     usual = float(np.nanmedian(tokens.layer_us[:, layer]))
@@ -68,7 +68,8 @@ def _layer(tokens: queries.RequestTokens, chosen: int) -> str:
         "the CPU" if tokens.cpu_us[chosen, layer] > tokens.gpu_us[chosen, layer] else "the GPU and its link"
     )
     return (
-        f"Layer **{layer}** took longest: {formats.microseconds(float(times[layer]))}, {share:.0%} of all layers "
+        f"Of the experts, those of layer **{layer}** took longest: {formats.microseconds(float(times[layer]))}, "
+        f"{share:.0%} of {formats.microseconds(float(np.nansum(times)))} in all layers "
         f"(its median: {formats.microseconds(usual)}); it waited for {waited_for}."
     )
 
@@ -92,10 +93,71 @@ def _prediction(tokens: queries.RequestTokens, chosen: int) -> str:
     took_us = float(np.nansum(tokens.layer_us[chosen]))
     predicted_us = float(np.nansum(tokens.predicted_us[chosen]))
     if predicted_us <= 0:
-        return "The cost model made no prediction for its layers."
+        return "The cost model made no prediction for its experts."
     return (
-        f"The cost model had predicted {formats.microseconds(predicted_us)} for its layers; "
+        f"The cost model had predicted {formats.microseconds(predicted_us)} for its experts; "
         f"they took {formats.microseconds(took_us)} ({took_us / predicted_us - 1:+.0%})."
+    )
+
+
+_WORDS = {
+    "schedule": "requests taken in, tokens chosen",
+    "embed": "embedding",
+    "attention": "attention",
+    "router": "routers",
+    "dense_ffn": "layers without experts",
+    "experts_cpu": "experts on the CPU",
+    "experts_gpu": "experts on the GPU",
+    "head": "head",
+    "batch": "batch put together",
+    "sampling": "sampling",
+    "emit": "text made and sent",
+    "telemetry": "telemetry",
+    "rest": "rest",
+    "dense": "embedding, attention, routers",
+    "link": "waiting for the link",
+}
+
+
+def where_it_went(times: queries.StepTimes | None, queue_s: float | None) -> str:
+    """HTML: the parts of a token's step as bars that sum to it, on the wall's clock and, if there is one, the emulated.
+
+    Args:
+        queue_s: how long its request had waited before; None where this is not its first step.
+    """
+    if times is None:
+        return (
+            "<p>The parts of its step were not recorded (a lost event, or the database reached its size).</p>"
+        )
+    waited = (
+        ""
+        if queue_s is None
+        else f"<p>Before this step the request waited {formats.seconds(queue_s)} in the queue.</p>"
+    )
+    tables = []
+    if times.emulated_parts_us:
+        tables.append(_part_table("emulated clock", times.emulated_parts_us, times.emulated_us))
+    wall = "this machine's clock, which played the GPU" if tables else "wall clock"
+    tables.append(_part_table(wall, times.parts_us, times.wall_us))
+    return waited + "".join(tables)
+
+
+def _part_table(clock: str, parts_us: Mapping[str, float], whole_us: float) -> str:
+    rows = []
+    for name, us in sorted(parts_us.items(), key=lambda part: -part[1]):
+        if us <= 0:
+            continue
+        share = us / whole_us if whole_us > 0 else 0.0
+        bar = f'<div style="height:0.6em;width:{share:.1%};background:currentColor;opacity:0.35"></div>'
+        rows.append(
+            f'<tr><td class="tf-experts">{_WORDS[name]}</td><td class="tf-experts" style="width:45%">{bar}</td>'
+            f"<td>{us:,.0f}</td><td>{share:.1%}</td></tr>"
+        )
+    return (
+        f'<table class="tf-layers"><thead><tr><th class="tf-experts">the step on the {clock}</th><th></th>'
+        f"<th>µs</th><th>share</th></tr></thead><tbody>{''.join(rows)}"
+        f'<tr><td class="tf-experts"><b>whole step</b></td><td></td><td><b>{whole_us:,.0f}</b></td><td></td></tr>'
+        "</tbody></table>"
     )
 
 

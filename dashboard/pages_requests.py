@@ -24,7 +24,8 @@ def body(view: frame.View) -> None:
     )
     request = by_number[number]
     _figures(view, request)
-    tokens = queries.request_tokens(view.db, view.run, number, first_position=request.prompt_tokens)
+    # From the position whose step picked the answer's first token on.
+    tokens = queries.request_tokens(view.db, view.run, number, first_position=request.prompt_tokens - 1)
     if not len(tokens.position):
         tokens = queries.request_tokens(view.db, view.run, number)
     if not len(tokens.position):
@@ -37,7 +38,9 @@ def body(view: frame.View) -> None:
     misses = tokens.num_by_placement[:, :, [queries.Placement.CPU, queries.Placement.FETCHED]].sum(
         axis=(1, 2)
     )
-    slowest = int(np.argmax(np.nan_to_num(tokens.step_us)))
+    # The first one reads the prompt, which is why it is slow.
+    first = min(1, len(tokens.position) - 1)
+    slowest = first + int(np.argmax(np.nan_to_num(tokens.step_us[first:])))
     positions = tokens.position.tolist()
     with frame.card(st, "requests-1"):
         st.markdown(f"**How long each token's step took{view.emulated}**")
@@ -58,7 +61,7 @@ def body(view: frame.View) -> None:
     with frame.card(st, "requests-2"):
         st.markdown("**Misses, token by token and layer by layer**")
         frame.chart(figures.token_layer_misses(tokens.position, tokens.num_by_placement), key="misses")
-    _token(view, tokens, chosen)
+    _token(view, request, tokens, chosen)
 
 
 def _figures(view: frame.View, request: queries.Request) -> None:
@@ -76,13 +79,16 @@ def _figures(view: frame.View, request: queries.Request) -> None:
     end.metric("Ended by", request.finish_reason or "still running")
 
 
-def _token(view: frame.View, tokens: queries.RequestTokens, chosen: int) -> None:
+def _token(view: frame.View, request: queries.Request, tokens: queries.RequestTokens, chosen: int) -> None:
     step = int(tokens.step[chosen])
     uploads = queries.uploads(view.db, view.run, first_step=step, last_step=step)
     with frame.card(st, "requests-3"):
         st.markdown(f"**Why the token at position {int(tokens.position[chosen])} took its time**")
         reasons = explanation.sentences(tokens, chosen, uploads, emulated=view.run.emulated)
         st.markdown("\n".join(f"- {reason}" for reason in reasons))
+        times = queries.step_times(view.db, view.run, step)
+        first = int(tokens.position[chosen]) < request.prompt_tokens
+        st.html(explanation.where_it_went(times, request.queue_s if first else None))
         left, right = st.columns([3, 2])
         with left:
             st.caption(f"Time of each layer{view.emulated}")

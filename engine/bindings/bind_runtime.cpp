@@ -242,7 +242,7 @@ void bind_executor(py::module_& m) {
       .def("begin_layer", &begin_layer, py::arg("layer"), py::arg("ids").noconvert(),
            py::arg("weights").noconvert(), py::return_value_policy::reference_internal)
       .def("compute_cpu", &compute_cpu, py::arg("normed").noconvert(), py::arg("rows").noconvert())
-      .def("end_layer", &MoeExecutor::end_layer, py::arg("us"))
+      .def("end_layer", &MoeExecutor::end_layer, py::arg("us"), py::arg("dense_us") = -1.0)
       .def(
           "follow",
           [](MoeExecutor& executor, int layer, const IntRows& ids, const FloatRows& weights,
@@ -285,6 +285,11 @@ void bind_executor(py::module_& m) {
                                const double now = e.accelerator().virtual_now_us();
                                return now < 0 ? std::nullopt : std::optional<double>(now);
                              })
+      .def("clock_parts",
+           [](const MoeExecutor& e) {
+             const ClockParts p = e.clock_parts();
+             return py::make_tuple(p.dense_us, p.experts_gpu_us, p.experts_cpu_us, p.link_us, p.head_us);
+           })
       .def_property_readonly("num_slots", [](const MoeExecutor& e) { return e.accelerator().num_slots(); })
       .def_property_readonly("device_bytes",
                              [](const MoeExecutor& e) { return e.accelerator().device_bytes(); })

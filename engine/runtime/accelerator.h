@@ -24,6 +24,17 @@ struct GroupPlacement {
   bool awaited = false;  // its upload may not have landed yet
 };
 
+// How steps have passed on a clock, in microseconds since the start; they sum to the steps' time on a virtual
+// clock. A layer's experts are the accelerator's while it computes, and the link's or the CPU's only as far
+// as the layer waited for them beyond that.
+struct ClockParts {
+  double dense_us = 0;  // before a MoE layer: attention, router
+  double experts_gpu_us = 0;
+  double experts_cpu_us = 0;
+  double link_us = 0;
+  double head_us = 0;
+};
+
 class Accelerator {
  public:
   virtual ~Accelerator() = default;
@@ -64,6 +75,8 @@ class Accelerator {
   virtual void idle() = 0;
   // Microseconds of the virtual clock; negative when this accelerator runs in real time.
   virtual double virtual_now_us() const = 0;
+  // Zeros where time is not virtual.
+  virtual ClockParts clock_parts() const { return {}; }
   // Device bytes in use: expert slots and staging.
   virtual size_t device_bytes() const = 0;
   virtual int num_slots() const = 0;

@@ -27,7 +27,9 @@ EmulatedAccelerator::EmulatedAccelerator(const ExpertStore& store, CostModel cos
 
 void EmulatedAccelerator::predict(int layer, std::span<const float> logits, int num_tokens) {
   // The extra router reads its gate; its launch is part of the step's graph.
-  scheduler().advance(dense_cost_.router_bytes / (scheduler().cost().profile().vram_bandwidth_gbps * 1e3));
+  const double us = dense_cost_.router_bytes / (scheduler().cost().profile().vram_bandwidth_gbps * 1e3);
+  scheduler().advance(us);
+  parts_.dense_us += us;
   scheduler().predict(layer, logits, num_tokens);
 }
 
@@ -36,7 +38,27 @@ void EmulatedAccelerator::dense(int layer, int num_tokens) {
   const double bytes_us = dense_cost_.bytes[size_t(layer)] / (machine.vram_bandwidth_gbps * 1e3);
   const double flops_us =
       dense_cost_.flops_per_token[size_t(layer)] * num_tokens / (machine.gpu_gflops * 1e3);
-  scheduler().advance(machine.gpu_launch_us + std::max(bytes_us, flops_us));
+  const double us = machine.gpu_launch_us + std::max(bytes_us, flops_us);
+  scheduler().advance(us);
+  (layer < store().num_layers() ? parts_.dense_us : parts_.head_us) += us;
+}
+
+void EmulatedAccelerator::decided(const LayerDecision& decision, std::span<GroupPlacement> /*placements*/) {
+  const CostModel& cost = scheduler().cost();
+  double computing_us = 0;
+  for (const ExpertDecision& e : decision.experts) {
+    if (e.where == Placement::kCpu) continue;
+    if (computing_us == 0) computing_us = cost.profile().gpu_launch_us;
+    computing_us += cost.gpu_expert_us(e.tokens);
+  }
+  const LayerTimes& times = decision.times;
+  const bool cpu_was_last = times.cpu_us > times.gpu_us;
+  const double waited_us = std::max(times.gpu_us - computing_us, 0.0);
+  const double link_us = cpu_was_last ? 0.0 : waited_us;
+  const double cpu_us = cpu_was_last ? times.cpu_us - std::min(computing_us, times.cpu_us) : 0.0;
+  parts_.link_us += link_us;
+  parts_.experts_cpu_us += cpu_us;
+  parts_.experts_gpu_us += times.layer_us - link_us - cpu_us;
 }
 
 void EmulatedAccelerator::fill_slot(int layer, int expert, int slot_index) {

@@ -25,14 +25,17 @@ class EmulatedAccelerator final : public SlottedAccelerator {
   void predict(int layer, std::span<const float> logits, int num_tokens) override;
   void dense(int layer, int num_tokens) override;
   double virtual_now_us() const override { return scheduler().now_us(); }
+  ClockParts clock_parts() const override { return parts_; }
   size_t device_bytes() const override { return arena_.bytes(); }
 
  private:
   const std::byte* slot(int index) const override { return arena_.data() + size_t(index) * slot_stride_; }
   void fill_slot(int layer, int expert, int slot_index) override;
   void carry_out(const Move& move) override { fill_slot(move.layer, move.expert, move.slot); }
+  void decided(const LayerDecision& decision, std::span<GroupPlacement> placements) override;
 
   DenseCost dense_cost_;
+  ClockParts parts_;
   size_t slot_stride_;
   PageMemory arena_;
 };

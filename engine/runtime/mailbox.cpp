@@ -91,7 +91,14 @@ LayerSpan Mailbox::span(int layer) const {
   const auto until = [&post](int64_t ns) {
     return ns > post.placed_ns ? double(ns - post.placed_ns) / 1e3 : -1.0;
   };
-  return {until(post.joined_ns), until(post.computed_ns)};
+  double dense_us = -1;
+  if (layer > 0) {
+    cuda::MailboxPost before;
+    std::memcpy(&before, memory_ + layout_.post(layer - 1), sizeof before);
+    if (post.placed_ns > before.joined_ns && before.joined_ns > before.placed_ns)
+      dense_us = double(post.placed_ns - before.joined_ns) / 1e3;
+  }
+  return {until(post.joined_ns), until(post.computed_ns), dense_us};
 }
 
 void Mailbox::answer(int layer, uint32_t step) {

@@ -41,6 +41,7 @@ struct PostedLayer {
 struct LayerSpan {
   double layer_us;   // from its routing until both shares had come together
   double device_us;  // from its routing until the device had computed its own experts
+  double dense_us;   // from the end of the layer before until its routing
 };
 
 class Mailbox {

@@ -105,6 +105,7 @@ const LayerPlan& MoeExecutor::begin_layer(int layer, const LayerRouting& routing
       plan_.where[size_t(groups_.pairs[size_t(i)])] = placements_[size_t(g)].where;
   }
   layer_ = layer;
+  host_us_ = 0;
   return plan_;
 }
 
@@ -113,11 +114,15 @@ void MoeExecutor::compute_cpu(const float* normed, float* rows) {
   const WorkTimer timer(Work::kExperts);
   std::fill_n(rows, size_t(routing.num_tokens) * size_t(store_.shape().hidden), 0.0f);
   if (plan_.on_cpu.groups.size() == 0) return;
+  const auto begin = std::chrono::steady_clock::now();
   compute_.run(routing, plan_.on_cpu.groups, store_.layout(layer_), plan_.on_cpu.weights, normed, rows);
+  const std::chrono::duration<double, std::micro> measured = std::chrono::steady_clock::now() - begin;
+  host_us_ += measured.count();
 }
 
-void MoeExecutor::end_layer(double us) {
+void MoeExecutor::end_layer(double us, double dense_us) {
   const LayerRouting& routing = expect_begun("end_layer");
+  keep_parts(us, host_us_, dense_us);
   record(layer_, routing, times_, predicted_us_, {.layer_us = us});
   layer_ = -1;
 }
@@ -142,6 +147,7 @@ void MoeExecutor::follow(int layer, const LayerRouting& routing, std::span<const
     placements_[size_t(g)] = {nullptr, where[size_t(pair)]};
   }
   const LayerTimes times = accelerator_->follow(layer, routing, groups_, where);
+  keep_parts(measured.layer_us, measured.layer_us - std::max(measured.gpu_us, 0.0), measured.dense_us);
   record(layer, routing, times, predicted(layer, routing, times), measured);
 }
 
@@ -153,6 +159,14 @@ void MoeExecutor::end_step() {
 double MoeExecutor::predicted(int layer, const LayerRouting& routing, const LayerTimes& times) const {
   const bool real_time = accelerator_->virtual_now_us() < 0;
   return real_time ? times.layer_us * correction_.factor(layer, routing.num_tokens) : times.layer_us;
+}
+
+void MoeExecutor::keep_parts(double layer_us, double cpu_us, double dense_us) {
+  layer_us = std::max(layer_us, 0.0);
+  cpu_us = std::clamp(cpu_us, 0.0, layer_us);
+  device_parts_.experts_cpu_us += cpu_us;
+  device_parts_.experts_gpu_us += layer_us - cpu_us;
+  device_parts_.dense_us += std::max(dense_us, 0.0);
 }
 
 void MoeExecutor::record(int layer, const LayerRouting& routing, const LayerTimes& times, double predicted_us,

@@ -34,8 +34,9 @@ struct LayerPlan {
 // How long a layer's experts took; negative where nobody knows.
 struct MeasuredTimes {
   double layer_us = -1;
-  double cpu_us = -1;  // the CPU's share
-  double gpu_us = -1;  // the device's
+  double cpu_us = -1;    // the CPU's share
+  double gpu_us = -1;    // the device's
+  double dense_us = -1;  // from the end of the layer before until this one's routing
 };
 
 class MoeExecutor {
@@ -55,10 +56,11 @@ class MoeExecutor {
 
   // The same in parts, where the device computes its share: places the layer, computes what is the CPU's
   // (rows[t] = weighted sum, 0 where token t has none), and records that the layer took us, negative where
-  // nobody knows. The plan is valid until the next begin_layer. Throws std::logic_error out of turn.
+  // nobody knows, and what came before it dense_us. The plan is valid until the next begin_layer. Throws
+  // std::logic_error out of turn.
   const LayerPlan& begin_layer(int layer, const LayerRouting& routing);
   void compute_cpu(const float* normed, float* rows);
-  void end_layer(double us);
+  void end_layer(double us, double dense_us = -1);
 
   // See Accelerator: whether `predict` is welcome in this step; the call comes before `forward` of the layer
   // before. Throws std::invalid_argument on a wrong shape.
@@ -80,6 +82,11 @@ class MoeExecutor {
   void end_step();
   void idle() { accelerator_->idle(); }
 
+  // Of a virtual clock; in real time what devices measured of themselves, the rest of a step is unknown.
+  ClockParts clock_parts() const {
+    return accelerator_->virtual_now_us() < 0 ? device_parts_ : accelerator_->clock_parts();
+  }
+
   EventLog& events() { return events_; }
   const Accelerator& accelerator() const { return *accelerator_; }
   const ExpertStore& store() const { return store_; }
@@ -92,6 +99,7 @@ class MoeExecutor {
   void check(int layer, const LayerRouting& routing) const;
   // The layer's time before it runs; in real time put right by the layers before it. 0: not known.
   double predicted(int layer, const LayerRouting& routing, const LayerTimes& times) const;
+  void keep_parts(double layer_us, double cpu_us, double dense_us);
   void record(int layer, const LayerRouting& routing, const LayerTimes& times, double predicted_us,
               const MeasuredTimes& measured);
 
@@ -107,6 +115,8 @@ class MoeExecutor {
   std::vector<uint8_t> where_of_expert_;
   // The layer that was begun and has not ended; -1: none.
   int layer_ = -1;
+  double host_us_ = 0;  // what compute_cpu took of it
+  ClockParts device_parts_;
   LayerTimes times_;
   double predicted_us_ = 0;
   LayerPlan plan_;

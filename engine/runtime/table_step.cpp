@@ -110,7 +110,7 @@ void TableStep::follow(int layer) {
   }
   const LayerSpan span = mailbox_.span(layer);
   executor_.follow(layer, {posted.ids, posted.weights, num_rows_, top_k}, where_,
-                   {span.layer_us, cpu_us_of_[size_t(layer)], span.device_us});
+                   {span.layer_us, cpu_us_of_[size_t(layer)], span.device_us, span.dense_us});
 }
 
 }  // namespace twofold

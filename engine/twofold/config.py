@@ -96,6 +96,11 @@ class EngineConfig:
     max_num_seqs: int = setting(32, "requests that run at the same time")
     max_waiting: int = setting(256, "requests that may wait for a place before new ones are refused")
     max_num_batched_tokens: int = setting(512, "tokens of one step; longer prompts are prefilled in chunks")
+    max_itl_ms: float | None = setting(
+        None,
+        "milliseconds that running answers may pause while prompts are read, as far as chunks of 32 tokens allow "
+        "(default: four steps without a prompt, at least 50)",
+    )
     max_total_tokens: int | None = setting(
         None, "tokens the KV cache holds over all requests (default: 8 full contexts, bounded by memory)"
     )
@@ -130,6 +135,12 @@ class EngineConfig:
         ):
             value = getattr(self, name)
             _check(low <= value <= high, name, value, f"a whole number from {low} to {high}")
+        _check(
+            self.max_itl_ms is None or 1.0 <= self.max_itl_ms <= 600_000.0,
+            "max_itl_ms",
+            self.max_itl_ms,
+            "a number from 1 to 600000",
+        )
         for name in ("max_total_tokens", "max_model_len"):
             value = getattr(self, name)
             _check(value is None or value >= 1, name, value, "1 or more")

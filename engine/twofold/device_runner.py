@@ -74,7 +74,7 @@ class DeviceRunner:
         self.moe = moe
         self.team: ops.ThreadTeam = moe.team
         self.vocab_size: int = model.config.vocab_size
-        self.sampling_s = 0.0
+        self.sampling_s = self.batch_s = 0.0
         self.num_table_steps = 0
         self.num_placed_steps = 0
         self.why_placed: str | None = None

@@ -21,10 +21,12 @@ from twofold.errors import CapacityError, KernelError, RequestError, TwofoldErro
 from twofold.kv_cache import PagePool
 from twofold.loading import load_parts
 from twofold.model import ProgressFn
+from twofold.prefill_budget import PrefillBudget
 from twofold.recording import Recorder
 from twofold.requests import Answer, check_request, max_answer_tokens
 from twofold.runner import Runner
 from twofold.scheduler import Scheduler, Sequence
+from twofold.step_clock import StepClock
 from twofold.telemetry.sink import TelemetrySink
 from twofold.tokenizer import Tokenizer
 from twofold.types import (
@@ -82,8 +84,14 @@ class Engine:
         self.vocab_size = runner.vocab_size
         self._eos_token_ids = tokenizer.eos_token_ids
         self._pool = pool
-        self._scheduler = Scheduler(pool, config.max_num_seqs, config.max_num_batched_tokens)
+        self._prefill_budget = PrefillBudget(
+            config.max_num_batched_tokens, None if config.max_itl_ms is None else config.max_itl_ms * 1e-3
+        )
+        self._scheduler = Scheduler(
+            pool, config.max_num_seqs, config.max_num_batched_tokens, self._prefill_budget
+        )
         self._recorder = Recorder(telemetry, runner.moe, info)
+        self._step_clock = StepClock(runner, enabled=telemetry is not None)
         self._answers: dict[int, Answer] = {}
         self._numbers = itertools.count()
         self._num_steps = 0
@@ -276,38 +284,46 @@ class Engine:
 
     def step(self) -> bool:
         """One iteration over the batch. False if there was nothing to do."""
+        self._step_clock.begin()
         self._take_inbox()
         self._drop_cancelled()
         scheduled = self._scheduler.schedule()
         if not scheduled:
+            self._step_clock.idle()
             return False
-        started_s, wall, clock = time.time(), time.perf_counter(), self._tick()
+        self._step_clock.scheduled()
+        started_s, clock = time.time(), self._tick()
+        num_decoding = sum(item.sequence.is_decoding for item in scheduled)
+        num_prefill = sum(item.num_tokens for item in scheduled) - num_decoding
         for item in scheduled:
             self._answers[item.sequence.number].scheduled(clock)
         samplers = [self._answers[item.sequence.number].sampler for item in scheduled if item.samples]
-        sampling_s = self.sampling_s
         try:
             picked = iter(self._runner.forward(self._num_steps, scheduled, samplers))
         except (TwofoldError, ValueError, RuntimeError, MemoryError) as error:
             _log.exception("step %d failed; its requests are given up", self._num_steps)
             self._fail([self._answers[item.sequence.number] for item in scheduled], error)
             return True
-        native_s = time.perf_counter() - wall - (self.sampling_s - sampling_s)
+        self._step_clock.computed()
         now = self._tick()
         for item in scheduled:
             item.sequence.num_computed += item.num_tokens
             if item.samples:
                 self._emit(self._answers[item.sequence.number], next(picked), now)
+        wall_s = self._step_clock.end()
+        clock_s = wall_s if self._virtual_s is None else now - clock
+        self._prefill_budget.observe(num_prefill, num_decoding, clock_s)
         self._recorder.step(
             self._num_steps,
             scheduled,
+            self._step_clock,
             started_s=started_s,
-            wall_s=time.perf_counter() - wall,
-            native_s=native_s,
-            clock_s=self._now_s() - clock,
+            wall_s=wall_s,
+            clock_s=clock_s,
             num_running=len(self._scheduler.running),
             num_waiting=len(self._scheduler.waiting) + len(self._inbox),
         )
+        self._step_clock.recorded()
         self._num_steps += 1
         return True
 

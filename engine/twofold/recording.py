@@ -14,6 +14,7 @@ import numpy.typing as npt
 from twofold.experts.moe import MoeRuntime
 from twofold.requests import Answer
 from twofold.scheduler import ScheduledSequence
+from twofold.step_clock import StepClock
 from twofold.telemetry.routing import RoutingRows
 from twofold.telemetry.sink import TelemetrySink
 from twofold.types import PlacementCounts, PrefetchCounts, RunInfo, StepRecord
@@ -64,10 +65,10 @@ class Recorder:
         self,
         number: int,
         scheduled: Seq[ScheduledSequence],
+        clock: StepClock,
         *,
         started_s: float,
         wall_s: float,
-        native_s: float,
         clock_s: float,
         num_running: int,
         num_waiting: int,
@@ -79,6 +80,7 @@ class Recorder:
             rate, previous = num_decode / clock_s, self.decode_tokens_per_s
             self.decode_tokens_per_s = previous + _RATE_SMOOTHING * (rate - previous) if previous else rate
         if self._sink is not None:
+            parts, emulated = clock.parts()
             self._sink.step(
                 StepRecord(
                     step=number,
@@ -89,7 +91,8 @@ class Recorder:
                     num_waiting=num_waiting,
                     step_us=clock_s * 1e6,
                     wall_us=wall_s * 1e6,
-                    native_us=native_s * 1e6,
+                    parts=parts,
+                    emulated=emulated,
                 )
             )
         # A prefill step alone can fill a good part of the rings.

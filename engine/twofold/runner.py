@@ -38,6 +38,10 @@ class Runner(Protocol):
     def sampling_s(self) -> float:
         """Spent on picking tokens, since the start."""
 
+    @property
+    def batch_s(self) -> float:
+        """Spent on putting batches together, since the start; 0 where a device computes beside it."""
+
     def forward(self, step: int, scheduled: Seq[ScheduledSequence], samplers: Seq[Sampler]) -> list[int]:
         """Compute the step's tokens and pick the next ones; keep the log probabilities that requests ask for.
 
@@ -74,11 +78,13 @@ class ModelRunner:
         self.team = model.team
         self.vocab_size = model.config.vocab_size
         self.sampling_s = 0.0
+        self.batch_s = 0.0
         self._model = model
         self._kv_cache = kv_cache
 
     def forward(self, step: int, scheduled: Seq[ScheduledSequence], samplers: Seq[Sampler]) -> list[int]:
         """See `Runner.forward`."""
+        began = time.perf_counter()
         tokens: list[int] = []
         positions: list[int] = []
         sequence_index: list[int] = []
@@ -100,6 +106,7 @@ class ModelRunner:
             prompt_lengths=np.array([item.sequence.num_prompt_tokens for item in scheduled], np.int32),
         )
         self.moe.begin_step(step, requests, positions)
+        self.batch_s += time.perf_counter() - began
         hidden = self._model.forward(np.array(tokens, np.int32), batch, self._kv_cache, self.moe.executor)
         report_prompts(self.team, scheduled, lambda rows: self._model.logits(hidden[rows]))
         logits = self._model.logits(hidden[last_rows])

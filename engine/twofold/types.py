@@ -1,13 +1,13 @@
 """Values that cross module borders: requests, what comes back, and what a step did.
 
-Plain frozen dataclasses without behaviour; imports nothing of ours.
+Plain frozen dataclasses and named tuples without behaviour; imports nothing of ours.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy.typing as npt
 
@@ -154,6 +154,47 @@ class PrefetchCounts:
     """Worth an upload that could not have landed in time."""
 
 
+class StepParts(NamedTuple):
+    """Where the wall's time of a step went, in microseconds; Python between them is what is left of
+    `StepRecord.wall_us`.
+
+    On a device that computes the dense part itself, `attention_us` is what lies between two layers' experts (attention,
+    router) and `head_us` all before the first and behind the last.
+    """
+
+    schedule_us: float = 0.0
+    """Requests taken in, the step's tokens chosen."""
+    batch_us: float = 0.0
+    """The batch put together."""
+    embed_us: float = 0.0
+    attention_us: float = 0.0
+    router_us: float = 0.0
+    dense_ffn_us: float = 0.0
+    """Feed-forward layers without experts."""
+    experts_cpu_us: float = 0.0
+    """Beyond what the GPU took where it computes too."""
+    experts_gpu_us: float = 0.0
+    head_us: float = 0.0
+    sampling_us: float = 0.0
+    emit_us: float = 0.0
+    """Tokens made text and handed out."""
+    telemetry_us: float = 0.0
+    """The step before written down."""
+
+
+class EmulatedParts(NamedTuple):
+    """Where the virtual clock's time of a step went, in microseconds that sum to `StepRecord.step_us`."""
+
+    dense_us: float
+    """Embedding, attention, routers, on the GPU."""
+    experts_gpu_us: float
+    experts_cpu_us: float
+    """As far as layers waited for the CPU longer than the GPU computed."""
+    link_us: float
+    """As far as layers waited for uploads."""
+    head_us: float
+
+
 @dataclass(frozen=True)
 class StepRecord:
     """One engine iteration, for telemetry. Times are of the run's clock, `wall_us` always of the wall."""
@@ -167,8 +208,11 @@ class StepRecord:
     num_waiting: int
     step_us: float
     wall_us: float
-    native_us: float
-    """Part of wall_us spent in native calls."""
+    """From the step's begin, requests taken in, until its answers were handed out, and what the writing down of the
+    step before took."""
+    parts: StepParts = field(default_factory=StepParts)
+    emulated: EmulatedParts | None = None
+    """On a virtual clock only."""
 
 
 @dataclass(frozen=True)

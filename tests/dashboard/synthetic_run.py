@@ -21,7 +21,7 @@ from twofold.telemetry.sink import (
     TelemetrySink,
     UploadReason,
 )
-from twofold.types import RequestRecord, RunInfo, StepRecord
+from twofold.types import EmulatedParts, RequestRecord, RunInfo, StepParts, StepRecord
 
 HIT_US, CPU_US, UPLOAD_US = 12.0, 90.0, 55.0
 
@@ -176,13 +176,19 @@ class SyntheticRun:
                 num_waiting=max(0, len(self.running) - 8),
                 step_us=self.virtual_us - started_us,
                 wall_us=seconds * 0.9e6,
-                native_us=seconds * 0.8e6,
+                parts=StepParts(experts_cpu_us=seconds * 0.5e6, attention_us=seconds * 0.3e6),
+                emulated=self._emulated_parts(self.virtual_us - started_us),
             )
         )
         self.step += 1
         self.prefill_tokens += num_prefill
         self.decode_tokens += num_decode
         self._advance()
+
+    def _emulated_parts(self, step_us: float) -> EmulatedParts | None:
+        if self.info.clock != "virtual":
+            return None
+        return EmulatedParts(0.1 * step_us, 0.2 * step_us, 0.6 * step_us, 0.1 * step_us, 0.0)
 
     def _advance(self) -> None:
         for request in list(self.running):

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 from twofold.telemetry import queries
+from twofold.telemetry.queries.step_times import EMULATED_PARTS, STEP_PARTS
 
 from dashboard import explanation, figures, formats
 
@@ -89,12 +92,12 @@ def test_the_explanation_names_what_was_unusual() -> None:
     assert "**39 other tokens** (usually 0) — a prompt was being read" in text
     assert "**3 were not on the GPU** (median of this request: 0): 2 ran on the CPU, 1 were fetched" in text
     assert (
-        "Layer **0** took longest: 700 µs, 92% of all layers (its median: 100 µs); it waited for the CPU"
-        in text
+        "those of layer **0** took longest: 700 µs, 92% of 760 µs in all layers (its median: 100 µs); "
+        "it waited for the CPU" in text
     )
     assert "1 expert (2.0 MB) crossed PCIe in 55 µs, 1 of them because" in text
     assert "the longest wait for the link was 30 µs" in text
-    assert "predicted 380 µs for its layers; they took 760 µs (+100%)" in text
+    assert "predicted 380 µs for its experts; they took 760 µs (+100%)" in text
 
 
 def test_the_explanation_of_an_ordinary_token_invents_nothing() -> None:
@@ -115,3 +118,28 @@ def test_the_layer_table_shows_every_routed_expert() -> None:
     table = explanation.layer_table(tokens([200.0, 800.0, 200.0], [1, 1, 1]), 1)
     for expert, color in ((4, figures.CPU), (5, figures.FETCHED), (6, figures.HIT), (7, figures.CPU)):
         assert f'background:{color}">{expert} <small>0.50' in table
+
+
+def test_the_parts_of_a_step_are_shown_with_their_clock_and_sum_to_it() -> None:
+    parts = {"schedule": 10.0, "attention": 30.0, "experts_cpu": 50.0, "router": 0.0, "rest": 10.0}
+    times = queries.StepTimes(100.0, parts, 0.0, {})
+    shown = explanation.where_it_went(times, None)
+    assert re.findall(r"<td>([\d.]+)%?</td><td>([\d.]+)%</td>", shown) == [
+        ("50", "50.0"), ("30", "30.0"), ("10", "10.0"), ("10", "10.0"),
+    ]  # fmt: skip
+    assert "the step on the wall clock" in shown
+    assert "<b>100</b>" in shown
+    assert "routers" not in shown, "what took no time has no row"
+    assert "emulated" not in shown
+    assert "queue" not in shown
+    both = explanation.where_it_went(
+        queries.StepTimes(100.0, parts, 8.0, {"dense": 2.0, "link": 6.0}), queue_s=0.25
+    )
+    assert "the step on the emulated clock" in both
+    assert both.index("waiting for the link") < both.index("this machine's clock, which played the GPU")
+    assert "waited 250 ms in the queue" in both
+    assert "not recorded" in explanation.where_it_went(None, None)
+
+
+def test_every_part_that_is_stored_has_words() -> None:
+    assert set(explanation._WORDS) == {*STEP_PARTS, *EMULATED_PARTS, "rest"}

@@ -188,6 +188,24 @@ def test_every_token_upload_and_eviction_of_requests_is_in_the_database(
     assert all(begin < end for _, begin, end, _ in uploads)
     assert counts.evictions > 0
     assert number_of_evictions(tmp_path / "telemetry.db") == counts.evictions
+    check_step_parts(url, num_steps=16 * prompts)
+
+
+def check_step_parts(url: str, num_steps: int) -> None:
+    """Prompts and tables alike: what the device timed and what the host did sum to the step."""
+    from twofold.telemetry import queries
+
+    db = queries.open_database(url)
+    (run,) = queries.runs(db)
+    for step in range(num_steps):
+        times = queries.step_times(db, run, step)
+        assert times is not None
+        assert times.emulated_parts_us == {}
+        assert min(times.parts_us.values()) >= 0
+        assert sum(times.parts_us.values()) == pytest.approx(times.wall_us, rel=0.05)
+        for name in ("schedule", "attention", "head", "emit"):
+            assert times.parts_us[name] > 0, (step, name)
+        assert times.parts_us["experts_gpu"] + times.parts_us["experts_cpu"] > 0
 
 
 def number_of_evictions(path: Path) -> int:

@@ -340,7 +340,6 @@ def test_telemetry_holds_every_decision_of_exactly_this_request(model_dir):
     assert sink.requests[-1].completion_tokens == len(tokens)
     assert sum(s.num_prefill_tokens for s in sink.steps) == usage.prompt_tokens
     assert sum(s.num_decode_tokens for s in sink.steps) == usage.completion_tokens - 1
-    assert all(s.wall_us >= s.native_us > 0 for s in sink.steps)
 
 
 def test_routed_experts_come_back_when_asked_for_and_match_telemetry(model_dir):

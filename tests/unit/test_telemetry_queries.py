@@ -288,7 +288,7 @@ def test_events_count_for_the_second_of_their_step_however_late_they_come(tmp_pa
     rows = np.zeros(3, TOKEN_LAYER_DTYPE)
     rows["step"], rows["num_routed"], rows["num_hits"] = [0, 1, 2], 4, 4
     for step in (0, 1):
-        sink.step(StepRecord(step, 1_700_000_003.0 + step, 0, 1, 1, 0, 100.0, 100.0, 90.0))
+        sink.step(StepRecord(step, 1_700_000_003.0 + step, 0, 1, 1, 0, 100.0, 100.0))
     sink.native_events("token_layer", rows)  # step 2 was never told of
     sink.close()
     db = queries.open_database(url)

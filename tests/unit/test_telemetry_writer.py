@@ -42,7 +42,7 @@ def token_layers(count: int, *, step: int = 0) -> np.ndarray:
 
 
 def step_record(step: int) -> StepRecord:
-    return StepRecord(step, 1_700_000_000.0 + step, 0, 1, 1, 0, 1000.0, 2000.0, 1500.0)
+    return StepRecord(step, 1_700_000_000.0 + step, 0, 1, 1, 0, 1000.0, 2000.0)
 
 
 def scalar(path: Path, sql: str) -> object:

@@ -203,6 +203,15 @@ class MoeRuntime:
         now: float | None = self._executor.virtual_now_us
         return now
 
+    def clock_parts(self) -> tuple[float, float, float, float, float]:
+        """Microseconds of all steps by part: dense, experts on the GPU, on the CPU, the link, the head.
+
+        On a virtual clock they sum to what it has passed in steps. In real time they are what a device measured of its
+        layers (dense: between them); zeros without one.
+        """
+        parts: tuple[float, float, float, float, float] = self._executor.clock_parts()
+        return parts
+
     @property
     def num_slots(self) -> int:
         return int(self._executor.num_slots)

@@ -77,11 +77,13 @@ class PlacedLayers:
         self._shared_bytes = shared_bytes(device)
         self._transfers = transfers_for(device)
         self._room: _Room | None = None
-        self._open: tuple[Any, Any] | None = None  # the marks of a layer whose time is not known yet
+        # Marks of a layer whose time is not known yet: the end of the one before, its own begin and end.
+        self._open: tuple[Any, Any, Any] | None = None
+        self._ended: Any = None
 
     def begin_step(self) -> None:
         """After the executor's; a step that was lost is forgotten."""
-        self._open = None
+        self._open = self._ended = None
 
     def end_step(self) -> None:
         """Before the executor's; the step's results are on the host."""
@@ -120,11 +122,16 @@ class PlacedLayers:
             room.outputs.data_ptr(), weights.data_ptr(), where, room.from_cpu.data_ptr(), len(normed),
             self._shape.top_k, self._shape.hidden, hidden.data_ptr(), transfers.stream,
         )  # fmt: skip
-        self._open = began, transfers.mark()
+        ended, self._ended = self._ended, transfers.mark()
+        self._open = ended, began, self._ended
 
     def _end_layer(self) -> None:
         if self._open is not None:
-            self._executor.end_layer(self._transfers.us_between(*self._open))
+            before, began, ended = self._open
+            between = self._transfers.us_between
+            self._executor.end_layer(
+                between(began, ended), -1.0 if before is None else between(before, began)
+            )
             self._open = None
 
     def _packed(self, part: _core.PlacedGroups, parcel: Parcel, many: bool) -> _Launch:

@@ -29,6 +29,7 @@ from twofold._core import (
     log_probabilities,
     pick_tokens,
     quantise_rows,
+    work_of_parts,
     work_times,
 )
 from twofold.weight_format import WeightMatrix
@@ -51,6 +52,7 @@ __all__ = [
     "log_probabilities",
     "pick_tokens",
     "quantise_rows",
+    "work_of_parts",
     "work_times",
 ]
 

@@ -17,13 +17,14 @@ import numpy as np
 import numpy.typing as npt
 
 from twofold.telemetry.sink import LoadSample
-from twofold.types import RequestRecord, RunInfo, StepRecord
+from twofold.types import EmulatedParts, RequestRecord, RunInfo, StepRecord
 
 Row = tuple[Any, ...]
 Events = np.ndarray[Any, np.dtype[Any]]
 Seconds = npt.NDArray[np.int64]
 
 NUM_PLACEMENTS = 3
+_NOT_EMULATED = (None,) * len(EmulatedParts._fields)
 
 
 def run_row(run: RunInfo, started_s: float) -> Row:
@@ -81,7 +82,8 @@ def step_row(run_id: int, record: StepRecord) -> Row:
         record.num_waiting,
         record.step_us,
         record.wall_us,
-        record.native_us,
+        *record.parts,
+        *(_NOT_EMULATED if record.emulated is None else record.emulated),
     )
 
 

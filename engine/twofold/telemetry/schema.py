@@ -3,7 +3,7 @@
 Every unit is in its column's name: `_s` seconds, `_us` microseconds, `_ms` milliseconds, `_bytes`. `…_s`
 columns of moments are Unix times. Columns `*_us` of steps, layers, uploads and cache events are of the
 run's clock: where `run.clock` is "virtual" they are emulated and whoever shows them says so; `step.wall_us`
-is always wall time.
+and its parts are always wall time, `step.emulated_*` the parts of an emulated `step_us`.
 
 Sums come first where rows are many: `run_total` adds up a whole run and `layer_second` the seconds of its layers, in
 the same transaction as the rows they sum, so they hold whatever retention has removed since.
@@ -34,6 +34,7 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
 
 from twofold.errors import ConfigError
+from twofold.types import EmulatedParts, StepParts
 
 SCHEMA_VERSION: Final = 2
 
@@ -105,7 +106,8 @@ step = Table(
     Column("num_waiting", Integer, nullable=False),
     Column("step_us", Float, nullable=False),
     Column("wall_us", Float, nullable=False),
-    Column("native_us", Float, nullable=False),
+    *(Column(part, Float, nullable=False) for part in StepParts._fields),
+    *(Column(f"emulated_{part}", Float, comment="virtual clock") for part in EmulatedParts._fields),
     Index("step_by_time", "run_id", "started_s"),
 )
 

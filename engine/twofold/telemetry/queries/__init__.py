@@ -56,6 +56,7 @@ from twofold.telemetry.queries.runs import (
     runs,
     window,
 )
+from twofold.telemetry.queries.step_times import StepTimes, step_times
 from twofold.telemetry.sink import CacheEventKind, Placement, UploadReason
 
 __all__ = [
@@ -81,6 +82,7 @@ __all__ = [
     "RequestTokens",
     "Run",
     "RunState",
+    "StepTimes",
     "StepTotals",
     "Upload",
     "UploadReason",
@@ -101,6 +103,7 @@ __all__ = [
     "requests",
     "run_totals",
     "runs",
+    "step_times",
     "step_totals",
     "upload_counts",
     "uploads",
