@@ -1,5 +1,5 @@
 # Twofold. `make` or `make help` lists what there is. Every target sets itself up: the first one to run makes .venv, installs and
-# compiles (a few minutes), later ones compile only what changed.
+# compiles, and says how far it is; later ones compile only what changed.
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
@@ -79,7 +79,8 @@ doctor: ready-run  ## say what this machine has, lacks and can run
 	@$(BIN)/twofold doctor $(MODEL)
 
 clean:  ## remove what was built; .venv stays (rm -rf .venv removes that too)
-	@rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis engine/twofold/*.so
+	@rm -rf $(if $(TWOFOLD_BUILD_DIR),$(addprefix "$(TWOFOLD_BUILD_DIR)"/,dev gpu logs),build) dist .mypy_cache .ruff_cache \
+	  .pytest_cache .hypothesis
 	@find engine dashboard loadtest benchmarks scripts tests -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
 ready-run:

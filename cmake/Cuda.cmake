@@ -1,6 +1,8 @@
-# Decides whether and for which GPUs CUDA code is compiled. Sets TWOFOLD_HAS_CUDA.
+# Decides whether and for which GPUs CUDA code is compiled. Sets TWOFOLD_HAS_CUDA, and TWOFOLD_RUNS_CUDA where it is not for
+# tests alone.
 #
-# TWOFOLD_CUDA   AUTO: with nvcc if a fitting one is found; ON: fail without it; OFF: do not look.
+# TWOFOLD_CUDA   AUTO: where a GPU and a fitting nvcc are found, and for tests (TWOFOLD_TESTS) where the nvcc is, so that no edit
+#                breaks that half unseen; ON: fail without nvcc; OFF: do not look.
 # Architectures  TORCH_CUDA_ARCH_LIST if the environment has it; else, for AUTO in a source tree, this machine's own GPU or,
 #                without one, 90 alone (a check that everything compiles, a minute instead of five); else 80, 86, 89, 90, 120.
 # A build directory that persists keeps an option, so whoever calls CMake gives TWOFOLD_CUDA every time (pyproject.toml and
@@ -12,7 +14,26 @@ endif()
 
 set(TWOFOLD_HAS_CUDA OFF)
 set(MIN_NVCC 12.4)
-if(NOT TWOFOLD_CUDA STREQUAL "OFF")
+
+# Compute capabilities of this machine's GPUs; none without a driver.
+set(COMPUTE_CAPS "")
+if(TWOFOLD_CUDA STREQUAL "AUTO")
+  find_program(NVIDIA_SMI nvidia-smi NO_CACHE)
+  if(NVIDIA_SMI)
+    execute_process(COMMAND ${NVIDIA_SMI} --query-gpu=compute_cap --format=csv,noheader OUTPUT_VARIABLE SMI_SAYS
+                    RESULT_VARIABLE SMI_FAILED ERROR_QUIET OUTPUT_STRIP_TRAILING_WHITESPACE)
+    if(NOT SMI_FAILED AND SMI_SAYS MATCHES "^[0-9]+\\.[0-9]+")
+      string(REGEX MATCHALL "[0-9]+\\.[0-9]+" COMPUTE_CAPS "${SMI_SAYS}")
+      list(REMOVE_DUPLICATES COMPUTE_CAPS)
+    endif()
+  endif()
+endif()
+
+if(TWOFOLD_CUDA STREQUAL "OFF")
+  message(STATUS "CUDA: TWOFOLD_CUDA=OFF; building for the CPU")
+elseif(TWOFOLD_CUDA STREQUAL "AUTO" AND NOT COMPUTE_CAPS AND NOT TWOFOLD_TESTS)
+  message(STATUS "CUDA: no GPU found (nvidia-smi); building for the CPU (TWOFOLD_CUDA=ON compiles for one all the same)")
+else()
   find_program(TWOFOLD_NVCC nvcc HINTS ENV CUDA_HOME ENV CUDA_PATH PATH_SUFFIXES bin PATHS /usr/local/cuda NO_CACHE)
   set(CUDA_PROBLEM "")
   if(NOT TWOFOLD_NVCC)
@@ -32,8 +53,11 @@ if(NOT TWOFOLD_CUDA STREQUAL "OFF")
   if(CUDA_PROBLEM)
     message(STATUS "CUDA: ${CUDA_PROBLEM}; building for the CPU")
   endif()
-else()
-  message(STATUS "CUDA: TWOFOLD_CUDA=OFF; building for the CPU")
+endif()
+
+set(TWOFOLD_RUNS_CUDA OFF)
+if(TWOFOLD_HAS_CUDA AND (TWOFOLD_CUDA STREQUAL "ON" OR COMPUTE_CAPS))
+  set(TWOFOLD_RUNS_CUDA ON)
 endif()
 
 # "8.0;8.6 9.0+PTX" as PyTorch takes it, to CMake's "80-real;86-real;90".
@@ -59,15 +83,8 @@ if(TWOFOLD_HAS_CUDA)
     twofold_parse_arch_list("$ENV{TORCH_CUDA_ARCH_LIST}" CMAKE_CUDA_ARCHITECTURES)
   elseif(TWOFOLD_CUDA STREQUAL "AUTO" AND TWOFOLD_INPLACE)
     set(CMAKE_CUDA_ARCHITECTURES 90)
-    find_program(NVIDIA_SMI nvidia-smi NO_CACHE)
-    if(NVIDIA_SMI)
-      execute_process(COMMAND ${NVIDIA_SMI} --query-gpu=compute_cap --format=csv,noheader OUTPUT_VARIABLE COMPUTE_CAPS
-                      RESULT_VARIABLE SMI_FAILED ERROR_QUIET OUTPUT_STRIP_TRAILING_WHITESPACE)
-      if(NOT SMI_FAILED AND COMPUTE_CAPS MATCHES "^[0-9]+\\.[0-9]+")
-        string(REGEX MATCHALL "[0-9]+\\.[0-9]+" COMPUTE_CAPS "${COMPUTE_CAPS}")
-        list(REMOVE_DUPLICATES COMPUTE_CAPS)
-        twofold_parse_arch_list("${COMPUTE_CAPS}" CMAKE_CUDA_ARCHITECTURES)
-      endif()
+    if(COMPUTE_CAPS)
+      twofold_parse_arch_list("${COMPUTE_CAPS}" CMAKE_CUDA_ARCHITECTURES)
     endif()
   else()
     set(CMAKE_CUDA_ARCHITECTURES 80-real 86-real 89-real 90-real 120)

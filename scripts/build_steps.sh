@@ -6,31 +6,36 @@
 
 REPOSITORY_ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 VENV_DIR="${TWOFOLD_VENV:-$REPOSITORY_ROOT/.venv}"
-NATIVE_BUILD_DIR="$REPOSITORY_ROOT/build/dev"
-LOG_DIR="$REPOSITORY_ROOT/build/logs"
+# A host and a container that share a checkout set different ones, so that neither overwrites what the other compiled.
+# twofold/__init__.py and the tests look there too.
+BUILD_DIR="${TWOFOLD_BUILD_DIR:-$REPOSITORY_ROOT/build}"
+NATIVE_BUILD_DIR="$BUILD_DIR/dev"
+LOG_DIR="$BUILD_DIR/logs"
 MIN_PYTHON_MINOR=11
 
 step_number=0
 
+# follow "what it does" LOG "options of follow_step.py" command…
+follow() {
+  local title="$1" log="$2" options="$3"
+  shift 3
+  # shellcheck disable=SC2086 # several options in one word
+  {
+    local status=0
+    "$@" 2>&1 || status=$?
+    printf '\x1eexit status %d\n' "$status"
+  } |
+    "${BASE_PYTHON:-python3}" "$REPOSITORY_ROOT/scripts/follow_step.py" --title "$title" --log "$log" --command "$*" $options
+}
+
 # run_step "what it does" command…
 run_step() {
-  local title="$1"
+  local title="$1" options="" name="${1,,}"
   shift
   step_number=$((step_number + 1))
-  local log status=0 started=$SECONDS
-  log="$LOG_DIR/$(printf '%02d' "$step_number")-$(tr -cs 'a-z0-9\n' '-' <<<"${title,,}").log"
-  mkdir -p "$LOG_DIR"
+  if [ "$1" = build_native ]; then options=--compile; fi
   printf '==> %s\n' "$title"
-  "$@" 2>&1 | tee "$log" || status=${PIPESTATUS[0]}
-  if [ "$status" -ne 0 ]; then
-    {
-      printf '\nFAILED after %d s: %s\n' "$((SECONDS - started))" "$title"
-      printf '  command: %s\n  log:     %s\n  its last lines:\n' "$*" "$log"
-      tail -n 20 "$log" | sed 's/^/  | /'
-    } >&2
-    exit 1
-  fi
-  printf '    done in %d s\n' "$((SECONDS - started))"
+  follow "$title" "$LOG_DIR/$(printf '%02d' "$step_number")-${name//[^a-z0-9]/-}.log" "$options" "$@" || exit 1
 }
 
 # Prints the first interpreter that is new enough: $PYTHON if given, else python3, python3.14 … python3.11.
@@ -45,16 +50,13 @@ find_python() {
   return 1
 }
 
+# By pipe: a full disk is no missing compiler.
 compiles_cxx20() {
-  local probe status=0
-  probe="$(mktemp -d)"
-  printf '#include <bit>\n#include <span>\nint main() { return std::popcount(0u); }\n' >"$probe/probe.cpp"
-  "${CXX:-g++}" -std=c++20 -fsyntax-only "$probe/probe.cpp" >/dev/null 2>&1 || status=1
-  rm -rf "$probe"
-  return "$status"
+  printf '#include <bit>\n#include <span>\nint main() { return std::popcount(0u); }\n' |
+    "${CXX:-g++}" -std=c++20 -fsyntax-only -x c++ - >/dev/null 2>&1
 }
 
-# Says everything that is missing at once, with the one command that brings it. Sets BASE_PYTHON.
+# Says everything that is missing at once, with the one command that brings it, here and in a log. Sets BASE_PYTHON.
 check_prerequisites() {
   local missing=() packages=()
   if BASE_PYTHON="$(find_python)"; then
@@ -82,11 +84,14 @@ sys.exit(not os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.
     packages+=(make)
   fi
   if [ "${#missing[@]}" -gt 0 ]; then
-    {
-      printf 'Twofold needs what this machine lacks:\n'
+    local message
+    message="$(printf 'Twofold needs what this machine lacks:\n'
       printf '  - %s\n' "${missing[@]}"
-      printf 'On Debian or Ubuntu: sudo apt-get update && sudo apt-get install -y %s\n' "${packages[*]}"
-    } >&2
+      printf 'On Debian or Ubuntu: sudo apt-get update && sudo apt-get install -y %s' "${packages[*]}")"
+    printf '%s\n' "$message" >&2
+    if { mkdir -p "$LOG_DIR" && printf '%s\n' "$message" >"$LOG_DIR/prerequisites.log"; } 2>/dev/null; then
+      printf 'log: %s\n' "$LOG_DIR/prerequisites.log" >&2
+    fi
     return 2
   fi
 }
@@ -128,6 +133,29 @@ install_build_tools() {
   pip_install cmake ninja scikit-build-core pybind11
 }
 
+# Does this machine use CUDA? The same question as cmake/Cuda.cmake's, for the choice of PyTorch.
+wants_cuda() {
+  case "${TWOFOLD_CUDA:-AUTO}" in
+    ON) return 0 ;;
+    OFF) return 1 ;;
+    *) nvidia-smi -L >/dev/null 2>&1 ;;
+  esac
+}
+
+# PyTorch first and by itself, as it is most of what is downloaded: without CUDA from the CPU index that TWOFOLD_TORCH_INDEX
+# names (a local version such as +cpu comes before the plain one). Sizes are said before anything is fetched.
+install_torch() {
+  local torch source=() no_cuda=()
+  torch="$(sed -n "s/^dependencies = \\[\"\\(torch[^\"]*\\)\".*/\\1/p" "$REPOSITORY_ROOT/pyproject.toml")"
+  if ! wants_cuda; then
+    no_cuda=(--no-cuda)
+    source=(${TWOFOLD_TORCH_INDEX:+--extra-index-url "$TWOFOLD_TORCH_INDEX"})
+  fi
+  "$VENV_DIR/bin/python" "$REPOSITORY_ROOT/scripts/torch_sizes.py" ${no_cuda[@]+"${no_cuda[@]}"} \
+    -c "$REPOSITORY_ROOT/constraints.txt" ${source[@]+"${source[@]}"} "$torch" &&
+    pip_install ${source[@]+"${source[@]}"} "$torch"
+}
+
 # The Python half, editable: a .pth file points at engine/, so an edited module needs no new install. The native half is not
 # built here (build_native puts it beside the sources), and nothing is fetched for a build environment of its own.
 install_package() {
@@ -141,18 +169,35 @@ install_package() {
     installation_fingerprint >"$VENV_DIR/.installed-$1"
 }
 
-# Incremental: configures (a second when nothing changed), compiles what changed, puts the module into engine/twofold.
+# What a build directory was made for; another checkout, interpreter, compiler or C library starts it afresh.
+toolchain() {
+  printf '%s | %s | %s | %s\n' "$REPOSITORY_ROOT" "$("$VENV_DIR/bin/python" -VV)" \
+    "$("${CXX:-g++}" --version | head -n 1)" "$(getconf GNU_LIBC_VERSION 2>/dev/null || echo 'another C library')"
+}
+
+# build_native run|dev: incremental; configures (a second when nothing changed), compiles what changed. "run" is what running
+# needs, "dev" the tests' modules and programs too. One configuration serves both, once the tests' packages are installed.
 build_native() {
-  local cache="$NATIVE_BUILD_DIR/CMakeCache.txt"
-  if [ -f "$cache" ] && ! grep -qxF "CMAKE_HOME_DIRECTORY:INTERNAL=$REPOSITORY_ROOT" "$cache"; then
-    echo "the build directory was made for another checkout; starting it afresh"
+  local cache="$NATIVE_BUILD_DIR/CMakeCache.txt" stamp="$NATIVE_BUILD_DIR/.toolchain" target=all tests=ON
+  if [ "$1" = run ]; then
+    target=twofold_modules
+    [ -f "$VENV_DIR/.installed-dev" ] || tests=OFF
+  fi
+  if [ -f "$cache" ] && [ "$(cat "$stamp" 2>/dev/null)" != "$(toolchain)" ]; then
+    if ! grep -qx 'CMAKE_PROJECT_NAME:STATIC=twofold' "$cache"; then
+      echo "$NATIVE_BUILD_DIR holds the build of something else; set TWOFOLD_BUILD_DIR to a directory of Twofold's own"
+      return 1
+    fi
+    echo "$NATIVE_BUILD_DIR was made by another compiler, Python or system; starting it afresh (TWOFOLD_BUILD_DIR keeps two apart)"
     rm -rf "$NATIVE_BUILD_DIR"
   fi
   # Options are always given, never left to the cache of an earlier call.
-  PATH="$VENV_DIR/bin:$PATH" cmake -S "$REPOSITORY_ROOT" -B "$NATIVE_BUILD_DIR" -G Ninja \
-    -DCMAKE_BUILD_TYPE="${TWOFOLD_BUILD_TYPE:-Release}" -DTWOFOLD_INPLACE=ON -DTWOFOLD_CUDA="${TWOFOLD_CUDA:-AUTO}" \
-    -DPython_EXECUTABLE="$VENV_DIR/bin/python" -Wno-dev &&
-    PATH="$VENV_DIR/bin:$PATH" cmake --build "$NATIVE_BUILD_DIR" -j "$(nproc)"
+  mkdir -p "$NATIVE_BUILD_DIR" && toolchain >"$stamp" &&
+    PATH="$VENV_DIR/bin:$PATH" cmake -S "$REPOSITORY_ROOT" -B "$NATIVE_BUILD_DIR" -G Ninja \
+      -DCMAKE_BUILD_TYPE="${TWOFOLD_BUILD_TYPE:-Release}" -DTWOFOLD_INPLACE=ON -DTWOFOLD_TESTS="$tests" \
+      -DTWOFOLD_CUDA="${TWOFOLD_CUDA:-AUTO}" -DPython_EXECUTABLE="$VENV_DIR/bin/python" -Wno-dev &&
+    { PATH="$VENV_DIR/bin:$PATH" cmake --build "$NATIVE_BUILD_DIR" --target "$target" -- -n | sed 's/^/plan: /'; } &&
+    PATH="$VENV_DIR/bin:$PATH" cmake --build "$NATIVE_BUILD_DIR" --target "$target" -j "$(nproc)"
 }
 
 smoke_test() {

@@ -43,8 +43,10 @@ def add_options(parser: argparse.ArgumentParser, output: str) -> None:
 
 
 def build() -> None:
-    """Compile both native modules for this machine's GPU into engine/twofold."""
-    folder = ROOT / "build/gpu"
+    """Compile both native modules for this machine's GPU, in a build directory of this interpreter's own."""
+    own = Path(os.environ.get("TWOFOLD_BUILD_DIR") or ROOT / "build") / "gpu"
+    os.environ["TWOFOLD_BUILD_DIR"] = str(own)  # where `import twofold` looks from here on
+    folder = own / "dev"
     configure = ["cmake", "-S", str(ROOT), "-B", str(folder), "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release"]
     configure += ["-DTWOFOLD_INPLACE=ON", "-DTWOFOLD_CUDA=AUTO", f"-DPython_EXECUTABLE={sys.executable}"]
     subprocess.run(configure, check=True)

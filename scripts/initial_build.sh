@@ -18,7 +18,8 @@ started=$SECONDS
 check_prerequisites
 run_step "Make the virtual environment" create_venv
 run_step "Install build tools" install_build_tools
+run_step "Install PyTorch" install_torch
 run_step "Install Twofold and what it needs ($profile)" install_package "$profile"
-run_step "Compile the native module" build_native
+run_step "Compile the native modules" build_native "$profile"
 run_step "Import it" smoke_test
-printf '==> Built in %d s. Logs: build/logs/\n' "$((SECONDS - started))"
+printf '==> Built in %d s. Logs: %s/\n' "$((SECONDS - started))" "$LOG_DIR"

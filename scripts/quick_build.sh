@@ -6,8 +6,10 @@ set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/build_steps.sh"
 
 check_prerequisites
-if is_installed run; then
-  run_step "Compile what changed" build_native
+if is_installed dev; then
+  run_step "Compile what changed" build_native dev
+elif is_installed run; then
+  run_step "Compile what changed" build_native run
 else
   exec "$REPOSITORY_ROOT/scripts/initial_build.sh" dev
 fi

@@ -3,7 +3,8 @@
 #include <pybind11/pybind11.h>
 
 namespace twofold::bindings {
-void bind_core(pybind11::module_& m);           // cost model, planners, cache, lab replay
+void bind_core(pybind11::module_& m);           // cost model, planners, and the next three
+void bind_core_cache(pybind11::module_& m);     // called by bind_core
 void bind_core_lab(pybind11::module_& m);       // called by bind_core
 void bind_core_prefetch(pybind11::module_& m);  // called by bind_core
 void bind_ops(pybind11::module_& m);            // thread team, dense CPU operations, CPU features

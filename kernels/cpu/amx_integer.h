@@ -1,6 +1,6 @@
 // The AMX level's products of q8 activations with packed integer weights, written over T (amx_tiles.h) and
-// a format (integer_formats.h). The same bits as integer_products.h, which also takes the calls with few
-// tokens.
+// a format (integer_formats.h). The same bits as integer_products.h, whose AVX-512 products also take the
+// calls with few tokens.
 //
 // K is cut into parts of 256 columns. A part of a panel is unpacked once into tiles of signed bytes and its
 // scales into floats; then groups of up to 32 tokens pass over it. The integer sums of some runs (32 columns)
@@ -205,7 +205,12 @@ struct AmxIntegerProducts {
 
   static void matmul(const void* x, int64_t row_bytes, const void* panels, float* y, int64_t ldy, int M,
                      int N, int K) {
-    if (M < kFewestTokens) return FewTokens::matmul(x, row_bytes, panels, y, ldy, M, N, K);
+    if constexpr (!T::kTakesAll) {
+      // By its pointer: compiled here again, that code would take as long as all the rest of this file.
+      if (M < kFewestTokens) {
+        return avx512_vnni_integer()->of(Format::kFormat).matmul(x, row_bytes, panels, y, ldy, M, N, K);
+      }
+    }
     const int num_blocks = (K + Format::kLayout.panel_columns - 1) / Format::kLayout.panel_columns;
     int configured = 0;
     for (int m = 0; m < M; m += kMostGroups * Tiles::kTokens) {

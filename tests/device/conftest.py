@@ -10,7 +10,8 @@ from types import ModuleType
 
 import pytest
 
-BUILT = Path(__file__).resolve().parents[2] / "build/dev/tests/device"
+BUILD = Path(os.environ.get("TWOFOLD_BUILD_DIR") or Path(__file__).resolve().parents[2] / "build")
+BUILT = BUILD / "dev/tests/device"
 
 
 @pytest.fixture(scope="session")

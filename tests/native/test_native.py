@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PROGRAMS = ROOT / "build/dev/tests/native"
+PROGRAMS = Path(os.environ.get("TWOFOLD_BUILD_DIR") or ROOT / "build") / "dev/tests/native"
 NAMES = [
     "native_cuda_kernels",
     "native_mailbox",

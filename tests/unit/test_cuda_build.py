@@ -98,7 +98,7 @@ def test_a_wheel_is_compiled_for_all_architectures(tmp_path: Path) -> None:
 
 def test_torchs_list_of_architectures_is_respected(tmp_path: Path) -> None:
     needs_nvcc()
-    done = configure(tmp_path, "-DTWOFOLD_CUDA=AUTO", TORCH_CUDA_ARCH_LIST="8.6;9.0+PTX")
+    done = configure(tmp_path, "-DTWOFOLD_CUDA=ON", TORCH_CUDA_ARCH_LIST="8.6;9.0+PTX")
     assert done.returncode == 0, done.stderr
     assert "for 86-real;90" in done.stdout
 
@@ -108,6 +108,28 @@ def test_a_wrong_list_of_architectures_is_named(tmp_path: Path) -> None:
     done = configure(tmp_path, "-DTWOFOLD_CUDA=ON", TORCH_CUDA_ARCH_LIST="Hopper")
     assert done.returncode != 0
     assert "TORCH_CUDA_ARCH_LIST holds 'Hopper'" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("gpu", "tests", "says"),
+    [
+        ("", "OFF", "no GPU found (nvidia-smi); building for the CPU"),
+        ("", "ON", "for 90"),  # no edit may break the CUDA half unseen
+        ("8.6", "OFF", "for 86-real"),
+    ],
+)
+def test_cuda_is_compiled_by_itself_where_a_gpu_is_found_and_for_tests(
+    tmp_path: Path, gpu: str, tests: str, says: str
+) -> None:
+    needs_nvcc()
+    smi = tmp_path / "bin/nvidia-smi"
+    smi.parent.mkdir()
+    smi.write_text(f"#!/bin/sh\n[ -n '{gpu}' ] && echo '{gpu}'\n")
+    smi.chmod(0o755)
+    options = "-DTWOFOLD_CUDA=AUTO", "-DTWOFOLD_INPLACE=ON", f"-DTWOFOLD_TESTS={tests}"
+    done = configure(tmp_path, *options, PATH=f"{smi.parent}:{os.environ['PATH']}")
+    assert done.returncode == 0, done.stderr
+    assert says in done.stdout
 
 
 @pytest.mark.parametrize(

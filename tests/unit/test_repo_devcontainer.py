@@ -7,7 +7,10 @@ property it does not know is an error here, as a misspelt one would be ignored s
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -169,3 +172,48 @@ def test_the_variants_differ_in_nothing_else() -> None:
             del data[key]
         del data["containerEnv"]["TWOFOLD_CUDA"]
     assert cpu == cuda
+
+
+PASSWD = "root:x:0:0:root:/root:/bin/bash\n"
+GROUP = "root:x:0:\nstaff:x:50:\n"
+
+
+@pytest.mark.parametrize(
+    ("user", "group"),
+    [
+        pytest.param("", "", id="plain"),
+        pytest.param("ubuntu:x:1000:1000:Ubuntu:/home/ubuntu:/bin/bash\n", "ubuntu:x:1000:\n", id="ubuntu"),
+        pytest.param("someone:x:1000:50::/home/someone:/bin/sh\n", "", id="user-without-group"),
+        pytest.param("", "users1000:x:1000:\n", id="group-without-user"),
+    ],
+)
+def test_the_account_owns_what_uid_1000_of_the_host_owns(tmp_path: Path, user: str, group: str) -> None:
+    if os.geteuid() != 0 or shutil.which("useradd") is None:
+        pytest.skip("needs root and shadow's useradd")
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "home").mkdir()
+    (tmp_path / "etc/passwd").write_text(PASSWD + user)
+    (tmp_path / "etc/group").write_text(GROUP + group)
+    (tmp_path / "etc/shadow").write_text(
+        "".join(f"{line.split(':')[0]}:!:19000::::::\n" for line in user.splitlines())
+    )
+    (tmp_path / "etc/gshadow").write_text("")
+    for _ in range(2):  # the second time there is nothing to do
+        subprocess.run(
+            [FOLDER / "account.sh", "twofold", "--prefix", str(tmp_path)], check=True, capture_output=True
+        )
+        accounts = [line.split(":") for line in (tmp_path / "etc/passwd").read_text().splitlines()]
+        assert [(a[0], a[3], a[5], a[6]) for a in accounts if a[2] == "1000"] == [
+            ("twofold", "1000", "/home/twofold", "/bin/bash")
+        ]
+        groups = [line.split(":") for line in (tmp_path / "etc/group").read_text().splitlines()]
+        assert [g[0] for g in groups if g[2] == "1000"] == ["twofold"]
+        home = (tmp_path / "home/twofold").stat()
+        assert (home.st_uid, home.st_gid) == (1000, 1000)
+
+
+def test_the_container_keeps_what_it_builds_out_of_the_workspace() -> None:
+    for path in VARIANTS:
+        environment = load(path)["containerEnv"]
+        assert environment["TWOFOLD_VENV"].startswith("/home/twofold/")
+        assert environment["TWOFOLD_BUILD_DIR"].startswith("/home/twofold/")

@@ -1,0 +1,166 @@
+// The deciding core for Python: expert cache, virtual clock, event ring. Exports only.
+#include <pybind11/functional.h>
+#include <pybind11/stl.h>
+
+#include "array_view.h"
+#include "module.h"
+#include "twofold/event_ring.h"
+#include "twofold/expert_cache.h"
+#include "twofold/timeline.h"
+
+namespace twofold::bindings {
+namespace py = pybind11;
+namespace {
+
+void bind_timeline(py::module_& m) {
+  py::class_<Upload>(m, "Upload", "One copy over the link; times are of the virtual clock.")
+      .def_property_readonly("tag", [](const Upload& u) { return u.what.slot; })
+      .def_property_readonly("lane", [](const Upload& u) { return static_cast<int>(u.lane); })
+      .def_readonly("queued_us", &Upload::queued_us)
+      .def_readonly("begin_us", &Upload::begin_us)
+      .def_readonly("end_us", &Upload::end_us);
+
+  py::class_<Timeline>(m, "Timeline",
+                       "Virtual clock with a serial link: demand uploads overtake background ones.")
+      .def(py::init<double>(), py::arg("upload_us"))
+      .def_property_readonly("now_us", &Timeline::now_us)
+      .def_property_readonly("backlog_us", &Timeline::backlog_us)
+      .def_property_readonly("queued_us", &Timeline::queued_us)
+      .def_property_readonly("num_waiting", &Timeline::num_waiting)
+      .def(
+          "enqueue_demand",
+          [](Timeline& t, int tag, double duration_us) {
+            return t.enqueue_demand({.slot = tag}, duration_us);
+          },
+          py::arg("tag"), py::arg("duration_us") = -1.0)
+      .def(
+          "enqueue_background", [](Timeline& t, int tag) { t.enqueue_background({.slot = tag}); },
+          py::arg("tag"))
+      .def("cancel_background", &Timeline::cancel_background, py::arg("tag"))
+      .def("advance", &Timeline::advance, py::arg("us"))
+      .def("take_landed", &Timeline::take_landed)
+      .def("drain", &Timeline::drain);
+}
+
+CacheConfig cache_config(int num_layers, int num_experts, int top_k, std::vector<int> slots_per_layer,
+                         std::string policy, double upload_price, std::vector<double> layer_weight,
+                         std::optional<bool> shared_pool, std::vector<double> prior_usage) {
+  CacheConfig config;
+  config.num_layers = num_layers;
+  config.num_experts = num_experts;
+  config.top_k = top_k;
+  config.slots_per_layer = std::move(slots_per_layer);
+  config.policy = std::move(policy);
+  config.upload_price = upload_price;
+  config.layer_weight = std::move(layer_weight);
+  config.shared_pool = shared_pool;
+  config.prior_usage = std::move(prior_usage);
+  return config;
+}
+
+void bind_cache(py::module_& m) {
+  m.def("cache_policy_names", &cache_policy_names);
+  m.def("cache_policy_is_offline", &cache_policy_is_offline, py::arg("name"));
+  m.def("spread_slots", &spread_slots, py::arg("num_slots"), py::arg("num_layers"), py::arg("num_experts"),
+        py::arg("top_k"));
+  m.def(
+      "spread_slots_by_value",
+      [](int num_slots, int num_layers, int num_experts, int top_k,
+         const std::vector<double>& marginal_value) {
+        return spread_slots_by_value(num_slots, num_layers, num_experts, top_k, marginal_value);
+      },
+      py::arg("num_slots"), py::arg("num_layers"), py::arg("num_experts"), py::arg("top_k"),
+      py::arg("marginal_value"));
+
+  py::enum_<ExpertState>(m, "ExpertState")
+      .value("ABSENT", ExpertState::kAbsent)
+      .value("IN_FLIGHT", ExpertState::kInFlight)
+      .value("RESIDENT", ExpertState::kResident);
+  py::enum_<AdmitRefusal>(m, "AdmitRefusal")
+      .value("NONE", AdmitRefusal::kNone)
+      .value("PRESENT", AdmitRefusal::kPresent)
+      .value("NO_VICTIM", AdmitRefusal::kNoVictim)
+      .value("PRICE", AdmitRefusal::kPrice);
+
+  py::class_<CacheConfig>(m, "CacheConfig", "Shape, slots, policy and price of an expert cache.")
+      .def(py::init(&cache_config), py::arg("num_layers"), py::arg("num_experts"), py::arg("top_k"),
+           py::arg("slots_per_layer"), py::arg("policy") = "payback", py::arg("upload_price") = 0.67,
+           py::arg("layer_weight") = std::vector<double>{}, py::arg("shared_pool") = py::none(),
+           py::arg("prior_usage") = std::vector<double>{})
+      .def_readonly("num_layers", &CacheConfig::num_layers)
+      .def_readonly("num_experts", &CacheConfig::num_experts)
+      .def_readonly("top_k", &CacheConfig::top_k)
+      .def_readonly("slots_per_layer", &CacheConfig::slots_per_layer)
+      .def_readonly("policy", &CacheConfig::policy)
+      .def_readonly("upload_price", &CacheConfig::upload_price);
+
+  py::class_<Admission>(m, "Admission", "A slot taken for an upload, and who left it.")
+      .def_readonly("slot", &Admission::slot)
+      .def_readonly("evicted", &Admission::evicted)
+      .def_readonly("evicted_layer", &Admission::evicted_layer)
+      .def_readonly("value", &Admission::value)
+      .def_readonly("victim_value", &Admission::victim_value);
+
+  py::class_<ExpertCache>(m, "ExpertCache", "Which experts are in which slots.")
+      .def(py::init([](const CacheConfig& config) { return ExpertCache::make(config); }), py::arg("config"))
+      .def_property_readonly("num_slots", &ExpertCache::num_slots)
+      .def_property_readonly("last_refusal", &ExpertCache::last_refusal)
+      .def("slot_offset", &ExpertCache::slot_offset, py::arg("layer"))
+      .def("num_held", &ExpertCache::num_held, py::arg("layer"))
+      .def("slot_of", &ExpertCache::slot_of, py::arg("layer"), py::arg("expert"))
+      .def("state", &ExpertCache::state, py::arg("layer"), py::arg("expert"))
+      .def("occupant", &ExpertCache::occupant, py::arg("slot"))
+      .def(
+          "observe",
+          [](ExpertCache& cache, int layer, const Array<int32_t>& ids,
+             const std::optional<Array<float>>& weights, bool prefill) {
+            const std::span<const float> gate = weights ? view(*weights) : std::span<const float>{};
+            const int tokens = static_cast<int>(ids.size() / cache.config().top_k);
+            cache.observe(layer, view(ids), gate, tokens, prefill);
+          },
+          py::arg("layer"), py::arg("ids"), py::arg("weights") = py::none(), py::arg("prefill") = false)
+      .def("active",
+           [](const ExpertCache& cache, int layer) {
+             const auto active = cache.active(layer);
+             return std::vector<int>(active.begin(), active.end());
+           })
+      .def("can_admit", &ExpertCache::can_admit, py::arg("layer"), py::arg("expert"),
+           py::arg("forced") = false)
+      .def("admit", &ExpertCache::admit, py::arg("layer"), py::arg("expert"), py::arg("forced") = false)
+      .def("publish", &ExpertCache::publish, py::arg("slot"))
+      .def("cancel", &ExpertCache::cancel, py::arg("slot"))
+      .def("preload", &ExpertCache::preload, py::arg("layer"), py::arg("expert"))
+      .def("preload_by_usage", &ExpertCache::preload_by_usage)
+      .def("boundary", &ExpertCache::boundary, py::arg("num_new") = 1, py::arg("num_running") = 1)
+      .def("value", &ExpertCache::value, py::arg("layer"), py::arg("expert"))
+      .def("set_future", &ExpertCache::set_future, py::arg("events_per_layer"))
+      .def("save", &ExpertCache::save, py::arg("path"))
+      .def("load", &ExpertCache::load, py::arg("path"));
+}
+
+// The ring as the tests see it; the runtime uses it with its own event types.
+void bind_event_ring(py::module_& m) {
+  using Ring = EventRing<int64_t>;
+  py::class_<Ring>(m, "IntEventRing", "A bounded lock-free ring of int64 events.")
+      .def(py::init<size_t>(), py::arg("capacity"))
+      .def("push", &Ring::push, py::arg("event"), py::call_guard<py::gil_scoped_release>())
+      .def("drain",
+           [](Ring& ring, size_t max_events) {
+             std::vector<int64_t> out(max_events);
+             out.resize(ring.drain(out));
+             return out;
+           })
+      .def_property_readonly("capacity", &Ring::capacity)
+      .def_property_readonly("size", &Ring::size)
+      .def_property_readonly("dropped", &Ring::dropped)
+      .def("take_dropped", &Ring::take_dropped);
+}
+
+}  // namespace
+
+void bind_core_cache(py::module_& m) {
+  bind_timeline(m);
+  bind_cache(m);
+  bind_event_ring(m);
+}
+}  // namespace twofold::bindings
