@@ -18,7 +18,7 @@ if (
 
 from dashboard import frame  # noqa: E402
 
-st.set_page_config(page_title="Twofold", page_icon=":material/account_tree:", layout="wide")
+st.set_page_config(page_title="Twofold", page_icon=str(Path(__file__).with_name("icon.svg")), layout="wide")
 page = st.navigation(
     [
         st.Page(

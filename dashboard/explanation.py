@@ -8,7 +8,9 @@ import numpy as np
 from twofold.telemetry import queries
 
 from dashboard import formats
-from dashboard.figures import PLACEMENT_COLORS
+from dashboard.palette import PLACEMENT_COLORS, text_on
+
+_CHIPS = {place: f"background:{color};color:{text_on(color)}" for place, color in PLACEMENT_COLORS.items()}
 
 
 def sentences(
@@ -21,7 +23,7 @@ def sentences(
         _misses(tokens, chosen),
         _layer(tokens, chosen),
         _link(uploads),
-        _prediction(tokens, chosen),
+        _prediction(tokens, chosen, emulated=emulated),
     ]
 
 
@@ -89,7 +91,9 @@ def _link(uploads: Sequence[queries.Upload]) -> str:
     )
 
 
-def _prediction(tokens: queries.RequestTokens, chosen: int) -> str:
+def _prediction(tokens: queries.RequestTokens, chosen: int, *, emulated: bool) -> str:
+    if emulated:
+        return "Predicted against measured: n/a, because emulated time is the cost model's prediction."
     took_us = float(np.nansum(tokens.layer_us[chosen]))
     predicted_us = float(np.nansum(tokens.predicted_us[chosen]))
     if predicted_us <= 0:
@@ -161,14 +165,17 @@ def _part_table(clock: str, parts_us: Mapping[str, float], whole_us: float) -> s
     )
 
 
-def layer_table(tokens: queries.RequestTokens, chosen: int) -> str:
-    """HTML, one row per MoE layer: the routed experts with weights and places, and times in µs."""
-    times = (
+def layer_table(tokens: queries.RequestTokens, chosen: int, *, emulated: bool) -> str:
+    """HTML, one row per MoE layer: the routed experts with weights and places, and times in µs; predicted ones only
+    where time is real."""
+    times = [
         ("layer, µs", tokens.layer_us),
         ("predicted, µs", tokens.predicted_us),
         ("CPU part, µs", tokens.cpu_us),
         ("GPU part, µs", tokens.gpu_us),
-    )
+    ]
+    if emulated:
+        del times[1]
     head = "".join(f"<th>{name}</th>" for name, _ in times)
     rows = []
     for layer in range(tokens.layer_us.shape[1]):
@@ -193,7 +200,7 @@ def _chips(tokens: queries.RequestTokens, chosen: int, layer: int) -> str:
         strict=True,
     )
     return "".join(
-        f'<span class="tf-chip" style="background:{PLACEMENT_COLORS[queries.Placement(place)]}">'
+        f'<span class="tf-chip" style="{_CHIPS[queries.Placement(place)]}">'
         f"{expert} <small>{weight:.2f}</small></span>"
         for expert, place, weight in found
         if expert >= 0

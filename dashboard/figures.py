@@ -1,13 +1,14 @@
 """Plotly figures from what queries return. No Streamlit, no database: arrays in, a figure out.
 
-Colours are Okabe and Ito's, told apart with every kind of colour vision; the same thing has the same colour
-on every page. Arrays stay NumPy, heatmaps uint8: Plotly then sends them packed.
+Colours come from `palette`; text, grid and font are left to Streamlit's theme, light or dark. Arrays stay NumPy,
+heatmaps uint8: Plotly then sends them packed. A trace has at most MAX_POINTS points.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -15,16 +16,24 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 from twofold.telemetry import queries
 
+from dashboard.palette import (
+    AMOUNT,
+    CPU,
+    FAILED,
+    FETCHED,
+    HIT,
+    PLACEMENT_COLORS,
+    QUANTITY,
+    REASON_COLORS,
+    UNUSED,
+    depths,
+    faint,
+    text_on,
+)
+
 F64 = npt.NDArray[np.float64]
 
-INK, MUTED, GRID = "#1f2937", "#6b7280", "#e5e7eb"
-HIT, FETCHED, CPU, UNUSED = "#009e73", "#e69f00", "#0072b2", "#e8ebef"
-ACCENT, WARN = "#0f766e", "#d55e00"
-PLACEMENT_COLORS = {
-    queries.Placement.HIT: HIT,
-    queries.Placement.FETCHED: FETCHED,
-    queries.Placement.CPU: CPU,
-}
+MAX_POINTS: Final = 5000
 PLACEMENT_NAMES = {
     queries.Placement.HIT: "on GPU, was there (hit)",
     queries.Placement.FETCHED: "on GPU, fetched for it",
@@ -46,13 +55,12 @@ def _layout(figure: go.Figure, *, height: int, legend: bool = False) -> go.Figur
         margin={"l": 8, "r": 12, "t": 30 if legend else 10, "b": 8},
         paper_bgcolor=_TRANSPARENT,
         plot_bgcolor=_TRANSPARENT,
-        font={"family": "Source Sans, Source Sans Pro, sans-serif", "size": 13, "color": INK},
-        hoverlabel={"bgcolor": "white", "font": {"color": INK}},
+        font={"size": 13},
         showlegend=legend,
         legend={"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "traceorder": "normal"},
     )
-    figure.update_xaxes(gridcolor=GRID, zeroline=False, automargin=True, title_font={"color": MUTED})
-    figure.update_yaxes(gridcolor=GRID, zeroline=False, automargin=True, title_font={"color": MUTED})
+    figure.update_xaxes(zeroline=False, automargin=True)
+    figure.update_yaxes(zeroline=False, automargin=True)
     return figure
 
 
@@ -67,13 +75,8 @@ def _over_time(figure: go.Figure, at_s: F64) -> go.Figure:
     return figure.update_xaxes(tickformat="%H:%M:%S" if spread_s < 900 else "%H:%M", nticks=7)
 
 
-def _alpha(color: str, alpha: float) -> str:
-    red, green, blue = (int(color[index : index + 2], 16) for index in (1, 3, 5))
-    return f"rgba({red},{green},{blue},{alpha})"
-
-
 def area(
-    at_s: F64, values: F64, *, name: str, unit: str, color: str = ACCENT, height: int = 230
+    at_s: F64, values: F64, *, name: str, unit: str, color: str = QUANTITY, height: int = 230
 ) -> go.Figure:
     """One quantity over time, each value for its whole bucket; NaN leaves a gap."""
     figure = go.Figure()
@@ -84,7 +87,7 @@ def area(
         mode="lines",
         line={"width": 0, "shape": "hv"},
         fill="tozeroy",
-        fillcolor=_alpha(color, 0.16),
+        fillcolor=faint(color, 0.16),
         hoverinfo="skip",
     )
     figure.add_scatter(
@@ -110,7 +113,7 @@ def shares(at_s: F64, values: F64, *, bucket_s: float, height: int = 230) -> go.
             name=SHORT_NAMES[placement],
             width=bucket_s * 1000.0,
             offset=0,
-            marker={"color": _alpha(PLACEMENT_COLORS[placement], 0.8), "line": {"width": 0}},
+            marker={"color": faint(PLACEMENT_COLORS[placement], 0.8), "line": {"width": 0}},
             hovertemplate="%{y:.1f} %",
         )
     figure.update_layout(hovermode="x unified", barmode="stack", bargap=0)
@@ -121,15 +124,15 @@ def shares(at_s: F64, values: F64, *, bucket_s: float, height: int = 230) -> go.
 def queue(at_s: F64, running: F64, waiting: F64, *, height: int = 230) -> go.Figure:
     """Requests that run and wait, over time."""
     figure = go.Figure()
-    for name, values, color in (("running", running, ACCENT), ("waiting", waiting, WARN)):
+    for name, values, dash in (("running", running, "solid"), ("waiting", waiting, "dot")):
         figure.add_scatter(
             x=_moments(at_s),
             y=values,
             name=name,
             mode="lines",
-            line={"width": 2, "color": color},
+            line={"width": 2, "color": QUANTITY, "dash": dash},
             fill="tozeroy" if name == "running" else None,
-            fillcolor=_alpha(color, 0.14),
+            fillcolor=faint(QUANTITY, 0.16),
             hovertemplate="%{y:.1f}",
         )
     figure.update_layout(hovermode="x unified")
@@ -155,7 +158,7 @@ def share_bar(counts: dict[queries.Placement, int], *, height: int = 64) -> go.F
             text=f"{share:.1f} %" if share >= 4 else "",
             textposition="inside",
             insidetextanchor="middle",
-            textfont={"color": "white", "size": 14},
+            textfont={"color": text_on(PLACEMENT_COLORS[placement]), "size": 14},
             hovertemplate=f"{PLACEMENT_NAMES[placement]}: {counts[placement]:,} uses, {share:.1f} %<extra></extra>",
         )
     figure.update_layout(barmode="stack", bargap=0.1)
@@ -195,10 +198,10 @@ def placement_grid(grid: queries.PlacementGrid, *, colour_by: str) -> go.Figure:
         values, scale, low, high = grid.dominant, _discrete_scale(), -0.5, 3.5
     elif colour_by == "hit share":
         values = np.where(grid.total > 0, np.nan_to_num(grid.hit_share) * 100, np.nan)
-        scale, low, high = [[0, CPU], [0.5, "#f3ead2"], [1, HIT]], 0.0, 100.0
+        scale, low, high = depths(HIT), 0.0, 100.0
     else:
         values, low, high = grid.total, 0.0, float(max(1, grid.total.max(initial=0)))
-        scale = [[0, UNUSED], [1, "#4c1d95"]]
+        scale = depths(AMOUNT)
     figure.add_heatmap(
         z=values,
         customdata=_hover_counts(grid.uses),
@@ -247,13 +250,10 @@ def token_times(
             customdata=misses,
             marker={
                 "color": misses,
-                "colorscale": [[0, HIT], [0.5, FETCHED], [1, WARN]],
+                "colorscale": [[0, faint(AMOUNT, 0.3)], [1, faint(AMOUNT, 1.0)]],
                 "cmin": 0,
                 "colorbar": {"title": {"text": "misses"}, "thickness": 10, "outlinewidth": 0},
-                "line": {
-                    "width": [2 if index == chosen else 0 for index in range(len(position))],
-                    "color": INK,
-                },
+                "line": {"width": np.where(np.arange(len(position)) == chosen, 2, 0), "color": QUANTITY},
             },
             hovertemplate="token at position %{x}<br>%{y:.2f} "
             + unit
@@ -271,10 +271,10 @@ def token_times(
             text="explained below",
             showarrow=True,
             arrowhead=2,
-            arrowcolor=INK,
+            arrowcolor=QUANTITY,
             ay=-22,
             ax=0,
-            font={"size": 12, "color": INK},
+            font={"size": 12},
         )
         figure.update_yaxes(range=[0, float(np.nanmax(step_us, initial=0.001)) / 1e3 * 1.22])
     return figure
@@ -288,8 +288,8 @@ def token_layer_misses(position: npt.NDArray[np.int64], num_by_placement: npt.ND
         go.Heatmap(
             x=position,
             z=misses.T.astype(np.uint8),
-            customdata=num_by_placement.transpose(1, 0, 2),
-            colorscale=[[0, HIT], [0.5, FETCHED], [1, WARN]],
+            customdata=num_by_placement.transpose(1, 0, 2).astype(np.uint8),
+            colorscale=depths(AMOUNT),
             zmin=0,
             zmax=max(1, routed),
             xgap=1,
@@ -307,16 +307,20 @@ def token_layer_misses(position: npt.NDArray[np.int64], num_by_placement: npt.ND
     return figure
 
 
-def layer_times(layer_us: F64, cpu_us: F64, gpu_us: F64, predicted_us: F64) -> go.Figure:
-    """Of one token: per layer the time on CPU and GPU side by side, what the layer took and was predicted to."""
+def layer_times(layer_us: F64, cpu_us: F64, gpu_us: F64, predicted_us: F64 | None) -> go.Figure:
+    """Of one token: per layer the time on CPU and GPU side by side, what the layer took and was predicted to.
+
+    `predicted_us` is None where there is nothing to compare: on a virtual clock a layer takes what was predicted.
+    """
     layers = np.arange(len(layer_us))
     figure = go.Figure()
     figure.add_bar(x=layers, y=cpu_us, name="CPU part", marker={"color": CPU})
-    figure.add_bar(x=layers, y=gpu_us, name="GPU part", marker={"color": HIT})
-    for name, values, symbol, color in (
-        ("layer", layer_us, "line-ew-open", INK),
-        ("predicted", predicted_us, "diamond-open", WARN),
-    ):
+    hatched = {"color": QUANTITY, "pattern": {"shape": "/", "solidity": 0.35, "fillmode": "overlay"}}
+    figure.add_bar(x=layers, y=gpu_us, name="GPU part", marker=hatched)
+    marks = [("layer", layer_us, "line-ew-open", 22)]
+    if predicted_us is not None:
+        marks.append(("predicted", predicted_us, "diamond-open", 12))
+    for name, values, symbol, size in marks:
         figure.add_scatter(
             x=layers,
             y=values,
@@ -324,9 +328,9 @@ def layer_times(layer_us: F64, cpu_us: F64, gpu_us: F64, predicted_us: F64) -> g
             mode="markers",
             marker={
                 "symbol": symbol,
-                "size": 12 if symbol == "diamond-open" else 22,
-                "color": color,
-                "line": {"width": 2},
+                "size": size,
+                "color": QUANTITY,
+                "line": {"width": 2, "color": QUANTITY},
             },
         )
     figure.update_traces(hovertemplate="%{y:.1f} µs")
@@ -337,44 +341,62 @@ def layer_times(layer_us: F64, cpu_us: F64, gpu_us: F64, predicted_us: F64) -> g
     return figure
 
 
-_REASON_COLORS = {
-    queries.UploadReason.DEMAND: FETCHED,
-    queries.UploadReason.ADMISSION: HIT,
-    queries.UploadReason.PREFETCH: CPU,
-}
+def _rows(uploads: Sequence[queries.Upload]) -> list[int]:
+    """A row for each copy, as few as keep copies of one row from overlapping: the link carries one at a time, but
+    a database may hold the times of several links or of copies that a device did side by side."""
+    free_us: list[float] = []
+    rows = [0] * len(uploads)
+    for index in sorted(range(len(uploads)), key=lambda index: uploads[index].begin_us):
+        upload = uploads[index]
+        row = next((row for row, free in enumerate(free_us) if free <= upload.begin_us + 1e-6), len(free_us))
+        if row == len(free_us):
+            free_us.append(0.0)
+        free_us[row] = upload.end_us
+        rows[index] = row
+    return rows
 
 
 def upload_timeline(uploads: Sequence[queries.Upload]) -> go.Figure:
-    """Copies of a step on the link: waiting faint, copying full; milliseconds since the first was queued."""
+    """Copies of a step on the link, milliseconds since the first was asked for; every reason has lanes of its own."""
+    uploads = uploads[:MAX_POINTS]
     origin_us = min((upload.queued_us for upload in uploads), default=0.0)
     figure = go.Figure()
-    for reason, color in _REASON_COLORS.items():
-        mine = [(index, upload) for index, upload in enumerate(uploads) if upload.reason is reason]
+    names: list[str] = []
+    for reason, color in REASON_COLORS.items():
+        mine = [upload for upload in uploads if upload.reason is reason]
         if not mine:
             continue
-        labels = [f"layer {upload.layer}, expert {upload.expert}" for _, upload in mine]
-        rows = [index for index, _ in mine]
-        for name, begins, ends, opacity in (
-            ("waits", [u.queued_us for _, u in mine], [u.begin_us for _, u in mine], 0.25),
-            (reason.name.lower(), [u.begin_us for _, u in mine], [u.end_us for _, u in mine], 1.0),
-        ):
-            figure.add_bar(
-                y=rows,
-                base=[(begin - origin_us) / 1e3 for begin in begins],
-                x=[(end - begin) / 1e3 for begin, end in zip(begins, ends, strict=True)],
-                orientation="h",
-                name=name,
-                showlegend=opacity == 1.0,
-                text=None,
-                customdata=labels,
-                marker={"color": color, "opacity": opacity, "line": {"width": 0}},
-                hovertemplate="%{customdata}: %{x:.3f} ms<extra>" + name + "</extra>",
-            )
-    figure.update_layout(barmode="overlay", bargap=0.2)
-    figure = _layout(figure, height=270, legend=True)
+        rows = np.array(_rows(mine))
+        begin_ms, end_ms, queued_ms = (
+            (np.array([getattr(upload, name) for upload in mine]) - origin_us) / 1e3
+            for name in ("begin_us", "end_us", "queued_us")
+        )
+        figure.add_bar(
+            y=len(names) + rows,
+            base=begin_ms,
+            x=end_ms - begin_ms,
+            # Said, because Plotly takes a bar to be as tall as the least distance between rows of its trace.
+            width=np.full(len(mine), 0.7),
+            orientation="h",
+            name=reason.name.lower(),
+            customdata=np.array(
+                [
+                    (upload.layer, upload.expert, wait)
+                    for upload, wait in zip(mine, begin_ms - queued_ms, strict=True)
+                ]
+            ),
+            marker={"color": color, "line": {"width": 0}},
+            hovertemplate=(
+                "layer %{customdata[0]}, expert %{customdata[1]}: %{x:.3f} ms, "
+                "waited %{customdata[2]:.3f} ms<extra>" + reason.name.lower() + "</extra>"
+            ),
+        )
+        names += [reason.name.lower(), *[""] * int(rows.max())]
+    figure.update_layout(barmode="overlay")
+    figure = _layout(figure, height=90 + 44 * max(1, len(names)))
     figure.update_xaxes(title="ms since the step's first upload was asked for", rangemode="tozero")
     figure.update_yaxes(
-        title="one row per upload", showticklabels=False, autorange="reversed", showgrid=False
+        tickvals=np.arange(len(names)), ticktext=names, range=[len(names) - 0.5, -0.5], showgrid=False
     )
     return figure
 
@@ -384,18 +406,18 @@ def percentiles(series: queries.PercentileSeries, *, height: int = 260) -> go.Fi
     figure = go.Figure()
     known = ~np.isnan(series.p50)
     moments = _moments(series.at_s[known])
-    for label, values, color, width in (
-        ("p99", series.p99, "#c9d2dd", 1.5),
-        ("p95", series.p95, FETCHED, 1.8),
-        ("p50", series.p50, ACCENT, 2.5),
+    for label, values, dash, width in (
+        ("p99", series.p99, "dot", 1.5),
+        ("p95", series.p95, "dash", 1.8),
+        ("p50", series.p50, "solid", 2.6),
     ):
         figure.add_scatter(
             x=moments,
             y=values[known],
             name=label,
             mode="lines+markers",
-            line={"color": color, "width": width},
-            marker={"size": 5},
+            line={"color": QUANTITY, "width": width, "dash": dash},
+            marker={"size": 5, "color": QUANTITY},
             hovertemplate="%{y:,.1f} ms",
         )
     figure.update_layout(hovermode="x unified")
@@ -405,24 +427,26 @@ def percentiles(series: queries.PercentileSeries, *, height: int = 260) -> go.Fi
 
 def users(finished_s: F64, num_users: npt.NDArray[np.int64], ok: npt.NDArray[np.bool_]) -> go.Figure:
     """Users over time, and where requests failed."""
+    shown = np.linspace(0, len(ok) - 1, min(len(ok), MAX_POINTS)).astype(np.int64)
+    failed = np.flatnonzero(~ok)[:MAX_POINTS]
     figure = go.Figure()
     figure.add_scatter(
-        x=_moments(finished_s),
-        y=num_users,
+        x=_moments(finished_s[shown]),
+        y=num_users[shown],
         name="users",
         mode="lines",
-        line={"color": ACCENT, "width": 2, "shape": "hv"},
+        line={"color": QUANTITY, "width": 2, "shape": "hv"},
         fill="tozeroy",
-        fillcolor=_alpha(ACCENT, 0.14),
+        fillcolor=faint(QUANTITY, 0.14),
         hovertemplate="%{y} users",
     )
     if not ok.all():
         figure.add_scatter(
-            x=_moments(finished_s[~ok]),
-            y=num_users[~ok],
+            x=_moments(finished_s[failed]),
+            y=num_users[failed],
             name="failed request",
             mode="markers",
-            marker={"color": WARN, "symbol": "x", "size": 10},
+            marker={"color": FAILED, "symbol": "x", "size": 10},
             hovertemplate="failed",
         )
     figure.update_yaxes(rangemode="tozero")

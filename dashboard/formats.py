@@ -22,14 +22,17 @@ def rate(value: float | None) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 1 else f"{value:.2f}"
 
 
-def size(value: float | None, *, per_s: bool = False) -> str:
-    """Bytes in decimal units."""
+def size(value: float | None) -> str:
+    """Bytes in MB, whatever their number: what is copied can be compared from page to page."""
     if value is None:
         return NOTHING
-    for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if value >= scale:
-            return f"{value / scale:.{1 if value < 100 * scale else 0}f} {unit}{'/s' if per_s else ''}"
-    return f"{value:.0f} B{'/s' if per_s else ''}"
+    decimals = 0 if value >= 1e8 else 1 if value >= 1e6 else 3
+    return f"{value / 1e6:,.{decimals}f} MB"
+
+
+def link_rate(value: float | None) -> str:
+    """Bytes per second in GB/s."""
+    return NOTHING if value is None else f"{value / 1e9:.2f} GB/s"
 
 
 def milliseconds(value: float | None) -> str:

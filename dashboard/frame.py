@@ -1,6 +1,7 @@
 """What every page shares: the database, the chosen run and window, the banner, the explanations when there is nothing.
 
-Pages call `view()` inside their live fragment, so that each refresh reads the database anew.
+A page is drawn anew while its run lives, and not after that: nothing more can come. Answers of the database are shared
+by all who look: of a live run those of the same two seconds, of an ended one for as long as the file stays as it is.
 """
 
 from __future__ import annotations
@@ -9,18 +10,21 @@ import contextlib
 import html
 import os
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import streamlit as st
 from twofold.errors import ConfigError
 from twofold.telemetry import queries
 
-from dashboard import figures, formats
+from dashboard import figures, formats, palette
 
 REFRESH_S: Final = 2.0
+LOOK_AGAIN_S: Final = 10.0
+"""Between looks for a first run or a newer one: at the file's time stamp alone while that stays the same."""
 WINDOWS: Final[dict[str, int | None]] = {
     "Last minute": 60,
     "Last 5 minutes": 300,
@@ -29,6 +33,7 @@ WINDOWS: Final[dict[str, int | None]] = {
     "Whole run": None,
 }
 NEWEST: Final = -1
+_Answer = TypeVar("_Answer")
 
 _STYLE: Final = f"<style>{Path(__file__).with_name('style.css').read_text(encoding='utf-8')}</style>"
 
@@ -41,11 +46,63 @@ class View:
     run: queries.Run
     span: queries.Window
     live: bool
+    state: tuple[object, ...]
+    """Changes when answers may: with the file, or while the run lives every REFRESH_S."""
+
+    def ask(self, query: Callable[..., _Answer], *arguments: object, **named: object) -> _Answer:
+        """`query(db, run, *arguments, **named)`, or what it answered to whoever asked the same before."""
+        key = (self.db.path, self.run.run_id, self.state, query.__name__, arguments, tuple(named.items()))
+        answer: _Answer = _shared(key, lambda: query(self.db, self.run, *arguments, **named))
+        return answer
+
+    def overview(self) -> queries.Overview:
+        key = (self.db.path, self.run.run_id, self.state, "overview", self.span)
+        answer: queries.Overview = _shared(key, lambda: self._history().overview(self.span))
+        return answer
+
+    def placements(self) -> tuple[queries.PlacementGrid, queries.Window]:
+        """And the stretch they are of."""
+        key = (self.db.path, self.run.run_id, self.state, "placements", self.span)
+        answer: tuple[queries.PlacementGrid, queries.Window] = _shared(
+            key, lambda: self._history().placements(self.span)
+        )
+        return answer
+
+    def of(self, run: queries.Run) -> View:
+        """The whole of another run of the database."""
+        return _view_of(self.db, run, None)
+
+    def _history(self) -> queries.RunHistory:
+        inode = Path(self.db.path).stat().st_ino
+        return _history(self.db.path, inode, self.run.run_id, self.db, self.run)
 
     @property
     def emulated(self) -> str:
         """Behind every figure of the run's clock: " (emulated)" or nothing."""
         return " (emulated)" if self.run.emulated else ""
+
+
+@st.cache_data(max_entries=200, ttl=3600, show_spinner=False)
+def _shared(key: tuple[object, ...], _ask: Callable[[], Any]) -> Any:
+    return _ask()
+
+
+@st.cache_resource(max_entries=8, show_spinner="Adding up the run; this is done once …")
+def _history(
+    path: str, inode: int, run_id: int, _db: queries.Database, _run: queries.Run
+) -> queries.RunHistory:
+    """One for all viewers, by which file and run it is of."""
+    return queries.RunHistory(_db, _run)
+
+
+def _stamp(path: str) -> tuple[object, ...]:
+    """Of the file and of its log: when they were last written to."""
+    stamps: list[object] = []
+    for name in (path, f"{path}-wal"):
+        with contextlib.suppress(OSError):
+            found = os.stat(name)
+            stamps.append((found.st_ino, found.st_mtime_ns, found.st_size))
+    return tuple(stamps)
 
 
 def database_url() -> str:
@@ -99,7 +156,10 @@ def sidebar() -> None:
             "Window", list(WINDOWS), index=1, key="window", help="The stretch of the run that is shown."
         )
         st.toggle(
-            "Refresh live", value=True, key="refresh", help=f"Reads the database every {REFRESH_S:.0f} s."
+            "Refresh live",
+            value=True,
+            key="refresh",
+            help=f"Reads the database every {REFRESH_S:.0f} s while the run lives.",
         )
         if db is not None:
             st.caption(f"Reading `{db.path}`")
@@ -110,12 +170,6 @@ def sidebar() -> None:
 def _chosen(runs: list[queries.Run]) -> queries.Run:
     wanted = st.session_state.get("run", NEWEST)
     return next((run for run in runs if run.run_id == wanted), runs[0])
-
-
-def _has_run() -> bool:
-    with contextlib.suppress(ConfigError):
-        return bool(queries.runs(queries.open_database(database_url()), limit=1))
-    return False
 
 
 def _run_name(run: queries.Run) -> str:
@@ -142,17 +196,39 @@ def view() -> View | None:
         )
         return None
     run = _chosen(runs)
-    last_s = WINDOWS[st.session_state.get("window", "Last 5 minutes")]
-    return View(db, run, queries.window(run, last_s), run.is_live())
+    return _view_of(db, run, WINDOWS[st.session_state.get("window", "Last 5 minutes")])
 
 
-def live_page(title: str, lead: str, body: Callable[[View], None], *, refresh: bool = True) -> None:
-    """A page whose body is drawn anew every few seconds while a run lives or is awaited."""
+def _view_of(db: queries.Database, run: queries.Run, last_s: int | None) -> View:
+    if not run.is_live():
+        return View(db, run, queries.window(run, last_s), False, _stamp(db.path))
+    # All who look within the same two seconds look at the same moment.
+    now_s = time.time() // REFRESH_S * REFRESH_S
+    return View(db, run, queries.window(run, last_s, now_s=now_s), True, (now_s,))
+
+
+def live_page(
+    title: str,
+    lead: str,
+    body: Callable[[View], None],
+    *,
+    refresh: bool = True,
+    subject: Callable[[View], View | None] = lambda chosen: chosen,
+) -> None:
+    """A page about `subject(view())`, drawn anew every two seconds while that run lives.
+
+    Where the subject is None, its run is not known: no header then, and `body` gets the chosen view.
+    """
     st.html(_STYLE)
     st.title(title)
     st.markdown(lead)
-    wanted = st.session_state.get("refresh", True) and (refresh or not _has_run())
-    every = REFRESH_S if wanted else None
+    wanted = bool(st.session_state.get("refresh", True))
+    shown = _probe(subject)
+    every = None
+    if wanted and shown is None:
+        every = LOOK_AGAIN_S  # until there is something to show
+    elif wanted and refresh and shown is not None and shown.live:
+        every = REFRESH_S
 
     @st.fragment(run_every=every)
     def fragment() -> None:
@@ -160,12 +236,49 @@ def live_page(title: str, lead: str, body: Callable[[View], None], *, refresh: b
         if current is None:
             return
         try:
-            header(current)
-            body(current)
+            about = subject(current)
+            if about is not None:
+                header(about)
+            body(about or current)
         except ConfigError as error:
             st.warning(str(error), icon=":material/database_off:")
+            return
+        if every is not None and (shown is None or (about is not None and not about.live)):
+            st.rerun()  # the first run has begun, or this one has ended: how often to look changes
 
     fragment()
+    if wanted and shown is not None and not shown.live and st.session_state.get("run", NEWEST) == NEWEST:
+        _await_newer_run(shown.db.path, _newest_run_id(shown.db))
+
+
+def _probe(subject: Callable[[View], View | None]) -> View | None:
+    """What the page is about, or the chosen run where that is not known; None, in silence, where there is no run."""
+    with contextlib.suppress(ConfigError):
+        if (url := database_url()) and (runs := queries.runs(db := queries.open_database(url))):
+            chosen = _view_of(db, _chosen(runs), None)
+            return subject(chosen) or chosen
+    return None
+
+
+def _newest_run_id(db: queries.Database) -> int:
+    return max((run.run_id for run in queries.runs(db, limit=1)), default=0)
+
+
+def _await_newer_run(path: str, newest: int) -> None:
+    """Shows a run that begins after the newest has ended; asks the file system only, until the file has changed."""
+    seen = [_stamp(path)]
+
+    @st.fragment(run_every=LOOK_AGAIN_S)
+    def wait() -> None:
+        stamp = _stamp(path)
+        if stamp == seen[0]:
+            return
+        seen[0] = stamp
+        with contextlib.suppress(ConfigError):
+            if _newest_run_id(queries.open_database(database_url())) != newest:
+                st.rerun()
+
+    wait()
 
 
 def header(current: View) -> None:
@@ -184,32 +297,31 @@ def header(current: View) -> None:
         how = "ended" if run.finished_s else "broke off"
         last_s = run.finished_s or run.last_seen_s
         pill = f'<span class="tf-pill tf-ended">{how} {formats.moment(last_s, with_date=True)}</span>'
-    lost = sum(entry.num_events for entry in queries.dropped(current.db, run))
+    lost = sum(entry.num_events for entry in current.ask(queries.dropped))
     if lost:
         pill += f' <span class="tf-pill tf-lost">{lost:,} events lost, figures are too low</span>'
     slots = f"{run.num_slots:,} of {run.num_layers * run.num_experts:,} experts fit on the GPU"
     if not run.num_slots:
         slots = "every expert runs on the CPU"
-    model, accelerator, policy = (
-        html.escape(text) for text in (formats.last_part(run.model), run.accelerator, run.policy)
-    )
+    policy = f"policy {html.escape(run.policy)} · " if run.has_slots else ""
+    model, accelerator = html.escape(formats.last_part(run.model)), html.escape(run.accelerator)
     st.html(
         f'<div class="tf-facts">{pill} &nbsp; <b>{model}</b> · {run.num_layers} MoE layers × {run.num_experts} '
-        f"experts, top-{run.top_k} · accelerator <b>{accelerator}</b> · policy {policy} · {slots}</div>"
+        f"experts, top-{run.top_k} · accelerator <b>{accelerator}</b> · {policy}{slots}</div>"
     )
 
 
 def card(place: Any, name: str) -> Any:
-    """A white box within `place` (the page itself or a column); `name` is its own on the page."""
+    """A box within `place` (the page itself or a column); `name` is its own on the page."""
     return place.container(border=True, key=f"card-{name}")
 
 
 def placement_key() -> None:
     """The legend that placements have on every page."""
     entries = [
-        (figures.PLACEMENT_COLORS[place], figures.PLACEMENT_NAMES[place]) for place in figures.STACK_ORDER
+        (palette.PLACEMENT_COLORS[place], figures.PLACEMENT_NAMES[place]) for place in figures.STACK_ORDER
     ]
-    entries.append((figures.UNUSED, "unused"))
+    entries.append((palette.UNUSED, "unused"))
     st.html(
         "".join(
             f'<span class="tf-key"><i style="background:{color}"></i>{name}</span>' for color, name in entries
@@ -218,5 +330,5 @@ def placement_key() -> None:
 
 
 def chart(figure: object, *, key: str) -> None:
-    """A Plotly figure without Plotly's tool bar; `key` keeps it in place between refreshes."""
-    st.plotly_chart(figure, theme=None, key=key, config={"displayModeBar": False})
+    """A Plotly figure in the theme's colours, without Plotly's tool bar; `key` keeps it in place between refreshes."""
+    st.plotly_chart(figure, theme="streamlit", key=key, config={"displayModeBar": False})

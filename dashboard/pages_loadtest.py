@@ -9,8 +9,39 @@ from twofold.telemetry import queries
 from dashboard import figures, formats, frame
 
 
+def load_tests(db: queries.Database, run: queries.Run) -> list[queries.LoadTest]:
+    """Of all runs: a test is looked for without knowing which run it met."""
+    return queries.load_tests(db)
+
+
+def load_samples(db: queries.Database, run: queries.Run, loadtest_id: str) -> queries.LoadSamples:
+    return queries.load_samples(db, loadtest_id)
+
+
+def subject(view: frame.View) -> frame.View | None:
+    """The run that the test ran against, which need not be the one of the sidebar."""
+    tests = view.ask(load_tests)
+    run_id = _chosen(view, tests).run_id if tests else view.run.run_id
+    if run_id == view.run.run_id:
+        return view
+    found = [run for run in queries.runs(view.db, limit=1_000_000) if run.run_id == run_id]
+    return view.of(found[0]) if found else None
+
+
+def _key() -> str:
+    """Of the selection: every run of the sidebar has its own, so that choosing a run shows its latest test."""
+    return f"loadtest-{st.session_state.get('run', frame.NEWEST)}"
+
+
+def _chosen(view: frame.View, tests: list[queries.LoadTest]) -> queries.LoadTest:
+    """The one that was selected; else the latest against the view's run, else the latest of all."""
+    wanted = st.session_state.get(_key())
+    selected = [test for test in tests if test.loadtest_id == wanted]
+    return (selected or [test for test in tests if test.run_id == view.run.run_id] or tests)[0]
+
+
 def body(view: frame.View) -> None:
-    tests = queries.load_tests(view.db)
+    tests = view.ask(load_tests)
     if not tests:
         st.info(
             "No load test has been run against this server yet. Start one and watch it here:",
@@ -20,10 +51,19 @@ def body(view: frame.View) -> None:
         return
     by_id = {test.loadtest_id: test for test in tests}
     chosen = st.selectbox(
-        "Load test", list(by_id), format_func=lambda name: _name(by_id[name]), key="loadtest"
+        "Load test",
+        list(by_id),
+        index=list(by_id).index(_chosen(view, tests).loadtest_id),
+        format_func=lambda name: _name(by_id[name]),
+        key=_key(),
     )
     test = by_id[chosen]
-    samples = queries.load_samples(view.db, chosen)
+    if test.run_id is None:
+        st.warning(
+            "Which run this test met was not recorded, so it is not known whether GPU times were emulated.",
+            icon=":material/help:",
+        )
+    samples = view.ask(load_samples, chosen)
     seconds = max(test.end_s - test.begin_s, 1e-3)
     users, answered, failed, speed = st.container(key="figures").columns(4)
     users.metric("Users", f"{test.max_users:,}", border=True)
@@ -56,7 +96,7 @@ def body(view: frame.View) -> None:
         st.markdown("**Failures**")
         order = np.argsort(-counts)
         st.table({"failure": [str(names[i]) for i in order], "times": [int(counts[i]) for i in order]})
-    if view.run.emulated:
+    if view.run.emulated and test.run_id == view.run.run_id:
         st.caption(
             "These times are real: wall-clock times of this machine, which computes on its CPU what the emulated "
             "GPU would."
@@ -78,4 +118,5 @@ frame.live_page(
     "Load test",
     "Users who chat at the same time: how long until the first token, how long for each further one?",
     body,
+    subject=subject,
 )

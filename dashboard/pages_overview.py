@@ -9,8 +9,8 @@ from dashboard import figures, formats, frame
 
 
 def body(view: frame.View) -> None:
-    overview = queries.overview(view.db, view.run, view.span)
-    requests = queries.request_counts(view.db, view.run)
+    overview = view.overview()
+    requests = view.ask(queries.request_counts)
     _figures(view, overview, requests)
     left, right = st.columns(2)
     with frame.card(left, "overview-1"):
@@ -24,10 +24,9 @@ def body(view: frame.View) -> None:
         st.caption("Green is what an expert cache is for: the expert was on the GPU when a token needed it.")
     left, right = st.columns(2)
     with frame.card(left, "overview-3"):
-        st.markdown(f"**Experts copied over PCIe, MB/s{view.emulated}**")
-        megabytes = overview.upload_bytes_per_clock_s / 1e6
-        figure = figures.area(overview.at_s, megabytes, name="copied", unit="MB/s", color=figures.FETCHED)
-        frame.chart(figure, key="pcie")
+        st.markdown(f"**Experts copied over PCIe, GB/s{view.emulated}**")
+        gigabytes = overview.upload_bytes_per_clock_s / 1e9
+        frame.chart(figures.area(overview.at_s, gigabytes, name="copied", unit="GB/s"), key="pcie")
         st.caption(
             f"{formats.size(overview.totals.upload_bytes)} in {overview.totals.num_uploads:,} uploads; "
             "rate while the engine works."
@@ -56,7 +55,7 @@ def _figures(view: frame.View, overview: queries.Overview, requests: queries.Req
     )
     pcie.metric(
         f"PCIe traffic{view.emulated}",
-        formats.size(overview.mean_upload_bytes_per_clock_s, per_s=True),
+        formats.link_rate(overview.mean_upload_bytes_per_clock_s),
         help=f"{formats.size(totals.upload_bytes / tokens) if tokens else 'Nothing'} per token.",
         border=True,
     )

@@ -15,9 +15,9 @@ MODES = {
 
 
 def body(view: frame.View) -> None:
-    grid = queries.placement_grid(view.db, view.run, view.span)
+    grid, span = view.placements()
     total = int(grid.total.sum())
-    stretch = f"{formats.moment(view.span.begin_s)} to {formats.moment(view.span.end_s)}"
+    stretch = f"{formats.moment(span.begin_s)} to {formats.moment(span.end_s)}"
     if not total:
         st.info(
             f"No expert was used from {stretch}. Send a request, or choose a longer window in the sidebar.",
@@ -39,10 +39,10 @@ def body(view: frame.View) -> None:
         if MODES[mode] == "place":
             frame.placement_key()
         elif MODES[mode] == "hit share":
-            st.caption("Green: every use was a hit. Blue: none was. White: unused.")
+            st.caption("The deeper the green, the larger the share of hits. Empty: unused.")
         else:
             most = int(grid.total.max())
-            st.caption(f"The darker the more often used; the darkest {most:,} times.")
+            st.caption(f"The deeper the colour, the more often used; the deepest {most:,} times.")
         frame.chart(figures.placement_grid(grid, colour_by=MODES[mode]), key="grid")
         st.caption(
             "One square is one expert of one layer; hover over it for its counts. "

@@ -8,26 +8,28 @@ from twofold.telemetry import queries
 
 from dashboard import explanation, figures, formats, frame
 
+PAGE_SIZE = 100
+ANY = "anything"
+
 
 def body(view: frame.View) -> None:
-    requests = queries.requests(view.db, view.run)
-    if not requests:
+    reasons = view.ask(queries.finish_reasons)
+    if not reasons:
         st.info(
             "This run has answered no request yet. Send one, then come back.",
             icon=":material/hourglass_empty:",
         )
         return
-    by_number = {request.number: request for request in requests}
-    newest = next((i for i, request in enumerate(requests) if request.finish_reason), 0)
-    number = st.selectbox(
-        "Request", list(by_number), index=newest, format_func=lambda key: _name(by_number[key]), key="request"
-    )
-    request = by_number[number]
+    request = _choose(view, reasons)
+    if request is None:
+        st.info("No request of this run is like that.", icon=":material/search_off:")
+        return
+    number = request.number
     _figures(view, request)
     # From the position whose step picked the answer's first token on.
-    tokens = queries.request_tokens(view.db, view.run, number, first_position=request.prompt_tokens - 1)
+    tokens = view.ask(queries.request_tokens, number, first_position=request.prompt_tokens - 1)
     if not len(tokens.position):
-        tokens = queries.request_tokens(view.db, view.run, number)
+        tokens = view.ask(queries.request_tokens, number)
     if not len(tokens.position):
         st.info(
             "There are no placements of this request: none were recorded yet, or they were the oldest when the "
@@ -64,6 +66,35 @@ def body(view: frame.View) -> None:
     _token(view, request, tokens, chosen)
 
 
+def _choose(view: frame.View, reasons: list[str]) -> queries.Request | None:
+    """By number or id, by how it ended, and page by page: every request of the run can be reached."""
+    searched, ended, paged = st.columns([3, 2, 2])
+    search = searched.text_input(
+        "Search", placeholder="a number, or a part of the request's id", key=f"search-{view.run.run_id}"
+    )
+    chosen_reason = ended.selectbox("Ended by", [ANY, *reasons], key=f"ended-{view.run.run_id}")
+    like: dict[str, str] = {"search": search}
+    if chosen_reason != ANY:
+        like["ended_by"] = chosen_reason
+    found = view.ask(queries.num_requests, **like)
+    num_pages = max(1, -(-found // PAGE_SIZE))
+    page = paged.number_input(
+        f"Page of {num_pages:,} ({found:,} requests)",
+        min_value=1,
+        max_value=num_pages,
+        key=f"page-{view.run.run_id}-{search}-{chosen_reason}",
+    )
+    requests = view.ask(queries.requests, **like, limit=PAGE_SIZE, offset=(page - 1) * PAGE_SIZE)
+    if not requests:
+        return None
+    by_number = {request.number: request for request in requests}
+    newest = next((i for i, request in enumerate(requests) if request.finish_reason), 0)
+    number = st.selectbox(
+        "Request", list(by_number), index=newest, format_func=lambda key: _name(by_number[key]), key="request"
+    )
+    return by_number[number]
+
+
 def _figures(view: frame.View, request: queries.Request) -> None:
     prompt, answer, queued, prefill, per_token, end = frame.card(st, "request").columns(6)
     prompt.metric("Prompt tokens", f"{request.prompt_tokens:,}")
@@ -81,19 +112,21 @@ def _figures(view: frame.View, request: queries.Request) -> None:
 
 def _token(view: frame.View, request: queries.Request, tokens: queries.RequestTokens, chosen: int) -> None:
     step = int(tokens.step[chosen])
-    uploads = queries.uploads(view.db, view.run, first_step=step, last_step=step)
+    uploads = view.ask(queries.uploads, first_step=step, last_step=step)
     with frame.card(st, "requests-3"):
         st.markdown(f"**Why the token at position {int(tokens.position[chosen])} took its time**")
         reasons = explanation.sentences(tokens, chosen, uploads, emulated=view.run.emulated)
         st.markdown("\n".join(f"- {reason}" for reason in reasons))
-        times = queries.step_times(view.db, view.run, step)
+        times = view.ask(queries.step_times, step)
         first = int(tokens.position[chosen]) < request.prompt_tokens
         st.html(explanation.where_it_went(times, request.queue_s if first else None))
         left, right = st.columns([3, 2])
         with left:
             st.caption(f"Time of each layer{view.emulated}")
-            times = (tokens.layer_us, tokens.cpu_us, tokens.gpu_us, tokens.predicted_us)
-            frame.chart(figures.layer_times(*(values[chosen] for values in times)), key="layers")
+            times = (tokens.layer_us, tokens.cpu_us, tokens.gpu_us)
+            # On a virtual clock a layer takes what was predicted, by construction: nothing to compare.
+            predicted = None if view.run.emulated else tokens.predicted_us[chosen]
+            frame.chart(figures.layer_times(*(values[chosen] for values in times), predicted), key="layers")
         with right:
             st.caption(f"Uploads of this step (step {step}){view.emulated}")
             if uploads:
@@ -102,7 +135,9 @@ def _token(view: frame.View, request: queries.Request, tokens: queries.RequestTo
                 st.markdown("None: nothing was copied.")
         st.caption("Experts of each layer by router weight (the small figure), coloured by where they ran")
         frame.placement_key()
-        st.html(explanation.layer_table(tokens, chosen))
+        st.html(
+            f'<div class="tf-wide">{explanation.layer_table(tokens, chosen, emulated=view.run.emulated)}</div>'
+        )
 
 
 def _name(request: queries.Request) -> str:

@@ -2,11 +2,15 @@
 """Photographs a dashboard page that is being served, in a real headless Chromium, once its content is there.
 
     scripts/screenshot_dashboard.py http://127.0.0.1:8501/placement docs/images/placement.png
+    scripts/screenshot_dashboard.py --dark --width 390 http://127.0.0.1:8501/placement /tmp/phone.png
+
+Says what is wrong with the page as a browser sees it: addresses outside the page's own that it asked for, and content
+that is cut off at the right (wider than the window, with no way to scroll to it); either makes the exit code 1.
 
 Starts no server. Waits until the page's script has ended, its charts are drawn and (with --wait-for) a text
 stands on it, then takes the whole page. Speaks the DevTools protocol over Chromium's debugging pipe:
 nothing to install but Chromium itself (Debian: apt-get install chromium). Exit code: 0, 1 when the content
-did not come, 2 for bad arguments.
+did not come or is wrong, 2 for bad arguments.
 """
 
 from __future__ import annotations
@@ -26,6 +30,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from PIL import Image
 
@@ -57,16 +62,37 @@ HEIGHT = """
   return Math.ceil(main.getBoundingClientRect().height) + 20;
 })()
 """
+CUT_OFF = """
+(() => {
+  const main = document.querySelector('[data-testid="stMainBlockContainer"]');
+  const cut = [];
+  for (const element of main ? main.querySelectorAll('*') : []) {
+    const box = element.getBoundingClientRect();
+    if (!box.width || !box.height || box.right <= window.innerWidth + 1) continue;
+    let around = element, reachable = false;
+    while (around && around !== main) {
+      around = around.parentElement;
+      const overflow = around && getComputedStyle(around).overflowX;
+      if (overflow === 'auto' || overflow === 'scroll')
+        if (around.getBoundingClientRect().right <= window.innerWidth + 1) reachable = true;
+    }
+    const name = element.dataset.testid || element.tagName.toLowerCase();
+    if (!reachable) cut.push(name + " to " + Math.round(box.right));
+  }
+  return cut.slice(0, 5);
+})()
+"""
 
 
 class DevTools:
-    """One command after another over the pipe; events are ignored."""
+    """One command after another over the pipe; of events only the addresses of requests are kept."""
 
     def __init__(self, read_fd: int, write_fd: int) -> None:
         self._read_fd, self._write_fd = read_fd, write_fd
         self._buffer = b""
         self._next_id = 0
         self.session_id: str | None = None
+        self.requested: list[str] = []
 
     def call(self, method: str, *, timeout_s: float = 30.0, **parameters: Any) -> dict[str, Any]:
         self._next_id += 1
@@ -77,6 +103,8 @@ class DevTools:
         deadline = time.monotonic() + timeout_s
         while True:
             answer = json.loads(self._receive(deadline))
+            if answer.get("method") == "Network.requestWillBeSent":
+                self.requested.append(answer["params"]["request"]["url"])
             if answer.get("id") == self._next_id:
                 if "error" in answer:
                     raise RuntimeError(f"{method}: {answer['error']['message']}")
@@ -134,11 +162,16 @@ def browser(program: str) -> Iterator[DevTools]:
             os.close(from_browser_read)
 
 
-def photograph(tools: DevTools, url: str, *, width: int, wait_for: str, timeout_s: float) -> bytes:
+def photograph(
+    tools: DevTools, url: str, *, width: int, dark: bool, wait_for: str, timeout_s: float
+) -> bytes:
     """A PNG of the whole page; TimeoutError, with what was still missing, when it does not get ready."""
     target = tools.call("Target.createTarget", url="about:blank")["targetId"]
     tools.session_id = tools.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
     tools.call("Page.enable")
+    tools.call("Network.enable")
+    scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+    tools.call("Emulation.setEmulatedMedia", features=[scheme])
     _resize(tools, width, 900)
     tools.call("Page.navigate", url=url)
     deadline = time.monotonic() + timeout_s
@@ -147,6 +180,16 @@ def photograph(tools: DevTools, url: str, *, width: int, wait_for: str, timeout_
     time.sleep(1.0)  # charts follow the new size in an animation frame or two
     _wait_until_ready(tools, url, wait_for, deadline)
     return base64.b64decode(tools.call("Page.captureScreenshot", format="png")["data"])
+
+
+def faults(tools: DevTools, url: str, width: int) -> list[str]:
+    """What a viewer of this width would miss, and whom the page asked that it should not have."""
+    own = urlsplit(url).netloc
+    asked = {address for address in tools.requested if address.startswith(("http:", "https:"))}
+    found = [
+        f"asked somebody else: {address}" for address in sorted(asked) if urlsplit(address).netloc != own
+    ]
+    return found + [f"cut off at {width} px: {what}" for what in tools.evaluate(CUT_OFF)]
 
 
 def _resize(tools: DevTools, width: int, height: int) -> None:
@@ -182,6 +225,7 @@ def main() -> int:
     parser.add_argument("output", type=Path, help="PNG file to write")
     parser.add_argument("--wait-for", default="", metavar="TEXT", help="text that must stand on the page")
     parser.add_argument("--width", type=int, default=1360, help="of the window in pixels (default: 1360)")
+    parser.add_argument("--dark", action="store_true", help="as a browser that prefers dark colours")
     parser.add_argument("--timeout", type=float, default=60.0, help="seconds to wait (default: 60)")
     parser.add_argument(
         "--max-kb", type=int, default=300, help="fewer colours above this size (default: 300)"
@@ -201,15 +245,23 @@ def main() -> int:
     try:
         with browser(program) as tools:
             png = photograph(
-                tools, args.url, width=args.width, wait_for=args.wait_for, timeout_s=args.timeout
+                tools,
+                args.url,
+                width=args.width,
+                dark=args.dark,
+                wait_for=args.wait_for,
+                timeout_s=args.timeout,
             )
+            wrong = faults(tools, args.url, args.width)
     except (TimeoutError, RuntimeError) as error:
         print(f"no picture taken: {error}", file=sys.stderr)
         return 1
     png = shrink(png, args.max_kb * 1000)
     args.output.write_bytes(png)
     print(f"{args.output}: {len(png) / 1000:.0f} kB")
-    return 0
+    for fault in wrong:
+        print(fault, file=sys.stderr)
+    return 1 if wrong else 0
 
 
 if __name__ == "__main__":

@@ -75,7 +75,7 @@ def test_overview_shows_what_the_queries_say(
     assert shown["Hit rate"] == f"{made.num_hits / (made.num_hits + made.num_cpu + made.num_fetched):.1%}"
     assert shown["Decode tokens/s (emulated)"] == f"{overview.mean_decode_tokens_per_clock_s:,.0f}"
     expected = made.num_uploads * made.info.expert_bytes / (made.virtual_us / 1e6)
-    assert shown["PCIe traffic (emulated)"] == f"{expected / 1e9:.1f} GB/s"
+    assert shown["PCIe traffic (emulated)"] == f"{expected / 1e9:.2f} GB/s"
     assert shown["Answered / requests"] == f"{made.next_number} / {made.next_number}"
     assert f"{made.decode_tokens:,} answer tokens and {made.prefill_tokens:,} prompt tokens" in texts(app)
     assert f"{made.num_uploads:,} uploads" in texts(app)

@@ -9,7 +9,7 @@ import pytest
 from twofold.telemetry import queries
 from twofold.telemetry.queries.step_times import EMULATED_PARTS, STEP_PARTS
 
-from dashboard import explanation, figures, formats
+from dashboard import explanation, figures, formats, palette
 
 
 def grid(layers: int, experts: int) -> queries.PlacementGrid:
@@ -40,9 +40,12 @@ def test_shares_are_stacked_in_percent() -> None:
     ("text", "expected"),
     [
         (formats.size(None), "–"),
-        (formats.size(999), "999 B"),
-        (formats.size(393_216), "393 kB"),
-        (formats.size(2.58e9, per_s=True), "2.6 GB/s"),
+        (formats.size(999), "0.001 MB"),
+        (formats.size(393_216), "0.393 MB"),
+        (formats.size(2_580_000), "2.6 MB"),
+        (formats.size(2.58e12), "2,580,000 MB"),
+        (formats.link_rate(2.58e9), "2.58 GB/s"),
+        (formats.link_rate(None), "–"),
         (formats.rate(1968.4), "1,968"),
         (formats.rate(18.25), "18.2"),
         (formats.percent(0.6615), "66.1%"),
@@ -97,7 +100,8 @@ def test_the_explanation_names_what_was_unusual() -> None:
     )
     assert "1 expert (2.0 MB) crossed PCIe in 55 µs, 1 of them because" in text
     assert "the longest wait for the link was 30 µs" in text
-    assert "predicted 380 µs for its experts; they took 760 µs (+100%)" in text
+    assert "Predicted against measured: n/a" in text
+    assert "380 µs" not in text
 
 
 def test_the_explanation_of_an_ordinary_token_invents_nothing() -> None:
@@ -107,6 +111,7 @@ def test_the_explanation_of_an_ordinary_token_invents_nothing() -> None:
     assert "It had the step to itself." in text
     assert "**0 were not on the GPU**" in text
     assert "Nothing was copied over PCIe" in text
+    assert "predicted 75 µs for its experts; they took 150 µs (+100%)" in text
 
 
 def test_lost_steps_are_said_to_be_lost() -> None:
@@ -115,9 +120,12 @@ def test_lost_steps_are_said_to_be_lost() -> None:
 
 
 def test_the_layer_table_shows_every_routed_expert() -> None:
-    table = explanation.layer_table(tokens([200.0, 800.0, 200.0], [1, 1, 1]), 1)
-    for expert, color in ((4, figures.CPU), (5, figures.FETCHED), (6, figures.HIT), (7, figures.CPU)):
-        assert f'background:{color}">{expert} <small>0.50' in table
+    table = explanation.layer_table(tokens([200.0, 800.0, 200.0], [1, 1, 1]), 1, emulated=False)
+    for expert, color in ((4, palette.CPU), (5, palette.FETCHED), (6, palette.HIT), (7, palette.CPU)):
+        assert f'background:{color};color:{palette.text_on(color)}">{expert} <small>0.50' in table
+    assert "predicted" in table
+    made = tokens([200.0, 800.0, 200.0], [1, 1, 1])
+    assert "predicted" not in explanation.layer_table(made, 1, emulated=True)
 
 
 def test_the_parts_of_a_step_are_shown_with_their_clock_and_sum_to_it() -> None:

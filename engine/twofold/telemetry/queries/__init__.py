@@ -4,6 +4,7 @@ The dashboard and the summary read through this package alone. Every connection 
 Times `*_us` and rates "per clock second" are of the run's clock: emulated where `Run.emulated` says so.
 """
 
+from twofold.telemetry.queries.history import RunHistory
 from twofold.telemetry.queries.loadtests import (
     LoadSamples,
     LoadTest,
@@ -36,9 +37,12 @@ from twofold.telemetry.queries.placements import (
 )
 from twofold.telemetry.queries.predictions import PredictionError, prediction_error
 from twofold.telemetry.queries.requests import (
+    RUNNING,
     Request,
     RequestCounts,
     RequestTokens,
+    finish_reasons,
+    num_requests,
     request_counts,
     request_tokens,
     requests,
@@ -64,6 +68,7 @@ __all__ = [
     "HIT",
     "LIVE_AFTER_S",
     "ON_CPU",
+    "RUNNING",
     "UNUSED",
     "CacheEvent",
     "CacheEventKind",
@@ -81,6 +86,7 @@ __all__ = [
     "RequestCounts",
     "RequestTokens",
     "Run",
+    "RunHistory",
     "RunState",
     "StepTimes",
     "StepTotals",
@@ -90,8 +96,10 @@ __all__ = [
     "cache_event_counts",
     "cache_events",
     "dropped",
+    "finish_reasons",
     "load_samples",
     "load_tests",
+    "num_requests",
     "open_database",
     "overview",
     "percentile_series",

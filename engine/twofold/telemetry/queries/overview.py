@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from sqlalchemy import Executable, Integer, and_, case, cast, func, select
+from sqlalchemy import ColumnElement, Executable, Integer, and_, case, cast, func, select
 
 from twofold.telemetry import schema
 from twofold.telemetry.queries.runs import Database, Run, Window, run_totals
@@ -14,6 +14,7 @@ from twofold.telemetry.sink import Placement
 from twofold.telemetry.totals import LAYER_TOTALS, STEP_TOTALS
 
 F64 = npt.NDArray[np.float64]
+I64 = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -134,17 +135,27 @@ class Overview:
 
 def overview(db: Database, run: Run, span: Window, *, max_buckets: int = 300) -> Overview:
     """Time series and totals of a window, at most `max_buckets` points each."""
-    bucket_s = max(1, -(-(span.end_s - span.begin_s) // max_buckets))
-    num_buckets = -(-(span.end_s - span.begin_s) // bucket_s)
+    bucket_s, num_buckets = bucket_length_s(span, max_buckets)
     steps = _step_sums(db, run, span, bucket_s, num_buckets)
+    return overview_of(run, span, bucket_s, steps, _layer_sums(db, run, span, bucket_s, num_buckets))
+
+
+def bucket_length_s(span: Window, max_buckets: int) -> tuple[int, int]:
+    """Whole seconds of a bucket, and how many of them cover the window: at most `max_buckets`."""
+    length_s = span.end_s - span.begin_s
+    bucket_s = max(1, -(-length_s // max_buckets))
+    return bucket_s, -(-length_s // bucket_s)
+
+
+def overview_of(run: Run, span: Window, bucket_s: int, steps: F64, layers: F64) -> Overview:
+    """From sums per bucket: STEP_SUMS as [columns, buckets], LAYER_TOTALS likewise."""
     count, decode, prefill, clock_us, running, waiting, only_tokens, only_us, only_wall_us = steps
-    layers = _layer_sums(db, run, span, bucket_s, num_buckets)
     hits, cpu, fetched, _, uploaded = layers
     with np.errstate(divide="ignore", invalid="ignore"):
         return Overview(
             window=span,
             bucket_s=bucket_s,
-            at_s=span.begin_s + bucket_s * np.arange(num_buckets, dtype=np.float64),
+            at_s=span.begin_s + bucket_s * np.arange(len(count), dtype=np.float64),
             decode_tokens_per_s=decode / bucket_s,
             prefill_tokens_per_s=prefill / bucket_s,
             decode_tokens_per_clock_s=np.where(only_us > 0, only_tokens / only_us * 1e6, np.nan),
@@ -165,25 +176,44 @@ def overview(db: Database, run: Run, span: Window, *, max_buckets: int = 300) ->
         )
 
 
+def _only_decode() -> ColumnElement[bool]:
+    step = schema.step.c
+    return and_(step.num_prefill_tokens == 0, step.num_decode_tokens > 0)
+
+
+STEP_SUMS = (
+    func.count(),
+    func.sum(schema.step.c.num_decode_tokens),
+    func.sum(schema.step.c.num_prefill_tokens),
+    func.sum(schema.step.c.step_us),
+    func.sum(schema.step.c.num_running),
+    func.sum(schema.step.c.num_waiting),
+    func.sum(case((_only_decode(), schema.step.c.num_decode_tokens), else_=0)),
+    func.sum(case((_only_decode(), schema.step.c.step_us), else_=0.0)),
+    func.sum(case((_only_decode(), schema.step.c.wall_us), else_=0.0)),
+)
+
+
+def step_sums(db: Database, run: Run, *, after_step: int) -> tuple[int, I64, F64]:
+    """Of steps beyond `after_step`: the last of them, the seconds they began in [n], STEP_SUMS [n, columns]."""
+    step = schema.step.c
+    second = cast(step.started_s, Integer)
+    query = select(func.max(step.step), second, *STEP_SUMS).where(
+        step.run_id == run.run_id, step.step > after_step
+    )
+    rows = np.array([tuple(row) for row in db.rows(query.group_by(second))], np.float64)
+    rows = rows.reshape(-1, 2 + len(STEP_SUMS))
+    return int(rows[:, 0].max(initial=-1)), rows[:, 1].astype(np.int64), rows[:, 2:]
+
+
 def _step_sums(db: Database, run: Run, span: Window, bucket_s: int, num_buckets: int) -> F64:
     step = schema.step.c
     bucket = cast((step.started_s - span.begin_s) / bucket_s, Integer)
-    only_decode = and_(step.num_prefill_tokens == 0, step.num_decode_tokens > 0)
-    sums = (
-        func.count(),
-        func.sum(step.num_decode_tokens),
-        func.sum(step.num_prefill_tokens),
-        func.sum(step.step_us),
-        func.sum(step.num_running),
-        func.sum(step.num_waiting),
-        func.sum(case((only_decode, step.num_decode_tokens), else_=0)),
-        func.sum(case((only_decode, step.step_us), else_=0.0)),
-        func.sum(case((only_decode, step.wall_us), else_=0.0)),
-    )
     in_window = and_(
         step.run_id == run.run_id, step.started_s >= float(span.begin_s), step.started_s < float(span.end_s)
     )
-    return _by_bucket(db, len(sums), num_buckets, select(bucket, *sums).where(in_window).group_by(bucket))
+    query = select(bucket, *STEP_SUMS).where(in_window).group_by(bucket)
+    return _by_bucket(db, len(STEP_SUMS), num_buckets, query)
 
 
 def _layer_sums(db: Database, run: Run, span: Window, bucket_s: int, num_buckets: int) -> F64:

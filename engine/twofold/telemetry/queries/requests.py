@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
-from sqlalchemy import func, select
+from sqlalchemy import ColumnElement, func, or_, select
 
 from twofold.telemetry import schema
 from twofold.telemetry.queries.runs import Database, Run
@@ -36,11 +36,53 @@ class Request:
     sampling_json: str
 
 
-def requests(db: Database, run: Run, *, limit: int = 200) -> list[Request]:
-    """The newest first."""
+RUNNING: Final = "running"
+"""What a request that has no finish reason yet is asked for by."""
+
+
+def requests(
+    db: Database,
+    run: Run,
+    *,
+    search: str = "",
+    ended_by: str | None = None,
+    limit: int = 200,
+    offset: int = 0,
+) -> list[Request]:
+    """The newest first, `offset` of them left out. `search`: a number, or a part of the id; `ended_by`: a finish
+    reason, or RUNNING."""
     table = schema.request
-    query = select(table).where(table.c.run_id == run.run_id).order_by(table.c.number.desc()).limit(limit)
-    return [Request(**row._mapping) for row in db.rows(query)]
+    query = select(table).where(*_matching(run, search, ended_by)).order_by(table.c.number.desc())
+    return [Request(**row._mapping) for row in db.rows(query.limit(limit).offset(offset))]
+
+
+def num_requests(db: Database, run: Run, *, search: str = "", ended_by: str | None = None) -> int:
+    """How many there are in all of what `requests` gives a page at a time."""
+    ((count,),) = db.rows(
+        select(func.count()).select_from(schema.request).where(*_matching(run, search, ended_by))
+    )
+    return int(count)
+
+
+def _matching(run: Run, search: str, ended_by: str | None) -> list[ColumnElement[bool]]:
+    table = schema.request.c
+    conditions: list[ColumnElement[bool]] = [table.run_id == run.run_id]
+    if search := search.strip():
+        part_of_id = table.request_id.contains(search, autoescape=True)
+        # SQLite's integers have 64 bits; a longer number can only be part of an id.
+        is_number = search.isascii() and search.isdigit() and len(search) < 19
+        conditions.append(or_(table.number == int(search), part_of_id) if is_number else part_of_id)
+    if ended_by is not None:
+        reason = None if ended_by == RUNNING else ended_by
+        conditions.append(table.finish_reason.is_(None) if reason is None else table.finish_reason == reason)
+    return conditions
+
+
+def finish_reasons(db: Database, run: Run) -> list[str]:
+    """Those that requests of the run have, RUNNING included; sorted."""
+    table = schema.request.c
+    query = select(table.finish_reason).where(table.run_id == run.run_id).distinct()
+    return sorted(RUNNING if reason is None else str(reason) for (reason,) in db.rows(query))
 
 
 @dataclass(frozen=True)

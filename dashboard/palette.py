@@ -1,0 +1,65 @@
+"""The dashboard's colours: one meaning each, the same on every page, readable on light and on dark.
+
+What an expert or a copy was has a hue (Okabe and Ito's, told apart with every kind of colour vision); plain
+quantities are slate, told apart by line and pattern; how much of something there is goes by depth. Text and grids
+have no colour here: they are the theme's.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from twofold.telemetry.queries import Placement, UploadReason
+
+HIT: Final = "#009e73"
+FETCHED: Final = "#e69f00"
+"""Fetched because a token needed it at once: an expert that ran so, and the copy itself."""
+CPU: Final = "#0072b2"
+PREFETCH: Final = "#cc79a7"
+ADMISSION: Final = "#56b4e9"
+FAILED: Final = "#d55e00"
+QUANTITY: Final = "#64748b"
+AMOUNT: Final = "#7c5cd6"
+"""The deeper the more: misses, uses."""
+UNUSED: Final = "rgba(128,128,128,0.18)"
+
+PLACEMENT_COLORS: Final = {Placement.HIT: HIT, Placement.FETCHED: FETCHED, Placement.CPU: CPU}
+REASON_COLORS: Final = {
+    UploadReason.DEMAND: FETCHED,
+    UploadReason.ADMISSION: ADMISSION,
+    UploadReason.PREFETCH: PREFETCH,
+}
+
+
+def faint(color: str, alpha: float) -> str:
+    red, green, blue = _channels(color)
+    return f"rgba({red},{green},{blue},{alpha})"
+
+
+def depths(color: str) -> list[list[object]]:
+    """A colour scale from hardly anything to all of `color`, for either background."""
+    return [[0, faint(color, 0.08)], [1, faint(color, 1.0)]]
+
+
+def text_on(color: str) -> str:
+    """Black or white, whichever reads better on `color`."""
+    return "#ffffff" if contrast(color, "#ffffff") >= contrast(color, "#000000") else "#000000"
+
+
+def contrast(one: str, other: str) -> float:
+    """WCAG's ratio of two colours, 1 to 21."""
+    lighter, darker = sorted((_luminance(one), _luminance(other)), reverse=True)
+    return (lighter + 0.05) / (darker + 0.05)
+
+
+def _channels(color: str) -> tuple[int, int, int]:
+    red, green, blue = (int(color[at : at + 2], 16) for at in (1, 3, 5))
+    return red, green, blue
+
+
+def _luminance(color: str) -> float:
+    linear = [
+        value / 12.92 if value <= 0.04045 else ((value + 0.055) / 1.055) ** 2.4
+        for value in (channel / 255 for channel in _channels(color))
+    ]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]

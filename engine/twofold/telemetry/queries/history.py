@@ -1,0 +1,186 @@
+"""A run's sums by second and by minute, kept by the reader: each look reads only the rows that are new.
+
+Inflating what 48 layers recorded in an hour takes seconds; a page that is drawn anew every two seconds must
+not do that each time. What is kept of the placements does not grow with the run: buckets of five seconds for
+the last minutes, of a minute for the last hour, one sum for all of it. Rows are added, or removed by age, never
+rewritten; what was read before retention removed it stays in the sums.
+"""
+
+from __future__ import annotations
+
+import threading
+import zlib
+from collections import defaultdict
+from itertools import compress
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+from sqlalchemy import func, select, text
+
+from twofold.telemetry import schema
+from twofold.telemetry.queries.overview import (
+    STEP_SUMS,
+    Overview,
+    bucket_length_s,
+    overview_of,
+    step_sums,
+)
+from twofold.telemetry.queries.placements import PlacementGrid
+from twofold.telemetry.queries.runs import Database, Run, Window
+from twofold.telemetry.sink import Placement
+from twofold.telemetry.totals import LAYER_TOTALS
+
+F64 = npt.NDArray[np.float64]
+I64 = npt.NDArray[np.int64]
+
+_CHUNK_ROWS: Final = 4096
+"""Rows inflated at a time: 6 MB at 128 experts."""
+_BUCKETS: Final = ((5, 300), (60, 3600))
+"""(seconds of a bucket, longest window it serves); longer windows are of the whole run."""
+_NEW_ROWS: Final = (
+    # The plus keeps SQLite from walking the whole run by its index instead of the table's end by rowid.
+    f"SELECT rowid, at_s, layer, num_rows, {', '.join(LAYER_TOTALS)}, uses FROM layer_second "  # noqa: S608
+    "WHERE rowid > :last AND +run_id = :run_id ORDER BY rowid LIMIT :limit"
+)
+
+
+class RunHistory:
+    """What one run has done so far, for any number of viewers and threads. Made once, then refreshed."""
+
+    def __init__(self, db: Database, run: Run) -> None:
+        self._db, self._run = db, run
+        self._mutex = threading.Lock()
+        self.num_rows_read = 0
+        """Of layer_second and of steps (sums of a second count as one), since this was made."""
+        self._last_rowid: int | None = None
+        self._last_step = -1
+        self._newest_s = 0
+        shape = (max(self._run.num_layers, 1), max(self._run.num_experts, 1), len(Placement))
+        self._total = np.zeros(shape, np.int64)
+        self._recent: list[dict[int, I64]] = [{} for _ in _BUCKETS]
+        self._layers = _BySecond(len(LAYER_TOTALS))
+        self._steps = _BySecond(len(STEP_SUMS))
+
+    def overview(self, span: Window, *, max_buckets: int = 300) -> Overview:
+        """As `queries.overview` of this run, what was recorded since the last look included."""
+        with self._mutex:
+            self._refresh()
+            bucket_s, num_buckets = bucket_length_s(span, max_buckets)
+            steps = self._steps.by_bucket(span.begin_s, bucket_s, num_buckets)
+            layers = self._layers.by_bucket(span.begin_s, bucket_s, num_buckets)
+        return overview_of(self._run, span, bucket_s, steps, layers)
+
+    def placements(self, span: Window) -> tuple[PlacementGrid, Window]:
+        """Uses by layer, expert and placement from the window's begin to the latest row, and that stretch.
+
+        Its begin is a bucket's: up to 5 s (of windows beyond 300 s up to a minute) earlier than asked for. Raises
+        ValueError for a begin that is neither the run's nor in the hour before its latest row.
+        """
+        with self._mutex:
+            self._refresh()
+            end_s = max(span.end_s, self._newest_s + 1)
+            if span.begin_s <= int(self._run.started_s):
+                return PlacementGrid(self._total.copy()), Window(span.begin_s, end_s)
+            ago_s = self._newest_s - span.begin_s
+            level = next((i for i, (_, longest_s) in enumerate(_BUCKETS) if ago_s <= longest_s), None)
+            if level is None:
+                raise ValueError(f"the window begins {ago_s} s ago; expected at most {_BUCKETS[-1][1]} s")
+            length_s = _BUCKETS[level][0]
+            first = span.begin_s // length_s
+            uses = np.zeros_like(self._total)
+            for bucket, counted in self._recent[level].items():
+                if bucket >= first:
+                    uses[: len(counted)] += counted
+        return PlacementGrid(uses), Window(max(first * length_s, int(self._run.started_s)), end_s)
+
+    def _refresh(self) -> None:
+        """With the mutex held."""
+        self._read_layers()
+        self._read_steps()
+
+    def _read_layers(self) -> None:
+        if self._last_rowid is None:
+            table = schema.layer_second
+            (row,) = self._db.rows(
+                select(func.min(text("rowid"))).select_from(table).where(table.c.run_id == self._run.run_id)
+            )
+            if row[0] is None:
+                return
+            self._last_rowid = int(row[0]) - 1
+        while True:
+            query = text(_NEW_ROWS).bindparams(
+                last=self._last_rowid, run_id=self._run.run_id, limit=_CHUNK_ROWS
+            )
+            rows = self._db.rows(query)
+            if not rows:
+                return
+            rowids, at, layers, num_rows, *sums, blobs = zip(*rows, strict=True)
+            at_s = np.array(at, np.int64)
+            self.num_rows_read += len(rows)
+            self._last_rowid = int(rowids[-1])
+            self._newest_s = max(self._newest_s, int(at_s.max()))
+            self._layers.add(at_s, np.array(sums, np.float64).T)
+            used = np.array(num_rows) > 0
+            self._add_uses(at_s[used], np.array(layers, np.int64)[used], list(compress(blobs, used)))
+            if len(rows) < _CHUNK_ROWS:
+                return
+
+    def _add_uses(self, at_s: I64, layers: I64, blobs: list[bytes]) -> None:
+        if not blobs:
+            return
+        most = int(layers.max()) + 1
+        if most > len(self._total):
+            more = np.zeros((most - len(self._total), *self._total.shape[1:]), np.int64)
+            self._total = np.concatenate([self._total, more])
+        finest_s = _BUCKETS[0][0]
+        new: dict[int, I64] = defaultdict(lambda: np.zeros_like(self._total))
+        shape = self._total.shape[1:]
+        for at, layer, blob in zip((at_s // finest_s).tolist(), layers.tolist(), blobs, strict=True):
+            new[at][layer] += np.frombuffer(zlib.decompress(blob), "<u4").reshape(shape)
+        for at, uses in new.items():
+            self._total += uses
+            for (length_s, _), kept in zip(_BUCKETS, self._recent, strict=True):
+                bucket = at * finest_s // length_s
+                summed = uses.copy()
+                if bucket in kept:  # made when the run had shown fewer layers, perhaps
+                    summed[: len(kept[bucket])] += kept[bucket]
+                kept[bucket] = summed
+        for (length_s, longest_s), kept in zip(_BUCKETS, self._recent, strict=True):
+            oldest = (self._newest_s - longest_s) // length_s
+            for bucket in [bucket for bucket in kept if bucket < oldest]:
+                del kept[bucket]
+
+    def _read_steps(self) -> None:
+        last, at_s, sums = step_sums(self._db, self._run, after_step=self._last_step)
+        self._last_step = max(self._last_step, last)
+        self.num_rows_read += len(at_s)
+        self._steps.add(at_s, sums)
+
+
+class _BySecond:
+    """Sums of the seconds in which something happened, ascending."""
+
+    def __init__(self, num_columns: int) -> None:
+        self._at_s = np.zeros(0, np.int64)
+        self._sums = np.zeros((0, num_columns))
+
+    def add(self, at_s: I64, sums: F64) -> None:
+        """`sums` [rows, columns] of the seconds `at_s` [rows], in any order."""
+        if not len(at_s):
+            return
+        # Only what is not older than the new rows moves: the rest of a long run stays where it is.
+        keep = int(np.searchsorted(self._at_s, at_s.min()))
+        every_s = np.concatenate([self._at_s[keep:], at_s])
+        order = np.argsort(every_s, kind="stable")
+        found, begins = np.unique(every_s[order], return_index=True)
+        added = np.add.reduceat(np.concatenate([self._sums[keep:], sums])[order], begins, axis=0)
+        self._at_s = np.concatenate([self._at_s[:keep], found])
+        self._sums = np.concatenate([self._sums[:keep], added])
+
+    def by_bucket(self, begin_s: int, bucket_s: int, num_buckets: int) -> F64:
+        """[columns, buckets], 0 where nothing happened."""
+        first, last = np.searchsorted(self._at_s, (begin_s, begin_s + bucket_s * num_buckets))
+        bucket = (self._at_s[first:last] - begin_s) // bucket_s
+        columns = [np.bincount(bucket, column, num_buckets) for column in self._sums[first:last].T]
+        return np.array(columns, np.float64)
