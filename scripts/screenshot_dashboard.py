@@ -49,12 +49,16 @@ FLAGS = [
 ]
 
 READY = """
-  (() => { const app = document.querySelector('[data-testid="stApp"]'); if (!app ||
-  app.getAttribute('data-test-script-state') !== 'notRunning') return 'the page is still being made'; if
-  (document.querySelector('[data-testid="stSkeleton"]')) return 'the page still shows placeholders'; for
-  (const chart of document.querySelectorAll('[data-testid="stPlotlyChart"]')) if
-  (!chart.querySelector('.main-svg')) return 'a chart is not drawn yet'; const wanted = WANTED; if (wanted
-  && !document.body.innerText.includes(wanted)) return 'the text is not there: ' + wanted; return ''; })()
+(() => {
+  const app = document.querySelector('[data-testid="stApp"]');
+  if (!app || app.getAttribute('data-test-script-state') !== 'notRunning') return 'the page is still being made';
+  if (document.querySelector('[data-testid="stSkeleton"]')) return 'the page still shows placeholders';
+  for (const chart of document.querySelectorAll('[data-testid="stPlotlyChart"]'))
+    if (!chart.querySelector('.main-svg .cartesianlayer > *')) return 'a chart is not drawn yet';
+  const wanted = WANTED;
+  if (wanted && !document.body.innerText.includes(wanted)) return 'the text is not there: ' + wanted;
+  return '';
+})()
 """
 HEIGHT = """
 (() => {

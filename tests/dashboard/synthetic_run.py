@@ -283,3 +283,23 @@ def synthetic_history(
     while run.running:
         run.run_steps(1, 0.1)
     return run
+
+
+def hour_of_a_large_model(
+    sink: TelemetrySink, clock: ManualClock, *, seconds: int = 3600, tokens_per_s: int = 4
+) -> RunInfo:
+    """48 layers × 128 experts for an hour, where only sums matter: routing is drawn evenly, one step a second."""
+    info = run_info(num_layers=48, num_experts=128, top_k=8, num_slots=1536)
+    sink.begin_run(info)
+    rng = np.random.default_rng(0)
+    for second in range(seconds):
+        rows = np.zeros(info.num_layers * tokens_per_s, TOKEN_LAYER_DTYPE)
+        rows["layer"] = np.repeat(np.arange(info.num_layers), tokens_per_s)
+        rows["step"] = rows["position"] = second
+        rows["num_routed"], rows["num_hits"], rows["num_cpu"] = info.top_k, 5, 3
+        rows["experts"] = rng.integers(0, info.num_experts, rows["experts"].shape)
+        rows["placement"] = rng.integers(0, 3, rows["placement"].shape)
+        sink.native_events("token_layer", rows)
+        sink.step(StepRecord(second, clock.now_s, 0, tokens_per_s, 1, 0, 5_000.0, 6_000.0, 4_000.0))
+        clock.now_s += 1
+    return info

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import sqlite3
+import time
+import tomllib
 from pathlib import Path
 
 import numpy as np
 import pytest
+import streamlit
 from streamlit.testing.v1 import AppTest
 from twofold.telemetry import queries
 from twofold.telemetry.writer import open_sink
 
-from tests.dashboard.synthetic_run import ManualClock, SyntheticRun, run_info, synthetic_history
+from dashboard import palette
+from tests.dashboard.synthetic_run import ManualClock, SyntheticRun, _Running, run_info, synthetic_history
 
 APP = Path(__file__).resolve().parents[2] / "dashboard" / "app.py"
 PAGES = ["pages_overview.py", "pages_placement.py", "pages_requests.py", "pages_loadtest.py"]
@@ -233,3 +237,135 @@ def test_names_from_outside_are_shown_not_run(monkeypatch: pytest.MonkeyPatch, t
     text = texts(show(monkeypatch, tmp_path / "t.db"))
     assert "<img" not in text
     assert "&lt;img" in text
+
+
+@pytest.fixture
+def intervals(monkeypatch: pytest.MonkeyPatch) -> list[float | None]:
+    """Every how many seconds the page's fragments ask to be drawn anew."""
+    asked: list[float | None] = []
+    fragment = streamlit.fragment
+
+    def recorder(*, run_every: float | None = None) -> object:
+        asked.append(run_every)
+        return fragment(run_every=run_every)
+
+    monkeypatch.setattr(streamlit, "fragment", recorder)
+    return asked
+
+
+@pytest.fixture
+def num_queries(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The queries that are sent to a database, as SQL."""
+    sent: list[str] = []
+    rows = queries.Database.rows
+
+    def counted(db: queries.Database, query: object) -> list[object]:
+        sent.append(str(query))
+        return rows(db, query)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(queries.Database, "rows", counted)
+    return sent
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_an_ended_run_is_drawn_once_and_asked_for_once(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    intervals: list[float | None],
+    num_queries: list[str],
+    page: str,
+) -> None:
+    path = tmp_path / "t.db"
+    write_database(path, "cuda:0", seconds=4)
+    app = show(monkeypatch, path, page)
+    # What remains looks at the file's time stamp for a newer run.
+    assert set(intervals) == {None, 10.0}
+    num_queries.clear()
+    show(monkeypatch, path, page)  # another viewer
+    app.run()
+    assert {sql for sql in num_queries if "FROM run" not in sql} == set()
+    app = app.selectbox(key="run").set_value(1).run()
+    intervals.clear()
+    app.run()
+    assert set(intervals) == {None}
+
+
+def test_a_live_run_is_drawn_every_two_seconds_and_no_longer_when_it_ends(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, intervals: list[float | None]
+) -> None:
+    path = tmp_path / "t.db"
+    sink = open_sink(f"sqlite:///{path}")
+    sink.begin_run(run_info("cuda:0"))
+    db = queries.open_database(f"sqlite:///{path}")
+    due = time.monotonic() + 30
+    while not queries.runs(db) and time.monotonic() < due:
+        time.sleep(0.01)
+    app = show(monkeypatch, path)
+    assert 2.0 in intervals
+    sink.close()
+    intervals.clear()
+    app.run()
+    assert 2.0 not in intervals
+
+
+def test_a_load_test_stands_under_the_run_it_met(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    path = tmp_path / "t.db"
+    write_database(path, "emulated:rtx3060-pcie3", seconds=2)
+    sink = open_sink(f"sqlite:///{path}", now=ManualClock(1_700_001_000.0))
+    sink.begin_run(run_info("cuda:0"))
+    sink.close()
+    app = show(monkeypatch, path, "pages_loadtest.py")  # the newest run is the one without a load test
+    assert ["emulated:rtx3060-pcie3" in warning.value for warning in app.warning] == [True]
+    assert "cuda:0" not in "\n".join(element.proto.body for element in app.get("html"))
+    with sqlite3.connect(path) as connection:
+        connection.execute("UPDATE load_sample SET run_id = NULL")
+    app = show(monkeypatch, path, "pages_loadtest.py")
+    assert ["was not recorded" in warning.value for warning in app.warning] == [True]
+    assert "accelerator" not in "\n".join(element.proto.body for element in app.get("html"))
+
+
+def test_every_request_can_be_reached(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    path = tmp_path / "t.db"
+    sink = open_sink(f"sqlite:///{path}", now=ManualClock())
+    made = SyntheticRun(sink, ManualClock(), run_info("cuda:0"))
+    for _ in range(450):
+        made._record(_Running(made.next_number, 1_700_000_000.0, 5, 5), "stop")
+        made.next_number += 1
+    made._record(_Running(450, 1_700_000_000.0, 5, 5), "cancelled")
+    sink.close()
+    app = show(monkeypatch, path, "pages_requests.py")
+
+    def offered() -> list[int]:
+        return [int(name.split(" ")[0]) for name in app.selectbox(key="request").options]
+
+    seen = []
+    for page in range(1, 6):
+        app = app.number_input[0].set_value(page).run()
+        seen += offered()
+    assert seen == list(range(450, -1, -1))
+    app = app.text_input[0].set_value("cmpl-0007").run()
+    assert offered() == [7]
+    app = app.text_input[0].set_value("7").run()
+    assert 7 in offered()
+    app = app.text_input[0].set_value("no_such%").run()
+    assert "No request of this run is like that" in texts(app)
+    app = app.text_input[0].set_value("").run()
+    app = app.selectbox(key="ended-1").set_value("cancelled").run()
+    assert offered() == [450]
+
+
+def test_nothing_is_asked_of_other_hosts() -> None:
+    """Icons given by name as the page's own, and fonts by address, would be fetched by the viewer's browser."""
+    folder = APP.parent
+    for path in [*folder.glob("*.py"), *folder.glob("*.css"), *folder.glob("*.svg")]:
+        text = path.read_text(encoding="utf-8").replace("http://www.w3.org/2000/svg", "")
+        assert "https://" not in text.replace("http://", "https://"), path.name
+        assert 'page_icon=":' not in text
+    config = tomllib.loads((folder.parent / ".streamlit" / "config.toml").read_text(encoding="utf-8"))
+    assert config["browser"]["gatherUsageStats"] is False
+    assert "fontFaces" not in config["theme"]
+    assert not any("http" in str(value) for value in config["theme"].values())
+    for theme in ("light", "dark"):
+        colors = config["theme"][theme]
+        assert palette.contrast(colors["textColor"], colors["backgroundColor"]) >= 7
+        assert palette.contrast(colors["textColor"], colors["secondaryBackgroundColor"]) >= 7

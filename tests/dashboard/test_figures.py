@@ -151,3 +151,62 @@ def test_the_parts_of_a_step_are_shown_with_their_clock_and_sum_to_it() -> None:
 
 def test_every_part_that_is_stored_has_words() -> None:
     assert set(explanation._WORDS) == {*STEP_PARTS, *EMULATED_PARTS, "rest"}
+
+
+def upload(reason: queries.UploadReason, begin_us: float, end_us: float) -> queries.Upload:
+    return queries.Upload(1, -1, 0, 5, 0, 2_000_000, 0.0, begin_us, end_us, reason, 0)
+
+
+def test_copies_are_drawn_in_lanes_and_none_over_another() -> None:
+    demand, prefetch = queries.UploadReason.DEMAND, queries.UploadReason.PREFETCH
+    # Two prefetches far apart among many demands: Plotly once made their bars as tall as all that lay between.
+    uploads = [upload(prefetch, 0, 50), *(upload(demand, 50 + 10 * i, 60 + 10 * i) for i in range(12))]
+    uploads += [upload(prefetch, 170, 220), upload(demand, 165, 175), upload(prefetch, 200, 230)]
+    figure = figures.upload_timeline(uploads)
+    bars = [
+        (trace.name, y - width / 2, y + width / 2, base, base + x)
+        for trace in figure.data
+        for y, width, base, x in zip(trace.y, trace.width, trace.base, trace.x, strict=True)
+    ]
+    assert len(bars) == len(uploads)
+    for index, (name, low, high, begin, end) in enumerate(bars):
+        assert high - low < 1
+        for other, other_low, other_high, other_begin, other_end in bars[:index]:
+            assert (
+                other_high <= low
+                or high <= other_low
+                or other_end <= begin + 1e-9
+                or end <= other_begin + 1e-9
+            )
+            assert other == name or other_high <= low or high <= other_low
+    assert list(figure.layout.yaxis.ticktext) == ["demand", "", "prefetch", ""]
+
+
+def test_what_was_predicted_is_drawn_where_it_says_something() -> None:
+    times = np.array([10.0, 20.0])
+    assert "predicted" in [trace.name for trace in figures.layer_times(times, times, times, times).data]
+    assert "predicted" not in [trace.name for trace in figures.layer_times(times, times, times, None).data]
+
+
+def test_every_colour_means_one_thing_and_shows_on_both_backgrounds() -> None:
+    meanings = {
+        name: value
+        for name, value in vars(palette).items()
+        if name.isupper() and isinstance(value, str) and value.startswith("#")
+    }
+    assert len(set(meanings.values())) == len(meanings) >= 8
+    for color in meanings.values():
+        assert palette.contrast(color, palette.text_on(color)) >= 4.5
+        assert palette.contrast(color, "#1a202a") >= 2.9
+        assert (
+            palette.contrast(color, "#ffffff") >= 2.1
+        )  # Okabe and Ito's orange; its areas carry names besides
+    apart = np.array([1.7e9, 1.7e9 + 1])
+    for figure in (
+        figures.area(apart, apart, name="a", unit="b"),
+        figures.queue(apart, apart, apart),
+        figures.users(apart, np.array([1, 2]), np.array([True, True])),
+    ):
+        hues = {trace.line.color for trace in figure.data} - {None}
+        assert hues == {palette.QUANTITY}
+        assert "#1f2937" not in figure.to_json()  # a text colour of one theme only
