@@ -6,7 +6,6 @@ heatmaps uint8: Plotly then sends them packed. A trace has at most MAX_POINTS po
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from datetime import datetime
 from typing import Final
 
@@ -24,7 +23,6 @@ from dashboard.palette import (
     HIT,
     PLACEMENT_COLORS,
     QUANTITY,
-    REASON_COLORS,
     UNUSED,
     depths,
     faint,
@@ -49,7 +47,8 @@ STACK_ORDER = (queries.Placement.HIT, queries.Placement.FETCHED, queries.Placeme
 _TRANSPARENT = "rgba(0,0,0,0)"
 
 
-def _layout(figure: go.Figure, *, height: int, legend: bool = False) -> go.Figure:
+def layout(figure: go.Figure, *, height: int, legend: bool = False) -> go.Figure:
+    """What every figure shares; height in pixels."""
     figure.update_layout(
         height=height,
         margin={"l": 8, "r": 12, "t": 30 if legend else 10, "b": 8},
@@ -100,7 +99,7 @@ def area(
     )
     figure.update_layout(hovermode="x unified")
     figure.update_yaxes(rangemode="tozero")
-    return _over_time(_layout(figure, height=height), at_s)
+    return _over_time(layout(figure, height=height), at_s)
 
 
 def shares(at_s: F64, values: F64, *, bucket_s: float, height: int = 230) -> go.Figure:
@@ -118,7 +117,7 @@ def shares(at_s: F64, values: F64, *, bucket_s: float, height: int = 230) -> go.
         )
     figure.update_layout(hovermode="x unified", barmode="stack", bargap=0)
     figure.update_yaxes(range=[0, 100], dtick=25)
-    return _over_time(_layout(figure, height=height, legend=True), at_s)
+    return _over_time(layout(figure, height=height, legend=True), at_s)
 
 
 def queue(at_s: F64, running: F64, waiting: F64, *, height: int = 230) -> go.Figure:
@@ -140,7 +139,7 @@ def queue(at_s: F64, running: F64, waiting: F64, *, height: int = 230) -> go.Fig
     top = float(max(np.max(running, initial=0.0), np.max(waiting, initial=0.0)))
     if top < 4:
         figure.update_yaxes(range=[0, 4], dtick=1)
-    return _over_time(_layout(figure, height=height, legend=True), at_s)
+    return _over_time(layout(figure, height=height, legend=True), at_s)
 
 
 def share_bar(counts: dict[queries.Placement, int], *, height: int = 64) -> go.Figure:
@@ -162,7 +161,7 @@ def share_bar(counts: dict[queries.Placement, int], *, height: int = 64) -> go.F
             hovertemplate=f"{PLACEMENT_NAMES[placement]}: {counts[placement]:,} uses, {share:.1f} %<extra></extra>",
         )
     figure.update_layout(barmode="stack", bargap=0.1)
-    figure = _layout(figure, height=height)
+    figure = layout(figure, height=height)
     figure.update_xaxes(visible=False, range=[0, 100])
     figure.update_yaxes(visible=False)
     figure.update_layout(margin={"l": 0, "r": 0, "t": 4, "b": 4})
@@ -231,173 +230,11 @@ def placement_grid(grid: queries.PlacementGrid, *, colour_by: str) -> go.Figure:
             col=2,
         )
     figure.update_layout(barmode="stack", bargap=0.12)
-    figure = _layout(figure, height=row_height * layers + 70)
+    figure = layout(figure, height=row_height * layers + 70)
     figure.update_yaxes(autorange="reversed", showgrid=False, dtick=1 if layers <= 16 else 4)
     figure.update_yaxes(title="MoE layer", row=1, col=1)
     figure.update_xaxes(title="expert", showgrid=False, dtick=4 if experts <= 64 else 8, row=1, col=1)
     figure.update_xaxes(title="% of its uses", range=[0, 100], showgrid=False, row=1, col=2)
-    return figure
-
-
-def token_times(
-    position: npt.NDArray[np.int64], step_us: F64, misses: npt.NDArray[np.int64], chosen: int, *, unit: str
-) -> go.Figure:
-    """How long the step of each token took, one bar a token; `chosen` is the index of the one explained."""
-    figure = go.Figure(
-        go.Bar(
-            x=position,
-            y=step_us / 1e3,
-            customdata=misses,
-            marker={
-                "color": misses,
-                "colorscale": [[0, faint(AMOUNT, 0.3)], [1, faint(AMOUNT, 1.0)]],
-                "cmin": 0,
-                "colorbar": {"title": {"text": "misses"}, "thickness": 10, "outlinewidth": 0},
-                "line": {"width": np.where(np.arange(len(position)) == chosen, 2, 0), "color": QUANTITY},
-            },
-            hovertemplate="token at position %{x}<br>%{y:.2f} "
-            + unit
-            + ", %{customdata} misses<extra></extra>",
-        )
-    )
-    figure.update_layout(bargap=0.15)
-    figure = _layout(figure, height=230)
-    figure.update_xaxes(title="position in the text (prompt first)", showgrid=False)
-    figure.update_yaxes(title=unit, rangemode="tozero")
-    if len(position):
-        figure.add_annotation(
-            x=int(position[chosen]),
-            y=float(np.nan_to_num(step_us[chosen]) / 1e3),
-            text="explained below",
-            showarrow=True,
-            arrowhead=2,
-            arrowcolor=QUANTITY,
-            ay=-22,
-            ax=0,
-            font={"size": 12},
-        )
-        figure.update_yaxes(range=[0, float(np.nanmax(step_us, initial=0.001)) / 1e3 * 1.22])
-    return figure
-
-
-def token_layer_misses(position: npt.NDArray[np.int64], num_by_placement: npt.NDArray[np.int64]) -> go.Figure:
-    """Token × layer: how many of the routed experts were not on the GPU when they were needed."""
-    misses = num_by_placement[:, :, [queries.Placement.CPU, queries.Placement.FETCHED]].sum(axis=2)
-    routed = int(num_by_placement.sum(axis=2).max(initial=1))
-    figure = go.Figure(
-        go.Heatmap(
-            x=position,
-            z=misses.T.astype(np.uint8),
-            customdata=num_by_placement.transpose(1, 0, 2).astype(np.uint8),
-            colorscale=depths(AMOUNT),
-            zmin=0,
-            zmax=max(1, routed),
-            xgap=1,
-            ygap=1,
-            colorbar={"title": {"text": "misses"}, "thickness": 10, "outlinewidth": 0, "dtick": 1},
-            hovertemplate=(
-                "position %{x}, layer %{y}<br>%{customdata[0]} hits, %{customdata[2]} fetched, "
-                "%{customdata[1]} on CPU<extra></extra>"
-            ),
-        )
-    )
-    figure = _layout(figure, height=26 * max(4, misses.shape[1]) + 70 if misses.shape[1] <= 12 else 420)
-    figure.update_yaxes(title="MoE layer", autorange="reversed", showgrid=False)
-    figure.update_xaxes(title="position in the text (prompt first)", showgrid=False)
-    return figure
-
-
-def layer_times(layer_us: F64, cpu_us: F64, gpu_us: F64, predicted_us: F64 | None) -> go.Figure:
-    """Of one token: per layer the time on CPU and GPU side by side, what the layer took and was predicted to.
-
-    `predicted_us` is None where there is nothing to compare: on a virtual clock a layer takes what was predicted.
-    """
-    layers = np.arange(len(layer_us))
-    figure = go.Figure()
-    figure.add_bar(x=layers, y=cpu_us, name="CPU part", marker={"color": CPU})
-    hatched = {"color": QUANTITY, "pattern": {"shape": "/", "solidity": 0.35, "fillmode": "overlay"}}
-    figure.add_bar(x=layers, y=gpu_us, name="GPU part", marker=hatched)
-    marks = [("layer", layer_us, "line-ew-open", 22)]
-    if predicted_us is not None:
-        marks.append(("predicted", predicted_us, "diamond-open", 12))
-    for name, values, symbol, size in marks:
-        figure.add_scatter(
-            x=layers,
-            y=values,
-            name=name,
-            mode="markers",
-            marker={
-                "symbol": symbol,
-                "size": size,
-                "color": QUANTITY,
-                "line": {"width": 2, "color": QUANTITY},
-            },
-        )
-    figure.update_traces(hovertemplate="%{y:.1f} µs")
-    figure.update_layout(barmode="group", bargap=0.35, hovermode="x unified")
-    figure = _layout(figure, height=270, legend=True)
-    figure.update_xaxes(title="MoE layer", dtick=1 if len(layers) <= 16 else 4, showgrid=False)
-    figure.update_yaxes(title="µs", rangemode="tozero")
-    return figure
-
-
-def _rows(uploads: Sequence[queries.Upload]) -> list[int]:
-    """A row for each copy, as few as keep copies of one row from overlapping: the link carries one at a time, but
-    a database may hold the times of several links or of copies that a device did side by side."""
-    free_us: list[float] = []
-    rows = [0] * len(uploads)
-    for index in sorted(range(len(uploads)), key=lambda index: uploads[index].begin_us):
-        upload = uploads[index]
-        row = next((row for row, free in enumerate(free_us) if free <= upload.begin_us + 1e-6), len(free_us))
-        if row == len(free_us):
-            free_us.append(0.0)
-        free_us[row] = upload.end_us
-        rows[index] = row
-    return rows
-
-
-def upload_timeline(uploads: Sequence[queries.Upload]) -> go.Figure:
-    """Copies of a step on the link, milliseconds since the first was asked for; every reason has lanes of its own."""
-    uploads = uploads[:MAX_POINTS]
-    origin_us = min((upload.queued_us for upload in uploads), default=0.0)
-    figure = go.Figure()
-    names: list[str] = []
-    for reason, color in REASON_COLORS.items():
-        mine = [upload for upload in uploads if upload.reason is reason]
-        if not mine:
-            continue
-        rows = np.array(_rows(mine))
-        begin_ms, end_ms, queued_ms = (
-            (np.array([getattr(upload, name) for upload in mine]) - origin_us) / 1e3
-            for name in ("begin_us", "end_us", "queued_us")
-        )
-        figure.add_bar(
-            y=len(names) + rows,
-            base=begin_ms,
-            x=end_ms - begin_ms,
-            # Said, because Plotly takes a bar to be as tall as the least distance between rows of its trace.
-            width=np.full(len(mine), 0.7),
-            orientation="h",
-            name=reason.name.lower(),
-            customdata=np.array(
-                [
-                    (upload.layer, upload.expert, wait)
-                    for upload, wait in zip(mine, begin_ms - queued_ms, strict=True)
-                ]
-            ),
-            marker={"color": color, "line": {"width": 0}},
-            hovertemplate=(
-                "layer %{customdata[0]}, expert %{customdata[1]}: %{x:.3f} ms, "
-                "waited %{customdata[2]:.3f} ms<extra>" + reason.name.lower() + "</extra>"
-            ),
-        )
-        names += [reason.name.lower(), *[""] * int(rows.max())]
-    figure.update_layout(barmode="overlay")
-    figure = _layout(figure, height=90 + 44 * max(1, len(names)))
-    figure.update_xaxes(title="ms since the step's first upload was asked for", rangemode="tozero")
-    figure.update_yaxes(
-        tickvals=np.arange(len(names)), ticktext=names, range=[len(names) - 0.5, -0.5], showgrid=False
-    )
     return figure
 
 
@@ -422,7 +259,7 @@ def percentiles(series: queries.PercentileSeries, *, height: int = 260) -> go.Fi
         )
     figure.update_layout(hovermode="x unified")
     figure.update_yaxes(rangemode="tozero")
-    return _over_time(_layout(figure, height=height, legend=True), series.at_s)
+    return _over_time(layout(figure, height=height, legend=True), series.at_s)
 
 
 def users(finished_s: F64, num_users: npt.NDArray[np.int64], ok: npt.NDArray[np.bool_]) -> go.Figure:
@@ -451,4 +288,4 @@ def users(finished_s: F64, num_users: npt.NDArray[np.int64], ok: npt.NDArray[np.
         )
     figure.update_yaxes(rangemode="tozero")
     figure.update_layout(hovermode="x unified")
-    return _over_time(_layout(figure, height=200, legend=True), finished_s)
+    return _over_time(layout(figure, height=200, legend=True), finished_s)

@@ -6,7 +6,7 @@ import numpy as np
 import streamlit as st
 from twofold.telemetry import queries
 
-from dashboard import explanation, figures, formats, frame
+from dashboard import explanation, figures_request, formats, frame
 
 PAGE_SIZE = 100
 ANY = "anything"
@@ -58,11 +58,14 @@ def body(view: frame.View) -> None:
         )
         unit = "emulated ms" if view.run.emulated else "ms"
         frame.chart(
-            figures.token_times(tokens.position, tokens.step_us, misses, chosen, unit=unit), key="tokens"
+            figures_request.token_times(tokens.position, tokens.step_us, misses, chosen, unit=unit),
+            key="tokens",
         )
     with frame.card(st, "requests-2"):
         st.markdown("**Misses, token by token and layer by layer**")
-        frame.chart(figures.token_layer_misses(tokens.position, tokens.num_by_placement), key="misses")
+        frame.chart(
+            figures_request.token_layer_misses(tokens.position, tokens.num_by_placement), key="misses"
+        )
     _token(view, request, tokens, chosen)
 
 
@@ -119,18 +122,21 @@ def _token(view: frame.View, request: queries.Request, tokens: queries.RequestTo
         st.markdown("\n".join(f"- {reason}" for reason in reasons))
         times = view.ask(queries.step_times, step)
         first = int(tokens.position[chosen]) < request.prompt_tokens
-        st.html(explanation.where_it_went(times, request.queue_s if first else None))
+        parts = explanation.where_it_went(times, request.queue_s if first else None)
+        st.html(f'<div class="tf-wide">{parts}</div>')
         left, right = st.columns([3, 2])
         with left:
             st.caption(f"Time of each layer{view.emulated}")
             times = (tokens.layer_us, tokens.cpu_us, tokens.gpu_us)
             # On a virtual clock a layer takes what was predicted, by construction: nothing to compare.
             predicted = None if view.run.emulated else tokens.predicted_us[chosen]
-            frame.chart(figures.layer_times(*(values[chosen] for values in times), predicted), key="layers")
+            frame.chart(
+                figures_request.layer_times(*(values[chosen] for values in times), predicted), key="layers"
+            )
         with right:
             st.caption(f"Uploads of this step (step {step}){view.emulated}")
             if uploads:
-                frame.chart(figures.upload_timeline(uploads), key="uploads")
+                frame.chart(figures_request.upload_timeline(uploads), key="uploads")
             else:
                 st.markdown("None: nothing was copied.")
         st.caption("Experts of each layer by router weight (the small figure), coloured by where they ran")

@@ -9,7 +9,7 @@ import pytest
 from twofold.telemetry import queries
 from twofold.telemetry.queries.step_times import EMULATED_PARTS, STEP_PARTS
 
-from dashboard import explanation, figures, formats, palette
+from dashboard import explanation, figures, figures_request, formats, palette
 
 
 def grid(layers: int, experts: int) -> queries.PlacementGrid:
@@ -162,7 +162,7 @@ def test_copies_are_drawn_in_lanes_and_none_over_another() -> None:
     # Two prefetches far apart among many demands: Plotly once made their bars as tall as all that lay between.
     uploads = [upload(prefetch, 0, 50), *(upload(demand, 50 + 10 * i, 60 + 10 * i) for i in range(12))]
     uploads += [upload(prefetch, 170, 220), upload(demand, 165, 175), upload(prefetch, 200, 230)]
-    figure = figures.upload_timeline(uploads)
+    figure = figures_request.upload_timeline(uploads)
     bars = [
         (trace.name, y - width / 2, y + width / 2, base, base + x)
         for trace in figure.data
@@ -184,8 +184,12 @@ def test_copies_are_drawn_in_lanes_and_none_over_another() -> None:
 
 def test_what_was_predicted_is_drawn_where_it_says_something() -> None:
     times = np.array([10.0, 20.0])
-    assert "predicted" in [trace.name for trace in figures.layer_times(times, times, times, times).data]
-    assert "predicted" not in [trace.name for trace in figures.layer_times(times, times, times, None).data]
+    assert "predicted" in [
+        trace.name for trace in figures_request.layer_times(times, times, times, times).data
+    ]
+    assert "predicted" not in [
+        trace.name for trace in figures_request.layer_times(times, times, times, None).data
+    ]
 
 
 def test_every_colour_means_one_thing_and_shows_on_both_backgrounds() -> None:
