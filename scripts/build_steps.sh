@@ -175,7 +175,8 @@ toolchain() {
     "$("${CXX:-g++}" --version | head -n 1)" "$(getconf GNU_LIBC_VERSION 2>/dev/null || echo 'another C library')"
 }
 
-# build_native run|dev: incremental; configures (a second when nothing changed), compiles what changed. "run" is what running
+# build_native run|dev: incremental; configures (a second when nothing changed; that finds new files, so that the sources' globs
+# need no check by ninja, which would hide the rest of its plan), compiles what changed. "run" is what running
 # needs, "dev" the tests' modules and programs too. One configuration serves both, once the tests' packages are installed.
 build_native() {
   local cache="$NATIVE_BUILD_DIR/CMakeCache.txt" stamp="$NATIVE_BUILD_DIR/.toolchain" target=all tests=ON

@@ -61,7 +61,6 @@ def test_the_module_runs_as_a_program():
     [
         ([], "COMMAND"),
         (["fly"], "'fly'"),
-        (["generate"], "--prompt"),
         (["serve", "--colour", "red"], "--colour"),
         (["serve", "a", "b"], "b"),
         (["bench", "--repeats", "many"], "many"),
