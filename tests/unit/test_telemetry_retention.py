@@ -48,7 +48,7 @@ class Load:
                 events = np.zeros(10, dtype)
                 events["step"] = self.step
                 self.sink.native_events(kind, events)
-            self.sink.step(StepRecord(self.step, self.clock.now_s, 0, 8, 8, 0, 1.0, 1.0, 1.0))
+            self.sink.step(StepRecord(self.step, self.clock.now_s, 0, 8, 8, 0, 1.0, 1.0))
             self.sink.request(
                 RequestRecord(
                     self.step, f"chatcmpl-{self.step}", "chat", self.clock.now_s, None, None, 9, 9, "stop"

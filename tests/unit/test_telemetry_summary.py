@@ -38,7 +38,7 @@ def record(path: Path, num_steps: int, *, accelerator: str = "emulated:rtx4090-p
         if slots:
             sink.native_events("upload", uploads)
             sink.native_events("cache_event", events)
-        sink.step(StepRecord(step, clock.now_s, 0, batch, batch, 0, 10.0, 10.0, 10.0))
+        sink.step(StepRecord(step, clock.now_s, 0, batch, batch, 0, 10.0, 10.0))
         clock.now_s += 0.1
     sink.close()
     return url
