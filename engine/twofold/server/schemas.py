@@ -75,6 +75,13 @@ def _whole_numbers_only(value: object) -> object:
     return value
 
 
+def _few_biases(value: object) -> object:
+    """Counted before each is checked: a dictionary collects the errors of all its entries, maybe millions."""
+    if isinstance(value, dict) and len(value) > MAX_BIASED:
+        raise ValueError(f"has {len(value)} tokens; at most {MAX_BIASED} are taken")
+    return value
+
+
 StopText = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
 Stops = Annotated[
     Annotated[list[StopText], Field(max_length=MAX_STOPS)] | None, BeforeValidator(_one_stop_or_many)
@@ -109,7 +116,7 @@ class SamplingFields(BaseModel):
     stop: Stops = None
     stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKENS, fail_fast=True)] | None = None
     ignore_eos: bool | None = None
-    logit_bias: Annotated[dict[TokenId, Bias], Field(max_length=MAX_BIASED)] | None = None
+    logit_bias: Annotated[dict[TokenId, Bias] | None, BeforeValidator(_few_biases)] = None
     bad_words: Annotated[list[StopText], Field(max_length=MAX_BAD_WORDS, fail_fast=True)] | None = None
     n: Annotated[Count, Field(ge=1, le=MAX_CHOICES)] | None = None
     prompt_logprobs: NumLogprobs | None = None
