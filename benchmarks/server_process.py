@@ -14,6 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 START_TIMEOUT_S = 120.0
+# An editable installation's finder is an instance among classes and would win over any path: it names its own checkout.
+OF_CHECKOUT = """
+import sys
+sys.meta_path[:] = [finder for finder in sys.meta_path if isinstance(finder, type)]
+sys.path.insert(0, sys.argv.pop(1))
+from twofold.cli.main import main
+sys.exit(main())
+"""
 
 
 @dataclass(frozen=True)
@@ -47,8 +55,16 @@ def serving(checkout: Path, arguments: Sequence[str], log: Path) -> Iterator[Ser
         RuntimeError: it did not become ready; the message ends with what it printed.
     """
     environment = {k: v for k, v in os.environ.items() if not k.startswith("TWOFOLD_")}
-    environment["PYTHONPATH"] = str(checkout / "engine")
-    command = [sys.executable, "-m", "twofold.cli.main", "serve", "--port", "0", *arguments]
+    command = [
+        sys.executable,
+        "-c",
+        OF_CHECKOUT,
+        str(checkout / "engine"),
+        "serve",
+        "--port",
+        "0",
+        *arguments,
+    ]
     with log.open("w") as output:
         process = subprocess.Popen(
             command, env=environment, stdout=output, stderr=subprocess.STDOUT, cwd=checkout
