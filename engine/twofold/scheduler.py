@@ -102,14 +102,10 @@ class Scheduler:
     def schedule(self) -> list[ScheduledSequence]:
         """Pick the next step's tokens and give them pages. Empty only when nothing waits or runs."""
         answers = self._next_tokens()
-        budget = self._budget_beside(len(answers))
-        chunks: Counter[Sequence] = Counter()
-        for sequence, share in self._shares(budget):
-            num_tokens = min(sequence.num_left - chunks[sequence], share, budget - chunks.total())
-            if num_tokens > 0 and self._admit(sequence):
-                chunks[sequence] += num_tokens
-        self._num_scheduled += len(answers) + chunks.total()
-        return answers + [ScheduledSequence.of(sequence, count) for sequence, count in chunks.items()]
+        has_prompts = bool(self.waiting) or len(answers) < len(self.running)
+        prompts = self._prompt_chunks(len(answers)) if has_prompts else []
+        self._num_scheduled += sum(item.num_tokens for item in prompts) + len(answers)
+        return answers + prompts
 
     def finish(self, sequence: Sequence) -> None:
         """Take a sequence out, wherever it is, and free its pages."""
@@ -122,12 +118,21 @@ class Scheduler:
     def _next_tokens(self) -> list[ScheduledSequence]:
         """One token of everybody who decodes; the oldest come first to pages."""
         scheduled: list[ScheduledSequence] = []
-        for sequence in sorted((s for s in self.running if s.is_decoding), key=_arrival):
-            if len(scheduled) == self._max_num_batched_tokens:
-                break
+        decoding = [s for s in self.running if s.is_decoding]
+        for sequence in sorted(decoding, key=_arrival)[: self._max_num_batched_tokens]:
             if sequence in self.running and self._make_room(sequence, scheduled):
-                scheduled.append(ScheduledSequence.of(sequence, 1))
+                scheduled.append(ScheduledSequence(sequence, 1, samples=True))
         return scheduled
+
+    def _prompt_chunks(self, num_decoding: int) -> list[ScheduledSequence]:
+        """What a step reads of prompts beside so many answers."""
+        budget = self._budget_beside(num_decoding)
+        chunks: Counter[Sequence] = Counter()
+        for sequence, share in self._shares(budget):
+            num_tokens = min(sequence.num_left - chunks[sequence], share, budget - chunks.total())
+            if num_tokens > 0 and self._admit(sequence):
+                chunks[sequence] += num_tokens
+        return [ScheduledSequence.of(sequence, count) for sequence, count in chunks.items()]
 
     def _budget_beside(self, num_decoding: int) -> int:
         """Prompt tokens of a step with so many answers."""
