@@ -198,7 +198,7 @@ class TelemetryConfig:
 
     telemetry_url: str | None = setting(
         None,
-        "SQLite file that records every decision, as a URL: sqlite:///file.db or sqlite:////absolute/file.db; unset: off",
+        "SQLite file that records every decision, sqlite:///file.db or sqlite:////absolute/file.db; unset: off",
     )
     record_routing: str | None = setting(
         None, "write every answer token's routed experts and gate weights to this .npz file at the end"
