@@ -105,9 +105,10 @@ class ModelRunner:
             page_tables=_page_tables(scheduled),
             prompt_lengths=np.array([item.sequence.num_prompt_tokens for item in scheduled], np.int32),
         )
+        token_ids, prepared = np.array(tokens, np.int32), self._model.attention_batch(batch)
         self.moe.begin_step(step, requests, positions)
         self.batch_s += time.perf_counter() - began
-        hidden = self._model.forward(np.array(tokens, np.int32), batch, self._kv_cache, self.moe.executor)
+        hidden = self._model.forward(token_ids, prepared, self._kv_cache, self.moe.executor)
         report_prompts(self.team, scheduled, lambda rows: self._model.logits(hidden[rows]))
         logits = self._model.logits(hidden[last_rows])
         self.moe.end_step()

@@ -80,11 +80,16 @@ class LoadedModel:
         return expert_weights(self.files, layer)
 
     def forward(
-        self, token_ids: I32, batch: BatchMeta, kv_cache: ops.KvCache, experts: _core.MoeExecutor
+        self,
+        token_ids: I32,
+        batch: BatchMeta | ops.AttentionBatch,
+        kv_cache: ops.KvCache,
+        experts: _core.MoeExecutor,
     ) -> F32:
         """Hidden states [T, hidden] after the last layer; their keys and values are in `kv_cache` afterwards."""
         hidden = self.embed(token_ids)
-        self._decoder.forward(hidden, self._attention_batch(batch), kv_cache, experts)
+        prepared = self.attention_batch(batch) if isinstance(batch, BatchMeta) else batch
+        self._decoder.forward(hidden, prepared, kv_cache, experts)
         return hidden
 
     def embed(self, token_ids: I32) -> F32:
@@ -105,7 +110,8 @@ class LoadedModel:
         self.lm_head.forward(hidden_rows, logits)
         return logits
 
-    def _attention_batch(self, batch: BatchMeta) -> ops.AttentionBatch:
+    def attention_batch(self, batch: BatchMeta) -> ops.AttentionBatch:
+        """What every layer's attention needs of a batch, rotations included."""
         cos, sin = self._rope.rows(batch.positions, batch.prompt_lengths[batch.sequence_index])
         return ops.AttentionBatch(batch.positions, batch.sequence_index, batch.page_tables, cos, sin)
 
