@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+from collections import deque
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Executor
 from functools import partial
@@ -18,6 +19,35 @@ from twofold.server.bounded_tokenizer import TooManyTokensError
 from twofold.server.prompts import Prompt
 from twofold.server.protocol import ServingEngine
 from twofold.types import Chunk, GenerationRequest, SamplingParams
+
+
+class Crossing:
+    """From the engine's thread to the event loop: whatever the loop has not fetched yet crosses at one wake-up.
+
+    A wake-up is a system call on the engine's thread, which would make one for every token of a step.
+    """
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._pending: deque[Callable[[], None]] = deque()
+        self._woken = False
+
+    def post(self, call: Callable[[], None]) -> None:
+        """Have `call` called on the loop. Called on the engine's thread."""
+        self._pending.append(call)
+        # Read behind the append: who finds it set has appended before the loop clears it, and then looks.
+        if not self._woken:
+            self._woken = True
+            try:
+                self._loop.call_soon_threadsafe(self._deliver)
+            except RuntimeError:
+                # The loop is closed: the process is ending and nobody reads.
+                self._pending.clear()
+
+    def _deliver(self) -> None:
+        self._woken = False
+        while self._pending:
+            self._pending.popleft()()
 
 
 class Answer:
@@ -30,13 +60,14 @@ class Answer:
     def __init__(
         self,
         engine: ServingEngine,
+        crossing: Crossing,
         request_id: str,
         num_answers: int = 1,
         on_close: Callable[[Answer], None] = lambda answer: None,
     ) -> None:
         self._engine = engine
         self._on_close = on_close
-        self._loop = asyncio.get_running_loop()
+        self._crossing = crossing
         self._chunks: asyncio.Queue[tuple[int, Chunk]] = asyncio.Queue()
         self._unfinished = set(range(num_answers))
         self.request_id = request_id
@@ -47,11 +78,7 @@ class Answer:
 
     def put(self, index: int, chunk: Chunk) -> None:
         """Called on the engine's thread."""
-        try:
-            self._loop.call_soon_threadsafe(self._chunks.put_nowait, (index, chunk))
-        except RuntimeError:
-            # The loop is closed: the process is ending and nobody reads.
-            return
+        self._crossing.post(partial(self._chunks.put_nowait, (index, chunk)))
 
     async def batches(self) -> AsyncIterator[list[tuple[int, Chunk]]]:
         """Every chunk, those of one answer in order; what arrived together comes together. Ends after the last."""

@@ -73,7 +73,7 @@ async def _answer(
         for index in range(num_prompts * per_prompt)
     ]
     request_id = f"{prefix}-{uuid.uuid4().hex}"
-    answer = Answer(engine, request_id, len(timers), on_close=state.answers.discard)
+    answer = Answer(engine, state.crossing, request_id, len(timers), on_close=state.answers.discard)
     bad_words = functools.cache(lambda: bad_word_sequences(body.bad_words or (), engine.tokenizer))
 
     def sampling_for(room: int) -> SamplingParams:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
 from typing import Literal
 
 from twofold.config import ServerConfig
@@ -11,7 +12,7 @@ from twofold.gguf_file import model_name
 from twofold.server.api_errors import ApiError
 from twofold.server.body_worker import BodyWorker
 from twofold.server.bounded_tokenizer import BoundedTokenizer
-from twofold.server.bridge import Answer
+from twofold.server.bridge import Answer, Crossing
 from twofold.server.metrics import Metrics
 from twofold.server.protocol import ServingEngine
 from twofold.server.sampling_defaults import OPENAI_DEFAULTS
@@ -52,6 +53,11 @@ class ServerState:
         for executor in (self.workers, self.parsers):
             executor.shutdown(wait=False, cancel_futures=True)
         self.body_worker.close()
+
+    @cached_property
+    def crossing(self) -> Crossing:
+        """Made on the event loop that asks first, which is the application's only one."""
+        return Crossing()
 
     @property
     def loaded_engine(self) -> ServingEngine | None:
