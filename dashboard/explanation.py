@@ -140,8 +140,8 @@ def where_it_went(times: queries.StepTimes | None, queue_s: float | None) -> str
     )
     tables = []
     if times.emulated_parts_us:
-        tables.append(_part_table("emulated clock", times.emulated_parts_us, times.emulated_us))
-    wall = "this machine's clock, which played the GPU" if tables else "wall clock"
+        tables.append(_part_table("the emulated clock", times.emulated_parts_us, times.emulated_us))
+    wall = "this machine's clock, which played the GPU" if tables else "the wall clock"
     tables.append(_part_table(wall, times.parts_us, times.wall_us))
     return waited + "".join(tables)
 
@@ -158,7 +158,7 @@ def _part_table(clock: str, parts_us: Mapping[str, float], whole_us: float) -> s
             f"<td>{us:,.0f}</td><td>{share:.1%}</td></tr>"
         )
     return (
-        f'<table class="tf-layers"><thead><tr><th class="tf-experts">the step on the {clock}</th><th></th>'
+        f'<table class="tf-layers"><thead><tr><th class="tf-experts">the step on {clock}</th><th></th>'
         f"<th>µs</th><th>share</th></tr></thead><tbody>{''.join(rows)}"
         f'<tr><td class="tf-experts"><b>whole step</b></td><td></td><td><b>{whole_us:,.0f}</b></td><td></td></tr>'
         "</tbody></table>"

@@ -73,6 +73,7 @@ CUT_OFF = """
   for (const element of main ? main.querySelectorAll('*') : []) {
     const box = element.getBoundingClientRect();
     if (!box.width || !box.height || box.right <= window.innerWidth + 1) continue;
+    if (element.type === 'range') continue;  // behind a slider that draws itself; never seen
     let around = element, reachable = false;
     while (around && around !== main) {
       around = around.parentElement;
