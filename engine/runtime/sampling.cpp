@@ -1,10 +1,12 @@
 #include "sampling.h"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cmath>
+#include <functional>
 #include <limits>
-#include <utility>
+#include <numeric>
 #include <vector>
 
 namespace twofold {
@@ -13,31 +15,22 @@ namespace {
 using kernels::SamplingKernels;
 using kernels::WeightScale;
 
-constexpr int kBuckets = 1024;
-constexpr int kBlock = 512;              // elements whose weights lie in the first-level cache
+constexpr int kMostBuckets = 1024;
+constexpr int kBlock =
+    512;  // elements looked at together: what is found of them lies in the first-level cache
+constexpr int64_t kLargeRow = 65'536;    // below, blocks are smaller, so that top-k finds enough of them
 constexpr int64_t kLeastSegment = 8192;  // below, sharing a row costs more than it gives
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-// What lies in each bucket of a part of a row. Neighbours alternate between two rows of sums, so that equal
-// ones need not wait for each other.
+// What lies in each bucket of a part of a row.
 struct Tally {
-  uint64_t mass[2][kBuckets] = {};
-  uint32_t count[2][kBuckets] = {};
-  uint64_t of_min_p = 0;  // sum of weights that min-p leaves
+  std::array<uint64_t, kMostBuckets> mass;
+  std::array<uint32_t, kMostBuckets> count;  // only where top-k asks
 
-  void add(const Tally& other) {
-    for (int half = 0; half < 2; ++half) {
-      for (int b = 0; b < kBuckets; ++b) {
-        mass[0][b] += other.mass[half][b];
-        count[0][b] += other.count[half][b];
-      }
-    }
-    of_min_p += other.of_min_p;
-  }
-  void fold() {
-    for (int b = 0; b < kBuckets; ++b) {
-      mass[0][b] += std::exchange(mass[1][b], 0);
-      count[0][b] += std::exchange(count[1][b], 0);
+  void add(const Tally& other, int num_buckets) {
+    for (int b = 0; b < num_buckets; ++b) {
+      mass[static_cast<size_t>(b)] += other.mass[static_cast<size_t>(b)];
+      count[static_cast<size_t>(b)] += other.count[static_cast<size_t>(b)];
     }
   }
 };
@@ -47,75 +40,74 @@ uint32_t ordered(float v) {
   const auto bits = std::bit_cast<uint32_t>(v + 0.0f);
   return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
 }
-float unordered(uint32_t key) { return std::bit_cast<float>(key & 0x80000000u ? key & 0x7fffffffu : ~key); }
 
-struct Extremes {
-  float lowest = kInfinity, highest = -kInfinity;
-
-  void add(const Extremes& other) {
-    lowest = std::min(lowest, other.lowest);
-    highest = std::max(highest, other.highest);
-  }
-};
-
+// A row on its way to a token: `look` at all blocks, then `begin`; unless that makes it certain, `tally` all
+// that `size` says, then `pick`. Parts of `look` and of `tally` may run at the same time.
 class Row {
  public:
-  Row(const SamplingKernels& kernels, std::span<const float> logits, const Draw& draw, Extremes extremes)
-      : kernels_(kernels), logits_(logits), draw_(draw), highest_(extremes.highest) {
-    const int bits = std::min(51, 63 - static_cast<int>(std::bit_width(logits.size())));
-    const double inverse = std::min(1.0 / draw.temperature, 1e300);
-    const double all = std::log(2.0) * (bits + 1);  // beyond this every weight is 0
-    double range = (static_cast<double>(highest_) - extremes.lowest) * inverse;
+  Row(const SamplingKernels& kernels, std::span<const float> logits, const Draw& draw)
+      : kernels_(kernels), draw_(draw), values_(logits), block_(logits.size() >= kLargeRow ? kBlock : 64) {
+    peaks_.resize((logits.size() + block_ - 1) / block_);
+    lows_.resize(peaks_.size());
+    bits_ = std::min(51, 63 - static_cast<int>(std::bit_width(logits.size())));
+  }
+
+  int64_t size() const { return static_cast<int64_t>(values_.size()); }
+  int64_t num_blocks() const { return static_cast<int64_t>(peaks_.size()); }
+
+  void look(int64_t begin, int64_t end) {
+    for (auto b = static_cast<size_t>(begin); b < static_cast<size_t>(end); ++b) {
+      const auto part = values_.subspan(b * block_, std::min(block_, values_.size() - b * block_));
+      kernels_.extremes(part.data(), static_cast<int64_t>(part.size()), &lows_[b], &peaks_[b]);
+    }
+  }
+
+  void begin() {
+    highest_ = *std::max_element(peaks_.begin(), peaks_.end());
+    if (is_certain()) return;
+    factor_ = std::min(1.0 / draw_.temperature, 1e300) / std::log(2.0);
+    const float from = narrow();
+    num_buckets_ = values_.size() <= 256 ? 1 : values_.size() <= 8192 ? 256 : kMostBuckets;
+    const double lowest = std::max(from, *std::min_element(lows_.begin(), lows_.end()));
+    double range = (static_cast<double>(highest_) - lowest) * factor_;
+    const double all = bits_ + 1;  // beyond this every weight is 0
     if (!(range < all)) range = all;
-    scale_ = {highest_, inverse, std::ldexp(1.0, bits), range > 1e-9 ? (kBuckets - 1) / range : 0.0,
-              kBuckets - 1.0};
+    const double last = num_buckets_ - 1;
+    scale_ = {highest_, factor_, static_cast<double>(bits_), range > 1e-9 ? last / range : 0.0, last};
   }
 
   // There is nothing to draw: the highest is taken.
   bool is_certain() const { return draw_.temperature == 0.0 || !std::isfinite(highest_); }
 
   int32_t first_highest() const {
-    std::vector<int32_t> places(kBlock);
-    for (size_t i = 0; i < logits_.size(); i += kBlock) {
-      const auto part = logits_.subspan(i, std::min<size_t>(kBlock, logits_.size() - i));
-      if (kernels_.find_within(part.data(), static_cast<int>(part.size()), highest_, highest_, places.data()))
-        return static_cast<int32_t>(i) + places[0];
-    }
-    return 0;
+    if (highest_ == -kInfinity) return 0;
+    const auto at = static_cast<size_t>(std::find(peaks_.begin(), peaks_.end(), highest_) - peaks_.begin());
+    const auto part = values_.subspan(at * block_, std::min(block_, values_.size() - at * block_));
+    std::array<int32_t, kBlock> places;
+    kernels_.find_within(part.data(), static_cast<int>(part.size()), highest_, highest_, places.data());
+    return static_cast<int32_t>(at * block_) + places[0];
   }
 
   void tally(int64_t begin, int64_t end, Tally& tally) const {
-    uint64_t weights[kBlock];
-    int32_t buckets[kBlock];
-    const uint64_t least = least_of_min_p();
-    for (int64_t i = begin; i < end; i += kBlock) {
-      const int n = static_cast<int>(std::min<int64_t>(kBlock, end - i));
-      kernels_.weigh(logits_.data() + i, n, scale_, weights, buckets);
-      for (int c = 0; c < n; ++c) tally.mass[c & 1][buckets[c]] += weights[c];
-      if (cuts_top_k()) {
-        for (int c = 0; c < n; ++c) ++tally.count[c & 1][buckets[c]];
-      }
-      if (least != 0) {
-        for (int c = 0; c < n; ++c) tally.of_min_p += weights[c] >= least ? weights[c] : 0;
-      }
-    }
+    std::fill_n(tally.mass.begin(), num_buckets_, 0);
+    std::fill_n(tally.count.begin(), cuts_top_k() ? num_buckets_ : 0, 0);
+    kernels_.tally(values_.data() + begin, end - begin, scale_, tally.mass.data(),
+                   cuts_top_k() ? tally.count.data() : nullptr);
   }
+  int num_buckets() const { return num_buckets_; }
 
-  // `tally` is of the whole row, folded.
+  // `tally` is of the whole row.
   int32_t pick(const Tally& tally) {
-    uint64_t total = 0;
-    if (cuts_top_k()) {
-      total = mass_of_first(tally, static_cast<uint64_t>(draw_.top_k));
-    } else {
-      for (const uint64_t mass : tally.mass[0]) total += mass;
-    }
+    const uint64_t total =
+        cuts_top_k() ? mass_of_first(tally, static_cast<uint64_t>(draw_.top_k))
+                     : std::accumulate(tally.mass.begin(), tally.mass.begin() + num_buckets_, uint64_t{0});
     uint64_t kept = total;
     if (draw_.top_p < 1.0) {
       const double least = std::ceil(draw_.top_p * static_cast<double>(total));
       const uint64_t needed = std::clamp(static_cast<uint64_t>(least), uint64_t{1}, total);
       kept = std::min(kept, prefix(tally, needed).mass);
     }
-    if (draw_.min_p > 0.0) kept = std::min(kept, tally.of_min_p);
+    if (draw_.min_p > 0.0) kept = std::min(kept, mass_of_min_p());
     const auto target = static_cast<uint64_t>(draw_.uniform * static_cast<double>(kept));
     return prefix(tally, std::min(target, kept - 1) + 1).last;
   }
@@ -134,18 +126,55 @@ class Row {
   };
   using Entries = std::vector<Entry>;
 
-  bool cuts_top_k() const { return draw_.top_k >= 1.0 && draw_.top_k < static_cast<double>(logits_.size()); }
-  uint64_t least_of_min_p() const {
-    return draw_.min_p > 0.0 ? static_cast<uint64_t>(std::ceil(draw_.min_p * scale_.one)) : 0;
+  bool cuts_top_k() const { return draw_.top_k >= 1.0 && draw_.top_k < static_cast<double>(values_.size()); }
+
+  // Leaves only elements from a logit on, where what lies below cannot matter; returns that logit.
+  float narrow() {
+    float low = -kInfinity;
+    if (cuts_top_k() && draw_.top_k <= static_cast<double>(peaks_.size())) {
+      // Each of the k highest blocks has an element as high as the k-th.
+      std::vector<float> peaks = peaks_;
+      const auto kth = peaks.begin() + static_cast<std::ptrdiff_t>(draw_.top_k) - 1;
+      std::nth_element(peaks.begin(), kth, peaks.end(), std::greater<>());
+      low = *kth;
+    }
+    if (draw_.top_p >= 1.0) low = std::max(low, lowest_of_min_p());
+    if (low == -kInfinity) return low;
+    each_within(low, kInfinity, [&](const float* values, const uint32_t* places, int count) {
+      few_values_.insert(few_values_.end(), values, values + count);
+      few_places_.insert(few_places_.end(), places, places + count);
+    });
+    values_ = few_values_;
+    return low;
+  }
+
+  // Nothing below it weighs what min-p asks for.
+  float lowest_of_min_p() const {
+    return draw_.min_p > 0.0 ? below(highest_ + std::log2(draw_.min_p) * (1 + kMargin) / factor_ - kMargin)
+                             : -kInfinity;
+  }
+  static float below(double v) { return std::nextafter(static_cast<float>(v), -kInfinity); }
+  static float above(double v) { return std::nextafter(static_cast<float>(v), kInfinity); }
+
+  uint64_t mass_of_min_p() const {
+    const auto least = static_cast<uint64_t>(std::ceil(draw_.min_p * std::ldexp(1.0, bits_)));
+    uint64_t mass = 0;
+    std::array<uint64_t, kBlock> weights;
+    std::array<int32_t, kBlock> buckets;
+    each_within(lowest_of_min_p(), kInfinity, [&](const float* values, const uint32_t*, int count) {
+      kernels_.weigh(values, count, scale_, weights.data(), buckets.data());
+      for (size_t c = 0; c < static_cast<size_t>(count); ++c) mass += weights[c] >= least ? weights[c] : 0;
+    });
+    return mass;
   }
 
   uint64_t mass_of_first(const Tally& tally, uint64_t rank) {
     uint64_t mass = 0;
-    for (int b = 0; b < kBuckets; ++b) {
-      const uint64_t count = tally.count[0][b];
+    for (int b = 0; b < num_buckets_; ++b) {
+      const uint64_t count = tally.count[static_cast<size_t>(b)];
       if (count < rank) {
         rank -= count;
-        mass += tally.mass[0][b];
+        mass += tally.mass[static_cast<size_t>(b)];
         continue;
       }
       Entries& entries = collect(b);
@@ -159,7 +188,8 @@ class Row {
   Prefix prefix(const Tally& tally, uint64_t needed) {
     uint64_t mass = 0;
     int b = 0;
-    while (b + 1 < kBuckets && mass + tally.mass[0][b] < needed) mass += tally.mass[0][b++];
+    for (; b + 1 < num_buckets_ && mass + tally.mass[static_cast<size_t>(b)] < needed; ++b)
+      mass += tally.mass[static_cast<size_t>(b)];
     Entries& entries = collect(b);
     auto begin = entries.begin(), end = entries.end();
     while (end - begin > 32) {
@@ -192,116 +222,115 @@ class Row {
     if (bucket == collected_) return entries_;
     collected_ = bucket;
     entries_.clear();
-    // Buckets never fall as logits fall: the bucket is what lies within two logits, found by bisection.
-    const uint32_t floor = ordered(-kInfinity), ceiling = ordered(highest_);
-    const float low = unordered(first_where(floor, ceiling, [&](int b) { return b <= bucket; }));
-    const uint32_t beyond = first_where(floor, ceiling, [&](int b) { return b < bucket; });
-    const bool has_all_above = bucket_of(unordered(beyond)) >= bucket;  // no bucket before it
-    const float high = has_all_above ? highest_ : unordered(beyond - 1);
-    int32_t places[kBlock];
-    float values[kBlock];
-    uint64_t weights[kBlock];
-    int32_t buckets[kBlock];
-    for (size_t i = 0; i < logits_.size(); i += kBlock) {
-      const float* part = logits_.data() + i;
-      const int n = static_cast<int>(std::min<size_t>(kBlock, logits_.size() - i));
-      const int found = kernels_.find_within(part, n, low, high, places);
-      if (found == 0) continue;
-      for (int c = 0; c < found; ++c) values[c] = part[places[c]];
-      kernels_.weigh(values, found, scale_, weights, buckets);
-      for (int c = 0; c < found; ++c) {
-        const uint64_t key = static_cast<uint64_t>(~ordered(values[c])) << 32;
-        entries_.push_back({key | (i + static_cast<uint64_t>(places[c])), weights[c]});
-      }
+    // Between these two logits, by a margin that no rounding reaches.
+    float low = -kInfinity, high = kInfinity;
+    if (scale_.per_bucket > 0.0) {
+      const double width = 1.0 / (scale_.per_bucket * factor_);
+      high = above(highest_ - width * bucket * (1 - kMargin));
+      if (bucket + 1 < num_buckets_) low = below(highest_ - width * (bucket + 1) * (1 + kMargin));
     }
+    std::array<uint64_t, kBlock> weights;
+    std::array<int32_t, kBlock> buckets;
+    each_within(low, high, [&](const float* values, const uint32_t* places, int count) {
+      kernels_.weigh(values, count, scale_, weights.data(), buckets.data());
+      for (size_t c = 0; c < static_cast<size_t>(count); ++c) {
+        if (buckets[c] != bucket) continue;
+        entries_.push_back({static_cast<uint64_t>(~ordered(values[c])) << 32 | places[c], weights[c]});
+      }
+    });
     return entries_;
   }
 
-  int bucket_of(float logit) const {
-    uint64_t weight;
-    int32_t bucket;
-    kernels_.weigh(&logit, 1, scale_, &weight, &bucket);
-    return bucket;
+  // visit(values, tokens, count) of the elements within [low, high], block by block.
+  template <class Visit>
+  void each_within(float low, float high, const Visit& visit) const {
+    const bool is_whole = few_places_.empty();
+    std::array<int32_t, kBlock> places;
+    std::array<uint32_t, kBlock> tokens;
+    std::array<float, kBlock> values;
+    for (size_t i = 0; i < values_.size(); i += block_) {
+      if (is_whole && (peaks_[i / block_] < low || lows_[i / block_] > high)) continue;
+      const float* part = values_.data() + i;
+      const int n = static_cast<int>(std::min(block_, values_.size() - i));
+      const int found = kernels_.find_within(part, n, low, high, places.data());
+      if (found == 0) continue;
+      for (size_t c = 0; c < static_cast<size_t>(found); ++c) {
+        const auto place = static_cast<size_t>(places[c]);
+        values[c] = part[place];
+        tokens[c] = is_whole ? static_cast<uint32_t>(i + place) : few_places_[i + place];
+      }
+      visit(values.data(), tokens.data(), found);
+    }
   }
 
-  // The least key in [from, to] whose bucket fits; `to` if none does. What fits stays fitting above.
-  template <class Fits>
-  uint32_t first_where(uint32_t from, uint32_t to, const Fits& fits) const {
-    while (from < to) {
-      const uint32_t middle = from + (to - from) / 2;
-      if (fits(bucket_of(unordered(middle)))) {
-        to = middle;
-      } else {
-        from = middle + 1;
-      }
-    }
-    return to;
-  }
+  static constexpr double kMargin = 1e-9;  // relative: roundings are of 1e-14
 
   const SamplingKernels& kernels_;
-  std::span<const float> logits_;
   const Draw& draw_;
-  float highest_;
-  WeightScale scale_;
+  std::span<const float> values_;  // the row, or few_values_
+  size_t block_;
+  std::vector<float> peaks_, lows_;  // the highest and lowest of each block of the row
+  std::vector<float> few_values_;
+  std::vector<uint32_t> few_places_;
+  int bits_;
+  float highest_ = -kInfinity;
+  double factor_ = 0;
+  WeightScale scale_ = {};
+  int num_buckets_ = 1;
   int collected_ = -1;
   Entries entries_;
 };
 
-Extremes extremes_of(const SamplingKernels& kernels, const float* x, int64_t n) {
-  Extremes found;
-  kernels.extremes(x, n, &found.lowest, &found.highest);
-  return found;
-}
-
-int32_t pick_alone(const SamplingKernels& kernels, std::span<const float> logits, const Draw& draw,
-                   Tally& tally) {
-  const auto size = static_cast<int64_t>(logits.size());
-  Row row(kernels, logits, draw, extremes_of(kernels, logits.data(), size));
+int32_t pick_alone(Row& row, Tally& tally) {
+  row.look(0, row.num_blocks());
+  row.begin();
   if (row.is_certain()) return row.first_highest();
-  tally = {};
-  row.tally(0, size, tally);
-  tally.fold();
+  row.tally(0, row.size(), tally);
   return row.pick(tally);
 }
 
 // Fewer rows than threads: each is shared out in segments. Sums are exact, so this gives what pick_alone
 // does.
-void pick_shared(const SamplingKernels& kernels, ThreadTeam& team, const float* logits, int64_t vocabulary,
-                 int64_t num_segments, std::span<const Draw> draws, int32_t* tokens) {
-  const auto num_rows = static_cast<int64_t>(draws.size());
-  const auto begin_of = [&](int64_t segment) { return vocabulary * segment / num_segments; };
-  std::vector<Extremes> extremes(static_cast<size_t>(num_rows * num_segments));
+void pick_shared(ThreadTeam& team, std::span<Row> rows, int64_t num_segments, int32_t* tokens) {
+  const auto num_rows = static_cast<int64_t>(rows.size());
+  const auto row_of = [&](int64_t chunk) -> Row& { return rows[static_cast<size_t>(chunk / num_segments)]; };
   team.parallel_for(num_rows * num_segments, [&](int64_t chunk, int) {
-    const int64_t segment = chunk % num_segments, begin = begin_of(segment);
-    extremes[static_cast<size_t>(chunk)] = extremes_of(
-        kernels, logits + chunk / num_segments * vocabulary + begin, begin_of(segment + 1) - begin);
+    Row& row = row_of(chunk);
+    const int64_t segment = chunk % num_segments, blocks = row.num_blocks();
+    row.look(blocks * segment / num_segments, blocks * (segment + 1) / num_segments);
   });
-  std::vector<Row> rows;
-  for (int64_t r = 0; r < num_rows; ++r) {
-    Extremes of_row;
-    for (int64_t s = 0; s < num_segments; ++s)
-      of_row.add(extremes[static_cast<size_t>(r * num_segments + s)]);
-    rows.emplace_back(kernels, std::span(logits + r * vocabulary, static_cast<size_t>(vocabulary)),
-                      draws[static_cast<size_t>(r)], of_row);
-  }
+  for (Row& row : rows) row.begin();
+  const auto is_shared = [&](const Row& row) { return !row.is_certain() && row.size() >= kLeastSegment; };
   std::vector<Tally> tallies(static_cast<size_t>(num_rows * num_segments));
-  team.parallel_for(num_rows * num_segments, [&](int64_t chunk, int) {
-    const Row& row = rows[static_cast<size_t>(chunk / num_segments)];
-    const int64_t segment = chunk % num_segments;
-    if (!row.is_certain())
-      row.tally(begin_of(segment), begin_of(segment + 1), tallies[static_cast<size_t>(chunk)]);
-  });
+  if (std::any_of(rows.begin(), rows.end(), is_shared)) {
+    team.parallel_for(num_rows * num_segments, [&](int64_t chunk, int) {
+      const Row& row = row_of(chunk);
+      const int64_t segment = chunk % num_segments, size = row.size();
+      if (is_shared(row))
+        row.tally(size * segment / num_segments, size * (segment + 1) / num_segments,
+                  tallies[static_cast<size_t>(chunk)]);
+    });
+  }
   team.parallel_for(num_rows, [&](int64_t r, int) {
     Row& row = rows[static_cast<size_t>(r)];
+    Tally* own = &tallies[static_cast<size_t>(r * num_segments)];
     if (row.is_certain()) {
       tokens[r] = row.first_highest();
       return;
     }
-    Tally& whole = tallies[static_cast<size_t>(r * num_segments)];
-    whole.fold();
-    for (int64_t s = 1; s < num_segments; ++s) whole.add(tallies[static_cast<size_t>(r * num_segments + s)]);
-    tokens[r] = row.pick(whole);
+    if (is_shared(row)) {
+      for (int64_t s = 1; s < num_segments; ++s) own->add(own[s], row.num_buckets());
+    } else {
+      row.tally(0, row.size(), *own);
+    }
+    tokens[r] = row.pick(*own);
   });
+}
+
+float highest_of(const SamplingKernels& kernels, const float* x, size_t n) {
+  float lowest = 0, highest = 0;
+  kernels.extremes(x, static_cast<int64_t>(n), &lowest, &highest);
+  return highest;
 }
 
 // The `count` largest of a row, descending, of equals the lower place first. Blocks that hold nothing larger
@@ -314,8 +343,7 @@ std::vector<LogProbability> largest(const SamplingKernels& kernels, std::span<co
   for (size_t i = 0; i < logits.size(); i += kBlock) {
     const size_t end = std::min(logits.size(), i + kBlock);
     if (best.size() == count) {
-      const Extremes block = extremes_of(kernels, logits.data() + i, static_cast<int64_t>(end - i));
-      if (!(block.highest > best.back().value)) continue;
+      if (!(highest_of(kernels, logits.data() + i, end - i) > best.back().value)) continue;
     }
     for (size_t at = i; at < end; ++at) {
       const LogProbability each{static_cast<int32_t>(at), logits[at]};
@@ -348,15 +376,18 @@ void pick_tokens(const kernels::KernelTable& table, ThreadTeam& team, float* log
   const int64_t num_segments = std::min(shares, vocabulary / kLeastSegment);
   if (num_segments > 1) {
     for (int64_t r = 0; r < num_rows; ++r) apply(r);
-    pick_shared(kernels, team, logits, vocabulary, num_segments, draws, tokens);
+    std::vector<Row> rows;
+    for (int64_t r = 0; r < num_rows; ++r)
+      rows.emplace_back(kernels, row_of(r), draws[static_cast<size_t>(r)]);
+    pick_shared(team, rows, num_segments, tokens);
     for (int64_t r = 0; r < num_rows; ++r) undo(r);
     return;
   }
   std::vector<Tally> tallies(static_cast<size_t>(num_threads));
   team.parallel_for(num_rows, [&](int64_t r, int thread) {
     apply(r);
-    tokens[r] =
-        pick_alone(kernels, row_of(r), draws[static_cast<size_t>(r)], tallies[static_cast<size_t>(thread)]);
+    Row row(kernels, row_of(r), draws[static_cast<size_t>(r)]);
+    tokens[r] = pick_alone(row, tallies[static_cast<size_t>(thread)]);
     undo(r);
   });
 }
@@ -368,7 +399,7 @@ void log_probabilities(const kernels::KernelTable& table, ThreadTeam& team, cons
   team.parallel_for(static_cast<int64_t>(queries.size()), [&](int64_t i, int) {
     const LogProbabilityQuery& query = queries[static_cast<size_t>(i)];
     const std::span row(logits + query.row * vocabulary, static_cast<size_t>(vocabulary));
-    const double highest = extremes_of(kernels, row.data(), vocabulary).highest;
+    const double highest = highest_of(kernels, row.data(), row.size());
     const double total = highest + std::log(kernels.sum_exp(row.data(), vocabulary, highest));
     std::vector<LogProbability>& answer = answers[static_cast<size_t>(i)];
     answer = largest(kernels, row, static_cast<size_t>(query.num_top));

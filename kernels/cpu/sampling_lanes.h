@@ -12,7 +12,8 @@ namespace {
 struct SamplingLanes {
   static constexpr int kBytes = TWOFOLD_VECTOR_BYTES;
   static constexpr int kDoubles = kBytes / 8, kFloats = kBytes / 4;
-  static constexpr int kSumLanes = 8;
+  static constexpr int kSumLanes = 8, kGroup = 64;
+  static constexpr double kLog2E = 1.4426950408889634;
   typedef double D __attribute__((vector_size(TWOFOLD_VECTOR_BYTES)));
   typedef int64_t I __attribute__((vector_size(TWOFOLD_VECTOR_BYTES)));
   typedef float F __attribute__((vector_size(TWOFOLD_VECTOR_BYTES)));
@@ -27,21 +28,19 @@ struct SamplingLanes {
     return v;
   }
 
-  // (x - highest) * factor, at least -700: exp of that is a normal number, and too small to count.
+  // (x - highest) * factor, at least -1000: 2 to that is a normal number, and too small to count.
   static inline __attribute__((always_inline)) D exponent(const float* x, double highest, double factor) {
-    const D low = D{} - 700.0;
-    const D y = (__builtin_convertvector(load<Half>(x), D) - highest) * factor;
-    return y > low ? y : low;  // also of a NaN
+    const D low = D{} - 1000.0;
+    const D z = (__builtin_convertvector(load<Half>(x), D) - highest) * factor;
+    return z > low ? z : low;  // also of a NaN
   }
 
-  // exp(y) for y in [-700, 0], within 8e-16 of it near 0 and 1e-13 far from it: 2^n * e^r with |r| <= ln 2 /
-  // 2; exp(0) is 1 exactly. The polynomial meets (e^r - 1) / r at the Chebyshev nodes.
-  static inline __attribute__((always_inline)) D exp(D y) {
+  // 2^(z + bits) for z in [-1000, 0] and whole bits, within 8e-16 of it: 2^n * 2^r with |r| <= 1 / 2; of z =
+  // 0 exactly. The polynomial meets (2^r - 1) / r at the Chebyshev nodes.
+  static inline __attribute__((always_inline)) D exp2(D z, double bits) {
     constexpr double kRound = 6755399441055744.0;  // 1.5 * 2^52: what is added to it loses its fraction
-    constexpr double kLog2E = 1.4426950408889634, kLn2 = 0.6931471805599453;
-    const D shifted = y * kLog2E + kRound;
-    const D n = shifted - kRound;
-    const D r = y - n * kLn2;
+    const D shifted = z + (kRound + bits);
+    const D r = z - (shifted - (kRound + bits));
     D p = D{} + kPolynomial[0];
 #pragma GCC unroll 16
     for (int i = 1; i < kDegree; ++i) p = p * r + kPolynomial[i];
@@ -49,13 +48,14 @@ struct SamplingLanes {
     return (D)((I)p + ((I)shifted << 52));
   }
 
-  static void weigh_vector(const float* x, const WeightScale& scale, uint64_t* weight, int32_t* bucket) {
+  static inline __attribute__((always_inline)) void weigh_vector(const float* x, const WeightScale& scale,
+                                                                 uint64_t* weight, int32_t* bucket) {
     constexpr double kWhole = 4503599627370496.0;  // 2^52: the number lies in the low bits of a sum with it
-    const D y = exponent(x, scale.highest, scale.inverse_temperature);
-    const I w = (I)(exp(y) * scale.one + kWhole) & ((int64_t{1} << 52) - 1);
+    const D z = exponent(x, scale.highest, scale.factor);
+    const I w = (I)(exp2(z, scale.bits) + kWhole) & ((int64_t{1} << 52) - 1);
     __builtin_memcpy(weight, &w, sizeof w);
     const D last = D{} + scale.last_bucket;
-    D b = y * -scale.per_bucket;
+    D b = z * -scale.per_bucket;
     b = b < last ? b : last;
     const HalfI whole = __builtin_convertvector(b, HalfI);
     __builtin_memcpy(bucket, &whole, sizeof whole);
@@ -73,6 +73,42 @@ struct SamplingLanes {
     for (int c = 0; i < n; ++i, ++c) weight[i] = weights[c], bucket[i] = buckets[c];
   }
 
+  // While vectors of one group are weighed, elements of the group before are added to their buckets:
+  // additions and arithmetic use different units, and waiting for either alone took half as long again.
+  template <bool kCounts>
+  static void tally_vectors(const float* x, int64_t num_groups, const WeightScale& scale, uint64_t* mass,
+                            uint32_t* count) {
+    alignas(64) uint64_t weights[2][kGroup] = {};
+    alignas(64) int32_t buckets[2][kGroup] = {};
+    const auto add = [&](int turn, int at) __attribute__((always_inline)) {
+      mass[buckets[turn][at]] += weights[turn][at];
+      if constexpr (kCounts) ++count[buckets[turn][at]];
+    };
+    int turn = 0;
+    for (int64_t group = 0; group < num_groups; ++group, turn ^= 1, x += kGroup) {
+      for (int at = 0; at < kGroup; at += kDoubles) {
+        weigh_vector(x + at, scale, weights[turn] + at, buckets[turn] + at);
+#pragma GCC unroll 8
+        for (int c = 0; c < kDoubles; ++c) add(turn ^ 1, at + c);
+      }
+    }
+    for (int at = 0; at < kGroup; ++at) add(turn ^ 1, at);
+    if constexpr (kCounts) count[0] -= kGroup;  // those before the first group, which weigh nothing
+  }
+
+  static void tally(const float* x, int64_t n, const WeightScale& scale, uint64_t* mass, uint32_t* count) {
+    const int64_t num_groups = n / kGroup;
+    (count != nullptr ? tally_vectors<true> : tally_vectors<false>)(x, num_groups, scale, mass, count);
+    uint64_t weights[kGroup];
+    int32_t buckets[kGroup];
+    const int rest = static_cast<int>(n - num_groups * kGroup);
+    weigh(x + num_groups * kGroup, rest, scale, weights, buckets);
+    for (int c = 0; c < rest; ++c) {
+      mass[buckets[c]] += weights[c];
+      if (count != nullptr) ++count[buckets[c]];
+    }
+  }
+
   static void extremes(const float* x, int64_t n, float* lowest, float* highest) {
     constexpr float kInfinity = __builtin_inff();
     F low[2] = {F{} + kInfinity, F{} + kInfinity}, high[2] = {F{} - kInfinity, F{} - kInfinity};
@@ -84,13 +120,18 @@ struct SamplingLanes {
         high[part] = v > high[part] ? v : high[part];
       }
     }
-    float least = kInfinity, most = -kInfinity;
-    for (int part = 0; part < 2; ++part) {
-      for (int c = 0; c < kFloats; ++c) {
-        least = low[part][c] < least ? low[part][c] : least;
-        most = high[part][c] > most ? high[part][c] : most;
+    low[0] = low[0] < low[1] ? low[0] : low[1];
+    high[0] = high[0] > high[1] ? high[0] : high[1];
+    float lows[kFloats], highs[kFloats];
+    __builtin_memcpy(lows, &low[0], sizeof lows);
+    __builtin_memcpy(highs, &high[0], sizeof highs);
+    for (int half = kFloats / 2; half > 0; half /= 2) {
+      for (int c = 0; c < half; ++c) {
+        lows[c] = lows[c] < lows[c + half] ? lows[c] : lows[c + half];
+        highs[c] = highs[c] > highs[c + half] ? highs[c] : highs[c + half];
       }
     }
+    float least = lows[0], most = highs[0];
     for (; i < n; ++i) {
       least = x[i] < least ? x[i] : least;
       most = x[i] > most ? x[i] : most;
@@ -99,28 +140,35 @@ struct SamplingLanes {
     *highest = most;
   }
 
+  static inline __attribute__((always_inline)) bool any(FI lanes) {
+    const I words = (I)lanes;
+    int64_t any = 0;
+    for (int c = 0; c < kDoubles; ++c) any |= words[c];
+    return any != 0;
+  }
+
   static int find_within(const float* x, int n, float low, float high, int32_t* places) {
-    constexpr int kStretch = 8 * kFloats;
+    constexpr int kParts = 8;
     const F from = F{} + low, to = F{} + high;
-    int found = 0;
-    for (int i = 0; i < n; i += kStretch) {
-      const int end = i + kStretch < n ? i + kStretch : n;
-      if (end - i == kStretch) {
-        FI within = {};
-        for (int part = 0; part < 8; ++part) {
-          const F v = load<F>(x + i + part * kFloats);
-          within |= (v >= from) & (v <= to);
-        }
-        const I words = (I)within;
-        int64_t any = 0;
-        for (int c = 0; c < kDoubles; ++c) any |= words[c];
-        if (any == 0) continue;
+    int found = 0, i = 0;
+    const auto take = [&](int at) __attribute__((always_inline)) {
+      places[found] = at;
+      found += x[at] >= low && x[at] <= high;
+    };
+    for (; i + kParts * kFloats <= n; i += kParts * kFloats) {
+      FI within[kParts], all = {};
+      for (int part = 0; part < kParts; ++part) {
+        const F v = load<F>(x + i + part * kFloats);
+        within[part] = (v >= from) & (v <= to);
+        all |= within[part];
       }
-      for (int at = i; at < end; ++at) {
-        places[found] = at;
-        found += x[at] >= low && x[at] <= high;
+      if (!any(all)) continue;
+      for (int part = 0; part < kParts; ++part) {
+        if (!any(within[part])) continue;
+        for (int c = 0; c < kFloats; ++c) take(i + part * kFloats + c);
       }
     }
+    for (; i < n; ++i) take(i);
     return found;
   }
 
@@ -130,13 +178,13 @@ struct SamplingLanes {
     int64_t i = 0;
     for (; i + kSumLanes <= n; i += kSumLanes) {
       for (int part = 0; part < kParts; ++part)
-        sums[part] += exp(exponent(x + i + part * kDoubles, highest, 1.0));
+        sums[part] += exp2(exponent(x + i + part * kDoubles, highest, kLog2E), 0.0);
     }
     if (i < n) {
       float rest[kSumLanes];
       for (int c = 0; c < kSumLanes; ++c) rest[c] = i + c < n ? x[i + c] : -__builtin_inff();
       for (int part = 0; part < kParts; ++part)
-        sums[part] += exp(exponent(rest + part * kDoubles, highest, 1.0));
+        sums[part] += exp2(exponent(rest + part * kDoubles, highest, kLog2E), 0.0);
     }
     double lanes[kSumLanes];
     __builtin_memcpy(lanes, sums, sizeof lanes);
@@ -145,12 +193,12 @@ struct SamplingLanes {
 
   static constexpr int kDegree = 10;
   static constexpr double kPolynomial[kDegree] = {
-      2.7620088445409746e-07, 2.763265575933203e-06, 2.4801521295954376e-05, 0.0001984119061583585,
-      0.0013888888917213717,  0.008333333367332009,  0.04166666666662413,    0.16666666666615607,
-      0.5000000000000001,     1.0000000000000013};
+      7.070976083807186e-09,  1.0205905476607851e-07, 1.3215451644483806e-06, 1.525267292453816e-05,
+      0.00015403530424751012, 0.0013333558200795041,  0.00961812910761869,    0.05550410866465167,
+      0.24022650695910075,    0.6931471805599462};
 
   static constexpr SamplingKernels kKernels = {
-      .extremes = extremes, .weigh = weigh, .find_within = find_within, .sum_exp = sum_exp};
+      .extremes = extremes, .weigh = weigh, .tally = tally, .find_within = find_within, .sum_exp = sum_exp};
   static constexpr KernelTable part() {
     KernelTable table;
     table.sampling = &kKernels;

@@ -10,9 +10,9 @@ namespace twofold::kernels {
 // Sums of whole numbers are exact, so neither threads nor the order of additions can change what is picked.
 struct WeightScale {
   double highest;
-  double inverse_temperature;
-  double one;         // 2^bits, bits <= 51: what the largest element weighs
-  double per_bucket;  // buckets per unit of (highest - x) * inverse_temperature
+  double factor;      // inverse_temperature / ln 2
+  double bits;        // a whole number, at most 51: the largest element weighs 2^bits
+  double per_bucket;  // buckets per unit of (highest - x) * factor
   double last_bucket;
 };
 
@@ -22,6 +22,9 @@ struct SamplingKernels {
 
   // The weight of each element and its bucket, which never falls as x falls; bucket is at most last_bucket.
   void (*weigh)(const float* x, int n, const WeightScale& scale, uint64_t* weight, int32_t* bucket);
+
+  // Adds each element's weight to its bucket's mass, and 1 to its count unless count is null.
+  void (*tally)(const float* x, int64_t n, const WeightScale& scale, uint64_t* mass, uint32_t* count);
 
   // The places of elements within [low, high], ascending, as many as n in `places`; returns their number.
   int (*find_within)(const float* x, int n, float low, float high, int32_t* places);
