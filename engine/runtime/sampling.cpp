@@ -6,7 +6,9 @@
 #include <cmath>
 #include <functional>
 #include <limits>
+#include <memory>
 #include <numeric>
+#include <optional>
 #include <vector>
 
 namespace twofold {
@@ -18,21 +20,15 @@ using kernels::WeightScale;
 constexpr int kMostBuckets = 1024;
 constexpr int kBlock =
     512;  // elements looked at together: what is found of them lies in the first-level cache
-constexpr int64_t kLargeRow = 65'536;    // below, blocks are smaller, so that top-k finds enough of them
-constexpr int64_t kLeastSegment = 8192;  // below, sharing a row costs more than it gives
+constexpr size_t kLargeRow = 65'536;     // below, blocks are smaller, so that top-k finds enough of them
+constexpr size_t kLeastShared = 16'384;  // below, sharing a row costs more than it gives
+constexpr int kSegmentsPerThread = 4;    // so that who is awake need not wait for who is not
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 // What lies in each bucket of a part of a row.
 struct Tally {
   std::array<uint64_t, kMostBuckets> mass;
   std::array<uint32_t, kMostBuckets> count;  // only where top-k asks
-
-  void add(const Tally& other, int num_buckets) {
-    for (int b = 0; b < num_buckets; ++b) {
-      mass[static_cast<size_t>(b)] += other.mass[static_cast<size_t>(b)];
-      count[static_cast<size_t>(b)] += other.count[static_cast<size_t>(b)];
-    }
-  }
 };
 
 // Floats as whole numbers in the same order; -0 and 0 are one.
@@ -41,40 +37,35 @@ uint32_t ordered(float v) {
   return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
 }
 
-// A row on its way to a token: `look` at all blocks, then `begin`; unless that makes it certain, `tally` all
-// that `size` says, then `pick`. Parts of `look` and of `tally` may run at the same time.
+// A row on its way to a token. Unless it is certain, `tally` all that `size` says, then `pick`; parts of the
+// tally may run at the same time.
 class Row {
  public:
   Row(const SamplingKernels& kernels, std::span<const float> logits, const Draw& draw)
-      : kernels_(kernels), draw_(draw), values_(logits), block_(logits.size() >= kLargeRow ? kBlock : 64) {
+      : kernels_(kernels), draw_(draw), values_(logits) {
+    block_ = cuts_top_k() && logits.size() < kLargeRow ? kBlock / 8 : kBlock;
     peaks_.resize((logits.size() + block_ - 1) / block_);
     lows_.resize(peaks_.size());
-    bits_ = std::min(51, 63 - static_cast<int>(std::bit_width(logits.size())));
-  }
-
-  int64_t size() const { return static_cast<int64_t>(values_.size()); }
-  int64_t num_blocks() const { return static_cast<int64_t>(peaks_.size()); }
-
-  void look(int64_t begin, int64_t end) {
-    for (auto b = static_cast<size_t>(begin); b < static_cast<size_t>(end); ++b) {
-      const auto part = values_.subspan(b * block_, std::min(block_, values_.size() - b * block_));
+    for (size_t b = 0; b < peaks_.size(); ++b) {
+      const auto part = logits.subspan(b * block_, std::min(block_, logits.size() - b * block_));
       kernels_.extremes(part.data(), static_cast<int64_t>(part.size()), &lows_[b], &peaks_[b]);
     }
-  }
-
-  void begin() {
     highest_ = *std::max_element(peaks_.begin(), peaks_.end());
     if (is_certain()) return;
     factor_ = std::min(1.0 / draw_.temperature, 1e300) / std::log(2.0);
+    bits_ = std::min(51, 63 - static_cast<int>(std::bit_width(logits.size())));
     const float from = narrow();
-    num_buckets_ = values_.size() <= 256 ? 1 : values_.size() <= 8192 ? 256 : kMostBuckets;
     const double lowest = std::max(from, *std::min_element(lows_.begin(), lows_.end()));
+    num_buckets_ = values_.size() <= 256 ? 1 : values_.size() <= kLeastShared ? 256 : kMostBuckets;
     double range = (static_cast<double>(highest_) - lowest) * factor_;
     const double all = bits_ + 1;  // beyond this every weight is 0
     if (!(range < all)) range = all;
     const double last = num_buckets_ - 1;
     scale_ = {highest_, factor_, static_cast<double>(bits_), range > 1e-9 ? last / range : 0.0, last};
   }
+  Row(const Row&) = delete;
+
+  size_t size() const { return values_.size(); }
 
   // There is nothing to draw: the highest is taken.
   bool is_certain() const { return draw_.temperature == 0.0 || !std::isfinite(highest_); }
@@ -88,13 +79,18 @@ class Row {
     return static_cast<int32_t>(at * block_) + places[0];
   }
 
-  void tally(int64_t begin, int64_t end, Tally& tally) const {
+  void tally(size_t begin, size_t end, Tally& tally) const {
     std::fill_n(tally.mass.begin(), num_buckets_, 0);
     std::fill_n(tally.count.begin(), cuts_top_k() ? num_buckets_ : 0, 0);
-    kernels_.tally(values_.data() + begin, end - begin, scale_, tally.mass.data(),
+    kernels_.tally(values_.data() + begin, static_cast<int64_t>(end - begin), scale_, tally.mass.data(),
                    cuts_top_k() ? tally.count.data() : nullptr);
   }
-  int num_buckets() const { return num_buckets_; }
+  void add(Tally& tally, const Tally& other) const {
+    for (size_t b = 0; b < static_cast<size_t>(num_buckets_); ++b) {
+      tally.mass[b] += other.mass[b];
+      if (cuts_top_k()) tally.count[b] += other.count[b];
+    }
+  }
 
   // `tally` is of the whole row.
   int32_t pick(const Tally& tally) {
@@ -268,11 +264,11 @@ class Row {
   const SamplingKernels& kernels_;
   const Draw& draw_;
   std::span<const float> values_;  // the row, or few_values_
-  size_t block_;
+  size_t block_ = kBlock;
   std::vector<float> peaks_, lows_;  // the highest and lowest of each block of the row
   std::vector<float> few_values_;
   std::vector<uint32_t> few_places_;
-  int bits_;
+  int bits_ = 0;
   float highest_ = -kInfinity;
   double factor_ = 0;
   WeightScale scale_ = {};
@@ -282,48 +278,39 @@ class Row {
 };
 
 int32_t pick_alone(Row& row, Tally& tally) {
-  row.look(0, row.num_blocks());
-  row.begin();
   if (row.is_certain()) return row.first_highest();
   row.tally(0, row.size(), tally);
   return row.pick(tally);
 }
 
-// Fewer rows than threads: each is shared out in segments. Sums are exact, so this gives what pick_alone
-// does.
-void pick_shared(ThreadTeam& team, std::span<Row> rows, int64_t num_segments, int32_t* tokens) {
+// Fewer rows than threads: what takes long, the tally of a long row, is shared out in segments. Sums are
+// exact, so this gives what pick_alone does.
+void pick_shared(ThreadTeam& team, std::span<std::optional<Row>> rows, int32_t* tokens) {
   const auto num_rows = static_cast<int64_t>(rows.size());
-  const auto row_of = [&](int64_t chunk) -> Row& { return rows[static_cast<size_t>(chunk / num_segments)]; };
-  team.parallel_for(num_rows * num_segments, [&](int64_t chunk, int) {
-    Row& row = row_of(chunk);
-    const int64_t segment = chunk % num_segments, blocks = row.num_blocks();
-    row.look(blocks * segment / num_segments, blocks * (segment + 1) / num_segments);
-  });
-  for (Row& row : rows) row.begin();
-  const auto is_shared = [&](const Row& row) { return !row.is_certain() && row.size() >= kLeastSegment; };
-  std::vector<Tally> tallies(static_cast<size_t>(num_rows * num_segments));
-  if (std::any_of(rows.begin(), rows.end(), is_shared)) {
+  int64_t num_segments = 1;
+  for (const auto& row : rows)
+    num_segments = std::max(num_segments, static_cast<int64_t>(row->size() / kLeastShared));
+  num_segments = std::min<int64_t>(num_segments, kSegmentsPerThread * team.num_threads());
+  const auto is_shared = [&](const Row& row) { return !row.is_certain() && row.size() > kLeastShared; };
+  const auto tallies = std::make_unique_for_overwrite<Tally[]>(static_cast<size_t>(num_rows * num_segments));
+  if (std::any_of(rows.begin(), rows.end(), [&](const auto& row) { return is_shared(*row); })) {
     team.parallel_for(num_rows * num_segments, [&](int64_t chunk, int) {
-      const Row& row = row_of(chunk);
-      const int64_t segment = chunk % num_segments, size = row.size();
+      const Row& row = *rows[static_cast<size_t>(chunk / num_segments)];
+      const auto segment = static_cast<size_t>(chunk % num_segments), of = static_cast<size_t>(num_segments);
       if (is_shared(row))
-        row.tally(size * segment / num_segments, size * (segment + 1) / num_segments,
+        row.tally(row.size() * segment / of, row.size() * (segment + 1) / of,
                   tallies[static_cast<size_t>(chunk)]);
     });
   }
   team.parallel_for(num_rows, [&](int64_t r, int) {
-    Row& row = rows[static_cast<size_t>(r)];
+    Row& row = *rows[static_cast<size_t>(r)];
     Tally* own = &tallies[static_cast<size_t>(r * num_segments)];
-    if (row.is_certain()) {
-      tokens[r] = row.first_highest();
+    if (!is_shared(row)) {
+      tokens[r] = pick_alone(row, *own);
       return;
     }
-    if (is_shared(row)) {
-      for (int64_t s = 1; s < num_segments; ++s) own->add(own[s], row.num_buckets());
-    } else {
-      row.tally(0, row.size(), *own);
-    }
-    tokens[r] = row.pick(*own);
+    for (int64_t s = 1; s < num_segments; ++s) row.add(own[0], own[s]);
+    tokens[r] = row.pick(own[0]);
   });
 }
 
@@ -372,18 +359,17 @@ void pick_tokens(const kernels::KernelTable& table, ThreadTeam& team, float* log
   const auto undo = [&](int64_t r) { TokenRules::undo(row_of(r), changes[static_cast<size_t>(r)]); };
 
   const int num_threads = team.num_threads();
-  const int64_t shares = num_rows == 0 ? 0 : (num_threads + num_rows - 1) / num_rows;
-  const int64_t num_segments = std::min(shares, vocabulary / kLeastSegment);
-  if (num_segments > 1) {
-    for (int64_t r = 0; r < num_rows; ++r) apply(r);
-    std::vector<Row> rows;
-    for (int64_t r = 0; r < num_rows; ++r)
-      rows.emplace_back(kernels, row_of(r), draws[static_cast<size_t>(r)]);
-    pick_shared(team, rows, num_segments, tokens);
+  if (num_rows<num_threads&& static_cast<size_t>(vocabulary)> kLeastShared) {
+    std::vector<std::optional<Row>> rows(draws.size());
+    team.parallel_for(num_rows, [&](int64_t r, int) {
+      apply(r);
+      rows[static_cast<size_t>(r)].emplace(kernels, row_of(r), draws[static_cast<size_t>(r)]);
+    });
+    pick_shared(team, rows, tokens);
     for (int64_t r = 0; r < num_rows; ++r) undo(r);
     return;
   }
-  std::vector<Tally> tallies(static_cast<size_t>(num_threads));
+  const auto tallies = std::make_unique_for_overwrite<Tally[]>(static_cast<size_t>(num_threads));
   team.parallel_for(num_rows, [&](int64_t r, int thread) {
     apply(r);
     Row row(kernels, row_of(r), draws[static_cast<size_t>(r)]);

@@ -3,6 +3,9 @@
 // instantiation is shared between levels. No standard library here, for the same reason.
 #pragma once
 #include <cstdint>
+#if TWOFOLD_VECTOR_BYTES > 16
+#include <immintrin.h>
+#endif
 
 #include "levels.h"
 
@@ -140,35 +143,32 @@ struct SamplingLanes {
     *highest = most;
   }
 
-  static inline __attribute__((always_inline)) bool any(FI lanes) {
-    const I words = (I)lanes;
-    int64_t any = 0;
-    for (int c = 0; c < kDoubles; ++c) any |= words[c];
-    return any != 0;
+  // A bit for each lane that is set.
+  static inline __attribute__((always_inline)) uint32_t bits_of(FI lanes) {
+#if TWOFOLD_VECTOR_BYTES == 64
+    return _mm512_movepi32_mask((__m512i)lanes);
+#elif TWOFOLD_VECTOR_BYTES == 32
+    return static_cast<uint32_t>(_mm256_movemask_ps((__m256)lanes));
+#else
+    uint32_t bits = 0;
+    for (int c = 0; c < kFloats; ++c) bits |= static_cast<uint32_t>(lanes[c] & 1 << c);
+    return bits;
+#endif
   }
 
   static int find_within(const float* x, int n, float low, float high, int32_t* places) {
-    constexpr int kParts = 8;
     const F from = F{} + low, to = F{} + high;
     int found = 0, i = 0;
-    const auto take = [&](int at) __attribute__((always_inline)) {
-      places[found] = at;
-      found += x[at] >= low && x[at] <= high;
-    };
-    for (; i + kParts * kFloats <= n; i += kParts * kFloats) {
-      FI within[kParts], all = {};
-      for (int part = 0; part < kParts; ++part) {
-        const F v = load<F>(x + i + part * kFloats);
-        within[part] = (v >= from) & (v <= to);
-        all |= within[part];
-      }
-      if (!any(all)) continue;
-      for (int part = 0; part < kParts; ++part) {
-        if (!any(within[part])) continue;
-        for (int c = 0; c < kFloats; ++c) take(i + part * kFloats + c);
-      }
+    for (; i + 2 * kFloats <= n; i += 2 * kFloats) {
+      const F first = load<F>(x + i), second = load<F>(x + i + kFloats);
+      uint32_t bits = bits_of((first >= from) & (first <= to));
+      bits |= bits_of((second >= from) & (second <= to)) << kFloats;
+      for (; bits != 0; bits &= bits - 1) places[found++] = i + __builtin_ctz(bits);
     }
-    for (; i < n; ++i) take(i);
+    for (; i < n; ++i) {
+      places[found] = i;
+      found += x[i] >= low && x[i] <= high;
+    }
     return found;
   }
 
