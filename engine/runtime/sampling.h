@@ -8,9 +8,11 @@
 // exceeds floor(uniform * their sum).
 //
 // All sums are exact, so the token depends on neither threads, batch nor instruction set. How it is found:
-// one pass for the extremes, one that adds every weight to one of 1,024 buckets of falling logits. Running
-// sums over the buckets tell in which one each border lies; only that bucket's elements are looked at again,
-// and halved (nth_element) rather than sorted.
+// one pass for the extremes of blocks of the row. The k-th highest block bounds top-k from below, the highest
+// element bounds min-p; where nothing else asks for the whole row's sum, only the elements from there on are
+// taken further. One pass adds every weight to one of up to 1,024 buckets of falling logits. Running sums
+// over the buckets tell in which one each border lies; only that bucket's elements are looked at again, and
+// halved (nth_element) rather than sorted.
 #pragma once
 #include <cstdint>
 #include <span>

@@ -31,23 +31,30 @@ struct SamplingLanes {
     return v;
   }
 
-  // (x - highest) * factor, at least -1000: 2 to that is a normal number, and too small to count.
+  // (highest - x) * factor, at most 1000: 2 to minus that is a normal number, and too small to count.
   static inline __attribute__((always_inline)) D exponent(const float* x, double highest, double factor) {
-    const D low = D{} - 1000.0;
-    const D z = (__builtin_convertvector(load<Half>(x), D) - highest) * factor;
-    return z > low ? z : low;  // also of a NaN
+#if TWOFOLD_VECTOR_BYTES == 64
+    const D wide = (D)_mm512_cvtps_pd(_mm256_loadu_ps(x));  // GCC converts halves and joins them
+#else
+    const D wide = __builtin_convertvector(load<Half>(x), D);
+#endif
+    const D limit = D{} + 1000.0, z = (highest - wide) * factor;
+    return z < limit ? z : limit;  // also of a NaN
   }
 
-  // 2^(z + bits) for z in [-1000, 0] and whole bits, within 8e-16 of it: 2^n * 2^r with |r| <= 1 / 2; of z =
-  // 0 exactly. The polynomial meets (2^r - 1) / r at the Chebyshev nodes.
-  static inline __attribute__((always_inline)) D exp2(D z, double bits) {
+  // 2^(bits - z) for z in [0, 1000] and whole bits, within 8e-16 of it: 2^n * 2^r with |r| <= 1 / 2; of z = 0
+  // exactly. The polynomial meets (2^r - 1) / r at the Chebyshev nodes.
+  static inline __attribute__((always_inline)) D exp2_minus(D z, double bits) {
     constexpr double kRound = 6755399441055744.0;  // 1.5 * 2^52: what is added to it loses its fraction
-    const D shifted = z + (kRound + bits);
-    const D r = z - (shifted - (kRound + bits));
-    D p = D{} + kPolynomial[0];
-#pragma GCC unroll 16
-    for (int i = 1; i < kDegree; ++i) p = p * r + kPolynomial[i];
-    p = p * r + 1.0;
+    const D shifted = (kRound + bits) - z;
+    const D r = ((kRound + bits) - shifted) - z;
+    // Short chains instead of one long one, which fills the processor's queues: a sixth of the time.
+    constexpr const double* c = kPolynomial;
+    const D r2 = r * r, r4 = r2 * r2;
+    const D low = (r * c[0] + 1.0) + r2 * (r * c[2] + c[1]);
+    const D middle = (r * c[4] + c[3]) + r2 * (r * c[6] + c[5]);
+    const D high = (r * c[8] + c[7]) + r2 * c[9];
+    const D p = low + r4 * (middle + r4 * high);
     return (D)((I)p + ((I)shifted << 52));
   }
 
@@ -55,10 +62,10 @@ struct SamplingLanes {
                                                                  uint64_t* weight, int32_t* bucket) {
     constexpr double kWhole = 4503599627370496.0;  // 2^52: the number lies in the low bits of a sum with it
     const D z = exponent(x, scale.highest, scale.factor);
-    const I w = (I)(exp2(z, scale.bits) + kWhole) & ((int64_t{1} << 52) - 1);
+    const I w = (I)(exp2_minus(z, scale.bits) + kWhole) & ((int64_t{1} << 52) - 1);
     __builtin_memcpy(weight, &w, sizeof w);
     const D last = D{} + scale.last_bucket;
-    D b = z * -scale.per_bucket;
+    D b = z * scale.per_bucket;
     b = b < last ? b : last;
     const HalfI whole = __builtin_convertvector(b, HalfI);
     __builtin_memcpy(bucket, &whole, sizeof whole);
@@ -178,24 +185,24 @@ struct SamplingLanes {
     int64_t i = 0;
     for (; i + kSumLanes <= n; i += kSumLanes) {
       for (int part = 0; part < kParts; ++part)
-        sums[part] += exp2(exponent(x + i + part * kDoubles, highest, kLog2E), 0.0);
+        sums[part] += exp2_minus(exponent(x + i + part * kDoubles, highest, kLog2E), 0.0);
     }
     if (i < n) {
       float rest[kSumLanes];
       for (int c = 0; c < kSumLanes; ++c) rest[c] = i + c < n ? x[i + c] : -__builtin_inff();
       for (int part = 0; part < kParts; ++part)
-        sums[part] += exp2(exponent(rest + part * kDoubles, highest, kLog2E), 0.0);
+        sums[part] += exp2_minus(exponent(rest + part * kDoubles, highest, kLog2E), 0.0);
     }
     double lanes[kSumLanes];
     __builtin_memcpy(lanes, sums, sizeof lanes);
     return ((lanes[0] + lanes[4]) + (lanes[1] + lanes[5])) + ((lanes[2] + lanes[6]) + (lanes[3] + lanes[7]));
   }
 
-  static constexpr int kDegree = 10;
-  static constexpr double kPolynomial[kDegree] = {
-      7.070976083807186e-09,  1.0205905476607851e-07, 1.3215451644483806e-06, 1.525267292453816e-05,
-      0.00015403530424751012, 0.0013333558200795041,  0.00961812910761869,    0.05550410866465167,
-      0.24022650695910075,    0.6931471805599462};
+  static constexpr double kPolynomial[10] = {
+      // of r^1, r^2, ...
+      0.6931471805599462,     0.24022650695910075,    0.05550410866465167,   0.00961812910761869,
+      0.0013333558200795041,  0.00015403530424751012, 1.525267292453816e-05, 1.3215451644483806e-06,
+      1.0205905476607851e-07, 7.070976083807186e-09};
 
   static constexpr SamplingKernels kKernels = {
       .extremes = extremes, .weigh = weigh, .tally = tally, .find_within = find_within, .sum_exp = sum_exp};

@@ -90,6 +90,8 @@ def large_case() -> tuple[np.ndarray, np.ndarray]:
         (2.0, 0, 0.9, 0.0),
         (1.0, 0, 1.0, 0.02),
         (0.0, 0, 1.0, 0.0),
+        (1.0, 2000, 1.0, 0.0),  # more than a row has blocks
+        (1.0, 0, 0.9, 0.02),
     ]
     cases = list(itertools.islice(itertools.cycle(filters), len(logits)))
     return logits, np.array([(*f, u) for f, u in zip(cases, random.random(len(logits)), strict=True)])
