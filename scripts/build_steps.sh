@@ -142,18 +142,28 @@ wants_cuda() {
   esac
 }
 
-# PyTorch first and by itself, as it is most of what is downloaded: without CUDA from the CPU index that TWOFOLD_TORCH_INDEX
-# names (a local version such as +cpu comes before the plain one). Sizes are said before anything is fetched.
+# PyTorch first and by itself, as it is most of what is downloaded. Without CUDA its CPU build: pip's own index may have it;
+# else from the index that TWOFOLD_TORCH_INDEX names (a local version such as +cpu comes before the plain one), else by uv,
+# which knows PyTorch's. Where that cannot be reached the build with CUDA serves too. Sizes are said before anything is fetched.
 install_torch() {
-  local torch source=() no_cuda=()
+  local torch status=0 source=() no_cuda=()
   torch="$(sed -n "s/^dependencies = \\[\"\\(torch[^\"]*\\)\".*/\\1/p" "$REPOSITORY_ROOT/pyproject.toml")"
   if ! wants_cuda; then
     no_cuda=(--no-cuda)
     source=(${TWOFOLD_TORCH_INDEX:+--extra-index-url "$TWOFOLD_TORCH_INDEX"})
   fi
   "$VENV_DIR/bin/python" "$REPOSITORY_ROOT/scripts/torch_sizes.py" ${no_cuda[@]+"${no_cuda[@]}"} \
-    -c "$REPOSITORY_ROOT/constraints.txt" ${source[@]+"${source[@]}"} "$torch" &&
-    pip_install ${source[@]+"${source[@]}"} "$torch"
+    -c "$REPOSITORY_ROOT/constraints.txt" ${source[@]+"${source[@]}"} "$torch" || status=$?
+  if [ "$status" -eq 3 ]; then
+    if pip_install uv && "$VENV_DIR/bin/uv" pip install --python "$VENV_DIR/bin/python" --torch-backend cpu \
+      -c "$REPOSITORY_ROOT/constraints.txt" "$torch"; then
+      return 0
+    fi
+    echo "PyTorch's CPU build could not be had; going on with the build that has CUDA. To stop: Ctrl-C"
+  elif [ "$status" -ne 0 ]; then
+    return "$status"
+  fi
+  pip_install ${source[@]+"${source[@]}"} "$torch"
 }
 
 # The Python half, editable: a .pth file points at engine/, so an edited module needs no new install. The native half is not

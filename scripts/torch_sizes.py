@@ -1,9 +1,9 @@
-"""Says before PyTorch is installed how much that will download, and how to be spared CUDA libraries that are of no use.
+"""Says before PyTorch is installed how much that will download, and whether CUDA libraries of no use are part of it.
 
     .venv/bin/python scripts/torch_sizes.py [--no-cuda] PIP_ARGUMENT…
 
 Asks pip what it would install with those arguments, and the index for the sizes. `--no-cuda`: this machine does not
-use CUDA.
+use CUDA. Exit code 3: then pip would install CUDA libraries all the same, its index has no other build.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from pathlib import Path
 
 CUDA_PREFIXES = ("nvidia-", "cuda-", "triton")
 """Of the names of packages that only a build with CUDA asks for."""
+HAS_USELESS_CUDA = 3
 
 
 @dataclass(frozen=True)
@@ -97,9 +98,8 @@ def advice(downloads: list[Download], no_cuda: bool) -> list[str]:
     if cuda and no_cuda:
         lines += [
             "  This machine does not use them (TWOFOLD_CUDA=OFF, or no GPU found), but this index has no other build.",
-            "  PyTorch's CPU build takes about 0.2 GB. To have it, stop now (Ctrl-C) and run the same command with",
-            "  TWOFOLD_TORCH_INDEX=ADDRESS: the address of its CPU index, which PyTorch's installation page shows",
-            "  (Linux, Pip, CPU: what stands behind --index-url).",
+            "  PyTorch's CPU build takes about 0.2 GB and comes from PyTorch's own CPU index: uv, which knows it, is",
+            "  asked for it first. (TWOFOLD_TORCH_INDEX=ADDRESS names another index of CPU builds.)",
         ]
     return lines
 
@@ -113,7 +113,8 @@ def main() -> int:
     except subprocess.CalledProcessError as error:
         return int(error.returncode)
     print("\n".join(advice(downloads, options.no_cuda)))
-    return 0
+    has_cuda = any(download.of_cuda for download in downloads)
+    return HAS_USELESS_CUDA if has_cuda and options.no_cuda else 0
 
 
 if __name__ == "__main__":

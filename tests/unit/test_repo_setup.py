@@ -259,6 +259,30 @@ def test_pytorchs_cpu_index_is_asked_where_cuda_is_off(
         assert command.split()[-1].startswith("torch>=")
 
 
+@pytest.mark.parametrize("cpu_index_reached", [True, False])
+def test_a_cpu_machine_gets_the_cpu_build_where_it_can_be_had(
+    tmp_path: Path, cpu_index_reached: bool
+) -> None:
+    """pip's index has CUDA's build alone: uv is asked for the other, and pip only where that fails."""
+    asked = tmp_path / "asked"
+    executable(
+        tmp_path / "venv/bin/python",
+        f'#!/bin/sh\necho "$*" >>{asked}\ncase "$*" in *torch_sizes.py*) exit 3;; esac\n',
+    )
+    code = 0 if cpu_index_reached else 1
+    executable(tmp_path / "venv/bin/uv", f'#!/bin/sh\necho "uv $*" >>{asked}\nexit {code}\n')
+    done = sourced("install_torch", TWOFOLD_VENV=str(tmp_path / "venv"), TWOFOLD_CUDA="OFF")
+    assert done.returncode == 0, done.stderr
+    _, get_uv, by_uv, *by_pip = asked.read_text().splitlines()
+    assert get_uv.endswith(" uv")
+    assert by_uv.startswith("uv pip install --python")
+    assert "--torch-backend cpu" in by_uv
+    assert [command.split()[-1].partition(">")[0] for command in by_pip] == (
+        [] if cpu_index_reached else ["torch"]
+    )
+    assert ("could not be had" in done.stdout) == (not cpu_index_reached)
+
+
 def fake_toolchain(folder: Path) -> dict[str, str]:
     """A venv whose cmake writes down how it is called."""
     executable(folder / "venv/bin/python", "#!/bin/sh\necho Python 3.11\n")
