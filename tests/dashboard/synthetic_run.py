@@ -300,6 +300,6 @@ def hour_of_a_large_model(
         rows["experts"] = rng.integers(0, info.num_experts, rows["experts"].shape)
         rows["placement"] = rng.integers(0, 3, rows["placement"].shape)
         sink.native_events("token_layer", rows)
-        sink.step(StepRecord(second, clock.now_s, 0, tokens_per_s, 1, 0, 5_000.0, 6_000.0, 4_000.0))
+        sink.step(StepRecord(second, clock.now_s, 0, tokens_per_s, 1, 0, 5_000.0, 6_000.0))
         clock.now_s += 1
     return info
