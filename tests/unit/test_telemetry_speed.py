@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 import time
 from pathlib import Path
 
@@ -14,8 +15,24 @@ from twofold.telemetry.writer import open_sink
 from tests.dashboard.synthetic_run import ManualClock, run_info
 
 NUM_ROWS = 1_000_000
+LEAST_OF_CEILING = 3
 LAYERS, EXPERTS, TOP_K = 48, 128, 8
 """A model such as Qwen3-30B-A3B."""
+
+
+def plain_rate(path: Path, num_rows: int = 200_000) -> float:
+    """Rows per CPU second that SQLite takes as tuples that are there already: the ceiling of this machine."""
+    row = (*range(8), bytes(2 * TOP_K), bytes(TOP_K), bytes(4 * TOP_K), 1.0, 1.0, 1.0, 1.0)
+    with sqlite3.connect(path, isolation_level=None) as database:
+        database.execute("PRAGMA journal_mode=WAL")
+        database.execute(f"CREATE TABLE plain ({', '.join(f'c{i}' for i in range(len(row)))})")
+        database.execute("CREATE INDEX plain_by_request ON plain (c0, c2)")
+        begun_cpu_s = time.process_time()
+        for _ in range(num_rows // 10_000):
+            database.execute("BEGIN")
+            database.executemany(f"INSERT INTO plain VALUES ({', '.join('?' * len(row))})", [row] * 10_000)
+            database.execute("COMMIT")
+        return num_rows / (time.process_time() - begun_cpu_s)
 
 
 @pytest.mark.slow
@@ -42,7 +59,10 @@ def test_a_million_rows(tmp_path: Path) -> None:
     # By processor time: what neighbours on a busy machine take is not the writer's.
     rate = num_steps * len(rows) / (time.process_time() - begun_cpu_s)
     by_wall = num_steps * len(rows) / written_s
-    print(f"\nwriter: {rate:,.0f} token_layer rows per CPU second, {by_wall:,.0f} per second")
+    ceiling = plain_rate(tmp_path / "plain.db")
+    print(
+        f"\nwriter: {rate:,.0f} token_layer rows per CPU second, {by_wall:,.0f} per second; plain {ceiling:,.0f}"
+    )
     print(f"producer: held for {pushed_s / num_steps * 1e6:.0f} µs a step of {len(rows)} rows")
 
     db = queries.open_database(url)
@@ -58,5 +78,6 @@ def test_a_million_rows(tmp_path: Path) -> None:
         ask()
         took[name] = time.perf_counter() - begun_s
         print(f"query: {name}: {took[name] * 1e3:.0f} ms")
-    assert rate >= 100_000
+    # Grouping, packing and sums included. Against what the machine can do: machines differ threefold.
+    assert rate >= ceiling / LEAST_OF_CEILING
     assert max(took.values()) < 3.0
