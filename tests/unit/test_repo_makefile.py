@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.unit.sourced_build_steps import sourced
+
 ROOT = Path(__file__).resolve().parents[2]
 PROMISED = [
     "run",
@@ -64,18 +66,6 @@ def test_ci_runs_exactly_make_test() -> None:
 )
 def test_scripts_are_executable(script: str) -> None:
     assert os.access(ROOT / "scripts" / script, os.X_OK)
-
-
-def sourced(command: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run `command` in a Bash that has sourced the build steps."""
-    return subprocess.run(
-        ["bash", "-c", f"set -euo pipefail; source scripts/build_steps.sh; {command}"],
-        cwd=ROOT,
-        env=dict(os.environ, **environment),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
 
 
 def test_a_missing_compiler_is_named_with_its_remedy() -> None:

@@ -13,6 +13,8 @@ from types import ModuleType
 
 import pytest
 
+from tests.unit.sourced_build_steps import sourced
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -28,18 +30,6 @@ def script(name: str) -> ModuleType:
 
 follow_step = script("follow_step")
 torch_sizes = script("torch_sizes")
-
-
-def sourced(command: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run `command` in a Bash that has sourced the build steps."""
-    return subprocess.run(
-        ["bash", "-c", f"set -euo pipefail; source scripts/build_steps.sh; {command}"],
-        cwd=ROOT,
-        env=dict(os.environ, **environment),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
 
 
 def executable(path: Path, text: str) -> None:

@@ -12,6 +12,7 @@ import json
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -225,16 +226,10 @@ class CompletionFormat(AnswerFormat):
     whole_object = "text_completion"
     chunk_object = "text_completion"
 
-    def __init__(
-        self,
-        request_id: str,
-        model: str,
-        asked: SamplingFields,
-        prompts: Sequence[Prompt],
-        tokenizer: ServingTokenizer,
-    ) -> None:
-        super().__init__(request_id, model, asked, prompts, tokenizer)
-        self._logprobs = [CompletionLogprobs(self._names) for _ in range(self.num_choices)]
+    @cached_property
+    def _logprobs(self) -> list[CompletionLogprobs]:
+        """Of each choice: they count the characters that came before."""
+        return [CompletionLogprobs(self._names) for _ in range(self.num_choices)]
 
     def whole_choice(self, index: int, answer: Chunk) -> dict[str, Any]:
         return {
