@@ -7,7 +7,7 @@
 #include <string>
 
 #include "bind_ops.h"
-#include "format_rows.h"
+#include "ops/format_rows.h"
 #include "tensor_arguments.h"
 
 namespace py = pybind11;

@@ -8,12 +8,12 @@
 #include <memory>
 #include <string>
 
-#include "dense_attention_batch.h"
-#include "dense_kv_cache.h"
+#include "host/thread_team.h"
+#include "host/work_clock.h"
 #include "module.h"
+#include "ops/dense_attention_batch.h"
+#include "ops/dense_kv_cache.h"
 #include "tensor_arguments.h"
-#include "thread_team.h"
-#include "work_clock.h"
 
 namespace py = pybind11;
 

@@ -13,10 +13,10 @@
 #include <vector>
 
 #include "bind_ops.h"
-#include "decoder.h"
-#include "dense_attention.h"
-#include "dense_ffn.h"
-#include "dense_router.h"
+#include "moe/decoder.h"
+#include "ops/dense_attention.h"
+#include "ops/dense_ffn.h"
+#include "ops/dense_router.h"
 #include "tensor_arguments.h"
 
 namespace py = pybind11;

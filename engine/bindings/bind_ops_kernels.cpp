@@ -9,8 +9,8 @@
 #include <string>
 
 #include "bind_ops.h"
+#include "host/thread_team.h"
 #include "tensor_arguments.h"
-#include "thread_team.h"
 
 namespace py = pybind11;
 

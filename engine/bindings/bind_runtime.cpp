@@ -9,9 +9,9 @@
 #include <utility>
 #include <vector>
 
-#include "emulated.h"
 #include "module.h"
-#include "moe_executor.h"
+#include "moe/emulated.h"
+#include "moe/moe_executor.h"
 #include "tensor_arguments.h"
 
 namespace py = pybind11;

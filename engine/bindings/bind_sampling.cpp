@@ -9,7 +9,7 @@
 
 #include "array_view.h"
 #include "bind_ops.h"
-#include "sampling.h"
+#include "ops/sampling.h"
 #include "tensor_arguments.h"
 
 namespace py = pybind11;

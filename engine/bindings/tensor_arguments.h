@@ -6,8 +6,8 @@
 #include <stdexcept>
 #include <string>
 
-#include "packed_matrix.h"
-#include "tensor_view.h"
+#include "ops/packed_matrix.h"
+#include "ops/tensor_view.h"
 
 namespace twofold::bindings {
 

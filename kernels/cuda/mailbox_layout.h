@@ -1,7 +1,7 @@
 // The memory that a decode step's graph and the CPU team share: mapped, pinned host memory.
 //
 // For each layer the device posts what was routed where; if some of it is on the CPU, also the activations.
-// The host answers with what these experts give. The rules, which engine/runtime/mailbox.h keeps on the
+// The host answers with what these experts give. The rules, which engine/runtime/device/mailbox.h keeps on the
 // host's side:
 //
 //   device, layer l of step s:  write routing and activations;  posted[l] = s  (release, system scope)

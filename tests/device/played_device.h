@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-#include "device_api.h"
+#include "device/device_api.h"
 
 namespace twofold::played {
 

@@ -12,9 +12,9 @@
 #include <vector>
 
 #include "hand_over.h"
+#include "ops/tensor_view.h"
 #include "played_clock.h"
 #include "step_control.h"
-#include "tensor_view.h"
 
 namespace twofold {
 

@@ -10,8 +10,8 @@
 #include "cuda_error.h"
 #include "expert_layer.h"
 #include "number_formats.h"
+#include "ops/tensor_view.h"
 #include "played_clock.h"
-#include "tensor_view.h"
 #include "twofold/kernels.h"
 
 namespace twofold {

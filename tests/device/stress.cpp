@@ -8,11 +8,11 @@
 #include <stdexcept>
 #include <vector>
 
+#include "device/slot_pool.h"
+#include "device/slot_tables.h"
+#include "device/upload_engine.h"
 #include "played_profile.h"
-#include "slot_pool.h"
-#include "slot_tables.h"
 #include "twofold/layer_scheduler.h"
-#include "upload_engine.h"
 
 namespace twofold::played {
 

@@ -3,7 +3,7 @@
 #include <cstddef>
 #include <vector>
 
-#include "expert_store.h"
+#include "moe/expert_store.h"
 
 namespace test {
 

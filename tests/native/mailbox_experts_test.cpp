@@ -1,5 +1,5 @@
 // The CPU's experts behind the mailbox, against the same experts run directly; and a step served whole.
-#include "mailbox_experts.h"
+#include "device/mailbox_experts.h"
 
 #include <cmath>
 #include <random>

@@ -1,6 +1,6 @@
 // The mailbox between the server and a device that is played by a thread: it posts, waits and checks what it
 // is given as the graph's kernels do, with the same layout. Built with the thread sanitizer.
-#include "mailbox.h"
+#include "device/mailbox.h"
 
 #include <atomic>
 #include <chrono>

@@ -2,7 +2,7 @@
 // experts and looks at every byte of the slots it was told, while the host serves, decides and uploads. Built
 // with the thread sanitizer, which sees a copy into a slot that is being read even when the bytes happen to
 // be right.
-#include "table_step.h"
+#include "device/table_step.h"
 
 #include <atomic>
 #include <chrono>

@@ -8,10 +8,10 @@
 #include <string>
 #include <utility>
 
-#include "cuda_accelerator.h"
-#include "device_api.h"
-#include "device_memory.h"
-#include "link_probe.h"
+#include "device/cuda_accelerator.h"
+#include "device/device_api.h"
+#include "device/device_memory.h"
+#include "device/link_probe.h"
 
 namespace py = pybind11;
 

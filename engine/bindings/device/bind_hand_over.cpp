@@ -8,8 +8,8 @@
 #include "addresses.h"
 #include "bind_device.h"
 #include "cuda_error.h"
+#include "device/mailbox_experts.h"
 #include "hand_over.h"
-#include "mailbox_experts.h"
 #include "step_control.h"
 
 namespace py = pybind11;

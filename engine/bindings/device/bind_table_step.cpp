@@ -5,8 +5,8 @@
 #include <utility>
 
 #include "bind_device.h"
+#include "device/table_step.h"
 #include "hand_over.h"
-#include "table_step.h"
 
 namespace py = pybind11;
 

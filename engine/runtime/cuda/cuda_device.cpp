@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "device_memory.h"
+#include "device/device_memory.h"
 
 namespace twofold {
 

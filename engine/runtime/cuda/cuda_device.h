@@ -2,7 +2,7 @@
 #pragma once
 #include <memory>
 
-#include "device_api.h"
+#include "device/device_api.h"
 
 namespace twofold {
 

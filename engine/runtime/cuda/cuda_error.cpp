@@ -2,7 +2,7 @@
 
 #include <cuda_runtime_api.h>
 
-#include "tensor_view.h"
+#include "ops/tensor_view.h"
 
 namespace twofold {
 

@@ -9,7 +9,7 @@
 #include <string>
 
 #include "cuda_error.h"
-#include "tensor_view.h"
+#include "ops/tensor_view.h"
 
 namespace twofold {
 

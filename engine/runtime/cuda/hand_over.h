@@ -7,9 +7,9 @@
 #include <string>
 #include <vector>
 
-#include "mailbox.h"
+#include "device/mailbox.h"
+#include "ops/tensor_view.h"
 #include "step_control.h"
-#include "tensor_view.h"
 
 namespace twofold {
 

@@ -4,7 +4,7 @@ All of it is torch on tensors of fixed shapes, without a look at their values, s
 differs from step to step lies in one buffer whose address never changes. Only the CANDIDATES likeliest tokens are
 sorted. Whatever a row's filters make of the rest follows from its sum, except a draw that falls among the rest itself:
 such a row is left to the host, as is one that changes its logits or reports of them. Both sides add the same whole
-numbers (see engine/runtime/sampling.h), up to the last bit of an exponential: both pick the same token unless the draw
+numbers (see engine/runtime/ops/sampling.h), up to the last bit of an exponential: both pick the same token unless the draw
 lies within that of the border of two tokens.
 """
 
@@ -97,7 +97,7 @@ class DeviceSampler:
 
 
 def _weights(values: Tensor, highest: Tensor, inverse_temperature: Tensor, one: float) -> Tensor:
-    """As whole numbers, int64, `one` for the highest; see engine/runtime/sampling.h."""
+    """As whole numbers, int64, `one` for the highest; see engine/runtime/ops/sampling.h."""
     return torch.round(torch.exp((values - highest) * inverse_temperature) * one).long()
 
 

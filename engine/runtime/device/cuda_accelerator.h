@@ -1,0 +1,79 @@
+// The accelerator on a device in real time. Decisions are the scheduler's, as everywhere; uploads are the
+// engine's; a slot is used once the device says its copy has passed.
+//
+// Two kinds of steps. In a step placed by the host (prefill, eager decode) each layer asks place(), and
+// whoever launches its kernels calls before_compute and after_compute around them. In a table step (a
+// replayed graph) the device places its layers itself, from what begin_table_step published; the host follows
+// with what it was told.
+#pragma once
+#include <memory>
+#include <span>
+#include <string>
+
+#include "device/device_memory.h"
+#include "device/slot_pool.h"
+#include "device/slot_tables.h"
+#include "device/upload_engine.h"
+#include "moe/slotted_accelerator.h"
+
+namespace twofold {
+
+class CudaAccelerator final : public SlottedAccelerator {
+ public:
+  // Throws DeviceError, DeviceOutOfMemory.
+  CudaAccelerator(std::shared_ptr<DeviceApi> api, const ExpertStore& store, CostModel cost,
+                  LayerSchedulerConfig config);
+  ~CudaAccelerator() override;
+
+  void begin_step(const StepRows& rows) override;
+  void predict(int layer, std::span<const float> logits, int num_tokens) override {
+    scheduler().predict(layer, logits, num_tokens);
+  }
+  void dense(int, int) override {}
+  double virtual_now_us() const override { return -1; }
+  size_t device_bytes() const override { return slots_->bytes(); }
+  kernels::Rounding rounding() const override { return kernels::Rounding::kOfDevice; }
+  void host_computes() override;
+  void end_step() override { uploads_->host_waits(); }
+
+  // Around the kernels of a layer that place() placed, on their stream: those that read what was fetched for
+  // the layer come after before_compute, all of them before after_compute.
+  void before_compute(StreamHandle compute);
+  void after_compute(StreamHandle compute);
+
+  void begin_table_step(StreamHandle compute);
+  // The device has placed the layer: where[num_tokens * top_k]. Returns the times predicted for it.
+  LayerTimes follow(int layer, const LayerRouting& routing, const ExpertGroups& groups,
+                    std::span<const Placement> where) override;
+  // All kernels of the step have been given to the stream.
+  void end_table_step(StreamHandle compute);
+
+  const SlotTables& tables() const { return *tables_; }
+  const SlotPool& slots() const { return *slots_; }
+  // Where the device sees the host's store, null where it is not pinned; offsets are those of the store.
+  const std::byte* store_on_device() const { return store_range_->device_address(); }
+  // Why something is slower than it could be; "" if nothing is.
+  const std::string& warning() const { return store_range_->warning(); }
+  const UploadEngine& uploads() const { return *uploads_; }
+  // [hits][misses] of one-token layers, as the cost model has it now.
+  std::vector<uint8_t> split_table() const { return scheduler().split_table(); }
+
+ private:
+  const std::byte* slot(int index) const override { return slots_->slot(index); }
+  void fill_slot(int layer, int expert, int slot_index) override {
+    uploads_->copy_now({layer, expert, slot_index});
+  }
+  void carry_out(const Move&) override {}
+  void decided(const LayerDecision& decision, std::span<GroupPlacement> placements) override;
+
+  std::shared_ptr<DeviceApi> api_;
+  std::unique_ptr<PinnedRange> store_range_;
+  std::unique_ptr<SlotPool> slots_;
+  std::unique_ptr<SlotTables> tables_;
+  UploadEngine* uploads_ = nullptr;  // the scheduler's link
+  CostModel calibrated_;
+  double applied_correction_ = 1;
+  int placed_layer_ = -1;
+};
+
+}  // namespace twofold

@@ -1,0 +1,129 @@
+// The host's side of the memory that a decode step's graph shares with the CPU team (mailbox_layout.h): waits
+// for what the device posts, hands it out, answers. Framework-free: the memory may be a device's mapped
+// memory or, in tests, any. One thread serves; abort() may come from any.
+//
+// No wait is endless. The host gives up when a post does not come within its limit, when the device reports
+// that it waited too long itself, or when somebody aborts; then the device's waits end too, and the step is
+// lost, not the process.
+#pragma once
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "host/function_ref.h"
+#include "mailbox_layout.h"
+
+namespace twofold {
+
+using cuda::MailboxShape;
+
+enum class PostState : uint8_t {
+  kPosted,
+  kTimedOut,      // nothing came within the limit
+  kDeviceGaveUp,  // the device waited for an answer for longer than its own limit
+  kAborted,
+};
+
+// A layer of the step as the device posted it. `activations` and `results` are the host's until it answers,
+// and only there when num_on_cpu > 0; the routing stays until the step ends.
+struct PostedLayer {
+  int num_tokens;
+  int num_on_cpu;               // pairs that the host is to compute
+  const int32_t* ids;           // [tokens][top_k]
+  const float* weights;         // [tokens][top_k]
+  const uint8_t* where;         // [tokens][top_k] 1: on the CPU
+  const uint16_t* activations;  // bf16 [tokens][hidden]
+  float* results;               // [tokens][hidden]
+};
+
+// How long a layer took on the device; negative where it did not say.
+struct LayerSpan {
+  double layer_us;   // from its routing until both shares had come together
+  double device_us;  // from its routing until the device had computed its own experts
+  double dense_us;   // from the end of the layer before until its routing
+};
+
+class Mailbox {
+ public:
+  // The memory is zeroed; it must be 128-byte aligned and outlive this. Throws std::invalid_argument.
+  Mailbox(void* memory, size_t num_bytes, const MailboxShape& shape);
+  static size_t bytes_for(const MailboxShape& shape);
+
+  const MailboxShape& shape() const { return layout_.shape; }
+  std::byte* memory() const { return memory_; }
+
+  // Waits for the layer's post of this step.
+  PostState wait_for_post(int layer, uint32_t step, std::chrono::nanoseconds limit) const;
+  // After kPosted. Throws std::runtime_error when what lies there cannot be a post.
+  PostedLayer posted(int layer) const;
+  // Of a layer before one that is posted, or after the step has ended on the device.
+  LayerSpan span(int layer) const;
+  void answer(int layer, uint32_t step);
+  // What a host function does in the device's order: waits until the layer's post is answered or the step
+  // aborted.
+  void wait_for_answer(int layer) const;
+
+  // The step is given up: all waits end, the device's too. Stays so until reset.
+  void abort();
+  bool aborted() const;
+  // The layer at which the device gave up waiting, -1 if it did not.
+  int device_gave_up_at() const;
+  // As new, for the steps after an abort. Only while the device is idle. An answer given for a lost step may
+  // still be in here: its number fits no later step.
+  void reset();
+
+ private:
+  uint32_t& word(int64_t offset) const;
+
+  std::byte* memory_;
+  cuda::MailboxLayout layout_;
+};
+
+struct ServedStep {
+  PostState state = PostState::kPosted;  // kPosted: all layers were served
+  int layer = -1;                        // where it ended otherwise
+  std::string text() const;              // what happened and what to do, for a message
+};
+
+// What became of a step that was served, asked once the device has ended it: an answer that came just after
+// the device gave up waiting, or an abort, is seen only then. On anything but kPosted its results are void.
+ServedStep verdict(Mailbox& mailbox);
+
+// Serves all layers of one step: compute fills `results` of what is on the CPU, before the answer; then
+// observe sees the routing while the device goes on. Whoever throws aborts the step first. On anything but
+// kPosted the mailbox is aborted: wait until the device is idle, then reset.
+//
+// kPosted says that all layers were posted and answered, not yet that the device took every answer: see
+// verdict.
+ServedStep serve_step(Mailbox& mailbox, uint32_t step, std::chrono::nanoseconds limit,
+                      FunctionRef<void(int layer, const PostedLayer&)> compute,
+                      FunctionRef<void(int layer, const PostedLayer&)> observe);
+
+// How a layer's hand-over is done in the graph.
+enum class HandOver : uint8_t {
+  kKernels,       // tiny kernels write and poll mapped memory
+  kStreamMemory,  // the stream itself waits for a word
+  kHostFunction,  // the driver calls back
+};
+const char* name_of(HandOver kind);
+
+// What the probe at start found for one way.
+struct HandOverProbe {
+  HandOver kind;
+  bool works;
+  double us;        // per layer, post to answer seen; where it works
+  std::string why;  // it does not
+};
+
+struct HandOverChoice {
+  bool found = false;
+  HandOver kind = HandOver::kKernels;
+  std::string reason;
+};
+
+// The fastest that works; kernels win ties within a tenth, because they need no round trip where all experts
+// are resident.
+HandOverChoice choose_hand_over(const HandOverProbe* probes, size_t num_probes);
+
+}  // namespace twofold

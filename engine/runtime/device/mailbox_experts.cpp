@@ -1,0 +1,57 @@
+#include "device/mailbox_experts.h"
+
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+
+#include "twofold/kernels.h"
+
+namespace twofold {
+
+namespace {
+constexpr uint8_t kOnCpu = 1;  // of MailboxLayout::where
+}
+
+MailboxExperts::MailboxExperts(ThreadTeam& team, const ExpertStore& store)
+    : store_(store), compute_(team, store.shape(), kernels::Rounding::kOfDevice) {}
+
+// As ExpertGroups::assign, of the pairs on the CPU alone: a counting sort, stable.
+void MailboxExperts::group(const PostedLayer& posted, int top_k) {
+  const int num_pairs = posted.num_tokens * top_k;
+  counts_.assign(size_t(store_.num_experts()), 0);
+  for (int p = 0; p < num_pairs; ++p) {
+    if (posted.where[p] != kOnCpu) continue;
+    const int expert = posted.ids[p];
+    if (expert < 0 || expert >= store_.num_experts()) {
+      throw std::out_of_range("the device posted expert " + std::to_string(expert) + " of " +
+                              std::to_string(store_.num_experts()));
+    }
+    ++counts_[size_t(expert)];
+  }
+  groups_.experts.clear();
+  groups_.begin.assign(1, 0);
+  for (int e = 0; e < store_.num_experts(); ++e) {
+    if (counts_[size_t(e)] == 0) continue;
+    groups_.experts.push_back(e);
+    groups_.begin.push_back(groups_.begin.back() + counts_[size_t(e)]);
+    counts_[size_t(e)] = groups_.begin[groups_.begin.size() - 2];  // from here on: where its next pair goes
+  }
+  groups_.pairs.resize(size_t(groups_.begin.back()));
+  for (int p = 0; p < num_pairs; ++p) {
+    if (posted.where[p] == kOnCpu) groups_.pairs[size_t(counts_[size_t(posted.ids[p])]++)] = p;
+  }
+}
+
+void MailboxExperts::compute(int layer, const PostedLayer& posted, int top_k) {
+  group(posted, top_k);
+  const size_t elements = size_t(posted.num_tokens) * size_t(store_.shape().hidden);
+  normed_.resize(elements);
+  kernels::kernel_table().bf16_to_f32(posted.activations, normed_.data(), int64_t(elements));
+  group_weights_.clear();
+  for (const int expert : groups_.experts) group_weights_.push_back(store_.expert(layer, expert));
+  std::fill_n(posted.results, elements, 0.0f);
+  const LayerRouting routing{posted.ids, posted.weights, posted.num_tokens, top_k};
+  compute_.run(routing, groups_, store_.layout(layer), group_weights_, normed_.data(), posted.results);
+}
+
+}  // namespace twofold

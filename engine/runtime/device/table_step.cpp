@@ -1,0 +1,116 @@
+#include "device/table_step.h"
+
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+namespace twofold {
+
+namespace {
+
+constexpr uint8_t kNobody = 3;  // of MailboxLayout::where
+
+}  // namespace
+
+TableStep::TableStep(Mailbox& mailbox, MoeExecutor& executor, CudaAccelerator& accelerator, ThreadTeam& team)
+    : mailbox_(mailbox),
+      executor_(executor),
+      accelerator_(accelerator),
+      experts_(team, executor.store()),
+      cpu_us_of_(size_t(mailbox.shape().num_layers)) {
+  const MailboxShape& shape = mailbox.shape();
+  const ExpertStore& store = executor.store();
+  if (shape.num_layers != store.num_layers() || shape.hidden != store.shape().hidden) {
+    throw std::invalid_argument("a mailbox of " + std::to_string(shape.num_layers) + " layers of width " +
+                                std::to_string(shape.hidden) + " was given; the experts' " +
+                                std::to_string(store.num_layers()) + " layers of width " +
+                                std::to_string(store.shape().hidden) + " were expected");
+  }
+}
+
+void TableStep::expect(Stage stage, const char* call) const {
+  if (stage_ == stage) return;
+  throw std::logic_error(std::string("table step: ") + call + " was called out of turn");
+}
+
+void TableStep::begin(StepRows rows, StreamHandle compute) {
+  expect(Stage::kIdle, "begin");
+  if (rows.requests.empty() || rows.requests.size() > size_t(mailbox_.shape().max_tokens)) {
+    throw std::invalid_argument("a table step of " + std::to_string(rows.requests.size()) +
+                                " rows was given; 1 to " + std::to_string(mailbox_.shape().max_tokens) +
+                                " were expected");
+  }
+  num_rows_ = int(rows.requests.size());
+  executor_.begin_step(std::move(rows));
+  stage_ = Stage::kBegun;
+  accelerator_.begin_table_step(compute);
+  published_ = true;
+}
+
+ServedStep TableStep::serve(uint32_t number, std::chrono::nanoseconds limit) {
+  expect(Stage::kBegun, "serve");
+  std::fill(cpu_us_of_.begin(), cpu_us_of_.end(), 0.0);
+  const int top_k = mailbox_.shape().top_k;
+  const auto compute = [&](int layer, const PostedLayer& posted) {
+    const auto begin = std::chrono::steady_clock::now();
+    experts_.compute(layer, posted, top_k);
+    cpu_us_of_[size_t(layer)] =
+        std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - begin).count();
+    cpu_us_ += cpu_us_of_[size_t(layer)];
+  };
+  const auto observe = [&](int layer, const PostedLayer&) {
+    if (layer > 0) follow(layer - 1);
+  };
+  const ServedStep served = serve_step(mailbox_, number, limit, compute, observe);
+  if (served.state == PostState::kPosted) stage_ = Stage::kServed;
+  return served;
+}
+
+void TableStep::end(StreamHandle compute) {
+  expect(Stage::kServed, "end");
+  published_ = false;
+  accelerator_.end_table_step(compute);
+  stage_ = Stage::kEnded;
+}
+
+ServedStep TableStep::settle() {
+  expect(Stage::kEnded, "settle");
+  stage_ = Stage::kIdle;
+  if (const ServedStep lost = verdict(mailbox_); lost.state != PostState::kPosted) return lost;
+  follow(mailbox_.shape().num_layers - 1);
+  executor_.end_step();
+  return {};
+}
+
+void TableStep::give_up(StreamHandle compute) {
+  stage_ = Stage::kIdle;
+  mailbox_.reset();
+  if (!std::exchange(published_, false)) return;
+  accelerator_.end_table_step(compute);
+}
+
+void TableStep::follow(int layer) {
+  const PostedLayer posted = mailbox_.posted(layer);
+  const int top_k = mailbox_.shape().top_k;
+  if (posted.num_tokens < num_rows_) {
+    throw std::runtime_error("the device posted " + std::to_string(posted.num_tokens) + " tokens for layer " +
+                             std::to_string(layer) + "; the step's " + std::to_string(num_rows_) +
+                             " were expected");
+  }
+  where_.clear();
+  for (int pair = 0; pair < posted.num_tokens * top_k; ++pair) {
+    const bool is_row = pair < num_rows_ * top_k;
+    if ((posted.where[pair] >= kNobody) == is_row) {
+      throw std::runtime_error("the device placed pair " + std::to_string(pair) + " of layer " +
+                               std::to_string(layer) + " as " + std::to_string(posted.where[pair]) +
+                               (is_row ? ", which is a token's" : ", which is padding"));
+    }
+    if (is_row) where_.push_back(Placement(posted.where[pair]));
+  }
+  const LayerSpan span = mailbox_.span(layer);
+  executor_.follow(layer, {posted.ids, posted.weights, num_rows_, top_k}, where_,
+                   {span.layer_us, cpu_us_of_[size_t(layer)], span.device_us, span.dense_us});
+}
+
+}  // namespace twofold

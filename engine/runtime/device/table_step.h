@@ -1,0 +1,61 @@
+// The host's part of a table step: a decode step whose layers the device places itself, from the slot tables
+// published at its begin, and whose misses the CPU team computes through the mailbox. One thread calls all of
+// this, in this order:
+//
+//   begin     the rows, and the tables that what `compute` is given from now on reads
+//   serve     while the device runs: misses are computed and answered at once; decisions about a layer
+//             (uploads, books) follow when the next one is posted, with the time that the device measured
+//   end       everything of the step has been given to `compute`: later uploads wait for it
+//   settle    the device has ended the step: whether every answer came in time is known, and the last layer
+//   is
+//             followed too
+//
+// A step that is lost (nothing posted in time, the device gave up, an abort) or that threw ends with give_up
+// instead, once the device is idle. Then another can begin.
+#pragma once
+#include <chrono>
+#include <cstdint>
+#include <vector>
+
+#include "device/cuda_accelerator.h"
+#include "device/mailbox.h"
+#include "device/mailbox_experts.h"
+#include "moe/moe_executor.h"
+
+namespace twofold {
+
+class TableStep {
+ public:
+  // All of these outlive it. Throws std::invalid_argument where the mailbox is not the model's.
+  TableStep(Mailbox& mailbox, MoeExecutor& executor, CudaAccelerator& accelerator, ThreadTeam& team);
+
+  // The device may hold more rows than are named here: padding, routed to nobody, behind them.
+  void begin(StepRows rows, StreamHandle compute);
+  // `number` as the device counts its steps. On anything but kPosted the mailbox is aborted.
+  ServedStep serve(uint32_t number, std::chrono::nanoseconds limit);
+  void end(StreamHandle compute);
+  // On anything but kPosted the step's results are void.
+  ServedStep settle();
+  void give_up(StreamHandle compute);
+
+  // Spent on the CPU's experts since the start.
+  double cpu_us() const { return cpu_us_; }
+
+ private:
+  enum class Stage : uint8_t { kIdle, kBegun, kServed, kEnded };
+  void follow(int layer);
+  void expect(Stage stage, const char* call) const;
+
+  Mailbox& mailbox_;
+  MoeExecutor& executor_;
+  CudaAccelerator& accelerator_;
+  MailboxExperts experts_;
+  Stage stage_ = Stage::kIdle;
+  bool published_ = false;  // the tables are a step's: its end is still to be told
+  int num_rows_ = 0;
+  double cpu_us_ = 0;
+  std::vector<double> cpu_us_of_;  // by layer, of the step
+  std::vector<Placement> where_;
+};
+
+}  // namespace twofold

@@ -1,0 +1,163 @@
+// The link in real time: copies experts into slots on a stream of its own, demand lane before background
+// lane, and knows by events what has landed. The host decides the order, not the stream: background uploads
+// wait on the host and only so many are begun that a demand upload behind them waits for max_background_us at
+// most.
+//
+// An upload into a slot that the step under way may still read waits (SlotTables). Copies of one moment
+// travel as one batch, never large and small ones mixed; of a batch only the whole is timed, its uploads get
+// their share by bytes. Times are the host's clock for the begin (issued, and not before the copy before has
+// ended) and the device's for the duration.
+//
+// Where the store is not pinned, experts pass through a ring of pinned chunks.
+#pragma once
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "device/device_memory.h"
+#include "device/slot_pool.h"
+#include "device/slot_tables.h"
+#include "moe/online_correction.h"
+#include "twofold/link.h"
+
+namespace twofold {
+
+struct UploadSettings {
+  double latency_us = 0;      // of a copy, by the machine's profile
+  double bandwidth_gbps = 1;  // of the link, by the machine's profile
+  double upload_us = 0;       // of a typical expert, by the cost model
+  bool source_pinned = true;
+  double max_background_us = 500;
+  int max_batch = 16;            // uploads
+  size_t small_bytes = 250'000;  // smaller copies would make a batch with larger ones synchronous
+  size_t chunk_bytes = size_t{4} << 20;
+  int num_chunks = 4;
+  int max_failures = 8;  // in a row, before the device counts as broken
+};
+
+struct UploadCounts {
+  int64_t landed = 0;
+  int64_t failed = 0;
+  int64_t batches = 0;
+  int64_t bytes = 0;
+  double busy_us = 0;  // of the link
+  int64_t held = 0;    // uploads that waited for a reader of the slot
+};
+
+class UploadEngine final : public Link {
+ public:
+  // Bytes of an expert in the host's store.
+  using Source = std::function<std::span<const std::byte>(int layer, int expert)>;
+
+  UploadEngine(DeviceApi& api, const SlotPool& slots, const SlotTables& tables, Source source,
+               const UploadSettings& settings);
+  ~UploadEngine() override;
+
+  double now_us() const override { return api_.now_us() - start_us_; }
+  double upload_us() const override { return settings_.upload_us * correction(); }
+  double backlog_us() const override;
+  double queued_us() const override;
+  int num_waiting() const override { return int(waiting_.size()); }
+
+  Upload enqueue_demand(const Transfer& what, double duration_us = -1) override;
+  void enqueue_background(const Transfer& what) override;
+  bool cancel_background(int slot) override;
+  // What was enqueued begins, as far as the lanes allow. Throws DeviceError when the device is broken.
+  void advance(double us) override;
+  std::vector<Upload> take_landed() override;
+  std::optional<Upload> take_if_landed(const Transfer& what) override;
+  void drain() override;
+
+  // Expert at once, before the first step: no events, no lanes. Waits for it.
+  void copy_now(const Transfer& what);
+
+  // What `compute` is given from now on runs after the layer's demand uploads begun so far have landed; those
+  // of the next one, begun ahead, go on.
+  void compute_waits(StreamHandle compute, int layer);
+  // The host waits for all of them. Throws DeviceError if one of them, or an earlier one that nobody has been
+  // told of, failed on its way.
+  void host_waits();
+  // Copies begun from now on run after what `compute` was given so far: it may read slots.
+  void follow_compute(StreamHandle compute);
+  // Slots of demand uploads that could not even begin since the last call; their experts must run elsewhere.
+  std::vector<int> take_refused();
+
+  // Measured over predicted time of the link, so far.
+  double correction() const { return correction_.factor(); }
+  const UploadCounts& counts() const { return counts_; }
+  const std::string& last_failure() const { return last_failure_; }
+
+ private:
+  struct Job {
+    Upload upload;
+    std::span<const std::byte> bytes;
+    bool held = false;
+  };
+  // Copies between two events on the stream.
+  struct Batch {
+    EventHandle begin, end;
+    std::vector<Job> jobs;
+    size_t done = 0;  // of its one job's bytes, where they pass through chunks
+    double issued_us = 0;
+    double predicted_us = 0;
+    int64_t number = 0;
+    bool refused = false;  // could not be begun, as far as we know
+
+    UploadLane lane() const { return jobs.front().upload.lane; }
+  };
+  struct Chunk {
+    std::byte* memory = nullptr;
+    EventHandle passed;
+    bool busy = false;
+    int64_t batch = -1;  // whose bytes it held last
+  };
+
+  Job make_job(const Transfer& what, UploadLane lane) const;
+  double predicted_us(std::span<const Job> jobs) const;
+  double background_under_way_us() const;
+  void issue_demand();
+  void issue_waiting();
+  // Begins what may travel together from the front of the queue, in at most room_us but at least one; held
+  // uploads stay where they are. False if nothing is ready.
+  bool issue_from(std::deque<Job>& queue, double room_us);
+  // Passes the rest of its bytes; false if it would have to wait for a chunk and may not.
+  bool pass_through_chunks(Batch& batch, bool may_wait);
+  void end_batch(Batch batch, const DeviceResult& result);
+  // Frees a chunk whose copy has passed; an error is its batch's.
+  void settle(Chunk& chunk, const DeviceResult& passed);
+  void poll();
+  void land(const Batch& batch, const DeviceResult& result);
+  void fail(const DeviceResult& result);
+
+  DeviceApi& api_;
+  const SlotPool& slots_;
+  const SlotTables& tables_;
+  Source source_;
+  UploadSettings settings_;
+  double start_us_;
+  EventPool events_;
+  Stream stream_;
+  EventHandle compute_passed_;
+  std::deque<Job> demand_, waiting_;
+  std::optional<Batch> passing_;  // a background upload of which some chunks are on their way
+  std::deque<Batch> under_way_;
+  std::vector<Upload> landed_;
+  std::vector<int> refused_;
+  PinnedMemory ring_memory_;
+  std::vector<Chunk> ring_;
+  size_t next_chunk_ = 0;
+  std::vector<std::pair<int64_t, DeviceResult>> lost_;  // batches of which a chunk failed
+  double free_at_us_ = 0;   // when the link is expected to have done what was begun
+  double last_end_us_ = 0;  // of the copy that landed last
+  int failures_in_a_row_ = 0;
+  int64_t num_demand_lost_ = 0, num_loss_told_ = 0;
+  std::string last_failure_;
+  OnlineCorrection correction_;
+  UploadCounts counts_;
+};
+
+}  // namespace twofold

@@ -1,0 +1,250 @@
+#include "host/thread_team.h"
+
+#include <pthread.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <new>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+namespace twofold {
+namespace {
+
+constexpr auto kSpin = std::chrono::microseconds(50);
+
+void pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+// Spins until `ready()` or the time is up; true when ready. The clock is read rarely: it costs as much as
+// some pauses.
+template <class Ready>
+bool spin_until(Ready ready) {
+  const auto end = std::chrono::steady_clock::now() + kSpin;
+  for (;;) {
+    for (int i = 0; i < 16; ++i) {
+      if (ready()) return true;
+      pause();
+    }
+    if (std::chrono::steady_clock::now() >= end) return false;
+  }
+}
+
+// The team and index whose chunk this thread is running, for loops inside chunks.
+struct Membership {
+  const ThreadTeam* team = nullptr;
+  int thread = 0;
+};
+thread_local Membership current;
+
+void bind_to(const std::vector<int>& cpus) {
+  if (cpus.empty()) return;
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  for (const int cpu : cpus) {
+    if (cpu < CPU_SETSIZE) CPU_SET(static_cast<size_t>(cpu), &set);
+  }
+  // A refusal (a cpuset that changed meanwhile) leaves the thread where the system wants it, which is only
+  // slower.
+  pthread_setaffinity_np(pthread_self(), sizeof set, &set);
+}
+
+uint64_t stretch_word(int64_t next, int64_t end) {
+  return static_cast<uint64_t>(end) << 32 | static_cast<uint64_t>(next);
+}
+int64_t end_of(uint64_t word) { return static_cast<int64_t>(word >> 32); }
+int64_t next_of(uint64_t word) { return static_cast<int64_t>(word & 0xffffffffu); }
+
+constexpr auto no_body = [](int, int64_t, int) {};
+
+}  // namespace
+
+ThreadTeam::ThreadTeam(TeamPlan plan) : plan_(std::move(plan)), body_(no_body) {
+  const int count = num_threads();
+  stretches_ = std::make_unique<Stretch[]>(static_cast<size_t>(kMaxPhases * count));
+  for (int thread = 0; thread < count; ++thread) {
+    std::vector<int> visits(static_cast<size_t>(count));
+    // Itself, then those after it round the circle, so that thieves spread; a stable sort brings its node
+    // first.
+    for (int i = 0; i < count; ++i) visits[static_cast<size_t>(i)] = (thread + i) % count;
+    const auto same_node = [&](int other) { return node_of(other) == node_of(thread); };
+    const auto others = std::stable_partition(visits.begin(), visits.end(), same_node);
+    own_node_visits_.push_back(static_cast<int>(others - visits.begin()));
+    visits_.push_back(std::move(visits));
+  }
+  workers_.reserve(static_cast<size_t>(count - 1));
+  for (int thread = 1; thread < count; ++thread) workers_.emplace_back([this, thread] { work(thread); });
+}
+
+ThreadTeam::~ThreadTeam() {
+  stopping_.store(true);
+  epoch_.fetch_add(1);
+  epoch_.notify_all();
+  for (std::thread& worker : workers_) worker.join();
+}
+
+void ThreadTeam::bind_caller() const { bind_to(plan_.threads.front().bound); }
+
+void ThreadTeam::work(int thread) {
+  bind_to(plan_.threads[static_cast<size_t>(thread)].bound);
+  uint32_t seen = 0;
+  for (;;) {
+    const auto changed = [&] { return epoch_.load(std::memory_order_acquire) != seen; };
+    if (!spin_until(changed)) {
+      sleepers_.fetch_add(1);
+      epoch_.wait(seen);
+      sleepers_.fetch_sub(1);
+    }
+    // In this order: the destructor says that it stops before it changes the epoch, so whoever has seen its
+    // epoch sees that too. The other way round a worker that came from a loop could sleep on it for ever.
+    seen = epoch_.load();
+    if (stopping_.load()) return;
+    run_chunks(thread);
+  }
+}
+
+// A late worker may see the phases of the next loop, or only some of them: whatever chunk it takes belongs to
+// a loop that waits for it.
+void ThreadTeam::run_chunks(int thread) {
+  const Membership before = std::exchange(current, {this, thread});
+  const std::vector<int>& visits = visits_[static_cast<size_t>(thread)];
+  const int num_phases = num_phases_.load(std::memory_order_acquire);
+  const int num_visits = stealing_.load(std::memory_order_relaxed) == Stealing::kWithinNode
+                             ? own_node_visits_[static_cast<size_t>(thread)]
+                             : num_threads();
+  uint32_t done = 0;
+  for (int phase = 0; phase < num_phases; ++phase) {
+    Stretch* of_phase = stretches(phase);
+    for (int i = 0; i < num_visits; ++i) {
+      done += run_stretch(of_phase[visits[static_cast<size_t>(i)]], phase, thread);
+    }
+  }
+  current = before;
+  if (done == 0) return;
+  if (unfinished_.fetch_sub(done) == done && caller_sleeps_.load()) unfinished_.notify_all();
+}
+
+uint32_t ThreadTeam::run_stretch(Stretch& stretch, int phase, int thread) {
+  uint32_t done = 0;
+  for (;;) {
+    // Looking first keeps those who come too late from touching a counter others are busy with.
+    uint64_t word = stretch.word.load(std::memory_order_acquire);
+    if (next_of(word) >= end_of(word)) return done;
+    word = stretch.word.fetch_add(1, std::memory_order_acq_rel);
+    if (next_of(word) >= end_of(word)) return done;
+    ++done;
+    if (failed_.load(std::memory_order_relaxed)) continue;
+    try {
+      body_(phase, next_of(word), thread);
+    } catch (...) {
+      if (!failed_.exchange(true)) error_ = std::current_exception();
+    }
+  }
+}
+
+// Every node's chunks in equal parts to its threads, which are neighbours in the plan.
+void ThreadTeam::hand_out(const LoopPhase& phase, Stretch* of_phase) const {
+  const int count = num_threads();
+  int64_t first = 0;
+  int begin = 0;
+  while (begin < count) {
+    int end = count;
+    int64_t chunks = phase.num_chunks;
+    if (phase.per_node != nullptr) {
+      end = begin + 1;
+      while (end < count && node_of(end) == node_of(begin)) ++end;
+      chunks = phase.per_node[node_of(begin)];
+    }
+    for (int i = begin; i < end; ++i) {
+      const int64_t from = first + chunks * (i - begin) / (end - begin);
+      const int64_t to = first + chunks * (i + 1 - begin) / (end - begin);
+      of_phase[i].word.store(stretch_word(from, to), std::memory_order_release);
+    }
+    first += chunks;
+    begin = end;
+  }
+}
+
+void ThreadTeam::parallel_for(int64_t num_chunks, Body body) {
+  const LoopPhase phase{num_chunks};
+  parallel_phases({&phase, 1}, [&](int, int64_t chunk, int thread) { body(chunk, thread); });
+}
+
+void ThreadTeam::parallel_phases(std::span<const LoopPhase> phases, PhasesBody body, Stealing stealing) {
+  if (phases.size() > size_t{kMaxPhases}) {
+    throw std::invalid_argument("ThreadTeam: a loop of " + std::to_string(phases.size()) +
+                                " phases; expected at most " + std::to_string(kMaxPhases));
+  }
+  int64_t total = 0;
+  for (const LoopPhase& phase : phases) {
+    if (phase.num_chunks < 0 || phase.num_chunks > kMaxChunks - total) {
+      throw std::invalid_argument("ThreadTeam: num_chunks is " + std::to_string(phase.num_chunks) +
+                                  "; expected 0 to " + std::to_string(kMaxChunks));
+    }
+    total += phase.num_chunks;
+  }
+  const auto run_inline = [&](int thread) {
+    for (size_t p = 0; p < phases.size(); ++p) {
+      for (int64_t chunk = 0; chunk < phases[p].num_chunks; ++chunk) body(static_cast<int>(p), chunk, thread);
+    }
+  };
+  if (current.team == this) return run_inline(current.thread);
+  const std::lock_guard turn(loop_mutex_);
+  failed_.store(false, std::memory_order_relaxed);
+  if (total <= 1 || workers_.empty()) {
+    const Membership before = std::exchange(current, {this, 0});
+    try {
+      run_inline(0);
+    } catch (...) {
+      current = before;
+      throw;
+    }
+    current = before;
+    return;
+  }
+  body_ = body;
+  stealing_.store(stealing, std::memory_order_relaxed);
+  unfinished_.store(static_cast<uint32_t>(total), std::memory_order_relaxed);
+  num_phases_.store(static_cast<int>(phases.size()), std::memory_order_relaxed);
+  for (size_t p = 0; p < phases.size(); ++p) hand_out(phases[p], stretches(static_cast<int>(p)));
+  epoch_.fetch_add(1);
+  if (sleepers_.load() > 0) epoch_.notify_all();
+  run_chunks(0);
+  const auto finished = [this] { return unfinished_.load(std::memory_order_acquire) == 0; };
+  if (!finished() && !spin_until(finished)) {
+    caller_sleeps_.store(true);
+    for (uint32_t left = unfinished_.load(); left != 0; left = unfinished_.load()) unfinished_.wait(left);
+    caller_sleeps_.store(false);
+  }
+  if (failed_.load()) std::rethrow_exception(std::exchange(error_, nullptr));
+}
+
+void Countdown::wait(const ThreadTeam& team) const {
+  const auto over = [&] { return left_.load(std::memory_order_acquire) <= 0 || team.failed(); };
+  // The chunk that is waited for is on a running thread as a rule, and nearly done.
+  while (!spin_until(over)) std::this_thread::sleep_for(kSpin);
+}
+
+void ThreadTeam::FreeDeleter::operator()(std::byte* p) const { std::free(p); }
+
+std::byte* ThreadTeam::scratch(int slot, int64_t bytes) {
+  Scratch& buffer = scratch_[slot];
+  if (buffer.size < bytes) {
+    const int64_t rounded = (bytes + 63) / 64 * 64;
+    buffer.data.reset();
+    buffer.size = 0;
+    buffer.data.reset(static_cast<std::byte*>(std::aligned_alloc(64, static_cast<size_t>(rounded))));
+    if (buffer.data == nullptr) throw std::bad_alloc();
+    buffer.size = rounded;
+  }
+  return buffer.data.get();
+}
+
+}  // namespace twofold

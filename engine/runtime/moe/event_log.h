@@ -1,0 +1,36 @@
+// Rings of the executor's events and the sums over them. The engine thread writes; Python drains.
+#pragma once
+#include <cstdint>
+#include <vector>
+
+#include "moe/events.h"
+#include "twofold/event_ring.h"
+
+namespace twofold {
+
+// Which request and position each row of the step's batch belongs to.
+struct StepRows {
+  int64_t step = 0;
+  std::vector<int64_t> requests;
+  std::vector<int32_t> positions;
+};
+
+struct PlacementCounts {
+  int64_t hits = 0;
+  int64_t cpu_misses = 0;
+  int64_t fetched = 0;
+  int64_t uploads = 0;
+  int64_t evictions = 0;
+  int64_t h2d_bytes = 0;
+};
+
+struct EventLog {
+  EventRing<TokenLayerEvent> token_layers{1 << 16};
+  EventRing<UploadEvent> uploads{1 << 15};
+  EventRing<CacheEvent> cache_events{1 << 16};
+  PlacementCounts counts;
+  // Off: events cost nothing. Counts are kept either way.
+  bool enabled = true;
+};
+
+}  // namespace twofold

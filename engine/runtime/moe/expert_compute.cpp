@@ -1,0 +1,45 @@
+#include "moe/expert_compute.h"
+
+#include <stdexcept>
+#include <string>
+
+namespace twofold {
+
+void ExpertGroups::assign(const LayerRouting& routing, int num_experts) {
+  const int num_pairs = routing.num_tokens * routing.top_k;
+  counts_.assign(size_t(num_experts), 0);
+  for (int p = 0; p < num_pairs; ++p) {
+    const int expert = routing.ids[p];
+    if (expert < 0 || expert >= num_experts) {
+      throw std::out_of_range("routed to expert " + std::to_string(expert) + " of " +
+                              std::to_string(num_experts));
+    }
+    ++counts_[size_t(expert)];
+  }
+  experts.clear();
+  begin.assign(1, 0);
+  for (int e = 0; e < num_experts; ++e) {
+    if (counts_[size_t(e)] == 0) continue;
+    experts.push_back(e);
+    begin.push_back(begin.back() + counts_[size_t(e)]);
+    counts_[size_t(e)] = begin[begin.size() - 2];  // from here on: where the expert's next pair goes
+  }
+  pairs.resize(size_t(num_pairs));
+  for (int p = 0; p < num_pairs; ++p) pairs[size_t(counts_[size_t(routing.ids[p])]++)] = p;
+}
+
+void ExpertCompute::run(const LayerRouting& routing, const ExpertGroups& groups, const ExpertLayout& layout,
+                        std::span<const std::byte* const> group_weights, const float* normed, float* hidden) {
+  panels_.clear();
+  for (const std::byte* weights : group_weights) panels_.push_back(layout.panels(weights));
+  ffn_.run(layout.formats,
+           {.groups = panels_,
+            .begin = groups.begin,
+            .pairs = groups.pairs,
+            .num_tokens = routing.num_tokens,
+            .top_k = routing.top_k,
+            .weights = routing.weights},
+           {.x = normed, .ld = ffn_.hidden()}, hidden);
+}
+
+}  // namespace twofold

@@ -1,0 +1,55 @@
+// Runs routed experts on the CPU, tokens grouped by expert. Where the weights of an expert lie is the
+// caller's decision, and the result does not depend on it.
+#pragma once
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "host/thread_team.h"
+#include "moe/expert_store.h"
+#include "ops/packed_ffn.h"
+
+namespace twofold {
+
+// The routing of one layer and step. ids and weights are [num_tokens, top_k], row-major.
+struct LayerRouting {
+  const int32_t* ids;
+  const float* weights;
+  int num_tokens;
+  int top_k;
+};
+
+// Tokens of one layer grouped by expert (a counting sort): group g holds pairs [begin[g], begin[g + 1]) of
+// `pairs`, where a pair p is token p / top_k at rank p % top_k. Groups are in ascending order of expert.
+struct ExpertGroups {
+  std::vector<int> experts;
+  std::vector<int> begin;
+  std::vector<int> pairs;
+
+  int size() const { return int(experts.size()); }
+  int load(int group) const { return begin[size_t(group) + 1] - begin[size_t(group)]; }
+  // Throws std::out_of_range when an id is not below num_experts.
+  void assign(const LayerRouting& routing, int num_experts);
+
+ private:
+  std::vector<int> counts_;
+};
+
+class ExpertCompute {
+ public:
+  // rounding: kOfDevice where a device computes other experts of the same layers (rounding.h).
+  ExpertCompute(ThreadTeam& team, const ExpertShape& shape, kernels::Rounding rounding)
+      : ffn_(kernels::kernel_table(), team, shape.hidden, shape.intermediate, rounding) {}
+
+  // hidden[t] += sum over rank k of weights[t, k] * expert(normed[t]), added in rank order; pairs that are in
+  // no group are left out. group_weights[g] is where the packed weights of group g lie, laid out as `layout`
+  // says. normed and hidden are [num_tokens, hidden].
+  void run(const LayerRouting& routing, const ExpertGroups& groups, const ExpertLayout& layout,
+           std::span<const std::byte* const> group_weights, const float* normed, float* hidden);
+
+ private:
+  PackedFfn ffn_;
+  std::vector<FfnPanels> panels_;
+};
+
+}  // namespace twofold

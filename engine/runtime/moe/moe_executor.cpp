@@ -1,0 +1,213 @@
+#include "moe/moe_executor.h"
+
+#include <algorithm>
+#include <chrono>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+#include "host/work_clock.h"
+
+namespace twofold {
+
+MoeExecutor::MoeExecutor(ThreadTeam& team, const ExpertStore& store, std::optional<CostModel> cost)
+    : store_(store),
+      accelerator_(std::make_unique<NoAccelerator>(store, std::move(cost))),
+      correction_(store.num_layers()),
+      compute_(team, store.shape(), accelerator_->rounding()),
+      where_of_expert_(size_t(store.num_experts())) {}
+
+MoeExecutor::MoeExecutor(ThreadTeam& team, const ExpertStore& store,
+                         std::shared_ptr<SlottedAccelerator> accelerator, bool preload)
+    : store_(store),
+      correction_(store.num_layers()),
+      compute_(team, store.shape(), accelerator->rounding()),
+      where_of_expert_(size_t(store.num_experts())) {
+  accelerator->record_to(events_);
+  if (preload) accelerator->preload_all();
+  accelerator_ = std::move(accelerator);
+}
+
+void MoeExecutor::begin_step(StepRows rows) {
+  rows_ = std::move(rows);
+  layer_ = -1;  // of a step that was lost
+  accelerator_->begin_step(rows_);
+}
+
+void MoeExecutor::check(int layer, const LayerRouting& routing) const {
+  if (layer < 0 || layer >= store_.num_layers()) {
+    throw std::invalid_argument("MoE layer " + std::to_string(layer) + " of " +
+                                std::to_string(store_.num_layers()));
+  }
+  if (size_t(routing.num_tokens) != rows_.requests.size()) {
+    throw std::invalid_argument("the step began with " + std::to_string(rows_.requests.size()) +
+                                " rows, forward got " + std::to_string(routing.num_tokens) + " tokens");
+  }
+  if (routing.top_k > kMaxRouted) {
+    throw std::invalid_argument("top-k " + std::to_string(routing.top_k) + " is above the supported " +
+                                std::to_string(kMaxRouted));
+  }
+}
+
+void MoeExecutor::place(int layer, const LayerRouting& routing) {
+  check(layer, routing);
+  groups_.assign(routing, store_.num_experts());
+  placements_.resize(size_t(groups_.size()));
+  accelerator_->dense(layer, routing.num_tokens);
+  times_ = accelerator_->place(layer, routing, groups_, placements_);
+  predicted_us_ = predicted(layer, routing, times_);
+}
+
+void MoeExecutor::forward(int layer, const LayerRouting& routing, const float* normed, float* hidden) {
+  const WorkTimer timer(Work::kExperts);
+  place(layer, routing);
+  accelerator_->host_computes();
+  const auto begin = std::chrono::steady_clock::now();
+  group_weights_.clear();
+  for (const GroupPlacement& placement : placements_) group_weights_.push_back(placement.weights);
+  compute_.run(routing, groups_, store_.layout(layer), group_weights_, normed, hidden);
+  const std::chrono::duration<float, std::micro> measured = std::chrono::steady_clock::now() - begin;
+  record(layer, routing, times_, predicted_us_, {.layer_us = measured.count()});
+}
+
+template <typename Choose>
+void MoeExecutor::take_groups(PlacedGroups& part, Choose choose) const {
+  ExpertGroups& taken = part.groups;
+  taken.experts.clear();
+  taken.begin.assign(1, 0);
+  taken.pairs.clear();
+  part.weights.clear();
+  for (int g = 0; g < groups_.size(); ++g) {
+    if (!choose(placements_[size_t(g)])) continue;
+    taken.experts.push_back(groups_.experts[size_t(g)]);
+    const auto pairs = groups_.pairs.begin();
+    taken.pairs.insert(taken.pairs.end(), pairs + groups_.begin[size_t(g)],
+                       pairs + groups_.begin[size_t(g) + 1]);
+    taken.begin.push_back(int(taken.pairs.size()));
+    part.weights.push_back(placements_[size_t(g)].weights);
+  }
+}
+
+const LayerPlan& MoeExecutor::begin_layer(int layer, const LayerRouting& routing) {
+  if (layer_ >= 0) throw std::logic_error("layer " + std::to_string(layer_) + " has not ended");
+  place(layer, routing);
+  const size_t num_pairs = size_t(routing.num_tokens) * size_t(routing.top_k);
+  ids_.assign(routing.ids, routing.ids + num_pairs);
+  weights_.assign(routing.weights, routing.weights + num_pairs);
+  routing_ = {ids_.data(), weights_.data(), routing.num_tokens, routing.top_k};
+  const auto on_cpu = [](const GroupPlacement& p) { return p.where == Placement::kCpu; };
+  take_groups(plan_.ready, [&](const GroupPlacement& p) { return !on_cpu(p) && !p.awaited; });
+  take_groups(plan_.awaited, [&](const GroupPlacement& p) { return !on_cpu(p) && p.awaited; });
+  take_groups(plan_.on_cpu, on_cpu);
+  plan_.where.resize(num_pairs);
+  for (int g = 0; g < groups_.size(); ++g) {
+    for (int i = groups_.begin[size_t(g)]; i < groups_.begin[size_t(g) + 1]; ++i)
+      plan_.where[size_t(groups_.pairs[size_t(i)])] = placements_[size_t(g)].where;
+  }
+  layer_ = layer;
+  host_us_ = 0;
+  return plan_;
+}
+
+void MoeExecutor::compute_cpu(const float* normed, float* rows) {
+  const LayerRouting& routing = expect_begun("compute_cpu");
+  const WorkTimer timer(Work::kExperts);
+  std::fill_n(rows, size_t(routing.num_tokens) * size_t(store_.shape().hidden), 0.0f);
+  if (plan_.on_cpu.groups.size() == 0) return;
+  const auto begin = std::chrono::steady_clock::now();
+  compute_.run(routing, plan_.on_cpu.groups, store_.layout(layer_), plan_.on_cpu.weights, normed, rows);
+  const std::chrono::duration<double, std::micro> measured = std::chrono::steady_clock::now() - begin;
+  host_us_ += measured.count();
+}
+
+void MoeExecutor::end_layer(double us, double dense_us) {
+  const LayerRouting& routing = expect_begun("end_layer");
+  keep_parts(us, host_us_, dense_us);
+  record(layer_, routing, times_, predicted_us_, {.layer_us = us});
+  layer_ = -1;
+}
+
+const LayerRouting& MoeExecutor::expect_begun(const char* call) const {
+  if (layer_ < 0) throw std::logic_error(std::string(call) + " was called before begin_layer");
+  return routing_;
+}
+
+void MoeExecutor::follow(int layer, const LayerRouting& routing, std::span<const Placement> where,
+                         const MeasuredTimes& measured) {
+  check(layer, routing);
+  if (where.size() != size_t(routing.num_tokens) * size_t(routing.top_k)) {
+    throw std::invalid_argument(std::to_string(where.size()) + " placements for " +
+                                std::to_string(routing.num_tokens) + " tokens of " +
+                                std::to_string(routing.top_k) + " experts");
+  }
+  groups_.assign(routing, store_.num_experts());
+  placements_.resize(size_t(groups_.size()));
+  for (int g = 0; g < groups_.size(); ++g) {
+    const int pair = groups_.pairs[size_t(groups_.begin[size_t(g)])];
+    placements_[size_t(g)] = {nullptr, where[size_t(pair)]};
+  }
+  const LayerTimes times = accelerator_->follow(layer, routing, groups_, where);
+  keep_parts(measured.layer_us, measured.layer_us - std::max(measured.gpu_us, 0.0), measured.dense_us);
+  record(layer, routing, times, predicted(layer, routing, times), measured);
+}
+
+void MoeExecutor::end_step() {
+  accelerator_->dense(store_.num_layers(), int(rows_.requests.size()));
+  accelerator_->end_step();
+}
+
+double MoeExecutor::predicted(int layer, const LayerRouting& routing, const LayerTimes& times) const {
+  const bool real_time = accelerator_->virtual_now_us() < 0;
+  return real_time ? times.layer_us * correction_.factor(layer, routing.num_tokens) : times.layer_us;
+}
+
+void MoeExecutor::keep_parts(double layer_us, double cpu_us, double dense_us) {
+  layer_us = std::max(layer_us, 0.0);
+  cpu_us = std::clamp(cpu_us, 0.0, layer_us);
+  device_parts_.experts_cpu_us += cpu_us;
+  device_parts_.experts_gpu_us += layer_us - cpu_us;
+  device_parts_.dense_us += std::max(dense_us, 0.0);
+}
+
+void MoeExecutor::record(int layer, const LayerRouting& routing, const LayerTimes& times, double predicted_us,
+                         const MeasuredTimes& measured) {
+  for (int g = 0; g < groups_.size(); ++g) {
+    const Placement where = placements_[size_t(g)].where;
+    where_of_expert_[size_t(groups_.experts[size_t(g)])] = uint8_t(where);
+    int64_t& count = where == Placement::kHit   ? events_.counts.hits
+                     : where == Placement::kCpu ? events_.counts.cpu_misses
+                                                : events_.counts.fetched;
+    count += groups_.load(g);
+  }
+  const bool real_time = accelerator_->virtual_now_us() < 0;
+  const double layer_us = std::max(measured.layer_us, 0.0);
+  if (real_time) correction_.update(layer, routing.num_tokens, predicted_us, layer_us);
+  if (!events_.enabled) return;
+  TokenLayerEvent event{};
+  event.step = rows_.step;
+  event.layer = int16_t(layer);
+  event.num_routed = uint8_t(routing.top_k);
+  event.layer_us = float(real_time ? layer_us : times.layer_us);
+  event.cpu_us = float(!real_time ? times.cpu_us : measured.cpu_us >= 0 ? measured.cpu_us : layer_us);
+  event.gpu_us = float(real_time && measured.gpu_us >= 0 ? measured.gpu_us : times.gpu_us);
+  event.predicted_us = float(predicted_us);
+  for (int t = 0; t < routing.num_tokens; ++t) {
+    event.request = rows_.requests[size_t(t)];
+    event.position = rows_.positions[size_t(t)];
+    uint8_t counts[3] = {0, 0, 0};
+    for (int k = 0; k < routing.top_k; ++k) {
+      const size_t pair = size_t(t) * size_t(routing.top_k) + size_t(k);
+      const uint8_t where = where_of_expert_[size_t(routing.ids[pair])];
+      event.experts[k] = uint16_t(routing.ids[pair]);
+      event.placement[k] = where;
+      event.weights[k] = routing.weights[pair];
+      ++counts[where];
+    }
+    event.num_hits = counts[uint8_t(Placement::kHit)];
+    event.num_cpu = counts[uint8_t(Placement::kCpu)];
+    event.num_fetched = counts[uint8_t(Placement::kFetched)];
+    events_.token_layers.push(event);
+  }
+}
+
+}  // namespace twofold

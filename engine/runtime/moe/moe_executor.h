@@ -1,0 +1,128 @@
+// Runs one MoE layer of one step: asks the accelerator where each routed expert runs, computes, and records
+// what happened. The one object the model talks to between router and residual.
+#pragma once
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "host/thread_team.h"
+#include "moe/accelerator.h"
+#include "moe/event_log.h"
+#include "moe/expert_compute.h"
+#include "moe/expert_store.h"
+#include "moe/layer_correction.h"
+#include "moe/slotted_accelerator.h"
+
+namespace twofold {
+
+// Some of a layer's groups, and where the weights of each lie.
+struct PlacedGroups {
+  ExpertGroups groups;
+  std::vector<const std::byte*> weights;
+};
+
+// Who computes what of one layer: experts in slots that may be read at once, those whose uploads are awaited
+// (CudaAccelerator::before_compute), and the CPU's.
+struct LayerPlan {
+  PlacedGroups ready, awaited, on_cpu;
+  std::vector<Placement> where;  // [num_tokens * top_k]
+};
+
+// How long a layer's experts took; negative where nobody knows.
+struct MeasuredTimes {
+  double layer_us = -1;
+  double cpu_us = -1;    // the CPU's share
+  double gpu_us = -1;    // the device's
+  double dense_us = -1;  // from the end of the layer before until this one's routing
+};
+
+class MoeExecutor {
+ public:
+  // No accelerator: all experts on the CPU at full speed; with a cost model their time is predicted too.
+  MoeExecutor(ThreadTeam& team, const ExpertStore& store, std::optional<CostModel> cost = std::nullopt);
+  // preload: upload all experts first (needs a slot for each).
+  MoeExecutor(ThreadTeam& team, const ExpertStore& store, std::shared_ptr<SlottedAccelerator> accelerator,
+              bool preload);
+
+  // The step's rows: what forward's tokens are called in the events.
+  void begin_step(StepRows rows);
+  int num_rows() const { return int(rows_.requests.size()); }
+  // hidden[t] += weighted sum of token t's experts. normed, hidden: [num_tokens, hidden size]. Throws
+  // std::invalid_argument when the number of tokens is not the step's.
+  void forward(int layer, const LayerRouting& routing, const float* normed, float* hidden);
+
+  // The same in parts, where the device computes its share: places the layer, computes what is the CPU's
+  // (rows[t] = weighted sum, 0 where token t has none), and records that the layer took us, negative where
+  // nobody knows, and what came before it dense_us. The plan is valid until the next begin_layer. Throws
+  // std::logic_error out of turn.
+  const LayerPlan& begin_layer(int layer, const LayerRouting& routing);
+  void compute_cpu(const float* normed, float* rows);
+  void end_layer(double us, double dense_us = -1);
+
+  // See Accelerator: whether `predict` is welcome in this step; the call comes before `forward` of the layer
+  // before. Throws std::invalid_argument on a wrong shape.
+  bool wants_prediction() const { return accelerator_->wants_prediction(); }
+  void predict(int layer, std::span<const float> logits, int num_tokens) {
+    accelerator_->predict(layer, logits, num_tokens);
+  }
+  // See Accelerator::save and restore.
+  void save_cache(const std::string& path) const { accelerator_->save(path); }
+  int restore_cache(const std::string& path) { return accelerator_->restore(path); }
+
+  // A layer that the device placed itself, where[num_tokens * top_k], and that others computed: decides what
+  // to upload behind it, and records it with its times. Nothing of the step waits for this.
+  void follow(int layer, const LayerRouting& routing, std::span<const Placement> where,
+              const MeasuredTimes& times);
+
+  // The head's time passes on a virtual clock. The results are known by now; see Accelerator::end_step for
+  // what it throws.
+  void end_step();
+  void idle() { accelerator_->idle(); }
+
+  // Of a virtual clock; in real time what devices measured of themselves, the rest of a step is unknown.
+  ClockParts clock_parts() const {
+    return accelerator_->virtual_now_us() < 0 ? device_parts_ : accelerator_->clock_parts();
+  }
+
+  EventLog& events() { return events_; }
+  const Accelerator& accelerator() const { return *accelerator_; }
+  const ExpertStore& store() const { return store_; }
+
+ private:
+  void place(int layer, const LayerRouting& routing);
+  template <typename Choose>
+  void take_groups(PlacedGroups& part, Choose choose) const;
+  const LayerRouting& expect_begun(const char* call) const;
+  void check(int layer, const LayerRouting& routing) const;
+  // The layer's time before it runs; in real time put right by the layers before it. 0: not known.
+  double predicted(int layer, const LayerRouting& routing, const LayerTimes& times) const;
+  void keep_parts(double layer_us, double cpu_us, double dense_us);
+  void record(int layer, const LayerRouting& routing, const LayerTimes& times, double predicted_us,
+              const MeasuredTimes& measured);
+
+  const ExpertStore& store_;
+  EventLog events_;
+  std::shared_ptr<Accelerator> accelerator_;
+  LayerCorrection correction_;
+  ExpertCompute compute_;
+  StepRows rows_;
+  ExpertGroups groups_;
+  std::vector<GroupPlacement> placements_;
+  std::vector<const std::byte*> group_weights_;
+  std::vector<uint8_t> where_of_expert_;
+  // The layer that was begun and has not ended; -1: none.
+  int layer_ = -1;
+  double host_us_ = 0;  // what compute_cpu took of it
+  ClockParts device_parts_;
+  LayerTimes times_;
+  double predicted_us_ = 0;
+  LayerPlan plan_;
+  std::vector<int32_t> ids_;
+  std::vector<float> weights_;
+  LayerRouting routing_{};
+};
+
+}  // namespace twofold

@@ -1,0 +1,171 @@
+#include "moe/slotted_accelerator.h"
+
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+namespace twofold {
+
+void SlottedAccelerator::use(std::unique_ptr<LayerScheduler> scheduler) {
+  scheduler_ = std::move(scheduler);
+  pending_.resize(size_t(scheduler_->num_slots()));
+}
+
+void SlottedAccelerator::preload_all() {
+  for (int layer = 0; layer < store_.num_layers(); ++layer) {
+    for (int expert = 0; expert < store_.num_experts(); ++expert) {
+      if (!scheduler_->cache().preload(layer, expert)) {
+        throw std::logic_error("preload_all needs a slot for every expert; there are " +
+                               std::to_string(num_slots()));
+      }
+      fill_slot(layer, expert, scheduler_->cache().slot_of(layer, expert));
+    }
+  }
+}
+
+int SlottedAccelerator::restore(const std::string& path) {
+  int uploaded = 0;
+  ExpertCache& cache = scheduler_->cache();
+  for (int cell : cache.load(path)) {
+    const int layer = cell / store_.num_experts();
+    const int expert = cell % store_.num_experts();
+    if (!cache.preload(layer, expert)) continue;
+    fill_slot(layer, expert, cache.slot_of(layer, expert));
+    ++uploaded;
+  }
+  return uploaded;
+}
+
+void SlottedAccelerator::begin_step(const StepRows& rows) {
+  rows_ = rows;
+  StepShape shape = step_shape_of(rows.requests, rows.positions);
+  decodes_only_ = std::count(shape.prefill_rows.begin(), shape.prefill_rows.end(), 0) ==
+                  std::ptrdiff_t(shape.prefill_rows.size());
+  publish_landed(std::move(shape));
+}
+
+// A batch beyond that needs nearly every expert anyway.
+bool SlottedAccelerator::wants_prediction() const {
+  constexpr size_t kMostRows = 32;
+  return scheduler_->prefetches() && decodes_only_ && rows_.requests.size() <= kMostRows;
+}
+
+void SlottedAccelerator::idle() {
+  scheduler_->drain();
+  publish_landed();
+}
+
+LayerTimes SlottedAccelerator::place(int layer, const LayerRouting& routing, const ExpertGroups& groups,
+                                     std::span<GroupPlacement> placements) {
+  const size_t num_pairs = size_t(routing.num_tokens) * size_t(routing.top_k);
+  const LayerDecision& decision =
+      scheduler_->decide(layer, {routing.ids, num_pairs}, {routing.weights, num_pairs}, routing.num_tokens);
+  keep_books(decision, layer, routing, groups);
+  for (size_t g = 0; g < decision.experts.size(); ++g) {
+    const ExpertDecision& e = decision.experts[g];
+    placements[g] = {e.slot >= 0 ? slot(e.slot) : store_.expert(layer, e.expert), e.where,
+                     e.where == Placement::kFetched && !e.landed};
+  }
+  decided(decision, placements);
+  return decision.times;
+}
+
+void SlottedAccelerator::keep_books(const LayerDecision& decision, int layer, const LayerRouting& routing,
+                                    const ExpertGroups& groups) {
+  const float price = float(scheduler_->upload_price());
+  for (const Publication& landed : decision.arrivals) report_landed(landed);
+  // A prefetch that never began moved nothing over the link.
+  events_->counts.uploads -= decision.num_withdrawn;
+  events_->counts.h2d_bytes -= decision.num_withdrawn * int64_t(store_.layout(layer).bytes);
+  for (const Move& move : decision.moves) {
+    carry_out(move);
+    // What is uploaded ahead serves the step; it has a request only where there is no other.
+    const int64_t request = move.layer == layer          ? request_of(routing, groups, move.expert)
+                            : rows_.requests.size() == 1 ? rows_.requests[0]
+                                                         : -1;
+    const int64_t bytes = int64_t(store_.layout(move.layer).bytes);
+    ++events_->counts.uploads;
+    events_->counts.h2d_bytes += bytes;
+    const UploadEvent upload{
+        rows_.step,
+        request,
+        int16_t(move.layer),
+        uint16_t(move.expert),
+        move.slot,
+        bytes,
+        move.queued_us,
+        move.begin_us,
+        move.end_us,
+        uint8_t(move.reason),
+        uint8_t(move.reason == UploadReason::kDemand ? UploadLane::kDemand : UploadLane::kBackground)};
+    // Where its times are not known yet it is reported when it has landed.
+    if (upload.end_us >= 0 && events_->enabled) events_->uploads.push(upload);
+    if (move.staged) {
+      if (upload.end_us < 0) staged_.push_back(upload);
+      continue;
+    }
+    pending_[size_t(move.slot)] = upload;
+    const auto note = [&](CacheEventKind kind, int of_layer, int expert) {
+      if (!events_->enabled) return;
+      events_->cache_events.push({rows_.step, request, int16_t(of_layer), uint8_t(kind), uint16_t(expert),
+                                  move.evicted, move.slot, float(move.value), float(move.victim_value), price,
+                                  move.queued_us});
+    };
+    if (move.evicted >= 0) {
+      ++events_->counts.evictions;
+      note(CacheEventKind::kEvict, move.evicted_layer, move.evicted);
+    }
+    note(CacheEventKind::kAdmit, move.layer, move.expert);
+  }
+  if (events_->enabled && decision.rejection) {
+    const Rejection& rejection = *decision.rejection;
+    events_->cache_events.push({rows_.step, request_of(routing, groups, rejection.expert), int16_t(layer),
+                                uint8_t(CacheEventKind::kReject), uint16_t(rejection.expert), -1, -1,
+                                float(rejection.value), 0.0f, price, decision.start_us});
+  }
+}
+
+void SlottedAccelerator::publish_landed(StepShape shape) {
+  if (events_ == nullptr)
+    throw std::logic_error("an accelerator works for an executor, which keeps its books");
+  for (const Publication& landed : scheduler_->begin_step(std::move(shape))) report_landed(landed);
+}
+
+void SlottedAccelerator::report_landed(const Publication& landed) {
+  UploadEvent upload;
+  if (!landed.staged) {
+    upload = pending_[size_t(landed.slot)];
+  } else {
+    const auto found = std::find_if(staged_.begin(), staged_.end(), [&landed](const UploadEvent& staged) {
+      return staged.layer == landed.layer && staged.expert == landed.expert && staged.slot == landed.slot;
+    });
+    if (found == staged_.end()) return;  // reported when it was decided
+    upload = *found;
+    staged_.erase(found);
+  }
+  if (landed.upload.failed) {
+    --events_->counts.uploads;
+    events_->counts.h2d_bytes -= upload.bytes;
+    return;
+  }
+  if (upload.end_us < 0) {
+    upload.begin_us = landed.upload.begin_us;
+    upload.end_us = landed.upload.end_us;
+    if (events_->enabled) events_->uploads.push(upload);
+  }
+  if (events_->enabled && !landed.staged) {
+    events_->cache_events.push({rows_.step, upload.request, int16_t(landed.layer),
+                                uint8_t(CacheEventKind::kPublish), uint16_t(landed.expert), -1, landed.slot,
+                                0.0f, 0.0f, 0.0f, landed.upload.end_us});
+  }
+}
+
+int64_t SlottedAccelerator::request_of(const LayerRouting& routing, const ExpertGroups& groups,
+                                       int expert) const {
+  const auto at = std::lower_bound(groups.experts.begin(), groups.experts.end(), expert);
+  const int pair = groups.pairs[size_t(groups.begin[size_t(at - groups.experts.begin())])];
+  return rows_.requests[size_t(pair / routing.top_k)];
+}
+
+}  // namespace twofold

@@ -1,0 +1,85 @@
+// Products of activations with packed matrices over a thread team. How the work is cut, or whether it is cut
+// at all, never shows in the result (see packed_kernels.h on determinism).
+#pragma once
+#include <span>
+
+#include "host/thread_team.h"
+#include "ops/packed_matrix.h"
+#include "twofold/kernels.h"
+
+namespace twofold {
+
+// Estimated time of work on one ordinary core, by the bytes it reads and the operations it does; below
+// kForkUs it is not worth waking anyone.
+inline constexpr double kForkUs = 6.0;
+inline double work_us(double bytes, double flops) {
+  const double read = bytes / 30e3, compute = flops / 60e3;  // 30 GB/s and 60 GFLOP/s of plain arithmetic
+  return read > compute ? read : compute;
+}
+// The same of products with packed weights, which compute faster.
+inline double product_us(double bytes, double flops) {
+  const double read = bytes / 30e3, compute = flops / 400e3;
+  return read > compute ? read : compute;
+}
+
+// Calls body(first, count) over [0, num_items) in pieces of a multiple of `grain` items, on the team when the
+// whole is worth a fork, at once otherwise.
+void for_ranges(ThreadTeam& team, int64_t num_items, int64_t grain, double total_us,
+                FunctionRef<void(int64_t first, int64_t count)> body);
+
+// The phases on the team when the whole is worth a fork, at once otherwise.
+void for_phases(ThreadTeam& team, std::span<const LoopPhase> phases, double total_us,
+                ThreadTeam::PhasesBody body);
+
+// Panels that one chunk multiplies with M rows: some microseconds of work, and enough chunks to share out.
+int64_t panels_per_chunk(double us_per_panel, double M, int64_t num_panels, int num_threads);
+
+// Rows [M, K] of float32, `ld` apart; normed first (rmsnorm) where `norm` is not null.
+struct InputRows {
+  const float* x;
+  int64_t ld;
+  const float* norm = nullptr;
+  float eps = 0;
+};
+
+// Where encoded activations lie, for each kind that is wanted.
+class EncodedRows {
+ public:
+  EncodedRows(const kernels::KernelTable& table, std::span<const kernels::WeightFormat> formats,
+              int64_t columns);
+
+  int64_t bytes(int64_t rows) const { return rows * row_bytes_; }
+  void place(std::byte* memory, int64_t rows);
+  // Norms and encodes row `from` of the input to row `to`; `temporary` holds `columns` floats.
+  void encode(const InputRows& input, int64_t from, int64_t to, float* temporary) const;
+  void copy(int64_t from, int64_t to) const;
+
+  const std::byte* row(kernels::ActivationKind kind, int64_t r) const {
+    return base_[int(kind)] + r * stride_[int(kind)];
+  }
+  std::byte* writable_row(kernels::ActivationKind kind, int64_t r) const {
+    return base_[int(kind)] + r * stride_[int(kind)];
+  }
+  int64_t stride(kernels::ActivationKind kind) const { return stride_[int(kind)]; }
+  int64_t columns() const { return columns_; }
+
+ private:
+  const kernels::KernelTable& table_;
+  int64_t columns_;
+  int64_t row_bytes_ = 0;
+  bool wanted_[kernels::kNumActivationKinds] = {};
+  int64_t stride_[kernels::kNumActivationKinds] = {};
+  std::byte* base_[kernels::kNumActivationKinds] = {};
+};
+
+// y[m, n] = input_m . w_n + bias[n] (bias may be null); added to y with `add`. y is [M, rows of w]. Takes
+// scratch slot kLinearSlot; the caller holds the lock.
+inline constexpr int kLinearSlot = 0;
+void linear(const kernels::KernelTable& table, ThreadTeam& team, const InputRows& input, int M,
+            const PackedMatrix& w, const float* bias, float* y, bool add = false);
+
+// out_m = rmsnorm(x_m) for M rows of n.
+void norm_rows(const kernels::KernelTable& table, ThreadTeam& team, const float* x, const float* weight,
+               float eps, float* out, int M, int n);
+
+}  // namespace twofold

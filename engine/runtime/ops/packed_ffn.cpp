@@ -1,0 +1,248 @@
+#include "ops/packed_ffn.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace twofold {
+namespace {
+
+constexpr int kPanelRows = kernels::kPanelRows;
+constexpr int kBlockRows = 64;    // of activations, which share the nearest caches with what is made of them
+constexpr int kTilePanels = 256;  // of a tile of gate or up: its panels times its activation rows
+constexpr int kEncodeTokens = 4;
+constexpr int kAddTokens = 4, kAddColumns = 512;  // that one chunk adds up
+// Of a piece: long stretches of memory, for every change of stream costs the time of about 20 KiB. What is
+// left over at the end of gate and up is no loss, as down begins with the groups that are ready.
+constexpr int64_t kMostPairs = 24, kMostDownPanels = 32;
+constexpr int kInputSlot = 0, kInnerSlot = 1, kOutputSlot = 2;  // of the team's scratch
+
+int64_t panels_of(int rows) { return kernels::num_panels(rows); }
+
+// Floats from one row of results to the next: an odd number of cache lines, as activation_row_stride.
+int64_t output_stride(int columns) { return (panels_of(columns) * kPanelRows) | 16; }
+
+// x to the nearest bf16, in place.
+void round_to_bf16(const kernels::KernelTable& table, float* x, int n) {
+  constexpr int kAtOnce = 8 * kPanelRows;
+  uint16_t rounded[kAtOnce];
+  for (int first = 0; first < n; first += kAtOnce) {
+    const int count = std::min(kAtOnce, n - first);
+    table.f32_to_bf16(x + first, rounded, count);
+    table.bf16_to_f32(rounded, x + first, count);
+  }
+}
+
+}  // namespace
+
+// One run: what the phases share.
+struct PackedFfn::Step {
+  const FfnFormats& formats;
+  const FfnRows& rows;
+  const InputRows& input;
+  float* sum;
+  EncodedRows inputs;  // in group order; with one token its one row
+  EncodedRows inner;   // silu(gate) * up, in group order
+  float* outputs;      // of down, in group order
+  int64_t output_stride;
+  bool one_token;
+  Countdown encoded;
+  Countdown* group_left;
+  Countdown multiplied;
+
+  int num_groups() const { return static_cast<int>(rows.groups.size()); }
+  int num_rows() const { return rows.begin.back(); }
+  int load(int group) const { return rows.begin[size_t(group) + 1] - rows.begin[size_t(group)]; }
+};
+
+// Pieces depend on the shape of the step alone, and decode repeats it.
+void PackedFfn::plan(const FfnFormats& formats, const FfnRows& rows) {
+  const int num_groups = static_cast<int>(rows.groups.size());
+  const int num_rows = rows.begin.back();
+  if (num_groups == planned_groups_ && num_rows == planned_rows_ && formats.gate == planned_formats_.gate &&
+      formats.up == planned_formats_.up && formats.down == planned_formats_.down)
+    return;
+  planned_groups_ = num_groups;
+  planned_rows_ = num_rows;
+  planned_formats_ = formats;
+  const double load = static_cast<double>(num_rows) / num_groups;
+  const auto us_of = [&](kernels::WeightFormat format, int columns) {
+    return product_us(static_cast<double>(kernels::panel_bytes(format, columns)),
+                      2.0 * kPanelRows * columns * load);
+  };
+  const int threads = team_.num_threads(), nodes = team_.num_nodes();
+  const double pair_us = us_of(formats.gate, hidden_) + us_of(formats.up, hidden_);
+  const double down_us = us_of(formats.down, intermediate_);
+  const int64_t inner_panels = panels_of(intermediate_), outer_panels = panels_of(hidden_);
+  // Chunks for each thread: those of one group are waited for together, those of many groups are not.
+  const int64_t chunks = num_groups >= 4 * threads ? 4 * threads : 8 * threads;
+  const int64_t most_pairs = std::clamp<int64_t>(inner_panels * num_groups / chunks, 1, kMostPairs);
+  const int64_t most_down =
+      std::clamp<int64_t>(outer_panels * num_groups / (8 * threads), 1, kMostDownPanels);
+  gate_up_pieces_.clear();
+  down_pieces_.clear();
+  for (int g = 0; g < num_groups; ++g) {
+    gate_up_pieces_.add(g, inner_panels, most_pairs, nodes);
+    down_pieces_.add(g, outer_panels, most_down, nodes);
+  }
+  gate_up_pieces_.finish(nodes);
+  down_pieces_.finish(nodes);
+  total_us_ = num_groups *
+              (pair_us * static_cast<double>(inner_panels) + down_us * static_cast<double>(outer_panels));
+}
+
+void PackedFfn::run(const FfnFormats& formats, const FfnRows& rows, const InputRows& input, float* sum) {
+  if (rows.groups.empty()) return;
+  const auto lock = team_.lock_scratch();
+  plan(formats, rows);
+  const kernels::WeightFormat in[] = {formats.gate, formats.up}, out[] = {formats.down};
+  Step step{.formats = formats,
+            .rows = rows,
+            .input = input,
+            .sum = sum,
+            .inputs = EncodedRows(table_, in, hidden_),
+            .inner = EncodedRows(table_, out, intermediate_),
+            .outputs = nullptr,
+            .output_stride = output_stride(hidden_),
+            .one_token = rows.num_tokens == 1,
+            .encoded = {},
+            .group_left = nullptr,
+            .multiplied = {}};
+  const int num_rows = step.num_rows();
+  const int64_t input_rows = step.one_token ? 1 : num_rows;
+  const int64_t temporary_bytes = (int64_t{hidden_} * 4 + 63) / 64 * 64 * team_.num_threads();
+  std::byte* const memory = team_.scratch(kInputSlot, step.inputs.bytes(input_rows) + temporary_bytes);
+  step.inputs.place(memory + temporary_bytes, input_rows);
+  step.inner.place(team_.scratch(kInnerSlot, step.inner.bytes(num_rows)), num_rows);
+  step.outputs = team_.scratch_floats(kOutputSlot, step.output_stride * num_rows);
+  row_of_.assign(size_t(rows.num_tokens) * size_t(rows.top_k), -1);
+  for (int r = 0; r < num_rows; ++r) row_of_[size_t(rows.pairs[size_t(r)])] = r;
+
+  if (group_capacity_ < step.num_groups()) {
+    group_capacity_ = step.num_groups();
+    group_left_ = std::make_unique<Countdown[]>(size_t(group_capacity_));
+  }
+  step.group_left = group_left_.get();
+  for (int g = 0; g < step.num_groups(); ++g) step.group_left[g].start(0);
+  for (int64_t c = 0; c < gate_up_pieces_.size(); ++c) step.group_left[gate_up_pieces_[c].item].add(1);
+  step.multiplied.start(static_cast<int>(down_pieces_.size()));
+
+  const auto temporary_of = [&](int thread) {
+    return reinterpret_cast<float*>(memory + thread * (temporary_bytes / team_.num_threads()));
+  };
+  const bool encode_first = rows.num_tokens <= 2;  // not worth a phase of its own
+  const int64_t num_encodes = (rows.num_tokens + kEncodeTokens - 1) / kEncodeTokens;
+  if (encode_first) encode_tokens(step, 0, rows.num_tokens, temporary_of(0));
+  step.encoded.start(encode_first ? 0 : static_cast<int>(num_encodes));
+  const int64_t num_adds =
+      ((rows.num_tokens + kAddTokens - 1) / kAddTokens) * ((hidden_ + kAddColumns - 1) / kAddColumns);
+  const LoopPhase phases[] = {
+      {encode_first ? 0 : num_encodes}, gate_up_pieces_.phase(), down_pieces_.phase(), {num_adds}};
+  for_phases(team_, phases, total_us_, [&](int phase, int64_t chunk, int thread) {
+    if (phase == 0) {
+      encode_tokens(step, chunk * kEncodeTokens,
+                    std::min<int64_t>((chunk + 1) * kEncodeTokens, rows.num_tokens), temporary_of(thread));
+      step.encoded.done();
+    } else if (phase == 1) {
+      gate_and_up(step, gate_up_pieces_[chunk]);
+    } else if (phase == 2) {
+      down(step, down_pieces_[chunk]);
+    } else {
+      add_up(step, chunk);
+    }
+  });
+}
+
+// A token is encoded once, and copied to the other groups it belongs to.
+void PackedFfn::encode_tokens(Step& step, int64_t first, int64_t end, float* temporary) {
+  if (step.one_token) return step.inputs.encode(step.input, 0, 0, temporary);
+  for (int64_t t = first; t < end; ++t) {
+    int encoded = -1;
+    for (int k = 0; k < step.rows.top_k; ++k) {
+      const int row = row_of_[size_t(t) * size_t(step.rows.top_k) + size_t(k)];
+      if (row < 0) continue;
+      if (encoded < 0) {
+        step.inputs.encode(step.input, t, row, temporary);
+        encoded = row;
+      } else {
+        step.inputs.copy(encoded, row);
+      }
+    }
+  }
+}
+
+void PackedFfn::gate_and_up(Step& step, const PanelRange& piece) {
+  step.encoded.wait(team_);
+  const FfnPanels& panels = step.rows.groups[size_t(piece.item)];
+  const kernels::FormatKernels& gate = table_.formats[int(step.formats.gate)];
+  const kernels::FormatKernels& up = table_.formats[int(step.formats.up)];
+  const kernels::ActivationKind kind = table_.formats[int(step.formats.down)].activation;
+  const bool coarser = kernels::inner_activation(kind, step.formats.down, rounding_) != kind;
+  const int64_t gate_bytes = kernels::panel_bytes(step.formats.gate, hidden_);
+  const int64_t up_bytes = kernels::panel_bytes(step.formats.up, hidden_);
+  const int begin = step.rows.begin[size_t(piece.item)], load = step.load(piece.item);
+  alignas(64) float gated[kTilePanels * kPanelRows];
+  alignas(64) float upped[kTilePanels * kPanelRows];
+  for (int block = 0; block < load; block += kBlockRows) {
+    const int m = std::min(kBlockRows, load - block);
+    const int64_t x = step.one_token ? 0 : begin + block;
+    const int64_t most = std::min<int64_t>(kTilePanels / m, piece.count);
+    for (int64_t p = 0; p < piece.count; p += most) {
+      const int64_t count = std::min(most, piece.count - p), panel = piece.first + p;
+      const int first = static_cast<int>(panel) * kPanelRows;
+      const int width = static_cast<int>(count) * kPanelRows;
+      const int n = std::min(width, intermediate_ - first);
+      gate.matmul(step.inputs.row(gate.activation, x), step.inputs.stride(gate.activation),
+                  panels.gate + panel * gate_bytes, gated, width, m, n, hidden_);
+      up.matmul(step.inputs.row(up.activation, x), step.inputs.stride(up.activation),
+                panels.up + panel * up_bytes, upped, width, m, n, hidden_);
+      if (n == width) {
+        table_.silu_mul(gated, upped, gated, m * width);
+      } else {
+        for (int i = 0; i < m; ++i)
+          table_.silu_mul(gated + i * width, upped + i * width, gated + i * width, n);
+      }
+      for (int i = 0; coarser && i < m; ++i) round_to_bf16(table_, gated + i * width, n);
+      table_.encode[int(kind)](gated, width, step.inner.writable_row(kind, begin + block),
+                               step.inner.stride(kind), m, first, n, intermediate_);
+    }
+  }
+  step.group_left[piece.item].done();
+}
+
+void PackedFfn::down(Step& step, const PanelRange& piece) {
+  const kernels::FormatKernels& kernel = table_.formats[int(step.formats.down)];
+  const std::byte* panels = step.rows.groups[size_t(piece.item)].down +
+                            piece.first * kernels::panel_bytes(step.formats.down, intermediate_);
+  step.group_left[piece.item].wait(team_);
+  const int column = static_cast<int>(piece.first) * kPanelRows;
+  const int n = std::min(static_cast<int>(piece.count) * kPanelRows, hidden_ - column);
+  const int begin = step.rows.begin[size_t(piece.item)], load = step.load(piece.item);
+  for (int block = 0; block < load; block += kBlockRows) {
+    const int row = begin + block;
+    // All panels in one call: the kernel takes several at a time and looks ahead by itself.
+    kernel.matmul(step.inner.row(kernel.activation, row), step.inner.stride(kernel.activation), panels,
+                  step.outputs + row * step.output_stride + column, step.output_stride,
+                  std::min(kBlockRows, load - block), n, intermediate_);
+  }
+  step.multiplied.done();
+}
+
+// Rank order, not group order: the sum must not depend on which experts other tokens were routed to.
+void PackedFfn::add_up(const Step& step, int64_t chunk) {
+  step.multiplied.wait(team_);
+  const int64_t num_ranges = (hidden_ + kAddColumns - 1) / kAddColumns;
+  const int64_t column = chunk % num_ranges * kAddColumns;
+  const int n = static_cast<int>(std::min<int64_t>(kAddColumns, hidden_ - column));
+  const FfnRows& rows = step.rows;
+  const int64_t first = chunk / num_ranges * kAddTokens;
+  const int64_t end = std::min<int64_t>(first + kAddTokens, rows.num_tokens);
+  for (int64_t pair = first * rows.top_k; pair < end * rows.top_k; ++pair) {
+    const int row = row_of_[size_t(pair)];
+    if (row < 0) continue;
+    table_.axpy(rows.weights == nullptr ? 1.0f : rows.weights[pair],
+                step.outputs + row * step.output_stride + column,
+                step.sum + pair / rows.top_k * hidden_ + column, n);
+  }
+}
+
+}  // namespace twofold

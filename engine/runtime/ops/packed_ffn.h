@@ -1,0 +1,81 @@
+// SiLU-gated feed-forwards on packed weights: groups of rows, each through a feed-forward of its own, and the
+// weighted sum of a token's results. Routed experts and dense layers are the same to it.
+//
+// One loop of four phases under one fork: rows are encoded; panels of gate and up are multiplied into a tile
+// in the nearest cache, gated, and encoded at once for the down matrix; panels of down follow, group after
+// group, so that a thread reads memory as one stream; the results of each token are added up. Counters, not
+// barriers, order what depends on one another.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "host/thread_team.h"
+#include "ops/dense_linear.h"
+#include "ops/packed_matrix.h"
+#include "twofold/kernels.h"
+#include "twofold/rounding.h"
+
+namespace twofold {
+
+struct FfnFormats {
+  kernels::WeightFormat gate, up, down;
+};
+
+// Where the panels of one feed-forward lie: gate and up [intermediate, hidden], down [hidden, intermediate].
+struct FfnPanels {
+  const std::byte* gate;
+  const std::byte* up;
+  const std::byte* down;
+};
+
+// Rows of a step in groups: group g has rows [begin[g], begin[g + 1]), row r being rank pairs[r] % top_k of
+// token pairs[r] / top_k. Pairs in no group are somebody else's and are left out.
+struct FfnRows {
+  std::span<const FfnPanels> groups;
+  std::span<const int> begin;
+  std::span<const int> pairs;
+  int num_tokens;
+  int top_k;
+  const float* weights;  // [num_tokens, top_k]; null: all 1
+};
+
+class PackedFfn {
+ public:
+  // rounding: whose, between the two products.
+  PackedFfn(const kernels::KernelTable& table, ThreadTeam& team, int hidden, int intermediate,
+            kernels::Rounding rounding = kernels::Rounding::kOfLevel)
+      : table_(table), team_(team), hidden_(hidden), intermediate_(intermediate), rounding_(rounding) {}
+
+  // sum[t] += sum over rank k of weights[t, k] * down(silu(gate(x_t)) * up(x_t)), in rank order. input and
+  // sum are [num_tokens, hidden].
+  void run(const FfnFormats& formats, const FfnRows& rows, const InputRows& input, float* sum);
+
+  int hidden() const { return hidden_; }
+  int intermediate() const { return intermediate_; }
+
+ private:
+  struct Step;
+  void plan(const FfnFormats& formats, const FfnRows& rows);
+  void encode_tokens(Step& step, int64_t first, int64_t end, float* temporary);
+  void gate_and_up(Step& step, const PanelRange& piece);
+  void down(Step& step, const PanelRange& piece);
+  void add_up(const Step& step, int64_t chunk);
+
+  const kernels::KernelTable& table_;
+  ThreadTeam& team_;
+  int hidden_, intermediate_;
+  kernels::Rounding rounding_;
+  std::vector<int> row_of_;  // pair -> row, -1 where there is none
+  PanelPieces gate_up_pieces_, down_pieces_;
+  double total_us_ = 0;
+  // What the pieces were made for.
+  int planned_groups_ = 0, planned_rows_ = 0;
+  FfnFormats planned_formats_{};
+  std::unique_ptr<Countdown[]> group_left_;
+  int group_capacity_ = 0;
+};
+
+}  // namespace twofold

@@ -1,0 +1,114 @@
+#include "ops/packed_matrix.h"
+
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+
+namespace twofold {
+namespace {
+
+// Source bytes that one chunk packs: large enough to read a file in stretches, small enough to share out.
+constexpr int64_t kPackBytes = 256 * 1024;
+
+// e4m3 has no infinities and one NaN of either sign. No kernel knows it, and a model that holds one is
+// broken.
+void refuse_nan(const void* row, int64_t columns, int64_t index) {
+  const auto* codes = static_cast<const uint8_t*>(row);
+  uint8_t found = 0;
+  for (int64_t k = 0; k < columns; ++k) found |= (codes[k] & 0x7f) == 0x7f;
+  if (found != 0) {
+    throw std::invalid_argument("row " + std::to_string(index) +
+                                " of an fp8 matrix holds a NaN; expected finite weights");
+  }
+}
+
+}  // namespace
+
+void pack_panels(const SourceMatrix& matrix, int64_t first, int64_t count, std::byte* panels) {
+  const int64_t panel_bytes = kernels::panel_bytes(matrix.format, matrix.columns);
+  for (int64_t p = first; p < first + count; ++p) {
+    const int64_t begin = p * kernels::kPanelRows;
+    const int num_rows = static_cast<int>(std::min<int64_t>(kernels::kPanelRows, matrix.rows - begin));
+    const void* rows[kernels::kPanelRows] = {};
+    const float* scales[kernels::kPanelRows] = {};
+    for (int r = 0; r < num_rows; ++r) {
+      rows[r] = matrix.row(begin + r);
+      if (matrix.format == kernels::WeightFormat::kFP8) refuse_nan(rows[r], matrix.columns, begin + r);
+      scales[r] = matrix.row_scales(begin + r);
+    }
+    kernels::pack_panel(matrix.format, rows, matrix.scales == nullptr ? nullptr : scales, num_rows,
+                        matrix.columns, panels + (p - first) * panel_bytes);
+  }
+}
+
+PackedMatrix::PackedMatrix(ThreadTeam& team, std::span<const SourceMatrix> parts) {
+  if (parts.empty())
+    throw std::invalid_argument("PackedMatrix: no parts were given; expected at least one matrix");
+  columns_ = parts.front().columns;
+  for (const SourceMatrix& part : parts) {
+    if (part.rows < 1 || part.columns < 1 || part.columns != columns_) {
+      throw std::invalid_argument("PackedMatrix: a part is " + std::to_string(part.rows) + " x " +
+                                  std::to_string(part.columns) + "; expected at least one row of " +
+                                  std::to_string(columns_) + " columns as the first part has");
+    }
+    const int64_t panel = kernels::panel_bytes(part.format, columns_);
+    segments_.push_back({part.format, rows_, part.rows, kernels::num_panels(part.rows), panel, nullptr});
+    rows_ += part.rows;
+    bytes_ += static_cast<size_t>(segments_.back().num_panels * panel);
+  }
+  memory_ = PageMemory(bytes_, team.num_nodes() == 1);
+  std::byte* at = memory_.data();
+  PanelPieces pieces;
+  for (size_t s = 0; s < segments_.size(); ++s) {
+    Segment& segment = segments_[s];
+    segment.panels = at;
+    at += segment.num_panels * segment.panel_bytes;
+    pieces.add(static_cast<int>(s), segment.num_panels,
+               std::max<int64_t>(1, kPackBytes / segment.panel_bytes), team.num_nodes());
+  }
+  pieces.finish(team.num_nodes());
+  const LoopPhase phase = pieces.phase();
+  team.parallel_phases(
+      {&phase, 1},
+      [&](int, int64_t chunk, int) {
+        const PanelRange& piece = pieces[chunk];
+        const Segment& segment = segments_[static_cast<size_t>(piece.item)];
+        pack_panels(parts[static_cast<size_t>(piece.item)], piece.first, piece.count,
+                    memory_.data() + (segment.panel(piece.first) - memory_.data()));
+      },
+      Stealing::kWithinNode);
+}
+
+void PanelPieces::add(int item, int64_t num_panels, int64_t most, int num_nodes) {
+  for (int node = 0; node < num_nodes; ++node) {
+    const int64_t first = first_panel_of_node(num_panels, node, num_nodes);
+    const int64_t count = first_panel_of_node(num_panels, node + 1, num_nodes) - first;
+    const int64_t num_pieces = (count + most - 1) / most;
+    for (int64_t i = 0; i < num_pieces; ++i) {  // of about equal size
+      const int64_t from = first + count * i / num_pieces;
+      const int64_t to = first + count * (i + 1) / num_pieces;
+      pieces_.push_back({item, from, to - from});
+      nodes_.push_back(node);
+    }
+  }
+}
+
+void PanelPieces::finish(int num_nodes) {
+  per_node_.assign(static_cast<size_t>(num_nodes), 0);
+  for (const int node : nodes_) ++per_node_[static_cast<size_t>(node)];
+  if (num_nodes == 1) return;
+  sorted_.clear();
+  for (int node = 0; node < num_nodes; ++node) {
+    for (size_t i = 0; i < pieces_.size(); ++i) {
+      if (nodes_[i] == node) sorted_.push_back(pieces_[i]);
+    }
+  }
+  pieces_.swap(sorted_);
+}
+
+void PanelPieces::clear() {
+  pieces_.clear();
+  nodes_.clear();
+}
+
+}  // namespace twofold

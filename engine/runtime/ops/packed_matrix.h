@@ -1,0 +1,92 @@
+// Weight matrices in the kernels' panels (weight_format.h), packed once from the rows of a file.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "host/page_memory.h"
+#include "host/thread_team.h"
+#include "twofold/weight_format.h"
+
+namespace twofold {
+
+// A matrix as a file holds it. Owns nothing.
+struct SourceMatrix {
+  kernels::WeightFormat format;
+  const std::byte* data;
+  int64_t rows, columns;
+  int64_t row_stride;             // bytes from a row to the next
+  const float* scales = nullptr;  // fp8: [rows / 128, columns / 128], rounded up
+  int64_t scale_stride = 0;       // floats from one row of scales to the next
+
+  const std::byte* row(int64_t r) const { return data + r * row_stride; }
+  const float* row_scales(int64_t r) const {
+    return scales == nullptr ? nullptr : scales + r / 128 * scale_stride;
+  }
+};
+
+// Packs panels [first, first + count) of a matrix, one after the other, to `panels` (64-byte aligned).
+void pack_panels(const SourceMatrix& matrix, int64_t first, int64_t count, std::byte* panels);
+
+// How the panels of one matrix are shared out among memory nodes: node d has [first(d), first(d + 1)).
+inline int64_t first_panel_of_node(int64_t num_panels, int node, int num_nodes) {
+  return num_panels * node / num_nodes;
+}
+
+// Several matrices of the same number of columns, stacked by rows; each has its own format and its own
+// panels.
+class PackedMatrix {
+ public:
+  struct Segment {
+    kernels::WeightFormat format;
+    int64_t first_row, rows;  // in the stack
+    int64_t num_panels, panel_bytes;
+    const std::byte* panels;
+
+    const std::byte* panel(int64_t p) const { return panels + p * panel_bytes; }
+  };
+
+  // Packs on the team, each node's share by its own threads. Throws std::invalid_argument for no parts, empty
+  // ones or different numbers of columns, std::bad_alloc.
+  PackedMatrix(ThreadTeam& team, std::span<const SourceMatrix> parts);
+
+  int64_t rows() const { return rows_; }
+  int64_t columns() const { return columns_; }
+  size_t bytes() const { return bytes_; }
+  const std::vector<Segment>& segments() const { return segments_; }
+
+ private:
+  int64_t rows_ = 0, columns_ = 0;
+  size_t bytes_ = 0;
+  std::vector<Segment> segments_;
+  PageMemory memory_;
+};
+
+// A piece of work on panels: some of one matrix's.
+struct PanelRange {
+  int item;  // which matrix, segment or unit
+  int64_t first, count;
+};
+
+// The panels of several matrices cut into pieces of at most `most` panels, those of node 0 first: the chunks
+// of a loop over them, in an order in which a thread's neighbouring chunks are neighbouring memory.
+class PanelPieces {
+ public:
+  // Adds panels of `item`. Pieces end where a node's share ends.
+  void add(int item, int64_t num_panels, int64_t most, int num_nodes);
+  // Orders them by node. To be called once, after the last add.
+  void finish(int num_nodes);
+  void clear();
+
+  LoopPhase phase() const { return {static_cast<int64_t>(pieces_.size()), per_node_.data()}; }
+  const PanelRange& operator[](int64_t chunk) const { return pieces_[static_cast<size_t>(chunk)]; }
+  int64_t size() const { return static_cast<int64_t>(pieces_.size()); }
+
+ private:
+  std::vector<PanelRange> pieces_, sorted_;
+  std::vector<int> nodes_;
+  std::vector<int64_t> per_node_;
+};
+
+}  // namespace twofold

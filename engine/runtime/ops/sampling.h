@@ -1,0 +1,56 @@
+// Picks tokens from rows of logits without sorting the vocabulary.
+//
+// The rule. An element weighs round(2^b * exp((x - highest) / temperature)), a whole number; b is as large as
+// lets the sum over the vocabulary fit (45 for 151,936 tokens), so that what is 10^13 times less likely than
+// the likeliest token is never drawn. In the order of descending logits, of equals the lower token first:
+// top-k keeps the first k; top-p the fewest first ones that hold at least top_p of what top-k left; min-p
+// those that weigh at least min_p of the first. The token is where the running sum of the kept ones first
+// exceeds floor(uniform * their sum).
+//
+// All sums are exact, so the token depends on neither threads, batch nor instruction set. How it is found:
+// one pass for the extremes of blocks of the row. The k-th highest block bounds top-k from below, the highest
+// element bounds min-p; where nothing else asks for the whole row's sum, only the elements from there on are
+// taken further. One pass adds every weight to one of up to 1,024 buckets of falling logits. Running sums
+// over the buckets tell in which one each border lies; only that bucket's elements are looked at again, and
+// halved (nth_element) rather than sorted.
+#pragma once
+#include <cstdint>
+#include <span>
+
+#include "host/thread_team.h"
+#include "ops/token_rules.h"
+#include "twofold/kernels.h"
+
+namespace twofold {
+
+// How one row is sampled. Temperature 0 takes the highest; top_k 0 or above the vocabulary, top_p 1 and min_p
+// 0 keep all. uniform is in [0, 1).
+struct Draw {
+  double temperature, top_k, top_p, min_p, uniform;
+};
+
+// The token of each row of logits [R, vocabulary]. rules: [R], null where a row has none. Rows are changed
+// while this runs and are as before when it returns. A NaN is never picked; a row with nothing above minus
+// infinity gives 0.
+void pick_tokens(const kernels::KernelTable& table, ThreadTeam& team, float* logits, int64_t vocabulary,
+                 std::span<const Draw> draws, std::span<const TokenRules* const> rules, int32_t* tokens);
+
+struct LogProbability {
+  int32_t token;
+  double value;
+};
+
+// Of which row, which token, and how many of the row's likeliest beside it.
+struct LogProbabilityQuery {
+  int64_t row;
+  int32_t token;
+  int32_t num_top;
+};
+
+// log softmax in float64. answers[i] has the token asked for, then the likeliest ones: descending, of equals
+// the lower token first. A row whose highest is not finite has -infinity everywhere.
+void log_probabilities(const kernels::KernelTable& table, ThreadTeam& team, const float* logits,
+                       int64_t vocabulary, std::span<const LogProbabilityQuery> queries,
+                       std::span<std::vector<LogProbability>> answers);
+
+}  // namespace twofold
