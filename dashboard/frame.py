@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import streamlit as st
-from twofold.errors import ConfigError
+from twofold.api.errors import ConfigError
 from twofold.telemetry import queries
 
 from dashboard import figures, formats, palette

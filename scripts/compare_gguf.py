@@ -60,10 +60,10 @@ def main() -> int:
 
 
 def compare(path: Path, args: argparse.Namespace) -> dict[str, Any]:
-    from twofold import ops
-    from twofold.model.model_files import open_model_files
-    from twofold.quantise.layers import LayeredModel
-    from twofold.quantise.quality import default_text, log_probabilities
+    from twofold.blocks import ops
+    from twofold.models.model_files import open_model_files
+    from twofold.models.quantise.layers import LayeredModel
+    from twofold.models.quantise.quality import default_text, log_probabilities
     from twofold.tokenizer import Tokenizer
 
     files = open_model_files(path)

@@ -18,13 +18,19 @@ import tempfile
 import time
 from pathlib import Path
 
-from twofold.errors import ModelLoadError
-from twofold.gguf_file import GgufFile
-from twofold.model.model_files import open_model_files
-from twofold.model.weights import dense_weights, expert_weights
-from twofold.testing import TinyModel
-from twofold.testing_gguf import damaged, gguf_bytes, gguf_parts, with_strange_metadata, write_tiny_gguf
+from twofold.api.errors import ModelLoadError
+from twofold.blocks.weights import dense_weights, expert_weights
+from twofold.models.model_files import open_model_files
+from twofold.models.testing import TinyModel
+from twofold.models.testing_gguf import (
+    damaged,
+    gguf_bytes,
+    gguf_parts,
+    with_strange_metadata,
+    write_tiny_gguf,
+)
 from twofold.tokenizer import Tokenizer
+from twofold.weights.gguf_file import GgufFile
 
 MODELS = (
     TinyModel(hidden_size=32, moe_intermediate_size=32, num_layers=1, num_experts=2, vocab_size=267),

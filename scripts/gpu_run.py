@@ -86,7 +86,7 @@ def run(options: argparse.Namespace, checks: Sequence[Named]) -> int:
         build()
     report["build_seconds"] = round(time.perf_counter() - started, 1)
     sys.path.insert(0, str(ROOT / "engine"))
-    from twofold.experts.device_experts import devices
+    from twofold.device.experts import devices
 
     found, why = devices()
     report["device"], report["why_no_device"] = (found[0] if found else None), why

@@ -11,10 +11,10 @@ import argparse
 import dataclasses
 import sys
 
-from twofold.config import EngineConfig
+from twofold.api.config import EngineConfig
+from twofold.api.types import PlacementCounts, PrefetchCounts, SamplingParams
 from twofold.engine import Engine
 from twofold.lab.foresight import SHAPE, play_sticky
-from twofold.types import PlacementCounts, PrefetchCounts, SamplingParams
 
 PROMPTS = (
     "Tell me the story of the fox and the crow.",

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from twofold.config import EngineConfig, ServerConfig, TelemetryConfig, environment_name, flag_name
+from twofold.api.config import EngineConfig, ServerConfig, TelemetryConfig, environment_name, flag_name
 
 README = Path(__file__).resolve().parent.parent / "README.md"
 BEGIN = "<!-- settings: made by scripts/settings_table.py --write -->"

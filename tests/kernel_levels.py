@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from twofold._core import kernels
-from twofold.errors import ConfigError
+from twofold.api.errors import ConfigError
 
 EMULATIONS = {"amx": "amx_emulated"}
 """By level: its kernels with their instructions carried out in plain code, for CPUs without them."""

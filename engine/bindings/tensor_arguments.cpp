@@ -9,7 +9,7 @@ namespace twofold::bindings {
 namespace {
 
 void raise_as(const char* name, const std::exception& failure) {
-  const py::object type = py::module_::import("twofold.errors").attr(name);
+  const py::object type = py::module_::import("twofold.api.errors").attr(name);
   PyErr_SetString(type.ptr(), failure.what());
 }
 

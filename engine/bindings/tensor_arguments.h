@@ -1,5 +1,5 @@
 // numpy arrays as arguments of native operations: a TensorView of each without copy or conversion, and the
-// errors of the operations as twofold.errors classes.
+// errors of the operations as twofold.api.errors classes.
 #pragma once
 #include <pybind11/numpy.h>
 
@@ -11,7 +11,7 @@
 
 namespace twofold::bindings {
 
-// A setting is wrong. Python sees twofold.errors.ConfigError.
+// A setting is wrong. Python sees twofold.api.errors.ConfigError.
 class ConfigFailure : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
@@ -26,7 +26,7 @@ TensorView view_of(const pybind11::array& array);
 // By the name that files, flags and messages use; ConfigFailure for an unknown one.
 kernels::WeightFormat format_named(const std::string& name);
 
-// A twofold.weight_format.WeightMatrix (data, format, columns, scales), checked, without a copy: the arrays
+// A twofold.weights.weight_format.WeightMatrix (data, format, columns, scales), checked, without a copy: the arrays
 // must outlive what is returned. `what` begins messages. Throws KernelFailure.
 SourceMatrix source_matrix(const pybind11::handle& matrix, const std::string& what);
 

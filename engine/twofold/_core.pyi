@@ -1,4 +1,4 @@
-"""Types of the native module. Operations (`twofold.ops`) and the MoE executor are spelled out."""
+"""Types of the native module. Operations (`twofold.blocks.ops`) and the MoE executor are spelled out."""
 
 from collections.abc import Sequence
 from typing import Any, Literal, final
@@ -6,7 +6,7 @@ from typing import Any, Literal, final
 import numpy as np
 from numpy.typing import NDArray
 
-from twofold.weight_format import WeightMatrix
+from twofold.weights.weight_format import WeightMatrix
 
 _F32 = NDArray[np.float32]
 _U8 = NDArray[np.uint8]

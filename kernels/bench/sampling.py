@@ -17,10 +17,10 @@ from pathlib import Path
 import numpy as np
 
 try:
-    from twofold import ops
+    from twofold.blocks import ops
 except ImportError:  # run from a checkout whose native module was built in place
     sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "engine"))
-    from twofold import ops
+    from twofold.blocks import ops
 
 # Temperature, top-k, top-p, min-p.
 CASES = {

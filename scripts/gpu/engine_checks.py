@@ -6,9 +6,9 @@ import time
 from typing import Any
 
 import numpy as np
-from twofold import ops
-from twofold.model import LoadedModel as CpuModel
-from twofold.runner import ModelRunner
+from twofold.blocks import ops
+from twofold.engine.model import LoadedModel as CpuModel
+from twofold.engine.runner import ModelRunner
 
 from gpu.machine import Machine, expect
 from gpu.models import QWEN, Shape

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from twofold.device.calibration import calibrate_device
+from twofold.device.probe import ModuleProbe
 from twofold.experts.calibration import LayerTimer, calibrate, to_profile
 from twofold.experts.cpu_cost import cpu_cost_model
-from twofold.experts.device_calibration import calibrate_device
-from twofold.experts.device_probe import ModuleProbe
 from twofold.experts.profiles import MachineProfile, load_profile
 from twofold.lab.shapes import SHAPES
 from twofold.lab.simulate import simulate_system

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from twofold import ops
-from twofold.experts.device_experts import DeviceExperts, make_host_store, pack_expert
+from twofold.blocks import ops
+from twofold.device.experts import DeviceExperts, make_host_store, pack_expert
 from twofold.experts.moe import MoeShape
-from twofold.weight_format import WeightMatrix
+from twofold.weights.weight_format import WeightMatrix
 
 from gpu.machine import Machine
 

@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 import torch
-from twofold.model.device_kernels import CudaKernels, DeviceKernels, HeadShape, KvLayer, TorchKernels
+from twofold.device.kernels import CudaKernels, DeviceKernels, HeadShape, KvLayer, TorchKernels
 
 from gpu.experts import (
     Case,

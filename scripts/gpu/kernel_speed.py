@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from twofold.experts.device_calibration import Routing
-from twofold.experts.device_probe import ModuleProbe
+from twofold.device.calibration import Routing
+from twofold.device.probe import ModuleProbe
 from twofold.experts.moe import MoeShape
 
 from gpu.machine import Machine, expect

@@ -57,7 +57,7 @@ def model_folder(machine: Machine, shape: Shape) -> Path:
 
 def _write(machine: Machine, shape: Shape) -> Path:
     from safetensors.torch import save_file
-    from twofold.bundled import bundled_model_path
+    from twofold.models.bundled import bundled_model_path
 
     folder = machine.folder / shape.name
     folder.mkdir(parents=True, exist_ok=True)

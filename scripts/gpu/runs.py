@@ -14,23 +14,23 @@ from typing import Any, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
-from twofold import ops
-from twofold.device_runner import DeviceRunner
+from twofold.api.types import GenerationRequest, SamplingParams
+from twofold.blocks import ops
+from twofold.blocks.weights import expert_layers
+from twofold.device.kernels import CudaKernels, TorchKernels
+from twofold.device.model import DeviceModel
+from twofold.device.runner import DeviceRunner
+from twofold.engine.kv_cache import PagePool
+from twofold.engine.sampler import Sampler
+from twofold.engine.scheduler import Scheduler
+from twofold.engine.scheduler import Sequence as Request
 from twofold.experts.accelerator import AcceleratorChoice
 from twofold.experts.moe import DenseCost, MoeRuntime, MoeShape, SlotPlan
 from twofold.experts.profiles import MachineProfile
-from twofold.kv_cache import PagePool
 from twofold.lab.systems import SYSTEMS as PEERS
-from twofold.model import open_model_files
-from twofold.model.device_kernels import CudaKernels, TorchKernels
-from twofold.model.device_model import DeviceModel
-from twofold.model.sizing import dense_stretches
-from twofold.model.weights import expert_layers
-from twofold.sampler import Sampler
-from twofold.scheduler import Scheduler
-from twofold.scheduler import Sequence as Request
-from twofold.testing import ToldSampler
-from twofold.types import GenerationRequest, SamplingParams
+from twofold.models import open_model_files
+from twofold.models.sizing import dense_stretches
+from twofold.models.testing import ToldSampler
 
 from gpu.machine import Machine
 from gpu.models import ForcedRouting, ForcedTrace, Shape, model_folder, shrunk, trace_for

@@ -45,7 +45,7 @@ class Layer:
     """One layer of random experts, and a team of threads of its own."""
 
     def __init__(self, task: dict[str, Any]) -> None:
-        from twofold import ops
+        from twofold.blocks import ops
         from twofold.experts.accelerator import choose_accelerator
         from twofold.experts.moe import DenseCost, MoeRuntime, MoeShape, SlotPlan
 
@@ -97,7 +97,7 @@ class Layer:
 
 
 def _matrix(rng: np.random.Generator, name: str, rows: int, columns: int) -> Any:
-    from twofold.weight_format import WeightMatrix, element_type
+    from twofold.weights.weight_format import WeightMatrix, element_type
 
     data: npt.NDArray[Any] = random_rows(rng, FORMATS[name], rows, columns)
     return WeightMatrix(data.view(element_type(name)), name, columns)

@@ -13,9 +13,9 @@ import time
 def main() -> int:
     task = json.loads(sys.argv[1])
     try:
-        from twofold.config import EngineConfig
+        from twofold.api.config import EngineConfig
+        from twofold.api.errors import TwofoldError
         from twofold.engine import Engine
-        from twofold.errors import TwofoldError
     except ImportError as error:
         print(json.dumps({"error": f"twofold cannot be imported: {error}"}))
         return 3

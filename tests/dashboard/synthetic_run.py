@@ -11,6 +11,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 
 import numpy as np
+from twofold.api.types import EmulatedParts, RequestRecord, RunInfo, StepParts, StepRecord
 from twofold.telemetry.sink import (
     CACHE_EVENT_DTYPE,
     TOKEN_LAYER_DTYPE,
@@ -21,7 +22,6 @@ from twofold.telemetry.sink import (
     TelemetrySink,
     UploadReason,
 )
-from twofold.types import EmulatedParts, RequestRecord, RunInfo, StepParts, StepRecord
 
 HIT_US, CPU_US, UPLOAD_US = 12.0, 90.0, 55.0
 

@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 from torch import Tensor
-from twofold import _core, ops
-from twofold.device_runner import DeviceRunner
+from twofold import _core
+from twofold.blocks import ops
+from twofold.device.runner import DeviceRunner
 
 UNIT_F32 = 2.0**-24
 """Largest relative error of one float32 operation."""

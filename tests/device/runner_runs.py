@@ -11,21 +11,22 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from twofold import ops
-from twofold.config import EngineConfig
-from twofold.device_runner import DeviceRunner
-from twofold.expert_loading import load_experts, slot_plan
+from twofold.api.config import EngineConfig
+from twofold.api.types import GenerationRequest, SamplingParams
+from twofold.blocks import ops
+from twofold.device.kernels import TorchKernels
+from twofold.device.model import DeviceModel
+from twofold.device.runner import DeviceRunner
+from twofold.engine.expert_loading import load_experts, slot_plan
+from twofold.engine.kv_cache import PagePool
+from twofold.engine.model import LoadedModel
+from twofold.engine.runner import ModelRunner, Runner
+from twofold.engine.sampler import Sampler
+from twofold.engine.scheduler import Scheduler
+from twofold.engine.scheduler import Sequence as Request
 from twofold.experts.accelerator import AcceleratorChoice
-from twofold.kv_cache import PagePool
-from twofold.model import LoadedModel, open_model_files
-from twofold.model.device_kernels import TorchKernels
-from twofold.model.device_model import DeviceModel
-from twofold.runner import ModelRunner, Runner
-from twofold.sampler import Sampler
-from twofold.scheduler import Scheduler
-from twofold.scheduler import Sequence as Request
-from twofold.testing import ToldSampler
-from twofold.types import GenerationRequest, SamplingParams
+from twofold.models import open_model_files
+from twofold.models.testing import ToldSampler
 
 PAGE_SIZE = 8
 NUM_PAGES = 128

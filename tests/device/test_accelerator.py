@@ -11,10 +11,11 @@ from types import ModuleType
 
 import numpy as np
 import pytest
-from twofold import _core, ops
-from twofold.errors import CapacityError, KernelError
+from twofold import _core
+from twofold.api.errors import CapacityError, KernelError
+from twofold.blocks import ops
 from twofold.lab.systems import SYSTEMS
-from twofold.weight_format import WeightMatrix
+from twofold.weights.weight_format import WeightMatrix
 
 LAYERS, EXPERTS, TOP_K, HIDDEN, INTERMEDIATE = 3, 8, 2, 64, 32
 FIGURES = {

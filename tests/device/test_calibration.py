@@ -15,11 +15,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from twofold import ops
+from twofold.blocks import ops
 from twofold.cli.calibrate import format_device
 from twofold.cli.main import main
-from twofold.experts.calibration import Sample, random_store
-from twofold.experts.device_calibration import (
+from twofold.device.calibration import (
     LINK_BYTES,
     LayerConstants,
     LinkSample,
@@ -28,11 +27,12 @@ from twofold.experts.device_calibration import (
     fit_layers,
     fit_link,
 )
-from twofold.experts.device_probe import ModuleProbe
+from twofold.device.probe import ModuleProbe
+from twofold.experts.calibration import Sample, random_store
 from twofold.experts.moe import MoeShape
 from twofold.experts.profiles import COST_FIGURES, load_profile
-from twofold.testing import TinyModel, write_tiny_model
-from twofold.weight_format import packed_bytes
+from twofold.models.testing import TinyModel, write_tiny_model
+from twofold.weights.weight_format import packed_bytes
 
 SHAPE = MoeShape(2, 32, 4, 64, 32, (("bf16",) * 3,) * 2)
 

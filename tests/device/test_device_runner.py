@@ -19,21 +19,21 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from twofold.bundled import bundled_model_path  # noqa: E402
-from twofold.config import EngineConfig  # noqa: E402
-from twofold.device_runner import DeviceRunner  # noqa: E402
+from twofold.api.config import EngineConfig  # noqa: E402
+from twofold.api.errors import KernelError  # noqa: E402
+from twofold.api.types import SamplingParams, TokenLogprob  # noqa: E402
+from twofold.device.queue import HostQueue  # noqa: E402
+from twofold.device.runner import DeviceRunner  # noqa: E402
 from twofold.engine import Engine  # noqa: E402
-from twofold.errors import KernelError  # noqa: E402
-from twofold.model.device_queue import HostQueue  # noqa: E402
-from twofold.sampler import Sampler  # noqa: E402
-from twofold.testing import (  # noqa: E402
+from twofold.engine.sampler import Sampler  # noqa: E402
+from twofold.models.bundled import bundled_model_path  # noqa: E402
+from twofold.models.testing import (  # noqa: E402
     TinyModel,
     ToldSampler,
     tiny_weights,
     write_tiny_model,
     write_weights,
 )
-from twofold.types import SamplingParams, TokenLogprob  # noqa: E402
 
 from tests.device.layer_sums import LayerSums  # noqa: E402
 from tests.device.runner_runs import F32, Play, make_cpu_runner, make_runner, scripted  # noqa: E402

@@ -16,15 +16,15 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from twofold.bundled import bundled_model_path  # noqa: E402
+from twofold.api.config import EngineConfig  # noqa: E402
+from twofold.api.errors import CapacityError, ConfigError, KernelError  # noqa: E402
+from twofold.api.types import Chunk, SamplingParams  # noqa: E402
 from twofold.cli.machine_checks import check_device_memory  # noqa: E402
 from twofold.cli.main import main  # noqa: E402
-from twofold.config import EngineConfig  # noqa: E402
+from twofold.device.model import DeviceModel  # noqa: E402
 from twofold.engine import Engine  # noqa: E402
-from twofold.errors import CapacityError, ConfigError, KernelError  # noqa: E402
-from twofold.model.device_model import DeviceModel  # noqa: E402
-from twofold.testing import TinyModel, write_tiny_model  # noqa: E402
-from twofold.types import Chunk, SamplingParams  # noqa: E402
+from twofold.models.bundled import bundled_model_path  # noqa: E402
+from twofold.models.testing import TinyModel, write_tiny_model  # noqa: E402
 
 from tests.device.runner_runs import replaced_module  # noqa: E402
 
@@ -91,7 +91,7 @@ def test_the_split_is_told_before_anything_is_loaded(
     def stop(*_: object, **__: object) -> None:
         raise InterruptedError
 
-    monkeypatch.setattr("twofold.device_loading.DeviceModel", stop)
+    monkeypatch.setattr("twofold.device.loading.DeviceModel", stop)
     with caplog.at_level(logging.INFO), pytest.raises(InterruptedError):
         Engine.load(EngineConfig(model=str(tiny), accelerator="cuda"))
     assert "GPU memory: " in caplog.text
@@ -118,7 +118,7 @@ def test_a_device_that_ran_full_meanwhile_names_the_flags(
     def full(*_: object, **__: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
 
-    monkeypatch.setattr("twofold.device_loading.DeviceRunner", full)
+    monkeypatch.setattr("twofold.device.loading.DeviceRunner", full)
     with pytest.raises(CapacityError, match=r"Tried to allocate.*lower --max-total-tokens"):
         Engine.load(EngineConfig(model=str(tiny), accelerator="cuda"))
 
@@ -216,7 +216,7 @@ def number_of_evictions(path: Path) -> int:
 def test_the_server_answers_from_the_device(cuda: ModuleType, tiny: Path) -> None:
     pytest.importorskip("fastapi")
     from fastapi.testclient import TestClient
-    from twofold.config import ServerConfig
+    from twofold.api.config import ServerConfig
     from twofold.server.app import create_app
 
     config = EngineConfig(model=str(tiny), accelerator="cuda", gpu_experts_ratio=0.5, cpu_threads=1)

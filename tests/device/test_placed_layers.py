@@ -10,12 +10,13 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from twofold import _core, ops  # noqa: E402
-from twofold.errors import ConfigError, KernelError  # noqa: E402
-from twofold.experts.layer_transfers import Parcel  # noqa: E402
+from twofold import _core  # noqa: E402
+from twofold.api.errors import ConfigError, KernelError  # noqa: E402
+from twofold.blocks import ops  # noqa: E402
+from twofold.device.placed_layers import DECODE_TOKENS, PlacedLayers  # noqa: E402
+from twofold.device.transfers import Parcel  # noqa: E402
 from twofold.experts.moe import MoeShape  # noqa: E402
-from twofold.experts.placed_layers import DECODE_TOKENS, PlacedLayers  # noqa: E402
-from twofold.weight_format import WeightMatrix  # noqa: E402
+from twofold.weights.weight_format import WeightMatrix  # noqa: E402
 
 LAYERS, EXPERTS, TOP_K, HIDDEN, INTERMEDIATE = 3, 8, 2, 64, 96
 CPU = torch.device("cpu")

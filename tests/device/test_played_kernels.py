@@ -14,10 +14,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from twofold import ops  # noqa: E402
-from twofold.errors import KernelError  # noqa: E402
-from twofold.experts.device_experts import make_host_store, pack_expert  # noqa: E402
-from twofold.weight_format import WeightMatrix  # noqa: E402
+from twofold.api.errors import KernelError  # noqa: E402
+from twofold.blocks import ops  # noqa: E402
+from twofold.device.experts import make_host_store, pack_expert  # noqa: E402
+from twofold.weights.weight_format import WeightMatrix  # noqa: E402
 
 EXPERTS, TOP_K, HIDDEN, INTERMEDIATE, TOKENS = 8, 3, 64, 96, 5
 FORMATS = ("f32", "bf16", "fp8", "q8_0", "q4_0", "q4_k")

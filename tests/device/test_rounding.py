@@ -15,11 +15,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from twofold import _core, ops  # noqa: E402
+from twofold import _core  # noqa: E402
 from twofold._core import kernels  # noqa: E402
-from twofold.experts.device_experts import make_host_store, pack_expert  # noqa: E402
-from twofold.experts.device_layouts import Grouping, by_expert  # noqa: E402
-from twofold.weight_format import WeightMatrix  # noqa: E402
+from twofold.blocks import ops  # noqa: E402
+from twofold.device.experts import make_host_store, pack_expert  # noqa: E402
+from twofold.device.layouts import Grouping, by_expert  # noqa: E402
+from twofold.weights.weight_format import WeightMatrix  # noqa: E402
 
 from tests.device.layer_sums import alone, cpu_beside_device  # noqa: E402
 

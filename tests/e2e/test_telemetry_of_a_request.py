@@ -6,14 +6,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from twofold.config import EngineConfig
+from twofold.api.config import EngineConfig
+from twofold.api.types import GenerationRequest, SamplingParams
 from twofold.engine import Engine
+from twofold.models.testing import TinyModel, write_tiny_model
 from twofold.telemetry import queries
 from twofold.telemetry.sink import CacheEventKind, Placement
 from twofold.telemetry.summary import summarise
 from twofold.telemetry.writer import open_sink
-from twofold.testing import TinyModel, write_tiny_model
-from twofold.types import GenerationRequest, SamplingParams
 
 PROMPTS = ([5, 6, 7, 8, 9, 10, 11], [12, 13, 14])
 ANSWER_TOKENS = 12

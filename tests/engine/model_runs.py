@@ -8,12 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from twofold import ops
 from twofold._core import kernels
+from twofold.blocks import ops
+from twofold.blocks.weights import expert_layers
+from twofold.engine.model import BatchMeta, LoadedModel, load_model
 from twofold.experts.accelerator import choose_accelerator
 from twofold.experts.moe import DenseCost, MoeRuntime, MoeShape, SlotPlan
-from twofold.model import BatchMeta, LoadedModel, load_model
-from twofold.model.weights import expert_layers
 
 F32 = npt.NDArray[np.float32]
 PAGE_SIZE = 4

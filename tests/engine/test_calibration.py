@@ -8,18 +8,18 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from twofold import ops
+from twofold.api.config import EngineConfig
+from twofold.api.errors import ConfigError
+from twofold.api.types import SamplingParams
+from twofold.blocks import ops
 from twofold.cli.calibrate import format_calibration
 from twofold.cli.main import main
-from twofold.config import EngineConfig
 from twofold.engine import Engine
-from twofold.errors import ConfigError
 from twofold.experts.calibration import Calibration, LayerTimer, Sample, calibrate, fit, predict, to_profile
 from twofold.experts.moe import MoeShape
 from twofold.experts.profiles import CpuCurve, load_machine_profile, load_profile
+from twofold.models.testing import TinyModel, write_tiny_model
 from twofold.telemetry.sink import NullSink
-from twofold.testing import TinyModel, write_tiny_model
-from twofold.types import SamplingParams
 
 EMPTY = CpuCurve("f32", 64, 32, 2, 0.0, ())
 

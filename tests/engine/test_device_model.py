@@ -11,16 +11,16 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("twofold._core")
 
-from twofold import ops  # noqa: E402
-from twofold.errors import ModelLoadError  # noqa: E402
-from twofold.model.decode_inputs import DecodeRow  # noqa: E402
-from twofold.model.device_graphs import DecodeGraphs  # noqa: E402
-from twofold.model.device_kernels import TorchKernels  # noqa: E402
-from twofold.model.device_model import DeviceBatch, DeviceModel  # noqa: E402
-from twofold.model.device_queue import HostQueue  # noqa: E402
-from twofold.model.model_files import open_model_files  # noqa: E402
-from twofold.model.weights import expert_weights  # noqa: E402
-from twofold.testing import TinyModel, write_tiny_model  # noqa: E402
+from twofold.api.errors import ModelLoadError  # noqa: E402
+from twofold.blocks import ops  # noqa: E402
+from twofold.blocks.weights import expert_weights  # noqa: E402
+from twofold.device.decode_inputs import DecodeRow  # noqa: E402
+from twofold.device.graphs import DecodeGraphs  # noqa: E402
+from twofold.device.kernels import TorchKernels  # noqa: E402
+from twofold.device.model import DeviceBatch, DeviceModel  # noqa: E402
+from twofold.device.queue import HostQueue  # noqa: E402
+from twofold.models.model_files import open_model_files  # noqa: E402
+from twofold.models.testing import TinyModel, write_tiny_model  # noqa: E402
 
 from tests.engine.model_runs import load, random_prompt  # noqa: E402
 

@@ -11,10 +11,10 @@ torch = pytest.importorskip("torch")
 
 from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
-from twofold import ops  # noqa: E402
-from twofold.model.device_sampler import CANDIDATES, ON_HOST, DeviceSampler  # noqa: E402
-from twofold.sampler import Sampler, sample, settle  # noqa: E402
-from twofold.types import Draw, SamplingParams  # noqa: E402
+from twofold.api.types import Draw, SamplingParams  # noqa: E402
+from twofold.blocks import ops  # noqa: E402
+from twofold.device.sampler import CANDIDATES, ON_HOST, DeviceSampler  # noqa: E402
+from twofold.engine.sampler import Sampler, sample, settle  # noqa: E402
 
 TEAM = ops.ThreadTeam(1)
 CPU = torch.device("cpu")

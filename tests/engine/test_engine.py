@@ -6,11 +6,11 @@ import threading
 
 import numpy as np
 import pytest
-from twofold.config import EngineConfig
+from twofold.api.config import EngineConfig
+from twofold.api.errors import CapacityError, ConfigError, KernelError, ModelLoadError, RequestError
+from twofold.api.types import Chunk, GenerationRequest, SamplingParams
 from twofold.engine import Engine
-from twofold.errors import CapacityError, ConfigError, KernelError, ModelLoadError, RequestError
-from twofold.testing import TinyModel, write_tiny_model
-from twofold.types import Chunk, GenerationRequest, SamplingParams
+from twofold.models.testing import TinyModel, write_tiny_model
 
 PROMPTS = [tuple(range(5, 5 + n)) for n in (3, 17, 40, 9, 26)]
 

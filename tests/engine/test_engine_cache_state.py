@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 
 import pytest
-from twofold.config import EngineConfig
+from twofold.api.config import EngineConfig
+from twofold.api.errors import ConfigError
+from twofold.api.types import SamplingParams
 from twofold.engine import Engine
-from twofold.errors import ConfigError
-from twofold.testing import TinyModel, write_tiny_model
-from twofold.types import SamplingParams
+from twofold.models.testing import TinyModel, write_tiny_model
 
 PROMPT = tuple(range(5, 25))
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from twofold import ops
-from twofold.config import EngineConfig
+from twofold.api.config import EngineConfig
+from twofold.api.errors import RequestError
+from twofold.api.types import Chunk, GenerationRequest, SamplingParams, TokenLogprob
+from twofold.blocks import ops
 from twofold.engine import Engine
-from twofold.errors import RequestError
-from twofold.model import load_model
-from twofold.testing import TinyModel, write_tiny_model
-from twofold.types import Chunk, GenerationRequest, SamplingParams, TokenLogprob
+from twofold.engine.model import load_model
+from twofold.models.testing import TinyModel, write_tiny_model
 
 from tests.engine.model_runs import Runner
 

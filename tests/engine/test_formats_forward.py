@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from twofold import ops
-from twofold.model.model_files import open_model_files
-from twofold.testing import TinyModel, tiny_config, write_safetensors, write_tiny_model
-from twofold.testing_gguf import write_tiny_gguf
+from twofold.blocks import ops
+from twofold.models.model_files import open_model_files
+from twofold.models.testing import TinyModel, tiny_config, write_safetensors, write_tiny_model
+from twofold.models.testing_gguf import write_tiny_gguf
 
 from tests.engine.model_runs import load, random_prompt, rounds_activations
 

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from twofold.errors import ModelLoadError
-from twofold.testing import TinyModel, tiny_config, tiny_weights, write_safetensors, write_tiny_model
+from twofold.api.errors import ModelLoadError
+from twofold.models.testing import TinyModel, tiny_config, tiny_weights, write_safetensors, write_tiny_model
 
 from tests.engine.model_runs import load, random_prompt
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from twofold.config import EngineConfig
+from twofold.api.config import EngineConfig
+from twofold.api.errors import ConfigError
+from twofold.api.types import GenerationRequest, SamplingParams
 from twofold.engine import Engine
-from twofold.errors import ConfigError
 from twofold.lab.record import record_text
-from twofold.testing import TinyModel, write_tiny_model
-from twofold.types import GenerationRequest, SamplingParams
+from twofold.models.testing import TinyModel, write_tiny_model
 
 TEXT = "Once upon a time there was a fox who could not count beyond four. " * 3
 

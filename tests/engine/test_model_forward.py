@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from twofold.bundled import bundled_model_path
-from twofold.model import read_config
-from twofold.testing import TinyModel, write_tiny_model
+from twofold.models import read_config
+from twofold.models.bundled import bundled_model_path
+from twofold.models.testing import TinyModel, write_tiny_model
 from twofold.tokenizer import Tokenizer
 
 from tests.engine.model_runs import load, random_prompt, rounds_activations

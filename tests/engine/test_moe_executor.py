@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from twofold import _core, ops
+from twofold import _core
+from twofold.blocks import ops
 from twofold.experts.profiles import load_profile
-from twofold.testing import weight_matrix
+from twofold.models.testing import weight_matrix
 
 from tests.engine.model_runs import rounds_activations
 

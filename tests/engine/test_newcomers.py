@@ -9,10 +9,10 @@ import time
 from dataclasses import dataclass, field
 
 import pytest
-from twofold.bundled import bundled_model_path
-from twofold.config import EngineConfig
+from twofold.api.config import EngineConfig
+from twofold.api.types import Chunk, GenerationRequest, SamplingParams
 from twofold.engine import Engine
-from twofold.types import Chunk, GenerationRequest, SamplingParams
+from twofold.models.bundled import bundled_model_path
 
 LONG, SHORT = 4000, 10
 

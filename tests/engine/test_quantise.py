@@ -13,20 +13,20 @@ from typing import Any
 
 import numpy as np
 import pytest
-from twofold import ops
-from twofold.errors import ConfigError, ModelLoadError, TwofoldError
-from twofold.model.model_files import ModelFiles, open_model_files
-from twofold.model.weights import dense_weights, expert_weights
-from twofold.quantise import directory as directory_module
-from twofold.quantise.directory import OutputDirectory, fingerprint
-from twofold.quantise.layers import LayeredModel
-from twofold.quantise.origin import source_config, write_tokenizer
-from twofold.quantise.quality import Quality, compare, default_text, log_probabilities
-from twofold.quantise.recipe import TARGETS, format_for, make_recipe
-from twofold.testing import TinyModel, tiny_weights, write_tiny_model
-from twofold.testing_gguf import write_tiny_gguf
+from twofold.api.errors import ConfigError, ModelLoadError, TwofoldError
+from twofold.blocks import ops
+from twofold.blocks.weights import dense_weights, expert_weights
+from twofold.models.model_files import ModelFiles, open_model_files
+from twofold.models.quantise import directory as directory_module
+from twofold.models.quantise.directory import OutputDirectory, fingerprint
+from twofold.models.quantise.layers import LayeredModel
+from twofold.models.quantise.origin import source_config, write_tokenizer
+from twofold.models.quantise.quality import Quality, compare, default_text, log_probabilities
+from twofold.models.quantise.recipe import TARGETS, format_for, make_recipe
+from twofold.models.testing import TinyModel, tiny_weights, write_tiny_model
+from twofold.models.testing_gguf import write_tiny_gguf
 from twofold.tokenizer import Tokenizer
-from twofold.weight_format import WeightMatrix
+from twofold.weights.weight_format import WeightMatrix
 
 from tests.engine.model_runs import load
 

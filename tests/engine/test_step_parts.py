@@ -6,13 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from twofold.bundled import bundled_model_path
-from twofold.config import EngineConfig
+from twofold.api.config import EngineConfig
+from twofold.api.types import SamplingParams
 from twofold.engine import Engine
+from twofold.models.bundled import bundled_model_path
 from twofold.telemetry import queries
 from twofold.telemetry.queries.step_times import StepTimes
 from twofold.telemetry.writer import open_sink
-from twofold.types import SamplingParams
 
 NATIVE = ("embed", "attention", "router", "experts_cpu", "head")
 

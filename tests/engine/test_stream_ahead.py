@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from twofold import _core, ops
-from twofold.testing import weight_matrix
+from twofold import _core
+from twofold.blocks import ops
+from twofold.models.testing import weight_matrix
 
 # Round figures: an upload takes 100 us, an expert 30 us on the device, and the CPU is out of the question.
 EXPERT_BYTES = 1e5

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
-from twofold import ops
 from twofold._core import kernels
-from twofold.testing import weight_matrix
+from twofold.blocks import ops
+from twofold.models.testing import weight_matrix
 
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]

@@ -8,7 +8,7 @@ import numpy as np
 from kernel_reference import F32, F64, to_bf16_bits, widen
 from numpy.typing import NDArray
 from twofold._core import kernels
-from twofold.weight_format import WeightMatrix, element_type
+from twofold.weights.weight_format import WeightMatrix, element_type
 
 U8 = NDArray[np.uint8]
 FORMATS: dict[str, tuple[int, int, int, int]] = kernels.formats()

@@ -9,8 +9,8 @@ import kernel_reference as reference
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from twofold import ops
-from twofold.errors import ConfigError, KernelError
+from twofold.api.errors import ConfigError, KernelError
+from twofold.blocks import ops
 
 EPS = 1e-6
 

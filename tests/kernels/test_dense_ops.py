@@ -8,10 +8,10 @@ import torch
 from kernel_reference import F32, packed, rmsnorm, rounding, silu, to_bf16_bits, weights, widen
 from numpy.typing import NDArray
 from packed_reference import FORMATS, fitting_columns, random_rows
-from twofold import ops
-from twofold.errors import KernelError
-from twofold.testing import weight_matrix
-from twofold.weight_format import WeightMatrix
+from twofold.api.errors import KernelError
+from twofold.blocks import ops
+from twofold.models.testing import weight_matrix
+from twofold.weights.weight_format import WeightMatrix
 
 EPS = 1e-5
 DTYPES = ["float32", "bfloat16"]

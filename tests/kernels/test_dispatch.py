@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 import twofold
-from twofold import ops
 from twofold._core import kernels
+from twofold.blocks import ops
 
 from tests.kernel_levels import summary
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from packed_reference import FORMATS, GGUF_FORMATS, Rows, fitting_columns, plain_values, random_rows
 from twofold._core import kernels
-from twofold.errors import ConfigError, KernelError
+from twofold.api.errors import ConfigError, KernelError
 
 
 @pytest.mark.parametrize("name", sorted(GGUF_FORMATS))

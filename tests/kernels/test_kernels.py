@@ -7,7 +7,7 @@ import pytest
 from kernel_reference import F32, rmsnorm, rotate, to_bf16_bits, weights, widen
 from numpy.typing import NDArray
 from twofold._core import kernels
-from twofold.errors import ConfigError, KernelError
+from twofold.api.errors import ConfigError, KernelError
 
 LEVELS = kernels.supported_levels()
 DTYPES = ["float32", "bfloat16"]

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from kernel_reference import F32, F64, silu
 from packed_reference import FORMATS, Rows, decoded, fitting_columns, random_rows
-from twofold import _core, ops
+from twofold import _core
 from twofold._core import kernels
+from twofold.blocks import ops
 
 HIDDEN, INNER, EXPERTS, TOP_K = 512, 256, 6, 3  # multiples of every format's block
 MIXED = [("q4_k", "q5_k", "q6_k"), ("bf16", "f32", "q8_0"), ("fp8", "fp8", "f16"), ("int4", "int8", "q4_0")]

@@ -8,9 +8,9 @@ import gguf
 import numpy as np
 import numpy.typing as npt
 import pytest
-from twofold import ops
-from twofold.errors import ConfigError, KernelError
-from twofold.weight_format import FORMATS, WeightMatrix, source_row_bytes
+from twofold.api.errors import ConfigError, KernelError
+from twofold.blocks import ops
+from twofold.weights.weight_format import FORMATS, WeightMatrix, source_row_bytes
 
 F32 = npt.NDArray[np.float32]
 GGUF_TYPES = {"q8_0": "Q8_0", "q4_0": "Q4_0", "q4_k": "Q4_K", "q5_k": "Q5_K", "q6_k": "Q6_K"}

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from twofold import ops
 from twofold._core import kernels
-from twofold.errors import KernelError
+from twofold.api.errors import KernelError
+from twofold.blocks import ops
 
 from tests.kernels.sampling_reference import pick, pick_in_float64
 

@@ -8,9 +8,9 @@ import time
 
 import numpy as np
 import pytest
-from twofold import ops
 from twofold._core import kernels
-from twofold.errors import ConfigError, KernelError
+from twofold.api.errors import ConfigError, KernelError
+from twofold.blocks import ops
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 8])

@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from fake_engine import FakeEngine
 from live_server import serving
-from twofold.config import ServerConfig
+from twofold.api.config import ServerConfig
 from twofold.server.app import create_app
 
 

@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from twofold.errors import CapacityError, RequestError
-from twofold.types import Chunk, GenerationRequest, PlacementCounts, RunInfo, TokenLogprob, Usage
+from twofold.api.errors import CapacityError, RequestError
+from twofold.api.types import Chunk, GenerationRequest, PlacementCounts, RunInfo, TokenLogprob, Usage
 
 EMULATED = RunInfo(
     model="/models/fake-tales",

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import httpx
 from starlette.types import ASGIApp
-from twofold.config import ServerConfig
+from twofold.api.config import ServerConfig
 from twofold.server.connections import ConnectionLimits
 from twofold.server.listening import HttpServer, bind
 

@@ -14,8 +14,8 @@ import threading
 from typing import Any
 
 from fake_engine import FakeEngine
-from twofold.config import ServerConfig
-from twofold.errors import ModelLoadError, TwofoldError
+from twofold.api.config import ServerConfig
+from twofold.api.errors import ModelLoadError, TwofoldError
 from twofold.server.listening import bind
 from twofold.server.process import ServerProcess
 

@@ -11,10 +11,10 @@ import openai
 import pytest
 from fake_engine import FakeEngine
 from live_server import HTTP, serving
-from twofold.config import ServerConfig
+from twofold.api.config import ServerConfig
+from twofold.api.types import SamplingParams, TokenLogprob
 from twofold.server.app import create_app
 from twofold.server.logprobs import CompletionLogprobs, TokenNames, chat_logprobs
-from twofold.types import SamplingParams, TokenLogprob
 
 MODEL = "fake-tales"
 WAIT_S = 20

@@ -12,8 +12,8 @@ import time
 import httpx
 import pytest
 from live_server import HTTP, connect, serving
-from twofold.config import ServerConfig
-from twofold.errors import ConfigError
+from twofold.api.config import ServerConfig
+from twofold.api.errors import ConfigError
 from twofold.server import connections
 from twofold.server.app import create_app
 from twofold.server.connections import ConnectionLimits

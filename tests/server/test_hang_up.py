@@ -9,7 +9,7 @@ import time
 import pytest
 from fake_engine import FakeEngine
 from live_server import HTTP, serving
-from twofold.config import ServerConfig
+from twofold.api.config import ServerConfig
 from twofold.server.app import create_app
 
 WAIT_S = 20

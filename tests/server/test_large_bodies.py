@@ -13,7 +13,7 @@ import time
 import pytest
 from fake_engine import FakeEngine, WordTokenizer
 from live_server import HTTP, serving
-from twofold.config import ServerConfig
+from twofold.api.config import ServerConfig
 from twofold.server.api_errors import ApiError
 from twofold.server.app import app_of
 from twofold.server.body_worker import MAX_VALUES, BodyWorker
@@ -156,7 +156,7 @@ def test_work_follows_the_context_and_not_the_text(text, num_tokens, most_chars)
 
 def test_tokenising_lets_other_threads_run():
     """`encode` of the tokenizers package keeps the GIL for all of it, its batch call does not."""
-    bundled = pytest.importorskip("twofold.bundled")
+    bundled = pytest.importorskip("twofold.models.bundled")
     from twofold.tokenizer import Tokenizer
 
     tokenizer = Tokenizer.open(bundled.bundled_model_path())

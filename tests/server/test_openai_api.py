@@ -8,9 +8,9 @@ import openai
 import pytest
 from fake_engine import FakeEngine
 from live_server import HTTP, serving
-from twofold.config import ServerConfig
+from twofold.api.config import ServerConfig
+from twofold.api.types import SamplingParams
 from twofold.server.app import create_app
-from twofold.types import SamplingParams
 
 MODEL = "fake-tales"
 

@@ -15,8 +15,8 @@ import httpx
 import pytest
 import twofold
 from live_server import HTTP
-from twofold.config import ServerConfig
-from twofold.errors import ConfigError
+from twofold.api.config import ServerConfig
+from twofold.api.errors import ConfigError
 from twofold.server.listening import bind
 
 HERE = Path(__file__).parent

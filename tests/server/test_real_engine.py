@@ -16,13 +16,13 @@ from live_server import HTTP, serving
 
 pytest.importorskip("twofold._core", reason="the native module is not built")
 
-from twofold.config import EngineConfig, ServerConfig
+from twofold.api.config import EngineConfig, ServerConfig
+from twofold.api.types import RequestRecord, SamplingParams
 from twofold.engine import Engine
+from twofold.models.testing import TinyModel, write_tiny_model
 from twofold.server.app import create_app
 from twofold.server.sampling_defaults import sampling_defaults
 from twofold.telemetry.sink import NullSink
-from twofold.testing import TinyModel, write_tiny_model
-from twofold.types import RequestRecord, SamplingParams
 
 WAIT_S = 20
 LONG = 60_000

@@ -12,9 +12,9 @@ from live_server import serving
 
 pytest.importorskip("twofold._core", reason="the native module is not built")
 
-from twofold.bundled import bundled_model_path
-from twofold.config import EngineConfig, ServerConfig
+from twofold.api.config import EngineConfig, ServerConfig
 from twofold.engine import Engine
+from twofold.models.bundled import bundled_model_path
 from twofold.server.app import create_app
 
 PROMPT = "Once upon a time there was a"

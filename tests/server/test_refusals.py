@@ -12,8 +12,8 @@ from fake_engine import FakeEngine
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from live_server import HTTP, serving
-from twofold.config import ServerConfig
-from twofold.errors import CapacityError, KernelError, RequestError
+from twofold.api.config import ServerConfig
+from twofold.api.errors import CapacityError, KernelError, RequestError
 from twofold.server.app import create_app
 from twofold.server.fields import FIELDS as TABLE
 from twofold.telemetry.sink import LoadSample, NullSink

@@ -12,7 +12,7 @@ import openai.types.chat
 import pytest
 from fake_engine import FakeEngine
 from live_server import HTTP, serving
-from twofold.config import ServerConfig
+from twofold.api.config import ServerConfig
 from twofold.server.app import create_app
 from twofold.server.fields import ENDPOINTS, FIELDS, Endpoint, RequestField, markdown, table_of
 from twofold.server.schemas import ChatRequest, CompletionRequest

@@ -16,7 +16,7 @@ pytest.importorskip("twofold._core", reason="the native module is not built")
 pytest.importorskip("sqlalchemy")
 
 import twofold
-from twofold.testing import write_tiny_model
+from twofold.models.testing import write_tiny_model
 
 
 def start(model: Path, database: Path) -> subprocess.Popen[str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from fake_engine import EMULATED, FakeEngine
 from live_server import HTTP, serving
-from twofold.config import ServerConfig
+from twofold.api.config import ServerConfig
 from twofold.server.app import create_app
 from twofold.telemetry.routing import RoutingRecorder
 from twofold.telemetry.sink import NullSink, SinkStats, TeeSink, TelemetrySink

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from fake_engine import FakeEngine
 from live_server import HTTP, serving
-from twofold.config import ServerConfig
+from twofold.api.config import ServerConfig
 from twofold.server.app import create_app
 
 TEXT = "/v1/completions"

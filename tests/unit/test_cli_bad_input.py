@@ -14,7 +14,7 @@ pytest.importorskip("twofold._core", reason="the native module is not built")
 pytest.importorskip("fastapi")
 
 from twofold.cli.main import main
-from twofold.testing import TinyModel, write_tiny_model
+from twofold.models.testing import TinyModel, write_tiny_model
 
 
 def edit_json(path: Path, **changes: object) -> None:

@@ -20,7 +20,7 @@ pytest.importorskip("twofold._core", reason="the native module is not built")
 import twofold
 from twofold.cli import machine_checks
 from twofold.cli.main import main
-from twofold.testing import TinyModel, tiny_weights, write_tiny_model, write_weights
+from twofold.models.testing import TinyModel, tiny_weights, write_tiny_model, write_weights
 
 EMULATED = ("--accelerator", "emulated:rtx4090-pcie4", "--gpu-experts-ratio", "0.25", "--cpu-threads", "1")
 NONE = ("--accelerator", "none", "--cpu-threads", "1")
@@ -340,7 +340,7 @@ def test_doctor_knows_the_sqlite_versions_with_the_wal_reset_bug(monkeypatch, ve
 def test_doctor_sees_a_taken_port_and_a_missing_directory(tmp_path):
     import socket
 
-    from twofold.config import ServerConfig
+    from twofold.api.config import ServerConfig
 
     with socket.create_server(("127.0.0.1", 0)) as other:
         check = machine_checks.check_port(ServerConfig(port=other.getsockname()[1]))

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 import twofold
+from twofold.api.config import EngineConfig, ServerConfig, TelemetryConfig, flag_name
+from twofold.api.errors import CapacityError, ConfigError, KernelError, ModelLoadError, RequestError
 from twofold.cli import main as cli
-from twofold.config import EngineConfig, ServerConfig, TelemetryConfig, flag_name
-from twofold.errors import CapacityError, ConfigError, KernelError, ModelLoadError, RequestError
 
 COMMANDS = sorted(cli.COMMANDS)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from twofold.cli.main import main
-from twofold.testing import TinyModel, write_tiny_model
+from twofold.models.testing import TinyModel, write_tiny_model
 
 TINY = TinyModel(
     hidden_size=256, head_dim=64, moe_intermediate_size=256, num_layers=2, num_experts=4, dtype="bfloat16"

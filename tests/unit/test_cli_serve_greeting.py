@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+from twofold.api.config import ServerConfig
+from twofold.api.types import RunInfo
 from twofold.cli.serve import greeting
 from twofold.cli.terminal_text import harmless
-from twofold.config import ServerConfig
-from twofold.types import RunInfo
 
 INFO = RunInfo(
     model="/models/tales",

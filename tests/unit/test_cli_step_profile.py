@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from twofold.cli.main import main
-from twofold.testing import TinyModel, write_tiny_model
+from twofold.models.testing import TinyModel, write_tiny_model
 
 ARGUMENTS = ["--prompt-tokens", "9", "--new-tokens", "8", "--repeats", "1", "--no-compare-transformers"]
 NATIVE = {"embedding", "qkv", "keys_values", "attention", "output", "router", "experts", "head"}

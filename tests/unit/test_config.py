@@ -6,7 +6,7 @@ import argparse
 import dataclasses
 
 import pytest
-from twofold.config import (
+from twofold.api.config import (
     EngineConfig,
     ServerConfig,
     TelemetryConfig,
@@ -14,7 +14,7 @@ from twofold.config import (
     environment_name,
     from_namespace,
 )
-from twofold.errors import ConfigError
+from twofold.api.errors import ConfigError
 
 CLASSES = (EngineConfig, ServerConfig, TelemetryConfig)
 

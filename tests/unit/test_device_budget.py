@@ -8,9 +8,9 @@ import re
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from twofold.config import EngineConfig
-from twofold.device_budget import WORKSPACE_BYTES, DeviceBudget, DeviceNeeds, plan_device
-from twofold.errors import ConfigError
+from twofold.api.config import EngineConfig
+from twofold.api.errors import ConfigError
+from twofold.device.budget import WORKSPACE_BYTES, DeviceBudget, DeviceNeeds, plan_device
 
 GIB = 2**30
 

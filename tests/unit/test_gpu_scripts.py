@@ -33,7 +33,7 @@ def test_a_dry_run_lists_every_check_and_runs_none(tmp_path: Path, script: str, 
 
 
 def test_without_a_device_the_run_fails_and_says_why(tmp_path: Path) -> None:
-    from twofold.experts.device_experts import devices
+    from twofold.device.experts import devices
 
     found, _ = devices()
     if found:

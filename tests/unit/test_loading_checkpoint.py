@@ -13,11 +13,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from twofold.errors import ModelLoadError
-from twofold.model.checkpoint import Checkpoint, read_header
-from twofold.model.model_files import open_model_files
-from twofold.model.weights import dense_weights, expert_weights
-from twofold.testing import (
+from twofold.api.errors import ModelLoadError
+from twofold.blocks.weights import dense_weights, expert_weights
+from twofold.models.model_files import open_model_files
+from twofold.models.testing import (
     TinyModel,
     tiny_config,
     tiny_weights,
@@ -26,6 +25,7 @@ from twofold.testing import (
     write_tiny_model,
     write_weights,
 )
+from twofold.weights.checkpoint import Checkpoint, read_header
 
 SMALL = TinyModel(num_layers=2, num_experts=4, vocab_size=270)
 INDEX = "model.safetensors.index.json"

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from twofold.errors import ModelLoadError
-from twofold.model import ARCHITECTURES, read_config
-from twofold.testing import TinyModel, tiny_config, write_tiny_model
+from twofold.api.errors import ModelLoadError
+from twofold.models import ARCHITECTURES, read_config
+from twofold.models.testing import TinyModel, tiny_config, write_tiny_model
 
 
 def write_config(directory: Path, model: TinyModel | None = None, **changes: Any) -> Path:

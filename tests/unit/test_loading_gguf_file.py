@@ -14,13 +14,19 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from twofold.errors import ModelLoadError
-from twofold.gguf_file import GgufFile, is_gguf, model_name, read_header
-from twofold.model.model_files import open_model_files
-from twofold.model.weights import dense_weights, expert_weights
-from twofold.testing import TinyModel
-from twofold.testing_gguf import damaged, gguf_bytes, gguf_parts, with_strange_metadata, write_tiny_gguf
+from twofold.api.errors import ModelLoadError
+from twofold.blocks.weights import dense_weights, expert_weights
+from twofold.models.model_files import open_model_files
+from twofold.models.testing import TinyModel
+from twofold.models.testing_gguf import (
+    damaged,
+    gguf_bytes,
+    gguf_parts,
+    with_strange_metadata,
+    write_tiny_gguf,
+)
 from twofold.tokenizer import Tokenizer
+from twofold.weights.gguf_file import GgufFile, is_gguf, model_name, read_header
 
 SMALL = TinyModel(hidden_size=32, moe_intermediate_size=32, num_layers=1, num_experts=2, vocab_size=270)
 F32, Q4_0 = 0, 2

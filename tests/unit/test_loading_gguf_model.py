@@ -10,19 +10,19 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
-from twofold import ops
-from twofold.errors import ModelLoadError
-from twofold.gguf_file import GgufFile
-from twofold.model import read_config
-from twofold.model.gguf_config import read_gguf_config
-from twofold.model.gguf_source import GgufSource
-from twofold.model.model_files import ModelFiles, open_model_files
-from twofold.model.rope import inverse_frequencies
-from twofold.model.sizing import measure_model
-from twofold.model.weights import dense_weights, expert_weights
-from twofold.testing import TinyModel, tiny_config, write_tiny_model
-from twofold.testing_gguf import write_tiny_gguf
-from twofold.weight_format import WeightMatrix
+from twofold.api.errors import ModelLoadError
+from twofold.blocks import ops
+from twofold.blocks.rope import inverse_frequencies
+from twofold.blocks.weights import dense_weights, expert_weights
+from twofold.models import read_config
+from twofold.models.gguf_config import read_gguf_config
+from twofold.models.model_files import ModelFiles, open_model_files
+from twofold.models.sizing import measure_model
+from twofold.models.testing import TinyModel, tiny_config, write_tiny_model
+from twofold.models.testing_gguf import write_tiny_gguf
+from twofold.weights.gguf_file import GgufFile
+from twofold.weights.gguf_source import GgufSource
+from twofold.weights.weight_format import WeightMatrix
 
 QWEN = TinyModel(hidden_size=64, moe_intermediate_size=32, num_layers=2, num_experts=4)
 MIXTRAL = replace(QWEN, architecture="MixtralForCausalLM", num_heads=8)

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from twofold.model.read_ahead import ReadAhead
+from twofold.weights.read_ahead import ReadAhead
 
 
 def test_reads_every_stretch_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from twofold.model.config import RopeConfig
-from twofold.model.rope import RopeTable, attention_factor, dynamic_inverse_frequencies, inverse_frequencies
+from twofold.blocks.rope import RopeTable, attention_factor, dynamic_inverse_frequencies, inverse_frequencies
+from twofold.models.config import RopeConfig
 
 HEAD_DIM = 32
 MAX_POSITIONS = 64

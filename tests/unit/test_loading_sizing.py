@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from twofold.model.model_files import open_model_files
-from twofold.model.sizing import WORKING_BYTES, check_host_memory, dense_stretches, measure_model
-from twofold.model.weights import DenseFfnWeights, dense_weights, expert_weights
-from twofold.testing import TinyModel, tiny_weights, write_tiny_model
+from twofold.blocks.weights import DenseFfnWeights, dense_weights, expert_weights
+from twofold.models.model_files import open_model_files
+from twofold.models.sizing import WORKING_BYTES, check_host_memory, dense_stretches, measure_model
+from twofold.models.testing import TinyModel, tiny_weights, write_tiny_model
 
 MODEL = TinyModel(num_layers=3, mlp_only_layers=(1,))
 
@@ -98,9 +98,9 @@ def test_device_bytes(tmp_path: Path) -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_dense_weights_on_a_device_are_those_that_the_device_model_holds(tmp_path: Path, dtype: Any) -> None:
     torch = pytest.importorskip("torch")
-    ops = pytest.importorskip("twofold.ops")
-    from twofold.model.device_kernels import TorchKernels
-    from twofold.model.device_model import DeviceModel
+    ops = pytest.importorskip("twofold.blocks.ops")
+    from twofold.device.kernels import TorchKernels
+    from twofold.device.model import DeviceModel
 
     files = open_model_files(write_tiny_model(tmp_path, replace(MODEL, dtype=dtype)))
     context = files.config.max_context

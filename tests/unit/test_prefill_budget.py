@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from twofold.prefill_budget import LEAST_TOKENS, PrefillBudget
+from twofold.engine.prefill_budget import LEAST_TOKENS, PrefillBudget
 
 
 def measured(decode_ms: float, token_ms: float, max_step_s: float | None = None) -> PrefillBudget:

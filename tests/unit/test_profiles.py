@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
-from twofold.config import EngineConfig
-from twofold.errors import ConfigError
+from twofold.api.config import EngineConfig
+from twofold.api.errors import ConfigError
 from twofold.experts.accelerator import choose_accelerator, num_slots
 from twofold.experts.profiles import COST_FIGURES, load_profile, shipped_profiles
 

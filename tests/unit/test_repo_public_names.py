@@ -7,15 +7,22 @@ import importlib
 import inspect
 
 import pytest
-from twofold import errors, types
-from twofold.config import EngineConfig, ServerConfig, TelemetryConfig
+from twofold.api import errors, types
+from twofold.api.config import EngineConfig, ServerConfig, TelemetryConfig
 
 PUBLIC = {
     "twofold": ["__version__"],
     "twofold.engine": ["Engine", "EngineStats"],
-    "twofold.config": ["EngineConfig", "ServerConfig", "TelemetryConfig"],
-    "twofold.types": ["Chunk", "GenerationRequest", "PlacementCounts", "RunInfo", "SamplingParams", "Usage"],
-    "twofold.errors": [
+    "twofold.api.config": ["EngineConfig", "ServerConfig", "TelemetryConfig"],
+    "twofold.api.types": [
+        "Chunk",
+        "GenerationRequest",
+        "PlacementCounts",
+        "RunInfo",
+        "SamplingParams",
+        "Usage",
+    ],
+    "twofold.api.errors": [
         "TwofoldError",
         "ConfigError",
         "ModelLoadError",
@@ -23,18 +30,12 @@ PUBLIC = {
         "CapacityError",
         "KernelError",
     ],
-    "twofold.model": [
-        "BatchMeta",
-        "LoadProgress",
-        "LoadedModel",
-        "ModelConfig",
-        "load_model",
-        "read_config",
-    ],
+    "twofold.engine.model": ["BatchMeta", "LoadedModel", "load_model"],
+    "twofold.models": ["LoadProgress", "ModelConfig", "read_config"],
     "twofold.tokenizer": ["Tokenizer"],
     "twofold.telemetry.sink": ["NullSink", "TelemetrySink"],
-    "twofold.bundled": ["bundled_model_path"],
-    "twofold.testing": ["TinyModel", "write_tiny_model"],
+    "twofold.models.bundled": ["bundled_model_path"],
+    "twofold.models.testing": ["TinyModel", "write_tiny_model"],
     "twofold.cli.main": ["main"],
 }
 ENGINE_METHODS = {
@@ -52,7 +53,7 @@ ENGINE_METHODS = {
 
 @pytest.mark.parametrize("module", PUBLIC)
 def test_public_names_are_there(module: str) -> None:
-    if module in {"twofold.engine", "twofold.model"}:
+    if module in {"twofold.engine", "twofold.engine.model"}:
         pytest.importorskip("twofold._core", reason="the native module is not built")
     present = importlib.import_module(module)
     assert [name for name in PUBLIC[module] if not hasattr(present, name)] == []
@@ -71,7 +72,7 @@ def test_every_error_is_a_twofold_error_and_says_so_in_one_hierarchy() -> None:
     ours = [
         value for value in vars(errors).values() if inspect.isclass(value) and issubclass(value, Exception)
     ]
-    assert {cls.__name__ for cls in ours} >= set(PUBLIC["twofold.errors"])
+    assert {cls.__name__ for cls in ours} >= set(PUBLIC["twofold.api.errors"])
     assert all(issubclass(cls, errors.TwofoldError) for cls in ours)
 
 

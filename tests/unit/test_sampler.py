@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from twofold import ops
-from twofold.sampler import Sampler, sample
-from twofold.types import SamplingParams
+from twofold.api.types import SamplingParams
+from twofold.blocks import ops
+from twofold.engine.sampler import Sampler, sample
 
 TEAM = ops.ThreadTeam(1)
 LOGITS = np.log(np.array([0.5, 0.3, 0.15, 0.05], np.float32))

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from twofold.kv_cache import PagePool
-from twofold.prefill_budget import LEAST_TOKENS, PrefillBudget
-from twofold.scheduler import Scheduler, Sequence
-from twofold.types import GenerationRequest, SamplingParams
+from twofold.api.types import GenerationRequest, SamplingParams
+from twofold.engine.kv_cache import PagePool
+from twofold.engine.prefill_budget import LEAST_TOKENS, PrefillBudget
+from twofold.engine.scheduler import Scheduler, Sequence
 
 
 def make_sequence(number: int, prompt_tokens: int, max_tokens: int = 8) -> Sequence:

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
-from twofold.errors import ConfigError
+from twofold.api.errors import ConfigError
 from twofold.telemetry import queries
 from twofold.telemetry.summary import format_summary, summarise
 from twofold.telemetry.writer import open_sink

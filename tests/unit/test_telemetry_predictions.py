@@ -6,11 +6,11 @@ import dataclasses
 
 import numpy as np
 import pytest
+from twofold.api.types import RunInfo
 from twofold.telemetry import queries
 from twofold.telemetry.sink import TOKEN_LAYER_DTYPE
 from twofold.telemetry.summary import format_summary, summarise
 from twofold.telemetry.writer import open_sink
-from twofold.types import RunInfo
 
 RUN = RunInfo("m", "A", "none", "", "wall", "", 2, 8, 2, 0, 1, "generic", 1, "0", "{}")
 

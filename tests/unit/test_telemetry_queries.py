@@ -8,13 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from twofold.api.errors import ConfigError
+from twofold.api.types import StepRecord
 from twofold.cli import telemetry as cli
-from twofold.errors import ConfigError
 from twofold.telemetry import queries
 from twofold.telemetry.sink import TOKEN_LAYER_DTYPE, CacheEventKind, Placement, UploadReason
 from twofold.telemetry.summary import format_summary, summarise
 from twofold.telemetry.writer import open_sink
-from twofold.types import StepRecord
 
 from tests.dashboard.synthetic_run import ManualClock, SyntheticRun, run_info, synthetic_history
 

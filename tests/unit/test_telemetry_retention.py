@@ -7,12 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from twofold.config import TelemetryConfig
-from twofold.errors import ConfigError
+from twofold.api.config import TelemetryConfig
+from twofold.api.errors import ConfigError
+from twofold.api.types import RequestRecord, StepRecord
 from twofold.telemetry.sink import CACHE_EVENT_DTYPE, TOKEN_LAYER_DTYPE, UPLOAD_DTYPE, LoadSample
 from twofold.telemetry.summary import summarise
 from twofold.telemetry.writer import DatabaseSink
-from twofold.types import RequestRecord, StepRecord
 
 from tests.dashboard.synthetic_run import ManualClock, run_info
 from tests.unit.test_telemetry_writer import open_writer, scalar, url_of, wait_until

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from twofold.errors import ConfigError
+from twofold.api.errors import ConfigError
+from twofold.api.types import RequestRecord, RunInfo
 from twofold.telemetry.routing import RoutingRecorder, RoutingRows
 from twofold.telemetry.sink import TOKEN_LAYER_DTYPE
-from twofold.types import RequestRecord, RunInfo
 
 RUN = RunInfo("m", "A", "none", "", "wall", "", 2, 300, 3, 0, 1, "generic", 1, "0", "{}")
 

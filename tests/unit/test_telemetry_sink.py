@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from twofold.errors import RequestError
+from twofold.api.errors import RequestError
 from twofold.telemetry.sink import LoadSample, parse_load_samples
 
 GOOD: dict[str, Any] = {

@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from sqlalchemy import event
+from twofold.api.types import RequestRecord, StepRecord
 from twofold.telemetry import queries
 from twofold.telemetry.queries import predictions
 from twofold.telemetry.sink import CACHE_EVENT_DTYPE, TOKEN_LAYER_DTYPE, UPLOAD_DTYPE
 from twofold.telemetry.summary import format_summary, summarise
 from twofold.telemetry.writer import open_sink
-from twofold.types import RequestRecord, StepRecord
 
 from tests.dashboard.synthetic_run import ManualClock, run_info
 

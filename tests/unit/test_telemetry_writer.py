@@ -14,11 +14,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from twofold.errors import ConfigError
+from twofold.api.errors import ConfigError
+from twofold.api.types import StepRecord
 from twofold.telemetry import queries, schema
 from twofold.telemetry.sink import TOKEN_LAYER_DTYPE, UPLOAD_DTYPE, NullSink
 from twofold.telemetry.writer import DatabaseSink, open_sink
-from twofold.types import StepRecord
 
 from tests.dashboard.synthetic_run import ManualClock, SyntheticRun, run_info, synthetic_history
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
-from twofold.text_stream import TextStream
+from twofold.tokenizer.text_stream import TextStream
 
 
 class Letters:

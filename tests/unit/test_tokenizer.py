@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from twofold.errors import ModelLoadError, RequestError
-from twofold.testing import write_tiny_tokenizer
+from twofold.api.errors import ModelLoadError, RequestError
+from twofold.models.testing import write_tiny_tokenizer
 from twofold.tokenizer import Tokenizer
 
 

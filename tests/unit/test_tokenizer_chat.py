@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from twofold.errors import RequestError
-from twofold.testing import CHATML_TEMPLATE, write_tiny_tokenizer
+from twofold.api.errors import RequestError
+from twofold.models.testing import CHATML_TEMPLATE, write_tiny_tokenizer
 from twofold.tokenizer import ChatTemplate, Tokenizer
 
 # What templates in the wild do: block trimming, namespaces, loop controls, tools as JSON, refusals, special tokens.

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from twofold.bundled import bundled_model_path
-from twofold.errors import ModelLoadError
-from twofold.gguf_file import GgufFile
-from twofold.testing import TinyModel, write_tiny_tokenizer
-from twofold.testing_gguf import sentencepiece_vocabulary, write_tiny_gguf
+from twofold.api.errors import ModelLoadError
+from twofold.models.bundled import bundled_model_path
+from twofold.models.testing import TinyModel, write_tiny_tokenizer
+from twofold.models.testing_gguf import sentencepiece_vocabulary, write_tiny_gguf
 from twofold.tokenizer import Tokenizer
 from twofold.tokenizer.gguf_vocabulary import _WORD_RULES
+from twofold.weights.gguf_file import GgufFile
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -11,7 +11,7 @@ import tokenizers
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import decoders, models
-from twofold.testing import write_tiny_tokenizer
+from twofold.models.testing import write_tiny_tokenizer
 from twofold.tokenizer import IncrementalDetokenizer, Tokenizer
 
 REPLACEMENT = "\ufffd"

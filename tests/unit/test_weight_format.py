@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from twofold.weight_format import FORMATS, PANEL_ROWS, WeightMatrix, packed_bytes, source_row_bytes
+from twofold.weights.weight_format import FORMATS, PANEL_ROWS, WeightMatrix, packed_bytes, source_row_bytes
 
 HEADER = Path(__file__).resolve().parents[2] / "kernels/include/twofold/weight_format.h"
 

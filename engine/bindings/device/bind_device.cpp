@@ -19,7 +19,7 @@ namespace twofold::bindings {
 namespace {
 
 void raise(const char* name, const std::exception& error) {
-  py::set_error(py::module_::import("twofold.errors").attr(name), error.what());
+  py::set_error(py::module_::import("twofold.api.errors").attr(name), error.what());
 }
 
 void translate(std::exception_ptr thrown) {

@@ -13,7 +13,7 @@
 namespace twofold {
 
 // A tensor does not fit the operation it was given to, or a value in it is out of range. The message says
-// what was given and what was expected. Python sees twofold.errors.KernelError.
+// what was given and what was expected. Python sees twofold.api.errors.KernelError.
 class KernelFailure : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;

@@ -7,8 +7,8 @@ import uuid
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from twofold.errors import CapacityError, KernelError
-from twofold.types import Chunk, GenerationRequest, SamplingParams
+from twofold.api.errors import CapacityError, KernelError
+from twofold.api.types import Chunk, GenerationRequest, SamplingParams
 
 if TYPE_CHECKING:
     from twofold.engine import Engine

@@ -13,11 +13,11 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from twofold.api.errors import ConfigError, KernelError
+from twofold.api.types import Chunk, SamplingParams
 from twofold.cli.model_options import add_model_arguments, engine_config, load_engine, open_telemetry
 from twofold.cli.speed import Speed, median_speed
 from twofold.cli.transformers_bench import TransformersBench
-from twofold.errors import ConfigError, KernelError
-from twofold.types import Chunk, SamplingParams
 
 if TYPE_CHECKING:
     from twofold.cli.step_profile import AnswerProfile

@@ -10,12 +10,12 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from twofold.config import EngineConfig
-from twofold.errors import ConfigError
+from twofold.api.config import EngineConfig
+from twofold.api.errors import ConfigError
 
 if TYPE_CHECKING:
+    from twofold.device.calibration import DeviceCalibration
     from twofold.experts.calibration import Calibration
-    from twofold.experts.device_calibration import DeviceCalibration
     from twofold.experts.profiles import MachineProfile
 
 _BAR_CHARS = 40
@@ -48,12 +48,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure, print, store. ConfigError when the profile cannot be written; nothing is half-written."""
-    from twofold import ops
-    from twofold.bundled import bundled_model_path
+    from twofold.blocks import ops
     from twofold.experts.calibration import LayerTimer, calibrate, to_profile
     from twofold.experts.moe import MoeShape
     from twofold.experts.profiles import load_profile, local_profile_path
-    from twofold.model.model_files import open_model_files
+    from twofold.models.bundled import bundled_model_path
+    from twofold.models.model_files import open_model_files
 
     EngineConfig(cpu_threads=args.cpu_threads)  # refuses what is out of range
     if not 1 <= args.repeats <= 1000:
@@ -76,8 +76,8 @@ def run(args: argparse.Namespace) -> int:
     calibration = calibrate(shape, args.cpu_threads, repeats=args.repeats, progress=progress, timer=timer)
     device: DeviceCalibration | None = None
     if module is not None:
-        from twofold.experts.device_calibration import calibrate_device
-        from twofold.experts.device_probe import ModuleProbe
+        from twofold.device.calibration import calibrate_device
+        from twofold.device.probe import ModuleProbe
 
         timer.use(ops.ThreadTeam(args.cpu_threads))
         probe = ModuleProbe(module, shape)

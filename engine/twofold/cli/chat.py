@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from twofold.api.errors import ConfigError, RequestError
+from twofold.api.types import SamplingParams
 from twofold.cli.answer_reader import read_answer
 from twofold.cli.model_options import (
     add_model_arguments,
@@ -19,8 +21,6 @@ from twofold.cli.model_options import (
     sampling_from,
 )
 from twofold.cli.terminal_text import print_piece
-from twofold.errors import ConfigError, RequestError
-from twofold.types import SamplingParams
 
 if TYPE_CHECKING:
     from twofold.engine import Engine

@@ -6,18 +6,18 @@ import argparse
 import dataclasses
 import json
 
-from twofold.cli import machine_checks
-from twofold.cli.machine_checks import Check
-from twofold.cli.model_options import add_model_arguments, engine_config
-from twofold.config import (
+from twofold.api.config import (
     ServerConfig,
     TelemetryConfig,
     from_namespace,
 )
-from twofold.config import (
+from twofold.api.config import (
     add_arguments as add_config_arguments,
 )
-from twofold.errors import ModelLoadError
+from twofold.api.errors import ModelLoadError
+from twofold.cli import machine_checks
+from twofold.cli.machine_checks import Check
+from twofold.cli.model_options import add_model_arguments, engine_config
 
 _MARKS = {"ok": "ok  ", "note": "note", "bad": "BAD "}
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
-from twofold.config import EngineConfig, ServerConfig
-from twofold.errors import TwofoldError
-from twofold.host_memory import available_memory_bytes
+from twofold.api.config import EngineConfig, ServerConfig
+from twofold.api.errors import TwofoldError
+from twofold.weights.host_memory import available_memory_bytes
 
 Verdict = Literal["ok", "note", "bad"]
 
@@ -41,7 +41,7 @@ class Check:
 def check_cpu() -> Check:
     """The instruction set that the kernels chose on this CPU, and why."""
     try:
-        from twofold import ops
+        from twofold.blocks import ops
     except ImportError as error:
         return Check("CPU", "bad", f"the native module is not there ({error})", "build it: make build")
     try:
@@ -82,7 +82,7 @@ def check_memory() -> Check:
 
 def check_model(config: EngineConfig) -> Check:
     """Whether the model fits, from its headers alone: nothing is loaded."""
-    from twofold.model.sizing import check_host_memory, measure_model
+    from twofold.models.sizing import check_host_memory, measure_model
 
     try:
         size = measure_model(config.model)
@@ -104,9 +104,9 @@ def check_device_memory(config: EngineConfig) -> Check | None:
     """How the GPU's memory would be split; None where no GPU would be used."""
     import importlib
 
-    from twofold.device_budget import needs_of, plan_device
+    from twofold.device.budget import needs_of, plan_device
     from twofold.experts.accelerator import choose_accelerator
-    from twofold.model.sizing import measure_model
+    from twofold.models.sizing import measure_model
 
     try:
         if choose_accelerator(config.accelerator).kind != "cuda":

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import Final, NoReturn
 
 from twofold import __version__
-from twofold.errors import ConfigError, ModelLoadError, RequestError, TwofoldError
+from twofold.api.errors import ConfigError, ModelLoadError, RequestError, TwofoldError
 
 COMMANDS: Final[dict[str, str]] = {
     "serve": "serve a model to OpenAI clients over HTTP",

@@ -9,13 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from twofold.config import EngineConfig, TelemetryConfig, add_arguments, from_namespace
-from twofold.errors import ConfigError
-from twofold.types import SamplingParams
+from twofold.api.config import EngineConfig, TelemetryConfig, add_arguments, from_namespace
+from twofold.api.errors import ConfigError
+from twofold.api.types import SamplingParams
 
 if TYPE_CHECKING:
     from twofold.engine import Engine
-    from twofold.model import LoadProgress
+    from twofold.models import LoadProgress
     from twofold.telemetry.sink import TelemetrySink
 
 _BAR_CHARS = 30
@@ -62,7 +62,7 @@ def sampling_from(args: argparse.Namespace, defaults: SamplingParams) -> Samplin
 
 def engine_config(args: argparse.Namespace) -> EngineConfig:
     """The engine's settings with the model's directory filled in. ConfigError, ModelLoadError."""
-    from twofold.bundled import bundled_model_path
+    from twofold.models.bundled import bundled_model_path
 
     config = from_namespace(EngineConfig, args)
     model = config.model or str(bundled_model_path())

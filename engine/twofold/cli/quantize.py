@@ -8,14 +8,14 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from twofold.config import EngineConfig
-from twofold.errors import ConfigError
+from twofold.api.config import EngineConfig
+from twofold.api.errors import ConfigError
 
 if TYPE_CHECKING:
-    from twofold.model.model_files import ModelFiles
-    from twofold.ops import ThreadTeam
-    from twofold.quantise.quality import Quality
-    from twofold.quantise.recipe import Recipe
+    from twofold.blocks.ops import ThreadTeam
+    from twofold.models.model_files import ModelFiles
+    from twofold.models.quantise.quality import Quality
+    from twofold.models.quantise.recipe import Recipe
 
 _BAR_CHARS = 30
 _SEQUENCE_TOKENS = 512
@@ -52,9 +52,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from twofold import ops
-    from twofold.model.model_files import open_model_files
-    from twofold.quantise.recipe import TARGETS, make_recipe
+    from twofold.blocks import ops
+    from twofold.models.model_files import open_model_files
+    from twofold.models.quantise.recipe import TARGETS, make_recipe
 
     if args.format not in TARGETS:
         raise ConfigError(f"--format was given {args.format!r}; it takes {', '.join(TARGETS)}")
@@ -76,8 +76,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _write(files: ModelFiles, recipe: Recipe, source: Path, output: Path, target: str) -> None:
-    from twofold.quantise.directory import OutputDirectory, fingerprint
-    from twofold.quantise.origin import source_config, write_tokenizer
+    from twofold.models.quantise.directory import OutputDirectory, fingerprint
+    from twofold.models.quantise.origin import source_config, write_tokenizer
 
     config = source_config(source, files.config)
     directory = OutputDirectory(output, recipe, source, fingerprint(files, target))
@@ -95,8 +95,8 @@ def _write(files: ModelFiles, recipe: Recipe, source: Path, output: Path, target
 
 
 def _compare(files: ModelFiles, output: Path, sequences: list[list[int]], team: ThreadTeam) -> Quality:
-    from twofold.model.model_files import open_model_files
-    from twofold.quantise.quality import compare
+    from twofold.models.model_files import open_model_files
+    from twofold.models.quantise.quality import compare
 
     bar = _Bar("comparing", "layers", 1.0)
     try:
@@ -121,7 +121,7 @@ def _sequences(source: Path, files: ModelFiles, text: str, max_tokens: int) -> l
 
 
 def _read_text(file: str | None) -> str:
-    from twofold.quantise.quality import default_text
+    from twofold.models.quantise.quality import default_text
 
     if file is None:
         return default_text()

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from twofold import __version__
+from twofold.api.config import ServerConfig, TelemetryConfig, from_namespace
+from twofold.api.config import add_arguments as add_config_arguments
 from twofold.cli.model_options import (
     add_model_arguments,
     emulation_notice,
@@ -18,13 +20,11 @@ from twofold.cli.model_options import (
     load_engine,
     open_telemetry,
 )
-from twofold.config import ServerConfig, TelemetryConfig, from_namespace
-from twofold.config import add_arguments as add_config_arguments
 
 if TYPE_CHECKING:
+    from twofold.api.types import RunInfo, SamplingParams
     from twofold.engine import Engine
     from twofold.server.protocol import ServingEngine
-    from twofold.types import RunInfo, SamplingParams
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from twofold.types import Usage
+from twofold.api.types import Usage
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from twofold import ops
-from twofold.types import Chunk, SamplingParams
+from twofold.api.types import Chunk, SamplingParams
+from twofold.blocks import ops
 
 if TYPE_CHECKING:
     from twofold.engine import Engine

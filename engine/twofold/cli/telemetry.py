@@ -7,7 +7,7 @@ import json
 import os
 from pathlib import Path
 
-from twofold.errors import ConfigError
+from twofold.api.errors import ConfigError
 
 DATABASE_HERE = "twofold.db"
 """What `make run` writes in the repository."""

@@ -40,7 +40,7 @@ def _installed(package: str) -> str | None:
 def _native_isa() -> str | None:
     """The instruction set that the native kernels chose; None where they are not built."""
     try:
-        from twofold import ops
+        from twofold.blocks import ops
     except ImportError:
         return None
     return ops.isa_choice()[0]

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from twofold import _core
-from twofold.config import EngineConfig
-from twofold.errors import ConfigError
+from twofold.api.config import EngineConfig
+from twofold.api.errors import ConfigError
+from twofold.api.types import Clock
 from twofold.experts.profiles import MachineProfile, load_profile, shipped_profiles
-from twofold.types import Clock
 
 DEFAULT_EXPERTS_RATIO = 0.25
 

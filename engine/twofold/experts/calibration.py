@@ -21,11 +21,18 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from twofold import _core, ops
+from twofold import _core
+from twofold.blocks import ops
 from twofold.experts.cpu_cost import cpu_cost_model
 from twofold.experts.moe import MoeShape, make_store
 from twofold.experts.profiles import CpuCurve, Figure, MachineProfile
-from twofold.weight_format import SCALE_GRID, WeightMatrix, element_type, packed_bytes, source_row_bytes
+from twofold.weights.weight_format import (
+    SCALE_GRID,
+    WeightMatrix,
+    element_type,
+    packed_bytes,
+    source_row_bytes,
+)
 
 TOKENS: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 MAX_STORE_BYTES: Final = 1 << 30

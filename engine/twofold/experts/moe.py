@@ -17,13 +17,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from twofold import _core, ops
-from twofold.errors import ConfigError, ModelLoadError
+from twofold import _core
+from twofold.api.errors import ConfigError, ModelLoadError
+from twofold.api.types import PlacementCounts, PrefetchCounts
+from twofold.blocks import ops
 from twofold.experts.accelerator import AcceleratorChoice
 from twofold.experts.cpu_cost import cpu_cost_model
 from twofold.experts.profiles import MachineProfile, load_profile
-from twofold.types import PlacementCounts, PrefetchCounts
-from twofold.weight_format import WeightMatrix
+from twofold.weights.weight_format import WeightMatrix
 
 _log = logging.getLogger(__name__)
 _UNCALIBRATED = "h200-pcie5"

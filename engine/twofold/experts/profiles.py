@@ -17,7 +17,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Final, TypeGuard
 
-from twofold.errors import ConfigError
+from twofold.api.errors import ConfigError
 
 FORMAT: Final = "twofold-machine-profile"
 VERSION: Final = 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from twofold.errors import ConfigError
+from twofold.api.errors import ConfigError
 from twofold.experts.moe import MoeRuntime
 
 _log = logging.getLogger(__name__)

@@ -10,12 +10,12 @@ import argparse
 import sys
 from pathlib import Path
 
-from twofold.bundled import bundled_model_path
-from twofold.config import EngineConfig
+from twofold.api.config import EngineConfig
+from twofold.api.errors import ConfigError
+from twofold.api.types import SamplingParams
 from twofold.engine import Engine
-from twofold.errors import ConfigError
+from twofold.models.bundled import bundled_model_path
 from twofold.telemetry.routing import RoutingRecorder
-from twofold.types import SamplingParams
 
 
 def record_text(

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from twofold import _core
-from twofold.errors import ConfigError
+from twofold.api.errors import ConfigError
 from twofold.experts.profiles import load_profile, shipped_profiles
 from twofold.lab.report import Table, write_report
 from twofold.lab.shapes import SHAPES, find_shape

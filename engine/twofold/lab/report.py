@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from twofold.errors import ConfigError
+from twofold.api.errors import ConfigError
 
 _COLOURS: Final = (
     "#0b6e4f",

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from twofold import _core
-from twofold.errors import ConfigError
+from twofold.api.errors import ConfigError
 from twofold.experts.profiles import MachineProfile
 from twofold.lab.trace import Trace
 

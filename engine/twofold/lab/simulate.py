@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from twofold import _core
-from twofold.errors import ConfigError
+from twofold.api.errors import ConfigError
 from twofold.experts.profiles import MachineProfile, load_profile, shipped_profiles
 from twofold.lab.explain import where_peers_win
 from twofold.lab.replay import Row, add_common_arguments, counts_list, names_list, print_rows

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twofold import _core
-from twofold.errors import ConfigError
+from twofold.api.errors import ConfigError
 
 Part = Literal["first", "second", "all"]
 

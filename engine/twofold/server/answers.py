@@ -9,12 +9,12 @@ from collections.abc import AsyncIterator, Sequence
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
+from twofold.api.types import Chunk, Usage
 from twofold.server.api_errors import ApiError
 from twofold.server.bridge import Answer
 from twofold.server.connections import PROBE_KEY
 from twofold.server.formats import AnswerFormat, joined_chunks
 from twofold.server.metrics import RequestTimer
-from twofold.types import Chunk, Usage
 
 
 class AnswerResponse(Response):

@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 
-from twofold.errors import CapacityError, KernelError, RequestError, TwofoldError
+from twofold.api.errors import CapacityError, KernelError, RequestError, TwofoldError
 
 _MAX_ECHO = 200
 """Characters of a caller's value that an error message repeats."""

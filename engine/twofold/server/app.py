@@ -7,15 +7,15 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp
 
 from twofold import __version__
-from twofold.config import ServerConfig
-from twofold.errors import TwofoldError
+from twofold.api.config import ServerConfig
+from twofold.api.errors import TwofoldError
+from twofold.api.types import SamplingParams
 from twofold.server import api_errors, completions, status
 from twofold.server.api_errors import ApiError
 from twofold.server.middleware import RequestFrame
 from twofold.server.protocol import ServingEngine
 from twofold.server.state import ServerState
 from twofold.telemetry.sink import TelemetrySink
-from twofold.types import SamplingParams
 
 
 def create_app(

@@ -14,11 +14,11 @@ from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Executor
 from functools import partial
 
+from twofold.api.types import Chunk, GenerationRequest, SamplingParams
 from twofold.server.api_errors import CONTEXT_LENGTH, ApiError, too_long
 from twofold.server.bounded_tokenizer import TooManyTokensError
 from twofold.server.prompts import Prompt
 from twofold.server.protocol import ServingEngine
-from twofold.types import Chunk, GenerationRequest, SamplingParams
 
 
 class Crossing:

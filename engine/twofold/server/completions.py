@@ -11,6 +11,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from twofold.api.types import SamplingParams
 from twofold.server.answers import StreamedAnswer, WholeAnswer
 from twofold.server.bridge import Answer, submit
 from twofold.server.formats import AnswerFormat, ChatFormat, CompletionFormat
@@ -18,7 +19,6 @@ from twofold.server.prompts import Prompt, bad_word_sequences, chat_prompts, com
 from twofold.server.request_body import parse_body
 from twofold.server.schemas import ChatRequest, CompletionRequest, SamplingFields
 from twofold.server.state import ServerState
-from twofold.types import SamplingParams
 
 
 def router(state: ServerState) -> APIRouter:

@@ -19,11 +19,11 @@ import numpy as np
 import numpy.typing as npt
 
 from twofold import __version__
+from twofold.api.types import Chunk, FinishReason, TokenLogprob, Usage
 from twofold.server.logprobs import CompletionLogprobs, TokenNames, chat_logprobs, joined, prompt_logprobs
 from twofold.server.prompts import Prompt
 from twofold.server.protocol import ServingTokenizer
 from twofold.server.schemas import SamplingFields
-from twofold.types import Chunk, FinishReason, TokenLogprob, Usage
 
 
 class AnswerFormat(ABC):

@@ -18,8 +18,8 @@ from typing import Final
 import uvicorn
 from starlette.types import ASGIApp
 
-from twofold.config import ServerConfig
-from twofold.errors import ConfigError
+from twofold.api.config import ServerConfig
+from twofold.api.errors import ConfigError
 from twofold.server.connections import Connection, ConnectionLimits, OpenConnections
 
 _logger = logging.getLogger("twofold.server")

@@ -6,8 +6,8 @@ import codecs
 from collections.abc import Sequence
 from typing import Any
 
+from twofold.api.types import TokenLogprob
 from twofold.server.protocol import ServingTokenizer
-from twofold.types import TokenLogprob
 
 
 class TokenNames:

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
-from twofold.types import Chunk
+from twofold.api.types import Chunk
 
 Gauge = tuple[str, str, str, float | Mapping[tuple[str, str], float]]
 """(name, type, help, value); values by (label, its value) where there are several."""

@@ -19,14 +19,14 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Final
 
-from twofold.config import ServerConfig
+from twofold.api.config import ServerConfig
+from twofold.api.types import SamplingParams
 from twofold.server.app import app_of
 from twofold.server.connections import ConnectionLimits
 from twofold.server.listening import HttpServer, connection_bound
 from twofold.server.protocol import ServingEngine
 from twofold.server.state import ServerState
 from twofold.telemetry.sink import TelemetrySink
-from twofold.types import SamplingParams
 
 _logger = logging.getLogger("twofold.server")
 

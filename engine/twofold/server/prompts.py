@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from twofold.errors import RequestError
+from twofold.api.errors import RequestError
 from twofold.server.protocol import ServingTokenizer
 from twofold.server.schemas import ChatRequest, CompletionRequest
 

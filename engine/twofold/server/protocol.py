@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from twofold.types import GenerationRequest, PlacementCounts, RunInfo
+from twofold.api.types import GenerationRequest, PlacementCounts, RunInfo
 
 
 class ServingTokenizer(Protocol):

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from twofold.model import read_config
-from twofold.types import SamplingParams
+from twofold.api.types import SamplingParams
+from twofold.models import read_config
 
 OPENAI_DEFAULTS = SamplingParams(temperature=1.0, top_p=1.0)
 

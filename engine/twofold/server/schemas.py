@@ -23,10 +23,10 @@ from pydantic import (
 )
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
+from twofold.api.types import SamplingParams
 from twofold.server.api_errors import CONTEXT_LENGTH, too_long
 from twofold.server.fields import refusing
 from twofold.server.messages import MAX_MESSAGES, Message, Text
-from twofold.types import SamplingParams
 
 N = TypeVar("N", int, float)
 

@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from typing import Literal
 
-from twofold.config import ServerConfig
-from twofold.gguf_file import model_name
+from twofold.api.config import ServerConfig
+from twofold.api.types import SamplingParams
 from twofold.server.api_errors import ApiError
 from twofold.server.body_worker import BodyWorker
 from twofold.server.bounded_tokenizer import BoundedTokenizer
@@ -17,7 +17,7 @@ from twofold.server.metrics import Metrics
 from twofold.server.protocol import ServingEngine
 from twofold.server.sampling_defaults import OPENAI_DEFAULTS
 from twofold.telemetry.sink import TelemetrySink
-from twofold.types import SamplingParams
+from twofold.weights.gguf_file import model_name
 
 Phase = Literal["loading", "ready", "draining"]
 

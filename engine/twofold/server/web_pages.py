@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 
-from twofold.config import ServerConfig
+from twofold.api.config import ServerConfig
 from twofold.server.api_errors import ApiError
 
 

@@ -16,7 +16,7 @@ from sqlalchemy import Connection, Engine, create_engine
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import NullPool, StaticPool
 
-from twofold.errors import ConfigError
+from twofold.api.errors import ConfigError
 from twofold.telemetry import schema
 
 BUSY_TIMEOUT_S: Final = 1.0

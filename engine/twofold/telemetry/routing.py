@@ -20,9 +20,9 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from twofold.errors import ConfigError
+from twofold.api.errors import ConfigError
+from twofold.api.types import RequestRecord, RunInfo, StepRecord
 from twofold.telemetry.sink import LoadSample, SinkStats
-from twofold.types import RequestRecord, RunInfo, StepRecord
 
 Rows = npt.NDArray[Any]
 Ids = npt.NDArray[Any]

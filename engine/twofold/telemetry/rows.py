@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from twofold.api.types import EmulatedParts, RequestRecord, RunInfo, StepRecord
 from twofold.telemetry.sink import LoadSample
-from twofold.types import EmulatedParts, RequestRecord, RunInfo, StepRecord
 
 Row = tuple[Any, ...]
 Events = np.ndarray[Any, np.dtype[Any]]

@@ -33,8 +33,8 @@ from sqlalchemy import (
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
 
-from twofold.errors import ConfigError
-from twofold.types import EmulatedParts, StepParts
+from twofold.api.errors import ConfigError
+from twofold.api.types import EmulatedParts, StepParts
 
 SCHEMA_VERSION: Final = 2
 

@@ -15,8 +15,8 @@ from typing import Any, Final, Literal, Protocol
 
 import numpy as np
 
-from twofold.errors import RequestError
-from twofold.types import RequestRecord, RunInfo, StepRecord
+from twofold.api.errors import RequestError
+from twofold.api.types import RequestRecord, RunInfo, StepRecord
 
 EventKind = Literal["token_layer", "upload", "cache_event"]
 LossPlace = Literal["ring", "queue", "database"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from twofold.errors import ConfigError
+from twofold.api.errors import ConfigError
 from twofold.telemetry import queries
 
 

@@ -11,8 +11,8 @@ from typing import Any, Final
 
 import numpy as np
 
+from twofold.api.types import StepRecord
 from twofold.telemetry.sink import CacheEventKind, UploadReason
-from twofold.types import StepRecord
 
 Events = np.ndarray[Any, np.dtype[Any]]
 

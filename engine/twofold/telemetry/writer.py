@@ -16,7 +16,8 @@ from collections import Counter, deque
 from collections.abc import Callable
 from typing import Any, Final
 
-from twofold.errors import ConfigError
+from twofold.api.errors import ConfigError
+from twofold.api.types import RequestRecord, RunInfo, StepRecord
 from twofold.telemetry import database, retention, rows, schema
 from twofold.telemetry.database import WritableDatabase
 from twofold.telemetry.run_writer import NATIVE, Item, Losses, RunWriter
@@ -29,7 +30,6 @@ from twofold.telemetry.sink import (
     TelemetrySink,
     check_event_dtype,
 )
-from twofold.types import RequestRecord, RunInfo, StepRecord
 
 _log = logging.getLogger("twofold.telemetry")
 

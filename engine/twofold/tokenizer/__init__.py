@@ -14,13 +14,13 @@ from typing import Any, Final
 
 import tokenizers
 
-from twofold.errors import ModelLoadError, RequestError
-from twofold.gguf_file import GgufFile, is_gguf
-from twofold.json_file import MAX_JSON_BYTES, Fields, read_json_object
+from twofold.api.errors import ModelLoadError, RequestError
 from twofold.tokenizer.chat_template import ChatTemplate
 from twofold.tokenizer.detokenizer import IncrementalDetokenizer
 from twofold.tokenizer.gguf_vocabulary import read_vocabulary
 from twofold.tokenizer.pieces import TokenPieces
+from twofold.weights.gguf_file import GgufFile, is_gguf
+from twofold.weights.json_file import MAX_JSON_BYTES, Fields, read_json_object
 
 __all__ = ["ChatTemplate", "IncrementalDetokenizer", "Tokenizer"]
 

@@ -19,7 +19,7 @@ import jinja2.nodes
 import jinja2.parser
 import jinja2.sandbox
 
-from twofold.errors import ModelLoadError, RequestError
+from twofold.api.errors import ModelLoadError, RequestError
 
 TEMPLATE_FILE: Final = "chat_template.jinja"
 MAX_TEMPLATE_BYTES: Final = 1024 * 1024

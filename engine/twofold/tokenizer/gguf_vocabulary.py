@@ -15,7 +15,7 @@ import numpy as np
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 
-from twofold.errors import ModelLoadError
+from twofold.api.errors import ModelLoadError
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)
 """Values of tokenizer.ggml.token_type."""

@@ -7,8 +7,8 @@ import re
 
 import pytest
 from twofold import _core
+from twofold.api.errors import ConfigError
 from twofold.cli.main import main
-from twofold.errors import ConfigError
 from twofold.lab.replay import replay_policy, replay_rows
 from twofold.lab.trace import load_trace
 

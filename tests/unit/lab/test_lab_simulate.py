@@ -8,8 +8,8 @@ import re
 import numpy as np
 import pytest
 from twofold import _core
+from twofold.api.errors import ConfigError
 from twofold.cli.main import main
-from twofold.errors import ConfigError
 from twofold.experts.profiles import load_profile, shipped_profiles
 from twofold.lab.explain import where_peers_win
 from twofold.lab.shapes import SHAPES

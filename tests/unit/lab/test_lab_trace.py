@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from twofold.errors import ConfigError
+from twofold.api.errors import ConfigError
 from twofold.lab.trace import load_trace, make_trace
 
 

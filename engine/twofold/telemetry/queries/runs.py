@@ -13,7 +13,7 @@ from typing import Any, Final, Literal
 from sqlalchemy import Engine, Executable, select
 from sqlalchemy.exc import SQLAlchemyError
 
-from twofold.errors import ConfigError
+from twofold.api.errors import ConfigError
 from twofold.telemetry import database, schema
 
 LIVE_AFTER_S: Final = 5.0
@@ -51,7 +51,7 @@ def open_database(url: str) -> Database:
 
 @dataclass(frozen=True)
 class Run:
-    """One process lifetime; see `twofold.types.RunInfo` for the fields they share."""
+    """One process lifetime; see `twofold.api.types.RunInfo` for the fields they share."""
 
     run_id: int
     started_s: float

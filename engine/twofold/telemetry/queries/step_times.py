@@ -8,9 +8,9 @@ from typing import Final
 
 from sqlalchemy import select
 
+from twofold.api.types import EmulatedParts, StepParts
 from twofold.telemetry import schema
 from twofold.telemetry.queries.runs import Database, Run
-from twofold.types import EmulatedParts, StepParts
 
 STEP_PARTS: Final = tuple(part.removesuffix("_us") for part in StepParts._fields)
 EMULATED_PARTS: Final = tuple(part.removesuffix("_us") for part in EmulatedParts._fields)

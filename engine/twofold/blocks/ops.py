@@ -1,0 +1,64 @@
+"""The CPU operations a model is made of: Python's names for the native code.
+
+Activations are C-contiguous float32 arrays that are read, and written in place, without a copy. Weight matrices are
+packed once for the kernels (`PackedMatrix`, from the rows of a file); vectors and a router's gate (float32, or uint16
+holding bfloat16 bits) are kept by reference: whoever makes an operation must not change them afterwards.
+Every call checks shape, element type and layout, raises KernelError naming the argument that does not fit, and releases
+the GIL. Results of one row never depend on the other rows of the batch or on the number of threads.
+
+Operations that share a `ThreadTeam` take turns. This is not a tensor library: only what a decoder needs is here.
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+from twofold._core import (
+    AttentionBatch,
+    AttentionBlock,
+    Decoder,
+    DenseFfn,
+    KvCache,
+    LmHead,
+    PackedMatrix,
+    Router,
+    ThreadTeam,
+    TokenRules,
+    cpu_features,
+    embed,
+    isa_choice,
+    log_probabilities,
+    pick_tokens,
+    quantise_rows,
+    work_of_parts,
+    work_times,
+)
+from twofold.weights.weight_format import WeightMatrix
+
+__all__ = [
+    "AttentionBatch",
+    "AttentionBlock",
+    "Decoder",
+    "DenseFfn",
+    "KvCache",
+    "LmHead",
+    "PackedMatrix",
+    "Router",
+    "ThreadTeam",
+    "TokenRules",
+    "cpu_features",
+    "dequantise",
+    "embed",
+    "isa_choice",
+    "log_probabilities",
+    "pick_tokens",
+    "quantise_rows",
+    "work_of_parts",
+    "work_times",
+]
+
+
+def dequantise(team: ThreadTeam, matrix: WeightMatrix) -> npt.NDArray[np.float32]:
+    """The whole matrix as float32, exactly: for the few that are computed on so, and for comparisons."""
+    out = np.empty(matrix.shape, np.float32)
+    embed(team, matrix, np.arange(matrix.rows, dtype=np.int32), out)
+    return out

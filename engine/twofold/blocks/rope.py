@@ -1,0 +1,132 @@
+"""Rotary position embedding: cos and sin of every token's angles, with the scalings of longer contexts.
+
+Sources
+- RoPE: Su et al., "RoFormer", arXiv 2104.09864, section 3.2.2: theta_i = base^(-2i/d).
+- Linear: Chen et al., "Position Interpolation", arXiv 2306.15595, section 3.2: positions divided by the factor.
+- Dynamic NTK: Peng et al., "YaRN", arXiv 2309.00071, section 3.1 (the "NTK-aware" change of base) made dynamic by its
+  section 3.3; in the exact form of transformers' `_compute_dynamic_ntk_parameters`:
+  base' = base * (factor * n / L - (factor - 1))^(d / (d - 2)) for a sequence of n > L = max_position_embeddings tokens.
+- Factors by dimension, as GGUF files bring them (Llama 3's scaling, computed by whoever converted): each frequency is
+  divided by its factor.
+- YaRN: same paper, section 3.2 ("NTK-by-parts") and section 3.4 (attention factor 0.1 ln(factor) + 1; applied to cos
+  and sin, so that q and k both carry it). mscale is DeepSeek-V2's refinement, in the form of transformers'
+  `_compute_yarn_parameters`.
+
+Arithmetic is float32 in the order of the reference implementation, because position * frequency magnifies a last-bit
+difference by the position. Layout is "rotate half": pairs are (i, i + d/2), so a row has d/2 values.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from twofold.models.config import RopeConfig
+
+F32 = npt.NDArray[np.float32]
+I32 = npt.NDArray[np.int32]
+
+_FIRST_ROWS: Final = 1024
+
+
+def inverse_frequencies(rope: RopeConfig, head_dim: int) -> F32:
+    """[head_dim/2] radians per position, for every kind; of dynamic scaling, those within the original context."""
+    one, factor = np.float32(1.0), np.float32(rope.factor)
+    wavelengths = np.float32(rope.theta) ** _exponents(head_dim)
+    if rope.kind == "linear":
+        return (one / wavelengths / factor).astype(np.float32)
+    if rope.kind == "yarn":
+        # Low dimensions turn often within the original context and extrapolate; high ones do not and interpolate.
+        extrapolated = one - _yarn_ramp(rope, head_dim)
+        blend = one / (factor * wavelengths) * (one - extrapolated) + one / wavelengths * extrapolated
+        return blend.astype(np.float32)
+    if rope.frequency_factors:
+        wavelengths = wavelengths * np.array(rope.frequency_factors, np.float32)
+    return (one / wavelengths).astype(np.float32)
+
+
+def dynamic_inverse_frequencies(rope: RopeConfig, head_dim: int, lengths: I32, max_positions: int) -> F32:
+    """[len(lengths), head_dim/2]: dynamic NTK frequencies of sequences that are `lengths` tokens long."""
+    grown = np.maximum(lengths, max_positions).astype(np.float32)
+    ratio = np.float32(rope.factor) * grown / np.float32(max_positions) - np.float32(rope.factor - 1.0)
+    bases = np.float32(rope.theta) * ratio ** np.float32(head_dim / (head_dim - 2))
+    return (np.float32(1.0) / bases[:, None] ** _exponents(head_dim)[None, :]).astype(np.float32)
+
+
+def attention_factor(rope: RopeConfig) -> float:
+    """What cos and sin are multiplied by: 1 except for YaRN."""
+    if rope.kind != "yarn":
+        return 1.0
+    if rope.attention_factor is not None:
+        return rope.attention_factor
+    if rope.mscale and rope.mscale_all_dim:
+        return _mscale(rope.factor, rope.mscale) / _mscale(rope.factor, rope.mscale_all_dim)
+    return _mscale(rope.factor, 1.0)
+
+
+class RopeTable:
+    """cos and sin rows for tokens, from a table that grows with the longest position seen.
+
+    Dynamic NTK has no table: there a token's frequencies follow from the length its sequence has when the token is
+    processed. That is max(prompt length, position + 1): a prompt is one step however it is cut into chunks, and every
+    later token is a step of its own. So chunked prefill equals prefill at once, and both equal transformers' generate.
+    """
+
+    def __init__(self, rope: RopeConfig, head_dim: int, max_position_embeddings: int) -> None:
+        self._rope = rope
+        self._head_dim = head_dim
+        self._max_positions = max_position_embeddings
+        self._frequencies = inverse_frequencies(rope, head_dim)
+        self._scale = np.float32(attention_factor(rope))
+        empty = np.empty((0, head_dim // 2), np.float32)
+        self._cos, self._sin = empty, empty
+
+    def rows(self, positions: I32, prompt_lengths: I32) -> tuple[F32, F32]:
+        """cos and sin, each [T, head_dim/2], of tokens at `positions` [T] whose prompts have `prompt_lengths` [T]."""
+        if self._rope.kind == "dynamic":
+            lengths = np.maximum(prompt_lengths, positions + 1)
+            distinct, which = np.unique(np.maximum(lengths, self._max_positions), return_inverse=True)
+            table = dynamic_inverse_frequencies(
+                self._rope, self._head_dim, distinct.astype(np.int32), self._max_positions
+            )
+            return self._rotate(positions, table[which])
+        needed = int(positions.max(initial=-1)) + 1
+        if needed > len(self._cos):
+            rows = max(_FIRST_ROWS, 2 ** math.ceil(math.log2(needed)))
+            self._cos, self._sin = self._rotate(np.arange(rows, dtype=np.int32), self._frequencies[None, :])
+        return self._cos[positions], self._sin[positions]
+
+    def _rotate(self, positions: I32, frequencies: F32) -> tuple[F32, F32]:
+        angles = positions.astype(np.float32)[:, None] * frequencies
+        return np.cos(angles) * self._scale, np.sin(angles) * self._scale
+
+
+def _exponents(head_dim: int) -> F32:
+    """2i/d for i < d/2."""
+    return (np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)).astype(np.float32)
+
+
+def _mscale(factor: float, weight: float) -> float:
+    return 1.0 if factor <= 1.0 else 0.1 * weight * math.log(factor) + 1.0
+
+
+def _yarn_ramp(rope: RopeConfig, head_dim: int) -> F32:
+    """[head_dim/2] from 0 (extrapolate) to 1 (interpolate): one minus the paper's gamma, by dimension."""
+
+    def dimension(rotations: float) -> float:
+        """The dimension that turns `rotations` times within the original context."""
+        turns = rope.original_max_position_embeddings / (rotations * 2 * math.pi)
+        return (head_dim * math.log(turns)) / (2 * math.log(rope.theta))
+
+    low, high = dimension(rope.beta_fast), dimension(rope.beta_slow)
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, head_dim - 1)
+    if low == high:
+        high += 0.001
+    ramp = (np.arange(head_dim // 2, dtype=np.float32) - np.float32(low)) / np.float32(high - low)
+    clipped: F32 = np.clip(ramp, 0.0, 1.0).astype(np.float32)
+    return clipped

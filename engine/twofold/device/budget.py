@@ -1,0 +1,204 @@
+"""How a GPU's memory is split between dense weights, KV cache and expert slots, before anything is loaded.
+
+Pure arithmetic on sizes: it asks no device. What the configuration asks for is met exactly or refused, with the flag
+and the largest value that fits; what it leaves open is filled: the KV cache up to a share, then slots with the rest.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from twofold.api.config import EngineConfig
+from twofold.api.errors import ConfigError
+from twofold.models.sizing import ModelSize
+
+SLOT_ALIGNMENT: Final = 256
+WORKSPACE_BYTES: Final = 768 * 2**20
+"""CUDA's own context, libraries and graphs: an estimate, not a measurement."""
+_SAMPLED_ROWS: Final = 32
+_KV_SHARE: Final = 0.25
+_KV_CONTEXTS: Final = 8
+_STAGING_SHARE: Final = 0.1
+
+
+@dataclass(frozen=True)
+class DeviceNeeds:
+    """What a model takes on the device."""
+
+    dense_bytes: int
+    kv_bytes_per_token: int
+    one_expert_bytes: int
+    """The largest."""
+    num_layers: int
+    """With experts."""
+    num_experts: int
+    """Per layer."""
+    top_k: int
+    max_context: int
+    activation_bytes_per_token: int = 0
+    """Of a prefill chunk: what is alive at once in a layer."""
+    sampled_row_bytes: int = 0
+    """Logits of one token and what sampling makes of them."""
+
+    @property
+    def slot_bytes(self) -> int:
+        return -(-self.one_expert_bytes // SLOT_ALIGNMENT) * SLOT_ALIGNMENT
+
+
+def needs_of(size: ModelSize) -> DeviceNeeds:
+    """What `measure_model(path, kv_dtype_bytes=2)` found, as needs of a device."""
+    model = size.config
+    # Pairs: outputs and the gate's and up's products in f32, what down takes in bf16. Tokens: residual stream, its
+    # norm, queries, keys and values, the router's scores.
+    pair_bytes = 4 * model.hidden_size + 10 * model.moe_intermediate_size
+    heads = (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
+    return DeviceNeeds(
+        dense_bytes=size.device_dense_bytes,
+        kv_bytes_per_token=size.kv_bytes_per_token,
+        one_expert_bytes=size.one_expert_bytes,
+        num_layers=len(size.config.moe_layers),
+        num_experts=size.config.num_experts,
+        top_k=size.config.top_k,
+        max_context=size.config.max_context,
+        activation_bytes_per_token=model.top_k * pair_bytes + 10 * model.hidden_size + 8 * heads,
+        sampled_row_bytes=40 * model.vocab_size,
+    )
+
+
+@dataclass(frozen=True)
+class DeviceBudget:
+    """The split. All but `num_*` in bytes."""
+
+    limit_bytes: int
+    """What may be used, of the device's memory."""
+    dense_bytes: int
+    workspace_bytes: int
+    kv_bytes: int
+    slot_bytes: int
+    """Of one slot."""
+    num_kv_tokens: int
+    num_slots: int
+    """Over all layers."""
+    num_staging: int
+    """Slots that fetched experts pass through; 0 where every expert has a slot of its own."""
+    num_experts: int
+    """Over all layers."""
+
+    @property
+    def used_bytes(self) -> int:
+        experts = (self.num_slots + self.num_staging) * self.slot_bytes
+        return self.dense_bytes + self.workspace_bytes + self.kv_bytes + experts
+
+    def explain(self) -> str:
+        """One line, for people."""
+        return (
+            f"GPU memory: {_gib(self.used_bytes)} of {_gib(self.limit_bytes)}: dense weights {_gib(self.dense_bytes)}, "
+            f"KV cache {_gib(self.kv_bytes)} for {self.num_kv_tokens} tokens, {self.num_slots} of {self.num_experts} "
+            f"experts ({_gib(self.num_slots * self.slot_bytes)}), {self.num_staging} staging slots "
+            f"({_gib(self.num_staging * self.slot_bytes)}), workspace {_gib(self.workspace_bytes)}"
+        )
+
+
+def plan_device(config: EngineConfig, needs: DeviceNeeds, total_bytes: int, free_bytes: int) -> DeviceBudget:
+    """Split the memory of a device of which `free_bytes` of `total_bytes` are free.
+
+    Raises:
+        ConfigError: it does not fit; one line that names the flag to change and to what.
+    """
+    limit = min(int(total_bytes * config.gpu_memory_utilization), free_bytes)
+    workspace = WORKSPACE_BYTES + config.max_num_batched_tokens * needs.activation_bytes_per_token
+    workspace += _SAMPLED_ROWS * needs.sampled_row_bytes
+    room = limit - needs.dense_bytes - workspace
+    least_kv = config.page_size * needs.kv_bytes_per_token
+    if room < least_kv:
+        raise ConfigError(
+            f"the dense weights ({_gib(needs.dense_bytes)}) and a workspace of {_gib(workspace)} leave no room "
+            f"for a KV cache in the {_gib(limit)} that may be used of the GPU ({_gib(free_bytes)} are free); raise "
+            f"--gpu-memory-utilization (now {config.gpu_memory_utilization}), end other programs on the GPU, or use "
+            "--accelerator none"
+        )
+    tokens, reserved = _kv_tokens(config, needs, room)
+    kv_bytes = tokens * needs.kv_bytes_per_token
+    num_slots, num_staging = _slots(config, needs, room - reserved)
+    return DeviceBudget(
+        limit_bytes=limit,
+        dense_bytes=needs.dense_bytes,
+        workspace_bytes=workspace,
+        kv_bytes=kv_bytes,
+        slot_bytes=needs.slot_bytes,
+        num_kv_tokens=tokens,
+        num_slots=num_slots,
+        num_staging=num_staging,
+        num_experts=needs.num_layers * needs.num_experts,
+    )
+
+
+def _kv_tokens(config: EngineConfig, needs: DeviceNeeds, room: int) -> tuple[int, int]:
+    """Tokens of the KV cache, whole pages, and the bytes set aside for it (no fewer than it takes)."""
+    page = config.page_size
+    affordable = room // needs.kv_bytes_per_token // page * page
+    if config.max_total_tokens is not None:
+        tokens = max(config.max_total_tokens // page, 1) * page
+        if tokens > affordable:
+            raise ConfigError(
+                f"--max-total-tokens was given {config.max_total_tokens}; beside the dense weights the GPU has room "
+                f"for {affordable} tokens; lower it to that or raise --gpu-memory-utilization "
+                f"(now {config.gpu_memory_utilization})"
+            )
+        return tokens, tokens * needs.kv_bytes_per_token
+    context = min(config.max_model_len or needs.max_context, needs.max_context)
+    wanted = _KV_CONTEXTS * -(-context // page) * page
+    # Set aside before it is rounded to pages, so that more memory never means fewer slots.
+    least = page * needs.kv_bytes_per_token
+    reserved = min(wanted * needs.kv_bytes_per_token, max(int(room * _KV_SHARE), least))
+    asked, _ = _asked_slots(config, needs)
+    if asked is not None:  # what was asked for comes before what was not
+        experts = asked + (needs.top_k if asked < needs.num_layers * needs.num_experts else 0)
+        reserved = max(min(reserved, room - experts * needs.slot_bytes), least)
+    return reserved // needs.kv_bytes_per_token // page * page, reserved
+
+
+def _slots(config: EngineConfig, needs: DeviceNeeds, room: int) -> tuple[int, int]:
+    """Expert slots and staging slots."""
+    everything = needs.num_layers * needs.num_experts
+    fitting = room // needs.slot_bytes
+    asked, flag = _asked_slots(config, needs)
+    if fitting >= everything and asked is None:
+        return everything, 0
+    staging = min(max(int(fitting * _STAGING_SHARE), needs.top_k), needs.num_experts)
+    if asked is None:
+        return max(fitting - staging, 0), min(staging, fitting)
+    most = everything if fitting >= everything else max(fitting - needs.top_k, 0)
+    if asked > most:
+        raise ConfigError(
+            f"{flag} asks for {asked} expert slots of {needs.slot_bytes / 1e6:.1f} MB; the GPU has room for {most} "
+            f"beside dense weights, KV cache and staging: lower it to {_largest(flag, most, needs)}, lower "
+            f"--max-total-tokens, or raise --gpu-memory-utilization (now {config.gpu_memory_utilization})"
+        )
+    return asked, 0 if asked == everything else min(fitting - asked, needs.num_experts)
+
+
+def _asked_slots(config: EngineConfig, needs: DeviceNeeds) -> tuple[int | None, str]:
+    if config.num_gpu_experts is not None:
+        if config.num_gpu_experts > needs.num_experts:
+            raise ConfigError(
+                f"--num-gpu-experts was given {config.num_gpu_experts}; the model has {needs.num_experts} experts per "
+                "layer"
+            )
+        return config.num_gpu_experts * needs.num_layers, f"--num-gpu-experts {config.num_gpu_experts}"
+    if config.gpu_experts_ratio is not None:
+        slots = round(config.gpu_experts_ratio * needs.num_layers * needs.num_experts)
+        return slots, f"--gpu-experts-ratio {config.gpu_experts_ratio}"
+    return None, ""
+
+
+def _largest(flag: str, most: int, needs: DeviceNeeds) -> str:
+    if flag.startswith("--num-gpu-experts"):
+        return str(most // needs.num_layers)
+    # Rounded down, so that what is proposed is accepted.
+    return f"{int(most / (needs.num_layers * needs.num_experts) * 1000) / 1000:.3f}"
+
+
+def _gib(num_bytes: int) -> str:
+    return f"{num_bytes / 2**30:.2f} GiB"

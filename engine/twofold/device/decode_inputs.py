@@ -1,0 +1,72 @@
+"""The inputs of a decode step in buffers whose addresses never change, brought over in one copy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from twofold.device.model import DeviceBatch
+
+
+@dataclass(frozen=True)
+class DecodeRow:
+    """One sequence's token of a decode step."""
+
+    token_id: int
+    position: int
+    pages: Sequence[int]
+
+
+class DecodeInputs:
+    """A batch of `size` rows on `device`, all padding until filled."""
+
+    def __init__(self, size: int, page_size: int, max_pages: int, device: torch.device) -> None:
+        self._page_size, self._max_pages = page_size, max_pages
+        num_bytes = size * (3 * 8 + 4 + 4 * max_pages)
+        self._host = torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=device.type == "cuda")
+        self._device = torch.empty(num_bytes, dtype=torch.uint8, device=device)
+        self._written = [part.numpy() for part in _parts(self._host, size)]  # cheaper to write than tensors
+        self._pages: list[list[int]] = [[] for _ in range(size)]  # what the rows' tables begin with
+        self.batch = DeviceBatch(*_parts(self._device, size))
+        self.fill(())
+
+    def fill(self, rows: Sequence[DecodeRow]) -> None:
+        """Write the rows; what is left becomes padding. The step before must have ended.
+
+        Raises:
+            ValueError: a row's pages do not hold its position, or are more than there is room for.
+        """
+        tokens, positions, places, tables, lengths = self._written
+        places[: len(rows)] = [self._place(row) for row in rows]
+        tokens[: len(rows)] = [row.token_id for row in rows]
+        positions[: len(rows)] = [row.position for row in rows]
+        lengths[: len(rows)] = [row.position + 1 for row in rows]
+        for padded, value in ((tokens, 0), (positions, 0), (places, -1), (lengths, 0)):
+            padded[len(rows) :] = value
+        for index, row in enumerate(rows):
+            # Sequences only grow from step to step, as a rule: what is new is the last page, if any.
+            pages, known = list(row.pages), self._pages[index]
+            same = len(known) if pages[: len(known)] == known else 0
+            tables[index, same : len(pages)] = pages[same:]
+            self._pages[index] = pages
+        self._device.copy_(self._host, non_blocking=True)
+
+    def _place(self, row: DecodeRow) -> int:
+        page, offset = divmod(row.position, self._page_size)
+        if page >= len(row.pages) or len(row.pages) > self._max_pages:
+            raise ValueError(
+                f"position {row.position} with {len(row.pages)} pages of {self._page_size} was given; "
+                f"the page of each position and at most {self._max_pages} pages were expected"
+            )
+        return row.pages[page] * self._page_size + offset
+
+
+def _parts(memory: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Token ids, positions, places, page tables and lengths in one memory, in the order of DeviceBatch."""
+    wide = memory[: 3 * 8 * size].view(torch.int64)
+    narrow = memory[3 * 8 * size :].view(torch.int32)
+    tokens, positions, places = wide.chunk(3)
+    return tokens, positions, places, narrow[size:].view(size, -1), narrow[:size]

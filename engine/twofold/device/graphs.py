@@ -1,0 +1,109 @@
+"""Decode steps as graphs: one captured step per batch size, its inputs in buffers whose addresses never change.
+
+A step runs in the smallest size that holds its sequences; the rest of the rows are padding, which stores nothing,
+attends to nothing and is routed to nobody. What cannot be captured is launched kernel by kernel instead, by the queue's
+worker, with the reason kept: the same buffers, the same results.
+"""
+
+from __future__ import annotations
+
+import bisect
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Final
+
+import torch
+
+from twofold.device.decode_inputs import DecodeInputs, DecodeRow
+from twofold.device.model import DeviceBatch
+from twofold.device.queue import DeviceQueue, Outputs
+
+BATCH_SIZES: Final = (1, 2, 4, 8, 16, 32)
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    inputs: DecodeInputs
+    outputs: Outputs
+    start: Callable[[], None]
+    is_graph: bool
+
+
+@dataclass
+class DecodeGraphs:
+    """Graphs of `step`, which computes outputs [S, ...] of a decode batch, by batch size; captured on need."""
+
+    step: Callable[[DeviceBatch], Outputs]
+    queue: DeviceQueue
+    device: torch.device
+    page_size: int
+    max_pages: int
+    """Of one sequence."""
+    rehearsal: Callable[[], AbstractContextManager[object]] = nullcontext
+    """Around the first run of a step, which nobody serves: what it enters keeps the step from waiting for an answer."""
+    fall_back_reason: str | None = None
+    """Why steps are launched kernel by kernel; None while they are not."""
+    _prepared: dict[int, _Prepared] = field(default_factory=dict)
+
+    def is_prepared(self, num_sequences: int) -> bool:
+        """Whether `prepare` has nothing left to do for so many sequences."""
+        known = self._prepared.get(self._size(num_sequences))
+        return known is not None and known.is_graph == (self.fall_back_reason is None)
+
+    def prepare(self, num_sequences: int) -> None:
+        """Have a graph for so many sequences, or know that there is none; runs a step that nobody sees.
+
+        Raises:
+            ValueError: more sequences than a graph holds.
+        """
+        if self.is_prepared(num_sequences):
+            return
+        size = self._size(num_sequences)
+        with self.queue.active(), self.rehearsal():
+            inputs = DecodeInputs(size, self.page_size, self.max_pages, self.device)
+            batch = inputs.batch
+            outputs = tuple(torch.empty_like(made) for made in self.step(batch))
+        self.queue.wait()
+        if self.fall_back_reason is None:
+            try:
+                replay = self.queue.capture(lambda: self.step(batch), outputs)
+                self._prepared[size] = _Prepared(inputs, outputs, replay, is_graph=True)
+                return
+            except RuntimeError as error:
+                self.fall_back(f"capturing a step of {size} failed ({str(error).splitlines()[0]})")
+
+        def launch() -> None:
+            for kept, made in zip(outputs, self.step(batch), strict=True):
+                kept.copy_(made)
+
+        self._prepared[size] = _Prepared(inputs, outputs, lambda: self.queue.start(launch), is_graph=False)
+
+    def start(self, rows: Sequence[DecodeRow]) -> Outputs:
+        """Start a step; when the queue has ended it, what it computed lies in the returned tensors, [len(rows), ...].
+
+        Raises:
+            ValueError: more sequences or pages than a graph holds.
+        """
+        self.prepare(len(rows))
+        prepared = self._prepared[self._size(len(rows))]
+        with self.queue.active():
+            prepared.inputs.fill(rows)
+        prepared.start()
+        return tuple(output[: len(rows)] for output in prepared.outputs)
+
+    def fall_back(self, reason: str) -> None:
+        """Launch kernel by kernel from now on, and say why once."""
+        if self.fall_back_reason is None:
+            self.fall_back_reason = reason
+            _log.warning("decode runs without CUDA graphs from now on: %s", reason)
+
+    @staticmethod
+    def _size(num_sequences: int) -> int:
+        if not 1 <= num_sequences <= BATCH_SIZES[-1]:
+            raise ValueError(
+                f"a decode graph holds 1 to {BATCH_SIZES[-1]} sequences, {num_sequences} were given"
+            )
+        return BATCH_SIZES[bisect.bisect_left(BATCH_SIZES, num_sequences)]

@@ -1,0 +1,207 @@
+"""Routed experts of a step that the host places, layer by layer: prefill chunks, mixed batches, decode without a table.
+
+Each layer's routing comes to the host, the executor decides who computes what (`MoeExecutor.begin_layer`), and then
+both sides work at once: the device computes what is in slots, then what was fetched as soon as its uploads have landed,
+by grouped GEMM where tokens are many; the CPU computes the rest. `combine` joins them. The host is at most one layer
+ahead of the device. What has run on which GPU says docs/gpu-status.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from twofold import _core
+from twofold.api.errors import CapacityError
+from twofold.device.layouts import layouts_of, shared_bytes
+from twofold.device.transfers import Parcel, transfers_for
+from twofold.experts.moe import MoeShape
+
+DECODE_TOKENS: Final = 32
+"""Up to so many tokens of a layer the decode kernels read each weight about once; beyond, tensor cores win."""
+
+
+@dataclass(frozen=True)
+class _Room:
+    """Buffers for layers of up to `num_tokens` tokens."""
+
+    num_tokens: int
+    encoded: Tensor
+    intermediate: Tensor
+    outputs: Tensor
+    gate_up: Tensor
+    from_cpu: Tensor
+    parcel: Parcel
+
+
+@dataclass(frozen=True)
+class _Launch:
+    """One part of a layer's experts as the device is told of it."""
+
+    groups: Any
+    num_groups: int
+    tiles: int = 0
+    num_tiles: int = 0
+    tile_tokens: int = 0
+
+
+class PlacedLayers:
+    """Implements `model.DeviceMoe` for steps of any shape; rows are never padding."""
+
+    def __init__(
+        self,
+        module: Any,
+        accelerator: Any,
+        executor: _core.MoeExecutor,
+        shape: MoeShape,
+        device: torch.device,
+    ) -> None:
+        """Take nothing yet: buffers grow to the largest step.
+
+        Args:
+            module: twofold._cuda, or what stands in for it.
+            accelerator: the module's, which the executor decides for.
+
+        Raises:
+            ConfigError: the device has no kernels for the formats.
+        """
+        self._module, self._accelerator, self._executor = module, accelerator, executor
+        self._shape, self._device = shape, device
+        self._layouts = layouts_of(module, shape)
+        whole = shape.hidden % 16 == 0 and shape.intermediate % 16 == 0
+        self._tensor_cores = [whole and "f32" not in formats for formats in shape.formats]
+        self._shared_bytes = shared_bytes(device)
+        self._transfers = transfers_for(device)
+        self._room: _Room | None = None
+        # Marks of a layer whose time is not known yet: the end of the one before, its own begin and end.
+        self._open: tuple[Any, Any, Any] | None = None
+        self._ended: Any = None
+
+    def begin_step(self) -> None:
+        """After the executor's; a step that was lost is forgotten."""
+        self._open = self._ended = None
+
+    def end_step(self) -> None:
+        """Before the executor's; the step's results are on the host."""
+        self._end_layer()
+
+    def forward(self, moe_layer: int, normed: Tensor, ids: Tensor, weights: Tensor, hidden: Tensor) -> None:
+        """See `model.DeviceMoe.forward`; waits for the routing.
+
+        Raises:
+            CapacityError: the device has no room for the step's buffers.
+            KernelError: the device failed.
+        """
+        transfers = self._transfers
+        room = self._room_for(len(normed))
+        began = transfers.mark()
+        transfers.begin(normed, ids, weights)
+        host_ids, host_weights = transfers.routing()
+        # The device has come past the layer before: its time can be read, its buffers are free.
+        self._end_layer()
+        plan = self._executor.begin_layer(moe_layer, host_ids, host_weights)
+
+        many = len(normed) > DECODE_TOKENS and self._tensor_cores[moe_layer]
+        room.parcel.open()
+        where = room.parcel.put(plan.where)
+        ready, awaited = (self._packed(part, room.parcel, many) for part in (plan.ready, plan.awaited))
+        room.parcel.send(transfers.stream)
+        if not many and ready.num_groups + awaited.num_groups > 0:
+            self._encode(moe_layer, normed, room)
+        self._launch(moe_layer, ready, normed, room)
+        self._accelerator.before_compute(transfers.stream)
+        self._launch(moe_layer, awaited, normed, room)
+        self._accelerator.after_compute(transfers.stream)
+        if len(plan.on_cpu):
+            self._executor.compute_cpu(transfers.rows(), room.from_cpu[: len(normed)].numpy())
+        self._module.combine(
+            room.outputs.data_ptr(), weights.data_ptr(), where, room.from_cpu.data_ptr(), len(normed),
+            self._shape.top_k, self._shape.hidden, hidden.data_ptr(), transfers.stream,
+        )  # fmt: skip
+        ended, self._ended = self._ended, transfers.mark()
+        self._open = ended, began, self._ended
+
+    def _end_layer(self) -> None:
+        if self._open is not None:
+            before, began, ended = self._open
+            between = self._transfers.us_between
+            self._executor.end_layer(
+                between(began, ended), -1.0 if before is None else between(before, began)
+            )
+            self._open = None
+
+    def _packed(self, part: _core.PlacedGroups, parcel: Parcel, many: bool) -> _Launch:
+        count, begin, pairs = len(part), part.begin, part.pairs
+        groups = self._module.ExpertGroups(
+            parcel.put(np.array([count], np.int32)), parcel.put(part.addresses), parcel.put(begin),
+            parcel.put(pairs), count,
+        )  # fmt: skip
+        if not many or count == 0:
+            return _Launch(groups, count)
+        tile_tokens = self._module.tile_tokens_for(len(pairs), count)
+        tiles = self._module.tile_groups(begin, tile_tokens)
+        return _Launch(groups, count, parcel.put(tiles), len(tiles), tile_tokens)
+
+    def _encode(self, moe_layer: int, normed: Tensor, room: _Room) -> None:
+        self._module.encode(
+            self._layouts[moe_layer].activations, normed.data_ptr(), len(normed), self._shape.hidden,
+            room.encoded.data_ptr(), self._transfers.stream,
+        )  # fmt: skip
+
+    def _launch(self, moe_layer: int, part: _Launch, normed: Tensor, room: _Room) -> None:
+        if part.num_groups == 0:
+            return
+        layout, stream = self._layouts[moe_layer], self._transfers.stream
+        buffers = self._module.ExpertBuffers(
+            room.encoded.data_ptr(),
+            room.intermediate.data_ptr(),
+            room.outputs.data_ptr(),
+            room.gate_up.data_ptr(),
+        )
+        if part.num_tiles > 0:
+            self._module.prefill_experts(
+                layout, part.groups, buffers, part.tiles, part.num_tiles, part.tile_tokens, normed.data_ptr(),
+                len(normed), self._shape.top_k, stream,
+            )  # fmt: skip
+        else:
+            self._module.decode_experts(
+                layout, part.groups, buffers, len(normed), self._shape.top_k, part.num_groups, self._shared_bytes,
+                stream,
+            )  # fmt: skip
+
+    def _room_for(self, num_tokens: int) -> _Room:
+        if self._room is None or self._room.num_tokens < num_tokens:
+            self._room = None  # its memory first
+            try:
+                self._room = self._make_room(num_tokens)
+            except torch.OutOfMemoryError as error:
+                raise CapacityError(
+                    f"the device has no room for a step of {num_tokens} tokens; lower --gpu-memory-utilization, which "
+                    "leaves more of it free, or --max-num-batched-tokens"
+                ) from error
+        return self._room
+
+    def _make_room(self, num_tokens: int) -> _Room:
+        shape, num_pairs = self._shape, num_tokens * self._shape.top_k
+
+        def empty(size: int | tuple[int, ...], dtype: torch.dtype) -> Tensor:
+            return torch.empty(size, dtype=dtype, device=self._device)
+
+        tensor_cores = num_tokens > DECODE_TOKENS and any(self._tensor_cores)
+        # An address, a begin and a tile for each expert; a number, a place and a share of a tile for each pair.
+        parcel_bytes = 20 * shape.num_experts + 6 * num_pairs + 1024
+        return _Room(
+            num_tokens=num_tokens,
+            encoded=empty(max(layout.encoded_bytes(num_tokens) for layout in self._layouts), torch.uint8),
+            intermediate=empty(
+                max(layout.intermediate_bytes(num_pairs) for layout in self._layouts), torch.uint8
+            ),
+            outputs=empty((num_pairs, shape.hidden), torch.float32),
+            gate_up=empty(2 * num_pairs * shape.intermediate if tensor_cores else 0, torch.float32),
+            from_cpu=torch.empty((num_tokens, shape.hidden), pin_memory=self._device.type == "cuda"),
+            parcel=Parcel(self._module, parcel_bytes, self._device),
+        )

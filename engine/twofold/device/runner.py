@@ -1,0 +1,277 @@
+"""A model whose dense part runs on a device: computes scheduled steps there and picks the next tokens. See `Runner`.
+
+A step runs in one of three ways. A decode step is a *table step*: the device places its layers itself while this thread
+serves the misses; as one captured graph, or kernel by kernel from a worker where it could not be captured. Every other
+step is *placed by the host*: each layer's routing comes here, is decided, and goes back. So is a table step that was
+lost (somebody waited longer than the watchdog's limit), once more from its begin, and every step after it: the request
+goes on, the reason is logged once.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence as Seq
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from twofold.api.errors import CapacityError, KernelError
+from twofold.blocks import ops
+from twofold.device.decode_inputs import DecodeRow
+from twofold.device.graphs import BATCH_SIZES, DecodeGraphs
+from twofold.device.model import DeviceBatch, DeviceModel
+from twofold.device.placed_layers import PlacedLayers
+from twofold.device.queue import Outputs, queue_for
+from twofold.device.sampler import DeviceSampler
+from twofold.device.table_layers import TableLayers
+from twofold.engine.runner import report_prompts
+from twofold.engine.sampler import Sampler, settle
+from twofold.engine.scheduler import ScheduledSequence
+from twofold.experts.moe import MoeRuntime
+
+_log = logging.getLogger(__name__)
+_STEPS_PER_SPLIT: Final = 256
+"""Table steps between two looks at what the cost model says of misses."""
+_REST_S: Final = 30.0
+"""How long a device may take to end a step that was given up, beyond the watchdog's limit."""
+
+
+class LostStepError(KernelError):
+    """A table step did not come to its end. Its request is none the worse for it."""
+
+
+class DeviceRunner:
+    """A model, its KV cache and its experts' runtime on a device. See `Runner`."""
+
+    def __init__(
+        self,
+        model: DeviceModel,
+        moe: MoeRuntime,
+        module: Any,
+        *,
+        num_pages: int,
+        page_size: int,
+        max_context: int,
+        hand_over: str = "",
+        watchdog_s: float = 5.0,
+        graphs: bool = True,
+    ) -> None:
+        """Take memory for keys and values, and what table steps need.
+
+        Args:
+            moe: with an accelerator of `module`, which is twofold._cuda or what stands in for it.
+            max_context: of one request, in tokens.
+            hand_over: how a step waits for the CPU, see `TableLayers`; "": what a probe finds the fastest.
+            watchdog_s: how long the device waits for the CPU's experts, and the CPU for the device's posts.
+            graphs: False: table steps kernel by kernel, to compare.
+
+        Raises:
+            ConfigError: the device has no kernels for the experts' formats.
+            KernelError, MemoryError: the device failed, or has no room.
+        """
+        self.moe = moe
+        self.team: ops.ThreadTeam = moe.team
+        self.vocab_size: int = model.config.vocab_size
+        self.sampling_s = self.batch_s = 0.0
+        self.num_table_steps = 0
+        self.num_placed_steps = 0
+        self.why_placed: str | None = None
+        """Why no step is a table step any longer; None while they are."""
+        self._model, self._page_size, self._watchdog_s = model, page_size, watchdog_s
+        self._kv = model.kv_layers(num_pages, page_size)
+        self._layers = TableLayers(
+            module, moe.accelerator, moe.store, moe.shape, model.device, max_tokens=BATCH_SIZES[-1],
+            hand_over=hand_over, watchdog_s=watchdog_s,
+        )  # fmt: skip
+        self._placed = PlacedLayers(module, moe.accelerator, moe.executor, moe.shape, model.device)
+        self._sampler = DeviceSampler(BATCH_SIZES[-1], model.device)
+        self._queue = queue_for(model.device, self._layers.mailbox.abort)
+        self._table = module.TableStep(self._layers.mailbox, moe.executor, moe.accelerator, moe.team)
+        self._graphs = DecodeGraphs(
+            self._table_forward, self._queue, model.device, page_size, -(-max_context // page_size),
+            rehearsal=self._layers.rehearsal, fall_back_reason=None if graphs else "graphs are switched off",
+        )  # fmt: skip
+
+    @property
+    def why_eager(self) -> str | None:
+        """Why table steps are launched kernel by kernel; None where they are graphs."""
+        return self._graphs.fall_back_reason
+
+    def forward(self, step: int, scheduled: Seq[ScheduledSequence], samplers: Seq[Sampler]) -> list[int]:
+        """See `Runner.forward`. CapacityError where the device ran out of memory: the next step may have enough."""
+        try:
+            return self._forward(step, scheduled, samplers)
+        except torch.OutOfMemoryError as error:
+            raise CapacityError(
+                f"the device ran out of memory in a step of {sum(item.num_tokens for item in scheduled)} tokens "
+                f"({str(error).splitlines()[0]}); lower --max-num-batched-tokens, --max-num-seqs or "
+                "--gpu-memory-utilization"
+            ) from error
+
+    def _forward(self, step: int, scheduled: Seq[ScheduledSequence], samplers: Seq[Sampler]) -> list[int]:
+        if self._is_table_step(scheduled):
+            try:
+                return self._table_step(step, scheduled, samplers)
+            except LostStepError as lost:
+                self.why_placed = str(lost)
+                _log.warning("decode steps are placed by the host from now on: %s", lost)
+        return self._placed_step(step, scheduled, samplers)
+
+    def _is_table_step(self, scheduled: Seq[ScheduledSequence]) -> bool:
+        return (
+            self.why_placed is None
+            and len(scheduled) <= BATCH_SIZES[-1]
+            and all(item.num_tokens == 1 and item.samples for item in scheduled)
+        )
+
+    # ---- steps that the device places -------------------------------------------------------------------------------
+
+    def _table_forward(self, batch: DeviceBatch) -> Outputs:
+        self._layers.begin_step()
+        logits = self._model.logits(self._model.forward(batch, self._kv, self._layers))
+        return self._sampler.pick(logits), logits
+
+    def _table_step(self, step: int, scheduled: Seq[ScheduledSequence], samplers: Seq[Sampler]) -> list[int]:
+        rows = [_decode_row(item) for item in scheduled]
+        self._prepare(len(rows))
+        try:
+            tokens, logits = self._run_table_step(step, rows, scheduled, samplers)
+        except LostStepError as lost:
+            failure = self._give_up()
+            raise LostStepError(f"launching a step failed ({failure})" if failure else str(lost)) from None
+        except BaseException:
+            self._give_up()
+            raise
+        self.num_table_steps += 1
+        return self._settle(samplers, tokens, logits)
+
+    def _run_table_step(
+        self, step: int, rows: list[DecodeRow], scheduled: Seq[ScheduledSequence], samplers: Seq[Sampler]
+    ) -> tuple[list[int], Tensor]:
+        """What was picked, and the logits. Raises LostStepError, and whatever the CPU's part raises."""
+        numbers, positions = [item.sequence.number for item in scheduled], [row.position for row in rows]
+        try:
+            self._table.begin(step, numbers, positions, self._queue.stream)
+        except KernelError as error:
+            raise LostStepError(f"beginning a step failed ({error})") from error
+        with self._queue.active():
+            self._sampler.fill([sampler.draw() for sampler in samplers])
+        picked, logits = self._graphs.start(rows)
+        served = self._table.serve(self._layers.next_number(), self._watchdog_s)
+        _check(served)
+        try:
+            self._queue.join()
+        except Exception as error:  # whatever a launch raises: the step is lost, and the next way is tried
+            raise LostStepError(f"launching a step failed ({error})") from error
+        self._table.end(self._queue.stream)
+        self._queue.wait()
+        tokens: list[int] = picked.tolist()
+        _check(self._table.settle())
+        return tokens, logits
+
+    def _prepare(self, num_rows: int) -> None:
+        """What a step of so many rows needs is there, and both sides agree on its number. Raises LostStepError."""
+        if self.num_table_steps % _STEPS_PER_SPLIT == 0:
+            with self._queue.active():
+                self._layers.refresh_split()
+        if self._graphs.is_prepared(num_rows):
+            return
+        try:
+            self._graphs.prepare(num_rows)
+            self._queue.wait()
+        except (RuntimeError, KernelError) as error:
+            raise LostStepError(f"preparing a step of {num_rows} failed ({error})") from error
+        finally:
+            self._layers.resynchronise()
+
+    def _give_up(self) -> str:
+        """The step under way ends on both sides, and another can begin. Returns what a launch said of its failure."""
+        self._layers.mailbox.abort()
+        failure = self._queue.settle(_REST_S + self._watchdog_s)
+        self._table.give_up(self._queue.stream)
+        self._layers.resynchronise()
+        return failure
+
+    # ---- steps that the host places ---------------------------------------------------------------------------------
+
+    def _placed_step(self, step: int, scheduled: Seq[ScheduledSequence], samplers: Seq[Sampler]) -> list[int]:
+        requests: list[int] = []
+        positions: list[int] = []
+        for item in scheduled:
+            begin = item.sequence.num_computed
+            requests += [item.sequence.number] * item.num_tokens
+            positions += range(begin, begin + item.num_tokens)
+        self.moe.begin_step(step, requests, positions)
+        self._placed.begin_step()
+        with self._queue.active():
+            batch, last_rows = _flattened(scheduled, self._page_size, self._model.device)
+            hidden = self._model.forward(batch, self._kv, self._placed)
+            report_prompts(self.team, scheduled, lambda rows: self._model.logits(hidden[rows]).cpu().numpy())
+            logits = self._model.logits(hidden[last_rows]) if samplers else hidden[:0]
+            tokens = self._pick(samplers, logits)
+            self._queue.wait()
+            self._placed.end_step()
+        self.moe.end_step()
+        self.num_placed_steps += 1
+        return self._settle(samplers, tokens, logits)
+
+    def _pick(self, samplers: Seq[Sampler], logits: Tensor) -> list[int]:
+        if not samplers:
+            return []
+        num_rows = max(len(samplers), BATCH_SIZES[-1])
+        sampler = self._sampler if num_rows == BATCH_SIZES[-1] else DeviceSampler(num_rows, logits.device)
+        sampler.fill([each.draw() for each in samplers])
+        tokens: list[int] = sampler.pick(logits).tolist()
+        return tokens
+
+    def _settle(self, samplers: Seq[Sampler], tokens: Seq[int], logits: Tensor) -> list[int]:
+        began = time.perf_counter()
+        with self._queue.active():
+            picked = settle(self.team, samplers, tokens, lambda rows: logits[rows].cpu().numpy())
+        self.sampling_s += time.perf_counter() - began
+        return picked
+
+
+def _check(served: dict[str, Any]) -> None:
+    if not served["done"]:
+        raise LostStepError(served["text"])
+
+
+def _decode_row(item: ScheduledSequence) -> DecodeRow:
+    sequence = item.sequence
+    return DecodeRow(sequence.token_ids[sequence.num_computed], sequence.num_computed, sequence.pages)
+
+
+def _flattened(
+    scheduled: Seq[ScheduledSequence], page_size: int, device: torch.device
+) -> tuple[DeviceBatch, Tensor]:
+    """The step's rows one after the other, and which of them are sampled from."""
+    tokens: list[int] = []
+    positions: list[int] = []
+    places: list[int] = []
+    last_rows: list[int] = []
+    tables = torch.zeros(
+        (len(scheduled), max(len(item.sequence.pages) for item in scheduled)), dtype=torch.int32
+    )
+    for index, item in enumerate(scheduled):
+        sequence, begin = item.sequence, item.sequence.num_computed
+        end = begin + item.num_tokens
+        tokens += sequence.token_ids[begin:end]
+        positions += range(begin, end)
+        places += [sequence.pages[p // page_size] * page_size + p % page_size for p in range(begin, end)]
+        tables[index, : len(sequence.pages)] = torch.tensor(sequence.pages, dtype=torch.int32)
+        if item.samples:
+            last_rows.append(len(tokens) - 1)
+    lengths = [item.sequence.num_computed + item.num_tokens for item in scheduled]
+    batch = DeviceBatch(
+        token_ids=torch.tensor(tokens, device=device),
+        positions=torch.tensor(positions, device=device),
+        places=torch.tensor(places, device=device),
+        page_tables=tables.to(device),
+        lengths=torch.tensor(lengths, dtype=torch.int32, device=device),
+        query_lengths=tuple(item.num_tokens for item in scheduled),
+        host_lengths=tuple(lengths),
+    )
+    return batch, torch.tensor(last_rows, dtype=torch.int64, device=device)

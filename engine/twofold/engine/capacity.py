@@ -1,0 +1,65 @@
+"""How much fits: sizes the KV cache before it is allocated, and gives the reason.
+
+Decides sizes only; `kv_cache` hands pages out, the memory is native.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from twofold.api.config import EngineConfig
+from twofold.api.errors import ConfigError
+from twofold.models.config import ModelConfig
+from twofold.weights.host_memory import available_memory_bytes
+
+_DEFAULT_CONTEXTS = 8
+_MEMORY_SHARE = 0.25
+
+
+@dataclass(frozen=True)
+class CacheCapacity:
+    """How large the KV cache is made, and why."""
+
+    num_pages: int
+    max_context: int
+    """Longest prompt plus answer of one request, in tokens."""
+    reason: str
+
+
+def bytes_per_token(model: ModelConfig) -> int:
+    """Keys and values of one token over all layers."""
+    element_bytes = 2 if model.dtype == "bfloat16" else 4
+    return 2 * model.num_layers * model.num_kv_heads * model.head_dim * element_bytes
+
+
+def longest_request(config: EngineConfig, model: ModelConfig) -> int:
+    """Prompt plus answer of one request, in tokens. ConfigError: --max-model-len is beyond the model's context."""
+    asked = config.max_model_len or model.max_context
+    if asked > model.max_context:
+        raise ConfigError(
+            f"--max-model-len was given {asked}; the model's context ends at {model.max_context}"
+        )
+    return asked
+
+
+def plan_capacity(config: EngineConfig, model: ModelConfig) -> CacheCapacity:
+    """Size the cache: what was asked for, else eight full contexts within a quarter of the free memory.
+
+    Raises:
+        ConfigError: --max-model-len is beyond the model's context, or nothing fits.
+    """
+    max_context = longest_request(config, model)
+    affordable = int(available_memory_bytes() * _MEMORY_SHARE) // bytes_per_token(model)
+    if config.max_total_tokens is not None:
+        tokens, reason = config.max_total_tokens, "asked for by --max-total-tokens"
+    elif affordable < _DEFAULT_CONTEXTS * max_context:
+        tokens, reason = affordable, f"{_MEMORY_SHARE:.0%} of free memory; --max-total-tokens overrides"
+    else:
+        tokens, reason = _DEFAULT_CONTEXTS * max_context, f"{_DEFAULT_CONTEXTS} full contexts"
+    num_pages = tokens // config.page_size
+    if num_pages < 1:
+        raise ConfigError(
+            f"the KV cache would hold {tokens} tokens, less than one page of {config.page_size} ({reason}); "
+            "raise --max-total-tokens or free memory"
+        )
+    return CacheCapacity(num_pages, min(max_context, num_pages * config.page_size), reason)

@@ -1,0 +1,433 @@
+"""The engine: requests in, tokens out. `Engine.step` reads as one sentence: schedule, forward, sample, emit.
+
+Two threads at most touch it: callers (`submit`, `cancel`, `stats`) and the engine's own loop (`start`). They meet only
+in the inbox. Knows nothing of HTTP, terminals or databases; what happens is pushed to a telemetry sink.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from twofold.api.config import EngineConfig
+from twofold.api.errors import CapacityError, KernelError, RequestError, TwofoldError
+from twofold.api.types import (
+    Chunk,
+    Clock,
+    FinishReason,
+    GenerationRequest,
+    PlacementCounts,
+    PrefetchCounts,
+    RunInfo,
+    SamplingParams,
+    Usage,
+)
+from twofold.engine.kv_cache import PagePool
+from twofold.engine.loading import load_parts
+from twofold.engine.prefill_budget import PrefillBudget
+from twofold.engine.recording import Recorder
+from twofold.engine.requests import Answer, check_request, max_answer_tokens
+from twofold.engine.runner import Runner
+from twofold.engine.scheduler import Scheduler, Sequence
+from twofold.engine.step_clock import StepClock
+from twofold.models import ProgressFn
+from twofold.telemetry.sink import TelemetrySink
+from twofold.tokenizer import Tokenizer
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class EngineStats:
+    """A snapshot for people and health checks."""
+
+    num_running: int
+    num_waiting: int
+    num_free_pages: int
+    num_pages: int
+    num_steps: int
+    decode_tokens_per_s: float
+    """Of recent decode-only steps, on the run's clock; 0 before the first."""
+    clock: Clock
+    placement: PlacementCounts
+    draining: bool
+    prefetch: PrefetchCounts = field(default_factory=PrefetchCounts)
+
+
+class Engine:
+    """Loads a model and serves requests from it. Make one with `Engine.load`."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        runner: Runner,
+        tokenizer: Tokenizer,
+        info: RunInfo,
+        pool: PagePool,
+        max_context: int,
+        telemetry: TelemetrySink | None,
+        cache_state: Path | None = None,
+    ) -> None:
+        self.config = config
+        self.tokenizer = tokenizer
+        self.info = info
+        self.max_context = max_context
+        self._runner = runner
+        self._moe = runner.moe
+        self.vocab_size = runner.vocab_size
+        self._eos_token_ids = tokenizer.eos_token_ids
+        self._pool = pool
+        self._prefill_budget = PrefillBudget(
+            config.max_num_batched_tokens, None if config.max_itl_ms is None else config.max_itl_ms * 1e-3
+        )
+        self._scheduler = Scheduler(
+            pool, config.max_num_seqs, config.max_num_batched_tokens, self._prefill_budget
+        )
+        self._recorder = Recorder(telemetry, runner.moe, info)
+        self._step_clock = StepClock(runner, enabled=telemetry is not None)
+        self._answers: dict[int, Answer] = {}
+        self._numbers = itertools.count()
+        self._num_steps = 0
+        self._cache_state = cache_state
+        self._started = time.perf_counter()
+        self._virtual_s = 0.0 if info.clock == "virtual" else None
+        # Everything below is shared with callers and guarded by _wake.
+        self._wake = threading.Condition()
+        self._inbox: deque[Answer] = deque()
+        self._cancelled: set[str] = set()
+        self._live: set[str] = set()
+        self._draining = False
+        self._closed = False
+        self._thread: threading.Thread | None = None
+
+    @classmethod
+    def load(
+        cls,
+        config: EngineConfig,
+        *,
+        telemetry: TelemetrySink | None = None,
+        progress: ProgressFn | None = None,
+    ) -> Engine:
+        """Load the model of `config` and get ready to serve.
+
+        Raises:
+            ConfigError: a setting cannot be met.
+            ModelLoadError: the model cannot be used; the message names the file and the remedy.
+            CapacityError, KernelError: the device has no room, or failed.
+        """
+        parts = load_parts(config, progress)
+        return cls(
+            config,
+            parts.runner,
+            parts.tokenizer,
+            parts.info,
+            PagePool(parts.num_pages, config.page_size),
+            parts.max_context,
+            telemetry,
+            parts.cache_state,
+        )
+
+    # ---- what callers use -------------------------------------------------------------------------------------------
+
+    def submit(self, request: GenerationRequest) -> None:
+        """Queue a request; its chunks come on the engine's thread. Thread-safe.
+
+        Raises:
+            RequestError: the request can never be served as it is.
+            CapacityError: too many wait already, or the engine is draining.
+        """
+        check_request(request, self.vocab_size, self.max_context)
+        max_tokens = max_answer_tokens(request, self.max_context)
+        with self._wake:
+            if self._closed or self._draining:
+                raise CapacityError(
+                    "the server is shutting down; send the request to another one", draining=True
+                )
+            if (
+                len(self._inbox) + len(self._scheduler.waiting)
+                >= self.config.max_waiting + self._num_free_places
+            ):
+                raise CapacityError(
+                    f"{self.config.max_num_seqs} requests run and {self.config.max_waiting} wait already; try later"
+                )
+            if request.request_id in self._live:
+                raise RequestError(
+                    f"request id {request.request_id!r} is in use; ids must be unique", param="request_id"
+                )
+            self._live.add(request.request_id)
+            sequence = Sequence(next(self._numbers), request, list(request.prompt_token_ids), max_tokens)
+            answer = Answer(
+                sequence,
+                self.tokenizer.detokenizer(),
+                self.config.seed,
+                self._now_s(),
+                self._eos_token_ids,
+            )
+            self._inbox.append(answer)
+            self._recorder.request(answer)
+            self._wake.notify()
+
+    def cancel(self, request_id: str) -> None:
+        """Give a request up; its last chunk has finish reason "cancelled". Unknown ids do nothing. Thread-safe."""
+        with self._wake:
+            if request_id in self._live:
+                self._cancelled.add(request_id)
+                self._wake.notify()
+
+    def start(self) -> None:
+        """Serve on a thread of the engine's own, until `close`."""
+        self._thread = threading.Thread(target=self._serve, name="twofold-engine", daemon=True)
+        self._thread.start()
+
+    def drain(self, timeout_s: float) -> bool:
+        """Refuse new requests and wait for the running ones. True if all finished in time."""
+        with self._wake:
+            self._draining = True
+            self._wake.notify()
+            return self._wake.wait_for(lambda: not self._live, timeout_s)
+
+    def close(self) -> None:
+        """Cancel what still runs, end the thread, flush telemetry's events. Safe to call twice."""
+        with self._wake:
+            self._draining = True
+            self._cancelled |= self._live
+            self._closed = True
+            self._wake.notify()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        self._take_inbox()
+        self._drop_cancelled()
+        self._recorder.drain()
+        if self._cache_state is not None:
+            path, self._cache_state = self._cache_state, None
+            self._moe.save_cache(path)
+
+    def generate(
+        self,
+        prompt_token_ids: Seq[int],
+        sampling: SamplingParams,
+        on_chunk: Callable[[Chunk], None] | None = None,
+        *,
+        request_id: str = "generate",
+        endpoint: str = "generate",
+    ) -> Usage:
+        """Answer one prompt and return when done. Without `start`, the calling thread does the work.
+
+        Raises:
+            RequestError, CapacityError: as `submit`. KernelError: the native code failed.
+            KeyboardInterrupt: passed on after the request was cancelled.
+        """
+        done = threading.Event()
+        last: list[Chunk] = []
+
+        def receive(chunk: Chunk) -> None:
+            try:
+                if on_chunk is not None:
+                    on_chunk(chunk)
+            finally:
+                if chunk.finish_reason is not None:
+                    last.append(chunk)
+                    done.set()
+
+        self.submit(
+            GenerationRequest(tuple(prompt_token_ids), sampling, receive, request_id, endpoint=endpoint)
+        )
+        try:
+            if self._thread is not None:
+                done.wait()
+            while not done.is_set():
+                progressed = self.step()
+                assert progressed or done.is_set(), "a request is left and nothing was scheduled"
+        except KeyboardInterrupt:
+            self.cancel(request_id)
+            while not done.is_set():
+                if self._thread is None:
+                    self.step()
+                else:
+                    done.wait()
+            raise
+        self._settle()
+        usage = last[0].usage
+        if last[0].finish_reason == "error" or usage is None:
+            raise KernelError(last[0].error or "the request failed")
+        return usage
+
+    @property
+    def sampling_s(self) -> float:
+        """Spent on picking tokens, since the start."""
+        return self._runner.sampling_s
+
+    def stats(self) -> EngineStats:
+        with self._wake:
+            return EngineStats(
+                num_running=len(self._scheduler.running),
+                num_waiting=len(self._scheduler.waiting) + len(self._inbox),
+                num_free_pages=self._pool.num_free,
+                num_pages=self._pool.num_pages,
+                num_steps=self._num_steps,
+                decode_tokens_per_s=self._recorder.decode_tokens_per_s,
+                clock=self.info.clock,
+                placement=self._recorder.placement,
+                draining=self._draining,
+                prefetch=self._recorder.prefetch,
+            )
+
+    # ---- the engine's thread ----------------------------------------------------------------------------------------
+
+    def step(self) -> bool:
+        """One iteration over the batch. False if there was nothing to do."""
+        self._step_clock.begin()
+        self._take_inbox()
+        self._drop_cancelled()
+        scheduled = self._scheduler.schedule()
+        if not scheduled:
+            self._step_clock.idle()
+            return False
+        self._step_clock.scheduled()
+        started_s, clock = time.time(), self._tick()
+        num_decoding = sum(item.sequence.is_decoding for item in scheduled)
+        num_prefill = sum(item.num_tokens for item in scheduled) - num_decoding
+        for item in scheduled:
+            self._answers[item.sequence.number].scheduled(clock)
+        samplers = [self._answers[item.sequence.number].sampler for item in scheduled if item.samples]
+        try:
+            picked = iter(self._runner.forward(self._num_steps, scheduled, samplers))
+        except (TwofoldError, ValueError, RuntimeError, MemoryError) as error:
+            _log.exception("step %d failed; its requests are given up", self._num_steps)
+            self._fail([self._answers[item.sequence.number] for item in scheduled], error)
+            return True
+        self._step_clock.computed()
+        now = self._tick()
+        for item in scheduled:
+            item.sequence.num_computed += item.num_tokens
+            if item.samples:
+                self._emit(self._answers[item.sequence.number], next(picked), now)
+        wall_s = self._step_clock.end()
+        clock_s = wall_s if self._virtual_s is None else now - clock
+        self._prefill_budget.observe(num_prefill, num_decoding, clock_s)
+        self._recorder.step(
+            self._num_steps,
+            scheduled,
+            self._step_clock,
+            started_s=started_s,
+            wall_s=wall_s,
+            clock_s=clock_s,
+            num_running=len(self._scheduler.running),
+            num_waiting=len(self._scheduler.waiting) + len(self._inbox),
+        )
+        self._step_clock.recorded()
+        self._num_steps += 1
+        return True
+
+    def _serve(self) -> None:
+        self._runner.team.bind_caller()  # this thread is the team's first
+        while True:
+            try:
+                if self.step():
+                    continue
+                self._settle()
+            except Exception as error:  # a bug of ours: nobody may wait for an answer that never comes
+                _log.exception("the engine's loop failed; all its requests are given up")
+                self._fail(list(self._answers.values()), error)
+            with self._wake:
+                self._wake.wait_for(lambda: self._inbox or self._cancelled or self._closed)
+                if self._closed:
+                    return
+
+    def _take_inbox(self) -> None:
+        nothing_to_do: list[Answer] = []
+        with self._wake:
+            while self._inbox:
+                answer = self._inbox.popleft()
+                self._answers[answer.sequence.number] = answer
+                if answer.is_empty:
+                    nothing_to_do.append(answer)
+                    continue
+                if answer.sequence.request.return_routed_experts:
+                    self._recorder.watch_routing(answer.sequence.number)
+                self._scheduler.add(answer.sequence)
+        for answer in nothing_to_do:
+            self._finish(answer, "length")
+
+    def _drop_cancelled(self) -> None:
+        with self._wake:
+            cancelled, self._cancelled = self._cancelled, set()
+        if not cancelled:
+            return
+        for answer in list(self._answers.values()):
+            if answer.sequence.request.request_id in cancelled:
+                self._finish(answer, "cancelled")
+
+    def _emit(self, answer: Answer, token: int, now: float) -> None:
+        """Take a sampled token into its answer, hand its text out, and finish the answer if it was the last."""
+        sequence = answer.sequence
+        if sequence.max_tokens == 0:  # its prompt alone was asked about
+            self._finish(answer, "length")
+            return
+        first = sequence.num_generated == 0
+        text = answer.push(token, now)
+        if first:
+            self._recorder.request(answer)
+        if answer.stopped:
+            self._finish(answer, "stop", text)
+        elif sequence.num_generated >= sequence.max_tokens:
+            self._finish(answer, "length", text)
+        elif text:
+            self._hand_out(answer, answer.chunk(text))
+
+    def _finish(
+        self,
+        answer: Answer,
+        reason: FinishReason,
+        text: str = "",
+        error: str | None = None,
+    ) -> None:
+        self._scheduler.finish(answer.sequence)
+        del self._answers[answer.sequence.number]
+        usage = answer.finish(reason, self._now_s(), self.info.clock)
+        self._recorder.request(answer)
+        routing = self._recorder.take_routing(answer.sequence.number)
+        self._hand_out(answer, answer.chunk(text + answer.flush(), reason, usage, error, routing))
+        with self._wake:
+            self._live.discard(answer.sequence.request.request_id)
+            self._wake.notify_all()
+
+    def _hand_out(self, answer: Answer, chunk: Chunk) -> None:
+        try:
+            answer.sequence.request.on_chunk(chunk)
+        except Exception:  # the caller's bug must not take the other requests down
+            _log.exception("on_chunk of request %s failed", answer.sequence.request.request_id)
+            if chunk.finish_reason is None:
+                self.cancel(answer.sequence.request.request_id)
+
+    def _fail(self, answers: Seq[Answer], error: Exception) -> None:
+        for answer in answers:
+            self._finish(answer, "error", error=f"{type(error).__name__}: {error}")
+        self._num_steps += 1
+
+    def _settle(self) -> None:
+        """No work is left: background uploads land and everything recorded so far is handed over."""
+        self._moe.idle()
+        self._recorder.drain()
+
+    def _tick(self) -> float:
+        """Read the native clock; only the engine's thread may, callers see its last reading."""
+        virtual_us = self._moe.virtual_now_us
+        self._virtual_s = None if virtual_us is None else virtual_us * 1e-6
+        return self._now_s()
+
+    def _now_s(self) -> float:
+        """Seconds of the run's clock."""
+        return time.perf_counter() - self._started if self._virtual_s is None else self._virtual_s
+
+    @property
+    def _num_free_places(self) -> int:
+        return max(self.config.max_num_seqs - len(self._scheduler.running), 0)

@@ -1,0 +1,55 @@
+"""A model's experts from its files into the native store, and what runs them. Knows of no dense weights."""
+
+from __future__ import annotations
+
+from twofold.api.config import EngineConfig
+from twofold.blocks import ops
+from twofold.blocks.weights import expert_layers
+from twofold.experts.accelerator import AcceleratorChoice
+from twofold.experts.moe import DenseCost, MoeRuntime, MoeShape, SlotPlan
+from twofold.experts.profiles import load_machine_profile
+from twofold.models import LoadProgress, ModelFiles, ProgressFn
+from twofold.models.sizing import dense_stretches
+
+
+def slot_plan(config: EngineConfig, slots: int, num_staging: int = -1) -> SlotPlan:
+    """So many expert slots over all layers under the configuration's policy."""
+    # Whether an upload pays is asked in misses saved, the unit of payback's values; other policies only rank.
+    prefetch = config.prefetch == "on" or (config.prefetch == "auto" and config.policy == "payback")
+    return SlotPlan(slots, config.policy, prefetch, num_staging)
+
+
+def load_experts(
+    files: ModelFiles,
+    team: ops.ThreadTeam,
+    choice: AcceleratorChoice,
+    config: EngineConfig,
+    slots: SlotPlan,
+    progress: ProgressFn | None = None,
+) -> MoeRuntime:
+    """Pack the model's experts and build what runs them. Raises as `MoeRuntime`."""
+    model = files.config
+    shape = MoeShape(
+        num_layers=len(model.moe_layers),
+        num_experts=model.num_experts,
+        top_k=model.top_k,
+        hidden=model.hidden_size,
+        intermediate=model.moe_intermediate_size,
+        formats=files.expert_formats(),
+    )
+
+    def report(layers_done: int, bytes_done: int, bytes_total: int) -> None:
+        if progress is not None:
+            layer = f"layer {list(model.moe_layers)[layers_done - 1]}"
+            progress(LoadProgress("experts", layer, bytes_done, bytes_total, layers_done, shape.num_layers))
+
+    return MoeRuntime(
+        shape,
+        expert_layers(files),
+        team,
+        choice,
+        slots,
+        DenseCost(*dense_stretches(files)),
+        report,
+        load_machine_profile(config.machine_profile),
+    )

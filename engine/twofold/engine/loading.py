@@ -1,0 +1,137 @@
+"""From a configuration to all that an engine owns: model, experts, KV cache, tokenizer, and the record of the run.
+
+Chooses the accelerator and builds for it; serves nothing. What differs where dense weights live on a GPU is
+`device_loading`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from twofold import __version__
+from twofold.api.config import EngineConfig
+from twofold.api.types import RunInfo
+from twofold.blocks import ops
+from twofold.engine.capacity import plan_capacity
+from twofold.engine.expert_loading import load_experts, slot_plan
+from twofold.engine.model import LoadedModel
+from twofold.engine.runner import LoadedRunner, ModelRunner, Runner
+from twofold.experts.accelerator import AcceleratorChoice, check_policy, choose_accelerator, num_slots
+from twofold.experts.moe import MoeRuntime
+from twofold.experts.warm_start import open_cache_state
+from twofold.models import ModelFiles, ProgressFn, open_model_files
+from twofold.models.bundled import bundled_model_path
+from twofold.tokenizer import Tokenizer
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class EngineParts:
+    """What `load_parts` made."""
+
+    runner: Runner
+    tokenizer: Tokenizer
+    info: RunInfo
+    num_pages: int
+    max_context: int
+    """Longest prompt plus answer of one request, in tokens."""
+    cache_state: Path | None
+
+
+def load_parts(config: EngineConfig, progress: ProgressFn | None = None) -> EngineParts:
+    """Load the model of `config`.
+
+    Raises:
+        ConfigError: a setting cannot be met.
+        ModelLoadError: the model cannot be used; the message names the file and the remedy.
+        CapacityError, KernelError: the device has no room, or failed.
+    """
+    check_policy(config)
+    choice = choose_accelerator(config.accelerator)
+    path = Path(config.model) if config.model else bundled_model_path()
+    files = open_model_files(path)  # the cheap refusals come before gigabytes are read
+    tokenizer = Tokenizer.open(config.tokenizer or path, vocab_size=files.config.vocab_size)
+    team = ops.ThreadTeam(config.cpu_threads, config.numa)
+    _log.info("threads: %s", team.reason)
+    if team.num_threads > (num_cores := len(os.sched_getaffinity(0))):
+        _log.warning(
+            "--cpu-threads %d is more than the %d cores this process may use; threads will wait for one another",
+            team.num_threads,
+            num_cores,
+        )
+    if choice.kind == "cuda":
+        # Imports torch, which nothing else here needs.
+        from twofold.device.loading import load_on_device
+
+        loaded = load_on_device(config, files, team, choice, progress)
+        choice = dataclasses.replace(choice, reason=f"{choice.reason}; {loaded.reason}")
+    else:
+        loaded = _load_on_cpu(config, files, team, choice, progress)
+    _log.info("accelerator %s: %s", choice.label, choice.reason)
+    moe = loaded.runner.moe
+    return EngineParts(
+        runner=loaded.runner,
+        tokenizer=tokenizer,
+        info=run_info(config, path, files, choice, moe, team),
+        num_pages=loaded.num_pages,
+        max_context=loaded.max_context,
+        cache_state=open_cache_state(moe, config.cache_state),
+    )
+
+
+def _load_on_cpu(
+    config: EngineConfig,
+    files: ModelFiles,
+    team: ops.ThreadTeam,
+    choice: AcceleratorChoice,
+    progress: ProgressFn | None,
+) -> LoadedRunner:
+    """Dense weights on the CPU; experts there too, or on an accelerator that is emulated."""
+    model = LoadedModel(files, team, progress)
+    slots = num_slots(config, len(files.config.moe_layers), files.config.num_experts)
+    moe = load_experts(files, team, choice, config, slot_plan(config, slots), progress)
+    capacity = plan_capacity(config, files.config)
+    kv_cache = ops.KvCache(
+        files.config.num_layers,
+        capacity.num_pages,
+        config.page_size,
+        files.config.num_kv_heads,
+        files.config.head_dim,
+        "bfloat16" if files.config.dtype == "bfloat16" else "float32",
+    )
+    return LoadedRunner(ModelRunner(model, moe, kv_cache), capacity.num_pages, capacity.max_context)
+
+
+def run_info(
+    config: EngineConfig,
+    path: Path,
+    files: ModelFiles,
+    choice: AcceleratorChoice,
+    moe: MoeRuntime,
+    team: ops.ThreadTeam,
+) -> RunInfo:
+    """What is shown and kept of the run."""
+    model = files.config
+    return RunInfo(
+        model=str(path),
+        architecture=model.architecture,
+        accelerator=choice.label,
+        accelerator_reason=choice.reason,
+        clock=choice.clock,
+        policy=config.policy if moe.num_slots else "",
+        num_layers=len(model.moe_layers),
+        num_experts=model.num_experts,
+        top_k=model.top_k,
+        num_slots=moe.num_slots,
+        expert_bytes=moe.expert_bytes,
+        cpu_isa=ops.isa_choice()[0],
+        cpu_threads=team.num_threads,
+        version=__version__,
+        config_json=json.dumps(dataclasses.asdict(config)),
+    )

@@ -1,0 +1,120 @@
+"""Hands what the engine did to the telemetry sink, and keeps the few figures that `stats` shows.
+
+Pushes and forgets: nothing here waits for a database. Without a sink only the figures are kept.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence as Seq
+from typing import Any
+
+import numpy.typing as npt
+
+from twofold.api.types import PlacementCounts, PrefetchCounts, RunInfo, StepRecord
+from twofold.engine.requests import Answer
+from twofold.engine.scheduler import ScheduledSequence
+from twofold.engine.step_clock import StepClock
+from twofold.experts.moe import MoeRuntime
+from twofold.telemetry.routing import RoutingRows
+from twofold.telemetry.sink import TelemetrySink
+
+# Draining the event rings at every step would cost a decode step of a small model several percent.
+_DRAIN_EVERY_S = 0.05
+_RATE_SMOOTHING = 0.1
+
+
+class Recorder:
+    """One per engine; its thread calls everything but `submitted`."""
+
+    def __init__(self, sink: TelemetrySink | None, moe: MoeRuntime, info: RunInfo) -> None:
+        self._sink = sink
+        self._moe = moe
+        self._info = info
+        self._routing: dict[int, RoutingRows] = {}
+        self._last_drain = 0.0
+        self.placement = PlacementCounts()
+        self.prefetch = PrefetchCounts()
+        self.decode_tokens_per_s = 0.0
+        """Of recent decode-only steps, on the run's clock; 0 before the first."""
+        moe.enable_events(sink is not None)
+        if sink is not None:
+            sink.begin_run(info)
+
+    def watch_routing(self, number: int) -> None:
+        """Keep the routing of request `number` from now on, until `take_routing`."""
+        self._routing[number] = RoutingRows(self._info.num_layers, self._info.num_experts, self._info.top_k)
+        self._moe.enable_events(True)
+
+    def take_routing(self, number: int) -> npt.NDArray[Any] | None:
+        """[tokens, MoE layers, top_k] of a watched request, None of any other."""
+        if number not in self._routing:
+            return None
+        self.drain()
+        rows = self._routing.pop(number)
+        if not self._routing and self._sink is None:
+            self._moe.enable_events(False)
+        return rows.arrays()[0]
+
+    def request(self, answer: Answer) -> None:
+        """The request was submitted, has its first token, or is finished."""
+        if self._sink is not None:
+            self._sink.request(answer.record())
+
+    def step(
+        self,
+        number: int,
+        scheduled: Seq[ScheduledSequence],
+        clock: StepClock,
+        *,
+        started_s: float,
+        wall_s: float,
+        clock_s: float,
+        num_running: int,
+        num_waiting: int,
+    ) -> None:
+        """A step is done. `clock_s` is how long it took on the run's clock."""
+        num_decode = sum(item.num_tokens == 1 and item.samples for item in scheduled)
+        num_prefill = sum(item.num_tokens for item in scheduled) - num_decode
+        if num_prefill == 0 and clock_s > 0:
+            rate, previous = num_decode / clock_s, self.decode_tokens_per_s
+            self.decode_tokens_per_s = previous + _RATE_SMOOTHING * (rate - previous) if previous else rate
+        if self._sink is not None:
+            parts, emulated = clock.parts()
+            self._sink.step(
+                StepRecord(
+                    step=number,
+                    started_s=started_s,
+                    num_prefill_tokens=num_prefill,
+                    num_decode_tokens=num_decode,
+                    num_running=num_running,
+                    num_waiting=num_waiting,
+                    step_us=clock_s * 1e6,
+                    wall_us=wall_s * 1e6,
+                    parts=parts,
+                    emulated=emulated,
+                )
+            )
+        # A prefill step alone can fill a good part of the rings.
+        if num_prefill or time.perf_counter() - self._last_drain > _DRAIN_EVERY_S:
+            self.drain()
+
+    def drain(self) -> None:
+        """Hand over everything that the native rings hold."""
+        self._last_drain = time.perf_counter()
+        self.placement = self._moe.counts()
+        self.prefetch = self._moe.prefetch_counts()
+        if self._sink is None and not self._routing:
+            return
+        events = self._moe.drain_events()
+        tokens = events["token_layer"]
+        for number, routing in self._routing.items():
+            routing.add(tokens[tokens["request"] == number])
+        if self._sink is None:
+            return
+        for kind, rows in events.items():
+            if len(rows):
+                self._sink.native_events(kind, rows)
+        for kind, count in self._moe.take_dropped().items():
+            if count:
+                self._sink.dropped(kind, count)

@@ -1,0 +1,254 @@
+"""One request inside the engine: what it may ask, and its answer as it grows.
+
+`Answer` joins a scheduled sequence with its sampler, its text and its times. Times are seconds of the run's clock
+unless named `*_unix_s`.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Collection
+from collections.abc import Sequence as Seq
+from typing import Any, Final
+
+import numpy.typing as npt
+
+from twofold.api.errors import RequestError
+from twofold.api.types import (
+    Chunk,
+    Clock,
+    FinishReason,
+    GenerationRequest,
+    RequestRecord,
+    SamplingParams,
+    TokenLogprob,
+    Usage,
+)
+from twofold.engine.sampler import Sampler
+from twofold.engine.scheduler import Sequence
+from twofold.tokenizer.text_stream import Detokenizer, TextStream
+
+MAX_LOGPROBS: Final = 20
+"""Likeliest tokens beside each reported one."""
+MAX_BIAS: Final = 100.0
+MAX_ENTRIES: Final = 1024
+"""Tokens in each of stop_token_ids, logit_bias and (over all its sequences) bad_words."""
+_MOST_TOKENS: Final = 2**31
+
+# name → (lowest, highest, whether the lowest itself is allowed)
+_RANGES: dict[str, tuple[float, float, bool]] = {
+    "temperature": (0.0, 100.0, True),
+    "top_p": (0.0, 1.0, False),
+    "top_k": (0, 2**31, True),
+    "min_p": (0.0, 1.0, True),
+    "presence_penalty": (-2.0, 2.0, True),
+    "frequency_penalty": (-2.0, 2.0, True),
+    "repetition_penalty": (0.01, 100.0, True),
+}
+
+
+def check_request(request: GenerationRequest, vocab_size: int, max_context: int) -> None:
+    """Refuse what can never be served. Raises RequestError that names the parameter."""
+    prompt = request.prompt_token_ids
+    if not prompt:
+        raise RequestError("the prompt is empty; give at least one token", param="prompt")
+    if len(prompt) >= max_context:
+        raise RequestError(
+            f"the prompt has {len(prompt)} tokens; the context holds {max_context} with the answer. Shorten the prompt",
+            param="prompt",
+        )
+    worst = max(prompt) if min(prompt) >= 0 else min(prompt)
+    if not 0 <= worst < vocab_size:
+        raise RequestError(f"token id {worst} is outside the vocabulary of {vocab_size}", param="prompt")
+    check_sampling(request.sampling, vocab_size)
+
+
+def check_sampling(sampling: SamplingParams, vocab_size: int) -> None:
+    """Raises RequestError naming the parameter, its value and its range."""
+    for name, (low, high, low_allowed) in _RANGES.items():
+        _check_range(name, getattr(sampling, name), low, high, low_allowed)
+    for name in ("logprobs", "prompt_logprobs"):
+        if getattr(sampling, name) is not None:
+            _check_range(name, getattr(sampling, name), 0, MAX_LOGPROBS, True)
+    if sampling.max_tokens is not None and sampling.max_tokens < 0:
+        raise RequestError(f"max_tokens is {sampling.max_tokens}; it must be 0 or more", param="max_tokens")
+    most = _MOST_TOKENS if sampling.max_tokens is None else sampling.max_tokens
+    if not 0 <= sampling.min_tokens <= most:
+        raise RequestError(
+            f"min_tokens is {sampling.min_tokens}; it must be from 0 to max_tokens, {most}",
+            param="min_tokens",
+        )
+    _check_tokens("stop_token_ids", sampling.stop_token_ids, vocab_size)
+    _check_tokens("logit_bias", [token for token, _ in sampling.logit_bias], vocab_size)
+    if len({token for token, _ in sampling.logit_bias}) != len(sampling.logit_bias):
+        raise RequestError("logit_bias names a token twice; give each once", param="logit_bias")
+    for token, bias in sampling.logit_bias:
+        if not -MAX_BIAS <= bias <= MAX_BIAS:
+            raise RequestError(
+                f"logit_bias of token {token} is {bias}; it must be from {-MAX_BIAS:g} to {MAX_BIAS:g}",
+                param="logit_bias",
+            )
+    if not all(sampling.bad_words):
+        raise RequestError(
+            "bad_words holds an empty sequence; give each at least one token", param="bad_words"
+        )
+    _check_tokens("bad_words", [token for word in sampling.bad_words for token in word], vocab_size)
+    if sampling.seed is not None and not 0 <= sampling.seed < 2**64:
+        raise RequestError(f"seed is {sampling.seed}; it must be from 0 to 2^64-1", param="seed")
+
+
+def _check_range(name: str, value: Any, low: float, high: float, low_allowed: bool) -> None:
+    if not math.isfinite(value) or not (low <= value if low_allowed else low < value) or value > high:
+        edge = f"{low:g}" if low_allowed else f"above {low:g}"
+        raise RequestError(f"{name} is {value}; it must be from {edge} to {high:g}", param=name)
+
+
+def _check_tokens(name: str, tokens: Seq[int], vocab_size: int) -> None:
+    if len(tokens) > MAX_ENTRIES:
+        raise RequestError(f"{name} has {len(tokens)} tokens; at most {MAX_ENTRIES} are taken", param=name)
+    for token in tokens:
+        if not 0 <= token < vocab_size:
+            raise RequestError(f"{name} names token {token}; ids are from 0 to {vocab_size - 1}", param=name)
+
+
+def max_answer_tokens(request: GenerationRequest, max_context: int) -> int:
+    """Tokens the answer may have: what was asked for, cut to what the context leaves."""
+    room = max_context - len(request.prompt_token_ids)
+    wanted = request.sampling.max_tokens
+    return room if wanted is None else min(wanted, room)
+
+
+class Answer:
+    """The answer to one request while it grows. Owned by the engine's thread after submission."""
+
+    def __init__(
+        self,
+        sequence: Sequence,
+        detokenizer: Detokenizer,
+        default_seed: int | None,
+        now: float,
+        eos_token_ids: Collection[int] = (),
+    ) -> None:
+        request = sequence.request
+        sampling = request.sampling
+        self.sequence = sequence
+        self.sampler = Sampler(sampling, request.prompt_token_ids, default_seed, eos_token_ids)
+        self._last_token_ids = frozenset(sampling.stop_token_ids)
+        if not sampling.ignore_eos:
+            self._last_token_ids |= frozenset(eos_token_ids)
+        self._ended = False
+        self._logprobs: list[TokenLogprob] = []
+        self._told_prompt = False
+        self._text = TextStream(detokenizer, request.sampling.stop)
+        self._num_sent = sequence.num_prompt_tokens
+        self._submitted = now
+        self._scheduled: float | None = None
+        self._first_token: float | None = None
+        self._finished: float | None = None
+        self._finish_reason: FinishReason | None = None
+        self._submitted_unix_s = time.time()
+        self._first_token_unix_s: float | None = None
+        self._finished_unix_s: float | None = None
+
+    @property
+    def stopped(self) -> bool:
+        """A stop string or a token that ends the answer was met."""
+        return self._ended or self._text.stopped
+
+    @property
+    def is_empty(self) -> bool:
+        """Neither a token nor anything of the prompt is wanted."""
+        return self.sequence.max_tokens == 0 and self.sequence.request.sampling.prompt_logprobs is None
+
+    def scheduled(self, now: float) -> None:
+        """The request takes part in a step; only the first one ends its time in the queue."""
+        if self._scheduled is None:
+            self._scheduled = now
+
+    def push(self, token: int, now: float) -> str:
+        """Append a token; returns text that may be shown. Tokens that end the answer have none."""
+        self.sequence.token_ids.append(token)
+        if self.sampler.logprob is not None:
+            self._logprobs.append(self.sampler.logprob)
+        self._ended = token in self._last_token_ids
+        if self._first_token is None:
+            self._first_token, self._first_token_unix_s = now, time.time()
+        return "" if self._ended else self._text.push(token)
+
+    def flush(self) -> str:
+        """Text that was held back until now."""
+        return self._text.flush()
+
+    def chunk(
+        self,
+        text: str,
+        reason: FinishReason | None = None,
+        usage: Usage | None = None,
+        error: str | None = None,
+        routed_experts: npt.NDArray[Any] | None = None,
+    ) -> Chunk:
+        """The next piece of the answer: `text`, and all tokens that no chunk has carried yet."""
+        sent, self._num_sent = self._num_sent, len(self.sequence.token_ids)
+        logprobs, self._logprobs = tuple(self._logprobs), []
+        return Chunk(
+            text=text,
+            token_ids=tuple(self.sequence.token_ids[sent:]),
+            finish_reason=reason,
+            usage=usage,
+            error=error,
+            routed_experts=routed_experts,
+            logprobs=logprobs,
+            prompt_logprobs=self._take_prompt_logprobs(),
+        )
+
+    def _take_prompt_logprobs(self) -> tuple[TokenLogprob | None, ...] | None:
+        """Once, and only when the whole prompt was computed: a request may end before."""
+        found = self.sequence.prompt_logprobs
+        asked = self.sequence.request.sampling.prompt_logprobs is not None
+        if not asked or self._told_prompt or len(found) != self.sequence.num_prompt_tokens - 1:
+            return None
+        self._told_prompt = True
+        return (None, *found)
+
+    def finish(self, reason: FinishReason, now: float, clock: Clock) -> Usage:
+        self._finished, self._finish_reason, self._finished_unix_s = now, reason, time.time()
+        queue_s, prefill_s, decode_s = self._durations()
+        return Usage(
+            prompt_tokens=self.sequence.num_prompt_tokens,
+            completion_tokens=self.sequence.num_generated,
+            queue_s=queue_s,
+            prefill_s=prefill_s,
+            decode_s=decode_s,
+            clock=clock,
+        )
+
+    def record(self) -> RequestRecord:
+        """The request as telemetry keeps it, at its present state."""
+        request = self.sequence.request
+        queue_s, prefill_s, decode_s = self._durations()
+        return RequestRecord(
+            number=self.sequence.number,
+            request_id=request.request_id,
+            endpoint=request.endpoint,
+            submitted_s=self._submitted_unix_s,
+            first_token_s=self._first_token_unix_s,
+            finished_s=self._finished_unix_s,
+            prompt_tokens=self.sequence.num_prompt_tokens,
+            completion_tokens=self.sequence.num_generated,
+            finish_reason=self._finish_reason,
+            queue_s=queue_s,
+            prefill_s=prefill_s,
+            decode_s=decode_s,
+            sampling=request.sampling,
+        )
+
+    def _durations(self) -> tuple[float, float, float]:
+        """(queue, prefill, decode); what has not begun lasted 0."""
+        if self._scheduled is None:
+            return 0.0, 0.0, 0.0
+        queue_s = self._scheduled - self._submitted
+        if self._first_token is None:
+            return queue_s, 0.0, 0.0
+        end = self._first_token if self._finished is None else self._finished
+        return queue_s, self._first_token - self._scheduled, end - self._first_token

@@ -1,0 +1,158 @@
+"""A model, its KV cache and its experts' runtime as one thing that computes a scheduled step.
+
+Builds the flattened batch, computes it, and lets each request's sampler pick from its row of logits. Decides nothing.
+`Runner` is what the engine asks; `ModelRunner` answers on the CPU.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from twofold.blocks import ops
+from twofold.engine.model import BatchMeta, LoadedModel
+from twofold.engine.sampler import Sampler, logprobs, sample
+from twofold.engine.scheduler import ScheduledSequence
+from twofold.experts.moe import MoeRuntime
+
+F32 = npt.NDArray[np.float32]
+
+
+class Runner(Protocol):
+    """Computes scheduled steps on whatever device. The engine's thread owns it."""
+
+    @property
+    def moe(self) -> MoeRuntime: ...
+    @property
+    def team(self) -> ops.ThreadTeam: ...
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def sampling_s(self) -> float:
+        """Spent on picking tokens, since the start."""
+
+    @property
+    def batch_s(self) -> float:
+        """Spent on putting batches together, since the start; 0 where a device computes beside it."""
+
+    def forward(self, step: int, scheduled: Seq[ScheduledSequence], samplers: Seq[Sampler]) -> list[int]:
+        """Compute the step's tokens and pick the next ones; keep the log probabilities that requests ask for.
+
+        Those of picked tokens are in `Sampler.logprob` afterwards, those of the prompt in `Sequence.prompt_logprobs`.
+
+        Args:
+            samplers: one for each item that samples, in order.
+
+        Returns:
+            the picked tokens, in the samplers' order.
+
+        Raises:
+            TwofoldError, ValueError, RuntimeError, MemoryError: the step's requests cannot go on.
+        """
+
+
+@dataclass(frozen=True)
+class LoadedRunner:
+    """A runner and the sizes it was made for."""
+
+    runner: Runner
+    num_pages: int
+    max_context: int
+    """Longest prompt plus answer of one request, in tokens."""
+    reason: str = ""
+    """What was chosen for it, for people."""
+
+
+class ModelRunner:
+    """A model, its KV cache and where its experts run, on the CPU. See `Runner`."""
+
+    def __init__(self, model: LoadedModel, moe: MoeRuntime, kv_cache: ops.KvCache) -> None:
+        self.moe = moe
+        self.team = model.team
+        self.vocab_size = model.config.vocab_size
+        self.sampling_s = 0.0
+        self.batch_s = 0.0
+        self._model = model
+        self._kv_cache = kv_cache
+
+    def forward(self, step: int, scheduled: Seq[ScheduledSequence], samplers: Seq[Sampler]) -> list[int]:
+        """See `Runner.forward`."""
+        began = time.perf_counter()
+        tokens: list[int] = []
+        positions: list[int] = []
+        sequence_index: list[int] = []
+        requests: list[int] = []
+        last_rows: list[int] = []
+        for index, item in enumerate(scheduled):
+            sequence, begin = item.sequence, item.sequence.num_computed
+            end = begin + item.num_tokens
+            tokens += sequence.token_ids[begin:end]
+            positions += range(begin, end)
+            sequence_index += [index] * item.num_tokens
+            requests += [sequence.number] * item.num_tokens
+            if item.samples:
+                last_rows.append(len(tokens) - 1)
+        batch = BatchMeta(
+            positions=np.array(positions, np.int32),
+            sequence_index=np.array(sequence_index, np.int32),
+            page_tables=_page_tables(scheduled),
+            prompt_lengths=np.array([item.sequence.num_prompt_tokens for item in scheduled], np.int32),
+        )
+        token_ids, prepared = np.array(tokens, np.int32), self._model.attention_batch(batch)
+        self.moe.begin_step(step, requests, positions)
+        self.batch_s += time.perf_counter() - began
+        hidden = self._model.forward(token_ids, prepared, self._kv_cache, self.moe.executor)
+        report_prompts(self.team, scheduled, lambda rows: self._model.logits(hidden[rows]))
+        logits = self._model.logits(hidden[last_rows])
+        self.moe.end_step()
+        began = time.perf_counter()
+        picked = sample(self.team, samplers, logits)
+        self.sampling_s += time.perf_counter() - began
+        return picked
+
+
+_MOST_ROWS: Final = 64
+"""Prompt tokens whose logits are in memory at a time: 39 MB at 151,936 entries."""
+
+
+def report_prompts(
+    team: ops.ThreadTeam, scheduled: Seq[ScheduledSequence], logits: Callable[[list[int]], F32]
+) -> None:
+    """Add the log probabilities of prompt tokens that this step has computed, for requests that ask for them.
+
+    Args:
+        logits: of so many rows of the step, [rows, vocabulary]; asked for few at a time.
+    """
+    row = 0
+    for item in scheduled:
+        sequence, begin = item.sequence, item.sequence.num_computed
+        num_top = sequence.request.sampling.prompt_logprobs
+        if num_top is not None:
+            # A row tells of the token after it. What a preempted prompt has told already stays.
+            first = max(begin, len(sequence.prompt_logprobs))
+            end = min(begin + item.num_tokens, sequence.num_prompt_tokens - 1)
+            for at in range(first, end, _MOST_ROWS):
+                places = range(at, min(at + _MOST_ROWS, end))
+                found = logits([row + place - begin for place in places])
+                tokens = [sequence.token_ids[place + 1] for place in places]
+                count = len(places)
+                sequence.prompt_logprobs += logprobs(team, found, range(count), tokens, [num_top] * count)
+        row += item.num_tokens
+
+
+def _page_tables(scheduled: Seq[ScheduledSequence]) -> npt.NDArray[np.int32]:
+    """[sequences, most pages]; unused entries are 0 and never read."""
+    pages = [item.sequence.pages for item in scheduled]
+    if len(pages) == 1:
+        return np.array(pages, np.int32)
+    tables = np.zeros((len(pages), max(map(len, pages))), np.int32)
+    for row, own in zip(tables, pages, strict=True):
+        row[: len(own)] = own
+    return tables

@@ -1,0 +1,138 @@
+"""Picks the next tokens from rows of logits, natively (`ops.pick_tokens`); a request's seed alone decides its draws.
+
+Order, as in vLLM and Hugging Face's generate: tokens that must not come (`bad_words`, `min_tokens`), `logit_bias`,
+penalties, temperature, top-k, top-p, min-p. Reported log probabilities are of the logits before all of these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from twofold.api.types import Draw, SamplingParams, TokenLogprob
+from twofold.blocks import ops
+
+F32 = NDArray[np.float32]
+
+
+class Sampler:
+    """The sampling state of one request: its random generator and what its penalties and rules need.
+
+    `sample` picks for the samplers of a step. Where a device picks, `draw` says by which numbers and `take` hears what
+    came of it.
+    """
+
+    def __init__(
+        self,
+        params: SamplingParams,
+        prompt: Sequence[int],
+        default_seed: int | None = None,
+        eos_token_ids: Collection[int] = (),
+    ) -> None:
+        self.params = params
+        self.logprob: TokenLogprob | None = None
+        """Of the newest token, if the request asked."""
+        self.rules = _rules(params, prompt, eos_token_ids)
+        seed = params.seed if params.seed is not None else default_seed
+        self._random = np.random.Generator(np.random.PCG64(seed))
+        self._uniform: float | None = None
+
+    def draw(self) -> Draw | None:
+        """What decides the next token besides its logits; the same until one is taken. None: the host needs these."""
+        if self.rules is not None or self.params.logprobs is not None:
+            return None
+        return Draw(*self.numbers())
+
+    def numbers(self) -> tuple[float, int, float, float, float]:
+        """Temperature, top-k, top-p, min-p and the uniform number of the next token."""
+        params = self.params
+        if params.temperature == 0.0:
+            return 0.0, 0, 1.0, 0.0, 0.0
+        if self._uniform is None:
+            self._uniform = float(self._random.random())
+        return params.temperature, params.top_k, params.top_p, params.min_p, self._uniform
+
+    def settled(self, token: int, logits: F32) -> int:
+        """`token` was picked from `logits` (vocabulary,): it is taken, and returned."""
+        self.take(token)
+        return token
+
+    def take(self, token: int) -> None:
+        """The next token has been picked."""
+        self._uniform = None
+        if self.rules is not None:
+            self.rules.take(token)
+
+
+def sample(team: ops.ThreadTeam, samplers: Sequence[Sampler], logits: F32) -> list[int]:
+    """The next token of every sampler, taken by it; `logits` (samplers, vocabulary) are as before afterwards.
+
+    A NaN is never picked; a row with nothing above -inf gives 0. Raises KernelError where the shapes do not fit.
+    """
+    if not samplers:
+        return []
+    draws = np.array([sampler.numbers() for sampler in samplers], np.float64)
+    picked: list[int] = ops.pick_tokens(team, logits, draws, [sampler.rules for sampler in samplers]).tolist()
+    tokens = [
+        sampler.settled(token, row) for sampler, token, row in zip(samplers, picked, logits, strict=True)
+    ]
+    asked = [(row, top) for row, s in enumerate(samplers) if (top := s.params.logprobs) is not None]
+    if asked:
+        rows = [row for row, _ in asked]
+        found = logprobs(team, logits, rows, [tokens[row] for row in rows], [top for _, top in asked])
+        for row, logprob in zip(rows, found, strict=True):
+            samplers[row].logprob = logprob
+    return tokens
+
+
+def logprobs(
+    team: ops.ThreadTeam, logits: F32, rows: Sequence[int], tokens: Sequence[int], num_top: Sequence[int]
+) -> list[TokenLogprob]:
+    """Log probabilities of `tokens[i]` in row `rows[i]` of `logits` (any, vocabulary), and of its likeliest ones."""
+    answers = ops.log_probabilities(team, logits, rows, tokens, num_top)
+    return [TokenLogprob(token, value, tuple(top)) for (token, value), *top in answers]
+
+
+def settle(
+    team: ops.ThreadTeam,
+    samplers: Sequence[Sampler],
+    picked: Sequence[int],
+    logits: Callable[[list[int]], F32],
+) -> list[int]:
+    """The tokens of a step that a device has sampled; those below 0 it could not decide, and the host does.
+
+    Args:
+        samplers: of the step's rows.
+        picked: a token for each, or a number below 0.
+        logits: of the rows given, asked only where they are needed.
+    """
+    tokens = list(picked)
+    open_rows = [row for row, token in enumerate(picked) if token < 0]
+    if open_rows:
+        found = sample(team, [samplers[row] for row in open_rows], logits(open_rows))
+        for row, token in zip(open_rows, found, strict=True):
+            tokens[row] = token
+    for sampler, token in zip(samplers, picked, strict=True):
+        if token >= 0:
+            sampler.take(token)
+    return tokens
+
+
+def _rules(
+    params: SamplingParams, prompt: Sequence[int], eos_token_ids: Collection[int]
+) -> ops.TokenRules | None:
+    penalised = params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1.0
+    if not (penalised or params.logit_bias or params.bad_words or params.min_tokens):
+        return None
+    return ops.TokenRules(
+        presence_penalty=params.presence_penalty,
+        frequency_penalty=params.frequency_penalty,
+        repetition_penalty=params.repetition_penalty,
+        bias=params.logit_bias,
+        bad_words=params.bad_words,
+        withheld=sorted({*eos_token_ids, *params.stop_token_ids}) if params.min_tokens else (),
+        min_tokens=params.min_tokens,
+        prompt=prompt,
+    )

@@ -1,0 +1,199 @@
+"""Continuous batching: which tokens of which requests the next step computes.
+
+Decoding sequences come first, one token each; then prompts are prefilled in chunks. Half of a step's prompt tokens go
+to the prompt that came first, so that nobody starves, the rest to those with the least left, so that a short one need
+not wait for a long one. When pages run out, the youngest sequence gives its pages back and starts over later (its text
+is kept). Decides only; computes nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Final
+
+from twofold.api.types import GenerationRequest, TokenLogprob
+from twofold.engine.kv_cache import PagePool
+from twofold.engine.prefill_budget import PrefillBudget
+
+_PATIENCE: Final = 4
+"""A prompt without room lets others pass until the engine has computed so many times its tokens; then nobody passes."""
+
+
+@dataclass(eq=False)
+class Sequence:
+    """One request on its way through the engine."""
+
+    number: int
+    """In order of arrival; what telemetry's native events call it."""
+    request: GenerationRequest
+    token_ids: list[int]
+    """Prompt and answer so far."""
+    max_tokens: int
+    """Most tokens the answer may have."""
+    pages: list[int] = field(default_factory=list)
+    num_computed: int = 0
+    """Leading tokens whose keys and values are in the cache."""
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
+    """Of the prompt's second token and on, as far as computed, if the request asks for them."""
+    queued_at: int = 0
+    """Tokens that the engine had computed when this came."""
+
+    @property
+    def num_left(self) -> int:
+        """Tokens still to be computed before the next one can be picked."""
+        return len(self.token_ids) - self.num_computed
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.request.prompt_token_ids)
+
+    @property
+    def num_generated(self) -> int:
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def is_decoding(self) -> bool:
+        """Only its newest token is still to be computed."""
+        return self.num_left == 1 and self.num_generated > 0
+
+
+@dataclass(frozen=True)
+class ScheduledSequence:
+    """`num_tokens` tokens of `sequence`, from `sequence.num_computed` on, take part in the step."""
+
+    sequence: Sequence
+    num_tokens: int
+    samples: bool
+    """Whether the step computes the sequence's last token, so that a next one can be picked."""
+
+    @classmethod
+    def of(cls, sequence: Sequence, num_tokens: int) -> ScheduledSequence:
+        return cls(sequence, num_tokens, samples=num_tokens == sequence.num_left)
+
+
+class Scheduler:
+    """Holds the waiting and the running sequences."""
+
+    def __init__(
+        self,
+        pool: PagePool,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        prefill_budget: PrefillBudget | None = None,
+    ) -> None:
+        """prefill_budget: bounds a step's prompt tokens by time; None: only `max_num_batched_tokens` bounds them."""
+        self._pool = pool
+        self._max_num_seqs = max_num_seqs
+        self._max_num_batched_tokens = max_num_batched_tokens
+        self._prefill_budget = prefill_budget
+        self._num_scheduled = 0
+        self.waiting: list[Sequence] = []
+        self.running: list[Sequence] = []
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.waiting or self.running)
+
+    def add(self, sequence: Sequence) -> None:
+        sequence.queued_at = self._num_scheduled
+        self.waiting.append(sequence)
+
+    def schedule(self) -> list[ScheduledSequence]:
+        """Pick the next step's tokens and give them pages. Empty only when nothing waits or runs."""
+        answers = self._next_tokens()
+        has_prompts = bool(self.waiting) or len(answers) < len(self.running)
+        prompts = self._prompt_chunks(len(answers)) if has_prompts else []
+        self._num_scheduled += sum(item.num_tokens for item in prompts) + len(answers)
+        return answers + prompts
+
+    def finish(self, sequence: Sequence) -> None:
+        """Take a sequence out, wherever it is, and free its pages."""
+        if sequence in self.running:
+            self.running.remove(sequence)
+        elif sequence in self.waiting:
+            self.waiting.remove(sequence)
+        self._pool.release(sequence.pages)
+
+    def _next_tokens(self) -> list[ScheduledSequence]:
+        """One token of everybody who decodes; the oldest come first to pages."""
+        scheduled: list[ScheduledSequence] = []
+        decoding = [s for s in self.running if s.is_decoding]
+        for sequence in sorted(decoding, key=_arrival)[: self._max_num_batched_tokens]:
+            if sequence in self.running and self._make_room(sequence, scheduled):
+                scheduled.append(ScheduledSequence(sequence, 1, samples=True))
+        return scheduled
+
+    def _prompt_chunks(self, num_decoding: int) -> list[ScheduledSequence]:
+        """What a step reads of prompts beside so many answers."""
+        budget = self._budget_beside(num_decoding)
+        chunks: Counter[Sequence] = Counter()
+        for sequence, share in self._shares(budget):
+            num_tokens = min(sequence.num_left - chunks[sequence], share, budget - chunks.total())
+            if num_tokens > 0 and self._admit(sequence):
+                chunks[sequence] += num_tokens
+        return [ScheduledSequence.of(sequence, count) for sequence, count in chunks.items()]
+
+    def _budget_beside(self, num_decoding: int) -> int:
+        """Prompt tokens of a step with so many answers."""
+        room = self._max_num_batched_tokens - num_decoding
+        return (
+            room if self._prefill_budget is None else min(room, self._prefill_budget.num_tokens(num_decoding))
+        )
+
+    def _shares(self, budget: int) -> list[tuple[Sequence, int]]:
+        """Who may take how much of the budget, one after the other: half of it the first to have come whom there is
+        room for, then whoever has the least left, as much as there is."""
+        prompts = [s for s in self.running if not s.is_decoding] if budget > 0 else []
+        if budget > 0 and len(self.running) < self._max_num_seqs:
+            prompts += self._waiting_in_turn()
+        first = next((s for s in sorted(prompts, key=_arrival) if self._admit(s)), None)
+        by_left = sorted(prompts, key=lambda s: (s.num_left, s.number))
+        return ([(first, -(-budget // 2))] if first else []) + [(s, budget) for s in by_left]
+
+    def _waiting_in_turn(self) -> list[Sequence]:
+        """Waiting sequences that may be admitted: nobody behind one that has been patient for long enough."""
+        in_turn = []
+        for sequence in sorted(self.waiting, key=_arrival):
+            in_turn.append(sequence)
+            waited = self._num_scheduled - sequence.queued_at
+            if waited >= _PATIENCE * len(sequence.token_ids) and not self._has_room(sequence):
+                break
+        return in_turn
+
+    def _has_room(self, sequence: Sequence) -> bool:
+        # For the whole prompt, not just its first chunk: two half-filled prompts must not block each other.
+        return self._pool.can_append(sequence.pages, len(sequence.token_ids))
+
+    def _admit(self, sequence: Sequence) -> bool:
+        """Whether the sequence runs, from now on if it has been waiting."""
+        if sequence in self.running:
+            return True
+        if len(self.running) == self._max_num_seqs or not self._has_room(sequence):
+            return False
+        self._pool.append(sequence.pages, len(sequence.token_ids))
+        self.waiting.remove(sequence)
+        self.running.append(sequence)
+        return True
+
+    def _make_room(self, sequence: Sequence, scheduled: list[ScheduledSequence]) -> bool:
+        """Give `sequence` pages for all its tokens, preempting the youngest; False if that was itself."""
+        while not self._has_room(sequence):
+            in_step = {id(s.sequence) for s in scheduled}
+            candidates = [s for s in self.running if id(s) not in in_step]
+            youngest = max(candidates, key=lambda s: s.number)
+            self._preempt(youngest)
+            if youngest is sequence:
+                return False
+        self._pool.append(sequence.pages, len(sequence.token_ids))
+        return True
+
+    def _preempt(self, sequence: Sequence) -> None:
+        self.running.remove(sequence)
+        self._pool.release(sequence.pages)
+        sequence.num_computed = 0
+        self.waiting.append(sequence)
+
+
+def _arrival(sequence: Sequence) -> int:
+    return sequence.number

@@ -1,0 +1,113 @@
+"""What a quantised model takes over from its source beside the weights: configuration and tokenizer.
+
+A directory's files are copied. A GGUF file has neither: its configuration is written in Hugging Face's terms, and its
+tokenizer as tokenizer.json.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any, Final
+
+from twofold.api.errors import ModelLoadError
+from twofold.models.config import ModelConfig
+from twofold.tokenizer import Tokenizer
+from twofold.weights.gguf_file import is_gguf
+from twofold.weights.json_file import read_json_object
+
+TOKENIZER_FILES: Final = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+    "generation_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+    "LICENSE",
+)
+
+
+def source_config(source: Path, config: ModelConfig) -> dict[str, Any]:
+    """The source's config.json without its quantisation. Raises ModelLoadError for what it cannot express."""
+    if is_gguf(source):
+        return _as_config_json(source, config)
+    data = read_json_object(source / "config.json", "the model's configuration")
+    data.pop("quantization_config", None)
+    data.pop("compression_config", None)
+    return data
+
+
+def write_tokenizer(source: Path, output: Path, config: ModelConfig) -> None:
+    """Copy or write everything that `Tokenizer.load` reads, and the recommended sampling."""
+    if is_gguf(source):
+        Tokenizer.open(source).save(output)
+        said = config.generation
+        given = {name: value for name, value in vars(said).items() if value not in (None, (), False)}
+        (output / "generation_config.json").write_text(json.dumps(given, indent=2) + "\n", encoding="utf-8")
+        return
+    for name in TOKENIZER_FILES:
+        if (source / name).is_file():
+            shutil.copyfile(source / name, output / name)
+
+
+def _as_config_json(source: Path, config: ModelConfig) -> dict[str, Any]:
+    if config.rope.frequency_factors:
+        raise ModelLoadError(
+            f"{source}: its rope_freqs.weight has no place in config.json; quantise the Hugging Face checkpoint instead"
+        )
+    rope: dict[str, Any] = {"rope_type": config.rope.kind, "rope_theta": config.rope.theta}
+    if config.rope.kind != "default":
+        rope["factor"] = config.rope.factor
+    if config.rope.kind == "yarn":
+        rope |= {
+            "original_max_position_embeddings": config.rope.original_max_position_embeddings,
+            "attention_factor": config.rope.attention_factor,
+            "beta_fast": config.rope.beta_fast,
+            "beta_slow": config.rope.beta_slow,
+        }
+    data: dict[str, Any] = {
+        "architectures": [config.architecture],
+        "hidden_act": "silu",
+        "hidden_size": config.hidden_size,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
+        "num_key_value_heads": config.num_kv_heads,
+        "head_dim": config.head_dim,
+        "vocab_size": config.vocab_size,
+        "num_experts_per_tok": config.top_k,
+        "tie_word_embeddings": config.tie_word_embeddings,
+        "max_position_embeddings": config.max_position_embeddings,
+        "rms_norm_eps": config.rms_norm_eps,
+        "rope_parameters": rope,
+        "sliding_window": config.sliding_window,
+        "bos_token_id": config.bos_token_id,
+        "pad_token_id": config.pad_token_id,
+        "eos_token_id": sorted(Tokenizer.open(source).eos_token_ids),
+        "dtype": config.dtype,
+    }
+    if config.architecture == "MixtralForCausalLM":
+        if not config.norm_topk_prob or config.attention_bias:
+            raise ModelLoadError(
+                f"{source}: {config.architecture} cannot have biases or unnormalised routing weights; quantise the "
+                "Hugging Face checkpoint instead"
+            )
+        return data | {
+            "model_type": "mixtral",
+            "intermediate_size": config.moe_intermediate_size,
+            "num_local_experts": config.num_experts,
+        }
+    dense = [layer for layer in range(config.num_layers) if layer not in config.moe_layers]
+    return data | {
+        "model_type": "qwen3_moe",
+        "intermediate_size": config.intermediate_size or config.moe_intermediate_size,
+        "moe_intermediate_size": config.moe_intermediate_size,
+        "num_experts": config.num_experts,
+        "norm_topk_prob": config.norm_topk_prob,
+        "mlp_only_layers": dense,
+        "attention_bias": config.attention_bias,
+        "use_sliding_window": config.sliding_window is not None,
+    }

@@ -1,0 +1,124 @@
+"""What quantising cost: how far the new model's next-token probabilities are from the source's, on a text.
+
+For every position, with the text before it: the KL divergence of the new distribution from the source's (in nats), and
+whether the likeliest token is the same; over the text, both models' perplexity.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from twofold.blocks import ops
+from twofold.models.model_files import ModelFiles
+from twofold.models.quantise.layers import LayeredModel
+
+F64 = npt.NDArray[np.float64]
+
+_LOGITS_AT_ONCE: Final = 8 * 1024 * 1024
+_VERDICTS: Final = (
+    (0.005, "as good as the source"),
+    (0.03, "good: close to the source"),
+    (
+        0.10,
+        "noticeable: expect other words than the source's; take a format with more bits where answers matter",
+    ),
+    (math.inf, "bad: far from the source, expect misspelt words; take a format with more bits"),
+)
+"""By mean KL divergence in nats, in round figures: the bundled model's 8-, 6- and 5-bit formats stay below the first,
+its 4-bit ones below the second (docs/quantisation.md)."""
+
+
+@dataclass(frozen=True)
+class Quality:
+    """Over all positions that were compared."""
+
+    num_tokens: int
+    mean_kl: float
+    p99_kl: float
+    max_kl: float
+    same_top: float
+    """Share of positions with the same likeliest token."""
+    source_perplexity: float
+    perplexity: float
+
+    @property
+    def verdict(self) -> str:
+        return next(text for limit, text in _VERDICTS if self.mean_kl < limit or limit == math.inf)
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "tokens": self.num_tokens,
+            "kl_mean": self.mean_kl,
+            "kl_p99": self.p99_kl,
+            "kl_max": self.max_kl,
+            "same_top_token": self.same_top,
+            "source_perplexity": self.source_perplexity,
+            "perplexity": self.perplexity,
+            "verdict": self.verdict,
+        }
+
+
+def compare(
+    source: ModelFiles,
+    quantised: ModelFiles,
+    sequences: Sequence[Sequence[int]],
+    team: ops.ThreadTeam,
+    progress: Callable[[int, int], None] | None = None,
+) -> Quality:
+    """Read `sequences` (each of two tokens or more) with both models, one layer of one of them in memory at a time."""
+    layers = source.config.num_layers
+    models = [LayeredModel(files, team) for files in (source, quantised)]
+    states = []
+    for number, model in enumerate(models):
+
+        def report(done: int, _: int, begin: int = number * layers) -> None:
+            if progress is not None:
+                progress(begin + done, 2 * layers)
+
+        states.append(model.hidden_states(sequences, report))
+    divergence, same, losses = [], [], ([], [])  # type: ignore[var-annotated]
+    step = max(1, _LOGITS_AT_ONCE // source.config.vocab_size)
+    for sequence, ours, theirs in zip(sequences, *states, strict=True):
+        following = np.array([*sequence[1:], -1])
+        for begin in range(0, len(sequence), step):
+            rows = slice(begin, begin + step)
+            p, q = (
+                log_probabilities(model.logits(hidden[rows]))
+                for model, hidden in zip(models, (ours, theirs), strict=True)
+            )
+            divergence.append(np.maximum((np.exp(p) * (p - q)).sum(axis=1), 0.0))
+            same.append(p.argmax(axis=1) == q.argmax(axis=1))
+            said = following[rows] >= 0
+            index = np.flatnonzero(said), following[rows][said]
+            losses[0].append(-p[index])
+            losses[1].append(-q[index])
+    kl = np.concatenate(divergence)
+    return Quality(
+        num_tokens=len(kl),
+        mean_kl=float(kl.mean()),
+        p99_kl=float(np.quantile(kl, 0.99)),
+        max_kl=float(kl.max()),
+        same_top=float(np.concatenate(same).mean()),
+        source_perplexity=float(np.exp(np.concatenate(losses[0]).mean())),
+        perplexity=float(np.exp(np.concatenate(losses[1]).mean())),
+    )
+
+
+def default_text() -> str:
+    """An English tale of a thousand words, for comparing where no text is given."""
+    return Path(__file__).with_name("tale.txt").read_text(encoding="utf-8")
+
+
+def log_probabilities(logits: npt.NDArray[np.float32]) -> F64:
+    """Natural logarithms of the softmax of each row."""
+    wide = logits.astype(np.float64)
+    wide -= wide.max(axis=1, keepdims=True)
+    normalised: F64 = wide - np.log(np.exp(wide).sum(axis=1, keepdims=True))
+    return normalised

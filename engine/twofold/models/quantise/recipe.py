@@ -1,0 +1,197 @@
+"""Which format each tensor of a model gets, and how its bytes are made, one matrix at a time.
+
+Attention, dense feed-forward layers and experts get the format that was asked for. What decides a token is kept better:
+the embedding and the head get Q8_0, a router's gate, norms and biases stay as they are. A row that does not fill whole
+blocks of its format takes the nearest format of smaller blocks (`FALLBACKS`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from twofold.api.errors import ModelLoadError
+from twofold.blocks import ops
+from twofold.blocks.weight_plan import LayerPlan, MoePlan, TensorSpec
+from twofold.blocks.weights import expert_weights
+from twofold.models.model_files import ModelFiles
+from twofold.weights.weight_format import FORMATS, SCALE_GRID, WeightMatrix, source_row_bytes
+
+TARGETS: Final = ("int8", "int4", "q8_0", "q4_0", "q4_k", "q5_k", "q6_k")
+"""What a model can be quantised to."""
+HEAD_FORMAT: Final = "q8_0"
+FALLBACKS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
+    {
+        "q4_k": ("int4", "q4_0"),
+        "q5_k": ("q8_0",),
+        "q6_k": ("q8_0",),
+        "int8": ("q8_0",),
+        "int4": ("q4_0",),
+        "q8_0": (),
+        "q4_0": (),
+    }
+)
+CHUNK_WEIGHTS: Final = 4 * 1024 * 1024
+"""Weights that are float32 at a time."""
+
+_PLAIN: Final = ("f32", "f16", "bf16")
+
+
+@dataclass(frozen=True)
+class OutputTensor:
+    """One tensor of the new model."""
+
+    name: str
+    shape: tuple[int, ...]
+    """Of weights: (columns,), (rows, columns) or (matrices, rows, columns)."""
+    format: str
+    num_bytes: int
+    pieces: Callable[[], Iterator[bytes]]
+    """Its bytes, a bounded piece at a time."""
+
+    @property
+    def is_quantised(self) -> bool:
+        return self.format not in _PLAIN
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What the new model consists of: the tensors of each file, in order. Nothing is read before they are asked for."""
+
+    files: tuple[tuple[OutputTensor, ...], ...]
+    """One for each layer, and one for embedding, head and last norm."""
+
+    release: Callable[[int], None]
+    """Lets go of the source's pages of a file that has been written."""
+
+    def tensors(self) -> Iterator[OutputTensor]:
+        for file in self.files:
+            yield from file
+
+    def formats(self) -> dict[str, str]:
+        """Of the quantised tensors, by name."""
+        return {tensor.name: tensor.format for tensor in self.tensors() if tensor.is_quantised}
+
+
+def make_recipe(files: ModelFiles, target: str, team: ops.ThreadTeam) -> Recipe:
+    """The recipe for writing `files` in format `target` (one of `TARGETS`). Raises ModelLoadError."""
+    maker = _Maker(files, target, team)
+    layers = tuple(maker.layer(index, layer) for index, layer in enumerate(files.plan.layers))
+
+    def release(file: int) -> None:
+        if file < len(layers):
+            files.release_layer(file)
+
+    return Recipe((*layers, maker.outer()), release)
+
+
+def format_for(target: str, columns: int, plain: str) -> str:
+    """`target`, or the best format below it whose blocks fill rows of `columns`; `plain` where none does."""
+    for format in (target, *FALLBACKS[target]):
+        if columns % FORMATS[format].block_columns == 0:
+            return format
+    return plain
+
+
+class _Maker:
+    def __init__(self, files: ModelFiles, target: str, team: ops.ThreadTeam) -> None:
+        self._files = files
+        self._target = target
+        self._team = team
+
+    def layer(self, index: int, plan: LayerPlan) -> tuple[OutputTensor, ...]:
+        attention, ffn = plan.attention, plan.feed_forward
+        made = [
+            *map(self._kept, (attention.norm, *attention.biases, *attention.head_norms, ffn.norm)),
+            *(
+                self._matrix(spec, self._target)
+                for spec in (attention.q, attention.k, attention.v, attention.o)
+            ),
+        ]
+        if not isinstance(ffn, MoePlan):
+            made += [self._matrix(spec, self._target) for spec in (ffn.gate, ffn.up, ffn.down)]
+            return tuple(made)
+        made.append(self._kept(ffn.router))
+        block = ffn.router.name.removesuffix(".gate.weight")
+        inner, hidden = self._files.config.moe_intermediate_size, self._files.config.hidden_size
+        for part, (name, rows, columns) in enumerate(
+            (("gate_proj", inner, hidden), ("up_proj", inner, hidden), ("down_proj", hidden, inner))
+        ):
+            made.append(self._experts(f"{block}.experts.{name}", index, part, rows, columns))
+        return tuple(made)
+
+    def outer(self) -> tuple[OutputTensor, ...]:
+        """What belongs to no layer."""
+        plan = self._files.plan
+        made = [self._matrix(plan.embedding, HEAD_FORMAT), self._kept(plan.final_norm)]
+        if plan.lm_head is not None:
+            made.append(self._matrix(plan.lm_head, HEAD_FORMAT))
+        return tuple(made)
+
+    def _kept(self, spec: TensorSpec) -> OutputTensor:
+        """As the source has it if that is plain, else as float32."""
+        tensors = self._files.tensors
+        format = tensors.check(spec.name, spec.shape)
+
+        def pieces() -> Iterator[bytes]:
+            if len(spec.shape) == 1:
+                values = tensors.vector(spec.name, (spec.shape[0],))
+                yield self._encoded(values[None], kept).tobytes()
+            else:
+                yield from self._rows(
+                    spec.name, tensors.matrix(spec.name, (spec.shape[0], spec.shape[1])), kept
+                )
+
+        kept = format if format in _PLAIN else "f32"
+        return self._output(spec.name, spec.shape, kept, pieces)
+
+    def _matrix(self, spec: TensorSpec, target: str) -> OutputTensor:
+        rows, columns = spec.shape
+        tensors = self._files.tensors
+        source = tensors.check(spec.name, spec.shape)
+        format = format_for(target, columns, source if source in _PLAIN else "f32")
+
+        def pieces() -> Iterator[bytes]:
+            yield from self._rows(spec.name, tensors.matrix(spec.name, (rows, columns)), format)
+
+        return self._output(spec.name, spec.shape, format, pieces)
+
+    def _experts(self, name: str, layer: int, part: int, rows: int, columns: int) -> OutputTensor:
+        """One of the three matrices of all experts of a layer, stacked."""
+        source = self._files.expert_formats()[self._files.config.moe_layers.index(layer)][part]
+        format = format_for(self._target, columns, source if source in _PLAIN else "f32")
+
+        def pieces() -> Iterator[bytes]:
+            for expert in expert_weights(self._files, layer):
+                yield from self._rows(name, expert[part], format)
+
+        return self._output(name, (self._files.config.num_experts, rows, columns), format, pieces)
+
+    def _rows(self, name: str, matrix: WeightMatrix, format: str) -> Iterator[bytes]:
+        step = max(1, CHUNK_WEIGHTS // matrix.columns // SCALE_GRID) * SCALE_GRID
+        for begin in range(0, matrix.rows, step):
+            part = matrix.row_range(begin, min(matrix.rows, begin + step))
+            if part.format == format:
+                yield np.ascontiguousarray(part.data).tobytes()
+                continue
+            values = ops.dequantise(self._team, part)
+            if not np.isfinite(values).all():
+                raise ModelLoadError(
+                    f"{self._files.tensors.where}: tensor {name} holds a weight that is not finite; the checkpoint is "
+                    "damaged, download it again"
+                )
+            yield self._encoded(values, format).tobytes()
+
+    def _encoded(self, values: npt.NDArray[np.float32], format: str) -> npt.NDArray[np.uint8]:
+        return ops.quantise_rows(self._team, np.ascontiguousarray(values), format)
+
+    def _output(
+        self, name: str, shape: Sequence[int], format: str, pieces: Callable[[], Iterator[bytes]]
+    ) -> OutputTensor:
+        rows = int(np.prod(shape[:-1], dtype=np.int64))
+        return OutputTensor(name, tuple(shape), format, rows * source_row_bytes(format, shape[-1]), pieces)

@@ -1,0 +1,73 @@
+"""`quantization_config` of a directory that `twofold quantize` wrote: which U8 tensors hold blocks of which format.
+
+    "quantization_config": {"quant_method": "twofold", "version": 1, "fingerprint": "…",
+                            "tensors": {"model.layers.0.self_attn.q_proj.weight": "q4_k", …}}
+
+Such a tensor is stored as U8 with the bytes of a row as its last dimension; a row's blocks are those of
+kernels/include/twofold/weight_format.h.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from twofold.api.errors import ModelLoadError
+from twofold.weights.json_file import Fields
+from twofold.weights.tensor_source import TensorEntry
+from twofold.weights.weight_format import FORMATS
+
+QUANT_METHOD: Final = "twofold"
+VERSION: Final = 1
+BLOCK_FORMATS: Final = tuple(name for name in FORMATS if name not in ("f32", "f16", "bf16", "fp8"))
+
+
+def quantization_config(formats: Mapping[str, str], fingerprint: str) -> dict[str, Any]:
+    """The section of config.json that `parse_block_formats` reads."""
+    return {
+        "quant_method": QUANT_METHOD,
+        "version": VERSION,
+        "fingerprint": fingerprint,
+        "tensors": dict(formats),
+    }
+
+
+def parse_block_formats(section: Fields) -> dict[str, str]:
+    """Format by tensor name. Raises ModelLoadError for a version or format that is not known."""
+    version = section.integer("version")
+    if version != VERSION:
+        raise section.error(
+            "version", version, f"{VERSION}: another version of Twofold wrote it, use that one"
+        )
+    tensors = section.section("tensors")
+    if tensors is None:
+        raise section.error("tensors", None, "an object of tensor names and formats")
+    for name in tensors.data:
+        format = tensors.text(name)
+        if format not in BLOCK_FORMATS:
+            raise tensors.error(name, format, f"one of {', '.join(BLOCK_FORMATS)}")
+    return dict(tensors.data)
+
+
+def with_block_formats(
+    entries: Mapping[str, TensorEntry], formats: Mapping[str, str], where: Path
+) -> dict[str, TensorEntry]:
+    """`entries` with the named ones read as blocks. Raises ModelLoadError where one is missing or is not bytes."""
+    result = dict(entries)
+    for name, format in formats.items():
+        entry = entries.get(name)
+        if entry is None:
+            raise ModelLoadError(
+                f"{where}: quantization_config names tensor {name}, which is in no file; quantise the model again"
+            )
+        block = FORMATS[format]
+        if entry.dtype != "U8" or len(entry.shape) < 2 or entry.shape[-1] % block.block_bytes:
+            raise ModelLoadError(
+                f"{entry.file}: tensor {name} is {entry.dtype} {list(entry.shape)}, expected U8 rows of whole {format} "
+                f"blocks of {block.block_bytes} bytes; quantise the model again"
+            )
+        columns = entry.shape[-1] // block.block_bytes * block.block_columns
+        result[name] = replace(entry, dtype=format, shape=(*entry.shape[:-1], columns), format=format)
+    return result

@@ -1,0 +1,188 @@
+"""Reading JSON files of a model directory: bounded, and every wrong value is a ModelLoadError that names file and key.
+
+This is not a schema language; it is the few typed questions that configs need.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any, Final
+
+from twofold.api.errors import ModelLoadError
+
+MAX_JSON_BYTES: Final = 256 * 1024 * 1024
+"""No config, index or tokenizer of a real model comes near this; anything larger is not what it says it is."""
+
+
+class _Required:
+    """Marks a key without a default."""
+
+
+REQUIRED: Final = _Required()
+
+
+def read_json_object(path: Path, purpose: str) -> dict[str, Any]:
+    """The JSON object in `path`. `purpose` says in the error what the file is for.
+
+    Raises ModelLoadError when the file is missing, unreadable, too large, not JSON or not an object.
+    """
+    try:
+        size = path.stat().st_size
+        if size > MAX_JSON_BYTES:
+            raise ModelLoadError(
+                f"{path}: {size} bytes, expected at most {MAX_JSON_BYTES} of JSON ({purpose}); download it again"
+            )
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ModelLoadError(
+            f"{path}: missing ({purpose}); expected a Hugging Face model directory, check the path or download "
+            "the model again"
+        ) from None
+    except UnicodeDecodeError as error:
+        raise ModelLoadError(
+            f"{path}: not UTF-8 text at byte {error.start} ({purpose}); download it again"
+        ) from None
+    except OSError as error:
+        raise ModelLoadError(f"{path}: cannot be read: {error.strerror} ({purpose})") from None
+    try:
+        value = json.loads(text)
+    except (json.JSONDecodeError, RecursionError) as error:
+        where = (
+            f"line {error.lineno}: {error.msg}"
+            if isinstance(error, json.JSONDecodeError)
+            else "nested too deep"
+        )
+        raise ModelLoadError(f"{path}: not valid JSON, {where} ({purpose}); download it again") from None
+    if not isinstance(value, dict):
+        raise ModelLoadError(f"{path}: holds a JSON {type(value).__name__}, expected an object ({purpose})")
+    return value
+
+
+class Fields:
+    """Typed access to one JSON object. A key may be a tuple: the first name present (and not null) counts.
+
+    null is treated as absent, as Hugging Face configs do. `where` begins every error message.
+    """
+
+    def __init__(self, where: str, data: dict[str, Any]) -> None:
+        self.where = where
+        self.data = data
+
+    def error(self, key: str, found: object, expected: str) -> ModelLoadError:
+        """The error for a key whose value cannot be used."""
+        return ModelLoadError(
+            f"{self.where}: {key} is {found!r}, expected {expected}; fix or replace this file"
+        )
+
+    def get(self, key: str | tuple[str, ...]) -> tuple[str, Any]:
+        """(name, value) of the first alternative that is present; value None when none is."""
+        names = (key,) if isinstance(key, str) else key
+        for name in names:
+            if self.data.get(name) is not None:
+                return name, self.data[name]
+        return names[0], None
+
+    def _missing(self, name: str, expected: str) -> ModelLoadError:
+        return ModelLoadError(
+            f"{self.where}: {name} is missing, expected {expected}; fix or replace this file"
+        )
+
+    def integer(
+        self,
+        key: str | tuple[str, ...],
+        default: int | _Required = REQUIRED,
+        *,
+        minimum: int = 1,
+        maximum: int = 2**31 - 1,
+    ) -> int:
+        name, value = self.get(key)
+        expected = f"an integer from {minimum} to {maximum}"
+        if value is None:
+            if isinstance(default, _Required):
+                raise self._missing(name, expected)
+            return default
+        if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= maximum:
+            raise self.error(name, value, expected)
+        return value
+
+    def optional_integer(self, key: str | tuple[str, ...], *, minimum: int = 0) -> int | None:
+        return None if self.get(key)[1] is None else self.integer(key, minimum=minimum)
+
+    def number(
+        self,
+        key: str | tuple[str, ...],
+        default: float | _Required = REQUIRED,
+        *,
+        minimum: float = 0.0,
+        maximum: float = math.inf,
+        above: bool = False,
+    ) -> float:
+        """A finite float in [minimum, maximum]; `above` excludes the minimum itself."""
+        name, value = self.get(key)
+        expected = f"a number {'above' if above else 'of at least'} {minimum:g}"
+        if maximum != math.inf:
+            expected += f" and at most {maximum:g}"
+        if value is None:
+            if isinstance(default, _Required):
+                raise self._missing(name, expected)
+            return default
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise self.error(name, value, expected)
+        number = float(value) if abs(value) < 1e300 else math.inf
+        if not math.isfinite(number) or number < minimum or number > maximum or (above and number == minimum):
+            raise self.error(name, value, expected)
+        return number
+
+    def optional_number(
+        self,
+        key: str | tuple[str, ...],
+        *,
+        minimum: float = 0.0,
+        maximum: float = math.inf,
+        above: bool = False,
+    ) -> float | None:
+        if self.get(key)[1] is None:
+            return None
+        return self.number(key, minimum=minimum, maximum=maximum, above=above)
+
+    def boolean(self, key: str | tuple[str, ...], default: bool | _Required = REQUIRED) -> bool:
+        name, value = self.get(key)
+        if value is None:
+            if isinstance(default, _Required):
+                raise self._missing(name, "true or false")
+            return default
+        if not isinstance(value, bool):
+            raise self.error(name, value, "true or false")
+        return value
+
+    def text(self, key: str | tuple[str, ...], default: str | _Required = REQUIRED) -> str:
+        name, value = self.get(key)
+        if value is None:
+            if isinstance(default, _Required):
+                raise self._missing(name, "a string")
+            return default
+        if not isinstance(value, str):
+            raise self.error(name, value, "a string")
+        return value
+
+    def integers(self, key: str | tuple[str, ...], *, minimum: int = 0) -> tuple[int, ...]:
+        """A list of integers, or a single one, or nothing (empty)."""
+        name, value = self.get(key)
+        if value is None:
+            return ()
+        values = value if isinstance(value, list) else [value]
+        for item in values:
+            if isinstance(item, bool) or not isinstance(item, int) or item < minimum:
+                raise self.error(name, value, f"an integer or a list of integers of at least {minimum}")
+        return tuple(values)
+
+    def section(self, key: str | tuple[str, ...]) -> Fields | None:
+        """A nested object, or None when it is absent."""
+        name, value = self.get(key)
+        if value is None:
+            return None
+        if not isinstance(value, dict):
+            raise self.error(name, value, "an object")
+        return Fields(f"{self.where}: {name}", value)

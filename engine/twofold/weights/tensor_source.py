@@ -1,0 +1,217 @@
+"""Tensors of a model on disk, whatever the file format: where each lies, and checked views of the mapped files.
+
+A reader of one file format (`checkpoint.py`: safetensors) parses headers into `TensorEntry`s and makes a `TensorSource`
+of them. Names are those of a Hugging Face checkpoint; a reader of files that call them otherwise translates. A tensor's
+bytes are read when somebody touches them.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from twofold.api.errors import ModelLoadError
+from twofold.weights.read_ahead import ReadAhead
+from twofold.weights.weight_format import FORMATS, SCALE_GRID, WeightMatrix, element_type, source_row_bytes
+
+F32 = npt.NDArray[np.float32]
+
+_FLOATS: Final = ("f32", "f16", "bf16")
+_SMALL_SHARE: Final = 0.25
+"""Of the machine's memory: below it, what has been read stays in the system's cache."""
+_SCALE_SUFFIX: Final = "_scale_inv"
+"""fp8: tensor W's grid of scales is called W_scale_inv; it multiplies, whatever its name says."""
+
+
+@dataclass(frozen=True)
+class TensorEntry:
+    """Where one tensor lies."""
+
+    name: str
+    file: Path
+    dtype: str
+    """The element type as the file calls it, e.g. "BF16"."""
+    shape: tuple[int, ...]
+    """Rows first; a stack of matrices is (matrices, rows, columns)."""
+    offset: int
+    """Of its first byte, from the start of the file."""
+    num_bytes: int
+    format: str | None
+    """One of `weight_format.FORMATS`; None for a type that Twofold does not run."""
+    recoded_bytes: int | None = None
+    """In `format`, where that is not how the file holds it and reading re-encodes (`num_bytes` are the file's)."""
+
+    def check(self, shape: tuple[int, ...]) -> str:
+        """The format. Raises ModelLoadError unless it is one we run and the shape is `shape`."""
+        if self.format is None:
+            raise ModelLoadError(
+                f"{self.file}: tensor {self.name} has dtype {self.dtype}, expected one of the formats "
+                f"{', '.join(FORMATS)}; use another checkpoint of this model"
+            )
+        if self.shape != shape:
+            raise ModelLoadError(
+                f"{self.file}: tensor {self.name} has shape {list(self.shape)}, expected {list(shape)} from the "
+                "model's configuration; configuration and weights belong to different models, download both again"
+            )
+        if len(shape) == 1 and self.format not in _FLOATS:
+            raise ModelLoadError(
+                f"{self.file}: tensor {self.name} is {self.dtype}, expected floats for a vector; download it again"
+            )
+        try:
+            whole = math.prod(shape[:-1]) * source_row_bytes(self.format, shape[-1])
+        except ValueError as error:
+            raise ModelLoadError(f"{self.file}: tensor {self.name} is {error}; download it again") from None
+        if (self.num_bytes if self.recoded_bytes is None else self.recoded_bytes) != whole:
+            raise ModelLoadError(
+                f"{self.file}: tensor {self.name} has {self.num_bytes} bytes, expected {whole}; download it again"
+            )
+        return self.format
+
+
+class TensorSource:
+    """All tensors of a model by name. Views keep their file mapped as long as they live."""
+
+    def __init__(self, where: Path, entries: Mapping[str, TensorEntry]) -> None:
+        self.where = where
+        """The directory or file that errors name."""
+        self._entries = entries
+        self._maps: dict[Path, mmap.mmap] = {}
+        self._read_ahead = ReadAhead()
+        self._wanted: set[str] = set()
+        memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        self._is_small = sum(entry.num_bytes for entry in entries.values()) < _SMALL_SHARE * memory_bytes
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._entries
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def entry(self, name: str) -> TensorEntry:
+        """Where tensor `name` lies. Raises ModelLoadError when the model does not have it."""
+        entry = self._entries.get(name)
+        if entry is None:
+            raise ModelLoadError(
+                f"{self.where}: tensor {name} is missing from the checkpoint's {len(self)} tensors; the download "
+                "is incomplete or config.json belongs to another model"
+            )
+        return entry
+
+    def check(self, name: str, shape: tuple[int, ...]) -> str:
+        """The format of tensor `name`, nothing read. Raises ModelLoadError unless it (and its scales) can be used."""
+        format = self.entry(name).check(shape)
+        if format == "fp8":
+            scales = self.entry(name + _SCALE_SUFFIX)
+            scales.check((*shape[:-2], *(-(-size // SCALE_GRID) for size in shape[-2:])))
+            if scales.format not in _FLOATS:
+                raise ModelLoadError(
+                    f"{scales.file}: scales {scales.name} are {scales.dtype}, expected floats; download it again"
+                )
+        return format
+
+    def companions(self, name: str) -> tuple[str, ...]:
+        """Names of the tensors that are read with `name`: the scales of an fp8 matrix."""
+        return (name + _SCALE_SUFFIX,) if self.entry(name).format == "fp8" else ()
+
+    def matrix(self, name: str, shape: tuple[int, int]) -> WeightMatrix:
+        """Tensor `name` as a read-only view of the mapped file. Raises ModelLoadError as `check`."""
+        return self.stack(name, shape)[0]
+
+    def stack(self, name: str, shape: tuple[int, ...]) -> list[WeightMatrix]:
+        """The matrices of a tensor of (matrices, rows, columns), each as `matrix` gives it."""
+        format = self.check(name, shape)
+        *stacked, rows, columns = shape
+        count = math.prod(stacked)
+        data = self._elements(self.entry(name), format).reshape(count, rows, -1)
+        if format != "fp8":
+            return [WeightMatrix(data[index], format, columns) for index in range(count)]
+        scales = self._entries[name + _SCALE_SUFFIX]
+        grid = self._floats(scales).reshape(count, *scales.shape[-2:])
+        return [WeightMatrix(data[index], format, columns, grid[index]) for index in range(count)]
+
+    def vector(self, name: str, shape: tuple[int]) -> F32:
+        """Tensor `name`, a norm or a bias, as a float32 copy, which is exact. Raises ModelLoadError as `check`."""
+        self.check(name, shape)
+        return self._floats(self.entry(name))
+
+    def will_read(self, names: Iterable[str]) -> None:
+        """Read these tensors from disk meanwhile, after those named before; once, until they are released."""
+        wanted = [name for name in names if name not in self._wanted]
+        self._wanted.update(wanted)
+        for stretch in self._page_ranges(wanted):
+            self._read_ahead.want(*stretch)
+
+    def release_pages(self, names: Iterable[str]) -> None:
+        """Take these tensors' pages out of memory; whoever touches a view again reads them again.
+
+        For weights that have been packed elsewhere: otherwise a large model is in memory twice, once as its files. The
+        files of a model that is small beside the memory stay in the system's cache, for the next start.
+        """
+        names = list(names)
+        self._wanted.difference_update(names)
+        for file, begin, end in self._page_ranges(names):
+            self._mapped(file).madvise(mmap.MADV_DONTNEED, begin, end - begin)
+        if self._is_small:
+            return
+        for file, begin, end in self._page_ranges(names):
+            descriptor = os.open(file, os.O_RDONLY)
+            try:
+                os.posix_fadvise(descriptor, begin, end - begin, os.POSIX_FADV_DONTNEED)
+            finally:
+                os.close(descriptor)
+
+    def _page_ranges(self, names: Iterable[str]) -> Iterator[tuple[Path, int, int]]:
+        """(file, first byte, end) of the whole pages of these tensors, neighbours joined."""
+        spans = sorted(
+            (str(entry.file), entry.offset, entry.offset + entry.num_bytes)
+            for entry in map(self.entry, names)
+            if entry.num_bytes
+        )
+        joined: list[tuple[str, int, int]] = []
+        for file, begin, end in spans:
+            begin -= begin % mmap.PAGESIZE
+            if joined and joined[-1][0] == file and begin <= joined[-1][2] + mmap.PAGESIZE:
+                begin, end = joined[-1][1], max(end, joined.pop()[2])
+            joined.append((file, begin, end))
+        return ((Path(file), begin, end) for file, begin, end in joined)
+
+    def _elements(self, entry: TensorEntry, format: str) -> npt.NDArray[Any]:
+        """Float32, uint16 or bytes of a tensor: a view of the map (a copy where it lies off an element's boundary)."""
+        raw = np.frombuffer(self._mapped(entry.file), np.uint8)[entry.offset : entry.offset + entry.num_bytes]
+        element = element_type(format)
+        aligned = raw if raw.ctypes.data % element.itemsize == 0 else raw.copy()
+        elements: npt.NDArray[Any] = aligned.view(element)
+        return elements
+
+    def _floats(self, entry: TensorEntry) -> F32:
+        """A float32 copy of a tensor of plain floats."""
+        elements = self._elements(entry, entry.format or "")
+        if entry.format == "bf16":
+            widened: F32 = (elements.astype(np.uint32) << np.uint32(16)).view(np.float32)
+        else:
+            widened = (elements.view(np.float16) if entry.format == "f16" else elements).astype(np.float32)
+        return widened.reshape(entry.shape)
+
+    def _mapped(self, file: Path) -> mmap.mmap:
+        mapped = self._maps.get(file)
+        if mapped is None:
+            try:
+                with file.open("rb") as stream:
+                    mapped = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+            except (OSError, ValueError) as error:
+                raise ModelLoadError(
+                    f"{file}: cannot be memory-mapped: {error}; check the file system"
+                ) from None
+            self._maps[file] = mapped
+        return mapped
