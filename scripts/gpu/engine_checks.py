@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from twofold.blocks import ops
 from twofold.engine.model import LoadedModel as CpuModel
+from twofold.engine.model import state_planes
 from twofold.engine.runner import ModelRunner
 
 from gpu.machine import Machine, expect
@@ -69,8 +70,7 @@ def logits_for_every_placement(machine: Machine, shape: Shape, batch: int) -> di
 def logits_against_the_cpu_engine(machine: Machine) -> dict[str, Any]:
     """Dense layers and routing too, against the engine without a GPU."""
     model = loaded(machine, QWEN)
-    config = model.files.config
-    cache = ops.KvCache(config.num_layers, 512, PAGE_SIZE, config.num_kv_heads, config.head_dim, "float32")
+    cache = ops.StateCache(state_planes(model.files.config, "float32"), 512, PAGE_SIZE)
     alone = make_runner(machine, model, ALL_CPU, 0.0, "placed").moe
     cpu = ModelRunner(CpuModel(model.files, model.team), alone, cache)
     reference = told_logits(machine, model, cpu, 1, forced=False)

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from twofold._core import kernels
 from twofold.blocks import ops
 from twofold.blocks.weights import expert_layers
-from twofold.engine.model import BatchMeta, LoadedModel, load_model
+from twofold.engine.model import BatchMeta, LoadedModel, load_model, state_planes
 from twofold.experts.accelerator import choose_accelerator
 from twofold.experts.moe import DenseCost, MoeRuntime, MoeShape, SlotPlan
 
@@ -40,9 +40,7 @@ class Runner:
     def __post_init__(self) -> None:
         config = self.model.config
         num_pages = MAX_PAGES * self.num_sequences
-        self.cache = ops.KvCache(
-            config.num_layers, num_pages, PAGE_SIZE, config.num_kv_heads, config.head_dim, "float32"
-        )
+        self.cache = ops.StateCache(state_planes(config, "float32"), num_pages, PAGE_SIZE)
         team = ops.ThreadTeam(1)
         shape = MoeShape(
             len(config.moe_layers),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +34,7 @@ from twofold.weights.weight_format import WeightMatrix
 
 F32 = npt.NDArray[np.float32]
 I32 = npt.NDArray[np.int32]
+Planes = tuple[int, int, Literal["float32", "bfloat16"]]
 
 
 @dataclass(frozen=True)
@@ -62,11 +64,12 @@ class LoadedModel:
         self.team = team
         self.embedding: WeightMatrix = weights.embedding
         loading = _Loading(files, progress)
-        layers = []
+        blocks: list[ops.Block] = []
         for index, layer in enumerate(weights.layers):
-            layers.append(make_layer(config, index, layer, team))
+            moe_layer = self.moe_layers.index(index) if index in self.moe_layers else None
+            blocks += make_layer(config, index, layer, team, moe_layer)
             loading.done(f"layer {index}")
-        self._decoder = ops.Decoder(layers)
+        self._decoder = ops.Decoder(blocks)
         head = _packed(team, [weights.lm_head], "head")
         self.lm_head = ops.LmHead(team, weights.final_norm, head, config.rms_norm_eps)
         loading.done("head")
@@ -84,7 +87,7 @@ class LoadedModel:
         self,
         token_ids: I32,
         batch: BatchMeta | ops.AttentionBatch,
-        kv_cache: ops.KvCache,
+        kv_cache: ops.StateCache,
         experts: _core.MoeExecutor,
     ) -> F32:
         """Hidden states [T, hidden] after the last layer; their keys and values are in `kv_cache` afterwards."""
@@ -167,21 +170,25 @@ def _packed(team: ops.ThreadTeam, parts: list[WeightMatrix], what: str) -> ops.P
 
 
 def make_layer(
-    config: ModelConfig, index: int, weights: LayerWeights, team: ops.ThreadTeam
-) -> tuple[ops.AttentionBlock, ops.Router | None, ops.DenseFfn | None]:
-    """Pack one layer's dense weights; what `ops.Decoder` takes."""
-    return (
-        _make_attention(config, index, weights, team),
-        _make_router(config, weights.feed_forward, team),
-        _make_dense(config, index, weights.feed_forward, team),
-    )
+    config: ModelConfig, index: int, weights: LayerWeights, team: ops.ThreadTeam, moe_layer: int | None
+) -> list[ops.Block]:
+    """Pack one layer's dense weights: its blocks. `moe_layer` is the executor's number of it, None without experts."""
+    blocks: list[ops.Block] = [_make_attention(config, index, weights, team)]
+    if isinstance(weights.feed_forward, DenseFfnWeights):
+        return [*blocks, _make_dense(config, index, weights.feed_forward, team)]
+    assert moe_layer is not None
+    router = _make_router(config, weights.feed_forward, team)
+    return [*blocks, router, ops.RoutedExperts(config.hidden_size, moe_layer)]
 
 
-def _make_attention(
-    config: ModelConfig, index: int, weights: LayerWeights, team: ops.ThreadTeam
-) -> ops.AttentionBlock:
+def state_planes(config: ModelConfig, dtype: Literal["float32", "bfloat16"]) -> list[list[Planes]]:
+    """What `ops.StateCache` is to keep of each token, by layer."""
+    return [[(2 * config.num_kv_heads, config.head_dim, dtype)]] * config.num_layers
+
+
+def _make_attention(config: ModelConfig, index: int, weights: LayerWeights, team: ops.ThreadTeam) -> ops.Gqa:
     attention = weights.attention
-    return ops.AttentionBlock(
+    return ops.Gqa(
         team,
         attention.norm,
         _packed(team, list(attention.qkv), f"layer {index}, attention"),
@@ -196,27 +203,21 @@ def _make_attention(
         config.rms_norm_eps,
         config.head_dim**-0.5,
         config.sliding_window,
+        index,
     )
 
 
-def _make_router(
-    config: ModelConfig, weights: DenseFfnWeights | RouterWeights, team: ops.ThreadTeam
-) -> ops.Router | None:
-    if not isinstance(weights, RouterWeights):
-        return None
+def _make_router(config: ModelConfig, weights: RouterWeights, team: ops.ThreadTeam) -> ops.Router:
     # The gate decides where tokens go: its products are exact in float32, whatever the other weights are.
     gate = weights.gate
     plain = np.array(gate.data) if gate.format == "bf16" else ops.dequantise(team, gate)
-    return ops.Router(
-        team, weights.norm, plain, config.top_k, config.norm_topk_prob, config.rms_norm_eps, "softmax"
-    )
+    shape = ops.RouterShape(config.top_k, renormalise=config.norm_topk_prob)
+    return ops.Router(team, weights.norm, plain, config.rms_norm_eps, shape)
 
 
 def _make_dense(
-    config: ModelConfig, index: int, weights: DenseFfnWeights | RouterWeights, team: ops.ThreadTeam
-) -> ops.DenseFfn | None:
-    if not isinstance(weights, DenseFfnWeights):
-        return None
+    config: ModelConfig, index: int, weights: DenseFfnWeights, team: ops.ThreadTeam
+) -> ops.DenseFfn:
     matrices = (weights.gate, weights.up, weights.down)
     gate, up, down = (_packed(team, [m], f"layer {index}, feed-forward") for m in matrices)
     return ops.DenseFfn(team, weights.norm, gate, up, down, config.rms_norm_eps)

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from twofold.blocks import ops
 from twofold.blocks.rope import RopeTable
 from twofold.blocks.weights import dense_weights, expert_weights
-from twofold.engine.model import make_layer
+from twofold.engine.model import make_layer, state_planes
 from twofold.experts.accelerator import choose_accelerator
 from twofold.experts.moe import DenseCost, MoeRuntime, MoeShape, SlotPlan
 from twofold.models.model_files import ModelFiles
@@ -22,7 +22,6 @@ from twofold.models.model_files import ModelFiles
 F32 = npt.NDArray[np.float32]
 I32 = npt.NDArray[np.int32]
 
-_Layer = tuple[ops.AttentionBlock, ops.Router | None, ops.DenseFfn | None]
 _PAGE_SIZE = 16
 
 
@@ -42,16 +41,16 @@ class LayeredModel:
     ) -> list[F32]:
         """[tokens, hidden] of each sequence after the last layer; `progress` is told (layers done, layers in all)."""
         config = self._files.config
-        cache = ops.KvCache(
-            1, max(self._num_pages(seq) for seq in sequences), _PAGE_SIZE, config.num_kv_heads, config.head_dim
-        )  # fmt: skip
+        pages = max(self._num_pages(seq) for seq in sequences)
+        planes = state_planes(config, "float32")
         states = [self._embed(np.array(sequence, np.int32)) for sequence in sequences]
         for index, weights in enumerate(self._weights.layers):
-            layer = make_layer(config, index, weights, self._team)
+            layer = make_layer(config, index, weights, self._team, 0)
+            cache = ops.StateCache([[]] * index + [planes[index]], pages, _PAGE_SIZE)
             moe = self._experts(index) if index in config.moe_layers else None
             for hidden in states:
                 self._forward(layer, moe, hidden, cache)
-            del layer, moe
+            del layer, moe, cache
             self._release(index)
             if progress is not None:
                 progress(index + 1, config.num_layers)
@@ -68,20 +67,19 @@ class LayeredModel:
         self._head.forward(np.ascontiguousarray(hidden), logits)
         return logits
 
-    def _forward(self, layer: _Layer, moe: MoeRuntime | None, hidden: F32, cache: ops.KvCache) -> None:
+    def _forward(
+        self, layer: list[ops.Block], moe: MoeRuntime | None, hidden: F32, cache: ops.StateCache
+    ) -> None:
         num_tokens = len(hidden)
         positions = np.arange(num_tokens, dtype=np.int32)
         cos, sin = self._rope.rows(positions, np.full(num_tokens, num_tokens, np.int32))
         pages = np.arange(self._num_pages(positions), dtype=np.int32)[None]
         batch = ops.AttentionBatch(positions, np.zeros(num_tokens, np.int32), pages, cos, sin)
-        attention, _, dense = layer
         if moe is not None:
             moe.begin_step(0, [0] * num_tokens, positions.tolist())
-            ops.Decoder([layer]).forward(hidden, batch, cache, moe.executor)
+        ops.Decoder(layer).forward(hidden, batch, cache, None if moe is None else moe.executor)
+        if moe is not None:
             moe.end_step()
-        elif dense is not None:
-            attention.forward(hidden, batch, cache, 0)
-            dense.forward(hidden)
 
     def _experts(self, index: int) -> MoeRuntime:
         config = self._files.config

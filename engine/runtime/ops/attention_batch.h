@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "ops/dense_kv_cache.h"
+#include "ops/state_cache.h"
 #include "ops/tensor_view.h"
 
 namespace twofold {
@@ -39,7 +39,7 @@ class AttentionBatch {
 
   // Throws KernelFailure when a token needs a page the tables lack or the cache does not have. Remembers the
   // answer.
-  void check_pages(const KvCache& cache);
+  void check_pages(const StateCache& cache);
 
   // The batch cut into tiles of at most `tile_tokens`. Remembers the last cut.
   const std::vector<AttentionTile>& tiles(int tile_tokens);

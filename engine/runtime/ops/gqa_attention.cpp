@@ -1,4 +1,4 @@
-#include "ops/dense_attention.h"
+#include "ops/gqa_attention.h"
 
 #include <algorithm>
 #include <cstring>
@@ -20,28 +20,33 @@ int64_t padded(int64_t n) { return (n + 15) / 16 * 16; }
 
 }  // namespace
 
-AttentionBlock::AttentionBlock(const kernels::KernelTable& table, ThreadTeam& team,
-                               const AttentionWeights& weights, const AttentionShape& shape)
+GqaAttention::GqaAttention(const kernels::KernelTable& table, ThreadTeam& team, const GqaWeights& weights,
+                           const GqaShape& shape)
     : table_(table), team_(team), weights_(weights), shape_(shape) {}
 
-void AttentionBlock::check(const AttentionBatch& batch, const KvCache& cache, int layer) const {
-  if (cache.num_kv_heads() != shape_.num_kv_heads || cache.head_dim() != shape_.head_dim) {
-    throw KernelFailure("AttentionBlock.forward: the KV cache has " + std::to_string(cache.num_kv_heads()) +
-                        " heads of " + std::to_string(cache.head_dim()) + "; expected " +
-                        std::to_string(shape_.num_kv_heads) + " of " + std::to_string(shape_.head_dim));
-  }
+void GqaAttention::check(const AttentionBatch& batch, const StateCache& cache, int layer) const {
   if (layer < 0 || layer >= cache.num_layers()) {
-    throw KernelFailure("AttentionBlock.forward: layer is " + std::to_string(layer) +
-                        "; the KV cache has layers 0 to " + std::to_string(cache.num_layers() - 1));
+    throw KernelFailure("Gqa.forward: layer is " + std::to_string(layer) + "; the cache has layers 0 to " +
+                        std::to_string(cache.num_layers() - 1));
+  }
+  const std::vector<StatePlane>& planes = cache.planes(layer);
+  const size_t expected = 2 * static_cast<size_t>(shape_.num_kv_heads);
+  const bool fits = planes.size() == expected && std::ranges::all_of(planes, [&](const StatePlane& plane) {
+                      return plane.width == shape_.head_dim && plane.dtype == planes.front().dtype;
+                    });
+  if (!fits) {
+    const int width = planes.empty() ? 0 : planes.back().width;
+    throw KernelFailure("Gqa.forward: the cache has " + std::to_string(planes.size()) + " planes of " +
+                        std::to_string(width) + " elements; expected " + std::to_string(expected) + " of " +
+                        std::to_string(shape_.head_dim) + ", all of one type");
   }
   if (2 * batch.num_rotated_pairs() > shape_.head_dim) {
-    throw KernelFailure("AttentionBlock.forward: rope_cos rotates " +
-                        std::to_string(batch.num_rotated_pairs()) + " pairs, but head_dim is " +
-                        std::to_string(shape_.head_dim));
+    throw KernelFailure("Gqa.forward: rope_cos rotates " + std::to_string(batch.num_rotated_pairs()) +
+                        " pairs, but head_dim is " + std::to_string(shape_.head_dim));
   }
 }
 
-void AttentionBlock::forward(float* hidden, AttentionBatch& batch, KvCache& cache, int layer) {
+void GqaAttention::forward(float* hidden, AttentionBatch& batch, StateCache& cache, int layer) {
   check(batch, cache, layer);
   batch.check_pages(cache);
   const int T = batch.num_tokens();
@@ -61,14 +66,15 @@ void AttentionBlock::forward(float* hidden, AttentionBatch& batch, KvCache& cach
          true);
 }
 
-void AttentionBlock::store_keys_values(float* qkv, const AttentionBatch& batch, const KvCache& cache,
-                                       int layer) {
+void GqaAttention::store_keys_values(float* qkv, const AttentionBatch& batch, const StateCache& cache,
+                                     int layer) {
   const int D = shape_.head_dim, heads = shape_.num_heads, kv_heads = shape_.num_kv_heads;
   const int64_t width = weights_.qkv->rows();
   const int half = batch.num_rotated_pairs();
   const int T = batch.num_tokens();
+  const std::vector<StatePlane>& planes = cache.planes(layer);  // of key heads, then of value heads
   const auto put = [&](const float* row, char* to) {
-    if (cache.dtype() == kernels::DType::kBF16) {
+    if (planes.front().dtype == kernels::DType::kBF16) {
       table_.f32_to_bf16(row, reinterpret_cast<uint16_t*>(to), D);
     } else {
       std::memcpy(to, row, static_cast<size_t>(D) * sizeof(float));
@@ -86,21 +92,19 @@ void AttentionBlock::store_keys_values(float* qkv, const AttentionBatch& batch, 
                    table_.rope(v, batch.cosine(t), batch.sine(t), half);
                  }
                  const int page = batch.pages(t)[batch.position(t) / cache.page_size()];
-                 const int64_t at = batch.position(t) % cache.page_size() * cache.row_bytes();
-                 for (int head = 0; head < kv_heads; ++head) {
-                   put(row + (heads + head) * D, cache.keys(layer, page, head) + at);
-                   put(row + (heads + kv_heads + head) * D, cache.values(layer, page, head) + at);
-                 }
+                 const int64_t at = batch.position(t) % cache.page_size() * planes.front().row_bytes;
+                 for (int head = 0; head < 2 * kv_heads; ++head)
+                   put(row + (heads + head) * D, planes[static_cast<size_t>(head)].page(page) + at);
                }
              });
 }
 
-int64_t AttentionBlock::tile_memory(int rows, int context) const {
+int64_t GqaAttention::tile_memory(int rows, int context) const {
   return rows * (padded(context) + 2 * padded(shape_.head_dim) + 1);
 }
 
-void AttentionBlock::attend(const float* qkv, float* out, AttentionBatch& batch, const KvCache& cache,
-                            int layer) {
+void GqaAttention::attend(const float* qkv, float* out, AttentionBatch& batch, const StateCache& cache,
+                          int layer) {
   const int group = shape_.num_heads / shape_.num_kv_heads;
   int context = 0;  // most positions any tile looks at
   double positions = 0;
@@ -126,7 +130,8 @@ void AttentionBlock::attend(const float* qkv, float* out, AttentionBatch& batch,
                 scratch + thread * memory);
   };
   const double work = positions * shape_.head_dim * shape_.num_kv_heads;
-  if (work_us(2.0 * work * static_cast<double>(kernels::element_bytes(cache.dtype())) / tile_tokens,
+  if (work_us(2.0 * work * static_cast<double>(kernels::element_bytes(cache.planes(layer).front().dtype)) /
+                  tile_tokens,
               4.0 * work * group) < kForkUs) {
     for (int64_t task = 0; task < tasks; ++task) run(task, 0);
   } else {
@@ -134,9 +139,9 @@ void AttentionBlock::attend(const float* qkv, float* out, AttentionBatch& batch,
   }
 }
 
-void AttentionBlock::attend_tile(const float* qkv, float* out, const AttentionTile& tile, int kv_head,
-                                 const AttentionBatch& batch, const KvCache& cache, int layer,
-                                 float* memory) const {
+void GqaAttention::attend_tile(const float* qkv, float* out, const AttentionTile& tile, int kv_head,
+                               const AttentionBatch& batch, const StateCache& cache, int layer,
+                               float* memory) const {
   const int D = shape_.head_dim, group = shape_.num_heads / shape_.num_kv_heads,
             page_size = cache.page_size();
   const int rows = tile.num_tokens * group;
@@ -158,7 +163,9 @@ void AttentionBlock::attend_tile(const float* qkv, float* out, const AttentionTi
                 static_cast<size_t>(group * D) * sizeof(float));
   }
   const int32_t* pages = batch.pages(tile.first_token);
-  const bool bf16 = cache.dtype() == kernels::DType::kBF16;
+  const StatePlane& key_rows = cache.planes(layer)[static_cast<size_t>(kv_head)];
+  const StatePlane& value_rows = cache.planes(layer)[static_cast<size_t>(shape_.num_kv_heads + kv_head)];
+  const bool bf16 = key_rows.dtype == kernels::DType::kBF16;
   const auto for_pages = [&](auto body) {
     for (int j = first; j < last;) {
       // Pages that follow one another in memory as in the sequence are read as one.
@@ -167,12 +174,12 @@ void AttentionBlock::attend_tile(const float* qkv, float* out, const AttentionTi
              pages[(j + count) / page_size] == pages[j / page_size] + (j % page_size + count) / page_size)
         count += page_size;
       count = std::min(count, last - j);
-      body(j - first, count, pages[j / page_size], (j % page_size) * cache.row_bytes());
+      body(j - first, count, pages[j / page_size], (j % page_size) * key_rows.row_bytes);
       j += count;
     }
   };
   for_pages([&](int at, int count, int page, int64_t skip) {
-    const char* keys = cache.keys(layer, page, kv_head) + skip;
+    const char* keys = key_rows.page(page) + skip;
     if (bf16) {
       table_.matmul_bf16(queries, D, reinterpret_cast<const uint16_t*>(keys), scores + at, ld, rows, count,
                          D);
@@ -194,7 +201,7 @@ void AttentionBlock::attend_tile(const float* qkv, float* out, const AttentionTi
   }
   std::fill(sums, sums + rows * D, 0.0f);
   for_pages([&](int at, int count, int page, int64_t skip) {
-    const char* values = cache.values(layer, page, kv_head) + skip;
+    const char* values = value_rows.page(page) + skip;
     if (bf16) {
       table_.weighted_sum_bf16(scores + at, ld, reinterpret_cast<const uint16_t*>(values), sums, D, rows,
                                count, D);

@@ -1,4 +1,4 @@
-#include "ops/dense_linear.h"
+#include "ops/linear.h"
 
 #include <algorithm>
 #include <cstring>

@@ -1,4 +1,4 @@
-#include "ops/dense_attention_batch.h"
+#include "ops/attention_batch.h"
 
 #include <algorithm>
 #include <string>
@@ -36,7 +36,7 @@ AttentionBatch::AttentionBatch(const TensorView& positions, const TensorView& se
   sine_.assign(sine, sine + T * pairs);
 }
 
-void AttentionBatch::check_pages(const KvCache& cache) {
+void AttentionBatch::check_pages(const StateCache& cache) {
   if (checked_pages_ == cache.num_pages() && checked_page_size_ == cache.page_size()) return;
   std::vector<int32_t> needed(static_cast<size_t>(num_sequences_), 0);
   for (int t = 0; t < num_tokens(); ++t) {
@@ -53,7 +53,7 @@ void AttentionBatch::check_pages(const KvCache& cache) {
       const int32_t page = page_tables_[s * static_cast<size_t>(max_pages_) + static_cast<size_t>(p)];
       if (page < 0 || page >= cache.num_pages()) {
         throw KernelFailure("AttentionBatch: page_tables[" + std::to_string(s) + ", " + std::to_string(p) +
-                            "] is " + std::to_string(page) + "; the KV cache has pages 0 to " +
+                            "] is " + std::to_string(page) + "; the cache has pages 0 to " +
                             std::to_string(cache.num_pages() - 1));
       }
     }

@@ -1,4 +1,4 @@
-#include "ops/dense_ffn.h"
+#include "ops/embedding_head.h"
 
 #include <string>
 
@@ -22,29 +22,6 @@ void embed(ThreadTeam& team, const SourceMatrix& table, const int32_t* token_ids
                               table.columns, out + t * table.columns);
     }
   });
-}
-
-DenseFfn::DenseFfn(const kernels::KernelTable& table, ThreadTeam& team, const float* norm,
-                   const PackedMatrix& gate, const PackedMatrix& up, const PackedMatrix& down, float eps)
-    : ffn_(table, team, static_cast<int>(gate.columns()), static_cast<int>(gate.rows())),
-      norm_(norm),
-      panels_{gate.segments().front().panels, up.segments().front().panels, down.segments().front().panels},
-      formats_{gate.segments().front().format, up.segments().front().format, down.segments().front().format},
-      eps_(eps) {}
-
-void DenseFfn::forward(float* hidden, int T) {
-  if (T == 0) return;
-  const WorkTimer timer(Work::kDenseFfn);
-  while (static_cast<int>(rows_.size()) < T) rows_.push_back(static_cast<int>(rows_.size()));
-  const int begin[] = {0, T};
-  ffn_.run(formats_,
-           {.groups = {&panels_, 1},
-            .begin = begin,
-            .pairs = {rows_.data(), static_cast<size_t>(T)},
-            .num_tokens = T,
-            .top_k = 1,
-            .weights = nullptr},
-           {.x = hidden, .ld = ffn_.hidden(), .norm = norm_, .eps = eps_}, hidden);
 }
 
 void LmHead::forward(const float* hidden_rows, float* logits, int R) {

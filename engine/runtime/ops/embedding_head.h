@@ -1,37 +1,15 @@
-// The dense ends of the model: token embedding, the SiLU-gated feed-forward of layers without experts, and
-// the LM head.
+// The ends of a model: token embedding and LM head.
 #pragma once
 #include <cstdint>
 
 #include "host/thread_team.h"
-#include "ops/dense_linear.h"
-#include "ops/packed_ffn.h"
+#include "ops/linear.h"
 #include "ops/packed_matrix.h"
 
 namespace twofold {
 
 // out[t] = table[token_ids[t]] as f32, exactly. Throws KernelFailure for an id outside the table.
 void embed(ThreadTeam& team, const SourceMatrix& table, const int32_t* token_ids, float* out, int T);
-
-class DenseFfn {
- public:
-  // norm [hidden]; gate and up [intermediate, hidden], down [hidden, intermediate], each of one segment.
-  DenseFfn(const kernels::KernelTable& table, ThreadTeam& team, const float* norm, const PackedMatrix& gate,
-           const PackedMatrix& up, const PackedMatrix& down, float eps);
-
-  // hidden [T, hidden_size] += down(silu(gate(normed)) * up(normed)).
-  void forward(float* hidden, int T);
-
-  int hidden_size() const { return ffn_.hidden(); }
-
- private:
-  PackedFfn ffn_;
-  const float* norm_;
-  FfnPanels panels_;
-  FfnFormats formats_;
-  float eps_;
-  std::vector<int> rows_;  // 0, 1, 2, ...
-};
 
 class LmHead {
  public:
