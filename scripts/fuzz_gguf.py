@@ -19,7 +19,6 @@ import time
 from pathlib import Path
 
 from twofold.api.errors import ModelLoadError
-from twofold.blocks.weights import dense_weights, expert_weights
 from twofold.models.model_files import open_model_files
 from twofold.models.testing import TinyModel
 from twofold.models.testing_gguf import (
@@ -49,9 +48,11 @@ TYPES = ("F32", "Q8_0", "Q4_0", "Q5_0", "Q5_1", "F16")
 def read_all(path: Path) -> None:
     """Everything that any command reads of a model file before it computes."""
     files = open_model_files(path)
-    dense_weights(files)
+    for _, weights in files.parts():
+        for part, spec in weights.specs.items():
+            weights.vector(part) if len(spec.shape) == 1 else weights.stack(part)
     for layer in files.config.moe_layers:
-        expert_weights(files, layer)
+        files.expert_weights(layer)
 
 
 def read_tokenizer(path: Path) -> None:

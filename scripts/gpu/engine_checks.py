@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 from twofold.blocks import ops
 from twofold.engine.model import LoadedModel as CpuModel
-from twofold.engine.model import state_planes
 from twofold.engine.runner import ModelRunner
 
 from gpu.machine import Machine, expect
@@ -70,7 +69,7 @@ def logits_for_every_placement(machine: Machine, shape: Shape, batch: int) -> di
 def logits_against_the_cpu_engine(machine: Machine) -> dict[str, Any]:
     """Dense layers and routing too, against the engine without a GPU."""
     model = loaded(machine, QWEN)
-    cache = ops.StateCache(state_planes(model.files.config, "float32"), 512, PAGE_SIZE)
+    cache = ops.StateCache(model.files.config.cache_planes("float32"), 512, PAGE_SIZE)
     alone = make_runner(machine, model, ALL_CPU, 0.0, "placed").moe
     cpu = ModelRunner(CpuModel(model.files, model.team), alone, cache)
     reference = told_logits(machine, model, cpu, 1, forced=False)

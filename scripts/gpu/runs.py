@@ -16,10 +16,10 @@ import numpy as np
 import numpy.typing as npt
 from twofold.api.types import GenerationRequest, SamplingParams
 from twofold.blocks import ops
-from twofold.blocks.weights import expert_layers
 from twofold.device.kernels import CudaKernels, TorchKernels
 from twofold.device.model import DeviceModel
 from twofold.device.runner import DeviceRunner
+from twofold.engine.expert_loading import moe_shape
 from twofold.engine.kv_cache import PagePool
 from twofold.engine.sampler import Sampler
 from twofold.engine.scheduler import Scheduler
@@ -91,11 +91,7 @@ class LoadedModel:
 
     @property
     def moe_shape(self) -> MoeShape:
-        config = self.files.config
-        return MoeShape(
-            len(config.moe_layers), config.num_experts, config.top_k, config.hidden_size,
-            config.moe_intermediate_size, self.files.expert_formats(),
-        )  # fmt: skip
+        return moe_shape(self.files)
 
     @property
     def num_experts(self) -> int:
@@ -122,7 +118,7 @@ def _load(machine: Machine, shape: Shape) -> LoadedModel:
     dense = DeviceModel(files, team, machine.device, routing, MAX_CONTEXT)  # type: ignore[arg-type]
     shared = LoadedModel(shape, folder, files, team, None, dense, routing, trace_for(machine, shape))
     on_cpu = MoeRuntime(
-        shared.moe_shape, expert_layers(files), team, AcceleratorChoice("none", "packs the store"),
+        shared.moe_shape, files.expert_layers(), team, AcceleratorChoice("none", "packs the store"),
         SlotPlan(0, "lru"), DenseCost([], []),
     )  # fmt: skip
     shared.store = on_cpu.store

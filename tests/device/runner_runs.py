@@ -19,7 +19,7 @@ from twofold.device.model import DeviceModel
 from twofold.device.runner import DeviceRunner
 from twofold.engine.expert_loading import load_experts, slot_plan
 from twofold.engine.kv_cache import PagePool
-from twofold.engine.model import LoadedModel, state_planes
+from twofold.engine.model import LoadedModel
 from twofold.engine.runner import ModelRunner, Runner
 from twofold.engine.sampler import Sampler
 from twofold.engine.scheduler import Scheduler
@@ -74,7 +74,7 @@ def make_cpu_runner(path: Path) -> ModelRunner:
     team = ops.ThreadTeam(1)
     config = EngineConfig(model=str(path))
     moe = load_experts(files, team, AcceleratorChoice("none", "a test"), config, slot_plan(config, 0))
-    cache = ops.StateCache(state_planes(files.config, "float32"), NUM_PAGES, PAGE_SIZE)
+    cache = ops.StateCache(files.config.cache_planes("float32"), NUM_PAGES, PAGE_SIZE)
     return ModelRunner(LoadedModel(files, team), moe, cache)
 
 

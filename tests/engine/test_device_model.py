@@ -13,7 +13,6 @@ pytest.importorskip("twofold._core")
 
 from twofold.api.errors import ModelLoadError  # noqa: E402
 from twofold.blocks import ops  # noqa: E402
-from twofold.blocks.weights import expert_weights  # noqa: E402
 from twofold.device.decode_inputs import DecodeRow  # noqa: E402
 from twofold.device.graphs import DecodeGraphs  # noqa: E402
 from twofold.device.kernels import TorchKernels  # noqa: E402
@@ -49,7 +48,7 @@ class TorchMoe:
         self.calls: list[int] = []
         self._experts = [
             [[torch.from_numpy(ops.dequantise(team, matrix)) for matrix in expert] for expert in layer]
-            for layer in (expert_weights(files, index) for index in model.config.moe_layers)
+            for layer in (files.expert_weights(index) for index in model.config.moe_layers)
         ]
 
     def forward(self, moe_layer, normed, ids, weights, hidden) -> None:

@@ -17,8 +17,10 @@ from torch.nn import functional
 
 from twofold.api.errors import ModelLoadError
 from twofold.blocks import ops
+from twofold.blocks.block import BlockWeights
+from twofold.blocks.gqa import Gqa
 from twofold.blocks.rope import RopeTable
-from twofold.blocks.weights import AttentionWeights, DenseFfnWeights, RouterWeights, dense_weights
+from twofold.blocks.router import Router
 from twofold.device.kernels import DeviceKernels, HeadShape, KvLayer, attend
 from twofold.models.model_files import ModelFiles
 from twofold.weights.weight_format import WeightMatrix
@@ -101,24 +103,25 @@ class DeviceModel:
             )
         self.device = device
         self._kernels = kernels
+        attention = config.blocks_of(Gqa)[0]
         self._shape = HeadShape(
-            config.num_heads, config.num_kv_heads, config.head_dim, config.head_dim**-0.5,
-            config.sliding_window or 0, config.rms_norm_eps,
+            attention.num_heads, attention.num_kv_heads, attention.head_dim, attention.scale,
+            attention.sliding_window or 0, attention.eps,
         )  # fmt: skip
-        weights = dense_weights(files)
+        self._router = config.blocks_of(Router)[0]
         self._team = team
         try:
-            self._embedding = self._matrix(weights.embedding)
+            self._embedding = self._matrix(config.embedding.table(files.embedding))
             moe_layers = {layer: index for index, layer in enumerate(config.moe_layers)}
             self._layers = [
-                self._layer(layer.attention, layer.feed_forward, moe_layers.get(index, -1))
-                for index, layer in enumerate(weights.layers)
+                self._layer(layer[0][1], layer[1][1], moe_layers.get(index, -1))
+                for index, layer in enumerate(files.layers)
             ]
-            self._final_norm = self._vector(weights.final_norm)
-            tied = weights.lm_head is weights.embedding
-            self._head = self._embedding if tied else self._matrix(weights.lm_head)
+            self._final_norm = self._vector(files.head.vector("norm"))
+            tied = config.head.tied
+            self._head = self._embedding if tied else self._matrix(files.head.matrix("vocabulary"))
             positions = np.arange(max_length, dtype=np.int32)
-            rope = RopeTable(config.rope, config.head_dim, config.max_position_embeddings)
+            rope = RopeTable(config.rope, config.rope_dim, config.max_position_embeddings)
             cos, sin = rope.rows(positions, positions)
             self._cos, self._sin = torch.from_numpy(cos).to(device), torch.from_numpy(sin).to(device)
         except torch.OutOfMemoryError as error:
@@ -129,7 +132,7 @@ class DeviceModel:
 
     def kv_layers(self, num_pages: int, page_size: int) -> list[KvLayer]:
         """Empty keys and values of every layer."""
-        shape = (num_pages, page_size, self.config.num_kv_heads, self.config.head_dim)
+        shape = (num_pages, page_size, self._shape.num_kv_heads, self._shape.head_dim)
 
         def empty() -> Tensor:
             return torch.zeros(shape, dtype=torch.bfloat16, device=self.device)
@@ -146,7 +149,7 @@ class DeviceModel:
             normed = self._normed(hidden, layer.ffn_norm)
             if layer.router is not None:
                 logits = functional.linear(normed.float(), layer.router)
-                ids, weights = self._kernels.route(logits, self.config.top_k, self.config.norm_topk_prob)
+                ids, weights = self._kernels.route(logits, self._router.top_k, self._router.renormalise)
                 moe.forward(layer.moe_layer, normed, ids.masked_fill_(padding, -1), weights, hidden)
             elif layer.gate_up is not None and layer.down is not None:
                 gate, up = functional.linear(normed, layer.gate_up).chunk(2, -1)
@@ -186,24 +189,25 @@ class DeviceModel:
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _normed(self, hidden: Tensor, weight: Tensor) -> Tensor:
-        return functional.rms_norm(hidden, hidden.shape[-1:], weight, self.config.rms_norm_eps).bfloat16()
+        return functional.rms_norm(hidden, hidden.shape[-1:], weight, self._shape.epsilon).bfloat16()
 
-    def _layer(
-        self, attention: AttentionWeights, ffn: DenseFfnWeights | RouterWeights, moe_layer: int
-    ) -> _Layer:
-        dense = ffn if isinstance(ffn, DenseFfnWeights) else None
+    def _layer(self, attention: BlockWeights, ffn: BlockWeights, moe_layer: int) -> _Layer:
+        def optional(weights: BlockWeights, part: str) -> Tensor | None:
+            return self._vector(weights.vector(part)) if part in weights else None
+
+        gate_up = [self._matrix(ffn.matrix(part)) for part in ("gate", "up") if "up" in ffn]
         return _Layer(
-            norm=self._vector(attention.norm),
-            qkv=torch.cat([self._matrix(matrix) for matrix in attention.qkv]),
-            qkv_bias=self._bias(attention.qkv_bias),
-            q_norm=None if attention.q_norm is None else self._vector(attention.q_norm),
-            k_norm=None if attention.k_norm is None else self._vector(attention.k_norm),
-            o=self._matrix(attention.o),
-            o_bias=self._bias(attention.o_bias),
-            ffn_norm=self._vector(ffn.norm),
-            router=self._matrix(ffn.gate).float() if isinstance(ffn, RouterWeights) else None,
-            gate_up=None if dense is None else torch.cat([self._matrix(dense.gate), self._matrix(dense.up)]),
-            down=None if dense is None else self._matrix(dense.down),
+            norm=self._vector(attention.vector("norm")),
+            qkv=torch.cat([self._matrix(attention.matrix(part)) for part in "qkv"]),
+            qkv_bias=self._bias(Gqa.qkv_bias(attention)),
+            q_norm=optional(attention, "q_norm"),
+            k_norm=optional(attention, "k_norm"),
+            o=self._matrix(attention.matrix("o")),
+            o_bias=self._bias(attention.optional_vector("o_bias")),
+            ffn_norm=self._vector(ffn.vector("norm")),
+            router=None if gate_up else self._matrix(ffn.matrix("gate")).float(),
+            gate_up=torch.cat(gate_up) if gate_up else None,
+            down=self._matrix(ffn.matrix("down")) if gate_up else None,
             moe_layer=moe_layer,
         )
 

@@ -19,7 +19,7 @@ from twofold.api.types import RunInfo
 from twofold.blocks import ops
 from twofold.engine.capacity import plan_capacity
 from twofold.engine.expert_loading import load_experts, slot_plan
-from twofold.engine.model import LoadedModel, state_planes
+from twofold.engine.model import LoadedModel
 from twofold.engine.runner import LoadedRunner, ModelRunner, Runner
 from twofold.experts.accelerator import AcceleratorChoice, check_policy, choose_accelerator, num_slots
 from twofold.experts.moe import MoeRuntime
@@ -97,7 +97,7 @@ def _load_on_cpu(
     slots = num_slots(config, len(files.config.moe_layers), files.config.num_experts)
     moe = load_experts(files, team, choice, config, slot_plan(config, slots), progress)
     capacity = plan_capacity(config, files.config)
-    planes = state_planes(files.config, "bfloat16" if files.config.dtype == "bfloat16" else "float32")
+    planes = files.config.cache_planes("bfloat16" if files.config.dtype == "bfloat16" else "float32")
     kv_cache = ops.StateCache(planes, capacity.num_pages, config.page_size)
     return LoadedRunner(ModelRunner(model, moe, kv_cache), capacity.num_pages, capacity.max_context)
 

@@ -24,15 +24,13 @@ from twofold.blocks import ops
 from twofold.experts.accelerator import AcceleratorChoice
 from twofold.experts.cpu_cost import cpu_cost_model
 from twofold.experts.profiles import MachineProfile, load_profile
-from twofold.weights.weight_format import WeightMatrix
+from twofold.weights.weight_format import ExpertWeights
 
 _log = logging.getLogger(__name__)
 _UNCALIBRATED = "h200-pcie5"
 
 F32 = npt.NDArray[np.float32]
 I32 = npt.NDArray[np.int32]
-ExpertWeights = tuple[WeightMatrix, WeightMatrix, WeightMatrix]
-"""(gate [I, H], up [I, H], down [H, I])."""
 
 
 @dataclass(frozen=True)
