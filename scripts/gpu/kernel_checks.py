@@ -6,7 +6,9 @@ import time
 from typing import Any
 
 import torch
-from twofold.device.kernels import CudaKernels, DeviceKernels, HeadShape, KvLayer, TorchKernels
+from twofold.blocks.device_step import DeviceKernels, HeadShape, KvLayer
+from twofold.blocks.router import Router
+from twofold.device.kernels import CudaKernels, TorchKernels
 
 from gpu.experts import (
     Case,
@@ -70,8 +72,9 @@ def routing(machine: Machine) -> dict[str, Any]:
     logits = torch.randn(67, 128, device=machine.device)
     worst = 0.0
     for normalise in (False, True):
-        ids, weights = kernels_of(machine, 64).route(logits, 8, normalise)
-        expected_ids, expected = TorchKernels().route(logits, 8, normalise)
+        router = Router(0, hidden_size=8, num_experts=128, top_k=8, eps=1e-6, renormalise=normalise)
+        ids, weights = kernels_of(machine, 64).route(logits, router, None)
+        expected_ids, expected = TorchKernels().route(logits, router, None)
         if not torch.equal(ids, expected_ids):
             raise AssertionError("other experts are chosen")
         worst = max(worst, relative_error(weights, expected))

@@ -11,6 +11,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +21,9 @@ from twofold.blocks import ops
 from twofold.weights.tensor_source import TensorSource
 from twofold.weights.tensor_spec import Found, TensorSpec
 from twofold.weights.weight_format import ExpertWeights, WeightMatrix, packed_bytes
+
+if TYPE_CHECKING:
+    from twofold.blocks.device_step import Allocate, DeviceBlock, DeviceState, DeviceWeights
 
 F32 = npt.NDArray[np.float32]
 
@@ -190,6 +194,14 @@ class Block(ModelPart):
 
         `moe_layer` is the layer's number among those with routed experts: its place in the expert store.
         """
+
+    @abstractmethod
+    def device(self, weights: DeviceWeights, moe_layer: int) -> DeviceBlock:
+        """Copy the weights and make the device's operator. Needs torch."""
+
+    def device_state(self, num_pages: int, page_size: int, allocate: Allocate) -> DeviceState:
+        """Memory on a device for what it keeps of all sequences."""
+        return ()
 
 
 class ExpertBlock(Block):

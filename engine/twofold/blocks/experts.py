@@ -8,12 +8,18 @@ GGUF files keep them and `twofold quantize` writes them).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from twofold.api.errors import ModelLoadError
 from twofold.blocks import ops
 from twofold.blocks.block import BlockWeights, Cost, ExpertBlock, RoutedShape
 from twofold.weights.tensor_spec import Found, TensorSpec
 from twofold.weights.weight_format import ExpertWeights
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from twofold.blocks.device_step import DeviceBlock, DeviceState, DeviceStep, DeviceWeights
 
 _PARTS = ("gate", "up", "down")
 
@@ -111,6 +117,9 @@ class RoutedExperts(ExpertBlock):
         """The executor that holds the store runs them; here it is only told which."""
         return ops.RoutedExperts(self.hidden_size, moe_layer)
 
+    def device(self, weights: DeviceWeights, moe_layer: int) -> DeviceBlock:
+        return RoutedExpertsOnDevice(moe_layer)
+
     def _shape(self, part: str) -> tuple[int, int]:
         return (
             (self.hidden_size, self.intermediate_size)
@@ -155,3 +164,12 @@ class RoutedExperts(ExpertBlock):
             if not found(three[0]):
                 break
         return specs
+
+
+@dataclass(frozen=True)
+class RoutedExpertsOnDevice:
+    moe_layer: int
+
+    def forward(self, hidden: Tensor, state: DeviceState, step: DeviceStep) -> None:
+        routed = step.chosen()
+        step.moe.forward(self.moe_layer, routed.normed, routed.ids, routed.weights, hidden)

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from twofold.blocks import ops
 from twofold.blocks.block import Block, BlockWeights
 from twofold.weights.tensor_spec import Found, TensorSpec
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from twofold.blocks.device_step import DeviceBlock, DeviceState, DeviceStep, DeviceWeights, GatedFfn
 
 
 @dataclass(frozen=True)
@@ -31,3 +37,20 @@ class DenseFfn(Block):
             weights.packed(team, f"layer {self.layer}, feed-forward", part) for part in ("gate", "up", "down")
         )
         return ops.DenseFfn(team, weights.vector("norm"), gate, up, down, self.eps)
+
+    def device(self, weights: DeviceWeights, moe_layer: int) -> DeviceBlock:
+        from twofold.blocks.device_step import GatedFfn
+
+        return DenseFfnOnDevice(weights.norm(), GatedFfn.of(weights), self.eps)
+
+
+@dataclass(frozen=True)
+class DenseFfnOnDevice:
+    norm: Tensor
+    ffn: GatedFfn
+    eps: float
+
+    def forward(self, hidden: Tensor, state: DeviceState, step: DeviceStep) -> None:
+        from twofold.blocks.device_step import normed
+
+        hidden += self.ffn(normed(hidden, self.norm, self.eps))

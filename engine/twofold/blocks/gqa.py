@@ -7,12 +7,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from twofold.blocks import ops
 from twofold.blocks.block import F32, Block, BlockWeights, Cost, Pages
 from twofold.weights.tensor_spec import Found, Role, TensorSpec
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from twofold.blocks.device_step import (
+        Allocate,
+        DeviceBlock,
+        DeviceState,
+        DeviceStep,
+        DeviceWeights,
+        HeadShape,
+        KvLayer,
+    )
 
 
 @dataclass(frozen=True)
@@ -139,3 +153,65 @@ class Gqa(Block):
             self.sliding_window,
             self.layer,
         )
+
+    def device(self, weights: DeviceWeights, moe_layer: int) -> DeviceBlock:
+        from twofold.blocks.device_step import HeadShape
+
+        shape = HeadShape(
+            self.num_heads, self.num_kv_heads, self.head_dim, self.scale, self.sliding_window or 0, self.eps
+        )
+        return GqaOnDevice(
+            shape,
+            norm=weights.norm(),
+            qkv=weights.matrix("q", "k", "v"),
+            qkv_bias=weights.bias("q_bias", "k_bias", "v_bias"),
+            head_norms=(weights.vector("q_norm"), weights.vector("k_norm")),
+            o=weights.matrix("o"),
+            o_bias=weights.bias("o_bias"),
+        )
+
+    def device_state(self, num_pages: int, page_size: int, allocate: Allocate) -> DeviceState:
+        shape = (num_pages, page_size, self.num_kv_heads, self.head_dim)
+        return allocate(shape), allocate(shape)
+
+
+@dataclass(frozen=True)
+class GqaOnDevice:
+    shape: HeadShape
+    norm: Tensor
+    qkv: Tensor
+    qkv_bias: Tensor | None
+    head_norms: tuple[Tensor | None, Tensor | None]
+    """Of q and of k."""
+    o: Tensor
+    o_bias: Tensor | None
+
+    def forward(self, hidden: Tensor, state: DeviceState, step: DeviceStep) -> None:
+        from torch.nn import functional
+
+        from twofold.blocks.device_step import KvLayer, normed
+
+        qkv = functional.linear(normed(hidden, self.norm, self.shape.epsilon), self.qkv, self.qkv_bias)
+        kv = KvLayer(*state)
+        q = step.kernels.rope_store(
+            qkv, self.head_norms, step.angles, step.batch.slot_mapping, kv, self.shape
+        )
+        attended = self._attended(q, kv, step)
+        hidden += functional.linear(attended.flatten(1), self.o, self.o_bias)
+
+    def _attended(self, q: Tensor, kv: KvLayer, step: DeviceStep) -> Tensor:
+        """Leading sequences of one token each share a launch."""
+        import torch
+
+        batch, kernels, shape = step.batch, step.kernels, self.shape
+        num_decode, others = batch.sequences()
+        parts = []
+        if num_decode > 0:
+            tables, lengths = batch.page_tables[:num_decode], batch.seq_lens[:num_decode]
+            parts.append(kernels.decode_attention(q[:num_decode], tables, lengths, kv, shape))
+        for s, rows in others:
+            positions, seq_len = batch.positions[rows], batch.host_seq_lens[s]
+            parts.append(
+                kernels.prompt_attention(q[rows], positions, batch.page_tables[s], seq_len, kv, shape)
+            )
+        return parts[0] if len(parts) == 1 else torch.cat(parts)

@@ -10,13 +10,18 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from twofold.blocks import ops
 from twofold.blocks.block import Block, BlockWeights, Cost
 from twofold.weights.tensor_spec import Found, TensorSpec
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from twofold.blocks.device_step import DeviceBlock, DeviceState, DeviceStep, DeviceWeights
 
 
 @dataclass(frozen=True)
@@ -80,6 +85,9 @@ class Router(Block):
             team, weights.vector("norm"), plain, self.eps, self.shape, weights.optional_vector("bias")
         )
 
+    def device(self, weights: DeviceWeights, moe_layer: int) -> DeviceBlock:
+        return RouterOnDevice(self, weights.norm(), weights.exact("gate"), weights.vector("bias"))
+
     @property
     def shape(self) -> ops.RouterShape:
         """How logits become choice and weights, as native code is told."""
@@ -97,3 +105,24 @@ class Router(Block):
     def _gate_bytes(weights: BlockWeights) -> int:
         """bfloat16 as it is, anything else as float32."""
         return math.prod(weights.specs["gate"].shape) * (2 if weights.format("gate") == "bf16" else 4)
+
+
+@dataclass(frozen=True)
+class RouterOnDevice:
+    router: Router
+    norm: Tensor
+    gate: Tensor
+    """f32 [experts, hidden]: choosing experts is worth the exactness."""
+    bias: Tensor | None
+
+    def forward(self, hidden: Tensor, state: DeviceState, step: DeviceStep) -> None:
+        """Adds nothing; says what the blocks after it compute."""
+        from torch.nn import functional
+
+        from twofold.blocks.device_step import Routed, normed
+
+        rows = normed(hidden, self.norm, self.router.eps)
+        logits = functional.linear(rows.float(), self.gate)
+        ids, weights = step.kernels.route(logits, self.router, self.bias)
+        padding = (step.batch.slot_mapping < 0)[:, None]
+        step.routed = Routed(rows, ids.masked_fill_(padding, -1), weights)

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from twofold.blocks import ops
 from twofold.blocks.block import Block, BlockWeights
 from twofold.weights.tensor_spec import Found, TensorSpec
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from twofold.blocks.device_step import DeviceBlock, DeviceState, DeviceStep, DeviceWeights, GatedFfn
 
 
 @dataclass(frozen=True)
@@ -30,3 +36,16 @@ class SharedExperts(Block):
             for part in ("gate", "up", "down")
         )
         return ops.SharedExperts(team, gate, up, down)
+
+    def device(self, weights: DeviceWeights, moe_layer: int) -> DeviceBlock:
+        from twofold.blocks.device_step import GatedFfn
+
+        return SharedExpertsOnDevice(GatedFfn.of(weights))
+
+
+@dataclass(frozen=True)
+class SharedExpertsOnDevice:
+    ffn: GatedFfn
+
+    def forward(self, hidden: Tensor, state: DeviceState, step: DeviceStep) -> None:
+        hidden += self.ffn(step.chosen().normed)
