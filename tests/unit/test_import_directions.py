@@ -58,7 +58,7 @@ ONLY_IN: dict[str, set[str]] = {
     },
     "transformers": {"cli", "models.testing"},
     "gguf": {"weights.gguf_file", "models.testing_gguf"},
-    "torch": {"device", "cli", "experts"},
+    "torch": {"blocks", "device", "cli", "experts"},
     "pytest": set(),
 }
 

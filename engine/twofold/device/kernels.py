@@ -96,11 +96,12 @@ def _scores(logits: Tensor, score: str) -> Tensor:
 
 def _within_best_groups(choice: Tensor, router: Router) -> Tensor:
     """`choice` with the experts of all but the best groups out of reach."""
-    groups = choice.unflatten(1, (router.num_groups, -1))
+    groups = choice.view(len(choice), router.num_groups, -1)
     of_group = groups.amax(-1) if router.group_score == "max" else groups.topk(2, -1)[0].sum(-1)
     order = torch.sort(of_group, dim=-1, descending=True, stable=True)[1]
     best = torch.zeros_like(of_group, dtype=torch.bool).scatter_(1, order[:, : router.top_groups], True)
-    return groups.masked_fill(~best[:, :, None], -torch.inf).flatten(1)
+    within: Tensor = groups.masked_fill(~best[:, :, None], -torch.inf).flatten(1)
+    return within
 
 
 def attend(q: Tensor, positions: Tensor, pages: Tensor, length: int, kv: KvLayer, shape: HeadShape) -> Tensor:
