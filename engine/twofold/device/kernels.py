@@ -13,6 +13,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from twofold.blocks import ops
+
 
 @dataclass(frozen=True)
 class KvLayer:
@@ -163,8 +165,8 @@ class CudaKernels:
         ids = torch.empty((num_tokens, top_k), dtype=torch.int32, device=logits.device)
         weights = torch.empty((num_tokens, top_k), dtype=torch.float32, device=logits.device)
         self._cuda.route(
-            logits.data_ptr(), 0, num_tokens, num_experts, top_k, "softmax", normalise, 1.0, ids.data_ptr(),
-            weights.data_ptr(), stream(),
+            logits.data_ptr(), 0, num_tokens, num_experts, ops.RouterShape(top_k, renormalise=normalise),
+            ids.data_ptr(), weights.data_ptr(), stream(),
         )  # fmt: skip
         return ids, weights
 
