@@ -17,7 +17,7 @@ from twofold.blocks import ops
 from tests.kernel_levels import summary
 
 ROOT = Path(__file__).resolve().parents[2]
-ASK = "from twofold import ops; print(*ops.isa_choice(), sep='|')"
+ASK = "from twofold.blocks import ops; print(*ops.isa_choice(), sep='|')"
 
 
 def ask(isa: str | None, code: str = ASK) -> subprocess.CompletedProcess[str]:

@@ -145,8 +145,8 @@ class CudaKernels(PromptAttention):
         ids = torch.empty((num_tokens, router.top_k), dtype=torch.int32, device=logits.device)
         weights = torch.empty((num_tokens, router.top_k), dtype=torch.float32, device=logits.device)
         self._cuda.route(
-            logits.data_ptr(), address(bias), num_tokens, num_experts, router.top_k, router.score, router.renormalise,
-            router.scale, ids.data_ptr(), weights.data_ptr(), stream(),
+            logits.data_ptr(), address(bias), num_tokens, num_experts, router.shape, ids.data_ptr(), weights.data_ptr(),
+            stream(),
         )  # fmt: skip
         return ids, weights
 
