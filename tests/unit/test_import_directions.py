@@ -25,7 +25,7 @@ ENGINE = {"experts", "device", "tokenizer", "engine", "telemetry"} | MODELS | NA
 ALLOWED: dict[str, set[str]] = {
     "__init__": set(),
     "api": {"weights.weight_format"},
-    "weights": NATIVE,
+    "weights": set(),
     "weights.weight_format": set(),
     "weights.json_file": set(),
     "weights.gguf_file": set(),

@@ -74,6 +74,23 @@ def test_experts_cost_those_that_the_tokens_can_choose(tmp_path: Path) -> None:
     assert EXPERTS.cost(weights, 9).flops == 9 * 2 * 2 * 3 * 64 * 32
 
 
+@pytest.mark.parametrize(
+    ("top_k", "groups", "top_groups", "problem"),
+    [
+        (8, 4, 2, None),
+        (2, 3, 1, "16 experts do not fill n_group 3"),
+        (9, 4, 2, "num_experts_per_tok 9 is more than topk_group 2"),
+        (17, 1, 1, "num_experts_per_tok 17 is more than the 16 experts"),
+    ],
+)
+def test_groups_must_have_the_experts_that_are_chosen(
+    top_k: int, groups: int, top_groups: int, problem: str | None
+) -> None:
+    router = Router(0, 64, 16, top_k, 1e-6, True, num_groups=groups, top_groups=top_groups)
+    first = next(router.problems(), None)
+    assert (first is None) if problem is None else (first is not None and first.startswith(problem))
+
+
 def test_no_more_experts_are_named_than_are_there() -> None:
     """A damaged configuration asks for millions; the first that is missing says so."""
     many = RoutedExperts(0, 64, num_experts=65_535, top_k=2, intermediate_size=32)

@@ -48,6 +48,11 @@ class Head(ModelPart):
             else TensorSpec("lm_head.weight", shape, "embedding", "output.weight"),
         }
 
+    @property
+    def ignored(self) -> tuple[str, ...]:
+        """Tensors that are not read: a tied head may be written out all the same."""
+        return ("lm_head.weight",) if self.tied else ()
+
     def device_bytes(self, weights: BlockWeights) -> int:
         shared = 2 * math.prod(weights.specs["vocabulary"].shape) if self.tied else 0
         return super().device_bytes(weights) - shared

@@ -48,6 +48,10 @@ class Router(Block):
     def problems(self) -> Iterator[str]:
         if self.top_k > self.num_experts:
             yield f"num_experts_per_tok {self.top_k} is more than the {self.num_experts} experts there are"
+        if self.num_experts % self.num_groups:
+            yield f"{self.num_experts} experts do not fill n_group {self.num_groups} groups of one size"
+        elif self.top_k > self.num_experts // self.num_groups * min(self.top_groups, self.num_groups):
+            yield f"num_experts_per_tok {self.top_k} is more than topk_group {self.top_groups} groups have"
 
     def tensors(self, found: Found) -> dict[str, TensorSpec]:
         hf, gguf = f"model.layers.{self.layer}", f"blk.{self.layer}"

@@ -67,13 +67,7 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...] = ()
     generation: GenerationDefaults = field(default_factory=GenerationDefaults)
     ignored: tuple[str, ...] = ("*.rotary_emb.inv_freq", "rope_freqs.weight")
-    """Patterns of tensors that say nothing of their own, or what the configuration says already."""
-
-    def __post_init__(self) -> None:
-        if (
-            self.head.tied and "lm_head.weight" not in self.ignored
-        ):  # written out although it is the embedding
-            object.__setattr__(self, "ignored", (*self.ignored, "lm_head.weight"))
+    """Patterns of tensors that are not read: they say nothing, or what the configuration says already."""
 
     @property
     def hidden_size(self) -> int:

@@ -154,10 +154,11 @@ def check_model_files(
     for part, weights in zip(model_parts(config), opened, strict=True):
         part.check(weights)
     known = {name for weights in opened for name in weights.names}
+    ignored = (*config.ignored, *config.head.ignored)
     unknown = [
         name
         for name in tensors
-        if name not in known and not any(fnmatch(name, pattern) for pattern in config.ignored)
+        if name not in known and not any(fnmatch(name, pattern) for pattern in ignored)
     ]
     if unknown:
         raise ModelLoadError(
