@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +95,11 @@ def test_groups_must_have_the_experts_that_are_chosen(
 def test_no_more_experts_are_named_than_are_there() -> None:
     """A damaged configuration asks for millions; the first that is missing says so."""
     many = RoutedExperts(0, 64, num_experts=65_535, top_k=2, intermediate_size=32)
-    assert list(many.tensors(nothing)) == ["gate.0", "up.0", "down.0"]
+    (missing,) = many.tensors(nothing).values()
+    assert missing.name == "model.layers.0.mlp.experts.0.gate_proj.weight"
+    assert missing.gguf == "blk.0.ffn_gate_exps.weight"
+    three = many.tensors(lambda spec: re.search(r"experts\.[012]\.", spec.name) is not None)
+    assert list(three)[-3:] == ["gate.3", "up.3", "down.3"]
 
 
 def test_shared_experts_run_on_what_they_named(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ GGUF files keep them and `twofold quantize` writes them).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from twofold.api.errors import ModelLoadError
@@ -40,21 +40,18 @@ class RoutedExperts(ExpertBlock):
         return RoutedShape(self.num_experts, self.top_k, self.hidden_size, self.intermediate_size)
 
     def tensors(self, found: Found) -> dict[str, TensorSpec]:
-        spellings = [
-            spelling
-            for module in self.modules
-            for spelling in (self._fused(module), self._stacked(module))
-            if found(next(iter(spelling.values()))) or (len(spelling) == 3 and found(spelling["up"]))
-        ]
-        if spellings:
-            return spellings[0]
-        separate = [
-            (module, names)
-            for module in self.modules
-            for names in self.projections
-            if found(self._one(module, names, 0, 0))
-        ]
-        return self._separate(*(separate or [(self.modules[-1], self.projections[-1])])[0], found)
+        for module in self.modules:
+            fused, stacked = self._fused(module), self._stacked(module)
+            if found(fused["gate_up"]):
+                return fused
+            if found(stacked["gate"]) or found(stacked["up"]):
+                return stacked
+            for names in self.projections:
+                if found(self._one(module, names, 0, 0)):
+                    return self._separate(module, names, found)
+        # What is missing first, as today's files of either kind would call it.
+        first = self._one(self.modules[-1], self.projections[-1], 0, 0)
+        return {"gate.0": replace(first, gguf=self._stacked(self.modules[0])["gate"].gguf)}
 
     def stacked_experts(self, weights: BlockWeights) -> tuple[TensorSpec, TensorSpec, TensorSpec]:
         any_name = next(iter(weights.specs.values())).name
