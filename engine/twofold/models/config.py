@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final, Literal, TypeVar
 
 from twofold.api.errors import ModelLoadError
-from twofold.blocks.block import Block, ExpertBlock, Pages, RoutedShape
+from twofold.blocks.block import Block, ExpertBlock, Pages, Record, RoutedShape
 from twofold.blocks.head import Embedding, Head
 from twofold.blocks.rope import ROPE_KINDS, RopeConfig
 from twofold.weights.block_formats import QUANT_METHOD, parse_block_formats
@@ -123,24 +123,21 @@ class ModelConfig:
 
     def cache_bytes_per_token(self, element_bytes: int) -> int:
         """What the blocks keep of one token, in elements of so many bytes."""
-        state = (kept for layer in self.layers for block in layer for kept in block.state)
-        return element_bytes * sum(kept.elements_per_token for kept in state if isinstance(kept, Pages))
+        return element_bytes * sum(
+            kept.elements_per_token for layer in self.layers for kept in pages_of(layer)
+        )
 
     def cache_planes(self, dtype: CacheDType) -> list[list[tuple[int, int, CacheDType]]]:
         """The same for `ops.StateCache`: of each layer (planes, elements per token, type)."""
-        return [
-            [
-                (kept.planes, kept.elements, dtype)
-                for block in layer
-                for kept in block.state
-                if isinstance(kept, Pages)
-            ]
-            for layer in self.layers
-        ]
+        return [[(kept.planes, kept.elements, dtype) for kept in pages_of(layer)] for layer in self.layers]
 
     def validate(self, where: str) -> ModelConfig:
         """Itself, or ModelLoadError when fields contradict one another. `where` is the file to name."""
         problems = [problem for layer in self.layers for block in layer for problem in block.problems()]
+        if any(isinstance(kept, Record) for layer in self.layers for block in layer for kept in block.state):
+            problems.append(
+                "layers keep a record of each sequence, for which the engine's cache has no room yet"
+            )
         if not self.moe_layers:
             problems.append("no layer has experts; Twofold runs mixture-of-experts models only")
         if self.rope.kind == "dynamic" and self.rope_dim <= 2:
@@ -235,6 +232,11 @@ def read_dtype(fields: Fields) -> WeightDType:
         if value == known:
             return known
     raise fields.error(name, value, f"one of {', '.join(WEIGHT_DTYPES)}")
+
+
+def pages_of(layer: tuple[Block, ...]) -> list[Pages]:
+    """What a layer keeps of every token."""
+    return [kept for block in layer for kept in block.state if isinstance(kept, Pages)]
 
 
 def repeat_layers(
