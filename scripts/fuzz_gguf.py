@@ -3,7 +3,7 @@
     python scripts/fuzz_gguf.py --inputs 100000 --seed 0
 
 Half of the inputs have wrong bytes, half are well-formed with wrong metadata. Each is read three ways: its header, as a
-model (configuration, plan, all weights), and its tokenizer. Ends with exit code 1 at the first other exception, and
+model (configuration, all weights), and its tokenizer. Ends with exit code 1 at the first other exception, and
 leaves that input in the working directory as fuzz_gguf_failure.gguf.
 """
 
