@@ -7,13 +7,13 @@ transformers and every other reader of Qwen3-MoE checkpoints can load.
 What it is not: a general trainer, nor any part of the engine. ``tales_data`` makes the training text and
 ``tales_model`` holds the forward pass used in training only.
 
-    python scripts/train_default_model.py --corpus BOOKS --out models/twofold-tales --work CHECKPOINTS \\
+    python models/training/train_default_model.py --corpus BOOKS --out models/twofold-tales --work CHECKPOINTS \\
         --valid unseen-book.txt --minutes 90
 
 Training goes on from the last checkpoint in --work when there is one. A second, short training teaches brief
 answers that end (the conversations of ``tales_short``), from the finished checkpoint of the first:
 
-    python scripts/train_default_model.py --corpus BOOKS --out models/twofold-tales --work OTHER-CHECKPOINTS \\
+    python models/training/train_default_model.py --corpus BOOKS --out models/twofold-tales --work OTHER-CHECKPOINTS \\
         --valid unseen-book.txt --resume-from CHECKPOINTS/checkpoint.pt --finetune-minutes 20
 """
 
