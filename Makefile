@@ -71,10 +71,10 @@ check-cuda: ready-dev  ## compile the CUDA kernels for every architecture; fails
 GPU_CHECKS = $${PYTHON:-python3} -m pytest -s tests/gpu --gpu-build
 
 test-gpu:  ## check everything that needs a GPU (PYTHON=python3 with torch for CUDA, pytest); figures to build/gpu-test.json
-	@PYTHONPATH=engine $(GPU_CHECKS) -m gpu --gpu-json build/gpu-test.json $(PYTEST_ARGS)
+	@PYTHONPATH="$(CURDIR)/engine" $(GPU_CHECKS) -m gpu --gpu-json build/gpu-test.json $(PYTEST_ARGS)
 
 sanitize-gpu:  ## check a part of that under compute-sanitizer
-	@PYTHONPATH=engine PATH="$$PATH:/usr/local/cuda/bin" compute-sanitizer --tool memcheck --error-exitcode 9 \
+	@PYTHONPATH="$(CURDIR)/engine" PATH="$$PATH:/usr/local/cuda/bin" compute-sanitizer --tool memcheck --error-exitcode 9 \
 	  $(GPU_CHECKS) -m "gpu and sanitized" $(PYTEST_ARGS)
 
 bench-gpu:  ## measure the CUDA kernels beside the card's ceilings; figures to build/gpu-bench.json

@@ -310,12 +310,8 @@ def test_what_running_needs_is_the_core_module_alone(tmp_path: Path) -> None:
     if not cmake.exists() or not (cmake.parent / "ninja").exists():
         pytest.skip("cmake and ninja are not there")
     path = f"{cmake.parent}:{os.environ['PATH']}"
-    options = [
-        "-DTWOFOLD_TESTS=ON",
-        "-DTWOFOLD_INPLACE=ON",
-        "-DTWOFOLD_CUDA=OFF",
-        f"-DPython_EXECUTABLE={sys.executable}",
-    ]
+    options = [f"-DTWOFOLD_{name}" for name in ("TESTS=ON", "INPLACE=ON", "CUDA=OFF")]
+    options.append(f"-DPython_EXECUTABLE={sys.executable}")
     plans = {}
     for command in (
         ["-S", str(ROOT), "-B", str(tmp_path), "-G", "Ninja", *options],
