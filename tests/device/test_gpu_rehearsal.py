@@ -33,6 +33,7 @@ def cuda(played: ModuleType) -> Iterator[ModuleType]:
         index, total_bytes=2 << 30, tick_us=2.0
     )
     module.devices = lambda: [{"name": "a stand-in"}]  # type: ignore[attr-defined]
+    module.why_no_device = lambda: ""  # type: ignore[attr-defined]
     with replaced_module("twofold._cuda", module):
         yield module
 
