@@ -26,7 +26,8 @@ from twofold.engine.scheduler import Scheduler
 from twofold.engine.scheduler import Sequence as Request
 from twofold.experts.accelerator import AcceleratorChoice
 from twofold.models import open_model_files
-from twofold.models.testing import ToldSampler
+
+from tests.told_sampler import ToldSampler
 
 PAGE_SIZE = 8
 NUM_PAGES = 128
