@@ -1,7 +1,7 @@
 """Types of the native module. Operations (`twofold.blocks.ops`) and the MoE executor are spelled out."""
 
 from collections.abc import Sequence
-from typing import Any, Literal, final
+from typing import Any, ClassVar, Literal, Self, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -229,6 +229,9 @@ class CostModel:
         cpu_curve: Sequence[tuple[float, float]] = (),
     ) -> None: ...
     def cpu_us(self, loads: Sequence[int], dma_busy: float) -> float: ...
+    def upload_us(self) -> float: ...
+
+def slot_stride(largest_expert_bytes: int) -> int: ...
 
 @final
 class ExpertStore:
@@ -259,6 +262,50 @@ class ExpertStore:
     @property
     def flops_per_token(self) -> float: ...
 
+class _NativeEnum:
+    __members__: ClassVar[dict[str, Self]]
+    def __int__(self) -> int: ...
+
+@final
+class Placement(_NativeEnum):
+    HIT: ClassVar[Placement]
+    CPU: ClassVar[Placement]
+    FETCHED: ClassVar[Placement]
+
+@final
+class UploadReason(_NativeEnum):
+    DEMAND: ClassVar[UploadReason]
+    ADMISSION: ClassVar[UploadReason]
+    PREFETCH: ClassVar[UploadReason]
+
+@final
+class CacheEventKind(_NativeEnum):
+    ADMIT: ClassVar[CacheEventKind]
+    EVICT: ClassVar[CacheEventKind]
+    REJECT: ClassVar[CacheEventKind]
+    PUBLISH: ClassVar[CacheEventKind]
+
+@final
+class SchedulerConfig:
+    def __init__(
+        self,
+        num_layers: int,
+        num_experts: int,
+        top_k: int,
+        num_slots: int,
+        policy: str = "payback",
+        prefetch: bool = False,
+        num_staging: int = -1,
+        upload_price: float = -1.0,
+        stream_ahead_from: int = 33,
+        *,
+        fetch_rule: str = "best-split",
+        background_uploads: bool = True,
+        always_cache_fetched: bool = False,
+        shared_pool: bool | None = None,
+        prior_usage: Sequence[float] = (),
+    ) -> None: ...
+
 class SlottedAccelerator:
     """Made by a module that has devices (twofold._cuda)."""
 
@@ -285,13 +332,10 @@ class MoeExecutor:
         team: ThreadTeam,
         store: ExpertStore,
         cost: CostModel,
-        top_k: int,
-        num_slots: int,
-        policy: str,
+        config: SchedulerConfig,
         dense_bytes: list[float],
         dense_flops: list[float],
         preload: bool,
-        prefetch: bool = False,
         router_bytes: float = 0.0,
     ) -> MoeExecutor: ...
     @staticmethod

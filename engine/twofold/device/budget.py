@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from twofold import _core
 from twofold.api.config import EngineConfig
 from twofold.api.errors import ConfigError
 from twofold.models.sizing import ModelSize
 
-SLOT_ALIGNMENT: Final = 256
 WORKSPACE_BYTES: Final = 768 * 2**20
 """CUDA's own context, libraries and graphs: an estimate, not a measurement."""
 _SAMPLED_ROWS: Final = 32
@@ -43,7 +43,7 @@ class DeviceNeeds:
 
     @property
     def slot_bytes(self) -> int:
-        return -(-self.one_expert_bytes // SLOT_ALIGNMENT) * SLOT_ALIGNMENT
+        return _core.slot_stride(self.one_expert_bytes)
 
 
 def needs_of(size: ModelSize) -> DeviceNeeds:

@@ -169,7 +169,7 @@ class DeviceRunner:
         self._table.end(self._queue.stream)
         self._queue.wait()
         tokens: list[int] = picked.tolist()
-        _check(self._table.settle())
+        _check(self._table.confirm())
         return tokens, logits
 
     def _prepare(self, num_rows: int) -> None:
