@@ -108,8 +108,6 @@ def loaded(machine: Machine, shape: Shape) -> LoadedModel:
 
 
 def _load(machine: Machine, shape: Shape) -> LoadedModel:
-    from twofold.blocks.weights import expert_layers  # not before twofold.models, which it needs whole
-
     folder = model_folder(machine, shape)
     files = open_model_files(folder)
     team = ops.ThreadTeam(machine.sizes.cpu_threads)

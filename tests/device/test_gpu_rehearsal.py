@@ -83,12 +83,13 @@ def test_a_check_that_fails_or_breaks_stops_no_other_and_all_are_reported(
     """The command of `make test-gpu`, but for the build."""
     out = tmp_path / "out.json"
     flags = ["-m", "gpu", "tests/gpu", "-k", "test_on_a_gpu and (rout or rotation or probe)", "--gpu-json"]
-    path = os.pathsep.join([str(Path(played.__file__ or "").parent), str(ROOT / "engine")])
+    beside = str(Path(played.__file__ or "").parent)
+    path = os.pathsep.join([beside, os.environ.get("PYTHONPATH", ""), str(ROOT / "engine")])
     done = subprocess.run(
         [sys.executable, "-c", PLAYED, *flags, str(out), "-p", "no:cacheprovider"],
         cwd=ROOT, env=dict(os.environ, PYTHONPATH=path), capture_output=True, text=True, check=False,
     )  # fmt: skip
-    assert done.returncode == 1, done.stdout + done.stderr
+    assert (done.returncode, out.exists()) == (1, True), done.stdout + done.stderr
     report = json.loads(out.read_text(encoding="utf-8"))
     broken, slow, probe = report["checks"]
     assert report["device"] == {"name": "a stand-in"}

@@ -21,7 +21,8 @@ SPEED = ["benchmarks.gpu", "--json"]
 
 def run(module: list[str], out: Path, *options: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", *module, str(out), *options]
-    env = dict(os.environ, PYTHONPATH=str(ROOT / "engine"))
+    path = os.pathsep.join([os.environ.get("PYTHONPATH", ""), str(ROOT / "engine")])
+    env = dict(os.environ, PYTHONPATH=path)
     return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
 
 

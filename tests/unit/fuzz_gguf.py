@@ -47,11 +47,6 @@ TYPES = ("F32", "Q8_0", "Q4_0", "Q5_0", "Q5_1", "F16")
 
 def read_all(path: Path) -> None:
     """Everything that any command reads of a model file before it computes."""
-    from twofold.blocks.weights import (
-        dense_weights,
-        expert_weights,
-    )  # not before twofold.models, which it needs whole
-
     files = open_model_files(path)
     for _, weights in files.parts():
         for part, spec in weights.specs.items():
