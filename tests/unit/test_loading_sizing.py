@@ -97,6 +97,20 @@ def test_device_bytes(tmp_path: Path) -> None:
     assert size.device_bytes(num_kv_tokens=5, num_slots=7) == expected
 
 
+def held_by(thing: Any, kind: type) -> list[Any]:
+    """The tensors of a model and of the operators that it holds, each once."""
+    found: dict[int, Any] = {}
+    open_things = [thing]
+    while open_things:
+        for value in vars(open_things.pop()).values():
+            for item in value if isinstance(value, list | tuple) else [value]:
+                if isinstance(item, kind):
+                    found[id(item)] = item
+                elif type(item).__name__.endswith(("OnDevice", "Ffn")):
+                    open_things.append(item)
+    return list(found.values())
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_dense_weights_on_a_device_are_those_that_the_device_model_holds(tmp_path: Path, dtype: Any) -> None:
     torch = pytest.importorskip("torch")
@@ -107,6 +121,5 @@ def test_dense_weights_on_a_device_are_those_that_the_device_model_holds(tmp_pat
     files = open_model_files(write_tiny_model(tmp_path, replace(MODEL, dtype=dtype)))
     context = files.config.max_context
     model = DeviceModel(files, ops.ThreadTeam(1), torch.device("cpu"), TorchKernels(), context)
-    held = [*vars(model).values(), *(v for layer in model._layers for v in vars(layer).values())]
-    num_bytes = sum(t.numel() * t.element_size() for t in held if isinstance(t, torch.Tensor))
+    num_bytes = sum(t.numel() * t.element_size() for t in held_by(model, torch.Tensor))
     assert measure_model(tmp_path).device_dense_bytes == num_bytes
