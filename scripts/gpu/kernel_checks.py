@@ -24,8 +24,8 @@ LIMITS = {"decode": 2e-2, "prefill": 2e-2}
 
 
 def kernels_of(machine: Machine, max_length: int) -> DeviceKernels:
-    """Ours; a played device has none of its own for dense layers."""
-    return TorchKernels() if machine.played else CudaKernels(max_length)
+    """Ours; a fake device has none of its own for dense layers."""
+    return TorchKernels() if machine.is_fake else CudaKernels(max_length)
 
 
 def layer_of(machine: Machine, format: str, num_tokens: int) -> Case:

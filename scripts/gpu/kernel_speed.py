@@ -61,7 +61,7 @@ def probe_of(machine: Machine, name: str, format: str) -> ModuleProbe:
     machine.forget(*(key for key in others if key[1:] != (name, format)))
     shape = shrunk(SHAPES[name], machine.sizes.shrink)
     layer = MoeShape(1, shape.num_experts, shape.top_k, shape.hidden, shape.intermediate, ((format,) * 3,))
-    if machine.played and format.endswith("_k"):
+    if machine.is_fake and format.endswith("_k"):
         layer = dataclasses.replace(layer, hidden=256, intermediate=256)
     return machine.keep(("probe", name, format), lambda: ModuleProbe(machine.module, layer))  # type: ignore[no-any-return]
 

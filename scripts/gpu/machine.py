@@ -1,4 +1,4 @@
-"""The device that checks run on: a GPU by `twofold._cuda`, or the tests' played device, for a rehearsal.
+"""The device that checks run on: a GPU by `twofold._cuda`, or the tests' fake device, for a rehearsal.
 
 A rehearsal runs every check on tiny shapes, so that none can fail of a mistake of its own on the day a GPU is there.
 Its times are those of the host and mean nothing.
@@ -67,21 +67,21 @@ class Machine:
     """What several checks use: models, stores, ceilings."""
 
     @property
-    def played(self) -> bool:
+    def is_fake(self) -> bool:
         return bool(self.module.host_addressable)
 
     @property
     def device(self) -> torch.device:
-        return torch.device("cpu") if self.played else torch.device("cuda", 0)
+        return torch.device("cpu") if self.is_fake else torch.device("cuda", 0)
 
     def sync(self) -> None:
         """Everything launched has ended."""
-        if not self.played:
+        if not self.is_fake:
             torch.cuda.synchronize()
 
     def capture(self, run: Callable[[], object]) -> Callable[[], None]:
-        """`run`, which has run before, as a graph; a played device has none and runs it again."""
-        if self.played:
+        """`run`, which has run before, as a graph; a fake device has none and runs it again."""
+        if self.is_fake:
             return lambda: run() and None  # type: ignore[func-returns-value]
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
@@ -129,11 +129,11 @@ class Machine:
         """Let go of what was kept by these keys, and of memory that nobody uses."""
         for key in keys:
             self.kept.pop(key, None)
-        if not self.played:
+        if not self.is_fake:
             torch.cuda.empty_cache()
 
     def _once_us(self, run: Callable[[], object]) -> float:
-        if self.played:
+        if self.is_fake:
             began = time.perf_counter()
             run()
             return (time.perf_counter() - began) * 1e6

@@ -116,7 +116,7 @@ def _load(machine: Machine, shape: Shape) -> LoadedModel:
     folder = model_folder(machine, shape)
     files = open_model_files(folder)
     team = ops.ThreadTeam(machine.sizes.cpu_threads)
-    beneath = TorchKernels() if machine.played else CudaKernels(MAX_CONTEXT)
+    beneath = TorchKernels() if machine.is_fake else CudaKernels(MAX_CONTEXT)
     layers, top_k = len(files.config.moe_layers), files.config.top_k
     routing = ForcedRouting(beneath, layers, top_k, machine.device)
     dense = DeviceModel(files, team, machine.device, routing, MAX_CONTEXT)  # type: ignore[arg-type]

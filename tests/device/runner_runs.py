@@ -1,4 +1,4 @@
-"""Running a `DeviceRunner` on the played device in tests: made from a model's files, driven by the real scheduler."""
+"""Running a `DeviceRunner` on the fake device in tests: made from a model's files, driven by the real scheduler."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ F32 = npt.NDArray[np.float32]
 
 
 def make_runner(
-    played: ModuleType,
+    fake: ModuleType,
     path: Path,
     *,
     slots: int,
@@ -46,19 +46,19 @@ def make_runner(
     rules: dict[str, Any] | None = None,
     **options: Any,
 ) -> DeviceRunner:
-    """A runner on a played device of its own, opened with `device`. table_steps=False: the host places every step."""
+    """A runner on a fake device of its own, opened with `device`. table_steps=False: the host places every step."""
     files = open_model_files(path)
     team = ops.ThreadTeam(1)
     config = EngineConfig(model=str(path), policy=policy, prefetch=prefetch)
-    opened = played.open_device(**{"tick_us": 2.0, **(device or {})})
-    stand_in = ModuleType("played")
-    stand_in.__dict__.update(played.__dict__)
+    opened = fake.open_device(**{"tick_us": 2.0, **(device or {})})
+    stand_in = ModuleType("fake")
+    stand_in.__dict__.update(fake.__dict__)
     stand_in.open_device = lambda index=0: opened  # type: ignore[attr-defined]
     with replaced_module("twofold._cuda", stand_in):
         choice = AcceleratorChoice("cuda", "a test")
         plan = replace(slot_plan(config, slots), rules=rules or {})
         moe = load_experts(files, team, choice, config, plan)
-        played.spare(opened, moe.accelerator.slot_table)
+        fake.spare(opened, moe.accelerator.slot_table)
         model = DeviceModel(files, team, torch.device("cpu"), TorchKernels(), MAX_CONTEXT)
         runner = DeviceRunner(
             model, moe, stand_in, num_pages=NUM_PAGES, page_size=PAGE_SIZE, max_context=MAX_CONTEXT, **options

@@ -1,4 +1,4 @@
-"""Calibration of a device: known figures come back, from known times and from the played device's link."""
+"""Calibration of a device: known figures come back, from known times and from the fake device's link."""
 
 from __future__ import annotations
 
@@ -137,12 +137,10 @@ def test_the_table_tells_every_figure_with_its_residuals() -> None:
 
 
 @pytest.mark.parametrize(("bandwidth_gbps", "expert_kb"), [(2.0, 100), (40.0, 9000)])
-def test_the_played_link_has_the_figures_it_was_given(
-    played: ModuleType, bandwidth_gbps: float, expert_kb: int
+def test_the_fake_link_has_the_figures_it_was_given(
+    fake: ModuleType, bandwidth_gbps: float, expert_kb: int
 ) -> None:
-    link = played.LinkProbe(
-        played.open_device(0, total_bytes=1 << 29, bandwidth_gbps=bandwidth_gbps), 1 << 27
-    )
+    link = fake.LinkProbe(fake.open_device(0, total_bytes=1 << 29, bandwidth_gbps=bandwidth_gbps), 1 << 27)
     sizes = sorted({*LINK_BYTES, expert_kb * 1000})
     latency, gbps = fit_link([LinkSample(n, link.copies_us(n)) for n in sizes])
     assert latency == pytest.approx(10.0, rel=0.02)
@@ -153,12 +151,12 @@ def test_the_played_link_has_the_figures_it_was_given(
 
 @pytest.mark.parametrize("demand", [True, False])
 @pytest.mark.parametrize("refuse_pinning", [True, False])
-def test_the_upload_engine_nearly_fills_the_played_link(
-    played: ModuleType, demand: bool, refuse_pinning: bool
+def test_the_upload_engine_nearly_fills_the_fake_link(
+    fake: ModuleType, demand: bool, refuse_pinning: bool
 ) -> None:
     team = ops.ThreadTeam(1)
     store = random_store(MoeShape(1, 8, 2, 512, 256, (("bf16",) * 3,)), team)
-    device = played.open_device(0, bandwidth_gbps=10.0, refuse_pinning=refuse_pinning)
+    device = fake.open_device(0, bandwidth_gbps=10.0, refuse_pinning=refuse_pinning)
     probe = device.probe_uploads(store, 100, demand)
     assert probe["bytes"] == 100 * store.expert_bytes
     assert probe["pinned"] is not refuse_pinning
@@ -170,17 +168,17 @@ SMALL = MoeShape(2, 8, 2, 64, 32, (("q8_0",) * 3,) * 2)
 
 
 @pytest.fixture
-def large(played: ModuleType, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The played module with a device of 1 GiB."""
-    opened = played.open_device
-    monkeypatch.setattr(played, "open_device", lambda index=0: opened(index, total_bytes=1 << 30))
-    return played
+def large(fake: ModuleType, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The fake module with a device of 1 GiB."""
+    opened = fake.open_device
+    monkeypatch.setattr(fake, "open_device", lambda index=0: opened(index, total_bytes=1 << 30))
+    return fake
 
 
-def test_the_probe_launches_layers_of_the_played_device(large: ModuleType) -> None:
-    """Times are this machine's; that each launch does what it should is for test_played_kernels."""
+def test_the_probe_launches_layers_of_the_fake_device(large: ModuleType) -> None:
+    """Times are this machine's; that each launch does what it should is for test_fake_kernels."""
     probe = ModuleProbe(large, SMALL, most_tokens=64)
-    assert (probe.name, probe.expert_bytes) == ("played device", 3 * packed_bytes("q8_0", 32, 64))
+    assert (probe.name, probe.expert_bytes) == ("fake device", 3 * packed_bytes("q8_0", 32, 64))
     for ids in (((0, 1),), ((0, 1), (1, 2)), tuple((n % 8, (n + 1) % 8) for n in range(64))):
         assert probe.routed_us(Routing(ids)) > 0
     assert probe.join_us() > 0
@@ -191,7 +189,7 @@ def test_the_probe_launches_layers_of_the_played_device(large: ModuleType) -> No
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_command_measures_the_played_device_and_keeps_its_figures(
+def test_the_command_measures_the_fake_device_and_keeps_its_figures(
     large: ModuleType,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
@@ -210,9 +208,9 @@ def test_the_command_measures_the_played_device_and_keeps_its_figures(
     profile = load_profile(str(stored))
     assert profile.figures["link_bandwidth_gbps"].value == printed["link_bandwidth_gbps"]
     for name in set(COST_FIGURES) - {"cpu_bandwidth_gbps", "cpu_gflops", "cpu_expert_overhead_us"}:
-        assert profile.figures[name].source.startswith("measured on played device"), name
+        assert profile.figures[name].source.startswith("measured on fake device"), name
     assert main([*argv, "--accelerator", "cuda"]) == 0
-    assert "played device, link: an upload takes" in capsys.readouterr().out
+    assert "fake device, link: an upload takes" in capsys.readouterr().out
     assert main([*argv, "--accelerator", "none"]) == 0
     assert "accelerator not measured (--accelerator none)" in capsys.readouterr().out
     borrowed = load_profile(str(stored)).figures["link_bandwidth_gbps"]

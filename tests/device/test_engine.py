@@ -1,4 +1,4 @@
-"""`--accelerator cuda` end to end on the played device: what serves, answers, measures and records on a GPU."""
+"""`--accelerator cuda` end to end on the fake device: what serves, answers, measures and records on a GPU."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ TINY = TinyModel(dtype="bfloat16", hidden_size=64, head_dim=32, num_layers=3, nu
 ROOM = 2 << 30
 
 
-def stand_in(played: ModuleType, **device: Any) -> ModuleType:
-    """The played module, whose device is as large as `device` says."""
-    module = ModuleType("played")
-    module.__dict__.update(played.__dict__)
+def stand_in(fake: ModuleType, **device: Any) -> ModuleType:
+    """The fake module, whose device is as large as `device` says."""
+    module = ModuleType("fake")
+    module.__dict__.update(fake.__dict__)
     options = {"total_bytes": ROOM, "tick_us": 2.0, **device}
-    module.open_device = lambda index=0: played.open_device(index, **options)  # type: ignore[attr-defined]
+    module.open_device = lambda index=0: fake.open_device(index, **options)  # type: ignore[attr-defined]
     return module
 
 
 @pytest.fixture
-def cuda(played: ModuleType) -> Iterator[ModuleType]:
-    module = stand_in(played)
+def cuda(fake: ModuleType) -> Iterator[ModuleType]:
+    module = stand_in(fake)
     with replaced_module("twofold._cuda", module):
         yield module
 
@@ -97,15 +97,15 @@ def test_the_split_is_told_before_anything_is_loaded(
     assert "GPU memory: " in caplog.text
 
 
-def test_what_does_not_fit_names_the_flag(played: ModuleType, tiny: Path) -> None:
+def test_what_does_not_fit_names_the_flag(fake: ModuleType, tiny: Path) -> None:
     small = EngineConfig(model=str(tiny), accelerator="cuda")
-    tight = stand_in(played, total_bytes=1 << 28)
+    tight = stand_in(fake, total_bytes=1 << 28)
     with (
         replaced_module("twofold._cuda", tight),
         pytest.raises(ConfigError, match="--gpu-memory-utilization"),
     ):
         Engine.load(small)
-    with replaced_module("twofold._cuda", stand_in(played)):
+    with replaced_module("twofold._cuda", stand_in(fake)):
         with pytest.raises(ConfigError, match="--max-total-tokens was given 100000000"):
             Engine.load(EngineConfig(model=str(tiny), accelerator="cuda", max_total_tokens=100_000_000))
         with pytest.raises(ConfigError, match="--policy was given 'newest'"):
@@ -250,16 +250,16 @@ def test_commands_run_on_the_device(
 
 
 def test_doctor_tells_the_split_before_anything_is_loaded(
-    played: ModuleType, monkeypatch: pytest.MonkeyPatch
+    fake: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "twofold._cuda", played)
+    monkeypatch.setitem(sys.modules, "twofold._cuda", fake)
     config = EngineConfig(model=str(bundled_model_path()), accelerator="cuda", max_total_tokens=512)
     check = check_device_memory(config)
     assert check is not None
     assert check.verdict == "bad"  # 256 MiB are not even a workspace
     assert "--gpu-memory-utilization" in check.found
-    open_device = played.open_device
-    monkeypatch.setattr(played, "open_device", lambda index: open_device(index, total_bytes=8 << 30))
+    open_device = fake.open_device
+    monkeypatch.setattr(fake, "open_device", lambda index: open_device(index, total_bytes=8 << 30))
     check = check_device_memory(config)
     assert check is not None
     assert check.verdict == "ok"

@@ -1,4 +1,4 @@
-"""`make test-gpu` and `make bench-gpu` rehearsed on the played device: every check runs, on tiny shapes.
+"""`make test-gpu` and `make bench-gpu` rehearsed on the fake device: every check runs, on tiny shapes.
 
 What is right on a GPU must be right here too; what is fast is not asked.
 """
@@ -23,10 +23,10 @@ SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 
 
 @pytest.fixture(scope="module")
-def cuda(played: ModuleType) -> Iterator[ModuleType]:
-    module = ModuleType("played")
-    module.__dict__.update(played.__dict__)
-    module.open_device = lambda index=0: played.open_device(  # type: ignore[attr-defined]
+def cuda(fake: ModuleType) -> Iterator[ModuleType]:
+    module = ModuleType("fake")
+    module.__dict__.update(fake.__dict__)
+    module.open_device = lambda index=0: fake.open_device(  # type: ignore[attr-defined]
         index, total_bytes=2 << 30, tick_us=2.0
     )
     sys.path.insert(0, str(SCRIPTS))

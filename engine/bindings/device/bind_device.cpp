@@ -81,7 +81,7 @@ py::dict upload_probe(DeviceApi& api, const ExpertStore& store, int num_uploads,
 void bind_device(py::module_& m) {
   py::module_::import("twofold._core");
   py::register_exception_translator(&translate);
-  // Local to the module: the tests' played device is a second one with the same classes.
+  // Local to the module: the tests' fake device is a second one with the same classes.
   py::class_<CudaAccelerator, SlottedAccelerator, std::shared_ptr<CudaAccelerator>>(
       m, "CudaAccelerator", "Expert slots on a device, uploads in real time.", py::module_local())
       .def_property_readonly("warning", &CudaAccelerator::warning)
@@ -127,7 +127,7 @@ void bind_device(py::module_& m) {
            "Uploads of the store's experts by an upload engine of its own: bytes, us, busy_us, batches, "
            "pinned.")
       .def_property_readonly("host_addressable", &DeviceApi::host_addressable,
-                             "Whether device memory is host memory: a device that is played.");
+                             "Whether device memory is host memory: a fake device.");
   py::class_<LinkProbe>(m, "LinkProbe", "Times copies from pinned memory to the device.", py::module_local())
       .def(py::init<std::shared_ptr<DeviceApi>, size_t>(), py::arg("device"), py::arg("most_bytes"))
       .def("copies_us", &LinkProbe::copies_us, py::arg("bytes"), py::arg("count") = 1,

@@ -1,7 +1,7 @@
 // What every module that has devices exports, beside its way to open one. One function per subject; each
-// lives in a bind_*.cpp of its own. Classes are local to the module: the tests' played device is a second one
+// lives in a bind_*.cpp of its own. Classes are local to the module: the tests' fake device is a second one
 // with the same. Behind the launchers (expert_layer.h, step_control.h) and DeviceMailbox stands what the
-// module is linked with: CUDA, or a device that is played.
+// module is linked with: CUDA, or a fake device.
 #pragma once
 #include <pybind11/pybind11.h>
 

@@ -1,5 +1,5 @@
 // What the runtime needs of a device, and nothing of CUDA: memory, streams, events, copies. Two answers: the
-// CUDA runtime (cuda/cuda_device.cpp) and a device that tests play on host memory with a clock of their own.
+// CUDA runtime (cuda/cuda_device.cpp) and the fake device of the tests, on host memory with a clock of its own.
 //
 // Nothing here throws: a call says what went wrong as a value, in the device's words; device_memory.h turns
 // it into exceptions that name what to change. One thread uses a device at a time.

@@ -41,7 +41,7 @@ double LinkProbe::copies_us(size_t bytes, int count, bool asleep) {
   require(api_->record(begin_, stream_.get()), "time copies");
   require(api_->copy(copies, stream_.get()), "time copies");
   require(api_->record(end_, stream_.get()), "time copies");
-  // A played device goes on only while somebody waits for it.
+  // A fake device goes on only while somebody waits for it.
   while (asleep && !api_->host_addressable() && api_->query(end_).code == DeviceCode::kNotReady) {
     std::this_thread::sleep_for(std::chrono::microseconds(100));
   }

@@ -49,7 +49,7 @@ def load_on_device(
     budget = plan_on(module, config, files)
     _log.info("%s", budget.explain())
     device = torch.device("cpu") if module.host_addressable else torch.device("cuda", DEVICE)
-    # A played device's memory is the host's: plain torch computes there.
+    # A fake device's memory is the host's: plain torch computes there.
     kernels: DeviceKernels = TorchKernels() if module.host_addressable else CudaKernels(max_context)
     num_pages = budget.num_kv_tokens // config.page_size
     max_context = min(max_context, num_pages * config.page_size)

@@ -1,4 +1,4 @@
-"""Times single things on a real or played device, for calibration: copies, layers of resident experts, join, hand-over.
+"""Times single things on a real or fake device, for calibration: copies, layers of resident experts, join, hand-over.
 
 `module` is `twofold._cuda` or what tests put in its place. Experts are random bytes in slots of their own; nothing of a
 model, a cache or a policy is here. On CUDA kernels are timed as decode runs them, in a replayed graph; a device whose
@@ -85,7 +85,7 @@ class ModuleProbe:
         self._played = bool(self._opened.host_addressable)
         self._device = torch.device("cpu" if self._played else "cuda")
         if most_tokens is None:
-            # f32 has no kernel for prefill, and a played device is no measure of one.
+            # f32 has no kernel for prefill, and a fake device is no measure of one.
             most_tokens = DECODE_TOKENS if self._played or "f32" in (gate, down) else PREFILL_TOKENS[-1]
         self.most_tokens = most_tokens
         stride = slot_stride(self.expert_bytes)

@@ -149,7 +149,7 @@ class TableLayers:
 
     def _choose_hand_over(self, device: torch.device) -> str:
         if device.type != "cuda":
-            return HAND_OVERS[0]  # a device that is played has no times worth comparing
+            return HAND_OVERS[0]  # a fake device has no times worth comparing
         probed = self._module.probe_hand_overs(self._shape.hidden)
         _log.info("hand-over: %s", probed["reason"])
         if not probed["kind"]:

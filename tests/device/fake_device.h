@@ -16,7 +16,7 @@
 
 #include "device/device_api.h"
 
-namespace twofold::played {
+namespace twofold::fake {
 
 struct DeviceShape {
   size_t total_bytes = size_t{1} << 30;
@@ -120,4 +120,4 @@ class Device final : public DeviceApi {
   std::string complaint_;
 };
 
-}  // namespace twofold::played
+}  // namespace twofold::fake

@@ -1,4 +1,4 @@
-"""The kernels that the played device stands in for: the same bindings as twofold._cuda, on host memory.
+"""The kernels that the fake device stands in for: the same bindings as twofold._cuda, on host memory.
 
 What runs on it elsewhere in this folder is only worth something if it computes what the real kernels are documented to.
 """
@@ -26,7 +26,7 @@ FORMATS = ("f32", "bf16", "fp8", "q8_0", "q4_0", "q4_k")
 class Layer:
     """Experts of one layer with a reference, the first half of them in slots."""
 
-    def __init__(self, played: ModuleType, format: str) -> None:
+    def __init__(self, fake: ModuleType, format: str) -> None:
         random = np.random.default_rng(7)
         self.team = ops.ThreadTeam(1)
         hidden, intermediate = (256, 256) if format == "q4_k" else (HIDDEN, INTERMEDIATE)
@@ -46,7 +46,7 @@ class Layer:
             for _ in range(EXPERTS)
         ]
         self.hidden = hidden
-        self.layout = played.ExpertLayout(format, format, hidden, intermediate)
+        self.layout = fake.ExpertLayout(format, format, hidden, intermediate)
         packed = [pack_expert(*expert) for expert in self.experts]
         assert len(packed[0]) == self.layout.bytes
         self.slots = torch.stack(packed[: EXPERTS // 2])
@@ -63,12 +63,12 @@ class Layer:
             torch.zeros(EXPERTS + 1, dtype=torch.int32),
             torch.zeros(pairs, dtype=torch.int32),
         )
-        self.groups = played.ExpertGroups(*(part.data_ptr() for part in self.held), EXPERTS)
+        self.groups = fake.ExpertGroups(*(part.data_ptr() for part in self.held), EXPERTS)
         self.encoded = torch.zeros(self.layout.encoded_bytes(TOKENS), dtype=torch.uint8)
         self.intermediate = torch.zeros(self.layout.intermediate_bytes(pairs), dtype=torch.uint8)
         self.outputs = torch.full((pairs, hidden), float("nan"))
         self.gate_up = torch.zeros(2 * pairs * intermediate)
-        self.buffers = played.ExpertBuffers(
+        self.buffers = fake.ExpertBuffers(
             self.encoded.data_ptr(), self.intermediate.data_ptr(), self.outputs.data_ptr(), self.gate_up.data_ptr()
         )  # fmt: skip
 
@@ -92,23 +92,23 @@ def close(ours: Any, reference: Any) -> bool:
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_decode_computes_the_residents_and_the_mailbox_the_rest(played: ModuleType, format: str) -> None:
-    layer = Layer(played, format)
-    mailbox = played.DeviceMailbox(1, TOKENS, TOP_K, layer.hidden)
-    server = played.StepServer(mailbox, layer.team, make_host_store(layer.team, [layer.experts]))
+def test_decode_computes_the_residents_and_the_mailbox_the_rest(fake: ModuleType, format: str) -> None:
+    layer = Layer(fake, format)
+    mailbox = fake.DeviceMailbox(1, TOKENS, TOP_K, layer.hidden)
+    server = fake.StepServer(mailbox, layer.team, make_host_store(layer.team, [layer.experts]))
     table = torch.tensor([*range(EXPERTS // 2), *[-1] * (EXPERTS // 2)], dtype=torch.int32)
     step, on_cpu = torch.zeros(1, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
     where = torch.zeros(TOKENS * TOP_K, dtype=torch.uint8)
     hidden = layer.residual.clone()
 
     def device() -> None:
-        played.begin_step(step.data_ptr(), 0)
-        played.place(
+        fake.begin_step(step.data_ptr(), 0)
+        fake.place(
             layer.ids.data_ptr(), layer.weights.data_ptr(), layer.normed.data_ptr(), TOKENS, 0, table.data_ptr(),
             0, layer.slots.data_ptr(), layer.slots.stride(0), 0, 0, EXPERTS, layer.groups, where.data_ptr(),
             on_cpu.data_ptr(), 1, TOKENS, TOP_K, layer.hidden, mailbox.address, step.data_ptr(), 0,
         )  # fmt: skip
-        played.encode(
+        fake.encode(
             layer.layout.activations,
             layer.normed.data_ptr(),
             TOKENS,
@@ -116,9 +116,9 @@ def test_decode_computes_the_residents_and_the_mailbox_the_rest(played: ModuleTy
             layer.encoded.data_ptr(),
             0,
         )
-        played.decode_experts(layer.layout, layer.groups, layer.buffers, TOKENS, TOP_K, EXPERTS, 0, 0)
+        fake.decode_experts(layer.layout, layer.groups, layer.buffers, TOKENS, TOP_K, EXPERTS, 0, 0)
         mailbox.wait("kernels", 0, step.data_ptr(), on_cpu.data_ptr(), 30.0, 0)
-        played.combine(
+        fake.combine(
             layer.outputs.data_ptr(), layer.weights.data_ptr(), where.data_ptr(), mailbox.results, TOKENS, TOP_K,
             layer.hidden, hidden.data_ptr(), 0, mailbox.joined_ns(0),
         )  # fmt: skip
@@ -134,8 +134,8 @@ def test_decode_computes_the_residents_and_the_mailbox_the_rest(played: ModuleTy
 
 
 @pytest.mark.parametrize("format", FORMATS[1:])
-def test_prefill_computes_what_lies_in_slots(played: ModuleType, format: str) -> None:
-    layer = Layer(played, format)
+def test_prefill_computes_what_lies_in_slots(fake: ModuleType, format: str) -> None:
+    layer = Layer(fake, format)
     flat = layer.ids.flatten().numpy()
     pairs = np.flatnonzero((flat >= 0) & (flat < EXPERTS // 2))
     pairs = pairs[np.argsort(flat[pairs], kind="stable")].astype(np.int32)
@@ -144,23 +144,23 @@ def test_prefill_computes_what_lies_in_slots(played: ModuleType, format: str) ->
     addresses = layer.slots.data_ptr() + experts.astype(np.int64) * layer.slots.stride(0)
     for held, values in zip(layer.held, ([len(experts)], addresses, begin, pairs), strict=True):
         held[: len(values)] = torch.from_numpy(np.asarray(values).astype(held.numpy().dtype))
-    tile = played.tile_tokens_for(len(pairs), len(experts))
-    tiles = torch.from_numpy(played.tile_groups(begin, tile))
-    played.prefill_experts(
+    tile = fake.tile_tokens_for(len(pairs), len(experts))
+    tiles = torch.from_numpy(fake.tile_groups(begin, tile))
+    fake.prefill_experts(
         layer.layout, layer.groups, layer.buffers, tiles.data_ptr(), len(tiles), tile, layer.normed.data_ptr(),
         TOKENS, TOP_K, 0,
     )  # fmt: skip
     where = torch.from_numpy(np.where(np.isin(np.arange(flat.size), pairs), 0, 3).astype(np.uint8))
     hidden = layer.residual.clone()
-    played.combine(
+    fake.combine(
         layer.outputs.data_ptr(), layer.weights.data_ptr(), where.data_ptr(), 0, TOKENS, TOP_K, layer.hidden,
         hidden.data_ptr(), 0,
     )  # fmt: skip
     assert close(hidden, layer.reference(range(EXPERTS // 2)))
 
 
-def test_every_way_to_wait_gets_its_answers(played: ModuleType) -> None:
-    probes = played.probe_hand_overs(64, 3, 3)["probes"]
+def test_every_way_to_wait_gets_its_answers(fake: ModuleType) -> None:
+    probes = fake.probe_hand_overs(64, 3, 3)["probes"]
     assert [probe["kind"] for probe in probes if probe["works"]] == [
         "kernels",
         "stream-memory",
@@ -168,10 +168,10 @@ def test_every_way_to_wait_gets_its_answers(played: ModuleType) -> None:
     ]
 
 
-def test_a_wait_that_nobody_answers_ends_and_says_where(played: ModuleType) -> None:
-    layer = Layer(played, "f32")
-    mailbox = played.DeviceMailbox(1, TOKENS, TOP_K, layer.hidden)
-    server = played.StepServer(mailbox, layer.team, make_host_store(layer.team, [layer.experts]))
+def test_a_wait_that_nobody_answers_ends_and_says_where(fake: ModuleType) -> None:
+    layer = Layer(fake, "f32")
+    mailbox = fake.DeviceMailbox(1, TOKENS, TOP_K, layer.hidden)
+    server = fake.StepServer(mailbox, layer.team, make_host_store(layer.team, [layer.experts]))
     step, on_cpu = torch.ones(1, dtype=torch.int32), torch.ones(1, dtype=torch.int32)
     mailbox.wait("kernels", 0, step.data_ptr(), on_cpu.data_ptr(), 0.01, 0)
     served = server.serve(1, 30.0)
@@ -179,11 +179,11 @@ def test_a_wait_that_nobody_answers_ends_and_says_where(played: ModuleType) -> N
     assert "waited for the CPU's experts at MoE layer 0" in served["text"]
 
 
-def test_what_a_kernel_does_not_take_is_refused(played: ModuleType) -> None:
-    layer = Layer(played, "f32")
+def test_what_a_kernel_does_not_take_is_refused(fake: ModuleType) -> None:
+    layer = Layer(fake, "f32")
     with pytest.raises(KernelError, match="a shape, format or pointer"):
-        played.encode("f32", 0, 1, 1, 0, 0)
+        fake.encode("f32", 0, 1, 1, 0, 0)
     with pytest.raises(KernelError, match="prefill_experts"):
-        played.prefill_experts(
+        fake.prefill_experts(
             layer.layout, layer.groups, layer.buffers, 0, 0, 32, layer.normed.data_ptr(), TOKENS, TOP_K, 0
         )

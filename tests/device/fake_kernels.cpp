@@ -9,16 +9,16 @@
 
 #include "cuda_error.h"
 #include "expert_layer.h"
+#include "fake_clock.h"
 #include "number_formats.h"
 #include "ops/tensor_view.h"
-#include "played_clock.h"
 #include "twofold/kernels.h"
 
 namespace twofold {
 
 void check_cuda(int error, const std::string& doing) {
   if (error == 0) return;
-  throw KernelFailure(doing + ": the played device refused it (" + std::to_string(error) +
+  throw KernelFailure(doing + ": the fake device refused it (" + std::to_string(error) +
                       "); a shape, format or pointer is not one that the kernel takes");
 }
 
@@ -166,7 +166,7 @@ int launch_combine(const float* outputs, const float* weights, const uint8_t* wh
       top_k < 1 || hidden_size < 1) {
     return kInvalidValue;
   }
-  if (joined_ns != nullptr) *joined_ns = played::nanoseconds();
+  if (joined_ns != nullptr) *joined_ns = fake::nanoseconds();
   for (int t = 0; t < num_tokens; ++t) {
     for (int c = 0; c < hidden_size; ++c) {
       float& sum = hidden[int64_t(t) * hidden_size + c];
