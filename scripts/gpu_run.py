@@ -86,22 +86,21 @@ def run(options: argparse.Namespace, checks: Sequence[Named]) -> int:
         build()
     report["build_seconds"] = round(time.perf_counter() - started, 1)
     sys.path.insert(0, str(ROOT / "engine"))
-    from twofold.device.experts import devices
+    from twofold.device.finding import cuda_devices, find_device
 
-    found, why = devices()
+    found, why = cuda_devices()
     report["device"], report["why_no_device"] = (found[0] if found else None), why
     ready = bool(found) and not options.dry_run
     if ready:
         import torch
         from gpu.machine import Machine
-        from twofold.experts.accelerator import find_cuda
 
-        module, why_not = find_cuda()
+        device, why_not = find_device()
         report["torch"], report["why_no_device"] = torch.__version__, why or why_not
-        ready = module is not None
+        ready = device is not None
     if ready:
         with tempfile.TemporaryDirectory(prefix="twofold-gpu-") as temporary:
-            machine = Machine(module, options.folder or Path(temporary), trace=options.trace)
+            machine = Machine(device, options.folder or Path(temporary), trace=options.trace)
             report["checks"] = run_checks(machine, checks, started + options.budget_s)
     else:
         report["checks"] = [{"name": name, "state": "not run"} for name, _ in checks]

@@ -73,11 +73,6 @@ std::shared_ptr<twofold::DeviceApi> open_device(int, size_t total_bytes, double 
 PYBIND11_MODULE(twofold_fake, m) {
   m.doc() = "a fake device on host memory.";
   twofold::bindings::bind_device(m);
-  twofold::bindings::bind_experts(m);
-  twofold::bindings::bind_hand_over(m);
-  twofold::bindings::bind_table_step(m);
-  m.attr("host_addressable") = true;
-  m.def("device_count", [] { return 1; });
   m.def("open_device", &open_device, py::arg("index") = 0, py::arg("total_bytes") = size_t{1} << 28,
         py::arg("bandwidth_gbps") = 10.0, py::arg("refuse_pinning") = false, py::arg("most_delay_us") = 0.0,
         py::arg("fail_issue") = 0.0, py::arg("fail_completion") = 0.0, py::arg("tick_us") = 0.0);

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -27,12 +27,15 @@ from twofold.device.calibration import (
     fit_layers,
     fit_link,
 )
-from twofold.device.probe import ModuleProbe
+from twofold.device.probe import KernelProbe
 from twofold.experts.calibration import Sample, random_store
 from twofold.experts.moe import MoeShape
 from twofold.experts.profiles import COST_FIGURES, load_profile
 from twofold.models.testing import TinyModel, write_tiny_model
 from twofold.weights.weight_format import packed_bytes
+
+from tests.device.fake_device import FakeDevice
+from tests.device.runner_runs import found_device
 
 SHAPE = MoeShape(2, 32, 4, 64, 32, (("bf16",) * 3,) * 2)
 
@@ -140,7 +143,7 @@ def test_the_table_tells_every_figure_with_its_residuals() -> None:
 def test_the_fake_link_has_the_figures_it_was_given(
     fake: ModuleType, bandwidth_gbps: float, expert_kb: int
 ) -> None:
-    link = fake.LinkProbe(fake.open_device(0, total_bytes=1 << 29, bandwidth_gbps=bandwidth_gbps), 1 << 27)
+    link = fake.open_device(0, total_bytes=1 << 29, bandwidth_gbps=bandwidth_gbps).link_probe(1 << 27)
     sizes = sorted({*LINK_BYTES, expert_kb * 1000})
     latency, gbps = fit_link([LinkSample(n, link.copies_us(n)) for n in sizes])
     assert latency == pytest.approx(10.0, rel=0.02)
@@ -168,16 +171,19 @@ SMALL = MoeShape(2, 8, 2, 64, 32, (("q8_0",) * 3,) * 2)
 
 
 @pytest.fixture
-def large(fake: ModuleType, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The fake module with a device of 1 GiB."""
-    opened = fake.open_device
-    monkeypatch.setattr(fake, "open_device", lambda index=0: opened(index, total_bytes=1 << 30))
-    return fake
+def large(fake: ModuleType) -> Iterator[Callable[[], Any]]:
+    """This machine has a device of 1 GiB; this opens another one."""
+
+    def open_native() -> Any:
+        return fake.open_device(0, total_bytes=1 << 30)
+
+    with found_device(open_native):
+        yield open_native
 
 
-def test_the_probe_launches_layers_of_the_fake_device(large: ModuleType) -> None:
+def test_the_probe_launches_layers_of_the_fake_device(large: Callable[[], Any]) -> None:
     """Times are this machine's; that each launch does what it should is for test_fake_kernels."""
-    probe = ModuleProbe(large, SMALL, most_tokens=64)
+    probe = KernelProbe(FakeDevice(large()), SMALL, most_tokens=64)
     assert (probe.name, probe.expert_bytes) == ("fake device", 3 * packed_bytes("q8_0", 32, 64))
     for ids in (((0, 1),), ((0, 1), (1, 2)), tuple((n % 8, (n + 1) % 8) for n in range(64))):
         assert probe.routed_us(Routing(ids)) > 0
@@ -190,13 +196,11 @@ def test_the_probe_launches_layers_of_the_fake_device(large: ModuleType) -> None
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_command_measures_the_fake_device_and_keeps_its_figures(
-    large: ModuleType,
-    monkeypatch: pytest.MonkeyPatch,
+    large: Callable[[], Any],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     dtype: Literal["float32", "bfloat16"],
 ) -> None:
-    monkeypatch.setitem(sys.modules, "twofold._cuda", large)
     model = write_tiny_model(tmp_path / "model", TinyModel(num_layers=2, dtype=dtype))
     stored = tmp_path / "machine.json"
     argv = ["calibrate", str(model), "--output", str(stored), "--cpu-threads", "1", "--repeats", "1"]

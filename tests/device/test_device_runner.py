@@ -22,7 +22,6 @@ torch = pytest.importorskip("torch")
 from twofold.api.config import EngineConfig  # noqa: E402
 from twofold.api.errors import KernelError  # noqa: E402
 from twofold.api.types import SamplingParams, TokenLogprob  # noqa: E402
-from twofold.device.queue import HostQueue  # noqa: E402
 from twofold.device.runner import DeviceRunner  # noqa: E402
 from twofold.engine import Engine  # noqa: E402
 from twofold.engine.sampler import Sampler  # noqa: E402
@@ -35,6 +34,7 @@ from twofold.models.testing import (  # noqa: E402
     write_weights,
 )
 
+from tests.device.fake_device import FakeQueue  # noqa: E402
 from tests.device.layer_sums import LayerSums  # noqa: E402
 from tests.device.runner_runs import F32, Play, make_cpu_runner, make_runner, scripted  # noqa: E402
 
@@ -265,10 +265,10 @@ def test_a_device_that_gives_up_waiting_is_followed(
 def test_a_step_that_cannot_be_captured_is_launched_by_the_worker(
     fake: ModuleType, path: Path, reference: References, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(self: HostQueue, run: object, outputs: object) -> None:
+    def refuse(self: FakeQueue, run: object, outputs: object) -> None:
         raise RuntimeError("operation not permitted when stream is capturing")
 
-    monkeypatch.setattr(HostQueue, "capture", refuse)
+    monkeypatch.setattr(FakeQueue, "capture", refuse)
     runner = make_runner(fake, path, slots=9)
     assert reference.close(scripted(runner, 3, TOKENS, TINY.vocab_size), 3)
     assert "capturing a step of" in str(runner.why_eager)

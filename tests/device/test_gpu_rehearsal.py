@@ -17,25 +17,19 @@ import pytest
 
 pytest.importorskip("torch")
 
-from tests.device.runner_runs import replaced_module
+from tests.device.fake_device import FakeDevice
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 
 
 @pytest.fixture(scope="module")
-def cuda(fake: ModuleType) -> Iterator[ModuleType]:
-    module = ModuleType("fake")
-    module.__dict__.update(fake.__dict__)
-    module.open_device = lambda index=0: fake.open_device(  # type: ignore[attr-defined]
-        index, total_bytes=2 << 30, tick_us=2.0
-    )
+def cuda(fake: ModuleType) -> Iterator[FakeDevice]:
     sys.path.insert(0, str(SCRIPTS))
-    with replaced_module("twofold._cuda", module):
-        yield module
+    yield FakeDevice(fake.open_device(0, total_bytes=2 << 30, tick_us=2.0))
     sys.path.remove(str(SCRIPTS))
 
 
-def rehearse(cuda: ModuleType, folder: Path, script: str) -> list[dict[str, Any]]:
+def rehearse(cuda: FakeDevice, folder: Path, script: str) -> list[dict[str, Any]]:
     import gpu_bench
     import gpu_run
     import gpu_test
@@ -58,7 +52,7 @@ def rehearse(cuda: ModuleType, folder: Path, script: str) -> list[dict[str, Any]
     return gpu_run.run_checks(machine, checks)
 
 
-def test_a_check_that_fails_or_breaks_stops_no_other(cuda: ModuleType, tmp_path: Path) -> None:
+def test_a_check_that_fails_or_breaks_stops_no_other(cuda: FakeDevice, tmp_path: Path) -> None:
     import time
 
     import gpu_run
@@ -79,7 +73,7 @@ def test_a_check_that_fails_or_breaks_stops_no_other(cuda: ModuleType, tmp_path:
     assert {entry["state"] for entry in late} == {"not run"}
 
 
-def test_another_routing_is_noticed(cuda: ModuleType, tmp_path: Path) -> None:
+def test_another_routing_is_noticed(cuda: FakeDevice, tmp_path: Path) -> None:
     """The comparison of logits can fail."""
     from gpu.engine_checks import LIMIT, error_of
     from gpu.machine import REHEARSAL, Machine
@@ -94,13 +88,13 @@ def test_another_routing_is_noticed(cuda: ModuleType, tmp_path: Path) -> None:
     assert error_of(other, ours) > LIMIT
 
 
-def test_every_check_passes(cuda: ModuleType, tmp_path: Path) -> None:
+def test_every_check_passes(cuda: FakeDevice, tmp_path: Path) -> None:
     entries = rehearse(cuda, tmp_path, "test")
     assert {entry["name"]: entry for entry in entries if entry["state"] != "passed"} == {}
     assert all(entry["figures"].get("expected") for entry in entries if "probe" not in entry["name"])
 
 
-def test_every_measurement_comes_to_its_end(cuda: ModuleType, tmp_path: Path) -> None:
+def test_every_measurement_comes_to_its_end(cuda: FakeDevice, tmp_path: Path) -> None:
     entries = rehearse(cuda, tmp_path, "bench")
     assert {entry["name"]: entry["trace"] for entry in entries if entry["state"] == "error"} == {}
     rules = next(entry for entry in entries if entry["name"] == "rules at 25% slots, gpt-oss-20b")

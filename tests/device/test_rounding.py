@@ -16,6 +16,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from twofold import _core  # noqa: E402
+from twofold._core import device as launches  # noqa: E402
 from twofold._core import kernels  # noqa: E402
 from twofold.blocks import ops  # noqa: E402
 from twofold.device.experts import make_host_store, pack_expert  # noqa: E402
@@ -53,7 +54,7 @@ def layer(request: pytest.FixtureRequest, fake: ModuleType) -> SimpleNamespace:
     ids = np.stack([random.permutation(EXPERTS)[:TOP_K] for _ in range(len(rows))]).astype(np.int32)
     return SimpleNamespace(
         format=request.param,
-        layout=fake.ExpertLayout(request.param, request.param, SIZE, SIZE),
+        layout=launches.ExpertLayout(request.param, request.param, SIZE, SIZE),
         matrices=[[ops.dequantise(team, part).astype(np.float64) for part in expert] for expert in experts],
         slots=torch.stack([pack_expert(*expert) for expert in experts]),
         rows=rows,
@@ -63,27 +64,38 @@ def layer(request: pytest.FixtureRequest, fake: ModuleType) -> SimpleNamespace:
     )
 
 
-def on_device(fake: ModuleType, layer: Any, many: bool) -> F32:
+def on_device(native: Any, layer: Any, many: bool) -> F32:
     """f32 [pairs, hidden]: every pair's output, by the decode kernels or, with `many`, those of tensor cores."""
     experts, begin, pairs = by_expert(layer.ids)
-    grouping = Grouping(fake, EXPERTS, layer.ids.size, CPU)
+    grouping = Grouping(EXPERTS, layer.ids.size, CPU)
     addresses = layer.slots.data_ptr() + experts.astype(np.int64) * layer.slots.stride(0)
     grouping.fill(addresses, begin, pairs)
     encoded = torch.zeros(layer.layout.encoded_bytes(len(layer.rows)), dtype=torch.uint8)
     inner = torch.zeros(layer.layout.intermediate_bytes(layer.ids.size), dtype=torch.uint8)
     outputs = torch.full((layer.ids.size, SIZE), float("nan"))
     gate_up = torch.zeros(2 * layer.ids.size * SIZE)
-    buffers = fake.ExpertBuffers(encoded.data_ptr(), inner.data_ptr(), outputs.data_ptr(), gate_up.data_ptr())
+    buffers = launches.ExpertBuffers(
+        encoded=encoded.data_ptr(), intermediate=inner.data_ptr(), outputs=outputs.data_ptr(),
+        gate_up=gate_up.data_ptr(),
+    )  # fmt: skip
+    rows = layer.rows.data_ptr()
     if many:
-        tiles = torch.from_numpy(fake.tile_groups(begin, 32))
-        fake.prefill_experts(
-            layer.layout, grouping.groups, buffers, tiles.data_ptr(), len(tiles), 32, layer.rows.data_ptr(),
-            len(layer.rows), TOP_K, 0,
+        tiles = torch.from_numpy(launches.tile_groups(begin, 32))
+        native.prefill_experts(
+            layer.layout, grouping.groups, buffers,
+            launches.PrefillTiles(tiles=tiles.data_ptr(), count=len(tiles), tokens=32),
+            launches.PrefillRows(x=rows, num_tokens=len(layer.rows), top_k=TOP_K), 0,
         )  # fmt: skip
     else:
-        kind = layer.layout.activations
-        fake.encode(kind, layer.rows.data_ptr(), len(layer.rows), SIZE, encoded.data_ptr(), 0)
-        fake.decode_experts(layer.layout, grouping.groups, buffers, len(layer.rows), TOP_K, EXPERTS, 0, 0)
+        encoding = launches.EncodedRows(
+            kind=layer.layout.activations, rows=rows, num_tokens=len(layer.rows), columns=SIZE,
+            out=encoded.data_ptr(),
+        )  # fmt: skip
+        native.encode(encoding, 0)
+        shape = launches.DecodeShape(
+            num_tokens=len(layer.rows), top_k=TOP_K, num_experts=EXPERTS, shared_bytes=0
+        )
+        native.decode_experts(layer.layout, grouping.groups, buffers, shape, 0)
     return outputs.numpy()
 
 
@@ -129,7 +141,7 @@ def test_an_expert_gives_the_cpus_bits_where_both_round_alike_and_its_bound_else
     if many and layer.format == "f32":
         return  # no such kernel: the decode kernels take any number of tokens
     assert layer.layout.activations == kernels.device_activation(layer.format)
-    outputs = on_device(fake, layer, many)
+    outputs = on_device(fake.open_device(), layer, many)
     if on_cpu == device:
         np.testing.assert_array_equal(outputs, layer.on_cpu)
         return

@@ -12,7 +12,7 @@ from twofold._core import kernels
 from twofold.blocks import ops
 from twofold.blocks.weights import expert_layers
 from twofold.engine.model import BatchMeta, LoadedModel, load_model
-from twofold.experts.accelerator import choose_accelerator
+from twofold.experts.accelerator import AcceleratorChoice
 from twofold.experts.moe import DenseCost, MoeRuntime, MoeShape, SlotPlan
 
 F32 = npt.NDArray[np.float32]
@@ -52,7 +52,7 @@ class Runner:
             config.moe_intermediate_size,
             self.model.files.expert_formats(),
         )
-        choice = choose_accelerator("none")
+        choice = AcceleratorChoice("none", "asked for")
         slots, cost = SlotPlan(0, "lru"), DenseCost([], [])
         self.moe = MoeRuntime(shape, expert_layers(self.model.files), team, choice, slots, cost)
         self._steps = 0

@@ -136,8 +136,9 @@ struct Fixture {
       mailbox.enqueue_wait(HandOver::kKernels, layer, &number, &on_cpu, limit_ns, nullptr);
       // A GPU goes on with what it finds there: nobody will look at it.
       if (mailbox.host().aborted() || mailbox.host().device_gave_up_at() >= 0) return;
-      cuda::launch_combine(outputs, gates, where, mailbox.device_results(), tokens, kTopK, kHidden, hidden,
-                           mailbox.device_joined_ns(layer), nullptr);
+      cuda::launch_combine({outputs, gates, where, mailbox.device_results(), tokens, kTopK, kHidden, hidden,
+                            mailbox.device_joined_ns(layer)},
+                           nullptr);
     }
   }
 

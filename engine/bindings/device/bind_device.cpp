@@ -113,8 +113,12 @@ void bind_device(py::module_& m) {
                         py::arg("batches") = c.batches, py::arg("bytes") = c.bytes,
                         py::arg("busy_us") = c.busy_us, py::arg("held") = c.held);
       });
-  py::class_<DeviceApi, std::shared_ptr<DeviceApi>>(m, "Device", py::module_local())
-      .def("facts", &facts, "Sizes in bytes; link_gbps is what the link carries at most, 0 where unknown.")
+  py::class_<LinkProbe>(m, "LinkProbe", "Times copies from pinned memory to the device.", py::module_local())
+      .def("copies_us", &LinkProbe::copies_us, py::arg("bytes"), py::arg("count") = 1,
+           py::arg("asleep") = false, py::call_guard<py::gil_scoped_release>(),
+           "The device's time for copies in one call; waits for them.");
+  DeviceClass device(m, "Device", "A device and its kernels.", py::module_local());
+  device.def("facts", &facts, "Sizes in bytes; link_gbps is what the link carries at most, 0 where unknown.")
       .def("accelerator", &make_accelerator, py::arg("store"), py::arg("cost"), py::arg("top_k"),
            py::arg("num_slots"), py::arg("num_staging"), py::arg("policy"), py::arg("prefetch"),
            py::arg("fetch_rule") = "best-split", py::arg("background_uploads") = true,
@@ -126,13 +130,15 @@ void bind_device(py::module_& m) {
       .def("probe_uploads", &upload_probe, py::arg("store"), py::arg("num_uploads"), py::arg("demand"),
            "Uploads of the store's experts by an upload engine of its own: bytes, us, busy_us, batches, "
            "pinned.")
-      .def_property_readonly("host_addressable", &DeviceApi::host_addressable,
-                             "Whether device memory is host memory: a fake device.");
-  py::class_<LinkProbe>(m, "LinkProbe", "Times copies from pinned memory to the device.", py::module_local())
-      .def(py::init<std::shared_ptr<DeviceApi>, size_t>(), py::arg("device"), py::arg("most_bytes"))
-      .def("copies_us", &LinkProbe::copies_us, py::arg("bytes"), py::arg("count") = 1,
-           py::arg("asleep") = false, py::call_guard<py::gil_scoped_release>(),
-           "The device's time for copies in one call; waits for them.");
+      .def(
+          "link_probe",
+          [](std::shared_ptr<DeviceApi> api, size_t most_bytes) {
+            return std::make_unique<LinkProbe>(std::move(api), most_bytes);
+          },
+          py::arg("most_bytes"));
+  bind_experts(device);
+  bind_hand_over(m, device);
+  bind_table_step(m, device);
 }
 
 }  // namespace twofold::bindings

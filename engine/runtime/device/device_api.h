@@ -4,10 +4,12 @@
 // Nothing here throws: a call says what went wrong as a value, in the device's words; device_memory.h turns
 // it into exceptions that name what to change. One thread uses a device at a time.
 #pragma once
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <span>
 #include <string>
+#include <thread>
 #include <utility>
 
 namespace twofold {
@@ -55,11 +57,16 @@ class DeviceApi {
   virtual ~DeviceApi() = default;
 
   virtual DeviceResult facts(DeviceFacts& out) = 0;
-  // Whether the host reads device memory as its own, and so computes what lies there: a device that is
-  // played.
-  virtual bool host_addressable() const { return false; }
   // Microseconds of the host's monotonic clock.
   virtual double now_us() = 0;
+  // The caller sleeps for about so long.
+  virtual void sleep_us(double us) {
+    std::this_thread::sleep_for(std::chrono::duration<double, std::micro>(us));
+  }
+  // The host is about to compute with what lies in device memory: refused but where that is host memory.
+  virtual DeviceResult lend_to_host() {
+    return {DeviceCode::kRefused, "experts lie in device memory, which the host was asked to compute with"};
+  }
 
   // At least 256-byte aligned; contents are undefined.
   virtual DeviceResult allocate(size_t bytes, std::byte*& out) = 0;

@@ -17,6 +17,7 @@ from typing import Final
 import torch
 
 from twofold.device.decode_inputs import DecodeInputs, DecodeRow
+from twofold.device.device import Device
 from twofold.device.model import DeviceBatch
 from twofold.device.queue import DeviceQueue, Outputs
 
@@ -38,7 +39,7 @@ class DecodeGraphs:
 
     step: Callable[[DeviceBatch], Outputs]
     queue: DeviceQueue
-    device: torch.device
+    device: Device
     page_size: int
     max_pages: int
     """Of one sequence."""

@@ -6,12 +6,14 @@ torch what they mean, run on any device, and are what tests compare with.
 
 from __future__ import annotations
 
-import importlib
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from twofold import _cuda
 
 
 @dataclass(frozen=True)
@@ -153,7 +155,6 @@ class CudaKernels:
 
     def __init__(self, max_length: int) -> None:
         """max_length: the longest sequence, which bounds the launches of attention."""
-        self._cuda: Any = importlib.import_module("twofold._cuda")
         self._max_length = max_length
         self._workspaces: list[Tensor] = []  # those outgrown too: graphs hold their addresses
 
@@ -162,7 +163,9 @@ class CudaKernels:
         num_tokens, num_experts = logits.shape
         ids = torch.empty((num_tokens, top_k), dtype=torch.int32, device=logits.device)
         weights = torch.empty((num_tokens, top_k), dtype=torch.float32, device=logits.device)
-        self._cuda.route(
+        from twofold import _cuda
+
+        _cuda.route(
             logits.data_ptr(), 0, num_tokens, num_experts, top_k, "softmax", normalise, 1.0, ids.data_ptr(),
             weights.data_ptr(), stream(),
         )  # fmt: skip
@@ -178,36 +181,50 @@ class CudaKernels:
         shape: HeadShape,
     ) -> Tensor:
         """See `DeviceKernels.rope_store`."""
+        from twofold import _cuda
+
         q = torch.empty((len(qkv), shape.num_heads, shape.head_dim), dtype=torch.bfloat16, device=qkv.device)
-        self._cuda.rope_store(
-            qkv.data_ptr(), len(qkv), shape.num_heads, address(norms[0]), address(norms[1]), shape.epsilon,
-            angles[0].data_ptr(), angles[1].data_ptr(), shape.head_dim, places.data_ptr(), self._pages(kv),
-            q.data_ptr(), stream(),
+        rows = _cuda.QkvRows(
+            qkv=qkv.data_ptr(), num_tokens=len(qkv), num_heads=shape.num_heads, q_norm=address(norms[0]),
+            k_norm=address(norms[1]), epsilon=shape.epsilon, cos=angles[0].data_ptr(), sin=angles[1].data_ptr(),
+            rotary=shape.head_dim, slot_mapping=places.data_ptr(),
         )  # fmt: skip
+        _cuda.rope_store(rows, self._pages(kv), q=q.data_ptr(), stream=stream())
         return q
 
     def decode_attention(
         self, q: Tensor, page_tables: Tensor, lengths: Tensor, kv: KvLayer, shape: HeadShape
     ) -> Tensor:
         """See `DeviceKernels.decode_attention`."""
+        from twofold import _cuda
+
         num_sequences, max_pages = page_tables.shape
         max_length = min(self._max_length, max_pages * kv.keys.shape[1])
-        num_bytes = self._cuda.attention_workspace_bytes(
-            num_sequences, shape.num_heads, shape.head_dim, max_length
-        )
+        num_bytes = _cuda.attention_workspace_bytes(
+            num_sequences=num_sequences, num_heads=shape.num_heads, head_dim=shape.head_dim, max_length=max_length
+        )  # fmt: skip
         if not self._workspaces or self._workspaces[-1].numel() < num_bytes:
             self._workspaces.append(torch.empty(num_bytes, dtype=torch.uint8, device=q.device))
         out = torch.empty_like(q)
-        self._cuda.decode_attention(
-            q.data_ptr(), page_tables.data_ptr(), lengths.data_ptr(), num_sequences, shape.num_heads, max_pages,
-            max_length, shape.scale, shape.window, 0, self._pages(kv), self._workspaces[-1].data_ptr(), out.data_ptr(),
-            stream(),
+        attention = _cuda.DecodeAttention(
+            q=q.data_ptr(), page_tables=page_tables.data_ptr(), seq_lens=lengths.data_ptr(),
+            num_sequences=num_sequences, num_heads=shape.num_heads, max_pages=max_pages, max_length=max_length,
+            scale=shape.scale, window=shape.window,
         )  # fmt: skip
+        workspace = self._workspaces[-1].data_ptr()
+        _cuda.decode_attention(
+            attention, self._pages(kv), workspace=workspace, out=out.data_ptr(), stream=stream()
+        )
         return out
 
-    def _pages(self, kv: KvLayer) -> Any:
+    def _pages(self, kv: KvLayer) -> _cuda.KvPages:
+        from twofold import _cuda
+
         _, page_size, num_kv_heads, head_dim = kv.keys.shape
-        return self._cuda.KvPages(kv.keys.data_ptr(), kv.values.data_ptr(), page_size, num_kv_heads, head_dim)
+        return _cuda.KvPages(
+            keys=kv.keys.data_ptr(), values=kv.values.data_ptr(), page_size=page_size, num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+        )  # fmt: skip
 
 
 def address(tensor: Tensor | None) -> int:

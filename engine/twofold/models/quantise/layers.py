@@ -15,7 +15,7 @@ from twofold.blocks import ops
 from twofold.blocks.rope import RopeTable
 from twofold.blocks.weights import dense_weights, expert_weights
 from twofold.engine.model import make_layer
-from twofold.experts.accelerator import choose_accelerator
+from twofold.experts.accelerator import AcceleratorChoice
 from twofold.experts.moe import DenseCost, MoeRuntime, MoeShape, SlotPlan
 from twofold.models.model_files import ModelFiles
 
@@ -93,7 +93,7 @@ class LayeredModel:
             shape,
             [expert_weights(self._files, index)],
             self._team,
-            choose_accelerator("none"),
+            AcceleratorChoice("none", "asked for"),
             SlotPlan(0, ""),
             DenseCost([0.0, 0.0], [0.0, 0.0]),
         )
