@@ -33,9 +33,9 @@ def test_a_dry_run_lists_every_check_and_runs_none(tmp_path: Path, script: str, 
 
 
 def test_without_a_device_the_run_fails_and_says_why(tmp_path: Path) -> None:
-    from twofold.device.experts import devices
+    from twofold.device.finding import cuda_devices
 
-    found, _ = devices()
+    found, _ = cuda_devices()
     if found:
         pytest.skip("there is a CUDA device here")
     out = tmp_path / "out.json"
