@@ -41,7 +41,6 @@ void bind_cost_model(py::module_& m) {
       .def("cpu_expert_us", &CostModel::cpu_expert_us, py::arg("tokens"))
       .def("gpu_expert_us", &CostModel::gpu_expert_us, py::arg("tokens"))
       .def("upload_us", &CostModel::upload_us)
-      .def("upload_price", &CostModel::upload_price)
       .def("miss_us", &CostModel::miss_us)
       .def(
           "cpu_us",
@@ -106,7 +105,7 @@ void bind_core(py::module_& m) {
   bind_cost_model(m);
   bind_planners(m);
   bind_core_cache(m);
+  bind_core_scheduler(m);
   bind_core_lab(m);
-  bind_core_prefetch(m);
 }
 }  // namespace twofold::bindings

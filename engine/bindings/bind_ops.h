@@ -11,7 +11,8 @@ namespace twofold::bindings {
 // The process's kernels; ConfigError when TWOFOLD_ISA cannot be met.
 const kernels::KernelTable& chosen_table();
 
-void bind_dense_ops(pybind11::module_& m);  // attention, router, feed-forward, LM head, embedding
+void bind_dense_ops(pybind11::module_& m);  // packed matrices, embedding, LM head
+void bind_blocks(pybind11::module_& m);     // blocks, decoder
 void bind_kernels(pybind11::module_& m);    // single kernels by level
 void bind_peaks(pybind11::module_& m);      // what a core can do at most
 void bind_packed_kernels(pybind11::module_& m);

@@ -83,10 +83,7 @@ def route(
     bias: int,
     num_tokens: int,
     num_experts: int,
-    top_k: int,
-    scoring: str,
-    normalise: bool,
-    scale: float,
+    shape: _core.RouterShape,
     ids: int,
     weights: int,
     stream: int,
@@ -161,18 +158,7 @@ class Device:
 
     def facts(self) -> DeviceFacts: ...
     def accelerator(
-        self,
-        store: _core.ExpertStore,
-        cost: _core.CostModel,
-        top_k: int,
-        num_slots: int,
-        num_staging: int,
-        policy: str,
-        prefetch: bool,
-        fetch_rule: str = "best-split",
-        background_uploads: bool = True,
-        always_cache_fetched: bool = False,
-        shared_pool: bool | None = None,
+        self, store: _core.ExpertStore, cost: _core.CostModel, config: _core.SchedulerConfig
     ) -> CudaAccelerator: ...
     def probe_uploads(self, store: _core.ExpertStore, num_uploads: int, demand: bool) -> UploadProbe: ...
     def link_probe(self, most_bytes: int) -> LinkProbe: ...
@@ -289,7 +275,7 @@ class TableStep:
     def begin(self, step: int, requests: Sequence[int], positions: Sequence[int], stream: int) -> None: ...
     def serve(self, number: int, limit_s: float) -> ServedStep: ...
     def end(self, stream: int) -> None: ...
-    def settle(self) -> ServedStep: ...
+    def confirm(self) -> ServedStep: ...
     def give_up(self, stream: int) -> None: ...
     @property
     def cpu_us(self) -> float: ...

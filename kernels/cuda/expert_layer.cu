@@ -43,9 +43,9 @@ __global__ void __launch_bounds__(kCombineThreads) combine_kernel(const Combined
   bool on_cpu = false;
   for (int k = 0; k < layer.top_k; ++k) {
     const int pair = token * layer.top_k + k;
-    if (layer.where[pair] == 1) {
+    if (layer.where[pair] == kCpu) {
       on_cpu = true;
-    } else if (layer.where[pair] != 3) {
+    } else if (layer.where[pair] != kNobody) {
       sum = fused(layer.weights[pair], layer.outputs[int64_t(pair) * layer.hidden_size + column], sum);
     }
   }

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "launch_shapes.h"
+#include "placement.h"
 #include "twofold/packed_kernels.h"
 #include "twofold/weight_format.h"
 
@@ -116,7 +117,7 @@ int launch_prefill_experts(const ExpertLayout& layout, const ExpertGroups& group
 struct CombinedLayer {
   const float* outputs;   // [pairs][hidden_size] of the device
   const float* weights;   // [pairs]
-  const uint8_t* where;   // [pairs] 0 or 2 on the device, 1 on the CPU, 3 nobody's
+  const uint8_t* where;   // [pairs] who computes it (placement.h)
   const float* from_cpu;  // [tokens][hidden_size], may be null
   int num_tokens;
   int top_k;

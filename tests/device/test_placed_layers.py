@@ -94,7 +94,7 @@ def placed(
         _core.MachineProfile.from_fields("fake", FIGURES), store.expert_bytes, store.flops_per_token, ()
     )
     opened = fake.open_device(**device)
-    accelerator = opened.accelerator(store, cost, TOP_K, num_slots, EXPERTS, "payback", False)
+    accelerator = opened.accelerator(store, cost, _core.SchedulerConfig(LAYERS, EXPERTS, TOP_K, num_slots))
     executor = _core.MoeExecutor.on_device(team, store, accelerator, num_slots == LAYERS * EXPERTS)
     shape = MoeShape(LAYERS, EXPERTS, TOP_K, HIDDEN, INTERMEDIATE, tuple((f, f, f) for f in formats))
     calls: list[str] = []

@@ -59,7 +59,7 @@ def layer(request: pytest.FixtureRequest, fake: ModuleType) -> SimpleNamespace:
         slots=torch.stack([pack_expert(*expert) for expert in experts]),
         rows=rows,
         ids=ids,
-        on_cpu=alone(cpu_beside_device(fake, store), 0, rows.float().numpy(), ids),
+        on_cpu=alone(cpu_beside_device(fake, store, EXPERTS), 0, rows.float().numpy(), ids),
         on_cpu_alone=alone(_core.MoeExecutor(team, store), 0, rows.float().numpy(), ids),
     )
 

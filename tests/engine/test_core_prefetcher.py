@@ -20,7 +20,12 @@ def cost_model(expert=SMALL_EXPERT, profile="rtx4090-pcie4", **changes):
 
 
 def scheduler(cost, num_slots=LAYERS * 6, policy="payback", prefetch=True):
-    return _core.LayerScheduler(cost, LAYERS, EXPERTS, TOP_K, num_slots, policy, prefetch)
+    return make_scheduler(cost, LAYERS, EXPERTS, TOP_K, num_slots, policy, prefetch)
+
+
+def make_scheduler(cost, *shape_and_policy):
+    config = _core.SchedulerConfig(*shape_and_policy)
+    return _core.LayerScheduler(cost, config, _core.Timeline(cost.upload_us()))
 
 
 def routing(steps, seed=0, stickiness=0.5):
@@ -142,9 +147,9 @@ def test_no_demand_upload_waits_for_a_prefetch_and_no_slot_leaks(
         for move in moves:
             tag += 1
             if move.reason == _core.UploadReason.DEMAND:
-                plain[step, layer, move.expert] = link.enqueue_demand(tag).end_us
+                plain[step, layer, move.expert] = link.upload(tag).end_us
             elif move.reason == _core.UploadReason.ADMISSION:
-                link.enqueue_background(tag)
+                link.upload(tag, _core.UploadLane.BACKGROUND)
         link.advance(times.layer_us)
         if layer == LAYERS - 1:
             link.advance(gap_us)
@@ -178,7 +183,7 @@ def test_a_gap_that_shrinks_makes_a_prefetch_late_or_withdrawn_but_loses_no_slot
 
 
 def test_a_foreseen_resident_expert_is_no_victim():
-    s = _core.LayerScheduler(cost_model(), 2, 8, 2, 4, "payback", True)
+    s = make_scheduler(cost_model(), 2, 8, 2, 4, "payback", True)
     for expert in (0, 1):
         assert s.preload(1, expert)
     for _ in range(30):

@@ -21,7 +21,8 @@ def stubbed(stub: Path) -> dict[str, set[str]]:
         if isinstance(node, ast.FunctionDef):
             names[node.name] = set()
         elif isinstance(node, ast.ClassDef):
-            if any(isinstance(base, ast.Name) and base.id == "TypedDict" for base in node.bases):
+            typed = any(isinstance(base, ast.Name) and base.id == "TypedDict" for base in node.bases)
+            if typed or node.name.startswith("_"):
                 continue
             members = {part.name for part in node.body if isinstance(part, ast.FunctionDef)}
             members |= {

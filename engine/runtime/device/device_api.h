@@ -14,6 +14,8 @@
 
 namespace twofold {
 
+inline constexpr size_t kDeviceAlignment = 256;  // of what a device gives out, and of each expert slot
+
 enum class DeviceCode : uint8_t {
   kOk,
   kNotReady,     // a query's answer: not an error
@@ -68,7 +70,7 @@ class DeviceApi {
     return {DeviceCode::kRefused, "experts lie in device memory, which the host was asked to compute with"};
   }
 
-  // At least 256-byte aligned; contents are undefined.
+  // At least aligned to kDeviceAlignment; contents are undefined.
   virtual DeviceResult allocate(size_t bytes, std::byte*& out) = 0;
   virtual void free(std::byte* memory) = 0;
   // Pinned host memory, which the device may read while the host goes on; device_address is where it sees it.

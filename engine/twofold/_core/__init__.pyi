@@ -1,7 +1,7 @@
 """Types of the native module `twofold._core`, in the order of the bindings' files (engine/bindings/bind_*.cpp)."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, final
+from typing import Any, ClassVar, Literal, Self, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +11,10 @@ _F32 = NDArray[np.float32]
 _U8 = NDArray[np.uint8]
 _I32 = NDArray[np.int32]
 _PlainMatrix = NDArray[np.float32] | NDArray[np.uint16]
+
+class _NativeEnum:
+    __members__: ClassVar[dict[str, Self]]
+    def __int__(self) -> int: ...
 
 # ---- bind_core.cpp: cost model, planners, clock
 
@@ -38,7 +42,6 @@ class CostModel:
     def cpu_expert_us(self, tokens: int) -> float: ...
     def gpu_expert_us(self, tokens: int) -> float: ...
     def upload_us(self) -> float: ...
-    def upload_price(self) -> float: ...
     def miss_us(self) -> float: ...
     def cpu_us(self, loads: Sequence[int], dma_busy: float = 0.0) -> float: ...
     def gpu_us(self, loads: Sequence[int]) -> float: ...
@@ -117,13 +120,22 @@ class PrefillPlanner:
     ) -> PrefillPlan: ...
 
 @final
+class UploadLane(_NativeEnum):
+    DEMAND: ClassVar[UploadLane]
+    BACKGROUND: ClassVar[UploadLane]
+    @property
+    def name(self) -> str: ...
+    @property
+    def value(self) -> int: ...
+
+@final
 class Upload:
     """One copy over the link; times are of the virtual clock."""
 
     @property
     def tag(self) -> int: ...
     @property
-    def lane(self) -> int: ...
+    def lane(self) -> UploadLane: ...
     @property
     def queued_us(self) -> float: ...
     @property
@@ -144,8 +156,7 @@ class Timeline:
     def queued_us(self) -> float: ...
     @property
     def num_waiting(self) -> int: ...
-    def enqueue_demand(self, tag: int, duration_us: float = -1.0) -> Upload: ...
-    def enqueue_background(self, tag: int) -> None: ...
+    def upload(self, tag: int, lane: UploadLane = ..., duration_us: float = -1.0) -> Upload: ...
     def cancel_background(self, tag: int) -> bool: ...
     def advance(self, us: float) -> None: ...
     def take_landed(self) -> list[Upload]: ...
@@ -155,27 +166,24 @@ class Timeline:
 
 def cache_policy_names() -> list[str]: ...
 def cache_policy_is_offline(name: str) -> bool: ...
-def spread_slots(num_slots: int, num_layers: int, num_experts: int, top_k: int) -> list[int]: ...
-def spread_slots_by_value(
-    num_slots: int, num_layers: int, num_experts: int, top_k: int, marginal_value: Sequence[float]
-) -> list[int]: ...
+def spread_slots(num_slots: int, num_layers: int, num_experts: int) -> list[int]: ...
 
 @final
-class ExpertState:
-    ABSENT: ExpertState
-    IN_FLIGHT: ExpertState
-    RESIDENT: ExpertState
+class ExpertState(_NativeEnum):
+    ABSENT: ClassVar[ExpertState]
+    IN_FLIGHT: ClassVar[ExpertState]
+    RESIDENT: ClassVar[ExpertState]
     @property
     def name(self) -> str: ...
     @property
     def value(self) -> int: ...
 
 @final
-class AdmitRefusal:
-    NONE: AdmitRefusal
-    PRESENT: AdmitRefusal
-    NO_VICTIM: AdmitRefusal
-    PRICE: AdmitRefusal
+class AdmitRefusal(_NativeEnum):
+    NONE: ClassVar[AdmitRefusal]
+    PRESENT: ClassVar[AdmitRefusal]
+    NO_VICTIM: ClassVar[AdmitRefusal]
+    PRICE: ClassVar[AdmitRefusal]
     @property
     def name(self) -> str: ...
     @property
@@ -193,7 +201,6 @@ class CacheConfig:
         slots_per_layer: Sequence[int],
         policy: str = "payback",
         upload_price: float = 0.67,
-        layer_weight: Sequence[float] = (),
         shared_pool: bool | None = None,
         prior_usage: Sequence[float] = (),
     ) -> None: ...
@@ -367,41 +374,55 @@ def simulate(
     trace: RoutingTrace,
     batch: int,
     cost: CostModel,
-    num_slots: int,
-    policy: str,
+    config: SchedulerConfig,
     dense_us: Sequence[float],
-    upload_price: float = -1.0,
-    fetch_rule: str = "best-split",
-    background_uploads: bool = True,
-    always_cache_fetched: bool = False,
-    shared_pool: bool | None = None,
-    prior_usage: Sequence[float] = (),
-    num_staging: int = -1,
     keep_layer_us: bool = False,
     prompt_chunk: int = 0,
-    stream_ahead_from: int = -1,
     token_us: Sequence[float] = (),
 ) -> SimulationResult: ...
 
-# ---- bind_core_prefetch.cpp: what a scheduler decides
+# ---- bind_core_scheduler.cpp: a scheduler's configuration, and what it decides
+
+@final
+class SchedulerConfig:
+    """Shape, slots, policy and rules of a layer scheduler."""
+
+    def __init__(
+        self,
+        num_layers: int,
+        num_experts: int,
+        top_k: int,
+        num_slots: int,
+        policy: str = "payback",
+        prefetch: bool = False,
+        num_staging: int = -1,
+        upload_price: float = -1.0,
+        stream_ahead_from: int = 33,
+        *,
+        fetch_rule: str = "best-split",
+        background_uploads: bool = True,
+        always_cache_fetched: bool = False,
+        shared_pool: bool | None = None,
+        prior_usage: Sequence[float] = (),
+    ) -> None: ...
 
 def default_upload_price(cost: CostModel) -> float: ...
 
 @final
-class Placement:
-    HIT: Placement
-    CPU: Placement
-    FETCHED: Placement
+class Placement(_NativeEnum):
+    HIT: ClassVar[Placement]
+    CPU: ClassVar[Placement]
+    FETCHED: ClassVar[Placement]
     @property
     def name(self) -> str: ...
     @property
     def value(self) -> int: ...
 
 @final
-class UploadReason:
-    DEMAND: UploadReason
-    ADMISSION: UploadReason
-    PREFETCH: UploadReason
+class UploadReason(_NativeEnum):
+    DEMAND: ClassVar[UploadReason]
+    ADMISSION: ClassVar[UploadReason]
+    PREFETCH: ClassVar[UploadReason]
     @property
     def name(self) -> str: ...
     @property
@@ -483,16 +504,7 @@ class PrefetchCounts:
 class LayerScheduler:
     """Decides and plays layers of decode steps."""
 
-    def __init__(
-        self,
-        cost: CostModel,
-        num_layers: int,
-        num_experts: int,
-        top_k: int,
-        num_slots: int,
-        policy: str = "payback",
-        prefetch: bool = False,
-    ) -> None: ...
+    def __init__(self, cost: CostModel, config: SchedulerConfig, link: Timeline) -> None: ...
     def begin_step(self) -> list[int]: ...
     def predict(self, layer: int, logits: _F32) -> None: ...
     def decide(self, layer: int, ids: _I32) -> LayerDecision: ...
@@ -584,15 +596,14 @@ class PackedMatrix:
     def formats(self) -> list[str]: ...
 
 @final
-class KvCache:
+class StateCache:
+    """What sequences keep between steps, in pages. Of each layer: (planes, elements per token, dtype), ..."""
+
     def __init__(
         self,
-        num_layers: int,
+        layers: Sequence[Sequence[tuple[int, int, Literal["float32", "bfloat16"]]]],
         num_pages: int,
         page_size: int,
-        num_kv_heads: int,
-        head_dim: int,
-        dtype: str = "float32",
     ) -> None: ...
     @property
     def num_layers(self) -> int: ...
@@ -601,13 +612,7 @@ class KvCache:
     @property
     def page_size(self) -> int: ...
     @property
-    def num_kv_heads(self) -> int: ...
-    @property
-    def head_dim(self) -> int: ...
-    @property
     def bytes(self) -> int: ...
-    @property
-    def dtype(self) -> Literal["float32", "bfloat16"]: ...
 
 @final
 class AttentionBatch:
@@ -617,8 +622,14 @@ class AttentionBatch:
     @property
     def num_tokens(self) -> int: ...
 
+class Block:
+    """Part of a layer: adds to the residual stream."""
+
+    @property
+    def hidden_size(self) -> int: ...
+
 @final
-class AttentionBlock:
+class Gqa(Block):
     def __init__(
         self,
         team: ThreadTeam,
@@ -635,27 +646,68 @@ class AttentionBlock:
         eps: float,
         scale: float,
         sliding_window: int | None,
-    ) -> None: ...
-    def forward(self, hidden: _F32, batch: AttentionBatch, kv_cache: KvCache, layer: int) -> None: ...
+        layer: int,
+    ) -> None:
+        """layer: of the cache, which has 2 * num_kv_heads planes of head_dim elements there."""
+
+    def forward(self, hidden: _F32, batch: AttentionBatch, cache: StateCache) -> None: ...
 
 @final
-class Router:
+class RouterShape:
+    """How a router turns logits into choice and weights: score, choice (by score and bias, within the best groups),
+    weights divided by their sum, times scale."""
+
+    def __init__(
+        self,
+        top_k: int,
+        *,
+        score: Literal["softmax", "sigmoid", "sqrt_softplus", "softmax_of_chosen"] = "softmax",
+        renormalise: bool = False,
+        scale: float = 1.0,
+        num_groups: int = 1,
+        top_groups: int = 1,
+        group_score: Literal["max", "top_two_sum"] = "max",
+    ) -> None: ...
+
+@final
+class Router(Block):
     def __init__(
         self,
         team: ThreadTeam,
         norm_weight: _F32,
         gate_weight: _PlainMatrix,
-        top_k: int,
-        norm_topk_prob: bool,
         eps: float,
-        scoring: str = "softmax",
-    ) -> None: ...
+        shape: RouterShape,
+        bias: _F32 | None = None,
+    ) -> None:
+        """bias [experts]: added to scores for choosing only."""
+
     def forward(
         self, hidden: _F32, normed: _F32, ids: _I32, weights: _F32, logits: _F32 | None = None
     ) -> None: ...
 
 @final
-class DenseFfn:
+class RoutedExperts(Block):
+    """The experts that the router before it chose, wherever the executor runs them."""
+
+    def __init__(self, hidden_size: int, moe_layer: int) -> None: ...
+
+@final
+class SharedExperts(Block):
+    """A feed-forward of the router's normed rows, times sigmoid(shared_gate [hidden] . row) if there is one."""
+
+    def __init__(
+        self,
+        team: ThreadTeam,
+        gate: PackedMatrix,
+        up: PackedMatrix,
+        down: PackedMatrix,
+        shared_gate: _F32 | None = None,
+    ) -> None: ...
+    def forward(self, hidden: _F32, normed: _F32) -> None: ...
+
+@final
+class DenseFfn(Block):
     def __init__(
         self,
         team: ThreadTeam,
@@ -669,10 +721,11 @@ class DenseFfn:
 
 @final
 class Decoder:
-    def __init__(self, layers: Sequence[tuple[AttentionBlock, Router | None, DenseFfn | None]]) -> None: ...
+    def __init__(self, blocks: Sequence[Block]) -> None: ...
     def forward(
-        self, hidden: _F32, batch: AttentionBatch, kv_cache: KvCache, experts: MoeExecutor
-    ) -> None: ...
+        self, hidden: _F32, batch: AttentionBatch, cache: StateCache, experts: MoeExecutor | None
+    ) -> None:
+        """experts: None where no block has any."""
 
 @final
 class LmHead:
@@ -680,6 +733,19 @@ class LmHead:
     def forward(self, hidden_rows: _F32, logits: _F32) -> None: ...
 
 # ---- bind_runtime.cpp: experts and what runs them
+
+def slot_stride(largest_expert_bytes: int) -> int: ...
+
+@final
+class CacheEventKind(_NativeEnum):
+    ADMIT: ClassVar[CacheEventKind]
+    EVICT: ClassVar[CacheEventKind]
+    REJECT: ClassVar[CacheEventKind]
+    PUBLISH: ClassVar[CacheEventKind]
+    @property
+    def name(self) -> str: ...
+    @property
+    def value(self) -> int: ...
 
 @final
 class ExpertStore:
@@ -736,13 +802,10 @@ class MoeExecutor:
         team: ThreadTeam,
         store: ExpertStore,
         cost: CostModel,
-        top_k: int,
-        num_slots: int,
-        policy: str,
+        config: SchedulerConfig,
         dense_bytes: list[float],
         dense_flops: list[float],
         preload: bool,
-        prefetch: bool = False,
         router_bytes: float = 0.0,
     ) -> MoeExecutor: ...
     @staticmethod

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from twofold.blocks.device_step import DeviceBatch
 from twofold.device.device import Device
-from twofold.device.model import DeviceBatch
 
 
 @dataclass(frozen=True)

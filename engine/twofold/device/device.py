@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
-from twofold.device.kernels import DeviceKernels
+from twofold.blocks.device_step import DeviceKernels
 from twofold.device.queue import DeviceQueue
 from twofold.device.transfers import LayerTransfers
 

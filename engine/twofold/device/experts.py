@@ -27,7 +27,7 @@ from twofold._core.kernels import pack
 from twofold.api.errors import KernelError
 from twofold.blocks import ops
 from twofold.device.device import Device
-from twofold.device.layouts import I32, Grouping, by_expert, layouts_of, slot_stride
+from twofold.device.layouts import I32, Grouping, by_expert, layouts_of
 from twofold.device.table_layers import TableLayers
 from twofold.experts.moe import MoeShape
 from twofold.weights.weight_format import WeightMatrix
@@ -140,7 +140,7 @@ class DeviceExperts(TableLayers):
 def _filled(
     resident: Sequence[Sequence[Tensor | None]], shape: MoeShape, device: torch.device
 ) -> _FixedSlots:
-    stride = slot_stride(max(layout.bytes for layout in layouts_of(shape)))
+    stride = _core.slot_stride(max(layout.bytes for layout in layouts_of(shape)))
     count = sum(expert is not None for layer in resident for expert in layer)
     slots = torch.empty((max(count, 1), stride), dtype=torch.uint8, device=device)
     table = np.full((shape.num_layers, shape.num_experts), -1, np.int32)

@@ -1,97 +1,59 @@
 """What the dense part of a model on a device needs beyond torch: routing, rotation with the KV store, paged attention.
 
-Two answers behind one protocol: `CudaKernels` are ours, and can be captured in a graph; `TorchKernels` say in plain
-torch what they mean, run on any device, and are what tests compare with.
+Two answers behind one protocol, `blocks.device_step.DeviceKernels`: `CudaKernels` are ours, and can be captured in a
+graph; `TorchKernels` say in plain torch what they mean, run on any device, and are what tests compare with.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+
+from twofold.blocks.device_step import HeadShape, KvLayer
+from twofold.blocks.router import Router
 
 if TYPE_CHECKING:
     from twofold import _cuda
 
 
-@dataclass(frozen=True)
-class KvLayer:
-    """One layer's keys and values: bf16 [pages, page_size, kv_heads, head_dim] each."""
+class PromptAttention:
+    """`DeviceKernels.prompt_attention` by torch's scaled_dot_product_attention."""
 
-    keys: Tensor
-    values: Tensor
-
-
-@dataclass(frozen=True)
-class HeadShape:
-    """Heads of one attention layer, and what happens to queries and keys before they meet."""
-
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    scale: float
-    window: int
-    """Positions that are attended to at most; 0: all."""
-    epsilon: float
-
-
-class DeviceKernels(Protocol):
-    """Device operations without a fitting primitive in torch. All write into tensors that live as long as a graph."""
-
-    def route(self, logits: Tensor, top_k: int, normalise: bool) -> tuple[Tensor, Tensor]:
-        """Softmax over f32 [T, experts]: (ids int32 [T, top_k] by descending weight, weights f32)."""
-
-    def rope_store(
-        self,
-        qkv: Tensor,
-        norms: tuple[Tensor | None, Tensor | None],
-        angles: tuple[Tensor, Tensor],
-        places: Tensor,
-        kv: KvLayer,
-        shape: HeadShape,
+    def prompt_attention(
+        self, q: Tensor, positions: Tensor, pages: Tensor, seq_len: int, kv: KvLayer, shape: HeadShape
     ) -> Tensor:
-        """Normalise and rotate q and k of bf16 [T, (heads + 2 kv_heads) * head_dim], store k and v, return q.
-
-        Args:
-            norms: f32 [head_dim] of q and of k, or None.
-            angles: cosines and sines, f32 [T, head_dim / 2].
-            places: int64 [T], page * page_size + position in it; negative: not stored.
-
-        Returns:
-            bf16 [T, heads, head_dim].
-        """
-
-    def decode_attention(
-        self, q: Tensor, page_tables: Tensor, lengths: Tensor, kv: KvLayer, shape: HeadShape
-    ) -> Tensor:
-        """One query per sequence, bf16 [S, heads, head_dim], over its `lengths` positions; zeros where there is none.
-
-        Args:
-            page_tables: int32 [S, max_pages].
-            lengths: int32 [S], this token included.
-        """
+        """See `DeviceKernels.prompt_attention`."""
+        return attend(q, positions, pages, seq_len, kv, shape)
 
 
-class TorchKernels:
+class TorchKernels(PromptAttention):
     """The operations in plain torch, for any device. Not fast, and `decode_attention` cannot be captured."""
 
-    def route(self, logits: Tensor, top_k: int, normalise: bool) -> tuple[Tensor, Tensor]:
+    def route(self, logits: Tensor, router: Router, bias: Tensor | None) -> tuple[Tensor, Tensor]:
         """See `DeviceKernels.route`."""
+        scores = _scores(logits.float(), router.score)
+        choice = scores if bias is None else scores + bias
+        if router.num_groups > 1:
+            choice = _within_best_groups(choice, router)
         # A stable sort, so that the lower number comes first among equals.
-        scores, order = torch.sort(torch.softmax(logits.float(), -1), dim=-1, descending=True, stable=True)
-        weights = scores[:, :top_k]
-        if normalise:
-            weights = weights / weights.sum(-1, keepdim=True)
-        return order[:, :top_k].to(torch.int32), weights.contiguous()
+        chosen = torch.sort(choice, dim=-1, descending=True, stable=True)[1][:, : router.top_k]
+        weights = scores.gather(1, chosen)
+        if router.score == "softmax_of_chosen":
+            weights = torch.softmax(weights, -1)
+        if router.renormalise:
+            weights = weights / (
+                weights.sum(-1, keepdim=True) + (0.0 if router.score == "softmax" else 1e-20)
+            )
+        return chosen.to(torch.int32), (weights * router.scale).contiguous()
 
     def rope_store(
         self,
         qkv: Tensor,
         norms: tuple[Tensor | None, Tensor | None],
         angles: tuple[Tensor, Tensor],
-        places: Tensor,
+        slot_mapping: Tensor,
         kv: KvLayer,
         shape: HeadShape,
     ) -> Tensor:
@@ -99,17 +61,17 @@ class TorchKernels:
         heads = qkv.float().view(len(qkv), shape.num_heads + 2 * shape.num_kv_heads, shape.head_dim)
         q, k, v = torch.tensor_split(heads, (shape.num_heads, shape.num_heads + shape.num_kv_heads), dim=1)
         q, k = (self._turned(x, norm, angles, shape.epsilon) for x, norm in zip((q, k), norms, strict=True))
-        stored = places >= 0
-        kv.keys.view(-1, *kv.keys.shape[2:])[places[stored]] = k[stored].to(kv.keys.dtype)
-        kv.values.view(-1, *kv.values.shape[2:])[places[stored]] = v[stored].to(kv.values.dtype)
+        stored = slot_mapping >= 0
+        kv.keys.view(-1, *kv.keys.shape[2:])[slot_mapping[stored]] = k[stored].to(kv.keys.dtype)
+        kv.values.view(-1, *kv.values.shape[2:])[slot_mapping[stored]] = v[stored].to(kv.values.dtype)
         return q.to(qkv.dtype)
 
     def decode_attention(
-        self, q: Tensor, page_tables: Tensor, lengths: Tensor, kv: KvLayer, shape: HeadShape
+        self, q: Tensor, page_tables: Tensor, seq_lens: Tensor, kv: KvLayer, shape: HeadShape
     ) -> Tensor:
         """See `DeviceKernels.decode_attention`."""
         out = torch.zeros_like(q)
-        for s, length in enumerate(lengths.tolist()):
+        for s, length in enumerate(seq_lens.tolist()):
             if length > 0:
                 positions = torch.tensor([length - 1], device=q.device)
                 out[s] = attend(q[s : s + 1], positions, page_tables[s], length, kv, shape)[0]
@@ -122,6 +84,26 @@ class TorchKernels:
         cos, sin = (angle[:, None, :] for angle in angles)
         first, second = x.chunk(2, -1)
         return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
+
+
+def _scores(logits: Tensor, score: str) -> Tensor:
+    if score == "softmax":
+        return torch.softmax(logits, -1)
+    if score == "sigmoid":
+        return torch.sigmoid(logits)
+    if score == "sqrt_softplus":
+        return torch.nn.functional.softplus(logits).sqrt()
+    return logits  # of the chosen ones the softmax is taken afterwards
+
+
+def _within_best_groups(choice: Tensor, router: Router) -> Tensor:
+    """`choice` with the experts of all but the best groups out of reach."""
+    groups = choice.view(len(choice), router.num_groups, -1)
+    of_group = groups.amax(-1) if router.group_score == "max" else groups.topk(2, -1)[0].sum(-1)
+    order = torch.sort(of_group, dim=-1, descending=True, stable=True)[1]
+    best = torch.zeros_like(of_group, dtype=torch.bool).scatter_(1, order[:, : router.top_groups], True)
+    within: Tensor = groups.masked_fill(~best[:, :, None], -torch.inf).flatten(1)
+    return within
 
 
 def attend(q: Tensor, positions: Tensor, pages: Tensor, length: int, kv: KvLayer, shape: HeadShape) -> Tensor:
@@ -150,7 +132,7 @@ def attend(q: Tensor, positions: Tensor, pages: Tensor, length: int, kv: KvLayer
     return out[0].transpose(0, 1)
 
 
-class CudaKernels:
+class CudaKernels(PromptAttention):
     """Our kernels on the current CUDA device; every call goes to torch's current stream."""
 
     def __init__(self, max_length: int) -> None:
@@ -158,16 +140,16 @@ class CudaKernels:
         self._max_length = max_length
         self._workspaces: list[Tensor] = []  # those outgrown too: graphs hold their addresses
 
-    def route(self, logits: Tensor, top_k: int, normalise: bool) -> tuple[Tensor, Tensor]:
+    def route(self, logits: Tensor, router: Router, bias: Tensor | None) -> tuple[Tensor, Tensor]:
         """See `DeviceKernels.route`."""
         num_tokens, num_experts = logits.shape
-        ids = torch.empty((num_tokens, top_k), dtype=torch.int32, device=logits.device)
-        weights = torch.empty((num_tokens, top_k), dtype=torch.float32, device=logits.device)
+        ids = torch.empty((num_tokens, router.top_k), dtype=torch.int32, device=logits.device)
+        weights = torch.empty((num_tokens, router.top_k), dtype=torch.float32, device=logits.device)
         from twofold import _cuda
 
         _cuda.route(
-            logits.data_ptr(), 0, num_tokens, num_experts, top_k, "softmax", normalise, 1.0, ids.data_ptr(),
-            weights.data_ptr(), stream(),
+            logits.data_ptr(), address(bias), num_tokens, num_experts, router.shape, ids.data_ptr(), weights.data_ptr(),
+            stream(),
         )  # fmt: skip
         return ids, weights
 
@@ -176,7 +158,7 @@ class CudaKernels:
         qkv: Tensor,
         norms: tuple[Tensor | None, Tensor | None],
         angles: tuple[Tensor, Tensor],
-        places: Tensor,
+        slot_mapping: Tensor,
         kv: KvLayer,
         shape: HeadShape,
     ) -> Tensor:
@@ -187,13 +169,13 @@ class CudaKernels:
         rows = _cuda.QkvRows(
             qkv=qkv.data_ptr(), num_tokens=len(qkv), num_heads=shape.num_heads, q_norm=address(norms[0]),
             k_norm=address(norms[1]), epsilon=shape.epsilon, cos=angles[0].data_ptr(), sin=angles[1].data_ptr(),
-            rotary=shape.head_dim, slot_mapping=places.data_ptr(),
+            rotary=shape.head_dim, slot_mapping=slot_mapping.data_ptr(),
         )  # fmt: skip
         _cuda.rope_store(rows, self._pages(kv), q=q.data_ptr(), stream=stream())
         return q
 
     def decode_attention(
-        self, q: Tensor, page_tables: Tensor, lengths: Tensor, kv: KvLayer, shape: HeadShape
+        self, q: Tensor, page_tables: Tensor, seq_lens: Tensor, kv: KvLayer, shape: HeadShape
     ) -> Tensor:
         """See `DeviceKernels.decode_attention`."""
         from twofold import _cuda
@@ -207,7 +189,7 @@ class CudaKernels:
             self._workspaces.append(torch.empty(num_bytes, dtype=torch.uint8, device=q.device))
         out = torch.empty_like(q)
         attention = _cuda.DecodeAttention(
-            q=q.data_ptr(), page_tables=page_tables.data_ptr(), seq_lens=lengths.data_ptr(),
+            q=q.data_ptr(), page_tables=page_tables.data_ptr(), seq_lens=seq_lens.data_ptr(),
             num_sequences=num_sequences, num_heads=shape.num_heads, max_pages=max_pages, max_length=max_length,
             scale=shape.scale, window=shape.window,
         )  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -15,8 +15,6 @@ from twofold.experts.moe import MoeShape
 
 I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
-
-SLOT_ALIGNMENT: Final = 256
 
 
 class SlotSource(Protocol):
@@ -80,11 +78,6 @@ def by_expert(ids: I32) -> tuple[I32, I32, I32]:
     experts, counts = np.unique(ids, return_counts=True)
     begin = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
     return experts, begin, np.argsort(ids, axis=None, kind="stable").astype(np.int32)
-
-
-def slot_stride(expert_bytes: int) -> int:
-    """From one slot to the next."""
-    return -(-expert_bytes // SLOT_ALIGNMENT) * SLOT_ALIGNMENT
 
 
 def layouts_of(shape: MoeShape) -> list[ExpertLayout]:

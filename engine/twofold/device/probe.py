@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from twofold import _core
 from twofold._core.device import (
     CombinedLayer,
     DecodeShape,
@@ -31,7 +32,7 @@ from twofold._core.device import (
 )
 from twofold.device.calibration import LINK_BYTES, Routing
 from twofold.device.device import Device
-from twofold.device.layouts import Grouping, by_expert, slot_stride
+from twofold.device.layouts import Grouping, by_expert
 from twofold.device.placed_layers import DECODE_TOKENS
 from twofold.experts.moe import MoeShape
 
@@ -83,7 +84,7 @@ class KernelProbe:
         if most_tokens is None:  # f32 has no kernel for prefill
             most_tokens = DECODE_TOKENS if "f32" in (gate, down) else device.most_tokens
         self.most_tokens = most_tokens
-        stride = slot_stride(self.expert_bytes)
+        stride = _core.slot_stride(self.expert_bytes)
         budget = min(_SLOT_BYTES, facts["free_bytes"] // 4)
         self._num_slots = max(1, min(shape.num_experts * shape.num_layers, budget // stride))
         memory = self._memory = device.torch_device

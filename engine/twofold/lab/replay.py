@@ -48,7 +48,7 @@ def replay_policy(
                 trace.num_layers,
                 trace.num_experts,
                 trace.top_k,
-                _core.spread_slots(num_slots, trace.num_layers, trace.num_experts, trace.top_k),
+                _core.spread_slots(num_slots, trace.num_layers, trace.num_experts),
                 policy,
                 price,
                 prior_usage=list(prior_usage or []),

@@ -94,7 +94,10 @@ EVENT_DTYPES: Final[dict[str, np.dtype[Any]]] = {
 
 
 class Placement(IntEnum):
-    """Where one routed expert ran: values of `placement` in token_layer events."""
+    """Where one routed expert ran: values of `placement` in token_layer events.
+
+    These enumerations are the native module's, which this room does not import: `engine.recording` checks them.
+    """
 
     HIT = 0
     CPU = 1

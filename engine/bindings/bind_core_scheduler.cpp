@@ -1,0 +1,135 @@
+// The layer scheduler's configuration, which everybody who makes one takes, and the scheduler itself with its
+// prefetcher, as the tests and docs/prefetch.md's simulation see them. Exports only.
+#include <pybind11/stl.h>
+
+#include "array_view.h"
+#include "module.h"
+#include "twofold/layer_scheduler.h"
+#include "twofold/timeline.h"
+
+namespace twofold::bindings {
+namespace py = pybind11;
+namespace {
+
+void bind_config(py::module_& m) {
+  const LayerSchedulerConfig defaults;
+  py::class_<LayerSchedulerConfig>(
+      m, "SchedulerConfig",
+      "Shape, slots, policy and rules of a layer scheduler; the last five are for comparison with other "
+      "engines and for the lab.")
+      .def(py::init([](int num_layers, int num_experts, int top_k, int num_slots, std::string policy,
+                       bool prefetch, int num_staging, double upload_price, int stream_ahead_from,
+                       const std::string& fetch_rule, bool background_uploads, bool always_cache_fetched,
+                       std::optional<bool> shared_pool, std::vector<double> prior_usage) {
+             return LayerSchedulerConfig{.num_layers = num_layers,
+                                         .num_experts = num_experts,
+                                         .top_k = top_k,
+                                         .num_slots = num_slots,
+                                         .policy = std::move(policy),
+                                         .num_staging = num_staging,
+                                         .upload_price = upload_price,
+                                         .stream_ahead_from = stream_ahead_from,
+                                         .fetch_rule = fetch_rule_of(fetch_rule),
+                                         .background_uploads = background_uploads,
+                                         .always_cache_fetched = always_cache_fetched,
+                                         .shared_pool = shared_pool,
+                                         .prefetch = prefetch,
+                                         .prior_usage = std::move(prior_usage)};
+           }),
+           py::arg("num_layers"), py::arg("num_experts"), py::arg("top_k"), py::arg("num_slots"),
+           py::arg("policy") = defaults.policy, py::arg("prefetch") = defaults.prefetch,
+           py::arg("num_staging") = defaults.num_staging, py::arg("upload_price") = defaults.upload_price,
+           py::arg("stream_ahead_from") = defaults.stream_ahead_from, py::kw_only(),
+           py::arg("fetch_rule") = "best-split", py::arg("background_uploads") = defaults.background_uploads,
+           py::arg("always_cache_fetched") = defaults.always_cache_fetched,
+           py::arg("shared_pool") = defaults.shared_pool, py::arg("prior_usage") = defaults.prior_usage);
+}
+
+}  // namespace
+
+void bind_core_scheduler(py::module_& m) {
+  bind_config(m);
+  py::enum_<Placement>(m, "Placement")
+      .value("HIT", Placement::kHit)
+      .value("CPU", Placement::kCpu)
+      .value("FETCHED", Placement::kFetched);
+  py::enum_<UploadReason>(m, "UploadReason")
+      .value("DEMAND", UploadReason::kDemand)
+      .value("ADMISSION", UploadReason::kAdmission)
+      .value("PREFETCH", UploadReason::kPrefetch);
+  py::class_<ExpertDecision>(m, "ExpertDecision", "Where one active expert of a layer runs.")
+      .def_readonly("expert", &ExpertDecision::expert)
+      .def_readonly("tokens", &ExpertDecision::tokens)
+      .def_readonly("where", &ExpertDecision::where)
+      .def_readonly("slot", &ExpertDecision::slot);
+  py::class_<Move>(m, "Move", "One upload that a layer began or queued.")
+      .def_readonly("layer", &Move::layer)
+      .def_readonly("expert", &Move::expert)
+      .def_readonly("slot", &Move::slot)
+      .def_readonly("evicted", &Move::evicted)
+      .def_readonly("reason", &Move::reason)
+      .def_readonly("begin_us", &Move::begin_us)
+      .def_readonly("end_us", &Move::end_us);
+  py::class_<LayerDecision>(m, "LayerDecision", "What was decided for one layer of one step.")
+      .def_readonly("experts", &LayerDecision::experts)
+      .def_readonly("moves", &LayerDecision::moves)
+      .def_readonly("times", &LayerDecision::times)
+      .def_readonly("start_us", &LayerDecision::start_us)
+      .def_readonly("num_withdrawn", &LayerDecision::num_withdrawn)
+      .def_property_readonly(
+          "arrived",
+          [](const LayerDecision& d) {
+            std::vector<int> experts;
+            for (const Publication& landed : d.arrivals) experts.push_back(landed.expert);
+            return experts;
+          },
+          "Experts whose prefetch landed in time for this layer.");
+  py::class_<PrefetchCounts>(m, "PrefetchCounts", "Sums since the start.")
+      .def_readonly("predicted", &PrefetchCounts::predicted)
+      .def_readonly("correct", &PrefetchCounts::correct)
+      .def_readonly("misses", &PrefetchCounts::misses)
+      .def_readonly("foreseen", &PrefetchCounts::foreseen)
+      .def_readonly("issued", &PrefetchCounts::issued)
+      .def_readonly("used", &PrefetchCounts::used)
+      .def_readonly("late", &PrefetchCounts::late)
+      .def_readonly("wasted", &PrefetchCounts::wasted)
+      .def_readonly("dropped", &PrefetchCounts::dropped);
+  py::class_<LayerScheduler>(m, "LayerScheduler", "Decides and plays layers of decode steps.")
+      .def(py::init([](const CostModel& cost, const LayerSchedulerConfig& config, Timeline& link) {
+             return std::make_unique<LayerScheduler>(cost, config, link);
+           }),
+           py::arg("cost"), py::arg("config"), py::arg("link"), py::keep_alive<1, 4>())
+      .def("begin_step",
+           [](LayerScheduler& s) {
+             std::vector<int> slots;
+             for (const Publication& landed : s.begin_step(StepShape{{}, 0, 1})) {
+               if (!landed.staged) slots.push_back(landed.slot);
+             }
+             return slots;
+           })
+      .def(
+          "predict",
+          [](LayerScheduler& s, int layer, const Array<float>& logits) {
+            s.predict(layer, view(logits), logits.ndim() == 2 ? static_cast<int>(logits.shape(0)) : 0);
+          },
+          py::arg("layer"), py::arg("logits"))
+      .def(
+          "decide",
+          [](LayerScheduler& s, int layer, const Array<int32_t>& ids) {
+            return s.decide(layer, view(ids), {}, ids.ndim() == 2 ? static_cast<int>(ids.shape(0)) : 0);
+          },
+          py::arg("layer"), py::arg("ids"))
+      .def("advance", &LayerScheduler::advance, py::arg("us"))
+      .def("drain", &LayerScheduler::drain)
+      .def_property_readonly("now_us", &LayerScheduler::now_us)
+      .def_property_readonly("link_us", &LayerScheduler::link_us)
+      .def_property_readonly("num_slots", &LayerScheduler::num_slots)
+      .def_property_readonly("prefetch_counts", &LayerScheduler::prefetch_counts)
+      .def("preload",
+           [](LayerScheduler& s, int layer, int expert) { return s.cache().preload(layer, expert); })
+      .def("state",
+           [](const LayerScheduler& s, int layer, int expert) { return s.cache().state(layer, expert); })
+      .def("occupant", [](const LayerScheduler& s, int slot) { return s.cache().occupant(slot); });
+}
+
+}  // namespace twofold::bindings
