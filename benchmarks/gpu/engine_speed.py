@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 from twofold.device.calibration import calibrate_device
-from twofold.device.probe import ModuleProbe
+from twofold.device.probe import KernelProbe
 from twofold.experts.calibration import LayerTimer, calibrate, to_profile
 from twofold.experts.cpu_cost import cpu_cost_model
 from twofold.experts.profiles import MachineProfile, load_profile
@@ -64,7 +64,7 @@ def _calibrate(machine: Machine, shape: Shape) -> tuple[MachineProfile, dict[str
     threads = model.team.num_threads
     cpu = calibrate(model.moe_shape, threads, repeats=repeats, timer=timer)
     timer.use(model.team)
-    probe = ModuleProbe(machine.module, model.moe_shape)
+    probe = KernelProbe(machine.hardware, model.moe_shape)
     device = calibrate_device(probe, model.moe_shape, timer, repeats=repeats)
     profile = to_profile(cpu, load_profile("h200-pcie5"), device.figures(cpu.curve.layer_us))
     figures = {name: figure.value for name, figure in profile.figures.items()}
@@ -273,8 +273,8 @@ def policy_cost(machine: Machine, shape: Shape) -> dict[str, Any]:
 def uploads(machine: Machine, shape: Shape) -> dict[str, Any]:
     """The upload engine beside plain copies of many bytes."""
     model = loaded(machine, shape)
-    device = machine.module.open_device(0)
-    link = machine.module.LinkProbe(device, machine.sizes.copy_bytes // 8)
+    device = machine.hardware.native
+    link = device.link_probe(machine.sizes.copy_bytes // 8)
     ceiling = max(
         machine.sizes.copy_bytes / 8 / link.copies_us(machine.sizes.copy_bytes // 8) / 1e3 for _ in range(5)
     )

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from twofold.device.calibration import Routing
-from twofold.device.probe import ModuleProbe
+from twofold.device.probe import KernelProbe
 from twofold.experts.moe import MoeShape
 
 from benchmarks.gpu.machine import Machine, expect
@@ -50,20 +50,20 @@ def torch_product(machine: Machine) -> dict[str, Any]:
 
 def hand_over(machine: Machine) -> dict[str, Any]:
     """Each way there is, in microseconds per layer."""
-    found = dict(machine.module.probe_hand_overs(2048))
+    found = dict(machine.hardware.native.probe_hand_overs(2048))
     times = {probe["kind"]: probe["us"] for probe in found["probes"] if probe["works"]}
     return expect(found, times[found["kind"]] <= 10.0, "the chosen way takes at most 10 us per layer")
 
 
-def probe_of(machine: Machine, name: str, format: str) -> ModuleProbe:
+def probe_of(machine: Machine, name: str, format: str) -> KernelProbe:
     """A layer of random experts in slots; the one before is let go."""
     others = [key for key in machine.kept if isinstance(key, tuple) and key[0] == "probe"]
     machine.forget(*(key for key in others if key[1:] != (name, format)))
     shape = shrunk(SHAPES[name], machine.sizes.shrink)
     layer = MoeShape(1, shape.num_experts, shape.top_k, shape.hidden, shape.intermediate, ((format,) * 3,))
-    if machine.played and format.endswith("_k"):
+    if format.endswith("_k") and layer.hidden % 256:  # shrunk for a rehearsal
         layer = dataclasses.replace(layer, hidden=256, intermediate=256)
-    return machine.keep(("probe", name, format), lambda: ModuleProbe(machine.module, layer))  # type: ignore[no-any-return]
+    return machine.keep(("probe", name, format), lambda: KernelProbe(machine.hardware, layer))  # type: ignore[no-any-return]
 
 
 def routed(machine: Machine, name: str, num_tokens: int, seed: int) -> Routing:

@@ -1,4 +1,4 @@
-"""The device that checks run on: a GPU by `twofold._cuda`, or the tests' played device, for a rehearsal.
+"""The device that checks run on: a GPU by `twofold._cuda`, or the tests' fake device, for a rehearsal.
 
 A rehearsal runs every check on tiny shapes, so that none can fail of a mistake of its own on the day a GPU is there.
 Its times are those of the host and mean nothing.
@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import statistics
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+from twofold.device.device import Device
 
 
 @dataclass(frozen=True)
@@ -45,12 +45,14 @@ class Sizes:
     """Of the layers that kernels are checked on."""
     prefill_tokens: tuple[int, ...] = (40, 700)
     cpu_threads: int = 0
+    late_s: float = 1.0
+    """How late the server of a step that is to be lost comes; 0: the device waits by no clock of its own."""
 
 
 REHEARSAL = Sizes(
     rounds=1, calls=2, copy_bytes=1 << 20, product_rows=32, num_uploads=8, model_layers=2, shrink=32,
     vocab_size=512, warm_steps=2, steps=3, compare_rounds=2, logit_tokens=3, calibrate_repeats=1,
-    formats=("bf16", "q8_0"), hidden=128, intermediate=64, prefill_tokens=(40,), cpu_threads=1,
+    formats=("bf16", "q8_0"), hidden=128, intermediate=64, prefill_tokens=(40,), cpu_threads=1, late_s=0.0,
 )  # fmt: skip
 
 
@@ -58,7 +60,7 @@ REHEARSAL = Sizes(
 class Machine:
     """A device, what is measured on it and where files may be made."""
 
-    module: Any
+    hardware: Device
     folder: Path
     sizes: Sizes = field(default_factory=Sizes)
     trace: Path | None = None
@@ -67,38 +69,18 @@ class Machine:
     """What several checks use: models, stores, ceilings."""
 
     @property
-    def played(self) -> bool:
-        return bool(self.module.host_addressable)
-
-    @property
     def device(self) -> torch.device:
-        return torch.device("cpu") if self.played else torch.device("cuda", 0)
+        return self.hardware.torch_device
 
     def sync(self) -> None:
         """Everything launched has ended."""
-        if not self.played:
-            torch.cuda.synchronize()
-
-    def capture(self, run: Callable[[], object]) -> Callable[[], None]:
-        """`run`, which has run before, as a graph; a played device has none and runs it again."""
-        if self.played:
-            return lambda: run() and None  # type: ignore[func-returns-value]
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            run()
-
-        def replay() -> None:
-            graph.replay()
-
-        replay.run = run  # type: ignore[attr-defined]  # owns what the graph reads
-        return replay
+        self.hardware.synchronise()
 
     def time_us(self, run: Callable[[], object], calls: int) -> float:
         """Median over rounds of the device's time for one of `calls` calls that `run` makes."""
         run()
         self.sync()
-        return statistics.median(self._once_us(run) / calls for _ in range(self.sizes.rounds))
+        return statistics.median(self.hardware.time_us(run) / calls for _ in range(self.sizes.rounds))
 
     def beside(self, launch: Callable[[], object], serve: Callable[[], Any]) -> Any:
         """What `serve` returns, while `launch` runs on a thread of its own: launching may wait for what is served."""
@@ -129,20 +111,7 @@ class Machine:
         """Let go of what was kept by these keys, and of memory that nobody uses."""
         for key in keys:
             self.kept.pop(key, None)
-        if not self.played:
-            torch.cuda.empty_cache()
-
-    def _once_us(self, run: Callable[[], object]) -> float:
-        if self.played:
-            began = time.perf_counter()
-            run()
-            return (time.perf_counter() - began) * 1e6
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
-        run()
-        end.record()
-        end.synchronize()
-        return float(begin.elapsed_time(end)) * 1e3
+        torch.cuda.empty_cache()
 
 
 def expect(figures: dict[str, Any], holds: bool, expectation: str) -> dict[str, Any]:

@@ -86,19 +86,19 @@ class Run:
 
     def _open(self, trace: Path | None, folder: Path) -> Machine | None:
         sys.path.insert(0, str(ROOT / "engine"))
-        from twofold.device.experts import devices
-        from twofold.experts.accelerator import find_cuda
+        from twofold.device.finding import cuda_devices, find_device
 
-        module, self.report["why_no_device"] = find_cuda()
-        if module is None:
-            self.report["why_no_device"] = devices()[1] or self.report["why_no_device"]
+        device, self.report["why_no_device"] = find_device()
+        found, why_none = cuda_devices()
+        if device is None:
+            self.report["why_no_device"] = why_none or self.report["why_no_device"]
             return None
         import torch
 
-        from benchmarks.gpu.machine import REHEARSAL, Machine, Sizes
+        from benchmarks.gpu.machine import Machine
 
-        self.report |= {"device": devices()[0][0], "why_no_device": None, "torch": torch.__version__}
-        return Machine(module, folder, REHEARSAL if module.host_addressable else Sizes(), trace)
+        self.report |= {"device": found[0], "why_no_device": None, "torch": torch.__version__}
+        return Machine(device, folder, trace=trace)
 
     def check(self, name: str, check: Check) -> dict[str, Any]:
         """Run it and put it on record; see `run_check`."""

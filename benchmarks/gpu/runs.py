@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from twofold.api.types import GenerationRequest, SamplingParams
 from twofold.blocks import ops
-from twofold.device.kernels import CudaKernels, TorchKernels
+from twofold.device.finding import on_device
 from twofold.device.model import DeviceModel
 from twofold.device.runner import DeviceRunner
 from twofold.engine.expert_loading import moe_shape
@@ -111,7 +111,7 @@ def _load(machine: Machine, shape: Shape) -> LoadedModel:
     folder = model_folder(machine, shape)
     files = open_model_files(folder)
     team = ops.ThreadTeam(machine.sizes.cpu_threads)
-    beneath = TorchKernels() if machine.played else CudaKernels(MAX_CONTEXT)
+    beneath = machine.hardware.kernels(MAX_CONTEXT)
     layers, top_k = len(files.config.moe_layers), files.config.top_k
     routing = ForcedRouting(beneath, layers, top_k, machine.device)
     dense = DeviceModel(files, team, machine.device, routing, MAX_CONTEXT)  # type: ignore[arg-type]
@@ -122,7 +122,7 @@ def _load(machine: Machine, shape: Shape) -> LoadedModel:
     )  # fmt: skip
     shared.store = on_cpu.store
     shared.pinned = MoeRuntime(
-        shared.moe_shape, shared.store, team, AcceleratorChoice("cuda", "pins the store"),
+        shared.moe_shape, shared.store, team, on_device(machine.hardware, "pins the store"),
         SlotPlan(0, "lru", num_staging=top_k), DenseCost([], []),
     )  # fmt: skip
     return shared
@@ -146,11 +146,11 @@ def make_runner(
         num_staging=4 * model.moe_shape.top_k,
         rules=system.rules_in(mode),
     )
-    choice = AcceleratorChoice("cuda", "measured")
+    choice = on_device(machine.hardware, "measured")
     cost = DenseCost(*dense_stretches(model.files))
     moe = MoeRuntime(model.moe_shape, model.store, model.team, choice, plan, cost, None, profile)
     runner = DeviceRunner(
-        model.dense, moe, machine.module, num_pages=MOST_BATCH * MAX_CONTEXT // PAGE_SIZE, page_size=PAGE_SIZE,
+        model.dense, moe, machine.hardware, num_pages=MOST_BATCH * MAX_CONTEXT // PAGE_SIZE, page_size=PAGE_SIZE,
         max_context=MAX_CONTEXT, graphs=mode == "graph", watchdog_s=watchdog_s,
     )  # fmt: skip
     if mode == "placed":

@@ -46,7 +46,7 @@ class Layer:
 
     def __init__(self, task: dict[str, Any]) -> None:
         from twofold.blocks import ops
-        from twofold.experts.accelerator import choose_accelerator
+        from twofold.experts.accelerator import AcceleratorChoice
         from twofold.experts.moe import DenseCost, MoeRuntime, MoeShape, SlotPlan
 
         self._task = task
@@ -66,7 +66,7 @@ class Layer:
             shape,
             [list(experts)],  # type: ignore[list-item]  # three matrices each
             ops.ThreadTeam(task["threads"]),
-            choose_accelerator("none"),
+            AcceleratorChoice("none", "asked for"),
             SlotPlan(0, "payback"),
             DenseCost([0.0, 0.0], [0.0, 0.0]),
         )

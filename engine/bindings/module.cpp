@@ -1,8 +1,11 @@
 #include "module.h"
 
+#include "bind_device_launches.h"
+
 PYBIND11_MODULE(_core, m) {
   m.doc() = "Twofold's native code: decisions, CPU operations and the MoE executor.";
   twofold::bindings::bind_core(m);
   twofold::bindings::bind_ops(m);
   twofold::bindings::bind_runtime(m);
+  twofold::bindings::bind_device_launches(m);
 }

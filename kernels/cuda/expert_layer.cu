@@ -34,25 +34,23 @@ __global__ void __launch_bounds__(kEncodeThreads)
   store_encoded<kKind>(value, out + token * row_bytes, column, P);
 }
 
-__global__ void __launch_bounds__(kCombineThreads)
-    combine_kernel(const float* outputs, const float* weights, const uint8_t* where, const float* from_cpu,
-                   int num_tokens, int top_k, int hidden_size, float* hidden, int64_t* joined_ns) {
-  if (joined_ns != nullptr && blockIdx.x == 0 && threadIdx.x == 0) *joined_ns = nanoseconds();
+__global__ void __launch_bounds__(kCombineThreads) combine_kernel(const CombinedLayer layer) {
+  if (layer.joined_ns != nullptr && blockIdx.x == 0 && threadIdx.x == 0) *layer.joined_ns = nanoseconds();
   const int64_t i = int64_t(blockIdx.x) * kCombineThreads + threadIdx.x;
-  if (i >= int64_t(num_tokens) * hidden_size) return;
-  const int token = int(i / hidden_size), column = int(i % hidden_size);
-  float sum = hidden[i];
+  if (i >= int64_t(layer.num_tokens) * layer.hidden_size) return;
+  const int token = int(i / layer.hidden_size), column = int(i % layer.hidden_size);
+  float sum = layer.hidden[i];
   bool on_cpu = false;
-  for (int k = 0; k < top_k; ++k) {
-    const int pair = token * top_k + k;
-    if (where[pair] == kCpu) {
+  for (int k = 0; k < layer.top_k; ++k) {
+    const int pair = token * layer.top_k + k;
+    if (layer.where[pair] == kCpu) {
       on_cpu = true;
-    } else if (where[pair] != kNobody) {
-      sum = fused(weights[pair], outputs[int64_t(pair) * hidden_size + column], sum);
+    } else if (layer.where[pair] != kNobody) {
+      sum = fused(layer.weights[pair], layer.outputs[int64_t(pair) * layer.hidden_size + column], sum);
     }
   }
-  if (on_cpu && from_cpu != nullptr) sum += from_cpu[i];
-  hidden[i] = sum;
+  if (on_cpu && layer.from_cpu != nullptr) sum += layer.from_cpu[i];
+  layer.hidden[i] = sum;
 }
 
 DecodeRunners runners(WeightFormat format) {
@@ -77,8 +75,8 @@ int launch_read_host(const void* mapped, void* to, int64_t bytes, Stream stream)
   return cudaGetLastError();
 }
 
-int launch_encode(ActivationKind kind, const void* bf16_rows, int num_tokens, int columns, void* out,
-                  Stream stream) {
+int launch_encode(const EncodedRows& encoded, Stream stream) {
+  const auto& [kind, bf16_rows, num_tokens, columns, out] = encoded;
   if (bf16_rows == nullptr || out == nullptr || num_tokens < 1 || columns < 1) return cudaErrorInvalidValue;
   const int64_t row_bytes = kernels::activation_row_bytes(kind, columns);
   const int runs = int(kernels::activation_columns(columns) / 32) * num_tokens;
@@ -103,13 +101,9 @@ int launch_encode(ActivationKind kind, const void* bf16_rows, int num_tokens, in
 }
 
 int launch_decode_experts(const ExpertLayout& layout, const ExpertGroups& groups,
-                          const ExpertBuffers& buffers, int num_tokens, int top_k, int num_experts,
-                          int shared_bytes, Stream stream) {
-  if (!is_complete(layout) || num_tokens < 1 || top_k < 1 || num_experts < 1 ||
-      groups.capacity < max_groups(num_tokens * top_k, num_experts) || buffers.encoded == nullptr ||
-      buffers.intermediate == nullptr || buffers.outputs == nullptr) {
-    return cudaErrorInvalidValue;
-  }
+                          const ExpertBuffers& buffers, const DecodeShape& shape, Stream stream) {
+  if (!can_decode(layout, groups, buffers, shape)) return cudaErrorInvalidValue;
+  const auto& [num_tokens, top_k, num_experts, shared_bytes] = shape;
   const DecodeRunners first = runners(layout.gate_up), second = runners(layout.down);
   if (first.gate_up == nullptr || second.down == nullptr) return cudaErrorInvalidValue;
   if (int error =
@@ -118,17 +112,11 @@ int launch_decode_experts(const ExpertLayout& layout, const ExpertGroups& groups
   return second.down(layout, groups, buffers, num_tokens, top_k, num_experts, shared_bytes, stream);
 }
 
-int launch_combine(const float* outputs, const float* weights, const uint8_t* where, const float* from_cpu,
-                   int num_tokens, int top_k, int hidden_size, float* hidden, int64_t* joined_ns,
-                   Stream stream) {
-  if (outputs == nullptr || weights == nullptr || where == nullptr || hidden == nullptr || num_tokens < 1 ||
-      top_k < 1 || hidden_size < 1) {
-    return cudaErrorInvalidValue;
-  }
-  const int64_t elements = int64_t(num_tokens) * hidden_size;
+int launch_combine(const CombinedLayer& layer, Stream stream) {
+  if (!can_combine(layer)) return cudaErrorInvalidValue;
+  const int64_t elements = int64_t(layer.num_tokens) * layer.hidden_size;
   const int blocks = int((elements + kCombineThreads - 1) / kCombineThreads);
-  combine_kernel<<<blocks, kCombineThreads, 0, stream>>>(outputs, weights, where, from_cpu, num_tokens, top_k,
-                                                         hidden_size, hidden, joined_ns);
+  combine_kernel<<<blocks, kCombineThreads, 0, stream>>>(layer);
   return cudaGetLastError();
 }
 

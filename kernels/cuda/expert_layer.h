@@ -65,15 +65,34 @@ inline int64_t intermediate_bytes(const ExpertLayout& layout, int num_pairs) {
 // a kernel: a copy would queue behind uploads that the layer does not wait for.
 int launch_read_host(const void* mapped, void* to, int64_t bytes, Stream stream);
 
-// bf16 rows [num_tokens][hidden] -> encoded activation rows of `kind`.
-int launch_encode(kernels::ActivationKind kind, const void* bf16_rows, int num_tokens, int columns, void* out,
-                  Stream stream);
+// bf16 rows and where their encoded rows go.
+struct EncodedRows {
+  kernels::ActivationKind kind;
+  const void* rows;  // bf16 [num_tokens][columns]
+  int num_tokens;
+  int columns;
+  void* out;
+};
+int launch_encode(const EncodedRows& encoded, Stream stream);
 
-// Decode, 1 to 32 tokens (more work, in rising cost): outputs[pair] = expert of the pair applied to token
-// pair / top_k, for the pairs in groups. num_pairs and num_experts bound the launch.
+// What bounds a decode launch.
+struct DecodeShape {
+  int num_tokens;  // 1 to 32 (more work, in rising cost)
+  int top_k;
+  int num_experts;
+  int shared_bytes;  // shared memory that a block may take
+};
+
+inline bool can_decode(const ExpertLayout& layout, const ExpertGroups& groups, const ExpertBuffers& buffers,
+                       const DecodeShape& shape) {
+  return is_complete(layout) && shape.num_tokens >= 1 && shape.top_k >= 1 && shape.num_experts >= 1 &&
+         groups.capacity >= max_groups(shape.num_tokens * shape.top_k, shape.num_experts) &&
+         buffers.encoded != nullptr && buffers.intermediate != nullptr && buffers.outputs != nullptr;
+}
+
+// Decode: outputs[pair] = expert of the pair applied to token pair / top_k, for the pairs in groups.
 int launch_decode_experts(const ExpertLayout& layout, const ExpertGroups& groups,
-                          const ExpertBuffers& buffers, int num_tokens, int top_k, int num_experts,
-                          int shared_bytes, Stream stream);
+                          const ExpertBuffers& buffers, const DecodeShape& shape, Stream stream);
 
 // The tiles of a prefill launch, in device memory: {group, first pair within it}, see tile_groups.
 struct PrefillTiles {
@@ -82,18 +101,38 @@ struct PrefillTiles {
   int tokens;  // of a tile: kFewTokens or kManyTokens
 };
 
-// Prefill: the same on tensor cores, activations and dequantised weights in bf16. x is bf16 [tokens][hidden].
+struct PrefillRows {
+  const void* x;  // bf16 [num_tokens][hidden]
+  int num_tokens;
+  int top_k;
+};
+
+// Prefill: the same on tensor cores, activations and dequantised weights in bf16.
 // f32 weights are not for tensor cores: cudaErrorInvalidValue.
 int launch_prefill_experts(const ExpertLayout& layout, const ExpertGroups& groups,
-                           const ExpertBuffers& buffers, const PrefillTiles& tiles, const void* x,
-                           int num_tokens, int top_k, Stream stream);
+                           const ExpertBuffers& buffers, const PrefillTiles& tiles, const PrefillRows& rows,
+                           Stream stream);
+
+// Both sides' shares of a layer and what they are added to.
+struct CombinedLayer {
+  const float* outputs;   // [pairs][hidden_size] of the device
+  const float* weights;   // [pairs]
+  const uint8_t* where;   // [pairs] who computes it (placement.h)
+  const float* from_cpu;  // [tokens][hidden_size], may be null
+  int num_tokens;
+  int top_k;
+  int hidden_size;
+  float* hidden;       // [tokens][hidden_size]
+  int64_t* joined_ns;  // where the device's time at the launch's begin goes, may be null
+};
+
+inline bool can_combine(const CombinedLayer& layer) {
+  return layer.outputs != nullptr && layer.weights != nullptr && layer.where != nullptr &&
+         layer.hidden != nullptr && layer.num_tokens >= 1 && layer.top_k >= 1 && layer.hidden_size >= 1;
+}
 
 // hidden[t] += sum over the ranks that the device computed of weights[t, k] * outputs[t, k], in rank order;
-// then + from_cpu[t] where tokens have experts on the CPU, by where[pair] (placement.h). from_cpu
-// [tokens][hidden] may be null. hidden is f32. joined_ns: where the device's time at its begin goes, may be
-// null.
-int launch_combine(const float* outputs, const float* weights, const uint8_t* where, const float* from_cpu,
-                   int num_tokens, int top_k, int hidden_size, float* hidden, int64_t* joined_ns,
-                   Stream stream);
+// then + from_cpu[t] where tokens have experts on the CPU.
+int launch_combine(const CombinedLayer& layer, Stream stream);
 
 }  // namespace twofold::cuda

@@ -30,8 +30,9 @@ PrefillRunners runners(WeightFormat format) {
 }  // namespace
 
 int launch_prefill_experts(const ExpertLayout& layout, const ExpertGroups& groups,
-                           const ExpertBuffers& buffers, const PrefillTiles& tiles, const void* x,
-                           int num_tokens, int top_k, Stream stream) {
+                           const ExpertBuffers& buffers, const PrefillTiles& tiles, const PrefillRows& rows,
+                           Stream stream) {
+  const auto& [x, num_tokens, top_k] = rows;
   const PrefillRunners first = runners(layout.gate_up), second = runners(layout.down);
   if (first.few == nullptr || second.few == nullptr || tiles.tiles == nullptr || tiles.count < 0 ||
       tiles.count > 65535 || (tiles.tokens != kFewTokens && tiles.tokens != kManyTokens) || x == nullptr ||

@@ -1,4 +1,4 @@
-"""The played device: a module that the source tree's build leaves beside the native test programs."""
+"""The fake device: a module that the source tree's build leaves beside the native test programs."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ BUILT = BUILD / "dev/tests/device"
 
 
 @pytest.fixture(scope="session")
-def played() -> ModuleType:
-    if not list(BUILT.glob("twofold_played*.so")) and os.environ.get("TWOFOLD_TESTS_NEED_ALL") != "1":
-        pytest.skip("the played device is not built beside these sources")
+def fake() -> ModuleType:
+    if not list(BUILT.glob("twofold_fake*.so")) and os.environ.get("TWOFOLD_TESTS_NEED_ALL") != "1":
+        pytest.skip("the fake device is not built beside these sources")
     sys.path.insert(0, str(BUILT))
     try:
-        return importlib.import_module("twofold_played")
+        return importlib.import_module("twofold_fake")
     finally:
         sys.path.remove(str(BUILT))

@@ -1,7 +1,7 @@
 """Every layer that a `DeviceRunner` computes against its experts, each computed alone on the CPU as it computes beside
 a device (kernels/include/twofold/rounding.h).
 
-The played device computes an expert to the CPU's bits where both round alike, so wherever the experts of a token ran,
+The fake device computes an expert to the CPU's bits where both round alike, so wherever the experts of a token ran,
 what is left between a layer and the sum of them is the order of float32 additions, which has a bound.
 """
 
@@ -25,14 +25,14 @@ FIGURES = {
 }  # fmt: skip
 
 
-def cpu_beside_device(played: ModuleType, store: _core.ExpertStore, num_experts: int) -> _core.MoeExecutor:
+def cpu_beside_device(fake: ModuleType, store: _core.ExpertStore, num_experts: int) -> _core.MoeExecutor:
     """An executor whose `forward` computes every expert on the CPU, rounding as beside a device."""
-    machine = _core.MachineProfile.from_fields("played", FIGURES)
+    machine = _core.MachineProfile.from_fields("fake", FIGURES)
     cost = _core.CostModel(machine, store.expert_bytes, store.flops_per_token, ())
     config = _core.SchedulerConfig(
         store.num_layers, num_experts, 1, 0, "lru", num_staging=1, fetch_rule="none"
     )
-    accelerator = played.open_device().accelerator(store, cost, config)
+    accelerator = fake.open_device().accelerator(store, cost, config)
     return _core.MoeExecutor.on_device(ops.ThreadTeam(1), store, accelerator)
 
 
@@ -49,12 +49,12 @@ def alone(executor: _core.MoeExecutor, layer: int, rows: Any, ids: Any) -> Any:
 class LayerSums:
     """Watches a runner's layers, whoever places them."""
 
-    def __init__(self, played: ModuleType, runner: DeviceRunner) -> None:
+    def __init__(self, fake: ModuleType, runner: DeviceRunner) -> None:
         self.num_rows = 0
         """Rows of layers that were compared."""
         self.worst = 0.0
         """The largest error seen, as a share of what the order of additions can make."""
-        self._executor = cpu_beside_device(played, runner.moe.store, runner.moe.shape.num_experts)
+        self._executor = cpu_beside_device(fake, runner.moe.store, runner.moe.shape.num_experts)
         self._table, self._placed = runner._layers, runner._placed
         for layers in (self._table, self._placed):
             self._watch(layers)

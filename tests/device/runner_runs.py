@@ -1,8 +1,9 @@
-"""Running a `DeviceRunner` on the played device in tests: made from a model's files, driven by the real scheduler."""
+"""Running a `DeviceRunner` on the fake device in tests: made from a model's files, driven by the real scheduler."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
@@ -10,11 +11,11 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
+import pytest
 from twofold.api.config import EngineConfig
 from twofold.api.types import GenerationRequest, SamplingParams
 from twofold.blocks import ops
-from twofold.device.kernels import TorchKernels
+from twofold.device.finding import on_device
 from twofold.device.model import DeviceModel
 from twofold.device.runner import DeviceRunner
 from twofold.engine.expert_loading import load_experts, slot_plan
@@ -27,6 +28,7 @@ from twofold.engine.scheduler import Sequence as Request
 from twofold.experts.accelerator import AcceleratorChoice
 from twofold.models import open_model_files
 
+from tests.device.fake_device import FakeDevice
 from tests.told_sampler import ToldSampler
 
 PAGE_SIZE = 8
@@ -36,7 +38,7 @@ F32 = npt.NDArray[np.float32]
 
 
 def make_runner(
-    played: ModuleType,
+    fake: ModuleType,
     path: Path,
     *,
     slots: int,
@@ -47,23 +49,18 @@ def make_runner(
     rules: dict[str, Any] | None = None,
     **options: Any,
 ) -> DeviceRunner:
-    """A runner on a played device of its own, opened with `device`. table_steps=False: the host places every step."""
+    """A runner on a fake device of its own, opened with `device`. table_steps=False: the host places every step."""
     files = open_model_files(path)
     team = ops.ThreadTeam(1)
     config = EngineConfig(model=str(path), policy=policy, prefetch=prefetch)
-    opened = played.open_device(**{"tick_us": 2.0, **(device or {})})
-    stand_in = ModuleType("played")
-    stand_in.__dict__.update(played.__dict__)
-    stand_in.open_device = lambda index=0: opened  # type: ignore[attr-defined]
-    with replaced_module("twofold._cuda", stand_in):
-        choice = AcceleratorChoice("cuda", "a test")
-        plan = replace(slot_plan(config, slots), rules=rules or {})
-        moe = load_experts(files, team, choice, config, plan)
-        played.spare(opened, moe.accelerator.slot_table)
-        model = DeviceModel(files, team, torch.device("cpu"), TorchKernels(), MAX_CONTEXT)
-        runner = DeviceRunner(
-            model, moe, stand_in, num_pages=NUM_PAGES, page_size=PAGE_SIZE, max_context=MAX_CONTEXT, **options
-        )
+    on = FakeDevice(fake.open_device(**{"tick_us": 2.0, **(device or {})}))
+    plan = replace(slot_plan(config, slots), rules=rules or {})
+    moe = load_experts(files, team, on_device(on, "a test"), config, plan)
+    fake.spare(on.native, moe.accelerator.slot_table)
+    model = DeviceModel(files, team, on.torch_device, on.kernels(MAX_CONTEXT), MAX_CONTEXT)
+    runner = DeviceRunner(
+        model, moe, on, num_pages=NUM_PAGES, page_size=PAGE_SIZE, max_context=MAX_CONTEXT, **options
+    )
     if not table_steps:
         runner.why_placed = "a test"
     return runner
@@ -79,25 +76,12 @@ def make_cpu_runner(path: Path) -> ModelRunner:
     return ModelRunner(LoadedModel(files, team), moe, cache)
 
 
-class replaced_module:  # noqa: N801 - used as a function
-    """sys.modules[name] is another module inside."""
-
-    def __init__(self, name: str, module: ModuleType) -> None:
-        self._name, self._module = name, module
-
-    def __enter__(self) -> None:
-        import sys
-
-        self._before = sys.modules.get(self._name)
-        sys.modules[self._name] = self._module
-
-    def __exit__(self, *_: object) -> None:
-        import sys
-
-        if self._before is None:
-            del sys.modules[self._name]
-        else:
-            sys.modules[self._name] = self._before
+@contextmanager
+def found_device(open_native: Callable[[], Any]) -> Iterator[None]:
+    """Inside, this machine has a device: whoever looks for one finds a fake of its own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("twofold.device.finding.find_device", lambda: (FakeDevice(open_native()), ""))
+        yield
 
 
 @dataclass

@@ -11,10 +11,10 @@
 #include "device/slot_pool.h"
 #include "device/slot_tables.h"
 #include "device/upload_engine.h"
-#include "played_profile.h"
+#include "fake_profile.h"
 #include "twofold/layer_scheduler.h"
 
-namespace twofold::played {
+namespace twofold::fake {
 
 namespace {
 
@@ -332,4 +332,4 @@ class Run {
 
 StressCounts stress(const StressShape& shape) { return Run(shape).run(); }
 
-}  // namespace twofold::played
+}  // namespace twofold::fake

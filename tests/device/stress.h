@@ -1,11 +1,11 @@
-// Steps of a model that only moves bytes, on a played device: does every layer find its experts?
+// Steps of a model that only moves bytes, on a fake device: does every layer find its experts?
 #pragma once
 #include <cstdint>
 #include <string>
 
-#include "played_device.h"
+#include "fake_device.h"
 
-namespace twofold::played {
+namespace twofold::fake {
 
 struct StressShape {
   uint64_t seed = 0;
@@ -40,4 +40,4 @@ struct StressCounts {
 // Throws std::runtime_error saying what a layer found instead of its expert, or what was lost.
 StressCounts stress(const StressShape& shape);
 
-}  // namespace twofold::played
+}  // namespace twofold::fake

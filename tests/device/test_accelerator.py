@@ -1,7 +1,7 @@
-"""The accelerator on a device that is played: experts run from its slots and give what the CPU alone gives.
+"""The accelerator on a fake device: experts run from its slots and give what the CPU alone gives.
 
-The played module stands where twofold._cuda would, so that the whole way is the shipped one: the choice, the slots'
-memory, uploads in real time on the played clock, the books.
+The fake module stands where twofold._cuda would, so that the whole way is the shipped one: the choice, the slots'
+memory, uploads in real time on the fake clock, the books.
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ def store(team: ops.ThreadTeam) -> _core.ExpertStore:
 
 
 def cost(store: _core.ExpertStore) -> _core.CostModel:
-    profile = _core.MachineProfile.from_fields("played", FIGURES)
+    profile = _core.MachineProfile.from_fields("fake", FIGURES)
     return _core.CostModel(profile, store.expert_bytes, store.flops_per_token, ())
 
 
 def on_device(
-    played: ModuleType,
+    fake: ModuleType,
     team: ops.ThreadTeam,
     store: _core.ExpertStore,
     *,
@@ -72,7 +72,7 @@ def on_device(
     rules: dict[str, object] | None = None,
     **device: object,
 ) -> tuple[_core.MoeExecutor, object]:
-    accelerator = played.open_device(**device).accelerator(
+    accelerator = fake.open_device(**device).accelerator(
         store,
         cost(store),
         _core.SchedulerConfig(LAYERS, EXPERTS, TOP_K, num_slots, policy, prefetch, **(rules or {})),
@@ -102,7 +102,7 @@ def play(executor: _core.MoeExecutor, num_steps: int, seed: int = 1) -> list[np.
 @pytest.mark.parametrize("num_slots", [0, 6, LAYERS * EXPERTS])
 @pytest.mark.parametrize("refuse_pinning", [False, True])
 def test_results_are_those_of_the_cpu_bit_for_bit(
-    played: ModuleType,
+    fake: ModuleType,
     team: ops.ThreadTeam,
     store: _core.ExpertStore,
     policy: str,
@@ -111,7 +111,7 @@ def test_results_are_those_of_the_cpu_bit_for_bit(
 ) -> None:
     plain = play(_core.MoeExecutor(team, store), 40)
     executor, accelerator = on_device(
-        played,
+        fake,
         team,
         store,
         num_slots=num_slots,
@@ -138,7 +138,7 @@ def test_results_are_those_of_the_cpu_bit_for_bit(
     ],
 )
 def test_other_engines_rules_decide_otherwise_and_answer_the_same(
-    played: ModuleType,
+    fake: ModuleType,
     team: ops.ThreadTeam,
     store: _core.ExpertStore,
     rules: dict[str, object],
@@ -147,7 +147,7 @@ def test_other_engines_rules_decide_otherwise_and_answer_the_same(
 ) -> None:
     plain = play(_core.MoeExecutor(team, store), 30)
     given = {name: value for name, value in rules.items() if name != "policy"}
-    executor, accelerator = on_device(played, team, store, policy=policy, rules=given, tick_us=5.0)
+    executor, accelerator = on_device(fake, team, store, policy=policy, rules=given, tick_us=5.0)
     np.testing.assert_array_equal(np.concatenate(play(executor, 30)), np.concatenate(plain))
     counts = executor.counts()
     table = np.array(accelerator.split_table()).reshape(TOP_K + 1, TOP_K + 1)  # type: ignore[attr-defined]
@@ -159,10 +159,10 @@ def test_other_engines_rules_decide_otherwise_and_answer_the_same(
 
 
 def test_failing_uploads_run_on_the_cpu_and_change_no_result(
-    played: ModuleType, team: ops.ThreadTeam, store: _core.ExpertStore
+    fake: ModuleType, team: ops.ThreadTeam, store: _core.ExpertStore
 ) -> None:
     plain = play(_core.MoeExecutor(team, store), 30)
-    executor, accelerator = on_device(played, team, store, fail_issue=0.3)
+    executor, accelerator = on_device(fake, team, store, fail_issue=0.3)
     np.testing.assert_array_equal(np.concatenate(play(executor, 30)), np.concatenate(plain))
     executor.idle()
     uploads = accelerator.upload_counts()  # type: ignore[attr-defined]
@@ -171,24 +171,24 @@ def test_failing_uploads_run_on_the_cpu_and_change_no_result(
 
 
 def test_a_device_that_takes_no_upload_is_an_error_that_says_so(
-    played: ModuleType, team: ops.ThreadTeam, store: _core.ExpertStore
+    fake: ModuleType, team: ops.ThreadTeam, store: _core.ExpertStore
 ) -> None:
-    executor, _ = on_device(played, team, store, fail_issue=1.0)
+    executor, _ = on_device(fake, team, store, fail_issue=1.0)
     with pytest.raises(KernelError, match="uploads in a row"):
         play(executor, 40)
 
 
 def test_no_room_for_slots_names_the_flags(
-    played: ModuleType, team: ops.ThreadTeam, store: _core.ExpertStore
+    fake: ModuleType, team: ops.ThreadTeam, store: _core.ExpertStore
 ) -> None:
     with pytest.raises(CapacityError, match="lower --gpu-experts-ratio, --num-gpu-experts"):
-        on_device(played, team, store, total_bytes=100_000)
+        on_device(fake, team, store, total_bytes=100_000)
 
 
 def test_every_upload_is_reported_once_with_its_times(
-    played: ModuleType, team: ops.ThreadTeam, store: _core.ExpertStore
+    fake: ModuleType, team: ops.ThreadTeam, store: _core.ExpertStore
 ) -> None:
-    executor, accelerator = on_device(played, team, store, num_slots=6)
+    executor, accelerator = on_device(fake, team, store, num_slots=6)
     play(executor, 30)
     executor.idle()
     rows = executor.drain_events()["upload"]
@@ -202,21 +202,21 @@ def test_every_upload_is_reported_once_with_its_times(
 
 
 def test_the_link_is_corrected_by_what_is_measured(
-    played: ModuleType, team: ops.ThreadTeam, store: _core.ExpertStore
+    fake: ModuleType, team: ops.ThreadTeam, store: _core.ExpertStore
 ) -> None:
-    executor, accelerator = on_device(played, team, store, num_slots=6, bandwidth_gbps=0.1)
+    executor, accelerator = on_device(fake, team, store, num_slots=6, bandwidth_gbps=0.1)
     play(executor, 200)
     assert accelerator.link_correction > 2  # type: ignore[attr-defined]
 
 
 def test_cache_state_survives(
-    played: ModuleType, team: ops.ThreadTeam, store: _core.ExpertStore, tmp_path: Path
+    fake: ModuleType, team: ops.ThreadTeam, store: _core.ExpertStore, tmp_path: Path
 ) -> None:
-    executor, _ = on_device(played, team, store)
+    executor, _ = on_device(fake, team, store)
     play(executor, 40)
     executor.idle()
     executor.save_cache(str(tmp_path / "cache"))
-    again, _ = on_device(played, team, store)
+    again, _ = on_device(fake, team, store)
     assert again.restore_cache(str(tmp_path / "cache")) == 8
     np.testing.assert_array_equal(
         np.concatenate(play(again, 10, seed=3)),

@@ -1,15 +1,15 @@
-"""Calibration of a device: known figures come back, from known times and from the played device's link."""
+"""Calibration of a device: known figures come back, from known times and from the fake device's link."""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -27,12 +27,15 @@ from twofold.device.calibration import (
     fit_layers,
     fit_link,
 )
-from twofold.device.probe import ModuleProbe
+from twofold.device.probe import KernelProbe
 from twofold.experts.calibration import Sample, random_store
 from twofold.experts.moe import MoeShape
 from twofold.experts.profiles import COST_FIGURES, load_profile
 from twofold.models.testing import TinyModel, write_tiny_model
 from twofold.weights.weight_format import packed_bytes
+
+from tests.device.fake_device import FakeDevice
+from tests.device.runner_runs import found_device
 
 SHAPE = MoeShape(2, 32, 4, 64, 32, (("bf16",) * 3,) * 2)
 
@@ -137,12 +140,10 @@ def test_the_table_tells_every_figure_with_its_residuals() -> None:
 
 
 @pytest.mark.parametrize(("bandwidth_gbps", "expert_kb"), [(2.0, 100), (40.0, 9000)])
-def test_the_played_link_has_the_figures_it_was_given(
-    played: ModuleType, bandwidth_gbps: float, expert_kb: int
+def test_the_fake_link_has_the_figures_it_was_given(
+    fake: ModuleType, bandwidth_gbps: float, expert_kb: int
 ) -> None:
-    link = played.LinkProbe(
-        played.open_device(0, total_bytes=1 << 29, bandwidth_gbps=bandwidth_gbps), 1 << 27
-    )
+    link = fake.open_device(0, total_bytes=1 << 29, bandwidth_gbps=bandwidth_gbps).link_probe(1 << 27)
     sizes = sorted({*LINK_BYTES, expert_kb * 1000})
     latency, gbps = fit_link([LinkSample(n, link.copies_us(n)) for n in sizes])
     assert latency == pytest.approx(10.0, rel=0.02)
@@ -153,12 +154,12 @@ def test_the_played_link_has_the_figures_it_was_given(
 
 @pytest.mark.parametrize("demand", [True, False])
 @pytest.mark.parametrize("refuse_pinning", [True, False])
-def test_the_upload_engine_nearly_fills_the_played_link(
-    played: ModuleType, demand: bool, refuse_pinning: bool
+def test_the_upload_engine_nearly_fills_the_fake_link(
+    fake: ModuleType, demand: bool, refuse_pinning: bool
 ) -> None:
     team = ops.ThreadTeam(1)
     store = random_store(MoeShape(1, 8, 2, 512, 256, (("bf16",) * 3,)), team)
-    device = played.open_device(0, bandwidth_gbps=10.0, refuse_pinning=refuse_pinning)
+    device = fake.open_device(0, bandwidth_gbps=10.0, refuse_pinning=refuse_pinning)
     probe = device.probe_uploads(store, 100, demand)
     assert probe["bytes"] == 100 * store.expert_bytes
     assert probe["pinned"] is not refuse_pinning
@@ -170,17 +171,20 @@ SMALL = MoeShape(2, 8, 2, 64, 32, (("q8_0",) * 3,) * 2)
 
 
 @pytest.fixture
-def large(played: ModuleType, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The played module with a device of 1 GiB."""
-    opened = played.open_device
-    monkeypatch.setattr(played, "open_device", lambda index=0: opened(index, total_bytes=1 << 30))
-    return played
+def large(fake: ModuleType) -> Iterator[Callable[[], Any]]:
+    """This machine has a device of 1 GiB; this opens another one."""
+
+    def open_native() -> Any:
+        return fake.open_device(0, total_bytes=1 << 30)
+
+    with found_device(open_native):
+        yield open_native
 
 
-def test_the_probe_launches_layers_of_the_played_device(large: ModuleType) -> None:
-    """Times are this machine's; that each launch does what it should is for test_played_kernels."""
-    probe = ModuleProbe(large, SMALL, most_tokens=64)
-    assert (probe.name, probe.expert_bytes) == ("played device", 3 * packed_bytes("q8_0", 32, 64))
+def test_the_probe_launches_layers_of_the_fake_device(large: Callable[[], Any]) -> None:
+    """Times are this machine's; that each launch does what it should is for test_fake_kernels."""
+    probe = KernelProbe(FakeDevice(large()), SMALL, most_tokens=64)
+    assert (probe.name, probe.expert_bytes) == ("fake device", 3 * packed_bytes("q8_0", 32, 64))
     for ids in (((0, 1),), ((0, 1), (1, 2)), tuple((n % 8, (n + 1) % 8) for n in range(64))):
         assert probe.routed_us(Routing(ids)) > 0
     assert probe.join_us() > 0
@@ -191,14 +195,12 @@ def test_the_probe_launches_layers_of_the_played_device(large: ModuleType) -> No
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_command_measures_the_played_device_and_keeps_its_figures(
-    large: ModuleType,
-    monkeypatch: pytest.MonkeyPatch,
+def test_the_command_measures_the_fake_device_and_keeps_its_figures(
+    large: Callable[[], Any],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     dtype: Literal["float32", "bfloat16"],
 ) -> None:
-    monkeypatch.setitem(sys.modules, "twofold._cuda", large)
     model = write_tiny_model(tmp_path / "model", TinyModel(num_layers=2, dtype=dtype))
     stored = tmp_path / "machine.json"
     argv = ["calibrate", str(model), "--output", str(stored), "--cpu-threads", "1", "--repeats", "1"]
@@ -210,9 +212,9 @@ def test_the_command_measures_the_played_device_and_keeps_its_figures(
     profile = load_profile(str(stored))
     assert profile.figures["link_bandwidth_gbps"].value == printed["link_bandwidth_gbps"]
     for name in set(COST_FIGURES) - {"cpu_bandwidth_gbps", "cpu_gflops", "cpu_expert_overhead_us"}:
-        assert profile.figures[name].source.startswith("measured on played device"), name
+        assert profile.figures[name].source.startswith("measured on fake device"), name
     assert main([*argv, "--accelerator", "cuda"]) == 0
-    assert "played device, link: an upload takes" in capsys.readouterr().out
+    assert "fake device, link: an upload takes" in capsys.readouterr().out
     assert main([*argv, "--accelerator", "none"]) == 0
     assert "accelerator not measured (--accelerator none)" in capsys.readouterr().out
     borrowed = load_profile(str(stored)).figures["link_bandwidth_gbps"]

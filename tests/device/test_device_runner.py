@@ -1,4 +1,4 @@
-"""The whole runner on the played device: table steps by graph and eagerly, steps placed by the host, falling back.
+"""The whole runner on the fake device: table steps by graph and eagerly, steps placed by the host, falling back.
 
 Every layer is held to the sum of its experts, bit for bit but for the order of additions (`LayerSums`). Logits are held
 to a reference's as closely as bf16 lets them be: a sum that is added up in another order now and then falls to the
@@ -22,7 +22,6 @@ torch = pytest.importorskip("torch")
 from twofold.api.config import EngineConfig  # noqa: E402
 from twofold.api.errors import KernelError  # noqa: E402
 from twofold.api.types import SamplingParams, TokenLogprob  # noqa: E402
-from twofold.device.queue import HostQueue  # noqa: E402
 from twofold.device.runner import DeviceRunner  # noqa: E402
 from twofold.engine import Engine  # noqa: E402
 from twofold.engine.sampler import Sampler  # noqa: E402
@@ -34,6 +33,7 @@ from twofold.models.testing import (  # noqa: E402
     write_weights,
 )
 
+from tests.device.fake_device import FakeQueue  # noqa: E402
 from tests.device.layer_sums import LayerSums  # noqa: E402
 from tests.device.runner_runs import F32, Play, make_cpu_runner, make_runner, scripted  # noqa: E402
 from tests.told_sampler import ToldSampler  # noqa: E402
@@ -59,8 +59,8 @@ def errors_of(ours: F32, reference: F32) -> F32:
 class References:
     """Logits of scripted conversations by batch size and tokens: no slots, every step placed by the host."""
 
-    def __init__(self, played: ModuleType, path: Path, in_f32: Path) -> None:
-        self._played, self._path, self._in_f32 = played, path, in_f32
+    def __init__(self, fake: ModuleType, path: Path, in_f32: Path) -> None:
+        self._fake, self._path, self._in_f32 = fake, path, in_f32
         self._made: dict[tuple[int, int], tuple[F32, float]] = {}
 
     def of(self, size: int, tokens: int) -> tuple[F32, float]:
@@ -69,7 +69,7 @@ class References:
         In the median: where rounding turns a tie between two experts, the row goes elsewhere.
         """
         if (size, tokens) not in self._made:
-            runner = make_runner(self._played, self._path, slots=0, table_steps=False)
+            runner = make_runner(self._fake, self._path, slots=0, table_steps=False)
             logits = scripted(runner, size, tokens, TINY.vocab_size)
             exact = scripted(make_cpu_runner(self._in_f32), size, tokens, TINY.vocab_size)
             self._made[size, tokens] = logits, float(np.median(errors_of(logits, exact)))
@@ -82,14 +82,14 @@ class References:
 
 
 @pytest.fixture(scope="module")
-def reference(played: ModuleType, path: Path, tmp_path_factory: pytest.TempPathFactory) -> References:
+def reference(fake: ModuleType, path: Path, tmp_path_factory: pytest.TempPathFactory) -> References:
     in_f32 = write_tiny_model(tmp_path_factory.mktemp("in_f32"), replace(TINY, dtype="float32"))
     weights = {
         name: torch.from_numpy(values).bfloat16().float().numpy()
         for name, values in tiny_weights(TINY).items()
     }
     write_weights(in_f32, weights, dtype="float32", num_shards=TINY.num_shards)
-    return References(played, path, in_f32)
+    return References(fake, path, in_f32)
 
 
 def test_roundings_to_bf16_are_a_small_share_of_the_logits(reference: References) -> None:
@@ -108,7 +108,7 @@ def test_roundings_to_bf16_are_a_small_share_of_the_logits(reference: References
     ],
 )
 def test_logits_do_not_depend_on_where_experts_run(
-    played: ModuleType,
+    fake: ModuleType,
     path: Path,
     reference: References,
     size: int,
@@ -116,8 +116,8 @@ def test_logits_do_not_depend_on_where_experts_run(
     policy: str,
     graphs: bool,
 ) -> None:
-    runner = make_runner(played, path, slots=round(share * EXPERTS), policy=policy, graphs=graphs)
-    sums = LayerSums(played, runner)
+    runner = make_runner(fake, path, slots=round(share * EXPERTS), policy=policy, graphs=graphs)
+    sums = LayerSums(fake, runner)
     assert reference.close(scripted(runner, size, TOKENS, TINY.vocab_size), size)
     assert sums.worst <= 1
     assert sums.num_rows == 3 * sum(5 + 3 * n + TOKENS - 1 for n in range(size))
@@ -131,18 +131,18 @@ def test_logits_do_not_depend_on_where_experts_run(
 
 @pytest.mark.parametrize("size", [2, 5, 20])
 def test_batches_are_padded_to_a_graph_and_no_row_knows(
-    played: ModuleType, path: Path, reference: References, size: int
+    fake: ModuleType, path: Path, reference: References, size: int
 ) -> None:
-    runner = make_runner(played, path, slots=EXPERTS // 3)
-    sums = LayerSums(played, runner)
+    runner = make_runner(fake, path, slots=EXPERTS // 3)
+    sums = LayerSums(fake, runner)
     assert reference.close(scripted(runner, size, 4, TINY.vocab_size), size, 4)
     assert sums.worst <= 1
     assert runner.num_table_steps > 0
 
 
-def test_more_sequences_than_a_graph_holds_are_placed_by_the_host(played: ModuleType, path: Path) -> None:
-    placed = make_runner(played, path, slots=0, table_steps=False)
-    runner = make_runner(played, path, slots=EXPERTS // 3)
+def test_more_sequences_than_a_graph_holds_are_placed_by_the_host(fake: ModuleType, path: Path) -> None:
+    placed = make_runner(fake, path, slots=0, table_steps=False)
+    runner = make_runner(fake, path, slots=EXPERTS // 3)
     prompts = [[n, n + 1] for n in range(33)]
 
     def answer(by: DeviceRunner) -> list[list[int]]:
@@ -159,12 +159,12 @@ def test_more_sequences_than_a_graph_holds_are_placed_by_the_host(played: Module
     [{"most_delay_us": 300.0}, {"fail_issue": 0.3}, {"fail_completion": 0.3}, {"refuse_pinning": True}],
 )
 def test_experts_come_and_go_between_steps_whatever_the_link_does(
-    played: ModuleType, path: Path, reference: References, device: dict[str, float]
+    fake: ModuleType, path: Path, reference: References, device: dict[str, float]
 ) -> None:
     # A copy that a layer waits for may be refused, but not fail on its way.
     rules = {"fetch_rule": "none"} if "fail_completion" in device else {}
-    runner = make_runner(played, path, slots=6, policy="lru", prefetch="on", device=device, rules=rules)
-    sums = LayerSums(played, runner)
+    runner = make_runner(fake, path, slots=6, policy="lru", prefetch="on", device=device, rules=rules)
+    sums = LayerSums(fake, runner)
     assert reference.close(scripted(runner, 3, TOKENS, TINY.vocab_size), 3)
     assert sums.worst <= 1
     counts = runner.moe.counts()
@@ -174,16 +174,14 @@ def test_experts_come_and_go_between_steps_whatever_the_link_does(
 
 
 def test_with_the_placement_frozen_two_runs_are_bit_identical(
-    played: ModuleType, path: Path, tmp_path: Path
+    fake: ModuleType, path: Path, tmp_path: Path
 ) -> None:
-    warm = make_runner(played, path, slots=12)
+    warm = make_runner(fake, path, slots=12)
     scripted(warm, 3, TOKENS, TINY.vocab_size)
     warm.moe.save_cache(tmp_path / "cache")
 
     def run() -> F32:
-        runner = make_runner(
-            played, path, slots=12, rules={"fetch_rule": "none", "background_uploads": False}
-        )
+        runner = make_runner(fake, path, slots=12, rules={"fetch_rule": "none", "background_uploads": False})
         assert runner.moe.restore_cache(tmp_path / "cache") > 6
         logits = scripted(runner, 3, TOKENS, TINY.vocab_size)
         assert runner.moe.counts().hits > 0
@@ -229,7 +227,7 @@ class Lost:
     ],
 )
 def test_a_lost_step_is_placed_by_the_host_and_the_request_goes_on(
-    played: ModuleType,
+    fake: ModuleType,
     path: Path,
     reference: References,
     caplog: pytest.LogCaptureFixture,
@@ -237,7 +235,7 @@ def test_a_lost_step_is_placed_by_the_host_and_the_request_goes_on(
     way: str,
     says: str,
 ) -> None:
-    runner = make_runner(played, path, slots=9, graphs=graphs, watchdog_s=0.6 if way == "silent" else 5.0)
+    runner = make_runner(fake, path, slots=9, graphs=graphs, watchdog_s=0.6 if way == "silent" else 5.0)
     runner._layers.forward = getattr(Lost(runner, at=4), way)  # type: ignore[method-assign]
     with caplog.at_level(logging.WARNING):
         assert reference.close(scripted(runner, 3, TOKENS, TINY.vocab_size), 3)
@@ -248,37 +246,37 @@ def test_a_lost_step_is_placed_by_the_host_and_the_request_goes_on(
 
 
 def test_a_step_that_cannot_be_prepared_is_placed_by_the_host(
-    played: ModuleType, path: Path, reference: References
+    fake: ModuleType, path: Path, reference: References
 ) -> None:
-    runner = make_runner(played, path, slots=9)
+    runner = make_runner(fake, path, slots=9)
     runner._layers.forward = Lost(runner, at=0).raising  # type: ignore[method-assign]
     assert reference.close(scripted(runner, 1, TOKENS, TINY.vocab_size), 1)
     assert runner.why_placed == "preparing a step of 1 failed (no such kernel)"
 
 
 def test_a_device_that_gives_up_waiting_is_followed(
-    played: ModuleType, path: Path, reference: References
+    fake: ModuleType, path: Path, reference: References
 ) -> None:
-    runner = make_runner(played, path, slots=0, watchdog_s=1e-7)
+    runner = make_runner(fake, path, slots=0, watchdog_s=1e-7)
     assert reference.close(scripted(runner, 3, TOKENS, TINY.vocab_size), 3)
     assert "watchdog's limit" in str(runner.why_placed)
 
 
 def test_a_step_that_cannot_be_captured_is_launched_by_the_worker(
-    played: ModuleType, path: Path, reference: References, monkeypatch: pytest.MonkeyPatch
+    fake: ModuleType, path: Path, reference: References, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(self: HostQueue, run: object, outputs: object) -> None:
+    def refuse(self: FakeQueue, run: object, outputs: object) -> None:
         raise RuntimeError("operation not permitted when stream is capturing")
 
-    monkeypatch.setattr(HostQueue, "capture", refuse)
-    runner = make_runner(played, path, slots=9)
+    monkeypatch.setattr(FakeQueue, "capture", refuse)
+    runner = make_runner(fake, path, slots=9)
     assert reference.close(scripted(runner, 3, TOKENS, TINY.vocab_size), 3)
     assert "capturing a step of" in str(runner.why_eager)
     assert runner.why_placed is None
 
 
-def test_a_device_that_takes_no_upload_fails_steps_and_says_so(played: ModuleType, path: Path) -> None:
-    runner = make_runner(played, path, slots=6, policy="lru", device={"fail_issue": 1.0})
+def test_a_device_that_takes_no_upload_fails_steps_and_says_so(fake: ModuleType, path: Path) -> None:
+    runner = make_runner(fake, path, slots=6, policy="lru", device={"fail_issue": 1.0})
     for _ in range(2):
         with pytest.raises(KernelError, match="uploads in a row"):
             scripted(runner, 1, TOKENS, TINY.vocab_size)
@@ -286,17 +284,17 @@ def test_a_device_that_takes_no_upload_fails_steps_and_says_so(played: ModuleTyp
 
 @pytest.mark.parametrize("hand_over", ["kernels", "stream-memory", "host-function"])
 def test_every_way_to_hand_over_carries_whole_steps(
-    played: ModuleType, path: Path, reference: References, hand_over: str
+    fake: ModuleType, path: Path, reference: References, hand_over: str
 ) -> None:
-    runner = make_runner(played, path, slots=9, hand_over=hand_over)
+    runner = make_runner(fake, path, slots=9, hand_over=hand_over)
     assert reference.close(scripted(runner, 1, TOKENS, TINY.vocab_size), 1)
     assert runner.why_placed is None
 
 
 def test_every_token_of_every_layer_is_in_the_events_with_the_devices_times(
-    played: ModuleType, path: Path
+    fake: ModuleType, path: Path
 ) -> None:
-    runner = make_runner(played, path, slots=9)
+    runner = make_runner(fake, path, slots=9)
     runner.moe.enable_events(True)
     scripted(runner, 3, TOKENS, TINY.vocab_size)
     rows = runner.moe.drain_events()["token_layer"]
@@ -310,7 +308,7 @@ def test_every_token_of_every_layer_is_in_the_events_with_the_devices_times(
     assert len(seen) == len(rows)
 
 
-def test_the_bundled_model_says_what_it_says_on_the_cpu(played: ModuleType) -> None:
+def test_the_bundled_model_says_what_it_says_on_the_cpu(fake: ModuleType) -> None:
     path = bundled_model_path()
     engine = Engine.load(
         EngineConfig(model=str(path), accelerator="none", cpu_threads=2, max_total_tokens=512)
@@ -321,17 +319,17 @@ def test_the_bundled_model_says_what_it_says_on_the_cpu(played: ModuleType) -> N
     engine.generate(prompt, sampling, lambda chunk: plain.extend(chunk.token_ids))
     engine.close()
     for slots in (0, 48, 6 * 32):
-        runner = make_runner(played, path, slots=slots)
+        runner = make_runner(fake, path, slots=slots)
         assert Play(runner).answer([prompt], [Sampler(sampling, prompt)], 24) == [plain]
         assert runner.num_table_steps == 23
 
 
 def test_rows_that_report_log_probabilities_are_sampled_from_the_devices_logits(
-    played: ModuleType, path: Path
+    fake: ModuleType, path: Path
 ) -> None:
     params = SamplingParams(temperature=1.0, seed=4, ignore_eos=True)
     prompts = [[1, 2, 3, 4], [9, 8, 7]]
-    plain = Play(make_runner(played, path, slots=6)).answer(
+    plain = Play(make_runner(fake, path, slots=6)).answer(
         prompts, [Sampler(params, prompt) for prompt in prompts], 6
     )
     reported: list[TokenLogprob] = []
@@ -342,11 +340,11 @@ def test_rows_that_report_log_probabilities_are_sampled_from_the_devices_logits(
                 reported.append(self.logprob)
             super().draw()
 
-    runner = make_runner(played, path, slots=6)
+    runner = make_runner(fake, path, slots=6)
     samplers = [Reporting(replace(params, logprobs=2), prompts[0]), Sampler(params, prompts[1])]
     assert Play(runner).answer(prompts, samplers, 6) == plain
     told = [ToldSampler(tokens) for tokens in plain]
-    Play(make_runner(played, path, slots=6)).answer(prompts, told, 6)
+    Play(make_runner(fake, path, slots=6)).answer(prompts, told, 6)
     for found, token, row in zip(reported, plain[0][:5], told[0].seen, strict=False):
         logits = row.astype(np.float64)
         expected = logits - logits.max() - np.log(np.exp(logits - logits.max()).sum())

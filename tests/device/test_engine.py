@@ -1,12 +1,12 @@
-"""`--accelerator cuda` end to end on the played device: what serves, answers, measures and records on a GPU."""
+"""`--accelerator cuda` end to end on the fake device: what serves, answers, measures and records on a GPU."""
 
 from __future__ import annotations
 
 import json
 import logging
 import sqlite3
-import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -26,26 +26,23 @@ from twofold.engine import Engine  # noqa: E402
 from twofold.models.bundled import bundled_model_path  # noqa: E402
 from twofold.models.testing import TinyModel, write_tiny_model  # noqa: E402
 
-from tests.device.runner_runs import replaced_module  # noqa: E402
+from tests.device.runner_runs import found_device  # noqa: E402
 
 TINY = TinyModel(dtype="bfloat16", hidden_size=64, head_dim=32, num_layers=3, num_experts=10)
 ROOM = 2 << 30
 
 
-def stand_in(played: ModuleType, **device: Any) -> ModuleType:
-    """The played module, whose device is as large as `device` says."""
-    module = ModuleType("played")
-    module.__dict__.update(played.__dict__)
-    options = {"total_bytes": ROOM, "tick_us": 2.0, **device}
-    module.open_device = lambda index=0: played.open_device(index, **options)  # type: ignore[attr-defined]
-    return module
+@contextmanager
+def device_of(fake: ModuleType, total_bytes: int = ROOM) -> Iterator[None]:
+    """This machine has a device as large as that."""
+    with found_device(lambda: fake.open_device(0, total_bytes=total_bytes, tick_us=2.0)):
+        yield
 
 
 @pytest.fixture
-def cuda(played: ModuleType) -> Iterator[ModuleType]:
-    module = stand_in(played)
-    with replaced_module("twofold._cuda", module):
-        yield module
+def cuda(fake: ModuleType) -> Iterator[None]:
+    with device_of(fake):
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +61,7 @@ def answer(config: EngineConfig, prompt: str, tokens: int = 12) -> tuple[list[in
     return answered, engine
 
 
-def test_the_bundled_model_answers_as_on_the_cpu(cuda: ModuleType) -> None:
+def test_the_bundled_model_answers_as_on_the_cpu(cuda: None) -> None:
     def config(accelerator: str) -> EngineConfig:
         return EngineConfig(
             accelerator=accelerator, gpu_experts_ratio=0.25, cpu_threads=2, max_total_tokens=512
@@ -86,7 +83,7 @@ def test_the_bundled_model_answers_as_on_the_cpu(cuda: ModuleType) -> None:
 
 
 def test_the_split_is_told_before_anything_is_loaded(
-    cuda: ModuleType, tiny: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    cuda: None, tiny: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def stop(*_: object, **__: object) -> None:
         raise InterruptedError
@@ -97,15 +94,14 @@ def test_the_split_is_told_before_anything_is_loaded(
     assert "GPU memory: " in caplog.text
 
 
-def test_what_does_not_fit_names_the_flag(played: ModuleType, tiny: Path) -> None:
+def test_what_does_not_fit_names_the_flag(fake: ModuleType, tiny: Path) -> None:
     small = EngineConfig(model=str(tiny), accelerator="cuda")
-    tight = stand_in(played, total_bytes=1 << 28)
     with (
-        replaced_module("twofold._cuda", tight),
+        device_of(fake, 1 << 28),
         pytest.raises(ConfigError, match="--gpu-memory-utilization"),
     ):
         Engine.load(small)
-    with replaced_module("twofold._cuda", stand_in(played)):
+    with device_of(fake):
         with pytest.raises(ConfigError, match="--max-total-tokens was given 100000000"):
             Engine.load(EngineConfig(model=str(tiny), accelerator="cuda", max_total_tokens=100_000_000))
         with pytest.raises(ConfigError, match="--policy was given 'newest'"):
@@ -113,7 +109,7 @@ def test_what_does_not_fit_names_the_flag(played: ModuleType, tiny: Path) -> Non
 
 
 def test_a_device_that_ran_full_meanwhile_names_the_flags(
-    cuda: ModuleType, tiny: Path, monkeypatch: pytest.MonkeyPatch
+    cuda: None, tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object, **__: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
@@ -124,7 +120,7 @@ def test_a_device_that_ran_full_meanwhile_names_the_flags(
 
 
 def test_memory_that_ends_within_a_step_fails_its_request_and_no_other(
-    cuda: ModuleType, tiny: Path, monkeypatch: pytest.MonkeyPatch
+    cuda: None, tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = EngineConfig(model=str(tiny), accelerator="cuda", gpu_experts_ratio=0.5, cpu_threads=1)
     engine = Engine.load(config)
@@ -147,7 +143,7 @@ def test_memory_that_ends_within_a_step_fails_its_request_and_no_other(
 
 @pytest.mark.parametrize("prompts", [1, 3])
 def test_every_token_upload_and_eviction_of_requests_is_in_the_database(
-    cuda: ModuleType, tiny: Path, tmp_path: Path, prompts: int
+    cuda: None, tiny: Path, tmp_path: Path, prompts: int
 ) -> None:
     pytest.importorskip("sqlalchemy")
     from twofold.telemetry.writer import open_sink
@@ -213,7 +209,7 @@ def number_of_evictions(path: Path) -> int:
         return int(database.execute("SELECT COUNT(*) FROM cache_event WHERE kind = 1").fetchone()[0])
 
 
-def test_the_server_answers_from_the_device(cuda: ModuleType, tiny: Path) -> None:
+def test_the_server_answers_from_the_device(cuda: None, tiny: Path) -> None:
     pytest.importorskip("fastapi")
     from fastapi.testclient import TestClient
     from twofold.api.config import ServerConfig
@@ -235,7 +231,7 @@ def test_the_server_answers_from_the_device(cuda: ModuleType, tiny: Path) -> Non
 
 @pytest.mark.parametrize("command", ["generate", "bench"])
 def test_commands_run_on_the_device(
-    cuda: ModuleType, tiny: Path, capsys: pytest.CaptureFixture[str], command: str
+    cuda: None, tiny: Path, capsys: pytest.CaptureFixture[str], command: str
 ) -> None:
     common = ["--accelerator", "cuda", "--cpu-threads", "1", "--gpu-experts-ratio", "0.5"]
     if command == "generate":
@@ -250,24 +246,23 @@ def test_commands_run_on_the_device(
 
 
 def test_doctor_tells_the_split_before_anything_is_loaded(
-    played: ModuleType, monkeypatch: pytest.MonkeyPatch
+    fake: ModuleType,
 ) -> None:
-    monkeypatch.setitem(sys.modules, "twofold._cuda", played)
     config = EngineConfig(model=str(bundled_model_path()), accelerator="cuda", max_total_tokens=512)
-    check = check_device_memory(config)
+    with device_of(fake, 256 << 20):
+        check = check_device_memory(config)
     assert check is not None
     assert check.verdict == "bad"  # 256 MiB are not even a workspace
     assert "--gpu-memory-utilization" in check.found
-    open_device = played.open_device
-    monkeypatch.setattr(played, "open_device", lambda index: open_device(index, total_bytes=8 << 30))
-    check = check_device_memory(config)
+    with device_of(fake, 8 << 30):
+        check = check_device_memory(config)
     assert check is not None
     assert check.verdict == "ok"
     assert "experts" in check.found
     assert check_device_memory(EngineConfig(accelerator="none")) is None
 
 
-def test_prompts_are_reported_of_as_on_the_cpu(cuda: ModuleType, tiny: Path) -> None:
+def test_prompts_are_reported_of_as_on_the_cpu(cuda: None, tiny: Path) -> None:
     prompt = list(range(3, 93))  # more rows than go through the head at once
     found = []
     for accelerator in ("cuda", "none"):

@@ -1,4 +1,4 @@
-"""`make test-gpu` and `make bench-gpu` rehearsed on the played device: every check runs, on tiny shapes.
+"""`make test-gpu` and `make bench-gpu` rehearsed on the fake device: every check runs, on tiny shapes.
 
 What is right on a GPU must be right here too; what is fast is not asked.
 """
@@ -10,7 +10,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -20,25 +19,17 @@ import pytest
 
 pytest.importorskip("torch")
 
-from tests.device.runner_runs import replaced_module
+from tests.device.fake_device import FakeDevice
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
-def cuda(played: ModuleType) -> Iterator[ModuleType]:
-    module = ModuleType("played")
-    module.__dict__.update(played.__dict__)
-    module.open_device = lambda index=0: played.open_device(  # type: ignore[attr-defined]
-        index, total_bytes=2 << 30, tick_us=2.0
-    )
-    module.devices = lambda: [{"name": "a stand-in"}]  # type: ignore[attr-defined]
-    module.why_no_device = lambda: ""  # type: ignore[attr-defined]
-    with replaced_module("twofold._cuda", module):
-        yield module
+def cuda(fake: ModuleType) -> FakeDevice:
+    return FakeDevice(fake.open_device(0, total_bytes=2 << 30, tick_us=2.0))
 
 
-def rehearse(cuda: ModuleType, folder: Path, script: str) -> list[dict[str, Any]]:
+def rehearse(cuda: FakeDevice, folder: Path, script: str) -> list[dict[str, Any]]:
     from benchmarks.gpu import __main__ as speed
     from benchmarks.gpu.machine import REHEARSAL, Machine
     from benchmarks.gpu.report import run_check
@@ -61,11 +52,15 @@ def rehearse(cuda: ModuleType, folder: Path, script: str) -> list[dict[str, Any]
     return [run_check(machine, *pair) for pair in checks]
 
 
-PLAYED = """
-import sys, twofold_played as cuda
-cuda.devices, cuda.why_no_device = (lambda: [{"name": "a stand-in"}]), (lambda: "")
-import twofold
-twofold._cuda = sys.modules["twofold._cuda"] = cuda
+STAND_IN = """
+import functools, sys
+import twofold_fake
+from benchmarks.gpu import machine
+from tests.device.fake_device import FakeDevice
+from twofold.device import finding
+finding.cuda_devices = lambda: ([{"name": "a stand-in"}], "")
+finding.find_device = lambda: (FakeDevice(twofold_fake.open_device()), "")
+machine.Machine = functools.partial(machine.Machine, sizes=machine.REHEARSAL)
 import pytest
 from benchmarks.gpu.machine import expect
 from tests.gpu import kernel_checks
@@ -78,15 +73,15 @@ raise SystemExit(pytest.main(sys.argv[1:]))
 
 
 def test_a_check_that_fails_or_breaks_stops_no_other_and_all_are_reported(
-    played: ModuleType, tmp_path: Path
+    fake: ModuleType, tmp_path: Path
 ) -> None:
     """The command of `make test-gpu`, but for the build."""
     out = tmp_path / "out.json"
     flags = ["-m", "gpu", "tests/gpu", "-k", "test_on_a_gpu and (rout or rotation or probe)", "--gpu-json"]
-    beside = str(Path(played.__file__ or "").parent)
+    beside = str(Path(fake.__file__ or "").parent)
     path = os.pathsep.join([beside, os.environ.get("PYTHONPATH", ""), str(ROOT / "engine")])
     done = subprocess.run(
-        [sys.executable, "-c", PLAYED, *flags, str(out), "-p", "no:cacheprovider"],
+        [sys.executable, "-c", STAND_IN, *flags, str(out), "-p", "no:cacheprovider"],
         cwd=ROOT, env=dict(os.environ, PYTHONPATH=path), capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert (done.returncode, out.exists()) == (1, True), done.stdout + done.stderr
@@ -100,9 +95,13 @@ def test_a_check_that_fails_or_breaks_stops_no_other_and_all_are_reported(
     assert probe["state"] == "passed"
 
 
-def test_no_check_begins_when_the_time_is_up(cuda: ModuleType, tmp_path: Path) -> None:
+def test_no_check_begins_when_the_time_is_up(
+    cuda: FakeDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from benchmarks.gpu.report import Run
 
+    monkeypatch.setattr("twofold.device.finding.find_device", lambda: (cuda, ""))
+    monkeypatch.setattr("twofold.device.finding.cuda_devices", lambda: ([{"name": "a stand-in"}], ""))
     run = Run(tmp_path / "out.json", budget_s=0.0)
     assert run.machine is not None
     assert run.check("late", lambda machine: {})["error"] == "the time was up"
@@ -110,7 +109,7 @@ def test_no_check_begins_when_the_time_is_up(cuda: ModuleType, tmp_path: Path) -
     assert json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))["checks"][0]["state"] == "not run"
 
 
-def test_another_routing_is_noticed(cuda: ModuleType, tmp_path: Path) -> None:
+def test_another_routing_is_noticed(cuda: FakeDevice, tmp_path: Path) -> None:
     """The comparison of logits can fail."""
     from benchmarks.gpu.machine import REHEARSAL, Machine
     from benchmarks.gpu.models import QWEN, drawn_trace
@@ -125,13 +124,13 @@ def test_another_routing_is_noticed(cuda: ModuleType, tmp_path: Path) -> None:
     assert error_of(other, ours) > LIMIT
 
 
-def test_every_check_passes(cuda: ModuleType, tmp_path: Path) -> None:
+def test_every_check_passes(cuda: FakeDevice, tmp_path: Path) -> None:
     entries = rehearse(cuda, tmp_path, "test")
     assert {entry["name"]: entry for entry in entries if entry["state"] != "passed"} == {}
     assert all(entry["figures"].get("expected") for entry in entries if "probe" not in entry["name"])
 
 
-def test_every_measurement_comes_to_its_end(cuda: ModuleType, tmp_path: Path) -> None:
+def test_every_measurement_comes_to_its_end(cuda: FakeDevice, tmp_path: Path) -> None:
     entries = rehearse(cuda, tmp_path, "bench")
     assert {entry["name"]: entry["trace"] for entry in entries if entry["state"] == "error"} == {}
     rules = next(entry for entry in entries if entry["name"] == "rules at 25% slots, gpt-oss-20b")

@@ -1,4 +1,4 @@
-"""Layers that the host places, on a device that is played: both sides' shares add up to what the CPU alone computes."""
+"""Layers that the host places, on a fake device: both sides' shares add up to what the CPU alone computes."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from twofold.device.transfers import Parcel  # noqa: E402
 from twofold.experts.moe import MoeShape  # noqa: E402
 from twofold.weights.weight_format import WeightMatrix  # noqa: E402
 
+from tests.device.fake_device import FakeDevice  # noqa: E402
+
 LAYERS, EXPERTS, TOP_K, HIDDEN, INTERMEDIATE = 3, 8, 2, 64, 96
-CPU = torch.device("cpu")
 FIGURES = {
     "handover_us": 5.0,
     "cpu_bandwidth_gbps": 0.4,
@@ -64,14 +65,14 @@ def make_store(team: ops.ThreadTeam, formats: list[str]) -> _core.ExpertStore:
 
 
 class Noted:
-    """A module or an accelerator that notes what is called on it."""
+    """A native device or an accelerator that notes what is called on it."""
 
     def __init__(self, target: Any, calls: list[str]) -> None:
         self._target, self._calls = target, calls
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._target, name)
-        if not callable(found) or name[0].isupper():
+        if not callable(found):
             return found
 
         def call(*args: Any) -> Any:
@@ -82,7 +83,7 @@ class Noted:
 
 
 def placed(
-    played: ModuleType,
+    fake: ModuleType,
     team: ops.ThreadTeam,
     store: _core.ExpertStore,
     formats: list[str],
@@ -90,15 +91,14 @@ def placed(
     **device: object,
 ) -> SimpleNamespace:
     cost = _core.CostModel(
-        _core.MachineProfile.from_fields("played", FIGURES), store.expert_bytes, store.flops_per_token, ()
+        _core.MachineProfile.from_fields("fake", FIGURES), store.expert_bytes, store.flops_per_token, ()
     )
-    accelerator = played.open_device(**device).accelerator(
-        store, cost, _core.SchedulerConfig(LAYERS, EXPERTS, TOP_K, num_slots)
-    )
+    opened = fake.open_device(**device)
+    accelerator = opened.accelerator(store, cost, _core.SchedulerConfig(LAYERS, EXPERTS, TOP_K, num_slots))
     executor = _core.MoeExecutor.on_device(team, store, accelerator, num_slots == LAYERS * EXPERTS)
     shape = MoeShape(LAYERS, EXPERTS, TOP_K, HIDDEN, INTERMEDIATE, tuple((f, f, f) for f in formats))
     calls: list[str] = []
-    layers = PlacedLayers(Noted(played, calls), Noted(accelerator, calls), executor, shape, CPU)
+    layers = PlacedLayers(FakeDevice(Noted(opened, calls)), Noted(accelerator, calls), executor, shape)
     return SimpleNamespace(layers=layers, executor=executor, calls=calls)
 
 
@@ -147,10 +147,10 @@ def alone(
     "formats", [["f32"] * 3, ["bf16"] * 3, ["q8_0"] * 3, ["q4_0"] * 3, ["f32", "q8_0", "bf16"]], ids="-".join
 )
 def test_both_sides_add_up_to_what_the_cpu_computes(
-    played: ModuleType, team: ops.ThreadTeam, formats: list[str], num_slots: int
+    fake: ModuleType, team: ops.ThreadTeam, formats: list[str], num_slots: int
 ) -> None:
     store = make_store(team, formats)
-    device = placed(played, team, store, formats, num_slots, most_delay_us=20.0)
+    device = placed(fake, team, store, formats, num_slots, most_delay_us=20.0)
     device.executor.events_enabled = True
     for number, layers in enumerate(steps(24, (1, 5, DECODE_TOKENS, DECODE_TOKENS + 1, 150))):
         hidden, expected = run_step(device, number, layers), alone(team, store, number, layers)
@@ -171,10 +171,10 @@ def test_both_sides_add_up_to_what_the_cpu_computes(
 
 
 def test_residents_are_launched_before_anything_waits_for_an_upload(
-    played: ModuleType, team: ops.ThreadTeam
+    fake: ModuleType, team: ops.ThreadTeam
 ) -> None:
     formats = ["bf16"] * LAYERS
-    device = placed(played, team, make_store(team, formats), formats, 7)
+    device = placed(fake, team, make_store(team, formats), formats, 7)
     orders = set()
     for number, layers in enumerate(steps(24, (4, 100))):
         del device.calls[:]
@@ -196,11 +196,11 @@ def test_residents_are_launched_before_anything_waits_for_an_upload(
 
 
 def test_a_fetched_expert_whose_upload_fails_on_its_way_costs_the_step(
-    played: ModuleType, team: ops.ThreadTeam
+    fake: ModuleType, team: ops.ThreadTeam
 ) -> None:
     formats = ["f32"] * LAYERS
     store = make_store(team, formats)
-    device = placed(played, team, store, formats, 7, fail_completion=0.05)
+    device = placed(fake, team, store, formats, 7, fail_completion=0.05)
     complaints = []
     for number, layers in enumerate(steps(30, (4, 50))):
         try:
@@ -213,14 +213,15 @@ def test_a_fetched_expert_whose_upload_fails_on_its_way_costs_the_step(
     assert all("an upload that a layer waits for failed" in complaint for complaint in complaints)
 
 
-def test_gate_and_up_of_two_formats_are_refused(played: ModuleType) -> None:
+def test_gate_and_up_of_two_formats_are_refused() -> None:
     shape = MoeShape(1, EXPERTS, TOP_K, HIDDEN, INTERMEDIATE, (("q8_0", "q4_0", "q8_0"),))
     with pytest.raises(ConfigError, match="gate in q8_0 and up in q4_0"):
-        PlacedLayers(played, None, None, shape, CPU)  # type: ignore[arg-type]
+        PlacedLayers(FakeDevice(), None, None, shape)  # type: ignore[arg-type]
 
 
-def test_a_parcel_arrives_as_it_was_packed_and_has_its_limit(played: ModuleType) -> None:
-    parcel = Parcel(played, 100, CPU)
+def test_a_parcel_arrives_as_it_was_packed_and_has_its_limit(fake: ModuleType) -> None:
+    device = FakeDevice(fake.open_device())
+    parcel = Parcel(device, 100)
     for values in (np.arange(7, dtype=np.int32), np.arange(3, dtype=np.int64) - 9, np.empty(0, np.int32)):
         parcel.open()
         parcel.put(np.zeros(3, np.uint8))
@@ -232,4 +233,4 @@ def test_a_parcel_arrives_as_it_was_packed_and_has_its_limit(played: ModuleType)
     with pytest.raises(ValueError, match="there is room for 112"):
         parcel.put(np.zeros(200, np.uint8))
     with pytest.raises(KernelError, match="read_host"):
-        played.read_host(1, 2, 3, 0)
+        device.native.read_host(1, 2, 3, 0)

@@ -1,6 +1,6 @@
-"""What the CPU and a device round between an expert's two products: what `rounding.h` says, kept on the played device.
+"""What the CPU and a device round between an expert's two products: what `rounding.h` says, kept on the fake device.
 
-Every product of the played device is the CPU's, so one expert gives the same bits on both sides where they round alike.
+Every product of the fake device is the CPU's, so one expert gives the same bits on both sides where they round alike.
 Where they do not, each side moves h by its own rounding, and output n by at most the sum of |down[n, i]| times both.
 """
 
@@ -16,6 +16,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from twofold import _core  # noqa: E402
+from twofold._core import device as launches  # noqa: E402
 from twofold._core import kernels  # noqa: E402
 from twofold.blocks import ops  # noqa: E402
 from twofold.device.experts import make_host_store, pack_expert  # noqa: E402
@@ -44,7 +45,7 @@ def matrix(random: np.random.Generator, team: ops.ThreadTeam, format: str) -> We
 
 
 @pytest.fixture(scope="module", params=FORMATS)
-def layer(request: pytest.FixtureRequest, played: ModuleType) -> SimpleNamespace:
+def layer(request: pytest.FixtureRequest, fake: ModuleType) -> SimpleNamespace:
     """Experts of one format on both sides, and 40 bf16 rows routed to them."""
     team, random = ops.ThreadTeam(1), np.random.default_rng(5)
     experts = [tuple(matrix(random, team, request.param) for _ in range(3)) for _ in range(EXPERTS)]
@@ -53,39 +54,48 @@ def layer(request: pytest.FixtureRequest, played: ModuleType) -> SimpleNamespace
     ids = np.stack([random.permutation(EXPERTS)[:TOP_K] for _ in range(len(rows))]).astype(np.int32)
     return SimpleNamespace(
         format=request.param,
-        layout=played.ExpertLayout(request.param, request.param, SIZE, SIZE),
+        layout=launches.ExpertLayout(request.param, request.param, SIZE, SIZE),
         matrices=[[ops.dequantise(team, part).astype(np.float64) for part in expert] for expert in experts],
         slots=torch.stack([pack_expert(*expert) for expert in experts]),
         rows=rows,
         ids=ids,
-        on_cpu=alone(cpu_beside_device(played, store, EXPERTS), 0, rows.float().numpy(), ids),
+        on_cpu=alone(cpu_beside_device(fake, store, EXPERTS), 0, rows.float().numpy(), ids),
         on_cpu_alone=alone(_core.MoeExecutor(team, store), 0, rows.float().numpy(), ids),
     )
 
 
-def on_device(played: ModuleType, layer: Any, many: bool) -> F32:
+def on_device(native: Any, layer: Any, many: bool) -> F32:
     """f32 [pairs, hidden]: every pair's output, by the decode kernels or, with `many`, those of tensor cores."""
     experts, begin, pairs = by_expert(layer.ids)
-    grouping = Grouping(played, EXPERTS, layer.ids.size, CPU)
+    grouping = Grouping(EXPERTS, layer.ids.size, CPU)
     addresses = layer.slots.data_ptr() + experts.astype(np.int64) * layer.slots.stride(0)
     grouping.fill(addresses, begin, pairs)
     encoded = torch.zeros(layer.layout.encoded_bytes(len(layer.rows)), dtype=torch.uint8)
     inner = torch.zeros(layer.layout.intermediate_bytes(layer.ids.size), dtype=torch.uint8)
     outputs = torch.full((layer.ids.size, SIZE), float("nan"))
     gate_up = torch.zeros(2 * layer.ids.size * SIZE)
-    buffers = played.ExpertBuffers(
-        encoded.data_ptr(), inner.data_ptr(), outputs.data_ptr(), gate_up.data_ptr()
-    )
+    buffers = launches.ExpertBuffers(
+        encoded=encoded.data_ptr(), intermediate=inner.data_ptr(), outputs=outputs.data_ptr(),
+        gate_up=gate_up.data_ptr(),
+    )  # fmt: skip
+    rows = layer.rows.data_ptr()
     if many:
-        tiles = torch.from_numpy(played.tile_groups(begin, 32))
-        played.prefill_experts(
-            layer.layout, grouping.groups, buffers, tiles.data_ptr(), len(tiles), 32, layer.rows.data_ptr(),
-            len(layer.rows), TOP_K, 0,
+        tiles = torch.from_numpy(launches.tile_groups(begin, 32))
+        native.prefill_experts(
+            layer.layout, grouping.groups, buffers,
+            launches.PrefillTiles(tiles=tiles.data_ptr(), count=len(tiles), tokens=32),
+            launches.PrefillRows(x=rows, num_tokens=len(layer.rows), top_k=TOP_K), 0,
         )  # fmt: skip
     else:
-        kind = layer.layout.activations
-        played.encode(kind, layer.rows.data_ptr(), len(layer.rows), SIZE, encoded.data_ptr(), 0)
-        played.decode_experts(layer.layout, grouping.groups, buffers, len(layer.rows), TOP_K, EXPERTS, 0, 0)
+        encoding = launches.EncodedRows(
+            kind=layer.layout.activations, rows=rows, num_tokens=len(layer.rows), columns=SIZE,
+            out=encoded.data_ptr(),
+        )  # fmt: skip
+        native.encode(encoding, 0)
+        shape = launches.DecodeShape(
+            num_tokens=len(layer.rows), top_k=TOP_K, num_experts=EXPERTS, shared_bytes=0
+        )
+        native.decode_experts(layer.layout, grouping.groups, buffers, shape, 0)
     return outputs.numpy()
 
 
@@ -122,7 +132,7 @@ def limit(layer: Any, kinds: tuple[str, ...], inputs: str) -> F64:
 
 @pytest.mark.parametrize("many", [False, True], ids=["few", "many"])
 def test_an_expert_gives_the_cpus_bits_where_both_round_alike_and_its_bound_elsewhere(
-    played: ModuleType, layer: SimpleNamespace, many: bool
+    fake: ModuleType, layer: SimpleNamespace, many: bool
 ) -> None:
     level = ops.isa_choice()[0]
     taken = kernels.format_kernel(level, layer.format)[0]
@@ -131,11 +141,11 @@ def test_an_expert_gives_the_cpus_bits_where_both_round_alike_and_its_bound_else
     if many and layer.format == "f32":
         return  # no such kernel: the decode kernels take any number of tokens
     assert layer.layout.activations == kernels.device_activation(layer.format)
-    outputs = on_device(played, layer, many)
+    outputs = on_device(fake.open_device(), layer, many)
     if on_cpu == device:
         np.testing.assert_array_equal(outputs, layer.on_cpu)
         return
-    # The played kernel of an integer format multiplies q8, whatever its rows were rounded to before.
+    # The fake kernel of an integer format multiplies q8, whatever its rows were rounded to before.
     roundings = (on_cpu, device, *(("q8",) if taken == "q8" else ()))
     assert (np.abs(outputs - layer.on_cpu) <= limit(layer, roundings, taken)).all()
     assert not np.array_equal(outputs, layer.on_cpu)

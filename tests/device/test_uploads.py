@@ -1,4 +1,4 @@
-"""Uploads into slots on a device that is played: whatever the timing, a layer finds its experts in their slots.
+"""Uploads into slots on a fake device: whatever the timing, a layer finds its experts in their slots.
 
 `stress` runs random steps (`stress.cpp`): some placed by the host layer by layer, some by the device itself from the
 published table, as a replayed graph does. Every read of a slot is compared byte by byte, at the kernel's begin and end,
@@ -35,32 +35,32 @@ shapes = st.fixed_dictionaries(
 )
 
 
-def checked(played: ModuleType, shape: dict[str, Any]) -> dict[str, int]:
+def checked(fake: ModuleType, shape: dict[str, Any]) -> dict[str, int]:
     if "slots_per_layer" in shape:
         shape = dict(shape)
         slots = min(shape.pop("slots_per_layer"), shape["num_experts"])
         shape["num_slots"] = slots * shape["num_layers"] + shape["seed"] % 2 * (slots < shape["num_experts"])
-    counts: dict[str, int] = played.stress(**shape)
+    counts: dict[str, int] = fake.stress(**shape)
     assert counts["mixed_batches"] == 0
     return counts
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(shapes)
-def test_every_read_finds_its_expert_whatever_the_timing(played: ModuleType, shape: dict[str, Any]) -> None:
-    counts = checked(played, shape)
+def test_every_read_finds_its_expert_whatever_the_timing(fake: ModuleType, shape: dict[str, Any]) -> None:
+    counts = checked(fake, shape)
     assert counts["failed"] == counts["refused"] == 0
 
 
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(shapes, st.sampled_from([0.0, 0.05, 0.3, 1.0]), st.sampled_from([0.0, 0.05, 0.3, 1.0]))
 def test_failing_copies_lose_nothing_and_are_never_read(
-    played: ModuleType, shape: dict[str, Any], fail_issue: float, fail_completion: float
+    fake: ModuleType, shape: dict[str, Any], fail_issue: float, fail_completion: float
 ) -> None:
-    checked(played, {**shape, "fail_issue": fail_issue, "fail_completion": fail_completion})
+    checked(fake, {**shape, "fail_issue": fail_issue, "fail_completion": fail_completion})
 
 
-def test_the_stress_reaches_what_it_is_about(played: ModuleType) -> None:
+def test_the_stress_reaches_what_it_is_about(fake: ModuleType) -> None:
     total: dict[str, int] = {}
     for seed in range(20):
         shape = {
@@ -75,7 +75,7 @@ def test_the_stress_reaches_what_it_is_about(played: ModuleType) -> None:
             "chunks": 0.3,
             "num_staging": 8,
         }
-        for name, count in checked(played, shape).items():
+        for name, count in checked(fake, shape).items():
             total[name] = total.get(name, 0) + count
     reached = (
         "hits",
@@ -93,12 +93,12 @@ def test_the_stress_reaches_what_it_is_about(played: ModuleType) -> None:
     assert total["largest_batch"] > 20
 
 
-def test_without_waiting_for_readers_a_layer_finds_another_layers_expert(played: ModuleType) -> None:
+def test_without_waiting_for_readers_a_layer_finds_another_layers_expert(fake: ModuleType) -> None:
     """The check itself can fail: uploads that ignore the table's readers are caught."""
 
     def complaint(seed: int) -> str:
         try:
-            played.stress(seed=seed, num_steps=200, table_steps=1.0, ignore_readers=True)
+            fake.stress(seed=seed, num_steps=200, table_steps=1.0, ignore_readers=True)
         except RuntimeError as error:
             return str(error)
         return ""
@@ -106,16 +106,16 @@ def test_without_waiting_for_readers_a_layer_finds_another_layers_expert(played:
     assert any("did not find expert" in complaint(seed) for seed in range(20))
 
 
-def test_kernels_that_do_not_wait_for_uploads_are_caught(played: ModuleType) -> None:
+def test_kernels_that_do_not_wait_for_uploads_are_caught(fake: ModuleType) -> None:
     with pytest.raises(RuntimeError, match="did not find expert"):
-        played.stress(seed=1, num_steps=200, chunks=1.0, num_staging=8, ignore_uploads=True)
+        fake.stress(seed=1, num_steps=200, chunks=1.0, num_staging=8, ignore_uploads=True)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
-def test_many_steps_of_a_larger_model(played: ModuleType, seed: int) -> None:
+def test_many_steps_of_a_larger_model(fake: ModuleType, seed: int) -> None:
     checked(
-        played,
+        fake,
         {
             "seed": seed,
             "num_layers": 12,

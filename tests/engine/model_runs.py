@@ -12,7 +12,7 @@ from twofold._core import kernels
 from twofold.blocks import ops
 from twofold.engine.expert_loading import moe_shape
 from twofold.engine.model import BatchMeta, LoadedModel, load_model
-from twofold.experts.accelerator import choose_accelerator
+from twofold.experts.accelerator import AcceleratorChoice
 from twofold.experts.moe import DenseCost, MoeRuntime, SlotPlan
 
 F32 = npt.NDArray[np.float32]
@@ -43,7 +43,7 @@ class Runner:
         self.cache = ops.StateCache(config.cache_planes("float32"), num_pages, PAGE_SIZE)
         team = ops.ThreadTeam(1)
         files = self.model.files
-        choice = choose_accelerator("none")
+        choice = AcceleratorChoice("none", "asked for")
         slots, cost = SlotPlan(0, "lru"), DenseCost([], [])
         self.moe = MoeRuntime(moe_shape(files), files.expert_layers(), team, choice, slots, cost)
         self._steps = 0

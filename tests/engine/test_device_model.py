@@ -19,10 +19,10 @@ from twofold.device.decode_inputs import DecodeRow  # noqa: E402
 from twofold.device.graphs import DecodeGraphs  # noqa: E402
 from twofold.device.kernels import TorchKernels  # noqa: E402
 from twofold.device.model import DeviceModel  # noqa: E402
-from twofold.device.queue import HostQueue  # noqa: E402
 from twofold.models.model_files import open_model_files  # noqa: E402
 from twofold.models.testing import TinyModel, write_tiny_model  # noqa: E402
 
+from tests.device.fake_device import FakeDevice, FakeQueue  # noqa: E402
 from tests.engine.model_runs import load, random_prompt  # noqa: E402
 
 CPU = torch.device("cpu")
@@ -114,7 +114,7 @@ def test_logits_are_those_of_the_cpu_within_bf16_rounding(tmp_path: Path, name: 
 
 
 def decode_graphs(step, max_pages: int) -> DecodeGraphs:
-    return DecodeGraphs(step, HostQueue(lambda: None), CPU, PAGE, max_pages)
+    return DecodeGraphs(step, FakeQueue(lambda: None), FakeDevice(), PAGE, max_pages)
 
 
 def run(graphs: DecodeGraphs, rows: list[DecodeRow]) -> torch.Tensor:

@@ -14,10 +14,11 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from twofold.api.types import Draw, SamplingParams  # noqa: E402
 from twofold.blocks import ops  # noqa: E402
 from twofold.device.sampler import CANDIDATES, ON_HOST, DeviceSampler  # noqa: E402
-from twofold.engine.sampler import Sampler, sample, settle  # noqa: E402
+from twofold.engine.sampler import Sampler, pick_undecided, sample  # noqa: E402
+
+from tests.device.fake_device import FakeDevice  # noqa: E402
 
 TEAM = ops.ThreadTeam(1)
-CPU = torch.device("cpu")
 WARM = SamplingParams(temperature=0.8, seed=0)
 # What leaves its draw among the candidates whatever the logits.
 DECIDED = {
@@ -53,14 +54,14 @@ def play(params: list[SamplingParams], shape: tuple[int, int], rounded: bool) ->
     rows, vocabulary = shape
     mine = [Sampler(replace(p, seed=i), [1, 2]) for i, p in enumerate(params)]
     host = [Sampler(replace(p, seed=i), [1, 2]) for i, p in enumerate(params)]
-    device = DeviceSampler(rows + 3, CPU)
+    device = DeviceSampler(rows + 3, FakeDevice())
     on_device = 0
     for step in range(STEPS):
         logits = random_logits(len(params), vocabulary, step, rounded=rounded)
         device.fill([sampler.draw() for sampler in mine])
         picked = device.pick(torch.from_numpy(logits)).tolist()
         on_device += sum(token >= 0 for token in picked)
-        tokens = settle(TEAM, mine, picked, lambda rows, logits=logits: logits[rows])
+        tokens = pick_undecided(TEAM, mine, picked, lambda rows, logits=logits: logits[rows])
         assert tokens == sample(TEAM, host, logits)
     return on_device, STEPS * len(params)
 
@@ -93,7 +94,7 @@ def test_rows_of_all_kinds_in_one_batch_and_changed_logits_go_to_the_host() -> N
 
 
 def test_a_row_whose_draw_lies_in_the_rest_is_left_to_the_host() -> None:
-    device = DeviceSampler(1, CPU)
+    device = DeviceSampler(1, FakeDevice())
     flat = torch.zeros((1, 4 * CANDIDATES))
 
     def picked(draw: Draw) -> int:
@@ -125,7 +126,7 @@ def test_a_draw_stays_until_a_token_is_taken() -> None:
 
 
 def test_padding_rows_disturb_nobody_and_too_many_are_refused() -> None:
-    device = DeviceSampler(4, CPU)
+    device = DeviceSampler(4, FakeDevice())
     logits = torch.from_numpy(random_logits(4, 100, 5))
     logits[2:] = float("nan")
     draws = [Sampler(replace(WARM, seed=i), ()).draw() for i in range(2)]
@@ -150,7 +151,7 @@ class NoLookAtValues(TorchDispatchMode):
 
 def test_a_captured_pick_follows_what_is_filled_in_later() -> None:
     rows, vocabulary = 6, 3000
-    device = DeviceSampler(rows, CPU)
+    device = DeviceSampler(rows, FakeDevice())
     place = torch.zeros((rows, vocabulary))
     device.fill([])
     with NoLookAtValues():
@@ -165,6 +166,6 @@ def test_a_captured_pick_follows_what_is_filled_in_later() -> None:
         device.fill([sampler.draw() for sampler in samplers])
         picked = captured(place).tolist()
         assert picked == device.pick(place).tolist()
-        settled = settle(TEAM, samplers, picked, lambda rows: place[rows].numpy())
+        decided = pick_undecided(TEAM, samplers, picked, lambda rows: place[rows].numpy())
         again = [Sampler(replace(p, seed=begin), ()) for p in params[begin : begin + rows]]
-        assert settled == sample(TEAM, again, place.numpy())
+        assert decided == sample(TEAM, again, place.numpy())

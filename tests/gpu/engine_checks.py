@@ -139,13 +139,13 @@ def lost_step(machine: Machine) -> dict[str, Any]:
     model = loaded(machine, QWEN)
     reference = reference_logits(machine, model, 1)
     runner = make_runner(machine, model, TWOFOLD, 0.25, "graph", watchdog_s=0.3)
-    # A played device waits for its server by no clock of its own.
-    runner._table = _Late(runner._table, 0.0 if machine.played else 1.0)
+    late_s = machine.sizes.late_s
+    runner._table = _Late(runner._table, late_s)
     error = error_of(told_logits(machine, model, runner, 1), reference)
     fell_back = runner.why_placed is not None
     figures = {"relative_error": error, "fell_back_because": runner.why_placed}
     return expect(
-        figures, error <= LIMIT and (fell_back or machine.played), "the step is lost and its answer is not"
+        figures, error <= LIMIT and (fell_back or late_s == 0.0), "the step is lost and its answer is not"
     )
 
 

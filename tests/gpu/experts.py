@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from twofold.blocks import ops
+from twofold.device.device import Device
 from twofold.device.experts import DeviceExperts, make_host_store, pack_expert
 from twofold.experts.moe import MoeShape
 from twofold.weights.weight_format import WeightMatrix
@@ -20,7 +21,7 @@ from benchmarks.gpu.machine import Machine
 
 def working_hand_overs(machine: Machine) -> tuple[str, ...]:
     """The ways to hand over that this device has."""
-    found = machine.keep("hand-overs", lambda: machine.module.probe_hand_overs(256))
+    found = machine.keep("hand-overs", lambda: machine.hardware.native.probe_hand_overs(256))
     return tuple(probe["kind"] for probe in found["probes"] if probe["works"])
 
 
@@ -28,8 +29,7 @@ def working_hand_overs(machine: Machine) -> tuple[str, ...]:
 class Case:
     """One MoE layer's experts, a batch and its routing; tensors are on the device."""
 
-    module: Any
-    """twofold._cuda, or what stands in for it."""
+    hardware: Device
     format: str
     top_k: int
     matrices: list[tuple[Any, Any, Any]]
@@ -53,7 +53,7 @@ class Case:
             num_layers, len(packed), self.top_k, hidden, intermediate, ((self.format,) * 3,) * num_layers
         )
         tokens = min(len(self.normed), 32)
-        return DeviceExperts(self.module, [packed] * num_layers, shape, tokens, hand_over, watchdog_s)
+        return DeviceExperts(self.hardware, [packed] * num_layers, shape, tokens, hand_over, watchdog_s)
 
     def reference(self, num_layers: int = 1) -> Tensor:
         """In f32 from the dequantised weights; every layer adds the same to the residual."""
@@ -106,7 +106,7 @@ def make_case(
     weights, ids = scores.softmax(1).topk(top_k, dim=1)
     normed = torch.randn(num_tokens, hidden, device=machine.device).bfloat16()
     return Case(
-        machine.module, format, top_k, matrices, dense, normed, ids.int().contiguous(), weights.contiguous(),
+        machine.hardware, format, top_k, matrices, dense, normed, ids.int().contiguous(), weights.contiguous(),
         torch.randn(num_tokens, hidden, device=machine.device),
     )  # type: ignore[arg-type]  # fmt: skip
 
@@ -132,8 +132,7 @@ def hybrid_error(machine: Machine, case: Case, kind: str, graph: bool, num_layer
     if graph:
         with experts.rehearsal():
             step()
-        machine.sync()
-        replay = machine.capture(step)
+        replay = machine.hardware.graph(step)
         experts.resynchronise()
     results = []
     for _ in range(2):

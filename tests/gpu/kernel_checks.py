@@ -6,9 +6,9 @@ import time
 from typing import Any
 
 import torch
-from twofold.blocks.device_step import DeviceKernels, HeadShape, KvLayer
+from twofold.blocks.device_step import HeadShape, KvLayer
 from twofold.blocks.router import Router
-from twofold.device.kernels import CudaKernels, TorchKernels
+from twofold.device.kernels import TorchKernels
 
 from benchmarks.gpu.machine import Machine, expect
 from tests.gpu.experts import (
@@ -23,11 +23,6 @@ from tests.gpu.experts import (
 EXPERTS, TOP_K = 16, 4
 LIMITS = {"decode": 2e-2, "prefill": 2e-2}
 """Largest ‖ours − reference‖ / ‖reference‖: activations rounded to bf16 or 8 bits."""
-
-
-def kernels_of(machine: Machine, max_length: int) -> DeviceKernels:
-    """Ours; a played device has none of its own for dense layers."""
-    return TorchKernels() if machine.played else CudaKernels(max_length)
 
 
 def layer_of(machine: Machine, format: str, num_tokens: int) -> Case:
@@ -73,7 +68,7 @@ def routing(machine: Machine) -> dict[str, Any]:
     worst = 0.0
     for normalise in (False, True):
         router = Router(0, hidden_size=8, num_experts=128, top_k=8, eps=1e-6, renormalise=normalise)
-        ids, weights = kernels_of(machine, 64).route(logits, router, None)
+        ids, weights = machine.hardware.kernels(64).route(logits, router, None)
         expected_ids, expected = TorchKernels().route(logits, router, None)
         if not torch.equal(ids, expected_ids):
             raise AssertionError("other experts are chosen")
@@ -100,7 +95,7 @@ def attention(machine: Machine) -> dict[str, Any]:
         angle = torch.rand(5, head_dim // 2, device=machine.device) * 6
         results = []
         cache = torch.randn(2, 240, 16, kv_heads, head_dim, device=machine.device).bfloat16()
-        for kernels in (kernels_of(machine, 768), TorchKernels()):
+        for kernels in (machine.hardware.kernels(768), TorchKernels()):
             kv = KvLayer(cache[0].clone(), cache[1].clone())
             q = kernels.rope_store(qkv, (norm, norm), (angle.cos(), angle.sin()), places, kv, shape)
             results.append((kernels.decode_attention(q, tables, lengths, kv, shape), kv.keys, kv.values))
@@ -110,7 +105,7 @@ def attention(machine: Machine) -> dict[str, Any]:
 
 def hand_over_probe(machine: Machine) -> dict[str, Any]:
     """The probe that chooses how a graph waits for the CPU."""
-    found = machine.module.probe_hand_overs(2048)
+    found = machine.hardware.native.probe_hand_overs(2048)
     if not found["kind"]:
         raise AssertionError(found["reason"])
     return dict(found)

@@ -43,9 +43,9 @@ def test_a_dry_run_lists_every_check_and_runs_none(
 
 @pytest.mark.parametrize("module", [CHECKS, [*SPEED[:1], "--no-build", *SPEED[1:]]])
 def test_without_a_device_the_run_fails_and_says_why(tmp_path: Path, module: list[str]) -> None:
-    from twofold.experts.accelerator import find_cuda
+    from twofold.device.finding import find_device
 
-    if find_cuda()[0] is not None:
+    if find_device()[0] is not None:
         pytest.skip("there is a CUDA device here")
     out = tmp_path / "out.json"
     done = run(module, out)

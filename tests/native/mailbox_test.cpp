@@ -1,4 +1,4 @@
-// The mailbox between the server and a device that is played by a thread: it posts, waits and checks what it
+// The mailbox between the server and a fake device by a thread: it posts, waits and checks what it
 // is given as the graph's kernels do, with the same layout. Built with the thread sanitizer.
 #include "device/mailbox.h"
 

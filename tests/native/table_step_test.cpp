@@ -16,9 +16,9 @@
 
 #include "check.h"
 #include "f32_experts.h"
+#include "fake_device.h"
+#include "fake_profile.h"
 #include "hand_over.h"
-#include "played_device.h"
-#include "played_profile.h"
 #include "step_control.h"
 
 using namespace twofold;
@@ -45,7 +45,7 @@ struct Fixture {
   std::mt19937 random;
   std::vector<float> weights;
   ExpertStore store{kExperts, {kHidden, kIntermediate}, formats()};
-  std::shared_ptr<played::Device> device;
+  std::shared_ptr<fake::Device> device;
   std::shared_ptr<CudaAccelerator> accelerator;
   MoeExecutor executor;
   DeviceMailbox mailbox{{kLayers, kMaxTokens, kTopK, kHidden}};
@@ -64,14 +64,14 @@ struct Fixture {
     executor.events().enabled = true;
   }
 
-  static std::shared_ptr<played::Device> make_device(const Options& options) {
-    played::DeviceShape shape;
+  static std::shared_ptr<fake::Device> make_device(const Options& options) {
+    fake::DeviceShape shape;
     shape.total_bytes = size_t{1} << 24;
     shape.tick_us = 3;  // a copy is under way for a while
     shape.bandwidth_gbps = 0.5;
     shape.most_delay_us = 40;
     shape.seed = options.seed;
-    return std::make_shared<played::Device>(shape);
+    return std::make_shared<fake::Device>(shape);
   }
   std::shared_ptr<CudaAccelerator> make_accelerator(const Options& options) {
     LayerSchedulerConfig config;
@@ -82,7 +82,7 @@ struct Fixture {
     config.policy = options.policy;
     return std::make_shared<CudaAccelerator>(
         device, store,
-        CostModel(played::machine_profile(), double(store.expert_bytes()), store.shape().flops_per_token()),
+        CostModel(fake::machine_profile(), double(store.expert_bytes()), store.shape().flops_per_token()),
         std::move(config));
   }
   const ExpertStore& filled() {
@@ -136,8 +136,9 @@ struct Fixture {
       mailbox.enqueue_wait(HandOver::kKernels, layer, &number, &on_cpu, limit_ns, nullptr);
       // A GPU goes on with what it finds there: nobody will look at it.
       if (mailbox.host().aborted() || mailbox.host().device_gave_up_at() >= 0) return;
-      cuda::launch_combine(outputs, gates, where, mailbox.device_results(), tokens, kTopK, kHidden, hidden,
-                           mailbox.device_joined_ns(layer), nullptr);
+      cuda::launch_combine({outputs, gates, where, mailbox.device_results(), tokens, kTopK, kHidden, hidden,
+                            mailbox.device_joined_ns(layer)},
+                           nullptr);
     }
   }
 

@@ -7,7 +7,8 @@ import json
 import pytest
 from twofold.api.config import EngineConfig
 from twofold.api.errors import ConfigError
-from twofold.experts.accelerator import choose_accelerator, num_slots
+from twofold.device.finding import choose_accelerator
+from twofold.experts.accelerator import num_slots
 from twofold.experts.profiles import COST_FIGURES, load_profile, shipped_profiles
 
 
@@ -74,10 +75,10 @@ def test_an_unknown_profile_names_the_shipped_ones():
 
 
 def test_nothing_is_emulated_unless_asked_for():
-    assert choose_accelerator("auto").kind != "emulated"
-    chosen = choose_accelerator("emulated:rtx3060-pcie3")
+    assert choose_accelerator("auto")[0].kind != "emulated"
+    chosen, _ = choose_accelerator("emulated:rtx3060-pcie3")
     assert (chosen.kind, chosen.label, chosen.clock) == ("emulated", "emulated:rtx3060-pcie3", "virtual")
-    assert choose_accelerator("none").clock == "wall"
+    assert choose_accelerator("none")[0].clock == "wall"
 
 
 def test_an_unknown_accelerator_names_the_valid_ones():

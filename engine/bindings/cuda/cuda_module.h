@@ -1,4 +1,4 @@
-// What only the CUDA module exports; what it shares with a device that tests play is device/bind_device.h.
+// What only the CUDA module exports; what it shares with a fake device is device/bind_device.h.
 #pragma once
 #include <pybind11/pybind11.h>
 

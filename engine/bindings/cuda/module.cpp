@@ -43,10 +43,5 @@ PYBIND11_MODULE(_cuda, m) {
   m.def("device_count", [] { return py::len(devices()); });
   m.def("devices", &devices, "One dict per device; sizes in bytes.");
   m.def("why_no_device", &why_no_device, "What the CUDA runtime says where device_count() is 0.");
-  // Whether the host reads device memory as its own: only where a device is played.
-  m.attr("host_addressable") = false;
-  twofold::bindings::bind_experts(m);
   twofold::bindings::bind_dense(m);
-  twofold::bindings::bind_hand_over(m);
-  twofold::bindings::bind_table_step(m);
 }

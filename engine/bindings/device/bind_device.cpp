@@ -59,7 +59,7 @@ py::dict upload_probe(DeviceApi& api, const ExpertStore& store, int num_uploads,
 void bind_device(py::module_& m) {
   py::module_::import("twofold._core");
   py::register_exception_translator(&translate);
-  // Local to the module: the tests' played device is a second one with the same classes.
+  // Local to the module: the tests' fake device is a second one with the same classes.
   py::class_<CudaAccelerator, SlottedAccelerator, std::shared_ptr<CudaAccelerator>>(
       m, "CudaAccelerator", "Expert slots on a device, uploads in real time.", py::module_local())
       .def_property_readonly("warning", &CudaAccelerator::warning)
@@ -91,8 +91,12 @@ void bind_device(py::module_& m) {
                         py::arg("batches") = c.batches, py::arg("bytes") = c.bytes,
                         py::arg("busy_us") = c.busy_us, py::arg("held") = c.held);
       });
-  py::class_<DeviceApi, std::shared_ptr<DeviceApi>>(m, "Device", py::module_local())
-      .def("facts", &facts, "Sizes in bytes; link_gbps is what the link carries at most, 0 where unknown.")
+  py::class_<LinkProbe>(m, "LinkProbe", "Times copies from pinned memory to the device.", py::module_local())
+      .def("copies_us", &LinkProbe::copies_us, py::arg("bytes"), py::arg("count") = 1,
+           py::arg("asleep") = false, py::call_guard<py::gil_scoped_release>(),
+           "The device's time for copies in one call; waits for them.");
+  DeviceClass device(m, "Device", "A device and its kernels.", py::module_local());
+  device.def("facts", &facts, "Sizes in bytes; link_gbps is what the link carries at most, 0 where unknown.")
       .def(
           "accelerator",
           [](std::shared_ptr<DeviceApi> api, const ExpertStore& store, const CostModel& cost,
@@ -104,13 +108,15 @@ void bind_device(py::module_& m) {
       .def("probe_uploads", &upload_probe, py::arg("store"), py::arg("num_uploads"), py::arg("demand"),
            "Uploads of the store's experts by an upload engine of its own: bytes, us, busy_us, batches, "
            "pinned.")
-      .def_property_readonly("host_addressable", &DeviceApi::host_addressable,
-                             "Whether device memory is host memory: a device that is played.");
-  py::class_<LinkProbe>(m, "LinkProbe", "Times copies from pinned memory to the device.", py::module_local())
-      .def(py::init<std::shared_ptr<DeviceApi>, size_t>(), py::arg("device"), py::arg("most_bytes"))
-      .def("copies_us", &LinkProbe::copies_us, py::arg("bytes"), py::arg("count") = 1,
-           py::arg("asleep") = false, py::call_guard<py::gil_scoped_release>(),
-           "The device's time for copies in one call; waits for them.");
+      .def(
+          "link_probe",
+          [](std::shared_ptr<DeviceApi> api, size_t most_bytes) {
+            return std::make_unique<LinkProbe>(std::move(api), most_bytes);
+          },
+          py::arg("most_bytes"));
+  bind_experts(device);
+  bind_hand_over(m, device);
+  bind_table_step(m, device);
 }
 
 }  // namespace twofold::bindings

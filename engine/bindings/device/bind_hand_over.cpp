@@ -85,13 +85,9 @@ class StepServer {
 
 }  // namespace
 
-void bind_hand_over(py::module_& m) {
+void bind_hand_over(py::module_& m, DeviceClass& device) {
   py::class_<DeviceMailbox>(m, "DeviceMailbox", "What a decode graph and the CPU share, in mapped memory.",
                             py::module_local())
-      .def(py::init([](int num_layers, int max_tokens, int top_k, int hidden) {
-             return std::make_unique<DeviceMailbox>(MailboxShape{num_layers, max_tokens, top_k, hidden});
-           }),
-           py::arg("num_layers"), py::arg("max_tokens"), py::arg("top_k"), py::arg("hidden"))
       .def_property_readonly("address",
                              [](const DeviceMailbox& mailbox) { return uint64_t(mailbox.device_address()); })
       .def_property_readonly("results",
@@ -103,8 +99,8 @@ void bind_hand_over(py::module_& m) {
             mailbox.enqueue_wait(kind_named(kind), layer, pointer<uint32_t>(step),
                                  pointer<uint32_t>(num_on_cpu), int64_t(limit_s * 1e9), stream_of(stream));
           },
-          py::arg("kind"), py::arg("layer"), py::arg("step"), py::arg("num_on_cpu"), py::arg("limit_s"),
-          py::arg("stream"), py::call_guard<py::gil_scoped_release>())
+          py::kw_only(), py::arg("kind"), py::arg("layer"), py::arg("step"), py::arg("num_on_cpu"),
+          py::arg("limit_s"), py::arg("stream"), py::call_guard<py::gil_scoped_release>())
       .def(
           "joined_ns",
           [](const DeviceMailbox& mailbox, int layer) { return uint64_t(mailbox.device_joined_ns(layer)); },
@@ -114,59 +110,56 @@ void bind_hand_over(py::module_& m) {
       .def("reset", [](DeviceMailbox& mailbox) { mailbox.host().reset(); });
   py::class_<StepServer>(m, "StepServer", "The CPU's part of decode graphs: experts of a store on a team.",
                          py::module_local())
-      .def(py::init<DeviceMailbox&, ThreadTeam&, const ExpertStore&>(), py::arg("mailbox"), py::arg("team"),
-           py::arg("store"), py::keep_alive<1, 2>(), py::keep_alive<1, 3>(), py::keep_alive<1, 4>())
       .def("serve", &StepServer::serve, py::arg("step"), py::arg("limit_s"));
-  m.def(
-      "begin_step",
-      [](uint64_t step, uint64_t stream) {
-        check_cuda(cuda::launch_begin_step(pointer<uint32_t>(step), stream_of(stream)), "begin_step");
-      },
-      py::arg("step"), py::arg("stream"));
-  m.def(
-      "place",
-      [](uint64_t ids, uint64_t weights, uint64_t normed, int num_tokens, int layer, uint64_t slots,
-         uint64_t split, uint64_t slot_base, int64_t slot_stride, uint64_t store_base, int64_t store_stride,
-         int num_experts, const cuda::ExpertGroups& groups, uint64_t where, uint64_t num_on_cpu,
-         int num_layers, int max_tokens, int top_k, int hidden, uint64_t mailbox, uint64_t step,
-         uint64_t stream) {
-        const cuda::RoutedLayer routed{pointer<int32_t>(ids), pointer<float>(weights), pointer<void>(normed),
-                                       num_tokens, layer};
-        const cuda::PlacementTables tables{pointer<int32_t>(slots),
-                                           pointer<uint8_t>(split),
-                                           slot_base,
-                                           slot_stride,
-                                           store_base,
-                                           store_stride,
-                                           num_experts};
-        const cuda::PlacedLayer placed{groups, pointer<uint8_t>(where), pointer<uint32_t>(num_on_cpu)};
-        check_cuda(cuda::launch_place(routed, tables, placed, {num_layers, max_tokens, top_k, hidden},
-                                      pointer<void>(mailbox), pointer<uint32_t>(step), stream_of(stream)),
-                   "place");
-      },
-      py::arg("ids"), py::arg("weights"), py::arg("normed"), py::arg("num_tokens"), py::arg("layer"),
-      py::arg("slots"), py::arg("split"), py::arg("slot_base"), py::arg("slot_stride"), py::arg("store_base"),
-      py::arg("store_stride"), py::arg("num_experts"), py::arg("groups"), py::arg("where"),
-      py::arg("num_on_cpu"), py::arg("num_layers"), py::arg("max_tokens"), py::arg("top_k"),
-      py::arg("hidden"), py::arg("mailbox"), py::arg("step"), py::arg("stream"));
-  m.def(
-      "probe_hand_overs",
-      [](int hidden, int num_layers, int num_steps) {
-        std::vector<HandOverProbe> probes;
-        {
-          const py::gil_scoped_release release;
-          probes = probe_hand_overs(hidden, num_layers, num_steps);
-        }
-        py::list all;
-        for (const HandOverProbe& probe : probes)
-          all.append(py::dict(py::arg("kind") = name_of(probe.kind), py::arg("works") = probe.works,
-                              py::arg("us") = probe.us, py::arg("why") = probe.why));
-        const HandOverChoice choice = choose_hand_over(probes.data(), probes.size());
-        return py::dict(py::arg("probes") = all, py::arg("kind") = choice.found ? name_of(choice.kind) : "",
-                        py::arg("reason") = choice.reason);
-      },
-      py::arg("hidden"), py::arg("num_layers") = 32, py::arg("num_steps") = 50,
-      "Measures the ways to hand a layer over, and chooses.");
+  device
+      .def(
+          "mailbox",
+          [](DeviceApi&, const cuda::MailboxShape& shape) { return std::make_unique<DeviceMailbox>(shape); },
+          py::arg("shape"))
+      .def(
+          "step_server",
+          [](DeviceApi&, DeviceMailbox& mailbox, ThreadTeam& team, const ExpertStore& store) {
+            return std::make_unique<StepServer>(mailbox, team, store);
+          },
+          py::arg("mailbox"), py::arg("team"), py::arg("store"), py::keep_alive<0, 2>(),
+          py::keep_alive<0, 3>(), py::keep_alive<0, 4>())
+      .def(
+          "begin_step",
+          [](DeviceApi&, uint64_t step, uint64_t stream) {
+            check_cuda(cuda::launch_begin_step(pointer<uint32_t>(step), stream_of(stream)), "begin_step");
+          },
+          py::arg("step"), py::arg("stream"), "Counts the step.")
+      .def(
+          "place",
+          [](DeviceApi&, const cuda::RoutedLayer& routed, const cuda::PlacementTables& tables,
+             const cuda::PlacedLayer& placed, const cuda::MailboxShape& shape, uint64_t mailbox,
+             uint64_t step, uint64_t stream) {
+            check_cuda(cuda::launch_place(routed, tables, placed, shape, pointer<void>(mailbox),
+                                          pointer<uint32_t>(step), stream_of(stream)),
+                       "place");
+          },
+          py::arg("routed"), py::arg("tables"), py::arg("placed"), py::arg("shape"), py::kw_only(),
+          py::arg("mailbox"), py::arg("step"), py::arg("stream"),
+          "Groups a layer's pairs and posts them to the mailbox; 0: posts nothing.")
+      .def(
+          "probe_hand_overs",
+          [](DeviceApi&, int hidden, int num_layers, int num_steps) {
+            std::vector<HandOverProbe> probes;
+            {
+              const py::gil_scoped_release release;
+              probes = probe_hand_overs(hidden, num_layers, num_steps);
+            }
+            py::list all;
+            for (const HandOverProbe& probe : probes)
+              all.append(py::dict(py::arg("kind") = name_of(probe.kind), py::arg("works") = probe.works,
+                                  py::arg("us") = probe.us, py::arg("why") = probe.why));
+            const HandOverChoice choice = choose_hand_over(probes.data(), probes.size());
+            return py::dict(py::arg("probes") = all,
+                            py::arg("kind") = choice.found ? name_of(choice.kind) : "",
+                            py::arg("reason") = choice.reason);
+          },
+          py::arg("hidden"), py::arg("num_layers") = 32, py::arg("num_steps") = 50,
+          "Measures the ways to hand a layer over, and chooses.");
 }
 
 }  // namespace twofold::bindings

@@ -28,15 +28,9 @@ py::dict answer_of(Call call) {
 
 }  // namespace
 
-void bind_table_step(py::module_& m) {
+void bind_table_step(py::module_& m, DeviceClass& device) {
   py::class_<TableStep>(m, "TableStep", "The host's part of a step that the device places from its tables.",
                         py::module_local())
-      .def(py::init([](DeviceMailbox& mailbox, MoeExecutor& executor, CudaAccelerator& accelerator,
-                       ThreadTeam& team) {
-             return std::make_unique<TableStep>(mailbox.host(), executor, accelerator, team);
-           }),
-           py::arg("mailbox"), py::arg("executor"), py::arg("accelerator"), py::arg("team"),
-           py::keep_alive<1, 2>(), py::keep_alive<1, 3>(), py::keep_alive<1, 4>(), py::keep_alive<1, 5>())
       .def(
           "begin",
           [](TableStep& step, int64_t number, std::vector<int64_t> requests, std::vector<int32_t> positions,
@@ -65,6 +59,14 @@ void bind_table_step(py::module_& m) {
           "give_up", [](TableStep& step, uintptr_t stream) { step.give_up(on(stream)); }, py::arg("stream"),
           py::call_guard<py::gil_scoped_release>())
       .def_property_readonly("cpu_us", &TableStep::cpu_us, "Spent on the CPU's experts since the start.");
+  device.def(
+      "table_step",
+      [](DeviceApi&, DeviceMailbox& mailbox, MoeExecutor& executor, CudaAccelerator& accelerator,
+         ThreadTeam& team) {
+        return std::make_unique<TableStep>(mailbox.host(), executor, accelerator, team);
+      },
+      py::arg("mailbox"), py::arg("executor"), py::arg("accelerator"), py::arg("team"),
+      py::keep_alive<0, 2>(), py::keep_alive<0, 3>(), py::keep_alive<0, 4>(), py::keep_alive<0, 5>());
 }
 
 }  // namespace twofold::bindings

@@ -63,9 +63,7 @@ void CudaAccelerator::decided(const LayerDecision& decision, std::span<GroupPlac
 }
 
 void CudaAccelerator::host_computes() {
-  if (!api_->host_addressable()) {
-    throw DeviceError("experts lie in device memory, which the host was asked to compute with");
-  }
+  require(api_->lend_to_host(), "lend its memory to the host");
   uploads_.host_waits();
 }
 

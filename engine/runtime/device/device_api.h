@@ -1,13 +1,15 @@
 // What the runtime needs of a device, and nothing of CUDA: memory, streams, events, copies. Two answers: the
-// CUDA runtime (cuda/cuda_device.cpp) and a device that tests play on host memory with a clock of their own.
+// CUDA runtime (cuda/cuda_device.cpp) and the fake device of the tests, on host memory with a clock of its own.
 //
 // Nothing here throws: a call says what went wrong as a value, in the device's words; device_memory.h turns
 // it into exceptions that name what to change. One thread uses a device at a time.
 #pragma once
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <span>
 #include <string>
+#include <thread>
 #include <utility>
 
 namespace twofold {
@@ -57,11 +59,16 @@ class DeviceApi {
   virtual ~DeviceApi() = default;
 
   virtual DeviceResult facts(DeviceFacts& out) = 0;
-  // Whether the host reads device memory as its own, and so computes what lies there: a device that is
-  // played.
-  virtual bool host_addressable() const { return false; }
   // Microseconds of the host's monotonic clock.
   virtual double now_us() = 0;
+  // The caller sleeps for about so long.
+  virtual void sleep_us(double us) {
+    std::this_thread::sleep_for(std::chrono::duration<double, std::micro>(us));
+  }
+  // The host is about to compute with what lies in device memory: refused but where that is host memory.
+  virtual DeviceResult lend_to_host() {
+    return {DeviceCode::kRefused, "experts lie in device memory, which the host was asked to compute with"};
+  }
 
   // At least aligned to kDeviceAlignment; contents are undefined.
   virtual DeviceResult allocate(size_t bytes, std::byte*& out) = 0;

@@ -1,11 +1,9 @@
 #include "device/link_probe.h"
 
 #include <algorithm>
-#include <chrono>
 #include <span>
 #include <stdexcept>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -41,10 +39,7 @@ double LinkProbe::copies_us(size_t bytes, int count, bool asleep) {
   require(api_->record(begin_, stream_.get()), "time copies");
   require(api_->copy(copies, stream_.get()), "time copies");
   require(api_->record(end_, stream_.get()), "time copies");
-  // A played device goes on only while somebody waits for it.
-  while (asleep && !api_->host_addressable() && api_->query(end_).code == DeviceCode::kNotReady) {
-    std::this_thread::sleep_for(std::chrono::microseconds(100));
-  }
+  while (asleep && api_->query(end_).code == DeviceCode::kNotReady) api_->sleep_us(100);
   require(api_->synchronise(end_), "time copies");
   double us = 0;
   require(api_->elapsed_us(begin_, end_, us), "time copies");

@@ -8,13 +8,14 @@ import os
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from twofold.api.config import EngineConfig
 from twofold.api.errors import ConfigError
 
 if TYPE_CHECKING:
     from twofold.device.calibration import DeviceCalibration
+    from twofold.device.device import Device
     from twofold.experts.calibration import Calibration
     from twofold.experts.profiles import MachineProfile
 
@@ -59,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     if not 1 <= args.repeats <= 1000:
         raise ConfigError(f"--repeats was given {args.repeats}; it takes 1 to 1000")
     base = load_profile(args.base)
-    module, why_none = _module(args.accelerator)
+    measured_device, why_none = _measured_device(args.accelerator)
     files = open_model_files(args.model or bundled_model_path())
     shape = moe_shape(files)
     output = Path(args.output) if args.output else local_profile_path()
@@ -67,12 +68,12 @@ def run(args: argparse.Namespace) -> int:
     timer = LayerTimer(shape, ops.ThreadTeam(args.cpu_threads))
     calibration = calibrate(shape, args.cpu_threads, repeats=args.repeats, progress=progress, timer=timer)
     device: DeviceCalibration | None = None
-    if module is not None:
+    if measured_device is not None:
         from twofold.device.calibration import calibrate_device
-        from twofold.device.probe import ModuleProbe
+        from twofold.device.probe import KernelProbe
 
         timer.use(ops.ThreadTeam(args.cpu_threads))
-        probe = ModuleProbe(module, shape)
+        probe = KernelProbe(measured_device, shape)
         device = calibrate_device(probe, shape, timer, repeats=args.repeats, progress=progress)
     if progress is not None:
         print(end="\r\x1b[K", file=sys.stderr)
@@ -147,16 +148,16 @@ def format_device(device: DeviceCalibration) -> str:
     return "\n".join(lines)
 
 
-def _module(accelerator: str) -> tuple[Any, str]:
-    """The module whose device is to be measured and "", or None and why it is not. ConfigError if it was asked for."""
-    from twofold.experts.accelerator import find_cuda
+def _measured_device(accelerator: str) -> tuple[Device | None, str]:
+    """The device to be measured and "", or None and why it is not. ConfigError if it was asked for."""
+    from twofold.device.finding import find_device
 
     if accelerator == "none":
         return None, "--accelerator none"
-    module, why = find_cuda()
-    if accelerator == "cuda" and module is None:
+    device, why = find_device()
+    if accelerator == "cuda" and device is None:
         raise ConfigError(f"--accelerator cuda: {why}; use auto or none")
-    return module, why
+    return device, why
 
 
 def _device_figures(device: DeviceCalibration) -> dict[str, object]:

@@ -62,9 +62,9 @@ def check_cpu() -> Check:
 def check_accelerator(config: EngineConfig) -> Check:
     """What --accelerator resolves to here."""
     try:
-        from twofold.experts.accelerator import choose_accelerator
+        from twofold.device.finding import choose_accelerator
 
-        choice = choose_accelerator(config.accelerator)
+        choice, _ = choose_accelerator(config.accelerator)
     except TwofoldError as error:
         return Check("accelerator", "bad", str(error))
     except ImportError as error:
@@ -102,16 +102,15 @@ def check_model(config: EngineConfig) -> Check:
 
 def check_device_memory(config: EngineConfig) -> Check | None:
     """How the GPU's memory would be split; None where no GPU would be used."""
-    import importlib
-
     from twofold.device.budget import needs_of, plan_device
-    from twofold.experts.accelerator import choose_accelerator
+    from twofold.device.finding import choose_accelerator
     from twofold.models.sizing import measure_model
 
     try:
-        if choose_accelerator(config.accelerator).kind != "cuda":
+        _, device = choose_accelerator(config.accelerator)
+        if device is None:
             return None
-        facts = importlib.import_module("twofold._cuda").open_device(0).facts()
+        facts = device.native.facts()
         needs = needs_of(measure_model(config.model, kv_dtype_bytes=2))
         budget = plan_device(config, needs, facts["total_bytes"], facts["free_bytes"])
     except TwofoldError as error:

@@ -1,6 +1,6 @@
 """Measures what the cost model needs to know of an accelerator and its link, and fits it.
 
-Asks a `DeviceProbe`, which is the real device, the tests' played one, or known figures; knows neither torch nor CUDA.
+Asks a `DeviceProbe`, which is the real device, the tests' fake one, or known figures; knows neither torch nor CUDA.
 Fitted are the cost model's own constants: an upload takes a + W / B_link, a layer of hits g + sum of max(W / B_vram,
 F n / P) over its experts. How well that tells the device is said by residuals, and by layers that the fit never saw.
 """

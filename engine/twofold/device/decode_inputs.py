@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from twofold.blocks.device_step import DeviceBatch
+from twofold.device.device import Device
 
 
 @dataclass(frozen=True)
@@ -23,11 +24,11 @@ class DecodeRow:
 class DecodeInputs:
     """A batch of `size` rows on `device`, all padding until filled."""
 
-    def __init__(self, size: int, page_size: int, max_pages: int, device: torch.device) -> None:
+    def __init__(self, size: int, page_size: int, max_pages: int, device: Device) -> None:
         self._page_size, self._max_pages = page_size, max_pages
         num_bytes = size * (3 * 8 + 4 + 4 * max_pages)
-        self._host = torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=device.type == "cuda")
-        self._device = torch.empty(num_bytes, dtype=torch.uint8, device=device)
+        self._host = device.staging_buffer((num_bytes,), torch.uint8)
+        self._device = torch.empty(num_bytes, dtype=torch.uint8, device=device.torch_device)
         self._written = [part.numpy() for part in _parts(self._host, size)]  # cheaper to write than tensors
         self._pages: list[list[int]] = [[] for _ in range(size)]  # what the rows' tables begin with
         self.batch = DeviceBatch(*_parts(self._device, size))

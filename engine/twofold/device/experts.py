@@ -6,28 +6,34 @@ the CPU's side of them. docs/gpu-status.md says what of this has run on which GP
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from twofold import _core
+from twofold._core.device import (
+    CombinedLayer,
+    ExpertBuffers,
+    PrefillRows,
+    PrefillTiles,
+    tile_groups,
+    tile_tokens_for,
+)
+from twofold._core.kernels import pack
 from twofold.api.errors import KernelError
 from twofold.blocks import ops
-from twofold.device.layouts import (
-    I32,
-    Grouping,
-    by_expert,
-    layouts_of,
-    stream_of,
-)
+from twofold.device.device import Device
+from twofold.device.layouts import I32, Grouping, by_expert, layouts_of
 from twofold.device.table_layers import TableLayers
 from twofold.experts.moe import MoeShape
 from twofold.weights.weight_format import WeightMatrix
+
+if TYPE_CHECKING:
+    from twofold import _cuda
 
 
 @dataclass(frozen=True)
@@ -71,7 +77,7 @@ class DeviceExperts(TableLayers):
 
     def __init__(
         self,
-        module: Any,
+        device: Device,
         resident: Sequence[Sequence[Tensor | None]],
         shape: MoeShape,
         max_tokens: int,
@@ -81,15 +87,13 @@ class DeviceExperts(TableLayers):
         """Put experts into slots.
 
         Args:
-            module: twofold._cuda, or what stands in for it.
             resident: [layers][experts] the expert's panels as uint8 on the CPU, None: runs on the CPU.
             max_tokens: of a decode step, at most 32.
         """
-        device = torch.device("cpu" if module.host_addressable else "cuda")
-        self._fixed = _filled(module, resident, shape, device)
+        self._fixed = _filled(resident, shape, device.torch_device)
         super().__init__(
-            module, self._fixed, self._fixed, shape, device,
-            max_tokens=max_tokens, hand_over=hand_over, watchdog_s=watchdog_s,
+            device, self._fixed, self._fixed, shape, max_tokens=max_tokens, hand_over=hand_over,
+            watchdog_s=watchdog_s,
         )  # fmt: skip
 
     def prefill(self, moe_layer: int, normed: Tensor, ids: Tensor, weights: Tensor, hidden: Tensor) -> None:
@@ -98,41 +102,45 @@ class DeviceExperts(TableLayers):
         Raises:
             KernelError: an expert is not resident.
         """
-        module, shape, device, layout = self._module, self._shape, self._device, self._layouts[moe_layer]
-        num_tokens, num_pairs, stream = len(normed), ids.numel(), stream_of(self._device)
+        native, shape, layout = self._native, self._shape, self._layouts[moe_layer]
+        device, stream = self._device.torch_device, self._device.stream()
+        num_tokens, num_pairs = len(normed), ids.numel()
         experts, begin, pairs = by_expert(ids.cpu().numpy())
         slots = self._fixed.host_table[moe_layer][experts].astype(np.int64)
         if (slots < 0).any():
             raise KernelError(f"layer {moe_layer}: prefill needs experts that are in no slot")
-        grouping = Grouping(module, len(experts), num_pairs, device)
+        grouping = Grouping(len(experts), num_pairs, device)
         grouping.fill(self._fixed.slot_base + slots * self._fixed.slot_stride, begin, pairs)
-        tile_tokens = module.tile_tokens_for(num_pairs, len(experts))
-        tiles = torch.from_numpy(module.tile_groups(begin, tile_tokens)).to(device)
+        tile_tokens = tile_tokens_for(num_pairs, len(experts))
+        tiles = torch.from_numpy(tile_groups(begin, tile_tokens)).to(device)
         intermediate = torch.empty(layout.intermediate_bytes(num_pairs), dtype=torch.uint8, device=device)
         outputs = torch.empty((num_pairs, shape.hidden), device=device)
         gate_up = torch.empty((num_pairs, 2 * shape.intermediate), device=device)
-        buffers = module.ExpertBuffers(
-            self._encoded.data_ptr(), intermediate.data_ptr(), outputs.data_ptr(), gate_up.data_ptr()
-        )
-        module.prefill_experts(
-            layout, grouping.groups, buffers, tiles.data_ptr(), len(tiles), tile_tokens, normed.data_ptr(),
-            num_tokens, shape.top_k, stream,
+        buffers = ExpertBuffers(
+            encoded=self._encoded.data_ptr(), intermediate=intermediate.data_ptr(), outputs=outputs.data_ptr(),
+            gate_up=gate_up.data_ptr(),
+        )  # fmt: skip
+        native.prefill_experts(
+            layout, grouping.groups, buffers,
+            PrefillTiles(tiles=tiles.data_ptr(), count=len(tiles), tokens=tile_tokens),
+            PrefillRows(x=normed.data_ptr(), num_tokens=num_tokens, top_k=shape.top_k), stream,
         )  # fmt: skip
         where = torch.zeros(num_pairs, dtype=torch.uint8, device=device)
-        module.combine(
-            outputs.data_ptr(), weights.data_ptr(), where.data_ptr(), 0, num_tokens, shape.top_k, shape.hidden,
-            hidden.data_ptr(), stream,
+        combined = CombinedLayer(
+            outputs=outputs.data_ptr(), weights=weights.data_ptr(), where=where.data_ptr(), from_cpu=0,
+            num_tokens=num_tokens, top_k=shape.top_k, hidden_size=shape.hidden, hidden=hidden.data_ptr(),
         )  # fmt: skip
+        native.combine(combined, stream)
 
-    def server(self, team: object, store: object) -> Any:
-        """The CPU's side: its `serve(step, limit_s)` computes a step's misses and returns {done, layer, text}."""
-        return self._module.StepServer(self.mailbox, team, store)
+    def server(self, team: ops.ThreadTeam, store: _core.ExpertStore) -> _cuda.StepServer:
+        """The CPU's side, which computes a step's misses."""
+        return self._native.step_server(self.mailbox, team, store)
 
 
 def _filled(
-    module: Any, resident: Sequence[Sequence[Tensor | None]], shape: MoeShape, device: torch.device
+    resident: Sequence[Sequence[Tensor | None]], shape: MoeShape, device: torch.device
 ) -> _FixedSlots:
-    stride = _core.slot_stride(max(layout.bytes for layout in layouts_of(module, shape)))
+    stride = _core.slot_stride(max(layout.bytes for layout in layouts_of(shape)))
     count = sum(expert is not None for layer in resident for expert in layer)
     slots = torch.empty((max(count, 1), stride), dtype=torch.uint8, device=device)
     table = np.full((shape.num_layers, shape.num_experts), -1, np.int32)
@@ -150,7 +158,7 @@ def _filled(
 def pack_expert(gate: WeightMatrix, up: WeightMatrix, down: WeightMatrix) -> Tensor:
     """An expert's panels, one after the other, as slots hold them: uint8 on the CPU."""
     parts = [
-        _core.kernels.pack(
+        pack(
             np.ascontiguousarray(matrix.data).view(np.uint8).reshape(matrix.rows, -1), matrix.format, matrix.columns,
             matrix.scales,
         )
@@ -169,12 +177,3 @@ def make_host_store(
     for layer, experts in enumerate(layers):
         store.put(team, layer, 0, list(experts))
     return store
-
-
-def devices() -> tuple[list[dict[str, Any]], str]:
-    """What the CUDA module sees, and why it sees nothing where it does not."""
-    try:
-        cuda: Any = importlib.import_module("twofold._cuda")
-    except ImportError:
-        return [], "this build has no CUDA module"
-    return cuda.devices(), cuda.why_no_device()

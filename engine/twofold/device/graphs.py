@@ -18,6 +18,7 @@ import torch
 
 from twofold.blocks.device_step import DeviceBatch
 from twofold.device.decode_inputs import DecodeInputs, DecodeRow
+from twofold.device.device import Device
 from twofold.device.queue import DeviceQueue, Outputs
 
 BATCH_SIZES: Final = (1, 2, 4, 8, 16, 32)
@@ -38,7 +39,7 @@ class DecodeGraphs:
 
     step: Callable[[DeviceBatch], Outputs]
     queue: DeviceQueue
-    device: torch.device
+    device: Device
     page_size: int
     max_pages: int
     """Of one sequence."""

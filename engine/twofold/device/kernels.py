@@ -6,14 +6,16 @@ graph; `TorchKernels` say in plain torch what they mean, run on any device, and 
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from twofold.blocks.device_step import HeadShape, KvLayer
 from twofold.blocks.router import Router
+
+if TYPE_CHECKING:
+    from twofold import _cuda
 
 
 class PromptAttention:
@@ -51,7 +53,7 @@ class TorchKernels(PromptAttention):
         qkv: Tensor,
         norms: tuple[Tensor | None, Tensor | None],
         angles: tuple[Tensor, Tensor],
-        places: Tensor,
+        slot_mapping: Tensor,
         kv: KvLayer,
         shape: HeadShape,
     ) -> Tensor:
@@ -59,17 +61,17 @@ class TorchKernels(PromptAttention):
         heads = qkv.float().view(len(qkv), shape.num_heads + 2 * shape.num_kv_heads, shape.head_dim)
         q, k, v = torch.tensor_split(heads, (shape.num_heads, shape.num_heads + shape.num_kv_heads), dim=1)
         q, k = (self._turned(x, norm, angles, shape.epsilon) for x, norm in zip((q, k), norms, strict=True))
-        stored = places >= 0
-        kv.keys.view(-1, *kv.keys.shape[2:])[places[stored]] = k[stored].to(kv.keys.dtype)
-        kv.values.view(-1, *kv.values.shape[2:])[places[stored]] = v[stored].to(kv.values.dtype)
+        stored = slot_mapping >= 0
+        kv.keys.view(-1, *kv.keys.shape[2:])[slot_mapping[stored]] = k[stored].to(kv.keys.dtype)
+        kv.values.view(-1, *kv.values.shape[2:])[slot_mapping[stored]] = v[stored].to(kv.values.dtype)
         return q.to(qkv.dtype)
 
     def decode_attention(
-        self, q: Tensor, page_tables: Tensor, lengths: Tensor, kv: KvLayer, shape: HeadShape
+        self, q: Tensor, page_tables: Tensor, seq_lens: Tensor, kv: KvLayer, shape: HeadShape
     ) -> Tensor:
         """See `DeviceKernels.decode_attention`."""
         out = torch.zeros_like(q)
-        for s, length in enumerate(lengths.tolist()):
+        for s, length in enumerate(seq_lens.tolist()):
             if length > 0:
                 positions = torch.tensor([length - 1], device=q.device)
                 out[s] = attend(q[s : s + 1], positions, page_tables[s], length, kv, shape)[0]
@@ -135,7 +137,6 @@ class CudaKernels(PromptAttention):
 
     def __init__(self, max_length: int) -> None:
         """max_length: the longest sequence, which bounds the launches of attention."""
-        self._cuda: Any = importlib.import_module("twofold._cuda")
         self._max_length = max_length
         self._workspaces: list[Tensor] = []  # those outgrown too: graphs hold their addresses
 
@@ -144,7 +145,9 @@ class CudaKernels(PromptAttention):
         num_tokens, num_experts = logits.shape
         ids = torch.empty((num_tokens, router.top_k), dtype=torch.int32, device=logits.device)
         weights = torch.empty((num_tokens, router.top_k), dtype=torch.float32, device=logits.device)
-        self._cuda.route(
+        from twofold import _cuda
+
+        _cuda.route(
             logits.data_ptr(), address(bias), num_tokens, num_experts, router.shape, ids.data_ptr(), weights.data_ptr(),
             stream(),
         )  # fmt: skip
@@ -155,41 +158,55 @@ class CudaKernels(PromptAttention):
         qkv: Tensor,
         norms: tuple[Tensor | None, Tensor | None],
         angles: tuple[Tensor, Tensor],
-        places: Tensor,
+        slot_mapping: Tensor,
         kv: KvLayer,
         shape: HeadShape,
     ) -> Tensor:
         """See `DeviceKernels.rope_store`."""
+        from twofold import _cuda
+
         q = torch.empty((len(qkv), shape.num_heads, shape.head_dim), dtype=torch.bfloat16, device=qkv.device)
-        self._cuda.rope_store(
-            qkv.data_ptr(), len(qkv), shape.num_heads, address(norms[0]), address(norms[1]), shape.epsilon,
-            angles[0].data_ptr(), angles[1].data_ptr(), shape.head_dim, places.data_ptr(), self._pages(kv),
-            q.data_ptr(), stream(),
+        rows = _cuda.QkvRows(
+            qkv=qkv.data_ptr(), num_tokens=len(qkv), num_heads=shape.num_heads, q_norm=address(norms[0]),
+            k_norm=address(norms[1]), epsilon=shape.epsilon, cos=angles[0].data_ptr(), sin=angles[1].data_ptr(),
+            rotary=shape.head_dim, slot_mapping=slot_mapping.data_ptr(),
         )  # fmt: skip
+        _cuda.rope_store(rows, self._pages(kv), q=q.data_ptr(), stream=stream())
         return q
 
     def decode_attention(
-        self, q: Tensor, page_tables: Tensor, lengths: Tensor, kv: KvLayer, shape: HeadShape
+        self, q: Tensor, page_tables: Tensor, seq_lens: Tensor, kv: KvLayer, shape: HeadShape
     ) -> Tensor:
         """See `DeviceKernels.decode_attention`."""
+        from twofold import _cuda
+
         num_sequences, max_pages = page_tables.shape
         max_length = min(self._max_length, max_pages * kv.keys.shape[1])
-        num_bytes = self._cuda.attention_workspace_bytes(
-            num_sequences, shape.num_heads, shape.head_dim, max_length
-        )
+        num_bytes = _cuda.attention_workspace_bytes(
+            num_sequences=num_sequences, num_heads=shape.num_heads, head_dim=shape.head_dim, max_length=max_length
+        )  # fmt: skip
         if not self._workspaces or self._workspaces[-1].numel() < num_bytes:
             self._workspaces.append(torch.empty(num_bytes, dtype=torch.uint8, device=q.device))
         out = torch.empty_like(q)
-        self._cuda.decode_attention(
-            q.data_ptr(), page_tables.data_ptr(), lengths.data_ptr(), num_sequences, shape.num_heads, max_pages,
-            max_length, shape.scale, shape.window, 0, self._pages(kv), self._workspaces[-1].data_ptr(), out.data_ptr(),
-            stream(),
+        attention = _cuda.DecodeAttention(
+            q=q.data_ptr(), page_tables=page_tables.data_ptr(), seq_lens=seq_lens.data_ptr(),
+            num_sequences=num_sequences, num_heads=shape.num_heads, max_pages=max_pages, max_length=max_length,
+            scale=shape.scale, window=shape.window,
         )  # fmt: skip
+        workspace = self._workspaces[-1].data_ptr()
+        _cuda.decode_attention(
+            attention, self._pages(kv), workspace=workspace, out=out.data_ptr(), stream=stream()
+        )
         return out
 
-    def _pages(self, kv: KvLayer) -> Any:
+    def _pages(self, kv: KvLayer) -> _cuda.KvPages:
+        from twofold import _cuda
+
         _, page_size, num_kv_heads, head_dim = kv.keys.shape
-        return self._cuda.KvPages(kv.keys.data_ptr(), kv.values.data_ptr(), page_size, num_kv_heads, head_dim)
+        return _cuda.KvPages(
+            keys=kv.keys.data_ptr(), values=kv.values.data_ptr(), page_size=page_size, num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+        )  # fmt: skip
 
 
 def address(tensor: Tensor | None) -> int:

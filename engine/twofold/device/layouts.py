@@ -1,23 +1,20 @@
-"""How a device's kernels see a model's experts: layouts by layer, slots and stores, pairs sorted by expert; and what
-the kernels may use."""
+"""How a device's kernels see a model's experts: layouts by layer, slots and stores, pairs sorted by expert."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
 
+from twofold._core.device import ExpertGroups, ExpertLayout
 from twofold.api.errors import ConfigError
 from twofold.experts.moe import MoeShape
 
 I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
-
-_SHARED_BYTES_OF_ALL: Final = 48 * 1024
 
 
 class SlotSource(Protocol):
@@ -55,15 +52,17 @@ class StoreLayout(Protocol):
 class Grouping:
     """A layer's pairs by expert in the device's memory, as its kernels take them."""
 
-    def __init__(self, module: Any, capacity: int, num_pairs: int, device: torch.device) -> None:
-        """Room for `capacity` experts and `num_pairs` pairs; module: twofold._cuda, or what stands in for it."""
-        self._held: tuple[Tensor, ...] = (
-            torch.zeros(1, dtype=torch.int32, device=device),
-            torch.zeros(capacity, dtype=torch.int64, device=device),
-            torch.zeros(capacity + 1, dtype=torch.int32, device=device),
-            torch.zeros(num_pairs, dtype=torch.int32, device=device),
-        )
-        self.groups = module.ExpertGroups(*(part.data_ptr() for part in self._held), capacity)
+    def __init__(self, capacity: int, num_pairs: int, device: torch.device) -> None:
+        """Room for `capacity` experts and `num_pairs` pairs."""
+        count = torch.zeros(1, dtype=torch.int32, device=device)
+        weights = torch.zeros(capacity, dtype=torch.int64, device=device)
+        begin = torch.zeros(capacity + 1, dtype=torch.int32, device=device)
+        pairs = torch.zeros(num_pairs, dtype=torch.int32, device=device)
+        self._held = (count, weights, begin, pairs)
+        self.groups = ExpertGroups(
+            num_groups=count.data_ptr(), weights=weights.data_ptr(), begin=begin.data_ptr(),
+            pairs=pairs.data_ptr(), capacity=capacity,
+        )  # fmt: skip
         """What kernels are given; of use for as long as this object lives."""
 
     def fill(self, addresses: I64, begin: I32, pairs: I32) -> None:
@@ -81,33 +80,20 @@ def by_expert(ids: I32) -> tuple[I32, I32, I32]:
     return experts, begin, np.argsort(ids, axis=None, kind="stable").astype(np.int32)
 
 
-def layouts_of(module: Any, shape: MoeShape) -> list[Any]:
-    """The module's ExpertLayout of each layer.
+def layouts_of(shape: MoeShape) -> list[ExpertLayout]:
+    """Of each layer.
 
     Raises:
         ConfigError: the device has no kernels for a layer's formats.
     """
-    return [_layout(module, formats, shape) for formats in shape.formats]
+    return [_layout(formats, shape) for formats in shape.formats]
 
 
-def shared_bytes(device: torch.device) -> int:
-    """Shared memory that a block of the decode kernels may take."""
-    if device.type != "cuda":
-        return _SHARED_BYTES_OF_ALL
-    properties = torch.cuda.get_device_properties(device)
-    return int(getattr(properties, "shared_memory_per_block_optin", _SHARED_BYTES_OF_ALL))
-
-
-def stream_of(device: torch.device) -> int:
-    """What torch launches on now, as native code takes it."""
-    return int(torch.cuda.current_stream(device).cuda_stream) if device.type == "cuda" else 0
-
-
-def _layout(module: Any, formats: tuple[str, str, str], shape: MoeShape) -> Any:
+def _layout(formats: tuple[str, str, str], shape: MoeShape) -> ExpertLayout:
     gate, up, down = formats
     if gate != up:
         raise ConfigError(
             f"experts with gate in {gate} and up in {up} have no kernels on a device; gate and up of one format were "
             "expected. Use --accelerator none"
         )
-    return module.ExpertLayout(gate, down, shape.hidden, shape.intermediate)
+    return ExpertLayout(gate, down, shape.hidden, shape.intermediate)

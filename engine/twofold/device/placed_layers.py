@@ -9,17 +9,32 @@ ahead of the device. What has run on which GPU says docs/gpu-status.md.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from twofold import _core
+from twofold._core.device import (
+    CombinedLayer,
+    DecodeShape,
+    EncodedRows,
+    ExpertBuffers,
+    ExpertGroups,
+    PrefillRows,
+    PrefillTiles,
+    tile_groups,
+    tile_tokens_for,
+)
 from twofold.api.errors import CapacityError
-from twofold.device.layouts import layouts_of, shared_bytes
-from twofold.device.transfers import Parcel, transfers_for
+from twofold.device.device import Device
+from twofold.device.layouts import layouts_of
+from twofold.device.transfers import Parcel
 from twofold.experts.moe import MoeShape
+
+if TYPE_CHECKING:
+    from twofold import _cuda
 
 DECODE_TOKENS: Final = 32
 """Up to so many tokens of a layer the decode kernels read each weight about once; beyond, tensor cores win."""
@@ -42,11 +57,10 @@ class _Room:
 class _Launch:
     """One part of a layer's experts as the device is told of it."""
 
-    groups: Any
+    groups: ExpertGroups
     num_groups: int
-    tiles: int = 0
-    num_tiles: int = 0
-    tile_tokens: int = 0
+    tiles: PrefillTiles | None = None
+    """None: the decode kernels compute it."""
 
 
 class PlacedLayers:
@@ -54,28 +68,26 @@ class PlacedLayers:
 
     def __init__(
         self,
-        module: Any,
-        accelerator: Any,
+        device: Device,
+        accelerator: _cuda.CudaAccelerator,
         executor: _core.MoeExecutor,
         shape: MoeShape,
-        device: torch.device,
     ) -> None:
         """Take nothing yet: buffers grow to the largest step.
 
         Args:
-            module: twofold._cuda, or what stands in for it.
-            accelerator: the module's, which the executor decides for.
+            accelerator: the device's, which the executor decides for.
 
         Raises:
             ConfigError: the device has no kernels for the formats.
         """
-        self._module, self._accelerator, self._executor = module, accelerator, executor
-        self._shape, self._device = shape, device
-        self._layouts = layouts_of(module, shape)
+        self._device, self._native, self._accelerator = device, device.native, accelerator
+        self._executor, self._shape = executor, shape
+        self._layouts = layouts_of(shape)
         whole = shape.hidden % 16 == 0 and shape.intermediate % 16 == 0
         self._tensor_cores = [whole and "f32" not in formats for formats in shape.formats]
-        self._shared_bytes = shared_bytes(device)
-        self._transfers = transfers_for(device)
+        self._shared_bytes = device.shared_bytes
+        self._transfers = device.transfers()
         self._room: _Room | None = None
         # Marks of a layer whose time is not known yet: the end of the one before, its own begin and end.
         self._open: tuple[Any, Any, Any] | None = None
@@ -118,10 +130,12 @@ class PlacedLayers:
         self._accelerator.after_compute(transfers.stream)
         if len(plan.on_cpu):
             self._executor.compute_cpu(transfers.rows(), room.from_cpu[: len(normed)].numpy())
-        self._module.combine(
-            room.outputs.data_ptr(), weights.data_ptr(), where, room.from_cpu.data_ptr(), len(normed),
-            self._shape.top_k, self._shape.hidden, hidden.data_ptr(), transfers.stream,
+        combined = CombinedLayer(
+            outputs=room.outputs.data_ptr(), weights=weights.data_ptr(), where=where,
+            from_cpu=room.from_cpu.data_ptr(), num_tokens=len(normed), top_k=self._shape.top_k,
+            hidden_size=self._shape.hidden, hidden=hidden.data_ptr(),
         )  # fmt: skip
+        self._native.combine(combined, transfers.stream)
         ended, self._ended = self._ended, transfers.mark()
         self._open = ended, began, self._ended
 
@@ -136,42 +150,42 @@ class PlacedLayers:
 
     def _packed(self, part: _core.PlacedGroups, parcel: Parcel, many: bool) -> _Launch:
         count, begin, pairs = len(part), part.begin, part.pairs
-        groups = self._module.ExpertGroups(
-            parcel.put(np.array([count], np.int32)), parcel.put(part.addresses), parcel.put(begin),
-            parcel.put(pairs), count,
+        groups = ExpertGroups(
+            num_groups=parcel.put(np.array([count], np.int32)), weights=parcel.put(part.addresses),
+            begin=parcel.put(begin), pairs=parcel.put(pairs), capacity=count,
         )  # fmt: skip
         if not many or count == 0:
             return _Launch(groups, count)
-        tile_tokens = self._module.tile_tokens_for(len(pairs), count)
-        tiles = self._module.tile_groups(begin, tile_tokens)
-        return _Launch(groups, count, parcel.put(tiles), len(tiles), tile_tokens)
+        tile_tokens = tile_tokens_for(len(pairs), count)
+        tiles = tile_groups(begin, tile_tokens)
+        return _Launch(
+            groups, count, PrefillTiles(tiles=parcel.put(tiles), count=len(tiles), tokens=tile_tokens)
+        )
 
     def _encode(self, moe_layer: int, normed: Tensor, room: _Room) -> None:
-        self._module.encode(
-            self._layouts[moe_layer].activations, normed.data_ptr(), len(normed), self._shape.hidden,
-            room.encoded.data_ptr(), self._transfers.stream,
+        rows = EncodedRows(
+            kind=self._layouts[moe_layer].activations, rows=normed.data_ptr(), num_tokens=len(normed),
+            columns=self._shape.hidden, out=room.encoded.data_ptr(),
         )  # fmt: skip
+        self._native.encode(rows, self._transfers.stream)
 
     def _launch(self, moe_layer: int, part: _Launch, normed: Tensor, room: _Room) -> None:
         if part.num_groups == 0:
             return
-        layout, stream = self._layouts[moe_layer], self._transfers.stream
-        buffers = self._module.ExpertBuffers(
-            room.encoded.data_ptr(),
-            room.intermediate.data_ptr(),
-            room.outputs.data_ptr(),
-            room.gate_up.data_ptr(),
-        )
-        if part.num_tiles > 0:
-            self._module.prefill_experts(
-                layout, part.groups, buffers, part.tiles, part.num_tiles, part.tile_tokens, normed.data_ptr(),
-                len(normed), self._shape.top_k, stream,
-            )  # fmt: skip
+        layout, stream, top_k = self._layouts[moe_layer], self._transfers.stream, self._shape.top_k
+        buffers = ExpertBuffers(
+            encoded=room.encoded.data_ptr(), intermediate=room.intermediate.data_ptr(),
+            outputs=room.outputs.data_ptr(), gate_up=room.gate_up.data_ptr(),
+        )  # fmt: skip
+        if part.tiles is not None:
+            rows = PrefillRows(x=normed.data_ptr(), num_tokens=len(normed), top_k=top_k)
+            self._native.prefill_experts(layout, part.groups, buffers, part.tiles, rows, stream)
         else:
-            self._module.decode_experts(
-                layout, part.groups, buffers, len(normed), self._shape.top_k, part.num_groups, self._shared_bytes,
-                stream,
+            bounds = DecodeShape(
+                num_tokens=len(normed), top_k=top_k, num_experts=part.num_groups,
+                shared_bytes=self._shared_bytes,
             )  # fmt: skip
+            self._native.decode_experts(layout, part.groups, buffers, bounds, stream)
 
     def _room_for(self, num_tokens: int) -> _Room:
         if self._room is None or self._room.num_tokens < num_tokens:
@@ -189,7 +203,7 @@ class PlacedLayers:
         shape, num_pairs = self._shape, num_tokens * self._shape.top_k
 
         def empty(size: int | tuple[int, ...], dtype: torch.dtype) -> Tensor:
-            return torch.empty(size, dtype=dtype, device=self._device)
+            return torch.empty(size, dtype=dtype, device=self._device.torch_device)
 
         tensor_cores = num_tokens > DECODE_TOKENS and any(self._tensor_cores)
         # An address, a begin and a tile for each expert; a number, a place and a share of a tile for each pair.
@@ -202,6 +216,6 @@ class PlacedLayers:
             ),
             outputs=empty((num_pairs, shape.hidden), torch.float32),
             gate_up=empty(2 * num_pairs * shape.intermediate if tensor_cores else 0, torch.float32),
-            from_cpu=torch.empty((num_tokens, shape.hidden), pin_memory=self._device.type == "cuda"),
-            parcel=Parcel(self._module, parcel_bytes, self._device),
+            from_cpu=self._device.staging_buffer((num_tokens, shape.hidden), torch.float32),
+            parcel=Parcel(self._device, parcel_bytes),
         )

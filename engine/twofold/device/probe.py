@@ -1,8 +1,7 @@
-"""Times single things on a real or played device, for calibration: copies, layers of resident experts, join, hand-over.
+"""Times single things on a device, for calibration: copies, layers of resident experts, join, hand-over.
 
-`module` is `twofold._cuda` or what tests put in its place. Experts are random bytes in slots of their own; nothing of a
-model, a cache or a policy is here. On CUDA kernels are timed as decode runs them, in a replayed graph; a device whose
-memory is the host's is timed by the host's clock.
+Experts are random bytes in slots of their own; nothing of a model, a cache or a policy is here. Kernels are timed as
+decode runs them, in a replayed graph.
 """
 
 from __future__ import annotations
@@ -13,17 +12,32 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from twofold import _core
-from twofold.device.calibration import LINK_BYTES, PREFILL_TOKENS, Routing
-from twofold.device.layouts import Grouping, by_expert, shared_bytes, stream_of
+from twofold._core.device import (
+    CombinedLayer,
+    DecodeShape,
+    EncodedRows,
+    ExpertBuffers,
+    ExpertLayout,
+    PrefillRows,
+    PrefillTiles,
+    tile_groups,
+    tile_tokens_for,
+)
+from twofold.device.calibration import LINK_BYTES, Routing
+from twofold.device.device import Device
+from twofold.device.layouts import Grouping, by_expert
 from twofold.device.placed_layers import DECODE_TOKENS
 from twofold.experts.moe import MoeShape
+
+if TYPE_CHECKING:
+    from twofold import _cuda
 
 _CALLS: Final = 8
 """Of one replay, each on other experts: in use no layer's experts are in a cache from the call before."""
@@ -49,72 +63,52 @@ class _Call:
     tile_tokens: int
 
 
-class _Replay:
-    """A captured run, timed by events."""
+class KernelProbe:
+    """A `DeviceProbe` of a device with experts of one shape."""
 
-    def __init__(self, graph: torch.cuda.CUDAGraph, run: Callable[[], object], calls: int) -> None:
-        self._graph, self._calls = graph, calls
-        self._run = run  # owns what the graph reads
-        event: Any = torch.cuda.Event
-        self._begin, self._end = event(enable_timing=True), event(enable_timing=True)
-
-    def us(self) -> float:
-        """Microseconds of one call."""
-        self._begin.record()
-        self._graph.replay()
-        self._end.record()
-        self._end.synchronize()
-        return float(self._begin.elapsed_time(self._end)) * 1e3 / self._calls
-
-
-class ModuleProbe:
-    """A `DeviceProbe` of device 0 of a module with experts of one shape."""
-
-    def __init__(self, module: Any, shape: MoeShape, most_tokens: int | None = None, seed: int = 0) -> None:
-        """Fill slots with random experts, for layers of at most `most_tokens` tokens (default: what the device serves).
+    def __init__(
+        self, device: Device, shape: MoeShape, most_tokens: int | None = None, seed: int = 0
+    ) -> None:
+        """Fill slots with random experts, for layers of at most `most_tokens` tokens (default: what the device serves
+        and is worth timing).
 
         Raises:
             CapacityError, KernelError: the device has no room, or failed.
         """
         gate, _, down = (shape.format.split("/") * 3)[:3]
-        self._module, self._shape = module, shape
-        self._layout = module.ExpertLayout(gate, down, shape.hidden, shape.intermediate)
-        self.expert_bytes = int(self._layout.bytes)
-        self._opened = module.open_device(0)
-        facts = self._opened.facts()
-        self.name, self.memory_bytes = str(facts["name"]), int(facts["total_bytes"])
-        self._played = bool(self._opened.host_addressable)
-        self._device = torch.device("cpu" if self._played else "cuda")
-        if most_tokens is None:
-            # f32 has no kernel for prefill, and a played device is no measure of one.
-            most_tokens = DECODE_TOKENS if self._played or "f32" in (gate, down) else PREFILL_TOKENS[-1]
+        self._device, self._native, self._shape = device, device.native, shape
+        self._layout = ExpertLayout(gate, down, shape.hidden, shape.intermediate)
+        self.expert_bytes = self._layout.bytes
+        facts = self._native.facts()
+        self.name, self.memory_bytes = facts["name"], facts["total_bytes"]
+        if most_tokens is None:  # f32 has no kernel for prefill
+            most_tokens = DECODE_TOKENS if "f32" in (gate, down) else device.most_tokens
         self.most_tokens = most_tokens
         stride = _core.slot_stride(self.expert_bytes)
-        budget = min(_SLOT_BYTES, int(facts["free_bytes"]) // 4)
+        budget = min(_SLOT_BYTES, facts["free_bytes"] // 4)
         self._num_slots = max(1, min(shape.num_experts * shape.num_layers, budget // stride))
-        generator = torch.Generator(self._device).manual_seed(seed)
+        memory = self._memory = device.torch_device
+        generator = torch.Generator(memory).manual_seed(seed)
         # Bytes below 0x3c are small floats in every format, whichever of them are scales.
         self._slots = torch.randint(
-            0, 0x3C, (self._num_slots, stride), dtype=torch.uint8, device=self._device, generator=generator
+            0, 0x3C, (self._num_slots, stride), dtype=torch.uint8, device=memory, generator=generator
         )
-        self._normed = torch.randn(
-            most_tokens, shape.hidden, device=self._device, generator=generator
-        ).bfloat16()
+        self._normed = torch.randn(most_tokens, shape.hidden, device=memory, generator=generator).bfloat16()
         pairs = most_tokens * shape.top_k
         self._encoded = self._bytes(self._layout.encoded_bytes(most_tokens))
         self._intermediate = self._bytes(self._layout.intermediate_bytes(pairs))
-        self._outputs = torch.zeros((pairs, shape.hidden), device=self._device)
-        self._gate_up = torch.zeros((pairs, 2 * shape.intermediate), device=self._device)
-        self._buffers = module.ExpertBuffers(
-            self._encoded.data_ptr(), self._intermediate.data_ptr(), self._outputs.data_ptr(),
-            self._gate_up.data_ptr(),
+        self._outputs = torch.zeros((pairs, shape.hidden), device=memory)
+        self._gate_up = torch.zeros((pairs, 2 * shape.intermediate), device=memory)
+        self._buffers = ExpertBuffers(
+            encoded=self._encoded.data_ptr(), intermediate=self._intermediate.data_ptr(),
+            outputs=self._outputs.data_ptr(), gate_up=self._gate_up.data_ptr(),
         )  # fmt: skip
         self._next = 0
         self._runs: dict[Routing | None, Callable[[], float]] = {}
 
     def copy_us(self, num_bytes: int) -> float:
         """See `DeviceProbe`."""
-        return float(self._link.copies_us(num_bytes, 1))
+        return self._link.copies_us(num_bytes, 1)
 
     def routed_us(self, routing: Routing) -> float:
         """See `DeviceProbe`."""
@@ -132,25 +126,28 @@ class ModuleProbe:
         """See `DeviceProbe`."""
         if None not in self._runs:
             top_k, hidden = self._shape.top_k, self._shape.hidden
-            weights = torch.full((1, top_k), 1.0 / top_k, device=self._device)
-            where = torch.zeros(top_k, dtype=torch.uint8, device=self._device)
+            weights = torch.full((1, top_k), 1.0 / top_k, device=self._memory)
+            where = torch.zeros(top_k, dtype=torch.uint8, device=self._memory)
             where[-1] = 1  # one of them was the CPU's
-            from_cpu, out = (torch.zeros((1, hidden), device=self._device) for _ in range(2))
+            from_cpu, out = (torch.zeros((1, hidden), device=self._memory) for _ in range(2))
+            held = weights, where, from_cpu, out
 
             def launch() -> None:
+                weights, where, from_cpu, out = (part.data_ptr() for part in held)
+                layer = CombinedLayer(
+                    outputs=self._outputs.data_ptr(), weights=weights, where=where, from_cpu=from_cpu, num_tokens=1,
+                    top_k=top_k, hidden_size=hidden, hidden=out,
+                )  # fmt: skip
                 for _ in range(_CALLS):
-                    self._module.combine(
-                        self._outputs.data_ptr(), weights.data_ptr(), where.data_ptr(), from_cpu.data_ptr(), 1,
-                        top_k, hidden, out.data_ptr(), stream_of(self._device),
-                    )  # fmt: skip
+                    self._native.combine(layer, self._device.stream())
 
             self._runs[None] = self._timer(launch, _CALLS)
         return self._runs[None]()
 
     def hand_over_us(self) -> float:
         """The way that decode would choose. See `DeviceProbe`."""
-        found = self._module.probe_hand_overs(self._shape.hidden)
-        times = {probe["kind"]: float(probe["us"]) for probe in found["probes"] if probe["works"]}
+        found = self._native.probe_hand_overs(self._shape.hidden)
+        times = {probe["kind"]: probe["us"] for probe in found["probes"] if probe["works"]}
         return times[found["kind"]]
 
     @contextmanager
@@ -158,8 +155,7 @@ class ModuleProbe:
         """See `DeviceProbe`; the rate is by the host's clock."""
         link, stop, copied = self._link, threading.Event(), CopiedMeanwhile()
         moved = [0]
-
-        batch = 1 if self._played else max(1, _MOVED_BYTES // num_bytes)
+        batch = max(1, _MOVED_BYTES // num_bytes)
 
         def copy() -> None:
             while not stop.is_set():
@@ -177,8 +173,8 @@ class ModuleProbe:
             copied.gbps = moved[0] / (time.perf_counter() - began) / 1e9
 
     @functools.cached_property
-    def _link(self) -> Any:
-        return self._module.LinkProbe(self._opened, max(LINK_BYTES[-1], self.expert_bytes))
+    def _link(self) -> _cuda.LinkProbe:
+        return self._native.link_probe(max(LINK_BYTES[-1], self.expert_bytes))
 
     def _call(self, routing: Routing) -> _Call:
         """The routing on the next experts: sorted by expert, as the host's and the device's placement leave it."""
@@ -187,45 +183,36 @@ class ModuleProbe:
         slots = (self._next + np.arange(len(experts), dtype=np.int64)) % self._num_slots
         self._next = (self._next + len(experts)) % self._num_slots
         # Room for as many groups as the device might place: decode's launches are as large as that.
-        grouping = Grouping(self._module, min(ids.size, self._shape.num_experts), ids.size, self._device)
+        grouping = Grouping(min(ids.size, self._shape.num_experts), ids.size, self._memory)
         grouping.fill(self._slots.data_ptr() + slots * self._slots.stride(0), begin, pairs)
-        tile_tokens = int(self._module.tile_tokens_for(ids.size, len(experts)))
-        tiles = torch.from_numpy(np.array(self._module.tile_groups(begin, tile_tokens))).to(self._device)
+        tile_tokens = tile_tokens_for(ids.size, len(experts))
+        tiles = torch.from_numpy(tile_groups(begin, tile_tokens)).to(self._memory)
         return _Call(len(ids), grouping, tiles, tile_tokens)
 
     def _launch(self, call: _Call) -> None:
         groups = call.grouping.groups
-        stream, normed, top_k = stream_of(self._device), self._normed.data_ptr(), self._shape.top_k
+        stream, normed, top_k = self._device.stream(), self._normed.data_ptr(), self._shape.top_k
         if call.num_tokens > DECODE_TOKENS:
-            self._module.prefill_experts(
-                self._layout, groups, self._buffers, call.tiles.data_ptr(), len(call.tiles), call.tile_tokens,
-                normed, call.num_tokens, top_k, stream,
-            )  # fmt: skip
+            tiles = PrefillTiles(tiles=call.tiles.data_ptr(), count=len(call.tiles), tokens=call.tile_tokens)
+            prompt = PrefillRows(x=normed, num_tokens=call.num_tokens, top_k=top_k)
+            self._native.prefill_experts(self._layout, groups, self._buffers, tiles, prompt, stream)
             return
-        self._module.encode(
-            self._layout.activations, normed, call.num_tokens, self._shape.hidden, self._encoded.data_ptr(), stream
+        rows = EncodedRows(
+            kind=self._layout.activations, rows=normed, num_tokens=call.num_tokens, columns=self._shape.hidden,
+            out=self._encoded.data_ptr(),
         )  # fmt: skip
-        self._module.decode_experts(
-            self._layout, groups, self._buffers, call.num_tokens, top_k, self._shape.num_experts,
-            shared_bytes(self._device), stream,
+        self._native.encode(rows, stream)
+        bounds = DecodeShape(
+            num_tokens=call.num_tokens, top_k=top_k, num_experts=self._shape.num_experts,
+            shared_bytes=self._device.shared_bytes,
         )  # fmt: skip
+        self._native.decode_experts(self._layout, groups, self._buffers, bounds, stream)
 
     def _timer(self, run: Callable[[], object], calls: int) -> Callable[[], float]:
         """What times one of the calls that `run` makes."""
         run()
-        if self._played:
-
-            def by_host() -> float:
-                began = time.perf_counter()
-                run()
-                return (time.perf_counter() - began) * 1e6 / calls
-
-            return by_host
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            run()
-        return _Replay(graph, run, calls).us
+        replay = self._device.graph(run)
+        return lambda: self._device.time_us(replay) / calls
 
     def _bytes(self, count: int) -> Tensor:
-        return torch.zeros(count, dtype=torch.uint8, device=self._device)
+        return torch.zeros(count, dtype=torch.uint8, device=self._memory)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence as Seq
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final
 
 import torch
 from torch import Tensor
@@ -21,16 +21,20 @@ from twofold.api.errors import CapacityError, KernelError
 from twofold.blocks import ops
 from twofold.blocks.device_step import DeviceBatch
 from twofold.device.decode_inputs import DecodeRow
+from twofold.device.device import Device
 from twofold.device.graphs import BATCH_SIZES, DecodeGraphs
 from twofold.device.model import DeviceModel
 from twofold.device.placed_layers import PlacedLayers
-from twofold.device.queue import Outputs, queue_for
+from twofold.device.queue import Outputs
 from twofold.device.sampler import DeviceSampler
 from twofold.device.table_layers import TableLayers
 from twofold.engine.runner import report_prompts
-from twofold.engine.sampler import Sampler, settle
+from twofold.engine.sampler import Sampler, pick_undecided
 from twofold.engine.scheduler import ScheduledSequence
 from twofold.experts.moe import MoeRuntime
+
+if TYPE_CHECKING:
+    from twofold import _cuda
 
 _log = logging.getLogger(__name__)
 _STEPS_PER_SPLIT: Final = 256
@@ -50,7 +54,7 @@ class DeviceRunner:
         self,
         model: DeviceModel,
         moe: MoeRuntime,
-        module: Any,
+        device: Device,
         *,
         num_pages: int,
         page_size: int,
@@ -62,7 +66,7 @@ class DeviceRunner:
         """Take memory for keys and values, and what table steps need.
 
         Args:
-            moe: with an accelerator of `module`, which is twofold._cuda or what stands in for it.
+            moe: with an accelerator of `device`, where the model's dense weights lie too.
             max_context: of one request, in tokens.
             hand_over: how a step waits for the CPU, see `TableLayers`; "": what a probe finds the fastest.
             watchdog_s: how long the device waits for the CPU's experts, and the CPU for the device's posts.
@@ -82,16 +86,19 @@ class DeviceRunner:
         """Why no step is a table step any longer; None while they are."""
         self._model, self._page_size, self._watchdog_s = model, page_size, watchdog_s
         self._state = model.state(num_pages, page_size)
+        self._device = device
+        if moe.accelerator is None:
+            raise ValueError("experts without an accelerator were given; those of a device were expected")
         self._layers = TableLayers(
-            module, moe.accelerator, moe.store, moe.shape, model.device, max_tokens=BATCH_SIZES[-1],
-            hand_over=hand_over, watchdog_s=watchdog_s,
+            device, moe.accelerator, moe.store, moe.shape, max_tokens=BATCH_SIZES[-1], hand_over=hand_over,
+            watchdog_s=watchdog_s,
         )  # fmt: skip
-        self._placed = PlacedLayers(module, moe.accelerator, moe.executor, moe.shape, model.device)
-        self._sampler = DeviceSampler(BATCH_SIZES[-1], model.device)
-        self._queue = queue_for(model.device, self._layers.mailbox.abort)
-        self._table = module.TableStep(self._layers.mailbox, moe.executor, moe.accelerator, moe.team)
+        self._placed = PlacedLayers(device, moe.accelerator, moe.executor, moe.shape)
+        self._sampler = DeviceSampler(BATCH_SIZES[-1], device)
+        self._queue = device.queue(self._layers.mailbox.abort)
+        self._table = device.native.table_step(self._layers.mailbox, moe.executor, moe.accelerator, moe.team)
         self._graphs = DecodeGraphs(
-            self._table_forward, self._queue, model.device, page_size, -(-max_context // page_size),
+            self._table_forward, self._queue, device, page_size, -(-max_context // page_size),
             rehearsal=self._layers.rehearsal, fall_back_reason=None if graphs else "graphs are switched off",
         )  # fmt: skip
 
@@ -146,7 +153,7 @@ class DeviceRunner:
             self._give_up()
             raise
         self.num_table_steps += 1
-        return self._settle(samplers, tokens, logits)
+        return self._pick_undecided(samplers, tokens, logits)
 
     def _run_table_step(
         self, step: int, rows: list[DecodeRow], scheduled: Seq[ScheduledSequence], samplers: Seq[Sampler]
@@ -190,7 +197,7 @@ class DeviceRunner:
     def _give_up(self) -> str:
         """The step under way ends on both sides, and another can begin. Returns what a launch said of its failure."""
         self._layers.mailbox.abort()
-        failure = self._queue.settle(_REST_S + self._watchdog_s)
+        failure = self._queue.wait_idle(_REST_S + self._watchdog_s)
         self._table.give_up(self._queue.stream)
         self._layers.resynchronise()
         return failure
@@ -216,26 +223,26 @@ class DeviceRunner:
             self._placed.end_step()
         self.moe.end_step()
         self.num_placed_steps += 1
-        return self._settle(samplers, tokens, logits)
+        return self._pick_undecided(samplers, tokens, logits)
 
     def _pick(self, samplers: Seq[Sampler], logits: Tensor) -> list[int]:
         if not samplers:
             return []
         num_rows = max(len(samplers), BATCH_SIZES[-1])
-        sampler = self._sampler if num_rows == BATCH_SIZES[-1] else DeviceSampler(num_rows, logits.device)
+        sampler = self._sampler if num_rows == BATCH_SIZES[-1] else DeviceSampler(num_rows, self._device)
         sampler.fill([each.draw() for each in samplers])
         tokens: list[int] = sampler.pick(logits).tolist()
         return tokens
 
-    def _settle(self, samplers: Seq[Sampler], tokens: Seq[int], logits: Tensor) -> list[int]:
+    def _pick_undecided(self, samplers: Seq[Sampler], tokens: Seq[int], logits: Tensor) -> list[int]:
         began = time.perf_counter()
         with self._queue.active():
-            picked = settle(self.team, samplers, tokens, lambda rows: logits[rows].cpu().numpy())
+            picked = pick_undecided(self.team, samplers, tokens, lambda rows: logits[rows].cpu().numpy())
         self.sampling_s += time.perf_counter() - began
         return picked
 
 
-def _check(served: dict[str, Any]) -> None:
+def _check(served: _cuda.ServedStep) -> None:
     if not served["done"]:
         raise LostStepError(served["text"])
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from twofold.api.types import Draw
+from twofold.device.device import Device
 
 CANDIDATES: Final = 1024
 ON_HOST: Final = -1
@@ -31,9 +32,11 @@ _OF_HOST: Final = (*_PADDING[:-1], 0.0)
 class DeviceSampler:
     """Parameters of up to `num_rows` rows on `device`. `fill` comes before the step, `pick` is part of it."""
 
-    def __init__(self, num_rows: int, device: torch.device) -> None:
-        self._parameters = torch.tensor([_PADDING] * num_rows, dtype=torch.float64, device=device)
-        self._host = torch.empty((num_rows, _FIELDS), dtype=torch.float64, pin_memory=device.type == "cuda")
+    def __init__(self, num_rows: int, device: Device) -> None:
+        self._parameters = torch.tensor(
+            [_PADDING] * num_rows, dtype=torch.float64, device=device.torch_device
+        )
+        self._host = device.staging_buffer((num_rows, _FIELDS), torch.float64)
 
     def fill(self, draws: Sequence[Draw | None]) -> None:
         """Write the next step's rows: one copy, which does not wait. None: the host samples this row.
@@ -91,9 +94,9 @@ class DeviceSampler:
 
         drawn = torch.minimum((uniform * kept.double()).long(), kept - 1)
         index = (cumulative <= drawn).sum(1, keepdim=True)
-        settled = (on_device > 0) & ((told & (index < width)) | greedy)
+        decided = (on_device > 0) & ((told & (index < width)) | greedy)
         token = ids.gather(1, torch.where(greedy, 0, index.clamp(max=width - 1)))
-        return torch.where(settled, token, ON_HOST)[:, 0]
+        return torch.where(decided, token, ON_HOST)[:, 0]
 
 
 def _weights(values: Tensor, highest: Tensor, inverse_temperature: Tensor, one: float) -> Tensor:

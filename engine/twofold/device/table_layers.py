@@ -7,28 +7,26 @@ a graph can hold it. What has run on which GPU says docs/gpu-status.md.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Final
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from twofold.api.errors import ConfigError
-from twofold.device.layouts import (
-    Grouping,
-    SlotSource,
-    StoreLayout,
-    layouts_of,
-    shared_bytes,
-    stream_of,
+from twofold._core.device import (
+    CombinedLayer,
+    DecodeShape,
+    EncodedRows,
+    ExpertBuffers,
+    MailboxShape,
+    PlacedLayer,
+    PlacementTables,
+    RoutedLayer,
 )
+from twofold.device.device import Device
+from twofold.device.layouts import Grouping, SlotSource, StoreLayout, layouts_of
 from twofold.experts.moe import MoeShape
-
-HAND_OVERS: Final = ("kernels", "stream-memory", "host-function")
-_log = logging.getLogger(__name__)
 
 
 class TableLayers:
@@ -36,11 +34,10 @@ class TableLayers:
 
     def __init__(
         self,
-        module: Any,
+        device: Device,
         slots: SlotSource,
         store: StoreLayout,
         shape: MoeShape,
-        device: torch.device,
         *,
         max_tokens: int = 32,
         hand_over: str = "",
@@ -49,80 +46,88 @@ class TableLayers:
         """Take buffers for a step.
 
         Args:
-            module: twofold._cuda, or what stands in for it.
-            slots: the module's accelerator; store: where it takes experts from.
-            hand_over: one of HAND_OVERS; "": whichever a probe finds the fastest.
+            slots: the device's accelerator; store: where it takes experts from.
+            hand_over: "kernels", "stream-memory" or "host-function"; "": whichever a probe finds the fastest.
             watchdog_s: how long a layer waits for the CPU before the step is given up.
 
         Raises:
             ConfigError: the device has no kernels for the formats.
             KernelError, MemoryError: the device failed, or has no room.
         """
-        self._module, self._slots, self._shape, self._device = module, slots, shape, device
-        self._max_tokens, self._watchdog_s = max_tokens, watchdog_s
+        self._device, self._native, self._slots, self._shape = device, device.native, slots, shape
+        self._watchdog_s = watchdog_s
         self._posting = True
-        self._layouts = layouts_of(module, shape)
+        self._layouts = layouts_of(shape)
         num_pairs = max_tokens * shape.top_k
 
         def empty(size: int | tuple[int, ...], dtype: torch.dtype) -> Tensor:
-            return torch.zeros(size, dtype=dtype, device=device)
+            return torch.zeros(size, dtype=dtype, device=device.torch_device)
 
         self._step = empty(1, torch.int32)
         self._num_on_cpu = empty(shape.num_layers, torch.int32)
         self._where = empty((shape.num_layers, num_pairs), torch.uint8)
-        self._grouping = Grouping(module, min(num_pairs, shape.num_experts), num_pairs, device)
+        self._grouping = Grouping(min(num_pairs, shape.num_experts), num_pairs, device.torch_device)
         layouts = self._layouts
         self._encoded = empty(max(layout.encoded_bytes(max_tokens) for layout in layouts), torch.uint8)
         self._intermediate = empty(
             max(layout.intermediate_bytes(num_pairs) for layout in layouts), torch.uint8
         )
         self._outputs = empty((num_pairs, shape.hidden), torch.float32)
-        self._buffers = module.ExpertBuffers(
-            self._encoded.data_ptr(), self._intermediate.data_ptr(), self._outputs.data_ptr()
-        )
+        self._buffers = ExpertBuffers(
+            encoded=self._encoded.data_ptr(), intermediate=self._intermediate.data_ptr(),
+            outputs=self._outputs.data_ptr(),
+        )  # fmt: skip
         self._split = empty((shape.top_k + 1) ** 2, torch.uint8)
-        self._store = [(store.offset(layer), store.stride(layer)) for layer in range(shape.num_layers)]
-        self.mailbox = module.DeviceMailbox(shape.num_layers, max_tokens, shape.top_k, shape.hidden)
-        self._shared_bytes = shared_bytes(device)
-        self.hand_over = hand_over or self._choose_hand_over(device)
+        self._tables = [self._tables_of(layer, store) for layer in range(shape.num_layers)]
+        self._room = MailboxShape(
+            num_layers=shape.num_layers, max_tokens=max_tokens, top_k=shape.top_k, hidden=shape.hidden
+        )
+        self.mailbox = self._native.mailbox(self._room)
+        self._shared_bytes = device.shared_bytes
+        self.hand_over = hand_over or device.hand_over(shape.hidden)
         self._number = 0
 
     def begin_step(self) -> None:
         """The first thing of a decode step, captured or not."""
-        self._module.begin_step(self._step.data_ptr(), stream_of(self._device))
+        self._native.begin_step(self._step.data_ptr(), self._device.stream())
 
     def forward(self, moe_layer: int, normed: Tensor, ids: Tensor, weights: Tensor, hidden: Tensor) -> None:
         """See `model.DeviceMoe.forward`: a decode step's layer."""
-        module, shape, stream = self._module, self._shape, stream_of(self._device)
-        layout, (store_offset, store_stride) = self._layouts[moe_layer], self._store[moe_layer]
-        slots, groups, num_tokens = self._slots, self._grouping.groups, len(normed)
+        native, shape, stream = self._native, self._shape, self._device.stream()
+        layout, groups, num_tokens = self._layouts[moe_layer], self._grouping.groups, len(normed)
         where, on_cpu = self._where[moe_layer], self._num_on_cpu[moe_layer]
-        table = slots.slot_table + 4 * shape.num_experts * moe_layer
-        store = slots.store_base + store_offset if slots.store_base else 0
-        module.place(
-            ids.data_ptr(), weights.data_ptr(), normed.data_ptr(), num_tokens, moe_layer, table,
-            self._split.data_ptr(), slots.slot_base, slots.slot_stride, store, store_stride,
-            shape.num_experts, groups, where.data_ptr(), on_cpu.data_ptr(), shape.num_layers,
-            self._max_tokens, shape.top_k, shape.hidden, self.mailbox.address if self._posting else 0,
-            self._step.data_ptr(), stream,
+        routed = RoutedLayer(
+            ids=ids.data_ptr(), weights=weights.data_ptr(), normed=normed.data_ptr(), num_tokens=num_tokens,
+            layer=moe_layer,
         )  # fmt: skip
-        module.encode(
-            layout.activations, normed.data_ptr(), num_tokens, shape.hidden, self._encoded.data_ptr(), stream
-        )
-        module.decode_experts(
-            layout, groups, self._buffers, num_tokens, shape.top_k, shape.num_experts, self._shared_bytes,
-            stream,
+        native.place(
+            routed, self._tables[moe_layer],
+            PlacedLayer(groups=groups, where=where.data_ptr(), num_on_cpu=on_cpu.data_ptr()), self._room,
+            mailbox=self.mailbox.address if self._posting else 0, step=self._step.data_ptr(), stream=stream,
         )  # fmt: skip
+        encoded = EncodedRows(
+            kind=layout.activations, rows=normed.data_ptr(), num_tokens=num_tokens, columns=shape.hidden,
+            out=self._encoded.data_ptr(),
+        )  # fmt: skip
+        native.encode(encoded, stream)
+        bounds = DecodeShape(
+            num_tokens=num_tokens, top_k=shape.top_k, num_experts=shape.num_experts,
+            shared_bytes=self._shared_bytes,
+        )  # fmt: skip
+        native.decode_experts(layout, groups, self._buffers, bounds, stream)
         joined = 0
         if self._posting:
             self.mailbox.wait(
-                self.hand_over, moe_layer, self._step.data_ptr(), on_cpu.data_ptr(), self._watchdog_s, stream
-            )
+                kind=self.hand_over, layer=moe_layer, step=self._step.data_ptr(), num_on_cpu=on_cpu.data_ptr(),
+                limit_s=self._watchdog_s, stream=stream,
+            )  # fmt: skip
             joined = self.mailbox.joined_ns(moe_layer)
-        module.combine(
-            self._outputs.data_ptr(), weights.data_ptr(), where.data_ptr(), self.mailbox.results, num_tokens,
-            shape.top_k, shape.hidden, hidden.data_ptr(), stream, joined,
+        combined = CombinedLayer(
+            outputs=self._outputs.data_ptr(), weights=weights.data_ptr(), where=where.data_ptr(),
+            from_cpu=self.mailbox.results, num_tokens=num_tokens, top_k=shape.top_k, hidden_size=shape.hidden,
+            hidden=hidden.data_ptr(), joined_ns=joined,
         )  # fmt: skip
+        native.combine(combined, stream)
 
     @contextmanager
     def rehearsal(self) -> Iterator[None]:
@@ -147,11 +152,11 @@ class TableLayers:
         table = np.array(self._slots.split_table(), np.uint8)
         self._split.copy_(torch.from_numpy(table))
 
-    def _choose_hand_over(self, device: torch.device) -> str:
-        if device.type != "cuda":
-            return HAND_OVERS[0]  # a device that is played has no times worth comparing
-        probed = self._module.probe_hand_overs(self._shape.hidden)
-        _log.info("hand-over: %s", probed["reason"])
-        if not probed["kind"]:
-            raise ConfigError(f"the device cannot hand layers over to the CPU ({probed['reason']})")
-        return str(probed["kind"])
+    def _tables_of(self, layer: int, store: StoreLayout) -> PlacementTables:
+        slots, num_experts = self._slots, self._shape.num_experts
+        return PlacementTables(
+            slots=slots.slot_table + 4 * num_experts * layer, split=self._split.data_ptr(),
+            slot_base=slots.slot_base, slot_stride=slots.slot_stride,
+            store_base=slots.store_base + store.offset(layer) if slots.store_base else 0,
+            store_stride=store.stride(layer), num_experts=num_experts,
+        )  # fmt: skip

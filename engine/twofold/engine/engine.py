@@ -254,7 +254,7 @@ class Engine:
                 else:
                     done.wait()
             raise
-        self._settle()
+        self._finish_background_work()
         usage = last[0].usage
         if last[0].finish_reason == "error" or usage is None:
             raise KernelError(last[0].error or "the request failed")
@@ -333,7 +333,7 @@ class Engine:
             try:
                 if self.step():
                     continue
-                self._settle()
+                self._finish_background_work()
             except Exception as error:  # a bug of ours: nobody may wait for an answer that never comes
                 _log.exception("the engine's loop failed; all its requests are given up")
                 self._fail(list(self._answers.values()), error)
@@ -413,7 +413,7 @@ class Engine:
             self._finish(answer, "error", error=f"{type(error).__name__}: {error}")
         self._num_steps += 1
 
-    def _settle(self) -> None:
+    def _finish_background_work(self) -> None:
         """No work is left: background uploads land and everything recorded so far is handed over."""
         self._moe.idle()
         self._recorder.drain()

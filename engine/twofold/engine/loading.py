@@ -17,11 +17,12 @@ from twofold import __version__
 from twofold.api.config import EngineConfig
 from twofold.api.types import RunInfo
 from twofold.blocks import ops
+from twofold.device.finding import choose_accelerator
 from twofold.engine.capacity import plan_capacity
 from twofold.engine.expert_loading import load_experts, slot_plan
 from twofold.engine.model import LoadedModel
 from twofold.engine.runner import LoadedRunner, ModelRunner, Runner
-from twofold.experts.accelerator import AcceleratorChoice, check_policy, choose_accelerator, num_slots
+from twofold.experts.accelerator import AcceleratorChoice, check_policy, num_slots
 from twofold.experts.moe import MoeRuntime
 from twofold.experts.warm_start import open_cache_state
 from twofold.models import ModelFiles, ProgressFn, open_model_files
@@ -53,7 +54,7 @@ def load_parts(config: EngineConfig, progress: ProgressFn | None = None) -> Engi
         CapacityError, KernelError: the device has no room, or failed.
     """
     check_policy(config)
-    choice = choose_accelerator(config.accelerator)
+    choice, device = choose_accelerator(config.accelerator)
     path = Path(config.model) if config.model else bundled_model_path()
     files = open_model_files(path)  # the cheap refusals come before gigabytes are read
     tokenizer = Tokenizer.open(config.tokenizer or path, vocab_size=files.config.vocab_size)
@@ -65,11 +66,11 @@ def load_parts(config: EngineConfig, progress: ProgressFn | None = None) -> Engi
             team.num_threads,
             num_cores,
         )
-    if choice.kind == "cuda":
+    if device is not None:
         # Imports torch, which nothing else here needs.
         from twofold.device.loading import load_on_device
 
-        loaded = load_on_device(config, files, team, choice, progress)
+        loaded = load_on_device(config, files, team, choice, device, progress)
         choice = dataclasses.replace(choice, reason=f"{choice.reason}; {loaded.reason}")
     else:
         loaded = _load_on_cpu(config, files, team, choice, progress)

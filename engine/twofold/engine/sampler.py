@@ -54,7 +54,7 @@ class Sampler:
             self._uniform = float(self._random.random())
         return params.temperature, params.top_k, params.top_p, params.min_p, self._uniform
 
-    def settled(self, token: int, logits: F32) -> int:
+    def take_from(self, token: int, logits: F32) -> int:
         """`token` was picked from `logits` (vocabulary,): it is taken, and returned."""
         self.take(token)
         return token
@@ -76,7 +76,7 @@ def sample(team: ops.ThreadTeam, samplers: Sequence[Sampler], logits: F32) -> li
     draws = np.array([sampler.numbers() for sampler in samplers], np.float64)
     picked: list[int] = ops.pick_tokens(team, logits, draws, [sampler.rules for sampler in samplers]).tolist()
     tokens = [
-        sampler.settled(token, row) for sampler, token, row in zip(samplers, picked, logits, strict=True)
+        sampler.take_from(token, row) for sampler, token, row in zip(samplers, picked, logits, strict=True)
     ]
     asked = [(row, top) for row, s in enumerate(samplers) if (top := s.params.logprobs) is not None]
     if asked:
@@ -95,7 +95,7 @@ def logprobs(
     return [TokenLogprob(token, value, tuple(top)) for (token, value), *top in answers]
 
 
-def settle(
+def pick_undecided(
     team: ops.ThreadTeam,
     samplers: Sequence[Sampler],
     picked: Sequence[int],

@@ -1,16 +1,19 @@
-"""Which accelerator runs experts besides the CPU, and why: `cuda`, `emulated:PROFILE` or `none`."""
+"""Which accelerator runs experts besides the CPU: `cuda`, `emulated:PROFILE` or `none`; and its slots."""
 
 from __future__ import annotations
 
-import importlib
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from twofold import _core
 from twofold.api.config import EngineConfig
 from twofold.api.errors import ConfigError
 from twofold.api.types import Clock
-from twofold.experts.profiles import MachineProfile, load_profile, shipped_profiles
+from twofold.experts.profiles import MachineProfile
+
+if TYPE_CHECKING:
+    from twofold import _cuda
 
 DEFAULT_EXPERTS_RATIO = 0.25
 
@@ -22,6 +25,8 @@ class AcceleratorChoice:
     kind: Literal["cuda", "emulated", "none"]
     reason: str
     profile: MachineProfile | None = None
+    open_device: Callable[[], _cuda.Device] | None = None
+    """Of kind "cuda"."""
 
     @property
     def label(self) -> str:
@@ -31,30 +36,6 @@ class AcceleratorChoice:
     @property
     def clock(self) -> Clock:
         return "virtual" if self.kind == "emulated" else "wall"
-
-
-def choose_accelerator(name: str) -> AcceleratorChoice:
-    """Resolve `--accelerator`. Nothing is emulated unless asked for.
-
-    Raises:
-        ConfigError: unknown name, or cuda was asked for and is not there.
-    """
-    if name.startswith("emulated:"):
-        profile = load_profile(name.removeprefix("emulated:"))
-        return AcceleratorChoice("emulated", f"asked for; times are those of {profile.description}", profile)
-    if name == "none":
-        return AcceleratorChoice("none", "asked for")
-    if name not in ("auto", "cuda"):
-        raise ConfigError(
-            f"--accelerator was given {name!r}; it takes auto, cuda, none or emulated:PROFILE with PROFILE one of "
-            f"{', '.join(shipped_profiles())}"
-        )
-    module, missing = find_cuda()
-    if module is not None:
-        return AcceleratorChoice("cuda", "a CUDA device is there")
-    if name == "cuda":
-        raise ConfigError(f"--accelerator cuda: {missing}; use auto, none or emulated:PROFILE")
-    return AcceleratorChoice("none", missing)
 
 
 def check_policy(config: EngineConfig) -> None:
@@ -92,19 +73,3 @@ def num_slots(config: EngineConfig, num_layers: int, num_experts: int) -> int:
         return config.num_gpu_experts * num_layers
     ratio = DEFAULT_EXPERTS_RATIO if config.gpu_experts_ratio is None else config.gpu_experts_ratio
     return round(ratio * num_layers * num_experts)
-
-
-def find_cuda() -> tuple[Any, str]:
-    """The CUDA module and "", or None and why there is no device to use."""
-    try:
-        cuda: Any = importlib.import_module("twofold._cuda")
-    except ImportError:
-        return None, "this build has no CUDA module"
-    if cuda.device_count() == 0:
-        return None, "no CUDA device was found"
-    if not cuda.host_addressable:
-        import torch  # which computes the dense layers; slow to import, so only where there is a device
-
-        if not torch.cuda.is_available():
-            return None, f"torch {torch.__version__} does not use CUDA; install one that does"
-    return cuda, ""

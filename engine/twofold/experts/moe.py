@@ -5,14 +5,13 @@ Decisions and compute are native (`MoeExecutor`); this module only builds the ex
 
 from __future__ import annotations
 
-import importlib
 import logging
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +24,9 @@ from twofold.experts.accelerator import AcceleratorChoice
 from twofold.experts.cpu_cost import cpu_cost_model
 from twofold.experts.profiles import MachineProfile, load_profile
 from twofold.weights.weight_format import ExpertWeights
+
+if TYPE_CHECKING:
+    from twofold import _cuda
 
 _log = logging.getLogger(__name__)
 _UNCALIBRATED = "h200-pcie5"
@@ -119,10 +121,10 @@ class MoeRuntime:
             experts if isinstance(experts, _core.ExpertStore) else _pack(shape, experts, team, progress)
         )
         self.expert_bytes: int = self.store.expert_bytes
-        self.accelerator: Any = None
-        """Of a real device: its expert slots, as the device's module exports them."""
-        if choice.kind == "cuda":
-            self._executor = self._on_device(shape, team, slots, machine)
+        self.accelerator: _cuda.CudaAccelerator | None = None
+        """Of a real device: its expert slots."""
+        if choice.open_device is not None:
+            self._executor = self._on_device(choice.open_device(), slots, machine)
             return
         if choice.profile is None:
             curve = machine and machine.cpu_curve(
@@ -154,8 +156,9 @@ class MoeRuntime:
             raise ConfigError(f"accelerator {choice.label}: {error}") from error
 
     def _on_device(
-        self, shape: MoeShape, team: ops.ThreadTeam, slots: SlotPlan, machine: MachineProfile | None
+        self, device: _cuda.Device, slots: SlotPlan, machine: MachineProfile | None
     ) -> _core.MoeExecutor:
+        shape, team = self.shape, self.team
         if machine is None:
             machine = load_profile(_UNCALIBRATED)
             _log.warning(
@@ -169,7 +172,6 @@ class MoeRuntime:
             self.store.flops_per_token,
             curve.points if curve else (),
         )
-        device = importlib.import_module("twofold._cuda").open_device(0)
         try:
             accelerator = device.accelerator(self.store, cost, slots.scheduler_config(shape))
         except ValueError as error:

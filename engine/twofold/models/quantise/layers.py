@@ -15,7 +15,7 @@ import numpy.typing as npt
 from twofold.blocks import ops
 from twofold.blocks.rope import RopeTable
 from twofold.engine.expert_loading import moe_shape
-from twofold.experts.accelerator import choose_accelerator
+from twofold.experts.accelerator import AcceleratorChoice
 from twofold.experts.moe import DenseCost, MoeRuntime, SlotPlan
 from twofold.models.model_files import ModelFiles
 
@@ -88,7 +88,7 @@ class LayeredModel:
             replace(shape, num_layers=1, formats=(formats,)),
             [self._files.expert_weights(index)],
             self._team,
-            choose_accelerator("none"),
+            AcceleratorChoice("none", "asked for"),
             SlotPlan(0, ""),
             DenseCost([0.0, 0.0], [0.0, 0.0]),
         )

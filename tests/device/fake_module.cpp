@@ -1,4 +1,4 @@
-// What the tests in this folder see of the played device.
+// What the tests in this folder see of the fake device.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -9,8 +9,8 @@ namespace py = pybind11;
 
 namespace {
 
-using twofold::played::StressCounts;
-using twofold::played::StressShape;
+using twofold::fake::StressCounts;
+using twofold::fake::StressShape;
 
 py::dict run_stress(const py::kwargs& given) {
   StressShape shape;
@@ -35,7 +35,7 @@ py::dict run_stress(const py::kwargs& given) {
   take("ignore_readers", shape.ignore_readers);
   take("ignore_uploads", shape.ignore_uploads);
   take("chunks", shape.chunks);
-  const StressCounts counts = twofold::played::stress(shape);
+  const StressCounts counts = twofold::fake::stress(shape);
   py::dict out;
   out["reads"] = counts.reads;
   out["hits"] = counts.hits;
@@ -56,13 +56,13 @@ py::dict run_stress(const py::kwargs& given) {
 std::shared_ptr<twofold::DeviceApi> open_device(int, size_t total_bytes, double bandwidth_gbps,
                                                 bool refuse_pinning, double most_delay_us, double fail_issue,
                                                 double fail_completion, double tick_us) {
-  twofold::played::DeviceShape shape;
+  twofold::fake::DeviceShape shape;
   shape.total_bytes = total_bytes;
   shape.bandwidth_gbps = bandwidth_gbps;
   shape.refuse_pinning = refuse_pinning;
   shape.tick_us = tick_us;
   shape.most_delay_us = most_delay_us;
-  auto device = std::make_shared<twofold::played::Device>(shape);
+  auto device = std::make_shared<twofold::fake::Device>(shape);
   device->set_failures(fail_issue, fail_completion);
   return device;
 }
@@ -70,23 +70,18 @@ std::shared_ptr<twofold::DeviceApi> open_device(int, size_t total_bytes, double 
 }  // namespace
 
 // Looks like twofold._cuda to whoever asks for it.
-PYBIND11_MODULE(twofold_played, m) {
-  m.doc() = "A device that tests play on host memory.";
+PYBIND11_MODULE(twofold_fake, m) {
+  m.doc() = "a fake device on host memory.";
   twofold::bindings::bind_device(m);
-  twofold::bindings::bind_experts(m);
-  twofold::bindings::bind_hand_over(m);
-  twofold::bindings::bind_table_step(m);
-  m.attr("host_addressable") = true;
-  m.def("device_count", [] { return 1; });
   m.def("open_device", &open_device, py::arg("index") = 0, py::arg("total_bytes") = size_t{1} << 28,
         py::arg("bandwidth_gbps") = 10.0, py::arg("refuse_pinning") = false, py::arg("most_delay_us") = 0.0,
         py::arg("fail_issue") = 0.0, py::arg("fail_completion") = 0.0, py::arg("tick_us") = 0.0);
   m.def(
       "spare",
       [](twofold::DeviceApi& device, uintptr_t address) {
-        dynamic_cast<twofold::played::Device&>(device).never_fails = reinterpret_cast<std::byte*>(address);
+        dynamic_cast<twofold::fake::Device&>(device).never_fails = reinterpret_cast<std::byte*>(address);
       },
       py::arg("device"), py::arg("address"), "Copies to this address never fail.");
   m.def("stress", &run_stress,
-        "Steps on a played device; RuntimeError when a layer does not find its experts.");
+        "Steps on a fake device; RuntimeError when a layer does not find its experts.");
 }

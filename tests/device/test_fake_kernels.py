@@ -1,4 +1,4 @@
-"""The kernels that the played device stands in for: the same bindings as twofold._cuda, on host memory.
+"""The kernels that the fake device stands in for: the same class Device as twofold._cuda's, on host memory.
 
 What runs on it elsewhere in this folder is only worth something if it computes what the real kernels are documented to.
 """
@@ -15,10 +15,13 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from twofold import _core  # noqa: E402
+from twofold._core import device as launches  # noqa: E402
 from twofold.api.errors import KernelError  # noqa: E402
 from twofold.blocks import ops  # noqa: E402
 from twofold.device.experts import make_host_store, pack_expert  # noqa: E402
 from twofold.weights.weight_format import WeightMatrix  # noqa: E402
+
+from tests.unit.test_native_stubs import PACKAGE, exported, stubbed  # noqa: E402
 
 EXPERTS, TOP_K, HIDDEN, INTERMEDIATE, TOKENS = 8, 3, 64, 96, 5
 NOBODY = len(_core.Placement.__members__)
@@ -29,7 +32,7 @@ FORMATS = ("f32", "bf16", "fp8", "q8_0", "q4_0", "q4_k")
 class Layer:
     """Experts of one layer with a reference, the first half of them in slots."""
 
-    def __init__(self, played: ModuleType, format: str) -> None:
+    def __init__(self, format: str) -> None:
         random = np.random.default_rng(7)
         self.team = ops.ThreadTeam(1)
         hidden, intermediate = (256, 256) if format == "q4_k" else (HIDDEN, INTERMEDIATE)
@@ -49,7 +52,7 @@ class Layer:
             for _ in range(EXPERTS)
         ]
         self.hidden = hidden
-        self.layout = played.ExpertLayout(format, format, hidden, intermediate)
+        self.layout = launches.ExpertLayout(format, format, hidden, intermediate)
         packed = [pack_expert(*expert) for expert in self.experts]
         assert len(packed[0]) == self.layout.bytes
         self.slots = torch.stack(packed[: EXPERTS // 2])
@@ -60,19 +63,32 @@ class Layer:
         self.weights = torch.from_numpy(random.random((TOKENS, TOP_K), np.float32))
         self.residual = torch.from_numpy(random.standard_normal((TOKENS, hidden), np.float32))
         pairs = TOKENS * TOP_K
-        self.held = (
-            torch.zeros(1, dtype=torch.int32),
-            torch.zeros(EXPERTS, dtype=torch.int64),
-            torch.zeros(EXPERTS + 1, dtype=torch.int32),
-            torch.zeros(pairs, dtype=torch.int32),
-        )
-        self.groups = played.ExpertGroups(*(part.data_ptr() for part in self.held), EXPERTS)
+        self.held = {
+            "num_groups": torch.zeros(1, dtype=torch.int32),
+            "weights": torch.zeros(EXPERTS, dtype=torch.int64),
+            "begin": torch.zeros(EXPERTS + 1, dtype=torch.int32),
+            "pairs": torch.zeros(pairs, dtype=torch.int32),
+        }
+        addresses = {name: part.data_ptr() for name, part in self.held.items()}
+        self.groups = launches.ExpertGroups(**addresses, capacity=EXPERTS)
         self.encoded = torch.zeros(self.layout.encoded_bytes(TOKENS), dtype=torch.uint8)
         self.intermediate = torch.zeros(self.layout.intermediate_bytes(pairs), dtype=torch.uint8)
         self.outputs = torch.full((pairs, hidden), float("nan"))
         self.gate_up = torch.zeros(2 * pairs * intermediate)
-        self.buffers = played.ExpertBuffers(
-            self.encoded.data_ptr(), self.intermediate.data_ptr(), self.outputs.data_ptr(), self.gate_up.data_ptr()
+        self.buffers = launches.ExpertBuffers(
+            encoded=self.encoded.data_ptr(), intermediate=self.intermediate.data_ptr(),
+            outputs=self.outputs.data_ptr(), gate_up=self.gate_up.data_ptr(),
+        )  # fmt: skip
+
+    @property
+    def mailbox_shape(self) -> Any:
+        return launches.MailboxShape(num_layers=1, max_tokens=TOKENS, top_k=TOP_K, hidden=self.hidden)
+
+    def combined(self, where: Any, from_cpu: int, hidden: Any, joined_ns: int = 0) -> Any:
+        return launches.CombinedLayer(
+            outputs=self.outputs.data_ptr(), weights=self.weights.data_ptr(), where=where.data_ptr(),
+            from_cpu=from_cpu, num_tokens=TOKENS, top_k=TOP_K, hidden_size=self.hidden, hidden=hidden.data_ptr(),
+            joined_ns=joined_ns,
         )  # fmt: skip
 
     def reference(self, wanted: range) -> Any:
@@ -90,41 +106,64 @@ class Layer:
         return out
 
 
+def test_it_exports_what_the_stub_of_the_cuda_module_says_of_a_device(fake: ModuleType) -> None:
+    """On a machine without nvcc this is what holds `_cuda.pyi` to the bindings."""
+    stub = stubbed(PACKAGE / "_cuda.pyi")
+    ours = {name: members for name, members in exported(fake).items() if name not in ("spare", "stress")}
+    assert ours == {name: stub[name] for name in ours}
+    dense = {"KvPages", "QkvRows", "DecodeAttention", "route", "rope_store", "decode_attention"}
+    assert stub.keys() - ours.keys() == dense | {
+        "attention_workspace_bytes", "device_count", "devices", "why_no_device"
+    }  # fmt: skip
+
+
 def close(ours: Any, reference: Any) -> bool:
     return bool((ours - reference).norm() < 0.02 * reference.norm())
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_decode_computes_the_residents_and_the_mailbox_the_rest(played: ModuleType, format: str) -> None:
-    layer = Layer(played, format)
-    mailbox = played.DeviceMailbox(1, TOKENS, TOP_K, layer.hidden)
-    server = played.StepServer(mailbox, layer.team, make_host_store(layer.team, [layer.experts]))
+def test_decode_computes_the_residents_and_the_mailbox_the_rest(fake: ModuleType, format: str) -> None:
+    layer = Layer(format)
+    native = fake.open_device()
+    mailbox = native.mailbox(layer.mailbox_shape)
+    server = native.step_server(mailbox, layer.team, make_host_store(layer.team, [layer.experts]))
     table = torch.tensor([*range(EXPERTS // 2), *[-1] * (EXPERTS // 2)], dtype=torch.int32)
     step, on_cpu = torch.zeros(1, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
     where = torch.zeros(TOKENS * TOP_K, dtype=torch.uint8)
     hidden = layer.residual.clone()
 
     def device() -> None:
-        played.begin_step(step.data_ptr(), 0)
-        played.place(
-            layer.ids.data_ptr(), layer.weights.data_ptr(), layer.normed.data_ptr(), TOKENS, 0, table.data_ptr(),
-            0, layer.slots.data_ptr(), layer.slots.stride(0), 0, 0, EXPERTS, layer.groups, where.data_ptr(),
-            on_cpu.data_ptr(), 1, TOKENS, TOP_K, layer.hidden, mailbox.address, step.data_ptr(), 0,
+        native.begin_step(step.data_ptr(), 0)
+        native.place(
+            launches.RoutedLayer(
+                ids=layer.ids.data_ptr(), weights=layer.weights.data_ptr(), normed=layer.normed.data_ptr(),
+                num_tokens=TOKENS, layer=0,
+            ),
+            launches.PlacementTables(
+                slots=table.data_ptr(), split=0, slot_base=layer.slots.data_ptr(),
+                slot_stride=layer.slots.stride(0), store_base=0, store_stride=0, num_experts=EXPERTS,
+            ),
+            launches.PlacedLayer(
+                groups=layer.groups, where=where.data_ptr(), num_on_cpu=on_cpu.data_ptr()
+            ),
+            layer.mailbox_shape, mailbox=mailbox.address, step=step.data_ptr(), stream=0,
         )  # fmt: skip
-        played.encode(
-            layer.layout.activations,
-            layer.normed.data_ptr(),
-            TOKENS,
-            layer.hidden,
-            layer.encoded.data_ptr(),
-            0,
+        rows = launches.EncodedRows(
+            kind=layer.layout.activations, rows=layer.normed.data_ptr(), num_tokens=TOKENS, columns=layer.hidden,
+            out=layer.encoded.data_ptr(),
+        )  # fmt: skip
+        native.encode(rows, 0)
+        shape = launches.DecodeShape(num_tokens=TOKENS, top_k=TOP_K, num_experts=EXPERTS, shared_bytes=0)
+        native.decode_experts(layer.layout, layer.groups, layer.buffers, shape, 0)
+        mailbox.wait(
+            kind="kernels",
+            layer=0,
+            step=step.data_ptr(),
+            num_on_cpu=on_cpu.data_ptr(),
+            limit_s=30.0,
+            stream=0,
         )
-        played.decode_experts(layer.layout, layer.groups, layer.buffers, TOKENS, TOP_K, EXPERTS, 0, 0)
-        mailbox.wait("kernels", 0, step.data_ptr(), on_cpu.data_ptr(), 30.0, 0)
-        played.combine(
-            layer.outputs.data_ptr(), layer.weights.data_ptr(), where.data_ptr(), mailbox.results, TOKENS, TOP_K,
-            layer.hidden, hidden.data_ptr(), 0, mailbox.joined_ns(0),
-        )  # fmt: skip
+        native.combine(layer.combined(where, mailbox.results, hidden, mailbox.joined_ns(0)), 0)
 
     thread = threading.Thread(target=device)
     thread.start()
@@ -137,33 +176,32 @@ def test_decode_computes_the_residents_and_the_mailbox_the_rest(played: ModuleTy
 
 
 @pytest.mark.parametrize("format", FORMATS[1:])
-def test_prefill_computes_what_lies_in_slots(played: ModuleType, format: str) -> None:
-    layer = Layer(played, format)
+def test_prefill_computes_what_lies_in_slots(fake: ModuleType, format: str) -> None:
+    layer = Layer(format)
     flat = layer.ids.flatten().numpy()
     pairs = np.flatnonzero((flat >= 0) & (flat < EXPERTS // 2))
     pairs = pairs[np.argsort(flat[pairs], kind="stable")].astype(np.int32)
     experts, counts = np.unique(flat[pairs], return_counts=True)
     begin = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
     addresses = layer.slots.data_ptr() + experts.astype(np.int64) * layer.slots.stride(0)
-    for held, values in zip(layer.held, ([len(experts)], addresses, begin, pairs), strict=True):
+    for held, values in zip(layer.held.values(), ([len(experts)], addresses, begin, pairs), strict=True):
         held[: len(values)] = torch.from_numpy(np.asarray(values).astype(held.numpy().dtype))
-    tile = played.tile_tokens_for(len(pairs), len(experts))
-    tiles = torch.from_numpy(played.tile_groups(begin, tile))
-    played.prefill_experts(
-        layer.layout, layer.groups, layer.buffers, tiles.data_ptr(), len(tiles), tile, layer.normed.data_ptr(),
-        TOKENS, TOP_K, 0,
+    tile = launches.tile_tokens_for(len(pairs), len(experts))
+    tiles = torch.from_numpy(launches.tile_groups(begin, tile))
+    native = fake.open_device()
+    native.prefill_experts(
+        layer.layout, layer.groups, layer.buffers,
+        launches.PrefillTiles(tiles=tiles.data_ptr(), count=len(tiles), tokens=tile),
+        launches.PrefillRows(x=layer.normed.data_ptr(), num_tokens=TOKENS, top_k=TOP_K), 0,
     )  # fmt: skip
     where = torch.from_numpy(np.where(np.isin(np.arange(flat.size), pairs), 0, 3).astype(np.uint8))
     hidden = layer.residual.clone()
-    played.combine(
-        layer.outputs.data_ptr(), layer.weights.data_ptr(), where.data_ptr(), 0, TOKENS, TOP_K, layer.hidden,
-        hidden.data_ptr(), 0,
-    )  # fmt: skip
+    native.combine(layer.combined(where, 0, hidden), 0)
     assert close(hidden, layer.reference(range(EXPERTS // 2)))
 
 
-def test_every_way_to_wait_gets_its_answers(played: ModuleType) -> None:
-    probes = played.probe_hand_overs(64, 3, 3)["probes"]
+def test_every_way_to_wait_gets_its_answers(fake: ModuleType) -> None:
+    probes = fake.open_device().probe_hand_overs(64, 3, 3)["probes"]
     assert [probe["kind"] for probe in probes if probe["works"]] == [
         "kernels",
         "stream-memory",
@@ -171,22 +209,26 @@ def test_every_way_to_wait_gets_its_answers(played: ModuleType) -> None:
     ]
 
 
-def test_a_wait_that_nobody_answers_ends_and_says_where(played: ModuleType) -> None:
-    layer = Layer(played, "f32")
-    mailbox = played.DeviceMailbox(1, TOKENS, TOP_K, layer.hidden)
-    server = played.StepServer(mailbox, layer.team, make_host_store(layer.team, [layer.experts]))
+def test_a_wait_that_nobody_answers_ends_and_says_where(fake: ModuleType) -> None:
+    layer = Layer("f32")
+    native = fake.open_device()
+    mailbox = native.mailbox(layer.mailbox_shape)
+    server = native.step_server(mailbox, layer.team, make_host_store(layer.team, [layer.experts]))
     step, on_cpu = torch.ones(1, dtype=torch.int32), torch.ones(1, dtype=torch.int32)
-    mailbox.wait("kernels", 0, step.data_ptr(), on_cpu.data_ptr(), 0.01, 0)
+    mailbox.wait(
+        kind="kernels", layer=0, step=step.data_ptr(), num_on_cpu=on_cpu.data_ptr(), limit_s=0.01, stream=0
+    )
     served = server.serve(1, 30.0)
     assert not served["done"]
     assert "waited for the CPU's experts at MoE layer 0" in served["text"]
 
 
-def test_what_a_kernel_does_not_take_is_refused(played: ModuleType) -> None:
-    layer = Layer(played, "f32")
+def test_what_a_kernel_does_not_take_is_refused(fake: ModuleType) -> None:
+    layer, native = Layer("f32"), fake.open_device()
     with pytest.raises(KernelError, match="a shape, format or pointer"):
-        played.encode("f32", 0, 1, 1, 0, 0)
+        native.encode(launches.EncodedRows(kind="f32", rows=0, num_tokens=1, columns=1, out=0), 0)
     with pytest.raises(KernelError, match="prefill_experts"):
-        played.prefill_experts(
-            layer.layout, layer.groups, layer.buffers, 0, 0, 32, layer.normed.data_ptr(), TOKENS, TOP_K, 0
-        )
+        native.prefill_experts(
+            layer.layout, layer.groups, layer.buffers, launches.PrefillTiles(tiles=0, count=0, tokens=32),
+            launches.PrefillRows(x=layer.normed.data_ptr(), num_tokens=TOKENS, top_k=TOP_K), 0,
+        )  # fmt: skip

@@ -1,11 +1,11 @@
-// What the cost model is told of a machine with a played device.
+// What the cost model is told of a machine with a fake device.
 #pragma once
 #include "twofold/cost_model.h"
 
-namespace twofold::played {
+namespace twofold::fake {
 
 inline MachineProfile machine_profile() {
-  return {.name = "played",
+  return {.name = "fake",
           .handover_us = 5,
           .cpu_bandwidth_gbps = 0.05,
           .cpu_gflops = 1e3,
@@ -19,4 +19,4 @@ inline MachineProfile machine_profile() {
           .join_us = 1};
 }
 
-}  // namespace twofold::played
+}  // namespace twofold::fake

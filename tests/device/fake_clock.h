@@ -1,9 +1,9 @@
-// The clock of kernels that are played: nanoseconds, the host's.
+// The clock of fake kernels: nanoseconds, the host's.
 #pragma once
 #include <chrono>
 #include <cstdint>
 
-namespace twofold::played {
+namespace twofold::fake {
 
 inline int64_t nanoseconds() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(
@@ -11,4 +11,4 @@ inline int64_t nanoseconds() {
       .count();
 }
 
-}  // namespace twofold::played
+}  // namespace twofold::fake

@@ -1,11 +1,11 @@
-#include "played_device.h"
+#include "fake_device.h"
 
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <limits>
 
-namespace twofold::played {
+namespace twofold::fake {
 
 namespace {
 
@@ -47,7 +47,7 @@ DeviceResult Device::finish(StreamHandle stream) {
 }
 
 DeviceResult Device::facts(DeviceFacts& out) {
-  out = {0, "played device", shape_.total_bytes, shape_.total_bytes - used_, "played", shape_.bandwidth_gbps};
+  out = {0, "fake device", shape_.total_bytes, shape_.total_bytes - used_, "fake", shape_.bandwidth_gbps};
   return {};
 }
 
@@ -289,4 +289,4 @@ void Device::run_all() {
 
 std::string Device::complaints() const { return complaint_; }
 
-}  // namespace twofold::played
+}  // namespace twofold::fake

@@ -9,16 +9,16 @@
 
 #include "cuda_error.h"
 #include "expert_layer.h"
+#include "fake_clock.h"
 #include "number_formats.h"
 #include "ops/tensor_view.h"
-#include "played_clock.h"
 #include "twofold/kernels.h"
 
 namespace twofold {
 
 void check_cuda(int error, const std::string& doing) {
   if (error == 0) return;
-  throw KernelFailure(doing + ": the played device refused it (" + std::to_string(error) +
+  throw KernelFailure(doing + ": the fake device refused it (" + std::to_string(error) +
                       "); a shape, format or pointer is not one that the kernel takes");
 }
 
@@ -114,8 +114,8 @@ int launch_read_host(const void* mapped, void* to, int64_t bytes, Stream) {
   return 0;
 }
 
-int launch_encode(ActivationKind kind, const void* bf16_rows, int num_tokens, int columns, void* out,
-                  Stream) {
+int launch_encode(const EncodedRows& encoded, Stream) {
+  const auto& [kind, bf16_rows, num_tokens, columns, out] = encoded;
   if (bf16_rows == nullptr || out == nullptr || num_tokens < 1 || columns < 1) return kInvalidValue;
   std::vector<float> wide(size_t(num_tokens) * size_t(columns));
   kernels::kernel_table().bf16_to_f32(static_cast<const uint16_t*>(bf16_rows), wide.data(),
@@ -125,24 +125,20 @@ int launch_encode(ActivationKind kind, const void* bf16_rows, int num_tokens, in
 }
 
 int launch_decode_experts(const ExpertLayout& layout, const ExpertGroups& groups,
-                          const ExpertBuffers& buffers, int num_tokens, int top_k, int num_experts,
-                          int /*shared_bytes*/, Stream) {
-  if (!is_complete(layout) || num_tokens < 1 || top_k < 1 || num_experts < 1 ||
-      groups.capacity < max_groups(num_tokens * top_k, num_experts) || buffers.encoded == nullptr ||
-      buffers.intermediate == nullptr || buffers.outputs == nullptr) {
-    return kInvalidValue;
-  }
+                          const ExpertBuffers& buffers, const DecodeShape& shape, Stream) {
+  if (!can_decode(layout, groups, buffers, shape)) return kInvalidValue;
   for (int g = 0; g < *groups.num_groups; ++g) {
     run_expert(layout, groups.weights[g], activation_of(layout.gate_up),
                static_cast<const uint8_t*>(buffers.encoded), groups.pairs + groups.begin[g],
-               groups.begin[g + 1] - groups.begin[g], top_k, buffers);
+               groups.begin[g + 1] - groups.begin[g], shape.top_k, buffers);
   }
   return 0;
 }
 
 int launch_prefill_experts(const ExpertLayout& layout, const ExpertGroups& groups,
-                           const ExpertBuffers& buffers, const PrefillTiles& tiles, const void* x,
-                           int num_tokens, int top_k, Stream) {
+                           const ExpertBuffers& buffers, const PrefillTiles& tiles, const PrefillRows& given,
+                           Stream) {
+  const auto& [x, num_tokens, top_k] = given;
   if (!is_complete(layout) || layout.gate_up == WeightFormat::kF32 || layout.down == WeightFormat::kF32 ||
       num_tokens < 1 || top_k < 1 || tiles.count < 0 || (tiles.count > 0 && tiles.tiles == nullptr) ||
       (tiles.tokens != kFewTokens && tiles.tokens != kManyTokens) || x == nullptr ||
@@ -151,7 +147,7 @@ int launch_prefill_experts(const ExpertLayout& layout, const ExpertGroups& group
   }
   const Bytes rows =
       aligned(num_tokens * kernels::activation_row_bytes(ActivationKind::kBF16, layout.hidden));
-  launch_encode(ActivationKind::kBF16, x, num_tokens, layout.hidden, rows.get(), nullptr);
+  launch_encode({ActivationKind::kBF16, x, num_tokens, layout.hidden, rows.get()}, nullptr);
   for (int t = 0; t < tiles.count; ++t) {
     const int group = tiles.tiles[2 * t], first = groups.begin[group] + tiles.tiles[2 * t + 1];
     run_expert(layout, groups.weights[group], ActivationKind::kBF16, rows.get(), groups.pairs + first,
@@ -160,13 +156,10 @@ int launch_prefill_experts(const ExpertLayout& layout, const ExpertGroups& group
   return 0;
 }
 
-int launch_combine(const float* outputs, const float* weights, const uint8_t* where, const float* from_cpu,
-                   int num_tokens, int top_k, int hidden_size, float* hidden, int64_t* joined_ns, Stream) {
-  if (outputs == nullptr || weights == nullptr || where == nullptr || hidden == nullptr || num_tokens < 1 ||
-      top_k < 1 || hidden_size < 1) {
-    return kInvalidValue;
-  }
-  if (joined_ns != nullptr) *joined_ns = played::nanoseconds();
+int launch_combine(const CombinedLayer& layer, Stream) {
+  if (!can_combine(layer)) return kInvalidValue;
+  const auto& [outputs, weights, where, from_cpu, num_tokens, top_k, hidden_size, hidden, joined_ns] = layer;
+  if (joined_ns != nullptr) *joined_ns = fake::nanoseconds();
   for (int t = 0; t < num_tokens; ++t) {
     for (int c = 0; c < hidden_size; ++c) {
       float& sum = hidden[int64_t(t) * hidden_size + c];

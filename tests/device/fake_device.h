@@ -16,7 +16,7 @@
 
 #include "device/device_api.h"
 
-namespace twofold::played {
+namespace twofold::fake {
 
 struct DeviceShape {
   size_t total_bytes = size_t{1} << 30;
@@ -37,8 +37,9 @@ class Device final : public DeviceApi {
   ~Device() override;
 
   DeviceResult facts(DeviceFacts& out) override;
-  bool host_addressable() const override { return true; }
   double now_us() override;
+  void sleep_us(double us) override { run_until(now_us_ + us); }
+  DeviceResult lend_to_host() override { return {}; }
   DeviceResult allocate(size_t bytes, std::byte*& out) override;
   void free(std::byte* memory) override;
   DeviceResult allocate_pinned(size_t bytes, std::byte*& out, std::byte*& device_address) override;
@@ -120,4 +121,4 @@ class Device final : public DeviceApi {
   std::string complaint_;
 };
 
-}  // namespace twofold::played
+}  // namespace twofold::fake

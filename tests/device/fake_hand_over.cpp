@@ -11,9 +11,9 @@
 #include <thread>
 #include <vector>
 
+#include "fake_clock.h"
 #include "hand_over.h"
 #include "ops/tensor_view.h"
-#include "played_clock.h"
 #include "step_control.h"
 
 namespace twofold {
@@ -51,7 +51,7 @@ int launch_begin_step(uint32_t* step, Stream) {
 int launch_place(const RoutedLayer& routed, const PlacementTables& tables, const PlacedLayer& placed,
                  const MailboxShape& shape, void* memory, const uint32_t* step, Stream) {
   if (!can_place(routed, tables, placed, shape, memory, step)) return kInvalidValue;
-  const int64_t begin_ns = played::nanoseconds();
+  const int64_t begin_ns = fake::nanoseconds();
   const int top_k = shape.top_k, num_pairs = routed.num_tokens * top_k;
   std::vector<uint8_t> place(size_t(tables.num_experts));
   for (int e = 0; e < tables.num_experts; ++e) place[size_t(e)] = tables.slots[e] >= 0 ? kHit : kCpu;
@@ -99,12 +99,12 @@ int launch_wait(const MailboxShape& shape, void* memory, int layer, const uint32
   if (!can_wait(shape, memory, layer, step, num_on_cpu, limit_ns)) return kInvalidValue;
   uint8_t* mailbox = static_cast<uint8_t*>(memory);
   const MailboxLayout layout{shape};
-  const int64_t now = played::nanoseconds();
+  const int64_t now = fake::nanoseconds();
   reinterpret_cast<MailboxPost*>(mailbox + layout.post(layer))->computed_ns = now;
   if (*num_on_cpu == 0) return 0;
   while (word(mailbox, layout.answer(layer)).load(std::memory_order_acquire) != *step) {
     if (word(mailbox, layout.control()).load(std::memory_order_acquire) != 0) return 0;
-    if (played::nanoseconds() > now + limit_ns) {
+    if (fake::nanoseconds() > now + limit_ns) {
       word(mailbox, layout.report()).store(uint32_t(layer) + 1, std::memory_order_release);
       return 0;
     }

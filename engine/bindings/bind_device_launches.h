@@ -1,0 +1,6 @@
+#pragma once
+#include <pybind11/pybind11.h>
+
+namespace twofold::bindings {
+void bind_device_launches(pybind11::module_& m);  // the submodule `device`
+}  // namespace twofold::bindings

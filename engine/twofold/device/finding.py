@@ -1,0 +1,68 @@
+"""Which accelerator runs experts besides the CPU, and why; and the device, where one is real. Decided here and once."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from twofold.api.errors import ConfigError
+from twofold.experts.accelerator import AcceleratorChoice
+from twofold.experts.profiles import load_profile, shipped_profiles
+
+if TYPE_CHECKING:
+    from twofold import _cuda
+    from twofold.device.device import Device
+
+_NO_MODULE: Final = "this build has no CUDA module"
+
+
+def choose_accelerator(name: str) -> tuple[AcceleratorChoice, Device | None]:
+    """Resolve `--accelerator`; the device is there where the choice is "cuda". Nothing is emulated unless asked for.
+
+    Raises:
+        ConfigError: unknown name, or cuda was asked for and is not there.
+    """
+    if name.startswith("emulated:"):
+        profile = load_profile(name.removeprefix("emulated:"))
+        reason = f"asked for; times are those of {profile.description}"
+        return AcceleratorChoice("emulated", reason, profile), None
+    if name == "none":
+        return AcceleratorChoice("none", "asked for"), None
+    if name not in ("auto", "cuda"):
+        raise ConfigError(
+            f"--accelerator was given {name!r}; it takes auto, cuda, none or emulated:PROFILE with PROFILE one of "
+            f"{', '.join(shipped_profiles())}"
+        )
+    device, missing = find_device()
+    if device is not None:
+        return on_device(device, "a CUDA device is there"), device
+    if name == "cuda":
+        raise ConfigError(f"--accelerator cuda: {missing}; use auto, none or emulated:PROFILE")
+    return AcceleratorChoice("none", missing), None
+
+
+def on_device(device: Device, reason: str) -> AcceleratorChoice:
+    """That experts run on this device."""
+    return AcceleratorChoice("cuda", reason, open_device=lambda: device.native)
+
+
+def find_device() -> tuple[Device | None, str]:
+    """The device and "", or None and why there is none to use."""
+    found, why = cuda_devices()
+    if not found:
+        return None, "no CUDA device was found" if why != _NO_MODULE else why
+    import torch  # which computes the dense layers; slow to import, so only where there is a device
+
+    if not torch.cuda.is_available():
+        return None, f"torch {torch.__version__} does not use CUDA; install one that does"
+    from twofold.device.cuda_device import CudaDevice
+
+    return CudaDevice(), ""
+
+
+def cuda_devices() -> tuple[list[_cuda.DeviceDescription], str]:
+    """What the CUDA module sees, and why it sees nothing where it does not."""
+    try:
+        import twofold._cuda as cuda
+    except ImportError:
+        return [], _NO_MODULE
+    return cuda.devices(), cuda.why_no_device()
