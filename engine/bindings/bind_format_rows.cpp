@@ -28,7 +28,7 @@ void expect_columns(kernels::WeightFormat format, int64_t columns) {
 Bytes quantise(ThreadTeam& team, const py::array& x, const std::string& name,
                const std::optional<py::array>& importance) {
   const kernels::WeightFormat format = format_named(name);
-  if (format == kernels::WeightFormat::kFP8) throw ConfigFailure("weights are never quantised to fp8");
+  if (!kernels::layout_of(format).quantised) throw ConfigFailure("weights are never quantised to " + name);
   const TensorView view = view_of(x);
   const float* weights = expect_f32(view, "quantise_rows: x", {kAny, kAny});
   const int64_t rows = view.shape[0], columns = view.shape[1];

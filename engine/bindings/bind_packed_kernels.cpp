@@ -55,16 +55,15 @@ struct Source {
       throw KernelFailure(std::string("rows of ") + layout.name + " with " + std::to_string(columns) +
                           " columns do not have this shape");
     }
-    const bool scaled = format == kernels::WeightFormat::kFP8;
-    const int64_t blocks = (columns + 127) / 128;
-    if (scaled != grid.has_value() ||
-        (scaled &&
-         (grid->ndim() != 2 || grid->shape(0) * 128 < bytes.shape(0) || grid->shape(1) != blocks))) {
+    const int64_t side = layout.scale_grid;  // 0: no scales apart
+    if ((side > 0) != grid.has_value() ||
+        (side > 0 && (grid->ndim() != 2 || grid->shape(0) * side < bytes.shape(0) ||
+                      grid->shape(1) != (columns + side - 1) / side))) {
       throw KernelFailure("fp8 rows need f32 scales for 128 x 128 weights, others none");
     }
     for (py::ssize_t r = 0; r < bytes.shape(0); ++r) {
       rows.push_back(bytes.data(r, 0));
-      scales.push_back(scaled ? grid->data(r / 128, 0) : nullptr);
+      scales.push_back(side > 0 ? grid->data(r / side, 0) : nullptr);
     }
   }
 };
@@ -203,8 +202,9 @@ void bind_packed_kernels(py::module_& m) {
   m.def("formats", [] {
     py::dict layouts;
     for (const kernels::FormatLayout& layout : kernels::kFormatLayouts) {
-      layouts[layout.name] = py::make_tuple(layout.block_columns, layout.block_bytes, layout.panel_columns,
-                                            layout.panel_block_bytes);
+      layouts[layout.name] =
+          py::make_tuple(layout.block_columns, layout.block_bytes, layout.panel_columns,
+                         layout.panel_block_bytes, layout.scale_grid, layout.gguf, layout.quantised);
     }
     return layouts;
   });

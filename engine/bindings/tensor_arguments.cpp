@@ -82,13 +82,14 @@ SourceMatrix source_matrix(const py::handle& matrix, const std::string& what) {
   source.rows = data.shape(0);
   source.row_stride = data.strides(0);
   const py::object scales = matrix.attr("scales");
-  if (source.format != kernels::WeightFormat::kFP8) return source;
+  const int64_t side = layout.scale_grid;
+  if (side == 0) return source;
   if (scales.is_none() || !py::isinstance<py::array_t<float>>(scales))
-    throw KernelFailure(what + " is fp8 without float32 scales");
+    throw KernelFailure(what + " is " + layout.name + " without float32 scales");
   const auto grid = py::reinterpret_borrow<py::array>(scales);
   const int64_t item = static_cast<int64_t>(sizeof(float));
-  if (grid.ndim() != 2 || grid.shape(0) < (source.rows + 127) / 128 ||
-      grid.shape(1) != (source.columns + 127) / 128 || (grid.shape(1) > 1 && grid.strides(1) != item) ||
+  if (grid.ndim() != 2 || grid.shape(0) < (source.rows + side - 1) / side ||
+      grid.shape(1) != (source.columns + side - 1) / side || (grid.shape(1) > 1 && grid.strides(1) != item) ||
       grid.strides(0) % item != 0) {
     throw KernelFailure(what + " has scales " + describe(view_of(grid)) +
                         "; expected one for 128 x 128 weights");

@@ -1,5 +1,5 @@
 // The AMX level's products of q8 activations with packed integer weights, written over T (amx_tiles.h) and
-// a format (integer_formats.h). The same bits as integer_products.h, whose AVX-512 products also take the
+// a format (twofold/formats/). The same bits as integer_products.h, whose AVX-512 products also take the
 // calls with few tokens.
 //
 // K is cut into parts of 256 columns. A part of a panel is unpacked once into tiles of signed bytes and its
@@ -35,7 +35,7 @@ struct AmxIntegerProducts {
   // Few tokens leave tiles mostly empty, and 8-bit weights from memory last as long as the products of 32
   // tokens by either level (238 us against 259; of q4_0 257 against 204).
   static constexpr int kFewestTokens = T::kTakesAll                                 ? 1
-                                       : Format::kBlockBytes > 1024 * Format::kRuns ? 48
+                                       : Format::kPanelBytes > 1024 * Format::kRuns ? 48
                                                                                     : 24;
 
   // A part of a panel as the tiles and the scaling read it.
@@ -46,7 +46,7 @@ struct AmxIntegerProducts {
     int runs;
 
     Part(const uint8_t* block, int num_blocks) : runs(num_blocks * Format::kRuns) {
-      for (int b = 0; b < num_blocks; ++b, block += Format::kBlockBytes) {
+      for (int b = 0; b < num_blocks; ++b, block += Format::kPanelBytes) {
 #pragma GCC unroll 8
         for (int in_block = 0; in_block < Format::kRuns; ++in_block) {
           const int run = b * Format::kRuns + in_block;
@@ -175,9 +175,9 @@ struct AmxIntegerProducts {
   // A panel against some groups of activation rows.
   static void panel(const Rows& x, const TokenGroups& groups, const uint8_t* blocks, int num_blocks,
                     Sums* sums) {
-    const int lines = (Format::kBlockBytes / Format::kRuns + 63) / 64 / groups.count + 1;
+    const int lines = (Format::kPanelBytes / Format::kRuns + 63) / 64 / groups.count + 1;
     for (int b = 0; b < num_blocks; b += kPartBlocks) {
-      const uint8_t* block = blocks + static_cast<int64_t>(b) * Format::kBlockBytes;
+      const uint8_t* block = blocks + static_cast<int64_t>(b) * Format::kPanelBytes;
       const char* next = reinterpret_cast<const char*>(block) + kAheadBytes;
       const Part part(block, num_blocks - b < kPartBlocks ? num_blocks - b : kPartBlocks);
       const int64_t run = static_cast<int64_t>(b) * Format::kRuns;
@@ -190,7 +190,7 @@ struct AmxIntegerProducts {
   static void strip(const Rows& x, const TokenGroups& groups, const uint8_t* blocks, int num_blocks, float* y,
                     int64_t ldy, int N) {
     alignas(64) Sums sums[kMostGroups];
-    for (int n = 0; n < N; n += kPanelRows, blocks += int64_t{num_blocks} * Format::kBlockBytes) {
+    for (int n = 0; n < N; n += kPanelRows, blocks += int64_t{num_blocks} * Format::kPanelBytes) {
       for (int g = 0; g < groups.count; ++g) {
         for (int i = 0; i < kPanelRows * groups.size; i += V::kLanes) V::store(sums[g] + i, V::set1(0.0F));
       }
@@ -208,10 +208,10 @@ struct AmxIntegerProducts {
     if constexpr (!T::kTakesAll) {
       // By its pointer: compiled here again, that code would take as long as all the rest of this file.
       if (M < kFewestTokens) {
-        return avx512_vnni_integer()->of(Format::kFormat).matmul(x, row_bytes, panels, y, ldy, M, N, K);
+        return avx512_vnni_integer()->of(kNumberOf<Format>).matmul(x, row_bytes, panels, y, ldy, M, N, K);
       }
     }
-    const int num_blocks = (K + Format::kLayout.panel_columns - 1) / Format::kLayout.panel_columns;
+    const int num_blocks = (K + Format::kPanelColumns - 1) / Format::kPanelColumns;
     int configured = 0;
     for (int m = 0; m < M; m += kMostGroups * Tiles::kTokens) {
       const int here = M - m < kMostGroups * Tiles::kTokens ? M - m : kMostGroups * Tiles::kTokens;
@@ -227,17 +227,12 @@ struct AmxIntegerProducts {
 // The integer formats' part of the AMX level.
 template <class T>
 constexpr void add_amx_integer(KernelTable& part) {
-  const auto add = [&part]<class Format>(Format) {
-    part.formats[static_cast<int>(Format::kFormat)] = {ActivationKind::kQ8,
-                                                       AmxIntegerProducts<T, Format>::matmul, nullptr};
-  };
-  add(Q8_0());
-  add(Q4_0());
-  add(Q4_K());
-  add(Q5_K());
-  add(Q6_K());
-  add(Int8());
-  add(Int4());
+  for_each_format([&]<class Format>(Format) {
+    if constexpr (is_integer<Format>) {
+      part.formats[static_cast<int>(kNumberOf<Format>)] = {ActivationKind::kQ8,
+                                                           AmxIntegerProducts<T, Format>::matmul, nullptr};
+    }
+  });
 }
 
 }  // namespace

@@ -19,9 +19,9 @@ struct Avx2Integer {
   static I low_nibbles(I v) { return _mm256_and_si256(v, _mm256_set1_epi8(15)); }
   static I high_nibbles(I v) { return low_nibbles(_mm256_srli_epi16(v, 4)); }
   template <int kBit>
-  static I with_bit(I v, const uint8_t* plane) {
+  static I with_bit(I v, const uint8_t* plane, int g) {
     int32_t bits;
-    __builtin_memcpy(&bits, plane, 4);
+    __builtin_memcpy(&bits, plane + kBytes / 8 * g, 4);
     const I spread = _mm256_shuffle_epi8(
         _mm256_set1_epi32(bits),
         _mm256_setr_epi64x(0, 0x0101010101010101, 0x0202020202020202, 0x0303030303030303));

@@ -35,9 +35,9 @@ struct Avx512Vnni : Avx512Rows {
   static I low_nibbles(I v) { return _mm512_and_si512(v, _mm512_set1_epi8(15)); }
   static I high_nibbles(I v) { return low_nibbles(_mm512_srli_epi16(v, 4)); }
   template <int kBit>
-  static I with_bit(I v, const uint8_t* plane) {
+  static I with_bit(I v, const uint8_t* plane, int g) {
     uint64_t bits;
-    __builtin_memcpy(&bits, plane, 8);
+    __builtin_memcpy(&bits, plane + kBytes / 8 * g, 8);
     return _mm512_mask_add_epi8(v, bits, v, _mm512_set1_epi8(kBit));
   }
   static I broadcast(const int8_t* x) {

@@ -1,23 +1,24 @@
 // The scalar kernels of packed weights: the arithmetic that the vector levels repeat bit for bit.
 //
 // For one output element, F starting at +0 and fma rounding once:
+//
 //   f32, f16, bf16   P = fma(x, w, P) over 64 columns from +0; F = F + P; and so on
-//   fp8              the same with w * 2^-8 (the bits of e4m3 in the place of an f16);
-//                    F = fma(P, scale * 256, F)
-//   q8_0, q4_0       per run of 32 columns: F = fma(acc * scale, xs, F); acc = sum of (u - offset) * q,
-//   exact;
-//                    xs = the scale of the run's activations
-//   int8, int4       per block: t = acc_0 * xs_0, then t = fma(acc_i, xs_i, t); F = fma(t, scale, F); int4
-//                    besides: F = fma(xs_0 * sum_0 + xs_1 * sum_1, min, F); sum = the sum of q
-//   q4_k, q5_k       per run: F = fma(acc * (d * scale), xs, F); F = fma(xs * sum, -(dmin * min), F)
-//   q6_k             per run: t = acc_0 * (d * scale_0), acc_0 of its first 16 columns; t = fma(acc_1, d *
-//                    scale_1, t); F = fma(t, xs, F)
+//   fp8              the same with w * 2^-8 (the bits of e4m3 in the place of an f16); F = fma(P, scale * 256, F)
+//
+// and of integers, acc being the exact sum of (u - zero) * q over a run of 32 columns, xs the scale of the
+// run's activations, sum the sum of their q, by where the format's scales belong:
+//
+//   kRun     F = fma(acc * scale, xs, F); with minima F = fma(xs * sum, min, F)
+//   kBlock   t = acc_0 * xs_0, then t = fma(acc_i, xs_i, t); F = fma(t, scale, F); with minima (blocks of two runs)
+//            F = fma(xs_0 * sum_0 + xs_1 * sum_1, min, F)
+//   kHalf    t = acc_0 * scale_0, acc_0 of the first 16 columns; t = fma(acc_1, scale_1, t); F = fma(t, xs, F)
+//
 // Multiplying the integer sums by the weights' scale first lets every operand but one be a register or a
 // broadcast from memory in the vector kernels.
 #include <bit>
 #include <cmath>
 
-#include "../formats/panel_blocks.h"
+#include "../formats/one_row.h"
 #include "levels.h"
 
 namespace twofold::kernels {
@@ -25,48 +26,25 @@ namespace {
 
 constexpr int kPartialColumns = 64;
 
-struct PlainF32 {
-  static constexpr int64_t kColumns = 1, kBytes = kStepBytes;
-  static float weight(const uint8_t* block, int row, int64_t) { return load_as<float>(block + 4 * row); }
-  static float add(const uint8_t*, int, float partial, float total) { return total + partial; }
-};
-
-struct PlainF16 {
-  static constexpr int64_t kColumns = 2, kBytes = kStepBytes;
-  static float weight(const uint8_t* block, int row, int64_t k) { return f16_at(block + 4 * row + 2 * k); }
-  static float add(const uint8_t*, int, float partial, float total) { return total + partial; }
-};
-
-struct PlainBF16 {
-  static constexpr int64_t kColumns = 2, kBytes = kStepBytes;
-  static float weight(const uint8_t* block, int row, int64_t k) {
-    return float_of_bf16(load_as<uint16_t>(block + 4 * row + 2 * k));
-  }
-  static float add(const uint8_t*, int, float partial, float total) { return total + partial; }
-};
-
-struct ScaledFP8 {
-  static constexpr int64_t kColumns = 128, kBytes = 4224;
-  static float weight(const uint8_t* block, int row, int64_t k) {
-    return scaled_float_of_e4m3(block[kStepBytes + k / 4 * kStepBytes + 4 * row + k % 4]);
-  }
-  static float add(const uint8_t* block, int row, float partial, float total) {
-    return std::fma(partial, load_as<float>(block + 4 * row) * 256.0f, total);
-  }
-};
-
 template <class Format>
 float float_element(const uint8_t* panel, int row, const void* x, int64_t K) {
+  constexpr int64_t kColumns = Format::kPanelColumns;
   const float* values = static_cast<const float*>(x);
-  const int64_t end = (K + Format::kColumns - 1) / Format::kColumns * Format::kColumns;
+  const int64_t end = (K + kColumns - 1) / kColumns * kColumns;
   float total = 0.0f;
   for (int64_t begin = 0; begin < end; begin += kPartialColumns) {
     float partial = 0.0f;
     for (int64_t k = begin; k < end && k < begin + kPartialColumns; ++k) {
-      const uint8_t* block = panel + k / Format::kColumns * Format::kBytes;
-      partial = std::fma(values[k], Format::weight(block, row, k % Format::kColumns), partial);
+      const uint8_t* block = panel + k / kColumns * Format::kPanelBytes;
+      const float weight = Format::weight(element_bits<Format>(block, row, k % kColumns));
+      partial = std::fma(values[k], weight * (1.0f / Format::kFactor), partial);
     }
-    total = Format::add(panel + begin / Format::kColumns * Format::kBytes, row, partial, total);
+    if constexpr (Format::kHeaderBytes > 0) {
+      const uint8_t* block = panel + begin / kColumns * Format::kPanelBytes;
+      total = std::fma(partial, load_as<float>(block + 4 * row) * Format::kFactor, total);
+    } else {
+      total += partial;
+    }
   }
   return total;
 }
@@ -87,103 +65,68 @@ struct Q8Runs {
   float sum(int run) const { return static_cast<float>(sum16[2 * run] + sum16[2 * run + 1]); }
 };
 
-// The exact sum of (u - offset) * q over `count` columns.
-float product(const uint8_t* u, const int8_t* q, int offset, int count) {
+// The exact sum of (u - zero) * q over `count` columns.
+float product(const uint8_t* u, const int8_t* q, int zero, int count) {
   int32_t sum = 0;
-  for (int i = 0; i < count; ++i) sum += (u[i] - offset) * q[i];
+  for (int i = 0; i < count; ++i) sum += (u[i] - zero) * q[i];
   return static_cast<float>(sum);
 }
 
-template <class Panel>
-float run_product(const uint8_t* block, int row, int run, const Q8Runs& x) {
-  uint8_t u[kRunColumns];
-  Panel::values(block, row, run, u);
-  return product(u, x.q + kRunColumns * run, Panel::kOffset, kRunColumns);
-}
-
-// add_block(block, row, x, F): F after one panel block.
-template <class Panel>
+// F after one panel block.
+template <class Format>
 float add_block(const uint8_t* block, int row, const Q8Runs& x, float F) {
-  constexpr int kRuns = Panel::kColumns / kRunColumns;
-  float t = run_product<Panel>(block, row, 0, x) * x.scale[0];
-  for (int run = 1; run < kRuns; ++run) t = std::fma(run_product<Panel>(block, row, run, x), x.scale[run], t);
-  return std::fma(t, Panel::scale(block, row), F);
-}
-
-template <class Panel>
-float add_single_run(const uint8_t* block, int row, const Q8Runs& x, float F) {
-  return std::fma(run_product<Panel>(block, row, 0, x) * Panel::scale(block, row), x.scale[0], F);
-}
-template <>
-float add_block<PanelQ8_0>(const uint8_t* block, int row, const Q8Runs& x, float F) {
-  return add_single_run<PanelQ8_0>(block, row, x, F);
-}
-template <>
-float add_block<PanelQ4_0>(const uint8_t* block, int row, const Q8Runs& x, float F) {
-  return add_single_run<PanelQ4_0>(block, row, x, F);
-}
-
-template <>
-float add_block<PanelInt4>(const uint8_t* block, int row, const Q8Runs& x, float F) {
-  float t = run_product<PanelInt4>(block, row, 0, x) * x.scale[0];
-  t = std::fma(run_product<PanelInt4>(block, row, 1, x), x.scale[1], t);
-  F = std::fma(t, PanelInt4::scale(block, row), F);
-  const float v = x.scale[0] * x.sum(0) + x.scale[1] * x.sum(1);
-  return std::fma(v, PanelInt4::min(block, row), F);
-}
-
-template <class Panel>
-float add_k_block(const uint8_t* block, int row, const Q8Runs& x, float F) {
-  for (int run = 0; run < 8; ++run) {
-    const float scale = Panel::d(block, row) * Panel::scale(block, row, run);
-    F = std::fma(run_product<Panel>(block, row, run, x) * scale, x.scale[run], F);
-    F = std::fma(-(Panel::dmin(block, row) * Panel::min(block, row, run)), x.scale[run] * x.sum(run), F);
-  }
-  return F;
-}
-template <>
-float add_block<PanelQ4_K>(const uint8_t* block, int row, const Q8Runs& x, float F) {
-  return add_k_block<PanelQ4_K>(block, row, x, F);
-}
-template <>
-float add_block<PanelQ5_K>(const uint8_t* block, int row, const Q8Runs& x, float F) {
-  return add_k_block<PanelQ5_K>(block, row, x, F);
-}
-
-template <>
-float add_block<PanelQ6_K>(const uint8_t* block, int row, const Q8Runs& x, float F) {
-  using Panel = PanelQ6_K;
-  for (int run = 0; run < 8; ++run) {
+  float of_block = 0.0f;
+  for (int run = 0; run < Format::kRuns; ++run) {
     uint8_t u[kRunColumns];
-    Panel::values(block, row, run, u);
-    float t = 0.0f;
-    for (int half = 0; half < 2; ++half) {
-      const float acc = product(u + 16 * half, x.q + kRunColumns * run + 16 * half, Panel::kOffset, 16);
-      const float scale = Panel::d(block, row) * Panel::scale(block, row, 2 * run + half);
-      t = half == 0 ? acc * scale : std::fma(acc, scale, t);
+    run_values<Format>(block, row, run, u);
+    const int8_t* q = x.q + kRunColumns * run;
+    if constexpr (Format::kScale == ScaleOf::kHalf) {
+      const float first = product(u, q, Format::kZero, 16),
+                  second = product(u + 16, q + 16, Format::kZero, 16);
+      const float t = first * Format::template half_scale<OneRow>(block, run, 0, row);
+      F = std::fma(std::fma(second, Format::template half_scale<OneRow>(block, run, 1, row), t), x.scale[run],
+                   F);
+    } else {
+      const float acc = product(u, q, Format::kZero, kRunColumns);
+      if constexpr (Format::kScale == ScaleOf::kBlock) {
+        of_block = run == 0 ? acc * x.scale[run] : std::fma(acc, x.scale[run], of_block);
+      } else {
+        F = std::fma(acc * Format::template scale<OneRow>(block, run, row), x.scale[run], F);
+        if constexpr (Format::kMin) {
+          F = std::fma(x.scale[run] * x.sum(run), Format::template min<OneRow>(block, run, row), F);
+        }
+      }
     }
-    F = std::fma(t, x.scale[run], F);
+  }
+  if constexpr (Format::kScale == ScaleOf::kBlock) {
+    F = std::fma(of_block, Format::template scale<OneRow>(block, 0, row), F);
+    if constexpr (Format::kMin) {
+      static_assert(Format::kRuns == 2);
+      const float sums = x.scale[0] * x.sum(0) + x.scale[1] * x.sum(1);
+      F = std::fma(sums, Format::template min<OneRow>(block, 0, row), F);
+    }
   }
   return F;
 }
 
-template <class Panel>
+template <class Format>
 float integer_element(const uint8_t* panel, int row, const void* x, int64_t K) {
   const Q8Runs all(x, K);
   float F = 0.0f;
-  for (int64_t b = 0; b * Panel::kColumns < K; ++b) {
-    F = add_block<Panel>(panel + b * Panel::kBytes, row, Q8Runs(all, b * Panel::kColumns / kRunColumns), F);
+  for (int64_t b = 0; b * Format::kPanelColumns < K; ++b) {
+    F = add_block<Format>(panel + b * Format::kPanelBytes, row, Q8Runs(all, b * Format::kRuns), F);
   }
   return F;
 }
 
 using Element = float (*)(const uint8_t* panel, int row, const void* x, int64_t K);
 
-template <WeightFormat Format, Element Of>
+template <class Format, Element Of>
 void matmul(const void* x, int64_t row_bytes, const void* panels, float* y, int64_t ldy, int M, int N,
             int K) {
   for (int n = 0; n < N; ++n) {
-    const uint8_t* panel = static_cast<const uint8_t*>(panels) + n / kPanelRows * panel_bytes(Format, K);
+    const uint8_t* panel =
+        static_cast<const uint8_t*>(panels) + n / kPanelRows * panel_bytes(kNumberOf<Format>, K);
     for (int m = 0; m < M; ++m) {
       y[m * ldy + n] = Of(panel, n % kPanelRows, static_cast<const char*>(x) + m * row_bytes, K);
     }
@@ -252,28 +195,19 @@ void silu_mul(const float* gate, const float* up, float* h, int n) {
   for (int i = 0; i < n; ++i) h[i] = gate[i] / (1.0f + std::exp(-gate[i])) * up[i];
 }
 
-template <WeightFormat Format, Element Of>
-constexpr FormatKernels of_floats() {
-  return {.activation = ActivationKind::kF32, .matmul = matmul<Format, Of>, .level = nullptr};
+constexpr KernelTable make_part() {
+  KernelTable part{.encode = {encode_f32, encode_bf16, encode_q8}, .silu_mul = silu_mul};
+  for_each_format([&]<class Format>(Format) {
+    FormatKernels& kernels = part.formats[static_cast<int>(kNumberOf<Format>)];
+    if constexpr (is_integer<Format>) {
+      kernels = {ActivationKind::kQ8, matmul<Format, integer_element<Format>>, nullptr};
+    } else {
+      kernels = {ActivationKind::kF32, matmul<Format, float_element<Format>>, nullptr};
+    }
+  });
+  return part;
 }
-template <WeightFormat Format, class Panel>
-constexpr FormatKernels of_integers() {
-  return {
-      .activation = ActivationKind::kQ8, .matmul = matmul<Format, integer_element<Panel>>, .level = nullptr};
-}
-
-constexpr KernelTable kPart = {
-    .formats = {of_floats<WeightFormat::kF32, float_element<PlainF32>>(),
-                of_floats<WeightFormat::kF16, float_element<PlainF16>>(),
-                of_floats<WeightFormat::kBF16, float_element<PlainBF16>>(),
-                of_floats<WeightFormat::kFP8, float_element<ScaledFP8>>(),
-                of_integers<WeightFormat::kQ8_0, PanelQ8_0>(), of_integers<WeightFormat::kQ4_0, PanelQ4_0>(),
-                of_integers<WeightFormat::kQ4_K, PanelQ4_K>(), of_integers<WeightFormat::kQ5_K, PanelQ5_K>(),
-                of_integers<WeightFormat::kQ6_K, PanelQ6_K>(), of_integers<WeightFormat::kInt8, PanelInt8>(),
-                of_integers<WeightFormat::kInt4, PanelInt4>()},
-    .encode = {encode_f32, encode_bf16, encode_q8},
-    .silu_mul = silu_mul,
-};
+constexpr KernelTable kPart = make_part();
 
 }  // namespace
 

@@ -1,5 +1,5 @@
 // Products of q8 activations with the panels of integer formats, written once over a vector type V and a
-// format (integer_formats.h).
+// format (twofold/formats/).
 //
 // K is cut into parts of 256 columns. A part of a panel (32 rows) stays in the first-level cache while tiles
 // of a few activation rows pass over it; a tile's integer sums are registers, its float sums pass from part
@@ -7,9 +7,9 @@
 #pragma once
 #include <cstdint>
 
-#include "integer_formats.h"
 #include "integer_terms.h"
 #include "levels.h"
+#include "unpacked_block.h"
 
 namespace twofold::kernels {
 namespace {
@@ -18,20 +18,25 @@ template <class V, class Format>
 struct IntegerProducts {
   using I = typename V::I;
   using F = typename V::F;
-  using Dot = typename V::template Dot<Format::kBits>;
+  static constexpr int kDotBits = Format::kBits == 4 ? 4 : 8;
+  using Dot = typename V::template Dot<kDotBits>;
 
   static constexpr bool kHalves = Format::kScale == ScaleOf::kHalf;
-  static constexpr int kTokens = V::tokens(Format::kBits, kHalves);  // activation rows of a tile
-  static constexpr int kVectors = V::kVectors;                       // vectors of weight rows of a tile
+  static constexpr int kTokens = V::tokens(kDotBits, kHalves);  // activation rows of a tile
+  static constexpr int kVectors = V::kVectors;                  // vectors of weight rows of a tile
   static constexpr int kPasses = kPanelRows / (V::kLanes * kVectors);
   static constexpr int kPartRuns = 8;
   static constexpr int kPartBlocks = kPartRuns / Format::kRuns;
-  static constexpr int kChunk = 64;     // activation rows whose float sums are held
-  static constexpr int kStrip = 192;    // activation rows that stay in the second-level cache
-  static constexpr int kTerms = 256;    // tiles' parts whose terms are held
+  static constexpr int kChunk = 64;    // activation rows whose float sums are held
+  static constexpr int kStrip = 192;   // activation rows that stay in the second-level cache
+  static constexpr int kTerms = 256;   // tiles' parts whose terms are held
+  static constexpr int kUnpackTiles =  // tiles of activations for which to unpack a part; 0: never
+      Format::kPlanes > 0 && Format::kRuns == kPartRuns ? 3 : 0;
   static constexpr int kFewPanels = 2;  // for which holding them is not worth it
   static constexpr int64_t kAheadBytes = 5120, kAheadBytesMany = 8192;  // prefetched, for few and many rows
   static constexpr int kZeros = kHalves ? 2 : 1;                        // integer sums of a run
+  static_assert(kPartRuns % Format::kRuns == 0, "panel blocks are cut into no parts");
+  static_assert(!Format::kMin || Format::kScale == ScaleOf::kRun || Format::kRuns == 2, "see tile()");
 
   // What a tile needs to know of a part of its activation rows besides the integers.
   struct Terms {
@@ -151,7 +156,7 @@ struct IntegerProducts {
     const float* scale = terms.scale[0];
     const float* sum = terms.sum[0];
     const int32_t* zero = terms.zero[0];
-    for (int b = 0; b < part.num_blocks; ++b, block += Stored::kBlockBytes) {
+    for (int b = 0; b < part.num_blocks; ++b, block += Stored::kPanelBytes) {
       for (int i = 0; i < part.lines; ++i, next += 64) V::prefetch(next);
 #pragma GCC unroll 2
       for (int pair = 0; 2 * pair < Stored::kRuns; ++pair) {
@@ -284,17 +289,17 @@ struct IntegerProducts {
   static void panel(const Rows& x, int tokens, const Terms* held, int64_t apart, const uint8_t* blocks,
                     int num_blocks, float* out) {
     const int tiles = num_tiles(tokens);
-    const int lines = (Format::kBlockBytes / 64 + tiles - 1) / tiles;
+    const int lines = (Format::kPanelBytes / 64 + tiles - 1) / tiles;
     for (int b = 0; b < num_blocks; b += kPartBlocks) {
       const int n = num_blocks - b < kPartBlocks ? num_blocks - b : kPartBlocks;
-      const uint8_t* block = blocks + static_cast<int64_t>(b) * Format::kBlockBytes;
+      const uint8_t* block = blocks + static_cast<int64_t>(b) * Format::kPanelBytes;
       const char* next = reinterpret_cast<const char*>(block) + (tokens < 3 ? kAheadBytes : kAheadBytesMany);
       const Rows rows = x.from(0, static_cast<int64_t>(b) * Format::kRuns);
       const Terms* terms = held == nullptr ? nullptr : held + b / kPartBlocks;
-      if constexpr (Format::kUnpackTiles > 0) {
-        if (tiles >= Format::kUnpackTiles) {
+      if constexpr (kUnpackTiles > 0) {
+        if (tiles >= kUnpackTiles) {
           using Stored = Unpacked<Format>;
-          alignas(64) uint8_t bytes[Stored::kBlockBytes];
+          alignas(64) uint8_t bytes[Stored::kPanelBytes];
           Stored::template unpack<V>(block, bytes);
           all_tiles<Stored>(rows, tokens, terms, apart, Part{bytes, 1, next, lines}, out);
           continue;
@@ -351,10 +356,10 @@ struct IntegerProducts {
 
   static void matmul_few_panels(const void* x, int64_t row_bytes, const void* panels, float* y, int64_t ldy,
                                 int M, int N, int K) {
-    const int num_blocks = (K + Format::kLayout.panel_columns - 1) / Format::kLayout.panel_columns;
+    const int num_blocks = (K + Format::kPanelColumns - 1) / Format::kPanelColumns;
     for (int m = 0; m < M; m += kStrip) {
       slab(Rows::of(x, row_bytes, K).from(m, 0), M - m < kStrip ? M - m : kStrip, nullptr,
-           static_cast<const uint8_t*>(panels), num_blocks, int64_t{num_blocks} * Format::kBlockBytes,
+           static_cast<const uint8_t*>(panels), num_blocks, int64_t{num_blocks} * Format::kPanelBytes,
            y + m * ldy, ldy, N, true);
     }
   }
@@ -362,7 +367,7 @@ struct IntegerProducts {
   static void matmul(const void* x, int64_t row_bytes, const void* panels, float* y, int64_t ldy, int M,
                      int N, int K) {
     if (N <= kFewPanels * kPanelRows) return matmul_few_panels(x, row_bytes, panels, y, ldy, M, N, K);
-    const int num_blocks = (K + Format::kLayout.panel_columns - 1) / Format::kLayout.panel_columns;
+    const int num_blocks = (K + Format::kPanelColumns - 1) / Format::kPanelColumns;
     Terms held[kTerms];
     for (int m = 0; m < M; m += kStrip) {
       const int tokens = M - m < kStrip ? M - m : kStrip;
@@ -375,8 +380,8 @@ struct IntegerProducts {
         const int n = num_blocks - b < most ? num_blocks - b : most;
         const Rows rows = Rows::of(x, row_bytes, K).from(m, static_cast<int64_t>(b) * Format::kRuns);
         hold(rows, tokens, (n + kPartBlocks - 1) / kPartBlocks, held);
-        slab(rows, tokens, held, static_cast<const uint8_t*>(panels) + int64_t{b} * Format::kBlockBytes, n,
-             int64_t{num_blocks} * Format::kBlockBytes, y + m * ldy, ldy, N, b == 0);
+        slab(rows, tokens, held, static_cast<const uint8_t*>(panels) + int64_t{b} * Format::kPanelBytes, n,
+             int64_t{num_blocks} * Format::kPanelBytes, y + m * ldy, ldy, N, b == 0);
       }
     }
   }
@@ -394,13 +399,11 @@ constexpr FormatKernels integer_kernels() {
 template <class V>
 constexpr KernelTable integer_part() {
   KernelTable part;
-  part.formats[static_cast<int>(WeightFormat::kQ8_0)] = integer_kernels<V, Q8_0>();
-  part.formats[static_cast<int>(WeightFormat::kQ4_0)] = integer_kernels<V, Q4_0>();
-  part.formats[static_cast<int>(WeightFormat::kQ4_K)] = integer_kernels<V, Q4_K>();
-  part.formats[static_cast<int>(WeightFormat::kQ5_K)] = integer_kernels<V, Q5_K>();
-  part.formats[static_cast<int>(WeightFormat::kQ6_K)] = integer_kernels<V, Q6_K>();
-  part.formats[static_cast<int>(WeightFormat::kInt8)] = integer_kernels<V, Int8>();
-  part.formats[static_cast<int>(WeightFormat::kInt4)] = integer_kernels<V, Int4>();
+  for_each_format([&]<class Format>(Format) {
+    if constexpr (is_integer<Format>) {
+      part.formats[static_cast<int>(kNumberOf<Format>)] = integer_kernels<V, Format>();
+    }
+  });
   return part;
 }
 

@@ -17,7 +17,6 @@ struct PackedFloat {
   using F = typename V::F;
   static constexpr int kLanes = V::kLanes;
   static constexpr int kVectors = kPanelRows / kLanes;  // of a panel's rows
-  static constexpr int kStep = 4 * kPanelRows;          // bytes
   static constexpr int kBlock = 64;                     // columns of a partial sum
   static constexpr int kTileTokens = V::kPackedTokens;  // with two vectors of rows: as many as registers hold
   static constexpr int kDirectTokens = V::kDirectTokens;
@@ -26,47 +25,41 @@ struct PackedFloat {
 
   static constexpr int kAheadBytes = 8192;  // prefetched, for few tokens
 
-  // What a format is to these kernels: `kStepColumns` per step, where the steps of a block of 64 columns
-  // begin, how a vector of rows of one step is widened, and what finishes a partial sum.
-  template <int Columns>
-  struct Elements {
-    static constexpr int kStepColumns = Columns, kPanelColumns = Columns;
-    static constexpr int kBlockSteps = kBlock / Columns;
-    static const uint8_t* steps(const uint8_t* panel, int64_t block) {
-      return panel + block * kBlockSteps * kStep;
-    }
-    static F add(const uint8_t*, int64_t, int, F partial, F total) { return V::add(total, partial); }
-  };
-  struct F32 : Elements<1> {
-    static constexpr WeightFormat kFormat = WeightFormat::kF32;
-    static void load(const uint8_t* p, F w[1]) { w[0] = V::load(reinterpret_cast<const float*>(p)); }
-  };
-  struct F16 : Elements<2> {
-    static constexpr WeightFormat kFormat = WeightFormat::kF16;
-    static void load(const uint8_t* p, F w[2]) { V::load_f16_step(p, w); }
-  };
-  struct BF16 : Elements<2> {
-    static constexpr WeightFormat kFormat = WeightFormat::kBF16;
-    static void load(const uint8_t* p, F w[2]) { V::load_bf16_step(p, w); }
-  };
-  struct FP8 {
-    static constexpr WeightFormat kFormat = WeightFormat::kFP8;
-    static constexpr int kStepColumns = 4, kPanelColumns = 128, kBlockSteps = 16;
+  // How a format (plain.h, fp8.h) lies in blocks of 64 columns: where one begins, its steps, and what finishes a
+  // partial sum.
+  template <class Format>
+  struct Blocks {
+    static constexpr int kSteps = kBlock / Format::kStepColumns;
+    static constexpr bool kScaled = Format::kHeaderBytes > 0;
     static const uint8_t* begin(const uint8_t* panel, int64_t block) {
-      return panel + block / 2 * (33 * kStep);
+      if constexpr (kScaled) {
+        return panel + block / (Format::kPanelColumns / kBlock) * Format::kPanelBytes;
+      } else {
+        return panel + block * (kSteps * kStepBytes);
+      }
     }
     static const uint8_t* steps(const uint8_t* panel, int64_t block) {
-      return begin(panel, block) + kStep + block % 2 * (kBlockSteps * kStep);
+      if constexpr (kScaled) {
+        return begin(panel, block) + Format::kHeaderBytes +
+               block % (Format::kPanelColumns / kBlock) * (kSteps * kStepBytes);
+      } else {
+        return begin(panel, block);
+      }
     }
-    static void load(const uint8_t* p, F w[4]) { V::load_fp8_step(p, w); }
     static F add(const uint8_t* panel, int64_t block, int vector, F partial, F total) {
-      const F scale = V::load(reinterpret_cast<const float*>(begin(panel, block)) + vector * kLanes);
-      return V::fma(partial, V::mul(scale, V::set1(256.0f)), total);
+      if constexpr (kScaled) {
+        const F scale = V::load(reinterpret_cast<const float*>(begin(panel, block)) + vector * kLanes);
+        return V::fma(partial, V::mul(scale, V::set1(Format::kFactor)), total);
+      } else {
+        return V::add(total, partial);
+      }
     }
   };
+  template <class Format>
+  static constexpr bool kAsTheyAre = Format::kStepColumns == 1;  // float32: nothing is widened
 
   // T tokens against all rows over a block of `steps` steps.
-  template <class W, int T>
+  template <class Format, int T>
   static void direct_block(const uint8_t* panel, int64_t block, int steps, const float* x, int64_t ldx,
                            float* totals) {
     F acc[T][kVectors];
@@ -75,16 +68,16 @@ struct PackedFloat {
 #pragma GCC unroll 4
       for (int v = 0; v < kVectors; ++v) acc[t][v] = V::zero();
     }
-    const uint8_t* p = W::steps(panel, block);
+    const uint8_t* p = Blocks<Format>::steps(panel, block);
     const float* values = x + block * kBlock;
-    for (int s = 0; s < steps; ++s, values += W::kStepColumns, p += kStep) {
+    for (int s = 0; s < steps; ++s, values += Format::kStepColumns, p += kStepBytes) {
       V::prefetch(p + kAheadBytes);
       V::prefetch(p + kAheadBytes + 64);
-      F w[kVectors][W::kStepColumns];
+      F w[kVectors][Format::kStepColumns];
 #pragma GCC unroll 4
-      for (int v = 0; v < kVectors; ++v) W::load(p + v * (kStep / kVectors), w[v]);
+      for (int v = 0; v < kVectors; ++v) Format::template widen<V>(p + v * (kStepBytes / kVectors), w[v]);
 #pragma GCC unroll 4
-      for (int c = 0; c < W::kStepColumns; ++c) {
+      for (int c = 0; c < Format::kStepColumns; ++c) {
 #pragma GCC unroll 4
         for (int t = 0; t < T; ++t) {
           const F value = V::set1(values[t * ldx + c]);
@@ -98,7 +91,7 @@ struct PackedFloat {
 #pragma GCC unroll 4
       for (int v = 0; v < kVectors; ++v) {
         float* total = totals + t * kPanelRows + v * kLanes;
-        V::store(total, W::add(panel, block, v, acc[t][v], V::load(total)));
+        V::store(total, Blocks<Format>::add(panel, block, v, acc[t][v], V::load(total)));
       }
     }
   }
@@ -107,17 +100,17 @@ struct PackedFloat {
     return (columns + panel_columns - 1) / panel_columns * panel_columns / step_columns;
   }
 
-  template <class W, int T>
+  template <class Format, int T>
   static void direct(const float* x, int64_t ldx, const uint8_t* panels, float* y, int64_t ldy, int N,
                      int K) {
-    const int64_t steps = steps_of(K, W::kStepColumns, W::kPanelColumns);
-    const int64_t whole = steps / W::kBlockSteps;
-    for (int n = 0; n < N; n += kPanelRows, panels += panel_bytes(W::kFormat, K)) {
+    const int64_t steps = steps_of(K, Format::kStepColumns, Format::kPanelColumns);
+    const int64_t whole = steps / Blocks<Format>::kSteps;
+    for (int n = 0; n < N; n += kPanelRows, panels += panel_bytes(kNumberOf<Format>, K)) {
       alignas(64) float totals[T * kPanelRows] = {};
       for (int64_t block = 0; block < whole; ++block)
-        direct_block<W, T>(panels, block, W::kBlockSteps, x, ldx, totals);
-      const int rest = static_cast<int>(steps - whole * W::kBlockSteps);
-      if (rest > 0) direct_block<W, T>(panels, whole, rest, x, ldx, totals);
+        direct_block<Format, T>(panels, block, Blocks<Format>::kSteps, x, ldx, totals);
+      const int rest = static_cast<int>(steps - whole * Blocks<Format>::kSteps);
+      if (rest > 0) direct_block<Format, T>(panels, whole, rest, x, ldx, totals);
       write(totals, T, y + n, ldy, N - n);
     }
   }
@@ -137,7 +130,7 @@ struct PackedFloat {
 
   // A tile: T tokens over `columns` widened columns w [columns][32], two vectors of rows at a time. `fetch`:
   // what to prefetch meanwhile, `fetch_bytes` further on for every column.
-  template <class W, int T>
+  template <class Format, int T>
   static void tile(const float* x, int64_t ldx, const float* w, int columns, const uint8_t* fetch,
                    int fetch_bytes, const uint8_t* panel, int64_t block, float* totals) {
 #pragma GCC unroll 1
@@ -150,7 +143,7 @@ struct PackedFloat {
       for (int k = 0; k < columns; ++k, row += kPanelRows) {
         const F w0 = V::load(row), w1 = V::load(row + kLanes);
         V::prefetch(fetch);
-        if constexpr (W::kFormat == WeightFormat::kF32) V::prefetch(fetch + 64);
+        if constexpr (kAsTheyAre<Format>) V::prefetch(fetch + 64);
         fetch += fetch_bytes;
 #pragma GCC unroll 12
         for (int t = 0; t < T; ++t) {
@@ -164,72 +157,74 @@ struct PackedFloat {
 #pragma GCC unroll 2
         for (int i = 0; i < 2; ++i) {
           float* total = totals + t * kPanelRows + (v + i) * kLanes;
-          V::store(total, W::add(panel, block, v + i, acc[t][i], V::load(total)));
+          V::store(total, Blocks<Format>::add(panel, block, v + i, acc[t][i], V::load(total)));
         }
       }
     }
   }
 
-  template <class W, int T>
+  template <class Format, int T>
   static void tile_of(int tokens, const float* x, int64_t ldx, const float* w, int columns,
                       const uint8_t* fetch, int fetch_bytes, const uint8_t* panel, int64_t block,
                       float* totals) {
     if constexpr (T > 1) {
       if (tokens < T)
-        return tile_of<W, T - 1>(tokens, x, ldx, w, columns, fetch, fetch_bytes, panel, block, totals);
+        return tile_of<Format, T - 1>(tokens, x, ldx, w, columns, fetch, fetch_bytes, panel, block, totals);
     }
-    tile<W, T>(x, ldx, w, columns, fetch, fetch_bytes, panel, block, totals);
+    tile<Format, T>(x, ldx, w, columns, fetch, fetch_bytes, panel, block, totals);
   }
 
   // 64 columns of a panel as float32 [columns][32].
-  template <class W>
+  template <class Format>
   static const float* widened(const uint8_t* panel, int64_t block, int steps, float* buffer) {
-    const uint8_t* p = W::steps(panel, block);
-    for (int s = 0; s < steps; ++s, p += kStep) {
-      if constexpr (W::kFormat != WeightFormat::kF32) {
+    const uint8_t* p = Blocks<Format>::steps(panel, block);
+    for (int s = 0; s < steps; ++s, p += kStepBytes) {
+      if constexpr (!kAsTheyAre<Format>) {
 #pragma GCC unroll 4
         for (int v = 0; v < kVectors; ++v) {
-          F w[W::kStepColumns];
-          if constexpr (W::kFormat == WeightFormat::kFP8) {
-            V::widen_fp8_step(p + v * (kStep / kVectors), w);
+          F w[Format::kStepColumns];
+          if constexpr (requires { Format::template widen_many<V>; }) {
+            Format::template widen_many<V>(p + v * (kStepBytes / kVectors), w);
           } else {
-            W::load(p + v * (kStep / kVectors), w);
+            Format::template widen<V>(p + v * (kStepBytes / kVectors), w);
           }
 #pragma GCC unroll 4
-          for (int c = 0; c < W::kStepColumns; ++c) {
-            V::store(buffer + (s * W::kStepColumns + c) * kPanelRows + v * kLanes, w[c]);
+          for (int c = 0; c < Format::kStepColumns; ++c) {
+            V::store(buffer + (s * Format::kStepColumns + c) * kPanelRows + v * kLanes, w[c]);
           }
         }
       }
     }
-    return W::kFormat == WeightFormat::kF32 ? reinterpret_cast<const float*>(W::steps(panel, block)) : buffer;
+    return kAsTheyAre<Format> ? reinterpret_cast<const float*>(Blocks<Format>::steps(panel, block)) : buffer;
   }
 
-  template <class W>
-  static constexpr int kFetch = W::kFormat == WeightFormat::kF32 ? 128 : 64;
+  template <class Format>
+  static constexpr int kFetch = kAsTheyAre<Format> ? 128 : 64;
   // f32 is read in the order of its prefetches; what is widened is read at once, so a block more lies
   // between.
-  template <class W>
-  static constexpr int kFetchAhead = W::kFormat == WeightFormat::kF32 ? 0 : W::kBlockSteps * kStep;
+  template <class Format>
+  static constexpr int kFetchAhead = kAsTheyAre<Format> ? 0 : Blocks<Format>::kSteps * kStepBytes;
 
-  template <class W>
+  template <class Format>
   static void tiles(const float* x, int64_t ldx, const uint8_t* panels, float* y, int64_t ldy, int M, int N,
                     int K) {
-    const int64_t steps = steps_of(K, W::kStepColumns, W::kPanelColumns);
+    const int64_t steps = steps_of(K, Format::kStepColumns, Format::kPanelColumns);
     alignas(64) float buffer[kBlock * kPanelRows];
     alignas(64) float totals[kTokenBlock * kPanelRows];
-    for (int n = 0; n < N; n += kPanelRows, panels += panel_bytes(W::kFormat, K)) {
+    for (int n = 0; n < N; n += kPanelRows, panels += panel_bytes(kNumberOf<Format>, K)) {
       for (int i = 0; i < M * kPanelRows; i += kLanes) V::store(totals + i, V::zero());
-      for (int64_t first = 0, block = 0; first < steps; first += W::kBlockSteps, ++block) {
-        const int here = static_cast<int>(steps - first < W::kBlockSteps ? steps - first : W::kBlockSteps);
-        const float* w = widened<W>(panels, block, here, buffer);
-        const uint8_t* next = W::steps(panels, block) + here * kStep + kFetchAhead<W>;
+      for (int64_t first = 0, block = 0; first < steps; first += Blocks<Format>::kSteps, ++block) {
+        const int here =
+            static_cast<int>(steps - first < Blocks<Format>::kSteps ? steps - first : Blocks<Format>::kSteps);
+        const float* w = widened<Format>(panels, block, here, buffer);
+        const uint8_t* next = Blocks<Format>::steps(panels, block) + here * kStepBytes + kFetchAhead<Format>;
         int left = (M + kTileTokens - 1) / kTileTokens;
         for (int m = 0; m < M; --left) {
           const int tokens = (M - m + left - 1) / left;  // as even as possible
           // The first who come fetch what follows.
-          tile_of<W, kTileTokens>(tokens, x + m * ldx + block * kBlock, ldx, w, here * W::kStepColumns, next,
-                                  m > 0 ? 0 : kFetch<W>, panels, block, totals + m * kPanelRows);
+          tile_of<Format, kTileTokens>(tokens, x + m * ldx + block * kBlock, ldx, w,
+                                       here * Format::kStepColumns, next, m > 0 ? 0 : kFetch<Format>, panels,
+                                       block, totals + m * kPanelRows);
           m += tokens;
         }
       }
@@ -237,38 +232,32 @@ struct PackedFloat {
     }
   }
 
-  template <class W>
+  template <class Format>
   static void matmul(const void* x, int64_t row_bytes, const void* panels, float* y, int64_t ldy, int M,
                      int N, int K) {
     const float* rows = static_cast<const float*>(x);
     const int64_t ldx = row_bytes / 4;
     const uint8_t* p = static_cast<const uint8_t*>(panels);
-    if (M == 1) return direct<W, 1>(rows, ldx, p, y, ldy, N, K);
-    if (M == 2) return direct<W, 2>(rows, ldx, p, y, ldy, N, K);
+    if (M == 1) return direct<Format, 1>(rows, ldx, p, y, ldy, N, K);
+    if (M == 2) return direct<Format, 2>(rows, ldx, p, y, ldy, N, K);
     if constexpr (kDirectTokens >= 4) {
-      if (M == 3) return direct<W, 3>(rows, ldx, p, y, ldy, N, K);
-      if (M == 4) return direct<W, 4>(rows, ldx, p, y, ldy, N, K);
+      if (M == 3) return direct<Format, 3>(rows, ldx, p, y, ldy, N, K);
+      if (M == 4) return direct<Format, 4>(rows, ldx, p, y, ldy, N, K);
     }
     int left = (M + kTokenBlock - 1) / kTokenBlock;
     for (int m = 0; m < M; --left) {
       const int tokens = (M - m + left - 1) / left;
-      tiles<W>(rows + m * ldx, ldx, p, y + m * ldy, ldy, tokens, N, K);
+      tiles<Format>(rows + m * ldx, ldx, p, y + m * ldy, ldy, tokens, N, K);
       m += tokens;
     }
   }
 
-  template <class W>
-  static constexpr void add_to(KernelTable& table) {
-    FormatKernels& kernels = table.formats[static_cast<int>(W::kFormat)];
-    kernels.activation = ActivationKind::kF32;
-    kernels.matmul = matmul<W>;
-  }
-
   static constexpr void add_all(KernelTable& table) {
-    add_to<F32>(table);
-    add_to<F16>(table);
-    add_to<BF16>(table);
-    add_to<FP8>(table);
+    for_each_format([&]<class Format>(Format) {
+      if constexpr (!is_integer<Format>) {
+        table.formats[static_cast<int>(kNumberOf<Format>)] = {ActivationKind::kF32, matmul<Format>, nullptr};
+      }
+    });
   }
 };
 

@@ -87,8 +87,9 @@ struct Products {
   // in one ascending stream, which is what its prefetchers and ours like best.
   template <class W, int R>
   static void dot_one(const float* x, const W* w, float* out, int K) {
-    constexpr int kStepBytes = kLanes * static_cast<int>(sizeof(W));
-    constexpr int kLine = kStepBytes >= 64 ? kLanes : kLanes * (64 / kStepBytes);  // elements per prefetch
+    constexpr int kVectorBytes = kLanes * static_cast<int>(sizeof(W));
+    constexpr int kLine =
+        kVectorBytes >= 64 ? kLanes : kLanes * (64 / kVectorBytes);  // elements per prefetch
     F acc[kRows] = {V::zero(), V::zero(), V::zero(), V::zero()};
 #pragma GCC unroll 4
     for (int r = 0; r < R; ++r) {

@@ -146,7 +146,7 @@ __global__ void __launch_bounds__(kHeadDim)
     total = fused(part[1], weight, total);
     value = fused(part[2 + thread], weight, value);
   }
-  out[row * kHeadDim + thread] = to_bf16(total > 0 ? value / total : 0.0f);
+  out[row * kHeadDim + thread] = bf16_of_float(total > 0 ? value / total : 0.0f);
 }
 
 template <int kHeadDim>

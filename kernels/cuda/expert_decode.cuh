@@ -68,7 +68,7 @@ __device__ inline void store_encoded(float value, uint8_t* row, int column, int 
   if constexpr (kKind == ActivationKind::kF32) {
     reinterpret_cast<float*>(row)[column + lane] = value;
   } else if constexpr (kKind == ActivationKind::kBF16) {
-    reinterpret_cast<uint16_t*>(row)[column + lane] = to_bf16(value);
+    reinterpret_cast<uint16_t*>(row)[column + lane] = bf16_of_float(value);
   } else {
     // Magnitudes as bits: a NaN is above everything, where fmaxf would drop it.
     uint32_t peak = bits_of_float(value) & 0x7fffffffu;
@@ -220,9 +220,10 @@ struct DecodeRunners {
   DecodeRunner gate_up = nullptr;
   DecodeRunner down = nullptr;
 };
-DecodeRunners float_decode_runners(WeightFormat format);    // f32, f16, bf16, fp8; empty for others
-DecodeRunners integer_decode_runners(WeightFormat format);  // q8_0, q4_0, int8, int4; empty for others
-DecodeRunners k_decode_runners(WeightFormat format);        // q4_k, q5_k, q6_k; empty for others
+// Of a share of the formats (Share); empty for others.
+DecodeRunners float_decode_runners(WeightFormat format);
+DecodeRunners integer_decode_runners(WeightFormat format);  // q8_0, q4_0, int8, int4;
+DecodeRunners k_decode_runners(WeightFormat format);        // q4_k, q5_k, q6_k;
 
 template <WeightFormat F>
 DecodeRunners runners_of() {

@@ -3,18 +3,8 @@
 namespace twofold::cuda {
 
 DecodeRunners integer_decode_runners(WeightFormat format) {
-  switch (format) {
-    case WeightFormat::kQ8_0:
-      return runners_of<WeightFormat::kQ8_0>();
-    case WeightFormat::kQ4_0:
-      return runners_of<WeightFormat::kQ4_0>();
-    case WeightFormat::kInt8:
-      return runners_of<WeightFormat::kInt8>();
-    case WeightFormat::kInt4:
-      return runners_of<WeightFormat::kInt4>();
-    default:
-      return {};
-  }
+  return runners_of_share<Share::kRuns, DecodeRunners>(
+      format, []<class Format>(Format) { return runners_of<kernels::kNumberOf<Format>>(); });
 }
 
 }  // namespace twofold::cuda

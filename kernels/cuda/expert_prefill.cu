@@ -16,7 +16,7 @@ __global__ void __launch_bounds__(kSiluThreads)
   const int64_t pair = i / intermediate, row = i % intermediate;
   const float gate = gate_up[pair * 2 * intermediate + row];
   const float up = gate_up[(pair * 2 + 1) * intermediate + row];
-  out[i] = to_bf16(gate / (1.0f + __expf(-gate)) * up);
+  out[i] = bf16_of_float(gate / (1.0f + __expf(-gate)) * up);
 }
 
 PrefillRunners runners(WeightFormat format) {

@@ -201,13 +201,17 @@ struct PrefillRunners {
   PrefillRunner few = nullptr;   // tiles of kFewTokens
   PrefillRunner many = nullptr;  // tiles of kManyTokens
 };
-PrefillRunners float_prefill_runners(WeightFormat format);    // f16, bf16, fp8; empty for others
-PrefillRunners integer_prefill_runners(WeightFormat format);  // q8_0, q4_0, int8, int4; empty for others
-PrefillRunners k_prefill_runners(WeightFormat format);        // q4_k, q5_k, q6_k; empty for others
+// Of a share of the formats (Share); empty for others and for f32.
+PrefillRunners float_prefill_runners(WeightFormat format);
+PrefillRunners integer_prefill_runners(WeightFormat format);  // q8_0, q4_0, int8, int4;
+PrefillRunners k_prefill_runners(WeightFormat format);        // q4_k, q5_k, q6_k;
 
 template <WeightFormat F>
 PrefillRunners prefill_runners_of() {
-  return {&run_prefill<F, kFewTokens>, &run_prefill<F, kManyTokens>};
+  if constexpr (F == WeightFormat::kF32)
+    return {};
+  else
+    return {&run_prefill<F, kFewTokens>, &run_prefill<F, kManyTokens>};
 }
 
 }  // namespace twofold::cuda

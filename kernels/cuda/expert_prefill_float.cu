@@ -3,16 +3,8 @@
 namespace twofold::cuda {
 
 PrefillRunners float_prefill_runners(WeightFormat format) {
-  switch (format) {
-    case WeightFormat::kF16:
-      return prefill_runners_of<WeightFormat::kF16>();
-    case WeightFormat::kBF16:
-      return prefill_runners_of<WeightFormat::kBF16>();
-    case WeightFormat::kFP8:
-      return prefill_runners_of<WeightFormat::kFP8>();
-    default:
-      return {};
-  }
+  return runners_of_share<Share::kFloats, PrefillRunners>(
+      format, []<class Format>(Format) { return prefill_runners_of<kernels::kNumberOf<Format>>(); });
 }
 
 }  // namespace twofold::cuda

@@ -3,7 +3,7 @@
 #pragma once
 #include <cstdint>
 
-#include "host_device.h"
+#include "twofold/host_device.h"
 #include "twofold/packed_kernels.h"
 #include "twofold/rounding.h"
 #include "twofold/weight_format.h"

@@ -18,7 +18,7 @@
 #pragma once
 #include <cstdint>
 
-#include "host_device.h"
+#include "twofold/host_device.h"
 
 namespace twofold::cuda {
 

@@ -1,72 +1,25 @@
-// Small numbers as bits, the same on the device and in the CPU tests: f16, bf16, e4m3, four bytes at a time.
+// What device functions do with small numbers, the same on the device and in the CPU tests: pairs of bf16,
+// bytes four at a time, q8 activations.
 #pragma once
 #include <cstdint>
-#include <cstring>
 
-#include "host_device.h"
+#include "twofold/numbers.h"
 #include "twofold/packed_kernels.h"
-#ifdef __CUDACC__
-#include <cuda_fp16.h>
-#endif
 
 namespace twofold::cuda {
 
+using kernels::bf16_of_float;
+using kernels::bits_of_float;
+using kernels::float_of_bits;
 using kernels::kSmallestQ8;
 
 inline constexpr float kLargestFloat = 3.4028235e38f;
 
-TWOFOLD_HD float float_of_bits(uint32_t bits) {
-#ifdef __CUDA_ARCH__
-  return __uint_as_float(bits);
-#else
-  float value;
-  std::memcpy(&value, &bits, 4);
-  return value;
-#endif
-}
-
-TWOFOLD_HD uint32_t bits_of_float(float value) {
-#ifdef __CUDA_ARCH__
-  return __float_as_uint(value);
-#else
-  uint32_t bits;
-  std::memcpy(&bits, &value, 4);
-  return bits;
-#endif
-}
-
 TWOFOLD_HD float bf16_low(uint32_t pair) { return float_of_bits(pair << 16); }
 TWOFOLD_HD float bf16_high(uint32_t pair) { return float_of_bits(pair & 0xffff0000u); }
 
-// To nearest, ties to even; NaN stays NaN.
-TWOFOLD_HD uint16_t to_bf16(float value) {
-  const uint32_t bits = bits_of_float(value);
-  if ((bits & 0x7fffffffu) > 0x7f800000u) return uint16_t((bits >> 16) | 0x40u);
-  return uint16_t((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
-}
-
 TWOFOLD_HD uint32_t bf16_pair(float low, float high) {
-  return uint32_t(to_bf16(low)) | (uint32_t(to_bf16(high)) << 16);
-}
-
-TWOFOLD_HD float f16_to_float(uint32_t half) {
-#ifdef __CUDA_ARCH__
-  return __half2float(__ushort_as_half(uint16_t(half)));
-#else
-  // Exponent and mantissa moved to float's place are 2^-112 of the value, subnormals included; then infinity
-  // and NaN.
-  const uint32_t magnitude = (half & 0x7fffu) << 13;
-  const float scaled = float_of_bits(magnitude) * float_of_bits(0x77800000u);  // 2^112
-  uint32_t bits = bits_of_float(scaled);
-  if ((half & 0x7c00u) == 0x7c00u) bits = 0x7f800000u | magnitude;
-  return float_of_bits(bits | ((half & 0x8000u) << 16));
-#endif
-}
-
-// e4m3 without infinities. 0x7f and 0xff, its NaNs, are read as 480: no quantiser writes them.
-TWOFOLD_HD float e4m3_to_float(uint32_t byte) {
-  const uint32_t bits = ((byte & 0x80u) << 24) | ((byte & 0x7fu) << 20);
-  return float_of_bits(bits) * float_of_bits(0x7b800000u);  // 2^120; subnormals come out right too
+  return uint32_t(bf16_of_float(low)) | (uint32_t(bf16_of_float(high)) << 16);
 }
 
 // sum + the four products of signed bytes.

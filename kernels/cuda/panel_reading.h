@@ -4,7 +4,6 @@
 // units; which lane takes which unit is launch_shapes.h's.
 #pragma once
 #include <cstdint>
-#include <cstring>
 
 #include "launch_shapes.h"
 #include "number_formats.h"
@@ -14,50 +13,55 @@
 namespace twofold::cuda {
 
 inline constexpr int kRowsOfLane = 4;
-inline constexpr int kStepBytes = 128;
 inline constexpr int kStepsOfUnit = 8;  // of plain formats
 
-TWOFOLD_HD constexpr bool is_plain(WeightFormat format) {
-  return format == WeightFormat::kF32 || format == WeightFormat::kF16 || format == WeightFormat::kBF16;
-}
+using kernels::kStepBytes;
+using kernels::load_as;
+template <WeightFormat F>
+using FormatOf = typename kernels::FormatOf<F>::type;
+
+// Of elements without scales: a unit is some steps instead of a part of a panel block.
+template <class Format>
+inline constexpr bool kIsPlain = Format::kPanelBytes == kStepBytes;
 
 // Columns that a unit covers.
 TWOFOLD_HD constexpr int unit_columns(WeightFormat format) {
-  switch (format) {
-    case WeightFormat::kF32:
-      return kStepsOfUnit;
-    case WeightFormat::kF16:
-    case WeightFormat::kBF16:
-      return 2 * kStepsOfUnit;
-    case WeightFormat::kFP8:
-    case WeightFormat::kInt8:
-    case WeightFormat::kQ8_0:
-    case WeightFormat::kQ4_0:
-      return 32;
-    default:  // a pair of runs
-      return 64;
-  }
-}
-
-// Units of a panel block; a plain format's unit is several blocks instead.
-TWOFOLD_HD constexpr int units_of_block(WeightFormat format) {
-  switch (format) {
-    case WeightFormat::kFP8:
-    case WeightFormat::kInt8:
-    case WeightFormat::kQ4_K:
-    case WeightFormat::kQ5_K:
-    case WeightFormat::kQ6_K:
-      return 4;
-    default:
-      return 1;
-  }
+  return kernels::with_format(format, []<class Format>(Format) {
+    if constexpr (kIsPlain<Format>) {
+      return Format::kStepColumns * kStepsOfUnit;
+    } else {
+      return Format::kUnitColumns;
+    }
+  });
 }
 
 // Units of a row of K weights: those of whole panel blocks, since their missing columns are zeros.
 TWOFOLD_HD constexpr int num_units(WeightFormat format, int K) {
-  const int block = is_plain(format) ? 1 : unit_columns(format) * units_of_block(format);
-  const int columns = (K + block - 1) / block * block;
-  return (columns + unit_columns(format) - 1) / unit_columns(format);
+  return kernels::with_format(format, [K]<class Format>(Format) {
+    constexpr int kColumns = kIsPlain<Format> ? 1 : Format::kPanelColumns;
+    const int columns = (K + kColumns - 1) / kColumns * kColumns;
+    constexpr int kUnit = unit_columns(kernels::kNumberOf<Format>);
+    return (columns + kUnit - 1) / kUnit;
+  });
+}
+
+// Which of the sources of kernels compiles a format: three, so that they compile side by side.
+enum class Share : uint8_t { kFloats, kRuns, kLargeBlocks };
+template <class Format>
+inline constexpr Share kShareOf = !kernels::is_integer<Format>   ? Share::kFloats
+                                  : Format::kPanelColumns >= 256 ? Share::kLargeBlocks
+                                                                 : Share::kRuns;
+
+// make(struct of the format) if it is of this share, else nothing.
+template <Share kShare, class Runners, class Make>
+Runners runners_of_share(WeightFormat format, Make make) {
+  Runners found;
+  kernels::for_each_format([&]<class Format>(Format) {
+    if constexpr (kShareOf<Format> == kShare) {
+      if (kernels::kNumberOf<Format> == format) found = make(Format());
+    }
+  });
+  return found;
 }
 
 struct Words {
@@ -86,25 +90,66 @@ TWOFOLD_HD void load_steps(const uint8_t* first, Words (&out)[kSteps]) {
   for (int s = 0; s < kSteps; ++s) out[s] = load_words(first + s * kStepBytes);
 }
 
-template <typename T>
-TWOFOLD_HD T load(const void* p) {
-#ifdef __CUDA_ARCH__
-  return *static_cast<const T*>(p);
-#else
-  T value;
-  std::memcpy(&value, p, sizeof(T));
-  return value;
-#endif
-}
+// Rows 4 quad ... 4 quad + 3 as formats read them (twofold/formats/panel.h).
+struct Lane {
+  static constexpr int kLanes = kRowsOfLane, kBytes = 4 * kRowsOfLane;
+  using I = Words;
+  struct F {
+    float v[kRowsOfLane];
+  };
 
-// Four f16 of rows 4 quad ...
-TWOFOLD_HD void load_scales(const uint8_t* scales, int quad, float (&out)[kRowsOfLane]) {
-  const uint32_t low = load<uint32_t>(scales + 8 * quad);
-  const uint32_t high = load<uint32_t>(scales + 8 * quad + 4);
-  out[0] = f16_to_float(low & 0xffffu);
-  out[1] = f16_to_float(low >> 16);
-  out[2] = f16_to_float(high & 0xffffu);
-  out[3] = f16_to_float(high >> 16);
+  TWOFOLD_HD static I load(const uint8_t* p) { return load_words(p); }
+  TWOFOLD_HD static I low_nibbles(const I& v) {
+    I low;
+#pragma unroll
+    for (int r = 0; r < kRowsOfLane; ++r) low.w[r] = v.w[r] & 0x0f0f0f0fu;
+    return low;
+  }
+  TWOFOLD_HD static I high_nibbles(const I& v) {
+    I high;
+#pragma unroll
+    for (int r = 0; r < kRowsOfLane; ++r) high.w[r] = (v.w[r] >> 4) & 0x0f0f0f0fu;
+    return high;
+  }
+  template <int kBit>
+  TWOFOLD_HD static I with_bit(I v, const uint8_t* plane, int quad) {
+    const uint32_t bits = load_as<uint16_t>(plane + 2 * quad);
+#pragma unroll
+    for (int r = 0; r < kRowsOfLane; ++r) v.w[r] |= spread_bits(bits >> (4 * r), kBit == 16 ? 4 : 5);
+    return v;
+  }
+  TWOFOLD_HD static F half(const uint8_t* p) {
+    const uint32_t low = load_as<uint32_t>(p), high = load_as<uint32_t>(p + 4);
+    return {{kernels::float_of_f16(low & 0xffffu), kernels::float_of_f16(low >> 16),
+             kernels::float_of_f16(high & 0xffffu), kernels::float_of_f16(high >> 16)}};
+  }
+  TWOFOLD_HD static F unsigned_bytes(const uint8_t* p) {
+    const uint32_t four = load_as<uint32_t>(p);
+    return {
+        {float(four & 0xffu), float((four >> 8) & 0xffu), float((four >> 16) & 0xffu), float(four >> 24)}};
+  }
+  TWOFOLD_HD static F signed_bytes(const uint8_t* p) {
+    const uint32_t four = load_as<uint32_t>(p);
+    return {{float(int8_t(four)), float(int8_t(four >> 8)), float(int8_t(four >> 16)),
+             float(int8_t(four >> 24))}};
+  }
+  TWOFOLD_HD static F mul(F a, const F& b) {
+#pragma unroll
+    for (int r = 0; r < kRowsOfLane; ++r) a.v[r] *= b.v[r];
+    return a;
+  }
+  TWOFOLD_HD static F negative(F v) {
+#pragma unroll
+    for (int r = 0; r < kRowsOfLane; ++r) v.v[r] = -v.v[r];
+    return v;
+  }
+};
+
+// Weight c of a row's step of floats.
+template <class Format>
+TWOFOLD_HD float weight_of(uint32_t word, int c) {
+  constexpr int kBits = 32 / Format::kStepColumns;
+  return Format::weight((word >> (kBits * c)) & (0xffffffffu >> (32 - kBits)));
 }
 
 // An encoded q8 row: i8 q[P], f32 scale[P / 32], i32 sum16[P / 16].
@@ -112,9 +157,9 @@ struct Q8Row {
   const uint8_t* row;
   int P;
 
-  TWOFOLD_HD uint32_t word(int column) const { return load<uint32_t>(row + column); }
-  TWOFOLD_HD float scale(int column) const { return load<float>(row + P + column / 32 * 4); }
-  TWOFOLD_HD int32_t sum16(int column) const { return load<int32_t>(row + P + P / 8 + column / 16 * 4); }
+  TWOFOLD_HD uint32_t word(int column) const { return load_as<uint32_t>(row + column); }
+  TWOFOLD_HD float scale(int column) const { return load_as<float>(row + P + column / 32 * 4); }
+  TWOFOLD_HD int32_t sum16(int column) const { return load_as<int32_t>(row + P + P / 8 + column / 16 * 4); }
   TWOFOLD_HD int32_t sum32(int column) const { return sum16(column) + sum16(column + 16); }
 };
 

@@ -185,7 +185,7 @@ __global__ void __launch_bounds__(kThreads) rope_store_kernel(QkvRows rows, KvPa
     out = cache + (place * pages.num_kv_heads + kv_head) * kHeadDim;
   }
 #pragma unroll
-  for (int j = 0; j < kElements; ++j) out[lane + 32 * j] = to_bf16(x[j]);
+  for (int j = 0; j < kElements; ++j) out[lane + 32 * j] = bf16_of_float(x[j]);
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
 // Source rows into panels: a transposition of 4-byte words, as fast as rows come from a disk.
-#include "source_blocks.h"
+#include "twofold/weight_format.h"
 
 namespace twofold::kernels {
 namespace {
@@ -11,7 +11,7 @@ constexpr int kChunkSteps = 64;  // taken from four rows at once: 8 KiB of a pan
 // What the rows that a panel misses are read from: zero weights, before and after their offset is added.
 alignas(16) constexpr uint8_t kZeros[4 * kChunkSteps] = {};
 struct Flipped {
-  uint8_t bytes[128];
+  uint8_t bytes[4 * kChunkSteps];
 };
 constexpr Flipped flipped_zeros() {
   Flipped all{};
@@ -65,14 +65,16 @@ void put_bytes(const uint8_t* const* rows, int num_rows, int64_t first, int64_t 
   }
 }
 
-void pack_fp8(const uint8_t* const* rows, const float* const* scales, int num_rows, int64_t columns,
-              uint8_t* panel) {
-  constexpr int64_t kColumns = 128, kBytes = 4224;
-  for (int64_t b = 0; b * kColumns < columns; ++b, panel += kBytes) {
+// A block after the other: the grid's scales of its rows, then their bytes.
+template <class Format>
+void pack_scaled_bytes(const uint8_t* const* rows, const float* const* scales, int num_rows, int64_t columns,
+                       uint8_t* panel) {
+  constexpr int64_t kColumns = Format::kPanelColumns;
+  for (int64_t b = 0; b * kColumns < columns; ++b, panel += Format::kPanelBytes) {
     const int64_t rest = columns - b * kColumns < kColumns ? columns - b * kColumns : kColumns;
-    if (rest < kColumns) std::memset(panel, 0, kBytes);
+    if (rest < kColumns) std::memset(panel, 0, Format::kPanelBytes);
     for (int r = 0; r < kPanelRows; ++r) store_as(panel + 4 * r, r < num_rows ? scales[r][b] : 0.0f);
-    put_bytes(rows, num_rows, b * kColumns, rest, panel + kStepBytes);
+    put_bytes(rows, num_rows, b * kColumns, rest, panel + Format::kHeaderBytes);
   }
 }
 
@@ -92,33 +94,63 @@ void put_plane(const uint32_t* rows, uint8_t* plane) {
   }
 }
 
-template <class Source>
+// The steps of a source block's row, unit after unit; in place, or in scratch.
+template <class Format>
+const uint8_t* steps_of(const uint8_t* block, uint8_t* scratch) {
+  if constexpr (requires { Format::steps(block, scratch); }) {
+    return Format::steps(block, scratch);
+  } else {
+    uint8_t u[Format::kBlockColumns];
+    uint8_t* const values = Format::kNibbles ? u : scratch;
+    for (int run = 0; run < Format::kRuns; ++run) Format::values(block, run, values + kRunColumns * run);
+    constexpr int kHalf = Format::kUnitColumns / 2;  // of a unit's columns are low nibbles
+    for (int i = 0; i < Format::kBlockColumns / 2 && Format::kNibbles; ++i) {
+      const uint8_t* low = values + i / kHalf * Format::kUnitColumns + i % kHalf;
+      scratch[i] = static_cast<uint8_t>((low[0] & 0xfu) | low[kHalf] << 4);
+    }
+    return scratch;
+  }
+}
+
+template <class Format>
+uint32_t plane_of(const uint8_t* block, int run, int index) {
+  if constexpr (requires { Format::plane(block, run, index); }) {
+    return Format::plane(block, run, index);
+  } else {
+    uint8_t u[kRunColumns];
+    Format::values(block, run, u);
+    return formats::bits_of(u, 4 + index);
+  }
+}
+
+template <class Format>
 void pack_blocks(const uint8_t* const* rows, int num_rows, int64_t columns, uint8_t* panel) {
-  using Panel = typename Source::Panel;
-  uint8_t scratch[kPanelRows][128];
-  for (int64_t b = 0; b < columns / Panel::kColumns; ++b, panel += Panel::kBytes) {
-    if (num_rows < kPanelRows) std::memset(panel, 0, Panel::kBytes);  // the scales of missing rows
+  // Without planes between them the units are one section.
+  constexpr int kSections = Format::kPlanes > 0 ? Format::kUnits : 1;
+  constexpr int kSteps = Format::kUnits * Format::kUnitSteps / kSections;
+  uint8_t scratch[kPanelRows][4 * Format::kUnits * Format::kUnitSteps];
+  for (int64_t b = 0; b < columns / Format::kBlockColumns; ++b, panel += Format::kPanelBytes) {
+    if (num_rows < kPanelRows) std::memset(panel, 0, Format::kPanelBytes);  // the scales of missing rows
     const uint8_t* at[kPanelRows];
     for (int r = 0; r < kPanelRows; ++r) {
-      at[r] = Source::kFlip != 0 ? kFlippedZeros.bytes : kZeros;
+      at[r] = Format::kFlip != 0 ? kFlippedZeros.bytes : kZeros;
       if (r >= num_rows) continue;
-      const uint8_t* block = rows[r] + b * Source::kBytes;
-      Source::put_scales(block, panel, r);
-      at[r] = Source::steps(block, scratch[r]);
+      const uint8_t* block = rows[r] + b * Format::kBlockBytes;
+      Format::put_scales(block, panel, r);
+      at[r] = steps_of<Format>(block, scratch[r]);
     }
-    for (int section = 0; section < Panel::kSections; ++section) {
-      put_steps<Source::kFlip>(at, Panel::kSectionSteps,
-                               panel + Panel::kFirstSection + section * Panel::kSectionBytes);
-      for (const uint8_t*& row : at) row += 4 * Panel::kSectionSteps;
+    for (int section = 0; section < kSections; ++section) {
+      put_steps<Format::kFlip>(at, kSteps, panel + Format::steps_at(section));
+      for (const uint8_t*& row : at) row += 4 * kSteps;
     }
-    if constexpr (requires { Source::plane(nullptr, 0, 0); }) {
-      for (int run = 0; run < 8; ++run) {
-        for (int index = 0; index < Panel::kPlanes; ++index) {
-          uint32_t bits[kPanelRows] = {};
-          for (int r = 0; r < num_rows; ++r)
-            bits[r] = Source::plane(rows[r] + b * Source::kBytes, run, index);
-          put_plane(bits, panel + Panel::plane(run, index));
+    for (int run = 0; run < Format::kRuns && Format::kPlanes > 0; ++run) {
+      for (int index = 0; index < Format::kPlanes; ++index) {
+        uint32_t bits[kPanelRows] = {};
+        for (int r = 0; r < num_rows; ++r) {
+          bits[r] = plane_of<Format>(rows[r] + b * Format::kBlockBytes, run, index);
         }
+        const int unit = run / Format::kUnitRuns, odd = run % Format::kUnitRuns;
+        put_plane(bits, panel + Format::planes_at(unit) + Format::plane_at(odd, index));
       }
     }
   }
@@ -131,29 +163,15 @@ void pack_panel(WeightFormat format, const void* const* source_rows, const float
   const uint8_t* rows[kPanelRows];
   for (int r = 0; r < num_rows; ++r) rows[r] = static_cast<const uint8_t*>(source_rows[r]);
   uint8_t* to = static_cast<uint8_t*>(panel);
-  switch (format) {
-    case WeightFormat::kF32:
-      return put_bytes(rows, num_rows, 0, 4 * columns, to);
-    case WeightFormat::kF16:
-    case WeightFormat::kBF16:
-      return put_bytes(rows, num_rows, 0, 2 * columns, to);
-    case WeightFormat::kFP8:
-      return pack_fp8(rows, scales, num_rows, columns, to);
-    case WeightFormat::kQ8_0:
-      return pack_blocks<SourceQ8_0>(rows, num_rows, columns, to);
-    case WeightFormat::kQ4_0:
-      return pack_blocks<SourceQ4_0>(rows, num_rows, columns, to);
-    case WeightFormat::kQ4_K:
-      return pack_blocks<SourceQ4_K>(rows, num_rows, columns, to);
-    case WeightFormat::kQ5_K:
-      return pack_blocks<SourceQ5_K>(rows, num_rows, columns, to);
-    case WeightFormat::kQ6_K:
-      return pack_blocks<SourceQ6_K>(rows, num_rows, columns, to);
-    case WeightFormat::kInt8:
-      return pack_blocks<SourceInt8>(rows, num_rows, columns, to);
-    case WeightFormat::kInt4:
-      return pack_blocks<SourceInt4>(rows, num_rows, columns, to);
-  }
+  with_format(format, [&]<class Format>(Format) {
+    if constexpr (is_integer<Format>) {
+      pack_blocks<Format>(rows, num_rows, columns, to);
+    } else if constexpr (requires { Format::kScaleGrid; }) {
+      pack_scaled_bytes<Format>(rows, scales, num_rows, columns, to);
+    } else {
+      put_bytes(rows, num_rows, 0, Format::kBlockBytes * columns, to);
+    }
+  });
 }
 
 }  // namespace twofold::kernels

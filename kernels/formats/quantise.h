@@ -1,9 +1,8 @@
-// What the quantisers share: rounding to the small float types, and the blocks of one format per function.
+// What the quantisers of formats (quantise() of each) share: rounding to f16.
 #pragma once
 #include <bit>
 #include <cstdint>
 
-#include "elements.h"
 #include "quantise_fit.h"
 #include "twofold/weight_format.h"
 
@@ -24,22 +23,11 @@ inline uint16_t f16_of_float(float value) {
   return static_cast<uint16_t>(sign | rounded >> 13);
 }
 
-inline uint16_t bf16_of_float(float value) {
-  const uint32_t bits = std::bit_cast<uint32_t>(value);
-  if ((bits & 0x7fffffffu) > 0x7f800000u) return static_cast<uint16_t>(bits >> 16 | 0x40u);
-  return static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
-}
-
 // A scale as blocks store it: never infinite, so that too large a weight is wrong by itself and does not
 // spoil others.
 inline uint16_t stored_f16(float value) {
   const uint16_t bits = f16_of_float(value);
   return (bits & 0x7fffu) == 0x7c00u ? static_cast<uint16_t>(bits - 1u) : bits;
 }
-
-// One block of 256 weights each; w weighs the errors.
-void quantise_q4_k(const float* x, const float* w, uint8_t* block);
-void quantise_q5_k(const float* x, const float* w, uint8_t* block);
-void quantise_q6_k(const float* x, const float* w, uint8_t* block);
 
 }  // namespace twofold::kernels

@@ -196,13 +196,13 @@ ScaledBlock fit_scaled_block(const float* x, const float* w) {
 
 }  // namespace
 
-void quantise_q4_k(const float* x, const float* w, uint8_t* block) {
+void formats::Q4_K::quantise(const float* x, const float* w, uint8_t* block) {
   const AffineBlock best = fitted<fit_affine_block>(x, w, 15);
   put_affine_head(best, block);
   put_nibbles(best, block + 16);
 }
 
-void quantise_q5_k(const float* x, const float* w, uint8_t* block) {
+void formats::Q5_K::quantise(const float* x, const float* w, uint8_t* block) {
   const AffineBlock best = fitted<fit_affine_block>(x, w, 31);
   put_affine_head(best, block);
   for (int i = 0; i < 32; ++i) {
@@ -213,7 +213,7 @@ void quantise_q5_k(const float* x, const float* w, uint8_t* block) {
   put_nibbles(best, block + 48);
 }
 
-void quantise_q6_k(const float* x, const float* w, uint8_t* block) {
+void formats::Q6_K::quantise(const float* x, const float* w, uint8_t* block) {
   const ScaledBlock best = fitted<fit_scaled_block>(x, w);
   for (int half = 0; half < 2; ++half) {
     const uint8_t* q = best.q + 128 * half;

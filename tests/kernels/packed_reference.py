@@ -11,22 +11,36 @@ from twofold._core import kernels
 from twofold.weights.weight_format import WeightMatrix, element_type
 
 U8 = NDArray[np.uint8]
-FORMATS: dict[str, tuple[int, int, int, int]] = kernels.formats()
-GGUF_FORMATS = {"q8_0": "Q8_0", "q4_0": "Q4_0", "q4_k": "Q4_K", "q5_k": "Q5_K", "q6_k": "Q6_K"}
-# Where a block of each format keeps its f16 scales; everything else in it may be any byte.
-F16_AT = {
-    "q8_0": [0],
-    "q4_0": [0],
-    "q4_k": [0, 2],
-    "q5_k": [0, 2],
-    "q6_k": [208],
-    "int8": [0],
-    "int4": [0, 2],
+FORMATS: dict[str, tuple[int, int, int, int, int, str, bool]] = kernels.formats()
+GGUF_FORMATS = {name: gguf for name, (columns, *_, gguf, _) in FORMATS.items() if gguf and columns > 1}
+
+
+@dataclass(frozen=True)
+class Block:
+    """What a random block needs to know of its format."""
+
+    f16_at: tuple[int, ...]
+    """Where it keeps its f16 scales; everything else in it may be any byte."""
+    size: float
+    """Of the scales, such that the weights are of size about 1."""
+    signed: bool = False
+    """Whether scales may be negative."""
+
+
+BLOCKS = {
+    "q8_0": Block((0,), 1 / 74, signed=True),
+    "q4_0": Block((0,), 1 / 5, signed=True),
+    "q4_k": Block((0, 2), 1 / 250),
+    "q5_k": Block((0, 2), 1 / 500),
+    "q6_k": Block((208,), 1 / 1400),
+    "int8": Block((0,), 1 / 74, signed=True),
+    "int4": Block((0, 2), 1 / 5, signed=True),
 }
-# Such that the weights are of size about 1.
-F16_SIZE = {
-    "q8_0": 1 / 74, "q4_0": 1 / 5, "q4_k": 1 / 250, "q5_k": 1 / 500, "q6_k": 1 / 1400, "int8": 1 / 74, "int4": 1 / 5,
-}  # fmt: skip
+
+
+def f16_bytes(format_name: str) -> list[int]:
+    """The bytes of a block that hold f16 scales."""
+    return [byte for at in BLOCKS[format_name].f16_at for byte in (at, at + 1)]
 
 
 @dataclass(frozen=True)
@@ -73,9 +87,10 @@ def random_rows(rng: np.random.Generator, format_name: str, rows: int, columns: 
         data[(data & 0x7F) == 0x7F] = 0x38  # NaN is refused at load
         grid = (-(-rows // 128), -(-columns // 128))
         return Rows(format_name, columns, data, rng.uniform(0.5, 2, grid).astype(np.float32) / 100)
-    for at in F16_AT[format_name]:
-        scales = F16_SIZE[format_name] * rng.uniform(0.3, 1, data.shape[:2])
-        if format_name in ("q8_0", "q4_0", "int8", "int4"):
+    block = BLOCKS[format_name]
+    for at in block.f16_at:
+        scales = block.size * rng.uniform(0.3, 1, data.shape[:2])
+        if block.signed:
             scales *= rng.choice([-1, 1], scales.shape)
         data[..., at : at + 2] = scales.astype(np.float16)[..., None].view(np.uint8)
     return Rows(format_name, columns, data.reshape(rows, -1))

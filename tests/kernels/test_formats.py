@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import format_table
 import numpy as np
 import pytest
-from packed_reference import FORMATS, GGUF_FORMATS, Rows, fitting_columns, plain_values, random_rows
+from packed_reference import BLOCKS, FORMATS, GGUF_FORMATS, Rows, fitting_columns, plain_values, random_rows
 from twofold._core import kernels
 from twofold.api.errors import ConfigError, KernelError
+
+
+def test_pythons_table_is_what_the_headers_say() -> None:
+    assert format_table.TABLE.read_text(encoding="utf-8") == format_table.text(), "run format_table.py"
+    assert set(BLOCKS) == {name for name, (columns, *_) in FORMATS.items() if columns > 1}
 
 
 @pytest.mark.parametrize("name", sorted(GGUF_FORMATS))

@@ -9,11 +9,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from kernel_reference import F32
-from packed_reference import F16_AT, FORMATS, Rows, fitting_columns, random_rows
+from packed_reference import BLOCKS, FORMATS, Rows, f16_bytes, fitting_columns, random_rows
 from twofold._core import kernels
 
 SUPPORTED = kernels.supported_levels()
-INTEGER_FORMATS = list(F16_AT)
+INTEGER_FORMATS = list(BLOCKS)
 CASES = pytest.mark.parametrize(
     ("level", "name"), [(level, name) for level in kernels.levels()[1:] for name in INTEGER_FORMATS]
 )
@@ -90,7 +90,7 @@ def test_codes_and_activations_at_their_ends(level: str, name: str) -> None:
     columns, fills = 512, [0x00, 0xFF, 0x0F, 0xF0, 0x80, 0x7F]
     rows = random_rows(np.random.default_rng(0), name, len(fills), columns)
     blocks = rows.data.reshape(len(fills), -1, FORMATS[name][1]).copy()
-    kept = sorted({byte for at in F16_AT[name] for byte in (at, at + 1)})
+    kept = f16_bytes(name)
     f16_scales = blocks[..., kept]
     for row, fill in enumerate(fills):
         blocks[row] = fill

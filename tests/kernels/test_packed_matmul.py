@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from kernel_reference import F32
-from packed_reference import FORMATS, Rows, decoded, fitting_columns, random_rows
+from packed_reference import BLOCKS, FORMATS, Rows, decoded, f16_bytes, fitting_columns, random_rows
 from twofold._core import kernels
 
 from tests.kernel_levels import EMULATIONS, runnable
@@ -117,18 +117,14 @@ def test_extreme_weights_and_activations(level: str, name: str) -> None:
     """Codes at both ends against activations at both ends: no sum of integers may saturate or wrap."""
     need_own_kernel(level, name)
     columns = 512
-    if name in ("f32", "f16", "bf16", "fp8"):
+    if name not in BLOCKS:
         pytest.skip("no integers")
     data = random_rows(np.random.default_rng(0), name, 4, columns).data.copy()
-    block = FORMATS[name][1]
-    codes = data.reshape(4, -1, block)
-    keep = {"q8_0": 2, "q4_0": 2, "q4_k": 4, "q5_k": 4, "int8": 2, "int4": 4}.get(name)
+    codes = data.reshape(4, -1, FORMATS[name][1])
+    codes_at = [at for at in range(codes.shape[-1]) if at not in f16_bytes(name)]
     fills = [0x00, 0xFF, 0x80, 0x7F]
     for row, fill in enumerate(fills):
-        if keep is None:  # q6_k: scales at the end
-            codes[row, :, :208] = fill
-        else:
-            codes[row, :, keep:] = fill
+        codes[row][:, codes_at] = fill
     rows = Rows(name, columns, codes.reshape(4, -1))
     x = np.ones((3, columns), np.float32)
     x[1] = -1

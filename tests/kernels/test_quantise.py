@@ -8,13 +8,13 @@ import gguf
 import numpy as np
 import numpy.typing as npt
 import pytest
+from packed_reference import BLOCKS, GGUF_FORMATS
 from twofold.api.errors import ConfigError, KernelError
 from twofold.blocks import ops
 from twofold.weights.weight_format import FORMATS, WeightMatrix, source_row_bytes
 
 F32 = npt.NDArray[np.float32]
-GGUF_TYPES = {"q8_0": "Q8_0", "q4_0": "Q4_0", "q4_k": "Q4_K", "q5_k": "Q5_K", "q6_k": "Q6_K"}
-BLOCK_FORMATS = [*GGUF_TYPES, "int8", "int4"]
+BLOCK_FORMATS = [name for name in BLOCKS if FORMATS[name].quantised]
 # Root mean square error of llama.cpp's quantiser (ggml_quantize_chunk, llama-cpp-python 0.3.36, no importance) on
 # `normal_rows()`.
 GGML_RMS = {"q8_0": 5.3656e-3, "q4_0": 8.6186e-2, "q4_k": 7.1426e-2, "q5_k": 3.6268e-2, "q6_k": 1.7767e-2}
@@ -30,9 +30,9 @@ def normal_rows(rows: int = 64, columns: int = 1024) -> F32:
 
 
 def by_definition(rows: npt.NDArray[np.uint8], format: str, columns: int) -> F32:
-    """The weights, by the gguf package or (int8, int4) by the words of weight_format.h."""
-    if format in GGUF_TYPES:
-        return gguf.dequantize(rows, gguf.GGMLQuantizationType[GGUF_TYPES[format]])
+    """The weights, by the gguf package or (int8, int4) by the words of their headers."""
+    if format in GGUF_FORMATS:
+        return gguf.dequantize(rows, gguf.GGMLQuantizationType[GGUF_FORMATS[format]])
     layout = FORMATS[format]
     blocks = rows.reshape(len(rows), -1, layout.block_bytes)
     halves = np.ascontiguousarray(blocks[..., :4]).view(np.float16).astype(np.float32)

@@ -15,7 +15,7 @@ using test::PackedMatrix;
 
 namespace {
 
-float bf16(float value) { return float_of_bits(uint32_t(to_bf16(value)) << 16); }
+float bf16(float value) { return float_of_bits(uint32_t(bf16_of_float(value)) << 16); }
 
 // mma.m16n8k16, from the lanes' registers as the instruction's manual lays them out.
 void play_multiply(const uint32_t (&a)[32][4], const uint32_t (&b)[32][2], float (&c)[32][4]) {
@@ -171,29 +171,14 @@ void check_dequantise() {
 }  // namespace
 
 CASE(dequantised_weights_are_those_that_were_packed) {
-  check_dequantise<WeightFormat::kF32>();
-  check_dequantise<WeightFormat::kF16>();
-  check_dequantise<WeightFormat::kBF16>();
-  check_dequantise<WeightFormat::kFP8>();
-  check_dequantise<WeightFormat::kQ8_0>();
-  check_dequantise<WeightFormat::kQ4_0>();
-  check_dequantise<WeightFormat::kInt8>();
-  check_dequantise<WeightFormat::kInt4>();
-  check_dequantise<WeightFormat::kQ4_K>();
-  check_dequantise<WeightFormat::kQ5_K>();
-  check_dequantise<WeightFormat::kQ6_K>();
+  kernels::for_each_format([]<class Format>(Format) { check_dequantise<kernels::kNumberOf<Format>>(); });
 }
 
-CASE(grouped_product_f16) { check_format<WeightFormat::kF16>(); }
-CASE(grouped_product_bf16) { check_format<WeightFormat::kBF16>(); }
-CASE(grouped_product_fp8) { check_format<WeightFormat::kFP8>(); }
-CASE(grouped_product_q8_0) { check_format<WeightFormat::kQ8_0>(); }
-CASE(grouped_product_q4_0) { check_format<WeightFormat::kQ4_0>(); }
-CASE(grouped_product_int8) { check_format<WeightFormat::kInt8>(); }
-CASE(grouped_product_int4) { check_format<WeightFormat::kInt4>(); }
-CASE(grouped_product_q4_k) { check_format<WeightFormat::kQ4_K>(); }
-CASE(grouped_product_q5_k) { check_format<WeightFormat::kQ5_K>(); }
-CASE(grouped_product_q6_k) { check_format<WeightFormat::kQ6_K>(); }
+// f32 is not for tensor cores, but its panels go the same way.
+#define TWOFOLD_FORMAT(name) \
+  CASE(grouped_product_##name) { check_format<WeightFormat::k##name>(); }
+TWOFOLD_WEIGHT_FORMATS(TWOFOLD_FORMAT)
+#undef TWOFOLD_FORMAT
 
 CASE(shared_words_are_distinct_and_fragments_meet_all_banks) {
   std::set<int> words;

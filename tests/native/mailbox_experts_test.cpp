@@ -38,7 +38,7 @@ struct Fixture {
         where.push_back(uint8_t(random() % cuda::kNobody));
       }
     }
-    for (int i = 0; i < kTokens * kHidden; ++i) activations.push_back(cuda::to_bf16(normal(random)));
+    for (int i = 0; i < kTokens * kHidden; ++i) activations.push_back(cuda::bf16_of_float(normal(random)));
     results.assign(size_t(kTokens * kHidden), NAN);
   }
 

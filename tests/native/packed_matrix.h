@@ -41,7 +41,7 @@ struct PackedMatrix {
     weights.resize(size_t(rows) * size_t(columns));
     for (int r = 0; r < rows; ++r)
       k::dequantise_row(format, source.data() + size_t(r) * row_bytes,
-                        format == WeightFormat::kFP8 ? scales_of(r) : nullptr, columns,
+                        k::layout_of(format).scale_grid ? scales_of(r) : nullptr, columns,
                         weights.data() + size_t(r) * size_t(columns));
     const size_t panel = size_t(k::panel_bytes(format, columns));
     const size_t bytes = panel * size_t(k::num_panels(rows));
@@ -54,7 +54,7 @@ struct PackedMatrix {
         pointers[r] = source.data() + size_t(32 * p + r) * row_bytes;
         of_rows[r] = scales_of(32 * p + r);
       }
-      k::pack_panel(format, pointers, format == WeightFormat::kFP8 ? of_rows : nullptr, count, columns,
+      k::pack_panel(format, pointers, k::layout_of(format).scale_grid ? of_rows : nullptr, count, columns,
                     data() + panel * size_t(p));
     }
   }
@@ -67,38 +67,19 @@ struct PackedMatrix {
       const uint16_t bits = uint16_t(0x2000 + random() % 0x0800);
       std::memcpy(row + at, &bits, 2);
     };
-    const size_t block = size_t(twofold::kernels::layout_of(format).block_bytes);
-    for (size_t at = 0; at < row_bytes; at += block) {
-      const float value = normal(random) * 0.1f + 0.02f;
-      switch (format) {
-        case WeightFormat::kF32:
-          std::memcpy(row + at, &value, 4);
-          break;
-        case WeightFormat::kBF16: {
-          const uint16_t bits = twofold::cuda::to_bf16(value);
-          std::memcpy(row + at, &bits, 2);
-          break;
-        }
-        case WeightFormat::kF16:
-          half(at);
-          row[at + 1] = uint8_t(row[at + 1] | (random() % 2 << 7));
-          break;
-        case WeightFormat::kFP8:
+    twofold::kernels::with_format(format, [&]<class Format>(Format) {
+      for (size_t at = 0; at < row_bytes; at += size_t(Format::kBlockBytes)) {
+        const float value = normal(random) * 0.1f + 0.02f;
+        if constexpr (twofold::kernels::is_integer<Format>) {
+          half(at + Format::kScaleAt);
+          if constexpr (Format::kMin) half(at + Format::kMinAt);
+        } else if constexpr (requires { Format::kScaleGrid; }) {
           if ((row[at] & 0x7f) == 0x7f) row[at] ^= 1;  // no NaN
-          break;
-        case WeightFormat::kQ6_K:
-          half(at + 208);
-          break;
-        case WeightFormat::kQ4_K:
-        case WeightFormat::kQ5_K:
-        case WeightFormat::kInt4:
-          half(at);
-          half(at + 2);
-          break;
-        default:
-          half(at);
+        } else {
+          Format::quantise(&value, nullptr, row + at);
+        }
       }
-    }
+    });
   }
 
   uint8_t* data() {
@@ -127,10 +108,10 @@ struct EncodedRows {
       uint8_t* row = bytes.data() + size_t(t) * size_t(row_bytes);
       std::vector<float> x(size_t(P), 0.0f);
       for (int c = 0; c < columns; ++c)
-        x[size_t(c)] = cuda::float_of_bits(uint32_t(cuda::to_bf16(normal(random))) << 16);
+        x[size_t(c)] = cuda::float_of_bits(uint32_t(cuda::bf16_of_float(normal(random))) << 16);
       if (kind == ActivationKind::kF32) std::memcpy(row, x.data(), size_t(P) * 4);
       for (int c = 0; c < P && kind == ActivationKind::kBF16; ++c) {
-        const uint16_t bits = cuda::to_bf16(x[size_t(c)]);
+        const uint16_t bits = cuda::bf16_of_float(x[size_t(c)]);
         std::memcpy(row + 2 * c, &bits, 2);
       }
       for (int run = 0; run < P / 32 && kind == ActivationKind::kQ8; ++run) {

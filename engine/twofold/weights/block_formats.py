@@ -4,7 +4,7 @@
                             "tensors": {"model.layers.0.self_attn.q_proj.weight": "q4_k", …}}
 
 Such a tensor is stored as U8 with the bytes of a row as its last dimension; a row's blocks are those of
-kernels/include/twofold/weight_format.h.
+kernels/include/twofold/formats/.
 """
 
 from __future__ import annotations
@@ -17,11 +17,10 @@ from typing import Any, Final
 from twofold.api.errors import ModelLoadError
 from twofold.weights.json_file import Fields
 from twofold.weights.tensor_source import TensorEntry
-from twofold.weights.weight_format import FORMATS
+from twofold.weights.weight_format import BLOCK_FORMATS, FORMATS
 
 QUANT_METHOD: Final = "twofold"
 VERSION: Final = 1
-BLOCK_FORMATS: Final = tuple(name for name in FORMATS if name not in ("f32", "f16", "bf16", "fp8"))
 
 
 def quantization_config(formats: Mapping[str, str], fingerprint: str) -> dict[str, Any]:

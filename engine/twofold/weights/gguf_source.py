@@ -23,16 +23,13 @@ from twofold.api.errors import ModelLoadError
 from twofold.weights.gguf_file import GgufFile, GgufTensor
 from twofold.weights.tensor_source import TensorEntry, TensorSource
 from twofold.weights.tensor_spec import TensorSpec
-from twofold.weights.weight_format import source_row_bytes
+from twofold.weights.weight_format import FORMATS, source_row_bytes
 
 U8 = npt.NDArray[np.uint8]
 
 _FORMATS: Final[Mapping[str, str]] = MappingProxyType(
-    {
-        "F32": "f32", "F16": "f16", "BF16": "bf16", "Q8_0": "q8_0", "Q4_0": "q4_0",
-        "Q4_K": "q4_k", "Q5_K": "q5_k", "Q6_K": "q6_k",
-    }
-)  # fmt: skip
+    {layout.gguf: name for name, layout in FORMATS.items() if layout.gguf}
+)
 
 
 class GgufSource(TensorSource):

@@ -1,7 +1,7 @@
 """The formats a weight matrix may have, and a matrix as a file holds it.
 
-The table is that of `kernels/include/twofold/weight_format.h` (a test compares them); it is here again because sizes
-are asked for where the native modules are not built. Reads no file and packs nothing.
+The table is made from the headers of the formats (`kernels/include/twofold/formats/`), and a test compares the two; it
+is here again because sizes are asked for where the native modules are not built. Reads no file and packs nothing.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from twofold.weights.format_table import TABLE
+
 PANEL_ROWS: Final = 32
 SCALE_GRID: Final = 128
 """fp8: one scale for 128 x 128 weights."""
@@ -21,29 +23,24 @@ SCALE_GRID: Final = 128
 
 @dataclass(frozen=True)
 class FormatLayout:
-    """Bytes of one format: in a file's rows, and packed for the kernels in panels of 32 rows."""
+    """One format: its bytes in a file's rows, and packed for the kernels in panels of 32 rows."""
 
     block_columns: int
     block_bytes: int
     panel_columns: int
     panel_block_bytes: int
+    scale_grid: int
+    """Rows and columns of weights that share a float32 scale outside the rows; 0: none do."""
+    gguf: str
+    """Its type in GGUF; empty: none."""
+    quantised: bool
+    """Whether `ops.quantise_rows` makes it."""
 
 
 FORMATS: Final[Mapping[str, FormatLayout]] = MappingProxyType(
-    {
-        "f32": FormatLayout(1, 4, 1, 128),
-        "f16": FormatLayout(1, 2, 2, 128),
-        "bf16": FormatLayout(1, 2, 2, 128),
-        "fp8": FormatLayout(1, 1, 128, 4224),
-        "q8_0": FormatLayout(32, 34, 32, 1088),
-        "q4_0": FormatLayout(32, 18, 32, 576),
-        "q4_k": FormatLayout(256, 144, 256, 4736),
-        "q5_k": FormatLayout(256, 176, 256, 5760),
-        "q6_k": FormatLayout(256, 210, 256, 6720),
-        "int8": FormatLayout(128, 130, 128, 4160),
-        "int4": FormatLayout(64, 36, 64, 1152),
-    }
+    {row[0]: FormatLayout(*row[1:]) for row in TABLE}
 )
+BLOCK_FORMATS: Final = tuple(name for name, layout in FORMATS.items() if layout.block_columns > 1)
 _ELEMENTS: Final[Mapping[str, np.dtype[Any]]] = MappingProxyType(
     {"f32": np.dtype(np.float32), "f16": np.dtype(np.uint16), "bf16": np.dtype(np.uint16)}
 )
@@ -76,7 +73,8 @@ class WeightMatrix:
     """A matrix as a file holds it, usually a view of the mapped file. Rows may lie apart; a row is contiguous.
 
     `data` is [rows, elements of a row], of `element_type(format)`: one for each column, or the row's bytes.
-    `scales` belong to fp8 only: float32 [rows / 128, columns / 128], rounded up; row r has those of scales[r // 128].
+    `scales` belong to fp8 only (a scale grid): float32 [rows / 128, columns / 128], rounded up; row r has those of
+    scales[r // 128].
 
     Raises ValueError when these do not fit one another.
     """
@@ -98,7 +96,7 @@ class WeightMatrix:
             )
         if width > 1 and self.data.strides[1] != element.itemsize:
             raise ValueError("the elements of a row lie apart; expected contiguous rows")
-        if (self.scales is None) != (self.format != "fp8"):
+        if (self.scales is None) != (FORMATS[self.format].scale_grid == 0):
             raise ValueError(f"format {self.format} with{'out' if self.scales is None else ''} scales")
         if self.scales is not None:
             grid = (-(-self.rows // SCALE_GRID), -(-self.columns // SCALE_GRID))

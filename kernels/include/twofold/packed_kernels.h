@@ -15,9 +15,6 @@
 
 namespace twofold::kernels {
 
-enum class ActivationKind : uint8_t { kF32, kBF16, kQ8 };
-inline constexpr int kNumActivationKinds = 3;
-
 // Bytes of one encoded row of K columns, a multiple of 64. Rows may lie further apart.
 //   f32, bf16: K elements, zeros to a multiple of 256 columns.
 //   q8: i8 q[P], f32 scale[P / 32], i32 sum16[P / 16] (of q, per run of 16), P = K rounded up to 256;

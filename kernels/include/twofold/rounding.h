@@ -23,17 +23,14 @@ namespace twofold::kernels {
 enum class Rounding : uint8_t { kOfLevel, kOfDevice };
 
 // What a device's decode kernels multiply weights of a format with.
-constexpr ActivationKind device_activation(WeightFormat format) {
-  switch (format) {
-    case WeightFormat::kF32:
-    case WeightFormat::kF16:
-      return ActivationKind::kF32;
-    case WeightFormat::kBF16:
-    case WeightFormat::kFP8:
-      return ActivationKind::kBF16;
-    default:
+TWOFOLD_HD constexpr ActivationKind device_activation(WeightFormat format) {
+  return with_format(format, []<class Format>(Format) {
+    if constexpr (is_integer<Format>) {
       return ActivationKind::kQ8;
-  }
+    } else {
+      return Format::kDeviceActivation;
+    }
+  });
 }
 
 // What the CPU rounds h to, of an expert whose down matrix has this format and whose kernel takes `of_level`.

@@ -20,9 +20,9 @@ from twofold.blocks import ops
 from twofold.blocks.block import Block, BlockWeights, ExpertBlock
 from twofold.models.model_files import ModelFiles
 from twofold.weights.tensor_spec import TensorSpec
-from twofold.weights.weight_format import FORMATS, SCALE_GRID, WeightMatrix, source_row_bytes
+from twofold.weights.weight_format import BLOCK_FORMATS, FORMATS, SCALE_GRID, WeightMatrix, source_row_bytes
 
-TARGETS: Final = ("int8", "int4", "q8_0", "q4_0", "q4_k", "q5_k", "q6_k")
+TARGETS: Final = tuple(name for name in BLOCK_FORMATS if FORMATS[name].quantised)
 """What a model can be quantised to."""
 HEAD_FORMAT: Final = "q8_0"
 FALLBACKS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
@@ -32,8 +32,6 @@ FALLBACKS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "q6_k": ("q8_0",),
         "int8": ("q8_0",),
         "int4": ("q4_0",),
-        "q8_0": (),
-        "q4_0": (),
     }
 )
 CHUNK_WEIGHTS: Final = 4 * 1024 * 1024
@@ -92,7 +90,7 @@ def make_recipe(files: ModelFiles, target: str, team: ops.ThreadTeam) -> Recipe:
 
 def format_for(target: str, columns: int, plain: str) -> str:
     """`target`, or the best format below it whose blocks fill rows of `columns`; `plain` where none does."""
-    for format in (target, *FALLBACKS[target]):
+    for format in (target, *FALLBACKS.get(target, ())):
         if columns % FORMATS[format].block_columns == 0:
             return format
     return plain

@@ -1,0 +1,17 @@
+"""Made by tests/kernels/format_table.py from the headers of the formats; fields as in FormatLayout."""
+
+from typing import Final
+
+TABLE: Final[tuple[tuple[str, int, int, int, int, int, str, bool], ...]] = (
+    ("f32", 1, 4, 1, 128, 0, "F32", True),
+    ("f16", 1, 2, 2, 128, 0, "F16", True),
+    ("bf16", 1, 2, 2, 128, 0, "BF16", True),
+    ("fp8", 1, 1, 128, 4224, 128, "", False),
+    ("q8_0", 32, 34, 32, 1088, 0, "Q8_0", True),
+    ("q4_0", 32, 18, 32, 576, 0, "Q4_0", True),
+    ("q4_k", 256, 144, 256, 4736, 0, "Q4_K", True),
+    ("q5_k", 256, 176, 256, 5760, 0, "Q5_K", True),
+    ("q6_k", 256, 210, 256, 6720, 0, "Q6_K", True),
+    ("int8", 128, 130, 128, 4160, 0, "", True),
+    ("int4", 64, 36, 64, 1152, 0, "", True),
+)

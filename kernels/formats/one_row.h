@@ -1,0 +1,44 @@
+// A vector of one row (formats/panel.h): how scalar code reads panels.
+#pragma once
+#include "twofold/weight_format.h"
+
+namespace twofold::kernels {
+
+struct OneRow {
+  using I = uint32_t;
+  using F = float;
+  static constexpr int kLanes = 1, kBytes = 4;
+
+  static I load(const uint8_t* p) { return load_as<uint32_t>(p); }
+  static I low_nibbles(I v) { return v & 0x0f0f0f0fu; }
+  static I high_nibbles(I v) { return v >> 4 & 0x0f0f0f0fu; }
+  template <int kBit>
+  static I with_bit(I v, const uint8_t* plane, int row) {
+    const uint32_t four = plane[row / 2] >> (row % 2 * 4) & 0xfu;
+    return v | (four * 0x00204081u & 0x01010101u) * kBit;
+  }
+  static F half(const uint8_t* p) { return f16_at(p); }
+  static F unsigned_bytes(const uint8_t* p) { return *p; }
+  static F signed_bytes(const uint8_t* p) { return static_cast<int8_t>(*p); }
+  static F mul(F a, F b) { return a * b; }
+  static F negative(F v) { return -v; }
+};
+
+// The 32 unsigned weights of a row in a run of a panel block.
+template <class Format>
+void run_values(const uint8_t* panel, int row, int run, uint8_t* u) {
+  for (int step = 0; step < 8; ++step) {
+    store_as(u + 4 * step, Format::template bytes<OneRow>(panel, run / 2, run % 2, step, row));
+  }
+}
+
+// Of a format of elements: the bits of element k of a panel block's row.
+template <class Format>
+uint32_t element_bits(const uint8_t* panel, int row, int64_t k) {
+  constexpr int kBits = 32 / Format::kStepColumns;
+  const uint8_t* steps = panel + Format::kHeaderBytes;
+  const uint32_t word = load_as<uint32_t>(steps + k / Format::kStepColumns * kStepBytes + 4 * row);
+  return word >> (k % Format::kStepColumns * kBits) & (0xffffffffu >> (32 - kBits));
+}
+
+}  // namespace twofold::kernels

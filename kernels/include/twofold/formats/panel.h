@@ -1,0 +1,158 @@
+// What a format of integer weights consists of. A format is a struct of static members, one header each, that
+// packer, CPU kernels, CUDA kernels and the table of sizes are made from; registry.h lists them.
+//
+//   kName, kGguf     what files, flags and messages call it; the name of its type in GGUF, "" without one
+//   kBlockBytes      of a source row's block, which covers the columns of a panel block
+//   kScale, kZero    where its scales belong; what was added to make weights unsigned
+//   values(block, run, u)       the 32 unsigned weights of a run of a source block
+//   quantise(x, w, block)       a source block from float32, w weighing the errors; a format without is never written
+//   steps(block, scratch), kFlip, plane(block, run, index)     for packing: what values() would give, only faster
+// and, from Panel<columns, scales, bits>, what lies where in a panel block. `scales` is one of the structs
+// below or the format's own:
+//   kHeaderBytes, kMin          of the panel block's beginning; whether there are minima
+//   put_scales(block, panel, row)      copies those of a source block into a panel block
+//   scale<V>(panel, run, g), min<V>(panel, run, g), half_scale<V>(panel, run, half, g)      of the rows of a vector
+//   source_scale(block, run), source_min(block, run), source_half_scale(block, run, half)
+//
+// V is a vector of rows: g counts vectors from a panel's first row. kLanes rows, kBytes = 4 * kLanes bytes of
+// a step; I are those bytes, F a float for each row.
+//   load(p), low_nibbles(v), high_nibbles(v), with_bit<kBit>(v, plane, g): adds kBit to the weights whose bit is set
+//   half(p), unsigned_bytes(p), signed_bytes(p): an f16 or a byte for each row; mul(a, b), negative(v)
+#pragma once
+#include <cstdint>
+#include <cstring>
+
+#include "../host_device.h"
+#include "../numbers.h"
+
+namespace twofold::kernels {
+
+inline constexpr int kPanelRows = 32;
+inline constexpr int kStepBytes = 4 * kPanelRows;
+inline constexpr int kRunColumns = 32;
+inline constexpr int kPlaneBytes = kStepBytes;  // of one run's extra bits: 8 steps of 16 bytes
+
+// Where the scales of a run belong in the sum.
+enum class ScaleOf : uint8_t {
+  kRun,    // every run has its own: sum += (f * scale) * x_scale
+  kBlock,  // a panel block shares one: it multiplies the sum of the block's f * x_scale
+  kHalf,   // every 16 columns have their own
+};
+
+enum class ActivationKind : uint8_t { kF32, kBF16, kQ8 };
+inline constexpr int kNumActivationKinds = 3;
+
+template <class Format>
+inline constexpr bool is_integer = requires { Format::kScale; };
+
+namespace formats {
+
+// One f16 for each row, copied from byte kAt of its source block.
+template <int kAt>
+struct OneScale {
+  static constexpr int kHeaderBytes = 2 * kPanelRows, kScaleAt = kAt;
+  static constexpr bool kMin = false;
+  template <class V>
+  TWOFOLD_HD static typename V::F scale(const uint8_t* panel, int, int g) {
+    return V::half(panel + 2 * V::kLanes * g);
+  }
+  static float source_scale(const uint8_t* block, int) { return f16_at(block + kAt); }
+  static void put_scales(const uint8_t* block, uint8_t* panel, int row) {
+    std::memcpy(panel + 2 * row, block + kAt, 2);
+  }
+};
+
+// The same, and an f16 that is added to each weight.
+template <int kAt, int kMinFrom>
+struct ScaleAndMin : OneScale<kAt> {
+  static constexpr int kHeaderBytes = 4 * kPanelRows, kMinAt = kMinFrom;
+  static constexpr bool kMin = true;
+  template <class V>
+  TWOFOLD_HD static typename V::F min(const uint8_t* panel, int, int g) {
+    return V::half(panel + 2 * kPanelRows + 2 * V::kLanes * g);
+  }
+  static float source_min(const uint8_t* block, int) { return f16_at(block + kMinFrom); }
+  static void put_scales(const uint8_t* block, uint8_t* panel, int row) {
+    OneScale<kAt>::put_scales(block, panel, row);
+    std::memcpy(panel + 2 * kPanelRows + 2 * row, block + kMinFrom, 2);
+  }
+};
+
+// A panel block: the header of its scales, then its units. A unit is what shares steps: of 8 bits a run (8
+// steps); of fewer bits a pair of runs (8 steps of nibbles, low ones the first run, high ones the second) or,
+// in a block of one run, its two halves (4 steps). Before them lie planes, of bit 4 of each run of the unit,
+// then of bit 5: bit 4r + j of a plane's step s is the bit of row r's weight 4s + j.
+template <int kColumns, class Scales, int kWeightBits>
+struct Panel : Scales {
+  static constexpr int kBlockColumns = kColumns, kPanelColumns = kColumns, kBits = kWeightBits;
+  static constexpr int kRuns = kColumns / kRunColumns;
+  static constexpr bool kNibbles = kBits < 8;
+  static constexpr int kPlanes = kNibbles ? kBits - 4 : 0;  // of each run
+  static constexpr int kUnitRuns = kNibbles && kRuns > 1 ? 2 : 1;
+  static constexpr int kUnits = kRuns / kUnitRuns;
+  static constexpr int kUnitColumns = kUnitRuns * kRunColumns;
+  static constexpr int kUnitSteps = kUnitRuns * (kNibbles ? 4 : 8);
+  static constexpr int kUnitPlaneBytes = kUnitRuns * kPlanes * kPlaneBytes;
+  static constexpr int kUnitBytes = kUnitPlaneBytes + kUnitSteps * kStepBytes;
+  static constexpr int kPanelBytes = Scales::kHeaderBytes + kUnits * kUnitBytes;
+  static constexpr uint8_t kFlip = 0;
+
+  // Of a panel block: where a unit's planes begin, and its steps.
+  TWOFOLD_HD static constexpr int planes_at(int unit) { return Scales::kHeaderBytes + unit * kUnitBytes; }
+  TWOFOLD_HD static constexpr int steps_at(int unit) { return planes_at(unit) + kUnitPlaneBytes; }
+  // And within a unit's planes that of bit 4 + index.
+  TWOFOLD_HD static constexpr int plane_at(int odd, int index) {
+    return (index * kUnitRuns + odd) * kPlaneBytes;
+  }
+
+  // Columns 4 step ... 4 step + 3 of run 2 pair + odd, unsigned.
+  template <class V>
+  TWOFOLD_ALWAYS static typename V::I bytes(const uint8_t* panel, int pair, int odd, int step, int g) {
+    if constexpr (!kNibbles) {
+      return V::load(panel + steps_at(2 * pair + odd) + kStepBytes * step + V::kBytes * g);
+    } else if constexpr (kUnitRuns == 1) {
+      const typename V::I both = V::load(panel + steps_at(0) + kStepBytes * (step % 4) + V::kBytes * g);
+      return with_planes<V>(step < 4 ? V::low_nibbles(both) : V::high_nibbles(both), panel + planes_at(0), 0,
+                            step, g);
+    } else {
+      const typename V::I both = V::load(panel + steps_at(pair) + kStepBytes * step + V::kBytes * g);
+      return with_planes<V>(odd == 0 ? V::low_nibbles(both) : V::high_nibbles(both), panel + planes_at(pair),
+                            odd, step, g);
+    }
+  }
+
+  // The bits above the fourth, of the unit's planes.
+  template <class V>
+  TWOFOLD_ALWAYS static typename V::I with_planes(typename V::I v, const uint8_t* planes, int odd, int step,
+                                                  int g) {
+    if constexpr (kPlanes > 0) v = V::template with_bit<16>(v, planes + plane_at(odd, 0) + 16 * step, g);
+    if constexpr (kPlanes > 1) v = V::template with_bit<32>(v, planes + plane_at(odd, 1) + 16 * step, g);
+    return v;
+  }
+};
+
+// ---- what source blocks have in common ----
+
+// 32 signed bytes as the panel's.
+inline void read_signed(const uint8_t* from, uint8_t* u) {
+  for (int i = 0; i < kRunColumns; ++i) u[i] = from[i] ^ 0x80u;
+}
+
+// The low (shift 0) or high (4) nibbles of `count` bytes.
+inline void read_nibbles(const uint8_t* from, int shift, int count, uint8_t* u) {
+  for (int i = 0; i < count; ++i) u[i] = from[i] >> shift & 0xfu;
+}
+
+// Bit `bit` of 32 bytes, the first byte's lowest. Multiplying gathers the lowest bits of eight bytes in the
+// highest byte.
+inline uint32_t bits_of(const uint8_t* bytes, int bit) {
+  uint32_t bits = 0;
+  for (int i = 0; i < 4; ++i) {
+    const uint64_t eight = load_as<uint64_t>(bytes + 8 * i) >> bit & 0x0101010101010101u;
+    bits |= static_cast<uint32_t>(eight * 0x0102040810204080u >> 56) << (8 * i);
+  }
+  return bits;
+}
+
+}  // namespace formats
+}  // namespace twofold::kernels

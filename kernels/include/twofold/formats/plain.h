@@ -1,0 +1,55 @@
+// f32, f16 and bf16: rows of elements, read as they are. A panel block is one step: of each row as many
+// consecutive elements as fill 4 bytes.
+//
+//   f32        1 column : f32[32]
+//   f16, bf16  2 columns: u16[32][2]
+#pragma once
+#include "panel.h"
+
+namespace twofold::kernels::formats {
+
+template <int kElementBytes, ActivationKind kOnDevice>
+struct Plain {
+  static constexpr int kBlockColumns = 1, kBlockBytes = kElementBytes;
+  static constexpr int kStepColumns = 4 / kElementBytes, kPanelColumns = kStepColumns;
+  static constexpr int kHeaderBytes = 0, kPanelBytes = kStepBytes;
+  static constexpr float kFactor = 1.0f;  // of what widen() gives
+  static constexpr ActivationKind kDeviceActivation =
+      kOnDevice;  // what a device's decode kernels multiply it with
+};
+
+// weight(bits): an element. widen<V>(p, w): a vector of rows of one step, an F for each of its columns.
+struct F32 : Plain<4, ActivationKind::kF32> {
+  static constexpr const char *kName = "f32", *kGguf = "F32";
+  TWOFOLD_HD static float weight(uint32_t bits) { return float_of_bits(bits); }
+  static float value(uint32_t bits) { return weight(bits); }
+  template <class V>
+  static void widen(const uint8_t* p, typename V::F* w) {
+    w[0] = V::load(reinterpret_cast<const float*>(p));
+  }
+  static void quantise(const float* x, const float*, uint8_t* block) { store_as(block, *x); }
+};
+
+struct F16 : Plain<2, ActivationKind::kF32> {
+  static constexpr const char *kName = "f16", *kGguf = "F16";
+  TWOFOLD_HD static float weight(uint32_t bits) { return float_of_f16(bits); }
+  static float value(uint32_t bits) { return weight(bits); }
+  template <class V>
+  static void widen(const uint8_t* p, typename V::F* w) {
+    V::load_f16_step(p, w);
+  }
+  static void quantise(const float* x, const float*, uint8_t* block);
+};
+
+struct BF16 : Plain<2, ActivationKind::kBF16> {
+  static constexpr const char *kName = "bf16", *kGguf = "BF16";
+  TWOFOLD_HD static float weight(uint32_t bits) { return float_of_bf16(bits); }
+  static float value(uint32_t bits) { return weight(bits); }
+  template <class V>
+  static void widen(const uint8_t* p, typename V::F* w) {
+    V::load_bf16_step(p, w);
+  }
+  static void quantise(const float* x, const float*, uint8_t* block) { store_as(block, bf16_of_float(*x)); }
+};
+
+}  // namespace twofold::kernels::formats

@@ -1,0 +1,60 @@
+// GGUF's Q6_K: 256 columns, 6.5625 bits a weight.
+//
+//   source  u8 low[128]; u8 high[64]; i8 scale[16]; f16 d. Each half of 128 columns: the low nibbles of low[0..63] are
+//           columns 0-63, the high ones 64-127; bits 2r, 2r + 1 of high[i] belong to weight i of the half's run r.
+//   panel   f16 d[32]; i8 scale[16][32] (of runs of 16); for each pair p of runs of 32 columns: planes bit 4 of run 2p,
+//           bit 4 of run 2p + 1, bit 5 of run 2p, bit 5 of run 2p + 1, then 8 steps of nibbles
+//   weight = d * scale * (q - 32)
+#pragma once
+#include "panel.h"
+
+namespace twofold::kernels::formats {
+
+struct HalfScales {
+  static constexpr int kHeaderBytes = 576, kScaleAt = 208;
+  static constexpr bool kMin = false;
+
+  static float source_half_scale(const uint8_t* block, int run, int half) {
+    return f16_at(block + 208) * static_cast<float>(static_cast<int8_t>(block[192 + 2 * run + half]));
+  }
+  static void put_scales(const uint8_t* block, uint8_t* panel, int row) {
+    std::memcpy(panel + 2 * row, block + 208, 2);
+    for (int half_run = 0; half_run < 16; ++half_run) panel[64 + 32 * half_run + row] = block[192 + half_run];
+  }
+  // Of the first (half 0) or last 16 columns of a run.
+  template <class V>
+  TWOFOLD_HD static typename V::F half_scale(const uint8_t* panel, int run, int half, int g) {
+    return V::mul(V::half(panel + 2 * V::kLanes * g),
+                  V::signed_bytes(panel + 64 + 32 * (2 * run + half) + V::kLanes * g));
+  }
+};
+
+struct Q6_K : Panel<256, HalfScales, 6> {
+  static constexpr const char *kName = "q6_k", *kGguf = "Q6_K";
+  static constexpr int kBlockBytes = 210, kZero = 32;
+  static constexpr ScaleOf kScale = ScaleOf::kHalf;
+
+  static void values(const uint8_t* block, int run, uint8_t* u) {
+    const int r = run % 4;
+    const uint8_t* high = block + 128 + run / 4 * 32;
+    read_nibbles(block + run / 4 * 64 + r % 2 * 32, r / 2 * 4, 32, u);
+    for (int i = 0; i < 32; ++i) u[i] = static_cast<uint8_t>(u[i] | (high[i] >> (2 * r) & 3u) << 4);
+  }
+  static const uint8_t* steps(const uint8_t* block, uint8_t* scratch) {
+    for (int half = 0; half < 2; ++half) {
+      const uint8_t *first = block + 64 * half, *second = first + 32;
+      uint8_t* to = scratch + 64 * half;
+      for (int i = 0; i < 32; ++i) {
+        to[i] = static_cast<uint8_t>((first[i] & 0xfu) | second[i] << 4);
+        to[32 + i] = static_cast<uint8_t>(first[i] >> 4 | (second[i] & 0xf0u));
+      }
+    }
+    return scratch;
+  }
+  static uint32_t plane(const uint8_t* block, int run, int index) {
+    return bits_of(block + 128 + run / 4 * 32, run % 4 * 2 + index);
+  }
+  static void quantise(const float* x, const float* w, uint8_t* block);
+};
+
+}  // namespace twofold::kernels::formats
