@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from twofold.blocks.device_step import HeadShape, KvLayer
+from twofold.blocks.device_step import HeadShape, KvLayer, NativeKernels
 from twofold.blocks.router import Router
 
 
@@ -28,6 +28,8 @@ class PromptAttention:
 
 class TorchKernels(PromptAttention):
     """The operations in plain torch, for any device. Not fast, and `decode_attention` cannot be captured."""
+
+    native = None
 
     def route(self, logits: Tensor, router: Router, bias: Tensor | None) -> tuple[Tensor, Tensor]:
         """See `DeviceKernels.route`."""
@@ -135,16 +137,31 @@ class CudaKernels(PromptAttention):
 
     def __init__(self, max_length: int) -> None:
         """max_length: the longest sequence, which bounds the launches of attention."""
-        self._cuda: Any = importlib.import_module("twofold._cuda")
-        self._max_length = max_length
+        self.module: Any = importlib.import_module("twofold._cuda")
+        self.max_length = max_length
         self._workspaces: list[Tensor] = []  # those outgrown too: graphs hold their addresses
+
+    @property
+    def native(self) -> NativeKernels:
+        """See `DeviceKernels.native`."""
+        return self
+
+    def stream(self) -> int:
+        """See `NativeKernels.stream`."""
+        return stream()
+
+    def workspace(self, num_bytes: int, device: torch.device) -> Tensor:
+        """See `NativeKernels.workspace`."""
+        if not self._workspaces or self._workspaces[-1].numel() < num_bytes:
+            self._workspaces.append(torch.empty(num_bytes, dtype=torch.uint8, device=device))
+        return self._workspaces[-1]
 
     def route(self, logits: Tensor, router: Router, bias: Tensor | None) -> tuple[Tensor, Tensor]:
         """See `DeviceKernels.route`."""
         num_tokens, num_experts = logits.shape
         ids = torch.empty((num_tokens, router.top_k), dtype=torch.int32, device=logits.device)
         weights = torch.empty((num_tokens, router.top_k), dtype=torch.float32, device=logits.device)
-        self._cuda.route(
+        self.module.route(
             logits.data_ptr(), address(bias), num_tokens, num_experts, router.shape, ids.data_ptr(), weights.data_ptr(),
             stream(),
         )  # fmt: skip
@@ -161,7 +178,7 @@ class CudaKernels(PromptAttention):
     ) -> Tensor:
         """See `DeviceKernels.rope_store`."""
         q = torch.empty((len(qkv), shape.num_heads, shape.head_dim), dtype=torch.bfloat16, device=qkv.device)
-        self._cuda.rope_store(
+        self.module.rope_store(
             qkv.data_ptr(), len(qkv), shape.num_heads, address(norms[0]), address(norms[1]), shape.epsilon,
             angles[0].data_ptr(), angles[1].data_ptr(), shape.head_dim, places.data_ptr(), self._pages(kv),
             q.data_ptr(), stream(),
@@ -173,23 +190,24 @@ class CudaKernels(PromptAttention):
     ) -> Tensor:
         """See `DeviceKernels.decode_attention`."""
         num_sequences, max_pages = page_tables.shape
-        max_length = min(self._max_length, max_pages * kv.keys.shape[1])
-        num_bytes = self._cuda.attention_workspace_bytes(
+        max_length = min(self.max_length, max_pages * kv.keys.shape[1])
+        num_bytes = self.module.attention_workspace_bytes(
             num_sequences, shape.num_heads, shape.head_dim, max_length
         )
-        if not self._workspaces or self._workspaces[-1].numel() < num_bytes:
-            self._workspaces.append(torch.empty(num_bytes, dtype=torch.uint8, device=q.device))
+        workspace = self.workspace(num_bytes, q.device)
         out = torch.empty_like(q)
-        self._cuda.decode_attention(
+        self.module.decode_attention(
             q.data_ptr(), page_tables.data_ptr(), lengths.data_ptr(), num_sequences, shape.num_heads, max_pages,
-            max_length, shape.scale, shape.window, 0, self._pages(kv), self._workspaces[-1].data_ptr(), out.data_ptr(),
+            max_length, shape.scale, shape.window, 0, self._pages(kv), workspace.data_ptr(), out.data_ptr(),
             stream(),
         )  # fmt: skip
         return out
 
     def _pages(self, kv: KvLayer) -> Any:
         _, page_size, num_kv_heads, head_dim = kv.keys.shape
-        return self._cuda.KvPages(kv.keys.data_ptr(), kv.values.data_ptr(), page_size, num_kv_heads, head_dim)
+        return self.module.KvPages(
+            kv.keys.data_ptr(), kv.values.data_ptr(), page_size, num_kv_heads, head_dim
+        )
 
 
 def address(tensor: Tensor | None) -> int:
