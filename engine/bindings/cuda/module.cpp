@@ -47,6 +47,7 @@ PYBIND11_MODULE(_cuda, m) {
   m.attr("host_addressable") = false;
   twofold::bindings::bind_experts(m);
   twofold::bindings::bind_dense(m);
+  twofold::bindings::bind_mla(m);
   twofold::bindings::bind_hand_over(m);
   twofold::bindings::bind_table_step(m);
 }
