@@ -23,8 +23,11 @@ WORKER = """
 import json, sys
 import llama_cpp
 import numpy as np
-path, ids, text, out = json.load(sys.stdin)
-model = llama_cpp.Llama(path, n_ctx=len(ids), n_batch=len(ids), logits_all=True, verbose=False, flash_attn=False)
+path, ids, text, out, f32_cache = json.load(sys.stdin)
+kinds = {"type_k": llama_cpp.GGML_TYPE_F32, "type_v": llama_cpp.GGML_TYPE_F32} if f32_cache else {}
+model = llama_cpp.Llama(
+    path, n_ctx=len(ids), n_batch=len(ids), logits_all=True, verbose=False, flash_attn=False, **kinds
+)
 model.eval(ids)
 np.save(out, np.array(model.scores[: len(ids)], np.float32))
 print(json.dumps({"same_ids": model.tokenize(text.encode(), add_bos=False, special=True)[: len(ids)] == ids}))
@@ -45,6 +48,9 @@ def main() -> int:
     )
     parser.add_argument(
         "--llama-python", default=sys.executable, metavar="PATH", help="interpreter with llama-cpp-python"
+    )
+    parser.add_argument(
+        "--f32-cache", action="store_true", help="llama.cpp keeps keys and values as float32, not as float16"
     )
     parser.add_argument("--json", action="store_true", help="print a list of figures, one object per file")
     args = parser.parse_args()
@@ -77,7 +83,7 @@ def compare(path: Path, args: argparse.Namespace) -> dict[str, Any]:
         out = Path(folder, "logits.npy")
         done = subprocess.run(
             [args.llama_python, "-c", WORKER],
-            input=json.dumps([str(path), ids, text, str(out)]),
+            input=json.dumps([str(path), ids, text, str(out), args.f32_cache]),
             capture_output=True,
             text=True,
             check=False,

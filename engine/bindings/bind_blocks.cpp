@@ -4,6 +4,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <memory>
 #include <optional>
 #include <stdexcept>
@@ -16,6 +17,7 @@
 #include "moe/decoder.h"
 #include "moe/moe_executor.h"
 #include "ops/gqa_attention.h"
+#include "ops/mla.h"
 #include "tensor_arguments.h"
 
 namespace py = pybind11;
@@ -25,6 +27,7 @@ namespace {
 
 using MaybeArray = std::optional<py::array>;
 using GqaBlock = AttentionBlock<GqaAttention>;
+using MlaBlock = AttentionBlock<MlaAttention>;
 
 const float* vector_or_null(const MaybeArray& array, const char* what, int64_t size) {
   return array ? expect_f32(view_of(*array), what, {size}) : nullptr;
@@ -73,11 +76,63 @@ std::unique_ptr<GqaBlock> make_gqa(ThreadTeam& team, const py::array& norm, cons
   return std::make_unique<GqaBlock>(GqaAttention(chosen_table(), team, w, shape), layer);
 }
 
+// A matrix of `heads` parts of [rows, columns] each.
+const PackedMatrix* expect_heads(const PackedMatrix& matrix, const std::string& what, int heads, int64_t rows,
+                                 int64_t columns) {
+  expect_packed(matrix, what.c_str(), heads * rows, columns);
+  const auto& parts = matrix.segments();
+  if (parts.size() != static_cast<size_t>(heads) ||
+      std::any_of(parts.begin(), parts.end(), [&](const auto& part) { return part.rows != rows; })) {
+    throw KernelFailure(what + " has " + std::to_string(parts.size()) + " parts; expected one of " +
+                        std::to_string(rows) + " rows for each of " + std::to_string(heads) + " heads");
+  }
+  return &matrix;
+}
+
+std::unique_ptr<MlaBlock> make_mla(ThreadTeam& team, const py::array& norm, const PackedMatrix& a,
+                                   const MaybeArray& a_bias, const MaybeArray& q_norm,
+                                   const PackedMatrix* q_b, const py::array& latent_norm,
+                                   const PackedMatrix& k_b, const PackedMatrix& v_b, const PackedMatrix& o,
+                                   const MaybeArray& o_bias, int num_heads, int nope, int rope, float eps,
+                                   float latent_eps, float scale, bool neighbours, int layer) {
+  positive(num_heads, "Mla: num_heads");
+  positive(nope, "Mla: nope_dim");
+  if (positive(rope, "Mla: rope_dim") % 2 != 0)
+    throw KernelFailure("Mla: rope_dim is " + std::to_string(rope) + "; expected an even number");
+  const int64_t latent = v_b.columns(), value = v_b.rows() / num_heads, hidden = a.columns();
+  const int64_t queries = static_cast<int64_t>(num_heads) * (nope + rope);
+  const int64_t q_rows = q_b != nullptr ? q_b->columns() : queries;
+  MlaWeights w{};
+  w.norm = expect_f32(view_of(norm), "Mla: norm_weight", {hidden});
+  w.a = expect_packed(a, "Mla: a_weight", q_rows + latent + rope, kAny);
+  w.a_bias = vector_or_null(a_bias, "Mla: a_bias", a.rows());
+  if (q_b != nullptr) {
+    w.q_b = expect_packed(*q_b, "Mla: q_b_weight", queries, kAny);
+    if (!q_norm) throw KernelFailure("Mla: q_b_weight is given without q_norm; expected both or none");
+    w.q_norm = expect_f32(view_of(*q_norm), "Mla: q_norm", {q_rows});
+  }
+  w.latent_norm = expect_f32(view_of(latent_norm), "Mla: latent_norm", {latent});
+  w.k_b = expect_heads(k_b, "Mla: k_b_weight", num_heads, latent, nope);
+  w.v_b = expect_heads(v_b, "Mla: v_b_weight", num_heads, value, latent);
+  w.o = expect_packed(o, "Mla: o_weight", hidden, num_heads * value);
+  w.o_bias = vector_or_null(o_bias, "Mla: o_bias", hidden);
+  const MlaShape shape{.num_heads = num_heads,
+                       .nope = nope,
+                       .rope = rope,
+                       .latent = static_cast<int>(latent),
+                       .value = static_cast<int>(value),
+                       .eps = eps,
+                       .latent_eps = latent_eps,
+                       .scale = scale,
+                       .neighbours = neighbours};
+  return std::make_unique<MlaBlock>(MlaAttention(chosen_table(), team, w, shape), layer);
+}
+
 template <typename Attention>
 void attend(AttentionBlock<Attention>& block, const py::array& hidden, AttentionBatch& batch,
             StateCache& cache) {
-  float* rows =
-      expect_writable_f32(view_of(hidden), "Gqa.forward: hidden", {batch.num_tokens(), block.hidden_size()});
+  float* rows = expect_writable_f32(view_of(hidden), "Block.forward: hidden",
+                                    {batch.num_tokens(), block.hidden_size()});
   const py::gil_scoped_release release;
   block.forward(rows, batch, cache);
 }
@@ -188,6 +243,16 @@ void bind_blocks(py::module_& m) {
            py::arg("num_heads"), py::arg("num_kv_heads"), py::arg("head_dim"), py::arg("eps"),
            py::arg("scale"), py::arg("sliding_window"), py::arg("layer"))
       .def("forward", &attend<GqaAttention>, py::arg("hidden"), py::arg("batch"), py::arg("cache"));
+  py::class_<MlaBlock, Block>(m, "Mla", "Multi-head latent attention.")
+      .def(py::init(&make_mla), py::keep_alive<1, 2>(), py::keep_alive<1, 3>(), py::keep_alive<1, 4>(),
+           py::keep_alive<1, 5>(), py::keep_alive<1, 6>(), py::keep_alive<1, 7>(), py::keep_alive<1, 8>(),
+           py::keep_alive<1, 9>(), py::keep_alive<1, 10>(), py::keep_alive<1, 11>(), py::keep_alive<1, 12>(),
+           py::arg("team"), py::arg("norm_weight"), py::arg("a_weight"), py::arg("a_bias"), py::arg("q_norm"),
+           py::arg("q_b_weight").none(true), py::arg("latent_norm"), py::arg("k_b_weight"),
+           py::arg("v_b_weight"), py::arg("o_weight"), py::arg("o_bias"), py::kw_only(), py::arg("num_heads"),
+           py::arg("nope_dim"), py::arg("rope_dim"), py::arg("eps"), py::arg("latent_eps"), py::arg("scale"),
+           py::arg("neighbours"), py::arg("layer"))
+      .def("forward", &attend<MlaAttention>, py::arg("hidden"), py::arg("batch"), py::arg("cache"));
   py::class_<kernels::RouterShape>(m, "RouterShape", "How a router turns logits into choice and weights.")
       .def(py::init(&make_shape), py::arg("top_k"), py::kw_only(), py::arg("score") = "softmax",
            py::arg("renormalise") = false, py::arg("scale") = 1.0F, py::arg("num_groups") = 1,

@@ -96,6 +96,56 @@ def decode_attention(
     attention: DecodeAttention, pages: KvPages, *, workspace: int, out: int, stream: int
 ) -> None: ...
 
+# ---- cuda/bind_mla.cpp: latent attention
+
+@final
+class MlaPages:
+    """One layer's latents: bf16 [pages, page_size, latent + rope]."""
+
+    def __init__(self, rows: int, page_size: int, latent: int, rope: int) -> None: ...
+
+@final
+class MlaRows:
+    """What latent attention's projections give, and where it goes."""
+
+    def __init__(
+        self,
+        *,
+        compressed: int,
+        stride: int,
+        queries: int,
+        num_tokens: int,
+        num_heads: int,
+        nope: int,
+        norm: int,
+        epsilon: float,
+        cos: int,
+        sin: int,
+        neighbours: bool,
+        slot_mapping: int,
+    ) -> None: ...
+
+@final
+class MlaDecode:
+    """One absorbed query per sequence and head."""
+
+    def __init__(
+        self,
+        *,
+        absorbed: int,
+        page_tables: int,
+        lengths: int,
+        num_sequences: int,
+        num_heads: int,
+        max_pages: int,
+        max_length: int,
+        scale: float,
+    ) -> None: ...
+
+def mla_store(rows: MlaRows, pages: MlaPages, absorbed: int, stream: int) -> None: ...
+def mla_workspace_bytes(num_sequences: int, num_heads: int, latent: int, max_length: int) -> int: ...
+def mla_decode(decode: MlaDecode, pages: MlaPages, workspace: int, out: int, stream: int) -> None: ...
+
 # ---- device/bind_device.cpp: memory, uploads; the rest of class Device is in the files that follow it
 
 class DeviceFacts(TypedDict):

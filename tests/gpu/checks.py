@@ -46,6 +46,7 @@ def checks(formats: tuple[str, ...] = FORMATS) -> list[Named]:
         *((f"prefill experts, {name}", kernels("prefill_experts", name)) for name in formats if name != "f32"),
         ("routing", kernels("routing")),
         ("rotation, KV store and decode attention", kernels("attention")),
+        ("latent attention", kernels("latent_attention")),
         ("hand-over probe", kernels("hand_over_probe")),
         ("hits on the GPU and misses by the mailbox, eager", kernels("hybrid", False)),
         ("hits on the GPU and misses by the mailbox, one graph", kernels("hybrid", True)),

@@ -6,7 +6,8 @@ import time
 from typing import Any
 
 import torch
-from twofold.blocks.device_step import HeadShape, KvLayer
+from twofold.blocks.device_step import DeviceBatch, DeviceStep, HeadShape, KvLayer
+from twofold.blocks.mla import Mla, MlaOnDevice
 from twofold.blocks.router import Router
 from twofold.device.kernels import TorchKernels
 
@@ -101,6 +102,47 @@ def attention(machine: Machine) -> dict[str, Any]:
             results.append((kernels.decode_attention(q, tables, lengths, kv, shape), kv.keys, kv.values))
         worst = max(worst, *(relative_error(a, b) for a, b in zip(*results, strict=True)))
     return within(worst, 2e-2)
+
+
+def latent_attention(machine: Machine) -> dict[str, Any]:
+    """Against torch: the whole block, of DeepSeek-V3's sizes and odd ones, in a batch with a row of padding."""
+    worst = 0.0
+    for heads, latent, rope, neighbours in ((128, 512, 64, True), (17, 130, 6, False)):
+        shape = Mla(0, 256, heads, None, latent, 32, rope, 32, 1e-6, 0.1, neighbours=neighbours)
+        rows = heads * shape.qk_head_dim + shape.cached
+
+        def random(*sizes: int) -> torch.Tensor:
+            return torch.randn(*sizes, device=machine.device) / sizes[-1] ** 0.5
+
+        def matrix(*sizes: int) -> torch.Tensor:
+            return random(*sizes).bfloat16()
+
+        block = MlaOnDevice(
+            shape, norm=1 + random(256), a=matrix(rows, 256), a_bias=None, q_norm=None, q_b=None,
+            latent_norm=1 + random(latent), k_b=matrix(heads, 32, latent), v_b=matrix(heads, latent, 32),
+            o=matrix(256, heads * 32), o_bias=None,
+        )  # fmt: skip
+        lengths = torch.tensor([1, 17, 256, 700, 0], dtype=torch.int32, device=machine.device)
+        tables = torch.randperm(5 * 48, device=machine.device).view(5, 48).int()
+        last = (lengths - 1).clamp(min=0)
+        slots = tables.gather(1, (last // 16).long()[:, None])[:, 0].long() * 16 + last % 16
+        batch = DeviceBatch(last.long(), last.long(), slots.where(lengths > 0, -1), tables, lengths)
+        angle = torch.rand(5, rope // 2, device=machine.device) * 6
+        hidden, cache = random(5, 256) * 16, matrix(240, 16, shape.cached)
+        results = []
+        for kernels in (machine.hardware.kernels(768), TorchKernels()):
+            state, out = (cache.clone(),), hidden.clone()
+            block.forward(out, state, DeviceStep(batch, (angle.cos(), angle.sin()), kernels, NoExperts()))
+            results.append((out - hidden, state[0]))
+        worst = max(worst, *(relative_error(a, b) for a, b in zip(*results, strict=True)))
+    return within(worst, 2e-2)
+
+
+class NoExperts:
+    """Of a block that has none."""
+
+    def forward(self, *_: Any) -> None:
+        raise AssertionError("latent attention asked for experts")
 
 
 def hand_over_probe(machine: Machine) -> dict[str, Any]:

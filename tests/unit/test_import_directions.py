@@ -38,7 +38,7 @@ ALLOWED: dict[str, set[str]] = {
     "weights.json_file": set(),
     "weights.gguf_file": set(),
     "weights.host_memory": set(),
-    "blocks": {"weights"} | NATIVE,
+    "blocks": {"weights", "_cuda"} | NATIVE,
     "models": {"weights", "blocks"},
     "models.bundled": set(),
     "models.quantise": {"tokenizer", "experts", "engine.expert_loading"} | MODELS | NATIVE,

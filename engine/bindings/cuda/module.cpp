@@ -44,4 +44,5 @@ PYBIND11_MODULE(_cuda, m) {
   m.def("devices", &devices, "One dict per device; sizes in bytes.");
   m.def("why_no_device", &why_no_device, "What the CUDA runtime says where device_count() is 0.");
   twofold::bindings::bind_dense(m);
+  twofold::bindings::bind_mla(m);
 }

@@ -1,6 +1,7 @@
 // One flattened batch of tokens as attention sees it: prefill chunks and decode tokens mixed. Made once per
 // step, used by every layer.
 #pragma once
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -14,6 +15,23 @@ struct AttentionTile {
   int first_token;
   int num_tokens;
 };
+
+// Calls body(from, count, rows) for stretches of positions [first, last): `count` rows of a plane that lie one after
+// the other, of positions that begin `from` behind the first. Pages that follow one another in memory as in the
+// sequence are one stretch.
+template <typename Body>
+void for_page_runs(const StatePlane& plane, const int32_t* pages, int page_size, int first, int last,
+                   Body body) {
+  for (int j = first; j < last;) {
+    int count = page_size - j % page_size;
+    while (j + count < last &&
+           pages[(j + count) / page_size] == pages[j / page_size] + (j % page_size + count) / page_size)
+      count += page_size;
+    count = std::min(count, last - j);
+    body(j - first, count, plane.page(pages[j / page_size]) + j % page_size * plane.row_bytes);
+    j += count;
+  }
+}
 
 class AttentionBatch {
  public:

@@ -166,20 +166,7 @@ void GqaAttention::attend_tile(const float* qkv, float* out, const AttentionTile
   const StatePlane& key_rows = cache.planes(layer)[static_cast<size_t>(kv_head)];
   const StatePlane& value_rows = cache.planes(layer)[static_cast<size_t>(shape_.num_kv_heads + kv_head)];
   const bool bf16 = key_rows.dtype == kernels::DType::kBF16;
-  const auto for_pages = [&](auto body) {
-    for (int j = first; j < last;) {
-      // Pages that follow one another in memory as in the sequence are read as one.
-      int count = page_size - j % page_size;
-      while (j + count < last &&
-             pages[(j + count) / page_size] == pages[j / page_size] + (j % page_size + count) / page_size)
-        count += page_size;
-      count = std::min(count, last - j);
-      body(j - first, count, pages[j / page_size], (j % page_size) * key_rows.row_bytes);
-      j += count;
-    }
-  };
-  for_pages([&](int at, int count, int page, int64_t skip) {
-    const char* keys = key_rows.page(page) + skip;
+  for_page_runs(key_rows, pages, page_size, first, last, [&](int at, int count, const char* keys) {
     if (bf16) {
       table_.matmul_bf16(queries, D, reinterpret_cast<const uint16_t*>(keys), scores + at, ld, rows, count,
                          D);
@@ -200,8 +187,7 @@ void GqaAttention::attend_tile(const float* qkv, float* out, const AttentionTile
     }
   }
   std::fill(sums, sums + rows * D, 0.0f);
-  for_pages([&](int at, int count, int page, int64_t skip) {
-    const char* values = value_rows.page(page) + skip;
+  for_page_runs(value_rows, pages, page_size, first, last, [&](int at, int count, const char* values) {
     if (bf16) {
       table_.weighted_sum_bf16(scores + at, ld, reinterpret_cast<const uint16_t*>(values), sums, D, rows,
                                count, D);

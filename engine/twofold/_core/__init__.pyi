@@ -653,6 +653,39 @@ class Gqa(Block):
     def forward(self, hidden: _F32, batch: AttentionBatch, cache: StateCache) -> None: ...
 
 @final
+class Mla(Block):
+    """Multi-head latent attention, absorbed."""
+
+    def __init__(
+        self,
+        team: ThreadTeam,
+        norm_weight: _F32,
+        a_weight: PackedMatrix,
+        a_bias: _F32 | None,
+        q_norm: _F32 | None,
+        q_b_weight: PackedMatrix | None,
+        latent_norm: _F32,
+        k_b_weight: PackedMatrix,
+        v_b_weight: PackedMatrix,
+        o_weight: PackedMatrix,
+        o_bias: _F32 | None,
+        *,
+        num_heads: int,
+        nope_dim: int,
+        rope_dim: int,
+        eps: float,
+        latent_eps: float,
+        scale: float,
+        neighbours: bool,
+        layer: int,
+    ) -> None:
+        """a_weight: queries or, with q_norm and q_b_weight, their low-rank part, then latent and shared key. k_b_weight
+        and v_b_weight have a part for each head: [latent, nope_dim] and [value_dim, latent]. neighbours: rotation pairs
+        (2i, 2i + 1). layer: of the cache, which has one plane of latent + rope_dim elements there."""
+
+    def forward(self, hidden: _F32, batch: AttentionBatch, cache: StateCache) -> None: ...
+
+@final
 class RouterShape:
     """How a router turns logits into choice and weights: score, choice (by score and bias, within the best groups),
     weights divided by their sum, times scale."""

@@ -15,6 +15,7 @@ from twofold.blocks.block import BlockWeights
 from twofold.blocks.router import Router
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 DeviceState = tuple["Tensor", ...]
@@ -74,8 +75,25 @@ class HeadShape:
     epsilon: float
 
 
+class NativeKernels(Protocol):
+    """What a block needs to call kernels that it alone has."""
+
+    max_length: int
+    """Of the longest sequence, which bounds launches."""
+
+    def stream(self) -> int:
+        """The current stream, as native code takes it."""
+
+    def workspace(self, num_bytes: int, device: torch.device) -> Tensor:
+        """So many bytes at least, until the next call for one."""
+
+
 class DeviceKernels(Protocol):
     """Device operations without a fitting primitive in torch. All write into tensors that live as long as a graph."""
+
+    @property
+    def native(self) -> NativeKernels | None:
+        """None: a block computes in plain torch."""
 
     def route(self, logits: Tensor, router: Router, bias: Tensor | None) -> tuple[Tensor, Tensor]:
         """Choose and weigh experts as `router` says: (ids int32 [T, top_k] by descending weight, weights f32).
@@ -178,6 +196,9 @@ class DeviceWeights(Protocol):
 
     def matrix(self, *parts: str) -> Tensor:
         """bf16, the parts one above the other."""
+
+    def stack(self, part: str) -> Tensor:
+        """bf16 [matrices, rows, columns]."""
 
     def exact(self, part: str) -> Tensor:
         """A matrix as f32."""

@@ -52,6 +52,10 @@ class Router(Block):
             yield f"{self.num_experts} experts do not fill n_group {self.num_groups} groups of one size"
         elif self.top_k > self.num_experts // self.num_groups * min(self.top_groups, self.num_groups):
             yield f"num_experts_per_tok {self.top_k} is more than topk_group {self.top_groups} groups have"
+        if self.top_groups > self.num_groups:
+            yield f"topk_group {self.top_groups} is more than the {self.num_groups} groups of n_group"
+        if self.group_score == "top_two_sum" and 1 < self.num_groups == self.num_experts:
+            yield f"n_group {self.num_groups} leaves one expert to a group, which is chosen by its two best"
 
     def tensors(self, found: Found) -> dict[str, TensorSpec]:
         hf, gguf = f"model.layers.{self.layer}", f"blk.{self.layer}"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from twofold.blocks.device_step import HeadShape, KvLayer
+from twofold.blocks.device_step import HeadShape, KvLayer, NativeKernels
 from twofold.blocks.router import Router
 
 if TYPE_CHECKING:
@@ -30,6 +30,8 @@ class PromptAttention:
 
 class TorchKernels(PromptAttention):
     """The operations in plain torch, for any device. Not fast, and `decode_attention` cannot be captured."""
+
+    native = None
 
     def route(self, logits: Tensor, router: Router, bias: Tensor | None) -> tuple[Tensor, Tensor]:
         """See `DeviceKernels.route`."""
@@ -137,8 +139,23 @@ class CudaKernels(PromptAttention):
 
     def __init__(self, max_length: int) -> None:
         """max_length: the longest sequence, which bounds the launches of attention."""
-        self._max_length = max_length
+        self.max_length = max_length
         self._workspaces: list[Tensor] = []  # those outgrown too: graphs hold their addresses
+
+    @property
+    def native(self) -> NativeKernels:
+        """See `DeviceKernels.native`."""
+        return self
+
+    def stream(self) -> int:
+        """See `NativeKernels.stream`."""
+        return stream()
+
+    def workspace(self, num_bytes: int, device: torch.device) -> Tensor:
+        """See `NativeKernels.workspace`."""
+        if not self._workspaces or self._workspaces[-1].numel() < num_bytes:
+            self._workspaces.append(torch.empty(num_bytes, dtype=torch.uint8, device=device))
+        return self._workspaces[-1]
 
     def route(self, logits: Tensor, router: Router, bias: Tensor | None) -> tuple[Tensor, Tensor]:
         """See `DeviceKernels.route`."""
@@ -181,19 +198,17 @@ class CudaKernels(PromptAttention):
         from twofold import _cuda
 
         num_sequences, max_pages = page_tables.shape
-        max_length = min(self._max_length, max_pages * kv.keys.shape[1])
+        max_length = min(self.max_length, max_pages * kv.keys.shape[1])
         num_bytes = _cuda.attention_workspace_bytes(
             num_sequences=num_sequences, num_heads=shape.num_heads, head_dim=shape.head_dim, max_length=max_length
         )  # fmt: skip
-        if not self._workspaces or self._workspaces[-1].numel() < num_bytes:
-            self._workspaces.append(torch.empty(num_bytes, dtype=torch.uint8, device=q.device))
+        workspace = self.workspace(num_bytes, q.device).data_ptr()
         out = torch.empty_like(q)
         attention = _cuda.DecodeAttention(
             q=q.data_ptr(), page_tables=page_tables.data_ptr(), seq_lens=seq_lens.data_ptr(),
             num_sequences=num_sequences, num_heads=shape.num_heads, max_pages=max_pages, max_length=max_length,
             scale=shape.scale, window=shape.window,
         )  # fmt: skip
-        workspace = self._workspaces[-1].data_ptr()
         _cuda.decode_attention(
             attention, self._pages(kv), workspace=workspace, out=out.data_ptr(), stream=stream()
         )

@@ -38,6 +38,13 @@ class TorchWeights:
         """See `DeviceWeights.matrix`."""
         return torch.cat([self._float32(part).to(self._device, torch.bfloat16) for part in parts])
 
+    def stack(self, part: str) -> Tensor:
+        """See `DeviceWeights.stack`."""
+        matrices = (
+            torch.from_numpy(ops.dequantise(self._team, matrix)) for matrix in self.source.stack(part)
+        )
+        return torch.stack([matrix.to(self._device, torch.bfloat16) for matrix in matrices])
+
     def exact(self, part: str) -> Tensor:
         """See `DeviceWeights.exact`: of what the checkpoint has as bf16, so that both sides choose alike."""
         return self.matrix(part).float()

@@ -6,6 +6,7 @@ alike is read here. It holds no weights and no behaviour beyond derived figures.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -31,6 +32,9 @@ WEIGHT_DTYPES: Final[tuple[WeightDType, ...]] = ("float32", "bfloat16", "float16
 
 
 B = TypeVar("B", bound=Block)
+
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -130,6 +134,16 @@ class ModelConfig:
     def cache_planes(self, dtype: CacheDType) -> list[list[tuple[int, int, CacheDType]]]:
         """The same for `ops.StateCache`: of each layer (planes, elements per token, type)."""
         return [[(kept.planes, kept.elements, dtype) for kept in pages_of(layer)] for layer in self.layers]
+
+    def without_predictions(self, where: str, count: int) -> ModelConfig:
+        """Itself, knowing of `count` layers behind the last: they predict further tokens and are not read, which is
+        logged with `where`, the file that says so."""
+        names = [
+            f"{prefix}.{self.num_layers + n}.*" for n in range(count) for prefix in ("model.layers", "blk")
+        ]
+        if names:
+            _log.info("%s: multi-token prediction is not run; left out: %s", where, ", ".join(names))
+        return replace(self, ignored=(*self.ignored, *names))
 
     def validate(self, where: str) -> ModelConfig:
         """Itself, or ModelLoadError when fields contradict one another. `where` is the file to name."""

@@ -85,6 +85,14 @@ class TinyModel:
             return True
         return layer not in self.mlp_only_layers and (layer + 1) % self.decoder_sparse_step == 0
 
+    def config(self) -> dict[str, Any]:
+        """The contents of config.json."""
+        return _config(self)
+
+    def weights(self) -> dict[str, F32]:
+        """Every tensor by name, random but always the same for the same model."""
+        return _weights(self)
+
 
 def write_tiny_model(directory: str | Path, model: TinyModel | None = None) -> Path:
     """Write config.json, generation_config.json, weights and tokenizer into `directory` (made if missing)."""
@@ -102,6 +110,15 @@ def write_tiny_model(directory: str | Path, model: TinyModel | None = None) -> P
 
 def tiny_config(model: TinyModel) -> dict[str, Any]:
     """The contents of config.json."""
+    return model.config()
+
+
+def tiny_weights(model: TinyModel) -> dict[str, F32]:
+    """Every tensor by name, random but always the same for the same `model`."""
+    return model.weights()
+
+
+def _config(model: TinyModel) -> dict[str, Any]:
     rope: dict[str, Any] = dict(model.rope_scaling or {"rope_type": "default"})
     config: dict[str, Any] = {
         "architectures": [model.architecture],
@@ -145,8 +162,7 @@ def tiny_config(model: TinyModel) -> dict[str, Any]:
     }
 
 
-def tiny_weights(model: TinyModel) -> dict[str, F32]:
-    """Every tensor by name, random but always the same for the same `model`."""
+def _weights(model: TinyModel) -> dict[str, F32]:
     rng = np.random.default_rng(model.seed)
     weights: dict[str, F32] = {}
 

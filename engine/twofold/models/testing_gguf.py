@@ -23,6 +23,7 @@ from twofold.models.testing import (
     tiny_weights,
     write_tiny_tokenizer,
 )
+from twofold.models.testing_deepseek import TinyDeepseek
 
 F32 = npt.NDArray[np.float32]
 
@@ -43,6 +44,16 @@ _NAMES: Final = {
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
+    "self_attn.q_a_proj": "attn_q_a",
+    "self_attn.q_a_layernorm": "attn_q_a_norm",
+    "self_attn.q_b_proj": "attn_q_b",
+    "self_attn.kv_a_proj_with_mqa": "attn_kv_a_mqa",
+    "self_attn.kv_a_layernorm": "attn_kv_a_norm",
+    "self_attn.kv_b_proj": "attn_kv_b",
+    "mlp.gate.e_score_correction": "exp_probs_b",
+    "mlp.shared_experts.gate_proj": "ffn_gate_shexp",
+    "mlp.shared_experts.up_proj": "ffn_up_shexp",
+    "mlp.shared_experts.down_proj": "ffn_down_shexp",
 }
 _EXPERT_PARTS: Final = {
     "gate_proj": "gate", "up_proj": "up", "down_proj": "down", "w1": "gate", "w3": "up", "w2": "down",
@@ -57,6 +68,7 @@ def write_tiny_gguf(
     encode: Callable[[F32, str], npt.NDArray[Any]] | None = None,
     split_tensors: int = 0,
     one_tensor_per_expert: bool = False,
+    split_kv: bool = True,
     vocabulary: Literal["gpt2", "llama"] = "gpt2",
     edit: Callable[[Any], None] | None = None,
 ) -> Path:
@@ -64,18 +76,24 @@ def write_tiny_gguf(
 
     `type_of` chooses a matrix's type by its GGUF name; vectors and routers stay F32. `encode(values, type)` gives
     the rows of types that the package itself cannot make. `vocabulary` is the tiny models' byte-level BPE or a
-    SentencePiece one. `edit` may change the metadata through the package's writer.
+    SentencePiece one. Without `split_kv` DeepSeek's kv_b is one matrix, as in older files. `edit` may change the
+    metadata through the package's writer.
     """
     import gguf
 
     model = model or TinyModel()
     path = Path(path)
     writer = gguf.GGUFWriter(path, _architecture(model), split_max_tensors=split_tensors)
-    _add_metadata(writer, model)
+    _add_metadata(writer, model, split_kv)
+    if isinstance(model, TinyDeepseek):
+        model.add_gguf_metadata(writer, gguf, split_kv=split_kv)
     (_add_sentencepiece if vocabulary == "llama" else _add_byte_level)(writer, path.parent)
     if edit is not None:
         edit(writer)
-    for name, values in tiny_gguf_weights(model, one_tensor_per_expert=one_tensor_per_expert).items():
+    weights = tiny_gguf_weights(model, one_tensor_per_expert=one_tensor_per_expert)
+    if isinstance(model, TinyDeepseek):
+        weights = model.gguf_weights(weights, split_kv=split_kv)
+    for name, values in weights.items():
         kind = "F32" if values.ndim == 1 or "ffn_gate_inp" in name else type_of(name)
         if kind == "F32":
             writer.add_tensor(name, values)
@@ -96,10 +114,13 @@ def tiny_gguf_weights(model: TinyModel, *, one_tensor_per_expert: bool = False) 
     found: dict[str, F32] = {}
     stacks: dict[str, list[F32]] = {}
     for name, values in tiny_weights(model).items():
+        name = name.replace("e_score_correction_bias", "e_score_correction.bias")
         layer, stem, kind = "", name.removesuffix(".weight").removesuffix(".bias"), name.rsplit(".", 1)[1]
         if name.startswith("model.layers."):
             number, _, stem = stem.removeprefix("model.layers.").partition(".")
             layer = f"blk.{number}."
+        if isinstance(model, TinyDeepseek) and layer and int(number) >= model.num_layers:
+            continue  # converters leave out the layers that predict further tokens
         if ".experts." in stem:
             expert, part = stem.split(".experts.")[1].split(".")
             if one_tensor_per_expert:
@@ -116,17 +137,22 @@ def tiny_gguf_weights(model: TinyModel, *, one_tensor_per_expert: bool = False) 
 
 
 def _architecture(model: TinyModel) -> str:
+    if isinstance(model, TinyDeepseek):
+        return "deepseek2"
     return "llama" if model.architecture == "MixtralForCausalLM" else "qwen3moe"
 
 
-def _add_metadata(writer: Any, model: TinyModel) -> None:
+def _add_metadata(writer: Any, model: TinyModel, split_kv: bool) -> None:
     writer.add_block_count(model.num_layers)
     writer.add_context_length(model.max_position_embeddings)
     writer.add_embedding_length(model.hidden_size)
     writer.add_head_count(model.num_heads)
-    writer.add_head_count_kv(model.num_kv_heads)
-    writer.add_key_length(model.head_dim)
-    writer.add_value_length(model.head_dim)
+    heads_kv, key, value = model.num_kv_heads, model.head_dim, model.head_dim
+    if isinstance(model, TinyDeepseek):
+        heads_kv, key, value = model.gguf_heads(split_kv)
+    writer.add_head_count_kv(heads_kv)
+    writer.add_key_length(key)
+    writer.add_value_length(value)
     writer.add_layer_norm_rms_eps(1e-6)
     writer.add_rope_freq_base(model.rope_theta)
     writer.add_expert_count(model.num_experts)
@@ -137,8 +163,8 @@ def _add_metadata(writer: Any, model: TinyModel) -> None:
     else:
         writer.add_feed_forward_length(model.intermediate_size)
         writer.add_expert_feed_forward_length(model.moe_intermediate_size)
-        if not model.norm_topk_prob:
-            writer.add_expert_weights_norm(False)
+        if not model.norm_topk_prob or isinstance(model, TinyDeepseek):
+            writer.add_expert_weights_norm(model.config()["norm_topk_prob"])
     if model.sliding_window is not None:
         writer.add_sliding_window(model.sliding_window)
 

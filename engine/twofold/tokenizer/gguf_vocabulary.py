@@ -69,6 +69,26 @@ _LLAMA3: Final = _WordRule(_LLAMA3_PATTERNS, whole_words=True, adds_bos=True)
 _GPT2_RULE: Final = _WordRule((_GPT2,))
 _GPT4O: Final = _WordRule((_CASED.replace("{end}", _CONTRACTIONS + "?") + r"\p{N}{1,3}" + _CASED_TAIL,))
 _DIGIT_BY_DIGIT: Final = _WordRule((r"\p{N}", _GPT2))
+# Letters with case of the Unicode version that the rule was made with.
+_CASED_LETTERS: Final = (
+    r"[\p{Lu}\p{Ll}\p{Lt}&&[^\x{560}-\x{588}\x{10c7}-\x{10cd}\x{10d0}-\x{10ff}\x{1c80}-\x{1c88}\x{2d00}-\x{2d2d}"
+    r"\x{a790}-\x{a7fa}\x{ab30}-\x{ab68}\x{10570}-\x{105bc}\x{16e40}-\x{16e7f}\x{1d400}-\x{1d7cb}\x{1df00}-\x{1df2a}]]"
+)
+_HAN: Final = r"[\x{4e00}-\x{9fa5}\x{800}-\x{4e00}\x{ac00}-\x{d7ff}]+"
+_DEEPSEEK_V2: Final = _WordRule(
+    (
+        r"[\r\n]", rf"\s?{_CASED_LETTERS}+",
+        r"\s?[!-/:-~\x{ff01}-\x{ff0f}\x{ff1a}-\x{ff5e}\x{2018}-\x{201f}\x{3000}-\x{3002}]+", r"\s+$", _HAN, r"\p{N}+",
+    )
+)  # fmt: skip
+_DEEPSEEK_V3: Final = _WordRule(
+    (
+        r"\p{N}{1,3}",
+        r"[\x{4e00}-\x{9fa5}\x{3040}-\x{30ff}]+",
+        r"[!-/:-@\[-`{-~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*"
+        r"|\s*[\r\n]+|\s+(?!\S)|\s+",
+    )
+)
 _WORD_RULES: Final[Mapping[str, _WordRule]] = {
     "default": _WordRule(
         (r"[\p{P}\$\+<=>\^~\|]+", _GPT2.removesuffix(r"|\s+"), r"\p{N}+", "[0-9][0-9][0-9]")
@@ -79,6 +99,9 @@ _WORD_RULES: Final[Mapping[str, _WordRule]] = {
     **dict.fromkeys(("gpt-2", "phi-2", "mpt", "olmo", "jais", "exaone4"), _GPT2_RULE),
     **dict.fromkeys(("starcoder", "refact", "command-r", "smollm", "codeshell"), _DIGIT_BY_DIGIT),
     **dict.fromkeys(("gpt-4o", "llama4"), _GPT4O),
+    "deepseek-llm": _DEEPSEEK_V2,
+    "deepseek-coder": _WordRule((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _HAN, r"\p{N}")),
+    "deepseek-v3": _DEEPSEEK_V3,
     "tekken": _WordRule(
         (_CASED.replace("{end}", "") + r"\p{N}" + _CASED_TAIL,), whole_words=True, adds_bos=True
     ),

@@ -167,6 +167,12 @@ class Fields:
             raise self.error(name, value, "a string")
         return value
 
+    def only(self, key: str, *known: object) -> None:
+        """Refuses any value but `known`; the first of them is meant where there is none."""
+        value = self.data.get(key, known[0])
+        if value not in known:
+            raise self.error(key, value, f"{' or '.join(map(repr, known))}, which is what is supported")
+
     def integers(self, key: str | tuple[str, ...], *, minimum: int = 0) -> tuple[int, ...]:
         """A list of integers, or a single one, or nothing (empty)."""
         name, value = self.get(key)

@@ -69,6 +69,8 @@ def _as_config_json(source: Path, config: ModelConfig) -> dict[str, Any]:
             "attention_factor": config.rope.attention_factor,
             "beta_fast": config.rope.beta_fast,
             "beta_slow": config.rope.beta_slow,
+            "mscale": config.rope.mscale,
+            "mscale_all_dim": config.rope.mscale_all_dim,
         }
     return {
         "architectures": [config.architecture],

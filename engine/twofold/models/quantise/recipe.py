@@ -131,9 +131,8 @@ class _Maker:
                 values = tensors.vector(spec.name, (spec.shape[0],))
                 yield self._encoded(values[None], kept).tobytes()
             else:
-                yield from self._rows(
-                    spec.name, tensors.matrix(spec.name, (spec.shape[0], spec.shape[1])), kept
-                )
+                for matrix in tensors.stack(spec.name, spec.shape):
+                    yield from self._rows(spec.name, matrix, kept)
 
         kept = format if format in _PLAIN else "f32"
         return self._output(spec.name, spec.shape, kept, pieces)

@@ -1,0 +1,285 @@
+#include "ops/mla.h"
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "host/work_clock.h"
+
+namespace twofold {
+namespace {
+
+constexpr int kTileRows = 32;  // query rows (tokens x heads) computed together
+constexpr int kFewestHeads = 4;
+constexpr int64_t kScoreFloats = int64_t{1} << 18;  // of one tile
+constexpr int64_t kQueryFloats = int64_t{1} << 24;  // of the tokens that are computed together: 64 MiB
+constexpr int kMostRows = 128;                      // that one chunk of linear_by_head encodes
+
+// Of the team's scratch, beside linear()'s. The weighted latents take the place of the queries.
+constexpr int kCompressedSlot = 1, kHeadsSlot = 2, kQuerySlot = 3, kTileSlot = 4;
+
+int64_t padded(int64_t n) { return (n + 15) / 16 * 16; }
+
+}  // namespace
+
+void linear_by_head(const kernels::KernelTable& table, ThreadTeam& team, const HeadRows<const float>& x,
+                    int M, const PackedMatrix& w, const HeadRows<float>& y) {
+  kernels::WeightFormat formats[kernels::kNumWeightFormats];
+  int num_formats = 0;
+  for (const PackedMatrix::Segment& segment : w.segments()) {
+    if (std::find(formats, formats + num_formats, segment.format) == formats + num_formats)
+      formats[num_formats++] = segment.format;
+  }
+  const int64_t K = w.columns();
+  const EncodedRows encoder(table, {formats, static_cast<size_t>(num_formats)}, K);
+  const int block = std::min(M, kMostRows);
+  const int64_t temporary = (K * 4 + 63) / 64 * 64;
+  const int64_t memory = temporary + (encoder.bytes(block) + 63) / 64 * 64;
+  std::byte* const scratch = team.scratch(kLinearSlot, memory * team.num_threads());
+
+  PanelPieces pieces;
+  double total_us = 0;
+  // A chunk encodes what it multiplies, so a head's panels are shared out only where heads are few.
+  const bool by_head = static_cast<int64_t>(w.segments().size()) >= 4 * team.num_threads();
+  for (size_t h = 0; h < w.segments().size(); ++h) {
+    const PackedMatrix::Segment& segment = w.segments()[h];
+    total_us += product_us(static_cast<double>(segment.num_panels * segment.panel_bytes),
+                           64.0 * static_cast<double>(segment.num_panels * K) * M);
+    pieces.add(static_cast<int>(h), segment.num_panels, by_head ? segment.num_panels : 4, team.num_nodes());
+  }
+  pieces.finish(team.num_nodes());
+  const LoopPhase phase = pieces.phase();
+  for_phases(team, {&phase, 1}, total_us, [&](int, int64_t chunk, int thread) {
+    const PanelRange& piece = pieces[chunk];
+    const PackedMatrix::Segment& segment = w.segments()[static_cast<size_t>(piece.item)];
+    const kernels::FormatKernels& kernel = table.formats[int(segment.format)];
+    std::byte* const own = scratch + thread * memory;
+    EncodedRows rows = encoder;
+    rows.place(own + temporary, block);
+    const int64_t stride = rows.stride(kernel.activation);
+    for (int first = 0; first < M; first += block) {
+      const int count = std::min(block, M - first);
+      const InputRows input{.x = x.data + piece.item * x.head + first * x.token, .ld = x.token};
+      for (int m = 0; m < count; ++m) rows.encode(input, m, m, reinterpret_cast<float*>(own));
+      float* to = y.data + piece.item * y.head + first * y.token;
+      for (int64_t p = piece.first; p < piece.first + piece.count; ++p) {
+        const int64_t row = p * kernels::kPanelRows;
+        const int n = static_cast<int>(std::min<int64_t>(kernels::kPanelRows, segment.rows - row));
+        kernel.matmul(rows.row(kernel.activation, 0), stride, segment.panel(p), to + row, y.token, count, n,
+                      static_cast<int>(K));
+      }
+    }
+  });
+}
+
+MlaAttention::MlaAttention(const kernels::KernelTable& table, ThreadTeam& team, const MlaWeights& weights,
+                           const MlaShape& shape)
+    : table_(table), team_(team), weights_(weights), shape_(shape) {}
+
+const StatePlane& MlaAttention::plane(const AttentionBatch& batch, const StateCache& cache, int layer) const {
+  if (layer < 0 || layer >= cache.num_layers()) {
+    throw KernelFailure("Mla.forward: layer is " + std::to_string(layer) + "; the cache has layers 0 to " +
+                        std::to_string(cache.num_layers() - 1));
+  }
+  const std::vector<StatePlane>& planes = cache.planes(layer);
+  if (planes.size() != 1 || planes.front().width != shape_.cached()) {
+    const std::string width = planes.empty() ? "0" : std::to_string(planes.front().width);
+    throw KernelFailure("Mla.forward: the cache has " + std::to_string(planes.size()) + " planes of " +
+                        width + " elements; expected 1 of " + std::to_string(shape_.cached()));
+  }
+  if (2 * batch.num_rotated_pairs() != shape_.rope) {
+    throw KernelFailure("Mla.forward: rope_cos rotates " + std::to_string(batch.num_rotated_pairs()) +
+                        " pairs; expected " + std::to_string(shape_.rope / 2));
+  }
+  return planes.front();
+}
+
+void MlaAttention::forward(float* hidden, AttentionBatch& batch, const StateCache& cache, int layer) {
+  const StatePlane& plane = this->plane(batch, cache, layer);
+  batch.check_pages(cache);
+  const int T = batch.num_tokens();
+  if (T == 0) return;
+  const auto lock = team_.lock_scratch();
+  WorkTimer timer(Work::kQkv);
+  float* a = team_.scratch_floats(kCompressedSlot, T * weights_.a->rows());
+  linear(table_, team_, {.x = hidden, .ld = hidden_size(), .norm = weights_.norm, .eps = shape_.eps}, T,
+         *weights_.a, weights_.a_bias, a);
+  timer.next(Work::kKeysValues);
+  store_latents(a, batch, plane, cache.page_size());
+
+  const Tiling tiling = this->tiling(batch);
+  const std::vector<AttentionTile>& tiles = batch.tiles(tiling.tokens);
+  const int64_t query_floats = static_cast<int64_t>(shape_.num_heads) * shape_.cached();
+  const int64_t most = std::max<int64_t>(tiling.tokens, kQueryFloats / query_floats);
+  for (size_t begin = 0; begin < tiles.size();) {
+    size_t end = begin;
+    int count = 0;
+    while (end < tiles.size() && count + tiles[end].num_tokens <= most) count += tiles[end++].num_tokens;
+    const int first = tiles[begin].first_token;
+    float* queries = team_.scratch_floats(kQuerySlot, count * query_floats);
+    timer.next(Work::kQkv);
+    make_queries(a, batch, first, count, queries);
+    timer.next(Work::kAttention);
+    attend(queries, batch, plane, cache.page_size(), first, std::span(tiles).subspan(begin, end - begin),
+           tiling);
+    timer.next(Work::kOutput);
+    const int64_t width = weights_.o->columns();
+    float* values = team_.scratch_floats(kHeadsSlot, count * width);
+    linear_by_head(table_, team_, {queries, query_floats, shape_.cached()}, count, *weights_.v_b,
+                   {values, width, shape_.value});
+    linear(table_, team_, {.x = values, .ld = width}, count, *weights_.o, weights_.o_bias,
+           hidden + static_cast<int64_t>(first) * hidden_size(), true);
+    begin = end;
+  }
+}
+
+void MlaAttention::rotate(const float* from, float* to, const AttentionBatch& batch, int token) const {
+  const int half = shape_.rope / 2;
+  if (shape_.neighbours) {
+    for (int i = 0; i < half; ++i) {
+      to[i] = from[2 * i];
+      to[half + i] = from[2 * i + 1];
+    }
+  } else {
+    std::memcpy(to, from, static_cast<size_t>(shape_.rope) * sizeof(float));
+  }
+  table_.rope(to, batch.cosine(token), batch.sine(token), half);
+}
+
+void MlaAttention::store_latents(const float* a, const AttentionBatch& batch, const StatePlane& plane,
+                                 int page_size) {
+  const int T = batch.num_tokens();
+  const int64_t width = weights_.a->rows();
+  const double elements = static_cast<double>(T) * shape_.cached();
+  for_ranges(team_, T, 1, work_us(12.0 * elements, 10.0 * elements), [&](int64_t first, int64_t count) {
+    std::vector<float> row(static_cast<size_t>(shape_.cached()));
+    for (int t = static_cast<int>(first); t < first + count; ++t) {
+      const float* from = a + t * width + q_rows();
+      table_.rmsnorm(from, weights_.latent_norm, shape_.latent_eps, row.data(), shape_.latent);
+      rotate(from + shape_.latent, row.data() + shape_.latent, batch, t);
+      const int position = batch.position(t);
+      char* to = plane.page(batch.pages(t)[position / page_size]) + position % page_size * plane.row_bytes;
+      if (plane.dtype == kernels::DType::kBF16) {
+        table_.f32_to_bf16(row.data(), reinterpret_cast<uint16_t*>(to), shape_.cached());
+      } else {
+        std::memcpy(to, row.data(), row.size() * sizeof(float));
+      }
+    }
+  });
+}
+
+MlaAttention::Tiling MlaAttention::tiling(const AttentionBatch& batch) const {
+  int context = 0;
+  for (int t = 0; t < batch.num_tokens(); ++t) context = std::max(context, batch.position(t) + 1);
+  Tiling tiling{std::max(1, kTileRows / shape_.num_heads), std::min(shape_.num_heads, kTileRows), context};
+  while (tiling.tokens > 1 && static_cast<int64_t>(tiling.tokens) * tiling.heads * context > kScoreFloats)
+    tiling.tokens /= 2;
+  // Tiles of several tokens take all heads. Where tiles are few or contexts long, heads are divided.
+  const auto few = [&] {
+    const int64_t tasks = static_cast<int64_t>(batch.num_tokens()) * shape_.num_heads / tiling.heads;
+    return tiling.heads > kFewestHeads &&
+           (tasks < 2 * team_.num_threads() || static_cast<int64_t>(tiling.heads) * context > kScoreFloats);
+  };
+  if (batch.num_tokens() < 2 * team_.num_threads()) tiling.tokens = 1;
+  while (tiling.tokens == 1 && few()) tiling.heads = (tiling.heads + 1) / 2;
+  return tiling;
+}
+
+void MlaAttention::make_queries(const float* a, const AttentionBatch& batch, int first, int count,
+                                float* queries) {
+  const int64_t a_width = weights_.a->rows();
+  const int heads = shape_.num_heads, key = shape_.key(), cached = shape_.cached();
+  const float* q = a + first * a_width;
+  int64_t width = a_width;
+  if (weights_.q_b != nullptr) {
+    width = weights_.q_b->rows();
+    float* expanded = team_.scratch_floats(kHeadsSlot, count * width);
+    linear(table_, team_, {.x = q, .ld = a_width, .norm = weights_.q_norm, .eps = shape_.latent_eps}, count,
+           *weights_.q_b, nullptr, expanded);
+    q = expanded;
+  }
+  const int64_t query_width = static_cast<int64_t>(heads) * cached;
+  linear_by_head(table_, team_, {q, width, key}, count, *weights_.k_b, {queries, query_width, cached});
+  const double elements = static_cast<double>(count) * heads * shape_.rope;
+  for_ranges(team_, count, 1, work_us(8.0 * elements, 6.0 * elements), [&](int64_t from, int64_t n) {
+    for (int64_t t = from; t < from + n; ++t) {
+      for (int h = 0; h < heads; ++h) {
+        rotate(q + t * width + h * key + shape_.nope, queries + t * query_width + h * cached + shape_.latent,
+               batch, first + static_cast<int>(t));
+      }
+    }
+  });
+}
+
+void MlaAttention::attend(float* queries, const AttentionBatch& batch, const StatePlane& plane, int page_size,
+                          int first, std::span<const AttentionTile> tiles, const Tiling& tiling) {
+  const int heads = shape_.num_heads, cached = shape_.cached();
+  const int64_t most_rows = static_cast<int64_t>(tiling.tokens) * tiling.heads;
+  const int64_t memory = padded(most_rows * (padded(tiling.context) + cached)) + padded(most_rows);
+  float* scratch = team_.scratch_floats(kTileSlot, memory * team_.num_threads());
+  const int64_t parts = (heads + tiling.heads - 1) / tiling.heads;  // of a tile's heads
+  double positions = 0;
+  for (const AttentionTile& tile : tiles)
+    positions += static_cast<double>(tile.num_tokens) * (batch.position(tile.first_token) + 1);
+  const double work = positions * heads * cached;
+  const auto run = [&](int64_t task, int thread) {
+    // Tiles of high positions cost most: those first, so that the last chunks are small.
+    const AttentionTile& tile = tiles[tiles.size() - 1 - static_cast<size_t>(task / parts)];
+    const int head = static_cast<int>(task % parts) * tiling.heads;
+    const int rows = std::min(tiling.heads, heads - head) * tile.num_tokens;
+    attend_tile(queries + (static_cast<int64_t>(tile.first_token - first) * heads + head) * cached, rows,
+                tile, batch, plane, page_size, scratch + thread * memory);
+  };
+  const int64_t tasks = static_cast<int64_t>(tiles.size()) * parts;
+  if (work_us(0, 4.0 * work) < kForkUs) {
+    for (int64_t task = 0; task < tasks; ++task) run(task, 0);
+  } else {
+    team_.parallel_for(tasks, run);
+  }
+}
+
+void MlaAttention::attend_tile(float* queries, int rows, const AttentionTile& tile,
+                               const AttentionBatch& batch, const StatePlane& plane, int page_size,
+                               float* memory) const {
+  const int D = shape_.cached(), heads = rows / tile.num_tokens;
+  const int last = batch.position(tile.first_token + tile.num_tokens - 1) + 1;
+  const int64_t ld = padded(last);
+  float* sums = memory;
+  float* totals = sums + static_cast<int64_t>(rows) * D;
+  float* scores = totals + padded(rows);
+  const bool bf16 = plane.dtype == kernels::DType::kBF16;
+  const int32_t* pages = batch.pages(tile.first_token);
+  for_page_runs(plane, pages, page_size, 0, last, [&](int at, int count, const char* latents) {
+    if (bf16) {
+      table_.matmul_bf16(queries, D, reinterpret_cast<const uint16_t*>(latents), scores + at, ld, rows, count,
+                         D);
+    } else {
+      table_.matmul_f32(queries, D, reinterpret_cast<const float*>(latents), scores + at, ld, rows, count, D);
+    }
+  });
+  // What later tokens of the tile see weighs nothing for earlier ones.
+  for (int row = 0; row < rows; ++row) {
+    const int seen = batch.position(tile.first_token + row / heads) + 1;
+    totals[row] = table_.softmax_exp(scores + row * ld, seen, shape_.scale);
+    std::fill(scores + row * ld + seen, scores + row * ld + last, 0.0f);
+  }
+  // The shared key's columns are summed, too, and left: rows of the cache are read as they lie.
+  std::fill(sums, sums + static_cast<int64_t>(rows) * D, 0.0f);
+  for_page_runs(plane, pages, page_size, 0, last, [&](int at, int count, const char* latents) {
+    if (bf16) {
+      table_.weighted_sum_bf16(scores + at, ld, reinterpret_cast<const uint16_t*>(latents), sums, D, rows,
+                               count, D);
+    } else {
+      table_.weighted_sum_f32(scores + at, ld, reinterpret_cast<const float*>(latents), sums, D, rows, count,
+                              D);
+    }
+  });
+  for (int row = 0; row < rows; ++row) {
+    const float share = 1.0f / totals[row];
+    for (int d = 0; d < shape_.latent; ++d)
+      queries[static_cast<int64_t>(row) * D + d] = sums[static_cast<int64_t>(row) * D + d] * share;
+  }
+}
+
+}  // namespace twofold

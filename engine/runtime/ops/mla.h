@@ -1,0 +1,92 @@
+// The attention half of a decoder layer with multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section
+// 2.1): keys and values of all heads are products of one latent vector per token, and only that, with one rotated
+// key that all heads share, is cached.
+//
+// Absorbed form for every row, prefill and decode alike, so that no bit depends on how a prompt is cut: a head's
+// query is multiplied into the latent space (k_b), scores are products with what the cache holds, the weighted
+// latents are summed, and the sum becomes the head's values (v_b). Keys and values are never expanded.
+#pragma once
+#include <span>
+
+#include "host/thread_team.h"
+#include "ops/attention_batch.h"
+#include "ops/linear.h"
+#include "ops/packed_matrix.h"
+#include "ops/state_cache.h"
+
+namespace twofold {
+
+// Null pointers mean "not there". Nothing is owned: whoever makes the block keeps the arrays.
+struct MlaWeights {
+  const float* norm;  // [hidden]
+  const PackedMatrix*
+      a;  // [q rows + latent + rope, hidden]: queries or their low-rank part, latent, shared key
+  const float* a_bias;       // [rows of a]
+  const float* q_norm;       // [q rows], with q_b
+  const PackedMatrix* q_b;   // [heads * (nope + rope), q rows]; null: the q rows are the queries
+  const float* latent_norm;  // [latent]
+  const PackedMatrix* k_b;   // one part of [latent, nope] per head
+  const PackedMatrix* v_b;   // one part of [value, latent] per head
+  const PackedMatrix* o;     // [hidden, heads * value]
+  const float* o_bias;       // [hidden]
+};
+
+struct MlaShape {
+  int num_heads;
+  int nope, rope;  // dimensions of a head's query that are not rotated, and that are
+  int latent, value;
+  float eps, latent_eps;  // of the layer's norm; of the norms of the low-rank queries and of the latent
+  float scale;            // of the scores
+  bool neighbours;        // rotation pairs (2i, 2i + 1) in the weights' order; else (i, i + rope / 2)
+
+  int key() const { return nope + rope; }
+  int cached() const { return latent + rope; }
+};
+
+// In the cache it has one plane, `cached` wide.
+class MlaAttention {
+ public:
+  MlaAttention(const kernels::KernelTable& table, ThreadTeam& team, const MlaWeights& weights,
+               const MlaShape& shape);
+
+  // hidden [T, hidden_size] is read and added to. Stores the tokens' latents in `layer` of the cache first, so
+  // tokens of one sequence in one batch see one another. Throws KernelFailure when batch or cache do not fit.
+  void forward(float* hidden, AttentionBatch& batch, const StateCache& cache, int layer);
+
+  int hidden_size() const { return static_cast<int>(weights_.o->rows()); }
+
+ private:
+  struct Tiling {  // the tokens and heads of one task, the most positions it looks at
+    int tokens, heads, context;
+  };
+
+  const StatePlane& plane(const AttentionBatch& batch, const StateCache& cache, int layer) const;
+  void store_latents(const float* a, const AttentionBatch& batch, const StatePlane& plane, int page_size);
+  Tiling tiling(const AttentionBatch& batch) const;
+  void make_queries(const float* a, const AttentionBatch& batch, int first, int count, float* queries);
+  // The weighted latents of tiles of tokens, the first of which is `first`, take the place of their queries.
+  void attend(float* queries, const AttentionBatch& batch, const StatePlane& plane, int page_size, int first,
+              std::span<const AttentionTile> tiles, const Tiling& tiling);
+  void attend_tile(float* queries, int rows, const AttentionTile& tile, const AttentionBatch& batch,
+                   const StatePlane& plane, int page_size, float* memory) const;
+  void rotate(const float* from, float* to, const AttentionBatch& batch, int token) const;
+  int64_t q_rows() const { return weights_.a->rows() - shape_.cached(); }
+
+  const kernels::KernelTable& table_;
+  ThreadTeam& team_;
+  MlaWeights weights_;
+  MlaShape shape_;
+};
+
+// Rows of M tokens and as many heads as `w` has parts: row (m, h) begins at data + m * token + h * head.
+template <class T>
+struct HeadRows {
+  T* data;
+  int64_t token, head;
+};
+
+// y(m, h) = w_h x(m, h). Takes scratch slot kLinearSlot; the caller holds the lock.
+void linear_by_head(const kernels::KernelTable& table, ThreadTeam& team, const HeadRows<const float>& x,
+                    int M, const PackedMatrix& w, const HeadRows<float>& y);
+
+}  // namespace twofold

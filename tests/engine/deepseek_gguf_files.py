@@ -1,0 +1,43 @@
+"""Writes random DeepSeek models that llama.cpp loads, for a comparison by hand:
+
+python -m tests.engine.deepseek_gguf_files DIR && python scripts/compare_gguf.py DIR/*.gguf --f32-cache
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from twofold.models.testing_deepseek import TinyDeepseek
+from twofold.models.testing_gguf import write_tiny_gguf
+
+YARN = {
+    "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "mscale": 1.0, "mscale_all_dim": 1.0,
+}  # fmt: skip
+V3 = TinyDeepseek(
+    hidden_size=64, q_lora_rank=32, kv_lora_rank=32, qk_nope_head_dim=32, qk_rope_head_dim=32, v_head_dim=32,
+    moe_intermediate_size=32, intermediate_size=96, vocab_size=267, num_experts=16, top_k=4, num_groups=4,
+    top_groups=2, routed_scaling_factor=2.5, rope_scaling=YARN, max_position_embeddings=512,
+)  # fmt: skip
+V2 = replace(
+    V3, architecture="DeepseekV2ForCausalLM", num_groups=1, top_groups=1, routed_scaling_factor=1.0,
+    num_shared_experts=2, rope_scaling=YARN | {"mscale": 0.707, "mscale_all_dim": 0.707},
+)  # fmt: skip
+# llama.cpp knows queries without a low rank by the number of layers.
+MODELS = {"v3": V3, "v2": V2, "v2-lite": replace(V2, q_lora_rank=None, num_layers=27)}
+
+
+def main(directory: Path) -> None:
+    directory.mkdir(parents=True, exist_ok=True)
+    for name, model in MODELS.items():
+        for split_kv in (True, False):
+            print(
+                write_tiny_gguf(
+                    directory / f"{name}{'' if split_kv else '-old'}.gguf", model, split_kv=split_kv
+                )
+            )
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

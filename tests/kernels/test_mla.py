@@ -1,0 +1,255 @@
+"""Mla, which never expands keys and values, against a float64 model that does, and against itself cut differently."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, replace
+
+import kernel_reference as reference
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from twofold.api.errors import KernelError
+from twofold.blocks import ops
+
+EPS, LATENT_EPS = 1e-5, 1e-6
+Array = NDArray  # of floats, or of bfloat16 bits
+
+
+@dataclass(frozen=True)
+class Case:
+    hidden: int = 48
+    heads: int = 4
+    q_rank: int | None = 20
+    latent: int = 24
+    nope: int = 10
+    rope: int = 8
+    value: int = 12
+    dtype: str = "float32"
+    cache_dtype: str = "float32"
+    bias: bool = False
+    neighbours: bool = True
+    page_size: int = 4
+    tokens: int = 23
+
+
+CASES = [
+    Case(),
+    Case(q_rank=None),
+    Case(neighbours=False, bias=True),
+    Case(q_rank=None, bias=True, heads=1, value=33),
+    Case(heads=7, latent=33, nope=5, rope=2, value=3, q_rank=9, hidden=31),
+    Case(heads=40, tokens=37, page_size=3),
+    Case(heads=3, latent=70, nope=64, rope=32, value=64, tokens=70, page_size=16),
+    Case(dtype="bfloat16", latent=64, nope=32, rope=16, value=32, q_rank=32, hidden=64),
+    Case(page_size=1, tokens=1),
+]
+
+
+class Setup:
+    """Weights, input and angles of a case; `run` puts the tokens through a block in the given order and cuts."""
+
+    def __init__(self, case: Case) -> None:
+        rng = np.random.default_rng(7)
+        c = self.case = case
+        rows = c.q_rank or c.heads * (c.nope + c.rope)
+
+        def matrix(*shape: int) -> Array:
+            return reference.weights(rng, shape, c.dtype)
+
+        def norm(size: int) -> Array:
+            return rng.uniform(0.5, 1.5, size).astype(np.float32)
+
+        def bias(size: int) -> Array | None:
+            return rng.standard_normal(size).astype(np.float32) if c.bias else None
+
+        self.norm, self.q_norm, self.latent_norm = norm(c.hidden), norm(rows), norm(c.latent)
+        self.a, self.a_bias = matrix(rows + c.latent + c.rope, c.hidden), bias(rows + c.latent + c.rope)
+        self.q_b = matrix(c.heads * (c.nope + c.rope), rows) if c.q_rank else None
+        self.kv_b = matrix(c.heads, c.nope + c.value, c.latent)
+        self.o, self.o_bias = matrix(c.hidden, c.heads * c.value), bias(c.hidden)
+        self.hidden = rng.standard_normal((c.tokens, c.hidden)).astype(np.float32)
+        angles = np.arange(c.tokens)[:, None] * 10 ** -np.linspace(0, 2, c.rope // 2)[None]
+        self.cos, self.sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+        self.scale = float((c.nope + c.rope) ** -0.5)
+
+    def block(self, team: ops.ThreadTeam, layer: int = 0) -> ops.Mla:
+        c = self.case
+        keys, values = self.kv_b[:, : c.nope], self.kv_b[:, c.nope :]
+        return ops.Mla(
+            team,
+            self.norm,
+            reference.packed(team, self.a),
+            self.a_bias,
+            self.q_norm if self.q_b is not None else None,
+            None if self.q_b is None else reference.packed(team, self.q_b),
+            self.latent_norm,
+            reference.packed(team, *(np.ascontiguousarray(head.T) for head in keys)),
+            reference.packed(team, *(np.ascontiguousarray(head) for head in values)),
+            reference.packed(team, self.o),
+            self.o_bias,
+            num_heads=c.heads,
+            nope_dim=c.nope,
+            rope_dim=c.rope,
+            eps=EPS,
+            latent_eps=LATENT_EPS,
+            scale=self.scale,
+            neighbours=c.neighbours,
+            layer=layer,
+        )
+
+    def cache(self, num_sequences: int = 1) -> ops.StateCache:
+        c = self.case
+        plane = (1, c.latent + c.rope, c.cache_dtype)
+        return ops.StateCache([[plane]] * 2, num_sequences * self.pages_per_sequence, c.page_size)
+
+    @property
+    def pages_per_sequence(self) -> int:
+        return -(-self.case.tokens // self.case.page_size)
+
+    def tables(self, num_sequences: int = 1) -> NDArray[np.int32]:
+        """Pages handed out in a shuffled order, so that neighbours in a sequence are not neighbours in memory."""
+        pages = np.random.default_rng(3).permutation(num_sequences * self.pages_per_sequence)
+        return pages.reshape(num_sequences, -1).astype(np.int32)
+
+    def batch(
+        self, positions: list[int], sequences: list[int], tables: NDArray[np.int32]
+    ) -> ops.AttentionBatch:
+        return ops.AttentionBatch(
+            np.array(positions, np.int32), np.array(sequences, np.int32), tables,
+            np.ascontiguousarray(self.cos[positions]), np.ascontiguousarray(self.sin[positions]),
+        )  # fmt: skip
+
+    def run(self, cuts: list[int], threads: int = 1, tables: NDArray[np.int32] | None = None) -> Array:
+        """The sequence in chunks that end at `cuts`."""
+        team = ops.ThreadTeam(threads)
+        block, cache = self.block(team, 1), self.cache()
+        tables = self.tables() if tables is None else tables
+        parts = []
+        for begin, end in itertools.pairwise([0, *cuts]):
+            rows = self.hidden[begin:end].copy()
+            block.forward(rows, self.batch(list(range(begin, end)), [0] * (end - begin), tables), cache)
+            parts.append(rows)
+        return np.concatenate(parts)
+
+    def expected(self) -> NDArray[np.float64]:
+        """Keys and values of every head, attended to one token and head at a time."""
+        c = self.case
+        a = reference.rmsnorm(self.hidden, self.norm, EPS) @ reference.widen(self.a).T
+        if self.a_bias is not None:
+            a = a + self.a_bias
+        q, latent, key = np.split(a, [-c.latent - c.rope, -c.rope], axis=1)
+        if self.q_b is not None:
+            q = reference.rmsnorm(q, self.q_norm, LATENT_EPS) @ reference.widen(self.q_b).T
+        latent = reference.rmsnorm(latent, self.latent_norm, LATENT_EPS)
+        q = q.reshape(c.tokens, c.heads, c.nope + c.rope)
+        expanded = np.einsum("hrc,tc->thr", reference.widen(self.kv_b), latent)
+        out = np.zeros((c.tokens, c.heads, c.value))
+        turned = np.stack([self._turned(key[t], t) for t in range(c.tokens)])
+        for t, h in np.ndindex(c.tokens, c.heads):
+            scores = expanded[: t + 1, h, : c.nope] @ q[t, h, : c.nope]
+            scores += turned[: t + 1] @ self._turned(q[t, h, c.nope :], t)
+            out[t, h] = reference.softmax(scores * self.scale) @ expanded[: t + 1, h, c.nope :]
+        added = out.reshape(c.tokens, -1) @ reference.widen(self.o).T
+        return self.hidden + added + (0 if self.o_bias is None else self.o_bias)
+
+    def _turned(self, x: Array, t: int) -> Array:
+        if self.case.neighbours:
+            x = np.concatenate([x[0::2], x[1::2]])
+        return reference.rotate(x, self.cos[t], self.sin[t])
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_matches_float64(case: Case) -> None:
+    setup = Setup(case)
+    np.testing.assert_allclose(
+        setup.run([case.tokens]), setup.expected(), atol=2e-5 + 8 * reference.rounding(case.dtype), rtol=1e-5
+    )
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_cuts_and_threads_change_no_bit(case: Case) -> None:
+    setup = Setup(case)
+    whole = setup.run([case.tokens])
+    one_by_one = list(range(1, case.tokens + 1))
+    for cuts in ([*range(5, case.tokens, 5), case.tokens], one_by_one):
+        for threads in (1, 3):
+            assert np.array_equal(setup.run(cuts, threads), whole)
+
+
+def test_many_tokens_are_computed_in_parts_and_change_no_bit() -> None:
+    """More queries than are held at once: 64 MiB of them are 819 tokens of 128 heads."""
+    setup = Setup(
+        Case(hidden=8, heads=128, q_rank=4, latent=152, nope=2, rope=8, value=2, tokens=900, page_size=64)
+    )
+    whole = setup.run([900], threads=2)
+    assert np.array_equal(setup.run([700, 900]), whole)
+    assert np.array_equal(setup.run([899, 900], threads=3), whole)
+
+
+def test_runs_of_consecutive_pages_change_no_bit() -> None:
+    setup = Setup(Case(page_size=3, tokens=29))
+    shuffled = setup.run([29])
+    for order in (range(10), [4, 5, 6, 0, 1, 2, 3, 9, 8, 7]):
+        assert np.array_equal(setup.run([11, 12, 29], tables=np.array([order], np.int32)), shuffled)
+
+
+def test_bfloat16_cache_rounds_latents_only() -> None:
+    setup = Setup(Case(cache_dtype="bfloat16", tokens=30))
+    got = setup.run([30])
+    assert np.abs(got - setup.expected()).max() < 2e-2
+    assert not np.array_equal(got, Setup(replace(setup.case, cache_dtype="float32")).run([30]))
+    assert np.array_equal(got, setup.run([1, 2, 17, 30], threads=2))
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_sequences_in_one_batch_do_not_see_one_another(threads: int) -> None:
+    setup = Setup(Case(tokens=12))
+    alone = setup.run([12])
+    team = ops.ThreadTeam(threads)
+    block, cache, tables = setup.block(team), setup.cache(3), setup.tables(3)
+    # Sequence 0 all at once, 1 and 2 lag behind; later they decode side by side.
+    first = [(0, p) for p in range(12)] + [(2, p) for p in range(4)] + [(1, p) for p in range(9)]
+    steps = [first, *[[(2, 4 + i), (1, 9 + i)] for i in range(3)], [(2, p) for p in range(7, 12)]]
+    for step in steps:
+        rows = setup.hidden[[p for _, p in step]].copy()
+        block.forward(rows, setup.batch([p for _, p in step], [s for s, _ in step], tables), cache)
+        assert np.array_equal(rows, alone[[p for _, p in step]])
+
+
+def test_an_empty_batch_is_nothing_to_do() -> None:
+    setup = Setup(Case())
+    rows = np.empty((0, 48), np.float32)
+    setup.block(ops.ThreadTeam(1)).forward(rows, setup.batch([], [], setup.tables()), setup.cache())
+
+
+def test_refuses_what_does_not_fit() -> None:
+    setup = Setup(Case())
+    team, tables, cache = ops.ThreadTeam(1), setup.tables(), setup.cache()
+    batch, rows = setup.batch([0, 1], [0, 0], tables), setup.hidden[:2].copy()
+    block = setup.block(team)
+    with pytest.raises(KernelError, match=r"hidden is float32 \(3, 48\)"):
+        block.forward(setup.hidden[:3].copy(), batch, cache)
+    with pytest.raises(KernelError, match="layer is 2"):
+        setup.block(team, 2).forward(rows, batch, cache)
+    with pytest.raises(KernelError, match="2 planes of 32 elements; expected 1 of 32"):
+        block.forward(rows, batch, ops.StateCache([[(2, 32, "float32")]], 9, 4))
+    with pytest.raises(KernelError, match="page_tables"):
+        block.forward(rows, batch, ops.StateCache([[(1, 32, "float32")]], 1, 4))
+    few = ops.AttentionBatch(
+        np.zeros(1, np.int32),
+        np.zeros(1, np.int32),
+        tables,
+        setup.cos[:1, :2].copy(),
+        setup.sin[:1, :2].copy(),
+    )
+    with pytest.raises(KernelError, match="rotates 2 pairs; expected 4"):
+        block.forward(rows[:1], few, cache)
+    wrong = Setup(replace(setup.case, value=13))
+    wrong.o = setup.o
+    with pytest.raises(KernelError, match=r"Mla: o_weight is packed \(48, 48\); expected \(48, 52\)"):
+        wrong.block(team)
+    wrong.kv_b = wrong.kv_b.reshape(2, -1, setup.case.latent)
+    with pytest.raises(KernelError, match="Mla: k_b_weight"):
+        wrong.block(team)
+    assert np.array_equal(rows, setup.hidden[:2]), "a refused call must change nothing"
