@@ -14,8 +14,11 @@ from twofold.api.types import SamplingParams
 from twofold.blocks import ops
 from twofold.cli.main import main
 from twofold.device.decode_inputs import DecodeRow
+from twofold.device.kernels import TorchKernels
+from twofold.device.model import DeviceModel
 from twofold.engine import Engine
 from twofold.models.model_files import open_model_files
+from twofold.models.sizing import measure_files
 from twofold.models.testing import write_tiny_model
 from twofold.models.testing_deepseek import TinyDeepseek
 from twofold.models.testing_gguf import write_tiny_gguf
@@ -33,6 +36,7 @@ from tests.engine.test_device_model import (
     run,
 )
 from tests.engine.transformers_runs import one_torch_thread, reference, reference_greedy, reference_logits
+from tests.unit.test_loading_sizing import held_by
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("twofold._core")
@@ -214,6 +218,9 @@ def test_a_quantised_kv_b_is_absorbed_exactly(tmp_path: Path) -> None:
         for head, (k, v) in enumerate(zip(keys, values, strict=True)):
             np.testing.assert_array_equal(k.data.T, whole[head, :32])
             np.testing.assert_array_equal(ops.dequantise(team, v), whole[head, 32:])
+        packed = sum(ops.PackedMatrix(team, parts).bytes for parts in (keys, values))
+        others = sum(weights.packed_bytes(part) for part in weights.specs if part != "kv_b")
+        assert block.host_bytes(weights) == others + packed
         return
     raise AssertionError("no block has a kv_b")
 
@@ -305,3 +312,15 @@ def test_quantising_a_gguf_file_keeps_its_configuration_and_answers(
     assert open_model_files(written).config.layers == open_model_files(source).config.layers
     got, expected = (run.logits(run.prefill(PROMPT)[1]) for run in (load(written), load(source)))
     assert np.linalg.norm(got - expected) < 0.05 * np.linalg.norm(expected)
+
+
+@pytest.mark.parametrize("gguf", [False, True])
+def test_dense_weights_on_a_device_are_those_that_the_device_model_holds(tmp_path: Path, gguf: bool) -> None:
+    model = replace(CASES["v3-groups"], num_shared_experts=2)
+    path = write_tiny_gguf(tmp_path / "m.gguf", model) if gguf else write_tiny_model(tmp_path, model)
+    files = open_model_files(path)
+    device = DeviceModel(
+        files, ops.ThreadTeam(1), torch.device("cpu"), TorchKernels(), files.config.max_context
+    )
+    num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in held_by(device, torch.Tensor))
+    assert measure_files(files).device_dense_bytes == num_bytes
