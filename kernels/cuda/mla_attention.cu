@@ -51,7 +51,7 @@ __global__ void mla_join_kernel(MlaDecode decode, float* workspace, int splits, 
   const int64_t row = int64_t(sequence) * decode.num_heads + blockIdx.x;
   for (int column = threadIdx.x; column < latent; column += blockDim.x) {
     out[row * latent + column] =
-        to_bf16(mla_join(workspace, row, decode.lengths[sequence], splits, latent, column));
+        bf16_of_float(mla_join(workspace, row, decode.lengths[sequence], splits, latent, column));
   }
 }
 

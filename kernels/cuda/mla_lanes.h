@@ -174,7 +174,7 @@ TWOFOLD_HD float mla_squares(const uint16_t* row, int latent, int lane) {
 
 TWOFOLD_HD void mla_normalise(const uint16_t* row, const float* norm, float inverse, int latent, int lane,
                               uint16_t* out) {
-  for (int i = lane; i < latent; i += kWarpSize) out[i] = to_bf16(bf16_at(row, i) * inverse * norm[i]);
+  for (int i = lane; i < latent; i += kWarpSize) out[i] = bf16_of_float(bf16_at(row, i) * inverse * norm[i]);
 }
 
 // out: the first halves of the pairs, then the second.
@@ -184,8 +184,8 @@ TWOFOLD_HD void mla_rotate(const uint16_t* from, const float* cos, const float* 
   for (int i = lane; i < half; i += kWarpSize) {
     const float a = bf16_at(from, neighbours ? 2 * i : i),
                 b = bf16_at(from, neighbours ? 2 * i + 1 : half + i);
-    out[i] = to_bf16(a * cos[i] - b * sin[i]);
-    out[half + i] = to_bf16(b * cos[i] + a * sin[i]);
+    out[i] = bf16_of_float(a * cos[i] - b * sin[i]);
+    out[half + i] = bf16_of_float(b * cos[i] + a * sin[i]);
   }
 }
 

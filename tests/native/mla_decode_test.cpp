@@ -20,7 +20,7 @@ std::vector<uint16_t> random_bf16(size_t count, uint32_t seed, float size = 1.0f
   std::mt19937 random(seed);
   std::normal_distribution<float> normal(0.0f, size);
   std::vector<uint16_t> values(count);
-  for (uint16_t& value : values) value = to_bf16(normal(random));
+  for (uint16_t& value : values) value = bf16_of_float(normal(random));
   return values;
 }
 
