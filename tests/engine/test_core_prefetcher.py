@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from twofold import _core
+from twofold._core import testing
 from twofold.experts.profiles import load_profile
 
 LAYERS, EXPERTS, TOP_K = 4, 16, 3
@@ -16,11 +17,11 @@ QWEN3_30B_EXPERT = (9.44e6, 9.44e6)  # 387 us
 
 def cost_model(expert=SMALL_EXPERT, profile="rtx4090-pcie4", **changes):
     figures = load_profile(profile).cost_figures | changes
-    return _core.CostModel(_core.MachineProfile.from_fields(profile, figures), *expert)
+    return testing.CostModel(_core.MachineProfile.from_fields(profile, figures), *expert)
 
 
 def scheduler(cost, num_slots=LAYERS * 6, policy="payback", prefetch=True):
-    return _core.LayerScheduler(cost, LAYERS, EXPERTS, TOP_K, num_slots, policy, prefetch)
+    return testing.LayerScheduler(cost, LAYERS, EXPERTS, TOP_K, num_slots, policy, prefetch)
 
 
 def routing(steps, seed=0, stickiness=0.5):
@@ -56,7 +57,7 @@ def play(s, ids, *, predict=True, right=0.8, gap_us=8.0, seed=1):
             if predict and layer + 1 < LAYERS:
                 s.predict(layer + 1, foresight(layers[layer + 1], random, right))
             decision = s.decide(layer, routed[None])
-            hits = [e.expert for e in decision.experts if e.where == _core.Placement.HIT]
+            hits = [e.expert for e in decision.experts if e.where == testing.Placement.HIT]
             seen.append((step, layer, decision.times, list(decision.moves), hits, decision.arrived))
         s.advance(gap_us)
     return seen, s.now_us
@@ -111,7 +112,7 @@ def test_uploads_too_long_for_one_layer_are_dropped_and_cost_nothing():
     s = scheduler(slow)
     seen, with_us = play(s, ids, right=1.0)
     _, without_us = play(scheduler(slow, prefetch=False), ids, predict=False)
-    assert not [m for *_, moves, _, _ in seen for m in moves if m.reason == _core.UploadReason.PREFETCH]
+    assert not [m for *_, moves, _, _ in seen for m in moves if m.reason == testing.UploadReason.PREFETCH]
     assert s.prefetch_counts.issued == 0
     assert s.prefetch_counts.dropped > 0
     assert with_us <= 1.01 * without_us
@@ -134,23 +135,23 @@ def test_no_demand_upload_waits_for_a_prefetch_and_no_slot_leaks(
     s = scheduler(cost, num_slots=slots, policy=policy)
     seen, _ = play(s, routing(15, seed), right=right, gap_us=gap_us, seed=seed)
     # The same uploads on a link without the prefetches: no demand upload ends earlier there.
-    link = _core.Timeline(cost.upload_us())
+    link = testing.Timeline(cost.upload_us())
     tag = 0
     plain = {}
     for step, layer, times, moves, _, _ in seen:
         link.advance(gap_us)
         for move in moves:
             tag += 1
-            if move.reason == _core.UploadReason.DEMAND:
+            if move.reason == testing.UploadReason.DEMAND:
                 plain[step, layer, move.expert] = link.enqueue_demand(tag).end_us
-            elif move.reason == _core.UploadReason.ADMISSION:
+            elif move.reason == testing.UploadReason.ADMISSION:
                 link.enqueue_background(tag)
         link.advance(times.layer_us)
         if layer == LAYERS - 1:
             link.advance(gap_us)
     for step, layer, _, moves, _, _ in seen:
         for move in moves:
-            if move.reason == _core.UploadReason.DEMAND:
+            if move.reason == testing.UploadReason.DEMAND:
                 assert move.end_us <= plain[step, layer, move.expert] + 1e-6
 
     counts = s.prefetch_counts
@@ -159,9 +160,9 @@ def test_no_demand_upload_waits_for_a_prefetch_and_no_slot_leaks(
     s.drain()
     s.begin_step()
     states = [s.state(layer, e) for layer in range(LAYERS) for e in range(EXPERTS)]
-    assert _core.ExpertState.IN_FLIGHT not in states
+    assert testing.ExpertState.IN_FLIGHT not in states
     held = [s.occupant(slot) for slot in range(s.num_slots) if s.occupant(slot) >= 0]
-    assert len(held) == len(set(held)) == states.count(_core.ExpertState.RESIDENT) <= slots
+    assert len(held) == len(set(held)) == states.count(testing.ExpertState.RESIDENT) <= slots
 
 
 def test_a_gap_that_shrinks_makes_a_prefetch_late_or_withdrawn_but_loses_no_slot():
@@ -172,13 +173,13 @@ def test_a_gap_that_shrinks_makes_a_prefetch_late_or_withdrawn_but_loses_no_slot
     s.drain()
     s.begin_step()
     states = [s.state(layer, e) for layer in range(LAYERS) for e in range(EXPERTS)]
-    assert _core.ExpertState.IN_FLIGHT not in states
+    assert testing.ExpertState.IN_FLIGHT not in states
     counts = s.prefetch_counts
     assert counts.issued == counts.used + counts.late + counts.wasted
 
 
 def test_a_foreseen_resident_expert_is_no_victim():
-    s = _core.LayerScheduler(cost_model(), 2, 8, 2, 4, "payback", True)
+    s = testing.LayerScheduler(cost_model(), 2, 8, 2, 4, "payback", True)
     for expert in (0, 1):
         assert s.preload(1, expert)
     for _ in range(30):
@@ -190,7 +191,7 @@ def test_a_foreseen_resident_expert_is_no_victim():
         s.decide(0, np.array([[4, 5]], np.int32))
         s.advance(50.0)
         s.decide(1, np.array([[0, 1]], np.int32))
-        assert s.state(1, 0) == s.state(1, 1) == _core.ExpertState.RESIDENT
+        assert s.state(1, 0) == s.state(1, 1) == testing.ExpertState.RESIDENT
 
 
 def test_batches_are_predicted_row_by_row():

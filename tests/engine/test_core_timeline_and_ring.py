@@ -5,13 +5,13 @@ from __future__ import annotations
 import threading
 
 import pytest
-from twofold import _core
+from twofold._core import testing
 
 from tests.engine.fixed_cost import fixed_cost
 
 
 def test_demand_uploads_queue_one_behind_the_other():
-    t = _core.Timeline(100.0)
+    t = testing.Timeline(100.0)
     first, second = t.enqueue_demand(1), t.enqueue_demand(2)
     assert (first.begin_us, first.end_us, second.begin_us, second.end_us) == (0, 100, 100, 200)
     assert t.backlog_us == 200
@@ -24,7 +24,7 @@ def test_demand_uploads_queue_one_behind_the_other():
 
 
 def test_demand_overtakes_background_that_has_not_begun():
-    t = _core.Timeline(100.0)
+    t = testing.Timeline(100.0)
     t.enqueue_background(10)
     t.enqueue_background(11)
     assert t.backlog_us == 0
@@ -40,7 +40,7 @@ def test_demand_overtakes_background_that_has_not_begun():
 
 
 def test_background_can_be_withdrawn_until_it_begins():
-    t = _core.Timeline(100.0)
+    t = testing.Timeline(100.0)
     t.enqueue_background(1)
     t.enqueue_background(2)
     t.advance(10)
@@ -54,7 +54,7 @@ def test_background_can_be_withdrawn_until_it_begins():
 
 def test_timeline_lands_uploads_when_the_cost_model_says():
     cost = fixed_cost()
-    t = _core.Timeline(cost.upload_us())
+    t = testing.Timeline(cost.upload_us())
     t.enqueue_background(7)
     t.advance(50)
     _, landed = cost.layer([1], [1, 1], [1], t.backlog_us, t.queued_us)
@@ -64,13 +64,13 @@ def test_timeline_lands_uploads_when_the_cost_model_says():
 
 def test_timeline_refuses_nonsense():
     with pytest.raises(ValueError, match="upload_us"):
-        _core.Timeline(0.0)
+        testing.Timeline(0.0)
     with pytest.raises(ValueError, match="advance by -1"):
-        _core.Timeline(1.0).advance(-1.0)
+        testing.Timeline(1.0).advance(-1.0)
 
 
 def test_ring_keeps_order_drops_and_counts_when_full():
-    ring = _core.IntEventRing(4)
+    ring = testing.IntEventRing(4)
     assert [ring.push(i) for i in range(6)] == [True] * 4 + [False] * 2
     assert (ring.size, ring.dropped) == (4, 2)
     assert ring.drain(3) == [0, 1, 2]
@@ -79,11 +79,11 @@ def test_ring_keeps_order_drops_and_counts_when_full():
     assert ring.take_dropped() == 2
     assert ring.dropped == 0
     with pytest.raises(ValueError, match="power of two"):
-        _core.IntEventRing(6)
+        testing.IntEventRing(6)
 
 
 def test_ring_loses_nothing_unseen_with_several_producers():
-    ring = _core.IntEventRing(256)
+    ring = testing.IntEventRing(256)
     per_thread, producers = 2000, 3
     threads = [
         threading.Thread(target=lambda base=p * per_thread: [ring.push(base + i) for i in range(per_thread)])

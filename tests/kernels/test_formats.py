@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from packed_reference import FORMATS, GGUF_FORMATS, Rows, fitting_columns, plain_values, random_rows
-from twofold._core import kernels
+from twofold._core.testing import kernels
 from twofold.api.errors import ConfigError, KernelError
 
 

@@ -109,12 +109,6 @@ void bind_experts(py::module_& m) {
       py::arg("kind"), py::arg("rows"), py::arg("num_tokens"), py::arg("columns"), py::arg("out"),
       py::arg("stream"), "bf16 rows to encoded activation rows.");
   m.def(
-      "activation_row_bytes",
-      [](const std::string& kind, int columns) {
-        return kernels::activation_row_bytes(kind_named(kind), columns);
-      },
-      py::arg("kind"), py::arg("columns"));
-  m.def(
       "decode_experts",
       [](const ExpertLayout& layout, const ExpertGroups& groups, const ExpertBuffers& buffers, int num_tokens,
          int top_k, int num_experts, int shared_bytes, uint64_t stream) {

@@ -31,7 +31,9 @@ _SAMPLING: dict[str, tuple[Callable[[str], Any], float, float, str]] = {
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     """MODEL, the engine's flags and the telemetry's."""
-    add_arguments(parser, EngineConfig)
+    from twofold.experts.policies import SERVING, described
+
+    add_arguments(parser, EngineConfig, {"policy": described(SERVING)})
     add_arguments(parser, TelemetryConfig)
 
 

@@ -1,16 +1,22 @@
-// The layer scheduler with its prefetcher, as the tests and docs/prefetch.md's simulation see them. Exports
-// only.
+// The layer scheduler's and a replay's single decisions, as tests see them. Exports only.
 #include <pybind11/stl.h>
 
 #include "array_view.h"
-#include "module.h"
+#include "testing/testing.h"
+#include "trace_holder.h"
 #include "twofold/layer_scheduler.h"
+#include "twofold/replay.h"
 
 namespace twofold::bindings {
 namespace py = pybind11;
-namespace {}  // namespace
+namespace {
 
-void bind_core_prefetch(py::module_& m) {
+// The product's class with what only tests ask of it.
+struct TestedScheduler : LayerScheduler {
+  using LayerScheduler::LayerScheduler;
+};
+
+void bind_scheduler(py::module_& m) {
   py::enum_<Placement>(m, "Placement")
       .value("HIT", Placement::kHit)
       .value("CPU", Placement::kCpu)
@@ -46,17 +52,7 @@ void bind_core_prefetch(py::module_& m) {
             return experts;
           },
           "Experts whose prefetch landed in time for this layer.");
-  py::class_<PrefetchCounts>(m, "PrefetchCounts", "Sums since the start.")
-      .def_readonly("predicted", &PrefetchCounts::predicted)
-      .def_readonly("correct", &PrefetchCounts::correct)
-      .def_readonly("misses", &PrefetchCounts::misses)
-      .def_readonly("foreseen", &PrefetchCounts::foreseen)
-      .def_readonly("issued", &PrefetchCounts::issued)
-      .def_readonly("used", &PrefetchCounts::used)
-      .def_readonly("late", &PrefetchCounts::late)
-      .def_readonly("wasted", &PrefetchCounts::wasted)
-      .def_readonly("dropped", &PrefetchCounts::dropped);
-  py::class_<LayerScheduler>(m, "LayerScheduler", "Decides and plays layers of decode steps.")
+  py::class_<TestedScheduler, LayerScheduler>(m, "LayerScheduler")
       .def(py::init([](const CostModel& cost, int num_layers, int num_experts, int top_k, int num_slots,
                        const std::string& policy, bool prefetch) {
              LayerSchedulerConfig config;
@@ -66,41 +62,55 @@ void bind_core_prefetch(py::module_& m) {
              config.num_slots = num_slots;
              config.policy = policy;
              config.prefetch = prefetch;
-             return std::make_unique<LayerScheduler>(cost, std::move(config));
+             return std::make_unique<TestedScheduler>(cost, std::move(config));
            }),
            py::arg("cost"), py::arg("num_layers"), py::arg("num_experts"), py::arg("top_k"),
            py::arg("num_slots"), py::arg("policy") = "payback", py::arg("prefetch") = false)
-      .def("begin_step",
-           [](LayerScheduler& s) {
-             std::vector<int> slots;
-             for (const Publication& landed : s.begin_step(StepShape{{}, 0, 1})) {
-               if (!landed.staged) slots.push_back(landed.slot);
-             }
-             return slots;
-           })
-      .def(
-          "predict",
-          [](LayerScheduler& s, int layer, const Array<float>& logits) {
-            s.predict(layer, view(logits), logits.ndim() == 2 ? static_cast<int>(logits.shape(0)) : 0);
-          },
-          py::arg("layer"), py::arg("logits"))
       .def(
           "decide",
-          [](LayerScheduler& s, int layer, const Array<int32_t>& ids) {
+          [](TestedScheduler& s, int layer, const Array<int32_t>& ids) {
             return s.decide(layer, view(ids), {}, ids.ndim() == 2 ? static_cast<int>(ids.shape(0)) : 0);
           },
           py::arg("layer"), py::arg("ids"))
-      .def("advance", &LayerScheduler::advance, py::arg("us"))
-      .def("drain", &LayerScheduler::drain)
-      .def_property_readonly("now_us", &LayerScheduler::now_us)
-      .def_property_readonly("link_us", &LayerScheduler::link_us)
-      .def_property_readonly("num_slots", &LayerScheduler::num_slots)
-      .def_property_readonly("prefetch_counts", &LayerScheduler::prefetch_counts)
+      .def("drain", &TestedScheduler::drain)
+      .def_property_readonly("num_slots", &TestedScheduler::num_slots)
       .def("preload",
-           [](LayerScheduler& s, int layer, int expert) { return s.cache().preload(layer, expert); })
+           [](TestedScheduler& s, int layer, int expert) { return s.cache().preload(layer, expert); })
       .def("state",
-           [](const LayerScheduler& s, int layer, int expert) { return s.cache().state(layer, expert); })
-      .def("occupant", [](const LayerScheduler& s, int slot) { return s.cache().occupant(slot); });
+           [](const TestedScheduler& s, int layer, int expert) { return s.cache().state(layer, expert); })
+      .def("occupant", [](const TestedScheduler& s, int slot) { return s.cache().occupant(slot); });
 }
 
+void bind_replay(py::module_& m) {
+  py::class_<ReplayDecision>(m, "ReplayDecision", "What happened to one active expert of one event.")
+      .def_readonly("step", &ReplayDecision::step)
+      .def_readonly("layer", &ReplayDecision::layer)
+      .def_readonly("expert", &ReplayDecision::expert)
+      .def_readonly("hit", &ReplayDecision::hit)
+      .def_readonly("uploaded", &ReplayDecision::uploaded)
+      .def_readonly("evicted", &ReplayDecision::evicted)
+      .def_readonly("value", &ReplayDecision::value)
+      .def_readonly("victim_value", &ReplayDecision::victim_value);
+
+  m.def(
+      "future_of", [](const TraceHolder& trace, int batch) { return future_of(trace.trace(), batch); },
+      py::arg("trace"), py::arg("batch"));
+  m.def(
+      "replay_decisions",
+      [](const TraceHolder& trace, int batch, ExpertCache& cache) {
+        std::vector<ReplayDecision> decisions;
+        const ReplayCounts counts =
+            replay(trace.trace(), batch, cache, [&](const ReplayDecision& d) { decisions.push_back(d); });
+        return std::pair(counts, decisions);
+      },
+      py::arg("trace"), py::arg("batch"), py::arg("cache"),
+      "(ReplayCounts, every decision), for small traces.");
+}
+
+}  // namespace
+
+void bind_tested_scheduler(py::module_& m) {
+  bind_scheduler(m);
+  bind_replay(m);
+}
 }  // namespace twofold::bindings

@@ -1,9 +1,9 @@
-// The deciding core for Python: expert cache, virtual clock, event ring. Exports only.
+// Expert cache, virtual clock and event ring as tests see them. Exports only.
 #include <pybind11/functional.h>
 #include <pybind11/stl.h>
 
 #include "array_view.h"
-#include "module.h"
+#include "testing/testing.h"
 #include "twofold/event_ring.h"
 #include "twofold/expert_cache.h"
 #include "twofold/timeline.h"
@@ -59,8 +59,6 @@ CacheConfig cache_config(int num_layers, int num_experts, int top_k, std::vector
 }
 
 void bind_cache(py::module_& m) {
-  m.def("cache_policy_names", &cache_policy_names);
-  m.def("cache_policy_is_offline", &cache_policy_is_offline, py::arg("name"));
   m.def("spread_slots", &spread_slots, py::arg("num_slots"), py::arg("num_layers"), py::arg("num_experts"),
         py::arg("top_k"));
   m.def(
@@ -138,7 +136,7 @@ void bind_cache(py::module_& m) {
       .def("load", &ExpertCache::load, py::arg("path"));
 }
 
-// The ring as the tests see it; the runtime uses it with its own event types.
+// The runtime uses the ring with its own event types.
 void bind_event_ring(py::module_& m) {
   using Ring = EventRing<int64_t>;
   py::class_<Ring>(m, "IntEventRing", "A bounded lock-free ring of int64 events.")
@@ -158,7 +156,7 @@ void bind_event_ring(py::module_& m) {
 
 }  // namespace
 
-void bind_core_cache(py::module_& m) {
+void bind_tested_cache(py::module_& m) {
   bind_timeline(m);
   bind_cache(m);
   bind_event_ring(m);
