@@ -24,7 +24,7 @@ def test_qwen3_moe_fields(tmp_path: Path) -> None:
     config, _ = read_config(write_tiny_model(tmp_path, model))
     assert config.architecture == "Qwen3MoeForCausalLM"
     assert (config.hidden_size, config.num_layers, config.head_dim) == (48, 4, 16)
-    assert (config.num_heads, config.num_kv_heads, config.num_query_groups) == (4, 2, 2)
+    assert (config.num_heads, config.num_kv_heads) == (4, 2)
     assert config.moe_layers == (0, 2, 3)
     assert config.intermediate_size == 64
     assert config.qk_norm

@@ -113,11 +113,6 @@ class ModelConfig:
             )
         return self.max_position_embeddings
 
-    @property
-    def num_query_groups(self) -> int:
-        """Query heads per key/value head (the GQA ratio)."""
-        return self.num_heads // self.num_kv_heads
-
     def validate(self, where: str) -> ModelConfig:
         """Itself, or ModelLoadError when fields contradict one another. `where` is the file to name."""
         checks: list[tuple[bool, str]] = [
