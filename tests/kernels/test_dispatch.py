@@ -17,7 +17,7 @@ from twofold.blocks import ops
 from tests.kernel_levels import summary
 
 ROOT = Path(__file__).resolve().parents[2]
-ASK = "from twofold import ops; print(*ops.isa_choice(), sep='|')"
+ASK = "from twofold.blocks import ops; print(*ops.isa_choice(), sep='|')"
 
 
 def ask(isa: str | None, code: str = ASK) -> subprocess.CompletedProcess[str]:
@@ -61,7 +61,7 @@ def test_the_environment_forces_a_level(level: str) -> None:
     "wrong", ["avx99", "AVX2", *sorted(set(kernels.levels()) - set(kernels.supported_levels()))]
 )
 def test_a_level_that_cannot_run_is_an_error_wherever_it_is_met(wrong: str) -> None:
-    for code in (ASK, "import numpy as np; from twofold import ops; a = np.ones((1, 1), np.float32); "
+    for code in (ASK, "import numpy as np; from twofold.blocks import ops; a = np.ones((1, 1), np.float32); "
                       "ops.Router(ops.ThreadTeam(1), a[0], a, 1, True, 1e-6)"):  # fmt: skip
         result = ask(wrong, code)
         assert result.returncode != 0
