@@ -7,7 +7,6 @@ MAKEFLAGS += --no-print-directory
 
 export TWOFOLD_VENV ?= $(CURDIR)/.venv
 BIN := $(TWOFOLD_VENV)/bin
-PYTHON_FILES := engine dashboard loadtest benchmarks scripts tests
 CPP_FILES = $(shell git ls-files -co --exclude-standard '*.cpp' '*.h' '*.cu' '*.cuh')
 SHELL_FILES = $(shell git ls-files -co --exclude-standard '*.sh') .ci/run
 
@@ -22,7 +21,7 @@ SECONDS_OF_LOAD ?= 60
 # What `make test` can be told, e.g. make test PYTEST_ARGS='-x tests/unit'
 PYTEST_ARGS ?=
 
-.PHONY: help run test test-slow check-cuda test-gpu bench-gpu build quick-build lint fmt bench loadtest doctor clean ready-run ready-dev
+.PHONY: help run test test-slow check-cuda test-gpu sanitize-gpu bench-gpu build quick-build lint fmt bench loadtest doctor clean ready-run ready-dev
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -68,12 +67,18 @@ loadtest: ready-dev  ## let USERS=10 chat for SECONDS_OF_LOAD=60 with a server t
 check-cuda: ready-dev  ## compile the CUDA kernels for every architecture; fails on a spilled register (no GPU needed)
 	@$(BIN)/python scripts/check_cuda.py
 
-# No virtual environment for these two: a GPU machine's own python brings the torch that fits its driver.
-test-gpu:  ## check everything that needs a GPU (PYTHON=python3 with a torch for CUDA); figures to build/gpu-test.json
-	@$${PYTHON:-python3} scripts/gpu_test.py
+# No virtual environment for these three: a GPU machine's own python brings the torch that fits its driver, and pytest.
+GPU_CHECKS = $${PYTHON:-python3} -m pytest -s tests/gpu --gpu-build
+
+test-gpu:  ## check everything that needs a GPU (PYTHON=python3 with torch for CUDA, pytest); figures to build/gpu-test.json
+	@PYTHONPATH="$(CURDIR)/engine" $(GPU_CHECKS) -m gpu --gpu-json build/gpu-test.json $(PYTEST_ARGS)
+
+sanitize-gpu:  ## check a part of that under compute-sanitizer
+	@PYTHONPATH="$(CURDIR)/engine" PATH="$$PATH:/usr/local/cuda/bin" compute-sanitizer --tool memcheck --error-exitcode 9 \
+	  $(GPU_CHECKS) -m "gpu and sanitized" $(PYTEST_ARGS)
 
 bench-gpu:  ## measure the CUDA kernels beside the card's ceilings; figures to build/gpu-bench.json
-	@$${PYTHON:-python3} scripts/gpu_bench.py
+	@$${PYTHON:-python3} -m benchmarks.gpu
 
 doctor: ready-run  ## say what this machine has, lacks and can run
 	@$(BIN)/twofold doctor $(MODEL)
@@ -81,7 +86,7 @@ doctor: ready-run  ## say what this machine has, lacks and can run
 clean:  ## remove what was built; .venv stays (rm -rf .venv removes that too)
 	@rm -rf $(if $(TWOFOLD_BUILD_DIR),$(addprefix "$(TWOFOLD_BUILD_DIR)"/,dev gpu logs),build) dist .mypy_cache .ruff_cache \
 	  .pytest_cache .hypothesis
-	@find engine dashboard loadtest benchmarks scripts tests -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+	@find engine dashboard loadtest benchmarks models scripts tests -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
 ready-run:
 	@scripts/ensure_built.sh run

@@ -17,9 +17,7 @@ from twofold.telemetry import queries
 
 from dashboard.palette import (
     AMOUNT,
-    CPU,
     FAILED,
-    FETCHED,
     HIT,
     PLACEMENT_COLORS,
     QUANTITY,
@@ -168,17 +166,10 @@ def share_bar(counts: dict[queries.Placement, int], *, height: int = 64) -> go.F
     return figure
 
 
-_PLACE_CODES = (
-    (queries.UNUSED, UNUSED),
-    (queries.ON_CPU, CPU),
-    (queries.FETCHED, FETCHED),
-    (queries.HIT, HIT),
-)
-
-
 def _discrete_scale() -> list[list[object]]:
-    count = len(_PLACE_CODES)
-    return [[edge / count, color] for code, color in _PLACE_CODES for edge in (code, code + 1)]
+    """A colour for each value of `PlacementGrid.dominant`."""
+    colors = [PLACEMENT_COLORS[place] for place in queries.Placement] + [UNUSED]
+    return [[edge / len(colors), color] for code, color in enumerate(colors) for edge in (code, code + 1)]
 
 
 def _hover_counts(uses: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
@@ -194,7 +185,7 @@ def placement_grid(grid: queries.PlacementGrid, *, colour_by: str) -> go.Figure:
         rows=1, cols=2, shared_yaxes=True, column_widths=[0.84, 0.16], horizontal_spacing=0.015
     )
     if colour_by == "place":
-        values, scale, low, high = grid.dominant, _discrete_scale(), -0.5, 3.5
+        values, scale, low, high = grid.dominant, _discrete_scale(), -0.5, queries.UNUSED + 0.5
     elif colour_by == "hit share":
         values = np.where(grid.total > 0, np.nan_to_num(grid.hit_share) * 100, np.nan)
         scale, low, high = depths(HIT), 0.0, 100.0

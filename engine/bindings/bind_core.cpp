@@ -24,6 +24,7 @@ void bind_cost_model(py::module_& m) {
            }),
            py::arg("profile"), py::arg("expert_bytes"), py::arg("flops_per_token"),
            py::arg("cpu_curve") = std::vector<std::pair<double, double>>{})
+      .def("upload_us", &CostModel::upload_us)
       .def(
           "cpu_us",
           [](const CostModel& cost, const std::vector<int>& loads, double dma_busy) {
@@ -55,7 +56,7 @@ void bind_cache_policies(py::module_& m) {
 void bind_core(py::module_& m) {
   bind_cost_model(m);
   bind_cache_policies(m);
-  bind_core_lab(m);
   bind_core_scheduler(m);
+  bind_core_lab(m);
 }
 }  // namespace twofold::bindings

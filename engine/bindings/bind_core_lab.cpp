@@ -4,6 +4,7 @@
 #include "module.h"
 #include "trace_holder.h"
 #include "twofold/simulation.h"
+#include "twofold/timeline.h"
 
 namespace twofold::bindings {
 namespace py = pybind11;
@@ -29,42 +30,22 @@ void bind_simulation(py::module_& m) {
       });
   m.def(
       "simulate",
-      [](const TraceHolder& trace, int batch, const CostModel& cost, int num_slots, const std::string& policy,
-         const std::vector<double>& dense_us, double upload_price, const std::string& fetch_rule,
-         bool background_uploads, bool always_cache_fetched, std::optional<bool> shared_pool,
-         std::vector<double> prior_usage, int num_staging, bool keep_layer_us, int prompt_chunk,
-         int stream_ahead_from, const std::vector<double>& token_us) {
-        LayerSchedulerConfig config;
-        config.num_layers = trace.trace().num_layers;
-        config.num_experts = trace.trace().num_experts;
-        config.top_k = trace.trace().top_k;
-        config.num_slots = num_slots;
-        config.policy = policy;
-        config.num_staging = num_staging;
-        config.upload_price = upload_price;
-        config.fetch_rule = fetch_rule_of(fetch_rule);
-        config.background_uploads = background_uploads;
-        config.always_cache_fetched = always_cache_fetched;
-        config.shared_pool = shared_pool;
-        config.prior_usage = std::move(prior_usage);
-        if (stream_ahead_from >= 0) config.stream_ahead_from = stream_ahead_from;
-        const bool preload = !config.prior_usage.empty();
-        LayerScheduler scheduler(cost, std::move(config));
-        if (preload) scheduler.cache().preload_by_usage();
+      [](const TraceHolder& trace, int batch, const CostModel& cost, const LayerSchedulerConfig& config,
+         const std::vector<double>& dense_us, bool keep_layer_us, int prompt_chunk,
+         const std::vector<double>& token_us) {
+        Timeline link(cost.upload_us());
+        LayerScheduler scheduler(cost, config, link);
+        if (!config.prior_usage.empty()) scheduler.cache().preload_by_usage();
         py::gil_scoped_release release;
         if (prompt_chunk > 0)
           return simulate_prompts(trace.trace(), prompt_chunk, scheduler, dense_us, token_us, keep_layer_us);
         return simulate(trace.trace(), batch, scheduler, dense_us, keep_layer_us);
       },
-      py::arg("trace"), py::arg("batch"), py::arg("cost"), py::arg("num_slots"), py::arg("policy"),
-      py::arg("dense_us"), py::arg("upload_price") = -1.0, py::arg("fetch_rule") = "best-split",
-      py::arg("background_uploads") = true, py::arg("always_cache_fetched") = false,
-      py::arg("shared_pool") = py::none(), py::arg("prior_usage") = std::vector<double>{},
-      py::arg("num_staging") = -1, py::arg("keep_layer_us") = false, py::arg("prompt_chunk") = 0,
-      py::arg("stream_ahead_from") = -1, py::arg("token_us") = std::vector<double>{},
+      py::arg("trace"), py::arg("batch"), py::arg("cost"), py::arg("config"), py::arg("dense_us"),
+      py::arg("keep_layer_us") = false, py::arg("prompt_chunk") = 0,
+      py::arg("token_us") = std::vector<double>{},
       "Plays a trace on the virtual clock; with prior_usage the slots are filled before the start. "
-      "prompt_chunk: "
-      "sequences are prompts, so many tokens a step.");
+      "prompt_chunk: sequences are prompts, so many tokens a step.");
   m.def("default_upload_price", &default_upload_price, py::arg("cost"));
 }
 
@@ -95,7 +76,7 @@ void bind_core_lab(py::module_& m) {
         config.num_layers = played.num_layers;
         config.num_experts = played.num_experts;
         config.top_k = played.top_k;
-        config.slots_per_layer = spread_slots(num_slots, played.num_layers, played.num_experts, played.top_k);
+        config.slots_per_layer = spread_slots(num_slots, played.num_layers, played.num_experts);
         config.policy = policy;
         config.upload_price = upload_price;
         config.prior_usage = std::move(prior_usage);

@@ -1,14 +1,62 @@
-// The layer scheduler with its prefetcher, as docs/prefetch.md's simulation plays it. Exports only.
+// The layer scheduler's configuration, which everybody who makes one takes, and the scheduler itself with its
+// prefetcher, as docs/prefetch.md's simulation plays it. Exports only.
 #include <pybind11/stl.h>
 
 #include "array_view.h"
 #include "module.h"
 #include "twofold/layer_scheduler.h"
+#include "twofold/timeline.h"
 
 namespace twofold::bindings {
 namespace py = pybind11;
+namespace {
+
+void bind_config(py::module_& m) {
+  const LayerSchedulerConfig defaults;
+  py::class_<LayerSchedulerConfig>(
+      m, "SchedulerConfig",
+      "Shape, slots, policy and rules of a layer scheduler; the last five are for comparison with other "
+      "engines and for the lab.")
+      .def(py::init([](int num_layers, int num_experts, int top_k, int num_slots, std::string policy,
+                       bool prefetch, int num_staging, double upload_price, int stream_ahead_from,
+                       const std::string& fetch_rule, bool background_uploads, bool always_cache_fetched,
+                       std::optional<bool> shared_pool, std::vector<double> prior_usage) {
+             return LayerSchedulerConfig{.num_layers = num_layers,
+                                         .num_experts = num_experts,
+                                         .top_k = top_k,
+                                         .num_slots = num_slots,
+                                         .policy = std::move(policy),
+                                         .num_staging = num_staging,
+                                         .upload_price = upload_price,
+                                         .stream_ahead_from = stream_ahead_from,
+                                         .fetch_rule = fetch_rule_of(fetch_rule),
+                                         .background_uploads = background_uploads,
+                                         .always_cache_fetched = always_cache_fetched,
+                                         .shared_pool = shared_pool,
+                                         .prefetch = prefetch,
+                                         .prior_usage = std::move(prior_usage)};
+           }),
+           py::arg("num_layers"), py::arg("num_experts"), py::arg("top_k"), py::arg("num_slots"),
+           py::arg("policy") = defaults.policy, py::arg("prefetch") = defaults.prefetch,
+           py::arg("num_staging") = defaults.num_staging, py::arg("upload_price") = defaults.upload_price,
+           py::arg("stream_ahead_from") = defaults.stream_ahead_from, py::kw_only(),
+           py::arg("fetch_rule") = "best-split", py::arg("background_uploads") = defaults.background_uploads,
+           py::arg("always_cache_fetched") = defaults.always_cache_fetched,
+           py::arg("shared_pool") = defaults.shared_pool, py::arg("prior_usage") = defaults.prior_usage);
+}
+
+}  // namespace
 
 void bind_core_scheduler(py::module_& m) {
+  bind_config(m);
+  py::enum_<Placement>(m, "Placement")
+      .value("HIT", Placement::kHit)
+      .value("CPU", Placement::kCpu)
+      .value("FETCHED", Placement::kFetched);
+  py::enum_<UploadReason>(m, "UploadReason")
+      .value("DEMAND", UploadReason::kDemand)
+      .value("ADMISSION", UploadReason::kAdmission)
+      .value("PREFETCH", UploadReason::kPrefetch);
   py::class_<PrefetchCounts>(m, "PrefetchCounts", "Sums since the start.")
       .def_readonly("predicted", &PrefetchCounts::predicted)
       .def_readonly("correct", &PrefetchCounts::correct)
@@ -19,20 +67,14 @@ void bind_core_scheduler(py::module_& m) {
       .def_readonly("late", &PrefetchCounts::late)
       .def_readonly("wasted", &PrefetchCounts::wasted)
       .def_readonly("dropped", &PrefetchCounts::dropped);
+  py::class_<Timeline>(m, "Timeline",
+                       "Virtual clock with a serial link: demand uploads overtake background ones.")
+      .def(py::init<double>(), py::arg("upload_us"));
   py::class_<LayerScheduler>(m, "LayerScheduler", "Decides and plays layers of decode steps.")
-      .def(py::init([](const CostModel& cost, int num_layers, int num_experts, int top_k, int num_slots,
-                       const std::string& policy, bool prefetch) {
-             LayerSchedulerConfig config;
-             config.num_layers = num_layers;
-             config.num_experts = num_experts;
-             config.top_k = top_k;
-             config.num_slots = num_slots;
-             config.policy = policy;
-             config.prefetch = prefetch;
-             return std::make_unique<LayerScheduler>(cost, std::move(config));
+      .def(py::init([](const CostModel& cost, const LayerSchedulerConfig& config, Timeline& link) {
+             return std::make_unique<LayerScheduler>(cost, config, link);
            }),
-           py::arg("cost"), py::arg("num_layers"), py::arg("num_experts"), py::arg("top_k"),
-           py::arg("num_slots"), py::arg("policy") = "payback", py::arg("prefetch") = false)
+           py::arg("cost"), py::arg("config"), py::arg("link"), py::keep_alive<1, 4>())
       .def("begin_step", [](LayerScheduler& s) { s.begin_step(StepShape{{}, 0, 1}); })
       .def(
           "predict",

@@ -1,4 +1,4 @@
-// The thread team, CPU features, and what attention is given: KV cache and batch.
+// The thread team, CPU features, and what attention is given: cache and batch.
 #include "bind_ops.h"
 
 #include <pybind11/pybind11.h>
@@ -7,12 +7,14 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <tuple>
+#include <vector>
 
 #include "host/thread_team.h"
 #include "host/work_clock.h"
 #include "module.h"
-#include "ops/dense_attention_batch.h"
-#include "ops/dense_kv_cache.h"
+#include "ops/attention_batch.h"
+#include "ops/state_cache.h"
 #include "tensor_arguments.h"
 
 namespace py = pybind11;
@@ -45,18 +47,27 @@ std::unique_ptr<ThreadTeam> make_team(int num_threads, const std::string& numa, 
   }
 }
 
-std::unique_ptr<KvCache> make_cache(int num_layers, int num_pages, int page_size, int num_kv_heads,
-                                    int head_dim, const std::string& dtype) {
-  if (dtype != "float32" && dtype != "bfloat16") {
-    throw ConfigFailure("KvCache: dtype is \"" + dtype + "\"; expected \"float32\" or \"bfloat16\"");
+// (number of planes, elements per token, type)
+using PlanesArgument = std::tuple<int, int, std::string>;
+
+std::unique_ptr<StateCache> make_cache(const std::vector<std::vector<PlanesArgument>>& layers, int num_pages,
+                                       int page_size) {
+  std::vector<LayerState> states(layers.size());
+  for (size_t layer = 0; layer < layers.size(); ++layer) {
+    for (const auto& [count, width, dtype] : layers[layer]) {
+      if (dtype != "float32" && dtype != "bfloat16") {
+        throw ConfigFailure("StateCache: dtype is \"" + dtype + "\"; expected \"float32\" or \"bfloat16\"");
+      }
+      const bool f32 = dtype == "float32";
+      states[layer].planes.push_back({count, width, f32 ? kernels::DType::kF32 : kernels::DType::kBF16});
+    }
   }
   try {
-    return std::make_unique<KvCache>(num_layers, num_pages, page_size, num_kv_heads, head_dim,
-                                     dtype == "float32" ? kernels::DType::kF32 : kernels::DType::kBF16);
+    return std::make_unique<StateCache>(states, num_pages, page_size);
   } catch (const std::invalid_argument& wrong) {
     throw ConfigFailure(wrong.what());
   } catch (const std::bad_alloc&) {
-    throw ConfigFailure("KvCache: no memory for " + std::to_string(num_pages) + " pages of " +
+    throw ConfigFailure("StateCache: no memory for " + std::to_string(num_pages) + " pages of " +
                         std::to_string(page_size) +
                         " positions; lower the number of pages or the context length");
   }
@@ -123,18 +134,12 @@ void bind_ops(py::module_& m) {
                              })
       .def("bind_caller", &ThreadTeam::bind_caller);
 
-  py::class_<KvCache>(m, "KvCache", "Native memory of a paged KV cache.")
-      .def(py::init(&make_cache), py::arg("num_layers"), py::arg("num_pages"), py::arg("page_size"),
-           py::arg("num_kv_heads"), py::arg("head_dim"), py::arg("dtype") = "float32")
-      .def_property_readonly("num_layers", &KvCache::num_layers)
-      .def_property_readonly("num_pages", &KvCache::num_pages)
-      .def_property_readonly("page_size", &KvCache::page_size)
-      .def_property_readonly("num_kv_heads", &KvCache::num_kv_heads)
-      .def_property_readonly("head_dim", &KvCache::head_dim)
-      .def_property_readonly("bytes", &KvCache::bytes)
-      .def_property_readonly("dtype", [](const KvCache& c) {
-        return c.dtype() == kernels::DType::kF32 ? "float32" : "bfloat16";
-      });
+  py::class_<StateCache>(m, "StateCache", "Native memory of what sequences keep, in pages.")
+      .def(py::init(&make_cache), py::arg("layers"), py::arg("num_pages"), py::arg("page_size"))
+      .def_property_readonly("num_layers", &StateCache::num_layers)
+      .def_property_readonly("num_pages", &StateCache::num_pages)
+      .def_property_readonly("page_size", &StateCache::page_size)
+      .def_property_readonly("bytes", &StateCache::bytes);
 
   py::class_<AttentionBatch>(m, "AttentionBatch", "One flattened batch of tokens as attention sees it.")
       .def(py::init([](const py::array& positions, const py::array& sequence_index,
@@ -148,6 +153,7 @@ void bind_ops(py::module_& m) {
       .def_property_readonly("num_tokens", &AttentionBatch::num_tokens);
 
   bind_dense_ops(m);
+  bind_blocks(m);
   bind_format_rows(m);
   bind_sampling(m);
 }

@@ -8,7 +8,8 @@ namespace twofold::bindings {
 // The process's kernels; ConfigError when TWOFOLD_ISA cannot be met.
 const kernels::KernelTable& chosen_table();
 
-void bind_dense_ops(pybind11::module_& m);    // attention, router, feed-forward, LM head, embedding
+void bind_dense_ops(pybind11::module_& m);    // packed matrices, embedding, LM head
+void bind_blocks(pybind11::module_& m);       // blocks, decoder
 void bind_format_rows(pybind11::module_& m);  // quantising
 void bind_sampling(pybind11::module_& m);
 }  // namespace twofold::bindings

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "device/slot_pool.h"
 #include "module.h"
 #include "moe/emulated.h"
 #include "moe/moe_executor.h"
@@ -101,6 +102,8 @@ py::array_t<Event> drain(EventRing<Event>& ring) {
 }
 
 void bind_store(py::module_& m) {
+  m.def("slot_stride", &slot_stride, py::arg("largest_expert_bytes"),
+        "From one expert slot on a device to the next, in bytes.");
   py::class_<ExpertStore>(m, "ExpertStore", "All experts of a model in host memory, each packed once.")
       .def(py::init(&make_store), py::arg("num_experts"), py::arg("hidden"), py::arg("intermediate"),
            py::arg("formats"), py::arg("huge_pages") = true)
@@ -200,24 +203,15 @@ void bind_executor(py::module_& m) {
            py::arg("store"), py::arg("cost") = std::nullopt, py::keep_alive<1, 2>(), py::keep_alive<1, 3>())
       .def_static(
           "emulated",
-          [](ThreadTeam& team, const ExpertStore& store, const CostModel& cost, int top_k, int num_slots,
-             const std::string& policy, std::vector<double> dense_bytes, std::vector<double> dense_flops,
-             bool preload, bool prefetch, double router_bytes) {
-            LayerSchedulerConfig config;
-            config.num_layers = store.num_layers();
-            config.num_experts = store.num_experts();
-            config.top_k = top_k;
-            config.num_slots = num_slots;
-            config.policy = policy;
-            config.prefetch = prefetch;
+          [](ThreadTeam& team, const ExpertStore& store, const CostModel& cost,
+             const LayerSchedulerConfig& config, std::vector<double> dense_bytes,
+             std::vector<double> dense_flops, bool preload, double router_bytes) {
             auto accelerator = std::make_shared<EmulatedAccelerator>(
-                store, cost, std::move(config),
-                DenseCost{std::move(dense_bytes), std::move(dense_flops), router_bytes});
+                store, cost, config, DenseCost{std::move(dense_bytes), std::move(dense_flops), router_bytes});
             return std::make_unique<MoeExecutor>(team, store, std::move(accelerator), preload);
           },
-          py::arg("team"), py::arg("store"), py::arg("cost"), py::arg("top_k"), py::arg("num_slots"),
-          py::arg("policy"), py::arg("dense_bytes"), py::arg("dense_flops"), py::arg("preload"),
-          py::arg("prefetch") = false, py::arg("router_bytes") = 0.0, py::keep_alive<0, 1>(),
+          py::arg("team"), py::arg("store"), py::arg("cost"), py::arg("config"), py::arg("dense_bytes"),
+          py::arg("dense_flops"), py::arg("preload"), py::arg("router_bytes") = 0.0, py::keep_alive<0, 1>(),
           py::keep_alive<0, 2>())
       .def_static(
           "on_device",
@@ -295,6 +289,11 @@ void bind_executor(py::module_& m) {
 }  // namespace
 
 void bind_runtime(py::module_& m) {
+  py::enum_<CacheEventKind>(m, "CacheEventKind")
+      .value("ADMIT", CacheEventKind::kAdmit)
+      .value("EVICT", CacheEventKind::kEvict)
+      .value("REJECT", CacheEventKind::kReject)
+      .value("PUBLISH", CacheEventKind::kPublish);
   PYBIND11_NUMPY_DTYPE(TokenLayerEvent, step, request, position, layer, num_routed, num_hits, num_cpu,
                        num_fetched, experts, placement, weights, layer_us, cpu_us, gpu_us, predicted_us);
   PYBIND11_NUMPY_DTYPE(UploadEvent, step, request, layer, expert, slot, bytes, queued_us, begin_us, end_us,

@@ -33,12 +33,6 @@ void CacheConfig::validate() const {
   if (!(std::isfinite(upload_price) && upload_price >= 0)) {
     reject("upload_price", std::to_string(upload_price), "a finite number >= 0 (in misses)");
   }
-  if (!layer_weight.empty() && layer_weight.size() != static_cast<size_t>(num_layers)) {
-    reject("layer_weight", std::to_string(layer_weight.size()) + " entries", "none or one per layer");
-  }
-  for (double weight : layer_weight) {
-    if (!(std::isfinite(weight) && weight > 0)) reject("layer_weight", std::to_string(weight), "finite, > 0");
-  }
   if (!prior_usage.empty() &&
       prior_usage.size() != static_cast<size_t>(num_layers) * static_cast<size_t>(num_experts)) {
     reject("prior_usage", std::to_string(prior_usage.size()) + " entries",
@@ -46,49 +40,16 @@ void CacheConfig::validate() const {
   }
 }
 
-std::vector<int> spread_slots(int num_slots, int num_layers, int num_experts, int top_k) {
-  const std::vector<double> flat;
-  return spread_slots_by_value(num_slots, num_layers, num_experts, top_k, flat);
-}
-
-std::vector<int> spread_slots_by_value(int num_slots, int num_layers, int num_experts, int top_k,
-                                       std::span<const double> marginal_value) {
-  if (num_slots < 0 || num_layers < 1 || num_experts < 1 || top_k < 1) {
-    reject("num_slots, num_layers, num_experts, top_k",
-           std::to_string(num_slots) + ", " + std::to_string(num_layers) + ", " +
-               std::to_string(num_experts) + ", " + std::to_string(top_k),
-           ">= 0, >= 1, >= 1, >= 1");
+std::vector<int> spread_slots(int num_slots, int num_layers, int num_experts) {
+  if (num_slots < 0 || num_layers < 1 || num_experts < 1) {
+    reject("num_slots, num_layers, num_experts",
+           std::to_string(num_slots) + ", " + std::to_string(num_layers) + ", " + std::to_string(num_experts),
+           ">= 0, >= 1, >= 1");
   }
-  if (!marginal_value.empty() &&
-      marginal_value.size() != static_cast<size_t>(num_layers) * static_cast<size_t>(num_experts)) {
-    reject("marginal_value", std::to_string(marginal_value.size()) + " entries",
-           "none or num_layers * num_experts");
-  }
-  std::vector<int> slots(static_cast<size_t>(num_layers), 0);
-  int left = std::min(num_slots, num_layers * num_experts);
-  const int floor = std::min(top_k, num_experts);
-  const int base = marginal_value.empty() ? num_experts : floor;
-  // Level by level, so that no layer starves another before every layer has its floor.
-  for (int level = 0; level < base && left > 0; ++level) {
-    for (int layer = 0; layer < num_layers && left > 0; ++layer, --left) ++slots[static_cast<size_t>(layer)];
-  }
-  for (; left > 0; --left) {
-    int best = -1;
-    double best_value = 0;
-    for (int layer = 0; layer < num_layers; ++layer) {
-      const int n = slots[static_cast<size_t>(layer)];
-      if (n >= num_experts) continue;
-      const double value = marginal_value[static_cast<size_t>(layer) * static_cast<size_t>(num_experts) +
-                                          static_cast<size_t>(n)];
-      if (best < 0 || value > best_value) {
-        best = layer;
-        best_value = value;
-      }
-    }
-    if (best < 0) break;
-    ++slots[static_cast<size_t>(best)];
-  }
-  return slots;
+  const int slots = std::min(num_slots, num_layers * num_experts);
+  std::vector<int> of_layer(static_cast<size_t>(num_layers), slots / num_layers);
+  std::fill_n(of_layer.begin(), slots % num_layers, slots / num_layers + 1);
+  return of_layer;
 }
 
 std::unique_ptr<ExpertCache> ExpertCache::make(CacheConfig config) {
@@ -209,9 +170,6 @@ const std::vector<double>& ExpertCache::layer_values(int layer) {
   auto& values = values_[static_cast<size_t>(layer)];
   if (!values_fresh_[static_cast<size_t>(layer)]) {
     policy_->values(layer, values);
-    if (!config_.layer_weight.empty()) {
-      for (double& value : values) value *= config_.layer_weight[static_cast<size_t>(layer)];
-    }
     values_fresh_[static_cast<size_t>(layer)] = 1;
   }
   return values;

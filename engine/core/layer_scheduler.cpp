@@ -17,7 +17,7 @@ std::unique_ptr<ExpertCache> make_cache(const CostModel& cost, const LayerSchedu
   cache.num_layers = config.num_layers;
   cache.num_experts = config.num_experts;
   cache.top_k = config.top_k;
-  cache.slots_per_layer = spread_slots(config.num_slots, config.num_layers, config.num_experts, config.top_k);
+  cache.slots_per_layer = spread_slots(config.num_slots, config.num_layers, config.num_experts);
   cache.policy = config.policy;
   cache.upload_price = config.upload_price < 0 ? default_upload_price(cost) : config.upload_price;
   cache.shared_pool = config.shared_pool;
@@ -31,17 +31,17 @@ double default_upload_price(const CostModel& cost) {
   return kCpuBusyShare * cost.profile().contention * cost.upload_us() / cost.miss_us();
 }
 
-LayerScheduler::LayerScheduler(CostModel cost, LayerSchedulerConfig config, std::unique_ptr<Link> link)
+LayerScheduler::LayerScheduler(CostModel cost, LayerSchedulerConfig config, Link& link)
     : cost_(std::move(cost)),
-      num_staging_(config.num_staging < 0 ? config.num_experts : config.num_staging),
+      link_(link),
+      num_staging_(config.staging_slots()),
       max_waiting_uploads_(config.max_waiting_uploads),
       fetch_rule_(config.fetch_rule),
       background_uploads_(config.background_uploads),
       always_cache_fetched_(config.always_cache_fetched),
       cache_(make_cache(cost_, config)),
       decode_planner_(cost_, config.top_k),
-      prefill_planner_(cost_),
-      link_(link ? std::move(link) : std::make_unique<Timeline>(cost_.upload_us())) {
+      prefill_planner_(cost_) {
   if (config.stream_ahead_from > 0 && config.fetch_rule == FetchRule::kBestSplit && num_staging_ > 0)
     ahead_.emplace(config.num_layers, config.num_experts, config.top_k, config.stream_ahead_from);
   if (config.prefetch) prefetcher_.emplace(cost_, config.num_layers, config.num_experts, config.top_k);
@@ -53,7 +53,7 @@ std::span<const Publication> LayerScheduler::begin_step(StepShape shape) {
   if (prefetcher_) prefetcher_->begin_step();
   if (ahead_) ahead_->begin_step();
   publications_.clear();
-  for (const Upload& upload : link_->take_landed()) {
+  for (const Upload& upload : link_.take_landed()) {
     const bool staged = upload.what.slot >= num_slots();  // nobody waits for it
     if (upload.failed && !staged) {
       cache_->cancel(upload.what.slot);
@@ -114,11 +114,11 @@ void LayerScheduler::begin_layer(int layer, std::span<const int32_t> ids, std::s
   decision_.rejection.reset();
   decision_.arrivals.clear();
   decision_.num_withdrawn = 0;
-  decision_.start_us = link_->now_us();
+  decision_.start_us = link_.now_us();
   if (prefetcher_) take_prefetched(layer);
   if (ahead_) {
     ahead_arrivals_.clear();
-    ahead_->begin_layer(layer, *link_, ahead_arrivals_);
+    ahead_->begin_layer(layer, link_, ahead_arrivals_);
     for (const Upload& upload : ahead_arrivals_) {
       if (!upload.failed) link_us_ += upload.end_us - upload.begin_us;
       decision_.arrivals.push_back({upload.what.layer, upload.what.expert, upload.what.slot, upload, true});
@@ -144,12 +144,12 @@ const LayerDecision& LayerScheduler::finish_layer(int layer, int num_tokens) {
     if (e.where == Placement::kCpu) cpu_loads_.push_back(e.tokens);
   }
   // What was begun ahead and has not landed is in the backlog, and among those fetched.
-  const double begun_us = num_begun_ * link_->upload_us();
+  const double begun_us = num_begun_ * link_.upload_us();
   LayerWork work{hit_loads_,
                  fetched_loads_,
                  cpu_loads_,
-                 std::max(0.0, link_->backlog_us() - begun_us),
-                 std::max(0.0, link_->queued_us() - begun_us),
+                 std::max(0.0, link_.backlog_us() - begun_us),
+                 std::max(0.0, link_.queued_us() - begun_us),
                  one_transfer_};
   decision_.times = cost_.layer(work);
 
@@ -158,16 +158,13 @@ const LayerDecision& LayerScheduler::finish_layer(int layer, int num_tokens) {
     // One transfer pays the link's latency once; its later parts occupy the link for their bytes only.
     const double latency = cost_.profile().link_latency_us;
     const double duration = one_transfer_ && !first ? cost_.upload_us() - latency : cost_.upload_us();
-    const Upload upload = link_->enqueue_demand({move.layer, move.expert, move.slot}, duration);
-    move.queued_us = upload.queued_us;
-    move.begin_us = upload.begin_us;
-    move.end_us = upload.end_us;
+    upload(move, duration);
     first = false;
   }
   if (ahead_) stream_ahead(layer, work, num_tokens);
   admit_misses(layer);
   if (prefetcher_) issue_prefetches(layer, work);
-  link_->advance(decision_.times.layer_us);
+  link_.advance(decision_.times.layer_us);
   return decision_;
 }
 
@@ -222,7 +219,7 @@ void LayerScheduler::plan(int layer, std::span<const int> active, std::span<cons
     return;
   }
   if (num_tokens == 1) {
-    int count = decode_planner_.split(hits, int(misses.size()), link_->backlog_us());
+    int count = decode_planner_.split(hits, int(misses.size()), link_.backlog_us());
     count = std::min(count, room);
     // Interchangeable for this layer; for the next tokens the more valuable ones are the better ones to have.
     std::stable_sort(misses.begin(), misses.end(), [&](int a, int b) {
@@ -243,7 +240,7 @@ void LayerScheduler::plan_many(int layer, std::span<const ExpertLoad> plannable,
   const auto is_ahead = [this](const ExpertLoad& load) {
     return ahead_ && !load.resident && ahead_->find(load.expert) != nullptr;
   };
-  const double backlog_us = link_->backlog_us(), queued_us = link_->queued_us();
+  const double backlog_us = link_.backlog_us(), queued_us = link_.queued_us();
   PrefillPlan plan;
   if (std::none_of(plannable.begin(), plannable.end(), is_ahead)) {
     if (ahead_) ahead_->give_up();
@@ -281,7 +278,7 @@ void LayerScheduler::plan_many(int layer, std::span<const ExpertLoad> plannable,
 
 void LayerScheduler::plan_as_peer(int layer, std::span<const ExpertLoad> plannable, int room) {
   const auto active = cache_->active(layer);
-  for (int expert : peer_fetches(fetch_rule_, cost_, plannable, link_->backlog_us())) {
+  for (int expert : peer_fetches(fetch_rule_, cost_, plannable, link_.backlog_us())) {
     if (static_cast<int>(fetch_.size()) >= room) return;
     fetch_.push_back(
         static_cast<int>(std::lower_bound(active.begin(), active.end(), expert) - active.begin()));
@@ -332,7 +329,7 @@ void LayerScheduler::stream_ahead(int layer, LayerWork& work, int num_tokens) {
     if (!stages(staged)) free.push_back(num_slots() + staged);
   }
   const std::vector<int> experts =
-      ahead_->choose(layer, num_tokens, work, decision_.times, cost_, prefill_planner_, *cache_, *link_,
+      ahead_->choose(layer, num_tokens, work, decision_.times, cost_, prefill_planner_, *cache_, link_,
                      static_cast<int>(free.size()));
   for (size_t i = 0; i < experts.size(); ++i) {
     Move move;
@@ -340,17 +337,13 @@ void LayerScheduler::stream_ahead(int layer, LayerWork& work, int num_tokens) {
     move.expert = experts[i];
     move.slot = free[i];
     move.staged = true;
-    const Transfer what{move.layer, move.expert, move.slot};
-    const Upload upload = link_->enqueue_demand(what);
-    move.queued_us = upload.queued_us;
-    move.begin_us = upload.begin_us;
-    move.end_us = upload.end_us;
+    upload(move);
     decision_.moves.push_back(move);
-    ahead_->begun(what);
+    ahead_->begun({move.layer, move.expert, move.slot});
   }
   if (!experts.empty()) {  // the CPU's experts may take longer, the layer does not
     work.queued_us =
-        std::max(work.queued_us, work.backlog_us) + static_cast<double>(experts.size()) * link_->upload_us();
+        std::max(work.queued_us, work.backlog_us) + static_cast<double>(experts.size()) * link_.upload_us();
     decision_.times = cost_.layer(work);
   }
   ahead_->observe(layer, cache_->active(layer), cache_->loads(layer), num_tokens,
@@ -361,7 +354,7 @@ void LayerScheduler::admit_misses(int layer) {
   if (!background_uploads_) return;
   for (const ExpertDecision& e : decision_.experts) {
     if (e.where != Placement::kCpu || cache_->state(layer, e.expert) != ExpertState::kAbsent) continue;
-    if (link_->num_waiting() >= max_waiting_uploads_) return;
+    if (link_.num_waiting() >= max_waiting_uploads_) return;
     const auto admission = cache_->admit(layer, e.expert, false);
     if (!admission) {
       if (cache_->last_refusal() == AdmitRefusal::kPrice) {
@@ -371,19 +364,29 @@ void LayerScheduler::admit_misses(int layer) {
       }
       continue;
     }
-    Move move;
-    move.layer = layer;
-    move.expert = e.expert;
-    move.slot = admission->slot;
-    move.evicted = admission->evicted;
-    move.evicted_layer = admission->evicted_layer;
-    move.reason = UploadReason::kAdmission;
-    move.value = admission->value;
-    move.victim_value = admission->victim_value;
-    move.queued_us = link_->now_us();
-    link_->enqueue_background({layer, e.expert, admission->slot});
-    decision_.moves.push_back(move);
+    upload_behind(layer, e.expert, *admission, UploadReason::kAdmission);
   }
+}
+
+void LayerScheduler::upload_behind(int layer, int expert, const Admission& admission, UploadReason reason) {
+  Move move;
+  move.layer = layer;
+  move.expert = expert;
+  move.slot = admission.slot;
+  move.evicted = admission.evicted;
+  move.evicted_layer = admission.evicted_layer;
+  move.reason = reason;
+  move.value = admission.value;
+  move.victim_value = admission.victim_value;
+  upload(move);
+  decision_.moves.push_back(move);
+}
+
+void LayerScheduler::upload(Move& move, double duration_us) {
+  const Upload upload = link_.upload({move.layer, move.expert, move.slot}, lane_of(move.reason), duration_us);
+  move.queued_us = upload.queued_us;
+  move.begin_us = upload.begin_us;
+  move.end_us = upload.end_us;
 }
 
 void LayerScheduler::predict(int layer, std::span<const float> logits, int num_tokens) {
@@ -392,7 +395,7 @@ void LayerScheduler::predict(int layer, std::span<const float> logits, int num_t
 }
 
 void LayerScheduler::take_prefetched(int layer) {
-  const PrefetchArrivals& arrivals = prefetcher_->begin_layer(layer, *cache_, *link_);
+  const PrefetchArrivals& arrivals = prefetcher_->begin_layer(layer, *cache_, link_);
   for (const auto& [prefetch, upload] : arrivals.landed) {
     link_us_ += upload.end_us - upload.begin_us;
     decision_.arrivals.push_back({prefetch.layer, prefetch.expert, prefetch.admission.slot, upload, false});
@@ -402,19 +405,9 @@ void LayerScheduler::take_prefetched(int layer) {
 
 // After everything else of the layer: a prefetch takes only link time that nobody wants.
 void LayerScheduler::issue_prefetches(int layer, const LayerWork& work) {
-  for (const Prefetch& prefetch : prefetcher_->issue(layer, work, decision_.times, *cache_, *link_)) {
-    Move move;
-    move.layer = prefetch.layer;
-    move.expert = prefetch.expert;
-    move.slot = prefetch.admission.slot;
-    move.evicted = prefetch.admission.evicted;
-    move.evicted_layer = prefetch.admission.evicted_layer;
-    move.reason = UploadReason::kPrefetch;
-    move.value = prefetch.admission.value;
-    move.victim_value = prefetch.admission.victim_value;
-    move.queued_us = link_->now_us();
-    decision_.moves.push_back(move);
-  }
+  prefetcher_->issue(layer, work, decision_.times, *cache_, link_, [this](const Prefetch& prefetch) {
+    upload_behind(prefetch.layer, prefetch.expert, prefetch.admission, UploadReason::kPrefetch);
+  });
 }
 
 }  // namespace twofold

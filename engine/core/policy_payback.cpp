@@ -117,14 +117,10 @@ class Payback : public CachePolicy {
   void learn(size_t before, size_t after, bool used);
   void observe_chunk(const RoutingEvent& event);
   double rent_of(int layer) const { return layers_[pooled_ ? 0 : static_cast<size_t>(layer)].rent; }
-  double layer_weight(int layer) const {
-    return layer_weight_.empty() ? 1.0 : layer_weight_[static_cast<size_t>(layer)];
-  }
 
   size_t num_experts_;
   double price_;
   bool pooled_;
-  std::vector<double> layer_weight_;
   std::array<uint8_t, kMaxAge + 1> age_bucket_{};
   std::vector<Worth> worth_;
   std::vector<float> visits_;
@@ -143,7 +139,6 @@ Payback::Payback(const CacheConfig& config)
     : num_experts_(static_cast<size_t>(config.num_experts)),
       price_(config.upload_price),
       pooled_(config.pooled()),
-      layer_weight_(config.layer_weight),
       worth_(kCells),
       visits_(kCells, 0),
       last_seen_(num_experts_, 0) {
@@ -290,7 +285,7 @@ bool Payback::admits(int layer, int expert, double value, int victim, double vic
   // A free slot earns nothing otherwise: the lowest rent.
   const size_t at = static_cast<size_t>(layer) * num_experts_ + static_cast<size_t>(expert);
   const Worth& worth = worth_[cell_of(at, youth(layers_[static_cast<size_t>(layer)]))];
-  return layer_weight(layer) * static_cast<double>(worth.front()) > price_;
+  return static_cast<double>(worth.front()) > price_;
 }
 
 void Payback::on_bid(int layer, int victim, double victim_value) {

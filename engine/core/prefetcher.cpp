@@ -134,7 +134,7 @@ const PrefetchArrivals& Prefetcher::begin_layer(int layer, ExpertCache& cache, L
   }
   arrivals_.landed.clear();
   arrivals_.withdrawn.clear();
-  settled_.clear();
+  due_.clear();
   for (const Prefetch& prefetch : under_way_) {
     if (prefetch.layer != layer) continue;
     const int slot = prefetch.admission.slot;
@@ -142,14 +142,14 @@ const PrefetchArrivals& Prefetcher::begin_layer(int layer, ExpertCache& cache, L
     if (upload && !upload->failed) {
       cache.publish(slot);
       arrivals_.landed.emplace_back(prefetch, *upload);
-      settled_.emplace_back(prefetch.expert, true);
+      due_.emplace_back(prefetch.expert, true);
     } else if (upload || link.cancel_background(slot)) {
       cache.cancel(slot);
       arrivals_.withdrawn.push_back(prefetch);
       --counts_.issued;
       ++counts_.dropped;
     } else {
-      settled_.emplace_back(prefetch.expert, false);
+      due_.emplace_back(prefetch.expert, false);
     }
   }
   std::erase_if(under_way_, [layer](const Prefetch& prefetch) { return prefetch.layer == layer; });
@@ -174,11 +174,11 @@ void Prefetcher::observe(int layer, std::span<const int32_t> ids, int num_tokens
   }
   // Measured per expert, as uploads are: 2 predicted, 1 routed.
   for (int32_t id : ids) marks_[static_cast<size_t>(id)] |= 1;
-  for (const auto& [expert, landed] : settled_) {
+  for (const auto& [expert, landed] : due_) {
     const bool routed = (marks_[static_cast<size_t>(expert)] & 1) != 0;
     ++(!routed ? counts_.wasted : landed ? counts_.used : counts_.late);
   }
-  settled_.clear();
+  due_.clear();
   for (const Candidate& candidate : prediction.candidates) {
     uint8_t& mark = marks_[static_cast<size_t>(candidate.expert)];
     if (!candidate.top || (mark & 2) != 0) continue;
@@ -230,9 +230,9 @@ double Prefetcher::gain_us(const Proposal& proposal, const Admission& admission,
   return p * (saved_us + miss_us * used_later) + miss_us * ((1 - p) * later - victim);
 }
 
-std::span<const Prefetch> Prefetcher::issue(int layer, const LayerWork& work, LayerTimes& times,
-                                            ExpertCache& cache, Link& link) {
-  issued_.clear();
+void Prefetcher::issue(int layer, const LayerWork& work, LayerTimes& times, ExpertCache& cache,
+                       const Link& link, const std::function<void(const Prefetch&)>& upload) {
+  int num_issued = 0;
   const double end_us = link.now_us() + times.layer_us;
   LayerWork shared = work;
   // Earliest deadline first; within a layer the likeliest.
@@ -246,8 +246,8 @@ std::span<const Prefetch> Prefetcher::issue(int layer, const LayerWork& work, La
       const auto possible = cache.can_admit(target, proposal.expert, true);
       if (!possible) continue;
       const double saved_us = stall_saved_us(num_hits, num_misses);
-      shared.queued_us = std::max(work.queued_us, work.backlog_us) +
-                         static_cast<double>(issued_.size() + 1) * link.upload_us();
+      shared.queued_us =
+          std::max(work.queued_us, work.backlog_us) + static_cast<double>(num_issued + 1) * link.upload_us();
       const LayerTimes slowed = cost_.layer(shared);
       const double price_us = slowed.layer_us - times.layer_us;
       if (gain_us(proposal, *possible, saved_us, cache) <= price_us) continue;
@@ -257,8 +257,9 @@ std::span<const Prefetch> Prefetcher::issue(int layer, const LayerWork& work, La
       }
       const auto admission = cache.reserve(target, proposal.expert);
       if (!admission) continue;
-      link.enqueue_background({target, proposal.expert, admission->slot});
-      issued_.push_back({target, proposal.expert, *admission});
+      under_way_.push_back({target, proposal.expert, *admission});
+      upload(under_way_.back());
+      ++num_issued;
       ++counts_.issued;
       ++num_hits;
       --num_misses;
@@ -266,16 +267,14 @@ std::span<const Prefetch> Prefetcher::issue(int layer, const LayerWork& work, La
     }
     prediction.proposals.clear();  // decided; the next layers decide on predictions of their own
   }
-  under_way_.insert(under_way_.end(), issued_.begin(), issued_.end());
   shorten(layer_us_[static_cast<size_t>(layer)], times.layer_us);
   last_end_us_ = link.now_us() + times.layer_us;
-  return issued_;
 }
 
 void Prefetcher::begin_step() {
-  counts_.wasted += static_cast<int64_t>(under_way_.size() + settled_.size());
+  counts_.wasted += static_cast<int64_t>(under_way_.size() + due_.size());
   under_way_.clear();
-  settled_.clear();
+  due_.clear();
   last_end_us_ = -1;
   for (Prediction& prediction : predictions_) prediction.valid = false;
 }

@@ -21,17 +21,13 @@ double Timeline::queued_us() const {
   return backlog_us() + upload_us_ * static_cast<double>(waiting_.size());
 }
 
-Upload Timeline::enqueue_demand(const Transfer& what, double duration_us) {
+Upload Timeline::upload(const Transfer& what, UploadLane lane, double duration_us) {
+  if (lane == UploadLane::kBackground) return waiting_.emplace_back(Upload{what, lane, now_us_});
   const double begin = std::max(now_us_, link_free_us_);
-  const Upload upload{what, UploadLane::kDemand, now_us_, begin,
-                      begin + (duration_us < 0 ? upload_us_ : duration_us)};
+  const Upload upload{what, lane, now_us_, begin, begin + (duration_us < 0 ? upload_us_ : duration_us)};
   link_free_us_ = upload.end_us;
   begun_.push_back(upload);
   return upload;
-}
-
-void Timeline::enqueue_background(const Transfer& what) {
-  waiting_.push_back(Upload{what, UploadLane::kBackground, now_us_});
 }
 
 bool Timeline::cancel_background(int slot) {

@@ -1,7 +1,7 @@
 """Types of the native module. Operations (`twofold.blocks.ops`) and the MoE executor are spelled out."""
 
 from collections.abc import Sequence
-from typing import Any, Literal, final
+from typing import Any, ClassVar, Literal, Self, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -100,15 +100,14 @@ class PackedMatrix:
     def formats(self) -> list[str]: ...
 
 @final
-class KvCache:
+class StateCache:
+    """What sequences keep between steps, in pages. Of each layer: (planes, elements per token, dtype), ..."""
+
     def __init__(
         self,
-        num_layers: int,
+        layers: Sequence[Sequence[tuple[int, int, Literal["float32", "bfloat16"]]]],
         num_pages: int,
         page_size: int,
-        num_kv_heads: int,
-        head_dim: int,
-        dtype: str = "float32",
     ) -> None: ...
     @property
     def num_layers(self) -> int: ...
@@ -117,13 +116,7 @@ class KvCache:
     @property
     def page_size(self) -> int: ...
     @property
-    def num_kv_heads(self) -> int: ...
-    @property
-    def head_dim(self) -> int: ...
-    @property
     def bytes(self) -> int: ...
-    @property
-    def dtype(self) -> Literal["float32", "bfloat16"]: ...
 
 @final
 class AttentionBatch:
@@ -133,8 +126,14 @@ class AttentionBatch:
     @property
     def num_tokens(self) -> int: ...
 
+class Block:
+    """Part of a layer: adds to the residual stream."""
+
+    @property
+    def hidden_size(self) -> int: ...
+
 @final
-class AttentionBlock:
+class Gqa(Block):
     def __init__(
         self,
         team: ThreadTeam,
@@ -151,27 +150,68 @@ class AttentionBlock:
         eps: float,
         scale: float,
         sliding_window: int | None,
-    ) -> None: ...
-    def forward(self, hidden: _F32, batch: AttentionBatch, kv_cache: KvCache, layer: int) -> None: ...
+        layer: int,
+    ) -> None:
+        """layer: of the cache, which has 2 * num_kv_heads planes of head_dim elements there."""
+
+    def forward(self, hidden: _F32, batch: AttentionBatch, cache: StateCache) -> None: ...
 
 @final
-class Router:
+class RouterShape:
+    """How a router turns logits into choice and weights: score, choice (by score and bias, within the best groups),
+    weights divided by their sum, times scale."""
+
+    def __init__(
+        self,
+        top_k: int,
+        *,
+        score: Literal["softmax", "sigmoid", "sqrt_softplus", "softmax_of_chosen"] = "softmax",
+        renormalise: bool = False,
+        scale: float = 1.0,
+        num_groups: int = 1,
+        top_groups: int = 1,
+        group_score: Literal["max", "top_two_sum"] = "max",
+    ) -> None: ...
+
+@final
+class Router(Block):
     def __init__(
         self,
         team: ThreadTeam,
         norm_weight: _F32,
         gate_weight: _PlainMatrix,
-        top_k: int,
-        norm_topk_prob: bool,
         eps: float,
-        scoring: str = "softmax",
-    ) -> None: ...
+        shape: RouterShape,
+        bias: _F32 | None = None,
+    ) -> None:
+        """bias [experts]: added to scores for choosing only."""
+
     def forward(
         self, hidden: _F32, normed: _F32, ids: _I32, weights: _F32, logits: _F32 | None = None
     ) -> None: ...
 
 @final
-class DenseFfn:
+class RoutedExperts(Block):
+    """The experts that the router before it chose, wherever the executor runs them."""
+
+    def __init__(self, hidden_size: int, moe_layer: int) -> None: ...
+
+@final
+class SharedExperts(Block):
+    """A feed-forward of the router's normed rows, times sigmoid(shared_gate [hidden] . row) if there is one."""
+
+    def __init__(
+        self,
+        team: ThreadTeam,
+        gate: PackedMatrix,
+        up: PackedMatrix,
+        down: PackedMatrix,
+        shared_gate: _F32 | None = None,
+    ) -> None: ...
+    def forward(self, hidden: _F32, normed: _F32) -> None: ...
+
+@final
+class DenseFfn(Block):
     def __init__(
         self,
         team: ThreadTeam,
@@ -185,10 +225,11 @@ class DenseFfn:
 
 @final
 class Decoder:
-    def __init__(self, layers: Sequence[tuple[AttentionBlock, Router | None, DenseFfn | None]]) -> None: ...
+    def __init__(self, blocks: Sequence[Block]) -> None: ...
     def forward(
-        self, hidden: _F32, batch: AttentionBatch, kv_cache: KvCache, experts: MoeExecutor
-    ) -> None: ...
+        self, hidden: _F32, batch: AttentionBatch, cache: StateCache, experts: MoeExecutor | None
+    ) -> None:
+        """experts: None where no block has any."""
 
 @final
 class LmHead:
@@ -210,6 +251,9 @@ class CostModel:
         cpu_curve: Sequence[tuple[float, float]] = (),
     ) -> None: ...
     def cpu_us(self, loads: Sequence[int], dma_busy: float) -> float: ...
+    def upload_us(self) -> float: ...
+
+def slot_stride(largest_expert_bytes: int) -> int: ...
 
 @final
 class ExpertStore:
@@ -240,6 +284,50 @@ class ExpertStore:
     @property
     def flops_per_token(self) -> float: ...
 
+class _NativeEnum:
+    __members__: ClassVar[dict[str, Self]]
+    def __int__(self) -> int: ...
+
+@final
+class Placement(_NativeEnum):
+    HIT: ClassVar[Placement]
+    CPU: ClassVar[Placement]
+    FETCHED: ClassVar[Placement]
+
+@final
+class UploadReason(_NativeEnum):
+    DEMAND: ClassVar[UploadReason]
+    ADMISSION: ClassVar[UploadReason]
+    PREFETCH: ClassVar[UploadReason]
+
+@final
+class CacheEventKind(_NativeEnum):
+    ADMIT: ClassVar[CacheEventKind]
+    EVICT: ClassVar[CacheEventKind]
+    REJECT: ClassVar[CacheEventKind]
+    PUBLISH: ClassVar[CacheEventKind]
+
+@final
+class SchedulerConfig:
+    def __init__(
+        self,
+        num_layers: int,
+        num_experts: int,
+        top_k: int,
+        num_slots: int,
+        policy: str = "payback",
+        prefetch: bool = False,
+        num_staging: int = -1,
+        upload_price: float = -1.0,
+        stream_ahead_from: int = 33,
+        *,
+        fetch_rule: str = "best-split",
+        background_uploads: bool = True,
+        always_cache_fetched: bool = False,
+        shared_pool: bool | None = None,
+        prior_usage: Sequence[float] = (),
+    ) -> None: ...
+
 class SlottedAccelerator:
     """Made by a module that has devices (twofold._cuda)."""
 
@@ -266,13 +354,10 @@ class MoeExecutor:
         team: ThreadTeam,
         store: ExpertStore,
         cost: CostModel,
-        top_k: int,
-        num_slots: int,
-        policy: str,
+        config: SchedulerConfig,
         dense_bytes: list[float],
         dense_flops: list[float],
         preload: bool,
-        prefetch: bool = False,
         router_bytes: float = 0.0,
     ) -> MoeExecutor: ...
     @staticmethod

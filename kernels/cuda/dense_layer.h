@@ -3,16 +3,14 @@
 #include <cstdint>
 
 #include "expert_layer.h"
+#include "twofold/router_shape.h"
 
 namespace twofold::cuda {
 
-enum class Scoring : uint8_t { kSoftmax, kSigmoid };
-
 // The top_k experts of each token by descending score, the lower number first among equals.
 // logits [tokens][experts]. bias [experts] may be null: it takes part in choosing, not in the weights.
-// normalise: the weights of a token add up to 1; then they are multiplied by scale.
-int launch_route(const float* logits, const float* bias, int num_tokens, int num_experts, int top_k,
-                 Scoring scoring, bool normalise, float scale, int32_t* ids, float* weights, Stream stream);
+int launch_route(const float* logits, const float* bias, int num_tokens, int num_experts,
+                 const kernels::RouterShape& shape, int32_t* ids, float* weights, Stream stream);
 
 // The KV cache of one layer: bf16 [pages][page_size][kv_heads][head_dim], keys and values apart.
 struct KvPages {

@@ -45,9 +45,9 @@ __global__ void __launch_bounds__(kCombineThreads)
   bool on_cpu = false;
   for (int k = 0; k < top_k; ++k) {
     const int pair = token * top_k + k;
-    if (where[pair] == 1) {
+    if (where[pair] == kCpu) {
       on_cpu = true;
-    } else if (where[pair] != 3) {
+    } else if (where[pair] != kNobody) {
       sum = fused(weights[pair], outputs[int64_t(pair) * hidden_size + column], sum);
     }
   }

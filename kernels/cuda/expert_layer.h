@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "launch_shapes.h"
+#include "placement.h"
 #include "twofold/packed_kernels.h"
 #include "twofold/weight_format.h"
 
@@ -88,11 +89,9 @@ int launch_prefill_experts(const ExpertLayout& layout, const ExpertGroups& group
                            int num_tokens, int top_k, Stream stream);
 
 // hidden[t] += sum over the ranks that the device computed of weights[t, k] * outputs[t, k], in rank order;
-// then
-// + from_cpu[t] where tokens have experts on the CPU. where[pair] is 0 or 2 on the device, 1 on the CPU,
-// 3 nobody's.
-// from_cpu [tokens][hidden] may be null. hidden is f32. joined_ns: where the device's time at its begin goes,
-// may be null.
+// then + from_cpu[t] where tokens have experts on the CPU, by where[pair] (placement.h). from_cpu
+// [tokens][hidden] may be null. hidden is f32. joined_ns: where the device's time at its begin goes, may be
+// null.
 int launch_combine(const float* outputs, const float* weights, const uint8_t* where, const float* from_cpu,
                    int num_tokens, int top_k, int hidden_size, float* hidden, int64_t* joined_ns,
                    Stream stream);

@@ -20,8 +20,7 @@ TWOFOLD_HD constexpr ActivationKind activation_of(WeightFormat format) {
   return kernels::device_activation(format);
 }
 
-// ---- decode: one block computes one panel (32 rows) of one expert for all its tokens
-// --------------------------
+// ---- decode: one block computes one panel (32 rows) of one expert for all its tokens -----------------------
 
 inline constexpr int kDecodeTokens = 8;  // tokens that a block multiplies at once; more take turns
 inline constexpr int kQuads = 8;         // lanes that read one step
@@ -68,8 +67,7 @@ TWOFOLD_HD constexpr int decode_tile_tokens(int64_t row_bytes, int num_warps, in
   return tokens;
 }
 
-// ---- grouping: pairs (token, rank) by expert, stable, so that sums do not depend on the order of threads
-// ------
+// ---- grouping: pairs (token, rank) by expert, stable, so that sums do not depend on the order of threads ---
 
 // Tokens of expert e among the pairs.
 TWOFOLD_HD int count_pairs(const int32_t* ids, int num_pairs, int expert) {
@@ -84,9 +82,8 @@ TWOFOLD_HD void write_pairs(const int32_t* ids, int num_pairs, int expert, int32
   }
 }
 
-// ---- attention of one query per sequence: a block takes one split of one sequence's positions for up to
-// kAttentionHeads query heads that share a KV head
-// ------------------------------------------------------------------
+// ---- attention of one query per sequence: a block takes one split of one sequence's positions for up to ----
+// ---- kAttentionHeads query heads that share a KV head ------------------------------------------------------
 
 inline constexpr int kSplitTokens = 256;
 inline constexpr int kAttentionChunk = 64;  // positions scored before their values are added
@@ -123,8 +120,7 @@ TWOFOLD_HD constexpr HeadRange head_range(int block, int num_heads, int num_kv_h
   return {kv_head, kv_head * of_kv + part * kAttentionHeads, rest < kAttentionHeads ? rest : kAttentionHeads};
 }
 
-// ---- prefill: one block computes kRowTile rows of one expert for a tile of its tokens
-// ---------------------------
+// ---- prefill: one block computes kRowTile rows of one expert for a tile of its tokens ----------------------
 
 inline constexpr int kTilePanels = 4;
 inline constexpr int kRowTile = kTilePanels * kernels::kPanelRows;

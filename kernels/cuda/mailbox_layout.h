@@ -4,10 +4,11 @@
 // The host answers with what these experts give. The rules, which engine/runtime/device/mailbox.h keeps on the
 // host's side:
 //
-//   device, layer l of step s:  write routing and activations;  posted[l] = s  (release, system scope)
-//   host:                       posted[l] == s (acquire);  compute;  write results;  answered[l] = s
-//   (release) device:                     answered[l] == s (acquire), only if a pair is on the CPU;  read
-//   results
+//   layer l of step s
+//            waits for (acquire)   does                           then writes (release, system scope)
+//   device                         write routing and activations  posted[l] = s
+//   host     posted[l] == s        compute, write results         answered[l] = s
+//   device   answered[l] == s      read results                   (only if a pair is on the CPU)
 //
 // Steps are numbered from 1 and never repeat while the numbers last, so an answer that comes late (after a
 // watchdog gave its step up) is no answer to any later step. Where streams wait for a word instead of a
@@ -75,6 +76,7 @@ struct MailboxLayout {
   TWOFOLD_HD constexpr int64_t answer(int layer) const { return post(layer) + kMailboxLine; }
   TWOFOLD_HD constexpr int64_t ids(int layer) const { return post(layer) + 2 * kMailboxLine; }
   TWOFOLD_HD constexpr int64_t weights(int layer) const { return ids(layer) + whole_lines(4 * pairs()); }
+  // u8 [pairs], see placement.h
   TWOFOLD_HD constexpr int64_t where(int layer) const { return weights(layer) + whole_lines(4 * pairs()); }
   // bf16 [tokens][hidden]
   TWOFOLD_HD constexpr int64_t activations() const { return post(shape.num_layers); }

@@ -26,15 +26,45 @@ __device__ inline float warp_max(float value) {
   return value;
 }
 
-// Scores in shared memory: [warps][experts] score, then [warps][experts] what is chosen by.
+using kernels::GroupScore;
+using kernels::RouterScore;
+using kernels::RouterShape;
+
+// Experts outside the best groups can no longer be chosen. group_scores: [groups].
+__device__ inline void keep_groups(float* choice, float* group_scores, int num_experts,
+                                   const RouterShape& shape, int lane) {
+  const int size = num_experts / shape.num_groups;
+  for (int g = lane; g < shape.num_groups; g += kWarpSize) {
+    float first = -INFINITY, second = -INFINITY;
+    for (int e = g * size; e < (g + 1) * size; ++e) {
+      second = fmaxf(second, fminf(first, choice[e]));
+      first = fmaxf(first, choice[e]);
+    }
+    group_scores[g] = shape.group_score == GroupScore::kTopTwoSum && size > 1 ? first + second : first;
+  }
+  __syncwarp();
+  for (int g = lane; g < shape.num_groups; g += kWarpSize) {
+    int better = 0;
+    for (int other = 0; other < shape.num_groups; ++other) {
+      better +=
+          group_scores[other] > group_scores[g] || (group_scores[other] == group_scores[g] && other < g);
+    }
+    if (better < shape.top_groups) continue;
+    for (int e = g * size; e < (g + 1) * size; ++e) choice[e] = -INFINITY;
+  }
+  __syncwarp();
+}
+
+// In shared memory, of each warp: [experts] score, [experts] what is chosen by, [groups] score of a group.
 __global__ void __launch_bounds__(kThreads)
-    route_kernel(const float* logits, const float* bias, int num_tokens, int num_experts, int top_k,
-                 Scoring scoring, bool normalise, float scale, int32_t* ids, float* weights) {
+    route_kernel(const float* logits, const float* bias, int num_tokens, int num_experts, RouterShape shape,
+                 int32_t* ids, float* weights) {
   extern __shared__ float shared[];
   const int warp = threadIdx.x / kWarpSize, lane = threadIdx.x % kWarpSize;
   const int token = int(blockIdx.x) * kWarps + warp;
   if (token >= num_tokens) return;
-  float* scores = shared + 2 * warp * num_experts;
+  const int top_k = shape.top_k;
+  float* scores = shared + warp * (2 * num_experts + shape.num_groups);
   float* choice = scores + num_experts;
   const float* row = logits + int64_t(token) * num_experts;
   float largest = -INFINITY;
@@ -42,16 +72,22 @@ __global__ void __launch_bounds__(kThreads)
   largest = warp_max(largest);
   float sum = 0;
   for (int e = lane; e < num_experts; e += kWarpSize) {
-    const float score = scoring == Scoring::kSoftmax ? expf(row[e] - largest) : 1.0f / (1.0f + expf(-row[e]));
+    float score = row[e];
+    if (shape.score == RouterScore::kSoftmax) score = expf(score - largest);
+    if (shape.score == RouterScore::kSigmoid) score = 1.0f / (1.0f + expf(-score));
+    if (shape.score == RouterScore::kSqrtSoftplus)
+      score = sqrtf(fmaxf(score, 0.0f) + log1pf(expf(-fabsf(score))));
     scores[e] = score;
     sum += score;
   }
   sum = warp_sum(sum);
   for (int e = lane; e < num_experts; e += kWarpSize) {
-    if (scoring == Scoring::kSoftmax) scores[e] /= sum;
+    if (shape.score == RouterScore::kSoftmax) scores[e] /= sum;
     choice[e] = scores[e] + (bias != nullptr ? bias[e] : 0.0f);
   }
   __syncwarp();
+  if (shape.top_groups < shape.num_groups)
+    keep_groups(choice, choice + num_experts, num_experts, shape, lane);
   float chosen = 0;
   for (int k = 0; k < top_k; ++k) {
     float best = -INFINITY;
@@ -81,8 +117,16 @@ __global__ void __launch_bounds__(kThreads)
     __syncwarp();
   }
   if (lane == 0) {
-    const float factor = normalise ? scale / chosen : scale;
-    for (int k = 0; k < top_k; ++k) weights[token * top_k + k] *= factor;
+    float* own = weights + token * top_k;
+    if (shape.score == RouterScore::kSoftmaxOfChosen) {
+      float most = -INFINITY, total = 0;
+      for (int k = 0; k < top_k; ++k) most = fmaxf(most, own[k]);
+      for (int k = 0; k < top_k; ++k) total += own[k] = expf(own[k] - most);
+      for (int k = 0; k < top_k; ++k) own[k] /= total;
+      chosen = 1.0f;
+    }
+    const float factor = shape.renormalise ? shape.scale / (chosen + 1e-20f) : shape.scale;
+    for (int k = 0; k < top_k; ++k) own[k] *= factor;
   }
 }
 
@@ -146,15 +190,18 @@ __global__ void __launch_bounds__(kThreads) rope_store_kernel(QkvRows rows, KvPa
 
 }  // namespace
 
-int launch_route(const float* logits, const float* bias, int num_tokens, int num_experts, int top_k,
-                 Scoring scoring, bool normalise, float scale, int32_t* ids, float* weights, Stream stream) {
-  if (logits == nullptr || ids == nullptr || weights == nullptr || num_tokens < 1 || top_k < 1 ||
-      top_k > num_experts || num_experts > kMaxExpertsOfLane * kWarpSize) {
+int launch_route(const float* logits, const float* bias, int num_tokens, int num_experts,
+                 const RouterShape& shape, int32_t* ids, float* weights, Stream stream) {
+  const bool fits = shape.num_groups >= 1 && num_experts % shape.num_groups == 0 && shape.top_groups >= 1 &&
+                    shape.top_groups <= shape.num_groups && shape.top_k >= 1 &&
+                    shape.top_k <= shape.top_groups * (num_experts / shape.num_groups);
+  if (logits == nullptr || ids == nullptr || weights == nullptr || num_tokens < 1 || !fits ||
+      num_experts > kMaxExpertsOfLane * kWarpSize) {
     return cudaErrorInvalidValue;
   }
-  const int shared = 2 * kWarps * num_experts * 4;
+  const int shared = kWarps * (2 * num_experts + shape.num_groups) * 4;
   route_kernel<<<(num_tokens + kWarps - 1) / kWarps, kThreads, shared, stream>>>(
-      logits, bias, num_tokens, num_experts, top_k, scoring, normalise, scale, ids, weights);
+      logits, bias, num_tokens, num_experts, shape, ids, weights);
   return cudaGetLastError();
 }
 

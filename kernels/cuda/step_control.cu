@@ -9,7 +9,6 @@ namespace twofold::cuda {
 namespace {
 
 constexpr int kPlaceThreads = 512;
-constexpr uint8_t kResident = 0, kOnCpu = 1, kFromHost = 2, kNobody = 3;
 
 __device__ inline void store_release(uint32_t* word, uint32_t value) {
   asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(word), "r"(value) : "memory");
@@ -27,11 +26,11 @@ __global__ void begin_step_kernel(uint32_t* step) { *step = next_step(*step); }
 __device__ inline void choose_reads(const int32_t* ids, int top_k, const uint8_t* split, uint8_t* place) {
   int hits = 0;
   if (ids[0] < 0) return;
-  for (int k = 0; k < top_k; ++k) hits += place[ids[k]] == kResident;
+  for (int k = 0; k < top_k; ++k) hits += place[ids[k]] == kHit;
   int reads = split[hits * (top_k + 1) + top_k - hits];
   for (int k = 0; k < top_k && reads > 0; ++k) {
-    if (place[ids[k]] != kOnCpu) continue;
-    place[ids[k]] = kFromHost;
+    if (place[ids[k]] != kCpu) continue;
+    place[ids[k]] = kFetched;
     --reads;
   }
 }
@@ -60,7 +59,7 @@ __global__ void __launch_bounds__(kPlaceThreads, 1)
   const int32_t* slots = tables.slots;
   for (int e = threadIdx.x; e < num_experts; e += kPlaceThreads) {
     counts[e] = count_pairs(ids, num_pairs, e);
-    place[e] = slots[e] >= 0 ? kResident : kOnCpu;
+    place[e] = slots[e] >= 0 ? kHit : kCpu;
   }
   __syncthreads();
   if (threadIdx.x == 0 && routed.num_tokens == 1 && tables.split != nullptr && tables.store_base != 0)
@@ -72,7 +71,7 @@ __global__ void __launch_bounds__(kPlaceThreads, 1)
     int groups = 0, pairs = 0;
     for (int first = 0; first < num_experts; first += kWarpSize) {
       const int e = first + threadIdx.x;
-      const int mine = e < num_experts && place[e] != kOnCpu ? counts[e] : 0;
+      const int mine = e < num_experts && place[e] != kCpu ? counts[e] : 0;
       int pairs_before = mine, groups_before = mine > 0;
 #pragma unroll
       for (int reach = 1; reach < kWarpSize; reach *= 2) {
@@ -99,7 +98,7 @@ __global__ void __launch_bounds__(kPlaceThreads, 1)
   for (int e = threadIdx.x; e < num_experts; e += kPlaceThreads) {
     const int group = group_of[e];
     if (group < 0) continue;
-    placed.groups.weights[group] = place[e] == kResident
+    placed.groups.weights[group] = place[e] == kHit
                                        ? tables.slot_base + uint64_t(slots[e]) * tables.slot_stride
                                        : tables.store_base + uint64_t(e) * tables.store_stride;
     placed.groups.begin[group] = begin_of[e];
@@ -109,7 +108,7 @@ __global__ void __launch_bounds__(kPlaceThreads, 1)
   for (int p = threadIdx.x; p < num_pairs; p += kPlaceThreads) {
     const uint8_t where = ids[p] < 0 ? kNobody : place[ids[p]];  // < 0: a row of padding
     placed.where[p] = where;
-    mine += where == kOnCpu;
+    mine += where == kCpu;
     if (mailbox != nullptr) {
       reinterpret_cast<int32_t*>(mailbox + layout.ids(routed.layer))[p] = ids[p];
       reinterpret_cast<float*>(mailbox + layout.weights(routed.layer))[p] = routed.weights[p];

@@ -22,7 +22,7 @@ struct PlacementTables {
 // What one layer's routing becomes.
 struct PlacedLayer {
   ExpertGroups groups;
-  uint8_t* where;        // [pairs] 0 resident, 1 on the CPU, 2 read from the host, 3 nobody's
+  uint8_t* where;        // [pairs], see placement.h
   uint32_t* num_on_cpu;  // [1]
 };
 

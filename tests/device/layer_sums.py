@@ -25,11 +25,14 @@ FIGURES = {
 }  # fmt: skip
 
 
-def cpu_beside_device(played: ModuleType, store: _core.ExpertStore) -> _core.MoeExecutor:
+def cpu_beside_device(played: ModuleType, store: _core.ExpertStore, num_experts: int) -> _core.MoeExecutor:
     """An executor whose `forward` computes every expert on the CPU, rounding as beside a device."""
     machine = _core.MachineProfile.from_fields("played", FIGURES)
     cost = _core.CostModel(machine, store.expert_bytes, store.flops_per_token, ())
-    accelerator = played.open_device().accelerator(store, cost, 1, 0, 1, "lru", False, fetch_rule="none")
+    config = _core.SchedulerConfig(
+        store.num_layers, num_experts, 1, 0, "lru", num_staging=1, fetch_rule="none"
+    )
+    accelerator = played.open_device().accelerator(store, cost, config)
     return _core.MoeExecutor.on_device(ops.ThreadTeam(1), store, accelerator)
 
 
@@ -51,7 +54,7 @@ class LayerSums:
         """Rows of layers that were compared."""
         self.worst = 0.0
         """The largest error seen, as a share of what the order of additions can make."""
-        self._executor = cpu_beside_device(played, runner.moe.store)
+        self._executor = cpu_beside_device(played, runner.moe.store, runner.moe.shape.num_experts)
         self._table, self._placed = runner._layers, runner._placed
         for layers in (self._table, self._placed):
             self._watch(layers)

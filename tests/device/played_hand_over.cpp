@@ -22,7 +22,6 @@ namespace cuda {
 namespace {
 
 constexpr int kInvalidValue = 1;
-constexpr uint8_t kResident = 0, kOnCpu = 1, kFromHost = 2, kNobody = 3;
 
 std::atomic_ref<uint32_t> word(uint8_t* mailbox, int64_t at) {
   return std::atomic_ref<uint32_t>(*reinterpret_cast<uint32_t*>(mailbox + at));
@@ -32,11 +31,11 @@ std::atomic_ref<uint32_t> word(uint8_t* mailbox, int64_t at) {
 void choose_reads(const int32_t* ids, int top_k, const uint8_t* split, std::vector<uint8_t>& place) {
   if (ids[0] < 0) return;
   int hits = 0;
-  for (int k = 0; k < top_k; ++k) hits += place[size_t(ids[k])] == kResident;
+  for (int k = 0; k < top_k; ++k) hits += place[size_t(ids[k])] == kHit;
   int reads = split[hits * (top_k + 1) + top_k - hits];
   for (int k = 0; k < top_k && reads > 0; ++k) {
-    if (place[size_t(ids[k])] != kOnCpu) continue;
-    place[size_t(ids[k])] = kFromHost;
+    if (place[size_t(ids[k])] != kCpu) continue;
+    place[size_t(ids[k])] = kFetched;
     --reads;
   }
 }
@@ -55,14 +54,14 @@ int launch_place(const RoutedLayer& routed, const PlacementTables& tables, const
   const int64_t begin_ns = played::nanoseconds();
   const int top_k = shape.top_k, num_pairs = routed.num_tokens * top_k;
   std::vector<uint8_t> place(size_t(tables.num_experts));
-  for (int e = 0; e < tables.num_experts; ++e) place[size_t(e)] = tables.slots[e] >= 0 ? kResident : kOnCpu;
+  for (int e = 0; e < tables.num_experts; ++e) place[size_t(e)] = tables.slots[e] >= 0 ? kHit : kCpu;
   if (routed.num_tokens == 1 && tables.split != nullptr && tables.store_base != 0)
     choose_reads(routed.ids, top_k, tables.split, place);
   int groups = 0, pairs = 0;
   for (int e = 0; e < tables.num_experts; ++e) {
     const int count = count_pairs(routed.ids, num_pairs, e);
-    if (count == 0 || place[size_t(e)] == kOnCpu) continue;
-    placed.groups.weights[groups] = place[size_t(e)] == kResident
+    if (count == 0 || place[size_t(e)] == kCpu) continue;
+    placed.groups.weights[groups] = place[size_t(e)] == kHit
                                         ? tables.slot_base + uint64_t(tables.slots[e]) * tables.slot_stride
                                         : tables.store_base + uint64_t(e) * tables.store_stride;
     placed.groups.begin[groups++] = pairs;
@@ -74,7 +73,7 @@ int launch_place(const RoutedLayer& routed, const PlacementTables& tables, const
   uint32_t on_cpu = 0;
   for (int p = 0; p < num_pairs; ++p) {
     placed.where[p] = routed.ids[p] < 0 ? kNobody : place[size_t(routed.ids[p])];
-    on_cpu += placed.where[p] == kOnCpu;
+    on_cpu += placed.where[p] == kCpu;
   }
   *placed.num_on_cpu = on_cpu;
   if (memory == nullptr) return 0;

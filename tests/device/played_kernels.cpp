@@ -172,8 +172,8 @@ int launch_combine(const float* outputs, const float* weights, const uint8_t* wh
       float& sum = hidden[int64_t(t) * hidden_size + c];
       bool on_cpu = false;
       for (int pair = t * top_k; pair < (t + 1) * top_k; ++pair) {
-        on_cpu |= where[pair] == 1;
-        if (where[pair] == 0 || where[pair] == 2)
+        on_cpu |= where[pair] == kCpu;
+        if (where[pair] == kHit || where[pair] == kFetched)
           sum = fused(weights[pair], outputs[int64_t(pair) * hidden_size + c], sum);
       }
       if (on_cpu && from_cpu != nullptr) sum += from_cpu[int64_t(t) * hidden_size + c];

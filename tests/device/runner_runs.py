@@ -26,7 +26,8 @@ from twofold.engine.scheduler import Scheduler
 from twofold.engine.scheduler import Sequence as Request
 from twofold.experts.accelerator import AcceleratorChoice
 from twofold.models import open_model_files
-from twofold.models.testing import ToldSampler
+
+from tests.told_sampler import ToldSampler
 
 PAGE_SIZE = 8
 NUM_PAGES = 128
@@ -74,8 +75,7 @@ def make_cpu_runner(path: Path) -> ModelRunner:
     team = ops.ThreadTeam(1)
     config = EngineConfig(model=str(path))
     moe = load_experts(files, team, AcceleratorChoice("none", "a test"), config, slot_plan(config, 0))
-    shape = files.config
-    cache = ops.KvCache(shape.num_layers, NUM_PAGES, PAGE_SIZE, shape.num_kv_heads, shape.head_dim, "float32")
+    cache = ops.StateCache(files.config.cache_planes("float32"), NUM_PAGES, PAGE_SIZE)
     return ModelRunner(LoadedModel(files, team), moe, cache)
 
 

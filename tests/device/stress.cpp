@@ -46,7 +46,7 @@ class Run {
     config.policy = shape.policy;
     config.prefetch = shape.prefetch;
     config.stream_ahead_from = kChunk;
-    auto engine = std::make_unique<UploadEngine>(
+    engine_ = std::make_unique<UploadEngine>(
         device_, slots_, tables_,
         [this](int layer, int expert) { return std::span<const std::byte>(bytes(layer, expert)); },
         UploadSettings{.latency_us = 4,
@@ -59,8 +59,7 @@ class Run {
                        .chunk_bytes = 512,
                        .num_chunks = 3,
                        .max_failures = 1 << 30});
-    engine_ = engine.get();
-    scheduler_ = std::make_unique<LayerScheduler>(cost, std::move(config), std::move(engine));
+    scheduler_ = std::make_unique<LayerScheduler>(cost, std::move(config), *engine_);
     device_.set_failures(shape.fail_issue, shape.fail_completion);
     device_.never_fails = tables_.device();
   }
@@ -320,8 +319,8 @@ class Run {
   std::vector<std::vector<std::byte>> store_;
   SlotPool slots_;
   SlotTables tables_;
+  std::unique_ptr<UploadEngine> engine_;
   std::unique_ptr<LayerScheduler> scheduler_;
-  UploadEngine* engine_ = nullptr;
   std::set<int> in_flight_;
   std::string violation_;
   StressCounts counts_;

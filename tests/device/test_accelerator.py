@@ -73,7 +73,9 @@ def on_device(
     **device: object,
 ) -> tuple[_core.MoeExecutor, object]:
     accelerator = played.open_device(**device).accelerator(
-        store, cost(store), TOP_K, num_slots, EXPERTS, policy, prefetch, **(rules or {})
+        store,
+        cost(store),
+        _core.SchedulerConfig(LAYERS, EXPERTS, TOP_K, num_slots, policy, prefetch, **(rules or {})),
     )
     return _core.MoeExecutor.on_device(team, store, accelerator, preload), accelerator
 

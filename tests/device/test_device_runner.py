@@ -29,7 +29,6 @@ from twofold.engine.sampler import Sampler  # noqa: E402
 from twofold.models.bundled import bundled_model_path  # noqa: E402
 from twofold.models.testing import (  # noqa: E402
     TinyModel,
-    ToldSampler,
     tiny_weights,
     write_tiny_model,
     write_weights,
@@ -37,6 +36,7 @@ from twofold.models.testing import (  # noqa: E402
 
 from tests.device.layer_sums import LayerSums  # noqa: E402
 from tests.device.runner_runs import F32, Play, make_cpu_runner, make_runner, scripted  # noqa: E402
+from tests.told_sampler import ToldSampler  # noqa: E402
 
 TINY = TinyModel(
     dtype="bfloat16", hidden_size=64, head_dim=32, num_layers=4, mlp_only_layers=(1,), num_experts=10

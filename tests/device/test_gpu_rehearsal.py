@@ -6,6 +6,9 @@ What is right on a GPU must be right here too; what is fast is not asked.
 from __future__ import annotations
 
 import fnmatch
+import json
+import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +22,7 @@ pytest.importorskip("torch")
 
 from tests.device.runner_runs import replaced_module
 
-SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -29,17 +32,17 @@ def cuda(played: ModuleType) -> Iterator[ModuleType]:
     module.open_device = lambda index=0: played.open_device(  # type: ignore[attr-defined]
         index, total_bytes=2 << 30, tick_us=2.0
     )
-    sys.path.insert(0, str(SCRIPTS))
+    module.devices = lambda: [{"name": "a stand-in"}]  # type: ignore[attr-defined]
+    module.why_no_device = lambda: ""  # type: ignore[attr-defined]
     with replaced_module("twofold._cuda", module):
         yield module
-    sys.path.remove(str(SCRIPTS))
 
 
 def rehearse(cuda: ModuleType, folder: Path, script: str) -> list[dict[str, Any]]:
-    import gpu_bench
-    import gpu_run
-    import gpu_test
-    from gpu.machine import REHEARSAL, Machine
+    from benchmarks.gpu import __main__ as speed
+    from benchmarks.gpu.machine import REHEARSAL, Machine
+    from benchmarks.gpu.report import run_check
+    from tests.gpu import checks as listed
 
     trace = folder / "trace.npz"
     random = np.random.default_rng(0)
@@ -51,40 +54,68 @@ def rehearse(cuda: ModuleType, folder: Path, script: str) -> list[dict[str, Any]
         offsets=np.array([0, 30, 60]),
     )
     machine = Machine(cuda, folder, REHEARSAL, trace)
-    checks = gpu_test.checks(REHEARSAL.formats) if script == "test" else gpu_bench.checks()
+    checks = listed.checks(REHEARSAL.formats) if script == "test" else speed.checks()
     # The same measurement with other numbers would only take longer.
     again = [f"*at {share}% slots*" for share in (10, 50, 75)] + ["decode * 8 tokens", "decode * 32 tokens"]
     checks = [pair for pair in checks if not any(fnmatch.fnmatch(pair[0], pattern) for pattern in again)]
-    return gpu_run.run_checks(machine, checks)
+    return [run_check(machine, *pair) for pair in checks]
 
 
-def test_a_check_that_fails_or_breaks_stops_no_other(cuda: ModuleType, tmp_path: Path) -> None:
-    import time
+PLAYED = """
+import sys, twofold_played as cuda
+cuda.devices, cuda.why_no_device = (lambda: [{"name": "a stand-in"}]), (lambda: "")
+import twofold
+twofold._cuda = sys.modules["twofold._cuda"] = cuda
+import pytest
+from benchmarks.gpu.machine import expect
+from tests.gpu import kernel_checks
+def breaks(machine):
+    raise RuntimeError("the device is gone")
+kernel_checks.routing = breaks
+kernel_checks.attention = lambda machine: expect({"us": 12.0}, False, "at most 10 us")
+raise SystemExit(pytest.main(sys.argv[1:]))
+"""
 
-    import gpu_run
-    from gpu.machine import REHEARSAL, Machine, expect
 
-    def breaks(machine: Any) -> dict[str, Any]:
-        raise RuntimeError("the device is gone")
+def test_a_check_that_fails_or_breaks_stops_no_other_and_all_are_reported(
+    played: ModuleType, tmp_path: Path
+) -> None:
+    """The command of `make test-gpu`, but for the build."""
+    out = tmp_path / "out.json"
+    flags = ["-m", "gpu", "tests/gpu", "-k", "test_on_a_gpu and (rout or rotation or probe)", "--gpu-json"]
+    beside = str(Path(played.__file__ or "").parent)
+    path = os.pathsep.join([beside, os.environ.get("PYTHONPATH", ""), str(ROOT / "engine")])
+    done = subprocess.run(
+        [sys.executable, "-c", PLAYED, *flags, str(out), "-p", "no:cacheprovider"],
+        cwd=ROOT, env=dict(os.environ, PYTHONPATH=path), capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, out.exists()) == (1, True), done.stdout + done.stderr
+    report = json.loads(out.read_text(encoding="utf-8"))
+    broken, slow, probe = report["checks"]
+    assert report["device"] == {"name": "a stand-in"}
+    assert broken["state"] == "error"
+    assert "the device is gone" in broken["trace"]
+    assert slow["state"] == "failed"
+    assert slow["figures"] == {"us": 12.0, "expected": "at most 10 us", "holds": False}
+    assert probe["state"] == "passed"
 
-    checks = [
-        ("breaks", breaks),
-        ("fails", lambda machine: expect({"us": 12.0}, False, "at most 10 us")),
-        ("passes", lambda machine: expect({"us": 9.0}, True, "at most 10 us")),
-    ]
-    machine = Machine(cuda, tmp_path, REHEARSAL)
-    states = [entry["state"] for entry in gpu_run.run_checks(machine, checks)]
-    assert states == ["error", "failed", "passed"]
-    late = gpu_run.run_checks(machine, checks, deadline=time.perf_counter())
-    assert {entry["state"] for entry in late} == {"not run"}
+
+def test_no_check_begins_when_the_time_is_up(cuda: ModuleType, tmp_path: Path) -> None:
+    from benchmarks.gpu.report import Run
+
+    run = Run(tmp_path / "out.json", budget_s=0.0)
+    assert run.machine is not None
+    assert run.check("late", lambda machine: {})["error"] == "the time was up"
+    run.close()
+    assert json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))["checks"][0]["state"] == "not run"
 
 
 def test_another_routing_is_noticed(cuda: ModuleType, tmp_path: Path) -> None:
     """The comparison of logits can fail."""
-    from gpu.engine_checks import LIMIT, error_of
-    from gpu.machine import REHEARSAL, Machine
-    from gpu.models import QWEN, drawn_trace
-    from gpu.runs import TWOFOLD, loaded, make_runner, told_logits
+    from benchmarks.gpu.machine import REHEARSAL, Machine
+    from benchmarks.gpu.models import QWEN, drawn_trace
+    from benchmarks.gpu.runs import TWOFOLD, loaded, make_runner
+    from tests.gpu.engine_checks import LIMIT, error_of, told_logits
 
     machine = Machine(cuda, tmp_path, REHEARSAL)
     model = loaded(machine, QWEN)

@@ -93,7 +93,7 @@ def placed(
         _core.MachineProfile.from_fields("played", FIGURES), store.expert_bytes, store.flops_per_token, ()
     )
     accelerator = played.open_device(**device).accelerator(
-        store, cost, TOP_K, num_slots, EXPERTS, "payback", False
+        store, cost, _core.SchedulerConfig(LAYERS, EXPERTS, TOP_K, num_slots)
     )
     executor = _core.MoeExecutor.on_device(team, store, accelerator, num_slots == LAYERS * EXPERTS)
     shape = MoeShape(LAYERS, EXPERTS, TOP_K, HIDDEN, INTERMEDIATE, tuple((f, f, f) for f in formats))

@@ -58,7 +58,7 @@ def layer(request: pytest.FixtureRequest, played: ModuleType) -> SimpleNamespace
         slots=torch.stack([pack_expert(*expert) for expert in experts]),
         rows=rows,
         ids=ids,
-        on_cpu=alone(cpu_beside_device(played, store), 0, rows.float().numpy(), ids),
+        on_cpu=alone(cpu_beside_device(played, store, EXPERTS), 0, rows.float().numpy(), ids),
         on_cpu_alone=alone(_core.MoeExecutor(team, store), 0, rows.float().numpy(), ids),
     )
 

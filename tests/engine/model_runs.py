@@ -10,10 +10,10 @@ import numpy as np
 import numpy.typing as npt
 from twofold._core.testing import kernels
 from twofold.blocks import ops
-from twofold.blocks.weights import expert_layers
+from twofold.engine.expert_loading import moe_shape
 from twofold.engine.model import BatchMeta, LoadedModel, load_model
 from twofold.experts.accelerator import choose_accelerator
-from twofold.experts.moe import DenseCost, MoeRuntime, MoeShape, SlotPlan
+from twofold.experts.moe import DenseCost, MoeRuntime, SlotPlan
 
 F32 = npt.NDArray[np.float32]
 PAGE_SIZE = 4
@@ -40,21 +40,12 @@ class Runner:
     def __post_init__(self) -> None:
         config = self.model.config
         num_pages = MAX_PAGES * self.num_sequences
-        self.cache = ops.KvCache(
-            config.num_layers, num_pages, PAGE_SIZE, config.num_kv_heads, config.head_dim, "float32"
-        )
+        self.cache = ops.StateCache(config.cache_planes("float32"), num_pages, PAGE_SIZE)
         team = ops.ThreadTeam(1)
-        shape = MoeShape(
-            len(config.moe_layers),
-            config.num_experts,
-            config.top_k,
-            config.hidden_size,
-            config.moe_intermediate_size,
-            self.model.files.expert_formats(),
-        )
+        files = self.model.files
         choice = choose_accelerator("none")
         slots, cost = SlotPlan(0, "lru"), DenseCost([], [])
-        self.moe = MoeRuntime(shape, expert_layers(self.model.files), team, choice, slots, cost)
+        self.moe = MoeRuntime(moe_shape(files), files.expert_layers(), team, choice, slots, cost)
         self._steps = 0
         self._free = np.random.default_rng(7).permutation(num_pages).tolist()
 

@@ -95,8 +95,9 @@ def test_measured_curve_replaces_the_formula():
     assert cost.cpu_expert_us(128) == pytest.approx(3140 + 64 * 50)
 
 
-def test_upload_price_is_link_time_in_misses():
-    assert model().upload_price() == pytest.approx(UPLOAD / (cpu_expert(1) - gpu_expert(1)))
+def test_the_price_of_an_upload_is_the_contention_it_causes_in_misses():
+    misses = UPLOAD / (cpu_expert(1) - gpu_expert(1))
+    assert _core.default_upload_price(model()) == pytest.approx(0.5 * FIELDS["contention"] * misses)
 
 
 @pytest.mark.parametrize("field", sorted(FIELDS))

@@ -179,15 +179,6 @@ def test_payback_prices_uploads():
     assert uploads[0] > uploads[1] > uploads[2] > uploads[3] == 0
 
 
-def test_layer_weight_scales_the_value():
-    plain, heavy = make("payback"), make("payback", layer_weight=[1.0, 4.0])
-    for cache in (plain, heavy):
-        for layer in (0, 1):
-            cache.observe(layer, routing([1, 2]))
-    assert heavy.value(0, 1) == plain.value(0, 1)
-    assert heavy.value(1, 1) == pytest.approx(4 * plain.value(1, 1))
-
-
 def test_a_pool_takes_from_the_layer_that_misses_it_least():
     cache = make("lru", layers=2, slots=3, top_k=1, shared_pool=True)
     for expert in range(4):
@@ -236,11 +227,9 @@ def test_cancel_gives_the_slot_back():
 
 
 def test_spread_slots():
-    assert testing.spread_slots(7, 3, 8, 2) == [3, 2, 2]
-    assert testing.spread_slots(99, 3, 8, 2) == [8, 8, 8]
-    assert testing.spread_slots(2, 3, 8, 2) == [1, 1, 0]
-    value = [0.0] * 8 + [1.0] * 8 + [0.0] * 8
-    assert testing.spread_slots_by_value(10, 3, 8, 2, value) == [2, 6, 2]
+    assert testing.spread_slots(7, 3, 8) == [3, 2, 2]
+    assert testing.spread_slots(99, 3, 8) == [8, 8, 8]
+    assert testing.spread_slots(2, 3, 8) == [1, 1, 0]
 
 
 @pytest.mark.parametrize("policy", ["payback", "lru"])
@@ -295,7 +284,6 @@ def test_warm_start_refuses_foreign_and_damaged_files(tmp_path):
         ({"slots": [3]}, "slots_per_layer = 1 entries"),
         ({"slots": 9}, "slots_per_layer = 9"),
         ({"price": -1.0}, "upload_price = -1"),
-        ({"layer_weight": [1.0]}, "layer_weight = 1 entries"),
         ({"prior_usage": [1.0]}, "prior_usage = 1 entries"),
     ],
 )

@@ -21,7 +21,12 @@ def cost_model(expert=SMALL_EXPERT, profile="rtx4090-pcie4", **changes):
 
 
 def scheduler(cost, num_slots=LAYERS * 6, policy="payback", prefetch=True):
-    return testing.LayerScheduler(cost, LAYERS, EXPERTS, TOP_K, num_slots, policy, prefetch)
+    return make_scheduler(cost, LAYERS, EXPERTS, TOP_K, num_slots, policy, prefetch)
+
+
+def make_scheduler(cost, *shape_and_policy):
+    config = _core.SchedulerConfig(*shape_and_policy)
+    return testing.LayerScheduler(cost, config, testing.Timeline(cost.upload_us()))
 
 
 def routing(steps, seed=0, stickiness=0.5):
@@ -57,7 +62,7 @@ def play(s, ids, *, predict=True, right=0.8, gap_us=8.0, seed=1):
             if predict and layer + 1 < LAYERS:
                 s.predict(layer + 1, foresight(layers[layer + 1], random, right))
             decision = s.decide(layer, routed[None])
-            hits = [e.expert for e in decision.experts if e.where == testing.Placement.HIT]
+            hits = [e.expert for e in decision.experts if e.where == _core.Placement.HIT]
             seen.append((step, layer, decision.times, list(decision.moves), hits, decision.arrived))
         s.advance(gap_us)
     return seen, s.now_us
@@ -112,7 +117,7 @@ def test_uploads_too_long_for_one_layer_are_dropped_and_cost_nothing():
     s = scheduler(slow)
     seen, with_us = play(s, ids, right=1.0)
     _, without_us = play(scheduler(slow, prefetch=False), ids, predict=False)
-    assert not [m for *_, moves, _, _ in seen for m in moves if m.reason == testing.UploadReason.PREFETCH]
+    assert not [m for *_, moves, _, _ in seen for m in moves if m.reason == _core.UploadReason.PREFETCH]
     assert s.prefetch_counts.issued == 0
     assert s.prefetch_counts.dropped > 0
     assert with_us <= 1.01 * without_us
@@ -142,16 +147,16 @@ def test_no_demand_upload_waits_for_a_prefetch_and_no_slot_leaks(
         link.advance(gap_us)
         for move in moves:
             tag += 1
-            if move.reason == testing.UploadReason.DEMAND:
-                plain[step, layer, move.expert] = link.enqueue_demand(tag).end_us
-            elif move.reason == testing.UploadReason.ADMISSION:
-                link.enqueue_background(tag)
+            if move.reason == _core.UploadReason.DEMAND:
+                plain[step, layer, move.expert] = link.upload(tag).end_us
+            elif move.reason == _core.UploadReason.ADMISSION:
+                link.upload(tag, testing.UploadLane.BACKGROUND)
         link.advance(times.layer_us)
         if layer == LAYERS - 1:
             link.advance(gap_us)
     for step, layer, _, moves, _, _ in seen:
         for move in moves:
-            if move.reason == testing.UploadReason.DEMAND:
+            if move.reason == _core.UploadReason.DEMAND:
                 assert move.end_us <= plain[step, layer, move.expert] + 1e-6
 
     counts = s.prefetch_counts
@@ -179,7 +184,7 @@ def test_a_gap_that_shrinks_makes_a_prefetch_late_or_withdrawn_but_loses_no_slot
 
 
 def test_a_foreseen_resident_expert_is_no_victim():
-    s = testing.LayerScheduler(cost_model(), 2, 8, 2, 4, "payback", True)
+    s = make_scheduler(cost_model(), 2, 8, 2, 4, "payback", True)
     for expert in (0, 1):
         assert s.preload(1, expert)
     for _ in range(30):

@@ -65,8 +65,9 @@ def test_emulated_layer_times_equal_simulated_ones(policy, num_slots, batch):
     cost = cost_model(store)
 
     no_cost = [0.0] * (LAYERS + 1)
+    config = _core.SchedulerConfig(LAYERS, EXPERTS, TOP_K, num_slots, policy)
     executor = _core.MoeExecutor.emulated(
-        ops.ThreadTeam(1), store, cost, TOP_K, num_slots, policy, no_cost, no_cost, preload=False
+        ops.ThreadTeam(1), store, cost, config, no_cost, no_cost, preload=False
     )
     executor.events_enabled = True
     emulated = []
@@ -87,9 +88,7 @@ def test_emulated_layer_times_equal_simulated_ones(policy, num_slots, batch):
     trace = _core.RoutingTrace(
         ids.astype(np.uint16), np.full(ids.shape, 0.5, np.float32), np.cumsum([0, *LENGTHS]), EXPERTS
     )
-    result = _core.simulate(
-        trace, batch, cost, num_slots, policy, dense_us=[launch] * (LAYERS + 1), keep_layer_us=True
-    )
+    result = _core.simulate(trace, batch, cost, config, dense_us=[launch] * (LAYERS + 1), keep_layer_us=True)
     assert result.layer_us.tolist() == emulated
     assert result.total_us == pytest.approx(executor.virtual_now_us, rel=1e-12)
     assert (result.num_uploads, result.num_evictions) == (counts["uploads"], counts["evictions"])

@@ -12,7 +12,7 @@ from tests.engine.fixed_cost import fixed_cost
 
 def test_demand_uploads_queue_one_behind_the_other():
     t = testing.Timeline(100.0)
-    first, second = t.enqueue_demand(1), t.enqueue_demand(2)
+    first, second = t.upload(1), t.upload(2)
     assert (first.begin_us, first.end_us, second.begin_us, second.end_us) == (0, 100, 100, 200)
     assert t.backlog_us == 200
     t.advance(150)
@@ -25,24 +25,26 @@ def test_demand_uploads_queue_one_behind_the_other():
 
 def test_demand_overtakes_background_that_has_not_begun():
     t = testing.Timeline(100.0)
-    t.enqueue_background(10)
-    t.enqueue_background(11)
+    t.upload(10, testing.UploadLane.BACKGROUND)
+    t.upload(11, testing.UploadLane.BACKGROUND)
     assert t.backlog_us == 0
     assert t.queued_us == 200
     t.advance(30)  # 10 is under way
     assert t.backlog_us == 70
-    demand = t.enqueue_demand(1)
+    demand = t.upload(1)
     assert (demand.begin_us, demand.end_us) == (100, 200)
     t.advance(300)
     assert [(u.tag, u.lane, u.begin_us, u.end_us) for u in t.take_landed()] == [
-        (10, 1, 0, 100), (1, 0, 100, 200), (11, 1, 200, 300),
-    ]  # fmt: skip
+        (10, testing.UploadLane.BACKGROUND, 0, 100),
+        (1, testing.UploadLane.DEMAND, 100, 200),
+        (11, testing.UploadLane.BACKGROUND, 200, 300),
+    ]
 
 
 def test_background_can_be_withdrawn_until_it_begins():
     t = testing.Timeline(100.0)
-    t.enqueue_background(1)
-    t.enqueue_background(2)
+    t.upload(1, testing.UploadLane.BACKGROUND)
+    t.upload(2, testing.UploadLane.BACKGROUND)
     t.advance(10)
     assert not t.cancel_background(1)
     assert t.cancel_background(2)
@@ -55,10 +57,10 @@ def test_background_can_be_withdrawn_until_it_begins():
 def test_timeline_lands_uploads_when_the_cost_model_says():
     cost = fixed_cost()
     t = testing.Timeline(cost.upload_us())
-    t.enqueue_background(7)
+    t.upload(7, testing.UploadLane.BACKGROUND)
     t.advance(50)
     _, landed = cost.layer([1], [1, 1], [1], t.backlog_us, t.queued_us)
-    ends = [t.enqueue_demand(i).end_us - t.now_us for i in range(2)]
+    ends = [t.upload(i).end_us - t.now_us for i in range(2)]
     assert ends == pytest.approx(landed)
 
 

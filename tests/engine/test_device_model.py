@@ -13,11 +13,12 @@ pytest.importorskip("twofold._core")
 
 from twofold.api.errors import ModelLoadError  # noqa: E402
 from twofold.blocks import ops  # noqa: E402
-from twofold.blocks.weights import expert_weights  # noqa: E402
+from twofold.blocks.device_step import DeviceBatch  # noqa: E402
+from twofold.blocks.router import Router  # noqa: E402
 from twofold.device.decode_inputs import DecodeRow  # noqa: E402
 from twofold.device.graphs import DecodeGraphs  # noqa: E402
 from twofold.device.kernels import TorchKernels  # noqa: E402
-from twofold.device.model import DeviceBatch, DeviceModel  # noqa: E402
+from twofold.device.model import DeviceModel  # noqa: E402
 from twofold.device.queue import HostQueue  # noqa: E402
 from twofold.models.model_files import open_model_files  # noqa: E402
 from twofold.models.testing import TinyModel, write_tiny_model  # noqa: E402
@@ -49,7 +50,7 @@ class TorchMoe:
         self.calls: list[int] = []
         self._experts = [
             [[torch.from_numpy(ops.dequantise(team, matrix)) for matrix in expert] for expert in layer]
-            for layer in (expert_weights(files, index) for index in model.config.moe_layers)
+            for layer in (files.expert_weights(index) for index in model.config.moe_layers)
         ]
 
     def forward(self, moe_layer, normed, ids, weights, hidden) -> None:
@@ -77,11 +78,11 @@ def chunk(tokens: list[int], begin: int, count: int) -> DeviceBatch:
     return DeviceBatch(
         token_ids=torch.tensor(tokens[begin : begin + count]),
         positions=positions,
-        places=pages[positions // PAGE].long() * PAGE + positions % PAGE,
+        slot_mapping=pages[positions // PAGE].long() * PAGE + positions % PAGE,
         page_tables=pages[None],
-        lengths=torch.tensor([begin + count], dtype=torch.int32),
-        query_lengths=(count,),
-        host_lengths=(begin + count,),
+        seq_lens=torch.tensor([begin + count], dtype=torch.int32),
+        query_lens=(count,),
+        host_seq_lens=(begin + count,),
     )
 
 
@@ -102,7 +103,7 @@ def test_logits_are_those_of_the_cpu_within_bf16_rounding(tmp_path: Path, name: 
     path = write_tiny_model(tmp_path, CASES[name])
     tokens = random_prompt(33)
     model, moe = device_model(path)
-    kv = model.kv_layers(10, PAGE)
+    kv = model.state(10, PAGE)
     # Two chunks, then decode steps.
     parts = [model.forward(chunk(tokens, 0, 20), kv, moe), model.forward(chunk(tokens, 20, 9), kv, moe)]
     graphs = decode_graphs(lambda batch: (model.forward(batch, kv, moe),), len(PAGES))
@@ -127,7 +128,7 @@ def test_a_batch_is_padded_and_padding_changes_nothing(tmp_path: Path) -> None:
     model, moe = device_model(path)
     prompts = [random_prompt(n, seed=n) for n in (5, 9, 12)]
     tables = [(1, 2), (4, 3), (6, 5)]
-    kv = model.kv_layers(8, PAGE)
+    kv = model.state(8, PAGE)
     sizes: list[int] = []
 
     def step(batch: DeviceBatch) -> tuple[torch.Tensor]:
@@ -184,6 +185,7 @@ def test_dynamic_rope_scaling_is_refused(tmp_path: Path) -> None:
 
 
 def test_routing_prefers_the_lower_number_among_equals() -> None:
-    ids, weights = TorchKernels().route(torch.tensor([[1.0, 3.0, 3.0, 0.0]]), 3, True)
+    router = Router(0, hidden_size=8, num_experts=4, top_k=3, eps=1e-6, renormalise=True)
+    ids, weights = TorchKernels().route(torch.tensor([[1.0, 3.0, 3.0, 0.0]]), router, None)
     assert ids.tolist() == [[1, 2, 0]]
     assert weights.sum().item() == pytest.approx(1.0)

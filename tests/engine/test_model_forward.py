@@ -221,7 +221,7 @@ def test_float16_weights(tmp_path: Path, model: TinyModel) -> None:
 def test_the_bundled_model() -> None:
     """Trained weights in bfloat16, its own tokenizer and template: the directory that `make run` serves."""
     directory = bundled_model_path()
-    tokenizer = Tokenizer.load(directory, vocab_size=read_config(directory)[0].vocab_size)
+    tokenizer = Tokenizer.load(directory, vocab_size=read_config(directory).vocab_size)
     messages = [{"role": "user", "content": "Tell me the story of the fox and the golden apple."}]
     ids = tokenizer.encode(tokenizer.apply_chat_template(messages))
     their_tokenizer = transformers.AutoTokenizer.from_pretrained(directory)

@@ -13,6 +13,8 @@ from twofold.models.testing import weight_matrix
 from tests.engine.model_runs import rounds_activations
 
 LAYERS, EXPERTS, TOP_K, HIDDEN, INNER = 3, 8, 3, 48, 40
+HIT, CPU, FETCHED = (int(_core.Placement.__members__[name]) for name in ("HIT", "CPU", "FETCHED"))
+Event = _core.CacheEventKind
 POLICIES = [policy.name for policy in _core.cache_policies() if not policy.offline]
 
 
@@ -77,13 +79,10 @@ def emulated(team, store, num_slots, policy="payback", profile="rtx4090-pcie4", 
         team,
         store,
         _core.CostModel(machine, store.expert_bytes, store.flops_per_token),
-        TOP_K,
-        num_slots,
-        policy,
+        _core.SchedulerConfig(LAYERS, EXPERTS, TOP_K, num_slots, policy, prefetch),
         costs,
         costs,
         preload=num_slots == LAYERS * EXPERTS,
-        prefetch=prefetch,
     )
 
 
@@ -210,7 +209,7 @@ def test_events_tell_the_whole_story(team):
     for step in range(60):
         hybrid.begin_step(step, [100 + step], [step])
         for event in hybrid.drain_events()["cache_event"]:
-            assert event["kind"] == 3, "only publications happen between steps"
+            assert event["kind"] == int(Event.PUBLISH), "only publications happen between steps"
             key = (int(event["layer"]), int(event["expert"]))
             resident[key] = in_flight.pop(key)
             assert resident[key] == event["slot"]
@@ -228,20 +227,20 @@ def test_events_tell_the_whole_story(team):
             assert token["experts"][:TOP_K].tolist() == ids[0].tolist()
             assert np.array_equal(token["weights"][:TOP_K], weights[0])
             for expert, where in zip(token["experts"][:TOP_K], token["placement"], strict=False):
-                assert (where == 0) == ((layer, int(expert)) in resident), "a hit is a resident expert"
+                assert (where == HIT) == ((layer, int(expert)) in resident), "a hit is a resident expert"
             assert token["num_hits"] + token["num_cpu"] + token["num_fetched"] == TOP_K
             assert token["layer_us"] >= max(token["cpu_us"], token["gpu_us"]) > 0
             for event in events["cache_event"]:
                 key = (int(event["layer"]), int(event["expert"]))
-                if event["kind"] == 1:
+                if event["kind"] == int(Event.EVICT):
                     evictions += 1
                     assert resident.pop(key) == event["slot"]
-                elif event["kind"] == 0:
+                elif event["kind"] == int(Event.ADMIT):
                     assert key not in resident
                     in_flight[key] = int(event["slot"])
             occupied = [*resident.values(), *in_flight.values()]
             assert len(occupied) == len(set(occupied)) <= num_slots
-            uploads += int(np.count_nonzero(events["cache_event"]["kind"] == 0))
+            uploads += int(np.count_nonzero(events["cache_event"]["kind"] == int(Event.ADMIT)))
         hybrid.end_step()
     assert hybrid.counts()["evictions"] == evictions > 0
     assert hybrid.counts()["uploads"] >= uploads > 0
@@ -343,7 +342,7 @@ def forward_in_parts(model, executor, layer, batch_arrays):
     plan = executor.begin_layer(layer, ids, weights)
     times_placed = np.zeros(ids.size, np.int32)
     on_device = np.zeros_like(weights)
-    for part, allowed in ((plan.ready, {0, 2}), (plan.awaited, {2}), (plan.on_cpu, {1})):
+    for part, allowed in ((plan.ready, {HIT, FETCHED}), (plan.awaited, {FETCHED}), (plan.on_cpu, {CPU})):
         assert part.begin[0] == 0
         assert part.begin[-1] == len(part.pairs)
         assert len(part.addresses) == len(part.experts) == len(part)

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from twofold.api.errors import ConfigError, ModelLoadError, TwofoldError
 from twofold.blocks import ops
-from twofold.blocks.weights import dense_weights, expert_weights
+from twofold.blocks.block import ExpertBlock
 from twofold.models.model_files import ModelFiles, open_model_files
 from twofold.models.quantise import directory as directory_module
 from twofold.models.quantise.directory import OutputDirectory, fingerprint
@@ -57,20 +57,18 @@ def quantise(source: Path, output: Path, target: str, team: ops.ThreadTeam) -> M
 
 def matrices(files: ModelFiles) -> dict[str, WeightMatrix]:
     """The matrices of a model by what they do."""
-    dense = dense_weights(files)
-    found = {"embedding": dense.embedding, "head": dense.lm_head}
-    for index, layer in enumerate(dense.layers):
-        attention = layer.attention
-        found |= {f"{index}.{name}": matrix for name, matrix in zip("qkv", attention.qkv, strict=True)}
-        found[f"{index}.o"] = attention.o
-        found |= {
-            f"{index}.{name}": value
-            for name, value in vars(layer.feed_forward).items()
-            if isinstance(value, WeightMatrix)
-        }
-        if index in files.config.moe_layers:
-            for expert, parts in enumerate(expert_weights(files, index)):
-                found |= {f"{index}.{expert}.{n}": m for n, m in zip(("g", "u", "d"), parts, strict=True)}
+    found = {"embedding": files.embedding.matrix("table"), "head": files.head.matrix("vocabulary")}
+    for index, layer in enumerate(files.layers):
+        for block, weights in layer:
+            if isinstance(block, ExpertBlock):
+                for expert, parts in enumerate(block.experts(weights)):
+                    found |= {f"{index}.{expert}.{n}": m for n, m in zip(("g", "u", "d"), parts, strict=True)}
+                continue
+            found |= {
+                f"{index}.{name}": weights.matrix(name)
+                for name, spec in weights.specs.items()
+                if len(spec.shape) == 2
+            }
     return found
 
 

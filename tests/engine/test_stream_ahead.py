@@ -34,19 +34,20 @@ FIGURES = {
 
 def simulate(ids: np.ndarray, figures: dict[str, float], *, ahead: bool, chunk: int, **options: Any) -> Any:
     """Play ids [tokens, layers, top_k] as one prompt."""
-    num_experts = options.pop("num_experts")
+    num_experts, dense_us = options.pop("num_experts"), options.pop("dense_us")
     trace = _core.RoutingTrace(
         ids.astype(np.uint16), None, np.array([0, len(ids)], np.int64), num_experts=num_experts
     )
     machine = _core.MachineProfile.from_fields("round", figures)
-    return _core.simulate(
-        trace,
-        1,
-        _core.CostModel(machine, EXPERT_BYTES, 1e3),
-        prompt_chunk=chunk,
+    config = _core.SchedulerConfig(
+        trace.num_layers,
+        num_experts,
+        trace.top_k,
         stream_ahead_from=33 if ahead else 0,
         **{"policy": "static", "background_uploads": False, **options},
     )
+    cost = _core.CostModel(machine, EXPERT_BYTES, 1e3)
+    return _core.simulate(trace, 1, cost, config, dense_us, prompt_chunk=chunk)
 
 
 def everybody(num_tokens: int, num_layers: int, num_experts: int) -> np.ndarray:
@@ -180,8 +181,14 @@ def test_emulated_prompts_compute_the_same_in_the_simulators_time(policy: str, n
 
     # So much between layers that uploads have the time.
     flops = [1e4 * SLOW["gpu_gflops"]] * (LAYERS + 1)
+
+    def config(stream_ahead_from: int) -> Any:
+        return _core.SchedulerConfig(
+            LAYERS, EXPERTS, TOP_K, num_slots, policy, stream_ahead_from=stream_ahead_from
+        )
+
     emulated = _core.MoeExecutor.emulated(
-        team, store, cost, TOP_K, num_slots, policy, [0.0] * (LAYERS + 1), flops, preload=False
+        team, store, cost, config(33), [0.0] * (LAYERS + 1), flops, preload=False
     )
     plain = _core.MoeExecutor(team, store)
     emulated.events_enabled = True
@@ -206,8 +213,8 @@ def test_emulated_prompts_compute_the_same_in_the_simulators_time(policy: str, n
 
     def simulated(stream_ahead_from: int) -> Any:
         return _core.simulate(
-            trace, 1, cost, num_slots, policy, dense_us=[FIGURES["gpu_launch_us"] + 600.0] * (LAYERS + 1),
-            prompt_chunk=chunk, keep_layer_us=True, stream_ahead_from=stream_ahead_from,
+            trace, 1, cost, config(stream_ahead_from),
+            dense_us=[FIGURES["gpu_launch_us"] + 600.0] * (LAYERS + 1), prompt_chunk=chunk, keep_layer_us=True,
         )  # fmt: skip
 
     result = simulated(33)

@@ -1,4 +1,4 @@
-"""AttentionBlock, KvCache and AttentionBatch against a float64 model, and against themselves cut differently."""
+"""Gqa, StateCache and AttentionBatch against a float64 model, and against themselves cut differently."""
 
 from __future__ import annotations
 
@@ -66,19 +66,19 @@ class Setup:
         angles = np.arange(c.tokens)[:, None] * 10 ** -np.linspace(0, 2, c.rotated)[None]
         self.cos, self.sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
 
-    def block(self, team: ops.ThreadTeam) -> ops.AttentionBlock:
+    def block(self, team: ops.ThreadTeam, layer: int = 0) -> ops.Gqa:
         w, c = self.weights, self.case
         kv = -2 * c.kv_heads * c.head_dim
         qkv = reference.packed(team, w["qkv"][:kv], w["qkv"][kv : kv // 2], w["qkv"][kv // 2 :])
-        return ops.AttentionBlock(
+        return ops.Gqa(
             team, w["norm"], qkv, w["qkv_bias"], w["q_norm"], w["k_norm"], reference.packed(team, w["o"]), w["o_bias"],
-            c.heads, c.kv_heads, c.head_dim, EPS, c.head_dim**-0.5, c.window,
+            c.heads, c.kv_heads, c.head_dim, EPS, c.head_dim**-0.5, c.window, layer,
         )  # fmt: skip
 
-    def cache(self, num_sequences: int = 1, layers: int = 2) -> ops.KvCache:
+    def cache(self, num_sequences: int = 1, layers: int = 2) -> ops.StateCache:
         c = self.case
         pages = num_sequences * self.pages_per_sequence
-        return ops.KvCache(layers, pages, c.page_size, c.kv_heads, c.head_dim, c.cache_dtype)
+        return ops.StateCache([[(2 * c.kv_heads, c.head_dim, c.cache_dtype)]] * layers, pages, c.page_size)
 
     @property
     def pages_per_sequence(self) -> int:
@@ -100,11 +100,11 @@ class Setup:
     def run(self, cuts: list[int], threads: int = 1) -> NDArray[np.float32]:
         """The sequence in chunks that end at `cuts`."""
         team = ops.ThreadTeam(threads)
-        block, cache, tables = self.block(team), self.cache(), self.tables()
+        block, cache, tables = self.block(team, 1), self.cache(), self.tables()
         parts = []
         for begin, end in itertools.pairwise([0, *cuts]):
             rows = self.hidden[begin:end].copy()
-            block.forward(rows, self.batch(list(range(begin, end)), [0] * (end - begin), tables), cache, 1)
+            block.forward(rows, self.batch(list(range(begin, end)), [0] * (end - begin), tables), cache)
             parts.append(rows)
         return np.concatenate(parts)
 
@@ -163,28 +163,29 @@ def test_sequences_in_one_batch_do_not_see_one_another() -> None:
     steps = [first, *[[(2, 4 + i), (1, 9 + i)] for i in range(3)], [(2, p) for p in range(7, 12)]]
     for step in steps:
         rows = setup.hidden[[p for _, p in step]].copy()
-        block.forward(rows, setup.batch([p for _, p in step], [s for s, _ in step], tables), cache, 0)
+        block.forward(rows, setup.batch([p for _, p in step], [s for s, _ in step], tables), cache)
         assert np.array_equal(rows, alone[[p for _, p in step]])
 
 
 def test_layers_of_the_cache_are_apart() -> None:
     setup = Setup(Case(tokens=6))
     team = ops.ThreadTeam(1)
-    block, cache, tables = setup.block(team), setup.cache(), setup.tables()
+    block, cache, tables = setup.block(team, 1), setup.cache(), setup.tables()
+    below = setup.block(team, 0)
     other = setup.hidden[::-1].copy()
-    block.forward(other, setup.batch(list(range(6)), [0] * 6, tables), cache, 0)
+    below.forward(other, setup.batch(list(range(6)), [0] * 6, tables), cache)
     rows = setup.hidden[:5].copy()
-    block.forward(rows, setup.batch(list(range(5)), [0] * 5, tables), cache, 1)
-    block.forward(other, setup.batch(list(range(6)), [0] * 6, tables), cache, 0)
+    block.forward(rows, setup.batch(list(range(5)), [0] * 5, tables), cache)
+    below.forward(other, setup.batch(list(range(6)), [0] * 6, tables), cache)
     last = setup.hidden[5:].copy()
-    block.forward(last, setup.batch([5], [0], tables), cache, 1)
+    block.forward(last, setup.batch([5], [0], tables), cache)
     assert np.array_equal(np.concatenate([rows, last]), setup.run([6]))
 
 
 def test_an_empty_batch_is_nothing_to_do() -> None:
     setup = Setup(Case())
     rows = np.empty((0, 48), np.float32)
-    setup.block(ops.ThreadTeam(1)).forward(rows, setup.batch([], [], setup.tables()), setup.cache(), 0)
+    setup.block(ops.ThreadTeam(1)).forward(rows, setup.batch([], [], setup.tables()), setup.cache())
 
 
 def test_refuses_what_does_not_fit() -> None:
@@ -194,26 +195,26 @@ def test_refuses_what_does_not_fit() -> None:
     batch = setup.batch([0, 1], [0, 0], tables)
     rows = setup.hidden[:2].copy()
     with pytest.raises(KernelError, match=r"hidden is float64 \(2, 48\); expected float32 \(2, 48\)"):
-        block.forward(rows.astype(np.float64), batch, cache, 0)
+        block.forward(rows.astype(np.float64), batch, cache)
     with pytest.raises(KernelError, match=r"hidden is float32 \(3, 48\)"):
-        block.forward(setup.hidden[:3].copy(), batch, cache, 0)
+        block.forward(setup.hidden[:3].copy(), batch, cache)
     with pytest.raises(KernelError, match="C-contiguous"):
-        block.forward(np.asfortranarray(rows), batch, cache, 0)
+        block.forward(np.asfortranarray(rows), batch, cache)
     rows.flags.writeable = False
     with pytest.raises(KernelError, match="read-only"):
-        block.forward(rows, batch, cache, 0)
+        block.forward(rows, batch, cache)
     rows = setup.hidden[:2].copy()
     with pytest.raises(KernelError, match="layer is 2"):
-        block.forward(rows, batch, cache, 2)
-    with pytest.raises(KernelError, match="2 heads of 32"):
-        block.forward(rows, batch, ops.KvCache(1, 9, 4, 2, 32), 0)
+        setup.block(team, 2).forward(rows, batch, cache)
+    with pytest.raises(KernelError, match="4 planes of 32"):
+        block.forward(rows, batch, ops.StateCache([[(4, 32, "float32")]], 9, 4))
     with pytest.raises(KernelError, match="page_tables"):
-        block.forward(rows, batch, ops.KvCache(1, 1, 4, 2, 16), 0)
+        block.forward(rows, batch, ops.StateCache([[(4, 16, "float32")]], 1, 4))
     far = ops.AttentionBatch(
         np.array([99], np.int32), np.zeros(1, np.int32), tables, setup.cos[:1], setup.sin[:1]
     )
     with pytest.raises(KernelError, match="needs 25 pages"):
-        block.forward(rows[:1], far, cache, 0)
+        block.forward(rows[:1], far, cache)
     with pytest.raises(KernelError, match="negative"):
         ops.AttentionBatch(
             np.array([-1], np.int32), np.zeros(1, np.int32), tables, setup.cos[:1], setup.sin[:1]
@@ -226,12 +227,11 @@ def test_refuses_what_does_not_fit() -> None:
 
 
 def test_cache_reports_its_size_and_refuses_nonsense() -> None:
-    cache = ops.KvCache(2, 3, 16, 4, 32, "bfloat16")
+    cache = ops.StateCache([[(8, 32, "bfloat16")]] * 2, 3, 16)
     assert cache.bytes == 2 * 3 * 16 * 4 * 32 * 2 * 2
-    assert cache.dtype == "bfloat16"
     with pytest.raises(ConfigError, match="num_pages is 0"):
-        ops.KvCache(2, 0, 16, 4, 32)
+        ops.StateCache([[(8, 32, "float32")]] * 2, 0, 16)
     with pytest.raises(ConfigError, match='dtype is "float16"'):
-        ops.KvCache(2, 3, 16, 4, 32, "float16")
+        ops.StateCache([[(8, 32, "float16")]] * 2, 3, 16)
     with pytest.raises(ConfigError, match="lower the number of pages"):
-        ops.KvCache(100, 2**30, 2**20, 64, 256)
+        ops.StateCache([[(128, 256, "float32")]] * 100, 2**30, 2**20)

@@ -38,7 +38,7 @@ def test_router_picks_as_torch_does(dtype: str, experts: int, top_k: int, normal
     rng = np.random.default_rng(experts)
     norm, gate = rng.uniform(0.5, 1.5, 40).astype(np.float32), weights(rng, (experts, 40), dtype)
     hidden = rows(rng, 50, 40)
-    router = ops.Router(ops.ThreadTeam(2), norm, gate, top_k, normalise, EPS)
+    router = ops.Router(ops.ThreadTeam(2), norm, gate, EPS, ops.RouterShape(top_k, renormalise=normalise))
     before = hidden.copy()
     normed, ids, shares, logits = route(router, hidden, top_k, experts)
     assert np.array_equal(hidden, before)
@@ -60,7 +60,9 @@ def test_router_picks_as_torch_does(dtype: str, experts: int, top_k: int, normal
 
 def test_router_prefers_the_lower_expert_among_equals_and_survives_nan() -> None:
     gate = np.zeros((6, 4), np.float32)
-    router = ops.Router(ops.ThreadTeam(1), np.ones(4, np.float32), gate, 3, True, EPS)
+    router = ops.Router(
+        ops.ThreadTeam(1), np.ones(4, np.float32), gate, EPS, ops.RouterShape(3, renormalise=True)
+    )
     _, ids, shares, _ = route(router, np.ones((1, 4), np.float32), 3, 6)
     assert ids.tolist() == [[0, 1, 2]]
     np.testing.assert_allclose(shares, 1 / 3, rtol=1e-6)
@@ -155,9 +157,9 @@ def test_refuses_what_does_not_fit() -> None:
     with pytest.raises(KernelError, match="part 0 is a ndarray; expected a WeightMatrix"):
         ops.PackedMatrix(team, [plain])
     with pytest.raises(KernelError, match="top_k is 13; expected 1 to the number of experts, 12"):
-        ops.Router(team, norm, plain, 13, True, EPS)
-    with pytest.raises(KernelError, match='scoring is "tanh"'):
-        ops.Router(team, norm, plain, 2, True, EPS, "tanh")
+        ops.Router(team, norm, plain, EPS, ops.RouterShape(13))
+    with pytest.raises(KernelError, match='score is "tanh"'):
+        ops.RouterShape(2, score="tanh")
     head = ops.LmHead(team, norm, gate, EPS)
     with pytest.raises(KernelError, match=r"logits is float32 \(1, 11\); expected float32 \(1, 12\)"):
         head.forward(np.ones((1, 8), np.float32), np.empty((1, 11), np.float32))

@@ -35,7 +35,7 @@ struct Fixture {
       for (int k = 0; k < kTopK; ++k) {
         ids.push_back(int32_t((t + 2 * k) % kExperts));
         gates.push_back(0.5f / float(k + 1));
-        where.push_back(uint8_t(random() % 3));
+        where.push_back(uint8_t(random() % cuda::kNobody));
       }
     }
     for (int i = 0; i < kTokens * kHidden; ++i) activations.push_back(cuda::to_bf16(normal(random)));
@@ -49,7 +49,7 @@ struct Fixture {
   }
   PostedLayer posted() {
     int on_cpu = 0;
-    for (const uint8_t w : where) on_cpu += w == 1;
+    for (const uint8_t w : where) on_cpu += w == cuda::kCpu;
     return {kTokens, on_cpu, ids.data(), gates.data(), where.data(), activations.data(), results.data()};
   }
 
@@ -57,7 +57,7 @@ struct Fixture {
   std::vector<double> expected() const {
     std::vector<double> sums(size_t(kTokens * kHidden), 0.0);
     for (int p = 0; p < kTokens * kTopK; ++p) {
-      if (where[size_t(p)] != 1) continue;
+      if (where[size_t(p)] != cuda::kCpu) continue;
       const float* gate = weights.data() + size_t(3 * ids[size_t(p)] * kHidden * kIntermediate);
       const float *up = gate + kHidden * kIntermediate, *down = up + kHidden * kIntermediate;
       std::vector<double> h(kIntermediate);
@@ -90,7 +90,7 @@ CASE(only_the_pairs_on_the_cpu_are_computed) {
     experts.compute(0, f.posted(), kTopK);
     const std::vector<double> expected = f.expected();
     for (size_t i = 0; i < expected.size(); ++i) CHECK(std::abs(f.results[i] - expected[i]) < 1e-4);
-    for (uint8_t& w : f.where) w = uint8_t(f.random() % 3);
+    for (uint8_t& w : f.where) w = uint8_t(f.random() % cuda::kNobody);
   }
 }
 
@@ -99,7 +99,7 @@ CASE(a_row_of_padding_names_no_expert) {
   MailboxExperts experts(f.team, f.store);
   for (int k = 0; k < kTopK; ++k) {
     f.ids[size_t(k)] = -1;
-    f.where[size_t(k)] = 3;
+    f.where[size_t(k)] = cuda::kNobody;
   }
   experts.compute(0, f.posted(), kTopK);
   for (int c = 0; c < kHidden; ++c) CHECK_EQUAL(f.results[size_t(c)], 0.0f);
@@ -109,7 +109,7 @@ CASE(an_expert_that_is_not_there_is_refused) {
   Fixture f;
   MailboxExperts experts(f.team, f.store);
   f.ids[0] = kExperts;
-  f.where[0] = 1;
+  f.where[0] = cuda::kCpu;
   bool refused = false;
   try {
     experts.compute(0, f.posted(), kTopK);

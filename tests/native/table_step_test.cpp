@@ -157,7 +157,7 @@ struct Fixture {
     gpu.join();
     if (served.state == PostState::kPosted) {
       table.end({});
-      served = table.settle();
+      served = table.confirm();
     }
     if (served.state != PostState::kPosted) table.give_up({});
     return served;
@@ -258,7 +258,7 @@ CASE(what_cannot_be_a_step_is_refused) {
   Fixture f;
   CHECK(refuses([&] { (void)f.table.serve(1, 1s); }));
   CHECK(refuses([&] { f.table.end({}); }));
-  CHECK(refuses([&] { (void)f.table.settle(); }));
+  CHECK(refuses([&] { (void)f.table.confirm(); }));
   CHECK(refuses([&] { f.table.begin({0, {}, {}}, {}); }));
   CHECK(refuses([&] { f.table.begin({0, {1, 2, 3, 4, 5}, {1, 1, 1, 1, 1}}, {}); }));
   DeviceMailbox other({kLayers + 1, kMaxTokens, kTopK, kHidden});

@@ -18,6 +18,7 @@ NAMES = [
     "native_cuda_kernels",
     "native_mailbox",
     "native_mailbox_experts",
+    "native_state_cache",
     "native_table_step",
 ]
 LONG = {"ten_million_hand_overs", "many_steps_of_many_uploads"}

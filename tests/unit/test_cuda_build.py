@@ -77,6 +77,7 @@ def configure(tmp_path: Path, *options: str, **environment: str) -> subprocess.C
     (tmp_path / "CMakeLists.txt").write_text(
         "cmake_minimum_required(VERSION 3.26)\nproject(x LANGUAGES CXX)\n"
         f'option(TWOFOLD_INPLACE "" OFF)\ninclude({ROOT}/cmake/Cuda.cmake)\n'
+        'message(STATUS "for running: ${TWOFOLD_RUNS_CUDA}")\n'
     )
     cmake = next(
         (path for path in (Path(sys.executable).parent / "cmake", Path("/usr/bin/cmake")) if path.exists()),
@@ -94,6 +95,7 @@ def test_a_wheel_is_compiled_for_all_architectures(tmp_path: Path) -> None:
     done = configure(tmp_path, "-DTWOFOLD_CUDA=ON")
     assert done.returncode == 0, done.stderr
     assert "for 80-real;86-real;89-real;90-real;120" in done.stdout
+    assert "for running: ON" in done.stdout
 
 
 def test_torchs_list_of_architectures_is_respected(tmp_path: Path) -> None:
@@ -111,16 +113,17 @@ def test_a_wrong_list_of_architectures_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("gpu", "tests", "says"),
+    ("gpu", "tests", "says", "runs"),
     [
-        ("", "OFF", "no GPU found (nvidia-smi); building for the CPU"),
-        ("", "ON", "for 90"),  # no edit may break the CUDA half unseen
-        ("8.6", "OFF", "for 86-real"),
+        ("", "OFF", "no GPU found (nvidia-smi); building for the CPU", "OFF"),
+        ("", "ON", "for 90", "OFF"),  # no edit may break the CUDA half unseen; running needs none of it
+        ("8.6", "OFF", "for 86-real", "ON"),
     ],
 )
 def test_cuda_is_compiled_by_itself_where_a_gpu_is_found_and_for_tests(
-    tmp_path: Path, gpu: str, tests: str, says: str
+    tmp_path: Path, gpu: str, tests: str, says: str, runs: str
 ) -> None:
+    """`runs`: whether what `make run` compiles holds it."""
     needs_nvcc()
     smi = tmp_path / "bin/nvidia-smi"
     smi.parent.mkdir()
@@ -130,6 +133,7 @@ def test_cuda_is_compiled_by_itself_where_a_gpu_is_found_and_for_tests(
     done = configure(tmp_path, *options, PATH=f"{smi.parent}:{os.environ['PATH']}")
     assert done.returncode == 0, done.stderr
     assert says in done.stdout
+    assert f"for running: {runs}" in done.stdout
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from twofold.api.errors import ModelLoadError
-from twofold.blocks.weights import dense_weights, expert_weights
+from twofold.blocks.gqa import Gqa
 from twofold.models.model_files import open_model_files
 from twofold.models.testing import (
     tiny_weights,
@@ -100,7 +100,7 @@ def test_experts_whatever_their_names(tmp_path: Path, architecture: Any, layout:
     if architecture == "MixtralForCausalLM":
         block, names = "block_sparse_moe", ("w1", "w3", "w2")
     for layer in files.config.moe_layers:
-        experts = expert_weights(files, layer)
+        experts = files.expert_weights(layer)
         assert len(experts) == 4
         for index, matrices in enumerate(experts):
             for name, matrix in zip(names, matrices, strict=True):
@@ -116,22 +116,22 @@ def test_expert_weights_are_views_of_the_file(tmp_path: Path) -> None:
     mapped = files.tensors._mapped(tmp_path / "model.safetensors")
     begin = np.frombuffer(mapped, np.uint8).ctypes.data
     end = begin + (tmp_path / "model.safetensors").stat().st_size
-    for matrices in expert_weights(files, 0):
+    for matrices in files.expert_weights(0):
         assert all(begin <= matrix.data.ctypes.data < end for matrix in matrices)
 
 
 def test_dense_weights_by_name(tmp_path: Path) -> None:
     model = replace(SMALL, attention_bias=True, mlp_only_layers=(0,))
-    dense = dense_weights(open_model_files(write_tiny_model(tmp_path, model)))
+    files = open_model_files(write_tiny_model(tmp_path, model))
     raw = tiny_weights(model)
-    attention = dense.layers[0].attention
-    for name, matrix in zip("qkv", attention.qkv, strict=True):
-        np.testing.assert_array_equal(matrix.data, raw[f"model.layers.0.self_attn.{name}_proj.weight"])
+    _, attention = files.layers[0][0]
+    for name in "qkv":
+        expected = raw[f"model.layers.0.self_attn.{name}_proj.weight"]
+        np.testing.assert_array_equal(attention.matrix(name).data, expected)
     biases = [raw[f"model.layers.0.self_attn.{name}_proj.bias"] for name in "qkv"]
-    assert attention.qkv_bias is not None
-    np.testing.assert_array_equal(attention.qkv_bias, np.concatenate(biases))
-    np.testing.assert_array_equal(dense.lm_head.data, raw["lm_head.weight"])
-    assert dense.lm_head is not dense.embedding
+    np.testing.assert_array_equal(Gqa.qkv_bias(attention), np.concatenate(biases))
+    np.testing.assert_array_equal(files.head.matrix("vocabulary").data, raw["lm_head.weight"])
+    assert files.head.specs["vocabulary"] != files.embedding.specs["table"]
 
 
 def test_a_tied_head_is_the_embedding_even_if_written_out(tmp_path: Path) -> None:
@@ -139,8 +139,8 @@ def test_a_tied_head_is_the_embedding_even_if_written_out(tmp_path: Path) -> Non
     write_tiny_model(tmp_path, model)
     weights = tiny_weights(model)
     write_weights(tmp_path, weights | {"lm_head.weight": weights["model.embed_tokens.weight"]})
-    dense = dense_weights(open_model_files(tmp_path))
-    assert dense.lm_head is dense.embedding
+    files = open_model_files(tmp_path)
+    assert files.head.specs["vocabulary"] == files.embedding.specs["table"]
 
 
 def test_formats_may_differ_but_not_within_one_matrix_of_a_layers_experts(tmp_path: Path) -> None:
@@ -162,8 +162,8 @@ def test_formats_may_differ_but_not_within_one_matrix_of_a_layers_experts(tmp_pa
     edit_index(tmp_path, lambda names: names.update(dict.fromkeys(rest, "experts.safetensors")))
     edit_index(tmp_path, lambda names: names.update(dict.fromkeys(downs, "downs.safetensors")))
     files = open_model_files(tmp_path)
-    assert {matrix.format for matrix in dense_weights(files).layers[0].attention.qkv} == {"f32", "bf16"}
-    assert [matrix.format for matrix in expert_weights(files, 0)[0]] == ["f32", "f32", "f16"]
+    assert {files.layers[0][0][1].format(part) for part in "qkv"} == {"f32", "bf16"}
+    assert [matrix.format for matrix in files.expert_weights(0)[0]] == ["f32", "f32", "f16"]
 
     odd = "model.layers.1.mlp.experts.2.up_proj.weight"
     write_safetensors(

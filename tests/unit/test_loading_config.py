@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from twofold.api.errors import ModelLoadError
+from twofold.blocks.block import Record, RoutedShape
+from twofold.blocks.experts import RoutedExperts
+from twofold.blocks.ffn import DenseFfn
+from twofold.blocks.gqa import Gqa
+from twofold.blocks.router import Router
 from twofold.models import ARCHITECTURES, read_config
 from twofold.models.testing import TinyModel, tiny_config, write_tiny_model
 
@@ -21,16 +27,18 @@ def write_config(directory: Path, model: TinyModel | None = None, **changes: Any
 
 def test_qwen3_moe_fields(tmp_path: Path) -> None:
     model = TinyModel(num_layers=4, mlp_only_layers=(1,), decoder_sparse_step=1, attention_bias=True)
-    config, _ = read_config(write_tiny_model(tmp_path, model))
+    config = read_config(write_tiny_model(tmp_path, model))
     assert config.architecture == "Qwen3MoeForCausalLM"
-    assert (config.hidden_size, config.num_layers, config.head_dim) == (48, 4, 16)
-    assert (config.num_heads, config.num_kv_heads) == (4, 2)
+    attention = Gqa(1, 48, 4, 2, 16, 1e-6, bias=True, qk_norm=True)
+    assert (config.hidden_size, config.num_layers, config.rope_dim) == (48, 4, 16)
+    assert config.layers[1] == (attention, DenseFfn(1, 48, 64, 1e-6))
+    assert config.layers[2] == (
+        replace(attention, layer=2),
+        Router(2, 48, 8, 2, 1e-6, renormalise=True),
+        RoutedExperts(2, 48, 8, 2, 24),
+    )
     assert config.moe_layers == (0, 2, 3)
-    assert config.intermediate_size == 64
-    assert config.qk_norm
-    assert config.attention_bias
-    assert config.norm_topk_prob
-    assert config.sliding_window is None
+    assert config.routed == RoutedShape(8, 2, 48, 24)
     assert config.eos_token_ids == (2, 0)
     assert (config.generation.temperature, config.generation.top_p) == (0.7, 0.9)
 
@@ -48,25 +56,27 @@ def test_moe_layers(
     tmp_path: Path, num_layers: int, step: int, dense: tuple[int, ...], expected: tuple[int, ...]
 ) -> None:
     model = TinyModel(num_layers=num_layers, decoder_sparse_step=step, mlp_only_layers=dense)
-    assert read_config(write_config(tmp_path, model))[0].moe_layers == expected
+    assert read_config(write_config(tmp_path, model)).moe_layers == expected
 
 
 def test_mixtral_fields(tmp_path: Path) -> None:
     model = TinyModel(architecture="MixtralForCausalLM", sliding_window=32)
-    config, _ = read_config(write_tiny_model(tmp_path, model))
+    config = read_config(write_tiny_model(tmp_path, model))
     assert config.moe_layers == (0, 1, 2)
-    assert config.moe_intermediate_size == 24
-    assert config.intermediate_size == 0
-    assert config.norm_topk_prob
-    assert not config.qk_norm
-    assert config.sliding_window == 32
+    assert config.routed.intermediate_size == 24
+    attention, router, _ = config.layers[2]
+    assert isinstance(attention, Gqa)
+    assert not attention.qk_norm
+    assert attention.sliding_window == 32
+    assert isinstance(router, Router)
+    assert router.renormalise
 
 
 def test_what_transformers_5_calls_things(tmp_path: Path) -> None:
     directory = write_config(
         tmp_path, num_experts=None, num_local_experts=8, torch_dtype="bfloat16", dtype=None
     )
-    config, _ = read_config(directory)
+    config = read_config(directory)
     assert config.num_experts == 8
     assert config.dtype == "bfloat16"
 
@@ -76,34 +86,35 @@ def test_defaults_when_fields_are_absent(tmp_path: Path) -> None:
     for key in ("head_dim", "rope_parameters", "rms_norm_eps", "dtype", "eos_token_id", "norm_topk_prob"):
         del raw[key]
     (tmp_path / "config.json").write_text(json.dumps(raw))
-    config, _ = read_config(tmp_path)
-    assert config.head_dim == 12
+    config = read_config(tmp_path)
+    assert config.layers[0][0] == Gqa(0, 48, 4, 2, 12, 1e-6, qk_norm=True)
+    assert config.rope_dim == 12
     assert config.rope.theta == 10_000.0
-    assert config.rms_norm_eps == 1e-6
+    assert config.head.eps == 1e-6
     assert config.dtype == "float32"
     assert config.eos_token_ids == ()
-    assert not config.norm_topk_prob
+    assert not config.blocks_of(Router)[0].renormalise
 
 
 def test_sliding_window_counts_only_when_switched_on(tmp_path: Path) -> None:
-    config, _ = read_config(write_config(tmp_path, sliding_window=8, use_sliding_window=False))
-    assert config.sliding_window is None
-    config, _ = read_config(write_config(tmp_path, sliding_window=8, use_sliding_window=True))
-    assert config.sliding_window == 8
+    config = read_config(write_config(tmp_path, sliding_window=8, use_sliding_window=False))
+    assert config.blocks_of(Gqa)[0].sliding_window is None
+    config = read_config(write_config(tmp_path, sliding_window=8, use_sliding_window=True))
+    assert config.blocks_of(Gqa)[0].sliding_window == 8
 
 
 @pytest.mark.parametrize("form", ["rope_parameters", "rope_scaling"])
 def test_both_forms_of_rope_settings(tmp_path: Path, form: Any) -> None:
     scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "beta_fast": 16}
     model = TinyModel(rope_scaling=scaling, rope_form=form, rope_theta=500.0)
-    rope = read_config(write_config(tmp_path, model))[0].rope
+    rope = read_config(write_config(tmp_path, model)).rope
     assert (rope.kind, rope.theta, rope.factor) == ("yarn", 500.0, 4.0)
     assert (rope.original_max_position_embeddings, rope.beta_fast) == (64, 16.0)
 
 
 def test_rope_type_was_once_called_type(tmp_path: Path) -> None:
     directory = write_config(tmp_path, rope_parameters=None, rope_scaling={"type": "linear", "factor": 2})
-    assert read_config(directory)[0].rope.kind == "linear"
+    assert read_config(directory).rope.kind == "linear"
 
 
 @pytest.mark.parametrize(
@@ -117,7 +128,7 @@ def test_rope_type_was_once_called_type(tmp_path: Path) -> None:
     ],
 )
 def test_context_length(tmp_path: Path, scaling: Any, expected: int) -> None:
-    assert read_config(write_config(tmp_path, TinyModel(rope_scaling=scaling)))[0].max_context == expected
+    assert read_config(write_config(tmp_path, TinyModel(rope_scaling=scaling))).max_context == expected
 
 
 Change = dict[str, Any]
@@ -176,6 +187,21 @@ def test_wrong_config(tmp_path: Path, changes: Change, fragments: list[str]) -> 
         assert fragment in message
 
 
+def test_state_that_the_engine_has_no_room_for_is_refused(tmp_path: Path) -> None:
+    @dataclass(frozen=True)
+    class Recurrent(Gqa):
+        @property
+        def state(self) -> Any:
+            return (Record(1024),)
+
+    config = read_config(write_config(tmp_path))
+    attention, *others = config.layers[0]
+    assert isinstance(attention, Gqa)
+    recurrent = (Recurrent(*vars(attention).values()), *others)
+    with pytest.raises(ModelLoadError, match="keep a record of each sequence"):
+        replace(config, layers=(*config.layers[:-1], recurrent)).validate("x")
+
+
 def damage_json(text: str) -> Callable[[Path], None]:
     def damage(directory: Path) -> None:
         (directory / "config.json").write_text(text)
@@ -219,7 +245,7 @@ def test_directory_that_is_none(tmp_path: Path) -> None:
 
 
 def test_a_single_eos_token_and_none_in_generation_config(tmp_path: Path) -> None:
-    config, _ = read_config(write_config(tmp_path, eos_token_id=[7, 8]))
+    config = read_config(write_config(tmp_path, eos_token_id=[7, 8]))
     assert config.eos_token_ids == (7, 8)
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": 5}')
-    assert read_config(tmp_path)[0].eos_token_ids == (5,)
+    assert read_config(tmp_path).eos_token_ids == (5,)

@@ -15,7 +15,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from twofold.api.errors import ModelLoadError
-from twofold.blocks.weights import dense_weights, expert_weights
 from twofold.models.model_files import open_model_files
 from twofold.models.testing import TinyModel
 from twofold.models.testing_gguf import (
@@ -85,7 +84,7 @@ def test_split_files_are_one_model(tmp_path: Path, good: Path) -> None:
     one, many = open_model_files(good), open_model_files(first)
     assert set(one.tensors) == set(many.tensors)
     assert len({many.tensors.entry(name).file for name in many.tensors}) > 1
-    for ours, theirs in zip(expert_weights(one, 0), expert_weights(many, 0), strict=True):
+    for ours, theirs in zip(one.expert_weights(0), many.expert_weights(0), strict=True):
         for a, b in zip(ours, theirs, strict=True):
             np.testing.assert_array_equal(a.data, b.data)
 
@@ -235,9 +234,11 @@ def read_everything(path: Path) -> None:
 
 def open_and_read(path: Path) -> None:
     files = open_model_files(path)
-    dense_weights(files)
+    for _, weights in files.parts():
+        for part, spec in weights.specs.items():
+            weights.vector(part) if len(spec.shape) == 1 else weights.stack(part)
     for layer in files.config.moe_layers:
-        expert_weights(files, layer)
+        files.expert_weights(layer)
 
 
 def test_cut_at_any_byte(tmp_path: Path, good: Path) -> None:
@@ -252,7 +253,7 @@ def test_cut_at_any_byte(tmp_path: Path, good: Path) -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_damaged_files_are_refused_or_read(tmp_path: Path, good: Path, seed: int) -> None:
-    """The small brother of scripts/fuzz_gguf.py."""
+    """The small brother of tests/unit/fuzz_gguf.py."""
     data, parts = good.read_bytes(), gguf_parts(good)
     begin = min(tensor.offset for tensor in GgufFile.open(good).tensors.values())
     path = tmp_path / "damaged.gguf"

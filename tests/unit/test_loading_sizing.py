@@ -7,12 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from twofold.blocks.weights import DenseFfnWeights, dense_weights, expert_weights
+from twofold.blocks.block import BlockWeights
 from twofold.models.model_files import open_model_files
 from twofold.models.sizing import WORKING_BYTES, check_host_memory, dense_stretches, measure_model
 from twofold.models.testing import TinyModel, tiny_weights, write_tiny_model
 
 MODEL = TinyModel(num_layers=3, mlp_only_layers=(1,))
+
+
+def matrices(weights: BlockWeights) -> list[Any]:
+    return [weights.matrix(part) for part, spec in weights.specs.items() if len(spec.shape) == 2]
 
 
 @pytest.mark.parametrize("layout", ["separate", "fused"])
@@ -22,21 +26,19 @@ def test_bytes_are_those_of_the_arrays(tmp_path: Path, layout: Any, dtype: Any) 
     directory = write_tiny_model(tmp_path, model)
     size = measure_model(directory)
     files = open_model_files(directory)
-    experts = [m for layer in files.config.moe_layers for e in expert_weights(files, layer) for m in e]
+    experts = [m for layer in files.config.moe_layers for e in files.expert_weights(layer) for m in e]
     assert size.expert_bytes == sum(matrix.packed_bytes for matrix in experts)
     assert size.one_expert_bytes == (2 * 32 * 48 + 64 * 24) * (4 if dtype == "float32" else 2)
     assert size.num_experts_total == 16
-    dense = dense_weights(files)
-    packed = [
-        dense.lm_head,
-        *(m for layer in dense.layers for m in (*layer.attention.qkv, layer.attention.o)),
-    ]
-    ffn = dense.layers[1].feed_forward
-    assert isinstance(ffn, DenseFfnWeights)
-    packed += [ffn.gate, ffn.up, ffn.down]
+    packed = [files.head.matrix("vocabulary")]
+    for layer in files.layers:
+        packed += matrices(layer[0][1])
+    packed += matrices(files.layers[1][1][1])
     gates = 2 * 8 * 48 * (2 if dtype == "bfloat16" else 4)
     vectors = 4 * (7 * 48 + 3 * 2 * 16)
-    expected = dense.embedding.source_bytes + sum(m.packed_bytes for m in packed) + gates + vectors
+    expected = (
+        files.embedding.matrix("table").source_bytes + sum(m.packed_bytes for m in packed) + gates + vectors
+    )
     assert size.dense_bytes == expected
     num_values = sum(tensor.size for tensor in tiny_weights(model).values())
     assert size.file_bytes == num_values * (4 if dtype == "float32" else 2)
@@ -95,6 +97,20 @@ def test_device_bytes(tmp_path: Path) -> None:
     assert size.device_bytes(num_kv_tokens=5, num_slots=7) == expected
 
 
+def held_by(thing: Any, kind: type) -> list[Any]:
+    """The tensors of a model and of the operators that it holds, each once."""
+    found: dict[int, Any] = {}
+    open_things = [thing]
+    while open_things:
+        for value in vars(open_things.pop()).values():
+            for item in value if isinstance(value, list | tuple) else [value]:
+                if isinstance(item, kind):
+                    found[id(item)] = item
+                elif type(item).__name__.endswith(("OnDevice", "Ffn")):
+                    open_things.append(item)
+    return list(found.values())
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_dense_weights_on_a_device_are_those_that_the_device_model_holds(tmp_path: Path, dtype: Any) -> None:
     torch = pytest.importorskip("torch")
@@ -105,6 +121,5 @@ def test_dense_weights_on_a_device_are_those_that_the_device_model_holds(tmp_pat
     files = open_model_files(write_tiny_model(tmp_path, replace(MODEL, dtype=dtype)))
     context = files.config.max_context
     model = DeviceModel(files, ops.ThreadTeam(1), torch.device("cpu"), TorchKernels(), context)
-    held = [*vars(model).values(), *(v for layer in model._layers for v in vars(layer).values())]
-    num_bytes = sum(t.numel() * t.element_size() for t in held if isinstance(t, torch.Tensor))
+    num_bytes = sum(t.numel() * t.element_size() for t in held_by(model, torch.Tensor))
     assert measure_model(tmp_path).device_dense_bytes == num_bytes

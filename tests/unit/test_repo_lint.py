@@ -66,6 +66,9 @@ DANGEROUS = re.compile(
 )
 
 
+PRODUCT = [f"{top}/*.py" for top in ("engine", "dashboard", "loadtest", "benchmarks", "models", "scripts")]
+
+
 def test_nothing_unfinished() -> None:
     found = {}
     for name in tracked("*.py", "*.cpp", "*.h", "*.sh", "*.toml", "Makefile", "*.txt", "*.cu"):
@@ -77,7 +80,7 @@ def test_nothing_unfinished() -> None:
 
 def test_no_pickle_and_no_eval() -> None:
     found = {}
-    for name in tracked("engine/*.py", "dashboard/*.py", "loadtest/*.py", "benchmarks/*.py", "scripts/*.py"):
+    for name in tracked(*PRODUCT):
         hits = DANGEROUS.findall((ROOT / name).read_text(encoding="utf-8"))
         if hits:
             found[name] = hits
@@ -87,11 +90,8 @@ def test_no_pickle_and_no_eval() -> None:
 def test_python_modules_have_a_docstring() -> None:
     import ast
 
-    modules = tracked(
-        "engine/*.py", "dashboard/*.py", "loadtest/*.py", "benchmarks/*.py", "scripts/*.py", "tests/*.py"
-    )
     bare = []
-    for name in modules:
+    for name in tracked(*PRODUCT, "tests/*.py"):
         tree = ast.parse((ROOT / name).read_text(encoding="utf-8"))
         if tree.body and ast.get_docstring(tree) is None:
             bare.append(name)

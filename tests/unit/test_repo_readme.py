@@ -38,10 +38,9 @@ def test_the_table_names_every_setting_once(doc_tables: ModuleType) -> None:
 def test_make_targets_that_documents_name_exist() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     targets = set(re.findall(r"^([a-z][a-z-]*):", makefile, re.MULTILINE))
-    documents = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]
     named = {
         (path.name, target)
-        for path in documents
+        for path in DOCUMENTS
         for target in re.findall(r"(?:`|^)make ([a-z-]+)", path.read_text(encoding="utf-8"), re.MULTILINE)
     }
     assert named
@@ -53,11 +52,37 @@ def test_commands_that_the_readme_names_exist() -> None:
     assert {"serve", "generate", "chat", "bench", "doctor", "version", "telemetry", "lab"} <= named
 
 
+DOCUMENTS = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "models/twofold-tales/README.md")),
+    *(ROOT / "docs").glob("*.md"),
+]
+
+
 def test_scripts_that_documents_name_exist() -> None:
     named = {
         match
-        for path in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]
-        for match in re.findall(r"\bscripts/[a-z_]+\.(?:sh|py)\b", path.read_text(encoding="utf-8"))
+        for path in DOCUMENTS
+        for match in re.findall(
+            r"\b(?:scripts|models/training)/[a-z_]+\.(?:sh|py)\b", path.read_text(encoding="utf-8")
+        )
     }
     assert named
     assert sorted(name for name in named if not (ROOT / name).is_file()) == []
+
+
+def test_programs_that_documents_name_exist() -> None:
+    named = {
+        match
+        for path in DOCUMENTS
+        for match in re.findall(
+            r"python3? -m ((?:benchmarks|tests)[a-z_.]*)", path.read_text(encoding="utf-8")
+        )
+    }
+    assert {"benchmarks.peers", "benchmarks.targets", "benchmarks.serving"} <= named
+    places = {name: ROOT / name.replace(".", "/") for name in named}
+    missing = [
+        name
+        for name, place in places.items()
+        if not place.with_suffix(".py").is_file() and not (place / "__main__.py").is_file()
+    ]
+    assert missing == []

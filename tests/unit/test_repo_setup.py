@@ -6,6 +6,7 @@ import importlib.util
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -301,6 +302,37 @@ def test_running_compiles_no_test_modules(
     assert f"-B {tmp_path}/build/dev" in configure
     assert f"-DTWOFOLD_TESTS={tests}" in configure.split()
     assert f"--target {target}" in build
+
+
+def test_what_running_needs_is_the_core_module_alone(tmp_path: Path) -> None:
+    """The plan of `make run` in a configuration that has the tests' modules and programs too; nothing is compiled."""
+    cmake = Path(sys.executable).parent / "cmake"
+    if not cmake.exists() or not (cmake.parent / "ninja").exists():
+        pytest.skip("cmake and ninja are not there")
+    path = f"{cmake.parent}:{os.environ['PATH']}"
+    options = [f"-DTWOFOLD_{name}" for name in ("TESTS=ON", "INPLACE=ON", "CUDA=OFF")]
+    options.append(f"-DPython_EXECUTABLE={sys.executable}")
+    plans = {}
+    for command in (
+        ["-S", str(ROOT), "-B", str(tmp_path), "-G", "Ninja", *options],
+        *(
+            ["--build", str(tmp_path), "--target", target, "--", "-n"]
+            for target in ("twofold_modules", "all")
+        ),
+    ):
+        done = subprocess.run(
+            [str(cmake), *command],
+            env=dict(os.environ, PATH=path),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        plans[command[-3]] = done.stdout
+    modules, everything = plans["twofold_modules"], plans["all"]
+    assert re.findall(r"Linking CXX (?:shared module|executable) (\S+?)\.", modules) == ["modules/_core"]
+    assert "tests/" not in modules
+    assert "tests/native" in everything
 
 
 @pytest.mark.parametrize("changed", ["nothing", "compiler", "somebody else's"])

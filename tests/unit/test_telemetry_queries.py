@@ -117,7 +117,7 @@ def test_the_dominant_placement_is_the_most_frequent_one() -> None:
     uses[0, 2] = 1, 2, 5
     uses[0, 3] = 5, 1, 2
     grid = queries.PlacementGrid(uses)
-    assert grid.dominant.tolist() == [[queries.UNUSED, queries.ON_CPU, queries.FETCHED, queries.HIT]]
+    assert grid.dominant.tolist() == [[queries.UNUSED, Placement.CPU, Placement.FETCHED, Placement.HIT]]
     assert grid.dominant.dtype == np.uint8
     assert np.isnan(grid.hit_share[0, 0])
     assert grid.hit_share[0, 3] == pytest.approx(5 / 8)
@@ -140,7 +140,7 @@ def test_tokens_of_a_request_come_back_as_they_went_in(tmp_path: Path) -> None:
     rows["position"], rows["layer"] = np.repeat([0, 1, 2], 6), np.tile(np.arange(6), 3)
     rows["num_routed"] = rng.integers(1, 5, 18)  # a model may route unevenly
     rows["experts"] = rng.integers(0, 32, (18, 16))
-    rows["placement"] = rng.integers(0, 3, (18, 16))
+    rows["placement"] = rng.integers(0, len(Placement), (18, 16))
     rows["weights"] = rng.random((18, 16))
     rows["layer_us"], rows["predicted_us"] = rng.random(18), rng.random(18)
     others = rows.copy()

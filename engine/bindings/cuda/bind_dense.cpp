@@ -1,5 +1,3 @@
-#include <stdexcept>
-
 #include "cuda_error.h"
 #include "cuda_module.h"
 #include "dense_layer.h"
@@ -8,16 +6,6 @@
 namespace py = pybind11;
 
 namespace twofold::bindings {
-namespace {
-
-cuda::Scoring scoring_named(const std::string& name) {
-  if (name == "softmax") return cuda::Scoring::kSoftmax;
-  if (name == "sigmoid") return cuda::Scoring::kSigmoid;
-  throw std::invalid_argument("scoring '" + name + "' given; softmax or sigmoid expected");
-}
-
-}  // namespace
-
 void bind_dense(py::module_& m) {
   using cuda::KvPages;
   py::class_<KvPages>(m, "KvPages",
@@ -27,19 +15,18 @@ void bind_dense(py::module_& m) {
            }),
            py::arg("keys"), py::arg("values"), py::arg("page_size"), py::arg("num_kv_heads"),
            py::arg("head_dim"));
+  // shape: _core.RouterShape
   m.def(
       "route",
-      [](uint64_t logits, uint64_t bias, int num_tokens, int num_experts, int top_k,
-         const std::string& scoring, bool normalise, float scale, uint64_t ids, uint64_t weights,
-         uint64_t stream) {
-        check_cuda(cuda::launch_route(pointer<float>(logits), pointer<float>(bias), num_tokens, num_experts,
-                                      top_k, scoring_named(scoring), normalise, scale, pointer<int32_t>(ids),
-                                      pointer<float>(weights), stream_of(stream)),
-                   "route");
+      [](uint64_t logits, uint64_t bias, int num_tokens, int num_experts, const kernels::RouterShape& shape,
+         uint64_t ids, uint64_t weights, uint64_t stream) {
+        check_cuda(
+            cuda::launch_route(pointer<float>(logits), pointer<float>(bias), num_tokens, num_experts, shape,
+                               pointer<int32_t>(ids), pointer<float>(weights), stream_of(stream)),
+            "route");
       },
-      py::arg("logits"), py::arg("bias"), py::arg("num_tokens"), py::arg("num_experts"), py::arg("top_k"),
-      py::arg("scoring"), py::arg("normalise"), py::arg("scale"), py::arg("ids"), py::arg("weights"),
-      py::arg("stream"));
+      py::arg("logits"), py::arg("bias"), py::arg("num_tokens"), py::arg("num_experts"), py::arg("shape"),
+      py::arg("ids"), py::arg("weights"), py::arg("stream"));
   m.def(
       "rope_store",
       [](uint64_t qkv, int num_tokens, int num_heads, uint64_t q_norm, uint64_t k_norm, float epsilon,

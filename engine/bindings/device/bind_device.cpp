@@ -4,7 +4,6 @@
 
 #include <exception>
 #include <memory>
-#include <optional>
 #include <string>
 #include <utility>
 
@@ -44,27 +43,6 @@ py::dict facts(DeviceApi& api) {
                   py::arg("link") = f.link, py::arg("link_gbps") = f.link_gbps);
 }
 
-std::shared_ptr<CudaAccelerator> make_accelerator(std::shared_ptr<DeviceApi> api, const ExpertStore& store,
-                                                  const CostModel& cost, int top_k, int num_slots,
-                                                  int num_staging, const std::string& policy, bool prefetch,
-                                                  const std::string& fetch_rule, bool background_uploads,
-                                                  bool always_cache_fetched,
-                                                  std::optional<bool> shared_pool) {
-  LayerSchedulerConfig config;
-  config.num_layers = store.num_layers();
-  config.num_experts = store.num_experts();
-  config.top_k = top_k;
-  config.num_slots = num_slots;
-  config.num_staging = num_staging;
-  config.policy = policy;
-  config.prefetch = prefetch;
-  config.fetch_rule = fetch_rule_of(fetch_rule);
-  config.background_uploads = background_uploads;
-  config.always_cache_fetched = always_cache_fetched;
-  config.shared_pool = shared_pool;
-  return std::make_shared<CudaAccelerator>(std::move(api), store, cost, std::move(config));
-}
-
 py::dict upload_probe(DeviceApi& api, const ExpertStore& store, int num_uploads, bool demand) {
   UploadProbe probe;
   {
@@ -101,14 +79,14 @@ void bind_device(py::module_& m) {
           py::arg("stream"), py::call_guard<py::gil_scoped_release>());
   py::class_<DeviceApi, std::shared_ptr<DeviceApi>>(m, "Device", py::module_local())
       .def("facts", &facts, "Sizes in bytes; link_gbps is what the link carries at most, 0 where unknown.")
-      .def("accelerator", &make_accelerator, py::arg("store"), py::arg("cost"), py::arg("top_k"),
-           py::arg("num_slots"), py::arg("num_staging"), py::arg("policy"), py::arg("prefetch"),
-           py::arg("fetch_rule") = "best-split", py::arg("background_uploads") = true,
-           py::arg("always_cache_fetched") = false, py::arg("shared_pool") = py::none(),
-           py::keep_alive<0, 2>(),
-           "Pins the store where it can and takes the slots' memory. The last four describe other engines' "
-           "rules, "
-           "for comparison.")
+      .def(
+          "accelerator",
+          [](std::shared_ptr<DeviceApi> api, const ExpertStore& store, const CostModel& cost,
+             const LayerSchedulerConfig& config) {
+            return std::make_shared<CudaAccelerator>(std::move(api), store, cost, config);
+          },
+          py::arg("store"), py::arg("cost"), py::arg("config"), py::keep_alive<0, 2>(),
+          "Pins the store where it can and takes the slots' memory.")
       .def("probe_uploads", &upload_probe, py::arg("store"), py::arg("num_uploads"), py::arg("demand"),
            "Uploads of the store's experts by an upload engine of its own: bytes, us, busy_us, batches, "
            "pinned.")

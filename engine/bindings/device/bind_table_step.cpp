@@ -59,7 +59,7 @@ void bind_table_step(py::module_& m) {
           "end", [](TableStep& step, uintptr_t stream) { step.end(on(stream)); }, py::arg("stream"),
           py::call_guard<py::gil_scoped_release>())
       .def(
-          "settle", [](TableStep& step) { return answer_of([&] { return step.settle(); }); },
+          "confirm", [](TableStep& step) { return answer_of([&] { return step.confirm(); }); },
           "As serve: whether the device took every answer.")
       .def(
           "give_up", [](TableStep& step, uintptr_t stream) { step.give_up(on(stream)); }, py::arg("stream"),

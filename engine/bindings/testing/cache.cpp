@@ -12,39 +12,43 @@ namespace twofold::bindings {
 namespace py = pybind11;
 namespace {
 
+// The product's class with what only tests ask of it.
+struct TestedTimeline : Timeline {
+  using Timeline::Timeline;
+};
+
 void bind_timeline(py::module_& m) {
+  py::enum_<UploadLane>(m, "UploadLane")
+      .value("DEMAND", UploadLane::kDemand)
+      .value("BACKGROUND", UploadLane::kBackground);
   py::class_<Upload>(m, "Upload", "One copy over the link; times are of the virtual clock.")
       .def_property_readonly("tag", [](const Upload& u) { return u.what.slot; })
-      .def_property_readonly("lane", [](const Upload& u) { return static_cast<int>(u.lane); })
+      .def_readonly("lane", &Upload::lane)
       .def_readonly("queued_us", &Upload::queued_us)
       .def_readonly("begin_us", &Upload::begin_us)
       .def_readonly("end_us", &Upload::end_us);
 
-  py::class_<Timeline>(m, "Timeline",
-                       "Virtual clock with a serial link: demand uploads overtake background ones.")
+  py::class_<TestedTimeline, Timeline>(m, "Timeline")
       .def(py::init<double>(), py::arg("upload_us"))
-      .def_property_readonly("now_us", &Timeline::now_us)
-      .def_property_readonly("backlog_us", &Timeline::backlog_us)
-      .def_property_readonly("queued_us", &Timeline::queued_us)
-      .def_property_readonly("num_waiting", &Timeline::num_waiting)
+      .def_property_readonly("now_us", &TestedTimeline::now_us)
+      .def_property_readonly("backlog_us", &TestedTimeline::backlog_us)
+      .def_property_readonly("queued_us", &TestedTimeline::queued_us)
+      .def_property_readonly("num_waiting", &TestedTimeline::num_waiting)
       .def(
-          "enqueue_demand",
-          [](Timeline& t, int tag, double duration_us) {
-            return t.enqueue_demand({.slot = tag}, duration_us);
+          "upload",
+          [](TestedTimeline& t, int tag, UploadLane lane, double duration_us) {
+            return t.upload({.slot = tag}, lane, duration_us);
           },
-          py::arg("tag"), py::arg("duration_us") = -1.0)
-      .def(
-          "enqueue_background", [](Timeline& t, int tag) { t.enqueue_background({.slot = tag}); },
-          py::arg("tag"))
-      .def("cancel_background", &Timeline::cancel_background, py::arg("tag"))
-      .def("advance", &Timeline::advance, py::arg("us"))
-      .def("take_landed", &Timeline::take_landed)
-      .def("drain", &Timeline::drain);
+          py::arg("tag"), py::arg("lane") = UploadLane::kDemand, py::arg("duration_us") = -1.0)
+      .def("cancel_background", &TestedTimeline::cancel_background, py::arg("tag"))
+      .def("advance", &TestedTimeline::advance, py::arg("us"))
+      .def("take_landed", &TestedTimeline::take_landed)
+      .def("drain", &TestedTimeline::drain);
 }
 
 CacheConfig cache_config(int num_layers, int num_experts, int top_k, std::vector<int> slots_per_layer,
-                         std::string policy, double upload_price, std::vector<double> layer_weight,
-                         std::optional<bool> shared_pool, std::vector<double> prior_usage) {
+                         std::string policy, double upload_price, std::optional<bool> shared_pool,
+                         std::vector<double> prior_usage) {
   CacheConfig config;
   config.num_layers = num_layers;
   config.num_experts = num_experts;
@@ -52,23 +56,13 @@ CacheConfig cache_config(int num_layers, int num_experts, int top_k, std::vector
   config.slots_per_layer = std::move(slots_per_layer);
   config.policy = std::move(policy);
   config.upload_price = upload_price;
-  config.layer_weight = std::move(layer_weight);
   config.shared_pool = shared_pool;
   config.prior_usage = std::move(prior_usage);
   return config;
 }
 
 void bind_cache(py::module_& m) {
-  m.def("spread_slots", &spread_slots, py::arg("num_slots"), py::arg("num_layers"), py::arg("num_experts"),
-        py::arg("top_k"));
-  m.def(
-      "spread_slots_by_value",
-      [](int num_slots, int num_layers, int num_experts, int top_k,
-         const std::vector<double>& marginal_value) {
-        return spread_slots_by_value(num_slots, num_layers, num_experts, top_k, marginal_value);
-      },
-      py::arg("num_slots"), py::arg("num_layers"), py::arg("num_experts"), py::arg("top_k"),
-      py::arg("marginal_value"));
+  m.def("spread_slots", &spread_slots, py::arg("num_slots"), py::arg("num_layers"), py::arg("num_experts"));
 
   py::enum_<ExpertState>(m, "ExpertState")
       .value("ABSENT", ExpertState::kAbsent)
@@ -83,8 +77,7 @@ void bind_cache(py::module_& m) {
   py::class_<CacheConfig>(m, "CacheConfig", "Shape, slots, policy and price of an expert cache.")
       .def(py::init(&cache_config), py::arg("num_layers"), py::arg("num_experts"), py::arg("top_k"),
            py::arg("slots_per_layer"), py::arg("policy") = "payback", py::arg("upload_price") = 0.67,
-           py::arg("layer_weight") = std::vector<double>{}, py::arg("shared_pool") = py::none(),
-           py::arg("prior_usage") = std::vector<double>{})
+           py::arg("shared_pool") = py::none(), py::arg("prior_usage") = std::vector<double>{})
       .def_readonly("num_layers", &CacheConfig::num_layers)
       .def_readonly("num_experts", &CacheConfig::num_experts)
       .def_readonly("top_k", &CacheConfig::top_k)

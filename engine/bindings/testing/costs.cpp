@@ -34,8 +34,6 @@ void bind_cost_model(py::module_& m) {
            py::arg("cpu_curve") = std::vector<std::pair<double, double>>{})
       .def("cpu_expert_us", &TestedCostModel::cpu_expert_us, py::arg("tokens"))
       .def("gpu_expert_us", &TestedCostModel::gpu_expert_us, py::arg("tokens"))
-      .def("upload_us", &TestedCostModel::upload_us)
-      .def("upload_price", &TestedCostModel::upload_price)
       .def("miss_us", &TestedCostModel::miss_us)
       .def(
           "gpu_us",

@@ -6,6 +6,7 @@
 #include "trace_holder.h"
 #include "twofold/layer_scheduler.h"
 #include "twofold/replay.h"
+#include "twofold/timeline.h"
 
 namespace twofold::bindings {
 namespace py = pybind11;
@@ -17,14 +18,6 @@ struct TestedScheduler : LayerScheduler {
 };
 
 void bind_scheduler(py::module_& m) {
-  py::enum_<Placement>(m, "Placement")
-      .value("HIT", Placement::kHit)
-      .value("CPU", Placement::kCpu)
-      .value("FETCHED", Placement::kFetched);
-  py::enum_<UploadReason>(m, "UploadReason")
-      .value("DEMAND", UploadReason::kDemand)
-      .value("ADMISSION", UploadReason::kAdmission)
-      .value("PREFETCH", UploadReason::kPrefetch);
   py::class_<ExpertDecision>(m, "ExpertDecision", "Where one active expert of a layer runs.")
       .def_readonly("expert", &ExpertDecision::expert)
       .def_readonly("tokens", &ExpertDecision::tokens)
@@ -53,19 +46,10 @@ void bind_scheduler(py::module_& m) {
           },
           "Experts whose prefetch landed in time for this layer.");
   py::class_<TestedScheduler, LayerScheduler>(m, "LayerScheduler")
-      .def(py::init([](const CostModel& cost, int num_layers, int num_experts, int top_k, int num_slots,
-                       const std::string& policy, bool prefetch) {
-             LayerSchedulerConfig config;
-             config.num_layers = num_layers;
-             config.num_experts = num_experts;
-             config.top_k = top_k;
-             config.num_slots = num_slots;
-             config.policy = policy;
-             config.prefetch = prefetch;
-             return std::make_unique<TestedScheduler>(cost, std::move(config));
+      .def(py::init([](const CostModel& cost, const LayerSchedulerConfig& config, Timeline& link) {
+             return std::make_unique<TestedScheduler>(cost, config, link);
            }),
-           py::arg("cost"), py::arg("num_layers"), py::arg("num_experts"), py::arg("top_k"),
-           py::arg("num_slots"), py::arg("policy") = "payback", py::arg("prefetch") = false)
+           py::arg("cost"), py::arg("config"), py::arg("link"), py::keep_alive<1, 4>())
       .def(
           "decide",
           [](TestedScheduler& s, int layer, const Array<int32_t>& ids) {

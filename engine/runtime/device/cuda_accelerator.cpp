@@ -11,51 +11,49 @@ namespace {
 // Plans are made anew when the link is that much off what they were made for.
 constexpr double kRecalibrateBeyond = 0.05;
 
-}  // namespace
-
-CudaAccelerator::CudaAccelerator(std::shared_ptr<DeviceApi> api, const ExpertStore& store, CostModel cost,
-                                 LayerSchedulerConfig config)
-    : SlottedAccelerator(store),
-      api_(std::move(api)),
-      store_range_(std::make_unique<PinnedRange>(*api_, store.base(), store.allocated_bytes(),
-                                                 "the experts in host memory")),
-      calibrated_(cost) {
-  const int num_slots = std::min(config.num_slots, config.num_layers * config.num_experts);
-  if (config.num_staging < 0) config.num_staging = config.num_experts;
-  slots_ = std::make_unique<SlotPool>(*api_, num_slots, config.num_staging, store.expert_bytes());
-  tables_ = std::make_unique<SlotTables>(*api_, config.num_layers, config.num_experts, num_slots);
+UploadSettings settings_of(const CostModel& cost, bool source_pinned) {
   UploadSettings settings;
   settings.latency_us = cost.profile().link_latency_us;
   settings.bandwidth_gbps = cost.profile().link_bandwidth_gbps;
   settings.upload_us = cost.upload_us();
-  settings.source_pinned = store_range_->pinned();
-  const auto source = [&store](int layer, int expert) {
-    return std::span<const std::byte>(store.expert(layer, expert), store.layout(layer).bytes);
-  };
-  auto uploads = std::make_unique<UploadEngine>(*api_, *slots_, *tables_, source, settings);
-  uploads_ = uploads.get();
-  use(std::make_unique<LayerScheduler>(std::move(cost), std::move(config), std::move(uploads)));
+  settings.source_pinned = source_pinned;
+  return settings;
 }
 
-// The engine waits for its copies: slots and store must outlive it.
-CudaAccelerator::~CudaAccelerator() { give_up_scheduler(); }
+}  // namespace
+
+CudaAccelerator::CudaAccelerator(std::shared_ptr<DeviceApi> api, const ExpertStore& store, CostModel cost,
+                                 LayerSchedulerConfig config)
+    : SlottedAccelerator(store, config),
+      api_(std::move(api)),
+      store_range_(*api_, store.base(), store.allocated_bytes(), "the experts in host memory"),
+      slots_(*api_, config.usable_slots(), config.staging_slots(), store.expert_bytes()),
+      tables_(*api_, config.num_layers, config.num_experts, slots_.num_slots()),
+      uploads_(
+          *api_, slots_, tables_,
+          [&store](int layer, int expert) {
+            return std::span<const std::byte>(store.expert(layer, expert), store.layout(layer).bytes);
+          },
+          settings_of(cost, store_range_.pinned())),
+      scheduler_(cost, std::move(config), uploads_),
+      calibrated_(std::move(cost)) {}
 
 void CudaAccelerator::begin_step(const StepRows& rows) {
   SlottedAccelerator::begin_step(rows);
-  const double factor = uploads_->correction();
+  const double factor = uploads_.correction();
   if (std::abs(factor / applied_correction_ - 1) <= kRecalibrateBeyond) return;
   MachineProfile profile = calibrated_.profile();
   profile.link_latency_us *= factor;
   profile.link_bandwidth_gbps /= factor;
-  scheduler().recalibrate(calibrated_.with_profile(std::move(profile)));
+  scheduler_.recalibrate(calibrated_.with_profile(std::move(profile)));
   applied_correction_ = factor;
 }
 
 void CudaAccelerator::decided(const LayerDecision& decision, std::span<GroupPlacement> placements) {
   // An expert whose upload could not even begin runs where it is.
   placed_layer_ = decision.layer;
-  for (int refused : uploads_->take_refused()) {
-    scheduler().ahead_refused(refused);
+  for (int refused : uploads_.take_refused()) {
+    scheduler_.ahead_refused(refused);
     for (size_t g = 0; g < decision.experts.size(); ++g) {
       const ExpertDecision& e = decision.experts[g];
       if (e.slot != refused || e.where != Placement::kFetched) continue;
@@ -68,32 +66,30 @@ void CudaAccelerator::host_computes() {
   if (!api_->host_addressable()) {
     throw DeviceError("experts lie in device memory, which the host was asked to compute with");
   }
-  uploads_->host_waits();
+  uploads_.host_waits();
 }
 
-void CudaAccelerator::before_compute(StreamHandle compute) {
-  uploads_->compute_waits(compute, placed_layer_);
-}
+void CudaAccelerator::before_compute(StreamHandle compute) { uploads_.compute_waits(compute, placed_layer_); }
 
-void CudaAccelerator::after_compute(StreamHandle compute) { uploads_->follow_compute(compute); }
+void CudaAccelerator::after_compute(StreamHandle compute) { uploads_.follow_compute(compute); }
 
 void CudaAccelerator::begin_table_step(StreamHandle compute) {
-  tables_->begin_step(scheduler().cache(), compute);
+  tables_.begin_step(scheduler_.cache(), compute);
 }
 
 LayerTimes CudaAccelerator::follow(int layer, const LayerRouting& routing, const ExpertGroups& groups,
                                    std::span<const Placement> where) {
-  tables_->reached(layer);
+  tables_.reached(layer);
   const size_t num_pairs = size_t(routing.num_tokens) * size_t(routing.top_k);
-  const LayerDecision& decision = scheduler().follow(layer, {routing.ids, num_pairs},
-                                                     {routing.weights, num_pairs}, where, routing.num_tokens);
+  const LayerDecision& decision = scheduler_.follow(layer, {routing.ids, num_pairs},
+                                                    {routing.weights, num_pairs}, where, routing.num_tokens);
   keep_books(decision, layer, routing, groups);
   return decision.times;
 }
 
 void CudaAccelerator::end_table_step(StreamHandle compute) {
-  uploads_->follow_compute(compute);
-  tables_->end_step();
+  uploads_.follow_compute(compute);
+  tables_.end_step();
 }
 
 }  // namespace twofold

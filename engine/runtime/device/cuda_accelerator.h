@@ -23,18 +23,14 @@ class CudaAccelerator final : public SlottedAccelerator {
   // Throws DeviceError, DeviceOutOfMemory.
   CudaAccelerator(std::shared_ptr<DeviceApi> api, const ExpertStore& store, CostModel cost,
                   LayerSchedulerConfig config);
-  ~CudaAccelerator() override;
 
   void begin_step(const StepRows& rows) override;
-  void predict(int layer, std::span<const float> logits, int num_tokens) override {
-    scheduler().predict(layer, logits, num_tokens);
-  }
   void dense(int, int) override {}
   double virtual_now_us() const override { return -1; }
-  size_t device_bytes() const override { return slots_->bytes(); }
+  size_t device_bytes() const override { return slots_.bytes(); }
   kernels::Rounding rounding() const override { return kernels::Rounding::kOfDevice; }
   void host_computes() override;
-  void end_step() override { uploads_->host_waits(); }
+  void end_step() override { uploads_.host_waits(); }
 
   // Around the kernels of a layer that place() placed, on their stream: those that read what was fetched for
   // the layer come after before_compute, all of them before after_compute.
@@ -48,29 +44,30 @@ class CudaAccelerator final : public SlottedAccelerator {
   // All kernels of the step have been given to the stream.
   void end_table_step(StreamHandle compute);
 
-  const SlotTables& tables() const { return *tables_; }
-  const SlotPool& slots() const { return *slots_; }
+  const SlotTables& tables() const { return tables_; }
+  const SlotPool& slots() const { return slots_; }
   // Where the device sees the host's store, null where it is not pinned; offsets are those of the store.
-  const std::byte* store_on_device() const { return store_range_->device_address(); }
+  const std::byte* store_on_device() const { return store_range_.device_address(); }
   // Why something is slower than it could be; "" if nothing is.
-  const std::string& warning() const { return store_range_->warning(); }
-  const UploadEngine& uploads() const { return *uploads_; }
+  const std::string& warning() const { return store_range_.warning(); }
+  const UploadEngine& uploads() const { return uploads_; }
   // [hits][misses] of one-token layers, as the cost model has it now.
-  std::vector<uint8_t> split_table() const { return scheduler().split_table(); }
+  std::vector<uint8_t> split_table() const { return scheduler_.split_table(); }
+  const LayerScheduler& scheduler() const override { return scheduler_; }
 
  private:
-  const std::byte* slot(int index) const override { return slots_->slot(index); }
-  void fill_slot(int layer, int expert, int slot_index) override {
-    uploads_->copy_now({layer, expert, slot_index});
-  }
-  void carry_out(const Move&) override {}
+  LayerScheduler& scheduler() override { return scheduler_; }
+  const std::byte* slot(int index) const override { return slots_.slot(index); }
+  void fill(const Transfer& what) override { uploads_.fill(what); }
   void decided(const LayerDecision& decision, std::span<GroupPlacement> placements) override;
 
+  // Each stands on those before it: uploads wait for their copies before slots and store go.
   std::shared_ptr<DeviceApi> api_;
-  std::unique_ptr<PinnedRange> store_range_;
-  std::unique_ptr<SlotPool> slots_;
-  std::unique_ptr<SlotTables> tables_;
-  UploadEngine* uploads_ = nullptr;  // the scheduler's link
+  PinnedRange store_range_;
+  SlotPool slots_;
+  SlotTables tables_;
+  UploadEngine uploads_;
+  LayerScheduler scheduler_;
   CostModel calibrated_;
   double applied_correction_ = 1;
   int placed_layer_ = -1;

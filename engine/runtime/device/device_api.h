@@ -12,6 +12,8 @@
 
 namespace twofold {
 
+inline constexpr size_t kDeviceAlignment = 256;  // of what a device gives out, and of each expert slot
+
 enum class DeviceCode : uint8_t {
   kOk,
   kNotReady,     // a query's answer: not an error
@@ -61,7 +63,7 @@ class DeviceApi {
   // Microseconds of the host's monotonic clock.
   virtual double now_us() = 0;
 
-  // At least 256-byte aligned; contents are undefined.
+  // At least aligned to kDeviceAlignment; contents are undefined.
   virtual DeviceResult allocate(size_t bytes, std::byte*& out) = 0;
   virtual void free(std::byte* memory) = 0;
   // Pinned host memory, which the device may read while the host goes on; device_address is where it sees it.

@@ -77,11 +77,7 @@ UploadProbe probe_uploads(DeviceApi& api, const ExpertStore& store, int num_uplo
     for (int i = first; i < first + count; ++i) {
       const int number = i % num_experts;
       const Transfer what{number / store.num_experts(), number % store.num_experts(), i % num_slots};
-      if (demand) {
-        (void)engine.enqueue_demand(what);
-      } else {
-        engine.enqueue_background(what);
-      }
+      (void)engine.upload(what, demand ? UploadLane::kDemand : UploadLane::kBackground);
     }
     engine.drain();
     (void)engine.take_landed();

@@ -13,6 +13,7 @@
 
 #include "host/function_ref.h"
 #include "mailbox_layout.h"
+#include "placement.h"
 
 namespace twofold {
 
@@ -32,7 +33,7 @@ struct PostedLayer {
   int num_on_cpu;               // pairs that the host is to compute
   const int32_t* ids;           // [tokens][top_k]
   const float* weights;         // [tokens][top_k]
-  const uint8_t* where;         // [tokens][top_k] 1: on the CPU
+  const uint8_t* where;         // [tokens][top_k], see placement.h
   const uint16_t* activations;  // bf16 [tokens][hidden]
   float* results;               // [tokens][hidden]
 };

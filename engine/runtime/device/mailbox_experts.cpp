@@ -8,10 +8,6 @@
 
 namespace twofold {
 
-namespace {
-constexpr uint8_t kOnCpu = 1;  // of MailboxLayout::where
-}
-
 MailboxExperts::MailboxExperts(ThreadTeam& team, const ExpertStore& store)
     : store_(store), compute_(team, store.shape(), kernels::Rounding::kOfDevice) {}
 
@@ -20,7 +16,7 @@ void MailboxExperts::group(const PostedLayer& posted, int top_k) {
   const int num_pairs = posted.num_tokens * top_k;
   counts_.assign(size_t(store_.num_experts()), 0);
   for (int p = 0; p < num_pairs; ++p) {
-    if (posted.where[p] != kOnCpu) continue;
+    if (posted.where[p] != cuda::kCpu) continue;
     const int expert = posted.ids[p];
     if (expert < 0 || expert >= store_.num_experts()) {
       throw std::out_of_range("the device posted expert " + std::to_string(expert) + " of " +
@@ -38,7 +34,7 @@ void MailboxExperts::group(const PostedLayer& posted, int top_k) {
   }
   groups_.pairs.resize(size_t(groups_.begin.back()));
   for (int p = 0; p < num_pairs; ++p) {
-    if (posted.where[p] == kOnCpu) groups_.pairs[size_t(counts_[size_t(posted.ids[p])]++)] = p;
+    if (posted.where[p] == cuda::kCpu) groups_.pairs[size_t(counts_[size_t(posted.ids[p])]++)] = p;
   }
 }
 

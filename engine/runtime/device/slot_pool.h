@@ -4,13 +4,13 @@
 #include <cstddef>
 
 #include "device/device_memory.h"
+#include "host/page_memory.h"
 
 namespace twofold {
 
-inline constexpr size_t kSlotAlignment = 256;
-
+// From one slot to the next, in bytes.
 constexpr size_t slot_stride(size_t largest_expert_bytes) {
-  return (largest_expert_bytes + kSlotAlignment - 1) / kSlotAlignment * kSlotAlignment;
+  return round_up(largest_expert_bytes, kDeviceAlignment);
 }
 
 class SlotPool {

@@ -5,15 +5,13 @@
 // The invariant that makes it safe while experts come and go:
 //
 //   1. The table is fixed from begin_step to the step's end on the device. It is replaced in the compute
-//   stream's
-//      order, so no step sees two tables.
+//      stream's order, so no step sees two tables.
 //   2. It names only experts whose copies have completed without error and into whose slots nothing was
-//   queued
-//      since: exactly the residents of the cache at that moment.
+//      queued since: exactly the residents of the cache at that moment.
 //   3. From begin_step on, until layer v of that step has read, no copy begins into a slot that the table
-//   gives to
-//      an expert of layer v, even if the cache has given the slot to somebody else meanwhile. Such an upload
-//      waits (UploadEngine asks awaits_reader) until the step has come past that layer, or has ended.
+//      gives to an expert of layer v, even if the cache has given the slot to somebody else meanwhile. Such
+//      an upload waits (UploadEngine asks awaits_reader) until the step has come past that layer, or has
+//      ended.
 //
 // So whatever an upload's timing, a layer that reads slot table[v][e] finds the bytes of expert e of layer v.
 // The cache may evict an expert of a later layer in the middle of a step: that layer still hits it.

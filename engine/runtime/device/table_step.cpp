@@ -7,11 +7,9 @@
 
 namespace twofold {
 
-namespace {
-
-constexpr uint8_t kNobody = 3;  // of MailboxLayout::where
-
-}  // namespace
+static_assert(Placement(cuda::kHit) == Placement::kHit && Placement(cuda::kCpu) == Placement::kCpu &&
+                  Placement(cuda::kFetched) == Placement::kFetched && cuda::kNobody == kNumPlacements,
+              "the device's placements are the scheduler's");
 
 TableStep::TableStep(Mailbox& mailbox, MoeExecutor& executor, CudaAccelerator& accelerator, ThreadTeam& team)
     : mailbox_(mailbox),
@@ -74,8 +72,8 @@ void TableStep::end(StreamHandle compute) {
   stage_ = Stage::kEnded;
 }
 
-ServedStep TableStep::settle() {
-  expect(Stage::kEnded, "settle");
+ServedStep TableStep::confirm() {
+  expect(Stage::kEnded, "confirm");
   stage_ = Stage::kIdle;
   if (const ServedStep lost = verdict(mailbox_); lost.state != PostState::kPosted) return lost;
   follow(mailbox_.shape().num_layers - 1);
@@ -101,7 +99,7 @@ void TableStep::follow(int layer) {
   where_.clear();
   for (int pair = 0; pair < posted.num_tokens * top_k; ++pair) {
     const bool is_row = pair < num_rows_ * top_k;
-    if ((posted.where[pair] >= kNobody) == is_row) {
+    if ((posted.where[pair] >= cuda::kNobody) == is_row) {
       throw std::runtime_error("the device placed pair " + std::to_string(pair) + " of layer " +
                                std::to_string(layer) + " as " + std::to_string(posted.where[pair]) +
                                (is_row ? ", which is a token's" : ", which is padding"));

@@ -6,9 +6,8 @@
 //   serve     while the device runs: misses are computed and answered at once; decisions about a layer
 //             (uploads, books) follow when the next one is posted, with the time that the device measured
 //   end       everything of the step has been given to `compute`: later uploads wait for it
-//   settle    the device has ended the step: whether every answer came in time is known, and the last layer
-//   is
-//             followed too
+//   confirm   the device has ended the step: whether every answer came in time is known, and the last layer
+//             is followed too
 //
 // A step that is lost (nothing posted in time, the device gave up, an abort) or that threw ends with give_up
 // instead, once the device is idle. Then another can begin.
@@ -35,7 +34,7 @@ class TableStep {
   ServedStep serve(uint32_t number, std::chrono::nanoseconds limit);
   void end(StreamHandle compute);
   // On anything but kPosted the step's results are void.
-  ServedStep settle();
+  ServedStep confirm();
   void give_up(StreamHandle compute);
 
   // Spent on the CPU's experts since the start.

@@ -32,10 +32,6 @@ UploadEngine::~UploadEngine() {
   if (!under_way_.empty()) (void)api_.synchronise(under_way_.back().end);
 }
 
-UploadEngine::Job UploadEngine::make_job(const Transfer& what, UploadLane lane) const {
-  return {{.what = what, .lane = lane, .queued_us = now_us()}, source_(what.layer, what.expert)};
-}
-
 double UploadEngine::predicted_us(std::span<const Job> jobs) const {
   double us = 0;
   for (const Job& job : jobs) {
@@ -60,13 +56,10 @@ double UploadEngine::background_under_way_us() const {
   return us;
 }
 
-Upload UploadEngine::enqueue_demand(const Transfer& what, double) {
-  demand_.push_back(make_job(what, UploadLane::kDemand));
-  return demand_.back().upload;
-}
-
-void UploadEngine::enqueue_background(const Transfer& what) {
-  waiting_.push_back(make_job(what, UploadLane::kBackground));
+Upload UploadEngine::upload(const Transfer& what, UploadLane lane, double) {
+  const Upload upload{.what = what, .lane = lane, .queued_us = now_us()};
+  (lane == UploadLane::kDemand ? demand_ : waiting_).push_back({upload, source_(what.layer, what.expert)});
+  return upload;
 }
 
 bool UploadEngine::cancel_background(int slot) {
@@ -79,27 +72,27 @@ bool UploadEngine::cancel_background(int slot) {
 
 void UploadEngine::advance(double) {
   poll();
-  issue_demand();
-  issue_waiting();
+  begin_demand();
+  begin_waiting();
 }
 
-void UploadEngine::issue_demand() {
-  while (issue_from(demand_, std::numeric_limits<double>::infinity())) {
+void UploadEngine::begin_demand() {
+  while (begin_from(demand_, std::numeric_limits<double>::infinity())) {
   }
 }
 
-void UploadEngine::issue_waiting() {
+void UploadEngine::begin_waiting() {
   for (;;) {
     if (passing_) {
       if (!pass_through_chunks(*passing_, false)) return;
       passing_.reset();
     }
     const double room_us = settings_.max_background_us - background_under_way_us();
-    if (room_us <= 0 || !issue_from(waiting_, room_us)) return;
+    if (room_us <= 0 || !begin_from(waiting_, room_us)) return;
   }
 }
 
-bool UploadEngine::issue_from(std::deque<Job>& queue, double room_us) {
+bool UploadEngine::begin_from(std::deque<Job>& queue, double room_us) {
   Batch batch;
   for (auto at = queue.begin(); at != queue.end();) {
     if (tables_.awaits_reader(at->upload.what.slot)) {
@@ -156,7 +149,7 @@ bool UploadEngine::pass_through_chunks(Batch& batch, bool may_wait) {
     if (chunk.busy) {
       const DeviceResult passed = may_wait ? api_.synchronise(chunk.passed) : api_.query(chunk.passed);
       if (passed.code == DeviceCode::kNotReady) return false;
-      settle(chunk, passed);
+      free_chunk(chunk, passed);
     }
     const size_t bytes = std::min(settings_.chunk_bytes, job.bytes.size() - batch.done);
     std::memcpy(chunk.memory, job.bytes.data() + batch.done, bytes);
@@ -193,7 +186,7 @@ void UploadEngine::end_batch(Batch batch, const DeviceResult& result) {
   under_way_.push_back(std::move(batch));
 }
 
-void UploadEngine::settle(Chunk& chunk, const DeviceResult& passed) {
+void UploadEngine::free_chunk(Chunk& chunk, const DeviceResult& passed) {
   chunk.busy = false;
   if (!passed.ok()) lost_.emplace_back(chunk.batch, passed);
 }
@@ -211,7 +204,7 @@ void UploadEngine::poll() {
     under_way_.pop_front();
     // An event carries the errors since the event before it, and chunks have events of their own.
     for (Chunk& chunk : ring_) {
-      if (chunk.busy && chunk.batch == batch.number) settle(chunk, api_.query(chunk.passed));
+      if (chunk.busy && chunk.batch == batch.number) free_chunk(chunk, api_.query(chunk.passed));
     }
     const auto lost = std::find_if(lost_.begin(), lost_.end(),
                                    [&batch](const auto& entry) { return entry.first == batch.number; });
@@ -289,7 +282,7 @@ void UploadEngine::drain() {
   }
 }
 
-void UploadEngine::copy_now(const Transfer& what) {
+void UploadEngine::fill(const Transfer& what) {
   const std::span<const std::byte> bytes = source_(what.layer, what.expert);
   const EventHandle end = events_.take();
   for (size_t done = 0; done < bytes.size();) {

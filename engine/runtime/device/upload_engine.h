@@ -63,17 +63,16 @@ class UploadEngine final : public Link {
   double queued_us() const override;
   int num_waiting() const override { return int(waiting_.size()); }
 
-  Upload enqueue_demand(const Transfer& what, double duration_us = -1) override;
-  void enqueue_background(const Transfer& what) override;
+  Upload upload(const Transfer& what, UploadLane lane, double duration_us = -1) override;
   bool cancel_background(int slot) override;
-  // What was enqueued begins, as far as the lanes allow. Throws DeviceError when the device is broken.
+  // What was asked for begins, as far as the lanes allow. Throws DeviceError when the device is broken.
   void advance(double us) override;
   std::vector<Upload> take_landed() override;
   std::optional<Upload> take_if_landed(const Transfer& what) override;
   void drain() override;
 
   // Expert at once, before the first step: no events, no lanes. Waits for it.
-  void copy_now(const Transfer& what);
+  void fill(const Transfer& what);
 
   // What `compute` is given from now on runs after the layer's demand uploads begun so far have landed; those
   // of the next one, begun ahead, go on.
@@ -116,19 +115,18 @@ class UploadEngine final : public Link {
     int64_t batch = -1;  // whose bytes it held last
   };
 
-  Job make_job(const Transfer& what, UploadLane lane) const;
   double predicted_us(std::span<const Job> jobs) const;
   double background_under_way_us() const;
-  void issue_demand();
-  void issue_waiting();
+  void begin_demand();
+  void begin_waiting();
   // Begins what may travel together from the front of the queue, in at most room_us but at least one; held
   // uploads stay where they are. False if nothing is ready.
-  bool issue_from(std::deque<Job>& queue, double room_us);
+  bool begin_from(std::deque<Job>& queue, double room_us);
   // Passes the rest of its bytes; false if it would have to wait for a chunk and may not.
   bool pass_through_chunks(Batch& batch, bool may_wait);
   void end_batch(Batch batch, const DeviceResult& result);
   // Frees a chunk whose copy has passed; an error is its batch's.
-  void settle(Chunk& chunk, const DeviceResult& passed);
+  void free_chunk(Chunk& chunk, const DeviceResult& passed);
   void poll();
   void land(const Batch& batch, const DeviceResult& result);
   void fail(const DeviceResult& result);

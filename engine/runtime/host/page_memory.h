@@ -6,6 +6,12 @@
 
 namespace twofold {
 
+inline constexpr size_t kCacheLine = 64;
+
+constexpr size_t round_up(size_t bytes, size_t alignment) {
+  return (bytes + alignment - 1) / alignment * alignment;
+}
+
 class PageMemory {
  public:
   PageMemory() = default;

@@ -10,6 +10,8 @@
 #include <string>
 #include <utility>
 
+#include "host/page_memory.h"
+
 namespace twofold {
 namespace {
 
@@ -237,10 +239,10 @@ void ThreadTeam::FreeDeleter::operator()(std::byte* p) const { std::free(p); }
 std::byte* ThreadTeam::scratch(int slot, int64_t bytes) {
   Scratch& buffer = scratch_[slot];
   if (buffer.size < bytes) {
-    const int64_t rounded = (bytes + 63) / 64 * 64;
+    const auto rounded = static_cast<int64_t>(round_up(static_cast<size_t>(bytes), kCacheLine));
     buffer.data.reset();
     buffer.size = 0;
-    buffer.data.reset(static_cast<std::byte*>(std::aligned_alloc(64, static_cast<size_t>(rounded))));
+    buffer.data.reset(static_cast<std::byte*>(std::aligned_alloc(kCacheLine, static_cast<size_t>(rounded))));
     if (buffer.data == nullptr) throw std::bad_alloc();
     buffer.size = rounded;
   }

@@ -1,48 +1,27 @@
-// The layers of a model, one after the other, in one call: nothing but native code runs between a step's
+// The blocks of a model, one after the other, in one call: nothing but native code runs between a step's
 // first layer and its last.
 #pragma once
-#include <cstdint>
 #include <vector>
 
-#include "moe/moe_executor.h"
-#include "ops/dense_attention.h"
-#include "ops/dense_ffn.h"
-#include "ops/dense_router.h"
+#include "moe/block.h"
 
 namespace twofold {
 
-// Exactly one of `router` and `dense` is not null. Nothing is owned.
-struct DecoderLayer {
-  AttentionBlock* attention;
-  Router* router;
-  DenseFfn* dense;
-};
-
 class Decoder {
  public:
-  explicit Decoder(std::vector<DecoderLayer> layers);
+  // Nothing is owned. Throws std::invalid_argument without blocks or for one of another width.
+  explicit Decoder(std::vector<Block*> blocks);
 
-  // hidden [tokens of the batch, hidden size] becomes what the last layer leaves; keys and values are in the
-  // cache afterwards. Experts run where the executor says; where it welcomes predictions, it is told what the
-  // next router says to the residual before each layer's experts. Throws KernelFailure, std::invalid_argument
-  // as the parts do.
-  void forward(float* hidden, AttentionBatch& batch, KvCache& cache, MoeExecutor& experts);
+  // hidden [tokens of the batch, hidden size] becomes what the last block leaves; what the blocks keep of the
+  // tokens is in the cache afterwards. Experts run where the executor says; it
+  // may be null where no block has any. Throws as the blocks do.
+  void forward(float* hidden, AttentionBatch& batch, StateCache& cache, MoeExecutor* experts);
 
-  int hidden_size() const { return layers_.front().attention->hidden_size(); }
+  int hidden_size() const { return blocks_.front()->hidden_size(); }
 
  private:
-  void mix(size_t layer, int moe_layer, float* hidden, int T, MoeExecutor& experts, bool predicts);
-
-  std::vector<DecoderLayer> layers_;
-  std::vector<Router*> routers_;  // of the layers with experts, in order
-  // What a router answers, for the layer at hand and for the one ahead.
-  struct Routed {
-    std::vector<float> normed, weights;
-    std::vector<int32_t> ids;
-    void fit(const Router& router, int T);
-  };
-  Routed routed_, ahead_;
-  std::vector<float> logits_;
+  std::vector<Block*> blocks_;
+  RoutedRows routed_;
 };
 
 }  // namespace twofold

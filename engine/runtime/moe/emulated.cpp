@@ -2,49 +2,62 @@
 
 #include <algorithm>
 #include <cstring>
-#include <memory>
 #include <stdexcept>
 #include <string>
 #include <utility>
 
 namespace twofold {
 
+EmulatedLink::EmulatedLink(const ExpertStore& store, double upload_us, int num_slots)
+    : Timeline(upload_us),
+      store_(store),
+      stride_(round_up(store.expert_bytes(), kCacheLine)),
+      arena_(size_t(std::max(num_slots, 1)) * stride_) {}
+
+Upload EmulatedLink::upload(const Transfer& what, UploadLane lane, double duration_us) {
+  fill(what);
+  return Timeline::upload(what, lane, duration_us);
+}
+
+void EmulatedLink::fill(const Transfer& what) {
+  std::memcpy(arena_.data() + size_t(what.slot) * stride_, store_.expert(what.layer, what.expert),
+              store_.layout(what.layer).bytes);
+}
+
 EmulatedAccelerator::EmulatedAccelerator(const ExpertStore& store, CostModel cost,
                                          LayerSchedulerConfig config, DenseCost dense_cost)
-    : SlottedAccelerator(store),
+    : SlottedAccelerator(store, config),
       dense_cost_(std::move(dense_cost)),
-      slot_stride_((store.expert_bytes() + 63) / 64 * 64) {
+      link_(store, cost.upload_us(), config.usable_slots() + config.staging_slots()),
+      scheduler_(std::move(cost), std::move(config), link_) {
   const size_t expected = size_t(store.num_layers()) + 1;
   if (dense_cost_.bytes.size() != expected || dense_cost_.flops_per_token.size() != expected) {
     throw std::invalid_argument("dense costs are needed for " + std::to_string(expected) +
                                 " stretches (one before each MoE layer, one after the last); given " +
                                 std::to_string(dense_cost_.bytes.size()));
   }
-  use(std::make_unique<LayerScheduler>(std::move(cost), std::move(config)));
-  const int num_places = std::max(scheduler().num_slots() + scheduler().num_staging(), 1);
-  arena_ = PageMemory(size_t(num_places) * slot_stride_);
 }
 
 void EmulatedAccelerator::predict(int layer, std::span<const float> logits, int num_tokens) {
   // The extra router reads its gate; its launch is part of the step's graph.
-  const double us = dense_cost_.router_bytes / (scheduler().cost().profile().vram_bandwidth_gbps * 1e3);
-  scheduler().advance(us);
+  const double us = dense_cost_.router_bytes / (scheduler_.cost().profile().vram_bandwidth_gbps * 1e3);
+  scheduler_.advance(us);
   parts_.dense_us += us;
-  scheduler().predict(layer, logits, num_tokens);
+  SlottedAccelerator::predict(layer, logits, num_tokens);
 }
 
 void EmulatedAccelerator::dense(int layer, int num_tokens) {
-  const MachineProfile& machine = scheduler().cost().profile();
+  const MachineProfile& machine = scheduler_.cost().profile();
   const double bytes_us = dense_cost_.bytes[size_t(layer)] / (machine.vram_bandwidth_gbps * 1e3);
   const double flops_us =
       dense_cost_.flops_per_token[size_t(layer)] * num_tokens / (machine.gpu_gflops * 1e3);
   const double us = machine.gpu_launch_us + std::max(bytes_us, flops_us);
-  scheduler().advance(us);
+  scheduler_.advance(us);
   (layer < store().num_layers() ? parts_.dense_us : parts_.head_us) += us;
 }
 
 void EmulatedAccelerator::decided(const LayerDecision& decision, std::span<GroupPlacement> /*placements*/) {
-  const CostModel& cost = scheduler().cost();
+  const CostModel& cost = scheduler_.cost();
   double computing_us = 0;
   for (const ExpertDecision& e : decision.experts) {
     if (e.where == Placement::kCpu) continue;
@@ -59,11 +72,6 @@ void EmulatedAccelerator::decided(const LayerDecision& decision, std::span<Group
   parts_.link_us += link_us;
   parts_.experts_cpu_us += cpu_us;
   parts_.experts_gpu_us += times.layer_us - link_us - cpu_us;
-}
-
-void EmulatedAccelerator::fill_slot(int layer, int expert, int slot_index) {
-  std::memcpy(arena_.data() + size_t(slot_index) * slot_stride_, store().expert(layer, expert),
-              store().layout(layer).bytes);
 }
 
 }  // namespace twofold

@@ -6,6 +6,7 @@
 
 #include "host/page_memory.h"
 #include "moe/slotted_accelerator.h"
+#include "twofold/timeline.h"
 
 namespace twofold {
 
@@ -17,6 +18,23 @@ struct DenseCost {
   double router_bytes = 0;  // of one router's gate
 };
 
+// The link of the emulated device: bytes are in their slot as soon as they are uploaded, time passes on the
+// virtual clock.
+class EmulatedLink final : public Timeline {
+ public:
+  EmulatedLink(const ExpertStore& store, double upload_us, int num_slots);
+
+  Upload upload(const Transfer& what, UploadLane lane, double duration_us = -1) override;
+  void fill(const Transfer& what);
+  const std::byte* slot(int index) const { return arena_.data() + size_t(index) * stride_; }
+  size_t bytes() const { return arena_.bytes(); }
+
+ private:
+  const ExpertStore& store_;
+  size_t stride_;
+  PageMemory arena_;
+};
+
 class EmulatedAccelerator final : public SlottedAccelerator {
  public:
   EmulatedAccelerator(const ExpertStore& store, CostModel cost, LayerSchedulerConfig config,
@@ -24,20 +42,21 @@ class EmulatedAccelerator final : public SlottedAccelerator {
 
   void predict(int layer, std::span<const float> logits, int num_tokens) override;
   void dense(int layer, int num_tokens) override;
-  double virtual_now_us() const override { return scheduler().now_us(); }
+  double virtual_now_us() const override { return link_.now_us(); }
   ClockParts clock_parts() const override { return parts_; }
-  size_t device_bytes() const override { return arena_.bytes(); }
+  size_t device_bytes() const override { return link_.bytes(); }
+  const LayerScheduler& scheduler() const override { return scheduler_; }
 
  private:
-  const std::byte* slot(int index) const override { return arena_.data() + size_t(index) * slot_stride_; }
-  void fill_slot(int layer, int expert, int slot_index) override;
-  void carry_out(const Move& move) override { fill_slot(move.layer, move.expert, move.slot); }
+  LayerScheduler& scheduler() override { return scheduler_; }
+  const std::byte* slot(int index) const override { return link_.slot(index); }
+  void fill(const Transfer& what) override { link_.fill(what); }
   void decided(const LayerDecision& decision, std::span<GroupPlacement> placements) override;
 
   DenseCost dense_cost_;
   ClockParts parts_;
-  size_t slot_stride_;
-  PageMemory arena_;
+  EmulatedLink link_;
+  LayerScheduler scheduler_;
 };
 
 }  // namespace twofold

@@ -52,7 +52,7 @@ class ExpertStore {
   }
   const ExpertLayout& layout(int layer) const { return layouts_[size_t(layer)]; }
   // From one expert of the layer to the next: its bytes rounded up to a cache line.
-  size_t stride(int layer) const { return (layout(layer).bytes + 63) / 64 * 64; }
+  size_t stride(int layer) const { return round_up(layout(layer).bytes, kCacheLine); }
 
   int num_layers() const { return int(layouts_.size()); }
   int num_experts() const { return num_experts_; }

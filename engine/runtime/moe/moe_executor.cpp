@@ -194,7 +194,7 @@ void MoeExecutor::record(int layer, const LayerRouting& routing, const LayerTime
   for (int t = 0; t < routing.num_tokens; ++t) {
     event.request = rows_.requests[size_t(t)];
     event.position = rows_.positions[size_t(t)];
-    uint8_t counts[3] = {0, 0, 0};
+    uint8_t counts[kNumPlacements] = {};
     for (int k = 0; k < routing.top_k; ++k) {
       const size_t pair = size_t(t) * size_t(routing.top_k) + size_t(k);
       const uint8_t where = where_of_expert_[size_t(routing.ids[pair])];

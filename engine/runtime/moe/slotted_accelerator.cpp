@@ -7,31 +7,41 @@
 
 namespace twofold {
 
-void SlottedAccelerator::use(std::unique_ptr<LayerScheduler> scheduler) {
-  scheduler_ = std::move(scheduler);
-  pending_.resize(size_t(scheduler_->num_slots()));
+SlottedAccelerator::SlottedAccelerator(const ExpertStore& store, const LayerSchedulerConfig& config)
+    : store_(store) {
+  if (config.num_layers == store.num_layers() && config.num_experts == store.num_experts()) return;
+  throw std::invalid_argument("scheduler configuration for " + std::to_string(config.num_layers) +
+                              " layers of " + std::to_string(config.num_experts) +
+                              " experts given, the store's " + std::to_string(store.num_layers()) + " of " +
+                              std::to_string(store.num_experts()) + " expected");
+}
+
+void SlottedAccelerator::record_to(EventLog& events) {
+  events_ = &events;
+  pending_.resize(size_t(num_slots()));
 }
 
 void SlottedAccelerator::preload_all() {
+  ExpertCache& cache = scheduler().cache();
   for (int layer = 0; layer < store_.num_layers(); ++layer) {
     for (int expert = 0; expert < store_.num_experts(); ++expert) {
-      if (!scheduler_->cache().preload(layer, expert)) {
+      if (!cache.preload(layer, expert)) {
         throw std::logic_error("preload_all needs a slot for every expert; there are " +
                                std::to_string(num_slots()));
       }
-      fill_slot(layer, expert, scheduler_->cache().slot_of(layer, expert));
+      fill({layer, expert, cache.slot_of(layer, expert)});
     }
   }
 }
 
 int SlottedAccelerator::restore(const std::string& path) {
   int uploaded = 0;
-  ExpertCache& cache = scheduler_->cache();
+  ExpertCache& cache = scheduler().cache();
   for (int cell : cache.load(path)) {
     const int layer = cell / store_.num_experts();
     const int expert = cell % store_.num_experts();
     if (!cache.preload(layer, expert)) continue;
-    fill_slot(layer, expert, cache.slot_of(layer, expert));
+    fill({layer, expert, cache.slot_of(layer, expert)});
     ++uploaded;
   }
   return uploaded;
@@ -48,11 +58,11 @@ void SlottedAccelerator::begin_step(const StepRows& rows) {
 // A batch beyond that needs nearly every expert anyway.
 bool SlottedAccelerator::wants_prediction() const {
   constexpr size_t kMostRows = 32;
-  return scheduler_->prefetches() && decodes_only_ && rows_.requests.size() <= kMostRows;
+  return scheduler().prefetches() && decodes_only_ && rows_.requests.size() <= kMostRows;
 }
 
 void SlottedAccelerator::idle() {
-  scheduler_->drain();
+  scheduler().drain();
   publish_landed();
 }
 
@@ -60,7 +70,7 @@ LayerTimes SlottedAccelerator::place(int layer, const LayerRouting& routing, con
                                      std::span<GroupPlacement> placements) {
   const size_t num_pairs = size_t(routing.num_tokens) * size_t(routing.top_k);
   const LayerDecision& decision =
-      scheduler_->decide(layer, {routing.ids, num_pairs}, {routing.weights, num_pairs}, routing.num_tokens);
+      scheduler().decide(layer, {routing.ids, num_pairs}, {routing.weights, num_pairs}, routing.num_tokens);
   keep_books(decision, layer, routing, groups);
   for (size_t g = 0; g < decision.experts.size(); ++g) {
     const ExpertDecision& e = decision.experts[g];
@@ -73,13 +83,12 @@ LayerTimes SlottedAccelerator::place(int layer, const LayerRouting& routing, con
 
 void SlottedAccelerator::keep_books(const LayerDecision& decision, int layer, const LayerRouting& routing,
                                     const ExpertGroups& groups) {
-  const float price = float(scheduler_->upload_price());
+  const float price = float(scheduler().upload_price());
   for (const Publication& landed : decision.arrivals) report_landed(landed);
   // A prefetch that never began moved nothing over the link.
   events_->counts.uploads -= decision.num_withdrawn;
   events_->counts.h2d_bytes -= decision.num_withdrawn * int64_t(store_.layout(layer).bytes);
   for (const Move& move : decision.moves) {
-    carry_out(move);
     // What is uploaded ahead serves the step; it has a request only where there is no other.
     const int64_t request = move.layer == layer          ? request_of(routing, groups, move.expert)
                             : rows_.requests.size() == 1 ? rows_.requests[0]
@@ -87,18 +96,17 @@ void SlottedAccelerator::keep_books(const LayerDecision& decision, int layer, co
     const int64_t bytes = int64_t(store_.layout(move.layer).bytes);
     ++events_->counts.uploads;
     events_->counts.h2d_bytes += bytes;
-    const UploadEvent upload{
-        rows_.step,
-        request,
-        int16_t(move.layer),
-        uint16_t(move.expert),
-        move.slot,
-        bytes,
-        move.queued_us,
-        move.begin_us,
-        move.end_us,
-        uint8_t(move.reason),
-        uint8_t(move.reason == UploadReason::kDemand ? UploadLane::kDemand : UploadLane::kBackground)};
+    const UploadEvent upload{rows_.step,
+                             request,
+                             int16_t(move.layer),
+                             uint16_t(move.expert),
+                             move.slot,
+                             bytes,
+                             move.queued_us,
+                             move.begin_us,
+                             move.end_us,
+                             uint8_t(move.reason),
+                             uint8_t(lane_of(move.reason))};
     // Where its times are not known yet it is reported when it has landed.
     if (upload.end_us >= 0 && events_->enabled) events_->uploads.push(upload);
     if (move.staged) {
@@ -129,7 +137,7 @@ void SlottedAccelerator::keep_books(const LayerDecision& decision, int layer, co
 void SlottedAccelerator::publish_landed(StepShape shape) {
   if (events_ == nullptr)
     throw std::logic_error("an accelerator works for an executor, which keeps its books");
-  for (const Publication& landed : scheduler_->begin_step(std::move(shape))) report_landed(landed);
+  for (const Publication& landed : scheduler().begin_step(std::move(shape))) report_landed(landed);
 }
 
 void SlottedAccelerator::report_landed(const Publication& landed) {

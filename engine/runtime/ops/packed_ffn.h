@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "host/thread_team.h"
-#include "ops/dense_linear.h"
+#include "ops/linear.h"
 #include "ops/packed_matrix.h"
 #include "twofold/kernels.h"
 #include "twofold/rounding.h"

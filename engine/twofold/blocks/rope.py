@@ -13,34 +13,57 @@ Sources
   `_compute_yarn_parameters`.
 
 Arithmetic is float32 in the order of the reference implementation, because position * frequency magnifies a last-bit
-difference by the position. Layout is "rotate half": pairs are (i, i + d/2), so a row has d/2 values.
+difference by the position. Layout is "rotate half": pairs are (i, i + d/2), so a row has d/2 values. `dim` is d, the
+elements of a head that are rotated: all of them or fewer.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Final
+from dataclasses import dataclass
+from typing import Final, Literal
 
 import numpy as np
 import numpy.typing as npt
-
-from twofold.models.config import RopeConfig
 
 F32 = npt.NDArray[np.float32]
 I32 = npt.NDArray[np.int32]
 
 _FIRST_ROWS: Final = 1024
 
+RopeKind = Literal["default", "linear", "dynamic", "yarn"]
+ROPE_KINDS: Final[tuple[RopeKind, ...]] = ("default", "linear", "dynamic", "yarn")
 
-def inverse_frequencies(rope: RopeConfig, head_dim: int) -> F32:
-    """[head_dim/2] radians per position, for every kind; of dynamic scaling, those within the original context."""
+
+@dataclass(frozen=True)
+class RopeConfig:
+    """Rotary position embedding and its scaling; formulas below."""
+
+    kind: RopeKind = "default"
+    theta: float = 10_000.0
+    factor: float = 1.0
+    original_max_position_embeddings: int = 0
+    """Context length before YaRN scaling; 0 for the other kinds."""
+    attention_factor: float | None = None
+    """YaRN: given explicitly; None derives it from factor and mscale."""
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    mscale: float | None = None
+    mscale_all_dim: float | None = None
+    truncate: bool = True
+    frequency_factors: tuple[float, ...] = ()
+    """[dim/2] by which the frequencies of kind "default" are divided, if any (GGUF's rope_freqs)."""
+
+
+def inverse_frequencies(rope: RopeConfig, dim: int) -> F32:
+    """[dim/2] radians per position, for every kind; of dynamic scaling, those within the original context."""
     one, factor = np.float32(1.0), np.float32(rope.factor)
-    wavelengths = np.float32(rope.theta) ** _exponents(head_dim)
+    wavelengths = np.float32(rope.theta) ** _exponents(dim)
     if rope.kind == "linear":
         return (one / wavelengths / factor).astype(np.float32)
     if rope.kind == "yarn":
         # Low dimensions turn often within the original context and extrapolate; high ones do not and interpolate.
-        extrapolated = one - _yarn_ramp(rope, head_dim)
+        extrapolated = one - _yarn_ramp(rope, dim)
         blend = one / (factor * wavelengths) * (one - extrapolated) + one / wavelengths * extrapolated
         return blend.astype(np.float32)
     if rope.frequency_factors:
@@ -48,12 +71,12 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int) -> F32:
     return (one / wavelengths).astype(np.float32)
 
 
-def dynamic_inverse_frequencies(rope: RopeConfig, head_dim: int, lengths: I32, max_positions: int) -> F32:
-    """[len(lengths), head_dim/2]: dynamic NTK frequencies of sequences that are `lengths` tokens long."""
+def dynamic_inverse_frequencies(rope: RopeConfig, dim: int, lengths: I32, max_positions: int) -> F32:
+    """[len(lengths), dim/2]: dynamic NTK frequencies of sequences that are `lengths` tokens long."""
     grown = np.maximum(lengths, max_positions).astype(np.float32)
     ratio = np.float32(rope.factor) * grown / np.float32(max_positions) - np.float32(rope.factor - 1.0)
-    bases = np.float32(rope.theta) * ratio ** np.float32(head_dim / (head_dim - 2))
-    return (np.float32(1.0) / bases[:, None] ** _exponents(head_dim)[None, :]).astype(np.float32)
+    bases = np.float32(rope.theta) * ratio ** np.float32(dim / (dim - 2))
+    return (np.float32(1.0) / bases[:, None] ** _exponents(dim)[None, :]).astype(np.float32)
 
 
 def attention_factor(rope: RopeConfig) -> float:
@@ -75,22 +98,22 @@ class RopeTable:
     later token is a step of its own. So chunked prefill equals prefill at once, and both equal transformers' generate.
     """
 
-    def __init__(self, rope: RopeConfig, head_dim: int, max_position_embeddings: int) -> None:
+    def __init__(self, rope: RopeConfig, dim: int, max_position_embeddings: int) -> None:
         self._rope = rope
-        self._head_dim = head_dim
+        self._dim = dim
         self._max_positions = max_position_embeddings
-        self._frequencies = inverse_frequencies(rope, head_dim)
+        self._frequencies = inverse_frequencies(rope, dim)
         self._scale = np.float32(attention_factor(rope))
-        empty = np.empty((0, head_dim // 2), np.float32)
+        empty = np.empty((0, dim // 2), np.float32)
         self._cos, self._sin = empty, empty
 
     def rows(self, positions: I32, prompt_lengths: I32) -> tuple[F32, F32]:
-        """cos and sin, each [T, head_dim/2], of tokens at `positions` [T] whose prompts have `prompt_lengths` [T]."""
+        """cos and sin, each [T, dim/2], of tokens at `positions` [T] whose prompts have `prompt_lengths` [T]."""
         if self._rope.kind == "dynamic":
             lengths = np.maximum(prompt_lengths, positions + 1)
             distinct, which = np.unique(np.maximum(lengths, self._max_positions), return_inverse=True)
             table = dynamic_inverse_frequencies(
-                self._rope, self._head_dim, distinct.astype(np.int32), self._max_positions
+                self._rope, self._dim, distinct.astype(np.int32), self._max_positions
             )
             return self._rotate(positions, table[which])
         needed = int(positions.max(initial=-1)) + 1
@@ -104,29 +127,29 @@ class RopeTable:
         return np.cos(angles) * self._scale, np.sin(angles) * self._scale
 
 
-def _exponents(head_dim: int) -> F32:
+def _exponents(dim: int) -> F32:
     """2i/d for i < d/2."""
-    return (np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)).astype(np.float32)
+    return (np.arange(0, dim, 2, dtype=np.float32) / np.float32(dim)).astype(np.float32)
 
 
 def _mscale(factor: float, weight: float) -> float:
     return 1.0 if factor <= 1.0 else 0.1 * weight * math.log(factor) + 1.0
 
 
-def _yarn_ramp(rope: RopeConfig, head_dim: int) -> F32:
-    """[head_dim/2] from 0 (extrapolate) to 1 (interpolate): one minus the paper's gamma, by dimension."""
+def _yarn_ramp(rope: RopeConfig, dim: int) -> F32:
+    """[dim/2] from 0 (extrapolate) to 1 (interpolate): one minus the paper's gamma, by dimension."""
 
     def dimension(rotations: float) -> float:
         """The dimension that turns `rotations` times within the original context."""
         turns = rope.original_max_position_embeddings / (rotations * 2 * math.pi)
-        return (head_dim * math.log(turns)) / (2 * math.log(rope.theta))
+        return (dim * math.log(turns)) / (2 * math.log(rope.theta))
 
     low, high = dimension(rope.beta_fast), dimension(rope.beta_slow)
     if rope.truncate:
         low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, head_dim - 1)
+    low, high = max(low, 0), min(high, dim - 1)
     if low == high:
         high += 0.001
-    ramp = (np.arange(head_dim // 2, dtype=np.float32) - np.float32(low)) / np.float32(high - low)
+    ramp = (np.arange(dim // 2, dtype=np.float32) - np.float32(low)) / np.float32(high - low)
     clipped: F32 = np.clip(ramp, 0.0, 1.0).astype(np.float32)
     return clipped

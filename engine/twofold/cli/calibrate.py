@@ -49,8 +49,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Measure, print, store. ConfigError when the profile cannot be written; nothing is half-written."""
     from twofold.blocks import ops
+    from twofold.engine.expert_loading import moe_shape
     from twofold.experts.calibration import LayerTimer, calibrate, to_profile
-    from twofold.experts.moe import MoeShape
     from twofold.experts.profiles import load_profile, local_profile_path
     from twofold.models.bundled import bundled_model_path
     from twofold.models.model_files import open_model_files
@@ -61,15 +61,7 @@ def run(args: argparse.Namespace) -> int:
     base = load_profile(args.base)
     module, why_none = _module(args.accelerator)
     files = open_model_files(args.model or bundled_model_path())
-    config = files.config
-    shape = MoeShape(
-        len(config.moe_layers),
-        config.num_experts,
-        config.top_k,
-        config.hidden_size,
-        config.moe_intermediate_size,
-        files.expert_formats(),
-    )
+    shape = moe_shape(files)
     output = Path(args.output) if args.output else local_profile_path()
     progress = _show if sys.stderr.isatty() else None
     timer = LayerTimer(shape, ops.ThreadTeam(args.cpu_threads))

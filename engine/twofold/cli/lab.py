@@ -8,6 +8,7 @@ from typing import Final
 
 _ACTIONS: Final = {
     "record": "the routing of a text file, read token by token, as a trace",
+    "prefetch": "decode speed of a model with and without prefetch, on emulated machines",
     "replay": "hits, uploads and cost of cache policies on recorded routing",
     "simulate": "predicted tokens/s of a model on a machine, against other systems' rules",
 }

@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from twofold import _core
 from twofold.api.config import EngineConfig
 from twofold.api.errors import ConfigError
 from twofold.models.sizing import ModelSize
 
-SLOT_ALIGNMENT: Final = 256
 WORKSPACE_BYTES: Final = 768 * 2**20
 """CUDA's own context, libraries and graphs: an estimate, not a measurement."""
 _SAMPLED_ROWS: Final = 32
@@ -43,7 +43,7 @@ class DeviceNeeds:
 
     @property
     def slot_bytes(self) -> int:
-        return -(-self.one_expert_bytes // SLOT_ALIGNMENT) * SLOT_ALIGNMENT
+        return _core.slot_stride(self.one_expert_bytes)
 
 
 def needs_of(size: ModelSize) -> DeviceNeeds:
@@ -51,8 +51,8 @@ def needs_of(size: ModelSize) -> DeviceNeeds:
     model = size.config
     # Pairs: outputs and the gate's and up's products in f32, what down takes in bf16. Tokens: residual stream, its
     # norm, queries, keys and values, the router's scores.
-    pair_bytes = 4 * model.hidden_size + 10 * model.moe_intermediate_size
-    heads = (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
+    pair_bytes = 4 * model.hidden_size + 10 * model.routed.intermediate_size
+    elements = max(block.device_elements_per_token for layer in model.layers for block in layer)
     return DeviceNeeds(
         dense_bytes=size.device_dense_bytes,
         kv_bytes_per_token=size.kv_bytes_per_token,
@@ -61,7 +61,7 @@ def needs_of(size: ModelSize) -> DeviceNeeds:
         num_experts=size.config.num_experts,
         top_k=size.config.top_k,
         max_context=size.config.max_context,
-        activation_bytes_per_token=model.top_k * pair_bytes + 10 * model.hidden_size + 8 * heads,
+        activation_bytes_per_token=model.top_k * pair_bytes + 10 * model.hidden_size + 8 * elements,
         sampled_row_bytes=40 * model.vocab_size,
     )
 

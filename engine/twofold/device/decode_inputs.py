@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from twofold.device.model import DeviceBatch
+from twofold.blocks.device_step import DeviceBatch
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,6 @@ from twofold.device.layouts import (
     Grouping,
     by_expert,
     layouts_of,
-    slot_stride,
     stream_of,
 )
 from twofold.device.table_layers import TableLayers
@@ -133,7 +132,7 @@ class DeviceExperts(TableLayers):
 def _filled(
     module: Any, resident: Sequence[Sequence[Tensor | None]], shape: MoeShape, device: torch.device
 ) -> _FixedSlots:
-    stride = slot_stride(max(layout.bytes for layout in layouts_of(module, shape)))
+    stride = _core.slot_stride(max(layout.bytes for layout in layouts_of(module, shape)))
     count = sum(expert is not None for layer in resident for expert in layer)
     slots = torch.empty((max(count, 1), stride), dtype=torch.uint8, device=device)
     table = np.full((shape.num_layers, shape.num_experts), -1, np.int32)

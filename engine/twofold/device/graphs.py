@@ -16,8 +16,8 @@ from typing import Final
 
 import torch
 
+from twofold.blocks.device_step import DeviceBatch
 from twofold.device.decode_inputs import DecodeInputs, DecodeRow
-from twofold.device.model import DeviceBatch
 from twofold.device.queue import DeviceQueue, Outputs
 
 BATCH_SIZES: Final = (1, 2, 4, 8, 16, 32)

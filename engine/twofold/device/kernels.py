@@ -1,88 +1,50 @@
 """What the dense part of a model on a device needs beyond torch: routing, rotation with the KV store, paged attention.
 
-Two answers behind one protocol: `CudaKernels` are ours, and can be captured in a graph; `TorchKernels` say in plain
-torch what they mean, run on any device, and are what tests compare with.
+Two answers behind one protocol, `blocks.device_step.DeviceKernels`: `CudaKernels` are ours, and can be captured in a
+graph; `TorchKernels` say in plain torch what they mean, run on any device, and are what tests compare with.
 """
 
 from __future__ import annotations
 
 import importlib
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
-
-@dataclass(frozen=True)
-class KvLayer:
-    """One layer's keys and values: bf16 [pages, page_size, kv_heads, head_dim] each."""
-
-    keys: Tensor
-    values: Tensor
+from twofold.blocks.device_step import HeadShape, KvLayer
+from twofold.blocks.router import Router
 
 
-@dataclass(frozen=True)
-class HeadShape:
-    """Heads of one attention layer, and what happens to queries and keys before they meet."""
+class PromptAttention:
+    """`DeviceKernels.prompt_attention` by torch's scaled_dot_product_attention."""
 
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    scale: float
-    window: int
-    """Positions that are attended to at most; 0: all."""
-    epsilon: float
-
-
-class DeviceKernels(Protocol):
-    """Device operations without a fitting primitive in torch. All write into tensors that live as long as a graph."""
-
-    def route(self, logits: Tensor, top_k: int, normalise: bool) -> tuple[Tensor, Tensor]:
-        """Softmax over f32 [T, experts]: (ids int32 [T, top_k] by descending weight, weights f32)."""
-
-    def rope_store(
-        self,
-        qkv: Tensor,
-        norms: tuple[Tensor | None, Tensor | None],
-        angles: tuple[Tensor, Tensor],
-        places: Tensor,
-        kv: KvLayer,
-        shape: HeadShape,
+    def prompt_attention(
+        self, q: Tensor, positions: Tensor, pages: Tensor, seq_len: int, kv: KvLayer, shape: HeadShape
     ) -> Tensor:
-        """Normalise and rotate q and k of bf16 [T, (heads + 2 kv_heads) * head_dim], store k and v, return q.
-
-        Args:
-            norms: f32 [head_dim] of q and of k, or None.
-            angles: cosines and sines, f32 [T, head_dim / 2].
-            places: int64 [T], page * page_size + position in it; negative: not stored.
-
-        Returns:
-            bf16 [T, heads, head_dim].
-        """
-
-    def decode_attention(
-        self, q: Tensor, page_tables: Tensor, lengths: Tensor, kv: KvLayer, shape: HeadShape
-    ) -> Tensor:
-        """One query per sequence, bf16 [S, heads, head_dim], over its `lengths` positions; zeros where there is none.
-
-        Args:
-            page_tables: int32 [S, max_pages].
-            lengths: int32 [S], this token included.
-        """
+        """See `DeviceKernels.prompt_attention`."""
+        return attend(q, positions, pages, seq_len, kv, shape)
 
 
-class TorchKernels:
+class TorchKernels(PromptAttention):
     """The operations in plain torch, for any device. Not fast, and `decode_attention` cannot be captured."""
 
-    def route(self, logits: Tensor, top_k: int, normalise: bool) -> tuple[Tensor, Tensor]:
+    def route(self, logits: Tensor, router: Router, bias: Tensor | None) -> tuple[Tensor, Tensor]:
         """See `DeviceKernels.route`."""
+        scores = _scores(logits.float(), router.score)
+        choice = scores if bias is None else scores + bias
+        if router.num_groups > 1:
+            choice = _within_best_groups(choice, router)
         # A stable sort, so that the lower number comes first among equals.
-        scores, order = torch.sort(torch.softmax(logits.float(), -1), dim=-1, descending=True, stable=True)
-        weights = scores[:, :top_k]
-        if normalise:
-            weights = weights / weights.sum(-1, keepdim=True)
-        return order[:, :top_k].to(torch.int32), weights.contiguous()
+        chosen = torch.sort(choice, dim=-1, descending=True, stable=True)[1][:, : router.top_k]
+        weights = scores.gather(1, chosen)
+        if router.score == "softmax_of_chosen":
+            weights = torch.softmax(weights, -1)
+        if router.renormalise:
+            weights = weights / (
+                weights.sum(-1, keepdim=True) + (0.0 if router.score == "softmax" else 1e-20)
+            )
+        return chosen.to(torch.int32), (weights * router.scale).contiguous()
 
     def rope_store(
         self,
@@ -122,6 +84,26 @@ class TorchKernels:
         return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
 
 
+def _scores(logits: Tensor, score: str) -> Tensor:
+    if score == "softmax":
+        return torch.softmax(logits, -1)
+    if score == "sigmoid":
+        return torch.sigmoid(logits)
+    if score == "sqrt_softplus":
+        return torch.nn.functional.softplus(logits).sqrt()
+    return logits  # of the chosen ones the softmax is taken afterwards
+
+
+def _within_best_groups(choice: Tensor, router: Router) -> Tensor:
+    """`choice` with the experts of all but the best groups out of reach."""
+    groups = choice.view(len(choice), router.num_groups, -1)
+    of_group = groups.amax(-1) if router.group_score == "max" else groups.topk(2, -1)[0].sum(-1)
+    order = torch.sort(of_group, dim=-1, descending=True, stable=True)[1]
+    best = torch.zeros_like(of_group, dtype=torch.bool).scatter_(1, order[:, : router.top_groups], True)
+    within: Tensor = groups.masked_fill(~best[:, :, None], -torch.inf).flatten(1)
+    return within
+
+
 def attend(q: Tensor, positions: Tensor, pages: Tensor, length: int, kv: KvLayer, shape: HeadShape) -> Tensor:
     """Queries of one sequence over its first `length` positions, by torch's scaled_dot_product_attention.
 
@@ -148,7 +130,7 @@ def attend(q: Tensor, positions: Tensor, pages: Tensor, length: int, kv: KvLayer
     return out[0].transpose(0, 1)
 
 
-class CudaKernels:
+class CudaKernels(PromptAttention):
     """Our kernels on the current CUDA device; every call goes to torch's current stream."""
 
     def __init__(self, max_length: int) -> None:
@@ -157,14 +139,14 @@ class CudaKernels:
         self._max_length = max_length
         self._workspaces: list[Tensor] = []  # those outgrown too: graphs hold their addresses
 
-    def route(self, logits: Tensor, top_k: int, normalise: bool) -> tuple[Tensor, Tensor]:
+    def route(self, logits: Tensor, router: Router, bias: Tensor | None) -> tuple[Tensor, Tensor]:
         """See `DeviceKernels.route`."""
         num_tokens, num_experts = logits.shape
-        ids = torch.empty((num_tokens, top_k), dtype=torch.int32, device=logits.device)
-        weights = torch.empty((num_tokens, top_k), dtype=torch.float32, device=logits.device)
+        ids = torch.empty((num_tokens, router.top_k), dtype=torch.int32, device=logits.device)
+        weights = torch.empty((num_tokens, router.top_k), dtype=torch.float32, device=logits.device)
         self._cuda.route(
-            logits.data_ptr(), 0, num_tokens, num_experts, top_k, "softmax", normalise, 1.0, ids.data_ptr(),
-            weights.data_ptr(), stream(),
+            logits.data_ptr(), address(bias), num_tokens, num_experts, router.shape, ids.data_ptr(), weights.data_ptr(),
+            stream(),
         )  # fmt: skip
         return ids, weights
 

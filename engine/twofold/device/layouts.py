@@ -17,7 +17,6 @@ from twofold.experts.moe import MoeShape
 I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
 
-SLOT_ALIGNMENT: Final = 256
 _SHARED_BYTES_OF_ALL: Final = 48 * 1024
 
 
@@ -80,11 +79,6 @@ def by_expert(ids: I32) -> tuple[I32, I32, I32]:
     experts, counts = np.unique(ids, return_counts=True)
     begin = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
     return experts, begin, np.argsort(ids, axis=None, kind="stable").astype(np.int32)
-
-
-def slot_stride(expert_bytes: int) -> int:
-    """From one slot to the next."""
-    return -(-expert_bytes // SLOT_ALIGNMENT) * SLOT_ALIGNMENT
 
 
 def layouts_of(module: Any, shape: MoeShape) -> list[Any]:

@@ -13,8 +13,9 @@ import torch
 from twofold.api.config import EngineConfig
 from twofold.api.errors import CapacityError, KernelError
 from twofold.blocks import ops
+from twofold.blocks.device_step import DeviceKernels
 from twofold.device.budget import DeviceBudget, needs_of, plan_device
-from twofold.device.kernels import CudaKernels, DeviceKernels, TorchKernels
+from twofold.device.kernels import CudaKernels, TorchKernels
 from twofold.device.model import DeviceModel
 from twofold.device.runner import DeviceRunner
 from twofold.engine.capacity import longest_request

@@ -1,79 +1,63 @@
-"""The dense part of a model on a device, in torch: embedding, attention over paged keys and values, routing, head.
+"""The dense part of a model on a device: walks the blocks of its layers, and knows none of them by name.
 
-The residual stream is f32 as on the CPU, matrices and what they multiply are bf16. What torch has no fitting primitive
-for is `device_kernels`; where routed experts run is the business of the `DeviceMoe` that is passed in. A decode step
-(one token per sequence) is free of host synchronisation, so a graph can hold it.
+How a block computes there is the block's own; what torch has no fitting primitive for is `kernels`; where routed
+experts run is the business of the `DeviceMoe` that is passed in.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
+import itertools
+from collections.abc import Iterable
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from twofold.api.errors import ModelLoadError
 from twofold.blocks import ops
+from twofold.blocks.block import BlockWeights
+from twofold.blocks.device_step import (
+    DeviceBatch,
+    DeviceKernels,
+    DeviceMoe,
+    DeviceState,
+    DeviceStep,
+    normed,
+)
 from twofold.blocks.rope import RopeTable
-from twofold.blocks.weights import AttentionWeights, DenseFfnWeights, RouterWeights, dense_weights
-from twofold.device.kernels import DeviceKernels, HeadShape, KvLayer, attend
 from twofold.models.model_files import ModelFiles
-from twofold.weights.weight_format import WeightMatrix
 
 
-class DeviceMoe(Protocol):
-    """Runs the routed experts of one layer, wherever it sees fit. `experts/` implements it."""
+class TorchWeights:
+    """See `DeviceWeights`: a block's tensors, dequantised on `team` and copied to `device`."""
 
-    def forward(self, moe_layer: int, normed: Tensor, ids: Tensor, weights: Tensor, hidden: Tensor) -> None:
-        """hidden[t] += sum over k of weights[t, k] * expert ids[t, k] of normed[t].
+    def __init__(self, source: BlockWeights, team: ops.ThreadTeam, device: torch.device) -> None:
+        self.source, self._team, self._device = source, team, device
 
-        Args:
-            moe_layer: counts layers with experts only, from 0.
-            normed: bf16 [T, hidden].
-            ids: int32 [T, top_k]; rows below 0 are padding.
-            weights: f32 [T, top_k].
-            hidden: f32 [T, hidden], in and out.
-        """
+    def matrix(self, *parts: str) -> Tensor:
+        """See `DeviceWeights.matrix`."""
+        return torch.cat([self._float32(part).to(self._device, torch.bfloat16) for part in parts])
 
+    def exact(self, part: str) -> Tensor:
+        """See `DeviceWeights.exact`: of what the checkpoint has as bf16, so that both sides choose alike."""
+        return self.matrix(part).float()
 
-@dataclass(frozen=True)
-class DeviceBatch:
-    """A flattened batch on the device."""
+    def vector(self, part: str) -> Tensor | None:
+        """See `DeviceWeights.vector`."""
+        return self.norm(part) if part in self.source else None
 
-    token_ids: Tensor
-    """int64 [T]."""
-    positions: Tensor
-    """int64 [T], in the token's own sequence."""
-    places: Tensor
-    """int64 [T]: page * page_size + position within it; negative: a row of padding."""
-    page_tables: Tensor
-    """int32 [S, max_pages]."""
-    lengths: Tensor
-    """int32 [S], after this step; 0: a sequence of padding."""
-    query_lengths: tuple[int, ...] | None = None
-    """Tokens of each sequence in this batch, in order; None: one each, a decode step."""
-    host_lengths: tuple[int, ...] = ()
-    """`lengths` on the host, where query_lengths are given."""
+    def norm(self, part: str = "norm") -> Tensor:
+        """See `DeviceWeights.norm`."""
+        return torch.from_numpy(np.array(self.source.vector(part), np.float32)).to(self._device)
 
+    def bias(self, *parts: str) -> Tensor | None:
+        """See `DeviceWeights.bias`."""
+        if parts[0] not in self.source:
+            return None
+        return torch.cat([self.norm(part) for part in parts]).bfloat16()
 
-@dataclass(frozen=True)
-class _Layer:
-    norm: Tensor
-    qkv: Tensor
-    qkv_bias: Tensor | None
-    q_norm: Tensor | None
-    k_norm: Tensor | None
-    o: Tensor
-    o_bias: Tensor | None
-    ffn_norm: Tensor
-    router: Tensor | None
-    """f32 [experts, hidden]: choosing experts is worth the exactness."""
-    gate_up: Tensor | None
-    down: Tensor | None
-    moe_layer: int
+    def _float32(self, part: str) -> Tensor:
+        return torch.from_numpy(ops.dequantise(self._team, self.source.matrix(part)))
 
 
 class DeviceModel:
@@ -101,24 +85,23 @@ class DeviceModel:
             )
         self.device = device
         self._kernels = kernels
-        self._shape = HeadShape(
-            config.num_heads, config.num_kv_heads, config.head_dim, config.head_dim**-0.5,
-            config.sliding_window or 0, config.rms_norm_eps,
-        )  # fmt: skip
-        weights = dense_weights(files)
-        self._team = team
+        self._specs = list(itertools.chain.from_iterable(config.layers))
+
+        def on_device(weights: BlockWeights) -> TorchWeights:
+            return TorchWeights(weights, team, device)
+
         try:
-            self._embedding = self._matrix(weights.embedding)
+            self._embedding = on_device(files.embedding).matrix("table")
             moe_layers = {layer: index for index, layer in enumerate(config.moe_layers)}
-            self._layers = [
-                self._layer(layer.attention, layer.feed_forward, moe_layers.get(index, -1))
-                for index, layer in enumerate(weights.layers)
+            self._blocks = [
+                block.device(on_device(weights), moe_layers.get(block.layer, -1))
+                for block, weights in files.blocks()
             ]
-            self._final_norm = self._vector(weights.final_norm)
-            tied = weights.lm_head is weights.embedding
-            self._head = self._embedding if tied else self._matrix(weights.lm_head)
+            self._final_norm = on_device(files.head).norm()
+            tied = config.head.tied
+            self._head = self._embedding if tied else on_device(files.head).matrix("vocabulary")
             positions = np.arange(max_length, dtype=np.int32)
-            rope = RopeTable(config.rope, config.head_dim, config.max_position_embeddings)
+            rope = RopeTable(config.rope, config.rope_dim, config.max_position_embeddings)
             cos, sin = rope.rows(positions, positions)
             self._cos, self._sin = torch.from_numpy(cos).to(device), torch.from_numpy(sin).to(device)
         except torch.OutOfMemoryError as error:
@@ -127,91 +110,24 @@ class DeviceModel:
                 "--max-total-tokens and --gpu-experts-ratio"
             ) from error
 
-    def kv_layers(self, num_pages: int, page_size: int) -> list[KvLayer]:
-        """Empty keys and values of every layer."""
-        shape = (num_pages, page_size, self.config.num_kv_heads, self.config.head_dim)
+    def state(self, num_pages: int, page_size: int) -> list[DeviceState]:
+        """Memory for what each block keeps of all sequences, empty."""
 
-        def empty() -> Tensor:
-            return torch.zeros(shape, dtype=torch.bfloat16, device=self.device)
+        def allocate(shape: Iterable[int]) -> Tensor:
+            return torch.zeros(tuple(shape), dtype=torch.bfloat16, device=self.device)
 
-        return [KvLayer(empty(), empty()) for _ in self._layers]
+        return [block.device_state(num_pages, page_size, allocate) for block in self._specs]
 
-    def forward(self, batch: DeviceBatch, kv: list[KvLayer], moe: DeviceMoe) -> Tensor:
-        """Hidden states f32 [T, hidden] after the last layer; keys and values are in `kv` afterwards."""
+    def forward(self, batch: DeviceBatch, state: list[DeviceState], moe: DeviceMoe) -> Tensor:
+        """Hidden states f32 [T, hidden] after the last layer; what blocks keep of the tokens is in `state` then."""
         hidden = self._embedding[batch.token_ids].float()
         angles = self._cos[batch.positions], self._sin[batch.positions]
-        padding = (batch.places < 0)[:, None]
-        for layer, pages in zip(self._layers, kv, strict=True):
-            self._attend(layer, hidden, batch, angles, pages)
-            normed = self._normed(hidden, layer.ffn_norm)
-            if layer.router is not None:
-                logits = functional.linear(normed.float(), layer.router)
-                ids, weights = self._kernels.route(logits, self.config.top_k, self.config.norm_topk_prob)
-                moe.forward(layer.moe_layer, normed, ids.masked_fill_(padding, -1), weights, hidden)
-            elif layer.gate_up is not None and layer.down is not None:
-                gate, up = functional.linear(normed, layer.gate_up).chunk(2, -1)
-                hidden += functional.linear(functional.silu(gate) * up, layer.down)
+        step = DeviceStep(batch, angles, self._kernels, moe)
+        for block, kept in zip(self._blocks, state, strict=True):
+            block.forward(hidden, kept, step)
         return hidden
 
     def logits(self, hidden_rows: Tensor) -> Tensor:
         """f32 [R, vocabulary] of rows of forward's result."""
-        return functional.linear(self._normed(hidden_rows, self._final_norm), self._head).float()
-
-    def _attend(
-        self,
-        layer: _Layer,
-        hidden: Tensor,
-        batch: DeviceBatch,
-        angles: tuple[Tensor, Tensor],
-        kv: KvLayer,
-    ) -> None:
-        qkv = functional.linear(self._normed(hidden, layer.norm), layer.qkv, layer.qkv_bias)
-        q = self._kernels.rope_store(qkv, (layer.q_norm, layer.k_norm), angles, batch.places, kv, self._shape)
-        seen = self._seen(q, batch, kv)
-        hidden += functional.linear(seen.flatten(1), layer.o, layer.o_bias)
-
-    def _seen(self, q: Tensor, batch: DeviceBatch, kv: KvLayer) -> Tensor:
-        """What attention gives the batch's queries. Leading sequences of one token each share a launch."""
-        counts = batch.query_lengths or (1,) * len(q)
-        begin = next((s for s, count in enumerate(counts) if count > 1), len(counts))
-        parts = []
-        if begin > 0:
-            tables, lengths = batch.page_tables[:begin], batch.lengths[:begin]
-            parts.append(self._kernels.decode_attention(q[:begin], tables, lengths, kv, self._shape))
-        for s in range(begin, len(counts)):
-            rows = slice(begin, begin + counts[s])
-            positions, length = batch.positions[rows], batch.host_lengths[s]
-            parts.append(attend(q[rows], positions, batch.page_tables[s], length, kv, self._shape))
-            begin += counts[s]
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-    def _normed(self, hidden: Tensor, weight: Tensor) -> Tensor:
-        return functional.rms_norm(hidden, hidden.shape[-1:], weight, self.config.rms_norm_eps).bfloat16()
-
-    def _layer(
-        self, attention: AttentionWeights, ffn: DenseFfnWeights | RouterWeights, moe_layer: int
-    ) -> _Layer:
-        dense = ffn if isinstance(ffn, DenseFfnWeights) else None
-        return _Layer(
-            norm=self._vector(attention.norm),
-            qkv=torch.cat([self._matrix(matrix) for matrix in attention.qkv]),
-            qkv_bias=self._bias(attention.qkv_bias),
-            q_norm=None if attention.q_norm is None else self._vector(attention.q_norm),
-            k_norm=None if attention.k_norm is None else self._vector(attention.k_norm),
-            o=self._matrix(attention.o),
-            o_bias=self._bias(attention.o_bias),
-            ffn_norm=self._vector(ffn.norm),
-            router=self._matrix(ffn.gate).float() if isinstance(ffn, RouterWeights) else None,
-            gate_up=None if dense is None else torch.cat([self._matrix(dense.gate), self._matrix(dense.up)]),
-            down=None if dense is None else self._matrix(dense.down),
-            moe_layer=moe_layer,
-        )
-
-    def _matrix(self, matrix: WeightMatrix) -> Tensor:
-        return torch.from_numpy(ops.dequantise(self._team, matrix)).to(self.device, torch.bfloat16)
-
-    def _vector(self, vector: np.ndarray[tuple[int, ...], np.dtype[np.float32]]) -> Tensor:
-        return torch.from_numpy(np.array(vector, np.float32)).to(self.device)
-
-    def _bias(self, vector: np.ndarray[tuple[int, ...], np.dtype[np.float32]] | None) -> Tensor | None:
-        return None if vector is None else self._vector(vector).bfloat16()
+        rows = normed(hidden_rows, self._final_norm, self.config.head.eps)
+        return torch.nn.functional.linear(rows, self._head).float()

@@ -19,8 +19,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from twofold import _core
 from twofold.device.calibration import LINK_BYTES, PREFILL_TOKENS, Routing
-from twofold.device.layouts import Grouping, by_expert, shared_bytes, slot_stride, stream_of
+from twofold.device.layouts import Grouping, by_expert, shared_bytes, stream_of
 from twofold.device.placed_layers import DECODE_TOKENS
 from twofold.experts.moe import MoeShape
 
@@ -88,7 +89,7 @@ class ModuleProbe:
             # f32 has no kernel for prefill, and a played device is no measure of one.
             most_tokens = DECODE_TOKENS if self._played or "f32" in (gate, down) else PREFILL_TOKENS[-1]
         self.most_tokens = most_tokens
-        stride = slot_stride(self.expert_bytes)
+        stride = _core.slot_stride(self.expert_bytes)
         budget = min(_SLOT_BYTES, int(facts["free_bytes"]) // 4)
         self._num_slots = max(1, min(shape.num_experts * shape.num_layers, budget // stride))
         generator = torch.Generator(self._device).manual_seed(seed)

@@ -19,9 +19,10 @@ from torch import Tensor
 
 from twofold.api.errors import CapacityError, KernelError
 from twofold.blocks import ops
+from twofold.blocks.device_step import DeviceBatch
 from twofold.device.decode_inputs import DecodeRow
 from twofold.device.graphs import BATCH_SIZES, DecodeGraphs
-from twofold.device.model import DeviceBatch, DeviceModel
+from twofold.device.model import DeviceModel
 from twofold.device.placed_layers import PlacedLayers
 from twofold.device.queue import Outputs, queue_for
 from twofold.device.sampler import DeviceSampler
@@ -80,7 +81,7 @@ class DeviceRunner:
         self.why_placed: str | None = None
         """Why no step is a table step any longer; None while they are."""
         self._model, self._page_size, self._watchdog_s = model, page_size, watchdog_s
-        self._kv = model.kv_layers(num_pages, page_size)
+        self._state = model.state(num_pages, page_size)
         self._layers = TableLayers(
             module, moe.accelerator, moe.store, moe.shape, model.device, max_tokens=BATCH_SIZES[-1],
             hand_over=hand_over, watchdog_s=watchdog_s,
@@ -130,7 +131,7 @@ class DeviceRunner:
 
     def _table_forward(self, batch: DeviceBatch) -> Outputs:
         self._layers.begin_step()
-        logits = self._model.logits(self._model.forward(batch, self._kv, self._layers))
+        logits = self._model.logits(self._model.forward(batch, self._state, self._layers))
         return self._sampler.pick(logits), logits
 
     def _table_step(self, step: int, scheduled: Seq[ScheduledSequence], samplers: Seq[Sampler]) -> list[int]:
@@ -168,7 +169,7 @@ class DeviceRunner:
         self._table.end(self._queue.stream)
         self._queue.wait()
         tokens: list[int] = picked.tolist()
-        _check(self._table.settle())
+        _check(self._table.confirm())
         return tokens, logits
 
     def _prepare(self, num_rows: int) -> None:
@@ -207,7 +208,7 @@ class DeviceRunner:
         self._placed.begin_step()
         with self._queue.active():
             batch, last_rows = _flattened(scheduled, self._page_size, self._model.device)
-            hidden = self._model.forward(batch, self._kv, self._placed)
+            hidden = self._model.forward(batch, self._state, self._placed)
             report_prompts(self.team, scheduled, lambda rows: self._model.logits(hidden[rows]).cpu().numpy())
             logits = self._model.logits(hidden[last_rows]) if samplers else hidden[:0]
             tokens = self._pick(samplers, logits)
@@ -268,10 +269,10 @@ def _flattened(
     batch = DeviceBatch(
         token_ids=torch.tensor(tokens, device=device),
         positions=torch.tensor(positions, device=device),
-        places=torch.tensor(places, device=device),
+        slot_mapping=torch.tensor(places, device=device),
         page_tables=tables.to(device),
-        lengths=torch.tensor(lengths, dtype=torch.int32, device=device),
-        query_lengths=tuple(item.num_tokens for item in scheduled),
-        host_lengths=tuple(lengths),
+        seq_lens=torch.tensor(lengths, dtype=torch.int32, device=device),
+        query_lens=tuple(item.num_tokens for item in scheduled),
+        host_seq_lens=tuple(lengths),
     )
     return batch, torch.tensor(last_rows, dtype=torch.int64, device=device)

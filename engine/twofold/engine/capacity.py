@@ -27,9 +27,8 @@ class CacheCapacity:
 
 
 def bytes_per_token(model: ModelConfig) -> int:
-    """Keys and values of one token over all layers."""
-    element_bytes = 2 if model.dtype == "bfloat16" else 4
-    return 2 * model.num_layers * model.num_kv_heads * model.head_dim * element_bytes
+    """What is kept of one token over all layers."""
+    return model.cache_bytes_per_token(2 if model.dtype == "bfloat16" else 4)
 
 
 def longest_request(config: EngineConfig, model: ModelConfig) -> int:

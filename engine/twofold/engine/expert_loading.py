@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from twofold.api.config import EngineConfig
 from twofold.blocks import ops
-from twofold.blocks.weights import expert_layers
 from twofold.experts.accelerator import AcceleratorChoice
 from twofold.experts.moe import DenseCost, MoeRuntime, MoeShape, SlotPlan
 from twofold.experts.policies import prefetches
@@ -18,6 +17,19 @@ def slot_plan(config: EngineConfig, slots: int, num_staging: int = -1) -> SlotPl
     return SlotPlan(slots, config.policy, prefetches(config), num_staging)
 
 
+def moe_shape(files: ModelFiles) -> MoeShape:
+    """The routed part of a model."""
+    routed = files.config.routed
+    return MoeShape(
+        num_layers=len(files.config.moe_layers),
+        num_experts=routed.num_experts,
+        top_k=routed.top_k,
+        hidden=routed.hidden_size,
+        intermediate=routed.intermediate_size,
+        formats=files.expert_formats(),
+    )
+
+
 def load_experts(
     files: ModelFiles,
     team: ops.ThreadTeam,
@@ -27,24 +39,17 @@ def load_experts(
     progress: ProgressFn | None = None,
 ) -> MoeRuntime:
     """Pack the model's experts and build what runs them. Raises as `MoeRuntime`."""
-    model = files.config
-    shape = MoeShape(
-        num_layers=len(model.moe_layers),
-        num_experts=model.num_experts,
-        top_k=model.top_k,
-        hidden=model.hidden_size,
-        intermediate=model.moe_intermediate_size,
-        formats=files.expert_formats(),
-    )
+    moe_layers = files.config.moe_layers
+    shape = moe_shape(files)
 
     def report(layers_done: int, bytes_done: int, bytes_total: int) -> None:
         if progress is not None:
-            layer = f"layer {list(model.moe_layers)[layers_done - 1]}"
+            layer = f"layer {moe_layers[layers_done - 1]}"
             progress(LoadProgress("experts", layer, bytes_done, bytes_total, layers_done, shape.num_layers))
 
     return MoeRuntime(
         shape,
-        expert_layers(files),
+        files.expert_layers(),
         team,
         choice,
         slots,

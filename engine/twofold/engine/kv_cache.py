@@ -1,4 +1,4 @@
-"""Which pages of the KV cache belong to whom. The memory itself is native (`ops.KvCache`).
+"""Which pages of the KV cache belong to whom. The memory itself is native (`ops.StateCache`).
 
 A page holds `page_size` tokens of every layer. Ask (`can_append`) before doing (`append`); nothing here raises in
 normal running.

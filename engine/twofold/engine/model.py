@@ -12,24 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from twofold import _core
-from twofold.api.errors import KernelError, ModelLoadError
 from twofold.blocks import ops
 from twofold.blocks.rope import RopeTable
-from twofold.blocks.weights import (
-    DenseFfnWeights,
-    ExpertWeights,
-    LayerWeights,
-    LoadProgress,
-    ProgressFn,
-    RouterWeights,
-    dense_weights,
-    expert_names,
-    expert_weights,
-    with_companions,
-)
-from twofold.models.config import ModelConfig
-from twofold.models.model_files import ModelFiles, open_model_files
-from twofold.weights.weight_format import WeightMatrix
+from twofold.models.model_files import LoadProgress, ModelFiles, ProgressFn, open_model_files
+from twofold.weights.weight_format import ExpertWeights
 
 F32 = npt.NDArray[np.float32]
 I32 = npt.NDArray[np.int32]
@@ -58,33 +44,33 @@ class LoadedModel:
         self.config = config
         self.files = files
         self.moe_layers = list(config.moe_layers)
-        weights = dense_weights(files)
         self.team = team
-        self.embedding: WeightMatrix = weights.embedding
+        self.embedding = config.embedding.table(files.embedding)
         loading = _Loading(files, progress)
-        layers = []
-        for index, layer in enumerate(weights.layers):
-            layers.append(make_layer(config, index, layer, team))
+        blocks: list[ops.Block] = []
+        moe_layer = 0
+        for index, layer in enumerate(files.layers):
+            blocks += [block.cpu(weights, team, moe_layer) for block, weights in layer]
+            moe_layer += index in config.moe_layers
             loading.done(f"layer {index}")
-        self._decoder = ops.Decoder(layers)
-        head = _packed(team, [weights.lm_head], "head")
-        self.lm_head = ops.LmHead(team, weights.final_norm, head, config.rms_norm_eps)
+        self._decoder = ops.Decoder(blocks)
+        self.lm_head = config.head.cpu(files.head, team)
         loading.done("head")
         self._logits = np.empty((0, config.vocab_size), np.float32)
-        self._rope = RopeTable(config.rope, config.head_dim, config.max_position_embeddings)
+        self._rope = RopeTable(config.rope, config.rope_dim, config.max_position_embeddings)
 
     def expert_weights(self, layer: int) -> list[ExpertWeights]:
         """(gate [I, H], up [I, H], down [H, I]) of every expert of model layer `layer` (one of `moe_layers`).
 
         Views of the mapped files.
         """
-        return expert_weights(self.files, layer)
+        return self.files.expert_weights(layer)
 
     def forward(
         self,
         token_ids: I32,
         batch: BatchMeta | ops.AttentionBatch,
-        kv_cache: ops.KvCache,
+        kv_cache: ops.StateCache,
         experts: _core.MoeExecutor,
     ) -> F32:
         """Hidden states [T, hidden] after the last layer; their keys and values are in `kv_cache` afterwards."""
@@ -131,13 +117,9 @@ class _Loading:
     def __init__(self, files: ModelFiles, progress: ProgressFn | None) -> None:
         self._tensors = files.tensors
         self._progress = progress
-        plan = files.plan
-        head = plan.lm_head or plan.embedding
-        self._steps = [
-            *(with_companions(files.tensors, layer.dense_tensors()) for layer in plan.layers),
-            with_companions(files.tensors, (plan.final_norm, head)),
-        ]
-        self._experts = expert_names(files)[:2]  # whose turn is next
+        layers = range(files.config.num_layers)
+        self._steps = [*map(files.dense_names, layers), files.head.names]
+        self._experts = files.expert_names()[:2]  # whose turn is next
         self._bytes = [sum(files.tensors.entry(name).num_bytes for name in step) for step in self._steps]
         self._steps_done = 0
         self._read_ahead()
@@ -157,66 +139,3 @@ class _Loading:
     def _read_ahead(self) -> None:
         for step in [*self._steps, *self._experts][self._steps_done : self._steps_done + 3]:
             self._tensors.will_read(step)
-
-
-def _packed(team: ops.ThreadTeam, parts: list[WeightMatrix], what: str) -> ops.PackedMatrix:
-    try:
-        return ops.PackedMatrix(team, parts)
-    except KernelError as error:
-        raise ModelLoadError(f"{what}: {error}; the weights are damaged, download them again") from None
-
-
-def make_layer(
-    config: ModelConfig, index: int, weights: LayerWeights, team: ops.ThreadTeam
-) -> tuple[ops.AttentionBlock, ops.Router | None, ops.DenseFfn | None]:
-    """Pack one layer's dense weights; what `ops.Decoder` takes."""
-    return (
-        _make_attention(config, index, weights, team),
-        _make_router(config, weights.feed_forward, team),
-        _make_dense(config, index, weights.feed_forward, team),
-    )
-
-
-def _make_attention(
-    config: ModelConfig, index: int, weights: LayerWeights, team: ops.ThreadTeam
-) -> ops.AttentionBlock:
-    attention = weights.attention
-    return ops.AttentionBlock(
-        team,
-        attention.norm,
-        _packed(team, list(attention.qkv), f"layer {index}, attention"),
-        attention.qkv_bias,
-        attention.q_norm,
-        attention.k_norm,
-        _packed(team, [attention.o], f"layer {index}, attention"),
-        attention.o_bias,
-        config.num_heads,
-        config.num_kv_heads,
-        config.head_dim,
-        config.rms_norm_eps,
-        config.head_dim**-0.5,
-        config.sliding_window,
-    )
-
-
-def _make_router(
-    config: ModelConfig, weights: DenseFfnWeights | RouterWeights, team: ops.ThreadTeam
-) -> ops.Router | None:
-    if not isinstance(weights, RouterWeights):
-        return None
-    # The gate decides where tokens go: its products are exact in float32, whatever the other weights are.
-    gate = weights.gate
-    plain = np.array(gate.data) if gate.format == "bf16" else ops.dequantise(team, gate)
-    return ops.Router(
-        team, weights.norm, plain, config.top_k, config.norm_topk_prob, config.rms_norm_eps, "softmax"
-    )
-
-
-def _make_dense(
-    config: ModelConfig, index: int, weights: DenseFfnWeights | RouterWeights, team: ops.ThreadTeam
-) -> ops.DenseFfn | None:
-    if not isinstance(weights, DenseFfnWeights):
-        return None
-    matrices = (weights.gate, weights.up, weights.down)
-    gate, up, down = (_packed(team, [m], f"layer {index}, feed-forward") for m in matrices)
-    return ops.DenseFfn(team, weights.norm, gate, up, down, config.rms_norm_eps)

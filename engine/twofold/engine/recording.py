@@ -11,13 +11,22 @@ from typing import Any
 
 import numpy.typing as npt
 
+from twofold import _core
 from twofold.api.types import PlacementCounts, PrefetchCounts, RunInfo, StepRecord
 from twofold.engine.requests import RequestState
 from twofold.engine.scheduler import ScheduledSequence
 from twofold.engine.step_clock import StepClock
 from twofold.experts.moe import MoeRuntime
 from twofold.telemetry.routing import RoutingRows
-from twofold.telemetry.sink import TelemetrySink
+from twofold.telemetry.sink import CacheEventKind, Placement, TelemetrySink, UploadReason
+
+for _stored, _native in (
+    (Placement, _core.Placement),
+    (UploadReason, _core.UploadReason),
+    (CacheEventKind, _core.CacheEventKind),
+):
+    if {m.name: int(m) for m in _stored} != {name: int(m) for name, m in _native.__members__.items()}:
+        raise ImportError(f"the native module numbers {_stored.__name__} otherwise than telemetry stores it")
 
 # Draining the event rings at every step would cost a decode step of a small model several percent.
 _DRAIN_EVERY_S = 0.05

@@ -73,7 +73,7 @@ class LoadedRunner:
 class ModelRunner:
     """A model, its KV cache and where its experts run, on the CPU. See `Runner`."""
 
-    def __init__(self, model: LoadedModel, moe: MoeRuntime, kv_cache: ops.KvCache) -> None:
+    def __init__(self, model: LoadedModel, moe: MoeRuntime, kv_cache: ops.StateCache) -> None:
         self.moe = moe
         self.team = model.team
         self.vocab_size = model.config.vocab_size

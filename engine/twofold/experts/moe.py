@@ -24,15 +24,13 @@ from twofold.blocks import ops
 from twofold.experts.accelerator import AcceleratorChoice
 from twofold.experts.cpu_cost import cpu_cost_model
 from twofold.experts.profiles import MachineProfile, load_profile
-from twofold.weights.weight_format import WeightMatrix
+from twofold.weights.weight_format import ExpertWeights
 
 _log = logging.getLogger(__name__)
 _UNCALIBRATED = "h200-pcie5"
 
 F32 = npt.NDArray[np.float32]
 I32 = npt.NDArray[np.int32]
-ExpertWeights = tuple[WeightMatrix, WeightMatrix, WeightMatrix]
-"""(gate [I, H], up [I, H], down [H, I])."""
 
 
 @dataclass(frozen=True)
@@ -72,9 +70,21 @@ class SlotPlan:
     policy: str
     prefetch: bool = False
     num_staging: int = -1
-    """Slots that fetched experts pass through on a real device; -1: room for one whole layer."""
+    """Slots that fetched experts pass through; -1: room for one whole layer."""
     rules: Mapping[str, Any] = field(default_factory=dict)
-    """Another engine's rules on a real device, for comparison: see `lab.systems`."""
+    """Another engine's rules, for comparison: see `lab.systems`."""
+
+    def scheduler_config(self, shape: MoeShape) -> _core.SchedulerConfig:
+        return _core.SchedulerConfig(
+            shape.num_layers,
+            shape.num_experts,
+            shape.top_k,
+            self.num_slots,
+            self.policy,
+            self.prefetch,
+            self.num_staging,
+            **self.rules,
+        )
 
 
 class MoeRuntime:
@@ -134,13 +144,10 @@ class MoeRuntime:
                 team,
                 self.store,
                 cost,
-                shape.top_k,
-                slots.num_slots,
-                slots.policy,
+                slots.scheduler_config(shape),
                 dense_cost.bytes,
                 dense_cost.flops_per_token,
                 preload=slots.num_slots == shape.num_layers * shape.num_experts,
-                prefetch=slots.prefetch,
                 router_bytes=dense_cost.router_bytes,
             )
         except ValueError as error:
@@ -164,16 +171,7 @@ class MoeRuntime:
         )
         device = importlib.import_module("twofold._cuda").open_device(0)
         try:
-            accelerator = device.accelerator(
-                self.store,
-                cost,
-                shape.top_k,
-                slots.num_slots,
-                slots.num_staging,
-                slots.policy,
-                slots.prefetch,
-                **slots.rules,
-            )
+            accelerator = device.accelerator(self.store, cost, slots.scheduler_config(shape))
         except ValueError as error:
             raise ConfigError(f"accelerator {self.choice.label}: {error}") from error
         self.accelerator = accelerator

@@ -47,8 +47,11 @@ def play_sticky(machine: str, slots: float, *, prefetch: bool, num_steps: int = 
     dense_us = SHAPE.dense_us(profile, NUM_LAYERS)
     router_us = 2e-3 * SHAPE.hidden * NUM_EXPERTS / profile.cost_figures["vram_bandwidth_gbps"]
     num_slots = round(slots * NUM_LAYERS * NUM_EXPERTS)
+    cost = SHAPE.cost_model(profile)
     scheduler = _core.LayerScheduler(
-        SHAPE.cost_model(profile), NUM_LAYERS, NUM_EXPERTS, TOP_K, num_slots, "payback", prefetch
+        cost,
+        _core.SchedulerConfig(NUM_LAYERS, NUM_EXPERTS, TOP_K, num_slots, prefetch=prefetch),
+        _core.Timeline(cost.upload_us()),
     )
     began_us = 0.0
     for step, layers in enumerate(ids):

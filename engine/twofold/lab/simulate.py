@@ -61,13 +61,18 @@ def simulate_system(
         trace.native,
         batch,
         shape.cost_model(profile),
-        round(slots * trace.num_layers * trace.num_experts),
+        _core.SchedulerConfig(
+            trace.num_layers,
+            trace.num_experts,
+            trace.top_k,
+            round(slots * trace.num_layers * trace.num_experts),
+            prior_usage=list(prior_usage),
+            **{"upload_price": upload_price, **system.options},
+        ),
         dense_us=shape.dense_us(profile, trace.num_layers),
         token_us=shape.dense_token_us(profile, trace.num_layers),
         prompt_chunk=prompt_chunk,
-        prior_usage=list(prior_usage),
         keep_layer_us=keep_layer_us,
-        **{"upload_price": upload_price, **system.options},
     )
 
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 @dataclass(frozen=True)
 class System:
-    """`options` are keyword arguments of the core's `simulate`."""
+    """`options` are keyword arguments of the core's `SchedulerConfig`."""
 
     name: str
     what: str

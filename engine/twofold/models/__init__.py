@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from twofold.blocks.weights import ExpertWeights, LoadProgress, ProgressFn
-from twofold.models.config import GenerationDefaults, ModelConfig, RopeConfig
-from twofold.models.model_files import ModelFiles, open_model_files
+from twofold.blocks.rope import RopeConfig
+from twofold.models.config import GenerationDefaults, ModelConfig
+from twofold.models.model_files import LoadProgress, ModelFiles, ProgressFn, open_model_files
 from twofold.models.registry import ARCHITECTURES, read_config
 
 __all__ = [
     "ARCHITECTURES",
-    "ExpertWeights",
     "GenerationDefaults",
     "LoadProgress",
     "ModelConfig",

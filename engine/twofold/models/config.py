@@ -1,16 +1,20 @@
 """What a model is: `ModelConfig`, parsed and validated from config.json and generation_config.json.
 
-Each architecture translates its own field names (`qwen3_moe.py`, `mixtral.py`) into this one form; everything after
-loading reads only this. It holds no weights and no behaviour beyond derived figures.
+Each family translates its own field names (`qwen3_moe.py`, `mixtral.py`) and composes blocks; what all families read
+alike is read here. It holds no weights and no behaviour beyond derived figures.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final, Literal, TypeVar
 
 from twofold.api.errors import ModelLoadError
+from twofold.blocks.block import Block, ExpertBlock, Pages, Record, RoutedShape
+from twofold.blocks.head import Embedding, Head
+from twofold.blocks.rope import ROPE_KINDS, RopeConfig
 from twofold.weights.block_formats import QUANT_METHOD, parse_block_formats
 from twofold.weights.json_file import Fields, read_json_object
 
@@ -21,31 +25,12 @@ MAX_EXPERTS: Final = 65_535
 FP8_BLOCK: Final = 128
 """FP8 checkpoints have one scale for a block of so many rows and columns."""
 
-RopeKind = Literal["default", "linear", "dynamic", "yarn"]
-ROPE_KINDS: Final[tuple[RopeKind, ...]] = ("default", "linear", "dynamic", "yarn")
-
+CacheDType = Literal["float32", "bfloat16"]
 WeightDType = Literal["float32", "bfloat16", "float16"]
 WEIGHT_DTYPES: Final[tuple[WeightDType, ...]] = ("float32", "bfloat16", "float16")
 
 
-@dataclass(frozen=True)
-class RopeConfig:
-    """Rotary position embedding and its scaling; formulas in `rope.py`."""
-
-    kind: RopeKind = "default"
-    theta: float = 10_000.0
-    factor: float = 1.0
-    original_max_position_embeddings: int = 0
-    """Context length before YaRN scaling; 0 for the other kinds."""
-    attention_factor: float | None = None
-    """YaRN: given explicitly; None derives it from factor and mscale."""
-    beta_fast: float = 32.0
-    beta_slow: float = 1.0
-    mscale: float | None = None
-    mscale_all_dim: float | None = None
-    truncate: bool = True
-    frequency_factors: tuple[float, ...] = ()
-    """[head_dim/2] by which the frequencies of kind "default" are divided, if any (GGUF's rope_freqs)."""
+B = TypeVar("B", bound=Block)
 
 
 @dataclass(frozen=True)
@@ -63,39 +48,38 @@ class GenerationDefaults:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Shapes and switches of one decoder-only MoE transformer. Names follow Hugging Face where they are clear."""
+    """What all decoder-only MoE transformers have, and the blocks that this one is composed of."""
 
     architecture: str
     """The class name in config.json, e.g. "Qwen3MoeForCausalLM"."""
-    hidden_size: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    vocab_size: int
+    embedding: Embedding
+    layers: tuple[tuple[Block, ...], ...]
+    """The blocks of each layer, in the order in which they run."""
+    head: Head
     max_position_embeddings: int
-    rms_norm_eps: float
-    intermediate_size: int
-    """Of the dense feed-forward layers; 0 where there is none."""
-    moe_intermediate_size: int
-    num_experts: int
-    top_k: int
-    norm_topk_prob: bool
-    """Whether the k routing weights are divided by their sum."""
-    moe_layers: tuple[int, ...]
-    """Indices of the layers whose feed-forward part is a mixture of experts, ascending."""
     rope: RopeConfig
-    attention_bias: bool = False
-    qk_norm: bool = False
-    """RMSNorm over each head of q and k before the rotation (Qwen3)."""
-    sliding_window: int | None = None
-    tie_word_embeddings: bool = False
+    rope_dim: int
+    """Elements of a head that are rotated."""
     dtype: WeightDType = "float32"
     """Of the weights that are not quantised; the KV cache follows it."""
     bos_token_id: int | None = None
     pad_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     generation: GenerationDefaults = field(default_factory=GenerationDefaults)
+    ignored: tuple[str, ...] = ("*.rotary_emb.inv_freq", "rope_freqs.weight")
+    """Patterns of tensors that are not read: they say nothing, or what the configuration says already."""
+
+    @property
+    def hidden_size(self) -> int:
+        return self.embedding.hidden_size
+
+    @property
+    def vocab_size(self) -> int:
+        return self.embedding.vocab_size
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.layers)
 
     @property
     def max_context(self) -> int:
@@ -113,31 +97,57 @@ class ModelConfig:
             )
         return self.max_position_embeddings
 
+    @property
+    def moe_layers(self) -> tuple[int, ...]:
+        """Indices of the layers with routed experts, ascending."""
+        layers = enumerate(self.layers)
+        return tuple(i for i, layer in layers if any(isinstance(block, ExpertBlock) for block in layer))
+
+    @property
+    def routed(self) -> RoutedShape:
+        """Of the experts of every layer that has any."""
+        blocks = (block for layer in self.layers for block in layer)
+        return next(block.routed for block in blocks if isinstance(block, ExpertBlock))
+
+    def blocks_of(self, kind: type[B]) -> list[B]:
+        """The blocks of one kind, for a family that writes its configuration out again."""
+        return [block for layer in self.layers for block in layer if isinstance(block, kind)]
+
+    @property
+    def num_experts(self) -> int:
+        return self.routed.num_experts
+
+    @property
+    def top_k(self) -> int:
+        return self.routed.top_k
+
+    def cache_bytes_per_token(self, element_bytes: int) -> int:
+        """What the blocks keep of one token, in elements of so many bytes."""
+        return element_bytes * sum(
+            kept.elements_per_token for layer in self.layers for kept in pages_of(layer)
+        )
+
+    def cache_planes(self, dtype: CacheDType) -> list[list[tuple[int, int, CacheDType]]]:
+        """The same for `ops.StateCache`: of each layer (planes, elements per token, type)."""
+        return [[(kept.planes, kept.elements, dtype) for kept in pages_of(layer)] for layer in self.layers]
+
     def validate(self, where: str) -> ModelConfig:
         """Itself, or ModelLoadError when fields contradict one another. `where` is the file to name."""
-        checks: list[tuple[bool, str]] = [
-            (
-                self.num_heads % self.num_kv_heads == 0,
-                f"num_attention_heads {self.num_heads} is not a multiple of num_key_value_heads {self.num_kv_heads}",
-            ),
-            (self.head_dim % 2 == 0, f"head_dim {self.head_dim} is odd, rotary embeddings need an even one"),
-            (
-                self.top_k <= self.num_experts,
-                f"num_experts_per_tok {self.top_k} is more than the {self.num_experts} experts there are",
-            ),
-            (bool(self.moe_layers), "no layer has experts; Twofold runs mixture-of-experts models only"),
-            (
-                self.rope.kind != "dynamic" or self.head_dim > 2,
-                "dynamic RoPE scaling needs a head_dim of more than 2",
-            ),
-            (
-                all(token < self.vocab_size for token in self.eos_token_ids),
-                f"eos_token_id {list(self.eos_token_ids)} is outside the vocabulary of {self.vocab_size}",
-            ),
-        ]
-        for holds, message in checks:
-            if not holds:
-                raise ModelLoadError(f"{where}: {message}; fix or replace this file")
+        problems = [problem for layer in self.layers for block in layer for problem in block.problems()]
+        if any(isinstance(kept, Record) for layer in self.layers for block in layer for kept in block.state):
+            problems.append(
+                "layers keep a record of each sequence, for which the engine's cache has no room yet"
+            )
+        if not self.moe_layers:
+            problems.append("no layer has experts; Twofold runs mixture-of-experts models only")
+        if self.rope.kind == "dynamic" and self.rope_dim <= 2:
+            problems.append("dynamic RoPE scaling needs a head_dim of more than 2")
+        if any(token >= self.vocab_size for token in self.eos_token_ids):
+            problems.append(
+                f"eos_token_id {list(self.eos_token_ids)} is outside the vocabulary of {self.vocab_size}"
+            )
+        for problem in problems:
+            raise ModelLoadError(f"{where}: {problem}; fix or replace this file")
         return self
 
 
@@ -222,6 +232,47 @@ def read_dtype(fields: Fields) -> WeightDType:
         if value == known:
             return known
     raise fields.error(name, value, f"one of {', '.join(WEIGHT_DTYPES)}")
+
+
+def pages_of(layer: tuple[Block, ...]) -> list[Pages]:
+    """What a layer keeps of every token."""
+    return [kept for block in layer for kept in block.state if isinstance(kept, Pages)]
+
+
+def repeat_layers(
+    num_layers: int, blocks: Callable[[int], tuple[Block, ...]]
+) -> tuple[tuple[Block, ...], ...]:
+    """So many layers; `blocks` names those of one, of whatever layer they say they are."""
+    return tuple(tuple(replace(block, layer=layer) for block in blocks(layer)) for layer in range(num_layers))
+
+
+def read_outline(
+    fields: Fields,
+    generation: GenerationDefaults,
+    layers: tuple[tuple[Block, ...], ...],
+    *,
+    eps: float,
+    rope: RopeConfig,
+    rope_dim: int,
+    max_position_embeddings: int,
+) -> ModelConfig:
+    """A family's layers with what every config.json says alike."""
+    vocab_size, hidden_size = fields.integer("vocab_size"), fields.integer("hidden_size")
+    tied = fields.boolean("tie_word_embeddings", False)
+    return ModelConfig(
+        architecture=architecture_name(fields),
+        embedding=Embedding(vocab_size, hidden_size, tied),
+        layers=layers,
+        head=Head(vocab_size, hidden_size, eps, tied),
+        max_position_embeddings=max_position_embeddings,
+        rope=rope,
+        rope_dim=rope_dim,
+        dtype=read_dtype(fields),
+        bos_token_id=fields.optional_integer("bos_token_id"),
+        pad_token_id=fields.optional_integer("pad_token_id"),
+        eos_token_ids=generation.eos_token_ids or fields.integers("eos_token_id"),
+        generation=generation,
+    )
 
 
 def read_activation(fields: Fields) -> None:

@@ -1,31 +1,29 @@
-"""A model directory or GGUF file opened and checked: configuration, headers and plan, no weights read.
+"""A model directory or GGUF file opened and checked: configuration and headers, no weights read.
 
-What `load_model` begins with, and all that is needed to say how large a model is (`sizing.py`).
+What `load_model` begins with, and all that is needed to say how large a model is (`sizing.py`). Blocks meet their
+tensors here: each is asked what it is made of, in the names that this checkpoint has, and the headers are checked.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from fnmatch import fnmatch
+from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final
+from typing import Final, Literal
 
-from twofold.blocks.weight_plan import (
-    MoePlan,
-    WeightNaming,
-    WeightPlan,
-    expert_formats,
-    expert_tensors,
-    make_plan,
-)
+from twofold.api.errors import ModelLoadError
+from twofold.blocks.block import Block, BlockWeights, ExpertBlock, ModelPart
 from twofold.models.config import ModelConfig, WeightDType, read_block_formats
-from twofold.models.gguf_config import read_gguf_config
-from twofold.models.registry import architecture, read_config
+from twofold.models.registry import read_config, read_gguf_config
 from twofold.weights.checkpoint import Checkpoint
 from twofold.weights.gguf_file import GgufFile, is_gguf
 from twofold.weights.gguf_source import GgufSource
 from twofold.weights.tensor_source import TensorSource
+from twofold.weights.tensor_spec import Found, TensorSpec
+from twofold.weights.weight_format import ExpertWeights
 
 _PLAIN: Final[Mapping[str, WeightDType]] = MappingProxyType(
     {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}
@@ -33,32 +31,88 @@ _PLAIN: Final[Mapping[str, WeightDType]] = MappingProxyType(
 
 
 @dataclass(frozen=True)
+class LoadProgress:
+    """How far loading has come. The totals cover the whole stage and never change during it."""
+
+    stage: Literal["dense weights", "experts"]
+    current: str
+    """What was just done: a layer, or the head."""
+    bytes_done: int
+    """Of the files."""
+    bytes_total: int
+    steps_done: int
+    steps_total: int
+
+
+ProgressFn = Callable[[LoadProgress], None]
+OpenBlock = tuple[Block, BlockWeights]
+
+
+@dataclass(frozen=True)
 class ModelFiles:
-    """Three things that belong together: every tensor of `plan` is in `tensors` with the shape `config` asks for."""
+    """A model's parts with their tensors: every one is in `tensors`, with the shape that its part asks for."""
 
     config: ModelConfig
     """`dtype` is that of the checkpoint's embedding where that is a plain one, whatever config.json said."""
-    plan: WeightPlan
     tensors: TensorSource
+    embedding: BlockWeights
+    layers: tuple[tuple[OpenBlock, ...], ...]
+    head: BlockWeights
+
+    def parts(self) -> Iterator[tuple[ModelPart, BlockWeights]]:
+        """Embedding, blocks and head with their tensors."""
+        yield self.config.embedding, self.embedding
+        yield from self.blocks()
+        yield self.config.head, self.head
+
+    def blocks(self) -> Iterator[OpenBlock]:
+        for layer in self.layers:
+            yield from layer
+
+    def dense_names(self, layer: int) -> list[str]:
+        """The tensors of a layer's blocks without routed experts, with what belongs to them (scales)."""
+        dense = (weights for block, weights in self.layers[layer] if not isinstance(block, ExpertBlock))
+        return [name for weights in dense for name in weights.names]
+
+    def expert_names(self) -> list[list[str]]:
+        """The same of the routed experts of each layer that has any."""
+        return [weights.names for block, weights in self.blocks() if isinstance(block, ExpertBlock)]
 
     def release_layer(self, index: int) -> None:
         """Let go of the pages of a layer that has been packed or copied; see `TensorSource.release_pages`."""
-        layer = self.plan.layers[index]
-        specs = list(layer.dense_tensors())
-        if isinstance(layer.feed_forward, MoePlan):
-            specs += expert_tensors(layer.feed_forward.experts)
-        names = [spec.name for spec in specs]
-        self.tensors.release_pages(
-            [*names, *(extra for name in names for extra in self.tensors.companions(name))]
-        )
+        for _, weights in self.layers[index]:
+            self.tensors.release_pages(weights.names)
 
     def expert_formats(self) -> tuple[tuple[str, str, str], ...]:
         """(gate, up, down) of every layer with experts, in order."""
         return tuple(
-            expert_formats(ffn.experts, self.tensors)
-            for layer in self.plan.layers
-            if isinstance(ffn := layer.feed_forward, MoePlan)
+            block.expert_formats(weights)
+            for block, weights in self.blocks()
+            if isinstance(block, ExpertBlock)
         )
+
+    def expert_weights(self, layer: int) -> list[ExpertWeights]:
+        """The experts of model layer `layer`, views of the mapped files; of one matrix all have the same format.
+
+        Raises ValueError for a layer without experts, ModelLoadError where fused experts cannot be told apart.
+        """
+        for block, weights in self.layers[layer]:
+            if isinstance(block, ExpertBlock):
+                return block.experts(weights)
+        raise ValueError(f"layer {layer} is a dense layer, it has no experts")
+
+    def expert_layers(self) -> Iterator[list[ExpertWeights]]:
+        """`expert_weights` of all layers that have any, in turn, for who packs them.
+
+        Copy a layer before asking for the next. The files' pages leave this process's memory after every layer, so that
+        packing never holds the experts twice.
+        """
+        names = self.expert_names()
+        for index, layer in enumerate(self.config.moe_layers):
+            for ahead in names[index : index + 3]:
+                self.tensors.will_read(ahead)
+            yield self.expert_weights(layer)
+            self.tensors.release_pages(names[index])
 
 
 def open_model_files(path: str | Path) -> ModelFiles:
@@ -69,14 +123,50 @@ def open_model_files(path: str | Path) -> ModelFiles:
     if is_gguf(path):
         file = GgufFile.open(path)
         config = read_gguf_config(file)
-        naming = architecture(config.architecture).NAMING
-        return plan_model_files(config, naming, GgufSource(file, config))
-    config, known = read_config(path)
-    return plan_model_files(config, known.NAMING, Checkpoint.open(path, read_block_formats(Path(path))))
+        specs = part_specs(config, lambda spec: spec.gguf in file.tensors)
+        return check_model_files(
+            config, specs, GgufSource(file, chain.from_iterable(map(dict.values, specs)))
+        )
+    config = read_config(path)
+    tensors = Checkpoint.open(path, read_block_formats(Path(path)))
+    return check_model_files(config, part_specs(config, lambda spec: spec.name in tensors), tensors)
 
 
-def plan_model_files(config: ModelConfig, naming: WeightNaming, tensors: TensorSource) -> ModelFiles:
-    """What all file formats end in: the plan, checked against the headers."""
-    plan = make_plan(config, naming, tensors)
-    dtype = _PLAIN.get(tensors.check(plan.embedding.name, plan.embedding.shape), config.dtype)
-    return ModelFiles(replace(config, dtype=dtype), plan, tensors)
+def model_parts(config: ModelConfig) -> list[ModelPart]:
+    """Embedding, blocks, head."""
+    return [config.embedding, *chain.from_iterable(config.layers), config.head]
+
+
+def part_specs(config: ModelConfig, found: Found) -> list[dict[str, TensorSpec]]:
+    """What each of `model_parts` is made of, in the spelling of one checkpoint."""
+    return [dict(part.tensors(found)) for part in model_parts(config)]
+
+
+def check_model_files(
+    config: ModelConfig, specs: Sequence[Mapping[str, TensorSpec]], tensors: TensorSource
+) -> ModelFiles:
+    """What all file formats end in: every part with its tensors, checked against the headers.
+
+    Raises ModelLoadError for a tensor that is missing, has the wrong dtype or shape, or that the architecture does not
+    have: to leave out a bias or a scale silently would give wrong answers.
+    """
+    opened = [BlockWeights(tensors, of_part) for of_part in specs]
+    for part, weights in zip(model_parts(config), opened, strict=True):
+        part.check(weights)
+    known = {name for weights in opened for name in weights.names}
+    ignored = (*config.ignored, *config.head.ignored)
+    unknown = [
+        name
+        for name in tensors
+        if name not in known and not any(fnmatch(name, pattern) for pattern in ignored)
+    ]
+    if unknown:
+        raise ModelLoadError(
+            f"{tensors.entry(unknown[0]).file}: tensor {unknown[0]} ({len(unknown)} such in all) is not part of "
+            f"{config.architecture} as its configuration describes it; use the one that belongs to these weights"
+        )
+    embedding, *of_blocks, head = opened
+    remaining = iter(of_blocks)
+    layers = tuple(tuple((block, next(remaining)) for block in layer) for layer in config.layers)
+    dtype = _PLAIN.get(embedding.format("table"), config.dtype)
+    return ModelFiles(replace(config, dtype=dtype), tensors, embedding, layers, head)

@@ -1,23 +1,20 @@
-"""Which architectures there are: the class name in config.json → the module that knows it, imported when asked for.
+"""Which families of models there are, and where: a line for each, whose module is imported when asked for.
 
-An architecture module defines two names:
+A family's module defines
 
-    NAMING: WeightNaming                                  how its checkpoint calls the weights
-    def parse_config(fields: Fields, generation: GenerationDefaults) -> ModelConfig
-
-To add one, write such a module and enter it in `ARCHITECTURES`.
+    def parse_config(fields: Fields, generation: GenerationDefaults) -> ModelConfig    of config.json
+    def parse_gguf(metadata: GgufMetadata) -> ModelConfig                              of a GGUF file's header
+    def config_fields(config: ModelConfig, where: str) -> dict[str, Any]               the layers in config.json's words
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
-from typing import Final, Protocol, cast
+from typing import Any, Final, Protocol, cast
 
 from twofold.api.errors import ModelLoadError
-from twofold.blocks.weight_plan import WeightNaming
 from twofold.models.config import (
     GenerationDefaults,
     ModelConfig,
@@ -25,44 +22,69 @@ from twofold.models.config import (
     read_config_json,
     read_generation_defaults,
 )
-from twofold.models.gguf_config import read_gguf_config
+from twofold.models.gguf_config import GgufMetadata
 from twofold.weights.gguf_file import GgufFile, is_gguf
 from twofold.weights.json_file import Fields
 
-ARCHITECTURES: Final[Mapping[str, str]] = MappingProxyType(
-    {
-        "Qwen3MoeForCausalLM": "twofold.models.qwen3_moe",
-        "MixtralForCausalLM": "twofold.models.mixtral",
-    }
+
+@dataclass(frozen=True)
+class Family:
+    """What files call it: Hugging Face's classes, and GGUF's general.architecture."""
+
+    module: str
+    classes: tuple[str, ...]
+    gguf: str
+
+
+FAMILIES: Final = (
+    Family("qwen3_moe", ("Qwen3MoeForCausalLM",), "qwen3moe"),
+    Family("mixtral", ("MixtralForCausalLM",), "llama"),
 )
+ARCHITECTURES: Final = tuple(sorted(name for family in FAMILIES for name in family.classes))
 
 
-class Architecture(Protocol):
-    """What an architecture module offers."""
-
-    NAMING: WeightNaming
+class FamilyModule(Protocol):
+    """What a family's module offers."""
 
     def parse_config(self, fields: Fields, generation: GenerationDefaults) -> ModelConfig: ...
 
+    def parse_gguf(self, metadata: GgufMetadata) -> ModelConfig: ...
 
-def architecture(name: str, *, where: str = "architectures") -> Architecture:
-    """The module of architecture `name`. Raises ModelLoadError that lists the known ones; `where` names the file."""
-    module = ARCHITECTURES.get(name)
-    if module is None:
-        raise ModelLoadError(
-            f"{where}: architecture {name!r} is unknown, expected one of {', '.join(sorted(ARCHITECTURES))}; "
-            "choose a model of these"
-        )
-    return cast(Architecture, importlib.import_module(module))
+    def config_fields(self, config: ModelConfig, where: str) -> dict[str, Any]: ...
 
 
-def read_config(path: str | Path) -> tuple[ModelConfig, Architecture]:
-    """The validated configuration of a model directory or GGUF file, and its architecture. Reads no weights."""
+def family_of(architecture: str, *, where: str = "architectures") -> FamilyModule:
+    """The family of a class name. Raises ModelLoadError that lists the known ones; `where` names the file."""
+    for family in FAMILIES:
+        if architecture in family.classes:
+            return _module(family)
+    raise ModelLoadError(
+        f"{where}: architecture {architecture!r} is unknown, expected one of {', '.join(ARCHITECTURES)}; "
+        "choose a model of these"
+    )
+
+
+def read_config(path: str | Path) -> ModelConfig:
+    """The validated configuration of a model directory or GGUF file. Reads no weights. Raises ModelLoadError."""
     if is_gguf(path):
-        config = read_gguf_config(GgufFile.open(path))
-        return config, architecture(config.architecture, where=str(path))
+        return read_gguf_config(GgufFile.open(path))
     directory = Path(path)
     fields = read_config_json(directory)
-    module = architecture(architecture_name(fields), where=fields.where)
-    config = module.parse_config(fields, read_generation_defaults(directory))
-    return config.validate(fields.where), module
+    family = family_of(architecture_name(fields), where=fields.where)
+    return family.parse_config(fields, read_generation_defaults(directory)).validate(fields.where)
+
+
+def read_gguf_config(file: GgufFile) -> ModelConfig:
+    """The same of a GGUF file that is open already."""
+    name = file.fields.get("general.architecture")
+    for family in FAMILIES:
+        if name == family.gguf:
+            return _module(family).parse_gguf(GgufMetadata(file)).validate(str(file.path))
+    raise ModelLoadError(
+        f"{file.path}: general.architecture is {name!r}, expected one of "
+        f"{', '.join(family.gguf for family in FAMILIES)}; choose a model of these"
+    )
+
+
+def _module(family: Family) -> FamilyModule:
+    return cast(FamilyModule, importlib.import_module(f"twofold.models.{family.module}"))

@@ -6,12 +6,11 @@ It counts what Twofold itself will hold: dense weights, the expert store, KV cac
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from twofold.blocks.weight_plan import MoePlan, TensorSpec
+from twofold.blocks.block import ExpertBlock, RoutedShape
 from twofold.models.config import ModelConfig
 from twofold.models.model_files import ModelFiles, open_model_files
 from twofold.weights.weight_format import packed_bytes
@@ -76,21 +75,18 @@ def measure_model(directory: str | Path, *, kv_dtype_bytes: int = 4) -> ModelSiz
 def measure_files(files: ModelFiles, *, kv_dtype_bytes: int = 4) -> ModelSize:
     """The same of files that are open already."""
     config = files.config
-    inner, hidden = config.moe_intermediate_size, config.hidden_size
-    experts = [
-        packed_bytes(gate, inner, hidden)
-        + packed_bytes(up, inner, hidden)
-        + packed_bytes(down, hidden, inner)
-        for gate, up, down in files.expert_formats()
-    ]
+    dense = [(part, weights) for part, weights in files.parts() if not isinstance(part, ExpertBlock)]
+    experts = [_expert_bytes(config.routed, formats) for formats in files.expert_formats()]
+    # The device has cosines and sines of the whole context, in float32.
+    rotation = 4 * config.max_context * config.rope_dim
     return ModelSize(
         config=config,
-        dense_bytes=_dense_bytes(files),
+        dense_bytes=sum(part.host_bytes(weights) for part, weights in dense),
         expert_bytes=config.num_experts * sum(experts),
         one_expert_bytes=max(experts),
-        kv_bytes_per_token=2 * config.num_layers * config.num_kv_heads * config.head_dim * kv_dtype_bytes,
+        kv_bytes_per_token=config.cache_bytes_per_token(kv_dtype_bytes),
         file_bytes=sum(files.tensors.entry(name).num_bytes for name in files.tensors),
-        device_dense_bytes=_device_dense_bytes(files),
+        device_dense_bytes=sum(part.device_bytes(weights) for part, weights in dense) + rotation,
     )
 
 
@@ -118,62 +114,33 @@ def dense_stretches(files: ModelFiles) -> tuple[list[float], list[float], float]
     """What a token costs beside its experts, between one layer with experts and the next (before the first, ..., after
     the last): bytes read, floating-point operations; and the bytes of one router's gate.
     """
-    config, plan = files.config, files.plan
     num_bytes, flops = [0.0], [0.0]
-    gate_bytes = 0
-
-    def add(spec: TensorSpec, spec_bytes: int) -> None:
-        num_bytes[-1] += spec_bytes
-        flops[-1] += 2.0 * math.prod(spec.shape) if len(spec.shape) > 1 else 0.0
-
-    for layer in plan.layers:
-        ffn = layer.feed_forward
-        for spec in layer.dense_tensors():
-            if isinstance(ffn, MoePlan) and spec is ffn.router:
-                gate_bytes = _plain_bytes(files, spec)
-                add(spec, gate_bytes)
-            else:
-                add(spec, _packed_bytes(files, spec))
-        if isinstance(ffn, MoePlan):
-            num_bytes.append(0.0)
-            flops.append(0.0)
-    head = plan.lm_head or TensorSpec(plan.embedding.name, (config.vocab_size, config.hidden_size))
-    add(head, _packed_bytes(files, head))
-    return num_bytes, flops, float(gate_bytes)
+    gate_bytes = 0.0
+    for layer in files.layers:
+        for block, weights in layer:
+            if isinstance(block, ExpertBlock):
+                num_bytes.append(0.0)
+                flops.append(0.0)
+                continue
+            cost = block.cost(weights)
+            num_bytes[-1] += cost.num_bytes
+            flops[-1] += cost.flops
+            gate_bytes = cost.prediction_bytes or gate_bytes
+    head = files.config.head.cost(files.head)
+    return (
+        [*num_bytes[:-1], num_bytes[-1] + head.num_bytes],
+        [*flops[:-1], flops[-1] + head.flops],
+        gate_bytes,
+    )
 
 
-def _dense_bytes(files: ModelFiles) -> int:
-    """The stretches' weights, and an embedding of its own: its rows are read from the mapped file."""
-    plan = files.plan
-    embedding = 0 if plan.lm_head is None else files.tensors.entry(plan.embedding.name).num_bytes
-    return embedding + round(sum(dense_stretches(files)[0])) + _packed_bytes(files, plan.final_norm)
-
-
-def _device_dense_bytes(files: ModelFiles) -> int:
-    """As `DeviceModel` holds them: bf16 matrices, f32 routers and vectors, cosines and sines of the whole context."""
-    plan, config = files.plan, files.config
-    total = sum(2 * math.prod(spec.shape) for spec in (plan.embedding, plan.lm_head) if spec is not None)
-    for layer in plan.layers:
-        ffn = layer.feed_forward
-        exact = ffn.router if isinstance(ffn, MoePlan) else None
-        for spec in layer.dense_tensors():
-            total += (4 if spec is exact or len(spec.shape) == 1 else 2) * math.prod(spec.shape)
-    return total + 4 * config.hidden_size + 4 * config.max_context * config.head_dim
-
-
-def _packed_bytes(files: ModelFiles, spec: TensorSpec) -> int:
-    """Panels of a matrix or a stack of them; a vector is float32."""
-    if len(spec.shape) == 1:
-        return 4 * spec.shape[0]
-    *stacked, rows, columns = spec.shape
-    format = files.tensors.check(spec.name, spec.shape)
-    return math.prod(stacked) * packed_bytes(format, rows, columns)
-
-
-def _plain_bytes(files: ModelFiles, spec: TensorSpec) -> int:
-    """A router's gate: bfloat16 as it is, anything else as float32."""
-    format = files.tensors.check(spec.name, spec.shape)
-    return math.prod(spec.shape) * (2 if format == "bf16" else 4)
+def _expert_bytes(shape: RoutedShape, formats: tuple[str, str, str]) -> int:
+    gate, up, down = formats
+    inner, hidden = shape.intermediate_size, shape.hidden_size
+    return sum(
+        packed_bytes(*matrix)
+        for matrix in ((gate, inner, hidden), (up, inner, hidden), (down, hidden, inner))
+    )
 
 
 def _gib(num_bytes: int) -> str:

@@ -1,5 +1,4 @@
-"""Tiny random models in Hugging Face layout and a sampler that is told what to pick, for tests of Twofold and of others
-that build on it.
+"""Tiny random models in Hugging Face layout, for tests of Twofold and of others that build on it.
 
 `write_tiny_model` makes a complete directory (config, weights, tokenizer with a ChatML template) in milliseconds that
 both Twofold and transformers load. The weights are random, but scaled so that every part of the forward pass shows in
@@ -10,7 +9,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -20,8 +19,6 @@ import numpy.typing as npt
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
-from twofold.api.types import Draw, SamplingParams
-from twofold.engine.sampler import Sampler
 from twofold.weights.weight_format import WeightMatrix
 
 Array = npt.NDArray[Any]
@@ -265,24 +262,6 @@ def write_tiny_tokenizer(directory: str | Path, *, chat_template: str = CHATML_T
             "chat_template": chat_template,
         },
     )
-
-
-class ToldSampler(Sampler):
-    """Picks what it was told to, and keeps the logits it was shown."""
-
-    def __init__(self, tokens: Sequence[int]) -> None:
-        super().__init__(SamplingParams(), ())
-        self._tokens = list(tokens)
-        self.seen: list[F32] = []
-
-    def draw(self) -> Draw | None:
-        """The host has to see the logits."""
-        return None
-
-    def settled(self, token: int, logits: F32) -> int:
-        """The next of what it was told."""
-        self.seen.append(np.array(logits))
-        return self._tokens[len(self.seen) - 1]
 
 
 def _add_experts(model: TinyModel, prefix: str, weights: dict[str, F32], rng: np.random.Generator) -> None:

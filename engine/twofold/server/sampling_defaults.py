@@ -14,7 +14,7 @@ OPENAI_DEFAULTS = SamplingParams(temperature=1.0, top_p=1.0)
 
 def sampling_defaults(model_directory: Path) -> SamplingParams:
     """The defaults of the model in `model_directory`. ModelLoadError for a damaged generation_config.json."""
-    model, _ = read_config(model_directory)
+    model = read_config(model_directory)
     said = model.generation
     return SamplingParams(
         temperature=OPENAI_DEFAULTS.temperature if said.temperature is None else said.temperature,

@@ -17,13 +17,13 @@ import numpy as np
 import numpy.typing as npt
 
 from twofold.api.types import EmulatedParts, RequestRecord, RunInfo, StepRecord
-from twofold.telemetry.sink import EVENT_DTYPES, LoadSample
+from twofold.telemetry.sink import EVENT_DTYPES, LoadSample, Placement
 
 Row = tuple[Any, ...]
 Events = np.ndarray[Any, np.dtype[Any]]
 Seconds = npt.NDArray[np.int64]
 
-NUM_PLACEMENTS = 3
+NUM_PLACEMENTS = len(Placement)
 _NOT_EMULATED = (None,) * len(EmulatedParts._fields)
 
 
@@ -140,7 +140,7 @@ class _Uses:
     num_rows: npt.NDArray[np.int64]
     """[layers]"""
     placements: npt.NDArray[np.int64]
-    """[layers, 3]: hits, on CPU, fetched."""
+    """[layers, 3] by `Placement`."""
     experts: npt.NDArray[np.uint32]
     """[layers, num_experts, 3]"""
 

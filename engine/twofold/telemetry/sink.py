@@ -99,7 +99,10 @@ def column_name(field: str) -> str:
 
 
 class Placement(IntEnum):
-    """Where one routed expert ran: values of `placement` in token_layer events."""
+    """Where one routed expert ran: values of `placement` in token_layer events.
+
+    These enumerations are the native module's, which this room does not import: `engine.recording` checks them.
+    """
 
     HIT = 0
     CPU = 1

@@ -1,18 +1,18 @@
-"""A GGUF file's tensors under Hugging Face's names, as the model plan asks for them.
+"""A GGUF file's tensors under Hugging Face's names, which the model's tensor specs say.
 
-Two things differ from a Hugging Face checkpoint beside the names. Files of architecture "llama" hold the rows of q
-and k in the order in which rotation pairs neighbours; they are put back where they were, which moves rows and
-changes none. And llama.cpp's quantiser falls back to Q5_0, Q5_1 or IQ4_NL where a row does not fill blocks of 256
-columns: these, and Q4_1, are re-encoded as Q8_0 when read. For Q5_0 and IQ4_NL that is exact (their values are
-small integers times the same scale); Q4_1 and Q5_1 have a minimum as well and are rounded to 127 steps of a block's
-largest magnitude.
+Three things differ from a Hugging Face checkpoint beside the names. Several of our tensors may be one in the file. Some
+families' files hold the rows of q and k in the order in which rotation pairs neighbours; they are put back where they
+were, which moves rows and changes none. And llama.cpp's quantiser falls back to Q5_0, Q5_1 or IQ4_NL where a row does
+not fill blocks of 256 columns: these, and Q4_1, are re-encoded as Q8_0 when read. For Q5_0 and IQ4_NL that is exact
+(their values are small integers times the same scale); Q4_1 and Q5_1 have a minimum as well and are rounded to 127
+steps of a block's largest magnitude.
 """
 
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -20,10 +20,9 @@ import numpy as np
 import numpy.typing as npt
 
 from twofold.api.errors import ModelLoadError
-from twofold.models.config import ModelConfig
-from twofold.models.gguf_config import gguf_architecture
 from twofold.weights.gguf_file import GgufFile, GgufTensor
 from twofold.weights.tensor_source import TensorEntry, TensorSource
+from twofold.weights.tensor_spec import TensorSpec
 from twofold.weights.weight_format import source_row_bytes
 
 U8 = npt.NDArray[np.uint8]
@@ -34,64 +33,35 @@ _FORMATS: Final[Mapping[str, str]] = MappingProxyType(
         "Q4_K": "q4_k", "Q5_K": "q5_k", "Q6_K": "q6_k",
     }
 )  # fmt: skip
-_WHOLE: Final[Mapping[str, str]] = MappingProxyType(
-    {
-        "token_embd.weight": "model.embed_tokens.weight",
-        "output_norm.weight": "model.norm.weight",
-        "output.weight": "lm_head.weight",
-    }
-)
-_OF_LAYER: Final[Mapping[str, str]] = MappingProxyType(
-    {
-        "attn_norm.weight": "input_layernorm.weight",
-        "attn_q_norm.weight": "self_attn.q_norm.weight",
-        "attn_k_norm.weight": "self_attn.k_norm.weight",
-        "ffn_norm.weight": "post_attention_layernorm.weight",
-        "ffn_gate_inp.weight": "mlp.gate.weight",
-        "ffn_gate_up_exps.weight": "mlp.experts.gate_up_proj",
-        **{
-            f"attn_{theirs}.{kind}": f"self_attn.{ours}_proj.{kind}"
-            for theirs, ours in (("q", "q"), ("k", "k"), ("v", "v"), ("output", "o"))
-            for kind in ("weight", "bias")
-        },
-        **{f"ffn_{name}_exps.weight": f"mlp.experts.{name}_proj" for name in ("gate", "up", "down")},
-        **{f"ffn_{name}.weight": f"mlp.{name}_proj.weight" for name in ("gate", "up", "down")},
-    }
-)
-_LAYER: Final = re.compile(r"blk\.(\d{1,5})\.(.+)")
-_ONE_EXPERT: Final = re.compile(r"ffn_(gate|up|down)\.(\d{1,5})\.weight")
-_QKV: Final = re.compile(r"attn_qkv\.(weight|bias)")
 
 
 class GgufSource(TensorSource):
     """All tensors of a GGUF file by their Hugging Face names."""
 
-    def __init__(self, file: GgufFile, config: ModelConfig) -> None:
-        """Raises ModelLoadError for a tensor that no architecture we run has."""
-        entries: dict[str, TensorEntry] = {}
+    def __init__(self, file: GgufFile, specs: Iterable[TensorSpec]) -> None:
+        """`specs` say where the model's tensors are; others keep the file's names.
+
+        Raises ModelLoadError for a tensor that should hold several of the model's and has other rows.
+        """
+        self._specs = {spec.name: spec for spec in specs}
         self._recoders: dict[str, Callable[[U8], U8]] = {}
-        for tensor in file.tensors.values():
-            if tensor.name == "rope_freqs.weight":  # part of the configuration
-                continue
-            for name, part in _translated(tensor, config):
-                if name in entries:
-                    raise ModelLoadError(
-                        f"{tensor.file}: tensor {tensor.name} is there twice, under an older name too; convert it again"
-                    )
-                entries[name] = self._entry(name, part)
-        self._heads: dict[str, int] = {}
-        if gguf_architecture(file).rotates_neighbours:
-            for name in entries:
-                projection = re.search(r"self_attn\.([qk])_proj\.", name)
-                if projection is not None:
-                    self._heads[name] = config.num_heads if projection[1] == "q" else config.num_kv_heads
+        others = dict(file.tensors)
+        entries: dict[str, TensorEntry] = {}
+        for spec in self._specs.values():
+            tensor = file.tensors.get(spec.gguf)
+            if tensor is not None:
+                others.pop(spec.gguf, None)
+                part = tensor if spec.gguf_rows is None else _some_rows(tensor, spec)
+                entries[spec.name] = self._entry(spec.name, part)
+        entries |= {name: self._entry(name, tensor) for name, tensor in others.items()}
         super().__init__(file.path, entries)
 
     def entry(self, name: str) -> TensorEntry:
         """Where tensor `name` lies. Raises ModelLoadError that says what the file would call it."""
         if name not in self:
+            theirs = self._specs[name].gguf if name in self._specs else name
             raise ModelLoadError(
-                f"{self.where}: tensor {_gguf_name(name)} is missing from the file's {len(self)} tensors; the download "
+                f"{self.where}: tensor {theirs} is missing from the file's {len(self)} tensors; the download "
                 "is incomplete or the conversion was"
             )
         return super().entry(name)
@@ -119,66 +89,26 @@ class GgufSource(TensorSource):
         recoder = self._recoders.get(entry.name)
         if recoder is not None:
             elements = recoder(elements)
-        heads = self._heads.get(entry.name)
-        if heads is None:
+        spec = self._specs.get(entry.name)
+        if spec is None or not spec.gguf_heads:
             return elements
         # Row 2i + half of a head was row half * d/2 + i.
-        pairs = elements.reshape(heads, entry.shape[0] // heads // 2, 2, -1)
+        pairs = elements.reshape(spec.gguf_heads, entry.shape[0] // spec.gguf_heads // 2, 2, -1)
         return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(-1)
 
 
-def _translated(tensor: GgufTensor, config: ModelConfig) -> list[tuple[str, GgufTensor]]:
-    """Our names for one of the file's tensors, each with the rows it has."""
-    if tensor.name in _WHOLE:
-        return [(_WHOLE[tensor.name], tensor)]
-    match = _LAYER.fullmatch(tensor.name)
-    if match is not None:
-        prefix, rest = f"model.layers.{int(match[1])}", match[2]
-        if rest in _OF_LAYER:
-            return [(f"{prefix}.{_OF_LAYER[rest]}", tensor)]
-        expert = _ONE_EXPERT.fullmatch(rest)
-        if expert is not None:
-            return [(f"{prefix}.mlp.experts.{int(expert[2])}.{expert[1]}_proj.weight", tensor)]
-        joined = _QKV.fullmatch(rest)
-        if joined is not None:
-            return _split_qkv(tensor, config, f"{prefix}.self_attn", joined[1])
-    raise ModelLoadError(
-        f"{tensor.file}: tensor {tensor.name} is not part of {config.architecture}; choose a model of a supported "
-        "architecture"
-    )
-
-
-def _split_qkv(
-    tensor: GgufTensor, config: ModelConfig, prefix: str, kind: str
-) -> list[tuple[str, GgufTensor]]:
-    sizes = [
-        heads * config.head_dim for heads in (config.num_heads, config.num_kv_heads, config.num_kv_heads)
-    ]
-    if tensor.shape[0] != sum(sizes):
+def _some_rows(tensor: GgufTensor, spec: TensorSpec) -> GgufTensor:
+    """The rows of a tensor that are `spec`'s."""
+    assert spec.gguf_rows is not None
+    first, count = spec.gguf_rows
+    if tensor.shape[0] != count:
         raise ModelLoadError(
-            f"{tensor.file}: tensor {tensor.name} has {tensor.shape[0]} rows, expected {sum(sizes)} for q, k and v; "
-            "the file is damaged, download it again"
+            f"{tensor.file}: tensor {tensor.name} has {tensor.shape[0]} rows, expected {count} for q, k and v; the "
+            "file is damaged, download it again"
         )
-    row_bytes = tensor.num_bytes // tensor.shape[0]
-    parts, offset = [], tensor.offset
-    for name, size in zip("qkv", sizes, strict=True):
-        part = GgufTensor(
-            tensor.name, tensor.file, tensor.type_name, (size, *tensor.shape[1:]), offset, size * row_bytes
-        )
-        parts.append((f"{prefix}.{name}_proj.{kind}", part))
-        offset += part.num_bytes
-    return parts
-
-
-def _gguf_name(name: str) -> str:
-    """What a GGUF file calls the tensor that we call `name`."""
-    for theirs, ours in _WHOLE.items():
-        if name == ours:
-            return theirs
-    prefix, _, rest = name.removeprefix("model.layers.").partition(".")
-    expert = re.fullmatch(r"mlp\.experts\.\d+\.(gate|up|down)_proj\.weight", rest)
-    rest = f"mlp.experts.{expert[1]}_proj" if expert else rest
-    return next((f"blk.{prefix}.{theirs}" for theirs, ours in _OF_LAYER.items() if rest == ours), name)
+    row_bytes = tensor.num_bytes // count
+    offset, num_bytes = tensor.offset + first * row_bytes, spec.shape[0] * row_bytes
+    return replace(tensor, shape=(spec.shape[0], *tensor.shape[1:]), offset=offset, num_bytes=num_bytes)
 
 
 # ---- formats that are re-encoded as Q8_0: blocks of {f16 scale; i8 q[32]} ----

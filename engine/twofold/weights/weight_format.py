@@ -135,3 +135,7 @@ class WeightMatrix:
             )
         scales = self.scales[begin // SCALE_GRID : -(-end // SCALE_GRID)]
         return WeightMatrix(self.data[begin:end], self.format, self.columns, scales)
+
+
+ExpertWeights = tuple[WeightMatrix, WeightMatrix, WeightMatrix]
+"""(gate [I, H], up [I, H], down [H, I])."""

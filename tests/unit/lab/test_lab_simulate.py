@@ -120,20 +120,20 @@ def test_a_prompts_dense_time_by_hand():
 def test_prompts_need_a_chunk_and_a_policy_without_a_future():
     trace = make_trace("tiny", np.array([[[0, 1]]]), None, None, 4)
     dense_us = SHAPE.dense_us(PROFILE, 1)
+    config = _core.SchedulerConfig(1, 4, 2, 2, "belady")
     with pytest.raises(
         ValueError, match="policy belady given, one that needs no future expected for prompts"
     ):
-        _core.simulate(trace.native, 1, SHAPE.cost_model(PROFILE), 2, "belady", dense_us, prompt_chunk=5)
+        _core.simulate(trace.native, 1, SHAPE.cost_model(PROFILE), config, dense_us, prompt_chunk=5)
 
 
 def test_fetch_rules_by_name():
     trace = make_trace("tiny", np.array([[[0, 1]]]), None, None, 4)
     with pytest.raises(ValueError, match="fetch rule 'x' given, one of best-split, none"):
-        _core.simulate(
-            trace.native, 1, SHAPE.cost_model(PROFILE), 2, "lru", SHAPE.dense_us(PROFILE, 1), fetch_rule="x"
-        )
+        _core.SchedulerConfig(1, 4, 2, 2, "lru", fetch_rule="x")
+    config = _core.SchedulerConfig(1, 4, 2, 2, "lru")
     with pytest.raises(ValueError, match="dense_us of 1 entries"):
-        _core.simulate(trace.native, 1, SHAPE.cost_model(PROFILE), 2, "lru", [1.0])
+        _core.simulate(trace.native, 1, SHAPE.cost_model(PROFILE), config, [1.0])
 
 
 def test_capacity(trace_file):

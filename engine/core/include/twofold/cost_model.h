@@ -106,8 +106,6 @@ class CostModel {
   double layer_us(std::span<const int> hits, std::span<const int> fetched, std::span<const int> cpu,
                   double backlog_us) const;
 
-  // Price of one upload in misses: link time over the CPU time of a one-token expert that a hit would save.
-  double upload_price() const { return upload_us() / miss_us(); }
   // What one more miss costs when the CPU is the slower side: its time beyond what the accelerator would
   // need.
   double miss_us() const;

@@ -28,9 +28,7 @@ struct CacheConfig {
   int top_k = 0;
   std::vector<int> slots_per_layer;  // see spread_slots
   std::string policy = "payback";
-  double upload_price = 0.67;  // of one upload, in misses (CostModel::upload_price)
-  std::vector<double>
-      layer_weight;  // lambda: stall of one more miss per layer, relative; empty: 1 everywhere
+  double upload_price = 0.67;  // of one upload, in misses (default_upload_price)
   // One pool of slots for all layers (any layer may take any slot), or fixed slots per layer. Unset: as the
   // policy is made for.
   std::optional<bool> shared_pool;
@@ -41,13 +39,8 @@ struct CacheConfig {
   void validate() const;  // throws std::invalid_argument naming field, value and expectation
 };
 
-// Even spread of num_slots over layers, remainder to the first ones; at least min(top_k, num_experts) per
-// layer when num_slots allows, never more than num_experts.
-std::vector<int> spread_slots(int num_slots, int num_layers, int num_experts, int top_k);
-// The same with more slots where one more is worth more: marginal_value[layer * num_experts + n] = worth of
-// slot n.
-std::vector<int> spread_slots_by_value(int num_slots, int num_layers, int num_experts, int top_k,
-                                       std::span<const double> marginal_value);
+// Even spread of num_slots over layers, remainder to the first ones; never more than num_experts in one.
+std::vector<int> spread_slots(int num_slots, int num_layers, int num_experts);
 
 enum class ExpertState : uint8_t { kAbsent = 0, kInFlight = 1, kResident = 2 };
 

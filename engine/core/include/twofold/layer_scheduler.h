@@ -1,7 +1,7 @@
 // Decides one MoE layer of one step: who runs each routed expert, what is uploaded, what is evicted, and how
-// long the layer takes on the virtual clock. Ties cost model, planners, cache and link together; the emulated
-// accelerator executes these decisions with real memory, the lab's simulator only counts them, so both show
-// the same times. With a link in real time the same decisions are carried out on a GPU.
+// long the layer takes on the link's clock. Ties cost model, planners, cache and link together. The link is
+// somebody else's: a Timeline plays the uploads on a virtual clock, so the emulated accelerator and the lab's
+// simulator show the same times; a link in real time carries the same decisions out on a GPU.
 //
 // Fetched experts need room. One that is worth more than the cheapest victim takes its slot (the upload is
 // paid anyway); any other passes through a staging slot, which the next layer may overwrite. Staging slots
@@ -9,6 +9,7 @@
 // staging slots that the layer under way does not read.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -24,12 +25,18 @@
 #include "twofold/prefill_planner.h"
 #include "twofold/step_shape.h"
 #include "twofold/stream_ahead.h"
-#include "twofold/timeline.h"
 
 namespace twofold {
 
+// Where a routed expert runs. Stored by telemetry, so the numbers stay what they are; all others are checked
+// against them (kernels/cuda/placement.h, twofold.telemetry.sink).
 enum class Placement : uint8_t { kHit = 0, kCpu = 1, kFetched = 2 };
+inline constexpr int kNumPlacements = 3;
 enum class UploadReason : uint8_t { kDemand = 0, kAdmission = 1, kPrefetch = 2 };
+
+constexpr UploadLane lane_of(UploadReason reason) {
+  return reason == UploadReason::kDemand ? UploadLane::kDemand : UploadLane::kBackground;
+}
 
 // One active expert of the layer and where it runs. slot is -1 on the CPU.
 struct ExpertDecision {
@@ -101,6 +108,10 @@ struct LayerSchedulerConfig {
   std::optional<bool> shared_pool;    // unset: as the policy is made for (CacheConfig)
   bool prefetch = false;              // upload ahead what `predict` foresees
   std::vector<double> prior_usage;    // [layers * experts]: for `static` and for preload_by_usage
+
+  // What there is to take memory for.
+  int usable_slots() const { return std::min(num_slots, num_layers * num_experts); }
+  int staging_slots() const { return num_staging < 0 ? num_experts : num_staging; }
 };
 
 // What a background upload costs the layers it overlaps, in misses: the contention it causes on the CPU's
@@ -109,9 +120,8 @@ double default_upload_price(const CostModel& cost);
 
 class LayerScheduler {
  public:
-  // Throws std::invalid_argument with field, value and expectation.
-  // Without a link, time is virtual.
-  LayerScheduler(CostModel cost, LayerSchedulerConfig config, std::unique_ptr<Link> link = nullptr);
+  // The link must outlive it. Throws std::invalid_argument with field, value and expectation.
+  LayerScheduler(CostModel cost, LayerSchedulerConfig config, Link& link);
 
   // Step boundary: uploads that have landed become usable, those that failed are forgotten. The span is valid
   // until the next call. The shape holds until the next call too: its rows are the tokens of every decide.
@@ -135,10 +145,10 @@ class LayerScheduler {
     if (ahead_) ahead_->refused(slot);
   }
   // Moves a virtual clock by work that is not experts' (attention, head).
-  void advance(double us) { link_->advance(us); }
+  void advance(double us) { link_.advance(us); }
   // Until every queued upload has landed: the machine is idle and the link has all the time it needs.
-  void drain() { link_->drain(); }
-  double now_us() const { return link_->now_us(); }
+  void drain() { link_.drain(); }
+  double now_us() const { return link_.now_us(); }
   // Other figures for the same machine: plans and prices follow them from now on; the price of an upload that
   // the configuration set stays.
   void recalibrate(CostModel cost);
@@ -170,8 +180,12 @@ class LayerScheduler {
   void admit_misses(int layer);
   void take_prefetched(int layer);
   void issue_prefetches(int layer, const LayerWork& work);
+  // Hands the move to the link and notes what that says of its times.
+  void upload(Move& move, double duration_us = -1);
+  void upload_behind(int layer, int expert, const Admission& admission, UploadReason reason);
 
   CostModel cost_;
+  Link& link_;
   int num_staging_;
   int max_waiting_uploads_;
   FetchRule fetch_rule_;
@@ -182,7 +196,6 @@ class LayerScheduler {
   std::unique_ptr<ExpertCache> cache_;
   DecodePlanner decode_planner_;
   PrefillPlanner prefill_planner_;
-  std::unique_ptr<Link> link_;
   std::optional<Prefetcher> prefetcher_;
   std::optional<StreamAhead> ahead_;
   LayerDecision decision_;

@@ -43,11 +43,11 @@ class Link {
   virtual double queued_us() const = 0;
   virtual int num_waiting() const = 0;
 
-  // Begins as soon as the copy under way and earlier demand uploads end. duration_us < 0: upload_us. Its
-  // times are final on a virtual clock, not known (-1) in real time.
-  virtual Upload enqueue_demand(const Transfer& what, double duration_us = -1) = 0;
-  // Begins when nothing else is left to do. Its times are known once it has landed.
-  virtual void enqueue_background(const Transfer& what) = 0;
+  // Every upload begins here. A demand upload begins as soon as the copy under way and earlier demand uploads
+  // end; its times are final on a virtual clock, not known (-1) in real time. A background upload begins when
+  // nothing else is left to do; its times are known once it has landed. duration_us of a demand upload < 0:
+  // upload_us.
+  virtual Upload upload(const Transfer& what, UploadLane lane, double duration_us = -1) = 0;
   // Withdraws the background upload into that slot if it has not begun; false if it has begun or is unknown.
   virtual bool cancel_background(int slot) = 0;
 

@@ -14,6 +14,7 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <vector>
 
@@ -67,10 +68,10 @@ class Prefetcher {
   const PrefetchArrivals& begin_layer(int layer, ExpertCache& cache, Link& link);
   // The layer's true routing: measures and learns.
   void observe(int layer, std::span<const int32_t> ids, int num_tokens);
-  // Layer `layer` does `work` and the clock stands at its start. Queues what is worth it and lands in time;
-  // `times` are the layer's with the contention of these copies.
-  std::span<const Prefetch> issue(int layer, const LayerWork& work, LayerTimes& times, ExpertCache& cache,
-                                  Link& link);
+  // Layer `layer` does `work` and the clock stands at its start. Takes slots for what is worth it and lands in
+  // time, and has each uploaded; `times` are the layer's with the contention of these copies.
+  void issue(int layer, const LayerWork& work, LayerTimes& times, ExpertCache& cache, const Link& link,
+             const std::function<void(const Prefetch&)>& upload);
   void recalibrate(const CostModel& cost);
   // A new step: what an unfinished one left is forgotten.
   void begin_step();
@@ -119,9 +120,7 @@ class Prefetcher {
   double last_end_us_ = -1;
   std::vector<Prediction> predictions_;
   std::vector<Prefetch> under_way_;
-  std::vector<std::pair<int, bool>>
-      settled_;  // expert, landed: of the layer that began, until it is observed
-  std::vector<Prefetch> issued_;
+  std::vector<std::pair<int, bool>> due_;  // expert, landed: of the layer that began, until it is observed
   PrefetchArrivals arrivals_;
   PrefetchCounts counts_;
   std::vector<int> order_, expected_;

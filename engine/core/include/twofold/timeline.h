@@ -3,8 +3,8 @@
 // How a layer is played (executor and simulator alike):
 //   LayerWork work{hits, fetched, cpu, timeline.backlog_us(), timeline.queued_us()};
 //   LayerTimes t = cost.layer(work);                        // price it
-//   for each fetched:  timeline.enqueue_demand(transfer);   // occupy the link; lands exactly as `cost.layer`
-//   said for each admitted: timeline.enqueue_background(transfer);   // after this layer's demand uploads
+//   for each fetched:  timeline.upload(transfer, UploadLane::kDemand);       // lands as `cost.layer` said
+//   for each admitted: timeline.upload(transfer, UploadLane::kBackground);   // after the demand uploads
 //   timeline.advance(t.layer_us);
 //   at a step boundary: for (const Upload& u : timeline.take_landed()) cache.publish(u.what.slot);
 #pragma once
@@ -18,7 +18,7 @@
 
 namespace twofold {
 
-class Timeline final : public Link {
+class Timeline : public Link {
  public:
   // upload_us: how long the link is busy with one expert (CostModel::upload_us).
   explicit Timeline(double upload_us);
@@ -29,8 +29,7 @@ class Timeline final : public Link {
   double queued_us() const override;
   int num_waiting() const override { return static_cast<int>(waiting_.size()); }
 
-  Upload enqueue_demand(const Transfer& what, double duration_us = -1) override;
-  void enqueue_background(const Transfer& what) override;
+  Upload upload(const Transfer& what, UploadLane lane, double duration_us = -1) override;
   bool cancel_background(int slot) override;
 
   // Background uploads begin in the link's idle time.

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from twofold.api.errors import ModelLoadError
 from twofold.models.config import ModelConfig
+from twofold.models.registry import family_of
 from twofold.tokenizer import Tokenizer
 from twofold.weights.gguf_file import is_gguf
 from twofold.weights.json_file import read_json_object
@@ -69,45 +70,18 @@ def _as_config_json(source: Path, config: ModelConfig) -> dict[str, Any]:
             "beta_fast": config.rope.beta_fast,
             "beta_slow": config.rope.beta_slow,
         }
-    data: dict[str, Any] = {
+    return {
         "architectures": [config.architecture],
         "hidden_act": "silu",
         "hidden_size": config.hidden_size,
         "num_hidden_layers": config.num_layers,
-        "num_attention_heads": config.num_heads,
-        "num_key_value_heads": config.num_kv_heads,
-        "head_dim": config.head_dim,
         "vocab_size": config.vocab_size,
-        "num_experts_per_tok": config.top_k,
-        "tie_word_embeddings": config.tie_word_embeddings,
+        "tie_word_embeddings": config.head.tied,
         "max_position_embeddings": config.max_position_embeddings,
-        "rms_norm_eps": config.rms_norm_eps,
+        "rms_norm_eps": config.head.eps,
         "rope_parameters": rope,
-        "sliding_window": config.sliding_window,
         "bos_token_id": config.bos_token_id,
         "pad_token_id": config.pad_token_id,
         "eos_token_id": sorted(Tokenizer.open(source).eos_token_ids),
         "dtype": config.dtype,
-    }
-    if config.architecture == "MixtralForCausalLM":
-        if not config.norm_topk_prob or config.attention_bias:
-            raise ModelLoadError(
-                f"{source}: {config.architecture} cannot have biases or unnormalised routing weights; quantise the "
-                "Hugging Face checkpoint instead"
-            )
-        return data | {
-            "model_type": "mixtral",
-            "intermediate_size": config.moe_intermediate_size,
-            "num_local_experts": config.num_experts,
-        }
-    dense = [layer for layer in range(config.num_layers) if layer not in config.moe_layers]
-    return data | {
-        "model_type": "qwen3_moe",
-        "intermediate_size": config.intermediate_size or config.moe_intermediate_size,
-        "moe_intermediate_size": config.moe_intermediate_size,
-        "num_experts": config.num_experts,
-        "norm_topk_prob": config.norm_topk_prob,
-        "mlp_only_layers": dense,
-        "attention_bias": config.attention_bias,
-        "use_sliding_window": config.sliding_window is not None,
-    }
+    } | family_of(config.architecture).config_fields(config, str(source))

@@ -17,9 +17,9 @@ import numpy.typing as npt
 
 from twofold.api.errors import ModelLoadError
 from twofold.blocks import ops
-from twofold.blocks.weight_plan import LayerPlan, MoePlan, TensorSpec
-from twofold.blocks.weights import expert_weights
+from twofold.blocks.block import Block, BlockWeights, ExpertBlock
 from twofold.models.model_files import ModelFiles
+from twofold.weights.tensor_spec import TensorSpec
 from twofold.weights.weight_format import FORMATS, SCALE_GRID, WeightMatrix, source_row_bytes
 
 TARGETS: Final = ("int8", "int4", "q8_0", "q4_0", "q4_k", "q5_k", "q6_k")
@@ -81,7 +81,7 @@ class Recipe:
 def make_recipe(files: ModelFiles, target: str, team: ops.ThreadTeam) -> Recipe:
     """The recipe for writing `files` in format `target` (one of `TARGETS`). Raises ModelLoadError."""
     maker = _Maker(files, target, team)
-    layers = tuple(maker.layer(index, layer) for index, layer in enumerate(files.plan.layers))
+    layers = tuple(maker.layer(layer) for layer in files.layers)
 
     def release(file: int) -> None:
         if file < len(layers):
@@ -104,34 +104,24 @@ class _Maker:
         self._target = target
         self._team = team
 
-    def layer(self, index: int, plan: LayerPlan) -> tuple[OutputTensor, ...]:
-        attention, ffn = plan.attention, plan.feed_forward
-        made = [
-            *map(self._kept, (attention.norm, *attention.biases, *attention.head_norms, ffn.norm)),
-            *(
-                self._matrix(spec, self._target)
-                for spec in (attention.q, attention.k, attention.v, attention.o)
-            ),
-        ]
-        if not isinstance(ffn, MoePlan):
-            made += [self._matrix(spec, self._target) for spec in (ffn.gate, ffn.up, ffn.down)]
-            return tuple(made)
-        made.append(self._kept(ffn.router))
-        block = ffn.router.name.removesuffix(".gate.weight")
-        inner, hidden = self._files.config.moe_intermediate_size, self._files.config.hidden_size
-        for part, (name, rows, columns) in enumerate(
-            (("gate_proj", inner, hidden), ("up_proj", inner, hidden), ("down_proj", hidden, inner))
-        ):
-            made.append(self._experts(f"{block}.experts.{name}", index, part, rows, columns))
+    def layer(self, blocks: Sequence[tuple[Block, BlockWeights]]) -> tuple[OutputTensor, ...]:
+        made: list[OutputTensor] = []
+        for block, weights in blocks:
+            if isinstance(block, ExpertBlock):
+                made += self._experts(block, weights)
+            else:
+                made += map(self._tensor, weights.specs.values())
         return tuple(made)
 
     def outer(self) -> tuple[OutputTensor, ...]:
         """What belongs to no layer."""
-        plan = self._files.plan
-        made = [self._matrix(plan.embedding, HEAD_FORMAT), self._kept(plan.final_norm)]
-        if plan.lm_head is not None:
-            made.append(self._matrix(plan.lm_head, HEAD_FORMAT))
-        return tuple(made)
+        specs = [*self._files.embedding.specs.values(), *self._files.head.specs.values()]
+        return tuple(map(self._tensor, dict.fromkeys(specs)))  # a tied head is the embedding
+
+    def _tensor(self, spec: TensorSpec) -> OutputTensor:
+        if spec.role == "exact":
+            return self._kept(spec)
+        return self._matrix(spec, HEAD_FORMAT if spec.role == "embedding" else self._target)
 
     def _kept(self, spec: TensorSpec) -> OutputTensor:
         """As the source has it if that is plain, else as float32."""
@@ -161,16 +151,19 @@ class _Maker:
 
         return self._output(spec.name, spec.shape, format, pieces)
 
-    def _experts(self, name: str, layer: int, part: int, rows: int, columns: int) -> OutputTensor:
-        """One of the three matrices of all experts of a layer, stacked."""
-        source = self._files.expert_formats()[self._files.config.moe_layers.index(layer)][part]
-        format = format_for(self._target, columns, source if source in _PLAIN else "f32")
+    def _experts(self, block: ExpertBlock, weights: BlockWeights) -> list[OutputTensor]:
+        """A layer's experts, each of the three matrices of all of them stacked."""
+        made = []
+        for part, spec in enumerate(block.stacked_experts(weights)):
+            source = block.expert_formats(weights)[part]
+            format = format_for(self._target, spec.shape[-1], source if source in _PLAIN else "f32")
 
-        def pieces() -> Iterator[bytes]:
-            for expert in expert_weights(self._files, layer):
-                yield from self._rows(name, expert[part], format)
+            def pieces(part: int = part, name: str = spec.name, format: str = format) -> Iterator[bytes]:
+                for expert in block.experts(weights):
+                    yield from self._rows(name, expert[part], format)
 
-        return self._output(name, (self._files.config.num_experts, rows, columns), format, pieces)
+            made.append(self._output(spec.name, spec.shape, format, pieces))
+        return made
 
     def _rows(self, name: str, matrix: WeightMatrix, format: str) -> Iterator[bytes]:
         step = max(1, CHUNK_WEIGHTS // matrix.columns // SCALE_GRID) * SCALE_GRID

@@ -22,9 +22,6 @@ from twofold.telemetry.queries.overview import (
     step_totals,
 )
 from twofold.telemetry.queries.placements import (
-    FETCHED,
-    HIT,
-    ON_CPU,
     UNUSED,
     CacheEvent,
     PlacementGrid,
@@ -64,10 +61,7 @@ from twofold.telemetry.queries.step_times import StepTimes, step_times
 from twofold.telemetry.sink import CacheEventKind, Placement, UploadReason
 
 __all__ = [
-    "FETCHED",
-    "HIT",
     "LIVE_AFTER_S",
-    "ON_CPU",
     "RUNNING",
     "UNUSED",
     "CacheEvent",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,8 @@ from twofold.telemetry.totals import count_name
 F64 = npt.NDArray[np.float64]
 I64 = npt.NDArray[np.int64]
 
-UNUSED, ON_CPU, FETCHED, HIT = 0, 1, 2, 3
+UNUSED: Final = len(Placement)
+"""Beside the values of `Placement`: the expert ran nowhere."""
 
 
 @dataclass(frozen=True)
@@ -35,10 +36,8 @@ class PlacementGrid:
 
     @property
     def dominant(self) -> npt.NDArray[np.uint8]:
-        """[layers, experts]: UNUSED, or where the expert ran most often: ON_CPU, FETCHED or HIT."""
-        codes = np.empty(3, np.uint8)
-        codes[Placement.HIT], codes[Placement.CPU], codes[Placement.FETCHED] = HIT, ON_CPU, FETCHED
-        return np.where(self.total > 0, codes[self.uses.argmax(axis=2)], np.uint8(UNUSED))
+        """[layers, experts]: the `Placement` where the expert ran most often, or UNUSED."""
+        return np.where(self.total > 0, self.uses.argmax(axis=2), UNUSED).astype(np.uint8)
 
     @property
     def hit_share(self) -> F64:

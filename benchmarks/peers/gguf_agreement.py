@@ -1,0 +1,102 @@
+"""Twofold and llama.cpp on the same GGUF files: how often the likeliest next token is the same, teacher-forced.
+
+    python -m benchmarks.peers.gguf_agreement model-Q8_0.gguf model-Q4_K_M.gguf [--llama-python PATH] [--json]
+
+llama.cpp comes through llama-cpp-python (pip install 'twofold[peers]'), in this interpreter or in the one that
+--llama-python names. Both are given the same token ids, those of Twofold's tokenizer; whether llama.cpp's tokenizer
+gives the same ids is said too. Ends with exit code 1 if a file's agreement is below --at-least.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+WORKER = """
+import json, sys
+import llama_cpp
+import numpy as np
+path, ids, text, out = json.load(sys.stdin)
+model = llama_cpp.Llama(path, n_ctx=len(ids), n_batch=len(ids), logits_all=True, verbose=False, flash_attn=False)
+model.eval(ids)
+np.save(out, np.array(model.scores[: len(ids)], np.float32))
+print(json.dumps({"same_ids": model.tokenize(text.encode(), add_bos=False, special=True)[: len(ids)] == ids}))
+"""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.peers.gguf_agreement", description=__doc__.splitlines()[0]
+    )
+    parser.add_argument("files", nargs="+", type=Path, metavar="FILE.gguf")
+    parser.add_argument(
+        "--text", type=Path, help="text to read (default: the tale that `twofold quantize` compares on)"
+    )
+    parser.add_argument("--positions", type=int, default=200, help="tokens of the text (default: 200)")
+    parser.add_argument(
+        "--at-least", type=float, default=0.95, help="agreement that is enough (default: 0.95)"
+    )
+    parser.add_argument(
+        "--llama-python", default=sys.executable, metavar="PATH", help="interpreter with llama-cpp-python"
+    )
+    parser.add_argument("--json", action="store_true", help="print a list of figures, one object per file")
+    args = parser.parse_args()
+    found = [compare(path, args) for path in args.files]
+    if args.json:
+        print(json.dumps(found))
+    else:
+        for row in found:
+            print(
+                f"{row['file']}: likeliest token the same for {100 * row['agreement']:.1f} % of {row['positions']} "
+                f"positions, mean KL divergence {row['kl_mean']:.5f}, "
+                f"token ids {'equal' if row['same_ids'] else 'DIFFER'}"
+            )
+    return 0 if all(row["agreement"] >= args.at_least and row["same_ids"] for row in found) else 1
+
+
+def compare(path: Path, args: argparse.Namespace) -> dict[str, Any]:
+    from twofold.blocks import ops
+    from twofold.models.model_files import open_model_files
+    from twofold.models.quantise.layers import LayeredModel
+    from twofold.models.quantise.quality import default_text, log_probabilities
+    from twofold.tokenizer import Tokenizer
+
+    files = open_model_files(path)
+    text = args.text.read_text(encoding="utf-8") if args.text else default_text()
+    ids = Tokenizer.open(path, vocab_size=files.config.vocab_size).encode(text)[: args.positions]
+    model = LayeredModel(files, ops.ThreadTeam(0))
+    ours = model.logits(model.hidden_states([ids])[0])
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder, "logits.npy")
+        done = subprocess.run(
+            [args.llama_python, "-c", WORKER],
+            input=json.dumps([str(path), ids, text, str(out)]),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode:
+            last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+            raise SystemExit(
+                f"llama.cpp failed: {last} (install it: pip install 'twofold[peers]', or --llama-python PATH)"
+            )
+        theirs = np.load(out)[:, : ours.shape[1]]
+    p, q = log_probabilities(theirs), log_probabilities(ours)
+    return {
+        "file": path.name,
+        "positions": len(ids),
+        "agreement": float((ours.argmax(axis=1) == theirs.argmax(axis=1)).mean()),
+        "kl_mean": float((np.exp(p) * (p - q)).sum(axis=1).mean()),
+        "same_ids": bool(json.loads(done.stdout.splitlines()[-1])["same_ids"]),
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,237 @@
+"""Writes a random model of a real shape as one GGUF file, tensor by tensor: memory holds one matrix stack at a time.
+
+Everything is in the asked format, embedding and output too, except what GGUF always keeps in F32 (norms, routers). The
+tokenizer is 256 byte tokens and fillers up to the vocabulary's size.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from benchmarks.peers.random_blocks import GGUF_FORMATS, BlockFormat, random_rows, row_bytes
+from benchmarks.peers.shapes import FullShape
+
+if TYPE_CHECKING:
+    import gguf
+
+ARCHITECTURE: Final = "qwen3moe"
+_CHUNK_BYTES: Final = 64 * 1024**2
+_FREE_BYTES: Final = 2 * 1024**3
+"""What must stay free on the disk."""
+
+# The file type that llama.cpp shows; it computes by each tensor's own type. Names in gguf.LlamaFileType.
+_FILE_TYPES: Final = {
+    "f32": "ALL_F32",
+    "f16": "MOSTLY_F16",
+    "bf16": "MOSTLY_BF16",
+    "q8_0": "MOSTLY_Q8_0",
+    "q4_0": "MOSTLY_Q4_0",
+    "q4_k": "MOSTLY_Q4_K_S",
+    "q5_k": "MOSTLY_Q5_K_S",
+    "q6_k": "MOSTLY_Q6_K",
+}
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor of `stacks` matrices [rows, columns]; stacks is 0 for one matrix, rows too for a vector."""
+
+    name: str
+    block_format: BlockFormat
+    columns: int
+    rows: int = 0
+    stacks: int = 0
+    ones: bool = False
+    """A norm: all ones, instead of random."""
+
+    @property
+    def byte_shape(self) -> tuple[int, ...]:
+        width = row_bytes(self.block_format, self.columns)
+        return (*(size for size in (self.stacks, self.rows) if size), width)
+
+    @property
+    def bytes(self) -> int:
+        size = 1
+        for length in self.byte_shape:
+            size *= length
+        return size
+
+    @property
+    def all_rows(self) -> int:
+        return max(self.stacks, 1) * max(self.rows, 1)
+
+
+def tensors_of(shape: FullShape, format_name: str) -> list[Tensor]:
+    """Every tensor of the file, in the order of the file. ValueError for an unknown format or rows it cannot hold."""
+    if format_name not in GGUF_FORMATS:
+        raise ValueError(f"format {format_name!r} is unknown; one of {', '.join(GGUF_FORMATS)}")
+    asked, f32 = GGUF_FORMATS[format_name], GGUF_FORMATS["f32"]
+    hidden, inner = shape.hidden, shape.intermediate
+    queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    tensors = [Tensor("token_embd.weight", asked, hidden, shape.vocab)]
+    for layer in range(shape.layers):
+        block = f"blk.{layer}."
+        tensors += [
+            Tensor(f"{block}attn_norm.weight", f32, hidden, ones=True),
+            Tensor(f"{block}attn_q.weight", asked, hidden, queries),
+            Tensor(f"{block}attn_k.weight", asked, hidden, keys),
+            Tensor(f"{block}attn_v.weight", asked, hidden, keys),
+            Tensor(f"{block}attn_output.weight", asked, queries, hidden),
+            Tensor(f"{block}attn_q_norm.weight", f32, shape.head_dim, ones=True),
+            Tensor(f"{block}attn_k_norm.weight", f32, shape.head_dim, ones=True),
+            Tensor(f"{block}ffn_norm.weight", f32, hidden, ones=True),
+            Tensor(f"{block}ffn_gate_inp.weight", f32, hidden, shape.experts),
+            Tensor(f"{block}ffn_gate_exps.weight", asked, hidden, inner, shape.experts),
+            Tensor(f"{block}ffn_up_exps.weight", asked, hidden, inner, shape.experts),
+            Tensor(f"{block}ffn_down_exps.weight", asked, inner, hidden, shape.experts),
+        ]
+    tensors += [
+        Tensor("output_norm.weight", f32, hidden, ones=True),
+        Tensor("output.weight", asked, hidden, shape.vocab),
+    ]
+    for tensor in tensors:
+        row_bytes(tensor.block_format, tensor.columns)
+    return tensors
+
+
+def model_bytes(shape: FullShape, format_name: str) -> int:
+    """Bytes of all tensors; the header and the vocabulary add a few megabytes."""
+    return sum(tensor.bytes for tensor in tensors_of(shape, format_name))
+
+
+def file_name(shape: FullShape, format_name: str, seed: int) -> str:
+    return f"{shape.name}-{shape.layers}l-{format_name}-s{seed}.gguf"
+
+
+def write_model(
+    path: Path,
+    shape: FullShape,
+    format_name: str,
+    seed: int = 0,
+    progress: Callable[[int, int], None] = lambda done, whole: None,
+) -> None:
+    """Write the file; it appears under its name only when it is whole. `progress` is given bytes done and in all.
+
+    Raises:
+        ValueError: the format cannot hold this shape.
+        OSError: the disk has no room for it, or cannot be written.
+    """
+    import gguf
+
+    tensors = tensors_of(shape, format_name)
+    whole = sum(tensor.bytes for tensor in tensors)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    free = shutil.disk_usage(path.parent).free
+    if free < whole + _FREE_BYTES:
+        raise OSError(
+            f"{path.name} takes {whole / 1e9:.1f} GB, {path.parent} has {free / 1e9:.1f} GB free and "
+            f"{_FREE_BYTES / 1e9:.1f} GB are to stay free; give another directory or fewer layers"
+        )
+    part = path.with_name(path.name + ".part")
+    writer = gguf.GGUFWriter(part, ARCHITECTURE)
+    try:
+        _add_metadata(writer, shape, format_name)
+        for tensor in tensors:
+            writer.add_tensor_info(
+                tensor.name,
+                tensor.byte_shape,
+                np.dtype(np.uint8),
+                tensor.bytes,
+                raw_dtype=gguf.GGMLQuantizationType[tensor.block_format.gguf_type],
+            )
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_ti_data_to_file()
+        rng = np.random.Generator(np.random.SFC64(seed))
+        done = 0
+        for tensor in tensors:
+            # One file, written piece by piece: write_tensor_data would want the whole stack in memory.
+            out = writer.fout[0]
+            writer.write_padding(out, out.tell())
+            for piece in _pieces(rng, tensor):
+                out.write(piece.data)
+                done += piece.nbytes
+                progress(done, whole)
+            writer.write_padding(out, tensor.bytes)
+        writer.flush()
+        # On the disk before anybody times how long reading takes.
+        os.fsync(writer.fout[0].fileno())
+        writer.close()
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _pieces(rng: np.random.Generator, tensor: Tensor) -> Iterator[npt.NDArray[Any]]:
+    if tensor.ones:
+        yield np.ones(tensor.columns, np.float32).view(np.uint8)
+        return
+    rows_at_once = max(1, _CHUNK_BYTES // row_bytes(tensor.block_format, tensor.columns))
+    for first in range(0, tensor.all_rows, rows_at_once):
+        rows = min(rows_at_once, tensor.all_rows - first)
+        yield random_rows(rng, tensor.block_format, rows, tensor.columns)
+
+
+def _add_metadata(writer: gguf.GGUFWriter, shape: FullShape, format_name: str) -> None:
+    import gguf
+
+    writer.add_name(f"random {shape.name}, {shape.layers} layers")
+    writer.add_file_type(gguf.LlamaFileType[_FILE_TYPES[format_name]])
+    writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
+    writer.add_block_count(shape.layers)
+    writer.add_context_length(shape.context)
+    writer.add_embedding_length(shape.hidden)
+    writer.add_feed_forward_length(shape.intermediate)
+    writer.add_expert_feed_forward_length(shape.intermediate)
+    writer.add_expert_count(shape.experts)
+    writer.add_expert_used_count(shape.top_k)
+    writer.add_head_count(shape.heads)
+    writer.add_head_count_kv(shape.kv_heads)
+    writer.add_key_length(shape.head_dim)
+    writer.add_value_length(shape.head_dim)
+    writer.add_rope_freq_base(shape.rope_base)
+    writer.add_layer_norm_rms_eps(shape.norm_eps)
+    tokens, types = vocabulary(shape.vocab)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("qwen2")
+    writer.add_token_list(tokens)
+    writer.add_token_types(types)
+    writer.add_token_merges(["Ġ t"])
+    writer.add_eos_token_id(shape.vocab - 1)
+    writer.add_pad_token_id(shape.vocab - 1)
+    writer.add_add_bos_token(False)
+    writer.add_chat_template("{% for message in messages %}{{ message['content'] }}\n{% endfor %}")
+
+
+def vocabulary(size: int) -> tuple[list[str], list[int]]:
+    """Tokens and their GGUF types: 256 bytes as GPT-2 writes them, one merge, fillers and an end. Needs 300 or more."""
+    if size < 300:
+        raise ValueError(f"a vocabulary of {size} was asked for; it takes 300 or more")
+    normal, control, unused = 1, 3, 5
+    tokens = [*byte_letters(), "Ġt"]
+    types = [normal] * len(tokens)
+    fillers = size - len(tokens) - 1
+    tokens += [f"[filler {index}]" for index in range(fillers)]
+    types += [unused] * fillers
+    return [*tokens, "<|endoftext|>"], [*types, control]
+
+
+def byte_letters() -> list[str]:
+    """The printable letter that byte-level BPE writes for each byte: itself, or the next one from 256 on."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    letters, extra = [], 256
+    for byte in range(256):
+        if byte in printable:
+            letters.append(chr(byte))
+        else:
+            letters.append(chr(extra))
+            extra += 1
+    return letters

@@ -1,0 +1,52 @@
+// A decoder layer is a sequence of blocks, each of which adds to the residual stream: attention of some kind,
+// a router, its experts, a feed-forward. Whoever runs them knows no kind of block.
+#pragma once
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "moe/expert_compute.h"
+
+namespace twofold {
+
+class AttentionBatch;
+class Block;
+class MoeExecutor;
+class StateCache;
+
+// What a router said of a step's tokens: read by the blocks behind it, written by nobody but a router.
+struct RoutedRows {
+  std::vector<float> normed;   // [T, hidden size]
+  std::vector<int32_t> ids;    // [T, top_k]
+  std::vector<float> weights;  // [T, top_k]
+  int num_tokens = 0, top_k = 0;
+
+  void resize(int tokens, int hidden_size, int experts_of_token) {
+    num_tokens = tokens;
+    top_k = experts_of_token;
+    normed.resize(static_cast<size_t>(tokens) * static_cast<size_t>(hidden_size));
+    ids.resize(static_cast<size_t>(tokens) * static_cast<size_t>(top_k));
+    weights.resize(ids.size());
+  }
+  LayerRouting routing() const { return {ids.data(), weights.data(), num_tokens, top_k}; }
+};
+
+// What one forward pass shares among its blocks.
+struct StepState {
+  AttentionBatch& batch;
+  StateCache& cache;
+  MoeExecutor* experts;           // null: no block has any
+  RoutedRows& routed;             // by the last router
+  std::span<Block* const> ahead;  // the blocks that come after the one that runs
+};
+
+class Block {
+ public:
+  virtual ~Block() = default;
+  // hidden [tokens of the batch, hidden_size()] is read and added to. Throws KernelFailure,
+  // std::invalid_argument where batch, cache or experts do not fit the block.
+  virtual void forward(float* hidden, StepState& step) = 0;
+  virtual int hidden_size() const = 0;
+};
+
+}  // namespace twofold

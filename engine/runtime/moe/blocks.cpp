@@ -1,0 +1,75 @@
+#include "moe/blocks.h"
+
+#include <cmath>
+
+#include "moe/moe_executor.h"
+#include "ops/attention_batch.h"
+
+namespace twofold {
+namespace {
+
+// Of a block's hidden rows, which are those that the router read.
+void expect_routed(const char* block, const RoutedRows& routed, int num_tokens, int hidden_size) {
+  if (routed.num_tokens == num_tokens &&
+      routed.normed.size() == static_cast<size_t>(num_tokens) * static_cast<size_t>(hidden_size))
+    return;
+  throw KernelFailure(std::string(block) + ": no router of this step comes before it");
+}
+
+}  // namespace
+
+void RouterBlock::forward(float* hidden, StepState& step) {
+  const int T = step.batch.num_tokens();
+  RoutedRows& routed = step.routed;
+  routed.resize(T, hidden_size(), router_.top_k());
+  router_.forward(hidden, routed.normed.data(), routed.ids.data(), routed.weights.data(), nullptr, T);
+}
+
+void RoutedExperts::forward(float* hidden, StepState& step) {
+  expect_routed("RoutedExperts", step.routed, step.batch.num_tokens(), hidden_size_);
+  if (step.experts == nullptr) throw KernelFailure("RoutedExperts: the step has no experts");
+  if (step.experts->wants_prediction()) predict_next(hidden, step);
+  step.experts->forward(moe_layer_, step.routed.routing(), step.routed.normed.data(), hidden);
+}
+
+void RoutedExperts::predict_next(const float* hidden, StepState& step) {
+  const int T = step.batch.num_tokens();
+  for (Block* block : step.ahead) {
+    RouterBlock* next = dynamic_cast<RouterBlock*>(block);
+    if (next == nullptr) continue;
+    Router& router = next->router();
+    next_.resize(T, router.hidden_size(), router.top_k());
+    logits_.resize(static_cast<size_t>(T) * static_cast<size_t>(router.num_experts()));
+    router.forward(hidden, next_.normed.data(), next_.ids.data(), next_.weights.data(), logits_.data(), T);
+    return step.experts->predict(moe_layer_ + 1, logits_, T);
+  }
+}
+
+void SharedExperts::forward(float* hidden, StepState& step) {
+  const int T = step.batch.num_tokens();
+  expect_routed("SharedExperts", step.routed, T, hidden_size());
+  forward(hidden, step.routed.normed.data(), T);
+}
+
+void SharedExperts::forward(float* hidden, const float* normed, int T) {
+  const int H = hidden_size();
+  if (gate_ != nullptr) {
+    weights_.resize(static_cast<size_t>(T));
+    const Weight gate{gate_, kernels::DType::kF32, 1, H};
+    const double products = static_cast<double>(T) * H;
+    for_ranges(team_, T, 1, work_us(4.0 * products, 2.0 * products), [&](int64_t first, int64_t count) {
+      float* weights = weights_.data() + first;
+      matmul_rows(table_, normed + first * H, gate, 0, 1, weights, 1, static_cast<int>(count));
+      for (int64_t t = 0; t < count; ++t) weights[t] = 1.0f / (1.0f + std::exp(-weights[t]));
+    });
+  }
+  ffn_.forward({.x = normed, .ld = H}, gate_ == nullptr ? nullptr : weights_.data(), hidden, T);
+}
+
+void DenseFfn::forward(float* hidden, StepState& step) { forward(hidden, step.batch.num_tokens()); }
+
+void DenseFfn::forward(float* hidden, int T) {
+  ffn_.forward({.x = hidden, .ld = hidden_size(), .norm = norm_, .eps = eps_}, nullptr, hidden, T);
+}
+
+}  // namespace twofold

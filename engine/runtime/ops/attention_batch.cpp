@@ -1,0 +1,82 @@
+#include "ops/attention_batch.h"
+
+#include <algorithm>
+#include <string>
+
+namespace twofold {
+
+AttentionBatch::AttentionBatch(const TensorView& positions, const TensorView& sequence_index,
+                               const TensorView& page_tables, const TensorView& rope_cos,
+                               const TensorView& rope_sin) {
+  const int32_t* position = expect_i32(positions, "AttentionBatch: positions", {kAny});
+  const int64_t T = positions.shape[0];
+  const int32_t* sequence = expect_i32(sequence_index, "AttentionBatch: sequence_index", {T});
+  const int32_t* table = expect_i32(page_tables, "AttentionBatch: page_tables", {kAny, kAny});
+  const float* cosine = expect_f32(rope_cos, "AttentionBatch: rope_cos", {T, kAny});
+  const int64_t pairs = rope_cos.shape[1];
+  const float* sine = expect_f32(rope_sin, "AttentionBatch: rope_sin", {T, pairs});
+  num_sequences_ = static_cast<int>(page_tables.shape[0]);
+  max_pages_ = static_cast<int>(page_tables.shape[1]);
+  num_rotated_pairs_ = static_cast<int>(pairs);
+  for (int64_t t = 0; t < T; ++t) {
+    if (position[t] < 0) {
+      throw KernelFailure("AttentionBatch: position " + std::to_string(position[t]) + " of token " +
+                          std::to_string(t) + " is negative");
+    }
+    if (sequence[t] < 0 || sequence[t] >= num_sequences_) {
+      throw KernelFailure("AttentionBatch: sequence_index " + std::to_string(sequence[t]) + " of token " +
+                          std::to_string(t) + " is outside the " + std::to_string(num_sequences_) +
+                          " sequences of page_tables");
+    }
+  }
+  positions_.assign(position, position + T);
+  sequence_index_.assign(sequence, sequence + T);
+  page_tables_.assign(table, table + page_tables.shape[0] * page_tables.shape[1]);
+  cosine_.assign(cosine, cosine + T * pairs);
+  sine_.assign(sine, sine + T * pairs);
+}
+
+void AttentionBatch::check_pages(const StateCache& cache) {
+  if (checked_pages_ == cache.num_pages() && checked_page_size_ == cache.page_size()) return;
+  std::vector<int32_t> needed(static_cast<size_t>(num_sequences_), 0);
+  for (int t = 0; t < num_tokens(); ++t) {
+    int32_t& pages = needed[static_cast<size_t>(sequence_index_[static_cast<size_t>(t)])];
+    pages = std::max(pages, position(t) / cache.page_size() + 1);
+  }
+  for (size_t s = 0; s < needed.size(); ++s) {
+    if (needed[s] > max_pages_) {
+      throw KernelFailure("AttentionBatch: sequence " + std::to_string(s) + " needs " +
+                          std::to_string(needed[s]) + " pages of " + std::to_string(cache.page_size()) +
+                          " positions, but page_tables has " + std::to_string(max_pages_) + " per sequence");
+    }
+    for (int32_t p = 0; p < needed[s]; ++p) {
+      const int32_t page = page_tables_[s * static_cast<size_t>(max_pages_) + static_cast<size_t>(p)];
+      if (page < 0 || page >= cache.num_pages()) {
+        throw KernelFailure("AttentionBatch: page_tables[" + std::to_string(s) + ", " + std::to_string(p) +
+                            "] is " + std::to_string(page) + "; the cache has pages 0 to " +
+                            std::to_string(cache.num_pages() - 1));
+      }
+    }
+  }
+  checked_pages_ = cache.num_pages();
+  checked_page_size_ = cache.page_size();
+}
+
+const std::vector<AttentionTile>& AttentionBatch::tiles(int tile_tokens) {
+  if (tile_tokens_ == tile_tokens) return tiles_;
+  tiles_.clear();
+  for (int t = 0; t < num_tokens(); ++t) {
+    const size_t i = static_cast<size_t>(t);
+    const bool joins = !tiles_.empty() && tiles_.back().num_tokens < tile_tokens && t > 0 &&
+                       sequence_index_[i] == sequence_index_[i - 1] && positions_[i] == positions_[i - 1] + 1;
+    if (joins) {
+      ++tiles_.back().num_tokens;
+    } else {
+      tiles_.push_back({t, 1});
+    }
+  }
+  tile_tokens_ = tile_tokens;
+  return tiles_;
+}
+
+}  // namespace twofold

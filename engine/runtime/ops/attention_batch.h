@@ -1,0 +1,56 @@
+// One flattened batch of tokens as attention sees it: prefill chunks and decode tokens mixed. Made once per
+// step, used by every layer.
+#pragma once
+#include <cstdint>
+#include <vector>
+
+#include "ops/state_cache.h"
+#include "ops/tensor_view.h"
+
+namespace twofold {
+
+// Consecutive tokens of one sequence at consecutive positions, attended to together.
+struct AttentionTile {
+  int first_token;
+  int num_tokens;
+};
+
+class AttentionBatch {
+ public:
+  // positions, sequence_index [T] i32; page_tables [S, max_pages] i32, entry p holding positions p *
+  // page_size onwards; rope_cos, rope_sin [T, rotated pairs] f32. Everything is copied. Throws KernelFailure
+  // for a negative position or a sequence index outside [0, S).
+  AttentionBatch(const TensorView& positions, const TensorView& sequence_index, const TensorView& page_tables,
+                 const TensorView& rope_cos, const TensorView& rope_sin);
+
+  int num_tokens() const { return static_cast<int>(positions_.size()); }
+  int position(int token) const { return positions_[static_cast<size_t>(token)]; }
+  int num_rotated_pairs() const { return num_rotated_pairs_; }
+  const float* cosine(int token) const {
+    return cosine_.data() + static_cast<size_t>(token * num_rotated_pairs_);
+  }
+  const float* sine(int token) const {
+    return sine_.data() + static_cast<size_t>(token * num_rotated_pairs_);
+  }
+  const int32_t* pages(int token) const {
+    return page_tables_.data() +
+           sequence_index_[static_cast<size_t>(token)] * static_cast<int64_t>(max_pages_);
+  }
+
+  // Throws KernelFailure when a token needs a page the tables lack or the cache does not have. Remembers the
+  // answer.
+  void check_pages(const StateCache& cache);
+
+  // The batch cut into tiles of at most `tile_tokens`. Remembers the last cut.
+  const std::vector<AttentionTile>& tiles(int tile_tokens);
+
+ private:
+  std::vector<int32_t> positions_, sequence_index_, page_tables_;
+  std::vector<float> cosine_, sine_;
+  int num_sequences_ = 0, max_pages_ = 0, num_rotated_pairs_ = 0;
+  int checked_pages_ = -1, checked_page_size_ = -1;
+  std::vector<AttentionTile> tiles_;
+  int tile_tokens_ = 0;
+};
+
+}  // namespace twofold

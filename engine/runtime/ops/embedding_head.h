@@ -1,0 +1,35 @@
+// The ends of a model: token embedding and LM head.
+#pragma once
+#include <cstdint>
+
+#include "host/thread_team.h"
+#include "ops/linear.h"
+#include "ops/packed_matrix.h"
+
+namespace twofold {
+
+// out[t] = table[token_ids[t]] as f32, exactly. Throws KernelFailure for an id outside the table.
+void embed(ThreadTeam& team, const SourceMatrix& table, const int32_t* token_ids, float* out, int T);
+
+class LmHead {
+ public:
+  // norm [hidden]; weight [vocabulary, hidden].
+  LmHead(const kernels::KernelTable& table, ThreadTeam& team, const float* norm, const PackedMatrix& weight,
+         float eps)
+      : table_(table), team_(team), norm_(norm), weight_(weight), eps_(eps) {}
+
+  // logits[r] = weight . norm(hidden_rows[r]). The caller picks the rows it wants logits of.
+  void forward(const float* hidden_rows, float* logits, int R);
+
+  int hidden_size() const { return static_cast<int>(weight_.columns()); }
+  int vocabulary() const { return static_cast<int>(weight_.rows()); }
+
+ private:
+  const kernels::KernelTable& table_;
+  ThreadTeam& team_;
+  const float* norm_;
+  const PackedMatrix& weight_;
+  float eps_;
+};
+
+}  // namespace twofold

@@ -1,0 +1,31 @@
+// A SiLU-gated feed-forward that every token goes through: of layers without experts, and shared experts.
+#pragma once
+#include <vector>
+
+#include "host/thread_team.h"
+#include "ops/linear.h"
+#include "ops/packed_ffn.h"
+#include "ops/packed_matrix.h"
+
+namespace twofold {
+
+class GatedFfn {
+ public:
+  // gate and up [intermediate, hidden], down [hidden, intermediate], each of one segment.
+  GatedFfn(const kernels::KernelTable& table, ThreadTeam& team, const PackedMatrix& gate,
+           const PackedMatrix& up, const PackedMatrix& down);
+
+  // sum[t] += weights[t] * down(silu(gate(x_t)) * up(x_t)); no weights: all 1. input and sum are [T, hidden]
+  // and may be the same memory.
+  void forward(const InputRows& input, const float* weights, float* sum, int T);
+
+  int hidden_size() const { return ffn_.hidden(); }
+
+ private:
+  PackedFfn ffn_;
+  FfnPanels panels_;
+  FfnFormats formats_;
+  std::vector<int> rows_;  // 0, 1, 2, ...
+};
+
+}  // namespace twofold

@@ -1,0 +1,57 @@
+// Grouped-query attention: hidden += o_proj(attention(norm(hidden))), with optional per-head norms of queries
+// and keys (Qwen3), rotary embedding, a paged cache of keys and values, and an optional sliding window. In
+// the cache it has a plane per key head, then one per value head, each head_dim wide.
+#pragma once
+#include "host/thread_team.h"
+#include "ops/attention_batch.h"
+#include "ops/linear.h"
+#include "ops/packed_matrix.h"
+#include "ops/state_cache.h"
+#include "ops/tensor_view.h"
+
+namespace twofold {
+
+// Null pointers mean "not there". Nothing is owned: whoever makes the block keeps the arrays.
+struct GqaWeights {
+  const float* norm;        // [hidden]
+  const PackedMatrix* qkv;  // [(heads + 2 kv heads) * head_dim, hidden]: all queries, all keys, all values
+  const float* qkv_bias;    // [rows of qkv]
+  const float* q_norm;      // [head_dim]
+  const float* k_norm;      // [head_dim]
+  const PackedMatrix* o;    // [hidden, heads * head_dim]
+  const float* o_bias;      // [hidden]
+};
+
+struct GqaShape {
+  int num_heads, num_kv_heads, head_dim;
+  float eps, scale;
+  int sliding_window;  // positions attended to, the token's own included; 0: all
+};
+
+class GqaAttention {
+ public:
+  GqaAttention(const kernels::KernelTable& table, ThreadTeam& team, const GqaWeights& weights,
+               const GqaShape& shape);
+
+  // hidden [T, hidden_size] is read and added to. Writes the tokens' keys and values into `layer` of the
+  // cache first, so tokens of one sequence in one batch see one another. Throws KernelFailure when batch or
+  // cache do not fit.
+  void forward(float* hidden, AttentionBatch& batch, StateCache& cache, int layer);
+
+  int hidden_size() const { return static_cast<int>(weights_.o->rows()); }
+
+ private:
+  void check(const AttentionBatch& batch, const StateCache& cache, int layer) const;
+  void store_keys_values(float* qkv, const AttentionBatch& batch, const StateCache& cache, int layer);
+  void attend(const float* qkv, float* out, AttentionBatch& batch, const StateCache& cache, int layer);
+  void attend_tile(const float* qkv, float* out, const AttentionTile& tile, int kv_head,
+                   const AttentionBatch& batch, const StateCache& cache, int layer, float* memory) const;
+  int64_t tile_memory(int rows, int context) const;
+
+  const kernels::KernelTable& table_;
+  ThreadTeam& team_;
+  GqaWeights weights_;
+  GqaShape shape_;
+};
+
+}  // namespace twofold

@@ -1,0 +1,174 @@
+#include "ops/linear.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+namespace twofold {
+namespace {
+
+// Activations multiplied with a chunk's panels before the next ones are read: what stays in a second-level
+// cache beside a panel.
+constexpr int kMostBlockRows = 128;
+constexpr int64_t kBlockBytes = 384 * 1024;
+constexpr int kEncodeRows = 4;  // activations encoded by one chunk
+constexpr double kChunkUs = 4.0;
+
+}  // namespace
+
+void for_ranges(ThreadTeam& team, int64_t num_items, int64_t grain, double total_us,
+                FunctionRef<void(int64_t, int64_t)> body) {
+  if (num_items == 0) return;
+  if (team.num_threads() == 1 || total_us < kForkUs) return body(0, num_items);
+  // Pieces of 3 us or more, and some for every thread to steal: four each.
+  const int64_t wanted = std::clamp<int64_t>(static_cast<int64_t>(total_us / 3.0), 2, 4 * team.num_threads());
+  const int64_t size = std::max(grain, (num_items + wanted * grain - 1) / (wanted * grain) * grain);
+  team.parallel_for((num_items + size - 1) / size, [&](int64_t chunk, int) {
+    const int64_t first = chunk * size;
+    body(first, std::min(size, num_items - first));
+  });
+}
+
+void for_phases(ThreadTeam& team, std::span<const LoopPhase> phases, double total_us,
+                ThreadTeam::PhasesBody body) {
+  if (total_us >= kForkUs) return team.parallel_phases(phases, body);
+  for (size_t p = 0; p < phases.size(); ++p) {
+    for (int64_t chunk = 0; chunk < phases[p].num_chunks; ++chunk) body(static_cast<int>(p), chunk, 0);
+  }
+}
+
+int64_t panels_per_chunk(double us_per_panel, double M, int64_t num_panels, int num_threads) {
+  const int64_t worth = static_cast<int64_t>(kChunkUs / us_per_panel) + 1;
+  // Where many rows are multiplied, neighbouring panels share what is read of them.
+  const int64_t sharing = M >= 16 ? 4 : 1;
+  const int64_t fair = std::max<int64_t>(1, num_panels / (8 * static_cast<int64_t>(num_threads)));
+  return std::min(fair, std::max(worth, sharing));
+}
+
+EncodedRows::EncodedRows(const kernels::KernelTable& table, std::span<const kernels::WeightFormat> formats,
+                         int64_t columns)
+    : table_(table), columns_(columns) {
+  for (const kernels::WeightFormat format : formats) {
+    const kernels::ActivationKind kind = table.formats[int(format)].activation;
+    if (std::exchange(wanted_[int(kind)], true)) continue;
+    stride_[int(kind)] = kernels::activation_row_stride(kind, columns);
+    row_bytes_ += stride_[int(kind)];
+  }
+}
+
+void EncodedRows::place(std::byte* memory, int64_t rows) {
+  for (int kind = 0; kind < kernels::kNumActivationKinds; ++kind) {
+    base_[kind] = memory;
+    memory += rows * stride_[kind];
+  }
+}
+
+void EncodedRows::encode(const InputRows& input, int64_t from, int64_t to, float* temporary) const {
+  const float* x = input.x + from * input.ld;
+  const int K = static_cast<int>(columns_);
+  if (input.norm != nullptr) {
+    table_.rmsnorm(x, input.norm, input.eps, temporary, K);
+    x = temporary;
+  }
+  for (int kind = 0; kind < kernels::kNumActivationKinds; ++kind) {
+    if (wanted_[kind]) table_.encode[kind](x, K, base_[kind] + to * stride_[kind], stride_[kind], 1, 0, K, K);
+  }
+}
+
+void EncodedRows::copy(int64_t from, int64_t to) const {
+  for (int kind = 0; kind < kernels::kNumActivationKinds; ++kind) {
+    if (!wanted_[kind]) continue;
+    std::memcpy(base_[kind] + to * stride_[kind], base_[kind] + from * stride_[kind],
+                static_cast<size_t>(stride_[kind]));
+  }
+}
+
+void linear(const kernels::KernelTable& table, ThreadTeam& team, const InputRows& input, int M,
+            const PackedMatrix& w, const float* bias, float* y, bool add) {
+  kernels::WeightFormat formats[kernels::kNumWeightFormats];
+  int num_formats = 0;
+  for (const PackedMatrix::Segment& segment : w.segments()) {
+    if (std::find(formats, formats + num_formats, segment.format) == formats + num_formats)
+      formats[num_formats++] = segment.format;
+  }
+  const int64_t K = w.columns(), N = w.rows();
+  EncodedRows rows(table, {formats, static_cast<size_t>(num_formats)}, K);
+  const int64_t temporary_bytes = (K * 4 + 63) / 64 * 64;
+  std::byte* const memory = team.scratch(kLinearSlot, rows.bytes(M) + temporary_bytes * team.num_threads());
+  const auto temporary_of = [&](int thread) {
+    return reinterpret_cast<float*>(memory + thread * temporary_bytes);
+  };
+  rows.place(memory + temporary_bytes * team.num_threads(), M);
+
+  PanelPieces pieces;
+  double total_us = 0;
+  for (size_t s = 0; s < w.segments().size(); ++s) {
+    const PackedMatrix::Segment& segment = w.segments()[s];
+    const double us = product_us(static_cast<double>(segment.panel_bytes), 64.0 * static_cast<double>(K) * M);
+    total_us += us * static_cast<double>(segment.num_panels);
+    pieces.add(static_cast<int>(s), segment.num_panels,
+               panels_per_chunk(us, M, segment.num_panels, team.num_threads()), team.num_nodes());
+  }
+  pieces.finish(team.num_nodes());
+
+  const auto multiply = [&](const PanelRange& piece) {
+    const PackedMatrix::Segment& segment = w.segments()[static_cast<size_t>(piece.item)];
+    const kernels::FormatKernels& kernel = table.formats[int(segment.format)];
+    alignas(64) float tile[kMostBlockRows * kernels::kPanelRows];
+    const int64_t stride = rows.stride(kernel.activation);
+    const int block =
+        static_cast<int>(std::clamp<int64_t>(kBlockBytes / stride / 16 * 16, 16, kMostBlockRows));
+    for (int first = 0; first < M; first += block) {
+      const int count = std::min(block, M - first);
+      const std::byte* x = rows.row(kernel.activation, first);
+      for (int64_t p = piece.first; p < piece.first + piece.count; ++p) {
+        const int64_t column = segment.first_row + p * kernels::kPanelRows;
+        const int n =
+            static_cast<int>(std::min<int64_t>(kernels::kPanelRows, segment.rows - p * kernels::kPanelRows));
+        float* to = y + first * N + column;
+        if (bias == nullptr && !add) {
+          kernel.matmul(x, stride, segment.panel(p), to, N, count, n, static_cast<int>(K));
+          continue;
+        }
+        kernel.matmul(x, stride, segment.panel(p), tile, kernels::kPanelRows, count, n, static_cast<int>(K));
+        for (int m = 0; m < count; ++m, to += N) {
+          float* sum = tile + m * kernels::kPanelRows;
+          if (bias != nullptr) {
+            for (int i = 0; i < n; ++i) sum[i] += bias[column + i];
+          }
+          for (int i = 0; i < n; ++i) to[i] = add ? to[i] + sum[i] : sum[i];
+        }
+      }
+    }
+  };
+
+  if (M <= 2) {  // not worth a phase of its own
+    for (int m = 0; m < M; ++m) rows.encode(input, m, m, temporary_of(0));
+    const LoopPhase phase = pieces.phase();
+    return for_phases(team, {&phase, 1}, total_us, [&](int, int64_t chunk, int) { multiply(pieces[chunk]); });
+  }
+  Countdown encoded;
+  const int num_encodes = (M + kEncodeRows - 1) / kEncodeRows;
+  encoded.start(num_encodes);
+  const LoopPhase phases[] = {{num_encodes}, pieces.phase()};
+  for_phases(team, phases, total_us, [&](int phase, int64_t chunk, int thread) {
+    if (phase == 0) {
+      const int64_t end = std::min<int64_t>((chunk + 1) * kEncodeRows, M);
+      for (int64_t m = chunk * kEncodeRows; m < end; ++m) rows.encode(input, m, m, temporary_of(thread));
+      encoded.done();
+      return;
+    }
+    encoded.wait(team);
+    multiply(pieces[chunk]);
+  });
+}
+
+void norm_rows(const kernels::KernelTable& table, ThreadTeam& team, const float* x, const float* weight,
+               float eps, float* out, int M, int n) {
+  const double us = work_us(8.0 * M * n, 4.0 * M * n);
+  for_ranges(team, M, 1, us, [&](int64_t first, int64_t count) {
+    for (int64_t m = first; m < first + count; ++m) table.rmsnorm(x + m * n, weight, eps, out + m * n, n);
+  });
+}
+
+}  // namespace twofold

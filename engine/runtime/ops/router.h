@@ -1,0 +1,45 @@
+// The router of an MoE layer: norm, gate logits, a score per expert, top-k.
+#pragma once
+#include <cstdint>
+
+#include "host/thread_team.h"
+#include "ops/linear.h"
+#include "ops/tensor_view.h"
+#include "twofold/router_shape.h"
+
+namespace twofold {
+
+// Nothing is owned.
+struct RouterWeights {
+  const float* norm;  // [hidden]
+  Weight gate;        // [experts, hidden]
+  const float* bias;  // [experts], added to scores for choosing only; null: none
+};
+
+class Router {
+ public:
+  // Throws KernelFailure for a shape that the number of experts does not fit.
+  Router(const kernels::KernelTable& table, ThreadTeam& team, const RouterWeights& weights, float eps,
+         const kernels::RouterShape& shape);
+
+  // For T rows of hidden: normed [T, hidden], ids and weights [T, top_k] in the order of choosing, which is by
+  // descending score and bias (equal ones: lower id first), and the gate's logits [T, experts] unless null.
+  void forward(const float* hidden, float* normed, int32_t* ids, float* weights, float* logits, int T);
+
+  int hidden_size() const { return static_cast<int>(weights_.gate.cols); }
+  int num_experts() const { return static_cast<int>(weights_.gate.rows); }
+  int top_k() const { return shape_.top_k; }
+
+ private:
+  void score(float* row) const;
+  void keep_groups(float* choice, float* group_scores) const;
+  void pick(float* scores, float* choice, int32_t* ids, float* weights) const;
+
+  const kernels::KernelTable& table_;
+  ThreadTeam& team_;
+  RouterWeights weights_;
+  float eps_;
+  kernels::RouterShape shape_;
+};
+
+}  // namespace twofold

@@ -1,0 +1,151 @@
+#include "ops/state_cache.h"
+
+#include <sys/mman.h>
+
+#include <cstring>
+#include <new>
+#include <stdexcept>
+#include <string>
+
+namespace twofold {
+namespace {
+
+constexpr int64_t kMostBytes = int64_t{1} << 46;
+
+void at_least(int least, const char* name, int value) {
+  if (value < least) {
+    throw std::invalid_argument(std::string("StateCache: ") + name + " is " + std::to_string(value) +
+                                "; expected at least " + std::to_string(least));
+  }
+}
+
+// Adds up sizes that may be beyond what can be addressed.
+class Sum {
+ public:
+  // The offset of what is added: a product of sizes, none negative.
+  int64_t add(std::initializer_list<int64_t> sizes) {
+    const int64_t offset = total_;
+    int64_t bytes = 1;
+    for (const int64_t size : sizes) {
+      if (__builtin_mul_overflow(bytes, size, &bytes)) refuse();
+    }
+    if (__builtin_add_overflow(total_, bytes, &total_) || total_ > kMostBytes) refuse();
+    return offset;
+  }
+  int64_t total() const { return total_; }
+
+ private:
+  [[noreturn]] static void refuse() {
+    throw std::invalid_argument(
+        "StateCache: the layers' pages and records are beyond 64 TiB; "
+        "lower the number of pages");
+  }
+  int64_t total_ = 0;
+};
+
+}  // namespace
+
+StateCache::StateCache(std::span<const LayerState> layers, int num_pages, int page_size, int num_records)
+    : num_pages_(num_pages), page_size_(page_size), num_records_(num_records) {
+  at_least(1, "num_layers", static_cast<int>(layers.size()));
+  at_least(1, "num_pages", num_pages);
+  at_least(1, "page_size", page_size);
+  at_least(0, "num_records", num_records);
+  Sum sum;
+  std::vector<int64_t> offsets;
+  for (const LayerState& state : layers) {
+    Layer& layer = layers_.emplace_back(Layer{{}, nullptr, state.record_bytes});
+    for (const Planes& planes : state.planes) {
+      at_least(1, "a layer's number of planes", planes.count);
+      at_least(1, "a plane's width", planes.width);
+      const int64_t row_bytes = planes.width * kernels::element_bytes(planes.dtype);
+      for (int i = 0; i < planes.count; ++i) {
+        offsets.push_back(sum.add({row_bytes, num_pages, page_size}));
+        layer.planes.push_back({nullptr, planes.width, planes.dtype, row_bytes, row_bytes * page_size});
+      }
+    }
+    if (state.record_bytes < 0) throw std::invalid_argument("StateCache: a record's size is negative");
+    // Records begin on a cache line, and so does what follows them.
+    if (state.record_bytes > 0 && sum.total() % 64 != 0) sum.add({64 - sum.total() % 64});
+    offsets.push_back(sum.add({state.record_bytes, num_records}));
+    if (state.record_bytes > 0 && sum.total() % 64 != 0) sum.add({64 - sum.total() % 64});
+    record_bytes_ += state.record_bytes;
+  }
+  bytes_ = sum.total();
+  void* memory = mmap(nullptr, static_cast<size_t>(bytes_ > 0 ? bytes_ : 1), PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (memory == MAP_FAILED) throw std::bad_alloc();
+  base_ = static_cast<char*>(memory);
+  const int64_t* offset = offsets.data();
+  for (Layer& layer : layers_) {
+    for (StatePlane& plane : layer.planes) plane.base = base_ + *offset++;
+    layer.records = reinterpret_cast<std::byte*>(base_ + *offset++);
+  }
+}
+
+StateCache::~StateCache() { munmap(base_, static_cast<size_t>(bytes_ > 0 ? bytes_ : 1)); }
+
+void StateCache::check_record(int record) const {
+  if (record < 0 || record >= num_records_) {
+    throw std::out_of_range("StateCache: record " + std::to_string(record) + " of " +
+                            std::to_string(num_records_));
+  }
+}
+
+std::span<std::byte> StateCache::record(int layer, int record) const {
+  check_record(record);
+  const Layer& at = layers_.at(static_cast<size_t>(layer));
+  return {at.records + record * at.record_bytes, static_cast<size_t>(at.record_bytes)};
+}
+
+void StateCache::fork_page(int from, int to) {
+  for (const int page : {from, to}) {
+    if (page < 0 || page >= num_pages_) {
+      throw std::out_of_range("StateCache: page " + std::to_string(page) + " of " +
+                              std::to_string(num_pages_));
+    }
+  }
+  if (from == to) return;
+  for (const Layer& layer : layers_) {
+    for (const StatePlane& plane : layer.planes)
+      std::memcpy(plane.page(to), plane.page(from), static_cast<size_t>(plane.page_bytes));
+  }
+}
+
+void StateCache::fork_record(int from, int to) {
+  check_record(from);
+  check_record(to);
+  if (from == to) return;
+  for (const Layer& layer : layers_) {
+    std::memcpy(layer.records + to * layer.record_bytes, layer.records + from * layer.record_bytes,
+                static_cast<size_t>(layer.record_bytes));
+  }
+}
+
+std::vector<std::byte> StateCache::snapshot(int number) const {
+  check_record(number);
+  std::vector<std::byte> all;
+  all.reserve(static_cast<size_t>(record_bytes_));
+  for (int layer = 0; layer < num_layers(); ++layer) {
+    const std::span<const std::byte> bytes = record(layer, number);
+    all.insert(all.end(), bytes.begin(), bytes.end());
+  }
+  return all;
+}
+
+void StateCache::restore(int number, std::span<const std::byte> snapshot) {
+  check_record(number);
+  if (snapshot.size() != static_cast<size_t>(record_bytes_)) {
+    throw std::invalid_argument("StateCache: a snapshot of " + std::to_string(snapshot.size()) +
+                                " bytes is not of these layers, whose records have " +
+                                std::to_string(record_bytes_));
+  }
+  const std::byte* from = snapshot.data();
+  for (int layer = 0; layer < num_layers(); ++layer) {
+    const std::span<std::byte> bytes = record(layer, number);
+    if (!bytes.empty()) std::memcpy(bytes.data(), from, bytes.size());
+    from += bytes.size();
+  }
+}
+
+}  // namespace twofold

@@ -1,0 +1,227 @@
+"""What a layer is made of: the interface of a block, and how a block reads its tensors.
+
+A block is the configuration of one part of one layer, a frozen dataclass. It owns the names and shapes of its tensors,
+the state it keeps of a sequence, what it costs, and how it runs. Whoever loads, sizes, quantises or runs a model walks
+the blocks of its layers and knows none by name.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from twofold.api.errors import KernelError, ModelLoadError
+from twofold.blocks import ops
+from twofold.weights.tensor_source import TensorSource
+from twofold.weights.tensor_spec import Found, TensorSpec
+from twofold.weights.weight_format import ExpertWeights, WeightMatrix, packed_bytes
+
+if TYPE_CHECKING:
+    from twofold.blocks.device_step import Allocate, DeviceBlock, DeviceState, DeviceWeights
+
+F32 = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Pages:
+    """State of every token, kept in pages: `planes` rows of `elements` each."""
+
+    planes: int
+    elements: int
+
+    @property
+    def elements_per_token(self) -> int:
+        return self.planes * self.elements
+
+
+@dataclass(frozen=True)
+class Record:
+    """State of a sequence as a whole, of one size however long it is."""
+
+    num_bytes: int
+
+
+State = Pages | Record
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Of one forward pass through a block on an accelerator."""
+
+    num_bytes: float
+    """Weights and state that are read."""
+    flops: float
+    prediction_bytes: float = 0.0
+    """Of the weights, what predicting the next layer's experts reads once more."""
+
+
+@dataclass(frozen=True)
+class RoutedShape:
+    """How many experts there are, how many a token goes to, and how large each is."""
+
+    num_experts: int
+    top_k: int
+    hidden_size: int
+    intermediate_size: int
+
+
+class BlockWeights:
+    """A block's tensors in an opened checkpoint, each by what it is to the block ("q", "norm").
+
+    Matrices are views of the mapped files; vectors are float32 copies. All but `check` raise ModelLoadError only where
+    the files changed after it.
+    """
+
+    def __init__(self, source: TensorSource, specs: Mapping[str, TensorSpec]) -> None:
+        self.source = source
+        self.specs = specs
+
+    def __contains__(self, part: str) -> bool:
+        return part in self.specs
+
+    @property
+    def names(self) -> list[str]:
+        """Of the tensors and of what belongs to them (scales), in the checkpoint."""
+        return [
+            name for spec in self.specs.values() for name in (spec.name, *self.source.companions(spec.name))
+        ]
+
+    @property
+    def source_bytes(self) -> int:
+        """In the files."""
+        return sum(self.source.entry(name).num_bytes for name in self.names)
+
+    def check(self) -> None:
+        """Raises ModelLoadError for a tensor that is missing or has the wrong dtype or shape; reads headers only."""
+        for part in self.specs:
+            self.format(part)
+
+    def format(self, part: str) -> str:
+        spec = self.specs[part]
+        return self.source.check(spec.name, spec.shape)
+
+    def matrix(self, part: str) -> WeightMatrix:
+        spec = self.specs[part]
+        return self.source.matrix(spec.name, (spec.shape[0], spec.shape[1]))
+
+    def stack(self, part: str) -> list[WeightMatrix]:
+        spec = self.specs[part]
+        return self.source.stack(spec.name, spec.shape)
+
+    def vector(self, part: str) -> F32:
+        spec = self.specs[part]
+        return self.source.vector(spec.name, (spec.shape[0],))
+
+    def optional_vector(self, part: str) -> F32 | None:
+        return self.vector(part) if part in self.specs else None
+
+    def packed(self, team: ops.ThreadTeam, where: str, *parts: str) -> ops.PackedMatrix:
+        """The matrices one above the other, packed for the CPU; `where` begins the message of a ModelLoadError."""
+        try:
+            return ops.PackedMatrix(team, [self.matrix(part) for part in parts])
+        except KernelError as error:
+            raise ModelLoadError(f"{where}: {error}; the weights are damaged, download them again") from None
+
+    def packed_bytes(self, part: str) -> int:
+        """Panels of a matrix or a stack of them; a vector is float32."""
+        spec = self.specs[part]
+        if len(spec.shape) == 1:
+            return 4 * spec.shape[0]
+        *stacked, rows, columns = spec.shape
+        return math.prod(stacked) * packed_bytes(self.format(part), rows, columns)
+
+
+class ModelPart(ABC):
+    """Weights of a model and what they cost: a block, the embedding, the head."""
+
+    @abstractmethod
+    def tensors(self, found: Found) -> Mapping[str, TensorSpec]:
+        """Its tensors in the spelling of this checkpoint, by what they are to it."""
+
+    def problems(self) -> Iterator[str]:
+        """What cannot be about its sizes, in the words of config.json."""
+        return iter(())
+
+    def check(self, weights: BlockWeights) -> None:
+        """Raises ModelLoadError for tensors that it cannot run, from headers alone."""
+        weights.check()
+
+    def host_bytes(self, weights: BlockWeights) -> int:
+        """In memory, packed for the CPU's kernels."""
+        return sum(weights.packed_bytes(part) for part in weights.specs)
+
+    def device_bytes(self, weights: BlockWeights) -> int:
+        """On a device, where matrices are bf16 and what must be exact is f32."""
+        return sum(
+            (4 if spec.role == "exact" else 2) * math.prod(spec.shape) for spec in weights.specs.values()
+        )
+
+    def cost(self, weights: BlockWeights, tokens: int = 1, behind: int = 0) -> Cost:
+        """Of `tokens` tokens of one sequence that has `behind` before them."""
+        return Cost(self.host_bytes(weights), tokens * self._flops_per_token(weights))
+
+    @staticmethod
+    def _flops_per_token(weights: BlockWeights) -> float:
+        shapes = (spec.shape for spec in weights.specs.values())
+        return sum(2.0 * math.prod(shape) for shape in shapes if len(shape) > 1)
+
+
+@dataclass(frozen=True)
+class Block(ModelPart):
+    """One block of one layer; adds to the residual stream."""
+
+    layer: int
+
+    @property
+    def state(self) -> tuple[State, ...]:
+        """What it keeps of a sequence."""
+        return ()
+
+    @property
+    def device_elements_per_token(self) -> int:
+        """Values of a token that are alive at once while it runs on a device, beside the residual stream."""
+        return 0
+
+    @abstractmethod
+    def cpu(self, weights: BlockWeights, team: ops.ThreadTeam, moe_layer: int) -> ops.Block:
+        """Pack the weights and make the CPU's operator. Raises ModelLoadError.
+
+        `moe_layer` is the layer's number among those with routed experts: its place in the expert store.
+        """
+
+    @abstractmethod
+    def device(self, weights: DeviceWeights, moe_layer: int) -> DeviceBlock:
+        """Copy the weights and make the device's operator. Needs torch."""
+
+    def device_state(self, num_pages: int, page_size: int, allocate: Allocate) -> DeviceState:
+        """Memory on a device for what it keeps of all sequences."""
+        return ()
+
+
+class ExpertBlock(Block):
+    """A block whose weights are experts that are placed one by one: they go to the expert store."""
+
+    @property
+    @abstractmethod
+    def routed(self) -> RoutedShape: ...
+
+    @abstractmethod
+    def experts(self, weights: BlockWeights) -> list[ExpertWeights]:
+        """Views of the files; of one matrix all have the same format.
+
+        Raises ModelLoadError where they cannot be told apart.
+        """
+
+    @abstractmethod
+    def expert_formats(self, weights: BlockWeights) -> tuple[str, str, str]:
+        """Of the (gate, up, down) matrices; nothing is read."""
+
+    @abstractmethod
+    def stacked_experts(self, weights: BlockWeights) -> tuple[TensorSpec, TensorSpec, TensorSpec]:
+        """The names and shapes under which all experts' (gate, up, down) are written anew."""

@@ -1,0 +1,172 @@
+"""The routed experts of a layer: SiLU-gated feed-forward layers whose weights go to the expert store.
+
+Checkpoints spell them in three ways: one tensor for each matrix of each expert; fused (`gate_up_proj` [E, 2I, H] and
+`down_proj` [E, H, I], as transformers 5 keeps them); stacked (`gate_proj`, `up_proj`, `down_proj`, each [E, ...], as
+GGUF files keep them and `twofold quantize` writes them).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from twofold.api.errors import ModelLoadError
+from twofold.blocks import ops
+from twofold.blocks.block import BlockWeights, Cost, ExpertBlock, RoutedShape
+from twofold.weights.tensor_spec import Found, TensorSpec
+from twofold.weights.weight_format import ExpertWeights
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from twofold.blocks.device_step import DeviceBlock, DeviceState, DeviceStep, DeviceWeights
+
+_PARTS = ("gate", "up", "down")
+
+
+@dataclass(frozen=True)
+class RoutedExperts(ExpertBlock):
+    hidden_size: int
+    num_experts: int
+    top_k: int
+    intermediate_size: int
+    modules: tuple[str, ...] = ("mlp",)
+    """What checkpoints call the mixture; the first that is there, else the last."""
+    projections: tuple[tuple[str, str, str], ...] = (("gate_proj", "up_proj", "down_proj"),)
+    """What checkpoints with separate experts call (gate, up, down); the first that is there, else the last."""
+
+    @property
+    def routed(self) -> RoutedShape:
+        return RoutedShape(self.num_experts, self.top_k, self.hidden_size, self.intermediate_size)
+
+    def tensors(self, found: Found) -> dict[str, TensorSpec]:
+        for module in self.modules:
+            fused, stacked = self._fused(module), self._stacked(module)
+            if found(fused["gate_up"]):
+                return fused
+            if found(stacked["gate"]) or found(stacked["up"]):
+                return stacked
+            for names in self.projections:
+                if found(self._one(module, names, 0, 0)):
+                    return self._separate(module, names, found)
+        # What is missing first, as today's files of either kind would call it.
+        first = self._one(self.modules[-1], self.projections[-1], 0, 0)
+        return {"gate.0": replace(first, gguf=self._stacked(self.modules[0])["gate"].gguf)}
+
+    def stacked_experts(self, weights: BlockWeights) -> tuple[TensorSpec, TensorSpec, TensorSpec]:
+        any_name = next(iter(weights.specs.values())).name
+        module = any_name.removeprefix(f"model.layers.{self.layer}.").split(".experts.")[0]
+        gate, up, down = self._stacked(module).values()
+        return gate, up, down
+
+    def check(self, weights: BlockWeights) -> None:
+        """Also: the experts agree, matrix by matrix, because the offsets inside an expert are the layer's."""
+        super().check(weights)
+        first = {part: weights.source.entry(spec.name) for part, spec in weights.specs.items()}
+        for part, entry in first.items():
+            expected = first[part.partition(".")[0] + ".0"] if "." in part else entry
+            if entry.format != expected.format:
+                raise ModelLoadError(
+                    f"{entry.file}: tensor {entry.name} is {entry.dtype}, expected {expected.dtype} as {expected.name} "
+                    "is, because the experts of a layer share one format; convert the checkpoint to one"
+                )
+
+    def expert_formats(self, weights: BlockWeights) -> tuple[str, str, str]:
+        if "gate_up" in weights:
+            both = weights.format("gate_up")
+            return both, both, weights.format("down")
+        gate, up, down = (weights.format(part if part in weights else f"{part}.0") for part in _PARTS)
+        return gate, up, down
+
+    def experts(self, weights: BlockWeights) -> list[ExpertWeights]:
+        if "gate_up" in weights:
+            inner = self.intermediate_size
+            try:
+                halves = [
+                    (both.row_range(0, inner), both.row_range(inner, 2 * inner))
+                    for both in weights.stack("gate_up")
+                ]
+            except ValueError as error:
+                raise ModelLoadError(
+                    f"{weights.source.where}: tensor {weights.specs['gate_up'].name} cannot be cut into gate and up: "
+                    f"{error}; use a checkpoint with separate experts"
+                ) from None
+            return [(gate, up, down) for (gate, up), down in zip(halves, weights.stack("down"), strict=True)]
+        if "gate" in weights:
+            gates, ups, downs = (weights.stack(part) for part in _PARTS)
+            return list(zip(gates, ups, downs, strict=True))
+        return [
+            (
+                weights.matrix(f"gate.{expert}"),
+                weights.matrix(f"up.{expert}"),
+                weights.matrix(f"down.{expert}"),
+            )
+            for expert in range(self.num_experts)
+        ]
+
+    def cost(self, weights: BlockWeights, tokens: int = 1, behind: int = 0) -> Cost:
+        """Of the most experts that so many tokens can choose, on whatever computes them."""
+        chosen = min(tokens * self.top_k, self.num_experts)
+        flops = 2.0 * 3 * self.hidden_size * self.intermediate_size
+        return Cost(self.host_bytes(weights) * chosen / self.num_experts, flops * tokens * self.top_k)
+
+    def cpu(self, weights: BlockWeights, team: ops.ThreadTeam, moe_layer: int) -> ops.Block:
+        """The executor that holds the store runs them; here it is only told which."""
+        return ops.RoutedExperts(self.hidden_size, moe_layer)
+
+    def device(self, weights: DeviceWeights, moe_layer: int) -> DeviceBlock:
+        return RoutedExpertsOnDevice(moe_layer)
+
+    def _shape(self, part: str) -> tuple[int, int]:
+        return (
+            (self.hidden_size, self.intermediate_size)
+            if part == "down"
+            else (self.intermediate_size, self.hidden_size)
+        )
+
+    def _fused(self, module: str) -> dict[str, TensorSpec]:
+        hf, gguf = f"model.layers.{self.layer}.{module}.experts", f"blk.{self.layer}"
+        both = (self.num_experts, 2 * self.intermediate_size, self.hidden_size)
+        return {
+            "gate_up": TensorSpec(f"{hf}.gate_up_proj", both, "matrix", f"{gguf}.ffn_gate_up_exps.weight"),
+            "down": self._stacked(module)["down"],
+        }
+
+    def _stacked(self, module: str) -> dict[str, TensorSpec]:
+        hf, gguf = f"model.layers.{self.layer}.{module}.experts", f"blk.{self.layer}"
+        return {
+            part: TensorSpec(
+                f"{hf}.{part}_proj",
+                (self.num_experts, *self._shape(part)),
+                "matrix",
+                f"{gguf}.ffn_{part}_exps.weight",
+            )
+            for part in _PARTS
+        }
+
+    def _one(self, module: str, names: tuple[str, str, str], part: int, expert: int) -> TensorSpec:
+        return TensorSpec(
+            f"model.layers.{self.layer}.{module}.experts.{expert}.{names[part]}.weight",
+            self._shape(_PARTS[part]),
+            "matrix",
+            f"blk.{self.layer}.ffn_{_PARTS[part]}.{expert}.weight",
+        )
+
+    def _separate(self, module: str, names: tuple[str, str, str], found: Found) -> dict[str, TensorSpec]:
+        """As far as there are experts, and the first that is missing: a wrong number asks for no millions of them."""
+        specs: dict[str, TensorSpec] = {}
+        for expert in range(self.num_experts):
+            three = [self._one(module, names, part, expert) for part in range(3)]
+            specs |= {f"{part}.{expert}": spec for part, spec in zip(_PARTS, three, strict=True)}
+            if not found(three[0]):
+                break
+        return specs
+
+
+@dataclass(frozen=True)
+class RoutedExpertsOnDevice:
+    moe_layer: int
+
+    def forward(self, hidden: Tensor, state: DeviceState, step: DeviceStep) -> None:
+        routed = step.chosen()
+        step.moe.forward(self.moe_layer, routed.normed, routed.ids, routed.weights, hidden)

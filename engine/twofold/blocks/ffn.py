@@ -1,0 +1,56 @@
+"""A dense SiLU-gated feed-forward layer, with its own norm."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from twofold.blocks import ops
+from twofold.blocks.block import Block, BlockWeights
+from twofold.weights.tensor_spec import Found, TensorSpec
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from twofold.blocks.device_step import DeviceBlock, DeviceState, DeviceStep, DeviceWeights, GatedFfn
+
+
+@dataclass(frozen=True)
+class DenseFfn(Block):
+    hidden_size: int
+    intermediate_size: int
+    eps: float
+
+    def tensors(self, found: Found) -> dict[str, TensorSpec]:
+        hf, gguf = f"model.layers.{self.layer}", f"blk.{self.layer}"
+        wide, narrow = (self.intermediate_size, self.hidden_size), (self.hidden_size, self.intermediate_size)
+        norm = TensorSpec(
+            f"{hf}.post_attention_layernorm.weight", (self.hidden_size,), "exact", f"{gguf}.ffn_norm.weight"
+        )
+        return {"norm": norm} | {
+            part: TensorSpec(f"{hf}.mlp.{part}_proj.weight", shape, "matrix", f"{gguf}.ffn_{part}.weight")
+            for part, shape in (("gate", wide), ("up", wide), ("down", narrow))
+        }
+
+    def cpu(self, weights: BlockWeights, team: ops.ThreadTeam, moe_layer: int) -> ops.Block:
+        gate, up, down = (
+            weights.packed(team, f"layer {self.layer}, feed-forward", part) for part in ("gate", "up", "down")
+        )
+        return ops.DenseFfn(team, weights.vector("norm"), gate, up, down, self.eps)
+
+    def device(self, weights: DeviceWeights, moe_layer: int) -> DeviceBlock:
+        from twofold.blocks.device_step import GatedFfn
+
+        return DenseFfnOnDevice(weights.norm(), GatedFfn.of(weights), self.eps)
+
+
+@dataclass(frozen=True)
+class DenseFfnOnDevice:
+    norm: Tensor
+    ffn: GatedFfn
+    eps: float
+
+    def forward(self, hidden: Tensor, state: DeviceState, step: DeviceStep) -> None:
+        from twofold.blocks.device_step import normed
+
+        hidden += self.ffn(normed(hidden, self.norm, self.eps))

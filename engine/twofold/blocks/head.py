@@ -1,0 +1,66 @@
+"""Where tokens come in and logits go out: the embedding, the last norm and the matrix of the vocabulary."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from twofold.blocks import ops
+from twofold.blocks.block import BlockWeights, Cost, ModelPart
+from twofold.weights.tensor_spec import Found, TensorSpec
+from twofold.weights.weight_format import WeightMatrix
+
+
+@dataclass(frozen=True)
+class Embedding(ModelPart):
+    """[vocab_size, hidden_size]; a token's row is read from the mapped file."""
+
+    vocab_size: int
+    hidden_size: int
+    tied: bool
+    """Whether the head is this matrix, too."""
+
+    def tensors(self, found: Found) -> dict[str, TensorSpec]:
+        shape = (self.vocab_size, self.hidden_size)
+        return {"table": TensorSpec("model.embed_tokens.weight", shape, "embedding", "token_embd.weight")}
+
+    def host_bytes(self, weights: BlockWeights) -> int:
+        """Pages of the file; none where the head has packed it."""
+        return 0 if self.tied else weights.source.entry(weights.specs["table"].name).num_bytes
+
+    def table(self, weights: BlockWeights) -> WeightMatrix:
+        return weights.matrix("table")
+
+
+@dataclass(frozen=True)
+class Head(ModelPart):
+    vocab_size: int
+    hidden_size: int
+    eps: float
+    tied: bool
+
+    def tensors(self, found: Found) -> dict[str, TensorSpec]:
+        shape = (self.vocab_size, self.hidden_size)
+        return {
+            "norm": TensorSpec("model.norm.weight", (self.hidden_size,), "exact", "output_norm.weight"),
+            "vocabulary": Embedding(self.vocab_size, self.hidden_size, True).tensors(found)["table"]
+            if self.tied
+            else TensorSpec("lm_head.weight", shape, "embedding", "output.weight"),
+        }
+
+    @property
+    def ignored(self) -> tuple[str, ...]:
+        """Tensors that are not read: a tied head may be written out all the same."""
+        return ("lm_head.weight",) if self.tied else ()
+
+    def device_bytes(self, weights: BlockWeights) -> int:
+        shared = 2 * math.prod(weights.specs["vocabulary"].shape) if self.tied else 0
+        return super().device_bytes(weights) - shared
+
+    def cost(self, weights: BlockWeights, tokens: int = 1, behind: int = 0) -> Cost:
+        """Of the matrix alone."""
+        return Cost(weights.packed_bytes("vocabulary"), tokens * self._flops_per_token(weights))
+
+    def cpu(self, weights: BlockWeights, team: ops.ThreadTeam) -> ops.LmHead:
+        """Pack the matrix and make the CPU's operator. Raises ModelLoadError."""
+        return ops.LmHead(team, weights.vector("norm"), weights.packed(team, "head", "vocabulary"), self.eps)

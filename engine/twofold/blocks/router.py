@@ -1,0 +1,132 @@
+"""The router of a layer with experts: its norm, its gate, and how experts are chosen and weighted.
+
+A token's scores (softmax, sigmoid ... of the gate's logits) plus an optional bias choose top_k experts, within the best
+groups where experts are grouped. The weights are the chosen experts' scores, divided by their sum or not, times a
+scale.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from twofold.blocks import ops
+from twofold.blocks.block import Block, BlockWeights, Cost
+from twofold.weights.tensor_spec import Found, TensorSpec
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from twofold.blocks.device_step import DeviceBlock, DeviceState, DeviceStep, DeviceWeights
+
+
+@dataclass(frozen=True)
+class Router(Block):
+    hidden_size: int
+    num_experts: int
+    top_k: int
+    eps: float
+    renormalise: bool
+    """Whether the k weights are divided by their sum."""
+    scale: float = 1.0
+    """Of the weights."""
+    score: Literal["softmax", "sigmoid", "sqrt_softplus", "softmax_of_chosen"] = "softmax"
+    bias: bool = False
+    """Whether the gate has a bias that is added to the scores for choosing only."""
+    num_groups: int = 1
+    """Of neighbouring experts."""
+    top_groups: int = 1
+    group_score: Literal["max", "top_two_sum"] = "max"
+    """What a group is chosen by: its best score, or the sum of its two best."""
+    modules: tuple[str, ...] = ("mlp",)
+    """What checkpoints call the mixture; the first whose gate is there, else the last."""
+
+    def problems(self) -> Iterator[str]:
+        if self.top_k > self.num_experts:
+            yield f"num_experts_per_tok {self.top_k} is more than the {self.num_experts} experts there are"
+        if self.num_experts % self.num_groups:
+            yield f"{self.num_experts} experts do not fill n_group {self.num_groups} groups of one size"
+        elif self.top_k > self.num_experts // self.num_groups * min(self.top_groups, self.num_groups):
+            yield f"num_experts_per_tok {self.top_k} is more than topk_group {self.top_groups} groups have"
+
+    def tensors(self, found: Found) -> dict[str, TensorSpec]:
+        hf, gguf = f"model.layers.{self.layer}", f"blk.{self.layer}"
+        gates = [
+            TensorSpec(
+                f"{hf}.{module}.gate.weight",
+                (self.num_experts, self.hidden_size),
+                "exact",
+                f"{gguf}.ffn_gate_inp.weight",
+            )
+            for module in self.modules
+        ]
+        norm = TensorSpec(
+            f"{hf}.post_attention_layernorm.weight", (self.hidden_size,), "exact", f"{gguf}.ffn_norm.weight"
+        )
+        gate = next(filter(found, gates), gates[-1])
+        specs = {"norm": norm, "gate": gate}
+        if self.bias:
+            name = f"{gate.name.removesuffix('weight')}e_score_correction_bias"
+            specs["bias"] = TensorSpec(name, (self.num_experts,), "exact", f"{gguf}.exp_probs_b.bias")
+        return specs
+
+    def host_bytes(self, weights: BlockWeights) -> int:
+        return super().host_bytes(weights) - weights.packed_bytes("gate") + self._gate_bytes(weights)
+
+    def cost(self, weights: BlockWeights, tokens: int = 1, behind: int = 0) -> Cost:
+        base = super().cost(weights, tokens, behind)
+        return Cost(base.num_bytes, base.flops, self._gate_bytes(weights))
+
+    def cpu(self, weights: BlockWeights, team: ops.ThreadTeam, moe_layer: int) -> ops.Block:
+        # The gate decides where tokens go: its products are exact in float32, whatever the other weights are.
+        gate = weights.matrix("gate")
+        plain = np.array(gate.data) if gate.format == "bf16" else ops.dequantise(team, gate)
+        return ops.Router(
+            team, weights.vector("norm"), plain, self.eps, self.shape, weights.optional_vector("bias")
+        )
+
+    def device(self, weights: DeviceWeights, moe_layer: int) -> DeviceBlock:
+        return RouterOnDevice(self, weights.norm(), weights.exact("gate"), weights.vector("bias"))
+
+    @property
+    def shape(self) -> ops.RouterShape:
+        """How logits become choice and weights, as native code is told."""
+        return ops.RouterShape(
+            self.top_k,
+            score=self.score,
+            renormalise=self.renormalise,
+            scale=self.scale,
+            num_groups=self.num_groups,
+            top_groups=self.top_groups,
+            group_score=self.group_score,
+        )
+
+    @staticmethod
+    def _gate_bytes(weights: BlockWeights) -> int:
+        """bfloat16 as it is, anything else as float32."""
+        return math.prod(weights.specs["gate"].shape) * (2 if weights.format("gate") == "bf16" else 4)
+
+
+@dataclass(frozen=True)
+class RouterOnDevice:
+    router: Router
+    norm: Tensor
+    gate: Tensor
+    """f32 [experts, hidden]: choosing experts is worth the exactness."""
+    bias: Tensor | None
+
+    def forward(self, hidden: Tensor, state: DeviceState, step: DeviceStep) -> None:
+        """Adds nothing; says what the blocks after it compute."""
+        from torch.nn import functional
+
+        from twofold.blocks.device_step import Routed, normed
+
+        rows = normed(hidden, self.norm, self.router.eps)
+        logits = functional.linear(rows.float(), self.gate)
+        ids, weights = step.kernels.route(logits, self.router, self.bias)
+        padding = (step.batch.slot_mapping < 0)[:, None]
+        step.routed = Routed(rows, ids.masked_fill_(padding, -1), weights)

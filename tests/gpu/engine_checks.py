@@ -1,0 +1,180 @@
+"""The engine on a device: logits for every placement, frozen placement, a lost step, every event told."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+from twofold.blocks import ops
+from twofold.engine.model import LoadedModel as CpuModel
+from twofold.engine.runner import ModelRunner
+
+from benchmarks.gpu.machine import Machine, expect
+from benchmarks.gpu.models import QWEN, Shape
+from benchmarks.gpu.runs import (
+    ALL_CPU,
+    F32,
+    FROZEN,
+    LRU,
+    PAGE_SIZE,
+    TWOFOLD,
+    Conversation,
+    LoadedModel,
+    Mode,
+    check_mode,
+    loaded,
+    make_runner,
+)
+from tests.told_sampler import ToldSampler
+
+SHARES = (0.0, 0.1, 0.25, 0.5, 0.75, 1.0)
+LIMIT = 2e-2
+"""Largest ‖ours − reference‖ / ‖reference‖: sums in another order make roundings to bf16 fall otherwise."""
+NATURAL_LIMIT = 1e-1
+"""Of a whole forward pass with its own routing, in the median: bf16 dense layers, and ties that they turn."""
+
+
+def error_of(ours: F32, reference: F32) -> float:
+    """Relative, over all logits."""
+    return float(np.linalg.norm(ours - reference) / np.linalg.norm(reference))
+
+
+def told_logits(machine: Machine, model: LoadedModel, runner: Any, batch: int, forced: bool = True) -> F32:
+    """Logits [batch * tokens, vocabulary] of a fixed conversation, whatever the runner would have picked."""
+    count = machine.sizes.logit_tokens
+    random = np.random.default_rng(6)
+    vocab = model.files.config.vocab_size
+    samplers = [ToldSampler(random.integers(0, vocab, count).tolist()) for _ in range(batch)]
+    model.routing.on = forced
+    try:
+        Conversation(machine, model, runner, batch, samplers, forced).steps(count)
+    finally:
+        model.routing.on = True
+    return np.stack([row for sampler in samplers for row in sampler.seen])
+
+
+def reference_logits(machine: Machine, model: LoadedModel, batch: int) -> F32:
+    """All experts on the CPU, every step placed by the host."""
+
+    def compute() -> F32:
+        return told_logits(machine, model, make_runner(machine, model, ALL_CPU, 0.0, "placed"), batch)
+
+    return machine.keep(("reference", model.shape, batch), compute)  # type: ignore[no-any-return]
+
+
+def logits_for_every_placement(machine: Machine, shape: Shape, batch: int) -> dict[str, Any]:
+    """Slots from none to all, steps of all three kinds, against the CPU's experts under the same routing."""
+    model = loaded(machine, shape)
+    reference = reference_logits(machine, model, batch)
+    errors: dict[str, float] = {}
+    modes: tuple[Mode, ...] = ("graph", "eager", "placed")
+    for share in SHARES:
+        for mode in modes:
+            runner = make_runner(machine, model, TWOFOLD, share, mode)
+            errors[f"{mode}, {share:.0%}"] = error_of(told_logits(machine, model, runner, batch), reference)
+            check_mode(runner, mode)
+    worst = max(errors.values())
+    return expect(
+        {"relative_error": worst, "of": errors}, worst <= LIMIT, f"relative error of at most {LIMIT}"
+    )
+
+
+def logits_against_the_cpu_engine(machine: Machine) -> dict[str, Any]:
+    """Dense layers and routing too, against the engine without a GPU."""
+    model = loaded(machine, QWEN)
+    cache = ops.StateCache(model.files.config.cache_planes("float32"), 512, PAGE_SIZE)
+    alone = make_runner(machine, model, ALL_CPU, 0.0, "placed").moe
+    cpu = ModelRunner(CpuModel(model.files, model.team), alone, cache)
+    reference = told_logits(machine, model, cpu, 1, forced=False)
+    ours = told_logits(machine, model, make_runner(machine, model, TWOFOLD, 0.25, "graph"), 1, forced=False)
+    each = [error_of(a, b) for a, b in zip(ours, reference, strict=True)]
+    same = float(np.mean(ours.argmax(1) == reference.argmax(1)))
+    figures = {"median_relative_error": float(np.median(each)), "worst": max(each), "same_first_choice": same}
+    return expect(
+        figures, figures["median_relative_error"] <= NATURAL_LIMIT, f"median error of at most {NATURAL_LIMIT}"
+    )
+
+
+def frozen_placement(machine: Machine, mode: Mode) -> dict[str, Any]:
+    """Nothing is uploaded: two runs agree bit for bit."""
+    model = loaded(machine, QWEN)
+    learned = machine.folder / "learned"
+    warm = make_runner(machine, model, TWOFOLD, 0.5, mode)
+    Conversation(machine, model, warm).steps(machine.sizes.warm_steps)
+    warm.moe.idle()
+    warm.moe.save_cache(learned)
+    runs = []
+    for _ in range(2):
+        runner = make_runner(machine, model, FROZEN, 0.5, mode)
+        resident = runner.moe.restore_cache(learned)
+        runs.append(told_logits(machine, model, runner, 2))
+        check_mode(runner, mode)
+    differing = int((runs[0] != runs[1]).sum())
+    counts = runner.moe.counts()
+    figures = {"differing_logits": differing, "resident": resident, "counts": vars(counts)}
+    moved = counts.fetched + counts.evictions
+    return expect(
+        figures, differing == 0 and moved == 0 and counts.hits > 0, "no logit differs, nothing moved"
+    )
+
+
+class _Late:
+    """A step's host side that comes to serve after the device has given up, once."""
+
+    def __init__(self, beneath: Any, delay_s: float) -> None:
+        self._beneath, self._delay_s = beneath, delay_s
+
+    def serve(self, number: int, limit_s: float) -> Any:
+        delay_s, self._delay_s = self._delay_s, 0.0
+        time.sleep(delay_s)
+        return self._beneath.serve(number, limit_s)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._beneath, name)
+
+
+def lost_step(machine: Machine) -> dict[str, Any]:
+    """A table step that is served too late: its tokens come all the same, placed by the host."""
+    model = loaded(machine, QWEN)
+    reference = reference_logits(machine, model, 1)
+    runner = make_runner(machine, model, TWOFOLD, 0.25, "graph", watchdog_s=0.3)
+    # A played device waits for its server by no clock of its own.
+    runner._table = _Late(runner._table, 0.0 if machine.played else 1.0)
+    error = error_of(told_logits(machine, model, runner, 1), reference)
+    fell_back = runner.why_placed is not None
+    figures = {"relative_error": error, "fell_back_because": runner.why_placed}
+    return expect(
+        figures, error <= LIMIT and (fell_back or machine.played), "the step is lost and its answer is not"
+    )
+
+
+def every_event_is_told(machine: Machine, mode: Mode) -> dict[str, Any]:
+    """Placement of every token in every layer, every upload with begin, end and lane, every eviction."""
+    model = loaded(machine, QWEN)
+    runner = make_runner(machine, model, LRU, 0.25, mode)
+    runner.moe.enable_events(True)
+    conversation = Conversation(machine, model, runner, batch=2)
+    conversation.steps(machine.sizes.warm_steps)
+    runner.moe.idle()
+    events, counts = runner.moe.drain_events(), runner.moe.counts()
+    tokens, uploads = events["token_layer"], events["upload"]
+    expected_rows = (2 * (conversation.step - 1) + 2 * 4) * model.moe_shape.num_layers
+    placed = tuple(int(tokens[name].sum()) for name in ("num_hits", "num_cpu", "num_fetched"))
+    evictions = int((events["cache_event"]["kind"] == 1).sum())
+    dropped = sum(runner.moe.take_dropped().values())
+    figures = {
+        "token_layers": len(tokens), "expected_token_layers": expected_rows, "placed": placed,
+        "uploads": len(uploads), "upload_bytes": int(uploads["bytes"].sum()), "evictions": evictions,
+        "dropped": dropped, "counts": vars(counts),
+    }  # fmt: skip
+    holds = (
+        len(tokens) == expected_rows
+        and placed == (counts.hits, counts.cpu_misses, counts.fetched)
+        and len(uploads) == counts.uploads
+        and int(uploads["bytes"].sum()) == counts.h2d_bytes
+        and bool((uploads["begin_us"] < uploads["end_us"]).all())
+        and evictions == counts.evictions
+        and dropped == 0
+    )
+    return expect(figures, holds, "as many rows as there were placements, uploads and evictions")

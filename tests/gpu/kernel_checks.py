@@ -1,0 +1,142 @@
+"""Kernels and the hand-over by themselves, against f32 and torch."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+from twofold.blocks.device_step import DeviceKernels, HeadShape, KvLayer
+from twofold.blocks.router import Router
+from twofold.device.kernels import CudaKernels, TorchKernels
+
+from benchmarks.gpu.machine import Machine, expect
+from tests.gpu.experts import (
+    Case,
+    error_after_a_lost_step,
+    hybrid_error,
+    make_case,
+    relative_error,
+    working_hand_overs,
+)
+
+EXPERTS, TOP_K = 16, 4
+LIMITS = {"decode": 2e-2, "prefill": 2e-2}
+"""Largest ‖ours − reference‖ / ‖reference‖: activations rounded to bf16 or 8 bits."""
+
+
+def kernels_of(machine: Machine, max_length: int) -> DeviceKernels:
+    """Ours; a played device has none of its own for dense layers."""
+    return TorchKernels() if machine.played else CudaKernels(max_length)
+
+
+def layer_of(machine: Machine, format: str, num_tokens: int) -> Case:
+    """Random experts and tokens."""
+    sizes = machine.sizes
+    return make_case(machine, format, sizes.hidden, sizes.intermediate, EXPERTS, TOP_K, num_tokens)
+
+
+def decode_experts(machine: Machine, format: str) -> dict[str, Any]:
+    """Every expert in a slot, batches from 1 to 32."""
+    worst = 0.0
+    for num_tokens in (1, 3, 8, 32):
+        case = layer_of(machine, format, num_tokens)
+        experts = case.device_experts(resident=EXPERTS)
+        hidden = torch.full((num_tokens, machine.sizes.hidden), float("nan"), device=machine.device)
+        hidden.copy_(case.residual)
+        with experts.rehearsal():
+            experts.begin_step()
+            experts.forward(0, case.normed, case.ids, case.weights, hidden)
+            first = hidden.clone()
+            hidden.copy_(case.residual)
+            experts.forward(0, case.normed, case.ids, case.weights, hidden)
+        if not torch.equal(first, hidden):
+            raise AssertionError("two runs of the same step differ")
+        worst = max(worst, relative_error(first, case.reference()))
+    return within(worst, LIMITS["decode"])
+
+
+def prefill_experts(machine: Machine, format: str) -> dict[str, Any]:
+    """The grouped product on tensor cores, small and large tiles."""
+    worst = 0.0
+    for num_tokens in machine.sizes.prefill_tokens:
+        case = layer_of(machine, format, num_tokens)
+        hidden = case.residual.clone()
+        case.device_experts(resident=EXPERTS).prefill(0, case.normed, case.ids, case.weights, hidden)
+        worst = max(worst, relative_error(hidden, case.reference()))
+    return within(worst, LIMITS["prefill"])
+
+
+def routing(machine: Machine) -> dict[str, Any]:
+    """Against torch."""
+    logits = torch.randn(67, 128, device=machine.device)
+    worst = 0.0
+    for normalise in (False, True):
+        router = Router(0, hidden_size=8, num_experts=128, top_k=8, eps=1e-6, renormalise=normalise)
+        ids, weights = kernels_of(machine, 64).route(logits, router, None)
+        expected_ids, expected = TorchKernels().route(logits, router, None)
+        if not torch.equal(ids, expected_ids):
+            raise AssertionError("other experts are chosen")
+        worst = max(worst, relative_error(weights, expected))
+    return within(worst, 1e-5)
+
+
+def attention(machine: Machine) -> dict[str, Any]:
+    """Against torch, with and without window and head norms."""
+    worst = 0.0
+    for head_dim, heads, kv_heads, window in ((128, 32, 4, 0), (64, 64, 8, 100), (64, 6, 6, 0)):
+        shape = HeadShape(heads, kv_heads, head_dim, head_dim**-0.5, window, 1e-6)
+        lengths = torch.tensor([1, 17, 256, 700, 0], dtype=torch.int32, device=machine.device)
+        tables = torch.randperm(5 * 48, device=machine.device).view(5, 48).int()
+        places = torch.where(
+            lengths > 0,
+            tables.long()[torch.arange(5, device=machine.device), ((lengths - 1).clamp(min=0) // 16).long()]
+            * 16
+            + (lengths - 1) % 16,
+            -1,
+        )
+        qkv = torch.randn(5, (heads + 2 * kv_heads) * head_dim, device=machine.device).bfloat16()
+        norm = torch.rand(head_dim, device=machine.device) + 0.5
+        angle = torch.rand(5, head_dim // 2, device=machine.device) * 6
+        results = []
+        cache = torch.randn(2, 240, 16, kv_heads, head_dim, device=machine.device).bfloat16()
+        for kernels in (kernels_of(machine, 768), TorchKernels()):
+            kv = KvLayer(cache[0].clone(), cache[1].clone())
+            q = kernels.rope_store(qkv, (norm, norm), (angle.cos(), angle.sin()), places, kv, shape)
+            results.append((kernels.decode_attention(q, tables, lengths, kv, shape), kv.keys, kv.values))
+        worst = max(worst, *(relative_error(a, b) for a, b in zip(*results, strict=True)))
+    return within(worst, 2e-2)
+
+
+def hand_over_probe(machine: Machine) -> dict[str, Any]:
+    """The probe that chooses how a graph waits for the CPU."""
+    found = machine.module.probe_hand_overs(2048)
+    if not found["kind"]:
+        raise AssertionError(found["reason"])
+    return dict(found)
+
+
+def hybrid(machine: Machine, graph: bool) -> dict[str, Any]:
+    """Half of the experts in slots, the rest by the CPU, over several layers; twice, bit for bit the same."""
+    worst = 0.0
+    for format in ("bf16", "q8_0"):
+        for num_tokens in (1, 4):
+            for kind in working_hand_overs(machine):
+                case = layer_of(machine, format, num_tokens)
+                worst = max(worst, hybrid_error(machine, case, kind, graph))
+    return within(worst, LIMITS["decode"])
+
+
+def watchdog(machine: Machine) -> dict[str, Any]:
+    """Without a server a step ends by itself; with one, the next step works."""
+    case = layer_of(machine, "bf16", 1)
+    started = time.perf_counter()
+    error = error_after_a_lost_step(machine, case, watchdog_s=0.2)
+    return within(error, LIMITS["decode"]) | {"seconds": time.perf_counter() - started}
+
+
+def within(error: float, limit: float) -> dict[str, Any]:
+    """The figure with its verdict."""
+    return expect(
+        {"relative_error": error, "limit": limit}, error <= limit, f"relative error of at most {limit:.0e}"
+    )

@@ -1,0 +1,125 @@
+"""The checks of the CPU's targets: arithmetic, verdicts, and one run of the program with players."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("gguf")
+
+from benchmarks.peers.layers import Timing
+from benchmarks.peers.shapes import FULL_SHAPES
+from benchmarks.targets import engine_checks, file_checks, layer_checks
+from benchmarks.targets.lines import Settings, at_least, at_most
+
+# As `twofold bench --profile --json` prints it, among other things.
+PROFILED = {"profile": {"decode": {"step_us": 900.0, "parts_us": {"sampler": 9.0}, "python_share": 0.02}}}
+
+
+def settings(tmp_path: Path, **changes: object) -> Settings:
+    plain = {
+        "cache": tmp_path / "cache",
+        "shape": FULL_SHAPES["tiny"],
+        "formats": ("q8_0",),
+        "threads": 2,
+        "rounds": 2,
+        "python": "no/python",
+        "llama_python": "no/python",
+        "kt_python": "no/python",
+        "keep_models": False,
+        "prompt_tokens": 64,
+        "say": lambda text: None,
+    }
+    return Settings(**{**plain, **changes})
+
+
+def test_a_target_is_met_at_its_limit_and_not_beyond() -> None:
+    assert at_least("c", "x", 2, 2.0, "×").verdict == "pass"
+    assert at_least("c", "x", 2, 1.99, "×").verdict == "short"
+    assert at_most("c", "x", 3, 3.0, "%").verdict == "pass"
+    assert at_most("c", "x", 3, 3.01, "%").verdict == "short"
+    assert at_most("c", "x", 3, None, "%").verdict == "not measured"
+
+
+def test_amortisation_is_time_over_experts_touched() -> None:
+    timings = [
+        Timing(1, [0.001], [8]),
+        Timing(2, [0.003, 0.002, 0.0021], [16, 15, 14]),
+        Timing(64, [0.032], [128]),
+    ]
+    # 15 experts on average would take 1.875 times one token; 2.1 were needed.
+    assert layer_checks.amortisation(timings, 8) == {
+        2: pytest.approx(2.1 / 1.875),
+        64: pytest.approx(32 / 16),
+    }
+
+
+def test_small_batches_report_the_worst(tmp_path, fake_layer_python) -> None:
+    # Any number of tokens touches 8 experts here: 64 tokens may cost four times one token (8 experts, top 2).
+    good = fake_layer_python("good", gain=16)
+    lines = layer_checks.small_batches(settings(tmp_path, python=good))
+    assert [line.verdict for line in lines] == ["pass", "pass"]
+    assert lines[0].figure == pytest.approx(64 / 16 / 4)
+    lines = layer_checks.small_batches(settings(tmp_path, python=fake_layer_python("bad", gain=4)))
+    assert [line.verdict for line in lines] == ["short", "short"]
+    assert lines[0].figure == pytest.approx(64 / 4 / 4)
+
+
+def test_shares_of_the_ceilings(tmp_path, fake_layer_python, monkeypatch) -> None:
+    python = fake_layer_python("python", one_s=0.001, gain=32)
+    monkeypatch.setattr(
+        layer_checks.ceilings,
+        "measure",
+        lambda threads, python: {"read_gb_per_s": 2.1, "int8_gop_per_s": 20.0},
+    )
+    read, products = layer_checks.shares_of_the_ceilings(settings(tmp_path, python=python))
+    # A token reads two experts of 1 MB in 1 ms.
+    assert (read.figure, read.verdict) == (pytest.approx(100 * 2.0 / 2.1), "pass")
+    # 8 experts of 32 tokens at top 2 are 128 tokens: 4 ms for 128 * 2 experts of 3 * 256 * 256 weights.
+    assert products.figure == pytest.approx(100 * 128 * 2 * 2 * 3 * 256 * 256 / 0.004 / 1e9 / 20)
+
+
+def test_busy_processes_compute_and_end(tmp_path) -> None:
+    with engine_checks.busy_cores(2) as pids:
+        assert len(pids) == 2
+        assert all(Path(f"/proc/{pid}").exists() for pid in pids)
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+    with pytest.raises(ZeroDivisionError), engine_checks.busy_cores(1) as pids:
+        raise ZeroDivisionError
+    assert not Path(f"/proc/{pids[0]}").exists()
+
+
+def test_beside_busy_processes_quiet_and_busy_take_turns(tmp_path, fake_python, calls_of) -> None:
+    python = fake_python("python", [{"twofold": {"prefill_tokens_per_s": 9.0, "decode_tokens_per_s": 50.0}}])
+    (line,) = engine_checks.beside_busy_processes(settings(tmp_path, python=python))
+    assert (line.figure, line.verdict) == (100, "pass")
+    assert len(calls_of(python)) == 4
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_the_share_of_python_is_read_from_the_profile(tmp_path, fake_python) -> None:
+    python = fake_python("python", [PROFILED])
+    (line,) = engine_checks.python_share(settings(tmp_path, python=python))
+    assert (line.figure, line.verdict) == (pytest.approx(2), "pass")
+    assert line.note == "of 0.90 ms; picking the token takes another 1.0 %"
+    (line,) = engine_checks.python_share(settings(tmp_path, python=fake_python("old", [{"twofold": {}}])))
+    assert line.verdict == "not measured"
+
+
+def test_loading_is_compared_with_reading(tmp_path, fake_python) -> None:
+    python = fake_python("python", [{"load_s": 1000.0}])
+    (line,) = file_checks.load_time(settings(tmp_path, python=python))
+    assert line.verdict == "short"
+    assert "1000.00 s against" in line.note
+    (line,) = file_checks.load_time(settings(tmp_path))
+    assert line.verdict == "not measured"
+    assert "no/python is not there" in line.note
+
+
+def test_the_whole_model_loads_and_decodes(tmp_path, fake_python) -> None:
+    speed = {"prefill_tokens_per_s": 9.0, "decode_tokens_per_s": 7.0}
+    python = fake_python("python", [{"load_s": 0.0, "twofold": speed}])
+    load, decode = file_checks.big_model(settings(tmp_path, python=python))
+    assert (load.verdict, decode.verdict, decode.figure) == ("pass", "pass", 7.0)
+    assert list((tmp_path / "cache").iterdir()) == []
