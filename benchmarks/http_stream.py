@@ -10,7 +10,7 @@ from typing import Any
 
 
 @dataclass
-class Answer:
+class TimedAnswer:
     """What came back. Moments are `time.perf_counter()` seconds."""
 
     status: int
@@ -28,7 +28,7 @@ class Answer:
         return self.token_s[0] - self.sent_s if self.token_s else None
 
 
-async def post(port: int, path: str, body: bytes, *, stop_after: int | None = None) -> Answer:
+async def post(port: int, path: str, body: bytes, *, stop_after: int | None = None) -> TimedAnswer:
     """POST `body` to 127.0.0.1 and read the answer, streamed or not.
 
     stop_after: hang up after so many events with text, as a client does that lost interest; 0: before the first.
@@ -42,7 +42,7 @@ async def post(port: int, path: str, body: bytes, *, stop_after: int | None = No
             f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: application/json\r\n"
             f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
         )
-        answer = Answer(0, time.perf_counter())
+        answer = TimedAnswer(0, time.perf_counter())
         writer.write(head.encode() + body)
         await writer.drain()
         status_line = await reader.readline()
@@ -58,7 +58,7 @@ async def post(port: int, path: str, body: bytes, *, stop_after: int | None = No
         writer.close()
 
 
-async def _read_events(reader: asyncio.StreamReader, answer: Answer, stop_after: int | None) -> None:
+async def _read_events(reader: asyncio.StreamReader, answer: TimedAnswer, stop_after: int | None) -> None:
     while stop_after is None or len(answer.token_s) < stop_after:
         line = await reader.readline()
         if not line:

@@ -40,12 +40,6 @@ class ServerProcess:
     def num_descriptors(self) -> int:
         return len(list(Path(f"/proc/{self.pid}/fd").iterdir()))
 
-    @property
-    def cpu_s(self) -> float:
-        """User and system time so far, of all threads."""
-        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
 
 @contextlib.contextmanager
 def serving(checkout: Path, arguments: Sequence[str], log: Path) -> Iterator[ServerProcess]:

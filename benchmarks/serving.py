@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.http_stream import Answer, post
+from benchmarks.http_stream import TimedAnswer, post
 from benchmarks.server_process import ServerProcess, serving
 
 HERE = Path(__file__).resolve().parents[1]
@@ -66,7 +66,7 @@ async def one_round(port: int, streams: int, tokens: int, greedy: bool) -> Figur
     return figures(answers, elapsed)
 
 
-def figures(answers: list[Answer], elapsed_s: float) -> Figures:
+def figures(answers: list[TimedAnswer], elapsed_s: float) -> Figures:
     gaps = sorted(
         b - a for answer in answers for a, b in zip(answer.token_s, answer.token_s[1:], strict=False)
     )

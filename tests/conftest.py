@@ -24,7 +24,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """A green result says of which kernels it knows nothing."""
     if importlib.util.find_spec("twofold._core") is None:
         return
-    from twofold._core import kernels
+    from twofold._core.testing import kernels
 
     from tests import kernel_levels
 

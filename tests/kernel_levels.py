@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from twofold._core import kernels
+from twofold._core.testing import kernels
 from twofold.api.errors import ConfigError
 
 EMULATIONS = {"amx": "amx_emulated"}

@@ -1,44 +1,14 @@
 // Replay of recorded routing, for the lab. Exports only.
-#include <pybind11/functional.h>
 #include <pybind11/stl.h>
 
-#include "array_view.h"
 #include "module.h"
-#include "twofold/replay.h"
+#include "trace_holder.h"
 #include "twofold/simulation.h"
 #include "twofold/timeline.h"
 
 namespace twofold::bindings {
 namespace py = pybind11;
 namespace {
-
-// Owns the arrays that the views of RoutingTrace point into.
-class TraceHolder {
- public:
-  TraceHolder(Array<uint16_t> ids, std::optional<Array<float>> weights, Array<int64_t> offsets,
-              int num_experts)
-      : ids_(std::move(ids)), weights_(std::move(weights)), offsets_(std::move(offsets)) {
-    if (ids_.ndim() != 3) {
-      throw py::value_error("routing trace: ids of " + std::to_string(ids_.ndim()) +
-                            " dimensions given, [tokens, layers, top_k] expected");
-    }
-    trace_.num_tokens = ids_.shape(0);
-    trace_.num_layers = static_cast<int>(ids_.shape(1));
-    trace_.top_k = static_cast<int>(ids_.shape(2));
-    trace_.num_experts = num_experts;
-    trace_.ids = {ids_.data(), static_cast<size_t>(ids_.size())};
-    if (weights_) trace_.weights = {weights_->data(), static_cast<size_t>(weights_->size())};
-    trace_.offsets = {offsets_.data(), static_cast<size_t>(offsets_.size())};
-    trace_.validate();
-  }
-  const RoutingTrace& trace() const { return trace_; }
-
- private:
-  Array<uint16_t> ids_;
-  std::optional<Array<float>> weights_;
-  Array<int64_t> offsets_;
-  RoutingTrace trace_;
-};
 
 void bind_simulation(py::module_& m) {
   py::class_<SimulationResult>(m, "SimulationResult",
@@ -85,14 +55,7 @@ void bind_core_lab(py::module_& m) {
   py::class_<TraceHolder>(m, "RoutingTrace",
                           "Recorded routing: ids u16[tokens, layers, top_k], checked once.")
       .def(py::init<Array<uint16_t>, std::optional<Array<float>>, Array<int64_t>, int>(), py::arg("ids"),
-           py::arg("weights"), py::arg("offsets"), py::arg("num_experts"))
-      .def_property_readonly("num_tokens", [](const TraceHolder& t) { return t.trace().num_tokens; })
-      .def_property_readonly("num_layers", [](const TraceHolder& t) { return t.trace().num_layers; })
-      .def_property_readonly("num_experts", [](const TraceHolder& t) { return t.trace().num_experts; })
-      .def_property_readonly("top_k", [](const TraceHolder& t) { return t.trace().top_k; })
-      .def(
-          "future", [](const TraceHolder& t, int batch) { return future_of(t.trace(), batch); },
-          py::arg("batch"));
+           py::arg("weights"), py::arg("offsets"), py::arg("num_experts"));
 
   py::class_<ReplayCounts>(m, "ReplayCounts",
                            "Sums over one replay; hits and misses count distinct experts per event.")
@@ -104,34 +67,32 @@ void bind_core_lab(py::module_& m) {
       .def_readonly("num_uploads", &ReplayCounts::num_uploads)
       .def_readonly("num_evictions", &ReplayCounts::num_evictions);
 
-  py::class_<ReplayDecision>(m, "ReplayDecision", "What happened to one active expert of one event.")
-      .def_readonly("step", &ReplayDecision::step)
-      .def_readonly("layer", &ReplayDecision::layer)
-      .def_readonly("expert", &ReplayDecision::expert)
-      .def_readonly("hit", &ReplayDecision::hit)
-      .def_readonly("uploaded", &ReplayDecision::uploaded)
-      .def_readonly("evicted", &ReplayDecision::evicted)
-      .def_readonly("value", &ReplayDecision::value)
-      .def_readonly("victim_value", &ReplayDecision::victim_value);
-
   m.def(
       "replay",
-      [](const TraceHolder& trace, int batch, ExpertCache& cache) {
+      [](const TraceHolder& trace, int batch, int num_slots, const std::string& policy, double upload_price,
+         std::vector<double> prior_usage, std::optional<bool> shared_pool, const TraceHolder* warm_up) {
+        const RoutingTrace& played = trace.trace();
+        CacheConfig config;
+        config.num_layers = played.num_layers;
+        config.num_experts = played.num_experts;
+        config.top_k = played.top_k;
+        config.slots_per_layer = spread_slots(num_slots, played.num_layers, played.num_experts);
+        config.policy = policy;
+        config.upload_price = upload_price;
+        config.prior_usage = std::move(prior_usage);
+        config.shared_pool = shared_pool;
+        const auto cache = ExpertCache::make(std::move(config));
         py::gil_scoped_release release;
-        return replay(trace.trace(), batch, cache);
+        if (cache->policy().prefetches == Prefetching::kNever) cache->preload_by_usage();
+        if (warm_up != nullptr && !cache->policy().offline) replay(warm_up->trace(), batch, *cache);
+        return replay(played, batch, *cache);
       },
-      py::arg("trace"), py::arg("batch"), py::arg("cache"),
-      "Plays a trace through a cache; returns ReplayCounts.");
-  m.def(
-      "replay_decisions",
-      [](const TraceHolder& trace, int batch, ExpertCache& cache) {
-        std::vector<ReplayDecision> decisions;
-        const ReplayCounts counts =
-            replay(trace.trace(), batch, cache, [&](const ReplayDecision& d) { decisions.push_back(d); });
-        return std::pair(counts, decisions);
-      },
-      py::arg("trace"), py::arg("batch"), py::arg("cache"),
-      "The same with every decision; for small traces.");
+      py::arg("trace"), py::arg("batch"), py::arg("num_slots"), py::arg("policy"), py::arg("upload_price"),
+      py::arg("prior_usage") = std::vector<double>{}, py::arg("shared_pool") = py::none(),
+      py::arg("warm_up") = py::none(),
+      "Plays a trace through a new cache, empty but for a policy that moves nothing: that one starts with "
+      "the "
+      "most used of prior_usage. warm_up is played first and not counted (online policies only).");
   bind_simulation(m);
 }
 }  // namespace twofold::bindings

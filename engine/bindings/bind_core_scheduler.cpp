@@ -1,5 +1,5 @@
 // The layer scheduler's configuration, which everybody who makes one takes, and the scheduler itself with its
-// prefetcher, as the tests and docs/prefetch.md's simulation see them. Exports only.
+// prefetcher, as docs/prefetch.md's simulation plays it. Exports only.
 #include <pybind11/stl.h>
 
 #include "array_view.h"
@@ -57,33 +57,6 @@ void bind_core_scheduler(py::module_& m) {
       .value("DEMAND", UploadReason::kDemand)
       .value("ADMISSION", UploadReason::kAdmission)
       .value("PREFETCH", UploadReason::kPrefetch);
-  py::class_<ExpertDecision>(m, "ExpertDecision", "Where one active expert of a layer runs.")
-      .def_readonly("expert", &ExpertDecision::expert)
-      .def_readonly("tokens", &ExpertDecision::tokens)
-      .def_readonly("where", &ExpertDecision::where)
-      .def_readonly("slot", &ExpertDecision::slot);
-  py::class_<Move>(m, "Move", "One upload that a layer began or queued.")
-      .def_readonly("layer", &Move::layer)
-      .def_readonly("expert", &Move::expert)
-      .def_readonly("slot", &Move::slot)
-      .def_readonly("evicted", &Move::evicted)
-      .def_readonly("reason", &Move::reason)
-      .def_readonly("begin_us", &Move::begin_us)
-      .def_readonly("end_us", &Move::end_us);
-  py::class_<LayerDecision>(m, "LayerDecision", "What was decided for one layer of one step.")
-      .def_readonly("experts", &LayerDecision::experts)
-      .def_readonly("moves", &LayerDecision::moves)
-      .def_readonly("times", &LayerDecision::times)
-      .def_readonly("start_us", &LayerDecision::start_us)
-      .def_readonly("num_withdrawn", &LayerDecision::num_withdrawn)
-      .def_property_readonly(
-          "arrived",
-          [](const LayerDecision& d) {
-            std::vector<int> experts;
-            for (const Publication& landed : d.arrivals) experts.push_back(landed.expert);
-            return experts;
-          },
-          "Experts whose prefetch landed in time for this layer.");
   py::class_<PrefetchCounts>(m, "PrefetchCounts", "Sums since the start.")
       .def_readonly("predicted", &PrefetchCounts::predicted)
       .def_readonly("correct", &PrefetchCounts::correct)
@@ -94,19 +67,15 @@ void bind_core_scheduler(py::module_& m) {
       .def_readonly("late", &PrefetchCounts::late)
       .def_readonly("wasted", &PrefetchCounts::wasted)
       .def_readonly("dropped", &PrefetchCounts::dropped);
+  py::class_<Timeline>(m, "Timeline",
+                       "Virtual clock with a serial link: demand uploads overtake background ones.")
+      .def(py::init<double>(), py::arg("upload_us"));
   py::class_<LayerScheduler>(m, "LayerScheduler", "Decides and plays layers of decode steps.")
       .def(py::init([](const CostModel& cost, const LayerSchedulerConfig& config, Timeline& link) {
              return std::make_unique<LayerScheduler>(cost, config, link);
            }),
            py::arg("cost"), py::arg("config"), py::arg("link"), py::keep_alive<1, 4>())
-      .def("begin_step",
-           [](LayerScheduler& s) {
-             std::vector<int> slots;
-             for (const Publication& landed : s.begin_step(StepShape{{}, 0, 1})) {
-               if (!landed.staged) slots.push_back(landed.slot);
-             }
-             return slots;
-           })
+      .def("begin_step", [](LayerScheduler& s) { s.begin_step(StepShape{{}, 0, 1}); })
       .def(
           "predict",
           [](LayerScheduler& s, int layer, const Array<float>& logits) {
@@ -116,20 +85,12 @@ void bind_core_scheduler(py::module_& m) {
       .def(
           "decide",
           [](LayerScheduler& s, int layer, const Array<int32_t>& ids) {
-            return s.decide(layer, view(ids), {}, ids.ndim() == 2 ? static_cast<int>(ids.shape(0)) : 0);
+            s.decide(layer, view(ids), {}, ids.ndim() == 2 ? static_cast<int>(ids.shape(0)) : 0);
           },
           py::arg("layer"), py::arg("ids"))
       .def("advance", &LayerScheduler::advance, py::arg("us"))
-      .def("drain", &LayerScheduler::drain)
       .def_property_readonly("now_us", &LayerScheduler::now_us)
-      .def_property_readonly("link_us", &LayerScheduler::link_us)
-      .def_property_readonly("num_slots", &LayerScheduler::num_slots)
-      .def_property_readonly("prefetch_counts", &LayerScheduler::prefetch_counts)
-      .def("preload",
-           [](LayerScheduler& s, int layer, int expert) { return s.cache().preload(layer, expert); })
-      .def("state",
-           [](const LayerScheduler& s, int layer, int expert) { return s.cache().state(layer, expert); })
-      .def("occupant", [](const LayerScheduler& s, int slot) { return s.cache().occupant(slot); });
+      .def_property_readonly("prefetch_counts", &LayerScheduler::prefetch_counts);
 }
 
 }  // namespace twofold::bindings

@@ -1,4 +1,4 @@
-// float32 matrices as rows of a weight format: what `twofold quantize` computes with.
+// Matrices from one form to another: float32 as rows of a weight format (`twofold quantize`), rows as panels.
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -42,11 +42,23 @@ Bytes quantise(ThreadTeam& team, const py::array& x, const std::string& name,
   return out;
 }
 
+Bytes panels_of(const py::object& matrix) {
+  const SourceMatrix source = source_matrix(matrix, "pack_panels: matrix");
+  const int64_t panels = kernels::num_panels(source.rows);
+  Bytes packed(panels * kernels::panel_bytes(source.format, source.columns));
+  auto* to = reinterpret_cast<std::byte*>(packed.mutable_data());
+  const py::gil_scoped_release release;
+  pack_panels(source, 0, panels, to);
+  return packed;
+}
+
 }  // namespace
 
 void bind_format_rows(py::module_& m) {
   m.def("quantise_rows", &quantise, py::arg("team"), py::arg("x"), py::arg("format"),
         py::arg("importance") = py::none(), "float32 [rows, columns] as uint8 [rows, bytes of a row].");
+  m.def("pack_panels", &panels_of, py::arg("matrix"),
+        "A WeightMatrix as the kernels read it: uint8 [bytes].");
 }
 
 }  // namespace twofold::bindings

@@ -156,11 +156,6 @@ void bind_ops(py::module_& m) {
   bind_blocks(m);
   bind_format_rows(m);
   bind_sampling(m);
-  py::module_ kernels =
-      m.def_submodule("kernels", "One kernel of one level at a time, for tests and benchmarks.");
-  bind_kernels(kernels);
-  bind_packed_kernels(kernels);
-  bind_peaks(kernels);
 }
 
 }  // namespace twofold::bindings

@@ -237,27 +237,6 @@ void bind_executor(py::module_& m) {
            py::arg("weights").noconvert(), py::return_value_policy::reference_internal)
       .def("compute_cpu", &compute_cpu, py::arg("normed").noconvert(), py::arg("rows").noconvert())
       .def("end_layer", &MoeExecutor::end_layer, py::arg("us"), py::arg("dense_us") = -1.0)
-      .def(
-          "follow",
-          [](MoeExecutor& executor, int layer, const IntRows& ids, const FloatRows& weights,
-             const py::array_t<uint8_t, py::array::c_style>& where, double us) {
-            const py::ssize_t tokens = ids.ndim() == 2 ? ids.shape(0) : 0;
-            expect_shape(ids, "ids", tokens, ids.ndim() == 2 ? ids.shape(1) : 0);
-            expect_shape(weights, "weights", tokens, ids.shape(1));
-            expect_shape(where, "where", tokens, ids.shape(1));
-            std::vector<Placement> placements;
-            for (py::ssize_t i = 0; i < where.size(); ++i) {
-              if (where.data()[i] >= kNumPlacements)
-                throw std::invalid_argument("where holds " + std::to_string(where.data()[i]) +
-                                            ", which is no Placement");
-              placements.push_back(static_cast<Placement>(where.data()[i]));
-            }
-            executor.follow(layer, {ids.data(), weights.data(), int(tokens), int(ids.shape(1))}, placements,
-                            {.layer_us = us});
-          },
-          py::arg("layer"), py::arg("ids").noconvert(), py::arg("weights").noconvert(),
-          py::arg("where").noconvert(), py::arg("us"))
-      .def_property_readonly("wants_prediction", &MoeExecutor::wants_prediction)
       .def("predict", &predict, py::arg("layer"), py::arg("logits").noconvert())
       .def("save_cache", &MoeExecutor::save_cache, py::arg("path"))
       .def("restore_cache", &MoeExecutor::restore_cache, py::arg("path"))
@@ -307,14 +286,6 @@ void bind_executor(py::module_& m) {
       });
 }
 
-void bind_layer_correction(py::module_& m) {
-  py::class_<LayerCorrection>(m, "LayerCorrection", "What predicted times of layers are off by now.")
-      .def(py::init<int>(), py::arg("num_layers"))
-      .def("factor", &LayerCorrection::factor, py::arg("layer"), py::arg("num_tokens"))
-      .def("update", &LayerCorrection::update, py::arg("layer"), py::arg("num_tokens"),
-           py::arg("predicted_us"), py::arg("measured_us"));
-}
-
 }  // namespace
 
 void bind_runtime(py::module_& m) {
@@ -332,7 +303,6 @@ void bind_runtime(py::module_& m) {
   bind_store(m);
   bind_layer_plan(m);
   bind_executor(m);
-  bind_layer_correction(m);
 }
 
 }  // namespace twofold::bindings

@@ -8,4 +8,5 @@ PYBIND11_MODULE(_core, m) {
   twofold::bindings::bind_ops(m);
   twofold::bindings::bind_runtime(m);
   twofold::bindings::bind_device_launches(m);
+  twofold::bindings::bind_testing(m);
 }

@@ -1,16 +1,16 @@
+// The registry of cache policies: whoever asks what a policy is, asks here. Each is made in the file that it is
+// written in.
 #include "twofold/cache_policy.h"
 
 #include <stdexcept>
 
-#include "policies.h"
 #include "twofold/expert_cache.h"
 
 namespace twofold {
 
 void CachePolicy::set_future(const std::vector<std::vector<std::vector<int>>>&) {
   throw std::invalid_argument(
-      "cache policy: a future was given to a policy that works online; only belady and "
-      "oracle-payback take one");
+      "cache policy: a future was given to a policy that works online; only offline ones take one");
 }
 
 void CachePolicy::restore(std::span<const double> state) {
@@ -20,42 +20,38 @@ void CachePolicy::restore(std::span<const double> state) {
   }
 }
 
+MakeCachePolicy make_payback, make_lru, make_lfu, make_lfru, make_mrs, make_two_in_eight, make_static,
+    make_belady, make_oracle_payback;
+
 namespace {
 
-using Maker = std::unique_ptr<CachePolicy> (*)(const CacheConfig&);
+using enum Prefetching;
 
-struct Entry {
-  const char* name;
-  Maker make;
-};
-
-constexpr Entry kRegistry[] = {
-    {"payback", make_payback}, {"lru", make_lru},       {"lfu", make_lfu},
-    {"lfru", make_lfru},       {"mrs", make_mrs},       {"two-in-eight", make_two_in_eight},
-    {"static", make_static},   {"belady", make_belady}, {"oracle-payback", make_oracle_payback},
+// name, make, offline, pooled, prefetches, help
+constexpr CachePolicyEntry kRegistry[] = {
+    {"payback", make_payback, false, true, kAuto, "an upload and a slot must both pay for themselves"},
+    {"lru", make_lru, false, false, kAsked, "the least recently used leaves"},
+    {"lfu", make_lfu, false, false, kAsked, "the least often used leaves"},
+    {"lfru", make_lfru, false, false, kAsked, "the least often used for its age leaves"},
+    {"mrs", make_mrs, false, false, kAsked, "the one with the least of the router's recent weight leaves"},
+    {"two-in-eight", make_two_in_eight, false, false, kAsked,
+     "lru, let in at the second use within eight steps"},
+    {"static", make_static, false, false, kNever, "who came first stays"},
+    {"belady", make_belady, true, false, kAsked, "the one whose next use is furthest leaves"},
+    {"oracle-payback", make_oracle_payback, true, false, kAsked, "payback's rule with the true future uses"},
 };
 
 }  // namespace
 
-const std::vector<std::string>& cache_policy_names() {
-  static const std::vector<std::string> names = [] {
-    std::vector<std::string> list;
-    for (const Entry& entry : kRegistry) list.emplace_back(entry.name);
-    return list;
-  }();
-  return names;
-}
+std::span<const CachePolicyEntry> cache_policies() { return kRegistry; }
 
-bool cache_policy_is_offline(const std::string& name) { return name == "belady" || name == "oracle-payback"; }
-
-std::unique_ptr<CachePolicy> make_cache_policy(const CacheConfig& config) {
-  for (const Entry& entry : kRegistry) {
-    if (config.policy == entry.name) return entry.make(config);
-  }
+const CachePolicyEntry& cache_policy(const std::string& name) {
   std::string valid;
-  for (const std::string& name : cache_policy_names()) valid += (valid.empty() ? "" : ", ") + name;
-  throw std::invalid_argument("expert cache: policy '" + config.policy + "' given, one of " + valid +
-                              " expected");
+  for (const CachePolicyEntry& entry : kRegistry) {
+    if (name == entry.name) return entry;
+    valid += (valid.empty() ? "" : ", ") + std::string(entry.name);
+  }
+  throw std::invalid_argument("expert cache: policy '" + name + "' given, one of " + valid + " expected");
 }
 
 }  // namespace twofold

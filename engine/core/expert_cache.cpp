@@ -58,7 +58,7 @@ std::unique_ptr<ExpertCache> ExpertCache::make(CacheConfig config) {
 }
 
 ExpertCache::ExpertCache(CacheConfig config)
-    : config_(std::move(config)), policy_(make_cache_policy(config_)) {
+    : config_(std::move(config)), entry_(cache_policy(config_.policy)), policy_(entry_.make(config_)) {
   const size_t layers = static_cast<size_t>(config_.num_layers);
   const size_t cells = layers * static_cast<size_t>(config_.num_experts);
   offsets_.assign(layers + 1, 0);

@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <limits>
 
-#include "policies.h"
 #include "twofold/expert_cache.h"
 
 namespace twofold {

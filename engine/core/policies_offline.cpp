@@ -3,7 +3,6 @@
 #include <limits>
 #include <stdexcept>
 
-#include "policies.h"
 #include "twofold/expert_cache.h"
 
 namespace twofold {
@@ -16,6 +15,7 @@ class OfflinePolicy : public CachePolicy {
  public:
   explicit OfflinePolicy(const CacheConfig& config)
       : num_experts_(static_cast<size_t>(config.num_experts)),
+        name_(config.policy),
         price_(config.upload_price),
         uses_(static_cast<size_t>(config.num_layers) * num_experts_),
         next_(uses_.size(), 0),
@@ -42,9 +42,8 @@ class OfflinePolicy : public CachePolicy {
 
   void observe(const RoutingEvent& event) override {
     if (!told_) {
-      throw std::invalid_argument(
-          "cache policy: belady and oracle-payback are offline bounds and need set_future "
-          "before the first event; use payback to serve");
+      throw std::invalid_argument("cache policy: " + name_ +
+                                  " is an offline bound and needs set_future before the first event");
     }
     const auto layer = static_cast<size_t>(event.layer);
     const int64_t now = ++clock_[layer];
@@ -62,6 +61,7 @@ class OfflinePolicy : public CachePolicy {
   }
 
   size_t num_experts_;
+  std::string name_;
   double price_;
   std::vector<std::vector<int64_t>> uses_;
   std::vector<size_t> next_;

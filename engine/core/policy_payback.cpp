@@ -24,7 +24,6 @@
 #include <stdexcept>
 #include <string>
 
-#include "policies.h"
 #include "twofold/expert_cache.h"
 
 namespace twofold {
@@ -94,7 +93,6 @@ class Payback : public CachePolicy {
   explicit Payback(const CacheConfig& config);
   void observe(const RoutingEvent& event) override;
   void values(int layer, std::span<double> out) const override;
-  bool values_are_misses() const override { return true; }
   bool admits(int layer, int expert, double value, int victim, double victim_value) const override;
   void on_bid(int layer, int victim, double victim_value) override;
   void on_boundary(double share) override;

@@ -218,7 +218,7 @@ double Prefetcher::gain_us(const Proposal& proposal, const Admission& admission,
                            const ExpertCache& cache) const {
   const double p = proposal.probability;
   const double miss_us = cost_.miss_us();
-  if (!cache.values_are_misses()) {
+  if (cache.policy().prefetches != Prefetching::kAuto) {
     // The policy's values have no unit: a victim is worth an average expert's next use.
     const double victim = admission.evicted < 0 ? 0 : static_cast<double>(top_k_) / num_experts_;
     return p * saved_us - victim * miss_us;

@@ -110,7 +110,7 @@ ReplayCounts replay(const RoutingTrace& trace, int batch, ExpertCache& cache,
                                 std::to_string(trace.num_layers) + " x " + std::to_string(trace.num_experts) +
                                 ", top-" + std::to_string(trace.top_k) + " expected");
   }
-  if (cache_policy_is_offline(config.policy)) cache.set_future(future_of(trace, batch));
+  if (cache.policy().offline) cache.set_future(future_of(trace, batch));
 
   ReplayCounts counts;
   BatchSchedule schedule(trace, batch);

@@ -73,8 +73,7 @@ SimulationResult play(const RoutingTrace& trace, LayerScheduler& scheduler,
 SimulationResult simulate(const RoutingTrace& trace, int batch, LayerScheduler& scheduler,
                           const std::vector<double>& dense_us, bool keep_layer_us) {
   check(trace, scheduler, dense_us);
-  if (cache_policy_is_offline(scheduler.cache().config().policy))
-    scheduler.cache().set_future(future_of(trace, batch));
+  if (scheduler.cache().policy().offline) scheduler.cache().set_future(future_of(trace, batch));
   BatchSchedule schedule(trace, batch);
   return play(trace, scheduler, dense_us, {}, keep_layer_us,
               [&](std::vector<int64_t>& rows, StepShape& shape) {
@@ -96,7 +95,7 @@ SimulationResult simulate_prompts(const RoutingTrace& trace, int chunk, LayerSch
     throw std::invalid_argument("simulate: chunks of " + std::to_string(chunk) +
                                 " tokens given, >= 1 expected");
   }
-  if (cache_policy_is_offline(scheduler.cache().config().policy)) {
+  if (scheduler.cache().policy().offline) {
     throw std::invalid_argument("simulate: policy " + scheduler.cache().config().policy +
                                 " given, one that needs no future expected for prompts");
   }

@@ -22,10 +22,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 try:
-    from twofold._core import kernels
+    from twofold._core.testing import kernels
 except ImportError:  # run from a checkout whose native module was built in place
     sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "engine"))
-    from twofold._core import kernels
+    from twofold._core.testing import kernels
 
 BYTES = 512 * 1024**2
 """In all: must overflow the last cache."""

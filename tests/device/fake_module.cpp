@@ -3,6 +3,7 @@
 #include <pybind11/stl.h>
 
 #include "device/bind_device.h"
+#include "device/cuda_accelerator.h"
 #include "stress.h"
 
 namespace py = pybind11;
@@ -82,6 +83,18 @@ PYBIND11_MODULE(twofold_fake, m) {
         dynamic_cast<twofold::fake::Device&>(device).never_fails = reinterpret_cast<std::byte*>(address);
       },
       py::arg("device"), py::arg("address"), "Copies to this address never fail.");
+  m.def(
+      "link_correction", [](const twofold::CudaAccelerator& a) { return a.uploads().correction(); },
+      py::arg("accelerator"));
+  m.def(
+      "upload_counts",
+      [](const twofold::CudaAccelerator& a) {
+        const twofold::UploadCounts& c = a.uploads().counts();
+        return py::dict(py::arg("landed") = c.landed, py::arg("failed") = c.failed,
+                        py::arg("batches") = c.batches, py::arg("bytes") = c.bytes,
+                        py::arg("busy_us") = c.busy_us, py::arg("held") = c.held);
+      },
+      py::arg("accelerator"));
   m.def("stress", &run_stress,
         "Steps on a fake device; RuntimeError when a layer does not find its experts.");
 }

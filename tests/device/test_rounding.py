@@ -17,7 +17,7 @@ torch = pytest.importorskip("torch")
 
 from twofold import _core  # noqa: E402
 from twofold._core import device as launches  # noqa: E402
-from twofold._core import kernels  # noqa: E402
+from twofold._core.testing import kernels  # noqa: E402
 from twofold.blocks import ops  # noqa: E402
 from twofold.device.experts import make_host_store, pack_expert  # noqa: E402
 from twofold.device.layouts import Grouping, by_expert  # noqa: E402

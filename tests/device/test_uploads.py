@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from twofold import _core
 
-POLICIES = ["payback", "lru", "lfu", "lfru", "mrs", "two-in-eight"]
+POLICIES = [p.name for p in _core.cache_policies() if not p.offline and p.prefetches != "never"]
 
 shapes = st.fixed_dictionaries(
     {

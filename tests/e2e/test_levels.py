@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from twofold._core import kernels
+from twofold._core.testing import kernels
 
 ROOT = Path(__file__).resolve().parents[2]
 PARTS = ("engine", "device", "native", "e2e", "server/test_real_engine.py")

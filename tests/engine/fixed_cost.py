@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from twofold import _core
+from twofold._core import testing
 
 
-def fixed_cost() -> _core.CostModel:
+def fixed_cost() -> testing.CostModel:
     """Experts of 10 MB; fetching one takes 412 us, computing one token on the CPU 202 us."""
     fields = {
         "handover_us": 10,
@@ -20,4 +21,4 @@ def fixed_cost() -> _core.CostModel:
         "contention": 0.2,
         "join_us": 4,
     }
-    return _core.CostModel(_core.MachineProfile.from_fields("fixed", fields), 10e6, 37e6)
+    return testing.CostModel(_core.MachineProfile.from_fields("fixed", fields), 10e6, 37e6)

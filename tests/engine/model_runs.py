@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from twofold._core import kernels
+from twofold._core.testing import kernels
 from twofold.blocks import ops
 from twofold.engine.expert_loading import moe_shape
 from twofold.engine.model import BatchMeta, LoadedModel, load_model

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from twofold import _core
+from twofold._core import testing
 
 FIELDS = {
     "handover_us": 10.0,
@@ -26,8 +27,8 @@ BYTES = 10e6
 FLOPS = 37e6
 
 
-def model(**changes: float) -> _core.CostModel:
-    return _core.CostModel(_core.MachineProfile.from_fields("test", {**FIELDS, **changes}), BYTES, FLOPS)
+def model(**changes: float) -> testing.CostModel:
+    return testing.CostModel(_core.MachineProfile.from_fields("test", {**FIELDS, **changes}), BYTES, FLOPS)
 
 
 def cpu_expert(n: int) -> float:
@@ -85,7 +86,7 @@ def test_empty_sides_cost_nothing():
 
 
 def test_measured_curve_replaces_the_formula():
-    cost = _core.CostModel(
+    cost = testing.CostModel(
         _core.MachineProfile.from_fields("t", FIELDS), BYTES, FLOPS, [(1, 200.0), (8, 340.0), (64, 3140.0)]
     )
     assert cost.cpu_expert_us(1) == 200
@@ -125,4 +126,4 @@ def test_zero_rates_and_unknown_fields_are_refused():
 )
 def test_bad_curve_is_refused(curve):
     with pytest.raises(ValueError, match="cpu_curve"):
-        _core.CostModel(_core.MachineProfile.from_fields("t", FIELDS), BYTES, FLOPS, curve)
+        testing.CostModel(_core.MachineProfile.from_fields("t", FIELDS), BYTES, FLOPS, curve)

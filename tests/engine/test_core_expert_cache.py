@@ -7,14 +7,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from twofold import _core
+from twofold._core import testing
 
-State = _core.ExpertState
-ONLINE = [n for n in _core.cache_policy_names() if not _core.cache_policy_is_offline(n)]
+State = testing.ExpertState
+ONLINE = [policy.name for policy in _core.cache_policies() if not policy.offline]
 
 
-def make(policy="lru", layers=2, experts=8, top_k=2, slots=3, price=0.67, **kwargs) -> _core.ExpertCache:
+def make(policy="lru", layers=2, experts=8, top_k=2, slots=3, price=0.67, **kwargs) -> testing.ExpertCache:
     per_layer = slots if isinstance(slots, list) else [slots] * layers
-    return _core.ExpertCache(_core.CacheConfig(layers, experts, top_k, per_layer, policy, price, **kwargs))
+    return testing.ExpertCache(
+        testing.CacheConfig(layers, experts, top_k, per_layer, policy, price, **kwargs)
+    )
 
 
 def routing(*rows) -> np.ndarray:
@@ -39,7 +42,9 @@ def scripts(draw):
 @given(script=scripts(), pool=st.booleans())
 def test_invariants(policy, script, pool):
     layers, experts, top_k, slots, steps = script
-    cache = _core.ExpertCache(_core.CacheConfig(layers, experts, top_k, slots, policy, 0.2, shared_pool=pool))
+    cache = testing.ExpertCache(
+        testing.CacheConfig(layers, experts, top_k, slots, policy, 0.2, shared_pool=pool)
+    )
     in_flight: list[int] = []
     for layer, rows, forced, publish in steps:
         ids = routing(*rows)
@@ -53,7 +58,7 @@ def test_invariants(policy, script, pool):
             done = cache.admit(layer, expert, forced)
             assert (asked is None) == (done is None)
             if done is None:
-                assert cache.last_refusal != _core.AdmitRefusal.NONE
+                assert cache.last_refusal != testing.AdmitRefusal.NONE
                 continue
             assert (asked.slot, asked.evicted) == (done.slot, done.evicted)
             assert cache.state(layer, expert) == State.IN_FLIGHT
@@ -105,7 +110,7 @@ def test_two_in_eight_admits_at_the_second_use():
     cache = make("two-in-eight", layers=1, experts=8, top_k=1, slots=2)
     cache.observe(0, routing([3]))
     assert cache.admit(0, 3) is None
-    assert cache.last_refusal == _core.AdmitRefusal.PRICE
+    assert cache.last_refusal == testing.AdmitRefusal.PRICE
     for e in range(4, 8):
         cache.observe(0, routing([e]))
     cache.observe(0, routing([3]))
@@ -222,9 +227,9 @@ def test_cancel_gives_the_slot_back():
 
 
 def test_spread_slots():
-    assert _core.spread_slots(7, 3, 8) == [3, 2, 2]
-    assert _core.spread_slots(99, 3, 8) == [8, 8, 8]
-    assert _core.spread_slots(2, 3, 8) == [1, 1, 0]
+    assert testing.spread_slots(7, 3, 8) == [3, 2, 2]
+    assert testing.spread_slots(99, 3, 8) == [8, 8, 8]
+    assert testing.spread_slots(2, 3, 8) == [1, 1, 0]
 
 
 @pytest.mark.parametrize("policy", ["payback", "lru"])

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from twofold import _core
+from twofold._core import testing
 
 from tests.engine.fixed_cost import fixed_cost
 
@@ -32,13 +33,13 @@ def cost_models(draw):
         "join_us": draw(st.floats(0, 20)),
     }
     profile = _core.MachineProfile.from_fields("random", fields)
-    return _core.CostModel(profile, draw(st.floats(1e5, 1e8)), draw(st.floats(1e5, 1e9)))
+    return testing.CostModel(profile, draw(st.floats(1e5, 1e8)), draw(st.floats(1e5, 1e9)))
 
 
 @settings(max_examples=100, deadline=None)
 @given(cost=cost_models(), routed=st.integers(1, 10), data=st.data())
 def test_decode_split_is_the_exact_argmin(cost, routed, data):
-    planner = _core.DecodePlanner(cost, routed)
+    planner = testing.DecodePlanner(cost, routed)
     misses = data.draw(st.integers(0, routed))
     hits = data.draw(st.integers(0, routed - misses))
     bucket = data.draw(st.integers(0, planner.num_buckets - 1))
@@ -54,19 +55,19 @@ def test_decode_split_is_the_exact_argmin(cost, routed, data):
 
 def test_decode_split_beyond_the_table():
     cost = fixed_cost()
-    planner = _core.DecodePlanner(cost, 4)
+    planner = testing.DecodePlanner(cost, 4)
     assert planner.split(0, 4, 1e9) == 0
     for hits, misses in [(0, 5), (-1, 2), (3, -1)]:
         with pytest.raises(ValueError, match="hits = "):
             planner.split(hits, misses, 0.0)
     with pytest.raises(ValueError, match="max_routed = 0"):
-        _core.DecodePlanner(cost, 0)
+        testing.DecodePlanner(cost, 0)
 
 
 def test_fetch_cost_discourages_fetching():
     cost = fixed_cost()
-    free = _core.DecodePlanner(cost, 8)
-    dear = _core.DecodePlanner(cost, 8, fetch_cost_us=1e6)
+    free = testing.DecodePlanner(cost, 8)
+    dear = testing.DecodePlanner(cost, 8, fetch_cost_us=1e6)
     assert free.split(0, 8, 0.0) > 0
     assert dear.split(0, 8, 0.0) == 0
 
@@ -102,7 +103,7 @@ def test_prefill_plan_is_whole_and_never_worse_than_the_extremes(cost, data, bac
     tokens = data.draw(st.lists(st.integers(1, 512), min_size=1, max_size=12))
     resident = [data.draw(st.booleans()) for _ in tokens]
     experts = [7 * i + 1 for i in range(len(tokens))]
-    plan = _core.PrefillPlanner(cost).plan(experts, tokens, resident, backlog, max_fetch=room)
+    plan = testing.PrefillPlanner(cost).plan(experts, tokens, resident, backlog, max_fetch=room)
 
     assert sorted(plan.resident + plan.fetch + plan.cpu) == experts
     assert set(plan.resident) == {e for e, r in zip(experts, resident, strict=True) if r}
@@ -140,24 +141,24 @@ def test_prefill_plan_is_near_brute_force():
             "contention": rng.uniform(0, 0.6),
             "join_us": rng.uniform(0, 10),
         }
-        cost = _core.CostModel(
+        cost = testing.CostModel(
             _core.MachineProfile.from_fields("r", fields), 10 ** rng.uniform(5.5, 8), 10 ** rng.uniform(6, 9)
         )
         tokens = [max(1, int(rng.paretovariate(0.7))) for _ in range(rng.randint(1, 12))]
         tokens = [min(n, 2000) for n in tokens]
         resident = [rng.random() < 0.2 for _ in tokens]
         backlog = rng.choice([0.0, rng.uniform(0, 4000)])
-        plan = _core.PrefillPlanner(cost).plan(list(range(len(tokens))), tokens, resident, backlog)
+        plan = testing.PrefillPlanner(cost).plan(list(range(len(tokens))), tokens, resident, backlog)
         within += plan.times.layer_us <= 1.05 * brute_force(cost, tokens, resident, backlog)
     assert within >= 0.99 * cases
 
 
 def test_whole_layer_is_streamed_when_every_expert_carries_a_heavy_load():
-    plan = _core.PrefillPlanner(fixed_cost()).plan(list(range(16)), [400] * 16, [False] * 16)
+    plan = testing.PrefillPlanner(fixed_cost()).plan(list(range(16)), [400] * 16, [False] * 16)
     assert plan.streamed
     assert not plan.cpu
 
 
 def test_prefill_rejects_idle_experts():
     with pytest.raises(ValueError, match="expert 3 has 0 tokens"):
-        _core.PrefillPlanner(fixed_cost()).plan([3], [0], [False])
+        testing.PrefillPlanner(fixed_cost()).plan([3], [0], [False])

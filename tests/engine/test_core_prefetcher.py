@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from twofold import _core
+from twofold._core import testing
 from twofold.experts.profiles import load_profile
 
 LAYERS, EXPERTS, TOP_K = 4, 16, 3
@@ -16,7 +17,7 @@ QWEN3_30B_EXPERT = (9.44e6, 9.44e6)  # 387 us
 
 def cost_model(expert=SMALL_EXPERT, profile="rtx4090-pcie4", **changes):
     figures = load_profile(profile).cost_figures | changes
-    return _core.CostModel(_core.MachineProfile.from_fields(profile, figures), *expert)
+    return testing.CostModel(_core.MachineProfile.from_fields(profile, figures), *expert)
 
 
 def scheduler(cost, num_slots=LAYERS * 6, policy="payback", prefetch=True):
@@ -25,7 +26,7 @@ def scheduler(cost, num_slots=LAYERS * 6, policy="payback", prefetch=True):
 
 def make_scheduler(cost, *shape_and_policy):
     config = _core.SchedulerConfig(*shape_and_policy)
-    return _core.LayerScheduler(cost, config, _core.Timeline(cost.upload_us()))
+    return testing.LayerScheduler(cost, config, testing.Timeline(cost.upload_us()))
 
 
 def routing(steps, seed=0, stickiness=0.5):
@@ -139,7 +140,7 @@ def test_no_demand_upload_waits_for_a_prefetch_and_no_slot_leaks(
     s = scheduler(cost, num_slots=slots, policy=policy)
     seen, _ = play(s, routing(15, seed), right=right, gap_us=gap_us, seed=seed)
     # The same uploads on a link without the prefetches: no demand upload ends earlier there.
-    link = _core.Timeline(cost.upload_us())
+    link = testing.Timeline(cost.upload_us())
     tag = 0
     plain = {}
     for step, layer, times, moves, _, _ in seen:
@@ -149,7 +150,7 @@ def test_no_demand_upload_waits_for_a_prefetch_and_no_slot_leaks(
             if move.reason == _core.UploadReason.DEMAND:
                 plain[step, layer, move.expert] = link.upload(tag).end_us
             elif move.reason == _core.UploadReason.ADMISSION:
-                link.upload(tag, _core.UploadLane.BACKGROUND)
+                link.upload(tag, testing.UploadLane.BACKGROUND)
         link.advance(times.layer_us)
         if layer == LAYERS - 1:
             link.advance(gap_us)
@@ -164,9 +165,9 @@ def test_no_demand_upload_waits_for_a_prefetch_and_no_slot_leaks(
     s.drain()
     s.begin_step()
     states = [s.state(layer, e) for layer in range(LAYERS) for e in range(EXPERTS)]
-    assert _core.ExpertState.IN_FLIGHT not in states
+    assert testing.ExpertState.IN_FLIGHT not in states
     held = [s.occupant(slot) for slot in range(s.num_slots) if s.occupant(slot) >= 0]
-    assert len(held) == len(set(held)) == states.count(_core.ExpertState.RESIDENT) <= slots
+    assert len(held) == len(set(held)) == states.count(testing.ExpertState.RESIDENT) <= slots
 
 
 def test_a_gap_that_shrinks_makes_a_prefetch_late_or_withdrawn_but_loses_no_slot():
@@ -177,7 +178,7 @@ def test_a_gap_that_shrinks_makes_a_prefetch_late_or_withdrawn_but_loses_no_slot
     s.drain()
     s.begin_step()
     states = [s.state(layer, e) for layer in range(LAYERS) for e in range(EXPERTS)]
-    assert _core.ExpertState.IN_FLIGHT not in states
+    assert testing.ExpertState.IN_FLIGHT not in states
     counts = s.prefetch_counts
     assert counts.issued == counts.used + counts.late + counts.wasted
 
@@ -195,7 +196,7 @@ def test_a_foreseen_resident_expert_is_no_victim():
         s.decide(0, np.array([[4, 5]], np.int32))
         s.advance(50.0)
         s.decide(1, np.array([[0, 1]], np.int32))
-        assert s.state(1, 0) == s.state(1, 1) == _core.ExpertState.RESIDENT
+        assert s.state(1, 0) == s.state(1, 1) == testing.ExpertState.RESIDENT
 
 
 def test_batches_are_predicted_row_by_row():

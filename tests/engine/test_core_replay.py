@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from twofold import _core
+from twofold._core import testing
 
 A, B, C, D = range(4)
 # Ten tokens, two layers, four experts, top-1, two slots per layer.
@@ -17,13 +18,13 @@ def toy(offsets=(0, 10)) -> _core.RoutingTrace:
     return _core.RoutingTrace(ids, None, np.array(offsets), 4)
 
 
-def cache(policy: str, price: float = 0.67, slots: int = 2, **kwargs) -> _core.ExpertCache:
-    return _core.ExpertCache(_core.CacheConfig(2, 4, 1, [slots] * 2, policy, price, **kwargs))
+def cache(policy: str, price: float = 0.67, slots: int = 2, **kwargs) -> testing.ExpertCache:
+    return testing.ExpertCache(testing.CacheConfig(2, 4, 1, [slots] * 2, policy, price, **kwargs))
 
 
 def story(policy: str, **kwargs) -> dict[int, list[str]]:
     """Per layer, one word per token: "hit", "miss" (stays on the CPU), "up" (into a free slot), "up-X" (evicting X)."""
-    _, decisions = _core.replay_decisions(toy(), 1, cache(policy, **kwargs))
+    _, decisions = testing.replay_decisions(toy(), 1, cache(policy, **kwargs))
     words: dict[int, list[str]] = {0: [], 1: []}
     for d in decisions:
         if d.hit:
@@ -81,7 +82,7 @@ def test_static_by_hand():
     # Filled at start with what the prior says: A and C in layer 0, D and B in layer 1.
     c = cache("static", prior_usage=[5, 0, 3, 0, 0, 1, 0, 2])
     c.preload_by_usage()
-    counts, _ = _core.replay_decisions(toy(), 1, c)
+    counts, _ = testing.replay_decisions(toy(), 1, c)
     assert (counts.num_hits, counts.num_misses, counts.num_uploads) == (6 + 4, 4 + 6, 0)
 
 
@@ -96,7 +97,7 @@ def test_oracle_payback_by_hand():
 
 
 def test_counts_agree_with_the_story():
-    counts = _core.replay(toy(), 1, cache("lru"))
+    counts = testing.replay_decisions(toy(), 1, cache("lru"))[0]
     assert (counts.num_steps, counts.num_tokens, counts.num_events) == (10, 10, 20)
     assert (counts.num_hits, counts.num_misses, counts.num_uploads, counts.num_evictions) == (
         3 + 5,
@@ -109,12 +110,12 @@ def test_counts_agree_with_the_story():
 def test_batch_plays_sequences_side_by_side():
     trace = toy(offsets=(0, 4, 6, 10))
     # Lanes of two: (0, 4), (1, 5), (2, 6), (3, 7), then the second lane goes on alone: 8, 9.
-    assert list(trace.future(2)[0]) == [[A], [B, D], [A, B], [B, C], [A], [C]]
-    counts = _core.replay(trace, 2, cache("lru"))
+    assert list(testing.future_of(trace, 2)[0]) == [[A], [B, D], [A, B], [B, C], [A], [C]]
+    counts = testing.replay_decisions(trace, 2, cache("lru"))[0]
     assert (counts.num_steps, counts.num_tokens) == (6, 10)
 
 
-@pytest.mark.parametrize("policy", _core.cache_policy_names())
+@pytest.mark.parametrize("policy", [policy.name for policy in _core.cache_policies()])
 @pytest.mark.parametrize("batch", [1, 3])
 def test_every_policy_plays_every_token(policy, batch):
     rng = np.random.default_rng(0)
@@ -122,11 +123,11 @@ def test_every_policy_plays_every_token(policy, batch):
         [[rng.choice(16, 4, replace=False) for _ in range(3)] for _ in range(120)], dtype=np.uint16
     )
     trace = _core.RoutingTrace(ids, None, np.array([0, 50, 70, 120]), 16)
-    c = _core.ExpertCache(_core.CacheConfig(3, 16, 4, [6] * 3, policy, 0.67))
-    counts = _core.replay(trace, batch, c)
+    c = testing.ExpertCache(testing.CacheConfig(3, 16, 4, [6] * 3, policy, 0.67))
+    counts = testing.replay_decisions(trace, batch, c)[0]
     assert counts.num_tokens == 120
     assert counts.num_evictions <= counts.num_uploads <= counts.num_misses
-    active = sum(len(e) for layer in trace.future(batch) for e in layer)
+    active = sum(len(e) for layer in testing.future_of(trace, batch) for e in layer)
     assert counts.num_hits + counts.num_misses == active
 
 

@@ -84,7 +84,7 @@ def test_emulated_layer_times_equal_simulated_ones(policy, num_slots, batch):
         emulated += [float(events["layer_us"][events["layer"] == layer][0]) for layer in range(LAYERS)]
     counts = executor.counts()
 
-    launch = cost.profile.fields()["gpu_launch_us"]
+    launch = load_profile("rtx4090-pcie4").cost_figures["gpu_launch_us"]
     trace = _core.RoutingTrace(
         ids.astype(np.uint16), np.full(ids.shape, 0.5, np.float32), np.cumsum([0, *LENGTHS]), EXPERTS
     )

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from twofold import _core
+from twofold._core import testing
 
 NUM_LAYERS = 6
 
 
 def errors(steps: Iterator[tuple[int, list[float]]], base_us: float = 100.0) -> np.ndarray:
     """Error of each prediction, told before its layer. steps: (tokens, what each layer takes) of one step each."""
-    correction = _core.LayerCorrection(NUM_LAYERS)
+    correction = testing.LayerCorrection(NUM_LAYERS)
     found = []
     for num_tokens, measured in steps:
         for layer, us in enumerate(measured):
@@ -26,7 +26,7 @@ def errors(steps: Iterator[tuple[int, list[float]]], base_us: float = 100.0) -> 
 
 
 def test_nothing_measured_nothing_corrected():
-    correction = _core.LayerCorrection(NUM_LAYERS)
+    correction = testing.LayerCorrection(NUM_LAYERS)
     assert correction.factor(0, 1) == 1
     correction.update(0, 1, 0.0, 10.0)  # no prediction
     correction.update(0, 1, 10.0, 0.0)  # not measured
@@ -74,7 +74,7 @@ def test_layers_of_other_formats_have_their_own_part():
 
 
 def test_batches_are_corrected_apart_and_a_new_size_begins_with_the_nearest():
-    correction = _core.LayerCorrection(1)
+    correction = testing.LayerCorrection(1)
     for _ in range(100):
         correction.update(0, 1, 100 * correction.factor(0, 1), 200.0)
         correction.update(0, 64, 100 * correction.factor(0, 64), 50.0)
@@ -89,7 +89,7 @@ def test_batches_are_corrected_apart_and_a_new_size_begins_with_the_nearest():
 
 
 def test_one_measurement_moves_little():
-    correction = _core.LayerCorrection(1)
+    correction = testing.LayerCorrection(1)
     for _ in range(50):
         correction.update(0, 1, 100 * correction.factor(0, 1), 100.0)
     correction.update(0, 1, 100.0, 1e9)

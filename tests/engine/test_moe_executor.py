@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from twofold import _core
+from twofold._core import testing
 from twofold.blocks import ops
 from twofold.experts.profiles import load_profile
 from twofold.models.testing import weight_matrix
@@ -14,7 +15,7 @@ from tests.engine.model_runs import rounds_activations
 LAYERS, EXPERTS, TOP_K, HIDDEN, INNER = 3, 8, 3, 48, 40
 HIT, CPU, FETCHED = (int(_core.Placement.__members__[name]) for name in ("HIT", "CPU", "FETCHED"))
 Event = _core.CacheEventKind
-POLICIES = ("payback", "lru", "lfu", "lfru", "mrs", "two-in-eight", "static")
+POLICIES = [policy.name for policy in _core.cache_policies() if not policy.offline]
 
 
 def bfloat16(values):
@@ -145,13 +146,13 @@ def test_bit_identical_with_prefetch_whether_it_guesses_right_or_wrong(team, pol
     plain = _core.MoeExecutor(team, model.store)
     hybrid = emulated(team, model.store, num_slots, policy, prefetch=True)
     random = np.random.default_rng(0)
-    assert not plain.wants_prediction
+    assert not testing.wants_prediction(plain)
     for step in range(60):
         num_tokens = (1, 1, 4)[step % 3]
         layers = [batch(num_tokens, seed=100 * step + layer) for layer in range(LAYERS)]
         outs = [arrays[3].copy() for arrays in layers]
         hybrid.begin_step(step, list(range(num_tokens)), [step + 1] * num_tokens)
-        assert hybrid.wants_prediction
+        assert testing.wants_prediction(hybrid)
         for layer, (normed, ids, weights, _) in enumerate(layers):
             if layer + 1 < LAYERS:
                 logits = random.normal(size=(num_tokens, EXPERTS)).astype(np.float32)
@@ -176,14 +177,14 @@ def test_a_prompt_is_not_predicted(team):
     model = Model()
     hybrid = emulated(team, model.store, 6, prefetch=True)
     hybrid.begin_step(0, [0, 0, 0], [0, 1, 2])
-    assert not hybrid.wants_prediction
+    assert not testing.wants_prediction(hybrid)
     hybrid.begin_step(1, [0], [3])
-    assert hybrid.wants_prediction
+    assert testing.wants_prediction(hybrid)
     hybrid.begin_step(2, list(range(33)), [4] * 33)
-    assert not hybrid.wants_prediction
+    assert not testing.wants_prediction(hybrid)
     off = emulated(team, model.store, 6)
     off.begin_step(0, [0], [3])
-    assert not off.wants_prediction
+    assert not testing.wants_prediction(off)
 
 
 def test_hits_really_run_from_slot_memory(team):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
-from twofold._core import kernels
+from twofold._core.testing import kernels
 from twofold.blocks import ops
 from twofold.models.testing import weight_matrix
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from kernel_reference import F32, F64, to_bf16_bits, widen
 from numpy.typing import NDArray
-from twofold._core import kernels
+from twofold._core.testing import kernels
 from twofold.weights.weight_format import WeightMatrix, element_type
 
 U8 = NDArray[np.uint8]

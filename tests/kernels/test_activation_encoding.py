@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from kernel_reference import F32, silu, to_bf16_bits
 from packed_reference import encode_q8, padded, split_q8
-from twofold._core import kernels
+from twofold._core.testing import kernels
 
 LEVELS = kernels.levels()
 SUPPORTED = kernels.supported_levels()

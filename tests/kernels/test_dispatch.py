@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import twofold
-from twofold._core import kernels
+from twofold._core.testing import kernels
 from twofold.blocks import ops
 
 from tests.kernel_levels import summary

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from kernel_reference import F32
 from packed_reference import BLOCKS, FORMATS, Rows, f16_bytes, fitting_columns, random_rows
-from twofold._core import kernels
+from twofold._core.testing import kernels
 
 SUPPORTED = kernels.supported_levels()
 INTEGER_FORMATS = list(BLOCKS)

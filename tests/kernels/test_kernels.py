@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from kernel_reference import F32, rmsnorm, rotate, to_bf16_bits, weights, widen
 from numpy.typing import NDArray
-from twofold._core import kernels
+from twofold._core.testing import kernels
 from twofold.api.errors import ConfigError, KernelError
 
 LEVELS = kernels.supported_levels()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from kernel_reference import F32
 from packed_reference import BLOCKS, FORMATS, Rows, decoded, f16_bytes, fitting_columns, random_rows
-from twofold._core import kernels
+from twofold._core.testing import kernels
 
 from tests.kernel_levels import EMULATIONS, runnable
 

@@ -7,7 +7,7 @@ import pytest
 from kernel_reference import F32, F64, silu
 from packed_reference import FORMATS, Rows, decoded, fitting_columns, random_rows
 from twofold import _core
-from twofold._core import kernels
+from twofold._core.testing import kernels
 from twofold.blocks import ops
 
 HIDDEN, INNER, EXPERTS, TOP_K = 512, 256, 6, 3  # multiples of every format's block

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from twofold._core import kernels
+from twofold._core.testing import kernels
 
 
 def test_every_cpu_multiplies_floats() -> None:

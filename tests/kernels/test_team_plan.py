@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from twofold import _core
-from twofold._core import kernels
+from twofold._core.testing import kernels
 from twofold.api.errors import ConfigError
 from twofold.blocks import ops
 from twofold.models.testing import weight_matrix

@@ -8,7 +8,7 @@ import time
 
 import numpy as np
 import pytest
-from twofold._core import kernels
+from twofold._core.testing import kernels
 from twofold.api.errors import ConfigError, KernelError
 from twofold.blocks import ops
 

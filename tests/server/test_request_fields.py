@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import typing
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import openai.types
@@ -14,7 +13,7 @@ from fake_engine import FakeEngine
 from live_server import HTTP, serving
 from twofold.api.config import ServerConfig
 from twofold.server.app import create_app
-from twofold.server.fields import ENDPOINTS, FIELDS, Endpoint, RequestField, markdown, table_of
+from twofold.server.fields import ENDPOINTS, FIELDS, Endpoint, RequestField, table_of
 from twofold.server.schemas import ChatRequest, CompletionRequest
 
 PATHS = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
@@ -195,11 +194,6 @@ def test_bounds_and_fields_that_must_agree(fields_url: str, endpoint: str, more:
     if param:
         # The key of a wrong bias is named too.
         assert response.json()["error"]["param"].removesuffix(".five") == param
-
-
-def test_the_table_stands_in_the_document():
-    document = (Path(__file__).parents[2] / "docs" / "serving.md").read_text(encoding="utf-8")
-    assert f"\n{markdown()}\n" in document, "run scripts/fields_table.py --write"
 
 
 def test_a_large_body_is_refused_as_a_small_one(fields_url: str):

@@ -11,7 +11,18 @@ import pytest
 
 PACKAGE = Path(__file__).resolve().parents[2] / "engine/twofold"
 _core = pytest.importorskip("twofold._core", reason="the native module is not built")
-SUBMODULES = sorted(name for name, value in vars(_core).items() if inspect.ismodule(value))
+
+
+def submodules(module: ModuleType, below: str = "") -> dict[str, ModuleType]:
+    """Every module below `module`, by its path there."""
+    found = {}
+    for name, value in sorted(vars(module).items()):
+        if inspect.ismodule(value):
+            found |= {f"{below}{name}": value} | submodules(value, f"{below}{name}/")
+    return found
+
+
+SUBMODULES = submodules(_core)
 
 
 def stubbed(stub: Path) -> dict[str, set[str]]:
@@ -51,9 +62,11 @@ def members_of(native: type) -> set[str]:
     return found | {"__init__"} if made_here and not hasattr(native, "__members__") else found
 
 
-@pytest.mark.parametrize("name", SUBMODULES)
-def test_every_submodule_has_a_stub_that_names_what_it_exports(name: str) -> None:
-    assert stubbed(PACKAGE / f"_core/{name}.pyi") == exported(getattr(_core, name))
+@pytest.mark.parametrize("path", SUBMODULES)
+def test_every_submodule_has_a_stub_that_names_what_it_exports(path: str) -> None:
+    folder = PACKAGE / "_core" / path
+    stub = folder / "__init__.pyi" if folder.is_dir() else folder.with_suffix(".pyi")
+    assert stubbed(stub) == exported(SUBMODULES[path])
 
 
 def test_the_stub_of_the_core_names_what_it_exports() -> None:

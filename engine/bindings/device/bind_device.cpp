@@ -63,8 +63,6 @@ void bind_device(py::module_& m) {
   py::class_<CudaAccelerator, SlottedAccelerator, std::shared_ptr<CudaAccelerator>>(
       m, "CudaAccelerator", "Expert slots on a device, uploads in real time.", py::module_local())
       .def_property_readonly("warning", &CudaAccelerator::warning)
-      .def_property_readonly("link_correction",
-                             [](const CudaAccelerator& a) { return a.uploads().correction(); })
       // Addresses on the device and CUDA streams, as numbers.
       .def_property_readonly("slot_base", [](const CudaAccelerator& a) { return address(a.slots().slot(0)); })
       .def_property_readonly("slot_stride", [](const CudaAccelerator& a) { return a.slots().stride(); })
@@ -74,23 +72,11 @@ void bind_device(py::module_& m) {
                              [](const CudaAccelerator& a) { return address(a.store_on_device()); })
       .def("split_table", &CudaAccelerator::split_table)
       .def(
-          "begin_table_step", [](CudaAccelerator& a, uintptr_t stream) { a.begin_table_step(on(stream)); },
-          py::arg("stream"), py::call_guard<py::gil_scoped_release>())
-      .def(
-          "end_table_step", [](CudaAccelerator& a, uintptr_t stream) { a.end_table_step(on(stream)); },
-          py::arg("stream"), py::call_guard<py::gil_scoped_release>())
-      .def(
           "before_compute", [](CudaAccelerator& a, uintptr_t stream) { a.before_compute(on(stream)); },
           py::arg("stream"), py::call_guard<py::gil_scoped_release>())
       .def(
           "after_compute", [](CudaAccelerator& a, uintptr_t stream) { a.after_compute(on(stream)); },
-          py::arg("stream"), py::call_guard<py::gil_scoped_release>())
-      .def("upload_counts", [](const CudaAccelerator& a) {
-        const UploadCounts& c = a.uploads().counts();
-        return py::dict(py::arg("landed") = c.landed, py::arg("failed") = c.failed,
-                        py::arg("batches") = c.batches, py::arg("bytes") = c.bytes,
-                        py::arg("busy_us") = c.busy_us, py::arg("held") = c.held);
-      });
+          py::arg("stream"), py::call_guard<py::gil_scoped_release>());
   py::class_<LinkProbe>(m, "LinkProbe", "Times copies from pinned memory to the device.", py::module_local())
       .def("copies_us", &LinkProbe::copies_us, py::arg("bytes"), py::arg("count") = 1,
            py::arg("asleep") = false, py::call_guard<py::gil_scoped_release>(),

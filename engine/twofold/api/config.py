@@ -14,6 +14,7 @@ import types
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, TypeVar, Union
 
 from twofold.api.errors import ConfigError
@@ -25,7 +26,6 @@ def setting(
     default: Any,
     help: str,
     *,
-    choices: tuple[str, ...] = (),
     positional: bool = False,
     empty_counts: bool = False,
 ) -> Any:
@@ -34,7 +34,7 @@ def setting(
     A field of type `tuple[str, ...]` collects what its flag is given each time. An empty environment variable means
     the default, unless `empty_counts`.
     """
-    metadata = {"help": help, "choices": choices, "positional": positional, "empty_counts": empty_counts}
+    metadata = {"help": help, "positional": positional, "empty_counts": empty_counts}
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -75,13 +75,12 @@ class EngineConfig:
         "figures of this machine, by which layer times are predicted (default: what `twofold calibrate` stored)",
     )
     policy: str = setting(
-        "payback", "which experts stay in VRAM: payback, lru, lfu, lfru, mrs, two-in-eight, static"
+        "payback", "cache policy: which experts stay in VRAM (`twofold serve --help` explains each)"
     )
     prefetch: str = setting(
         "auto",
-        "upload experts that the next layer's router foresees, while decoding: auto (with policy payback), on, off; "
-        "never changes an answer",
-        choices=("auto", "on", "off"),
+        "upload experts that the next layer's router foresees, while decoding: auto (under policies that can "
+        "weigh it), on, off; never changes an answer",
     )
     cache_state: str | None = setting(
         None,
@@ -225,12 +224,19 @@ def flag_name(field: str) -> str:
     return f"--{field.replace('_', '-')}"
 
 
-def add_arguments(parser: argparse.ArgumentParser, cls: type[Any]) -> None:
-    """Add one flag per field of `cls` (positional where the field says so) with the field's own help."""
+def add_arguments(
+    parser: argparse.ArgumentParser, cls: type[Any], details: Mapping[str, str] = MappingProxyType({})
+) -> None:
+    """Add one flag per field of `cls` (positional where the field says so) with the field's own help.
+
+    details: by field, what its help goes on to say that settings do not know.
+    """
     group = parser.add_argument_group((cls.__doc__ or cls.__name__).split("\n", 1)[0])
     hints = typing.get_type_hints(cls)
     for field in dataclasses.fields(cls):
-        help_text = field.metadata["help"].replace("%", "%%")
+        help_text = ": ".join(filter(None, (field.metadata["help"], details.get(field.name)))).replace(
+            "%", "%%"
+        )
         if field.default not in (None, "", ()) and "default" not in help_text:
             help_text += f" (default: {field.default})"
         common: dict[str, Any] = {

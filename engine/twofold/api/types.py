@@ -154,6 +154,23 @@ class PrefetchCounts:
     """Worth an upload that could not have landed in time."""
 
 
+@dataclass(frozen=True)
+class EngineStats:
+    """A snapshot for people and health checks."""
+
+    num_running: int
+    num_waiting: int
+    num_free_pages: int
+    num_pages: int
+    num_steps: int
+    decode_tokens_per_s: float
+    """Of recent decode-only steps, on the run's clock; 0 before the first."""
+    clock: Clock
+    placement: PlacementCounts
+    draining: bool
+    prefetch: PrefetchCounts = field(default_factory=PrefetchCounts)
+
+
 class StepParts(NamedTuple):
     """Where the wall's time of a step went, in microseconds; Python between them is what is left of
     `StepRecord.wall_us`.

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from twofold.api.config import EngineConfig, TelemetryConfig, add_arguments, from_namespace
 from twofold.api.errors import ConfigError
+from twofold.api.sampling_ranges import SAMPLING_RANGES, Range
 from twofold.api.types import SamplingParams
 
 if TYPE_CHECKING:
@@ -20,24 +21,27 @@ if TYPE_CHECKING:
 
 _BAR_CHARS = 30
 
-_SAMPLING: dict[str, tuple[Callable[[str], Any], float, float, str]] = {
-    "temperature": (float, 0.0, 100.0, "0 always picks the likeliest token; higher is more varied"),
-    "top_p": (float, 0.0, 1.0, "draw from the likeliest tokens that together have this probability"),
-    "top_k": (int, 0, 2**31, "draw from this many likeliest tokens; 0: all"),
-    "min_p": (float, 0.0, 1.0, "leave out tokens less likely than this share of the likeliest"),
-    "max_tokens": (int, 1, 2**31, "longest answer in tokens"),
+_SAMPLING: dict[str, tuple[Callable[[str], Any], str]] = {
+    "temperature": (float, "0 always picks the likeliest token; higher is more varied"),
+    "top_p": (float, "draw from the likeliest tokens that together have this probability"),
+    "top_k": (int, "draw from this many likeliest tokens; 0: all"),
+    "min_p": (float, "leave out tokens less likely than this share of the likeliest"),
+    "max_tokens": (int, "longest answer in tokens"),
 }
+_RANGES = {**SAMPLING_RANGES, "max_tokens": Range(1, 2**31)}
 
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     """MODEL, the engine's flags and the telemetry's."""
-    add_arguments(parser, EngineConfig)
+    from twofold.experts.policies import SERVING, described
+
+    add_arguments(parser, EngineConfig, {"policy": described(SERVING)})
     add_arguments(parser, TelemetryConfig)
 
 
 def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("How to pick tokens (default: what the model's authors recommend)")
-    for name, (_, _, _, help_text) in _SAMPLING.items():
+    for name, (_, help_text) in _SAMPLING.items():
         flag = "--" + name.replace("_", "-")
         group.add_argument(flag, dest=name, help=help_text, metavar=name.upper())
 
@@ -45,16 +49,16 @@ def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
 def sampling_from(args: argparse.Namespace, defaults: SamplingParams) -> SamplingParams:
     """`defaults` with what the flags say. ConfigError for a value out of range."""
     changes: dict[str, Any] = {}
-    for name, (parse, low, high, _) in _SAMPLING.items():
+    for name, (parse, _) in _SAMPLING.items():
         text = getattr(args, name, None)
         if text is None:
             continue
-        expected = f"a {'number' if parse is float else 'whole number'} from {low:g} to {high:g}"
+        expected = f"a {'number' if parse is float else 'whole number'} from {_RANGES[name]}"
         try:
             value = parse(text)
         except ValueError:
             value = None
-        if value is None or not low <= value <= high:
+        if value is None or not _RANGES[name].holds(value):
             raise ConfigError(f"--{name.replace('_', '-')} was given {text!r}; it takes {expected}")
         changes[name] = value
     return dataclasses.replace(defaults, **changes)

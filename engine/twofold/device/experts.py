@@ -23,7 +23,6 @@ from twofold._core.device import (
     tile_groups,
     tile_tokens_for,
 )
-from twofold._core.kernels import pack
 from twofold.api.errors import KernelError
 from twofold.blocks import ops
 from twofold.device.device import Device
@@ -157,14 +156,7 @@ def _filled(
 
 def pack_expert(gate: WeightMatrix, up: WeightMatrix, down: WeightMatrix) -> Tensor:
     """An expert's panels, one after the other, as slots hold them: uint8 on the CPU."""
-    parts = [
-        pack(
-            np.ascontiguousarray(matrix.data).view(np.uint8).reshape(matrix.rows, -1), matrix.format, matrix.columns,
-            matrix.scales,
-        )
-        for matrix in (gate, up, down)
-    ]  # fmt: skip
-    return torch.from_numpy(np.concatenate([np.asarray(part).reshape(-1) for part in parts]))
+    return torch.from_numpy(np.concatenate([_core.pack_panels(matrix) for matrix in (gate, up, down)]))
 
 
 def make_host_store(

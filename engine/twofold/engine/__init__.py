@@ -7,15 +7,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from twofold.api.types import EngineStats
+
 if TYPE_CHECKING:
-    from twofold.engine.engine import Engine, EngineStats
+    from twofold.engine.engine import Engine
 
 __all__ = ["Engine", "EngineStats"]
 
 
 def __getattr__(name: str) -> Any:
-    if name in __all__:
-        from twofold.engine import engine
+    if name == "Engine":
+        from twofold.engine.engine import Engine
 
-        return getattr(engine, name)
+        return Engine
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,7 +1,7 @@
 """The engine: requests in, tokens out. `Engine.step` reads as one sentence: schedule, forward, sample, emit.
 
 Two threads at most touch it: callers (`submit`, `cancel`, `stats`) and the engine's own loop (`start`). They meet only
-in the inbox. Knows nothing of HTTP, terminals or databases; what happens is pushed to a telemetry sink.
+in the `Inbox`. Knows nothing of HTTP, terminals or databases; what happens is pushed to a telemetry sink.
 """
 
 from __future__ import annotations
@@ -10,30 +10,27 @@ import itertools
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from twofold.api.config import EngineConfig
-from twofold.api.errors import CapacityError, KernelError, RequestError, TwofoldError
+from twofold.api.errors import CapacityError, KernelError, TwofoldError
 from twofold.api.types import (
     Chunk,
-    Clock,
+    EngineStats,
     FinishReason,
     GenerationRequest,
-    PlacementCounts,
-    PrefetchCounts,
     RunInfo,
     SamplingParams,
     Usage,
 )
+from twofold.engine.inbox import Inbox
 from twofold.engine.kv_cache import PagePool
 from twofold.engine.loading import load_parts
 from twofold.engine.prefill_budget import PrefillBudget
 from twofold.engine.recording import Recorder
-from twofold.engine.requests import Answer, check_request, max_answer_tokens
+from twofold.engine.requests import RequestState, check_request, max_answer_tokens
 from twofold.engine.runner import Runner
 from twofold.engine.scheduler import Scheduler, Sequence
 from twofold.engine.step_clock import StepClock
@@ -42,23 +39,6 @@ from twofold.telemetry.sink import TelemetrySink
 from twofold.tokenizer import Tokenizer
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class EngineStats:
-    """A snapshot for people and health checks."""
-
-    num_running: int
-    num_waiting: int
-    num_free_pages: int
-    num_pages: int
-    num_steps: int
-    decode_tokens_per_s: float
-    """Of recent decode-only steps, on the run's clock; 0 before the first."""
-    clock: Clock
-    placement: PlacementCounts
-    draining: bool
-    prefetch: PrefetchCounts = field(default_factory=PrefetchCounts)
 
 
 class Engine:
@@ -92,19 +72,13 @@ class Engine:
         )
         self._recorder = Recorder(telemetry, runner.moe, info)
         self._step_clock = StepClock(runner, enabled=telemetry is not None)
-        self._answers: dict[int, Answer] = {}
+        self._answers: dict[int, RequestState] = {}
         self._numbers = itertools.count()
         self._num_steps = 0
         self._cache_state = cache_state
         self._started = time.perf_counter()
         self._virtual_s = 0.0 if info.clock == "virtual" else None
-        # Everything below is shared with callers and guarded by _wake.
-        self._wake = threading.Condition()
-        self._inbox: deque[Answer] = deque()
-        self._cancelled: set[str] = set()
-        self._live: set[str] = set()
-        self._draining = False
-        self._closed = False
+        self._inbox = Inbox()
         self._thread: threading.Thread | None = None
 
     @classmethod
@@ -145,41 +119,30 @@ class Engine:
         """
         check_request(request, self.vocab_size, self.max_context)
         max_tokens = max_answer_tokens(request, self.max_context)
-        with self._wake:
-            if self._closed or self._draining:
-                raise CapacityError(
-                    "the server is shutting down; send the request to another one", draining=True
-                )
-            if (
-                len(self._inbox) + len(self._scheduler.waiting)
-                >= self.config.max_waiting + self._num_free_places
-            ):
+
+        def check_room() -> None:
+            if self._num_waiting >= self.config.max_waiting + self._num_free_places:
                 raise CapacityError(
                     f"{self.config.max_num_seqs} requests run and {self.config.max_waiting} wait already; try later"
                 )
-            if request.request_id in self._live:
-                raise RequestError(
-                    f"request id {request.request_id!r} is in use; ids must be unique", param="request_id"
-                )
-            self._live.add(request.request_id)
+
+        def begin() -> RequestState:
             sequence = Sequence(next(self._numbers), request, list(request.prompt_token_ids), max_tokens)
-            answer = Answer(
+            answer = RequestState(
                 sequence,
                 self.tokenizer.detokenizer(),
                 self.config.seed,
                 self._now_s(),
                 self._eos_token_ids,
             )
-            self._inbox.append(answer)
             self._recorder.request(answer)
-            self._wake.notify()
+            return answer
+
+        self._inbox.put(request.request_id, check_room, begin)
 
     def cancel(self, request_id: str) -> None:
         """Give a request up; its last chunk has finish reason "cancelled". Unknown ids do nothing. Thread-safe."""
-        with self._wake:
-            if request_id in self._live:
-                self._cancelled.add(request_id)
-                self._wake.notify()
+        self._inbox.cancel(request_id)
 
     def start(self) -> None:
         """Serve on a thread of the engine's own, until `close`."""
@@ -188,18 +151,11 @@ class Engine:
 
     def drain(self, timeout_s: float) -> bool:
         """Refuse new requests and wait for the running ones. True if all finished in time."""
-        with self._wake:
-            self._draining = True
-            self._wake.notify()
-            return self._wake.wait_for(lambda: not self._live, timeout_s)
+        return self._inbox.drain(timeout_s)
 
     def close(self) -> None:
         """Cancel what still runs, end the thread, flush telemetry's events. Safe to call twice."""
-        with self._wake:
-            self._draining = True
-            self._cancelled |= self._live
-            self._closed = True
-            self._wake.notify()
+        self._inbox.close()
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -266,17 +222,17 @@ class Engine:
         return self._runner.sampling_s
 
     def stats(self) -> EngineStats:
-        with self._wake:
+        with self._inbox.changed:
             return EngineStats(
                 num_running=len(self._scheduler.running),
-                num_waiting=len(self._scheduler.waiting) + len(self._inbox),
+                num_waiting=self._num_waiting,
                 num_free_pages=self._pool.num_free,
                 num_pages=self._pool.num_pages,
                 num_steps=self._num_steps,
                 decode_tokens_per_s=self._recorder.decode_tokens_per_s,
                 clock=self.info.clock,
                 placement=self._recorder.placement,
-                draining=self._draining,
+                draining=self._inbox.draining,
                 prefetch=self._recorder.prefetch,
             )
 
@@ -321,7 +277,7 @@ class Engine:
             wall_s=wall_s,
             clock_s=clock_s,
             num_running=len(self._scheduler.running),
-            num_waiting=len(self._scheduler.waiting) + len(self._inbox),
+            num_waiting=self._num_waiting,
         )
         self._step_clock.recorded()
         self._num_steps += 1
@@ -337,36 +293,34 @@ class Engine:
             except Exception as error:  # a bug of ours: nobody may wait for an answer that never comes
                 _log.exception("the engine's loop failed; all its requests are given up")
                 self._fail(list(self._answers.values()), error)
-            with self._wake:
-                self._wake.wait_for(lambda: self._inbox or self._cancelled or self._closed)
-                if self._closed:
-                    return
+            if not self._inbox.wait_for_work():
+                return
 
     def _take_inbox(self) -> None:
-        nothing_to_do: list[Answer] = []
-        with self._wake:
-            while self._inbox:
-                answer = self._inbox.popleft()
-                self._answers[answer.sequence.number] = answer
-                if answer.is_empty:
-                    nothing_to_do.append(answer)
-                    continue
-                if answer.sequence.request.return_routed_experts:
-                    self._recorder.watch_routing(answer.sequence.number)
-                self._scheduler.add(answer.sequence)
+        nothing_to_do: list[RequestState] = []
+
+        def receive(answer: RequestState) -> None:
+            self._answers[answer.sequence.number] = answer
+            if answer.is_empty:
+                nothing_to_do.append(answer)
+                return
+            if answer.sequence.request.return_routed_experts:
+                self._recorder.watch_routing(answer.sequence.number)
+            self._scheduler.add(answer.sequence)
+
+        self._inbox.take(receive)
         for answer in nothing_to_do:
             self._finish(answer, "length")
 
     def _drop_cancelled(self) -> None:
-        with self._wake:
-            cancelled, self._cancelled = self._cancelled, set()
+        cancelled = self._inbox.take_cancelled()
         if not cancelled:
             return
         for answer in list(self._answers.values()):
             if answer.sequence.request.request_id in cancelled:
                 self._finish(answer, "cancelled")
 
-    def _emit(self, answer: Answer, token: int, now: float) -> None:
+    def _emit(self, answer: RequestState, token: int, now: float) -> None:
         """Take a sampled token into its answer, hand its text out, and finish the answer if it was the last."""
         sequence = answer.sequence
         if sequence.max_tokens == 0:  # its prompt alone was asked about
@@ -385,7 +339,7 @@ class Engine:
 
     def _finish(
         self,
-        answer: Answer,
+        answer: RequestState,
         reason: FinishReason,
         text: str = "",
         error: str | None = None,
@@ -396,11 +350,9 @@ class Engine:
         self._recorder.request(answer)
         routing = self._recorder.take_routing(answer.sequence.number)
         self._hand_out(answer, answer.chunk(text + answer.flush(), reason, usage, error, routing))
-        with self._wake:
-            self._live.discard(answer.sequence.request.request_id)
-            self._wake.notify_all()
+        self._inbox.finished(answer.sequence.request.request_id)
 
-    def _hand_out(self, answer: Answer, chunk: Chunk) -> None:
+    def _hand_out(self, answer: RequestState, chunk: Chunk) -> None:
         try:
             answer.sequence.request.on_chunk(chunk)
         except Exception:  # the caller's bug must not take the other requests down
@@ -408,7 +360,7 @@ class Engine:
             if chunk.finish_reason is None:
                 self.cancel(answer.sequence.request.request_id)
 
-    def _fail(self, answers: Seq[Answer], error: Exception) -> None:
+    def _fail(self, answers: Seq[RequestState], error: Exception) -> None:
         for answer in answers:
             self._finish(answer, "error", error=f"{type(error).__name__}: {error}")
         self._num_steps += 1
@@ -431,3 +383,7 @@ class Engine:
     @property
     def _num_free_places(self) -> int:
         return max(self.config.max_num_seqs - len(self._scheduler.running), 0)
+
+    @property
+    def _num_waiting(self) -> int:
+        return len(self._scheduler.waiting) + len(self._inbox)

@@ -6,6 +6,7 @@ from twofold.api.config import EngineConfig
 from twofold.blocks import ops
 from twofold.experts.accelerator import AcceleratorChoice
 from twofold.experts.moe import DenseCost, MoeRuntime, MoeShape, SlotPlan
+from twofold.experts.policies import prefetches
 from twofold.experts.profiles import load_machine_profile
 from twofold.models import LoadProgress, ModelFiles, ProgressFn
 from twofold.models.sizing import dense_stretches
@@ -13,9 +14,7 @@ from twofold.models.sizing import dense_stretches
 
 def slot_plan(config: EngineConfig, slots: int, num_staging: int = -1) -> SlotPlan:
     """So many expert slots over all layers under the configuration's policy."""
-    # Whether an upload pays is asked in misses saved, the unit of payback's values; other policies only rank.
-    prefetch = config.prefetch == "on" or (config.prefetch == "auto" and config.policy == "payback")
-    return SlotPlan(slots, config.policy, prefetch, num_staging)
+    return SlotPlan(slots, config.policy, prefetches(config), num_staging)
 
 
 def moe_shape(files: ModelFiles) -> MoeShape:

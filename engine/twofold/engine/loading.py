@@ -22,8 +22,9 @@ from twofold.engine.capacity import plan_capacity
 from twofold.engine.expert_loading import load_experts, slot_plan
 from twofold.engine.model import LoadedModel
 from twofold.engine.runner import LoadedRunner, ModelRunner, Runner
-from twofold.experts.accelerator import AcceleratorChoice, check_policy, num_slots
+from twofold.experts.accelerator import AcceleratorChoice, num_slots
 from twofold.experts.moe import MoeRuntime
+from twofold.experts.policies import check_policy
 from twofold.experts.warm_start import open_cache_state
 from twofold.models import ModelFiles, ProgressFn, open_model_files
 from twofold.models.bundled import bundled_model_path

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from twofold import _core
 from twofold.api.types import PlacementCounts, PrefetchCounts, RunInfo, StepRecord
-from twofold.engine.requests import Answer
+from twofold.engine.requests import RequestState
 from twofold.engine.scheduler import ScheduledSequence
 from twofold.engine.step_clock import StepClock
 from twofold.experts.moe import MoeRuntime
@@ -65,7 +65,7 @@ class Recorder:
             self._moe.enable_events(False)
         return rows.arrays()[0]
 
-    def request(self, answer: Answer) -> None:
+    def request(self, answer: RequestState) -> None:
         """The request was submitted, has its first token, or is finished."""
         if self._sink is not None:
             self._sink.request(answer.record())

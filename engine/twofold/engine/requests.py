@@ -1,12 +1,11 @@
 """One request inside the engine: what it may ask, and its answer as it grows.
 
-`Answer` joins a scheduled sequence with its sampler, its text and its times. Times are seconds of the run's clock
+`RequestState` joins a scheduled sequence with its sampler, its text and its times. Times are seconds of the run's clock
 unless named `*_unix_s`.
 """
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Collection
 from collections.abc import Sequence as Seq
@@ -15,6 +14,7 @@ from typing import Any, Final
 import numpy.typing as npt
 
 from twofold.api.errors import RequestError
+from twofold.api.sampling_ranges import BIAS_RANGE, LOGPROBS_RANGE, SAMPLING_RANGES
 from twofold.api.types import (
     Chunk,
     Clock,
@@ -29,23 +29,9 @@ from twofold.engine.sampler import Sampler
 from twofold.engine.scheduler import Sequence
 from twofold.tokenizer.text_stream import Detokenizer, TextStream
 
-MAX_LOGPROBS: Final = 20
-"""Likeliest tokens beside each reported one."""
-MAX_BIAS: Final = 100.0
 MAX_ENTRIES: Final = 1024
 """Tokens in each of stop_token_ids, logit_bias and (over all its sequences) bad_words."""
 _MOST_TOKENS: Final = 2**31
-
-# name → (lowest, highest, whether the lowest itself is allowed)
-_RANGES: dict[str, tuple[float, float, bool]] = {
-    "temperature": (0.0, 100.0, True),
-    "top_p": (0.0, 1.0, False),
-    "top_k": (0, 2**31, True),
-    "min_p": (0.0, 1.0, True),
-    "presence_penalty": (-2.0, 2.0, True),
-    "frequency_penalty": (-2.0, 2.0, True),
-    "repetition_penalty": (0.01, 100.0, True),
-}
 
 
 def check_request(request: GenerationRequest, vocab_size: int, max_context: int) -> None:
@@ -66,11 +52,11 @@ def check_request(request: GenerationRequest, vocab_size: int, max_context: int)
 
 def check_sampling(sampling: SamplingParams, vocab_size: int) -> None:
     """Raises RequestError naming the parameter, its value and its range."""
-    for name, (low, high, low_allowed) in _RANGES.items():
-        _check_range(name, getattr(sampling, name), low, high, low_allowed)
-    for name in ("logprobs", "prompt_logprobs"):
-        if getattr(sampling, name) is not None:
-            _check_range(name, getattr(sampling, name), 0, MAX_LOGPROBS, True)
+    ranges = {**SAMPLING_RANGES, "logprobs": LOGPROBS_RANGE, "prompt_logprobs": LOGPROBS_RANGE}
+    for name, allowed in ranges.items():
+        value = getattr(sampling, name)
+        if value is not None and not allowed.holds(value):
+            raise RequestError(f"{name} is {value}; it must be from {allowed}", param=name)
     if sampling.max_tokens is not None and sampling.max_tokens < 0:
         raise RequestError(f"max_tokens is {sampling.max_tokens}; it must be 0 or more", param="max_tokens")
     most = _MOST_TOKENS if sampling.max_tokens is None else sampling.max_tokens
@@ -84,10 +70,9 @@ def check_sampling(sampling: SamplingParams, vocab_size: int) -> None:
     if len({token for token, _ in sampling.logit_bias}) != len(sampling.logit_bias):
         raise RequestError("logit_bias names a token twice; give each once", param="logit_bias")
     for token, bias in sampling.logit_bias:
-        if not -MAX_BIAS <= bias <= MAX_BIAS:
+        if not BIAS_RANGE.holds(bias):
             raise RequestError(
-                f"logit_bias of token {token} is {bias}; it must be from {-MAX_BIAS:g} to {MAX_BIAS:g}",
-                param="logit_bias",
+                f"logit_bias of token {token} is {bias}; it must be from {BIAS_RANGE}", param="logit_bias"
             )
     if not all(sampling.bad_words):
         raise RequestError(
@@ -96,12 +81,6 @@ def check_sampling(sampling: SamplingParams, vocab_size: int) -> None:
     _check_tokens("bad_words", [token for word in sampling.bad_words for token in word], vocab_size)
     if sampling.seed is not None and not 0 <= sampling.seed < 2**64:
         raise RequestError(f"seed is {sampling.seed}; it must be from 0 to 2^64-1", param="seed")
-
-
-def _check_range(name: str, value: Any, low: float, high: float, low_allowed: bool) -> None:
-    if not math.isfinite(value) or not (low <= value if low_allowed else low < value) or value > high:
-        edge = f"{low:g}" if low_allowed else f"above {low:g}"
-        raise RequestError(f"{name} is {value}; it must be from {edge} to {high:g}", param=name)
 
 
 def _check_tokens(name: str, tokens: Seq[int], vocab_size: int) -> None:
@@ -119,7 +98,7 @@ def max_answer_tokens(request: GenerationRequest, max_context: int) -> int:
     return room if wanted is None else min(wanted, room)
 
 
-class Answer:
+class RequestState:
     """The answer to one request while it grows. Owned by the engine's thread after submission."""
 
     def __init__(

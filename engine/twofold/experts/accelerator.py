@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from twofold import _core
 from twofold.api.config import EngineConfig
 from twofold.api.errors import ConfigError
 from twofold.api.types import Clock
@@ -36,27 +35,6 @@ class AcceleratorChoice:
     @property
     def clock(self) -> Clock:
         return "virtual" if self.kind == "emulated" else "wall"
-
-
-def check_policy(config: EngineConfig) -> None:
-    """Refuse settings of the expert cache that cannot be met, whether or not this machine gives it slots.
-
-    Raises:
-        ConfigError: unknown policy, one that needs the future, or prefetching under one that moves nothing.
-    """
-    known = [name for name in _core.cache_policy_names() if not _core.cache_policy_is_offline(name)]
-    if config.policy not in known:
-        why = (
-            "; it needs to know the future, which only `twofold lab` does"
-            if config.policy in _core.cache_policy_names()
-            else ""
-        )
-        raise ConfigError(f"--policy was given {config.policy!r}; it takes one of {', '.join(known)}{why}")
-    if config.prefetch == "on" and config.policy == "static":
-        raise ConfigError(
-            "--prefetch on was given with --policy static, which moves no expert once its slots are full; leave "
-            "--prefetch out or choose another policy"
-        )
 
 
 def num_slots(config: EngineConfig, num_layers: int, num_experts: int) -> int:

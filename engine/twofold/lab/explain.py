@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from twofold.experts.policies import POLICIES
+
 Row = Mapping[str, Any]
 
 _EVEN: Final = 0.001
@@ -39,7 +41,7 @@ def _differences(ours: Row, theirs: Row) -> list[str]:
     more_hits = theirs["hit_rate"] - ours["hit_rate"]
     uploads = theirs["uploads_per_token"] - ours["uploads_per_token"]
     if more_hits > _EVEN:
-        if theirs["policy"] == "static":
+        if POLICIES[theirs["policy"]].prefetches == "never":
             how = (
                 "its experts were chosen from the other half of this very trace, ours are learnt as it plays"
             )

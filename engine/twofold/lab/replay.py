@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from twofold import _core
 from twofold.api.errors import ConfigError
+from twofold.experts.policies import POLICIES, check_names, described
 from twofold.experts.profiles import load_profile, shipped_profiles
 from twofold.lab.report import Table, write_report
 from twofold.lab.shapes import SHAPES, find_shape
@@ -34,34 +35,26 @@ def replay_policy(
     warm_up: Trace | None = None,
     shared_pool: bool | None = None,
 ) -> Any:
-    """Replay one policy from an empty cache; `static` starts with the most used experts of `prior_usage`.
+    """Replay one policy from an empty cache; one that moves nothing starts with the most used of `prior_usage`.
 
     slots: share of all experts, 0 … 1. warm_up: played first and not counted (online policies only). shared_pool: one
-    pool for all layers, or fixed slots per layer; None: as the policy is made for (the pool for payback, fixed slots
-    for all others).
+    pool for all layers, or fixed slots per layer; None: as the policy is made for.
     Returns the core's ReplayCounts. Raises ConfigError on an unknown policy or impossible figures.
     """
     num_slots = round(slots * trace.num_layers * trace.num_experts)
     try:
-        cache = _core.ExpertCache(
-            _core.CacheConfig(
-                trace.num_layers,
-                trace.num_experts,
-                trace.top_k,
-                _core.spread_slots(num_slots, trace.num_layers, trace.num_experts),
-                policy,
-                price,
-                prior_usage=list(prior_usage or []),
-                shared_pool=shared_pool,
-            )
+        return _core.replay(
+            trace.native,
+            batch,
+            num_slots,
+            policy,
+            price,
+            prior_usage=list(prior_usage or []),
+            shared_pool=shared_pool,
+            warm_up=None if warm_up is None else warm_up.native,
         )
     except ValueError as error:
         raise ConfigError(str(error)) from error
-    if policy == "static":
-        cache.preload_by_usage()
-    if warm_up is not None and not _core.cache_policy_is_offline(policy):
-        _core.replay(warm_up.native, batch, cache)
-    return _core.replay(trace.native, batch, cache)
 
 
 def replay_rows(
@@ -78,7 +71,7 @@ def replay_rows(
 ) -> Iterator[Row]:
     """One row per batch, size and policy, as they are done; cost is against LRU with fixed slots per layer.
 
-    `static` learns from the sequences outside `part`.
+    Usage is that of the sequences outside `part`.
     """
     played = trace.part(part)
     before = trace.part("first") if part == "second" and trace.num_sequences > 1 else None
@@ -95,7 +88,7 @@ def replay_rows(
                     slots=share,
                     price=price,
                     batch=batch,
-                    prior_usage=prior if policy == "static" else None,
+                    prior_usage=prior,
                     warm_up=before if warm else None,
                     shared_pool=pool,
                 )
@@ -117,7 +110,7 @@ def replay_rows(
                     "misses_per_token": counts.num_misses / counts.num_tokens,
                     "cost_per_token": cost / counts.num_tokens,
                     "cost_vs_lru": cost / lru_cost if lru_cost > 0 else 1.0,
-                    "offline": _core.cache_policy_is_offline(policy),
+                    "offline": POLICIES[policy].offline,
                 }
                 if expert_bytes is not None:
                     row["upload_bytes_per_token"] = row["uploads_per_token"] * expert_bytes
@@ -126,14 +119,13 @@ def replay_rows(
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `twofold lab replay`."""
-    names = _core.cache_policy_names()
     add_common_arguments(parser)
     parser.add_argument(
         "--policies",
         type=names_list,
-        default=names,
+        default=list(POLICIES),
         metavar="NAME,…",
-        help=f"of {', '.join(names)} (default: all)",
+        help=f"(default: all) {described(tuple(POLICIES))}",
     )
     parser.add_argument(
         "--price",
@@ -150,7 +142,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--pool",
         choices=("auto", "layer", "shared"),
         default="auto",
-        help="fixed slots per layer, or one pool for all; auto: the pool for payback, fixed for others (default)",
+        help="fixed slots per layer, or one pool for all; auto: as each policy is made for (default)",
     )
     parser.add_argument(
         "--warm", action="store_true", help="let policies see the first half before the second is counted"
@@ -159,10 +151,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Replay what was asked for; prints a table, or rows with --json, or writes a page with --html."""
-    known = _core.cache_policy_names()
-    for policy in args.policies:
-        if policy not in known:
-            raise ConfigError(f"policy {policy!r} is unknown; expected one of {', '.join(known)}")
+    check_names(args.policies)
     rows: list[Row] = []
     for path in args.traces:
         trace = load_trace(path, args.num_experts)
@@ -228,7 +217,7 @@ def add_common_arguments(parser: argparse.ArgumentParser) -> None:
         "--part",
         choices=("second", "first", "all"),
         default="second",
-        help="which half of the sequences is played; `static` is trained on the first (default: second)",
+        help="half of the sequences that is played; policies that move nothing learn from the first (default: second)",
     )
     parser.add_argument(
         "--num-experts", type=int, metavar="N", help="experts per layer, if the trace does not say"

@@ -14,6 +14,7 @@ from typing import Any
 
 from twofold import _core
 from twofold.api.errors import ConfigError
+from twofold.experts.policies import POLICIES, check_names
 from twofold.experts.profiles import MachineProfile, load_profile, shipped_profiles
 from twofold.lab.explain import where_peers_win
 from twofold.lab.replay import Row, add_common_arguments, counts_list, names_list, print_rows
@@ -158,7 +159,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="let twofold upload nothing for the next layer of a chunk ahead of it",
     )
     parser.add_argument(
-        "--policy", metavar="NAME", help="let twofold use this cache policy instead of payback"
+        "--policy",
+        metavar="NAME",
+        help=f"let twofold use this cache policy instead of its own: {', '.join(POLICIES)}",
     )
     parser.add_argument(
         "--price", type=float, default=-1.0, metavar="R", help="of an upload (default: the profile's)"
@@ -213,10 +216,7 @@ def _system(name: str, policy: str | None, no_stream_ahead: bool) -> System:
         return system
     options = dict(system.options)
     if policy is not None:
-        if policy not in _core.cache_policy_names():
-            raise ConfigError(
-                f"policy {policy!r} is unknown; expected one of {', '.join(_core.cache_policy_names())}"
-            )
+        check_names([policy])
         options["policy"] = policy
     if no_stream_ahead:
         options["stream_ahead_from"] = 0

@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 
 from twofold.api.types import Chunk, Usage
 from twofold.server.api_errors import ApiError
-from twofold.server.bridge import Answer
+from twofold.server.bridge import AnswerStream
 from twofold.server.connections import PROBE_KEY
 from twofold.server.formats import AnswerFormat, joined_chunks
 from twofold.server.metrics import RequestTimer
@@ -24,7 +24,7 @@ class AnswerResponse(Response):
     free.
     """
 
-    def __init__(self, answer: Answer, form: AnswerFormat, timers: Sequence[RequestTimer]) -> None:
+    def __init__(self, answer: AnswerStream, form: AnswerFormat, timers: Sequence[RequestTimer]) -> None:
         """`timers`: one for each of the answers."""
         super().__init__()
         self.answer = answer

@@ -50,7 +50,7 @@ class Crossing:
             self._pending.popleft()()
 
 
-class Answer:
+class AnswerStream:
     """The chunks of one HTTP request's answers as they arrive. Close it when nobody reads any more: that frees its
     places.
 
@@ -63,7 +63,7 @@ class Answer:
         crossing: Crossing,
         request_id: str,
         num_answers: int = 1,
-        on_close: Callable[[Answer], None] = lambda answer: None,
+        on_close: Callable[[AnswerStream], None] = lambda answer: None,
     ) -> None:
         self._engine = engine
         self._on_close = on_close
@@ -106,7 +106,7 @@ class Answer:
 
 async def submit(
     engine: ServingEngine,
-    answer: Answer,
+    answer: AnswerStream,
     workers: Executor,
     *,
     tokenise: Callable[[], list[Prompt]],

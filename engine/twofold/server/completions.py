@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from twofold.api.types import SamplingParams
 from twofold.server.answers import StreamedAnswer, WholeAnswer
-from twofold.server.bridge import Answer, submit
+from twofold.server.bridge import AnswerStream, submit
 from twofold.server.formats import AnswerFormat, ChatFormat, CompletionFormat
 from twofold.server.prompts import Prompt, bad_word_sequences, chat_prompts, completion_prompts
 from twofold.server.request_body import parse_body
@@ -73,7 +73,7 @@ async def _answer(
         for index in range(num_prompts * per_prompt)
     ]
     request_id = f"{prefix}-{uuid.uuid4().hex}"
-    answer = Answer(engine, state.crossing, request_id, len(timers), on_close=state.answers.discard)
+    answer = AnswerStream(engine, state.crossing, request_id, len(timers), on_close=state.answers.discard)
     bad_words = functools.cache(lambda: bad_word_sequences(body.bad_words or (), engine.tokenizer))
 
     def sampling_for(room: int) -> SamplingParams:

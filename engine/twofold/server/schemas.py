@@ -23,6 +23,7 @@ from pydantic import (
 )
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
+from twofold.api.sampling_ranges import BIAS_RANGE, LOGPROBS_RANGE, SAMPLING_RANGES, Range
 from twofold.api.types import SamplingParams
 from twofold.server.api_errors import CONTEXT_LENGTH, too_long
 from twofold.server.fields import refusing
@@ -37,7 +38,6 @@ MAX_INT64: Final = 2**63 - 1
 MAX_BIASED: Final = 1024
 MAX_BAD_WORDS: Final = 128
 MAX_STOP_TOKENS: Final = 128
-MAX_LOGPROBS: Final = 20
 MAX_CHOICES: Final = 128
 """Answers that one request may ask for, over all its prompts."""
 MAX_TEMPLATE_VARIABLES_BYTES: Final = 16 * 1024
@@ -75,6 +75,13 @@ def _whole_numbers_only(value: object) -> object:
     return value
 
 
+def _within(allowed: Range) -> Any:
+    """A field's constraint."""
+    if allowed.low_allowed:
+        return Field(ge=allowed.low, le=allowed.high)
+    return Field(gt=allowed.low, le=allowed.high)
+
+
 def _few_biases(value: object) -> object:
     """Counted before each is checked: a dictionary collects the errors of all its entries, maybe millions."""
     if isinstance(value, dict) and len(value) > MAX_BIASED:
@@ -88,8 +95,8 @@ Stops = Annotated[
 ]
 TokenId = Annotated[int, Field(ge=0, le=MAX_TOKEN_ID)]
 Count = Annotated[int, BeforeValidator(_whole_numbers_only)]
-NumLogprobs = Annotated[Count, Field(ge=0, le=MAX_LOGPROBS)]
-Bias = Annotated[float, Field(ge=-100, le=100)]
+NumLogprobs = Annotated[Count, _within(LOGPROBS_RANGE)]
+Bias = Annotated[float, _within(BIAS_RANGE)]
 
 
 class StreamOptions(BaseModel):
@@ -103,13 +110,14 @@ class SamplingFields(BaseModel):
     model_config = ConfigDict(extra="ignore", allow_inf_nan=False, protected_namespaces=())
 
     model: Annotated[str, Field(max_length=512)] | None = None
-    temperature: Annotated[float, Field(ge=0, le=100)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=-1, le=2**31)] | None = None
-    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
+    temperature: Annotated[float, _within(SAMPLING_RANGES["temperature"])] | None = None
+    top_p: Annotated[float, _within(SAMPLING_RANGES["top_p"])] | None = None
+    # vLLM's clients say -1 for what is 0 here.
+    top_k: Annotated[int, _within(SAMPLING_RANGES["top_k"]._replace(low=-1))] | None = None
+    min_p: Annotated[float, _within(SAMPLING_RANGES["min_p"])] | None = None
+    presence_penalty: Annotated[float, _within(SAMPLING_RANGES["presence_penalty"])] | None = None
+    frequency_penalty: Annotated[float, _within(SAMPLING_RANGES["frequency_penalty"])] | None = None
+    repetition_penalty: Annotated[float, _within(SAMPLING_RANGES["repetition_penalty"])] | None = None
     seed: Annotated[int, Field(ge=-MAX_INT64 - 1, le=MAX_INT64)] | None = None
     max_tokens: Annotated[int, Field(ge=1, le=MAX_INT64)] | None = None
     min_tokens: Annotated[int, Field(ge=0, le=MAX_INT64)] | None = None

@@ -12,7 +12,7 @@ from twofold.api.types import SamplingParams
 from twofold.server.api_errors import ApiError
 from twofold.server.body_worker import BodyWorker
 from twofold.server.bounded_tokenizer import BoundedTokenizer
-from twofold.server.bridge import Answer, Crossing
+from twofold.server.bridge import AnswerStream, Crossing
 from twofold.server.metrics import Metrics
 from twofold.server.protocol import ServingEngine
 from twofold.server.sampling_defaults import OPENAI_DEFAULTS
@@ -37,7 +37,7 @@ class ServerState:
         self.body_worker = BodyWorker()
         # One: the worker takes one body after the other, and nobody else waits behind a large one.
         self.parsers = ThreadPoolExecutor(max_workers=1, thread_name_prefix="parse")
-        self.answers: set[Answer] = set()
+        self.answers: set[AnswerStream] = set()
         """Those that have been submitted and whose client still listens."""
         self._engine: ServingEngine | None = None
 

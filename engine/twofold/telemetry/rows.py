@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from twofold.api.types import EmulatedParts, RequestRecord, RunInfo, StepRecord
-from twofold.telemetry.sink import LoadSample, Placement
+from twofold.telemetry.sink import EVENT_DTYPES, LoadSample, Placement
 
 Row = tuple[Any, ...]
 Events = np.ndarray[Any, np.dtype[Any]]
@@ -104,7 +104,7 @@ def load_sample_row(run_id: int | None, sample: LoadSample) -> Row:
     )
 
 
-def _blobs(values: npt.NDArray[Any], counts: npt.NDArray[np.uint8], dtype: str) -> list[bytes]:
+def _blobs(values: npt.NDArray[Any], counts: npt.NDArray[np.uint8], dtype: np.dtype[Any]) -> list[bytes]:
     """The first counts[i] entries of each row of `values` [n, 16] as bytes of `dtype`."""
     width = int(counts.max(initial=0))
     packed = np.ascontiguousarray(values[:, :width], dtype=dtype)
@@ -118,62 +118,19 @@ def _blobs(values: npt.NDArray[Any], counts: npt.NDArray[np.uint8], dtype: str) 
     return [blob[: itemsize * int(count)] for blob, count in zip(blobs, counts, strict=True)]
 
 
-def token_layer_rows(run_id: int, events: Events) -> Iterator[Row]:
-    counts = np.minimum(events["num_routed"], events["experts"].shape[1])
-    plain_before = (
-        "step",
-        "request",
-        "position",
-        "layer",
-        "num_routed",
-        "num_hits",
-        "num_cpu",
-        "num_fetched",
-    )
-    plain_after = ("layer_us", "cpu_us", "gpu_us", "predicted_us")
-    return zip(
-        repeat(run_id, len(events)),
-        *(events[name].tolist() for name in plain_before),
-        _blobs(events["experts"], counts, "<u2"),
-        _blobs(events["placement"], counts, "u1"),
-        _blobs(events["weights"], counts, "<f4"),
-        *(events[name].tolist() for name in plain_after),
-        strict=True,
-    )
+def event_rows(kind: str, run_id: int, events: Events) -> Iterator[Row]:
+    """Rows of the table of that name."""
+    names = EVENT_DTYPES[kind].names or ()
+    return zip(repeat(run_id, len(events)), *(_column(events, kind, name) for name in names), strict=True)
 
 
-def upload_rows(run_id: int, events: Events) -> Iterator[Row]:
-    names = (
-        "step",
-        "request",
-        "layer",
-        "expert",
-        "slot",
-        "bytes",
-        "queued_us",
-        "begin_us",
-        "end_us",
-        "reason",
-        "lane",
-    )
-    return zip(repeat(run_id, len(events)), *(events[name].tolist() for name in names), strict=True)
-
-
-def cache_event_rows(run_id: int, events: Events) -> Iterator[Row]:
-    names = (
-        "step",
-        "request",
-        "layer",
-        "kind",
-        "expert",
-        "victim",
-        "slot",
-        "value",
-        "victim_value",
-        "price",
-        "at_us",
-    )
-    return zip(repeat(run_id, len(events)), *(events[name].tolist() for name in names), strict=True)
+def _column(events: Events, kind: str, name: str) -> list[Any]:
+    array = EVENT_DTYPES[kind][name].subdtype
+    if array is None:
+        values: list[Any] = events[name].tolist()
+        return values
+    counts = np.minimum(events["num_routed"], events[name].shape[1])
+    return _blobs(events[name], counts, array[0])
 
 
 @dataclass

@@ -15,6 +15,7 @@ import numpy as np
 from sqlalchemy import Connection, Table
 
 from twofold.telemetry import rows, schema
+from twofold.telemetry.sink import EVENT_DTYPES
 from twofold.telemetry.totals import totals_of
 
 _CHUNK_ROWS: Final = 1024
@@ -42,12 +43,8 @@ _ADD_DROPPED: Final = (
 _ADD_TOTAL: Final = (
     f"{_insert_sql(schema.run_total)} ON CONFLICT DO UPDATE SET amount = amount + excluded.amount"
 )
-NATIVE: Final = {
-    "token_layer": (_insert_sql(schema.token_layer), rows.token_layer_rows),
-    "upload": (_insert_sql(schema.upload), rows.upload_rows),
-    "cache_event": (_insert_sql(schema.cache_event), rows.cache_event_rows),
-}
-"""Events that come as arrays: how they become rows."""
+NATIVE: Final = {kind: _insert_sql(schema.metadata.tables[kind]) for kind in EVENT_DTYPES}
+"""Events that come as arrays: how their rows are written."""
 
 
 @dataclass(frozen=True)
@@ -175,7 +172,7 @@ class RunWriter:
     ) -> dict[str, rows.Events]:
         events_by_kind: dict[str, rows.Events] = {}
         seconds_by_kind: dict[str, rows.Seconds] = {}
-        for kind, (sql, to_rows) in NATIVE.items():
+        for kind, sql in NATIVE.items():
             items = [item for item in batch if item.kind == kind]
             if not items:
                 continue
@@ -183,7 +180,7 @@ class RunWriter:
             arrivals = np.repeat([int(item.arrived_s) for item in items], [item.num_rows for item in items])
             events_by_kind[kind], seconds_by_kind[kind] = events, self._seconds_of(events["step"], arrivals)
             for begin in range(0, len(events), _CHUNK_ROWS):
-                _execute(connection, sql, to_rows(run_id, events[begin : begin + _CHUNK_ROWS]))
+                _execute(connection, sql, rows.event_rows(kind, run_id, events[begin : begin + _CHUNK_ROWS]))
         num_experts = self._run.payload.num_experts if self._run is not None else 0
         sums = rows.layer_second_rows(run_id, num_experts, events_by_kind, seconds_by_kind)
         _execute(connection, _INSERT_LAYER_SECOND, sums)

@@ -16,8 +16,9 @@ a minute.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from sqlalchemy import (
     Column,
@@ -35,6 +36,7 @@ from sqlalchemy.exc import ArgumentError
 
 from twofold.api.errors import ConfigError
 from twofold.api.types import EmulatedParts, StepParts
+from twofold.telemetry.sink import EVENT_DTYPES, column_name
 
 SCHEMA_VERSION: Final = 2
 
@@ -111,63 +113,47 @@ step = Table(
     Index("step_by_time", "run_id", "started_s"),
 )
 
-token_layer = Table(
+
+def _event_table(kind: str, comments: Mapping[str, str], *, index: str) -> Table:
+    """A table with a column for each field of the events, whose order it keeps; arrays are blobs."""
+    columns: list[Column[Any]] = []
+    for field in EVENT_DTYPES[kind].names or ():
+        dtype, name = EVENT_DTYPES[kind][field], column_name(field)
+        scalar = Integer if dtype.kind in "iu" else Float
+        column_type = LargeBinary if dtype.subdtype else scalar
+        columns.append(Column(name, column_type, nullable=False, comment=comments.get(name)))
+    return Table(kind, metadata, _run_id(), *columns, Index(f"{kind}_by_{index}", "run_id", index))
+
+
+# A request's rows are what a page asks for; everything by time comes from layer_second.
+token_layer = _event_table(
     "token_layer",
-    metadata,
-    _run_id(),
-    Column("step", Integer, nullable=False),
-    Column("request", Integer, nullable=False, comment="-1: none"),
-    Column("position", Integer, nullable=False),
-    Column("layer", Integer, nullable=False),
-    Column("num_routed", Integer, nullable=False),
-    Column("num_hits", Integer, nullable=False),
-    Column("num_cpu", Integer, nullable=False),
-    Column("num_fetched", Integer, nullable=False),
-    Column("experts", LargeBinary, nullable=False, comment="uint16[num_routed], descending weight"),
-    Column("placement", LargeBinary, nullable=False, comment="uint8[num_routed]: 0 hit, 1 cpu, 2 fetched"),
-    Column("weights", LargeBinary, nullable=False, comment="float32[num_routed]"),
-    Column("layer_us", Float, nullable=False),
-    Column("cpu_us", Float, nullable=False),
-    Column("gpu_us", Float, nullable=False),
-    Column("predicted_us", Float, nullable=False),
-    # A request's rows are what a page asks for; everything by time comes from layer_second.
-    Index("token_layer_by_request", "run_id", "request"),
+    {
+        "request": "-1: none",
+        "experts": "uint16[num_routed], descending weight",
+        "placement": "uint8[num_routed]: 0 hit, 1 cpu, 2 fetched",
+        "weights": "float32[num_routed]",
+    },
+    index="request",
 )
-
-upload = Table(
+upload = _event_table(
     "upload",
-    metadata,
-    _run_id(),
-    Column("step", Integer, nullable=False),
-    Column("request", Integer, nullable=False, comment="-1: none"),
-    Column("layer", Integer, nullable=False),
-    Column("expert", Integer, nullable=False),
-    Column("slot", Integer, nullable=False),
-    Column("size_bytes", Integer, nullable=False),
-    Column("queued_us", Float, nullable=False, comment="run clock since its start"),
-    Column("begin_us", Float, nullable=False),
-    Column("end_us", Float, nullable=False),
-    Column("reason", Integer, nullable=False, comment="0 demand, 1 admission, 2 prefetch"),
-    Column("lane", Integer, nullable=False),
-    Index("upload_by_step", "run_id", "step"),
+    {
+        "request": "-1: none",
+        "queued_us": "run clock since its start",
+        "reason": "0 demand, 1 admission, 2 prefetch",
+    },
+    index="step",
 )
-
-cache_event = Table(
+cache_event = _event_table(
     "cache_event",
-    metadata,
-    _run_id(),
-    Column("step", Integer, nullable=False),
-    Column("request", Integer, nullable=False, comment="-1: none"),
-    Column("layer", Integer, nullable=False),
-    Column("kind", Integer, nullable=False, comment="0 admit, 1 evict, 2 reject, 3 publish"),
-    Column("expert", Integer, nullable=False),
-    Column("victim", Integer, nullable=False, comment="-1: none"),
-    Column("slot", Integer, nullable=False),
-    Column("value", Float, nullable=False),
-    Column("victim_value", Float, nullable=False),
-    Column("price", Float, nullable=False),
-    Column("at_us", Float, nullable=False, comment="run clock since its start"),
-    Index("cache_event_by_step", "run_id", "step"),
+    {
+        "request": "-1: none",
+        "kind": "0 admit, 1 evict, 2 reject, 3 publish",
+        "victim": "-1: none",
+        "at_us": "run clock since its start",
+    },
+    index="step",
 )
 
 layer_second = Table(

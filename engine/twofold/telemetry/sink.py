@@ -18,7 +18,6 @@ import numpy as np
 from twofold.api.errors import RequestError
 from twofold.api.types import RequestRecord, RunInfo, StepRecord
 
-EventKind = Literal["token_layer", "upload", "cache_event"]
 LossPlace = Literal["ring", "queue", "database"]
 LOSS_PLACES: Final[tuple[LossPlace, ...]] = ("ring", "queue", "database")
 """Where events get lost: a full native ring, a full queue before the database, the database itself."""
@@ -90,7 +89,13 @@ EVENT_DTYPES: Final[dict[str, np.dtype[Any]]] = {
     "upload": UPLOAD_DTYPE,
     "cache_event": CACHE_EVENT_DTYPE,
 }
-"""What `native_events` accepts: the named fields must be there; padding and order do not matter."""
+"""What `native_events` accepts: the named fields must be there; padding and order do not matter. The database's tables
+and their rows have a column for each, in this order."""
+
+
+def column_name(field: str) -> str:
+    """What the database calls a field of an event: units stand in its columns' names."""
+    return "size_bytes" if field == "bytes" else field
 
 
 class Placement(IntEnum):

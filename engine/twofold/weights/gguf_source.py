@@ -110,7 +110,6 @@ def _some_rows(tensor: GgufTensor, spec: TensorSpec) -> GgufTensor:
 
 # ---- formats that are re-encoded as Q8_0: blocks of {f16 scale; i8 q[32]} ----
 
-_Q8_0_BYTES: Final = 34
 _IQ4_NL_VALUES: Final = np.array(
     [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int8
 )

@@ -9,10 +9,11 @@ import pytest
 from twofold import _core
 from twofold.api.errors import ConfigError
 from twofold.cli.main import main
+from twofold.experts.policies import POLICIES
 from twofold.lab.replay import replay_policy, replay_rows
 from twofold.lab.trace import load_trace
 
-ONLINE = [name for name in _core.cache_policy_names() if not _core.cache_policy_is_offline(name)]
+ONLINE = [policy.name for policy in _core.cache_policies() if not policy.offline]
 
 
 def test_rows_are_misses_and_uploads_at_their_price(trace_file):
@@ -39,7 +40,7 @@ def test_payback_is_the_best_online_policy(long_trace_file, price):
 
 
 def test_belady_hits_most_and_the_bounds_cost_least(trace_file):
-    rows = list(replay_rows(load_trace(trace_file), _core.cache_policy_names(), [0.25, 0.5], [1], 0.67))
+    rows = list(replay_rows(load_trace(trace_file), list(POLICIES), [0.25, 0.5], [1], 0.67))
     for slots in (0.25, 0.5):
         hits = {r["policy"]: r["hit_rate"] for r in rows if r["slots"] == slots}
         cost = {r["policy"]: r["cost_vs_lru"] for r in rows if r["slots"] == slots}

@@ -30,8 +30,6 @@ class CachePolicy {
   virtual void observe(const RoutingEvent& event) = 0;
   // Worth of every expert of the layer, higher is kept longer; out has num_experts entries.
   virtual void values(int layer, std::span<double> out) const = 0;
-  // Whether these values are in misses saved; else they are a score without a unit.
-  virtual bool values_are_misses() const { return false; }
   // May `expert` (a miss of the current event) take a slot? victim < 0: a free slot.
   virtual bool admits(int layer, int expert, double value, int victim, double victim_value) const = 0;
   virtual void on_admit(int /*layer*/, int /*expert*/) {}
@@ -49,10 +47,28 @@ class CachePolicy {
   virtual void restore(std::span<const double> state);
 };
 
-// Throws std::invalid_argument listing the valid names.
-std::unique_ptr<CachePolicy> make_cache_policy(const CacheConfig& config);
-// Valid names; offline ones (belady, oracle-payback) last.
-const std::vector<std::string>& cache_policy_names();
-bool cache_policy_is_offline(const std::string& name);
+using MakeCachePolicy = std::unique_ptr<CachePolicy>(const CacheConfig&);
+
+// What a policy's values allow where the next layer's experts can be foreseen.
+enum class Prefetching : uint8_t {
+  kAuto,   // values are misses saved, which an upload ahead can be weighed against: prefetched by itself
+  kAsked,  // values are a score without a unit, they only rank: prefetched where asked for
+  kNever,  // nothing moves once the slots are full
+};
+
+// All that is known of a policy outside the file it is written in.
+struct CachePolicyEntry {
+  const char* name;
+  MakeCachePolicy* make;
+  bool offline;  // needs set_future, so it cannot serve
+  bool pooled;   // made for one pool of slots for all layers; else for fixed slots per layer
+  Prefetching prefetches;
+  const char* help;
+};
+
+// The first is the one to take where nothing is said; offline ones come last.
+std::span<const CachePolicyEntry> cache_policies();
+// By name; throws std::invalid_argument listing the valid ones.
+const CachePolicyEntry& cache_policy(const std::string& name);
 
 }  // namespace twofold

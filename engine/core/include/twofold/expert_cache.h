@@ -30,13 +30,12 @@ struct CacheConfig {
   std::string policy = "payback";
   double upload_price = 0.67;  // of one upload, in misses (default_upload_price)
   // One pool of slots for all layers (any layer may take any slot), or fixed slots per layer. Unset: as the
-  // policy is made for, which is the pool for payback (one rent balances the layers) and fixed slots for all
-  // others.
+  // policy is made for.
   std::optional<bool> shared_pool;
   std::vector<double>
       prior_usage;  // [layers * experts], from a warm start or a training trace; `static` lives on it
 
-  bool pooled() const { return shared_pool.value_or(policy == "payback"); }
+  bool pooled() const { return shared_pool.value_or(cache_policy(policy).pooled); }
   void validate() const;  // throws std::invalid_argument naming field, value and expectation
 };
 
@@ -102,8 +101,7 @@ class ExpertCache {
   // answer. Other than admit it is no bid: what is foreseen may not come, and the policy learns nothing from
   // it.
   std::optional<Admission> reserve(int layer, int expert);
-  // Whether value() counts misses (worth of a slot in misses saved), or is a score without a unit.
-  bool values_are_misses() const { return policy_->values_are_misses(); }
+  const CachePolicyEntry& policy() const { return entry_; }
   void cancel(int slot);  // in flight -> absent: an upload that was withdrawn
   // Puts an expert into a free slot at once, resident; false if the layer has none or it is present.
   bool preload(int layer, int expert);
@@ -149,6 +147,7 @@ class ExpertCache {
   void check(int layer, int expert, const char* who) const;
 
   CacheConfig config_;
+  const CachePolicyEntry& entry_;
   std::unique_ptr<CachePolicy> policy_;
   int num_slots_ = 0;
   std::vector<int> offsets_;  // [layers + 1]

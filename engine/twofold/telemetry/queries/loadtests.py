@@ -67,8 +67,6 @@ class LoadSamples:
     completion_tokens: I64
     errors: list[str]
     """Of the failed samples."""
-    request_ids: list[str | None]
-    """[samples] what table `request` calls them; None where no answer began."""
 
 
 def load_samples(db: Database, loadtest_id: str) -> LoadSamples:
@@ -84,7 +82,6 @@ def load_samples(db: Database, loadtest_id: str) -> LoadSamples:
         tpot_ms=np.array([np.nan if row.tpot_ms is None else row.tpot_ms for row in rows], np.float64),
         completion_tokens=np.array([row.completion_tokens for row in rows], np.int64),
         errors=[row.error or "unknown" for row in rows if not row.ok],
-        request_ids=[row.request_id for row in rows],
     )
 
 

@@ -8,9 +8,9 @@
 #include <optional>
 #include <string>
 
-#include "bind_ops.h"
 #include "host/thread_team.h"
 #include "tensor_arguments.h"
+#include "testing/testing.h"
 
 namespace py = pybind11;
 

@@ -1,9 +1,9 @@
-// The deciding core for Python: expert cache, virtual clock, event ring. Exports only.
+// Expert cache, virtual clock and event ring as tests see them. Exports only.
 #include <pybind11/functional.h>
 #include <pybind11/stl.h>
 
 #include "array_view.h"
-#include "module.h"
+#include "testing/testing.h"
 #include "twofold/event_ring.h"
 #include "twofold/expert_cache.h"
 #include "twofold/timeline.h"
@@ -11,6 +11,11 @@
 namespace twofold::bindings {
 namespace py = pybind11;
 namespace {
+
+// The product's class with what only tests ask of it.
+struct TestedTimeline : Timeline {
+  using Timeline::Timeline;
+};
 
 void bind_timeline(py::module_& m) {
   py::enum_<UploadLane>(m, "UploadLane")
@@ -23,23 +28,22 @@ void bind_timeline(py::module_& m) {
       .def_readonly("begin_us", &Upload::begin_us)
       .def_readonly("end_us", &Upload::end_us);
 
-  py::class_<Timeline>(m, "Timeline",
-                       "Virtual clock with a serial link: demand uploads overtake background ones.")
+  py::class_<TestedTimeline, Timeline>(m, "Timeline")
       .def(py::init<double>(), py::arg("upload_us"))
-      .def_property_readonly("now_us", &Timeline::now_us)
-      .def_property_readonly("backlog_us", &Timeline::backlog_us)
-      .def_property_readonly("queued_us", &Timeline::queued_us)
-      .def_property_readonly("num_waiting", &Timeline::num_waiting)
+      .def_property_readonly("now_us", &TestedTimeline::now_us)
+      .def_property_readonly("backlog_us", &TestedTimeline::backlog_us)
+      .def_property_readonly("queued_us", &TestedTimeline::queued_us)
+      .def_property_readonly("num_waiting", &TestedTimeline::num_waiting)
       .def(
           "upload",
-          [](Timeline& t, int tag, UploadLane lane, double duration_us) {
+          [](TestedTimeline& t, int tag, UploadLane lane, double duration_us) {
             return t.upload({.slot = tag}, lane, duration_us);
           },
           py::arg("tag"), py::arg("lane") = UploadLane::kDemand, py::arg("duration_us") = -1.0)
-      .def("cancel_background", &Timeline::cancel_background, py::arg("tag"))
-      .def("advance", &Timeline::advance, py::arg("us"))
-      .def("take_landed", &Timeline::take_landed)
-      .def("drain", &Timeline::drain);
+      .def("cancel_background", &TestedTimeline::cancel_background, py::arg("tag"))
+      .def("advance", &TestedTimeline::advance, py::arg("us"))
+      .def("take_landed", &TestedTimeline::take_landed)
+      .def("drain", &TestedTimeline::drain);
 }
 
 CacheConfig cache_config(int num_layers, int num_experts, int top_k, std::vector<int> slots_per_layer,
@@ -58,8 +62,6 @@ CacheConfig cache_config(int num_layers, int num_experts, int top_k, std::vector
 }
 
 void bind_cache(py::module_& m) {
-  m.def("cache_policy_names", &cache_policy_names);
-  m.def("cache_policy_is_offline", &cache_policy_is_offline, py::arg("name"));
   m.def("spread_slots", &spread_slots, py::arg("num_slots"), py::arg("num_layers"), py::arg("num_experts"));
 
   py::enum_<ExpertState>(m, "ExpertState")
@@ -127,7 +129,7 @@ void bind_cache(py::module_& m) {
       .def("load", &ExpertCache::load, py::arg("path"));
 }
 
-// The ring as the tests see it; the runtime uses it with its own event types.
+// The runtime uses the ring with its own event types.
 void bind_event_ring(py::module_& m) {
   using Ring = EventRing<int64_t>;
   py::class_<Ring>(m, "IntEventRing", "A bounded lock-free ring of int64 events.")
@@ -147,7 +149,7 @@ void bind_event_ring(py::module_& m) {
 
 }  // namespace
 
-void bind_core_cache(py::module_& m) {
+void bind_tested_cache(py::module_& m) {
   bind_timeline(m);
   bind_cache(m);
   bind_event_ring(m);

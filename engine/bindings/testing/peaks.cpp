@@ -1,10 +1,11 @@
 // What a core can do at most, for the ceilings beside every measurement.
+#include "twofold/peaks.h"
+
 #include <pybind11/pybind11.h>
 
 #include <string>
 
-#include "bind_ops.h"
-#include "twofold/peaks.h"
+#include "testing/testing.h"
 
 namespace py = pybind11;
 

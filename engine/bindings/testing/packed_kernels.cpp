@@ -1,5 +1,7 @@
 // Weight formats and single kernels of packed weights, so that one process can test and measure every level
 // its CPU has. The engine does not come this way.
+#include "twofold/packed_kernels.h"
+
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -10,9 +12,8 @@
 #include <string>
 #include <vector>
 
-#include "bind_ops.h"
 #include "tensor_arguments.h"
-#include "twofold/packed_kernels.h"
+#include "testing/testing.h"
 #include "twofold/rounding.h"
 
 namespace py = pybind11;

@@ -1,0 +1,96 @@
+"""Where callers and the engine's thread meet: requests on their way in, cancellations, and which are still live."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+
+from twofold.api.errors import CapacityError, RequestError
+from twofold.engine.requests import RequestState
+
+
+class Inbox:
+    """Thread-safe. Callers put, cancel and drain; the engine's thread takes, and says what is finished."""
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        """Guards everything here. Whoever counts requests here and in the scheduler together holds it."""
+        self._new: deque[RequestState] = deque()
+        self._cancelled: set[str] = set()
+        self._live: set[str] = set()
+        self._closed = False
+        self.draining = False
+        """No request is taken any more."""
+
+    def __len__(self) -> int:
+        return len(self._new)
+
+    # ---- what callers use -------------------------------------------------------------------------------------------
+
+    def put(self, request_id: str, check_room: Callable[[], None], begin: Callable[[], RequestState]) -> None:
+        """Take a request in: `check_room` raises CapacityError where there is none, `begin` makes its state.
+
+        Raises:
+            RequestError: the id is in use.
+            CapacityError: no room, or draining.
+        """
+        with self.changed:
+            if self.draining:
+                raise CapacityError(
+                    "the server is shutting down; send the request to another one", draining=True
+                )
+            check_room()
+            if request_id in self._live:
+                raise RequestError(
+                    f"request id {request_id!r} is in use; ids must be unique", param="request_id"
+                )
+            self._new.append(begin())
+            self._live.add(request_id)
+            self.changed.notify()
+
+    def cancel(self, request_id: str) -> None:
+        """Unknown ids do nothing."""
+        with self.changed:
+            if request_id in self._live:
+                self._cancelled.add(request_id)
+                self.changed.notify()
+
+    def drain(self, timeout_s: float) -> bool:
+        """Refuse new requests and wait for the live ones. True if all finished in time."""
+        with self.changed:
+            self.draining = True
+            self.changed.notify()
+            return self.changed.wait_for(lambda: not self._live, timeout_s)
+
+    def close(self) -> None:
+        """Cancel what is live and end the engine's wait for work, for good."""
+        with self.changed:
+            self.draining = True
+            self._cancelled |= self._live
+            self._closed = True
+            self.changed.notify()
+
+    # ---- what the engine's thread uses ------------------------------------------------------------------------------
+
+    def take(self, receive: Callable[[RequestState], None]) -> None:
+        """Hand over what is new, oldest first. Nobody can count a request twice, or not at all, meanwhile."""
+        with self.changed:
+            while self._new:
+                receive(self._new.popleft())
+
+    def take_cancelled(self) -> set[str]:
+        with self.changed:
+            cancelled, self._cancelled = self._cancelled, set()
+        return cancelled
+
+    def finished(self, request_id: str) -> None:
+        with self.changed:
+            self._live.discard(request_id)
+            self.changed.notify_all()
+
+    def wait_for_work(self) -> bool:
+        """Sleep until something is new, cancelled or closed. False if closed."""
+        with self.changed:
+            self.changed.wait_for(lambda: self._new or self._cancelled or self._closed)
+            return not self._closed

@@ -1,0 +1,54 @@
+"""Cache policies as callers of the engine see them; what each one is stands in the core's registry alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from twofold import _core
+from twofold.api.config import EngineConfig
+from twofold.api.errors import ConfigError
+
+POLICIES: Final[Mapping[str, _core.CachePolicy]] = {policy.name: policy for policy in _core.cache_policies()}
+"""By name. Offline ones need to know the future, which only `twofold lab` does."""
+
+SERVING: Final = tuple(policy.name for policy in POLICIES.values() if not policy.offline)
+
+
+def described(names: tuple[str, ...]) -> str:
+    """For a flag's help: each policy and what it does."""
+    return "; ".join(f"{name}: {POLICIES[name].help}" for name in names)
+
+
+def check_policy(config: EngineConfig) -> None:
+    """Refuse settings of the expert cache that cannot be met, whether or not this machine gives it slots.
+
+    Raises:
+        ConfigError: unknown policy, one that needs the future, or prefetching under one that moves nothing.
+    """
+    if config.policy not in SERVING:
+        why = (
+            "; it needs to know the future, which only `twofold lab` does"
+            if config.policy in POLICIES
+            else ""
+        )
+        raise ConfigError(f"--policy was given {config.policy!r}; it takes one of {', '.join(SERVING)}{why}")
+    if config.prefetch == "on" and POLICIES[config.policy].prefetches == "never":
+        raise ConfigError(
+            f"--prefetch on was given with --policy {config.policy}, which moves no expert once its slots are full; "
+            "leave --prefetch out or choose another policy"
+        )
+
+
+def prefetches(config: EngineConfig) -> bool:
+    """Whether what the next layer's router foresees is uploaded ahead."""
+    return config.prefetch == "on" or (
+        config.prefetch == "auto" and POLICIES[config.policy].prefetches == "auto"
+    )
+
+
+def check_names(names: list[str]) -> None:
+    """ConfigError for a name that no policy has, offline ones included."""
+    for name in names:
+        if name not in POLICIES:
+            raise ConfigError(f"policy {name!r} is unknown; expected one of {', '.join(POLICIES)}")

@@ -1,0 +1,80 @@
+#!/usr/bin/env python3
+"""Prints the tables in documents that are made from the code; with --write puts each between its marks.
+
+Tests compare the documents with them, so the tables can be trusted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from twofold.api.config import EngineConfig, ServerConfig, TelemetryConfig, environment_name, flag_name
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+class MarkedTable(NamedTuple):
+    name: str
+    document: Path
+    table: Callable[[], str]
+    """Markdown."""
+
+    def replaced(self, text: str) -> str:
+        """`text` with the table between the two marks made anew."""
+        begin = f"<!-- {self.name}: made by scripts/doc_tables.py --write -->"
+        end = f"<!-- end of {self.name} -->"
+        before, rest = text.split(begin)
+        _, after = rest.split(end)
+        return f"{before}{begin}\n{self.table()}\n{end}{after}"
+
+
+def settings() -> str:
+    """One row per field of every configuration class, in the order of the code."""
+    lines = ["| flag | environment | default | meaning |", "|---|---|---|---|"]
+    for config in (EngineConfig, ServerConfig, TelemetryConfig):
+        lines += [_setting(field) for field in dataclasses.fields(config)]
+    return "\n".join(lines)
+
+
+def _setting(field: dataclasses.Field[Any]) -> str:
+    name = field.name.upper() if field.metadata["positional"] else f"`{flag_name(field.name)}`"
+    default = "" if field.default in (None, "", ()) else f"`{field.default}`"
+    meaning = field.metadata["help"].replace("|", "\\|")
+    return f"| {name} | `{environment_name(field.name)}` | {default} | {meaning} |"
+
+
+def request_fields() -> str:
+    """What becomes of each field of a request."""
+    from twofold.server.fields import markdown  # which needs the server's packages
+
+    return markdown()
+
+
+TABLES = (
+    MarkedTable("settings", ROOT / "README.md", settings),
+    MarkedTable("fields", ROOT / "docs" / "serving.md", request_fields),
+)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--write", action="store_true", help="put the tables into their documents")
+    write = parser.parse_args().write
+    for marked in TABLES:
+        if write:
+            text = marked.document.read_text(encoding="utf-8")
+            marked.document.write_text(marked.replaced(text), encoding="utf-8")
+        else:
+            print(marked.table())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
