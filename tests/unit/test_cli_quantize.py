@@ -69,7 +69,7 @@ def test_the_command(tmp_path: Path, source: Path, capsys: pytest.CaptureFixture
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--format", "q3_k"], "--format was given 'q3_k'; it takes int8, int4, q8_0"),
+        (["--format", "q3_k"], "--format was given 'q3_k'; it takes q8_0, q4_0, q4_k"),
         (
             ["--format", "q8_0", "--max-tokens", "many"],
             "--max-tokens was given 'many'; it takes a whole number",
