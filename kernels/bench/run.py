@@ -34,7 +34,7 @@ except ImportError:  # run from a checkout whose native module was built in plac
     from twofold._core.testing import kernels
     from twofold.blocks import ops
 
-FORMATS: dict[str, tuple[int, int, int, int]] = kernels.formats()
+FORMATS: dict[str, tuple[int, int, int, int, int, str, bool]] = kernels.formats()
 PEAK_OF = {"f32": "f32", "bf16": "bf16", "q8": "int8"}
 """The arithmetic ceiling of a kernel, by the kind of its activations."""
 
@@ -157,7 +157,7 @@ def measure(
     own = [level for level in levels if kernels.format_kernel(level, format_name)[1] == level]
     if not own:
         return []
-    _, _, columns, panel_bytes = FORMATS[format_name]
+    columns, panel_bytes = FORMATS[format_name][2:4]
     per_expert = 3 * args.hidden * args.intermediate * panel_bytes // (32 * columns)
     count = max(2, args.megabytes * 2**20 // per_expert // args.threads)
     teams = [

@@ -21,6 +21,7 @@ from twofold._core.testing import kernels  # noqa: E402
 from twofold.blocks import ops  # noqa: E402
 from twofold.device.experts import make_host_store, pack_expert  # noqa: E402
 from twofold.device.layouts import Grouping, by_expert  # noqa: E402
+from twofold.weights.weight_format import FORMATS as LAYOUTS  # noqa: E402
 from twofold.weights.weight_format import WeightMatrix  # noqa: E402
 
 from tests.device.layer_sums import alone, cpu_beside_device  # noqa: E402
@@ -28,7 +29,7 @@ from tests.device.layer_sums import alone, cpu_beside_device  # noqa: E402
 F32 = npt.NDArray[np.float32]
 F64 = npt.NDArray[np.float64]
 EXPERTS, TOP_K, SIZE = 4, 2, 256
-FORMATS = tuple(kernels.formats())
+FORMATS = tuple(name for name, layout in LAYOUTS.items() if layout.quantised or name == "fp8")
 UNIT_BF16 = 2.0**-8
 """Largest relative error of rounding to 8 bits of significand, to nearest."""
 CPU = torch.device("cpu")

@@ -65,7 +65,7 @@ class GgufSource(TensorSource):
 
     def _entry(self, name: str, tensor: GgufTensor) -> TensorEntry:
         format, recoded_bytes = _FORMATS.get(tensor.type_name), None
-        recoder = _RECODERS.get(tensor.type_name)
+        recoder = _RECODERS.get(tensor.type_name) if format is None else None
         if recoder is not None:
             self._recoders[name] = recoder
             format = "q8_0"
