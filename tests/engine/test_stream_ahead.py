@@ -40,9 +40,9 @@ def simulate(ids: np.ndarray, figures: dict[str, float], *, ahead: bool, chunk: 
     )
     machine = _core.MachineProfile.from_fields("round", figures)
     config = _core.SchedulerConfig(
-        trace.num_layers,
+        ids.shape[1],
         num_experts,
-        trace.top_k,
+        ids.shape[2],
         stream_ahead_from=33 if ahead else 0,
         **{"policy": "static", "background_uploads": False, **options},
     )

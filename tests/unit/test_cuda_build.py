@@ -68,8 +68,7 @@ def test_the_module_is_built_where_nvcc_is_and_reports_devices_without_one() -> 
         pytest.skip("this checkout was built without CUDA")
     from twofold import _cuda
 
-    assert _cuda.device_count() == len(_cuda.devices())
-    assert _cuda.device_count() > 0 or _cuda.why_no_device()
+    assert _cuda.devices() or _cuda.why_no_device()
 
 
 def configure(tmp_path: Path, *options: str, **environment: str) -> subprocess.CompletedProcess[str]:

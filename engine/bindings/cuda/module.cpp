@@ -41,7 +41,7 @@ PYBIND11_MODULE(_cuda, m) {
   m.def("open_device", &twofold::open_cuda_device, py::arg("index") = 0, "KernelError if it cannot be used.");
   m.doc() = "Twofold on CUDA: devices, expert slots, uploads and kernels.";
   m.def("devices", &devices, "One dict per device; sizes in bytes.");
-  m.def("why_no_device", &why_no_device, "What the CUDA runtime says where device_count() is 0.");
+  m.def("why_no_device", &why_no_device, "What the CUDA runtime says where devices() is empty.");
   twofold::bindings::bind_dense(m);
   twofold::bindings::bind_mla(m);
 }
