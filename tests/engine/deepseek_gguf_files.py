@@ -1,6 +1,6 @@
 """Writes random DeepSeek models that llama.cpp loads, for a comparison by hand:
 
-python -m tests.engine.deepseek_gguf_files DIR && python scripts/compare_gguf.py DIR/*.gguf --f32-cache
+python -m tests.engine.deepseek_gguf_files DIR && python -m benchmarks.peers.gguf_agreement DIR/*.gguf --f32-cache
 """
 
 from __future__ import annotations

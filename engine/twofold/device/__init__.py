@@ -8,7 +8,7 @@ In reading order:
     runner          one scheduled step: as a table step, or placed by the host
     decode_inputs   a decode step's inputs at fixed addresses; graphs captures such a step for each batch size
     queue           the stream that steps go to, and the worker that launches
-    model           dense layers in torch; kernels what torch has no primitive for
+    model           dense layers in torch; kernels what torch has no primitive for, cuda_kernels ours
     sampler         the next tokens, inside the step
     layouts         experts as kernels see them: panels, slots, pairs by expert
     table_layers    experts of a table step, which the device places; experts.py the same with slots that never change

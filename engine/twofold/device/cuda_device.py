@@ -17,7 +17,7 @@ from torch import Tensor
 from twofold import _cuda
 from twofold.api.errors import ConfigError
 from twofold.device.calibration import PREFILL_TOKENS
-from twofold.device.kernels import CudaKernels
+from twofold.device.cuda_kernels import CudaKernels
 from twofold.device.queue import LaunchWorker, Outputs, Replay, still_busy
 
 F32 = npt.NDArray[np.float32]

@@ -1,21 +1,16 @@
-"""What the dense part of a model on a device needs beyond torch: routing, rotation with the KV store, paged attention.
+"""What the dense part of a model on a device needs beyond torch, in plain torch: routing, rotation and paged attention.
 
-Two answers behind one protocol, `blocks.device_step.DeviceKernels`: `CudaKernels` are ours, and can be captured in a
-graph; `TorchKernels` say in plain torch what they mean, run on any device, and are what tests compare with.
+It says what `blocks.device_step.DeviceKernels` mean, runs on any device, and is what tests compare with; `cuda_kernels`
+are ours, and can be captured in a graph.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
-from twofold.blocks.device_step import HeadShape, KvLayer, NativeKernels
+from twofold.blocks.device_step import HeadShape, KvLayer
 from twofold.blocks.router import Router
-
-if TYPE_CHECKING:
-    from twofold import _cuda
 
 
 class PromptAttention:
@@ -25,7 +20,22 @@ class PromptAttention:
         self, q: Tensor, positions: Tensor, pages: Tensor, seq_len: int, kv: KvLayer, shape: HeadShape
     ) -> Tensor:
         """See `DeviceKernels.prompt_attention`."""
-        return attend(q, positions, pages, seq_len, kv, shape)
+        page_size = kv.keys.shape[1]
+        used = pages[: -(-seq_len // page_size)].long()
+        keys = kv.keys[used].flatten(0, 1)[:seq_len].to(q.dtype)
+        values = kv.values[used].flatten(0, 1)[:seq_len].to(q.dtype)
+        seen = torch.arange(seq_len, device=q.device)[None, :] <= positions[:, None]
+        if shape.window > 0:
+            seen &= torch.arange(seq_len, device=q.device)[None, :] > positions[:, None] - shape.window
+        out = torch.nn.functional.scaled_dot_product_attention(
+            q.transpose(0, 1)[None],
+            keys.transpose(0, 1)[None],
+            values.transpose(0, 1)[None],
+            attn_mask=seen,
+            scale=shape.scale,
+            enable_gqa=shape.num_heads != shape.num_kv_heads,
+        )
+        return out[0].transpose(0, 1)
 
 
 class TorchKernels(PromptAttention):
@@ -45,9 +55,7 @@ class TorchKernels(PromptAttention):
         if router.score == "softmax_of_chosen":
             weights = torch.softmax(weights, -1)
         if router.renormalise:
-            weights = weights / (
-                weights.sum(-1, keepdim=True) + (0.0 if router.score == "softmax" else 1e-20)
-            )
+            weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
         return chosen.to(torch.int32), (weights * router.scale).contiguous()
 
     def rope_store(
@@ -76,7 +84,7 @@ class TorchKernels(PromptAttention):
         for s, length in enumerate(seq_lens.tolist()):
             if length > 0:
                 positions = torch.tensor([length - 1], device=q.device)
-                out[s] = attend(q[s : s + 1], positions, page_tables[s], length, kv, shape)[0]
+                out[s] = self.prompt_attention(q[s : s + 1], positions, page_tables[s], length, kv, shape)[0]
         return out
 
     @staticmethod
@@ -106,129 +114,3 @@ def _within_best_groups(choice: Tensor, router: Router) -> Tensor:
     best = torch.zeros_like(of_group, dtype=torch.bool).scatter_(1, order[:, : router.top_groups], True)
     within: Tensor = groups.masked_fill(~best[:, :, None], -torch.inf).flatten(1)
     return within
-
-
-def attend(q: Tensor, positions: Tensor, pages: Tensor, length: int, kv: KvLayer, shape: HeadShape) -> Tensor:
-    """Queries of one sequence over its first `length` positions, by torch's scaled_dot_product_attention.
-
-    Args:
-        q: [Q, heads, head_dim].
-        positions: int64 [Q], of the queries; each sees itself and what is before it, within the window.
-        pages: int32, the sequence's pages in order.
-    """
-    page_size = kv.keys.shape[1]
-    used = pages[: -(-length // page_size)].long()
-    keys = kv.keys[used].flatten(0, 1)[:length].to(q.dtype)
-    values = kv.values[used].flatten(0, 1)[:length].to(q.dtype)
-    seen = torch.arange(length, device=q.device)[None, :] <= positions[:, None]
-    if shape.window > 0:
-        seen &= torch.arange(length, device=q.device)[None, :] > positions[:, None] - shape.window
-    out = torch.nn.functional.scaled_dot_product_attention(
-        q.transpose(0, 1)[None],
-        keys.transpose(0, 1)[None],
-        values.transpose(0, 1)[None],
-        attn_mask=seen,
-        scale=shape.scale,
-        enable_gqa=shape.num_heads != shape.num_kv_heads,
-    )
-    return out[0].transpose(0, 1)
-
-
-class CudaKernels(PromptAttention):
-    """Our kernels on the current CUDA device; every call goes to torch's current stream."""
-
-    def __init__(self, max_length: int) -> None:
-        """max_length: the longest sequence, which bounds the launches of attention."""
-        self.max_length = max_length
-        self._workspaces: list[Tensor] = []  # those outgrown too: graphs hold their addresses
-
-    @property
-    def native(self) -> NativeKernels:
-        """See `DeviceKernels.native`."""
-        return self
-
-    def stream(self) -> int:
-        """See `NativeKernels.stream`."""
-        return stream()
-
-    def workspace(self, num_bytes: int, device: torch.device) -> Tensor:
-        """See `NativeKernels.workspace`."""
-        if not self._workspaces or self._workspaces[-1].numel() < num_bytes:
-            self._workspaces.append(torch.empty(num_bytes, dtype=torch.uint8, device=device))
-        return self._workspaces[-1]
-
-    def route(self, logits: Tensor, router: Router, bias: Tensor | None) -> tuple[Tensor, Tensor]:
-        """See `DeviceKernels.route`."""
-        num_tokens, num_experts = logits.shape
-        ids = torch.empty((num_tokens, router.top_k), dtype=torch.int32, device=logits.device)
-        weights = torch.empty((num_tokens, router.top_k), dtype=torch.float32, device=logits.device)
-        from twofold import _cuda
-
-        _cuda.route(
-            logits.data_ptr(), address(bias), num_tokens, num_experts, router.shape, ids.data_ptr(), weights.data_ptr(),
-            stream(),
-        )  # fmt: skip
-        return ids, weights
-
-    def rope_store(
-        self,
-        qkv: Tensor,
-        norms: tuple[Tensor | None, Tensor | None],
-        angles: tuple[Tensor, Tensor],
-        slot_mapping: Tensor,
-        kv: KvLayer,
-        shape: HeadShape,
-    ) -> Tensor:
-        """See `DeviceKernels.rope_store`."""
-        from twofold import _cuda
-
-        q = torch.empty((len(qkv), shape.num_heads, shape.head_dim), dtype=torch.bfloat16, device=qkv.device)
-        rows = _cuda.QkvRows(
-            qkv=qkv.data_ptr(), num_tokens=len(qkv), num_heads=shape.num_heads, q_norm=address(norms[0]),
-            k_norm=address(norms[1]), epsilon=shape.epsilon, cos=angles[0].data_ptr(), sin=angles[1].data_ptr(),
-            rotary=shape.head_dim, slot_mapping=slot_mapping.data_ptr(),
-        )  # fmt: skip
-        _cuda.rope_store(rows, self._pages(kv), q=q.data_ptr(), stream=stream())
-        return q
-
-    def decode_attention(
-        self, q: Tensor, page_tables: Tensor, seq_lens: Tensor, kv: KvLayer, shape: HeadShape
-    ) -> Tensor:
-        """See `DeviceKernels.decode_attention`."""
-        from twofold import _cuda
-
-        num_sequences, max_pages = page_tables.shape
-        max_length = min(self.max_length, max_pages * kv.keys.shape[1])
-        num_bytes = _cuda.attention_workspace_bytes(
-            num_sequences=num_sequences, num_heads=shape.num_heads, head_dim=shape.head_dim, max_length=max_length
-        )  # fmt: skip
-        workspace = self.workspace(num_bytes, q.device).data_ptr()
-        out = torch.empty_like(q)
-        attention = _cuda.DecodeAttention(
-            q=q.data_ptr(), page_tables=page_tables.data_ptr(), seq_lens=seq_lens.data_ptr(),
-            num_sequences=num_sequences, num_heads=shape.num_heads, max_pages=max_pages, max_length=max_length,
-            scale=shape.scale, window=shape.window,
-        )  # fmt: skip
-        _cuda.decode_attention(
-            attention, self._pages(kv), workspace=workspace, out=out.data_ptr(), stream=stream()
-        )
-        return out
-
-    def _pages(self, kv: KvLayer) -> _cuda.KvPages:
-        from twofold import _cuda
-
-        _, page_size, num_kv_heads, head_dim = kv.keys.shape
-        return _cuda.KvPages(
-            keys=kv.keys.data_ptr(), values=kv.values.data_ptr(), page_size=page_size, num_kv_heads=num_kv_heads,
-            head_dim=head_dim,
-        )  # fmt: skip
-
-
-def address(tensor: Tensor | None) -> int:
-    """Where the tensor's data lies; 0 for None."""
-    return 0 if tensor is None else tensor.data_ptr()
-
-
-def stream() -> int:
-    """torch's current stream, as native code takes it."""
-    return int(torch.cuda.current_stream().cuda_stream)
