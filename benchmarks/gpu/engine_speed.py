@@ -60,10 +60,10 @@ def measured_profile(machine: Machine, shape: Shape) -> MachineProfile:
 
 def _calibrate(machine: Machine, shape: Shape) -> tuple[MachineProfile, dict[str, Any]]:
     model, repeats = loaded(machine, shape), machine.sizes.calibrate_repeats
-    timer = LayerTimer(model.moe_shape, model.team)
-    threads = model.team.num_threads
+    timer = LayerTimer(model.moe_shape, model.pool)
+    threads = model.pool.num_threads
     cpu = calibrate(model.moe_shape, threads, repeats=repeats, timer=timer)
-    timer.use(model.team)
+    timer.use(model.pool)
     probe = KernelProbe(machine.hardware, model.moe_shape)
     device = calibrate_device(probe, model.moe_shape, timer, repeats=repeats)
     profile = to_profile(cpu, load_profile("h200-pcie5"), device.figures(cpu.curve.layer_us))
@@ -294,8 +294,8 @@ def cpu_beside(machine: Machine, shape: Shape) -> dict[str, Any]:
     """For orientation: a decode layer's experts on the CPU alone, as the calibrated curve has it."""
     model, profile = loaded(machine, shape), measured_profile(machine, shape)
     layer = model.moe_shape
-    curve = profile.cpu_curve(layer.format, layer.hidden, layer.intermediate, model.team.num_threads)
+    curve = profile.cpu_curve(layer.format, layer.hidden, layer.intermediate, model.pool.num_threads)
     if curve is None:
         raise AssertionError("calibration left no curve of this shape")
     cost = cpu_cost_model(curve, model.store.expert_bytes)
-    return {"decode_layer_us": cost.cpu_us([1] * layer.top_k, 0.0), "threads": model.team.num_threads}
+    return {"decode_layer_us": cost.cpu_us([1] * layer.top_k, 0.0), "threads": model.pool.num_threads}

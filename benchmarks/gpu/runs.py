@@ -80,7 +80,7 @@ class LoadedModel:
     shape: Shape
     folder: Path
     files: Any
-    team: Any
+    pool: Any
     store: Any
     dense: DeviceModel
     routing: ForcedRouting
@@ -110,19 +110,19 @@ def loaded(machine: Machine, shape: Shape) -> LoadedModel:
 def _load(machine: Machine, shape: Shape) -> LoadedModel:
     folder = model_folder(machine, shape)
     files = open_model_files(folder)
-    team = ops.ThreadTeam(machine.sizes.cpu_threads)
+    pool = ops.ThreadPool(machine.sizes.cpu_threads)
     beneath = machine.hardware.kernels(MAX_CONTEXT)
     layers, top_k = len(files.config.moe_layers), files.config.top_k
     routing = ForcedRouting(beneath, layers, top_k, machine.device)
-    dense = DeviceModel(files, team, machine.device, routing, MAX_CONTEXT)  # type: ignore[arg-type]
-    shared = LoadedModel(shape, folder, files, team, None, dense, routing, trace_for(machine, shape))
+    dense = DeviceModel(files, pool, machine.device, routing, MAX_CONTEXT)  # type: ignore[arg-type]
+    shared = LoadedModel(shape, folder, files, pool, None, dense, routing, trace_for(machine, shape))
     on_cpu = MoeRuntime(
-        shared.moe_shape, files.expert_layers(), team, AcceleratorChoice("none", "packs the store"),
+        shared.moe_shape, files.expert_layers(), pool, AcceleratorChoice("none", "packs the store"),
         SlotPlan(0, "lru"), DenseCost([], []),
     )  # fmt: skip
     shared.store = on_cpu.store
     shared.pinned = MoeRuntime(
-        shared.moe_shape, shared.store, team, on_device(machine.hardware, "pins the store"),
+        shared.moe_shape, shared.store, pool, on_device(machine.hardware, "pins the store"),
         SlotPlan(0, "lru", num_staging=top_k), DenseCost([], []),
     )  # fmt: skip
     return shared
@@ -148,7 +148,7 @@ def make_runner(
     )
     choice = on_device(machine.hardware, "measured")
     cost = DenseCost(*dense_stretches(model.files))
-    moe = MoeRuntime(model.moe_shape, model.store, model.team, choice, plan, cost, None, profile)
+    moe = MoeRuntime(model.moe_shape, model.store, model.pool, choice, plan, cost, None, profile)
     runner = DeviceRunner(
         model.dense, moe, machine.hardware, num_pages=MOST_BATCH * MAX_CONTEXT // PAGE_SIZE, page_size=PAGE_SIZE,
         max_context=MAX_CONTEXT, graphs=mode == "graph", watchdog_s=watchdog_s,

@@ -77,7 +77,7 @@ def compare(path: Path, args: argparse.Namespace) -> dict[str, Any]:
     files = open_model_files(path)
     text = args.text.read_text(encoding="utf-8") if args.text else default_text()
     ids = Tokenizer.open(path, vocab_size=files.config.vocab_size).encode(text)[: args.positions]
-    model = LayeredModel(files, ops.ThreadTeam(0))
+    model = LayeredModel(files, ops.ThreadPool(0))
     ours = model.logits(model.hidden_states([ids])[0])
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder, "logits.npy")

@@ -42,7 +42,7 @@ def main() -> int:
 
 
 class Layer:
-    """One layer of random experts, and a team of threads of its own."""
+    """One layer of random experts, and a pool of threads of its own."""
 
     def __init__(self, task: dict[str, Any]) -> None:
         from twofold.blocks import ops
@@ -65,7 +65,7 @@ class Layer:
         self._moe = MoeRuntime(
             shape,
             [list(experts)],  # type: ignore[list-item]  # three matrices each
-            ops.ThreadTeam(task["threads"]),
+            ops.ThreadPool(task["threads"]),
             AcceleratorChoice("none", "asked for"),
             SlotPlan(0, "payback"),
             DenseCost([0.0, 0.0], [0.0, 0.0]),

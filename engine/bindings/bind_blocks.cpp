@@ -50,7 +50,7 @@ int positive(int value, const char* what) {
   return value;
 }
 
-std::unique_ptr<GqaBlock> make_gqa(ThreadTeam& team, const py::array& norm, const PackedMatrix& qkv,
+std::unique_ptr<GqaBlock> make_gqa(ThreadPool& pool, const py::array& norm, const PackedMatrix& qkv,
                                    const MaybeArray& qkv_bias, const MaybeArray& q_norm,
                                    const MaybeArray& k_norm, const PackedMatrix& o, const MaybeArray& o_bias,
                                    int num_heads, int num_kv_heads, int head_dim, float eps, float scale,
@@ -73,7 +73,7 @@ std::unique_ptr<GqaBlock> make_gqa(ThreadTeam& team, const py::array& norm, cons
   w.o_bias = vector_or_null(o_bias, "Gqa: o_bias", hidden);
   const int window = sliding_window ? positive(*sliding_window, "Gqa: sliding_window") : 0;
   const GqaShape shape{num_heads, num_kv_heads, head_dim, eps, scale, window};
-  return std::make_unique<GqaBlock>(GqaAttention(chosen_table(), team, w, shape), layer);
+  return std::make_unique<GqaBlock>(GqaAttention(chosen_table(), pool, w, shape), layer);
 }
 
 // A matrix of `heads` parts of [rows, columns] each.
@@ -89,7 +89,7 @@ const PackedMatrix* expect_heads(const PackedMatrix& matrix, const std::string& 
   return &matrix;
 }
 
-std::unique_ptr<MlaBlock> make_mla(ThreadTeam& team, const py::array& norm, const PackedMatrix& a,
+std::unique_ptr<MlaBlock> make_mla(ThreadPool& pool, const py::array& norm, const PackedMatrix& a,
                                    const MaybeArray& a_bias, const MaybeArray& q_norm,
                                    const PackedMatrix* q_b, const py::array& latent_norm,
                                    const PackedMatrix& k_b, const PackedMatrix& v_b, const PackedMatrix& o,
@@ -125,7 +125,7 @@ std::unique_ptr<MlaBlock> make_mla(ThreadTeam& team, const py::array& norm, cons
                        .latent_eps = latent_eps,
                        .scale = scale,
                        .neighbours = neighbours};
-  return std::make_unique<MlaBlock>(MlaAttention(chosen_table(), team, w, shape), layer);
+  return std::make_unique<MlaBlock>(MlaAttention(chosen_table(), pool, w, shape), layer);
 }
 
 template <typename Attention>
@@ -154,14 +154,14 @@ kernels::RouterShape make_shape(int top_k, const std::string& score, bool renorm
   return shape;
 }
 
-std::unique_ptr<RouterBlock> make_router(ThreadTeam& team, const py::array& norm, const py::array& gate,
+std::unique_ptr<RouterBlock> make_router(ThreadPool& pool, const py::array& norm, const py::array& gate,
                                          float eps, const kernels::RouterShape& shape,
                                          const MaybeArray& bias) {
   RouterWeights weights{};
   weights.gate = expect_weight(view_of(gate), "Router: gate_weight", kAny, kAny);
   weights.norm = expect_f32(view_of(norm), "Router: norm_weight", {weights.gate.cols});
   weights.bias = vector_or_null(bias, "Router: bias", weights.gate.rows);
-  return std::make_unique<RouterBlock>(Router(chosen_table(), team, weights, eps, shape));
+  return std::make_unique<RouterBlock>(Router(chosen_table(), pool, weights, eps, shape));
 }
 
 void route(RouterBlock& block, const py::array& hidden, const py::array& normed, const py::array& ids,
@@ -180,7 +180,7 @@ void route(RouterBlock& block, const py::array& hidden, const py::array& normed,
   router.forward(x, out, chosen, shares, scores, static_cast<int>(T));
 }
 
-GatedFfn make_ffn(ThreadTeam& team, const std::string& block, const PackedMatrix& gate,
+GatedFfn make_ffn(ThreadPool& pool, const std::string& block, const PackedMatrix& gate,
                   const PackedMatrix& up, const PackedMatrix& down) {
   expect_packed(up, (block + ": up").c_str(), gate.rows(), gate.columns());
   expect_packed(down, (block + ": down").c_str(), gate.columns(), gate.rows());
@@ -188,22 +188,22 @@ GatedFfn make_ffn(ThreadTeam& team, const std::string& block, const PackedMatrix
     if (matrix->segments().size() != 1)
       throw KernelFailure(block + ": a matrix is stacked; expected one part");
   }
-  return {chosen_table(), team, gate, up, down};
+  return {chosen_table(), pool, gate, up, down};
 }
 
-std::unique_ptr<DenseFfn> make_dense(ThreadTeam& team, const py::array& norm, const PackedMatrix& gate,
+std::unique_ptr<DenseFfn> make_dense(ThreadPool& pool, const py::array& norm, const PackedMatrix& gate,
                                      const PackedMatrix& up, const PackedMatrix& down, float eps) {
-  GatedFfn ffn = make_ffn(team, "DenseFfn", gate, up, down);
+  GatedFfn ffn = make_ffn(pool, "DenseFfn", gate, up, down);
   const float* norm_weight = expect_f32(view_of(norm), "DenseFfn: norm_weight", {gate.columns()});
   return std::make_unique<DenseFfn>(std::move(ffn), norm_weight, eps);
 }
 
-std::unique_ptr<SharedExperts> make_shared_experts(ThreadTeam& team, const PackedMatrix& gate,
+std::unique_ptr<SharedExperts> make_shared_experts(ThreadPool& pool, const PackedMatrix& gate,
                                                    const PackedMatrix& up, const PackedMatrix& down,
                                                    const MaybeArray& shared_gate) {
-  GatedFfn ffn = make_ffn(team, "SharedExperts", gate, up, down);
+  GatedFfn ffn = make_ffn(pool, "SharedExperts", gate, up, down);
   const float* sigmoid = vector_or_null(shared_gate, "SharedExperts: shared_gate", gate.columns());
-  return std::make_unique<SharedExperts>(chosen_table(), team, std::move(ffn), sigmoid);
+  return std::make_unique<SharedExperts>(chosen_table(), pool, std::move(ffn), sigmoid);
 }
 
 class __attribute__((visibility("hidden"))) BoundDecoder {
@@ -238,7 +238,7 @@ void bind_blocks(py::module_& m) {
   py::class_<GqaBlock, Block>(m, "Gqa", "Grouped-query attention.")
       .def(py::init(&make_gqa), py::keep_alive<1, 2>(), py::keep_alive<1, 3>(), py::keep_alive<1, 4>(),
            py::keep_alive<1, 5>(), py::keep_alive<1, 6>(), py::keep_alive<1, 7>(), py::keep_alive<1, 8>(),
-           py::keep_alive<1, 9>(), py::arg("team"), py::arg("norm_weight"), py::arg("qkv_weight"),
+           py::keep_alive<1, 9>(), py::arg("pool"), py::arg("norm_weight"), py::arg("qkv_weight"),
            py::arg("qkv_bias"), py::arg("q_norm"), py::arg("k_norm"), py::arg("o_weight"), py::arg("o_bias"),
            py::arg("num_heads"), py::arg("num_kv_heads"), py::arg("head_dim"), py::arg("eps"),
            py::arg("scale"), py::arg("sliding_window"), py::arg("layer"))
@@ -247,7 +247,7 @@ void bind_blocks(py::module_& m) {
       .def(py::init(&make_mla), py::keep_alive<1, 2>(), py::keep_alive<1, 3>(), py::keep_alive<1, 4>(),
            py::keep_alive<1, 5>(), py::keep_alive<1, 6>(), py::keep_alive<1, 7>(), py::keep_alive<1, 8>(),
            py::keep_alive<1, 9>(), py::keep_alive<1, 10>(), py::keep_alive<1, 11>(), py::keep_alive<1, 12>(),
-           py::arg("team"), py::arg("norm_weight"), py::arg("a_weight"), py::arg("a_bias"), py::arg("q_norm"),
+           py::arg("pool"), py::arg("norm_weight"), py::arg("a_weight"), py::arg("a_bias"), py::arg("q_norm"),
            py::arg("q_b_weight").none(true), py::arg("latent_norm"), py::arg("k_b_weight"),
            py::arg("v_b_weight"), py::arg("o_weight"), py::arg("o_bias"), py::kw_only(), py::arg("num_heads"),
            py::arg("nope_dim"), py::arg("rope_dim"), py::arg("eps"), py::arg("latent_eps"), py::arg("scale"),
@@ -259,7 +259,7 @@ void bind_blocks(py::module_& m) {
            py::arg("top_groups") = 1, py::arg("group_score") = "max");
   py::class_<RouterBlock, Block>(m, "Router", "Norm, gate, scores and top-k of an MoE layer.")
       .def(py::init(&make_router), py::keep_alive<1, 2>(), py::keep_alive<1, 3>(), py::keep_alive<1, 4>(),
-           py::keep_alive<1, 7>(), py::arg("team"), py::arg("norm_weight"), py::arg("gate_weight"),
+           py::keep_alive<1, 7>(), py::arg("pool"), py::arg("norm_weight"), py::arg("gate_weight"),
            py::arg("eps"), py::arg("shape"), py::arg("bias") = py::none())
       .def("forward", &route, py::arg("hidden"), py::arg("normed"), py::arg("ids"), py::arg("weights"),
            py::arg("logits") = py::none());
@@ -267,7 +267,7 @@ void bind_blocks(py::module_& m) {
       .def(py::init<int, int>(), py::arg("hidden_size"), py::arg("moe_layer"));
   py::class_<SharedExperts, Block>(m, "SharedExperts", "A feed-forward of the router's normed rows.")
       .def(py::init(&make_shared_experts), py::keep_alive<1, 2>(), py::keep_alive<1, 3>(),
-           py::keep_alive<1, 4>(), py::keep_alive<1, 5>(), py::keep_alive<1, 6>(), py::arg("team"),
+           py::keep_alive<1, 4>(), py::keep_alive<1, 5>(), py::keep_alive<1, 6>(), py::arg("pool"),
            py::arg("gate"), py::arg("up"), py::arg("down"), py::arg("shared_gate") = py::none())
       .def(
           "forward",
@@ -282,7 +282,7 @@ void bind_blocks(py::module_& m) {
           py::arg("hidden"), py::arg("normed"));
   py::class_<DenseFfn, Block>(m, "DenseFfn", "The SiLU-gated feed-forward of a layer without experts.")
       .def(py::init(&make_dense), py::keep_alive<1, 2>(), py::keep_alive<1, 3>(), py::keep_alive<1, 4>(),
-           py::keep_alive<1, 5>(), py::keep_alive<1, 6>(), py::arg("team"), py::arg("norm_weight"),
+           py::keep_alive<1, 5>(), py::keep_alive<1, 6>(), py::arg("pool"), py::arg("norm_weight"),
            py::arg("gate"), py::arg("up"), py::arg("down"), py::arg("eps"))
       .def(
           "forward",

@@ -25,7 +25,7 @@ void expect_columns(kernels::WeightFormat format, int64_t columns) {
   }
 }
 
-Bytes quantise(ThreadTeam& team, const py::array& x, const std::string& name,
+Bytes quantise(ThreadPool& pool, const py::array& x, const std::string& name,
                const std::optional<py::array>& importance) {
   const kernels::WeightFormat format = format_named(name);
   if (!kernels::layout_of(format).quantised) throw ConfigFailure("weights are never quantised to " + name);
@@ -38,7 +38,7 @@ Bytes quantise(ThreadTeam& team, const py::array& x, const std::string& name,
   Bytes out({rows, static_cast<py::ssize_t>(kernels::source_row_bytes(format, columns))});
   uint8_t* to = out.mutable_data();
   const py::gil_scoped_release release;
-  quantise_rows(team, format, weights, errors, rows, columns, to);
+  quantise_rows(pool, format, weights, errors, rows, columns, to);
   return out;
 }
 
@@ -55,7 +55,7 @@ Bytes panels_of(const py::object& matrix) {
 }  // namespace
 
 void bind_format_rows(py::module_& m) {
-  m.def("quantise_rows", &quantise, py::arg("team"), py::arg("x"), py::arg("format"),
+  m.def("quantise_rows", &quantise, py::arg("pool"), py::arg("x"), py::arg("format"),
         py::arg("importance") = py::none(), "float32 [rows, columns] as uint8 [rows, bytes of a row].");
   m.def("pack_panels", &panels_of, py::arg("matrix"),
         "A WeightMatrix as the kernels read it: uint8 [bytes].");

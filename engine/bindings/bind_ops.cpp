@@ -1,4 +1,4 @@
-// The thread team, CPU features, and what attention is given: cache and batch.
+// The thread pool, CPU features, and what attention is given: cache and batch.
 #include "bind_ops.h"
 
 #include <pybind11/pybind11.h>
@@ -10,7 +10,7 @@
 #include <tuple>
 #include <vector>
 
-#include "host/thread_team.h"
+#include "host/thread_pool.h"
 #include "host/work_clock.h"
 #include "module.h"
 #include "ops/attention_batch.h"
@@ -39,9 +39,9 @@ std::map<std::string, bool> features() {
           {"amx_bf16", has.amx_bf16}};
 }
 
-std::unique_ptr<ThreadTeam> make_team(int num_threads, const std::string& numa, const std::string& sysfs) {
+std::unique_ptr<ThreadPool> make_pool(int num_threads, const std::string& numa, const std::string& sysfs) {
   try {
-    return std::make_unique<ThreadTeam>(plan_team(num_threads, numa, sysfs));
+    return std::make_unique<ThreadPool>(plan_pool(num_threads, numa, sysfs));
   } catch (const std::invalid_argument& wrong) {
     throw ConfigFailure(wrong.what());
   }
@@ -119,20 +119,20 @@ void bind_ops(py::module_& m) {
       "Microseconds of (embedding, attention, routers, dense feed-forward, experts, head) since the process "
       "began.");
 
-  py::class_<ThreadTeam>(m, "ThreadTeam", "Threads that share the work of one operation at a time.")
-      .def(py::init(&make_team), py::arg("num_threads") = 0, py::arg("numa") = "off",
+  py::class_<ThreadPool>(m, "ThreadPool", "Threads that share the work of one operation at a time.")
+      .def(py::init(&make_pool), py::arg("num_threads") = 0, py::arg("numa") = "off",
            py::arg("sysfs") = "/sys")
-      .def_property_readonly("num_threads", &ThreadTeam::num_threads)
-      .def_property_readonly("num_nodes", &ThreadTeam::num_nodes)
-      .def_property_readonly("reason", [](const ThreadTeam& team) { return team.plan().reason; })
+      .def_property_readonly("num_threads", &ThreadPool::num_threads)
+      .def_property_readonly("num_nodes", &ThreadPool::num_nodes)
+      .def_property_readonly("reason", [](const ThreadPool& pool) { return pool.plan().reason; })
       .def_property_readonly("placement",
-                             [](const ThreadTeam& team) {
+                             [](const ThreadPool& pool) {
                                py::list threads;
-                               for (const TeamThread& thread : team.plan().threads)
+                               for (const PoolThread& thread : pool.plan().threads)
                                  threads.append(py::make_tuple(thread.node, thread.bound));
                                return threads;
                              })
-      .def("bind_caller", &ThreadTeam::bind_caller);
+      .def("bind_caller", &ThreadPool::bind_caller);
 
   py::class_<StateCache>(m, "StateCache", "Native memory of what sequences keep, in pages.")
       .def(py::init(&make_cache), py::arg("layers"), py::arg("num_pages"), py::arg("page_size"))

@@ -20,13 +20,13 @@ namespace {
 
 using Packed = std::shared_ptr<PackedMatrix>;
 
-Packed pack(ThreadTeam& team, const std::vector<py::object>& parts) {
+Packed pack(ThreadPool& pool, const std::vector<py::object>& parts) {
   std::vector<SourceMatrix> sources;
   for (size_t i = 0; i < parts.size(); ++i)
     sources.push_back(source_matrix(parts[i], "PackedMatrix: part " + std::to_string(i)));
   const py::gil_scoped_release release;
   try {
-    return std::make_shared<PackedMatrix>(team, sources);
+    return std::make_shared<PackedMatrix>(pool, sources);
   } catch (const std::invalid_argument& wrong) {
     throw KernelFailure(wrong.what());
   }
@@ -41,10 +41,10 @@ std::vector<std::string> formats_of(const PackedMatrix& matrix) {
 
 class __attribute__((visibility("hidden"))) BoundLmHead {
  public:
-  BoundLmHead(ThreadTeam& team, const py::array& norm, const Packed& weight, float eps)
+  BoundLmHead(ThreadPool& pool, const py::array& norm, const Packed& weight, float eps)
       : norm_(norm),
         weight_(weight),
-        head_(chosen_table(), team, expect_f32(view_of(norm), "LmHead: norm_weight", {weight->columns()}),
+        head_(chosen_table(), pool, expect_f32(view_of(norm), "LmHead: norm_weight", {weight->columns()}),
               *weight, eps) {}
 
   void forward(const py::array& hidden_rows, const py::array& logits) {
@@ -62,29 +62,29 @@ class __attribute__((visibility("hidden"))) BoundLmHead {
   LmHead head_;
 };
 
-void embed_tokens(ThreadTeam& team, const py::object& table, const py::array& token_ids,
+void embed_tokens(ThreadPool& pool, const py::object& table, const py::array& token_ids,
                   const py::array& out) {
   const SourceMatrix weight = source_matrix(table, "embed: table");
   const TensorView ids = view_of(token_ids);
   const int32_t* tokens = expect_i32(ids, "embed: token_ids", {kAny});
   float* rows = expect_writable_f32(view_of(out), "embed: out", {ids.shape[0], weight.columns});
   const py::gil_scoped_release release;
-  embed(team, weight, tokens, rows, static_cast<int>(ids.shape[0]));
+  embed(pool, weight, tokens, rows, static_cast<int>(ids.shape[0]));
 }
 
 }  // namespace
 
 void bind_dense_ops(py::module_& m) {
   py::class_<PackedMatrix, Packed>(m, "PackedMatrix", "Matrices stacked by rows, in the kernels' panels.")
-      .def(py::init(&pack), py::arg("team"), py::arg("parts"))
+      .def(py::init(&pack), py::arg("pool"), py::arg("parts"))
       .def_property_readonly("rows", &PackedMatrix::rows)
       .def_property_readonly("columns", &PackedMatrix::columns)
       .def_property_readonly("bytes", &PackedMatrix::bytes)
       .def_property_readonly("formats", &formats_of);
-  m.def("embed", &embed_tokens, py::arg("team"), py::arg("table"), py::arg("token_ids"), py::arg("out"));
+  m.def("embed", &embed_tokens, py::arg("pool"), py::arg("table"), py::arg("token_ids"), py::arg("out"));
   py::class_<BoundLmHead>(m, "LmHead", "Final norm and output projection.")
-      .def(py::init<ThreadTeam&, const py::array&, const Packed&, float>(), py::keep_alive<1, 2>(),
-           py::arg("team"), py::arg("norm_weight"), py::arg("weight"), py::arg("eps"))
+      .def(py::init<ThreadPool&, const py::array&, const Packed&, float>(), py::keep_alive<1, 2>(),
+           py::arg("pool"), py::arg("norm_weight"), py::arg("weight"), py::arg("eps"))
       .def("forward", &BoundLmHead::forward, py::arg("hidden_rows"), py::arg("logits"));
 }
 

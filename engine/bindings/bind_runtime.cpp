@@ -59,7 +59,7 @@ std::unique_ptr<ExpertStore> make_store(int num_experts, int hidden, int interme
   return std::make_unique<ExpertStore>(num_experts, ExpertShape{hidden, intermediate}, formats, huge_pages);
 }
 
-void put_experts(ExpertStore& store, ThreadTeam& team, int layer, int first, const py::sequence& experts) {
+void put_experts(ExpertStore& store, ThreadPool& pool, int layer, int first, const py::sequence& experts) {
   const int count = static_cast<int>(py::len(experts));
   if (layer < 0 || layer >= store.num_layers() || first < 0 || first + count > store.num_experts()) {
     throw std::invalid_argument("layer " + std::to_string(layer) + ", experts " + std::to_string(first) +
@@ -79,7 +79,7 @@ void put_experts(ExpertStore& store, ThreadTeam& team, int layer, int first, con
                        expert_matrix(matrices[2], name + "down", hidden, intermediate, formats.down)});
   }
   const py::gil_scoped_release release;
-  store.put(team, layer, first, sources);
+  store.put(pool, layer, first, sources);
 }
 
 void check_layer(const ExpertStore& store, int layer) {
@@ -107,7 +107,7 @@ void bind_store(py::module_& m) {
   py::class_<ExpertStore>(m, "ExpertStore", "All experts of a model in host memory, each packed once.")
       .def(py::init(&make_store), py::arg("num_experts"), py::arg("hidden"), py::arg("intermediate"),
            py::arg("formats"), py::arg("huge_pages") = true)
-      .def("put", &put_experts, py::arg("team"), py::arg("layer"), py::arg("first"), py::arg("experts"))
+      .def("put", &put_experts, py::arg("pool"), py::arg("layer"), py::arg("first"), py::arg("experts"))
       .def("formats", &layer_formats, py::arg("layer"))
       .def(
           "offset",
@@ -199,27 +199,27 @@ void bind_executor(py::module_& m) {
   py::class_<SlottedAccelerator, std::shared_ptr<SlottedAccelerator>>(
       m, "SlottedAccelerator", "Expert slots on a device, and who decides what is in them.");
   py::class_<MoeExecutor>(m, "MoeExecutor", "Runs MoE layers: decides where, computes, records.")
-      .def(py::init<ThreadTeam&, const ExpertStore&, std::optional<CostModel>>(), py::arg("team"),
+      .def(py::init<ThreadPool&, const ExpertStore&, std::optional<CostModel>>(), py::arg("pool"),
            py::arg("store"), py::arg("cost") = std::nullopt, py::keep_alive<1, 2>(), py::keep_alive<1, 3>())
       .def_static(
           "emulated",
-          [](ThreadTeam& team, const ExpertStore& store, const CostModel& cost,
+          [](ThreadPool& pool, const ExpertStore& store, const CostModel& cost,
              const LayerSchedulerConfig& config, std::vector<double> dense_bytes,
              std::vector<double> dense_flops, bool preload, double router_bytes) {
             auto accelerator = std::make_shared<EmulatedAccelerator>(
                 store, cost, config, DenseCost{std::move(dense_bytes), std::move(dense_flops), router_bytes});
-            return std::make_unique<MoeExecutor>(team, store, std::move(accelerator), preload);
+            return std::make_unique<MoeExecutor>(pool, store, std::move(accelerator), preload);
           },
-          py::arg("team"), py::arg("store"), py::arg("cost"), py::arg("config"), py::arg("dense_bytes"),
+          py::arg("pool"), py::arg("store"), py::arg("cost"), py::arg("config"), py::arg("dense_bytes"),
           py::arg("dense_flops"), py::arg("preload"), py::arg("router_bytes") = 0.0, py::keep_alive<0, 1>(),
           py::keep_alive<0, 2>())
       .def_static(
           "on_device",
-          [](ThreadTeam& team, const ExpertStore& store, std::shared_ptr<SlottedAccelerator> accelerator,
+          [](ThreadPool& pool, const ExpertStore& store, std::shared_ptr<SlottedAccelerator> accelerator,
              bool preload) {
-            return std::make_unique<MoeExecutor>(team, store, std::move(accelerator), preload);
+            return std::make_unique<MoeExecutor>(pool, store, std::move(accelerator), preload);
           },
-          py::arg("team"), py::arg("store"), py::arg("accelerator"), py::arg("preload") = false,
+          py::arg("pool"), py::arg("store"), py::arg("accelerator"), py::arg("preload") = false,
           py::keep_alive<0, 1>(), py::keep_alive<0, 2>(), py::keep_alive<0, 3>())
       .def(
           "begin_step",

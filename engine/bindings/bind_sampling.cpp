@@ -26,7 +26,7 @@ void expect_entries(const char* what, int64_t given, int64_t expected) {
   }
 }
 
-py::array_t<int32_t> pick(ThreadTeam& team, const py::array& logits, const Array<double>& draws,
+py::array_t<int32_t> pick(ThreadPool& pool, const py::array& logits, const Array<double>& draws,
                           const std::vector<const TokenRules*>& rules) {
   const TensorView rows = view_of(logits);
   float* values = expect_writable_f32(rows, "pick_tokens: logits", {kAny, kAny});
@@ -53,13 +53,13 @@ py::array_t<int32_t> pick(ThreadTeam& team, const py::array& logits, const Array
   py::array_t<int32_t> tokens(num_rows);
   int32_t* out = tokens.mutable_data();
   const py::gil_scoped_release release;
-  pick_tokens(chosen_table(), team, values, vocabulary, numbers, rules, out);
+  pick_tokens(chosen_table(), pool, values, vocabulary, numbers, rules, out);
   return tokens;
 }
 
 using Answers = std::vector<std::vector<std::pair<int32_t, double>>>;
 
-Answers log_softmax(ThreadTeam& team, const py::array& logits, const std::vector<int64_t>& rows,
+Answers log_softmax(ThreadPool& pool, const py::array& logits, const std::vector<int64_t>& rows,
                     const std::vector<int32_t>& tokens, const std::vector<int32_t>& num_top) {
   const TensorView view = view_of(logits);
   const float* values = expect_f32(view, "log_probabilities: logits", {kAny, kAny});
@@ -80,7 +80,7 @@ Answers log_softmax(ThreadTeam& team, const py::array& logits, const std::vector
   std::vector<std::vector<LogProbability>> found(queries.size());
   {
     const py::gil_scoped_release release;
-    log_probabilities(chosen_table(), team, values, view.shape[1], queries, found);
+    log_probabilities(chosen_table(), pool, values, view.shape[1], queries, found);
   }
   Answers answers(found.size());
   for (size_t i = 0; i < found.size(); ++i) {
@@ -106,8 +106,8 @@ void bind_sampling(py::module_& m) {
            py::arg("bad_words") = py::tuple(), py::arg("withheld") = py::tuple(), py::arg("min_tokens") = 0,
            py::arg("prompt") = py::tuple())
       .def("take", &TokenRules::take, py::arg("token"));
-  m.def("pick_tokens", &pick, py::arg("team"), py::arg("logits"), py::arg("draws"), py::arg("rules"));
-  m.def("log_probabilities", &log_softmax, py::arg("team"), py::arg("logits"), py::arg("rows"),
+  m.def("pick_tokens", &pick, py::arg("pool"), py::arg("logits"), py::arg("draws"), py::arg("rules"));
+  m.def("log_probabilities", &log_softmax, py::arg("pool"), py::arg("logits"), py::arg("rows"),
         py::arg("tokens"), py::arg("num_top"));
 }
 

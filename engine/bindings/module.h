@@ -6,7 +6,7 @@ namespace twofold::bindings {
 void bind_core(pybind11::module_& m);            // cost model, cache policies, and the next two
 void bind_core_lab(pybind11::module_& m);        // called by bind_core
 void bind_core_scheduler(pybind11::module_& m);  // called by bind_core
-void bind_ops(pybind11::module_& m);             // thread team, dense CPU operations, CPU features
+void bind_ops(pybind11::module_& m);             // thread pool, dense CPU operations, CPU features
 void bind_runtime(pybind11::module_& m);         // expert store, accelerators, MoE executor, events
 void bind_testing(pybind11::module_& m);         // the submodule `testing`
 }  // namespace twofold::bindings

@@ -230,7 +230,7 @@ class Device:
     # bind_hand_over.cpp
     def mailbox(self, shape: launches.MailboxShape) -> DeviceMailbox: ...
     def step_server(
-        self, mailbox: DeviceMailbox, team: _core.ThreadTeam, store: _core.ExpertStore
+        self, mailbox: DeviceMailbox, pool: _core.ThreadPool, store: _core.ExpertStore
     ) -> StepServer: ...
     def begin_step(self, step: int, stream: int) -> None: ...
     def place(
@@ -251,7 +251,7 @@ class Device:
         mailbox: DeviceMailbox,
         executor: _core.MoeExecutor,
         accelerator: CudaAccelerator,
-        team: _core.ThreadTeam,
+        pool: _core.ThreadPool,
     ) -> TableStep: ...
 
 # ---- device/bind_hand_over.cpp: what host and device share of a decode step
@@ -306,7 +306,7 @@ class DeviceMailbox:
 
 @final
 class StepServer:
-    """The CPU's part of decode graphs: experts of a store on a team."""
+    """The CPU's part of decode graphs: experts of a store on a pool."""
 
     def serve(self, step: int, limit_s: float) -> ServedStep: ...
 

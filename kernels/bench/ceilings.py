@@ -73,12 +73,12 @@ def best_rate(threads: int, work: Callable[[int], int]) -> float:
             together.wait()
             done[index] = work(index)
 
-        team = [threading.Thread(target=run, args=(index,)) for index in range(threads)]
-        for thread in team:
+        pool = [threading.Thread(target=run, args=(index,)) for index in range(threads)]
+        for thread in pool:
             thread.start()
         together.wait()
         begun = time.perf_counter()
-        for thread in team:
+        for thread in pool:
             thread.join()
         best = max(best, sum(done) / (time.perf_counter() - begun))
     return best

@@ -71,7 +71,7 @@ def source_rows(rng: np.random.Generator, format_name: str, rows: int, columns: 
     if format_name == "fp8":
         codes = rng.integers(0, 256, (rows, columns), np.uint8)
         return np.where(codes & 0x7F == 0x7F, np.uint8(0), codes)
-    return np.asarray(ops.quantise_rows(ops.ThreadTeam(1), w, format_name))
+    return np.asarray(ops.quantise_rows(ops.ThreadPool(1), w, format_name))
 
 
 class Experts:
@@ -116,20 +116,20 @@ def aligned_copy(w: NDArray[np.uint8]) -> NDArray[np.uint8]:
     return copy
 
 
-def take_turns(teams: list[Experts], cases: list[Case], passes: int) -> dict[Case, list[float]]:
-    """Seconds of every turn of every case, ascending. One thread per entry of `teams`; the kernels release the GIL."""
+def take_turns(pools: list[Experts], cases: list[Case], passes: int) -> dict[Case, list[float]]:
+    """Seconds of every turn of every case, ascending. One thread per entry of `pools`; the kernels release the GIL."""
     num_turns = passes * len(cases)
-    took = np.zeros((len(teams), num_turns))
-    together = threading.Barrier(len(teams))
+    took = np.zeros((len(pools), num_turns))
+    together = threading.Barrier(len(pools))
 
     def work(index: int) -> None:
         for turn in range(num_turns):
             together.wait()
             start = time.perf_counter()
-            teams[index].run(cases[turn % len(cases)], turn)
+            pools[index].run(cases[turn % len(cases)], turn)
             took[index, turn] = time.perf_counter() - start
 
-    threads = [threading.Thread(target=work, args=(index,)) for index in range(len(teams))]
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(len(pools))]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -160,7 +160,7 @@ def measure(
     columns, panel_bytes = FORMATS[format_name][2:4]
     per_expert = 3 * args.hidden * args.intermediate * panel_bytes // (32 * columns)
     count = max(2, args.megabytes * 2**20 // per_expert // args.threads)
-    teams = [
+    pools = [
         Experts(args.hidden, args.intermediate, count, format_name, max(args.tokens), seed)
         for seed in range(args.threads)
     ]
@@ -171,8 +171,8 @@ def measure(
         for level in own
         if level != "generic" or tokens <= args.generic_tokens
     ]
-    turns = take_turns(teams, cases, args.passes)
-    size, elements = sum(t.bytes for t in teams), sum(t.elements for t in teams)
+    turns = take_turns(pools, cases, args.passes)
+    size, elements = sum(t.bytes for t in pools), sum(t.elements for t in pools)
     read = turns[cases[0]][0]
     rows = []
     for case, s in turns.items():
@@ -190,13 +190,13 @@ def measure(
 
 
 def fork_join_us(threads: int) -> float:
-    """Time of an empty parallel loop on a team that is awake."""
-    team = ops.ThreadTeam(threads)
+    """Time of an empty parallel loop on a pool that is awake."""
+    pool = ops.ThreadPool(threads)
     repeats = 20_000
     best = float("inf")
     for _ in range(5):
         start = time.perf_counter()
-        kernels.count_chunks(team, 2 * threads, repeats=repeats)
+        kernels.count_chunks(pool, 2 * threads, repeats=repeats)
         best = min(best, time.perf_counter() - start)
     return best / repeats * 1e6
 
@@ -233,7 +233,7 @@ def main() -> None:
     )
     parser.add_argument("--level", action="append", choices=kernels.supported_levels(), help="default: all")
     parser.add_argument("--format", action="append", choices=list(FORMATS), help="default: all")
-    parser.add_argument("--threads", type=int, default=ops.ThreadTeam(0).num_threads)
+    parser.add_argument("--threads", type=int, default=ops.ThreadPool(0).num_threads)
     parser.add_argument("--tokens", type=int, nargs="+", default=[1, 2, 4, 8, 32, 128])
     parser.add_argument("--hidden", type=int, default=2048)
     parser.add_argument("--intermediate", type=int, default=768)

@@ -66,7 +66,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=15)
     args = parser.parse_args()
     random = np.random.default_rng(0)
-    team = ops.ThreadTeam(args.threads)
+    pool = ops.ThreadPool(args.threads)
     runs: dict[tuple[str, float, int], Callable[[], object]] = {}
     for spread in (1.0, 4.0):
         rows = random.standard_normal((max(args.batch), args.vocabulary), np.float32) * np.float32(spread)
@@ -76,10 +76,10 @@ def main() -> None:
                 own = [rules(args.vocabulary) if name.startswith("pen") else None] * batch
                 if name.startswith("20"):
                     ask = (rows[:batch], list(range(batch)), [0] * batch, [20] * batch)
-                    runs[name, spread, batch] = lambda ask=ask: ops.log_probabilities(team, *ask)
+                    runs[name, spread, batch] = lambda ask=ask: ops.log_probabilities(pool, *ask)
                 else:
                     runs[name, spread, batch] = lambda given=(rows[:batch], draws, own): ops.pick_tokens(
-                        team, *given
+                        pool, *given
                     )
         runs["sorted in numpy", spread, 1] = lambda row=rows[0]: sorted_in_numpy(row, 0.4)
     times: dict[tuple[str, float, int], list[float]] = {key: [] for key in runs}

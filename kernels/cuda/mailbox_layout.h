@@ -1,4 +1,4 @@
-// The memory that a decode step's graph and the CPU team share: mapped, pinned host memory.
+// The memory that a decode step's graph and the CPU pool share: mapped, pinned host memory.
 //
 // For each layer the device posts what was routed where; if some of it is on the CPU, also the activations.
 // The host answers with what these experts give. The rules, which engine/runtime/device/mailbox.h keeps on the

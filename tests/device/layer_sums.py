@@ -33,7 +33,7 @@ def cpu_beside_device(fake: ModuleType, store: _core.ExpertStore, num_experts: i
         store.num_layers, num_experts, 1, 0, "lru", num_staging=1, fetch_rule="none"
     )
     accelerator = fake.open_device().accelerator(store, cost, config)
-    return _core.MoeExecutor.on_device(ops.ThreadTeam(1), store, accelerator)
+    return _core.MoeExecutor.on_device(ops.ThreadPool(1), store, accelerator)
 
 
 def alone(executor: _core.MoeExecutor, layer: int, rows: Any, ids: Any) -> Any:

@@ -51,13 +51,13 @@ def make_runner(
 ) -> DeviceRunner:
     """A runner on a fake device of its own, opened with `device`. table_steps=False: the host places every step."""
     files = open_model_files(path)
-    team = ops.ThreadTeam(1)
+    pool = ops.ThreadPool(1)
     config = EngineConfig(model=str(path), policy=policy, prefetch=prefetch)
     on = FakeDevice(fake.open_device(**{"tick_us": 2.0, **(device or {})}))
     plan = replace(slot_plan(config, slots), rules=rules or {})
-    moe = load_experts(files, team, on_device(on, "a test"), config, plan)
+    moe = load_experts(files, pool, on_device(on, "a test"), config, plan)
     fake.spare(on.native, moe.accelerator.slot_table)
-    model = DeviceModel(files, team, on.torch_device, on.kernels(MAX_CONTEXT), MAX_CONTEXT)
+    model = DeviceModel(files, pool, on.torch_device, on.kernels(MAX_CONTEXT), MAX_CONTEXT)
     runner = DeviceRunner(
         model, moe, on, num_pages=NUM_PAGES, page_size=PAGE_SIZE, max_context=MAX_CONTEXT, **options
     )
@@ -69,11 +69,11 @@ def make_runner(
 def make_cpu_runner(path: Path) -> ModelRunner:
     """The engine without a device, float32 keys and values; with weights of f32 it rounds nothing to bf16."""
     files = open_model_files(path)
-    team = ops.ThreadTeam(1)
+    pool = ops.ThreadPool(1)
     config = EngineConfig(model=str(path))
-    moe = load_experts(files, team, AcceleratorChoice("none", "a test"), config, slot_plan(config, 0))
+    moe = load_experts(files, pool, AcceleratorChoice("none", "a test"), config, slot_plan(config, 0))
     cache = ops.StateCache(files.config.cache_planes("float32"), NUM_PAGES, PAGE_SIZE)
-    return ModelRunner(LoadedModel(files, team), moe, cache)
+    return ModelRunner(LoadedModel(files, pool), moe, cache)
 
 
 @contextmanager

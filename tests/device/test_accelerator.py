@@ -34,12 +34,12 @@ FIGURES = {
 
 
 @pytest.fixture(scope="module")
-def team() -> ops.ThreadTeam:
-    return ops.ThreadTeam(2)
+def pool() -> ops.ThreadPool:
+    return ops.ThreadPool(2)
 
 
 @pytest.fixture(scope="module")
-def store(team: ops.ThreadTeam) -> _core.ExpertStore:
+def store(pool: ops.ThreadPool) -> _core.ExpertStore:
     random = np.random.default_rng(0)
     made = _core.ExpertStore(EXPERTS, HIDDEN, INTERMEDIATE, [("f32", "f32", "f32")] * LAYERS)
 
@@ -51,7 +51,7 @@ def store(team: ops.ThreadTeam) -> _core.ExpertStore:
             (matrix(INTERMEDIATE, HIDDEN), matrix(INTERMEDIATE, HIDDEN), matrix(HIDDEN, INTERMEDIATE))
             for _ in range(EXPERTS)
         ]
-        made.put(team, layer, 0, experts)
+        made.put(pool, layer, 0, experts)
     return made
 
 
@@ -62,7 +62,7 @@ def cost(store: _core.ExpertStore) -> _core.CostModel:
 
 def on_device(
     fake: ModuleType,
-    team: ops.ThreadTeam,
+    pool: ops.ThreadPool,
     store: _core.ExpertStore,
     *,
     num_slots: int = 8,
@@ -77,7 +77,7 @@ def on_device(
         cost(store),
         _core.SchedulerConfig(LAYERS, EXPERTS, TOP_K, num_slots, policy, prefetch, **(rules or {})),
     )
-    return _core.MoeExecutor.on_device(team, store, accelerator, preload), accelerator
+    return _core.MoeExecutor.on_device(pool, store, accelerator, preload), accelerator
 
 
 def play(executor: _core.MoeExecutor, num_steps: int, seed: int = 1) -> list[np.ndarray]:
@@ -103,16 +103,16 @@ def play(executor: _core.MoeExecutor, num_steps: int, seed: int = 1) -> list[np.
 @pytest.mark.parametrize("refuse_pinning", [False, True])
 def test_results_are_those_of_the_cpu_bit_for_bit(
     fake: ModuleType,
-    team: ops.ThreadTeam,
+    pool: ops.ThreadPool,
     store: _core.ExpertStore,
     policy: str,
     num_slots: int,
     refuse_pinning: bool,
 ) -> None:
-    plain = play(_core.MoeExecutor(team, store), 40)
+    plain = play(_core.MoeExecutor(pool, store), 40)
     executor, accelerator = on_device(
         fake,
-        team,
+        pool,
         store,
         num_slots=num_slots,
         policy=policy,
@@ -139,15 +139,15 @@ def test_results_are_those_of_the_cpu_bit_for_bit(
 )
 def test_other_engines_rules_decide_otherwise_and_answer_the_same(
     fake: ModuleType,
-    team: ops.ThreadTeam,
+    pool: ops.ThreadPool,
     store: _core.ExpertStore,
     rules: dict[str, object],
     policy: str,
     all_misses_fetched: bool | None,
 ) -> None:
-    plain = play(_core.MoeExecutor(team, store), 30)
+    plain = play(_core.MoeExecutor(pool, store), 30)
     given = {name: value for name, value in rules.items() if name != "policy"}
-    executor, accelerator = on_device(fake, team, store, policy=policy, rules=given, tick_us=5.0)
+    executor, accelerator = on_device(fake, pool, store, policy=policy, rules=given, tick_us=5.0)
     np.testing.assert_array_equal(np.concatenate(play(executor, 30)), np.concatenate(plain))
     counts = executor.counts()
     table = np.array(accelerator.split_table()).reshape(TOP_K + 1, TOP_K + 1)  # type: ignore[attr-defined]
@@ -159,10 +159,10 @@ def test_other_engines_rules_decide_otherwise_and_answer_the_same(
 
 
 def test_failing_uploads_run_on_the_cpu_and_change_no_result(
-    fake: ModuleType, team: ops.ThreadTeam, store: _core.ExpertStore
+    fake: ModuleType, pool: ops.ThreadPool, store: _core.ExpertStore
 ) -> None:
-    plain = play(_core.MoeExecutor(team, store), 30)
-    executor, accelerator = on_device(fake, team, store, fail_issue=0.3)
+    plain = play(_core.MoeExecutor(pool, store), 30)
+    executor, accelerator = on_device(fake, pool, store, fail_issue=0.3)
     np.testing.assert_array_equal(np.concatenate(play(executor, 30)), np.concatenate(plain))
     executor.idle()
     uploads = fake.upload_counts(accelerator)
@@ -171,24 +171,24 @@ def test_failing_uploads_run_on_the_cpu_and_change_no_result(
 
 
 def test_a_device_that_takes_no_upload_is_an_error_that_says_so(
-    fake: ModuleType, team: ops.ThreadTeam, store: _core.ExpertStore
+    fake: ModuleType, pool: ops.ThreadPool, store: _core.ExpertStore
 ) -> None:
-    executor, _ = on_device(fake, team, store, fail_issue=1.0)
+    executor, _ = on_device(fake, pool, store, fail_issue=1.0)
     with pytest.raises(KernelError, match="uploads in a row"):
         play(executor, 40)
 
 
 def test_no_room_for_slots_names_the_flags(
-    fake: ModuleType, team: ops.ThreadTeam, store: _core.ExpertStore
+    fake: ModuleType, pool: ops.ThreadPool, store: _core.ExpertStore
 ) -> None:
     with pytest.raises(CapacityError, match="lower --gpu-experts-ratio, --num-gpu-experts"):
-        on_device(fake, team, store, total_bytes=100_000)
+        on_device(fake, pool, store, total_bytes=100_000)
 
 
 def test_every_upload_is_reported_once_with_its_times(
-    fake: ModuleType, team: ops.ThreadTeam, store: _core.ExpertStore
+    fake: ModuleType, pool: ops.ThreadPool, store: _core.ExpertStore
 ) -> None:
-    executor, accelerator = on_device(fake, team, store, num_slots=6)
+    executor, accelerator = on_device(fake, pool, store, num_slots=6)
     play(executor, 30)
     executor.idle()
     rows = executor.drain_events()["upload"]
@@ -202,23 +202,23 @@ def test_every_upload_is_reported_once_with_its_times(
 
 
 def test_the_link_is_corrected_by_what_is_measured(
-    fake: ModuleType, team: ops.ThreadTeam, store: _core.ExpertStore
+    fake: ModuleType, pool: ops.ThreadPool, store: _core.ExpertStore
 ) -> None:
-    executor, accelerator = on_device(fake, team, store, num_slots=6, bandwidth_gbps=0.1)
+    executor, accelerator = on_device(fake, pool, store, num_slots=6, bandwidth_gbps=0.1)
     play(executor, 200)
     assert fake.link_correction(accelerator) > 2
 
 
 def test_cache_state_survives(
-    fake: ModuleType, team: ops.ThreadTeam, store: _core.ExpertStore, tmp_path: Path
+    fake: ModuleType, pool: ops.ThreadPool, store: _core.ExpertStore, tmp_path: Path
 ) -> None:
-    executor, _ = on_device(fake, team, store)
+    executor, _ = on_device(fake, pool, store)
     play(executor, 40)
     executor.idle()
     executor.save_cache(str(tmp_path / "cache"))
-    again, _ = on_device(fake, team, store)
+    again, _ = on_device(fake, pool, store)
     assert again.restore_cache(str(tmp_path / "cache")) == 8
     np.testing.assert_array_equal(
         np.concatenate(play(again, 10, seed=3)),
-        np.concatenate(play(_core.MoeExecutor(team, store), 10, seed=3)),
+        np.concatenate(play(_core.MoeExecutor(pool, store), 10, seed=3)),
     )

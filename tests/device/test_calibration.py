@@ -157,8 +157,8 @@ def test_the_fake_link_has_the_figures_it_was_given(
 def test_the_upload_engine_nearly_fills_the_fake_link(
     fake: ModuleType, demand: bool, refuse_pinning: bool
 ) -> None:
-    team = ops.ThreadTeam(1)
-    store = random_store(MoeShape(1, 8, 2, 512, 256, (("bf16",) * 3,)), team)
+    pool = ops.ThreadPool(1)
+    store = random_store(MoeShape(1, 8, 2, 512, 256, (("bf16",) * 3,)), pool)
     device = fake.open_device(0, bandwidth_gbps=10.0, refuse_pinning=refuse_pinning)
     probe = device.probe_uploads(store, 100, demand)
     assert probe["bytes"] == 100 * store.expert_bytes

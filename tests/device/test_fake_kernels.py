@@ -34,7 +34,7 @@ class Layer:
 
     def __init__(self, format: str) -> None:
         random = np.random.default_rng(7)
-        self.team = ops.ThreadTeam(1)
+        self.pool = ops.ThreadPool(1)
         hidden, intermediate = (256, 256) if format == "q4_k" else (HIDDEN, INTERMEDIATE)
 
         def matrix(rows: int, columns: int) -> WeightMatrix:
@@ -43,7 +43,7 @@ class Layer:
                 data = torch.from_numpy(values * 16).to(torch.float8_e4m3fn).view(torch.uint8).numpy()
                 scales = np.full((-(-rows // 128), -(-columns // 128)), 1 / 16, np.float32)
                 return WeightMatrix(data, format, columns, scales)
-            packed = np.ascontiguousarray(ops.quantise_rows(self.team, values, format))
+            packed = np.ascontiguousarray(ops.quantise_rows(self.pool, values, format))
             element = {"f32": np.float32, "bf16": np.uint16}.get(format, np.uint8)
             return WeightMatrix(packed.view(element), format, columns)
 
@@ -99,7 +99,7 @@ class Layer:
                 if expert not in wanted:
                     continue
                 gate, up, down = (
-                    torch.from_numpy(ops.dequantise(self.team, matrix)) for matrix in self.experts[expert]
+                    torch.from_numpy(ops.dequantise(self.pool, matrix)) for matrix in self.experts[expert]
                 )
                 x = self.normed[t].float()
                 out[t] += weight * (down @ (torch.nn.functional.silu(gate @ x) * (up @ x)))
@@ -127,7 +127,7 @@ def test_decode_computes_the_residents_and_the_mailbox_the_rest(fake: ModuleType
     layer = Layer(format)
     native = fake.open_device()
     mailbox = native.mailbox(layer.mailbox_shape)
-    server = native.step_server(mailbox, layer.team, make_host_store(layer.team, [layer.experts]))
+    server = native.step_server(mailbox, layer.pool, make_host_store(layer.pool, [layer.experts]))
     table = torch.tensor([*range(EXPERTS // 2), *[-1] * (EXPERTS // 2)], dtype=torch.int32)
     step, on_cpu = torch.zeros(1, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
     where = torch.zeros(TOKENS * TOP_K, dtype=torch.uint8)
@@ -214,7 +214,7 @@ def test_a_wait_that_nobody_answers_ends_and_says_where(fake: ModuleType) -> Non
     layer = Layer("f32")
     native = fake.open_device()
     mailbox = native.mailbox(layer.mailbox_shape)
-    server = native.step_server(mailbox, layer.team, make_host_store(layer.team, [layer.experts]))
+    server = native.step_server(mailbox, layer.pool, make_host_store(layer.pool, [layer.experts]))
     step, on_cpu = torch.ones(1, dtype=torch.int32), torch.ones(1, dtype=torch.int32)
     mailbox.wait(
         kind="kernels", layer=0, step=step.data_ptr(), num_on_cpu=on_cpu.data_ptr(), limit_s=0.01, stream=0

@@ -37,17 +37,17 @@ FIGURES = {
 
 
 @pytest.fixture(scope="module")
-def team() -> ops.ThreadTeam:
-    return ops.ThreadTeam(2)
+def pool() -> ops.ThreadPool:
+    return ops.ThreadPool(2)
 
 
-def make_store(team: ops.ThreadTeam, formats: list[str]) -> _core.ExpertStore:
+def make_store(pool: ops.ThreadPool, formats: list[str]) -> _core.ExpertStore:
     random = np.random.default_rng(3)
     store = _core.ExpertStore(EXPERTS, HIDDEN, INTERMEDIATE, [(name,) * 3 for name in formats])
 
     def matrix(rows: int, columns: int, name: str) -> WeightMatrix:
         values = random.standard_normal((rows, columns), np.float32) / np.float32(columns**0.5)
-        packed = np.ascontiguousarray(ops.quantise_rows(team, values, name))
+        packed = np.ascontiguousarray(ops.quantise_rows(pool, values, name))
         element = {"f32": np.float32, "bf16": np.uint16}.get(name, np.uint8)
         return WeightMatrix(packed.view(element), name, columns)
 
@@ -60,7 +60,7 @@ def make_store(team: ops.ThreadTeam, formats: list[str]) -> _core.ExpertStore:
             )
             for _ in range(EXPERTS)
         ]
-        store.put(team, layer, 0, experts)
+        store.put(pool, layer, 0, experts)
     return store
 
 
@@ -84,7 +84,7 @@ class Noted:
 
 def placed(
     fake: ModuleType,
-    team: ops.ThreadTeam,
+    pool: ops.ThreadPool,
     store: _core.ExpertStore,
     formats: list[str],
     num_slots: int,
@@ -95,7 +95,7 @@ def placed(
     )
     opened = fake.open_device(**device)
     accelerator = opened.accelerator(store, cost, _core.SchedulerConfig(LAYERS, EXPERTS, TOP_K, num_slots))
-    executor = _core.MoeExecutor.on_device(team, store, accelerator, num_slots == LAYERS * EXPERTS)
+    executor = _core.MoeExecutor.on_device(pool, store, accelerator, num_slots == LAYERS * EXPERTS)
     shape = MoeShape(LAYERS, EXPERTS, TOP_K, HIDDEN, INTERMEDIATE, tuple((f, f, f) for f in formats))
     calls: list[str] = []
     layers = PlacedLayers(FakeDevice(Noted(opened, calls)), Noted(accelerator, calls), executor, shape)
@@ -131,9 +131,9 @@ def run_step(device: SimpleNamespace, number: int, layers: list[tuple[Any, Any, 
 
 
 def alone(
-    team: ops.ThreadTeam, store: _core.ExpertStore, number: int, layers: list[tuple[Any, Any, Any]]
+    pool: ops.ThreadPool, store: _core.ExpertStore, number: int, layers: list[tuple[Any, Any, Any]]
 ) -> Any:
-    executor = _core.MoeExecutor(team, store)
+    executor = _core.MoeExecutor(pool, store)
     tokens = len(layers[0][0])
     hidden = np.zeros((tokens, HIDDEN), np.float32)
     executor.begin_step(number, [number] * tokens, list(range(tokens)))
@@ -147,13 +147,13 @@ def alone(
     "formats", [["f32"] * 3, ["bf16"] * 3, ["q8_0"] * 3, ["q4_0"] * 3, ["f32", "q8_0", "bf16"]], ids="-".join
 )
 def test_both_sides_add_up_to_what_the_cpu_computes(
-    fake: ModuleType, team: ops.ThreadTeam, formats: list[str], num_slots: int
+    fake: ModuleType, pool: ops.ThreadPool, formats: list[str], num_slots: int
 ) -> None:
-    store = make_store(team, formats)
-    device = placed(fake, team, store, formats, num_slots, most_delay_us=20.0)
+    store = make_store(pool, formats)
+    device = placed(fake, pool, store, formats, num_slots, most_delay_us=20.0)
     device.executor.events_enabled = True
     for number, layers in enumerate(steps(24, (1, 5, DECODE_TOKENS, DECODE_TOKENS + 1, 150))):
-        hidden, expected = run_step(device, number, layers), alone(team, store, number, layers)
+        hidden, expected = run_step(device, number, layers), alone(pool, store, number, layers)
         tolerance = 1e-5 if formats == ["f32"] * 3 else 0.02
         assert (hidden - expected).norm() < tolerance * expected.norm()
     counts = device.executor.counts()
@@ -171,10 +171,10 @@ def test_both_sides_add_up_to_what_the_cpu_computes(
 
 
 def test_residents_are_launched_before_anything_waits_for_an_upload(
-    fake: ModuleType, team: ops.ThreadTeam
+    fake: ModuleType, pool: ops.ThreadPool
 ) -> None:
     formats = ["bf16"] * LAYERS
-    device = placed(fake, team, make_store(team, formats), formats, 7)
+    device = placed(fake, pool, make_store(pool, formats), formats, 7)
     orders = set()
     for number, layers in enumerate(steps(24, (4, 100))):
         del device.calls[:]
@@ -196,11 +196,11 @@ def test_residents_are_launched_before_anything_waits_for_an_upload(
 
 
 def test_a_fetched_expert_whose_upload_fails_on_its_way_costs_the_step(
-    fake: ModuleType, team: ops.ThreadTeam
+    fake: ModuleType, pool: ops.ThreadPool
 ) -> None:
     formats = ["f32"] * LAYERS
-    store = make_store(team, formats)
-    device = placed(fake, team, store, formats, 7, fail_completion=0.05)
+    store = make_store(pool, formats)
+    device = placed(fake, pool, store, formats, 7, fail_completion=0.05)
     complaints = []
     for number, layers in enumerate(steps(30, (4, 50))):
         try:
@@ -208,7 +208,7 @@ def test_a_fetched_expert_whose_upload_fails_on_its_way_costs_the_step(
         except KernelError as error:
             complaints.append(str(error))
             continue
-        assert torch.allclose(hidden, alone(team, store, number, layers), atol=1e-4)
+        assert torch.allclose(hidden, alone(pool, store, number, layers), atol=1e-4)
     assert 0 < len(complaints) < 30
     assert all("an upload that a layer waits for failed" in complaint for complaint in complaints)
 

@@ -35,12 +35,12 @@ UNIT_BF16 = 2.0**-8
 CPU = torch.device("cpu")
 
 
-def matrix(random: np.random.Generator, team: ops.ThreadTeam, format: str) -> WeightMatrix:
+def matrix(random: np.random.Generator, pool: ops.ThreadPool, format: str) -> WeightMatrix:
     values = random.standard_normal((SIZE, SIZE), np.float32) / np.float32(SIZE**0.5)
     if format == "fp8":
         data = torch.from_numpy(values * 16).to(torch.float8_e4m3fn).view(torch.uint8).numpy()
         return WeightMatrix(data, format, SIZE, np.full((SIZE // 128, SIZE // 128), 1 / 16, np.float32))
-    packed = np.ascontiguousarray(ops.quantise_rows(team, values, format))
+    packed = np.ascontiguousarray(ops.quantise_rows(pool, values, format))
     element = {"f32": np.float32, "f16": np.uint16, "bf16": np.uint16}.get(format, np.uint8)
     return WeightMatrix(packed.view(element), format, SIZE)
 
@@ -48,20 +48,20 @@ def matrix(random: np.random.Generator, team: ops.ThreadTeam, format: str) -> We
 @pytest.fixture(scope="module", params=FORMATS)
 def layer(request: pytest.FixtureRequest, fake: ModuleType) -> SimpleNamespace:
     """Experts of one format on both sides, and 40 bf16 rows routed to them."""
-    team, random = ops.ThreadTeam(1), np.random.default_rng(5)
-    experts = [tuple(matrix(random, team, request.param) for _ in range(3)) for _ in range(EXPERTS)]
-    store = make_host_store(team, [experts])
+    pool, random = ops.ThreadPool(1), np.random.default_rng(5)
+    experts = [tuple(matrix(random, pool, request.param) for _ in range(3)) for _ in range(EXPERTS)]
+    store = make_host_store(pool, [experts])
     rows = torch.from_numpy(random.standard_normal((40, SIZE), np.float32)).bfloat16()
     ids = np.stack([random.permutation(EXPERTS)[:TOP_K] for _ in range(len(rows))]).astype(np.int32)
     return SimpleNamespace(
         format=request.param,
         layout=launches.ExpertLayout(request.param, request.param, SIZE, SIZE),
-        matrices=[[ops.dequantise(team, part).astype(np.float64) for part in expert] for expert in experts],
+        matrices=[[ops.dequantise(pool, part).astype(np.float64) for part in expert] for expert in experts],
         slots=torch.stack([pack_expert(*expert) for expert in experts]),
         rows=rows,
         ids=ids,
         on_cpu=alone(cpu_beside_device(fake, store, EXPERTS), 0, rows.float().numpy(), ids),
-        on_cpu_alone=alone(_core.MoeExecutor(team, store), 0, rows.float().numpy(), ids),
+        on_cpu_alone=alone(_core.MoeExecutor(pool, store), 0, rows.float().numpy(), ids),
     )
 
 

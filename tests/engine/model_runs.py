@@ -41,11 +41,11 @@ class Runner:
         config = self.model.config
         num_pages = MAX_PAGES * self.num_sequences
         self.cache = ops.StateCache(config.cache_planes("float32"), num_pages, PAGE_SIZE)
-        team = ops.ThreadTeam(1)
+        pool = ops.ThreadPool(1)
         files = self.model.files
         choice = AcceleratorChoice("none", "asked for")
         slots, cost = SlotPlan(0, "lru"), DenseCost([], [])
-        self.moe = MoeRuntime(moe_shape(files), files.expert_layers(), team, choice, slots, cost)
+        self.moe = MoeRuntime(moe_shape(files), files.expert_layers(), pool, choice, slots, cost)
         self._steps = 0
         self._free = np.random.default_rng(7).permutation(num_pages).tolist()
 
@@ -101,7 +101,7 @@ def rounds_activations(format_name: str) -> bool:
 
 
 def load(directory: Path, num_sequences: int = 2, num_threads: int = 2) -> Runner:
-    return Runner(load_model(directory, team=ops.ThreadTeam(num_threads)), num_sequences)
+    return Runner(load_model(directory, pool=ops.ThreadPool(num_threads)), num_sequences)
 
 
 def split(ids: Sequence[int], sizes: Sequence[int]) -> Iterator[Sequence[int]]:

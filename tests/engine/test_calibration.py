@@ -75,7 +75,7 @@ def test_a_real_calibration_predicts_layers_it_never_saw(formats):
 def test_timed_layers_have_the_rows_and_the_loads_of_real_ones(data):
     """A router names top-k different experts for a row; loads that allow it are timed so."""
     shape = MoeShape(1, 8, 2, 64, 32, (("f32",) * 3,))
-    timer = LayerTimer(shape, ops.ThreadTeam(1))
+    timer = LayerTimer(shape, ops.ThreadPool(1))
     num_rows = data.draw(st.integers(1, 20))
     routed = [data.draw(st.permutations(range(8)))[:2] for _ in range(num_rows)]
     counts = np.bincount(np.concatenate(routed))

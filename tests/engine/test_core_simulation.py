@@ -61,13 +61,13 @@ def test_emulated_layer_times_equal_simulated_ones(policy, num_slots, batch):
     up = weight_matrix(np.zeros((INNER, HIDDEN), np.float32))
     down = weight_matrix(np.zeros((HIDDEN, INNER), np.float32))
     for layer in range(LAYERS):
-        store.put(ops.ThreadTeam(1), layer, 0, [(up, up, down)] * EXPERTS)
+        store.put(ops.ThreadPool(1), layer, 0, [(up, up, down)] * EXPERTS)
     cost = cost_model(store)
 
     no_cost = [0.0] * (LAYERS + 1)
     config = _core.SchedulerConfig(LAYERS, EXPERTS, TOP_K, num_slots, policy)
     executor = _core.MoeExecutor.emulated(
-        ops.ThreadTeam(1), store, cost, config, no_cost, no_cost, preload=False
+        ops.ThreadPool(1), store, cost, config, no_cost, no_cost, preload=False
     )
     executor.events_enabled = True
     emulated = []

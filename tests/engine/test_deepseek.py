@@ -207,18 +207,18 @@ def test_a_quantised_kv_b_is_absorbed_exactly(tmp_path: Path) -> None:
         type_of=lambda name: "Q8_0" if "kv_b" in name else "F32",
     )
     files = open_model_files(eight)
-    team = ops.ThreadTeam(1)
+    pool = ops.ThreadPool(1)
     for block, weights in files.layers[1]:
         if "kv_b" not in weights:
             continue
-        whole = ops.dequantise(team, weights.matrix("kv_b")).reshape(model.num_heads, 64, 32)
-        keys, values = block.absorbed(weights, team)
+        whole = ops.dequantise(pool, weights.matrix("kv_b")).reshape(model.num_heads, 64, 32)
+        keys, values = block.absorbed(weights, pool)
         assert {part.format for part in keys} == {"f32"}
         assert {part.format for part in values} == {"q8_0"}
         for head, (k, v) in enumerate(zip(keys, values, strict=True)):
             np.testing.assert_array_equal(k.data.T, whole[head, :32])
-            np.testing.assert_array_equal(ops.dequantise(team, v), whole[head, 32:])
-        packed = sum(ops.PackedMatrix(team, parts).bytes for parts in (keys, values))
+            np.testing.assert_array_equal(ops.dequantise(pool, v), whole[head, 32:])
+        packed = sum(ops.PackedMatrix(pool, parts).bytes for parts in (keys, values))
         others = sum(weights.packed_bytes(part) for part in weights.specs if part != "kv_b")
         assert block.host_bytes(weights) == others + packed
         return
@@ -320,7 +320,7 @@ def test_dense_weights_on_a_device_are_those_that_the_device_model_holds(tmp_pat
     path = write_tiny_gguf(tmp_path / "m.gguf", model) if gguf else write_tiny_model(tmp_path, model)
     files = open_model_files(path)
     device = DeviceModel(
-        files, ops.ThreadTeam(1), torch.device("cpu"), TorchKernels(), files.config.max_context
+        files, ops.ThreadPool(1), torch.device("cpu"), TorchKernels(), files.config.max_context
     )
     num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in held_by(device, torch.Tensor))
     assert measure_files(files).device_dense_bytes == num_bytes

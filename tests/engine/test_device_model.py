@@ -46,10 +46,10 @@ CASES = {
 class TorchMoe:
     """All experts in f32 from the files."""
 
-    def __init__(self, model: DeviceModel, files: object, team: ops.ThreadTeam) -> None:
+    def __init__(self, model: DeviceModel, files: object, pool: ops.ThreadPool) -> None:
         self.calls: list[int] = []
         self._experts = [
-            [[torch.from_numpy(ops.dequantise(team, matrix)) for matrix in expert] for expert in layer]
+            [[torch.from_numpy(ops.dequantise(pool, matrix)) for matrix in expert] for expert in layer]
             for layer in (files.expert_weights(index) for index in model.config.moe_layers)
         ]
 
@@ -65,10 +65,10 @@ class TorchMoe:
 
 
 def device_model(path: Path) -> tuple[DeviceModel, TorchMoe]:
-    team = ops.ThreadTeam(1)
+    pool = ops.ThreadPool(1)
     files = open_model_files(path)
-    model = DeviceModel(files, team, CPU, TorchKernels(), max_length=64)
-    return model, TorchMoe(model, files, team)
+    model = DeviceModel(files, pool, CPU, TorchKernels(), max_length=64)
+    return model, TorchMoe(model, files, pool)
 
 
 def chunk(tokens: list[int], begin: int, count: int) -> DeviceBatch:

@@ -18,7 +18,7 @@ from twofold.engine.sampler import Sampler, pick_undecided, sample  # noqa: E402
 
 from tests.device.fake_device import FakeDevice  # noqa: E402
 
-TEAM = ops.ThreadTeam(1)
+POOL = ops.ThreadPool(1)
 WARM = SamplingParams(temperature=0.8, seed=0)
 # What leaves its draw among the candidates whatever the logits.
 DECIDED = {
@@ -61,8 +61,8 @@ def play(params: list[SamplingParams], shape: tuple[int, int], rounded: bool) ->
         device.fill([sampler.draw() for sampler in mine])
         picked = device.pick(torch.from_numpy(logits)).tolist()
         on_device += sum(token >= 0 for token in picked)
-        tokens = pick_undecided(TEAM, mine, picked, lambda rows, logits=logits: logits[rows])
-        assert tokens == sample(TEAM, host, logits)
+        tokens = pick_undecided(POOL, mine, picked, lambda rows, logits=logits: logits[rows])
+        assert tokens == sample(POOL, host, logits)
     return on_device, STEPS * len(params)
 
 
@@ -118,7 +118,7 @@ def test_a_draw_stays_until_a_token_is_taken() -> None:
     assert sampler.draw() != first
     logits = random_logits(1, 30, 0)[0]
     assert first == other.draw()
-    sample(TEAM, [other], logits[None])
+    sample(POOL, [other], logits[None])
     assert other.draw() == sampler.draw()
     greedy = Sampler(SamplingParams(), ()).draw()
     assert greedy is not None
@@ -166,6 +166,6 @@ def test_a_captured_pick_follows_what_is_filled_in_later() -> None:
         device.fill([sampler.draw() for sampler in samplers])
         picked = captured(place).tolist()
         assert picked == device.pick(place).tolist()
-        decided = pick_undecided(TEAM, samplers, picked, lambda rows: place[rows].numpy())
+        decided = pick_undecided(POOL, samplers, picked, lambda rows: place[rows].numpy())
         again = [Sampler(replace(p, seed=begin), ()) for p in params[begin : begin + rows]]
-        assert decided == sample(TEAM, again, place.numpy())
+        assert decided == sample(POOL, again, place.numpy())

@@ -66,7 +66,7 @@ def answer(engine: Engine, prompt: tuple[int, ...], params: SamplingParams) -> A
 
 def reference(model_dir: str, tokens: tuple[int, ...]) -> np.ndarray:
     """Log softmax [tokens, vocabulary] in float64 of the model's own logits."""
-    model = load_model(model_dir, team=ops.ThreadTeam(1))
+    model = load_model(model_dir, pool=ops.ThreadPool(1))
     runner = Runner(model)
     (hidden,) = runner.step((runner.sequence(len(tokens)), tokens))
     logits = model.logits(hidden).astype(np.float64)

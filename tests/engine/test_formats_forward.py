@@ -27,14 +27,14 @@ def write_dequantised(quantised: Path, directory: Path, model: TinyModel) -> Pat
     """The tensors of `quantised` as float32, under the same names."""
     write_tiny_model(directory, model)
     tensors = open_model_files(quantised).tensors
-    team = ops.ThreadTeam(1)
+    pool = ops.ThreadPool(1)
     weights: dict[str, Any] = {}
     for name in tensors:
         shape = tensors.entry(name).shape
         if len(shape) == 1:
             weights[name] = tensors.vector(name, (shape[0],))
         else:
-            stack = [ops.dequantise(team, matrix) for matrix in tensors.stack(name, shape)]
+            stack = [ops.dequantise(pool, matrix) for matrix in tensors.stack(name, shape)]
             weights[name] = np.stack(stack).reshape(shape)
     write_safetensors(directory / "model.safetensors", weights, "float32")
     config = tiny_config(replace(model, dtype="float32"))
@@ -45,7 +45,7 @@ def write_dequantised(quantised: Path, directory: Path, model: TinyModel) -> Pat
 def encode(values: Any, kind: str) -> Any:
     """K-quants, which the gguf package reads but does not write."""
     rows = np.ascontiguousarray(values.reshape(-1, values.shape[-1]))
-    packed = ops.quantise_rows(ops.ThreadTeam(1), rows, kind.lower())
+    packed = ops.quantise_rows(ops.ThreadPool(1), rows, kind.lower())
     return packed.reshape(*values.shape[:-1], -1)
 
 

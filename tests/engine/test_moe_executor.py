@@ -48,7 +48,7 @@ class Model:
 
     def put(self, layer, experts):
         sources = [tuple(weight_matrix(m) for m in matrices) for matrices in experts]
-        self.store.put(ops.ThreadTeam(2), layer, 0, sources)
+        self.store.put(ops.ThreadPool(2), layer, 0, sources)
 
     def reference(self, layer, normed, ids, weights, hidden):
         out = hidden.astype(np.float64)
@@ -72,11 +72,11 @@ def batch(num_tokens, seed):
     return normed, ids, weights, hidden
 
 
-def emulated(team, store, num_slots, policy="payback", profile="rtx4090-pcie4", prefetch=False):
+def emulated(pool, store, num_slots, policy="payback", profile="rtx4090-pcie4", prefetch=False):
     costs = [1e6] * (LAYERS + 1)
     machine = _core.MachineProfile.from_fields(profile, load_profile(profile).cost_figures)
     return _core.MoeExecutor.emulated(
-        team,
+        pool,
         store,
         _core.CostModel(machine, store.expert_bytes, store.flops_per_token),
         _core.SchedulerConfig(LAYERS, EXPERTS, TOP_K, num_slots, policy, prefetch),
@@ -96,24 +96,24 @@ def run(executor, layer, batch_arrays, step=0):
 
 
 @pytest.fixture(scope="module")
-def team():
-    return ops.ThreadTeam(2)
+def pool():
+    return ops.ThreadPool(2)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("num_tokens", [1, 2, 7, 65])
-def test_equals_the_layer_worked_out_in_numpy(team, dtype, num_tokens):
+def test_equals_the_layer_worked_out_in_numpy(pool, dtype, num_tokens):
     model = Model(dtype)
     arrays = batch(num_tokens, seed=num_tokens)
-    out = run(_core.MoeExecutor(team, model.store), 1, arrays)
+    out = run(_core.MoeExecutor(pool, model.store), 1, arrays)
     expected = model.reference(1, *arrays)
     rounded = dtype == "bfloat16" and rounds_activations("bf16")
     assert np.abs(out - expected).max() < (2**-8 if rounded else 1e-5) * np.abs(expected).max()
 
 
-def test_a_rows_result_does_not_depend_on_the_rows_beside_it(team):
+def test_a_rows_result_does_not_depend_on_the_rows_beside_it(pool):
     model = Model("bfloat16")
-    executor = _core.MoeExecutor(team, model.store)
+    executor = _core.MoeExecutor(pool, model.store)
     normed, ids, weights, hidden = batch(33, seed=5)
     together = run(executor, 0, (normed, ids, weights, hidden))
     for t in (0, 7, 32):
@@ -123,9 +123,9 @@ def test_a_rows_result_does_not_depend_on_the_rows_beside_it(team):
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("num_slots", [0, 2, 6, 9, LAYERS * EXPERTS])
-def test_bit_identical_wherever_experts_run(team, policy, num_slots):
+def test_bit_identical_wherever_experts_run(pool, policy, num_slots):
     model = Model("bfloat16")
-    plain, hybrid = _core.MoeExecutor(team, model.store), emulated(team, model.store, num_slots, policy)
+    plain, hybrid = _core.MoeExecutor(pool, model.store), emulated(pool, model.store, num_slots, policy)
     for step in range(25):
         arrays = batch(num_tokens=(1, 1, 4, 1, 30)[step % 5], seed=step)
         for layer in range(LAYERS):
@@ -141,10 +141,10 @@ def test_bit_identical_wherever_experts_run(team, policy, num_slots):
 
 @pytest.mark.parametrize("policy", ["payback", "lru"])
 @pytest.mark.parametrize("num_slots", [2, 6, 9])
-def test_bit_identical_with_prefetch_whether_it_guesses_right_or_wrong(team, policy, num_slots):
+def test_bit_identical_with_prefetch_whether_it_guesses_right_or_wrong(pool, policy, num_slots):
     model = Model("bfloat16")
-    plain = _core.MoeExecutor(team, model.store)
-    hybrid = emulated(team, model.store, num_slots, policy, prefetch=True)
+    plain = _core.MoeExecutor(pool, model.store)
+    hybrid = emulated(pool, model.store, num_slots, policy, prefetch=True)
     random = np.random.default_rng(0)
     assert not testing.wants_prediction(plain)
     for step in range(60):
@@ -173,24 +173,24 @@ def test_bit_identical_with_prefetch_whether_it_guesses_right_or_wrong(team, pol
     assert (uploads["end_us"] > uploads["begin_us"]).all()
 
 
-def test_a_prompt_is_not_predicted(team):
+def test_a_prompt_is_not_predicted(pool):
     model = Model()
-    hybrid = emulated(team, model.store, 6, prefetch=True)
+    hybrid = emulated(pool, model.store, 6, prefetch=True)
     hybrid.begin_step(0, [0, 0, 0], [0, 1, 2])
     assert not testing.wants_prediction(hybrid)
     hybrid.begin_step(1, [0], [3])
     assert testing.wants_prediction(hybrid)
     hybrid.begin_step(2, list(range(33)), [4] * 33)
     assert not testing.wants_prediction(hybrid)
-    off = emulated(team, model.store, 6)
+    off = emulated(pool, model.store, 6)
     off.begin_step(0, [0], [3])
     assert not testing.wants_prediction(off)
 
 
-def test_hits_really_run_from_slot_memory(team):
+def test_hits_really_run_from_slot_memory(pool):
     """Change an expert in the store: a resident copy must not notice, the CPU must."""
     model, other = Model(seed=1), Model(seed=2)
-    hybrid, plain = emulated(team, model.store, LAYERS * EXPERTS), _core.MoeExecutor(team, model.store)
+    hybrid, plain = emulated(pool, model.store, LAYERS * EXPERTS), _core.MoeExecutor(pool, model.store)
     arrays = batch(6, seed=3)
     before = run(hybrid, 0, arrays)
     model.put(0, other.experts[0])
@@ -198,11 +198,11 @@ def test_hits_really_run_from_slot_memory(team):
     assert not np.array_equal(run(plain, 0, arrays), before)
 
 
-def test_events_tell_the_whole_story(team):
+def test_events_tell_the_whole_story(pool):
     """Replaying the cache events gives the residency that the placements used, never more than there are slots."""
     num_slots = 7
     model = Model()
-    hybrid = emulated(team, model.store, num_slots, "lru")
+    hybrid = emulated(pool, model.store, num_slots, "lru")
     resident: dict[tuple[int, int], int] = {}
     in_flight: dict[tuple[int, int], int] = {}
     uploads = evictions = 0
@@ -247,9 +247,9 @@ def test_events_tell_the_whole_story(team):
     assert hybrid.counts()["h2d_bytes"] == hybrid.counts()["uploads"] * model.store.expert_bytes
 
 
-def test_uploads_occupy_the_link_one_after_another(team):
+def test_uploads_occupy_the_link_one_after_another(pool):
     model = Model()
-    hybrid = emulated(team, model.store, 9, "lru")
+    hybrid = emulated(pool, model.store, 9, "lru")
     for step in range(40):
         run(hybrid, step % LAYERS, batch(1, seed=step), step)
     hybrid.idle()
@@ -260,9 +260,9 @@ def test_uploads_occupy_the_link_one_after_another(team):
     assert np.all(uploads["begin_us"][1:] >= uploads["end_us"][:-1] - 1e-9), "two uploads at once on one link"
 
 
-def test_virtual_time_moves_and_real_time_has_none(team):
+def test_virtual_time_moves_and_real_time_has_none(pool):
     model = Model()
-    plain, hybrid = _core.MoeExecutor(team, model.store), emulated(team, model.store, 8)
+    plain, hybrid = _core.MoeExecutor(pool, model.store), emulated(pool, model.store, 8)
     assert plain.virtual_now_us is None
     before = hybrid.virtual_now_us
     run(hybrid, 0, batch(1, seed=0))
@@ -273,18 +273,18 @@ def test_virtual_time_moves_and_real_time_has_none(team):
     assert plain.device_bytes == 0
 
 
-def test_events_can_be_switched_off_but_counts_stay(team):
+def test_events_can_be_switched_off_but_counts_stay(pool):
     model = Model()
-    hybrid = emulated(team, model.store, 8)
+    hybrid = emulated(pool, model.store, 8)
     hybrid.events_enabled = False
     run(hybrid, 0, batch(1, seed=0))
     assert all(len(rows) == 0 for rows in hybrid.drain_events().values())
     assert sum(hybrid.counts()[k] for k in ("hits", "cpu_misses", "fetched")) == TOP_K
 
 
-def test_full_rings_drop_and_count(team):
+def test_full_rings_drop_and_count(pool):
     model = Model()
-    plain = _core.MoeExecutor(team, model.store)
+    plain = _core.MoeExecutor(pool, model.store)
     arrays = batch(512, seed=1)
     for step in range(140):
         run(plain, 0, arrays, step)
@@ -295,11 +295,11 @@ def test_full_rings_drop_and_count(team):
 
 
 @pytest.mark.parametrize("id_", [-1, EXPERTS])
-def test_a_wrong_expert_id_is_refused_and_nothing_is_written(team, id_):
+def test_a_wrong_expert_id_is_refused_and_nothing_is_written(pool, id_):
     model = Model()
     normed, ids, weights, hidden = batch(2, seed=1)
     ids[1, 2] = id_
-    executor = _core.MoeExecutor(team, model.store)
+    executor = _core.MoeExecutor(pool, model.store)
     executor.begin_step(0, [0, 0], [0, 1])
     before = hidden.copy()
     with pytest.raises(IndexError, match=f"expert {id_} of {EXPERTS}"):
@@ -307,9 +307,9 @@ def test_a_wrong_expert_id_is_refused_and_nothing_is_written(team, id_):
     assert np.array_equal(hidden, before)
 
 
-def test_wrong_shapes_and_layers_are_refused(team):
+def test_wrong_shapes_and_layers_are_refused(pool):
     model = Model()
-    executor = _core.MoeExecutor(team, model.store)
+    executor = _core.MoeExecutor(pool, model.store)
     normed, ids, weights, hidden = batch(2, seed=1)
     executor.begin_step(0, [0, 0], [0, 1])
     with pytest.raises(ValueError, match=f"MoE layer {LAYERS} of {LAYERS}"):
@@ -323,17 +323,17 @@ def test_wrong_shapes_and_layers_are_refused(team):
     gate, up, down = (weight_matrix(m) for m in model.experts[0][0])
     half = weight_matrix(model.experts[0][0][1].astype(np.float16))
     with pytest.raises(ValueError, match=r"expert 2: up is f16 \(40, 48\), expected f32 \(40, 48\)"):
-        model.store.put(team, 0, 2, [(gate, half, down)])
+        model.store.put(pool, 0, 2, [(gate, half, down)])
     with pytest.raises(ValueError, match=r"expert 1: down is f32 \(40, 48\), expected f32 \(48, 40\)"):
-        model.store.put(team, 0, 0, [(gate, up, down), (gate, up, gate)])
+        model.store.put(pool, 0, 0, [(gate, up, down), (gate, up, gate)])
     for layer, first in ((LAYERS, 0), (-1, 0), (0, EXPERTS), (0, -1)):
         with pytest.raises(ValueError, match="outside a store"):
-            model.store.put(team, layer, first, [(gate, up, down)])
+            model.store.put(pool, layer, first, [(gate, up, down)])
 
 
-def test_an_unknown_policy_names_the_valid_ones(team):
+def test_an_unknown_policy_names_the_valid_ones(pool):
     with pytest.raises(ValueError, match=r"payback.*two-in-eight"):
-        emulated(team, Model().store, 8, policy="newest-first")
+        emulated(pool, Model().store, 8, policy="newest-first")
 
 
 def forward_in_parts(model, executor, layer, batch_arrays):
@@ -362,9 +362,9 @@ def forward_in_parts(model, executor, layer, batch_arrays):
 
 
 @pytest.mark.parametrize("num_slots", [0, 7, LAYERS * EXPERTS])
-def test_a_layer_in_parts_is_placed_recorded_and_summed_as_in_one(team, num_slots):
+def test_a_layer_in_parts_is_placed_recorded_and_summed_as_in_one(pool, num_slots):
     model = Model()
-    whole, parts = (emulated(team, model.store, num_slots) for _ in range(2))
+    whole, parts = (emulated(pool, model.store, num_slots) for _ in range(2))
     whole.events_enabled = parts.events_enabled = True
     seen = set()
     for step in range(12):
@@ -388,8 +388,8 @@ def test_a_layer_in_parts_is_placed_recorded_and_summed_as_in_one(team, num_slot
     assert seen == ({0} if num_slots == LAYERS * EXPERTS else {1} if num_slots == 0 else {0, 1, 2})
 
 
-def test_the_parts_of_a_layer_come_in_their_order(team):
-    executor = _core.MoeExecutor(team, Model().store)
+def test_the_parts_of_a_layer_come_in_their_order(pool):
+    executor = _core.MoeExecutor(pool, Model().store)
     normed, ids, weights, hidden = batch(2, seed=1)
     executor.begin_step(0, [0, 0], [0, 1])
     for call in (lambda: executor.compute_cpu(normed, hidden), lambda: executor.end_layer(1.0)):

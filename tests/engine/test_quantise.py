@@ -37,8 +37,8 @@ FP8 = replace(TINY, dtype="float32")
 
 
 @pytest.fixture(scope="module")
-def team() -> ops.ThreadTeam:
-    return ops.ThreadTeam(2)
+def pool() -> ops.ThreadPool:
+    return ops.ThreadPool(2)
 
 
 @pytest.fixture(scope="module")
@@ -46,9 +46,9 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_model(tmp_path_factory.mktemp("source"), TINY)
 
 
-def quantise(source: Path, output: Path, target: str, team: ops.ThreadTeam) -> ModelFiles:
+def quantise(source: Path, output: Path, target: str, pool: ops.ThreadPool) -> ModelFiles:
     files = open_model_files(source)
-    out = OutputDirectory(output, make_recipe(files, target, team), source, fingerprint(files, target))
+    out = OutputDirectory(output, make_recipe(files, target, pool), source, fingerprint(files, target))
     if not out.begin():
         out.write()
         out.finish(source_config(source, files.config), lambda: write_tokenizer(source, output, files.config))
@@ -74,15 +74,15 @@ def matrices(files: ModelFiles) -> dict[str, WeightMatrix]:
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_every_matrix_is_there_and_close(
-    tmp_path: Path, source: Path, team: ops.ThreadTeam, target: str
+    tmp_path: Path, source: Path, pool: ops.ThreadPool, target: str
 ) -> None:
     before, after = (
-        matrices(files) for files in (open_model_files(source), quantise(source, tmp_path, target, team))
+        matrices(files) for files in (open_model_files(source), quantise(source, tmp_path, target, pool))
     )
     assert before.keys() == after.keys()
     for name, matrix in after.items():
-        expected = ops.dequantise(team, before[name])
-        error = np.linalg.norm(ops.dequantise(team, matrix) - expected) / np.linalg.norm(expected)
+        expected = ops.dequantise(pool, before[name])
+        error = np.linalg.norm(ops.dequantise(pool, matrix) - expected) / np.linalg.norm(expected)
         if name.endswith("gate"):
             assert (matrix.format, error) == ("bf16", 0.0)
         elif name in ("embedding", "head"):
@@ -103,10 +103,10 @@ def test_every_matrix_is_there_and_close(
         replace(TINY, num_shards=3, hidden_size=96, moe_intermediate_size=64, head_dim=20),
     ],
 )
-def test_any_model_runs_after_it(tmp_path: Path, team: ops.ThreadTeam, model: TinyModel) -> None:
+def test_any_model_runs_after_it(tmp_path: Path, pool: ops.ThreadPool, model: TinyModel) -> None:
     source = write_tiny_model(tmp_path / "source", model)
-    files = quantise(source, tmp_path / "out", "q8_0", team)
-    quality = compare(open_model_files(source), files, [[5, 9, 200, 17, 44, 3], [7, 8]], team)
+    files = quantise(source, tmp_path / "out", "q8_0", pool)
+    quality = compare(open_model_files(source), files, [[5, 9, 200, 17, 44, 3], [7, 8]], pool)
     assert quality.num_tokens == 8
     assert quality.mean_kl < 0.1  # random weights: a rounding that changes an expert changes a lot
     assert Tokenizer.load(tmp_path / "out").decode([100, 101]) == Tokenizer.load(source).decode([100, 101])
@@ -122,7 +122,7 @@ def test_rows_that_do_not_fill_blocks(target: str, columns: int, format: str) ->
     assert format_for(target, columns, "bf16") == format
 
 
-def test_an_fp8_checkpoint_is_a_source(tmp_path: Path, team: ops.ThreadTeam) -> None:
+def test_an_fp8_checkpoint_is_a_source(tmp_path: Path, pool: ops.ThreadPool) -> None:
     torch = pytest.importorskip("torch")
     safetensors = pytest.importorskip("safetensors.torch")
     source = write_tiny_model(tmp_path / "source", FP8)
@@ -143,20 +143,20 @@ def test_an_fp8_checkpoint_is_a_source(tmp_path: Path, team: ops.ThreadTeam) -> 
     config = json.loads((source / "config.json").read_text())
     config["quantization_config"] = {"quant_method": "fp8", "weight_block_size": [128, 128]}
     (source / "config.json").write_text(json.dumps(config))
-    files = quantise(source, tmp_path / "out", "q8_0", team)
+    files = quantise(source, tmp_path / "out", "q8_0", pool)
     before, after = matrices(open_model_files(source)), matrices(files)
     assert before["0.q"].format == "fp8"
     for name in ("0.q", "1.3.g", "1.0.d"):
-        expected = ops.dequantise(team, before[name])
-        assert np.linalg.norm(ops.dequantise(team, after[name]) - expected) < 0.01 * np.linalg.norm(expected)
+        expected = ops.dequantise(pool, before[name])
+        assert np.linalg.norm(ops.dequantise(pool, after[name]) - expected) < 0.01 * np.linalg.norm(expected)
     assert "scale_inv" not in " ".join(files.tensors)
 
 
-def test_a_gguf_file_is_a_source(tmp_path: Path, team: ops.ThreadTeam) -> None:
+def test_a_gguf_file_is_a_source(tmp_path: Path, pool: ops.ThreadPool) -> None:
     for model in (TINY, replace(TINY, architecture="MixtralForCausalLM", rope_theta=1e6)):
         source = write_tiny_gguf(tmp_path / f"{model.architecture}.gguf", model)
         output = tmp_path / model.architecture
-        files = quantise(source, output, "q8_0", team)
+        files = quantise(source, output, "q8_0", pool)
         before = open_model_files(source).config
         kept = {"dtype": before.dtype, "eos_token_ids": before.eos_token_ids, "generation": before.generation}
         assert replace(files.config, **kept) == before
@@ -165,7 +165,7 @@ def test_a_gguf_file_is_a_source(tmp_path: Path, team: ops.ThreadTeam) -> None:
         assert ours.eos_token_ids == theirs.eos_token_ids
         chat = [{"role": "user", "content": "hi"}]
         assert ours.apply_chat_template(chat) == theirs.apply_chat_template(chat)
-        assert compare(open_model_files(source), files, [[5, 9, 200]], team).mean_kl < 0.1
+        assert compare(open_model_files(source), files, [[5, 9, 200]], pool).mean_kl < 0.1
 
 
 class Killed(BaseException):
@@ -188,14 +188,14 @@ def kill_after(monkeypatch: pytest.MonkeyPatch, num_files: int, error: BaseExcep
 
 
 def test_a_killed_run_goes_on(
-    tmp_path: Path, source: Path, team: ops.ThreadTeam, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, source: Path, pool: ops.ThreadPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole, output = tmp_path / "whole", tmp_path / "killed"
-    quantise(source, whole, "q4_k", team)
+    quantise(source, whole, "q4_k", pool)
     with monkeypatch.context() as patch:
         kill_after(patch, 1, Killed())
         with pytest.raises(Killed):
-            quantise(source, output, "q4_k", team)
+            quantise(source, output, "q4_k", pool)
     names = {path.name for path in output.iterdir()}
     assert "model-00001-of-00003.safetensors" in names
     assert "model-00002-of-00003.safetensors.part" in names
@@ -203,62 +203,62 @@ def test_a_killed_run_goes_on(
     with pytest.raises(ModelLoadError, match=r"config\.json: missing"):
         open_model_files(output)
     first = (output / "model-00001-of-00003.safetensors").stat()
-    quantise(source, output, "q4_k", team)
+    quantise(source, output, "q4_k", pool)
     assert (output / "model-00001-of-00003.safetensors").stat().st_mtime_ns == first.st_mtime_ns
     assert {path.name for path in output.iterdir()} == {path.name for path in whole.iterdir()}
     for path in whole.iterdir():
         assert path.read_bytes() == (output / path.name).read_bytes(), path.name
-    quantise(source, output, "q4_k", team)  # is complete already
+    quantise(source, output, "q4_k", pool)  # is complete already
 
 
 def test_a_damaged_part_of_a_killed_run_is_made_again(
-    tmp_path: Path, source: Path, team: ops.ThreadTeam, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, source: Path, pool: ops.ThreadPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
         kill_after(patch, 2, Killed())
         with pytest.raises(Killed):
-            quantise(source, tmp_path, "q4_0", team)
+            quantise(source, tmp_path, "q4_0", pool)
     first = tmp_path / "model-00001-of-00003.safetensors"
     good = first.read_bytes()
     first.write_bytes(good[:-5])
-    quantise(source, tmp_path, "q4_0", team)
+    quantise(source, tmp_path, "q4_0", pool)
     assert first.read_bytes() == good
 
 
 def test_a_full_disk_says_so_and_keeps_what_is_there(
-    tmp_path: Path, source: Path, team: ops.ThreadTeam, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, source: Path, pool: ops.ThreadPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
         kill_after(patch, 1, OSError(errno.ENOSPC, "No space left on device"))
         with pytest.raises(
             TwofoldError, match=r"the disk is full; .* GB are written and kept: free some space and run"
         ):
-            quantise(source, tmp_path, "q8_0", team)
-    quantise(source, tmp_path, "q8_0", team)
+            quantise(source, tmp_path, "q8_0", pool)
+    quantise(source, tmp_path, "q8_0", pool)
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(1, 1, 1000))  # type: ignore[attr-defined]
         with pytest.raises(ConfigError, match=r"GB are needed, 0\.00 GB are free"):
-            quantise(source, tmp_path / "new", "q8_0", team)
+            quantise(source, tmp_path / "new", "q8_0", pool)
 
 
 def test_a_directory_of_something_else_is_left_alone(
-    tmp_path: Path, source: Path, team: ops.ThreadTeam
+    tmp_path: Path, source: Path, pool: ops.ThreadPool
 ) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes.txt").write_text("keep")
     with pytest.raises(ConfigError, match=r"holds notes\.txt of something else"):
-        quantise(source, tmp_path / "mine", "q8_0", team)
-    quantise(source, tmp_path / "out", "q8_0", team)
+        quantise(source, tmp_path / "mine", "q8_0", pool)
+    quantise(source, tmp_path / "out", "q8_0", pool)
     with pytest.raises(ConfigError, match="of something else than this run"):
-        quantise(source, tmp_path / "out", "q4_0", team)
+        quantise(source, tmp_path / "out", "q4_0", pool)
     with pytest.raises(ConfigError, match="is the model itself"):
-        quantise(source, source, "q8_0", team)
+        quantise(source, source, "q8_0", pool)
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="cannot be made or read"):
-        quantise(source, tmp_path / "file", "q8_0", team)
+        quantise(source, tmp_path / "file", "q8_0", pool)
 
 
-def test_memory_stays_below_two_layers(tmp_path: Path, team: ops.ThreadTeam) -> None:
+def test_memory_stays_below_two_layers(tmp_path: Path, pool: ops.ThreadPool) -> None:
     model = replace(TINY, num_layers=4, num_experts=16, vocab_size=270)
     source = write_tiny_model(tmp_path / "source", model)
     files = open_model_files(source)
@@ -268,21 +268,21 @@ def test_memory_stays_below_two_layers(tmp_path: Path, team: ops.ThreadTeam) -> 
     )
     tracemalloc.start()
     try:
-        quantise(source, tmp_path / "out", "q8_0", team)
+        quantise(source, tmp_path / "out", "q8_0", pool)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
     assert peak < 2 * layer
 
 
-def test_weights_that_are_no_numbers_are_refused(tmp_path: Path, team: ops.ThreadTeam) -> None:
+def test_weights_that_are_no_numbers_are_refused(tmp_path: Path, pool: ops.ThreadPool) -> None:
     source = write_tiny_model(tmp_path / "source", replace(TINY, dtype="float32"))
     file = source / "model.safetensors"
     raw = bytearray(file.read_bytes())
     raw[-4:] = np.float32(np.nan).tobytes()
     file.write_bytes(raw)
     with pytest.raises(ModelLoadError, match=r"tensor lm_head\.weight holds a weight that is not finite"):
-        quantise(source, tmp_path / "out", "q4_0", team)
+        quantise(source, tmp_path / "out", "q4_0", pool)
 
 
 @pytest.mark.parametrize(
@@ -303,9 +303,9 @@ def test_weights_that_are_no_numbers_are_refused(tmp_path: Path, team: ops.Threa
     ],
 )
 def test_a_wrong_record_of_formats(
-    tmp_path: Path, source: Path, team: ops.ThreadTeam, edit: Callable[[dict[str, Any]], Any], message: str
+    tmp_path: Path, source: Path, pool: ops.ThreadPool, edit: Callable[[dict[str, Any]], Any], message: str
 ) -> None:
-    quantise(source, tmp_path, "q8_0", team)
+    quantise(source, tmp_path, "q8_0", pool)
     config = json.loads((tmp_path / "config.json").read_text())
     edit(config["quantization_config"])
     (tmp_path / "config.json").write_text(json.dumps(config))
@@ -314,27 +314,27 @@ def test_a_wrong_record_of_formats(
     assert message in str(refused.value)
 
 
-def test_a_model_against_itself_and_against_noise(source: Path, tmp_path: Path, team: ops.ThreadTeam) -> None:
+def test_a_model_against_itself_and_against_noise(source: Path, tmp_path: Path, pool: ops.ThreadPool) -> None:
     files = open_model_files(source)
     ids = [[int(i) for i in np.random.default_rng(0).integers(3, 320, 20)]]
-    same = compare(files, files, ids, team)
+    same = compare(files, files, ids, pool)
     assert (same.mean_kl, same.max_kl, same.same_top) == (0.0, 0.0, 1.0)
     assert same.perplexity == same.source_perplexity
     assert same.verdict.startswith("as good as the source")
     other = open_model_files(write_tiny_model(tmp_path, replace(TINY, seed=1)))
-    noise = compare(files, other, ids, team)
+    noise = compare(files, other, ids, pool)
     assert noise.mean_kl > 0.5
     assert noise.verdict.startswith("bad")
 
 
-def test_figures_are_those_of_their_definitions(source: Path, team: ops.ThreadTeam, tmp_path: Path) -> None:
+def test_figures_are_those_of_their_definitions(source: Path, pool: ops.ThreadPool, tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
-    files, other = open_model_files(source), quantise(source, tmp_path, "q4_0", team)
+    files, other = open_model_files(source), quantise(source, tmp_path, "q4_0", pool)
     ids = [[5, 9, 200, 17, 44, 3, 80], [7, 8, 9]]
-    found = compare(files, other, ids, team)
+    found = compare(files, other, ids, pool)
     p, q = (
         [torch.from_numpy(model.logits(h)).double().log_softmax(-1) for h in model.hidden_states(ids)]
-        for model in (LayeredModel(files, team), LayeredModel(other, team))
+        for model in (LayeredModel(files, pool), LayeredModel(other, pool))
     )
     kl = torch.cat(
         [
@@ -351,11 +351,11 @@ def test_figures_are_those_of_their_definitions(source: Path, team: ops.ThreadTe
     assert found.num_tokens == 10
 
 
-def test_the_layered_pass_is_the_engines(source: Path, team: ops.ThreadTeam) -> None:
+def test_the_layered_pass_is_the_engines(source: Path, pool: ops.ThreadPool) -> None:
     ids = [int(i) for i in np.random.default_rng(3).integers(3, 320, 40)]
     runner = load(source)
     _, hidden = runner.prefill(ids)
-    ours = LayeredModel(open_model_files(source), team)
+    ours = LayeredModel(open_model_files(source), pool)
     theirs = runner.logits(hidden)
     np.testing.assert_allclose(ours.logits(ours.hidden_states([ids])[0]), theirs, rtol=0.05, atol=0.05)
 

@@ -164,14 +164,14 @@ SLOW = FIGURES | {
 @pytest.mark.parametrize("policy", ["payback", "lru", "static"])
 @pytest.mark.parametrize("num_slots", [0, 9, 18])
 def test_emulated_prompts_compute_the_same_in_the_simulators_time(policy: str, num_slots: int) -> None:
-    random, team = np.random.default_rng(8), ops.ThreadTeam(2)
+    random, pool = np.random.default_rng(8), ops.ThreadPool(2)
     store = _core.ExpertStore(EXPERTS, WIDTH, WIDTH, [("f32",) * 3] * LAYERS)
     for layer in range(LAYERS):
         experts = [
             tuple(weight_matrix(random.standard_normal((WIDTH, WIDTH)).astype(np.float32)) for _ in range(3))
             for _ in range(EXPERTS)
         ]
-        store.put(team, layer, 0, experts)
+        store.put(pool, layer, 0, experts)
     machine = _core.MachineProfile.from_fields("slow", SLOW)
     cost = _core.CostModel(machine, store.expert_bytes, store.flops_per_token)
     chunk, num_tokens = 60, 200
@@ -188,9 +188,9 @@ def test_emulated_prompts_compute_the_same_in_the_simulators_time(policy: str, n
         )
 
     emulated = _core.MoeExecutor.emulated(
-        team, store, cost, config(33), [0.0] * (LAYERS + 1), flops, preload=False
+        pool, store, cost, config(33), [0.0] * (LAYERS + 1), flops, preload=False
     )
-    plain = _core.MoeExecutor(team, store)
+    plain = _core.MoeExecutor(pool, store)
     emulated.events_enabled = True
     layer_us = []
     for step, begin in enumerate(range(0, num_tokens, chunk)):

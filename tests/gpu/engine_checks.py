@@ -85,7 +85,7 @@ def logits_against_the_cpu_engine(machine: Machine) -> dict[str, Any]:
     model = loaded(machine, QWEN)
     cache = ops.StateCache(model.files.config.cache_planes("float32"), 512, PAGE_SIZE)
     alone = make_runner(machine, model, ALL_CPU, 0.0, "placed").moe
-    cpu = ModelRunner(CpuModel(model.files, model.team), alone, cache)
+    cpu = ModelRunner(CpuModel(model.files, model.pool), alone, cache)
     reference = told_logits(machine, model, cpu, 1, forced=False)
     ours = told_logits(machine, model, make_runner(machine, model, TWOFOLD, 0.25, "graph"), 1, forced=False)
     each = [error_of(a, b) for a, b in zip(ours, reference, strict=True)]

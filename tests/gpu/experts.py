@@ -67,8 +67,8 @@ class Case:
 
     def server(self, experts: DeviceExperts, num_layers: int = 1) -> Any:
         """The CPU's side of `experts`."""
-        team = ops.ThreadTeam(0)
-        return experts.server(team, make_host_store(team, [self.matrices] * num_layers))
+        pool = ops.ThreadPool(0)
+        return experts.server(pool, make_host_store(pool, [self.matrices] * num_layers))
 
 
 def make_case(
@@ -81,7 +81,7 @@ def make_case(
     num_tokens: int,
 ) -> Case:
     """Random, fresh in every call."""
-    team = ops.ThreadTeam(0)
+    pool = ops.ThreadPool(0)
     rng = np.random.default_rng()
 
     def matrix(rows: int, columns: int) -> WeightMatrix:
@@ -90,7 +90,7 @@ def make_case(
             data = torch.from_numpy(values * 16).to(torch.float8_e4m3fn).view(torch.uint8).numpy()
             grid = np.full((-(-rows // 128), -(-columns // 128)), 1 / 16, np.float32)
             return WeightMatrix(data, format, columns, grid)
-        rows_of = np.ascontiguousarray(ops.quantise_rows(team, values, format))
+        rows_of = np.ascontiguousarray(ops.quantise_rows(pool, values, format))
         element = {"f32": np.float32, "f16": np.uint16, "bf16": np.uint16}.get(format, np.uint8)
         return WeightMatrix(rows_of.view(element), format, columns)
 
@@ -99,7 +99,7 @@ def make_case(
         for _ in range(num_experts)
     ]
     dense = [
-        tuple(torch.from_numpy(ops.dequantise(team, part)).to(machine.device) for part in expert)
+        tuple(torch.from_numpy(ops.dequantise(pool, part)).to(machine.device) for part in expert)
         for expert in matrices
     ]
     scores = torch.randn(num_tokens, num_experts, device=machine.device)

@@ -31,9 +31,9 @@ def weights(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> NDA
     return w if dtype == "float32" else to_bf16_bits(w)
 
 
-def packed(team: ops.ThreadTeam, *parts: NDArray) -> ops.PackedMatrix:
+def packed(pool: ops.ThreadPool, *parts: NDArray) -> ops.PackedMatrix:
     """Plain matrices stacked by rows."""
-    return ops.PackedMatrix(team, [weight_matrix(part) for part in parts])
+    return ops.PackedMatrix(pool, [weight_matrix(part) for part in parts])
 
 
 def rounding(dtype: str) -> float:

@@ -26,8 +26,8 @@ def test_shared_experts_add_a_feed_forward_of_the_normed_rows(gated: bool) -> No
         expected /= 1 + np.exp(-(normed.astype(np.float64) @ vector))[:, None]
     results = []
     for threads, step in ((1, 19), (3, 19), (2, 1), (1, 8)):
-        team = ops.ThreadTeam(threads)
-        shared = ops.SharedExperts(team, *(packed(team, m) for m in (gate, up, down)), vector)
+        pool = ops.ThreadPool(threads)
+        shared = ops.SharedExperts(pool, *(packed(pool, m) for m in (gate, up, down)), vector)
         got = hidden.copy()
         for t in range(0, 19, step):
             shared.forward(got[t : t + step], normed[t : t + step].copy())
@@ -44,15 +44,15 @@ def batch_of(num_tokens: int) -> ops.AttentionBatch:
 
 def test_a_decoder_runs_blocks_of_any_kind_in_order_and_keeps_them() -> None:
     rng = np.random.default_rng(4)
-    team = ops.ThreadTeam(2)
+    pool = ops.ThreadPool(2)
     norm = rng.uniform(0.5, 1.5, H).astype(np.float32)
 
     def blocks() -> list[ops.Block]:
         rng = np.random.default_rng(5)
-        dense = ops.DenseFfn(team, norm, *(packed(team, m) for m in matrices(rng)), 1e-6)
+        dense = ops.DenseFfn(pool, norm, *(packed(pool, m) for m in matrices(rng)), 1e-6)
         gate = rng.standard_normal((6, H)).astype(np.float32)
-        router = ops.Router(team, norm.copy(), gate, 1e-6, ops.RouterShape(2))
-        shared = ops.SharedExperts(team, *(packed(team, m) for m in matrices(rng)), norm.copy())
+        router = ops.Router(pool, norm.copy(), gate, 1e-6, ops.RouterShape(2))
+        shared = ops.SharedExperts(pool, *(packed(pool, m) for m in matrices(rng)), norm.copy())
         return [dense, router, shared]
 
     hidden = rng.standard_normal((7, H)).astype(np.float32)
@@ -77,11 +77,11 @@ def test_a_decoder_runs_blocks_of_any_kind_in_order_and_keeps_them() -> None:
 
 
 def test_refuses_what_does_not_fit() -> None:
-    rng, team = np.random.default_rng(6), ops.ThreadTeam(1)
-    weights = [packed(team, m) for m in matrices(rng)]
+    rng, pool = np.random.default_rng(6), ops.ThreadPool(1)
+    weights = [packed(pool, m) for m in matrices(rng)]
     norm = np.ones(H, np.float32)
-    dense, shared = ops.DenseFfn(team, norm, *weights, 1e-6), ops.SharedExperts(team, *weights)
-    router = ops.Router(team, norm, np.ones((4, H), np.float32), 1e-6, ops.RouterShape(2))
+    dense, shared = ops.DenseFfn(pool, norm, *weights, 1e-6), ops.SharedExperts(pool, *weights)
+    router = ops.Router(pool, norm, np.ones((4, H), np.float32), 1e-6, ops.RouterShape(2))
     cache, hidden = ops.StateCache([[]], 1, 16), np.ones((3, H), np.float32)
     with pytest.raises(KernelError, match="no blocks were given"):
         ops.Decoder([])
@@ -94,4 +94,4 @@ def test_refuses_what_does_not_fit() -> None:
     with pytest.raises(KernelError, match="RoutedExperts: the step has no experts"):
         ops.Decoder([router, ops.RoutedExperts(H, 0)]).forward(hidden, batch_of(3), cache, None)
     with pytest.raises(KernelError, match=r"SharedExperts: down is packed \(72, 40\)"):
-        ops.SharedExperts(team, weights[0], weights[1], weights[1])
+        ops.SharedExperts(pool, weights[0], weights[1], weights[1])

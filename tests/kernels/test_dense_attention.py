@@ -66,12 +66,12 @@ class Setup:
         angles = np.arange(c.tokens)[:, None] * 10 ** -np.linspace(0, 2, c.rotated)[None]
         self.cos, self.sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
 
-    def block(self, team: ops.ThreadTeam, layer: int = 0) -> ops.Gqa:
+    def block(self, pool: ops.ThreadPool, layer: int = 0) -> ops.Gqa:
         w, c = self.weights, self.case
         kv = -2 * c.kv_heads * c.head_dim
-        qkv = reference.packed(team, w["qkv"][:kv], w["qkv"][kv : kv // 2], w["qkv"][kv // 2 :])
+        qkv = reference.packed(pool, w["qkv"][:kv], w["qkv"][kv : kv // 2], w["qkv"][kv // 2 :])
         return ops.Gqa(
-            team, w["norm"], qkv, w["qkv_bias"], w["q_norm"], w["k_norm"], reference.packed(team, w["o"]), w["o_bias"],
+            pool, w["norm"], qkv, w["qkv_bias"], w["q_norm"], w["k_norm"], reference.packed(pool, w["o"]), w["o_bias"],
             c.heads, c.kv_heads, c.head_dim, EPS, c.head_dim**-0.5, c.window, layer,
         )  # fmt: skip
 
@@ -99,8 +99,8 @@ class Setup:
 
     def run(self, cuts: list[int], threads: int = 1) -> NDArray[np.float32]:
         """The sequence in chunks that end at `cuts`."""
-        team = ops.ThreadTeam(threads)
-        block, cache, tables = self.block(team, 1), self.cache(), self.tables()
+        pool = ops.ThreadPool(threads)
+        block, cache, tables = self.block(pool, 1), self.cache(), self.tables()
         parts = []
         for begin, end in itertools.pairwise([0, *cuts]):
             rows = self.hidden[begin:end].copy()
@@ -156,8 +156,8 @@ def test_bfloat16_cache_rounds_keys_and_values_only() -> None:
 def test_sequences_in_one_batch_do_not_see_one_another() -> None:
     setup = Setup(Case(tokens=12))
     alone = setup.run([12])
-    team = ops.ThreadTeam(2)
-    block, cache, tables = setup.block(team), setup.cache(3), setup.tables(3)
+    pool = ops.ThreadPool(2)
+    block, cache, tables = setup.block(pool), setup.cache(3), setup.tables(3)
     # Sequence 0 all at once, 1 and 2 lag behind; later they decode side by side.
     first = [(0, p) for p in range(12)] + [(2, p) for p in range(4)] + [(1, p) for p in range(9)]
     steps = [first, *[[(2, 4 + i), (1, 9 + i)] for i in range(3)], [(2, p) for p in range(7, 12)]]
@@ -169,9 +169,9 @@ def test_sequences_in_one_batch_do_not_see_one_another() -> None:
 
 def test_layers_of_the_cache_are_apart() -> None:
     setup = Setup(Case(tokens=6))
-    team = ops.ThreadTeam(1)
-    block, cache, tables = setup.block(team, 1), setup.cache(), setup.tables()
-    below = setup.block(team, 0)
+    pool = ops.ThreadPool(1)
+    block, cache, tables = setup.block(pool, 1), setup.cache(), setup.tables()
+    below = setup.block(pool, 0)
     other = setup.hidden[::-1].copy()
     below.forward(other, setup.batch(list(range(6)), [0] * 6, tables), cache)
     rows = setup.hidden[:5].copy()
@@ -185,13 +185,13 @@ def test_layers_of_the_cache_are_apart() -> None:
 def test_an_empty_batch_is_nothing_to_do() -> None:
     setup = Setup(Case())
     rows = np.empty((0, 48), np.float32)
-    setup.block(ops.ThreadTeam(1)).forward(rows, setup.batch([], [], setup.tables()), setup.cache())
+    setup.block(ops.ThreadPool(1)).forward(rows, setup.batch([], [], setup.tables()), setup.cache())
 
 
 def test_refuses_what_does_not_fit() -> None:
     setup = Setup(Case())
-    team, tables, cache = ops.ThreadTeam(1), setup.tables(), setup.cache()
-    block = setup.block(team)
+    pool, tables, cache = ops.ThreadPool(1), setup.tables(), setup.cache()
+    block = setup.block(pool)
     batch = setup.batch([0, 1], [0, 0], tables)
     rows = setup.hidden[:2].copy()
     with pytest.raises(KernelError, match=r"hidden is float64 \(2, 48\); expected float32 \(2, 48\)"):
@@ -205,7 +205,7 @@ def test_refuses_what_does_not_fit() -> None:
         block.forward(rows, batch, cache)
     rows = setup.hidden[:2].copy()
     with pytest.raises(KernelError, match="layer is 2"):
-        setup.block(team, 2).forward(rows, batch, cache)
+        setup.block(pool, 2).forward(rows, batch, cache)
     with pytest.raises(KernelError, match="4 planes of 32"):
         block.forward(rows, batch, ops.StateCache([[(4, 32, "float32")]], 9, 4))
     with pytest.raises(KernelError, match="page_tables"):
@@ -222,7 +222,7 @@ def test_refuses_what_does_not_fit() -> None:
     with pytest.raises(KernelError, match="sequence_index"):
         ops.AttentionBatch(np.zeros(1, np.int32), np.ones(1, np.int32), tables, setup.cos[:1], setup.sin[:1])
     with pytest.raises(KernelError, match="multiple of num_kv_heads"):
-        Setup(replace(setup.case, heads=3)).block(team)
+        Setup(replace(setup.case, heads=3)).block(pool)
     assert np.array_equal(rows, setup.hidden[:2]), "a refused call must change nothing"
 
 

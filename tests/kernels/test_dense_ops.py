@@ -38,7 +38,7 @@ def test_router_picks_as_torch_does(dtype: str, experts: int, top_k: int, normal
     rng = np.random.default_rng(experts)
     norm, gate = rng.uniform(0.5, 1.5, 40).astype(np.float32), weights(rng, (experts, 40), dtype)
     hidden = rows(rng, 50, 40)
-    router = ops.Router(ops.ThreadTeam(2), norm, gate, EPS, ops.RouterShape(top_k, renormalise=normalise))
+    router = ops.Router(ops.ThreadPool(2), norm, gate, EPS, ops.RouterShape(top_k, renormalise=normalise))
     before = hidden.copy()
     normed, ids, shares, logits = route(router, hidden, top_k, experts)
     assert np.array_equal(hidden, before)
@@ -61,7 +61,7 @@ def test_router_picks_as_torch_does(dtype: str, experts: int, top_k: int, normal
 def test_router_prefers_the_lower_expert_among_equals_and_survives_nan() -> None:
     gate = np.zeros((6, 4), np.float32)
     router = ops.Router(
-        ops.ThreadTeam(1), np.ones(4, np.float32), gate, EPS, ops.RouterShape(3, renormalise=True)
+        ops.ThreadPool(1), np.ones(4, np.float32), gate, EPS, ops.RouterShape(3, renormalise=True)
     )
     _, ids, shares, _ = route(router, np.ones((1, 4), np.float32), 3, 6)
     assert ids.tolist() == [[0, 1, 2]]
@@ -82,8 +82,8 @@ def test_dense_ffn_adds_to_hidden(dtype: str) -> None:
     expected = hidden + (silu(normed @ widen(gate).T) * (normed @ widen(up).T)) @ widen(down).T
     results = []
     for threads, step in ((1, 21), (3, 21), (2, 1), (1, 8)):
-        team = ops.ThreadTeam(threads)
-        ffn = ops.DenseFfn(team, norm, *(packed(team, m) for m in (gate, up, down)), EPS)
+        pool = ops.ThreadPool(threads)
+        ffn = ops.DenseFfn(pool, norm, *(packed(pool, m) for m in (gate, up, down)), EPS)
         got = hidden.copy()
         for t in range(0, 21, step):
             ffn.forward(got[t : t + step])
@@ -99,11 +99,11 @@ def test_lm_head(dtype: str) -> None:
     hidden = rows(rng, 9, 64)
     expected = rmsnorm(hidden, norm, EPS) @ widen(weight).T
     whole = np.empty((9, 5001), np.float32)
-    team = ops.ThreadTeam(3)
-    ops.LmHead(team, norm, packed(team, weight), EPS).forward(hidden, whole)
+    pool = ops.ThreadPool(3)
+    ops.LmHead(pool, norm, packed(pool, weight), EPS).forward(hidden, whole)
     np.testing.assert_allclose(whole, expected, atol=2e-5 + 4 * rounding(dtype))
     one = np.empty((1, 5001), np.float32)
-    head = ops.LmHead(team, norm, packed(ops.ThreadTeam(1), weight), EPS)
+    head = ops.LmHead(pool, norm, packed(ops.ThreadPool(1), weight), EPS)
     for t in range(9):
         head.forward(hidden[t : t + 1], one)
         assert np.array_equal(one[0], whole[t])
@@ -114,14 +114,14 @@ def test_embed() -> None:
     table = rows(rng, 30, 17)
     ids = np.array([3, 29, 0, 3], np.int32)
     out = np.empty((4, 17), np.float32)
-    team = ops.ThreadTeam(2)
-    ops.embed(team, weight_matrix(table), ids, out)
+    pool = ops.ThreadPool(2)
+    ops.embed(pool, weight_matrix(table), ids, out)
     assert np.array_equal(out, table[ids])
-    ops.embed(team, weight_matrix(to_bf16_bits(table)), ids, out)
+    ops.embed(pool, weight_matrix(to_bf16_bits(table)), ids, out)
     assert np.array_equal(out, widen(to_bf16_bits(table)[ids]).astype(np.float32))
     for wrong in (-1, 30):
         with pytest.raises(KernelError, match=f"token id {wrong} at row 1 is outside the vocabulary of 30"):
-            ops.embed(team, weight_matrix(table), np.array([0, wrong], np.int32), out[:2])
+            ops.embed(pool, weight_matrix(table), np.array([0, wrong], np.int32), out[:2])
 
 
 @pytest.mark.parametrize("format_name", list(FORMATS))
@@ -135,32 +135,32 @@ def test_embed_reads_rows_of_every_format_where_they_lie(format_name: str) -> No
     strided = WeightMatrix(wide[:, : matrix.data.shape[1]], format_name, source.columns, source.scales)
     ids = np.array([299, 0, 130, 131, 7], np.int32)
     out = np.empty((5, source.columns), np.float32)
-    ops.embed(ops.ThreadTeam(2), strided, ids, out)
+    ops.embed(ops.ThreadPool(2), strided, ids, out)
     np.testing.assert_array_equal(out, source.values()[ids])
-    np.testing.assert_array_equal(ops.dequantise(ops.ThreadTeam(2), strided), source.values())
+    np.testing.assert_array_equal(ops.dequantise(ops.ThreadPool(2), strided), source.values())
 
 
 def test_refuses_what_does_not_fit() -> None:
-    team, norm = ops.ThreadTeam(1), np.ones(8, np.float32)
+    pool, norm = ops.ThreadPool(1), np.ones(8, np.float32)
     plain = np.ones((12, 8), np.float32)
-    gate, down = packed(team, plain), packed(team, plain.T.copy())
+    gate, down = packed(pool, plain), packed(pool, plain.T.copy())
     with pytest.raises(KernelError, match=r"DenseFfn: down is packed \(12, 8\); expected \(8, 12\)"):
-        ops.DenseFfn(team, norm, gate, gate, gate, EPS)
+        ops.DenseFfn(pool, norm, gate, gate, gate, EPS)
     with pytest.raises(KernelError, match="DenseFfn: a matrix is stacked"):
-        ops.DenseFfn(team, norm, packed(team, plain[:5], plain[5:]), gate, down, EPS)
+        ops.DenseFfn(pool, norm, packed(pool, plain[:5], plain[5:]), gate, down, EPS)
     with pytest.raises(KernelError, match=r"norm_weight is float64 \(8,\)"):
-        ops.LmHead(team, norm.astype(np.float64), gate, EPS)
+        ops.LmHead(pool, norm.astype(np.float64), gate, EPS)
     with pytest.raises(KernelError, match="no parts were given"):
-        ops.PackedMatrix(team, [])
+        ops.PackedMatrix(pool, [])
     with pytest.raises(KernelError, match=r"a part is 8 x 12; expected at least one row of 8 columns"):
-        packed(team, plain, plain.T.copy())
+        packed(pool, plain, plain.T.copy())
     with pytest.raises(KernelError, match="part 0 is a ndarray; expected a WeightMatrix"):
-        ops.PackedMatrix(team, [plain])
+        ops.PackedMatrix(pool, [plain])
     with pytest.raises(KernelError, match="top_k is 13; expected 1 to the number of experts, 12"):
-        ops.Router(team, norm, plain, EPS, ops.RouterShape(13))
+        ops.Router(pool, norm, plain, EPS, ops.RouterShape(13))
     with pytest.raises(KernelError, match='score is "tanh"'):
         ops.RouterShape(2, score="tanh")
-    head = ops.LmHead(team, norm, gate, EPS)
+    head = ops.LmHead(pool, norm, gate, EPS)
     with pytest.raises(KernelError, match=r"logits is float32 \(1, 11\); expected float32 \(1, 12\)"):
         head.forward(np.ones((1, 8), np.float32), np.empty((1, 11), np.float32))
     with pytest.raises(TypeError):
@@ -171,8 +171,8 @@ def test_weights_outlive_their_names() -> None:
     """Operations keep what they were made of."""
     rng = np.random.default_rng(6)
     hidden, out = rows(rng, 1, 256), np.empty((1, 1000), np.float32)
-    team = ops.ThreadTeam(2)
-    head = ops.LmHead(team, np.ones(256, np.float32), packed(team, weights(rng, (1000, 256), "float32")), EPS)
+    pool = ops.ThreadPool(2)
+    head = ops.LmHead(pool, np.ones(256, np.float32), packed(pool, weights(rng, (1000, 256), "float32")), EPS)
     head.forward(hidden, out)
     first = out.copy()
     _litter = [np.full((1000, 256), 7.0, np.float32) for _ in range(4)]

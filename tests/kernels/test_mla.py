@@ -73,20 +73,20 @@ class Setup:
         self.cos, self.sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
         self.scale = float((c.nope + c.rope) ** -0.5)
 
-    def block(self, team: ops.ThreadTeam, layer: int = 0) -> ops.Mla:
+    def block(self, pool: ops.ThreadPool, layer: int = 0) -> ops.Mla:
         c = self.case
         keys, values = self.kv_b[:, : c.nope], self.kv_b[:, c.nope :]
         return ops.Mla(
-            team,
+            pool,
             self.norm,
-            reference.packed(team, self.a),
+            reference.packed(pool, self.a),
             self.a_bias,
             self.q_norm if self.q_b is not None else None,
-            None if self.q_b is None else reference.packed(team, self.q_b),
+            None if self.q_b is None else reference.packed(pool, self.q_b),
             self.latent_norm,
-            reference.packed(team, *(np.ascontiguousarray(head.T) for head in keys)),
-            reference.packed(team, *(np.ascontiguousarray(head) for head in values)),
-            reference.packed(team, self.o),
+            reference.packed(pool, *(np.ascontiguousarray(head.T) for head in keys)),
+            reference.packed(pool, *(np.ascontiguousarray(head) for head in values)),
+            reference.packed(pool, self.o),
             self.o_bias,
             num_heads=c.heads,
             nope_dim=c.nope,
@@ -122,8 +122,8 @@ class Setup:
 
     def run(self, cuts: list[int], threads: int = 1, tables: NDArray[np.int32] | None = None) -> Array:
         """The sequence in chunks that end at `cuts`."""
-        team = ops.ThreadTeam(threads)
-        block, cache = self.block(team, 1), self.cache()
+        pool = ops.ThreadPool(threads)
+        block, cache = self.block(pool, 1), self.cache()
         tables = self.tables() if tables is None else tables
         parts = []
         for begin, end in itertools.pairwise([0, *cuts]):
@@ -206,8 +206,8 @@ def test_bfloat16_cache_rounds_latents_only() -> None:
 def test_sequences_in_one_batch_do_not_see_one_another(threads: int) -> None:
     setup = Setup(Case(tokens=12))
     alone = setup.run([12])
-    team = ops.ThreadTeam(threads)
-    block, cache, tables = setup.block(team), setup.cache(3), setup.tables(3)
+    pool = ops.ThreadPool(threads)
+    block, cache, tables = setup.block(pool), setup.cache(3), setup.tables(3)
     # Sequence 0 all at once, 1 and 2 lag behind; later they decode side by side.
     first = [(0, p) for p in range(12)] + [(2, p) for p in range(4)] + [(1, p) for p in range(9)]
     steps = [first, *[[(2, 4 + i), (1, 9 + i)] for i in range(3)], [(2, p) for p in range(7, 12)]]
@@ -220,18 +220,18 @@ def test_sequences_in_one_batch_do_not_see_one_another(threads: int) -> None:
 def test_an_empty_batch_is_nothing_to_do() -> None:
     setup = Setup(Case())
     rows = np.empty((0, 48), np.float32)
-    setup.block(ops.ThreadTeam(1)).forward(rows, setup.batch([], [], setup.tables()), setup.cache())
+    setup.block(ops.ThreadPool(1)).forward(rows, setup.batch([], [], setup.tables()), setup.cache())
 
 
 def test_refuses_what_does_not_fit() -> None:
     setup = Setup(Case())
-    team, tables, cache = ops.ThreadTeam(1), setup.tables(), setup.cache()
+    pool, tables, cache = ops.ThreadPool(1), setup.tables(), setup.cache()
     batch, rows = setup.batch([0, 1], [0, 0], tables), setup.hidden[:2].copy()
-    block = setup.block(team)
+    block = setup.block(pool)
     with pytest.raises(KernelError, match=r"hidden is float32 \(3, 48\)"):
         block.forward(setup.hidden[:3].copy(), batch, cache)
     with pytest.raises(KernelError, match="layer is 2"):
-        setup.block(team, 2).forward(rows, batch, cache)
+        setup.block(pool, 2).forward(rows, batch, cache)
     with pytest.raises(KernelError, match="2 planes of 32 elements; expected 1 of 32"):
         block.forward(rows, batch, ops.StateCache([[(2, 32, "float32")]], 9, 4))
     with pytest.raises(KernelError, match="page_tables"):
@@ -248,8 +248,8 @@ def test_refuses_what_does_not_fit() -> None:
     wrong = Setup(replace(setup.case, value=13))
     wrong.o = setup.o
     with pytest.raises(KernelError, match=r"Mla: o_weight is packed \(48, 48\); expected \(48, 52\)"):
-        wrong.block(team)
+        wrong.block(pool)
     wrong.kv_b = wrong.kv_b.reshape(2, -1, setup.case.latent)
     with pytest.raises(KernelError, match="Mla: k_b_weight"):
-        wrong.block(team)
+        wrong.block(pool)
     assert np.array_equal(rows, setup.hidden[:2]), "a refused call must change nothing"

@@ -34,14 +34,14 @@ def test_stacked_segments_of_several_formats(num_rows: int) -> None:
     expected = np.concatenate([product(hidden, part) for part in parts], axis=1)
     results = []
     for threads in (1, 3):
-        team = ops.ThreadTeam(threads)
-        packed = ops.PackedMatrix(team, [part.matrix() for part in parts])
+        pool = ops.ThreadPool(threads)
+        packed = ops.PackedMatrix(pool, [part.matrix() for part in parts])
         assert (packed.rows, packed.columns, packed.formats) == (102, 256, ["q4_k", "f32", "q6_k"])
         assert packed.bytes == sum(part.matrix().packed_bytes for part in parts)
         out = np.empty((num_rows, 102), np.float32)
         # rmsnorm with eps 0 of rows whose mean square is 1 changes nothing but the last bits.
         scaled = hidden / np.sqrt((hidden**2).mean(1, keepdims=True))
-        ops.LmHead(team, np.ones(256, np.float32), packed, 0.0).forward(scaled, out)
+        ops.LmHead(pool, np.ones(256, np.float32), packed, 0.0).forward(scaled, out)
         results.append(out * np.sqrt((hidden**2).mean(1, keepdims=True)))
     np.testing.assert_allclose(results[0], expected, atol=0.02 * np.abs(expected).max())
     np.testing.assert_array_equal(results[0], results[1])
@@ -59,10 +59,10 @@ class Layer:
             for _ in range(EXPERTS)
         ]
 
-    def store(self, team: ops.ThreadTeam) -> _core.ExpertStore:
+    def store(self, pool: ops.ThreadPool) -> _core.ExpertStore:
         store = _core.ExpertStore(EXPERTS, HIDDEN, INNER, [self.formats])
-        store.put(team, 0, 0, [tuple(m.matrix() for m in expert) for expert in self.experts[:2]])
-        store.put(team, 0, 2, [tuple(m.matrix() for m in expert) for expert in self.experts[2:]])
+        store.put(pool, 0, 0, [tuple(m.matrix() for m in expert) for expert in self.experts[:2]])
+        store.put(pool, 0, 2, [tuple(m.matrix() for m in expert) for expert in self.experts[2:]])
         return store
 
     def expected(self, normed: F32, ids: np.ndarray, weights: F32, hidden: F32) -> F64:
@@ -91,8 +91,8 @@ def test_experts_of_every_format_and_mixture(formats: tuple[str, str, str]) -> N
     weights = rng.dirichlet(np.ones(TOP_K), num_tokens).astype(np.float32)
     results = []
     for threads, step in ((1, 67), (3, 67), (2, 1), (2, 2), (1, 9)):
-        team = ops.ThreadTeam(threads)
-        executor = _core.MoeExecutor(team, layer.store(team))
+        pool = ops.ThreadPool(threads)
+        executor = _core.MoeExecutor(pool, layer.store(pool))
         out = hidden.copy()
         for t in range(0, num_tokens, step):
             part = slice(t, min(t + step, num_tokens))

@@ -21,8 +21,8 @@ GGML_RMS = {"q8_0": 5.3656e-3, "q4_0": 8.6186e-2, "q4_k": 7.1426e-2, "q5_k": 3.6
 
 
 @pytest.fixture(scope="module")
-def team() -> ops.ThreadTeam:
-    return ops.ThreadTeam(2)
+def pool() -> ops.ThreadPool:
+    return ops.ThreadPool(2)
 
 
 def normal_rows(rows: int = 64, columns: int = 1024) -> F32:
@@ -45,9 +45,9 @@ def by_definition(rows: npt.NDArray[np.uint8], format: str, columns: int) -> F32
 
 
 def values_of(
-    team: ops.ThreadTeam, rows: npt.NDArray[np.uint8], format: str, columns: int, scales: F32 | None = None
+    pool: ops.ThreadPool, rows: npt.NDArray[np.uint8], format: str, columns: int, scales: F32 | None = None
 ) -> F32:
-    return ops.dequantise(team, WeightMatrix(rows, format, columns, scales))
+    return ops.dequantise(pool, WeightMatrix(rows, format, columns, scales))
 
 
 def rms(values: Any) -> float:
@@ -55,24 +55,24 @@ def rms(values: Any) -> float:
 
 
 @pytest.mark.parametrize("format", BLOCK_FORMATS)
-def test_rows_mean_what_the_format_says(team: ops.ThreadTeam, format: str) -> None:
+def test_rows_mean_what_the_format_says(pool: ops.ThreadPool, format: str) -> None:
     x = normal_rows()
-    rows = ops.quantise_rows(team, x, format)
+    rows = ops.quantise_rows(pool, x, format)
     assert rows.shape == (len(x), source_row_bytes(format, x.shape[1]))
     values = by_definition(rows, format, x.shape[1])
-    np.testing.assert_array_equal(values_of(team, rows, format, x.shape[1]), values)
+    np.testing.assert_array_equal(values_of(pool, rows, format, x.shape[1]), values)
     assert rms(values - x) < {"8": 0.02, "6": 0.04, "5": 0.06, "4": 0.12}[format.strip("qint")[0]]
 
 
 @pytest.mark.parametrize("format", list(GGML_RMS))
-def test_error_is_no_larger_than_that_of_llama_cpps_quantiser(team: ops.ThreadTeam, format: str) -> None:
+def test_error_is_no_larger_than_that_of_llama_cpps_quantiser(pool: ops.ThreadPool, format: str) -> None:
     x = normal_rows()
-    values = values_of(team, ops.quantise_rows(team, x, format), format, x.shape[1])
+    values = values_of(pool, ops.quantise_rows(pool, x, format), format, x.shape[1])
     assert rms(values - x) <= 1.001 * GGML_RMS[format]
 
 
 @pytest.mark.parametrize("format", ["q4_0", "int4", "q4_k", "q5_k", "q6_k"])
-def test_no_simple_scale_does_better(team: ops.ThreadTeam, format: str) -> None:
+def test_no_simple_scale_does_better(pool: ops.ThreadPool, format: str) -> None:
     """Against the range of each block cut evenly: what quantising without a search gives."""
     x = normal_rows(16)
     size = {"q4_0": 32, "int4": 64, "q6_k": 16}.get(format, 32)
@@ -84,17 +84,17 @@ def test_no_simple_scale_does_better(team: ops.ThreadTeam, format: str) -> None:
         low = -high
     step = (high - low) / levels
     even = (np.rint((blocks - low) / step) * step + low).reshape(x.shape)
-    values = values_of(team, ops.quantise_rows(team, x, format), format, x.shape[1])
+    values = values_of(pool, ops.quantise_rows(pool, x, format), format, x.shape[1])
     assert rms(values - x) < (1.02 if format == "q6_k" else 0.98) * rms(even - x)
 
 
 @pytest.mark.parametrize("format", ["q4_0", "q4_k", "q5_k", "q6_k", "int4"])
-def test_importance_moves_the_error_away(team: ops.ThreadTeam, format: str) -> None:
+def test_importance_moves_the_error_away(pool: ops.ThreadPool, format: str) -> None:
     x = normal_rows(16)
     importance = np.ones(x.shape[1], np.float32)
     importance[::4] = 50.0
-    plain = values_of(team, ops.quantise_rows(team, x, format), format, x.shape[1]) - x
-    weighted = values_of(team, ops.quantise_rows(team, x, format, importance), format, x.shape[1]) - x
+    plain = values_of(pool, ops.quantise_rows(pool, x, format), format, x.shape[1]) - x
+    weighted = values_of(pool, ops.quantise_rows(pool, x, format, importance), format, x.shape[1]) - x
     assert rms(weighted[:, ::4]) < rms(plain[:, ::4])
 
 
@@ -113,9 +113,9 @@ def test_importance_moves_the_error_away(team: ops.ThreadTeam, format: str) -> N
         lambda x: np.where(np.arange(x.shape[1]) % 61 == 0, x * 100, x).astype(np.float32),
     ],
 )
-def test_odd_weights_stay_close(team: ops.ThreadTeam, format: str, make: Any) -> None:
+def test_odd_weights_stay_close(pool: ops.ThreadPool, format: str, make: Any) -> None:
     x = np.ascontiguousarray(make(normal_rows(8)))
-    values = values_of(team, ops.quantise_rows(team, x, format), format, x.shape[1])
+    values = values_of(pool, ops.quantise_rows(pool, x, format), format, x.shape[1])
     assert np.all(np.isfinite(values))
     # Steps are those of the largest weight of a block; below float16's smallest scale everything is 0.
     blocks = np.abs(x).reshape(len(x), -1, 256).max(axis=2).repeat(256, axis=1)
@@ -124,7 +124,7 @@ def test_odd_weights_stay_close(team: ops.ThreadTeam, format: str, make: Any) ->
 
 
 @pytest.mark.parametrize(("format", "dtype"), [("f16", np.float16), ("f32", np.float32)])
-def test_plain_formats_round_as_numpy_does(team: ops.ThreadTeam, format: str, dtype: Any) -> None:
+def test_plain_formats_round_as_numpy_does(pool: ops.ThreadPool, format: str, dtype: Any) -> None:
     special = [
         0.0,
         -0.0,
@@ -145,11 +145,11 @@ def test_plain_formats_round_as_numpy_does(team: ops.ThreadTeam, format: str, dt
         [np.float32(special), np.random.default_rng(1).normal(0, 1e-4, 1010).astype(np.float32)]
     )[None]
     with np.errstate(over="ignore"):
-        assert ops.quantise_rows(team, x, format).tobytes() == x.astype(dtype).tobytes()
-    assert np.isnan(ops.quantise_rows(team, np.float32([[np.nan]]), format).view(dtype))[0, 0]
+        assert ops.quantise_rows(pool, x, format).tobytes() == x.astype(dtype).tobytes()
+    assert np.isnan(ops.quantise_rows(pool, np.float32([[np.nan]]), format).view(dtype))[0, 0]
 
 
-def test_bfloat16_rounds_to_nearest_even(team: ops.ThreadTeam) -> None:
+def test_bfloat16_rounds_to_nearest_even(pool: ops.ThreadPool) -> None:
     torch = pytest.importorskip("torch")
     x = (
         np.random.default_rng(2)
@@ -159,32 +159,32 @@ def test_bfloat16_rounds_to_nearest_even(team: ops.ThreadTeam) -> None:
     )
     x = np.where(np.isnan(x), np.float32(1.0), x)
     expected = torch.from_numpy(x).to(torch.bfloat16).view(torch.int16).numpy()
-    assert ops.quantise_rows(team, x, "bf16").tobytes() == expected.tobytes()
+    assert ops.quantise_rows(pool, x, "bf16").tobytes() == expected.tobytes()
 
 
 def test_rows_do_not_depend_on_the_number_of_threads() -> None:
     x = normal_rows(200, 256)
-    one, three = ops.ThreadTeam(1), ops.ThreadTeam(3)
+    one, three = ops.ThreadPool(1), ops.ThreadPool(3)
     for format in BLOCK_FORMATS:
         assert ops.quantise_rows(one, x, format).tobytes() == ops.quantise_rows(three, x, format).tobytes()
 
 
-def test_fp8_is_read(team: ops.ThreadTeam) -> None:
+def test_fp8_is_read(pool: ops.ThreadPool) -> None:
     torch = pytest.importorskip("torch")
     raw = np.arange(256, dtype=np.uint8)[None].repeat(130, 0)
     scales = np.float32([[0.5, 2.0], [3.0, 0.25]])
     plain = torch.from_numpy(raw).view(torch.float8_e4m3fn).to(torch.float32).numpy()
     expected = plain * scales.repeat(128, 0)[:130].repeat(128, 1)
-    np.testing.assert_array_equal(values_of(team, raw, "fp8", 256, scales), expected)
+    np.testing.assert_array_equal(values_of(pool, raw, "fp8", 256, scales), expected)
 
 
-def test_what_does_not_fit_is_refused(team: ops.ThreadTeam) -> None:
+def test_what_does_not_fit_is_refused(pool: ops.ThreadPool) -> None:
     x = normal_rows(2, 320)
     with pytest.raises(KernelError, match=r"320 columns in format q4_k; expected a multiple of 256"):
-        ops.quantise_rows(team, x, "q4_k")
+        ops.quantise_rows(pool, x, "q4_k")
     with pytest.raises(ConfigError, match="never quantised to fp8"):
-        ops.quantise_rows(team, x, "fp8")
+        ops.quantise_rows(pool, x, "fp8")
     with pytest.raises(ConfigError, match='"q3_k" does not exist'):
-        ops.quantise_rows(team, x, "q3_k")
+        ops.quantise_rows(pool, x, "q3_k")
     with pytest.raises(KernelError, match="importance"):
-        ops.quantise_rows(team, x, "q8_0", np.ones(5, np.float32))
+        ops.quantise_rows(pool, x, "q8_0", np.ones(5, np.float32))

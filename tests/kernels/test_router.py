@@ -34,7 +34,7 @@ CASES = [
 def computed(shape: Shape, hidden: F32, gate: F32, bias: F32 | None) -> tuple[I32, F32, F32]:
     """ids, weights and logits of the native router."""
     router = ops.Router(
-        ops.ThreadTeam(2),
+        ops.ThreadPool(2),
         np.ones(HIDDEN, np.float32),
         gate,
         1e-6,

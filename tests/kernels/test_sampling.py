@@ -52,15 +52,15 @@ def rows() -> Iterator[tuple[str, np.ndarray]]:
 ROWS = dict(rows())
 
 
-def picked(team: ops.ThreadTeam, logits: np.ndarray, draws: np.ndarray) -> list[int]:
-    return ops.pick_tokens(team, logits, draws, [None] * len(logits)).tolist()
+def picked(pool: ops.ThreadPool, logits: np.ndarray, draws: np.ndarray) -> list[int]:
+    return ops.pick_tokens(pool, logits, draws, [None] * len(logits)).tolist()
 
 
 @pytest.mark.parametrize("name", ROWS)
 def test_tokens_are_those_of_sorting(name: str) -> None:
     logits = ROWS[name]
     draws = np.array([(*f, u) for f in FILTERS for u in UNIFORMS])
-    found = picked(ops.ThreadTeam(2), np.tile(logits, (len(draws), 1)), draws)
+    found = picked(ops.ThreadPool(2), np.tile(logits, (len(draws), 1)), draws)
     expected = [pick(logits, t, int(k), p, m, u) for t, k, p, m, u in draws.tolist()]
     wrong = [(d, f, e) for d, f, e in zip(draws.tolist(), found, expected, strict=True) if f != e]
     assert not wrong, (len(wrong), wrong[:5])
@@ -77,7 +77,7 @@ def test_whole_numbers_pick_what_float64_picks() -> None:
         pick_in_float64(row, t, int(k), p, m, u)
         for row, (t, k, p, m, u) in zip(logits, draws.tolist(), strict=True)
     ]
-    assert picked(ops.ThreadTeam(1), logits, draws) == expected
+    assert picked(ops.ThreadPool(1), logits, draws) == expected
 
 
 def large_case() -> tuple[np.ndarray, np.ndarray]:
@@ -103,16 +103,16 @@ def test_neither_threads_nor_batch_change_a_token() -> None:
         pick(row, t, int(k), p, m, u) for row, (t, k, p, m, u) in zip(logits, draws.tolist(), strict=True)
     ]
     for num_threads in (1, 2, 5, 16):
-        team = ops.ThreadTeam(num_threads)
-        assert picked(team, logits, draws) == expected
-        alone = [picked(team, logits[i : i + 1], draws[i : i + 1])[0] for i in range(len(logits))]
+        pool = ops.ThreadPool(num_threads)
+        assert picked(pool, logits, draws) == expected
+        alone = [picked(pool, logits[i : i + 1], draws[i : i + 1])[0] for i in range(len(logits))]
         assert alone == expected
 
 
 def digest() -> str:
     logits, draws = large_case()
-    answers = ops.log_probabilities(ops.ThreadTeam(1), logits, range(7), range(7), [5] * 7)
-    return repr((picked(ops.ThreadTeam(1), logits, draws), answers))
+    answers = ops.log_probabilities(ops.ThreadPool(1), logits, range(7), range(7), [5] * 7)
+    return repr((picked(ops.ThreadPool(1), logits, draws), answers))
 
 
 @pytest.mark.parametrize("level", kernels.supported_levels())
@@ -137,7 +137,7 @@ def test_log_probabilities_and_the_likeliest(name: str) -> None:
     token = int(np.argmax(clean))
     order = [at for at in np.argsort(-clean, kind="stable") if not np.isnan(logits[at])]
     for count in (0, 1, 20):
-        (answer,) = ops.log_probabilities(ops.ThreadTeam(1), logits[None, :], [0], [token], [count])
+        (answer,) = ops.log_probabilities(ops.ThreadPool(1), logits[None, :], [0], [token], [count])
         assert [t for t, _ in answer] == [token, *order[:count]]
         with np.errstate(all="ignore"):
             expected = clean[[token, *order[:count]]] - total
@@ -145,19 +145,19 @@ def test_log_probabilities_and_the_likeliest(name: str) -> None:
 
 
 def test_what_does_not_fit_is_refused() -> None:
-    team, logits = ops.ThreadTeam(1), np.zeros((2, 5), np.float32)
+    pool, logits = ops.ThreadPool(1), np.zeros((2, 5), np.float32)
     good = np.array([[1.0, 0, 1.0, 0, 0.5]] * 2)
     with pytest.raises(KernelError, match="expected float64 \\(rows, 5\\)"):
-        ops.pick_tokens(team, logits, good[:, :4], [None, None])
+        ops.pick_tokens(pool, logits, good[:, :4], [None, None])
     with pytest.raises(KernelError, match="draws has 1 entries; expected 2"):
-        ops.pick_tokens(team, logits, good[:1], [None, None])
+        ops.pick_tokens(pool, logits, good[:1], [None, None])
     with pytest.raises(KernelError, match="rules has 1 entries; expected 2"):
-        ops.pick_tokens(team, logits, good, [None])
+        ops.pick_tokens(pool, logits, good, [None])
     for column, value in ((0, -1.0), (0, np.nan), (2, 0.0), (3, 2.0), (4, 1.0)):
         bad = good.copy()
         bad[1, column] = value
         with pytest.raises(KernelError, match="row 1 of draws is out of range"):
-            ops.pick_tokens(team, logits, bad, [None, None])
+            ops.pick_tokens(pool, logits, bad, [None, None])
     for rows, tokens, tops in (([2], [0], [0]), ([0], [5], [0]), ([0], [0], [-1])):
         with pytest.raises(KernelError, match="were asked of logits"):
-            ops.log_probabilities(team, logits, rows, tokens, tops)
+            ops.log_probabilities(pool, logits, rows, tokens, tops)

@@ -16,7 +16,7 @@ namespace {
 constexpr int kHidden = 64, kIntermediate = 32, kExperts = 6, kTopK = 3, kTokens = 5;
 
 struct Fixture {
-  ThreadTeam team{2};
+  ThreadPool pool{2};
   std::vector<float> weights;
   ExpertStore store;
   std::mt19937 random{5};
@@ -30,7 +30,7 @@ struct Fixture {
     std::normal_distribution<float> normal;
     weights.resize(size_t(3 * kExperts * kHidden * kIntermediate));
     for (float& w : weights) w = normal(random) * 0.2f;
-    store.put(team, 0, 0, test::f32_experts(weights, kExperts, kHidden, kIntermediate));
+    store.put(pool, 0, 0, test::f32_experts(weights, kExperts, kHidden, kIntermediate));
     for (int t = 0; t < kTokens; ++t) {
       for (int k = 0; k < kTopK; ++k) {
         ids.push_back(int32_t((t + 2 * k) % kExperts));
@@ -84,7 +84,7 @@ struct Fixture {
 
 CASE(only_the_pairs_on_the_cpu_are_computed) {
   Fixture f;
-  MailboxExperts experts(f.team, f.store);
+  MailboxExperts experts(f.pool, f.store);
   for (int round = 0; round < 2; ++round) {  // buffers are used again
     f.results.assign(f.results.size(), NAN);
     experts.compute(0, f.posted(), kTopK);
@@ -96,7 +96,7 @@ CASE(only_the_pairs_on_the_cpu_are_computed) {
 
 CASE(a_row_of_padding_names_no_expert) {
   Fixture f;
-  MailboxExperts experts(f.team, f.store);
+  MailboxExperts experts(f.pool, f.store);
   for (int k = 0; k < kTopK; ++k) {
     f.ids[size_t(k)] = -1;
     f.where[size_t(k)] = cuda::kNobody;
@@ -107,7 +107,7 @@ CASE(a_row_of_padding_names_no_expert) {
 
 CASE(an_expert_that_is_not_there_is_refused) {
   Fixture f;
-  MailboxExperts experts(f.team, f.store);
+  MailboxExperts experts(f.pool, f.store);
   f.ids[0] = kExperts;
   f.where[0] = cuda::kCpu;
   bool refused = false;

@@ -41,7 +41,7 @@ struct Options {
 };
 
 struct Fixture {
-  ThreadTeam team{1};
+  ThreadPool pool{1};
   std::mt19937 random;
   std::vector<float> weights;
   ExpertStore store{kExperts, {kHidden, kIntermediate}, formats()};
@@ -59,8 +59,8 @@ struct Fixture {
       : random(options.seed),
         device(make_device(options)),
         accelerator(make_accelerator(options)),
-        executor(team, filled(), accelerator, false),
-        table(mailbox.host(), executor, *accelerator, team) {
+        executor(pool, filled(), accelerator, false),
+        table(mailbox.host(), executor, *accelerator, pool) {
     executor.events().enabled = true;
   }
 
@@ -90,7 +90,7 @@ struct Fixture {
     std::normal_distribution<float> normal;
     for (int layer = 0; layer < kLayers; ++layer) {
       for (float& w : weights) w = normal(random);
-      store.put(team, layer, 0, test::f32_experts(weights, kExperts, kHidden, kIntermediate));
+      store.put(pool, layer, 0, test::f32_experts(weights, kExperts, kHidden, kIntermediate));
     }
     return store;
   }
@@ -263,7 +263,7 @@ CASE(what_cannot_be_a_step_is_refused) {
   CHECK(refuses([&] { f.table.begin({0, {}, {}}, {}); }));
   CHECK(refuses([&] { f.table.begin({0, {1, 2, 3, 4, 5}, {1, 1, 1, 1, 1}}, {}); }));
   DeviceMailbox other({kLayers + 1, kMaxTokens, kTopK, kHidden});
-  CHECK(refuses([&] { TableStep(other.host(), f.executor, *f.accelerator, f.team); }));
+  CHECK(refuses([&] { TableStep(other.host(), f.executor, *f.accelerator, f.pool); }));
   CHECK(f.step(0, 1, 1).state == PostState::kPosted);
 }
 

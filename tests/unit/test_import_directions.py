@@ -352,8 +352,8 @@ def test_a_wrong_import_outside_is_found(tmp_path: Path, path: str, source: str,
     [
         (
             "engine/core/planner.cpp",
-            '#include "thread_team.h"',
-            "may not include thread_team.h of engine/runtime/host",
+            '#include "thread_pool.h"',
+            "may not include thread_pool.h of engine/runtime/host",
         ),
         ("engine/core/planner.cpp", "#include <immintrin.h>", "may not include <immintrin.h>"),
         ("engine/core/planner.cpp", "#include <cuda_runtime.h>", "may not include <cuda_runtime.h>"),
@@ -363,7 +363,7 @@ def test_a_wrong_import_outside_is_found(tmp_path: Path, path: str, source: str,
             "#include <torch/extension.h>",
             "may not include <torch/extension.h>",
         ),
-        ("kernels/include/twofold/kernels.h", '#include "thread_team.h"', "of engine/runtime"),
+        ("kernels/include/twofold/kernels.h", '#include "thread_pool.h"', "of engine/runtime"),
         ("kernels/cpu/generic.cpp", "#include <twofold/expert_cache.h>", "of engine/core"),
         ("engine/runtime/host/pages.cpp", '#include "moe/executor.h"', "of engine/runtime/moe"),
         ("engine/runtime/moe/executor.cpp", '#include "nowhere.h"', "no header of ours is called nowhere.h"),
@@ -372,7 +372,7 @@ def test_a_wrong_import_outside_is_found(tmp_path: Path, path: str, source: str,
 def test_a_wrong_include_is_found(tmp_path: Path, path: str, line: str, complaint: str) -> None:
     for header in (
         "engine/runtime/moe/executor.h",
-        "engine/runtime/host/thread_team.h",
+        "engine/runtime/host/thread_pool.h",
         "engine/core/include/twofold/expert_cache.h",
     ):
         (tmp_path / header).parent.mkdir(parents=True, exist_ok=True)

@@ -108,7 +108,7 @@ def test_shared_experts_run_on_what_they_named(tmp_path: Path) -> None:
     gate, up, down = (np.asarray(weights.matrix(part).data) for part in ("gate", "up", "down"))
     rows = np.random.default_rng(1).normal(0, 1, (5, 64)).astype(np.float32)
     hidden = np.ones((5, 64), np.float32)
-    native: Any = block.cpu(weights, ops.ThreadTeam(1), 0)
+    native: Any = block.cpu(weights, ops.ThreadPool(1), 0)
     native.forward(hidden, rows)
     a = rows @ gate.T
     expected = (a / (1 + np.exp(-a)) * (rows @ up.T)) @ down.T

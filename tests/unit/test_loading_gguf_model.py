@@ -46,8 +46,8 @@ def all_weights(files: ModelFiles) -> list[Any]:
     ]
     for layer_index in files.config.moe_layers:
         found += [matrix for expert in files.expert_weights(layer_index) for matrix in expert]
-    team = ops.ThreadTeam(1)
-    return [ops.dequantise(team, item) if isinstance(item, WeightMatrix) else item for item in found]
+    pool = ops.ThreadPool(1)
+    return [ops.dequantise(pool, item) if isinstance(item, WeightMatrix) else item for item in found]
 
 
 @pytest.mark.parametrize("model", MODELS)

@@ -120,6 +120,6 @@ def test_dense_weights_on_a_device_are_those_that_the_device_model_holds(tmp_pat
 
     files = open_model_files(write_tiny_model(tmp_path, replace(MODEL, dtype=dtype)))
     context = files.config.max_context
-    model = DeviceModel(files, ops.ThreadTeam(1), torch.device("cpu"), TorchKernels(), context)
+    model = DeviceModel(files, ops.ThreadPool(1), torch.device("cpu"), TorchKernels(), context)
     num_bytes = sum(t.numel() * t.element_size() for t in held_by(model, torch.Tensor))
     assert measure_model(tmp_path).device_dense_bytes == num_bytes

@@ -8,12 +8,12 @@ from twofold.api.types import SamplingParams
 from twofold.blocks import ops
 from twofold.engine.sampler import Sampler, sample
 
-TEAM = ops.ThreadTeam(1)
+POOL = ops.ThreadPool(1)
 LOGITS = np.log(np.array([0.5, 0.3, 0.15, 0.05], np.float32))
 
 
 def pick(sampler: Sampler, logits: np.ndarray) -> int:
-    return sample(TEAM, [sampler], logits[None, :])[0]
+    return sample(POOL, [sampler], logits[None, :])[0]
 
 
 def frequencies(params: SamplingParams, logits=LOGITS, draws: int = 4000) -> np.ndarray:

@@ -62,8 +62,8 @@ py::dict serve_by_python(py::object self, uint32_t step, double limit_s, const p
 // Serves steps with the CPU's experts, without the GIL.
 class StepServer {
  public:
-  StepServer(DeviceMailbox& mailbox, ThreadTeam& team, const ExpertStore& store)
-      : mailbox_(mailbox), experts_(team, store) {}
+  StepServer(DeviceMailbox& mailbox, ThreadPool& pool, const ExpertStore& store)
+      : mailbox_(mailbox), experts_(pool, store) {}
 
   py::dict serve(uint32_t step, double limit_s) {
     ServedStep served;
@@ -108,7 +108,7 @@ void bind_hand_over(py::module_& m, DeviceClass& device) {
       .def("serve", &serve_by_python, py::arg("step"), py::arg("limit_s"), py::arg("compute"))
       .def("abort", [](DeviceMailbox& mailbox) { mailbox.host().abort(); })
       .def("reset", [](DeviceMailbox& mailbox) { mailbox.host().reset(); });
-  py::class_<StepServer>(m, "StepServer", "The CPU's part of decode graphs: experts of a store on a team.",
+  py::class_<StepServer>(m, "StepServer", "The CPU's part of decode graphs: experts of a store on a pool.",
                          py::module_local())
       .def("serve", &StepServer::serve, py::arg("step"), py::arg("limit_s"));
   device
@@ -118,10 +118,10 @@ void bind_hand_over(py::module_& m, DeviceClass& device) {
           py::arg("shape"))
       .def(
           "step_server",
-          [](DeviceApi&, DeviceMailbox& mailbox, ThreadTeam& team, const ExpertStore& store) {
-            return std::make_unique<StepServer>(mailbox, team, store);
+          [](DeviceApi&, DeviceMailbox& mailbox, ThreadPool& pool, const ExpertStore& store) {
+            return std::make_unique<StepServer>(mailbox, pool, store);
           },
-          py::arg("mailbox"), py::arg("team"), py::arg("store"), py::keep_alive<0, 2>(),
+          py::arg("mailbox"), py::arg("pool"), py::arg("store"), py::keep_alive<0, 2>(),
           py::keep_alive<0, 3>(), py::keep_alive<0, 4>())
       .def(
           "begin_step",

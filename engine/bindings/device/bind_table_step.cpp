@@ -62,10 +62,10 @@ void bind_table_step(py::module_& m, DeviceClass& device) {
   device.def(
       "table_step",
       [](DeviceApi&, DeviceMailbox& mailbox, MoeExecutor& executor, CudaAccelerator& accelerator,
-         ThreadTeam& team) {
-        return std::make_unique<TableStep>(mailbox.host(), executor, accelerator, team);
+         ThreadPool& pool) {
+        return std::make_unique<TableStep>(mailbox.host(), executor, accelerator, pool);
       },
-      py::arg("mailbox"), py::arg("executor"), py::arg("accelerator"), py::arg("team"),
+      py::arg("mailbox"), py::arg("executor"), py::arg("accelerator"), py::arg("pool"),
       py::keep_alive<0, 2>(), py::keep_alive<0, 3>(), py::keep_alive<0, 4>(), py::keep_alive<0, 5>());
 }
 

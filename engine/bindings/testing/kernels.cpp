@@ -8,7 +8,7 @@
 #include <optional>
 #include <string>
 
-#include "host/thread_team.h"
+#include "host/thread_pool.h"
 #include "tensor_arguments.h"
 #include "testing/testing.h"
 
@@ -108,23 +108,23 @@ uint64_t read_all(const py::array& memory, const std::string& level) {
   return table.read_all(data, bytes);
 }
 
-// Exercises a team: adds one to each of num_chunks counters, `repeats` times; throws in chunk `fail_at` of
+// Exercises a pool: adds one to each of num_chunks counters, `repeats` times; throws in chunk `fail_at` of
 // the first.
-py::array_t<int64_t> count_chunks(ThreadTeam& team, int64_t num_chunks, int repeats,
+py::array_t<int64_t> count_chunks(ThreadPool& pool, int64_t num_chunks, int repeats,
                                   std::optional<int64_t> fail_at, int nested) {
   py::array_t<int64_t> counts(num_chunks);
   int64_t* count = counts.mutable_data();
   std::fill_n(count, num_chunks, int64_t{0});
   const py::gil_scoped_release release;
   for (int i = 0; i < repeats; ++i) {
-    team.parallel_for(num_chunks, [&](int64_t chunk, int thread) {
-      if (thread < 0 || thread >= team.num_threads()) throw KernelFailure("thread number out of range");
+    pool.parallel_for(num_chunks, [&](int64_t chunk, int thread) {
+      if (thread < 0 || thread >= pool.num_threads()) throw KernelFailure("thread number out of range");
       if (fail_at && chunk == *fail_at)
         throw KernelFailure("chunk " + std::to_string(chunk) + " was told to fail");
       if (nested == 0) {
         ++count[chunk];
       } else {
-        team.parallel_for(nested, [&](int64_t, int inner) { count[chunk] += inner == thread ? 1 : 1000000; });
+        pool.parallel_for(nested, [&](int64_t, int inner) { count[chunk] += inner == thread ? 1 : 1000000; });
       }
     });
   }
@@ -157,7 +157,7 @@ void bind_kernels(py::module_& m) {
   m.def("f32_to_bf16", &f32_to_bf16, py::arg("x"), py::kw_only(), py::arg("level"));
   m.def("bf16_to_f32", &bf16_to_f32, py::arg("x"), py::kw_only(), py::arg("level"));
   m.def("read_all", &read_all, py::arg("memory"), py::kw_only(), py::arg("level"));
-  m.def("count_chunks", &count_chunks, py::arg("team"), py::arg("num_chunks"), py::arg("repeats") = 1,
+  m.def("count_chunks", &count_chunks, py::arg("pool"), py::arg("num_chunks"), py::arg("repeats") = 1,
         py::arg("fail_at") = py::none(), py::arg("nested") = 0);
 }
 

@@ -12,7 +12,7 @@ namespace twofold {
 namespace {
 
 // Spins this often, some tens of microseconds, before it lets others run in between; on a machine with a
-// core to spare that costs nothing, on a busy one it lets the rest of the team work.
+// core to spare that costs nothing, on a busy one it lets the rest of the pool work.
 constexpr int kSpinsBeforeYield = 1 << 10;
 constexpr int kSpinsPerCheck = 256;  // of clock, abort and report
 

@@ -1,4 +1,4 @@
-// The host's side of the memory that a decode step's graph shares with the CPU team (mailbox_layout.h): waits
+// The host's side of the memory that a decode step's graph shares with the CPU pool (mailbox_layout.h): waits
 // for what the device posts, hands it out, answers. Framework-free: the memory may be a device's mapped
 // memory or, in tests, any. One thread serves; abort() may come from any.
 //

@@ -8,8 +8,8 @@
 
 namespace twofold {
 
-MailboxExperts::MailboxExperts(ThreadTeam& team, const ExpertStore& store)
-    : store_(store), compute_(team, store.shape(), kernels::Rounding::kOfDevice) {}
+MailboxExperts::MailboxExperts(ThreadPool& pool, const ExpertStore& store)
+    : store_(store), compute_(pool, store.shape(), kernels::Rounding::kOfDevice) {}
 
 // As ExpertGroups::assign, of the pairs on the CPU alone: a counting sort, stable.
 void MailboxExperts::group(const PostedLayer& posted, int top_k) {

@@ -1,5 +1,5 @@
 // The CPU's part of a decode graph's step: the experts that the device posted as the host's, computed on the
-// team into the mailbox's results.
+// pool into the mailbox's results.
 #pragma once
 #include <cstdint>
 #include <vector>
@@ -12,7 +12,7 @@ namespace twofold {
 
 class MailboxExperts {
  public:
-  MailboxExperts(ThreadTeam& team, const ExpertStore& store);
+  MailboxExperts(ThreadPool& pool, const ExpertStore& store);
 
   // results[t] = sum over token t's pairs on the CPU of weight * expert(activations[t]), in rank order.
   // Throws std::out_of_range on an expert that the layer does not have.

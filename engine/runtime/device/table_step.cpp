@@ -11,11 +11,11 @@ static_assert(Placement(cuda::kHit) == Placement::kHit && Placement(cuda::kCpu) 
                   Placement(cuda::kFetched) == Placement::kFetched && cuda::kNobody == kNumPlacements,
               "the device's placements are the scheduler's");
 
-TableStep::TableStep(Mailbox& mailbox, MoeExecutor& executor, CudaAccelerator& accelerator, ThreadTeam& team)
+TableStep::TableStep(Mailbox& mailbox, MoeExecutor& executor, CudaAccelerator& accelerator, ThreadPool& pool)
     : mailbox_(mailbox),
       executor_(executor),
       accelerator_(accelerator),
-      experts_(team, executor.store()),
+      experts_(pool, executor.store()),
       cpu_us_of_(size_t(mailbox.shape().num_layers)) {
   const MailboxShape& shape = mailbox.shape();
   const ExpertStore& store = executor.store();

@@ -1,5 +1,5 @@
 // The host's part of a table step: a decode step whose layers the device places itself, from the slot tables
-// published at its begin, and whose misses the CPU team computes through the mailbox. One thread calls all of
+// published at its begin, and whose misses the CPU pool computes through the mailbox. One thread calls all of
 // this, in this order:
 //
 //   begin     the rows, and the tables that what `compute` is given from now on reads
@@ -26,7 +26,7 @@ namespace twofold {
 class TableStep {
  public:
   // All of these outlive it. Throws std::invalid_argument where the mailbox is not the model's.
-  TableStep(Mailbox& mailbox, MoeExecutor& executor, CudaAccelerator& accelerator, ThreadTeam& team);
+  TableStep(Mailbox& mailbox, MoeExecutor& executor, CudaAccelerator& accelerator, ThreadPool& pool);
 
   // The device may hold more rows than are named here: padding, routed to nobody, behind them.
   void begin(StepRows rows, StreamHandle compute);

@@ -22,7 +22,7 @@ inline constexpr const char* kWorkNames[] = {"embedding", "qkv",     "keys_value
                                              "router",    "experts", "dense_ffn",   "head"};
 inline constexpr int kNumWorks = static_cast<int>(sizeof kWorkNames / sizeof kWorkNames[0]);
 
-// Nanoseconds since the process began. Operations of several teams at once add up.
+// Nanoseconds since the process began. Operations of several pools at once add up.
 inline std::atomic<int64_t> work_ns[kNumWorks];
 
 class WorkTimer {

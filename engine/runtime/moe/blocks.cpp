@@ -57,7 +57,7 @@ void SharedExperts::forward(float* hidden, const float* normed, int T) {
     weights_.resize(static_cast<size_t>(T));
     const Weight gate{gate_, kernels::DType::kF32, 1, H};
     const double products = static_cast<double>(T) * H;
-    for_ranges(team_, T, 1, work_us(4.0 * products, 2.0 * products), [&](int64_t first, int64_t count) {
+    for_ranges(pool_, T, 1, work_us(4.0 * products, 2.0 * products), [&](int64_t first, int64_t count) {
       float* weights = weights_.data() + first;
       matmul_rows(table_, normed + first * H, gate, 0, 1, weights, 1, static_cast<int>(count));
       for (int64_t t = 0; t < count; ++t) weights[t] = 1.0f / (1.0f + std::exp(-weights[t]));

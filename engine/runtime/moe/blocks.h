@@ -62,8 +62,8 @@ class RoutedExperts final : public Block {
 class SharedExperts final : public Block {
  public:
   // gate [hidden], null: none. It is not owned.
-  SharedExperts(const kernels::KernelTable& table, ThreadTeam& team, GatedFfn ffn, const float* gate)
-      : table_(table), team_(team), ffn_(std::move(ffn)), gate_(gate) {}
+  SharedExperts(const kernels::KernelTable& table, ThreadPool& pool, GatedFfn ffn, const float* gate)
+      : table_(table), pool_(pool), ffn_(std::move(ffn)), gate_(gate) {}
 
   void forward(float* hidden, StepState& step) override;
   void forward(float* hidden, const float* normed, int T);
@@ -71,7 +71,7 @@ class SharedExperts final : public Block {
 
  private:
   const kernels::KernelTable& table_;
-  ThreadTeam& team_;
+  ThreadPool& pool_;
   GatedFfn ffn_;
   const float* gate_;
   std::vector<float> weights_;

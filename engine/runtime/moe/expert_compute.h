@@ -5,7 +5,7 @@
 #include <span>
 #include <vector>
 
-#include "host/thread_team.h"
+#include "host/thread_pool.h"
 #include "moe/expert_store.h"
 #include "ops/packed_ffn.h"
 
@@ -38,8 +38,8 @@ struct ExpertGroups {
 class ExpertCompute {
  public:
   // rounding: kOfDevice where a device computes other experts of the same layers (rounding.h).
-  ExpertCompute(ThreadTeam& team, const ExpertShape& shape, kernels::Rounding rounding)
-      : ffn_(kernels::kernel_table(), team, shape.hidden, shape.intermediate, rounding) {}
+  ExpertCompute(ThreadPool& pool, const ExpertShape& shape, kernels::Rounding rounding)
+      : ffn_(kernels::kernel_table(), pool, shape.hidden, shape.intermediate, rounding) {}
 
   // hidden[t] += sum over rank k of weights[t, k] * expert(normed[t]), added in rank order; pairs that are in
   // no group are left out. group_weights[g] is where the packed weights of group g lie, laid out as `layout`

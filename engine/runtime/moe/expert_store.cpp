@@ -37,19 +37,19 @@ ExpertStore::ExpertStore(int num_experts, ExpertShape shape, std::span<const Ffn
   memory_ = PageMemory(total, huge_pages);
 }
 
-void ExpertStore::put(ThreadTeam& team, int layer, int first, std::span<const ExpertSource> experts) {
+void ExpertStore::put(ThreadPool& pool, int layer, int first, std::span<const ExpertSource> experts) {
   PanelPieces pieces;  // of three items for each expert
   for (size_t e = 0; e < experts.size(); ++e) {
     const SourceMatrix* matrices[] = {&experts[e].gate, &experts[e].up, &experts[e].down};
     for (int m = 0; m < 3; ++m) {
-      pieces.add(int(3 * e) + m, kernels::num_panels(matrices[m]->rows), kPackPanels, team.num_nodes());
+      pieces.add(int(3 * e) + m, kernels::num_panels(matrices[m]->rows), kPackPanels, pool.num_nodes());
     }
   }
-  pieces.finish(team.num_nodes());
+  pieces.finish(pool.num_nodes());
   const LoopPhase phase = pieces.phase();
   const ExpertLayout& of_layer = layout(layer);
   const size_t offsets[] = {0, of_layer.up_offset, of_layer.down_offset};
-  team.parallel_phases(
+  pool.parallel_phases(
       {&phase, 1},
       [&](int, int64_t chunk, int) {
         const PanelRange& piece = pieces[chunk];

@@ -43,9 +43,9 @@ class ExpertStore {
   ExpertStore(int num_experts, ExpertShape shape, std::span<const FfnFormats> formats,
               bool huge_pages = true);
 
-  // Packs experts [first, first + count) of a layer on the team. Shapes and formats are the caller's to
+  // Packs experts [first, first + count) of a layer on the pool. Shapes and formats are the caller's to
   // check.
-  void put(ThreadTeam& team, int layer, int first, std::span<const ExpertSource> experts);
+  void put(ThreadPool& pool, int layer, int first, std::span<const ExpertSource> experts);
 
   const std::byte* expert(int layer, int expert) const {
     return memory_.data() + layer_offsets_[size_t(layer)] + size_t(expert) * stride(layer);

@@ -10,18 +10,18 @@
 
 namespace twofold {
 
-MoeExecutor::MoeExecutor(ThreadTeam& team, const ExpertStore& store, std::optional<CostModel> cost)
+MoeExecutor::MoeExecutor(ThreadPool& pool, const ExpertStore& store, std::optional<CostModel> cost)
     : store_(store),
       accelerator_(std::make_unique<NoAccelerator>(store, std::move(cost))),
       correction_(store.num_layers()),
-      compute_(team, store.shape(), accelerator_->rounding()),
+      compute_(pool, store.shape(), accelerator_->rounding()),
       where_of_expert_(size_t(store.num_experts())) {}
 
-MoeExecutor::MoeExecutor(ThreadTeam& team, const ExpertStore& store,
+MoeExecutor::MoeExecutor(ThreadPool& pool, const ExpertStore& store,
                          std::shared_ptr<SlottedAccelerator> accelerator, bool preload)
     : store_(store),
       correction_(store.num_layers()),
-      compute_(team, store.shape(), accelerator->rounding()),
+      compute_(pool, store.shape(), accelerator->rounding()),
       where_of_expert_(size_t(store.num_experts())) {
   accelerator->record_to(events_);
   if (preload) accelerator->preload_all();

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "host/thread_team.h"
+#include "host/thread_pool.h"
 #include "moe/accelerator.h"
 #include "moe/event_log.h"
 #include "moe/expert_compute.h"
@@ -42,9 +42,9 @@ struct MeasuredTimes {
 class MoeExecutor {
  public:
   // No accelerator: all experts on the CPU at full speed; with a cost model their time is predicted too.
-  MoeExecutor(ThreadTeam& team, const ExpertStore& store, std::optional<CostModel> cost = std::nullopt);
+  MoeExecutor(ThreadPool& pool, const ExpertStore& store, std::optional<CostModel> cost = std::nullopt);
   // preload: upload all experts first (needs a slot for each).
-  MoeExecutor(ThreadTeam& team, const ExpertStore& store, std::shared_ptr<SlottedAccelerator> accelerator,
+  MoeExecutor(ThreadPool& pool, const ExpertStore& store, std::shared_ptr<SlottedAccelerator> accelerator,
               bool preload);
 
   // The step's rows: what forward's tokens are called in the events.

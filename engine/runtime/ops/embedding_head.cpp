@@ -7,7 +7,7 @@
 
 namespace twofold {
 
-void embed(ThreadTeam& team, const SourceMatrix& table, const int32_t* token_ids, float* out, int T) {
+void embed(ThreadPool& pool, const SourceMatrix& table, const int32_t* token_ids, float* out, int T) {
   const WorkTimer timer(Work::kEmbedding);
   for (int t = 0; t < T; ++t) {
     if (token_ids[t] < 0 || token_ids[t] >= table.rows) {
@@ -16,7 +16,7 @@ void embed(ThreadTeam& team, const SourceMatrix& table, const int32_t* token_ids
     }
   }
   const double elements = static_cast<double>(T) * static_cast<double>(table.columns);
-  for_ranges(team, T, 1, work_us(4.0 * elements, 30.0 * elements), [&](int64_t first, int64_t count) {
+  for_ranges(pool, T, 1, work_us(4.0 * elements, 30.0 * elements), [&](int64_t first, int64_t count) {
     for (int64_t t = first; t < first + count; ++t) {
       kernels::dequantise_row(table.format, table.row(token_ids[t]), table.row_scales(token_ids[t]),
                               table.columns, out + t * table.columns);
@@ -27,8 +27,8 @@ void embed(ThreadTeam& team, const SourceMatrix& table, const int32_t* token_ids
 void LmHead::forward(const float* hidden_rows, float* logits, int R) {
   if (R == 0) return;
   const WorkTimer timer(Work::kHead);
-  const auto lock = team_.lock_scratch();
-  linear(table_, team_, {.x = hidden_rows, .ld = hidden_size(), .norm = norm_, .eps = eps_}, R, weight_,
+  const auto lock = pool_.lock_scratch();
+  linear(table_, pool_, {.x = hidden_rows, .ld = hidden_size(), .norm = norm_, .eps = eps_}, R, weight_,
          nullptr, logits);
 }
 

@@ -2,21 +2,21 @@
 #pragma once
 #include <cstdint>
 
-#include "host/thread_team.h"
+#include "host/thread_pool.h"
 #include "ops/linear.h"
 #include "ops/packed_matrix.h"
 
 namespace twofold {
 
 // out[t] = table[token_ids[t]] as f32, exactly. Throws KernelFailure for an id outside the table.
-void embed(ThreadTeam& team, const SourceMatrix& table, const int32_t* token_ids, float* out, int T);
+void embed(ThreadPool& pool, const SourceMatrix& table, const int32_t* token_ids, float* out, int T);
 
 class LmHead {
  public:
   // norm [hidden]; weight [vocabulary, hidden].
-  LmHead(const kernels::KernelTable& table, ThreadTeam& team, const float* norm, const PackedMatrix& weight,
+  LmHead(const kernels::KernelTable& table, ThreadPool& pool, const float* norm, const PackedMatrix& weight,
          float eps)
-      : table_(table), team_(team), norm_(norm), weight_(weight), eps_(eps) {}
+      : table_(table), pool_(pool), norm_(norm), weight_(weight), eps_(eps) {}
 
   // logits[r] = weight . norm(hidden_rows[r]). The caller picks the rows it wants logits of.
   void forward(const float* hidden_rows, float* logits, int R);
@@ -26,7 +26,7 @@ class LmHead {
 
  private:
   const kernels::KernelTable& table_;
-  ThreadTeam& team_;
+  ThreadPool& pool_;
   const float* norm_;
   const PackedMatrix& weight_;
   float eps_;

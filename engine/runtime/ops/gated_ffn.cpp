@@ -4,9 +4,9 @@
 
 namespace twofold {
 
-GatedFfn::GatedFfn(const kernels::KernelTable& table, ThreadTeam& team, const PackedMatrix& gate,
+GatedFfn::GatedFfn(const kernels::KernelTable& table, ThreadPool& pool, const PackedMatrix& gate,
                    const PackedMatrix& up, const PackedMatrix& down)
-    : ffn_(table, team, static_cast<int>(gate.columns()), static_cast<int>(gate.rows())),
+    : ffn_(table, pool, static_cast<int>(gate.columns()), static_cast<int>(gate.rows())),
       panels_{gate.segments().front().panels, up.segments().front().panels, down.segments().front().panels},
       formats_{gate.segments().front().format, up.segments().front().format, down.segments().front().format} {
 }

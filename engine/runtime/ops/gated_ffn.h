@@ -2,7 +2,7 @@
 #pragma once
 #include <vector>
 
-#include "host/thread_team.h"
+#include "host/thread_pool.h"
 #include "ops/linear.h"
 #include "ops/packed_ffn.h"
 #include "ops/packed_matrix.h"
@@ -12,7 +12,7 @@ namespace twofold {
 class GatedFfn {
  public:
   // gate and up [intermediate, hidden], down [hidden, intermediate], each of one segment.
-  GatedFfn(const kernels::KernelTable& table, ThreadTeam& team, const PackedMatrix& gate,
+  GatedFfn(const kernels::KernelTable& table, ThreadPool& pool, const PackedMatrix& gate,
            const PackedMatrix& up, const PackedMatrix& down);
 
   // sum[t] += weights[t] * down(silu(gate(x_t)) * up(x_t)); no weights: all 1. input and sum are [T, hidden]

@@ -13,16 +13,16 @@ constexpr int kTileRows = 32;  // query rows (tokens x heads of a group) compute
 constexpr int64_t kScoreFloats = int64_t{1}
                                  << 18;  // of one tile: 1 MiB, about a core's share of the near caches
 
-// Of the team's scratch, beside linear()'s.
+// Of the pool's scratch, beside linear()'s.
 constexpr int kQkvSlot = 1, kAttendedSlot = 2, kTileSlot = 3;
 
 int64_t padded(int64_t n) { return (n + 15) / 16 * 16; }
 
 }  // namespace
 
-GqaAttention::GqaAttention(const kernels::KernelTable& table, ThreadTeam& team, const GqaWeights& weights,
+GqaAttention::GqaAttention(const kernels::KernelTable& table, ThreadPool& pool, const GqaWeights& weights,
                            const GqaShape& shape)
-    : table_(table), team_(team), weights_(weights), shape_(shape) {}
+    : table_(table), pool_(pool), weights_(weights), shape_(shape) {}
 
 void GqaAttention::check(const AttentionBatch& batch, const StateCache& cache, int layer) const {
   if (layer < 0 || layer >= cache.num_layers()) {
@@ -51,18 +51,18 @@ void GqaAttention::forward(float* hidden, AttentionBatch& batch, StateCache& cac
   batch.check_pages(cache);
   const int T = batch.num_tokens();
   if (T == 0) return;
-  const auto lock = team_.lock_scratch();
+  const auto lock = pool_.lock_scratch();
   WorkTimer timer(Work::kQkv);
-  float* qkv = team_.scratch_floats(kQkvSlot, T * weights_.qkv->rows());
-  linear(table_, team_, {.x = hidden, .ld = hidden_size(), .norm = weights_.norm, .eps = shape_.eps}, T,
+  float* qkv = pool_.scratch_floats(kQkvSlot, T * weights_.qkv->rows());
+  linear(table_, pool_, {.x = hidden, .ld = hidden_size(), .norm = weights_.norm, .eps = shape_.eps}, T,
          *weights_.qkv, weights_.qkv_bias, qkv);
   timer.next(Work::kKeysValues);
   store_keys_values(qkv, batch, cache, layer);
   timer.next(Work::kAttention);
-  float* attended = team_.scratch_floats(kAttendedSlot, static_cast<int64_t>(T) * weights_.o->columns());
+  float* attended = pool_.scratch_floats(kAttendedSlot, static_cast<int64_t>(T) * weights_.o->columns());
   attend(qkv, attended, batch, cache, layer);
   timer.next(Work::kOutput);
-  linear(table_, team_, {.x = attended, .ld = weights_.o->columns()}, T, *weights_.o, weights_.o_bias, hidden,
+  linear(table_, pool_, {.x = attended, .ld = weights_.o->columns()}, T, *weights_.o, weights_.o_bias, hidden,
          true);
 }
 
@@ -80,7 +80,7 @@ void GqaAttention::store_keys_values(float* qkv, const AttentionBatch& batch, co
       std::memcpy(to, row, static_cast<size_t>(D) * sizeof(float));
     }
   };
-  for_ranges(team_, T, 1,
+  for_ranges(pool_, T, 1,
              work_us(4.0 * T * static_cast<double>(width), 10.0 * T * static_cast<double>(width)),
              [&](int64_t first, int64_t count) {
                for (int t = static_cast<int>(first); t < first + count; ++t) {
@@ -121,7 +121,7 @@ void GqaAttention::attend(const float* qkv, float* out, AttentionBatch& batch, c
   const std::vector<AttentionTile>& tiles = batch.tiles(tile_tokens);
 
   const int64_t memory = padded(tile_memory(tile_tokens * group, context));
-  float* scratch = team_.scratch_floats(kTileSlot, memory * team_.num_threads());
+  float* scratch = pool_.scratch_floats(kTileSlot, memory * pool_.num_threads());
   const int64_t tasks = static_cast<int64_t>(tiles.size()) * shape_.num_kv_heads;
   const auto run = [&](int64_t task, int thread) {
     // Tiles of high positions cost most: those first, so that the last chunks are small.
@@ -135,7 +135,7 @@ void GqaAttention::attend(const float* qkv, float* out, AttentionBatch& batch, c
               4.0 * work * group) < kForkUs) {
     for (int64_t task = 0; task < tasks; ++task) run(task, 0);
   } else {
-    team_.parallel_for(tasks, run);
+    pool_.parallel_for(tasks, run);
   }
 }
 

@@ -2,7 +2,7 @@
 // and keys (Qwen3), rotary embedding, a paged cache of keys and values, and an optional sliding window. In
 // the cache it has a plane per key head, then one per value head, each head_dim wide.
 #pragma once
-#include "host/thread_team.h"
+#include "host/thread_pool.h"
 #include "ops/attention_batch.h"
 #include "ops/linear.h"
 #include "ops/packed_matrix.h"
@@ -30,7 +30,7 @@ struct GqaShape {
 
 class GqaAttention {
  public:
-  GqaAttention(const kernels::KernelTable& table, ThreadTeam& team, const GqaWeights& weights,
+  GqaAttention(const kernels::KernelTable& table, ThreadPool& pool, const GqaWeights& weights,
                const GqaShape& shape);
 
   // hidden [T, hidden_size] is read and added to. Writes the tokens' keys and values into `layer` of the
@@ -49,7 +49,7 @@ class GqaAttention {
   int64_t tile_memory(int rows, int context) const;
 
   const kernels::KernelTable& table_;
-  ThreadTeam& team_;
+  ThreadPool& pool_;
   GqaWeights weights_;
   GqaShape shape_;
 };

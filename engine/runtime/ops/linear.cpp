@@ -16,22 +16,22 @@ constexpr double kChunkUs = 4.0;
 
 }  // namespace
 
-void for_ranges(ThreadTeam& team, int64_t num_items, int64_t grain, double total_us,
+void for_ranges(ThreadPool& pool, int64_t num_items, int64_t grain, double total_us,
                 FunctionRef<void(int64_t, int64_t)> body) {
   if (num_items == 0) return;
-  if (team.num_threads() == 1 || total_us < kForkUs) return body(0, num_items);
+  if (pool.num_threads() == 1 || total_us < kForkUs) return body(0, num_items);
   // Pieces of 3 us or more, and some for every thread to steal: four each.
-  const int64_t wanted = std::clamp<int64_t>(static_cast<int64_t>(total_us / 3.0), 2, 4 * team.num_threads());
+  const int64_t wanted = std::clamp<int64_t>(static_cast<int64_t>(total_us / 3.0), 2, 4 * pool.num_threads());
   const int64_t size = std::max(grain, (num_items + wanted * grain - 1) / (wanted * grain) * grain);
-  team.parallel_for((num_items + size - 1) / size, [&](int64_t chunk, int) {
+  pool.parallel_for((num_items + size - 1) / size, [&](int64_t chunk, int) {
     const int64_t first = chunk * size;
     body(first, std::min(size, num_items - first));
   });
 }
 
-void for_phases(ThreadTeam& team, std::span<const LoopPhase> phases, double total_us,
-                ThreadTeam::PhasesBody body) {
-  if (total_us >= kForkUs) return team.parallel_phases(phases, body);
+void for_phases(ThreadPool& pool, std::span<const LoopPhase> phases, double total_us,
+                ThreadPool::PhasesBody body) {
+  if (total_us >= kForkUs) return pool.parallel_phases(phases, body);
   for (size_t p = 0; p < phases.size(); ++p) {
     for (int64_t chunk = 0; chunk < phases[p].num_chunks; ++chunk) body(static_cast<int>(p), chunk, 0);
   }
@@ -83,7 +83,7 @@ void EncodedRows::copy(int64_t from, int64_t to) const {
   }
 }
 
-void linear(const kernels::KernelTable& table, ThreadTeam& team, const InputRows& input, int M,
+void linear(const kernels::KernelTable& table, ThreadPool& pool, const InputRows& input, int M,
             const PackedMatrix& w, const float* bias, float* y, bool add) {
   kernels::WeightFormat formats[kernels::kNumWeightFormats];
   int num_formats = 0;
@@ -94,11 +94,11 @@ void linear(const kernels::KernelTable& table, ThreadTeam& team, const InputRows
   const int64_t K = w.columns(), N = w.rows();
   EncodedRows rows(table, {formats, static_cast<size_t>(num_formats)}, K);
   const int64_t temporary_bytes = (K * 4 + 63) / 64 * 64;
-  std::byte* const memory = team.scratch(kLinearSlot, rows.bytes(M) + temporary_bytes * team.num_threads());
+  std::byte* const memory = pool.scratch(kLinearSlot, rows.bytes(M) + temporary_bytes * pool.num_threads());
   const auto temporary_of = [&](int thread) {
     return reinterpret_cast<float*>(memory + thread * temporary_bytes);
   };
-  rows.place(memory + temporary_bytes * team.num_threads(), M);
+  rows.place(memory + temporary_bytes * pool.num_threads(), M);
 
   PanelPieces pieces;
   double total_us = 0;
@@ -107,9 +107,9 @@ void linear(const kernels::KernelTable& table, ThreadTeam& team, const InputRows
     const double us = product_us(static_cast<double>(segment.panel_bytes), 64.0 * static_cast<double>(K) * M);
     total_us += us * static_cast<double>(segment.num_panels);
     pieces.add(static_cast<int>(s), segment.num_panels,
-               panels_per_chunk(us, M, segment.num_panels, team.num_threads()), team.num_nodes());
+               panels_per_chunk(us, M, segment.num_panels, pool.num_threads()), pool.num_nodes());
   }
-  pieces.finish(team.num_nodes());
+  pieces.finish(pool.num_nodes());
 
   const auto multiply = [&](const PanelRange& piece) {
     const PackedMatrix::Segment& segment = w.segments()[static_cast<size_t>(piece.item)];
@@ -145,28 +145,28 @@ void linear(const kernels::KernelTable& table, ThreadTeam& team, const InputRows
   if (M <= 2) {  // not worth a phase of its own
     for (int m = 0; m < M; ++m) rows.encode(input, m, m, temporary_of(0));
     const LoopPhase phase = pieces.phase();
-    return for_phases(team, {&phase, 1}, total_us, [&](int, int64_t chunk, int) { multiply(pieces[chunk]); });
+    return for_phases(pool, {&phase, 1}, total_us, [&](int, int64_t chunk, int) { multiply(pieces[chunk]); });
   }
   Countdown encoded;
   const int num_encodes = (M + kEncodeRows - 1) / kEncodeRows;
   encoded.start(num_encodes);
   const LoopPhase phases[] = {{num_encodes}, pieces.phase()};
-  for_phases(team, phases, total_us, [&](int phase, int64_t chunk, int thread) {
+  for_phases(pool, phases, total_us, [&](int phase, int64_t chunk, int thread) {
     if (phase == 0) {
       const int64_t end = std::min<int64_t>((chunk + 1) * kEncodeRows, M);
       for (int64_t m = chunk * kEncodeRows; m < end; ++m) rows.encode(input, m, m, temporary_of(thread));
       encoded.done();
       return;
     }
-    encoded.wait(team);
+    encoded.wait(pool);
     multiply(pieces[chunk]);
   });
 }
 
-void norm_rows(const kernels::KernelTable& table, ThreadTeam& team, const float* x, const float* weight,
+void norm_rows(const kernels::KernelTable& table, ThreadPool& pool, const float* x, const float* weight,
                float eps, float* out, int M, int n) {
   const double us = work_us(8.0 * M * n, 4.0 * M * n);
-  for_ranges(team, M, 1, us, [&](int64_t first, int64_t count) {
+  for_ranges(pool, M, 1, us, [&](int64_t first, int64_t count) {
     for (int64_t m = first; m < first + count; ++m) table.rmsnorm(x + m * n, weight, eps, out + m * n, n);
   });
 }

@@ -1,9 +1,9 @@
-// Products of activations with packed matrices over a thread team. How the work is cut, or whether it is cut
+// Products of activations with packed matrices over a thread pool. How the work is cut, or whether it is cut
 // at all, never shows in the result (see packed_kernels.h on determinism).
 #pragma once
 #include <span>
 
-#include "host/thread_team.h"
+#include "host/thread_pool.h"
 #include "ops/packed_matrix.h"
 #include "twofold/kernels.h"
 
@@ -22,14 +22,14 @@ inline double product_us(double bytes, double flops) {
   return read > compute ? read : compute;
 }
 
-// Calls body(first, count) over [0, num_items) in pieces of a multiple of `grain` items, on the team when the
+// Calls body(first, count) over [0, num_items) in pieces of a multiple of `grain` items, on the pool when the
 // whole is worth a fork, at once otherwise.
-void for_ranges(ThreadTeam& team, int64_t num_items, int64_t grain, double total_us,
+void for_ranges(ThreadPool& pool, int64_t num_items, int64_t grain, double total_us,
                 FunctionRef<void(int64_t first, int64_t count)> body);
 
-// The phases on the team when the whole is worth a fork, at once otherwise.
-void for_phases(ThreadTeam& team, std::span<const LoopPhase> phases, double total_us,
-                ThreadTeam::PhasesBody body);
+// The phases on the pool when the whole is worth a fork, at once otherwise.
+void for_phases(ThreadPool& pool, std::span<const LoopPhase> phases, double total_us,
+                ThreadPool::PhasesBody body);
 
 // Panels that one chunk multiplies with M rows: some microseconds of work, and enough chunks to share out.
 int64_t panels_per_chunk(double us_per_panel, double M, int64_t num_panels, int num_threads);
@@ -75,11 +75,11 @@ class EncodedRows {
 // y[m, n] = input_m . w_n + bias[n] (bias may be null); added to y with `add`. y is [M, rows of w]. Takes
 // scratch slot kLinearSlot; the caller holds the lock.
 inline constexpr int kLinearSlot = 0;
-void linear(const kernels::KernelTable& table, ThreadTeam& team, const InputRows& input, int M,
+void linear(const kernels::KernelTable& table, ThreadPool& pool, const InputRows& input, int M,
             const PackedMatrix& w, const float* bias, float* y, bool add = false);
 
 // out_m = rmsnorm(x_m) for M rows of n.
-void norm_rows(const kernels::KernelTable& table, ThreadTeam& team, const float* x, const float* weight,
+void norm_rows(const kernels::KernelTable& table, ThreadPool& pool, const float* x, const float* weight,
                float eps, float* out, int M, int n);
 
 }  // namespace twofold

@@ -16,14 +16,14 @@ constexpr int64_t kScoreFloats = int64_t{1} << 18;  // of one tile
 constexpr int64_t kQueryFloats = int64_t{1} << 24;  // of the tokens that are computed together: 64 MiB
 constexpr int kMostRows = 128;                      // that one chunk of linear_by_head encodes
 
-// Of the team's scratch, beside linear()'s. The weighted latents take the place of the queries.
+// Of the pool's scratch, beside linear()'s. The weighted latents take the place of the queries.
 constexpr int kCompressedSlot = 1, kHeadsSlot = 2, kQuerySlot = 3, kTileSlot = 4;
 
 int64_t padded(int64_t n) { return (n + 15) / 16 * 16; }
 
 }  // namespace
 
-void linear_by_head(const kernels::KernelTable& table, ThreadTeam& team, const HeadRows<const float>& x,
+void linear_by_head(const kernels::KernelTable& table, ThreadPool& pool, const HeadRows<const float>& x,
                     int M, const PackedMatrix& w, const HeadRows<float>& y) {
   kernels::WeightFormat formats[kernels::kNumWeightFormats];
   int num_formats = 0;
@@ -36,21 +36,21 @@ void linear_by_head(const kernels::KernelTable& table, ThreadTeam& team, const H
   const int block = std::min(M, kMostRows);
   const int64_t temporary = (K * 4 + 63) / 64 * 64;
   const int64_t memory = temporary + (encoder.bytes(block) + 63) / 64 * 64;
-  std::byte* const scratch = team.scratch(kLinearSlot, memory * team.num_threads());
+  std::byte* const scratch = pool.scratch(kLinearSlot, memory * pool.num_threads());
 
   PanelPieces pieces;
   double total_us = 0;
   // A chunk encodes what it multiplies, so a head's panels are shared out only where heads are few.
-  const bool by_head = static_cast<int64_t>(w.segments().size()) >= 4 * team.num_threads();
+  const bool by_head = static_cast<int64_t>(w.segments().size()) >= 4 * pool.num_threads();
   for (size_t h = 0; h < w.segments().size(); ++h) {
     const PackedMatrix::Segment& segment = w.segments()[h];
     total_us += product_us(static_cast<double>(segment.num_panels * segment.panel_bytes),
                            64.0 * static_cast<double>(segment.num_panels * K) * M);
-    pieces.add(static_cast<int>(h), segment.num_panels, by_head ? segment.num_panels : 4, team.num_nodes());
+    pieces.add(static_cast<int>(h), segment.num_panels, by_head ? segment.num_panels : 4, pool.num_nodes());
   }
-  pieces.finish(team.num_nodes());
+  pieces.finish(pool.num_nodes());
   const LoopPhase phase = pieces.phase();
-  for_phases(team, {&phase, 1}, total_us, [&](int, int64_t chunk, int thread) {
+  for_phases(pool, {&phase, 1}, total_us, [&](int, int64_t chunk, int thread) {
     const PanelRange& piece = pieces[chunk];
     const PackedMatrix::Segment& segment = w.segments()[static_cast<size_t>(piece.item)];
     const kernels::FormatKernels& kernel = table.formats[int(segment.format)];
@@ -73,9 +73,9 @@ void linear_by_head(const kernels::KernelTable& table, ThreadTeam& team, const H
   });
 }
 
-MlaAttention::MlaAttention(const kernels::KernelTable& table, ThreadTeam& team, const MlaWeights& weights,
+MlaAttention::MlaAttention(const kernels::KernelTable& table, ThreadPool& pool, const MlaWeights& weights,
                            const MlaShape& shape)
-    : table_(table), team_(team), weights_(weights), shape_(shape) {}
+    : table_(table), pool_(pool), weights_(weights), shape_(shape) {}
 
 const StatePlane& MlaAttention::plane(const AttentionBatch& batch, const StateCache& cache, int layer) const {
   if (layer < 0 || layer >= cache.num_layers()) {
@@ -100,10 +100,10 @@ void MlaAttention::forward(float* hidden, AttentionBatch& batch, const StateCach
   batch.check_pages(cache);
   const int T = batch.num_tokens();
   if (T == 0) return;
-  const auto lock = team_.lock_scratch();
+  const auto lock = pool_.lock_scratch();
   WorkTimer timer(Work::kQkv);
-  float* a = team_.scratch_floats(kCompressedSlot, T * weights_.a->rows());
-  linear(table_, team_, {.x = hidden, .ld = hidden_size(), .norm = weights_.norm, .eps = shape_.eps}, T,
+  float* a = pool_.scratch_floats(kCompressedSlot, T * weights_.a->rows());
+  linear(table_, pool_, {.x = hidden, .ld = hidden_size(), .norm = weights_.norm, .eps = shape_.eps}, T,
          *weights_.a, weights_.a_bias, a);
   timer.next(Work::kKeysValues);
   store_latents(a, batch, plane, cache.page_size());
@@ -117,7 +117,7 @@ void MlaAttention::forward(float* hidden, AttentionBatch& batch, const StateCach
     int count = 0;
     while (end < tiles.size() && count + tiles[end].num_tokens <= most) count += tiles[end++].num_tokens;
     const int first = tiles[begin].first_token;
-    float* queries = team_.scratch_floats(kQuerySlot, count * query_floats);
+    float* queries = pool_.scratch_floats(kQuerySlot, count * query_floats);
     timer.next(Work::kQkv);
     make_queries(a, batch, first, count, queries);
     timer.next(Work::kAttention);
@@ -125,10 +125,10 @@ void MlaAttention::forward(float* hidden, AttentionBatch& batch, const StateCach
            tiling);
     timer.next(Work::kOutput);
     const int64_t width = weights_.o->columns();
-    float* values = team_.scratch_floats(kHeadsSlot, count * width);
-    linear_by_head(table_, team_, {queries, query_floats, shape_.cached()}, count, *weights_.v_b,
+    float* values = pool_.scratch_floats(kHeadsSlot, count * width);
+    linear_by_head(table_, pool_, {queries, query_floats, shape_.cached()}, count, *weights_.v_b,
                    {values, width, shape_.value});
-    linear(table_, team_, {.x = values, .ld = width}, count, *weights_.o, weights_.o_bias,
+    linear(table_, pool_, {.x = values, .ld = width}, count, *weights_.o, weights_.o_bias,
            hidden + static_cast<int64_t>(first) * hidden_size(), true);
     begin = end;
   }
@@ -152,7 +152,7 @@ void MlaAttention::store_latents(const float* a, const AttentionBatch& batch, co
   const int T = batch.num_tokens();
   const int64_t width = weights_.a->rows();
   const double elements = static_cast<double>(T) * shape_.cached();
-  for_ranges(team_, T, 1, work_us(12.0 * elements, 10.0 * elements), [&](int64_t first, int64_t count) {
+  for_ranges(pool_, T, 1, work_us(12.0 * elements, 10.0 * elements), [&](int64_t first, int64_t count) {
     std::vector<float> row(static_cast<size_t>(shape_.cached()));
     for (int t = static_cast<int>(first); t < first + count; ++t) {
       const float* from = a + t * width + q_rows();
@@ -179,9 +179,9 @@ MlaAttention::Tiling MlaAttention::tiling(const AttentionBatch& batch) const {
   const auto few = [&] {
     const int64_t tasks = static_cast<int64_t>(batch.num_tokens()) * shape_.num_heads / tiling.heads;
     return tiling.heads > kFewestHeads &&
-           (tasks < 2 * team_.num_threads() || static_cast<int64_t>(tiling.heads) * context > kScoreFloats);
+           (tasks < 2 * pool_.num_threads() || static_cast<int64_t>(tiling.heads) * context > kScoreFloats);
   };
-  if (batch.num_tokens() < 2 * team_.num_threads()) tiling.tokens = 1;
+  if (batch.num_tokens() < 2 * pool_.num_threads()) tiling.tokens = 1;
   while (tiling.tokens == 1 && few()) tiling.heads = (tiling.heads + 1) / 2;
   return tiling;
 }
@@ -194,15 +194,15 @@ void MlaAttention::make_queries(const float* a, const AttentionBatch& batch, int
   int64_t width = a_width;
   if (weights_.q_b != nullptr) {
     width = weights_.q_b->rows();
-    float* expanded = team_.scratch_floats(kHeadsSlot, count * width);
-    linear(table_, team_, {.x = q, .ld = a_width, .norm = weights_.q_norm, .eps = shape_.latent_eps}, count,
+    float* expanded = pool_.scratch_floats(kHeadsSlot, count * width);
+    linear(table_, pool_, {.x = q, .ld = a_width, .norm = weights_.q_norm, .eps = shape_.latent_eps}, count,
            *weights_.q_b, nullptr, expanded);
     q = expanded;
   }
   const int64_t query_width = static_cast<int64_t>(heads) * cached;
-  linear_by_head(table_, team_, {q, width, key}, count, *weights_.k_b, {queries, query_width, cached});
+  linear_by_head(table_, pool_, {q, width, key}, count, *weights_.k_b, {queries, query_width, cached});
   const double elements = static_cast<double>(count) * heads * shape_.rope;
-  for_ranges(team_, count, 1, work_us(8.0 * elements, 6.0 * elements), [&](int64_t from, int64_t n) {
+  for_ranges(pool_, count, 1, work_us(8.0 * elements, 6.0 * elements), [&](int64_t from, int64_t n) {
     for (int64_t t = from; t < from + n; ++t) {
       for (int h = 0; h < heads; ++h) {
         rotate(q + t * width + h * key + shape_.nope, queries + t * query_width + h * cached + shape_.latent,
@@ -217,7 +217,7 @@ void MlaAttention::attend(float* queries, const AttentionBatch& batch, const Sta
   const int heads = shape_.num_heads, cached = shape_.cached();
   const int64_t most_rows = static_cast<int64_t>(tiling.tokens) * tiling.heads;
   const int64_t memory = padded(most_rows * (padded(tiling.context) + cached)) + padded(most_rows);
-  float* scratch = team_.scratch_floats(kTileSlot, memory * team_.num_threads());
+  float* scratch = pool_.scratch_floats(kTileSlot, memory * pool_.num_threads());
   const int64_t parts = (heads + tiling.heads - 1) / tiling.heads;  // of a tile's heads
   double positions = 0;
   for (const AttentionTile& tile : tiles)
@@ -235,7 +235,7 @@ void MlaAttention::attend(float* queries, const AttentionBatch& batch, const Sta
   if (work_us(0, 4.0 * work) < kForkUs) {
     for (int64_t task = 0; task < tasks; ++task) run(task, 0);
   } else {
-    team_.parallel_for(tasks, run);
+    pool_.parallel_for(tasks, run);
   }
 }
 

@@ -8,7 +8,7 @@
 #pragma once
 #include <span>
 
-#include "host/thread_team.h"
+#include "host/thread_pool.h"
 #include "ops/attention_batch.h"
 #include "ops/linear.h"
 #include "ops/packed_matrix.h"
@@ -46,7 +46,7 @@ struct MlaShape {
 // In the cache it has one plane, `cached` wide.
 class MlaAttention {
  public:
-  MlaAttention(const kernels::KernelTable& table, ThreadTeam& team, const MlaWeights& weights,
+  MlaAttention(const kernels::KernelTable& table, ThreadPool& pool, const MlaWeights& weights,
                const MlaShape& shape);
 
   // hidden [T, hidden_size] is read and added to. Stores the tokens' latents in `layer` of the cache first, so
@@ -73,7 +73,7 @@ class MlaAttention {
   int64_t q_rows() const { return weights_.a->rows() - shape_.cached(); }
 
   const kernels::KernelTable& table_;
-  ThreadTeam& team_;
+  ThreadPool& pool_;
   MlaWeights weights_;
   MlaShape shape_;
 };
@@ -86,7 +86,7 @@ struct HeadRows {
 };
 
 // y(m, h) = w_h x(m, h). Takes scratch slot kLinearSlot; the caller holds the lock.
-void linear_by_head(const kernels::KernelTable& table, ThreadTeam& team, const HeadRows<const float>& x,
+void linear_by_head(const kernels::KernelTable& table, ThreadPool& pool, const HeadRows<const float>& x,
                     int M, const PackedMatrix& w, const HeadRows<float>& y);
 
 }  // namespace twofold

@@ -14,7 +14,7 @@ constexpr int kAddTokens = 4, kAddColumns = 512;  // that one chunk adds up
 // Of a piece: long stretches of memory, for every change of stream costs the time of about 20 KiB. What is
 // left over at the end of gate and up is no loss, as down begins with the groups that are ready.
 constexpr int64_t kMostPairs = 24, kMostDownPanels = 32;
-constexpr int kInputSlot = 0, kInnerSlot = 1, kOutputSlot = 2;  // of the team's scratch
+constexpr int kInputSlot = 0, kInnerSlot = 1, kOutputSlot = 2;  // of the pool's scratch
 
 int64_t panels_of(int rows) { return kernels::num_panels(rows); }
 
@@ -69,7 +69,7 @@ void PackedFfn::plan(const FfnFormats& formats, const FfnRows& rows) {
     return product_us(static_cast<double>(kernels::panel_bytes(format, columns)),
                       2.0 * kPanelRows * columns * load);
   };
-  const int threads = team_.num_threads(), nodes = team_.num_nodes();
+  const int threads = pool_.num_threads(), nodes = pool_.num_nodes();
   const double pair_us = us_of(formats.gate, hidden_) + us_of(formats.up, hidden_);
   const double down_us = us_of(formats.down, intermediate_);
   const int64_t inner_panels = panels_of(intermediate_), outer_panels = panels_of(hidden_);
@@ -92,7 +92,7 @@ void PackedFfn::plan(const FfnFormats& formats, const FfnRows& rows) {
 
 void PackedFfn::run(const FfnFormats& formats, const FfnRows& rows, const InputRows& input, float* sum) {
   if (rows.groups.empty()) return;
-  const auto lock = team_.lock_scratch();
+  const auto lock = pool_.lock_scratch();
   plan(formats, rows);
   const kernels::WeightFormat in[] = {formats.gate, formats.up}, out[] = {formats.down};
   Step step{.formats = formats,
@@ -109,11 +109,11 @@ void PackedFfn::run(const FfnFormats& formats, const FfnRows& rows, const InputR
             .multiplied = {}};
   const int num_rows = step.num_rows();
   const int64_t input_rows = step.one_token ? 1 : num_rows;
-  const int64_t temporary_bytes = (int64_t{hidden_} * 4 + 63) / 64 * 64 * team_.num_threads();
-  std::byte* const memory = team_.scratch(kInputSlot, step.inputs.bytes(input_rows) + temporary_bytes);
+  const int64_t temporary_bytes = (int64_t{hidden_} * 4 + 63) / 64 * 64 * pool_.num_threads();
+  std::byte* const memory = pool_.scratch(kInputSlot, step.inputs.bytes(input_rows) + temporary_bytes);
   step.inputs.place(memory + temporary_bytes, input_rows);
-  step.inner.place(team_.scratch(kInnerSlot, step.inner.bytes(num_rows)), num_rows);
-  step.outputs = team_.scratch_floats(kOutputSlot, step.output_stride * num_rows);
+  step.inner.place(pool_.scratch(kInnerSlot, step.inner.bytes(num_rows)), num_rows);
+  step.outputs = pool_.scratch_floats(kOutputSlot, step.output_stride * num_rows);
   row_of_.assign(size_t(rows.num_tokens) * size_t(rows.top_k), -1);
   for (int r = 0; r < num_rows; ++r) row_of_[size_t(rows.pairs[size_t(r)])] = r;
 
@@ -127,7 +127,7 @@ void PackedFfn::run(const FfnFormats& formats, const FfnRows& rows, const InputR
   step.multiplied.start(static_cast<int>(down_pieces_.size()));
 
   const auto temporary_of = [&](int thread) {
-    return reinterpret_cast<float*>(memory + thread * (temporary_bytes / team_.num_threads()));
+    return reinterpret_cast<float*>(memory + thread * (temporary_bytes / pool_.num_threads()));
   };
   const bool encode_first = rows.num_tokens <= 2;  // not worth a phase of its own
   const int64_t num_encodes = (rows.num_tokens + kEncodeTokens - 1) / kEncodeTokens;
@@ -137,7 +137,7 @@ void PackedFfn::run(const FfnFormats& formats, const FfnRows& rows, const InputR
       ((rows.num_tokens + kAddTokens - 1) / kAddTokens) * ((hidden_ + kAddColumns - 1) / kAddColumns);
   const LoopPhase phases[] = {
       {encode_first ? 0 : num_encodes}, gate_up_pieces_.phase(), down_pieces_.phase(), {num_adds}};
-  for_phases(team_, phases, total_us_, [&](int phase, int64_t chunk, int thread) {
+  for_phases(pool_, phases, total_us_, [&](int phase, int64_t chunk, int thread) {
     if (phase == 0) {
       encode_tokens(step, chunk * kEncodeTokens,
                     std::min<int64_t>((chunk + 1) * kEncodeTokens, rows.num_tokens), temporary_of(thread));
@@ -171,7 +171,7 @@ void PackedFfn::encode_tokens(Step& step, int64_t first, int64_t end, float* tem
 }
 
 void PackedFfn::gate_and_up(Step& step, const PanelRange& piece) {
-  step.encoded.wait(team_);
+  step.encoded.wait(pool_);
   const FfnPanels& panels = step.rows.groups[size_t(piece.item)];
   const kernels::FormatKernels& gate = table_.formats[int(step.formats.gate)];
   const kernels::FormatKernels& up = table_.formats[int(step.formats.up)];
@@ -213,7 +213,7 @@ void PackedFfn::down(Step& step, const PanelRange& piece) {
   const kernels::FormatKernels& kernel = table_.formats[int(step.formats.down)];
   const std::byte* panels = step.rows.groups[size_t(piece.item)].down +
                             piece.first * kernels::panel_bytes(step.formats.down, intermediate_);
-  step.group_left[piece.item].wait(team_);
+  step.group_left[piece.item].wait(pool_);
   const int column = static_cast<int>(piece.first) * kPanelRows;
   const int n = std::min(static_cast<int>(piece.count) * kPanelRows, hidden_ - column);
   const int begin = step.rows.begin[size_t(piece.item)], load = step.load(piece.item);
@@ -229,7 +229,7 @@ void PackedFfn::down(Step& step, const PanelRange& piece) {
 
 // Rank order, not group order: the sum must not depend on which experts other tokens were routed to.
 void PackedFfn::add_up(const Step& step, int64_t chunk) {
-  step.multiplied.wait(team_);
+  step.multiplied.wait(pool_);
   const int64_t num_ranges = (hidden_ + kAddColumns - 1) / kAddColumns;
   const int64_t column = chunk % num_ranges * kAddColumns;
   const int n = static_cast<int>(std::min<int64_t>(kAddColumns, hidden_ - column));

@@ -12,7 +12,7 @@
 #include <span>
 #include <vector>
 
-#include "host/thread_team.h"
+#include "host/thread_pool.h"
 #include "ops/linear.h"
 #include "ops/packed_matrix.h"
 #include "twofold/kernels.h"
@@ -45,9 +45,9 @@ struct FfnRows {
 class PackedFfn {
  public:
   // rounding: whose, between the two products.
-  PackedFfn(const kernels::KernelTable& table, ThreadTeam& team, int hidden, int intermediate,
+  PackedFfn(const kernels::KernelTable& table, ThreadPool& pool, int hidden, int intermediate,
             kernels::Rounding rounding = kernels::Rounding::kOfLevel)
-      : table_(table), team_(team), hidden_(hidden), intermediate_(intermediate), rounding_(rounding) {}
+      : table_(table), pool_(pool), hidden_(hidden), intermediate_(intermediate), rounding_(rounding) {}
 
   // sum[t] += sum over rank k of weights[t, k] * down(silu(gate(x_t)) * up(x_t)), in rank order. input and
   // sum are [num_tokens, hidden].
@@ -65,7 +65,7 @@ class PackedFfn {
   void add_up(const Step& step, int64_t chunk);
 
   const kernels::KernelTable& table_;
-  ThreadTeam& team_;
+  ThreadPool& pool_;
   int hidden_, intermediate_;
   kernels::Rounding rounding_;
   std::vector<int> row_of_;  // pair -> row, -1 where there is none

@@ -41,7 +41,7 @@ void pack_panels(const SourceMatrix& matrix, int64_t first, int64_t count, std::
   }
 }
 
-PackedMatrix::PackedMatrix(ThreadTeam& team, std::span<const SourceMatrix> parts) {
+PackedMatrix::PackedMatrix(ThreadPool& pool, std::span<const SourceMatrix> parts) {
   if (parts.empty())
     throw std::invalid_argument("PackedMatrix: no parts were given; expected at least one matrix");
   columns_ = parts.front().columns;
@@ -56,7 +56,7 @@ PackedMatrix::PackedMatrix(ThreadTeam& team, std::span<const SourceMatrix> parts
     rows_ += part.rows;
     bytes_ += static_cast<size_t>(segments_.back().num_panels * panel);
   }
-  memory_ = PageMemory(bytes_, team.num_nodes() == 1);
+  memory_ = PageMemory(bytes_, pool.num_nodes() == 1);
   std::byte* at = memory_.data();
   PanelPieces pieces;
   for (size_t s = 0; s < segments_.size(); ++s) {
@@ -64,11 +64,11 @@ PackedMatrix::PackedMatrix(ThreadTeam& team, std::span<const SourceMatrix> parts
     segment.panels = at;
     at += segment.num_panels * segment.panel_bytes;
     pieces.add(static_cast<int>(s), segment.num_panels,
-               std::max<int64_t>(1, kPackBytes / segment.panel_bytes), team.num_nodes());
+               std::max<int64_t>(1, kPackBytes / segment.panel_bytes), pool.num_nodes());
   }
-  pieces.finish(team.num_nodes());
+  pieces.finish(pool.num_nodes());
   const LoopPhase phase = pieces.phase();
-  team.parallel_phases(
+  pool.parallel_phases(
       {&phase, 1},
       [&](int, int64_t chunk, int) {
         const PanelRange& piece = pieces[chunk];

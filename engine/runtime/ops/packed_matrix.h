@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "host/page_memory.h"
-#include "host/thread_team.h"
+#include "host/thread_pool.h"
 #include "twofold/weight_format.h"
 
 namespace twofold {
@@ -47,9 +47,9 @@ class PackedMatrix {
     const std::byte* panel(int64_t p) const { return panels + p * panel_bytes; }
   };
 
-  // Packs on the team, each node's share by its own threads. Throws std::invalid_argument for no parts, empty
+  // Packs on the pool, each node's share by its own threads. Throws std::invalid_argument for no parts, empty
   // ones or different numbers of columns, std::bad_alloc.
-  PackedMatrix(ThreadTeam& team, std::span<const SourceMatrix> parts);
+  PackedMatrix(ThreadPool& pool, std::span<const SourceMatrix> parts);
 
   int64_t rows() const { return rows_; }
   int64_t columns() const { return columns_; }

@@ -37,9 +37,9 @@ void refuse(const char* what, int given, const std::string& expected) {
 
 }  // namespace
 
-Router::Router(const kernels::KernelTable& table, ThreadTeam& team, const RouterWeights& weights, float eps,
+Router::Router(const kernels::KernelTable& table, ThreadPool& pool, const RouterWeights& weights, float eps,
                const kernels::RouterShape& shape)
-    : table_(table), team_(team), weights_(weights), eps_(eps), shape_(shape) {
+    : table_(table), pool_(pool), weights_(weights), eps_(eps), shape_(shape) {
   const int experts = num_experts(), groups = shape.num_groups;
   if (shape.top_k < 1 || shape.top_k > experts)
     refuse("top_k", shape.top_k, "1 to the number of experts, " + std::to_string(experts));
@@ -125,22 +125,22 @@ void Router::pick(float* scores, float* choice, int32_t* ids, float* weights) co
 void Router::forward(const float* hidden, float* normed, int32_t* ids, float* weights, float* logits, int T) {
   if (T == 0) return;
   const WorkTimer timer(Work::kRouter);
-  const auto lock = team_.lock_scratch();
+  const auto lock = pool_.lock_scratch();
   const Weight& gate = weights_.gate;
   const int64_t experts = num_experts();
-  norm_rows(table_, team_, hidden, weights_.norm, eps_, normed, T, hidden_size());
+  norm_rows(table_, pool_, hidden, weights_.norm, eps_, normed, T, hidden_size());
   const int64_t choice_floats = experts + shape_.num_groups;
-  float* scores = team_.scratch_floats(0, T * (experts + choice_floats));
+  float* scores = pool_.scratch_floats(0, T * (experts + choice_floats));
   float* choices = scores + T * experts;
   const double elements = static_cast<double>(experts) * hidden_size();
   const double us =
       work_us(elements * static_cast<double>(kernels::element_bytes(gate.dtype)), 2.0 * elements * T);
-  for_ranges(team_, experts, 16, us, [&](int64_t first, int64_t count) {
+  for_ranges(pool_, experts, 16, us, [&](int64_t first, int64_t count) {
     matmul_rows(table_, normed, gate, first, static_cast<int>(count), scores + first, experts, T);
   });
   if (logits != nullptr) std::memcpy(logits, scores, static_cast<size_t>(T * experts) * sizeof(float));
   const double operations = static_cast<double>(T) * static_cast<double>(experts) * (20.0 + 16.0 * top_k());
-  for_ranges(team_, T, 1, work_us(0, operations), [&](int64_t first, int64_t count) {
+  for_ranges(pool_, T, 1, work_us(0, operations), [&](int64_t first, int64_t count) {
     for (int64_t t = first; t < first + count; ++t) {
       float* row = scores + t * experts;
       float* choice = choices + t * choice_floats;

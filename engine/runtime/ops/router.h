@@ -2,7 +2,7 @@
 #pragma once
 #include <cstdint>
 
-#include "host/thread_team.h"
+#include "host/thread_pool.h"
 #include "ops/linear.h"
 #include "ops/tensor_view.h"
 #include "twofold/router_shape.h"
@@ -19,7 +19,7 @@ struct RouterWeights {
 class Router {
  public:
   // Throws KernelFailure for a shape that the number of experts does not fit.
-  Router(const kernels::KernelTable& table, ThreadTeam& team, const RouterWeights& weights, float eps,
+  Router(const kernels::KernelTable& table, ThreadPool& pool, const RouterWeights& weights, float eps,
          const kernels::RouterShape& shape);
 
   // For T rows of hidden: normed [T, hidden], ids and weights [T, top_k] in the order of choosing, which is by
@@ -36,7 +36,7 @@ class Router {
   void pick(float* scores, float* choice, int32_t* ids, float* weights) const;
 
   const kernels::KernelTable& table_;
-  ThreadTeam& team_;
+  ThreadPool& pool_;
   RouterWeights weights_;
   float eps_;
   kernels::RouterShape shape_;

@@ -285,16 +285,16 @@ int32_t pick_alone(Row& row, Tally& tally) {
 
 // Fewer rows than threads: what takes long, the tally of a long row, is shared out in segments. Sums are
 // exact, so this gives what pick_alone does.
-void pick_shared(ThreadTeam& team, std::span<std::optional<Row>> rows, int32_t* tokens) {
+void pick_shared(ThreadPool& pool, std::span<std::optional<Row>> rows, int32_t* tokens) {
   const auto num_rows = static_cast<int64_t>(rows.size());
   int64_t num_segments = 1;
   for (const auto& row : rows)
     num_segments = std::max(num_segments, static_cast<int64_t>(row->size() / kLeastShared));
-  num_segments = std::min<int64_t>(num_segments, kSegmentsPerThread * team.num_threads());
+  num_segments = std::min<int64_t>(num_segments, kSegmentsPerThread * pool.num_threads());
   const auto is_shared = [&](const Row& row) { return !row.is_certain() && row.size() > kLeastShared; };
   const auto tallies = std::make_unique_for_overwrite<Tally[]>(static_cast<size_t>(num_rows * num_segments));
   if (std::any_of(rows.begin(), rows.end(), [&](const auto& row) { return is_shared(*row); })) {
-    team.parallel_for(num_rows * num_segments, [&](int64_t chunk, int) {
+    pool.parallel_for(num_rows * num_segments, [&](int64_t chunk, int) {
       const Row& row = *rows[static_cast<size_t>(chunk / num_segments)];
       const auto segment = static_cast<size_t>(chunk % num_segments), of = static_cast<size_t>(num_segments);
       if (is_shared(row))
@@ -302,7 +302,7 @@ void pick_shared(ThreadTeam& team, std::span<std::optional<Row>> rows, int32_t* 
                   tallies[static_cast<size_t>(chunk)]);
     });
   }
-  team.parallel_for(num_rows, [&](int64_t r, int) {
+  pool.parallel_for(num_rows, [&](int64_t r, int) {
     Row& row = *rows[static_cast<size_t>(r)];
     Tally* own = &tallies[static_cast<size_t>(r * num_segments)];
     if (!is_shared(row)) {
@@ -344,7 +344,7 @@ std::vector<LogProbability> largest(const SamplingKernels& kernels, std::span<co
 
 }  // namespace
 
-void pick_tokens(const kernels::KernelTable& table, ThreadTeam& team, float* logits, int64_t vocabulary,
+void pick_tokens(const kernels::KernelTable& table, ThreadPool& pool, float* logits, int64_t vocabulary,
                  std::span<const Draw> draws, std::span<const TokenRules* const> rules, int32_t* tokens) {
   const SamplingKernels& kernels = *table.sampling;
   const auto num_rows = static_cast<int64_t>(draws.size());
@@ -358,19 +358,19 @@ void pick_tokens(const kernels::KernelTable& table, ThreadTeam& team, float* log
   };
   const auto undo = [&](int64_t r) { TokenRules::undo(row_of(r), changes[static_cast<size_t>(r)]); };
 
-  const int num_threads = team.num_threads();
+  const int num_threads = pool.num_threads();
   if (num_rows<num_threads&& static_cast<size_t>(vocabulary)> kLeastShared) {
     std::vector<std::optional<Row>> rows(draws.size());
-    team.parallel_for(num_rows, [&](int64_t r, int) {
+    pool.parallel_for(num_rows, [&](int64_t r, int) {
       apply(r);
       rows[static_cast<size_t>(r)].emplace(kernels, row_of(r), draws[static_cast<size_t>(r)]);
     });
-    pick_shared(team, rows, tokens);
+    pick_shared(pool, rows, tokens);
     for (int64_t r = 0; r < num_rows; ++r) undo(r);
     return;
   }
   const auto tallies = std::make_unique_for_overwrite<Tally[]>(static_cast<size_t>(num_threads));
-  team.parallel_for(num_rows, [&](int64_t r, int thread) {
+  pool.parallel_for(num_rows, [&](int64_t r, int thread) {
     apply(r);
     Row row(kernels, row_of(r), draws[static_cast<size_t>(r)]);
     tokens[r] = pick_alone(row, tallies[static_cast<size_t>(thread)]);
@@ -378,11 +378,11 @@ void pick_tokens(const kernels::KernelTable& table, ThreadTeam& team, float* log
   });
 }
 
-void log_probabilities(const kernels::KernelTable& table, ThreadTeam& team, const float* logits,
+void log_probabilities(const kernels::KernelTable& table, ThreadPool& pool, const float* logits,
                        int64_t vocabulary, std::span<const LogProbabilityQuery> queries,
                        std::span<std::vector<LogProbability>> answers) {
   const SamplingKernels& kernels = *table.sampling;
-  team.parallel_for(static_cast<int64_t>(queries.size()), [&](int64_t i, int) {
+  pool.parallel_for(static_cast<int64_t>(queries.size()), [&](int64_t i, int) {
     const LogProbabilityQuery& query = queries[static_cast<size_t>(i)];
     const std::span row(logits + query.row * vocabulary, static_cast<size_t>(vocabulary));
     const double highest = highest_of(kernels, row.data(), row.size());

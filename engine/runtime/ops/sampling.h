@@ -17,7 +17,7 @@
 #include <cstdint>
 #include <span>
 
-#include "host/thread_team.h"
+#include "host/thread_pool.h"
 #include "ops/token_rules.h"
 #include "twofold/kernels.h"
 
@@ -32,7 +32,7 @@ struct Draw {
 // The token of each row of logits [R, vocabulary]. rules: [R], null where a row has none. Rows are changed
 // while this runs and are as before when it returns. A NaN is never picked; a row with nothing above minus
 // infinity gives 0.
-void pick_tokens(const kernels::KernelTable& table, ThreadTeam& team, float* logits, int64_t vocabulary,
+void pick_tokens(const kernels::KernelTable& table, ThreadPool& pool, float* logits, int64_t vocabulary,
                  std::span<const Draw> draws, std::span<const TokenRules* const> rules, int32_t* tokens);
 
 struct LogProbability {
@@ -49,7 +49,7 @@ struct LogProbabilityQuery {
 
 // log softmax in float64. answers[i] has the token asked for, then the likeliest ones: descending, of equals
 // the lower token first. A row whose highest is not finite has -infinity everywhere.
-void log_probabilities(const kernels::KernelTable& table, ThreadTeam& team, const float* logits,
+void log_probabilities(const kernels::KernelTable& table, ThreadPool& pool, const float* logits,
                        int64_t vocabulary, std::span<const LogProbabilityQuery> queries,
                        std::span<std::vector<LogProbability>> answers);
 

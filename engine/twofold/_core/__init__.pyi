@@ -230,14 +230,14 @@ def cpu_features() -> dict[str, bool]: ...
 def isa_choice() -> tuple[str, str]: ...
 def work_times() -> dict[str, float]: ...
 def work_of_parts() -> tuple[float, float, float, float, float, float]: ...
-def embed(team: ThreadTeam, table: WeightMatrix, token_ids: _I32, out: _F32) -> None: ...
+def embed(pool: ThreadPool, table: WeightMatrix, token_ids: _I32, out: _F32) -> None: ...
 def pack_panels(matrix: WeightMatrix) -> _U8: ...
 def quantise_rows(
-    team: ThreadTeam, x: _F32, format: str, importance: _F32 | None = None
+    pool: ThreadPool, x: _F32, format: str, importance: _F32 | None = None
 ) -> NDArray[np.uint8]: ...
 
 @final
-class ThreadTeam:
+class ThreadPool:
     def __init__(self, num_threads: int = 0, numa: str = "off", sysfs: str = "/sys") -> None: ...
     @property
     def num_threads(self) -> int: ...
@@ -268,19 +268,19 @@ class TokenRules:
     def take(self, token: int) -> None: ...
 
 def pick_tokens(
-    team: ThreadTeam, logits: _F32, draws: NDArray[np.float64], rules: Sequence[TokenRules | None]
+    pool: ThreadPool, logits: _F32, draws: NDArray[np.float64], rules: Sequence[TokenRules | None]
 ) -> NDArray[np.int32]:
     """Tokens [R] of logits [R, vocabulary], which are changed meanwhile and restored. draws [R, 5]: temperature, top-k,
     top-p, min-p, uniform number."""
 
 def log_probabilities(
-    team: ThreadTeam, logits: _F32, rows: Sequence[int], tokens: Sequence[int], num_top: Sequence[int]
+    pool: ThreadPool, logits: _F32, rows: Sequence[int], tokens: Sequence[int], num_top: Sequence[int]
 ) -> list[list[tuple[int, float]]]:
     """For each query the token asked for and the likeliest ones of its row, with their log softmax in float64."""
 
 @final
 class PackedMatrix:
-    def __init__(self, team: ThreadTeam, parts: Sequence[WeightMatrix]) -> None: ...
+    def __init__(self, pool: ThreadPool, parts: Sequence[WeightMatrix]) -> None: ...
     @property
     def rows(self) -> int: ...
     @property
@@ -327,7 +327,7 @@ class Block:
 class Gqa(Block):
     def __init__(
         self,
-        team: ThreadTeam,
+        pool: ThreadPool,
         norm_weight: _F32,
         qkv_weight: PackedMatrix,
         qkv_bias: _F32 | None,
@@ -353,7 +353,7 @@ class Mla(Block):
 
     def __init__(
         self,
-        team: ThreadTeam,
+        pool: ThreadPool,
         norm_weight: _F32,
         a_weight: PackedMatrix,
         a_bias: _F32 | None,
@@ -401,7 +401,7 @@ class RouterShape:
 class Router(Block):
     def __init__(
         self,
-        team: ThreadTeam,
+        pool: ThreadPool,
         norm_weight: _F32,
         gate_weight: _PlainMatrix,
         eps: float,
@@ -426,7 +426,7 @@ class SharedExperts(Block):
 
     def __init__(
         self,
-        team: ThreadTeam,
+        pool: ThreadPool,
         gate: PackedMatrix,
         up: PackedMatrix,
         down: PackedMatrix,
@@ -438,7 +438,7 @@ class SharedExperts(Block):
 class DenseFfn(Block):
     def __init__(
         self,
-        team: ThreadTeam,
+        pool: ThreadPool,
         norm_weight: _F32,
         gate: PackedMatrix,
         up: PackedMatrix,
@@ -457,7 +457,7 @@ class Decoder:
 
 @final
 class LmHead:
-    def __init__(self, team: ThreadTeam, norm_weight: _F32, weight: PackedMatrix, eps: float) -> None: ...
+    def __init__(self, pool: ThreadPool, norm_weight: _F32, weight: PackedMatrix, eps: float) -> None: ...
     def forward(self, hidden_rows: _F32, logits: _F32) -> None: ...
 
 # ---- bind_runtime.cpp: experts and what runs them
@@ -487,7 +487,7 @@ class ExpertStore:
     ) -> None: ...
     def put(
         self,
-        team: ThreadTeam,
+        pool: ThreadPool,
         layer: int,
         first: int,
         experts: Sequence[tuple[WeightMatrix, WeightMatrix, WeightMatrix]],
@@ -524,10 +524,10 @@ class LayerPlan:
 
 @final
 class MoeExecutor:
-    def __init__(self, team: ThreadTeam, store: ExpertStore, cost: CostModel | None = None) -> None: ...
+    def __init__(self, pool: ThreadPool, store: ExpertStore, cost: CostModel | None = None) -> None: ...
     @staticmethod
     def emulated(
-        team: ThreadTeam,
+        pool: ThreadPool,
         store: ExpertStore,
         cost: CostModel,
         config: SchedulerConfig,
@@ -538,7 +538,7 @@ class MoeExecutor:
     ) -> MoeExecutor: ...
     @staticmethod
     def on_device(
-        team: ThreadTeam, store: ExpertStore, accelerator: SlottedAccelerator, preload: bool = False
+        pool: ThreadPool, store: ExpertStore, accelerator: SlottedAccelerator, preload: bool = False
     ) -> MoeExecutor: ...
     def begin_step(self, step: int, requests: Sequence[int], positions: Sequence[int]) -> None: ...
     def forward(self, layer: int, normed: _F32, ids: _I32, weights: _F32, hidden: _F32) -> None: ...

@@ -121,10 +121,10 @@ class BlockWeights:
     def optional_vector(self, part: str) -> F32 | None:
         return self.vector(part) if part in self.specs else None
 
-    def packed(self, team: ops.ThreadTeam, where: str, *parts: str) -> ops.PackedMatrix:
+    def packed(self, pool: ops.ThreadPool, where: str, *parts: str) -> ops.PackedMatrix:
         """The matrices one above the other, packed for the CPU; `where` begins the message of a ModelLoadError."""
         try:
-            return ops.PackedMatrix(team, [self.matrix(part) for part in parts])
+            return ops.PackedMatrix(pool, [self.matrix(part) for part in parts])
         except KernelError as error:
             raise ModelLoadError(f"{where}: {error}; the weights are damaged, download them again") from None
 
@@ -189,7 +189,7 @@ class Block(ModelPart):
         return 0
 
     @abstractmethod
-    def cpu(self, weights: BlockWeights, team: ops.ThreadTeam, moe_layer: int) -> ops.Block:
+    def cpu(self, weights: BlockWeights, pool: ops.ThreadPool, moe_layer: int) -> ops.Block:
         """Pack the weights and make the CPU's operator. Raises ModelLoadError.
 
         `moe_layer` is the layer's number among those with routed experts: its place in the expert store.

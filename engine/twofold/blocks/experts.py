@@ -110,7 +110,7 @@ class RoutedExperts(ExpertBlock):
         flops = 2.0 * 3 * self.hidden_size * self.intermediate_size
         return Cost(self.host_bytes(weights) * chosen / self.num_experts, flops * tokens * self.top_k)
 
-    def cpu(self, weights: BlockWeights, team: ops.ThreadTeam, moe_layer: int) -> ops.Block:
+    def cpu(self, weights: BlockWeights, pool: ops.ThreadPool, moe_layer: int) -> ops.Block:
         """The executor that holds the store runs them; here it is only told which."""
         return ops.RoutedExperts(self.hidden_size, moe_layer)
 

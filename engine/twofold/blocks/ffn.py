@@ -32,11 +32,11 @@ class DenseFfn(Block):
             for part, shape in (("gate", wide), ("up", wide), ("down", narrow))
         }
 
-    def cpu(self, weights: BlockWeights, team: ops.ThreadTeam, moe_layer: int) -> ops.Block:
+    def cpu(self, weights: BlockWeights, pool: ops.ThreadPool, moe_layer: int) -> ops.Block:
         gate, up, down = (
-            weights.packed(team, f"layer {self.layer}, feed-forward", part) for part in ("gate", "up", "down")
+            weights.packed(pool, f"layer {self.layer}, feed-forward", part) for part in ("gate", "up", "down")
         )
-        return ops.DenseFfn(team, weights.vector("norm"), gate, up, down, self.eps)
+        return ops.DenseFfn(pool, weights.vector("norm"), gate, up, down, self.eps)
 
     def device(self, weights: DeviceWeights, moe_layer: int) -> DeviceBlock:
         from twofold.blocks.device_step import GatedFfn

@@ -134,16 +134,16 @@ class Gqa(Block):
             return None
         return np.concatenate([weights.vector(f"{part}_bias") for part in "qkv"])
 
-    def cpu(self, weights: BlockWeights, team: ops.ThreadTeam, moe_layer: int) -> ops.Block:
+    def cpu(self, weights: BlockWeights, pool: ops.ThreadPool, moe_layer: int) -> ops.Block:
         where = f"layer {self.layer}, attention"
         return ops.Gqa(
-            team,
+            pool,
             weights.vector("norm"),
-            weights.packed(team, where, "q", "k", "v"),
+            weights.packed(pool, where, "q", "k", "v"),
             self.qkv_bias(weights),
             weights.optional_vector("q_norm"),
             weights.optional_vector("k_norm"),
-            weights.packed(team, where, "o"),
+            weights.packed(pool, where, "o"),
             weights.optional_vector("o_bias"),
             self.num_heads,
             self.num_kv_heads,

@@ -61,6 +61,6 @@ class Head(ModelPart):
         """Of the matrix alone."""
         return Cost(weights.packed_bytes("vocabulary"), tokens * self._flops_per_token(weights))
 
-    def cpu(self, weights: BlockWeights, team: ops.ThreadTeam) -> ops.LmHead:
+    def cpu(self, weights: BlockWeights, pool: ops.ThreadPool) -> ops.LmHead:
         """Pack the matrix and make the CPU's operator. Raises ModelLoadError."""
-        return ops.LmHead(team, weights.vector("norm"), weights.packed(team, "head", "vocabulary"), self.eps)
+        return ops.LmHead(pool, weights.vector("norm"), weights.packed(pool, "head", "vocabulary"), self.eps)

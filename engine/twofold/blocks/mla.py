@@ -142,7 +142,7 @@ class Mla(Block):
         return np.concatenate([of_q, weights.vector("kv_bias")])
 
     def absorbed(
-        self, weights: BlockWeights, team: ops.ThreadTeam
+        self, weights: BlockWeights, pool: ops.ThreadPool
     ) -> tuple[list[WeightMatrix], list[WeightMatrix]]:
         """Of each head, exactly: what multiplies its query [latent, nope], and its weighted latents [value, latent].
 
@@ -156,7 +156,7 @@ class Mla(Block):
         begins = range(0, whole.rows, stride)
         plain = whole
         if {keys, values} != {whole.format}:
-            plain = WeightMatrix(ops.dequantise(team, whole), "f32", whole.columns)
+            plain = WeightMatrix(ops.dequantise(pool, whole), "f32", whole.columns)
         of_keys = whole if keys == whole.format else plain
         of_values = whole if values == whole.format else plain
         return (
@@ -173,23 +173,23 @@ class Mla(Block):
             return ("fp8", "fp8") if whole else ("f32", "f32")
         return "f32", format  # blocks of a row's columns
 
-    def cpu(self, weights: BlockWeights, team: ops.ThreadTeam, moe_layer: int) -> ops.Block:
+    def cpu(self, weights: BlockWeights, pool: ops.ThreadPool, moe_layer: int) -> ops.Block:
         where = f"layer {self.layer}, attention"
         try:
-            keys, values = (ops.PackedMatrix(team, parts) for parts in self.absorbed(weights, team))
+            keys, values = (ops.PackedMatrix(pool, parts) for parts in self.absorbed(weights, pool))
         except KernelError as error:
             raise ModelLoadError(f"{where}: {error}; the weights are damaged, download them again") from None
         return ops.Mla(
-            team,
+            pool,
             weights.vector("norm"),
-            weights.packed(team, where, "q", "kv"),
+            weights.packed(pool, where, "q", "kv"),
             self.a_bias(weights),
             weights.optional_vector("q_norm"),
-            weights.packed(team, where, "q_b") if "q_b" in weights else None,
+            weights.packed(pool, where, "q_b") if "q_b" in weights else None,
             weights.vector("latent_norm"),
             keys,
             values,
-            weights.packed(team, where, "o"),
+            weights.packed(pool, where, "o"),
             weights.optional_vector("o_bias"),
             num_heads=self.num_heads,
             nope_dim=self.qk_nope_head_dim,

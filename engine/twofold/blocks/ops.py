@@ -6,7 +6,7 @@ holding bfloat16 bits) are kept by reference: whoever makes an operation must no
 Every call checks shape, element type and layout, raises KernelError naming the argument that does not fit, and releases
 the GIL. Results of one row never depend on the other rows of the batch or on the number of threads.
 
-Operations that share a `ThreadTeam` take turns. This is not a tensor library: only what a decoder needs is here.
+Operations that share a `ThreadPool` take turns. This is not a tensor library: only what a decoder needs is here.
 """
 
 import numpy as np
@@ -26,7 +26,7 @@ from twofold._core import (
     RouterShape,
     SharedExperts,
     StateCache,
-    ThreadTeam,
+    ThreadPool,
     TokenRules,
     cpu_features,
     embed,
@@ -53,7 +53,7 @@ __all__ = [
     "RouterShape",
     "SharedExperts",
     "StateCache",
-    "ThreadTeam",
+    "ThreadPool",
     "TokenRules",
     "cpu_features",
     "dequantise",
@@ -67,8 +67,8 @@ __all__ = [
 ]
 
 
-def dequantise(team: ThreadTeam, matrix: WeightMatrix) -> npt.NDArray[np.float32]:
+def dequantise(pool: ThreadPool, matrix: WeightMatrix) -> npt.NDArray[np.float32]:
     """The whole matrix as float32, exactly: for the few that are computed on so, and for comparisons."""
     out = np.empty(matrix.shape, np.float32)
-    embed(team, matrix, np.arange(matrix.rows, dtype=np.int32), out)
+    embed(pool, matrix, np.arange(matrix.rows, dtype=np.int32), out)
     return out

@@ -85,12 +85,12 @@ class Router(Block):
         base = super().cost(weights, tokens, behind)
         return Cost(base.num_bytes, base.flops, self._gate_bytes(weights))
 
-    def cpu(self, weights: BlockWeights, team: ops.ThreadTeam, moe_layer: int) -> ops.Block:
+    def cpu(self, weights: BlockWeights, pool: ops.ThreadPool, moe_layer: int) -> ops.Block:
         # The gate decides where tokens go: its products are exact in float32, whatever the other weights are.
         gate = weights.matrix("gate")
-        plain = np.array(gate.data) if gate.format == "bf16" else ops.dequantise(team, gate)
+        plain = np.array(gate.data) if gate.format == "bf16" else ops.dequantise(pool, gate)
         return ops.Router(
-            team, weights.vector("norm"), plain, self.eps, self.shape, weights.optional_vector("bias")
+            pool, weights.vector("norm"), plain, self.eps, self.shape, weights.optional_vector("bias")
         )
 
     def device(self, weights: DeviceWeights, moe_layer: int) -> DeviceBlock:

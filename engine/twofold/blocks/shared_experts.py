@@ -30,12 +30,12 @@ class SharedExperts(Block):
             for part, shape in (("gate", wide), ("up", wide), ("down", narrow))
         }
 
-    def cpu(self, weights: BlockWeights, team: ops.ThreadTeam, moe_layer: int) -> ops.Block:
+    def cpu(self, weights: BlockWeights, pool: ops.ThreadPool, moe_layer: int) -> ops.Block:
         gate, up, down = (
-            weights.packed(team, f"layer {self.layer}, shared experts", part)
+            weights.packed(pool, f"layer {self.layer}, shared experts", part)
             for part in ("gate", "up", "down")
         )
-        return ops.SharedExperts(team, gate, up, down)
+        return ops.SharedExperts(pool, gate, up, down)
 
     def device(self, weights: DeviceWeights, moe_layer: int) -> DeviceBlock:
         from twofold.blocks.device_step import GatedFfn

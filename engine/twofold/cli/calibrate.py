@@ -65,14 +65,14 @@ def run(args: argparse.Namespace) -> int:
     shape = moe_shape(files)
     output = Path(args.output) if args.output else local_profile_path()
     progress = _show if sys.stderr.isatty() else None
-    timer = LayerTimer(shape, ops.ThreadTeam(args.cpu_threads))
+    timer = LayerTimer(shape, ops.ThreadPool(args.cpu_threads))
     calibration = calibrate(shape, args.cpu_threads, repeats=args.repeats, progress=progress, timer=timer)
     device: DeviceCalibration | None = None
     if measured_device is not None:
         from twofold.device.calibration import calibrate_device
         from twofold.device.probe import KernelProbe
 
-        timer.use(ops.ThreadTeam(args.cpu_threads))
+        timer.use(ops.ThreadPool(args.cpu_threads))
         probe = KernelProbe(measured_device, shape)
         device = calibrate_device(probe, shape, timer, repeats=args.repeats, progress=progress)
     if progress is not None:

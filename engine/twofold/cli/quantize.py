@@ -12,7 +12,7 @@ from twofold.api.config import EngineConfig
 from twofold.api.errors import ConfigError
 
 if TYPE_CHECKING:
-    from twofold.blocks.ops import ThreadTeam
+    from twofold.blocks.ops import ThreadPool
     from twofold.models.model_files import ModelFiles
     from twofold.models.quantise.quality import Quality
     from twofold.models.quantise.recipe import Recipe
@@ -64,10 +64,10 @@ def run(args: argparse.Namespace) -> int:
     source, output = Path(args.model).expanduser(), Path(args.output).expanduser()
     files = open_model_files(source)
     sequences = _sequences(source, files, text, max_tokens) if max_tokens else []
-    team = ops.ThreadTeam(threads)
-    recipe = make_recipe(files, args.format, team)
+    pool = ops.ThreadPool(threads)
+    recipe = make_recipe(files, args.format, pool)
     _write(files, recipe, source, output, args.format)
-    quality = _compare(files, output, sequences, team) if sequences else None
+    quality = _compare(files, output, sequences, pool) if sequences else None
     if args.json:
         print(json.dumps(_report(files, recipe, source, output, args.format, quality)))
     else:
@@ -94,13 +94,13 @@ def _write(files: ModelFiles, recipe: Recipe, source: Path, output: Path, target
     directory.finish(config, lambda: write_tokenizer(source, output, files.config))
 
 
-def _compare(files: ModelFiles, output: Path, sequences: list[list[int]], team: ThreadTeam) -> Quality:
+def _compare(files: ModelFiles, output: Path, sequences: list[list[int]], pool: ThreadPool) -> Quality:
     from twofold.models.model_files import open_model_files
     from twofold.models.quantise.quality import compare
 
     bar = _Bar("comparing", "layers", 1.0)
     try:
-        return compare(files, open_model_files(output), sequences, team, bar.show)
+        return compare(files, open_model_files(output), sequences, pool, bar.show)
     finally:
         bar.clear()
 

@@ -119,14 +119,14 @@ class DeviceCalibration:
         return float(np.median([sample.error for sample in self.unseen]))
 
     def figures(self, cpu_layer_us: float) -> dict[str, Figure]:
-        """The profile's figures. `cpu_layer_us`: handing a layer to the team, which is part of a hand-over."""
+        """The profile's figures. `cpu_layer_us`: handing a layer to the pool, which is part of a hand-over."""
         how = f"measured on {self.name}"
         experts = f"{how}, fitted to {len(self.layers)} kinds of layers of {self.expert_bytes} byte experts"
         copies = f"{how}, fitted to copies of {len(self.link)} sizes"
         return {
             "handover_us": Figure(
                 self.hand_over_us + cpu_layer_us,
-                f"{how}: {self.hand_over_us:.2f} us device to CPU and back, {cpu_layer_us:.2f} us thread team",
+                f"{how}: {self.hand_over_us:.2f} us device to CPU and back, {cpu_layer_us:.2f} us thread pool",
             ),
             "gpu_launch_us": Figure(self.gpu_launch_us, experts),
             "vram_bandwidth_gbps": Figure(self.vram_bandwidth_gbps, experts),

@@ -131,9 +131,9 @@ class DeviceExperts(TableLayers):
         )  # fmt: skip
         native.combine(combined, stream)
 
-    def server(self, team: ops.ThreadTeam, store: _core.ExpertStore) -> _cuda.StepServer:
+    def server(self, pool: ops.ThreadPool, store: _core.ExpertStore) -> _cuda.StepServer:
         """The CPU's side, which computes a step's misses."""
-        return self._native.step_server(self.mailbox, team, store)
+        return self._native.step_server(self.mailbox, pool, store)
 
 
 def _filled(
@@ -160,12 +160,12 @@ def pack_expert(gate: WeightMatrix, up: WeightMatrix, down: WeightMatrix) -> Ten
 
 
 def make_host_store(
-    team: ops.ThreadTeam, layers: Sequence[Sequence[tuple[WeightMatrix, WeightMatrix, WeightMatrix]]]
+    pool: ops.ThreadPool, layers: Sequence[Sequence[tuple[WeightMatrix, WeightMatrix, WeightMatrix]]]
 ) -> _core.ExpertStore:
     """The experts (gate, up, down) of all layers in the CPU's store."""
     formats = [(gate.format, up.format, down.format) for gate, up, down in (layer[0] for layer in layers)]
     gate = layers[0][0][0]
     store = _core.ExpertStore(len(layers[0]), gate.columns, gate.rows, formats)
     for layer, experts in enumerate(layers):
-        store.put(team, layer, 0, list(experts))
+        store.put(pool, layer, 0, list(experts))
     return store

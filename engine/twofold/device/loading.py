@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 def load_on_device(
     config: EngineConfig,
     files: ModelFiles,
-    team: ops.ThreadTeam,
+    pool: ops.ThreadPool,
     choice: AcceleratorChoice,
     device: Device,
     progress: ProgressFn | None,
@@ -47,9 +47,9 @@ def load_on_device(
     num_pages = budget.num_kv_tokens // config.page_size
     max_context = min(max_context, num_pages * config.page_size)
     try:
-        model = DeviceModel(files, team, device.torch_device, device.kernels(max_context), max_context)
+        model = DeviceModel(files, pool, device.torch_device, device.kernels(max_context), max_context)
         slots = slot_plan(config, budget.num_slots, budget.num_staging)
-        moe = load_experts(files, team, choice, config, slots, progress)
+        moe = load_experts(files, pool, choice, config, slots, progress)
         runner = DeviceRunner(
             model, moe, device, num_pages=num_pages, page_size=config.page_size, max_context=max_context
         )

@@ -29,10 +29,10 @@ from twofold.models.model_files import ModelFiles
 
 
 class TorchWeights:
-    """See `DeviceWeights`: a block's tensors, dequantised on `team` and copied to `device`."""
+    """See `DeviceWeights`: a block's tensors, dequantised on `pool` and copied to `device`."""
 
-    def __init__(self, source: BlockWeights, team: ops.ThreadTeam, device: torch.device) -> None:
-        self.source, self._team, self._device = source, team, device
+    def __init__(self, source: BlockWeights, pool: ops.ThreadPool, device: torch.device) -> None:
+        self.source, self._pool, self._device = source, pool, device
 
     def matrix(self, *parts: str) -> Tensor:
         """See `DeviceWeights.matrix`."""
@@ -41,7 +41,7 @@ class TorchWeights:
     def stack(self, part: str) -> Tensor:
         """See `DeviceWeights.stack`."""
         matrices = (
-            torch.from_numpy(ops.dequantise(self._team, matrix)) for matrix in self.source.stack(part)
+            torch.from_numpy(ops.dequantise(self._pool, matrix)) for matrix in self.source.stack(part)
         )
         return torch.stack([matrix.to(self._device, torch.bfloat16) for matrix in matrices])
 
@@ -64,7 +64,7 @@ class TorchWeights:
         return torch.cat([self.norm(part) for part in parts]).bfloat16()
 
     def _float32(self, part: str) -> Tensor:
-        return torch.from_numpy(ops.dequantise(self._team, self.source.matrix(part)))
+        return torch.from_numpy(ops.dequantise(self._pool, self.source.matrix(part)))
 
 
 class DeviceModel:
@@ -73,7 +73,7 @@ class DeviceModel:
     def __init__(
         self,
         files: ModelFiles,
-        team: ops.ThreadTeam,
+        pool: ops.ThreadPool,
         device: torch.device,
         kernels: DeviceKernels,
         max_length: int,
@@ -95,7 +95,7 @@ class DeviceModel:
         self._specs = list(itertools.chain.from_iterable(config.layers))
 
         def on_device(weights: BlockWeights) -> TorchWeights:
-            return TorchWeights(weights, team, device)
+            return TorchWeights(weights, pool, device)
 
         try:
             self._embedding = on_device(files.embedding).matrix("table")

@@ -77,7 +77,7 @@ class DeviceRunner:
             KernelError, MemoryError: the device failed, or has no room.
         """
         self.moe = moe
-        self.team: ops.ThreadTeam = moe.team
+        self.pool: ops.ThreadPool = moe.pool
         self.vocab_size: int = model.config.vocab_size
         self.sampling_s = self.batch_s = 0.0
         self.num_table_steps = 0
@@ -96,7 +96,7 @@ class DeviceRunner:
         self._placed = PlacedLayers(device, moe.accelerator, moe.executor, moe.shape)
         self._sampler = DeviceSampler(BATCH_SIZES[-1], device)
         self._queue = device.queue(self._layers.mailbox.abort)
-        self._table = device.native.table_step(self._layers.mailbox, moe.executor, moe.accelerator, moe.team)
+        self._table = device.native.table_step(self._layers.mailbox, moe.executor, moe.accelerator, moe.pool)
         self._graphs = DecodeGraphs(
             self._table_forward, self._queue, device, page_size, -(-max_context // page_size),
             rehearsal=self._layers.rehearsal, fall_back_reason=None if graphs else "graphs are switched off",
@@ -216,7 +216,7 @@ class DeviceRunner:
         with self._queue.active():
             batch, last_rows = _flattened(scheduled, self._page_size, self._model.device)
             hidden = self._model.forward(batch, self._state, self._placed)
-            report_prompts(self.team, scheduled, lambda rows: self._model.logits(hidden[rows]).cpu().numpy())
+            report_prompts(self.pool, scheduled, lambda rows: self._model.logits(hidden[rows]).cpu().numpy())
             logits = self._model.logits(hidden[last_rows]) if samplers else hidden[:0]
             tokens = self._pick(samplers, logits)
             self._queue.wait()
@@ -237,7 +237,7 @@ class DeviceRunner:
     def _pick_undecided(self, samplers: Seq[Sampler], tokens: Seq[int], logits: Tensor) -> list[int]:
         began = time.perf_counter()
         with self._queue.active():
-            picked = pick_undecided(self.team, samplers, tokens, lambda rows: logits[rows].cpu().numpy())
+            picked = pick_undecided(self.pool, samplers, tokens, lambda rows: logits[rows].cpu().numpy())
         self.sampling_s += time.perf_counter() - began
         return picked
 

@@ -1,6 +1,6 @@
 """Routed experts of a table step: the device places every layer itself, from the slot tables as they were published.
 
-Residents run from their slots, misses go through the mailbox to the CPU team (the host's part is `TableStep`, native),
+Residents run from their slots, misses go through the mailbox to the CPU pool (the host's part is `TableStep`, native),
 or are read from the host's memory where the cost model says that this is quicker. Free of host synchronisation, so that
 a graph can hold it. What has run on which GPU says docs/gpu-status.md.
 """

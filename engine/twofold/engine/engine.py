@@ -284,7 +284,7 @@ class Engine:
         return True
 
     def _serve(self) -> None:
-        self._runner.team.bind_caller()  # this thread is the team's first
+        self._runner.pool.bind_caller()  # this thread is the pool's first
         while True:
             try:
                 if self.step():

@@ -32,7 +32,7 @@ def moe_shape(files: ModelFiles) -> MoeShape:
 
 def load_experts(
     files: ModelFiles,
-    team: ops.ThreadTeam,
+    pool: ops.ThreadPool,
     choice: AcceleratorChoice,
     config: EngineConfig,
     slots: SlotPlan,
@@ -50,7 +50,7 @@ def load_experts(
     return MoeRuntime(
         shape,
         files.expert_layers(),
-        team,
+        pool,
         choice,
         slots,
         DenseCost(*dense_stretches(files)),

@@ -59,28 +59,28 @@ def load_parts(config: EngineConfig, progress: ProgressFn | None = None) -> Engi
     path = Path(config.model) if config.model else bundled_model_path()
     files = open_model_files(path)  # the cheap refusals come before gigabytes are read
     tokenizer = Tokenizer.open(config.tokenizer or path, vocab_size=files.config.vocab_size)
-    team = ops.ThreadTeam(config.cpu_threads, config.numa)
-    _log.info("threads: %s", team.reason)
-    if team.num_threads > (num_cores := len(os.sched_getaffinity(0))):
+    pool = ops.ThreadPool(config.cpu_threads, config.numa)
+    _log.info("threads: %s", pool.reason)
+    if pool.num_threads > (num_cores := len(os.sched_getaffinity(0))):
         _log.warning(
             "--cpu-threads %d is more than the %d cores this process may use; threads will wait for one another",
-            team.num_threads,
+            pool.num_threads,
             num_cores,
         )
     if device is not None:
         # Imports torch, which nothing else here needs.
         from twofold.device.loading import load_on_device
 
-        loaded = load_on_device(config, files, team, choice, device, progress)
+        loaded = load_on_device(config, files, pool, choice, device, progress)
         choice = dataclasses.replace(choice, reason=f"{choice.reason}; {loaded.reason}")
     else:
-        loaded = _load_on_cpu(config, files, team, choice, progress)
+        loaded = _load_on_cpu(config, files, pool, choice, progress)
     _log.info("accelerator %s: %s", choice.label, choice.reason)
     moe = loaded.runner.moe
     return EngineParts(
         runner=loaded.runner,
         tokenizer=tokenizer,
-        info=run_info(config, path, files, choice, moe, team),
+        info=run_info(config, path, files, choice, moe, pool),
         num_pages=loaded.num_pages,
         max_context=loaded.max_context,
         cache_state=open_cache_state(moe, config.cache_state),
@@ -90,14 +90,14 @@ def load_parts(config: EngineConfig, progress: ProgressFn | None = None) -> Engi
 def _load_on_cpu(
     config: EngineConfig,
     files: ModelFiles,
-    team: ops.ThreadTeam,
+    pool: ops.ThreadPool,
     choice: AcceleratorChoice,
     progress: ProgressFn | None,
 ) -> LoadedRunner:
     """Dense weights on the CPU; experts there too, or on an accelerator that is emulated."""
-    model = LoadedModel(files, team, progress)
+    model = LoadedModel(files, pool, progress)
     slots = num_slots(config, len(files.config.moe_layers), files.config.num_experts)
-    moe = load_experts(files, team, choice, config, slot_plan(config, slots), progress)
+    moe = load_experts(files, pool, choice, config, slot_plan(config, slots), progress)
     capacity = plan_capacity(config, files.config)
     planes = files.config.cache_planes("bfloat16" if files.config.dtype == "bfloat16" else "float32")
     kv_cache = ops.StateCache(planes, capacity.num_pages, config.page_size)
@@ -110,7 +110,7 @@ def run_info(
     files: ModelFiles,
     choice: AcceleratorChoice,
     moe: MoeRuntime,
-    team: ops.ThreadTeam,
+    pool: ops.ThreadPool,
 ) -> RunInfo:
     """What is shown and kept of the run."""
     model = files.config
@@ -127,7 +127,7 @@ def run_info(
         num_slots=moe.num_slots,
         expert_bytes=moe.expert_bytes,
         cpu_isa=ops.isa_choice()[0],
-        cpu_threads=team.num_threads,
+        cpu_threads=pool.num_threads,
         version=__version__,
         config_json=json.dumps(dataclasses.asdict(config)),
     )

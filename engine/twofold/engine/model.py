@@ -36,25 +36,25 @@ class BatchMeta:
 
 
 class LoadedModel:
-    """Weights in memory and the operators on them. Immutable, but all calls share one thread team: one at a time."""
+    """Weights in memory and the operators on them. Immutable, but all calls share one thread pool: one at a time."""
 
-    def __init__(self, files: ModelFiles, team: ops.ThreadTeam, progress: ProgressFn | None = None) -> None:
-        """Pack everything but the experts on `team`; the files' pages are let go behind."""
+    def __init__(self, files: ModelFiles, pool: ops.ThreadPool, progress: ProgressFn | None = None) -> None:
+        """Pack everything but the experts on `pool`; the files' pages are let go behind."""
         config = files.config
         self.config = config
         self.files = files
         self.moe_layers = list(config.moe_layers)
-        self.team = team
+        self.pool = pool
         self.embedding = config.embedding.table(files.embedding)
         loading = _Loading(files, progress)
         blocks: list[ops.Block] = []
         moe_layer = 0
         for index, layer in enumerate(files.layers):
-            blocks += [block.cpu(weights, team, moe_layer) for block, weights in layer]
+            blocks += [block.cpu(weights, pool, moe_layer) for block, weights in layer]
             moe_layer += index in config.moe_layers
             loading.done(f"layer {index}")
         self._decoder = ops.Decoder(blocks)
-        self.lm_head = config.head.cpu(files.head, team)
+        self.lm_head = config.head.cpu(files.head, pool)
         loading.done("head")
         self._logits = np.empty((0, config.vocab_size), np.float32)
         self._rope = RopeTable(config.rope, config.rope_dim, config.max_position_embeddings)
@@ -82,7 +82,7 @@ class LoadedModel:
     def embed(self, token_ids: I32) -> F32:
         """[T, hidden]. Token ids must be within the vocabulary."""
         hidden = np.empty((len(token_ids), self.config.hidden_size), np.float32)
-        ops.embed(self.team, self.embedding, token_ids, hidden)
+        ops.embed(self.pool, self.embedding, token_ids, hidden)
         return hidden
 
     def logits(self, hidden_rows: F32) -> F32:
@@ -103,12 +103,12 @@ class LoadedModel:
         return ops.AttentionBatch(batch.positions, batch.sequence_index, batch.page_tables, cos, sin)
 
 
-def load_model(path: str | Path, *, team: ops.ThreadTeam, progress: ProgressFn | None = None) -> LoadedModel:
+def load_model(path: str | Path, *, pool: ops.ThreadPool, progress: ProgressFn | None = None) -> LoadedModel:
     """Load a Hugging Face model directory: checks everything first, then packs the dense weights.
 
     Experts stay on disk until `LoadedModel.expert_weights` is asked for them. Raises ModelLoadError.
     """
-    return LoadedModel(open_model_files(path), team, progress)
+    return LoadedModel(open_model_files(path), pool, progress)
 
 
 class _Loading:

@@ -30,7 +30,7 @@ class Runner(Protocol):
     @property
     def moe(self) -> MoeRuntime: ...
     @property
-    def team(self) -> ops.ThreadTeam: ...
+    def pool(self) -> ops.ThreadPool: ...
     @property
     def vocab_size(self) -> int: ...
 
@@ -75,7 +75,7 @@ class ModelRunner:
 
     def __init__(self, model: LoadedModel, moe: MoeRuntime, kv_cache: ops.StateCache) -> None:
         self.moe = moe
-        self.team = model.team
+        self.pool = model.pool
         self.vocab_size = model.config.vocab_size
         self.sampling_s = 0.0
         self.batch_s = 0.0
@@ -109,11 +109,11 @@ class ModelRunner:
         self.moe.begin_step(step, requests, positions)
         self.batch_s += time.perf_counter() - began
         hidden = self._model.forward(token_ids, prepared, self._kv_cache, self.moe.executor)
-        report_prompts(self.team, scheduled, lambda rows: self._model.logits(hidden[rows]))
+        report_prompts(self.pool, scheduled, lambda rows: self._model.logits(hidden[rows]))
         logits = self._model.logits(hidden[last_rows])
         self.moe.end_step()
         began = time.perf_counter()
-        picked = sample(self.team, samplers, logits)
+        picked = sample(self.pool, samplers, logits)
         self.sampling_s += time.perf_counter() - began
         return picked
 
@@ -123,7 +123,7 @@ _MOST_ROWS: Final = 64
 
 
 def report_prompts(
-    team: ops.ThreadTeam, scheduled: Seq[ScheduledSequence], logits: Callable[[list[int]], F32]
+    pool: ops.ThreadPool, scheduled: Seq[ScheduledSequence], logits: Callable[[list[int]], F32]
 ) -> None:
     """Add the log probabilities of prompt tokens that this step has computed, for requests that ask for them.
 
@@ -143,7 +143,7 @@ def report_prompts(
                 found = logits([row + place - begin for place in places])
                 tokens = [sequence.token_ids[place + 1] for place in places]
                 count = len(places)
-                sequence.prompt_logprobs += logprobs(team, found, range(count), tokens, [num_top] * count)
+                sequence.prompt_logprobs += logprobs(pool, found, range(count), tokens, [num_top] * count)
         row += item.num_tokens
 
 

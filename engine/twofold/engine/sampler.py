@@ -66,7 +66,7 @@ class Sampler:
             self.rules.take(token)
 
 
-def sample(team: ops.ThreadTeam, samplers: Sequence[Sampler], logits: F32) -> list[int]:
+def sample(pool: ops.ThreadPool, samplers: Sequence[Sampler], logits: F32) -> list[int]:
     """The next token of every sampler, taken by it; `logits` (samplers, vocabulary) are as before afterwards.
 
     A NaN is never picked; a row with nothing above -inf gives 0. Raises KernelError where the shapes do not fit.
@@ -74,29 +74,29 @@ def sample(team: ops.ThreadTeam, samplers: Sequence[Sampler], logits: F32) -> li
     if not samplers:
         return []
     draws = np.array([sampler.numbers() for sampler in samplers], np.float64)
-    picked: list[int] = ops.pick_tokens(team, logits, draws, [sampler.rules for sampler in samplers]).tolist()
+    picked: list[int] = ops.pick_tokens(pool, logits, draws, [sampler.rules for sampler in samplers]).tolist()
     tokens = [
         sampler.take_from(token, row) for sampler, token, row in zip(samplers, picked, logits, strict=True)
     ]
     asked = [(row, top) for row, s in enumerate(samplers) if (top := s.params.logprobs) is not None]
     if asked:
         rows = [row for row, _ in asked]
-        found = logprobs(team, logits, rows, [tokens[row] for row in rows], [top for _, top in asked])
+        found = logprobs(pool, logits, rows, [tokens[row] for row in rows], [top for _, top in asked])
         for row, logprob in zip(rows, found, strict=True):
             samplers[row].logprob = logprob
     return tokens
 
 
 def logprobs(
-    team: ops.ThreadTeam, logits: F32, rows: Sequence[int], tokens: Sequence[int], num_top: Sequence[int]
+    pool: ops.ThreadPool, logits: F32, rows: Sequence[int], tokens: Sequence[int], num_top: Sequence[int]
 ) -> list[TokenLogprob]:
     """Log probabilities of `tokens[i]` in row `rows[i]` of `logits` (any, vocabulary), and of its likeliest ones."""
-    answers = ops.log_probabilities(team, logits, rows, tokens, num_top)
+    answers = ops.log_probabilities(pool, logits, rows, tokens, num_top)
     return [TokenLogprob(token, value, tuple(top)) for (token, value), *top in answers]
 
 
 def pick_undecided(
-    team: ops.ThreadTeam,
+    pool: ops.ThreadPool,
     samplers: Sequence[Sampler],
     picked: Sequence[int],
     logits: Callable[[list[int]], F32],
@@ -111,7 +111,7 @@ def pick_undecided(
     tokens = list(picked)
     open_rows = [row for row, token in enumerate(picked) if token < 0]
     if open_rows:
-        found = sample(team, [samplers[row] for row in open_rows], logits(open_rows))
+        found = sample(pool, [samplers[row] for row in open_rows], logits(open_rows))
         for row, token in zip(open_rows, found, strict=True):
             tokens[row] = token
     for sampler, token in zip(samplers, picked, strict=True):

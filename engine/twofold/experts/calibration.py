@@ -96,22 +96,22 @@ class Calibration:
 class LayerTimer:
     """Times MoE layers of random weights on the CPU. Every call takes other experts, as decoding does."""
 
-    def __init__(self, shape: MoeShape, team: ops.ThreadTeam, seed: int = 0) -> None:
+    def __init__(self, shape: MoeShape, pool: ops.ThreadPool, seed: int = 0) -> None:
         layers = max(1, min(shape.num_layers, MAX_STORE_BYTES // (_expert_bytes(shape) * shape.num_experts)))
         self.shape = replace(shape, num_layers=layers, formats=(_usual(shape),) * layers)
-        self._store = random_store(self.shape, team, seed)
+        self._store = random_store(self.shape, pool, seed)
         self._random = np.random.default_rng(seed)
         self._rows = np.empty((0, shape.hidden), np.float32)
         self._step = 0
-        self.use(team)
+        self.use(pool)
 
-    def use(self, team: ops.ThreadTeam) -> None:
-        """Compute with another team from now on."""
-        self._executor = _core.MoeExecutor(team, self._store)
+    def use(self, pool: ops.ThreadPool) -> None:
+        """Compute with another pool from now on."""
+        self._executor = _core.MoeExecutor(pool, self._store)
         self._executor.events_enabled = True
         size = self.shape.hidden
         square = WeightMatrix(np.ones((size, size), np.float32), "f32", size)
-        self._dense = ops.LmHead(team, np.ones(size, np.float32), ops.PackedMatrix(team, [square]), 1e-6)
+        self._dense = ops.LmHead(pool, np.ones(size, np.float32), ops.PackedMatrix(pool, [square]), 1e-6)
 
     def time(self, loads: Loads, repeats: int) -> float:
         """Median microseconds of a layer whose active experts get these loads."""
@@ -157,7 +157,7 @@ class LayerTimer:
         weights = np.ones(ids.shape, np.float32)
         layer = self._step % self.shape.num_layers
         self._executor.begin_step(self._step, [0] * num_rows, list(range(num_rows)))
-        # As attention does in a step: the team is awake when the layer begins, and the caches hold other weights.
+        # As attention does in a step: the pool is awake when the layer begins, and the caches hold other weights.
         self._dense.forward(rows[:1], np.empty((1, self.shape.hidden), np.float32))
         self._executor.forward(layer, rows, ids, weights, hidden)
         self._step += 1
@@ -189,9 +189,9 @@ def calibrate(
         timer: of this shape, if there is one already; it is left with other threads than it came with.
     """
     report = progress or (lambda what, share: None)
-    team = ops.ThreadTeam(threads)
-    timer = timer or LayerTimer(shape, team)
-    timer.use(team)
+    pool = ops.ThreadPool(threads)
+    timer = timer or LayerTimer(shape, pool)
+    timer.use(pool)
     counts = _expert_counts(shape)
     grid = [[(n,) * k for k in counts if n * k <= _MOST_ROWS * shape.top_k or k == counts[0]] for n in TOKENS]
     mixed = list(_mixed_loads(shape))
@@ -200,16 +200,16 @@ def calibrate(
     )
     samples = [sample for block in timed[: len(grid)] for sample in block]
     unseen = [sample for block in timed[len(grid) :] for sample in block]
-    curve = fit(samples, CpuCurve(shape.format, shape.hidden, shape.intermediate, team.num_threads, 0.0, ()))
+    curve = fit(samples, CpuCurve(shape.format, shape.hidden, shape.intermediate, pool.num_threads, 0.0, ()))
     decode = (1,) * shape.top_k
     thread_us = {}
-    for count in range(1, team.num_threads + 1):
-        report(f"{count} threads", 0.85 + 0.05 * count / team.num_threads)
-        timer.use(ops.ThreadTeam(count))
+    for count in range(1, pool.num_threads + 1):
+        report(f"{count} threads", 0.85 + 0.05 * count / pool.num_threads)
+        timer.use(ops.ThreadPool(count))
         thread_us[count] = timer.time(decode, 5 * repeats)
     report("contention", 0.95)
-    spare = max(1, team.num_threads - 1)
-    timer.use(ops.ThreadTeam(spare))
+    spare = max(1, pool.num_threads - 1)
+    timer.use(ops.ThreadPool(spare))
     contention, copy_gbps = _contention(timer, decode, repeats)
     return Calibration(
         curve=curve,
@@ -319,9 +319,9 @@ def _expert_bytes(shape: MoeShape) -> int:
     )
 
 
-def random_store(shape: MoeShape, team: ops.ThreadTeam, seed: int = 0) -> _core.ExpertStore:
+def random_store(shape: MoeShape, pool: ops.ThreadPool, seed: int = 0) -> _core.ExpertStore:
     """Experts of random weights, each in memory of its own."""
-    store = make_store(shape, team)
+    store = make_store(shape, pool)
     random = np.random.default_rng(seed)
     gate, up, down = _usual(shape)
     # Values do not matter to the clock, memory does: every expert has its own copy.
@@ -331,7 +331,7 @@ def random_store(shape: MoeShape, team: ops.ThreadTeam, seed: int = 0) -> _core.
         _random_matrix(random, down, shape.hidden, shape.intermediate),
     )
     for layer in range(shape.num_layers):
-        store.put(team, layer, 0, [expert] * shape.num_experts)
+        store.put(pool, layer, 0, [expert] * shape.num_experts)
     return store
 
 

@@ -107,7 +107,7 @@ class MoeRuntime:
         self,
         shape: MoeShape,
         experts: Iterable[Sequence[ExpertWeights]] | _core.ExpertStore,
-        team: ops.ThreadTeam,
+        pool: ops.ThreadPool,
         choice: AcceleratorChoice,
         slots: SlotPlan,
         dense_cost: DenseCost,
@@ -116,9 +116,9 @@ class MoeRuntime:
     ) -> None:
         self.choice = choice
         self.shape = shape
-        self.team = team
+        self.pool = pool
         self.store = (
-            experts if isinstance(experts, _core.ExpertStore) else _pack(shape, experts, team, progress)
+            experts if isinstance(experts, _core.ExpertStore) else _pack(shape, experts, pool, progress)
         )
         self.expert_bytes: int = self.store.expert_bytes
         self.accelerator: _cuda.CudaAccelerator | None = None
@@ -128,13 +128,13 @@ class MoeRuntime:
             return
         if choice.profile is None:
             curve = machine and machine.cpu_curve(
-                shape.format, shape.hidden, shape.intermediate, team.num_threads
+                shape.format, shape.hidden, shape.intermediate, pool.num_threads
             )
             self._executor = _core.MoeExecutor(
-                team, self.store, cpu_cost_model(curve, self.expert_bytes) if curve else None
+                pool, self.store, cpu_cost_model(curve, self.expert_bytes) if curve else None
             )
             return
-        curve = choice.profile.cpu_curve(shape.format, shape.hidden, shape.intermediate, team.num_threads)
+        curve = choice.profile.cpu_curve(shape.format, shape.hidden, shape.intermediate, pool.num_threads)
         cost = _core.CostModel(
             _core.MachineProfile.from_fields(choice.profile.name, choice.profile.cost_figures),
             self.store.expert_bytes,
@@ -143,7 +143,7 @@ class MoeRuntime:
         )
         try:
             self._executor = _core.MoeExecutor.emulated(
-                team,
+                pool,
                 self.store,
                 cost,
                 slots.scheduler_config(shape),
@@ -158,14 +158,14 @@ class MoeRuntime:
     def _on_device(
         self, device: _cuda.Device, slots: SlotPlan, machine: MachineProfile | None
     ) -> _core.MoeExecutor:
-        shape, team = self.shape, self.team
+        shape, pool = self.shape, self.pool
         if machine is None:
             machine = load_profile(_UNCALIBRATED)
             _log.warning(
                 "this machine is not calibrated: plans use the figures of %s; run `twofold calibrate`",
                 _UNCALIBRATED,
             )
-        curve = machine.cpu_curve(shape.format, shape.hidden, shape.intermediate, team.num_threads)
+        curve = machine.cpu_curve(shape.format, shape.hidden, shape.intermediate, pool.num_threads)
         cost = _core.CostModel(
             _core.MachineProfile.from_fields(machine.name, machine.cost_figures),
             self.store.expert_bytes,
@@ -180,7 +180,7 @@ class MoeRuntime:
         if accelerator.warning:
             _log.warning("%s", accelerator.warning)
         everything = slots.num_slots == shape.num_layers * shape.num_experts
-        return _core.MoeExecutor.on_device(team, self.store, accelerator, preload=everything)
+        return _core.MoeExecutor.on_device(pool, self.store, accelerator, preload=everything)
 
     def begin_step(self, step: int, requests: Sequence[int], positions: Sequence[int]) -> None:
         """Name the rows of the step's batch: which request and position each token is."""
@@ -271,15 +271,15 @@ class MoeRuntime:
 def _pack(
     shape: MoeShape,
     experts: Iterable[Sequence[ExpertWeights]],
-    team: ops.ThreadTeam,
+    pool: ops.ThreadPool,
     progress: Callable[[int, int, int], None] | None,
 ) -> _core.ExpertStore:
     if not shape.num_layers:
         raise ModelLoadError("the model has no layer with experts; Twofold runs Mixture-of-Experts models")
     try:
-        store = make_store(shape, team)
+        store = make_store(shape, pool)
         for layer, layer_experts in enumerate(experts):
-            store.put(team, layer, 0, layer_experts)
+            store.put(pool, layer, 0, layer_experts)
             if progress is not None:
                 progress(layer + 1, store.bytes // shape.num_layers * (layer + 1), store.bytes)
     except ValueError as error:
@@ -291,8 +291,8 @@ def _pack(
     return store
 
 
-def make_store(shape: MoeShape, team: ops.ThreadTeam) -> _core.ExpertStore:
+def make_store(shape: MoeShape, pool: ops.ThreadPool) -> _core.ExpertStore:
     """An empty store; its memory comes from the nodes of the threads that put experts in."""
     return _core.ExpertStore(
-        shape.num_experts, shape.hidden, shape.intermediate, shape.formats, huge_pages=team.num_nodes == 1
+        shape.num_experts, shape.hidden, shape.intermediate, shape.formats, huge_pages=pool.num_nodes == 1
     )

@@ -55,7 +55,7 @@ class CpuCurve:
     intermediate: int
     threads: int
     layer_us: float
-    """Fixed cost of a layer: handing work to the team and joining it."""
+    """Fixed cost of a layer: handing work to the pool and joining it."""
     points: tuple[tuple[int, float], ...]
     """(tokens of one expert, microseconds), tokens ascending; linear in between."""
 

@@ -31,7 +31,7 @@ struct CurvePoint {
 struct MachineProfile {
   std::string name;
   double handover_us = 0;             // h: CPU <-> accelerator, once per layer that uses the CPU
-  double cpu_bandwidth_gbps = 0;      // B_cpu: expert weights read from host memory by the thread team
+  double cpu_bandwidth_gbps = 0;      // B_cpu: expert weights read from host memory by the thread pool
   double cpu_gflops = 0;              // P_cpu
   double cpu_expert_overhead_us = 0;  // o: fixed cost per expert on the CPU
   double gpu_launch_us = 0;           // g: fixed cost per layer on the accelerator

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from twofold._core import ThreadTeam
+from twofold._core import ThreadPool
 
 _F32 = NDArray[np.float32]
 _U8 = NDArray[np.uint8]
@@ -23,7 +23,7 @@ def f32_to_bf16(x: NDArray[Any], *, level: str) -> NDArray[np.uint16]: ...
 def bf16_to_f32(x: NDArray[np.uint16], *, level: str) -> _F32: ...
 def read_all(memory: NDArray[Any], *, level: str) -> int: ...
 def count_chunks(
-    team: ThreadTeam, num_chunks: int, repeats: int = 1, fail_at: int | None = None, nested: int = 0
+    pool: ThreadPool, num_chunks: int, repeats: int = 1, fail_at: int | None = None, nested: int = 0
 ) -> NDArray[np.int64]: ...
 def formats() -> dict[str, tuple[int, int, int, int]]:
     """By name: columns and bytes of a block of rows, columns and bytes of one of panels."""

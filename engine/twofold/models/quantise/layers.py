@@ -28,9 +28,9 @@ _PAGE_SIZE = 16
 class LayeredModel:
     """Reads sequences of tokens (teacher forcing). Nothing of the weights is kept between calls but the head."""
 
-    def __init__(self, files: ModelFiles, team: ops.ThreadTeam) -> None:
+    def __init__(self, files: ModelFiles, pool: ops.ThreadPool) -> None:
         self._files = files
-        self._team = team
+        self._pool = pool
         config = files.config
         self._embedding = config.embedding.table(files.embedding)
         self._rope = RopeTable(config.rope, config.rope_dim, config.max_position_embeddings)
@@ -47,7 +47,7 @@ class LayeredModel:
         for index, layer in enumerate(self._files.layers):
             # Layers before this one have nothing in its cache, and its experts are the only ones of its store.
             cache = ops.StateCache([[]] * index + [planes[index]], pages, _PAGE_SIZE)
-            decoder = ops.Decoder([block.cpu(weights, self._team, 0) for block, weights in layer])
+            decoder = ops.Decoder([block.cpu(weights, self._pool, 0) for block, weights in layer])
             moe = self._experts(index)
             for hidden in states:
                 self._forward(decoder, moe, hidden, cache)
@@ -60,7 +60,7 @@ class LayeredModel:
     def logits(self, hidden: F32) -> F32:
         """[rows, vocabulary] of rows of `hidden_states`."""
         if self._head is None:
-            self._head = self._files.config.head.cpu(self._files.head, self._team)
+            self._head = self._files.config.head.cpu(self._files.head, self._pool)
         logits = np.empty((len(hidden), self._files.config.vocab_size), np.float32)
         self._head.forward(np.ascontiguousarray(hidden), logits)
         return logits
@@ -87,7 +87,7 @@ class LayeredModel:
         return MoeRuntime(
             replace(shape, num_layers=1, formats=(formats,)),
             [self._files.expert_weights(index)],
-            self._team,
+            self._pool,
             AcceleratorChoice("none", "asked for"),
             SlotPlan(0, ""),
             DenseCost([0.0, 0.0], [0.0, 0.0]),
@@ -95,7 +95,7 @@ class LayeredModel:
 
     def _embed(self, tokens: I32) -> F32:
         hidden = np.empty((len(tokens), self._files.config.hidden_size), np.float32)
-        ops.embed(self._team, self._embedding, tokens, hidden)
+        ops.embed(self._pool, self._embedding, tokens, hidden)
         return hidden
 
     @staticmethod

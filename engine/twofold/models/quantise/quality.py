@@ -69,12 +69,12 @@ def compare(
     source: ModelFiles,
     quantised: ModelFiles,
     sequences: Sequence[Sequence[int]],
-    team: ops.ThreadTeam,
+    pool: ops.ThreadPool,
     progress: Callable[[int, int], None] | None = None,
 ) -> Quality:
     """Read `sequences` (each of two tokens or more) with both models, one layer of one of them in memory at a time."""
     layers = source.config.num_layers
-    models = [LayeredModel(files, team) for files in (source, quantised)]
+    models = [LayeredModel(files, pool) for files in (source, quantised)]
     states = []
     for number, model in enumerate(models):
 

@@ -76,9 +76,9 @@ class Recipe:
         return {tensor.name: tensor.format for tensor in self.tensors() if tensor.is_quantised}
 
 
-def make_recipe(files: ModelFiles, target: str, team: ops.ThreadTeam) -> Recipe:
+def make_recipe(files: ModelFiles, target: str, pool: ops.ThreadPool) -> Recipe:
     """The recipe for writing `files` in format `target` (one of `TARGETS`). Raises ModelLoadError."""
-    maker = _Maker(files, target, team)
+    maker = _Maker(files, target, pool)
     layers = tuple(maker.layer(layer) for layer in files.layers)
 
     def release(file: int) -> None:
@@ -97,10 +97,10 @@ def format_for(target: str, columns: int, plain: str) -> str:
 
 
 class _Maker:
-    def __init__(self, files: ModelFiles, target: str, team: ops.ThreadTeam) -> None:
+    def __init__(self, files: ModelFiles, target: str, pool: ops.ThreadPool) -> None:
         self._files = files
         self._target = target
-        self._team = team
+        self._pool = pool
 
     def layer(self, blocks: Sequence[tuple[Block, BlockWeights]]) -> tuple[OutputTensor, ...]:
         made: list[OutputTensor] = []
@@ -169,7 +169,7 @@ class _Maker:
             if part.format == format:
                 yield np.ascontiguousarray(part.data).tobytes()
                 continue
-            values = ops.dequantise(self._team, part)
+            values = ops.dequantise(self._pool, part)
             if not np.isfinite(values).all():
                 raise ModelLoadError(
                     f"{self._files.tensors.where}: tensor {name} holds a weight that is not finite; the checkpoint is "
@@ -178,7 +178,7 @@ class _Maker:
             yield self._encoded(values, format).tobytes()
 
     def _encoded(self, values: npt.NDArray[np.float32], format: str) -> npt.NDArray[np.uint8]:
-        return ops.quantise_rows(self._team, np.ascontiguousarray(values), format)
+        return ops.quantise_rows(self._pool, np.ascontiguousarray(values), format)
 
     def _output(
         self, name: str, shape: Sequence[int], format: str, pieces: Callable[[], Iterator[bytes]]

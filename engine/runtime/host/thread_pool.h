@@ -1,7 +1,7 @@
-// A team of threads that shares the chunks of one parallel loop at a time.
+// A pool of threads that shares the chunks of one parallel loop at a time.
 //
 // The calling thread works too. Idle workers spin for some tens of microseconds, so that the next loop of a
-// decode step finds them awake, then sleep in the kernel: an idle team uses no CPU. Every thread has a
+// decode step finds them awake, then sleep in the kernel: an idle pool uses no CPU. Every thread has a
 // stretch of neighbouring chunks, which it takes one by one from an atomic counter; who is done takes from
 // the others', those of its own memory node first. So a thread that the operating system has set aside costs
 // the chunk it holds and nothing else: a worker that has not woken yet is never waited for.
@@ -21,11 +21,11 @@
 #include <vector>
 
 #include "host/function_ref.h"
-#include "host/team_plan.h"
+#include "host/pool_plan.h"
 
 namespace twofold {
 
-// One part of a loop. With `per_node` (as many entries as the team has nodes, summing to num_chunks) the
+// One part of a loop. With `per_node` (as many entries as the pool has nodes, summing to num_chunks) the
 // chunks are those of node 0 first, then of node 1, ...; threads prefer their node's. Without, nothing is
 // preferred.
 struct LoopPhase {
@@ -35,7 +35,7 @@ struct LoopPhase {
 
 enum class Stealing : uint8_t { kAnywhere, kWithinNode };
 
-class ThreadTeam {
+class ThreadPool {
  public:
   using Body = FunctionRef<void(int64_t chunk, int thread)>;
   using PhasesBody = FunctionRef<void(int phase, int64_t chunk, int thread)>;
@@ -43,17 +43,17 @@ class ThreadTeam {
   static constexpr int64_t kMaxChunks = int64_t{1} << 31;
   static constexpr int kMaxPhases = 4;
 
-  explicit ThreadTeam(TeamPlan plan);
+  explicit ThreadPool(PoolPlan plan);
   // `num_threads` counts the caller; 0 means one per physical core this process may use. Bound to nothing.
-  explicit ThreadTeam(int num_threads) : ThreadTeam(plan_team(num_threads, "off")) {}
-  ~ThreadTeam();
-  ThreadTeam(const ThreadTeam&) = delete;
-  ThreadTeam& operator=(const ThreadTeam&) = delete;
+  explicit ThreadPool(int num_threads) : ThreadPool(plan_pool(num_threads, "off")) {}
+  ~ThreadPool();
+  ThreadPool(const ThreadPool&) = delete;
+  ThreadPool& operator=(const ThreadPool&) = delete;
 
   int num_threads() const { return static_cast<int>(plan_.threads.size()); }
   int num_nodes() const { return plan_.num_nodes; }
   int node_of(int thread) const { return plan_.threads[static_cast<size_t>(thread)].node; }
-  const TeamPlan& plan() const { return plan_; }
+  const PoolPlan& plan() const { return plan_; }
   // Binds the calling thread, which will call parallel_for from now on, as the plan says of thread 0.
   void bind_caller() const;
 
@@ -71,7 +71,7 @@ class ThreadTeam {
   // An exception has ended the loop that is running.
   bool failed() const { return failed_.load(std::memory_order_relaxed); }
 
-  // Buffers shared by the operations that run on this team, one after the other; they grow and are kept. Hold
+  // Buffers shared by the operations that run on this pool, one after the other; they grow and are kept. Hold
   // the lock as long as the buffers are in use. Aligned to a cache line.
   std::unique_lock<std::mutex> lock_scratch() { return std::unique_lock(scratch_mutex_); }
   std::byte* scratch(int slot, int64_t bytes);
@@ -93,7 +93,7 @@ class ThreadTeam {
   void hand_out(const LoopPhase& phase, Stretch* stretches) const;
   Stretch* stretches(int phase) const { return stretches_.get() + phase * num_threads(); }
 
-  TeamPlan plan_;
+  PoolPlan plan_;
   std::vector<std::vector<int>> visits_;  // per thread: whose stretches it empties, in this order
   std::vector<int> own_node_visits_;      // per thread: how many of these are of its own node
 
@@ -132,7 +132,7 @@ class alignas(64) Countdown {
   // True for the last one, which sees what all others wrote.
   bool done() { return left_.fetch_sub(1, std::memory_order_acq_rel) == 1; }
   // Returns when none is left, or at once when the loop has failed (its results are of no use then).
-  void wait(const ThreadTeam& team) const;
+  void wait(const ThreadPool& pool) const;
 
  private:
   std::atomic<int> left_{0};

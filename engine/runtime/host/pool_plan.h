@@ -1,4 +1,4 @@
-// Which threads a team has, on which cores and memory nodes: read from the system, cut to what the process
+// Which threads a pool has, on which cores and memory nodes: read from the system, cut to what the process
 // may use.
 #pragma once
 #include <string>
@@ -6,28 +6,28 @@
 
 namespace twofold {
 
-struct TeamThread {
+struct PoolThread {
   int core;                // of the physical core that is meant for it; -1: none
-  int node;                // index of its memory node within the team, from 0
+  int node;                // index of its memory node within the pool, from 0
   std::vector<int> bound;  // the logical CPUs it is bound to; empty: not bound
 };
 
-struct TeamPlan {
-  std::vector<TeamThread> threads;  // the first is the caller
+struct PoolPlan {
+  std::vector<PoolThread> threads;  // the first is the caller
   int num_nodes = 1;
   std::string reason;  // in words, for logs
 };
 
-inline constexpr int kMaxTeamThreads = 1024;
+inline constexpr int kMaxPoolThreads = 1024;
 
 // `num_threads` counts the caller; 0 means one per physical core that this process may use on the nodes
 // chosen (affinity, cgroup quota). `numa`: "off" binds nothing and knows one node; "auto" takes every node
-// that has usable cores; "0,2" takes these nodes. With auto or nodes, a team that fills its cores has a core
-// for every thread; a smaller one is bound to nodes where there are several, else not at all (two small teams
+// that has usable cores; "0,2" takes these nodes. With auto or nodes, a pool that fills its cores has a core
+// for every thread; a smaller one is bound to nodes where there are several, else not at all (two small pools
 // would share the first cores). `sysfs` is where the system describes its processors, for tests. Throws
-// std::invalid_argument for a number of threads outside 0...kMaxTeamThreads and for a node that is not there
+// std::invalid_argument for a number of threads outside 0...kMaxPoolThreads and for a node that is not there
 // or has no usable core.
-TeamPlan plan_team(int num_threads, const std::string& numa, const std::string& sysfs = "/sys");
+PoolPlan plan_pool(int num_threads, const std::string& numa, const std::string& sysfs = "/sys");
 
 // The logical CPUs this process may use, one per physical core, cut to the cgroup's CPU quota (at least one).
 std::vector<int> usable_cores(const std::string& sysfs = "/sys");

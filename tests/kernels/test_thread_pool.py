@@ -1,4 +1,4 @@
-"""The thread team: every chunk once, errors reach the caller, nobody waits for ever, idle means idle."""
+"""The thread pool: every chunk once, errors reach the caller, nobody waits for ever, idle means idle."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from twofold.blocks import ops
 @pytest.mark.parametrize("threads", [1, 2, 3, 8])
 @pytest.mark.parametrize("chunks", [0, 1, 2, 7, 1000])
 def test_every_chunk_runs_once(threads: int, chunks: int) -> None:
-    team = ops.ThreadTeam(threads)
-    assert team.num_threads == threads
-    assert np.array_equal(kernels.count_chunks(team, chunks, repeats=50), np.full(chunks, 50))
+    pool = ops.ThreadPool(threads)
+    assert pool.num_threads == threads
+    assert np.array_equal(kernels.count_chunks(pool, chunks, repeats=50), np.full(chunks, 50))
 
 
 def test_many_short_loops_in_a_row() -> None:
     """Workers that come late to one loop meet the next: none may be lost, run twice or run on old data."""
-    team = ops.ThreadTeam(4)
+    pool = ops.ThreadPool(4)
     for chunks in (2, 3, 5):
-        assert np.array_equal(kernels.count_chunks(team, chunks, repeats=20_000), np.full(chunks, 20_000))
+        assert np.array_equal(kernels.count_chunks(pool, chunks, repeats=20_000), np.full(chunks, 20_000))
 
 
 def test_loops_from_several_threads_take_turns() -> None:
-    team = ops.ThreadTeam(3)
+    pool = ops.ThreadPool(3)
     results: list[np.ndarray] = []
 
     def run() -> None:
-        results.append(kernels.count_chunks(team, 13, repeats=2_000))
+        results.append(kernels.count_chunks(pool, 13, repeats=2_000))
 
     callers = [threading.Thread(target=run) for _ in range(4)]
     for caller in callers:
@@ -45,32 +45,32 @@ def test_loops_from_several_threads_take_turns() -> None:
 
 
 @pytest.mark.parametrize("threads", [1, 4])
-def test_an_exception_reaches_the_caller_and_the_team_lives_on(threads: int) -> None:
-    team = ops.ThreadTeam(threads)
+def test_an_exception_reaches_the_caller_and_the_pool_lives_on(threads: int) -> None:
+    pool = ops.ThreadPool(threads)
     for fail_at in (0, 1, 63):
         with pytest.raises(KernelError, match=f"chunk {fail_at} was told to fail"):
-            kernels.count_chunks(team, 64, fail_at=fail_at)
-        assert np.array_equal(kernels.count_chunks(team, 64), np.ones(64))
+            kernels.count_chunks(pool, 64, fail_at=fail_at)
+        assert np.array_equal(kernels.count_chunks(pool, 64), np.ones(64))
 
 
 @pytest.mark.parametrize("threads", [1, 3])
 def test_a_loop_inside_a_chunk_runs_on_that_thread(threads: int) -> None:
-    team = ops.ThreadTeam(threads)
-    assert np.array_equal(kernels.count_chunks(team, 9, repeats=100, nested=5), np.full(9, 500))
+    pool = ops.ThreadPool(threads)
+    assert np.array_equal(kernels.count_chunks(pool, 9, repeats=100, nested=5), np.full(9, 500))
 
 
-def test_a_team_wakes_after_sleep() -> None:
-    team = ops.ThreadTeam(4)
+def test_a_pool_wakes_after_sleep() -> None:
+    pool = ops.ThreadPool(4)
     for _ in range(5):
         wait_until_asleep()
-        assert np.array_equal(kernels.count_chunks(team, 100), np.ones(100))
+        assert np.array_equal(kernels.count_chunks(pool, 100), np.ones(100))
 
 
-def test_an_idle_team_uses_no_cpu() -> None:
-    team = ops.ThreadTeam(4)
-    kernels.count_chunks(team, 100)
+def test_an_idle_pool_uses_no_cpu() -> None:
+    pool = ops.ThreadPool(4)
+    kernels.count_chunks(pool, 100)
     wait_until_asleep()
-    assert team.num_threads == 4
+    assert pool.num_threads == 4
 
 
 def wait_until_asleep() -> None:
@@ -84,25 +84,25 @@ def wait_until_asleep() -> None:
         threading.Event().wait(0.02)
         if others_used_s() - before < 0.01 * (time.monotonic() - start):
             return
-    pytest.fail("the process is still busy although its team has nothing to do")
+    pytest.fail("the process is still busy although its pool has nothing to do")
 
 
 def others_used_s() -> float:
     return time.process_time() - time.thread_time()
 
 
-def test_teams_can_be_made_and_left_at_any_time() -> None:
-    """A worker that comes from a loop just as its team ends must notice: with the epoch read after the question
-    whether the team stops, one team in some hundreds waited for ever for such a worker."""
+def test_pools_can_be_made_and_left_at_any_time() -> None:
+    """A worker that comes from a loop just as its pool ends must notice: with the epoch read after the question
+    whether the pool stops, one pool in some hundreds waited for ever for such a worker."""
     for threads in (1, 2, 5):
         for _ in range(2_000):
-            team = ops.ThreadTeam(threads)
-            kernels.count_chunks(team, 3)
-            del team
+            pool = ops.ThreadPool(threads)
+            kernels.count_chunks(pool, 3)
+            del pool
 
 
 def test_number_of_threads() -> None:
-    assert 1 <= ops.ThreadTeam(0).num_threads <= len(os.sched_getaffinity(0))
+    assert 1 <= ops.ThreadPool(0).num_threads <= len(os.sched_getaffinity(0))
     for wrong in (-1, 5000):
         with pytest.raises(ConfigError, match=f"num_threads is {wrong}; expected 0"):
-            ops.ThreadTeam(wrong)
+            ops.ThreadPool(wrong)

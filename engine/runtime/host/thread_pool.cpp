@@ -1,4 +1,4 @@
-#include "host/thread_team.h"
+#include "host/thread_pool.h"
 
 #include <pthread.h>
 
@@ -39,9 +39,9 @@ bool spin_until(Ready ready) {
   }
 }
 
-// The team and index whose chunk this thread is running, for loops inside chunks.
+// The pool and index whose chunk this thread is running, for loops inside chunks.
 struct Membership {
-  const ThreadTeam* team = nullptr;
+  const ThreadPool* pool = nullptr;
   int thread = 0;
 };
 thread_local Membership current;
@@ -68,7 +68,7 @@ constexpr auto no_body = [](int, int64_t, int) {};
 
 }  // namespace
 
-ThreadTeam::ThreadTeam(TeamPlan plan) : plan_(std::move(plan)), body_(no_body) {
+ThreadPool::ThreadPool(PoolPlan plan) : plan_(std::move(plan)), body_(no_body) {
   const int count = num_threads();
   stretches_ = std::make_unique<Stretch[]>(static_cast<size_t>(kMaxPhases * count));
   for (int thread = 0; thread < count; ++thread) {
@@ -85,16 +85,16 @@ ThreadTeam::ThreadTeam(TeamPlan plan) : plan_(std::move(plan)), body_(no_body) {
   for (int thread = 1; thread < count; ++thread) workers_.emplace_back([this, thread] { work(thread); });
 }
 
-ThreadTeam::~ThreadTeam() {
+ThreadPool::~ThreadPool() {
   stopping_.store(true);
   epoch_.fetch_add(1);
   epoch_.notify_all();
   for (std::thread& worker : workers_) worker.join();
 }
 
-void ThreadTeam::bind_caller() const { bind_to(plan_.threads.front().bound); }
+void ThreadPool::bind_caller() const { bind_to(plan_.threads.front().bound); }
 
-void ThreadTeam::work(int thread) {
+void ThreadPool::work(int thread) {
   bind_to(plan_.threads[static_cast<size_t>(thread)].bound);
   uint32_t seen = 0;
   for (;;) {
@@ -114,7 +114,7 @@ void ThreadTeam::work(int thread) {
 
 // A late worker may see the phases of the next loop, or only some of them: whatever chunk it takes belongs to
 // a loop that waits for it.
-void ThreadTeam::run_chunks(int thread) {
+void ThreadPool::run_chunks(int thread) {
   const Membership before = std::exchange(current, {this, thread});
   const std::vector<int>& visits = visits_[static_cast<size_t>(thread)];
   const int num_phases = num_phases_.load(std::memory_order_acquire);
@@ -133,7 +133,7 @@ void ThreadTeam::run_chunks(int thread) {
   if (unfinished_.fetch_sub(done) == done && caller_sleeps_.load()) unfinished_.notify_all();
 }
 
-uint32_t ThreadTeam::run_stretch(Stretch& stretch, int phase, int thread) {
+uint32_t ThreadPool::run_stretch(Stretch& stretch, int phase, int thread) {
   uint32_t done = 0;
   for (;;) {
     // Looking first keeps those who come too late from touching a counter others are busy with.
@@ -152,7 +152,7 @@ uint32_t ThreadTeam::run_stretch(Stretch& stretch, int phase, int thread) {
 }
 
 // Every node's chunks in equal parts to its threads, which are neighbours in the plan.
-void ThreadTeam::hand_out(const LoopPhase& phase, Stretch* of_phase) const {
+void ThreadPool::hand_out(const LoopPhase& phase, Stretch* of_phase) const {
   const int count = num_threads();
   int64_t first = 0;
   int begin = 0;
@@ -174,20 +174,20 @@ void ThreadTeam::hand_out(const LoopPhase& phase, Stretch* of_phase) const {
   }
 }
 
-void ThreadTeam::parallel_for(int64_t num_chunks, Body body) {
+void ThreadPool::parallel_for(int64_t num_chunks, Body body) {
   const LoopPhase phase{num_chunks};
   parallel_phases({&phase, 1}, [&](int, int64_t chunk, int thread) { body(chunk, thread); });
 }
 
-void ThreadTeam::parallel_phases(std::span<const LoopPhase> phases, PhasesBody body, Stealing stealing) {
+void ThreadPool::parallel_phases(std::span<const LoopPhase> phases, PhasesBody body, Stealing stealing) {
   if (phases.size() > size_t{kMaxPhases}) {
-    throw std::invalid_argument("ThreadTeam: a loop of " + std::to_string(phases.size()) +
+    throw std::invalid_argument("ThreadPool: a loop of " + std::to_string(phases.size()) +
                                 " phases; expected at most " + std::to_string(kMaxPhases));
   }
   int64_t total = 0;
   for (const LoopPhase& phase : phases) {
     if (phase.num_chunks < 0 || phase.num_chunks > kMaxChunks - total) {
-      throw std::invalid_argument("ThreadTeam: num_chunks is " + std::to_string(phase.num_chunks) +
+      throw std::invalid_argument("ThreadPool: num_chunks is " + std::to_string(phase.num_chunks) +
                                   "; expected 0 to " + std::to_string(kMaxChunks));
     }
     total += phase.num_chunks;
@@ -197,7 +197,7 @@ void ThreadTeam::parallel_phases(std::span<const LoopPhase> phases, PhasesBody b
       for (int64_t chunk = 0; chunk < phases[p].num_chunks; ++chunk) body(static_cast<int>(p), chunk, thread);
     }
   };
-  if (current.team == this) return run_inline(current.thread);
+  if (current.pool == this) return run_inline(current.thread);
   const std::lock_guard turn(loop_mutex_);
   failed_.store(false, std::memory_order_relaxed);
   if (total <= 1 || workers_.empty()) {
@@ -228,15 +228,15 @@ void ThreadTeam::parallel_phases(std::span<const LoopPhase> phases, PhasesBody b
   if (failed_.load()) std::rethrow_exception(std::exchange(error_, nullptr));
 }
 
-void Countdown::wait(const ThreadTeam& team) const {
-  const auto over = [&] { return left_.load(std::memory_order_acquire) <= 0 || team.failed(); };
+void Countdown::wait(const ThreadPool& pool) const {
+  const auto over = [&] { return left_.load(std::memory_order_acquire) <= 0 || pool.failed(); };
   // The chunk that is waited for is on a running thread as a rule, and nearly done.
   while (!spin_until(over)) std::this_thread::sleep_for(kSpin);
 }
 
-void ThreadTeam::FreeDeleter::operator()(std::byte* p) const { std::free(p); }
+void ThreadPool::FreeDeleter::operator()(std::byte* p) const { std::free(p); }
 
-std::byte* ThreadTeam::scratch(int slot, int64_t bytes) {
+std::byte* ThreadPool::scratch(int slot, int64_t bytes) {
   Scratch& buffer = scratch_[slot];
   if (buffer.size < bytes) {
     const auto rounded = static_cast<int64_t>(round_up(static_cast<size_t>(bytes), kCacheLine));

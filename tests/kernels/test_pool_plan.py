@@ -1,4 +1,4 @@
-"""Which threads a team has and where: nodes and cores from a made-up system, with this process's own CPUs."""
+"""Which threads a pool has and where: nodes and cores from a made-up system, with this process's own CPUs."""
 
 from __future__ import annotations
 
@@ -42,70 +42,70 @@ def two_nodes(root: Path) -> str:
 
 
 @needs_two
-def test_a_full_team_has_a_core_for_every_thread_and_knows_its_nodes(tmp_path: Path) -> None:
-    team = ops.ThreadTeam(0, "auto", two_nodes(tmp_path))
+def test_a_full_pool_has_a_core_for_every_thread_and_knows_its_nodes(tmp_path: Path) -> None:
+    pool = ops.ThreadPool(0, "auto", two_nodes(tmp_path))
     half = len(CPUS) // 2
-    assert team.num_threads == len(CPUS)
-    assert team.num_nodes == 2
-    assert team.placement == [(int(i >= half), [cpu]) for i, cpu in enumerate(CPUS)]
-    assert "2 memory nodes, each bound to its core" in team.reason
+    assert pool.num_threads == len(CPUS)
+    assert pool.num_nodes == 2
+    assert pool.placement == [(int(i >= half), [cpu]) for i, cpu in enumerate(CPUS)]
+    assert "2 memory nodes, each bound to its core" in pool.reason
 
 
 @needs_two
 def test_chosen_nodes_only(tmp_path: Path) -> None:
     sysfs = two_nodes(tmp_path)
     half = len(CPUS) // 2
-    team = ops.ThreadTeam(0, "3", sysfs)
-    assert team.num_nodes == 1
-    assert team.placement == [(0, CPUS[half:])] * (len(CPUS) - half)
-    assert ops.ThreadTeam(0, "0,3", sysfs).num_nodes == 2
+    pool = ops.ThreadPool(0, "3", sysfs)
+    assert pool.num_nodes == 1
+    assert pool.placement == [(0, CPUS[half:])] * (len(CPUS) - half)
+    assert ops.ThreadPool(0, "0,3", sysfs).num_nodes == 2
     with pytest.raises(ConfigError, match=r"numa names node 1; the nodes .* are 0,3"):
-        ops.ThreadTeam(0, "0,1", sysfs)
+        ops.ThreadPool(0, "0,1", sysfs)
 
 
 @needs_two
-def test_a_smaller_team_is_bound_to_nodes_where_there_are_several(tmp_path: Path) -> None:
-    one = ops.ThreadTeam(1, "auto", two_nodes(tmp_path / "two"))
+def test_a_smaller_pool_is_bound_to_nodes_where_there_are_several(tmp_path: Path) -> None:
+    one = ops.ThreadPool(1, "auto", two_nodes(tmp_path / "two"))
     assert one.num_nodes == 1
     assert one.placement[0][1] in (CPUS[: len(CPUS) // 2], CPUS[len(CPUS) // 2 :])
-    assert ops.ThreadTeam(1, "auto", system(tmp_path / "one", {0: listed(CPUS)})).placement == [(0, [])]
+    assert ops.ThreadPool(1, "auto", system(tmp_path / "one", {0: listed(CPUS)})).placement == [(0, [])]
 
 
 def test_more_threads_than_cores_are_bound_to_no_core(tmp_path: Path) -> None:
-    team = ops.ThreadTeam(len(CPUS) + 1, "auto", system(tmp_path, {0: listed(CPUS)}))
-    assert team.placement == [(0, [])] * (len(CPUS) + 1)
+    pool = ops.ThreadPool(len(CPUS) + 1, "auto", system(tmp_path, {0: listed(CPUS)}))
+    assert pool.placement == [(0, [])] * (len(CPUS) + 1)
 
 
 @needs_two
 def test_hardware_threads_of_one_core_count_once(tmp_path: Path) -> None:
     pair = f"{CPUS[0]},{CPUS[1]}"
     sysfs = system(tmp_path, {0: listed(CPUS)}, {CPUS[0]: pair, CPUS[1]: pair})
-    assert ops.ThreadTeam(0, "auto", sysfs).num_threads == len(CPUS) - 1
+    assert ops.ThreadPool(0, "auto", sysfs).num_threads == len(CPUS) - 1
 
 
-def test_a_quota_cuts_the_team(tmp_path: Path) -> None:
+def test_a_quota_cuts_the_pool(tmp_path: Path) -> None:
     sysfs = system(tmp_path, {0: listed(CPUS)})
     (tmp_path / "fs/cgroup").mkdir(parents=True)
     (tmp_path / "fs/cgroup/cpu.max").write_text("50000 100000\n")
-    assert ops.ThreadTeam(0, "auto", sysfs).num_threads == 1
+    assert ops.ThreadPool(0, "auto", sysfs).num_threads == 1
 
 
 def test_a_system_that_describes_nothing_is_one_node(tmp_path: Path) -> None:
-    team = ops.ThreadTeam(0, "auto", system(tmp_path, {}))
-    assert (team.num_nodes, team.num_threads) == (1, len(CPUS))
+    pool = ops.ThreadPool(0, "auto", system(tmp_path, {}))
+    assert (pool.num_nodes, pool.num_threads) == (1, len(CPUS))
 
 
 @pytest.mark.parametrize("numa", ["", "x", "1,", "-1", "0-", "3-1", "0;1", "99999999999"])
 def test_what_is_no_list_of_nodes_is_refused(tmp_path: Path, numa: str) -> None:
     with pytest.raises(ConfigError, match="expected off, auto, or nodes such as 0"):
-        ops.ThreadTeam(1, numa, system(tmp_path, {0: listed(CPUS)}))
+        ops.ThreadPool(1, numa, system(tmp_path, {0: listed(CPUS)}))
 
 
 @needs_two
 @pytest.mark.parametrize("chunks", [0, 1, 7, 1000])
 def test_every_chunk_runs_once_on_two_nodes(tmp_path: Path, chunks: int) -> None:
-    team = ops.ThreadTeam(0, "auto", two_nodes(tmp_path))
-    assert np.array_equal(kernels.count_chunks(team, chunks, repeats=200), np.full(chunks, 200))
+    pool = ops.ThreadPool(0, "auto", two_nodes(tmp_path))
+    assert np.array_equal(kernels.count_chunks(pool, chunks, repeats=200), np.full(chunks, 200))
 
 
 @needs_two
@@ -120,14 +120,14 @@ def test_nodes_change_no_result(tmp_path: Path) -> None:
     ids = np.stack([rng.permutation(4)[:2] for _ in range(9)]).astype(np.int32)
     shares = np.full((9, 2), 0.5, np.float32)
     results = []
-    for team in (ops.ThreadTeam(1), ops.ThreadTeam(0, "auto", two_nodes(tmp_path))):
+    for pool in (ops.ThreadPool(1), ops.ThreadPool(0, "auto", two_nodes(tmp_path))):
         logits, mixed = np.empty((9, 1000), np.float32), hidden.copy()
-        ops.LmHead(team, np.ones(96, np.float32), ops.PackedMatrix(team, [head]), 1e-6).forward(
+        ops.LmHead(pool, np.ones(96, np.float32), ops.PackedMatrix(pool, [head]), 1e-6).forward(
             hidden, logits
         )
-        store = _core.ExpertStore(4, 96, 200, [("f32",) * 3], huge_pages=team.num_nodes == 1)
-        store.put(team, 0, 0, [(up, up, down)] * 4)
-        executor = _core.MoeExecutor(team, store)
+        store = _core.ExpertStore(4, 96, 200, [("f32",) * 3], huge_pages=pool.num_nodes == 1)
+        store.put(pool, 0, 0, [(up, up, down)] * 4)
+        executor = _core.MoeExecutor(pool, store)
         executor.begin_step(0, [0] * 9, list(range(9)))
         executor.forward(0, hidden, ids, shares, mixed)
         results.append((logits, mixed))

@@ -1,6 +1,6 @@
 // The process's affinity mask, one logical CPU per physical core, no more than the cgroup's CPU quota pays
 // for, and the memory nodes these cores belong to.
-#include "host/team_plan.h"
+#include "host/pool_plan.h"
 
 #include <sched.h>
 
@@ -144,16 +144,16 @@ std::vector<int> usable_cores(const std::string& sysfs) {
     const size_t paid = std::max<size_t>(1, static_cast<size_t>(std::ceil(quota)));
     cores.resize(std::min(cores.size(), paid));
   }
-  if (cores.size() > static_cast<size_t>(kMaxTeamThreads)) cores.resize(kMaxTeamThreads);
+  if (cores.size() > static_cast<size_t>(kMaxPoolThreads)) cores.resize(kMaxPoolThreads);
   return cores;
 }
 
-TeamPlan plan_team(int num_threads, const std::string& numa, const std::string& sysfs) {
-  if (num_threads < 0 || num_threads > kMaxTeamThreads) {
-    throw std::invalid_argument("ThreadTeam: num_threads is " + std::to_string(num_threads) +
-                                "; expected 0 (one per physical core) to " + std::to_string(kMaxTeamThreads));
+PoolPlan plan_pool(int num_threads, const std::string& numa, const std::string& sysfs) {
+  if (num_threads < 0 || num_threads > kMaxPoolThreads) {
+    throw std::invalid_argument("ThreadPool: num_threads is " + std::to_string(num_threads) +
+                                "; expected 0 (one per physical core) to " + std::to_string(kMaxPoolThreads));
   }
-  TeamPlan plan;
+  PoolPlan plan;
   if (numa == "off" && num_threads > 0) {
     plan.threads.assign(static_cast<size_t>(num_threads), {-1, 0, {}});
     plan.reason = count_of(plan.threads.size(), "thread") + ", bound to nothing";
