@@ -55,7 +55,7 @@ def checks() -> list[Named]:
     ceilings: list[Named] = [
         ("copy bandwidth", kernels("copy_bandwidth")),
         ("torch's bf16 product", kernels("torch_product")),
-        ("hand-over per layer", kernels("hand_over")),
+        ("handshake per layer", kernels("handshake")),
     ]
     experts: list[Named] = [
         (f"decode {shape} {format} {tokens} tokens", kernels("decode", shape, format, tokens))

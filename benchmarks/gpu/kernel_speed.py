@@ -1,4 +1,4 @@
-"""Kernels beside what the card can do: copy bandwidth for decode, torch's product for prefill; and the hand-over."""
+"""Kernels beside what the card can do: copy bandwidth for decode, torch's product for prefill; and the handshake."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ def torch_product(machine: Machine) -> dict[str, Any]:
     return {"tflops": product_tflops(machine)}
 
 
-def hand_over(machine: Machine) -> dict[str, Any]:
+def handshake(machine: Machine) -> dict[str, Any]:
     """Each way there is, in microseconds per layer."""
-    found = dict(machine.hardware.native.probe_hand_overs(2048))
+    found = dict(machine.hardware.native.probe_handshakes(2048))
     times = {probe["kind"]: probe["us"] for probe in found["probes"] if probe["works"]}
     return expect(found, times[found["kind"]] <= 10.0, "the chosen way takes at most 10 us per layer")
 

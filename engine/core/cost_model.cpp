@@ -16,7 +16,7 @@ struct Field {
 };
 
 constexpr std::array<Field, 11> kFields{{
-    {"handover_us", &MachineProfile::handover_us, false},
+    {"handshake_us", &MachineProfile::handshake_us, false},
     {"cpu_bandwidth_gbps", &MachineProfile::cpu_bandwidth_gbps, true},
     {"cpu_gflops", &MachineProfile::cpu_gflops, true},
     {"cpu_expert_overhead_us", &MachineProfile::cpu_expert_overhead_us, false},
@@ -127,7 +127,7 @@ double CostModel::cpu_us(std::span<const int> loads, double dma_busy) const {
   if (loads.empty()) return 0;
   double work = 0;
   for (int n : loads) work += cpu_expert_us(n);
-  return profile_.handover_us + work * (1 + profile_.contention * dma_busy);
+  return profile_.handshake_us + work * (1 + profile_.contention * dma_busy);
 }
 
 double CostModel::gpu_us(std::span<const int> loads) const {
@@ -179,7 +179,7 @@ LayerTimes CostModel::layer_from_sums(int num_hits, double hit_us, std::span<con
     const double copying = std::max(queued_us, backlog_us) + (landed - backlog_us);
     const double slowed = cpu_work_us * (1 + profile_.contention);
     times.dma_busy = slowed > 0 ? std::min(1.0, copying / slowed) : 0.0;
-    times.cpu_us = profile_.handover_us + cpu_work_us * (1 + profile_.contention * times.dma_busy);
+    times.cpu_us = profile_.handshake_us + cpu_work_us * (1 + profile_.contention * times.dma_busy);
   }
   times.layer_us = std::max(times.gpu_us, times.cpu_us) + profile_.join_us;
   return times;

@@ -17,7 +17,7 @@ constexpr std::pair<const char*, FetchRule> kNames[] = {
 std::vector<int> two_ended(const CostModel& cost, std::span<const ExpertLoad> misses, double gpu_us,
                            double backlog_us) {
   std::vector<int> fetch;
-  double cpu_us = cost.profile().handover_us;
+  double cpu_us = cost.profile().handshake_us;
   double link_us = backlog_us;
   for (size_t heavy = 0, light = misses.size(); heavy < light;) {
     const double by_link =

@@ -227,7 +227,7 @@ class Device:
         stream: int,
     ) -> None: ...
     def combine(self, layer: launches.CombinedLayer, stream: int) -> None: ...
-    # bind_hand_over.cpp
+    # bind_handshake.cpp
     def mailbox(self, shape: launches.MailboxShape) -> DeviceMailbox: ...
     def step_server(
         self, mailbox: DeviceMailbox, pool: _core.ThreadPool, store: _core.ExpertStore
@@ -244,7 +244,7 @@ class Device:
         step: int,
         stream: int,
     ) -> None: ...
-    def probe_hand_overs(self, hidden: int, num_layers: int = 32, num_steps: int = 50) -> HandOverProbes: ...
+    def probe_handshakes(self, hidden: int, num_layers: int = 32, num_steps: int = 50) -> HandshakeProbes: ...
     # bind_table_step.cpp
     def table_step(
         self,
@@ -254,7 +254,7 @@ class Device:
         pool: _core.ThreadPool,
     ) -> TableStep: ...
 
-# ---- device/bind_hand_over.cpp: what host and device share of a decode step
+# ---- device/bind_handshake.cpp: what host and device share of a decode step
 
 class ServedStep(TypedDict):
     """done: whether the step came to its end; else where it stopped, and why."""
@@ -263,16 +263,16 @@ class ServedStep(TypedDict):
     layer: int
     text: str
 
-class HandOverProbe(TypedDict):
+class HandshakeProbe(TypedDict):
     kind: str
     works: bool
     us: float
     why: str
 
-class HandOverProbes(TypedDict):
+class HandshakeProbes(TypedDict):
     """Of every way to wait, and the one that was chosen: "" where none works."""
 
-    probes: list[HandOverProbe]
+    probes: list[HandshakeProbe]
     kind: str
     reason: str
 

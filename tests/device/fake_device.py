@@ -48,7 +48,7 @@ class FakeDevice:
     def kernels(self, max_length: int) -> TorchKernels:
         return TorchKernels()
 
-    def hand_over(self, hidden: int) -> str:
+    def handshake(self, hidden: int) -> str:
         return "kernels"  # there are no times worth comparing
 
     def graph(self, run: Callable[[], object]) -> Callable[[], None]:

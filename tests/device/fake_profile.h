@@ -6,7 +6,7 @@ namespace twofold::fake {
 
 inline MachineProfile machine_profile() {
   return {.name = "fake",
-          .handover_us = 5,
+          .handshake_us = 5,
           .cpu_bandwidth_gbps = 0.05,
           .cpu_gflops = 1e3,
           .cpu_expert_overhead_us = 1,

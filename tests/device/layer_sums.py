@@ -19,7 +19,7 @@ from twofold.device.runner import DeviceRunner
 UNIT_F32 = 2.0**-24
 """Largest relative error of one float32 operation."""
 FIGURES = {
-    "handover_us": 5.0, "cpu_bandwidth_gbps": 1.0, "cpu_gflops": 2.0, "cpu_expert_overhead_us": 1.0,
+    "handshake_us": 5.0, "cpu_bandwidth_gbps": 1.0, "cpu_gflops": 2.0, "cpu_expert_overhead_us": 1.0,
     "gpu_launch_us": 2.0, "vram_bandwidth_gbps": 100.0, "gpu_gflops": 1e5, "link_latency_us": 4.0,
     "link_bandwidth_gbps": 1.0, "contention": 0.2, "join_us": 1.0,
 }  # fmt: skip

@@ -19,7 +19,7 @@ from twofold.weights.weight_format import WeightMatrix
 
 LAYERS, EXPERTS, TOP_K, HIDDEN, INTERMEDIATE = 3, 8, 2, 64, 32
 FIGURES = {
-    "handover_us": 5.0,
+    "handshake_us": 5.0,
     "cpu_bandwidth_gbps": 0.05,
     "cpu_gflops": 1000.0,
     "cpu_expert_overhead_us": 1.0,

@@ -69,7 +69,7 @@ class KnownDevice:
     def join_us(self) -> float:
         return 1.5
 
-    def hand_over_us(self) -> float:
+    def handshake_us(self) -> float:
         return 4.5
 
     @contextmanager
@@ -87,7 +87,7 @@ def test_known_figures_come_back_and_mixed_layers_are_predicted() -> None:
     assert found.median_error < 0.02
     assert max(s.error for s in found.link) < 0.03
     figures = found.figures(cpu_layer_us=3.0)
-    assert figures["handover_us"].value == pytest.approx(7.5)
+    assert figures["handshake_us"].value == pytest.approx(7.5)
     assert figures["join_us"].value == 1.5
     assert figures["contention"].value == 0.0
     assert all(figure.source.startswith("measured on known") for figure in figures.values())
@@ -132,7 +132,7 @@ def test_the_table_tells_every_figure_with_its_residuals() -> None:
     for part in (
         "known, link",
         "known, experts",
-        "hand-over to the CPU and back 4.50 us, join 1.50 us",
+        "handshake to the CPU and back 4.50 us, join 1.50 us",
         "median",
     ):
         assert part in table
@@ -188,7 +188,7 @@ def test_the_probe_launches_layers_of_the_fake_device(large: Callable[[], Any]) 
     for ids in (((0, 1),), ((0, 1), (1, 2)), tuple((n % 8, (n + 1) % 8) for n in range(64))):
         assert probe.routed_us(Routing(ids)) > 0
     assert probe.join_us() > 0
-    assert probe.hand_over_us() > 0
+    assert probe.handshake_us() > 0
     with probe.copying(1 << 20) as copied:
         pass
     assert copied.gbps >= 0

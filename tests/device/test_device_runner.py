@@ -282,11 +282,11 @@ def test_a_device_that_takes_no_upload_fails_steps_and_says_so(fake: ModuleType,
             scripted(runner, 1, TOKENS, TINY.vocab_size)
 
 
-@pytest.mark.parametrize("hand_over", ["kernels", "stream-memory", "host-function"])
-def test_every_way_to_hand_over_carries_whole_steps(
-    fake: ModuleType, path: Path, reference: References, hand_over: str
+@pytest.mark.parametrize("handshake", ["kernels", "stream-memory", "host-function"])
+def test_every_way_of_handshake_carries_whole_steps(
+    fake: ModuleType, path: Path, reference: References, handshake: str
 ) -> None:
-    runner = make_runner(fake, path, slots=9, hand_over=hand_over)
+    runner = make_runner(fake, path, slots=9, handshake=handshake)
     assert reference.close(scripted(runner, 1, TOKENS, TINY.vocab_size), 1)
     assert runner.why_placed is None
 

@@ -202,7 +202,7 @@ def test_prefill_computes_what_lies_in_slots(fake: ModuleType, format: str) -> N
 
 
 def test_every_way_to_wait_gets_its_answers(fake: ModuleType) -> None:
-    probes = fake.open_device().probe_hand_overs(64, 3, 3)["probes"]
+    probes = fake.open_device().probe_handshakes(64, 3, 3)["probes"]
     assert [probe["kind"] for probe in probes if probe["works"]] == [
         "kernels",
         "stream-memory",

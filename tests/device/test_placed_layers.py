@@ -22,7 +22,7 @@ from tests.device.fake_device import FakeDevice  # noqa: E402
 
 LAYERS, EXPERTS, TOP_K, HIDDEN, INTERMEDIATE = 3, 8, 2, 64, 96
 FIGURES = {
-    "handover_us": 5.0,
+    "handshake_us": 5.0,
     "cpu_bandwidth_gbps": 0.4,
     "cpu_gflops": 2.0,
     "cpu_expert_overhead_us": 1.0,

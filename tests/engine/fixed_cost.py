@@ -9,7 +9,7 @@ from twofold._core import testing
 def fixed_cost() -> testing.CostModel:
     """Experts of 10 MB; fetching one takes 412 us, computing one token on the CPU 202 us."""
     fields = {
-        "handover_us": 10,
+        "handshake_us": 10,
         "cpu_bandwidth_gbps": 50,
         "cpu_gflops": 1000,
         "cpu_expert_overhead_us": 2,

@@ -11,7 +11,7 @@ from twofold import _core
 from twofold._core import testing
 
 FIELDS = {
-    "handover_us": 10.0,
+    "handshake_us": 10.0,
     "cpu_bandwidth_gbps": 50.0,
     "cpu_gflops": 1000.0,
     "cpu_expert_overhead_us": 3.0,

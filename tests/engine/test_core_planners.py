@@ -20,7 +20,7 @@ TIMES = st.floats(0, 200)
 @st.composite
 def cost_models(draw):
     fields = {
-        "handover_us": draw(TIMES),
+        "handshake_us": draw(TIMES),
         "cpu_bandwidth_gbps": draw(st.floats(5, 400)),
         "cpu_gflops": draw(st.floats(50, 20_000)),
         "cpu_expert_overhead_us": draw(st.floats(0, 20)),
@@ -129,7 +129,7 @@ def test_prefill_plan_is_near_brute_force():
     within, cases = 0, 400
     for _ in range(cases):
         fields = {
-            "handover_us": rng.uniform(0, 60),
+            "handshake_us": rng.uniform(0, 60),
             "cpu_bandwidth_gbps": 10 ** rng.uniform(1, 2.6),
             "cpu_gflops": 10 ** rng.uniform(2, 4.3),
             "cpu_expert_overhead_us": rng.uniform(0, 10),

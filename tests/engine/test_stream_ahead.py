@@ -18,7 +18,7 @@ from twofold.models.testing import weight_matrix
 # Round figures: an upload takes 100 us, an expert 30 us on the device, and the CPU is out of the question.
 EXPERT_BYTES = 1e5
 FIGURES = {
-    "handover_us": 1.0,
+    "handshake_us": 1.0,
     "cpu_bandwidth_gbps": 1e-3,
     "cpu_gflops": 1e6,
     "cpu_expert_overhead_us": 0.0,

@@ -1,4 +1,4 @@
-"""One MoE layer's experts with a batch, its routing and a reference in f32, for checks of kernels and hand-over."""
+"""One MoE layer's experts with a batch, its routing and a reference in f32, for checks of kernels and handshake."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from twofold.weights.weight_format import WeightMatrix
 from benchmarks.gpu.machine import Machine
 
 
-def working_hand_overs(machine: Machine) -> tuple[str, ...]:
+def working_handshakes(machine: Machine) -> tuple[str, ...]:
     """The ways to hand over that this device has."""
-    found = machine.keep("hand-overs", lambda: machine.hardware.native.probe_hand_overs(256))
+    found = machine.keep("handshakes", lambda: machine.hardware.native.probe_handshakes(256))
     return tuple(probe["kind"] for probe in found["probes"] if probe["works"])
 
 
@@ -42,7 +42,7 @@ class Case:
     residual: Tensor
 
     def device_experts(
-        self, resident: int, hand_over: str = "kernels", watchdog_s: float = 5.0, num_layers: int = 1
+        self, resident: int, handshake: str = "kernels", watchdog_s: float = 5.0, num_layers: int = 1
     ) -> DeviceExperts:
         """The first `resident` experts in slots, in every layer the same."""
         packed = [
@@ -53,7 +53,7 @@ class Case:
             num_layers, len(packed), self.top_k, hidden, intermediate, ((self.format,) * 3,) * num_layers
         )
         tokens = min(len(self.normed), 32)
-        return DeviceExperts(self.hardware, [packed] * num_layers, shape, tokens, hand_over, watchdog_s)
+        return DeviceExperts(self.hardware, [packed] * num_layers, shape, tokens, handshake, watchdog_s)
 
     def reference(self, num_layers: int = 1) -> Tensor:
         """In f32 from the dequantised weights; every layer adds the same to the residual."""

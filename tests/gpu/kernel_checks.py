@@ -1,4 +1,4 @@
-"""Kernels and the hand-over by themselves, against f32 and torch."""
+"""Kernels and the handshake by themselves, against f32 and torch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.gpu.experts import (
     hybrid_error,
     make_case,
     relative_error,
-    working_hand_overs,
+    working_handshakes,
 )
 
 EXPERTS, TOP_K = 16, 4
@@ -145,9 +145,9 @@ class NoExperts:
         raise AssertionError("latent attention asked for experts")
 
 
-def hand_over_probe(machine: Machine) -> dict[str, Any]:
+def handshake_probe(machine: Machine) -> dict[str, Any]:
     """The probe that chooses how a graph waits for the CPU."""
-    found = machine.hardware.native.probe_hand_overs(2048)
+    found = machine.hardware.native.probe_handshakes(2048)
     if not found["kind"]:
         raise AssertionError(found["reason"])
     return dict(found)
@@ -158,7 +158,7 @@ def hybrid(machine: Machine, graph: bool) -> dict[str, Any]:
     worst = 0.0
     for format in ("bf16", "q8_0"):
         for num_tokens in (1, 4):
-            for kind in working_hand_overs(machine):
+            for kind in working_handshakes(machine):
                 case = layer_of(machine, format, num_tokens)
                 worst = max(worst, hybrid_error(machine, case, kind, graph))
     return within(worst, LIMITS["decode"])

@@ -47,7 +47,7 @@ class PlayedDevice {
 
   uint32_t step() const { return step_; }
   void set_step(uint32_t step) { step_ = step; }
-  int64_t hand_overs() const { return hand_overs_; }
+  int64_t handshakes() const { return handshakes_; }
 
  private:
   uint32_t& word(int64_t offset) { return *reinterpret_cast<uint32_t*>(memory_ + offset); }
@@ -75,7 +75,7 @@ class PlayedDevice {
     word(layout_.post(layer) + 4) = uint32_t(tokens);
     word(layout_.post(layer) + 8) = uint32_t(on_cpu);
     std::atomic_ref(word(layout_.post(layer))).store(step_, std::memory_order_release);
-    ++hand_overs_;
+    ++handshakes_;
     return on_cpu;
   }
 
@@ -120,7 +120,7 @@ class PlayedDevice {
   uint32_t step_ = 0;
   uint16_t key_ = 0;
   int tokens_ = 0;
-  int64_t hand_overs_ = 0;
+  int64_t handshakes_ = 0;
 };
 
 struct Fixture {
@@ -154,7 +154,7 @@ struct Fixture {
 };
 
 // Steps as the engine runs them: launched one by one, the next only after the last has ended.
-void hand_over(int64_t at_least, Waiting waiting, MailboxShape shape, uint32_t first_step = 0) {
+void handshake(int64_t at_least, Waiting waiting, MailboxShape shape, uint32_t first_step = 0) {
   Fixture f(shape);
   f.device.set_step(first_step);
   std::atomic<uint32_t> launched{0}, ended{0};
@@ -174,22 +174,22 @@ void hand_over(int64_t at_least, Waiting waiting, MailboxShape shape, uint32_t f
     while (ended.load(std::memory_order_acquire) != n) std::this_thread::yield();
   }
   gpu.join();
-  CHECK(f.device.hand_overs() >= at_least);
+  CHECK(f.device.handshakes() >= at_least);
 }
 
 }  // namespace
 
-CASE(every_answer_is_its_posts_with_polling_kernels) { hand_over(10'000, Waiting::kKernel, {48, 2, 2, 8}); }
-CASE(every_answer_is_its_posts_with_waiting_streams) { hand_over(5'000, Waiting::kStream, {48, 2, 2, 8}); }
+CASE(every_answer_is_its_posts_with_polling_kernels) { handshake(10'000, Waiting::kKernel, {48, 2, 2, 8}); }
+CASE(every_answer_is_its_posts_with_waiting_streams) { handshake(5'000, Waiting::kStream, {48, 2, 2, 8}); }
 CASE(every_answer_is_its_posts_with_host_functions) {
-  hand_over(5'000, Waiting::kHostFunction, {48, 2, 2, 8});
+  handshake(5'000, Waiting::kHostFunction, {48, 2, 2, 8});
 }
 CASE(steps_are_numbered_past_the_largest_number) {
-  hand_over(400, Waiting::kKernel, {4, 1, 2, 8}, 0xffffffffu - 50);
+  handshake(400, Waiting::kKernel, {4, 1, 2, 8}, 0xffffffffu - 50);
 }
-CASE(ten_million_hand_overs) {
-  hand_over(8'000'000, Waiting::kKernel, {48, 1, 4, 8});
-  hand_over(2'000'000, Waiting::kStream, {48, 1, 4, 8});
+CASE(ten_million_handshakes) {
+  handshake(8'000'000, Waiting::kKernel, {48, 1, 4, 8});
+  handshake(2'000'000, Waiting::kStream, {48, 1, 4, 8});
 }
 
 CASE(a_device_that_posts_nothing_is_given_up_in_time) {
@@ -304,19 +304,19 @@ CASE(what_cannot_be_a_post_is_refused) {
   }
 }
 
-CASE(the_fastest_hand_over_that_works_is_chosen) {
-  const HandOverProbe kernels{HandOver::kKernels, true, 6.0, ""};
-  const HandOverProbe streams{HandOver::kStreamMemory, true, 5.8, ""};
-  const HandOverProbe quick{HandOver::kStreamMemory, true, 4.0, ""};
-  const HandOverProbe absent{HandOver::kStreamMemory, false, 0, "the driver does not export it"};
-  const HandOverProbe callback{HandOver::kHostFunction, true, 30, ""};
-  const HandOverProbe near_tie[] = {streams, kernels, callback}, faster[] = {kernels, quick, callback},
-                      alone[] = {absent, callback}, none[] = {absent};
-  CHECK(choose_hand_over(near_tie, 3).kind == HandOver::kKernels);
-  CHECK(choose_hand_over(faster, 3).kind == HandOver::kStreamMemory);
-  CHECK(choose_hand_over(alone, 2).kind == HandOver::kHostFunction);
-  CHECK(choose_hand_over(alone, 2).reason.find("does not export") != std::string::npos);
-  CHECK(!choose_hand_over(none, 1).found && !choose_hand_over(none, 0).found);
+CASE(the_fastest_handshake_that_works_is_chosen) {
+  const HandshakeProbe kernels{Handshake::kKernels, true, 6.0, ""};
+  const HandshakeProbe streams{Handshake::kStreamMemory, true, 5.8, ""};
+  const HandshakeProbe quick{Handshake::kStreamMemory, true, 4.0, ""};
+  const HandshakeProbe absent{Handshake::kStreamMemory, false, 0, "the driver does not export it"};
+  const HandshakeProbe callback{Handshake::kHostFunction, true, 30, ""};
+  const HandshakeProbe near_tie[] = {streams, kernels, callback}, faster[] = {kernels, quick, callback},
+                       alone[] = {absent, callback}, none[] = {absent};
+  CHECK(choose_handshake(near_tie, 3).kind == Handshake::kKernels);
+  CHECK(choose_handshake(faster, 3).kind == Handshake::kStreamMemory);
+  CHECK(choose_handshake(alone, 2).kind == Handshake::kHostFunction);
+  CHECK(choose_handshake(alone, 2).reason.find("does not export") != std::string::npos);
+  CHECK(!choose_handshake(none, 1).found && !choose_handshake(none, 0).found);
 }
 
 int main(int argc, char** argv) { return test::main(argc, argv); }

@@ -18,7 +18,7 @@
 #include "f32_experts.h"
 #include "fake_device.h"
 #include "fake_profile.h"
-#include "hand_over.h"
+#include "handshake.h"
 #include "step_control.h"
 
 using namespace twofold;
@@ -133,7 +133,7 @@ struct Fixture {
         std::this_thread::yield();
       }
       missed += on_cpu;
-      mailbox.enqueue_wait(HandOver::kKernels, layer, &number, &on_cpu, limit_ns, nullptr);
+      mailbox.enqueue_wait(Handshake::kKernels, layer, &number, &on_cpu, limit_ns, nullptr);
       // A GPU goes on with what it finds there: nobody will look at it.
       if (mailbox.host().aborted() || mailbox.host().device_gave_up_at() >= 0) return;
       cuda::launch_combine({outputs, gates, where, mailbox.device_results(), tokens, kTopK, kHidden, hidden,

@@ -21,7 +21,7 @@ NAMES = [
     "native_state_cache",
     "native_table_step",
 ]
-LONG = {"ten_million_hand_overs", "many_steps_of_many_uploads"}
+LONG = {"ten_million_handshakes", "many_steps_of_many_uploads"}
 
 
 @functools.cache

@@ -29,7 +29,7 @@ def test_every_figure_of_a_shipped_profile_has_a_source(name):
 def damaged(change):
     content = {
         "format": "twofold-machine-profile",
-        "version": 1,
+        "version": 2,
         "name": "x",
         "figures": {name: {"value": 1.0, "source": "made up here"} for name in COST_FIGURES},
     }
@@ -47,7 +47,7 @@ def damaged(change):
         (lambda c: c["figures"]["join_us"].update(value=True), ["join_us", "True"]),
         (lambda c: c["figures"]["join_us"].pop("source"), ["join_us", "source"]),
         (lambda c: c["figures"]["link_bandwidth_gbps"].update(value=0), ["link_bandwidth_gbps", "0"]),
-        (lambda c: c.update(version=9), ["version 9", "version 1"]),
+        (lambda c: c.update(version=9), ["version 9", "version 2", "twofold calibrate"]),
         (lambda c: c.update(format="other"), ["not a machine profile"]),
         (lambda c: c.pop("figures"), ["figures"]),
     ],

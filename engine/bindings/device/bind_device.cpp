@@ -101,7 +101,7 @@ void bind_device(py::module_& m) {
           },
           py::arg("most_bytes"));
   bind_experts(device);
-  bind_hand_over(m, device);
+  bind_handshake(m, device);
   bind_table_step(m, device);
 }
 

@@ -17,7 +17,7 @@ using DeviceClass = pybind11::class_<DeviceApi, std::shared_ptr<DeviceApi>>;
 // twofold._core, whose types it uses.
 void bind_device(pybind11::module_& m);
 void bind_experts(DeviceClass& device);                           // encoding, expert kernels, their sum
-void bind_hand_over(pybind11::module_& m, DeviceClass& device);   // mailbox, placing, probe
+void bind_handshake(pybind11::module_& m, DeviceClass& device);   // mailbox, placing, probe
 void bind_table_step(pybind11::module_& m, DeviceClass& device);  // the host's part of a step placed there
 
 }  // namespace twofold::bindings

@@ -6,7 +6,7 @@
 
 #include "bind_device.h"
 #include "device/table_step.h"
-#include "hand_over.h"
+#include "handshake.h"
 
 namespace py = pybind11;
 

@@ -189,25 +189,25 @@ ServedStep serve_step(Mailbox& mailbox, uint32_t step, std::chrono::nanoseconds 
   return {};
 }
 
-const char* name_of(HandOver kind) {
+const char* name_of(Handshake kind) {
   switch (kind) {
-    case HandOver::kKernels:
+    case Handshake::kKernels:
       return "kernels";
-    case HandOver::kStreamMemory:
+    case Handshake::kStreamMemory:
       return "stream-memory";
-    case HandOver::kHostFunction:
+    case Handshake::kHostFunction:
       return "host-function";
   }
   return "";
 }
 
-HandOverChoice choose_hand_over(const HandOverProbe* probes, size_t num_probes) {
+HandshakeChoice choose_handshake(const HandshakeProbe* probes, size_t num_probes) {
   constexpr double kTie = 1.1;
-  HandOverChoice choice;
+  HandshakeChoice choice;
   double best = 0;
   std::string all;
   for (size_t i = 0; i < num_probes; ++i) {
-    const HandOverProbe& probe = probes[i];
+    const HandshakeProbe& probe = probes[i];
     all += std::string(all.empty() ? "" : ", ") + name_of(probe.kind) + " ";
     if (!probe.works) {
       all += "does not work (" + probe.why + ")";
@@ -216,7 +216,7 @@ HandOverChoice choose_hand_over(const HandOverProbe* probes, size_t num_probes) 
     char us[32];
     std::snprintf(us, sizeof us, "%.1f us", probe.us);
     all += us;
-    const double weighed = probe.kind == HandOver::kKernels ? probe.us : probe.us * kTie;
+    const double weighed = probe.kind == Handshake::kKernels ? probe.us : probe.us * kTie;
     if (choice.found && weighed >= best) continue;
     choice.found = true;
     choice.kind = probe.kind;

@@ -101,30 +101,30 @@ ServedStep serve_step(Mailbox& mailbox, uint32_t step, std::chrono::nanoseconds 
                       FunctionRef<void(int layer, const PostedLayer&)> compute,
                       FunctionRef<void(int layer, const PostedLayer&)> observe);
 
-// How a layer's hand-over is done in the graph.
-enum class HandOver : uint8_t {
+// How a layer's handshake is done in the graph.
+enum class Handshake : uint8_t {
   kKernels,       // tiny kernels write and poll mapped memory
   kStreamMemory,  // the stream itself waits for a word
   kHostFunction,  // the driver calls back
 };
-const char* name_of(HandOver kind);
+const char* name_of(Handshake kind);
 
 // What the probe at start found for one way.
-struct HandOverProbe {
-  HandOver kind;
+struct HandshakeProbe {
+  Handshake kind;
   bool works;
   double us;        // per layer, post to answer seen; where it works
   std::string why;  // it does not
 };
 
-struct HandOverChoice {
+struct HandshakeChoice {
   bool found = false;
-  HandOver kind = HandOver::kKernels;
+  Handshake kind = Handshake::kKernels;
   std::string reason;
 };
 
 // The fastest that works; kernels win ties within a tenth, because they need no round trip where all experts
 // are resident.
-HandOverChoice choose_hand_over(const HandOverProbe* probes, size_t num_probes);
+HandshakeChoice choose_handshake(const HandshakeProbe* probes, size_t num_probes);
 
 }  // namespace twofold

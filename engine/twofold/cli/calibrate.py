@@ -141,7 +141,7 @@ def format_device(device: DeviceCalibration) -> str:
     lines += [
         f"error on {len(device.unseen)} layers of mixed loads that the fit never saw: median "
         f"{device.median_error:.1%}, worst {max(s.error for s in device.unseen):.1%}",
-        f"hand-over to the CPU and back {device.hand_over_us:.2f} us, join {device.join_us:.2f} us",
+        f"handshake to the CPU and back {device.handshake_us:.2f} us, join {device.join_us:.2f} us",
         f"slow-down of the CPU's decode layers beside uploads of {device.copy_gbps:.1f} GB/s: "
         f"{device.contention:.1%}",
     ]
@@ -163,7 +163,7 @@ def _measured_device(accelerator: str) -> tuple[Device | None, str]:
 def _device_figures(device: DeviceCalibration) -> dict[str, object]:
     names = (
         "name", "memory_bytes", "expert_bytes", "link_latency_us", "link_bandwidth_gbps", "gpu_launch_us",
-        "vram_bandwidth_gbps", "gpu_gflops", "hand_over_us", "join_us", "contention", "copy_gbps", "median_error",
+        "vram_bandwidth_gbps", "gpu_gflops", "handshake_us", "join_us", "contention", "copy_gbps", "median_error",
     )  # fmt: skip
     layers = {
         kind: [

@@ -59,7 +59,7 @@ class DeviceProbe(Protocol):
     def join_us(self) -> float:
         """Adding both partial results of a decode layer."""
 
-    def hand_over_us(self) -> float:
+    def handshake_us(self) -> float:
         """The device hands a layer to the CPU and gets its answer, no work in between."""
 
     def copying(self, num_bytes: int) -> AbstractContextManager[CopyCounter]:
@@ -107,7 +107,7 @@ class DeviceCalibration:
     """What the accelerator's figures were fitted to."""
     unseen: tuple[Sample, ...]
     """Layers with mixed loads, kept out of the fit."""
-    hand_over_us: float
+    handshake_us: float
     join_us: float
     contention: float
     """Slow-down of the CPU's decode layers while uploads travel."""
@@ -119,14 +119,14 @@ class DeviceCalibration:
         return float(np.median([sample.error for sample in self.unseen]))
 
     def figures(self, cpu_layer_us: float) -> dict[str, Figure]:
-        """The profile's figures. `cpu_layer_us`: handing a layer to the pool, which is part of a hand-over."""
+        """The profile's figures. `cpu_layer_us`: handing a layer to the pool, which is part of a handshake."""
         how = f"measured on {self.name}"
         experts = f"{how}, fitted to {len(self.layers)} kinds of layers of {self.expert_bytes} byte experts"
         copies = f"{how}, fitted to copies of {len(self.link)} sizes"
         return {
-            "handover_us": Figure(
-                self.hand_over_us + cpu_layer_us,
-                f"{how}: {self.hand_over_us:.2f} us device to CPU and back, {cpu_layer_us:.2f} us thread pool",
+            "handshake_us": Figure(
+                self.handshake_us + cpu_layer_us,
+                f"{how}: {self.handshake_us:.2f} us device to CPU and back, {cpu_layer_us:.2f} us thread pool",
             ),
             "gpu_launch_us": Figure(self.gpu_launch_us, experts),
             "vram_bandwidth_gbps": Figure(self.vram_bandwidth_gbps, experts),
@@ -165,8 +165,8 @@ def calibrate_device(
     samples = [Sample(r.loads, us) for r, us in zip(grid + mixed, times, strict=True)]
     constants = fit_layers(samples[: len(grid)])
     told = [replace(s, predicted_us=constants.layer_us(s.loads)) for s in samples]
-    report("hand-over", 0.8)
-    hand_over_us, join_us = probe.hand_over_us(), float(np.median(_times(probe.join_us, repeats)))
+    report("handshake", 0.8)
+    handshake_us, join_us = probe.handshake_us(), float(np.median(_times(probe.join_us, repeats)))
     report("contention", 0.9)
     contention, copy_gbps = _contention(probe, cpu, expert_bytes, shape.top_k, repeats) if cpu else (0.0, 0.0)
     flops = 6.0 * shape.hidden * shape.intermediate
@@ -182,7 +182,7 @@ def calibrate_device(
         gpu_gflops=flops / constants.token_us / 1e3,
         layers=tuple(told[: len(grid)]),
         unseen=tuple(told[len(grid) :]),
-        hand_over_us=hand_over_us,
+        handshake_us=handshake_us,
         join_us=join_us,
         contention=contention,
         copy_gbps=copy_gbps,

@@ -68,10 +68,10 @@ class CudaDevice:
         """See `Device`."""
         return CudaKernels(max_length)
 
-    def hand_over(self, hidden: int) -> str:
+    def handshake(self, hidden: int) -> str:
         """See `Device`."""
-        probed = self.native.probe_hand_overs(hidden)
-        _log.info("hand-over: %s", probed["reason"])
+        probed = self.native.probe_handshakes(hidden)
+        _log.info("handshake: %s", probed["reason"])
         if not probed["kind"]:
             raise ConfigError(f"the device cannot hand layers over to the CPU ({probed['reason']})")
         return probed["kind"]

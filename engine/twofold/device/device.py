@@ -54,7 +54,7 @@ class Device(Protocol):
     def kernels(self, max_length: int) -> DeviceKernels:
         """For the dense part of a model whose sequences have at most `max_length` tokens."""
 
-    def hand_over(self, hidden: int) -> str:
+    def handshake(self, hidden: int) -> str:
         """The fastest way for a step to wait for the CPU, by a probe: see `TableLayers`. ConfigError: there is none."""
 
     def graph(self, run: Callable[[], object]) -> Callable[[], None]:

@@ -80,7 +80,7 @@ class DeviceExperts(TableLayers):
         resident: Sequence[Sequence[Tensor | None]],
         shape: MoeShape,
         max_tokens: int,
-        hand_over: str = "kernels",
+        handshake: str = "kernels",
         watchdog_s: float = 5.0,
     ) -> None:
         """Put experts into slots.
@@ -91,7 +91,7 @@ class DeviceExperts(TableLayers):
         """
         self._fixed = _filled(resident, shape, device.torch_device)
         super().__init__(
-            device, self._fixed, self._fixed, shape, max_tokens=max_tokens, hand_over=hand_over,
+            device, self._fixed, self._fixed, shape, max_tokens=max_tokens, handshake=handshake,
             watchdog_s=watchdog_s,
         )  # fmt: skip
 

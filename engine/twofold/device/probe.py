@@ -1,4 +1,4 @@
-"""Times single things on a device, for calibration: copies, layers of resident experts, join, hand-over.
+"""Times single things on a device, for calibration: copies, layers of resident experts, join, handshake.
 
 Experts are random bytes in slots of their own; nothing of a model, a cache or a policy is here. Kernels are timed as
 decode runs them, in a replayed graph.
@@ -144,9 +144,9 @@ class KernelProbe:
             self._runs[None] = self._timer(launch, _CALLS)
         return self._runs[None]()
 
-    def hand_over_us(self) -> float:
+    def handshake_us(self) -> float:
         """The way that decode would choose. See `DeviceProbe`."""
-        found = self._native.probe_hand_overs(self._shape.hidden)
+        found = self._native.probe_handshakes(self._shape.hidden)
         times = {probe["kind"]: probe["us"] for probe in found["probes"] if probe["works"]}
         return times[found["kind"]]
 

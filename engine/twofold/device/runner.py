@@ -59,7 +59,7 @@ class DeviceRunner:
         num_pages: int,
         page_size: int,
         max_context: int,
-        hand_over: str = "",
+        handshake: str = "",
         watchdog_s: float = 5.0,
         graphs: bool = True,
     ) -> None:
@@ -68,7 +68,7 @@ class DeviceRunner:
         Args:
             moe: with an accelerator of `device`, where the model's dense weights lie too.
             max_context: of one request, in tokens.
-            hand_over: how a step waits for the CPU, see `TableLayers`; "": what a probe finds the fastest.
+            handshake: how a step waits for the CPU, see `TableLayers`; "": what a probe finds the fastest.
             watchdog_s: how long the device waits for the CPU's experts, and the CPU for the device's posts.
             graphs: False: table steps kernel by kernel, to compare.
 
@@ -90,7 +90,7 @@ class DeviceRunner:
         if moe.accelerator is None:
             raise ValueError("experts without an accelerator were given; those of a device were expected")
         self._layers = TableLayers(
-            device, moe.accelerator, moe.store, moe.shape, max_tokens=BATCH_SIZES[-1], hand_over=hand_over,
+            device, moe.accelerator, moe.store, moe.shape, max_tokens=BATCH_SIZES[-1], handshake=handshake,
             watchdog_s=watchdog_s,
         )  # fmt: skip
         self._placed = PlacedLayers(device, moe.accelerator, moe.executor, moe.shape)

@@ -40,14 +40,14 @@ class TableLayers:
         shape: MoeShape,
         *,
         max_tokens: int = 32,
-        hand_over: str = "",
+        handshake: str = "",
         watchdog_s: float = 5.0,
     ) -> None:
         """Take buffers for a step.
 
         Args:
             slots: the device's accelerator; store: where it takes experts from.
-            hand_over: "kernels", "stream-memory" or "host-function"; "": whichever a probe finds the fastest.
+            handshake: "kernels", "stream-memory" or "host-function"; "": whichever a probe finds the fastest.
             watchdog_s: how long a layer waits for the CPU before the step is given up.
 
         Raises:
@@ -84,7 +84,7 @@ class TableLayers:
         )
         self.mailbox = self._native.mailbox(self._room)
         self._shared_bytes = device.shared_bytes
-        self.hand_over = hand_over or device.hand_over(shape.hidden)
+        self.handshake = handshake or device.handshake(shape.hidden)
         self._number = 0
 
     def begin_step(self) -> None:
@@ -118,7 +118,7 @@ class TableLayers:
         joined = 0
         if self._posting:
             self.mailbox.wait(
-                kind=self.hand_over, layer=moe_layer, step=self._step.data_ptr(), num_on_cpu=on_cpu.data_ptr(),
+                kind=self.handshake, layer=moe_layer, step=self._step.data_ptr(), num_on_cpu=on_cpu.data_ptr(),
                 limit_s=self._watchdog_s, stream=stream,
             )  # fmt: skip
             joined = self.mailbox.joined_ns(moe_layer)

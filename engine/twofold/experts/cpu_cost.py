@@ -13,5 +13,5 @@ def cpu_cost_model(curve: CpuCurve, expert_bytes: float) -> _core.CostModel:
     ) | dict.fromkeys(
         ("cpu_bandwidth_gbps", "cpu_gflops", "vram_bandwidth_gbps", "gpu_gflops", "link_bandwidth_gbps"), 1.0
     )
-    profile = _core.MachineProfile.from_fields("cpu", figures | {"handover_us": curve.layer_us})
+    profile = _core.MachineProfile.from_fields("cpu", figures | {"handshake_us": curve.layer_us})
     return _core.CostModel(profile, expert_bytes, 6.0 * curve.hidden * curve.intermediate, curve.points)

@@ -20,11 +20,11 @@ from typing import Any, Final, TypeGuard
 from twofold.api.errors import ConfigError
 
 FORMAT: Final = "twofold-machine-profile"
-VERSION: Final = 1
+VERSION: Final = 2
 
 # What the native cost model takes; a profile may say more about its machine (INFORMATIVE).
 COST_FIGURES: Final = (
-    "handover_us",
+    "handshake_us",
     "cpu_bandwidth_gbps",
     "cpu_gflops",
     "cpu_expert_overhead_us",
@@ -135,7 +135,7 @@ def parse_profile(content: Any, *, where: str) -> MachineProfile:
         raise ConfigError(f'{where}: not a machine profile, expected "format": "{FORMAT}"')
     if content.get("version") != VERSION:
         raise ConfigError(
-            f"{where}: version {content.get('version')!r}, this Twofold reads version {VERSION}"
+            f"{where}: version {content.get('version')!r}, this Twofold reads version {VERSION}: run `twofold calibrate`"
         )
     given = content.get("figures")
     if not isinstance(given, dict):

@@ -1,7 +1,7 @@
 """Twofold and its nearest peers as rules: what is fetched, what is cached, what is uploaded behind.
 
 A peer is its published decision rule under our cost model and the same virtual clock, not its code: the comparison
-is of decisions alone. Hand-over, kernels and formats are taken to be equal.
+is of decisions alone. Handshake, kernels and formats are taken to be equal.
 """
 
 from __future__ import annotations

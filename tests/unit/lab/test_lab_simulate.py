@@ -22,13 +22,13 @@ SHAPE = SHAPES["gpt-oss-20b"]
 
 
 def test_all_on_the_cpu_by_hand():
-    """No slots: every layer costs hand-over, its experts at CPU speed and the join; nothing else moves."""
+    """No slots: every layer costs handshake, its experts at CPU speed and the join; nothing else moves."""
     ids = np.array([[[0, 1]], [[2, 3]], [[0, 3]]])
     trace = make_trace("tiny", ids, None, None, 4)
     result = simulate_system(trace, SYSTEMS["ktransformers"], SHAPE, PROFILE, slots=0.0, keep_layer_us=True)
     figures = PROFILE.cost_figures
     expert = figures["cpu_expert_overhead_us"] + SHAPE.expert_bytes / (figures["cpu_bandwidth_gbps"] * 1e3)
-    layer = figures["handover_us"] + 2 * expert + figures["join_us"]
+    layer = figures["handshake_us"] + 2 * expert + figures["join_us"]
     assert result.layer_us == pytest.approx([layer] * 3)
     assert result.total_us == pytest.approx(3 * (layer + sum(SHAPE.dense_us(PROFILE, 1))))
     assert (result.num_hits, result.num_cpu, result.num_uploads, result.link_us) == (0, 6, 0, 0)

@@ -30,7 +30,7 @@ struct CurvePoint {
 // second.
 struct MachineProfile {
   std::string name;
-  double handover_us = 0;             // h: CPU <-> accelerator, once per layer that uses the CPU
+  double handshake_us = 0;            // h: CPU <-> accelerator, once per layer that uses the CPU
   double cpu_bandwidth_gbps = 0;      // B_cpu: expert weights read from host memory by the thread pool
   double cpu_gflops = 0;              // P_cpu
   double cpu_expert_overhead_us = 0;  // o: fixed cost per expert on the CPU
@@ -65,7 +65,7 @@ struct LayerWork {
 struct LayerTimes {
   double layer_us = 0;  // from the router's answer to the joined result
   double gpu_us = 0;    // the accelerator is done, waiting for uploads included
-  double cpu_us = 0;    // the CPU is done, hand-over included
+  double cpu_us = 0;    // the CPU is done, handshake included
   double link_us = 0;   // the last fetched expert has landed; 0 if none is fetched
   double dma_busy = 0;  // share of the CPU's time during which the link copied
 };
@@ -85,7 +85,7 @@ class CostModel {
     return {std::move(profile), expert_bytes_, flops_per_token_, curve_};
   }
 
-  double cpu_expert_us(int tokens) const;  // one expert, without hand-over and contention
+  double cpu_expert_us(int tokens) const;  // one expert, without handshake and contention
   double gpu_expert_us(int tokens) const;  // one expert, without launch
   double upload_us() const { return profile_.link_latency_us + transfer_us_; }
   double cpu_us(std::span<const int> loads, double dma_busy) const;

@@ -21,7 +21,7 @@ struct SimulationResult {
   int64_t num_evictions = 0;
   double total_us = 0;
   double moe_us = 0;            // of total_us, in MoE layers
-  double cpu_us = 0;            // CPU busy, hand-over included
+  double cpu_us = 0;            // CPU busy, handshake included
   double gpu_us = 0;            // accelerator busy or waiting for an upload
   double link_us = 0;           // link copying
   std::vector<float> layer_us;  // [steps * layers], if asked for

@@ -1,4 +1,4 @@
-// A layer's hand-over between a stream and the CPU: the mailbox's memory on this device, the three ways to
+// A layer's handshake between a stream and the CPU: the mailbox's memory on this device, the three ways to
 // wait for an answer within a graph, and the probe that tells which are there and how long they take.
 #pragma once
 #include <cstddef>
@@ -35,7 +35,7 @@ class DeviceMailbox {
   }
 
   // Lets `stream` wait for the layer's answer, in the given way. Captured or not.
-  void enqueue_wait(HandOver kind, int layer, const uint32_t* step, const uint32_t* num_on_cpu,
+  void enqueue_wait(Handshake kind, int layer, const uint32_t* step, const uint32_t* num_on_cpu,
                     int64_t limit_ns, cuda::Stream stream);
 
  private:
@@ -58,8 +58,8 @@ class DeviceMailbox {
   std::vector<Callback> callbacks_;
 };
 
-// Measures each way on the current device: graphs of num_layers hand-overs of one token of `hidden` elements,
+// Measures each way on the current device: graphs of num_layers handshakes of one token of `hidden` elements,
 // replayed num_steps times; the median step over its layers.
-std::vector<HandOverProbe> probe_hand_overs(int hidden, int num_layers = 32, int num_steps = 50);
+std::vector<HandshakeProbe> probe_handshakes(int hidden, int num_layers = 32, int num_steps = 50);
 
 }  // namespace twofold

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "fake_clock.h"
-#include "hand_over.h"
+#include "handshake.h"
 #include "ops/tensor_view.h"
 #include "step_control.h"
 
@@ -123,18 +123,18 @@ DeviceMailbox::DeviceMailbox(const MailboxShape& shape) : layout_{shape} {
 
 DeviceMailbox::~DeviceMailbox() { std::free(memory_); }
 
-void DeviceMailbox::enqueue_wait(HandOver kind, int layer, const uint32_t* step, const uint32_t* num_on_cpu,
+void DeviceMailbox::enqueue_wait(Handshake kind, int layer, const uint32_t* step, const uint32_t* num_on_cpu,
                                  int64_t limit_ns, cuda::Stream stream) {
   check_layer(layer);
   switch (kind) {
-    case HandOver::kKernels:
+    case Handshake::kKernels:
       if (cuda::launch_wait(layout_.shape, memory_, layer, step, num_on_cpu, limit_ns, stream) != 0)
         throw KernelFailure("mailbox: a wait that no kernel takes");
       return;
-    case HandOver::kHostFunction:
+    case Handshake::kHostFunction:
       mailbox_->wait_for_answer(layer);
       return;
-    case HandOver::kStreamMemory: {
+    case Handshake::kStreamMemory: {
       const auto flag = cuda::word(static_cast<uint8_t*>(memory_),
                                    layout_.answer(layer) + int64_t(offsetof(cuda::MailboxAnswer, flag)));
       while (flag.load(std::memory_order_acquire) < 1) sched_yield();
@@ -144,9 +144,9 @@ void DeviceMailbox::enqueue_wait(HandOver kind, int layer, const uint32_t* step,
 }
 
 // Two threads for a device and its host: what is measured is this machine's threads.
-std::vector<HandOverProbe> probe_hand_overs(int hidden, int num_layers, int num_steps) {
-  std::vector<HandOverProbe> probes;
-  for (const HandOver kind : {HandOver::kKernels, HandOver::kStreamMemory, HandOver::kHostFunction}) {
+std::vector<HandshakeProbe> probe_handshakes(int hidden, int num_layers, int num_steps) {
+  std::vector<HandshakeProbe> probes;
+  for (const Handshake kind : {Handshake::kKernels, Handshake::kStreamMemory, Handshake::kHostFunction}) {
     DeviceMailbox mailbox({num_layers, 1, 1, hidden});
     uint32_t step = 0, on_cpu = 0;
     int32_t id = 0, slot = -1, num_groups = 0, begin[2] = {}, pair = 0;

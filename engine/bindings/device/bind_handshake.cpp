@@ -9,7 +9,7 @@
 #include "bind_device.h"
 #include "cuda_error.h"
 #include "device/mailbox_experts.h"
-#include "hand_over.h"
+#include "handshake.h"
 #include "step_control.h"
 
 namespace py = pybind11;
@@ -17,11 +17,11 @@ namespace py = pybind11;
 namespace twofold::bindings {
 namespace {
 
-HandOver kind_named(const std::string& name) {
-  for (const HandOver kind : {HandOver::kKernels, HandOver::kStreamMemory, HandOver::kHostFunction}) {
+Handshake kind_named(const std::string& name) {
+  for (const Handshake kind : {Handshake::kKernels, Handshake::kStreamMemory, Handshake::kHostFunction}) {
     if (name == name_of(kind)) return kind;
   }
-  throw std::invalid_argument("hand-over '" + name +
+  throw std::invalid_argument("handshake '" + name +
                               "' given; kernels, stream-memory or host-function expected");
 }
 
@@ -85,7 +85,7 @@ class StepServer {
 
 }  // namespace
 
-void bind_hand_over(py::module_& m, DeviceClass& device) {
+void bind_handshake(py::module_& m, DeviceClass& device) {
   py::class_<DeviceMailbox>(m, "DeviceMailbox", "What a decode graph and the CPU share, in mapped memory.",
                             py::module_local())
       .def_property_readonly("address",
@@ -142,18 +142,18 @@ void bind_hand_over(py::module_& m, DeviceClass& device) {
           py::arg("mailbox"), py::arg("step"), py::arg("stream"),
           "Groups a layer's pairs and posts them to the mailbox; 0: posts nothing.")
       .def(
-          "probe_hand_overs",
+          "probe_handshakes",
           [](DeviceApi&, int hidden, int num_layers, int num_steps) {
-            std::vector<HandOverProbe> probes;
+            std::vector<HandshakeProbe> probes;
             {
               const py::gil_scoped_release release;
-              probes = probe_hand_overs(hidden, num_layers, num_steps);
+              probes = probe_handshakes(hidden, num_layers, num_steps);
             }
             py::list all;
-            for (const HandOverProbe& probe : probes)
+            for (const HandshakeProbe& probe : probes)
               all.append(py::dict(py::arg("kind") = name_of(probe.kind), py::arg("works") = probe.works,
                                   py::arg("us") = probe.us, py::arg("why") = probe.why));
-            const HandOverChoice choice = choose_hand_over(probes.data(), probes.size());
+            const HandshakeChoice choice = choose_handshake(probes.data(), probes.size());
             return py::dict(py::arg("probes") = all,
                             py::arg("kind") = choice.found ? name_of(choice.kind) : "",
                             py::arg("reason") = choice.reason);

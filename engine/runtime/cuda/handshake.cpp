@@ -1,4 +1,4 @@
-#include "hand_over.h"
+#include "handshake.h"
 
 #include <cuda.h>
 #include <cuda_runtime_api.h>
@@ -62,7 +62,7 @@ struct ProbeStream {
   ProbeStream& operator=(const ProbeStream&) = delete;
 };
 
-HandOverProbe probe(HandOver kind, int hidden, int num_layers, int num_steps) {
+HandshakeProbe probe(Handshake kind, int hidden, int num_layers, int num_steps) {
   using Clock = std::chrono::steady_clock;
   constexpr int64_t kLimitNs = 1'000'000'000;
   const MailboxShape shape{num_layers, 1, 1, hidden};
@@ -131,15 +131,15 @@ void DeviceMailbox::wait_on_host(void* callback) {
   which.mailbox->host().wait_for_answer(which.layer);
 }
 
-void DeviceMailbox::enqueue_wait(HandOver kind, int layer, const uint32_t* step, const uint32_t* num_on_cpu,
+void DeviceMailbox::enqueue_wait(Handshake kind, int layer, const uint32_t* step, const uint32_t* num_on_cpu,
                                  int64_t limit_ns, cuda::Stream stream) {
   check_layer(layer);
-  if (kind == HandOver::kKernels) {
+  if (kind == Handshake::kKernels) {
     check_cuda(cuda::launch_wait(layout_.shape, device_address_, layer, step, num_on_cpu, limit_ns, stream),
                "waiting for the CPU's experts");
     return;
   }
-  if (kind == HandOver::kHostFunction) {
+  if (kind == Handshake::kHostFunction) {
     check_cuda(cudaLaunchHostFunc(stream, &DeviceMailbox::wait_on_host, &callbacks_[size_t(layer)]),
                "enqueueing a host function");
     return;
@@ -159,9 +159,9 @@ void DeviceMailbox::enqueue_wait(HandOver kind, int layer, const uint32_t* step,
   }
 }
 
-std::vector<HandOverProbe> probe_hand_overs(int hidden, int num_layers, int num_steps) {
-  std::vector<HandOverProbe> probes;
-  for (const HandOver kind : {HandOver::kKernels, HandOver::kStreamMemory, HandOver::kHostFunction}) {
+std::vector<HandshakeProbe> probe_handshakes(int hidden, int num_layers, int num_steps) {
+  std::vector<HandshakeProbe> probes;
+  for (const Handshake kind : {Handshake::kKernels, Handshake::kStreamMemory, Handshake::kHostFunction}) {
     try {
       probes.push_back(probe(kind, hidden, num_layers, num_steps));
     } catch (const KernelFailure& failure) {
