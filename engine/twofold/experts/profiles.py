@@ -135,7 +135,8 @@ def parse_profile(content: Any, *, where: str) -> MachineProfile:
         raise ConfigError(f'{where}: not a machine profile, expected "format": "{FORMAT}"')
     if content.get("version") != VERSION:
         raise ConfigError(
-            f"{where}: version {content.get('version')!r}, this Twofold reads version {VERSION}: run `twofold calibrate`"
+            f"{where}: version {content.get('version')!r}, this Twofold reads version {VERSION}; "
+            "run `twofold calibrate` to measure it anew"
         )
     given = content.get("figures")
     if not isinstance(given, dict):
