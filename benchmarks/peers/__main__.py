@@ -1,12 +1,13 @@
-"""Twofold, llama.cpp and transformers on the same random model of a real shape, in turn: medians and ratios.
+"""Twofold, llama.cpp, ik_llama.cpp and transformers on the same random model of a real shape, in turn.
 
     python -m benchmarks.peers --shape qwen3-30b-a3b --layers 6 --format q8_0 --cache DIR [--llama-python PATH]
 
 The model is written once per format to --cache as a GGUF file and kept there (delete it when you are done, or give
 --delete). Each engine measures in its own process: a prompt of --prompt-tokens random tokens (pp), then --new-tokens
-steps of one token behind it (tg). They take turns for --rounds rounds. llama.cpp first tries flash attention, memory
-mapping and repacking on and off and keeps what is fastest; transformers runs BF16 only, where memory has room. Stop
-other work before: an engine that spins at a barrier loses more to a busy machine than one that sleeps.
+steps of one token behind it (tg). They take turns for --rounds rounds; medians and ratios are shown. llama.cpp first
+tries flash attention, memory mapping and repacking on and off and keeps what is fastest, ik_llama.cpp (--ik) flash
+attention, -rtr and -fmoe; transformers runs BF16 only, where memory has room. Stop other work before: an engine that
+spins at a barrier loses more to a busy machine than one that sleeps.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from benchmarks.peers import machine
 from benchmarks.peers.ceilings import measure as measure_ceilings
 from benchmarks.peers.engines import (
     Engine,
+    IkLlamaEngine,
     LlamaEngine,
     PeerError,
     TransformersEngine,
@@ -35,7 +37,7 @@ from benchmarks.peers.report import DOCS, as_report, markdown, read_report, tabl
 from benchmarks.peers.rounds import Series, alternate
 from benchmarks.peers.shapes import FULL_SHAPES, FullShape
 
-ENGINES = ("twofold", "llama.cpp", "transformers")
+ENGINES = ("twofold", "llama.cpp", "ik_llama.cpp", "transformers")
 SECTION: Final = "peers"
 PROGRAM: Final = "benchmarks.peers"
 MAKER: Final = f"python -m {PROGRAM} --write-docs"
@@ -54,7 +56,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--format", action="append", choices=GGUF_FORMATS, help="again for more (default: q8_0)"
     )
-    parser.add_argument("--engine", action="append", choices=ENGINES, help="again for more (default: all)")
+    parser.add_argument(
+        "--engine", action="append", choices=ENGINES, help="again for more (default: all there are)"
+    )
     parser.add_argument("--cache", type=Path, help="directory for the models; needed to measure")
     parser.add_argument(
         "--delete", action="store_true", help="delete each model that this run made, after its rounds"
@@ -71,6 +75,12 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0, help="of weights and prompt")
     parser.add_argument(
         "--llama-python", default=sys.executable, metavar="PATH", help="interpreter with llama-cpp-python"
+    )
+    parser.add_argument(
+        "--ik",
+        metavar="PATH",
+        help="measure ik_llama.cpp, too: an interpreter with ik-llama-cpp-python, or a libllama.so (or its directory) "
+        "that this interpreter's ik-llama-cpp-python shall load",
     )
     parser.add_argument("--transformers-python", default=sys.executable, metavar="PATH")
     parser.add_argument("--twofold-python", default=sys.executable, metavar="PATH")
@@ -99,7 +109,10 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     if args.from_report is None and args.cache is None:
         parser.error("--cache DIR is needed: where the random models are written")
     args.format = list(dict.fromkeys(args.format or ["q8_0"]))
-    args.engine = [name for name in ENGINES if name in (args.engine or ENGINES)]
+    if args.ik is None and "ik_llama.cpp" in (args.engine or ()):
+        parser.error("--engine ik_llama.cpp needs --ik PATH, where it is found")
+    there = [name for name in ENGINES if name != "ik_llama.cpp" or args.ik is not None]
+    args.engine = [name for name in there if name in (args.engine or there)]
     return args
 
 
@@ -186,6 +199,8 @@ def engines_for(
         engines.append(TwofoldEngine(args.twofold_python))
     if "llama.cpp" in args.engine:
         engines.append(LlamaEngine(args.llama_python))
+    if "ik_llama.cpp" in args.engine:
+        engines.append(IkLlamaEngine(args.ik))
     if "transformers" in args.engine:
         needed = model_bytes(shape, format_name) + _ROOM_BYTES
         available = machine.available_memory_bytes()

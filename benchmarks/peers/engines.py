@@ -147,10 +147,15 @@ class LlamaEngine:
     """llama.cpp by llama-cpp-python, in whichever settings were fastest on this machine for each test."""
 
     name = "llama.cpp"
-    _SWITCHES: Final = ("flash_attention", "mmap", "repack")
+    _SWITCHES: tuple[str, ...] = ("flash_attention", "mmap", "repack")
+    _WORKER = "llama_worker.py"
+    _MISSING = (
+        "install it: pip install 'twofold[peers]', or name an interpreter that has it: --llama-python PATH"
+    )
 
     def __init__(self, python: str = sys.executable) -> None:
         self._python = python
+        self._env: dict[str, str] = {}
         self._settings: dict[tuple[str, str], dict[str, bool]] = {}
 
     def settings(self, model: Path) -> dict[str, dict[str, bool]]:
@@ -158,11 +163,20 @@ class LlamaEngine:
         return {test: self._settings.get((str(model), test), {}) for test in TESTS}
 
     def choose(self, model: Path, work: Workload) -> None:
-        """Turn each switch off in turn and keep for each test what helped it. One short process for every try."""
+        """Turn each switch off in turn and keep for each test what helped it. One short process for every try; one
+        that the library refuses (no repacking of this format) falls out. PeerError if all do.
+        """
         short = Workload(work.prompt_tokens, min(16, work.new_tokens), 2, work.threads, work.seed, work.vocab)
         defaults = dict.fromkeys(self._SWITCHES, True)
         tries = [defaults, *({**defaults, switch: False} for switch in self._SWITCHES)]
-        rounds = [(settings, self._run(model, short, settings)) for settings in tries]
+        rounds, refused = [], []
+        for settings in tries:
+            try:
+                rounds.append((settings, self._run(model, short, settings)))
+            except PeerError as error:
+                refused.append(error)
+        if not rounds:
+            raise refused[0]
         for test in TESTS:
             best = max(rounds, key=lambda tried: getattr(tried[1], test))
             self._settings[str(model), test] = best[0]
@@ -177,10 +191,27 @@ class LlamaEngine:
 
     def _run(self, model: Path, work: Workload, settings: dict[str, bool]) -> Round:
         task = {**_task(model, work), **settings}
-        command = [self._python, str(_HERE / "llama_worker.py"), json.dumps(task)]
-        what = f"llama.cpp on {model.name}"
-        missing = "install it: pip install 'twofold[peers]', or name an interpreter that has it: --llama-python PATH"
-        return round_of(last_json_lines(command, what, missing), work, what)
+        command = [self._python, str(_HERE / self._WORKER), json.dumps(task)]
+        what = f"{self.name} on {model.name}"
+        return round_of(last_json_lines(command, what, self._MISSING, self._env), work, what)
+
+
+class IkLlamaEngine(LlamaEngine):
+    """ik_llama.cpp by ik-llama-cpp-python. `path`: an interpreter that has it, or a libllama.so (or its directory)
+    that this interpreter's package shall load.
+    """
+
+    name = "ik_llama.cpp"
+    _SWITCHES = ("flash_attention", "repack", "fused_moe")
+    _WORKER = "ik_worker.py"
+    _MISSING = "install it: pip install ik-llama-cpp-python, and name the interpreter that has it: --ik PATH"
+
+    def __init__(self, path: str) -> None:
+        library = Path(path, "libllama.so") if Path(path).is_dir() else Path(path)
+        is_library = ".so" in library.suffixes
+        super().__init__(sys.executable if is_library else path)
+        if is_library:
+            self._env = {"IK_LLAMA_CPP_LIB_PATH": str(library)}
 
 
 class TransformersEngine:

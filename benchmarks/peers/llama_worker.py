@@ -13,6 +13,7 @@ import ctypes
 import json
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 
@@ -24,15 +25,22 @@ def main() -> int:
         print(json.dumps({"error": f"llama-cpp-python cannot be imported: {error}"}))
         return 3
     _be_quiet(lib)
+    return time_steps(lib, task, _load, _context)
+
+
+def time_steps(
+    lib: Any, task: dict[str, Any], load: Callable[..., Any], make_context: Callable[..., Any]
+) -> int:
+    """Load, warm up, measure and print. `lib` has llama.cpp's functions by their names; the process's exit code."""
     lib.llama_backend_init()
     begun = time.perf_counter()
-    model = _load(lib, task)
+    model = load(lib, task)
     if not model:
-        print(json.dumps({"error": f"llama.cpp could not load {task['model']}"}))
+        print(json.dumps({"error": f"the model {task['model']} could not be loaded"}))
         return 4
-    context = _context(lib, model, task)
+    context = make_context(lib, model, task)
     if not context:
-        print(json.dumps({"error": "llama.cpp could not make a context"}))
+        print(json.dumps({"error": "no context could be made"}))
         return 4
     loaded = {
         "load_s": time.perf_counter() - begun,

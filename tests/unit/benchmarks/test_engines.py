@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.peers.engines import (
+    IkLlamaEngine,
     LlamaEngine,
     PeerError,
     Round,
@@ -18,6 +19,7 @@ from benchmarks.peers.engines import (
     Workload,
     round_of,
 )
+from benchmarks.peers.ik_worker import check_settings, settings_in
 
 WORK = Workload(prompt_tokens=100, new_tokens=10, repeats=3, threads=2, seed=7, vocab=512)
 MODEL = Path("models/m.gguf")
@@ -77,6 +79,41 @@ def test_llama_tries_its_switches_once_and_keeps_the_best_for_each_test(
     assert len(calls_of(python)) == 4 + 2 + 2
     task = json.loads(calls_of(python)[-1][1])
     assert (task["prompt"], task["threads"], task["new_tokens"]) == (WORK.prompt, 2, 10)
+
+
+def test_a_setting_that_ik_refuses_falls_out(tmp_path, fake_python) -> None:
+    python = fake_python("ik-python", [])
+    answers = Path(python)
+    source = answers.read_text(encoding="utf-8").replace(
+        "print('')",
+        "import os\n"
+        "task = json.loads(sys.argv[2])\n"
+        "if task['repack']: sys.exit('no such panels')\n"
+        "assert os.environ.get('IK_LLAMA_CPP_LIB_PATH') is None\n"
+        "for _ in range(task['repeats']): print(json.dumps({'prefill_s': 0.5, 'decode_s': 0.1}))",
+    )
+    answers.write_text(source, encoding="utf-8")
+    measured = IkLlamaEngine(python).measure(MODEL, WORK)
+    assert measured.details["settings"]["tg"] == {"flash_attention": True, "repack": False, "fused_moe": True}
+    answers.write_text(source.replace("task['repack']", "task"), encoding="utf-8")
+    with pytest.raises(PeerError, match="no such panels"):
+        IkLlamaEngine(python).measure(MODEL, WORK)
+
+
+def test_ik_is_held_to_what_it_was_told() -> None:
+    log = (
+        "============ Repacked 43 tensors\n"
+        "llama_init_from_model: n_batch       = 64\n"
+        "llama_init_from_model: fused_moe     = 1\n"
+        "llama_init_from_model: ser           = -1, 0\n"
+    )
+    does = settings_in(log)
+    assert does == {"n_batch": 64, "fused_moe": 1, "repacked": 1}
+    check_settings({"n_batch": 64, "repacked": 1}, does)
+    for told in ({"fused_moe": 0}, {"flash_attn": 1}):
+        with pytest.raises(RuntimeError, match=f"{next(iter(told))} = "):
+            check_settings(told, does)
+    assert settings_in(log.replace("43", "0"))["repacked"] == 0
 
 
 @pytest.mark.parametrize("lines", [[], [{"load_s": 1.0}], [[1]], [{"twofold": None}]])
