@@ -17,13 +17,13 @@ ARITHMETIC: Final = {"f32": "f32", "f16": "f32", "bf16": "bf16"}
 
 
 def measure(threads: int, python: str) -> dict[str, float]:
-    """What kernels/bench/ceilings.py measures on so many threads. Raises PeerError."""
+    """Rates that kernels/bench/ceilings.py measures on so many threads at TWOFOLD_ISA's level. Raises PeerError."""
     lines = last_json_lines(
         [python, str(_PROGRAM), "--threads", str(threads)], "kernels/bench/ceilings.py", "make build"
     )
     if not lines or not isinstance(lines[-1], dict):
         raise PeerError("kernels/bench/ceilings.py printed no result")
-    return {str(name): float(value) for name, value in lines[-1].items()}
+    return {str(name): float(value) for name, value in lines[-1].items() if name.endswith("_per_s")}
 
 
 def arithmetic(ceilings: Mapping[str, float], format_name: str) -> float | None:

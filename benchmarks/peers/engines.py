@@ -126,7 +126,7 @@ class TwofoldEngine:
             "--new-tokens", str(work.new_tokens + 1),
             "--repeats", str(work.repeats),
             "--random-prompt", str(work.seed),
-            "--no-compare-transformers", "--accelerator", "none",
+            "--no-compare-transformers", "--no-ceilings", "--no-profile", "--accelerator", "none",
             "--cpu-threads", str(work.threads),
             "--max-num-batched-tokens", str(max(512, work.prompt_tokens)),
             "--max-model-len", str(work.prompt_tokens + work.new_tokens + 64),

@@ -154,6 +154,7 @@ void bind_ops(py::module_& m) {
 
   bind_dense_ops(m);
   bind_blocks(m);
+  bind_ceilings(m);
   bind_format_rows(m);
   bind_sampling(m);
 }

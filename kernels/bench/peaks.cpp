@@ -64,6 +64,13 @@ __attribute__((target("avx512f,avx512bw,avx512vnni"))) void int8_avx512(int64_t 
 #undef TWOFOLD_PRODUCT
 }
 
+__attribute__((target("avx2,avxvnni"))) void int8_avx_vnni(int64_t rounds) {
+  const __m256i a = _mm256_set1_epi8(1);
+#define TWOFOLD_PRODUCT(sum) _mm256_dpbusd_avx_epi32(sum, a, a)
+  TWOFOLD_PEAK_LOOP(__m256i, _mm256_setzero_si256(), TWOFOLD_PRODUCT)
+#undef TWOFOLD_PRODUCT
+}
+
 // Before VNNI an 8-bit product takes three instructions.
 __attribute__((target("avx2"))) void int8_avx2(int64_t rounds) {
   const __m256i a = _mm256_set1_epi8(1);
@@ -114,53 +121,45 @@ void f32_generic(int64_t rounds) {
 }
 
 struct Peak {
-  const char* kind = nullptr;
-  void (*run)(int64_t) = nullptr;
-  int64_t operations = 0;  // of one product instruction
+  const char* level;  // the first that has it
+  const char* kind;
+  void (*run)(int64_t);
+  int64_t operations;  // of one product instruction
 };
 
-struct Peaks {
-  Peak list[5];
-  const char* kinds[6] = {};
-
-  Peaks() {
-    list[0] = {"f32", f32_generic, 2};
+// Best last.
+constexpr Peak kPeaks[] = {
+    {"generic", "f32", f32_generic, 2},
 #if defined(__x86_64__)
-    __builtin_cpu_init();
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
-      list[0] = {"f32", f32_avx2, 16};
-      list[2] = {"int8", int8_avx2, 64};
-    }
-    if (__builtin_cpu_supports("avx512f")) list[0] = {"f32", f32_avx512, 32};
-    if (__builtin_cpu_supports("avx512bf16")) list[1] = {"bf16", bf16_avx512, 64};
-    if (__builtin_cpu_supports("avx512vnni")) list[2] = {"int8", int8_avx512, 128};
-    if (table_for_level("amx") != nullptr) {
-      list[3] = {"bf16_tiles", bf16_tiles, int64_t{2} * 16 * 16 * 32};
-      list[4] = {"int8_tiles", int8_tiles, int64_t{2} * 16 * 16 * 64};
-    }
+    {"avx2", "f32", f32_avx2, 16},
+    {"avx2", "int8", int8_avx2, 64},
+    {"avx_vnni", "int8", int8_avx_vnni, 64},
+    {"avx512", "f32", f32_avx512, 32},
+    {"avx512_vnni", "int8", int8_avx512, 128},
+    {"avx512_bf16", "bf16", bf16_avx512, 64},
+    {"amx", "bf16_tiles", bf16_tiles, int64_t{2} * 16 * 16 * 32},
+    {"amx", "int8_tiles", int8_tiles, int64_t{2} * 16 * 16 * 64},
 #endif
-    int count = 0;
-    for (const Peak& peak : list) {
-      if (peak.kind != nullptr) kinds[count++] = peak.kind;
-    }
-  }
 };
 
-const Peaks& peaks() {
-  static const Peaks found;
-  return found;
+int rank_of(const char* level) {
+  int rank = 0;
+  for (const char* const* name = level_names(); *name != nullptr; ++name, ++rank) {
+    if (std::strcmp(*name, level) == 0) return rank;
+  }
+  return -1;
 }
 }  // namespace
 
-const char* const* peak_kinds() { return peaks().kinds; }
-
-int64_t peak_operations(const char* kind, int64_t rounds) {
-  for (const Peak& peak : peaks().list) {
-    if (peak.kind == nullptr || std::strcmp(peak.kind, kind) != 0) continue;
-    peak.run(rounds);
-    return rounds * kChains * peak.operations;
+int64_t peak_operations(const char* level, const char* kind, int64_t rounds) {
+  const Peak* best = nullptr;
+  for (const Peak& peak : kPeaks) {
+    if (std::strcmp(peak.kind, kind) != 0 || rank_of(peak.level) > rank_of(level)) continue;
+    if (table_for_level(peak.level) != nullptr) best = &peak;
   }
-  return 0;
+  if (best == nullptr) return 0;
+  best->run(rounds);
+  return rounds * kChains * best->operations;
 }
 
 }  // namespace twofold::kernels

@@ -7,9 +7,9 @@ encoded, gate and up, SiLU, down; on enough experts to overflow every cache, wit
 turns, one expert at a time, each turn on weights that no cache still holds, so that a busy neighbour hits all of them;
 "best" is the fastest turn, "quarter" the lower quartile. With several threads each has experts of its own and a turn
 lasts as long as the slowest. "of read": the share of the bandwidth of a plain read of the same memory; near 1 a kernel
-waits for memory and nothing else. "of peak": the share of what products in registers alone reach (f32, bf16 or int8, as
-the kernel multiplies, in tiles at level amx). Only kernels of a level's own are run; what a level takes from the one
-below is in that one's lines.
+waits for memory and nothing else. "of peak": the share of what products in registers alone reach with the level's own
+instructions (f32, bf16 or int8, as the kernel multiplies, in tiles at level amx). Only kernels of a level's own are
+run; what a level takes from the one below is in that one's lines.
 """
 
 from __future__ import annotations
@@ -138,20 +138,8 @@ def take_turns(pools: list[Experts], cases: list[Case], passes: int) -> dict[Cas
     return {case: sorted(slowest[i :: len(cases)]) for i, case in enumerate(cases)}
 
 
-def peaks_gop_per_s(threads: int) -> dict[str, float]:
-    """The arithmetic ceilings by kind, all threads together."""
-
-    def products(kind: str) -> int:
-        return int(kernels.peak_operations(kind, ceilings.rounds_of(kind, ceilings.ROUNDS)))
-
-    return {
-        kind: ceilings.best_rate(threads, lambda _, kind=kind: products(kind)) / 1e9
-        for kind in kernels.peak_kinds()
-    }
-
-
 def measure(
-    args: argparse.Namespace, format_name: str, levels: list[str], peaks: dict[str, float]
+    args: argparse.Namespace, format_name: str, levels: list[str], peaks: dict[str, dict[str, float]]
 ) -> list[Row]:
     """All levels with a kernel of their own and all token counts for one format."""
     own = [level for level in levels if kernels.format_kernel(level, format_name)[1] == level]
@@ -177,9 +165,8 @@ def measure(
     rows = []
     for case, s in turns.items():
         gop = 2 * elements * case.tokens / s[0] / 1e9
-        peak = peaks.get(
-            PEAK_OF[kernels.format_kernel(case.level, format_name)[0]] + "_tiles" * (case.level == "amx")
-        )
+        kind = PEAK_OF[kernels.format_kernel(case.level, format_name)[0]] + "_tiles" * (case.level == "amx")
+        peak = peaks[case.level].get(f"{kind}_gop_per_s")
         rows.append(
             Row(
                 case.kernel, case.level, format_name, case.tokens, args.threads, 1e3 * s[0], 1e3 * s[len(s) // 4],
@@ -189,19 +176,7 @@ def measure(
     return rows
 
 
-def fork_join_us(threads: int) -> float:
-    """Time of an empty parallel loop on a pool that is awake."""
-    pool = ops.ThreadPool(threads)
-    repeats = 20_000
-    best = float("inf")
-    for _ in range(5):
-        start = time.perf_counter()
-        kernels.count_chunks(pool, 2 * threads, repeats=repeats)
-        best = min(best, time.perf_counter() - start)
-    return best / repeats * 1e6
-
-
-def print_table(rows: list[Row], peaks: dict[str, float], fork_join: float, threads: int) -> None:
+def print_table(rows: list[Row], peaks: dict[str, dict[str, float]], threads: int) -> None:
     names = (
         "kernel",
         "level",
@@ -222,9 +197,11 @@ def print_table(rows: list[Row], peaks: dict[str, float], fork_join: float, thre
             f"{r.kernel:8}{r.level:13}{r.format:8}{r.tokens:7}{r.threads:8}{r.ms:9.3f}{r.quarter_ms:9.3f}"
             f"{r.gb_per_s:8.1f}{r.share_of_read:9.2f}{r.gop_per_s:9.1f}{of_peak}"
         )
-    found = ", ".join(f"{kind} {rate:.0f}" for kind, rate in peaks.items())
-    print(f"products in registers, {threads} threads, Gop/s: {found}")
-    print(f"fork-join of {threads} threads, awake: {fork_join:.2f} us")
+    for level, found in peaks.items():
+        print(
+            f"{level}, {threads} threads: "
+            + ", ".join(f"{name} {value:.4g}" for name, value in found.items())
+        )
 
 
 def main() -> None:
@@ -247,14 +224,12 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="one object instead of the table")
     args = parser.parse_args()
     levels = args.level or kernels.supported_levels()
-    peaks = peaks_gop_per_s(args.threads)
+    peaks = {level: ceilings.measure(args.threads, level) for level in levels}
     rows = [row for name in args.format or FORMATS for row in measure(args, name, levels, peaks)]
-    fork_join = fork_join_us(args.threads)
     if args.json:
-        found = {"rows": [asdict(row) for row in rows], "peaks_gop_per_s": peaks, "fork_join_us": fork_join}
-        print(json.dumps(found, indent=1))
+        print(json.dumps({"rows": [asdict(row) for row in rows], "ceilings": peaks}, indent=1))
     else:
-        print_table(rows, peaks, fork_join, args.threads)
+        print_table(rows, peaks, args.threads)
 
 
 if __name__ == "__main__":

@@ -247,7 +247,10 @@ def test_bench_measures_and_compares(tiny, capsys):
     assert len(result["transformers"]["trial_decode_tokens_per_s"]) >= 2
 
 
-BRIEF = ("--prompt-tokens", "16", "--new-tokens", "4", "--repeats", "1", "--no-compare-transformers")
+BRIEF = (
+    *("--prompt-tokens", "16", "--new-tokens", "4", "--repeats", "1"),
+    *("--no-compare-transformers", "--no-ceilings", "--no-profile"),
+)
 
 
 def test_bench_takes_several_lengths_of_prompts(tiny, capsys):

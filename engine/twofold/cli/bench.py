@@ -1,5 +1,5 @@
-"""`twofold bench`: prefill and decode speed of one request, and against transformers in the same alternating
-run.
+"""`twofold bench`: what this machine can do at most, prefill and decode speed of one request and the shares of it that
+they reach, against transformers in the same alternating run, and where the time of a step goes.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from twofold.cli.speed import Speed, median_speed
 from twofold.cli.transformers_bench import TransformersBench
 
 if TYPE_CHECKING:
+    from twofold.cli.machine_shares import Ceilings
     from twofold.cli.step_profile import AnswerProfile
     from twofold.engine import Engine
 
@@ -60,9 +61,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a prompt of random tokens instead of text, the same for the same seed and vocabulary",
     )
     group.add_argument(
+        "--ceilings",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="measure first what this machine can do at most, and say which share prefill and decode reach of it "
+        "(default: on; the shares are of a CPU alone)",
+    )
+    group.add_argument(
         "--profile",
-        action="store_true",
-        help="answer once more and say where the time went: native work by kind, sampler, Python between",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="answer once more and say where the time went: native work by kind, sampler, Python between (default: on)",
     )
     group.add_argument("--json", action="store_true", help="print one JSON object")
     add_model_arguments(parser)
@@ -75,6 +84,14 @@ def run(args: argparse.Namespace) -> int:
                 f"--{name.replace('_', '-')} was given {getattr(args, name)}; it takes {least} or more"
             )
     config = engine_config(args)
+    ceilings: Ceilings | None = None
+    if args.ceilings:
+        from twofold.cli.machine_shares import measure_ceilings
+
+        # Before the model is there: it may take the memory that is read.
+        ceilings = measure_ceilings(config.cpu_threads, config.numa)
+        if not args.json:
+            print(ceilings.table(), flush=True)
     sink = open_telemetry(args)
     profile: AnswerProfile | None = None
     try:
@@ -82,6 +99,8 @@ def run(args: argparse.Namespace) -> int:
         engine.start()
         try:
             results = measure(engine, args)
+            if ceilings is not None and engine.info.accelerator == "none":
+                add_shares(results, ceilings, config.max_num_batched_tokens)
             if args.profile:
                 from twofold.cli.step_profile import profile_answer
 
@@ -93,14 +112,32 @@ def run(args: argparse.Namespace) -> int:
         if sink is not None:
             sink.close()
     if args.json:
-        tests = {"tests": [test for result in results for test in tests_of(result)]}
-        print(json.dumps(results[0] | tests | ({"profile": profile.as_json()} if profile else {})))
+        found: dict[str, Any] = {"ceilings": ceilings.as_json()} if ceilings else {}
+        found |= results[0] | {"tests": [test for result in results for test in tests_of(result)]}
+        print(json.dumps(found | ({"profile": profile.as_json()} if profile else {})))
     else:
         for result in results:
             print(table(result))
         if profile is not None:
             print(profile.table())
     return 0
+
+
+def add_shares(results: list[dict[str, Any]], ceilings: Ceilings, step_tokens: int) -> None:
+    """Put "shares" into each result: of prefill as one step, of a decoded token half-way through the answer."""
+    from twofold.cli.machine_shares import least_times
+    from twofold.models.model_files import open_model_files
+
+    files = open_model_files(results[0]["model"])
+    for result in results:
+        prompt, new = result["prompt_tokens"], result["new_tokens"]
+        prefill = least_times(ceilings, files, prompt, 0, step_tokens)
+        decode = least_times(ceilings, files, 1, prompt + new // 2, 1)
+        speed = result["twofold"]
+        result["shares"] = {
+            "prefill": prefill.shares(speed["prefill_ms"] * 1e-3),
+            "decode": decode.shares(speed["decode_ms"] * 1e-3 / (new - 1)),
+        }
 
 
 def measure(engine: Engine, args: argparse.Namespace) -> list[dict[str, Any]]:
@@ -144,6 +181,7 @@ def measure_prompt(
         "new_tokens": args.new_tokens,
         "repeats": args.repeats,
         "twofold": median_speed(ours).as_json(),
+        "shares": None,
         "transformers": None,
         "decode_ratio": None,
         "prefill_ratio": None,
@@ -243,6 +281,14 @@ def table(result: dict[str, Any]) -> str:
         f"{result['prompt_tokens']} + {result['new_tokens']} tokens, median of {result['repeats']}",
         *(f"  {a:<14}{b:>22}{c:>22}" for a, b, c in rows),
     ]
+    if shares := result["shares"]:
+        for name in ("of_read", "of_products"):
+            prefill, decode = (f"{shares[step][name]:.0%}" for step in ("prefill", "decode"))
+            lines.append(f"  {name.replace('_', ' '):<14}{prefill:>22}{decode:>22}")
+        lines.append(
+            f"  what the model must read: {shares['prefill']['gb']:.2f} GB for the prompt, "
+            f"{shares['decode']['gb']:.3f} GB for a decoded token"
+        )
     clock = result["twofold"]["clock"]
     if clock["name"] == "virtual":
         lines.append(

@@ -5,12 +5,13 @@
 
 namespace twofold::kernels {
 
-// The kinds this CPU can do, ended by nullptr: "f32" always, "bf16" and "int8" with instructions that
-// multiply and add them in pairs or fours, "bf16_tiles" and "int8_tiles" with AMX.
-const char* const* peak_kinds();
+// Kinds of product: "f32" at every level, "bf16" and "int8" with instructions that multiply and add them in
+// pairs or fours, "bf16_tiles" and "int8_tiles" with AMX.
+inline constexpr const char* kProductKinds[] = {"f32", "bf16", "int8", "bf16_tiles", "int8_tiles"};
 
-// Runs `rounds` rounds of independent products of `kind` and returns the operations done (a multiplication
-// and an addition are two); 0 for a kind that peak_kinds does not name.
-int64_t peak_operations(const char* kind, int64_t rounds);
+// Runs `rounds` rounds of independent products of `kind` with the best instructions that a level may use and
+// this CPU has, and returns the operations done (a multiplication and an addition are two); 0 where the level
+// has no such products.
+int64_t peak_operations(const char* level, const char* kind, int64_t rounds);
 
 }  // namespace twofold::kernels
