@@ -30,7 +30,7 @@ struct AmxIntegerProducts {
   static constexpr int kAlone = kOfBlock ? Format::kRuns : 1;  // what is left over comes in so many
   static constexpr int kMostGroups = 8;          // whose sums and activations stay in the second-level cache
   static constexpr int64_t kAheadBytes = 16384;  // two parts: one is unpacked at a stroke
-  static constexpr int kVectors = V::kVectors;
+  static constexpr int kVectors = kPanelRows / V::kLanes;
 
   // Few tokens leave tiles mostly empty, and 8-bit weights from memory last as long as the products of 32
   // tokens by either level (238 us against 259; of q4_0 257 against 204).
@@ -43,6 +43,7 @@ struct AmxIntegerProducts {
     int8_t weights[kPartRuns][8][4 * kPanelRows];
     float scale[kPartRuns * kSums][kPanelRows];
     float min[Format::kMin ? kPartRuns : 1][kPanelRows];
+    float of_block[kPanelRows];  // what multiplies the scales of halves; a part is one block then
     int runs;
 
     Part(const uint8_t* block, int num_blocks) : runs(num_blocks * Format::kRuns) {
@@ -60,8 +61,11 @@ struct AmxIntegerProducts {
             }
             const int row = V::kLanes * g;
             if constexpr (kHalves) {
-              V::store(scale[2 * run] + row, Format::template half_scale<V>(block, in_block, 0, g));
-              V::store(scale[2 * run + 1] + row, Format::template half_scale<V>(block, in_block, 1, g));
+              for (int half = 0; half < 2; ++half) {
+                V::store(scale[2 * run + half] + row,
+                         V::signed_bytes(block + Format::sub_at(in_block, half) + row));
+              }
+              if (in_block == 0) V::store(of_block + row, Format::template block_scale<V>(block, g));
             } else {
               V::store(scale[run] + row, Format::template scale<V>(block, in_block, g));
             }
@@ -81,10 +85,12 @@ struct AmxIntegerProducts {
   static void scale_and_add(const Products& products, const Part& part, int run, const Rows& rows, int tokens,
                             const float (*run_sums)[kPartRuns], float* out) {
     F c[R * kSums][kVectors], least[Format::kMin ? R : 1][kVectors];
+    [[maybe_unused]] F block_scale[kVectors];
 #pragma GCC unroll 4
     for (int g = 0; g < kVectors; ++g) {
 #pragma GCC unroll 8
       for (int i = 0; i < R * kSums; ++i) c[i][g] = V::load(part.scale[run * kSums + i] + V::kLanes * g);
+      if constexpr (kHalves) block_scale[g] = V::load(part.of_block + V::kLanes * g);
       if constexpr (Format::kMin) {
 #pragma GCC unroll 4
         for (int r = 0; r < R; ++r) least[r][g] = V::load(part.min[run + r] + V::kLanes * g);
@@ -103,8 +109,8 @@ struct AmxIntegerProducts {
         for (int r = 0; r < R; ++r) {
           const F x = V::set1(x_scale[r]);
           if constexpr (kHalves) {
-            const F first = V::mul(product(2 * r), c[2 * r][g]);
-            total = V::fma(V::fma(product(2 * r + 1), c[2 * r + 1][g], first), x, total);
+            const F exact = V::fma(product(2 * r + 1), c[2 * r + 1][g], V::mul(product(2 * r), c[2 * r][g]));
+            total = V::fma(V::mul(exact, block_scale[g]), x, total);
           } else if constexpr (kOfBlock) {
             const int in_block = r % Format::kRuns;
             of_block = in_block == 0 ? V::mul(product(r), x) : V::fma(product(r), x, of_block);
@@ -156,11 +162,10 @@ struct AmxIntegerProducts {
   static void group(const Part& part, const Rows& rows, int tokens, const char* next, int lines, float* out) {
     alignas(64) float run_sums[Format::kMin ? Tiles::kTokens : 1][kPartRuns];
     if constexpr (Format::kMin) {
-      alignas(64) int32_t zeros[kPartRuns];
       alignas(64) float scales[kPartRuns];
       for (int t = 0; t < tokens; ++t) {
         const Rows row = rows.from(t, 0);
-        RunTerms::of_runs<0, true>(row.sum16, row.scale, zeros, scales, run_sums[t]);
+        RunTerms::of_scales<true>(row.sum16, row.scale, scales, run_sums[t]);
       }
     }
     int run = 0;

@@ -1,35 +1,73 @@
 // AVX2: products of q8 activations with packed integer weights. maddubs adds two products of bytes to 16 bits
-// and saturates; nibbles cannot saturate it, nor the sum of the 8 steps of a run: 16 * 15 * 127 < 2^15. So
-// bytes are taken as two nibbles.
+// and saturates; what is summed there must fit until madd widens it, which multiplies by the integers of a
+// scale in the same instruction:
+//
+//   4 bits   8 steps of a run: 16 * 15 * 127 < 2^15
+//   5 bits   4 steps: 8 * 31 * 127 < 2^15; so a run is two sums
+//   6 bits   4 steps (a half, which has a scale of its own): 8 * 32 * 127 < 2^15, the offset of 32 taken away;
+//            on the way sums may wrap around, only the result has to fit
+//   8 bits   as two nibbles
 #include "avx2_integer_vector.h"
+#include "integer_terms.h"
 
 namespace twofold::kernels {
 namespace {
 
 struct Avx2 : Avx2Integer {
-  static constexpr int kVectors = 2;
-  static constexpr int tokens(int bits, bool /*halves*/) { return bits == 4 ? 3 : 2; }
-  static constexpr int held(bool /*halves*/) { return 1; }
-
   // GCC would add products to each other first, for which 16 registers are too few.
   static I in_order(I sum) {
     __asm__("" : "+x"(sum));
     return sum;
   }
 
-  // Nibbles: 16-bit sums of pairs.
+  // 16-bit sums of pairs.
   template <int kBits>
   struct Dot {
     using Sum = I;
     using Weights = I;
-    static Sum begin(const int32_t*) { return _mm256_setzero_si256(); }
+    using Total = I;
+    static constexpr bool kIntegerScales = true;
+    static constexpr int kPieces = kBits == 5 ? 2 : 1;
+    static constexpr int kStoredVectors = 1;
+    static constexpr int tokens(int pieces) { return pieces == 2 ? 3 : 3; }
+    static constexpr int vectors(int tokens, int /*pieces*/) { return tokens <= 2 ? 4 : 2; }
+    static constexpr int held(int /*pieces*/) { return 1; }
+    static constexpr int unpack_tiles(int /*planes*/) { return 2; }
+
+    template <int kZero, bool kHalves>
+    static void zeros(const int8_t* q, const int32_t*, int32_t* zero) {
+      if constexpr (kZero != 0) RunTerms::of_lanes<kZero, kHalves>(q, zero);
+      if constexpr (kZero == 0) __builtin_memset(zero, 0, kHalves ? 64 : 32);
+    }
+    static Sum begin(const int32_t* zero) { return _mm256_set1_epi32(*zero); }
     static Weights weights(I bytes) { return bytes; }
+    static Weights load(const uint8_t* stored) { return Avx2Integer::load(stored); }
+    static void store(uint8_t* stored, Weights w) { Avx2Integer::store(stored, w); }
     static void add(Sum& sum, Weights w, I values) {
       sum = in_order(_mm256_add_epi16(sum, _mm256_maddubs_epi16(w, values)));
     }
-    static I end(Sum sum, const int32_t* zero) {
-      return _mm256_add_epi32(_mm256_madd_epi16(sum, _mm256_set1_epi16(1)), _mm256_set1_epi32(*zero));
+
+    static I one() { return _mm256_set1_epi16(1); }
+    // The integers of eight rows, each as two of 16 bits.
+    template <bool kSigned>
+    static I sub_scale(const uint8_t* p) {
+      int64_t eight;
+      __builtin_memcpy(&eight, p, 8);
+      if constexpr (kSigned) {
+        const I high = _mm256_setr_epi64x(static_cast<int64_t>(0x0180018000800080), 0x0380038002800280,
+                                          0x0580058004800480, 0x0780078006800680);
+        return _mm256_srai_epi16(_mm256_shuffle_epi8(_mm256_set1_epi64x(eight), high), 8);
+      }
+      const I low = _mm256_setr_epi64x(
+          static_cast<int64_t>(0x8001800180008000u), static_cast<int64_t>(0x8003800380028002u),
+          static_cast<int64_t>(0x8005800580048004u), static_cast<int64_t>(0x8007800780068006u));
+      return _mm256_shuffle_epi8(_mm256_set1_epi64x(eight), low);
     }
+    static Total first(Sum sum, I c) { return _mm256_madd_epi16(sum, c); }
+    static Total next(Total total, Sum sum, I c) {
+      return _mm256_add_epi32(total, _mm256_madd_epi16(sum, c));
+    }
+    static F value(Total total) { return to_float(total); }
   };
 };
 
@@ -39,17 +77,41 @@ struct Avx2::Dot<8> {
     I low, high;
   };
   using Weights = Sum;
-  static Sum begin(const int32_t*) { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
+  using Total = I;
+  static constexpr bool kIntegerScales = false;
+  static constexpr int kPieces = 1;
+  static constexpr int kStoredVectors = 2;
+  static constexpr int tokens(int /*pieces*/) { return 6; }
+  static constexpr int vectors(int tokens, int /*pieces*/) { return tokens == 1 ? 4 : tokens == 2 ? 2 : 1; }
+  static constexpr int held(int /*pieces*/) { return 0; }
+  static constexpr int unpack_tiles(int /*planes*/) { return 2; }
+
+  template <int kZero, bool kHalves>
+  static void zeros(const int8_t* q, const int32_t*, int32_t* zero) {
+    static_assert(kZero % 16 == 0 && !kHalves, "the high nibbles begin with it");
+    RunTerms::of_lanes<kZero / 16, false>(q, zero);
+  }
+  static Sum begin(const int32_t* zero) { return {_mm256_setzero_si256(), _mm256_set1_epi32(*zero)}; }
   static Weights weights(I bytes) { return {low_nibbles(bytes), high_nibbles(bytes)}; }
+  static Weights load(const uint8_t* stored) {
+    return {Avx2Integer::load(stored), Avx2Integer::load(stored + kBytes)};
+  }
+  static void store(uint8_t* stored, Weights w) {
+    Avx2Integer::store(stored, w.low);
+    Avx2Integer::store(stored + kBytes, w.high);
+  }
   static void add(Sum& sum, Weights w, I values) {
     sum.low = in_order(_mm256_add_epi16(sum.low, _mm256_maddubs_epi16(w.low, values)));
     sum.high = in_order(_mm256_add_epi16(sum.high, _mm256_maddubs_epi16(w.high, values)));
   }
-  static I end(Sum sum, const int32_t* zero) {
-    const I low = _mm256_madd_epi16(sum.low, _mm256_set1_epi16(1));
-    const I high = _mm256_madd_epi16(sum.high, _mm256_set1_epi16(16));
-    return _mm256_add_epi32(_mm256_add_epi32(low, high), _mm256_set1_epi32(*zero));
+  struct One {};
+  static One one() { return {}; }
+  static Total first(Sum sum, One) {
+    return _mm256_add_epi32(_mm256_madd_epi16(sum.low, _mm256_set1_epi16(1)),
+                            _mm256_madd_epi16(sum.high, _mm256_set1_epi16(16)));
   }
+  static Total next(Total total, Sum, One) { return total; }
+  static F value(Total total) { return to_float(total); }
 };
 
 constexpr KernelTable kPart = integer_part<Avx2>();

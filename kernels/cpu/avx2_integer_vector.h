@@ -18,17 +18,12 @@ struct Avx2Integer {
   static void store(uint8_t* p, I v) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), v); }
   static I low_nibbles(I v) { return _mm256_and_si256(v, _mm256_set1_epi8(15)); }
   static I high_nibbles(I v) { return low_nibbles(_mm256_srli_epi16(v, 4)); }
-  template <int kBit>
-  static I with_bit(I v, const uint8_t* plane, int g) {
-    int32_t bits;
-    __builtin_memcpy(&bits, plane + kBytes / 8 * g, 4);
-    const I spread = _mm256_shuffle_epi8(
-        _mm256_set1_epi32(bits),
-        _mm256_setr_epi64x(0, 0x0101010101010101, 0x0202020202020202, 0x0303030303030303));
-    const I bit = _mm256_set1_epi64x(static_cast<int64_t>(0x8040201008040201u));
-    const I set = _mm256_cmpeq_epi8(_mm256_and_si256(spread, bit), bit);
-    return _mm256_or_si256(v, _mm256_and_si256(set, _mm256_set1_epi8(kBit)));
+  template <int kBits>
+  static I with_upper(I v, I plane, int shift) {
+    const I at_4 = shift > 4 ? _mm256_srli_epi16(plane, shift - 4) : _mm256_slli_epi16(plane, 4 - shift);
+    return _mm256_or_si256(v, _mm256_and_si256(at_4, _mm256_set1_epi8(((1 << kBits) - 1) << 4)));
   }
+  static I same(int32_t v) { return _mm256_set1_epi32(v); }
   static I broadcast(const int8_t* x) {
     int32_t four;
     __builtin_memcpy(&four, x, 4);

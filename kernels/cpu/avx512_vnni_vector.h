@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "avx512_rows.h"
+#include "sums_of_32.h"
 
 namespace twofold::kernels {
 namespace {
@@ -16,30 +17,30 @@ struct Avx512Vnni : Avx512Rows {
   using F = __m512;
   static constexpr int kLanes = 16;
   static constexpr int kBytes = 64;
-  static constexpr int kVectors = 2;
-  static constexpr int tokens(int /*bits*/, bool /*halves*/) { return 6; }
-  static constexpr int held(bool halves) { return halves ? 4 : 6; }  // tokens whose float sums are registers
 
   template <int kBits>
-  struct Dot {
-    using Sum = I;
-    using Weights = I;
-    static Sum begin(const int32_t* zero) { return _mm512_set1_epi32(*zero); }
-    static Weights weights(I bytes) { return bytes; }
+  struct Dot : SumsOf32<Avx512Vnni> {
+    static constexpr int tokens(int /*pieces*/) { return 6; }
+    static constexpr int vectors(int /*tokens*/, int /*pieces*/) { return 2; }
+    static constexpr int held(int pieces) {
+      return pieces == 2 ? 4 : 6;
+    }  // tokens whose float sums are registers
+    static constexpr int unpack_tiles(int planes) { return planes > 0 ? 3 : 0; }
     static void add(Sum& sum, Weights w, I values) { sum = _mm512_dpbusd_epi32(sum, w, values); }
-    static I end(Sum sum, const int32_t*) { return sum; }
   };
 
   static I load(const uint8_t* p) { return _mm512_loadu_si512(p); }
   static void store(uint8_t* p, I v) { _mm512_storeu_si512(p, v); }
   static I low_nibbles(I v) { return _mm512_and_si512(v, _mm512_set1_epi8(15)); }
   static I high_nibbles(I v) { return low_nibbles(_mm512_srli_epi16(v, 4)); }
-  template <int kBit>
-  static I with_bit(I v, const uint8_t* plane, int g) {
-    uint64_t bits;
-    __builtin_memcpy(&bits, plane + kBytes / 8 * g, 8);
-    return _mm512_mask_add_epi8(v, bits, v, _mm512_set1_epi8(kBit));
+  template <int kBits>
+  static I with_upper(I v, I plane, int shift) {
+    const I at_4 = shift > 4 ? _mm512_srli_epi16(plane, static_cast<unsigned>(shift - 4))
+                             : _mm512_slli_epi16(plane, static_cast<unsigned>(4 - shift));
+    const I mask = _mm512_set1_epi8(((1 << kBits) - 1) << 4);
+    return _mm512_ternarylogic_epi32(v, at_4, mask, 0xf8);  // v | (at_4 & mask)
   }
+  static I same(int32_t v) { return _mm512_set1_epi32(v); }
   static I broadcast(const int8_t* x) {
     int32_t four;
     __builtin_memcpy(&four, x, 4);

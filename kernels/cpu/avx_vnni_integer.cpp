@@ -1,23 +1,19 @@
 // AVX-VNNI (256-bit dpbusd without AVX-512): products of q8 activations with packed integer weights. A tile
-// is half a panel (two vectors of 8 rows) x up to 5 tokens; the float sums stay in the first-level cache.
+// is a whole panel (four vectors of 8 rows) x up to 2 tokens or half of one x up to 6.
 #include "avx2_integer_vector.h"
+#include "sums_of_32.h"
 
 namespace twofold::kernels {
 namespace {
 
 struct AvxVnni : Avx2Integer {
-  static constexpr int kVectors = 2;
-  static constexpr int tokens(int /*bits*/, bool halves) { return halves ? 4 : 5; }
-  static constexpr int held(bool /*halves*/) { return 1; }
-
   template <int kBits>
-  struct Dot {
-    using Sum = I;
-    using Weights = I;
-    static Sum begin(const int32_t* zero) { return _mm256_set1_epi32(*zero); }
-    static Weights weights(I bytes) { return bytes; }
+  struct Dot : SumsOf32<AvxVnni> {
+    static constexpr int tokens(int pieces) { return pieces == 2 ? 4 : 6; }
+    static constexpr int vectors(int tokens, int /*pieces*/) { return tokens <= 2 ? 4 : 2; }
+    static constexpr int held(int /*pieces*/) { return 1; }
+    static constexpr int unpack_tiles(int /*planes*/) { return kBits == 8 ? 0 : 2; }
     static void add(Sum& sum, Weights w, I values) { sum = _mm256_dpbusd_avx_epi32(sum, w, values); }
-    static I end(Sum sum, const int32_t*) { return sum; }
   };
 };
 

@@ -11,7 +11,8 @@
 //   kRun     F = fma(acc * scale, xs, F); with minima F = fma(xs * sum, min, F)
 //   kBlock   t = acc_0 * xs_0, then t = fma(acc_i, xs_i, t); F = fma(t, scale, F); with minima (blocks of two runs)
 //            F = fma(xs_0 * sum_0 + xs_1 * sum_1, min, F)
-//   kHalf    t = acc_0 * scale_0, acc_0 of the first 16 columns; t = fma(acc_1, scale_1, t); F = fma(t, xs, F)
+//   kHalf    F = fma((acc_0 * sub_0 + acc_1 * sub_1) * scale, xs, F), acc_0 of the first 16 columns; sub are the
+//            integers that the block's scale multiplies, and what they make stays below 2^24: any order is exact
 //
 // Multiplying the integer sums by the weights' scale first lets every operand but one be a register or a
 // broadcast from memory in the vector kernels.
@@ -81,11 +82,12 @@ float add_block(const uint8_t* block, int row, const Q8Runs& x, float F) {
     run_values<Format>(block, row, run, u);
     const int8_t* q = x.q + kRunColumns * run;
     if constexpr (Format::kScale == ScaleOf::kHalf) {
-      const float first = product(u, q, Format::kZero, 16),
-                  second = product(u + 16, q + 16, Format::kZero, 16);
-      const float t = first * Format::template half_scale<OneRow>(block, run, 0, row);
-      F = std::fma(std::fma(second, Format::template half_scale<OneRow>(block, run, 1, row), t), x.scale[run],
-                   F);
+      const auto sub = [&](int half) {
+        return OneRow::signed_bytes(block + Format::sub_at(run, half) + row);
+      };
+      const float exact =
+          product(u, q, Format::kZero, 16) * sub(0) + product(u + 16, q + 16, Format::kZero, 16) * sub(1);
+      F = std::fma(exact * Format::template block_scale<OneRow>(block, row), x.scale[run], F);
     } else {
       const float acc = product(u, q, Format::kZero, kRunColumns);
       if constexpr (Format::kScale == ScaleOf::kBlock) {

@@ -18,29 +18,28 @@ template <class V, class Format>
 struct IntegerProducts {
   using I = typename V::I;
   using F = typename V::F;
-  static constexpr int kDotBits = Format::kBits == 4 ? 4 : 8;
-  using Dot = typename V::template Dot<kDotBits>;
+  using Dot = typename V::template Dot<Format::kBits>;
+  using InCache = Unpacked<V, Dot, Format>;
 
   static constexpr bool kHalves = Format::kScale == ScaleOf::kHalf;
-  static constexpr int kTokens = V::tokens(kDotBits, kHalves);  // activation rows of a tile
-  static constexpr int kVectors = V::kVectors;                  // vectors of weight rows of a tile
-  static constexpr int kPasses = kPanelRows / (V::kLanes * kVectors);
+  static constexpr bool kSub = requires { Format::sub_at(0, 0); } && (kHalves || Dot::kIntegerScales);
+  static constexpr int kPieces = kHalves ? 2 : Dot::kPieces;  // integer sums of a run
+  static constexpr int kTokens = Dot::tokens(kPieces);        // activation rows of a tile
   static constexpr int kPartRuns = 8;
   static constexpr int kPartBlocks = kPartRuns / Format::kRuns;
   static constexpr int kChunk = 64;    // activation rows whose float sums are held
   static constexpr int kStrip = 192;   // activation rows that stay in the second-level cache
   static constexpr int kTerms = 256;   // tiles' parts whose terms are held
   static constexpr int kUnpackTiles =  // tiles of activations for which to unpack a part; 0: never
-      Format::kPlanes > 0 && Format::kRuns == kPartRuns ? 3 : 0;
+      Dot::unpack_tiles(Format::kPlanes);
   static constexpr int kFewPanels = 2;  // for which holding them is not worth it
   static constexpr int64_t kAheadBytes = 5120, kAheadBytesMany = 8192;  // prefetched, for few and many rows
-  static constexpr int kZeros = kHalves ? 2 : 1;                        // integer sums of a run
   static_assert(kPartRuns % Format::kRuns == 0, "panel blocks are cut into no parts");
   static_assert(!Format::kMin || Format::kScale == ScaleOf::kRun || Format::kRuns == 2, "see tile()");
 
   // What a tile needs to know of a part of its activation rows besides the integers.
   struct Terms {
-    alignas(64) int32_t zero[kTokens][kZeros * kPartRuns];  // what an integer sum begins with
+    alignas(64) int32_t zero[kTokens][kPieces * kPartRuns];  // what an integer sum begins with
     alignas(64) float scale[kTokens][kPartRuns];
     alignas(64) float sum[Format::kMin ? kTokens : 1][kPartRuns];  // scale * sum of the integers
   };
@@ -68,10 +67,11 @@ struct IntegerProducts {
     }
   };
 
-  // A part of a panel, and what to bring into the cache meanwhile: `lines` for every panel block.
+  // A part of a panel, perhaps unpacked, and what to bring into the cache meanwhile: `lines` for every run.
   struct Part {
     const uint8_t* block;
     int num_blocks;
+    uint8_t* bytes;
     const char* next;
     int lines;
   };
@@ -79,58 +79,79 @@ struct IntegerProducts {
   static void fill(const Rows& x, int tokens, Terms& terms) {
     for (int t = 0; t < tokens; ++t) {
       const Rows row = x.from(t, 0);
-      if constexpr (kHalves) {
-        RunTerms::of_halves<Format::kZero>(row.sum16, row.scale, terms.zero[t], terms.scale[t]);
-      } else {
-        RunTerms::of_runs<Format::kZero, Format::kMin>(row.sum16, row.scale, terms.zero[t], terms.scale[t],
-                                                       terms.sum[Format::kMin ? t : 0]);
-      }
+      RunTerms::of_scales<Format::kMin>(row.sum16, row.scale, terms.scale[t],
+                                        terms.sum[Format::kMin ? t : 0]);
+      Dot::template zeros<Format::kZero, kPieces == 2>(row.q, row.sum16, terms.zero[t]);
     }
   }
 
-  // One run of 32 columns (or, of a format with scales of 16, a half): integer sums to floats in f.
-  template <class Stored, int T, int kFirstStep, int kSteps>
-  [[gnu::always_inline]] static void integer_sums(const uint8_t* block, int pair, int odd, int g0,
-                                                  const int8_t* const* x, const int32_t* zero,
-                                                  F (&f)[T][kVectors]) {
-    typename Dot::Sum sums[T][kVectors];
-#pragma GCC unroll 8
-    for (int t = 0; t < T; ++t) {
-#pragma GCC unroll 4
-      for (int g = 0; g < kVectors; ++g) sums[t][g] = Dot::begin(zero + kZeros * kPartRuns * t);
-    }
-#pragma GCC unroll 8
-    for (int step = kFirstStep; step < kFirstStep + kSteps; ++step) {
-      typename Dot::Weights w[kVectors];
-#pragma GCC unroll 4
-      for (int g = 0; g < kVectors; ++g)
-        w[g] = Dot::weights(Stored::template bytes<V>(block, pair, odd, step, g0 + g));
+  // The exact integer sums of a run as floats, times the integers of its scales where the format has such. `weights`
+  // is the run in the cache or the block it belongs to, from vector of rows g0 on.
+  template <bool kInCache, int T, int G>
+  [[gnu::always_inline]] static void run_sums(const uint8_t* weights, const uint8_t* block, int run, int g0,
+                                              const int8_t* const* x, const int32_t* zero, F (&f)[T][G]) {
+    typename Dot::Total totals[T][G];
+#pragma GCC unroll 2
+    for (int piece = 0; piece < kPieces; ++piece) {
+      typename Dot::Sum sums[T][G];
 #pragma GCC unroll 8
       for (int t = 0; t < T; ++t) {
-        const I values = V::broadcast(x[t] + 4 * step);
 #pragma GCC unroll 4
-        for (int g = 0; g < kVectors; ++g) Dot::add(sums[t][g], w[g], values);
+        for (int g = 0; g < G; ++g) sums[t][g] = Dot::begin(zero + kPieces * kPartRuns * t + piece);
+      }
+#pragma GCC unroll 8
+      for (int i = 0; i < 8 / kPieces; ++i) {
+        const int step = 8 / kPieces * piece + i;
+        typename Dot::Weights w[G];
+#pragma GCC unroll 4
+        for (int g = 0; g < G; ++g) {
+          if constexpr (kInCache) {
+            w[g] = Dot::load(weights + InCache::at(step, g));
+          } else {
+            w[g] = Dot::weights(Format::template bytes<V>(weights, run / 2, run % 2, step, g));
+          }
+        }
+#pragma GCC unroll 8
+        for (int t = 0; t < T; ++t) {
+          const I values = V::broadcast(x[t] + 4 * step);
+#pragma GCC unroll 4
+          for (int g = 0; g < G; ++g) Dot::add(sums[t][g], w[g], values);
+        }
+      }
+#pragma GCC unroll 4
+      for (int g = 0; g < G; ++g) {
+        const auto end = [&](auto c) {
+#pragma GCC unroll 8
+          for (int t = 0; t < T; ++t) {
+            totals[t][g] = piece == 0 ? Dot::first(sums[t][g], c) : Dot::next(totals[t][g], sums[t][g], c);
+          }
+        };
+        if constexpr (kSub) {
+          end(Dot::template sub_scale<Format::kSignedSub>(block + Format::sub_at(run, piece) +
+                                                          V::kLanes * (g0 + g)));
+        } else {
+          end(Dot::one());
+        }
       }
     }
 #pragma GCC unroll 8
     for (int t = 0; t < T; ++t) {
 #pragma GCC unroll 4
-      for (int g = 0; g < kVectors; ++g)
-        f[t][g] = V::to_float(Dot::end(sums[t][g], zero + kZeros * kPartRuns * t));
+      for (int g = 0; g < G; ++g) f[t][g] = Dot::value(totals[t][g]);
     }
   }
 
-  // T activation rows against some blocks of a panel. The float sums stay in registers if the integer sums
-  // leave room, else in the first-level cache.
-  template <class Stored, int T>
+  // T activation rows against some blocks of a panel, G vectors of its rows. The float sums stay in registers if the
+  // integer sums leave room, else in the first-level cache.
+  template <bool kInCache, int T, int G>
   static void tile(const Rows& rows, const Part& part, const Terms& terms, int g0, float* out) {
-    constexpr int kInner = Stored::kRuns < 2 ? 1 : 2;
+    constexpr int kInner = Format::kRuns < 2 ? 1 : 2;
     constexpr bool kOwnSums =
         Format::kScale == ScaleOf::kBlock;  // of the block; added to those of the row at its end
-    constexpr bool kHeld = T <= V::held(kHalves);
+    constexpr bool kHeld = T <= Dot::held(kPieces);
     alignas(64) float block_sums[kOwnSums && !kHeld ? T * kPanelRows : 1];
     float* const home = (kOwnSums && !kHeld ? block_sums : out) + V::kLanes * g0;
-    F acc[T][kVectors];
+    F acc[T][G];
     const auto get = [&](int t, int g) {
       if constexpr (kHeld) return acc[t][g];
       return V::load(home + kPanelRows * t + V::kLanes * g);
@@ -148,64 +169,51 @@ struct IntegerProducts {
       x[t] = rows.q + t * rows.row_bytes;
       if constexpr (kHeld && !kOwnSums) {
 #pragma GCC unroll 4
-        for (int g = 0; g < kVectors; ++g) acc[t][g] = V::load(home + kPanelRows * t + V::kLanes * g);
+        for (int g = 0; g < G; ++g) acc[t][g] = V::load(home + kPanelRows * t + V::kLanes * g);
       }
     }
     const uint8_t* block = part.block;
+    const uint8_t* bytes = kInCache ? part.bytes + InCache::at(0, g0) : nullptr;
+    const int num_blocks = part.num_blocks, lines = part.lines;
     const char* next = part.next;
     const float* scale = terms.scale[0];
     const float* sum = terms.sum[0];
     const int32_t* zero = terms.zero[0];
-    for (int b = 0; b < part.num_blocks; ++b, block += Stored::kPanelBytes) {
-      for (int i = 0; i < part.lines; ++i, next += 64) V::prefetch(next);
+    for (int b = 0; b < num_blocks; ++b, block += Format::kPanelBytes) {
 #pragma GCC unroll 2
-      for (int pair = 0; 2 * pair < Stored::kRuns; ++pair) {
+      for (int pair = 0; 2 * pair < Format::kRuns; ++pair) {
 #pragma GCC unroll 2
         for (int odd = 0; odd < kInner; ++odd) {
           const int run = 2 * pair + odd;
-          F f[T][kVectors];
-          if constexpr (kHalves) {
-            F first[T][kVectors];
-            integer_sums<Stored, T, 0, 4>(block, pair, odd, g0, x, zero, first);
+          for (int i = 0; i < lines; ++i, next += 64) V::prefetch(next);
+          F f[T][G];
+          run_sums<kInCache, T, G>(kInCache ? bytes : block + V::kBytes * g0, block, run, g0, x, zero, f);
+          if constexpr (kInCache) bytes += InCache::kRunBytes;
 #pragma GCC unroll 4
-            for (int g = 0; g < kVectors; ++g) {
-              const F c = Stored::template half_scale<V>(block, run, 0, g0 + g);
-#pragma GCC unroll 8
-              for (int t = 0; t < T; ++t) first[t][g] = V::mul(first[t][g], c);
-            }
-            integer_sums<Stored, T, 4, 4>(block, pair, odd, g0, x, zero + 1, f);
-#pragma GCC unroll 4
-            for (int g = 0; g < kVectors; ++g) {
-              const F c = Stored::template half_scale<V>(block, run, 1, g0 + g);
+          for (int g = 0; g < G; ++g) {
+            if constexpr (kOwnSums) {
 #pragma GCC unroll 8
               for (int t = 0; t < T; ++t) {
-                put(t, g, V::fma(V::fma(f[t][g], c, first[t][g]), V::set1(scale[kPartRuns * t]), get(t, g)));
+                const F s = V::set1(scale[kPartRuns * t]);
+                put(t, g, run == 0 ? V::mul(f[t][g], s) : V::fma(f[t][g], s, get(t, g)));
               }
-            }
-          } else {
-            integer_sums<Stored, T, 0, 8>(block, pair, odd, g0, x, zero, f);
-#pragma GCC unroll 4
-            for (int g = 0; g < kVectors; ++g) {
-              if constexpr (kOwnSums) {
-#pragma GCC unroll 8
-                for (int t = 0; t < T; ++t) {
-                  const F s = V::set1(scale[kPartRuns * t]);
-                  put(t, g, run == 0 ? V::mul(f[t][g], s) : V::fma(f[t][g], s, get(t, g)));
-                }
+            } else {
+              F c, n;
+              if constexpr (kSub) {
+                c = Format::template block_scale<V>(block, g0 + g);
               } else {
-                const F c = Stored::template scale<V>(block, run, g0 + g);
-                F n = c;
-                if constexpr (Format::kMin) n = Stored::template min<V>(block, run, g0 + g);
+                c = Format::template scale<V>(block, run, g0 + g);
+              }
+              if constexpr (Format::kMin) n = Format::template min<V>(block, run, g0 + g);
 #pragma GCC unroll 8
-                for (int t = 0; t < T; ++t) {
-                  F total = V::fma(V::mul(f[t][g], c), V::set1(scale[kPartRuns * t]), get(t, g));
-                  if constexpr (Format::kMin) total = V::fma(V::set1(sum[kPartRuns * t]), n, total);
-                  put(t, g, total);
-                }
+              for (int t = 0; t < T; ++t) {
+                F total = V::fma(V::mul(f[t][g], c), V::set1(scale[kPartRuns * t]), get(t, g));
+                if constexpr (Format::kMin) total = V::fma(V::set1(sum[kPartRuns * t]), n, total);
+                put(t, g, total);
               }
             }
           }
-          zero += kZeros;
+          zero += kPieces;
           ++scale;
           ++sum;
 #pragma GCC unroll 8
@@ -214,15 +222,15 @@ struct IntegerProducts {
       }
       if constexpr (kOwnSums) {
 #pragma GCC unroll 4
-        for (int g = 0; g < kVectors; ++g) {
-          const F c = Stored::template scale<V>(block, 0, g0 + g);
+        for (int g = 0; g < G; ++g) {
+          const F c = Format::template scale<V>(block, 0, g0 + g);
 #pragma GCC unroll 8
           for (int t = 0; t < T; ++t) {
             float* to = out + kPanelRows * t + V::kLanes * (g0 + g);
             F total = V::fma(get(t, g), c, V::load(to));
             if constexpr (Format::kMin) {
               total = V::fma(V::set1(sum[kPartRuns * t - 2] + sum[kPartRuns * t - 1]),
-                             Stored::template min<V>(block, 0, g0 + g), total);
+                             Format::template min<V>(block, 0, g0 + g), total);
             }
             V::store(to, total);
           }
@@ -233,35 +241,36 @@ struct IntegerProducts {
 #pragma GCC unroll 8
       for (int t = 0; t < T; ++t) {
 #pragma GCC unroll 4
-        for (int g = 0; g < kVectors; ++g) V::store(home + kPanelRows * t + V::kLanes * g, acc[t][g]);
+        for (int g = 0; g < G; ++g) V::store(home + kPanelRows * t + V::kLanes * g, acc[t][g]);
       }
     }
   }
 
-  template <class Stored, int T>
+  template <bool kInCache, int T>
   static void tile_passes(const Rows& x, Part part, const Terms& terms, float* out) {
-    for (int pass = 0; pass < kPasses; ++pass) {
-      tile<Stored, T>(x, part, terms, pass * kVectors, out);
+    constexpr int kVectors = Dot::vectors(T, kPieces);  // of a pass
+    for (int g = 0; g < kPanelRows / V::kLanes; g += kVectors) {
+      tile<kInCache, T, kVectors>(x, part, terms, g, out);
       part.lines = 0;
     }
   }
 
-  template <class Stored>
+  template <bool kInCache>
   static void tile_tokens(int tokens, const Rows& x, const Part& part, const Terms& terms, float* out) {
     if constexpr (kTokens >= 6) {
-      if (tokens == 6) return tile_passes<Stored, 6>(x, part, terms, out);
+      if (tokens == 6) return tile_passes<kInCache, 6>(x, part, terms, out);
     }
     if constexpr (kTokens >= 5) {
-      if (tokens == 5) return tile_passes<Stored, 5>(x, part, terms, out);
+      if (tokens == 5) return tile_passes<kInCache, 5>(x, part, terms, out);
     }
     if constexpr (kTokens >= 4) {
-      if (tokens == 4) return tile_passes<Stored, 4>(x, part, terms, out);
+      if (tokens == 4) return tile_passes<kInCache, 4>(x, part, terms, out);
     }
     if constexpr (kTokens >= 3) {
-      if (tokens == 3) return tile_passes<Stored, 3>(x, part, terms, out);
+      if (tokens == 3) return tile_passes<kInCache, 3>(x, part, terms, out);
     }
-    if (tokens == 2) return tile_passes<Stored, 2>(x, part, terms, out);
-    tile_passes<Stored, 1>(x, part, terms, out);
+    if (tokens == 2) return tile_passes<kInCache, 2>(x, part, terms, out);
+    tile_passes<kInCache, 1>(x, part, terms, out);
   }
 
   // Tiles of a chunk of `tokens` rows: as even as possible.
@@ -270,7 +279,7 @@ struct IntegerProducts {
 
   // A chunk of activation rows against a part of one panel; out are the float sums. `held` are the terms of
   // each tile, `apart` from one another; null: they are made here.
-  template <class Stored>
+  template <bool kInCache>
   static void all_tiles(const Rows& x, int tokens, const Terms* held, int64_t apart, Part part, float* out) {
     Terms own;
     const int tiles = num_tiles(tokens);
@@ -278,9 +287,9 @@ struct IntegerProducts {
       const int end = tile_end(tokens, tile);
       const Rows rows = x.from(m, 0);
       if (held == nullptr) fill(rows, end - m, own);
-      tile_tokens<Stored>(end - m, rows, part, held == nullptr ? own : held[tile * apart],
-                          out + kPanelRows * m);
-      part.next += static_cast<int64_t>(64) * part.num_blocks * part.lines;
+      tile_tokens<kInCache>(end - m, rows, part, held == nullptr ? own : held[tile * apart],
+                            out + kPanelRows * m);
+      part.next += static_cast<int64_t>(64) * part.num_blocks * Format::kRuns * part.lines;
       m = end;
     }
   }
@@ -289,7 +298,8 @@ struct IntegerProducts {
   static void panel(const Rows& x, int tokens, const Terms* held, int64_t apart, const uint8_t* blocks,
                     int num_blocks, float* out) {
     const int tiles = num_tiles(tokens);
-    const int lines = (Format::kPanelBytes / 64 + tiles - 1) / tiles;
+    constexpr int kRunLines = (Format::kPanelBytes / Format::kRuns + 63) / 64;
+    const int lines = (kRunLines + tiles - 1) / tiles;
     for (int b = 0; b < num_blocks; b += kPartBlocks) {
       const int n = num_blocks - b < kPartBlocks ? num_blocks - b : kPartBlocks;
       const uint8_t* block = blocks + static_cast<int64_t>(b) * Format::kPanelBytes;
@@ -298,14 +308,13 @@ struct IntegerProducts {
       const Terms* terms = held == nullptr ? nullptr : held + b / kPartBlocks;
       if constexpr (kUnpackTiles > 0) {
         if (tiles >= kUnpackTiles) {
-          using Stored = Unpacked<Format>;
-          alignas(64) uint8_t bytes[Stored::kPanelBytes];
-          Stored::template unpack<V>(block, bytes);
-          all_tiles<Stored>(rows, tokens, terms, apart, Part{bytes, 1, next, lines}, out);
+          alignas(64) uint8_t bytes[kPartRuns * InCache::kRunBytes];
+          InCache::unpack(block, n, bytes);
+          all_tiles<true>(rows, tokens, terms, apart, Part{block, n, bytes, next, lines}, out);
           continue;
         }
       }
-      all_tiles<Format>(rows, tokens, terms, apart, Part{block, n, next, lines}, out);
+      all_tiles<false>(rows, tokens, terms, apart, Part{block, n, nullptr, next, lines}, out);
     }
   }
 

@@ -19,22 +19,49 @@ struct RunTerms {
     return _mm256_slli_epi32(_mm256_sub_epi32(_mm256_setzero_si256(), v), __builtin_ctz(kZero | 1 << 30));
   }
 
-  // zero[8] = -kZero * sum of the run; sums[8] = sum of the run * scale, if kMin.
-  template <int kZero, bool kMin>
-  static void of_runs(const int32_t* sum16, const float* scale, int32_t* zero, float* scales, float* sums) {
-    const __m256i pairs = _mm256_permute4x64_epi64(_mm256_hadd_epi32(load(sum16), load(sum16 + 8)), 0xd8);
+  // scales[8] and, if kMin, sums[8] = sum of the run * scale.
+  template <bool kMin>
+  static void of_scales(const int32_t* sum16, const float* scale, float* scales, float* sums) {
     const __m256 s = _mm256_loadu_ps(scale);
-    store(zero, times_minus<kZero>(pairs));
     _mm256_storeu_ps(scales, s);
-    if constexpr (kMin) _mm256_storeu_ps(sums, _mm256_mul_ps(_mm256_cvtepi32_ps(pairs), s));
+    if constexpr (kMin) _mm256_storeu_ps(sums, _mm256_mul_ps(_mm256_cvtepi32_ps(of_pairs(sum16)), s));
   }
 
-  // zero[16] = -kZero * sum of half a run.
-  template <int kZero>
-  static void of_halves(const int32_t* sum16, const float* scale, int32_t* zero, float* scales) {
-    store(zero, times_minus<kZero>(load(sum16)));
-    store(zero + 8, times_minus<kZero>(load(sum16 + 8)));
-    _mm256_storeu_ps(scales, _mm256_loadu_ps(scale));
+  // What integer sums begin with. zero[8] = -kZero * sum of the run, or zero[16] of its halves.
+  template <int kZero, bool kHalves>
+  static void of_zeros(const int32_t* sum16, int32_t* zero) {
+    if constexpr (kHalves) {
+      store(zero, times_minus<kZero>(load(sum16)));
+      store(zero + 8, times_minus<kZero>(load(sum16 + 8)));
+    } else {
+      store(zero, times_minus<kZero>(of_pairs(sum16)));
+    }
+  }
+
+  // The same for sums in 16 bits, of which a row has two: of columns 0 and 1 (mod 4) in the lower half of a word, of
+  // columns 2 and 3 in the upper one.
+  template <int kZero, bool kHalves>
+  static void of_lanes(const int8_t* q, int32_t* zero) {
+    static_assert(kZero <= 32, "beyond 16 bits");
+    for (int run = 0; run < 8; ++run) {
+      const __m256i x = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(q + 32 * run));
+      __m256i sums = _mm256_maddubs_epi16(_mm256_set1_epi8(kZero), x);
+      sums = _mm256_add_epi16(sums, _mm256_shuffle_epi32(sums, 0x4e));
+      sums = _mm256_add_epi16(sums, _mm256_shuffle_epi32(sums, 0xb1));
+      const __m128i low = _mm256_castsi256_si128(sums), high = _mm256_extracti128_si256(sums, 1);
+      const __m128i none = _mm_setzero_si128();
+      if constexpr (kHalves) {
+        zero[2 * run] = _mm_cvtsi128_si32(_mm_sub_epi16(none, low));
+        zero[2 * run + 1] = _mm_cvtsi128_si32(_mm_sub_epi16(none, high));
+      } else {
+        zero[run] = _mm_cvtsi128_si32(_mm_sub_epi16(none, _mm_add_epi16(low, high)));
+      }
+    }
+  }
+
+ private:
+  static __m256i of_pairs(const int32_t* sum16) {
+    return _mm256_permute4x64_epi64(_mm256_hadd_epi32(load(sum16), load(sum16 + 8)), 0xd8);
   }
 };
 

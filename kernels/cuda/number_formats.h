@@ -32,11 +32,6 @@ TWOFOLD_HD int32_t dot4(uint32_t a, uint32_t b, int32_t sum) {
 #endif
 }
 
-// Bits 0-3 of `bits` to bit `at` of bytes 0-3.
-TWOFOLD_HD uint32_t spread_bits(uint32_t bits, int at) {
-  return (((bits & 0xfu) * 0x00204081u) & 0x01010101u) << at;
-}
-
 // x as one of 255 steps of `largest` (its run's greatest magnitude); a run of zeros, subnormals or without a
 // finite maximum becomes zeros.
 TWOFOLD_HD int q8_of(float x, float largest) {

@@ -111,11 +111,11 @@ struct Lane {
     for (int r = 0; r < kRowsOfLane; ++r) high.w[r] = (v.w[r] >> 4) & 0x0f0f0f0fu;
     return high;
   }
-  template <int kBit>
-  TWOFOLD_HD static I with_bit(I v, const uint8_t* plane, int quad) {
-    const uint32_t bits = load_as<uint16_t>(plane + 2 * quad);
+  template <int kBits>
+  TWOFOLD_HD static I with_upper(I v, const I& plane, int shift) {
 #pragma unroll
-    for (int r = 0; r < kRowsOfLane; ++r) v.w[r] |= spread_bits(bits >> (4 * r), kBit == 16 ? 4 : 5);
+    for (int r = 0; r < kRowsOfLane; ++r)
+      v.w[r] |= ((plane.w[r] >> shift) & 0x01010101u * ((1u << kBits) - 1)) << 4;
     return v;
   }
   TWOFOLD_HD static F half(const uint8_t* p) {

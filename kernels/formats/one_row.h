@@ -12,10 +12,9 @@ struct OneRow {
   static I load(const uint8_t* p) { return load_as<uint32_t>(p); }
   static I low_nibbles(I v) { return v & 0x0f0f0f0fu; }
   static I high_nibbles(I v) { return v >> 4 & 0x0f0f0f0fu; }
-  template <int kBit>
-  static I with_bit(I v, const uint8_t* plane, int row) {
-    const uint32_t four = plane[row / 2] >> (row % 2 * 4) & 0xfu;
-    return v | (four * 0x00204081u & 0x01010101u) * kBit;
+  template <int kBits>
+  static I with_upper(I v, I plane, int shift) {
+    return v | (plane >> shift & 0x01010101u * ((1u << kBits) - 1)) << 4;
   }
   static F half(const uint8_t* p) { return f16_at(p); }
   static F unsigned_bytes(const uint8_t* p) { return *p; }

@@ -78,22 +78,6 @@ void pack_scaled_bytes(const uint8_t* const* rows, const float* const* scales, i
   }
 }
 
-// The eight nibbles of a word as eight bytes, the lowest first.
-uint64_t nibbles_apart(uint32_t word) {
-  uint64_t x = word;
-  x = (x | x << 16) & 0x0000ffff0000ffffu;
-  x = (x | x << 8) & 0x00ff00ff00ff00ffu;
-  return (x | x << 4) & 0x0f0f0f0f0f0f0f0fu;
-}
-
-// A plane: the 32 bits of every row's run, by step.
-void put_plane(const uint32_t* rows, uint8_t* plane) {
-  for (int r = 0; r < kPanelRows; r += 2) {
-    const uint64_t both = nibbles_apart(rows[r]) | nibbles_apart(rows[r + 1]) << 4;
-    for (int s = 0; s < 8; ++s) plane[16 * s + r / 2] = static_cast<uint8_t>(both >> (8 * s));
-  }
-}
-
 // The steps of a source block's row, unit after unit; in place, or in scratch.
 template <class Format>
 const uint8_t* steps_of(const uint8_t* block, uint8_t* scratch) {
@@ -112,14 +96,27 @@ const uint8_t* steps_of(const uint8_t* block, uint8_t* scratch) {
   }
 }
 
+// The planes of a row's unit: words of the row's four bytes, plane after plane.
 template <class Format>
-uint32_t plane_of(const uint8_t* block, int run, int index) {
-  if constexpr (requires { Format::plane(block, run, index); }) {
-    return Format::plane(block, run, index);
-  } else {
+void put_planes(const uint8_t* block, int unit, int row, uint8_t* planes) {
+  uint32_t words[Format::kUnitPlaneBytes / kPlaneBytes] = {};
+  for (int odd = 0; odd < Format::kUnitRuns; ++odd) {
+    const int run = unit * Format::kUnitRuns + odd;
     uint8_t u[kRunColumns];
-    Format::values(block, run, u);
-    return formats::bits_of(u, 4 + index);
+    if constexpr (requires { Format::upper(block, run, u); }) {
+      Format::upper(block, run, u);
+    } else {
+      Format::values(block, run, u);
+      for (uint8_t& value : u) value = static_cast<uint8_t>(value >> 4);
+    }
+    for (int step = 0; step < 8; ++step) {
+      words[Format::plane_at(odd, step) / kPlaneBytes] |= load_as<uint32_t>(u + 4 * step)
+                                                          << Format::shift_at(odd, step);
+    }
+  }
+  for (uint32_t word : words) {
+    store_as(planes + 4 * row, word);
+    planes += kPlaneBytes;
   }
 }
 
@@ -143,14 +140,11 @@ void pack_blocks(const uint8_t* const* rows, int num_rows, int64_t columns, uint
       put_steps<Format::kFlip>(at, kSteps, panel + Format::steps_at(section));
       for (const uint8_t*& row : at) row += 4 * kSteps;
     }
-    for (int run = 0; run < Format::kRuns && Format::kPlanes > 0; ++run) {
-      for (int index = 0; index < Format::kPlanes; ++index) {
-        uint32_t bits[kPanelRows] = {};
+    if constexpr (Format::kPlanes > 0) {
+      for (int unit = 0; unit < Format::kUnits; ++unit) {
         for (int r = 0; r < num_rows; ++r) {
-          bits[r] = plane_of<Format>(rows[r] + b * Format::kBlockBytes, run, index);
+          put_planes<Format>(rows[r] + b * Format::kBlockBytes, unit, r, panel + Format::planes_at(unit));
         }
-        const int unit = run / Format::kUnitRuns, odd = run % Format::kUnitRuns;
-        put_plane(bits, panel + Format::planes_at(unit) + Format::plane_at(odd, index));
       }
     }
   }

@@ -33,10 +33,15 @@ struct KScales {
       panel[384 + 32 * run + row] = static_cast<uint8_t>(source_min_bits(block, run));
     }
   }
+  static constexpr bool kSignedSub = false;
+  TWOFOLD_HD static constexpr int sub_at(int run, int) { return 128 + 32 * run; }
+  template <class V>
+  TWOFOLD_HD static typename V::F block_scale(const uint8_t* panel, int g) {
+    return V::half(panel + 2 * V::kLanes * g);
+  }
   template <class V>
   TWOFOLD_HD static typename V::F scale(const uint8_t* panel, int run, int g) {
-    return V::mul(V::half(panel + 2 * V::kLanes * g),
-                  V::unsigned_bytes(panel + 128 + 32 * run + V::kLanes * g));
+    return V::mul(block_scale<V>(panel, g), V::unsigned_bytes(panel + sub_at(run, 0) + V::kLanes * g));
   }
   template <class V>
   TWOFOLD_HD static typename V::F min(const uint8_t* panel, int run, int g) {
@@ -59,7 +64,9 @@ struct KBlock : Panel<256, KScales, kWeightBits> {
     }
   }
   static const uint8_t* steps(const uint8_t* block, uint8_t*) { return block + 16 + kHighBytes; }
-  static uint32_t plane(const uint8_t* block, int run, int) { return bits_of(block + 16, run); }
+  static void upper(const uint8_t* block, int run, uint8_t* u) {
+    for (int i = 0; i < 32; ++i) u[i] = block[16 + i] >> run & 1u;
+  }
 };
 
 }  // namespace twofold::kernels::formats

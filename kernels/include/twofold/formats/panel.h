@@ -6,17 +6,20 @@
 //   kScale, kZero    where its scales belong; what was added to make weights unsigned
 //   values(block, run, u)       the 32 unsigned weights of a run of a source block
 //   quantise(x, w, block)       a source block from float32, w weighing the errors; a format without is never written
-//   steps(block, scratch), kFlip, plane(block, run, index)     for packing: what values() would give, only faster
+//   steps(block, scratch), kFlip, upper(block, run, u)     for packing: what values() would give, only faster
 // and, from Panel<columns, scales, bits>, what lies where in a panel block. `scales` is one of the structs
 // below or the format's own:
 //   kHeaderBytes, kMin          of the panel block's beginning; whether there are minima
 //   put_scales(block, panel, row)      copies those of a source block into a panel block
 //   scale<V>(panel, run, g), min<V>(panel, run, g), half_scale<V>(panel, run, half, g)      of the rows of a vector
+//   sub_at(run, half), kSignedSub, block_scale<V>(panel, g)      of scales that are integers times their block's: where in
+//                             the panel block the 32 rows' integers lie, and what multiplies them
 //   source_scale(block, run), source_min(block, run), source_half_scale(block, run, half)
 //
 // V is a vector of rows: g counts vectors from a panel's first row. kLanes rows, kBytes = 4 * kLanes bytes of
 // a step; I are those bytes, F a float for each row.
-//   load(p), low_nibbles(v), high_nibbles(v), with_bit<kBit>(v, plane, g): adds kBit to the weights whose bit is set
+//   load(p), low_nibbles(v), high_nibbles(v), with_upper<kBits>(v, plane, shift): bits shift ... shift + kBits - 1 of each
+//   byte of the plane become bits 4 ... of the weight
 //   half(p), unsigned_bytes(p), signed_bytes(p): an f16 or a byte for each row; mul(a, b), negative(v)
 #pragma once
 #include <cstdint>
@@ -30,7 +33,7 @@ namespace twofold::kernels {
 inline constexpr int kPanelRows = 32;
 inline constexpr int kStepBytes = 4 * kPanelRows;
 inline constexpr int kRunColumns = 32;
-inline constexpr int kPlaneBytes = kStepBytes;  // of one run's extra bits: 8 steps of 16 bytes
+inline constexpr int kPlaneBytes = kStepBytes;  // bits above the fourth, of 8 bits' worth of steps
 
 // Where the scales of a run belong in the sum.
 enum class ScaleOf : uint8_t {
@@ -80,8 +83,9 @@ struct ScaleAndMin : OneScale<kAt> {
 
 // A panel block: the header of its scales, then its units. A unit is what shares steps: of 8 bits a run (8
 // steps); of fewer bits a pair of runs (8 steps of nibbles, low ones the first run, high ones the second) or,
-// in a block of one run, its two halves (4 steps). Before them lie planes, of bit 4 of each run of the unit,
-// then of bit 5: bit 4r + j of a plane's step s is the bit of row r's weight 4s + j.
+// in a block of one run, its two halves (4 steps). Before them lie planes: steps of bytes again, of what the
+// weights have above their fourth bit. A byte holds the bits of several of the row's steps, lowest first: of a pair
+// of runs those of the first run's step s, of the second's, of the first's step s + 1 ...
 template <int kColumns, class Scales, int kWeightBits>
 struct Panel : Scales {
   static constexpr int kBlockColumns = kColumns, kPanelColumns = kColumns, kBits = kWeightBits;
@@ -100,10 +104,12 @@ struct Panel : Scales {
   // Of a panel block: where a unit's planes begin, and its steps.
   TWOFOLD_HD static constexpr int planes_at(int unit) { return Scales::kHeaderBytes + unit * kUnitBytes; }
   TWOFOLD_HD static constexpr int steps_at(int unit) { return planes_at(unit) + kUnitPlaneBytes; }
-  // And within a unit's planes that of bit 4 + index.
-  TWOFOLD_HD static constexpr int plane_at(int odd, int index) {
-    return (index * kUnitRuns + odd) * kPlaneBytes;
+  // Within a unit's planes the first of the upper bits of a run's step: its byte of row 0, and its bit.
+  TWOFOLD_HD static constexpr int upper_at(int odd, int step) { return (kUnitRuns * step + odd) * kPlanes; }
+  TWOFOLD_HD static constexpr int plane_at(int odd, int step) {
+    return upper_at(odd, step) / 8 * kPlaneBytes;
   }
+  TWOFOLD_HD static constexpr int shift_at(int odd, int step) { return upper_at(odd, step) % 8; }
 
   // Columns 4 step ... 4 step + 3 of run 2 pair + odd, unsigned.
   template <class V>
@@ -121,13 +127,13 @@ struct Panel : Scales {
     }
   }
 
-  // The bits above the fourth, of the unit's planes.
+  // With the bits above the fourth, of the unit's planes.
   template <class V>
   TWOFOLD_ALWAYS static typename V::I with_planes(typename V::I v, const uint8_t* planes, int odd, int step,
                                                   int g) {
-    if constexpr (kPlanes > 0) v = V::template with_bit<16>(v, planes + plane_at(odd, 0) + 16 * step, g);
-    if constexpr (kPlanes > 1) v = V::template with_bit<32>(v, planes + plane_at(odd, 1) + 16 * step, g);
-    return v;
+    if constexpr (kPlanes == 0) return v;
+    return V::template with_upper<kPlanes>(v, V::load(planes + plane_at(odd, step) + V::kBytes * g),
+                                           shift_at(odd, step));
   }
 };
 
@@ -141,17 +147,6 @@ inline void read_signed(const uint8_t* from, uint8_t* u) {
 // The low (shift 0) or high (4) nibbles of `count` bytes.
 inline void read_nibbles(const uint8_t* from, int shift, int count, uint8_t* u) {
   for (int i = 0; i < count; ++i) u[i] = from[i] >> shift & 0xfu;
-}
-
-// Bit `bit` of 32 bytes, the first byte's lowest. Multiplying gathers the lowest bits of eight bytes in the
-// highest byte.
-inline uint32_t bits_of(const uint8_t* bytes, int bit) {
-  uint32_t bits = 0;
-  for (int i = 0; i < 4; ++i) {
-    const uint64_t eight = load_as<uint64_t>(bytes + 8 * i) >> bit & 0x0101010101010101u;
-    bits |= static_cast<uint32_t>(eight * 0x0102040810204080u >> 56) << (8 * i);
-  }
-  return bits;
 }
 
 }  // namespace formats

@@ -2,8 +2,8 @@
 //
 //   source  u8 low[128]; u8 high[64]; i8 scale[16]; f16 d. Each half of 128 columns: the low nibbles of low[0..63] are
 //           columns 0-63, the high ones 64-127; bits 2r, 2r + 1 of high[i] belong to weight i of the half's run r.
-//   panel   f16 d[32]; i8 scale[16][32] (of runs of 16); for each pair p of runs of 32 columns: planes bit 4 of run 2p,
-//           bit 4 of run 2p + 1, bit 5 of run 2p, bit 5 of run 2p + 1, then 8 steps of nibbles
+//   panel   f16 d[32]; i8 scale[16][32] (of runs of 16); for each pair p of runs of 32 columns: four planes with bits 4 and
+//           5 (two steps of both runs each), then 8 steps of nibbles
 //   weight = d * scale * (q - 32)
 #pragma once
 #include "panel.h"
@@ -21,11 +21,16 @@ struct HalfScales {
     std::memcpy(panel + 2 * row, block + 208, 2);
     for (int half_run = 0; half_run < 16; ++half_run) panel[64 + 32 * half_run + row] = block[192 + half_run];
   }
+  static constexpr bool kSignedSub = true;
+  TWOFOLD_HD static constexpr int sub_at(int run, int half) { return 64 + 32 * (2 * run + half); }
+  template <class V>
+  TWOFOLD_HD static typename V::F block_scale(const uint8_t* panel, int g) {
+    return V::half(panel + 2 * V::kLanes * g);
+  }
   // Of the first (half 0) or last 16 columns of a run.
   template <class V>
   TWOFOLD_HD static typename V::F half_scale(const uint8_t* panel, int run, int half, int g) {
-    return V::mul(V::half(panel + 2 * V::kLanes * g),
-                  V::signed_bytes(panel + 64 + 32 * (2 * run + half) + V::kLanes * g));
+    return V::mul(block_scale<V>(panel, g), V::signed_bytes(panel + sub_at(run, half) + V::kLanes * g));
   }
 };
 
@@ -51,8 +56,9 @@ struct Q6_K : Panel<256, HalfScales, 6> {
     }
     return scratch;
   }
-  static uint32_t plane(const uint8_t* block, int run, int index) {
-    return bits_of(block + 128 + run / 4 * 32, run % 4 * 2 + index);
+  static void upper(const uint8_t* block, int run, uint8_t* u) {
+    const uint8_t* high = block + 128 + run / 4 * 32;
+    for (int i = 0; i < 32; ++i) u[i] = high[i] >> (run % 4 * 2) & 3u;
   }
   static void quantise(const float* x, const float* w, uint8_t* block);
 };
