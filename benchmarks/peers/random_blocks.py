@@ -62,8 +62,8 @@ _MIN_RATIO: Final = {"q4_k": 7.5, "q5_k": 15.5, "int4": -7.5}
 """Mean of a block's integers: what the minimum must take away for weights around zero (int4 adds it)."""
 
 _LOPSIDED: Final = ("q4_0", "q6_k")
-"""Integers reach from -2^n to 2^n - 1. Their scales have either sign, as quantisers write them: with positive ones alone
-all weights lean the same way, every activation with them, and every token is routed to the same experts."""
+"""Integers reach from -2^n to 2^n - 1. Scales have either sign, as quantisers write them: with positive ones alone all
+weights lean the same way, every activation with them, and every token is routed to the same experts."""
 
 
 def row_bytes(block_format: BlockFormat, columns: int) -> int:
