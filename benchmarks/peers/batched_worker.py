@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from twofold.engine import Engine
 
 _WARM_STEPS = 2
+_MOST_HELD_BACK = 16
+"""Tokens of an answer whose text may not have come yet, because they are half a character."""
 
 
 def main() -> int:
@@ -56,7 +58,7 @@ def main() -> int:
 def _room(task: dict[str, Any], batch: int) -> int:
     """Tokens that an answer may have: whoever is first must not end before the last has been timed."""
     prompts: int = batch * task["prompt_tokens"]
-    return prompts + int(task["new_tokens"]) + _WARM_STEPS + 1
+    return prompts + int(task["new_tokens"]) + _WARM_STEPS + _MOST_HELD_BACK
 
 
 def _measure(engine: Engine, task: dict[str, Any], batch: int) -> dict[str, float]:
@@ -84,14 +86,20 @@ def _measure(engine: Engine, task: dict[str, Any], batch: int) -> dict[str, floa
     prefill_s = time.perf_counter() - begun
     for _ in range(_WARM_STEPS):
         engine.step()
-    before, native_s = list(counts), sum(ops.work_times().values()) + engine.sampling_s
+    before, native_s = engine.stats(), sum(ops.work_times().values()) + engine.sampling_s
     begun = time.perf_counter()
     for _ in range(task["new_tokens"]):
         engine.step()
     decode_s = time.perf_counter() - begun
     native_s = sum(ops.work_times().values()) + engine.sampling_s - native_s
-    if any(after - first != task["new_tokens"] for after, first in zip(counts, before, strict=True)):
-        raise RuntimeError(f"not every sequence got a token in every step: {before} before, {counts} after")
+    after = engine.stats()
+    if (
+        not before.num_running == after.num_running == batch
+        or after.num_steps - before.num_steps != task["new_tokens"]
+    ):
+        raise RuntimeError(
+            f"not all {batch} sequences took part in every step: {before} before, {after} after"
+        )
     for name in names:
         engine.cancel(name)
     engine.step()
