@@ -22,7 +22,7 @@ class ToldSampler(Sampler):
         """The host has to see the logits."""
         return None
 
-    def take_from(self, token: int, logits: npt.NDArray[np.float32]) -> int:
+    def take_from(self, token: int, logits: npt.NDArray[np.float32], row: int) -> int:
         """The next of what it was told."""
-        self.seen.append(np.array(logits))
+        self.seen.append(np.array(logits[row]))
         return self._tokens[len(self.seen) - 1]

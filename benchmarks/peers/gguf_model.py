@@ -26,6 +26,8 @@ ARCHITECTURE: Final = "qwen3moe"
 _CHUNK_BYTES: Final = 64 * 1024**2
 _FREE_BYTES: Final = 2 * 1024**3
 """What must stay free on the disk."""
+_WEIGHTS_VERSION: Final = 2
+"""Grows when other weights are written for the same seed, so that no older file of a cache is taken for them."""
 
 # The file type that llama.cpp shows; it computes by each tensor's own type. Names in gguf.LlamaFileType.
 _FILE_TYPES: Final = {
@@ -108,7 +110,7 @@ def model_bytes(shape: FullShape, format_name: str) -> int:
 
 
 def file_name(shape: FullShape, format_name: str, seed: int) -> str:
-    return f"{shape.name}-{shape.layers}l-{format_name}-s{seed}.gguf"
+    return f"{shape.name}-{shape.layers}l-{format_name}-s{seed}-v{_WEIGHTS_VERSION}.gguf"
 
 
 def write_model(

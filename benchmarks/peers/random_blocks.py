@@ -61,6 +61,10 @@ GGUF_FORMATS: Final = {name: f for name, f in FORMATS.items() if f.gguf_type}
 _MIN_RATIO: Final = {"q4_k": 7.5, "q5_k": 15.5, "int4": -7.5}
 """Mean of a block's integers: what the minimum must take away for weights around zero (int4 adds it)."""
 
+_LOPSIDED: Final = ("q4_0", "q6_k")
+"""Integers reach from -2^n to 2^n - 1. Scales have either sign, as quantisers write them: with positive ones alone all
+weights lean the same way, every activation with them, and every token is routed to the same experts."""
+
 
 def row_bytes(block_format: BlockFormat, columns: int) -> int:
     """Bytes of one row. ValueError if the row is not made of whole blocks."""
@@ -84,6 +88,8 @@ def random_rows(rng: np.random.Generator, block_format: BlockFormat, rows: int, 
         np.copyto(blocks[:, 2:], 0x81, where=blocks[:, 2:] == 0x80)
     # One of 256 scales around the wanted one, by a byte that is random anyway.
     spread = np.linspace(0.5, 1.45, 256) / (block_format.unit_std * columns**0.5)
+    if block_format.name in _LOPSIDED:
+        spread[::2] *= -1.0
     table = spread.astype(np.float16)
     chosen = blocks[:, block_format.scale_at].copy()
     _put_f16(blocks, block_format.scale_at, table[chosen])

@@ -4,6 +4,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <map>
 #include <memory>
 #include <string>
@@ -71,6 +72,33 @@ std::unique_ptr<StateCache> make_cache(const std::vector<std::vector<PlanesArgum
                         std::to_string(page_size) +
                         " positions; lower the number of pages or the context length");
   }
+}
+
+// Picks the tokens' rotations out of the tables: in Python it costs a decode step as much as all else that a batch is
+// made of.
+std::unique_ptr<AttentionBatch> batch_of_table(const py::array& positions, const py::array& sequence_index,
+                                               const py::array& page_tables, const py::array& cos_table,
+                                               const py::array& sin_table) {
+  const TensorView tokens = view_of(positions), cosines = view_of(cos_table), sines = view_of(sin_table);
+  const int32_t* position = expect_i32(tokens, "AttentionBatch: positions", {kAny});
+  const float* cosine = expect_f32(cosines, "AttentionBatch: cos_table", {kAny, kAny});
+  const int64_t T = tokens.shape[0], longest = cosines.shape[0], pairs = cosines.shape[1];
+  const float* sine = expect_f32(sines, "AttentionBatch: sin_table", {longest, pairs});
+  std::vector<float> rows(static_cast<size_t>(2 * T * pairs));
+  float* to = rows.data();
+  for (int64_t t = 0; t < T; ++t, to += pairs) {
+    if (position[t] < 0 || position[t] >= longest) {
+      throw KernelFailure("AttentionBatch: position " + std::to_string(position[t]) + " of token " +
+                          std::to_string(t) + " is outside the tables of " + std::to_string(longest));
+    }
+    std::copy_n(cosine + position[t] * pairs, pairs, to);
+    std::copy_n(sine + position[t] * pairs, pairs, to + T * pairs);
+  }
+  TensorView cos{
+      .data = rows.data(), .type = cosines.type, .num_dims = 2, .shape = {T, pairs}, .contiguous = true};
+  TensorView sin = cos;
+  sin.data = rows.data() + T * pairs;
+  return std::make_unique<AttentionBatch>(tokens, view_of(sequence_index), view_of(page_tables), cos, sin);
 }
 
 }  // namespace
@@ -150,6 +178,9 @@ void bind_ops(py::module_& m) {
            }),
            py::arg("positions"), py::arg("sequence_index"), py::arg("page_tables"), py::arg("rope_cos"),
            py::arg("rope_sin"))
+      .def_static("of_table", &batch_of_table, py::arg("positions"), py::arg("sequence_index"),
+                  py::arg("page_tables"), py::arg("cos_table"), py::arg("sin_table"),
+                  "The same, of rotations by position [longest, pairs].")
       .def_property_readonly("num_tokens", &AttentionBatch::num_tokens);
 
   bind_dense_ops(m);

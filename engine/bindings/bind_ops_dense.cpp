@@ -7,6 +7,7 @@
 #include <memory>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "bind_ops.h"
@@ -62,6 +63,27 @@ class __attribute__((visibility("hidden"))) BoundLmHead {
   LmHead head_;
 };
 
+// The table looked at once: doing so for every step takes longer than reading one row.
+class __attribute__((visibility("hidden"))) BoundEmbedding {
+ public:
+  BoundEmbedding(ThreadPool& pool, py::object table)
+      : pool_(pool), table_(std::move(table)), weight_(source_matrix(table_, "Embedding: table")) {}
+
+  void forward(const py::array& token_ids, const py::array& out) {
+    const TensorView ids = view_of(token_ids);
+    const int32_t* tokens = expect_i32(ids, "Embedding.forward: token_ids", {kAny});
+    float* rows =
+        expect_writable_f32(view_of(out), "Embedding.forward: out", {ids.shape[0], weight_.columns});
+    const py::gil_scoped_release release;
+    embed(pool_, weight_, tokens, rows, static_cast<int>(ids.shape[0]));
+  }
+
+ private:
+  ThreadPool& pool_;
+  py::object table_;  // what the weight points into
+  SourceMatrix weight_;
+};
+
 void embed_tokens(ThreadPool& pool, const py::object& table, const py::array& token_ids,
                   const py::array& out) {
   const SourceMatrix weight = source_matrix(table, "embed: table");
@@ -82,6 +104,9 @@ void bind_dense_ops(py::module_& m) {
       .def_property_readonly("bytes", &PackedMatrix::bytes)
       .def_property_readonly("formats", &formats_of);
   m.def("embed", &embed_tokens, py::arg("pool"), py::arg("table"), py::arg("token_ids"), py::arg("out"));
+  py::class_<BoundEmbedding>(m, "Embedding", "Rows of a table by token.")
+      .def(py::init<ThreadPool&, py::object>(), py::keep_alive<1, 2>(), py::arg("pool"), py::arg("table"))
+      .def("forward", &BoundEmbedding::forward, py::arg("token_ids"), py::arg("out"));
   py::class_<BoundLmHead>(m, "LmHead", "Final norm and output projection.")
       .def(py::init<ThreadPool&, const py::array&, const Packed&, float>(), py::keep_alive<1, 2>(),
            py::arg("pool"), py::arg("norm_weight"), py::arg("weight"), py::arg("eps"))

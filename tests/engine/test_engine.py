@@ -72,6 +72,35 @@ def test_generate_counts_and_reports(plain):
     assert usage.decode_s > 0
 
 
+def test_whoever_waits_for_several_requests_is_woken_once_a_step(model_dir):
+    engine = Engine.load(EngineConfig(model=model_dir, accelerator="none", cpu_threads=2))
+    chunks: list[Chunk] = []
+    seen: list[int] = []
+
+    def wake() -> None:
+        seen.append(len(chunks))
+
+    sampling = SamplingParams(max_tokens=12, ignore_eos=True)
+    for number in range(16):
+        engine.submit(
+            GenerationRequest(PROMPTS[number % 5], sampling, chunks.append, f"r{number}", after_step=wake)
+        )
+    num_steps = 0
+    while engine.step():
+        num_steps += 1
+        # After all that the step gave, and no more than once.
+        assert seen[-1] == len(chunks)
+        assert len(seen) == num_steps
+    assert sum(len(chunk.token_ids) for chunk in chunks) == 16 * 12
+    assert num_steps < 2 * 12
+    engine.submit(GenerationRequest(PROMPTS[0], sampling, chunks.append, "given up", after_step=wake))
+    engine.cancel("given up")
+    assert not engine.step()
+    assert chunks[-1].finish_reason == "cancelled"
+    assert len(seen) == num_steps + 1
+    engine.close()
+
+
 @pytest.mark.parametrize("ratio", [0.0, 0.25, 0.6, 1.0])
 def test_the_same_tokens_wherever_experts_run(plain, model_dir, ratio):
     config = EngineConfig(model=model_dir, accelerator="emulated:rtx4090-pcie4", gpu_experts_ratio=ratio)

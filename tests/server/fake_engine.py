@@ -201,6 +201,8 @@ class FakeEngine:
                     prompt_logprobs=of_prompt,
                 )
             )
+            if request.after_step is not None:
+                request.after_step()
             return reason is not None
 
         def turn() -> bool:

@@ -318,6 +318,10 @@ class AttentionBatch:
     def __init__(
         self, positions: _I32, sequence_index: _I32, page_tables: _I32, rope_cos: _F32, rope_sin: _F32
     ) -> None: ...
+    @staticmethod
+    def of_table(
+        positions: _I32, sequence_index: _I32, page_tables: _I32, cos_table: _F32, sin_table: _F32
+    ) -> AttentionBatch: ...
     @property
     def num_tokens(self) -> int: ...
 
@@ -458,6 +462,11 @@ class Decoder:
         self, hidden: _F32, batch: AttentionBatch, cache: StateCache, experts: MoeExecutor | None
     ) -> None:
         """experts: None where no block has any."""
+
+@final
+class Embedding:
+    def __init__(self, pool: ThreadPool, table: WeightMatrix) -> None: ...
+    def forward(self, token_ids: _I32, out: _F32) -> None: ...
 
 @final
 class LmHead:

@@ -116,11 +116,20 @@ class RopeTable:
                 self._rope, self._dim, distinct.astype(np.int32), self._max_positions
             )
             return self._rotate(positions, table[which])
-        needed = int(positions.max(initial=-1)) + 1
-        if needed > len(self._cos):
-            rows = max(_FIRST_ROWS, 2 ** math.ceil(math.log2(needed)))
+        cos, sin = self.tables(int(positions.max(initial=-1)) + 1)
+        return cos[positions], sin[positions]
+
+    @property
+    def has_tables(self) -> bool:
+        """Whether a position alone says how a token is rotated."""
+        return self._rope.kind != "dynamic"
+
+    def tables(self, num_positions: int) -> tuple[F32, F32]:
+        """cos and sin, each [at least `num_positions`, dim/2], where `has_tables`."""
+        if num_positions > len(self._cos):
+            rows = max(_FIRST_ROWS, 2 ** math.ceil(math.log2(num_positions)))
             self._cos, self._sin = self._rotate(np.arange(rows, dtype=np.int32), self._frequencies[None, :])
-        return self._cos[positions], self._sin[positions]
+        return self._cos, self._sin
 
     def _rotate(self, positions: I32, frequencies: F32) -> tuple[F32, F32]:
         angles = positions.astype(np.float32)[:, None] * frequencies

@@ -32,7 +32,8 @@ from twofold.engine.prefill_budget import PrefillBudget
 from twofold.engine.recording import Recorder
 from twofold.engine.requests import RequestState, check_request, max_answer_tokens
 from twofold.engine.runner import Runner
-from twofold.engine.scheduler import Scheduler, Sequence
+from twofold.engine.sampler import Sampler
+from twofold.engine.scheduler import ScheduledSequence, Scheduler, Sequence
 from twofold.engine.step_clock import StepClock
 from twofold.models import ProgressFn
 from twofold.telemetry.sink import TelemetrySink
@@ -73,6 +74,11 @@ class Engine:
         self._recorder = Recorder(telemetry, runner.moe, info)
         self._step_clock = StepClock(runner, enabled=telemetry is not None)
         self._answers: dict[int, RequestState] = {}
+        self._scheduled: Seq[ScheduledSequence] = ()
+        self._step_answers: list[RequestState] = []
+        self._step_samplers: list[Sampler] = []
+        self._num_step_tokens = 0
+        self._to_wake: set[Callable[[], None]] = set()
         self._numbers = itertools.count()
         self._num_steps = 0
         self._cache_state = cache_state
@@ -161,6 +167,7 @@ class Engine:
             self._thread = None
         self._take_inbox()
         self._drop_cancelled()
+        self._wake()
         self._recorder.drain()
         if self._cache_state is not None:
             path, self._cache_state = self._cache_state, None
@@ -245,27 +252,30 @@ class Engine:
         self._drop_cancelled()
         scheduled = self._scheduler.schedule()
         if not scheduled:
+            self._wake()
             self._step_clock.idle()
             return False
         self._step_clock.scheduled()
         started_s, clock = time.time(), self._tick()
-        num_decoding = sum(item.sequence.is_decoding for item in scheduled)
-        num_prefill = sum(item.num_tokens for item in scheduled) - num_decoding
-        for item in scheduled:
-            self._answers[item.sequence.number].scheduled(clock)
-        samplers = [self._answers[item.sequence.number].sampler for item in scheduled if item.samples]
+        if scheduled is not self._scheduled:
+            self._take_up(scheduled, clock)
+        answers = self._step_answers
+        num_decoding = self._scheduler.num_decoding
+        num_prefill = self._num_step_tokens - num_decoding
         try:
-            picked = iter(self._runner.forward(self._num_steps, scheduled, samplers))
+            picked = iter(self._runner.forward(self._num_steps, scheduled, self._step_samplers))
         except (TwofoldError, ValueError, RuntimeError, MemoryError) as error:
             _log.exception("step %d failed; its requests are given up", self._num_steps)
-            self._fail([self._answers[item.sequence.number] for item in scheduled], error)
+            self._fail(answers, error)
+            self._wake()
             return True
         self._step_clock.computed()
         now = self._tick()
-        for item in scheduled:
-            item.sequence.num_computed += item.num_tokens
-            if item.samples:
-                self._emit(self._answers[item.sequence.number], next(picked), now)
+        for (sequence, num_tokens, samples), answer in zip(scheduled, answers, strict=True):
+            sequence.num_computed += num_tokens
+            if samples:
+                self._emit(answer, next(picked), now)
+        self._wake()
         wall_s = self._step_clock.end()
         clock_s = wall_s if self._virtual_s is None else now - clock
         self._prefill_budget.observe(num_prefill, num_decoding, clock_s)
@@ -283,6 +293,17 @@ class Engine:
         self._num_steps += 1
         return True
 
+    def _take_up(self, scheduled: Seq[ScheduledSequence], clock: float) -> None:
+        """What the engine needs of a step's sequences; it holds as long as the scheduler gives the very same list."""
+        self._scheduled = scheduled
+        self._step_answers = [self._answers[item.sequence.number] for item in scheduled]
+        self._step_samplers = [
+            self._answers[item.sequence.number].sampler for item in scheduled if item.samples
+        ]
+        self._num_step_tokens = sum(item.num_tokens for item in scheduled)
+        for answer in self._step_answers:
+            answer.scheduled(clock)
+
     def _serve(self) -> None:
         self._runner.pool.bind_caller()  # this thread is the pool's first
         while True:
@@ -293,6 +314,7 @@ class Engine:
             except Exception as error:  # a bug of ours: nobody may wait for an answer that never comes
                 _log.exception("the engine's loop failed; all its requests are given up")
                 self._fail(list(self._answers.values()), error)
+                self._wake()
             if not self._inbox.wait_for_work():
                 return
 
@@ -326,13 +348,13 @@ class Engine:
         if sequence.max_tokens == 0:  # its prompt alone was asked about
             self._finish(answer, "length")
             return
-        first = sequence.num_generated == 0
+        num_generated = sequence.num_generated + 1
         text = answer.push(token, now)
-        if first:
+        if num_generated == 1:
             self._recorder.request(answer)
         if answer.stopped:
             self._finish(answer, "stop", text)
-        elif sequence.num_generated >= sequence.max_tokens:
+        elif num_generated >= sequence.max_tokens:
             self._finish(answer, "length", text)
         elif text:
             self._hand_out(answer, answer.chunk(text))
@@ -353,12 +375,24 @@ class Engine:
         self._inbox.finished(answer.sequence.request.request_id)
 
     def _hand_out(self, answer: RequestState, chunk: Chunk) -> None:
+        request = answer.sequence.request
         try:
-            answer.sequence.request.on_chunk(chunk)
+            request.on_chunk(chunk)
         except Exception:  # the caller's bug must not take the other requests down
-            _log.exception("on_chunk of request %s failed", answer.sequence.request.request_id)
+            _log.exception("on_chunk of request %s failed", request.request_id)
             if chunk.finish_reason is None:
-                self.cancel(answer.sequence.request.request_id)
+                self.cancel(request.request_id)
+        if request.after_step is not None:
+            self._to_wake.add(request.after_step)
+
+    def _wake(self) -> None:
+        """The step has handed out all that it will: whoever waits may look."""
+        while self._to_wake:
+            wake = self._to_wake.pop()
+            try:
+                wake()
+            except Exception:
+                _log.exception("after_step of a request failed")
 
     def _fail(self, answers: Seq[RequestState], error: Exception) -> None:
         for answer in answers:

@@ -75,11 +75,15 @@ class Inbox:
 
     def take(self, receive: Callable[[RequestState], None]) -> None:
         """Hand over what is new, oldest first. Nobody can count a request twice, or not at all, meanwhile."""
+        if not self._new:
+            return
         with self.changed:
             while self._new:
                 receive(self._new.popleft())
 
     def take_cancelled(self) -> set[str]:
+        if not self._cancelled:
+            return set()
         with self.changed:
             cancelled, self._cancelled = self._cancelled, set()
         return cancelled

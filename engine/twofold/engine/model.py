@@ -33,6 +33,8 @@ class BatchMeta:
     """[S, max_pages]: the KV cache pages of each sequence, in order; must cover the positions of this batch."""
     prompt_lengths: I32
     """[S] tokens of each whole prompt. Only dynamic RoPE scaling looks at it (see `rope.py`)."""
+    last_position: int | None = None
+    """The greatest of `positions`, if it is known."""
 
 
 class LoadedModel:
@@ -45,7 +47,7 @@ class LoadedModel:
         self.files = files
         self.moe_layers = list(config.moe_layers)
         self.pool = pool
-        self.embedding = config.embedding.table(files.embedding)
+        self._embedding = ops.Embedding(pool, config.embedding.table(files.embedding))
         loading = _Loading(files, progress)
         blocks: list[ops.Block] = []
         moe_layer = 0
@@ -56,7 +58,7 @@ class LoadedModel:
         self._decoder = ops.Decoder(blocks)
         self.lm_head = config.head.cpu(files.head, pool)
         loading.done("head")
-        self._logits = np.empty((0, config.vocab_size), np.float32)
+        self._logits = self._all_logits = np.empty((0, config.vocab_size), np.float32)
         self._rope = RopeTable(config.rope, config.rope_dim, config.max_position_embeddings)
 
     def expert_weights(self, layer: int) -> list[ExpertWeights]:
@@ -82,7 +84,7 @@ class LoadedModel:
     def embed(self, token_ids: I32) -> F32:
         """[T, hidden]. Token ids must be within the vocabulary."""
         hidden = np.empty((len(token_ids), self.config.hidden_size), np.float32)
-        ops.embed(self.pool, self.embedding, token_ids, hidden)
+        self._embedding.forward(token_ids, hidden)
         return hidden
 
     def logits(self, hidden_rows: F32) -> F32:
@@ -91,14 +93,19 @@ class LoadedModel:
         They are overwritten by the next call: fresh memory for each would cost a decode step its page faults.
         """
         num_rows = len(hidden_rows)
-        if len(self._logits) < num_rows:
-            self._logits = np.empty((num_rows, self.config.vocab_size), np.float32)
-        logits = self._logits[:num_rows]
-        self.lm_head.forward(hidden_rows, logits)
-        return logits
+        if len(self._logits) != num_rows:
+            if len(self._all_logits) < num_rows:
+                self._all_logits = np.empty((num_rows, self.config.vocab_size), np.float32)
+            self._logits = self._all_logits[:num_rows]
+        self.lm_head.forward(hidden_rows, self._logits)
+        return self._logits
 
     def attention_batch(self, batch: BatchMeta) -> ops.AttentionBatch:
         """What every layer's attention needs of a batch, rotations included."""
+        positions, rope = batch.positions, self._rope
+        if rope.has_tables:
+            tables = rope.tables(1 + (batch.last_position or int(positions.max(initial=-1))))
+            return ops.AttentionBatch.of_table(positions, batch.sequence_index, batch.page_tables, *tables)
         cos, sin = self._rope.rows(batch.positions, batch.prompt_lengths[batch.sequence_index])
         return ops.AttentionBatch(batch.positions, batch.sequence_index, batch.page_tables, cos, sin)
 

@@ -99,7 +99,16 @@ def max_answer_tokens(request: GenerationRequest, max_context: int) -> int:
 
 
 class RequestState:
-    """The answer to one request while it grows. Owned by the engine's thread after submission."""
+    """The answer to one request while it grows. Owned by the engine's thread after submission.
+
+    With slots, as all that every token touches: what the layers have pushed out of the caches is read anew.
+    """
+
+    __slots__ = (
+        "_ended", "_finish_reason", "_finished", "_finished_unix_s", "_first_token", "_first_token_unix_s",
+        "_last_token_ids", "_logprobs", "_num_sent", "_owes_prompt", "_scheduled", "_submitted", "_submitted_unix_s",
+        "_text", "sampler", "sequence",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -118,7 +127,7 @@ class RequestState:
             self._last_token_ids |= frozenset(eos_token_ids)
         self._ended = False
         self._logprobs: list[TokenLogprob] = []
-        self._told_prompt = False
+        self._owes_prompt = sampling.prompt_logprobs is not None
         self._text = TextStream(detokenizer, request.sampling.stop)
         self._num_sent = sequence.num_prompt_tokens
         self._submitted = now
@@ -150,10 +159,12 @@ class RequestState:
         self.sequence.token_ids.append(token)
         if self.sampler.logprob is not None:
             self._logprobs.append(self.sampler.logprob)
-        self._ended = token in self._last_token_ids
         if self._first_token is None:
             self._first_token, self._first_token_unix_s = now, time.time()
-        return "" if self._ended else self._text.push(token)
+        if token in self._last_token_ids:
+            self._ended = True
+            return ""
+        return self._text.push(token)
 
     def flush(self) -> str:
         """Text that was held back until now."""
@@ -168,26 +179,28 @@ class RequestState:
         routed_experts: npt.NDArray[Any] | None = None,
     ) -> Chunk:
         """The next piece of the answer: `text`, and all tokens that no chunk has carried yet."""
-        sent, self._num_sent = self._num_sent, len(self.sequence.token_ids)
-        logprobs, self._logprobs = tuple(self._logprobs), []
+        token_ids = self.sequence.token_ids
+        sent, self._num_sent = self._num_sent, len(token_ids)
+        logprobs: tuple[TokenLogprob, ...] = ()
+        if self._logprobs:
+            logprobs, self._logprobs = tuple(self._logprobs), []
         return Chunk(
             text=text,
-            token_ids=tuple(self.sequence.token_ids[sent:]),
+            token_ids=tuple(token_ids[sent:]),
             finish_reason=reason,
             usage=usage,
             error=error,
             routed_experts=routed_experts,
             logprobs=logprobs,
-            prompt_logprobs=self._take_prompt_logprobs(),
+            prompt_logprobs=self._take_prompt_logprobs() if self._owes_prompt else None,
         )
 
     def _take_prompt_logprobs(self) -> tuple[TokenLogprob | None, ...] | None:
         """Once, and only when the whole prompt was computed: a request may end before."""
         found = self.sequence.prompt_logprobs
-        asked = self.sequence.request.sampling.prompt_logprobs is not None
-        if not asked or self._told_prompt or len(found) != self.sequence.num_prompt_tokens - 1:
+        if len(found) != self.sequence.num_prompt_tokens - 1:
             return None
-        self._told_prompt = True
+        self._owes_prompt = False
         return (None, *found)
 
     def finish(self, reason: FinishReason, now: float, clock: Clock) -> Usage:

@@ -16,8 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from twofold.blocks import ops
-from twofold.engine.model import BatchMeta, LoadedModel
-from twofold.engine.sampler import Sampler, logprobs, sample
+from twofold.engine.batch import StepBatch
+from twofold.engine.model import LoadedModel
+from twofold.engine.sampler import Sampler, SamplerBatch, logprobs
 from twofold.engine.scheduler import ScheduledSequence
 from twofold.experts.moe import MoeRuntime
 
@@ -48,7 +49,8 @@ class Runner(Protocol):
         Those of picked tokens are in `Sampler.logprob` afterwards, those of the prompt in `Sequence.prompt_logprobs`.
 
         Args:
-            samplers: one for each item that samples, in order.
+            scheduled: the step. The very list of the step before says that the same sequences go on by one token each.
+            samplers: one for each item that samples, in order; the very list of the step before says the same of it.
 
         Returns:
             the picked tokens, in the samplers' order.
@@ -81,39 +83,27 @@ class ModelRunner:
         self.batch_s = 0.0
         self._model = model
         self._kv_cache = kv_cache
+        self._batch = StepBatch()
+        self._samplers = SamplerBatch(())
 
     def forward(self, step: int, scheduled: Seq[ScheduledSequence], samplers: Seq[Sampler]) -> list[int]:
         """See `Runner.forward`."""
         began = time.perf_counter()
-        tokens: list[int] = []
-        positions: list[int] = []
-        sequence_index: list[int] = []
-        requests: list[int] = []
-        last_rows: list[int] = []
-        for index, item in enumerate(scheduled):
-            sequence, begin = item.sequence, item.sequence.num_computed
-            end = begin + item.num_tokens
-            tokens += sequence.token_ids[begin:end]
-            positions += range(begin, end)
-            sequence_index += [index] * item.num_tokens
-            requests += [sequence.number] * item.num_tokens
-            if item.samples:
-                last_rows.append(len(tokens) - 1)
-        batch = BatchMeta(
-            positions=np.array(positions, np.int32),
-            sequence_index=np.array(sequence_index, np.int32),
-            page_tables=_page_tables(scheduled),
-            prompt_lengths=np.array([item.sequence.num_prompt_tokens for item in scheduled], np.int32),
-        )
-        token_ids, prepared = np.array(tokens, np.int32), self._model.attention_batch(batch)
-        self.moe.begin_step(step, requests, positions)
+        batch = self._batch.of(scheduled)
+        prepared = self._model.attention_batch(batch.meta)
+        self.moe.begin_step(step, batch.requests, batch.positions)
         self.batch_s += time.perf_counter() - began
-        hidden = self._model.forward(token_ids, prepared, self._kv_cache, self.moe.executor)
-        report_prompts(self.pool, scheduled, lambda rows: self._model.logits(hidden[rows]))
-        logits = self._model.logits(hidden[last_rows])
+        hidden = self._model.forward(batch.token_ids, prepared, self._kv_cache, self.moe.executor)
+        if batch.goes_on:  # answers alone: nothing of a prompt is left to be reported
+            logits = self._model.logits(hidden)
+        else:
+            report_prompts(self.pool, scheduled, lambda rows: self._model.logits(hidden[rows]))
+            logits = self._model.logits(hidden[batch.last_rows])
         self.moe.end_step()
         began = time.perf_counter()
-        picked = sample(self.pool, samplers, logits)
+        if samplers is not self._samplers.samplers:
+            self._samplers = SamplerBatch(samplers)
+        picked = self._samplers.pick(self.pool, logits)
         self.sampling_s += time.perf_counter() - began
         return picked
 
@@ -145,14 +135,3 @@ def report_prompts(
                 count = len(places)
                 sequence.prompt_logprobs += logprobs(pool, found, range(count), tokens, [num_top] * count)
         row += item.num_tokens
-
-
-def _page_tables(scheduled: Seq[ScheduledSequence]) -> npt.NDArray[np.int32]:
-    """[sequences, most pages]; unused entries are 0 and never read."""
-    pages = [item.sequence.pages for item in scheduled]
-    if len(pages) == 1:
-        return np.array(pages, np.int32)
-    tables = np.zeros((len(pages), max(map(len, pages))), np.int32)
-    for row, own in zip(tables, pages, strict=True):
-        row[: len(own)] = own
-    return tables

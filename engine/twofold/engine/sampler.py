@@ -7,6 +7,7 @@ penalties, temperature, top-k, top-p, min-p. Reported log probabilities are of t
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +16,7 @@ from twofold.api.types import Draw, SamplingParams, TokenLogprob
 from twofold.blocks import ops
 
 F32 = NDArray[np.float32]
+_DRAWS_AT_ONCE: Final = 64
 
 
 class Sampler:
@@ -37,7 +39,8 @@ class Sampler:
         self.rules = _rules(params, prompt, eos_token_ids)
         seed = params.seed if params.seed is not None else default_seed
         self._random = np.random.Generator(np.random.PCG64(seed))
-        self._uniform: float | None = None
+        self._drawn: list[float] = []
+        """Uniform numbers, the next one last."""
 
     def draw(self) -> Draw | None:
         """What decides the next token besides its logits; the same until one is taken. None: the host needs these."""
@@ -50,41 +53,66 @@ class Sampler:
         params = self.params
         if params.temperature == 0.0:
             return 0.0, 0, 1.0, 0.0, 0.0
-        if self._uniform is None:
-            self._uniform = float(self._random.random())
-        return params.temperature, params.top_k, params.top_p, params.min_p, self._uniform
+        return params.temperature, params.top_k, params.top_p, params.min_p, self.uniform()
 
-    def take_from(self, token: int, logits: F32) -> int:
-        """`token` was picked from `logits` (vocabulary,): it is taken, and returned."""
+    def uniform(self) -> float:
+        """The number that the next token is drawn by, in [0, 1); the same until one is taken."""
+        if (
+            not self._drawn
+        ):  # several at once, which are those that single calls would give, for a fraction of the time
+            self._drawn = self._random.random(_DRAWS_AT_ONCE)[::-1].tolist()
+        return self._drawn[-1]
+
+    def take_from(self, token: int, logits: F32, row: int) -> int:
+        """`token` was picked from row `row` of `logits` (rows, vocabulary): it is taken, and returned."""
         self.take(token)
         return token
 
     def take(self, token: int) -> None:
         """The next token has been picked."""
-        self._uniform = None
+        if self._drawn:
+            self._drawn.pop()
         if self.rules is not None:
             self.rules.take(token)
 
 
-def sample(pool: ops.ThreadPool, samplers: Sequence[Sampler], logits: F32) -> list[int]:
-    """The next token of every sampler, taken by it; `logits` (samplers, vocabulary) are as before afterwards.
+class SamplerBatch:
+    """The samplers of a step as the native call takes them; good for every step in which the same ones pick."""
 
-    A NaN is never picked; a row with nothing above -inf gives 0. Raises KernelError where the shapes do not fit.
-    """
-    if not samplers:
-        return []
-    draws = np.array([sampler.numbers() for sampler in samplers], np.float64)
-    picked: list[int] = ops.pick_tokens(pool, logits, draws, [sampler.rules for sampler in samplers]).tolist()
-    tokens = [
-        sampler.take_from(token, row) for sampler, token, row in zip(samplers, picked, logits, strict=True)
-    ]
-    asked = [(row, top) for row, s in enumerate(samplers) if (top := s.params.logprobs) is not None]
-    if asked:
-        rows = [row for row, _ in asked]
-        found = logprobs(pool, logits, rows, [tokens[row] for row in rows], [top for _, top in asked])
-        for row, logprob in zip(rows, found, strict=True):
-            samplers[row].logprob = logprob
-    return tokens
+    def __init__(self, samplers: Sequence[Sampler]) -> None:
+        self.samplers = samplers
+        self._draws = np.array([sampler.numbers() for sampler in samplers], np.float64)
+        self._rules = [sampler.rules for sampler in samplers]
+        self._drawing = [row for row, sampler in enumerate(samplers) if sampler.params.temperature != 0.0]
+        self._asked = [(row, top) for row, s in enumerate(samplers) if (top := s.params.logprobs) is not None]
+
+    def pick(self, pool: ops.ThreadPool, logits: F32) -> list[int]:
+        """The next token of every sampler, taken by it; `logits` (samplers, vocabulary) are as before afterwards.
+
+        A NaN is never picked; a row with nothing above -inf gives 0. Raises KernelError where the shapes do not fit.
+        """
+        samplers = self.samplers
+        if not samplers:
+            return []
+        if self._drawing:
+            self._draws[self._drawing, -1] = [samplers[row].uniform() for row in self._drawing]
+        picked: list[int] = ops.pick_tokens(pool, logits, self._draws, self._rules).tolist()
+        tokens = [
+            sampler.take_from(token, logits, row)
+            for row, (sampler, token) in enumerate(zip(samplers, picked, strict=True))
+        ]
+        if self._asked:
+            rows = [row for row, _ in self._asked]
+            chosen = [tokens[row] for row in rows]
+            found = logprobs(pool, logits, rows, chosen, [top for _, top in self._asked])
+            for row, logprob in zip(rows, found, strict=True):
+                samplers[row].logprob = logprob
+        return tokens
+
+
+def sample(pool: ops.ThreadPool, samplers: Sequence[Sampler], logits: F32) -> list[int]:
+    """`SamplerBatch.pick` of one step."""
+    return SamplerBatch(samplers).pick(pool, logits)
 
 
 def logprobs(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from collections.abc import AsyncIterator, Sequence
 
 from starlette.responses import JSONResponse, Response
@@ -60,7 +59,7 @@ class AnswerResponse(Response):
                 if chunk.finish_reason in ("error", "cancelled"):
                     given_up = given_up or chunk
                     # What was computed before the failure still belongs to the client.
-                    good.append((index, dataclasses.replace(chunk, finish_reason=None)))
+                    good.append((index, chunk._replace(finish_reason=None)))
                 else:
                     good.append((index, chunk))
             yield good

@@ -1,8 +1,8 @@
 """From the HTTP loop to the engine's thread and back.
 
 Down: one hop to a worker thread renders the template, tokenises and submits, so that a long prompt never
-blocks the loop. Up: the engine calls `on_chunk` on its own thread, which posts the chunk to the loop and
-returns at once.
+blocks the loop. Up: the engine calls `on_chunk` on its own thread, which leaves the chunk for the loop and
+returns at once; after the step the loop is woken once for all of them.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Executor
 from functools import partial
+from typing import Any
 
 from twofold.api.types import Chunk, GenerationRequest, SamplingParams
 from twofold.server.api_errors import CONTEXT_LENGTH, ApiError, too_long
@@ -22,32 +23,38 @@ from twofold.server.protocol import ServingEngine
 
 
 class Crossing:
-    """From the engine's thread to the event loop: whatever the loop has not fetched yet crosses at one wake-up.
+    """From the engine's thread to the event loop: all that a step gave its requests crosses at one wake-up.
 
-    A wake-up is a system call on the engine's thread, which would make one for every token of a step.
+    A wake-up is a system call on the engine's thread, and lets the loop contend with it for the interpreter.
     """
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._pending: deque[Callable[[], None]] = deque()
+        self._pending: deque[tuple[Callable[[Any], None], Any]] = deque()
         self._woken = False
 
-    def post(self, call: Callable[[], None]) -> None:
-        """Have `call` called on the loop. Called on the engine's thread."""
-        self._pending.append(call)
-        # Read behind the append: who finds it set has appended before the loop clears it, and then looks.
-        if not self._woken:
-            self._woken = True
-            try:
-                self._loop.call_soon_threadsafe(self._deliver)
-            except RuntimeError:
-                # The loop is closed: the process is ending and nobody reads.
-                self._pending.clear()
+    def post(self, receive: Callable[[Any], None], item: object) -> None:
+        """Have `receive(item)` called on the loop, after the next `wake`. Called on the engine's thread."""
+        self._pending.append((receive, item))
+
+    def wake(self) -> None:
+        """What was posted may cross. Called on the engine's thread, once for a step."""
+        # Read behind the appends: who finds it set has appended before the loop clears it, and then looks.
+        if self._woken or not self._pending:
+            return
+        self._woken = True
+        try:
+            self._loop.call_soon_threadsafe(self._deliver)
+        except RuntimeError:
+            # The loop is closed: the process is ending and nobody reads.
+            self._pending.clear()
 
     def _deliver(self) -> None:
         self._woken = False
-        while self._pending:
-            self._pending.popleft()()
+        pending = self._pending
+        while pending:
+            receive, item = pending.popleft()
+            receive(item)
 
 
 class AnswerStream:
@@ -67,8 +74,9 @@ class AnswerStream:
     ) -> None:
         self._engine = engine
         self._on_close = on_close
-        self._crossing = crossing
-        self._chunks: asyncio.Queue[tuple[int, Chunk]] = asyncio.Queue()
+        self.crossing = crossing
+        self._arrived: list[tuple[int, Chunk]] = []
+        self._reader: asyncio.Future[None] | None = None
         self._unfinished = set(range(num_answers))
         self.request_id = request_id
         self.engine_ids = (
@@ -77,15 +85,21 @@ class AnswerStream:
         """What the engine calls each answer."""
 
     def put(self, index: int, chunk: Chunk) -> None:
-        """Called on the engine's thread."""
-        self._crossing.post(partial(self._chunks.put_nowait, (index, chunk)))
+        """Called on the engine's thread; the chunk crosses when the step is over."""
+        self.crossing.post(self._receive, (index, chunk))
+
+    def _receive(self, item: tuple[int, Chunk]) -> None:
+        self._arrived.append(item)
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
 
     async def batches(self) -> AsyncIterator[list[tuple[int, Chunk]]]:
         """Every chunk, those of one answer in order; what arrived together comes together. Ends after the last."""
         while self._unfinished:
-            batch = [await self._chunks.get()]
-            while not self._chunks.empty():
-                batch.append(self._chunks.get_nowait())
+            if not self._arrived:
+                self._reader = asyncio.get_running_loop().create_future()
+                await self._reader
+            batch, self._arrived = self._arrived, []
             self._unfinished -= {index for index, chunk in batch if chunk.finish_reason is not None}
             if not self._unfinished:
                 # Before the client can know that its answer is complete, so that nobody counts it as running.
@@ -149,6 +163,7 @@ async def submit(
                         model=model,
                         endpoint=endpoint,
                         return_routed_experts=return_routed_experts,
+                        after_step=answer.crossing.wake,
                     )
                 )
                 submitted.append(engine_id)

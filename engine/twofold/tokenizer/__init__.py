@@ -216,7 +216,7 @@ class Tokenizer:
         def decode(token_ids: Sequence[int]) -> str:
             return self.decode(token_ids, skip_special_tokens=skip_special_tokens)
 
-        return IncrementalDetokenizer(decode)
+        return IncrementalDetokenizer(decode, self._pieces.text_of)
 
     def _role_id(self, role: str) -> int | None:
         token = self.special_tokens.get(role)

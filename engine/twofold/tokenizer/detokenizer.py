@@ -18,20 +18,37 @@ class IncrementalDetokenizer:
     whole run of byte tokens at once, so there the two may differ where the bytes are not UTF-8.
     """
 
+    __slots__ = ("_context_text", "_decode", "_num_context", "_text_of", "_window")
+
     _MAX_PENDING: Final = 12
     """More ids than an unfinished character can need: what is still not UTF-8 then never will be."""
     _MAX_TAIL: Final = 3
     """A UTF-8 character has at most 4 bytes, so at most 3 ids of one byte each can be its begin."""
 
-    def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
-        """`decode` turns ids into text, bytes that are not UTF-8 into U+FFFD (`Tokenizer.detokenizer` gives it)."""
+    def __init__(
+        self,
+        decode: Callable[[Sequence[int]], str],
+        text_of: Callable[[int], str] = lambda token_id: "",
+    ) -> None:
+        """
+        Args:
+            decode: turns ids into text, bytes that are not UTF-8 into U+FFFD (`Tokenizer.detokenizer` gives it).
+            text_of: the whole characters that an id stands for wherever it stands, which spares decoding; "" where
+                there are none, or they depend on its neighbours.
+        """
         self._decode = decode
+        self._text_of = text_of
         self._window: list[int] = []
         self._num_context = 0
         self._context_text = ""
 
     def push(self, token_id: int) -> str:
         """The text that became certain with this id; may be empty."""
+        if self._num_context == len(self._window):  # nothing is held back
+            piece = self._text_of(token_id)
+            if piece:
+                self._window, self._num_context, self._context_text = [token_id], 1, piece
+                return piece
         self._window.append(token_id)
         text = self._decode(self._window)
         if not text.endswith(_REPLACEMENT) and len(text) > len(self._context_text):

@@ -25,6 +25,8 @@ class TokenPieces:
         """Ids that `decode` leaves out."""
         kinds = _decoder_kinds(backend)
         self._byte_level = "ByteLevel" in kinds
+        self._only_byte_level = kinds <= {"ByteLevel", "Sequence"} and self._byte_level
+        self._texts: dict[int, str] = {}
         self._byte_fallback = "ByteFallback" in kinds
 
     def bytes_of(self, token_id: int) -> bytes:
@@ -42,6 +44,23 @@ class TokenPieces:
         if self._byte_fallback and (match := _BYTE_TOKEN.fullmatch(piece)):
             return bytes((int(match[1], 16),))
         return self._inside_a_text(token_id)
+
+    def text_of(self, token_id: int) -> str:
+        """The characters that `decode` makes of a token whatever stands beside it; "" where that cannot be said: half a
+        character, an added token, or a decoder that looks further than at one token."""
+        text = self._texts.get(token_id)
+        if text is None:
+            text = self._texts[token_id] = self._whole_characters(token_id)
+        return text
+
+    def _whole_characters(self, token_id: int) -> str:
+        if not self._only_byte_level or token_id in self._added:
+            return ""
+        try:
+            text = self.bytes_of(token_id).decode()
+        except UnicodeDecodeError:
+            return ""
+        return "" if "\ufffd" in text else text
 
     def _inside_a_text(self, token_id: int) -> bytes:
         """What the token adds behind itself: decoders drop a space at the begin of a text only."""

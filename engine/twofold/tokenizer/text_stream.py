@@ -21,6 +21,8 @@ class Detokenizer(Protocol):
 class TextStream:
     """The text of one answer. `stopped` is true once a stop string was met; its text and all after it is dropped."""
 
+    __slots__ = ("_detokenizer", "_held", "_stop", "stopped")
+
     def __init__(self, detokenizer: Detokenizer, stop: Sequence[str] = ()) -> None:
         self._detokenizer = detokenizer
         self._stop = tuple(s for s in stop if s)
@@ -29,21 +31,21 @@ class TextStream:
 
     def push(self, token_id: int) -> str:
         """Text that may be shown after this token."""
-        return self._release(self._detokenizer.push(token_id))
+        text = self._detokenizer.push(token_id)
+        return self._release(text) if self._stop else text
 
     def flush(self) -> str:
         """The answer is over: what was held back, unless a stop string ended it."""
         if self.stopped:
             return ""
-        shown = self._release(self._detokenizer.flush())
+        text = self._detokenizer.flush()
+        shown = self._release(text) if self._stop else text
         if self.stopped:  # set by _release, which mypy does not look into
             return shown  # type: ignore[unreachable]
         rest, self._held = self._held, ""
         return shown + rest
 
     def _release(self, text: str) -> str:
-        if not self._stop:
-            return text
         self._held += text
         ends = [at for at in (self._held.find(stop) for stop in self._stop) if at >= 0]
         if ends:

@@ -41,7 +41,8 @@ def test_random_rows_are_blocks_of_the_size_and_spread_that_are_promised(name: s
     # Plain floats go by powers of two.
     low, high = (0.6, 1.5) if block_format.scale_at < 0 else (0.9, 1.1)
     assert low < spread < high
-    assert abs(found.mean()) < 0.15 * found.std()
+    # Weights that lean one way make all activations alike, and every token is routed to the same experts.
+    assert abs(found.mean()) < 0.02 * found.std()
     assert len(np.unique(rows[:, 4])) > 40
 
 

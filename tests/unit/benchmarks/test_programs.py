@@ -36,7 +36,7 @@ def test_one_run_with_fake_peers(fake_python, calls_of, tmp_path, capsys) -> Non
     assert [row["ratio_to_twofold"] for row in listed if row["engine"] == "llama.cpp"] == [0.5, 0.5] * 2
     assert "q8_0 round 2/2 llama.cpp" in err
     # Both engines were given the very same file, and it stays in the cache.
-    model = cache / "tiny-2l-q4_0-s0.gguf"
+    model = cache / "tiny-2l-q4_0-s0-v2.gguf"
     assert model.is_file()
     assert calls_of(ours)[0][3] == json.loads(calls_of(llama)[0][1])["model"] == str(model)
     left_out = json.loads((tmp_path / "r.json").read_text(encoding="utf-8"))["left_out"]
