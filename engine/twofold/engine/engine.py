@@ -21,6 +21,7 @@ from twofold.api.types import (
     EngineStats,
     FinishReason,
     GenerationRequest,
+    MappedWeights,
     RunInfo,
     SamplingParams,
     Usage,
@@ -31,6 +32,7 @@ from twofold.engine.loading import load_parts
 from twofold.engine.prefill_budget import PrefillBudget
 from twofold.engine.recording import Recorder
 from twofold.engine.requests import RequestState, check_request, max_answer_tokens
+from twofold.engine.residency import Residency
 from twofold.engine.runner import Runner
 from twofold.engine.scheduler import Scheduler, Sequence
 from twofold.engine.step_clock import StepClock
@@ -54,6 +56,7 @@ class Engine:
         max_context: int,
         telemetry: TelemetrySink | None,
         cache_state: Path | None = None,
+        residency: Residency | None = None,
     ) -> None:
         self.config = config
         self.tokenizer = tokenizer
@@ -76,6 +79,7 @@ class Engine:
         self._numbers = itertools.count()
         self._num_steps = 0
         self._cache_state = cache_state
+        self._residency = residency
         self._started = time.perf_counter()
         self._virtual_s = 0.0 if info.clock == "virtual" else None
         self._inbox = Inbox()
@@ -106,6 +110,7 @@ class Engine:
             parts.max_context,
             telemetry,
             parts.cache_state,
+            parts.residency,
         )
 
     # ---- what callers use -------------------------------------------------------------------------------------------
@@ -159,6 +164,8 @@ class Engine:
         if self._thread is not None:
             self._thread.join()
             self._thread = None
+        if self._residency is not None:
+            self._residency.close()
         self._take_inbox()
         self._drop_cancelled()
         self._recorder.drain()
@@ -215,6 +222,11 @@ class Engine:
         if last[0].finish_reason == "error" or usage is None:
             raise KernelError(last[0].error or "the request failed")
         return usage
+
+    @property
+    def mapped_weights(self) -> MappedWeights | None:
+        """How far the weights of a packed model are in memory; None of any other."""
+        return None if self._residency is None else self._residency.weights
 
     @property
     def sampling_s(self) -> float:
