@@ -4,7 +4,7 @@
 
 Run it on a machine with nothing else to do. --cache is where random models are written: up to 9 GB at a time, 17 GB for
 the whole model, and all of it with --keep; without, what a check makes is deleted after it. --only and --skip choose
-checks: llama, kernels, kt, batches, busy, python, load, big. Exit code 1 if a target is missed.
+checks: llama, kernels, kt, batches, busy, python, load, packed, big. Exit code 1 if a target is missed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from benchmarks.peers import kt_kernel, machine
 from benchmarks.peers.engines import PeerError
 from benchmarks.peers.report import DOCS, machine_line, without_directories, write_section
 from benchmarks.peers.shapes import FULL_SHAPES
-from benchmarks.targets import engine_checks, file_checks, layer_checks
+from benchmarks.targets import engine_checks, file_checks, layer_checks, packed_checks
 from benchmarks.targets.lines import Line, Settings, at_least, markdown, not_measured, table
 
 SECTION: Final = "targets"
@@ -70,6 +70,7 @@ CHECKS: Final[dict[str, Callable[[Settings], list[Line]]]] = {
     "busy": engine_checks.beside_busy_processes,
     "python": engine_checks.python_share,
     "load": file_checks.load_time,
+    "packed": packed_checks.packed_model,
     "big": file_checks.big_model,
 }
 

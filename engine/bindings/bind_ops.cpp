@@ -183,6 +183,7 @@ void bind_ops(py::module_& m) {
                   "The same, of rotations by position [longest, pairs].")
       .def_property_readonly("num_tokens", &AttentionBatch::num_tokens);
 
+  bind_panels(m);
   bind_dense_ops(m);
   bind_blocks(m);
   bind_ceilings(m);

@@ -13,4 +13,5 @@ void bind_blocks(pybind11::module_& m);       // blocks, decoder
 void bind_ceilings(pybind11::module_& m);     // what the machine can do at most
 void bind_format_rows(pybind11::module_& m);  // quantising
 void bind_sampling(pybind11::module_& m);
+void bind_panels(pybind11::module_& m);  // panels in files
 }  // namespace twofold::bindings

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "bind_ops.h"
+#include "bind_panels.h"
 #include "ops/embedding_head.h"
 #include "tensor_arguments.h"
 
@@ -28,6 +29,20 @@ Packed pack(ThreadPool& pool, const std::vector<py::object>& parts) {
   const py::gil_scoped_release release;
   try {
     return std::make_shared<PackedMatrix>(pool, sources);
+  } catch (const std::invalid_argument& wrong) {
+    throw KernelFailure(wrong.what());
+  }
+}
+
+using PartArgument = std::pair<std::string, int64_t>;  // (format, rows)
+
+Packed map_panels(ThreadPool& pool, const std::vector<PartArgument>& arguments, int64_t columns,
+                  std::shared_ptr<FileMapping> file, size_t offset) {
+  std::vector<PackedMatrix::Part> parts;
+  for (const auto& [format, rows] : arguments) parts.push_back({format_named(format), rows});
+  const py::gil_scoped_release release;
+  try {
+    return std::make_shared<PackedMatrix>(pool, parts, columns, std::move(file), offset);
   } catch (const std::invalid_argument& wrong) {
     throw KernelFailure(wrong.what());
   }
@@ -99,10 +114,23 @@ void embed_tokens(ThreadPool& pool, const py::object& table, const py::array& to
 void bind_dense_ops(py::module_& m) {
   py::class_<PackedMatrix, Packed>(m, "PackedMatrix", "Matrices stacked by rows, in the kernels' panels.")
       .def(py::init(&pack), py::arg("pool"), py::arg("parts"))
+      .def_static("from_file", &map_panels, py::arg("pool"), py::arg("parts"), py::arg("columns"),
+                  py::arg("file"), py::arg("offset"), "Panels that lie in a file; parts are (format, rows).")
       .def_property_readonly("rows", &PackedMatrix::rows)
       .def_property_readonly("columns", &PackedMatrix::columns)
       .def_property_readonly("bytes", &PackedMatrix::bytes)
-      .def_property_readonly("formats", &formats_of);
+      .def_property_readonly("formats", &formats_of)
+      .def_property_readonly("segment_rows",
+                             [](const PackedMatrix& matrix) {
+                               std::vector<int64_t> rows;
+                               for (const PackedMatrix::Segment& segment : matrix.segments())
+                                 rows.push_back(segment.rows);
+                               return rows;
+                             })
+      .def_property_readonly("panels", [](const py::object& self) {
+        const auto& matrix = self.cast<const PackedMatrix&>();
+        return read_only_bytes(matrix.panels(), matrix.bytes(), self);
+      });
   m.def("embed", &embed_tokens, py::arg("pool"), py::arg("table"), py::arg("token_ids"), py::arg("out"));
   py::class_<BoundEmbedding>(m, "Embedding", "Rows of a table by token.")
       .def(py::init<ThreadPool&, py::object>(), py::keep_alive<1, 2>(), py::arg("pool"), py::arg("table"))

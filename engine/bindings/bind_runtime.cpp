@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "bind_panels.h"
 #include "device/slot_pool.h"
 #include "module.h"
 #include "moe/emulated.h"
@@ -51,12 +52,26 @@ SourceMatrix expert_matrix(const py::handle& matrix, const std::string& what, in
 
 using FormatNames = std::tuple<std::string, std::string, std::string>;
 
-std::unique_ptr<ExpertStore> make_store(int num_experts, int hidden, int intermediate,
-                                        const std::vector<FormatNames>& names, bool huge_pages) {
+std::vector<FfnFormats> formats_of(const std::vector<FormatNames>& names) {
   std::vector<FfnFormats> formats;
   for (const auto& [gate, up, down] : names)
     formats.push_back({format_named(gate), format_named(up), format_named(down)});
-  return std::make_unique<ExpertStore>(num_experts, ExpertShape{hidden, intermediate}, formats, huge_pages);
+  return formats;
+}
+
+std::unique_ptr<ExpertStore> make_store(int num_experts, int hidden, int intermediate,
+                                        const std::vector<FormatNames>& names, bool huge_pages) {
+  return std::make_unique<ExpertStore>(num_experts, ExpertShape{hidden, intermediate}, formats_of(names),
+                                       huge_pages);
+}
+
+std::unique_ptr<ExpertStore> map_store(int num_experts, int hidden, int intermediate,
+                                       const std::vector<FormatNames>& names,
+                                       std::shared_ptr<FileMapping> file, size_t offset) {
+  const std::vector<FfnFormats> formats = formats_of(names);
+  const py::gil_scoped_release release;
+  return std::make_unique<ExpertStore>(num_experts, ExpertShape{hidden, intermediate}, formats,
+                                       std::move(file), offset);
 }
 
 void put_experts(ExpertStore& store, ThreadPool& pool, int layer, int first, const py::sequence& experts) {
@@ -107,6 +122,15 @@ void bind_store(py::module_& m) {
   py::class_<ExpertStore>(m, "ExpertStore", "All experts of a model in host memory, each packed once.")
       .def(py::init(&make_store), py::arg("num_experts"), py::arg("hidden"), py::arg("intermediate"),
            py::arg("formats"), py::arg("huge_pages") = true)
+      .def_static("from_file", &map_store, py::arg("num_experts"), py::arg("hidden"), py::arg("intermediate"),
+                  py::arg("formats"), py::arg("file"), py::arg("offset"), "Panels that lie in a file.")
+      .def(
+          "copied",
+          [](const ExpertStore& store, ThreadPool& pool) {
+            const py::gil_scoped_release release;
+            return std::make_unique<ExpertStore>(store, pool);
+          },
+          py::arg("pool"), "The same in memory of its own.")
       .def("put", &put_experts, py::arg("pool"), py::arg("layer"), py::arg("first"), py::arg("experts"))
       .def("formats", &layer_formats, py::arg("layer"))
       .def(
@@ -123,7 +147,17 @@ void bind_store(py::module_& m) {
             return store.stride(layer);
           },
           py::arg("layer"), "From one expert of the layer to the next, in bytes.")
+      .def(
+          "panels",
+          [](const py::object& self, int layer) {
+            const auto& store = self.cast<const ExpertStore&>();
+            check_layer(store, layer);
+            return read_only_bytes(store.expert(layer, 0), size_t(store.num_experts()) * store.stride(layer),
+                                   self);
+          },
+          py::arg("layer"), "All experts of a layer, as they lie.")
       .def_property_readonly("num_layers", &ExpertStore::num_layers)
+      .def_property_readonly("mapped", &ExpertStore::mapped, "Whether they lie in a file's pages.")
       .def_property_readonly("bytes", &ExpertStore::bytes)
       .def_property_readonly("expert_bytes", &ExpertStore::expert_bytes)
       .def_property_readonly("flops_per_token",

@@ -98,8 +98,9 @@ void Device::free_pinned(std::byte* memory) {
   std::free(memory);
 }
 
-DeviceResult Device::pin(const std::byte* memory, size_t bytes, std::byte*& device_address) {
-  if (shape_.refuse_pinning) return failure(DeviceCode::kRefused, "operation not permitted");
+DeviceResult Device::pin(const std::byte* memory, size_t bytes, bool read_only, std::byte*& device_address) {
+  if (shape_.refuse_pinning || (read_only && shape_.refuse_read_only))
+    return failure(DeviceCode::kRefused, "operation not permitted");
   device_address = const_cast<std::byte*>(memory);
   ranges_.emplace_back(memory, bytes);
   return {};

@@ -23,11 +23,12 @@ struct DeviceShape {
   double latency_us = 10;
   double bandwidth_gbps = 10;
   bool refuse_pinning = false;
-  double tick_us = 0;            // how far the clock moves whenever it is read
-  double most_delay_us = 0;      // a copy takes up to that much longer, at random
-  double fail_issue = 0;         // probability that a copy call fails, some of its copies carried out
-  double fail_completion = 0;    // probability that a copy ends in an error and garbage
-  size_t small_bytes = 250'000;  // of which no batch may hold some together with larger ones
+  bool refuse_read_only = false;  // to pin what nobody may write
+  double tick_us = 0;             // how far the clock moves whenever it is read
+  double most_delay_us = 0;       // a copy takes up to that much longer, at random
+  double fail_issue = 0;          // probability that a copy call fails, some of its copies carried out
+  double fail_completion = 0;     // probability that a copy ends in an error and garbage
+  size_t small_bytes = 250'000;   // of which no batch may hold some together with larger ones
   uint64_t seed = 0;
 };
 
@@ -44,7 +45,8 @@ class Device final : public DeviceApi {
   void free(std::byte* memory) override;
   DeviceResult allocate_pinned(size_t bytes, std::byte*& out, std::byte*& device_address) override;
   void free_pinned(std::byte* memory) override;
-  DeviceResult pin(const std::byte* memory, size_t bytes, std::byte*& device_address) override;
+  DeviceResult pin(const std::byte* memory, size_t bytes, bool read_only,
+                   std::byte*& device_address) override;
   void unpin(const std::byte* memory) override;
   DeviceResult make_stream(StreamHandle& out) override;
   void destroy(StreamHandle stream) override;

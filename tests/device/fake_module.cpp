@@ -56,11 +56,13 @@ py::dict run_stress(const py::kwargs& given) {
 
 std::shared_ptr<twofold::DeviceApi> open_device(int, size_t total_bytes, double bandwidth_gbps,
                                                 bool refuse_pinning, double most_delay_us, double fail_issue,
-                                                double fail_completion, double tick_us) {
+                                                double fail_completion, double tick_us,
+                                                bool refuse_read_only) {
   twofold::fake::DeviceShape shape;
   shape.total_bytes = total_bytes;
   shape.bandwidth_gbps = bandwidth_gbps;
   shape.refuse_pinning = refuse_pinning;
+  shape.refuse_read_only = refuse_read_only;
   shape.tick_us = tick_us;
   shape.most_delay_us = most_delay_us;
   auto device = std::make_shared<twofold::fake::Device>(shape);
@@ -76,7 +78,8 @@ PYBIND11_MODULE(twofold_fake, m) {
   twofold::bindings::bind_device(m);
   m.def("open_device", &open_device, py::arg("index") = 0, py::arg("total_bytes") = size_t{1} << 28,
         py::arg("bandwidth_gbps") = 10.0, py::arg("refuse_pinning") = false, py::arg("most_delay_us") = 0.0,
-        py::arg("fail_issue") = 0.0, py::arg("fail_completion") = 0.0, py::arg("tick_us") = 0.0);
+        py::arg("fail_issue") = 0.0, py::arg("fail_completion") = 0.0, py::arg("tick_us") = 0.0,
+        py::arg("refuse_read_only") = false);
   m.def(
       "spare",
       [](twofold::DeviceApi& device, uintptr_t address) {

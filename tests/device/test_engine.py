@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 import sqlite3
@@ -19,11 +20,14 @@ torch = pytest.importorskip("torch")
 from twofold.api.config import EngineConfig  # noqa: E402
 from twofold.api.errors import CapacityError, ConfigError, KernelError  # noqa: E402
 from twofold.api.types import Chunk, SamplingParams  # noqa: E402
+from twofold.blocks import ops  # noqa: E402
 from twofold.cli.machine_checks import check_device_memory  # noqa: E402
 from twofold.cli.main import main  # noqa: E402
 from twofold.device.model import DeviceModel  # noqa: E402
 from twofold.engine import Engine  # noqa: E402
+from twofold.engine.packing import pack_directory  # noqa: E402
 from twofold.models.bundled import bundled_model_path  # noqa: E402
+from twofold.models.model_files import open_model_files  # noqa: E402
 from twofold.models.testing import TinyModel, write_tiny_model  # noqa: E402
 
 from tests.device.runner_runs import found_device  # noqa: E402
@@ -79,6 +83,26 @@ def test_the_bundled_model_answers_as_on_the_cpu(cuda: None) -> None:
     assert counts.hits > 0
     assert counts.cpu_misses > 0
     assert counts.uploads > 0
+    engine.close()
+
+
+@pytest.mark.parametrize("refuse_read_only", [False, True])
+def test_a_packed_model_is_pinned_where_it_lies_or_copied(
+    fake: ModuleType, tmp_path: Path, tiny: Path, refuse_read_only: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    packed = tmp_path / "packed"
+    assert pack_directory(open_model_files(tiny), tiny, packed, ops.ThreadPool(2))
+    config = EngineConfig(accelerator="cuda", num_gpu_experts=3, cpu_threads=2, max_total_tokens=512)
+    with device_of(fake):
+        expected, engine = answer(dataclasses.replace(config, model=str(tiny)), "the cat")
+        engine.close()
+    with found_device(
+        lambda: fake.open_device(0, total_bytes=ROOM, tick_us=2.0, refuse_read_only=refuse_read_only)
+    ):
+        tokens, engine = answer(dataclasses.replace(config, model=str(packed)), "the cat")
+    assert tokens == expected
+    assert engine.stats().placement.uploads > 0
+    assert ("cannot be pinned in place" in caplog.text) == refuse_read_only
     engine.close()
 
 

@@ -14,7 +14,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from twofold.api.errors import CapacityError, RequestError
-from twofold.api.types import Chunk, GenerationRequest, PlacementCounts, RunInfo, TokenLogprob, Usage
+from twofold.api.types import (
+    Chunk,
+    GenerationRequest,
+    MappedWeights,
+    PlacementCounts,
+    RunInfo,
+    TokenLogprob,
+    Usage,
+)
 
 EMULATED = RunInfo(
     model="/models/fake-tales",
@@ -103,6 +111,7 @@ class FakeEngine:
         self.tokenizer = WordTokenizer()
         self.info = info
         self.max_context = max_context
+        self.mapped_weights: MappedWeights | None = None
         self.max_running = max_running
         self.fail_on_submit: Exception | None = None
         self.rotates = False

@@ -62,15 +62,16 @@ void describe_link(int index, DeviceFacts& out) {
 // a range once.
 class PinnedRanges {
  public:
-  DeviceResult pin(std::byte* range, size_t bytes) {
+  DeviceResult pin(std::byte* range, size_t bytes, bool read_only) {
     const std::lock_guard lock(mutex_);
     const auto known = users_.find(range);
     if (known != users_.end() && known->second.bytes == bytes) {
       ++known->second.count;
       return {};
     }
+    const unsigned flags = cudaHostRegisterPortable | cudaHostRegisterMapped;
     DeviceResult r =
-        result_of(cudaHostRegister(range, bytes, cudaHostRegisterPortable | cudaHostRegisterMapped));
+        result_of(cudaHostRegister(range, bytes, read_only ? flags | cudaHostRegisterReadOnly : flags));
     if (r.ok()) users_[range] = {bytes, 1};
     return r;
   }
@@ -153,10 +154,11 @@ class CudaDevice final : public DeviceApi {
     if (use().ok()) (void)cudaFreeHost(memory);
   }
 
-  DeviceResult pin(const std::byte* memory, size_t bytes, std::byte*& device_address) override {
+  DeviceResult pin(const std::byte* memory, size_t bytes, bool read_only,
+                   std::byte*& device_address) override {
     if (DeviceResult r = use(); !r.ok()) return r;
     void* range = const_cast<std::byte*>(memory);
-    DeviceResult r = pinned_ranges().pin(static_cast<std::byte*>(range), bytes);
+    DeviceResult r = pinned_ranges().pin(static_cast<std::byte*>(range), bytes, read_only);
     if (!r.ok()) return r;
     void* seen = nullptr;
     r = result_of(cudaHostGetDevicePointer(&seen, range, 0));

@@ -26,7 +26,8 @@ CudaAccelerator::CudaAccelerator(std::shared_ptr<DeviceApi> api, const ExpertSto
                                  LayerSchedulerConfig config)
     : SlottedAccelerator(store, config),
       api_(std::move(api)),
-      store_range_(*api_, store.base(), store.allocated_bytes(), "the experts in host memory"),
+      store_range_(*api_, store.base(), store.allocated_bytes(), store.mapped(),
+                   "the experts in host memory"),
       slots_(*api_, config.usable_slots(), config.staging_slots(), store.expert_bytes()),
       tables_(*api_, config.num_layers, config.num_experts, slots_.num_slots()),
       uploads_(

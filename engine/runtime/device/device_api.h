@@ -76,8 +76,9 @@ class DeviceApi {
   // Pinned host memory, which the device may read while the host goes on; device_address is where it sees it.
   virtual DeviceResult allocate_pinned(size_t bytes, std::byte*& out, std::byte*& device_address) = 0;
   virtual void free_pinned(std::byte* memory) = 0;
-  // Pins and maps a range that exists.
-  virtual DeviceResult pin(const std::byte* memory, size_t bytes, std::byte*& device_address) = 0;
+  // Pins and maps a range that exists; read_only: nobody may write it, as pages of a file that is mapped so.
+  virtual DeviceResult pin(const std::byte* memory, size_t bytes, bool read_only,
+                           std::byte*& device_address) = 0;
   virtual void unpin(const std::byte* memory) = 0;
 
   virtual DeviceResult make_stream(StreamHandle& out) = 0;

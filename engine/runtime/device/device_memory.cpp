@@ -49,9 +49,10 @@ PinnedMemory::~PinnedMemory() {
   if (data_ != nullptr) api_->free_pinned(data_);
 }
 
-PinnedRange::PinnedRange(DeviceApi& api, const std::byte* memory, size_t bytes, const std::string& what)
+PinnedRange::PinnedRange(DeviceApi& api, const std::byte* memory, size_t bytes, bool read_only,
+                         const std::string& what)
     : api_(api), memory_(memory) {
-  const DeviceResult result = api.pin(memory, bytes, device_address_);
+  const DeviceResult result = api.pin(memory, bytes, read_only, device_address_);
   pinned_ = result.ok();
   if (pinned_) return;
   device_address_ = nullptr;

@@ -85,7 +85,7 @@ class PinnedMemory {
 // and warning() says what that costs.
 class PinnedRange {
  public:
-  PinnedRange(DeviceApi& api, const std::byte* memory, size_t bytes, const std::string& what);
+  PinnedRange(DeviceApi& api, const std::byte* memory, size_t bytes, bool read_only, const std::string& what);
   ~PinnedRange();
   PinnedRange(const PinnedRange&) = delete;
   PinnedRange& operator=(const PinnedRange&) = delete;

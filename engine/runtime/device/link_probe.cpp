@@ -54,7 +54,8 @@ UploadProbe probe_uploads(DeviceApi& api, const ExpertStore& store, int num_uplo
   const int num_slots = std::min(num_uploads, 64);
   const SlotPool slots(api, num_slots, 0, store.expert_bytes());
   const SlotTables tables(api, store.num_layers(), store.num_experts(), num_slots);
-  const PinnedRange pinned(api, store.base(), store.allocated_bytes(), "the experts in host memory");
+  const PinnedRange pinned(api, store.base(), store.allocated_bytes(), store.mapped(),
+                           "the experts in host memory");
   UploadSettings settings;
   // Uncalibrated: the correction finds the link's real pace within the first uploads.
   settings.latency_us = 10;

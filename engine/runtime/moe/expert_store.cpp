@@ -1,8 +1,10 @@
 #include "moe/expert_store.h"
 
 #include <algorithm>
+#include <cstring>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 namespace twofold {
 namespace {
@@ -21,47 +23,91 @@ ExpertLayout::ExpertLayout(const ExpertShape& shape, const FfnFormats& f) : form
 ExpertStore::ExpertStore(int num_experts, ExpertShape shape, std::span<const FfnFormats> formats,
                          bool huge_pages)
     : num_experts_(num_experts), shape_(shape) {
-  if (formats.empty() || num_experts < 1 || shape.hidden < 1 || shape.intermediate < 1) {
-    throw std::invalid_argument(
-        "an expert store needs at least one layer, expert, hidden and intermediate unit; given " +
-        std::to_string(formats.size()) + ", " + std::to_string(num_experts) + ", " +
-        std::to_string(shape.hidden) + ", " + std::to_string(shape.intermediate));
-  }
-  size_t total = 0;
-  for (const FfnFormats& of_layer : formats) {
-    layouts_.emplace_back(shape, of_layer);
-    layer_offsets_.push_back(total);
-    total += size_t(num_experts) * stride(num_layers() - 1);
-    expert_bytes_ = std::max(expert_bytes_, layouts_.back().bytes);
-  }
-  memory_ = PageMemory(total, huge_pages);
+  lay_out(formats);
+  memory_ = PageMemory(allocated_bytes_, huge_pages);
+  base_ = memory_.data();
 }
 
-void ExpertStore::put(ThreadPool& pool, int layer, int first, std::span<const ExpertSource> experts) {
+ExpertStore::ExpertStore(int num_experts, ExpertShape shape, std::span<const FfnFormats> formats,
+                         std::shared_ptr<const FileMapping> file, size_t offset)
+    : num_experts_(num_experts), shape_(shape) {
+  lay_out(formats);
+  base_ = file->range(offset, allocated_bytes_);
+  file_ = std::move(file);
+}
+
+ExpertStore::ExpertStore(const ExpertStore& other, ThreadPool& pool)
+    : num_experts_(other.num_experts_),
+      shape_(other.shape_),
+      layouts_(other.layouts_),
+      layer_offsets_(other.layer_offsets_),
+      expert_bytes_(other.expert_bytes_),
+      allocated_bytes_(other.allocated_bytes_),
+      memory_(allocated_bytes_, pool.num_nodes() == 1) {
+  base_ = memory_.data();
+  for (int layer = 0; layer < num_layers(); ++layer) {
+    fill(pool, layer, 0, num_experts_, [&](size_t, int, int64_t, int64_t bytes, std::byte* to) {
+      std::memcpy(to, other.base_ + (to - base_), size_t(bytes));
+    });
+  }
+}
+
+void ExpertStore::lay_out(std::span<const FfnFormats> formats) {
+  if (formats.empty() || num_experts_ < 1 || shape_.hidden < 1 || shape_.intermediate < 1) {
+    throw std::invalid_argument(
+        "an expert store needs at least one layer, expert, hidden and intermediate unit; given " +
+        std::to_string(formats.size()) + ", " + std::to_string(num_experts_) + ", " +
+        std::to_string(shape_.hidden) + ", " + std::to_string(shape_.intermediate));
+  }
+  for (const FfnFormats& of_layer : formats) {
+    layouts_.emplace_back(shape_, of_layer);
+    layer_offsets_.push_back(allocated_bytes_);
+    allocated_bytes_ += size_t(num_experts_) * stride(num_layers() - 1);
+    expert_bytes_ = std::max(expert_bytes_, layouts_.back().bytes);
+  }
+}
+
+template <class Make>
+void ExpertStore::fill(ThreadPool& pool, int layer, int first, int count, const Make& make) {
+  const ExpertLayout& of_layer = layout(layer);
+  const auto& [gate, up, down] = of_layer.formats;
+  const struct {
+    size_t offset;
+    int64_t num_panels, panel_bytes;
+  } matrices[] = {
+      {0, kernels::num_panels(shape_.intermediate), kernels::panel_bytes(gate, shape_.hidden)},
+      {of_layer.up_offset, kernels::num_panels(shape_.intermediate), kernels::panel_bytes(up, shape_.hidden)},
+      {of_layer.down_offset, kernels::num_panels(shape_.hidden),
+       kernels::panel_bytes(down, shape_.intermediate)},
+  };
   PanelPieces pieces;  // of three items for each expert
-  for (size_t e = 0; e < experts.size(); ++e) {
-    const SourceMatrix* matrices[] = {&experts[e].gate, &experts[e].up, &experts[e].down};
-    for (int m = 0; m < 3; ++m) {
-      pieces.add(int(3 * e) + m, kernels::num_panels(matrices[m]->rows), kPackPanels, pool.num_nodes());
-    }
+  for (int item = 0; item < 3 * count; ++item) {
+    pieces.add(item, matrices[item % 3].num_panels, kPackPanels, pool.num_nodes());
   }
   pieces.finish(pool.num_nodes());
   const LoopPhase phase = pieces.phase();
-  const ExpertLayout& of_layer = layout(layer);
-  const size_t offsets[] = {0, of_layer.up_offset, of_layer.down_offset};
   pool.parallel_phases(
       {&phase, 1},
       [&](int, int64_t chunk, int) {
         const PanelRange& piece = pieces[chunk];
-        const size_t e = size_t(piece.item / 3), m = size_t(piece.item % 3);
-        const ExpertSource& source = experts[e];
-        const SourceMatrix& matrix = m == 0 ? source.gate : m == 1 ? source.up : source.down;
-        std::byte* const base =
-            memory_.data() + layer_offsets_[size_t(layer)] + (size_t(first) + e) * stride(layer) + offsets[m];
-        pack_panels(matrix, piece.first, piece.count,
-                    base + piece.first * kernels::panel_bytes(matrix.format, matrix.columns));
+        const size_t e = size_t(piece.item / 3);
+        const auto& matrix = matrices[piece.item % 3];
+        std::byte* const to = memory_.data() + layer_offsets_[size_t(layer)] +
+                              (size_t(first) + e) * stride(layer) + matrix.offset +
+                              size_t(piece.first * matrix.panel_bytes);
+        make(e, piece.item % 3, piece.first, piece.count * matrix.panel_bytes, to);
       },
       Stealing::kWithinNode);
+}
+
+void ExpertStore::put(ThreadPool& pool, int layer, int first, std::span<const ExpertSource> experts) {
+  if (mapped()) throw std::logic_error("the experts of this store lie in a file; nothing can be put into it");
+  fill(pool, layer, first, int(experts.size()),
+       [&](size_t e, int m, int64_t first_panel, int64_t bytes, std::byte* to) {
+         const ExpertSource& source = experts[e];
+         const SourceMatrix& matrix = m == 0 ? source.gate : m == 1 ? source.up : source.down;
+         pack_panels(matrix, first_panel, bytes / kernels::panel_bytes(matrix.format, matrix.columns), to);
+       });
 }
 
 size_t ExpertStore::bytes() const {

@@ -3,9 +3,11 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <vector>
 
+#include "host/file_mapping.h"
 #include "ops/packed_ffn.h"
 #include "ops/packed_matrix.h"
 
@@ -42,13 +44,19 @@ class ExpertStore {
   // PageMemory.
   ExpertStore(int num_experts, ExpertShape shape, std::span<const FfnFormats> formats,
               bool huge_pages = true);
+  // Experts as a store of these figures had them, from `offset` of a file. They stay there, read-only. Throws as
+  // above, also where the file is too short.
+  ExpertStore(int num_experts, ExpertShape shape, std::span<const FfnFormats> formats,
+              std::shared_ptr<const FileMapping> file, size_t offset);
+  // A copy in memory of its own, each node's share by its own threads. Throws std::bad_alloc.
+  ExpertStore(const ExpertStore& other, ThreadPool& pool);
 
   // Packs experts [first, first + count) of a layer on the pool. Shapes and formats are the caller's to
-  // check.
+  // check. Throws std::logic_error for a store that lies in a file.
   void put(ThreadPool& pool, int layer, int first, std::span<const ExpertSource> experts);
 
   const std::byte* expert(int layer, int expert) const {
-    return memory_.data() + layer_offsets_[size_t(layer)] + size_t(expert) * stride(layer);
+    return base_ + layer_offsets_[size_t(layer)] + size_t(expert) * stride(layer);
   }
   const ExpertLayout& layout(int layer) const { return layouts_[size_t(layer)]; }
   // From one expert of the layer to the next: its bytes rounded up to a cache line.
@@ -61,16 +69,26 @@ class ExpertStore {
   size_t expert_bytes() const { return expert_bytes_; }
   size_t bytes() const;
   // All experts lie in this one range.
-  const std::byte* base() const { return memory_.data(); }
-  size_t allocated_bytes() const { return memory_.bytes(); }
+  const std::byte* base() const { return base_; }
+  size_t allocated_bytes() const { return allocated_bytes_; }
+  // Whether they lie in a file's pages, which nobody may write.
+  bool mapped() const { return file_ != nullptr; }
 
  private:
+  void lay_out(std::span<const FfnFormats> formats);
+  // make(e, matrix 0 to 2, its first panel, bytes, where to): for experts first + e of a layer, e < count, on the
+  // pool.
+  template <class Make>
+  void fill(ThreadPool& pool, int layer, int first, int count, const Make& make);
+
   int num_experts_;
   ExpertShape shape_;
   std::vector<ExpertLayout> layouts_;
   std::vector<size_t> layer_offsets_;
-  size_t expert_bytes_ = 0;
+  size_t expert_bytes_ = 0, allocated_bytes_ = 0;
+  const std::byte* base_ = nullptr;
   PageMemory memory_;
+  std::shared_ptr<const FileMapping> file_;
 };
 
 }  // namespace twofold

@@ -1,8 +1,10 @@
 #include "ops/packed_matrix.h"
 
 #include <algorithm>
+#include <cstring>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 namespace twofold {
 namespace {
@@ -41,30 +43,33 @@ void pack_panels(const SourceMatrix& matrix, int64_t first, int64_t count, std::
   }
 }
 
-PackedMatrix::PackedMatrix(ThreadPool& pool, std::span<const SourceMatrix> parts) {
-  if (parts.empty())
-    throw std::invalid_argument("PackedMatrix: no parts were given; expected at least one matrix");
-  columns_ = parts.front().columns;
-  for (const SourceMatrix& part : parts) {
-    if (part.rows < 1 || part.columns < 1 || part.columns != columns_) {
-      throw std::invalid_argument("PackedMatrix: a part is " + std::to_string(part.rows) + " x " +
-                                  std::to_string(part.columns) + "; expected at least one row of " +
-                                  std::to_string(columns_) + " columns as the first part has");
-    }
-    const int64_t panel = kernels::panel_bytes(part.format, columns_);
-    segments_.push_back({part.format, rows_, part.rows, kernels::num_panels(part.rows), panel, nullptr});
-    rows_ += part.rows;
-    bytes_ += static_cast<size_t>(segments_.back().num_panels * panel);
+void PackedMatrix::add_segment(kernels::WeightFormat format, int64_t rows, int64_t columns) {
+  if (rows < 1 || columns < 1 || columns != columns_) {
+    throw std::invalid_argument("PackedMatrix: a part is " + std::to_string(rows) + " x " +
+                                std::to_string(columns) + "; expected at least one row of " +
+                                std::to_string(columns_) + " columns as the first part has");
   }
+  const int64_t panel = kernels::panel_bytes(format, columns_);
+  segments_.push_back({format, rows_, rows, kernels::num_panels(rows), panel, nullptr});
+  rows_ += rows;
+  bytes_ += static_cast<size_t>(segments_.back().num_panels * panel);
+}
+
+void PackedMatrix::place(const std::byte* panels) {
+  for (Segment& segment : segments_) {
+    segment.panels = panels;
+    panels += segment.num_panels * segment.panel_bytes;
+  }
+}
+
+template <class Make>
+void PackedMatrix::fill(ThreadPool& pool, const Make& make) {
   memory_ = PageMemory(bytes_, pool.num_nodes() == 1);
-  std::byte* at = memory_.data();
+  place(memory_.data());
   PanelPieces pieces;
   for (size_t s = 0; s < segments_.size(); ++s) {
-    Segment& segment = segments_[s];
-    segment.panels = at;
-    at += segment.num_panels * segment.panel_bytes;
-    pieces.add(static_cast<int>(s), segment.num_panels,
-               std::max<int64_t>(1, kPackBytes / segment.panel_bytes), pool.num_nodes());
+    pieces.add(static_cast<int>(s), segments_[s].num_panels,
+               std::max<int64_t>(1, kPackBytes / segments_[s].panel_bytes), pool.num_nodes());
   }
   pieces.finish(pool.num_nodes());
   const LoopPhase phase = pieces.phase();
@@ -73,10 +78,39 @@ PackedMatrix::PackedMatrix(ThreadPool& pool, std::span<const SourceMatrix> parts
       [&](int, int64_t chunk, int) {
         const PanelRange& piece = pieces[chunk];
         const Segment& segment = segments_[static_cast<size_t>(piece.item)];
-        pack_panels(parts[static_cast<size_t>(piece.item)], piece.first, piece.count,
-                    memory_.data() + (segment.panel(piece.first) - memory_.data()));
+        make(static_cast<size_t>(piece.item), piece.first, piece.count,
+             memory_.data() + (segment.panel(piece.first) - memory_.data()));
       },
       Stealing::kWithinNode);
+}
+
+PackedMatrix::PackedMatrix(ThreadPool& pool, std::span<const SourceMatrix> parts) {
+  if (parts.empty())
+    throw std::invalid_argument("PackedMatrix: no parts were given; expected at least one matrix");
+  columns_ = parts.front().columns;
+  for (const SourceMatrix& part : parts) add_segment(part.format, part.rows, part.columns);
+  fill(pool, [&](size_t part, int64_t first, int64_t count, std::byte* to) {
+    pack_panels(parts[part], first, count, to);
+  });
+}
+
+PackedMatrix::PackedMatrix(ThreadPool& pool, std::span<const Part> parts, int64_t columns,
+                           std::shared_ptr<const FileMapping> file, size_t offset)
+    : columns_(columns) {
+  if (parts.empty())
+    throw std::invalid_argument("PackedMatrix: no parts were given; expected at least one matrix");
+  for (const Part& part : parts) add_segment(part.format, part.rows, columns);
+  const std::byte* const panels = file->range(offset, bytes_);
+  if (pool.num_nodes() == 1) {
+    place(panels);
+    file_ = std::move(file);
+    return;
+  }
+  fill(pool, [&](size_t s, int64_t first, int64_t count, std::byte* to) {
+    const Segment& segment = segments_[s];
+    const std::byte* const from = panels + (segment.panel(first) - memory_.data());
+    std::memcpy(to, from, static_cast<size_t>(count * segment.panel_bytes));
+  });
 }
 
 void PanelPieces::add(int item, int64_t num_panels, int64_t most, int num_nodes) {

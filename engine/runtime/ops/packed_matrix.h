@@ -2,9 +2,11 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <vector>
 
+#include "host/file_mapping.h"
 #include "host/page_memory.h"
 #include "host/thread_pool.h"
 #include "twofold/weight_format.h"
@@ -51,16 +53,34 @@ class PackedMatrix {
   // ones or different numbers of columns, std::bad_alloc.
   PackedMatrix(ThreadPool& pool, std::span<const SourceMatrix> parts);
 
+  struct Part {
+    kernels::WeightFormat format;
+    int64_t rows;
+  };
+  // Panels as a PackedMatrix had them, from `offset` of a file. They stay there; with several nodes they are
+  // copied, each node's share by its own threads. Throws as above, also where the file is too short.
+  PackedMatrix(ThreadPool& pool, std::span<const Part> parts, int64_t columns,
+               std::shared_ptr<const FileMapping> file, size_t offset);
+
   int64_t rows() const { return rows_; }
   int64_t columns() const { return columns_; }
   size_t bytes() const { return bytes_; }
   const std::vector<Segment>& segments() const { return segments_; }
+  // All segments' panels, one after the other.
+  const std::byte* panels() const { return segments_.front().panels; }
 
  private:
+  void add_segment(kernels::WeightFormat format, int64_t rows, int64_t columns);
+  void place(const std::byte* panels);
+  // make(segment's index, first panel, how many, where to): on the pool, in memory of its own.
+  template <class Make>
+  void fill(ThreadPool& pool, const Make& make);
+
   int64_t rows_ = 0, columns_ = 0;
   size_t bytes_ = 0;
   std::vector<Segment> segments_;
   PageMemory memory_;
+  std::shared_ptr<const FileMapping> file_;
 };
 
 // A piece of work on panels: some of one matrix's.

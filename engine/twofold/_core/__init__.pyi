@@ -282,9 +282,30 @@ def log_probabilities(
 ) -> list[list[tuple[int, float]]]:
     """For each query the token asked for and the likeliest ones of its row, with their log softmax in float64."""
 
+# ---- bind_panels.cpp
+
+def panel_layout() -> str:
+    """What panels of this build look like; another text, and they cannot read one another's."""
+
+@final
+class FileMapping:
+    """A file in memory, read-only; its pages are shared by all processes that map it. Calls raise OSError."""
+
+    def __init__(self, path: str) -> None: ...
+    @property
+    def bytes(self) -> int: ...
+    def populate(self, offset: int, bytes: int) -> None: ...
+    def resident_bytes(self, offset: int, bytes: int) -> int: ...
+
+# ---- bind_ops_dense.cpp
+
 @final
 class PackedMatrix:
     def __init__(self, pool: ThreadPool, parts: Sequence[WeightMatrix]) -> None: ...
+    @staticmethod
+    def from_file(
+        pool: ThreadPool, parts: Sequence[tuple[str, int]], columns: int, file: FileMapping, offset: int
+    ) -> PackedMatrix: ...
     @property
     def rows(self) -> int: ...
     @property
@@ -293,6 +314,10 @@ class PackedMatrix:
     def bytes(self) -> int: ...
     @property
     def formats(self) -> list[str]: ...
+    @property
+    def segment_rows(self) -> list[int]: ...
+    @property
+    def panels(self) -> _U8: ...
 
 @final
 class StateCache:
@@ -498,6 +523,16 @@ class ExpertStore:
         formats: Sequence[tuple[str, str, str]],
         huge_pages: bool = True,
     ) -> None: ...
+    @staticmethod
+    def from_file(
+        num_experts: int,
+        hidden: int,
+        intermediate: int,
+        formats: Sequence[tuple[str, str, str]],
+        file: FileMapping,
+        offset: int,
+    ) -> ExpertStore: ...
+    def copied(self, pool: ThreadPool) -> ExpertStore: ...
     def put(
         self,
         pool: ThreadPool,
@@ -508,8 +543,11 @@ class ExpertStore:
     def formats(self, layer: int) -> tuple[str, str, str]: ...
     def offset(self, layer: int) -> int: ...
     def stride(self, layer: int) -> int: ...
+    def panels(self, layer: int) -> _U8: ...
     @property
     def num_layers(self) -> int: ...
+    @property
+    def mapped(self) -> bool: ...
     @property
     def bytes(self) -> int: ...
     @property

@@ -86,6 +86,11 @@ class EngineConfig:
         None,
         "file that keeps what the expert cache has learned: read at the start if it is there, written at the end",
     )
+    packed_cache: str | None = setting(
+        None,
+        "directory that keeps the model packed, as it lies in memory: written before the first answer where it is "
+        "missing, which takes as much disk as the model, and mapped from then on (default: off)",
+    )
     cpu_threads: int = setting(0, "threads that compute on the CPU; 0: one per physical core")
     numa: str = setting(
         "auto",

@@ -160,6 +160,15 @@ class PrefetchCounts:
 
 
 @dataclass(frozen=True)
+class MappedWeights:
+    """Weights that are computed from in a file's pages."""
+
+    mapped_bytes: int
+    resident_bytes: int
+    """Brought into memory since the start; what of the others a step touches is read then."""
+
+
+@dataclass(frozen=True)
 class EngineStats:
     """A snapshot for people and health checks."""
 

@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from twofold.api.errors import KernelError, ModelLoadError
 from twofold.blocks import ops
+from twofold.blocks.panels import PACKED_WHEN_LOADED, Matrices, Panels
 from twofold.weights.tensor_source import TensorSource
 from twofold.weights.tensor_spec import Found, TensorSpec
 from twofold.weights.weight_format import ExpertWeights, WeightMatrix, packed_bytes
@@ -78,9 +79,19 @@ class BlockWeights:
     the files changed after it.
     """
 
-    def __init__(self, source: TensorSource, specs: Mapping[str, TensorSpec]) -> None:
+    def __init__(
+        self,
+        source: TensorSource,
+        specs: Mapping[str, TensorSpec],
+        panels: Panels = PACKED_WHEN_LOADED,
+    ) -> None:
         self.source = source
         self.specs = specs
+        self._panels = panels
+
+    def from_panels(self, panels: Panels) -> BlockWeights:
+        """The same tensors, packed by or mapped from `panels`."""
+        return BlockWeights(self.source, self.specs, panels)
 
     def __contains__(self, part: str) -> bool:
         return part in self.specs
@@ -123,8 +134,13 @@ class BlockWeights:
 
     def packed(self, pool: ops.ThreadPool, where: str, *parts: str) -> ops.PackedMatrix:
         """The matrices one above the other, packed for the CPU; `where` begins the message of a ModelLoadError."""
+        name = " + ".join(self.specs[part].name for part in parts)
+        return self.pack(pool, where, name, lambda: [self.matrix(part) for part in parts])
+
+    def pack(self, pool: ops.ThreadPool, where: str, name: str, matrices: Matrices) -> ops.PackedMatrix:
+        """The same of matrices that are made from tensors; `name` is theirs in a file of panels."""
         try:
-            return ops.PackedMatrix(pool, [self.matrix(part) for part in parts])
+            return self._panels.matrix(pool, name, matrices)
         except KernelError as error:
             raise ModelLoadError(f"{where}: {error}; the weights are damaged, download them again") from None
 

@@ -7,13 +7,13 @@ taken from the weighted latents (with the values' part, W_UV).
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from twofold.api.errors import KernelError, ModelLoadError
 from twofold.blocks import ops
 from twofold.blocks.block import F32, Block, BlockWeights, Cost, Pages
 from twofold.weights.tensor_spec import Found, Role, TensorSpec
@@ -175,10 +175,9 @@ class Mla(Block):
 
     def cpu(self, weights: BlockWeights, pool: ops.ThreadPool, moe_layer: int) -> ops.Block:
         where = f"layer {self.layer}, attention"
-        try:
-            keys, values = (ops.PackedMatrix(pool, parts) for parts in self.absorbed(weights, pool))
-        except KernelError as error:
-            raise ModelLoadError(f"{where}: {error}; the weights are damaged, download them again") from None
+        absorbed = functools.cache(lambda: self.absorbed(weights, pool))
+        keys = weights.pack(pool, where, f"layer {self.layer}: keys, absorbed", lambda: absorbed()[0])
+        values = weights.pack(pool, where, f"layer {self.layer}: values, absorbed", lambda: absorbed()[1])
         return ops.Mla(
             pool,
             weights.vector("norm"),

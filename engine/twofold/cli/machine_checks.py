@@ -82,10 +82,12 @@ def check_memory() -> Check:
 
 def check_model(config: EngineConfig) -> Check:
     """Whether the model fits, from its headers alone: nothing is loaded."""
-    from twofold.models.sizing import check_host_memory, measure_model
+    from twofold.models.model_files import open_model_files
+    from twofold.models.sizing import check_host_memory, measure_files
 
     try:
-        size = measure_model(config.model)
+        files = open_model_files(config.model)
+        size = measure_files(files)
         tokens = config.max_total_tokens or config.max_model_len or size.config.max_context
         fit = check_host_memory(size, available_memory_bytes(), tokens)
     except TwofoldError as error:
@@ -95,6 +97,10 @@ def check_model(config: EngineConfig) -> Check:
         f"{size.one_expert_bytes / 1e6:.2f} MB, {size.file_bytes / _GIB:.2f} GiB on disk; with a KV cache of {tokens} "
         f"tokens it needs {fit.needed_bytes / _GIB:.2f} GiB of memory"
     )
+    if files.mapped is not None:
+        end = files.mapped.contents.panels_end
+        cached = files.mapped.mapping.resident_bytes(0, end)
+        found += f"; packed, {100 * cached / end:.0f} % of its panels are in the system's cache"
     if fit.fits:
         return Check("model", "ok", found)
     return Check("model", "bad", found, fit.advice)

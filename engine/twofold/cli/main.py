@@ -25,6 +25,7 @@ COMMANDS: Final[dict[str, str]] = {
     "bench": "measure prefill and decode speed, against transformers too",
     "calibrate": "measure this machine for predictions, and keep the figures",
     "quantize": "write a model again with smaller weights, and measure what that cost",
+    "pack": "write a model as it lies in memory, which then starts at once",
     "doctor": "say what this machine has, lacks and can run",
     "version": "versions of Twofold and of what it runs on",
     "telemetry": "what the telemetry database holds",

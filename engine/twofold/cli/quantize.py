@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from twofold.api.config import EngineConfig
 from twofold.api.errors import ConfigError
+from twofold.cli.bar import Bar
 
 if TYPE_CHECKING:
     from twofold.blocks.ops import ThreadPool
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from twofold.models.quantise.quality import Quality
     from twofold.models.quantise.recipe import Recipe
 
-_BAR_CHARS = 30
 _SEQUENCE_TOKENS = 512
 
 
@@ -84,7 +84,7 @@ def _write(files: ModelFiles, recipe: Recipe, source: Path, output: Path, target
     if directory.begin():
         print(f"{output} is complete already", file=sys.stderr)
         return
-    bar = _Bar(f"quantising to {target}", "GB", 1e-9)
+    bar = Bar(f"quantising to {target}", "GB", 1e-9)
     try:
         kept = directory.write(bar.show)
     finally:
@@ -98,7 +98,7 @@ def _compare(files: ModelFiles, output: Path, sequences: list[list[int]], pool: 
     from twofold.models.model_files import open_model_files
     from twofold.models.quantise.quality import compare
 
-    bar = _Bar("comparing", "layers", 1.0)
+    bar = Bar("comparing", "layers", 1.0)
     try:
         return compare(files, open_model_files(output), sequences, pool, bar.show)
     finally:
@@ -187,26 +187,3 @@ def _by_format(recipe: Recipe) -> dict[str, int]:
     for tensor in recipe.tensors():
         counts[tensor.format] = counts.get(tensor.format, 0) + 1
     return dict(sorted(counts.items()))
-
-
-class _Bar:
-    """One line on a terminal's stderr that is written over."""
-
-    def __init__(self, what: str, unit: str, scale: float) -> None:
-        self._what, self._unit, self._scale = what, unit, scale
-        self._shows = sys.stderr.isatty()
-        self._percent = -1
-
-    def show(self, done: int, total: int) -> None:
-        percent = 100 * done // max(1, total)
-        if not self._shows or percent == self._percent:
-            return
-        self._percent = percent
-        filled = "█" * (percent * _BAR_CHARS // 100)
-        amount = f"{done * self._scale:.4g}/{total * self._scale:.4g} {self._unit}"
-        line = f"{self._what} {filled:<{_BAR_CHARS}} {percent:3d} %  {amount}"
-        print(f"\r{line}\x1b[K", end="", file=sys.stderr, flush=True)
-
-    def clear(self) -> None:
-        if self._shows:
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)

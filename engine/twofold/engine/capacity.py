@@ -41,14 +41,17 @@ def longest_request(config: EngineConfig, model: ModelConfig) -> int:
     return asked
 
 
-def plan_capacity(config: EngineConfig, model: ModelConfig) -> CacheCapacity:
+def plan_capacity(config: EngineConfig, model: ModelConfig, mapped_bytes: int = 0) -> CacheCapacity:
     """Size the cache: what was asked for, else eight full contexts within a quarter of the free memory.
+
+    `mapped_bytes` of files are to stay in memory, though the system calls their pages free.
 
     Raises:
         ConfigError: --max-model-len is beyond the model's context, or nothing fits.
     """
     max_context = longest_request(config, model)
-    affordable = int(available_memory_bytes() * _MEMORY_SHARE) // bytes_per_token(model)
+    free_bytes = max(0, available_memory_bytes() - mapped_bytes)
+    affordable = int(free_bytes * _MEMORY_SHARE) // bytes_per_token(model)
     if config.max_total_tokens is not None:
         tokens, reason = config.max_total_tokens, "asked for by --max-total-tokens"
     elif affordable < _DEFAULT_CONTEXTS * max_context:

@@ -21,6 +21,7 @@ from twofold.api.types import (
     EngineStats,
     FinishReason,
     GenerationRequest,
+    MappedWeights,
     RunInfo,
     SamplingParams,
     Usage,
@@ -31,6 +32,7 @@ from twofold.engine.loading import load_parts
 from twofold.engine.prefill_budget import PrefillBudget
 from twofold.engine.recording import Recorder
 from twofold.engine.requests import RequestState, check_request, max_answer_tokens
+from twofold.engine.residency import Residency
 from twofold.engine.runner import Runner
 from twofold.engine.sampler import Sampler
 from twofold.engine.scheduler import ScheduledSequence, Scheduler, Sequence
@@ -55,6 +57,7 @@ class Engine:
         max_context: int,
         telemetry: TelemetrySink | None,
         cache_state: Path | None = None,
+        residency: Residency | None = None,
     ) -> None:
         self.config = config
         self.tokenizer = tokenizer
@@ -82,6 +85,7 @@ class Engine:
         self._numbers = itertools.count()
         self._num_steps = 0
         self._cache_state = cache_state
+        self._residency = residency
         self._started = time.perf_counter()
         self._virtual_s = 0.0 if info.clock == "virtual" else None
         self._inbox = Inbox()
@@ -112,6 +116,7 @@ class Engine:
             parts.max_context,
             telemetry,
             parts.cache_state,
+            parts.residency,
         )
 
     # ---- what callers use -------------------------------------------------------------------------------------------
@@ -165,6 +170,8 @@ class Engine:
         if self._thread is not None:
             self._thread.join()
             self._thread = None
+        if self._residency is not None:
+            self._residency.close()
         self._take_inbox()
         self._drop_cancelled()
         self._wake()
@@ -222,6 +229,11 @@ class Engine:
         if last[0].finish_reason == "error" or usage is None:
             raise KernelError(last[0].error or "the request failed")
         return usage
+
+    @property
+    def mapped_weights(self) -> MappedWeights | None:
+        """How far the weights of a packed model are in memory; None of any other."""
+        return None if self._residency is None else self._residency.weights
 
     @property
     def sampling_s(self) -> float:

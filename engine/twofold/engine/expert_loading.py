@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import logging
+
+from twofold import _core
 from twofold.api.config import EngineConfig
+from twofold.api.errors import ModelLoadError
 from twofold.blocks import ops
+from twofold.blocks.panels import MappedPanels
 from twofold.experts.accelerator import AcceleratorChoice
 from twofold.experts.moe import DenseCost, MoeRuntime, MoeShape, SlotPlan
 from twofold.experts.policies import prefetches
 from twofold.experts.profiles import load_machine_profile
 from twofold.models import LoadProgress, ModelFiles, ProgressFn
 from twofold.models.sizing import dense_stretches
+
+_log = logging.getLogger(__name__)
 
 
 def slot_plan(config: EngineConfig, slots: int, num_staging: int = -1) -> SlotPlan:
@@ -28,6 +35,28 @@ def moe_shape(files: ModelFiles) -> MoeShape:
         intermediate=routed.intermediate_size,
         formats=files.expert_formats(),
     )
+
+
+def mapped_experts(panels: MappedPanels, shape: MoeShape, pool: ops.ThreadPool) -> _core.ExpertStore:
+    """The experts of a file of panels. Raises ModelLoadError where they are those of a model of another shape."""
+    stored = panels.contents.experts
+    found = (len(stored.formats), stored.num_experts, stored.hidden, stored.intermediate, stored.formats)
+    expected = (shape.num_layers, shape.num_experts, shape.hidden, shape.intermediate, shape.formats)
+    if found != expected:
+        raise ModelLoadError(
+            f"{panels.path}: holds experts (layers, experts, hidden, intermediate, formats) {found}, expected "
+            f"{expected} from the model's configuration; pack the model again with `twofold pack MODEL OUT`"
+        )
+    store = panels.experts()
+    if pool.num_nodes == 1:
+        return store
+    _log.warning(
+        "%s: panels are copied, not mapped: they are spread over %d memory nodes, and a file's pages lie where they "
+        "were read; --numa off maps them",
+        panels.path,
+        pool.num_nodes,
+    )
+    return store.copied(pool)
 
 
 def load_experts(
@@ -49,7 +78,7 @@ def load_experts(
 
     return MoeRuntime(
         shape,
-        files.expert_layers(),
+        files.expert_layers() if files.mapped is None else mapped_experts(files.mapped, shape, pool),
         pool,
         choice,
         slots,

@@ -21,6 +21,7 @@ from twofold.device.finding import choose_accelerator
 from twofold.engine.capacity import plan_capacity
 from twofold.engine.expert_loading import load_experts, slot_plan
 from twofold.engine.model import LoadedModel
+from twofold.engine.residency import Residency
 from twofold.engine.runner import LoadedRunner, ModelRunner, Runner
 from twofold.experts.accelerator import AcceleratorChoice, num_slots
 from twofold.experts.moe import MoeRuntime
@@ -29,6 +30,7 @@ from twofold.experts.warm_start import open_cache_state
 from twofold.models import ModelFiles, ProgressFn, open_model_files
 from twofold.models.bundled import bundled_model_path
 from twofold.tokenizer import Tokenizer
+from twofold.weights.gguf_source import GgufSource
 
 _log = logging.getLogger(__name__)
 
@@ -44,6 +46,8 @@ class EngineParts:
     max_context: int
     """Longest prompt plus answer of one request, in tokens."""
     cache_state: Path | None
+    residency: Residency | None
+    """Of weights that are mapped."""
 
 
 def load_parts(config: EngineConfig, progress: ProgressFn | None = None) -> EngineParts:
@@ -58,7 +62,7 @@ def load_parts(config: EngineConfig, progress: ProgressFn | None = None) -> Engi
     choice, device = choose_accelerator(config.accelerator)
     path = Path(config.model) if config.model else bundled_model_path()
     files = open_model_files(path)  # the cheap refusals come before gigabytes are read
-    tokenizer = Tokenizer.open(config.tokenizer or path, vocab_size=files.config.vocab_size)
+    tokenizer = _open_tokenizer(config.tokenizer, path, files)
     pool = ops.ThreadPool(config.cpu_threads, config.numa)
     _log.info("threads: %s", pool.reason)
     if pool.num_threads > (num_cores := len(os.sched_getaffinity(0))):
@@ -67,24 +71,45 @@ def load_parts(config: EngineConfig, progress: ProgressFn | None = None) -> Engi
             pool.num_threads,
             num_cores,
         )
-    if device is not None:
-        # Imports torch, which nothing else here needs.
-        from twofold.device.loading import load_on_device
+    if config.packed_cache is not None:
+        # Imports what writes models, which nothing else here needs.
+        from twofold.engine.packed_cache import with_packed_cache
 
-        loaded = load_on_device(config, files, pool, choice, device, progress)
-        choice = dataclasses.replace(choice, reason=f"{choice.reason}; {loaded.reason}")
-    else:
-        loaded = _load_on_cpu(config, files, pool, choice, progress)
-    _log.info("accelerator %s: %s", choice.label, choice.reason)
-    moe = loaded.runner.moe
-    return EngineParts(
-        runner=loaded.runner,
-        tokenizer=tokenizer,
-        info=run_info(config, path, files, choice, moe, pool),
-        num_pages=loaded.num_pages,
-        max_context=loaded.max_context,
-        cache_state=open_cache_state(moe, config.cache_state),
-    )
+        cache = Path(config.packed_cache).expanduser()
+        files = with_packed_cache(files, path, cache, pool, progress)
+    # Where panels are copied, the copying reads them.
+    residency = Residency(files.mapped) if files.mapped is not None and pool.num_nodes == 1 else None
+    try:
+        if device is not None:
+            # Imports torch, which nothing else here needs.
+            from twofold.device.loading import load_on_device
+
+            loaded = load_on_device(config, files, pool, choice, device, progress)
+            choice = dataclasses.replace(choice, reason=f"{choice.reason}; {loaded.reason}")
+        else:
+            loaded = _load_on_cpu(config, files, pool, choice, progress)
+        _log.info("accelerator %s: %s", choice.label, choice.reason)
+        moe = loaded.runner.moe
+        return EngineParts(
+            runner=loaded.runner,
+            tokenizer=tokenizer,
+            info=run_info(config, path, files, choice, moe, pool),
+            num_pages=loaded.num_pages,
+            max_context=loaded.max_context,
+            cache_state=open_cache_state(moe, config.cache_state),
+            residency=residency,
+        )
+    except BaseException:
+        if residency is not None:
+            residency.close()
+        raise
+
+
+def _open_tokenizer(asked: str | None, path: Path, files: ModelFiles) -> Tokenizer:
+    """The one asked for, or the model's; a GGUF file's header, a quarter of a second of parsing, is read once."""
+    if asked is None and isinstance(files.tensors, GgufSource):
+        return Tokenizer.from_gguf(files.tensors.file, vocab_size=files.config.vocab_size)
+    return Tokenizer.open(asked or path, vocab_size=files.config.vocab_size)
 
 
 def _load_on_cpu(
@@ -98,7 +123,8 @@ def _load_on_cpu(
     model = LoadedModel(files, pool, progress)
     slots = num_slots(config, len(files.config.moe_layers), files.config.num_experts)
     moe = load_experts(files, pool, choice, config, slot_plan(config, slots), progress)
-    capacity = plan_capacity(config, files.config)
+    mapped_bytes = 0 if files.mapped is None or pool.num_nodes > 1 else files.mapped.contents.panels_end
+    capacity = plan_capacity(config, files.config, mapped_bytes)
     planes = files.config.cache_planes("bfloat16" if files.config.dtype == "bfloat16" else "float32")
     kv_cache = ops.StateCache(planes, capacity.num_pages, config.page_size)
     return LoadedRunner(ModelRunner(model, moe, kv_cache), capacity.num_pages, capacity.max_context)

@@ -126,7 +126,9 @@ class _Loading:
         self._progress = progress
         layers = range(files.config.num_layers)
         self._steps = [*map(files.dense_names, layers), files.head.names]
-        self._experts = files.expert_names()[:2]  # whose turn is next
+        if files.mapped is not None:  # no rows are read; `Residency` brings the panels
+            self._steps = [[] for _ in self._steps]
+        self._experts = [] if files.mapped is not None else files.expert_names()[:2]  # whose turn is next
         self._bytes = [sum(files.tensors.entry(name).num_bytes for name in step) for step in self._steps]
         self._steps_done = 0
         self._read_ahead()

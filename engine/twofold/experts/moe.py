@@ -174,8 +174,20 @@ class MoeRuntime:
         )
         try:
             accelerator = device.accelerator(self.store, cost, slots.scheduler_config(shape))
+            if accelerator.warning and self.store.mapped:
+                _log.warning(
+                    "experts are copied from their file, which cannot be pinned in place (%s)",
+                    accelerator.warning,
+                )
+                del accelerator  # first: its slots take the room that the next ones need
+                self.store = self.store.copied(pool)
+                accelerator = device.accelerator(self.store, cost, slots.scheduler_config(shape))
         except ValueError as error:
             raise ConfigError(f"accelerator {self.choice.label}: {error}") from error
+        except MemoryError as error:
+            raise ModelLoadError(
+                "there is not enough memory for a copy of the experts; load the model that was packed instead"
+            ) from error
         self.accelerator = accelerator
         if accelerator.warning:
             _log.warning("%s", accelerator.warning)

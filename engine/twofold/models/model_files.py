@@ -16,11 +16,13 @@ from typing import Final, Literal
 
 from twofold.api.errors import ModelLoadError
 from twofold.blocks.block import Block, BlockWeights, ExpertBlock, ModelPart
+from twofold.blocks.panels import PACKED_WHEN_LOADED, MappedPanels, Panels
 from twofold.models.config import ModelConfig, WeightDType, read_block_formats
 from twofold.models.registry import read_config, read_gguf_config
 from twofold.weights.checkpoint import Checkpoint
 from twofold.weights.gguf_file import GgufFile, is_gguf
 from twofold.weights.gguf_source import GgufSource
+from twofold.weights.panel_file import PANEL_FILE, PanelSource
 from twofold.weights.tensor_source import TensorSource
 from twofold.weights.tensor_spec import Found, TensorSpec
 from twofold.weights.weight_format import ExpertWeights
@@ -34,7 +36,7 @@ _PLAIN: Final[Mapping[str, WeightDType]] = MappingProxyType(
 class LoadProgress:
     """How far loading has come. The totals cover the whole stage and never change during it."""
 
-    stage: Literal["dense weights", "experts"]
+    stage: Literal["packing", "dense weights", "experts"]
     current: str
     """What was just done: a layer, or the head."""
     bytes_done: int
@@ -58,6 +60,25 @@ class ModelFiles:
     embedding: BlockWeights
     layers: tuple[tuple[OpenBlock, ...], ...]
     head: BlockWeights
+    panels: Panels = PACKED_WHEN_LOADED
+
+    @property
+    def mapped(self) -> MappedPanels | None:
+        """The file of panels that it runs from, where there is one."""
+        return self.panels if isinstance(self.panels, MappedPanels) else None
+
+    def from_panels(self, panels: Panels) -> ModelFiles:
+        """The same model, packed by or mapped from `panels`."""
+        return replace(
+            self,
+            panels=panels,
+            embedding=self.embedding.from_panels(panels),
+            layers=tuple(
+                tuple((block, weights.from_panels(panels)) for block, weights in layer)
+                for layer in self.layers
+            ),
+            head=self.head.from_panels(panels),
+        )
 
     def parts(self) -> Iterator[tuple[ModelPart, BlockWeights]]:
         """Embedding, blocks and head with their tensors."""
@@ -116,7 +137,7 @@ class ModelFiles:
 
 
 def open_model_files(path: str | Path) -> ModelFiles:
-    """Open a Hugging Face model directory or a GGUF file (of a split one, the first part).
+    """Open a Hugging Face model directory, a packed one, or a GGUF file (of a split one, the first part).
 
     Raises ModelLoadError for whatever is missing, damaged or unsupported.
     """
@@ -128,6 +149,11 @@ def open_model_files(path: str | Path) -> ModelFiles:
             config, specs, GgufSource(file, chain.from_iterable(map(dict.values, specs)))
         )
     config = read_config(path)
+    if (panel_file := Path(path) / PANEL_FILE).exists():
+        panels = MappedPanels(panel_file)
+        packed = PanelSource(panel_file, panels.contents)
+        specs = part_specs(config, lambda spec: spec.name in packed)
+        return check_model_files(config, specs, packed).from_panels(panels)
     tensors = Checkpoint.open(path, read_block_formats(Path(path)))
     return check_model_files(config, part_specs(config, lambda spec: spec.name in tensors), tensors)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from twofold.api.types import GenerationRequest, PlacementCounts, RunInfo
+from twofold.api.types import GenerationRequest, MappedWeights, PlacementCounts, RunInfo
 
 
 class ServingTokenizer(Protocol):
@@ -73,6 +73,9 @@ class ServingEngine(Protocol):
 
     @property
     def max_context(self) -> int: ...
+
+    @property
+    def mapped_weights(self) -> MappedWeights | None: ...
 
     def submit(self, request: GenerationRequest) -> None:
         """Queue a request. RequestError or CapacityError here, before anything has started."""

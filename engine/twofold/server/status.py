@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import ipaddress
 import json
 import time
@@ -70,7 +71,7 @@ def _health(state: ServerState) -> dict[str, Any]:
     engine = state.loaded_engine
     if engine is None:
         return body
-    info, stats = engine.info, engine.stats()
+    info, stats, mapped = engine.info, engine.stats(), engine.mapped_weights
     return body | {
         "model": state.model_name,
         "max_context": engine.max_context,
@@ -80,6 +81,7 @@ def _health(state: ServerState) -> dict[str, Any]:
         "clock": info.clock,
         "policy": info.policy if info.num_slots else None,
         "num_slots": info.num_slots,
+        "mapped_weights": None if mapped is None else dataclasses.asdict(mapped),
         "queue": {"running": stats.num_running, "waiting": stats.num_waiting},
     }
 

@@ -40,6 +40,7 @@ class GgufSource(TensorSource):
 
         Raises ModelLoadError for a tensor that should hold several of the model's and has other rows.
         """
+        self.file = file
         self._specs = {spec.name: spec for spec in specs}
         self._recoders: dict[str, Callable[[U8], U8]] = {}
         others = dict(file.tensors)

@@ -27,8 +27,16 @@ F32 = npt.NDArray[np.float32]
 _FLOATS: Final = ("f32", "f16", "bf16")
 _SMALL_SHARE: Final = 0.25
 """Of the machine's memory: below it, what has been read stays in the system's cache."""
-_SCALE_SUFFIX: Final = "_scale_inv"
-"""fp8: tensor W's grid of scales is called W_scale_inv; it multiplies, whatever its name says."""
+
+
+def scales_name(tensor: str) -> str:
+    """fp8: what a tensor's grid of scales is called; it multiplies, whatever its name says."""
+    return f"{tensor}_scale_inv"
+
+
+def scale_grid(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape of that grid for a matrix or a stack of them."""
+    return (*shape[:-2], *(-(-size // SCALE_GRID) for size in shape[-2:]))
 
 
 @dataclass(frozen=True)
@@ -112,8 +120,8 @@ class TensorSource:
         """The format of tensor `name`, nothing read. Raises ModelLoadError unless it (and its scales) can be used."""
         format = self.entry(name).check(shape)
         if format == "fp8":
-            scales = self.entry(name + _SCALE_SUFFIX)
-            scales.check((*shape[:-2], *(-(-size // SCALE_GRID) for size in shape[-2:])))
+            scales = self.entry(scales_name(name))
+            scales.check(scale_grid(shape))
             if scales.format not in _FLOATS:
                 raise ModelLoadError(
                     f"{scales.file}: scales {scales.name} are {scales.dtype}, expected floats; download it again"
@@ -122,7 +130,7 @@ class TensorSource:
 
     def companions(self, name: str) -> tuple[str, ...]:
         """Names of the tensors that are read with `name`: the scales of an fp8 matrix."""
-        return (name + _SCALE_SUFFIX,) if self.entry(name).format == "fp8" else ()
+        return (scales_name(name),) if self.entry(name).format == "fp8" else ()
 
     def matrix(self, name: str, shape: tuple[int, int]) -> WeightMatrix:
         """Tensor `name` as a read-only view of the mapped file. Raises ModelLoadError as `check`."""
@@ -136,7 +144,7 @@ class TensorSource:
         data = self._elements(self.entry(name), format).reshape(count, rows, -1)
         if format != "fp8":
             return [WeightMatrix(data[index], format, columns) for index in range(count)]
-        scales = self._entries[name + _SCALE_SUFFIX]
+        scales = self._entries[scales_name(name)]
         grid = self._floats(scales).reshape(count, *scales.shape[-2:])
         return [WeightMatrix(data[index], format, columns, grid[index]) for index in range(count)]
 

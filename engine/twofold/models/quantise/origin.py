@@ -58,7 +58,7 @@ def write_tokenizer(source: Path, output: Path, config: ModelConfig) -> None:
 def _as_config_json(source: Path, config: ModelConfig) -> dict[str, Any]:
     if config.rope.frequency_factors:
         raise ModelLoadError(
-            f"{source}: its rope_freqs.weight has no place in config.json; quantise the Hugging Face checkpoint instead"
+            f"{source}: its rope_freqs.weight has no place in config.json; give the Hugging Face checkpoint instead"
         )
     rope: dict[str, Any] = {"rope_type": config.rope.kind, "rope_theta": config.rope.theta}
     if config.rope.kind != "default":

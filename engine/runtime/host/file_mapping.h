@@ -1,0 +1,33 @@
+// A file in memory, read-only: its pages are the system's and shared by every process that maps it.
+#pragma once
+#include <cstddef>
+#include <string>
+
+namespace twofold {
+
+class FileMapping {
+ public:
+  // Throws std::system_error where the file cannot be opened or mapped, or is empty.
+  explicit FileMapping(const std::string& path);
+  ~FileMapping();
+  FileMapping(const FileMapping&) = delete;
+  FileMapping& operator=(const FileMapping&) = delete;
+
+  const std::byte* data() const { return data_; }
+  size_t bytes() const { return bytes_; }
+  // The range that begins at `offset`. Throws std::invalid_argument unless it lies within the file, on a cache
+  // line.
+  const std::byte* range(size_t offset, size_t bytes) const;
+
+  // Reads pages [offset, offset + bytes) and enters them in this process's page table; returns when they are
+  // there. Throws as range(); std::system_error where the file has become shorter or its disk fails.
+  void populate(size_t offset, size_t bytes) const;
+  // How much of that range is in the system's cache, whoever brought it there. Throws as range().
+  size_t resident_bytes(size_t offset, size_t bytes) const;
+
+ private:
+  const std::byte* data_ = nullptr;
+  size_t bytes_ = 0;
+};
+
+}  // namespace twofold

@@ -1,0 +1,75 @@
+"""Where a model's packed matrices come from: packed while it loads, or mapped from a file of panels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final, Protocol
+
+from twofold import _core
+from twofold.api.errors import ModelLoadError
+from twofold.blocks import ops
+from twofold.weights.panel_file import Contents, read_contents
+from twofold.weights.weight_format import WeightMatrix
+
+Matrices = Callable[[], Sequence[WeightMatrix]]
+
+
+class Panels(Protocol):
+    def matrix(self, pool: ops.ThreadPool, name: str, matrices: Matrices) -> ops.PackedMatrix:
+        """What `matrices()` are, one above the other, in panels. `name` is the stack's, the same in every run.
+
+        Raises KernelError for weights that cannot be packed.
+        """
+
+
+class _PackedWhenLoaded:
+    def matrix(self, pool: ops.ThreadPool, name: str, matrices: Matrices) -> ops.PackedMatrix:
+        return ops.PackedMatrix(pool, matrices())
+
+
+PACKED_WHEN_LOADED: Final[Panels] = _PackedWhenLoaded()
+
+
+class MappedPanels:
+    """A file of panels in memory, shared with whoever else maps it."""
+
+    def __init__(self, path: Path, contents: Contents | None = None) -> None:
+        """Checks what the file says about itself and maps it. Raises ModelLoadError."""
+        self.path = path
+        self.contents = read_contents(path) if contents is None else contents
+        layout = _core.panel_layout()
+        if self.contents.layout != layout:
+            raise ModelLoadError(
+                f"{path}: holds panels of layout {self.contents.layout}, this build reads {layout}; pack the model "
+                "again with `twofold pack MODEL OUT`"
+            )
+        try:
+            self.mapping = _core.FileMapping(str(path))
+        except OSError as error:
+            raise ModelLoadError(
+                f"{path}: cannot be memory-mapped: {error.strerror}; check the file system"
+            ) from None
+
+    def matrix(self, pool: ops.ThreadPool, name: str, matrices: Matrices) -> ops.PackedMatrix:
+        """See `Panels.matrix`; `matrices` are not asked for. Raises ModelLoadError where the file has no such stack."""
+        stored = self.contents.matrices.get(name)
+        if stored is None:
+            raise ModelLoadError(
+                f"{self.path}: has no panels of {name}; it was packed from another model, pack this one again"
+            )
+        return ops.PackedMatrix.from_file(
+            pool, stored.parts, stored.columns, self.mapping, stored.stretch.offset
+        )
+
+    def experts(self) -> _core.ExpertStore:
+        """All experts, in the file's pages."""
+        stored = self.contents.experts
+        return _core.ExpertStore.from_file(
+            stored.num_experts,
+            stored.hidden,
+            stored.intermediate,
+            stored.formats,
+            self.mapping,
+            stored.stretches[0].offset,
+        )

@@ -1,0 +1,267 @@
+"""Packs a model into a file of panels, and into a directory that loads on its own.
+
+A layer at a time: what is being packed is in memory once, as panels, and the source's pages go behind it.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from twofold import _core
+from twofold.api.errors import ConfigError, KernelError, ModelLoadError, TwofoldError
+from twofold.blocks import ops
+from twofold.blocks.block import BlockWeights, ExpertBlock
+from twofold.blocks.panels import Matrices
+from twofold.engine.expert_loading import moe_shape
+from twofold.experts.moe import MoeShape, make_store
+from twofold.models.model_files import LoadProgress, ModelFiles, ProgressFn
+from twofold.models.quantise.directory import fingerprint
+from twofold.models.quantise.origin import source_config, write_tokenizer
+from twofold.models.sizing import measure_files
+from twofold.weights.gguf_file import model_name
+from twofold.weights.panel_file import (
+    LARGE_PAGE,
+    PAGE,
+    PANEL_FILE,
+    Contents,
+    StoredExperts,
+    StoredMatrix,
+    StoredTensor,
+    read_contents,
+)
+from twofold.weights.panel_writing import PanelFileWriter
+from twofold.weights.tensor_source import scale_grid, scales_name
+
+Rows = npt.NDArray[Any]
+_SLACK_BYTES: Final = 64 * 1024 * 1024
+"""Of a file, what is neither panels nor rows: alignment, contents, tokenizer."""
+
+
+def source_mark(files: ModelFiles) -> str:
+    """The fingerprint of a model that panels are made from."""
+    return fingerprint(files, "panels")
+
+
+def needed_bytes(files: ModelFiles, *, with_rows: bool) -> int:
+    """Disk space that `write_panels` takes, rounded up."""
+    size = measure_files(files)
+    rows = sum(weights.source_bytes for weights in _dense(files)) if with_rows else 0
+    return size.dense_bytes + size.expert_bytes + rows + _SLACK_BYTES
+
+
+def write_panels(
+    files: ModelFiles,
+    writer: PanelFileWriter,
+    source: Path,
+    pool: ops.ThreadPool,
+    progress: ProgressFn | None = None,
+    *,
+    with_rows: bool,
+) -> None:
+    """Pack all of `files` into `writer`'s file; `with_rows`: so that it needs no model beside it.
+
+    Raises:
+        ModelLoadError: the weights are damaged, or memory is short.
+        OSError: the disk is full or fails.
+    """
+    shape = moe_shape(files)
+    matrices = _WrittenPanels(writer)
+    config, tensors = files.config, files.tensors
+    tell = _Progress(files, shape, progress)
+    names = [files.dense_names(layer) for layer in range(config.num_layers)]
+    for index, layer in enumerate(files.layers):
+        for ahead in names[index : index + 3]:
+            tensors.will_read(ahead)
+        for block, weights in layer:
+            if not isinstance(block, ExpertBlock):
+                block.cpu(weights.from_panels(matrices), pool, 0)
+        tensors.release_pages(names[index])
+        tell.done(f"layer {index}", writer.at)
+    config.head.cpu(files.head.from_panels(matrices), pool)
+    writer.align(LARGE_PAGE)
+    layers = []
+    for panels in _expert_panels(files, shape, pool):
+        layers.append(writer.write(panels))
+        tell.done(f"experts of layer {config.moe_layers[len(layers) - 1]}", writer.at)
+    experts = StoredExperts(shape.num_experts, shape.hidden, shape.intermediate, shape.formats, tuple(layers))
+    rows = _write_rows(files, writer) if with_rows else {}
+    writer.finish(
+        Contents(
+            layout=_core.panel_layout(),
+            fingerprint=source_mark(files),
+            source=model_name(str(source)),
+            matrices=matrices.stored,
+            experts=experts,
+            tensors=rows,
+        )
+    )
+
+
+class _WrittenPanels:
+    """`Panels` that are packed and written."""
+
+    def __init__(self, writer: PanelFileWriter) -> None:
+        self._writer = writer
+        self.stored: dict[str, StoredMatrix] = {}
+
+    def matrix(self, pool: ops.ThreadPool, name: str, matrices: Matrices) -> ops.PackedMatrix:
+        packed = ops.PackedMatrix(pool, matrices())
+        self._writer.align(PAGE)
+        parts = tuple(zip(packed.formats, packed.segment_rows, strict=True))
+        self.stored[name] = StoredMatrix(parts, packed.columns, self._writer.write(packed.panels))
+        return packed
+
+
+def _expert_panels(
+    files: ModelFiles, shape: MoeShape, pool: ops.ThreadPool
+) -> Iterator[npt.NDArray[np.uint8]]:
+    """Of one layer after the other, as a store of all would hold them."""
+
+    @functools.lru_cache(maxsize=1)  # fresh memory for every layer would cost its page faults
+    def store_of(formats: tuple[str, str, str]) -> _core.ExpertStore:
+        return make_store(
+            MoeShape(1, shape.num_experts, shape.top_k, shape.hidden, shape.intermediate, (formats,)), pool
+        )
+
+    try:
+        for formats, experts in zip(shape.formats, files.expert_layers(), strict=True):
+            store = store_of(formats)
+            store.put(pool, 0, 0, experts)
+            yield store.panels(0)
+    except (ValueError, KernelError) as error:
+        raise ModelLoadError(f"experts: {error}; the weights are damaged, download them again") from error
+    except MemoryError as error:
+        raise ModelLoadError(
+            "there is not enough memory for the experts of one layer; end other programs"
+        ) from error
+
+
+def _write_rows(files: ModelFiles, writer: PanelFileWriter) -> dict[str, StoredTensor]:
+    """The tensors: rows of the dense ones, shapes of the experts."""
+    stored: dict[str, StoredTensor] = {}
+
+    def put(name: str, format: str, shape: tuple[int, ...], data: Rows | None, scales: Rows | None) -> None:
+        stored[name] = StoredTensor(format, shape, None if data is None else writer.write_aligned(data))
+        if format == "fp8":
+            grid = scale_grid(shape)
+            stretch = None if scales is None else writer.write_aligned(scales)
+            stored[scales_name(name)] = StoredTensor("f32", grid, stretch)
+
+    specs = {spec.name: spec.shape for weights in _dense(files) for spec in weights.specs.values()}
+    for name, shape in specs.items():
+        if len(shape) == 1:
+            put(name, "f32", shape, files.tensors.vector(name, (shape[0],)), None)
+        else:
+            whole = files.tensors.stack(name, shape)
+            grids = [matrix.scales for matrix in whole if matrix.scales is not None]
+            put(name, whole[0].format, shape, np.stack([matrix.data for matrix in whole]),
+                np.stack(grids) if grids else None)  # fmt: skip
+        files.tensors.release_pages([name, *files.tensors.companions(name)])
+    for block, weights in files.blocks():
+        if isinstance(block, ExpertBlock):
+            for spec, format in zip(
+                block.stacked_experts(weights), block.expert_formats(weights), strict=True
+            ):
+                put(spec.name, format, spec.shape, None, None)
+    return stored
+
+
+def _dense(files: ModelFiles) -> list[BlockWeights]:
+    return [weights for part, weights in files.parts() if not isinstance(part, ExpertBlock)]
+
+
+class _Progress:
+    def __init__(self, files: ModelFiles, shape: MoeShape, progress: ProgressFn | None) -> None:
+        self._progress = progress
+        self._bytes_total = needed_bytes(files, with_rows=False)
+        self._steps_total = files.config.num_layers + shape.num_layers
+        self._steps = 0
+
+    def done(self, current: str, num_bytes: int) -> None:
+        self._steps += 1
+        if self._progress is not None:
+            self._progress(
+                LoadProgress("packing", current, num_bytes, self._bytes_total, self._steps, self._steps_total)
+            )
+
+
+def check_room(directory: Path, needed: int) -> None:
+    """Raises ConfigError where the directory's disk has less than `needed` bytes free."""
+    free = shutil.disk_usage(directory).free
+    if needed > free:
+        raise ConfigError(
+            f"{directory}: {needed / 1e9:.2f} GB are needed, {free / 1e9:.2f} GB are free; free some or choose another "
+            "directory"
+        )
+
+
+def pack_directory(
+    files: ModelFiles,
+    source: Path,
+    output: Path,
+    pool: ops.ThreadPool,
+    progress: ProgressFn | None = None,
+) -> bool:
+    """Write the directory of a packed model; False where it is there already. A killed run is begun anew.
+
+    Raises:
+        ConfigError: the directory holds something else, is being written, or its disk has too little room.
+        ModelLoadError: the source is damaged, or is a packed model.
+        TwofoldError: the disk is full or fails.
+    """
+    if files.mapped is not None:
+        raise ConfigError(f"{source} is packed already; give the model that it was packed from")
+    panel_file = output / PANEL_FILE
+    config, mark = source_config(source, files.config), source_mark(files)
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        there = _contents(panel_file)
+        if there is not None and there.fingerprint != mark:
+            raise ConfigError(
+                f"{output} holds {there.source} packed from other files; choose another directory or remove it"
+            )
+        if there is not None and there.layout == _core.panel_layout() and (output / "config.json").exists():
+            return False
+        part = output / f"{PANEL_FILE}.part"
+        found = sorted(entry.name for entry in output.iterdir())
+        if found and not panel_file.exists() and not part.exists():
+            raise ConfigError(
+                f"{output} holds {found[0]} and no packed model; choose an empty directory or remove it"
+            )
+        panel_file.unlink(missing_ok=True)  # damaged, or of another layout
+        check_room(output, needed_bytes(files, with_rows=True))
+        with PanelFileWriter(panel_file) as writer:
+            write_tokenizer(source, output, files.config)
+            (output / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+            write_panels(files, writer, source, pool, progress, with_rows=True)
+    except BlockingIOError:
+        raise ConfigError(
+            f"{output} is being written by another process; wait for it or choose another directory"
+        ) from None
+    except OSError as error:
+        raise disk_error(output, error) from error
+    return True
+
+
+def disk_error(where: Path, error: OSError) -> TwofoldError:
+    """What to tell of a disk that did not take a packed model."""
+    return TwofoldError(
+        f"{where}: cannot be written: {error.strerror or error}; nothing half-done is left, free space or choose "
+        "another directory and run the same command again"
+    )
+
+
+def _contents(panel_file: Path) -> Contents | None:
+    """None where there is no such file, or a damaged one."""
+    try:
+        return read_contents(panel_file)
+    except ModelLoadError:
+        return None
