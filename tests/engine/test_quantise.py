@@ -21,8 +21,9 @@ from twofold.models.quantise import directory as directory_module
 from twofold.models.quantise.directory import OutputDirectory, fingerprint
 from twofold.models.quantise.layers import LayeredModel
 from twofold.models.quantise.origin import source_config, write_tokenizer
-from twofold.models.quantise.quality import Quality, compare, default_text, log_probabilities
+from twofold.models.quantise.quality import Quality, compare, log_probabilities
 from twofold.models.quantise.recipe import TARGETS, format_for, make_recipe
+from twofold.models.quantise.texts import default_text
 from twofold.models.testing import TinyModel, tiny_weights, write_tiny_model
 from twofold.models.testing_gguf import write_tiny_gguf
 from twofold.tokenizer import Tokenizer

@@ -99,7 +99,7 @@ def _load_on_cpu(
     slots = num_slots(config, len(files.config.moe_layers), files.config.num_experts)
     moe = load_experts(files, pool, choice, config, slot_plan(config, slots), progress)
     capacity = plan_capacity(config, files.config)
-    planes = files.config.cache_planes("bfloat16" if files.config.dtype == "bfloat16" else "float32")
+    planes = files.config.cache_planes(files.config.cache_dtype(config.kv_cache_dtype))
     kv_cache = ops.StateCache(planes, capacity.num_pages, config.page_size)
     return LoadedRunner(ModelRunner(model, moe, kv_cache), capacity.num_pages, capacity.max_context)
 
