@@ -328,6 +328,16 @@ def test_a_model_against_itself_and_against_noise(source: Path, tmp_path: Path, 
     assert noise.verdict.startswith("bad")
 
 
+def test_a_narrow_kv_cache_costs_more_the_fewer_bits_it_has(source: Path, pool: ops.ThreadPool) -> None:
+    files = open_model_files(source)
+    ids = [[int(i) for i in np.random.default_rng(0).integers(3, 320, 40)]]
+    cost = {
+        dtype: compare(files, files, ids, pool, cache_dtypes=("float32", dtype)).mean_kl
+        for dtype in ("q8", "fp8")
+    }
+    assert 0 < cost["q8"] < cost["fp8"] < 0.05
+
+
 def test_figures_are_those_of_their_definitions(source: Path, pool: ops.ThreadPool, tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     files, other = open_model_files(source), quantise(source, tmp_path, "q4_0", pool)
