@@ -71,7 +71,8 @@ def compare(path: Path, args: argparse.Namespace) -> dict[str, Any]:
     from twofold.blocks import ops
     from twofold.models.model_files import open_model_files
     from twofold.models.quantise.layers import LayeredModel
-    from twofold.models.quantise.quality import default_text, log_probabilities
+    from twofold.models.quantise.quality import log_probabilities
+    from twofold.models.quantise.texts import default_text
     from twofold.tokenizer import Tokenizer
 
     files = open_model_files(path)

@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from benchmarks.peers.engines import PeerError
 from benchmarks.peers.shapes import FullShape
@@ -60,10 +60,21 @@ class Timing:
     touched: list[int] = field(default_factory=list)
 
 
+class WorkerSpec(Protocol):
+    """A program beside this file, and who runs it."""
+
+    @property
+    def worker(self) -> str: ...
+    @property
+    def python(self) -> str: ...
+    @property
+    def name(self) -> str: ...
+
+
 class LayerProcess:
     """A running worker. It computes only between an order and its answer; else it is stopped by a signal."""
 
-    def __init__(self, spec: LayerSpec, task: dict[str, Any]) -> None:
+    def __init__(self, spec: WorkerSpec, task: dict[str, Any]) -> None:
         command = [spec.python, str(_HERE / spec.worker), json.dumps(task)]
         self.spec = spec
         self._buffer = b""
@@ -93,18 +104,21 @@ class LayerProcess:
 
     def measure(self, tokens: int, repeats: int, balanced: bool = False) -> Timing:
         """Let it run `repeats` passes. Raises PeerError."""
-        order = {"tokens": tokens, "repeats": repeats, "balanced": balanced}
+        answer = self.order({"tokens": tokens, "repeats": repeats, "balanced": balanced})
+        return Timing(tokens, list(answer["seconds"]), list(answer.get("touched", [])))
+
+    def order(self, order: dict[str, Any], timeout_s: float = _ORDER_TIMEOUT_S) -> dict[str, Any]:
+        """Let it carry out an order of its own protocol; the answer, which has "seconds". Raises PeerError."""
         self._signal(signal.SIGCONT)
         try:
             assert self._process.stdin is not None
             self._process.stdin.write(json.dumps(order).encode() + b"\n")
             self._process.stdin.flush()
-            answer = self._answer(_ORDER_TIMEOUT_S)
+            return self._answer(timeout_s)
         except OSError as error:
             raise PeerError(f"{self.spec.name} has ended: {error}") from error
         finally:
             self._signal(signal.SIGSTOP)
-        return Timing(tokens, list(answer["seconds"]), list(answer.get("touched", [])))
 
     def close(self) -> None:
         """End it; kill what does not end by itself."""

@@ -48,6 +48,14 @@ std::unique_ptr<ThreadPool> make_pool(int num_threads, const std::string& numa, 
   }
 }
 
+kernels::DType cache_dtype(const std::string& name) {
+  constexpr const char* kNames[kernels::kNumDTypes] = {"float32", "bfloat16", "q8", "fp8"};
+  for (int dtype = 0; dtype < kernels::kNumDTypes; ++dtype) {
+    if (name == kNames[dtype]) return static_cast<kernels::DType>(dtype);
+  }
+  throw ConfigFailure("StateCache: dtype is \"" + name + "\"; expected float32, bfloat16, q8 or fp8");
+}
+
 // (number of planes, elements per token, type)
 using PlanesArgument = std::tuple<int, int, std::string>;
 
@@ -56,11 +64,7 @@ std::unique_ptr<StateCache> make_cache(const std::vector<std::vector<PlanesArgum
   std::vector<LayerState> states(layers.size());
   for (size_t layer = 0; layer < layers.size(); ++layer) {
     for (const auto& [count, width, dtype] : layers[layer]) {
-      if (dtype != "float32" && dtype != "bfloat16") {
-        throw ConfigFailure("StateCache: dtype is \"" + dtype + "\"; expected \"float32\" or \"bfloat16\"");
-      }
-      const bool f32 = dtype == "float32";
-      states[layer].planes.push_back({count, width, f32 ? kernels::DType::kF32 : kernels::DType::kBF16});
+      states[layer].planes.push_back({count, width, cache_dtype(dtype)});
     }
   }
   try {

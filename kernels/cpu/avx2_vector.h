@@ -25,9 +25,12 @@ struct Avx2 {
   static F set1(float v) { return _mm256_set1_ps(v); }
   static F load(const float* p) { return _mm256_loadu_ps(p); }
   static F load(const uint16_t* p) { return widen(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
+  static F load(const int8_t* p) { return widen_i8(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))); }
+  static F load(const Fp8* p) { return widen_fp8(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))); }
   static F load_first(const float* p, int n) { return _mm256_maskload_ps(p, first(n)); }
-  static F load_first(const uint16_t* p, int n) {
-    uint16_t all[kLanes] = {};
+  template <class W>
+  static F load_first(const W* p, int n) {
+    W all[kLanes] = {};
     for (int i = 0; i < n; ++i) all[i] = p[i];
     return load(all);
   }
@@ -35,6 +38,13 @@ struct Avx2 {
   static void store_first(float* p, F v, int n) { _mm256_maskstore_ps(p, first(n), v); }
 
   static F widen(__m128i v) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(v), 16)); }
+
+  static F widen_i8(__m128i v) { return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(v)); }
+  // Shifted left by 7, an FP8 that kept its sign is the half float of 2^-8 times its value.
+  static F widen_fp8(__m128i v) {
+    const __m128i shifted = _mm_slli_epi16(_mm_cvtepi8_epi16(v), 7);
+    return _mm256_cvtph_ps(_mm_and_si128(shifted, _mm_set1_epi16(static_cast<short>(0xbf80u))));
+  }
 
   static void store_bf16(uint16_t* p, F v) {
     const __m256i bits = _mm256_castps_si256(v);

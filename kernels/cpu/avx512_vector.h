@@ -22,12 +22,23 @@ struct Avx512 {
   static F set1(float v) { return _mm512_set1_ps(v); }
   static F load(const float* p) { return _mm512_loadu_ps(p); }
   static F load(const uint16_t* p) { return widen(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))); }
+  static F load(const int8_t* p) { return widen_i8(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
+  static F load(const Fp8* p) { return widen_fp8(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
   static F load_first(const float* p, int n) { return _mm512_maskz_loadu_ps(first(n), p); }
   static F load_first(const uint16_t* p, int n) { return widen(_mm256_maskz_loadu_epi16(first(n), p)); }
+  static F load_first(const int8_t* p, int n) { return widen_i8(_mm_maskz_loadu_epi8(first(n), p)); }
+  static F load_first(const Fp8* p, int n) { return widen_fp8(_mm_maskz_loadu_epi8(first(n), p)); }
   static void store(float* p, F v) { _mm512_storeu_ps(p, v); }
   static void store_first(float* p, F v, int n) { _mm512_mask_storeu_ps(p, first(n), v); }
 
   static F widen(__m256i v) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(v), 16)); }
+
+  static F widen_i8(__m128i v) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(v)); }
+  // Shifted left by 7, an FP8 that kept its sign is the half float of 2^-8 times its value.
+  static F widen_fp8(__m128i v) {
+    const __m256i shifted = _mm256_slli_epi16(_mm256_cvtepi8_epi16(v), 7);
+    return _mm512_cvtph_ps(_mm256_and_si256(shifted, _mm256_set1_epi16(static_cast<short>(0xbf80u))));
+  }
 
   static void store_bf16(uint16_t* p, F v) {
     const __m512i bits = _mm512_castps_si512(v);

@@ -75,16 +75,22 @@ void take(Entry& into, Entry from) {
 }
 
 void add_part(const KernelTable& part, const char* level, KernelTable& table) {
-  take(table.matmul_f32, part.matmul_f32);
-  take(table.matmul_bf16, part.matmul_bf16);
-  take(table.weighted_sum_f32, part.weighted_sum_f32);
-  take(table.weighted_sum_bf16, part.weighted_sum_bf16);
+  for (int dtype = 0; dtype < kNumDTypes; ++dtype) {
+    RowKernels& rows = table.row_kernels[dtype];
+    take(rows.matmul, part.row_kernels[dtype].matmul);
+    take(rows.weighted_sum, part.row_kernels[dtype].weighted_sum);
+    take(rows.widen, part.row_kernels[dtype].widen);
+  }
+  take(table.tile_attention, part.tile_attention);
   take(table.rmsnorm, part.rmsnorm);
   take(table.rope, part.rope);
   take(table.softmax_exp, part.softmax_exp);
   take(table.axpy, part.axpy);
+  take(table.multiply, part.multiply);
   take(table.bf16_to_f32, part.bf16_to_f32);
   take(table.f32_to_bf16, part.f32_to_bf16);
+  take(table.f32_to_i8, part.f32_to_i8);
+  take(table.f32_to_fp8, part.f32_to_fp8);
   for (int f = 0; f < kNumWeightFormats; ++f) {
     if (part.formats[f].matmul == nullptr) continue;
     table.formats[f] = part.formats[f];

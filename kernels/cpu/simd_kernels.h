@@ -65,11 +65,34 @@ struct Simd : Products<V> {
   }
 
   template <class W>
-  static void weighted_sum(const float* p, int64_t ldp, const W* v, float* out, int64_t ldo, int M, int n,
-                           int D) {
-    int m = 0;
-    for (; m + 4 <= M; m += 4) weighted_rows<W, 4>(p + m * ldp, ldp, v, out + m * ldo, ldo, n, D);
-    for (; m < M; ++m) weighted_rows<W, 1>(p + m * ldp, ldp, v, out + m * ldo, ldo, n, D);
+  static void weighted_sum(const float* p, int64_t ldp, const void* values, float* out, int64_t ldo, int M,
+                           int n, int D) {
+    const W* v = static_cast<const W*>(values);
+    const int stretch = stretch_rows<W>(D);
+    for (int j = 0; j < n; j += stretch) {
+      const int rows = n - j < stretch ? n - j : stretch;
+      const float* weights = p + j;
+      const W* from = v + static_cast<int64_t>(j) * D;
+      int m = 0;
+      for (; m + 4 <= M; m += 4)
+        weighted_rows<W, 4>(weights + m * ldp, ldp, from, out + m * ldo, ldo, rows, D);
+      for (; m < M; ++m) weighted_rows<W, 1>(weights + m * ldp, ldp, from, out + m * ldo, ldo, rows, D);
+    }
+  }
+
+  // Rows that stay in the first-level cache while they are read column by column, for one output row after the other.
+  template <class W>
+  static int stretch_rows(int D) {
+    const int64_t fit = 16384 / (static_cast<int64_t>(D > 0 ? D : 1) * static_cast<int64_t>(sizeof(W)));
+    return fit > 16 ? static_cast<int>(fit) : 16;
+  }
+
+  template <class W>
+  static void widen(const void* from, float* y, int64_t n) {
+    const W* x = static_cast<const W*>(from);
+    int64_t i = 0;
+    for (; i + kLanes <= n; i += kLanes) V::store(y + i, V::load(x + i));
+    if (i < n) V::store_first(y + i, V::load_first(x + i, static_cast<int>(n - i)), static_cast<int>(n - i));
   }
 
   static float sum(F v) {
@@ -113,7 +136,7 @@ struct Simd : Products<V> {
     }
   }
 
-  static float softmax_exp(float* s, int n, float scale) {
+  static SoftmaxSum softmax_exp(float* s, int n, float scale) {
     const F factor = V::set1(scale);
     F peaks = V::set1(s[0] * scale);
     int i = 0;
@@ -132,7 +155,7 @@ struct Simd : Products<V> {
       V::store_first(s + i, e, n - i);
       total = V::add(total, V::load_first(s + i, n - i));  // again from memory: lanes beyond n are zero there
     }
-    return sum(total);
+    return {peak, sum(total)};
   }
 
   static void axpy(float alpha, const float* x, float* y, int n) {
@@ -143,11 +166,13 @@ struct Simd : Products<V> {
       V::store_first(y + i, V::fma(a, V::load_first(x + i, n - i), V::load_first(y + i, n - i)), n - i);
   }
 
-  static void bf16_to_f32(const uint16_t* x, float* y, int64_t n) {
-    int64_t i = 0;
-    for (; i + kLanes <= n; i += kLanes) V::store(y + i, V::load(x + i));
-    if (i < n) V::store_first(y + i, V::load_first(x + i, static_cast<int>(n - i)), static_cast<int>(n - i));
+  static void multiply(const float* x, float* y, int n) {
+    int i = 0;
+    for (; i + kLanes <= n; i += kLanes) V::store(y + i, V::mul(V::load(x + i), V::load(y + i)));
+    if (i < n) V::store_first(y + i, V::mul(V::load_first(x + i, n - i), V::load_first(y + i, n - i)), n - i);
   }
+
+  static void bf16_to_f32(const uint16_t* x, float* y, int64_t n) { widen<uint16_t>(x, y, n); }
 
   static void f32_to_bf16(const float* x, uint16_t* y, int64_t n) {
     int64_t i = 0;
@@ -158,16 +183,22 @@ struct Simd : Products<V> {
     for (int c = 0; i < n; ++i, ++c) y[i] = last[c];
   }
 
+  template <class W>
+  static constexpr RowKernels rows_of() {
+    return {Products<V>::template matmul<W>, weighted_sum<W>, widen<W>};
+  }
+
   static constexpr KernelTable part() {
     KernelTable table;
-    table.matmul_f32 = Products<V>::template matmul<float>;
-    table.matmul_bf16 = Products<V>::template matmul<uint16_t>;
-    table.weighted_sum_f32 = weighted_sum<float>;
-    table.weighted_sum_bf16 = weighted_sum<uint16_t>;
+    table.row_kernels[static_cast<int>(DType::kF32)] = rows_of<float>();
+    table.row_kernels[static_cast<int>(DType::kBF16)] = rows_of<uint16_t>();
+    table.row_kernels[static_cast<int>(DType::kI8)] = rows_of<int8_t>();
+    table.row_kernels[static_cast<int>(DType::kFP8)] = rows_of<Fp8>();
     table.rmsnorm = rmsnorm;
     table.rope = rope;
     table.softmax_exp = softmax_exp;
     table.axpy = axpy;
+    table.multiply = multiply;
     table.bf16_to_f32 = bf16_to_f32;
     table.f32_to_bf16 = f32_to_bf16;
     table.read_all = V::read_all;

@@ -169,7 +169,9 @@ struct Products {
   }
 
   template <class W>
-  static void matmul(const float* x, int64_t ldx, const W* w, float* y, int64_t ldy, int M, int N, int K) {
+  static void matmul(const float* x, int64_t ldx, const void* weights, float* y, int64_t ldy, int M, int N,
+                     int K) {
+    const W* w = static_cast<const W*>(weights);
     const int most = tile_tokens(K);
     const int block = M <= most ? N : block_rows<W>(N, K);
     for (int n = 0; n < N; n += block) {

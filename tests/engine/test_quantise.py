@@ -21,8 +21,9 @@ from twofold.models.quantise import directory as directory_module
 from twofold.models.quantise.directory import OutputDirectory, fingerprint
 from twofold.models.quantise.layers import LayeredModel
 from twofold.models.quantise.origin import source_config, write_tokenizer
-from twofold.models.quantise.quality import Quality, compare, default_text, log_probabilities
+from twofold.models.quantise.quality import Quality, compare, log_probabilities
 from twofold.models.quantise.recipe import TARGETS, format_for, make_recipe
+from twofold.models.quantise.texts import default_text
 from twofold.models.testing import TinyModel, tiny_weights, write_tiny_model
 from twofold.models.testing_gguf import write_tiny_gguf
 from twofold.tokenizer import Tokenizer
@@ -325,6 +326,16 @@ def test_a_model_against_itself_and_against_noise(source: Path, tmp_path: Path, 
     noise = compare(files, other, ids, pool)
     assert noise.mean_kl > 0.5
     assert noise.verdict.startswith("bad")
+
+
+def test_a_narrow_kv_cache_costs_more_the_fewer_bits_it_has(source: Path, pool: ops.ThreadPool) -> None:
+    files = open_model_files(source)
+    ids = [[int(i) for i in np.random.default_rng(0).integers(3, 320, 40)]]
+    cost = {
+        dtype: compare(files, files, ids, pool, cache_dtypes=("float32", dtype)).mean_kl
+        for dtype in ("q8", "fp8")
+    }
+    assert 0 < cost["q8"] < cost["fp8"] < 0.05
 
 
 def test_figures_are_those_of_their_definitions(source: Path, pool: ops.ThreadPool, tmp_path: Path) -> None:

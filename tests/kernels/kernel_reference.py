@@ -19,14 +19,22 @@ def to_bf16_bits(x: F32) -> NDArray[np.uint16]:
 
 
 def widen(w: NDArray) -> F64:
-    """Weights of either type as float64."""
+    """Elements of any type as float64."""
+    if w.dtype == np.uint8:  # FP8 codes, of which kernels see 2^-8 of the value
+        exponent, mantissa = (w >> 3 & 15).astype(int), (w & 7).astype(np.float64)
+        magnitude = np.where(exponent == 0, mantissa * 2.0**-9, (8 + mantissa) * 2.0 ** (exponent - 10.0))
+        return np.where(w & 128, -magnitude, magnitude) / 256
     if w.dtype == np.uint16:
         return (w.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
     return w.astype(np.float64)
 
 
 def weights(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> NDArray:
-    """Random weights of size about 1/sqrt(columns), so that products stay near 1."""
+    """Random weights of size about 1/sqrt(columns), so that products stay near 1; all 8-bit codes."""
+    if dtype == "int8":
+        return rng.integers(-127, 128, shape).astype(np.int8)
+    if dtype == "fp8":
+        return rng.choice([code for code in range(256) if code & 127 != 127], shape).astype(np.uint8)
     w = (rng.standard_normal(shape) / np.sqrt(shape[-1])).astype(np.float32)
     return w if dtype == "float32" else to_bf16_bits(w)
 

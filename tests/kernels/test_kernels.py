@@ -10,7 +10,7 @@ from twofold._core.testing import kernels
 from twofold.api.errors import ConfigError, KernelError
 
 LEVELS = kernels.supported_levels()
-DTYPES = ["float32", "bfloat16"]
+DTYPES = ["float32", "bfloat16", "int8", "fp8"]
 # Reduction lengths around the vector widths, with and without a rest.
 LENGTHS = [1, 3, 8, 15, 16, 17, 31, 48, 100, 257]
 ROWS = [1, 2, 3, 4, 5, 9, 33, 66]
@@ -21,6 +21,11 @@ def matmul(x: F32, w: NDArray, level: str) -> F32:
     y = np.full((len(x), len(w)), np.nan, np.float32)
     kernels.matmul(x, w, y, level=level)
     return y
+
+
+def size(w: NDArray) -> float:
+    """Of a product with a row of `w`, about; at least 1."""
+    return max(1.0, float(np.sqrt((widen(w) ** 2).sum(axis=1)).max(initial=0.0)))
 
 
 def test_some_level_is_better_than_scalar_where_the_cpu_is() -> None:
@@ -37,7 +42,7 @@ def test_products_match_float64(level: str, dtype: str, length: int) -> None:
         x = rng.standard_normal((num_tokens, length)).astype(np.float32)
         w = weights(rng, (num_rows, length), dtype)
         product = x.astype(np.float64) @ widen(w).T
-        np.testing.assert_allclose(matmul(x, w, level), product, atol=2e-6, rtol=2e-6)
+        np.testing.assert_allclose(matmul(x, w, level), product, atol=2e-6 * size(w), rtol=2e-6)
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -64,7 +69,7 @@ def test_rows_too_long_to_pack_change_no_bit(level: str, dtype: str, length: int
     rng = np.random.default_rng(length)
     x, w = rng.standard_normal((5, length)).astype(np.float32), weights(rng, (6, length), dtype)
     product = matmul(x, w, level)
-    np.testing.assert_allclose(product, x.astype(np.float64) @ widen(w).T, atol=1e-5)
+    np.testing.assert_allclose(product, x.astype(np.float64) @ widen(w).T, atol=1e-5 * size(w))
     for t in range(5):
         assert np.array_equal(matmul(x[t : t + 1].copy(), w, level)[0], product[t])
 
@@ -92,7 +97,7 @@ def test_weighted_sum(level: str, dtype: str, width: int) -> None:
             expected = out + p.astype(np.float64) @ widen(v)
             alone = out[-1:].copy()
             kernels.weighted_sum(p, v, out, level=level)
-            np.testing.assert_allclose(out, expected, atol=1e-5, rtol=1e-6)
+            np.testing.assert_allclose(out, expected, atol=1e-5 * size(v), rtol=1e-6)
             for j in range(num_positions):  # one position at a time, one row at a time: the same bits
                 kernels.weighted_sum(p[-1:, j : j + 1].copy(), v[j : j + 1], alone, level=level)
             assert np.array_equal(alone, out[-1:])
@@ -114,8 +119,9 @@ def test_row_kernels(level: str, n: int) -> None:
     np.testing.assert_allclose(y, rmsnorm(x, w, 1e-5) + 0.25 * x.astype(np.float64), rtol=1e-6, atol=1e-6)
 
     scores = (20 * x).copy()
-    total = kernels.softmax_exp(scores, 0.5, level=level)
+    peak, total = kernels.softmax_exp(scores, 0.5, level=level)
     scaled = (20 * x).astype(np.float64) * 0.5
+    assert peak == pytest.approx(scaled.max())
     np.testing.assert_allclose(scores, np.exp(scaled - scaled.max()), rtol=1e-5, atol=1e-37)
     assert total == pytest.approx(scores.astype(np.float64).sum(), rel=1e-6)
 
@@ -137,9 +143,9 @@ def test_rope_turns_pairs_and_leaves_the_rest(level: str, half: int) -> None:
 @pytest.mark.parametrize("level", LEVELS)
 def test_softmax_of_one_and_of_equals(level: str) -> None:
     one = np.array([-1e30], np.float32)
-    assert kernels.softmax_exp(one, 1.0, level=level) == 1.0
+    assert kernels.softmax_exp(one, 1.0, level=level) == (np.float32(-1e30), 1.0)
     same = np.full(33, 7.5, np.float32)
-    assert kernels.softmax_exp(same, 0.1, level=level) == 33.0
+    assert kernels.softmax_exp(same, 0.1, level=level) == (0.75, 33.0)
     assert np.array_equal(same, np.ones(33))
 
 
@@ -153,6 +159,34 @@ def test_bf16_rounds_to_nearest_even_and_keeps_nan(level: str) -> None:
     assert np.array_equal(kernels.bf16_to_f32(bits, level=level), widen(bits).astype(np.float32))
     nan = np.array([0x7F800001, 0xFFFFFFFF], np.uint32).view(np.float32)
     assert np.isnan(kernels.bf16_to_f32(kernels.f32_to_bf16(nan, level=level), level=level)).all()
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("n", [1, 16, 37, 128])
+def test_rows_of_a_cache_are_rounded_to_nearest_even(level: str, n: int) -> None:
+    torch = pytest.importorskip("torch")
+    rng = np.random.default_rng(n)
+    for scale in (1e-30, 2.0**-9, 1.0, 300.0):
+        x = (scale * rng.standard_normal(n)).astype(np.float32)
+        codes, step = kernels.f32_to_i8(x, level=level)
+        assert step == pytest.approx(np.abs(x).max() / 127)
+        assert np.abs(codes * np.float64(step) - x).max() <= 0.5001 * step
+        bits = kernels.f32_to_fp8(x, level=level)
+        expected = torch.from_numpy(x).clamp(-448, 448).to(torch.float8_e4m3fn).view(torch.uint8).numpy()
+        assert np.array_equal(bits, expected)
+    assert kernels.f32_to_i8(np.zeros(n, np.float32), level=level)[1] == 0.0
+    ties = np.array([1.0625, 1.1875, 2.0**-10, 3 * 2.0**-10, 449, np.inf, -np.inf, 464, -0.0], np.float32)
+    bits = kernels.f32_to_fp8(ties, level=level)
+    assert bits.tolist() == [0x38, 0x3A, 0, 2, 0x7E, 0x7E, 0xFE, 0x7E, 0x80]
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_widening_is_exact(level: str, dtype: str) -> None:
+    if dtype == "float32":
+        return
+    x = weights(np.random.default_rng(1), (5, 77), dtype)
+    assert np.array_equal(kernels.widen(x, level=level), widen(x).astype(np.float32))
 
 
 @pytest.mark.parametrize("level", LEVELS)

@@ -43,6 +43,7 @@ CASES = [
     Case(heads=3, latent=70, nope=64, rope=32, value=64, tokens=70, page_size=16),
     Case(dtype="bfloat16", latent=64, nope=32, rope=16, value=32, q_rank=32, hidden=64),
     Case(page_size=1, tokens=1),
+    Case(tokens=1030, page_size=64, heads=2),
 ]
 
 
@@ -194,10 +195,11 @@ def test_runs_of_consecutive_pages_change_no_bit() -> None:
         assert np.array_equal(setup.run([11, 12, 29], tables=np.array([order], np.int32)), shuffled)
 
 
-def test_bfloat16_cache_rounds_latents_only() -> None:
-    setup = Setup(Case(cache_dtype="bfloat16", tokens=30))
+@pytest.mark.parametrize(("dtype", "rounding"), [("bfloat16", 2e-2), ("q8", 3e-2), ("fp8", 2e-1)])
+def test_a_narrow_cache_rounds_latents_only(dtype: str, rounding: float) -> None:
+    setup = Setup(Case(cache_dtype=dtype, tokens=30))
     got = setup.run([30])
-    assert np.abs(got - setup.expected()).max() < 2e-2
+    assert np.abs(got - setup.expected()).max() < rounding
     assert not np.array_equal(got, Setup(replace(setup.case, cache_dtype="float32")).run([30]))
     assert np.array_equal(got, setup.run([1, 2, 17, 30], threads=2))
 

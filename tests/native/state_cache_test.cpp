@@ -16,8 +16,10 @@ using twofold::kernels::DType;
 
 // Layers of all kinds: keys and values, a wide latent row beside a narrow one, records alone, nothing.
 std::vector<LayerState> mixed() {
-  return {
-      {{{4, 8, DType::kF32}}, 0}, {{{1, 24, DType::kBF16}, {2, 3, DType::kBF16}}, 40}, {{}, 100}, {{}, 0}};
+  return {{{{4, 8, DType::kF32}}, 0},
+          {{{1, 24, DType::kBF16}, {2, 3, DType::kI8}, {1, 5, DType::kFP8}}, 40},
+          {{}, 100},
+          {{}, 0}};
 }
 
 void fill(char* at, int64_t bytes, int value) { std::memset(at, value, static_cast<size_t>(bytes)); }
@@ -47,7 +49,11 @@ CASE(a_forked_page_is_equal_in_every_layer_and_apart_afterwards) {
   StateCache cache(mixed(), 5, 4);
   for (int layer = 0; layer < cache.num_layers(); ++layer) {
     for (const StatePlane& plane : cache.planes(layer)) {
-      for (int page = 0; page < 5; ++page) fill(plane.page(page), plane.page_bytes, 10 * layer + page);
+      for (int page = 0; page < 5; ++page) {
+        fill(plane.page(page), plane.page_bytes, 10 * layer + page);
+        for (int i = 0; plane.scales != nullptr && i < 4; ++i)
+          plane.scales[4 * page + i] = static_cast<float>(page);
+      }
     }
   }
   cache.fork_page(3, 1);
@@ -56,6 +62,8 @@ CASE(a_forked_page_is_equal_in_every_layer_and_apart_afterwards) {
     for (const StatePlane& plane : cache.planes(layer)) {
       for (const int page : {0, 2, 3, 4}) CHECK(all(plane.page(page), plane.page_bytes, 10 * layer + page));
       CHECK(all(plane.page(1), plane.page_bytes, 10 * layer + 3));
+      for (int i = 0; plane.scales != nullptr && i < 20; ++i)
+        CHECK_EQUAL(plane.scales[i], static_cast<float>(i / 4 == 1 ? 3 : i / 4));
       fill(plane.page(1), plane.page_bytes, 99);
       CHECK(all(plane.page(3), plane.page_bytes, 10 * layer + 3));
     }

@@ -10,7 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from twofold.api.config import EngineConfig
 from twofold.api.errors import ConfigError
-from twofold.device.budget import WORKSPACE_BYTES, DeviceBudget, DeviceNeeds, plan_device
+from twofold.device.budget import (
+    WORKSPACE_BYTES,
+    DeviceBudget,
+    DeviceNeeds,
+    device_cache_dtype,
+    plan_device,
+)
 
 GIB = 2**30
 
@@ -141,3 +147,12 @@ def test_what_cannot_be_names_its_flag(changes: dict[str, float], named: str) ->
 
 def test_the_workspace_is_part_of_the_plan() -> None:
     assert plan_device(EngineConfig(), QWEN, 24 * GIB, 23 * GIB).workspace_bytes == WORKSPACE_BYTES
+
+
+def test_a_device_refuses_caches_that_its_kernels_do_not_read() -> None:
+    for asked in ("auto", "bfloat16"):
+        assert device_cache_dtype(EngineConfig(kv_cache_dtype=asked)) == "bfloat16"
+    with pytest.raises(
+        ConfigError, match="--kv-cache-dtype was given 'q8'; on a device the KV cache is bfloat16"
+    ):
+        device_cache_dtype(EngineConfig(kv_cache_dtype="q8"))

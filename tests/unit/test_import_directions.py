@@ -51,6 +51,7 @@ ALLOWED: dict[str, set[str]] = {
     "engine.kv_cache": set(),
     "engine.prefill_budget": set(),
     "lab": {"telemetry", "experts", "engine", "weights", "models.bundled"} | NATIVE,
+    "lab.kv_cache": MODELS | NATIVE,
     "server": ENGINE,
     "cli": {"server", "lab"} | ENGINE,
 }

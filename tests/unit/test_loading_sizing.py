@@ -61,7 +61,9 @@ def test_what_a_token_costs_between_layers_with_experts(tmp_path: Path) -> None:
 def test_kv_bytes_by_hand(tmp_path: Path) -> None:
     directory = write_tiny_model(tmp_path, MODEL)
     assert measure_model(directory).kv_bytes_per_token == 2 * 3 * 2 * 16 * 4
-    assert measure_model(directory, kv_dtype_bytes=2).kv_bytes_per_token == 2 * 3 * 2 * 16 * 2
+    assert measure_model(directory, kv_cache_dtype="bfloat16").kv_bytes_per_token == 2 * 3 * 2 * 16 * 2
+    assert measure_model(directory, kv_cache_dtype="fp8_e4m3").kv_bytes_per_token == 2 * 3 * 2 * 16
+    assert measure_model(directory, kv_cache_dtype="q8").kv_bytes_per_token == 2 * 3 * 2 * (16 + 4)
 
 
 def test_a_tied_embedding_counts_once(tmp_path: Path) -> None:

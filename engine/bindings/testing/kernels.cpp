@@ -27,11 +27,22 @@ namespace {
 
 int to_int(int64_t n) { return static_cast<int>(n); }
 
+// A matrix of any DType: int8 of whole numbers, uint8 of FP8, and what `expect_weight` takes.
+Weight expect_rows(const py::array& w, const char* what, int64_t rows, int64_t cols) {
+  const bool i8 = w.dtype().kind() == 'i', fp8 = w.dtype().kind() == 'u';
+  if (w.itemsize() != 1 || (!i8 && !fp8)) return expect_weight(view_of(w), what, rows, cols);
+  if (w.ndim() != 2 || (w.flags() & py::array::c_style) == 0 || (rows != kAny && w.shape(0) != rows) ||
+      (cols != kAny && w.shape(1) != cols)) {
+    throw KernelFailure(std::string(what) + " does not fit");
+  }
+  return {w.data(), i8 ? kernels::DType::kI8 : kernels::DType::kFP8, w.shape(0), w.shape(1)};
+}
+
 // A three-operand kernel by weight type.
 void matmul(const py::array& x, const py::array& w, const py::array& y, const std::string& level) {
   const TensorView xs = view_of(x);
   const float* rows = expect_f32(xs, "kernels.matmul: x", {kAny, kAny});
-  const Weight weight = expect_weight(view_of(w), "kernels.matmul: w", kAny, xs.shape[1]);
+  const Weight weight = expect_rows(w, "kernels.matmul: w", kAny, xs.shape[1]);
   float* out = expect_writable_f32(view_of(y), "kernels.matmul: y", {xs.shape[0], weight.rows});
   const kernels::KernelTable& table = level_named(level);
   const py::gil_scoped_release release;
@@ -41,15 +52,11 @@ void matmul(const py::array& x, const py::array& w, const py::array& y, const st
 void weighted_sum(const py::array& p, const py::array& v, const py::array& out, const std::string& level) {
   const TensorView ps = view_of(p);
   const float* weights = expect_f32(ps, "kernels.weighted_sum: p", {kAny, kAny});
-  const Weight values = expect_weight(view_of(v), "kernels.weighted_sum: v", ps.shape[1], kAny);
+  const Weight values = expect_rows(v, "kernels.weighted_sum: v", ps.shape[1], kAny);
   float* sums = expect_writable_f32(view_of(out), "kernels.weighted_sum: out", {ps.shape[0], values.cols});
   const kernels::KernelTable& table = level_named(level);
   const int M = to_int(ps.shape[0]), n = to_int(ps.shape[1]), D = to_int(values.cols);
-  if (values.dtype == kernels::DType::kBF16) {
-    table.weighted_sum_bf16(weights, n, static_cast<const uint16_t*>(values.data), sums, D, M, n, D);
-  } else {
-    table.weighted_sum_f32(weights, n, static_cast<const float*>(values.data), sums, D, M, n, D);
-  }
+  table.rows_of(values.dtype).weighted_sum(weights, n, values.data, sums, D, M, n, D);
 }
 
 void rmsnorm(const py::array& x, const py::array& w, float eps, const py::array& y,
@@ -71,11 +78,12 @@ void rope(const py::array& v, const py::array& cosine, const py::array& sine, co
   level_named(level).rope(row, c, expect_f32(view_of(sine), "kernels.rope: sine", {half}), to_int(half));
 }
 
-float softmax_exp(const py::array& s, float scale, const std::string& level) {
+std::pair<float, float> softmax_exp(const py::array& s, float scale, const std::string& level) {
   const TensorView view = view_of(s);
   float* row = expect_writable_f32(view, "kernels.softmax_exp: s", {kAny});
   if (view.shape[0] < 1) throw KernelFailure("kernels.softmax_exp: s is empty");
-  return level_named(level).softmax_exp(row, to_int(view.shape[0]), scale);
+  const auto [peak, total] = level_named(level).softmax_exp(row, to_int(view.shape[0]), scale);
+  return {peak, total};
 }
 
 void axpy(float alpha, const py::array& x, const py::array& y, const std::string& level) {
@@ -96,6 +104,29 @@ py::array_t<uint16_t> f32_to_bf16(const py::array& x, const std::string& level) 
 py::array_t<float> bf16_to_f32(const py::array_t<uint16_t, py::array::c_style>& x, const std::string& level) {
   py::array_t<float> out(x.size());
   level_named(level).bf16_to_f32(x.data(), out.mutable_data(), x.size());
+  return out;
+}
+
+py::array_t<float> widen(const py::array& x, const std::string& level) {
+  const Weight rows = expect_rows(x, "kernels.widen: x", kAny, kAny);
+  py::array_t<float> out({rows.rows, rows.cols});
+  level_named(level).rows_of(rows.dtype).widen(rows.data, out.mutable_data(), rows.rows * rows.cols);
+  return out;
+}
+
+std::pair<py::array_t<int8_t>, float> f32_to_i8(const py::array& x, const std::string& level) {
+  const TensorView view = view_of(x);
+  const float* row = expect_f32(view, "kernels.f32_to_i8: x", {kAny});
+  py::array_t<int8_t> out(view.shape[0]);
+  const float scale = level_named(level).f32_to_i8(row, out.mutable_data(), to_int(view.shape[0]));
+  return {out, scale};
+}
+
+py::array_t<uint8_t> f32_to_fp8(const py::array& x, const std::string& level) {
+  const TensorView view = view_of(x);
+  const float* row = expect_f32(view, "kernels.f32_to_fp8: x", {kAny});
+  py::array_t<uint8_t> out(view.shape[0]);
+  level_named(level).f32_to_fp8(row, out.mutable_data(), to_int(view.shape[0]));
   return out;
 }
 
@@ -156,6 +187,9 @@ void bind_kernels(py::module_& m) {
   m.def("axpy", &axpy, py::arg("alpha"), py::arg("x"), py::arg("y"), py::kw_only(), py::arg("level"));
   m.def("f32_to_bf16", &f32_to_bf16, py::arg("x"), py::kw_only(), py::arg("level"));
   m.def("bf16_to_f32", &bf16_to_f32, py::arg("x"), py::kw_only(), py::arg("level"));
+  m.def("widen", &widen, py::arg("x"), py::kw_only(), py::arg("level"));
+  m.def("f32_to_i8", &f32_to_i8, py::arg("x"), py::kw_only(), py::arg("level"));
+  m.def("f32_to_fp8", &f32_to_fp8, py::arg("x"), py::kw_only(), py::arg("level"));
   m.def("read_all", &read_all, py::arg("memory"), py::kw_only(), py::arg("level"));
   m.def("count_chunks", &count_chunks, py::arg("pool"), py::arg("num_chunks"), py::arg("repeats") = 1,
         py::arg("fail_at") = py::none(), py::arg("nested") = 0);

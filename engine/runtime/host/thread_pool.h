@@ -78,7 +78,7 @@ class ThreadPool {
   float* scratch_floats(int slot, int64_t num_floats) {
     return reinterpret_cast<float*>(scratch(slot, num_floats * static_cast<int64_t>(sizeof(float))));
   }
-  static constexpr int kNumScratchSlots = 5;
+  static constexpr int kNumScratchSlots = 6;
 
  private:
   // The chunks [next, end) of a thread's stretch: end in the upper half, next in the lower. One word, so that

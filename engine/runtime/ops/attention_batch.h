@@ -55,6 +55,11 @@ class AttentionBatch {
            sequence_index_[static_cast<size_t>(token)] * static_cast<int64_t>(max_pages_);
   }
 
+  // Of a plane: where the token's own row is.
+  int64_t row(int token, int page_size) const {
+    return int64_t{pages(token)[position(token) / page_size]} * page_size + position(token) % page_size;
+  }
+
   // Throws KernelFailure when a token needs a page the tables lack or the cache does not have. Remembers the
   // answer.
   void check_pages(const StateCache& cache);

@@ -41,12 +41,11 @@ class GqaAttention {
   int hidden_size() const { return static_cast<int>(weights_.o->rows()); }
 
  private:
+  class Source;
+
   void check(const AttentionBatch& batch, const StateCache& cache, int layer) const;
   void store_keys_values(float* qkv, const AttentionBatch& batch, const StateCache& cache, int layer);
-  void attend(const float* qkv, float* out, AttentionBatch& batch, const StateCache& cache, int layer);
-  void attend_tile(const float* qkv, float* out, const AttentionTile& tile, int kv_head,
-                   const AttentionBatch& batch, const StateCache& cache, int layer, float* memory) const;
-  int64_t tile_memory(int rows, int context) const;
+  void attend(const float* qkv, float* out, AttentionBatch& batch, const StateCache& cache, int layer) const;
 
   const kernels::KernelTable& table_;
   ThreadPool& pool_;

@@ -6,20 +6,18 @@
 #include <vector>
 
 #include "host/work_clock.h"
+#include "ops/blocked_attention.h"
 
 namespace twofold {
 namespace {
 
 constexpr int kTileRows = 32;  // query rows (tokens x heads) computed together
 constexpr int kFewestHeads = 4;
-constexpr int64_t kScoreFloats = int64_t{1} << 18;  // of one tile
 constexpr int64_t kQueryFloats = int64_t{1} << 24;  // of the tokens that are computed together: 64 MiB
 constexpr int kMostRows = 128;                      // that one chunk of linear_by_head encodes
 
 // Of the pool's scratch, beside linear()'s. The weighted latents take the place of the queries.
-constexpr int kCompressedSlot = 1, kHeadsSlot = 2, kQuerySlot = 3, kTileSlot = 4;
-
-int64_t padded(int64_t n) { return (n + 15) / 16 * 16; }
+constexpr int kCompressedSlot = 1, kHeadsSlot = 2, kQuerySlot = 3, kBlocksSlot = 4;
 
 }  // namespace
 
@@ -158,31 +156,20 @@ void MlaAttention::store_latents(const float* a, const AttentionBatch& batch, co
       const float* from = a + t * width + q_rows();
       table_.rmsnorm(from, weights_.latent_norm, shape_.latent_eps, row.data(), shape_.latent);
       rotate(from + shape_.latent, row.data() + shape_.latent, batch, t);
-      const int position = batch.position(t);
-      char* to = plane.page(batch.pages(t)[position / page_size]) + position % page_size * plane.row_bytes;
-      if (plane.dtype == kernels::DType::kBF16) {
-        table_.f32_to_bf16(row.data(), reinterpret_cast<uint16_t*>(to), shape_.cached());
-      } else {
-        std::memcpy(to, row.data(), row.size() * sizeof(float));
-      }
+      store_row(table_, row.data(), plane, batch.row(t, page_size));
     }
   });
 }
 
 MlaAttention::Tiling MlaAttention::tiling(const AttentionBatch& batch) const {
-  int context = 0;
-  for (int t = 0; t < batch.num_tokens(); ++t) context = std::max(context, batch.position(t) + 1);
-  Tiling tiling{std::max(1, kTileRows / shape_.num_heads), std::min(shape_.num_heads, kTileRows), context};
-  while (tiling.tokens > 1 && static_cast<int64_t>(tiling.tokens) * tiling.heads * context > kScoreFloats)
-    tiling.tokens /= 2;
-  // Tiles of several tokens take all heads. Where tiles are few or contexts long, heads are divided.
-  const auto few = [&] {
-    const int64_t tasks = static_cast<int64_t>(batch.num_tokens()) * shape_.num_heads / tiling.heads;
-    return tiling.heads > kFewestHeads &&
-           (tasks < 2 * pool_.num_threads() || static_cast<int64_t>(tiling.heads) * context > kScoreFloats);
-  };
+  Tiling tiling{std::max(1, kTileRows / shape_.num_heads), std::min(shape_.num_heads, kTileRows)};
   if (batch.num_tokens() < 2 * pool_.num_threads()) tiling.tokens = 1;
-  while (tiling.tokens == 1 && few()) tiling.heads = (tiling.heads + 1) / 2;
+  if (tiling.tokens > 1) return tiling;
+  // Positions are shared out by blocks; where there are few of those, too, heads are.
+  int64_t blocks = 0;
+  for (int t = 0; t < batch.num_tokens(); ++t) blocks += batch.position(t) / kBlockPositions + 1;
+  while (tiling.heads > kFewestHeads && blocks * shape_.num_heads / tiling.heads < 2 * pool_.num_threads())
+    tiling.heads = (tiling.heads + 1) / 2;
   return tiling;
 }
 
@@ -212,74 +199,42 @@ void MlaAttention::make_queries(const float* a, const AttentionBatch& batch, int
   });
 }
 
-void MlaAttention::attend(float* queries, const AttentionBatch& batch, const StatePlane& plane, int page_size,
-                          int first, std::span<const AttentionTile> tiles, const Tiling& tiling) {
-  const int heads = shape_.num_heads, cached = shape_.cached();
-  const int64_t most_rows = static_cast<int64_t>(tiling.tokens) * tiling.heads;
-  const int64_t memory = padded(most_rows * (padded(tiling.context) + cached)) + padded(most_rows);
-  float* scratch = pool_.scratch_floats(kTileSlot, memory * pool_.num_threads());
-  const int64_t parts = (heads + tiling.heads - 1) / tiling.heads;  // of a tile's heads
-  double positions = 0;
-  for (const AttentionTile& tile : tiles)
-    positions += static_cast<double>(tile.num_tokens) * (batch.position(tile.first_token) + 1);
-  const double work = positions * heads * cached;
-  const auto run = [&](int64_t task, int thread) {
-    // Tiles of high positions cost most: those first, so that the last chunks are small.
-    const AttentionTile& tile = tiles[tiles.size() - 1 - static_cast<size_t>(task / parts)];
-    const int head = static_cast<int>(task % parts) * tiling.heads;
-    const int rows = std::min(tiling.heads, heads - head) * tile.num_tokens;
-    attend_tile(queries + (static_cast<int64_t>(tile.first_token - first) * heads + head) * cached, rows,
-                tile, batch, plane, page_size, scratch + thread * memory);
-  };
-  const int64_t tasks = static_cast<int64_t>(tiles.size()) * parts;
-  if (work_us(0, 4.0 * work) < kForkUs) {
-    for (int64_t task = 0; task < tasks; ++task) run(task, 0);
-  } else {
-    pool_.parallel_for(tasks, run);
-  }
-}
+// Tiles of tokens with all their heads, or tokens with some of them.
+class MlaAttention::Source final : public AttentionSource {
+ public:
+  Source(const MlaAttention& block, const Tiling& tiling, const StatePlane& plane, float* queries, int first)
+      : shape_(block.shape_), heads_(tiling.heads), plane_(plane), queries_(queries), first_(first) {}
 
-void MlaAttention::attend_tile(float* queries, int rows, const AttentionTile& tile,
-                               const AttentionBatch& batch, const StatePlane& plane, int page_size,
-                               float* memory) const {
-  const int D = shape_.cached(), heads = rows / tile.num_tokens;
-  const int last = batch.position(tile.first_token + tile.num_tokens - 1) + 1;
-  const int64_t ld = padded(last);
-  float* sums = memory;
-  float* totals = sums + static_cast<int64_t>(rows) * D;
-  float* scores = totals + padded(rows);
-  const bool bf16 = plane.dtype == kernels::DType::kBF16;
-  const int32_t* pages = batch.pages(tile.first_token);
-  for_page_runs(plane, pages, page_size, 0, last, [&](int at, int count, const char* latents) {
-    if (bf16) {
-      table_.matmul_bf16(queries, D, reinterpret_cast<const uint16_t*>(latents), scores + at, ld, rows, count,
-                         D);
-    } else {
-      table_.matmul_f32(queries, D, reinterpret_cast<const float*>(latents), scores + at, ld, rows, count, D);
-    }
-  });
-  // What later tokens of the tile see weighs nothing for earlier ones.
-  for (int row = 0; row < rows; ++row) {
-    const int seen = batch.position(tile.first_token + row / heads) + 1;
-    totals[row] = table_.softmax_exp(scores + row * ld, seen, shape_.scale);
-    std::fill(scores + row * ld + seen, scores + row * ld + last, 0.0f);
-  }
+  int parts() const override { return (shape_.num_heads + heads_ - 1) / heads_; }
+  int heads(int part) const override { return std::min(heads_, shape_.num_heads - part * heads_); }
+  const StatePlane& keys(int) const override { return plane_; }
+  const StatePlane& values(int) const override { return plane_; }
+  const float* queries(const AttentionTile& tile, int part, float*) const override { return at(tile, part); }
   // The shared key's columns are summed, too, and left: rows of the cache are read as they lie.
-  std::fill(sums, sums + static_cast<int64_t>(rows) * D, 0.0f);
-  for_page_runs(plane, pages, page_size, 0, last, [&](int at, int count, const char* latents) {
-    if (bf16) {
-      table_.weighted_sum_bf16(scores + at, ld, reinterpret_cast<const uint16_t*>(latents), sums, D, rows,
-                               count, D);
-    } else {
-      table_.weighted_sum_f32(scores + at, ld, reinterpret_cast<const float*>(latents), sums, D, rows, count,
-                              D);
-    }
-  });
-  for (int row = 0; row < rows; ++row) {
-    const float share = 1.0f / totals[row];
-    for (int d = 0; d < shape_.latent; ++d)
-      queries[static_cast<int64_t>(row) * D + d] = sums[static_cast<int64_t>(row) * D + d] * share;
+  void take(const AttentionTile& tile, int part, const float* sums) const override {
+    const int D = shape_.cached();
+    float* to = at(tile, part);
+    for (int row = 0; row < tile.num_tokens * heads(part); ++row)
+      std::copy_n(sums + int64_t{row} * D, shape_.latent, to + int64_t{row} * D);
   }
+
+ private:
+  float* at(const AttentionTile& tile, int part) const {
+    return queries_ +
+           (int64_t{tile.first_token - first_} * shape_.num_heads + part * heads_) * shape_.cached();
+  }
+
+  const MlaShape& shape_;
+  int heads_;
+  const StatePlane& plane_;
+  float* queries_;
+  int first_;
+};
+
+void MlaAttention::attend(float* queries, const AttentionBatch& batch, const StatePlane& plane, int page_size,
+                          int first, std::span<const AttentionTile> tiles, const Tiling& tiling) const {
+  const BlockedAttention attention(table_, pool_, shape_.scale, 0, kBlocksSlot);
+  attention.run(Source(*this, tiling, plane, queries, first), batch, tiles, page_size);
 }
 
 }  // namespace twofold

@@ -56,9 +56,10 @@ class MlaAttention {
   int hidden_size() const { return static_cast<int>(weights_.o->rows()); }
 
  private:
-  struct Tiling {  // the tokens and heads of one task, the most positions it looks at
-    int tokens, heads, context;
+  struct Tiling {  // the tokens and heads of one task
+    int tokens, heads;
   };
+  class Source;
 
   const StatePlane& plane(const AttentionBatch& batch, const StateCache& cache, int layer) const;
   void store_latents(const float* a, const AttentionBatch& batch, const StatePlane& plane, int page_size);
@@ -66,9 +67,7 @@ class MlaAttention {
   void make_queries(const float* a, const AttentionBatch& batch, int first, int count, float* queries);
   // The weighted latents of tiles of tokens, the first of which is `first`, take the place of their queries.
   void attend(float* queries, const AttentionBatch& batch, const StatePlane& plane, int page_size, int first,
-              std::span<const AttentionTile> tiles, const Tiling& tiling);
-  void attend_tile(float* queries, int rows, const AttentionTile& tile, const AttentionBatch& batch,
-                   const StatePlane& plane, int page_size, float* memory) const;
+              std::span<const AttentionTile> tiles, const Tiling& tiling) const;
   void rotate(const float* from, float* to, const AttentionBatch& batch, int token) const;
   int64_t q_rows() const { return weights_.a->rows() - shape_.cached(); }
 

@@ -59,7 +59,7 @@ void Router::score(float* row) const {
   const int experts = num_experts();
   switch (shape_.score) {
     case RouterScore::kSoftmax: {
-      const float total = table_.softmax_exp(row, experts, 1.0f);
+      const float total = table_.softmax_exp(row, experts, 1.0f).total;
       for (int e = 0; e < experts; ++e) row[e] /= total;
       break;
     }
@@ -109,7 +109,7 @@ void Router::pick(float* scores, float* choice, int32_t* ids, float* weights) co
     choice[best] = kTaken;
   }
   if (shape_.score == RouterScore::kSoftmaxOfChosen) {
-    sum = table_.softmax_exp(weights, k_all, 1.0f);
+    sum = table_.softmax_exp(weights, k_all, 1.0f).total;
     for (int k = 0; k < k_all; ++k) weights[k] /= sum;
     sum = 1.0f;
   }

@@ -2,6 +2,7 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cstring>
 #include <new>
 #include <stdexcept>
@@ -62,6 +63,9 @@ StateCache::StateCache(std::span<const LayerState> layers, int num_pages, int pa
       for (int i = 0; i < planes.count; ++i) {
         offsets.push_back(sum.add({row_bytes, num_pages, page_size}));
         layer.planes.push_back({nullptr, planes.width, planes.dtype, row_bytes, row_bytes * page_size});
+        if (planes.dtype != kernels::DType::kI8) continue;
+        if (sum.total() % 4 != 0) sum.add({4 - sum.total() % 4});
+        offsets.push_back(sum.add({static_cast<int64_t>(sizeof(float)), num_pages, page_size}));
       }
     }
     if (state.record_bytes < 0) throw std::invalid_argument("StateCache: a record's size is negative");
@@ -78,7 +82,10 @@ StateCache::StateCache(std::span<const LayerState> layers, int num_pages, int pa
   base_ = static_cast<char*>(memory);
   const int64_t* offset = offsets.data();
   for (Layer& layer : layers_) {
-    for (StatePlane& plane : layer.planes) plane.base = base_ + *offset++;
+    for (StatePlane& plane : layer.planes) {
+      plane.base = base_ + *offset++;
+      if (plane.dtype == kernels::DType::kI8) plane.scales = reinterpret_cast<float*>(base_ + *offset++);
+    }
     layer.records = reinterpret_cast<std::byte*>(base_ + *offset++);
   }
 }
@@ -107,8 +114,12 @@ void StateCache::fork_page(int from, int to) {
   }
   if (from == to) return;
   for (const Layer& layer : layers_) {
-    for (const StatePlane& plane : layer.planes)
+    for (const StatePlane& plane : layer.planes) {
       std::memcpy(plane.page(to), plane.page(from), static_cast<size_t>(plane.page_bytes));
+      if (plane.scales == nullptr) continue;
+      std::copy_n(plane.scales + int64_t{from} * page_size_, page_size_,
+                  plane.scales + int64_t{to} * page_size_);
+    }
   }
 }
 

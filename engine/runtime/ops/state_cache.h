@@ -5,7 +5,8 @@
 // page][element], so the positions of one plane over a run of consecutive pages, which is what a sequence
 // usually has, are one matrix. Grouped-query attention has a plane per key head, then one per value head;
 // latent attention has one. Records: [layer][record][byte]. Layers may differ. Untouched memory costs nothing
-// (the system maps it on first write) and reads as zero.
+// (the system maps it on first write) and reads as zero. Rows of whole numbers have a scale each, behind their plane
+// and in the same order.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -33,8 +34,10 @@ struct StatePlane {
   int width;
   kernels::DType dtype;
   int64_t row_bytes, page_bytes;
+  float* scales = nullptr;  // [page][position in page]; null: 1 for every row
 
   char* page(int number) const { return base + number * page_bytes; }  // [page_size, width]
+  const float* scales_of(const char* row) const { return scales + (row - base) / row_bytes; }
 };
 
 class StateCache {

@@ -49,11 +49,7 @@ struct Weight {
 inline void matmul_rows(const kernels::KernelTable& table, const float* x, const Weight& w, int64_t first,
                         int count, float* y, int64_t ldy, int M) {
   const int K = static_cast<int>(w.cols);
-  if (w.dtype == kernels::DType::kBF16) {
-    table.matmul_bf16(x, K, static_cast<const uint16_t*>(w.row(first)), y, ldy, M, count, K);
-  } else {
-    table.matmul_f32(x, K, static_cast<const float*>(w.row(first)), y, ldy, M, count, K);
-  }
+  table.rows_of(w.dtype).matmul(x, K, w.row(first), y, ldy, M, count, K);
 }
 
 inline constexpr int64_t kAny = -1;  // in an expected shape: any length

@@ -325,7 +325,7 @@ class StateCache:
 
     def __init__(
         self,
-        layers: Sequence[Sequence[tuple[int, int, Literal["float32", "bfloat16"]]]],
+        layers: Sequence[Sequence[tuple[int, int, Literal["float32", "bfloat16", "q8", "fp8"]]]],
         num_pages: int,
         page_size: int,
     ) -> None: ...

@@ -21,6 +21,8 @@ from twofold.api.errors import ConfigError
 
 T = TypeVar("T")
 
+KV_CACHE_DTYPES: typing.Final = ("auto", "float32", "bfloat16", "q8", "fp8", "fp8_e4m3")
+
 
 def setting(
     default: Any,
@@ -111,6 +113,11 @@ class EngineConfig:
     max_model_len: int | None = setting(
         None, "longest prompt plus answer in tokens (default: the model's context)"
     )
+    kv_cache_dtype: str = setting(
+        "auto",
+        "what the KV cache holds: auto (bfloat16 for a model in bfloat16, else float32), float32, bfloat16, "
+        "q8 (8 bits, a scale for each row of a head), fp8 or fp8_e4m3; on a GPU bfloat16 only",
+    )
     page_size: int = setting(16, "tokens of one KV cache page")
     seed: int | None = setting(None, "seed for requests that bring none; unset: drawn anew for each request")
 
@@ -130,6 +137,12 @@ class EngineConfig:
             "auto, off, or nodes such as 0,1",
         )
         _check(self.prefetch in ("auto", "on", "off"), "prefetch", self.prefetch, "auto, on or off")
+        _check(
+            self.kv_cache_dtype in KV_CACHE_DTYPES,
+            "kv_cache_dtype",
+            self.kv_cache_dtype,
+            ", ".join(KV_CACHE_DTYPES),
+        )
         for name, low, high in (
             ("cpu_threads", 0, 1024),
             ("max_num_seqs", 1, 4096),

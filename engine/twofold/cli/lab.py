@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import importlib
+from types import ModuleType
 from typing import Final
 
 _ACTIONS: Final = {
+    "kv-cache": "what each type of KV cache costs: bytes, and KL divergence from float32 on a text",
     "record": "the routing of a text file, read token by token, as a trace",
     "prefetch": "decode speed of a model with and without prefetch, on emulated machines",
     "replay": "hits, uploads and cost of cache policies on recorded routing",
@@ -21,9 +23,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for name, summary in _ACTIONS.items():
         described = summary[:1].upper() + summary[1:] + "."
         action = actions.add_parser(name, help=summary, description=described, allow_abbrev=False)
-        importlib.import_module(f"twofold.lab.{name}").add_arguments(action)
+        _module(name).add_arguments(action)
 
 
 def run(args: argparse.Namespace) -> int:
     """Carry out the parsed action."""
-    return int(importlib.import_module(f"twofold.lab.{args.lab_action}").run(args))
+    return int(_module(args.lab_action).run(args))
+
+
+def _module(action: str) -> ModuleType:
+    return importlib.import_module(f"twofold.lab.{action.replace('-', '_')}")

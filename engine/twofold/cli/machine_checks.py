@@ -87,7 +87,7 @@ def check_model(config: EngineConfig) -> Check:
 
     try:
         files = open_model_files(config.model)
-        size = measure_files(files)
+        size = measure_files(files, kv_cache_dtype=config.kv_cache_dtype)
         tokens = config.max_total_tokens or config.max_model_len or size.config.max_context
         fit = check_host_memory(size, available_memory_bytes(), tokens)
     except TwofoldError as error:
@@ -108,7 +108,7 @@ def check_model(config: EngineConfig) -> Check:
 
 def check_device_memory(config: EngineConfig) -> Check | None:
     """How the GPU's memory would be split; None where no GPU would be used."""
-    from twofold.device.budget import needs_of, plan_device
+    from twofold.device.budget import device_cache_dtype, needs_of, plan_device
     from twofold.device.finding import choose_accelerator
     from twofold.models.sizing import measure_model
 
@@ -117,7 +117,7 @@ def check_device_memory(config: EngineConfig) -> Check | None:
         if device is None:
             return None
         facts = device.native.facts()
-        needs = needs_of(measure_model(config.model, kv_dtype_bytes=2))
+        needs = needs_of(measure_model(config.model, kv_cache_dtype=device_cache_dtype(config)))
         budget = plan_device(config, needs, facts["total_bytes"], facts["free_bytes"])
     except TwofoldError as error:
         return Check("GPU memory", "bad", str(error))

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from twofold.models.quantise.quality import Quality
     from twofold.models.quantise.recipe import Recipe
 
-_SEQUENCE_TOKENS = 512
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -55,15 +54,16 @@ def run(args: argparse.Namespace) -> int:
     from twofold.blocks import ops
     from twofold.models.model_files import open_model_files
     from twofold.models.quantise.recipe import TARGETS, make_recipe
+    from twofold.models.quantise.texts import read_text, token_sequences
 
     if args.format not in TARGETS:
         raise ConfigError(f"--format was given {args.format!r}; it takes {', '.join(TARGETS)}")
     max_tokens = _whole_number("--max-tokens", args.max_tokens, 2**31 - 1)
     threads = EngineConfig(cpu_threads=_whole_number("--cpu-threads", args.cpu_threads, 1024)).cpu_threads
-    text = _read_text(args.text) if max_tokens else ""
+    text = read_text(args.text) if max_tokens else ""
     source, output = Path(args.model).expanduser(), Path(args.output).expanduser()
     files = open_model_files(source)
-    sequences = _sequences(source, files, text, max_tokens) if max_tokens else []
+    sequences = token_sequences(source, files, text, max_tokens) if max_tokens else []
     pool = ops.ThreadPool(threads)
     recipe = make_recipe(files, args.format, pool)
     _write(files, recipe, source, output, args.format)
@@ -103,34 +103,6 @@ def _compare(files: ModelFiles, output: Path, sequences: list[list[int]], pool: 
         return compare(files, open_model_files(output), sequences, pool, bar.show)
     finally:
         bar.clear()
-
-
-def _sequences(source: Path, files: ModelFiles, text: str, max_tokens: int) -> list[list[int]]:
-    """The text's first tokens in pieces of up to 512, each read by itself."""
-    from twofold.tokenizer import Tokenizer
-
-    tokens = Tokenizer.open(source, vocab_size=files.config.vocab_size).encode(text)[:max_tokens]
-    length = min(_SEQUENCE_TOKENS, files.config.max_context)
-    pieces = [tokens[begin : begin + length] for begin in range(0, len(tokens), length)]
-    pieces = [piece for piece in pieces if len(piece) > 1]
-    if not pieces:
-        raise ConfigError(
-            "--text has fewer than two tokens; give a file with some sentences, or --max-tokens 0"
-        )
-    return pieces
-
-
-def _read_text(file: str | None) -> str:
-    from twofold.models.quantise.quality import default_text
-
-    if file is None:
-        return default_text()
-    try:
-        return Path(file).expanduser().read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"--text {file}: not UTF-8 text at byte {error.start}; give a text file") from None
-    except OSError as error:
-        raise ConfigError(f"--text {file}: cannot be read: {error.strerror}") from None
 
 
 def _whole_number(flag: str, text: str, highest: int) -> int:

@@ -12,6 +12,7 @@ from typing import Final
 from twofold import _core
 from twofold.api.config import EngineConfig
 from twofold.api.errors import ConfigError
+from twofold.models.config import CacheDType
 from twofold.models.sizing import ModelSize
 
 WORKSPACE_BYTES: Final = 768 * 2**20
@@ -47,7 +48,7 @@ class DeviceNeeds:
 
 
 def needs_of(size: ModelSize) -> DeviceNeeds:
-    """What `measure_model(path, kv_dtype_bytes=2)` found, as needs of a device."""
+    """What `measure_model` found with the device's type of KV cache, as needs of a device."""
     model = size.config
     # Pairs: outputs and the gate's and up's products in f32, what down takes in bf16. Tokens: residual stream, its
     # norm, queries, keys and values, the router's scores.
@@ -64,6 +65,16 @@ def needs_of(size: ModelSize) -> DeviceNeeds:
         activation_bytes_per_token=model.top_k * pair_bytes + 10 * model.hidden_size + 8 * elements,
         sampled_row_bytes=40 * model.vocab_size,
     )
+
+
+def device_cache_dtype(config: EngineConfig) -> CacheDType:
+    """Of keys and values on a device. ConfigError: --kv-cache-dtype asks for one that its kernels do not read."""
+    if config.kv_cache_dtype not in ("auto", "bfloat16"):
+        raise ConfigError(
+            f"--kv-cache-dtype was given {config.kv_cache_dtype!r}; on a device the KV cache is bfloat16: give auto or "
+            "bfloat16, or keep the model on the CPU with --accelerator none"
+        )
+    return "bfloat16"
 
 
 @dataclass(frozen=True)

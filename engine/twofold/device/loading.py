@@ -12,7 +12,7 @@ import torch
 from twofold.api.config import EngineConfig
 from twofold.api.errors import CapacityError
 from twofold.blocks import ops
-from twofold.device.budget import DeviceBudget, needs_of, plan_device
+from twofold.device.budget import DeviceBudget, device_cache_dtype, needs_of, plan_device
 from twofold.device.device import Device
 from twofold.device.model import DeviceModel
 from twofold.device.runner import DeviceRunner
@@ -64,5 +64,5 @@ def load_on_device(
 def plan_on(device: Device, config: EngineConfig, files: ModelFiles) -> DeviceBudget:
     """The split of the device for these files. Raises ConfigError as `plan_device`, KernelError."""
     facts = device.native.facts()
-    needs = needs_of(measure_files(files, kv_dtype_bytes=2))
+    needs = needs_of(measure_files(files, kv_cache_dtype=device_cache_dtype(config)))
     return plan_device(config, needs, facts["total_bytes"], facts["free_bytes"])

@@ -26,11 +26,6 @@ class CacheCapacity:
     reason: str
 
 
-def bytes_per_token(model: ModelConfig) -> int:
-    """What is kept of one token over all layers."""
-    return model.cache_bytes_per_token(2 if model.dtype == "bfloat16" else 4)
-
-
 def longest_request(config: EngineConfig, model: ModelConfig) -> int:
     """Prompt plus answer of one request, in tokens. ConfigError: --max-model-len is beyond the model's context."""
     asked = config.max_model_len or model.max_context
@@ -51,7 +46,8 @@ def plan_capacity(config: EngineConfig, model: ModelConfig, mapped_bytes: int = 
     """
     max_context = longest_request(config, model)
     free_bytes = max(0, available_memory_bytes() - mapped_bytes)
-    affordable = int(free_bytes * _MEMORY_SHARE) // bytes_per_token(model)
+    token_bytes = model.cache_bytes_per_token(model.cache_dtype(config.kv_cache_dtype))
+    affordable = int(free_bytes * _MEMORY_SHARE) // token_bytes
     if config.max_total_tokens is not None:
         tokens, reason = config.max_total_tokens, "asked for by --max-total-tokens"
     elif affordable < _DEFAULT_CONTEXTS * max_context:

@@ -125,7 +125,7 @@ def _load_on_cpu(
     moe = load_experts(files, pool, choice, config, slot_plan(config, slots), progress)
     mapped_bytes = 0 if files.mapped is None or pool.num_nodes > 1 else files.mapped.contents.panels_end
     capacity = plan_capacity(config, files.config, mapped_bytes)
-    planes = files.config.cache_planes("bfloat16" if files.config.dtype == "bfloat16" else "float32")
+    planes = files.config.cache_planes(files.config.cache_dtype(config.kv_cache_dtype))
     kv_cache = ops.StateCache(planes, capacity.num_pages, config.page_size)
     return LoadedRunner(ModelRunner(model, moe, kv_cache), capacity.num_pages, capacity.max_context)
 

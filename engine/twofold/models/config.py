@@ -26,7 +26,7 @@ MAX_EXPERTS: Final = 65_535
 FP8_BLOCK: Final = 128
 """FP8 checkpoints have one scale for a block of so many rows and columns."""
 
-CacheDType = Literal["float32", "bfloat16"]
+CacheDType = Literal["float32", "bfloat16", "q8", "fp8"]
 WeightDType = Literal["float32", "bfloat16", "float16"]
 WEIGHT_DTYPES: Final[tuple[WeightDType, ...]] = ("float32", "bfloat16", "float16")
 
@@ -65,7 +65,7 @@ class ModelConfig:
     rope_dim: int
     """Elements of a head that are rotated."""
     dtype: WeightDType = "float32"
-    """Of the weights that are not quantised; the KV cache follows it."""
+    """Of the weights that are not quantised; a KV cache of type "auto" follows it."""
     bos_token_id: int | None = None
     pad_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
@@ -125,10 +125,25 @@ class ModelConfig:
     def top_k(self) -> int:
         return self.routed.top_k
 
-    def cache_bytes_per_token(self, element_bytes: int) -> int:
-        """What the blocks keep of one token, in elements of so many bytes."""
-        return element_bytes * sum(
-            kept.elements_per_token for layer in self.layers for kept in pages_of(layer)
+    def cache_dtype(self, asked: str) -> CacheDType:
+        """What --kv-cache-dtype means for this model on the CPU."""
+        if asked == "auto":
+            return "bfloat16" if self.dtype == "bfloat16" else "float32"
+        names: dict[str, CacheDType] = {
+            "float32": "float32",
+            "bfloat16": "bfloat16",
+            "q8": "q8",
+            "fp8": "fp8",
+            "fp8_e4m3": "fp8",
+        }
+        return names[asked]
+
+    def cache_bytes_per_token(self, dtype: CacheDType) -> int:
+        """What the blocks keep of one token."""
+        return sum(
+            kept.planes * cache_row_bytes(dtype, kept.elements)
+            for layer in self.layers
+            for kept in pages_of(layer)
         )
 
     def cache_planes(self, dtype: CacheDType) -> list[list[tuple[int, int, CacheDType]]]:
@@ -163,6 +178,12 @@ class ModelConfig:
         for problem in problems:
             raise ModelLoadError(f"{where}: {problem}; fix or replace this file")
         return self
+
+
+def cache_row_bytes(dtype: CacheDType, elements: int) -> int:
+    """A row of keys, values or latents: its elements, and with q8 the row's float32 scale."""
+    element_bytes = {"float32": 4, "bfloat16": 2, "q8": 1, "fp8": 1}[dtype]
+    return element_bytes * elements + (4 if dtype == "q8" else 0)
 
 
 def read_config_json(directory: Path) -> Fields:

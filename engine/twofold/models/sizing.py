@@ -31,7 +31,7 @@ class ModelSize:
     one_expert_bytes: int
     """The largest, which is what a slot holds and an upload moves."""
     kv_bytes_per_token: int
-    """Keys and values of one token over all layers, in `kv_dtype_bytes` each."""
+    """What the KV cache holds of one token, over all layers."""
     file_bytes: int
     """Of the weights on disk."""
     device_dense_bytes: int
@@ -67,13 +67,13 @@ class Fit:
     """One line."""
 
 
-def measure_model(directory: str | Path, *, kv_dtype_bytes: int = 4) -> ModelSize:
+def measure_model(directory: str | Path, *, kv_cache_dtype: str = "auto") -> ModelSize:
     """The size of a model directory; reads JSON and headers only. Raises ModelLoadError as loading would."""
-    return measure_files(open_model_files(directory), kv_dtype_bytes=kv_dtype_bytes)
+    return measure_files(open_model_files(directory), kv_cache_dtype=kv_cache_dtype)
 
 
-def measure_files(files: ModelFiles, *, kv_dtype_bytes: int = 4) -> ModelSize:
-    """The same of files that are open already."""
+def measure_files(files: ModelFiles, *, kv_cache_dtype: str = "auto") -> ModelSize:
+    """The same of files that are open already. kv_cache_dtype: as --kv-cache-dtype takes it."""
     config = files.config
     dense = [(part, weights) for part, weights in files.parts() if not isinstance(part, ExpertBlock)]
     experts = [_expert_bytes(config.routed, formats) for formats in files.expert_formats()]
@@ -84,7 +84,7 @@ def measure_files(files: ModelFiles, *, kv_dtype_bytes: int = 4) -> ModelSize:
         dense_bytes=sum(part.host_bytes(weights) for part, weights in dense),
         expert_bytes=config.num_experts * sum(experts),
         one_expert_bytes=max(experts),
-        kv_bytes_per_token=config.cache_bytes_per_token(kv_dtype_bytes),
+        kv_bytes_per_token=config.cache_bytes_per_token(config.cache_dtype(kv_cache_dtype)),
         file_bytes=sum(files.tensors.entry(name).num_bytes for name in files.tensors),
         device_dense_bytes=sum(part.device_bytes(weights) for part, weights in dense) + rotation,
     )

@@ -3,8 +3,7 @@
 //
 // Conventions. Activations are float32, row-major; a leading dimension (ldx, ldy, ldh, ...) is counted in
 // elements. A weight matrix is [N, K] row-major and contiguous, so any sub-range of its rows is a weight
-// matrix too. Weights and KV entries are float32 or bfloat16 (the upper half of a float32, held in a
-// uint16_t); a bfloat16 is widened exactly and everything is accumulated in float32.
+// matrix too. Its elements are of a DType; all are widened exactly and accumulated in float32.
 //
 // Determinism. The additions behind one output element happen in an order fixed by its reduction length alone
 // (K, head size, number of positions), never by M, N, by the tile the element fell into or by the thread that
@@ -24,25 +23,65 @@
 
 namespace twofold::kernels {
 
-enum class DType : uint8_t { kF32, kBF16 };
+// Elements of plain matrices and of what attention caches: float32; bfloat16 (the upper half of a float32, in a
+// uint16_t); whole numbers of 8 bits; FP8 (E4M3: 4 bits of exponent, 3 of mantissa, no infinity). The last two stand
+// for themselves times a scale that is the caller's affair; an FP8 is read as 2^-8 of its value, so that its bits
+// are those of a half float.
+enum class DType : uint8_t { kF32, kBF16, kI8, kFP8 };
+inline constexpr int kNumDTypes = 4;
+inline constexpr float kFP8Scale = 256.0f;
+inline constexpr float kLargestFP8 = 448.0f;
 
-constexpr int64_t element_bytes(DType dtype) { return dtype == DType::kF32 ? 4 : 2; }
+constexpr int64_t element_bytes(DType dtype) {
+  return dtype == DType::kF32 ? 4 : dtype == DType::kBF16 ? 2 : 1;
+}
+
+struct Fp8 {
+  uint8_t bits;
+};
+
+// Products with rows of one DType.
+struct RowKernels {
+  // y[m, n] = sum over k of x[m, k] * w[n, k].
+  void (*matmul)(const float* x, int64_t ldx, const void* w, float* y, int64_t ldy, int M, int N,
+                 int K) = nullptr;
+  // out[m, d] += sum over j of p[m, j] * v[j, d], j ascending; v is [n, D] contiguous (attention's second
+  // product).
+  void (*weighted_sum)(const float* p, int64_t ldp, const void* v, float* out, int64_t ldo, int M, int n,
+                       int D) = nullptr;
+  void (*widen)(const void* x, float* y, int64_t n) = nullptr;
+};
+
+// Both products of attention with a block of positions by tiles, where a level has them: queries and the softmax's
+// terms are rounded to bfloat16; keys and values of any DType but float32 are exact there. A block holds keys, or
+// values, in an order of its own; of groups of 32 positions that are computed, what is not put is whatever was there.
+struct TileAttention {
+  static constexpr int kPositions = 512;     // of a block
+  static constexpr int kMostColumns = 1024;  // D
+  static constexpr int64_t block_bytes(int D) { return int64_t{kPositions} * ((D + 31) / 32 * 32) * 2; }
+
+  // Positions [first, first + count) of the block, from rows [count, D].
+  void (*put_keys)(DType dtype, const void* rows, int first, int count, int D, void* block) = nullptr;
+  void (*put_values)(DType dtype, const void* rows, int first, int count, int D, void* block) = nullptr;
+  // scores[m * ld + j] = sum over d of q[m, d] * k[j, d] for the groups that positions [first, first + count) are in;
+  // q is [M, D] contiguous.
+  void (*scores)(const float* q, int M, const void* keys, int first, int count, int D, float* scores,
+                 int64_t ld) = nullptr;
+  // out[m, d] = sum over j of p[m * ld + j] * v[j, d] over the same groups; out is [M, D] contiguous.
+  void (*weighted_sum)(const float* p, int64_t ld, int M, const void* values, int first, int count, int D,
+                       float* out) = nullptr;
+};
+
+// Of the terms of a softmax: the largest score, scaled, and the sum.
+struct SoftmaxSum {
+  float peak, total;
+};
 
 struct KernelTable {
   const char* name = nullptr;  // "generic", "avx2", ...: what TWOFOLD_ISA takes
 
-  // y[m, n] = sum over k of x[m, k] * w[n, k].
-  void (*matmul_f32)(const float* x, int64_t ldx, const float* w, float* y, int64_t ldy, int M, int N,
-                     int K) = nullptr;
-  void (*matmul_bf16)(const float* x, int64_t ldx, const uint16_t* w, float* y, int64_t ldy, int M, int N,
-                      int K) = nullptr;
-
-  // out[m, d] += sum over j of p[m, j] * v[j, d], j ascending; v is [n, D] contiguous (attention's second
-  // product).
-  void (*weighted_sum_f32)(const float* p, int64_t ldp, const float* v, float* out, int64_t ldo, int M, int n,
-                           int D) = nullptr;
-  void (*weighted_sum_bf16)(const float* p, int64_t ldp, const uint16_t* v, float* out, int64_t ldo, int M,
-                            int n, int D) = nullptr;
+  RowKernels row_kernels[kNumDTypes] = {};
+  const TileAttention* tile_attention = nullptr;  // may stay null
 
   // y = x / sqrt(mean(x^2) + eps) * w over n elements. y may be x.
   void (*rmsnorm)(const float* x, const float* w, float eps, float* y, int n) = nullptr;
@@ -50,22 +89,30 @@ struct KernelTable {
   // Rotates the pairs (i, i + half) of v by the given cosines and sines, in place ("rotate half" convention).
   void (*rope)(float* v, const float* cosine, const float* sine, int half) = nullptr;
 
-  // s = exp(s * scale - max(s * scale)) in place; returns the sum. n >= 1. Dividing by it is the caller's
-  // affair.
-  float (*softmax_exp)(float* s, int n, float scale) = nullptr;
+  // s = exp(s * scale - peak) in place, peak = max(s * scale). n >= 1. Dividing by the sum is the caller's affair.
+  SoftmaxSum (*softmax_exp)(float* s, int n, float scale) = nullptr;
 
   // y = y + alpha * x.
   void (*axpy)(float alpha, const float* x, float* y, int n) = nullptr;
 
+  // y = y * x.
+  void (*multiply)(const float* x, float* y, int n) = nullptr;
+
   // Widening and rounding (to nearest even; a NaN stays a NaN) between the two element types.
   void (*bf16_to_f32)(const uint16_t* x, float* y, int64_t n) = nullptr;
   void (*f32_to_bf16)(const float* x, uint16_t* y, int64_t n) = nullptr;
+
+  // Rounding to nearest even for the caches of attention: to whole numbers of -127 to 127, returning the scale
+  // (largest magnitude / 127); to FP8, what is beyond its range becoming its largest. NaN becomes a number.
+  float (*f32_to_i8)(const float* x, int8_t* y, int n) = nullptr;
+  void (*f32_to_fp8)(const float* x, uint8_t* y, int n) = nullptr;
 
   // Products with packed weights, by WeightFormat; the encodings of their activations, by ActivationKind.
   FormatKernels formats[kNumWeightFormats] = {};
   EncodeFunction encode[kNumActivationKinds] = {};
   SiluMul silu_mul = nullptr;
 
+  const RowKernels& rows_of(DType dtype) const { return row_kernels[static_cast<int>(dtype)]; }
   const FormatKernels& of(WeightFormat format) const { return formats[static_cast<int>(format)]; }
   EncodeFunction encode_as(ActivationKind kind) const { return encode[static_cast<int>(kind)]; }
 

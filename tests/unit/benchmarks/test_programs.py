@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 
 pytest.importorskip("gguf")
 
 from benchmarks.peers import __main__ as peers
-from benchmarks.peers import kt_kernel
+from benchmarks.peers import kt_kernel, long_context
 from benchmarks.peers.report import BEGIN, DOCS, END
 from benchmarks.targets import __main__ as targets
 from benchmarks.targets.lines import Line
@@ -109,3 +110,54 @@ def test_the_section_that_a_program_writes_is_in_the_documents(program) -> None:
     text = DOCS.read_text(encoding="utf-8")
     assert BEGIN.format(name=program.SECTION, maker=program.MAKER) in text
     assert END.format(name=program.SECTION) in text
+
+
+def test_long_contexts_are_filled_once_and_measured_in_turn(tmp_path, capsys) -> None:
+    def fake(name: str, seconds: float) -> str:
+        path = tmp_path / name
+        path.write_text(
+            f"#!{sys.executable}\nimport json, sys\n"
+            f"notes = open({str(path) + '.calls'!r}, 'a')\n"
+            "notes.write(sys.argv[2] + '\\n')\nprint(json.dumps({'ready': 'x'}), flush=True)\n"
+            "for line in sys.stdin:\n"
+            "    print(line, file=notes, end='', flush=True)\n"
+            f"    print(json.dumps({{'seconds': {seconds}}}), flush=True)\n"
+        )
+        path.chmod(0o755)
+        return str(path)
+
+    flags = [
+        "--shape",
+        "tiny",
+        "--layers",
+        "2",
+        "--cache",
+        str(tmp_path),
+        "--rounds",
+        "2",
+        "--new-tokens",
+        "4",
+    ]
+    flags += [
+        "--positions",
+        "1024",
+        "--positions",
+        "512",
+        "--prompt-tokens",
+        "8",
+        "--kv",
+        "q8",
+        "--kv",
+        "fp8",
+    ]
+    ours, theirs = fake("ours", 0.5), fake("theirs", 1.0)
+    assert long_context.main([*flags, "--twofold-python", ours, "--llama-python", theirs]) == 0
+    out = capsys.readouterr().out
+    assert "| q8 : q8_0 | 1,024 | decode | 8.0 (8.0–8.0) | 4.0 (4.0–4.0) | 2.00× |" in out
+    assert "| fp8 | 512 | prefill | 16.0 (16.0–16.0) | - | - |" in out
+    task, *orders = [json.loads(line) for line in (tmp_path / "theirs.calls").read_text().splitlines()]
+    assert (task["kv"], task["model"]) == ("q8_0", str(next(tmp_path.glob("*.gguf"))))
+    turns = [{"decode": 4}, {"prefill": 8}] * 3
+    assert orders == [{"fill": 512}, *turns, {"fill": 1024}, *turns]
+    with pytest.raises(SystemExit):
+        long_context.parse([*flags, "--positions", "700"])

@@ -17,6 +17,7 @@ from twofold.blocks.rope import RopeTable
 from twofold.engine.expert_loading import moe_shape
 from twofold.experts.accelerator import AcceleratorChoice
 from twofold.experts.moe import DenseCost, MoeRuntime, SlotPlan
+from twofold.models.config import CacheDType
 from twofold.models.model_files import ModelFiles
 
 F32 = npt.NDArray[np.float32]
@@ -28,8 +29,9 @@ _PAGE_SIZE = 16
 class LayeredModel:
     """Reads sequences of tokens (teacher forcing). Nothing of the weights is kept between calls but the head."""
 
-    def __init__(self, files: ModelFiles, pool: ops.ThreadPool) -> None:
+    def __init__(self, files: ModelFiles, pool: ops.ThreadPool, cache_dtype: CacheDType = "float32") -> None:
         self._files = files
+        self._cache_dtype = cache_dtype
         self._pool = pool
         config = files.config
         self._embedding = config.embedding.table(files.embedding)
@@ -41,7 +43,7 @@ class LayeredModel:
     ) -> list[F32]:
         """[tokens, hidden] of each sequence after the last layer; `progress` is told (layers done, layers in all)."""
         config = self._files.config
-        planes = config.cache_planes("float32")
+        planes = config.cache_planes(self._cache_dtype)
         pages = max(map(self._num_pages, sequences))
         states = [self._embed(np.array(sequence, np.int32)) for sequence in sequences]
         for index, layer in enumerate(self._files.layers):

@@ -9,13 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from twofold.blocks import ops
+from twofold.models.config import CacheDType
 from twofold.models.model_files import ModelFiles
 from twofold.models.quantise.layers import LayeredModel
 
@@ -71,10 +71,17 @@ def compare(
     sequences: Sequence[Sequence[int]],
     pool: ops.ThreadPool,
     progress: Callable[[int, int], None] | None = None,
+    cache_dtypes: tuple[CacheDType, CacheDType] = ("float32", "float32"),
 ) -> Quality:
-    """Read `sequences` (each of two tokens or more) with both models, one layer of one of them in memory at a time."""
+    """Read `sequences` (each of two tokens or more) with both models, one layer of one of them in memory at a time.
+
+    cache_dtypes: of their keys and values.
+    """
     layers = source.config.num_layers
-    models = [LayeredModel(files, pool) for files in (source, quantised)]
+    models = [
+        LayeredModel(files, pool, dtype)
+        for files, dtype in zip((source, quantised), cache_dtypes, strict=True)
+    ]
     states = []
     for number, model in enumerate(models):
 
@@ -109,11 +116,6 @@ def compare(
         source_perplexity=float(np.exp(np.concatenate(losses[0]).mean())),
         perplexity=float(np.exp(np.concatenate(losses[1]).mean())),
     )
-
-
-def default_text() -> str:
-    """An English tale of a thousand words, for comparing where no text is given."""
-    return Path(__file__).with_name("tale.txt").read_text(encoding="utf-8")
 
 
 def log_probabilities(logits: npt.NDArray[np.float32]) -> F64:

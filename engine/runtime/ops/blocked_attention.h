@@ -1,0 +1,68 @@
+// Attention over a paged cache, in blocks of positions: softmax(q k) v of each block by itself, with its own largest
+// score, and the blocks of a row put together in ascending order (online softmax). Blocks begin at multiples of
+// kBlockPositions, so what a row adds up, and in which order, depends on its position alone: not on the batch, on how
+// a prompt is cut, or on which thread has which block. Neither do the scores of a whole context lie in memory, nor
+// does one thread have to go through it.
+#pragma once
+#include <span>
+
+#include "host/thread_pool.h"
+#include "ops/attention_batch.h"
+#include "ops/state_cache.h"
+
+namespace twofold {
+
+inline constexpr int kBlockPositions = 512;
+
+// What attends: tiles of tokens, each of which is `parts` tasks with planes of their own. The rows of a task are
+// those of the tile's tokens, `heads(part)` rows each.
+class AttentionSource {
+ public:
+  virtual ~AttentionSource() = default;
+  virtual int parts() const = 0;
+  virtual int heads(int part) const = 0;
+  virtual const StatePlane& keys(int part) const = 0;
+  virtual const StatePlane& values(int part) const = 0;
+  // [rows, width of keys]; in `room` if they lie nowhere else like that
+  virtual const float* queries(const AttentionTile& tile, int part, float* room) const = 0;
+  virtual void take(const AttentionTile& tile, int part,
+                    const float* sums) const = 0;  // [rows, width of values]
+};
+
+class BlockedAttention {
+ public:
+  // `scale` of the scores; sliding_window: positions attended to, the token's own included, 0: all. Takes the
+  // pool's scratch slots `slot` and `slot + 1`; the caller holds the lock.
+  BlockedAttention(const kernels::KernelTable& table, ThreadPool& pool, float scale, int sliding_window,
+                   int slot)
+      : table_(table), pool_(pool), scale_(scale), window_(sliding_window), slot_(slot) {}
+
+  void run(const AttentionSource& source, const AttentionBatch& batch, std::span<const AttentionTile> tiles,
+           int page_size) const;
+
+ private:
+  struct Rows;     // of a task, and where it keeps what it makes
+  struct Partial;  // what some blocks came to
+  struct Task;
+
+  int first_position(int position) const { return window_ > 0 ? std::max(0, position + 1 - window_) : 0; }
+  void add_block(const Rows& rows, int block, const Partial& to) const;
+  void add_scores(const Rows& rows, int start, int first, int end) const;
+  void add_values(const Rows& rows, int start, int first, int end, float* sums) const;
+  void scale_columns(const Rows& rows, const StatePlane& plane, int start, int first, int end) const;
+  template <class Body>
+  void for_rows(const Rows& rows, const StatePlane& plane, const char* from, int count, Body body) const;
+  void merge(const Rows& rows, const Partial& from, const Partial& into) const;
+  void finish(const Rows& rows, const Partial& all, const AttentionSource& source, const AttentionTile& tile,
+              int part) const;
+
+  const kernels::KernelTable& table_;
+  ThreadPool& pool_;
+  float scale_;
+  int window_, slot_;
+};
+
+// A row for a plane of the cache: rounded to its type.
+void store_row(const kernels::KernelTable& table, const float* row, const StatePlane& plane, int64_t at);
+
+}  // namespace twofold
