@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from twofold.models.quantise.recipe import Recipe
 
 
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "model", help="directory or GGUF file to quantise (BF16, F16, F32, FP8, or any other)"
