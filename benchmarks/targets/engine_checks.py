@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import statistics
 import subprocess
 import sys
@@ -9,6 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
+
+from twofold.models.bundled import bundled_model_path
 
 from benchmarks.peers.engines import LlamaEngine, PeerError, TwofoldEngine, Workload, last_json_lines
 from benchmarks.peers.gguf_model import file_name, write_model
@@ -19,6 +22,7 @@ from benchmarks.targets.lines import Line, Settings, at_least, at_most, not_meas
 DECODE: Final = {"q8_0": 1.15, "q4_0": 1.05, "bf16": 1.0}
 PREFILL: Final = {"q8_0": 4.0, "q4_0": 3.0, "bf16": 2.5}
 _SPIN_LIMIT_S: Final = 900.0
+_BATCHED: Final = Path(__file__).parents[1] / "peers" / "batched_worker.py"
 
 # Ends by itself: after a time, and when whoever started it is gone.
 _SPIN: Final = (
@@ -108,7 +112,16 @@ def beside_busy_processes(settings: Settings) -> list[Line]:
 
 
 def python_share(settings: Settings) -> list[Line]:
-    """Python outside native calls as a share of a decode step, as `twofold bench --profile` says it."""
+    """Python outside native calls: one sequence and 16 of the large model, 1 to 64 of the bundled one."""
+    format_name = settings.formats[0]
+    with random_model(settings, format_name) as path:
+        several = batched_share(settings, path, f"{settings.shape.name} in {format_name}", (16,), 3)
+    bundled = batched_share(settings, bundled_model_path(), "the bundled model", (1, 16, 64), 10)
+    return [single_share(settings), *several, *bundled]
+
+
+def single_share(settings: Settings) -> Line:
+    """Python outside native calls as a share of a decode step of one sequence, as `twofold bench` says it."""
     format_name = settings.formats[0]
     target = f"Python outside native calls, decode {format_name}"
     command_of = [
@@ -125,6 +138,32 @@ def python_share(settings: Settings) -> list[Line]:
         share, step_us = float(decode["python_share"]), float(decode["step_us"])
         picking = float(decode["parts_us"].get("sampler", 0.0)) / step_us
     except (PeerError, IndexError, KeyError, TypeError) as error:
-        return [not_measured("python", target, f"twofold bench --profile: {error}")]
+        return not_measured("python", target, f"twofold bench --profile: {error}")
     note = f"of {step_us / 1e3:.2f} ms; picking the token takes another {100 * picking:.1f} %"
-    return [at_most("python", target, 3, 100 * share, "%", note)]
+    return at_most("python", target, 3, 100 * share, "%", note)
+
+
+def batched_share(
+    settings: Settings, model: Path, name: str, batches: tuple[int, ...], most: float
+) -> list[Line]:
+    """The share in steps in which each of several sequences gets a token, the median of three runs."""
+    task = {"model": str(model), "batches": list(batches) * 3, "prompt_tokens": 32, "new_tokens": 32}
+    task |= {"threads": settings.threads, "seed": settings.seed}
+    targets = {batch: f"Python outside native calls, {batch} sequences, {name}" for batch in batches}
+    try:
+        runs = last_json_lines(
+            [settings.python, str(_BATCHED), json.dumps(task)], "the batched worker", "make build"
+        )
+        shares = {
+            batch: sorted(
+                (run["python_s"] / run["decode_s"], run["decode_s"]) for run in runs if run["batch"] == batch
+            )
+            for batch in batches
+        }
+        found = {batch: shares[batch][len(shares[batch]) // 2] for batch in batches}
+    except (PeerError, IndexError, KeyError, TypeError) as error:
+        return [not_measured("python", target, str(error)) for target in targets.values()]
+    return [
+        at_most("python", targets[batch], most, 100 * share, "%", f"of {1e3 * decode_s / 32:.2f} ms")
+        for batch, (share, decode_s) in found.items()
+    ]

@@ -26,6 +26,7 @@ from twofold.api.types import (
     SamplingParams,
     Usage,
 )
+from twofold.engine.delivery import Delivery
 from twofold.engine.inbox import Inbox
 from twofold.engine.kv_cache import PagePool
 from twofold.engine.loading import load_parts
@@ -81,7 +82,7 @@ class Engine:
         self._step_answers: list[RequestState] = []
         self._step_samplers: list[Sampler] = []
         self._num_step_tokens = 0
-        self._to_wake: set[Callable[[], None]] = set()
+        self._delivery = Delivery(self.cancel)
         self._numbers = itertools.count()
         self._num_steps = 0
         self._cache_state = cache_state
@@ -174,7 +175,7 @@ class Engine:
             self._residency.close()
         self._take_inbox()
         self._drop_cancelled()
-        self._wake()
+        self._delivery.wake()
         self._recorder.drain()
         if self._cache_state is not None:
             path, self._cache_state = self._cache_state, None
@@ -264,7 +265,7 @@ class Engine:
         self._drop_cancelled()
         scheduled = self._scheduler.schedule()
         if not scheduled:
-            self._wake()
+            self._delivery.wake()
             self._step_clock.idle()
             return False
         self._step_clock.scheduled()
@@ -279,7 +280,7 @@ class Engine:
         except (TwofoldError, ValueError, RuntimeError, MemoryError) as error:
             _log.exception("step %d failed; its requests are given up", self._num_steps)
             self._fail(answers, error)
-            self._wake()
+            self._delivery.wake()
             return True
         self._step_clock.computed()
         now = self._tick()
@@ -287,7 +288,7 @@ class Engine:
             sequence.num_computed += num_tokens
             if samples:
                 self._emit(answer, next(picked), now)
-        self._wake()
+        self._delivery.wake()
         wall_s = self._step_clock.end()
         clock_s = wall_s if self._virtual_s is None else now - clock
         self._prefill_budget.observe(num_prefill, num_decoding, clock_s)
@@ -326,7 +327,7 @@ class Engine:
             except Exception as error:  # a bug of ours: nobody may wait for an answer that never comes
                 _log.exception("the engine's loop failed; all its requests are given up")
                 self._fail(list(self._answers.values()), error)
-                self._wake()
+                self._delivery.wake()
             if not self._inbox.wait_for_work():
                 return
 
@@ -369,7 +370,7 @@ class Engine:
         elif num_generated >= sequence.max_tokens:
             self._finish(answer, "length", text)
         elif text:
-            self._hand_out(answer, answer.chunk(text))
+            self._delivery.hand_out(answer.sequence.request, answer.chunk(text))
 
     def _finish(
         self,
@@ -383,28 +384,9 @@ class Engine:
         usage = answer.finish(reason, self._now_s(), self.info.clock)
         self._recorder.request(answer)
         routing = self._recorder.take_routing(answer.sequence.number)
-        self._hand_out(answer, answer.chunk(text + answer.flush(), reason, usage, error, routing))
+        chunk = answer.chunk(text + answer.flush(), reason, usage, error, routing)
+        self._delivery.hand_out(answer.sequence.request, chunk)
         self._inbox.finished(answer.sequence.request.request_id)
-
-    def _hand_out(self, answer: RequestState, chunk: Chunk) -> None:
-        request = answer.sequence.request
-        try:
-            request.on_chunk(chunk)
-        except Exception:  # the caller's bug must not take the other requests down
-            _log.exception("on_chunk of request %s failed", request.request_id)
-            if chunk.finish_reason is None:
-                self.cancel(request.request_id)
-        if request.after_step is not None:
-            self._to_wake.add(request.after_step)
-
-    def _wake(self) -> None:
-        """The step has handed out all that it will: whoever waits may look."""
-        while self._to_wake:
-            wake = self._to_wake.pop()
-            try:
-                wake()
-            except Exception:
-                _log.exception("after_step of a request failed")
 
     def _fail(self, answers: Seq[RequestState], error: Exception) -> None:
         for answer in answers:

@@ -99,12 +99,19 @@ def test_beside_busy_processes_quiet_and_busy_take_turns(tmp_path, fake_python, 
 
 
 def test_the_share_of_python_is_read_from_the_profile(tmp_path, fake_python) -> None:
-    python = fake_python("python", [PROFILED])
-    (line,) = engine_checks.python_share(settings(tmp_path, python=python))
+    runs = [
+        {**PROFILED, "batch": batch, "decode_s": 1.0, "python_s": share}
+        for batch in (1, 16, 64)
+        for share in (0.5, 0.05, 0.01)
+    ]
+    line, *several = engine_checks.python_share(settings(tmp_path, python=fake_python("python", runs)))
     assert (line.figure, line.verdict) == (pytest.approx(2), "pass")
     assert line.note == "of 0.90 ms; picking the token takes another 1.0 %"
-    (line,) = engine_checks.python_share(settings(tmp_path, python=fake_python("old", [{"twofold": {}}])))
-    assert line.verdict == "not measured"
+    assert [(line.figure, line.verdict) for line in several] == [
+        (pytest.approx(5), verdict) for verdict in ("short", "pass", "pass", "pass")
+    ], "16 sequences of a large model, then 1, 16 and 64 of the bundled one: medians of three runs"
+    lines = engine_checks.python_share(settings(tmp_path, python=fake_python("old", [{"twofold": {}}])))
+    assert [line.verdict for line in lines] == ["not measured"] * 5
 
 
 def test_loading_is_compared_with_reading(tmp_path, fake_python) -> None:

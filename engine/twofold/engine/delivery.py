@@ -1,0 +1,38 @@
+"""Chunks on their way out: each to its request, and one wake-up for all who wait, behind the step."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from twofold.api.types import Chunk, GenerationRequest
+
+_log = logging.getLogger(__name__)
+
+
+class Delivery:
+    """Calls what requests brought along. Their bugs are logged and take nobody else down."""
+
+    def __init__(self, cancel: Callable[[str], None]) -> None:
+        """cancel: given the id of a request whose `on_chunk` raised before its last chunk."""
+        self._cancel = cancel
+        self._to_wake: set[Callable[[], None]] = set()
+
+    def hand_out(self, request: GenerationRequest, chunk: Chunk) -> None:
+        try:
+            request.on_chunk(chunk)
+        except Exception:
+            _log.exception("on_chunk of request %s failed", request.request_id)
+            if chunk.finish_reason is None:
+                self._cancel(request.request_id)
+        if request.after_step is not None:
+            self._to_wake.add(request.after_step)
+
+    def wake(self) -> None:
+        """The step has handed out all that it will: whoever waits may look."""
+        while self._to_wake:
+            wake = self._to_wake.pop()
+            try:
+                wake()
+            except Exception:
+                _log.exception("after_step of a request failed")
