@@ -90,8 +90,6 @@ def run(args: argparse.Namespace) -> int:
 
         # Before the model is there: it may take the memory that is read.
         ceilings = measure_ceilings(config.cpu_threads, config.numa)
-        if not args.json:
-            print(ceilings.table(), flush=True)
     sink = open_telemetry(args)
     profile: AnswerProfile | None = None
     try:
@@ -116,6 +114,8 @@ def run(args: argparse.Namespace) -> int:
         found |= results[0] | {"tests": [test for result in results for test in tests_of(result)]}
         print(json.dumps(found | ({"profile": profile.as_json()} if profile else {})))
     else:
+        if ceilings is not None:
+            print(ceilings.table())
         for result in results:
             print(table(result))
         if profile is not None:
