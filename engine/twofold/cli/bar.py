@@ -15,14 +15,16 @@ class Bar:
         self._shows = sys.stderr.isatty()
         self._percent = -1
 
-    def show(self, done: int, total: int) -> None:
+    def show(self, done: int, total: int, stage: str = "") -> None:
+        """`stage`: of what is done, if it has several."""
         percent = min(100, 100 * done // max(1, total))
         if not self._shows or percent == self._percent:
             return
         self._percent = percent
         filled = "█" * (percent * _BAR_CHARS // 100)
         amount = f"{done * self._scale:.4g}/{total * self._scale:.4g} {self._unit}"
-        line = f"{self._what} {filled:<{_BAR_CHARS}} {percent:3d} %  {amount}"
+        what = f"{self._what} {stage:<13}" if stage else self._what
+        line = f"{what} {filled:<{_BAR_CHARS}} {percent:3d} %  {amount}"
         print(f"\r{line}\x1b[K", end="", file=sys.stderr, flush=True)
 
     def clear(self) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,13 +12,12 @@ from twofold.api.config import EngineConfig, TelemetryConfig, add_arguments, fro
 from twofold.api.errors import ConfigError
 from twofold.api.sampling_ranges import SAMPLING_RANGES, Range
 from twofold.api.types import SamplingParams
+from twofold.cli.bar import Bar
 
 if TYPE_CHECKING:
     from twofold.engine import Engine
-    from twofold.models import LoadProgress
     from twofold.telemetry.sink import TelemetrySink
 
-_BAR_CHARS = 30
 
 _SAMPLING: dict[str, tuple[Callable[[str], Any], str]] = {
     "temperature": (float, "0 always picks the likeliest token; higher is more varied"),
@@ -96,32 +94,15 @@ def load_engine(config: EngineConfig, sink: TelemetrySink | None) -> Engine:
     """The engine, loaded under a progress bar on a terminal's stderr."""
     from twofold.engine import Engine
 
-    bar = ProgressBar() if sys.stderr.isatty() else None
+    bar = Bar("loading", "GB", 1e-9)
     try:
-        return Engine.load(config, telemetry=sink, progress=bar)
+        return Engine.load(
+            config,
+            telemetry=sink,
+            progress=lambda at: bar.show(at.bytes_done, at.bytes_total, at.stage),
+        )
     finally:
-        if bar is not None:
-            bar.clear()
-
-
-class ProgressBar:
-    """One line on stderr that is written over and gone when loading ends."""
-
-    def __init__(self) -> None:
-        self._percent = -1
-
-    def __call__(self, progress: LoadProgress) -> None:
-        percent = 100 * progress.bytes_done // max(1, progress.bytes_total)
-        if percent == self._percent:
-            return
-        self._percent = percent
-        filled = "█" * (percent * _BAR_CHARS // 100)
-        gigabytes = f"{progress.bytes_done / 1e9:.1f}/{progress.bytes_total / 1e9:.1f} GB"
-        line = f"loading {progress.stage:<13} {filled:<{_BAR_CHARS}} {percent:3d} %  {gigabytes}"
-        print(f"\r{line}\x1b[K", end="", file=sys.stderr, flush=True)
-
-    def clear(self) -> None:
-        print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+        bar.clear()
 
 
 def emulation_notice(accelerator: str) -> str | None:
