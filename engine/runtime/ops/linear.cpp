@@ -121,18 +121,15 @@ void linear(const kernels::KernelTable& table, ThreadPool& pool, const InputRows
     for (int first = 0; first < M; first += block) {
       const int count = std::min(block, M - first);
       const std::byte* x = rows.row(kernel.activation, first);
-      if (bias == nullptr && !add) {  // all panels in one call: what it makes of x serves all of them
-        const int64_t from = piece.first * kernels::kPanelRows;
-        const int64_t n = std::min<int64_t>(piece.count * kernels::kPanelRows, segment.rows - from);
-        kernel.matmul(x, stride, segment.panel(piece.first), y + first * N + segment.first_row + from, N,
-                      count, static_cast<int>(n), static_cast<int>(K));
-        continue;
-      }
       for (int64_t p = piece.first; p < piece.first + piece.count; ++p) {
         const int64_t column = segment.first_row + p * kernels::kPanelRows;
         const int n =
             static_cast<int>(std::min<int64_t>(kernels::kPanelRows, segment.rows - p * kernels::kPanelRows));
         float* to = y + first * N + column;
+        if (bias == nullptr && !add) {
+          kernel.matmul(x, stride, segment.panel(p), to, N, count, n, static_cast<int>(K));
+          continue;
+        }
         kernel.matmul(x, stride, segment.panel(p), tile, kernels::kPanelRows, count, n, static_cast<int>(K));
         for (int m = 0; m < count; ++m, to += N) {
           float* sum = tile + m * kernels::kPanelRows;
