@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import statistics
 import subprocess
 import sys
@@ -32,7 +33,7 @@ def packed_model(settings: Settings) -> list[Line]:
             try:
                 return packed_lines(settings, packed, target)
             finally:
-                (packed / PANELS).unlink(missing_ok=True)
+                shutil.rmtree(packed)
     except (PeerError, OSError) as error:
         return [not_measured("packed", target, str(error))]
 
