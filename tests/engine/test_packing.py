@@ -209,7 +209,7 @@ def test_the_directory_is_whole_or_not_there(
     assert not list(out.glob(f"{PANEL_FILE}*"))
     shutil.rmtree(out)
     with monkeypatch.context() as small:
-        small.setattr(packing.shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10, 9, 1))  # type: ignore[attr-defined]
+        small.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10, 9, 1))  # type: ignore[attr-defined]
         with pytest.raises(ConfigError, match="are free"):
             pack_directory(files, source, out, pool)
     (out / f"{PANEL_FILE}.part").write_bytes(b"of a killed run")
@@ -278,7 +278,7 @@ class TestPackedCache:
         (tmp_path / "file").write_text("")
         assert answer(source, packed_cache=str(tmp_path / "file")) == expected
         assert "loaded without it" in caplog.text
-        monkeypatch.setattr(packing.shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10, 9, 1))  # type: ignore[attr-defined]
+        monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10, 9, 1))  # type: ignore[attr-defined]
         assert answer(source, packed_cache=str(tmp_path / "cache")) == expected
         assert "are free" in caplog.text
         assert not list((tmp_path / "cache").iterdir())

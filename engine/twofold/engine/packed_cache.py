@@ -14,8 +14,9 @@ from twofold import _core
 from twofold.api.errors import ConfigError, ModelLoadError
 from twofold.blocks import ops
 from twofold.blocks.panels import MappedPanels
-from twofold.engine.packing import check_room, needed_bytes, source_mark, write_panels
+from twofold.engine.packing import needed_bytes, source_mark, write_panels
 from twofold.models.model_files import ModelFiles, ProgressFn
+from twofold.models.quantise.directory import check_room
 from twofold.weights.gguf_file import model_name
 from twofold.weights.panel_file import SUFFIX, read_contents
 from twofold.weights.panel_writing import PanelFileWriter

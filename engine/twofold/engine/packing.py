@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import json
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -23,7 +22,7 @@ from twofold.blocks.panels import Matrices
 from twofold.engine.expert_loading import moe_shape
 from twofold.experts.moe import MoeShape, make_store
 from twofold.models.model_files import LoadProgress, ModelFiles, ProgressFn
-from twofold.models.quantise.directory import fingerprint
+from twofold.models.quantise.directory import check_room, fingerprint
 from twofold.models.quantise.origin import source_config, write_tokenizer
 from twofold.models.sizing import measure_files
 from twofold.weights.gguf_file import model_name
@@ -191,16 +190,6 @@ class _Progress:
             self._progress(
                 LoadProgress("packing", current, num_bytes, self._bytes_total, self._steps, self._steps_total)
             )
-
-
-def check_room(directory: Path, needed: int) -> None:
-    """Raises ConfigError where the directory's disk has less than `needed` bytes free."""
-    free = shutil.disk_usage(directory).free
-    if needed > free:
-        raise ConfigError(
-            f"{directory}: {needed / 1e9:.2f} GB are needed, {free / 1e9:.2f} GB are free; free some or choose another "
-            "directory"
-        )
 
 
 def pack_directory(

@@ -43,6 +43,16 @@ def fingerprint(files: ModelFiles, target: str) -> str:
     return digest.hexdigest()
 
 
+def check_room(directory: Path, needed: int) -> None:
+    """Raises ConfigError where the directory's disk has less than `needed` bytes free."""
+    free = shutil.disk_usage(directory).free
+    if needed > free:
+        raise ConfigError(
+            f"{directory}: {needed / 1e9:.2f} GB are needed, {free / 1e9:.2f} GB are free; free some or choose another "
+            "directory"
+        )
+
+
 class OutputDirectory:
     """Where a quantised model is written. `begin` first, `finish` last."""
 
@@ -78,12 +88,7 @@ class OutputDirectory:
                 f"{self.path} holds {found[0]} of something else than this run; choose an empty directory or remove it"
             )
         needed = sum(_file_bytes(tensors) for tensors in self._missing().values())
-        free = shutil.disk_usage(self.path).free
-        if needed > free:
-            raise ConfigError(
-                f"{self.path}: {needed / 1e9:.2f} GB are needed, {free / 1e9:.2f} GB are free; free some or choose "
-                "another directory"
-            )
+        check_room(self.path, needed)
         self._write_json(STATE_FILE, {"version": 1, "source": str(self._source), "fingerprint": self._mark})
         return False
 
