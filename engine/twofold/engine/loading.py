@@ -62,24 +62,25 @@ def load_parts(config: EngineConfig, progress: ProgressFn | None = None) -> Engi
     choice, device = choose_accelerator(config.accelerator)
     path = Path(config.model) if config.model else bundled_model_path()
     files = open_model_files(path)  # the cheap refusals come before gigabytes are read
-    tokenizer = _open_tokenizer(config.tokenizer, path, files)
     pool = ops.ThreadPool(config.cpu_threads, config.numa)
-    _log.info("threads: %s", pool.reason)
-    if pool.num_threads > (num_cores := len(os.sched_getaffinity(0))):
-        _log.warning(
-            "--cpu-threads %d is more than the %d cores this process may use; threads will wait for one another",
-            pool.num_threads,
-            num_cores,
-        )
-    if config.packed_cache is not None:
-        # Imports what writes models, which nothing else here needs.
-        from twofold.engine.packed_cache import with_packed_cache
-
-        cache = Path(config.packed_cache).expanduser()
-        files = with_packed_cache(files, path, cache, pool, progress)
-    # Where panels are copied, the copying reads them.
-    residency = Residency(files.mapped) if files.mapped is not None and pool.num_nodes == 1 else None
+    # Before the tokenizer, whose half second of parsing leaves the other cores to it.
+    residency = _residency(files, pool)
     try:
+        tokenizer = _open_tokenizer(config.tokenizer, path, files)
+        _log.info("threads: %s", pool.reason)
+        if pool.num_threads > (num_cores := len(os.sched_getaffinity(0))):
+            _log.warning(
+                "--cpu-threads %d is more than the %d cores this process may use; threads will wait for one another",
+                pool.num_threads,
+                num_cores,
+            )
+        if config.packed_cache is not None:
+            # Imports what writes models, which nothing else here needs.
+            from twofold.engine.packed_cache import with_packed_cache
+
+            cache = Path(config.packed_cache).expanduser()
+            files = with_packed_cache(files, path, cache, pool, progress)
+            residency = residency or _residency(files, pool)
         if device is not None:
             # Imports torch, which nothing else here needs.
             from twofold.device.loading import load_on_device
@@ -103,6 +104,11 @@ def load_parts(config: EngineConfig, progress: ProgressFn | None = None) -> Engi
         if residency is not None:
             residency.close()
         raise
+
+
+def _residency(files: ModelFiles, pool: ops.ThreadPool) -> Residency | None:
+    """Of mapped panels, but where they are copied to each node: there the copying reads them."""
+    return None if files.mapped is None or pool.num_nodes > 1 else Residency(files.mapped)
 
 
 def _open_tokenizer(asked: str | None, path: Path, files: ModelFiles) -> Tokenizer:
