@@ -61,7 +61,7 @@ bench: ready-dev  ## measure the CPU kernels beside the read ceiling, then the b
 	@$(BIN)/python kernels/bench/run.py
 	@$(BIN)/twofold bench $(MODEL) --compare-transformers
 
-loadtest: ready-dev  ## let USERS=10 chat for SECONDS_OF_LOAD=60 with a server that `make run` started
+loadtest: ready-run  ## let USERS=10 chat for SECONDS_OF_LOAD=60 with a server that `make run` started
 	@$(BIN)/python loadtest/run.py --users $(USERS) --seconds $(SECONDS_OF_LOAD) --host http://127.0.0.1:$(PORT)
 
 check-cuda: ready-dev  ## compile the CUDA kernels for every architecture; fails on a spilled register (no GPU needed)

@@ -171,7 +171,7 @@ install_torch() {
 install_package() {
   local extras
   case "$1" in
-    run) extras="server,telemetry,dashboard" ;;
+    run) extras="server,telemetry,dashboard,loadtest" ;;
     dev) extras="dev" ;;
   esac
   pip_install --no-build-isolation --config-settings wheel.cmake=false \
@@ -206,7 +206,7 @@ build_native() {
   mkdir -p "$NATIVE_BUILD_DIR" && toolchain >"$stamp" &&
     PATH="$VENV_DIR/bin:$PATH" cmake -S "$REPOSITORY_ROOT" -B "$NATIVE_BUILD_DIR" -G Ninja \
       -DCMAKE_BUILD_TYPE="${TWOFOLD_BUILD_TYPE:-Release}" -DTWOFOLD_INPLACE=ON -DTWOFOLD_TESTS="$tests" \
-      -DTWOFOLD_CUDA="${TWOFOLD_CUDA:-AUTO}" -DPython_EXECUTABLE="$VENV_DIR/bin/python" -Wno-dev &&
+      -DTWOFOLD_CUDA="${TWOFOLD_CUDA:-AUTO}" -DPython_EXECUTABLE="$VENV_DIR/bin/python" &&
     { PATH="$VENV_DIR/bin:$PATH" cmake --build "$NATIVE_BUILD_DIR" --target "$target" -- -n | sed 's/^/plan: /'; } &&
     PATH="$VENV_DIR/bin:$PATH" cmake --build "$NATIVE_BUILD_DIR" --target "$target" -j "$(nproc)"
 }

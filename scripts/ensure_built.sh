@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What `make run` and `make test` do first: a full build if this checkout has none that fits, else an incremental one that
+# What `make run`, `make test` and others do first: a full build if this checkout has none that fits, else an incremental one that
 # says nothing unless it compiles or fails. Usage: scripts/ensure_built.sh run|dev
 set -euo pipefail
 # shellcheck source=scripts/build_steps.sh

@@ -156,6 +156,7 @@ def _measure_type(specs: list[EngineSpec], model: Path, args: argparse.Namespace
             samples: dict[tuple[str, str], list[float]] = {}
             for process in processes:
                 process.order({"fill": positions}, _FILL_TIMEOUT_S)
+                say(f"{process.spec.name}: {positions} positions are filled")
             for turn in range(args.rounds + 1):
                 for test, count in orders.items():
                     for process in processes:
