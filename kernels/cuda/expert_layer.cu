@@ -93,7 +93,6 @@ int launch_encode(const EncodedRows& encoded, Stream stream) {
       return launch(encode_kernel<ActivationKind::kQ8>, blocks, kEncodeThreads, 0, stream, x, num_tokens,
                     columns, rows, row_bytes);
   }
-  return cudaGetLastError();
 }
 
 int launch_decode_experts(const ExpertLayout& layout, const ExpertGroups& groups,

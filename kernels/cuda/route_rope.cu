@@ -224,7 +224,6 @@ int launch_rope_store(const QkvRows& rows, const KvPages& pages, void* q, Stream
     default:
       return cudaErrorInvalidValue;
   }
-  return cudaGetLastError();
 }
 
 }  // namespace twofold::cuda
