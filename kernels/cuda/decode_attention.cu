@@ -96,6 +96,7 @@ __global__ void __launch_bounds__(kHeadDim, 512 / kHeadDim)
       }
 #pragma unroll
       for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
+      __syncwarp();  // all lanes have read largest[g]; shuffles order no memory
       if (at == 0) {
         fade[g] = __expf(largest[g] - most);
         total[g] = total[g] * fade[g] + sum;

@@ -112,9 +112,9 @@ __global__ void __launch_bounds__(kThreads)
     if (lane == 0) {
       ids[token * top_k + k] = at;
       weights[token * top_k + k] = scores[at];
-      choice[at] = -INFINITY;
     }
-    __syncwarp();
+    // By the lane that reads it: shuffles order no memory.
+    if (lane == at % kWarpSize) choice[at] = -INFINITY;
   }
   if (lane == 0) {
     float* own = weights + token * top_k;

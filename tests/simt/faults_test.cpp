@@ -50,12 +50,14 @@ CASE(every_fault_is_caught_and_its_innocent_twin_passes) {
         const int error = all[i].run(guilty->memory, false);
         if (error != 719 || !says(guilty->session.report(), all[i].report))
           std::fflush(stdout), test::fail(all[i].name, int(seed),
-                     "was not caught as '" + std::string(all[i].report) + "': " + guilty->session.report());
+                                          "was not caught as '" + std::string(all[i].report) +
+                                              "': " + guilty->session.report());
       }
       const simt::Watched watched(&innocent->session);
       const int error = all[i].run(innocent->memory, true);
       if (error != 0)
-        std::fflush(stdout), test::fail(all[i].name, int(seed), "the innocent twin is accused: " + innocent->session.report());
+        std::fflush(stdout),
+            test::fail(all[i].name, int(seed), "the innocent twin is accused: " + innocent->session.report());
     }
   }
 }

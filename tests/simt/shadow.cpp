@@ -212,7 +212,8 @@ bool Shadow::ordered(Machine& machine, Moment before, Touch touch) const {
 }
 
 std::string Shadow::described(Machine& machine, Moment moment) const {
-  if (block_of(moment) == machine.block_number()) return "thread " + std::to_string(thread_of(moment)) + " of this block";
+  if (block_of(moment) == machine.block_number())
+    return "thread " + std::to_string(thread_of(moment)) + " of this block";
   return "block " + std::to_string(block_of(moment)) + ", thread " + std::to_string(thread_of(moment));
 }
 
@@ -261,7 +262,8 @@ void Shadow::check(Machine& machine, Cell& cell, bool write, Touch touch, const 
     Cell after{moment, {0, 0}};
     int kept = 0;
     for (const Moment earlier : {cell.write, cell.reads[0], cell.reads[1]}) {
-      if (touch != Touch::kPlain && kept < 2 && earlier > kInFlight && !ordered(machine, earlier, Touch::kPlain))
+      if (touch != Touch::kPlain && kept < 2 && earlier > kInFlight &&
+          !ordered(machine, earlier, Touch::kPlain))
         after.reads[kept++] = earlier;
     }
     cell = after;
@@ -269,7 +271,8 @@ void Shadow::check(Machine& machine, Cell& cell, bool write, Touch touch, const 
   }
   for (const Moment atomic : cell.reads) {
     if (atomic == 0 || touch_of(atomic) == Touch::kPlain || ordered(machine, atomic, touch)) continue;
-    machine.fail("race: read" + at(place, bytes) + " and an atomic by " + described(machine, atomic) + between);
+    machine.fail("race: read" + at(place, bytes) + " and an atomic by " + described(machine, atomic) +
+                 between);
   }
   // Replace what this read has seen; else one of the same warp, so that two warps stay.
   for (Moment& read : cell.reads) {
