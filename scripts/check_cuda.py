@@ -67,7 +67,7 @@ def compile_source(nvcc: str, source: Path, archs: Sequence[str], folder: Path) 
     """(error text or "", kernels) of one file for all architectures."""
     command = [nvcc, "-std=c++20", "-O3", "--expt-relaxed-constexpr", "-Xptxas=-v", "-Xcompiler=-fPIC"]
     command += [f"-gencode=arch=compute_{arch},code=sm_{arch}" for arch in archs]
-    command += [f"-I{ROOT / 'kernels/include'}", f"-I{ROOT / 'kernels/cuda'}"]
+    command += [f"-I{ROOT / part}" for part in ("kernels/include", "kernels/cuda", "kernels/cuda/gpu")]
     command += ["-c", str(source), "-o", str(folder / f"{source.stem}.o")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     report = done.stdout + done.stderr

@@ -1,10 +1,10 @@
 // Attention of one query per sequence over paged keys and values: each block takes 256 positions for the
 // query heads of one KV head and leaves maximum, sum and weighted values; a second kernel joins the splits in
 // order.
-#include <cuda_runtime.h>
 
 #include "dense_layer.h"
 #include "launch_shapes.h"
+#include "machine.cuh"
 #include "number_formats.h"
 
 namespace twofold::cuda {
@@ -19,14 +19,19 @@ __device__ inline float* partial(float* workspace, int64_t row, int split, int s
 }
 
 template <int kHeadDim>
+struct SplitShared {
+  float q[kAttentionHeads][kHeadDim];
+  float scores[kAttentionHeads][kAttentionChunk];
+  float largest[kAttentionHeads], total[kAttentionHeads], fade[kAttentionHeads];
+};
+
+template <int kHeadDim>
 __global__ void __launch_bounds__(kHeadDim, 512 / kHeadDim)
     attention_split_kernel(DecodeAttention attention, KvPages pages, float* workspace, int splits) {
   constexpr int kWarps = kHeadDim / kWarpSize;
   constexpr int kTokensAtOnce = kWarps * (kWarpSize / kLanesOfToken);
   constexpr int kElements = kHeadDim / kLanesOfToken;
-  __shared__ float q[kAttentionHeads][kHeadDim];
-  __shared__ float scores[kAttentionHeads][kAttentionChunk];
-  __shared__ float largest[kAttentionHeads], total[kAttentionHeads], fade[kAttentionHeads];
+  auto& [q, scores, largest, total, fade] = static_shared<SplitShared<kHeadDim>>();
   const int sequence = blockIdx.z;
   const SplitRange range = split_range(blockIdx.x, attention.lengths[sequence], attention.window);
   if (range.begin >= range.end) return;
@@ -91,6 +96,7 @@ __global__ void __launch_bounds__(kHeadDim, 512 / kHeadDim)
       }
 #pragma unroll
       for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
+      __syncwarp();  // all lanes have read largest[g]; shuffles order no memory
       if (at == 0) {
         fade[g] = __expf(largest[g] - most);
         total[g] = total[g] * fade[g] + sum;
@@ -153,12 +159,11 @@ template <int kHeadDim>
 int run(const DecodeAttention& attention, const KvPages& pages, float* workspace, void* out, Stream stream) {
   const int splits = num_splits(attention.max_length);
   const dim3 grid(splits, head_blocks(attention.num_heads, pages.num_kv_heads), attention.num_sequences);
-  attention_split_kernel<kHeadDim><<<grid, kHeadDim, 0, stream>>>(attention, pages, workspace, splits);
-  if (int error = cudaGetLastError()) return error;
-  attention_join_kernel<kHeadDim>
-      <<<dim3(attention.num_heads, attention.num_sequences), kHeadDim, 0, stream>>>(
-          attention, workspace, splits, static_cast<uint16_t*>(out));
-  return cudaGetLastError();
+  if (int error = launch(attention_split_kernel<kHeadDim>, grid, kHeadDim, 0, stream, attention, pages,
+                         workspace, splits))
+    return error;
+  return launch(attention_join_kernel<kHeadDim>, dim3(attention.num_heads, attention.num_sequences), kHeadDim,
+                0, stream, attention, workspace, splits, static_cast<uint16_t*>(out));
 }
 
 }  // namespace

@@ -3,10 +3,10 @@
 // added in an order fixed by K and format: no atomics, and a token's result does not depend on who shares its
 // expert.
 #pragma once
-#include <cuda_runtime.h>
 
 #include "expert_layer.h"
 #include "launch_shapes.h"
+#include "machine.cuh"
 #include "panel_products.h"
 
 namespace twofold::cuda {
@@ -91,7 +91,7 @@ template <WeightFormat F, int kTokens>
 __global__ void __launch_bounds__(kGateUpThreads, blocks_per_multiprocessor(kTokens, kGateUpThreads))
     gate_up_kernel(ExpertLayout layout, ExpertGroups groups, const uint8_t* x, int64_t row_bytes, int top_k,
                    int tile_tokens, uint8_t* out, int64_t out_row_bytes) {
-  extern __shared__ __align__(16) uint8_t shared[];
+  uint8_t* shared = dynamic_shared<uint8_t>();
   const int panels = (layout.intermediate + kernels::kPanelRows - 1) / kernels::kPanelRows;
   const DecodeItem item = decode_item(blockIdx.x, panels);
   if (item.group >= *groups.num_groups) return;
@@ -129,7 +129,7 @@ template <WeightFormat F, int kTokens>
 __global__ void __launch_bounds__(kDownThreads, blocks_per_multiprocessor(kTokens, kDownThreads))
     down_kernel(ExpertLayout layout, ExpertGroups groups, const uint8_t* h, int64_t row_bytes,
                 int tile_tokens, float* outputs) {
-  extern __shared__ __align__(16) uint8_t shared[];
+  uint8_t* shared = dynamic_shared<uint8_t>();
   const int panels = (layout.hidden + kernels::kPanelRows - 1) / kernels::kPanelRows;
   const DecodeItem item = decode_item(blockIdx.x, panels);
   if (item.group >= *groups.num_groups) return;
@@ -152,13 +152,6 @@ __global__ void __launch_bounds__(kDownThreads, blocks_per_multiprocessor(kToken
   }
 }
 
-// Raises a kernel's shared memory above 48 KiB where it needs that.
-template <typename Kernel>
-int allow_shared(Kernel kernel, int64_t bytes) {
-  if (bytes <= 48 * 1024) return 0;
-  return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(bytes));
-}
-
 template <WeightFormat F>
 int run_gate_up(const ExpertLayout& layout, const ExpertGroups& groups, const ExpertBuffers& buffers,
                 int num_tokens, int top_k, int num_experts, int shared_bytes, Stream stream) {
@@ -172,19 +165,16 @@ int run_gate_up(const ExpertLayout& layout, const ExpertGroups& groups, const Ex
   if (num_tokens == 1) {
     const int64_t bytes = row_bytes + decode_sum_bytes(kWarps, 1);
     if (bytes > shared_bytes) return cudaErrorInvalidValue;
-    if (int error = allow_shared(gate_up_kernel<F, 1>, bytes)) return error;
-    gate_up_kernel<F, 1>
-        <<<blocks, kGateUpThreads, bytes, stream>>>(layout, groups, x, row_bytes, top_k, 1, h, out_bytes);
+    return launch(gate_up_kernel<F, 1>, blocks, kGateUpThreads, bytes, stream, layout, groups, x, row_bytes,
+                  top_k, 1, h, out_bytes);
   } else {
     const int64_t sum_bytes = decode_sum_bytes(kWarps, kDecodeTokens);
     const int tile = decode_tile_tokens(row_bytes, kWarps, shared_bytes - sum_bytes);
     if (tile == 0) return cudaErrorInvalidValue;
     const int64_t bytes = tile * row_bytes + sum_bytes;
-    if (int error = allow_shared(gate_up_kernel<F, kDecodeTokens>, bytes)) return error;
-    gate_up_kernel<F, kDecodeTokens>
-        <<<blocks, kGateUpThreads, bytes, stream>>>(layout, groups, x, row_bytes, top_k, tile, h, out_bytes);
+    return launch(gate_up_kernel<F, kDecodeTokens>, blocks, kGateUpThreads, bytes, stream, layout, groups, x,
+                  row_bytes, top_k, tile, h, out_bytes);
   }
-  return cudaGetLastError();
 }
 
 template <WeightFormat F>
@@ -198,19 +188,16 @@ int run_down(const ExpertLayout& layout, const ExpertGroups& groups, const Exper
   if (num_tokens == 1) {
     const int64_t bytes = row_bytes + decode_sum_bytes(kWarps, 1);
     if (bytes > shared_bytes) return cudaErrorInvalidValue;
-    if (int error = allow_shared(down_kernel<F, 1>, bytes)) return error;
-    down_kernel<F, 1>
-        <<<blocks, kDownThreads, bytes, stream>>>(layout, groups, h, row_bytes, 1, buffers.outputs);
+    return launch(down_kernel<F, 1>, blocks, kDownThreads, bytes, stream, layout, groups, h, row_bytes, 1,
+                  buffers.outputs);
   } else {
     const int64_t sum_bytes = decode_sum_bytes(kWarps, kDecodeTokens);
     const int tile = decode_tile_tokens(row_bytes, kWarps, shared_bytes - sum_bytes);
     if (tile == 0) return cudaErrorInvalidValue;
     const int64_t bytes = tile * row_bytes + sum_bytes;
-    if (int error = allow_shared(down_kernel<F, kDecodeTokens>, bytes)) return error;
-    down_kernel<F, kDecodeTokens>
-        <<<blocks, kDownThreads, bytes, stream>>>(layout, groups, h, row_bytes, tile, buffers.outputs);
+    return launch(down_kernel<F, kDecodeTokens>, blocks, kDownThreads, bytes, stream, layout, groups, h,
+                  row_bytes, tile, buffers.outputs);
   }
-  return cudaGetLastError();
 }
 
 // One instance per format; expert_decode_*.cu share them out, so that they compile side by side.

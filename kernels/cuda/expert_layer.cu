@@ -1,10 +1,9 @@
 // The decode launcher, and what stands around the experts of a layer: encoding what they read, adding what
 // they give.
-#include <cuda_runtime.h>
 
-#include "device_clock.cuh"
 #include "expert_decode.cuh"
 #include "expert_layer.h"
+#include "machine.cuh"
 
 namespace twofold::cuda {
 
@@ -70,9 +69,8 @@ int launch_read_host(const void* mapped, void* to, int64_t bytes, Stream stream)
       !aligned(to))
     return cudaErrorInvalidValue;
   const int64_t words = bytes / kWord;
-  read_host_kernel<<<unsigned((words + kCopyThreads - 1) / kCopyThreads), kCopyThreads, 0, stream>>>(
-      static_cast<const uint4*>(mapped), static_cast<uint4*>(to), words);
-  return cudaGetLastError();
+  return launch(read_host_kernel, unsigned((words + kCopyThreads - 1) / kCopyThreads), kCopyThreads, 0,
+                stream, static_cast<const uint4*>(mapped), static_cast<uint4*>(to), words);
 }
 
 int launch_encode(const EncodedRows& encoded, Stream stream) {
@@ -86,18 +84,15 @@ int launch_encode(const EncodedRows& encoded, Stream stream) {
   uint8_t* rows = static_cast<uint8_t*>(out);
   switch (kind) {
     case ActivationKind::kF32:
-      encode_kernel<ActivationKind::kF32>
-          <<<blocks, kEncodeThreads, 0, stream>>>(x, num_tokens, columns, rows, row_bytes);
-      break;
+      return launch(encode_kernel<ActivationKind::kF32>, blocks, kEncodeThreads, 0, stream, x, num_tokens,
+                    columns, rows, row_bytes);
     case ActivationKind::kBF16:
-      encode_kernel<ActivationKind::kBF16>
-          <<<blocks, kEncodeThreads, 0, stream>>>(x, num_tokens, columns, rows, row_bytes);
-      break;
+      return launch(encode_kernel<ActivationKind::kBF16>, blocks, kEncodeThreads, 0, stream, x, num_tokens,
+                    columns, rows, row_bytes);
     default:
-      encode_kernel<ActivationKind::kQ8>
-          <<<blocks, kEncodeThreads, 0, stream>>>(x, num_tokens, columns, rows, row_bytes);
+      return launch(encode_kernel<ActivationKind::kQ8>, blocks, kEncodeThreads, 0, stream, x, num_tokens,
+                    columns, rows, row_bytes);
   }
-  return cudaGetLastError();
 }
 
 int launch_decode_experts(const ExpertLayout& layout, const ExpertGroups& groups,
@@ -116,8 +111,7 @@ int launch_combine(const CombinedLayer& layer, Stream stream) {
   if (!can_combine(layer)) return cudaErrorInvalidValue;
   const int64_t elements = int64_t(layer.num_tokens) * layer.hidden_size;
   const int blocks = int((elements + kCombineThreads - 1) / kCombineThreads);
-  combine_kernel<<<blocks, kCombineThreads, 0, stream>>>(layer);
-  return cudaGetLastError();
+  return launch(combine_kernel, blocks, kCombineThreads, 0, stream, layer);
 }
 
 }  // namespace twofold::cuda

@@ -1,5 +1,6 @@
 // The prefill launcher.
 #include "expert_prefill.cuh"
+#include "machine.cuh"
 
 namespace twofold::cuda {
 
@@ -52,9 +53,10 @@ int launch_prefill_experts(const ExpertLayout& layout, const ExpertGroups& group
                               2};
   if (int error = (few ? first.few : first.many)(gate_up, groups, table, tiles.count, stream)) return error;
   const int64_t elements = int64_t(num_tokens) * top_k * layout.intermediate;
-  silu_mul_kernel<<<unsigned((elements + kSiluThreads - 1) / kSiluThreads), kSiluThreads, 0, stream>>>(
-      buffers.gate_up, elements, layout.intermediate, static_cast<uint16_t*>(buffers.intermediate));
-  if (int error = cudaGetLastError()) return error;
+  if (int error = launch(silu_mul_kernel, unsigned((elements + kSiluThreads - 1) / kSiluThreads),
+                         kSiluThreads, 0, stream, buffers.gate_up, elements, layout.intermediate,
+                         static_cast<uint16_t*>(buffers.intermediate)))
+    return error;
   const PrefillMatrix down{{layout.down_offset, 0},
                            layout.hidden,
                            layout.intermediate,

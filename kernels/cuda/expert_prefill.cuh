@@ -3,10 +3,10 @@
 // bf16 panel's words are a fragment's registers as they lie, and other formats are dequantised to bf16 on the
 // way to shared memory. Sums are f32, added in an order fixed by K.
 #pragma once
-#include <cuda_runtime.h>
 
 #include "expert_layer.h"
 #include "launch_shapes.h"
+#include "machine.cuh"
 #include "panel_dequantise.h"
 
 namespace twofold::cuda {
@@ -20,26 +20,6 @@ struct PrefillMatrix {
   float* out;         // [pairs][num_matrices][rows]
   int num_matrices;
 };
-
-// 16 bytes from global to shared memory, without waiting; zeros where there is nothing to read.
-__device__ inline void copy_16(void* shared, const void* global, bool there) {
-  const uint32_t to = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(global), "r"(there ? 16 : 0)
-               : "memory");
-}
-__device__ inline void close_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int kLeft>
-__device__ inline void wait_copies() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(kLeft) : "memory");
-}
-
-__device__ inline void multiply(const uint32_t (&a)[4], const uint32_t (&b)[2], float (&c)[4]) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
-      "{%0,%1,%2,%3};"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-}
 
 template <int kTileTokens>
 struct PrefillTile {
@@ -109,7 +89,7 @@ template <WeightFormat F, int kTileTokens>
 __global__ void __launch_bounds__(kPrefillThreads, 2)
     prefill_kernel(PrefillMatrix matrix, ExpertGroups groups, const int2* tiles) {
   using Tile = PrefillTile<kTileTokens>;
-  extern __shared__ __align__(16) uint32_t words[];
+  uint32_t* words = dynamic_shared<uint32_t>();
   const int2 tile = tiles[blockIdx.y];
   const int begin = groups.begin[tile.x] + tile.y;
   const int count = min(kTileTokens, groups.begin[tile.x + 1] - begin);
@@ -163,7 +143,7 @@ __global__ void __launch_bounds__(kPrefillThreads, 2)
           b[i] = b_words[(warp_token + 8 * n + at.token) * kActivationStride + 8 * k + at.step];
         }
 #pragma unroll
-        for (int m = 0; m < Tile::kRows / 16; ++m) multiply(a[m], b, sums[m][n]);
+        for (int m = 0; m < Tile::kRows / 16; ++m) multiply_fragments(a[m], b, sums[m][n]);
       }
     }
   }
@@ -188,12 +168,8 @@ template <WeightFormat F, int kTileTokens>
 int run_prefill(const PrefillMatrix& matrix, const ExpertGroups& groups, const int2* tiles, int num_tiles,
                 Stream stream) {
   constexpr int kBytes = PrefillTile<kTileTokens>::kSharedBytes;
-  const int error = cudaFuncSetAttribute(prefill_kernel<F, kTileTokens>,
-                                         cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
-  if (error != 0) return error;
   const dim3 grid((matrix.rows + kRowTile - 1) / kRowTile, num_tiles, matrix.num_matrices);
-  prefill_kernel<F, kTileTokens><<<grid, kPrefillThreads, kBytes, stream>>>(matrix, groups, tiles);
-  return cudaGetLastError();
+  return launch(prefill_kernel<F, kTileTokens>, grid, kPrefillThreads, kBytes, stream, matrix, groups, tiles);
 }
 
 using PrefillRunner = int (*)(const PrefillMatrix&, const ExpertGroups&, const int2*, int, Stream);

@@ -1,8 +1,8 @@
 // Multi-head latent attention of one query per sequence: each block takes 256 positions for 16 heads and leaves
 // maximum, sum and weighted latents; a second kernel joins the splits in order. A row of the cache is read once for
 // all heads of a block, as keys and as values.
-#include <cuda_runtime.h>
 
+#include "machine.cuh"
 #include "mla_lanes.h"
 #include "mla_layer.h"
 
@@ -15,7 +15,7 @@ constexpr int kStoreWarps = kStoreThreads / kWarpSize;
 
 __global__ void __launch_bounds__(kMlaThreads)
     mla_split_kernel(MlaDecode decode, MlaPages pages, float* workspace, int splits) {
-  extern __shared__ uint32_t memory[];
+  uint32_t* memory = dynamic_shared<uint32_t>();
   const int sequence = blockIdx.z, thread = threadIdx.x;
   const SplitRange range = split_range(blockIdx.x, decode.lengths[sequence], 0);
   if (range.begin >= range.end) return;
@@ -98,8 +98,8 @@ int launch_mla_store(const MlaRows& rows, const MlaPages& pages, void* absorbed,
     return cudaErrorInvalidValue;
   }
   const int blocks = (rows.num_tokens * (rows.num_heads + 1) + kStoreWarps - 1) / kStoreWarps;
-  mla_store_kernel<<<blocks, kStoreThreads, 0, stream>>>(rows, pages, static_cast<uint16_t*>(absorbed));
-  return cudaGetLastError();
+  return launch(mla_store_kernel, blocks, kStoreThreads, 0, stream, rows, pages,
+                static_cast<uint16_t*>(absorbed));
 }
 
 int launch_mla_decode(const MlaDecode& decode, const MlaPages& pages, float* workspace, void* out,
@@ -111,15 +111,13 @@ int launch_mla_decode(const MlaDecode& decode, const MlaPages& pages, float* wor
     return cudaErrorInvalidValue;
   }
   const int shared = mla_shared_bytes(pages.latent + pages.rope);
-  if (int error = cudaFuncSetAttribute(mla_split_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared))
-    return error;
   const int splits = num_splits(decode.max_length);
-  mla_split_kernel<<<dim3(splits, mla_head_blocks(decode.num_heads), decode.num_sequences), kMlaThreads,
-                     shared, stream>>>(decode, pages, workspace, splits);
-  if (int error = cudaGetLastError()) return error;
-  mla_join_kernel<<<dim3(decode.num_heads, decode.num_sequences), kMlaThreads, 0, stream>>>(
-      decode, workspace, splits, pages.latent, static_cast<uint16_t*>(out));
-  return cudaGetLastError();
+  if (int error =
+          launch(mla_split_kernel, dim3(splits, mla_head_blocks(decode.num_heads), decode.num_sequences),
+                 kMlaThreads, shared, stream, decode, pages, workspace, splits))
+    return error;
+  return launch(mla_join_kernel, dim3(decode.num_heads, decode.num_sequences), kMlaThreads, 0, stream, decode,
+                workspace, splits, pages.latent, static_cast<uint16_t*>(out));
 }
 
 }  // namespace twofold::cuda

@@ -1,9 +1,9 @@
 // Choosing experts, and what stands between the projection of q, k, v and attention: a warp per token, or per
 // token and head.
-#include <cuda_runtime.h>
 
 #include "dense_layer.h"
 #include "launch_shapes.h"
+#include "machine.cuh"
 #include "number_formats.h"
 
 namespace twofold::cuda {
@@ -59,7 +59,7 @@ __device__ inline void keep_groups(float* choice, float* group_scores, int num_e
 __global__ void __launch_bounds__(kThreads)
     route_kernel(const float* logits, const float* bias, int num_tokens, int num_experts, RouterShape shape,
                  int32_t* ids, float* weights) {
-  extern __shared__ float shared[];
+  float* shared = dynamic_shared<float>();
   const int warp = threadIdx.x / kWarpSize, lane = threadIdx.x % kWarpSize;
   const int token = int(blockIdx.x) * kWarps + warp;
   if (token >= num_tokens) return;
@@ -112,9 +112,9 @@ __global__ void __launch_bounds__(kThreads)
     if (lane == 0) {
       ids[token * top_k + k] = at;
       weights[token * top_k + k] = scores[at];
-      choice[at] = -INFINITY;
     }
-    __syncwarp();
+    // By the lane that reads it: shuffles order no memory.
+    if (lane == at % kWarpSize) choice[at] = -INFINITY;
   }
   if (lane == 0) {
     float* own = weights + token * top_k;
@@ -200,9 +200,8 @@ int launch_route(const float* logits, const float* bias, int num_tokens, int num
     return cudaErrorInvalidValue;
   }
   const int shared = kWarps * (2 * num_experts + shape.num_groups) * 4;
-  route_kernel<<<(num_tokens + kWarps - 1) / kWarps, kThreads, shared, stream>>>(
-      logits, bias, num_tokens, num_experts, shape, ids, weights);
-  return cudaGetLastError();
+  return launch(route_kernel, (num_tokens + kWarps - 1) / kWarps, kThreads, shared, stream, logits, bias,
+                num_tokens, num_experts, shape, ids, weights);
 }
 
 int launch_rope_store(const QkvRows& rows, const KvPages& pages, void* q, Stream stream) {
@@ -217,18 +216,14 @@ int launch_rope_store(const QkvRows& rows, const KvPages& pages, void* q, Stream
   uint16_t* out = static_cast<uint16_t*>(q);
   switch (pages.head_dim) {
     case 64:
-      rope_store_kernel<64><<<blocks, kThreads, 0, stream>>>(rows, pages, out);
-      break;
+      return launch(rope_store_kernel<64>, blocks, kThreads, 0, stream, rows, pages, out);
     case 128:
-      rope_store_kernel<128><<<blocks, kThreads, 0, stream>>>(rows, pages, out);
-      break;
+      return launch(rope_store_kernel<128>, blocks, kThreads, 0, stream, rows, pages, out);
     case 256:
-      rope_store_kernel<256><<<blocks, kThreads, 0, stream>>>(rows, pages, out);
-      break;
+      return launch(rope_store_kernel<256>, blocks, kThreads, 0, stream, rows, pages, out);
     default:
       return cudaErrorInvalidValue;
   }
-  return cudaGetLastError();
 }
 
 }  // namespace twofold::cuda

@@ -1,7 +1,6 @@
-#include <cuda_runtime.h>
 
-#include "device_clock.cuh"
 #include "launch_shapes.h"
+#include "machine.cuh"
 #include "step_control.h"
 
 namespace twofold::cuda {
@@ -9,16 +8,6 @@ namespace twofold::cuda {
 namespace {
 
 constexpr int kPlaceThreads = 512;
-
-__device__ inline void store_release(uint32_t* word, uint32_t value) {
-  asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(word), "r"(value) : "memory");
-}
-
-__device__ inline uint32_t load_acquire(const uint32_t* word) {
-  uint32_t value;
-  asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(word) : "memory");
-  return value;
-}
 
 __global__ void begin_step_kernel(uint32_t* step) { *step = next_step(*step); }
 
@@ -40,7 +29,7 @@ __device__ inline void choose_reads(const int32_t* ids, int top_k, const uint8_t
 __global__ void __launch_bounds__(kPlaceThreads, 1)
     place_kernel(RoutedLayer routed, PlacementTables tables, PlacedLayer placed, MailboxLayout layout,
                  uint8_t* mailbox, const uint32_t* step) {
-  extern __shared__ __align__(16) int32_t shared[];
+  int32_t* shared = dynamic_shared<int32_t>();
   const int num_experts = tables.num_experts, top_k = layout.shape.top_k;
   const int num_pairs = routed.num_tokens * top_k;
   int32_t* ids = shared;
@@ -48,7 +37,7 @@ __global__ void __launch_bounds__(kPlaceThreads, 1)
   int32_t* group_of = counts + num_experts;
   int32_t* begin_of = group_of + num_experts;
   uint8_t* place = reinterpret_cast<uint8_t*>(begin_of + num_experts);
-  __shared__ uint32_t on_cpu;
+  uint32_t& on_cpu = static_shared<uint32_t>();
   int64_t begin_ns = 0;
   if (threadIdx.x == 0) {
     on_cpu = 0;
@@ -159,8 +148,7 @@ __global__ void wait_kernel(MailboxLayout layout, uint8_t* mailbox, int layer, c
 
 int launch_begin_step(uint32_t* step, Stream stream) {
   if (step == nullptr) return cudaErrorInvalidValue;
-  begin_step_kernel<<<1, 1, 0, stream>>>(step);
-  return cudaGetLastError();
+  return launch(begin_step_kernel, 1, 1, 0, stream, step);
 }
 
 int launch_place(const RoutedLayer& routed, const PlacementTables& tables, const PlacedLayer& placed,
@@ -169,17 +157,15 @@ int launch_place(const RoutedLayer& routed, const PlacementTables& tables, const
   const int64_t shared = 4 * int64_t(num_pairs) + 13 * int64_t(tables.num_experts);
   if (!can_place(routed, tables, placed, shape, mailbox, step) || shared > 48 * 1024)
     return cudaErrorInvalidValue;
-  place_kernel<<<1, kPlaceThreads, shared, stream>>>(routed, tables, placed, MailboxLayout{shape},
-                                                     static_cast<uint8_t*>(mailbox), step);
-  return cudaGetLastError();
+  return launch(place_kernel, 1, kPlaceThreads, shared, stream, routed, tables, placed, MailboxLayout{shape},
+                static_cast<uint8_t*>(mailbox), step);
 }
 
 int launch_wait(const MailboxShape& shape, void* mailbox, int layer, const uint32_t* step,
                 const uint32_t* num_on_cpu, int64_t limit_ns, Stream stream) {
   if (!can_wait(shape, mailbox, layer, step, num_on_cpu, limit_ns)) return cudaErrorInvalidValue;
-  wait_kernel<<<1, 1, 0, stream>>>(MailboxLayout{shape}, static_cast<uint8_t*>(mailbox), layer, step,
-                                   num_on_cpu, limit_ns);
-  return cudaGetLastError();
+  return launch(wait_kernel, 1, 1, 0, stream, MailboxLayout{shape}, static_cast<uint8_t*>(mailbox), layer,
+                step, num_on_cpu, limit_ns);
 }
 
 }  // namespace twofold::cuda

@@ -52,12 +52,14 @@ TWOFOLD_HD uint16_t bf16_of_float(float value) {
   return static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
 }
 
+#ifdef __CUDACC__
+TWOFOLD_HD float f16_instruction(uint16_t half);  // exact; kernels/cuda/gpu/machine.cuh
+#endif
+
 // Exact, subnormals included.
 TWOFOLD_HD float float_of_f16(uint32_t half) {
 #ifdef __CUDA_ARCH__
-  float value;  // cuda_fp16.h's __half2float, whose header is CUDA's
-  asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(static_cast<uint16_t>(half)));
-  return value;
+  return f16_instruction(static_cast<uint16_t>(half));
 #else
   // Exponent and mantissa moved to a float's place are 2^-112 of the value; then infinity and NaN.
   const uint32_t magnitude = (half & 0x7fffu) << 13;

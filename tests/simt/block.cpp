@@ -1,0 +1,426 @@
+// Fibres, their turns, and where they meet.
+#undef _FORTIFY_SOURCE  // its longjmp takes a change of stacks for a fault
+#include <sys/mman.h>
+#include <ucontext.h>
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+#include <stdexcept>
+
+#include "machine.h"
+#include "shadow.h"
+
+namespace simt {
+
+thread_local Machine* running_machine __attribute__((tls_model("initial-exec"))) = nullptr;
+
+Machine& Machine::of_this_thread() {
+  static thread_local const std::unique_ptr<Machine> machine(new Machine);
+  return *machine;
+}
+
+Machine::Machine() {
+  stack_bytes_ = kStackBytes * kMostThreads;
+  const auto map = [](size_t bytes) {
+    void* at =
+        mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (at == MAP_FAILED) throw std::bad_alloc();
+    return static_cast<uint8_t*>(at);
+  };
+  stacks_ = map(stack_bytes_);
+  shared_ = map(kMostShared);
+}
+
+Machine::~Machine() {
+  munmap(stacks_, stack_bytes_);
+  munmap(shared_, kMostShared);
+}
+
+void Machine::enter(unsigned low, unsigned high) {
+  auto* machine = reinterpret_cast<Machine*>(uintptr_t(low) | uintptr_t(high) << 32);
+  for (;;) {  // a fibre runs one thread after the other
+    machine->kernel_->call(machine->kernel_->arguments);
+    machine->exited(machine->running_);
+    machine->leave();
+  }
+}
+
+void Machine::resume(int thread) {
+  running_ = thread;
+  Fibre& fibre = *fibres_[size_t(thread)];
+  if (_setjmp(scheduler_) == 0) {
+    if (fibre.begun) _longjmp(fibre.context, 1);
+    fibre.begun = true;
+    ucontext_t context;
+    getcontext(&context);
+    context.uc_stack.ss_sp = stacks_ + kStackBytes * size_t(thread);
+    context.uc_stack.ss_size = kStackBytes;
+    context.uc_link = nullptr;
+    const auto self = reinterpret_cast<uintptr_t>(this);
+    makecontext(&context, reinterpret_cast<void (*)()>(&Machine::enter), 2, unsigned(self),
+                unsigned(self >> 32));
+    setcontext(&context);
+  }
+  running_ = -1;
+}
+
+void Machine::leave() {
+  if (_setjmp(fibres_[size_t(running_)]->context) == 0) _longjmp(scheduler_, 1);
+}
+
+void Machine::fail(const std::string& what) {
+  report_ = name_ + ", " + who(running_) + ": " + what;
+  failed_ = true;
+  _longjmp(scheduler_, 1);
+}
+
+void Machine::prepare(int num_threads) {
+  num_threads_ = num_threads;
+  while (int(fibres_.size()) < num_threads) fibres_.push_back(std::make_unique<Fibre>());
+}
+
+int Machine::launch(const Kernel& kernel, Index grid_size, Index block_size, int64_t shared_bytes,
+                    Session* session) {
+  const int64_t threads = int64_t(block_size.x) * block_size.y * block_size.z;
+  const int64_t blocks = int64_t(grid_size.x) * grid_size.y * grid_size.z;
+  report_.clear();
+  if (threads < 1 || threads > kMostThreads || blocks < 1 || shared_bytes < 0 ||
+      shared_bytes > int64_t(kMostShared) || grid_size.y > 65535 || grid_size.z > 65535) {
+    report_ = name_of(kernel) + ": a launch that no device takes (blocks " + std::to_string(blocks) +
+              ", threads " + std::to_string(threads) + ", shared bytes " + std::to_string(shared_bytes) + ")";
+    return 1;
+  }
+  Machine* before = running_machine;
+  kernel_ = &kernel;
+  name_ = name_of(kernel);
+  grid = grid_size;
+  block = block_size;
+  dynamic_bytes = shared_bytes;
+  prepare(int(threads));
+  shadow = nullptr;
+  std::unique_ptr<TrafficMeter> meter_of_launch;
+  random_ = 0x9e3779b97f4a7c15ull;
+  if (session != nullptr) {
+    shadow = session->shadow_.get();
+    random_ = session->random_ = session->random_ * 6364136223846793005ull + 1442695040888963407ull;
+    random_ |= 1;
+    session->kernels_[name_] += 1;
+    shadow->begin_launch();
+    if (session->record_traffic)
+      meter_of_launch = std::make_unique<TrafficMeter>(session->traffic_[name_], shared_);
+  }
+  meter = meter_of_launch.get();
+  std::vector<uint32_t> order(static_cast<size_t>(blocks));
+  std::iota(order.begin(), order.end(), 0u);
+  for (size_t i = order.size(); session != nullptr && i > 1; --i)
+    std::swap(order[i - 1], order[random() % i]);
+  running_machine = this;
+  bool well = true;
+  for (const uint32_t number : order) {
+    block_number_ = number;
+    block_at = {number % grid.x, number / grid.x % grid.y, number / grid.x / grid.y};
+    well = run_block();
+    if (meter != nullptr) meter->flush();
+    if (!well) break;
+  }
+  running_machine = before;
+  if (well && shadow != nullptr) {
+    report_ = shadow->end_launch();
+    if (!report_.empty()) {
+      report_ = name_ + ": " + report_;
+      well = false;
+    }
+  }
+  if (!well && session != nullptr) session->report_ = report_;
+  return well ? 0 : 719;
+}
+
+bool Machine::run_block() {
+  failed_ = false;
+  num_done_ = num_at_barrier_ = 0;
+  statics_.clear();
+  shared_end_ = size_t(dynamic_bytes);
+  if (shadow != nullptr) shadow->begin_block(size_t(dynamic_bytes));
+  const int num_warps = (num_threads_ + kWarp - 1) / kWarp;
+  for (int t = 0; t < num_threads_; ++t) {
+    Fibre& fibre = *fibres_[size_t(t)];
+    fibre.state = Fibre::State::kReady;
+    fibre.at = {};
+    fibre.index = {unsigned(t) % block.x, unsigned(t) / block.x % block.y, unsigned(t) / block.x / block.y};
+    fibre.known = {};
+    fibre.copies.clear();
+  }
+  const auto ready = [this](int t) {
+    return t < num_threads_ && fibres_[size_t(t)]->state == Fibre::State::kReady;
+  };
+  while (num_done_ < num_threads_ && !failed_) {
+    bool ran = false;
+    const int first_warp = int(random() % unsigned(num_warps));
+    for (int w = 0; w < num_warps && !failed_; ++w) {
+      const int warp = (first_warp + w) % num_warps;
+      const unsigned from = random(), by = random() | 1;
+      for (unsigned i = 0; i < unsigned(kWarp) && !failed_; ++i) {
+        const int thread = warp * kWarp + int((from + by * i) % unsigned(kWarp));
+        if (!ready(thread)) continue;
+        resume(thread);
+        ran = true;
+      }
+      if (ran && random() % 4 == 0) break;  // another warp, perhaps this one again
+    }
+    if (ran || failed_) continue;
+    // Nobody can go on: somebody's fibre says so.
+    if (_setjmp(scheduler_) == 0) report_deadlock();
+  }
+  if (failed_) {
+    // What was left in the middle never returns; its stack begins anew.
+    for (int t = 0; t < num_threads_; ++t) {
+      if (fibres_[size_t(t)]->state != Fibre::State::kDone) fibres_[size_t(t)]->begun = false;
+    }
+  }
+  return !failed_;
+}
+
+void Machine::report_deadlock() {
+  for (int t = 0; t < num_threads_; ++t) {
+    Fibre& fibre = *fibres_[size_t(t)];
+    if (fibre.state != Fibre::State::kWaiting) continue;
+    running_ = t;
+    const Waiting& at = fibre.at;
+    for (int other = 0; other < num_threads_; ++other) {
+      const Waiting& its = fibres_[size_t(other)]->at;
+      const bool named = at.how == Meeting::kBlockBarrier ||
+                         (other / kWarp == t / kWarp && (at.mask >> (other % kWarp) & 1) != 0);
+      if (!named || (its.how == at.how && its.line == at.line && its.mask == at.mask && its.id == at.id))
+        continue;
+      fail("waits for ever at " + name_of(at.how, at.line) + " for " + who(other) + ", which is at " +
+           name_of(its.how, its.line) + "; look for a condition that not all of them share");
+    }
+  }
+  fail("waits for ever");
+}
+
+void Machine::exited(int thread) {
+  Fibre& fibre = *fibres_[size_t(thread)];
+  for (const auto& group : fibre.copies) {
+    if (!group.empty() && shadow != nullptr)
+      fail("ends with a cp.async under way; look for the wait_copies that is missing");
+  }
+  fibre.state = Fibre::State::kDone;
+  fibre.at = {};
+  ++num_done_;
+  const auto names = [&](int other) {
+    const Waiting& at = fibres_[size_t(other)]->at;
+    if (at.how == Meeting::kNone) return false;
+    if (at.how == Meeting::kBlockBarrier) return at.operand == 0;
+    return other / kWarp == thread / kWarp && (at.mask >> (thread % kWarp) & 1) != 0;
+  };
+  for (int other = 0; other < num_threads_; ++other) {
+    if (fibres_[size_t(other)]->state != Fibre::State::kWaiting || !names(other)) continue;
+    const Waiting& at = fibres_[size_t(other)]->at;
+    fibre.state = Fibre::State::kReady;  // its stack is not at its end
+    fail("exits while " + who(other) + " waits for it at " + name_of(at.how, at.line));
+  }
+}
+
+void Machine::meet(const Waiting& waiting) {
+  Fibre& fibre = self();
+  const int first = running_ / kWarp * kWarp;
+  if (waiting.how == Meeting::kBlockBarrier) {
+    if (waiting.operand == 0 && num_done_ > 0) {
+      for (int t = 0; t < num_threads_; ++t) {
+        if (fibres_[size_t(t)]->state == Fibre::State::kDone)
+          fail("waits at " + name_of(waiting.how, waiting.line) + ", but " + who(t) + " has exited");
+      }
+    }
+    fibre.at = waiting;
+    fibre.state = Fibre::State::kWaiting;
+    complete_block_barrier(waiting);
+  } else {
+    if ((waiting.mask >> (running_ % kWarp) & 1) == 0)
+      fail("calls " + name_of(waiting.how, waiting.line) + " with a mask that does not name its own lane");
+    for (int lane = 0; lane < kWarp; ++lane) {
+      if ((waiting.mask >> lane & 1) == 0) continue;
+      const int other = first + lane;
+      if (other >= num_threads_ || fibres_[size_t(other)]->state == Fibre::State::kDone)
+        fail("names lane " + std::to_string(lane) + " at " + name_of(waiting.how, waiting.line) +
+             ", which has exited or never was");
+    }
+    fibre.at = waiting;
+    fibre.state = Fibre::State::kWaiting;
+    complete_warp(first, waiting);
+  }
+  leave();
+}
+
+void Machine::complete_block_barrier(const Waiting& waiting) {
+  int count = 0;
+  for (int t = 0; t < num_threads_; ++t) {
+    const Fibre& fibre = *fibres_[size_t(t)];
+    count += fibre.state == Fibre::State::kWaiting && fibre.at.how == Meeting::kBlockBarrier &&
+             fibre.at.id == waiting.id;
+  }
+  const int wanted = waiting.operand == 0 ? num_threads_ : waiting.operand;
+  if (count < wanted) return;
+  Clocks joined;
+  if (shadow != nullptr) {
+    auto clocks = std::make_shared<std::vector<uint32_t>>(size_t(num_threads_), 0u);
+    for (int t = 0; t < num_threads_; ++t) {
+      Fibre& fibre = *fibres_[size_t(t)];
+      if (fibre.at.how != Meeting::kBlockBarrier || fibre.at.id != waiting.id) {
+        if (fibre.known.block != nullptr) (*clocks)[size_t(t)] = 0;
+        continue;
+      }
+      if (fibre.at.line != waiting.line) {
+        const std::string where = name_of(fibre.at.how, fibre.at.line);
+        fail("meets " + who(t) + " at different barriers: " + name_of(waiting.how, waiting.line) + " and " +
+             where);
+      }
+      (*clocks)[size_t(t)] = fibre.known.clock;
+    }
+    joined = clocks;
+    if (wanted < num_threads_) {
+      for (int t = 0; t < num_threads_; ++t) {
+        const Fibre& fibre = *fibres_[size_t(t)];
+        if (fibre.at.how == Meeting::kBlockBarrier && fibre.at.id == waiting.id)
+          joined = later_of(joined, fibre.known.block);
+      }
+    }
+  }
+  for (int t = 0; t < num_threads_; ++t) {
+    Fibre& fibre = *fibres_[size_t(t)];
+    if (fibre.at.how != Meeting::kBlockBarrier || fibre.at.id != waiting.id) continue;
+    fibre.at = {};
+    fibre.state = Fibre::State::kReady;
+    if (shadow != nullptr) {
+      fibre.known.block = joined;
+      ++fibre.known.clock;
+    }
+  }
+  if (meter != nullptr) meter->flush();
+}
+
+void Machine::complete_warp(int first, const Waiting& waiting) {
+  for (int lane = 0; lane < kWarp; ++lane) {
+    if ((waiting.mask >> lane & 1) == 0) continue;
+    const Waiting& its = fibres_[size_t(first + lane)]->at;
+    if (its.how != waiting.how || its.mask != waiting.mask || its.line != waiting.line) return;
+  }
+  if (waiting.how == Meeting::kWarpBarrier) {
+    if (shadow != nullptr) {
+      Clocks joined;
+      for (int lane = 0; lane < kWarp; ++lane) {
+        if (waiting.mask >> lane & 1) joined = later_of(joined, fibres_[size_t(first + lane)]->known.block);
+      }
+      auto clocks = joined != nullptr ? std::make_shared<std::vector<uint32_t>>(*joined)
+                                      : std::make_shared<std::vector<uint32_t>>(size_t(num_threads_), 0u);
+      for (int lane = 0; lane < kWarp; ++lane) {
+        if (waiting.mask >> lane & 1)
+          (*clocks)[size_t(first + lane)] = fibres_[size_t(first + lane)]->known.clock;
+      }
+      for (int lane = 0; lane < kWarp; ++lane) {
+        if ((waiting.mask >> lane & 1) == 0) continue;
+        fibres_[size_t(first + lane)]->known.block = clocks;
+        ++fibres_[size_t(first + lane)]->known.clock;
+      }
+    }
+  } else {
+    complete_exchange(first, waiting);
+  }
+  for (int lane = 0; lane < kWarp; ++lane) {
+    if ((waiting.mask >> lane & 1) == 0) continue;
+    fibres_[size_t(first + lane)]->at.how = Meeting::kNone;
+    fibres_[size_t(first + lane)]->state = Fibre::State::kReady;
+  }
+}
+
+namespace {
+
+float float_of_bf16(uint32_t bits) { return __builtin_bit_cast(float, bits << 16); }
+
+// PTX ISA, "Matrix Fragments for mma.m16n8k16" with .bf16: groupID = lane / 4, threadID_in_group = lane % 4.
+//   A 16 x 16: a0,a1 in register 0, ...; row = groupID for a0,a1,a4,a5, else groupID + 8;
+//              column = threadID_in_group * 2 + (i & 1), + 8 for i >= 4.
+//   B 16 x 8:  row = threadID_in_group * 2 + (i & 1), + 8 for i >= 2; column = groupID.
+//   C 16 x 8:  row = groupID for i < 2, else groupID + 8; column = threadID_in_group * 2 + (i & 1).
+void multiply_matrices(const Waiting* (&lanes)[kWarp]) {
+  float A[16][16], B[16][8];
+  for (int lane = 0; lane < kWarp; ++lane) {
+    const int group = lane / 4, in_group = lane % 4;
+    for (int i = 0; i < 8; ++i) {
+      const int row = i == 0 || i == 1 || i == 4 || i == 5 ? group : group + 8;
+      const int column = in_group * 2 + (i & 1) + (i >= 4 ? 8 : 0);
+      A[row][column] = float_of_bf16(lanes[lane]->a[i / 2] >> (i % 2 * 16) & 0xffffu);
+    }
+    for (int i = 0; i < 4; ++i) {
+      const int row = in_group * 2 + (i & 1) + (i >= 2 ? 8 : 0);
+      B[row][group] = float_of_bf16(lanes[lane]->b[i / 2] >> (i % 2 * 16) & 0xffffu);
+    }
+  }
+  for (int lane = 0; lane < kWarp; ++lane) {
+    const int group = lane / 4, in_group = lane % 4;
+    for (int i = 0; i < 4; ++i) {
+      const int row = i < 2 ? group : group + 8, column = in_group * 2 + (i & 1);
+      float sum = lanes[lane]->c[i];
+      for (int k = 0; k < 16; ++k) sum += A[row][k] * B[k][column];  // products are exact in f32
+      lanes[lane]->c[i] = sum;
+    }
+  }
+}
+
+}  // namespace
+
+void Machine::complete_exchange(int first, const Waiting& waiting) {
+  Waiting* lanes[kWarp];
+  for (int lane = 0; lane < kWarp; ++lane) {
+    lanes[lane] = first + lane < int(fibres_.size()) ? &fibres_[size_t(first + lane)]->at : nullptr;
+  }
+  if (waiting.how == Meeting::kMultiply) {
+    const Waiting* all[kWarp];
+    std::copy(lanes, lanes + kWarp, all);
+    multiply_matrices(all);
+    return;
+  }
+  uint64_t results[kWarp] = {};
+  uint32_t votes = 0;
+  for (int lane = 0; lane < kWarp; ++lane) {
+    if ((waiting.mask >> lane & 1) != 0 && lanes[lane]->value != 0) votes |= 1u << lane;
+  }
+  for (int lane = 0; lane < kWarp; ++lane) {
+    if ((waiting.mask >> lane & 1) == 0) continue;
+    const int operand = lanes[lane]->operand;
+    int from = lane;
+    if (waiting.how == Meeting::kBallot) {
+      results[lane] = votes;
+      continue;
+    }
+    if (waiting.how == Meeting::kShuffleIndex) from = operand & (kWarp - 1);
+    if (waiting.how == Meeting::kShuffleXor) from = lane ^ (operand & (kWarp - 1));
+    if (waiting.how == Meeting::kShuffleUp && lane >= operand) from = lane - operand;
+    if (waiting.how == Meeting::kShuffleDown && lane + operand < kWarp) from = lane + operand;
+    if ((waiting.mask >> from & 1) == 0) {
+      running_ = first + lane;
+      fail("reads lane " + std::to_string(from) + " at " + name_of(waiting.how, waiting.line) +
+           ", which the mask does not name: what it gets is undefined");
+    }
+    results[lane] = lanes[from]->value;
+  }
+  for (int lane = 0; lane < kWarp; ++lane) {
+    if (waiting.mask >> lane & 1) lanes[lane]->value = results[lane];
+  }
+}
+
+void* Machine::static_memory(const void* key, size_t bytes, size_t alignment) {
+  for (const Static& known : statics_) {
+    if (known.key == key) return shared_ + known.at;
+  }
+  // A gap keeps neighbours' bounds apart.
+  const size_t at = (shared_end_ + 64 + alignment - 1) / alignment * alignment;
+  if (at + bytes > kMostShared) fail("needs more shared memory than a block has");
+  statics_.push_back({key, at, bytes});
+  shared_end_ = at + bytes;
+  if (shadow != nullptr) shadow->add_static(at, bytes);
+  return shared_ + at;
+}
+
+}  // namespace simt

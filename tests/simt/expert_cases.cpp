@@ -1,0 +1,240 @@
+// The expert kernels on the SIMT machine, stage by stage: each from what the one before it left.
+#include <algorithm>
+#include <cmath>
+
+#include "expert_layer.h"
+#include "packed_matrix.h"
+#include "watched_run.h"
+
+using namespace twofold;
+using namespace twofold::cuda;
+using test::PackedMatrix;
+using test::WatchedRun;
+
+namespace {
+
+constexpr int kExperts = 5, kTopK = 2;
+
+struct Sizes {
+  int hidden, intermediate, tokens;
+};
+
+// Columns of an encoded row as floats.
+std::vector<float> decoded(ActivationKind kind, const uint8_t* row, int columns) {
+  const int P = int(kernels::activation_columns(columns));
+  std::vector<float> out(static_cast<size_t>(columns));
+  for (int c = 0; c < columns; ++c) {
+    float& value = out[size_t(c)];
+    if (kind == ActivationKind::kF32) {
+      std::memcpy(&value, row + 4 * c, 4);
+    } else if (kind == ActivationKind::kBF16) {
+      uint16_t bits;
+      std::memcpy(&bits, row + 2 * c, 2);
+      value = test::float_of_bf16(bits);
+    } else {
+      float scale;
+      std::memcpy(&scale, row + P + c / 32 * 4, 4);
+      value = scale * float(int8_t(row[c]));
+    }
+  }
+  return out;
+}
+
+struct Sum {
+  double value = 0, magnitude = 0;
+};
+Sum product(const PackedMatrix& matrix, int row, const std::vector<float>& x, bool round_weights) {
+  Sum sum;
+  for (int c = 0; c < matrix.columns; ++c) {
+    const float weight = matrix.weight(row, c);
+    const double term = double(round_weights ? test::rounded(weight) : weight) * double(x[size_t(c)]);
+    sum.value += term;
+    sum.magnitude += std::abs(term);
+  }
+  return sum;
+}
+
+struct Experts {
+  Sizes sizes;
+  WeightFormat format;
+  std::vector<PackedMatrix> gate, up, down;
+  ExpertLayout layout{};
+  std::vector<uint8_t> slots;
+  int64_t bytes;
+
+  Experts(WeightFormat which, const Sizes& given) : sizes(given), format(which) {
+    const int H = sizes.hidden, I = sizes.intermediate;
+    for (uint32_t e = 0; e < kExperts; ++e) {
+      gate.emplace_back(format, I, H, 3 * e + 1);
+      up.emplace_back(format, I, H, 3 * e + 2);
+      down.emplace_back(format, H, I, 3 * e + 3);
+    }
+    const int64_t first = kernels::panel_bytes(format, H) * kernels::num_panels(I);
+    const int64_t second = kernels::panel_bytes(format, I) * kernels::num_panels(H);
+    layout = {format, format, H, I, first, 2 * first};
+    bytes = 2 * first + second;
+    slots.resize(size_t(bytes) * kExperts);
+    for (size_t e = 0; e < kExperts; ++e) {
+      uint8_t* at = slots.data() + size_t(bytes) * e;
+      std::memcpy(at, gate[e].data(), size_t(first));
+      std::memcpy(at + first, up[e].data(), size_t(first));
+      std::memcpy(at + 2 * first, down[e].data(), size_t(second));
+    }
+  }
+};
+
+// Pairs by expert, all of them or, where `few`, without the first expert's.
+struct Grouped {
+  std::vector<int32_t> ids, begin{0}, pairs;
+  std::vector<int> experts;
+
+  explicit Grouped(int tokens, bool few = false) {
+    std::mt19937 random(9);
+    for (int t = 0; t < tokens; ++t) {
+      const int first = int(random() % kExperts);
+      for (int k = 0; k < kTopK; ++k) ids.push_back((first + k) % kExperts);
+    }
+    for (int e = few ? 1 : 0; e < kExperts; ++e) {
+      const size_t before = pairs.size();
+      for (size_t p = 0; p < ids.size(); ++p) {
+        if (ids[p] == e) pairs.push_back(int32_t(p));
+      }
+      if (pairs.size() == before) continue;
+      experts.push_back(e);
+      begin.push_back(int32_t(pairs.size()));
+    }
+  }
+  ExpertGroups on(WatchedRun& run, const uint8_t* slots, int64_t bytes, int capacity) const {
+    std::vector<uint64_t> addresses;
+    for (const int e : experts) addresses.push_back(reinterpret_cast<uint64_t>(slots + e * bytes));
+    return {run.copy("num_groups", std::vector<int32_t>{int32_t(experts.size())}),
+            run.copy("weights", addresses), run.copy("begin", begin), run.copy("pairs", pairs), capacity};
+  }
+};
+
+void close_to(double ours, double expected, double room, const char* what) {
+  if (!(std::abs(ours - expected) <= room))
+    test::fail(what, 0, std::to_string(ours) + " instead of " + std::to_string(expected));
+}
+
+void check_decode(WeightFormat format, const Sizes& sizes, int shared_bytes) {
+  const Experts experts(format, sizes);
+  const int H = sizes.hidden, I = sizes.intermediate, T = sizes.tokens, pairs = T * kTopK;
+  const std::vector<uint16_t> x = test::random_bf16(size_t(T * H), 4);
+  const Grouped grouped(T, T > 1);
+  const ActivationKind kind = activation_of(format);
+  const int64_t x_bytes = kernels::activation_row_bytes(kind, H),
+                h_bytes = kernels::activation_row_bytes(kind, I);
+  test::under_schedules([&](WatchedRun& run) {
+    const uint8_t* slots = run.copy("slots", experts.slots);
+    const ExpertGroups groups = grouped.on(run, slots, experts.bytes, max_groups(pairs, kExperts));
+    auto* encoded = run.memory<uint8_t>("encoded", size_t(T * x_bytes));
+    auto* h = run.memory<uint8_t>("intermediate", size_t(pairs * h_bytes));
+    auto* outputs = run.memory<float>("outputs", size_t(pairs * H));
+    run.check(launch_encode({kind, run.copy("x", x), T, H, encoded}, nullptr), "encode");
+    run.check(launch_decode_experts(experts.layout, groups, {encoded, h, outputs, nullptr},
+                                    {T, kTopK, kExperts, shared_bytes}, nullptr),
+              "decode");
+    for (int t = 0; t < T; ++t) {
+      const std::vector<float> row = decoded(kind, encoded + t * x_bytes, H);
+      for (int c = 0; c < H; ++c) {
+        const double value = test::float_of_bf16(x[size_t(t * H + c)]);
+        close_to(row[size_t(c)], value, kind == ActivationKind::kQ8 ? 0.02 : 0, "encode");
+      }
+    }
+    for (const int32_t p : grouped.pairs) {
+      const size_t e = size_t(grouped.ids[size_t(p)]);
+      const std::vector<float> in = decoded(kind, encoded + p / kTopK * x_bytes, H);
+      const std::vector<float> inner = decoded(kind, h + p * h_bytes, I);
+      double peak = 0;
+      std::vector<Sum> wanted(static_cast<size_t>(I));
+      for (int i = 0; i < I; ++i) {
+        const Sum gate = product(experts.gate[e], i, in, false), up = product(experts.up[e], i, in, false);
+        const double silu = gate.value / (1 + std::exp(-gate.value));
+        wanted[size_t(i)] = {silu * up.value,
+                             std::abs(silu) * up.magnitude + 1.1 * gate.magnitude * std::abs(up.value)};
+        if (i % 32 == 0) peak = 0;
+        peak = std::max(peak, std::abs(silu * up.value));
+        // Of q8 half a step of its run of 32, whose peak is known at its end.
+        if (i % 32 != 31 && i != I - 1) continue;
+        for (int j = i / 32 * 32; j <= i; ++j) {
+          const Sum& sum = wanted[size_t(j)];
+          const double rounding = kind == ActivationKind::kQ8     ? peak / 250
+                                  : kind == ActivationKind::kBF16 ? std::abs(sum.value) / 256
+                                                                  : 0;
+          close_to(inner[size_t(j)], sum.value, 1.01 * rounding + 4e-5 * sum.magnitude + 1e-6, "gate_up");
+        }
+      }
+      for (int n = 0; n < H; ++n) {
+        const Sum sum = product(experts.down[e], n, inner, false);
+        CHECK(test::close(outputs[int64_t(p) * H + n], sum.value, sum.magnitude));
+      }
+    }
+  });
+}
+
+void check_prefill(WeightFormat format, const Sizes& sizes, int tile_tokens) {
+  const Experts experts(format, sizes);
+  const int H = sizes.hidden, I = sizes.intermediate, T = sizes.tokens, pairs = T * kTopK;
+  const std::vector<uint16_t> x = test::random_bf16(size_t(T * H), 4);
+  const Grouped grouped(T);
+  const int num_groups = int(grouped.experts.size());
+  std::vector<int32_t> tiles(size_t(2 * tile_groups(grouped.begin.data(), num_groups, tile_tokens, nullptr)));
+  tile_groups(grouped.begin.data(), num_groups, tile_tokens, tiles.data());
+  test::under_schedules([&](WatchedRun& run) {
+    const uint8_t* slots = run.copy("slots", experts.slots);
+    const ExpertGroups groups = grouped.on(run, slots, experts.bytes, max_groups(pairs, kExperts));
+    auto* gate_up = run.memory<float>("gate_up", size_t(pairs * 2 * I));
+    auto* h = run.memory<uint16_t>("intermediate", size_t(pairs * I));
+    auto* outputs = run.memory<float>("outputs", size_t(pairs * H));
+    run.check(launch_prefill_experts(experts.layout, groups, {nullptr, h, outputs, gate_up},
+                                     {run.copy("tiles", tiles), int(tiles.size() / 2), tile_tokens},
+                                     {run.copy("x", x), T, kTopK}, nullptr),
+              "prefill");
+    for (const int32_t p : grouped.pairs) {
+      const size_t e = size_t(grouped.ids[size_t(p)]);
+      std::vector<float> in(static_cast<size_t>(H)), inner(static_cast<size_t>(I));
+      for (int c = 0; c < H; ++c) in[size_t(c)] = test::float_of_bf16(x[size_t(p / kTopK * H + c)]);
+      for (int i = 0; i < I; ++i) {
+        const float* own = gate_up + int64_t(p) * 2 * I;
+        const Sum gate = product(experts.gate[e], i, in, true), up = product(experts.up[e], i, in, true);
+        CHECK(test::close(own[i], gate.value, gate.magnitude));
+        CHECK(test::close(own[I + i], up.value, up.magnitude));
+        const double silu = double(own[i]) / (1 + std::exp(-double(own[i]))) * double(own[I + i]);
+        inner[size_t(i)] = test::float_of_bf16(h[int64_t(p) * I + i]);
+        close_to(inner[size_t(i)], silu, std::abs(silu) / 255 + 1e-30, "silu_mul");
+      }
+      for (int n = 0; n < H; ++n) {
+        const Sum sum = product(experts.down[e], n, inner, true);
+        CHECK(test::close(outputs[int64_t(p) * H + n], sum.value, sum.magnitude));
+      }
+    }
+  });
+}
+
+int whole(int columns, WeightFormat format, int other = 1) {
+  const int block = std::max(kernels::layout_of(format).block_columns, other);
+  return (columns + block - 1) / block * block;
+}
+
+void check_format(WeightFormat format) {
+  for (const auto& [hidden, intermediate, tokens] : {Sizes{100, 70, 1}, Sizes{70, 34, 3}, Sizes{288, 40, 9}})
+    check_decode(format, {whole(hidden, format), whole(intermediate, format), tokens}, 48 * 1024);
+  if (format == WeightFormat::kF32) return;
+  check_prefill(format, {whole(112, format, 16), whole(80, format, 16), 5}, kFewTokens);
+  check_prefill(format, {whole(176, format, 16), whole(48, format, 16), 90}, kFewTokens);
+  check_prefill(format, {whole(80, format, 16), whole(144, format, 16), 7}, kManyTokens);
+}
+
+}  // namespace
+
+#define TWOFOLD_FORMAT(name) \
+  CASE(experts_##name) { check_format(WeightFormat::k##name); }
+TWOFOLD_WEIGHT_FORMATS(TWOFOLD_FORMAT)
+#undef TWOFOLD_FORMAT
+
+CASE(decode_tiles_take_turns_where_shared_memory_is_small) {
+  // Room for two tokens at once, and for more than a kernel has without asking.
+  check_decode(WeightFormat::kBF16, {96, 64, 9}, 12 * 1024);
+  check_decode(WeightFormat::kF32, {2500, 40, 9}, 100 * 1024);
+}

@@ -1,0 +1,31 @@
+// The project's kernels, run whole on the SIMT machine against scalar references. The cases are in *_cases.cpp.
+#include <filesystem>
+#include <fstream>
+#include <regex>
+
+#include "watched_run.h"
+
+CASE(every_kernel_of_the_sources_is_executed) {
+  for (const test::Case& other : test::cases()) {
+    if (std::strcmp(other.name, __func__) != 0) other.run();
+  }
+  const std::regex kernel(R"(__global__ void\s+(?:__launch_bounds__\([^;{]*?\)\s+)?(\w+)\()");
+  int count = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(TWOFOLD_CUDA_SOURCES)) {
+    const std::string extension = entry.path().extension().string();
+    if (extension != ".cu" && extension != ".cuh") continue;
+    std::ifstream file(entry.path());
+    const std::string text((std::istreambuf_iterator<char>(file)), {});
+    size_t declared = 0;
+    for (size_t at = text.find("__global__"); at != std::string::npos; at = text.find("__global__", at + 1))
+      ++declared;
+    for (std::sregex_iterator i(text.begin(), text.end(), kernel), end; i != end; ++i, --declared, ++count) {
+      if (test::kernels_run().count((*i)[1].str()) == 0)
+        test::fail(entry.path().c_str(), 0, "no case here executes " + (*i)[1].str());
+    }
+    if (declared != 0) test::fail(entry.path().c_str(), 0, "a __global__ whose name this case does not find");
+  }
+  CHECK(count >= 17);
+}
+
+int main(int argc, char** argv) { return test::main(argc, argv); }

@@ -1,0 +1,92 @@
+// A machine that runs CUDA kernels on the CPU and is stricter than a card: what tests see of it.
+//
+// The kernels' own sources are compiled by the host compiler against include/ and with -fsanitize=thread, whose calls
+// for every access of memory end in hooks.cpp. A block's threads are fibres that change hands where lanes of a warp or
+// the block meet; warps, lanes and blocks take turns in a seeded random order. A Session watches: bounds, alignment,
+// initialisation, races by vector clocks, barriers, lanes that are named and are not there, copies under way, the order
+// of what is shared with the host. Without one, kernels just run.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+
+namespace simt {
+
+// How memory that is no region counts: refused, or taken as initialised and looked at for races only.
+enum class Mode : uint8_t { kStrict, kOpen };
+
+enum class Memory : uint8_t {
+  kInitialised,
+  kUninitialised,
+  kMapped  // shared with the host while kernels run: words are released and acquired
+};
+
+// What one kind of access of a kernel did, over warps.
+struct Traffic {
+  int64_t requests = 0;  // of a warp
+  int64_t bytes = 0;
+  int64_t passes = 0;  // shared memory: wavefronts; global memory: sectors of 32 bytes
+  int64_t least = 0;   // what the same bytes need at least
+};
+struct TrafficKey {
+  bool shared;
+  bool write;
+  int width;  // bytes of one lane
+  auto operator<=>(const TrafficKey&) const = default;
+};
+
+class Shadow;
+
+// Watches the launches of threads that `use` it; one launch at a time. A launch ends at its first fault: it returns 719
+// and report() says what was found.
+class Session {
+ public:
+  explicit Session(uint64_t seed, Mode mode = Mode::kStrict);
+  ~Session();
+  Session(const Session&) = delete;
+  Session& operator=(const Session&) = delete;
+
+  // Memory that kernels may touch, with exact bounds.
+  void add(const std::string& name, const void* memory, size_t bytes, Memory kind = Memory::kInitialised);
+  // The memory is gone: touching or removing it again is a fault. False (and a report) where it was not there.
+  bool remove(const void* memory);
+  void written_by_host(const void* memory, size_t bytes);
+  // Bytes of a mapped region that the host writes and kernels may read only after an acquire that follows the last
+  // release.
+  void host_answers(const void* memory, size_t bytes);
+  void acquired_by_stream(const void* mapped);  // a stream waited in a kernel's place
+
+  const std::string& report() const { return report_; }
+  void clear_report() { report_.clear(); }
+  // Kernels that ran, with how often.
+  const std::map<std::string, int>& kernels() const { return kernels_; }
+  bool record_traffic = false;
+  const std::map<std::string, std::map<TrafficKey, Traffic>>& traffic() const { return traffic_; }
+
+ private:
+  friend class Machine;
+  uint64_t random_;
+  std::unique_ptr<Shadow> shadow_;
+  std::string report_;
+  std::map<std::string, int> kernels_;
+  std::map<std::string, std::map<TrafficKey, Traffic>> traffic_;
+};
+
+// Lets the calling thread's launches be watched by `session` (null: by nobody) while this lives.
+class Watched {
+ public:
+  explicit Watched(Session* session);
+  ~Watched();
+  Watched(const Watched&) = delete;
+  Watched& operator=(const Watched&) = delete;
+
+ private:
+  Session* before_;
+};
+
+// Of the calling thread's last launch that failed, watched or not.
+const std::string& last_report();
+
+}  // namespace simt
