@@ -21,7 +21,7 @@ SECONDS_OF_LOAD ?= 60
 # What `make test` can be told, e.g. make test PYTEST_ARGS='-x tests/unit'
 PYTEST_ARGS ?=
 
-.PHONY: help run test test-slow check-cuda test-gpu sanitize-gpu bench-gpu build quick-build lint fmt bench loadtest doctor clean ready-run ready-dev
+.PHONY: help run test test-slow check-cuda test-gpu sanitize-gpu bench-gpu gpu-day build quick-build lint fmt bench loadtest doctor clean ready-run ready-dev
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -67,7 +67,7 @@ loadtest: ready-run  ## let USERS=10 chat for SECONDS_OF_LOAD=60 with a server t
 check-cuda: ready-dev  ## compile the CUDA kernels for every architecture; fails on a spilled register (no GPU needed)
 	@$(BIN)/python scripts/check_cuda.py
 
-# No virtual environment for these three: a GPU machine's own python brings the torch that fits its driver, and pytest.
+# No virtual environment for these four: a GPU machine's own python brings the torch that fits its driver, and pytest.
 GPU_CHECKS = $${PYTHON:-python3} -m pytest -s tests/gpu --gpu-build
 
 test-gpu:  ## check everything that needs a GPU (PYTHON=python3 with torch for CUDA, pytest); figures to build/gpu-test.json
@@ -79,6 +79,9 @@ sanitize-gpu:  ## check a part of that under compute-sanitizer
 
 bench-gpu:  ## measure the CUDA kernels beside the card's ceilings; figures to build/gpu-bench.json
 	@$${PYTHON:-python3} -m benchmarks.gpu
+
+gpu-day:  ## all three within 25 minutes, whatever fails; what to look at first goes to build/gpu-day.md
+	@$${PYTHON:-python3} -m tests.gpu.day
 
 doctor: ready-run  ## say what this machine has, lacks and can run
 	@$(BIN)/twofold doctor $(MODEL)
