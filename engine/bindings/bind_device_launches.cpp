@@ -137,35 +137,39 @@ void bind_placing(py::module_& m) {
   using cuda::PlacementTables;
   using cuda::RoutedLayer;
   py::class_<RoutedLayer>(m, "RoutedLayer", "A layer's routing in device memory.")
-      .def(py::init([](uint64_t ids, uint64_t weights, uint64_t normed, int num_tokens, int layer) {
-             return RoutedLayer{pointer<int32_t>(ids), pointer<float>(weights), pointer<void>(normed),
-                                num_tokens, layer};
+      .def(py::init([](uint64_t ids, uint64_t weights, uint64_t normed, int num_tokens, int layer,
+                       uint64_t ahead) {
+             return RoutedLayer{
+                 pointer<int32_t>(ids), pointer<float>(weights), pointer<void>(normed), num_tokens, layer,
+                 pointer<float>(ahead)};
            }),
            py::kw_only(), py::arg("ids"), py::arg("weights"), py::arg("normed"), py::arg("num_tokens"),
-           py::arg("layer"));
+           py::arg("layer"), py::arg("ahead") = 0);
   py::class_<PlacementTables>(m, "PlacementTables", "What the device reads to place a layer's experts.")
       .def(py::init([](uint64_t slots, uint64_t split, uint64_t slot_base, int64_t slot_stride,
-                       uint64_t store_base, int64_t store_stride, int num_experts) {
+                       uint64_t store_base, int64_t store_stride, int num_experts, uint64_t prices) {
              return PlacementTables{pointer<int32_t>(slots),
                                     pointer<uint8_t>(split),
                                     slot_base,
                                     slot_stride,
                                     store_base,
                                     store_stride,
-                                    num_experts};
+                                    num_experts,
+                                    pointer<cuda::ReadPrices>(prices)};
            }),
            py::kw_only(), py::arg("slots"), py::arg("split"), py::arg("slot_base"), py::arg("slot_stride"),
-           py::arg("store_base"), py::arg("store_stride"), py::arg("num_experts"));
+           py::arg("store_base"), py::arg("store_stride"), py::arg("num_experts"), py::arg("prices") = 0);
   py::class_<PlacedLayer>(m, "PlacedLayer", "What a layer's routing becomes, in device memory.")
       .def(py::init([](const cuda::ExpertGroups& groups, uint64_t where, uint64_t num_on_cpu) {
              return PlacedLayer{groups, pointer<uint8_t>(where), pointer<uint32_t>(num_on_cpu)};
            }),
            py::kw_only(), py::arg("groups"), py::arg("where"), py::arg("num_on_cpu"));
   py::class_<MailboxShape>(m, "MailboxShape", "What a mailbox has room for.")
-      .def(py::init([](int num_layers, int max_tokens, int top_k, int hidden) {
-             return MailboxShape{num_layers, max_tokens, top_k, hidden};
+      .def(py::init([](int num_layers, int max_tokens, int top_k, int hidden, int num_ahead) {
+             return MailboxShape{num_layers, max_tokens, top_k, hidden, num_ahead};
            }),
-           py::kw_only(), py::arg("num_layers"), py::arg("max_tokens"), py::arg("top_k"), py::arg("hidden"));
+           py::kw_only(), py::arg("num_layers"), py::arg("max_tokens"), py::arg("top_k"), py::arg("hidden"),
+           py::arg("num_ahead") = 0);
 }
 
 }  // namespace

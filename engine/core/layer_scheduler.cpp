@@ -12,6 +12,12 @@ namespace {
 // machines described, and simulated speed is flat around it (docs/scheduling.md).
 constexpr double kCpuBusyShare = 0.5;
 
+void expect_placements(std::span<const int32_t> ids, std::span<const Placement> where) {
+  if (where.size() == ids.size()) return;
+  throw std::invalid_argument("layer scheduler: " + std::to_string(where.size()) + " placements of " +
+                              std::to_string(ids.size()) + " routed pairs given");
+}
+
 std::unique_ptr<ExpertCache> make_cache(const CostModel& cost, const LayerSchedulerConfig& config) {
   CacheConfig cache;
   cache.num_layers = config.num_layers;
@@ -51,6 +57,7 @@ std::span<const Publication> LayerScheduler::begin_step(StepShape shape) {
   shape_ = std::move(shape);
   cache_->boundary(shape_.num_new, shape_.num_running);
   if (prefetcher_) prefetcher_->begin_step();
+  looks_ahead_ = false;
   if (ahead_) ahead_->begin_step();
   publications_.clear();
   for (const Upload& upload : link_.take_landed()) {
@@ -85,10 +92,7 @@ const LayerDecision& LayerScheduler::decide(int layer, std::span<const int32_t> 
 const LayerDecision& LayerScheduler::follow(int layer, std::span<const int32_t> ids,
                                             std::span<const float> weights, std::span<const Placement> where,
                                             int num_tokens) {
-  if (where.size() != ids.size()) {
-    throw std::invalid_argument("layer scheduler: " + std::to_string(where.size()) + " placements of " +
-                                std::to_string(ids.size()) + " routed pairs given");
-  }
+  expect_placements(ids, where);
   begin_layer(layer, ids, weights, num_tokens);
   one_transfer_ = false;
   fetched_loads_.clear();
@@ -106,8 +110,7 @@ const LayerDecision& LayerScheduler::follow(int layer, std::span<const int32_t> 
   return finish_layer(layer, num_tokens);
 }
 
-void LayerScheduler::begin_layer(int layer, std::span<const int32_t> ids, std::span<const float> weights,
-                                 int num_tokens) {
+void LayerScheduler::clear_decision(int layer) {
   decision_.layer = layer;
   decision_.experts.clear();
   decision_.moves.clear();
@@ -115,7 +118,12 @@ void LayerScheduler::begin_layer(int layer, std::span<const int32_t> ids, std::s
   decision_.arrivals.clear();
   decision_.num_withdrawn = 0;
   decision_.start_us = link_.now_us();
-  if (prefetcher_) take_prefetched(layer);
+}
+
+void LayerScheduler::begin_layer(int layer, std::span<const int32_t> ids, std::span<const float> weights,
+                                 int num_tokens) {
+  clear_decision(layer);
+  if (prefetcher_ && !looks_ahead_) take_prefetched(layer);
   if (ahead_) {
     ahead_arrivals_.clear();
     ahead_->begin_layer(layer, link_, ahead_arrivals_);
@@ -163,7 +171,7 @@ const LayerDecision& LayerScheduler::finish_layer(int layer, int num_tokens) {
   }
   if (ahead_) stream_ahead(layer, work, num_tokens);
   admit_misses(layer);
-  if (prefetcher_) issue_prefetches(layer, work);
+  if (prefetcher_ && !looks_ahead_) issue_prefetches(layer, work);
   link_.advance(decision_.times.layer_us);
   return decision_;
 }
@@ -353,7 +361,9 @@ void LayerScheduler::stream_ahead(int layer, LayerWork& work, int num_tokens) {
 void LayerScheduler::admit_misses(int layer) {
   if (!background_uploads_) return;
   for (const ExpertDecision& e : decision_.experts) {
-    if (e.where != Placement::kCpu || cache_->state(layer, e.expert) != ExpertState::kAbsent) continue;
+    // What a device read from the host's memory by itself (follow) is a miss like those of the CPU.
+    const bool missed = e.where == Placement::kCpu || (e.where == Placement::kFetched && e.slot < 0);
+    if (!missed || cache_->state(layer, e.expert) != ExpertState::kAbsent) continue;
     if (link_.num_waiting() >= max_waiting_uploads_) return;
     const auto admission = cache_->admit(layer, e.expert, false);
     if (!admission) {
@@ -392,6 +402,31 @@ void LayerScheduler::upload(Move& move, double duration_us) {
 void LayerScheduler::predict(int layer, std::span<const float> logits, int num_tokens) {
   if (!prefetcher_) throw std::logic_error("layer scheduler: predict without LayerSchedulerConfig::prefetch");
   prefetcher_->predict(layer, logits, num_tokens, *cache_);
+}
+
+const LayerDecision& LayerScheduler::look_ahead(int layer, std::span<const int32_t> ids,
+                                                std::span<const Placement> where) {
+  expect_placements(ids, where);
+  looks_ahead_ = true;
+  clear_decision(layer);
+  hit_loads_.clear();
+  fetched_loads_.clear();
+  cpu_loads_.clear();
+  expert_loads_.assign(size_t(cache_->config().num_experts), 0);
+  for (const int32_t id : ids) ++expert_loads_.at(size_t(id));
+  for (size_t pair = 0; pair < ids.size(); ++pair) {
+    const int load = std::exchange(expert_loads_[size_t(ids[pair])], 0);
+    if (load == 0) continue;
+    (where[pair] == Placement::kHit   ? hit_loads_
+     : where[pair] == Placement::kCpu ? cpu_loads_
+                                      : fetched_loads_)
+        .push_back(load);
+  }
+  const LayerWork work{hit_loads_, fetched_loads_, cpu_loads_, link_.backlog_us(), link_.queued_us(), false};
+  decision_.times = cost_.layer(work);
+  issue_prefetches(layer, work);
+  link_.advance(0);  // at once: the layer has begun
+  return decision_;
 }
 
 void LayerScheduler::take_prefetched(int layer) {

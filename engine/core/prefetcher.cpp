@@ -134,7 +134,6 @@ const PrefetchArrivals& Prefetcher::begin_layer(int layer, ExpertCache& cache, L
   }
   arrivals_.landed.clear();
   arrivals_.withdrawn.clear();
-  due_.clear();
   for (const Prefetch& prefetch : under_way_) {
     if (prefetch.layer != layer) continue;
     const int slot = prefetch.admission.slot;
@@ -142,14 +141,14 @@ const PrefetchArrivals& Prefetcher::begin_layer(int layer, ExpertCache& cache, L
     if (upload && !upload->failed) {
       cache.publish(slot);
       arrivals_.landed.emplace_back(prefetch, *upload);
-      due_.emplace_back(prefetch.expert, true);
+      due_.push_back({layer, prefetch.expert, true});
     } else if (upload || link.cancel_background(slot)) {
       cache.cancel(slot);
       arrivals_.withdrawn.push_back(prefetch);
       --counts_.issued;
       ++counts_.dropped;
     } else {
-      due_.emplace_back(prefetch.expert, false);
+      due_.push_back({layer, prefetch.expert, false});
     }
   }
   std::erase_if(under_way_, [layer](const Prefetch& prefetch) { return prefetch.layer == layer; });
@@ -174,11 +173,12 @@ void Prefetcher::observe(int layer, std::span<const int32_t> ids, int num_tokens
   }
   // Measured per expert, as uploads are: 2 predicted, 1 routed.
   for (int32_t id : ids) marks_[static_cast<size_t>(id)] |= 1;
-  for (const auto& [expert, landed] : due_) {
-    const bool routed = (marks_[static_cast<size_t>(expert)] & 1) != 0;
-    ++(!routed ? counts_.wasted : landed ? counts_.used : counts_.late);
+  for (const Due& due : due_) {
+    if (due.layer != layer) continue;
+    const bool routed = (marks_[static_cast<size_t>(due.expert)] & 1) != 0;
+    ++(!routed ? counts_.wasted : due.landed ? counts_.used : counts_.late);
   }
-  due_.clear();
+  std::erase_if(due_, [layer](const Due& due) { return due.layer == layer; });
   for (const Candidate& candidate : prediction.candidates) {
     uint8_t& mark = marks_[static_cast<size_t>(candidate.expert)];
     if (!candidate.top || (mark & 2) != 0) continue;
@@ -244,7 +244,7 @@ void Prefetcher::issue(int layer, const LayerWork& work, LayerTimes& times, Expe
     int num_misses = prediction.num_misses;
     for (const Proposal& proposal : prediction.proposals) {
       const auto possible = cache.can_admit(target, proposal.expert, true);
-      if (!possible) continue;
+      if (!possible || !link.may_begin(possible->slot)) continue;
       const double saved_us = stall_saved_us(num_hits, num_misses);
       shared.queued_us =
           std::max(work.queued_us, work.backlog_us) + static_cast<double>(num_issued + 1) * link.upload_us();

@@ -14,7 +14,12 @@
 // watchdog gave its step up) is no answer to any later step. Where streams wait for a word instead of a
 // kernel, the value they wait for is baked into the graph: they wait for flag[l] >= 1 and then write 0.
 // Activations and results are shared by all layers: the device writes a layer's only after it has read the
-// answer of the last layer that had any. Plain C++, no atomics here: each side brings its own.
+// answer of the last layer that had any.
+//
+// Where routers look a layer ahead, the post also holds what the next layer's router says to this layer's tokens, and
+// the host may name slots in which experts of a layer have landed since the step's table was published: arrived[l][e] =
+// slot + 1 (release) once the copy has ended, zero at every step's begin. The device reads them when it places the
+// layer; it may miss one, never see one early. Plain C++, no atomics here: each side brings its own.
 #pragma once
 #include <cstdint>
 
@@ -27,6 +32,7 @@ struct MailboxShape {
   int max_tokens;
   int top_k;
   int hidden;
+  int num_ahead = 0;  // experts of a layer, where routers look a layer ahead; 0: none does
 };
 
 inline constexpr int64_t kMailboxLine = 128;  // no two sides write to one line
@@ -43,6 +49,7 @@ struct MailboxPost {
   uint32_t posted;      // step
   uint32_t num_tokens;  // of the step
   uint32_t num_on_cpu;  // pairs that the host is to compute
+  uint32_t has_ahead;   // nonzero: what the next layer's router says is there
   // When, on the device's clock: the layer's routing was there; the device had computed its own experts
   // (where a kernel waits for the answer); both shares were there. All of this step once a later layer is
   // posted or the step has ended.
@@ -67,8 +74,10 @@ struct MailboxLayout {
   MailboxShape shape;
 
   TWOFOLD_HD constexpr int64_t pairs() const { return int64_t(shape.max_tokens) * shape.top_k; }
+  TWOFOLD_HD constexpr int64_t ahead_floats() const { return int64_t(shape.max_tokens) * shape.num_ahead; }
   TWOFOLD_HD constexpr int64_t layer_bytes() const {
-    return 2 * kMailboxLine + 2 * whole_lines(4 * pairs()) + whole_lines(pairs());
+    return 2 * kMailboxLine + 2 * whole_lines(4 * pairs()) + whole_lines(pairs()) +
+           whole_lines(4 * ahead_floats()) + whole_lines(4 * int64_t(shape.num_ahead));
   }
   TWOFOLD_HD constexpr int64_t control() const { return 0; }
   TWOFOLD_HD constexpr int64_t report() const { return kMailboxLine; }
@@ -78,6 +87,12 @@ struct MailboxLayout {
   TWOFOLD_HD constexpr int64_t weights(int layer) const { return ids(layer) + whole_lines(4 * pairs()); }
   // u8 [pairs], see placement.h
   TWOFOLD_HD constexpr int64_t where(int layer) const { return weights(layer) + whole_lines(4 * pairs()); }
+  // f32 [tokens][num_ahead]
+  TWOFOLD_HD constexpr int64_t ahead(int layer) const { return where(layer) + whole_lines(pairs()); }
+  // u32 [num_ahead]
+  TWOFOLD_HD constexpr int64_t arrived(int layer) const {
+    return ahead(layer) + whole_lines(4 * ahead_floats());
+  }
   // bf16 [tokens][hidden]
   TWOFOLD_HD constexpr int64_t activations() const { return post(shape.num_layers); }
   // f32 [tokens][hidden]

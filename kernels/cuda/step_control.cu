@@ -12,7 +12,8 @@ constexpr int kPlaceThreads = 512;
 __global__ void begin_step_kernel(uint32_t* step) { *step = next_step(*step); }
 
 // For one token: which misses the device reads from the host itself, the best routed first.
-__device__ inline void choose_reads(const int32_t* ids, int top_k, const uint8_t* split, uint8_t* place) {
+__device__ inline void choose_reads_of_token(const int32_t* ids, int top_k, const uint8_t* split,
+                                             uint8_t* place) {
   int hits = 0;
   if (ids[0] < 0) return;
   for (int k = 0; k < top_k; ++k) hits += place[ids[k]] == kHit;
@@ -24,8 +25,38 @@ __device__ inline void choose_reads(const int32_t* ids, int top_k, const uint8_t
   }
 }
 
-// One block. Shared memory: ids [pairs], then per expert its tokens, its group and its first pair, then its
-// place.
+__device__ inline void add(uint64_t* sum, uint32_t ns) {
+  atomicAdd(reinterpret_cast<unsigned long long*>(sum), static_cast<unsigned long long>(ns));
+}
+
+// For several tokens, by the whole block: `misses` [experts] is room.
+__device__ inline void choose_reads(const int32_t* counts, int num_experts, const ReadPrices& prices,
+                                    int32_t* misses, uint8_t* place) {
+  if (prices.reads == 0) return;
+  ReadSums& sums = static_shared<ReadSums>();
+  int& reads = static_shared<int>();
+  if (threadIdx.x == 0) sums = {};
+  __syncthreads();
+  for (int e = threadIdx.x; e < num_experts; e += kPlaceThreads) {
+    if (counts[e] == 0) continue;
+    if (place[e] == kHit) {
+      atomicAdd(&sums.num_hits, 1u);
+      add(&sums.hit_ns, prices.gpu_ns[counts[e]]);
+    } else {
+      atomicAdd(&sums.num_misses, 1u);
+      add(&sums.cpu_ns, prices.cpu_ns[counts[e]]);
+      add(&sums.slowed_ns, prices.slowed_ns[counts[e]]);
+      misses[misses_before(counts, place, num_experts, e)] = e;
+    }
+  }
+  __syncthreads();
+  if (threadIdx.x == 0) reads = num_reads(misses, counts, sums, prices);
+  __syncthreads();
+  for (int n = threadIdx.x; n < reads; n += kPlaceThreads) place[misses[n]] = kFetched;
+}
+
+// One block. Shared memory: ids [pairs], then per expert its tokens, its group, its first pair and its slot, then
+// its place.
 __global__ void __launch_bounds__(kPlaceThreads, 1)
     place_kernel(RoutedLayer routed, PlacementTables tables, PlacedLayer placed, MailboxLayout layout,
                  uint8_t* mailbox, const uint32_t* step) {
@@ -36,7 +67,8 @@ __global__ void __launch_bounds__(kPlaceThreads, 1)
   int32_t* counts = ids + num_pairs;
   int32_t* group_of = counts + num_experts;
   int32_t* begin_of = group_of + num_experts;
-  uint8_t* place = reinterpret_cast<uint8_t*>(begin_of + num_experts);
+  int32_t* slots = begin_of + num_experts;
+  uint8_t* place = reinterpret_cast<uint8_t*>(slots + num_experts);
   uint32_t& on_cpu = static_shared<uint32_t>();
   int64_t begin_ns = 0;
   if (threadIdx.x == 0) {
@@ -45,14 +77,19 @@ __global__ void __launch_bounds__(kPlaceThreads, 1)
   }
   for (int p = threadIdx.x; p < num_pairs; p += kPlaceThreads) ids[p] = routed.ids[p];
   __syncthreads();
-  const int32_t* slots = tables.slots;
+  const bool looks = mailbox != nullptr && layout.shape.num_ahead > 0;
+  const uint32_t* arrived = reinterpret_cast<const uint32_t*>(mailbox + layout.arrived(routed.layer));
   for (int e = threadIdx.x; e < num_experts; e += kPlaceThreads) {
     counts[e] = count_pairs(ids, num_pairs, e);
+    slots[e] = tables.slots[e];
+    if (looks && slots[e] < 0) slots[e] = int32_t(load_acquire(arrived + e)) - 1;
     place[e] = slots[e] >= 0 ? kHit : kCpu;
   }
   __syncthreads();
   if (threadIdx.x == 0 && routed.num_tokens == 1 && tables.split != nullptr && tables.store_base != 0)
-    choose_reads(ids, top_k, tables.split, place);
+    choose_reads_of_token(ids, top_k, tables.split, place);
+  if (routed.num_tokens > 1 && tables.prices != nullptr && tables.store_base != 0)
+    choose_reads(counts, num_experts, *tables.prices, begin_of, place);
   __syncthreads();
 
   // Groups in ascending order of expert: one warp scans, 32 experts at a time.
@@ -104,6 +141,11 @@ __global__ void __launch_bounds__(kPlaceThreads, 1)
       mailbox[layout.where(routed.layer) + p] = where;
     }
   }
+  if (looks && routed.ahead != nullptr) {
+    float* out = reinterpret_cast<float*>(mailbox + layout.ahead(routed.layer));
+    for (int i = threadIdx.x; i < routed.num_tokens * num_experts; i += kPlaceThreads)
+      out[i] = routed.ahead[i];
+  }
   if (mine > 0) atomicAdd(&on_cpu, mine);  // an integer: order does not matter
   __syncthreads();
   if (mailbox != nullptr && on_cpu > 0) {
@@ -119,6 +161,7 @@ __global__ void __launch_bounds__(kPlaceThreads, 1)
   MailboxPost* post = reinterpret_cast<MailboxPost*>(mailbox + layout.post(routed.layer));
   post->num_tokens = uint32_t(routed.num_tokens);
   post->num_on_cpu = on_cpu;
+  post->has_ahead = looks && routed.ahead != nullptr;
   post->placed_ns = begin_ns;
   __threadfence_system();  // the other threads' writes too: they came before the barrier
   store_release(&post->posted, *step);
@@ -154,7 +197,7 @@ int launch_begin_step(uint32_t* step, Stream stream) {
 int launch_place(const RoutedLayer& routed, const PlacementTables& tables, const PlacedLayer& placed,
                  const MailboxShape& shape, void* mailbox, const uint32_t* step, Stream stream) {
   const int num_pairs = routed.num_tokens * shape.top_k;
-  const int64_t shared = 4 * int64_t(num_pairs) + 13 * int64_t(tables.num_experts);
+  const int64_t shared = 4 * int64_t(num_pairs) + 17 * int64_t(tables.num_experts);
   if (!can_place(routed, tables, placed, shape, mailbox, step) || shared > 48 * 1024)
     return cudaErrorInvalidValue;
   return launch(place_kernel, 1, kPlaceThreads, shared, stream, routed, tables, placed, MailboxLayout{shape},

@@ -5,18 +5,20 @@
 
 #include "expert_layer.h"
 #include "mailbox_layout.h"
+#include "read_choice.h"
 
 namespace twofold::cuda {
 
 // What the device reads to place a layer's experts. Device memory unless said otherwise.
 struct PlacementTables {
   const int32_t* slots;  // [experts] the layer's published slots, -1: absent
-  const uint8_t* split;  // [hits][misses], side (top_k + 1); null: nothing is read from the host
+  const uint8_t* split;  // one token: [hits][misses], side (top_k + 1); null: nothing is read from the host
   uint64_t slot_base;    // address of slot 0
   int64_t slot_stride;   // bytes
   uint64_t store_base;   // device address of the layer's expert 0 in the mapped store, 0: not mapped
   int64_t store_stride;  // bytes from one expert of the layer to the next
   int num_experts;
+  const ReadPrices* prices = nullptr;  // several tokens; null: nothing is read from the host
 };
 
 // What one layer's routing becomes.
@@ -32,6 +34,7 @@ struct RoutedLayer {
   const void* normed;    // bf16 [tokens][hidden]
   int num_tokens;
   int layer;
+  const float* ahead = nullptr;  // [tokens][experts] by the next layer's router; null: it was not asked
 };
 
 // What the launchers take; anything else is cudaErrorInvalidValue.
@@ -40,7 +43,9 @@ inline bool can_place(const RoutedLayer& routed, const PlacementTables& tables, 
   return routed.num_tokens >= 1 && routed.num_tokens <= shape.max_tokens && routed.layer >= 0 &&
          routed.layer < shape.num_layers && tables.num_experts >= 1 && shape.hidden % 8 == 0 &&
          placed.groups.capacity >= max_groups(routed.num_tokens * shape.top_k, tables.num_experts) &&
-         (mailbox == nullptr || step != nullptr);
+         (tables.prices == nullptr || routed.num_tokens <= kMostReadTokens) &&
+         (shape.num_ahead == 0 || shape.num_ahead == tables.num_experts) &&
+         (routed.ahead == nullptr || shape.num_ahead > 0) && (mailbox == nullptr || step != nullptr);
 }
 inline bool can_wait(const MailboxShape& shape, const void* mailbox, int layer, const uint32_t* step,
                      const uint32_t* num_on_cpu, int64_t limit_ns) {

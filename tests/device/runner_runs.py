@@ -47,20 +47,22 @@ def make_runner(
     device: dict[str, Any] | None = None,
     table_steps: bool = True,
     rules: dict[str, Any] | None = None,
+    machine: str | None = None,
     **options: Any,
 ) -> DeviceRunner:
     """A runner on a fake device of its own, opened with `device`. table_steps=False: the host places every step."""
     files = open_model_files(path)
     pool = ops.ThreadPool(1)
-    config = EngineConfig(model=str(path), policy=policy, prefetch=prefetch)
+    config = EngineConfig(model=str(path), policy=policy, prefetch=prefetch, machine_profile=machine)
     on = FakeDevice(fake.open_device(**{"tick_us": 2.0, **(device or {})}))
     plan = replace(slot_plan(config, slots), rules=rules or {})
     moe = load_experts(files, pool, on_device(on, "a test"), config, plan)
     fake.spare(on.native, moe.accelerator.slot_table)
     model = DeviceModel(files, pool, on.torch_device, on.kernels(MAX_CONTEXT), MAX_CONTEXT)
     runner = DeviceRunner(
-        model, moe, on, num_pages=NUM_PAGES, page_size=PAGE_SIZE, max_context=MAX_CONTEXT, **options
-    )
+        model, moe, on, num_pages=NUM_PAGES, page_size=PAGE_SIZE, max_context=MAX_CONTEXT,
+        look_ahead=prefetch == "on", **options,
+    )  # fmt: skip
     if not table_steps:
         runner.why_placed = "a test"
     return runner

@@ -25,6 +25,7 @@ from twofold.api.types import SamplingParams, TokenLogprob  # noqa: E402
 from twofold.device.runner import DeviceRunner  # noqa: E402
 from twofold.engine import Engine  # noqa: E402
 from twofold.engine.sampler import Sampler  # noqa: E402
+from twofold.experts.profiles import Figure, load_profile  # noqa: E402
 from twofold.models.bundled import bundled_model_path  # noqa: E402
 from twofold.models.testing import (  # noqa: E402
     TinyModel,
@@ -43,6 +44,22 @@ TINY = TinyModel(
 )
 EXPERTS = 3 * 10
 TOKENS = 8
+
+
+@pytest.fixture(scope="module")
+def fast_link(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A machine whose link is worth more than its CPU."""
+    machine = load_profile("h200-pcie5")
+    told = {
+        "cpu_bandwidth_gbps": 0.1,
+        "cpu_expert_overhead_us": 20.0,
+        "link_latency_us": 0.1,
+        "handshake_us": 20.0,
+    }
+    figures = {name: Figure(value, "a test") for name, value in told.items()}
+    path = tmp_path_factory.mktemp("machine") / "fast.json"
+    path.write_text(replace(machine, figures={**machine.figures, **figures}).to_json(), encoding="utf-8")
+    return str(path)
 
 
 @pytest.fixture(scope="module")
@@ -170,6 +187,51 @@ def test_experts_come_and_go_between_steps_whatever_the_link_does(
     counts = runner.moe.counts()
     assert counts.uploads > 10
     assert counts.evictions > 4
+    assert runner.why_placed is None
+
+
+def test_the_device_reads_misses_of_several_tokens_and_says_so(
+    fake: ModuleType, path: Path, reference: References, fast_link: str
+) -> None:
+    """A link that is worth reading over; of one token it says nothing new."""
+    runner = make_runner(fake, path, slots=6, machine=fast_link)
+    sums = LayerSums(fake, runner)
+    runner.moe.enable_events(True)
+    assert reference.close(scripted(runner, 3, TOKENS, TINY.vocab_size), 3)
+    assert sums.worst <= 1
+    rows = runner.moe.drain_events()["token_layer"]
+    of_step, sizes = np.unique(rows["step"], return_counts=True)
+    batches = np.isin(rows["step"], of_step[sizes == 3 * 3])  # one token of each request, three layers
+    assert batches.sum() > 9
+    assert rows["num_fetched"][batches].sum() > 0
+    assert runner.why_placed is None
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_what_the_next_router_names_is_uploaded_in_the_same_step_and_changes_no_answer(
+    fake: ModuleType, path: Path, reference: References, fast_link: str, size: int
+) -> None:
+    # Slots are few and copies short beside what the CPU takes for a miss.
+    runner = make_runner(
+        fake, path, slots=9, policy="payback", prefetch="on", device={"tick_us": 25.0},
+        machine=fast_link, rules={"fetch_rule": "none"},
+    )  # fmt: skip
+    sums = LayerSums(fake, runner)
+    runner.moe.enable_events(True)
+    long = 3 * TOKENS
+    logits, events = [], []
+    for _ in range(2):
+        logits.append(scripted(runner, size, long, TINY.vocab_size))
+        events.append(runner.moe.drain_events())
+    assert reference.close(logits[0], size, long)
+    assert reference.close(logits[1], size, long)
+    assert sums.worst <= 1
+    counts = runner.moe.prefetch_counts()
+    assert counts.used > 0
+    assert counts.foreseen > 0
+    uploads = np.concatenate([of_run["upload"] for of_run in events])
+    assert (uploads["reason"] == 2).any()
+    assert (uploads["layer"][uploads["reason"] == 2] > 0).all()
     assert runner.why_placed is None
 
 

@@ -53,6 +53,8 @@ class TorchMoe:
             for layer in (files.expert_weights(index) for index in model.config.moe_layers)
         ]
 
+    look_ahead = None
+
     def forward(self, moe_layer, normed, ids, weights, hidden) -> None:
         self.calls.append(moe_layer)
         for t in range(len(normed)):

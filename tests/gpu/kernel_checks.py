@@ -141,6 +141,8 @@ def latent_attention(machine: Machine) -> dict[str, Any]:
 class NoExperts:
     """Of a block that has none."""
 
+    look_ahead = None
+
     def forward(self, *_: Any) -> None:
         raise AssertionError("latent attention asked for experts")
 

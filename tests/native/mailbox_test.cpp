@@ -283,7 +283,7 @@ CASE(an_error_in_the_cpus_experts_frees_the_device) {
 CASE(what_cannot_be_a_post_is_refused) {
   Fixture f;
   for (const uint32_t tokens : {0u, 3u, 0xffffffffu}) {
-    const cuda::MailboxPost post{1, tokens, 0, 0, 0, 0};
+    const cuda::MailboxPost post{1, tokens, 0, 0, 0, 0, 0};
     std::memcpy(f.mailbox.memory() + cuda::MailboxLayout{f.shape}.post(1), &post, sizeof post);
     bool refused = false;
     try {

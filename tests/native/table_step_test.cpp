@@ -4,6 +4,7 @@
 // be right.
 #include "device/table_step.h"
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstring>
@@ -38,6 +39,7 @@ struct Options {
   int num_slots = 11;
   const char* policy = "lru";
   uint32_t seed = 1;
+  bool look_ahead = false;
 };
 
 struct Fixture {
@@ -48,10 +50,11 @@ struct Fixture {
   std::shared_ptr<fake::Device> device;
   std::shared_ptr<CudaAccelerator> accelerator;
   MoeExecutor executor;
-  DeviceMailbox mailbox{{kLayers, kMaxTokens, kTopK, kHidden}};
+  bool look_ahead;
+  DeviceMailbox mailbox{{kLayers, kMaxTokens, kTopK, kHidden, look_ahead ? kExperts : 0}};
   TableStep table;
-  uint32_t number = 0;  // the device's
-  int64_t read = 0, missed = 0;
+  uint32_t number = 0;                     // the device's
+  int64_t read = 0, missed = 0, came = 0;  // came: reads of what the step's table does not name
   // What the device does before it places a layer.
   std::function<void(int layer)> before_layer = [](int) {};
 
@@ -60,6 +63,7 @@ struct Fixture {
         device(make_device(options)),
         accelerator(make_accelerator(options)),
         executor(pool, filled(), accelerator, false),
+        look_ahead(options.look_ahead),
         table(mailbox.host(), executor, *accelerator, pool) {
     executor.events().enabled = true;
   }
@@ -67,7 +71,7 @@ struct Fixture {
   static std::shared_ptr<fake::Device> make_device(const Options& options) {
     fake::DeviceShape shape;
     shape.total_bytes = size_t{1} << 24;
-    shape.tick_us = 3;  // a copy is under way for a while
+    shape.tick_us = options.look_ahead ? 25 : 3;  // a copy is under way for a while
     shape.bandwidth_gbps = 0.5;
     shape.most_delay_us = 40;
     shape.seed = options.seed;
@@ -80,6 +84,7 @@ struct Fixture {
     config.top_k = kTopK;
     config.num_slots = options.num_slots;
     config.policy = options.policy;
+    config.prefetch = options.look_ahead;
     return std::make_shared<CudaAccelerator>(
         device, store,
         CostModel(fake::machine_profile(), double(store.expert_bytes()), store.shape().flops_per_token()),
@@ -97,20 +102,33 @@ struct Fixture {
 
   // One step's kernels in order, with `rows` tokens and padding up to `tokens`.
   void run_device(int rows, int tokens, std::mt19937& routing, int64_t limit_ns) {
-    int32_t ids[kMaxTokens * kTopK], num_groups, begin[kExperts + 1], pairs[kMaxTokens * kTopK];
+    int32_t routed[kLayers][kMaxTokens * kTopK], num_groups, begin[kExperts + 1], pairs[kMaxTokens * kTopK];
     float gates[kMaxTokens * kTopK] = {}, hidden[kMaxTokens * kHidden] = {};
     float outputs[kMaxTokens * kTopK * kHidden] = {};
     uint16_t normed[kMaxTokens * kHidden] = {};
     uint64_t experts[kExperts];
     uint8_t where[kMaxTokens * kTopK];
     uint32_t on_cpu = 0;
-    cuda::launch_begin_step(&number, nullptr);
-    for (int layer = 0; layer < kLayers; ++layer) {
-      before_layer(layer);
+    float ahead[kMaxTokens * kExperts];
+    for (auto& ids : routed) {
       for (int t = 0; t < tokens; ++t) {
         // Some experts are liked, so that others are evicted.
         const int first = int(std::min(routing() % kExperts, routing() % kExperts));
         for (int k = 0; k < kTopK; ++k) ids[t * kTopK + k] = t < rows ? (first + k) % kExperts : -1;
+      }
+    }
+    cuda::launch_begin_step(&number, nullptr);
+    for (int layer = 0; layer < kLayers; ++layer) {
+      before_layer(layer);
+      const int32_t* ids = routed[layer];
+      const bool looks = look_ahead && layer + 1 < kLayers;
+      if (looks) {  // the next layer's routing, wrong one time in four
+        std::fill_n(ahead, kMaxTokens * kExperts, -4.0f);
+        for (int pair = 0; pair < tokens * kTopK; ++pair) {
+          const int expert =
+              routing() % 4 != 0 ? std::max(routed[layer + 1][pair], 0) : int(routing() % kExperts);
+          ahead[pair / kTopK * kExperts + expert] = 4.0f;
+        }
       }
       const auto* slots = reinterpret_cast<const int32_t*>(accelerator->tables().device()) + layer * kExperts;
       const cuda::PlacementTables tables{slots,
@@ -120,7 +138,7 @@ struct Fixture {
                                          0,
                                          0,
                                          kExperts};
-      cuda::launch_place({ids, gates, normed, tokens, layer}, tables,
+      cuda::launch_place({ids, gates, normed, tokens, layer, looks ? ahead : nullptr}, tables,
                          {{&num_groups, experts, begin, pairs, kExperts}, where, &on_cpu},
                          mailbox.host().shape(), mailbox.device_address(), &number, nullptr);
       for (int turn = 0; turn < 2; ++turn) {  // when the kernel begins, and when it ends
@@ -129,6 +147,7 @@ struct Fixture {
           CHECK(std::memcmp(reinterpret_cast<const void*>(experts[g]), store.expert(layer, expert),
                             store.layout(layer).bytes) == 0);
           ++read;
+          came += slots[expert] < 0;
         }
         std::this_thread::yield();
       }
@@ -197,6 +216,29 @@ CASE(layers_find_their_experts_while_others_are_uploaded) {
   for (const uint32_t seed : {1u, 2u}) run_steps({.num_slots = 11, .policy = "lru", .seed = seed}, 60);
 }
 CASE(layers_find_their_experts_under_payback) { run_steps({.num_slots = 9, .policy = "payback"}, 120); }
+CASE(layers_find_experts_that_came_after_the_table) {
+  int64_t used = 0, came = 0;
+  for (const uint32_t seed : {1u, 2u}) {
+    Fixture f({.num_slots = 16, .policy = seed == 1 ? "payback" : "lru", .seed = seed, .look_ahead = true});
+    for (int step = 0; step < 150; ++step) {
+      const int tokens = step % 4 == 0 ? 2 : 1;
+      CHECK(f.step(step, tokens, tokens).state == PostState::kPosted);
+      f.drain();
+    }
+    CHECK_EQUAL(f.executor.events().counts.cpu_misses, f.missed);
+    const PrefetchCounts counts = f.accelerator->prefetch_counts();
+    CHECK(counts.foreseen > counts.misses / 2);
+    used += counts.used;
+    came += f.came;
+    std::vector<UploadEvent> uploads(f.executor.events().uploads.size());
+    uploads.resize(f.executor.events().uploads.drain(uploads));
+    CHECK(std::any_of(uploads.begin(), uploads.end(), [](const UploadEvent& upload) {
+      return upload.reason == uint8_t(UploadReason::kPrefetch);
+    }));
+    CHECK(f.device->complaints().empty());
+  }
+  CHECK(used > 0 && came > 0);
+}
 CASE(without_slots_everything_is_missed) { run_steps({.num_slots = 0, .policy = "lru"}, 10); }
 CASE(many_steps_of_many_uploads) {
   for (uint32_t seed = 10; seed < 20; ++seed) {

@@ -71,6 +71,7 @@ void bind_device(py::module_& m) {
       .def_property_readonly("store_base",
                              [](const CudaAccelerator& a) { return address(a.store_on_device()); })
       .def("split_table", &CudaAccelerator::split_table)
+      .def("read_prices", &CudaAccelerator::read_prices)
       .def(
           "before_compute", [](CudaAccelerator& a, uintptr_t stream) { a.before_compute(on(stream)); },
           py::arg("stream"), py::call_guard<py::gil_scoped_release>())

@@ -2,7 +2,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
+#include <limits>
 #include <utility>
+
+#include "read_choice.h"
 
 namespace twofold {
 
@@ -76,6 +80,29 @@ void CudaAccelerator::begin_table_step(StreamHandle compute) {
   tables_.begin_step(scheduler_.cache(), compute);
 }
 
+std::vector<uint32_t> CudaAccelerator::read_prices() const {
+  const auto ns = [](double us) {
+    return uint32_t(std::min(std::round(us * 1e3), double(std::numeric_limits<uint32_t>::max())));
+  };
+  const CostModel& cost = scheduler_.cost();
+  const double chi = cost.profile().contention;
+  cuda::ReadPrices prices{};
+  prices.reads = scheduler_.fetch_rule() == FetchRule::kBestSplit;
+  prices.launch_ns = ns(cost.profile().gpu_launch_us);
+  prices.handshake_ns = ns(cost.profile().handshake_us);
+  for (int n = 1; n <= cuda::kMostReadTokens; ++n) {
+    const int turns = (n + cuda::kDecodeTokens - 1) / cuda::kDecodeTokens;
+    prices.gpu_ns[n] = ns(cost.gpu_expert_us(n));
+    prices.link_ns[n] = ns(turns * cost.upload_us());
+    prices.cpu_ns[n] = ns(cost.cpu_expert_us(n));
+    prices.slowed_ns[n] = ns(chi * cost.cpu_expert_us(n));
+    prices.drag_ns[n] = ns(chi / (1 + chi) * turns * cost.upload_us());
+  }
+  std::vector<uint32_t> words(cuda::kReadPriceWords);
+  std::memcpy(words.data(), &prices, sizeof prices);
+  return words;
+}
+
 LayerTimes CudaAccelerator::follow(int layer, const LayerRouting& routing, const ExpertGroups& groups,
                                    std::span<const Placement> where) {
   tables_.reached(layer);
@@ -84,6 +111,21 @@ LayerTimes CudaAccelerator::follow(int layer, const LayerRouting& routing, const
                                                     {routing.weights, num_pairs}, where, routing.num_tokens);
   keep_books(decision, layer, routing, groups);
   return decision.times;
+}
+
+void CudaAccelerator::look_ahead(int layer, const LayerRouting& routing, std::span<const Placement> where,
+                                 std::span<const float> logits) {
+  tables_.reached(layer);
+  const size_t num_pairs = size_t(routing.num_tokens) * size_t(routing.top_k);
+  scheduler_.predict(layer + 1, logits, routing.num_tokens);
+  keep_books(scheduler_.look_ahead(layer, {routing.ids, num_pairs}, where), layer, routing, {});
+}
+
+std::span<const Publication> CudaAccelerator::settle_ahead(int layer) {
+  const LayerDecision& decision = scheduler_.settle_ahead(layer);
+  keep_books(decision, layer, {}, {});
+  for (const Publication& landed : decision.arrivals) tables_.arrived(layer, landed.slot);
+  return decision.arrivals;
 }
 
 void CudaAccelerator::end_table_step(StreamHandle compute) {

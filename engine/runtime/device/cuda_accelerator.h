@@ -41,6 +41,12 @@ class CudaAccelerator final : public SlottedAccelerator {
   // The device has placed the layer: where[num_tokens * top_k]. Returns the times predicted for it.
   LayerTimes follow(int layer, const LayerRouting& routing, const ExpertGroups& groups,
                     std::span<const Placement> where) override;
+  // Where the device's routers look a layer ahead: the layer has been placed, and the next one's router says
+  // logits[num_tokens * num_experts]. Uploads what is worth it, before anybody waits for the layer's misses.
+  void look_ahead(int layer, const LayerRouting& routing, std::span<const Placement> where,
+                  std::span<const float> logits);
+  // The device is about to place the layer: what it may read beside its table by now. Valid until the next call.
+  std::span<const Publication> settle_ahead(int layer);
   // All kernels of the step have been given to the stream.
   void end_table_step(StreamHandle compute);
 
@@ -53,6 +59,9 @@ class CudaAccelerator final : public SlottedAccelerator {
   const UploadEngine& uploads() const { return uploads_; }
   // [hits][misses] of one-token layers, as the cost model has it now.
   std::vector<uint8_t> split_table() const { return scheduler_.split_table(); }
+  // cuda::ReadPrices for layers of several tokens, word by word; nothing is read where another engine's rule
+  // decides.
+  std::vector<uint32_t> read_prices() const;
   const LayerScheduler& scheduler() const override { return scheduler_; }
 
  private:

@@ -82,7 +82,8 @@ PostedLayer Mailbox::posted(int layer) const {
           reinterpret_cast<const float*>(memory_ + layout_.weights(layer)),
           reinterpret_cast<const uint8_t*>(memory_ + layout_.where(layer)),
           reinterpret_cast<const uint16_t*>(memory_ + layout_.activations()),
-          reinterpret_cast<float*>(memory_ + layout_.results())};
+          reinterpret_cast<float*>(memory_ + layout_.results()),
+          post.has_ahead != 0 ? reinterpret_cast<const float*>(memory_ + layout_.ahead(layer)) : nullptr};
 }
 
 LayerSpan Mailbox::span(int layer) const {
@@ -130,6 +131,16 @@ bool Mailbox::aborted() const { return load(word(layout_.control()), std::memory
 
 int Mailbox::device_gave_up_at() const {
   return int(load(word(layout_.report()), std::memory_order_acquire)) - 1;
+}
+
+void Mailbox::arrive(int layer, int expert, int slot) {
+  arrived_.push_back(layout_.arrived(layer) + 4 * int64_t(expert));
+  store(word(arrived_.back()), uint32_t(slot) + 1);
+}
+
+void Mailbox::forget_arrivals() {
+  for (const int64_t offset : arrived_) store(word(offset), 0);
+  arrived_.clear();
 }
 
 void Mailbox::reset() {

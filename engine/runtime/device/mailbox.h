@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "host/function_ref.h"
 #include "mailbox_layout.h"
@@ -36,6 +37,7 @@ struct PostedLayer {
   const uint8_t* where;         // [tokens][top_k], see placement.h
   const uint16_t* activations;  // bf16 [tokens][hidden]
   float* results;               // [tokens][hidden]
+  const float* ahead;           // [tokens][num_ahead] by the next layer's router; null: it was not asked
 };
 
 // How long a layer took on the device; negative where it did not say.
@@ -61,6 +63,11 @@ class Mailbox {
   // Of a layer before one that is posted, or after the step has ended on the device.
   LayerSpan span(int layer) const;
   void answer(int layer, uint32_t step);
+  // An expert has landed in a slot since the step's table was published: the layer, which may not have been placed yet,
+  // may read it there.
+  void arrive(int layer, int expert, int slot);
+  // Of the step before. Only while the device is idle.
+  void forget_arrivals();
   // What a host function does in the device's order: waits until the layer's post is answered or the step
   // aborted.
   void wait_for_answer(int layer) const;
@@ -79,6 +86,7 @@ class Mailbox {
 
   std::byte* memory_;
   cuda::MailboxLayout layout_;
+  std::vector<int64_t> arrived_;  // words that are not zero
 };
 
 struct ServedStep {

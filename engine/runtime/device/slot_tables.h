@@ -13,6 +13,9 @@
 //      an upload waits (UploadEngine asks awaits_reader) until the step has come past that layer, or has
 //      ended.
 //
+//   4. Beside the table a layer may read experts that landed since, where the device is told of them one by
+//      one (Mailbox::arrive, after their copies have ended); rule 3 holds for their slots from then on.
+//
 // So whatever an upload's timing, a layer that reads slot table[v][e] finds the bytes of expert e of layer v.
 // The cache may evict an expert of a later layer in the middle of a step: that layer still hits it.
 #pragma once
@@ -33,6 +36,8 @@ class SlotTables {
   void begin_step(const ExpertCache& cache, StreamHandle compute);
   // The device has placed this layer: earlier layers have read their slots, this one may be reading.
   void reached(int layer);
+  // An expert has landed in a slot that no layer still to come reads, and the layer may read it there in this step.
+  void arrived(int layer, int slot) { reader_[size_t(slot)] = layer; }
   // What the device is still to do of the step is ordered before later copies by the caller.
   void end_step();
 

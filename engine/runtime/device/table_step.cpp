@@ -42,6 +42,8 @@ void TableStep::begin(StepRows rows, StreamHandle compute) {
   num_rows_ = int(rows.requests.size());
   executor_.begin_step(std::move(rows));
   stage_ = Stage::kBegun;
+  looks_ahead_ = accelerator_.wants_prediction();
+  mailbox_.forget_arrivals();
   accelerator_.begin_table_step(compute);
   published_ = true;
 }
@@ -51,13 +53,16 @@ ServedStep TableStep::serve(uint32_t number, std::chrono::nanoseconds limit) {
   std::fill(cpu_us_of_.begin(), cpu_us_of_.end(), 0.0);
   const int top_k = mailbox_.shape().top_k;
   const auto compute = [&](int layer, const PostedLayer& posted) {
+    look_ahead(layer, posted);
     const auto begin = std::chrono::steady_clock::now();
     experts_.compute(layer, posted, top_k);
     cpu_us_of_[size_t(layer)] =
         std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - begin).count();
     cpu_us_ += cpu_us_of_[size_t(layer)];
   };
-  const auto observe = [&](int layer, const PostedLayer&) {
+  const auto observe = [&](int layer, const PostedLayer& posted) {
+    if (posted.num_on_cpu == 0) look_ahead(layer, posted);
+    settle_ahead(layer + 1);
     if (layer > 0) follow(layer - 1);
   };
   const ServedStep served = serve_step(mailbox_, number, limit, compute, observe);
@@ -88,8 +93,22 @@ void TableStep::give_up(StreamHandle compute) {
   accelerator_.end_table_step(compute);
 }
 
-void TableStep::follow(int layer) {
-  const PostedLayer posted = mailbox_.posted(layer);
+void TableStep::look_ahead(int layer, const PostedLayer& posted) {
+  if (!looks_ahead_ || posted.ahead == nullptr) return;
+  const MailboxShape& shape = mailbox_.shape();
+  read_placements(layer, posted);
+  accelerator_.look_ahead(layer, {posted.ids, posted.weights, num_rows_, shape.top_k}, where_,
+                          {posted.ahead, size_t(num_rows_) * size_t(shape.num_ahead)});
+}
+
+void TableStep::settle_ahead(int layer) {
+  const MailboxShape& shape = mailbox_.shape();
+  if (!looks_ahead_ || shape.num_ahead == 0 || layer >= shape.num_layers) return;
+  for (const Publication& landed : accelerator_.settle_ahead(layer))
+    mailbox_.arrive(layer, landed.expert, landed.slot);
+}
+
+void TableStep::read_placements(int layer, const PostedLayer& posted) {
   const int top_k = mailbox_.shape().top_k;
   if (posted.num_tokens < num_rows_) {
     throw std::runtime_error("the device posted " + std::to_string(posted.num_tokens) + " tokens for layer " +
@@ -106,8 +125,13 @@ void TableStep::follow(int layer) {
     }
     if (is_row) where_.push_back(Placement(posted.where[pair]));
   }
+}
+
+void TableStep::follow(int layer) {
+  const PostedLayer posted = mailbox_.posted(layer);
+  read_placements(layer, posted);
   const LayerSpan span = mailbox_.span(layer);
-  executor_.follow(layer, {posted.ids, posted.weights, num_rows_, top_k}, where_,
+  executor_.follow(layer, {posted.ids, posted.weights, num_rows_, mailbox_.shape().top_k}, where_,
                    {span.layer_us, cpu_us_of_[size_t(layer)], span.device_us, span.dense_us});
 }
 

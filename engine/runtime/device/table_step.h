@@ -4,7 +4,10 @@
 //
 //   begin     the rows, and the tables that what `compute` is given from now on reads
 //   serve     while the device runs: misses are computed and answered at once; decisions about a layer
-//             (uploads, books) follow when the next one is posted, with the time that the device measured
+//             (uploads, books) follow when the next one is posted, with the time that the device measured.
+//             Where routers look a layer ahead, experts that the next layer is likely to need are sent on
+//             their way before the misses are computed, and those that have landed by the answer are told
+//             to the device
 //   end       everything of the step has been given to `compute`: later uploads wait for it
 //   confirm   the device has ended the step: whether every answer came in time is known, and the last layer
 //             is followed too
@@ -43,6 +46,10 @@ class TableStep {
  private:
   enum class Stage : uint8_t { kIdle, kBegun, kServed, kEnded };
   void follow(int layer);
+  void look_ahead(int layer, const PostedLayer& posted);
+  void settle_ahead(int layer);
+  // Into where_; throws on what cannot be a placement of the step's rows.
+  void read_placements(int layer, const PostedLayer& posted);
   void expect(Stage stage, const char* call) const;
 
   Mailbox& mailbox_;
@@ -52,6 +59,7 @@ class TableStep {
   Stage stage_ = Stage::kIdle;
   bool published_ = false;  // the tables are a step's: its end is still to be told
   int num_rows_ = 0;
+  bool looks_ahead_ = false;  // in this step, as far as the device asks its routers
   double cpu_us_ = 0;
   std::vector<double> cpu_us_of_;  // by layer, of the step
   std::vector<Placement> where_;

@@ -64,6 +64,7 @@ class UploadEngine final : public Link {
   int num_waiting() const override { return int(waiting_.size()); }
 
   Upload upload(const Transfer& what, UploadLane lane, double duration_us = -1) override;
+  bool may_begin(int slot) const override { return !tables_.awaits_reader(slot); }
   bool cancel_background(int slot) override;
   // What was asked for begins, as far as the lanes allow. Throws DeviceError when the device is broken.
   void advance(double us) override;

@@ -84,7 +84,9 @@ def tile_tokens_for(num_pairs: int, num_groups: int) -> int: ...
 class RoutedLayer:
     """A layer's routing in device memory."""
 
-    def __init__(self, *, ids: int, weights: int, normed: int, num_tokens: int, layer: int) -> None: ...
+    def __init__(
+        self, *, ids: int, weights: int, normed: int, num_tokens: int, layer: int, ahead: int = 0
+    ) -> None: ...
 
 @final
 class PlacementTables:
@@ -100,6 +102,7 @@ class PlacementTables:
         store_base: int,
         store_stride: int,
         num_experts: int,
+        prices: int = 0,
     ) -> None: ...
 
 @final
@@ -112,4 +115,6 @@ class PlacedLayer:
 class MailboxShape:
     """What a mailbox has room for."""
 
-    def __init__(self, *, num_layers: int, max_tokens: int, top_k: int, hidden: int) -> None: ...
+    def __init__(
+        self, *, num_layers: int, max_tokens: int, top_k: int, hidden: int, num_ahead: int = 0
+    ) -> None: ...

@@ -82,7 +82,7 @@ class EngineConfig:
     prefetch: str = setting(
         "auto",
         "upload experts that the next layer's router foresees, while decoding: auto (under policies that can "
-        "weigh it), on, off; never changes an answer",
+        "weigh it; not on a GPU), on, off; never changes an answer",
     )
     cache_state: str | None = setting(
         None,

@@ -7,9 +7,9 @@ is imported only where a device is used.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from twofold.blocks.block import BlockWeights
 from twofold.blocks.router import Router
@@ -148,6 +148,11 @@ class DeviceKernels(Protocol):
 class DeviceMoe(Protocol):
     """Runs the routed experts of one layer, wherever it sees fit."""
 
+    @property
+    def look_ahead(self) -> Callable[[Tensor], None] | None:
+        """Told before a layer's `forward` what the next layer's router says to `hidden`, f32 [T, experts]; None: it
+        does not want to know."""
+
     def forward(self, moe_layer: int, normed: Tensor, ids: Tensor, weights: Tensor, hidden: Tensor) -> None:
         """hidden[t] += sum over k of weights[t, k] * expert ids[t, k] of normed[t].
 
@@ -158,6 +163,14 @@ class DeviceMoe(Protocol):
             weights: f32 [T, top_k].
             hidden: f32 [T, hidden], in and out.
         """
+
+
+@runtime_checkable
+class LooksAhead(Protocol):
+    """A layer's router, asked before its layer has come."""
+
+    def look(self, hidden: Tensor) -> Tensor:
+        """f32 [T, experts] of f32 [T, hidden]."""
 
 
 @dataclass(frozen=True)
@@ -181,6 +194,8 @@ class DeviceStep:
     """Cosines and sines of the batch's positions, f32 [T, rotated pairs]."""
     kernels: DeviceKernels
     moe: DeviceMoe
+    routers: Sequence[LooksAhead] = ()
+    """Of all layers with routed experts, in order."""
     routed: Routed | None = None
 
     def chosen(self) -> Routed:

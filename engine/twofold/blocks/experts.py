@@ -169,4 +169,6 @@ class RoutedExpertsOnDevice:
 
     def forward(self, hidden: Tensor, state: DeviceState, step: DeviceStep) -> None:
         routed = step.chosen()
+        if step.moe.look_ahead is not None and self.moe_layer + 1 < len(step.routers):
+            step.moe.look_ahead(step.routers[self.moe_layer + 1].look(hidden))
         step.moe.forward(self.moe_layer, routed.normed, routed.ids, routed.weights, hidden)

@@ -125,12 +125,20 @@ class RouterOnDevice:
 
     def forward(self, hidden: Tensor, state: DeviceState, step: DeviceStep) -> None:
         """Adds nothing; says what the blocks after it compute."""
-        from torch.nn import functional
-
         from twofold.blocks.device_step import Routed, normed
 
         rows = normed(hidden, self.norm, self.router.eps)
-        logits = functional.linear(rows.float(), self.gate)
-        ids, weights = step.kernels.route(logits, self.router, self.bias)
+        ids, weights = step.kernels.route(self._logits(rows), self.router, self.bias)
         padding = (step.batch.slot_mapping < 0)[:, None]
         step.routed = Routed(rows, ids.masked_fill_(padding, -1), weights)
+
+    def look(self, hidden: Tensor) -> Tensor:
+        """f32 [T, experts]: what it says to a residual, of whichever layer."""
+        from twofold.blocks.device_step import normed
+
+        return self._logits(normed(hidden, self.norm, self.router.eps))
+
+    def _logits(self, rows: Tensor) -> Tensor:
+        from torch.nn import functional
+
+        return functional.linear(rows.float(), self.gate)

@@ -64,6 +64,9 @@ class _FixedSlots:
     def split_table(self) -> Sequence[int]:
         return [0] * (self.top_k + 1) ** 2
 
+    def read_prices(self) -> Sequence[int]:
+        return []
+
     def offset(self, layer: int) -> int:
         return 0
 

@@ -38,6 +38,10 @@ class SlotSource(Protocol):
     def split_table(self) -> Sequence[int]:
         """How many of so many misses beside so many hits are read from the host: [hits][misses], side top_k + 1."""
 
+    def read_prices(self) -> Sequence[int]:
+        """u32, what reading misses of several tokens is weighed by (kernels/cuda/read_choice.h); empty: none
+        is read."""
+
 
 class StoreLayout(Protocol):
     """Where a store keeps its experts, in bytes."""

@@ -6,6 +6,7 @@ The device's memory is split, and the split told, before anything is read.
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 import torch
 
@@ -48,11 +49,14 @@ def load_on_device(
     max_context = min(max_context, num_pages * config.page_size)
     try:
         model = DeviceModel(files, pool, device.torch_device, device.kernels(max_context), max_context)
-        slots = slot_plan(config, budget.num_slots, budget.num_staging)
+        # Looking ahead costs launches in every layer, and no GPU has shown yet what it gains: only where asked for.
+        look_ahead = config.prefetch == "on"
+        slots = replace(slot_plan(config, budget.num_slots, budget.num_staging), prefetch=look_ahead)
         moe = load_experts(files, pool, choice, config, slots, progress)
         runner = DeviceRunner(
-            model, moe, device, num_pages=num_pages, page_size=config.page_size, max_context=max_context
-        )
+            model, moe, device, num_pages=num_pages, page_size=config.page_size, max_context=max_context,
+            look_ahead=look_ahead,
+        )  # fmt: skip
     except torch.OutOfMemoryError as error:
         raise CapacityError(
             f"{device.torch_device} has less room than it said ({str(error).splitlines()[0]}); {budget.explain()}: "

@@ -22,6 +22,7 @@ from twofold.blocks.device_step import (
     DeviceMoe,
     DeviceState,
     DeviceStep,
+    LooksAhead,
     normed,
 )
 from twofold.blocks.rope import RopeTable
@@ -104,6 +105,7 @@ class DeviceModel:
                 block.device(on_device(weights), moe_layers.get(block.layer, -1))
                 for block, weights in files.blocks()
             ]
+            self._routers = [block for block in self._blocks if isinstance(block, LooksAhead)]
             self._final_norm = on_device(files.head).norm()
             tied = config.head.tied
             self._head = self._embedding if tied else on_device(files.head).matrix("vocabulary")
@@ -129,7 +131,7 @@ class DeviceModel:
         """Hidden states f32 [T, hidden] after the last layer; what blocks keep of the tokens is in `state` then."""
         hidden = self._embedding[batch.token_ids].float()
         angles = self._cos[batch.positions], self._sin[batch.positions]
-        step = DeviceStep(batch, angles, self._kernels, moe)
+        step = DeviceStep(batch, angles, self._kernels, moe, self._routers)
         for block, kept in zip(self._blocks, state, strict=True):
             block.forward(hidden, kept, step)
         return hidden

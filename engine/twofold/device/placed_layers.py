@@ -66,6 +66,8 @@ class _Launch:
 class PlacedLayers:
     """Implements `model.DeviceMoe` for steps of any shape; rows are never padding."""
 
+    look_ahead = None
+
     def __init__(
         self,
         device: Device,

@@ -62,6 +62,7 @@ class DeviceRunner:
         handshake: str = "",
         watchdog_s: float = 5.0,
         graphs: bool = True,
+        look_ahead: bool = False,
     ) -> None:
         """Take memory for keys and values, and what table steps need.
 
@@ -71,6 +72,7 @@ class DeviceRunner:
             handshake: how a step waits for the CPU, see `TableLayers`; "": what a probe finds the fastest.
             watchdog_s: how long the device waits for the CPU's experts, and the CPU for the device's posts.
             graphs: False: table steps kernel by kernel, to compare.
+            look_ahead: table steps also say what the next layer's router says, for experts that prefetch.
 
         Raises:
             ConfigError: the device has no kernels for the experts' formats.
@@ -91,7 +93,7 @@ class DeviceRunner:
             raise ValueError("experts without an accelerator were given; those of a device were expected")
         self._layers = TableLayers(
             device, moe.accelerator, moe.store, moe.shape, max_tokens=BATCH_SIZES[-1], handshake=handshake,
-            watchdog_s=watchdog_s,
+            watchdog_s=watchdog_s, look_ahead=look_ahead,
         )  # fmt: skip
         self._placed = PlacedLayers(device, moe.accelerator, moe.executor, moe.shape)
         self._sampler = DeviceSampler(BATCH_SIZES[-1], device)

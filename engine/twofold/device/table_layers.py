@@ -7,7 +7,7 @@ a graph can hold it. What has run on which GPU says docs/gpu-status.md.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import numpy as np
@@ -42,6 +42,7 @@ class TableLayers:
         max_tokens: int = 32,
         handshake: str = "",
         watchdog_s: float = 5.0,
+        look_ahead: bool = False,
     ) -> None:
         """Take buffers for a step.
 
@@ -49,6 +50,7 @@ class TableLayers:
             slots: the device's accelerator; store: where it takes experts from.
             handshake: "kernels", "stream-memory" or "host-function"; "": whichever a probe finds the fastest.
             watchdog_s: how long a layer waits for the CPU before the step is given up.
+            look_ahead: post what the next layer's router says, so that the host may upload what it names.
 
         Raises:
             ConfigError: the device has no kernels for the formats.
@@ -57,6 +59,8 @@ class TableLayers:
         self._device, self._native, self._slots, self._shape = device, device.native, slots, shape
         self._watchdog_s = watchdog_s
         self._posting = True
+        self.look_ahead: Callable[[Tensor], None] | None = self._keep_ahead if look_ahead else None
+        self._ahead: Tensor | None = None
         self._layouts = layouts_of(shape)
         num_pairs = max_tokens * shape.top_k
 
@@ -78,10 +82,12 @@ class TableLayers:
             outputs=self._outputs.data_ptr(),
         )  # fmt: skip
         self._split = empty((shape.top_k + 1) ** 2, torch.uint8)
+        self._prices = empty(len(slots.read_prices()), torch.int32)
         self._tables = [self._tables_of(layer, store) for layer in range(shape.num_layers)]
         self._room = MailboxShape(
-            num_layers=shape.num_layers, max_tokens=max_tokens, top_k=shape.top_k, hidden=shape.hidden
-        )
+            num_layers=shape.num_layers, max_tokens=max_tokens, top_k=shape.top_k, hidden=shape.hidden,
+            num_ahead=shape.num_experts if look_ahead else 0,
+        )  # fmt: skip
         self.mailbox = self._native.mailbox(self._room)
         self._shared_bytes = device.shared_bytes
         self.handshake = handshake or device.handshake(shape.hidden)
@@ -96,9 +102,10 @@ class TableLayers:
         native, shape, stream = self._native, self._shape, self._device.stream()
         layout, groups, num_tokens = self._layouts[moe_layer], self._grouping.groups, len(normed)
         where, on_cpu = self._where[moe_layer], self._num_on_cpu[moe_layer]
+        ahead, self._ahead = self._ahead, None
         routed = RoutedLayer(
             ids=ids.data_ptr(), weights=weights.data_ptr(), normed=normed.data_ptr(), num_tokens=num_tokens,
-            layer=moe_layer,
+            layer=moe_layer, ahead=0 if ahead is None else ahead.data_ptr(),
         )  # fmt: skip
         native.place(
             routed, self._tables[moe_layer],
@@ -129,6 +136,10 @@ class TableLayers:
         )  # fmt: skip
         native.combine(combined, stream)
 
+    def _keep_ahead(self, logits: Tensor) -> None:
+        """See `model.DeviceMoe.look_ahead`: posted with the layer that comes next."""
+        self._ahead = logits
+
     @contextmanager
     def rehearsal(self) -> Iterator[None]:
         """Steps inside neither post nor wait, and leave out what is on the CPU: nobody serves them."""
@@ -151,6 +162,8 @@ class TableLayers:
         """Bring what the cost model says of misses to the device; before a step."""
         table = np.array(self._slots.split_table(), np.uint8)
         self._split.copy_(torch.from_numpy(table))
+        prices = np.array(self._slots.read_prices(), np.uint32)
+        self._prices.copy_(torch.from_numpy(prices.view(np.int32)))
 
     def _tables_of(self, layer: int, store: StoreLayout) -> PlacementTables:
         slots, num_experts = self._slots, self._shape.num_experts
@@ -158,5 +171,5 @@ class TableLayers:
             slots=slots.slot_table + 4 * num_experts * layer, split=self._split.data_ptr(),
             slot_base=slots.slot_base, slot_stride=slots.slot_stride,
             store_base=slots.store_base + store.offset(layer) if slots.store_base else 0,
-            store_stride=store.stride(layer), num_experts=num_experts,
+            store_stride=store.stride(layer), num_experts=num_experts, prices=self._prices.data_ptr(),
         )  # fmt: skip

@@ -138,6 +138,15 @@ class LayerScheduler {
   // What the router of a layer ahead says to the residual of now: logits[num_tokens * num_experts]. Only
   // with config.prefetch; uploads are decided in the decide of the layer before.
   void predict(int layer, std::span<const float> logits, int num_tokens);
+  // In a step that the device places, where it looks a layer ahead. Once the layer is placed and the next one
+  // predicted, long before follow: what is uploaded ahead beside the layer's work (moves).
+  const LayerDecision& look_ahead(int layer, std::span<const int32_t> ids, std::span<const Placement> where);
+  // As late as the layer can still use it: what has landed for it (arrivals); what has not begun is withdrawn.
+  const LayerDecision& settle_ahead(int layer) {
+    clear_decision(layer);
+    take_prefetched(layer);
+    return decision_;
+  }
   bool prefetches() const { return prefetcher_.has_value(); }
   PrefetchCounts prefetch_counts() const { return prefetcher_ ? prefetcher_->counts() : PrefetchCounts{}; }
   // The device would not begin an upload ahead into that slot.
@@ -161,12 +170,14 @@ class LayerScheduler {
 
   int num_slots() const { return cache_->num_slots(); }
   int num_staging() const { return num_staging_; }
+  FetchRule fetch_rule() const { return fetch_rule_; }
   double upload_price() const { return cache_->config().upload_price; }
   const CostModel& cost() const { return cost_; }
   ExpertCache& cache() { return *cache_; }
   const ExpertCache& cache() const { return *cache_; }
 
  private:
+  void clear_decision(int layer);
   void begin_layer(int layer, std::span<const int32_t> ids, std::span<const float> weights, int num_tokens);
   // Prices what was placed, queues the layer's moves, and lets the clock pass it.
   const LayerDecision& finish_layer(int layer, int num_tokens);
@@ -192,6 +203,7 @@ class LayerScheduler {
   bool background_uploads_;
   bool always_cache_fetched_;
   StepShape shape_;
+  bool looks_ahead_ = false;  // of the step: look_ahead and settle_ahead are called, follow leaves it to them
   double link_us_ = 0;
   std::unique_ptr<ExpertCache> cache_;
   DecodePlanner decode_planner_;
@@ -204,7 +216,7 @@ class LayerScheduler {
   bool one_transfer_ = false;
   std::vector<Upload> ahead_arrivals_;
   std::vector<Publication> publications_;
-  std::vector<int> hit_loads_, fetched_loads_, cpu_loads_;
+  std::vector<int> hit_loads_, fetched_loads_, cpu_loads_, expert_loads_;
 };
 
 }  // namespace twofold

@@ -48,6 +48,8 @@ class Link {
   // nothing else is left to do; its times are known once it has landed. duration_us of a demand upload < 0:
   // upload_us.
   virtual Upload upload(const Transfer& what, UploadLane lane, double duration_us = -1) = 0;
+  // Whether an upload into that slot could begin now, were the link idle.
+  virtual bool may_begin(int /*slot*/) const { return true; }
   // Withdraws the background upload into that slot if it has not begun; false if it has begun or is unknown.
   virtual bool cancel_background(int slot) = 0;
 

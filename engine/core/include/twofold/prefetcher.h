@@ -120,7 +120,12 @@ class Prefetcher {
   double last_end_us_ = -1;
   std::vector<Prediction> predictions_;
   std::vector<Prefetch> under_way_;
-  std::vector<std::pair<int, bool>> due_;  // expert, landed: of the layer that began, until it is observed
+  struct Due {
+    int layer;
+    int expert;
+    bool landed;
+  };
+  std::vector<Due> due_;  // of layers that have begun, until they are observed
   PrefetchArrivals arrivals_;
   PrefetchCounts counts_;
   std::vector<int> order_, expected_;
