@@ -16,10 +16,11 @@ BUILT = BUILD / "dev/tests/device"
 
 @pytest.fixture(scope="session")
 def fake() -> ModuleType:
-    if not list(BUILT.glob("twofold_fake*.so")) and os.environ.get("TWOFOLD_TESTS_NEED_ALL") != "1":
+    name = os.environ.get("TWOFOLD_FAKE", "twofold_fake")
+    if not list(BUILT.glob(f"{name}.*.so")) and os.environ.get("TWOFOLD_TESTS_NEED_ALL") != "1":
         pytest.skip("the fake device is not built beside these sources")
     sys.path.insert(0, str(BUILT))
     try:
-        return importlib.import_module("twofold_fake")
+        return importlib.import_module(name)
     finally:
         sys.path.remove(str(BUILT))

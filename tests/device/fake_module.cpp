@@ -73,7 +73,7 @@ std::shared_ptr<twofold::DeviceApi> open_device(int, size_t total_bytes, double 
 }  // namespace
 
 // Looks like twofold._cuda to whoever asks for it.
-PYBIND11_MODULE(twofold_fake, m) {
+PYBIND11_MODULE(TWOFOLD_FAKE_NAME, m) {
   m.doc() = "a fake device on host memory.";
   twofold::bindings::bind_device(m);
   m.def("open_device", &open_device, py::arg("index") = 0, py::arg("total_bytes") = size_t{1} << 28,

@@ -1,6 +1,7 @@
 """Runs the native test programs (CMakeLists.txt beside this file), one test per case.
 
-They hold what Python cannot reach: CUDA's device functions compiled for the CPU, protocols between threads.
+They hold what Python cannot reach: CUDA's device functions compiled for the CPU, protocols between
+threads; and CUDA's kernels as they are, on the SIMT machine (tests/simt).
 """
 
 from __future__ import annotations
@@ -13,20 +14,26 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PROGRAMS = Path(os.environ.get("TWOFOLD_BUILD_DIR") or ROOT / "build") / "dev/tests/native"
+PROGRAMS = Path(os.environ.get("TWOFOLD_BUILD_DIR") or ROOT / "build") / "dev/tests"
 NAMES = [
     "native_cuda_kernels",
     "native_mailbox",
     "native_mailbox_experts",
     "native_state_cache",
     "native_table_step",
+    "simt_faults",
+    "simt_kernels",
 ]
 LONG = {"ten_million_handshakes", "many_steps_of_many_uploads"}
 
 
+def path_of(name: str) -> Path:
+    return PROGRAMS / name.split("_")[0] / name
+
+
 @functools.cache
 def cases(name: str) -> tuple[str, ...]:
-    program = PROGRAMS / name
+    program = path_of(name)
     if not program.exists():
         return ()
     listing = subprocess.run([program], capture_output=True, text=True, check=True, timeout=30)
@@ -51,7 +58,5 @@ def test_the_program_is_built_and_has_cases(name: str) -> None:
 @pytest.mark.parametrize(("name", "case"), parameters())
 def test_native(name: str, case: str) -> None:
     limit_s = 900 if case in LONG else 60
-    done = subprocess.run(
-        [PROGRAMS / name, case], capture_output=True, text=True, check=False, timeout=limit_s
-    )
+    done = subprocess.run([path_of(name), case], capture_output=True, text=True, check=False, timeout=limit_s)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -263,7 +263,18 @@ KERNEL(answer_read_without_an_acquire, 1, 1, 0, "without an acquire since the la
   m.words[0] = m.answer[3];
 }
 
+__global__ void strided_kernel(Memory m, int stride) {
+  uint32_t* shared = dynamic_shared<uint32_t>();
+  for (int i = threadIdx.x; i < 32 * stride; i += 32) shared[i] = 1;
+  __syncthreads();
+  m.words[threadIdx.x] = shared[threadIdx.x * stride];
+}
+
 }  // namespace
+
+int strided(const Memory& m, int stride) {
+  return launch(strided_kernel, 1, 32, 128 * stride, nullptr, m, stride);
+}
 
 const Fault* all(size_t& count) {
 #define FAULT(name)           \

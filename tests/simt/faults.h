@@ -22,4 +22,7 @@ struct Fault {
 
 const Fault* all(size_t& count);
 
+// One warp reads shared memory, lane i at word i * stride, and writes 32 words.
+int strided(const Memory& memory, int stride);
+
 }  // namespace faults

@@ -83,4 +83,21 @@ CASE(in_open_mode_memory_that_is_no_region_is_looked_at_for_races) {
   }
 }
 
+CASE(bank_conflicts_and_sectors_are_counted) {
+  for (const auto& [stride, passes] : {std::pair{1, 1}, {2, 2}, {3, 1}, {8, 8}, {32, 32}}) {
+    const auto run = std::make_unique<Run>(1);
+    run->session.record_traffic = true;
+    const simt::Watched watched(&run->session);
+    CHECK_EQUAL(faults::strided(run->memory, stride), 0);
+    const auto& traffic = run->session.traffic().at("strided_kernel");
+    const simt::Traffic& shared = traffic.at({true, false, 4});
+    CHECK_EQUAL(shared.requests, 1);
+    CHECK_EQUAL(shared.passes, passes);
+    CHECK_EQUAL(shared.least, 1);
+    CHECK_EQUAL(traffic.at({true, true, 4}).passes, stride);  // one each, free of conflicts
+    CHECK_EQUAL(traffic.at({false, true, 4}).passes, 4);
+    CHECK_EQUAL(traffic.at({false, true, 4}).least, 4);
+  }
+}
+
 int main(int argc, char** argv) { return test::main(argc, argv); }

@@ -7,7 +7,9 @@
 
 CASE(every_kernel_of_the_sources_is_executed) {
   for (const test::Case& other : test::cases()) {
-    if (std::strcmp(other.name, __func__) != 0) other.run();
+    // Of the formats one: each has a case, and the same kernels.
+    const std::string name = other.name;
+    if (name != __func__ && (name.rfind("experts_of_", 0) != 0 || name == "experts_of_BF16")) other.run();
   }
   const std::regex kernel(R"(__global__ void\s+(?:__launch_bounds__\([^;{]*?\)\s+)?(\w+)\()");
   int count = 0;

@@ -113,7 +113,9 @@ class Machine {
   jmp_buf scheduler_;
   const Kernel* kernel_ = nullptr;
   std::string name_, report_;
-  int num_threads_ = 0, running_ = -1, num_done_ = 0, num_at_barrier_ = 0;
+  int num_threads_ = 0, running_ = -1, num_done_ = 0;
+  int num_waiting_ = 0;  // at barriers of the block
+  int waiting_of_warp_[kMostThreads / kWarp] = {};
   int64_t block_number_ = 0;
   bool failed_ = false;
   uint64_t random_ = 1;

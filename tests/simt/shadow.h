@@ -20,6 +20,8 @@ enum class Touch : uint8_t { kPlain, kAtomic, kBlockAtomic, kSync };  // kSync: 
 
 // A moment of a thread of a launch, or one of the marks below. launch 20 | block 18 | thread 10 | touch 2 | clock 14.
 using Moment = uint64_t;
+inline constexpr uint64_t kLaunchBits = 20, kBlockBits = 18, kThreadBits = 10, kTouchBits = 2,
+                          kClockBits = 14;
 inline constexpr Moment kNever = 0;     // as a writer: not initialised
 inline constexpr Moment kByHost = 1;    // or by something that everybody has seen
 inline constexpr Moment kSplit = 2;     // of a word: its bytes have cells of their own

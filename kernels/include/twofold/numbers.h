@@ -52,13 +52,11 @@ TWOFOLD_HD uint16_t bf16_of_float(float value) {
   return static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
 }
 
-#ifdef __CUDACC__
-TWOFOLD_HD float f16_instruction(uint16_t half);  // exact; kernels/cuda/gpu/machine.cuh
-#endif
-
 // Exact, subnormals included.
 TWOFOLD_HD float float_of_f16(uint32_t half) {
 #ifdef __CUDA_ARCH__
+  // An instruction: kernels/cuda/gpu/machine.cuh has it.
+  __host__ __device__ float f16_instruction(uint16_t);
   return f16_instruction(static_cast<uint16_t>(half));
 #else
   // Exponent and mantissa moved to a float's place are 2^-112 of the value; then infinity and NaN.
