@@ -28,18 +28,22 @@ from benchmarks.peers.shapes import FULL_SHAPES, FullShape
 SECTION: Final = "kt-kernel"
 PROGRAM: Final = "benchmarks.peers.kt_kernel"
 MAKER: Final = f"python -m {PROGRAM} --write-docs"
-OUR_FORMATS: Final = ("q4_0", "q4_k", "int4", "q8_0", "bf16")
+OUR_FORMATS: Final = ("q4_0", "q4_k", "int4", "q8_0", "int8_channel", "int4_channel", "bf16")
 THEIR_METHODS: Final = ("raw-int4", "raw-int4-avxvnni", "q4_k", "int8", "bf16-avx2", "bf16-avx512")
 PREFILL: Final = 512
 OURS: Final = "layer_worker.py"
 THEIRS: Final = "kt_worker.py"
 
-# Who competes with whom in decoding: ways whose weights are as large.
+CHANNELS: Final = ("8 bit with one scale for a row", "4 bit with one scale for a row")
+
+# Who competes with whom in decoding: ways whose weights are as large. One scale for a row counts in prefill, too.
 CLASSES: Final[Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
     "4 bit": (
         ("q4_0", "q4_k", "int4"),
         ("raw-int4", "raw-int4-avxvnni", "raw-int4-avx2", "q4_k", "q4_0", "int4"),
     ),
+    CHANNELS[0]: (("int8_channel",), ("int8",)),
+    CHANNELS[1]: (("int4_channel",), ("int4",)),
     "BF16": (("bf16",), ("bf16-avx2", "bf16-avx512")),
 }
 
@@ -120,6 +124,9 @@ def compare(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     for name, (ours, theirs) in CLASSES.items():
         mine, peer = fastest(rows, "twofold", 1, ours), fastest(rows, "kt-kernel", 1, theirs)
         found.append(comparison(f"decode, {name}", mine, peer))
+        if name in CHANNELS:
+            mine, peer = fastest(rows, "twofold", PREFILL, ours), fastest(rows, "kt-kernel", PREFILL, theirs)
+            found.append(comparison(f"prefill of {PREFILL}, {name}", mine, peer))
     found.append(
         comparison(
             f"prefill of {PREFILL}",

@@ -76,6 +76,8 @@ def main() -> int:
 
 def load_extension(variant: str | None) -> Any:
     """The compiled module alone: the package around it asks for a GPU. ImportError."""
+    here = Path(__file__).resolve().parent  # where another kt_kernel lies
+    sys.path[:] = [path for path in sys.path if Path(path).resolve() != here]
     spec = importlib.util.find_spec("kt_kernel")
     if spec is None or spec.origin is None:
         raise ImportError("it is not installed")

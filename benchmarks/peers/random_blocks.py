@@ -32,6 +32,8 @@ class BlockFormat:
     unit_std: float = 1.0
     scale_at: int = -1
     min_at: int = -1
+    row_scale: bool = False
+    """A row begins with its only scale, an f16."""
 
     @property
     def bits_per_weight(self) -> float:
@@ -53,6 +55,8 @@ FORMATS: Final[Mapping[str, BlockFormat]] = {
         # Ours; GGUF has no type for them.
         BlockFormat("int8", "", 128, 130, 73.6, scale_at=0),
         BlockFormat("int4", "", 64, 36, 4.61, scale_at=0, min_at=2),
+        BlockFormat("int8_channel", "", 32, 32, 73.6, row_scale=True),
+        BlockFormat("int4_channel", "", 32, 16, 4.64, row_scale=True),
     )
 }
 
@@ -61,7 +65,7 @@ GGUF_FORMATS: Final = {name: f for name, f in FORMATS.items() if f.gguf_type}
 _MIN_RATIO: Final = {"q4_k": 7.5, "q5_k": 15.5, "int4": -7.5}
 """Mean of a block's integers: what the minimum must take away for weights around zero (int4 adds it)."""
 
-_LOPSIDED: Final = ("q4_0", "q6_k")
+_LOPSIDED: Final = ("q4_0", "q6_k", "int4_channel")
 """Integers reach from -2^n to 2^n - 1. Scales have either sign, as quantisers write them: with positive ones alone all
 weights lean the same way, every activation with them, and every token is routed to the same experts."""
 
@@ -72,7 +76,7 @@ def row_bytes(block_format: BlockFormat, columns: int) -> int:
         raise ValueError(
             f"{block_format.name} needs rows of a multiple of {block_format.columns} weights, not {columns}"
         )
-    return columns // block_format.columns * block_format.bytes
+    return 2 * block_format.row_scale + columns // block_format.columns * block_format.bytes
 
 
 def random_rows(rng: np.random.Generator, block_format: BlockFormat, rows: int, columns: int) -> Bytes:
@@ -80,6 +84,15 @@ def random_rows(rng: np.random.Generator, block_format: BlockFormat, rows: int, 
     width = row_bytes(block_format, columns)
     words = rng.integers(0, 2**64, (rows * width + 7) // 8, dtype=np.uint64, endpoint=False)
     data = words.view(np.uint8)[: rows * width]
+    if block_format.row_scale:
+        rows_of_bytes = data.reshape(rows, width)
+        scales = rng.uniform(0.5, 1.45, rows) / (block_format.unit_std * columns**0.5)
+        if block_format.name in _LOPSIDED:
+            scales[::2] *= -1.0
+        else:
+            np.copyto(rows_of_bytes[:, 2:], 0x81, where=rows_of_bytes[:, 2:] == 0x80)
+        _put_f16(rows_of_bytes, 0, scales.astype(np.float16))
+        return rows_of_bytes
     if block_format.scale_at < 0:
         return _plain_floats(data, block_format.name, columns).reshape(rows, width)
     blocks = data.reshape(-1, block_format.bytes)

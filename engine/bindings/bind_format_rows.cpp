@@ -19,9 +19,11 @@ using Bytes = py::array_t<uint8_t, py::array::c_style>;
 
 void expect_columns(kernels::WeightFormat format, int64_t columns) {
   const kernels::FormatLayout& layout = kernels::layout_of(format);
-  if (columns <= 0 || columns % layout.block_columns != 0) {
+  if (columns <= 0 || !kernels::columns_fit(format, columns)) {
+    const std::string most =
+        layout.row_head_bytes == 0 ? "" : ", at most " + std::to_string(kernels::kMostChannelColumns);
     throw KernelFailure("a row of " + std::to_string(columns) + " columns in format " + layout.name +
-                        "; expected a multiple of " + std::to_string(layout.block_columns));
+                        "; expected a multiple of " + std::to_string(layout.block_columns) + most);
   }
 }
 

@@ -72,7 +72,7 @@ SourceMatrix source_matrix(const py::handle& matrix, const std::string& what) {
                       0};
   const kernels::FormatLayout& layout = kernels::layout_of(source.format);
   const bool fits =
-      data.ndim() == 2 && source.columns > 0 && source.columns % layout.block_columns == 0 &&
+      data.ndim() == 2 && source.columns > 0 && kernels::columns_fit(source.format, source.columns) &&
       data.shape(1) * data.itemsize() == kernels::source_row_bytes(source.format, source.columns) &&
       (data.shape(1) == 1 || data.strides(1) == data.itemsize());
   if (!fits) {

@@ -34,8 +34,8 @@ except ImportError:  # run from a checkout whose native module was built in plac
     from twofold._core.testing import kernels
     from twofold.blocks import ops
 
-FORMATS: dict[str, tuple[int, int, int, int, int, str, bool]] = kernels.formats()
-PEAK_OF = {"f32": "f32", "bf16": "bf16", "q8": "int8"}
+FORMATS: dict[str, tuple[int, int, int, int, int, int, str, bool]] = kernels.formats()
+PEAK_OF = {"f32": "f32", "bf16": "bf16", "q8": "int8", "q8_token": "int8"}
 """The arithmetic ceiling of a kernel, by the kind of its activations."""
 
 

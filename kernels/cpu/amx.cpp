@@ -30,6 +30,10 @@ struct CpuTiles {
   static void add_int8() {
     __asm__ volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(C), "i"(A), "i"(B));
   }
+  template <int C, int A, int B>
+  static void add_signed_unsigned() {
+    __asm__ volatile("tdpbsud %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(C), "i"(A), "i"(B));
+  }
 };
 
 constexpr KernelTable kPart = amx_part<CpuTiles>();

@@ -56,22 +56,31 @@ struct EmulatedTiles {
       __builtin_trap();
   }
 
-  template <int C, int A, int B>
-  TWOFOLD_CALLED static void add_int8() {
+  // Weights are bytes of type W.
+  template <int C, int A, int B, class W>
+  TWOFOLD_CALLED static void add_bytes() {
     check(C, A, B);
     for (int m = 0; m < rows(C); ++m) {
       for (int n = 0; n < bytes(C) / 4; ++n) {
-        int32_t sum;
+        uint32_t sum;  // which may wrap around
         __builtin_memcpy(&sum, tiles[C].bytes[m] + 4 * n, 4);
         for (int k = 0; k < rows(B); ++k) {
           for (int i = 0; i < 4; ++i) {
-            sum += static_cast<int8_t>(tiles[A].bytes[m][4 * k + i]) *
-                   static_cast<int8_t>(tiles[B].bytes[k][4 * n + i]);
+            sum += static_cast<uint32_t>(static_cast<int8_t>(tiles[A].bytes[m][4 * k + i]) *
+                                         static_cast<W>(tiles[B].bytes[k][4 * n + i]));
           }
         }
         __builtin_memcpy(tiles[C].bytes[m] + 4 * n, &sum, 4);
       }
     }
+  }
+  template <int C, int A, int B>
+  static void add_int8() {
+    add_bytes<C, A, B, int8_t>();
+  }
+  template <int C, int A, int B>
+  static void add_signed_unsigned() {
+    add_bytes<C, A, B, uint8_t>();
   }
 
   static float bf16_at(const uint8_t* p) {

@@ -233,7 +233,7 @@ struct AmxIntegerProducts {
 template <class T>
 constexpr void add_amx_integer(KernelTable& part) {
   for_each_format([&]<class Format>(Format) {
-    if constexpr (is_integer<Format>) {
+    if constexpr (is_integer<Format> && !is_per_channel<Format>) {
       part.formats[static_cast<int>(kNumberOf<Format>)] = {ActivationKind::kQ8,
                                                            AmxIntegerProducts<T, Format>::matmul, nullptr};
     }

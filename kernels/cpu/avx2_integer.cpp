@@ -20,6 +20,9 @@ struct Avx2 : Avx2Integer {
     return sum;
   }
 
+  template <int kBits>
+  struct ChannelDot;
+
   // 16-bit sums of pairs.
   template <int kBits>
   struct Dot {
@@ -112,6 +115,20 @@ struct Avx2::Dot<8> {
   }
   static Total next(Total total, Sum, One) { return total; }
   static F value(Total total) { return to_float(total); }
+};
+
+// For channel_products.h: as Dot, the sums of each run widened at its end.
+template <int kBits>
+struct Avx2::ChannelDot {
+  using Of = Dot<kBits>;
+  using Run = typename Of::Sum;
+  using Weights = typename Of::Weights;
+  static constexpr int kTokens = kBits == 8 ? 6 : 3;
+  static constexpr int vectors(int tokens) { return Of::vectors(tokens, 1); }
+  static Weights weights(I bytes) { return Of::weights(bytes); }
+  static Run begin(I) { return Run{}; }
+  static void add(Run& run, Weights w, I values) { Of::add(run, w, values); }
+  static I end(I sum, Run run) { return _mm256_add_epi32(sum, Of::first(run, Of::one())); }
 };
 
 constexpr KernelTable kPart = integer_part<Avx2>();

@@ -29,6 +29,19 @@ struct Avx512Vnni : Avx512Rows {
     static void add(Sum& sum, Weights w, I values) { sum = _mm512_dpbusd_epi32(sum, w, values); }
   };
 
+  // For channel_products.h.
+  template <int kBits>
+  struct ChannelDot {
+    using Run = I;
+    using Weights = I;
+    static constexpr int kTokens = 8;
+    static constexpr int vectors(int /*tokens*/) { return 2; }
+    static Weights weights(I bytes) { return bytes; }
+    static Run begin(I sum) { return sum; }
+    static I end(I, Run run) { return run; }
+    static void add(Run& sum, Weights w, I values) { sum = _mm512_dpbusd_epi32(sum, w, values); }
+  };
+
   static I load(const uint8_t* p) { return _mm512_loadu_si512(p); }
   static void store(uint8_t* p, I v) { _mm512_storeu_si512(p, v); }
   static I low_nibbles(I v) { return _mm512_and_si512(v, _mm512_set1_epi8(15)); }

@@ -15,6 +15,18 @@ struct AvxVnni : Avx2Integer {
     static constexpr int unpack_tiles(int /*planes*/) { return kBits == 8 ? 0 : 2; }
     static void add(Sum& sum, Weights w, I values) { sum = _mm256_dpbusd_avx_epi32(sum, w, values); }
   };
+
+  template <int kBits>
+  struct ChannelDot {
+    using Run = I;
+    using Weights = I;
+    static constexpr int kTokens = 6;
+    static constexpr int vectors(int tokens) { return tokens <= 2 ? 4 : 2; }
+    static Weights weights(I bytes) { return bytes; }
+    static Run begin(I sum) { return sum; }
+    static I end(I, Run run) { return run; }
+    static void add(Run& sum, Weights w, I values) { sum = _mm256_dpbusd_avx_epi32(sum, w, values); }
+  };
 };
 
 constexpr KernelTable kPart = integer_part<AvxVnni>();

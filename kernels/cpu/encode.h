@@ -80,6 +80,42 @@ struct Encode {
     V::quantise32(x, 127.0f / amax, q, sums);
   }
 
+  static void q8_token(const float* x, int64_t ldx, void* rows, int64_t row_bytes, int M, int, int, int K) {
+    const int64_t P = activation_columns(K);
+    for (int m = 0; m < M; ++m) {
+      char* row = static_cast<char*>(rows) + m * row_bytes;
+      int8_t* q = reinterpret_cast<int8_t*>(row);
+      const float* in = x + m * ldx;
+      alignas(64) float last[32] = {};
+      const int whole = K / 32 * 32;
+      for (int i = whole; i < K; ++i) last[i - whole] = in[i];
+      int32_t peak = V::peak_bits32(last);
+      for (int k = 0; k < whole; k += 32) {
+        const int32_t here = V::peak_bits32(in + k);
+        peak = here > peak ? here : peak;
+      }
+      float amax, scale = 0.0f;
+      __builtin_memcpy(&amax, &peak, sizeof amax);
+      int32_t sum = 0;
+      if (peak >= 0x7f800000 || amax < kSmallestQ8) {
+        const uint32_t nan = 0x7fc00000;
+        if (peak >= 0x7f800000) __builtin_memcpy(&scale, &nan, sizeof nan);
+        zero(row, row + P);
+      } else {
+        scale = amax / 127.0f;
+        const float inverse = 127.0f / amax;
+        int32_t sums[2];
+        for (int k = 0; k < K; k += 32) {
+          V::quantise32(k < whole ? in + k : last, inverse, q + k, sums);
+          sum += sums[0] + sums[1];
+        }
+        zero(row + (static_cast<int64_t>(K) + 31) / 32 * 32, row + P);
+      }
+      __builtin_memcpy(row + P, &scale, sizeof scale);
+      __builtin_memcpy(row + P + 4, &sum, sizeof sum);
+    }
+  }
+
   static void silu_mul(const float* gate, const float* up, float* h, int n) {
     int i = 0;
     for (; i + kLanes <= n; i += kLanes)
@@ -94,6 +130,7 @@ struct Encode {
     table.encode[static_cast<int>(ActivationKind::kF32)] = f32;
     table.encode[static_cast<int>(ActivationKind::kBF16)] = bf16;
     table.encode[static_cast<int>(ActivationKind::kQ8)] = q8;
+    table.encode[static_cast<int>(ActivationKind::kQ8Token)] = q8_token;
     table.silu_mul = silu_mul;
   }
 };

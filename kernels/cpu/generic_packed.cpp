@@ -14,6 +14,8 @@
 //   kHalf    F = fma((acc_0 * sub_0 + acc_1 * sub_1) * scale, xs, F), acc_0 of the first 16 columns; sub are the
 //            integers that the block's scale multiplies, and what they make stays below 2^24: any order is exact
 //
+// Of rows with one scale, acc being the exact sum over all columns: (acc * scale) * xs, xs the token's.
+//
 // Multiplying the integer sums by the weights' scale first lets every operand but one be a register or a
 // broadcast from memory in the vector kernels.
 #include <bit>
@@ -121,6 +123,20 @@ float integer_element(const uint8_t* panel, int row, const void* x, int64_t K) {
   return F;
 }
 
+template <class Format>
+float channel_element(const uint8_t* panel, int row, const void* x, int64_t K) {
+  const int8_t* q = static_cast<const int8_t*>(x);
+  int32_t sum = 0;
+  for (int64_t k = 0; k < K; k += kRunColumns) {
+    uint8_t u[kRunColumns];
+    run_values<Format>(panel + k / Format::kPanelColumns * Format::kPanelBytes, row,
+                       static_cast<int>(k % Format::kPanelColumns / kRunColumns), u);
+    for (int i = 0; i < kRunColumns; ++i) sum += (u[i] - Format::kZero) * q[k + i];
+  }
+  const float of_weights = static_cast<float>(sum) * Format::template scale<OneRow>(panel, 0, row);
+  return of_weights * load_as<float>(q + activation_columns(K));
+}
+
 using Element = float (*)(const uint8_t* panel, int row, const void* x, int64_t K);
 
 template <class Format, Element Of>
@@ -159,6 +175,21 @@ void encode_bf16(const float* x, int64_t ldx, void* rows, int64_t row_bytes, int
   }
 }
 
+// Of the bits of the largest magnitude.
+struct Q8Scale {
+  float inverse, scale;
+
+  explicit Q8Scale(uint32_t peak) {
+    const float amax = std::bit_cast<float>(peak);
+    const bool finite = peak < 0x7f800000u, zero = finite && amax < kSmallestQ8;
+    inverse = finite && !zero ? 127.0f / amax : 0.0f;
+    scale = !finite ? std::bit_cast<float>(0x7fc00000u) : zero ? 0.0f : amax / 127.0f;
+  }
+  int8_t rounded(float x) const {
+    return inverse != 0 ? static_cast<int8_t>(std::nearbyint(x * inverse)) : int8_t{0};
+  }
+};
+
 // One run of at most 32 columns; zeros follow up to 32.
 void encode_q8_run(const float* x, int count, int8_t* q, float* scale, int32_t* sum16) {
   uint32_t peak = 0;
@@ -166,13 +197,11 @@ void encode_q8_run(const float* x, int count, int8_t* q, float* scale, int32_t* 
     const uint32_t magnitude = std::bit_cast<uint32_t>(x[i]) & 0x7fffffffu;
     peak = magnitude > peak ? magnitude : peak;
   }
-  const float amax = std::bit_cast<float>(peak);
-  const bool finite = peak < 0x7f800000u, zero = finite && amax < kSmallestQ8;
-  const float inverse = finite && !zero ? 127.0f / amax : 0.0f;
-  *scale = !finite ? std::bit_cast<float>(0x7fc00000u) : zero ? 0.0f : amax / 127.0f;
+  const Q8Scale of_run(peak);
+  *scale = of_run.scale;
   sum16[0] = sum16[1] = 0;
   for (int i = 0; i < kRunColumns; ++i) {
-    q[i] = i < count && inverse != 0 ? static_cast<int8_t>(std::nearbyint(x[i] * inverse)) : int8_t{0};
+    q[i] = i < count ? of_run.rounded(x[i]) : int8_t{0};
     sum16[i / 16] += q[i];
   }
 }
@@ -193,15 +222,38 @@ void encode_q8(const float* x, int64_t ldx, void* rows, int64_t row_bytes, int M
   }
 }
 
+void encode_q8_token(const float* x, int64_t ldx, void* rows, int64_t row_bytes, int M, int, int, int K) {
+  const int64_t P = activation_columns(K);
+  for (int m = 0; m < M; ++m) {
+    int8_t* q = reinterpret_cast<int8_t*>(static_cast<char*>(rows) + m * row_bytes);
+    const float* values = x + m * ldx;
+    uint32_t peak = 0;
+    for (int k = 0; k < K; ++k) {
+      const uint32_t magnitude = std::bit_cast<uint32_t>(values[k]) & 0x7fffffffu;
+      peak = magnitude > peak ? magnitude : peak;
+    }
+    const Q8Scale scale(peak);
+    int32_t sum = 0;
+    for (int64_t k = 0; k < P; ++k) {
+      q[k] = k < K ? scale.rounded(values[k]) : int8_t{0};
+      sum += q[k];
+    }
+    store_as(q + P, scale.scale);
+    store_as(q + P + 4, sum);
+  }
+}
+
 void silu_mul(const float* gate, const float* up, float* h, int n) {
   for (int i = 0; i < n; ++i) h[i] = gate[i] / (1.0f + std::exp(-gate[i])) * up[i];
 }
 
 constexpr KernelTable make_part() {
-  KernelTable part{.encode = {encode_f32, encode_bf16, encode_q8}, .silu_mul = silu_mul};
+  KernelTable part{.encode = {encode_f32, encode_bf16, encode_q8, encode_q8_token}, .silu_mul = silu_mul};
   for_each_format([&]<class Format>(Format) {
     FormatKernels& kernels = part.formats[static_cast<int>(kNumberOf<Format>)];
-    if constexpr (is_integer<Format>) {
+    if constexpr (is_per_channel<Format>) {
+      kernels = {ActivationKind::kQ8Token, matmul<Format, channel_element<Format>>, nullptr};
+    } else if constexpr (is_integer<Format>) {
       kernels = {ActivationKind::kQ8, matmul<Format, integer_element<Format>>, nullptr};
     } else {
       kernels = {ActivationKind::kF32, matmul<Format, float_element<Format>>, nullptr};

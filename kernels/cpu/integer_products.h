@@ -7,6 +7,7 @@
 #pragma once
 #include <cstdint>
 
+#include "channel_products.h"
 #include "integer_terms.h"
 #include "levels.h"
 #include "unpacked_block.h"
@@ -409,7 +410,10 @@ template <class V>
 constexpr KernelTable integer_part() {
   KernelTable part;
   for_each_format([&]<class Format>(Format) {
-    if constexpr (is_integer<Format>) {
+    if constexpr (is_per_channel<Format>) {
+      part.formats[static_cast<int>(kNumberOf<Format>)] = {ActivationKind::kQ8Token,
+                                                           ChannelProducts<V, Format>::matmul, nullptr};
+    } else if constexpr (is_integer<Format>) {
       part.formats[static_cast<int>(kNumberOf<Format>)] = integer_kernels<V, Format>();
     }
   });

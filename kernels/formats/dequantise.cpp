@@ -34,6 +34,17 @@ void dequantise_integers(const uint8_t* row, int64_t columns, float* out) {
 }
 
 template <class Format>
+void dequantise_channels(const uint8_t* row, int64_t columns, float* out) {
+  const float scale = Format::source_scale(row, 0);
+  const uint8_t* block = row + Format::kRowHeadBytes;
+  for (int64_t k = 0; k < columns; k += kRunColumns, block += Format::kBlockBytes) {
+    uint8_t u[kRunColumns];
+    Format::values(block, 0, u);
+    put_run<Format>(u, [&](int) { return scale; }, 0.0f, out + k);
+  }
+}
+
+template <class Format>
 void unpack_integers(const uint8_t* panel, int row, int64_t columns, float* out) {
   for (int64_t k = 0; k < columns; k += kRunColumns) {
     const uint8_t* block = panel + k / Format::kPanelColumns * Format::kPanelBytes;
@@ -58,7 +69,9 @@ void unpack_integers(const uint8_t* panel, int row, int64_t columns, float* out)
 void dequantise_row(WeightFormat format, const void* row, const float* scales, int64_t columns, float* out) {
   const uint8_t* bytes = static_cast<const uint8_t*>(row);
   with_format(format, [&]<class Format>(Format) {
-    if constexpr (is_integer<Format>) {
+    if constexpr (is_per_channel<Format>) {
+      dequantise_channels<Format>(bytes, columns, out);
+    } else if constexpr (is_integer<Format>) {
       dequantise_integers<Format>(bytes, columns, out);
     } else {
       for (int64_t k = 0; k < columns; ++k) {

@@ -150,6 +150,29 @@ void pack_blocks(const uint8_t* const* rows, int num_rows, int64_t columns, uint
   }
 }
 
+// Rows with one scale each, which every panel block repeats.
+template <class Format>
+void pack_channels(const uint8_t* const* rows, int num_rows, int64_t columns, uint8_t* panel) {
+  constexpr int kSteps = Format::kUnits * Format::kUnitSteps;
+  constexpr int64_t kColumnsOfStep = Format::kPanelColumns / kSteps;
+  static_assert(kSteps <= kChunkSteps && Format::kPlanes == 0);
+  static_assert(!Format::kNibbles || Format::kBlockColumns == Format::kPanelColumns, "halves of nibbles");
+  for (int64_t k = 0; k < columns; k += Format::kPanelColumns, panel += Format::kPanelBytes) {
+    const int64_t rest = columns - k < Format::kPanelColumns ? columns - k : Format::kPanelColumns;
+    const uint8_t* at[kPanelRows];
+    std::memset(panel, 0, Format::kHeaderBytes);
+    for (int r = 0; r < kPanelRows; ++r) {
+      at[r] = Format::kFlip != 0 ? kFlippedZeros.bytes : kZeros;
+      if (r >= num_rows) continue;
+      Format::put_scales(rows[r], panel, r);
+      at[r] = rows[r] + Format::kRowHeadBytes + k / Format::kBlockColumns * Format::kBlockBytes;
+    }
+    uint8_t* const steps = panel + Format::kHeaderBytes;
+    std::memset(steps, Format::kFlip, kSteps * kStepBytes);
+    put_steps<Format::kFlip>(at, static_cast<int>(rest / kColumnsOfStep), steps);
+  }
+}
+
 }  // namespace
 
 void pack_panel(WeightFormat format, const void* const* source_rows, const float* const* scales, int num_rows,
@@ -158,7 +181,9 @@ void pack_panel(WeightFormat format, const void* const* source_rows, const float
   for (int r = 0; r < num_rows; ++r) rows[r] = static_cast<const uint8_t*>(source_rows[r]);
   uint8_t* to = static_cast<uint8_t*>(panel);
   with_format(format, [&]<class Format>(Format) {
-    if constexpr (is_integer<Format>) {
+    if constexpr (is_per_channel<Format>) {
+      pack_channels<Format>(rows, num_rows, columns, to);
+    } else if constexpr (is_integer<Format>) {
       pack_blocks<Format>(rows, num_rows, columns, to);
     } else if constexpr (requires { Format::kScaleGrid; }) {
       pack_scaled_bytes<Format>(rows, scales, num_rows, columns, to);

@@ -94,8 +94,9 @@ inline ScaleFit try_scale(const float* x, const float* w, int n, float scale, fl
 }
 
 // The best scale for q in [-half, half - 1]; negative where the largest weight is positive, as -half reaches
-// further.
-inline float fit_scale(const float* x, const float* w, int n, int half) {
+// further. `starts` as kStarts.
+template <int Count>
+float fit_scale_from(const float (&starts)[Count], const float* x, const float* w, int n, int half) {
   float extreme = 0.0f;
   for (int i = 0; i < n; ++i) {
     if (std::fabs(x[i]) > std::fabs(extreme)) extreme = x[i];
@@ -103,7 +104,7 @@ inline float fit_scale(const float* x, const float* w, int n, int half) {
   if (extreme == 0.0f) return 0.0f;
   const float lowest = static_cast<float>(-half), highest = static_cast<float>(half - 1);
   float best = 0.0f, best_error = INFINITY;
-  for (const float wider : kStarts) {
+  for (const float wider : starts) {
     float scale = extreme / (lowest - wider);
     for (int pass = 0; pass < 2; ++pass) {
       const ScaleFit fit = try_scale(x, w, n, scale, lowest, highest);
@@ -115,6 +116,15 @@ inline float fit_scale(const float* x, const float* w, int n, int half) {
     }
   }
   return best;
+}
+inline float fit_scale(const float* x, const float* w, int n, int half) {
+  return fit_scale_from(kStarts, x, w, n, half);
+}
+
+// The same of a whole row of 4 bits, whose largest weights are worth cutting.
+inline float fit_row_scale(const float* x, const float* w, int n) {
+  constexpr float kRowStarts[] = {-1.0f, 0.0f, 1.0f, 2.0f, 3.0f, 4.0f, 6.0f, 8.0f};
+  return fit_scale_from(kRowStarts, x, w, n, 8);
 }
 
 struct AffineFit {

@@ -1,6 +1,7 @@
 // Source rows from float32, and the quantisers of formats whose blocks have one scale. K types:
 // quantise_k.cpp.
 #include <cstring>
+#include <vector>
 
 #include "quantise.h"
 
@@ -9,20 +10,27 @@ namespace {
 
 constexpr int kMaxBlock = 256;
 
-// Largest magnitude -> 127; the integers are rounded with the scale as it is stored.
-template <int Columns>
-void quantise_8bit(const float* x, uint8_t* block) {
+// Largest magnitude -> 127; the integers are rounded with the scale as it is stored, which precedes them.
+void quantise_8bit(const float* x, int64_t columns, uint8_t* to) {
   float amax = 0.0f;
-  for (int i = 0; i < Columns; ++i) {
+  for (int64_t i = 0; i < columns; ++i) {
     const float magnitude = std::fabs(x[i]);
     amax = magnitude > amax ? magnitude : amax;
   }
   const uint16_t scale = stored_f16(amax / 127.0f);
   const float inverse = inverse_or_zero(float_of_f16(scale));
-  std::memcpy(block, &scale, 2);
-  for (int i = 0; i < Columns; ++i) {
-    block[2 + i] = static_cast<uint8_t>(static_cast<int>(nearest_within(x[i] * inverse, -127.0f, 127.0f)));
+  std::memcpy(to, &scale, 2);
+  for (int64_t i = 0; i < columns; ++i) {
+    to[2 + i] = static_cast<uint8_t>(static_cast<int>(nearest_within(x[i] * inverse, -127.0f, 127.0f)));
   }
+}
+
+// 32 weights in nibbles.
+void put_q4_0(const float* x, float inverse, uint8_t* q) {
+  const auto nibble = [=](int i) {
+    return static_cast<int>(nearest_within(x[i] * inverse, -8.0f, 7.0f)) + 8;
+  };
+  for (int i = 0; i < 16; ++i) q[i] = static_cast<uint8_t>(nibble(i) | nibble(16 + i) << 4);
 }
 
 }  // namespace
@@ -31,18 +39,29 @@ void formats::F16::quantise(const float* x, const float*, uint8_t* block) {
   store_as(block, f16_of_float(*x));
 }
 
-void formats::Q8_0::quantise(const float* x, const float*, uint8_t* block) { quantise_8bit<32>(x, block); }
+void formats::Q8_0::quantise(const float* x, const float*, uint8_t* block) { quantise_8bit(x, 32, block); }
 
-void formats::Int8::quantise(const float* x, const float*, uint8_t* block) { quantise_8bit<128>(x, block); }
+void formats::Int8::quantise(const float* x, const float*, uint8_t* block) { quantise_8bit(x, 128, block); }
+
+void formats::Int8_Channel::quantise_row(const float* x, const float*, int64_t columns, uint8_t* row) {
+  quantise_8bit(x, columns, row);
+}
+
+void formats::Int4_Channel::quantise_row(const float* x, const float* w, int64_t columns, uint8_t* row) {
+  const std::vector<float> ones(w == nullptr ? static_cast<size_t>(columns) : 0, 1.0f);
+  const float fit = fitted<fit_row_scale>(x, w == nullptr ? ones.data() : w, static_cast<int>(columns));
+  const uint16_t scale = stored_f16(fit);
+  const float inverse = inverse_or_zero(float_of_f16(scale));
+  std::memcpy(row, &scale, 2);
+  row += kRowHeadBytes;
+  for (int64_t k = 0; k < columns; k += kBlockColumns, row += kBlockBytes) put_q4_0(x + k, inverse, row);
+}
 
 void formats::Q4_0::quantise(const float* x, const float* w, uint8_t* block) {
   const uint16_t scale = stored_f16(fitted<fit_scale>(x, w, 32, 8));
   const float inverse = inverse_or_zero(float_of_f16(scale));
   std::memcpy(block, &scale, 2);
-  const auto nibble = [=](int i) {
-    return static_cast<int>(nearest_within(x[i] * inverse, -8.0f, 7.0f)) + 8;
-  };
-  for (int i = 0; i < 16; ++i) block[2 + i] = static_cast<uint8_t>(nibble(i) | nibble(16 + i) << 4);
+  put_q4_0(x, inverse, block + 2);
 }
 
 void formats::Int4::quantise(const float* x, const float* w, uint8_t* block) {
@@ -62,7 +81,9 @@ void quantise_row(WeightFormat format, const float* x, const float* importance, 
   for (float& one : ones) one = 1.0f;
   uint8_t* block = static_cast<uint8_t*>(row);
   with_format(format, [&]<class Format>(Format) {
-    if constexpr (layout_of(kNumberOf<Format>).quantised) {
+    if constexpr (is_per_channel<Format>) {
+      Format::quantise_row(x, importance, columns, block);
+    } else if constexpr (is_quantised<Format>) {
       static_assert(Format::kBlockColumns <= kMaxBlock);
       for (int64_t k = 0; k < columns; k += Format::kBlockColumns, block += Format::kBlockBytes) {
         Format::quantise(x + k, importance == nullptr ? ones : importance + k, block);

@@ -136,7 +136,7 @@ def test_an_expert_gives_the_cpus_bits_where_both_round_alike_and_its_bound_else
     fake: ModuleType, layer: SimpleNamespace, many: bool
 ) -> None:
     level = ops.isa_choice()[0]
-    taken = kernels.format_kernel(level, layer.format)[0]
+    taken = kernels.format_kernel(level, layer.format)[0].removesuffix("_token")
     on_cpu = kernels.inner_activation(level, layer.format, True)
     device = "bf16" if many and layer.format != "f32" else kernels.device_activation(layer.format)
     if many and layer.format == "f32":
@@ -164,6 +164,8 @@ def test_beside_a_device_the_cpu_rounds_what_the_device_rounds_and_alone_what_it
         np.testing.assert_array_equal(layer.on_cpu, layer.on_cpu_alone)
         return
     assert not np.array_equal(layer.on_cpu, layer.on_cpu_alone)
+    if of_level == "q8_token":
+        return  # what it multiplies is rounded otherwise, too
     difference = np.abs(layer.on_cpu - layer.on_cpu_alone)
     assert (difference <= limit(layer, (of_level, beside), of_level)).all()
 
@@ -173,5 +175,6 @@ def test_what_each_level_rounds_is_as_it_is_written_down() -> None:
     for level in kernels.supported_levels():
         for name in FORMATS:
             floats = "bf16" if name == "bf16" and level in ("avx512_bf16", "amx") else "f32"
-            expected = floats if name in ("f32", "f16", "bf16", "fp8") else "q8"
+            integers = "q8_token" if name.endswith("_channel") else "q8"
+            expected = floats if name in ("f32", "f16", "bf16", "fp8") else integers
             assert kernels.inner_activation(level, name, False) == expected, (level, name)

@@ -91,7 +91,8 @@ def test_every_matrix_is_there_and_close(
             assert error < 0.01
         else:
             assert matrix.format == target
-            assert error < {"8": 0.01, "6": 0.03, "5": 0.05, "4": 0.1}[target.strip("qint")[0]]
+            bound = {"8": 0.01, "6": 0.03, "5": 0.05, "4": 0.1}[target.strip("qint")[0]]
+            assert error < bound * (1.3 if target.endswith("_channel") else 1.0)
 
 
 @pytest.mark.parametrize(
@@ -117,7 +118,7 @@ def test_any_model_runs_after_it(tmp_path: Path, pool: ops.ThreadPool, model: Ti
 @pytest.mark.parametrize(
     ("target", "columns", "format"),
     [("q4_k", 512, "q4_k"), ("q4_k", 64, "int4"), ("q4_k", 96, "q4_0"), ("q4_k", 40, "bf16"), ("q5_k", 128, "q8_0"),
-     ("q6_k", 32, "q8_0"), ("int8", 64, "q8_0"), ("int4", 96, "q4_0"), ("q8_0", 48, "bf16")],
+     ("q6_k", 32, "q8_0"), ("int8", 64, "q8_0"), ("int8_channel", 96, "int8_channel"), ("int4", 96, "q4_0"), ("q8_0", 48, "bf16")],
 )  # fmt: skip
 def test_rows_that_do_not_fill_blocks(target: str, columns: int, format: str) -> None:
     assert format_for(target, columns, "bf16") == format

@@ -15,7 +15,7 @@ HEAD = """\
 
 from typing import Final
 
-TABLE: Final[tuple[tuple[str, int, int, int, int, int, str, bool], ...]] = (
+TABLE: Final[tuple[tuple[str, int, int, int, int, int, int, str, bool], ...]] = (
 """
 
 

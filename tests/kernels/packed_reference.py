@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +12,7 @@ from twofold._core.testing import kernels
 from twofold.weights.weight_format import WeightMatrix, element_type
 
 U8 = NDArray[np.uint8]
-FORMATS: dict[str, tuple[int, int, int, int, int, str, bool]] = kernels.formats()
+FORMATS: dict[str, tuple[int, int, int, int, int, int, str, bool]] = kernels.formats()
 GGUF_FORMATS = {name: gguf for name, (columns, *_, gguf, _) in FORMATS.items() if gguf and columns > 1}
 
 
@@ -20,7 +21,7 @@ class Block:
     """What a random block needs to know of its format."""
 
     f16_at: tuple[int, ...]
-    """Where it keeps its f16 scales; everything else in it may be any byte."""
+    """Where it keeps its f16 scales; everything else in it may be any byte. None: the row's head is one."""
     size: float
     """Of the scales, such that the weights are of size about 1."""
     signed: bool = False
@@ -35,12 +36,9 @@ BLOCKS = {
     "q6_k": Block((208,), 1 / 1400),
     "int8": Block((0,), 1 / 74, signed=True),
     "int4": Block((0, 2), 1 / 5, signed=True),
+    "int8_channel": Block((), 1 / 74, signed=True),
+    "int4_channel": Block((), 1 / 5, signed=True),
 }
-
-
-def f16_bytes(format_name: str) -> list[int]:
-    """The bytes of a block that hold f16 scales."""
-    return [byte for at in BLOCKS[format_name].f16_at for byte in (at, at + 1)]
 
 
 @dataclass(frozen=True)
@@ -68,6 +66,22 @@ class Rows:
         return Rows(self.format, self.columns, np.ascontiguousarray(self.data[begin:end]), scales)
 
 
+def scale_bytes(rows: Rows) -> list[int]:
+    """The bytes of a row that hold f16 scales."""
+    _, block_bytes, *_, head, _, _ = FORMATS[rows.format]
+    blocks = range(head, rows.data.shape[1], block_bytes)
+    at = [*range(0, head, 2), *(block + at for block in blocks for at in BLOCKS[rows.format].f16_at)]
+    return [byte for first in at for byte in (first, first + 1)]
+
+
+def filled(rows: Rows, fills: Sequence[int]) -> Rows:
+    """The same scales, and every other byte of a row the same."""
+    data = np.repeat(np.array(fills, np.uint8)[:, None], rows.data.shape[1], axis=1)
+    kept = scale_bytes(rows)
+    data[:, kept] = rows.data[:, kept]
+    return Rows(rows.format, rows.columns, data)
+
+
 def fitting_columns(format_name: str, columns: int) -> int:
     """`columns` rounded up to whole blocks."""
     block = FORMATS[format_name][0]
@@ -76,7 +90,7 @@ def fitting_columns(format_name: str, columns: int) -> int:
 
 def random_rows(rng: np.random.Generator, format_name: str, rows: int, columns: int) -> Rows:
     """Every code of the format occurs; weights are of size about 1."""
-    block_columns, block_bytes, *_ = FORMATS[format_name]
+    block_columns, block_bytes, *_, head, _, _ = FORMATS[format_name]
     if format_name in ("f32", "f16", "bf16"):
         x = rng.standard_normal((rows, columns)).astype(np.float32)
         elements = {"f32": x, "f16": x.astype(np.float16), "bf16": to_bf16_bits(x)}[format_name]
@@ -88,12 +102,17 @@ def random_rows(rng: np.random.Generator, format_name: str, rows: int, columns: 
         grid = (-(-rows // 128), -(-columns // 128))
         return Rows(format_name, columns, data, rng.uniform(0.5, 2, grid).astype(np.float32) / 100)
     block = BLOCKS[format_name]
-    for at in block.f16_at:
-        scales = block.size * rng.uniform(0.3, 1, data.shape[:2])
+
+    def scales(shape: tuple[int, ...]) -> U8:
+        values = block.size * rng.uniform(0.3, 1, shape)
         if block.signed:
-            scales *= rng.choice([-1, 1], scales.shape)
-        data[..., at : at + 2] = scales.astype(np.float16)[..., None].view(np.uint8)
-    return Rows(format_name, columns, data.reshape(rows, -1))
+            values *= rng.choice([-1, 1], shape)
+        return values.astype(np.float16)[..., None].view(np.uint8)
+
+    for at in block.f16_at:
+        data[..., at : at + 2] = scales(data.shape[:2])
+    data = data.reshape(rows, -1)
+    return Rows(format_name, columns, np.hstack([scales((rows,)), data]) if head else data)
 
 
 def e4m3(codes: U8) -> F32:
@@ -118,6 +137,12 @@ def plain_values(rows: Rows) -> F32:
     if rows.format == "fp8":
         grid = rows.scales.repeat(128, 0)[:num_rows].repeat(128, 1)[:, : rows.columns]
         return e4m3(data) * grid
+    if rows.format.endswith("_channel"):
+        row_scale, q = data[:, :2].copy().view(np.float16).astype(np.float32), data[:, 2:]
+        if rows.format == "int8_channel":
+            return row_scale * q.view(np.int8)
+        nibbles = np.stack([q & 15, q >> 4], 1).reshape(num_rows, 2, -1, 16).swapaxes(1, 2)
+        return row_scale * (nibbles.reshape(num_rows, -1).astype(np.float32) - 8)
     blocks = data.reshape(num_rows, -1, FORMATS[rows.format][1])
     scale = blocks[..., :2].copy().view(np.float16).astype(np.float32)
     if rows.format == "int8":
@@ -148,6 +173,26 @@ def encode_q8(x: F32) -> tuple[NDArray[np.int8], F32, NDArray[np.int32]]:
     return q.reshape(len(x), -1), scale, sums
 
 
+def encode_q8_token(x: F32) -> tuple[NDArray[np.int8], F32, NDArray[np.int32]]:
+    """q [M, P], scale [M], sum [M] as packed_kernels.h defines them."""
+    with np.errstate(all="ignore"):
+        amax = np.abs(x).max(1)
+        zero, finite = amax < np.float32(1e-35), np.isfinite(amax)
+        scale = np.where(finite, np.where(zero, np.float32(0), amax / np.float32(127)), np.float32(np.nan))
+        inverse = np.where(finite & ~zero, np.float32(127) / amax, np.float32(0))
+        scaled = np.where(inverse[:, None] == 0, np.float32(0), x * inverse[:, None])
+    q = np.zeros((len(x), padded(x.shape[1])), np.int8)
+    q[:, : x.shape[1]] = np.rint(scaled)
+    return q, scale, q.sum(1, dtype=np.int32)
+
+
+def split_q8_token(rows: U8, columns: int) -> tuple[NDArray[np.int8], F32, NDArray[np.int32]]:
+    """The same three out of encoded rows."""
+    P = padded(columns)
+    after = np.ascontiguousarray(rows[:, P : P + 8])
+    return rows[:, :P].view(np.int8), after.view(np.float32)[:, 0], after.view(np.int32)[:, 1]
+
+
 def split_q8(rows: U8, columns: int) -> tuple[NDArray[np.int8], F32, NDArray[np.int32]]:
     """The same three out of encoded rows."""
     P = padded(columns)
@@ -165,6 +210,9 @@ def decoded(rows: U8, kind: str, columns: int) -> F64:
         return np.ascontiguousarray(rows[:, : 4 * columns]).view(np.float32).astype(np.float64)
     if kind == "bf16":
         return widen(np.ascontiguousarray(rows[:, : 2 * columns]).view(np.uint16))
+    if kind == "q8_token":
+        q, scale, _ = split_q8_token(rows, columns)
+        return q[:, :columns] * scale.astype(np.float64)[:, None]
     q, scale, _ = split_q8(rows, columns)
     return (q.reshape(len(rows), -1, 32) * scale.astype(np.float64)[..., None]).reshape(len(rows), -1)[
         :, :columns

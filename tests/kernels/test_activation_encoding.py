@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from kernel_reference import F32, silu, to_bf16_bits
-from packed_reference import encode_q8, padded, split_q8
+from packed_reference import encode_q8, encode_q8_token, padded, split_q8, split_q8_token
 from twofold._core.testing import kernels
 
 LEVELS = kernels.levels()
@@ -42,6 +42,15 @@ def test_q8_rounds_to_nearest_even_of_amax_over_127(level: str, columns: int) ->
         rows = kernels.encode(x, "q8", level=level, parts=parts)
         for got, expected in zip(split_q8(rows, columns), encode_q8(x), strict=True):
             assert np.array_equal(got, expected)
+
+
+@pytest.mark.parametrize("columns", COLUMNS)
+def test_q8_token_rounds_a_row_by_one_scale(level: str, columns: int) -> None:
+    x = activations(columns)
+    x[5, 0], x[6, -1] = np.nan, np.inf
+    rows = kernels.encode(x, "q8_token", level=level)
+    for got, expected in zip(split_q8_token(rows, columns), encode_q8_token(x), strict=True):
+        np.testing.assert_array_equal(got, expected)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])

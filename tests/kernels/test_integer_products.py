@@ -1,4 +1,4 @@
-"""Products of q8 activations with integer weights: every level against the scalar one, bit for bit.
+"""Products of 8-bit activations with integer weights: every level against the scalar one, bit for bit.
 
 The scalar level is tested against float64 in test_packed_matmul.py; here are the shapes at which tiles, chunks, strips
 and slabs of the vector kernels begin and end.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from kernel_reference import F32
-from packed_reference import BLOCKS, FORMATS, Rows, f16_bytes, fitting_columns, random_rows
+from packed_reference import BLOCKS, Rows, filled, fitting_columns, random_rows, scale_bytes
 from twofold._core.testing import kernels
 
 SUPPORTED = kernels.supported_levels()
@@ -29,7 +29,7 @@ def need_own_kernel(level: str, name: str) -> None:
 
 def product(x: F32, rows: Rows, level: str) -> F32:
     y = np.full((len(x), len(rows.data)), np.nan, np.float32)
-    encoded = kernels.encode(x, "q8", level="generic")
+    encoded = kernels.encode(x, kernels.format_kernel(level, rows.format)[0], level="generic")
     kernels.packed_matmul(encoded, rows.packed(), rows.format, rows.columns, y, level=level)
     return y
 
@@ -89,13 +89,7 @@ def test_codes_and_activations_at_their_ends(level: str, name: str) -> None:
     need_own_kernel(level, name)
     columns, fills = 512, [0x00, 0xFF, 0x0F, 0xF0, 0x80, 0x7F]
     rows = random_rows(np.random.default_rng(0), name, len(fills), columns)
-    blocks = rows.data.reshape(len(fills), -1, FORMATS[name][1]).copy()
-    kept = f16_bytes(name)
-    f16_scales = blocks[..., kept]
-    for row, fill in enumerate(fills):
-        blocks[row] = fill
-    blocks[..., kept] = f16_scales
-    full = Rows(name, columns, blocks.reshape(len(fills), -1))
+    full = filled(rows, fills)
     x = np.ones((5, columns), np.float32)
     x[1] = -1
     x[2, ::2] = -1
@@ -104,9 +98,9 @@ def test_codes_and_activations_at_their_ends(level: str, name: str) -> None:
     y = product(x, full, level)
     assert_same_bits(y, product(x, full, "generic"))
     assert not y[4].any()
-    nothing = blocks.copy()
-    nothing[..., kept] = 0
-    assert not product(x, Rows(name, columns, nothing.reshape(len(fills), -1)), level).any()
+    nothing = full.data.copy()
+    nothing[:, scale_bytes(full)] = 0
+    assert not product(x, Rows(name, columns, nothing), level).any()
 
 
 @CASES

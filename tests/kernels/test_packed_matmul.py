@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from kernel_reference import F32
-from packed_reference import BLOCKS, FORMATS, Rows, decoded, f16_bytes, fitting_columns, random_rows
+from packed_reference import BLOCKS, FORMATS, Rows, decoded, filled, fitting_columns, random_rows
 from twofold._core.testing import kernels
 
 from tests.kernel_levels import EMULATIONS, runnable
@@ -71,6 +71,8 @@ def test_products_match_float64(level: str, name: str, shape: tuple[int, int, in
         runs = np.zeros((len(x), -(-rows.columns // 32) * 32))
         runs[:, : rows.columns] = np.abs(x)
         step = runs.reshape(len(x), -1, 32).max(-1).repeat(32, 1)[:, : rows.columns] / 254
+    elif kind == "q8_token":
+        step = np.abs(x).max(1, keepdims=True).repeat(rows.columns, 1) / 254
     else:
         step = np.abs(x) * {"f32": 0.0, "bf16": 2.0**-8}[kind]
     assert (np.abs(y - x @ w.T) <= (1.00001 * step + 1e-6 * np.abs(x)) @ np.abs(w).T + 1e-30).all()
@@ -119,13 +121,7 @@ def test_extreme_weights_and_activations(level: str, name: str) -> None:
     columns = 512
     if name not in BLOCKS:
         pytest.skip("no integers")
-    data = random_rows(np.random.default_rng(0), name, 4, columns).data.copy()
-    codes = data.reshape(4, -1, FORMATS[name][1])
-    codes_at = [at for at in range(codes.shape[-1]) if at not in f16_bytes(name)]
-    fills = [0x00, 0xFF, 0x80, 0x7F]
-    for row, fill in enumerate(fills):
-        codes[row][:, codes_at] = fill
-    rows = Rows(name, columns, codes.reshape(4, -1))
+    rows = filled(random_rows(np.random.default_rng(0), name, 4, columns), [0x00, 0xFF, 0x80, 0x7F])
     x = np.ones((3, columns), np.float32)
     x[1] = -1
     x[2, ::2] = -1

@@ -8,7 +8,7 @@ import gguf
 import numpy as np
 import numpy.typing as npt
 import pytest
-from packed_reference import BLOCKS, GGUF_FORMATS
+from packed_reference import BLOCKS, GGUF_FORMATS, Rows, plain_values
 from twofold.api.errors import ConfigError, KernelError
 from twofold.blocks import ops
 from twofold.weights.weight_format import FORMATS, WeightMatrix, source_row_bytes
@@ -33,6 +33,8 @@ def by_definition(rows: npt.NDArray[np.uint8], format: str, columns: int) -> F32
     """The weights, by the gguf package or (int8, int4) by the words of their headers."""
     if format in GGUF_FORMATS:
         return gguf.dequantize(rows, gguf.GGMLQuantizationType[GGUF_FORMATS[format]])
+    if format.endswith("_channel"):
+        return plain_values(Rows(format, columns, rows))
     layout = FORMATS[format]
     blocks = rows.reshape(len(rows), -1, layout.block_bytes)
     halves = np.ascontiguousarray(blocks[..., :4]).view(np.float16).astype(np.float32)
@@ -118,9 +120,11 @@ def test_odd_weights_stay_close(pool: ops.ThreadPool, format: str, make: Any) ->
     values = values_of(pool, ops.quantise_rows(pool, x, format), format, x.shape[1])
     assert np.all(np.isfinite(values))
     # Steps are those of the largest weight of a block; below float16's smallest scale everything is 0.
-    blocks = np.abs(x).reshape(len(x), -1, 256).max(axis=2).repeat(256, axis=1)
+    block = x.shape[1] if format.endswith("_channel") else 256
+    blocks = np.abs(x).reshape(len(x), -1, block).max(axis=2).repeat(block, axis=1)
     steps = {"8": 127, "6": 31, "5": 15, "4": 7}[format.strip("qint")[0]]
-    assert np.all(np.abs(values - x) <= blocks * 1.3 / steps + 256 * 2.0**-24)
+    cut = 2.0 if format == "int4_channel" else 1.0  # the largest of a long row
+    assert np.all(np.abs(values - x) <= cut * blocks * 1.3 / steps + 256 * 2.0**-24)
 
 
 @pytest.mark.parametrize(("format", "dtype"), [("f16", np.float16), ("f32", np.float32)])
@@ -182,6 +186,8 @@ def test_what_does_not_fit_is_refused(pool: ops.ThreadPool) -> None:
     x = normal_rows(2, 320)
     with pytest.raises(KernelError, match=r"320 columns in format q4_k; expected a multiple of 256"):
         ops.quantise_rows(pool, x, "q4_k")
+    with pytest.raises(KernelError, match=r"132128 columns in format int8_channel; .* 32, at most 132104"):
+        ops.quantise_rows(pool, np.zeros((1, 132128), np.float32), "int8_channel")
     with pytest.raises(ConfigError, match="never quantised to fp8"):
         ops.quantise_rows(pool, x, "fp8")
     with pytest.raises(ConfigError, match='"q3_k" does not exist'):

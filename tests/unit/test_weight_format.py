@@ -23,6 +23,7 @@ def test_the_table_is_the_headers() -> None:
 def test_sizes_by_hand() -> None:
     assert source_row_bytes("q4_0", 64) == 36
     assert source_row_bytes("f16", 7) == 14
+    assert source_row_bytes("int8_channel", 96) == 2 + 96
     assert packed_bytes("q4_0", 33, 64) == 2 * 2 * 576
     assert packed_bytes("bf16", 32, 3) == 2 * 128
     assert packed_bytes("fp8", 1, 129) == 2 * 4224

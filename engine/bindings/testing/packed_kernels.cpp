@@ -24,7 +24,7 @@ namespace {
 using Bytes = py::array_t<uint8_t, py::array::c_style>;
 using Floats = py::array_t<float, py::array::c_style>;
 
-constexpr const char* kKindNames[kernels::kNumActivationKinds] = {"f32", "bf16", "q8"};
+constexpr const char* kKindNames[kernels::kNumActivationKinds] = {"f32", "bf16", "q8", "q8_token"};
 
 kernels::ActivationKind kind_named(const std::string& name) {
   for (int k = 0; k < kernels::kNumActivationKinds; ++k) {
@@ -51,7 +51,7 @@ struct Source {
   Source(const Bytes& bytes, kernels::WeightFormat format, int64_t columns,
          const std::optional<Floats>& grid) {
     const kernels::FormatLayout& layout = kernels::layout_of(format);
-    if (columns % layout.block_columns != 0 || bytes.ndim() != 2 ||
+    if (!kernels::columns_fit(format, columns) || bytes.ndim() != 2 ||
         bytes.shape(1) != kernels::source_row_bytes(format, columns)) {
       throw KernelFailure(std::string("rows of ") + layout.name + " with " + std::to_string(columns) +
                           " columns do not have this shape");
@@ -153,7 +153,7 @@ void packed_matmul(const Bytes& x, const Bytes& packed, const std::string& name,
 }
 
 // One expert, as the engine runs it on one thread: y = down(silu(gate(x)) * up(x)), gate and up panel by
-// panel, 32 columns of their product encoded at once.
+// panel, 32 columns of their product encoded at once (q8_token: all columns at the end).
 void expert(const Floats& x, const Bytes& gate, const Bytes& up, const Bytes& down, const std::string& name,
             int intermediate, const py::array& y, const std::string& level) {
   const kernels::WeightFormat format = format_named(name);
@@ -169,22 +169,30 @@ void expert(const Floats& x, const Bytes& gate, const Bytes& up, const Bytes& do
   const int64_t h_bytes = kernels::activation_row_stride(kernel.activation, intermediate);
   const int64_t each = kernels::panel_bytes(format, hidden);
   constexpr int kRows = kernels::kPanelRows;
+  const bool whole_rows = kernel.activation == kernels::ActivationKind::kQ8Token;
+  const int width = whole_rows ? static_cast<int>(kernels::num_panels(intermediate)) * kRows : kRows;
   thread_local std::vector<char> memory;
-  memory.resize(static_cast<size_t>(M * (x_bytes + h_bytes + 8 * kRows) + 64));
+  memory.resize(static_cast<size_t>(M * (x_bytes + h_bytes + 4 * (width + kRows)) + 64));
   char* encoded = memory.data() + (64 - reinterpret_cast<uintptr_t>(memory.data()) % 64) % 64;
   char* inner = encoded + M * x_bytes;
   float* gated = reinterpret_cast<float*>(inner + M * h_bytes);
-  float* upped = gated + M * kRows;
+  float* upped = gated + M * width;
   const py::gil_scoped_release release;
   const kernels::EncodeFunction encode_rows = table.encode_as(kernel.activation);
   encode_rows(x.data(), hidden, encoded, x_bytes, M, 0, hidden, hidden);
   for (int n = 0; n < intermediate; n += kRows) {
     const int rows = std::min(kRows, intermediate - n);
-    kernel.matmul(encoded, x_bytes, gate.data() + n / kRows * each, gated, kRows, M, rows, hidden);
+    float* const h = whole_rows ? gated + n : gated;
+    kernel.matmul(encoded, x_bytes, gate.data() + n / kRows * each, h, width, M, rows, hidden);
     kernel.matmul(encoded, x_bytes, up.data() + n / kRows * each, upped, kRows, M, rows, hidden);
+    if (whole_rows) {
+      for (int m = 0; m < M; ++m) table.silu_mul(h + m * width, upped + m * kRows, h + m * width, rows);
+      continue;
+    }
     table.silu_mul(gated, upped, gated, M * kRows);
     encode_rows(gated, kRows, inner, h_bytes, M, n, rows, intermediate);
   }
+  if (whole_rows) encode_rows(gated, width, inner, h_bytes, M, 0, intermediate, intermediate);
   kernel.matmul(inner, h_bytes, down.data(), out, hidden, M, hidden, intermediate);
 }
 
@@ -203,9 +211,9 @@ void bind_packed_kernels(py::module_& m) {
   m.def("formats", [] {
     py::dict layouts;
     for (const kernels::FormatLayout& layout : kernels::kFormatLayouts) {
-      layouts[layout.name] =
-          py::make_tuple(layout.block_columns, layout.block_bytes, layout.panel_columns,
-                         layout.panel_block_bytes, layout.scale_grid, layout.gguf, layout.quantised);
+      layouts[layout.name] = py::make_tuple(layout.block_columns, layout.block_bytes, layout.panel_columns,
+                                            layout.panel_block_bytes, layout.scale_grid,
+                                            layout.row_head_bytes, layout.gguf, layout.quantised);
     }
     return layouts;
   });

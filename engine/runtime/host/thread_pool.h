@@ -41,7 +41,7 @@ class ThreadPool {
   using PhasesBody = FunctionRef<void(int phase, int64_t chunk, int thread)>;
 
   static constexpr int64_t kMaxChunks = int64_t{1} << 31;
-  static constexpr int kMaxPhases = 4;
+  static constexpr int kMaxPhases = 5;
 
   explicit ThreadPool(PoolPlan plan);
   // `num_threads` counts the caller; 0 means one per physical core this process may use. Bound to nothing.

@@ -14,7 +14,8 @@ constexpr int kAddTokens = 4, kAddColumns = 512;  // that one chunk adds up
 // Of a piece: long stretches of memory, for every change of stream costs the time of about 20 KiB. What is
 // left over at the end of gate and up is no loss, as down begins with the groups that are ready.
 constexpr int64_t kMostPairs = 24, kMostDownPanels = 32;
-constexpr int kInputSlot = 0, kInnerSlot = 1, kOutputSlot = 2;  // of the pool's scratch
+constexpr int kEncodeRows = 8;  // of silu(gate) * up, where a phase encodes them
+constexpr int kInputSlot = 0, kInnerSlot = 1, kOutputSlot = 2, kGatedSlot = 3;  // of the pool's scratch
 
 int64_t panels_of(int rows) { return kernels::num_panels(rows); }
 
@@ -44,9 +45,12 @@ struct PackedFfn::Step {
   EncodedRows inner;   // silu(gate) * up, in group order
   float* outputs;      // of down, in group order
   int64_t output_stride;
+  float* gated;  // silu(gate) * up before it is encoded, in group order; null: encoded piece by piece
+  int64_t gated_stride;
   bool one_token;
   Countdown encoded;
-  Countdown* group_left;
+  Countdown* gated_left;  // pieces of gate and up of a group
+  Countdown* group_left;  // the same, or chunks that encode them: what down waits for
   Countdown multiplied;
 
   int num_groups() const { return static_cast<int>(rows.groups.size()); }
@@ -90,8 +94,11 @@ void PackedFfn::plan(const FfnFormats& formats, const FfnRows& rows) {
               (pair_us * static_cast<double>(inner_panels) + down_us * static_cast<double>(outer_panels));
 }
 
-void PackedFfn::run(const FfnFormats& formats, const FfnRows& rows, const InputRows& input, float* sum) {
+void PackedFfn::run(const FfnFormats& packed, const FfnRows& rows, const InputRows& input, float* sum) {
   if (rows.groups.empty()) return;
+  const FfnFormats formats{kernels::multiplied_as(packed.gate, rounding_),
+                           kernels::multiplied_as(packed.up, rounding_),
+                           kernels::multiplied_as(packed.down, rounding_)};
   const auto lock = pool_.lock_scratch();
   plan(formats, rows);
   const kernels::WeightFormat in[] = {formats.gate, formats.up}, out[] = {formats.down};
@@ -103,8 +110,11 @@ void PackedFfn::run(const FfnFormats& formats, const FfnRows& rows, const InputR
             .inner = EncodedRows(table_, out, intermediate_),
             .outputs = nullptr,
             .output_stride = output_stride(hidden_),
+            .gated = nullptr,
+            .gated_stride = output_stride(intermediate_),
             .one_token = rows.num_tokens == 1,
             .encoded = {},
+            .gated_left = nullptr,
             .group_left = nullptr,
             .multiplied = {}};
   const int num_rows = step.num_rows();
@@ -119,11 +129,22 @@ void PackedFfn::run(const FfnFormats& formats, const FfnRows& rows, const InputR
 
   if (group_capacity_ < step.num_groups()) {
     group_capacity_ = step.num_groups();
+    gated_left_ = std::make_unique<Countdown[]>(size_t(group_capacity_));
     group_left_ = std::make_unique<Countdown[]>(size_t(group_capacity_));
   }
+  const bool whole_rows = table_.formats[int(formats.down)].activation == kernels::ActivationKind::kQ8Token;
   step.group_left = group_left_.get();
-  for (int g = 0; g < step.num_groups(); ++g) step.group_left[g].start(0);
-  for (int64_t c = 0; c < gate_up_pieces_.size(); ++c) step.group_left[gate_up_pieces_[c].item].add(1);
+  step.gated_left = whole_rows ? gated_left_.get() : step.group_left;
+  for (int g = 0; g < step.num_groups(); ++g) {
+    step.gated_left[g].start(0);
+    if (whole_rows) {
+      const int begin = rows.begin[size_t(g)], end = rows.begin[size_t(g) + 1];
+      step.group_left[g].start(begin == end ? 0 : (end - 1) / kEncodeRows - begin / kEncodeRows + 1);
+    }
+  }
+  for (int64_t c = 0; c < gate_up_pieces_.size(); ++c) step.gated_left[gate_up_pieces_[c].item].add(1);
+  const int64_t num_inner = whole_rows ? (num_rows + kEncodeRows - 1) / kEncodeRows : 0;
+  if (whole_rows) step.gated = pool_.scratch_floats(kGatedSlot, step.gated_stride * num_rows);
   step.multiplied.start(static_cast<int>(down_pieces_.size()));
 
   const auto temporary_of = [&](int thread) {
@@ -135,8 +156,11 @@ void PackedFfn::run(const FfnFormats& formats, const FfnRows& rows, const InputR
   step.encoded.start(encode_first ? 0 : static_cast<int>(num_encodes));
   const int64_t num_adds =
       ((rows.num_tokens + kAddTokens - 1) / kAddTokens) * ((hidden_ + kAddColumns - 1) / kAddColumns);
-  const LoopPhase phases[] = {
-      {encode_first ? 0 : num_encodes}, gate_up_pieces_.phase(), down_pieces_.phase(), {num_adds}};
+  const LoopPhase phases[] = {{encode_first ? 0 : num_encodes},
+                              gate_up_pieces_.phase(),
+                              {num_inner},
+                              down_pieces_.phase(),
+                              {num_adds}};
   for_phases(pool_, phases, total_us_, [&](int phase, int64_t chunk, int thread) {
     if (phase == 0) {
       encode_tokens(step, chunk * kEncodeTokens,
@@ -145,6 +169,8 @@ void PackedFfn::run(const FfnFormats& formats, const FfnRows& rows, const InputR
     } else if (phase == 1) {
       gate_and_up(step, gate_up_pieces_[chunk]);
     } else if (phase == 2) {
+      encode_inner(step, chunk);
+    } else if (phase == 3) {
       down(step, down_pieces_[chunk]);
     } else {
       add_up(step, chunk);
@@ -195,6 +221,13 @@ void PackedFfn::gate_and_up(Step& step, const PanelRange& piece) {
                   panels.gate + panel * gate_bytes, gated, width, m, n, hidden_);
       up.matmul(step.inputs.row(up.activation, x), step.inputs.stride(up.activation),
                 panels.up + panel * up_bytes, upped, width, m, n, hidden_);
+      if (step.gated != nullptr) {
+        for (int i = 0; i < m; ++i) {
+          table_.silu_mul(gated + i * width, upped + i * width,
+                          step.gated + (begin + block + i) * step.gated_stride + first, n);
+        }
+        continue;
+      }
       if (n == width) {
         table_.silu_mul(gated, upped, gated, m * width);
       } else {
@@ -206,7 +239,26 @@ void PackedFfn::gate_and_up(Step& step, const PanelRange& piece) {
                                step.inner.stride(kind), m, first, n, intermediate_);
     }
   }
-  step.group_left[piece.item].done();
+  step.gated_left[piece.item].done();
+}
+
+// Rows in group order, of one group or of several.
+void PackedFfn::encode_inner(Step& step, int64_t chunk) {
+  const kernels::ActivationKind kind = table_.formats[int(step.formats.down)].activation;
+  const std::span<const int> begins = step.rows.begin;
+  int row = static_cast<int>(chunk) * kEncodeRows;
+  const int end = std::min(row + kEncodeRows, step.num_rows());
+  for (int g = static_cast<int>(std::upper_bound(begins.begin(), begins.end(), row) - begins.begin()) - 1;
+       row < end; ++g) {
+    const int count = std::min(end, begins[size_t(g) + 1]) - row;
+    if (count == 0) continue;
+    step.gated_left[g].wait(pool_);
+    table_.encode[int(kind)](step.gated + row * step.gated_stride, step.gated_stride,
+                             step.inner.writable_row(kind, row), step.inner.stride(kind), count, 0,
+                             intermediate_, intermediate_);
+    step.group_left[g].done();
+    row += count;
+  }
 }
 
 void PackedFfn::down(Step& step, const PanelRange& piece) {

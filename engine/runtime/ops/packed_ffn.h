@@ -1,10 +1,10 @@
 // SiLU-gated feed-forwards on packed weights: groups of rows, each through a feed-forward of its own, and the
 // weighted sum of a token's results. Routed experts and dense layers are the same to it.
 //
-// One loop of four phases under one fork: rows are encoded; panels of gate and up are multiplied into a tile
-// in the nearest cache, gated, and encoded at once for the down matrix; panels of down follow, group after
-// group, so that a thread reads memory as one stream; the results of each token are added up. Counters, not
-// barriers, order what depends on one another.
+// One loop of phases under one fork: rows are encoded; panels of gate and up are multiplied into a tile
+// in the nearest cache, gated, and encoded at once for the down matrix (in a phase of its own where a scale belongs to
+// the whole row); panels of down follow, group after group, so that a thread reads memory as one stream; the results of
+// each token are added up. Counters, not barriers, order what depends on one another.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -61,6 +61,7 @@ class PackedFfn {
   void plan(const FfnFormats& formats, const FfnRows& rows);
   void encode_tokens(Step& step, int64_t first, int64_t end, float* temporary);
   void gate_and_up(Step& step, const PanelRange& piece);
+  void encode_inner(Step& step, int64_t chunk);
   void down(Step& step, const PanelRange& piece);
   void add_up(const Step& step, int64_t chunk);
 
@@ -74,7 +75,7 @@ class PackedFfn {
   // What the pieces were made for.
   int planned_groups_ = 0, planned_rows_ = 0;
   FfnFormats planned_formats_{};
-  std::unique_ptr<Countdown[]> group_left_;
+  std::unique_ptr<Countdown[]> gated_left_, group_left_;
   int group_capacity_ = 0;
 };
 

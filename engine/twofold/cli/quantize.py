@@ -27,7 +27,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "output", metavar="out", help="directory to write; an interrupted run is taken up again"
     )
     parser.add_argument(
-        "--format", required=True, metavar="FORMAT", help="int8, int4, q8_0, q4_0, q4_k, q5_k or q6_k"
+        "--format",
+        required=True,
+        metavar="FORMAT",
+        help="int8, int8_channel, int4, int4_channel, q8_0, q4_0, q4_k, q5_k or q6_k",
     )
     parser.add_argument(
         "--text",

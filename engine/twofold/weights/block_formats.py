@@ -62,11 +62,12 @@ def with_block_formats(
                 f"{where}: quantization_config names tensor {name}, which is in no file; quantise the model again"
             )
         block = FORMATS[format]
-        if entry.dtype != "U8" or len(entry.shape) < 2 or entry.shape[-1] % block.block_bytes:
+        width = entry.shape[-1] - block.row_head_bytes if len(entry.shape) >= 2 else -1
+        if entry.dtype != "U8" or width < 0 or width % block.block_bytes:
             raise ModelLoadError(
                 f"{entry.file}: tensor {name} is {entry.dtype} {list(entry.shape)}, expected U8 rows of whole {format} "
                 f"blocks of {block.block_bytes} bytes; quantise the model again"
             )
-        columns = entry.shape[-1] // block.block_bytes * block.block_columns
+        columns = width // block.block_bytes * block.block_columns
         result[name] = replace(entry, dtype=format, shape=(*entry.shape[:-1], columns), format=format)
     return result

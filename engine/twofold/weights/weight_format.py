@@ -31,6 +31,8 @@ class FormatLayout:
     panel_block_bytes: int
     scale_grid: int
     """Rows and columns of weights that share a float32 scale outside the rows; 0: none do."""
+    row_head_bytes: int
+    """Of a file's row before its blocks: the scale of formats with one for a row."""
     gguf: str
     """Its type in GGUF; empty: none."""
     quantised: bool
@@ -58,7 +60,7 @@ def source_row_bytes(format: str, columns: int) -> int:
         raise ValueError(
             f"a row of {columns} columns in format {format}; expected a multiple of {layout.block_columns}"
         )
-    return columns // layout.block_columns * layout.block_bytes
+    return layout.row_head_bytes + columns // layout.block_columns * layout.block_bytes
 
 
 def packed_bytes(format: str, rows: int, columns: int) -> int:

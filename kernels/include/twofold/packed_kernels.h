@@ -2,7 +2,8 @@
 //
 // Activations are encoded once per row and then read by every weight row: f32 as they are, bf16 (rounded to
 // nearest even) where the level multiplies bf16 directly, q8 (8-bit integers, one scale per 32 columns) for
-// integer weights. A level says for each format which encoding it takes; an encoding's bytes are the same on
+// integer weights, q8_token (the same with one scale per row) for integer weights that have one scale per row, too.
+// A level says for each format which encoding it takes; an encoding's bytes are the same on
 // every level.
 //
 // Determinism: the additions behind one output element happen in an order fixed by K and the format, never by
@@ -20,11 +21,13 @@ namespace twofold::kernels {
 //   q8: i8 q[P], f32 scale[P / 32], i32 sum16[P / 16] (of q, per run of 16), P = K rounded up to 256;
 //       x = scale * q, scale = amax / 127; a run below kSmallestQ8 is zero, one with an infinity or NaN has a
 //       NaN for scale.
+//   q8_token: i8 q[P], f32 scale, i32 sum (of q), with one scale for the row made as that of a run.
 constexpr int64_t activation_columns(int64_t K) { return (K + 255) / 256 * 256; }
 constexpr int64_t activation_row_bytes(ActivationKind kind, int64_t K) {
   const int64_t P = activation_columns(K);
   if (kind == ActivationKind::kF32) return 4 * P;
   if (kind == ActivationKind::kBF16) return 2 * P;
+  if (kind == ActivationKind::kQ8Token) return P + 64;
   return P + P / 8 + P / 4;
 }
 
@@ -38,6 +41,7 @@ inline constexpr float kSmallestQ8 = 1e-35f;
 
 // Encodes columns [first, first + count) of M rows; first is a multiple of 32, and count too unless first +
 // count == K. Whoever encodes the last column also writes the zeros behind it. x points to column `first`.
+// q8_token takes whole rows only: first == 0, count == K.
 using EncodeFunction = void (*)(const float* x, int64_t ldx, void* rows, int64_t row_bytes, int M, int first,
                                 int count, int K);
 

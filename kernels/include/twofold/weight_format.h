@@ -32,17 +32,28 @@ struct FormatLayout {
   int panel_columns;      // columns of a panel block
   int panel_block_bytes;  // bytes of a panel block, all 32 rows
   int scale_grid;         // one f32 scale apart from the rows for so many rows and columns; 0: none
+  int row_head_bytes;     // of a source row before its blocks: the scale of formats with one for a row
   const char* gguf;       // its type in GGUF; empty: none
   bool quantised;         // quantise_row() makes it
 };
 
 template <class Format>
+inline constexpr bool is_quantised =
+    is_per_channel<Format> || requires { Format::quantise(nullptr, nullptr, nullptr); };
+
+template <class Format>
 constexpr FormatLayout make_layout() {
-  FormatLayout layout{Format::kName,       Format::kBlockColumns,
-                      Format::kBlockBytes, Format::kPanelColumns,
-                      Format::kPanelBytes, 0,
-                      Format::kGguf,       requires { Format::quantise(nullptr, nullptr, nullptr); }};
+  FormatLayout layout{Format::kName,
+                      Format::kBlockColumns,
+                      Format::kBlockBytes,
+                      Format::kPanelColumns,
+                      Format::kPanelBytes,
+                      0,
+                      0,
+                      Format::kGguf,
+                      is_quantised<Format>};
   if constexpr (requires { Format::kScaleGrid; }) layout.scale_grid = Format::kScaleGrid;
+  if constexpr (is_per_channel<Format>) layout.row_head_bytes = Format::kRowHeadBytes;
   return layout;
 }
 
@@ -56,9 +67,17 @@ constexpr const FormatLayout& layout_of(WeightFormat format) {
   return kFormatLayouts[static_cast<int>(format)];
 }
 
+// Whether rows can have so many columns: whole blocks, and no more than an integer sum holds.
+constexpr bool columns_fit(WeightFormat format, int64_t columns) {
+  const FormatLayout& layout = layout_of(format);
+  return columns % layout.block_columns == 0 &&
+         (layout.row_head_bytes == 0 || columns <= kMostChannelColumns);
+}
+
 // Bytes of a source row of `columns` weights; columns must be a multiple of block_columns.
 constexpr int64_t source_row_bytes(WeightFormat format, int64_t columns) {
-  return columns / layout_of(format).block_columns * layout_of(format).block_bytes;
+  const FormatLayout& layout = layout_of(format);
+  return layout.row_head_bytes + columns / layout.block_columns * layout.block_bytes;
 }
 
 // Bytes of one panel: 32 rows of `columns` weights, columns rounded up to whole panel blocks.

@@ -13,6 +13,7 @@
 #include "number_formats.h"
 #include "ops/tensor_view.h"
 #include "twofold/kernels.h"
+#include "twofold/rounding.h"
 
 namespace twofold {
 
@@ -64,7 +65,8 @@ void encode(ActivationKind kind, const float* rows, int num_rows, int K, uint8_t
 // y[m][n] of encoded rows of `kind`, which the CPU's kernel of the format may want in another encoding.
 void multiply(WeightFormat format, const void* panels, ActivationKind kind, const uint8_t* rows, int M, int N,
               int K, float* y) {
-  const kernels::FormatKernels& kernel = kernels::kernel_table().of(format);
+  const kernels::FormatKernels& kernel =
+      kernels::kernel_table().of(kernels::multiplied_as(format, kernels::Rounding::kOfDevice));
   const int64_t row_bytes = kernels::activation_row_bytes(kind, K);
   Bytes wanted;
   if (kernel.activation != kind) {

@@ -6,6 +6,9 @@
 //   kScale, kZero    where its scales belong; what was added to make weights unsigned
 //   values(block, run, u)       the 32 unsigned weights of a run of a source block
 //   quantise(x, w, block)       a source block from float32, w weighing the errors; a format without is never written
+//   kRowHeadBytes               with one scale for a row: what precedes its blocks, and
+//   quantise_row(x, w, columns, row)      instead of quantise; w may be null
+//   InBlocks                    the format that has the same panels and takes q8
 //   steps(block, scratch), kFlip, upper(block, run, u)     for packing: what values() would give, only faster
 // and, from Panel<columns, scales, bits>, what lies where in a panel block. `scales` is one of the structs
 // below or the format's own:
@@ -42,11 +45,19 @@ enum class ScaleOf : uint8_t {
   kHalf,   // every 16 columns have their own
 };
 
-enum class ActivationKind : uint8_t { kF32, kBF16, kQ8 };
-inline constexpr int kNumActivationKinds = 3;
+enum class ActivationKind : uint8_t { kF32, kBF16, kQ8, kQ8Token };
+inline constexpr int kNumActivationKinds = 4;
 
 template <class Format>
 inline constexpr bool is_integer = requires { Format::kScale; };
+
+// One scale for a row of weights, at the head of its source row and again in each of its panel blocks: where
+// activations have one scale for a token, a product is one sum of integers.
+template <class Format>
+inline constexpr bool is_per_channel = requires { Format::kRowHeadBytes; };
+
+// Columns whose integer sum fits 32 bits whatever the weights and activations are.
+inline constexpr int64_t kMostChannelColumns = INT32_MAX / (128 * 127);
 
 namespace formats {
 

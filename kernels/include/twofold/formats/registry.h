@@ -3,7 +3,9 @@
 #pragma once
 #include "fp8.h"
 #include "int4.h"
+#include "int4_channel.h"
 #include "int8.h"
+#include "int8_channel.h"
 #include "plain.h"
 #include "q4_0.h"
 #include "q4_k.h"
@@ -22,7 +24,9 @@
   X(Q5_K)                         \
   X(Q6_K)                         \
   X(Int8)                         \
-  X(Int4)
+  X(Int4)                         \
+  X(Int8_Channel)                 \
+  X(Int4_Channel)
 
 namespace twofold::kernels {
 
