@@ -154,7 +154,9 @@ def test_decode_computes_the_residents_and_the_mailbox_the_rest(fake: ModuleType
             out=layer.encoded.data_ptr(),
         )  # fmt: skip
         native.encode(rows, 0)
-        shape = launches.DecodeShape(num_tokens=TOKENS, top_k=TOP_K, num_experts=EXPERTS, shared_bytes=0)
+        shape = launches.DecodeShape(
+            num_tokens=TOKENS, top_k=TOP_K, num_experts=EXPERTS, shared_bytes=48 * 1024
+        )
         native.decode_experts(layer.layout, layer.groups, layer.buffers, shape, 0)
         mailbox.wait(
             kind="kernels",

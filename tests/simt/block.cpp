@@ -13,7 +13,7 @@
 
 namespace simt {
 
-thread_local Machine* running_machine __attribute__((tls_model("initial-exec"))) = nullptr;
+thread_local Machine* running_machine = nullptr;
 
 Machine& Machine::of_this_thread() {
   static thread_local const std::unique_ptr<Machine> machine(new Machine);

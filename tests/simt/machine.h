@@ -129,7 +129,7 @@ class Machine {
 };
 
 // Of the calling thread's running block; null between launches.
-extern thread_local Machine* running_machine __attribute__((tls_model("initial-exec")));
+extern thread_local Machine* running_machine;
 
 std::string name_of(const Kernel& kernel);
 std::string name_of(Meeting how, int line);
