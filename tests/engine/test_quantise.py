@@ -118,7 +118,8 @@ def test_any_model_runs_after_it(tmp_path: Path, pool: ops.ThreadPool, model: Ti
 @pytest.mark.parametrize(
     ("target", "columns", "format"),
     [("q4_k", 512, "q4_k"), ("q4_k", 64, "int4"), ("q4_k", 96, "q4_0"), ("q4_k", 40, "bf16"), ("q5_k", 128, "q8_0"),
-     ("q6_k", 32, "q8_0"), ("int8", 64, "q8_0"), ("int8_channel", 96, "int8_channel"), ("int4", 96, "q4_0"), ("q8_0", 48, "bf16")],
+     ("q6_k", 32, "q8_0"), ("int8", 64, "q8_0"), ("int8_channel", 96, "int8_channel"), ("int4", 96, "q4_0"),
+     ("q8_0", 48, "bf16")],
 )  # fmt: skip
 def test_rows_that_do_not_fill_blocks(target: str, columns: int, format: str) -> None:
     assert format_for(target, columns, "bf16") == format
