@@ -50,7 +50,8 @@ struct Fixture {
   PostedLayer posted() {
     int on_cpu = 0;
     for (const uint8_t w : where) on_cpu += w == cuda::kCpu;
-    return {kTokens, on_cpu, ids.data(), gates.data(), where.data(), activations.data(), results.data()};
+    return {kTokens,        on_cpu, ids.data(), gates.data(), where.data(), activations.data(),
+            results.data(), nullptr};
   }
 
   // Double precision, from the weights as they were given.
