@@ -21,6 +21,7 @@ from pathlib import Path
 from twofold.api.errors import ModelLoadError
 from twofold.models.model_files import open_model_files
 from twofold.models.testing import TinyModel
+from twofold.models.testing_families import TinyGlm4Moe
 from twofold.models.testing_gguf import (
     damaged,
     gguf_bytes,
@@ -40,6 +41,16 @@ MODELS = (
         num_layers=1,
         num_experts=2,
         vocab_size=340,
+    ),
+    TinyGlm4Moe(
+        hidden_size=32,
+        moe_intermediate_size=32,
+        intermediate_size=32,
+        num_layers=2,
+        num_experts=2,
+        vocab_size=267,
+        use_qk_norm=True,
+        num_mtp_layers=1,
     ),
 )
 TYPES = ("F32", "Q8_0", "Q4_0", "Q5_0", "Q5_1", "F16")

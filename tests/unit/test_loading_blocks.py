@@ -23,7 +23,7 @@ GQA = Gqa(3, 64, num_heads=4, num_kv_heads=2, head_dim=16, eps=1e-6, sliding_win
 EXPERTS = RoutedExperts(3, 64, num_experts=4, top_k=2, intermediate_size=32)
 BLOCKS = [
     GQA,
-    Gqa(3, 64, 4, 2, 16, 1e-6, bias=True, qk_norm=True),
+    Gqa(3, 64, 4, 2, 16, 1e-6, bias=True, o_bias=True, qk_norm=True),
     DenseFfn(3, 64, 96, 1e-6),
     Router(3, 64, 4, 2, 1e-6, renormalise=True, bias=True),
     EXPERTS,

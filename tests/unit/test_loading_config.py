@@ -29,7 +29,7 @@ def test_qwen3_moe_fields(tmp_path: Path) -> None:
     model = TinyModel(num_layers=4, mlp_only_layers=(1,), decoder_sparse_step=1, attention_bias=True)
     config = read_config(write_tiny_model(tmp_path, model))
     assert config.architecture == "Qwen3MoeForCausalLM"
-    attention = Gqa(1, 48, 4, 2, 16, 1e-6, bias=True, qk_norm=True)
+    attention = Gqa(1, 48, 4, 2, 16, 1e-6, bias=True, o_bias=True, qk_norm=True)
     assert (config.hidden_size, config.num_layers, config.rope_dim) == (48, 4, 16)
     assert config.layers[1] == (attention, DenseFfn(1, 48, 64, 1e-6))
     assert config.layers[2] == (

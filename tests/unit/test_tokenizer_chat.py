@@ -44,6 +44,38 @@ turns={{ ns.turns }} {{ flag | default('unset') }}
 >>
 {%- endif %}
 """
+# GLM's way: nothing between marks and roles, tools as JSON with letters as they are, answers told by key and value.
+GLM_TEMPLATE = """[gMASK]<sop>
+{%- if tools -%}<|system|>
+# Tools
+{% for tool in tools %}{{ tool | tojson(ensure_ascii=False) }}
+{% endfor %}{%- endif -%}
+{%- macro text(content) -%}
+    {%- if content is string -%}{{ content }}{%- else -%}
+        {%- for item in content if item is mapping and item.type == 'text' -%}{{ item.text }}{%- endfor -%}
+    {%- endif -%}
+{%- endmacro -%}
+{%- set last = namespace(user=-1) %}
+{%- for m in messages if m.role == 'user' %}{%- set last.user = loop.index0 -%}{%- endfor %}
+{%- for m in messages -%}
+    {%- if m.role == 'assistant' -%}
+<|assistant|>
+<think>{{ m.reasoning_content | default('') | trim if loop.index0 > last.user }}</think>
+{{ text(m.content) }}
+        {%- for call in m.tool_calls or [] -%}
+<tool_call>{{ call.function.name }}
+            {%- for key, value in call.function.arguments.items() -%}
+<arg_key>{{ key }}</arg_key>
+<arg_value>{{ value if value is string else value | tojson(ensure_ascii=False) }}</arg_value>
+            {%- endfor -%}</tool_call>
+        {%- endfor -%}
+    {%- else -%}
+<|{{ m.role }}|>
+{{ text(m.content) }}{{ '/nothink' if enable_thinking is defined and not enable_thinking and m.role == 'user' }}
+    {%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}<|assistant|>{{ '\n<think></think>' if enable_thinking is defined and not enable_thinking }}
+{%- endif -%}"""
 TOOLS = [{"type": "function", "function": {"name": "naïve <b>", "parameters": {"z": 1, "a": [1, 2]}}}]
 CONVERSATION = [
     {"role": "system", "content": "Be brief. <&>"},
@@ -60,12 +92,14 @@ def pair(directory: Path, template: str) -> tuple[Tokenizer, Any]:
     return Tokenizer.load(directory), reference
 
 
-@pytest.mark.parametrize("template", [CHATML_TEMPLATE, ELABORATE_TEMPLATE], ids=["chatml", "elaborate"])
+@pytest.mark.parametrize(
+    "template", [CHATML_TEMPLATE, ELABORATE_TEMPLATE, GLM_TEMPLATE], ids=["chatml", "elaborate", "glm"]
+)
 @pytest.mark.parametrize("prompt", [True, False])
 @pytest.mark.parametrize("tools", [None, TOOLS], ids=["plain", "tools"])
 def test_renders_as_transformers_does(tmp_path: Path, template: str, prompt: bool, tools: Any) -> None:
     tokenizer, reference = pair(tmp_path, template)
-    for variables in ({}, {"flag": "set"}):
+    for variables in ({}, {"flag": "set"}, {"enable_thinking": False}):
         expected = reference.apply_chat_template(
             CONVERSATION, tools=tools, add_generation_prompt=prompt, tokenize=False, **variables
         )

@@ -116,7 +116,7 @@ class DeviceKernels(Protocol):
 
         Args:
             norms: f32 [head_dim] of q and of k, or None.
-            angles: cosines and sines, f32 [T, head_dim / 2].
+            angles: cosines and sines, f32 [T, rotated pairs]: the elements of a head behind them stay as they are.
             slot_mapping: int64 [T], page * page_size + position in it; negative: not stored.
 
         Returns:

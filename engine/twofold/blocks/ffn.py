@@ -20,12 +20,17 @@ class DenseFfn(Block):
     hidden_size: int
     intermediate_size: int
     eps: float
+    gguf_norm: str = "ffn_norm"
+    """What GGUF files call the norm."""
 
     def tensors(self, found: Found) -> dict[str, TensorSpec]:
         hf, gguf = f"model.layers.{self.layer}", f"blk.{self.layer}"
         wide, narrow = (self.intermediate_size, self.hidden_size), (self.hidden_size, self.intermediate_size)
         norm = TensorSpec(
-            f"{hf}.post_attention_layernorm.weight", (self.hidden_size,), "exact", f"{gguf}.ffn_norm.weight"
+            f"{hf}.post_attention_layernorm.weight",
+            (self.hidden_size,),
+            "exact",
+            f"{gguf}.{self.gguf_norm}.weight",
         )
         return {"norm": norm} | {
             part: TensorSpec(f"{hf}.mlp.{part}_proj.weight", shape, "matrix", f"{gguf}.ffn_{part}.weight")

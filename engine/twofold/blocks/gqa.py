@@ -39,7 +39,9 @@ class Gqa(Block):
     head_dim: int
     eps: float
     bias: bool = False
-    """Of all four projections."""
+    """Of queries, keys and values."""
+    o_bias: bool = False
+    """Of the projection that writes to the residual stream."""
     qk_norm: bool = False
     sliding_window: int | None = None
     gguf_pairs_neighbours: bool = False
@@ -98,6 +100,7 @@ class Gqa(Block):
         }
         if self.bias:
             specs |= zip(("q_bias", "k_bias", "v_bias"), projections("bias"), strict=True)
+        if self.o_bias:
             specs["o_bias"] = vector("self_attn.o_proj.bias", hidden, "attn_output.bias")
         if self.qk_norm:
             specs |= {
@@ -115,6 +118,11 @@ class Gqa(Block):
     @property
     def device_elements_per_token(self) -> int:
         return (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
+
+    def device_bytes(self, weights: BlockWeights) -> int:
+        """Biases are bf16 there."""
+        biases = sum(spec.shape[0] for part, spec in weights.specs.items() if part.endswith("_bias"))
+        return super().device_bytes(weights) - 2 * biases
 
     def cost(self, weights: BlockWeights, tokens: int = 1, behind: int = 0) -> Cost:
         base = super().cost(weights, tokens, behind)

@@ -44,6 +44,8 @@ class Router(Block):
     """What a group is chosen by: its best score, or the sum of its two best."""
     modules: tuple[str, ...] = ("mlp",)
     """What checkpoints call the mixture; the first whose gate is there, else the last."""
+    gguf_norm: str = "ffn_norm"
+    """What GGUF files call the norm."""
 
     def problems(self) -> Iterator[str]:
         if self.top_k > self.num_experts:
@@ -69,7 +71,10 @@ class Router(Block):
             for module in self.modules
         ]
         norm = TensorSpec(
-            f"{hf}.post_attention_layernorm.weight", (self.hidden_size,), "exact", f"{gguf}.ffn_norm.weight"
+            f"{hf}.post_attention_layernorm.weight",
+            (self.hidden_size,),
+            "exact",
+            f"{gguf}.{self.gguf_norm}.weight",
         )
         gate = next(filter(found, gates), gates[-1])
         specs = {"norm": norm, "gate": gate}

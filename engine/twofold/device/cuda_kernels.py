@@ -59,7 +59,7 @@ class CudaKernels(PromptAttention):
         rows = _cuda.QkvRows(
             qkv=qkv.data_ptr(), num_tokens=len(qkv), num_heads=shape.num_heads, q_norm=address(norms[0]),
             k_norm=address(norms[1]), epsilon=shape.epsilon, cos=angles[0].data_ptr(), sin=angles[1].data_ptr(),
-            rotary=shape.head_dim, slot_mapping=slot_mapping.data_ptr(),
+            rotary=2 * angles[0].shape[1], slot_mapping=slot_mapping.data_ptr(),
         )  # fmt: skip
         _cuda.rope_store(rows, self._pages(kv), q=q.data_ptr(), stream=stream())
         return q

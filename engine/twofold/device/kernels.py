@@ -92,8 +92,9 @@ class TorchKernels(PromptAttention):
         if norm is not None:
             x = torch.nn.functional.rms_norm(x, x.shape[-1:], norm, epsilon)
         cos, sin = (angle[:, None, :] for angle in angles)
-        first, second = x.chunk(2, -1)
-        return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
+        rotated = cos.shape[-1]
+        first, second, rest = torch.tensor_split(x, (rotated, 2 * rotated), dim=-1)
+        return torch.cat([first * cos - second * sin, second * cos + first * sin, rest], -1)
 
 
 def _scores(logits: Tensor, score: str) -> Tensor:

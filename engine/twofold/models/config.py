@@ -317,8 +317,26 @@ def read_activation(fields: Fields) -> None:
         raise fields.error("hidden_act", activation, "'silu', the only supported activation")
 
 
-def read_rope(fields: Fields, *, default_theta: float, max_position_embeddings: int) -> RopeConfig:
-    """RoPE settings, from `rope_parameters` (transformers 5: theta inside) or `rope_scaling` with `rope_theta`."""
+def read_rotary_dim(fields: Fields, head_dim: int, default: float) -> int:
+    """How many elements of a head are rotated: the share that `partial_rotary_factor` says."""
+    section = fields.section(("rope_parameters", "rope_scaling"))
+    said = None if section is None else section.optional_number("partial_rotary_factor", maximum=1.0)
+    share = said if said is not None else fields.number("partial_rotary_factor", default, maximum=1.0)
+    rotary_dim = int(head_dim * share)
+    if rotary_dim < 2 or rotary_dim % 2:
+        raise fields.error(
+            "partial_rotary_factor", share, f"an even number of the {head_dim} elements of a head"
+        )
+    return rotary_dim
+
+
+def read_rope(
+    fields: Fields, *, default_theta: float, max_position_embeddings: int, partial: bool = False
+) -> RopeConfig:
+    """RoPE settings, from `rope_parameters` (transformers 5: theta inside) or `rope_scaling` with `rope_theta`.
+
+    partial: the family rotates a share of each head (`read_rotary_dim`).
+    """
     theta = fields.number("rope_theta", default_theta, above=True)
     section = fields.section(("rope_parameters", "rope_scaling"))
     if section is None:
@@ -328,9 +346,9 @@ def read_rope(fields: Fields, *, default_theta: float, max_position_embeddings: 
             f"{section.where}: settings per layer type are not supported; use one set for all layers"
         )
     theta = section.number("rope_theta", theta, above=True)
-    partial = section.number("partial_rotary_factor", fields.number("partial_rotary_factor", 1.0))
-    if partial != 1.0:
-        raise section.error("partial_rotary_factor", partial, "1.0, the only supported value")
+    share = section.number("partial_rotary_factor", fields.number("partial_rotary_factor", 1.0))
+    if share != 1.0 and not partial:
+        raise section.error("partial_rotary_factor", share, "1.0, the only supported value")
     name = section.text(("rope_type", "type"), "default")
     kind = next((known for known in ROPE_KINDS if known == name), None)
     if kind is None:

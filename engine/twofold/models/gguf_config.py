@@ -38,16 +38,29 @@ class GgufMetadata:
         self.max_positions = self.fields.integer("context_length")
         self.eps = self.fields.number("attention.layer_norm_rms_epsilon", above=True)
 
-    def attention(self, *, qk_norm: bool = False, pairs_neighbours: bool = False) -> Gqa:
-        """Grouped-query attention, for every layer alike."""
+    def attention(
+        self,
+        *,
+        qk_norm: bool = False,
+        pairs_neighbours: bool = False,
+        o_bias: bool = True,
+        partly_rotated: bool = False,
+    ) -> Gqa:
+        """Grouped-query attention, for every layer alike.
+
+        `o_bias`: whether the output has a bias where q, k and v have. With `partly_rotated` rope.dimension_count may be
+        less than a head.
+        """
         fields = self.fields
         num_heads = fields.integer("attention.head_count")
         head_dim = fields.integer("attention.key_length", max(1, self.hidden_size // num_heads))
-        for key in ("attention.value_length", "rope.dimension_count"):
+        whole = ("attention.value_length", *(() if partly_rotated else ("rope.dimension_count",)))
+        for key in whole:
             if fields.integer(key, head_dim) != head_dim:
                 raise fields.error(
                     key, fields.data[key], f"{head_dim} as attention.key_length, the only supported value"
                 )
+        bias = "blk.0.attn_q.bias" in self.file.tensors
         return Gqa(
             layer=0,
             hidden_size=self.hidden_size,
@@ -55,7 +68,8 @@ class GgufMetadata:
             num_kv_heads=fields.integer("attention.head_count_kv", num_heads),
             head_dim=head_dim,
             eps=self.eps,
-            bias="blk.0.attn_q.bias" in self.file.tensors,
+            bias=bias,
+            o_bias=bias and o_bias,
             qk_norm=qk_norm,
             sliding_window=fields.optional_integer("attention.sliding_window") or None,
             gguf_pairs_neighbours=pairs_neighbours,

@@ -47,6 +47,7 @@ def parse_config(fields: Fields, generation: GenerationDefaults) -> ModelConfig:
         head_dim=fields.integer("head_dim", max(1, hidden // num_heads)),
         eps=eps,
         bias=fields.boolean("attention_bias", False),
+        o_bias=fields.boolean("attention_bias", False),
         qk_norm=True,
         sliding_window=fields.integer("sliding_window", 4096) if uses_window else None,
     )

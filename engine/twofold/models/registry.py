@@ -39,6 +39,7 @@ class Family:
 FAMILIES: Final = (
     Family("qwen3_moe", ("Qwen3MoeForCausalLM",), "qwen3moe"),
     Family("mixtral", ("MixtralForCausalLM",), "llama"),
+    Family("glm4_moe", ("Glm4MoeForCausalLM",), "glm4moe"),
     Family("deepseek", ("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM"), "deepseek2"),
 )
 ARCHITECTURES: Final = tuple(sorted(name for family in FAMILIES for name in family.classes))

@@ -48,7 +48,8 @@ _DTYPE_NAMES: Final = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 class TinyModel:
     """What to write. The defaults are a small Qwen3-MoE; every field is one corner of the configuration."""
 
-    architecture: Literal["Qwen3MoeForCausalLM", "MixtralForCausalLM"] = "Qwen3MoeForCausalLM"
+    architecture: str = "Qwen3MoeForCausalLM"
+    """Or "MixtralForCausalLM"; other families have classes of their own."""
     hidden_size: int = 48
     num_layers: int = 3
     num_heads: int = 4
@@ -84,6 +85,36 @@ class TinyModel:
         if self.architecture == "MixtralForCausalLM":
             return True
         return layer not in self.mlp_only_layers and (layer + 1) % self.decoder_sparse_step == 0
+
+    @property
+    def biased(self) -> str:
+        """The projections of attention that have a bias: letters of q, k, v, o."""
+        return "qkvo" if self.attention_bias else ""
+
+    @property
+    def norm_sizes(self) -> dict[str, int]:
+        """Of the norms of q and k, if there are any."""
+        return dict.fromkeys("qk", self.head_dim) if self.architecture == "Qwen3MoeForCausalLM" else {}
+
+    def extra_weights(self, layer: int, prefix: str, random: RandomWeights) -> None:
+        """What the family has in a layer beside attention, norms, experts and dense feed-forward layers."""
+
+    @property
+    def num_written_layers(self) -> int:
+        """In the checkpoint: those that predict further tokens come behind the others."""
+        return self.num_layers
+
+    @property
+    def gguf_architecture(self) -> str:
+        return "llama" if self.architecture == "MixtralForCausalLM" else "qwen3moe"
+
+    @property
+    def gguf_names(self) -> dict[str, str]:
+        """What this family's GGUF files call otherwise than the others'."""
+        return {}
+
+    def add_gguf_metadata(self, writer: Any, package: Any, *, split_kv: bool) -> None:
+        """What llama.cpp's converter writes for this family alone."""
 
     def config(self) -> dict[str, Any]:
         """The contents of config.json."""
@@ -162,19 +193,30 @@ def _config(model: TinyModel) -> dict[str, Any]:
     }
 
 
+class RandomWeights:
+    """Random tensors by name, one after the other of one generator."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = np.random.default_rng(seed)
+        self.found: dict[str, F32] = {}
+
+    def matrix(self, name: str, rows: int, columns: int, gain: float = 1.0) -> None:
+        self.found[name] = self.rng.normal(0.0, gain / columns**0.5, (rows, columns)).astype(np.float32)
+
+    def vector(self, name: str, size: int, mean: float) -> None:
+        self.found[name] = self.rng.normal(mean, 0.2, size).astype(np.float32)
+
+    def feed_forward(self, prefix: str, inner: int, hidden: int, gain: float = 1.0) -> None:
+        self.matrix(f"{prefix}.gate_proj.weight", inner, hidden, gain)
+        self.matrix(f"{prefix}.up_proj.weight", inner, hidden, gain)
+        self.matrix(f"{prefix}.down_proj.weight", hidden, inner, gain)
+
+
 def _weights(model: TinyModel) -> dict[str, F32]:
-    rng = np.random.default_rng(model.seed)
-    weights: dict[str, F32] = {}
-
-    def matrix(name: str, rows: int, columns: int, gain: float = 1.0) -> None:
-        weights[name] = rng.normal(0.0, gain / columns**0.5, (rows, columns)).astype(np.float32)
-
-    def vector(name: str, size: int, mean: float) -> None:
-        weights[name] = rng.normal(mean, 0.2, size).astype(np.float32)
-
-    hidden = model.hidden_size
+    random = RandomWeights(model.seed)
+    matrix, vector, hidden = random.matrix, random.vector, model.hidden_size
     matrix("model.embed_tokens.weight", model.vocab_size, hidden, hidden**0.5)
-    for layer in range(model.num_layers):
+    for layer in range(model.num_written_layers):
         prefix = f"model.layers.{layer}"
         vector(f"{prefix}.input_layernorm.weight", hidden, 1.0)
         vector(f"{prefix}.post_attention_layernorm.weight", hidden, 1.0)
@@ -186,21 +228,19 @@ def _weights(model: TinyModel) -> dict[str, F32]:
             ("o", hidden, q_size),
         ):
             matrix(f"{prefix}.self_attn.{name}_proj.weight", rows, columns)
-            if model.attention_bias:
+            if name in model.biased:
                 vector(f"{prefix}.self_attn.{name}_proj.bias", rows, 0.0)
-        if model.architecture == "Qwen3MoeForCausalLM":
-            vector(f"{prefix}.self_attn.q_norm.weight", model.head_dim, 1.0)
-            vector(f"{prefix}.self_attn.k_norm.weight", model.head_dim, 1.0)
+        for name, size in model.norm_sizes.items():
+            vector(f"{prefix}.self_attn.{name}_norm.weight", size, 1.0)
         if model.is_moe_layer(layer):
-            _add_experts(model, prefix, weights, rng)
+            _add_experts(model, prefix, random.found, random.rng)
         else:
-            matrix(f"{prefix}.mlp.gate_proj.weight", model.intermediate_size, hidden)
-            matrix(f"{prefix}.mlp.up_proj.weight", model.intermediate_size, hidden)
-            matrix(f"{prefix}.mlp.down_proj.weight", hidden, model.intermediate_size)
+            random.feed_forward(f"{prefix}.mlp", model.intermediate_size, hidden)
+        model.extra_weights(layer, prefix, random)
     vector("model.norm.weight", hidden, 1.0)
     if not model.tie_word_embeddings:
         matrix("lm_head.weight", model.vocab_size, hidden, 2.0)
-    return weights
+    return random.found
 
 
 def write_weights(

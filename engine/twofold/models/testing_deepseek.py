@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,8 @@ F32 = npt.NDArray[np.float32]
 class TinyDeepseek(TinyModel):
     """What to write. The defaults are a small DeepSeek-V3; every field is one corner of the configuration."""
 
-    architecture: Literal["DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM"] = "DeepseekV3ForCausalLM"  # type: ignore[assignment]
+    architecture: str = "DeepseekV3ForCausalLM"
+    """Or "DeepseekV2ForCausalLM"."""
     q_lora_rank: int | None = 20
     """None: queries come from the hidden state in one product."""
     kv_lora_rank: int = 24
@@ -34,6 +35,10 @@ class TinyDeepseek(TinyModel):
     """V3 only; V2 always pairs neighbours."""
     num_mtp_layers: int = 0
     """Layers behind the last that predict further tokens (V3's multi-token prediction)."""
+
+    @property
+    def gguf_architecture(self) -> str:
+        return "deepseek2"
 
     @property
     def is_v3(self) -> bool:

@@ -44,6 +44,14 @@ _NAMES: Final = {
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
+    "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
+    "mlp.shared_expert.up_proj": "ffn_up_shexp",
+    "mlp.shared_expert.down_proj": "ffn_down_shexp",
+    "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+    "eh_proj": "nextn.eh_proj",
+    "enorm": "nextn.enorm",
+    "hnorm": "nextn.hnorm",
+    "shared_head.norm": "nextn.shared_head_norm",
     "self_attn.q_a_proj": "attn_q_a",
     "self_attn.q_a_layernorm": "attn_q_a_norm",
     "self_attn.q_b_proj": "attn_q_b",
@@ -83,10 +91,9 @@ def write_tiny_gguf(
 
     model = model or TinyModel()
     path = Path(path)
-    writer = gguf.GGUFWriter(path, _architecture(model), split_max_tensors=split_tensors)
+    writer = gguf.GGUFWriter(path, model.gguf_architecture, split_max_tensors=split_tensors)
     _add_metadata(writer, model, split_kv)
-    if isinstance(model, TinyDeepseek):
-        model.add_gguf_metadata(writer, gguf, split_kv=split_kv)
+    model.add_gguf_metadata(writer, gguf, split_kv=split_kv)
     (_add_sentencepiece if vocabulary == "llama" else _add_byte_level)(writer, path.parent)
     if edit is not None:
         edit(writer)
@@ -132,18 +139,12 @@ def tiny_gguf_weights(model: TinyModel, *, one_tensor_per_expert: bool = False) 
             heads = model.num_heads if stem.endswith("q_proj") else model.num_kv_heads
             halves = values.reshape(heads, 2, model.head_dim // 2, -1)
             values = np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(values.shape)
-        found[f"{layer}{_NAMES[stem]}.{kind}"] = values
+        found[f"{layer}{(_NAMES | model.gguf_names)[stem]}.{kind}"] = values
     return found | {name: np.stack(parts) for name, parts in stacks.items()}
 
 
-def _architecture(model: TinyModel) -> str:
-    if isinstance(model, TinyDeepseek):
-        return "deepseek2"
-    return "llama" if model.architecture == "MixtralForCausalLM" else "qwen3moe"
-
-
 def _add_metadata(writer: Any, model: TinyModel, split_kv: bool) -> None:
-    writer.add_block_count(model.num_layers)
+    writer.add_block_count(model.num_layers if isinstance(model, TinyDeepseek) else model.num_written_layers)
     writer.add_context_length(model.max_position_embeddings)
     writer.add_embedding_length(model.hidden_size)
     writer.add_head_count(model.num_heads)
@@ -163,7 +164,7 @@ def _add_metadata(writer: Any, model: TinyModel, split_kv: bool) -> None:
     else:
         writer.add_feed_forward_length(model.intermediate_size)
         writer.add_expert_feed_forward_length(model.moe_intermediate_size)
-        if not model.norm_topk_prob or isinstance(model, TinyDeepseek):
+        if not model.norm_topk_prob or model.gguf_architecture != "qwen3moe":
             writer.add_expert_weights_norm(model.config()["norm_topk_prob"])
     if model.sliding_window is not None:
         writer.add_sliding_window(model.sliding_window)

@@ -35,7 +35,8 @@ _END_ROLES: Final = (
     "tokenizer.ggml.eom_token_id",
 )
 _END_TOKENS: Final = frozenset(
-    ("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|end|>", "<end_of_turn>", "</s>")
+    ("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|end|>", "<end_of_turn>", "</s>",
+     "<|user|>", "<|observation|>")
 )  # fmt: skip
 """Control tokens that end an answer even where the file names only one of them, by their text."""
 
@@ -95,7 +96,7 @@ _WORD_RULES: Final[Mapping[str, _WordRule]] = {
     ),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez", "stablelm2", "hunyuan"), _QWEN2),
     **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral"), _LLAMA3),
-    **dict.fromkeys(("dbrx", "smaug-bpe"), _WordRule(_LLAMA3_PATTERNS)),
+    **dict.fromkeys(("dbrx", "smaug-bpe", "glm4", "chatglm-bpe"), _WordRule(_LLAMA3_PATTERNS)),
     **dict.fromkeys(("gpt-2", "phi-2", "mpt", "olmo", "jais", "exaone4"), _GPT2_RULE),
     **dict.fromkeys(("starcoder", "refact", "command-r", "smollm", "codeshell"), _DIGIT_BY_DIGIT),
     **dict.fromkeys(("gpt-4o", "llama4"), _GPT4O),

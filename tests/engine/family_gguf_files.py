@@ -1,6 +1,6 @@
-"""Writes random DeepSeek models that llama.cpp loads, for a comparison by hand:
+"""Writes random models of the families that llama.cpp loads, for a comparison by hand:
 
-python -m tests.engine.deepseek_gguf_files DIR && python -m benchmarks.peers.gguf_agreement DIR/*.gguf --f32-cache
+python -m tests.engine.family_gguf_files DIR && python -m benchmarks.peers.gguf_agreement DIR/*.gguf --f32-cache
 """
 
 from __future__ import annotations
@@ -9,7 +9,9 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+from twofold.models.testing import TinyModel
 from twofold.models.testing_deepseek import TinyDeepseek
+from twofold.models.testing_families import TinyGlm4Moe
 from twofold.models.testing_gguf import write_tiny_gguf
 
 YARN = {
@@ -25,18 +27,34 @@ V2 = replace(
     num_shared_experts=2, rope_scaling=YARN | {"mscale": 0.707, "mscale_all_dim": 0.707},
 )  # fmt: skip
 # llama.cpp knows queries without a low rank by the number of layers.
-MODELS = {"v3": V3, "v2": V2, "v2-lite": replace(V2, q_lora_rank=None, num_layers=27)}
+DEEPSEEK = {"v3": V3, "v2": V2, "v2-lite": replace(V2, q_lora_rank=None, num_layers=27)}
+GLM = TinyGlm4Moe(
+    hidden_size=256, head_dim=64, moe_intermediate_size=64, intermediate_size=96, vocab_size=267, num_experts=16,
+    top_k=4, routed_scaling_factor=2.5, max_position_embeddings=512,
+)  # fmt: skip
+# What is written with every matrix as Q8_0, too. llama.cpp ignores groups of GLM models; published ones have one.
+OTHERS: dict[str, TinyModel] = {
+    "glm-air": GLM,
+    "glm": replace(GLM, use_qk_norm=True, num_shared_experts=2, first_dense=2, num_mtp_layers=1),
+}
 
 
 def main(directory: Path) -> None:
     directory.mkdir(parents=True, exist_ok=True)
-    for name, model in MODELS.items():
+    for name, model in DEEPSEEK.items():
         for split_kv in (True, False):
             print(
                 write_tiny_gguf(
                     directory / f"{name}{'' if split_kv else '-old'}.gguf", model, split_kv=split_kv
                 )
             )
+    for name, other in OTHERS.items():
+        for kind in ("F32", "Q8_0"):
+            if kind == "Q8_0":  # all experts are chosen, lest rounding chooses others
+                other = replace(other, top_k=other.num_experts)
+            print(
+                write_tiny_gguf(directory / f"{name}-{kind}.gguf", other, type_of=lambda _, kind=kind: kind)
+            )  # type: ignore[misc]
 
 
 if __name__ == "__main__":

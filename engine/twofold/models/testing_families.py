@@ -1,0 +1,100 @@
+"""Tiny random models of further families, as `testing` makes them of Qwen3-MoE and Mixtral."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from twofold.models.testing import RandomWeights, TinyModel
+
+
+@dataclass(frozen=True)
+class TinyGlm4Moe(TinyModel):
+    """What to write. The defaults are a small GLM-4.5-Air; every field is one corner of the configuration."""
+
+    architecture: str = "Glm4MoeForCausalLM"
+    attention_bias: bool = True
+    """Of q, k and v."""
+    use_qk_norm: bool = False
+    partial_rotary_factor: float = 0.5
+    num_shared_experts: int = 1
+    first_dense: int = 1
+    """So many layers at the beginning have no experts."""
+    num_groups: int = 1
+    top_groups: int = 1
+    routed_scaling_factor: float = 1.0
+    num_mtp_layers: int = 0
+    """Layers behind the last that predict further tokens."""
+
+    def is_moe_layer(self, layer: int) -> bool:
+        return layer >= self.first_dense
+
+    @property
+    def biased(self) -> str:
+        return "qkv" if self.attention_bias else ""
+
+    @property
+    def norm_sizes(self) -> dict[str, int]:
+        return dict.fromkeys("qk", self.head_dim) if self.use_qk_norm else {}
+
+    @property
+    def num_written_layers(self) -> int:
+        return self.num_layers + self.num_mtp_layers
+
+    def extra_weights(self, layer: int, prefix: str, random: RandomWeights) -> None:
+        """See `TinyModel.extra_weights`."""
+        hidden = self.hidden_size
+        if self.is_moe_layer(layer):
+            random.vector(f"{prefix}.mlp.gate.e_score_correction_bias", self.num_experts, 0.0)
+            inner = self.num_shared_experts * self.moe_intermediate_size
+            random.feed_forward(f"{prefix}.mlp.shared_experts", inner, hidden, 1.5)
+        if layer >= self.num_layers:
+            random.matrix(f"{prefix}.eh_proj.weight", hidden, 2 * hidden)
+            for norm in ("enorm", "hnorm", "shared_head.norm"):
+                random.vector(f"{prefix}.{norm}.weight", hidden, 1.0)
+
+    def config(self) -> dict[str, Any]:
+        """The contents of config.json."""
+        config = super().config()
+        for key in (
+            "num_experts",
+            "mlp_only_layers",
+            "decoder_sparse_step",
+            "use_sliding_window",
+            "sliding_window",
+        ):
+            del config[key]
+        return config | {
+            "model_type": "glm4_moe",
+            "n_routed_experts": self.num_experts,
+            "n_shared_experts": self.num_shared_experts,
+            "first_k_dense_replace": self.first_dense,
+            "use_qk_norm": self.use_qk_norm,
+            "partial_rotary_factor": self.partial_rotary_factor,
+            "n_group": self.num_groups,
+            "topk_group": self.top_groups,
+            "routed_scaling_factor": self.routed_scaling_factor,
+            "num_nextn_predict_layers": self.num_mtp_layers,
+        }
+
+    @property
+    def gguf_architecture(self) -> str:
+        return "glm4moe"
+
+    @property
+    def gguf_names(self) -> dict[str, str]:
+        """See `TinyModel.gguf_names`."""
+        return {"post_attention_layernorm": "post_attention_norm"}
+
+    def add_gguf_metadata(self, writer: Any, package: Any, *, split_kv: bool) -> None:
+        """See `TinyModel.add_gguf_metadata`."""
+        writer.add_rope_dimension_count(int(self.head_dim * self.partial_rotary_factor))
+        writer.add_leading_dense_block_count(self.first_dense)
+        writer.add_expert_shared_count(self.num_shared_experts)
+        writer.add_expert_weights_scale(self.routed_scaling_factor)
+        writer.add_expert_gating_func(package.ExpertGatingFuncType.SIGMOID)
+        if self.num_groups > 1:
+            writer.add_expert_group_count(self.num_groups)
+            writer.add_expert_group_used_count(self.top_groups)
+        if self.num_mtp_layers:
+            writer.add_nextn_predict_layers(self.num_mtp_layers)

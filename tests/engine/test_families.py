@@ -1,0 +1,297 @@
+"""Families composed of blocks that others have: drawn configurations against transformers, GGUF and themselves."""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from twofold.api.config import EngineConfig
+from twofold.api.errors import ModelLoadError
+from twofold.api.types import SamplingParams
+from twofold.blocks import ops
+from twofold.cli.main import main
+from twofold.device.decode_inputs import DecodeRow
+from twofold.device.kernels import TorchKernels
+from twofold.device.model import DeviceModel
+from twofold.engine import Engine
+from twofold.models.model_files import open_model_files
+from twofold.models.sizing import measure_files
+from twofold.models.testing import TinyModel, write_tiny_model
+from twofold.models.testing_families import TinyGlm4Moe
+from twofold.models.testing_gguf import write_tiny_gguf
+
+from tests.engine.model_runs import Runner, load, random_prompt
+from tests.engine.test_device_model import (
+    PAGE,
+    PAGES,
+    chunk,
+    close,
+    cpu_logits,
+    decode_graphs,
+    device_model,
+    run,
+)
+from tests.engine.transformers_runs import one_torch_thread, reference, reference_greedy, reference_logits
+from tests.unit.test_loading_sizing import held_by
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("twofold._core")
+
+__all__ = ["one_torch_thread"]  # a fixture
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+LINEAR = {"rope_type": "linear", "factor": 2.0}
+PROMPT = random_prompt(40)
+NUM_GREEDY = 64
+
+# One model of each family, with its corners.
+GLM = TinyGlm4Moe(
+    use_qk_norm=True, num_experts=12, num_groups=4, top_groups=2, top_k=5, routed_scaling_factor=2.5,
+    num_shared_experts=2, head_dim=24, partial_rotary_factor=0.25,
+)  # fmt: skip
+EXAMPLES: dict[str, TinyModel] = {"glm4_moe": GLM}
+
+
+def _sizes(r: random.Random, **also: Any) -> dict[str, Any]:
+    """What every family draws alike."""
+    kv_heads, num_experts = r.randint(1, 3), r.randint(2, 11)
+    return {
+        "hidden_size": r.randint(17, 60), "num_layers": r.randint(2, 4), "num_kv_heads": kv_heads,
+        "num_heads": kv_heads * r.randint(1, 3), "head_dim": 2 * r.randint(2, 11), "vocab_size": r.randint(320, 350),
+        "intermediate_size": r.randint(9, 70), "moe_intermediate_size": r.randint(5, 40), "num_experts": num_experts,
+        "top_k": r.randint(1, min(6, num_experts)), "norm_topk_prob": r.random() < 0.5,
+        "tie_word_embeddings": r.random() < 0.3, "rope_theta": r.choice((10_000.0, 1_000_000.0)),
+        "rope_scaling": r.choice((None, None, YARN, LINEAR)),
+        "rope_form": r.choice(("rope_parameters", "rope_scaling")),
+        "num_shards": r.choice((1, 3)), "expert_layout": r.choice(("separate", "fused")), "seed": r.randrange(1000),
+    } | also  # fmt: skip
+
+
+def _groups(r: random.Random) -> dict[str, Any]:
+    groups, of_group = r.choice((1, 1, 2, 3, 4)), r.randint(2, 5)
+    best = r.randint(1, groups)
+    return {
+        "num_experts": groups * of_group, "num_groups": groups, "top_groups": best,
+        "top_k": r.randint(1, min(6, best * of_group)), "num_shared_experts": r.randint(1, 3),
+        "routed_scaling_factor": r.choice((1.0, 1.7, 2.5)),
+    }  # fmt: skip
+
+
+def _glm4_moe(r: random.Random) -> TinyModel:
+    sizes = _sizes(r, head_dim=8 * r.randint(1, 4), num_layers=r.randint(2, 4), **_groups(r))
+    return TinyGlm4Moe(
+        **sizes, use_qk_norm=r.random() < 0.5, attention_bias=r.random() < 0.7, first_dense=r.randint(0, 1),
+        partial_rotary_factor=r.choice((0.25, 0.5, 0.5, 0.75, 1.0)), num_mtp_layers=r.choice((0, 0, 1)),
+    )  # fmt: skip
+
+
+DRAWN: dict[str, Callable[[random.Random], TinyModel]] = {"glm4_moe": _glm4_moe}
+
+
+@pytest.mark.parametrize("family", list(DRAWN))
+@settings(
+    max_examples=8, derandomize=True, deadline=None, phases=[Phase.generate],
+    suppress_health_check=list(HealthCheck), database=None,
+)  # fmt: skip
+@given(seed=st.integers(0, 2**31))
+def test_a_drawn_configuration_equals_transformers_and_itself(
+    tmp_path_factory: pytest.TempPathFactory, family: str, seed: int
+) -> None:
+    model = DRAWN[family](random.Random(f"{family}/{seed}"))
+    root = tmp_path_factory.mktemp(family)
+    directory = write_tiny_model(root / "hf", model)
+    ours, theirs = load(directory, num_sequences=9), reference(directory)
+    expected = reference_logits(theirs, PROMPT)
+    _, hidden = ours.prefill(PROMPT)
+    logits = ours.logits(hidden)
+    difference = float(np.abs(logits - expected).max())
+    assert difference < 1e-4
+    assert np.abs(expected).max() > 1.0, "logits near zero would agree whatever the model does"
+    answer, lead = ours.greedy(PROMPT, NUM_GREEDY)
+    assert answer == reference_greedy(theirs, PROMPT, NUM_GREEDY) or lead <= 2 * difference
+    assert lead > 2 * difference, "a tie within rounding; draw another seed, this prompt decides nothing"
+
+    ours = load(directory, num_sequences=9)
+    for chunks in ((1,) * 40, (7, 1, 13, 2)):
+        np.testing.assert_array_equal(ours.prefill(PROMPT, chunks)[1], hidden)
+    _batch_of_8_is_its_sequences_alone(
+        load(directory, num_sequences=8, num_threads=1), ours=load(directory, 8)
+    )
+    if model.rope_scaling is None and model.expert_layout == "separate":
+        file = load(write_tiny_gguf(root / "model.gguf", model))
+        np.testing.assert_array_equal(file.logits(file.prefill(PROMPT)[1]), logits)
+
+
+def _batch_of_8_is_its_sequences_alone(alone: Runner, ours: Runner) -> None:
+    """Prompts and decode steps mixed in two steps."""
+    prompts = [random_prompt(length, seed) for seed, length in enumerate((3, 17, 40, 1, 8, 29, 5, 12))]
+    expected = []
+    for prompt in prompts:
+        seq, first = alone.prefill(prompt)
+        expected.append((first, alone.step((seq, [9]))[0]))
+    sequences = [ours.sequence(len(prompt)) for prompt in prompts]
+    begun = ours.step(*zip(sequences[:5], prompts[:5], strict=True))
+    parts = [(seq, [9]) for seq in sequences[:5]] + list(zip(sequences[5:], prompts[5:], strict=True))
+    mixed = ours.step(*parts)
+    last = ours.step(*((seq, [9]) for seq in sequences[5:]))
+    for n, (first, second) in enumerate(expected):
+        np.testing.assert_array_equal(begun[n] if n < 5 else mixed[n], first)
+        np.testing.assert_array_equal(mixed[n] if n < 5 else last[n - 5], second)
+
+
+FLIPPED: list[tuple[str, dict[str, Any]]] = [
+    ("glm4_moe", {"norm_topk_prob": False}),
+    ("glm4_moe", {"partial_rotary_factor": 0.5}),
+    ("glm4_moe", {"num_groups": 1, "top_groups": 1}),
+    ("glm4_moe", {"routed_scaling_factor": 1.0}),
+]
+
+
+@pytest.mark.parametrize(("family", "change"), FLIPPED, ids=str)
+def test_a_wrong_corner_shows(tmp_path: Path, family: str, change: dict[str, Any]) -> None:
+    """The comparison can fail: each switch, flipped, moves the logits far beyond the tolerance."""
+    base = EXAMPLES[family]
+    runs = [load(write_tiny_model(tmp_path / name, model)) for name, model in
+            (("base", base), ("flipped", replace(base, **change)))]  # fmt: skip
+    logits, other = (runner.logits(runner.prefill(PROMPT)[1]) for runner in runs)
+    assert np.abs(other - logits).max() > 0.01
+
+
+@pytest.mark.parametrize("family", list(EXAMPLES))
+@pytest.mark.parametrize("gguf", [False, True], ids=["directory", "gguf"])
+def test_a_device_computes_the_same_within_bf16_rounding(tmp_path: Path, family: str, gguf: bool) -> None:
+    """With the kernels in plain torch: two chunks, then decode steps. All experts are chosen, lest a tie decides."""
+    model = replace(EXAMPLES[family], top_k=EXAMPLES[family].num_experts, dtype="bfloat16")
+    if "num_groups" in model.__dataclass_fields__:
+        model = replace(model, num_groups=1, top_groups=1)
+    if gguf:
+        path = write_tiny_gguf(tmp_path / "model.gguf", model, type_of=lambda name: "BF16")
+    else:
+        path = write_tiny_model(tmp_path / "directory", model)
+    tokens = random_prompt(33)
+    device, moe = device_model(path)
+    kept = device.state(10, PAGE)
+    parts = [device.forward(chunk(tokens, 0, 20), kept, moe), device.forward(chunk(tokens, 20, 9), kept, moe)]
+    graphs = decode_graphs(lambda batch: (device.forward(batch, kept, moe),), len(PAGES))
+    parts += [run(graphs, [DecodeRow(tokens[i], i, PAGES)]) for i in range(29, 33)]
+    assert close(device.logits(torch.cat(parts)), cpu_logits(path, tokens))
+    assert graphs.fall_back_reason is None
+    files = open_model_files(path)
+    held = DeviceModel(
+        files, ops.ThreadPool(1), torch.device("cpu"), TorchKernels(), files.config.max_context
+    )
+    num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in held_by(held, torch.Tensor))
+    assert measure_files(files).device_dense_bytes == num_bytes
+
+
+@pytest.mark.parametrize("family", list(EXAMPLES))
+def test_the_same_tokens_wherever_experts_run(tmp_path: Path, family: str) -> None:
+    directory = write_tiny_model(tmp_path, EXAMPLES[family])
+    answers = []
+    for accelerator, ratio in (
+        ("none", 0.0),
+        ("emulated:rtx4090-pcie4", 0.4),
+        ("emulated:rtx4090-pcie4", 1.0),
+    ):
+        engine = Engine.load(
+            EngineConfig(
+                model=str(directory), accelerator=accelerator, gpu_experts_ratio=ratio, cpu_threads=1
+            )
+        )
+        tokens: list[int] = []
+        sampling = SamplingParams(max_tokens=24, temperature=0.8, seed=3, ignore_eos=True)
+        engine.generate(PROMPT, sampling, lambda chunk, tokens=tokens: tokens.extend(chunk.token_ids))
+        answers.append(tokens)
+        assert (engine.stats().placement.hits == 0) == (accelerator == "none")
+        engine.close()
+    assert len(answers[0]) == 24
+    assert answers[0] == answers[1] == answers[2]
+
+
+@pytest.mark.parametrize("family", list(EXAMPLES))
+def test_quantising_a_gguf_file_keeps_its_configuration_and_answers(tmp_path: Path, family: str) -> None:
+    # All experts are chosen, lest rounding chooses others.
+    model = replace(EXAMPLES[family], top_k=EXAMPLES[family].num_experts)
+    if "num_groups" in model.__dataclass_fields__:
+        model = replace(model, num_groups=1, top_groups=1)
+    source = write_tiny_gguf(tmp_path / "model.gguf", model)
+    written = tmp_path / "quantised"
+    assert main(["quantize", str(source), str(written), "--format", "q8_0", "--max-tokens", "0"]) == 0
+    ours, theirs = open_model_files(written).config, open_model_files(source).config
+    assert (ours.layers, ours.rope, ours.rope_dim) == (theirs.layers, theirs.rope, theirs.rope_dim)
+    assert main(["doctor", str(written)]) == 0
+    got, expected = (runner.logits(runner.prefill(PROMPT)[1]) for runner in map(load, (written, source)))
+    assert np.linalg.norm(got - expected) < 0.05 * np.linalg.norm(expected)
+
+
+@pytest.mark.parametrize("family", ["glm4_moe"])
+@pytest.mark.parametrize("gguf", [False, True], ids=["directory", "gguf"])
+def test_layers_that_predict_further_tokens_are_left_out_and_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, family: str, gguf: bool
+) -> None:
+    model = replace(EXAMPLES[family], num_mtp_layers=1)
+    path = write_tiny_gguf(tmp_path / "m.gguf", model) if gguf else write_tiny_model(tmp_path / "hf", model)
+    with caplog.at_level(logging.INFO, logger="twofold"):
+        config = open_model_files(path).config
+    assert "multi-token prediction is not run; left out: model.layers.3.*" in caplog.text
+    assert config.num_layers == 3
+
+
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    ("glm4_moe", {"hidden_act": "gelu"}, "hidden_act"),
+    (
+        "glm4_moe",
+        {"partial_rotary_factor": 0.05},
+        "partial_rotary_factor is 0.05, expected an even number of the 24",
+    ),
+    ("glm4_moe", {"n_group": 5}, "12 experts do not fill n_group 5"),
+    ("glm4_moe", {"first_k_dense_replace": 3}, "no layer has experts"),
+]
+
+
+@pytest.mark.parametrize(("family", "change", "message"), REFUSED)
+def test_what_is_not_supported_is_refused(
+    tmp_path: Path, family: str, change: dict[str, Any], message: str
+) -> None:
+    write_tiny_model(tmp_path, EXAMPLES[family])
+    config = json.loads((tmp_path / "config.json").read_text()) | change
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelLoadError, match=message):
+        open_model_files(tmp_path)
+
+
+STRANGE = (None, True, -1, 0, 1, 3, 0.3, 1e30, 2**31, 2**64, "", "silu", [], [1], {}, {"a": 1}, float("nan"))
+
+
+@pytest.mark.parametrize("family", list(EXAMPLES))
+@settings(
+    max_examples=150, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck), database=None
+)
+@given(data=st.data())
+def test_a_damaged_configuration_is_one_line_or_a_model(
+    tmp_path_factory: pytest.TempPathFactory, family: str, data: st.DataObject
+) -> None:
+    directory = tmp_path_factory.getbasetemp() / f"damaged-{family}"
+    if not directory.exists():
+        write_tiny_model(directory, EXAMPLES[family])
+        (directory / "whole.json").write_bytes((directory / "config.json").read_bytes())
+    config = json.loads((directory / "whole.json").read_text())
+    for key in data.draw(st.lists(st.sampled_from(sorted(config)), min_size=1, max_size=3)):
+        config[key] = data.draw(st.sampled_from(STRANGE))
+    (directory / "config.json").write_text(json.dumps(config))
+    message = f"{directory}: loads"
+    try:
+        open_model_files(directory)
+    except ModelLoadError as error:
+        message = str(error)
+    assert "\n" not in message
+    assert str(directory) in message
