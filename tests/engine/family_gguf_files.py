@@ -11,7 +11,7 @@ from pathlib import Path
 
 from twofold.models.testing import TinyModel
 from twofold.models.testing_deepseek import TinyDeepseek
-from twofold.models.testing_families import TinyGlm4Moe
+from twofold.models.testing_families import TinyGlm4Moe, TinyGlm4MoeLite
 from twofold.models.testing_gguf import write_tiny_gguf
 
 YARN = {
@@ -32,9 +32,15 @@ GLM = TinyGlm4Moe(
     hidden_size=256, head_dim=64, moe_intermediate_size=64, intermediate_size=96, vocab_size=267, num_experts=16,
     top_k=4, routed_scaling_factor=2.5, max_position_embeddings=512,
 )  # fmt: skip
+FLASH = TinyGlm4MoeLite(
+    hidden_size=256, q_lora_rank=64, kv_lora_rank=64, qk_nope_head_dim=32, qk_rope_head_dim=32, v_head_dim=64,
+    moe_intermediate_size=64, intermediate_size=96, vocab_size=267, num_experts=16, top_k=4, routed_scaling_factor=1.8,
+    max_position_embeddings=512,
+)  # fmt: skip
 # What is written with every matrix as Q8_0, too. llama.cpp ignores groups of GLM models; published ones have one.
 OTHERS: dict[str, TinyModel] = {
     "glm-air": GLM,
+    "glm-flash": FLASH,
     "glm": replace(GLM, use_qk_norm=True, num_shared_experts=2, first_dense=2, num_mtp_layers=1),
 }
 

@@ -74,7 +74,8 @@ GLM_TEMPLATE = """[gMASK]<sop>
 {{ text(m.content) }}{{ '/nothink' if enable_thinking is defined and not enable_thinking and m.role == 'user' }}
     {%- endif -%}
 {%- endfor -%}
-{%- if add_generation_prompt -%}<|assistant|>{{ '\n<think></think>' if enable_thinking is defined and not enable_thinking }}
+{%- if add_generation_prompt -%}
+<|assistant|>{{ '<think></think>' if enable_thinking is defined and not enable_thinking }}
 {%- endif -%}"""
 TOOLS = [{"type": "function", "function": {"name": "naïve <b>", "parameters": {"z": 1, "a": [1, 2]}}}]
 CONVERSATION = [

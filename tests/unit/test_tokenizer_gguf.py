@@ -102,6 +102,7 @@ def test_every_word_rule_keeps_every_byte(tmp_path: Path, pre: str) -> None:
 @pytest.mark.parametrize(
     ("pre", "text", "num_words"),
     [("gpt-2", " 1234", 1), ("qwen2", "1234", 4), ("llama-bpe", "1234", 2), ("smollm", "12 a", 3), ("glm4", "1234", 2),
+     ("kimi-k2", "学3 it'll学", 4),
      ("deepseek-llm", "1234", 1), ("deepseek-coder", "1234", 4), ("deepseek-v3", "1234", 2)],
 )  # fmt: skip
 def test_word_rules_cut_numbers_their_own_way(tmp_path: Path, pre: str, text: str, num_words: int) -> None:

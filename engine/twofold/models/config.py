@@ -70,6 +70,8 @@ class ModelConfig:
     pad_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     generation: GenerationDefaults = field(default_factory=GenerationDefaults)
+    renamed: tuple[tuple[str, str], ...] = ()
+    """How a checkpoint's names begin otherwise than ours: (theirs, ours)."""
     ignored: tuple[str, ...] = ("*.rotary_emb.inv_freq", "rope_freqs.weight")
     """Patterns of tensors that are not read: they say nothing, or what the configuration says already."""
 
@@ -201,11 +203,11 @@ def read_config_json(directory: Path) -> Fields:
             f"{directory}: holds {gguf[0]} and no config.json; give the path of that file as the model"
         )
     fields = Fields(str(path), read_json_object(path, "the model's configuration"))
-    _check_quantization(fields)
+    check_quantization(fields)
     return fields
 
 
-def _check_quantization(fields: Fields) -> None:
+def check_quantization(fields: Fields) -> None:
     """FP8 with one scale for 128 x 128 weights is run as it is; what is quantised otherwise is refused."""
     name, _ = fields.get(("quantization_config", "compression_config"))
     quantization = fields.section(name)

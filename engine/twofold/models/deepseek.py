@@ -1,7 +1,8 @@
 """DeepSeek-V2 and V3: latent attention, shared experts beside the routed ones, dense layers at the beginning.
 
 V2 chooses by softmax, in the groups with the best expert; V3 by sigmoid and a bias, in the groups whose two best add
-up to most. References: transformers `models/deepseek_v2` and `deepseek_v3`; for `moe_layer_freq` the published code.
+up to most; so do Kimi-K2, which calls itself V3, and what `glm4_moe_lite` and `kimi_k25` hand over. References:
+transformers `models/deepseek_v2` and `deepseek_v3`; for `moe_layer_freq` the published code.
 GGUF files call both "deepseek2". Where a value has several keys, the first is config.json's, the others are GGUF's.
 """
 
@@ -30,7 +31,7 @@ _V3: Final = "DeepseekV3ForCausalLM"
 def parse_config(fields: Fields, generation: GenerationDefaults) -> ModelConfig:
     """config.json as a ModelConfig. Raises ModelLoadError naming the file and the key."""
     common.read_activation(fields)
-    is_v3 = common.architecture_name(fields) == _V3
+    is_v3 = common.architecture_name(fields) != _V2
     fields.only("topk_method", *(("noaux_tc",) if is_v3 else ("greedy", "group_limited_greedy")))
     fields.only("scoring_func", "sigmoid" if is_v3 else "softmax")
     # What normalising does to V2's weights, transformers and the published code disagree about.
@@ -103,7 +104,7 @@ def config_fields(config: ModelConfig, where: str) -> dict[str, Any]:
     """The layers in config.json's words."""
     attention, router, routed = config.blocks_of(Mla)[0], config.blocks_of(Router)[0], config.routed
     dense, shared = config.blocks_of(DenseFfn), config.blocks_of(SharedExperts)
-    is_v3, inner = config.architecture == _V3, routed.intermediate_size
+    is_v3, inner = config.architecture != _V2, routed.intermediate_size
     method = "greedy" if router.num_groups == 1 else "group_limited_greedy"
     same = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
     return {key: getattr(attention, key) for key in same} | {

@@ -154,7 +154,7 @@ def open_model_files(path: str | Path) -> ModelFiles:
         packed = PanelSource(panel_file, panels.contents)
         specs = part_specs(config, lambda spec: spec.name in packed)
         return check_model_files(config, specs, packed).from_panels(panels)
-    tensors = Checkpoint.open(path, read_block_formats(Path(path)))
+    tensors = Checkpoint.open(path, read_block_formats(Path(path)), config.renamed)
     return check_model_files(config, part_specs(config, lambda spec: spec.name in tensors), tensors)
 
 

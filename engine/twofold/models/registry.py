@@ -29,7 +29,7 @@ from twofold.weights.json_file import Fields
 
 @dataclass(frozen=True)
 class Family:
-    """What files call it: Hugging Face's classes, and GGUF's general.architecture."""
+    """What files call it: Hugging Face's classes, and GGUF's general.architecture (of several, the first reads it)."""
 
     module: str
     classes: tuple[str, ...]
@@ -41,6 +41,8 @@ FAMILIES: Final = (
     Family("mixtral", ("MixtralForCausalLM",), "llama"),
     Family("glm4_moe", ("Glm4MoeForCausalLM",), "glm4moe"),
     Family("deepseek", ("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM"), "deepseek2"),
+    Family("glm4_moe_lite", ("Glm4MoeLiteForCausalLM",), "deepseek2"),
+    Family("kimi_k25", ("KimiK25ForConditionalGeneration", "Kimi_K25ForConditionalGeneration"), "deepseek2"),
 )
 ARCHITECTURES: Final = tuple(sorted(name for family in FAMILIES for name in family.classes))
 
@@ -84,7 +86,7 @@ def read_gguf_config(file: GgufFile) -> ModelConfig:
             return _module(family).parse_gguf(GgufMetadata(file)).validate(str(file.path))
     raise ModelLoadError(
         f"{file.path}: general.architecture is {name!r}, expected one of "
-        f"{', '.join(family.gguf for family in FAMILIES)}; choose a model of these"
+        f"{', '.join(dict.fromkeys(family.gguf for family in FAMILIES))}; choose a model of these"
     )
 
 

@@ -42,7 +42,7 @@ class TinyDeepseek(TinyModel):
 
     @property
     def is_v3(self) -> bool:
-        return self.architecture == "DeepseekV3ForCausalLM"
+        return self.architecture != "DeepseekV2ForCausalLM"
 
     def is_moe_layer(self, layer: int) -> bool:
         return layer >= self.first_dense

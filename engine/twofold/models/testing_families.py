@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from twofold.models.testing import RandomWeights, TinyModel
+from twofold.models.testing import F32, RandomWeights, TinyModel
+from twofold.models.testing_deepseek import TinyDeepseek
 
 
 @dataclass(frozen=True)
@@ -98,3 +99,53 @@ class TinyGlm4Moe(TinyModel):
             writer.add_expert_group_used_count(self.top_groups)
         if self.num_mtp_layers:
             writer.add_nextn_predict_layers(self.num_mtp_layers)
+
+
+@dataclass(frozen=True)
+class TinyGlm4MoeLite(TinyDeepseek):
+    """A small GLM-4.7-Flash."""
+
+    architecture: str = "Glm4MoeLiteForCausalLM"
+
+    def config(self) -> dict[str, Any]:
+        """The contents of config.json."""
+        config = super().config()
+        for key in ("first_k_dense_replace", "moe_layer_freq", "scoring_func"):
+            del config[key]
+        kinds = ["sparse" if self.is_moe_layer(layer) else "dense" for layer in range(self.num_layers)]
+        return config | {"model_type": "glm4_moe_lite", "mlp_layer_types": kinds}
+
+
+@dataclass(frozen=True)
+class TinyKimi(TinyDeepseek):
+    """A small Kimi-K2; `nested`: the text part of a small Kimi-K2.5, with a tensor of what sees."""
+
+    nested: bool = False
+
+    @property
+    def twin(self) -> TinyDeepseek:
+        """The same as a DeepSeek-V3."""
+        fields = {name: value for name, value in vars(self).items() if name != "nested"}
+        return TinyDeepseek(**fields)
+
+    def config(self) -> dict[str, Any]:
+        """The contents of config.json."""
+        config = super().config() | {"model_type": "kimi_k2"}
+        if not self.nested:
+            return config
+        outer = {
+            key: config.pop(key) for key in ("tie_word_embeddings", "bos_token_id", "eos_token_id", "dtype")
+        }
+        return outer | {
+            "architectures": ["KimiK25ForConditionalGeneration"],
+            "model_type": "kimi_k25",
+            "text_config": config,
+        }
+
+    def weights(self) -> dict[str, F32]:
+        """Every tensor by name."""
+        weights = super().weights()
+        if not self.nested:
+            return weights
+        seeing = {"vision_tower.patch_embed.proj.bias": weights["model.norm.weight"]}
+        return {f"language_model.{name}": values for name, values in weights.items()} | seeing

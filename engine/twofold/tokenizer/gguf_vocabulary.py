@@ -50,6 +50,10 @@ _CASED: Final = (
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+{end}|"
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*{end}|"
 )
+_CASED_BUT_HAN: Final = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+{end}|"
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*{end}|"
+)
 _CASED_TAIL: Final = r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
 
@@ -69,6 +73,9 @@ _LLAMA3_PATTERNS: Final = (_CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3
 _LLAMA3: Final = _WordRule(_LLAMA3_PATTERNS, whole_words=True, adds_bos=True)
 _GPT2_RULE: Final = _WordRule((_GPT2,))
 _GPT4O: Final = _WordRule((_CASED.replace("{end}", _CONTRACTIONS + "?") + r"\p{N}{1,3}" + _CASED_TAIL,))
+_KIMI_K2: Final = _WordRule(
+    (r"\p{Han}+|" + _CASED_BUT_HAN.replace("{end}", _CONTRACTIONS + "?") + r"\p{N}{1,3}" + _TAIL,)
+)
 _DIGIT_BY_DIGIT: Final = _WordRule((r"\p{N}", _GPT2))
 # Letters with case of the Unicode version that the rule was made with.
 _CASED_LETTERS: Final = (
@@ -103,6 +110,7 @@ _WORD_RULES: Final[Mapping[str, _WordRule]] = {
     "deepseek-llm": _DEEPSEEK_V2,
     "deepseek-coder": _WordRule((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _HAN, r"\p{N}")),
     "deepseek-v3": _DEEPSEEK_V3,
+    "kimi-k2": _KIMI_K2,
     "tekken": _WordRule(
         (_CASED.replace("{end}", "") + r"\p{N}" + _CASED_TAIL,), whole_words=True, adds_bos=True
     ),

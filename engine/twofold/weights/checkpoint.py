@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 import math
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
@@ -42,11 +43,17 @@ class Checkpoint(TensorSource):
     """All tensors of a model directory's safetensors files."""
 
     @classmethod
-    def open(cls, directory: str | Path, block_formats: Mapping[str, str] | None = None) -> Checkpoint:
+    def open(
+        cls,
+        directory: str | Path,
+        block_formats: Mapping[str, str] | None = None,
+        renamed: Iterable[tuple[str, str]] = (),
+    ) -> Checkpoint:
         """Read the headers of `model.safetensors`, or of the shards that `model.safetensors.index.json` lists.
 
-        `block_formats` are those of config.json's quantization_config (`block_formats.py`). Raises ModelLoadError for a
-        missing, truncated or inconsistent file.
+        `block_formats` are those of config.json's quantization_config (`block_formats.py`). `renamed` are beginnings of
+        names, (the files', ours); the first that fits counts. Raises ModelLoadError for a missing, truncated or
+        inconsistent file.
         """
         directory = Path(directory)
         if (directory / SINGLE_FILE).exists():
@@ -55,7 +62,23 @@ class Checkpoint(TensorSource):
             entries = _read_shards(directory)
         else:
             raise ModelLoadError(_nothing_found(directory))
+        entries = _rename(entries, tuple(renamed))
         return cls(directory, with_block_formats(entries, block_formats or {}, directory))
+
+
+def _rename(
+    entries: Mapping[str, TensorEntry], renamed: tuple[tuple[str, str], ...]
+) -> dict[str, TensorEntry]:
+    found: dict[str, TensorEntry] = {}
+    for name, entry in entries.items():
+        theirs, ours = next((pair for pair in renamed if name.startswith(pair[0])), ("", ""))
+        new_name = ours + name.removeprefix(theirs)
+        if new_name in found:
+            raise ModelLoadError(
+                f"{entry.file}: tensor {name} is also there as {new_name}, expected one of them; download it again"
+            )
+        found[new_name] = replace(entry, name=new_name)
+    return found
 
 
 def read_header(file: Path) -> dict[str, TensorEntry]:

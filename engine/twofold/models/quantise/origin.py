@@ -37,8 +37,10 @@ def source_config(source: Path, config: ModelConfig) -> dict[str, Any]:
     if is_gguf(source):
         return _as_config_json(source, config)
     data = read_json_object(source / "config.json", "the model's configuration")
-    data.pop("quantization_config", None)
-    data.pop("compression_config", None)
+    for section in (data, data.get("text_config")):
+        if isinstance(section, dict):
+            section.pop("quantization_config", None)
+            section.pop("compression_config", None)
     return data
 
 
