@@ -27,7 +27,7 @@ from twofold.models.model_files import open_model_files
 from twofold.models.sizing import measure_files
 from twofold.models.testing import TinyModel, write_tiny_model
 from twofold.models.testing_deepseek import TinyDeepseek
-from twofold.models.testing_families import TinyGlm4Moe, TinyGlm4MoeLite, TinyKimi
+from twofold.models.testing_families import TinyGlm4Moe, TinyGlm4MoeLite, TinyKimi, TinyQwen2Moe
 from twofold.models.testing_gguf import write_tiny_gguf
 
 from tests.engine.model_runs import Runner, load, random_prompt
@@ -62,7 +62,12 @@ GLM = TinyGlm4Moe(
 LITE = TinyGlm4MoeLite(
     num_experts=12, num_groups=4, top_groups=2, top_k=5, routed_scaling_factor=1.8, num_shared_experts=2, first_dense=2,
 )  # fmt: skip
-EXAMPLES: dict[str, TinyModel] = {"glm4_moe": GLM, "glm4_moe_lite": LITE, "kimi_k25": TinyKimi(nested=True)}
+EXAMPLES: dict[str, TinyModel] = {
+    "glm4_moe": GLM,
+    "glm4_moe_lite": LITE,
+    "kimi_k25": TinyKimi(nested=True),
+    "qwen2_moe": TinyQwen2Moe(mlp_only_layers=(1,), top_k=3, num_experts=9),
+}
 
 
 def as_known(model: TinyModel) -> TinyModel:
@@ -120,9 +125,18 @@ def _glm4_moe_lite(r: random.Random) -> TinyModel:
     return TinyGlm4MoeLite(**_mla(r), rope_interleave=r.random() < 0.7, attention_bias=r.random() < 0.2)
 
 
+def _qwen2_moe(r: random.Random) -> TinyModel:
+    return TinyQwen2Moe(
+        **_sizes(r), attention_bias=r.random() < 0.7, shared_intermediate_size=r.randint(5, 70),
+        mlp_only_layers=r.choice(((), (), (0,), (1,))), sliding_window=r.choice((None, None, 9)),
+        max_window_layers=r.randint(0, 4),
+    )  # fmt: skip
+
+
 DRAWN: dict[str, Callable[[random.Random], TinyModel]] = {
     "glm4_moe": _glm4_moe,
     "glm4_moe_lite": _glm4_moe_lite,
+    "qwen2_moe": _qwen2_moe,
     "kimi": lambda r: TinyKimi(**_mla(r), nested=r.random() < 0.5),
 }
 
@@ -161,7 +175,11 @@ def test_a_drawn_configuration_equals_transformers_and_itself(
     latent = isinstance(
         model, TinyDeepseek
     )  # GGUF files have neither its biases nor the other order of pairs
-    if model.rope_scaling is None and not (latent and (model.attention_bias or not model.rope_interleave)):
+    if (
+        model.rope_scaling is None
+        and not model.sliding_window
+        and not (latent and (model.attention_bias or not model.rope_interleave))
+    ):
         file = load(write_gguf(root / "model.gguf", model))
         np.testing.assert_array_equal(file.logits(file.prefill(PROMPT)[1]), logits)
 
@@ -188,6 +206,8 @@ FLIPPED: list[tuple[str, dict[str, Any]]] = [
     ("glm4_moe", {"partial_rotary_factor": 0.5}),
     ("glm4_moe", {"num_groups": 1, "top_groups": 1}),
     ("glm4_moe", {"routed_scaling_factor": 1.0}),
+    ("qwen2_moe", {"norm_topk_prob": True}),
+    ("qwen2_moe", {"sliding_window": 9}),
     ("glm4_moe_lite", {"rope_interleave": False}),
     ("glm4_moe_lite", {"routed_scaling_factor": 1.0}),
 ]
@@ -296,6 +316,8 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("glm4_moe", {"first_k_dense_replace": 3}, "no layer has experts"),
     ("glm4_moe_lite", {"mlp_layer_types": ["sparse", "dense", "sparse"]}, "mlp_layer_types"),
     ("glm4_moe_lite", {"mlp_layer_types": "dense"}, "mlp_layer_types"),
+    ("qwen2_moe", {"num_experts_per_tok": 10}, "num_experts_per_tok 10"),
+    ("qwen2_moe", {"use_sliding_window": True, "layer_types": ["full_attention"]}, "layer_types"),
     ("kimi_k25", {"text_config": None}, "text_config"),
     ("kimi_k25", {"text_config": {"quantization_config": {"quant_method": "gguf?"}}}, "quantization_config"),
 ]

@@ -21,7 +21,7 @@ from pathlib import Path
 from twofold.api.errors import ModelLoadError
 from twofold.models.model_files import open_model_files
 from twofold.models.testing import TinyModel
-from twofold.models.testing_families import TinyGlm4Moe
+from twofold.models.testing_families import TinyGlm4Moe, TinyQwen2Moe
 from twofold.models.testing_gguf import (
     damaged,
     gguf_bytes,
@@ -41,6 +41,14 @@ MODELS = (
         num_layers=1,
         num_experts=2,
         vocab_size=340,
+    ),
+    TinyQwen2Moe(
+        hidden_size=32,
+        moe_intermediate_size=32,
+        shared_intermediate_size=32,
+        num_layers=1,
+        num_experts=2,
+        vocab_size=267,
     ),
     TinyGlm4Moe(
         hidden_size=32,

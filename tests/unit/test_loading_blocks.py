@@ -28,6 +28,7 @@ BLOCKS = [
     Router(3, 64, 4, 2, 1e-6, renormalise=True, bias=True),
     EXPERTS,
     SharedExperts(3, 64, 96),
+    SharedExperts(3, 64, 96, gated=True),
 ]
 
 
@@ -102,8 +103,9 @@ def test_no_more_experts_are_named_than_are_there() -> None:
     assert list(three)[-3:] == ["gate.3", "up.3", "down.3"]
 
 
-def test_shared_experts_run_on_what_they_named(tmp_path: Path) -> None:
-    block = SharedExperts(1, 64, 96)
+@pytest.mark.parametrize("gated", [False, True])
+def test_shared_experts_run_on_what_they_named(tmp_path: Path, gated: bool) -> None:
+    block = SharedExperts(1, 64, 96, gated=gated)
     weights = written(block, tmp_path)
     gate, up, down = (np.asarray(weights.matrix(part).data) for part in ("gate", "up", "down"))
     rows = np.random.default_rng(1).normal(0, 1, (5, 64)).astype(np.float32)
@@ -112,4 +114,6 @@ def test_shared_experts_run_on_what_they_named(tmp_path: Path) -> None:
     native.forward(hidden, rows)
     a = rows @ gate.T
     expected = (a / (1 + np.exp(-a)) * (rows @ up.T)) @ down.T
+    if gated:
+        expected /= 1 + np.exp(-rows @ np.asarray(weights.matrix("shared_gate").data).T)
     np.testing.assert_allclose(hidden - 1, expected, atol=2e-5)

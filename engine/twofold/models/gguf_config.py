@@ -80,8 +80,13 @@ class GgufMetadata:
         expert_size_keys: tuple[str, ...],
         modules: tuple[str, ...] = ("mlp",),
         projections: tuple[tuple[str, str, str], ...] = (("gate_proj", "up_proj", "down_proj"),),
+        *,
+        renormalise: bool = True,
     ) -> tuple[Router, RoutedExperts]:
-        """Softmax routing and its experts, whose inner size is in the first key that is there."""
+        """Softmax routing and its experts, whose inner size is in the first key that is there.
+
+        `renormalise`: where the file does not say.
+        """
         fields = self.fields
         if fields.integer("expert_gating_func", _SOFTMAX, minimum=0) not in (0, _SOFTMAX):
             raise fields.error("expert_gating_func", fields.data["expert_gating_func"], "1 (softmax)")
@@ -90,7 +95,7 @@ class GgufMetadata:
         inner = fields.integer(expert_size_keys)
         num_experts = fields.integer("expert_count", maximum=MAX_EXPERTS)
         top_k = fields.integer("expert_used_count")
-        renormalise = fields.boolean("expert_weights_norm", True)
+        renormalise = fields.boolean("expert_weights_norm", renormalise)
         return (
             Router(0, self.hidden_size, num_experts, top_k, self.eps, renormalise, modules=modules),
             RoutedExperts(0, self.hidden_size, num_experts, top_k, inner, modules, projections),

@@ -39,6 +39,7 @@ class Family:
 FAMILIES: Final = (
     Family("qwen3_moe", ("Qwen3MoeForCausalLM",), "qwen3moe"),
     Family("mixtral", ("MixtralForCausalLM",), "llama"),
+    Family("qwen2_moe", ("Qwen2MoeForCausalLM",), "qwen2moe"),
     Family("glm4_moe", ("Glm4MoeForCausalLM",), "glm4moe"),
     Family("deepseek", ("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM"), "deepseek2"),
     Family("glm4_moe_lite", ("Glm4MoeLiteForCausalLM",), "deepseek2"),

@@ -149,3 +149,44 @@ class TinyKimi(TinyDeepseek):
             return weights
         seeing = {"vision_tower.patch_embed.proj.bias": weights["model.norm.weight"]}
         return {f"language_model.{name}": values for name, values in weights.items()} | seeing
+
+
+@dataclass(frozen=True)
+class TinyQwen2Moe(TinyModel):
+    """A small Qwen2-57B-A14B."""
+
+    architecture: str = "Qwen2MoeForCausalLM"
+    attention_bias: bool = True
+    """Of q, k and v."""
+    norm_topk_prob: bool = False
+    shared_intermediate_size: int = 40
+    max_window_layers: int = 28
+
+    @property
+    def biased(self) -> str:
+        return "qkv" if self.attention_bias else ""
+
+    def extra_weights(self, layer: int, prefix: str, random: RandomWeights) -> None:
+        """See `TinyModel.extra_weights`."""
+        if self.is_moe_layer(layer):
+            shared, hidden = f"{prefix}.mlp.shared_expert", self.hidden_size
+            random.feed_forward(shared, self.shared_intermediate_size, hidden, 1.5)
+            random.matrix(f"{shared}_gate.weight", 1, hidden, 2.0)
+
+    def config(self) -> dict[str, Any]:
+        """The contents of config.json."""
+        config = super().config()
+        return config | {
+            "model_type": "qwen2_moe",
+            "qkv_bias": config.pop("attention_bias"),
+            "shared_expert_intermediate_size": self.shared_intermediate_size,
+            "max_window_layers": self.max_window_layers,
+        }
+
+    @property
+    def gguf_architecture(self) -> str:
+        return "qwen2moe"
+
+    def add_gguf_metadata(self, writer: Any, package: Any, *, split_kv: bool) -> None:
+        """See `TinyModel.add_gguf_metadata`."""
+        writer.add_expert_shared_feed_forward_length(self.shared_intermediate_size)

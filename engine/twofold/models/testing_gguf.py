@@ -139,7 +139,8 @@ def tiny_gguf_weights(model: TinyModel, *, one_tensor_per_expert: bool = False) 
             heads = model.num_heads if stem.endswith("q_proj") else model.num_kv_heads
             halves = values.reshape(heads, 2, model.head_dim // 2, -1)
             values = np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(values.shape)
-        found[f"{layer}{(_NAMES | model.gguf_names)[stem]}.{kind}"] = values
+        name = f"{layer}{(_NAMES | model.gguf_names)[stem]}.{kind}"
+        found[name] = values[0] if stem.endswith("shared_expert_gate") else values
     return found | {name: np.stack(parts) for name, parts in stacks.items()}
 
 

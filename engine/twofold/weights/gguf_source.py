@@ -50,6 +50,8 @@ class GgufSource(TensorSource):
             if tensor is not None:
                 others.pop(spec.gguf, None)
                 part = tensor if spec.gguf_rows is None else _some_rows(tensor, spec)
+                if (1, *part.shape) == spec.shape:  # a matrix of one row may be a vector there
+                    part = replace(part, shape=spec.shape)
                 entries[spec.name] = self._entry(spec.name, part)
         entries |= {name: self._entry(name, tensor) for name, tensor in others.items()}
         super().__init__(file.path, entries)
