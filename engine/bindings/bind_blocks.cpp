@@ -54,7 +54,7 @@ std::unique_ptr<GqaBlock> make_gqa(ThreadPool& pool, const py::array& norm, cons
                                    const MaybeArray& qkv_bias, const MaybeArray& q_norm,
                                    const MaybeArray& k_norm, const PackedMatrix& o, const MaybeArray& o_bias,
                                    int num_heads, int num_kv_heads, int head_dim, float eps, float scale,
-                                   std::optional<int> sliding_window, int layer) {
+                                   std::optional<int> sliding_window, int layer, bool flat_norms) {
   positive(head_dim, "Gqa: head_dim");
   positive(num_kv_heads, "Gqa: num_kv_heads");
   if (positive(num_heads, "Gqa: num_heads") % num_kv_heads != 0) {
@@ -68,11 +68,13 @@ std::unique_ptr<GqaBlock> make_gqa(ThreadPool& pool, const py::array& norm, cons
   w.o = expect_packed(o, "Gqa: o_weight", hidden, static_cast<int64_t>(num_heads) * head_dim);
   w.norm = expect_f32(view_of(norm), "Gqa: norm_weight", {hidden});
   w.qkv_bias = vector_or_null(qkv_bias, "Gqa: qkv_bias", rows);
-  w.q_norm = vector_or_null(q_norm, "Gqa: q_norm", head_dim);
-  w.k_norm = vector_or_null(k_norm, "Gqa: k_norm", head_dim);
+  if (flat_norms && (!q_norm || !k_norm))
+    throw KernelFailure("Gqa: flat_norms is given without q_norm and k_norm; expected all or none");
+  w.q_norm = vector_or_null(q_norm, "Gqa: q_norm", int64_t{flat_norms ? num_heads : 1} * head_dim);
+  w.k_norm = vector_or_null(k_norm, "Gqa: k_norm", int64_t{flat_norms ? num_kv_heads : 1} * head_dim);
   w.o_bias = vector_or_null(o_bias, "Gqa: o_bias", hidden);
   const int window = sliding_window ? positive(*sliding_window, "Gqa: sliding_window") : 0;
-  const GqaShape shape{num_heads, num_kv_heads, head_dim, eps, scale, window};
+  const GqaShape shape{num_heads, num_kv_heads, head_dim, eps, scale, window, flat_norms};
   return std::make_unique<GqaBlock>(GqaAttention(chosen_table(), pool, w, shape), layer);
 }
 
@@ -241,7 +243,7 @@ void bind_blocks(py::module_& m) {
            py::keep_alive<1, 9>(), py::arg("pool"), py::arg("norm_weight"), py::arg("qkv_weight"),
            py::arg("qkv_bias"), py::arg("q_norm"), py::arg("k_norm"), py::arg("o_weight"), py::arg("o_bias"),
            py::arg("num_heads"), py::arg("num_kv_heads"), py::arg("head_dim"), py::arg("eps"),
-           py::arg("scale"), py::arg("sliding_window"), py::arg("layer"))
+           py::arg("scale"), py::arg("sliding_window"), py::arg("layer"), py::arg("flat_norms") = false)
       .def("forward", &attend<GqaAttention>, py::arg("hidden"), py::arg("batch"), py::arg("cache"));
   py::class_<MlaBlock, Block>(m, "Mla", "Multi-head latent attention.")
       .def(py::init(&make_mla), py::keep_alive<1, 2>(), py::keep_alive<1, 3>(), py::keep_alive<1, 4>(),

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from twofold.models.testing import TinyModel
 from twofold.models.testing_deepseek import TinyDeepseek
-from twofold.models.testing_families import TinyGlm4Moe, TinyGlm4MoeLite, TinyQwen2Moe
+from twofold.models.testing_families import TinyGlm4Moe, TinyGlm4MoeLite, TinyOlmoe, TinyQwen2Moe
 from twofold.models.testing_gguf import write_tiny_gguf
 
 YARN = {
@@ -41,6 +41,16 @@ FLASH = TinyGlm4MoeLite(
 OTHERS: dict[str, TinyModel] = {
     "glm-air": GLM,
     "glm-flash": FLASH,
+    "olmoe": TinyOlmoe(
+        hidden_size=256,
+        num_kv_heads=4,
+        head_dim=64,
+        moe_intermediate_size=64,
+        vocab_size=267,
+        num_experts=16,
+        top_k=4,
+        max_position_embeddings=512,
+    ),
     "qwen2": TinyQwen2Moe(
         hidden_size=256,
         head_dim=64,

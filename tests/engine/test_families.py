@@ -27,7 +27,7 @@ from twofold.models.model_files import open_model_files
 from twofold.models.sizing import measure_files
 from twofold.models.testing import TinyModel, write_tiny_model
 from twofold.models.testing_deepseek import TinyDeepseek
-from twofold.models.testing_families import TinyGlm4Moe, TinyGlm4MoeLite, TinyKimi, TinyQwen2Moe
+from twofold.models.testing_families import TinyGlm4Moe, TinyGlm4MoeLite, TinyKimi, TinyOlmoe, TinyQwen2Moe
 from twofold.models.testing_gguf import write_tiny_gguf
 
 from tests.engine.model_runs import Runner, load, random_prompt
@@ -45,6 +45,7 @@ from tests.engine.transformers_runs import one_torch_thread, reference, referenc
 from tests.unit.test_loading_sizing import held_by
 
 torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
 pytest.importorskip("twofold._core")
 
 __all__ = ["one_torch_thread"]  # a fixture
@@ -66,6 +67,7 @@ EXAMPLES: dict[str, TinyModel] = {
     "glm4_moe": GLM,
     "glm4_moe_lite": LITE,
     "kimi_k25": TinyKimi(nested=True),
+    "olmoe": TinyOlmoe(top_k=3),
     "qwen2_moe": TinyQwen2Moe(mlp_only_layers=(1,), top_k=3, num_experts=9),
 }
 
@@ -133,10 +135,17 @@ def _qwen2_moe(r: random.Random) -> TinyModel:
     )  # fmt: skip
 
 
+def _olmoe(r: random.Random) -> TinyModel:
+    # The heads fill the hidden size; a wide one with a tied head has logits beyond 100, where float32 rounds by 1e-4.
+    sizes = _sizes(r, attention_bias=r.random() < 0.3, head_dim=2 * r.randint(2, 4))
+    return TinyOlmoe(**sizes | {"hidden_size": sizes["num_heads"] * sizes["head_dim"]})
+
+
 DRAWN: dict[str, Callable[[random.Random], TinyModel]] = {
     "glm4_moe": _glm4_moe,
     "glm4_moe_lite": _glm4_moe_lite,
     "qwen2_moe": _qwen2_moe,
+    "olmoe": _olmoe,
     "kimi": lambda r: TinyKimi(**_mla(r), nested=r.random() < 0.5),
 }
 
@@ -199,6 +208,23 @@ def _batch_of_8_is_its_sequences_alone(alone: Runner, ours: Runner) -> None:
     for n, (first, second) in enumerate(expected):
         np.testing.assert_array_equal(begun[n] if n < 5 else mixed[n], first)
         np.testing.assert_array_equal(mixed[n] if n < 5 else last[n - 5], second)
+
+
+def test_a_whole_kimi_k25_equals_transformers_and_what_it_saves_loads(tmp_path: Path) -> None:
+    """Of the class that sees, as published and under transformers' own names."""
+    directory = write_tiny_model(tmp_path / "hf", EXAMPLES["kimi_k25"])
+    config = json.loads((directory / "config.json").read_text())
+    small = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1}
+    (directory / "config.json").write_text(json.dumps(config | {"vision_config": small}))
+    theirs = transformers.AutoModelForImageTextToText.from_pretrained(
+        directory, dtype=torch.float32, attn_implementation="eager", experts_implementation="eager",
+        ignore_mismatched_sizes=True,
+    ).eval()  # fmt: skip
+    theirs.save_pretrained(tmp_path / "saved", save_original_format=False)
+    expected = reference_logits(theirs, PROMPT)
+    for path in (directory, tmp_path / "saved"):
+        ours = load(path)
+        assert np.abs(ours.logits(ours.prefill(PROMPT)[1]) - expected).max() < 1e-4
 
 
 FLIPPED: list[tuple[str, dict[str, Any]]] = [
@@ -318,6 +344,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("glm4_moe_lite", {"mlp_layer_types": "dense"}, "mlp_layer_types"),
     ("qwen2_moe", {"num_experts_per_tok": 10}, "num_experts_per_tok 10"),
     ("qwen2_moe", {"use_sliding_window": True, "layer_types": ["full_attention"]}, "layer_types"),
+    ("olmoe", {"clip_qkv": 8.0}, "clip_qkv"),
     ("kimi_k25", {"text_config": None}, "text_config"),
     ("kimi_k25", {"text_config": {"quantization_config": {"quant_method": "gguf?"}}}, "quantization_config"),
 ]

@@ -90,10 +90,14 @@ def attention_block(
         qkv = qkv + weights["qkv_bias"]
     qkv = qkv.reshape(num_tokens, heads + 2 * kv_heads, head_dim)
     q, k, v = qkv[:, :heads], qkv[:, heads : heads + kv_heads], qkv[:, heads + kv_heads :]
-    if weights["q_norm"] is not None:
-        q = rmsnorm(q, weights["q_norm"], eps)
+    if weights["q_norm"] is not None:  # of each head, or of all together
+        q = rmsnorm(q.reshape(num_tokens, -1, len(weights["q_norm"])), weights["q_norm"], eps).reshape(
+            q.shape
+        )
     if weights["k_norm"] is not None:
-        k = rmsnorm(k, weights["k_norm"], eps)
+        k = rmsnorm(k.reshape(num_tokens, -1, len(weights["k_norm"])), weights["k_norm"], eps).reshape(
+            k.shape
+        )
     q = np.stack([rotate(q[t], cos[t], sin[t]) for t in range(num_tokens)])
     k = np.stack([rotate(k[t], cos[t], sin[t]) for t in range(num_tokens)])
     out = np.zeros((num_tokens, heads, head_dim))

@@ -24,6 +24,7 @@ class Case:
     dtype: str = "float32"
     cache_dtype: str = "float32"
     qk_norm: bool = True
+    flat_norms: bool = False
     bias: bool = False
     window: int | None = None
     page_size: int = 4
@@ -36,6 +37,7 @@ CASES = [
     Case(kv_heads=4),
     Case(kv_heads=1, heads=7, head_dim=24, rotated=12),
     Case(heads=3, kv_heads=3, head_dim=20, rotated=4, qk_norm=False, bias=True),
+    Case(heads=6, kv_heads=3, flat_norms=True),
     Case(dtype="bfloat16", head_dim=64, rotated=32),
     Case(window=1),
     Case(window=5, page_size=3),
@@ -62,8 +64,8 @@ class Setup:
             "norm": rng.uniform(0.5, 1.5, c.hidden).astype(np.float32),
             "qkv": reference.weights(rng, (rows, c.hidden), c.dtype),
             "qkv_bias": rng.standard_normal(rows).astype(np.float32) if c.bias else None,
-            "q_norm": rng.uniform(0.5, 1.5, c.head_dim).astype(np.float32) if c.qk_norm else None,
-            "k_norm": rng.uniform(0.5, 1.5, c.head_dim).astype(np.float32) if c.qk_norm else None,
+            "q_norm": self._norm(rng, c.heads),
+            "k_norm": self._norm(rng, c.kv_heads),
             "o": reference.weights(rng, (c.hidden, c.heads * c.head_dim), c.dtype),
             "o_bias": rng.standard_normal(c.hidden).astype(np.float32) if c.bias else None,
         }
@@ -71,13 +73,17 @@ class Setup:
         angles = np.arange(c.tokens)[:, None] * 10 ** -np.linspace(0, 2, c.rotated)[None]
         self.cos, self.sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
 
+    def _norm(self, rng: np.random.Generator, heads: int) -> NDArray[np.float32] | None:
+        size = self.case.head_dim * (heads if self.case.flat_norms else 1)
+        return rng.uniform(0.5, 1.5, size).astype(np.float32) if self.case.qk_norm else None
+
     def block(self, pool: ops.ThreadPool, layer: int = 0) -> ops.Gqa:
         w, c = self.weights, self.case
         kv = -2 * c.kv_heads * c.head_dim
         qkv = reference.packed(pool, w["qkv"][:kv], w["qkv"][kv : kv // 2], w["qkv"][kv // 2 :])
         return ops.Gqa(
             pool, w["norm"], qkv, w["qkv_bias"], w["q_norm"], w["k_norm"], reference.packed(pool, w["o"]), w["o_bias"],
-            c.heads, c.kv_heads, c.head_dim, EPS, c.head_dim**-0.5, c.window, layer,
+            c.heads, c.kv_heads, c.head_dim, EPS, c.head_dim**-0.5, c.window, layer, c.flat_norms,
         )  # fmt: skip
 
     def cache(self, num_sequences: int = 1, layers: int = 2) -> ops.StateCache:

@@ -24,6 +24,7 @@ EXPERTS = RoutedExperts(3, 64, num_experts=4, top_k=2, intermediate_size=32)
 BLOCKS = [
     GQA,
     Gqa(3, 64, 4, 2, 16, 1e-6, bias=True, o_bias=True, qk_norm=True),
+    Gqa(3, 64, 4, 2, 16, 1e-6, qk_norm=True, flat_norms=True),
     DenseFfn(3, 64, 96, 1e-6),
     Router(3, 64, 4, 2, 1e-6, renormalise=True, bias=True),
     EXPERTS,

@@ -70,22 +70,26 @@ void GqaAttention::store_keys_values(float* qkv, const AttentionBatch& batch, co
   const int half = batch.num_rotated_pairs();
   const int T = batch.num_tokens();
   const std::vector<StatePlane>& planes = cache.planes(layer);  // of key heads, then of value heads
-  for_ranges(pool_, T, 1,
-             work_us(4.0 * T * static_cast<double>(width), 10.0 * T * static_cast<double>(width)),
-             [&](int64_t first, int64_t count) {
-               for (int t = static_cast<int>(first); t < first + count; ++t) {
-                 float* row = qkv + t * width;
-                 for (int head = 0; head < heads + kv_heads; ++head) {
-                   const float* norm = head < heads ? weights_.q_norm : weights_.k_norm;
-                   float* v = row + head * D;
-                   if (norm != nullptr) table_.rmsnorm(v, norm, shape_.eps, v, D);
-                   table_.rope(v, batch.cosine(t), batch.sine(t), half);
-                 }
-                 const int64_t at = batch.row(t, cache.page_size());
-                 for (int head = 0; head < 2 * kv_heads; ++head)
-                   store_row(table_, row + (heads + head) * D, planes[static_cast<size_t>(head)], at);
-               }
-             });
+  for_ranges(
+      pool_, T, 1, work_us(4.0 * T * static_cast<double>(width), 10.0 * T * static_cast<double>(width)),
+      [&](int64_t first, int64_t count) {
+        for (int t = static_cast<int>(first); t < first + count; ++t) {
+          float* row = qkv + t * width;
+          if (shape_.flat_norms) {
+            table_.rmsnorm(row, weights_.q_norm, shape_.eps, row, heads * D);
+            table_.rmsnorm(row + heads * D, weights_.k_norm, shape_.eps, row + heads * D, kv_heads * D);
+          }
+          for (int head = 0; head < heads + kv_heads; ++head) {
+            const float* norm = head < heads ? weights_.q_norm : weights_.k_norm;
+            float* v = row + head * D;
+            if (norm != nullptr && !shape_.flat_norms) table_.rmsnorm(v, norm, shape_.eps, v, D);
+            table_.rope(v, batch.cosine(t), batch.sine(t), half);
+          }
+          const int64_t at = batch.row(t, cache.page_size());
+          for (int head = 0; head < 2 * kv_heads; ++head)
+            store_row(table_, row + (heads + head) * D, planes[static_cast<size_t>(head)], at);
+        }
+      });
 }
 
 // Tiles of tokens with the heads of one key head.

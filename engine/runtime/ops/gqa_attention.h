@@ -1,5 +1,5 @@
-// Grouped-query attention: hidden += o_proj(attention(norm(hidden))), with optional per-head norms of queries
-// and keys (Qwen3), rotary embedding, a paged cache of keys and values, and an optional sliding window. In
+// Grouped-query attention: hidden += o_proj(attention(norm(hidden))), with optional norms of queries and keys,
+// of each head (Qwen3) or of all heads together (OLMoE), rotary embedding, a paged cache of keys and values, and an optional sliding window. In
 // the cache it has a plane per key head, then one per value head, each head_dim wide.
 #pragma once
 #include "host/thread_pool.h"
@@ -16,8 +16,8 @@ struct GqaWeights {
   const float* norm;        // [hidden]
   const PackedMatrix* qkv;  // [(heads + 2 kv heads) * head_dim, hidden]: all queries, all keys, all values
   const float* qkv_bias;    // [rows of qkv]
-  const float* q_norm;      // [head_dim]
-  const float* k_norm;      // [head_dim]
+  const float* q_norm;      // [head_dim], or [heads * head_dim] with flat_norms
+  const float* k_norm;      // [head_dim], or [kv heads * head_dim]
   const PackedMatrix* o;    // [hidden, heads * head_dim]
   const float* o_bias;      // [hidden]
 };
@@ -26,6 +26,7 @@ struct GqaShape {
   int num_heads, num_kv_heads, head_dim;
   float eps, scale;
   int sliding_window;  // positions attended to, the token's own included; 0: all
+  bool flat_norms = false;
 };
 
 class GqaAttention {

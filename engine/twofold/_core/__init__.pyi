@@ -375,8 +375,12 @@ class Gqa(Block):
         scale: float,
         sliding_window: int | None,
         layer: int,
+        flat_norms: bool = False,
     ) -> None:
-        """layer: of the cache, which has 2 * num_kv_heads planes of head_dim elements there."""
+        """layer: of the cache, which has 2 * num_kv_heads planes of head_dim elements there.
+
+        flat_norms: q_norm and k_norm are of all heads together, [num_heads * head_dim] and [num_kv_heads * head_dim].
+        """
 
     def forward(self, hidden: _F32, batch: AttentionBatch, cache: StateCache) -> None: ...
 

@@ -1,6 +1,7 @@
 """Grouped-query attention over pages of keys and values, with its own norm.
 
-Optional: biases, RMSNorm over each head of q and k before the rotation (Qwen3), a sliding window.
+Optional: biases, RMSNorm over each head of q and k before the rotation (Qwen3) or over all heads together (OLMoE), a
+sliding window.
 """
 
 from __future__ import annotations
@@ -43,6 +44,8 @@ class Gqa(Block):
     o_bias: bool = False
     """Of the projection that writes to the residual stream."""
     qk_norm: bool = False
+    flat_norms: bool = False
+    """Whether the norms of q and k are of all heads together."""
     sliding_window: int | None = None
     gguf_pairs_neighbours: bool = False
     """Whether GGUF files have the rows of q and k in the order in which rotation pairs neighbours."""
@@ -103,11 +106,10 @@ class Gqa(Block):
         if self.o_bias:
             specs["o_bias"] = vector("self_attn.o_proj.bias", hidden, "attn_output.bias")
         if self.qk_norm:
+            sizes = (q_rows, kv_rows) if self.flat_norms else (self.head_dim, self.head_dim)
             specs |= {
-                f"{part}_norm": vector(
-                    f"self_attn.{part}_norm.weight", self.head_dim, f"attn_{part}_norm.weight"
-                )
-                for part in "qk"
+                f"{part}_norm": vector(f"self_attn.{part}_norm.weight", size, f"attn_{part}_norm.weight")
+                for part, size in zip("qk", sizes, strict=True)
             }
         return specs
 
@@ -160,6 +162,7 @@ class Gqa(Block):
             self.scale,
             self.sliding_window,
             self.layer,
+            self.flat_norms,
         )
 
     def device(self, weights: DeviceWeights, moe_layer: int) -> DeviceBlock:
@@ -173,7 +176,8 @@ class Gqa(Block):
             norm=weights.norm(),
             qkv=weights.matrix("q", "k", "v"),
             qkv_bias=weights.bias("q_bias", "k_bias", "v_bias"),
-            head_norms=(weights.vector("q_norm"), weights.vector("k_norm")),
+            norms=(weights.vector("q_norm"), weights.vector("k_norm")),
+            flat_norms=self.flat_norms,
             o=weights.matrix("o"),
             o_bias=weights.bias("o_bias"),
         )
@@ -189,8 +193,9 @@ class GqaOnDevice:
     norm: Tensor
     qkv: Tensor
     qkv_bias: Tensor | None
-    head_norms: tuple[Tensor | None, Tensor | None]
+    norms: tuple[Tensor | None, Tensor | None]
     """Of q and of k."""
+    flat_norms: bool
     o: Tensor
     o_bias: Tensor | None
 
@@ -200,12 +205,27 @@ class GqaOnDevice:
         from twofold.blocks.device_step import KvLayer, normed
 
         qkv = functional.linear(normed(hidden, self.norm, self.shape.epsilon), self.qkv, self.qkv_bias)
-        kv = KvLayer(*state)
-        q = step.kernels.rope_store(
-            qkv, self.head_norms, step.angles, step.batch.slot_mapping, kv, self.shape
-        )
+        kv, norms = KvLayer(*state), self.norms
+        if self.flat_norms:
+            qkv, norms = self._normed(qkv), (None, None)
+        q = step.kernels.rope_store(qkv, norms, step.angles, step.batch.slot_mapping, kv, self.shape)
         attended = self._attended(q, kv, step)
         hidden += functional.linear(attended.flatten(1), self.o, self.o_bias)
+
+    def _normed(self, qkv: Tensor) -> Tensor:
+        """With the norms of q and of k, each over all its heads."""
+        import torch
+
+        from twofold.blocks.device_step import normed
+
+        sizes = [norm.numel() for norm in self.norms if norm is not None]
+        *parts, v = torch.tensor_split(qkv, (sizes[0], sum(sizes)), dim=1)
+        turned = [
+            normed(part.float(), norm, self.shape.epsilon)
+            for part, norm in zip(parts, self.norms, strict=True)
+            if norm is not None
+        ]
+        return torch.cat([*turned, v], 1)
 
     def _attended(self, q: Tensor, kv: KvLayer, step: DeviceStep) -> Tensor:
         """Leading sequences of one token each share a launch."""

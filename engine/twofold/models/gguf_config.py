@@ -43,6 +43,7 @@ class GgufMetadata:
         *,
         qk_norm: bool = False,
         pairs_neighbours: bool = False,
+        flat_norms: bool = False,
         o_bias: bool = True,
         partly_rotated: bool = False,
     ) -> Gqa:
@@ -70,7 +71,8 @@ class GgufMetadata:
             eps=self.eps,
             bias=bias,
             o_bias=bias and o_bias,
-            qk_norm=qk_norm,
+            qk_norm=qk_norm or flat_norms,
+            flat_norms=flat_norms,
             sliding_window=fields.optional_integer("attention.sliding_window") or None,
             gguf_pairs_neighbours=pairs_neighbours,
         )

@@ -40,6 +40,7 @@ FAMILIES: Final = (
     Family("qwen3_moe", ("Qwen3MoeForCausalLM",), "qwen3moe"),
     Family("mixtral", ("MixtralForCausalLM",), "llama"),
     Family("qwen2_moe", ("Qwen2MoeForCausalLM",), "qwen2moe"),
+    Family("olmoe", ("OlmoeForCausalLM",), "olmoe"),
     Family("glm4_moe", ("Glm4MoeForCausalLM",), "glm4moe"),
     Family("deepseek", ("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM"), "deepseek2"),
     Family("glm4_moe_lite", ("Glm4MoeLiteForCausalLM",), "deepseek2"),

@@ -190,3 +190,36 @@ class TinyQwen2Moe(TinyModel):
     def add_gguf_metadata(self, writer: Any, package: Any, *, split_kv: bool) -> None:
         """See `TinyModel.add_gguf_metadata`."""
         writer.add_expert_shared_feed_forward_length(self.shared_intermediate_size)
+
+
+@dataclass(frozen=True)
+class TinyOlmoe(TinyModel):
+    """A small OLMoE: heads fill the hidden size, which the norms of q and k are as wide as."""
+
+    architecture: str = "OlmoeForCausalLM"
+    hidden_size: int = 64
+    norm_topk_prob: bool = False
+
+    def is_moe_layer(self, layer: int) -> bool:
+        return True
+
+    @property
+    def norm_sizes(self) -> dict[str, int]:
+        return {"q": self.num_heads * self.head_dim, "k": self.num_kv_heads * self.head_dim}
+
+    def config(self) -> dict[str, Any]:
+        """The contents of config.json."""
+        config = super().config()
+        for key in ("head_dim", "moe_intermediate_size", "mlp_only_layers", "decoder_sparse_step"):
+            del config[key]
+        for key in ("use_sliding_window", "sliding_window"):
+            del config[key]
+        return config | {
+            "model_type": "olmoe",
+            "intermediate_size": self.moe_intermediate_size,
+            "clip_qkv": None,
+        }
+
+    @property
+    def gguf_architecture(self) -> str:
+        return "olmoe"
