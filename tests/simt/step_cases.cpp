@@ -129,6 +129,16 @@ std::vector<uint8_t> expected_places(const PlaceCase& c, const Routing& r, const
   return where;
 }
 
+// The words of a layer that host and device release and acquire.
+void hand_over(WatchedRun& run, const MailboxLayout& layout, const uint8_t* mailbox, int layer) {
+  run.session().hands_over(mailbox + layout.control() + offsetof(MailboxControl, abort));
+  run.session().hands_over(mailbox + layout.report() + offsetof(MailboxReport, timed_out));
+  run.session().hands_over(mailbox + layout.post(layer) + offsetof(MailboxPost, posted));
+  run.session().hands_over(mailbox + layout.answer(layer) + offsetof(MailboxAnswer, answered));
+  for (int e = 0; e < layout.shape.num_ahead; ++e)
+    run.session().hands_over(mailbox + layout.arrived(layer) + 4 * e);
+}
+
 // Where the pairs went.
 std::vector<uint8_t> check_place(const PlaceCase& c, const ReadPrices& prices = make_prices()) {
   const Routing r(c);
@@ -151,6 +161,7 @@ std::vector<uint8_t> check_place(const PlaceCase& c, const ReadPrices& prices = 
     CHECK_EQUAL(*step, 7u);
     uint8_t* mailbox = run.memory<uint8_t>("mailbox", size_t(layout.bytes()), simt::Memory::kMapped);
     std::memset(mailbox, 0, size_t(layout.bytes()));
+    hand_over(run, layout, mailbox, kLayer);
     run.session().host_answers(mailbox + layout.results(), size_t(layout.bytes() - layout.results()));
     if (c.looks) std::memcpy(mailbox + layout.arrived(kLayer), r.arrived.data(), r.arrived.size() * 4);
     auto* num_groups = run.memory<int32_t>("num_groups", 1);
@@ -294,6 +305,7 @@ CASE(a_wait_ends_when_nobody_answers_or_the_host_aborts) {
     WatchedRun run(3);
     uint8_t* mailbox = run.memory<uint8_t>("mailbox", size_t(layout.bytes()), simt::Memory::kMapped);
     std::memset(mailbox, 0, size_t(layout.bytes()));
+    hand_over(run, layout, mailbox, 0);
     reinterpret_cast<MailboxControl*>(mailbox + layout.control())->abort = aborts;
     const int64_t limit = aborts ? 20'000'000'000 : 2'000'000;
     run.check(launch_wait(shape, mailbox, 0, run.copy("step", std::vector<uint32_t>{1}),
