@@ -244,6 +244,15 @@ KERNEL(post_by_a_plain_store, 1, 1, 0, "use store_release or load_acquire") {
   else
     m.mapped[8] = 1;
 }
+KERNEL(plain_store_of_a_word_that_hands_over, 1, 1, 0, "use store_release or load_acquire") {
+  if (innocent)
+    store_release(m.mapped + 200, 1);
+  else
+    m.mapped[200] = 1;
+}
+KERNEL(plain_load_of_a_word_that_hands_over, 1, 1, 0, "use store_release or load_acquire") {
+  m.words[0] = innocent ? load_acquire(m.mapped + 200) : m.mapped[200];
+}
 KERNEL(acquire_of_what_was_stored_plainly, 1, 1, 0, "use store_release or load_acquire") {
   if (innocent)
     store_release(m.mapped, 1);
@@ -323,6 +332,8 @@ const Fault* all(size_t& count) {
       FAULT(copy_over_what_is_read),
       FAULT(post_without_a_barrier),
       FAULT(post_by_a_plain_store),
+      FAULT(plain_store_of_a_word_that_hands_over),
+      FAULT(plain_load_of_a_word_that_hands_over),
       FAULT(acquire_of_what_was_stored_plainly),
       FAULT(writes_after_the_post),
       FAULT(answer_read_without_an_acquire),

@@ -23,6 +23,7 @@ struct Run {
     session.add("blank", blank, sizeof blank, simt::Memory::kUninitialised);
     session.add("mapped", mapped, sizeof mapped, simt::Memory::kMapped);
     session.host_answers(memory.answer, 256);
+    session.hands_over(mapped + 200);
     session.add("elsewhere", elsewhere, sizeof elsewhere);
     CHECK(session.remove(elsewhere));
   }

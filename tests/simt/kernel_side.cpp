@@ -171,6 +171,7 @@ void Session::written_by_host(const void* memory, size_t bytes) {
 void Session::host_answers(const void* memory, size_t bytes) {
   shadow_->host_answers(static_cast<const uint8_t*>(memory), bytes);
 }
+void Session::hands_over(const void* word) { shadow_->hands_over(static_cast<const uint8_t*>(word)); }
 void Session::acquired_by_stream(const void* mapped) {
   shadow_->acquired_by_stream(static_cast<const uint8_t*>(mapped));
 }
@@ -206,6 +207,10 @@ SIMT_UNALIGNED(2)
 SIMT_UNALIGNED(4)
 SIMT_UNALIGNED(8)
 SIMT_UNALIGNED(16)
+// Of a counter of gcov, where lines are counted: kernels' own atomics are atomic_add's.
+long __tsan_atomic64_fetch_add(volatile long* p, long by, int) {
+  return __atomic_fetch_add(p, by, __ATOMIC_RELAXED);
+}
 void __tsan_read_range(void* p, unsigned long bytes) {
   for (unsigned long i = 0; i < bytes; ++i)
     simt::touched(static_cast<char*>(p) + i, 1, false, __builtin_return_address(0));

@@ -22,7 +22,7 @@ void Shadow::begin_launch() {
   for (auto& [base, region] : regions_) {
     region->released = false;
     region->unreleased.clear();
-    region->sync_words.clear();
+    region->sync_words = region->told_words;
   }
 }
 
@@ -101,6 +101,11 @@ void Shadow::host_answers(const uint8_t* memory, size_t bytes) {
   if (region == nullptr) return;
   region->answer_at = size_t(memory - region->base);
   region->answer_bytes = bytes;
+}
+
+void Shadow::hands_over(const uint8_t* word) {
+  const std::lock_guard lock(mutex);
+  if (Region* region = region_of(word)) region->told_words.push_back(word);
 }
 
 void Shadow::acquired_by_stream(const uint8_t* mapped) {

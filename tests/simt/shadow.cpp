@@ -148,7 +148,7 @@ void Shadow::check_mapped(Machine& machine, Region& region, size_t offset, size_
   const Place place{&region, offset};
   if (touch == Touch::kPlain && is_sync) {
     machine.fail(std::string("plain ") + (write ? "write" : "read") + at(place, bytes) +
-                 ", a word that this launch releases or acquires; use store_release or load_acquire");
+                 ", a word that is released or acquired; use store_release or load_acquire");
   }
   if (touch == Touch::kSync && !is_sync) {
     const Cell& cell = region.cells[offset / 4];

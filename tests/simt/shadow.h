@@ -57,6 +57,7 @@ class Shadow {
   std::string remove(const uint8_t* memory);  // what is wrong, or ""
   void written_by_host(const uint8_t* memory, size_t bytes);
   void host_answers(const uint8_t* memory, size_t bytes);
+  void hands_over(const uint8_t* word);
   void acquired_by_stream(const uint8_t* mapped);
 
   std::mutex mutex;  // one launch at a time
@@ -75,6 +76,7 @@ class Shadow {
     bool released = false;                // in this launch
     std::vector<size_t> unreleased;       // words written since the last release of this launch
     std::vector<const void*> sync_words;  // of this launch
+    std::vector<const void*> told_words;  // of all
   };
   struct Place {
     Region* region;

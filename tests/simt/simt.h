@@ -56,6 +56,8 @@ class Session {
   // Bytes of a mapped region that the host writes and kernels may read only after an acquire that follows the last
   // release.
   void host_answers(const void* memory, size_t bytes);
+  // A word of a mapped region by which host and kernels hand over: plain accesses of it are faults in any launch.
+  void hands_over(const void* word);
   void acquired_by_stream(const void* mapped);  // a stream waited in a kernel's place
 
   const std::string& report() const { return report_; }

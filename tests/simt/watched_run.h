@@ -70,12 +70,19 @@ class WatchedRun {
   simt::Watched watched_;
 };
 
+// Of every body one schedule alone: for a case that asks which kernels run, not what they compute.
+inline bool& one_schedule() {
+  static bool one = false;
+  return one;
+}
+
 // Runs under two schedules, whose results have the same bits.
 inline void under_schedules(const std::function<void(WatchedRun&)>& body) {
   std::vector<uint8_t> first;
   for (const uint64_t seed : {1u, 77u}) {
     WatchedRun run(seed);
     body(run);
+    if (one_schedule()) return;
     if (seed == 1)
       first = run.bits();
     else
