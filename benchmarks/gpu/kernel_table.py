@@ -22,15 +22,15 @@ Written by `make check-cuda WRITE=1` and compared by `make check-cuda`, which fa
 Nothing here was measured on a GPU. Where the architectures {archs} differ, a cell has a figure for each,
 in this order.
 
-- registers of a thread, bytes of its stack (none is spilled: that fails); threads and shared bytes of a block, dynamic
-  ones included, for the shapes of `tests/simt/traffic_table.cpp`; occupancy: percent of the warps that a
+- threads and dynamic shared bytes of a block, for the shapes of `tests/simt/traffic_table.cpp`, and its static ones;
+  registers of a thread, bytes of its stack (none is spilled: that fails); occupancy: percent of the warps that a
   multiprocessor has room for (`benchmarks/gpu/occupancy.py`);
 - loads and stores in the machine code: how many of 32 bits or less / 64 / 128;
 - by a model over the addresses that the SIMT machine recorded: shared-memory wavefronts and global sectors per
   request of a warp, in brackets the least that the same bytes need.
 """
 _COLUMNS: Final = (
-    "kernel", "format", "tile", "threads", "shared", "registers", "stack", "occupancy", *ACCESSES, *TRAFFIC
+    "kernel", "format", "tile", "threads", "dynamic", "static", "registers", "stack", "occupancy", *ACCESSES, *TRAFFIC
 )  # fmt: skip
 
 
@@ -78,6 +78,11 @@ def parse_launches(text: str) -> dict[Instance, Launch]:
     return found
 
 
+def launches_of(table: Table) -> dict[Instance, Launch]:
+    """How the kernels of a table are launched."""
+    return {name: row.launch for name, row in table.items() if row.launch is not None}
+
+
 def tabulate(compiled: Iterable[Compiled], launches: Mapping[Instance, Launch]) -> Table:
     """Kernels with their launches, by name."""
     table: Table = {}
@@ -97,7 +102,8 @@ def to_markdown(table: Table, nvcc: str) -> str:
         made = [row.compiled[arch] for arch in ARCHITECTURES]
         launch = row.launch
         cells = [*name, str(launch.threads) if launch else "-"]
-        cells.append(_side_by_side(m.shared_bytes + (launch.shared_bytes if launch else 0) for m in made))
+        cells.append(str(launch.shared_bytes) if launch else "-")
+        cells.append(_side_by_side(m.shared_bytes for m in made))
         cells.append(_side_by_side(m.registers for m in made))
         cells.append(_side_by_side(m.stack_bytes for m in made))
         cells.append(_side_by_side(row.occupancy(arch) for arch in ARCHITECTURES) if launch else "-")
@@ -125,13 +131,12 @@ def _parse_row(line: str) -> tuple[Instance, Row]:
             f"a row of the table of kernels has {len(cells)} cells, expected {len(_COLUMNS)}: {line}"
         )
     name = Instance(*cells[:3])
-    # Shared bytes are kept as one figure, so all count as static.
     launch = None
     if cells[3] != "-":
         pairs = (re.fullmatch(r"(\S+) \((\S+)\)", cell) for cell in cells[-len(TRAFFIC) :])
-        launch = Launch(int(cells[3]), 0, tuple((float(p[1]), float(p[2])) for p in pairs if p))
-    shared, registers, stack = (_apart(cells[i]) for i in (4, 5, 6))
-    widths = [_apart(cell) for cell in cells[8 : 8 + len(ACCESSES)]]
+        launch = Launch(int(cells[3]), int(cells[4]), tuple((float(p[1]), float(p[2])) for p in pairs if p))
+    shared, registers, stack = (_apart(cells[i]) for i in (5, 6, 7))
+    widths = [_apart(cell) for cell in cells[9 : 9 + len(ACCESSES)]]
     compiled = {}
     for i, arch in enumerate(ARCHITECTURES):
         accesses = tuple(_widths(column[i]) for column in widths)

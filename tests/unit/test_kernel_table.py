@@ -188,8 +188,6 @@ def test_conflicts_and_sectors_are_those_of_the_table() -> None:
     kept, _ = kernel_table.from_markdown(check_cuda.TABLE.read_text(encoding="utf-8"))
     launches = kernel_table.parse_launches(done.stdout)
     now = {name: dataclasses.replace(row, launch=launches[name]) for name, row in kept.items()}
-    for row in now.values():  # the file's shared bytes are static and dynamic ones together
-        row.launch = dataclasses.replace(row.launch, shared_bytes=0) if row.launch else None
     assert compare(kept, now).worse == []
 
 
