@@ -64,8 +64,9 @@ bench: ready-dev  ## measure the CPU kernels beside the read ceiling, then the b
 loadtest: ready-run  ## let USERS=10 chat for SECONDS_OF_LOAD=60 with a server that `make run` started
 	@$(BIN)/python loadtest/run.py --users $(USERS) --seconds $(SECONDS_OF_LOAD) --host http://127.0.0.1:$(PORT)
 
-check-cuda: ready-dev  ## compile the CUDA kernels for every architecture; fails on a spilled register (no GPU needed)
-	@$(BIN)/python scripts/check_cuda.py
+check-cuda: ready-dev  ## compile the CUDA kernels for every architecture; fails where one got worse (no GPU; WRITE=1 keeps it)
+	@$(BIN)/python scripts/check_cuda.py $(if $(WRITE),--write)
+	@$(BIN)/python -m benchmarks.gpu --estimate
 
 # No virtual environment for these four: a GPU machine's own python brings the torch that fits its driver, and pytest.
 GPU_CHECKS = $${PYTHON:-python3} -m pytest -s tests/gpu --gpu-build

@@ -1,5 +1,6 @@
 """Twofold's speed on a GPU, beside the card's ceilings and other engines' rules, in ten minutes: `make bench-gpu`.
 
+    python -m benchmarks.gpu --estimate
     python -m benchmarks.gpu [--no-build] [--dry-run] [--only PATTERN] [--trace FILE] [--json FILE]
 
 Ceilings (copy bandwidth, torch's product, the link) are measured in the same run; what is compared takes turns on the
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.gpu.report import ROOT, Check, Named, Run, build
 
 if TYPE_CHECKING:
+    from benchmarks.gpu.estimate import Case
     from benchmarks.gpu.machine import Machine
 
 QWEN, GPT_OSS = "qwen3-30b-a3b", "gpt-oss-20b"
@@ -50,6 +52,19 @@ def engine(name: str, shape: str, *arguments: Any) -> Check:
     return check
 
 
+def expert_cases() -> list[Case]:
+    """(kind, shape, format, tokens) of what is measured of the expert kernels alone."""
+    decode: list[Case] = [
+        ("decode", shape, format, tokens)
+        for shape, formats in ((QWEN, ("bf16", "q8_0", "q4_0", "fp8", "q4_k")), (GPT_OSS, ("bf16", "q4_0")))
+        for format in formats
+        for tokens in (1, 8, 32)
+    ]
+    return decode + [
+        ("prefill", QWEN, format, tokens) for format in ("bf16", "q8_0") for tokens in (512, 4096)
+    ]
+
+
 def checks() -> list[Named]:
     """(name, what measures it), what the issue asks for before what explains it."""
     ceilings: list[Named] = [
@@ -58,15 +73,8 @@ def checks() -> list[Named]:
         ("handshake per layer", kernels("handshake")),
     ]
     experts: list[Named] = [
-        (f"decode {shape} {format} {tokens} tokens", kernels("decode", shape, format, tokens))
-        for shape, formats in ((QWEN, ("bf16", "q8_0", "q4_0", "fp8", "q4_k")), (GPT_OSS, ("bf16", "q4_0")))
-        for format in formats
-        for tokens in (1, 8, 32)
-    ]
-    experts += [
-        (f"prefill {QWEN} {format} {tokens} tokens", kernels("prefill", QWEN, format, tokens))
-        for format in ("bf16", "q8_0")
-        for tokens in (512, 4096)
+        (f"{kind} {shape} {format} {tokens} tokens", kernels(kind, shape, format, tokens))
+        for kind, shape, format, tokens in expert_cases()
     ]
     return [
         *ceilings,
@@ -103,6 +111,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--dry-run", action="store_true", help="build nothing, measure nothing, list everything"
     )
+    parser.add_argument(
+        "--estimate", action="store_true", help="print roofline estimates beside the bounds; needs no GPU"
+    )
     parser.add_argument("--only", metavar="PATTERN", default="*", help="names that match, e.g. 'decode*'")
     parser.add_argument(
         "--budget-s", type=float, default=570.0, help="nothing begins after so many seconds (default: 570)"
@@ -115,6 +126,12 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--json", type=Path, default=ROOT / "build/gpu-bench.json", help="where figures go")
     options = parser.parse_args(argv)
+    if options.estimate:
+        sys.path.insert(0, str(ROOT / "engine"))
+        from benchmarks.gpu.estimate import lines
+
+        print("\n".join(lines(expert_cases())))
+        return 0
     began = time.perf_counter()
     if not options.dry_run and not options.no_build:
         build()

@@ -106,6 +106,8 @@ int Machine::launch(const Kernel& kernel, Index grid_size, Index block_size, int
     random_ = session->random_ = session->random_ * 6364136223846793005ull + 1442695040888963407ull;
     random_ |= 1;
     session->kernels_[name_] += 1;
+    LaunchSize& size = session->launch_sizes_[name_];
+    size = {std::max(size.threads, int(threads)), std::max(size.shared_bytes, shared_bytes)};
     shadow->begin_launch();
     if (session->record_traffic)
       meter_of_launch = std::make_unique<TrafficMeter>(session->traffic_[name_], shared_);

@@ -37,6 +37,12 @@ struct TrafficKey {
   auto operator<=>(const TrafficKey&) const = default;
 };
 
+// A kernel's launch as occupancy counts it: the largest of the session.
+struct LaunchSize {
+  int threads = 0;           // of a block
+  int64_t shared_bytes = 0;  // dynamic
+};
+
 class Shadow;
 
 // Watches the launches of threads that `use` it; one launch at a time. A launch ends at its first fault: it returns 719
@@ -64,6 +70,7 @@ class Session {
   void clear_report() { report_.clear(); }
   // Kernels that ran, with how often.
   const std::map<std::string, int>& kernels() const { return kernels_; }
+  const std::map<std::string, LaunchSize>& launch_sizes() const { return launch_sizes_; }
   bool record_traffic = false;
   const std::map<std::string, std::map<TrafficKey, Traffic>>& traffic() const { return traffic_; }
 
@@ -73,6 +80,7 @@ class Session {
   std::unique_ptr<Shadow> shadow_;
   std::string report_;
   std::map<std::string, int> kernels_;
+  std::map<std::string, LaunchSize> launch_sizes_;
   std::map<std::string, std::map<TrafficKey, Traffic>> traffic_;
 };
 
