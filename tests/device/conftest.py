@@ -14,9 +14,7 @@ BUILD = Path(os.environ.get("TWOFOLD_BUILD_DIR") or Path(__file__).resolve().par
 BUILT = BUILD / "dev/tests/device"
 
 
-@pytest.fixture(scope="session")
-def fake() -> ModuleType:
-    name = os.environ.get("TWOFOLD_FAKE", "twofold_fake")
+def built_module(name: str) -> ModuleType:
     if not list(BUILT.glob(f"{name}.*.so")) and os.environ.get("TWOFOLD_TESTS_NEED_ALL") != "1":
         pytest.skip("the fake device is not built beside these sources")
     sys.path.insert(0, str(BUILT))
@@ -24,3 +22,28 @@ def fake() -> ModuleType:
         return importlib.import_module(name)
     finally:
         sys.path.remove(str(BUILT))
+
+
+@pytest.fixture(scope="session")
+def fake() -> ModuleType:
+    return built_module(os.environ.get("TWOFOLD_FAKE", "twofold_fake"))
+
+
+@pytest.fixture
+def simt(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The fake device whose kernels are the project's own, run by the SIMT machine, in the place of `twofold._cuda`."""
+    pytest.importorskip("torch")
+    import twofold
+
+    from tests.device.fake_device import FakeDevice
+
+    module = built_module("twofold_fake_simt")
+    monkeypatch.setitem(sys.modules, "twofold._cuda", module)
+    monkeypatch.setattr(twofold, "_cuda", module, raising=False)
+    # As if it were imported for the first time: on a machine with CUDA it knows another module.
+    monkeypatch.delitem(sys.modules, "twofold.device.cuda_kernels", raising=False)
+    kernels = importlib.import_module("twofold.device.cuda_kernels")
+    monkeypatch.setitem(sys.modules, "twofold.device.cuda_kernels", kernels)
+    monkeypatch.setattr(kernels, "stream", lambda: 0)
+    monkeypatch.setattr(FakeDevice, "kernels", lambda self, max_length: kernels.CudaKernels(max_length))
+    return module

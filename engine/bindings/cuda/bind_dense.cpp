@@ -11,13 +11,15 @@ void bind_dense(py::module_& m) {
   using cuda::KvPages;
   using cuda::QkvRows;
   py::class_<KvPages>(m, "KvPages",
-                      "One layer's keys and values: bf16 [pages, page_size, kv_heads, head_dim].")
+                      "One layer's keys and values: bf16 [pages, page_size, kv_heads, head_dim].",
+                      py::module_local())
       .def(py::init([](uint64_t keys, uint64_t values, int page_size, int num_kv_heads, int head_dim) {
              return KvPages{pointer<void>(keys), pointer<void>(values), page_size, num_kv_heads, head_dim};
            }),
            py::kw_only(), py::arg("keys"), py::arg("values"), py::arg("page_size"), py::arg("num_kv_heads"),
            py::arg("head_dim"));
-  py::class_<QkvRows>(m, "QkvRows", "Rows of a projection to queries, keys and values, and how they turn.")
+  py::class_<QkvRows>(m, "QkvRows", "Rows of a projection to queries, keys and values, and how they turn.",
+                      py::module_local())
       .def(py::init([](uint64_t qkv, int num_tokens, int num_heads, uint64_t q_norm, uint64_t k_norm,
                        float epsilon, uint64_t cos, uint64_t sin, int rotary, uint64_t slot_mapping) {
              return QkvRows{pointer<void>(qkv),
@@ -34,7 +36,8 @@ void bind_dense(py::module_& m) {
            py::kw_only(), py::arg("qkv"), py::arg("num_tokens"), py::arg("num_heads"), py::arg("q_norm"),
            py::arg("k_norm"), py::arg("epsilon"), py::arg("cos"), py::arg("sin"), py::arg("rotary"),
            py::arg("slot_mapping"));
-  py::class_<DecodeAttention>(m, "DecodeAttention", "One query per sequence over its pages.")
+  py::class_<DecodeAttention>(m, "DecodeAttention", "One query per sequence over its pages.",
+                              py::module_local())
       .def(py::init([](uint64_t q, uint64_t page_tables, uint64_t seq_lens, int num_sequences, int num_heads,
                        int max_pages, int max_length, float scale, int window, uint64_t sinks) {
              return DecodeAttention{pointer<void>(q),

@@ -11,12 +11,14 @@ void bind_mla(py::module_& m) {
   using cuda::MlaDecode;
   using cuda::MlaPages;
   using cuda::MlaRows;
-  py::class_<MlaPages>(m, "MlaPages", "One layer's latents: bf16 [pages, page_size, latent + rope].")
+  py::class_<MlaPages>(m, "MlaPages", "One layer's latents: bf16 [pages, page_size, latent + rope].",
+                       py::module_local())
       .def(py::init([](uint64_t rows, int page_size, int latent, int rope) {
              return MlaPages{pointer<void>(rows), page_size, latent, rope};
            }),
            py::arg("rows"), py::arg("page_size"), py::arg("latent"), py::arg("rope"));
-  py::class_<MlaRows>(m, "MlaRows", "What latent attention's projections give, and where it goes.")
+  py::class_<MlaRows>(m, "MlaRows", "What latent attention's projections give, and where it goes.",
+                      py::module_local())
       .def(py::init([](uint64_t compressed, int64_t stride, uint64_t queries, int num_tokens, int num_heads,
                        int nope, uint64_t norm, float epsilon, uint64_t cos, uint64_t sin, bool neighbours,
                        uint64_t slot_mapping) {
@@ -36,7 +38,7 @@ void bind_mla(py::module_& m) {
            py::kw_only(), py::arg("compressed"), py::arg("stride"), py::arg("queries"), py::arg("num_tokens"),
            py::arg("num_heads"), py::arg("nope"), py::arg("norm"), py::arg("epsilon"), py::arg("cos"),
            py::arg("sin"), py::arg("neighbours"), py::arg("slot_mapping"));
-  py::class_<MlaDecode>(m, "MlaDecode", "One absorbed query per sequence and head.")
+  py::class_<MlaDecode>(m, "MlaDecode", "One absorbed query per sequence and head.", py::module_local())
       .def(py::init([](uint64_t absorbed, uint64_t page_tables, uint64_t lengths, int num_sequences,
                        int num_heads, int max_pages, int max_length, float scale) {
              return MlaDecode{pointer<void>(absorbed),
