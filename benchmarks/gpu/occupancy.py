@@ -46,7 +46,7 @@ def occupancy(arch: int, threads: int, registers: int, shared_bytes: int) -> flo
     warps = -(-threads // WARP)
     of_warp = -(-max(registers, 1) * WARP // _REGISTER_UNIT) * _REGISTER_UNIT
     warps_in_registers = _REGISTERS // _PARTITIONS // of_warp * _PARTITIONS
-    in_registers = warps_in_registers // (-(-warps // _PARTITIONS) * _PARTITIONS)
+    in_registers = warps_in_registers // warps
     of_block = -(-(shared_bytes + _SHARED_RESERVED) // _SHARED_UNIT) * _SHARED_UNIT
     blocks = min(limits.blocks, limits.warps // warps, in_registers, limits.shared_bytes // of_block)
     return blocks * warps / limits.warps

@@ -78,6 +78,7 @@ def test_kernels_have_names_that_people_know(mangled: str, name: str) -> None:
         (90, 128, 255, 0, 12.5),  # rounded to 8160 -> 8192 a warp: 8 warps of 64
         (80, 1024, 33, 0, 50.0),  # 1056 -> 1280 a warp, 12 in each quarter: 48, but blocks of 32
         (86, 128, 32, 48 * 1024, 16.7),  # 49 KiB with the driver's 1: two blocks in 100 KiB, 8 warps of 48
+        (89, 64, 64, 0, 66.7),  # 32 warps in registers are 16 blocks of two, however quarters share them
         (86, 32, 16, 0, 33.3),  # 16 blocks at most
         (120, 32, 16, 0, 50.0),  # 24 blocks at most
         (86, 128, 32, 100 * 1024, 0.0),  # 99 KiB at most
