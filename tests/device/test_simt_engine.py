@@ -57,8 +57,8 @@ def check_answers(simt: ModuleType, path: Path, graphs: bool) -> None:
     expected = scripted(make_cpu_runner(path), 2, TOKENS, QWEN.vocab_size)
     errors = np.linalg.norm(ours - expected, axis=1) / np.linalg.norm(expected, axis=1)
     same = ours.argmax(1) == expected.argmax(1)
-    # Measured: 0.7 to 3.2 % in the median (more where a rounding sends a token to another expert), and 10 of 12
-    # tokens at least; another token is one whose lead is less than that.
+    # Measured: 0.7 to 3.2 % in the median (more where a rounding sends a token to another expert), and 10 of 12 tokens
+    # at least; another token is one whose lead is less than that.
     assert np.median(errors) < 0.06
     assert same.mean() >= 0.75
 
