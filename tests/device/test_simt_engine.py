@@ -20,8 +20,16 @@ from twofold.api.types import SamplingParams  # noqa: E402
 from twofold.cli.main import main  # noqa: E402
 from twofold.device.runner import DeviceRunner  # noqa: E402
 from twofold.engine import Engine  # noqa: E402
+from twofold.models.registry import FAMILIES  # noqa: E402
 from twofold.models.testing import TinyModel, write_tiny_model  # noqa: E402
 from twofold.models.testing_deepseek import TinyDeepseek  # noqa: E402
+from twofold.models.testing_families import (  # noqa: E402
+    TinyGlm4Moe,
+    TinyGlm4MoeLite,
+    TinyKimi,
+    TinyOlmoe,
+    TinyQwen2Moe,
+)
 from twofold.weights.weight_format import FORMATS as LAYOUTS  # noqa: E402
 
 from tests.device.runner_runs import found_device, make_cpu_runner, make_runner, scripted  # noqa: E402
@@ -40,6 +48,11 @@ MODELS = {
         "MixtralForCausalLM", dtype="float16", hidden_size=64, num_heads=4, head_dim=64, num_layers=2, sliding_window=9
     ),
     "deepseek_v3": TinyDeepseek(dtype="bfloat16", num_experts=12, num_groups=4, top_groups=2, top_k=5),
+    "qwen2_moe": TinyQwen2Moe(dtype="bfloat16", hidden_size=64, num_heads=4, head_dim=64),
+    "olmoe": TinyOlmoe(dtype="bfloat16", hidden_size=128, num_heads=2, num_kv_heads=2, head_dim=64),
+    "glm4_moe": TinyGlm4Moe(dtype="bfloat16", hidden_size=64, num_heads=4, head_dim=128),
+    "glm4_moe_lite": TinyGlm4MoeLite(dtype="bfloat16"),
+    "kimi_k25": TinyKimi(dtype="bfloat16", nested=True),
     "deepseek_v2": TinyDeepseek("DeepseekV2ForCausalLM", dtype="bfloat16", q_lora_rank=None, num_shared_experts=2),
 }  # fmt: skip
 FORMATS = tuple(name for name, layout in LAYOUTS.items() if layout.quantised and layout.block_columns > 1)
@@ -61,6 +74,12 @@ def check_answers(simt: ModuleType, path: Path, graphs: bool) -> None:
     # at least; another token is one whose lead is less than that.
     assert np.median(errors) < 0.06
     assert same.mean() >= 0.75
+
+
+def test_every_family_is_here() -> None:
+    assert {family.module for family in FAMILIES} <= {
+        name.split("-")[0].removesuffix("_v3") for name in MODELS
+    }
 
 
 @pytest.mark.parametrize("graphs", [True, False], ids=["graph", "eager"])
