@@ -169,7 +169,8 @@ def test_a_drawn_configuration_equals_transformers_and_itself(
     _, hidden = ours.prefill(PROMPT)
     logits = ours.logits(hidden)
     difference = float(np.abs(logits - expected).max())
-    assert difference < 1e-4
+    # Of logits beyond 16 a share: one of 30 has been seen 1.3e-4 away on one CPU and 1.0e-4 on another.
+    assert difference < 1e-4 * max(1.0, float(np.abs(expected).max()) / 16)
     assert np.abs(expected).max() > 1.0, "logits near zero would agree whatever the model does"
     answer, lead = ours.greedy(PROMPT, NUM_GREEDY)
     assert answer == reference_greedy(theirs, PROMPT, NUM_GREEDY) or lead <= 2 * difference
