@@ -47,7 +47,7 @@ def shrunk(shape: Shape, by: int) -> Shape:
     if by == 1:
         return shape
     experts = max(2 * shape.top_k, shape.num_experts // by * 4)
-    return Shape(shape.name, 64, 32, experts, shape.top_k, 2, 1, 32)
+    return Shape(shape.name, 64, 32, experts, shape.top_k, 2, 1, 64)  # heads as kernels take them
 
 
 def model_folder(machine: Machine, shape: Shape) -> Path:

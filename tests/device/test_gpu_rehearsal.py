@@ -1,4 +1,4 @@
-"""`make test-gpu` and `make bench-gpu` rehearsed on the fake device: every check runs, on tiny shapes.
+"""`make test-gpu` and `make bench-gpu` rehearsed without a GPU: every check runs, on tiny shapes.
 
 What is right on a GPU must be right here too; what is fast is not asked.
 """
@@ -124,7 +124,9 @@ def test_another_routing_is_noticed(cuda: FakeDevice, tmp_path: Path) -> None:
     assert error_of(other, ours) > LIMIT
 
 
-def test_every_check_passes(cuda: FakeDevice, tmp_path: Path) -> None:
+def test_every_check_passes_on_the_kernels_own_sources(simt: ModuleType, tmp_path: Path) -> None:
+    """Run by the SIMT machine."""
+    cuda = FakeDevice(simt.open_device(0, total_bytes=2 << 30, tick_us=2.0))
     entries = rehearse(cuda, tmp_path, "test")
     assert {entry["name"]: entry for entry in entries if entry["state"] != "passed"} == {}
     assert all(entry["figures"].get("expected") for entry in entries if "probe" not in entry["name"])

@@ -1,0 +1,154 @@
+"""The CUDA kernels' own sources at shapes that nobody chose, run by the SIMT machine, against torch. No GPU run."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+torch = pytest.importorskip("torch")
+
+from twofold._core import device as launches  # noqa: E402
+from twofold.blocks import ops  # noqa: E402
+from twofold.blocks.device_step import HeadShape, KvLayer  # noqa: E402
+from twofold.blocks.router import Router  # noqa: E402
+from twofold.device.experts import pack_expert  # noqa: E402
+from twofold.device.kernels import TorchKernels  # noqa: E402
+from twofold.device.layouts import Grouping, by_expert  # noqa: E402
+from twofold.weights.weight_format import FORMATS, WeightMatrix  # noqa: E402
+
+from tests.device.fake_device import FakeDevice  # noqa: E402
+
+CPU = torch.device("cpu")
+drawn = settings(
+    max_examples=12, derandomize=True, deadline=None, phases=[Phase.generate],
+    suppress_health_check=list(HealthCheck), database=None,
+)  # fmt: skip
+
+
+def error(ours: torch.Tensor, expected: torch.Tensor) -> float:
+    """Relative to the expected one's length; NaN where any is."""
+    return float((ours.double() - expected.double()).norm() / expected.double().norm().clamp(min=1e-9))
+
+
+def kernels_of(simt: ModuleType, max_length: int) -> object:
+    return FakeDevice(simt.open_device()).kernels(max_length)
+
+
+@settings(drawn, max_examples=30)
+@given(data=st.data())
+def test_routing(simt: ModuleType, data: st.DataObject) -> None:
+    groups = data.draw(st.integers(1, 6), "groups")
+    of_group = data.draw(st.integers(2, 45), "experts of a group")
+    top_groups = data.draw(st.integers(1, groups), "groups taken")
+    top_k = data.draw(st.integers(1, min(12, top_groups * of_group)), "top_k")
+    score = data.draw(st.sampled_from(["softmax", "sigmoid", "sqrt_softplus", "softmax_of_chosen"]))
+    router = Router(
+        0, 8, groups * of_group, top_k, 1e-6, data.draw(st.booleans(), "renormalise"), scale=1.7, score=score,
+        num_groups=groups, top_groups=top_groups, group_score=data.draw(st.sampled_from(["max", "top_two_sum"])),
+    )  # fmt: skip
+    torch.manual_seed(data.draw(st.integers(0, 999), "seed"))
+    logits = torch.randn(data.draw(st.integers(1, 9), "tokens"), router.num_experts)
+    bias = torch.rand(router.num_experts) if data.draw(st.booleans(), "bias") else None
+    ids, weights = kernels_of(simt, 64).route(logits, router, bias)
+    expected_ids, expected = TorchKernels().route(logits, router, bias)
+    assert torch.equal(ids, expected_ids)
+    assert error(weights, expected) < 1e-5
+
+
+@settings(drawn, max_examples=30)
+@given(data=st.data())
+def test_rotation_cache_and_attention(simt: ModuleType, data: st.DataObject) -> None:
+    head_dim = data.draw(st.sampled_from([64, 128, 256]), "head_dim")
+    kv_heads = data.draw(st.integers(1, 3), "kv heads")
+    heads = kv_heads * data.draw(st.integers(1, 9), "heads of one")
+    page_size = data.draw(st.integers(1, 19), "page size")
+    lengths = data.draw(st.lists(st.integers(0, 300), min_size=1, max_size=3), "lengths")
+    window = data.draw(st.sampled_from([0, 1, 40]), "window")
+    half = 32 * data.draw(st.integers(1, head_dim // 64), "half of the rotated part")
+    torch.manual_seed(data.draw(st.integers(0, 999), "seed"))
+    shape = HeadShape(heads, kv_heads, head_dim, head_dim**-0.5, window, 1e-6)
+    num_pages = -(-max(*lengths, 1) // page_size)
+    tables = torch.randperm(len(lengths) * num_pages).view(len(lengths), num_pages).int()
+    seq_lens = torch.tensor(lengths, dtype=torch.int32)
+    slots = [
+        int(tables[s, (n - 1) // page_size]) * page_size + (n - 1) % page_size if n else -1
+        for s, n in enumerate(lengths)
+    ]
+    qkv = torch.randn(len(lengths), (heads + 2 * kv_heads) * head_dim).bfloat16()
+    norm = torch.rand(head_dim) + 0.5 if data.draw(st.booleans(), "norm") else None
+    angle = torch.rand(len(lengths), half) * 6
+    cache = torch.randn(2, tables.numel(), page_size, kv_heads, head_dim).bfloat16()
+    results = []
+    for kernels in (kernels_of(simt, max(*lengths, 1)), TorchKernels()):
+        kv = KvLayer(cache[0].clone(), cache[1].clone())
+        angles = (angle.cos().contiguous(), angle.sin().contiguous())
+        q = kernels.rope_store(qkv, (norm, norm), angles, torch.tensor(slots), kv, shape)
+        out = kernels.decode_attention(q, tables, seq_lens, kv, shape)
+        results.append((q, kv.keys, kv.values, out[seq_lens > 0]))
+    for ours, expected in zip(*results, strict=True):
+        assert error(ours, expected) < 1e-2
+
+
+@drawn
+@given(data=st.data())
+def test_experts_for_few_tokens_and_for_many(simt: ModuleType, data: st.DataObject) -> None:
+    format = data.draw(st.sampled_from(["f32", "bf16", "q8_0", "int4", "q6_k", "int8_channel"]), "format")
+    unit = max(16, FORMATS[format].block_columns)
+    hidden, inner = (unit * data.draw(st.integers(1, 300 // unit), name) for name in ("hidden", "inner"))
+    tokens, experts = data.draw(st.integers(1, 40), "tokens"), data.draw(st.integers(1, 5), "experts")
+    top_k = data.draw(st.integers(1, experts), "top_k")
+    random, pool = np.random.default_rng(data.draw(st.integers(0, 999), "seed")), ops.ThreadPool(1)
+
+    def matrix(rows: int, columns: int) -> WeightMatrix:
+        values = random.standard_normal((rows, columns), np.float32) / np.float32(columns**0.5)
+        packed = np.ascontiguousarray(ops.quantise_rows(pool, values, format))
+        element = {"f32": np.float32, "bf16": np.uint16}.get(format, np.uint8)
+        return WeightMatrix(packed.view(element), format, columns)
+
+    matrices = [(matrix(inner, hidden), matrix(inner, hidden), matrix(hidden, inner)) for _ in range(experts)]
+    slots = torch.stack([pack_expert(*expert) for expert in matrices])
+    rows = torch.from_numpy(random.standard_normal((tokens, hidden), np.float32)).bfloat16()
+    ids = np.stack([random.permutation(experts)[:top_k] for _ in range(tokens)]).astype(np.int32)
+    expected = torch.empty(ids.size, hidden)
+    for pair, expert in enumerate(ids.reshape(-1)):
+        gate, up, down = (torch.from_numpy(ops.dequantise(pool, part)) for part in matrices[expert])
+        x = rows[pair // top_k].float()
+        expected[pair] = down @ (torch.nn.functional.silu(gate @ x) * (up @ x))
+
+    layout = launches.ExpertLayout(format, format, hidden, inner)
+    chosen, begin, pairs = by_expert(ids)
+    grouping = Grouping(experts, ids.size, CPU)
+    grouping.fill(slots.data_ptr() + chosen.astype(np.int64) * slots.stride(0), begin, pairs)
+    encoded = torch.zeros(layout.encoded_bytes(tokens), dtype=torch.uint8)
+    between = torch.zeros(layout.intermediate_bytes(ids.size), dtype=torch.uint8)
+    gate_up = torch.zeros(2 * ids.size * inner)
+    device = simt.open_device()
+    for many in (False, True) if format != "f32" else (False,):
+        outputs = torch.full((ids.size, hidden), float("nan"))
+        buffers = launches.ExpertBuffers(
+            encoded=encoded.data_ptr(), intermediate=between.data_ptr(), outputs=outputs.data_ptr(),
+            gate_up=gate_up.data_ptr(),
+        )  # fmt: skip
+        if many:
+            tiles = torch.from_numpy(launches.tile_groups(begin, 32))
+            device.prefill_experts(
+                layout, grouping.groups, buffers,
+                launches.PrefillTiles(tiles=tiles.data_ptr(), count=len(tiles), tokens=32),
+                launches.PrefillRows(x=rows.data_ptr(), num_tokens=tokens, top_k=top_k), 0,
+            )  # fmt: skip
+        else:
+            device.encode(
+                launches.EncodedRows(
+                    kind=layout.activations, rows=rows.data_ptr(), num_tokens=tokens, columns=hidden,
+                    out=encoded.data_ptr(),
+                ), 0,
+            )  # fmt: skip
+            shape = launches.DecodeShape(
+                num_tokens=tokens, top_k=top_k, num_experts=experts, shared_bytes=48 * 1024
+            )
+            device.decode_experts(layout, grouping.groups, buffers, shape, 0)
+        assert error(outputs, expected) < (1e-5 if format == "f32" else 2e-2)
