@@ -24,7 +24,7 @@ from tests.device.fake_device import FakeDevice  # noqa: E402
 
 CPU = torch.device("cpu")
 drawn = settings(
-    max_examples=12, derandomize=True, deadline=None, phases=[Phase.generate],
+    max_examples=8, derandomize=True, deadline=None, phases=[Phase.generate],
     suppress_health_check=list(HealthCheck), database=None,
 )  # fmt: skip
 

@@ -48,6 +48,7 @@ def part(name: str, share: float, command: list[str], **fields: object) -> day.P
     return day.Part(name, share, command, names, "again '{name}'", **fields)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_a_day_ends_in_time_and_ranks_what_it_found(
     fake: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -124,6 +124,7 @@ def test_another_routing_is_noticed(cuda: FakeDevice, tmp_path: Path) -> None:
     assert error_of(other, ours) > LIMIT
 
 
+@pytest.mark.slow
 def test_every_check_passes_on_the_kernels_own_sources(simt: ModuleType, tmp_path: Path) -> None:
     """Run by the SIMT machine."""
     cuda = FakeDevice(simt.open_device(0, total_bytes=2 << 30, tick_us=2.0))
@@ -132,6 +133,7 @@ def test_every_check_passes_on_the_kernels_own_sources(simt: ModuleType, tmp_pat
     assert all(entry["figures"].get("expected") for entry in entries if "probe" not in entry["name"])
 
 
+@pytest.mark.slow
 def test_every_measurement_comes_to_its_end(cuda: FakeDevice, tmp_path: Path) -> None:
     entries = rehearse(cuda, tmp_path, "bench")
     assert {entry["name"]: entry["trace"] for entry in entries if entry["state"] == "error"} == {}

@@ -62,7 +62,9 @@ class Load:
         wait_until(lambda: self.sink.stats().num_queued == 0, seconds=60)
 
 
-@pytest.mark.parametrize(("limit", "batch", "steps"), [(4_000_000, 1, 50), (16_777_216, 8, 30)])
+@pytest.mark.parametrize(
+    ("limit", "batch", "steps"), [(4_000_000, 1, 50), pytest.param(16_777_216, 8, 30, marks=pytest.mark.slow)]
+)
 def test_file_and_log_stay_within_the_limit_over_many_hours(
     tmp_path: Path, limit: int, batch: int, steps: int
 ) -> None:
@@ -116,6 +118,7 @@ def test_a_reader_that_holds_an_old_state_bounds_what_is_written_not_the_file(tm
     assert sink.stats().num_written == load.num_rows
 
 
+@pytest.mark.slow
 def test_a_lower_limit_shrinks_the_file(tmp_path: Path) -> None:
     path, clock = tmp_path / "t.db", ManualClock()
     sink = open_writer(path, now=clock)
