@@ -92,6 +92,7 @@ def configure(tmp_path: Path, *options: str, **environment: str) -> subprocess.C
     return subprocess.run(command, capture_output=True, text=True, check=False, env=env)
 
 
+@pytest.mark.slow
 def test_a_wheel_is_compiled_for_all_architectures(tmp_path: Path) -> None:
     needs_nvcc()
     done = configure(tmp_path, "-DTWOFOLD_CUDA=ON")
@@ -100,6 +101,7 @@ def test_a_wheel_is_compiled_for_all_architectures(tmp_path: Path) -> None:
     assert "for running: ON" in done.stdout
 
 
+@pytest.mark.slow
 def test_torchs_list_of_architectures_is_respected(tmp_path: Path) -> None:
     needs_nvcc()
     done = configure(tmp_path, "-DTWOFOLD_CUDA=ON", TORCH_CUDA_ARCH_LIST="8.6;9.0+PTX")
@@ -114,6 +116,7 @@ def test_a_wrong_list_of_architectures_is_named(tmp_path: Path) -> None:
     assert "TORCH_CUDA_ARCH_LIST holds 'Hopper'" in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("gpu", "tests", "says", "runs"),
     [
