@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,12 +17,11 @@ from twofold.blocks.device_step import HeadShape, KvLayer  # noqa: E402
 from twofold.blocks.router import Router  # noqa: E402
 from twofold.device.experts import pack_expert  # noqa: E402
 from twofold.device.kernels import TorchKernels  # noqa: E402
-from twofold.device.layouts import Grouping, by_expert  # noqa: E402
-from twofold.weights.weight_format import FORMATS, WeightMatrix  # noqa: E402
+from twofold.weights.weight_format import FORMATS  # noqa: E402
 
 from tests.device.fake_device import FakeDevice  # noqa: E402
+from tests.device.test_rounding import matrix, on_device  # noqa: E402
 
-CPU = torch.device("cpu")
 drawn = settings(
     max_examples=8, derandomize=True, deadline=None, phases=[Phase.generate],
     suppress_health_check=list(HealthCheck), database=None,
@@ -103,13 +102,8 @@ def test_experts_for_few_tokens_and_for_many(simt: ModuleType, data: st.DataObje
     top_k = data.draw(st.integers(1, experts), "top_k")
     random, pool = np.random.default_rng(data.draw(st.integers(0, 999), "seed")), ops.ThreadPool(1)
 
-    def matrix(rows: int, columns: int) -> WeightMatrix:
-        values = random.standard_normal((rows, columns), np.float32) / np.float32(columns**0.5)
-        packed = np.ascontiguousarray(ops.quantise_rows(pool, values, format))
-        element = {"f32": np.float32, "bf16": np.uint16}.get(format, np.uint8)
-        return WeightMatrix(packed.view(element), format, columns)
-
-    matrices = [(matrix(inner, hidden), matrix(inner, hidden), matrix(hidden, inner)) for _ in range(experts)]
+    sizes = ((inner, hidden), (inner, hidden), (hidden, inner))
+    matrices = [tuple(matrix(random, pool, format, *size) for size in sizes) for _ in range(experts)]
     slots = torch.stack([pack_expert(*expert) for expert in matrices])
     rows = torch.from_numpy(random.standard_normal((tokens, hidden), np.float32)).bfloat16()
     ids = np.stack([random.permutation(experts)[:top_k] for _ in range(tokens)]).astype(np.int32)
@@ -120,35 +114,8 @@ def test_experts_for_few_tokens_and_for_many(simt: ModuleType, data: st.DataObje
         expected[pair] = down @ (torch.nn.functional.silu(gate @ x) * (up @ x))
 
     layout = launches.ExpertLayout(format, format, hidden, inner)
-    chosen, begin, pairs = by_expert(ids)
-    grouping = Grouping(experts, ids.size, CPU)
-    grouping.fill(slots.data_ptr() + chosen.astype(np.int64) * slots.stride(0), begin, pairs)
-    encoded = torch.zeros(layout.encoded_bytes(tokens), dtype=torch.uint8)
-    between = torch.zeros(layout.intermediate_bytes(ids.size), dtype=torch.uint8)
-    gate_up = torch.zeros(2 * ids.size * inner)
+    layer = SimpleNamespace(layout=layout, inner=inner, slots=slots, rows=rows, ids=ids)
     device = simt.open_device()
     for many in (False, True) if format != "f32" else (False,):
-        outputs = torch.full((ids.size, hidden), float("nan"))
-        buffers = launches.ExpertBuffers(
-            encoded=encoded.data_ptr(), intermediate=between.data_ptr(), outputs=outputs.data_ptr(),
-            gate_up=gate_up.data_ptr(),
-        )  # fmt: skip
-        if many:
-            tiles = torch.from_numpy(launches.tile_groups(begin, 32))
-            device.prefill_experts(
-                layout, grouping.groups, buffers,
-                launches.PrefillTiles(tiles=tiles.data_ptr(), count=len(tiles), tokens=32),
-                launches.PrefillRows(x=rows.data_ptr(), num_tokens=tokens, top_k=top_k), 0,
-            )  # fmt: skip
-        else:
-            device.encode(
-                launches.EncodedRows(
-                    kind=layout.activations, rows=rows.data_ptr(), num_tokens=tokens, columns=hidden,
-                    out=encoded.data_ptr(),
-                ), 0,
-            )  # fmt: skip
-            shape = launches.DecodeShape(
-                num_tokens=tokens, top_k=top_k, num_experts=experts, shared_bytes=48 * 1024
-            )
-            device.decode_experts(layout, grouping.groups, buffers, shape, 0)
+        outputs = torch.from_numpy(on_device(device, layer, many))
         assert error(outputs, expected) < (1e-5 if format == "f32" else 2e-2)

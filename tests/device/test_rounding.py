@@ -35,14 +35,17 @@ UNIT_BF16 = 2.0**-8
 CPU = torch.device("cpu")
 
 
-def matrix(random: np.random.Generator, pool: ops.ThreadPool, format: str) -> WeightMatrix:
-    values = random.standard_normal((SIZE, SIZE), np.float32) / np.float32(SIZE**0.5)
+def matrix(
+    random: np.random.Generator, pool: ops.ThreadPool, format: str, rows: int = SIZE, columns: int = SIZE
+) -> WeightMatrix:
+    values = random.standard_normal((rows, columns), np.float32) / np.float32(columns**0.5)
     if format == "fp8":
         data = torch.from_numpy(values * 16).to(torch.float8_e4m3fn).view(torch.uint8).numpy()
-        return WeightMatrix(data, format, SIZE, np.full((SIZE // 128, SIZE // 128), 1 / 16, np.float32))
+        scales = np.full((-(-rows // 128), -(-columns // 128)), 1 / 16, np.float32)
+        return WeightMatrix(data, format, columns, scales)
     packed = np.ascontiguousarray(ops.quantise_rows(pool, values, format))
     element = {"f32": np.float32, "f16": np.uint16, "bf16": np.uint16}.get(format, np.uint8)
-    return WeightMatrix(packed.view(element), format, SIZE)
+    return WeightMatrix(packed.view(element), format, columns)
 
 
 @pytest.fixture(scope="module", params=FORMATS)
@@ -56,6 +59,7 @@ def layer(request: pytest.FixtureRequest, fake: ModuleType) -> SimpleNamespace:
     return SimpleNamespace(
         format=request.param,
         layout=launches.ExpertLayout(request.param, request.param, SIZE, SIZE),
+        inner=SIZE,
         matrices=[[ops.dequantise(pool, part).astype(np.float64) for part in expert] for expert in experts],
         slots=torch.stack([pack_expert(*expert) for expert in experts]),
         rows=rows,
@@ -68,13 +72,14 @@ def layer(request: pytest.FixtureRequest, fake: ModuleType) -> SimpleNamespace:
 def on_device(native: Any, layer: Any, many: bool) -> F32:
     """f32 [pairs, hidden]: every pair's output, by the decode kernels or, with `many`, those of tensor cores."""
     experts, begin, pairs = by_expert(layer.ids)
-    grouping = Grouping(EXPERTS, layer.ids.size, CPU)
+    (num_experts, top_k), hidden = (len(layer.slots), layer.ids.shape[1]), layer.rows.shape[1]
+    grouping = Grouping(num_experts, layer.ids.size, CPU)
     addresses = layer.slots.data_ptr() + experts.astype(np.int64) * layer.slots.stride(0)
     grouping.fill(addresses, begin, pairs)
     encoded = torch.zeros(layer.layout.encoded_bytes(len(layer.rows)), dtype=torch.uint8)
     inner = torch.zeros(layer.layout.intermediate_bytes(layer.ids.size), dtype=torch.uint8)
-    outputs = torch.full((layer.ids.size, SIZE), float("nan"))
-    gate_up = torch.zeros(2 * layer.ids.size * SIZE)
+    outputs = torch.full((layer.ids.size, hidden), float("nan"))
+    gate_up = torch.zeros(2 * layer.ids.size * layer.inner)
     buffers = launches.ExpertBuffers(
         encoded=encoded.data_ptr(), intermediate=inner.data_ptr(), outputs=outputs.data_ptr(),
         gate_up=gate_up.data_ptr(),
@@ -85,16 +90,16 @@ def on_device(native: Any, layer: Any, many: bool) -> F32:
         native.prefill_experts(
             layer.layout, grouping.groups, buffers,
             launches.PrefillTiles(tiles=tiles.data_ptr(), count=len(tiles), tokens=32),
-            launches.PrefillRows(x=rows, num_tokens=len(layer.rows), top_k=TOP_K), 0,
+            launches.PrefillRows(x=rows, num_tokens=len(layer.rows), top_k=top_k), 0,
         )  # fmt: skip
     else:
         encoding = launches.EncodedRows(
-            kind=layer.layout.activations, rows=rows, num_tokens=len(layer.rows), columns=SIZE,
+            kind=layer.layout.activations, rows=rows, num_tokens=len(layer.rows), columns=hidden,
             out=encoded.data_ptr(),
         )  # fmt: skip
         native.encode(encoding, 0)
         shape = launches.DecodeShape(
-            num_tokens=len(layer.rows), top_k=TOP_K, num_experts=EXPERTS, shared_bytes=48 * 1024
+            num_tokens=len(layer.rows), top_k=top_k, num_experts=num_experts, shared_bytes=48 * 1024
         )
         native.decode_experts(layer.layout, grouping.groups, buffers, shape, 0)
     return outputs.numpy()
