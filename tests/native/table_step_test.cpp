@@ -220,6 +220,8 @@ CASE(layers_find_experts_that_came_after_the_table) {
   int64_t used = 0, came = 0;
   for (const uint32_t seed : {1u, 2u}) {
     Fixture f({.num_slots = 16, .policy = seed == 1 ? "payback" : "lru", .seed = seed, .look_ahead = true});
+    // As long as attention takes on a card: the host tells what has landed once it has answered.
+    f.before_layer = [](int) { std::this_thread::sleep_for(100us); };
     for (int step = 0; step < 150; ++step) {
       const int tokens = step % 4 == 0 ? 2 : 1;
       CHECK(f.step(step, tokens, tokens).state == PostState::kPosted);
