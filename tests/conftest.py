@@ -17,6 +17,8 @@ NEEDED = (
     "locust",
     "openai",
     "jsonschema",
+    "tiktoken",
+    "sentencepiece",
 )
 
 

@@ -16,7 +16,7 @@ from twofold.models.bundled import bundled_model_path
 from twofold.models.testing import TinyModel, write_tiny_tokenizer
 from twofold.models.testing_gguf import sentencepiece_vocabulary, write_tiny_gguf
 from twofold.tokenizer import Tokenizer
-from twofold.tokenizer.gguf_vocabulary import _WORD_RULES
+from twofold.tokenizer.word_rules import WORD_RULES
 from twofold.weights.gguf_file import GgufFile
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -89,7 +89,7 @@ def test_the_bundled_models_ids_on_any_text(bundled: tuple[Tokenizer, Tokenizer]
     assert ours.decode(ids, skip_special_tokens=False) == text
 
 
-@pytest.mark.parametrize("pre", sorted(_WORD_RULES))
+@pytest.mark.parametrize("pre", sorted(WORD_RULES))
 def test_every_word_rule_keeps_every_byte(tmp_path: Path, pre: str) -> None:
     write_tiny_tokenizer(tmp_path)
     tokenizer = as_gguf(byte_level_fields(tmp_path / "tokenizer.json", pre))
@@ -187,9 +187,12 @@ PLAIN = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.tokens": TOKENS, "token
     [
         (
             {"tokenizer.ggml.model": None},
-            "there is no tokenizer in it, expected 'gpt2' or 'llama'; give the tokenizer",
+            "there is no tokenizer in it, expected 'gpt2', 'llama' or 'gemma4'; give",
         ),
-        ({"tokenizer.ggml.model": "bert"}, "tokenizer.ggml.model is 'bert', expected 'gpt2' or 'llama'"),
+        (
+            {"tokenizer.ggml.model": "bert"},
+            "tokenizer.ggml.model is 'bert', expected 'gpt2', 'llama' or 'gemma4'",
+        ),
         ({"tokenizer.ggml.model": 3}, "tokenizer.ggml.model is 3, expected a string"),
         ({"tokenizer.ggml.pre": "martian"}, "tokenizer.ggml.pre is 'martian', expected one of"),
         ({"tokenizer.ggml.tokens": None}, "tokenizer.ggml.tokens is empty"),

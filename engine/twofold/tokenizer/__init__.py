@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from threading import Lock
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -17,6 +19,7 @@ import tokenizers
 from twofold.api.errors import ModelLoadError, RequestError
 from twofold.tokenizer.chat_template import ChatTemplate
 from twofold.tokenizer.detokenizer import IncrementalDetokenizer
+from twofold.tokenizer.literal_text import ControlTokens, PromptText
 from twofold.tokenizer.pieces import TokenPieces
 from twofold.weights.gguf_file import GgufFile, is_gguf
 from twofold.weights.json_file import MAX_JSON_BYTES, Fields, read_json_object
@@ -51,6 +54,9 @@ class Tokenizer:
         """Any of these ends an answer: generation_config.json's, else config.json's, else the tokenizer's own."""
         self._chat_template = chat_template
         self._pieces = TokenPieces(backend)
+        self._controls = ControlTokens(backend)
+        self._text_only: dict[bool, tokenizers.Tokenizer] = {}
+        self._text_only_lock = Lock()
         self._where = where
         self.special_tokens: Mapping[str, str] = MappingProxyType(dict(special_tokens))
         """Role → token, e.g. "eos_token" → "<|im_end|>", as the directory declares them."""
@@ -66,16 +72,17 @@ class Tokenizer:
             ModelLoadError: a file is missing, damaged or does not fit; the message names it.
         """
         directory = Path(directory)
-        backend = _read_backend(directory / "tokenizer.json")
+        config_path = directory / "tokenizer_config.json"
+        data = read_json_object(config_path, "the tokenizer's settings") if config_path.exists() else {}
+        settings = Fields(str(config_path), data)
+        path, backend = _read_backend(directory, settings)
         highest = -1 if vocab_size is None else _highest_id(backend, vocab_size)
         if vocab_size is not None and highest >= vocab_size:
             raise ModelLoadError(
-                f"{directory / 'tokenizer.json'}: has token id {highest}, expected ids below the model's vocab_size "
+                f"{path}: has token id {highest}, expected ids below the model's vocab_size "
                 f"{vocab_size}; tokenizer and model belong to different models"
             )
-        config_path = directory / "tokenizer_config.json"
-        data = read_json_object(config_path, "the tokenizer's settings") if config_path.exists() else {}
-        special_tokens = _special_tokens(Fields(str(config_path), data), backend)
+        special_tokens = _special_tokens(settings, backend)
         return cls(
             backend,
             special_tokens=special_tokens,
@@ -166,17 +173,37 @@ class Tokenizer:
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
         """Token ids of `text`. A rendered chat already holds its special tokens, so none are added by default.
 
+        Of what `apply_chat_template` rendered, control tokens in the client's words are text.
+
         Raises RequestError for text that is not valid Unicode (lone surrogates).
         """
-        try:
-            # The batch call releases the GIL, `encode` does not: 1 MB of text would stop every thread for 0.6 s.
-            (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
-        except (TypeError, UnicodeEncodeError):
-            raise RequestError(
-                "text is not valid Unicode, expected no lone surrogates; fix its encoding"
-            ) from None
-        ids: list[int] = encoding.ids
+        if isinstance(text, PromptText) and text.literal:
+            return self._encode_literally(text, add_special_tokens)
+        (ids,) = _encode_all(self._backend, [text], add_special_tokens)
         return ids
+
+    def _encode_literally(self, prompt: PromptText, add_special_tokens: bool) -> list[int]:
+        first, *others = self._controls.split(prompt)
+        (ids,) = _encode_all(self._without_controls(begins=True), [str(first)]) if first else ([],)
+        texts = [part for part in others if isinstance(part, str)]
+        encoded = iter(_encode_all(self._without_controls(begins=False), texts))
+        ids = ids + [id for part in others for id in ([part] if isinstance(part, int) else next(encoded))]
+        if not add_special_tokens:
+            return ids
+        (plain,), (framed,) = (_encode_all(self._backend, ["a"], adds) for adds in (False, True))
+        begin = next(at for at in range(len(framed)) if framed[at : at + len(plain)] == plain)
+        return [*framed[:begin], *ids, *framed[begin + len(plain) :]]
+
+    def _without_controls(self, *, begins: bool) -> tokenizers.Tokenizer:
+        """The same tokenizer, to which no text is a control token; for text that begins a prompt or goes on in one."""
+        with self._text_only_lock:
+            if begins not in self._text_only:
+                state = self._backend.to_str()
+                if not begins:
+                    state = state.replace('"prepend_scheme":"first"', '"prepend_scheme":"never"')
+                self._text_only[begins] = tokenizers.Tokenizer.from_str(state)
+                self._text_only[begins].encode_special_tokens = True
+            return self._text_only[begins]
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of `token_ids`; bytes that are not UTF-8 come as U+FFFD."""
@@ -191,10 +218,11 @@ class Tokenizer:
         tools: Sequence[Mapping[str, Any]] | None = None,
         continue_final_message: bool = False,
         **variables: Any,
-    ) -> str:
+    ) -> PromptText:
         """The prompt for `messages`, as transformers would render it. `variables` go to the template as they are.
 
         With `continue_final_message` the prompt ends with the last message's content, for the answer to go on with it.
+        `encode` of it takes control tokens that the template wrote as such and those in the arguments as text.
 
         Raises RequestError when the model has no template, the template refuses the messages or its output is too long.
         """
@@ -204,13 +232,12 @@ class Tokenizer:
                 "prompt to /v1/completions",
                 param="messages",
             )
-        return self._chat_template.render(
-            messages,
+        render = partial(
+            self._chat_template.render,
             add_generation_prompt=add_generation_prompt,
-            tools=tools,
-            variables=variables,
             continue_final_message=continue_final_message,
         )
+        return self._controls.render(render, messages, tools, variables)
 
     def detokenizer(self, *, skip_special_tokens: bool = True) -> IncrementalDetokenizer:
         """A fresh detokenizer for one stream of ids."""
@@ -225,7 +252,35 @@ class Tokenizer:
         return None if token is None else self.token_id(token)
 
 
-def _read_backend(path: Path) -> tokenizers.Tokenizer:
+def _encode_all(
+    backend: tokenizers.Tokenizer, texts: Sequence[str], add_special_tokens: bool = False
+) -> list[list[int]]:
+    try:
+        # The batch call releases the GIL, `encode` does not: 1 MB of text would stop every thread for 0.6 s.
+        encodings = backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
+    except (TypeError, UnicodeEncodeError):
+        raise RequestError(
+            "text is not valid Unicode, expected no lone surrogates; fix its encoding"
+        ) from None
+    return [encoding.ids for encoding in encodings]
+
+
+def _read_backend(directory: Path, settings: Fields) -> tuple[Path, tokenizers.Tokenizer]:
+    """Of tokenizer.json, else of what some publishers give instead of it."""
+    from twofold.tokenizer import sentencepiece_file, tiktoken_file
+
+    path = directory / "tokenizer.json"
+    ranks, model = directory / tiktoken_file.NAME, directory / sentencepiece_file.NAME
+    if path.exists() or not (ranks.exists() or model.exists()):
+        return path, _read_tokenizer_json(path)
+    if ranks.exists():
+        return ranks, tiktoken_file.read_tiktoken(ranks, settings)
+    from twofold.tokenizer.gguf_vocabulary import read_vocabulary
+
+    return model, read_vocabulary(sentencepiece_file.read_fields(model), str(model)).backend
+
+
+def _read_tokenizer_json(path: Path) -> tokenizers.Tokenizer:
     try:
         size = path.stat().st_size
         if size > MAX_JSON_BYTES:

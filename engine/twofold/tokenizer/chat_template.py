@@ -112,10 +112,10 @@ class ChatTemplate:
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],
-        *,
-        add_generation_prompt: bool,
         tools: Sequence[Mapping[str, Any]] | None = None,
         variables: Mapping[str, Any] | None = None,
+        *,
+        add_generation_prompt: bool,
         continue_final_message: bool = False,
     ) -> str:
         """The prompt. With `continue_final_message` it ends with the last message's content, as it stands there.

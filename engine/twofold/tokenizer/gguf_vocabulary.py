@@ -1,8 +1,9 @@
 """The vocabulary inside a GGUF file → a backend of the `tokenizers` package that gives the ids llama.cpp gives.
 
-Two kinds are known: "gpt2" (byte-level BPE with a list of merges; `tokenizer.ggml.pre` names how text is cut into words
-first) and "llama" (SentencePiece BPE: scores instead of merges, bytes as a last resort). No normaliser runs before
-either, as in llama.cpp; Hugging Face's Qwen tokenizers compose characters first (NFC), which typed text already is.
+Three kinds are known: "gpt2" (byte-level BPE with a list of merges; `tokenizer.ggml.pre` names how text is cut into
+words first), "llama" (SentencePiece BPE: scores instead of merges, bytes as a last resort) and "gemma4" (the same with
+a list of merges). No normaliser runs before any, as in llama.cpp; Hugging Face's Qwen tokenizers compose characters
+first (NFC), which typed text already is.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 
 from twofold.api.errors import ModelLoadError
+from twofold.tokenizer.word_rules import WORD_RULES
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)
 """Values of tokenizer.ggml.token_type."""
@@ -43,79 +45,6 @@ _END_TOKENS: Final = frozenset(
 _MAX_CUT_CHARS: Final = 2**26
 """Characters copied to find the merges of a SentencePiece vocabulary; the largest ones stay below a third of it."""
 
-_CONTRACTIONS: Final = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-_GPT2: Final = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-_TAIL: Final = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-_CASED: Final = (
-    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+{end}|"
-    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*{end}|"
-)
-_CASED_BUT_HAN: Final = (
-    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+{end}|"
-    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*{end}|"
-)
-_CASED_TAIL: Final = r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-
-
-@dataclass(frozen=True)
-class _WordRule:
-    """How text is cut into words before merging; each pattern cuts the pieces of the one before."""
-
-    patterns: tuple[str, ...]
-    whole_words: bool = False
-    """A word that is a token is that token, whatever the merges say."""
-    adds_bos: bool = False
-    """Where the file does not say (tokenizer.ggml.add_bos_token)."""
-
-
-_QWEN2: Final = _WordRule((_CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}" + _TAIL,))
-_LLAMA3_PATTERNS: Final = (_CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}" + _TAIL,)
-_LLAMA3: Final = _WordRule(_LLAMA3_PATTERNS, whole_words=True, adds_bos=True)
-_GPT2_RULE: Final = _WordRule((_GPT2,))
-_GPT4O: Final = _WordRule((_CASED.replace("{end}", _CONTRACTIONS + "?") + r"\p{N}{1,3}" + _CASED_TAIL,))
-_KIMI_K2: Final = _WordRule(
-    (r"\p{Han}+|" + _CASED_BUT_HAN.replace("{end}", _CONTRACTIONS + "?") + r"\p{N}{1,3}" + _TAIL,)
-)
-_DIGIT_BY_DIGIT: Final = _WordRule((r"\p{N}", _GPT2))
-# Letters with case of the Unicode version that the rule was made with.
-_CASED_LETTERS: Final = (
-    r"[\p{Lu}\p{Ll}\p{Lt}&&[^\x{560}-\x{588}\x{10c7}-\x{10cd}\x{10d0}-\x{10ff}\x{1c80}-\x{1c88}\x{2d00}-\x{2d2d}"
-    r"\x{a790}-\x{a7fa}\x{ab30}-\x{ab68}\x{10570}-\x{105bc}\x{16e40}-\x{16e7f}\x{1d400}-\x{1d7cb}\x{1df00}-\x{1df2a}]]"
-)
-_HAN: Final = r"[\x{4e00}-\x{9fa5}\x{800}-\x{4e00}\x{ac00}-\x{d7ff}]+"
-_DEEPSEEK_V2: Final = _WordRule(
-    (
-        r"[\r\n]", rf"\s?{_CASED_LETTERS}+",
-        r"\s?[!-/:-~\x{ff01}-\x{ff0f}\x{ff1a}-\x{ff5e}\x{2018}-\x{201f}\x{3000}-\x{3002}]+", r"\s+$", _HAN, r"\p{N}+",
-    )
-)  # fmt: skip
-_DEEPSEEK_V3: Final = _WordRule(
-    (
-        r"\p{N}{1,3}",
-        r"[\x{4e00}-\x{9fa5}\x{3040}-\x{30ff}]+",
-        r"[!-/:-@\[-`{-~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*"
-        r"|\s*[\r\n]+|\s+(?!\S)|\s+",
-    )
-)
-_WORD_RULES: Final[Mapping[str, _WordRule]] = {
-    "default": _WordRule(
-        (r"[\p{P}\$\+<=>\^~\|]+", _GPT2.removesuffix(r"|\s+"), r"\p{N}+", "[0-9][0-9][0-9]")
-    ),
-    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez", "stablelm2", "hunyuan"), _QWEN2),
-    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral"), _LLAMA3),
-    **dict.fromkeys(("dbrx", "smaug-bpe", "glm4", "chatglm-bpe"), _WordRule(_LLAMA3_PATTERNS)),
-    **dict.fromkeys(("gpt-2", "phi-2", "mpt", "olmo", "jais", "exaone4"), _GPT2_RULE),
-    **dict.fromkeys(("starcoder", "refact", "command-r", "smollm", "codeshell"), _DIGIT_BY_DIGIT),
-    **dict.fromkeys(("gpt-4o", "llama4"), _GPT4O),
-    "deepseek-llm": _DEEPSEEK_V2,
-    "deepseek-coder": _WordRule((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _HAN, r"\p{N}")),
-    "deepseek-v3": _DEEPSEEK_V3,
-    "kimi-k2": _KIMI_K2,
-    "tekken": _WordRule(
-        (_CASED.replace("{end}", "") + r"\p{N}" + _CASED_TAIL,), whole_words=True, adds_bos=True
-    ),
-}  # fmt: skip
-
 
 @dataclass(frozen=True)
 class GgufVocabulary:
@@ -141,10 +70,11 @@ class _Reader:
 
     def read(self) -> GgufVocabulary:
         kind = self._text("tokenizer.ggml.model", "")
-        if kind not in ("gpt2", "llama"):
+        if kind not in ("gpt2", "llama", "gemma4"):
             known = f"tokenizer.ggml.model is {kind!r}" if kind else "there is no tokenizer in it"
             raise self._error(
-                f"{known}, expected 'gpt2' or 'llama'; give the tokenizer of the original model with --tokenizer DIR"
+                f"{known}, expected 'gpt2', 'llama' or 'gemma4'; give the tokenizer of the original model with "
+                "--tokenizer DIR"
             )
         tokens = self._strings("tokenizer.ggml.tokens")
         if not tokens:
@@ -158,9 +88,10 @@ class _Reader:
             raise self._error(f"token {twice!r} occurs twice; convert the model again")
         special_tokens = self._special_tokens()
         try:
-            backend = (self._byte_level if kind == "gpt2" else self._sentencepiece)(
-                vocabulary, special_tokens
-            )
+            if kind == "gpt2":
+                backend = self._byte_level(vocabulary, special_tokens)
+            else:
+                backend = self._sentencepiece(vocabulary, special_tokens, listed=kind == "gemma4")
             self._add_special(backend)
         except ModelLoadError:
             raise
@@ -173,21 +104,14 @@ class _Reader:
         self, vocabulary: dict[str, int], special_tokens: Mapping[str, str]
     ) -> tokenizers.Tokenizer:
         name = self._text("tokenizer.ggml.pre", "default")
-        rule = _WORD_RULES.get(name)
+        rule = WORD_RULES.get(name)
         if rule is None:
             raise self._error(
-                f"tokenizer.ggml.pre is {name!r}, expected one of {', '.join(sorted(_WORD_RULES))}; give the tokenizer "
+                f"tokenizer.ggml.pre is {name!r}, expected one of {', '.join(sorted(WORD_RULES))}; give the tokenizer "
                 "of the original model with --tokenizer DIR"
             )
-        merges: list[tuple[str, str]] = []
-        for merge in self._strings("tokenizer.ggml.merges"):
-            # A token may begin with a space, so the separator is looked for after its first character.
-            left, right = merge[:1] + merge[1:].partition(" ")[0], merge[1:].partition(" ")[2]
-            if not left or not right:
-                raise self._error(f"merge {merge!r} is not two tokens with a space between; convert it again")
-            merges.append((left, right))
         backend = tokenizers.Tokenizer(
-            models.BPE(vocab=vocabulary, merges=merges, ignore_merges=rule.whole_words)
+            models.BPE(vocab=vocabulary, merges=self._merges(), ignore_merges=rule.whole_words)
         )
         backend.pre_tokenizer = pre_tokenizers.Sequence(
             [
@@ -200,11 +124,22 @@ class _Reader:
             self._begin_with_bos(backend, special_tokens)
         return backend
 
+    def _merges(self) -> list[tuple[str, str]]:
+        merges: list[tuple[str, str]] = []
+        for merge in self._strings("tokenizer.ggml.merges"):
+            # A token may begin with a space, so the separator is looked for after its first character.
+            left, right = merge[:1] + merge[1:].partition(" ")[0], merge[1:].partition(" ")[2]
+            if not left or not right:
+                raise self._error(f"merge {merge!r} is not two tokens with a space between; convert it again")
+            merges.append((left, right))
+        return merges
+
     def _sentencepiece(
-        self, vocabulary: dict[str, int], special_tokens: Mapping[str, str]
+        self, vocabulary: dict[str, int], special_tokens: Mapping[str, str], *, listed: bool = False
     ) -> tokenizers.Tokenizer:
-        scores = self._numbers("tokenizer.ggml.scores", len(vocabulary))
-        if scores is None:
+        """listed: whether merges stand in the file, instead of following from scores."""
+        scores = None if listed else self._numbers("tokenizer.ggml.scores", len(vocabulary))
+        if scores is None and not listed:
             raise self._error(
                 "tokenizer.ggml.scores is missing, expected a score per token; convert it again"
             )
@@ -214,20 +149,21 @@ class _Reader:
         backend = tokenizers.Tokenizer(
             models.BPE(
                 vocab=vocabulary,
-                merges=self._merges_of_scores(vocabulary, scores),
+                merges=self._merges() if scores is None else self._merges_of_scores(vocabulary, scores),
                 unk_token=unknown,
                 fuse_unk=True,
                 byte_fallback=_BYTE in self._types,
             )
         )
-        adds_space = self._flag("tokenizer.ggml.add_space_prefix", True)
+        adds_space = self._flag("tokenizer.ggml.add_space_prefix", not listed)
         prefix = [normalizers.Prepend("▁")] if adds_space else []
         backend.normalizer = normalizers.Sequence([*prefix, normalizers.Replace(" ", "▁")])
         strip = [decoders.Strip(" ", 1, 0)] if adds_space else []
         backend.decoder = decoders.Sequence(
             [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *strip]
         )
-        if self._flag("tokenizer.ggml.add_bos_token", True):
+        # Gemma's template writes the token itself; the flag in its files would set a second one before it.
+        if not listed and self._flag("tokenizer.ggml.add_bos_token", True):
             self._begin_with_bos(backend, special_tokens)
         return backend
 

@@ -78,6 +78,12 @@ def _decoder_kinds(backend: tokenizers.Tokenizer) -> set[str]:
 
 
 @lru_cache(maxsize=1)
+def character_of_byte() -> dict[int, str]:
+    """GPT-2's alphabet, in which byte-level vocabularies are spelled."""
+    return {byte: character for character, byte in _byte_of_character().items()}
+
+
+@lru_cache(maxsize=1)
 def _byte_of_character() -> dict[str, int]:
     """GPT-2's alphabet: printable bytes stand for themselves, the others for the characters from 256 on."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
