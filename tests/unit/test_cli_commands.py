@@ -8,6 +8,7 @@ import os
 import pty
 import re
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,9 +19,14 @@ import pytest
 pytest.importorskip("twofold._core", reason="the native module is not built")
 
 import twofold
-from twofold.cli import machine_checks
+from twofold.api.config import EngineConfig
+from twofold.cli import machine_checks, memory_table
 from twofold.cli.main import main
+from twofold.models.model_files import open_model_files
+from twofold.models.registry import ARCHITECTURES
+from twofold.models.sizing import measure_files
 from twofold.models.testing import TinyModel, tiny_weights, write_tiny_model, write_weights
+from twofold.models.testing_gguf import write_tiny_gguf
 
 EMULATED = ("--accelerator", "emulated:rtx4090-pcie4", "--gpu-experts-ratio", "0.25", "--cpu-threads", "1")
 NONE = ("--accelerator", "none", "--cpu-threads", "1")
@@ -354,7 +360,52 @@ def test_doctor_sees_a_taken_port_and_a_missing_directory(tmp_path):
 
 def test_doctor_for_people(tiny, capsys):
     assert main(["doctor", tiny, *NONE, "--port", "0"]) == 0
-    assert "ready: twofold serve" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "ready: twofold serve" in said
+    assert len([line for line in said.splitlines() if line.endswith("100 %")]) == 1  # of its one context
+
+
+def test_what_fits_by_context(tmp_path, monkeypatch):
+    config = EngineConfig(
+        model=str(write_tiny_model(tmp_path / "m", TinyModel(max_position_embeddings=40_000)))
+    )
+    files = open_model_files(config.model)
+    size = measure_files(files)
+    monkeypatch.setattr(memory_table, "available_memory_bytes", lambda: size.host_bytes(16_384))
+    experts = size.one_expert_bytes * size.num_experts_total
+    # Cards so small that the first holds no KV cache of any context, and the last everything.
+    monkeypatch.setattr(memory_table, "_GIB", (size.device_dense_bytes + experts + 10**9) // 8)
+    monkeypatch.setattr(memory_table, "CARDS_GIB", (1, 8, 80))
+    rows = memory_table.memory_table(files, config)
+    assert [row.tokens for row in rows] == [4096, 16_384, 40_000]
+    assert [row.fits for row in rows] == [True, True, False]
+    for row in rows:
+        assert row.kv_bytes == row.tokens * 3 * 2 * 2 * 16 * 4  # layers, K and V, heads, their width, float32
+        assert (row.experts_on_card[1], row.experts_on_card[80]) == (None, 1.0)
+    assert rows[0].experts_on_card[8] >= rows[1].experts_on_card[8] >= (rows[2].experts_on_card[8] or 0)
+
+
+def test_models_says_what_loads_and_what_models_take(tiny, tmp_path, capsys):
+    assert main(["models", "--json"]) == 0
+    known = json.loads(capsys.readouterr().out)
+    assert {name for family in known["families"] for name in family["classes"]} == set(ARCHITECTURES)
+    assert all(family["models"].endswith(".") for family in known["families"])
+    assert main(["models"]) == 0
+    assert "Q4_K" in capsys.readouterr().out
+
+    shutil.copytree(tiny, tmp_path / "some" / "tiny")
+    write_tiny_gguf(tmp_path / "one.gguf", TinyModel())
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "config.json").write_text("{}")
+    assert main(["models", str(tmp_path), "--json"]) == 2
+    entries = {Path(e["path"]).name: e for e in json.loads(capsys.readouterr().out)["models"]}
+    assert set(entries) == {"tiny", "one.gguf", "broken"}
+    assert "config.json" in entries["broken"]["error"]
+    assert entries["tiny"]["largest_context_here"] == entries["one.gguf"]["largest_context_here"] > 0
+    assert main(["models", tiny]) == 0
+    assert "fits here up to" in capsys.readouterr().out
+    assert main(["models", str(tmp_path / "some" / "tiny" / "nothing")]) == 2
+    assert "no model; give" in capsys.readouterr().err
 
 
 def test_version_for_machines(capsys):

@@ -15,9 +15,10 @@ from twofold.api.config import (
     add_arguments as add_config_arguments,
 )
 from twofold.api.errors import ModelLoadError
-from twofold.cli import machine_checks
+from twofold.cli import machine_checks, memory_table
 from twofold.cli.machine_checks import Check
 from twofold.cli.model_options import add_model_arguments, engine_config
+from twofold.models.model_files import open_model_files
 
 _MARKS = {"ok": "ok  ", "note": "note", "bad": "BAD "}
 
@@ -32,15 +33,32 @@ def run(args: argparse.Namespace) -> int:
     """0 when everything that `twofold serve` needs is there, else 1."""
     checks = examine(args)
     healthy = all(check.verdict != "bad" for check in checks)
+    table = _memory_table(args)
     if args.json:
-        print(json.dumps({"healthy": healthy, "checks": [dataclasses.asdict(check) for check in checks]}))
+        contexts = [dataclasses.asdict(row) for row in table]
+        print(
+            json.dumps(
+                {"healthy": healthy, "checks": list(map(dataclasses.asdict, checks)), "contexts": contexts}
+            )
+        )
     else:
         for check in checks:
             print(f"{_MARKS[check.verdict]} {check.name:<12} {check.found}")
             if check.remedy:
                 print(f"     {'':<12} → {check.remedy}")
+        if table:
+            print("", *memory_table.render(table), sep="\n")
         print("\nready: twofold serve" if healthy else "\nmend what is BAD first")
     return 0 if healthy else 1
+
+
+def _memory_table(args: argparse.Namespace) -> list[memory_table.ContextNeeds]:
+    """Empty where the model cannot be opened, which a check has said."""
+    try:
+        engine = engine_config(args)
+        return memory_table.memory_table(open_model_files(engine.model), engine)
+    except ModelLoadError:
+        return []
 
 
 def examine(args: argparse.Namespace) -> list[Check]:

@@ -92,5 +92,10 @@ def read_gguf_config(file: GgufFile) -> ModelConfig:
     )
 
 
+def describe_family(family: Family) -> str:
+    """What people call its models, and what they are made of: the first line of its module."""
+    return (_module(family).__doc__ or "").partition("\n")[0]
+
+
 def _module(family: Family) -> FamilyModule:
     return cast(FamilyModule, importlib.import_module(f"twofold.models.{family.module}"))

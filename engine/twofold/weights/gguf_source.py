@@ -168,3 +168,5 @@ def _recode_q5_1(raw: U8) -> U8:
 _RECODERS: Final[Mapping[str, Callable[[U8], U8]]] = MappingProxyType(
     {"Q5_0": _recode_q5_0, "IQ4_NL": _recode_iq4_nl, "Q4_1": _recode_q4_1, "Q5_1": _recode_q5_1}
 )
+REENCODED: Final = tuple(_RECODERS)
+"""Tensor types that become Q8_0 when read."""

@@ -1,0 +1,87 @@
+"""What a model takes at every context, and how many of its experts a card would hold: from headers alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from twofold.api.config import EngineConfig
+from twofold.api.errors import ConfigError
+from twofold.models.model_files import ModelFiles
+from twofold.models.sizing import ModelSize, measure_files
+from twofold.weights.host_memory import available_memory_bytes
+
+CARDS_GIB: Final = (8, 12, 16, 24, 32)
+"""Memory of the cards people have."""
+_LEAST_CONTEXT: Final = 4096
+_GIB: Final = 2**30
+
+
+@dataclass(frozen=True)
+class ContextNeeds:
+    """One context, over all requests."""
+
+    tokens: int
+    kv_bytes: int
+    host_bytes: int
+    """Host memory, all experts in it."""
+    fits: bool
+    """Whether this machine has as much available."""
+    experts_on_card: dict[int, float | None]
+    """Card's GiB → share of all experts that have a slot there; None: dense weights and KV cache do not fit."""
+
+
+def contexts(longest: int) -> Iterator[int]:
+    """Every fourth power of two from 4,096 up to the model's longest context, which ends them."""
+    tokens = _LEAST_CONTEXT
+    while tokens < longest:
+        yield tokens
+        tokens *= 4
+    yield longest
+
+
+def memory_table(files: ModelFiles, config: EngineConfig) -> list[ContextNeeds]:
+    """A row for each context; the KV cache as `config` asks for it on the host, as a device has it on cards."""
+    size = measure_files(files, kv_cache_dtype=config.kv_cache_dtype)
+    on_device = measure_files(files, kv_cache_dtype="bfloat16")
+    available = available_memory_bytes()
+    return [
+        ContextNeeds(
+            tokens,
+            size.kv_bytes_per_token * tokens,
+            size.host_bytes(tokens),
+            size.host_bytes(tokens) <= available,
+            {card: _share(on_device, tokens, card * _GIB, config) for card in CARDS_GIB},
+        )
+        for tokens in contexts(size.config.max_context)
+    ]
+
+
+def _share(size: ModelSize, tokens: int, card_bytes: int, config: EngineConfig) -> float | None:
+    from twofold.device.budget import needs_of, plan_device
+
+    # Room for whole pages; nothing asked for, so that what fits is told.
+    asked = replace(
+        config, max_total_tokens=max(tokens, config.page_size), num_gpu_experts=None, gpu_experts_ratio=None
+    )
+    try:
+        budget = plan_device(asked, needs_of(size), card_bytes, card_bytes)
+    except ConfigError:
+        return None
+    return budget.num_slots / budget.num_experts
+
+
+def render(rows: Sequence[ContextNeeds]) -> Iterator[str]:
+    """Lines for people."""
+    cards = " ".join(f"{f'{card} GiB':>7}" for card in CARDS_GIB)
+    yield f"{'':>9} {'':>10} {'':>11}  {'this':<7}  experts in VRAM of a card with"
+    yield f"{'context':>9} {'KV cache':>10} {'memory':>11}  {'machine':<7}  {cards}"
+    for row in rows:
+        shares = " ".join(
+            f"{'–' if share is None else f'{100 * share:.0f} %':>7}" for share in row.experts_on_card.values()
+        )
+        yield (
+            f"{row.tokens:>9} {row.kv_bytes / _GIB:>6.2f} GiB {row.host_bytes / _GIB:>7.2f} GiB  "
+            f"{'fits' if row.fits else 'no':<7}  {shares}"
+        )
