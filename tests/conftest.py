@@ -19,6 +19,7 @@ NEEDED = (
     "jsonschema",
     "tiktoken",
     "sentencepiece",
+    "compressed_tensors",
 )
 
 

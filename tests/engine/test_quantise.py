@@ -302,7 +302,7 @@ def test_weights_that_are_no_numbers_are_refused(tmp_path: Path, pool: ops.Threa
         (lambda c: c["tensors"].update({"lm_head.weight": "int8"}), "expected U8 rows of whole int8 blocks"),
         (lambda c: c["tensors"].update({"model.norm.weight": "q8_0"}), "model.norm.weight is BF16"),
         (lambda c: c["tensors"].pop("lm_head.weight"), "lm_head.weight has dtype U8"),
-        (lambda c: c.update(quant_method="gptq"), "quant_method 'gptq') is not supported"),
+        (lambda c: c.update(quant_method="exl2"), "quant_method 'exl2') is not supported"),
     ],
 )
 def test_a_wrong_record_of_formats(

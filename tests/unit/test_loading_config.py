@@ -141,8 +141,8 @@ Change = dict[str, Any]
         ({"architectures": []}, ["architectures"]),
         ({"architectures": None}, ["architectures"]),
         (
-            {"quantization_config": {"quant_method": "gptq", "bits": 4}},
-            ["quantization_config", "gptq", "not supported"],
+            {"quantization_config": {"quant_method": "exl2", "bits": 4}},
+            ["quantization_config", "exl2", "not supported"],
         ),
         (
             {"quantization_config": {"quant_method": "fp8", "weight_block_size": [64, 64]}},

@@ -7,7 +7,7 @@ alike is read here. It holds no weights and no behaviour beyond derived figures.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, Literal, TypeVar
@@ -18,6 +18,7 @@ from twofold.blocks.head import Embedding, Head
 from twofold.blocks.rope import ROPE_KINDS, RopeConfig
 from twofold.weights.block_formats import QUANT_METHOD, parse_block_formats
 from twofold.weights.json_file import Fields, read_json_object
+from twofold.weights.schemes import METHODS, Scheme, parse_scheme
 
 # No model comes near these; they keep a damaged config.json from asking for a plan of a billion tensors.
 MAX_LAYERS: Final = 4096
@@ -203,36 +204,51 @@ def read_config_json(directory: Path) -> Fields:
             f"{directory}: holds {gguf[0]} and no config.json; give the path of that file as the model"
         )
     fields = Fields(str(path), read_json_object(path, "the model's configuration"))
-    check_quantization(fields)
+    read_quantization(fields)
     return fields
 
 
-def check_quantization(fields: Fields) -> None:
-    """FP8 with one scale for 128 x 128 weights is run as it is; what is quantised otherwise is refused."""
+@dataclass(frozen=True)
+class Quantization:
+    """How a directory's tensors are stored, beyond their own types."""
+
+    block_formats: Mapping[str, str]
+    """Format by tensor name, of a directory that `twofold quantize` wrote."""
+    scheme: Scheme | None = None
+
+
+def read_quantization(fields: Fields) -> Quantization:
+    """Of config.json, or of its text part. FP8 with one scale for 128 x 128 weights needs no word; else see `schemes`.
+
+    Raises ModelLoadError for what is quantised otherwise.
+    """
     name, _ = fields.get(("quantization_config", "compression_config"))
     quantization = fields.section(name)
     if quantization is None:
-        return
+        return Quantization({})
     method = quantization.text("quant_method", "?")
     if method == QUANT_METHOD:
-        parse_block_formats(quantization)
-        return
+        return Quantization(parse_block_formats(quantization))
+    if (scheme := parse_scheme(quantization)) is not None:
+        return Quantization({}, scheme)
     if method != "fp8":
+        known = ", ".join(map(repr, ("fp8", *METHODS, QUANT_METHOD)))
         raise ModelLoadError(
-            f"{fields.where}: {name} (quant_method {method!r}) is not supported, expected 'fp8' or {QUANT_METHOD!r}; "
+            f"{fields.where}: {name} (quant_method {method!r}) is not supported, expected one of {known}; "
             "use a float32, bfloat16, float16 or FP8 checkpoint, or a GGUF file"
         )
     block = quantization.integers("weight_block_size")
     if block != (FP8_BLOCK, FP8_BLOCK):
         raise quantization.error("weight_block_size", list(block), f"[{FP8_BLOCK}, {FP8_BLOCK}]")
+    return Quantization({})
 
 
-def read_block_formats(directory: Path) -> dict[str, str]:
-    """Format by tensor name of a directory that `twofold quantize` wrote; of any other, nothing."""
-    section = read_config_json(directory).section("quantization_config")
-    if section is None or section.data.get("quant_method") != QUANT_METHOD:
-        return {}
-    return parse_block_formats(section)
+def directory_quantization(directory: Path) -> Quantization:
+    """Of a directory's config.json, where it may stand beside the text part or in it. ModelLoadError as loading."""
+    fields = read_config_json(directory)
+    text = fields.section("text_config")
+    outer = read_quantization(fields)
+    return read_quantization(text) if text is not None and outer == Quantization({}) else outer
 
 
 def architecture_name(fields: Fields) -> str:

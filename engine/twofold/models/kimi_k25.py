@@ -33,7 +33,7 @@ def parse_config(fields: Fields, generation: GenerationDefaults) -> ModelConfig:
     text = fields.section("text_config")
     if text is None:
         raise fields.error("text_config", None, "the settings of the text part")
-    common.check_quantization(text)
+    common.read_quantization(text)
     outer = {key: fields.data[key] for key in _OUTER if key in fields.data}
     data = outer | text.data | {"architectures": ["DeepseekV3ForCausalLM"]}
     config = deepseek.parse_config(Fields(text.where, data), generation)

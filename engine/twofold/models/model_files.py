@@ -17,7 +17,7 @@ from typing import Final, Literal
 from twofold.api.errors import ModelLoadError
 from twofold.blocks.block import Block, BlockWeights, ExpertBlock, ModelPart
 from twofold.blocks.panels import PACKED_WHEN_LOADED, MappedPanels, Panels
-from twofold.models.config import ModelConfig, WeightDType, read_block_formats
+from twofold.models.config import ModelConfig, WeightDType, directory_quantization
 from twofold.models.registry import read_config, read_gguf_config
 from twofold.weights.checkpoint import Checkpoint
 from twofold.weights.gguf_file import GgufFile, is_gguf
@@ -154,7 +154,8 @@ def open_model_files(path: str | Path) -> ModelFiles:
         packed = PanelSource(panel_file, panels.contents)
         specs = part_specs(config, lambda spec: spec.name in packed)
         return check_model_files(config, specs, packed).from_panels(panels)
-    tensors = Checkpoint.open(path, read_block_formats(Path(path)), config.renamed)
+    quantised = directory_quantization(Path(path))
+    tensors = Checkpoint.open(path, quantised.block_formats, config.renamed, quantised.scheme)
     return check_model_files(config, part_specs(config, lambda spec: spec.name in tensors), tensors)
 
 

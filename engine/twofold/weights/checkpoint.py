@@ -16,9 +16,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
+import numpy as np
+import numpy.typing as npt
+
 from twofold.api.errors import ModelLoadError
 from twofold.weights.block_formats import with_block_formats
 from twofold.weights.json_file import Fields, read_json_object
+from twofold.weights.schemes import Scheme, SchemeMatrix
 from twofold.weights.tensor_source import TensorEntry, TensorSource
 
 SINGLE_FILE: Final = "model.safetensors"
@@ -34,13 +38,22 @@ _ITEM_BYTES: Final[Mapping[str, int]] = MappingProxyType(
         "I64": 8, "U64": 8, "F64": 8,
     }
 )  # fmt: skip
+_INTEGERS: Final[Mapping[str, type[np.generic]]] = MappingProxyType(
+    {"I8": np.int8, "I16": np.int16, "I32": np.int32, "I64": np.int64}
+)
 _FORMATS: Final[Mapping[str, str]] = MappingProxyType(
     {"F32": "f32", "F16": "f16", "BF16": "bf16", "F8_E4M3": "fp8"}
 )
 
 
 class Checkpoint(TensorSource):
-    """All tensors of a model directory's safetensors files."""
+    """All tensors of a model directory's safetensors files; those of a quantisation scheme as what they make."""
+
+    def __init__(
+        self, where: Path, entries: Mapping[str, TensorEntry], made: Mapping[str, SchemeMatrix] | None = None
+    ) -> None:
+        super().__init__(where, entries)
+        self._made = made or {}
 
     @classmethod
     def open(
@@ -48,12 +61,13 @@ class Checkpoint(TensorSource):
         directory: str | Path,
         block_formats: Mapping[str, str] | None = None,
         renamed: Iterable[tuple[str, str]] = (),
+        scheme: Scheme | None = None,
     ) -> Checkpoint:
         """Read the headers of `model.safetensors`, or of the shards that `model.safetensors.index.json` lists.
 
-        `block_formats` are those of config.json's quantization_config (`block_formats.py`). `renamed` are beginnings of
-        names, (the files', ours); the first that fits counts. Raises ModelLoadError for a missing, truncated or
-        inconsistent file.
+        `block_formats` and `scheme` are those of config.json's quantization_config (`block_formats.py`, `schemes/`).
+        `renamed` are beginnings of names, (the files', ours); the first that fits counts. Raises ModelLoadError for a
+        missing, truncated or inconsistent file.
         """
         directory = Path(directory)
         if (directory / SINGLE_FILE).exists():
@@ -62,8 +76,46 @@ class Checkpoint(TensorSource):
             entries = _read_shards(directory)
         else:
             raise ModelLoadError(_nothing_found(directory))
-        entries = _rename(entries, tuple(renamed))
-        return cls(directory, with_block_formats(entries, block_formats or {}, directory))
+        pairs = tuple(renamed)
+        made = {}
+        for matrix in [] if scheme is None else scheme.matrices(entries):
+            first, *others = (part.name for part in matrix.parts.values())
+            del entries[first]
+            entries[matrix.entry.name] = matrix.entry
+            companions = tuple(_renamed(name, pairs) for name in others)
+            made[_renamed(matrix.entry.name, pairs)] = replace(matrix, companions=companions)
+        entries = _rename(entries, pairs)
+        return cls(directory, with_block_formats(entries, block_formats or {}, directory), made)
+
+    def companions(self, name: str) -> tuple[str, ...]:
+        """As `TensorSource` has it, and all other stored tensors that make `name` (and its scales)."""
+        others = super().companions(name)
+        return (
+            *others,
+            *(part for each in (name, *others) if each in self._made for part in self._made[each].companions),
+        )
+
+    def _elements(self, entry: TensorEntry, format: str) -> npt.NDArray[Any]:
+        matrix = self._made.get(entry.name)
+        if matrix is None:
+            return super()._elements(entry, format)
+        try:
+            return matrix.read({part: self._stored(of_part) for part, of_part in matrix.parts.items()})
+        except ValueError as error:
+            raise ModelLoadError(f"{entry.file}: tensor {entry.name}: {error}; download it again") from None
+
+    def _stored(self, entry: TensorEntry) -> npt.NDArray[Any]:
+        """What the file holds, in its own type; bfloat16 as float32."""
+        if entry.format in ("f16", "bf16", "f32"):
+            floats = self._floats(entry)
+            return floats.astype(np.float16) if entry.format == "f16" else floats
+        elements = super()._elements(replace(entry, format=None), "bytes")
+        return elements.view(_INTEGERS.get(entry.dtype, np.uint8)).reshape(entry.shape)
+
+
+def _renamed(name: str, renamed: tuple[tuple[str, str], ...]) -> str:
+    theirs, ours = next((pair for pair in renamed if name.startswith(pair[0])), ("", ""))
+    return ours + name.removeprefix(theirs)
 
 
 def _rename(
@@ -71,8 +123,7 @@ def _rename(
 ) -> dict[str, TensorEntry]:
     found: dict[str, TensorEntry] = {}
     for name, entry in entries.items():
-        theirs, ours = next((pair for pair in renamed if name.startswith(pair[0])), ("", ""))
-        new_name = ours + name.removeprefix(theirs)
+        new_name = _renamed(name, renamed)
         if new_name in found:
             raise ModelLoadError(
                 f"{entry.file}: tensor {name} is also there as {new_name}, expected one of them; download it again"
