@@ -27,6 +27,7 @@ from twofold.models.testing_families import (  # noqa: E402
     TinyGlm4Moe,
     TinyGlm4MoeLite,
     TinyKimi,
+    TinyMiniMaxM2,
     TinyOlmoe,
     TinyQwen2Moe,
 )
@@ -52,6 +53,7 @@ MODELS = {
     "olmoe": TinyOlmoe(dtype="bfloat16", hidden_size=128, num_heads=2, num_kv_heads=2, head_dim=64),
     "glm4_moe": TinyGlm4Moe(dtype="bfloat16", hidden_size=64, num_heads=4, head_dim=128),
     "glm4_moe_lite": TinyGlm4MoeLite(dtype="bfloat16"),
+    "minimax_m2": TinyMiniMaxM2(dtype="bfloat16", hidden_size=64, num_heads=4, head_dim=128, rotary_dim=64),
     "kimi_k25": TinyKimi(dtype="bfloat16", nested=True),
     "deepseek_v2": TinyDeepseek("DeepseekV2ForCausalLM", dtype="bfloat16", q_lora_rank=None, num_shared_experts=2),
 }  # fmt: skip

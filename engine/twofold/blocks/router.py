@@ -37,6 +37,8 @@ class Router(Block):
     score: Literal["softmax", "sigmoid", "sqrt_softplus", "softmax_of_chosen"] = "softmax"
     bias: bool = False
     """Whether the gate has a bias that is added to the scores for choosing only."""
+    bias_name: str = "gate.e_score_correction_bias"
+    """What checkpoints call it within the mixture."""
     num_groups: int = 1
     """Of neighbouring experts."""
     top_groups: int = 1
@@ -79,7 +81,7 @@ class Router(Block):
         gate = next(filter(found, gates), gates[-1])
         specs = {"norm": norm, "gate": gate}
         if self.bias:
-            name = f"{gate.name.removesuffix('weight')}e_score_correction_bias"
+            name = gate.name.removesuffix("gate.weight") + self.bias_name
             specs["bias"] = TensorSpec(name, (self.num_experts,), "exact", f"{gguf}.exp_probs_b.bias")
         return specs
 

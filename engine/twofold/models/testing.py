@@ -105,6 +105,17 @@ class TinyModel:
         return self.num_layers
 
     @property
+    def num_gguf_layers(self) -> int:
+        """In a GGUF file: most converters leave out the layers that predict further tokens."""
+        return self.num_layers
+
+    @property
+    def gguf_feed_forward_length(self) -> int:
+        """What GGUF files of the family call so."""
+        mixtral = self.architecture == "MixtralForCausalLM"
+        return self.moe_intermediate_size if mixtral else self.intermediate_size
+
+    @property
     def gguf_architecture(self) -> str:
         return "llama" if self.architecture == "MixtralForCausalLM" else "qwen3moe"
 

@@ -126,8 +126,8 @@ def tiny_gguf_weights(model: TinyModel, *, one_tensor_per_expert: bool = False) 
         if name.startswith("model.layers."):
             number, _, stem = stem.removeprefix("model.layers.").partition(".")
             layer = f"blk.{number}."
-        if isinstance(model, TinyDeepseek) and layer and int(number) >= model.num_layers:
-            continue  # converters leave out the layers that predict further tokens
+        if layer and int(number) >= model.num_gguf_layers:
+            continue
         if ".experts." in stem:
             expert, part = stem.split(".experts.")[1].split(".")
             if one_tensor_per_expert:
@@ -145,7 +145,7 @@ def tiny_gguf_weights(model: TinyModel, *, one_tensor_per_expert: bool = False) 
 
 
 def _add_metadata(writer: Any, model: TinyModel, split_kv: bool) -> None:
-    writer.add_block_count(model.num_layers if isinstance(model, TinyDeepseek) else model.num_written_layers)
+    writer.add_block_count(model.num_gguf_layers)
     writer.add_context_length(model.max_position_embeddings)
     writer.add_embedding_length(model.hidden_size)
     writer.add_head_count(model.num_heads)
@@ -159,14 +159,14 @@ def _add_metadata(writer: Any, model: TinyModel, split_kv: bool) -> None:
     writer.add_rope_freq_base(model.rope_theta)
     writer.add_expert_count(model.num_experts)
     writer.add_expert_used_count(model.top_k)
+    writer.add_feed_forward_length(model.gguf_feed_forward_length)
     if model.architecture == "MixtralForCausalLM":
-        writer.add_feed_forward_length(model.moe_intermediate_size)
         writer.add_rope_dimension_count(model.head_dim)
     else:
-        writer.add_feed_forward_length(model.intermediate_size)
         writer.add_expert_feed_forward_length(model.moe_intermediate_size)
-        if not model.norm_topk_prob or model.gguf_architecture != "qwen3moe":
-            writer.add_expert_weights_norm(model.config()["norm_topk_prob"])
+        said = model.config().get("norm_topk_prob")
+        if said is not None and (not said or model.gguf_architecture != "qwen3moe"):
+            writer.add_expert_weights_norm(said)
     if model.sliding_window is not None:
         writer.add_sliding_window(model.sliding_window)
 
