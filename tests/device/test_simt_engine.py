@@ -24,6 +24,7 @@ from twofold.models.registry import FAMILIES  # noqa: E402
 from twofold.models.testing import TinyModel, write_tiny_model  # noqa: E402
 from twofold.models.testing_deepseek import TinyDeepseek  # noqa: E402
 from twofold.models.testing_families import (  # noqa: E402
+    TinyErnie,
     TinyGlm4Moe,
     TinyGlm4MoeLite,
     TinyKimi,
@@ -54,6 +55,7 @@ MODELS = {
     "glm4_moe": TinyGlm4Moe(dtype="bfloat16", hidden_size=64, num_heads=4, head_dim=128),
     "glm4_moe_lite": TinyGlm4MoeLite(dtype="bfloat16"),
     "minimax_m2": TinyMiniMaxM2(dtype="bfloat16", hidden_size=64, num_heads=4, head_dim=128, rotary_dim=64),
+    "ernie4_5_moe": TinyErnie(dtype="bfloat16", hidden_size=64, num_heads=4, head_dim=64),
     "kimi_k25": TinyKimi(dtype="bfloat16", nested=True),
     "deepseek_v2": TinyDeepseek("DeepseekV2ForCausalLM", dtype="bfloat16", q_lora_rank=None, num_shared_experts=2),
 }  # fmt: skip

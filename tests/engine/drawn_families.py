@@ -8,6 +8,7 @@ from typing import Any
 
 from twofold.models.testing import TinyModel
 from twofold.models.testing_families import (
+    TinyErnie,
     TinyGlm4Moe,
     TinyGlm4MoeLite,
     TinyKimi,
@@ -31,6 +32,7 @@ EXAMPLES: dict[str, TinyModel] = {
     "glm4_moe": GLM,
     "glm4_moe_lite": LITE,
     "kimi_k25": TinyKimi(nested=True),
+    "ernie4_5_moe": TinyErnie(num_layers=5, moe_interval=2, num_experts=9, top_k=4),
     "minimax_m2": TinyMiniMaxM2(num_experts=9, top_k=4),
     "olmoe": TinyOlmoe(top_k=3),
     "qwen2_moe": TinyQwen2Moe(mlp_only_layers=(1,), top_k=3, num_experts=9),
@@ -104,11 +106,21 @@ def _minimax_m2(r: random.Random) -> TinyModel:
     )
 
 
+def _ernie4_5_moe(r: random.Random) -> TinyModel:
+    num_layers = r.randint(2, 4)
+    return TinyErnie(
+        **_sizes(r, num_layers=num_layers), num_shared_experts=r.randint(0, 2), first_moe=r.randint(0, 1),
+        last_moe=r.choice((-1, num_layers - 1, 1)), moe_interval=r.choice((1, 1, 2)),
+        num_mtp_layers=r.choice((0, 0, 1)),
+    )  # fmt: skip
+
+
 DRAWN: dict[str, Callable[[random.Random], TinyModel]] = {
     "glm4_moe": _glm4_moe,
     "glm4_moe_lite": _glm4_moe_lite,
     "qwen2_moe": _qwen2_moe,
     "olmoe": _olmoe,
     "minimax_m2": _minimax_m2,
+    "ernie4_5_moe": _ernie4_5_moe,
     "kimi": lambda r: TinyKimi(**_mla(r), nested=r.random() < 0.5),
 }

@@ -13,6 +13,7 @@ from pathlib import Path
 from twofold.models.testing import TinyModel
 from twofold.models.testing_deepseek import TinyDeepseek
 from twofold.models.testing_families import (
+    TinyErnie,
     TinyGlm4Moe,
     TinyGlm4MoeLite,
     TinyMiniMaxM2,
@@ -65,6 +66,16 @@ OTHERS: dict[str, TinyModel] = {
         head_dim=64,
         rotary_dim=32,
         moe_intermediate_size=256,
+        vocab_size=267,
+        num_experts=16,
+        top_k=4,
+        max_position_embeddings=512,
+    ),
+    "ernie": TinyErnie(
+        hidden_size=256,
+        head_dim=64,
+        moe_intermediate_size=256,
+        intermediate_size=256,
         vocab_size=267,
         num_experts=16,
         top_k=4,

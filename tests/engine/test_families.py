@@ -150,6 +150,7 @@ FLIPPED: list[tuple[str, dict[str, Any]]] = [
     ("qwen2_moe", {"sliding_window": 9}),
     ("glm4_moe_lite", {"rope_interleave": False}),
     ("minimax_m2", {"rotary_dim": 24}),
+    ("ernie4_5_moe", {"moe_interval": 1}),
     ("glm4_moe_lite", {"routed_scaling_factor": 1.0}),
 ]
 
@@ -262,6 +263,8 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("olmoe", {"clip_qkv": 8.0}, "clip_qkv"),
     ("minimax_m2", {"scoring_func": "softmax"}, "scoring_func is 'softmax', expected 'sigmoid'"),
     ("minimax_m2", {"rotary_dim": 26}, "rotary_dim"),
+    ("ernie4_5_moe", {"use_bias": True}, "use_bias is True, expected False"),
+    ("ernie4_5_moe", {"moe_layer_start_index": 5}, "no layer has experts"),
     ("kimi_k25", {"text_config": None}, "text_config"),
     ("kimi_k25", {"text_config": {"quantization_config": {"quant_method": "gguf?"}}}, "quantization_config"),
 ]

@@ -21,7 +21,7 @@ from pathlib import Path
 from twofold.api.errors import ModelLoadError
 from twofold.models.model_files import open_model_files
 from twofold.models.testing import TinyModel
-from twofold.models.testing_families import TinyGlm4Moe, TinyMiniMaxM2, TinyOlmoe, TinyQwen2Moe
+from twofold.models.testing_families import TinyErnie, TinyGlm4Moe, TinyMiniMaxM2, TinyOlmoe, TinyQwen2Moe
 from twofold.models.testing_gguf import (
     damaged,
     gguf_bytes,
@@ -43,6 +43,14 @@ MODELS = (
         vocab_size=340,
     ),
     TinyOlmoe(moe_intermediate_size=32, num_layers=1, num_experts=2, vocab_size=267),
+    TinyErnie(
+        hidden_size=32,
+        moe_intermediate_size=32,
+        intermediate_size=32,
+        num_layers=2,
+        num_experts=2,
+        vocab_size=267,
+    ),
     TinyMiniMaxM2(hidden_size=32, moe_intermediate_size=32, num_layers=1, num_experts=2, vocab_size=267),
     TinyQwen2Moe(
         hidden_size=32,

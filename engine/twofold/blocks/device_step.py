@@ -73,6 +73,8 @@ class HeadShape:
     window: int
     """Positions that are attended to at most; 0: all."""
     epsilon: float
+    chunk: int = 0
+    """Positions are attended to within chunks of so many; 0: there are none."""
 
 
 class NativeKernels(Protocol):

@@ -126,7 +126,7 @@ def tiny_gguf_weights(model: TinyModel, *, one_tensor_per_expert: bool = False) 
         if name.startswith("model.layers."):
             number, _, stem = stem.removeprefix("model.layers.").partition(".")
             layer = f"blk.{number}."
-        if layer and int(number) >= model.num_gguf_layers:
+        if (layer and int(number) >= model.num_gguf_layers) or name.startswith("model.mtp_"):
             continue
         if ".experts." in stem:
             expert, part = stem.split(".experts.")[1].split(".")
@@ -140,7 +140,7 @@ def tiny_gguf_weights(model: TinyModel, *, one_tensor_per_expert: bool = False) 
             halves = values.reshape(heads, 2, model.head_dim // 2, -1)
             values = np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(values.shape)
         name = f"{layer}{(_NAMES | model.gguf_names)[stem]}.{kind}"
-        found[name] = values[0] if stem.endswith("shared_expert_gate") else values
+        found[name] = values[0] if values.ndim == 2 and len(values) == 1 else values  # converters squeeze
     return found | {name: np.stack(parts) for name, parts in stacks.items()}
 
 
