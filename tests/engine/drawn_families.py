@@ -16,6 +16,7 @@ from twofold.models.testing_families import (
     TinyOlmoe,
     TinyQwen2Moe,
 )
+from twofold.models.testing_granite import TinyGranite
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
 LINEAR = {"rope_type": "linear", "factor": 2.0}
@@ -33,6 +34,8 @@ EXAMPLES: dict[str, TinyModel] = {
     "glm4_moe_lite": LITE,
     "kimi_k25": TinyKimi(nested=True),
     "ernie4_5_moe": TinyErnie(num_layers=5, moe_interval=2, num_experts=9, top_k=4),
+    "granitemoe": TinyGranite(num_experts=9, top_k=4),
+    "granitemoe-shared": TinyGranite("GraniteMoeSharedForCausalLM", top_k=3, shared_intermediate_size=40),
     "minimax_m2": TinyMiniMaxM2(num_experts=9, top_k=4),
     "olmoe": TinyOlmoe(top_k=3),
     "qwen2_moe": TinyQwen2Moe(mlp_only_layers=(1,), top_k=3, num_experts=9),
@@ -115,12 +118,23 @@ def _ernie4_5_moe(r: random.Random) -> TinyModel:
     )  # fmt: skip
 
 
+def _granitemoe(r: random.Random) -> TinyModel:
+    shared = r.choice((0, r.randint(5, 70)))
+    return TinyGranite(
+        f"GraniteMoe{'Shared' if shared else ''}ForCausalLM", **_sizes(r), shared_intermediate_size=shared,
+        attention_bias=r.random() < 0.3, embedding_multiplier=r.choice((1.0, 6.0, 12.0)),
+        residual_multiplier=r.choice((1.0, 0.22, 0.5)), attention_multiplier=r.choice((0.0625, 0.125, 0.3)),
+        logits_scaling=r.choice((1.0, 3.0, 0.7)),
+    )  # fmt: skip
+
+
 DRAWN: dict[str, Callable[[random.Random], TinyModel]] = {
     "glm4_moe": _glm4_moe,
     "glm4_moe_lite": _glm4_moe_lite,
     "qwen2_moe": _qwen2_moe,
     "olmoe": _olmoe,
     "minimax_m2": _minimax_m2,
+    "granitemoe": _granitemoe,
     "ernie4_5_moe": _ernie4_5_moe,
     "kimi": lambda r: TinyKimi(**_mla(r), nested=r.random() < 0.5),
 }

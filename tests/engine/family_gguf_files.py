@@ -21,6 +21,7 @@ from twofold.models.testing_families import (
     TinyQwen2Moe,
 )
 from twofold.models.testing_gguf import write_tiny_gguf
+from twofold.models.testing_granite import TinyGranite
 
 from tests.engine.test_formats_forward import encode
 
@@ -76,6 +77,17 @@ OTHERS: dict[str, TinyModel] = {
         head_dim=64,
         moe_intermediate_size=256,
         intermediate_size=256,
+        vocab_size=267,
+        num_experts=16,
+        top_k=4,
+        max_position_embeddings=512,
+    ),
+    "granite": TinyGranite(
+        "GraniteMoeSharedForCausalLM",
+        hidden_size=256,
+        head_dim=64,
+        moe_intermediate_size=256,
+        shared_intermediate_size=256,
         vocab_size=267,
         num_experts=16,
         top_k=4,

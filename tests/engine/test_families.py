@@ -151,6 +151,10 @@ FLIPPED: list[tuple[str, dict[str, Any]]] = [
     ("glm4_moe_lite", {"rope_interleave": False}),
     ("minimax_m2", {"rotary_dim": 24}),
     ("ernie4_5_moe", {"moe_interval": 1}),
+    ("granitemoe", {"embedding_multiplier": 1.0}),
+    ("granitemoe", {"residual_multiplier": 1.0}),
+    ("granitemoe", {"attention_multiplier": 0.25}),
+    ("granitemoe", {"logits_scaling": 1.0}),
     ("glm4_moe_lite", {"routed_scaling_factor": 1.0}),
 ]
 
@@ -263,6 +267,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("olmoe", {"clip_qkv": 8.0}, "clip_qkv"),
     ("minimax_m2", {"scoring_func": "softmax"}, "scoring_func is 'softmax', expected 'sigmoid'"),
     ("minimax_m2", {"rotary_dim": 26}, "rotary_dim"),
+    ("granitemoe", {"residual_multiplier": 0}, "residual_multiplier is 0"),
     ("ernie4_5_moe", {"use_bias": True}, "use_bias is True, expected False"),
     ("ernie4_5_moe", {"moe_layer_start_index": 5}, "no layer has experts"),
     ("kimi_k25", {"text_config": None}, "text_config"),

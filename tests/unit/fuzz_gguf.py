@@ -29,6 +29,7 @@ from twofold.models.testing_gguf import (
     with_strange_metadata,
     write_tiny_gguf,
 )
+from twofold.models.testing_granite import TinyGranite
 from twofold.tokenizer import Tokenizer
 from twofold.weights.gguf_file import GgufFile
 
@@ -48,6 +49,14 @@ MODELS = (
         moe_intermediate_size=32,
         intermediate_size=32,
         num_layers=2,
+        num_experts=2,
+        vocab_size=267,
+    ),
+    TinyGranite(
+        hidden_size=32,
+        moe_intermediate_size=32,
+        shared_intermediate_size=32,
+        num_layers=1,
         num_experts=2,
         vocab_size=267,
     ),

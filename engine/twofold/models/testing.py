@@ -120,6 +120,15 @@ class TinyModel:
         return "llama" if self.architecture == "MixtralForCausalLM" else "qwen3moe"
 
     @property
+    def gguf_pairs_neighbours(self) -> bool:
+        """Whether converters put the rows of q and k in the order in which rotation pairs neighbours."""
+        return self.architecture == "MixtralForCausalLM"
+
+    def gguf_source(self) -> dict[str, F32]:
+        """Every tensor, gate and up apart, by the name that GGUF's is found by."""
+        return self.weights()
+
+    @property
     def gguf_names(self) -> dict[str, str]:
         """What this family's GGUF files call otherwise than the others'."""
         return {}

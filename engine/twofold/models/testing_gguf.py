@@ -20,7 +20,6 @@ from twofold.models.testing import (
     CHATML_TEMPLATE,
     SPECIAL_TOKENS,
     TinyModel,
-    tiny_weights,
     write_tiny_tokenizer,
 )
 from twofold.models.testing_deepseek import TinyDeepseek
@@ -120,7 +119,7 @@ def tiny_gguf_weights(model: TinyModel, *, one_tensor_per_expert: bool = False) 
     """`tiny_weights` under GGUF's names and in its order of rows."""
     found: dict[str, F32] = {}
     stacks: dict[str, list[F32]] = {}
-    for name, values in tiny_weights(model).items():
+    for name, values in model.gguf_source().items():
         name = name.replace("e_score_correction_bias", "e_score_correction.bias")
         layer, stem, kind = "", name.removesuffix(".weight").removesuffix(".bias"), name.rsplit(".", 1)[1]
         if name.startswith("model.layers."):
@@ -135,7 +134,7 @@ def tiny_gguf_weights(model: TinyModel, *, one_tensor_per_expert: bool = False) 
             else:
                 stacks.setdefault(f"{layer}ffn_{_EXPERT_PARTS[part]}_exps.weight", []).append(values)
             continue
-        if model.architecture == "MixtralForCausalLM" and stem in ("self_attn.q_proj", "self_attn.k_proj"):
+        if model.gguf_pairs_neighbours and stem in ("self_attn.q_proj", "self_attn.k_proj"):
             heads = model.num_heads if stem.endswith("q_proj") else model.num_kv_heads
             halves = values.reshape(heads, 2, model.head_dim // 2, -1)
             values = np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(values.shape)
@@ -160,7 +159,7 @@ def _add_metadata(writer: Any, model: TinyModel, split_kv: bool) -> None:
     writer.add_expert_count(model.num_experts)
     writer.add_expert_used_count(model.top_k)
     writer.add_feed_forward_length(model.gguf_feed_forward_length)
-    if model.architecture == "MixtralForCausalLM":
+    if model.gguf_pairs_neighbours:
         writer.add_rope_dimension_count(model.head_dim)
     else:
         writer.add_expert_feed_forward_length(model.moe_intermediate_size)
