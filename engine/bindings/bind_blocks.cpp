@@ -54,7 +54,9 @@ std::unique_ptr<GqaBlock> make_gqa(ThreadPool& pool, const py::array& norm, cons
                                    const MaybeArray& qkv_bias, const MaybeArray& q_norm,
                                    const MaybeArray& k_norm, const PackedMatrix& o, const MaybeArray& o_bias,
                                    int num_heads, int num_kv_heads, int head_dim, float eps, float scale,
-                                   std::optional<int> sliding_window, int layer, bool flat_norms) {
+                                   std::optional<int> sliding_window, int layer, bool flat_norms,
+                                   std::optional<int> chunk, bool rotated, bool neighbours, float period,
+                                   float slope) {
   positive(head_dim, "Gqa: head_dim");
   positive(num_kv_heads, "Gqa: num_kv_heads");
   if (positive(num_heads, "Gqa: num_heads") % num_kv_heads != 0) {
@@ -73,8 +75,10 @@ std::unique_ptr<GqaBlock> make_gqa(ThreadPool& pool, const py::array& norm, cons
   w.q_norm = vector_or_null(q_norm, "Gqa: q_norm", int64_t{flat_norms ? num_heads : 1} * head_dim);
   w.k_norm = vector_or_null(k_norm, "Gqa: k_norm", int64_t{flat_norms ? num_kv_heads : 1} * head_dim);
   w.o_bias = vector_or_null(o_bias, "Gqa: o_bias", hidden);
-  const int window = sliding_window ? positive(*sliding_window, "Gqa: sliding_window") : 0;
-  const GqaShape shape{num_heads, num_kv_heads, head_dim, eps, scale, window, flat_norms};
+  const AttentionWindow window{sliding_window ? positive(*sliding_window, "Gqa: sliding_window") : 0,
+                               chunk ? positive(*chunk, "Gqa: chunk") : 0};
+  const GqaShape shape{num_heads,  num_kv_heads, head_dim,   eps,    scale, window,
+                       flat_norms, rotated,      neighbours, period, slope};
   return std::make_unique<GqaBlock>(GqaAttention(chosen_table(), pool, w, shape), layer);
 }
 
@@ -243,7 +247,9 @@ void bind_blocks(py::module_& m) {
            py::keep_alive<1, 9>(), py::arg("pool"), py::arg("norm_weight"), py::arg("qkv_weight"),
            py::arg("qkv_bias"), py::arg("q_norm"), py::arg("k_norm"), py::arg("o_weight"), py::arg("o_bias"),
            py::arg("num_heads"), py::arg("num_kv_heads"), py::arg("head_dim"), py::arg("eps"),
-           py::arg("scale"), py::arg("sliding_window"), py::arg("layer"), py::arg("flat_norms") = false)
+           py::arg("scale"), py::arg("sliding_window"), py::arg("layer"), py::arg("flat_norms") = false,
+           py::arg("chunk") = py::none(), py::arg("rotated") = true, py::arg("neighbours") = false,
+           py::arg("period") = 0.0f, py::arg("slope") = 0.0f)
       .def("forward", &attend<GqaAttention>, py::arg("hidden"), py::arg("batch"), py::arg("cache"));
   py::class_<MlaBlock, Block>(m, "Mla", "Multi-head latent attention.")
       .def(py::init(&make_mla), py::keep_alive<1, 2>(), py::keep_alive<1, 3>(), py::keep_alive<1, 4>(),
@@ -266,7 +272,8 @@ void bind_blocks(py::module_& m) {
       .def("forward", &route, py::arg("hidden"), py::arg("normed"), py::arg("ids"), py::arg("weights"),
            py::arg("logits") = py::none());
   py::class_<RoutedExperts, Block>(m, "RoutedExperts", "The experts that the router before it chose.")
-      .def(py::init<int, int>(), py::arg("hidden_size"), py::arg("moe_layer"));
+      .def(py::init<int, int, bool>(), py::arg("hidden_size"), py::arg("moe_layer"),
+           py::arg("weighs_rows") = false);
   py::class_<SharedExperts, Block>(m, "SharedExperts", "A feed-forward of the router's normed rows.")
       .def(py::init(&make_shared_experts), py::keep_alive<1, 2>(), py::keep_alive<1, 3>(),
            py::keep_alive<1, 4>(), py::keep_alive<1, 5>(), py::keep_alive<1, 6>(), py::arg("pool"),

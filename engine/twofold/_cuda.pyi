@@ -75,6 +75,7 @@ class DecodeAttention:
         scale: float,
         window: int,
         sinks: int = 0,
+        chunk: int = 0,
     ) -> None: ...
 
 def route(

@@ -33,7 +33,8 @@ __global__ void __launch_bounds__(kHeadDim, 512 / kHeadDim)
   constexpr int kElements = kHeadDim / kLanesOfToken;
   auto& [q, scores, largest, total, fade] = static_shared<SplitShared<kHeadDim>>();
   const int sequence = blockIdx.z;
-  const SplitRange range = split_range(blockIdx.x, attention.lengths[sequence], attention.window);
+  const SplitRange range =
+      split_range(blockIdx.x, attention.lengths[sequence], attention.window_of(attention.lengths[sequence]));
   if (range.begin >= range.end) return;
   const HeadRange heads = head_range(blockIdx.y, attention.num_heads, pages.num_kv_heads);
   const int thread = threadIdx.x, lane = thread % kLanesOfToken;
@@ -139,13 +140,13 @@ __global__ void __launch_bounds__(kHeadDim)
   const int length = attention.lengths[sequence];
   float most = attention.sinks != nullptr ? attention.sinks[head] : -INFINITY;
   for (int s = 0; s < num_splits(length); ++s) {
-    const SplitRange range = split_range(s, length, attention.window);
+    const SplitRange range = split_range(s, length, attention.window_of(length));
     if (range.begin < range.end) most = fmaxf(most, partial(workspace, row, s, splits, kHeadDim)[0]);
   }
   float total = attention.sinks != nullptr ? __expf(attention.sinks[head] - most) : 0.0f;
   float value = 0;
   for (int s = 0; s < num_splits(length); ++s) {
-    const SplitRange range = split_range(s, length, attention.window);
+    const SplitRange range = split_range(s, length, attention.window_of(length));
     if (range.begin >= range.end) continue;
     const float* part = partial(workspace, row, s, splits, kHeadDim);
     const float weight = __expf(part[0] - most);

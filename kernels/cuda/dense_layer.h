@@ -3,6 +3,7 @@
 #include <cstdint>
 
 #include "expert_layer.h"
+#include "twofold/host_device.h"
 #include "twofold/router_shape.h"
 
 namespace twofold::cuda {
@@ -31,7 +32,7 @@ struct QkvRows {
   float epsilon;
   const float* cos;  // [tokens][rotary / 2]
   const float* sin;
-  int rotary;             // dimensions that are rotated, a multiple of 64; halves are partners
+  int rotary;             // dimensions that are rotated, a multiple of 64, 0: none; halves are partners
   const int64_t* places;  // [tokens] page * page_size + position within it, -1: a row of padding, not stored
 };
 
@@ -50,6 +51,12 @@ struct DecodeAttention {
   float scale;
   int window;          // attend to the last so many positions; 0: all
   const float* sinks;  // [heads] logit that takes weight and gives nothing; null: none
+  int chunk = 0;       // attend within chunks of so many positions; 0: there are none
+
+  // Of a sequence's last positions.
+  TWOFOLD_HD constexpr int window_of(int length) const {
+    return chunk > 0 ? (length + chunk - 1) % chunk + 1 : window;
+  }
 };
 
 // Bytes that the partial results of the splits need.

@@ -206,9 +206,9 @@ int launch_route(const float* logits, const float* bias, int num_tokens, int num
 
 int launch_rope_store(const QkvRows& rows, const KvPages& pages, void* q, Stream stream) {
   if (rows.qkv == nullptr || q == nullptr || pages.keys == nullptr || pages.values == nullptr ||
-      rows.places == nullptr || rows.cos == nullptr || rows.sin == nullptr || rows.num_tokens < 1 ||
-      rows.num_heads < 1 || pages.num_kv_heads < 1 || rows.rotary < 1 || rows.rotary > pages.head_dim ||
-      rows.rotary % (2 * kWarpSize) != 0) {
+      rows.places == nullptr || (rows.rotary > 0 && (rows.cos == nullptr || rows.sin == nullptr)) ||
+      rows.num_tokens < 1 || rows.num_heads < 1 || pages.num_kv_heads < 1 || rows.rotary < 0 ||
+      rows.rotary > pages.head_dim || rows.rotary % (2 * kWarpSize) != 0) {
     return cudaErrorInvalidValue;
   }
   const int items = rows.num_tokens * (rows.num_heads + 2 * pages.num_kv_heads);

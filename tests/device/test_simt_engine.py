@@ -24,12 +24,15 @@ from twofold.models.registry import FAMILIES  # noqa: E402
 from twofold.models.testing import TinyModel, write_tiny_model  # noqa: E402
 from twofold.models.testing_deepseek import TinyDeepseek  # noqa: E402
 from twofold.models.testing_families import (  # noqa: E402
+    TinyErnie,
     TinyGlm4Moe,
     TinyGlm4MoeLite,
     TinyKimi,
+    TinyMiniMaxM2,
     TinyOlmoe,
     TinyQwen2Moe,
 )
+from twofold.models.testing_granite import TinyGranite  # noqa: E402
 from twofold.weights.weight_format import FORMATS as LAYOUTS  # noqa: E402
 
 from tests.device.runner_runs import found_device, make_cpu_runner, make_runner, scripted  # noqa: E402
@@ -52,6 +55,12 @@ MODELS = {
     "olmoe": TinyOlmoe(dtype="bfloat16", hidden_size=128, num_heads=2, num_kv_heads=2, head_dim=64),
     "glm4_moe": TinyGlm4Moe(dtype="bfloat16", hidden_size=64, num_heads=4, head_dim=128),
     "glm4_moe_lite": TinyGlm4MoeLite(dtype="bfloat16"),
+    "minimax_m2": TinyMiniMaxM2(dtype="bfloat16", hidden_size=64, num_heads=4, head_dim=128, rotary_dim=64),
+    "ernie4_5_moe": TinyErnie(dtype="bfloat16", hidden_size=64, num_heads=4, head_dim=64),
+    "granitemoe": TinyGranite(
+        "GraniteMoeSharedForCausalLM", dtype="bfloat16", hidden_size=64, num_heads=4, head_dim=64,
+        shared_intermediate_size=40,
+    ),
     "kimi_k25": TinyKimi(dtype="bfloat16", nested=True),
     "deepseek_v2": TinyDeepseek("DeepseekV2ForCausalLM", dtype="bfloat16", q_lora_rank=None, num_shared_experts=2),
 }  # fmt: skip

@@ -1,6 +1,7 @@
 """Writes random models of the families that llama.cpp loads, for a comparison by hand:
 
-python -m tests.engine.family_gguf_files DIR && python -m benchmarks.peers.gguf_agreement DIR/*.gguf --f32-cache
+python -m tests.engine.family_gguf_files DIR [NAME ...]
+python -m benchmarks.peers.gguf_agreement DIR/*.gguf --f32-cache
 """
 
 from __future__ import annotations
@@ -11,8 +12,18 @@ from pathlib import Path
 
 from twofold.models.testing import TinyModel
 from twofold.models.testing_deepseek import TinyDeepseek
-from twofold.models.testing_families import TinyGlm4Moe, TinyGlm4MoeLite, TinyOlmoe, TinyQwen2Moe
+from twofold.models.testing_families import (
+    TinyErnie,
+    TinyGlm4Moe,
+    TinyGlm4MoeLite,
+    TinyMiniMaxM2,
+    TinyOlmoe,
+    TinyQwen2Moe,
+)
 from twofold.models.testing_gguf import write_tiny_gguf
+from twofold.models.testing_granite import TinyGranite
+
+from tests.engine.test_formats_forward import encode
 
 YARN = {
     "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "mscale": 1.0, "mscale_all_dim": 1.0,
@@ -29,7 +40,7 @@ V2 = replace(
 # llama.cpp knows queries without a low rank by the number of layers.
 DEEPSEEK = {"v3": V3, "v2": V2, "v2-lite": replace(V2, q_lora_rank=None, num_layers=27)}
 GLM = TinyGlm4Moe(
-    hidden_size=256, head_dim=64, moe_intermediate_size=64, intermediate_size=96, vocab_size=267, num_experts=16,
+    hidden_size=256, head_dim=64, moe_intermediate_size=256, intermediate_size=256, vocab_size=267, num_experts=16,
     top_k=4, routed_scaling_factor=2.5, max_position_embeddings=512,
 )  # fmt: skip
 FLASH = TinyGlm4MoeLite(
@@ -37,7 +48,7 @@ FLASH = TinyGlm4MoeLite(
     moe_intermediate_size=64, intermediate_size=96, vocab_size=267, num_experts=16, top_k=4, routed_scaling_factor=1.8,
     max_position_embeddings=512,
 )  # fmt: skip
-# What is written with every matrix as Q8_0, too. llama.cpp ignores groups of GLM models; published ones have one.
+# What is written with every matrix in each of KINDS. llama.cpp ignores groups of GLM models; published ones have one.
 OTHERS: dict[str, TinyModel] = {
     "glm-air": GLM,
     "glm-flash": FLASH,
@@ -45,7 +56,38 @@ OTHERS: dict[str, TinyModel] = {
         hidden_size=256,
         num_kv_heads=4,
         head_dim=64,
-        moe_intermediate_size=64,
+        moe_intermediate_size=256,
+        vocab_size=267,
+        num_experts=16,
+        top_k=4,
+        max_position_embeddings=512,
+    ),
+    "minimax-m2": TinyMiniMaxM2(
+        hidden_size=256,
+        head_dim=64,
+        rotary_dim=32,
+        moe_intermediate_size=256,
+        vocab_size=267,
+        num_experts=16,
+        top_k=4,
+        max_position_embeddings=512,
+    ),
+    "ernie": TinyErnie(
+        hidden_size=256,
+        head_dim=64,
+        moe_intermediate_size=256,
+        intermediate_size=256,
+        vocab_size=267,
+        num_experts=16,
+        top_k=4,
+        max_position_embeddings=512,
+    ),
+    "granite": TinyGranite(
+        "GraniteMoeSharedForCausalLM",
+        hidden_size=256,
+        head_dim=64,
+        moe_intermediate_size=256,
+        shared_intermediate_size=256,
         vocab_size=267,
         num_experts=16,
         top_k=4,
@@ -54,8 +96,8 @@ OTHERS: dict[str, TinyModel] = {
     "qwen2": TinyQwen2Moe(
         hidden_size=256,
         head_dim=64,
-        moe_intermediate_size=64,
-        shared_intermediate_size=128,
+        moe_intermediate_size=256,
+        shared_intermediate_size=256,
         vocab_size=267,
         num_experts=16,
         top_k=4,
@@ -65,23 +107,25 @@ OTHERS: dict[str, TinyModel] = {
 }
 
 
-def main(directory: Path) -> None:
+KINDS = ("F32", "F16", "Q8_0", "Q4_K")
+
+
+def main(directory: Path, names: list[str]) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     for name, model in DEEPSEEK.items():
-        for split_kv in (True, False):
-            print(
-                write_tiny_gguf(
-                    directory / f"{name}{'' if split_kv else '-old'}.gguf", model, split_kv=split_kv
-                )
-            )
+        for split_kv in (True, False) if not names or name in names else ():
+            file = directory / f"{name}{'' if split_kv else '-old'}.gguf"
+            print(write_tiny_gguf(file, model, split_kv=split_kv))
     for name, other in OTHERS.items():
-        for kind in ("F32", "Q8_0"):
-            if kind == "Q8_0":  # all experts are chosen, lest rounding chooses others
+        for kind in KINDS if not names or name in names else ():
+            if kind == "Q4_K" and isinstance(other, TinyDeepseek):
+                continue  # its latents do not fill blocks of 256
+            if kind in ("Q8_0", "Q4_K"):  # all experts are chosen, lest rounding chooses others
                 other = replace(other, top_k=other.num_experts)
-            print(
-                write_tiny_gguf(directory / f"{name}-{kind}.gguf", other, type_of=lambda _, kind=kind: kind)
-            )  # type: ignore[misc]
+            file = directory / f"{name}-{kind}.gguf"
+            encoder = encode if kind == "Q4_K" else None
+            print(write_tiny_gguf(file, other, type_of=lambda _, kind=kind: kind, encode=encoder))  # type: ignore[misc]
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2:])

@@ -43,7 +43,7 @@ def write_both(root: Path, model: TinyModel) -> tuple[Path, Path]:
     exact: dict[str, Any] = {}
     for name, weight in tiny_weights(model).items():
         eight[name] = exact[name] = weight
-        if "_proj" in name and name.endswith(".weight"):
+        if ("_proj" in name or ".experts." in name) and name.endswith(".weight"):
             codes, grid = to_fp8(weight)
             eight |= {name: codes, f"{name}_scale_inv": grid}
             rows, columns = weight.shape

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import random
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,9 +26,10 @@ from twofold.models.model_files import open_model_files
 from twofold.models.sizing import measure_files
 from twofold.models.testing import TinyModel, write_tiny_model
 from twofold.models.testing_deepseek import TinyDeepseek
-from twofold.models.testing_families import TinyGlm4Moe, TinyGlm4MoeLite, TinyKimi, TinyOlmoe, TinyQwen2Moe
+from twofold.models.testing_families import TinyKimi
 from twofold.models.testing_gguf import write_tiny_gguf
 
+from tests.engine.drawn_families import DRAWN, EXAMPLES
 from tests.engine.model_runs import Runner, load, random_prompt
 from tests.engine.test_device_model import (
     PAGE,
@@ -50,26 +50,8 @@ pytest.importorskip("twofold._core")
 
 __all__ = ["one_torch_thread"]  # a fixture
 
-YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
-LINEAR = {"rope_type": "linear", "factor": 2.0}
 PROMPT = random_prompt(40)
 NUM_GREEDY = 64
-
-# One model of each family, with its corners.
-GLM = TinyGlm4Moe(
-    use_qk_norm=True, num_experts=12, num_groups=4, top_groups=2, top_k=5, routed_scaling_factor=2.5,
-    num_shared_experts=2, head_dim=24, partial_rotary_factor=0.25,
-)  # fmt: skip
-LITE = TinyGlm4MoeLite(
-    num_experts=12, num_groups=4, top_groups=2, top_k=5, routed_scaling_factor=1.8, num_shared_experts=2, first_dense=2,
-)  # fmt: skip
-EXAMPLES: dict[str, TinyModel] = {
-    "glm4_moe": GLM,
-    "glm4_moe_lite": LITE,
-    "kimi_k25": TinyKimi(nested=True),
-    "olmoe": TinyOlmoe(top_k=3),
-    "qwen2_moe": TinyQwen2Moe(mlp_only_layers=(1,), top_k=3, num_experts=9),
-}
 
 
 def as_known(model: TinyModel) -> TinyModel:
@@ -79,75 +61,6 @@ def as_known(model: TinyModel) -> TinyModel:
 
 def write_gguf(path: Path, model: TinyModel, **how: Any) -> Path:
     return write_tiny_gguf(path, as_known(replace(model, expert_layout="separate")), **how)
-
-
-def _sizes(r: random.Random, **also: Any) -> dict[str, Any]:
-    """What every family draws alike."""
-    kv_heads, num_experts = r.randint(1, 3), r.randint(2, 11)
-    return {
-        "hidden_size": r.randint(17, 60), "num_layers": r.randint(2, 4), "num_kv_heads": kv_heads,
-        "num_heads": kv_heads * r.randint(1, 3), "head_dim": 2 * r.randint(2, 11), "vocab_size": r.randint(320, 350),
-        "intermediate_size": r.randint(9, 70), "moe_intermediate_size": r.randint(5, 40), "num_experts": num_experts,
-        "top_k": r.randint(1, min(6, num_experts)), "norm_topk_prob": r.random() < 0.5,
-        "tie_word_embeddings": r.random() < 0.3, "rope_theta": r.choice((10_000.0, 1_000_000.0)),
-        "rope_scaling": r.choice((None, None, YARN, LINEAR)),
-        "rope_form": r.choice(("rope_parameters", "rope_scaling")),
-        "num_shards": r.choice((1, 3)), "expert_layout": r.choice(("separate", "fused")), "seed": r.randrange(1000),
-    } | also  # fmt: skip
-
-
-def _groups(r: random.Random) -> dict[str, Any]:
-    groups, of_group = r.choice((1, 1, 2, 3, 4)), r.randint(2, 5)
-    best = r.randint(1, groups)
-    return {
-        "num_experts": groups * of_group, "num_groups": groups, "top_groups": best,
-        "top_k": r.randint(1, min(6, best * of_group)), "num_shared_experts": r.randint(1, 3),
-        "routed_scaling_factor": r.choice((1.0, 1.7, 2.5)),
-    }  # fmt: skip
-
-
-def _glm4_moe(r: random.Random) -> TinyModel:
-    sizes = _sizes(r, head_dim=8 * r.randint(1, 4), num_layers=r.randint(2, 4), **_groups(r))
-    return TinyGlm4Moe(
-        **sizes, use_qk_norm=r.random() < 0.5, attention_bias=r.random() < 0.7, first_dense=r.randint(0, 1),
-        partial_rotary_factor=r.choice((0.25, 0.5, 0.5, 0.75, 1.0)), num_mtp_layers=r.choice((0, 0, 1)),
-    )  # fmt: skip
-
-
-def _mla(r: random.Random) -> dict[str, Any]:
-    yarn = YARN | {"mscale": r.choice((0.7, 1.0)), "mscale_all_dim": r.choice((0.4, 1.0))}
-    return _sizes(
-        r, **_groups(r), q_lora_rank=r.choice((None, r.randint(5, 30))), kv_lora_rank=r.randint(5, 40),
-        qk_nope_head_dim=r.randint(3, 20), qk_rope_head_dim=2 * r.randint(1, 6), v_head_dim=r.randint(3, 20),
-        first_dense=r.randint(0, 1), num_mtp_layers=r.choice((0, 0, 1)), rope_scaling=r.choice((None, yarn)),
-    )  # fmt: skip
-
-
-def _glm4_moe_lite(r: random.Random) -> TinyModel:
-    return TinyGlm4MoeLite(**_mla(r), rope_interleave=r.random() < 0.7, attention_bias=r.random() < 0.2)
-
-
-def _qwen2_moe(r: random.Random) -> TinyModel:
-    return TinyQwen2Moe(
-        **_sizes(r), attention_bias=r.random() < 0.7, shared_intermediate_size=r.randint(5, 70),
-        mlp_only_layers=r.choice(((), (), (0,), (1,))), sliding_window=r.choice((None, None, 9)),
-        max_window_layers=r.randint(0, 4),
-    )  # fmt: skip
-
-
-def _olmoe(r: random.Random) -> TinyModel:
-    # The heads fill the hidden size; a wide one with a tied head has logits beyond 100, where float32 rounds by 1e-4.
-    sizes = _sizes(r, attention_bias=r.random() < 0.3, head_dim=2 * r.randint(2, 4))
-    return TinyOlmoe(**sizes | {"hidden_size": sizes["num_heads"] * sizes["head_dim"]})
-
-
-DRAWN: dict[str, Callable[[random.Random], TinyModel]] = {
-    "glm4_moe": _glm4_moe,
-    "glm4_moe_lite": _glm4_moe_lite,
-    "qwen2_moe": _qwen2_moe,
-    "olmoe": _olmoe,
-    "kimi": lambda r: TinyKimi(**_mla(r), nested=r.random() < 0.5),
-}
 
 
 @pytest.mark.parametrize("family", list(DRAWN))
@@ -236,6 +149,12 @@ FLIPPED: list[tuple[str, dict[str, Any]]] = [
     ("qwen2_moe", {"norm_topk_prob": True}),
     ("qwen2_moe", {"sliding_window": 9}),
     ("glm4_moe_lite", {"rope_interleave": False}),
+    ("minimax_m2", {"rotary_dim": 24}),
+    ("ernie4_5_moe", {"moe_interval": 1}),
+    ("granitemoe", {"embedding_multiplier": 1.0}),
+    ("granitemoe", {"residual_multiplier": 1.0}),
+    ("granitemoe", {"attention_multiplier": 0.25}),
+    ("granitemoe", {"logits_scaling": 1.0}),
     ("glm4_moe_lite", {"routed_scaling_factor": 1.0}),
 ]
 
@@ -317,13 +236,13 @@ def test_quantising_a_gguf_file_keeps_its_configuration_and_answers(tmp_path: Pa
     assert np.linalg.norm(got - expected) < 0.05 * np.linalg.norm(expected)
 
 
-@pytest.mark.parametrize("family", ["glm4_moe", "glm4_moe_lite"])
+@pytest.mark.parametrize("family", ["glm4_moe", "glm4_moe_lite", "minimax_m2"])
 @pytest.mark.parametrize("gguf", [False, True], ids=["directory", "gguf"])
 def test_layers_that_predict_further_tokens_are_left_out_and_told(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, family: str, gguf: bool
 ) -> None:
     model = replace(EXAMPLES[family], num_mtp_layers=1)
-    if gguf and isinstance(model, TinyDeepseek):
+    if gguf and model.num_gguf_layers == model.num_layers:
         pytest.skip("converters leave these layers out")
     path = write_gguf(tmp_path / "m.gguf", model) if gguf else write_tiny_model(tmp_path / "hf", model)
     with caplog.at_level(logging.INFO, logger="twofold"):
@@ -346,6 +265,11 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("qwen2_moe", {"num_experts_per_tok": 10}, "num_experts_per_tok 10"),
     ("qwen2_moe", {"use_sliding_window": True, "layer_types": ["full_attention"]}, "layer_types"),
     ("olmoe", {"clip_qkv": 8.0}, "clip_qkv"),
+    ("minimax_m2", {"scoring_func": "softmax"}, "scoring_func is 'softmax', expected 'sigmoid'"),
+    ("minimax_m2", {"rotary_dim": 26}, "rotary_dim"),
+    ("granitemoe", {"residual_multiplier": 0}, "residual_multiplier is 0"),
+    ("ernie4_5_moe", {"use_bias": True}, "use_bias is True, expected False"),
+    ("ernie4_5_moe", {"moe_layer_start_index": 5}, "no layer has experts"),
     ("kimi_k25", {"text_config": None}, "text_config"),
     ("kimi_k25", {"text_config": {"quantization_config": {"quant_method": "gguf?"}}}, "quantization_config"),
 ]

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from twofold.api.errors import ModelLoadError
 from twofold.models.testing import TinyModel, tiny_config, tiny_weights, write_safetensors, write_tiny_model
+from twofold.models.testing_families import TinyMiniMaxM2
 
 from tests.engine.fp8_models import to_fp8, write_both
 from tests.engine.model_runs import load, random_prompt
@@ -19,9 +20,16 @@ from tests.engine.model_runs import load, random_prompt
 MODEL = TinyModel(hidden_size=160, moe_intermediate_size=144, num_heads=8, head_dim=32, num_layers=2)
 
 
-@pytest.mark.parametrize("dense_layers", [(), (0,)])
-def test_logits_are_those_of_the_dequantised_model(tmp_path: Path, dense_layers: tuple[int, ...]) -> None:
-    model = replace(MODEL, mlp_only_layers=dense_layers, intermediate_size=200)
+@pytest.mark.parametrize(
+    "model",
+    [
+        MODEL,
+        replace(MODEL, mlp_only_layers=(0,), intermediate_size=200),
+        TinyMiniMaxM2(hidden_size=160, moe_intermediate_size=144, num_heads=8, num_layers=2, top_k=8),
+    ],
+    ids=["qwen3", "dense-layer", "minimax_m2"],
+)
+def test_logits_are_those_of_the_dequantised_model(tmp_path: Path, model: TinyModel) -> None:
     fp8, float32 = write_both(tmp_path, model)
     ours, reference = load(fp8), load(float32)
     assert set(ours.model.files.expert_formats()) == {("fp8",) * 3}

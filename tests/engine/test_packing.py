@@ -22,8 +22,9 @@ from twofold.engine.packing import pack_directory
 from twofold.models.model_files import open_model_files
 from twofold.models.testing import TinyModel, write_tiny_model
 from twofold.models.testing_deepseek import TinyDeepseek
-from twofold.models.testing_families import TinyGlm4Moe, TinyOlmoe, TinyQwen2Moe
+from twofold.models.testing_families import TinyErnie, TinyGlm4Moe, TinyMiniMaxM2, TinyOlmoe, TinyQwen2Moe
 from twofold.models.testing_gguf import write_tiny_gguf
+from twofold.models.testing_granite import TinyGranite
 from twofold.weights import panel_writing
 from twofold.weights.panel_file import PANEL_FILE, PREFIX, read_contents
 
@@ -84,6 +85,9 @@ MODELS: dict[str, Callable[[Path], Path]] = {
     "deepseek-v3": hf(TinyDeepseek(dtype="bfloat16")),
     "qwen2": hf(TinyQwen2Moe(dtype="bfloat16")),
     "qwen2-gguf": lambda root: write_tiny_gguf(root / "m.gguf", TinyQwen2Moe()),
+    "ernie": hf(TinyErnie(dtype="bfloat16")),
+    "minimax": hf(TinyMiniMaxM2(dtype="bfloat16")),
+    "granite": hf(TinyGranite("GraniteMoeSharedForCausalLM", dtype="bfloat16", shared_intermediate_size=40)),
     "olmoe": hf(TinyOlmoe(dtype="bfloat16")),
     "glm": hf(TinyGlm4Moe(dtype="bfloat16", use_qk_norm=True)),
     "deepseek-v3-gguf": lambda root: write_tiny_gguf(root / "m.gguf", TinyDeepseek()),

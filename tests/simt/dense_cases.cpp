@@ -100,6 +100,7 @@ void check_route(const RouteCase& c) {
 struct AttentionCase {
   int head_dim, heads, kv_heads, rotary, window;
   bool norms, sinks;
+  int chunk = 0;
 };
 
 void check_attention(const AttentionCase& c) {
@@ -136,8 +137,8 @@ void check_attention(const AttentionCase& c) {
                        c.norms ? run.copy("q_norm", q_norm) : nullptr,
                        c.norms ? run.copy("k_norm", k_norm) : nullptr,
                        1e-6f,
-                       run.copy("cos", cos),
-                       run.copy("sin", sin),
+                       c.rotary > 0 ? run.copy("cos", cos) : nullptr,
+                       c.rotary > 0 ? run.copy("sin", sin) : nullptr,
                        c.rotary,
                        run.copy("places", places)};
     run.check(launch_rope_store(rows, kv, q, nullptr), "rope_store");
@@ -180,14 +181,16 @@ void check_attention(const AttentionCase& c) {
                                     max_length,
                                     scale,
                                     c.window,
-                                    c.sinks ? run.copy("sinks", sinks) : nullptr};
+                                    c.sinks ? run.copy("sinks", sinks) : nullptr,
+                                    c.chunk};
     // Splits without positions leave their part alone; so the rest of it is not compared.
     std::memset(workspace, 0, size_t(attention_workspace_bytes(S, c.heads, D, max_length)));
     run.check(launch_decode_attention(attention, kv, workspace, out, nullptr), "decode_attention");
     for (int s = 0; s < S; ++s) {
       for (int head = 0; head < c.heads; ++head) {
         const int kv_head = head / (c.heads / c.kv_heads), length = lengths[size_t(s)];
-        const int first = c.window > 0 ? std::max(0, length - c.window) : 0;
+        int first = c.window > 0 ? std::max(0, length - c.window) : 0;
+        if (c.chunk > 0 && length > 0) first = (length - 1) / c.chunk * c.chunk;
         std::vector<double> scores;
         double most = c.sinks ? double(sinks[size_t(head)]) : -INFINITY, total = 0;
         const auto at = [&](const uint16_t* cache, int position, int d) {
@@ -345,7 +348,7 @@ CASE(experts_are_chosen_as_the_scalar_router_chooses) {
 CASE(attention_rotates_stores_and_attends_as_the_scalar_one) {
   for (const AttentionCase& c :
        {AttentionCase{64, 6, 2, 64, 0, false, true}, AttentionCase{128, 9, 1, 64, 100, true, false},
-        AttentionCase{256, 2, 2, 256, 0, true, false}}) {
+        AttentionCase{256, 2, 2, 256, 0, true, false}, AttentionCase{64, 2, 1, 0, 0, false, false, 48}}) {
     check_attention(c);
   }
 }

@@ -21,7 +21,7 @@ from pathlib import Path
 from twofold.api.errors import ModelLoadError
 from twofold.models.model_files import open_model_files
 from twofold.models.testing import TinyModel
-from twofold.models.testing_families import TinyGlm4Moe, TinyOlmoe, TinyQwen2Moe
+from twofold.models.testing_families import TinyErnie, TinyGlm4Moe, TinyMiniMaxM2, TinyOlmoe, TinyQwen2Moe
 from twofold.models.testing_gguf import (
     damaged,
     gguf_bytes,
@@ -29,6 +29,7 @@ from twofold.models.testing_gguf import (
     with_strange_metadata,
     write_tiny_gguf,
 )
+from twofold.models.testing_granite import TinyGranite
 from twofold.tokenizer import Tokenizer
 from twofold.weights.gguf_file import GgufFile
 
@@ -43,6 +44,23 @@ MODELS = (
         vocab_size=340,
     ),
     TinyOlmoe(moe_intermediate_size=32, num_layers=1, num_experts=2, vocab_size=267),
+    TinyErnie(
+        hidden_size=32,
+        moe_intermediate_size=32,
+        intermediate_size=32,
+        num_layers=2,
+        num_experts=2,
+        vocab_size=267,
+    ),
+    TinyGranite(
+        hidden_size=32,
+        moe_intermediate_size=32,
+        shared_intermediate_size=32,
+        num_layers=1,
+        num_experts=2,
+        vocab_size=267,
+    ),
+    TinyMiniMaxM2(hidden_size=32, moe_intermediate_size=32, num_layers=1, num_experts=2, vocab_size=267),
     TinyQwen2Moe(
         hidden_size=32,
         moe_intermediate_size=32,

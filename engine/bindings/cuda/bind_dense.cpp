@@ -39,7 +39,7 @@ void bind_dense(py::module_& m) {
   py::class_<DecodeAttention>(m, "DecodeAttention", "One query per sequence over its pages.",
                               py::module_local())
       .def(py::init([](uint64_t q, uint64_t page_tables, uint64_t seq_lens, int num_sequences, int num_heads,
-                       int max_pages, int max_length, float scale, int window, uint64_t sinks) {
+                       int max_pages, int max_length, float scale, int window, uint64_t sinks, int chunk) {
              return DecodeAttention{pointer<void>(q),
                                     pointer<int32_t>(page_tables),
                                     pointer<int32_t>(seq_lens),
@@ -49,11 +49,12 @@ void bind_dense(py::module_& m) {
                                     max_length,
                                     scale,
                                     window,
-                                    pointer<float>(sinks)};
+                                    pointer<float>(sinks),
+                                    chunk};
            }),
            py::kw_only(), py::arg("q"), py::arg("page_tables"), py::arg("seq_lens"), py::arg("num_sequences"),
            py::arg("num_heads"), py::arg("max_pages"), py::arg("max_length"), py::arg("scale"),
-           py::arg("window"), py::arg("sinks") = 0);
+           py::arg("window"), py::arg("sinks") = 0, py::arg("chunk") = 0);
   // shape: _core.RouterShape
   m.def(
       "route",

@@ -1,6 +1,8 @@
 #include "moe/blocks.h"
 
+#include <algorithm>
 #include <cmath>
+#include <string>
 
 #include "moe/moe_executor.h"
 #include "ops/attention_batch.h"
@@ -29,7 +31,26 @@ void RoutedExperts::forward(float* hidden, StepState& step) {
   expect_routed("RoutedExperts", step.routed, step.batch.num_tokens(), hidden_size_);
   if (step.experts == nullptr) throw KernelFailure("RoutedExperts: the step has no experts");
   if (step.experts->wants_prediction()) predict_next(hidden, step);
-  step.experts->forward(moe_layer_, step.routed.routing(), step.routed.normed.data(), hidden);
+  const RoutedRows& routed = weighs_rows_ ? weighed(step.routed) : step.routed;
+  step.experts->forward(moe_layer_, routed.routing(), routed.normed.data(), hidden);
+}
+
+// Rows times their weights, and weights of one.
+const RoutedRows& RoutedExperts::weighed(const RoutedRows& routed) {
+  if (routed.top_k != 1) {
+    throw KernelFailure("RoutedExperts: a token has " + std::to_string(routed.top_k) +
+                        " experts; expected one where weights multiply what experts read");
+  }
+  weighed_.resize(routed.num_tokens, hidden_size_, 1);
+  weighed_.ids = routed.ids;
+  std::fill(weighed_.weights.begin(), weighed_.weights.end(), 1.0f);
+  const size_t H = static_cast<size_t>(hidden_size_);
+  for (size_t t = 0; t < routed.ids.size(); ++t) {
+    const float weight = routed.weights[t];
+    const float* from = routed.normed.data() + t * H;
+    std::transform(from, from + H, weighed_.normed.data() + t * H, [&](float x) { return x * weight; });
+  }
+  return weighed_;
 }
 
 void RoutedExperts::predict_next(const float* hidden, StepState& step) {

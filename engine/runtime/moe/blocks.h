@@ -44,8 +44,10 @@ class RouterBlock final : public Block {
 // welcomes predictions, it is told first what the next router says to the residual as it is.
 class RoutedExperts final : public Block {
  public:
-  // moe_layer: the executor's number of the layer.
-  RoutedExperts(int hidden_size, int moe_layer) : hidden_size_(hidden_size), moe_layer_(moe_layer) {}
+  // moe_layer: the executor's number of the layer. weighs_rows: a token's weight multiplies what its one expert
+  // reads, not what it says.
+  RoutedExperts(int hidden_size, int moe_layer, bool weighs_rows = false)
+      : hidden_size_(hidden_size), moe_layer_(moe_layer), weighs_rows_(weighs_rows) {}
 
   void forward(float* hidden, StepState& step) override;
   int hidden_size() const override { return hidden_size_; }
@@ -53,8 +55,11 @@ class RoutedExperts final : public Block {
  private:
   void predict_next(const float* hidden, StepState& step);
 
+  const RoutedRows& weighed(const RoutedRows& routed);
+
   int hidden_size_, moe_layer_;
-  RoutedRows next_;
+  bool weighs_rows_;
+  RoutedRows next_, weighed_;
   std::vector<float> logits_;
 };
 

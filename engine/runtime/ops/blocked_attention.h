@@ -4,6 +4,7 @@
 // a prompt is cut, or on which thread has which block. Neither do the scores of a whole context lie in memory, nor
 // does one thread have to go through it.
 #pragma once
+#include <algorithm>
 #include <span>
 
 #include "host/thread_pool.h"
@@ -29,13 +30,23 @@ class AttentionSource {
                     const float* sums) const = 0;  // [rows, width of values]
 };
 
+// What a token attends to beside itself: positions from `first` on. A later token never sees an earlier first.
+struct AttentionWindow {
+  int size = 0;   // the last so many positions, the token's own included; 0: all
+  int chunk = 0;  // those of its own chunk of so many positions; 0: there are no chunks
+
+  int first(int position) const {
+    const int of_window = size > 0 ? std::max(0, position + 1 - size) : 0;
+    return chunk > 0 ? std::max(of_window, position - position % chunk) : of_window;
+  }
+};
+
 class BlockedAttention {
  public:
-  // `scale` of the scores; sliding_window: positions attended to, the token's own included, 0: all. Takes the
-  // pool's scratch slots `slot` and `slot + 1`; the caller holds the lock.
-  BlockedAttention(const kernels::KernelTable& table, ThreadPool& pool, float scale, int sliding_window,
+  // `scale` of the scores. Takes the pool's scratch slots `slot` and `slot + 1`; the caller holds the lock.
+  BlockedAttention(const kernels::KernelTable& table, ThreadPool& pool, float scale, AttentionWindow window,
                    int slot)
-      : table_(table), pool_(pool), scale_(scale), window_(sliding_window), slot_(slot) {}
+      : table_(table), pool_(pool), scale_(scale), window_(window), slot_(slot) {}
 
   void run(const AttentionSource& source, const AttentionBatch& batch, std::span<const AttentionTile> tiles,
            int page_size) const;
@@ -45,7 +56,7 @@ class BlockedAttention {
   struct Partial;  // what some blocks came to
   struct Task;
 
-  int first_position(int position) const { return window_ > 0 ? std::max(0, position + 1 - window_) : 0; }
+  int first_position(int position) const { return window_.first(position); }
   void add_block(const Rows& rows, int block, const Partial& to) const;
   void add_scores(const Rows& rows, int start, int first, int end) const;
   void add_values(const Rows& rows, int start, int first, int end, float* sums) const;
@@ -59,7 +70,8 @@ class BlockedAttention {
   const kernels::KernelTable& table_;
   ThreadPool& pool_;
   float scale_;
-  int window_, slot_;
+  AttentionWindow window_;
+  int slot_;
 };
 
 // A row for a plane of the cache: rounded to its type.

@@ -1,10 +1,11 @@
 #include "ops/gqa_attention.h"
 
 #include <algorithm>
+#include <cmath>
 #include <string>
+#include <vector>
 
 #include "host/work_clock.h"
-#include "ops/blocked_attention.h"
 
 namespace twofold {
 namespace {
@@ -63,16 +64,29 @@ void GqaAttention::forward(float* hidden, AttentionBatch& batch, StateCache& cac
          true);
 }
 
+// room [2 * rotated pairs]. In the order of halves, which both queries and keys have then.
+void GqaAttention::rotate(float* head, const AttentionBatch& batch, int token, float* room) const {
+  const int half = batch.num_rotated_pairs();
+  if (shape_.neighbours) {
+    std::copy_n(head, 2 * half, room);
+    for (int i = 0; i < half; ++i) {
+      head[i] = room[2 * i];
+      head[half + i] = room[2 * i + 1];
+    }
+  }
+  table_.rope(head, batch.cosine(token), batch.sine(token), half);
+}
+
 void GqaAttention::store_keys_values(float* qkv, const AttentionBatch& batch, const StateCache& cache,
                                      int layer) {
   const int D = shape_.head_dim, heads = shape_.num_heads, kv_heads = shape_.num_kv_heads;
   const int64_t width = weights_.qkv->rows();
-  const int half = batch.num_rotated_pairs();
   const int T = batch.num_tokens();
   const std::vector<StatePlane>& planes = cache.planes(layer);  // of key heads, then of value heads
   for_ranges(
       pool_, T, 1, work_us(4.0 * T * static_cast<double>(width), 10.0 * T * static_cast<double>(width)),
       [&](int64_t first, int64_t count) {
+        std::vector<float> room(2 * static_cast<size_t>(batch.num_rotated_pairs()));
         for (int t = static_cast<int>(first); t < first + count; ++t) {
           float* row = qkv + t * width;
           if (shape_.flat_norms) {
@@ -83,7 +97,12 @@ void GqaAttention::store_keys_values(float* qkv, const AttentionBatch& batch, co
             const float* norm = head < heads ? weights_.q_norm : weights_.k_norm;
             float* v = row + head * D;
             if (norm != nullptr && !shape_.flat_norms) table_.rmsnorm(v, norm, shape_.eps, v, D);
-            table_.rope(v, batch.cosine(t), batch.sine(t), half);
+            if (shape_.rotated) rotate(v, batch, t, room.data());
+          }
+          if (shape_.period > 0) {
+            const float steps = std::floor(static_cast<float>(batch.position(t) + 1) / shape_.period);
+            const float factor = 1.0f + shape_.slope * std::log1p(steps);
+            for (int i = 0; i < heads * D; ++i) row[i] *= factor;
           }
           const int64_t at = batch.row(t, cache.page_size());
           for (int head = 0; head < 2 * kv_heads; ++head)
@@ -137,7 +156,7 @@ void GqaAttention::attend(const float* qkv, float* out, AttentionBatch& batch, c
   int tile_tokens = std::max(1, kTileRows / group);
   const int64_t tasks = int64_t{batch.num_tokens()} * shape_.num_kv_heads;
   while (tile_tokens > 1 && tasks / tile_tokens < kTasksPerThread * pool_.num_threads()) tile_tokens /= 2;
-  const BlockedAttention attention(table_, pool_, shape_.scale, shape_.sliding_window, kBlocksSlot);
+  const BlockedAttention attention(table_, pool_, shape_.scale, shape_.window, kBlocksSlot);
   attention.run(Source(*this, qkv, out, cache.planes(layer)), batch, batch.tiles(tile_tokens),
                 cache.page_size());
 }

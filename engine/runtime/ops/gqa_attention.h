@@ -1,9 +1,11 @@
 // Grouped-query attention: hidden += o_proj(attention(norm(hidden))), with optional norms of queries and keys,
-// of each head (Qwen3) or of all heads together (OLMoE), rotary embedding, a paged cache of keys and values, and an optional sliding window. In
-// the cache it has a plane per key head, then one per value head, each head_dim wide.
+// of each head (Qwen3) or of all heads together (OLMoE), rotary embedding, a paged cache of keys and values, and an
+// optional sliding window or chunks. In the cache it has a plane per key head, then one per value head, each head_dim
+// wide.
 #pragma once
 #include "host/thread_pool.h"
 #include "ops/attention_batch.h"
+#include "ops/blocked_attention.h"
 #include "ops/linear.h"
 #include "ops/packed_matrix.h"
 #include "ops/state_cache.h"
@@ -25,8 +27,12 @@ struct GqaWeights {
 struct GqaShape {
   int num_heads, num_kv_heads, head_dim;
   float eps, scale;
-  int sliding_window;  // positions attended to, the token's own included; 0: all
+  AttentionWindow window;
   bool flat_norms = false;
+  bool rotated = true;      // false: queries and keys say nothing of their positions
+  bool neighbours = false;  // rotation pairs elements 2i and 2i + 1 instead of i and i + pairs
+  // Queries times 1 + slope * log1p(floor((position + 1) / period)); period 0: as they are.
+  float period = 0, slope = 0;
 };
 
 class GqaAttention {
@@ -45,6 +51,7 @@ class GqaAttention {
   class Source;
 
   void check(const AttentionBatch& batch, const StateCache& cache, int layer) const;
+  void rotate(float* head, const AttentionBatch& batch, int token, float* room) const;
   void store_keys_values(float* qkv, const AttentionBatch& batch, const StateCache& cache, int layer);
   void attend(const float* qkv, float* out, AttentionBatch& batch, const StateCache& cache, int layer) const;
 

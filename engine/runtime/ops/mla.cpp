@@ -233,7 +233,7 @@ class MlaAttention::Source final : public AttentionSource {
 
 void MlaAttention::attend(float* queries, const AttentionBatch& batch, const StatePlane& plane, int page_size,
                           int first, std::span<const AttentionTile> tiles, const Tiling& tiling) const {
-  const BlockedAttention attention(table_, pool_, shape_.scale, 0, kBlocksSlot);
+  const BlockedAttention attention(table_, pool_, shape_.scale, {}, kBlocksSlot);
   attention.run(Source(*this, tiling, plane, queries, first), batch, tiles, page_size);
 }
 

@@ -376,8 +376,17 @@ class Gqa(Block):
         sliding_window: int | None,
         layer: int,
         flat_norms: bool = False,
+        chunk: int | None = None,
+        rotated: bool = True,
+        neighbours: bool = False,
+        period: float = 0.0,
+        slope: float = 0.0,
     ) -> None:
         """layer: of the cache, which has 2 * num_kv_heads planes of head_dim elements there.
+
+        chunk: positions are attended to within chunks of so many. Without `rotated` queries and keys stay as they are;
+        `neighbours`: rotation pairs elements 2i and 2i + 1. With a period queries are multiplied by
+        1 + slope * log1p(floor((position + 1) / period)).
 
         flat_norms: q_norm and k_norm are of all heads together, [num_heads * head_dim] and [num_kv_heads * head_dim].
         """
@@ -455,7 +464,8 @@ class Router(Block):
 class RoutedExperts(Block):
     """The experts that the router before it chose, wherever the executor runs them."""
 
-    def __init__(self, hidden_size: int, moe_layer: int) -> None: ...
+    def __init__(self, hidden_size: int, moe_layer: int, weighs_rows: bool = False) -> None:
+        """weighs_rows: a token's weight multiplies what its one expert reads, not what it says."""
 
 @final
 class SharedExperts(Block):

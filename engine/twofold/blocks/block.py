@@ -125,6 +125,22 @@ class BlockWeights:
         spec = self.specs[part]
         return self.source.stack(spec.name, spec.shape)
 
+    def halves(self, part: str) -> list[tuple[WeightMatrix, WeightMatrix]]:
+        """The upper and the lower half of the rows of a matrix, or of each of a stack: gate and up.
+
+        Raises ModelLoadError where they share scales.
+        """
+        try:
+            return [
+                (both.row_range(0, both.rows // 2), both.row_range(both.rows // 2, both.rows))
+                for both in self.stack(part)
+            ]
+        except ValueError as error:
+            raise ModelLoadError(
+                f"{self.source.where}: tensor {self.specs[part].name} cannot be cut into gate and up: {error}; use a "
+                "checkpoint that has them apart"
+            ) from None
+
     def vector(self, part: str) -> F32:
         spec = self.specs[part]
         return self.source.vector(spec.name, (spec.shape[0],))

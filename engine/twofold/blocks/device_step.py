@@ -73,6 +73,8 @@ class HeadShape:
     window: int
     """Positions that are attended to at most; 0: all."""
     epsilon: float
+    chunk: int = 0
+    """Positions are attended to within chunks of so many; 0: there are none."""
 
 
 class NativeKernels(Protocol):
@@ -251,7 +253,8 @@ class GatedFfn:
 
     @classmethod
     def of(cls, weights: DeviceWeights) -> GatedFfn:
-        return cls(weights.matrix("gate", "up"), weights.matrix("down"))
+        parts = ("gate_up",) if "gate_up" in weights.source else ("gate", "up")
+        return cls(weights.matrix(*parts), weights.matrix("down"))
 
     def __call__(self, rows: Tensor) -> Tensor:
         from torch.nn import functional

@@ -34,6 +34,8 @@ class RoutedExperts(ExpertBlock):
     """What checkpoints call the mixture; the first that is there, else the last."""
     projections: tuple[tuple[str, str, str], ...] = (("gate_proj", "up_proj", "down_proj"),)
     """What checkpoints with separate experts call (gate, up, down); the first that is there, else the last."""
+    fused: tuple[tuple[str, str], ...] = (("experts.gate_up_proj", "experts.down_proj"),)
+    """What those with fused ones call (gate and up, down) within the mixture, likewise."""
 
     @property
     def routed(self) -> RoutedShape:
@@ -41,9 +43,10 @@ class RoutedExperts(ExpertBlock):
 
     def tensors(self, found: Found) -> dict[str, TensorSpec]:
         for module in self.modules:
-            fused, stacked = self._fused(module), self._stacked(module)
-            if found(fused["gate_up"]):
-                return fused
+            stacked = self._stacked(module)
+            for fused in (self._fused(module, *names) for names in self.fused):
+                if found(fused["gate_up"]):
+                    return fused
             if found(stacked["gate"]) or found(stacked["up"]):
                 return stacked
             for names in self.projections:
@@ -54,8 +57,8 @@ class RoutedExperts(ExpertBlock):
         return {"gate.0": replace(first, gguf=self._stacked(self.modules[0])["gate"].gguf)}
 
     def stacked_experts(self, weights: BlockWeights) -> tuple[TensorSpec, TensorSpec, TensorSpec]:
-        any_name = next(iter(weights.specs.values())).name
-        module = any_name.removeprefix(f"model.layers.{self.layer}.").split(".experts.")[0]
+        any_name = next(iter(weights.specs.values())).name.removeprefix(f"model.layers.{self.layer}.")
+        module = next(module for module in self.modules if any_name.startswith(f"{module}."))
         gate, up, down = self._stacked(module).values()
         return gate, up, down
 
@@ -80,17 +83,7 @@ class RoutedExperts(ExpertBlock):
 
     def experts(self, weights: BlockWeights) -> list[ExpertWeights]:
         if "gate_up" in weights:
-            inner = self.intermediate_size
-            try:
-                halves = [
-                    (both.row_range(0, inner), both.row_range(inner, 2 * inner))
-                    for both in weights.stack("gate_up")
-                ]
-            except ValueError as error:
-                raise ModelLoadError(
-                    f"{weights.source.where}: tensor {weights.specs['gate_up'].name} cannot be cut into gate and up: "
-                    f"{error}; use a checkpoint with separate experts"
-                ) from None
+            halves = weights.halves("gate_up")
             return [(gate, up, down) for (gate, up), down in zip(halves, weights.stack("down"), strict=True)]
         if "gate" in weights:
             gates, ups, downs = (weights.stack(part) for part in _PARTS)
@@ -124,12 +117,12 @@ class RoutedExperts(ExpertBlock):
             else (self.intermediate_size, self.hidden_size)
         )
 
-    def _fused(self, module: str) -> dict[str, TensorSpec]:
-        hf, gguf = f"model.layers.{self.layer}.{module}.experts", f"blk.{self.layer}"
+    def _fused(self, module: str, gate_up: str, down: str) -> dict[str, TensorSpec]:
+        hf, gguf = f"model.layers.{self.layer}.{module}", f"blk.{self.layer}"
         both = (self.num_experts, 2 * self.intermediate_size, self.hidden_size)
         return {
-            "gate_up": TensorSpec(f"{hf}.gate_up_proj", both, "matrix", f"{gguf}.ffn_gate_up_exps.weight"),
-            "down": self._stacked(module)["down"],
+            "gate_up": TensorSpec(f"{hf}.{gate_up}", both, "matrix", f"{gguf}.ffn_gate_up_exps.weight"),
+            "down": replace(self._stacked(module)["down"], name=f"{hf}.{down}"),
         }
 
     def _stacked(self, module: str) -> dict[str, TensorSpec]:

@@ -1,7 +1,7 @@
 """Grouped-query attention over pages of keys and values, with its own norm.
 
 Optional: biases, RMSNorm over each head of q and k before the rotation (Qwen3) or over all heads together (OLMoE), a
-sliding window.
+sliding window, chunks, layers without rotation whose queries grow with the position (Llama 4).
 """
 
 from __future__ import annotations
@@ -49,11 +49,22 @@ class Gqa(Block):
     sliding_window: int | None = None
     gguf_pairs_neighbours: bool = False
     """Whether GGUF files have the rows of q and k in the order in which rotation pairs neighbours."""
+    neighbours: bool = False
+    """Whether rotation, then of whole heads, pairs elements 2i and 2i + 1."""
+    unit_norms: bool = False
+    """Norms of each head of q and k without weights; before rotation or behind it, which keeps a head's length."""
+    rotated: bool = True
+    attention_chunk: int | None = None
+    """Positions are attended to within chunks of so many."""
+    temperature: tuple[float, float] | None = None
+    """(period, slope): queries are multiplied by 1 + slope * log1p(floor((position + 1) / period))."""
+    multiplier: float | None = None
+    """Of the products of queries and keys; None: 1 / sqrt(head_dim)."""
 
     @property
     def scale(self) -> float:
         """Of the products of queries and keys."""
-        return float(self.head_dim**-0.5)
+        return float(self.head_dim**-0.5) if self.multiplier is None else self.multiplier
 
     def problems(self) -> Iterator[str]:
         if self.num_heads % self.num_kv_heads:
@@ -122,20 +133,25 @@ class Gqa(Block):
         return (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
 
     def device_bytes(self, weights: BlockWeights) -> int:
-        """Biases are bf16 there."""
+        """Biases are bf16 there, and norms have weights."""
         biases = sum(spec.shape[0] for part, spec in weights.specs.items() if part.endswith("_bias"))
-        return super().device_bytes(weights) - 2 * biases
+        return super().device_bytes(weights) - 2 * biases + 4 * self.head_dim * self.unit_norms
 
     def cost(self, weights: BlockWeights, tokens: int = 1, behind: int = 0) -> Cost:
         base = super().cost(weights, tokens, behind)
-        window = self.sliding_window or behind + tokens
-        read = min(behind, window)
-        pairs = sum(min(behind + token, window) for token in range(tokens))
+        seen = [self._seen(behind + token) for token in range(tokens)]
+        read, pairs = min(behind, seen[0] if seen else 0), sum(seen)
         keys_and_values = 2 * self.state[0].elements_per_token  # bytes: a device keeps bf16
         return Cost(
             base.num_bytes + read * keys_and_values,
             base.flops + 4.0 * pairs * self.num_heads * self.head_dim,
         )
+
+    def _seen(self, position: int) -> int:
+        """Earlier positions that a token attends to."""
+        if self.attention_chunk:
+            return position % self.attention_chunk
+        return min(position, self.sliding_window or position)
 
     @staticmethod
     def qkv_bias(weights: BlockWeights) -> F32 | None:
@@ -146,13 +162,15 @@ class Gqa(Block):
 
     def cpu(self, weights: BlockWeights, pool: ops.ThreadPool, moe_layer: int) -> ops.Block:
         where = f"layer {self.layer}, attention"
+        unit = np.ones(self.head_dim, np.float32) if self.unit_norms else None
+        period, slope = self.temperature or (0.0, 0.0)
         return ops.Gqa(
             pool,
             weights.vector("norm"),
             weights.packed(pool, where, "q", "k", "v"),
             self.qkv_bias(weights),
-            weights.optional_vector("q_norm"),
-            weights.optional_vector("k_norm"),
+            weights.optional_vector("q_norm") if unit is None else unit,
+            weights.optional_vector("k_norm") if unit is None else unit,
             weights.packed(pool, where, "o"),
             weights.optional_vector("o_bias"),
             self.num_heads,
@@ -163,24 +181,46 @@ class Gqa(Block):
             self.sliding_window,
             self.layer,
             self.flat_norms,
+            chunk=self.attention_chunk,
+            rotated=self.rotated,
+            neighbours=self.neighbours,
+            period=period,
+            slope=slope,
         )
 
     def device(self, weights: DeviceWeights, moe_layer: int) -> DeviceBlock:
+        import torch
+
         from twofold.blocks.device_step import HeadShape
 
         shape = HeadShape(
-            self.num_heads, self.num_kv_heads, self.head_dim, self.scale, self.sliding_window or 0, self.eps
-        )
+            self.num_heads, self.num_kv_heads, self.head_dim, self.scale, self.sliding_window or 0, self.eps,
+            self.attention_chunk or 0,
+        )  # fmt: skip
+        norm, bias = weights.norm(), weights.bias("q_bias", "k_bias", "v_bias")
+        norms = weights.vector("q_norm"), weights.vector("k_norm")
+        if self.unit_norms:
+            norms = (torch.ones(self.head_dim, device=norm.device),) * 2
         return GqaOnDevice(
+            self,
             shape,
-            norm=weights.norm(),
-            qkv=weights.matrix("q", "k", "v"),
-            qkv_bias=weights.bias("q_bias", "k_bias", "v_bias"),
-            norms=(weights.vector("q_norm"), weights.vector("k_norm")),
-            flat_norms=self.flat_norms,
+            norm=norm,
+            qkv=self._halves(weights.matrix("q", "k", "v")),
+            qkv_bias=None if bias is None else self._halves(bias),
+            norms=norms,
             o=weights.matrix("o"),
             o_bias=weights.bias("o_bias"),
         )
+
+    def _halves(self, rows: Tensor) -> Tensor:
+        """Rows of q, k and v; where rotation pairs neighbours, with q's and k's in the order of halves."""
+        import torch
+
+        if not self.neighbours:
+            return rows
+        heads, v = torch.tensor_split(rows, (len(rows) - self.num_kv_heads * self.head_dim,))
+        pairs = heads.reshape(-1, self.head_dim // 2, 2, *rows.shape[1:])
+        return torch.cat([pairs.transpose(1, 2).reshape(heads.shape), v])
 
     def device_state(self, num_pages: int, page_size: int, allocate: Allocate) -> DeviceState:
         shape = (num_pages, page_size, self.num_kv_heads, self.head_dim)
@@ -189,13 +229,13 @@ class Gqa(Block):
 
 @dataclass(frozen=True)
 class GqaOnDevice:
+    attention: Gqa
     shape: HeadShape
     norm: Tensor
     qkv: Tensor
     qkv_bias: Tensor | None
     norms: tuple[Tensor | None, Tensor | None]
     """Of q and of k."""
-    flat_norms: bool
     o: Tensor
     o_bias: Tensor | None
 
@@ -206,9 +246,15 @@ class GqaOnDevice:
 
         qkv = functional.linear(normed(hidden, self.norm, self.shape.epsilon), self.qkv, self.qkv_bias)
         kv, norms = KvLayer(*state), self.norms
-        if self.flat_norms:
+        if self.attention.flat_norms:
             qkv, norms = self._normed(qkv), (None, None)
-        q = step.kernels.rope_store(qkv, norms, step.angles, step.batch.slot_mapping, kv, self.shape)
+        cos, sin = step.angles
+        angles = (cos, sin) if self.attention.rotated else (cos[:, :0], sin[:, :0])
+        q = step.kernels.rope_store(qkv, norms, angles, step.batch.slot_mapping, kv, self.shape)
+        if self.attention.temperature is not None:
+            period, slope = self.attention.temperature
+            steps = ((step.batch.positions + 1) / period).floor()
+            q = (q * (1.0 + slope * steps.log1p())[:, None, None]).to(q.dtype)
         attended = self._attended(q, kv, step)
         hidden += functional.linear(attended.flatten(1), self.o, self.o_bias)
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import numpy as np
+
 from twofold.blocks import ops
-from twofold.blocks.block import BlockWeights, Cost, ModelPart
+from twofold.blocks.block import F32, BlockWeights, Cost, ModelPart
 from twofold.weights.tensor_spec import Found, TensorSpec
 from twofold.weights.weight_format import WeightMatrix
 
@@ -19,6 +21,8 @@ class Embedding(ModelPart):
     hidden_size: int
     tied: bool
     """Whether the head is this matrix, too."""
+    scale: float = 1.0
+    """Of the rows as the first layer reads them."""
 
     def tensors(self, found: Found) -> dict[str, TensorSpec]:
         shape = (self.vocab_size, self.hidden_size)
@@ -31,6 +35,11 @@ class Embedding(ModelPart):
     def table(self, weights: BlockWeights) -> WeightMatrix:
         return weights.matrix("table")
 
+    def scale_rows(self, rows: F32) -> None:
+        """In place."""
+        if self.scale != 1.0:
+            rows *= np.float32(self.scale)
+
 
 @dataclass(frozen=True)
 class Head(ModelPart):
@@ -38,6 +47,8 @@ class Head(ModelPart):
     hidden_size: int
     eps: float
     tied: bool
+    scale: float = 1.0
+    """Of the logits."""
 
     def tensors(self, found: Found) -> dict[str, TensorSpec]:
         shape = (self.vocab_size, self.hidden_size)
@@ -61,6 +72,10 @@ class Head(ModelPart):
         """Of the matrix alone."""
         return Cost(weights.packed_bytes("vocabulary"), tokens * self._flops_per_token(weights))
 
+    def norm(self, weights: BlockWeights) -> F32:
+        """The last norm's weights, times `scale`."""
+        return weights.vector("norm") * np.float32(self.scale)
+
     def cpu(self, weights: BlockWeights, pool: ops.ThreadPool) -> ops.LmHead:
         """Pack the matrix and make the CPU's operator. Raises ModelLoadError."""
-        return ops.LmHead(pool, weights.vector("norm"), weights.packed(pool, "head", "vocabulary"), self.eps)
+        return ops.LmHead(pool, self.norm(weights), weights.packed(pool, "head", "vocabulary"), self.eps)

@@ -37,6 +37,8 @@ class Router(Block):
     score: Literal["softmax", "sigmoid", "sqrt_softplus", "softmax_of_chosen"] = "softmax"
     bias: bool = False
     """Whether the gate has a bias that is added to the scores for choosing only."""
+    bias_name: str = "gate.e_score_correction_bias"
+    """What checkpoints call it within the mixture."""
     num_groups: int = 1
     """Of neighbouring experts."""
     top_groups: int = 1
@@ -44,6 +46,8 @@ class Router(Block):
     """What a group is chosen by: its best score, or the sum of its two best."""
     modules: tuple[str, ...] = ("mlp",)
     """What checkpoints call the mixture; the first whose gate is there, else the last."""
+    gates: tuple[str, ...] = ("gate",)
+    """What they call the gate within it, likewise."""
     gguf_norm: str = "ffn_norm"
     """What GGUF files call the norm."""
 
@@ -61,25 +65,26 @@ class Router(Block):
 
     def tensors(self, found: Found) -> dict[str, TensorSpec]:
         hf, gguf = f"model.layers.{self.layer}", f"blk.{self.layer}"
-        gates = [
+        gates = {
             TensorSpec(
-                f"{hf}.{module}.gate.weight",
+                f"{hf}.{module}.{gate}.weight",
                 (self.num_experts, self.hidden_size),
                 "exact",
                 f"{gguf}.ffn_gate_inp.weight",
-            )
+            ): module
             for module in self.modules
-        ]
+            for gate in self.gates
+        }
         norm = TensorSpec(
             f"{hf}.post_attention_layernorm.weight",
             (self.hidden_size,),
             "exact",
             f"{gguf}.{self.gguf_norm}.weight",
         )
-        gate = next(filter(found, gates), gates[-1])
+        gate = next(filter(found, gates), list(gates)[-1])
         specs = {"norm": norm, "gate": gate}
         if self.bias:
-            name = f"{gate.name.removesuffix('weight')}e_score_correction_bias"
+            name = f"{hf}.{gates[gate]}.{self.bias_name}"
             specs["bias"] = TensorSpec(name, (self.num_experts,), "exact", f"{gguf}.exp_probs_b.bias")
         return specs
 

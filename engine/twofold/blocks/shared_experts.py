@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from twofold.blocks import ops
 from twofold.blocks.block import Block, BlockWeights
 from twofold.weights.tensor_spec import Found, TensorSpec
+from twofold.weights.weight_format import packed_bytes
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,10 +24,17 @@ class SharedExperts(Block):
     module: str = "mlp.shared_experts"
     gated: bool = False
     """Whether what they add to a token is multiplied by the sigmoid of one product with its row."""
+    fused: tuple[str, str] | None = None
+    """What checkpoints call (gate and up, down), if some have gate and up as one matrix."""
 
     def tensors(self, found: Found) -> dict[str, TensorSpec]:
         hf, gguf = f"model.layers.{self.layer}.{self.module}", f"blk.{self.layer}"
         wide, narrow = (self.intermediate_size, self.hidden_size), (self.hidden_size, self.intermediate_size)
+        if self.fused is not None:
+            both, down = (f"{hf}.{name}.weight" for name in self.fused)
+            joined = TensorSpec(both, (2 * self.intermediate_size, self.hidden_size), "matrix", "")
+            if found(joined):
+                return {"gate_up": joined, "down": TensorSpec(down, narrow, "matrix", "")}
         specs = {
             part: TensorSpec(f"{hf}.{part}_proj.weight", shape, "matrix", f"{gguf}.ffn_{part}_shexp.weight")
             for part, shape in (("gate", wide), ("up", wide), ("down", narrow))
@@ -37,15 +45,22 @@ class SharedExperts(Block):
         return specs
 
     def host_bytes(self, weights: BlockWeights) -> int:
-        """The gate of tokens is a vector of float32."""
-        matrices = (part for part in weights.specs if part != "shared_gate")
-        return sum(map(weights.packed_bytes, matrices)) + 4 * self.hidden_size * self.gated
+        """The gate of tokens is a vector of float32; gate and up are packed apart."""
+        matrices = (part for part in weights.specs if part not in ("shared_gate", "gate_up"))
+        num_bytes = sum(map(weights.packed_bytes, matrices)) + 4 * self.hidden_size * self.gated
+        if "gate_up" in weights:
+            num_bytes += 2 * packed_bytes(weights.format("gate_up"), self.intermediate_size, self.hidden_size)
+        return num_bytes
 
     def cpu(self, weights: BlockWeights, pool: ops.ThreadPool, moe_layer: int) -> ops.Block:
-        gate, up, down = (
-            weights.packed(pool, f"layer {self.layer}, shared experts", part)
-            for part in ("gate", "up", "down")
-        )
+        where = f"layer {self.layer}, shared experts"
+
+        def packed(half: int, part: str) -> ops.PackedMatrix:
+            if "gate_up" not in weights:
+                return weights.packed(pool, where, part)
+            return weights.pack(pool, where, f"{where}: {part}", lambda: [weights.halves("gate_up")[0][half]])
+
+        gate, up, down = packed(0, "gate"), packed(1, "up"), weights.packed(pool, where, "down")
         gate_of_tokens = ops.dequantise(pool, weights.matrix("shared_gate"))[0] if self.gated else None
         return ops.SharedExperts(pool, gate, up, down, gate_of_tokens)
 

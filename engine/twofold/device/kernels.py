@@ -27,6 +27,9 @@ class PromptAttention:
         seen = torch.arange(seq_len, device=q.device)[None, :] <= positions[:, None]
         if shape.window > 0:
             seen &= torch.arange(seq_len, device=q.device)[None, :] > positions[:, None] - shape.window
+        if shape.chunk > 0:
+            begin = positions - positions % shape.chunk
+            seen &= torch.arange(seq_len, device=q.device)[None, :] >= begin[:, None]
         out = torch.nn.functional.scaled_dot_product_attention(
             q.transpose(0, 1)[None],
             keys.transpose(0, 1)[None],

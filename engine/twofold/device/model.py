@@ -106,7 +106,7 @@ class DeviceModel:
                 for block, weights in files.blocks()
             ]
             self._routers = [block for block in self._blocks if isinstance(block, LooksAhead)]
-            self._final_norm = on_device(files.head).norm()
+            self._final_norm = torch.from_numpy(config.head.norm(files.head)).to(device)
             tied = config.head.tied
             self._head = self._embedding if tied else on_device(files.head).matrix("vocabulary")
             positions = np.arange(max_length, dtype=np.int32)
@@ -130,6 +130,8 @@ class DeviceModel:
     def forward(self, batch: DeviceBatch, state: list[DeviceState], moe: DeviceMoe) -> Tensor:
         """Hidden states f32 [T, hidden] after the last layer; what blocks keep of the tokens is in `state` then."""
         hidden = self._embedding[batch.token_ids].float()
+        if self.config.embedding.scale != 1.0:
+            hidden *= self.config.embedding.scale
         angles = self._cos[batch.positions], self._sin[batch.positions]
         step = DeviceStep(batch, angles, self._kernels, moe, self._routers)
         for block, kept in zip(self._blocks, state, strict=True):

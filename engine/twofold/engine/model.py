@@ -85,6 +85,7 @@ class LoadedModel:
         """[T, hidden]. Token ids must be within the vocabulary."""
         hidden = np.empty((len(token_ids), self.config.hidden_size), np.float32)
         self._embedding.forward(token_ids, hidden)
+        self.config.embedding.scale_rows(hidden)
         return hidden
 
     def logits(self, hidden_rows: F32) -> F32:

@@ -153,10 +153,10 @@ class ModelConfig:
         """The same for `ops.StateCache`: of each layer (planes, elements per token, type)."""
         return [[(kept.planes, kept.elements, dtype) for kept in pages_of(layer)] for layer in self.layers]
 
-    def without_predictions(self, where: str, count: int) -> ModelConfig:
+    def without_predictions(self, where: str, count: int, *patterns: str) -> ModelConfig:
         """Itself, knowing of `count` layers behind the last: they predict further tokens and are not read, which is
-        logged with `where`, the file that says so."""
-        names = [
+        logged with `where`, the file that says so. `patterns`: how their tensors are called, unless by their number."""
+        names = list(patterns if count else ()) or [
             f"{prefix}.{self.num_layers + n}.*" for n in range(count) for prefix in ("model.layers", "blk")
         ]
         if names:

@@ -105,8 +105,28 @@ class TinyModel:
         return self.num_layers
 
     @property
+    def num_gguf_layers(self) -> int:
+        """In a GGUF file: most converters leave out the layers that predict further tokens."""
+        return self.num_layers
+
+    @property
+    def gguf_feed_forward_length(self) -> int:
+        """What GGUF files of the family call so."""
+        mixtral = self.architecture == "MixtralForCausalLM"
+        return self.moe_intermediate_size if mixtral else self.intermediate_size
+
+    @property
     def gguf_architecture(self) -> str:
         return "llama" if self.architecture == "MixtralForCausalLM" else "qwen3moe"
+
+    @property
+    def gguf_pairs_neighbours(self) -> bool:
+        """Whether converters put the rows of q and k in the order in which rotation pairs neighbours."""
+        return self.architecture == "MixtralForCausalLM"
+
+    def gguf_source(self) -> dict[str, F32]:
+        """Every tensor, gate and up apart, by the name that GGUF's is found by."""
+        return self.weights()
 
     @property
     def gguf_names(self) -> dict[str, str]:

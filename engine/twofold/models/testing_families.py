@@ -42,6 +42,10 @@ class TinyGlm4Moe(TinyModel):
     def num_written_layers(self) -> int:
         return self.num_layers + self.num_mtp_layers
 
+    @property
+    def num_gguf_layers(self) -> int:
+        return self.num_written_layers
+
     def extra_weights(self, layer: int, prefix: str, random: RandomWeights) -> None:
         """See `TinyModel.extra_weights`."""
         hidden = self.hidden_size
@@ -223,3 +227,157 @@ class TinyOlmoe(TinyModel):
     @property
     def gguf_architecture(self) -> str:
         return "olmoe"
+
+
+@dataclass(frozen=True)
+class TinyMiniMaxM2(TinyModel):
+    """A small MiniMax-M2."""
+
+    architecture: str = "MiniMaxM2ForCausalLM"
+    head_dim: int = 24
+    rotary_dim: int = 12
+    num_mtp_layers: int = 0
+    """Layers behind the last that predict further tokens."""
+
+    def is_moe_layer(self, layer: int) -> bool:
+        return True
+
+    @property
+    def norm_sizes(self) -> dict[str, int]:
+        return {"q": self.num_heads * self.head_dim, "k": self.num_kv_heads * self.head_dim}
+
+    @property
+    def num_written_layers(self) -> int:
+        return self.num_layers + self.num_mtp_layers
+
+    def extra_weights(self, layer: int, prefix: str, random: RandomWeights) -> None:
+        """See `TinyModel.extra_weights`."""
+        random.vector(f"{prefix}.mlp.e_score_correction_bias", self.num_experts, 0.0)
+
+    def weights(self) -> dict[str, F32]:
+        """Every tensor by name; separate experts under their published names, fused ones under transformers'."""
+        if self.expert_layout == "fused":
+            return super().weights()
+        names = {"mlp": "block_sparse_moe", "gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
+        return {
+            ".".join(names.get(part, part) for part in name.split(".")): values
+            for name, values in super().weights().items()
+        }
+
+    def config(self) -> dict[str, Any]:
+        """The contents of config.json."""
+        config = super().config()
+        for key in (
+            "num_experts",
+            "norm_topk_prob",
+            "mlp_only_layers",
+            "decoder_sparse_step",
+            "attention_bias",
+        ):
+            del config[key]
+        for key in ("use_sliding_window", "sliding_window"):
+            del config[key]
+        return config | {
+            "model_type": "minimax_m2",
+            "intermediate_size": config.pop("moe_intermediate_size"),
+            "num_local_experts": self.num_experts,
+            "rotary_dim": self.rotary_dim,
+            "scoring_func": "sigmoid",
+            "use_routing_bias": True,
+            "num_mtp_modules": self.num_mtp_layers,
+        }
+
+    @property
+    def gguf_architecture(self) -> str:
+        return "minimax-m2"
+
+    @property
+    def gguf_feed_forward_length(self) -> int:
+        return self.moe_intermediate_size
+
+    @property
+    def gguf_names(self) -> dict[str, str]:
+        """See `TinyModel.gguf_names`."""
+        return {"block_sparse_moe.e_score_correction": "exp_probs_b"}
+
+    def add_gguf_metadata(self, writer: Any, package: Any, *, split_kv: bool) -> None:
+        """See `TinyModel.add_gguf_metadata`."""
+        writer.add_rope_dimension_count(self.rotary_dim)
+        writer.add_expert_gating_func(package.ExpertGatingFuncType.SIGMOID)
+
+
+@dataclass(frozen=True)
+class TinyErnie(TinyModel):
+    """A small ERNIE-4.5-21B-A3B."""
+
+    architecture: str = "Ernie4_5_MoeForCausalLM"
+    num_shared_experts: int = 2
+    first_moe: int = 1
+    last_moe: int = -1
+    moe_interval: int = 1
+    num_mtp_layers: int = 0
+    """Whether there are tensors that predict further tokens."""
+
+    def is_moe_layer(self, layer: int) -> bool:
+        last = self.num_layers if self.last_moe == -1 else self.last_moe
+        return self.first_moe <= layer <= last and (layer + 1) % self.moe_interval == 0
+
+    @property
+    def norm_sizes(self) -> dict[str, int]:
+        return {}
+
+    def extra_weights(self, layer: int, prefix: str, random: RandomWeights) -> None:
+        """See `TinyModel.extra_weights`."""
+        if layer == 0 and self.num_mtp_layers:
+            random.matrix("model.mtp_linear_proj.0.weight", self.hidden_size, 2 * self.hidden_size)
+        if not self.is_moe_layer(layer):
+            return
+        bias = f"{prefix}.mlp.moe_statics.e_score_correction_bias"
+        random.vector(bias, self.num_experts, 0.0)
+        random.found[bias] = random.found[bias][None]
+        if self.num_shared_experts:
+            inner = self.num_shared_experts * self.moe_intermediate_size
+            random.feed_forward(f"{prefix}.mlp.shared_experts", inner, self.hidden_size, 1.5)
+
+    def config(self) -> dict[str, Any]:
+        """The contents of config.json."""
+        config = super().config()
+        for key in (
+            "num_experts",
+            "num_experts_per_tok",
+            "norm_topk_prob",
+            "mlp_only_layers",
+            "decoder_sparse_step",
+        ):
+            del config[key]
+        for key in ("use_sliding_window", "sliding_window", "attention_bias"):
+            del config[key]
+        return config | {
+            "model_type": "ernie4_5_moe",
+            "use_bias": False,
+            "moe_num_experts": self.num_experts,
+            "moe_k": self.top_k,
+            "moe_num_shared_experts": self.num_shared_experts,
+            "moe_layer_start_index": self.first_moe,
+            "moe_layer_end_index": self.last_moe,
+            "moe_layer_interval": self.moe_interval,
+            "num_nextn_predict_layers": self.num_mtp_layers,
+        }
+
+    @property
+    def gguf_architecture(self) -> str:
+        return "ernie4_5-moe"
+
+    @property
+    def gguf_names(self) -> dict[str, str]:
+        """See `TinyModel.gguf_names`."""
+        return {"mlp.moe_statics.e_score_correction": "exp_probs_b"}
+
+    def add_gguf_metadata(self, writer: Any, package: Any, *, split_kv: bool) -> None:
+        """See `TinyModel.add_gguf_metadata`."""
+        writer.add_interleave_moe_layer_step(self.moe_interval)
+        writer.add_leading_dense_block_count(self.first_moe)
+        if self.num_shared_experts:
+            writer.add_expert_shared_count(self.num_shared_experts)
+            inner = self.num_shared_experts * self.moe_intermediate_size
+            writer.add_expert_shared_feed_forward_length(inner)

@@ -20,7 +20,6 @@ from twofold.models.testing import (
     CHATML_TEMPLATE,
     SPECIAL_TOKENS,
     TinyModel,
-    tiny_weights,
     write_tiny_tokenizer,
 )
 from twofold.models.testing_deepseek import TinyDeepseek
@@ -120,14 +119,14 @@ def tiny_gguf_weights(model: TinyModel, *, one_tensor_per_expert: bool = False) 
     """`tiny_weights` under GGUF's names and in its order of rows."""
     found: dict[str, F32] = {}
     stacks: dict[str, list[F32]] = {}
-    for name, values in tiny_weights(model).items():
+    for name, values in model.gguf_source().items():
         name = name.replace("e_score_correction_bias", "e_score_correction.bias")
         layer, stem, kind = "", name.removesuffix(".weight").removesuffix(".bias"), name.rsplit(".", 1)[1]
         if name.startswith("model.layers."):
             number, _, stem = stem.removeprefix("model.layers.").partition(".")
             layer = f"blk.{number}."
-        if isinstance(model, TinyDeepseek) and layer and int(number) >= model.num_layers:
-            continue  # converters leave out the layers that predict further tokens
+        if (layer and int(number) >= model.num_gguf_layers) or name.startswith("model.mtp_"):
+            continue
         if ".experts." in stem:
             expert, part = stem.split(".experts.")[1].split(".")
             if one_tensor_per_expert:
@@ -135,17 +134,17 @@ def tiny_gguf_weights(model: TinyModel, *, one_tensor_per_expert: bool = False) 
             else:
                 stacks.setdefault(f"{layer}ffn_{_EXPERT_PARTS[part]}_exps.weight", []).append(values)
             continue
-        if model.architecture == "MixtralForCausalLM" and stem in ("self_attn.q_proj", "self_attn.k_proj"):
+        if model.gguf_pairs_neighbours and stem in ("self_attn.q_proj", "self_attn.k_proj"):
             heads = model.num_heads if stem.endswith("q_proj") else model.num_kv_heads
             halves = values.reshape(heads, 2, model.head_dim // 2, -1)
             values = np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(values.shape)
         name = f"{layer}{(_NAMES | model.gguf_names)[stem]}.{kind}"
-        found[name] = values[0] if stem.endswith("shared_expert_gate") else values
+        found[name] = values[0] if values.ndim == 2 and len(values) == 1 else values  # converters squeeze
     return found | {name: np.stack(parts) for name, parts in stacks.items()}
 
 
 def _add_metadata(writer: Any, model: TinyModel, split_kv: bool) -> None:
-    writer.add_block_count(model.num_layers if isinstance(model, TinyDeepseek) else model.num_written_layers)
+    writer.add_block_count(model.num_gguf_layers)
     writer.add_context_length(model.max_position_embeddings)
     writer.add_embedding_length(model.hidden_size)
     writer.add_head_count(model.num_heads)
@@ -159,14 +158,14 @@ def _add_metadata(writer: Any, model: TinyModel, split_kv: bool) -> None:
     writer.add_rope_freq_base(model.rope_theta)
     writer.add_expert_count(model.num_experts)
     writer.add_expert_used_count(model.top_k)
-    if model.architecture == "MixtralForCausalLM":
-        writer.add_feed_forward_length(model.moe_intermediate_size)
+    writer.add_feed_forward_length(model.gguf_feed_forward_length)
+    if model.gguf_pairs_neighbours:
         writer.add_rope_dimension_count(model.head_dim)
     else:
-        writer.add_feed_forward_length(model.intermediate_size)
         writer.add_expert_feed_forward_length(model.moe_intermediate_size)
-        if not model.norm_topk_prob or model.gguf_architecture != "qwen3moe":
-            writer.add_expert_weights_norm(model.config()["norm_topk_prob"])
+        said = model.config().get("norm_topk_prob")
+        if said is not None and (not said or model.gguf_architecture != "qwen3moe"):
+            writer.add_expert_weights_norm(said)
     if model.sliding_window is not None:
         writer.add_sliding_window(model.sliding_window)
 

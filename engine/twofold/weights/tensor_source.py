@@ -64,7 +64,7 @@ class TensorEntry:
                 f"{self.file}: tensor {self.name} has dtype {self.dtype}, expected one of the formats "
                 f"{', '.join(FORMATS)}; use another checkpoint of this model"
             )
-        if self.shape != shape:
+        if self.shape != shape and (len(shape) > 1 or self.shape != (1, *shape)):  # a vector may be a row
             raise ModelLoadError(
                 f"{self.file}: tensor {self.name} has shape {list(self.shape)}, expected {list(shape)} from the "
                 "model's configuration; configuration and weights belong to different models, download both again"
@@ -151,7 +151,7 @@ class TensorSource:
     def vector(self, name: str, shape: tuple[int]) -> F32:
         """Tensor `name`, a norm or a bias, as a float32 copy, which is exact. Raises ModelLoadError as `check`."""
         self.check(name, shape)
-        return self._floats(self.entry(name))
+        return self._floats(self.entry(name)).reshape(shape)
 
     def will_read(self, names: Iterable[str]) -> None:
         """Read these tensors from disk meanwhile, after those named before; once, until they are released."""

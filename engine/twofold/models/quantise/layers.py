@@ -98,6 +98,7 @@ class LayeredModel:
     def _embed(self, tokens: I32) -> F32:
         hidden = np.empty((len(tokens), self._files.config.hidden_size), np.float32)
         ops.embed(self._pool, self._embedding, tokens, hidden)
+        self._files.config.embedding.scale_rows(hidden)
         return hidden
 
     @staticmethod

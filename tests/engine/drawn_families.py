@@ -1,0 +1,140 @@
+"""Tiny models of families composed of blocks that others have: one of each with its corners, and how to draw more."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+from twofold.models.testing import TinyModel
+from twofold.models.testing_families import (
+    TinyErnie,
+    TinyGlm4Moe,
+    TinyGlm4MoeLite,
+    TinyKimi,
+    TinyMiniMaxM2,
+    TinyOlmoe,
+    TinyQwen2Moe,
+)
+from twofold.models.testing_granite import TinyGranite
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+LINEAR = {"rope_type": "linear", "factor": 2.0}
+
+# One model of each family, with its corners.
+GLM = TinyGlm4Moe(
+    use_qk_norm=True, num_experts=12, num_groups=4, top_groups=2, top_k=5, routed_scaling_factor=2.5,
+    num_shared_experts=2, head_dim=24, partial_rotary_factor=0.25,
+)  # fmt: skip
+LITE = TinyGlm4MoeLite(
+    num_experts=12, num_groups=4, top_groups=2, top_k=5, routed_scaling_factor=1.8, num_shared_experts=2, first_dense=2,
+)  # fmt: skip
+EXAMPLES: dict[str, TinyModel] = {
+    "glm4_moe": GLM,
+    "glm4_moe_lite": LITE,
+    "kimi_k25": TinyKimi(nested=True),
+    "ernie4_5_moe": TinyErnie(num_layers=5, moe_interval=2, num_experts=9, top_k=4),
+    "granitemoe": TinyGranite(num_experts=9, top_k=4),
+    "granitemoe-shared": TinyGranite("GraniteMoeSharedForCausalLM", top_k=3, shared_intermediate_size=40),
+    "minimax_m2": TinyMiniMaxM2(num_experts=9, top_k=4),
+    "olmoe": TinyOlmoe(top_k=3),
+    "qwen2_moe": TinyQwen2Moe(mlp_only_layers=(1,), top_k=3, num_experts=9),
+}
+
+
+def _sizes(r: random.Random, **also: Any) -> dict[str, Any]:
+    """What every family draws alike."""
+    kv_heads, num_experts = r.randint(1, 3), r.randint(2, 11)
+    return {
+        "hidden_size": r.randint(17, 60), "num_layers": r.randint(2, 4), "num_kv_heads": kv_heads,
+        "num_heads": kv_heads * r.randint(1, 3), "head_dim": 2 * r.randint(2, 11), "vocab_size": r.randint(320, 350),
+        "intermediate_size": r.randint(9, 70), "moe_intermediate_size": r.randint(5, 40), "num_experts": num_experts,
+        "top_k": r.randint(1, min(6, num_experts)), "norm_topk_prob": r.random() < 0.5,
+        "tie_word_embeddings": r.random() < 0.3, "rope_theta": r.choice((10_000.0, 1_000_000.0)),
+        "rope_scaling": r.choice((None, None, YARN, LINEAR)),
+        "rope_form": r.choice(("rope_parameters", "rope_scaling")),
+        "num_shards": r.choice((1, 3)), "expert_layout": r.choice(("separate", "fused")), "seed": r.randrange(1000),
+    } | also  # fmt: skip
+
+
+def _groups(r: random.Random) -> dict[str, Any]:
+    groups, of_group = r.choice((1, 1, 2, 3, 4)), r.randint(2, 5)
+    best = r.randint(1, groups)
+    return {
+        "num_experts": groups * of_group, "num_groups": groups, "top_groups": best,
+        "top_k": r.randint(1, min(6, best * of_group)), "num_shared_experts": r.randint(1, 3),
+        "routed_scaling_factor": r.choice((1.0, 1.7, 2.5)),
+    }  # fmt: skip
+
+
+def _glm4_moe(r: random.Random) -> TinyModel:
+    sizes = _sizes(r, head_dim=8 * r.randint(1, 4), num_layers=r.randint(2, 4), **_groups(r))
+    return TinyGlm4Moe(
+        **sizes, use_qk_norm=r.random() < 0.5, attention_bias=r.random() < 0.7, first_dense=r.randint(0, 1),
+        partial_rotary_factor=r.choice((0.25, 0.5, 0.5, 0.75, 1.0)), num_mtp_layers=r.choice((0, 0, 1)),
+    )  # fmt: skip
+
+
+def _mla(r: random.Random) -> dict[str, Any]:
+    yarn = YARN | {"mscale": r.choice((0.7, 1.0)), "mscale_all_dim": r.choice((0.4, 1.0))}
+    return _sizes(
+        r, **_groups(r), q_lora_rank=r.choice((None, r.randint(5, 30))), kv_lora_rank=r.randint(5, 40),
+        qk_nope_head_dim=r.randint(3, 20), qk_rope_head_dim=2 * r.randint(1, 6), v_head_dim=r.randint(3, 20),
+        first_dense=r.randint(0, 1), num_mtp_layers=r.choice((0, 0, 1)), rope_scaling=r.choice((None, yarn)),
+    )  # fmt: skip
+
+
+def _glm4_moe_lite(r: random.Random) -> TinyModel:
+    return TinyGlm4MoeLite(**_mla(r), rope_interleave=r.random() < 0.7, attention_bias=r.random() < 0.2)
+
+
+def _qwen2_moe(r: random.Random) -> TinyModel:
+    return TinyQwen2Moe(
+        **_sizes(r), attention_bias=r.random() < 0.7, shared_intermediate_size=r.randint(5, 70),
+        mlp_only_layers=r.choice(((), (), (0,), (1,))), sliding_window=r.choice((None, None, 9)),
+        max_window_layers=r.randint(0, 4),
+    )  # fmt: skip
+
+
+def _olmoe(r: random.Random) -> TinyModel:
+    # The heads fill the hidden size; a wide one with a tied head has logits beyond 100, where float32 rounds by 1e-4.
+    sizes = _sizes(r, attention_bias=r.random() < 0.3, head_dim=2 * r.randint(2, 4))
+    return TinyOlmoe(**sizes | {"hidden_size": sizes["num_heads"] * sizes["head_dim"]})
+
+
+def _minimax_m2(r: random.Random) -> TinyModel:
+    rotary, rest = 2 * r.randint(1, 6), 2 * r.randint(0, 4)
+    return TinyMiniMaxM2(
+        **_sizes(r, head_dim=rotary + rest), rotary_dim=rotary, num_mtp_layers=r.choice((0, 0, 1))
+    )
+
+
+def _ernie4_5_moe(r: random.Random) -> TinyModel:
+    num_layers = r.randint(2, 4)
+    return TinyErnie(
+        **_sizes(r, num_layers=num_layers), num_shared_experts=r.randint(0, 2), first_moe=r.randint(0, 1),
+        last_moe=r.choice((-1, num_layers - 1, 1)), moe_interval=r.choice((1, 1, 2)),
+        num_mtp_layers=r.choice((0, 0, 1)),
+    )  # fmt: skip
+
+
+def _granitemoe(r: random.Random) -> TinyModel:
+    shared = r.choice((0, r.randint(5, 70)))
+    return TinyGranite(
+        f"GraniteMoe{'Shared' if shared else ''}ForCausalLM", **_sizes(r), shared_intermediate_size=shared,
+        attention_bias=r.random() < 0.3, embedding_multiplier=r.choice((1.0, 6.0, 12.0)),
+        residual_multiplier=r.choice((1.0, 0.22, 0.5)), attention_multiplier=r.choice((0.0625, 0.125, 0.3)),
+        logits_scaling=r.choice((1.0, 3.0, 0.7)),
+    )  # fmt: skip
+
+
+DRAWN: dict[str, Callable[[random.Random], TinyModel]] = {
+    "glm4_moe": _glm4_moe,
+    "glm4_moe_lite": _glm4_moe_lite,
+    "qwen2_moe": _qwen2_moe,
+    "olmoe": _olmoe,
+    "minimax_m2": _minimax_m2,
+    "granitemoe": _granitemoe,
+    "ernie4_5_moe": _ernie4_5_moe,
+    "kimi": lambda r: TinyKimi(**_mla(r), nested=r.random() < 0.5),
+}
