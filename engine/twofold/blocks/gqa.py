@@ -1,7 +1,7 @@
 """Grouped-query attention over pages of keys and values, with its own norm.
 
 Optional: biases, RMSNorm over each head of q and k before the rotation (Qwen3) or over all heads together (OLMoE), a
-sliding window.
+sliding window, a gate of what each head attended to (Qwen3-Next).
 """
 
 from __future__ import annotations
@@ -49,6 +49,11 @@ class Gqa(Block):
     sliding_window: int | None = None
     gguf_pairs_neighbours: bool = False
     """Whether GGUF files have the rows of q and k in the order in which rotation pairs neighbours."""
+    gated: bool = False
+    """Whether q_proj has, behind each head's query, as many rows of a gate; its sigmoid multiplies what the head
+    attended to."""
+    zero_centred: bool = False
+    """Whether checkpoints have the norms' values less 1."""
 
     @property
     def scale(self) -> float:
@@ -66,7 +71,8 @@ class Gqa(Block):
     def tensors(self, found: Found) -> dict[str, TensorSpec]:
         hf, gguf = f"model.layers.{self.layer}", f"blk.{self.layer}"
         hidden = self.hidden_size
-        q_rows, kv_rows = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        out_rows, kv_rows = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        q_rows = (1 + self.gated) * out_rows
         rows = {"q": q_rows, "k": kv_rows, "v": kv_rows}
         heads = {"q": self.num_heads, "k": self.num_kv_heads} if self.gguf_pairs_neighbours else {}
 
@@ -89,7 +95,8 @@ class Gqa(Block):
                 first += count
 
         def vector(name: str, size: int, theirs: str) -> TensorSpec:
-            return TensorSpec(f"{hf}.{name}", (size,), "exact", f"{gguf}.{theirs}")
+            centred = self.zero_centred and not name.endswith("bias")
+            return TensorSpec(f"{hf}.{name}", (size,), "exact", f"{gguf}.{theirs}", zero_centred=centred)
 
         q, k, v = projections("weight", hidden)
         specs = {
@@ -98,7 +105,7 @@ class Gqa(Block):
             "k": k,
             "v": v,
             "o": TensorSpec(
-                f"{hf}.self_attn.o_proj.weight", (hidden, q_rows), "matrix", f"{gguf}.attn_output.weight"
+                f"{hf}.self_attn.o_proj.weight", (hidden, out_rows), "matrix", f"{gguf}.attn_output.weight"
             ),
         }
         if self.bias:
@@ -119,7 +126,7 @@ class Gqa(Block):
 
     @property
     def device_elements_per_token(self) -> int:
-        return (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
+        return ((1 + 2 * self.gated) * self.num_heads + 2 * self.num_kv_heads) * self.head_dim
 
     def device_bytes(self, weights: BlockWeights) -> int:
         """Biases are bf16 there."""
@@ -163,6 +170,7 @@ class Gqa(Block):
             self.sliding_window,
             self.layer,
             self.flat_norms,
+            self.gated,
         )
 
     def device(self, weights: DeviceWeights, moe_layer: int) -> DeviceBlock:
@@ -180,9 +188,12 @@ class Gqa(Block):
             flat_norms=self.flat_norms,
             o=weights.matrix("o"),
             o_bias=weights.bias("o_bias"),
+            gated=self.gated,
         )
 
-    def device_state(self, num_pages: int, page_size: int, allocate: Allocate) -> DeviceState:
+    def device_state(
+        self, num_pages: int, page_size: int, allocate: Allocate, num_records: int = 0
+    ) -> DeviceState:
         shape = (num_pages, page_size, self.num_kv_heads, self.head_dim)
         return allocate(shape), allocate(shape)
 
@@ -198,6 +209,7 @@ class GqaOnDevice:
     flat_norms: bool
     o: Tensor
     o_bias: Tensor | None
+    gated: bool = False
 
     def forward(self, hidden: Tensor, state: DeviceState, step: DeviceStep) -> None:
         from torch.nn import functional
@@ -206,11 +218,25 @@ class GqaOnDevice:
 
         qkv = functional.linear(normed(hidden, self.norm, self.shape.epsilon), self.qkv, self.qkv_bias)
         kv, norms = KvLayer(*state), self.norms
+        gate = None
+        if self.gated:
+            qkv, gate = self._ungated(qkv)
         if self.flat_norms:
             qkv, norms = self._normed(qkv), (None, None)
         q = step.kernels.rope_store(qkv, norms, step.angles, step.batch.slot_mapping, kv, self.shape)
         attended = self._attended(q, kv, step)
+        if gate is not None:
+            attended = attended * gate.sigmoid()
         hidden += functional.linear(attended.flatten(1), self.o, self.o_bias)
+
+    def _ungated(self, qkv: Tensor) -> tuple[Tensor, Tensor]:
+        """Without the rows of gates, and these, [T, heads, head_dim]."""
+        import torch
+
+        shape = self.shape
+        both = qkv[:, : 2 * shape.num_heads * shape.head_dim]
+        q, gate = both.view(len(qkv), shape.num_heads, 2, shape.head_dim).unbind(2)
+        return torch.cat([q.flatten(1), qkv[:, both.shape[1] :]], 1), gate
 
     def _normed(self, qkv: Tensor) -> Tensor:
         """With the norms of q and of k, each over all its heads."""

@@ -46,6 +46,8 @@ class Router(Block):
     """What checkpoints call the mixture; the first whose gate is there, else the last."""
     gguf_norm: str = "ffn_norm"
     """What GGUF files call the norm."""
+    zero_centred: bool = False
+    """Whether checkpoints have the norm's values less 1."""
 
     def problems(self) -> Iterator[str]:
         if self.top_k > self.num_experts:
@@ -75,6 +77,7 @@ class Router(Block):
             (self.hidden_size,),
             "exact",
             f"{gguf}.{self.gguf_norm}.weight",
+            zero_centred=self.zero_centred,
         )
         gate = next(filter(found, gates), gates[-1])
         specs = {"norm": norm, "gate": gate}

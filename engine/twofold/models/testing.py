@@ -113,6 +113,10 @@ class TinyModel:
         """What this family's GGUF files call otherwise than the others'."""
         return {}
 
+    def gguf_form(self, weights: dict[str, F32]) -> dict[str, F32]:
+        """`weights` with the values and the order of rows that llama.cpp's converter makes of them."""
+        return weights
+
     def add_gguf_metadata(self, writer: Any, package: Any, *, split_kv: bool) -> None:
         """What llama.cpp's converter writes for this family alone."""
 

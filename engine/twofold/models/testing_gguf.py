@@ -101,7 +101,8 @@ def write_tiny_gguf(
     if isinstance(model, TinyDeepseek):
         weights = model.gguf_weights(weights, split_kv=split_kv)
     for name, values in weights.items():
-        kind = "F32" if values.ndim == 1 or "ffn_gate_inp" in name else type_of(name)
+        stays = values.ndim == 1 or "ffn_gate_inp" in name or "ssm_conv1d" in name
+        kind = "F32" if stays else type_of(name)
         if kind == "F32":
             writer.add_tensor(name, values)
             continue
@@ -120,7 +121,7 @@ def tiny_gguf_weights(model: TinyModel, *, one_tensor_per_expert: bool = False) 
     """`tiny_weights` under GGUF's names and in its order of rows."""
     found: dict[str, F32] = {}
     stacks: dict[str, list[F32]] = {}
-    for name, values in tiny_weights(model).items():
+    for name, values in model.gguf_form(tiny_weights(model)).items():
         name = name.replace("e_score_correction_bias", "e_score_correction.bias")
         layer, stem, kind = "", name.removesuffix(".weight").removesuffix(".bias"), name.rsplit(".", 1)[1]
         if name.startswith("model.layers."):
@@ -139,7 +140,8 @@ def tiny_gguf_weights(model: TinyModel, *, one_tensor_per_expert: bool = False) 
             heads = model.num_heads if stem.endswith("q_proj") else model.num_kv_heads
             halves = values.reshape(heads, 2, model.head_dim // 2, -1)
             values = np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(values.shape)
-        name = f"{layer}{(_NAMES | model.gguf_names)[stem]}.{kind}"
+        suffix = f".{kind}" if kind in ("weight", "bias") else ""
+        name = f"{layer}{(_NAMES | model.gguf_names)[stem]}{suffix}"
         found[name] = values[0] if stem.endswith("shared_expert_gate") else values
     return found | {name: np.stack(parts) for name, parts in stacks.items()}
 
@@ -166,7 +168,7 @@ def _add_metadata(writer: Any, model: TinyModel, split_kv: bool) -> None:
         writer.add_feed_forward_length(model.intermediate_size)
         writer.add_expert_feed_forward_length(model.moe_intermediate_size)
         if not model.norm_topk_prob or model.gguf_architecture != "qwen3moe":
-            writer.add_expert_weights_norm(model.config()["norm_topk_prob"])
+            writer.add_expert_weights_norm(model.config().get("norm_topk_prob", True))
     if model.sliding_window is not None:
         writer.add_sliding_window(model.sliding_window)
 
