@@ -16,6 +16,7 @@
 #include "moe/blocks.h"
 #include "moe/decoder.h"
 #include "moe/moe_executor.h"
+#include "ops/gated_delta.h"
 #include "ops/gqa_attention.h"
 #include "ops/mla.h"
 #include "tensor_arguments.h"
@@ -28,6 +29,7 @@ namespace {
 using MaybeArray = std::optional<py::array>;
 using GqaBlock = AttentionBlock<GqaAttention>;
 using MlaBlock = AttentionBlock<MlaAttention>;
+using GatedDeltaBlock = AttentionBlock<GatedDeltaNet>;
 
 const float* vector_or_null(const MaybeArray& array, const char* what, int64_t size) {
   return array ? expect_f32(view_of(*array), what, {size}) : nullptr;
@@ -56,7 +58,7 @@ std::unique_ptr<GqaBlock> make_gqa(ThreadPool& pool, const py::array& norm, cons
                                    int num_heads, int num_kv_heads, int head_dim, float eps, float scale,
                                    std::optional<int> sliding_window, int layer, bool flat_norms,
                                    std::optional<int> chunk, bool rotated, bool neighbours, float period,
-                                   float slope) {
+                                   float slope, bool gated) {
   positive(head_dim, "Gqa: head_dim");
   positive(num_kv_heads, "Gqa: num_kv_heads");
   if (positive(num_heads, "Gqa: num_heads") % num_kv_heads != 0) {
@@ -64,7 +66,8 @@ std::unique_ptr<GqaBlock> make_gqa(ThreadPool& pool, const py::array& norm, cons
                         "; expected a multiple of num_kv_heads, which is " + std::to_string(num_kv_heads));
   }
   GqaWeights w{};
-  const int64_t rows = (static_cast<int64_t>(num_heads) + 2 * num_kv_heads) * head_dim;
+  const int64_t rows = ((gated ? 2 : 1) * static_cast<int64_t>(num_heads) + 2 * num_kv_heads) * head_dim;
+  if (gated && flat_norms) throw KernelFailure("Gqa: gated and flat_norms are given; expected one of them");
   w.qkv = expect_packed(qkv, "Gqa: qkv_weight", rows, kAny);
   const int64_t hidden = qkv.columns();
   w.o = expect_packed(o, "Gqa: o_weight", hidden, static_cast<int64_t>(num_heads) * head_dim);
@@ -78,7 +81,7 @@ std::unique_ptr<GqaBlock> make_gqa(ThreadPool& pool, const py::array& norm, cons
   const AttentionWindow window{sliding_window ? positive(*sliding_window, "Gqa: sliding_window") : 0,
                                chunk ? positive(*chunk, "Gqa: chunk") : 0};
   const GqaShape shape{num_heads,  num_kv_heads, head_dim,   eps,    scale, window,
-                       flat_norms, rotated,      neighbours, period, slope};
+                       flat_norms, rotated,      neighbours, period, slope, gated};
   return std::make_unique<GqaBlock>(GqaAttention(chosen_table(), pool, w, shape), layer);
 }
 
@@ -132,6 +135,44 @@ std::unique_ptr<MlaBlock> make_mla(ThreadPool& pool, const py::array& norm, cons
                        .scale = scale,
                        .neighbours = neighbours};
   return std::make_unique<MlaBlock>(MlaAttention(chosen_table(), pool, w, shape), layer);
+}
+
+std::unique_ptr<GatedDeltaBlock> make_gated_delta(ThreadPool& pool, const py::array& norm,
+                                                  const PackedMatrix& in, const py::array& conv,
+                                                  const py::array& decay_rate, const py::array& decay_bias,
+                                                  const py::array& head_norm, const PackedMatrix& out,
+                                                  int num_k_heads, int num_v_heads, int key_dim, float eps,
+                                                  bool tiled, bool grouped, bool grouped_gates, int layer) {
+  positive(key_dim, "GatedDelta: key_dim");
+  if (positive(num_v_heads, "GatedDelta: num_v_heads") % positive(num_k_heads, "GatedDelta: num_k_heads") !=
+      0) {
+    throw KernelFailure("GatedDelta: num_v_heads is " + std::to_string(num_v_heads) +
+                        "; expected a multiple of num_k_heads, which is " + std::to_string(num_k_heads));
+  }
+  const TensorView head = view_of(head_norm), taps = view_of(conv);
+  GatedDeltaWeights w{};
+  w.head_norm = expect_f32(head, "GatedDelta: head_norm", {kAny});
+  GatedDeltaShape shape{.num_k_heads = num_k_heads,
+                        .num_v_heads = num_v_heads,
+                        .key_dim = key_dim,
+                        .value_dim = positive(static_cast<int>(head.shape[0]), "GatedDelta: value_dim"),
+                        .taps = 0,
+                        .eps = eps,
+                        .tiled = tiled,
+                        .grouped = grouped,
+                        .grouped_gates = grouped_gates};
+  w.conv = expect_f32(taps, "GatedDelta: conv", {kAny, shape.channels()});
+  shape.taps = static_cast<int>(taps.shape[0]);
+  if (shape.taps < 2)
+    throw KernelFailure("GatedDelta: conv has " + std::to_string(shape.taps) + " taps; expected at least 2");
+  if (tiled && (grouped || grouped_gates))
+    throw KernelFailure("GatedDelta: tiled and grouped are given; expected one of them");
+  w.in = expect_packed(in, "GatedDelta: in_weight", shape.inputs(), kAny);
+  w.out = expect_packed(out, "GatedDelta: out_weight", in.columns(), shape.values());
+  w.norm = expect_f32(view_of(norm), "GatedDelta: norm_weight", {in.columns()});
+  w.decay_rate = expect_f32(view_of(decay_rate), "GatedDelta: decay_rate", {num_v_heads});
+  w.decay_bias = expect_f32(view_of(decay_bias), "GatedDelta: decay_bias", {num_v_heads});
+  return std::make_unique<GatedDeltaBlock>(GatedDeltaNet(chosen_table(), pool, w, shape), layer);
 }
 
 template <typename Attention>
@@ -249,7 +290,7 @@ void bind_blocks(py::module_& m) {
            py::arg("num_heads"), py::arg("num_kv_heads"), py::arg("head_dim"), py::arg("eps"),
            py::arg("scale"), py::arg("sliding_window"), py::arg("layer"), py::arg("flat_norms") = false,
            py::arg("chunk") = py::none(), py::arg("rotated") = true, py::arg("neighbours") = false,
-           py::arg("period") = 0.0f, py::arg("slope") = 0.0f)
+           py::arg("period") = 0.0f, py::arg("slope") = 0.0f, py::arg("gated") = false)
       .def("forward", &attend<GqaAttention>, py::arg("hidden"), py::arg("batch"), py::arg("cache"));
   py::class_<MlaBlock, Block>(m, "Mla", "Multi-head latent attention.")
       .def(py::init(&make_mla), py::keep_alive<1, 2>(), py::keep_alive<1, 3>(), py::keep_alive<1, 4>(),
@@ -261,6 +302,31 @@ void bind_blocks(py::module_& m) {
            py::arg("nope_dim"), py::arg("rope_dim"), py::arg("eps"), py::arg("latent_eps"), py::arg("scale"),
            py::arg("neighbours"), py::arg("layer"))
       .def("forward", &attend<MlaAttention>, py::arg("hidden"), py::arg("batch"), py::arg("cache"));
+  py::class_<GatedDeltaBlock, Block>(m, "GatedDelta", "A gated delta net.")
+      .def(py::init(&make_gated_delta), py::keep_alive<1, 2>(), py::keep_alive<1, 3>(),
+           py::keep_alive<1, 4>(), py::keep_alive<1, 5>(), py::keep_alive<1, 6>(), py::keep_alive<1, 7>(),
+           py::keep_alive<1, 8>(), py::keep_alive<1, 9>(), py::arg("pool"), py::arg("norm_weight"),
+           py::arg("in_weight"), py::arg("conv"), py::arg("decay_rate"), py::arg("decay_bias"),
+           py::arg("head_norm"), py::arg("out_weight"), py::kw_only(), py::arg("num_k_heads"),
+           py::arg("num_v_heads"), py::arg("key_dim"), py::arg("eps"), py::arg("tiled"), py::arg("grouped"),
+           py::arg("grouped_gates"), py::arg("layer"))
+      .def_static(
+          "record_bytes",
+          [](int num_k_heads, int num_v_heads, int key_dim, int value_dim, int taps) {
+            const GatedDeltaShape shape{.num_k_heads = positive(num_k_heads, "GatedDelta: num_k_heads"),
+                                        .num_v_heads = num_v_heads,
+                                        .key_dim = key_dim,
+                                        .value_dim = value_dim,
+                                        .taps = taps,
+                                        .eps = 0,
+                                        .tiled = false,
+                                        .grouped = false,
+                                        .grouped_gates = false};
+            return shape.record_bytes();
+          },
+          py::arg("num_k_heads"), py::arg("num_v_heads"), py::arg("key_dim"), py::arg("value_dim"),
+          py::arg("taps"))
+      .def("forward", &attend<GatedDeltaNet>, py::arg("hidden"), py::arg("batch"), py::arg("cache"));
   py::class_<kernels::RouterShape>(m, "RouterShape", "How a router turns logits into choice and weights.")
       .def(py::init(&make_shape), py::arg("top_k"), py::kw_only(), py::arg("score") = "softmax",
            py::arg("renormalise") = false, py::arg("scale") = 1.0F, py::arg("num_groups") = 1,

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -60,15 +61,21 @@ kernels::DType cache_dtype(const std::string& name) {
 using PlanesArgument = std::tuple<int, int, std::string>;
 
 std::unique_ptr<StateCache> make_cache(const std::vector<std::vector<PlanesArgument>>& layers, int num_pages,
-                                       int page_size) {
+                                       int page_size, const std::vector<int64_t>& record_bytes,
+                                       int num_records) {
   std::vector<LayerState> states(layers.size());
+  if (!record_bytes.empty() && record_bytes.size() != layers.size()) {
+    throw ConfigFailure("StateCache: record_bytes has " + std::to_string(record_bytes.size()) +
+                        " layers; expected " + std::to_string(layers.size()));
+  }
   for (size_t layer = 0; layer < layers.size(); ++layer) {
     for (const auto& [count, width, dtype] : layers[layer]) {
       states[layer].planes.push_back({count, width, cache_dtype(dtype)});
     }
+    if (!record_bytes.empty()) states[layer].record_bytes = record_bytes[layer];
   }
   try {
-    return std::make_unique<StateCache>(states, num_pages, page_size);
+    return std::make_unique<StateCache>(states, num_pages, page_size, num_records);
   } catch (const std::invalid_argument& wrong) {
     throw ConfigFailure(wrong.what());
   } catch (const std::bad_alloc&) {
@@ -78,11 +85,21 @@ std::unique_ptr<StateCache> make_cache(const std::vector<std::vector<PlanesArgum
   }
 }
 
+using MaybeArray = std::optional<py::array>;
+
+std::unique_ptr<AttentionBatch> make_batch(const TensorView& positions, const TensorView& sequence_index,
+                                           const TensorView& page_tables, const TensorView& cos,
+                                           const TensorView& sin, const MaybeArray& records) {
+  if (!records) return std::make_unique<AttentionBatch>(positions, sequence_index, page_tables, cos, sin);
+  const TensorView numbers = view_of(*records);
+  return std::make_unique<AttentionBatch>(positions, sequence_index, page_tables, cos, sin, &numbers);
+}
+
 // Picks the tokens' rotations out of the tables: in Python it costs a decode step as much as all else that a batch is
 // made of.
 std::unique_ptr<AttentionBatch> batch_of_table(const py::array& positions, const py::array& sequence_index,
                                                const py::array& page_tables, const py::array& cos_table,
-                                               const py::array& sin_table) {
+                                               const py::array& sin_table, const MaybeArray& records) {
   const TensorView tokens = view_of(positions), cosines = view_of(cos_table), sines = view_of(sin_table);
   const int32_t* position = expect_i32(tokens, "AttentionBatch: positions", {kAny});
   const float* cosine = expect_f32(cosines, "AttentionBatch: cos_table", {kAny, kAny});
@@ -102,7 +119,7 @@ std::unique_ptr<AttentionBatch> batch_of_table(const py::array& positions, const
       .data = rows.data(), .type = cosines.type, .num_dims = 2, .shape = {T, pairs}, .contiguous = true};
   TensorView sin = cos;
   sin.data = rows.data() + T * pairs;
-  return std::make_unique<AttentionBatch>(tokens, view_of(sequence_index), view_of(page_tables), cos, sin);
+  return make_batch(tokens, view_of(sequence_index), view_of(page_tables), cos, sin, records);
 }
 
 }  // namespace
@@ -167,24 +184,26 @@ void bind_ops(py::module_& m) {
       .def("bind_caller", &ThreadPool::bind_caller);
 
   py::class_<StateCache>(m, "StateCache", "Native memory of what sequences keep, in pages.")
-      .def(py::init(&make_cache), py::arg("layers"), py::arg("num_pages"), py::arg("page_size"))
+      .def(py::init(&make_cache), py::arg("layers"), py::arg("num_pages"), py::arg("page_size"),
+           py::arg("record_bytes") = std::vector<int64_t>(), py::arg("num_records") = 0)
       .def_property_readonly("num_layers", &StateCache::num_layers)
       .def_property_readonly("num_pages", &StateCache::num_pages)
       .def_property_readonly("page_size", &StateCache::page_size)
+      .def_property_readonly("num_records", &StateCache::num_records)
       .def_property_readonly("bytes", &StateCache::bytes);
 
   py::class_<AttentionBatch>(m, "AttentionBatch", "One flattened batch of tokens as attention sees it.")
       .def(py::init([](const py::array& positions, const py::array& sequence_index,
-                       const py::array& page_tables, const py::array& rope_cos, const py::array& rope_sin) {
-             return std::make_unique<AttentionBatch>(view_of(positions), view_of(sequence_index),
-                                                     view_of(page_tables), view_of(rope_cos),
-                                                     view_of(rope_sin));
+                       const py::array& page_tables, const py::array& rope_cos, const py::array& rope_sin,
+                       const MaybeArray& records) {
+             return make_batch(view_of(positions), view_of(sequence_index), view_of(page_tables),
+                               view_of(rope_cos), view_of(rope_sin), records);
            }),
            py::arg("positions"), py::arg("sequence_index"), py::arg("page_tables"), py::arg("rope_cos"),
-           py::arg("rope_sin"))
+           py::arg("rope_sin"), py::arg("records") = py::none())
       .def_static("of_table", &batch_of_table, py::arg("positions"), py::arg("sequence_index"),
                   py::arg("page_tables"), py::arg("cos_table"), py::arg("sin_table"),
-                  "The same, of rotations by position [longest, pairs].")
+                  py::arg("records") = py::none(), "The same, of rotations by position [longest, pairs].")
       .def_property_readonly("num_tokens", &AttentionBatch::num_tokens);
 
   bind_panels(m);

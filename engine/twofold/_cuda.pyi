@@ -146,6 +146,42 @@ def mla_store(rows: MlaRows, pages: MlaPages, absorbed: int, stream: int) -> Non
 def mla_workspace_bytes(num_sequences: int, num_heads: int, latent: int, max_length: int) -> int: ...
 def mla_decode(decode: MlaDecode, pages: MlaPages, workspace: int, out: int, stream: int) -> None: ...
 
+@final
+class DeltaRecords:
+    """One layer's records of gated delta nets."""
+
+    def __init__(
+        self,
+        *,
+        slabs: int,
+        tail: int,
+        num_k_heads: int,
+        num_v_heads: int,
+        key_dim: int,
+        value_dim: int,
+        taps: int,
+    ) -> None: ...
+
+@final
+class DeltaRows:
+    """What a gated delta net's projections give of tokens."""
+
+    def __init__(
+        self,
+        *,
+        projected: int,
+        stride: int,
+        conv: int,
+        decay_rate: int,
+        decay_bias: int,
+        positions: int,
+        records: int,
+        num_sequences: int,
+        num_tokens: int,
+    ) -> None: ...
+
+def delta(rows: DeltaRows, records: DeltaRecords, out: int, stream: int) -> None: ...
+
 # ---- device/bind_device.cpp: memory, uploads; the rest of class Device is in the files that follow it
 
 class DeviceFacts(TypedDict):

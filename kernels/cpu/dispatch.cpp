@@ -26,7 +26,7 @@ using Supported = bool (*)(const CpuFeatures&);
 struct Level {
   const char* name;
   Supported supported;
-  Part parts[4];  // later ones win
+  Part parts[5];  // later ones win
 };
 
 #if defined(__x86_64__)
@@ -48,11 +48,13 @@ bool tiles_permitted() {
 
 // Best last. A level is composed of all supported levels before it.
 constexpr Level kLevels[] = {
-    {"generic", [](const CpuFeatures&) { return true; }, {generic_level, generic_packed, generic_sampling}},
+    {"generic",
+     [](const CpuFeatures&) { return true; },
+     {generic_level, generic_packed, generic_sampling, generic_delta}},
 #if defined(__x86_64__)
-    {"avx2", has_avx2, {avx2_level, avx2_float, avx2_integer, avx2_sampling}},
+    {"avx2", has_avx2, {avx2_level, avx2_float, avx2_integer, avx2_sampling, avx2_delta}},
     {"avx_vnni", [](const CpuFeatures& has) { return has_avx2(has) && has.avx_vnni; }, {avx_vnni_integer}},
-    {"avx512", has_avx512, {avx512_level, avx512_float, avx512_sampling}},
+    {"avx512", has_avx512, {avx512_level, avx512_float, avx512_sampling, avx512_delta}},
     {"avx512_vnni",
      [](const CpuFeatures& has) { return has_avx512(has) && has.avx512_vnni; },
      {avx512_vnni_integer}},
@@ -100,6 +102,7 @@ void add_part(const KernelTable& part, const char* level, KernelTable& table) {
   take(table.silu_mul, part.silu_mul);
   take(table.read_all, part.read_all);
   take(table.sampling, part.sampling);
+  take(table.delta, part.delta);
 }
 
 // The table of every level this CPU can run.

@@ -82,6 +82,7 @@ PYBIND11_MODULE(TWOFOLD_FAKE_NAME, m) {
 #ifdef TWOFOLD_FAKE_DENSE  // kernels that have no double
   twofold::bindings::bind_dense(m);
   twofold::bindings::bind_mla(m);
+  twofold::bindings::bind_delta(m);
 #endif
   m.def("open_device", &open_device, py::arg("index") = 0, py::arg("total_bytes") = size_t{1} << 28,
         py::arg("bandwidth_gbps") = 10.0, py::arg("refuse_pinning") = false, py::arg("most_delay_us") = 0.0,

@@ -33,6 +33,7 @@ from tests.told_sampler import ToldSampler
 
 PAGE_SIZE = 8
 NUM_PAGES = 128
+NUM_RECORDS = 33
 MAX_CONTEXT = 96
 F32 = npt.NDArray[np.float32]
 
@@ -61,6 +62,7 @@ def make_runner(
     model = DeviceModel(files, pool, on.torch_device, on.kernels(MAX_CONTEXT), MAX_CONTEXT)
     runner = DeviceRunner(
         model, moe, on, num_pages=NUM_PAGES, page_size=PAGE_SIZE, max_context=MAX_CONTEXT,
+        num_records=NUM_RECORDS,
         look_ahead=prefetch == "on", **options,
     )  # fmt: skip
     if not table_steps:
@@ -74,7 +76,8 @@ def make_cpu_runner(path: Path) -> ModelRunner:
     pool = ops.ThreadPool(1)
     config = EngineConfig(model=str(path))
     moe = load_experts(files, pool, AcceleratorChoice("none", "a test"), config, slot_plan(config, 0))
-    cache = ops.StateCache(files.config.cache_planes("float32"), NUM_PAGES, PAGE_SIZE)
+    planes, records = files.config.cache_planes("float32"), files.config.record_bytes
+    cache = ops.StateCache(planes, NUM_PAGES, PAGE_SIZE, records, NUM_RECORDS)
     return ModelRunner(LoadedModel(files, pool), moe, cache)
 
 
@@ -94,7 +97,7 @@ class Play:
     max_batched_tokens: int = 48
     on_step: Callable[[int], None] = lambda step: None
     step: int = 0
-    _pool: PagePool = field(default_factory=lambda: PagePool(NUM_PAGES, PAGE_SIZE))
+    _pool: PagePool = field(default_factory=lambda: PagePool(NUM_PAGES, PAGE_SIZE, NUM_RECORDS))
 
     def answer(
         self, prompts: Sequence[Sequence[int]], samplers: Sequence[Sampler], num_tokens: int

@@ -33,6 +33,7 @@ from twofold.models.testing_families import (  # noqa: E402
     TinyQwen2Moe,
 )
 from twofold.models.testing_granite import TinyGranite  # noqa: E402
+from twofold.models.testing_qwen3_next import TinyQwen3Next, TinyQwen35Moe  # noqa: E402
 from twofold.weights.weight_format import FORMATS as LAYOUTS  # noqa: E402
 
 from tests.device.runner_runs import found_device, make_cpu_runner, make_runner, scripted  # noqa: E402
@@ -60,6 +61,13 @@ MODELS = {
     "granitemoe": TinyGranite(
         "GraniteMoeSharedForCausalLM", dtype="bfloat16", hidden_size=64, num_heads=4, head_dim=64,
         shared_intermediate_size=40,
+    ),
+    "qwen3_next": TinyQwen3Next(
+        dtype="bfloat16", hidden_size=64, num_heads=2, num_kv_heads=1, head_dim=256, num_layers=3, full_attention=(1,)
+    ),
+    "qwen3_5_moe": TinyQwen35Moe(
+        dtype="bfloat16", hidden_size=64, num_heads=2, num_kv_heads=1, head_dim=256, num_layers=2, full_attention=(1,),
+        nested=True, key_dim=130, value_dim=33,
     ),
     "kimi_k25": TinyKimi(dtype="bfloat16", nested=True),
     "deepseek_v2": TinyDeepseek("DeepseekV2ForCausalLM", dtype="bfloat16", q_lora_rank=None, num_shared_experts=2),

@@ -17,6 +17,7 @@ from twofold.models.testing_families import (
     TinyQwen2Moe,
 )
 from twofold.models.testing_granite import TinyGranite
+from twofold.models.testing_qwen3_next import TinyQwen3Next, TinyQwen35Moe
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
 LINEAR = {"rope_type": "linear", "factor": 2.0}
@@ -29,7 +30,13 @@ GLM = TinyGlm4Moe(
 LITE = TinyGlm4MoeLite(
     num_experts=12, num_groups=4, top_groups=2, top_k=5, routed_scaling_factor=1.8, num_shared_experts=2, first_dense=2,
 )  # fmt: skip
+NEXT = TinyQwen3Next(
+    num_layers=5, full_attention=(1, 4), num_experts=9, top_k=3, mlp_only_layers=(2,), has_mtp=True
+)
 EXAMPLES: dict[str, TinyModel] = {
+    "qwen3_next": NEXT,
+    # A first token's output is its values, normalised, times the sign of k . q: of this seed none is near zero.
+    "qwen3_5_moe": TinyQwen35Moe(nested=True, has_mtp=True, expert_layout="fused", seed=1),
     "glm4_moe": GLM,
     "glm4_moe_lite": LITE,
     "kimi_k25": TinyKimi(nested=True),
@@ -128,7 +135,26 @@ def _granitemoe(r: random.Random) -> TinyModel:
     )  # fmt: skip
 
 
+def _delta(r: random.Random) -> dict[str, Any]:
+    num_layers, k_heads = r.randint(2, 5), r.randint(1, 3)
+    return _sizes(
+        r, num_layers=num_layers, full_attention=tuple(sorted(r.sample(range(num_layers), r.randint(1, 2)))),
+        num_k_heads=k_heads, num_v_heads=k_heads * r.randint(1, 3), key_dim=r.randint(1, 40),
+        value_dim=r.randint(1, 40), conv_kernel=r.choice((2, 4, 4, 4, 5)), head_dim=8 * r.randint(1, 4),
+        partial_rotary_factor=r.choice((0.25, 0.25, 0.5, 1.0)), shared_intermediate_size=r.randint(9, 70),
+        has_mtp=r.random() < 0.3,
+    )  # fmt: skip
+
+
+def _qwen3_next(r: random.Random) -> TinyModel:
+    return TinyQwen3Next(
+        **_delta(r), attention_bias=r.random() < 0.2, mlp_only_layers=r.choice(((), (), (0,), (1,)))
+    )
+
+
 DRAWN: dict[str, Callable[[random.Random], TinyModel]] = {
+    "qwen3_next": _qwen3_next,
+    "qwen3_5_moe": lambda r: TinyQwen35Moe(**_delta(r), nested=r.random() < 0.5),
     "glm4_moe": _glm4_moe,
     "glm4_moe_lite": _glm4_moe_lite,
     "qwen2_moe": _qwen2_moe,

@@ -22,6 +22,7 @@ from twofold.models.testing_families import (
 )
 from twofold.models.testing_gguf import write_tiny_gguf
 from twofold.models.testing_granite import TinyGranite
+from twofold.models.testing_qwen3_next import TinyQwen3Next, TinyQwen35Moe
 
 from tests.engine.test_formats_forward import encode
 
@@ -46,6 +47,12 @@ GLM = TinyGlm4Moe(
 FLASH = TinyGlm4MoeLite(
     hidden_size=256, q_lora_rank=64, kv_lora_rank=64, qk_nope_head_dim=32, qk_rope_head_dim=32, v_head_dim=64,
     moe_intermediate_size=64, intermediate_size=96, vocab_size=267, num_experts=16, top_k=4, routed_scaling_factor=1.8,
+    max_position_embeddings=512,
+)  # fmt: skip
+# In llama.cpp a head's keys and values have one size.
+NEXT = TinyQwen3Next(
+    hidden_size=512, head_dim=64, moe_intermediate_size=64, shared_intermediate_size=128, vocab_size=267,
+    num_experts=16, top_k=4, num_layers=4, full_attention=(3,), key_dim=64, value_dim=64, num_v_heads=8,
     max_position_embeddings=512,
 )  # fmt: skip
 # What is written with every matrix in each of KINDS. llama.cpp ignores groups of GLM models; published ones have one.
@@ -103,6 +110,8 @@ OTHERS: dict[str, TinyModel] = {
         top_k=4,
         max_position_embeddings=512,
     ),
+    "qwen3-next": NEXT,
+    "qwen3.5": TinyQwen35Moe(**{**vars(NEXT), "architecture": "Qwen3_5MoeForCausalLM"}),
     "glm": replace(GLM, use_qk_norm=True, num_shared_experts=2, first_dense=2, num_mtp_layers=1),
 }
 

@@ -18,6 +18,7 @@ from twofold.experts.moe import DenseCost, MoeRuntime, SlotPlan
 F32 = npt.NDArray[np.float32]
 PAGE_SIZE = 4
 MAX_PAGES = 64
+NUM_RECORDS = 16
 
 
 @dataclass
@@ -26,6 +27,7 @@ class PagedSequence:
 
     pages: npt.NDArray[np.int32]
     prompt_length: int
+    record: int
     length: int = 0
 
 
@@ -40,18 +42,21 @@ class Runner:
     def __post_init__(self) -> None:
         config = self.model.config
         num_pages = MAX_PAGES * self.num_sequences
-        self.cache = ops.StateCache(config.cache_planes("float32"), num_pages, PAGE_SIZE)
+        planes, records = config.cache_planes("float32"), config.record_bytes
+        self.cache = ops.StateCache(planes, num_pages, PAGE_SIZE, records, NUM_RECORDS)
         pool = ops.ThreadPool(1)
         files = self.model.files
         choice = AcceleratorChoice("none", "asked for")
         slots, cost = SlotPlan(0, "lru"), DenseCost([], [])
         self.moe = MoeRuntime(moe_shape(files), files.expert_layers(), pool, choice, slots, cost)
         self._steps = 0
+        self._num_sequences = 0
         self._free = np.random.default_rng(7).permutation(num_pages).tolist()
 
     def sequence(self, prompt_length: int) -> PagedSequence:
         pages = [self._free.pop() for _ in range(MAX_PAGES)]
-        return PagedSequence(np.array(pages, np.int32), prompt_length)
+        self._num_sequences += 1
+        return PagedSequence(np.array(pages, np.int32), prompt_length, self._num_sequences % NUM_RECORDS)
 
     def step(self, *parts: tuple[PagedSequence, Sequence[int]]) -> list[F32]:
         """One forward pass over the next tokens of some sequences; each one's hidden states."""
@@ -62,6 +67,7 @@ class Runner:
             sequence_index=np.repeat(np.arange(len(parts), dtype=np.int32), [len(ids) for _, ids in parts]),
             page_tables=np.stack([seq.pages for seq, _ in parts]),
             prompt_lengths=np.array([seq.prompt_length for seq, _ in parts], np.int32),
+            records=np.array([seq.record for seq, _ in parts], np.int32),
         )
         self.moe.begin_step(self._steps, [0] * len(tokens), [0] * len(tokens))
         self._steps += 1

@@ -85,6 +85,7 @@ def chunk(tokens: list[int], begin: int, count: int) -> DeviceBatch:
         seq_lens=torch.tensor([begin + count], dtype=torch.int32),
         query_lens=(count,),
         host_seq_lens=(begin + count,),
+        records=torch.zeros(1, dtype=torch.int32),
     )
 
 

@@ -28,6 +28,7 @@ from twofold.models.testing import TinyModel, write_tiny_model
 from twofold.models.testing_deepseek import TinyDeepseek
 from twofold.models.testing_families import TinyKimi
 from twofold.models.testing_gguf import write_tiny_gguf
+from twofold.models.testing_qwen3_next import TinyQwen35Moe
 
 from tests.engine.drawn_families import DRAWN, EXAMPLES
 from tests.engine.model_runs import Runner, load, random_prompt
@@ -55,7 +56,9 @@ NUM_GREEDY = 64
 
 
 def as_known(model: TinyModel) -> TinyModel:
-    """transformers and GGUF files know Kimi's text part as DeepSeek-V3."""
+    """transformers and GGUF files know Kimi's text part as DeepSeek-V3; Qwen3.5's has a class of its own."""
+    if isinstance(model, TinyQwen35Moe):
+        return replace(model, nested=False)
     return model.twin if isinstance(model, TinyKimi) else model
 
 
@@ -104,7 +107,13 @@ def test_a_drawn_configuration_equals_transformers_and_itself(
         and not (latent and (model.attention_bias or not model.rope_interleave))
     ):
         file = load(write_gguf(root / "model.gguf", model))
-        np.testing.assert_array_equal(file.logits(file.prefill(PROMPT)[1]), logits)
+        of_file = file.logits(file.prefill(PROMPT)[1])
+        if isinstance(
+            model, TinyQwen35Moe
+        ):  # its value heads, so the sums over them, are in another order there
+            np.testing.assert_allclose(of_file, logits, atol=2e-5 * max(1.0, float(np.abs(logits).max())))
+        else:
+            np.testing.assert_array_equal(of_file, logits)
 
 
 def _batch_of_8_is_its_sequences_alone(alone: Runner, ours: Runner) -> None:
@@ -182,7 +191,7 @@ def test_a_device_computes_the_same_within_bf16_rounding(tmp_path: Path, family:
         path = write_tiny_model(tmp_path / "directory", model)
     tokens = random_prompt(33)
     device, moe = device_model(path)
-    kept = device.state(10, PAGE)
+    kept = device.state(10, PAGE, 1)
     parts = [device.forward(chunk(tokens, 0, 20), kept, moe), device.forward(chunk(tokens, 20, 9), kept, moe)]
     graphs = decode_graphs(lambda batch: (device.forward(batch, kept, moe),), len(PAGES))
     parts += [run(graphs, [DecodeRow(tokens[i], i, PAGES)]) for i in range(29, 33)]

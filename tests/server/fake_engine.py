@@ -101,6 +101,8 @@ class FakeStats:
     num_waiting: int
     num_free_pages: int = 3
     num_pages: int = 4
+    num_free_records: int = 0
+    num_records: int = 0
     placement: PlacementCounts = field(default_factory=PlacementCounts)
 
 

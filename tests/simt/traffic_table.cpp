@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <numeric>
 
+#include "delta_layer.h"
 #include "dense_layer.h"
 #include "expert_layer.h"
 #include "mla_layer.h"
@@ -202,6 +203,33 @@ void latent_attention() {  // DeepSeek-V2-Lite
   tell(run, "mla_join");
 }
 
+void delta_net() {  // Qwen3-Next
+  Recorded run;
+  constexpr int kKeyHeads = 16, kValueHeads = 32, kKey = 128, kValue = 128, kTaps = 4;
+  constexpr int kChannels = 2 * kKeyHeads * kKey + kValueHeads * kValue;
+  constexpr int kWidth = kChannels + kValueHeads * kValue + 2 * kValueHeads;
+  const int64_t slab = int64_t(kValueHeads) * (kValue / kDeltaBlockColumns) * delta_slab_floats(kKey);
+  const DeltaRecords records{run.zeros<float>("slabs", size_t(slab)),
+                             run.zeros<uint16_t>("tail", size_t(kTaps * kChannels)),
+                             kKeyHeads,
+                             kValueHeads,
+                             kKey,
+                             kValue,
+                             kTaps};
+  const DeltaRows rows{run.zeros<uint16_t>("projected", size_t(kWidth)),
+                       kWidth,
+                       run.zeros<float>("conv", size_t(kChannels * kTaps)),
+                       run.zeros<float>("decay_rate", kValueHeads),
+                       run.zeros<float>("decay_bias", kValueHeads),
+                       run.copy("positions", std::vector<int64_t>{9}),
+                       run.copy("records", std::vector<int32_t>{0}),
+                       1,
+                       1};
+  run.check(launch_delta(rows, records, run.zeros<float>("out", size_t(kValueHeads * kValue)), nullptr),
+            "delta");
+  tell(run, "delta");
+}
+
 // A layer of a table step of 32 tokens, half of its experts on the CPU.
 void step() {
   Recorded run;
@@ -271,6 +299,7 @@ int main() {
   }
   for (const int head_dim : {64, 128, 256}) attention(head_dim);
   latent_attention();
+  delta_net();
   step();
   encode(kernels::ActivationKind::kF32, "f32");
   encode(kernels::ActivationKind::kBF16, "bf16");

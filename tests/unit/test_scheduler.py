@@ -74,11 +74,15 @@ def test_the_youngest_gives_way_when_pages_run_out_and_starts_over():
     num_pages=st.integers(8, 24),
     max_num_seqs=st.integers(1, 5),
     budget=st.integers(1, 12),
+    num_records=st.integers(1, 4),
+    cancelled=st.sets(st.integers(0, 7)),
 )
 @settings(max_examples=60, deadline=None)
-def test_everyone_finishes_and_no_page_is_lost_or_shared(prompts, num_pages, max_num_seqs, budget):
+def test_everyone_finishes_and_no_page_or_record_is_lost_or_shared(
+    prompts, num_pages, max_num_seqs, budget, num_records, cancelled
+):
     page_size, max_tokens = 4, 6
-    pool = PagePool(num_pages, page_size)
+    pool = PagePool(num_pages, page_size, num_records)
     scheduler = Scheduler(pool, max_num_seqs, budget)
     for number, prompt in enumerate(prompts):
         scheduler.add(make_sequence(number, prompt, max_tokens))
@@ -93,17 +97,23 @@ def test_everyone_finishes_and_no_page_is_lost_or_shared(prompts, num_pages, max
         owned = [page for sequence in scheduler.running for page in sequence.pages]
         assert len(owned) == len(set(owned)), "two sequences own one page"
         assert len(owned) + pool.num_free == num_pages, "a page was lost"
+        records = [sequence.record for sequence in scheduler.running]
+        assert len(set(records)) == len(records) <= num_records, "two sequences own one record"
+        assert None not in records
+        assert len(records) + pool.num_free_records == num_records, "a record was lost"
+        assert all(sequence.record is None for sequence in scheduler.waiting)
         for item in scheduled:
             sequence = item.sequence
             sequence.num_computed += item.num_tokens
             assert pool.pages_for(sequence.num_computed) <= len(sequence.pages)
             if sequence.num_computed == len(sequence.token_ids):
                 sequence.token_ids.append(1)
-                if sequence.num_generated >= max_tokens:
+                if sequence.num_generated >= (1 if sequence.number in cancelled else max_tokens):
                     scheduler.finish(sequence)
                     finished.add(sequence.number)
     assert finished == set(range(len(prompts)))
     assert pool.num_free == num_pages
+    assert pool.num_free_records == num_records
 
 
 @pytest.mark.parametrize(("tokens", "pages"), [(0, 0), (1, 1), (4, 1), (5, 2), (8, 2)])

@@ -6,5 +6,6 @@ namespace twofold::bindings {
 
 void bind_dense(pybind11::module_& m);  // routing, rotation and KV store, decode attention
 void bind_mla(pybind11::module_& m);    // latent attention
+void bind_delta(pybind11::module_& m);  // gated delta nets
 
 }  // namespace twofold::bindings

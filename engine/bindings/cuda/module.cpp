@@ -44,4 +44,5 @@ PYBIND11_MODULE(_cuda, m) {
   m.def("why_no_device", &why_no_device, "What the CUDA runtime says where devices() is empty.");
   twofold::bindings::bind_dense(m);
   twofold::bindings::bind_mla(m);
+  twofold::bindings::bind_delta(m);
 }

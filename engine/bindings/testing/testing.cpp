@@ -27,6 +27,7 @@ void bind_testing(py::module_& m) {
   py::module_ kernels = testing.def_submodule("kernels", "One kernel of one level at a time.");
   bind_kernels(kernels);
   bind_packed_kernels(kernels);
+  bind_delta_kernels(kernels);
 }
 
 }  // namespace twofold::bindings

@@ -15,6 +15,7 @@ void bind_tested_scheduler(pybind11::module_& m);  // layer scheduler, decisions
 void bind_tested_runtime(pybind11::module_& m);    // online correction
 void bind_kernels(pybind11::module_& m);           // single kernels by level
 void bind_packed_kernels(pybind11::module_& m);
+void bind_delta_kernels(pybind11::module_& m);
 
 // One level by name; ConfigError when there is none or this CPU cannot run it.
 const kernels::KernelTable& level_named(const std::string& level);

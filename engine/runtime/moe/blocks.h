@@ -21,6 +21,7 @@ class AttentionBlock : public Block {
     attention_.forward(hidden, batch, cache, layer_);
   }
   int hidden_size() const override { return attention_.hidden_size(); }
+  const Attention& attention() const { return attention_; }
 
  private:
   Attention attention_;

@@ -1,13 +1,14 @@
 #include "ops/attention_batch.h"
 
 #include <algorithm>
+#include <limits>
 #include <string>
 
 namespace twofold {
 
 AttentionBatch::AttentionBatch(const TensorView& positions, const TensorView& sequence_index,
                                const TensorView& page_tables, const TensorView& rope_cos,
-                               const TensorView& rope_sin) {
+                               const TensorView& rope_sin, const TensorView* records) {
   const int32_t* position = expect_i32(positions, "AttentionBatch: positions", {kAny});
   const int64_t T = positions.shape[0];
   const int32_t* sequence = expect_i32(sequence_index, "AttentionBatch: sequence_index", {T});
@@ -32,6 +33,10 @@ AttentionBatch::AttentionBatch(const TensorView& positions, const TensorView& se
   positions_.assign(position, position + T);
   sequence_index_.assign(sequence, sequence + T);
   page_tables_.assign(table, table + page_tables.shape[0] * page_tables.shape[1]);
+  if (records != nullptr) {
+    const int32_t* numbers = expect_i32(*records, "AttentionBatch: records", {page_tables.shape[0]});
+    records_.assign(numbers, numbers + num_sequences_);
+  }
   cosine_.assign(cosine, cosine + T * pairs);
   sine_.assign(sine, sine + T * pairs);
 }
@@ -62,21 +67,52 @@ void AttentionBatch::check_pages(const StateCache& cache) {
   checked_page_size_ = cache.page_size();
 }
 
-const std::vector<AttentionTile>& AttentionBatch::tiles(int tile_tokens) {
-  if (tile_tokens_ == tile_tokens) return tiles_;
-  tiles_.clear();
-  for (int t = 0; t < num_tokens(); ++t) {
-    const size_t i = static_cast<size_t>(t);
-    const bool joins = !tiles_.empty() && tiles_.back().num_tokens < tile_tokens && t > 0 &&
-                       sequence_index_[i] == sequence_index_[i - 1] && positions_[i] == positions_[i - 1] + 1;
-    if (joins) {
-      ++tiles_.back().num_tokens;
-    } else {
-      tiles_.push_back({t, 1});
-    }
+void AttentionBatch::check_records(const StateCache& cache) {
+  if (checked_records_ == cache.num_records()) return;
+  if (records_.empty() && num_tokens() > 0) {
+    throw KernelFailure(
+        "AttentionBatch: records were not given; the model's layers keep one of each sequence");
   }
+  std::vector<bool> used(static_cast<size_t>(cache.num_records()));
+  for (const AttentionTile& run : runs()) {
+    const int number = record(run.first_token);
+    if (number < 0 || number >= cache.num_records()) {
+      throw KernelFailure("AttentionBatch: a record is " + std::to_string(number) +
+                          "; the cache has records 0 to " + std::to_string(cache.num_records() - 1));
+    }
+    if (used[static_cast<size_t>(number)]) {
+      throw KernelFailure("AttentionBatch: record " + std::to_string(number) +
+                          " is that of two runs of tokens; expected consecutive tokens of one sequence");
+    }
+    used[static_cast<size_t>(number)] = true;
+  }
+  checked_records_ = cache.num_records();
+}
+
+const std::vector<AttentionTile>& AttentionBatch::tiles(int tile_tokens) {
+  if (tile_tokens_ != tile_tokens) tiles_ = cut(tile_tokens);
   tile_tokens_ = tile_tokens;
   return tiles_;
+}
+
+const std::vector<AttentionTile>& AttentionBatch::runs() {
+  if (runs_.empty()) runs_ = cut(std::numeric_limits<int>::max());
+  return runs_;
+}
+
+std::vector<AttentionTile> AttentionBatch::cut(int tile_tokens) const {
+  std::vector<AttentionTile> tiles;
+  for (int t = 0; t < num_tokens(); ++t) {
+    const size_t i = static_cast<size_t>(t);
+    const bool joins = !tiles.empty() && tiles.back().num_tokens < tile_tokens && t > 0 &&
+                       sequence_index_[i] == sequence_index_[i - 1] && positions_[i] == positions_[i - 1] + 1;
+    if (joins) {
+      ++tiles.back().num_tokens;
+    } else {
+      tiles.push_back({t, 1});
+    }
+  }
+  return tiles;
 }
 
 }  // namespace twofold

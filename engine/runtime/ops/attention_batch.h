@@ -36,10 +36,10 @@ void for_page_runs(const StatePlane& plane, const int32_t* pages, int page_size,
 class AttentionBatch {
  public:
   // positions, sequence_index [T] i32; page_tables [S, max_pages] i32, entry p holding positions p *
-  // page_size onwards; rope_cos, rope_sin [T, rotated pairs] f32. Everything is copied. Throws KernelFailure
-  // for a negative position or a sequence index outside [0, S).
+  // page_size onwards; rope_cos, rope_sin [T, rotated pairs] f32; records [S] i32, null where no layer keeps any.
+  // Everything is copied. Throws KernelFailure for a negative position or a sequence index outside [0, S).
   AttentionBatch(const TensorView& positions, const TensorView& sequence_index, const TensorView& page_tables,
-                 const TensorView& rope_cos, const TensorView& rope_sin);
+                 const TensorView& rope_cos, const TensorView& rope_sin, const TensorView* records = nullptr);
 
   int num_tokens() const { return static_cast<int>(positions_.size()); }
   int position(int token) const { return positions_[static_cast<size_t>(token)]; }
@@ -64,15 +64,29 @@ class AttentionBatch {
   // answer.
   void check_pages(const StateCache& cache);
 
+  // The number of the record of the token's sequence, where check_records has passed.
+  int record(int token) const {
+    return records_[static_cast<size_t>(sequence_index_[static_cast<size_t>(token)])];
+  }
+
+  // Throws KernelFailure without records, for one that the cache does not have, and where two runs would carry on the
+  // same one. Remembers the answer.
+  void check_records(const StateCache& cache);
+
   // The batch cut into tiles of at most `tile_tokens`. Remembers the last cut.
   const std::vector<AttentionTile>& tiles(int tile_tokens);
+  // The same without a limit.
+  const std::vector<AttentionTile>& runs();
 
  private:
-  std::vector<int32_t> positions_, sequence_index_, page_tables_;
+  std::vector<AttentionTile> cut(int tile_tokens) const;
+
+  std::vector<int32_t> positions_, sequence_index_, page_tables_, records_;
   std::vector<float> cosine_, sine_;
   int num_sequences_ = 0, max_pages_ = 0, num_rotated_pairs_ = 0;
   int checked_pages_ = -1, checked_page_size_ = -1;
-  std::vector<AttentionTile> tiles_;
+  int checked_records_ = -1;
+  std::vector<AttentionTile> tiles_, runs_;
   int tile_tokens_ = 0;
 };
 

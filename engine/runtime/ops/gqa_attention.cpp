@@ -59,6 +59,7 @@ void GqaAttention::forward(float* hidden, AttentionBatch& batch, StateCache& cac
   timer.next(Work::kAttention);
   float* attended = pool_.scratch_floats(kAttendedSlot, static_cast<int64_t>(T) * weights_.o->columns());
   attend(qkv, attended, batch, cache, layer);
+  if (shape_.gated) gate(qkv, attended, T);
   timer.next(Work::kOutput);
   linear(table_, pool_, {.x = attended, .ld = weights_.o->columns()}, T, *weights_.o, weights_.o_bias, hidden,
          true);
@@ -77,6 +78,18 @@ void GqaAttention::rotate(float* head, const AttentionBatch& batch, int token, f
   table_.rope(head, batch.cosine(token), batch.sine(token), half);
 }
 
+void GqaAttention::gate(const float* qkv, float* attended, int T) const {
+  const int64_t D = shape_.head_dim, heads = shape_.num_heads, width = weights_.qkv->rows();
+  const double us =
+      work_us(12.0 * static_cast<double>(T * heads * D), 20.0 * static_cast<double>(T * heads * D));
+  for_ranges(pool_, T * heads, 1, us, [&](int64_t first, int64_t count) {
+    for (int64_t i = first; i < first + count; ++i) {
+      const float* of_head = qkv + i / heads * width + i % heads * shape_.query_rows();
+      table_.delta->sigmoid_multiply(of_head + D, attended + i * D, shape_.head_dim);
+    }
+  });
+}
+
 void GqaAttention::store_keys_values(float* qkv, const AttentionBatch& batch, const StateCache& cache,
                                      int layer) {
   const int D = shape_.head_dim, heads = shape_.num_heads, kv_heads = shape_.num_kv_heads;
@@ -93,20 +106,21 @@ void GqaAttention::store_keys_values(float* qkv, const AttentionBatch& batch, co
             table_.rmsnorm(row, weights_.q_norm, shape_.eps, row, heads * D);
             table_.rmsnorm(row + heads * D, weights_.k_norm, shape_.eps, row + heads * D, kv_heads * D);
           }
+          float* keys = row + int64_t{heads} * shape_.query_rows();
           for (int head = 0; head < heads + kv_heads; ++head) {
             const float* norm = head < heads ? weights_.q_norm : weights_.k_norm;
-            float* v = row + head * D;
+            float* v = head < heads ? row + int64_t{head} * shape_.query_rows() : keys + (head - heads) * D;
             if (norm != nullptr && !shape_.flat_norms) table_.rmsnorm(v, norm, shape_.eps, v, D);
             if (shape_.rotated) rotate(v, batch, t, room.data());
           }
           if (shape_.period > 0) {
             const float steps = std::floor(static_cast<float>(batch.position(t) + 1) / shape_.period);
             const float factor = 1.0f + shape_.slope * std::log1p(steps);
-            for (int i = 0; i < heads * D; ++i) row[i] *= factor;
+            for (int64_t i = 0; i < int64_t{heads} * shape_.query_rows(); ++i) row[i] *= factor;
           }
           const int64_t at = batch.row(t, cache.page_size());
           for (int head = 0; head < 2 * kv_heads; ++head)
-            store_row(table_, row + (heads + head) * D, planes[static_cast<size_t>(head)], at);
+            store_row(table_, keys + head * D, planes[static_cast<size_t>(head)], at);
         }
       });
 }
@@ -129,9 +143,13 @@ class GqaAttention::Source final : public AttentionSource {
     return planes_[static_cast<size_t>(shape_.num_kv_heads + part)];
   }
   const float* queries(const AttentionTile& tile, int part, float* room) const override {
-    const float* from = qkv_ + tile.first_token * q_width_ + part * size();
-    if (tile.num_tokens == 1) return from;
-    for (int t = 0; t < tile.num_tokens; ++t) std::copy_n(from + t * q_width_, size(), room + t * size());
+    const int64_t head_rows = shape_.query_rows();
+    const float* from = qkv_ + tile.first_token * q_width_ + part * group() * head_rows;
+    if (tile.num_tokens == 1 && !shape_.gated) return from;
+    for (int i = 0; i < tile.num_tokens * group(); ++i) {
+      const float* head = from + i / group() * q_width_ + i % group() * head_rows;
+      std::copy_n(head, shape_.head_dim, room + int64_t{i} * shape_.head_dim);
+    }
     return room;
   }
   void take(const AttentionTile& tile, int part, const float* sums) const override {

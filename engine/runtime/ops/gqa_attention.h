@@ -1,7 +1,7 @@
 // Grouped-query attention: hidden += o_proj(attention(norm(hidden))), with optional norms of queries and keys,
-// of each head (Qwen3) or of all heads together (OLMoE), rotary embedding, a paged cache of keys and values, and an
-// optional sliding window or chunks. In the cache it has a plane per key head, then one per value head, each head_dim
-// wide.
+// of each head (Qwen3) or of all heads together (OLMoE), rotary embedding, a paged cache of keys and values, and
+// optionally a sliding window or chunks, and a gate of what was attended to (Qwen3-Next). In the cache it has a plane
+// per key head, then one per value head, each head_dim wide.
 #pragma once
 #include "host/thread_pool.h"
 #include "ops/attention_batch.h"
@@ -15,13 +15,15 @@ namespace twofold {
 
 // Null pointers mean "not there". Nothing is owned: whoever makes the block keeps the arrays.
 struct GqaWeights {
-  const float* norm;        // [hidden]
-  const PackedMatrix* qkv;  // [(heads + 2 kv heads) * head_dim, hidden]: all queries, all keys, all values
-  const float* qkv_bias;    // [rows of qkv]
-  const float* q_norm;      // [head_dim], or [heads * head_dim] with flat_norms
-  const float* k_norm;      // [head_dim], or [kv heads * head_dim]
-  const PackedMatrix* o;    // [hidden, heads * head_dim]
-  const float* o_bias;      // [hidden]
+  const float* norm;  // [hidden]
+  const PackedMatrix*
+      qkv;  // [(heads + 2 kv heads) * head_dim, hidden]: all queries, all keys, all values; gated,
+            // every head's gate lies behind its query
+  const float* qkv_bias;  // [rows of qkv]
+  const float* q_norm;    // [head_dim], or [heads * head_dim] with flat_norms
+  const float* k_norm;    // [head_dim], or [kv heads * head_dim]
+  const PackedMatrix* o;  // [hidden, heads * head_dim]
+  const float* o_bias;    // [hidden]
 };
 
 struct GqaShape {
@@ -33,6 +35,9 @@ struct GqaShape {
   bool neighbours = false;  // rotation pairs elements 2i and 2i + 1 instead of i and i + pairs
   // Queries times 1 + slope * log1p(floor((position + 1) / period)); period 0: as they are.
   float period = 0, slope = 0;
+  bool gated = false;  // what a head attended to is multiplied by sigmoid(gate)
+
+  int query_rows() const { return gated ? 2 * head_dim : head_dim; }  // of a head, with its gate
 };
 
 class GqaAttention {
@@ -53,6 +58,7 @@ class GqaAttention {
   void check(const AttentionBatch& batch, const StateCache& cache, int layer) const;
   void rotate(float* head, const AttentionBatch& batch, int token, float* room) const;
   void store_keys_values(float* qkv, const AttentionBatch& batch, const StateCache& cache, int layer);
+  void gate(const float* qkv, float* attended, int T) const;
   void attend(const float* qkv, float* out, AttentionBatch& batch, const StateCache& cache, int layer) const;
 
   const kernels::KernelTable& table_;

@@ -58,6 +58,7 @@ class StateCache {
   const std::vector<StatePlane>& planes(int layer) const {
     return layers_[static_cast<size_t>(layer)].planes;
   }
+  int64_t record_bytes(int layer) const { return layers_[static_cast<size_t>(layer)].record_bytes; }
   std::span<std::byte> record(int layer, int record) const;
 
   // All layers' rows of page `from` (all layers' record `from`) become those of `to`. Throw std::out_of_range

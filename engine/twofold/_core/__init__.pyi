@@ -328,7 +328,11 @@ class StateCache:
         layers: Sequence[Sequence[tuple[int, int, Literal["float32", "bfloat16", "q8", "fp8"]]]],
         num_pages: int,
         page_size: int,
-    ) -> None: ...
+        record_bytes: Sequence[int] = ...,
+        num_records: int = 0,
+    ) -> None:
+        """record_bytes: of a sequence's record in each layer; none: no layer keeps any."""
+
     @property
     def num_layers(self) -> int: ...
     @property
@@ -336,16 +340,31 @@ class StateCache:
     @property
     def page_size(self) -> int: ...
     @property
+    def num_records(self) -> int: ...
+    @property
     def bytes(self) -> int: ...
 
 @final
 class AttentionBatch:
     def __init__(
-        self, positions: _I32, sequence_index: _I32, page_tables: _I32, rope_cos: _F32, rope_sin: _F32
-    ) -> None: ...
+        self,
+        positions: _I32,
+        sequence_index: _I32,
+        page_tables: _I32,
+        rope_cos: _F32,
+        rope_sin: _F32,
+        records: _I32 | None = None,
+    ) -> None:
+        """records: number of each sequence's record, where layers keep one."""
+
     @staticmethod
     def of_table(
-        positions: _I32, sequence_index: _I32, page_tables: _I32, cos_table: _F32, sin_table: _F32
+        positions: _I32,
+        sequence_index: _I32,
+        page_tables: _I32,
+        cos_table: _F32,
+        sin_table: _F32,
+        records: _I32 | None = None,
     ) -> AttentionBatch: ...
     @property
     def num_tokens(self) -> int: ...
@@ -381,6 +400,7 @@ class Gqa(Block):
         neighbours: bool = False,
         period: float = 0.0,
         slope: float = 0.0,
+        gated: bool = False,
     ) -> None:
         """layer: of the cache, which has 2 * num_kv_heads planes of head_dim elements there.
 
@@ -389,8 +409,49 @@ class Gqa(Block):
         1 + slope * log1p(floor((position + 1) / period)).
 
         flat_norms: q_norm and k_norm are of all heads together, [num_heads * head_dim] and [num_kv_heads * head_dim].
+        gated: a head's gate lies behind its query in qkv_weight; what it attended to is multiplied by its sigmoid.
         """
 
+    def forward(self, hidden: _F32, batch: AttentionBatch, cache: StateCache) -> None: ...
+
+@final
+class GatedDelta(Block):
+    """A gated delta net; of each sequence it keeps a record."""
+
+    def __init__(
+        self,
+        pool: ThreadPool,
+        norm_weight: _F32,
+        in_weight: PackedMatrix,
+        conv: _F32,
+        decay_rate: _F32,
+        decay_bias: _F32,
+        head_norm: _F32,
+        out_weight: PackedMatrix,
+        *,
+        num_k_heads: int,
+        num_v_heads: int,
+        key_dim: int,
+        eps: float,
+        tiled: bool,
+        grouped: bool,
+        grouped_gates: bool,
+        layer: int,
+    ) -> None:
+        """layer: of the cache, whose records have `record_bytes` there.
+
+        Args:
+            in_weight: queries, keys, values and z of all heads, then b and a; `grouped` and `grouped_gates`: by key
+                head.
+            conv: [taps, channels] of all queries, all keys, all values.
+            decay_rate: [num_v_heads], negative.
+            decay_bias: [num_v_heads].
+            head_norm: [value_dim].
+            tiled: value head h has key head h % num_k_heads; else those of a key head are neighbours.
+        """
+
+    @staticmethod
+    def record_bytes(num_k_heads: int, num_v_heads: int, key_dim: int, value_dim: int, taps: int) -> int: ...
     def forward(self, hidden: _F32, batch: AttentionBatch, cache: StateCache) -> None: ...
 
 @final

@@ -176,6 +176,9 @@ class EngineStats:
     num_waiting: int
     num_free_pages: int
     num_pages: int
+    num_free_records: int
+    num_records: int
+    """Of sequences as a whole; 0 for a model whose layers keep none."""
     num_steps: int
     decode_tokens_per_s: float
     """Of recent decode-only steps, on the run's clock; 0 before the first."""

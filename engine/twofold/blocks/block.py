@@ -143,7 +143,13 @@ class BlockWeights:
 
     def vector(self, part: str) -> F32:
         spec = self.specs[part]
-        return self.source.vector(spec.name, (spec.shape[0],))
+        values = self.source.vector(spec.name, (spec.shape[0],))
+        return values + np.float32(1.0) if spec.zero_centred else values
+
+    def floats(self, part: str) -> F32:
+        """A tensor of plain floats of any shape, as a copy."""
+        spec = self.specs[part]
+        return self.source.floats(spec.name, spec.shape)
 
     def optional_vector(self, part: str) -> F32 | None:
         return self.vector(part) if part in self.specs else None
@@ -220,6 +226,11 @@ class Block(ModelPart):
         """Values of a token that are alive at once while it runs on a device, beside the residual stream."""
         return 0
 
+    @property
+    def device_record_bytes(self) -> int:
+        """Of a sequence's record on a device."""
+        return 0
+
     @abstractmethod
     def cpu(self, weights: BlockWeights, pool: ops.ThreadPool, moe_layer: int) -> ops.Block:
         """Pack the weights and make the CPU's operator. Raises ModelLoadError.
@@ -231,7 +242,9 @@ class Block(ModelPart):
     def device(self, weights: DeviceWeights, moe_layer: int) -> DeviceBlock:
         """Copy the weights and make the device's operator. Needs torch."""
 
-    def device_state(self, num_pages: int, page_size: int, allocate: Allocate) -> DeviceState:
+    def device_state(
+        self, num_pages: int, page_size: int, allocate: Allocate, num_records: int = 0
+    ) -> DeviceState:
         """Memory on a device for what it keeps of all sequences."""
         return ()
 

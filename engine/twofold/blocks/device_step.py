@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 DeviceState = tuple["Tensor", ...]
 """What one block keeps of all sequences."""
 Allocate = Callable[..., "Tensor"]
-"""Zeros of a shape, bf16 on the device."""
+"""Zeros of a shape on the device, bf16, or f32 where `exact` is asked for."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,8 @@ class DeviceBatch:
     """Tokens of each sequence in this batch, in order; None: one each, a decode step."""
     host_seq_lens: tuple[int, ...] = ()
     """`seq_lens` on the host, where query_lens are given."""
+    records: Tensor | None = None
+    """int32 [S], of each sequence's record, which only some models' layers look at; negative: padding."""
 
     def sequences(self) -> tuple[int, list[tuple[int, slice]]]:
         """How many leading sequences have one token each, and (number, rows) of each of the others."""

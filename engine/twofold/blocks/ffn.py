@@ -22,6 +22,8 @@ class DenseFfn(Block):
     eps: float
     gguf_norm: str = "ffn_norm"
     """What GGUF files call the norm."""
+    zero_centred: bool = False
+    """Whether checkpoints have the norm's values less 1."""
 
     def tensors(self, found: Found) -> dict[str, TensorSpec]:
         hf, gguf = f"model.layers.{self.layer}", f"blk.{self.layer}"
@@ -31,6 +33,7 @@ class DenseFfn(Block):
             (self.hidden_size,),
             "exact",
             f"{gguf}.{self.gguf_norm}.weight",
+            zero_centred=self.zero_centred,
         )
         return {"norm": norm} | {
             part: TensorSpec(f"{hf}.mlp.{part}_proj.weight", shape, "matrix", f"{gguf}.ffn_{part}.weight")

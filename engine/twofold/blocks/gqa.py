@@ -1,7 +1,8 @@
 """Grouped-query attention over pages of keys and values, with its own norm.
 
 Optional: biases, RMSNorm over each head of q and k before the rotation (Qwen3) or over all heads together (OLMoE), a
-sliding window, chunks, layers without rotation whose queries grow with the position (Llama 4).
+sliding window, chunks, layers without rotation whose queries grow with the position (Llama 4), a gate of what each
+head attended to (Qwen3-Next).
 """
 
 from __future__ import annotations
@@ -60,6 +61,11 @@ class Gqa(Block):
     """(period, slope): queries are multiplied by 1 + slope * log1p(floor((position + 1) / period))."""
     multiplier: float | None = None
     """Of the products of queries and keys; None: 1 / sqrt(head_dim)."""
+    gated: bool = False
+    """Whether q_proj has, behind each head's query, as many rows of a gate; its sigmoid multiplies what the head
+    attended to."""
+    zero_centred: bool = False
+    """Whether checkpoints have the norms' values less 1."""
 
     @property
     def scale(self) -> float:
@@ -77,7 +83,8 @@ class Gqa(Block):
     def tensors(self, found: Found) -> dict[str, TensorSpec]:
         hf, gguf = f"model.layers.{self.layer}", f"blk.{self.layer}"
         hidden = self.hidden_size
-        q_rows, kv_rows = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        out_rows, kv_rows = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        q_rows = (1 + self.gated) * out_rows
         rows = {"q": q_rows, "k": kv_rows, "v": kv_rows}
         heads = {"q": self.num_heads, "k": self.num_kv_heads} if self.gguf_pairs_neighbours else {}
 
@@ -100,7 +107,8 @@ class Gqa(Block):
                 first += count
 
         def vector(name: str, size: int, theirs: str) -> TensorSpec:
-            return TensorSpec(f"{hf}.{name}", (size,), "exact", f"{gguf}.{theirs}")
+            centred = self.zero_centred and not name.endswith("bias")
+            return TensorSpec(f"{hf}.{name}", (size,), "exact", f"{gguf}.{theirs}", zero_centred=centred)
 
         q, k, v = projections("weight", hidden)
         specs = {
@@ -109,7 +117,7 @@ class Gqa(Block):
             "k": k,
             "v": v,
             "o": TensorSpec(
-                f"{hf}.self_attn.o_proj.weight", (hidden, q_rows), "matrix", f"{gguf}.attn_output.weight"
+                f"{hf}.self_attn.o_proj.weight", (hidden, out_rows), "matrix", f"{gguf}.attn_output.weight"
             ),
         }
         if self.bias:
@@ -130,7 +138,7 @@ class Gqa(Block):
 
     @property
     def device_elements_per_token(self) -> int:
-        return (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
+        return ((1 + 2 * self.gated) * self.num_heads + 2 * self.num_kv_heads) * self.head_dim
 
     def device_bytes(self, weights: BlockWeights) -> int:
         """Biases are bf16 there, and norms have weights."""
@@ -186,6 +194,7 @@ class Gqa(Block):
             neighbours=self.neighbours,
             period=period,
             slope=slope,
+            gated=self.gated,
         )
 
     def device(self, weights: DeviceWeights, moe_layer: int) -> DeviceBlock:
@@ -222,7 +231,9 @@ class Gqa(Block):
         pairs = heads.reshape(-1, self.head_dim // 2, 2, *rows.shape[1:])
         return torch.cat([pairs.transpose(1, 2).reshape(heads.shape), v])
 
-    def device_state(self, num_pages: int, page_size: int, allocate: Allocate) -> DeviceState:
+    def device_state(
+        self, num_pages: int, page_size: int, allocate: Allocate, num_records: int = 0
+    ) -> DeviceState:
         shape = (num_pages, page_size, self.num_kv_heads, self.head_dim)
         return allocate(shape), allocate(shape)
 
@@ -246,6 +257,9 @@ class GqaOnDevice:
 
         qkv = functional.linear(normed(hidden, self.norm, self.shape.epsilon), self.qkv, self.qkv_bias)
         kv, norms = KvLayer(*state), self.norms
+        gate = None
+        if self.attention.gated:
+            qkv, gate = self._ungated(qkv)
         if self.attention.flat_norms:
             qkv, norms = self._normed(qkv), (None, None)
         cos, sin = step.angles
@@ -256,7 +270,18 @@ class GqaOnDevice:
             steps = ((step.batch.positions + 1) / period).floor()
             q = (q * (1.0 + slope * steps.log1p())[:, None, None]).to(q.dtype)
         attended = self._attended(q, kv, step)
+        if gate is not None:
+            attended = attended * gate.sigmoid()
         hidden += functional.linear(attended.flatten(1), self.o, self.o_bias)
+
+    def _ungated(self, qkv: Tensor) -> tuple[Tensor, Tensor]:
+        """Without the rows of gates, and these, [T, heads, head_dim]."""
+        import torch
+
+        shape = self.shape
+        both = qkv[:, : 2 * shape.num_heads * shape.head_dim]
+        q, gate = both.view(len(qkv), shape.num_heads, 2, shape.head_dim).unbind(2)
+        return torch.cat([q.flatten(1), qkv[:, both.shape[1] :]], 1), gate
 
     def _normed(self, qkv: Tensor) -> Tensor:
         """With the norms of q and of k, each over all its heads."""

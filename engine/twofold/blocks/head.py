@@ -49,11 +49,19 @@ class Head(ModelPart):
     tied: bool
     scale: float = 1.0
     """Of the logits."""
+    zero_centred: bool = False
+    """Whether checkpoints have the norm's values less 1."""
 
     def tensors(self, found: Found) -> dict[str, TensorSpec]:
         shape = (self.vocab_size, self.hidden_size)
         return {
-            "norm": TensorSpec("model.norm.weight", (self.hidden_size,), "exact", "output_norm.weight"),
+            "norm": TensorSpec(
+                "model.norm.weight",
+                (self.hidden_size,),
+                "exact",
+                "output_norm.weight",
+                zero_centred=self.zero_centred,
+            ),
             "vocabulary": Embedding(self.vocab_size, self.hidden_size, True).tensors(found)["table"]
             if self.tied
             else TensorSpec("lm_head.weight", shape, "embedding", "output.weight"),

@@ -225,7 +225,9 @@ class Mla(Block):
             o_bias=weights.bias("o_bias"),
         )
 
-    def device_state(self, num_pages: int, page_size: int, allocate: Allocate) -> DeviceState:
+    def device_state(
+        self, num_pages: int, page_size: int, allocate: Allocate, num_records: int = 0
+    ) -> DeviceState:
         return (allocate((num_pages, page_size, self.cached)),)
 
 

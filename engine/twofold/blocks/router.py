@@ -50,6 +50,8 @@ class Router(Block):
     """What they call the gate within it, likewise."""
     gguf_norm: str = "ffn_norm"
     """What GGUF files call the norm."""
+    zero_centred: bool = False
+    """Whether checkpoints have the norm's values less 1."""
 
     def problems(self) -> Iterator[str]:
         if self.top_k > self.num_experts:
@@ -80,6 +82,7 @@ class Router(Block):
             (self.hidden_size,),
             "exact",
             f"{gguf}.{self.gguf_norm}.weight",
+            zero_centred=self.zero_centred,
         )
         gate = next(filter(found, gates), list(gates)[-1])
         specs = {"norm": norm, "gate": gate}

@@ -97,6 +97,8 @@ def check_model(config: EngineConfig) -> Check:
         f"{size.one_expert_bytes / 1e6:.2f} MB, {size.file_bytes / _GIB:.2f} GiB on disk; with a KV cache of {tokens} "
         f"tokens it needs {fit.needed_bytes / _GIB:.2f} GiB of memory"
     )
+    if size.bytes_per_sequence:
+        found += f", {size.bytes_per_sequence / 1e6:.1f} MB of it for the record that each sequence has"
     if files.mapped is not None:
         end = files.mapped.contents.panels_end
         cached = files.mapped.mapping.resident_bytes(0, end)

@@ -20,6 +20,8 @@ WORKSPACE_BYTES: Final = 768 * 2**20
 _SAMPLED_ROWS: Final = 32
 _KV_SHARE: Final = 0.25
 _KV_CONTEXTS: Final = 8
+_RECORD_SHARE: Final = 0.125
+"""Of the room beside the dense weights, for records."""
 _STAGING_SHARE: Final = 0.1
 
 
@@ -41,6 +43,8 @@ class DeviceNeeds:
     """Of a prefill chunk: what is alive at once in a layer."""
     sampled_row_bytes: int = 0
     """Logits of one token and what sampling makes of them."""
+    record_bytes: int = 0
+    """What layers keep of a sequence, however long it is; 0: they do not."""
 
     @property
     def slot_bytes(self) -> int:
@@ -64,6 +68,7 @@ def needs_of(size: ModelSize) -> DeviceNeeds:
         max_context=size.config.max_context,
         activation_bytes_per_token=model.top_k * pair_bytes + 10 * model.hidden_size + 8 * elements,
         sampled_row_bytes=40 * model.vocab_size,
+        record_bytes=sum(block.device_record_bytes for layer in model.layers for block in layer),
     )
 
 
@@ -95,20 +100,45 @@ class DeviceBudget:
     """Slots that fetched experts pass through; 0 where every expert has a slot of its own."""
     num_experts: int
     """Over all layers."""
+    num_records: int | None = None
+    """Sequences that can run at once, where each needs a record; None where none does."""
+    record_bytes: int = 0
+    """Of all records, and of padding's."""
 
     @property
     def used_bytes(self) -> int:
         experts = (self.num_slots + self.num_staging) * self.slot_bytes
-        return self.dense_bytes + self.workspace_bytes + self.kv_bytes + experts
+        return self.dense_bytes + self.workspace_bytes + self.kv_bytes + self.record_bytes + experts
+
+    def _records(self) -> str:
+        if self.num_records is None:
+            return ""
+        return f"{self.num_records} records of sequences ({_gib(self.record_bytes)}), "
 
     def explain(self) -> str:
         """One line, for people."""
         return (
             f"GPU memory: {_gib(self.used_bytes)} of {_gib(self.limit_bytes)}: dense weights {_gib(self.dense_bytes)}, "
-            f"KV cache {_gib(self.kv_bytes)} for {self.num_kv_tokens} tokens, {self.num_slots} of {self.num_experts} "
+            f"KV cache {_gib(self.kv_bytes)} for {self.num_kv_tokens} tokens, {self._records()}{self.num_slots} of "
+            f"{self.num_experts} "
             f"experts ({_gib(self.num_slots * self.slot_bytes)}), {self.num_staging} staging slots "
             f"({_gib(self.num_staging * self.slot_bytes)}), workspace {_gib(self.workspace_bytes)}"
         )
+
+
+def _plan_records(config: EngineConfig, needs: DeviceNeeds, room: int) -> tuple[int | None, int]:
+    """How many sequences have a record, and what these and that of padding take of the room."""
+    if needs.record_bytes == 0:
+        return None, 0
+    fitting = int(room * _RECORD_SHARE) // needs.record_bytes - 1
+    if fitting < 1:
+        raise ConfigError(
+            f"a sequence's record takes {_gib(needs.record_bytes)}, beside the dense weights there is {_gib(room)} on "
+            "the GPU; raise --gpu-memory-utilization "
+            f"(now {config.gpu_memory_utilization}) or use --accelerator none"
+        )
+    count = min(config.max_num_seqs, fitting)
+    return count, (count + 1) * needs.record_bytes
 
 
 def plan_device(config: EngineConfig, needs: DeviceNeeds, total_bytes: int, free_bytes: int) -> DeviceBudget:
@@ -121,6 +151,8 @@ def plan_device(config: EngineConfig, needs: DeviceNeeds, total_bytes: int, free
     workspace = WORKSPACE_BYTES + config.max_num_batched_tokens * needs.activation_bytes_per_token
     workspace += _SAMPLED_ROWS * needs.sampled_row_bytes
     room = limit - needs.dense_bytes - workspace
+    num_records, record_bytes = _plan_records(config, needs, max(room, 0))
+    room -= record_bytes
     least_kv = config.page_size * needs.kv_bytes_per_token
     if room < least_kv:
         raise ConfigError(
@@ -142,6 +174,8 @@ def plan_device(config: EngineConfig, needs: DeviceNeeds, total_bytes: int, free
         num_slots=num_slots,
         num_staging=num_staging,
         num_experts=needs.num_layers * needs.num_experts,
+        num_records=num_records,
+        record_bytes=record_bytes,
     )
 
 

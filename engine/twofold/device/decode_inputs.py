@@ -19,6 +19,7 @@ class DecodeRow:
     token_id: int
     position: int
     pages: Sequence[int]
+    record: int = 0
 
 
 class DecodeInputs:
@@ -26,12 +27,13 @@ class DecodeInputs:
 
     def __init__(self, size: int, page_size: int, max_pages: int, device: Device) -> None:
         self._page_size, self._max_pages = page_size, max_pages
-        num_bytes = size * (3 * 8 + 4 + 4 * max_pages)
+        num_bytes = size * (3 * 8 + 2 * 4 + 4 * max_pages)
         self._host = device.staging_buffer((num_bytes,), torch.uint8)
         self._device = torch.empty(num_bytes, dtype=torch.uint8, device=device.torch_device)
         self._written = [part.numpy() for part in _parts(self._host, size)]  # cheaper to write than tensors
         self._pages: list[list[int]] = [[] for _ in range(size)]  # what the rows' tables begin with
-        self.batch = DeviceBatch(*_parts(self._device, size))
+        tokens, positions, places, tables, lengths, records = _parts(self._device, size)
+        self.batch = DeviceBatch(tokens, positions, places, tables, lengths, records=records)
         self.fill(())
 
     def fill(self, rows: Sequence[DecodeRow]) -> None:
@@ -40,12 +42,13 @@ class DecodeInputs:
         Raises:
             ValueError: a row's pages do not hold its position, or are more than there is room for.
         """
-        tokens, positions, places, tables, lengths = self._written
+        tokens, positions, places, tables, lengths, records = self._written
         places[: len(rows)] = [self._place(row) for row in rows]
         tokens[: len(rows)] = [row.token_id for row in rows]
         positions[: len(rows)] = [row.position for row in rows]
         lengths[: len(rows)] = [row.position + 1 for row in rows]
-        for padded, value in ((tokens, 0), (positions, 0), (places, -1), (lengths, 0)):
+        records[: len(rows)] = [row.record for row in rows]
+        for padded, value in ((tokens, 0), (positions, 0), (places, -1), (lengths, 0), (records, -1)):
             padded[len(rows) :] = value
         for index, row in enumerate(rows):
             # Sequences only grow from step to step, as a rule: what is new is the last page, if any.
@@ -65,9 +68,10 @@ class DecodeInputs:
         return row.pages[page] * self._page_size + offset
 
 
-def _parts(memory: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Token ids, positions, places, page tables and lengths in one memory, in the order of DeviceBatch."""
+def _parts(memory: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Token ids, positions, places, page tables, lengths and records in one memory."""
     wide = memory[: 3 * 8 * size].view(torch.int64)
     narrow = memory[3 * 8 * size :].view(torch.int32)
     tokens, positions, places = wide.chunk(3)
-    return tokens, positions, places, narrow[size:].view(size, -1), narrow[:size]
+    lengths, records, tables = narrow[:size], narrow[size : 2 * size], narrow[2 * size :]
+    return tokens, positions, places, tables.view(size, -1), lengths, records

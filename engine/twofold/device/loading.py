@@ -55,14 +55,14 @@ def load_on_device(
         moe = load_experts(files, pool, choice, config, slots, progress)
         runner = DeviceRunner(
             model, moe, device, num_pages=num_pages, page_size=config.page_size, max_context=max_context,
-            look_ahead=look_ahead,
+            num_records=budget.num_records or 0, look_ahead=look_ahead,
         )  # fmt: skip
     except torch.OutOfMemoryError as error:
         raise CapacityError(
             f"{device.torch_device} has less room than it said ({str(error).splitlines()[0]}); {budget.explain()}: "
             "lower --max-total-tokens, --gpu-experts-ratio or --gpu-memory-utilization"
         ) from error
-    return LoadedRunner(runner, num_pages, max_context, budget.explain())
+    return LoadedRunner(runner, num_pages, max_context, budget.explain(), budget.num_records)
 
 
 def plan_on(device: Device, config: EngineConfig, files: ModelFiles) -> DeviceBudget:

@@ -119,13 +119,14 @@ class DeviceModel:
                 "--max-total-tokens and --gpu-experts-ratio"
             ) from error
 
-    def state(self, num_pages: int, page_size: int) -> list[DeviceState]:
+    def state(self, num_pages: int, page_size: int, num_records: int = 0) -> list[DeviceState]:
         """Memory for what each block keeps of all sequences, empty."""
 
-        def allocate(shape: Iterable[int]) -> Tensor:
-            return torch.zeros(tuple(shape), dtype=torch.bfloat16, device=self.device)
+        def allocate(shape: Iterable[int], *, exact: bool = False) -> Tensor:
+            dtype = torch.float32 if exact else torch.bfloat16
+            return torch.zeros(tuple(shape), dtype=dtype, device=self.device)
 
-        return [block.device_state(num_pages, page_size, allocate) for block in self._specs]
+        return [block.device_state(num_pages, page_size, allocate, num_records) for block in self._specs]
 
     def forward(self, batch: DeviceBatch, state: list[DeviceState], moe: DeviceMoe) -> Tensor:
         """Hidden states f32 [T, hidden] after the last layer; what blocks keep of the tokens is in `state` then."""

@@ -59,12 +59,13 @@ class DeviceRunner:
         num_pages: int,
         page_size: int,
         max_context: int,
+        num_records: int = 0,
         handshake: str = "",
         watchdog_s: float = 5.0,
         graphs: bool = True,
         look_ahead: bool = False,
     ) -> None:
-        """Take memory for keys and values, and what table steps need.
+        """Take memory for keys, values and records, and what table steps need.
 
         Args:
             moe: with an accelerator of `device`, where the model's dense weights lie too.
@@ -87,7 +88,7 @@ class DeviceRunner:
         self.why_placed: str | None = None
         """Why no step is a table step any longer; None while they are."""
         self._model, self._page_size, self._watchdog_s = model, page_size, watchdog_s
-        self._state = model.state(num_pages, page_size)
+        self._state = model.state(num_pages, page_size, num_records)
         self._device = device
         if moe.accelerator is None:
             raise ValueError("experts without an accelerator were given; those of a device were expected")
@@ -251,7 +252,8 @@ def _check(served: _cuda.ServedStep) -> None:
 
 def _decode_row(item: ScheduledSequence) -> DecodeRow:
     sequence = item.sequence
-    return DecodeRow(sequence.token_ids[sequence.num_computed], sequence.num_computed, sequence.pages)
+    begin = sequence.num_computed
+    return DecodeRow(sequence.token_ids[begin], begin, sequence.pages, sequence.record or 0)
 
 
 def _flattened(
@@ -283,5 +285,8 @@ def _flattened(
         seq_lens=torch.tensor(lengths, dtype=torch.int32, device=device),
         query_lens=tuple(item.num_tokens for item in scheduled),
         host_seq_lens=tuple(lengths),
+        records=torch.tensor(
+            [item.sequence.record or 0 for item in scheduled], dtype=torch.int32, device=device
+        ),
     )
     return batch, torch.tensor(last_rows, dtype=torch.int64, device=device)

@@ -66,6 +66,7 @@ class StepBatch:
             sequence_index=np.array(sequence_index, np.int32),
             page_tables=_page_tables(scheduled),
             prompt_lengths=np.array([item.sequence.num_prompt_tokens for item in scheduled], np.int32),
+            records=np.array([item.sequence.record or 0 for item in scheduled], np.int32),
         )
         decodes = len(tokens) == len(scheduled) == len(last_rows)
         self._scheduled = scheduled if decodes else None
@@ -87,7 +88,12 @@ class StepBatch:
         if num_pages != self._num_pages:
             self._num_pages, page_tables = num_pages, _page_tables(scheduled)
         self.meta = BatchMeta(
-            meta.positions, meta.sequence_index, page_tables, meta.prompt_lengths, max(positions)
+            meta.positions,
+            meta.sequence_index,
+            page_tables,
+            meta.prompt_lengths,
+            max(positions),
+            meta.records,
         )
 
 

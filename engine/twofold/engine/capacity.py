@@ -1,6 +1,6 @@
 """How much fits: sizes the KV cache before it is allocated, and gives the reason.
 
-Decides sizes only; `kv_cache` hands pages out, the memory is native.
+Decides sizes only; `kv_cache` hands pages and records out, the memory is native.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from twofold.weights.host_memory import available_memory_bytes
 
 _DEFAULT_CONTEXTS = 8
 _MEMORY_SHARE = 0.25
+_RECORDS_SHARE = 0.5
+"""Of that, what records take at most where nothing says how many tokens there are to be."""
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,8 @@ class CacheCapacity:
     max_context: int
     """Longest prompt plus answer of one request, in tokens."""
     reason: str
+    num_records: int | None = None
+    """Sequences that can run at once, where each needs a record; None where none does."""
 
 
 def longest_request(config: EngineConfig, model: ModelConfig) -> int:
@@ -41,13 +45,16 @@ def plan_capacity(config: EngineConfig, model: ModelConfig, mapped_bytes: int = 
 
     `mapped_bytes` of files are to stay in memory, though the system calls their pages free.
 
+    Where layers keep records, there is one for each of --max-num-seqs, or as many as fit.
+
     Raises:
         ConfigError: --max-model-len is beyond the model's context, or nothing fits.
     """
     max_context = longest_request(config, model)
     free_bytes = max(0, available_memory_bytes() - mapped_bytes)
     token_bytes = model.cache_bytes_per_token(model.cache_dtype(config.kv_cache_dtype))
-    affordable = int(free_bytes * _MEMORY_SHARE) // token_bytes
+    num_records, record_bytes = _records(config, model, int(free_bytes * _MEMORY_SHARE * _RECORDS_SHARE))
+    affordable = (int(free_bytes * _MEMORY_SHARE) - record_bytes) // token_bytes
     if config.max_total_tokens is not None:
         tokens, reason = config.max_total_tokens, "asked for by --max-total-tokens"
     elif affordable < _DEFAULT_CONTEXTS * max_context:
@@ -60,4 +67,18 @@ def plan_capacity(config: EngineConfig, model: ModelConfig, mapped_bytes: int = 
             f"the KV cache would hold {tokens} tokens, less than one page of {config.page_size} ({reason}); "
             "raise --max-total-tokens or free memory"
         )
-    return CacheCapacity(num_pages, min(max_context, num_pages * config.page_size), reason)
+    return CacheCapacity(num_pages, min(max_context, num_pages * config.page_size), reason, num_records)
+
+
+def _records(config: EngineConfig, model: ModelConfig, room: int) -> tuple[int | None, int]:
+    """How many, and their bytes. ConfigError: not even one fits."""
+    one = model.bytes_per_sequence
+    if one == 0:
+        return None, 0
+    count = min(config.max_num_seqs, room // one)
+    if count < 1:
+        raise ConfigError(
+            f"a sequence's record takes {one / 1e6:.1f} MB, for records there are {room / 1e6:.1f} MB of free memory; "
+            "free memory"
+        )
+    return count, count * one

@@ -45,6 +45,8 @@ class EngineParts:
     num_pages: int
     max_context: int
     """Longest prompt plus answer of one request, in tokens."""
+    num_records: int | None
+    """Sequences that can run at once, where each needs a record; None where none does."""
     cache_state: Path | None
     residency: Residency | None
     """Of weights that are mapped."""
@@ -97,6 +99,7 @@ def load_parts(config: EngineConfig, progress: ProgressFn | None = None) -> Engi
             info=run_info(config, path, files, choice, moe, pool),
             num_pages=loaded.num_pages,
             max_context=loaded.max_context,
+            num_records=loaded.num_records,
             cache_state=open_cache_state(moe, config.cache_state),
             residency=residency,
         )
@@ -132,8 +135,13 @@ def _load_on_cpu(
     mapped_bytes = 0 if files.mapped is None or pool.num_nodes > 1 else files.mapped.contents.panels_end
     capacity = plan_capacity(config, files.config, mapped_bytes)
     planes = files.config.cache_planes(files.config.cache_dtype(config.kv_cache_dtype))
-    kv_cache = ops.StateCache(planes, capacity.num_pages, config.page_size)
-    return LoadedRunner(ModelRunner(model, moe, kv_cache), capacity.num_pages, capacity.max_context)
+    records = capacity.num_records
+    kv_cache = ops.StateCache(
+        planes, capacity.num_pages, config.page_size, files.config.record_bytes, records or 0
+    )
+    return LoadedRunner(
+        ModelRunner(model, moe, kv_cache), capacity.num_pages, capacity.max_context, num_records=records
+    )
 
 
 def run_info(

@@ -35,6 +35,8 @@ class BatchMeta:
     """[S] tokens of each whole prompt. Only dynamic RoPE scaling looks at it (see `rope.py`)."""
     last_position: int | None = None
     """The greatest of `positions`, if it is known."""
+    records: I32 | None = None
+    """[S] numbers of the sequences' records, which only some models' layers look at."""
 
 
 class LoadedModel:
@@ -103,12 +105,14 @@ class LoadedModel:
 
     def attention_batch(self, batch: BatchMeta) -> ops.AttentionBatch:
         """What every layer's attention needs of a batch, rotations included."""
-        positions, rope = batch.positions, self._rope
+        positions, rope, records = batch.positions, self._rope, batch.records
         if rope.has_tables:
             tables = rope.tables(1 + (batch.last_position or int(positions.max(initial=-1))))
-            return ops.AttentionBatch.of_table(positions, batch.sequence_index, batch.page_tables, *tables)
+            return ops.AttentionBatch.of_table(
+                positions, batch.sequence_index, batch.page_tables, *tables, records
+            )
         cos, sin = self._rope.rows(batch.positions, batch.prompt_lengths[batch.sequence_index])
-        return ops.AttentionBatch(batch.positions, batch.sequence_index, batch.page_tables, cos, sin)
+        return ops.AttentionBatch(positions, batch.sequence_index, batch.page_tables, cos, sin, records)
 
 
 def load_model(path: str | Path, *, pool: ops.ThreadPool, progress: ProgressFn | None = None) -> LoadedModel:

@@ -70,6 +70,8 @@ class LoadedRunner:
     """Longest prompt plus answer of one request, in tokens."""
     reason: str = ""
     """What was chosen for it, for people."""
+    num_records: int | None = None
+    """Sequences that can run at once, where each needs a record; None where none does."""
 
 
 class ModelRunner:

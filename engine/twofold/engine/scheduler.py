@@ -2,8 +2,8 @@
 
 Decoding sequences come first, one token each; then prompts are prefilled in chunks. Half of a step's prompt tokens go
 to the prompt that came first, so that nobody starves, the rest to those with the least left, so that a short one need
-not wait for a long one. When pages run out, the youngest sequence gives its pages back and starts over later (its text
-is kept). Decides only; computes nothing.
+not wait for a long one. When pages run out, the youngest sequence gives its pages and its record
+back and starts over later (its text is kept). Decides only; computes nothing.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ class Sequence:
     max_tokens: int
     """Most tokens the answer may have."""
     pages: list[int] = field(default_factory=list)
+    record: int | None = None
+    """The number of its record in the cache, while it runs."""
     num_computed: int = 0
     """Leading tokens whose keys and values are in the cache."""
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
@@ -117,13 +119,13 @@ class Scheduler:
         return answers + prompts if prompts else answers
 
     def finish(self, sequence: Sequence) -> None:
-        """Take a sequence out, wherever it is, and free its pages."""
+        """Take a sequence out, wherever it is, and free its pages and its record."""
         if sequence in self.running:
             self.running.remove(sequence)
             self._answers = []
         elif sequence in self.waiting:
             self.waiting.remove(sequence)
-        self._pool.release(sequence.pages)
+        self._release(sequence)
 
     def _go_on(self) -> bool:
         """Whether the sequences that the last step gave a token are all that run and each can have one more; if so they
@@ -189,6 +191,8 @@ class Scheduler:
 
     def _has_room(self, sequence: Sequence) -> bool:
         # For the whole prompt, not just its first chunk: two half-filled prompts must not block each other.
+        if sequence.record is None and not self._pool.has_record:
+            return False
         return self._pool.can_append(sequence.pages, len(sequence.token_ids))
 
     def _admit(self, sequence: Sequence) -> bool:
@@ -198,6 +202,7 @@ class Scheduler:
         if len(self.running) == self._max_num_seqs or not self._has_room(sequence):
             return False
         self._pool.append(sequence.pages, len(sequence.token_ids))
+        sequence.record = self._pool.take_record()
         self.waiting.remove(sequence)
         self.running.append(sequence)
         self._answers = []
@@ -218,9 +223,15 @@ class Scheduler:
     def _preempt(self, sequence: Sequence) -> None:
         self.running.remove(sequence)
         self._answers = []
-        self._pool.release(sequence.pages)
+        self._release(sequence)
         sequence.num_computed = 0
         self.waiting.append(sequence)
+
+    def _release(self, sequence: Sequence) -> None:
+        self._pool.release(sequence.pages)
+        if sequence.record is not None:
+            self._pool.release_record(sequence.record)
+            sequence.record = None
 
 
 def _arrival(sequence: Sequence) -> int:

@@ -35,6 +35,16 @@ WEIGHT_DTYPES: Final[tuple[WeightDType, ...]] = ("float32", "bfloat16", "float16
 B = TypeVar("B", bound=Block)
 
 
+OUTER_KEYS: Final = (
+    "tie_word_embeddings",
+    "bos_token_id",
+    "eos_token_id",
+    "pad_token_id",
+    "dtype",
+    "torch_dtype",
+)
+"""What may stand beside the nested settings of a text part instead of in them."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -75,6 +85,8 @@ class ModelConfig:
     """How a checkpoint's names begin otherwise than ours: (theirs, ours)."""
     ignored: tuple[str, ...] = ("*.rotary_emb.inv_freq", "rope_freqs.weight")
     """Patterns of tensors that are not read: they say nothing, or what the configuration says already."""
+    left_out: tuple[tuple[str, str], ...] = ()
+    """Parts of checkpoints that are not run: what it is, in words, and a pattern of its tensors."""
 
     @property
     def hidden_size(self) -> int:
@@ -153,6 +165,19 @@ class ModelConfig:
         """The same for `ops.StateCache`: of each layer (planes, elements per token, type)."""
         return [[(kept.planes, kept.elements, dtype) for kept in pages_of(layer)] for layer in self.layers]
 
+    @property
+    def record_bytes(self) -> list[int]:
+        """Of each layer, what its blocks keep of a sequence as a whole; nothing is a layer, too."""
+        return [
+            sum(kept.num_bytes for block in layer for kept in block.state if isinstance(kept, Record))
+            for layer in self.layers
+        ]
+
+    @property
+    def bytes_per_sequence(self) -> int:
+        """What the blocks keep of a sequence, however long it is."""
+        return sum(self.record_bytes)
+
     def without_predictions(self, where: str, count: int, *patterns: str) -> ModelConfig:
         """Itself, knowing of `count` layers behind the last: they predict further tokens and are not read, which is
         logged with `where`, the file that says so. `patterns`: how their tensors are called, unless by their number."""
@@ -166,10 +191,8 @@ class ModelConfig:
     def validate(self, where: str) -> ModelConfig:
         """Itself, or ModelLoadError when fields contradict one another. `where` is the file to name."""
         problems = [problem for layer in self.layers for block in layer for problem in block.problems()]
-        if any(isinstance(kept, Record) for layer in self.layers for block in layer for kept in block.state):
-            problems.append(
-                "layers keep a record of each sequence, for which the engine's cache has no room yet"
-            )
+        if not any(map(pages_of, self.layers)):
+            problems.append("no layer has full attention; at least one was expected")
         if not self.moe_layers:
             problems.append("no layer has experts; Twofold runs mixture-of-experts models only")
         if self.rope.kind == "dynamic" and self.rope_dim <= 2:

@@ -17,15 +17,6 @@ parse_gguf, config_fields = deepseek.parse_gguf, deepseek.config_fields
 
 _RENAMED: Final = (("language_model.", ""), ("model.language_model.", "model."))
 _OF_IMAGES: Final = ("vision_tower.*", "mm_projector.*", "model.vision_tower.*", "model.mm_projector.*")
-_OUTER: Final = (
-    "tie_word_embeddings",
-    "bos_token_id",
-    "eos_token_id",
-    "pad_token_id",
-    "dtype",
-    "torch_dtype",
-)
-"""What may stand beside the text part instead of in it."""
 
 
 def parse_config(fields: Fields, generation: GenerationDefaults) -> ModelConfig:
@@ -34,7 +25,7 @@ def parse_config(fields: Fields, generation: GenerationDefaults) -> ModelConfig:
     if text is None:
         raise fields.error("text_config", None, "the settings of the text part")
     common.read_quantization(text)
-    outer = {key: fields.data[key] for key in _OUTER if key in fields.data}
+    outer = {key: fields.data[key] for key in common.OUTER_KEYS if key in fields.data}
     data = outer | text.data | {"architectures": ["DeepseekV3ForCausalLM"]}
     config = deepseek.parse_config(Fields(text.where, data), generation)
     return replace(config, renamed=_RENAMED, ignored=(*config.ignored, *_OF_IMAGES))

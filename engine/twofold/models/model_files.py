@@ -6,6 +6,7 @@ tensors here: each is asked what it is made of, in the names that this checkpoin
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatch
@@ -26,6 +27,8 @@ from twofold.weights.panel_file import PANEL_FILE, PanelSource
 from twofold.weights.tensor_source import TensorSource
 from twofold.weights.tensor_spec import Found, TensorSpec
 from twofold.weights.weight_format import ExpertWeights
+
+_log = logging.getLogger(__name__)
 
 _PLAIN: Final[Mapping[str, WeightDType]] = MappingProxyType(
     {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}
@@ -181,7 +184,8 @@ def check_model_files(
     for part, weights in zip(model_parts(config), opened, strict=True):
         part.check(weights)
     known = {name for weights in opened for name in weights.names}
-    ignored = (*config.ignored, *config.head.ignored)
+    _report_left_out(config, tensors)
+    ignored = (*config.ignored, *config.head.ignored, *(pattern for _, pattern in config.left_out))
     unknown = [
         name
         for name in tensors
@@ -197,3 +201,14 @@ def check_model_files(
     layers = tuple(tuple((block, next(remaining)) for block in layer) for layer in config.layers)
     dtype = _PLAIN.get(embedding.format("table"), config.dtype)
     return ModelFiles(replace(config, dtype=dtype), tensors, embedding, layers, head)
+
+
+def _report_left_out(config: ModelConfig, tensors: TensorSource) -> None:
+    for part, pattern in config.left_out:
+        names = [name for name in tensors if fnmatch(name, pattern)]
+        if names:
+            num_bytes = sum(tensors.entry(name).num_bytes for name in names)
+            _log.info(
+                "%s: %s is not run; left out: %d tensors %s, %.2f GB",
+                tensors.where, part, len(names), pattern, num_bytes / 1e9,
+            )  # fmt: skip

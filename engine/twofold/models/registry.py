@@ -40,6 +40,8 @@ FAMILIES: Final = (
     Family("qwen3_moe", ("Qwen3MoeForCausalLM",), "qwen3moe"),
     Family("mixtral", ("MixtralForCausalLM",), "llama"),
     Family("qwen2_moe", ("Qwen2MoeForCausalLM",), "qwen2moe"),
+    Family("qwen3_next", ("Qwen3NextForCausalLM",), "qwen3next"),
+    Family("qwen3_5_moe", ("Qwen3_5MoeForCausalLM", "Qwen3_5MoeForConditionalGeneration"), "qwen35moe"),
     Family("olmoe", ("OlmoeForCausalLM",), "olmoe"),
     Family("glm4_moe", ("Glm4MoeForCausalLM",), "glm4moe"),
     Family("minimax_m2", ("MiniMaxM2ForCausalLM",), "minimax-m2"),

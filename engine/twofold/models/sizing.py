@@ -32,6 +32,8 @@ class ModelSize:
     """The largest, which is what a slot holds and an upload moves."""
     kv_bytes_per_token: int
     """What the KV cache holds of one token, over all layers."""
+    bytes_per_sequence: int
+    """What it holds of a sequence beside, however long that is: records."""
     file_bytes: int
     """Of the weights on disk."""
     device_dense_bytes: int
@@ -42,13 +44,16 @@ class ModelSize:
         return len(self.config.moe_layers) * self.config.num_experts
 
     def host_bytes(self, num_kv_tokens: int) -> int:
-        """Host memory to run with a KV cache for `num_kv_tokens` tokens over all requests."""
-        return self.dense_bytes + self.expert_bytes + self.kv_bytes_per_token * num_kv_tokens + WORKING_BYTES
+        """Host memory to run with a KV cache for `num_kv_tokens` tokens over all requests, and the record of one."""
+        cache = self.kv_bytes_per_token * num_kv_tokens + self.bytes_per_sequence
+        return self.dense_bytes + self.expert_bytes + cache + WORKING_BYTES
 
     def device_bytes(self, num_kv_tokens: int, num_slots: int) -> int:
-        """Device memory for dense weights, the KV cache and `num_slots` expert slots over all layers."""
+        """Device memory for dense weights, the KV cache, one record and `num_slots` expert slots over all layers."""
+        records = sum(block.device_record_bytes for layer in self.config.layers for block in layer)
         return (
             self.device_dense_bytes
+            + records
             + self.kv_bytes_per_token * num_kv_tokens
             + self.one_expert_bytes * num_slots
         )
@@ -85,6 +90,7 @@ def measure_files(files: ModelFiles, *, kv_cache_dtype: str = "auto") -> ModelSi
         expert_bytes=config.num_experts * sum(experts),
         one_expert_bytes=max(experts),
         kv_bytes_per_token=config.cache_bytes_per_token(config.cache_dtype(kv_cache_dtype)),
+        bytes_per_sequence=config.bytes_per_sequence,
         file_bytes=sum(files.tensors.entry(name).num_bytes for name in files.tensors),
         device_dense_bytes=sum(part.device_bytes(weights) for part, weights in dense) + rotation,
     )

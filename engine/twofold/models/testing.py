@@ -125,7 +125,8 @@ class TinyModel:
         return self.architecture == "MixtralForCausalLM"
 
     def gguf_source(self) -> dict[str, F32]:
-        """Every tensor, gate and up apart, by the name that GGUF's is found by."""
+        """Every tensor, gate and up apart, by the name that GGUF's is found by, with the values and the order of rows
+        that llama.cpp's converter makes."""
         return self.weights()
 
     @property

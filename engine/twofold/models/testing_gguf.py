@@ -100,7 +100,8 @@ def write_tiny_gguf(
     if isinstance(model, TinyDeepseek):
         weights = model.gguf_weights(weights, split_kv=split_kv)
     for name, values in weights.items():
-        kind = "F32" if values.ndim == 1 or "ffn_gate_inp" in name else type_of(name)
+        stays = values.ndim == 1 or "ffn_gate_inp" in name or "ssm_conv1d" in name
+        kind = "F32" if stays else type_of(name)
         if kind == "F32":
             writer.add_tensor(name, values)
             continue
@@ -138,7 +139,8 @@ def tiny_gguf_weights(model: TinyModel, *, one_tensor_per_expert: bool = False) 
             heads = model.num_heads if stem.endswith("q_proj") else model.num_kv_heads
             halves = values.reshape(heads, 2, model.head_dim // 2, -1)
             values = np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(values.shape)
-        name = f"{layer}{(_NAMES | model.gguf_names)[stem]}.{kind}"
+        suffix = f".{kind}" if kind in ("weight", "bias") else ""
+        name = f"{layer}{(_NAMES | model.gguf_names)[stem]}{suffix}"
         found[name] = values[0] if values.ndim == 2 and len(values) == 1 else values  # converters squeeze
     return found | {name: np.stack(parts) for name, parts in stacks.items()}
 

@@ -138,6 +138,15 @@ def _engine_gauges(state: ServerState) -> list[Gauge]:
             1 - stats.num_free_pages / max(stats.num_pages, 1),
         ),
     ]
+    if stats.num_records:
+        rows.append(
+            (
+                "twofold:records_usage_perc",
+                "gauge",
+                "Share of the records of sequences in use; 1 is all of them.",
+                1 - stats.num_free_records / stats.num_records,
+            )
+        )
     rows.append(
         (
             "twofold:expert_cpu_misses_total",

@@ -50,7 +50,9 @@ class GgufSource(TensorSource):
             if tensor is not None:
                 others.pop(spec.gguf, None)
                 part = tensor if spec.gguf_rows is None else _some_rows(tensor, spec)
-                if (1, *part.shape) == spec.shape:  # a matrix of one row may be a vector there
+                if _without_ones(part.shape) == _without_ones(
+                    spec.shape
+                ):  # a matrix of one row may be a vector there
                     part = replace(part, shape=spec.shape)
                 entries[spec.name] = self._entry(spec.name, part)
         entries |= {name: self._entry(name, tensor) for name, tensor in others.items()}
@@ -95,6 +97,10 @@ class GgufSource(TensorSource):
         # Row 2i + half of a head was row half * d/2 + i.
         pairs = elements.reshape(spec.gguf_heads, entry.shape[0] // spec.gguf_heads // 2, 2, -1)
         return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(-1)
+
+
+def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(size for size in shape if size != 1)
 
 
 def _some_rows(tensor: GgufTensor, spec: TensorSpec) -> GgufTensor:

@@ -150,7 +150,15 @@ class TensorSource:
 
     def vector(self, name: str, shape: tuple[int]) -> F32:
         """Tensor `name`, a norm or a bias, as a float32 copy, which is exact. Raises ModelLoadError as `check`."""
-        self.check(name, shape)
+        return self.floats(name, shape)
+
+    def floats(self, name: str, shape: tuple[int, ...]) -> F32:
+        """The same of plain floats of any shape."""
+        if self.check(name, shape) not in _FLOATS:
+            entry = self.entry(name)
+            raise ModelLoadError(
+                f"{entry.file}: tensor {name} is {entry.dtype}, expected floats; use another checkpoint of this model"
+            )
         return self._floats(self.entry(name)).reshape(shape)
 
     def will_read(self, names: Iterable[str]) -> None:

@@ -27,6 +27,8 @@ class TensorSpec:
     gguf_heads: int = 0
     """Heads whose rows a GGUF file has in the order in which rotation pairs neighbours (2i, 2i + 1), where we pair
     (i, i + d/2); 0: rows are in our order."""
+    zero_centred: bool = False
+    """Of a norm: whether 1 is added to its values when they are read."""
 
 
 Found = Callable[[TensorSpec], bool]

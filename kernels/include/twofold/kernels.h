@@ -18,6 +18,7 @@
 #pragma once
 #include <cstdint>
 
+#include "twofold/delta_kernels.h"
 #include "twofold/packed_kernels.h"
 #include "twofold/sampling_kernels.h"
 
@@ -121,6 +122,7 @@ struct KernelTable {
   uint64_t (*read_all)(const void* memory, int64_t num_bytes) = nullptr;
 
   const SamplingKernels* sampling = nullptr;
+  const DeltaKernels* delta = nullptr;
 };
 
 // The table of this process: the level that TWOFOLD_ISA names, or the best the CPU has, with each packed

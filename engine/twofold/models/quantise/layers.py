@@ -48,7 +48,8 @@ class LayeredModel:
         states = [self._embed(np.array(sequence, np.int32)) for sequence in sequences]
         for index, layer in enumerate(self._files.layers):
             # Layers before this one have nothing in its cache, and its experts are the only ones of its store.
-            cache = ops.StateCache([[]] * index + [planes[index]], pages, _PAGE_SIZE)
+            record = [0] * index + [config.record_bytes[index]]
+            cache = ops.StateCache([[]] * index + [planes[index]], pages, _PAGE_SIZE, record, 1)
             decoder = ops.Decoder([block.cpu(weights, self._pool, 0) for block, weights in layer])
             moe = self._experts(index)
             for hidden in states:
@@ -74,7 +75,8 @@ class LayeredModel:
         positions = np.arange(num_tokens, dtype=np.int32)
         cos, sin = self._rope.rows(positions, np.full(num_tokens, num_tokens, np.int32))
         pages = np.arange(self._num_pages(positions), dtype=np.int32)[None]
-        batch = ops.AttentionBatch(positions, np.zeros(num_tokens, np.int32), pages, cos, sin)
+        record = np.zeros(1, np.int32)
+        batch = ops.AttentionBatch(positions, np.zeros(num_tokens, np.int32), pages, cos, sin, record)
         if moe is not None:
             moe.begin_step(0, [0] * num_tokens, positions.tolist())
         decoder.forward(hidden, batch, cache, None if moe is None else moe.executor)

@@ -1,0 +1,233 @@
+"""A gated delta net (Yang, Kautz, Hatamizadeh, arXiv 2412.06464) as Qwen3-Next and Qwen3.5 have it, with its own norm.
+
+Instead of keys and values it keeps a matrix per head, whatever the length of a sequence, and the last inputs of a short
+convolution. Reference: transformers `models/qwen3_next`, `torch_recurrent_gated_delta_rule`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from twofold.blocks import ops
+from twofold.blocks.block import F32, Block, BlockWeights, Cost, Record
+from twofold.weights.tensor_spec import Found, Role, TensorSpec
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from twofold.blocks.device_step import Allocate, DeviceBlock, DeviceState, DeviceWeights
+
+I64 = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class GatedDelta(Block):
+    hidden_size: int
+    num_k_heads: int
+    num_v_heads: int
+    key_dim: int
+    """Of a head."""
+    value_dim: int
+    """Of a head."""
+    taps: int
+    """Of the convolution."""
+    eps: float
+    zero_centred: bool = False
+    """Whether checkpoints have the values of the layer's norm less 1."""
+    log_decay: bool = True
+    """Whether checkpoints have the logarithm of the decay's rate; else the rate, negative."""
+    tiled: bool = False
+    """Whether value head h has key head h % num_k_heads, as in GGUF files of Qwen3.5; else those of a key head are
+    neighbours."""
+
+    @property
+    def keys(self) -> int:
+        return self.num_k_heads * self.key_dim
+
+    @property
+    def values(self) -> int:
+        return self.num_v_heads * self.value_dim
+
+    @property
+    def channels(self) -> int:
+        """Of the convolution: all queries, all keys, all values."""
+        return 2 * self.keys + self.values
+
+    def problems(self) -> Iterator[str]:
+        if self.num_v_heads % self.num_k_heads:
+            yield (
+                f"linear_num_value_heads {self.num_v_heads} is not a multiple of linear_num_key_heads "
+                f"{self.num_k_heads}"
+            )
+        if self.taps < 2:
+            yield f"linear_conv_kernel_dim is {self.taps}, at least 2 were expected"
+
+    def tensors(self, found: Found) -> dict[str, TensorSpec]:
+        hf, gguf, hidden = f"model.layers.{self.layer}", f"blk.{self.layer}", self.hidden_size
+
+        def of(part: str, theirs: str, *shape: int, role: Role = "matrix") -> TensorSpec:
+            return TensorSpec(f"{hf}.linear_attn.{part}", shape, role, f"{gguf}.{theirs}")
+
+        norm = TensorSpec(
+            f"{hf}.input_layernorm.weight",
+            (hidden,),
+            "exact",
+            f"{gguf}.attn_norm.weight",
+            zero_centred=self.zero_centred,
+        )
+        heads, values = self.num_v_heads, self.values
+        together = of("in_proj_qkvz.weight", "ssm_in.weight", self.channels + values, hidden)
+        gates = of("in_proj_ba.weight", "ssm_ba.weight", 2 * heads, hidden, role="exact")
+        specs = {"norm": norm}
+        if found(together):
+            specs["qkvz"] = together
+        else:
+            specs["qkv"] = of("in_proj_qkv.weight", "attn_qkv.weight", self.channels, hidden)
+            specs["z"] = of("in_proj_z.weight", "attn_gate.weight", values, hidden)
+        if found(gates):
+            specs["ba"] = gates
+        else:
+            specs["b"] = of("in_proj_b.weight", "ssm_beta.weight", heads, hidden, role="exact")
+            specs["a"] = of("in_proj_a.weight", "ssm_alpha.weight", heads, hidden, role="exact")
+        return specs | {
+            "conv": of("conv1d.weight", "ssm_conv1d.weight", self.channels, 1, self.taps, role="exact"),
+            "decay": of("A_log", "ssm_a", heads, role="exact"),
+            "decay_bias": of("dt_bias", "ssm_dt.bias", heads, role="exact"),
+            "head_norm": of("norm.weight", "ssm_norm.weight", self.value_dim, role="exact"),
+            "out": of("out_proj.weight", "ssm_out.weight", hidden, values),
+        }
+
+    @property
+    def state(self) -> tuple[Record]:
+        return (
+            Record(
+                ops.GatedDelta.record_bytes(
+                    self.num_k_heads, self.num_v_heads, self.key_dim, self.value_dim, self.taps
+                )
+            ),
+        )
+
+    def host_bytes(self, weights: BlockWeights) -> int:
+        """The convolution's weights are float32."""
+        others = sum(weights.packed_bytes(part) for part in weights.specs if part != "conv")
+        return others + 4 * self.channels * self.taps
+
+    def cost(self, weights: BlockWeights, tokens: int = 1, behind: int = 0) -> Cost:
+        """A state is read and written once, and is in registers or a cache meanwhile."""
+        base = super().cost(weights, tokens, behind)
+        of_state = 7.0 * self.values * self.key_dim  # per token: decay, two products, one outer product
+        return Cost(base.num_bytes + 2 * self.state[0].num_bytes, base.flops + tokens * of_state)
+
+    def projections(self, weights: BlockWeights) -> tuple[str, ...]:
+        """The parts that hidden states are multiplied by, in the operator's order."""
+        return tuple(part for part in ("qkvz", "qkv", "z", "ba", "b", "a") if part in weights)
+
+    def decay_rate(self, weights: BlockWeights) -> F32:
+        """[num_v_heads], negative: exp(rate * softplus(a + bias)) is what a state is multiplied by."""
+        kept = weights.vector("decay")
+        return -np.exp(kept) if self.log_decay else kept
+
+    def cpu(self, weights: BlockWeights, pool: ops.ThreadPool, moe_layer: int) -> ops.Block:
+        where = f"layer {self.layer}, gated delta net"
+        return ops.GatedDelta(
+            pool,
+            weights.vector("norm"),
+            weights.packed(pool, where, *self.projections(weights)),
+            np.ascontiguousarray(weights.floats("conv")[:, 0].T),
+            self.decay_rate(weights),
+            weights.vector("decay_bias"),
+            weights.vector("head_norm"),
+            weights.packed(pool, where, "out"),
+            num_k_heads=self.num_k_heads,
+            num_v_heads=self.num_v_heads,
+            key_dim=self.key_dim,
+            eps=self.eps,
+            tiled=self.tiled,
+            grouped="qkvz" in weights,
+            grouped_gates="ba" in weights,
+            layer=self.layer,
+        )
+
+    @property
+    def device_elements_per_token(self) -> int:
+        return self.channels + 4 * self.values
+
+    def device_bytes(self, weights: BlockWeights) -> int:
+        """What gates the state is bf16 there."""
+        gates = sum(math.prod(weights.specs[part].shape) for part in ("ba", "b", "a") if part in weights)
+        return super().device_bytes(weights) - 2 * gates
+
+    def device(self, weights: DeviceWeights, moe_layer: int) -> DeviceBlock:
+        """Everything in one order: all queries, keys, values, z, b, a; values of a key head are neighbours."""
+        import torch
+
+        from twofold.blocks.gated_delta_device import GatedDeltaOnDevice
+
+        source = weights.source
+        parts = self.projections(source)
+        rows, heads, values = self._order(grouped="qkvz" in parts, grouped_gates="ba" in parts)
+        projections, out = weights.matrix(*parts), weights.matrix("out")
+        device = projections.device
+        channels = np.concatenate([np.arange(2 * self.keys), 2 * self.keys + values])
+
+        def exact(array: F32) -> Tensor:
+            return torch.from_numpy(np.ascontiguousarray(array)).to(device)
+
+        return GatedDeltaOnDevice(
+            self,
+            norm=weights.norm(),
+            projections=projections[torch.from_numpy(rows).to(device)],
+            conv=exact(source.floats("conv")[channels, 0]),
+            decay_rate=exact(self.decay_rate(source)[heads]),
+            decay_bias=exact(source.vector("decay_bias")[heads]),
+            head_norm=weights.norm("head_norm"),
+            out=out[:, torch.from_numpy(values).to(device)].contiguous(),
+        )
+
+    def _order(self, *, grouped: bool, grouped_gates: bool) -> tuple[I64, I64, I64]:
+        """Of a device's rows of projections, value heads and values: their numbers in the checkpoint."""
+        k_heads, of_key = self.num_k_heads, self.num_v_heads // self.num_k_heads
+        key, value = self.key_dim, self.value_dim
+        heads = np.arange(self.num_v_heads)
+        if self.tiled:
+            heads = heads.reshape(of_key, k_heads).T.reshape(-1)
+        values = (heads[:, None] * value + np.arange(value)).reshape(-1)
+        first, v = self.channels + self.values, 2 * self.keys + values
+        main = [np.arange(2 * self.keys), v, v + self.values]
+        gates = [first + heads, first + self.num_v_heads + heads]
+        if grouped:
+            groups = np.arange(first).reshape(k_heads, -1)
+            main = [part.reshape(-1) for part in np.split(groups, np.cumsum([key, key, of_key * value]), 1)]
+        if grouped_gates:
+            pairs = np.arange(2 * self.num_v_heads).reshape(k_heads, 2, of_key)
+            gates = [first + pairs.swapaxes(0, 1).reshape(-1)]
+        return np.concatenate([*main, *gates]), heads, values
+
+    def device_state(
+        self, num_pages: int, page_size: int, allocate: Allocate, num_records: int = 0
+    ) -> DeviceState:
+        """Slabs (`slab_shape`) and the convolution's inputs, these of one record more than there are: padding writes
+        there."""
+        slabs = (num_records, *slab_shape(self))
+        return allocate(slabs, exact=True), allocate((num_records + 1, self.taps, self.channels))
+
+    @property
+    def device_record_bytes(self) -> int:
+        return 4 * math.prod(slab_shape(self)) + 2 * self.taps * self.channels
+
+
+BLOCK_COLUMNS: Final = 32
+"""Of a head's state, in a slab on a device."""
+
+
+def slab_shape(shape: GatedDelta) -> tuple[int, int, int]:
+    """Of one record on a device: (value heads, blocks of columns, floats). Of a block: the state before its last token,
+    then that token's key, delta, decay and position (int32), see `kernels/cuda/delta_layer.h`."""
+    floats = shape.key_dim * (BLOCK_COLUMNS + 1) + BLOCK_COLUMNS + 2
+    return shape.num_v_heads, -(-shape.value_dim // BLOCK_COLUMNS), -(-floats // 4) * 4

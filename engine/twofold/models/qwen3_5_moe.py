@@ -1,0 +1,48 @@
+"""Qwen3.5-MoE and Qwen3.6-MoE: Qwen3-Next with its projections apart; the text part of what also sees.
+
+Reference: transformers `models/qwen3_5_moe`. GGUF files call it "qwen35moe". Of text alone the three positions of its
+rotation are one, so it is plain RoPE. What sees is not read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Final
+
+from twofold.models import config as common
+from twofold.models import qwen3_next
+from twofold.models.config import GenerationDefaults, ModelConfig
+from twofold.models.gguf_config import GgufMetadata
+from twofold.weights.json_file import Fields
+
+_CLASS: Final = "Qwen3_5MoeForCausalLM"
+_RENAMED: Final = (("model.language_model.", "model."),)
+_VISION: Final = ("what sees", "model.visual.*")
+
+
+def parse_config(fields: Fields, generation: GenerationDefaults) -> ModelConfig:
+    """config.json as a ModelConfig of the text part. Raises ModelLoadError naming the file and the key."""
+    text = fields.section("text_config")
+    if text is not None:
+        common.read_quantization(text)
+        outer = {key: fields.data[key] for key in common.OUTER_KEYS if key in fields.data}
+        text = Fields(text.where, outer | text.data | {"architectures": [_CLASS]})
+    elif common.architecture_name(fields) != _CLASS:
+        raise fields.error("text_config", None, "the settings of the text part")
+    of_text = text or fields
+    if not of_text.boolean("attn_output_gate", True):
+        raise of_text.error("attn_output_gate", False, "true, the only supported value")
+    num_layers = of_text.integer("num_hidden_layers", maximum=common.MAX_LAYERS)
+    renormalise = of_text.boolean("norm_topk_prob", True)
+    config = qwen3_next.read(of_text, generation, set(range(num_layers)), renormalise)
+    return replace(config, renamed=_RENAMED, left_out=(*config.left_out, _VISION))
+
+
+def parse_gguf(metadata: GgufMetadata) -> ModelConfig:
+    """A GGUF file of architecture "qwen35moe". Raises ModelLoadError naming the file and the key."""
+    return qwen3_next.read_gguf(metadata, _CLASS, tiled=True)
+
+
+def config_fields(config: ModelConfig, where: str) -> dict[str, Any]:
+    """The layers in config.json's words, see `qwen3_next.config_fields`."""
+    return qwen3_next.config_fields(config, where) | {"model_type": "qwen3_5_moe_text"}
