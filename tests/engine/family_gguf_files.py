@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from twofold.models.testing import TinyModel
 from twofold.models.testing_deepseek import TinyDeepseek
 from twofold.models.testing_families import TinyGlm4Moe, TinyGlm4MoeLite, TinyOlmoe, TinyQwen2Moe
 from twofold.models.testing_gguf import write_tiny_gguf
+from twofold.models.testing_gpt_oss import TinyGptOss
 
 YARN = {
     "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "mscale": 1.0, "mscale_all_dim": 1.0,
@@ -61,6 +63,16 @@ OTHERS: dict[str, TinyModel] = {
         top_k=4,
         max_position_embeddings=512,
     ),
+    "gpt-oss": TinyGptOss(
+        hidden_size=256,
+        head_dim=64,
+        moe_intermediate_size=64,
+        vocab_size=267,
+        num_experts=16,
+        top_k=4,
+        sliding_window=32,
+        max_position_embeddings=512,
+    ),
     "glm": replace(GLM, use_qk_norm=True, num_shared_experts=2, first_dense=2, num_mtp_layers=1),
 }
 
@@ -75,12 +87,15 @@ def main(directory: Path) -> None:
                 )
             )
     for name, other in OTHERS.items():
-        for kind in ("F32", "Q8_0"):
-            if kind == "Q8_0":  # all experts are chosen, lest rounding chooses others
+        for kind in ("F32", "Q8_0", "MXFP4") if isinstance(other, TinyGptOss) else ("F32", "Q8_0"):
+            if kind != "F32":  # all experts are chosen, lest rounding chooses others
                 other = replace(other, top_k=other.num_experts)
-            print(
-                write_tiny_gguf(directory / f"{name}-{kind}.gguf", other, type_of=lambda _, kind=kind: kind)
-            )  # type: ignore[misc]
+            print(write_tiny_gguf(directory / f"{name}-{kind}.gguf", other, type_of=partial(type_of, kind)))
+
+
+def type_of(kind: str, name: str) -> str:
+    """MXFP4 is for experts alone."""
+    return kind if kind != "MXFP4" or "_exps" in name else "F32"
 
 
 if __name__ == "__main__":

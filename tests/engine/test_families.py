@@ -29,6 +29,7 @@ from twofold.models.testing import TinyModel, write_tiny_model
 from twofold.models.testing_deepseek import TinyDeepseek
 from twofold.models.testing_families import TinyGlm4Moe, TinyGlm4MoeLite, TinyKimi, TinyOlmoe, TinyQwen2Moe
 from twofold.models.testing_gguf import write_tiny_gguf
+from twofold.models.testing_gpt_oss import TinyGptOss
 
 from tests.engine.model_runs import Runner, load, random_prompt
 from tests.engine.test_device_model import (
@@ -65,6 +66,7 @@ LITE = TinyGlm4MoeLite(
 )  # fmt: skip
 EXAMPLES: dict[str, TinyModel] = {
     "glm4_moe": GLM,
+    "gpt_oss": TinyGptOss(top_k=3, num_experts=9),
     "glm4_moe_lite": LITE,
     "kimi_k25": TinyKimi(nested=True),
     "olmoe": TinyOlmoe(top_k=3),
@@ -141,11 +143,21 @@ def _olmoe(r: random.Random) -> TinyModel:
     return TinyOlmoe(**sizes | {"hidden_size": sizes["num_heads"] * sizes["head_dim"]})
 
 
+def _gpt_oss(r: random.Random) -> TinyModel:
+    sizes = _sizes(r, attention_bias=r.random() < 0.8, expert_layout="separate")
+    kinds = tuple(r.choice(("sliding_attention", "full_attention")) for _ in range(sizes["num_layers"]))
+    yarn = YARN | {"truncate": r.random() < 0.3}
+    sizes["rope_scaling"] = r.choice((None, yarn, yarn, LINEAR))
+    sizes["rope_form"] = "rope_parameters"  # without any, it is YaRN
+    return TinyGptOss(**sizes, layer_types=r.choice((None, None, kinds)), sliding_window=r.choice((3, 9, 20)))
+
+
 DRAWN: dict[str, Callable[[random.Random], TinyModel]] = {
     "glm4_moe": _glm4_moe,
     "glm4_moe_lite": _glm4_moe_lite,
     "qwen2_moe": _qwen2_moe,
     "olmoe": _olmoe,
+    "gpt_oss": _gpt_oss,
     "kimi": lambda r: TinyKimi(**_mla(r), nested=r.random() < 0.5),
 }
 
@@ -185,9 +197,10 @@ def test_a_drawn_configuration_equals_transformers_and_itself(
     latent = isinstance(
         model, TinyDeepseek
     )  # GGUF files have neither its biases nor the other order of pairs
+    windowed = model.sliding_window and not (isinstance(model, TinyGptOss) and model.layer_types is None)
     if (
         model.rope_scaling is None
-        and not model.sliding_window
+        and not windowed
         and not (latent and (model.attention_bias or not model.rope_interleave))
     ):
         file = load(write_gguf(root / "model.gguf", model))
@@ -233,6 +246,8 @@ FLIPPED: list[tuple[str, dict[str, Any]]] = [
     ("glm4_moe", {"partial_rotary_factor": 0.5}),
     ("glm4_moe", {"num_groups": 1, "top_groups": 1}),
     ("glm4_moe", {"routed_scaling_factor": 1.0}),
+    ("gpt_oss", {"sliding_window": 20}),
+    ("gpt_oss", {"attention_bias": False}),
     ("qwen2_moe", {"norm_topk_prob": True}),
     ("qwen2_moe", {"sliding_window": 9}),
     ("glm4_moe_lite", {"rope_interleave": False}),
@@ -346,6 +361,9 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("qwen2_moe", {"num_experts_per_tok": 10}, "num_experts_per_tok 10"),
     ("qwen2_moe", {"use_sliding_window": True, "layer_types": ["full_attention"]}, "layer_types"),
     ("olmoe", {"clip_qkv": 8.0}, "clip_qkv"),
+    ("gpt_oss", {"swiglu_limit": 5.0}, "swiglu_limit is 5.0, expected 7.0"),
+    ("gpt_oss", {"layer_types": ["linear"] * 3}, "layer_types"),
+    ("gpt_oss", {"quantization_config": {"quant_method": "bitsandbytes"}}, "quantization_config"),
     ("kimi_k25", {"text_config": None}, "text_config"),
     ("kimi_k25", {"text_config": {"quantization_config": {"quant_method": "gguf?"}}}, "quantization_config"),
 ]

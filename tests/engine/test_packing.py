@@ -24,6 +24,7 @@ from twofold.models.testing import TinyModel, write_tiny_model
 from twofold.models.testing_deepseek import TinyDeepseek
 from twofold.models.testing_families import TinyGlm4Moe, TinyOlmoe, TinyQwen2Moe
 from twofold.models.testing_gguf import write_tiny_gguf
+from twofold.models.testing_gpt_oss import TinyGptOss
 from twofold.weights import panel_writing
 from twofold.weights.panel_file import PANEL_FILE, PREFIX, read_contents
 
@@ -85,6 +86,10 @@ MODELS: dict[str, Callable[[Path], Path]] = {
     "qwen2": hf(TinyQwen2Moe(dtype="bfloat16")),
     "qwen2-gguf": lambda root: write_tiny_gguf(root / "m.gguf", TinyQwen2Moe()),
     "olmoe": hf(TinyOlmoe(dtype="bfloat16")),
+    "gpt-oss": hf(TinyGptOss(dtype="bfloat16")),
+    "gpt-oss-mxfp4": hf(
+        TinyGptOss(dtype="bfloat16", hidden_size=64, moe_intermediate_size=96, experts="mxfp4")
+    ),
     "glm": hf(TinyGlm4Moe(dtype="bfloat16", use_qk_norm=True)),
     "deepseek-v3-gguf": lambda root: write_tiny_gguf(root / "m.gguf", TinyDeepseek()),
     "deepseek-v2-plain-queries": hf(TinyDeepseek(architecture="DeepseekV2ForCausalLM", q_lora_rank=None)),

@@ -100,6 +100,7 @@ class GqaAttention::Source final : public AttentionSource {
         planes_(planes),
         qkv_(qkv),
         out_(out),
+        sinks_(block.weights_.sinks),
         q_width_(block.weights_.qkv->rows()),
         out_width_(block.weights_.o->columns()) {}
 
@@ -108,6 +109,9 @@ class GqaAttention::Source final : public AttentionSource {
   const StatePlane& keys(int part) const override { return planes_[static_cast<size_t>(part)]; }
   const StatePlane& values(int part) const override {
     return planes_[static_cast<size_t>(shape_.num_kv_heads + part)];
+  }
+  const float* sinks(int part) const override {
+    return sinks_ == nullptr ? nullptr : sinks_ + part * group();
   }
   const float* queries(const AttentionTile& tile, int part, float* room) const override {
     const float* from = qkv_ + tile.first_token * q_width_ + part * size();
@@ -128,6 +132,7 @@ class GqaAttention::Source final : public AttentionSource {
   const std::vector<StatePlane>& planes_;
   const float* qkv_;
   float* out_;
+  const float* sinks_;
   int64_t q_width_, out_width_;
 };
 

@@ -1,6 +1,6 @@
 // Grouped-query attention: hidden += o_proj(attention(norm(hidden))), with optional norms of queries and keys,
-// of each head (Qwen3) or of all heads together (OLMoE), rotary embedding, a paged cache of keys and values, and an optional sliding window. In
-// the cache it has a plane per key head, then one per value head, each head_dim wide.
+// of each head (Qwen3) or of all heads together (OLMoE), rotary embedding, a paged cache of keys and values, an optional sliding window and sinks (a logit of each head that
+// takes part in the softmax). In the cache it has a plane per key head, then one per value head, each head_dim wide.
 #pragma once
 #include "host/thread_pool.h"
 #include "ops/attention_batch.h"
@@ -20,6 +20,7 @@ struct GqaWeights {
   const float* k_norm;      // [head_dim], or [kv heads * head_dim]
   const PackedMatrix* o;    // [hidden, heads * head_dim]
   const float* o_bias;      // [hidden]
+  const float* sinks;       // [heads]
 };
 
 struct GqaShape {

@@ -376,10 +376,12 @@ class Gqa(Block):
         sliding_window: int | None,
         layer: int,
         flat_norms: bool = False,
+        sinks: _F32 | None = None,
     ) -> None:
         """layer: of the cache, which has 2 * num_kv_heads planes of head_dim elements there.
 
         flat_norms: q_norm and k_norm are of all heads together, [num_heads * head_dim] and [num_kv_heads * head_dim].
+        sinks [num_heads]: logits that take part in the softmax and have no value.
         """
 
     def forward(self, hidden: _F32, batch: AttentionBatch, cache: StateCache) -> None: ...
@@ -444,8 +446,9 @@ class Router(Block):
         eps: float,
         shape: RouterShape,
         bias: _F32 | None = None,
+        gate_bias: _F32 | None = None,
     ) -> None:
-        """bias [experts]: added to scores for choosing only."""
+        """bias [experts]: added to scores for choosing only; gate_bias: of the logits."""
 
     def forward(
         self, hidden: _F32, normed: _F32, ids: _I32, weights: _F32, logits: _F32 | None = None
@@ -526,6 +529,8 @@ class ExpertStore:
         intermediate: int,
         formats: Sequence[tuple[str, str, str]],
         huge_pages: bool = True,
+        activation: str = "silu",
+        biases: bool = False,
     ) -> None: ...
     @staticmethod
     def from_file(
@@ -535,6 +540,8 @@ class ExpertStore:
         formats: Sequence[tuple[str, str, str]],
         file: FileMapping,
         offset: int,
+        activation: str = "silu",
+        biases: bool = False,
     ) -> ExpertStore: ...
     def copied(self, pool: ThreadPool) -> ExpertStore: ...
     def put(
@@ -544,6 +551,7 @@ class ExpertStore:
         first: int,
         experts: Sequence[tuple[WeightMatrix, WeightMatrix, WeightMatrix]],
     ) -> None: ...
+    def put_biases(self, layer: int, first: int, biases: _F32) -> None: ...
     def formats(self, layer: int) -> tuple[str, str, str]: ...
     def offset(self, layer: int) -> int: ...
     def stride(self, layer: int) -> int: ...

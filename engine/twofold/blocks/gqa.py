@@ -1,7 +1,7 @@
 """Grouped-query attention over pages of keys and values, with its own norm.
 
 Optional: biases, RMSNorm over each head of q and k before the rotation (Qwen3) or over all heads together (OLMoE), a
-sliding window.
+sliding window, sinks (gpt-oss).
 """
 
 from __future__ import annotations
@@ -47,6 +47,8 @@ class Gqa(Block):
     flat_norms: bool = False
     """Whether the norms of q and k are of all heads together."""
     sliding_window: int | None = None
+    sinks: bool = False
+    """Whether each head has a logit that takes part in its softmax and has no value."""
     gguf_pairs_neighbours: bool = False
     """Whether GGUF files have the rows of q and k in the order in which rotation pairs neighbours."""
 
@@ -105,6 +107,9 @@ class Gqa(Block):
             specs |= zip(("q_bias", "k_bias", "v_bias"), projections("bias"), strict=True)
         if self.o_bias:
             specs["o_bias"] = vector("self_attn.o_proj.bias", hidden, "attn_output.bias")
+        if self.sinks:
+            name = f"{hf}.self_attn.sinks"
+            specs["sinks"] = TensorSpec(name, (self.num_heads,), "exact", f"{gguf}.attn_sinks.weight")
         if self.qk_norm:
             sizes = (q_rows, kv_rows) if self.flat_norms else (self.head_dim, self.head_dim)
             specs |= {
@@ -163,6 +168,7 @@ class Gqa(Block):
             self.sliding_window,
             self.layer,
             self.flat_norms,
+            weights.optional_vector("sinks"),
         )
 
     def device(self, weights: DeviceWeights, moe_layer: int) -> DeviceBlock:
@@ -180,6 +186,7 @@ class Gqa(Block):
             flat_norms=self.flat_norms,
             o=weights.matrix("o"),
             o_bias=weights.bias("o_bias"),
+            sinks=weights.vector("sinks"),
         )
 
     def device_state(self, num_pages: int, page_size: int, allocate: Allocate) -> DeviceState:
@@ -198,6 +205,8 @@ class GqaOnDevice:
     flat_norms: bool
     o: Tensor
     o_bias: Tensor | None
+    sinks: Tensor | None
+    """f32 [heads]."""
 
     def forward(self, hidden: Tensor, state: DeviceState, step: DeviceStep) -> None:
         from torch.nn import functional
@@ -236,10 +245,12 @@ class GqaOnDevice:
         parts = []
         if num_decode > 0:
             tables, lengths = batch.page_tables[:num_decode], batch.seq_lens[:num_decode]
-            parts.append(kernels.decode_attention(q[:num_decode], tables, lengths, kv, shape))
+            parts.append(kernels.decode_attention(q[:num_decode], tables, lengths, kv, shape, self.sinks))
         for s, rows in others:
             positions, seq_len = batch.positions[rows], batch.host_seq_lens[s]
             parts.append(
-                kernels.prompt_attention(q[rows], positions, batch.page_tables[s], seq_len, kv, shape)
+                kernels.prompt_attention(
+                    q[rows], positions, batch.page_tables[s], seq_len, kv, shape, self.sinks
+                )
             )
         return parts[0] if len(parts) == 1 else torch.cat(parts)

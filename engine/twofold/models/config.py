@@ -18,6 +18,7 @@ from twofold.blocks.head import Embedding, Head
 from twofold.blocks.rope import ROPE_KINDS, RopeConfig
 from twofold.weights.block_formats import QUANT_METHOD, parse_block_formats
 from twofold.weights.json_file import Fields, read_json_object
+from twofold.weights.mxfp4_tensors import QUANT_METHOD as MXFP4
 
 # No model comes near these; they keep a damaged config.json from asking for a plan of a billion tensors.
 MAX_LAYERS: Final = 4096
@@ -208,7 +209,7 @@ def read_config_json(directory: Path) -> Fields:
 
 
 def check_quantization(fields: Fields) -> None:
-    """FP8 with one scale for 128 x 128 weights is run as it is; what is quantised otherwise is refused."""
+    """FP8 with one scale for 128 x 128 weights and MXFP4 are run as they are; anything else is refused."""
     name, _ = fields.get(("quantization_config", "compression_config"))
     quantization = fields.section(name)
     if quantization is None:
@@ -217,10 +218,12 @@ def check_quantization(fields: Fields) -> None:
     if method == QUANT_METHOD:
         parse_block_formats(quantization)
         return
+    if method == MXFP4:
+        return
     if method != "fp8":
         raise ModelLoadError(
-            f"{fields.where}: {name} (quant_method {method!r}) is not supported, expected 'fp8' or {QUANT_METHOD!r}; "
-            "use a float32, bfloat16, float16 or FP8 checkpoint, or a GGUF file"
+            f"{fields.where}: {name} (quant_method {method!r}) is not supported, expected 'fp8', {MXFP4!r} or "
+            f"{QUANT_METHOD!r}; use a float32, bfloat16, float16, FP8 or MXFP4 checkpoint, or a GGUF file"
         )
     block = quantization.integers("weight_block_size")
     if block != (FP8_BLOCK, FP8_BLOCK):
@@ -233,6 +236,12 @@ def read_block_formats(directory: Path) -> dict[str, str]:
     if section is None or section.data.get("quant_method") != QUANT_METHOD:
         return {}
     return parse_block_formats(section)
+
+
+def read_quant_method(directory: Path) -> str | None:
+    """How config.json says that the weights are quantised; None where they are not."""
+    section = read_config_json(directory).section("quantization_config")
+    return None if section is None else section.text("quant_method", "?")
 
 
 def architecture_name(fields: Fields) -> str:
@@ -317,6 +326,19 @@ def read_activation(fields: Fields) -> None:
     activation = fields.text("hidden_act", "silu")
     if activation not in ("silu", "swish"):
         raise fields.error("hidden_act", activation, "'silu', the only supported activation")
+
+
+def read_windows(fields: Fields, num_layers: int, usual: Callable[[int], bool]) -> set[int]:
+    """The layers whose attention has a window: those that `layer_types` says, without it the `usual` ones."""
+    kinds = fields.data.get("layer_types")
+    if kinds is None:
+        return set(filter(usual, range(num_layers)))
+    known = ("sliding_attention", "full_attention")
+    if not isinstance(kinds, list) or len(kinds) != num_layers or any(kind not in known for kind in kinds):
+        raise fields.error(
+            "layer_types", kinds, f"{known[0]!r} or {known[1]!r} for each of {num_layers} layers"
+        )
+    return {layer for layer, kind in enumerate(kinds) if kind == known[0]}
 
 
 def read_rotary_dim(fields: Fields, head_dim: int, default: float) -> int:

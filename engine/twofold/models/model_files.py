@@ -15,17 +15,18 @@ from types import MappingProxyType
 from typing import Final, Literal
 
 from twofold.api.errors import ModelLoadError
-from twofold.blocks.block import Block, BlockWeights, ExpertBlock, ModelPart
+from twofold.blocks.block import F32, Block, BlockWeights, ExpertBlock, ModelPart
 from twofold.blocks.panels import PACKED_WHEN_LOADED, MappedPanels, Panels
-from twofold.models.config import ModelConfig, WeightDType, read_block_formats
+from twofold.models.config import ModelConfig, WeightDType, read_block_formats, read_quant_method
 from twofold.models.registry import read_config, read_gguf_config
 from twofold.weights.checkpoint import Checkpoint
 from twofold.weights.gguf_file import GgufFile, is_gguf
 from twofold.weights.gguf_source import GgufSource
+from twofold.weights.mxfp4_tensors import QUANT_METHOD as MXFP4
 from twofold.weights.panel_file import PANEL_FILE, PanelSource
 from twofold.weights.tensor_source import TensorSource
 from twofold.weights.tensor_spec import Found, TensorSpec
-from twofold.weights.weight_format import ExpertWeights
+from twofold.weights.weight_format import ExpertWeights, LayerExperts
 
 _PLAIN: Final[Mapping[str, WeightDType]] = MappingProxyType(
     {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}
@@ -112,7 +113,7 @@ class ModelFiles:
             if isinstance(block, ExpertBlock)
         )
 
-    def expert_weights(self, layer: int) -> list[ExpertWeights]:
+    def expert_weights(self, layer: int) -> Sequence[ExpertWeights]:
         """The experts of model layer `layer`, views of the mapped files; of one matrix all have the same format.
 
         Raises ValueError for a layer without experts, ModelLoadError where fused experts cannot be told apart.
@@ -122,8 +123,13 @@ class ModelFiles:
                 return block.experts(weights)
         raise ValueError(f"layer {layer} is a dense layer, it has no experts")
 
-    def expert_layers(self) -> Iterator[list[ExpertWeights]]:
-        """`expert_weights` of all layers that have any, in turn, for who packs them.
+    def expert_biases(self, layer: int) -> F32 | None:
+        """Their biases, as `ExpertBlock.biases`."""
+        blocks = ((block, weights) for block, weights in self.layers[layer] if isinstance(block, ExpertBlock))
+        return next((block.biases(weights) for block, weights in blocks), None)
+
+    def expert_layers(self) -> Iterator[LayerExperts]:
+        """Experts and biases of all layers that have any, in turn, for who packs them.
 
         Copy a layer before asking for the next. The files' pages leave this process's memory after every layer, so that
         packing never holds the experts twice.
@@ -132,7 +138,7 @@ class ModelFiles:
         for index, layer in enumerate(self.config.moe_layers):
             for ahead in names[index : index + 3]:
                 self.tensors.will_read(ahead)
-            yield self.expert_weights(layer)
+            yield LayerExperts(self.expert_weights(layer), self.expert_biases(layer))
             self.tensors.release_pages(names[index])
 
 
@@ -154,7 +160,8 @@ def open_model_files(path: str | Path) -> ModelFiles:
         packed = PanelSource(panel_file, panels.contents)
         specs = part_specs(config, lambda spec: spec.name in packed)
         return check_model_files(config, specs, packed).from_panels(panels)
-    tensors = Checkpoint.open(path, read_block_formats(Path(path)), config.renamed)
+    formats, mxfp4 = read_block_formats(Path(path)), read_quant_method(Path(path)) == MXFP4
+    tensors = Checkpoint.open(path, formats, config.renamed, mxfp4=mxfp4)
     return check_model_files(config, part_specs(config, lambda spec: spec.name in tensors), tensors)
 
 

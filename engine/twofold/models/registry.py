@@ -42,6 +42,7 @@ FAMILIES: Final = (
     Family("qwen2_moe", ("Qwen2MoeForCausalLM",), "qwen2moe"),
     Family("olmoe", ("OlmoeForCausalLM",), "olmoe"),
     Family("glm4_moe", ("Glm4MoeForCausalLM",), "glm4moe"),
+    Family("gpt_oss", ("GptOssForCausalLM",), "gpt-oss"),
     Family("deepseek", ("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM"), "deepseek2"),
     Family("glm4_moe_lite", ("Glm4MoeLiteForCausalLM",), "deepseek2"),
     Family("kimi_k25", ("KimiK25ForConditionalGeneration", "Kimi_K25ForConditionalGeneration"), "deepseek2"),

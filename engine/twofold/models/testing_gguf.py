@@ -24,6 +24,7 @@ from twofold.models.testing import (
     write_tiny_tokenizer,
 )
 from twofold.models.testing_deepseek import TinyDeepseek
+from twofold.models.testing_gpt_oss import TinyGptOss
 
 F32 = npt.NDArray[np.float32]
 
@@ -101,7 +102,9 @@ def write_tiny_gguf(
     if isinstance(model, TinyDeepseek):
         weights = model.gguf_weights(weights, split_kv=split_kv)
     for name, values in weights.items():
-        kind = "F32" if values.ndim == 1 or "ffn_gate_inp" in name else type_of(name)
+        kind = (
+            "F32" if values.ndim == 1 or "ffn_gate_inp" in name or name.endswith(".bias") else type_of(name)
+        )
         if kind == "F32":
             writer.add_tensor(name, values)
             continue
@@ -120,7 +123,10 @@ def tiny_gguf_weights(model: TinyModel, *, one_tensor_per_expert: bool = False) 
     """`tiny_weights` under GGUF's names and in its order of rows."""
     found: dict[str, F32] = {}
     stacks: dict[str, list[F32]] = {}
-    for name, values in tiny_weights(model).items():
+    weights = tiny_weights(model)
+    if isinstance(model, TinyGptOss):
+        weights = model.gguf_weights(weights)
+    for name, values in weights.items():
         name = name.replace("e_score_correction_bias", "e_score_correction.bias")
         layer, stem, kind = "", name.removesuffix(".weight").removesuffix(".bias"), name.rsplit(".", 1)[1]
         if name.startswith("model.layers."):
@@ -129,7 +135,11 @@ def tiny_gguf_weights(model: TinyModel, *, one_tensor_per_expert: bool = False) 
         if isinstance(model, TinyDeepseek) and layer and int(number) >= model.num_layers:
             continue  # converters leave out the layers that predict further tokens
         if ".experts." in stem:
-            expert, part = stem.split(".experts.")[1].split(".")
+            rest = stem.split(".experts.")[1]
+            if rest in ("gate", "up", "down"):  # stacked already
+                found[f"{layer}ffn_{rest}_exps.{kind}"] = values
+                continue
+            expert, part = rest.split(".")
             if one_tensor_per_expert:
                 found[f"{layer}ffn_{_EXPERT_PARTS[part]}.{expert}.weight"] = values
             else:
@@ -165,7 +175,8 @@ def _add_metadata(writer: Any, model: TinyModel, split_kv: bool) -> None:
     else:
         writer.add_feed_forward_length(model.intermediate_size)
         writer.add_expert_feed_forward_length(model.moe_intermediate_size)
-        if not model.norm_topk_prob or model.gguf_architecture != "qwen3moe":
+        says_norm = not model.norm_topk_prob or model.gguf_architecture != "qwen3moe"
+        if says_norm and not isinstance(model, TinyGptOss):
             writer.add_expert_weights_norm(model.config()["norm_topk_prob"])
     if model.sliding_window is not None:
         writer.add_sliding_window(model.sliding_window)

@@ -19,6 +19,7 @@ from typing import Any, Final
 from twofold.api.errors import ModelLoadError
 from twofold.weights.block_formats import with_block_formats
 from twofold.weights.json_file import Fields, read_json_object
+from twofold.weights.mxfp4_tensors import with_mxfp4
 from twofold.weights.tensor_source import TensorEntry, TensorSource
 
 SINGLE_FILE: Final = "model.safetensors"
@@ -48,11 +49,14 @@ class Checkpoint(TensorSource):
         directory: str | Path,
         block_formats: Mapping[str, str] | None = None,
         renamed: Iterable[tuple[str, str]] = (),
+        *,
+        mxfp4: bool = False,
     ) -> Checkpoint:
         """Read the headers of `model.safetensors`, or of the shards that `model.safetensors.index.json` lists.
 
         `block_formats` are those of config.json's quantization_config (`block_formats.py`). `renamed` are beginnings of
-        names, (the files', ours); the first that fits counts. Raises ModelLoadError for a missing, truncated or
+        names, (the files', ours); the first that fits counts. `mxfp4`: the configuration says that there are such
+        tensors (`mxfp4_tensors.py`). Raises ModelLoadError for a missing, truncated or
         inconsistent file.
         """
         directory = Path(directory)
@@ -63,6 +67,8 @@ class Checkpoint(TensorSource):
         else:
             raise ModelLoadError(_nothing_found(directory))
         entries = _rename(entries, tuple(renamed))
+        if mxfp4:
+            entries = with_mxfp4(entries)
         return cls(directory, with_block_formats(entries, block_formats or {}, directory))
 
 
