@@ -58,7 +58,7 @@ std::unique_ptr<GqaBlock> make_gqa(ThreadPool& pool, const py::array& norm, cons
                                    int num_heads, int num_kv_heads, int head_dim, float eps, float scale,
                                    std::optional<int> sliding_window, int layer, bool flat_norms,
                                    std::optional<int> chunk, bool rotated, bool neighbours, float period,
-                                   float slope, bool gated) {
+                                   float slope, bool gated, const MaybeArray& sinks) {
   positive(head_dim, "Gqa: head_dim");
   positive(num_kv_heads, "Gqa: num_kv_heads");
   if (positive(num_heads, "Gqa: num_heads") % num_kv_heads != 0) {
@@ -78,6 +78,7 @@ std::unique_ptr<GqaBlock> make_gqa(ThreadPool& pool, const py::array& norm, cons
   w.q_norm = vector_or_null(q_norm, "Gqa: q_norm", int64_t{flat_norms ? num_heads : 1} * head_dim);
   w.k_norm = vector_or_null(k_norm, "Gqa: k_norm", int64_t{flat_norms ? num_kv_heads : 1} * head_dim);
   w.o_bias = vector_or_null(o_bias, "Gqa: o_bias", hidden);
+  w.sinks = vector_or_null(sinks, "Gqa: sinks", num_heads);
   const AttentionWindow window{sliding_window ? positive(*sliding_window, "Gqa: sliding_window") : 0,
                                chunk ? positive(*chunk, "Gqa: chunk") : 0};
   const GqaShape shape{num_heads,  num_kv_heads, head_dim,   eps,    scale, window,
@@ -202,12 +203,13 @@ kernels::RouterShape make_shape(int top_k, const std::string& score, bool renorm
 }
 
 std::unique_ptr<RouterBlock> make_router(ThreadPool& pool, const py::array& norm, const py::array& gate,
-                                         float eps, const kernels::RouterShape& shape,
-                                         const MaybeArray& bias) {
+                                         float eps, const kernels::RouterShape& shape, const MaybeArray& bias,
+                                         const MaybeArray& gate_bias) {
   RouterWeights weights{};
   weights.gate = expect_weight(view_of(gate), "Router: gate_weight", kAny, kAny);
   weights.norm = expect_f32(view_of(norm), "Router: norm_weight", {weights.gate.cols});
   weights.bias = vector_or_null(bias, "Router: bias", weights.gate.rows);
+  weights.gate_bias = vector_or_null(gate_bias, "Router: gate_bias", weights.gate.rows);
   return std::make_unique<RouterBlock>(Router(chosen_table(), pool, weights, eps, shape));
 }
 
@@ -285,12 +287,13 @@ void bind_blocks(py::module_& m) {
   py::class_<GqaBlock, Block>(m, "Gqa", "Grouped-query attention.")
       .def(py::init(&make_gqa), py::keep_alive<1, 2>(), py::keep_alive<1, 3>(), py::keep_alive<1, 4>(),
            py::keep_alive<1, 5>(), py::keep_alive<1, 6>(), py::keep_alive<1, 7>(), py::keep_alive<1, 8>(),
-           py::keep_alive<1, 9>(), py::arg("pool"), py::arg("norm_weight"), py::arg("qkv_weight"),
-           py::arg("qkv_bias"), py::arg("q_norm"), py::arg("k_norm"), py::arg("o_weight"), py::arg("o_bias"),
-           py::arg("num_heads"), py::arg("num_kv_heads"), py::arg("head_dim"), py::arg("eps"),
-           py::arg("scale"), py::arg("sliding_window"), py::arg("layer"), py::arg("flat_norms") = false,
-           py::arg("chunk") = py::none(), py::arg("rotated") = true, py::arg("neighbours") = false,
-           py::arg("period") = 0.0f, py::arg("slope") = 0.0f, py::arg("gated") = false)
+           py::keep_alive<1, 9>(), py::keep_alive<1, 23>(), py::arg("pool"), py::arg("norm_weight"),
+           py::arg("qkv_weight"), py::arg("qkv_bias"), py::arg("q_norm"), py::arg("k_norm"),
+           py::arg("o_weight"), py::arg("o_bias"), py::arg("num_heads"), py::arg("num_kv_heads"),
+           py::arg("head_dim"), py::arg("eps"), py::arg("scale"), py::arg("sliding_window"), py::arg("layer"),
+           py::arg("flat_norms") = false, py::arg("chunk") = py::none(), py::arg("rotated") = true,
+           py::arg("neighbours") = false, py::arg("period") = 0.0f, py::arg("slope") = 0.0f,
+           py::arg("gated") = false, py::arg("sinks") = py::none())
       .def("forward", &attend<GqaAttention>, py::arg("hidden"), py::arg("batch"), py::arg("cache"));
   py::class_<MlaBlock, Block>(m, "Mla", "Multi-head latent attention.")
       .def(py::init(&make_mla), py::keep_alive<1, 2>(), py::keep_alive<1, 3>(), py::keep_alive<1, 4>(),
@@ -333,8 +336,9 @@ void bind_blocks(py::module_& m) {
            py::arg("top_groups") = 1, py::arg("group_score") = "max");
   py::class_<RouterBlock, Block>(m, "Router", "Norm, gate, scores and top-k of an MoE layer.")
       .def(py::init(&make_router), py::keep_alive<1, 2>(), py::keep_alive<1, 3>(), py::keep_alive<1, 4>(),
-           py::keep_alive<1, 7>(), py::arg("pool"), py::arg("norm_weight"), py::arg("gate_weight"),
-           py::arg("eps"), py::arg("shape"), py::arg("bias") = py::none())
+           py::keep_alive<1, 7>(), py::keep_alive<1, 8>(), py::arg("pool"), py::arg("norm_weight"),
+           py::arg("gate_weight"), py::arg("eps"), py::arg("shape"), py::arg("bias") = py::none(),
+           py::arg("gate_bias") = py::none())
       .def("forward", &route, py::arg("hidden"), py::arg("normed"), py::arg("ids"), py::arg("weights"),
            py::arg("logits") = py::none());
   py::class_<RoutedExperts, Block>(m, "RoutedExperts", "The experts that the router before it chose.")

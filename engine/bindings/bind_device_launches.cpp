@@ -31,12 +31,20 @@ const char* name_of(kernels::ActivationKind kind) {
 }
 
 cuda::ExpertLayout make_layout(const std::string& gate_up, const std::string& down, int hidden,
-                               int intermediate) {
+                               int intermediate, const std::string& activation, bool biases) {
   const kernels::WeightFormat first = format_named(gate_up), second = format_named(down);
   if (hidden < 1 || intermediate < 1)
     throw std::invalid_argument("an expert needs at least one row and column");
   const int64_t matrix = kernels::packed_bytes(first, intermediate, hidden);
-  return {first, second, hidden, intermediate, matrix, 2 * matrix};
+  const int64_t end = 2 * matrix + kernels::packed_bytes(second, hidden, intermediate);
+  return {.gate_up = first,
+          .down = second,
+          .hidden = hidden,
+          .intermediate = intermediate,
+          .up_offset = matrix,
+          .down_offset = 2 * matrix,
+          .bias_offset = biases ? end : 0,
+          .activation = kernels::expert_activation_named(activation)};
 }
 
 py::array_t<int32_t> tile_groups(const py::array_t<int32_t, py::array::c_style | py::array::forcecast>& begin,
@@ -59,14 +67,18 @@ void bind_experts(py::module_& m) {
   using cuda::ExpertLayout;
   using cuda::PrefillRows;
   using cuda::PrefillTiles;
-  py::class_<ExpertLayout>(m, "ExpertLayout", "One expert as panels: gate, up, down, one after the other.")
+  py::class_<ExpertLayout>(m, "ExpertLayout",
+                           "One expert as panels: gate, up, down, one after the other, then biases.")
       .def(py::init(&make_layout), py::arg("gate_up"), py::arg("down"), py::arg("hidden"),
-           py::arg("intermediate"))
-      .def_property_readonly("bytes",
-                             [](const ExpertLayout& layout) {
-                               return layout.down_offset +
-                                      kernels::packed_bytes(layout.down, layout.hidden, layout.intermediate);
-                             })
+           py::arg("intermediate"), py::arg("activation") = "silu", py::arg("biases") = false)
+      .def_property_readonly(
+          "bytes",
+          [](const ExpertLayout& layout) {
+            return layout.bias_offset != 0
+                       ? layout.bias_offset + kernels::expert_bias_bytes(layout.hidden, layout.intermediate)
+                       : layout.down_offset +
+                             kernels::packed_bytes(layout.down, layout.hidden, layout.intermediate);
+          })
       .def_property_readonly(
           "activations",
           [](const ExpertLayout& layout) { return name_of(cuda::activation_of(layout.gate_up)); })

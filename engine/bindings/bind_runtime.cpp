@@ -60,29 +60,35 @@ std::vector<FfnFormats> formats_of(const std::vector<FormatNames>& names) {
 }
 
 std::unique_ptr<ExpertStore> make_store(int num_experts, int hidden, int intermediate,
-                                        const std::vector<FormatNames>& names, bool huge_pages) {
-  return std::make_unique<ExpertStore>(num_experts, ExpertShape{hidden, intermediate}, formats_of(names),
-                                       huge_pages);
+                                        const std::vector<FormatNames>& names, bool huge_pages,
+                                        const std::string& activation, bool biases) {
+  const ExpertShape shape{hidden, intermediate, kernels::expert_activation_named(activation), biases};
+  return std::make_unique<ExpertStore>(num_experts, shape, formats_of(names), huge_pages);
 }
 
 std::unique_ptr<ExpertStore> map_store(int num_experts, int hidden, int intermediate,
                                        const std::vector<FormatNames>& names,
-                                       std::shared_ptr<FileMapping> file, size_t offset) {
+                                       std::shared_ptr<FileMapping> file, size_t offset,
+                                       const std::string& activation, bool biases) {
   const std::vector<FfnFormats> formats = formats_of(names);
+  const ExpertShape shape{hidden, intermediate, kernels::expert_activation_named(activation), biases};
   const py::gil_scoped_release release;
-  return std::make_unique<ExpertStore>(num_experts, ExpertShape{hidden, intermediate}, formats,
-                                       std::move(file), offset);
+  return std::make_unique<ExpertStore>(num_experts, shape, formats, std::move(file), offset);
 }
 
-void put_experts(ExpertStore& store, ThreadPool& pool, int layer, int first, const py::sequence& experts) {
-  const int count = static_cast<int>(py::len(experts));
+void check_experts(const ExpertStore& store, int layer, int first, int count) {
   if (layer < 0 || layer >= store.num_layers() || first < 0 || first + count > store.num_experts()) {
     throw std::invalid_argument("layer " + std::to_string(layer) + ", experts " + std::to_string(first) +
                                 " to " + std::to_string(first + count - 1) + " are outside a store of " +
                                 std::to_string(store.num_layers()) + " x " +
                                 std::to_string(store.num_experts()));
   }
-  const auto [hidden, intermediate] = store.shape();
+}
+
+void put_experts(ExpertStore& store, ThreadPool& pool, int layer, int first, const py::sequence& experts) {
+  const int count = static_cast<int>(py::len(experts));
+  check_experts(store, layer, first, count);
+  const int hidden = store.shape().hidden, intermediate = store.shape().intermediate;
   const FfnFormats& formats = store.layout(layer).formats;
   std::vector<ExpertSource> sources;
   for (int e = 0; e < count; ++e) {
@@ -95,6 +101,13 @@ void put_experts(ExpertStore& store, ThreadPool& pool, int layer, int first, con
   }
   const py::gil_scoped_release release;
   store.put(pool, layer, first, sources);
+}
+
+void put_biases(ExpertStore& store, int layer, int first, const FloatRows& biases) {
+  const int count = static_cast<int>(biases.shape(0));
+  check_experts(store, layer, first, count);
+  expect_shape(biases, "biases", count, py::ssize_t{2} * store.shape().intermediate + store.shape().hidden);
+  store.put_biases(layer, first, count, biases.data());
 }
 
 void check_layer(const ExpertStore& store, int layer) {
@@ -121,9 +134,11 @@ void bind_store(py::module_& m) {
         "From one expert slot on a device to the next, in bytes.");
   py::class_<ExpertStore>(m, "ExpertStore", "All experts of a model in host memory, each packed once.")
       .def(py::init(&make_store), py::arg("num_experts"), py::arg("hidden"), py::arg("intermediate"),
-           py::arg("formats"), py::arg("huge_pages") = true)
+           py::arg("formats"), py::arg("huge_pages") = true, py::arg("activation") = "silu",
+           py::arg("biases") = false)
       .def_static("from_file", &map_store, py::arg("num_experts"), py::arg("hidden"), py::arg("intermediate"),
-                  py::arg("formats"), py::arg("file"), py::arg("offset"), "Panels that lie in a file.")
+                  py::arg("formats"), py::arg("file"), py::arg("offset"), py::arg("activation") = "silu",
+                  py::arg("biases") = false, "Panels that lie in a file.")
       .def(
           "copied",
           [](const ExpertStore& store, ThreadPool& pool) {
@@ -132,6 +147,8 @@ void bind_store(py::module_& m) {
           },
           py::arg("pool"), "The same in memory of its own.")
       .def("put", &put_experts, py::arg("pool"), py::arg("layer"), py::arg("first"), py::arg("experts"))
+      .def("put_biases", &put_biases, py::arg("layer"), py::arg("first"), py::arg("biases").noconvert(),
+           "Of experts from `first` on, float32 [experts, 2 intermediate + hidden]: gate's, up's, down's.")
       .def("formats", &layer_formats, py::arg("layer"))
       .def(
           "offset",

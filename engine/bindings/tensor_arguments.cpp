@@ -71,17 +71,31 @@ SourceMatrix source_matrix(const py::handle& matrix, const std::string& what) {
                       static_cast<const std::byte*>(data.data()), 0, matrix.attr("columns").cast<int64_t>(),
                       0};
   const kernels::FormatLayout& layout = kernels::layout_of(source.format);
-  const bool fits =
-      data.ndim() == 2 && source.columns > 0 && kernels::columns_fit(source.format, source.columns) &&
-      data.shape(1) * data.itemsize() == kernels::source_row_bytes(source.format, source.columns) &&
-      (data.shape(1) == 1 || data.strides(1) == data.itemsize());
+  const py::object scales = matrix.attr("scales");
+  const bool apart = layout.apart_bytes != 0 && !scales.is_none();
+  const int64_t row_bytes = apart ? source.columns / layout.block_columns * layout.apart_bytes
+                                  : kernels::source_row_bytes(source.format, source.columns);
+  const bool fits = data.ndim() == 2 && source.columns > 0 &&
+                    kernels::columns_fit(source.format, source.columns) &&
+                    data.shape(1) * data.itemsize() == row_bytes &&
+                    (data.shape(1) == 1 || data.strides(1) == data.itemsize());
   if (!fits) {
     throw KernelFailure(what + " is " + describe(view_of(data)) + "; expected contiguous rows of " +
                         std::to_string(source.columns) + " columns in format " + layout.name);
   }
   source.rows = data.shape(0);
   source.row_stride = data.strides(0);
-  const py::object scales = matrix.attr("scales");
+  if (apart) {
+    const py::array_t<uint8_t> bytes = py::reinterpret_borrow<py::array>(scales);
+    const int64_t blocks = source.columns / layout.block_columns;
+    if (!py::isinstance<py::array_t<uint8_t>>(scales) || bytes.ndim() != 2 || bytes.shape(0) != source.rows ||
+        bytes.shape(1) != blocks || (blocks > 1 && bytes.strides(1) != 1))
+      throw KernelFailure(what + " has scales " + describe(view_of(bytes)) + "; expected one byte for " +
+                          std::to_string(layout.block_columns) + " columns of a row");
+    source.scales = reinterpret_cast<const std::byte*>(bytes.data());
+    source.scale_stride = bytes.strides(0);
+    return source;
+  }
   const int64_t side = layout.scale_grid;
   if (side == 0) return source;
   if (scales.is_none() || !py::isinstance<py::array_t<float>>(scales))
@@ -94,8 +108,9 @@ SourceMatrix source_matrix(const py::handle& matrix, const std::string& what) {
     throw KernelFailure(what + " has scales " + describe(view_of(grid)) +
                         "; expected one for 128 x 128 weights");
   }
-  source.scales = static_cast<const float*>(grid.data());
-  source.scale_stride = grid.strides(0) / item;
+  source.scales = static_cast<const std::byte*>(grid.data());
+  source.scale_stride = grid.strides(0);
+  source.scale_rows = side;
   return source;
 }
 

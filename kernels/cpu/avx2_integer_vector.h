@@ -23,6 +23,11 @@ struct Avx2Integer {
     const I at_4 = shift > 4 ? _mm256_srli_epi16(plane, shift - 4) : _mm256_slli_epi16(plane, 4 - shift);
     return _mm256_or_si256(v, _mm256_and_si256(at_4, _mm256_set1_epi8(((1 << kBits) - 1) << 4)));
   }
+  template <class Codes>
+  static I look_up(I codes) {
+    const __m128i table = _mm_loadu_si128(reinterpret_cast<const __m128i*>(Codes::kTable));
+    return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), codes);
+  }
   static I same(int32_t v) { return _mm256_set1_epi32(v); }
   static I broadcast(const int8_t* x) {
     int32_t four;
@@ -39,6 +44,14 @@ struct Avx2Integer {
   static F negative(F v) { return _mm256_xor_ps(v, _mm256_set1_ps(-0.0f)); }
   static F half(const uint8_t* p) {
     return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  }
+  // Half of E8M0 (numbers.h): (e - 1) << 23, and of 0 and 1 what is smaller than any such.
+  static F half_powers(const uint8_t* p) {
+    const I e = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+    const I small =
+        _mm256_sllv_epi32(_mm256_set1_epi32(0x00200000), _mm256_min_epi32(e, _mm256_set1_epi32(2)));
+    const I power = _mm256_slli_epi32(_mm256_sub_epi32(e, _mm256_set1_epi32(1)), 23);
+    return _mm256_castsi256_ps(_mm256_max_epi32(power, small));
   }
   static F unsigned_bytes(const uint8_t* p) {
     return to_float(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));

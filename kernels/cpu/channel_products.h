@@ -30,7 +30,7 @@ template <class V, class Format>
 struct ChannelProducts {
   using I = typename V::I;
   using F = typename V::F;
-  using Dot = typename V::template ChannelDot<Format::kBits>;
+  using Dot = typename V::template ChannelDot<Format::kDotBits>;
   static constexpr int kTokens = Dot::kTokens;  // activation rows of a tile, at most
   static constexpr int kStrip = 192;            // activation rows that stay in the second-level cache
   static constexpr int kRunLines = (Format::kPanelBytes / Format::kRuns + 63) / 64;

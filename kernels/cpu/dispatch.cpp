@@ -99,7 +99,7 @@ void add_part(const KernelTable& part, const char* level, KernelTable& table) {
     table.formats[f].level = level;
   }
   for (int kind = 0; kind < kNumActivationKinds; ++kind) take(table.encode[kind], part.encode[kind]);
-  take(table.silu_mul, part.silu_mul);
+  for (int kind = 0; kind < kNumExpertActivations; ++kind) take(table.gated[kind], part.gated[kind]);
   take(table.read_all, part.read_all);
   take(table.sampling, part.sampling);
   take(table.delta, part.delta);

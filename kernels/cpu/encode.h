@@ -1,4 +1,4 @@
-// Activations as packed_kernels.h lays them out, and SiLU times up, written once over a vector type V (see
+// Activations as packed_kernels.h lays them out, and gate times up, written once over a vector type V (see
 // simd_kernels.h for who supplies it). The bytes are those of generic_packed.cpp.
 #pragma once
 #include <cstdint>
@@ -116,13 +116,31 @@ struct Encode {
     }
   }
 
-  static void silu_mul(const float* gate, const float* up, float* h, int n) {
+  // As kernels::gated (expert.h).
+  template <ExpertActivation kActivation>
+  static F gated(F gate, F up) {
+    const F one = V::set1(1.0f), zero = V::zero();
+    const auto share = [&](F v, F t) { return V::div(v, V::add(one, V::exp(V::sub(zero, t)))); };
+    if constexpr (kActivation == ExpertActivation::kSwigluOai) {
+      const F limit = V::set1(kSwigluLimit);  // NaN is the second operand: it passes
+      const F g = V::min(limit, gate), u = V::min(limit, V::max(V::set1(-kSwigluLimit), up));
+      return V::mul(V::add(u, one), share(g, V::mul(g, V::set1(kSwigluAlpha))));
+    } else if constexpr (kActivation == ExpertActivation::kGeluTanh) {
+      const F t = V::fma(V::mul(gate, gate), V::set1(kGeluCubic), V::set1(kGeluLinear));
+      return V::mul(share(gate, V::mul(gate, t)), up);
+    } else {
+      return V::mul(share(gate, gate), up);
+    }
+  }
+
+  template <ExpertActivation kActivation>
+  static void gated_rows(const float* gate, const float* up, float* h, int n) {
     int i = 0;
     for (; i + kLanes <= n; i += kLanes)
-      V::store(h + i, V::mul(Simd<V>::silu(V::load(gate + i)), V::load(up + i)));
+      V::store(h + i, gated<kActivation>(V::load(gate + i), V::load(up + i)));
     if (i == n) return;
     const int rest = n - i;
-    V::store_first(h + i, V::mul(Simd<V>::silu(V::load_first(gate + i, rest)), V::load_first(up + i, rest)),
+    V::store_first(h + i, gated<kActivation>(V::load_first(gate + i, rest), V::load_first(up + i, rest)),
                    rest);
   }
 
@@ -131,7 +149,9 @@ struct Encode {
     table.encode[static_cast<int>(ActivationKind::kBF16)] = bf16;
     table.encode[static_cast<int>(ActivationKind::kQ8)] = q8;
     table.encode[static_cast<int>(ActivationKind::kQ8Token)] = q8_token;
-    table.silu_mul = silu_mul;
+    table.gated[static_cast<int>(ExpertActivation::kSilu)] = gated_rows<ExpertActivation::kSilu>;
+    table.gated[static_cast<int>(ExpertActivation::kSwigluOai)] = gated_rows<ExpertActivation::kSwigluOai>;
+    table.gated[static_cast<int>(ExpertActivation::kGeluTanh)] = gated_rows<ExpertActivation::kGeluTanh>;
   }
 };
 

@@ -243,12 +243,16 @@ void encode_q8_token(const float* x, int64_t ldx, void* rows, int64_t row_bytes,
   }
 }
 
-void silu_mul(const float* gate, const float* up, float* h, int n) {
-  for (int i = 0; i < n; ++i) h[i] = gate[i] / (1.0f + std::exp(-gate[i])) * up[i];
+template <ExpertActivation kActivation>
+void gated_rows(const float* gate, const float* up, float* h, int n) {
+  const auto exponential = [](float v) { return std::exp(v); };
+  for (int i = 0; i < n; ++i) h[i] = gated(kActivation, gate[i], up[i], exponential);
 }
 
 constexpr KernelTable make_part() {
-  KernelTable part{.encode = {encode_f32, encode_bf16, encode_q8, encode_q8_token}, .silu_mul = silu_mul};
+  KernelTable part{.encode = {encode_f32, encode_bf16, encode_q8, encode_q8_token},
+                   .gated = {gated_rows<ExpertActivation::kSilu>, gated_rows<ExpertActivation::kSwigluOai>,
+                             gated_rows<ExpertActivation::kGeluTanh>}};
   for_each_format([&]<class Format>(Format) {
     FormatKernels& kernels = part.formats[static_cast<int>(kNumberOf<Format>)];
     if constexpr (is_per_channel<Format>) {

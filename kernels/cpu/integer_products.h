@@ -19,7 +19,7 @@ template <class V, class Format>
 struct IntegerProducts {
   using I = typename V::I;
   using F = typename V::F;
-  using Dot = typename V::template Dot<Format::kBits>;
+  using Dot = typename V::template Dot<Format::kDotBits>;
   using InCache = Unpacked<V, Dot, Format>;
 
   static constexpr bool kHalves = Format::kScale == ScaleOf::kHalf;

@@ -15,7 +15,6 @@ template <class V>
 struct Simd : Products<V> {
   using F = typename V::F;
   static constexpr int kLanes = V::kLanes;
-  static F silu(F v) { return V::div(v, V::add(V::set1(1.0f), V::exp(V::sub(V::zero(), v)))); }
 
   // T rows x C vectors of columns, all n positions, the accumulators in registers.
   template <class W, int T, int C>

@@ -61,6 +61,13 @@ __device__ inline float total(const float* sums, int first_warp, int token, int 
   return sum;
 }
 
+// The bias of a row, at `place` + row of an expert's (expert.h); of a row that is not there, and without any: 0.
+__device__ inline float bias_of(const ExpertLayout& layout, const uint8_t* expert, int64_t place, int row,
+                                int rows) {
+  if (layout.bias_offset == 0 || row >= rows) return 0.0f;
+  return reinterpret_cast<const float*>(expert + layout.bias_offset)[place + row];
+}
+
 // A panel's 32 values of one token, one per lane, as the activations that the next matrix takes.
 template <ActivationKind kKind>
 __device__ inline void store_encoded(float value, uint8_t* row, int column, int P) {
@@ -86,7 +93,7 @@ __device__ inline void store_encoded(float value, uint8_t* row, int column, int 
   }
 }
 
-// h[pair] = encoded(silu(gate . x) * (up . x)), x being the token's encoded row.
+// h[pair] = encoded(gated(gate . x, up . x)) with biases added first, x being the token's encoded row.
 template <WeightFormat F, int kTokens>
 __global__ void __launch_bounds__(kGateUpThreads, blocks_per_multiprocessor(kTokens, kGateUpThreads))
     gate_up_kernel(ExpertLayout layout, ExpertGroups groups, const uint8_t* x, int64_t row_bytes, int top_k,
@@ -108,11 +115,14 @@ __global__ void __launch_bounds__(kGateUpThreads, blocks_per_multiprocessor(kTok
     __syncthreads();
     multiply_panel<F, kTokens>(panel, at, layout.hidden, shared, row_bytes, count, sums);
     __syncthreads();
-    const int lane = threadIdx.x % kWarpSize;
+    const int lane = threadIdx.x % kWarpSize, row_of_lane = item.panel * kernels::kPanelRows + lane;
+    const float gate_bias = bias_of(layout, expert, 0, row_of_lane, layout.intermediate);
+    const float up_bias =
+        bias_of(layout, expert, kernels::up_bias_at(layout.intermediate), row_of_lane, layout.intermediate);
     for (int t = threadIdx.x / kWarpSize; t < count; t += kGateUpThreads / kWarpSize) {
-      const float gate = total<kTokens>(sums, 0, t, lane);
-      const float up = total<kTokens>(sums, kWarpsOfMatrix, t, lane);
-      const float h = gate / (1.0f + __expf(-gate)) * up;
+      const float gate = total<kTokens>(sums, 0, t, lane) + gate_bias;
+      const float up = total<kTokens>(sums, kWarpsOfMatrix, t, lane) + up_bias;
+      const float h = kernels::gated(layout.activation, gate, up, FastExp());
       uint8_t* row = out + int64_t(groups.pairs[first + t]) * out_row_bytes;
       store_encoded<activation_of(F)>(h, row, item.panel * kernels::kPanelRows, P);
       if (item.panel == panels - 1) {  // the zeros behind the last column
@@ -124,7 +134,7 @@ __global__ void __launch_bounds__(kGateUpThreads, blocks_per_multiprocessor(kTok
   }
 }
 
-// outputs[pair] = down . h[pair].
+// outputs[pair] = down . h[pair] + bias.
 template <WeightFormat F, int kTokens>
 __global__ void __launch_bounds__(kDownThreads, blocks_per_multiprocessor(kTokens, kDownThreads))
     down_kernel(ExpertLayout layout, ExpertGroups groups, const uint8_t* h, int64_t row_bytes,
@@ -134,8 +144,9 @@ __global__ void __launch_bounds__(kDownThreads, blocks_per_multiprocessor(kToken
   const DecodeItem item = decode_item(blockIdx.x, panels);
   if (item.group >= *groups.num_groups) return;
   const DecodeLane at = decode_lane(threadIdx.x);
-  const uint8_t* panel = reinterpret_cast<const uint8_t*>(groups.weights[item.group]) + layout.down_offset +
-                         item.panel * kernels::panel_bytes(F, layout.intermediate);
+  const uint8_t* expert = reinterpret_cast<const uint8_t*>(groups.weights[item.group]);
+  const uint8_t* panel =
+      expert + layout.down_offset + item.panel * kernels::panel_bytes(F, layout.intermediate);
   float* sums = reinterpret_cast<float*>(shared + tile_tokens * row_bytes);
   const int end = groups.begin[item.group + 1];
   for (int first = groups.begin[item.group]; first < end; first += tile_tokens) {
@@ -145,9 +156,11 @@ __global__ void __launch_bounds__(kDownThreads, blocks_per_multiprocessor(kToken
     multiply_panel<F, kTokens>(panel, at, layout.intermediate, shared, row_bytes, count, sums);
     __syncthreads();
     const int row = item.panel * kernels::kPanelRows + threadIdx.x % kWarpSize;
+    const float bias =
+        bias_of(layout, expert, kernels::down_bias_at(layout.intermediate), row, layout.hidden);
     for (int t = threadIdx.x / kWarpSize; t < count && row < layout.hidden; t += kDownThreads / kWarpSize)
       outputs[int64_t(groups.pairs[first + t]) * layout.hidden + row] =
-          total<kTokens>(sums, 0, t, threadIdx.x % kWarpSize);
+          total<kTokens>(sums, 0, t, threadIdx.x % kWarpSize) + bias;
     __syncthreads();
   }
 }
@@ -209,7 +222,7 @@ struct DecodeRunners {
 };
 // Of a share of the formats (Share); empty for others.
 DecodeRunners float_decode_runners(WeightFormat format);
-DecodeRunners integer_decode_runners(WeightFormat format);  // q8_0, q4_0, int8, int4;
+DecodeRunners integer_decode_runners(WeightFormat format);  // blocks of runs: q8_0, mxfp4 …
 DecodeRunners k_decode_runners(WeightFormat format);        // q4_k, q5_k, q6_k;
 
 template <WeightFormat F>

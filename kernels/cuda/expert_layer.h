@@ -5,6 +5,7 @@
 
 #include "launch_shapes.h"
 #include "placement.h"
+#include "twofold/expert.h"
 #include "twofold/packed_kernels.h"
 #include "twofold/weight_format.h"
 
@@ -12,7 +13,7 @@ struct CUstream_st;
 
 namespace twofold::cuda {
 
-// One expert as it lies in its slot or in the host's store: panels of gate, up and down.
+// One expert as it lies in its slot or in the host's store: panels of gate, up and down, then biases (expert.h).
 struct ExpertLayout {
   kernels::WeightFormat gate_up;  // gate and up share a format
   kernels::WeightFormat down;
@@ -20,6 +21,8 @@ struct ExpertLayout {
   int intermediate;
   int64_t up_offset;  // of the panels, in bytes from the expert's start; gate begins it
   int64_t down_offset;
+  int64_t bias_offset = 0;  // 0: there are none
+  kernels::ExpertActivation activation = kernels::ExpertActivation::kSilu;
 };
 
 // Pairs (token, rank) that the device computes, by expert. All arrays are device memory.

@@ -6,18 +6,19 @@ namespace twofold::cuda {
 
 namespace {
 
-constexpr int kSiluThreads = 256;
+constexpr int kGatedThreads = 256;
 
 // gate_up [pairs][2][intermediate] -> bf16 [pairs][intermediate]. Pairs that no group holds are left alone by
 // all kernels, so what lies there is never read.
-__global__ void __launch_bounds__(kSiluThreads)
-    silu_mul_kernel(const float* gate_up, int64_t elements, int intermediate, uint16_t* out) {
-  const int64_t i = int64_t(blockIdx.x) * kSiluThreads + threadIdx.x;
+__global__ void __launch_bounds__(kGatedThreads)
+    gated_kernel(kernels::ExpertActivation activation, const float* gate_up, int64_t elements,
+                 int intermediate, uint16_t* out) {
+  const int64_t i = int64_t(blockIdx.x) * kGatedThreads + threadIdx.x;
   if (i >= elements) return;
   const int64_t pair = i / intermediate, row = i % intermediate;
   const float gate = gate_up[pair * 2 * intermediate + row];
   const float up = gate_up[(pair * 2 + 1) * intermediate + row];
-  out[i] = bf16_of_float(gate / (1.0f + __expf(-gate)) * up);
+  out[i] = bf16_of_float(kernels::gated(activation, gate, up, FastExp()));
 }
 
 PrefillRunners runners(WeightFormat format) {
@@ -44,7 +45,11 @@ int launch_prefill_experts(const ExpertLayout& layout, const ExpertGroups& group
   if (tiles.count == 0) return 0;
   const bool few = tiles.tokens == kFewTokens;
   const int2* table = reinterpret_cast<const int2*>(tiles.tiles);
+  const auto bias = [&](int64_t place) {
+    return layout.bias_offset == 0 ? 0 : layout.bias_offset + 4 * place;
+  };
   const PrefillMatrix gate_up{{0, layout.up_offset},
+                              {bias(0), bias(kernels::up_bias_at(layout.intermediate))},
                               layout.intermediate,
                               layout.hidden,
                               top_k,
@@ -53,11 +58,12 @@ int launch_prefill_experts(const ExpertLayout& layout, const ExpertGroups& group
                               2};
   if (int error = (few ? first.few : first.many)(gate_up, groups, table, tiles.count, stream)) return error;
   const int64_t elements = int64_t(num_tokens) * top_k * layout.intermediate;
-  if (int error = launch(silu_mul_kernel, unsigned((elements + kSiluThreads - 1) / kSiluThreads),
-                         kSiluThreads, 0, stream, buffers.gate_up, elements, layout.intermediate,
-                         static_cast<uint16_t*>(buffers.intermediate)))
+  if (int error = launch(gated_kernel, unsigned((elements + kGatedThreads - 1) / kGatedThreads),
+                         kGatedThreads, 0, stream, layout.activation, buffers.gate_up, elements,
+                         layout.intermediate, static_cast<uint16_t*>(buffers.intermediate)))
     return error;
   const PrefillMatrix down{{layout.down_offset, 0},
+                           {bias(kernels::down_bias_at(layout.intermediate)), 0},
                            layout.hidden,
                            layout.intermediate,
                            1,

@@ -13,6 +13,7 @@ namespace twofold::cuda {
 
 struct PrefillMatrix {
   int64_t offset[2];  // of the panels within the expert: one matrix, or gate and up
+  int64_t bias[2];    // of the float32 biases; 0: none
   int rows;
   int columns;        // a multiple of 16
   int divisor;        // pair / divisor is the row of x
@@ -94,8 +95,10 @@ __global__ void __launch_bounds__(kPrefillThreads, 2)
   const int begin = groups.begin[tile.x] + tile.y;
   const int count = min(kTileTokens, groups.begin[tile.x + 1] - begin);
   const int32_t* pairs = groups.pairs + begin;
-  const uint8_t* weights =
-      reinterpret_cast<const uint8_t*>(groups.weights[tile.x]) + matrix.offset[blockIdx.z];
+  const uint8_t* expert = reinterpret_cast<const uint8_t*>(groups.weights[tile.x]);
+  const uint8_t* weights = expert + matrix.offset[blockIdx.z];
+  const int64_t bias_at = matrix.bias[blockIdx.z];
+  const float* bias = bias_at == 0 ? nullptr : reinterpret_cast<const float*>(expert + bias_at);
   const int first_panel = int(blockIdx.x) * kTilePanels;
   const int num_panels = (matrix.rows + kernels::kPanelRows - 1) / kernels::kPanelRows;
   const int64_t panel_bytes = kernels::panel_bytes(F, matrix.columns);
@@ -158,7 +161,7 @@ __global__ void __launch_bounds__(kPrefillThreads, 2)
 #pragma unroll
       for (int m = 0; m < Tile::kRows / 16; ++m) {
         const int row = first_panel * kernels::kPanelRows + warp_row + 16 * m + at.row;
-        if (row < matrix.rows) out[row] = sums[m][n][i];
+        if (row < matrix.rows) out[row] = bias == nullptr ? sums[m][n][i] : sums[m][n][i] + bias[row];
       }
     }
   }
@@ -179,7 +182,7 @@ struct PrefillRunners {
 };
 // Of a share of the formats (Share); empty for others and for f32.
 PrefillRunners float_prefill_runners(WeightFormat format);
-PrefillRunners integer_prefill_runners(WeightFormat format);  // q8_0, q4_0, int8, int4;
+PrefillRunners integer_prefill_runners(WeightFormat format);  // blocks of runs: q8_0, mxfp4 …
 PrefillRunners k_prefill_runners(WeightFormat format);        // q4_k, q5_k, q6_k;
 
 template <WeightFormat F>

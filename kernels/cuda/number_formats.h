@@ -32,6 +32,18 @@ TWOFOLD_HD int32_t dot4(uint32_t a, uint32_t b, int32_t sum) {
 #endif
 }
 
+// Of the eight bytes of a and then b, those that the selector's nibbles (0 to 7, lowest first) name.
+TWOFOLD_HD uint32_t permute_bytes(uint32_t a, uint32_t b, uint32_t selector) {
+#ifdef __CUDA_ARCH__
+  return __byte_perm(a, b, selector);
+#else
+  const uint64_t both = uint64_t(b) << 32 | a;
+  uint32_t found = 0;
+  for (int i = 0; i < 4; ++i) found |= uint32_t(both >> (8 * (selector >> (4 * i) & 7u)) & 0xffu) << (8 * i);
+  return found;
+#endif
+}
+
 // x as one of 255 steps of `largest` (its run's greatest magnitude); a run of zeros, subnormals or without a
 // finite maximum becomes zeros.
 TWOFOLD_HD int q8_of(float x, float largest) {
@@ -51,6 +63,17 @@ TWOFOLD_HD float q8_scale(float largest) {
   return largest < kSmallestQ8 ? 0.0f : largest / 127.0f;
 #endif
 }
+
+// For kernels::gated (expert.h): an instruction and a product on the device.
+struct FastExp {
+  TWOFOLD_HD float operator()(float v) const {
+#ifdef __CUDA_ARCH__
+    return __expf(v);
+#else
+    return __builtin_expf(v);
+#endif
+  }
+};
 
 TWOFOLD_HD float fused(float a, float b, float sum) {
 #ifdef __CUDA_ARCH__

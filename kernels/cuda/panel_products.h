@@ -132,7 +132,7 @@ struct UnitProduct {
           const Q8Row row = row_of(x, row_bytes, t, K);
           const float x_scale = row.scale(first);
           int32_t offset = 0;  // what made weights unsigned; bytes are signed again already
-          if constexpr (Format::kNibbles && Format::kZero != 0) {
+          if constexpr (Format::kNibbles && Format::kZero != 0 && !kernels::has_table<Format>) {
             offset = Format::kZero * (kHalves ? row.sum16(first) : row.sum32(first));
           }
 #pragma unroll
@@ -156,7 +156,9 @@ struct UnitProduct {
                                        Dots& dot) {
     constexpr int kSecond = Format::kUnitRuns - 1;  // run of the high nibbles
     Words low, high;
-    if constexpr (Format::kNibbles) {
+    if constexpr (kernels::has_table<Format>) {
+      Lane::look_up_signed<Format>(words, low, high);
+    } else if constexpr (Format::kNibbles) {
       low = Format::template with_planes<Lane>(Lane::low_nibbles(words), planes, 0, step, quad);
       high = Format::template with_planes<Lane>(Lane::high_nibbles(words), planes, kSecond,
                                                 kSecond == 1 ? step : step + 4, quad);

@@ -90,6 +90,24 @@ TWOFOLD_HD void load_steps(const uint8_t* first, Words (&out)[kSteps]) {
   for (int s = 0; s < kSteps; ++s) out[s] = load_words(first + s * kStepBytes);
 }
 
+// Four entries of a table of 16 (Codes::kTable) as a word, less `zero`.
+template <class Codes>
+constexpr uint32_t table_word(int word, int zero) {
+  uint32_t packed = 0;
+  for (int i = 0; i < 4; ++i) packed |= uint32_t(uint8_t(Codes::kTable[4 * word + i] - zero)) << (8 * i);
+  return packed;
+}
+
+// What the table has for the four lowest nibbles, a byte for each.
+template <class Codes, int kLess>
+TWOFOLD_HD uint32_t look_up_nibbles(uint32_t nibbles) {
+  constexpr uint32_t a = table_word<Codes>(0, kLess), b = table_word<Codes>(1, kLess);
+  constexpr uint32_t c = table_word<Codes>(2, kLess), d = table_word<Codes>(3, kLess);
+  const uint32_t place = nibbles & 0x7777u;
+  const uint32_t half = 0x3210u | (nibbles & 0x8888u) >> 1;  // byte i of the first or the second
+  return permute_bytes(permute_bytes(a, b, place), permute_bytes(c, d, place), half);
+}
+
 // Rows 4 quad ... 4 quad + 3 as formats read them (twofold/formats/panel.h).
 struct Lane {
   static constexpr int kLanes = kRowsOfLane, kBytes = 4 * kRowsOfLane;
@@ -117,6 +135,32 @@ struct Lane {
     for (int r = 0; r < kRowsOfLane; ++r)
       v.w[r] |= ((plane.w[r] >> shift) & 0x01010101u * ((1u << kBits) - 1)) << 4;
     return v;
+  }
+  template <class Codes>
+  TWOFOLD_HD static I look_up(const I& codes) {
+    I found;
+#pragma unroll
+    for (int r = 0; r < kRowsOfLane; ++r) {
+      const uint32_t pairs = codes.w[r] | codes.w[r] >> 4;  // nibbles 0 | 1 and 2 | 3 in bytes 0 and 2
+      found.w[r] = look_up_nibbles<Codes, 0>(permute_bytes(pairs, 0, 0x4420));
+    }
+    return found;
+  }
+  // Low and high nibbles of packed codes at once, signed.
+  template <class Format>
+  TWOFOLD_HD static void look_up_signed(const I& codes, I& low, I& high) {
+#pragma unroll
+    for (int r = 0; r < kRowsOfLane; ++r) {
+      const uint32_t first = look_up_nibbles<Format, Format::kZero>(codes.w[r]);
+      const uint32_t last = look_up_nibbles<Format, Format::kZero>(codes.w[r] >> 16);
+      low.w[r] = permute_bytes(first, last, 0x6420);
+      high.w[r] = permute_bytes(first, last, 0x7531);
+    }
+  }
+  TWOFOLD_HD static F half_powers(const uint8_t* p) {
+    const uint32_t four = load_as<uint32_t>(p);
+    return {{kernels::half_of_e8m0(four & 0xffu), kernels::half_of_e8m0((four >> 8) & 0xffu),
+             kernels::half_of_e8m0((four >> 16) & 0xffu), kernels::half_of_e8m0(four >> 24)}};
   }
   TWOFOLD_HD static F half(const uint8_t* p) {
     const uint32_t low = load_as<uint32_t>(p), high = load_as<uint32_t>(p + 4);

@@ -14,11 +14,17 @@ void put_run(const uint8_t* u, const ScaleOfHalf& scale_of, float min, float* ou
 }
 
 template <class Format>
+void look_up(uint8_t* u) {
+  for (int i = 0; i < kRunColumns; ++i) u[i] = Format::kTable[u[i]];
+}
+
+template <class Format>
 void dequantise_integers(const uint8_t* row, int64_t columns, float* out) {
   for (int64_t b = 0; b < columns / Format::kBlockColumns; ++b, row += Format::kBlockBytes) {
-    for (int run = 0; run < Format::kRuns; ++run, out += kRunColumns) {
+    for (int run = 0; run < Format::kBlockColumns / kRunColumns; ++run, out += kRunColumns) {
       uint8_t u[kRunColumns];
       Format::values(row, run, u);
+      if constexpr (has_table<Format>) look_up<Format>(u);
       if constexpr (Format::kScale == ScaleOf::kHalf) {
         const float scales[2] = {Format::source_half_scale(row, run, 0),
                                  Format::source_half_scale(row, run, 1)};
@@ -30,6 +36,18 @@ void dequantise_integers(const uint8_t* row, int64_t columns, float* out) {
         put_run<Format>(u, [&](int) { return scale; }, min, out);
       }
     }
+  }
+}
+
+// Codes of neighbours in a byte, an exponent for each block elsewhere.
+template <class Format>
+void dequantise_apart(const uint8_t* row, const uint8_t* exponents, int64_t columns, float* out) {
+  for (int64_t k = 0; k < columns; k += kRunColumns, row += Format::kApartBytes) {
+    uint8_t u[kRunColumns];
+    for (int i = 0; i < kRunColumns; ++i) u[i] = row[i / 2] >> i % 2 * 4 & 0xfu;
+    look_up<Format>(u);
+    const float scale = half_of_e8m0(*exponents++);
+    put_run<Format>(u, [&](int) { return scale; }, 0.0f, out + k);
   }
 }
 
@@ -66,19 +84,24 @@ void unpack_integers(const uint8_t* panel, int row, int64_t columns, float* out)
 
 }  // namespace
 
-void dequantise_row(WeightFormat format, const void* row, const float* scales, int64_t columns, float* out) {
+void dequantise_row(WeightFormat format, const void* row, const void* scales, int64_t columns, float* out) {
   const uint8_t* bytes = static_cast<const uint8_t*>(row);
   with_format(format, [&]<class Format>(Format) {
     if constexpr (is_per_channel<Format>) {
       dequantise_channels<Format>(bytes, columns, out);
     } else if constexpr (is_integer<Format>) {
+      if constexpr (requires { Format::kApartBytes; }) {
+        if (scales != nullptr)
+          return dequantise_apart<Format>(bytes, static_cast<const uint8_t*>(scales), columns, out);
+      }
       dequantise_integers<Format>(bytes, columns, out);
     } else {
       for (int64_t k = 0; k < columns; ++k) {
         uint32_t bits = 0;
         std::memcpy(&bits, bytes + k * Format::kBlockBytes, Format::kBlockBytes);
         out[k] = Format::value(bits);
-        if constexpr (requires { Format::kScaleGrid; }) out[k] *= scales[k / Format::kScaleGrid];
+        if constexpr (requires { Format::kScaleGrid; })
+          out[k] *= static_cast<const float*>(scales)[k / Format::kScaleGrid];
       }
     }
   });

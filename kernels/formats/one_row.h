@@ -16,6 +16,13 @@ struct OneRow {
   static I with_upper(I v, I plane, int shift) {
     return v | (plane >> shift & 0x01010101u * ((1u << kBits) - 1)) << 4;
   }
+  template <class Codes>
+  static I look_up(I codes) {
+    I found = 0;
+    for (int i = 0; i < 32; i += 8) found |= static_cast<I>(Codes::kTable[codes >> i & 15u]) << i;
+    return found;
+  }
+  static F half_powers(const uint8_t* p) { return half_of_e8m0(*p); }
   static F half(const uint8_t* p) { return f16_at(p); }
   static F unsigned_bytes(const uint8_t* p) { return *p; }
   static F signed_bytes(const uint8_t* p) { return static_cast<int8_t>(*p); }

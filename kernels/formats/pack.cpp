@@ -5,6 +5,7 @@ namespace twofold::kernels {
 namespace {
 
 using Four = uint32_t __attribute__((vector_size(16)));
+using Bytes = uint8_t __attribute__((vector_size(16)));
 
 constexpr int kChunkSteps = 64;  // taken from four rows at once: 8 KiB of a panel
 
@@ -67,13 +68,14 @@ void put_bytes(const uint8_t* const* rows, int num_rows, int64_t first, int64_t 
 
 // A block after the other: the grid's scales of its rows, then their bytes.
 template <class Format>
-void pack_scaled_bytes(const uint8_t* const* rows, const float* const* scales, int num_rows, int64_t columns,
+void pack_scaled_bytes(const uint8_t* const* rows, const void* const* scales, int num_rows, int64_t columns,
                        uint8_t* panel) {
   constexpr int64_t kColumns = Format::kPanelColumns;
   for (int64_t b = 0; b * kColumns < columns; ++b, panel += Format::kPanelBytes) {
     const int64_t rest = columns - b * kColumns < kColumns ? columns - b * kColumns : kColumns;
     if (rest < kColumns) std::memset(panel, 0, Format::kPanelBytes);
-    for (int r = 0; r < kPanelRows; ++r) store_as(panel + 4 * r, r < num_rows ? scales[r][b] : 0.0f);
+    for (int r = 0; r < kPanelRows; ++r)
+      store_as(panel + 4 * r, r < num_rows ? static_cast<const float*>(scales[r])[b] : 0.0f);
     put_bytes(rows, num_rows, b * kColumns, rest, panel + Format::kHeaderBytes);
   }
 }
@@ -150,6 +152,46 @@ void pack_blocks(const uint8_t* const* rows, int num_rows, int64_t columns, uint
   }
 }
 
+// The codes of 32 columns, columns 0-15 in low nibbles, from a block or from where neighbours share a byte.
+template <class Format>
+Bytes codes_of(const uint8_t* row, bool apart, int64_t block) {
+  if (!apart) return load_as<Bytes>(row + block * Format::kBlockBytes + 1);
+  const Bytes pairs = load_as<Bytes>(row + block * Format::kApartBytes);
+  const Bytes even = pairs & 0xf, odd = pairs >> 4;
+  const Bytes first =
+      __builtin_shufflevector(even, odd, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+  const Bytes last =
+      __builtin_shufflevector(even, odd, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+  return first | last << 4;
+}
+
+// Two source blocks to a panel block; `exponents` may be null: they are in the rows.
+template <class Format>
+void pack_pairs(const uint8_t* const* rows, const void* const* exponents, int num_rows, int64_t columns,
+                uint8_t* panel) {
+  const int64_t blocks = columns / Format::kBlockColumns;
+  alignas(16) uint8_t scratch[kPanelRows][32];
+  const uint8_t* at[kPanelRows];
+  for (int64_t b = 0; b < blocks; b += 2, panel += Format::kPanelBytes) {
+    std::memset(panel, 0, Format::kHeaderBytes);
+    for (int r = 0; r < kPanelRows; ++r) {
+      at[r] = kZeros;
+      if (r >= num_rows) continue;
+      const bool apart = exponents != nullptr, both = b + 1 < blocks;
+      const Bytes first = codes_of<Format>(rows[r], apart, b);
+      const Bytes second = both ? codes_of<Format>(rows[r], apart, b + 1) : Bytes{};
+      store_as(scratch[r], (first & 0xf) | second << 4);
+      store_as(scratch[r] + 16, first >> 4 | (second & 0xf0));
+      at[r] = scratch[r];
+      for (int run = 0; run < (both ? 2 : 1); ++run) {
+        panel[kPanelRows * run + r] = apart ? static_cast<const uint8_t*>(exponents[r])[b + run]
+                                            : rows[r][(b + run) * Format::kBlockBytes];
+      }
+    }
+    put_steps(at, 8, panel + Format::kHeaderBytes);
+  }
+}
+
 // Rows with one scale each, which every panel block repeats.
 template <class Format>
 void pack_channels(const uint8_t* const* rows, int num_rows, int64_t columns, uint8_t* panel) {
@@ -175,7 +217,7 @@ void pack_channels(const uint8_t* const* rows, int num_rows, int64_t columns, ui
 
 }  // namespace
 
-void pack_panel(WeightFormat format, const void* const* source_rows, const float* const* scales, int num_rows,
+void pack_panel(WeightFormat format, const void* const* source_rows, const void* const* scales, int num_rows,
                 int64_t columns, void* panel) {
   const uint8_t* rows[kPanelRows];
   for (int r = 0; r < num_rows; ++r) rows[r] = static_cast<const uint8_t*>(source_rows[r]);
@@ -183,6 +225,8 @@ void pack_panel(WeightFormat format, const void* const* source_rows, const float
   with_format(format, [&]<class Format>(Format) {
     if constexpr (is_per_channel<Format>) {
       pack_channels<Format>(rows, num_rows, columns, to);
+    } else if constexpr (requires { Format::kApartBytes; }) {
+      pack_pairs<Format>(rows, scales, num_rows, columns, to);
     } else if constexpr (is_integer<Format>) {
       pack_blocks<Format>(rows, num_rows, columns, to);
     } else if constexpr (requires { Format::kScaleGrid; }) {

@@ -1,6 +1,7 @@
 // Source rows from float32, and the quantisers of formats whose blocks have one scale. K types:
 // quantise_k.cpp.
 #include <cstring>
+#include <limits>
 #include <vector>
 
 #include "quantise.h"
@@ -31,6 +32,16 @@ void put_q4_0(const float* x, float inverse, uint8_t* q) {
     return static_cast<int>(nearest_within(x[i] * inverse, -8.0f, 7.0f)) + 8;
   };
   for (int i = 0; i < 16; ++i) q[i] = static_cast<uint8_t>(nibble(i) | nibble(16 + i) << 4);
+}
+
+// The nearest of 0, 1, 2, 3, 4, 6, 8, 12 to a magnitude, ties to the even code: what E2M1 is twice of.
+int code_of(float twice) {
+  const float magnitude = std::fabs(twice);
+  // Halfway between neighbours; an odd code begins above it.
+  constexpr float kBegins[] = {0.5f, 1.5f, 2.5f, 3.5f, 5.0f, 7.0f, 10.0f};
+  int code = 0;
+  for (int c = 0; c < 7; ++c) code += c % 2 == 0 ? magnitude > kBegins[c] : magnitude >= kBegins[c];
+  return std::signbit(twice) && code > 0 ? code + 8 : code;
 }
 
 }  // namespace
@@ -74,6 +85,33 @@ void formats::Int4::quantise(const float* x, const float* w, uint8_t* block) {
     return static_cast<int>(nearest_within((x[i] - offset) * inverse, 0.0f, 15.0f));
   };
   for (int i = 0; i < 32; ++i) block[4 + i] = static_cast<uint8_t>(nibble(2 * i) | nibble(2 * i + 1) << 4);
+}
+
+// The largest weight becomes 4 to 6 times a power of two, or 3 to 4 times the next, or is cut below half of it: whichever
+// leaves the smallest error.
+void formats::MXFP4::quantise(const float* x, const float* w, uint8_t* block) {
+  float amax = 0.0f;
+  for (int i = 0; i < 32; ++i) amax = std::fabs(x[i]) > amax ? std::fabs(x[i]) : amax;
+  std::memset(block, 0, kBlockBytes);
+  if (!(amax > 0.0f)) return;
+  if (!(amax < INFINITY)) amax = std::numeric_limits<float>::max();
+  const int fits = std::ilogb(amax) - 2 + 127;
+  float best = INFINITY;
+  for (int e = fits - 1; e <= fits + 1; ++e) {
+    const int exponent = e < 0 ? 0 : e > 254 ? 254 : e;
+    const float scale = half_of_e8m0(static_cast<uint32_t>(exponent));
+    uint8_t codes[32];
+    float error = 0.0f;
+    for (int i = 0; i < 32; ++i) {
+      codes[i] = static_cast<uint8_t>(code_of(x[i] / scale));
+      const float d = x[i] - scale * static_cast<float>(kTable[codes[i]] - kZero);
+      error += w[i] * d * d;
+    }
+    if (!(error < best)) continue;
+    best = error;
+    block[0] = static_cast<uint8_t>(exponent);
+    for (int i = 0; i < 16; ++i) block[1 + i] = static_cast<uint8_t>(codes[i] | codes[16 + i] << 4);
+  }
 }
 
 void quantise_row(WeightFormat format, const float* x, const float* importance, int64_t columns, void* row) {

@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 
 from twofold._core import device as launches  # noqa: E402
 from twofold.blocks import ops  # noqa: E402
-from twofold.blocks.device_step import HeadShape, KvLayer  # noqa: E402
+from twofold.blocks.device_step import HeadShape, KvLayer, gated  # noqa: E402
 from twofold.blocks.router import Router  # noqa: E402
 from twofold.device.experts import pack_expert  # noqa: E402
 from twofold.device.kernels import TorchKernels  # noqa: E402
@@ -79,6 +79,7 @@ def test_rotation_cache_and_attention(simt: ModuleType, data: st.DataObject) -> 
     ]
     qkv = torch.randn(len(lengths), (heads + 2 * kv_heads) * head_dim).bfloat16()
     norm = torch.rand(head_dim) + 0.5 if data.draw(st.booleans(), "norm") else None
+    sinks = torch.randn(heads) * 2 if data.draw(st.booleans(), "sinks") else None
     angle = torch.rand(len(lengths), half) * 6
     cache = torch.randn(2, tables.numel(), page_size, kv_heads, head_dim).bfloat16()
     results = []
@@ -86,7 +87,7 @@ def test_rotation_cache_and_attention(simt: ModuleType, data: st.DataObject) -> 
         kv = KvLayer(cache[0].clone(), cache[1].clone())
         angles = (angle.cos().contiguous(), angle.sin().contiguous())
         q = kernels.rope_store(qkv, (norm, norm), angles, torch.tensor(slots), kv, shape)
-        out = kernels.decode_attention(q, tables, seq_lens, kv, shape)
+        out = kernels.decode_attention(q, tables, seq_lens, kv, shape, sinks)
         results.append((q, kv.keys, kv.values, out[seq_lens > 0]))
     for ours, expected in zip(*results, strict=True):
         assert error(ours, expected) < 1e-2
@@ -95,7 +96,9 @@ def test_rotation_cache_and_attention(simt: ModuleType, data: st.DataObject) -> 
 @drawn
 @given(data=st.data())
 def test_experts_for_few_tokens_and_for_many(simt: ModuleType, data: st.DataObject) -> None:
-    format = data.draw(st.sampled_from(["f32", "bf16", "q8_0", "int4", "q6_k", "int8_channel"]), "format")
+    format = data.draw(
+        st.sampled_from(["f32", "bf16", "q8_0", "int4", "q6_k", "int8_channel", "mxfp4"]), "format"
+    )
     unit = max(16, FORMATS[format].block_columns)
     hidden, inner = (unit * data.draw(st.integers(1, 300 // unit), name) for name in ("hidden", "inner"))
     tokens, experts = data.draw(st.integers(1, 40), "tokens"), data.draw(st.integers(1, 5), "experts")
@@ -104,16 +107,22 @@ def test_experts_for_few_tokens_and_for_many(simt: ModuleType, data: st.DataObje
 
     sizes = ((inner, hidden), (inner, hidden), (hidden, inner))
     matrices = [tuple(matrix(random, pool, format, *size) for size in sizes) for _ in range(experts)]
-    slots = torch.stack([pack_expert(*expert) for expert in matrices])
+    activation = data.draw(st.sampled_from(("silu", "swiglu_oai", "gelu_tanh")), "activation")
+    biased = data.draw(st.booleans(), "biased")
+    biases = random.standard_normal((experts, 2 * inner + hidden), np.float32) * biased
+    slots = torch.stack(
+        [pack_expert(*each, own if biased else None) for each, own in zip(matrices, biases, strict=True)]
+    )
     rows = torch.from_numpy(random.standard_normal((tokens, hidden), np.float32)).bfloat16()
     ids = np.stack([random.permutation(experts)[:top_k] for _ in range(tokens)]).astype(np.int32)
     expected = torch.empty(ids.size, hidden)
     for pair, expert in enumerate(ids.reshape(-1)):
         gate, up, down = (torch.from_numpy(ops.dequantise(pool, part)) for part in matrices[expert])
         x = rows[pair // top_k].float()
-        expected[pair] = down @ (torch.nn.functional.silu(gate @ x) * (up @ x))
+        gate_bias, up_bias, bias = torch.from_numpy(biases[expert]).split([inner, inner, hidden])
+        expected[pair] = down @ gated(activation, gate @ x + gate_bias, up @ x + up_bias) + bias
 
-    layout = launches.ExpertLayout(format, format, hidden, inner)
+    layout = launches.ExpertLayout(format, format, hidden, inner, activation, biased)
     layer = SimpleNamespace(layout=layout, inner=inner, slots=slots, rows=rows, ids=ids)
     device = simt.open_device()
     for many in (False, True) if format != "f32" else (False,):

@@ -32,6 +32,7 @@ from twofold.models.testing_families import (  # noqa: E402
     TinyOlmoe,
     TinyQwen2Moe,
 )
+from twofold.models.testing_gpt_oss import TinyGptOss  # noqa: E402
 from twofold.models.testing_granite import TinyGranite  # noqa: E402
 from twofold.models.testing_qwen3_next import TinyQwen3Next, TinyQwen35Moe  # noqa: E402
 from twofold.weights.weight_format import FORMATS as LAYOUTS  # noqa: E402
@@ -53,6 +54,10 @@ MODELS = {
     ),
     "deepseek_v3": TinyDeepseek(dtype="bfloat16", num_experts=12, num_groups=4, top_groups=2, top_k=5),
     "qwen2_moe": TinyQwen2Moe(dtype="bfloat16", hidden_size=64, num_heads=4, head_dim=64),
+    "gpt_oss": TinyGptOss(dtype="bfloat16", hidden_size=64, num_heads=4, head_dim=64, sliding_window=5),
+    "gpt_oss-mxfp4": TinyGptOss(
+        dtype="bfloat16", hidden_size=96, moe_intermediate_size=64, num_heads=4, head_dim=64, experts="mxfp4"
+    ),
     "olmoe": TinyOlmoe(dtype="bfloat16", hidden_size=128, num_heads=2, num_kv_heads=2, head_dim=64),
     "glm4_moe": TinyGlm4Moe(dtype="bfloat16", hidden_size=64, num_heads=4, head_dim=128),
     "glm4_moe_lite": TinyGlm4MoeLite(dtype="bfloat16"),

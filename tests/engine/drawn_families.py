@@ -16,6 +16,7 @@ from twofold.models.testing_families import (
     TinyOlmoe,
     TinyQwen2Moe,
 )
+from twofold.models.testing_gpt_oss import TinyGptOss
 from twofold.models.testing_granite import TinyGranite
 from twofold.models.testing_qwen3_next import TinyQwen3Next, TinyQwen35Moe
 
@@ -38,6 +39,7 @@ EXAMPLES: dict[str, TinyModel] = {
     # A first token's output is its values, normalised, times the sign of k . q: of this seed none is near zero.
     "qwen3_5_moe": TinyQwen35Moe(nested=True, has_mtp=True, expert_layout="fused", seed=1),
     "glm4_moe": GLM,
+    "gpt_oss": TinyGptOss(top_k=3, num_experts=9),
     "glm4_moe_lite": LITE,
     "kimi_k25": TinyKimi(nested=True),
     "ernie4_5_moe": TinyErnie(num_layers=5, moe_interval=2, num_experts=9, top_k=4),
@@ -152,6 +154,15 @@ def _qwen3_next(r: random.Random) -> TinyModel:
     )
 
 
+def _gpt_oss(r: random.Random) -> TinyModel:
+    sizes = _sizes(r, attention_bias=r.random() < 0.8, expert_layout="separate")
+    kinds = tuple(r.choice(("sliding_attention", "full_attention")) for _ in range(sizes["num_layers"]))
+    yarn = YARN | {"truncate": r.random() < 0.3}
+    sizes["rope_scaling"] = r.choice((None, yarn, yarn, LINEAR))
+    sizes["rope_form"] = "rope_parameters"  # without any, it is YaRN
+    return TinyGptOss(**sizes, layer_types=r.choice((None, None, kinds)), sliding_window=r.choice((3, 9, 20)))
+
+
 DRAWN: dict[str, Callable[[random.Random], TinyModel]] = {
     "qwen3_next": _qwen3_next,
     "qwen3_5_moe": lambda r: TinyQwen35Moe(**_delta(r), nested=r.random() < 0.5),
@@ -159,6 +170,7 @@ DRAWN: dict[str, Callable[[random.Random], TinyModel]] = {
     "glm4_moe_lite": _glm4_moe_lite,
     "qwen2_moe": _qwen2_moe,
     "olmoe": _olmoe,
+    "gpt_oss": _gpt_oss,
     "minimax_m2": _minimax_m2,
     "granitemoe": _granitemoe,
     "ernie4_5_moe": _ernie4_5_moe,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from twofold.models.testing import TinyModel
@@ -21,6 +22,7 @@ from twofold.models.testing_families import (
     TinyQwen2Moe,
 )
 from twofold.models.testing_gguf import write_tiny_gguf
+from twofold.models.testing_gpt_oss import TinyGptOss
 from twofold.models.testing_granite import TinyGranite
 from twofold.models.testing_qwen3_next import TinyQwen3Next, TinyQwen35Moe
 
@@ -112,6 +114,16 @@ OTHERS: dict[str, TinyModel] = {
     ),
     "qwen3-next": NEXT,
     "qwen3.5": TinyQwen35Moe(**{**vars(NEXT), "architecture": "Qwen3_5MoeForCausalLM"}),
+    "gpt-oss": TinyGptOss(
+        hidden_size=256,
+        head_dim=64,
+        moe_intermediate_size=64,
+        vocab_size=267,
+        num_experts=16,
+        top_k=4,
+        sliding_window=32,
+        max_position_embeddings=512,
+    ),
     "glm": replace(GLM, use_qk_norm=True, num_shared_experts=2, first_dense=2, num_mtp_layers=1),
 }
 
@@ -126,14 +138,20 @@ def main(directory: Path, names: list[str]) -> None:
             file = directory / f"{name}{'' if split_kv else '-old'}.gguf"
             print(write_tiny_gguf(file, model, split_kv=split_kv))
     for name, other in OTHERS.items():
-        for kind in KINDS if not names or name in names else ():
+        kinds = (*KINDS, "MXFP4") if isinstance(other, TinyGptOss) else KINDS
+        for kind in kinds if not names or name in names else ():
             if kind == "Q4_K" and isinstance(other, TinyDeepseek):
                 continue  # its latents do not fill blocks of 256
-            if kind in ("Q8_0", "Q4_K"):  # all experts are chosen, lest rounding chooses others
+            if kind in ("Q8_0", "Q4_K", "MXFP4"):  # all experts are chosen, lest rounding chooses others
                 other = replace(other, top_k=other.num_experts)
             file = directory / f"{name}-{kind}.gguf"
             encoder = encode if kind == "Q4_K" else None
-            print(write_tiny_gguf(file, other, type_of=lambda _, kind=kind: kind, encode=encoder))  # type: ignore[misc]
+            print(write_tiny_gguf(file, other, type_of=partial(type_of, kind), encode=encoder))
+
+
+def type_of(kind: str, name: str) -> str:
+    """MXFP4 is for experts alone."""
+    return kind if kind != "MXFP4" or "_exps" in name else "F32"
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ pytest.importorskip("twofold._core")
 
 from twofold.api.errors import ModelLoadError  # noqa: E402
 from twofold.blocks import ops  # noqa: E402
-from twofold.blocks.device_step import DeviceBatch  # noqa: E402
+from twofold.blocks.device_step import DeviceBatch, gated  # noqa: E402
 from twofold.blocks.router import Router  # noqa: E402
 from twofold.device.decode_inputs import DecodeRow  # noqa: E402
 from twofold.device.graphs import DecodeGraphs  # noqa: E402
@@ -52,6 +52,10 @@ class TorchMoe:
             [[torch.from_numpy(ops.dequantise(pool, matrix)) for matrix in expert] for expert in layer]
             for layer in (files.expert_weights(index) for index in model.config.moe_layers)
         ]
+        routed = self._routed = model.config.routed
+        sizes = (routed.num_experts, 2 * routed.intermediate_size + routed.hidden_size)
+        biases = (files.expert_biases(index) for index in model.config.moe_layers)
+        self._biases = [torch.zeros(sizes) if found is None else torch.from_numpy(found) for found in biases]
 
     look_ahead = None
 
@@ -62,8 +66,12 @@ class TorchMoe:
                 if expert < 0:
                     continue
                 gate, up, down = self._experts[moe_layer][expert]
-                x = normed[t].float()
-                hidden[t] += weight * (down @ (torch.nn.functional.silu(gate @ x) * (up @ x)))
+                x, inner = normed[t].float(), self._routed.intermediate_size
+                gate_bias, up_bias, bias = self._biases[moe_layer][expert].split(
+                    [inner, inner, self._routed.hidden_size]
+                )
+                both = gated(self._routed.activation, gate @ x + gate_bias, up @ x + up_bias)
+                hidden[t] += weight * (down @ both + bias)
 
 
 def device_model(path: Path) -> tuple[DeviceModel, TorchMoe]:

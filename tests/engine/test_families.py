@@ -28,6 +28,7 @@ from twofold.models.testing import TinyModel, write_tiny_model
 from twofold.models.testing_deepseek import TinyDeepseek
 from twofold.models.testing_families import TinyKimi
 from twofold.models.testing_gguf import write_tiny_gguf
+from twofold.models.testing_gpt_oss import TinyGptOss
 from twofold.models.testing_qwen3_next import TinyQwen35Moe
 
 from tests.engine.drawn_families import DRAWN, EXAMPLES
@@ -101,9 +102,10 @@ def test_a_drawn_configuration_equals_transformers_and_itself(
     latent = isinstance(
         model, TinyDeepseek
     )  # GGUF files have neither its biases nor the other order of pairs
+    windowed = model.sliding_window and not (isinstance(model, TinyGptOss) and model.layer_types is None)
     if (
         model.rope_scaling is None
-        and not model.sliding_window
+        and not windowed
         and not (latent and (model.attention_bias or not model.rope_interleave))
     ):
         file = load(write_gguf(root / "model.gguf", model))
@@ -155,6 +157,8 @@ FLIPPED: list[tuple[str, dict[str, Any]]] = [
     ("glm4_moe", {"partial_rotary_factor": 0.5}),
     ("glm4_moe", {"num_groups": 1, "top_groups": 1}),
     ("glm4_moe", {"routed_scaling_factor": 1.0}),
+    ("gpt_oss", {"sliding_window": 20}),
+    ("gpt_oss", {"attention_bias": False}),
     ("qwen2_moe", {"norm_topk_prob": True}),
     ("qwen2_moe", {"sliding_window": 9}),
     ("glm4_moe_lite", {"rope_interleave": False}),
@@ -279,6 +283,9 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("granitemoe", {"residual_multiplier": 0}, "residual_multiplier is 0"),
     ("ernie4_5_moe", {"use_bias": True}, "use_bias is True, expected False"),
     ("ernie4_5_moe", {"moe_layer_start_index": 5}, "no layer has experts"),
+    ("gpt_oss", {"swiglu_limit": 5.0}, "swiglu_limit is 5.0, expected 7.0"),
+    ("gpt_oss", {"layer_types": ["linear"] * 3}, "layer_types"),
+    ("gpt_oss", {"quantization_config": {"quant_method": "bitsandbytes"}}, "quantization_config"),
     ("kimi_k25", {"text_config": None}, "text_config"),
     ("kimi_k25", {"text_config": {"quantization_config": {"quant_method": "gguf?"}}}, "quantization_config"),
 ]

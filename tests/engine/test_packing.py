@@ -24,6 +24,7 @@ from twofold.models.testing import TinyModel, write_tiny_model
 from twofold.models.testing_deepseek import TinyDeepseek
 from twofold.models.testing_families import TinyErnie, TinyGlm4Moe, TinyMiniMaxM2, TinyOlmoe, TinyQwen2Moe
 from twofold.models.testing_gguf import write_tiny_gguf
+from twofold.models.testing_gpt_oss import TinyGptOss
 from twofold.models.testing_granite import TinyGranite
 from twofold.weights import panel_writing
 from twofold.weights.panel_file import PANEL_FILE, PREFIX, read_contents
@@ -89,6 +90,10 @@ MODELS: dict[str, Callable[[Path], Path]] = {
     "minimax": hf(TinyMiniMaxM2(dtype="bfloat16")),
     "granite": hf(TinyGranite("GraniteMoeSharedForCausalLM", dtype="bfloat16", shared_intermediate_size=40)),
     "olmoe": hf(TinyOlmoe(dtype="bfloat16")),
+    "gpt-oss": hf(TinyGptOss(dtype="bfloat16")),
+    "gpt-oss-mxfp4": hf(
+        TinyGptOss(dtype="bfloat16", hidden_size=64, moe_intermediate_size=96, experts="mxfp4")
+    ),
     "glm": hf(TinyGlm4Moe(dtype="bfloat16", use_qk_norm=True)),
     "deepseek-v3-gguf": lambda root: write_tiny_gguf(root / "m.gguf", TinyDeepseek()),
     "deepseek-v2-plain-queries": hf(TinyDeepseek(architecture="DeepseekV2ForCausalLM", q_lora_rank=None)),

@@ -91,7 +91,11 @@ def test_every_matrix_is_there_and_close(
             assert error < 0.01
         else:
             assert matrix.format == target
-            bound = {"8": 0.01, "6": 0.03, "5": 0.05, "4": 0.1}[target.strip("qint")[0]]
+            bound = (
+                0.12
+                if target == "mxfp4"
+                else {"8": 0.01, "6": 0.03, "5": 0.05, "4": 0.1}[target.strip("qint")[0]]
+            )
             assert error < bound * (1.3 if target.endswith("_channel") else 1.0)
 
 

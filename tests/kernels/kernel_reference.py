@@ -54,6 +54,18 @@ def silu(x: F64) -> F64:
     return x / (1 + np.exp(-x))
 
 
+def swiglu_oai(gate: F64, up: F64) -> F64:
+    gate = np.minimum(gate, 7)
+    return gate / (1 + np.exp(-1.702 * gate)) * (np.clip(up, -7, 7) + 1)
+
+
+def gelu_tanh(gate: F64, up: F64) -> F64:
+    return gate / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3))) * up
+
+
+ACTIVATIONS = {"silu": lambda gate, up: silu(gate) * up, "swiglu_oai": swiglu_oai, "gelu_tanh": gelu_tanh}
+
+
 def rmsnorm(x: NDArray, w: NDArray, eps: float) -> F64:
     x = x.astype(np.float64)
     return x / np.sqrt((x * x).mean(-1, keepdims=True) + eps) * w
@@ -105,7 +117,10 @@ def attention_block(
         first = 0 if window is None else max(0, t + 1 - window)
         for head in range(heads):
             kv = head // (heads // kv_heads)
-            p = softmax(k[first : t + 1, kv] @ q[t, head] * head_dim**-0.5)
+            scores = k[first : t + 1, kv] @ q[t, head] * head_dim**-0.5
+            if weights.get("sinks") is not None:  # one more, without a value
+                scores = np.append(scores, weights["sinks"][head])
+            p = softmax(scores)[: t + 1 - first]
             out[t, head] = p @ v[first : t + 1, kv]
     result = hidden + out.reshape(num_tokens, -1) @ widen(weights["o"]).T
     if weights["o_bias"] is not None:

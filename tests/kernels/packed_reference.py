@@ -26,6 +26,8 @@ class Block:
     """Of the scales, such that the weights are of size about 1."""
     signed: bool = False
     """Whether scales may be negative."""
+    exponent: bool = False
+    """Whether the scale is a power of two, whose exponent is the first byte."""
 
 
 BLOCKS = {
@@ -38,6 +40,8 @@ BLOCKS = {
     "int4": Block((0, 2), 1 / 5, signed=True),
     "int8_channel": Block((), 1 / 74, signed=True),
     "int4_channel": Block((), 1 / 5, signed=True),
+    "mxfp4": Block((), 1 / 4, exponent=True),
+    "iq4_nl": Block((0,), 1 / 60, signed=True),
 }
 
 
@@ -67,9 +71,11 @@ class Rows:
 
 
 def scale_bytes(rows: Rows) -> list[int]:
-    """The bytes of a row that hold f16 scales."""
+    """The bytes of a row that hold its scales."""
     _, block_bytes, *_, head, _, _ = FORMATS[rows.format]
     blocks = range(head, rows.data.shape[1], block_bytes)
+    if BLOCKS[rows.format].exponent:
+        return list(blocks)
     at = [*range(0, head, 2), *(block + at for block in blocks for at in BLOCKS[rows.format].f16_at)]
     return [byte for first in at for byte in (first, first + 1)]
 
@@ -109,6 +115,8 @@ def random_rows(rng: np.random.Generator, format_name: str, rows: int, columns: 
             values *= rng.choice([-1, 1], shape)
         return values.astype(np.float16)[..., None].view(np.uint8)
 
+    if block.exponent:
+        data[..., 0] = 127 + int(np.log2(block.size)) + rng.integers(-1, 2, data.shape[:2])
     for at in block.f16_at:
         data[..., at : at + 2] = scales(data.shape[:2])
     data = data.reshape(rows, -1)

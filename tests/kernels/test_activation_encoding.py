@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from kernel_reference import F32, silu, to_bf16_bits
+from kernel_reference import ACTIVATIONS, F32, silu, to_bf16_bits
 from packed_reference import encode_q8, encode_q8_token, padded, split_q8, split_q8_token
 from twofold._core.testing import kernels
 
@@ -83,21 +83,40 @@ def test_floats_are_followed_by_zeros(level: str, columns: int) -> None:
 
 
 @pytest.mark.parametrize("n", [1, 7, 16, 32, 45])
-def test_silu_mul(level: str, n: int) -> None:
+@pytest.mark.parametrize("activation", list(ACTIVATIONS))
+def test_gate_and_up_become_one(level: str, n: int, activation: str) -> None:
     rng = np.random.default_rng(n)
-    gate, up = (rng.standard_normal(n).astype(np.float32) * 4 for _ in range(2))
-    expected = silu(gate.astype(np.float64)) * up
+    gate, up = (rng.standard_normal(n).astype(np.float32) * 6 for _ in range(2))
+    expected = ACTIVATIONS[activation](gate.astype(np.float64), up.astype(np.float64))
     h = np.empty_like(gate)
-    kernels.silu_mul(gate, up, h, level=level)
-    np.testing.assert_allclose(h, expected, rtol=1e-6, atol=1e-7)
-    kernels.silu_mul(gate, up, gate, level=level)
+    kernels.gated(gate, up, h, activation=activation, level=level)
+    np.testing.assert_allclose(h, expected, rtol=2e-6, atol=2e-6)
+    kernels.gated(gate, up, gate, activation=activation, level=level)
     assert np.array_equal(gate, h)
+
+
+@pytest.mark.parametrize("activation", ["swiglu_oai", "gelu_tanh"])
+def test_far_ends_and_nan(level: str, activation: str) -> None:
+    ends = np.array([-1e30, -200, -40, 40, 200, 1e18], np.float32)
+    gate, up = (part.ravel().copy() for part in np.meshgrid(ends, np.float32([-200, -3, 0, 5, 200])))
+    h = np.empty_like(gate)
+    kernels.gated(gate, up, h, activation=activation, level=level)
+    with np.errstate(over="ignore"):
+        expected = ACTIVATIONS[activation](gate.astype(np.float64), up.astype(np.float64))
+    np.testing.assert_allclose(h, expected, rtol=1e-6, atol=1e-5)
+    nan, one, found = (
+        np.array([np.nan, 1], np.float32),
+        np.array([1, np.nan], np.float32),
+        np.empty(2, np.float32),
+    )
+    kernels.gated(nan, one, found, activation=activation, level=level)
+    assert np.isnan(found).all()
 
 
 def test_silu_holds_at_the_ends_and_lets_nan_through(level: str) -> None:
     gate = np.array([-1e30, -200, -88, -20, -1, -1e-3, 0, 1e-3, 1, 20, 88, 200, 1e30, np.nan], np.float32)
     one, h = np.ones_like(gate), np.empty_like(gate)
-    kernels.silu_mul(gate, one, h, level=level)
+    kernels.gated(gate, one, h, activation="silu", level=level)
     with np.errstate(over="ignore"):
         expected = silu(gate.astype(np.float64))
     assert np.isnan(h[-1])

@@ -26,6 +26,7 @@ class Case:
     qk_norm: bool = True
     flat_norms: bool = False
     bias: bool = False
+    sinks: bool = False
     window: int | None = None
     page_size: int = 4
     rotated: int = 8
@@ -45,6 +46,9 @@ CASES = [
     Case(page_size=16, tokens=70, heads=8, kv_heads=2),
     Case(page_size=1, tokens=1),
     Case(tokens=40, window=8, heads=32, kv_heads=1, head_dim=8, rotated=4),
+    Case(sinks=True, qk_norm=False, heads=6, kv_heads=2, tokens=30),
+    Case(sinks=True, window=5, dtype="bfloat16", head_dim=64, rotated=32),
+    Case(tokens=1040, page_size=16, hidden=16, heads=4, kv_heads=2, window=530, sinks=True),
     # Over the edges of blocks of positions, windows that begin in another block than they end among them.
     Case(tokens=1100, page_size=64, hidden=16, heads=2, kv_heads=1),
     Case(tokens=1040, page_size=16, hidden=16, heads=2, kv_heads=1, window=530),
@@ -68,6 +72,7 @@ class Setup:
             "k_norm": self._norm(rng, c.kv_heads),
             "o": reference.weights(rng, (c.hidden, c.heads * c.head_dim), c.dtype),
             "o_bias": rng.standard_normal(c.hidden).astype(np.float32) if c.bias else None,
+            "sinks": 3 * rng.standard_normal(c.heads).astype(np.float32) if c.sinks else None,
         }
         self.hidden = rng.standard_normal((c.tokens, c.hidden)).astype(np.float32)
         angles = np.arange(c.tokens)[:, None] * 10 ** -np.linspace(0, 2, c.rotated)[None]
@@ -83,7 +88,7 @@ class Setup:
         qkv = reference.packed(pool, w["qkv"][:kv], w["qkv"][kv : kv // 2], w["qkv"][kv // 2 :])
         return ops.Gqa(
             pool, w["norm"], qkv, w["qkv_bias"], w["q_norm"], w["k_norm"], reference.packed(pool, w["o"]), w["o_bias"],
-            c.heads, c.kv_heads, c.head_dim, EPS, c.head_dim**-0.5, c.window, layer, c.flat_norms,
+            c.heads, c.kv_heads, c.head_dim, EPS, c.head_dim**-0.5, c.window, layer, c.flat_norms, w["sinks"],
         )  # fmt: skip
 
     def cache(self, num_sequences: int = 1, layers: int = 2) -> ops.StateCache:
@@ -145,6 +150,16 @@ def test_cuts_and_threads_change_no_bit(case: Case) -> None:
     for cuts in ([*range(step, case.tokens, step), case.tokens], one_by_one):
         for threads in (1, 3):
             assert np.array_equal(setup.run(cuts, threads), whole)
+
+
+def test_a_sink_takes_its_share_however_large_it_is() -> None:
+    """Of all other logits nothing is left, or nothing of it."""
+    setup = Setup(Case())
+    plain = setup.run([23])
+    setup.weights["sinks"] = np.full(4, -200, np.float32)
+    np.testing.assert_array_equal(setup.run([23]), plain)
+    setup.weights["sinks"] = np.full(4, 200, np.float32)
+    np.testing.assert_array_equal(setup.run([23]), setup.hidden)
 
 
 @pytest.mark.parametrize("window", [None, 7])

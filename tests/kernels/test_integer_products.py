@@ -98,9 +98,29 @@ def test_codes_and_activations_at_their_ends(level: str, name: str) -> None:
     y = product(x, full, level)
     assert_same_bits(y, product(x, full, "generic"))
     assert not y[4].any()
+    if BLOCKS[name].exponent:  # no power of two is zero
+        return
     nothing = full.data.copy()
     nothing[:, scale_bytes(full)] = 0
     assert not product(x, Rows(name, columns, nothing), level).any()
+
+
+@pytest.mark.parametrize("level", kernels.levels())
+def test_every_exponent_of_mxfp4(level: str) -> None:
+    if level not in SUPPORTED:
+        pytest.skip(f"this CPU cannot run {level}")
+    rng = np.random.default_rng(5)
+    rows = random_rows(rng, "mxfp4", 256, 64)
+    rows.data[:, ::17] = np.arange(256, dtype=np.uint8)[:, None]
+    x = rng.standard_normal((3, 64)).astype(np.float32) * np.float32(1e-3)
+    y, expected = product(x, rows, level)[:, :230], product(x, rows, "generic")[:, :230]  # beyond, floats end
+    assert np.isfinite(y).all()
+    assert_same_bits(y, expected)
+    plain = rows.data.copy()
+    plain[:, ::17] = 127
+    powers = np.exp2(np.arange(20, 230, dtype=np.float64) - 127)
+    ones = product(x, Rows("mxfp4", 64, plain), "generic")[:, 20:230]
+    np.testing.assert_array_equal(y[:, 20:], (ones * powers).astype(np.float32))
 
 
 @CASES

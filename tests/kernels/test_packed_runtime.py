@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from kernel_reference import F32, F64, silu
+from kernel_reference import ACTIVATIONS, F32, F64
 from packed_reference import FORMATS, Rows, decoded, fitting_columns, random_rows
 from twofold import _core
 from twofold._core.testing import kernels
@@ -50,7 +50,7 @@ def test_stacked_segments_of_several_formats(num_rows: int) -> None:
 class Layer:
     """One layer of random experts and what it computes, in float64 from the encoded activations."""
 
-    def __init__(self, formats: tuple[str, str, str]) -> None:
+    def __init__(self, formats: tuple[str, str, str], activation: str = "silu", biased: bool = False) -> None:
         rng = np.random.default_rng(2)
         self.formats = formats
         shapes = ((INNER, HIDDEN), (INNER, HIDDEN), (HIDDEN, INNER))
@@ -58,9 +58,16 @@ class Layer:
             tuple(random_rows(rng, name, *shape) for name, shape in zip(formats, shapes, strict=True))
             for _ in range(EXPERTS)
         ]
+        self.activation = activation
+        self.biases = rng.standard_normal((EXPERTS, 2 * INNER + HIDDEN)).astype(np.float32) * biased
+        self.biased = biased
 
     def store(self, pool: ops.ThreadPool) -> _core.ExpertStore:
-        store = _core.ExpertStore(EXPERTS, HIDDEN, INNER, [self.formats])
+        store = _core.ExpertStore(
+            EXPERTS, HIDDEN, INNER, [self.formats], activation=self.activation, biases=self.biased
+        )
+        if self.biased:
+            store.put_biases(0, 0, self.biases)
         store.put(pool, 0, 0, [tuple(m.matrix() for m in expert) for expert in self.experts[:2]])
         store.put(pool, 0, 2, [tuple(m.matrix() for m in expert) for expert in self.experts[2:]])
         return store
@@ -70,8 +77,11 @@ class Layer:
         for t, row in enumerate(normed):
             for expert, weight in zip(ids[t], weights[t], strict=True):
                 gate, up, down = self.experts[expert]
-                inner = silu(product(row[None], gate)) * product(row[None], up)
-                out[t] += weight * product(inner.astype(np.float32), down)[0]
+                biases = np.split(self.biases[expert], [INNER, 2 * INNER])
+                inner = ACTIVATIONS[self.activation](
+                    product(row[None], gate) + biases[0], product(row[None], up) + biases[1]
+                )
+                out[t] += weight * (product(inner.astype(np.float32), down)[0] + biases[2])
         return out
 
 
@@ -80,7 +90,19 @@ class Layer:
 )
 def test_experts_of_every_format_and_mixture(formats: tuple[str, str, str]) -> None:
     assert all(fitting_columns(name, HIDDEN) == HIDDEN for name in formats)
-    layer = Layer(formats)
+    check_layer(Layer(formats))
+
+
+@pytest.mark.parametrize(
+    ("format_name", "activation", "biased"),
+    [("f32", "swiglu_oai", True), ("mxfp4", "swiglu_oai", True), ("int8_channel", "gelu_tanh", True),
+     ("bf16", "gelu_tanh", False)],
+)  # fmt: skip
+def test_experts_with_biases_and_other_activations(format_name: str, activation: str, biased: bool) -> None:
+    check_layer(Layer((format_name,) * 3, activation, biased))
+
+
+def check_layer(layer: Layer) -> None:
     rng = np.random.default_rng(3)
     num_tokens = 67
     normed = 0.05 * rng.standard_normal((num_tokens, HIDDEN)).astype(np.float32)
@@ -115,3 +137,9 @@ def test_a_store_knows_its_layers() -> None:
     assert store.bytes == 4 * (4 * pair + down_q6 + down_q4)
     with pytest.raises(ValueError, match="at least one layer"):
         _core.ExpertStore(4, HIDDEN, INNER, [])
+    with pytest.raises(ValueError, match="expected silu, swiglu_oai or gelu_tanh"):
+        _core.ExpertStore(4, HIDDEN, INNER, [("f32",) * 3], activation="relu")
+    biased = _core.ExpertStore(4, HIDDEN, INNER, [("q4_k",) * 3], biases=True)
+    assert biased.expert_bytes == 2 * pair + down_q4 + 4 * (2 * INNER + HIDDEN)
+    with pytest.raises(ValueError, match="biases has shape"):
+        biased.put_biases(0, 0, np.zeros((4, HIDDEN), np.float32))

@@ -52,6 +52,10 @@ def values_of(
     return ops.dequantise(pool, WeightMatrix(rows, format, columns, scales))
 
 
+def bits_of(format: str) -> str:
+    return "4" if format == "mxfp4" else format.strip("qint")[0]
+
+
 def rms(values: Any) -> float:
     return float(np.sqrt(np.mean(np.square(values, dtype=np.float64))))
 
@@ -63,7 +67,19 @@ def test_rows_mean_what_the_format_says(pool: ops.ThreadPool, format: str) -> No
     assert rows.shape == (len(x), source_row_bytes(format, x.shape[1]))
     values = by_definition(rows, format, x.shape[1])
     np.testing.assert_array_equal(values_of(pool, rows, format, x.shape[1]), values)
-    assert rms(values - x) < {"8": 0.02, "6": 0.04, "5": 0.06, "4": 0.12}[format.strip("qint")[0]]
+    assert rms(values - x) < {"8": 0.02, "6": 0.04, "5": 0.06, "4": 0.12}[bits_of(format)]
+
+
+def test_mxfp4_errs_less_than_with_the_exponent_of_the_largest(pool: ops.ThreadPool) -> None:
+    """Which is how the format's authors and gguf choose; and what is mxfp4 already stays as it is."""
+    x = normal_rows()
+    usual = gguf.dequantize(
+        gguf.quantize(x, gguf.GGMLQuantizationType.MXFP4), gguf.GGMLQuantizationType.MXFP4
+    )
+    values = values_of(pool, ops.quantise_rows(pool, x, "mxfp4"), "mxfp4", x.shape[1])
+    assert rms(values - x) < 0.98 * rms(usual - x)
+    again = values_of(pool, ops.quantise_rows(pool, usual, "mxfp4"), "mxfp4", x.shape[1])
+    np.testing.assert_array_equal(again, usual)
 
 
 @pytest.mark.parametrize("format", list(GGML_RMS))
@@ -90,7 +106,7 @@ def test_no_simple_scale_does_better(pool: ops.ThreadPool, format: str) -> None:
     assert rms(values - x) < (1.02 if format == "q6_k" else 0.98) * rms(even - x)
 
 
-@pytest.mark.parametrize("format", ["q4_0", "q4_k", "q5_k", "q6_k", "int4"])
+@pytest.mark.parametrize("format", ["q4_0", "q4_k", "q5_k", "q6_k", "int4", "mxfp4"])
 def test_importance_moves_the_error_away(pool: ops.ThreadPool, format: str) -> None:
     x = normal_rows(16)
     importance = np.ones(x.shape[1], np.float32)
@@ -122,7 +138,7 @@ def test_odd_weights_stay_close(pool: ops.ThreadPool, format: str, make: Any) ->
     # Steps are those of the largest weight of a block; below float16's smallest scale everything is 0.
     block = x.shape[1] if format.endswith("_channel") else 256
     blocks = np.abs(x).reshape(len(x), -1, block).max(axis=2).repeat(block, axis=1)
-    steps = {"8": 127, "6": 31, "5": 15, "4": 7}[format.strip("qint")[0]]
+    steps = 4 if format == "mxfp4" else {"8": 127, "6": 31, "5": 15, "4": 7}[bits_of(format)]
     cut = 2.0 if format == "int4_channel" else 1.0  # the largest of a long row
     assert np.all(np.abs(values - x) <= cut * blocks * 1.3 / steps + 256 * 2.0**-24)
 

@@ -31,7 +31,9 @@ CASES = [
 ]
 
 
-def computed(shape: Shape, hidden: F32, gate: F32, bias: F32 | None) -> tuple[I32, F32, F32]:
+def computed(
+    shape: Shape, hidden: F32, gate: F32, bias: F32 | None, gate_bias: F32 | None = None
+) -> tuple[I32, F32, F32]:
     """ids, weights and logits of the native router."""
     router = ops.Router(
         ops.ThreadPool(2),
@@ -40,6 +42,7 @@ def computed(shape: Shape, hidden: F32, gate: F32, bias: F32 | None) -> tuple[I3
         1e-6,
         ops.RouterShape(shape.top_k, **shape.options()),
         bias,
+        gate_bias,
     )
     count = len(hidden)
     ids = np.empty((count, shape.top_k), np.int32)
@@ -91,6 +94,18 @@ def test_a_bias_chooses_and_weighs_nothing() -> None:
     ids, weights, _ = computed(Shape(3, "sigmoid"), hidden, gate, bias)
     assert ids.tolist() == [[7, 5, 0]]
     assert weights.tolist() == [[0.5, 0.5, 0.5]]
+
+
+def test_a_bias_of_the_gate_is_part_of_the_logits() -> None:
+    rng = np.random.default_rng(6)
+    gate, hidden = rng.standard_normal((64, HIDDEN), np.float32), rng.standard_normal((9, HIDDEN), np.float32)
+    bias = rng.standard_normal(64, np.float32)
+    shape = Shape(4, "softmax_of_chosen")
+    ids, weights, logits = computed(shape, hidden, gate, None, bias)
+    np.testing.assert_array_equal(logits, computed(shape, hidden, gate, None)[2] + bias)
+    expected = [route(row.tolist(), shape, None) for row in logits]
+    assert ids.tolist() == [chosen for chosen, _ in expected]
+    np.testing.assert_allclose(weights, [share for _, share in expected], rtol=3e-6)
 
 
 @pytest.mark.parametrize("score", ["sigmoid", "sqrt_softplus", "softmax_of_chosen"])

@@ -48,7 +48,7 @@ struct PackedMatrix {
     memory.assign(bytes / 8 + 16, 0);
     for (int p = 0; p < k::num_panels(rows); ++p) {
       const void* pointers[32];
-      const float* of_rows[32];
+      const void* of_rows[32];
       const int count = std::min(32, rows - 32 * p);
       for (int r = 0; r < count; ++r) {
         pointers[r] = source.data() + size_t(32 * p + r) * row_bytes;
@@ -70,7 +70,9 @@ struct PackedMatrix {
     twofold::kernels::with_format(format, [&]<class Format>(Format) {
       for (size_t at = 0; at < row_bytes; at += size_t(Format::kBlockBytes)) {
         const float value = normal(random) * 0.1f + 0.02f;
-        if constexpr (twofold::kernels::is_integer<Format>) {
+        if constexpr (requires { Format::kApartBytes; }) {
+          row[at] = uint8_t(120 + random() % 3);
+        } else if constexpr (twofold::kernels::is_integer<Format>) {
           half(at + Format::kScaleAt);
           if constexpr (Format::kMin) half(at + Format::kMinAt);
         } else if constexpr (requires { Format::kScaleGrid; }) {

@@ -54,6 +54,25 @@ Sum product(const PackedMatrix& matrix, int row, const std::vector<float>& x, bo
   return sum;
 }
 
+// Between gate and up, and whether there are biases.
+struct Kind {
+  kernels::ExpertActivation activation = kernels::ExpertActivation::kSilu;
+  bool biases = false;
+};
+
+double gated(kernels::ExpertActivation activation, double gate, double up) {
+  switch (activation) {
+    case kernels::ExpertActivation::kSwigluOai: {
+      const double g = std::min(gate, 7.0), u = std::clamp(up, -7.0, 7.0);
+      return g / (1 + std::exp(-1.702 * g)) * (u + 1);
+    }
+    case kernels::ExpertActivation::kGeluTanh:
+      return 0.5 * gate * (1 + std::tanh(std::sqrt(2 / M_PI) * (gate + 0.044715 * gate * gate * gate))) * up;
+    default:
+      return gate / (1 + std::exp(-gate)) * up;
+  }
+}
+
 struct Experts {
   Sizes sizes;
   WeightFormat format;
@@ -61,8 +80,9 @@ struct Experts {
   ExpertLayout layout{};
   std::vector<uint8_t> slots;
   int64_t bytes;
+  std::vector<std::vector<float>> biases;  // as they lie; zeros without
 
-  Experts(WeightFormat which, const Sizes& given) : sizes(given), format(which) {
+  Experts(WeightFormat which, const Sizes& given, const Kind& kind = {}) : sizes(given), format(which) {
     const int H = sizes.hidden, I = sizes.intermediate;
     for (uint32_t e = 0; e < kExperts; ++e) {
       gate.emplace_back(format, I, H, 3 * e + 1);
@@ -71,17 +91,26 @@ struct Experts {
     }
     const int64_t first = kernels::panel_bytes(format, H) * kernels::num_panels(I);
     const int64_t second = kernels::panel_bytes(format, I) * kernels::num_panels(H);
-    layout = {format, format, H, I, first, 2 * first};
-    bytes = 2 * first + second;
+    layout = {format, format, H, I, first, 2 * first, kind.biases ? 2 * first + second : 0, kind.activation};
+    const int64_t bias_bytes = kernels::expert_bias_bytes(H, I);
+    bytes = 2 * first + second + (kind.biases ? bias_bytes : 0);
     slots.resize(size_t(bytes) * kExperts);
     for (size_t e = 0; e < kExperts; ++e) {
       uint8_t* at = slots.data() + size_t(bytes) * e;
       std::memcpy(at, gate[e].data(), size_t(first));
       std::memcpy(at + first, up[e].data(), size_t(first));
       std::memcpy(at + 2 * first, down[e].data(), size_t(second));
+      biases.emplace_back(size_t(bias_bytes / 4), 0.0f);
+      if (!kind.biases) continue;
+      std::mt19937 random(uint32_t(e) + 77);
+      std::normal_distribution<float> normal;
+      for (float& bias : biases.back()) bias = normal(random);
+      std::memcpy(at + layout.bias_offset, biases.back().data(), size_t(bias_bytes));
     }
   }
 };
+
+Sum plus(Sum sum, float bias) { return {sum.value + double(bias), sum.magnitude + std::abs(double(bias))}; }
 
 // Pairs by expert, all of them or, where `few`, without the first expert's.
 struct Grouped {
@@ -117,8 +146,8 @@ void close_to(double ours, double expected, double room, const char* what) {
     test::fail(what, 0, std::to_string(ours) + " instead of " + std::to_string(expected));
 }
 
-void check_decode(WeightFormat format, const Sizes& sizes, int shared_bytes) {
-  const Experts experts(format, sizes);
+void check_decode(WeightFormat format, const Sizes& sizes, int shared_bytes, const Kind& of = {}) {
+  const Experts experts(format, sizes, of);
   const int H = sizes.hidden, I = sizes.intermediate, T = sizes.tokens, pairs = T * kTopK;
   const std::vector<uint16_t> x = test::random_bf16(size_t(T * H), 4);
   const Grouped grouped(T, T > 1);
@@ -149,12 +178,14 @@ void check_decode(WeightFormat format, const Sizes& sizes, int shared_bytes) {
       double peak = 0;
       std::vector<Sum> wanted(static_cast<size_t>(I));
       for (int i = 0; i < I; ++i) {
-        const Sum gate = product(experts.gate[e], i, in, false), up = product(experts.up[e], i, in, false);
-        const double silu = gate.value / (1 + std::exp(-gate.value));
-        wanted[size_t(i)] = {silu * up.value,
-                             std::abs(silu) * up.magnitude + 1.1 * gate.magnitude * std::abs(up.value)};
+        const float* bias = experts.biases[e].data();
+        const Sum gate = plus(product(experts.gate[e], i, in, false), bias[i]);
+        const Sum up = plus(product(experts.up[e], i, in, false), bias[kernels::up_bias_at(I) + i]);
+        const double both = gated(of.activation, gate.value, up.value);
+        wanted[size_t(i)] = {
+            both, std::abs(gate.value) * up.magnitude + 1.8 * gate.magnitude * (1 + std::abs(up.value))};
         if (i % 32 == 0) peak = 0;
-        peak = std::max(peak, std::abs(silu * up.value));
+        peak = std::max(peak, std::abs(both));
         // Of q8 half a step of its run of 32, whose peak is known at its end.
         if (i % 32 != 31 && i != I - 1) continue;
         for (int j = i / 32 * 32; j <= i; ++j) {
@@ -166,15 +197,16 @@ void check_decode(WeightFormat format, const Sizes& sizes, int shared_bytes) {
         }
       }
       for (int n = 0; n < H; ++n) {
-        const Sum sum = product(experts.down[e], n, inner, false);
+        const float bias = experts.biases[e][size_t(kernels::down_bias_at(I) + n)];
+        const Sum sum = plus(product(experts.down[e], n, inner, false), bias);
         CHECK(test::close(outputs[int64_t(p) * H + n], sum.value, sum.magnitude));
       }
     }
   });
 }
 
-void check_prefill(WeightFormat format, const Sizes& sizes, int tile_tokens) {
-  const Experts experts(format, sizes);
+void check_prefill(WeightFormat format, const Sizes& sizes, int tile_tokens, const Kind& of = {}) {
+  const Experts experts(format, sizes, of);
   const int H = sizes.hidden, I = sizes.intermediate, T = sizes.tokens, pairs = T * kTopK;
   const std::vector<uint16_t> x = test::random_bf16(size_t(T * H), 4);
   const Grouped grouped(T);
@@ -197,15 +229,18 @@ void check_prefill(WeightFormat format, const Sizes& sizes, int tile_tokens) {
       for (int c = 0; c < H; ++c) in[size_t(c)] = test::float_of_bf16(x[size_t(p / kTopK * H + c)]);
       for (int i = 0; i < I; ++i) {
         const float* own = gate_up + int64_t(p) * 2 * I;
-        const Sum gate = product(experts.gate[e], i, in, true), up = product(experts.up[e], i, in, true);
+        const float* bias = experts.biases[e].data();
+        const Sum gate = plus(product(experts.gate[e], i, in, true), bias[i]);
+        const Sum up = plus(product(experts.up[e], i, in, true), bias[kernels::up_bias_at(I) + i]);
         CHECK(test::close(own[i], gate.value, gate.magnitude));
         CHECK(test::close(own[I + i], up.value, up.magnitude));
-        const double silu = double(own[i]) / (1 + std::exp(-double(own[i]))) * double(own[I + i]);
+        const double both = gated(of.activation, double(own[i]), double(own[I + i]));
         inner[size_t(i)] = test::float_of_bf16(h[int64_t(p) * I + i]);
-        close_to(inner[size_t(i)], silu, std::abs(silu) / 255 + 1e-30, "silu_mul");
+        close_to(inner[size_t(i)], both, std::abs(both) / 255 + 1e-5 * std::abs(own[i]) + 1e-30, "gated");
       }
       for (int n = 0; n < H; ++n) {
-        const Sum sum = product(experts.down[e], n, inner, true);
+        const float bias = experts.biases[e][size_t(kernels::down_bias_at(I) + n)];
+        const Sum sum = plus(product(experts.down[e], n, inner, true), bias);
         CHECK(test::close(outputs[int64_t(p) * H + n], sum.value, sum.magnitude));
       }
     }
@@ -232,6 +267,16 @@ void check_format(WeightFormat format) {
   CASE(experts_of_##name) { check_format(WeightFormat::k##name); }
 TWOFOLD_WEIGHT_FORMATS(TWOFOLD_FORMAT)
 #undef TWOFOLD_FORMAT
+
+CASE(experts_with_biases_and_another_activation) {
+  for (const Kind& kind :
+       {Kind{kernels::ExpertActivation::kSwigluOai, true}, Kind{kernels::ExpertActivation::kGeluTanh, false},
+        Kind{kernels::ExpertActivation::kSilu, true}}) {
+    check_decode(WeightFormat::kMXFP4, {96, 64, 1}, 48 * 1024, kind);
+    check_decode(WeightFormat::kF32, {70, 34, 3}, 48 * 1024, kind);
+    check_prefill(WeightFormat::kMXFP4, {64, 96, 5}, kFewTokens, kind);
+  }
+}
 
 CASE(decode_tiles_take_turns_where_shared_memory_is_small) {
   // Room for two tokens at once, and for more than a kernel has without asking.

@@ -123,7 +123,7 @@ void prefill(WeightFormat format, const std::string& name) {
                                      {layer.x, tile, 1}, nullptr),
               "prefill");
     tell(run, "prefill", name, std::to_string(tile));
-    if (format == WeightFormat::kBF16 && tile == kManyTokens) tell(run, "silu_mul");
+    if (format == WeightFormat::kBF16 && tile == kManyTokens) tell(run, "gated");
   }
 }
 

@@ -46,7 +46,7 @@ Bytes aligned_bytes(std::vector<py::ssize_t> shape) {
 // The source rows of a matrix, checked against its format.
 struct Source {
   std::vector<const void*> rows;
-  std::vector<const float*> scales;
+  std::vector<const void*> scales;
 
   Source(const Bytes& bytes, kernels::WeightFormat format, int64_t columns,
          const std::optional<Floats>& grid) {
@@ -78,8 +78,8 @@ Bytes pack(const Bytes& rows, const std::string& name, int64_t columns, const st
   const py::gil_scoped_release release;
   for (int64_t n = 0; n < N; n += kernels::kPanelRows) {
     const int here = static_cast<int>(N - n < kernels::kPanelRows ? N - n : kernels::kPanelRows);
-    kernels::pack_panel(format, source.rows.data() + n, source.scales.data() + n, here, columns,
-                        to + n / kernels::kPanelRows * each);
+    kernels::pack_panel(format, source.rows.data() + n, grid.has_value() ? source.scales.data() + n : nullptr,
+                        here, columns, to + n / kernels::kPanelRows * each);
   }
   return packed;
 }
@@ -179,6 +179,7 @@ void expert(const Floats& x, const Bytes& gate, const Bytes& up, const Bytes& do
   float* upped = gated + M * width;
   const py::gil_scoped_release release;
   const kernels::EncodeFunction encode_rows = table.encode_as(kernel.activation);
+  const kernels::GatedActivation silu = table.gated_as(kernels::ExpertActivation::kSilu);
   encode_rows(x.data(), hidden, encoded, x_bytes, M, 0, hidden, hidden);
   for (int n = 0; n < intermediate; n += kRows) {
     const int rows = std::min(kRows, intermediate - n);
@@ -186,23 +187,24 @@ void expert(const Floats& x, const Bytes& gate, const Bytes& up, const Bytes& do
     kernel.matmul(encoded, x_bytes, gate.data() + n / kRows * each, h, width, M, rows, hidden);
     kernel.matmul(encoded, x_bytes, up.data() + n / kRows * each, upped, kRows, M, rows, hidden);
     if (whole_rows) {
-      for (int m = 0; m < M; ++m) table.silu_mul(h + m * width, upped + m * kRows, h + m * width, rows);
+      for (int m = 0; m < M; ++m) silu(h + m * width, upped + m * kRows, h + m * width, rows);
       continue;
     }
-    table.silu_mul(gated, upped, gated, M * kRows);
+    silu(gated, upped, gated, M * kRows);
     encode_rows(gated, kRows, inner, h_bytes, M, n, rows, intermediate);
   }
   if (whole_rows) encode_rows(gated, width, inner, h_bytes, M, 0, intermediate, intermediate);
   kernel.matmul(inner, h_bytes, down.data(), out, hidden, M, hidden, intermediate);
 }
 
-void silu_mul(const py::array& gate, const py::array& up, const py::array& h, const std::string& level) {
+void gated(const py::array& gate, const py::array& up, const py::array& h, const std::string& activation,
+           const std::string& level) {
   const TensorView view = view_of(gate);
-  const float* g = expect_f32(view, "kernels.silu_mul: gate", {kAny});
+  const float* g = expect_f32(view, "kernels.gated: gate", {kAny});
   const int64_t n = view.shape[0];
-  level_named(level).silu_mul(g, expect_f32(view_of(up), "kernels.silu_mul: up", {n}),
-                              expect_writable_f32(view_of(h), "kernels.silu_mul: h", {n}),
-                              static_cast<int>(n));
+  level_named(level).gated_as(kernels::expert_activation_named(activation))(
+      g, expect_f32(view_of(up), "kernels.gated: up", {n}),
+      expect_writable_f32(view_of(h), "kernels.gated: h", {n}), static_cast<int>(n));
 }
 
 }  // namespace
@@ -252,7 +254,8 @@ void bind_packed_kernels(py::module_& m) {
         py::arg("columns"), py::arg("y"), py::kw_only(), py::arg("level"));
   m.def("expert", &expert, py::arg("x"), py::arg("gate"), py::arg("up"), py::arg("down"), py::arg("format"),
         py::arg("intermediate"), py::arg("y"), py::kw_only(), py::arg("level"));
-  m.def("silu_mul", &silu_mul, py::arg("gate"), py::arg("up"), py::arg("h"), py::kw_only(), py::arg("level"));
+  m.def("gated", &gated, py::arg("gate"), py::arg("up"), py::arg("h"), py::kw_only(), py::arg("activation"),
+        py::arg("level"));
 }
 
 }  // namespace twofold::bindings

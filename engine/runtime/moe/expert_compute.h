@@ -39,7 +39,7 @@ class ExpertCompute {
  public:
   // rounding: kOfDevice where a device computes other experts of the same layers (rounding.h).
   ExpertCompute(ThreadPool& pool, const ExpertShape& shape, kernels::Rounding rounding)
-      : ffn_(kernels::kernel_table(), pool, shape.hidden, shape.intermediate, rounding) {}
+      : ffn_(kernels::kernel_table(), pool, shape.hidden, shape.intermediate, rounding, shape.activation) {}
 
   // hidden[t] += sum over rank k of weights[t, k] * expert(normed[t]), added in rank order; pairs that are in
   // no group are left out. group_weights[g] is where the packed weights of group g lie, laid out as `layout`

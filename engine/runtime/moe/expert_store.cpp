@@ -18,6 +18,11 @@ ExpertLayout::ExpertLayout(const ExpertShape& shape, const FfnFormats& f) : form
   up_offset = size_t(kernels::packed_bytes(f.gate, shape.intermediate, shape.hidden));
   down_offset = up_offset + size_t(kernels::packed_bytes(f.up, shape.intermediate, shape.hidden));
   bytes = down_offset + size_t(kernels::packed_bytes(f.down, shape.hidden, shape.intermediate));
+  if (!shape.biases) return;
+  bias_offset = bytes;
+  up_bias = kernels::up_bias_at(shape.intermediate);
+  down_bias = kernels::down_bias_at(shape.intermediate);
+  bytes += size_t(kernels::expert_bias_bytes(shape.hidden, shape.intermediate));
 }
 
 ExpertStore::ExpertStore(int num_experts, ExpertShape shape, std::span<const FfnFormats> formats,
@@ -108,6 +113,22 @@ void ExpertStore::put(ThreadPool& pool, int layer, int first, std::span<const Ex
          const SourceMatrix& matrix = m == 0 ? source.gate : m == 1 ? source.up : source.down;
          pack_panels(matrix, first_panel, bytes / kernels::panel_bytes(matrix.format, matrix.columns), to);
        });
+}
+
+void ExpertStore::put_biases(int layer, int first, int count, const float* biases) {
+  if (mapped() || !shape_.biases) {
+    throw std::logic_error(mapped() ? "the experts of this store lie in a file; nothing can be put into it"
+                                    : "the experts of this store have no biases");
+  }
+  const size_t inner = size_t(shape_.intermediate), hidden = size_t(shape_.hidden);
+  const ExpertLayout& of_layer = layout(layer);
+  for (int e = first; e < first + count; ++e, biases += 2 * inner + hidden) {
+    std::byte* const expert = memory_.data() + (this->expert(layer, e) - base_);
+    float* const gate = reinterpret_cast<float*>(expert + of_layer.bias_offset);
+    std::memcpy(gate, biases, 4 * inner);
+    std::memcpy(gate + kernels::up_bias_at(shape_.intermediate), biases + inner, 4 * inner);
+    std::memcpy(gate + kernels::down_bias_at(shape_.intermediate), biases + 2 * inner, 4 * hidden);
+  }
 }
 
 size_t ExpertStore::bytes() const {

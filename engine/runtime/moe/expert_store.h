@@ -1,5 +1,5 @@
-// All experts of a model in host memory, each packed once as [gate panels | up panels | down panels] so that
-// one copy moves it. Owns the memory; knows nothing of who computes with it.
+// All experts of a model in host memory, each packed once as [gate panels | up panels | down panels | biases] so
+// that one copy moves it. Owns the memory; knows nothing of who computes with it.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -16,6 +16,8 @@ namespace twofold {
 struct ExpertShape {
   int hidden;        // width of the residual stream
   int intermediate;  // rows of gate and up
+  kernels::ExpertActivation activation = kernels::ExpertActivation::kSilu;
+  bool biases = false;  // of gate, up and down
 
   double flops_per_token() const { return 6.0 * hidden * intermediate; }
 };
@@ -24,12 +26,21 @@ struct ExpertShape {
 struct ExpertLayout {
   FfnFormats formats;
   size_t up_offset, down_offset;
+  size_t bias_offset = 0;  // of float32 (kernels/include/twofold/expert.h); 0: none
   size_t bytes;
 
   ExpertLayout(const ExpertShape& shape, const FfnFormats& formats);
   FfnPanels panels(const std::byte* expert) const {
-    return {expert, expert + up_offset, expert + down_offset};
+    FfnPanels panels{expert, expert + up_offset, expert + down_offset};
+    if (bias_offset == 0) return panels;
+    panels.gate_bias = reinterpret_cast<const float*>(expert + bias_offset);
+    panels.up_bias = panels.gate_bias + up_bias;
+    panels.down_bias = panels.gate_bias + down_bias;
+    return panels;
   }
+
+ private:
+  int64_t up_bias = 0, down_bias = 0;
 };
 
 // One expert as files hold it: gate and up [intermediate, hidden], down [hidden, intermediate].
@@ -54,6 +65,10 @@ class ExpertStore {
   // Packs experts [first, first + count) of a layer on the pool. Shapes and formats are the caller's to
   // check. Throws std::logic_error for a store that lies in a file.
   void put(ThreadPool& pool, int layer, int first, std::span<const ExpertSource> experts);
+
+  // Those of experts [first, first + count) of a layer, [count, 2 intermediate + hidden]: gate's, up's, down's. Throws
+  // std::logic_error for a store without biases or in a file.
+  void put_biases(int layer, int first, int count, const float* biases);
 
   const std::byte* expert(int layer, int expert) const {
     return base_ + layer_offsets_[size_t(layer)] + size_t(expert) * stride(layer);

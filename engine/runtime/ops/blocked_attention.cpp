@@ -282,8 +282,15 @@ void BlockedAttention::finish(const Rows& rows, const Partial& all, const Attent
                               const AttentionTile& tile, int part) const {
   const int D = rows.values.width;
   const float scale = rows.values.dtype == kernels::DType::kFP8 ? kernels::kFP8Scale : 1.0f;
+  const float* const sinks = source.sinks(part);
   for (int row = 0; row < rows.num; ++row) {
-    const float share = scale / all.totals[row];
+    float kept = 1.0f, total = all.totals[row];
+    if (sinks != nullptr) {
+      const float sink = sinks[row % rows.heads], peak = std::max(all.peaks[row], sink);
+      kept = std::exp(all.peaks[row] - peak);
+      total = total * kept + std::exp(sink - peak);
+    }
+    const float share = scale * kept / total;
     float* sums = all.sums + int64_t{row} * D;
     for (int d = 0; d < D; ++d) sums[d] *= share;
   }

@@ -24,6 +24,8 @@ class AttentionSource {
   virtual int heads(int part) const = 0;
   virtual const StatePlane& keys(int part) const = 0;
   virtual const StatePlane& values(int part) const = 0;
+  // [heads(part)] logits that take part in a row's softmax and have no value; null: none.
+  virtual const float* sinks(int) const { return nullptr; }
   // [rows, width of keys]; in `room` if they lie nowhere else like that
   virtual const float* queries(const AttentionTile& tile, int part, float* room) const = 0;
   virtual void take(const AttentionTile& tile, int part,

@@ -5,8 +5,9 @@
 namespace twofold {
 
 GatedFfn::GatedFfn(const kernels::KernelTable& table, ThreadPool& pool, const PackedMatrix& gate,
-                   const PackedMatrix& up, const PackedMatrix& down)
-    : ffn_(table, pool, static_cast<int>(gate.columns()), static_cast<int>(gate.rows())),
+                   const PackedMatrix& up, const PackedMatrix& down, kernels::ExpertActivation activation)
+    : ffn_(table, pool, static_cast<int>(gate.columns()), static_cast<int>(gate.rows()),
+           kernels::Rounding::kOfLevel, activation),
       panels_{gate.segments().front().panels, up.segments().front().panels, down.segments().front().panels},
       formats_{gate.segments().front().format, up.segments().front().format, down.segments().front().format} {
 }

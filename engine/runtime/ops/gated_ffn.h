@@ -1,4 +1,4 @@
-// A SiLU-gated feed-forward that every token goes through: of layers without experts, and shared experts.
+// A gated feed-forward that every token goes through: of layers without experts, and shared experts.
 #pragma once
 #include <vector>
 
@@ -13,9 +13,10 @@ class GatedFfn {
  public:
   // gate and up [intermediate, hidden], down [hidden, intermediate], each of one segment.
   GatedFfn(const kernels::KernelTable& table, ThreadPool& pool, const PackedMatrix& gate,
-           const PackedMatrix& up, const PackedMatrix& down);
+           const PackedMatrix& up, const PackedMatrix& down,
+           kernels::ExpertActivation activation = kernels::ExpertActivation::kSilu);
 
-  // sum[t] += weights[t] * down(silu(gate(x_t)) * up(x_t)); no weights: all 1. input and sum are [T, hidden]
+  // sum[t] += weights[t] * down(gated(gate(x_t), up(x_t))); no weights: all 1. input and sum are [T, hidden]
   // and may be the same memory.
   void forward(const InputRows& input, const float* weights, float* sum, int T);
 

@@ -133,6 +133,7 @@ class GqaAttention::Source final : public AttentionSource {
         planes_(planes),
         qkv_(qkv),
         out_(out),
+        sinks_(block.weights_.sinks),
         q_width_(block.weights_.qkv->rows()),
         out_width_(block.weights_.o->columns()) {}
 
@@ -141,6 +142,9 @@ class GqaAttention::Source final : public AttentionSource {
   const StatePlane& keys(int part) const override { return planes_[static_cast<size_t>(part)]; }
   const StatePlane& values(int part) const override {
     return planes_[static_cast<size_t>(shape_.num_kv_heads + part)];
+  }
+  const float* sinks(int part) const override {
+    return sinks_ == nullptr ? nullptr : sinks_ + part * group();
   }
   const float* queries(const AttentionTile& tile, int part, float* room) const override {
     const int64_t head_rows = shape_.query_rows();
@@ -165,6 +169,7 @@ class GqaAttention::Source final : public AttentionSource {
   const std::vector<StatePlane>& planes_;
   const float* qkv_;
   float* out_;
+  const float* sinks_;
   int64_t q_width_, out_width_;
 };
 

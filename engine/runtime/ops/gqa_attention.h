@@ -1,7 +1,8 @@
 // Grouped-query attention: hidden += o_proj(attention(norm(hidden))), with optional norms of queries and keys,
 // of each head (Qwen3) or of all heads together (OLMoE), rotary embedding, a paged cache of keys and values, and
-// optionally a sliding window or chunks, and a gate of what was attended to (Qwen3-Next). In the cache it has a plane
-// per key head, then one per value head, each head_dim wide.
+// optionally a sliding window or chunks, sinks (a logit of each head that takes part in the softmax), and a gate of
+// what was attended to (Qwen3-Next). In the cache it has a plane per key head, then one per value head, each head_dim
+// wide.
 #pragma once
 #include "host/thread_pool.h"
 #include "ops/attention_batch.h"
@@ -16,14 +17,15 @@ namespace twofold {
 // Null pointers mean "not there". Nothing is owned: whoever makes the block keeps the arrays.
 struct GqaWeights {
   const float* norm;  // [hidden]
-  const PackedMatrix*
-      qkv;  // [(heads + 2 kv heads) * head_dim, hidden]: all queries, all keys, all values; gated,
-            // every head's gate lies behind its query
+  // [(heads + 2 kv heads) * head_dim, hidden]: all queries, all keys, all values; gated, every head's gate lies
+  // behind its query
+  const PackedMatrix* qkv;
   const float* qkv_bias;  // [rows of qkv]
   const float* q_norm;    // [head_dim], or [heads * head_dim] with flat_norms
   const float* k_norm;    // [head_dim], or [kv heads * head_dim]
   const PackedMatrix* o;  // [hidden, heads * head_dim]
   const float* o_bias;    // [hidden]
+  const float* sinks;     // [heads]
 };
 
 struct GqaShape {

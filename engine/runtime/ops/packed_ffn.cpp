@@ -14,7 +14,7 @@ constexpr int kAddTokens = 4, kAddColumns = 512;  // that one chunk adds up
 // Of a piece: long stretches of memory, for every change of stream costs the time of about 20 KiB. What is
 // left over at the end of gate and up is no loss, as down begins with the groups that are ready.
 constexpr int64_t kMostPairs = 24, kMostDownPanels = 32;
-constexpr int kEncodeRows = 8;  // of silu(gate) * up, where a phase encodes them
+constexpr int kEncodeRows = 8;  // of what gate and up come to, where a phase encodes them
 constexpr int kInputSlot = 0, kInnerSlot = 1, kOutputSlot = 2, kGatedSlot = 3;  // of the pool's scratch
 
 int64_t panels_of(int rows) { return kernels::num_panels(rows); }
@@ -33,6 +33,12 @@ void round_to_bf16(const kernels::KernelTable& table, float* x, int n) {
   }
 }
 
+// One bias for each of n columns, in every one of m rows.
+void add_bias(const kernels::KernelTable& table, const float* bias, float* rows, int64_t stride, int m,
+              int n) {
+  for (int i = 0; bias != nullptr && i < m; ++i) table.axpy(1.0f, bias, rows + i * stride, n);
+}
+
 }  // namespace
 
 // One run: what the phases share.
@@ -42,10 +48,10 @@ struct PackedFfn::Step {
   const InputRows& input;
   float* sum;
   EncodedRows inputs;  // in group order; with one token its one row
-  EncodedRows inner;   // silu(gate) * up, in group order
+  EncodedRows inner;   // what gate and up come to, in group order
   float* outputs;      // of down, in group order
   int64_t output_stride;
-  float* gated;  // silu(gate) * up before it is encoded, in group order; null: encoded piece by piece
+  float* gated;  // the same before it is encoded, in group order; null: encoded piece by piece
   int64_t gated_stride;
   bool one_token;
   Countdown encoded;
@@ -221,18 +227,19 @@ void PackedFfn::gate_and_up(Step& step, const PanelRange& piece) {
                   panels.gate + panel * gate_bytes, gated, width, m, n, hidden_);
       up.matmul(step.inputs.row(up.activation, x), step.inputs.stride(up.activation),
                 panels.up + panel * up_bytes, upped, width, m, n, hidden_);
+      add_bias(table_, panels.gate_bias == nullptr ? nullptr : panels.gate_bias + first, gated, width, m, n);
+      add_bias(table_, panels.up_bias == nullptr ? nullptr : panels.up_bias + first, upped, width, m, n);
       if (step.gated != nullptr) {
         for (int i = 0; i < m; ++i) {
-          table_.silu_mul(gated + i * width, upped + i * width,
-                          step.gated + (begin + block + i) * step.gated_stride + first, n);
+          gated_(gated + i * width, upped + i * width,
+                 step.gated + (begin + block + i) * step.gated_stride + first, n);
         }
         continue;
       }
       if (n == width) {
-        table_.silu_mul(gated, upped, gated, m * width);
+        gated_(gated, upped, gated, m * width);
       } else {
-        for (int i = 0; i < m; ++i)
-          table_.silu_mul(gated + i * width, upped + i * width, gated + i * width, n);
+        for (int i = 0; i < m; ++i) gated_(gated + i * width, upped + i * width, gated + i * width, n);
       }
       for (int i = 0; coarser && i < m; ++i) round_to_bf16(table_, gated + i * width, n);
       table_.encode[int(kind)](gated, width, step.inner.writable_row(kind, begin + block),
@@ -263,18 +270,20 @@ void PackedFfn::encode_inner(Step& step, int64_t chunk) {
 
 void PackedFfn::down(Step& step, const PanelRange& piece) {
   const kernels::FormatKernels& kernel = table_.formats[int(step.formats.down)];
-  const std::byte* panels = step.rows.groups[size_t(piece.item)].down +
-                            piece.first * kernels::panel_bytes(step.formats.down, intermediate_);
+  const FfnPanels& group = step.rows.groups[size_t(piece.item)];
+  const std::byte* panels = group.down + piece.first * kernels::panel_bytes(step.formats.down, intermediate_);
   step.group_left[piece.item].wait(pool_);
   const int column = static_cast<int>(piece.first) * kPanelRows;
   const int n = std::min(static_cast<int>(piece.count) * kPanelRows, hidden_ - column);
   const int begin = step.rows.begin[size_t(piece.item)], load = step.load(piece.item);
   for (int block = 0; block < load; block += kBlockRows) {
-    const int row = begin + block;
+    const int row = begin + block, m = std::min(kBlockRows, load - block);
+    float* const to = step.outputs + row * step.output_stride + column;
     // All panels in one call: the kernel takes several at a time and looks ahead by itself.
-    kernel.matmul(step.inner.row(kernel.activation, row), step.inner.stride(kernel.activation), panels,
-                  step.outputs + row * step.output_stride + column, step.output_stride,
-                  std::min(kBlockRows, load - block), n, intermediate_);
+    kernel.matmul(step.inner.row(kernel.activation, row), step.inner.stride(kernel.activation), panels, to,
+                  step.output_stride, m, n, intermediate_);
+    add_bias(table_, group.down_bias == nullptr ? nullptr : group.down_bias + column, to, step.output_stride,
+             m, n);
   }
   step.multiplied.done();
 }

@@ -1,4 +1,4 @@
-// SiLU-gated feed-forwards on packed weights: groups of rows, each through a feed-forward of its own, and the
+// Gated feed-forwards on packed weights: groups of rows, each through a feed-forward of its own, and the
 // weighted sum of a token's results. Routed experts and dense layers are the same to it.
 //
 // One loop of phases under one fork: rows are encoded; panels of gate and up are multiplied into a tile
@@ -29,6 +29,10 @@ struct FfnPanels {
   const std::byte* gate;
   const std::byte* up;
   const std::byte* down;
+  // Of their rows; null: none.
+  const float* gate_bias = nullptr;
+  const float* up_bias = nullptr;
+  const float* down_bias = nullptr;
 };
 
 // Rows of a step in groups: group g has rows [begin[g], begin[g + 1]), row r being rank pairs[r] % top_k of
@@ -46,10 +50,16 @@ class PackedFfn {
  public:
   // rounding: whose, between the two products.
   PackedFfn(const kernels::KernelTable& table, ThreadPool& pool, int hidden, int intermediate,
-            kernels::Rounding rounding = kernels::Rounding::kOfLevel)
-      : table_(table), pool_(pool), hidden_(hidden), intermediate_(intermediate), rounding_(rounding) {}
+            kernels::Rounding rounding = kernels::Rounding::kOfLevel,
+            kernels::ExpertActivation activation = kernels::ExpertActivation::kSilu)
+      : table_(table),
+        pool_(pool),
+        hidden_(hidden),
+        intermediate_(intermediate),
+        rounding_(rounding),
+        gated_(table.gated_as(activation)) {}
 
-  // sum[t] += sum over rank k of weights[t, k] * down(silu(gate(x_t)) * up(x_t)), in rank order. input and
+  // sum[t] += sum over rank k of weights[t, k] * down(gated(gate(x_t), up(x_t))), in rank order. input and
   // sum are [num_tokens, hidden].
   void run(const FfnFormats& formats, const FfnRows& rows, const InputRows& input, float* sum);
 
@@ -69,6 +79,7 @@ class PackedFfn {
   ThreadPool& pool_;
   int hidden_, intermediate_;
   kernels::Rounding rounding_;
+  kernels::GatedActivation gated_;
   std::vector<int> row_of_;  // pair -> row, -1 where there is none
   PanelPieces gate_up_pieces_, down_pieces_;
   double total_us_ = 0;

@@ -32,7 +32,7 @@ void pack_panels(const SourceMatrix& matrix, int64_t first, int64_t count, std::
     const int64_t begin = p * kernels::kPanelRows;
     const int num_rows = static_cast<int>(std::min<int64_t>(kernels::kPanelRows, matrix.rows - begin));
     const void* rows[kernels::kPanelRows] = {};
-    const float* scales[kernels::kPanelRows] = {};
+    const void* scales[kernels::kPanelRows] = {};
     for (int r = 0; r < num_rows; ++r) {
       rows[r] = matrix.row(begin + r);
       if (matrix.format == kernels::WeightFormat::kFP8) refuse_nan(rows[r], matrix.columns, begin + r);

@@ -18,13 +18,15 @@ struct SourceMatrix {
   kernels::WeightFormat format;
   const std::byte* data;
   int64_t rows, columns;
-  int64_t row_stride;             // bytes from a row to the next
-  const float* scales = nullptr;  // fp8: [rows / 128, columns / 128], rounded up
-  int64_t scale_stride = 0;       // floats from one row of scales to the next
+  int64_t row_stride;  // bytes from a row to the next
+  // fp8: f32 [rows / 128, columns / 128], rounded up; of blocks whose scales lie apart: bytes [rows, blocks of a row]
+  const std::byte* scales = nullptr;
+  int64_t scale_stride = 0;  // bytes from one row of scales to the next
+  int64_t scale_rows = 1;    // rows of weights that share one
 
   const std::byte* row(int64_t r) const { return data + r * row_stride; }
-  const float* row_scales(int64_t r) const {
-    return scales == nullptr ? nullptr : scales + r / 128 * scale_stride;
+  const std::byte* row_scales(int64_t r) const {
+    return scales == nullptr ? nullptr : scales + r / scale_rows * scale_stride;
   }
 };
 

@@ -45,8 +45,9 @@ std::string panel_layout() {
     }
     SourceMatrix matrix{format, rows.data(), kRows, kColumns, row_bytes};
     if (layout.scale_grid != 0) {
-      matrix.scales = scales.data();
-      matrix.scale_stride = static_cast<int64_t>(kScales);
+      matrix.scales = reinterpret_cast<const std::byte*>(scales.data());
+      matrix.scale_stride = static_cast<int64_t>(sizeof scales);
+      matrix.scale_rows = layout.scale_grid;
     }
     const int64_t num_panels = kernels::num_panels(kRows);
     const PageMemory panels(static_cast<size_t>(num_panels * kernels::panel_bytes(format, kColumns)), false);

@@ -138,6 +138,8 @@ void Router::forward(const float* hidden, float* normed, int32_t* ids, float* we
   for_ranges(pool_, experts, 16, us, [&](int64_t first, int64_t count) {
     matmul_rows(table_, normed, gate, first, static_cast<int>(count), scores + first, experts, T);
   });
+  for (int t = 0; weights_.gate_bias != nullptr && t < T; ++t)
+    table_.axpy(1.0f, weights_.gate_bias, scores + t * experts, static_cast<int>(experts));
   if (logits != nullptr) std::memcpy(logits, scores, static_cast<size_t>(T * experts) * sizeof(float));
   const double operations = static_cast<double>(T) * static_cast<double>(experts) * (20.0 + 16.0 * top_k());
   for_ranges(pool_, T, 1, work_us(0, operations), [&](int64_t first, int64_t count) {

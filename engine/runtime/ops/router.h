@@ -11,9 +11,10 @@ namespace twofold {
 
 // Nothing is owned.
 struct RouterWeights {
-  const float* norm;  // [hidden]
-  Weight gate;        // [experts, hidden]
-  const float* bias;  // [experts], added to scores for choosing only; null: none
+  const float* norm;                 // [hidden]
+  Weight gate;                       // [experts, hidden]
+  const float* bias;                 // [experts], added to scores for choosing only; null: none
+  const float* gate_bias = nullptr;  // [experts], of the logits
 };
 
 class Router {

@@ -401,6 +401,7 @@ class Gqa(Block):
         period: float = 0.0,
         slope: float = 0.0,
         gated: bool = False,
+        sinks: _F32 | None = None,
     ) -> None:
         """layer: of the cache, which has 2 * num_kv_heads planes of head_dim elements there.
 
@@ -410,6 +411,7 @@ class Gqa(Block):
 
         flat_norms: q_norm and k_norm are of all heads together, [num_heads * head_dim] and [num_kv_heads * head_dim].
         gated: a head's gate lies behind its query in qkv_weight; what it attended to is multiplied by its sigmoid.
+        sinks [num_heads]: logits that take part in the softmax and have no value.
         """
 
     def forward(self, hidden: _F32, batch: AttentionBatch, cache: StateCache) -> None: ...
@@ -514,8 +516,9 @@ class Router(Block):
         eps: float,
         shape: RouterShape,
         bias: _F32 | None = None,
+        gate_bias: _F32 | None = None,
     ) -> None:
-        """bias [experts]: added to scores for choosing only."""
+        """bias [experts]: added to scores for choosing only; gate_bias: of the logits."""
 
     def forward(
         self, hidden: _F32, normed: _F32, ids: _I32, weights: _F32, logits: _F32 | None = None
@@ -597,6 +600,8 @@ class ExpertStore:
         intermediate: int,
         formats: Sequence[tuple[str, str, str]],
         huge_pages: bool = True,
+        activation: str = "silu",
+        biases: bool = False,
     ) -> None: ...
     @staticmethod
     def from_file(
@@ -606,6 +611,8 @@ class ExpertStore:
         formats: Sequence[tuple[str, str, str]],
         file: FileMapping,
         offset: int,
+        activation: str = "silu",
+        biases: bool = False,
     ) -> ExpertStore: ...
     def copied(self, pool: ThreadPool) -> ExpertStore: ...
     def put(
@@ -615,6 +622,7 @@ class ExpertStore:
         first: int,
         experts: Sequence[tuple[WeightMatrix, WeightMatrix, WeightMatrix]],
     ) -> None: ...
+    def put_biases(self, layer: int, first: int, biases: _F32) -> None: ...
     def formats(self, layer: int) -> tuple[str, str, str]: ...
     def offset(self, layer: int) -> int: ...
     def stride(self, layer: int) -> int: ...

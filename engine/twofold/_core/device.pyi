@@ -11,9 +11,17 @@ from numpy.typing import NDArray
 
 @final
 class ExpertLayout:
-    """One expert as panels: gate, up, down, one after the other. Sizes in bytes."""
+    """One expert as panels: gate, up, down, one after the other, then biases. Sizes in bytes."""
 
-    def __init__(self, gate_up: str, down: str, hidden: int, intermediate: int) -> None: ...
+    def __init__(
+        self,
+        gate_up: str,
+        down: str,
+        hidden: int,
+        intermediate: int,
+        activation: str = "silu",
+        biases: bool = False,
+    ) -> None: ...
     @property
     def bytes(self) -> int: ...
     @property

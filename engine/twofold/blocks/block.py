@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -21,7 +21,13 @@ from twofold.blocks import ops
 from twofold.blocks.panels import PACKED_WHEN_LOADED, Matrices, Panels
 from twofold.weights.tensor_source import TensorSource
 from twofold.weights.tensor_spec import Found, TensorSpec
-from twofold.weights.weight_format import ExpertWeights, WeightMatrix, packed_bytes
+from twofold.weights.weight_format import (
+    Activation,
+    ExpertWeights,
+    WeightMatrix,
+    packed_bytes,
+    packed_expert_bytes,
+)
 
 if TYPE_CHECKING:
     from twofold.blocks.device_step import Allocate, DeviceBlock, DeviceState, DeviceWeights
@@ -70,6 +76,13 @@ class RoutedShape:
     top_k: int
     hidden_size: int
     intermediate_size: int
+    activation: Activation = "silu"
+    biases: bool = False
+    """Of gate, up and down."""
+
+    def expert_bytes(self, formats: tuple[str, str, str]) -> int:
+        """Of one expert in memory, (gate, up, down) in these formats."""
+        return packed_expert_bytes(formats, self.hidden_size, self.intermediate_size, biases=self.biases)
 
 
 class BlockWeights:
@@ -143,13 +156,8 @@ class BlockWeights:
 
     def vector(self, part: str) -> F32:
         spec = self.specs[part]
-        values = self.source.vector(spec.name, (spec.shape[0],))
+        values = self.source.vector(spec.name, spec.shape)
         return values + np.float32(1.0) if spec.zero_centred else values
-
-    def floats(self, part: str) -> F32:
-        """A tensor of plain floats of any shape, as a copy."""
-        spec = self.specs[part]
-        return self.source.floats(spec.name, spec.shape)
 
     def optional_vector(self, part: str) -> F32 | None:
         return self.vector(part) if part in self.specs else None
@@ -257,11 +265,17 @@ class ExpertBlock(Block):
     def routed(self) -> RoutedShape: ...
 
     @abstractmethod
-    def experts(self, weights: BlockWeights) -> list[ExpertWeights]:
-        """Views of the files; of one matrix all have the same format.
+    def experts(self, weights: BlockWeights) -> Sequence[ExpertWeights]:
+        """Views of the files (copies, made when asked for, where these hold matrices turned).
+
+        Of one matrix all have the same format.
 
         Raises ModelLoadError where they cannot be told apart.
         """
+
+    def biases(self, weights: BlockWeights) -> F32 | None:
+        """[experts, 2 intermediate + hidden]: of gate, of up, of down; None where there are none."""
+        return None
 
     @abstractmethod
     def expert_formats(self, weights: BlockWeights) -> tuple[str, str, str]:
@@ -270,3 +284,7 @@ class ExpertBlock(Block):
     @abstractmethod
     def stacked_experts(self, weights: BlockWeights) -> tuple[TensorSpec, TensorSpec, TensorSpec]:
         """The names and shapes under which all experts' (gate, up, down) are written anew."""
+
+    def stacked_biases(self, weights: BlockWeights) -> tuple[TensorSpec, ...]:
+        """The same of their biases, if there are any."""
+        return ()

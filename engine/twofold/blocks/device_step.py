@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from twofold.blocks.block import BlockWeights
 from twofold.blocks.router import Router
+from twofold.weights.weight_format import Activation
 
 if TYPE_CHECKING:
     import torch
@@ -128,17 +129,31 @@ class DeviceKernels(Protocol):
         """
 
     def decode_attention(
-        self, q: Tensor, page_tables: Tensor, seq_lens: Tensor, kv: KvLayer, shape: HeadShape
+        self,
+        q: Tensor,
+        page_tables: Tensor,
+        seq_lens: Tensor,
+        kv: KvLayer,
+        shape: HeadShape,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         """One query per sequence, bf16 [S, heads, head_dim], over its `seq_lens` positions; zeros where there is none.
 
         Args:
             page_tables: int32 [S, max_pages].
             seq_lens: int32 [S], this token included.
+            sinks: f32 [heads], logits that take part in a head's softmax and have no value.
         """
 
     def prompt_attention(
-        self, q: Tensor, positions: Tensor, pages: Tensor, seq_len: int, kv: KvLayer, shape: HeadShape
+        self,
+        q: Tensor,
+        positions: Tensor,
+        pages: Tensor,
+        seq_len: int,
+        kv: KvLayer,
+        shape: HeadShape,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         """Queries of one sequence over its first `seq_len` positions.
 
@@ -246,20 +261,34 @@ def normed(hidden: Tensor, weight: Tensor, eps: float) -> Tensor:
     return functional.rms_norm(hidden, hidden.shape[-1:], weight, eps).bfloat16()
 
 
+def gated(activation: Activation, gate: Tensor, up: Tensor) -> Tensor:
+    """What an expert's gate and up come to (kernels/include/twofold/expert.h)."""
+    import torch
+    from torch.nn import functional
+
+    if activation == "silu":
+        return functional.silu(gate) * up
+    if activation == "gelu_tanh":
+        return functional.gelu(gate, approximate="tanh") * up
+    gate, up = gate.clamp(max=7.0), up.clamp(-7.0, 7.0)
+    return (up + 1) * gate * torch.sigmoid(1.702 * gate)
+
+
 @dataclass(frozen=True)
 class GatedFfn:
-    """down(silu(gate x) * up x) in bf16."""
+    """down(gated(gate x, up x)) in bf16."""
 
     gate_up: Tensor
     down: Tensor
+    activation: Activation = "silu"
 
     @classmethod
-    def of(cls, weights: DeviceWeights) -> GatedFfn:
+    def of(cls, weights: DeviceWeights, activation: Activation = "silu") -> GatedFfn:
         parts = ("gate_up",) if "gate_up" in weights.source else ("gate", "up")
-        return cls(weights.matrix(*parts), weights.matrix("down"))
+        return cls(weights.matrix(*parts), weights.matrix("down"), activation)
 
     def __call__(self, rows: Tensor) -> Tensor:
         from torch.nn import functional
 
         gate, up = functional.linear(rows, self.gate_up).chunk(2, -1)
-        return functional.linear(functional.silu(gate) * up, self.down)
+        return functional.linear(gated(self.activation, gate, up), self.down)

@@ -1,4 +1,4 @@
-"""The routed experts of a layer: SiLU-gated feed-forward layers whose weights go to the expert store.
+"""The routed experts of a layer: gated feed-forward layers whose weights go to the expert store.
 
 Checkpoints spell them in three ways: one tensor for each matrix of each expert; fused (`gate_up_proj` [E, 2I, H] and
 `down_proj` [E, H, I], as transformers 5 keeps them); stacked (`gate_proj`, `up_proj`, `down_proj`, each [E, ...], as
@@ -7,21 +7,22 @@ GGUF files keep them and `twofold quantize` writes them).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from twofold.api.errors import ModelLoadError
 from twofold.blocks import ops
 from twofold.blocks.block import BlockWeights, Cost, ExpertBlock, RoutedShape
 from twofold.weights.tensor_spec import Found, TensorSpec
-from twofold.weights.weight_format import ExpertWeights
+from twofold.weights.weight_format import Activation, ExpertWeights
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from twofold.blocks.device_step import DeviceBlock, DeviceState, DeviceStep, DeviceWeights
 
-_PARTS = ("gate", "up", "down")
+PARTS: Final = ("gate", "up", "down")
 
 
 @dataclass(frozen=True)
@@ -36,10 +37,28 @@ class RoutedExperts(ExpertBlock):
     """What checkpoints with separate experts call (gate, up, down); the first that is there, else the last."""
     fused: tuple[tuple[str, str], ...] = (("experts.gate_up_proj", "experts.down_proj"),)
     """What those with fused ones call (gate and up, down) within the mixture, likewise."""
+    activation: Activation = "silu"
+    """Between gate and up."""
 
     @property
     def routed(self) -> RoutedShape:
-        return RoutedShape(self.num_experts, self.top_k, self.hidden_size, self.intermediate_size)
+        return RoutedShape(
+            self.num_experts,
+            self.top_k,
+            self.hidden_size,
+            self.intermediate_size,
+            self.activation,
+            self.has_biases,
+        )
+
+    @property
+    def has_biases(self) -> bool:
+        """Whether gate, up and down have any; `biases` gives them."""
+        return False
+
+    def host_bytes(self, weights: BlockWeights) -> int:
+        """Of all experts in the store."""
+        return self.num_experts * self.routed.expert_bytes(self.expert_formats(weights))
 
     def tensors(self, found: Found) -> dict[str, TensorSpec]:
         for module in self.modules:
@@ -78,15 +97,15 @@ class RoutedExperts(ExpertBlock):
         if "gate_up" in weights:
             both = weights.format("gate_up")
             return both, both, weights.format("down")
-        gate, up, down = (weights.format(part if part in weights else f"{part}.0") for part in _PARTS)
+        gate, up, down = (weights.format(part if part in weights else f"{part}.0") for part in PARTS)
         return gate, up, down
 
-    def experts(self, weights: BlockWeights) -> list[ExpertWeights]:
+    def experts(self, weights: BlockWeights) -> Sequence[ExpertWeights]:
         if "gate_up" in weights:
             halves = weights.halves("gate_up")
             return [(gate, up, down) for (gate, up), down in zip(halves, weights.stack("down"), strict=True)]
         if "gate" in weights:
-            gates, ups, downs = (weights.stack(part) for part in _PARTS)
+            gates, ups, downs = (weights.stack(part) for part in PARTS)
             return list(zip(gates, ups, downs, strict=True))
         return [
             (
@@ -134,15 +153,15 @@ class RoutedExperts(ExpertBlock):
                 "matrix",
                 f"{gguf}.ffn_{part}_exps.weight",
             )
-            for part in _PARTS
+            for part in PARTS
         }
 
     def _one(self, module: str, names: tuple[str, str, str], part: int, expert: int) -> TensorSpec:
         return TensorSpec(
             f"model.layers.{self.layer}.{module}.experts.{expert}.{names[part]}.weight",
-            self._shape(_PARTS[part]),
+            self._shape(PARTS[part]),
             "matrix",
-            f"blk.{self.layer}.ffn_{_PARTS[part]}.{expert}.weight",
+            f"blk.{self.layer}.ffn_{PARTS[part]}.{expert}.weight",
         )
 
     def _separate(self, module: str, names: tuple[str, str, str], found: Found) -> dict[str, TensorSpec]:
@@ -150,7 +169,7 @@ class RoutedExperts(ExpertBlock):
         specs: dict[str, TensorSpec] = {}
         for expert in range(self.num_experts):
             three = [self._one(module, names, part, expert) for part in range(3)]
-            specs |= {f"{part}.{expert}": spec for part, spec in zip(_PARTS, three, strict=True)}
+            specs |= {f"{part}.{expert}": spec for part, spec in zip(PARTS, three, strict=True)}
             if not found(three[0]):
                 break
         return specs

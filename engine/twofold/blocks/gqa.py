@@ -2,7 +2,7 @@
 
 Optional: biases, RMSNorm over each head of q and k before the rotation (Qwen3) or over all heads together (OLMoE), a
 sliding window, chunks, layers without rotation whose queries grow with the position (Llama 4), a gate of what each
-head attended to (Qwen3-Next).
+head attended to (Qwen3-Next), sinks (gpt-oss).
 """
 
 from __future__ import annotations
@@ -48,6 +48,8 @@ class Gqa(Block):
     flat_norms: bool = False
     """Whether the norms of q and k are of all heads together."""
     sliding_window: int | None = None
+    sinks: bool = False
+    """Whether each head has a logit that takes part in its softmax and has no value."""
     gguf_pairs_neighbours: bool = False
     """Whether GGUF files have the rows of q and k in the order in which rotation pairs neighbours."""
     neighbours: bool = False
@@ -124,6 +126,9 @@ class Gqa(Block):
             specs |= zip(("q_bias", "k_bias", "v_bias"), projections("bias"), strict=True)
         if self.o_bias:
             specs["o_bias"] = vector("self_attn.o_proj.bias", hidden, "attn_output.bias")
+        if self.sinks:
+            name = f"{hf}.self_attn.sinks"
+            specs["sinks"] = TensorSpec(name, (self.num_heads,), "exact", f"{gguf}.attn_sinks.weight")
         if self.qk_norm:
             sizes = (q_rows, kv_rows) if self.flat_norms else (self.head_dim, self.head_dim)
             specs |= {
@@ -195,6 +200,7 @@ class Gqa(Block):
             period=period,
             slope=slope,
             gated=self.gated,
+            sinks=weights.optional_vector("sinks"),
         )
 
     def device(self, weights: DeviceWeights, moe_layer: int) -> DeviceBlock:
@@ -219,6 +225,7 @@ class Gqa(Block):
             norms=norms,
             o=weights.matrix("o"),
             o_bias=weights.bias("o_bias"),
+            sinks=weights.vector("sinks"),
         )
 
     def _halves(self, rows: Tensor) -> Tensor:
@@ -249,6 +256,8 @@ class GqaOnDevice:
     """Of q and of k."""
     o: Tensor
     o_bias: Tensor | None
+    sinks: Tensor | None
+    """f32 [heads]."""
 
     def forward(self, hidden: Tensor, state: DeviceState, step: DeviceStep) -> None:
         from torch.nn import functional
@@ -307,10 +316,12 @@ class GqaOnDevice:
         parts = []
         if num_decode > 0:
             tables, lengths = batch.page_tables[:num_decode], batch.seq_lens[:num_decode]
-            parts.append(kernels.decode_attention(q[:num_decode], tables, lengths, kv, shape))
+            parts.append(kernels.decode_attention(q[:num_decode], tables, lengths, kv, shape, self.sinks))
         for s, rows in others:
             positions, seq_len = batch.positions[rows], batch.host_seq_lens[s]
             parts.append(
-                kernels.prompt_attention(q[rows], positions, batch.page_tables[s], seq_len, kv, shape)
+                kernels.prompt_attention(
+                    q[rows], positions, batch.page_tables[s], seq_len, kv, shape, self.sinks
+                )
             )
         return parts[0] if len(parts) == 1 else torch.cat(parts)

@@ -62,8 +62,8 @@ class MappedPanels:
             pool, stored.parts, stored.columns, self.mapping, stored.stretch.offset
         )
 
-    def experts(self) -> _core.ExpertStore:
-        """All experts, in the file's pages."""
+    def experts(self, activation: str = "silu") -> _core.ExpertStore:
+        """All experts, in the file's pages; `activation` is between their gate and up."""
         stored = self.contents.experts
         return _core.ExpertStore.from_file(
             stored.num_experts,
@@ -72,4 +72,6 @@ class MappedPanels:
             stored.formats,
             self.mapping,
             stored.stretches[0].offset,
+            activation,
+            stored.biases,
         )

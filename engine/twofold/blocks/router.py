@@ -48,6 +48,8 @@ class Router(Block):
     """What checkpoints call the mixture; the first whose gate is there, else the last."""
     gates: tuple[str, ...] = ("gate",)
     """What they call the gate within it, likewise."""
+    gate_bias: bool = False
+    """Whether the gate's logits have a bias."""
     gguf_norm: str = "ffn_norm"
     """What GGUF files call the norm."""
     zero_centred: bool = False
@@ -89,6 +91,9 @@ class Router(Block):
         if self.bias:
             name = f"{hf}.{gates[gate]}.{self.bias_name}"
             specs["bias"] = TensorSpec(name, (self.num_experts,), "exact", f"{gguf}.exp_probs_b.bias")
+        if self.gate_bias:
+            name = f"{gate.name.removesuffix('weight')}bias"
+            specs["gate_bias"] = TensorSpec(name, (self.num_experts,), "exact", f"{gguf}.ffn_gate_inp.bias")
         return specs
 
     def host_bytes(self, weights: BlockWeights) -> int:
@@ -103,11 +108,19 @@ class Router(Block):
         gate = weights.matrix("gate")
         plain = np.array(gate.data) if gate.format == "bf16" else ops.dequantise(pool, gate)
         return ops.Router(
-            pool, weights.vector("norm"), plain, self.eps, self.shape, weights.optional_vector("bias")
+            pool,
+            weights.vector("norm"),
+            plain,
+            self.eps,
+            self.shape,
+            weights.optional_vector("bias"),
+            weights.optional_vector("gate_bias"),
         )
 
     def device(self, weights: DeviceWeights, moe_layer: int) -> DeviceBlock:
-        return RouterOnDevice(self, weights.norm(), weights.exact("gate"), weights.vector("bias"))
+        return RouterOnDevice(
+            self, weights.norm(), weights.exact("gate"), weights.vector("bias"), weights.vector("gate_bias")
+        )
 
     @property
     def shape(self) -> ops.RouterShape:
@@ -135,6 +148,8 @@ class RouterOnDevice:
     gate: Tensor
     """f32 [experts, hidden]: choosing experts is worth the exactness."""
     bias: Tensor | None
+    gate_bias: Tensor | None
+    """f32 [experts]."""
 
     def forward(self, hidden: Tensor, state: DeviceState, step: DeviceStep) -> None:
         """Adds nothing; says what the blocks after it compute."""
@@ -154,4 +169,4 @@ class RouterOnDevice:
     def _logits(self, rows: Tensor) -> Tensor:
         from torch.nn import functional
 
-        return functional.linear(rows.float(), self.gate)
+        return functional.linear(rows.float(), self.gate, self.gate_bias)

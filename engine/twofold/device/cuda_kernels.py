@@ -65,7 +65,13 @@ class CudaKernels(PromptAttention):
         return q
 
     def decode_attention(
-        self, q: Tensor, page_tables: Tensor, seq_lens: Tensor, kv: KvLayer, shape: HeadShape
+        self,
+        q: Tensor,
+        page_tables: Tensor,
+        seq_lens: Tensor,
+        kv: KvLayer,
+        shape: HeadShape,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         """See `DeviceKernels.decode_attention`."""
         num_sequences, max_pages = page_tables.shape
@@ -78,7 +84,7 @@ class CudaKernels(PromptAttention):
         attention = _cuda.DecodeAttention(
             q=q.data_ptr(), page_tables=page_tables.data_ptr(), seq_lens=seq_lens.data_ptr(),
             num_sequences=num_sequences, num_heads=shape.num_heads, max_pages=max_pages, max_length=max_length,
-            scale=shape.scale, window=shape.window, chunk=shape.chunk,
+            scale=shape.scale, window=shape.window, chunk=shape.chunk, sinks=address(sinks),
         )  # fmt: skip
         _cuda.decode_attention(
             attention, self._pages(kv), workspace=workspace, out=out.data_ptr(), stream=stream()

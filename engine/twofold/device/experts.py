@@ -28,7 +28,7 @@ from twofold.blocks import ops
 from twofold.device.device import Device
 from twofold.device.layouts import I32, Grouping, by_expert, layouts_of
 from twofold.device.table_layers import TableLayers
-from twofold.experts.moe import MoeShape
+from twofold.experts.moe import F32, MoeShape
 from twofold.weights.weight_format import WeightMatrix
 
 if TYPE_CHECKING:
@@ -157,9 +157,18 @@ def _filled(
     return _FixedSlots(slots, table, torch.from_numpy(table).to(device), shape.top_k)
 
 
-def pack_expert(gate: WeightMatrix, up: WeightMatrix, down: WeightMatrix) -> Tensor:
-    """An expert's panels, one after the other, as slots hold them: uint8 on the CPU."""
-    return torch.from_numpy(np.concatenate([_core.pack_panels(matrix) for matrix in (gate, up, down)]))
+def pack_expert(
+    gate: WeightMatrix, up: WeightMatrix, down: WeightMatrix, biases: F32 | None = None
+) -> Tensor:
+    """An expert's panels, one after the other, then its biases [2 intermediate + hidden], as slots hold them: uint8 on
+    the CPU."""
+    parts = [_core.pack_panels(matrix) for matrix in (gate, up, down)]
+    if biases is not None:
+        for own in np.split(biases, [gate.rows, 2 * gate.rows]):
+            floats = np.zeros(-(-len(own) // 16) * 16, np.float32)
+            floats[: len(own)] = own
+            parts.append(floats.view(np.uint8))
+    return torch.from_numpy(np.concatenate(parts))
 
 
 def make_host_store(

@@ -17,7 +17,14 @@ class PromptAttention:
     """`DeviceKernels.prompt_attention` by torch's scaled_dot_product_attention."""
 
     def prompt_attention(
-        self, q: Tensor, positions: Tensor, pages: Tensor, seq_len: int, kv: KvLayer, shape: HeadShape
+        self,
+        q: Tensor,
+        positions: Tensor,
+        pages: Tensor,
+        seq_len: int,
+        kv: KvLayer,
+        shape: HeadShape,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         """See `DeviceKernels.prompt_attention`."""
         page_size = kv.keys.shape[1]
@@ -30,6 +37,8 @@ class PromptAttention:
         if shape.chunk > 0:
             begin = positions - positions % shape.chunk
             seen &= torch.arange(seq_len, device=q.device)[None, :] >= begin[:, None]
+        if sinks is not None:
+            q, keys, values, seen = _with_sinks(q, keys, values, seen, sinks / shape.scale)
         out = torch.nn.functional.scaled_dot_product_attention(
             q.transpose(0, 1)[None],
             keys.transpose(0, 1)[None],
@@ -80,14 +89,21 @@ class TorchKernels(PromptAttention):
         return q.to(qkv.dtype)
 
     def decode_attention(
-        self, q: Tensor, page_tables: Tensor, seq_lens: Tensor, kv: KvLayer, shape: HeadShape
+        self,
+        q: Tensor,
+        page_tables: Tensor,
+        seq_lens: Tensor,
+        kv: KvLayer,
+        shape: HeadShape,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         """See `DeviceKernels.decode_attention`."""
         out = torch.zeros_like(q)
         for s, length in enumerate(seq_lens.tolist()):
             if length > 0:
                 positions = torch.tensor([length - 1], device=q.device)
-                out[s] = self.prompt_attention(q[s : s + 1], positions, page_tables[s], length, kv, shape)[0]
+                query, pages = q[s : s + 1], page_tables[s]
+                out[s] = self.prompt_attention(query, positions, pages, length, kv, shape, sinks)[0]
         return out
 
     @staticmethod
@@ -98,6 +114,22 @@ class TorchKernels(PromptAttention):
         rotated = cos.shape[-1]
         first, second, rest = torch.tensor_split(x, (rotated, 2 * rotated), dim=-1)
         return torch.cat([first * cos - second * sin, second * cos + first * sin, rest], -1)
+
+
+def _with_sinks(
+    q: Tensor, keys: Tensor, values: Tensor, seen: Tensor, sinks: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """With one more position, which every query sees: of each head its product with a query is the sink, and its value
+    is zero. Queries carry their head's sink in an element more (eight, for the sake of aligned rows), which is zero in
+    all other keys; so the mask stays one for all heads.
+    """
+    extra = q.new_zeros((*q.shape[:2], 8))
+    extra[:, :, 0] = sinks
+    sink_key = keys.new_zeros((1, keys.shape[1], keys.shape[2] + 8))
+    sink_key[..., -8] = 1.0
+    more = torch.cat([torch.nn.functional.pad(keys, (0, 8)), sink_key])
+    values = torch.cat([values, torch.zeros_like(values[:1])])
+    return torch.cat([q, extra], -1), more, values, torch.nn.functional.pad(seen, (0, 1), value=True)
 
 
 def _scores(logits: Tensor, score: str) -> Tensor:

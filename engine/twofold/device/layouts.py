@@ -100,4 +100,4 @@ def _layout(formats: tuple[str, str, str], shape: MoeShape) -> ExpertLayout:
             f"experts with gate in {gate} and up in {up} have no kernels on a device; gate and up of one format were "
             "expected. Use --accelerator none"
         )
-    return ExpertLayout(gate, down, shape.hidden, shape.intermediate)
+    return ExpertLayout(gate, down, shape.hidden, shape.intermediate, shape.activation, shape.biases)

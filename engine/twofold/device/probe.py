@@ -77,7 +77,9 @@ class KernelProbe:
         """
         gate, _, down = (shape.format.split("/") * 3)[:3]
         self._device, self._native, self._shape = device, device.native, shape
-        self._layout = ExpertLayout(gate, down, shape.hidden, shape.intermediate)
+        self._layout = ExpertLayout(
+            gate, down, shape.hidden, shape.intermediate, shape.activation, shape.biases
+        )
         self.expert_bytes = self._layout.bytes
         facts = self._native.facts()
         self.name, self.memory_bytes = facts["name"], facts["total_bytes"]

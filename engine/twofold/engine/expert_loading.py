@@ -34,20 +34,25 @@ def moe_shape(files: ModelFiles) -> MoeShape:
         hidden=routed.hidden_size,
         intermediate=routed.intermediate_size,
         formats=files.expert_formats(),
+        activation=routed.activation,
+        biases=routed.biases,
     )
 
 
 def mapped_experts(panels: MappedPanels, shape: MoeShape, pool: ops.ThreadPool) -> _core.ExpertStore:
     """The experts of a file of panels. Raises ModelLoadError where they are those of a model of another shape."""
     stored = panels.contents.experts
-    found = (len(stored.formats), stored.num_experts, stored.hidden, stored.intermediate, stored.formats)
-    expected = (shape.num_layers, shape.num_experts, shape.hidden, shape.intermediate, shape.formats)
+    sizes = (len(stored.formats), stored.num_experts, stored.hidden, stored.intermediate)
+    found = (*sizes, stored.formats, stored.biases)
+    expected = (
+        shape.num_layers, shape.num_experts, shape.hidden, shape.intermediate, shape.formats, shape.biases,
+    )  # fmt: skip
     if found != expected:
         raise ModelLoadError(
-            f"{panels.path}: holds experts (layers, experts, hidden, intermediate, formats) {found}, expected "
+            f"{panels.path}: holds experts (layers, experts, hidden, intermediate, formats, biases) {found}, expected "
             f"{expected} from the model's configuration; pack the model again with `twofold pack MODEL OUT`"
         )
-    store = panels.experts()
+    store = panels.experts(shape.activation)
     if pool.num_nodes == 1:
         return store
     _log.warning(

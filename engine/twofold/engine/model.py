@@ -5,6 +5,7 @@ The layers run in one native call (`ops.Decoder`); where experts run is the busi
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -63,7 +64,7 @@ class LoadedModel:
         self._logits = self._all_logits = np.empty((0, config.vocab_size), np.float32)
         self._rope = RopeTable(config.rope, config.rope_dim, config.max_position_embeddings)
 
-    def expert_weights(self, layer: int) -> list[ExpertWeights]:
+    def expert_weights(self, layer: int) -> Sequence[ExpertWeights]:
         """(gate [I, H], up [I, H], down [H, I]) of every expert of model layer `layer` (one of `moe_layers`).
 
         Views of the mapped files.

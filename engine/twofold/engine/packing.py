@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,7 +21,7 @@ from twofold.blocks import ops
 from twofold.blocks.block import BlockWeights, ExpertBlock
 from twofold.blocks.panels import Matrices
 from twofold.engine.expert_loading import moe_shape
-from twofold.experts.moe import MoeShape, make_store
+from twofold.experts.moe import MoeShape, make_store, put_layer
 from twofold.models.model_files import LoadProgress, ModelFiles, ProgressFn
 from twofold.models.quantise.directory import check_room, fingerprint
 from twofold.models.quantise.origin import source_config, write_tokenizer
@@ -90,7 +91,9 @@ def write_panels(
     for panels in _expert_panels(files, shape, pool):
         layers.append(writer.write(panels))
         tell.done(f"experts of layer {config.moe_layers[len(layers) - 1]}", writer.at)
-    experts = StoredExperts(shape.num_experts, shape.hidden, shape.intermediate, shape.formats, tuple(layers))
+    experts = StoredExperts(
+        shape.num_experts, shape.hidden, shape.intermediate, shape.formats, tuple(layers), shape.biases
+    )
     rows = _write_rows(files, writer) if with_rows else {}
     writer.finish(
         Contents(
@@ -126,14 +129,12 @@ def _expert_panels(
 
     @functools.lru_cache(maxsize=1)  # fresh memory for every layer would cost its page faults
     def store_of(formats: tuple[str, str, str]) -> _core.ExpertStore:
-        return make_store(
-            MoeShape(1, shape.num_experts, shape.top_k, shape.hidden, shape.intermediate, (formats,)), pool
-        )
+        return make_store(replace(shape, num_layers=1, formats=(formats,)), pool)
 
     try:
         for formats, experts in zip(shape.formats, files.expert_layers(), strict=True):
             store = store_of(formats)
-            store.put(pool, 0, 0, experts)
+            put_layer(store, pool, 0, experts)
             yield store.panels(0)
     except (ValueError, KernelError) as error:
         raise ModelLoadError(f"experts: {error}; the weights are damaged, download them again") from error
@@ -170,6 +171,8 @@ def _write_rows(files: ModelFiles, writer: PanelFileWriter) -> dict[str, StoredT
                 block.stacked_experts(weights), block.expert_formats(weights), strict=True
             ):
                 put(spec.name, format, spec.shape, None, None)
+            for spec in block.stacked_biases(weights):
+                put(spec.name, "f32", spec.shape, None, None)
     return stored
 
 

@@ -30,7 +30,7 @@ from twofold.weights.weight_format import (
     SCALE_GRID,
     WeightMatrix,
     element_type,
-    packed_bytes,
+    packed_expert_bytes,
     source_row_bytes,
 )
 
@@ -310,13 +310,7 @@ def _usual(shape: MoeShape) -> tuple[str, str, str]:
 
 
 def _expert_bytes(shape: MoeShape) -> int:
-    gate, up, down = _usual(shape)
-    inner, hidden = shape.intermediate, shape.hidden
-    return (
-        packed_bytes(gate, inner, hidden)
-        + packed_bytes(up, inner, hidden)
-        + packed_bytes(down, hidden, inner)
-    )
+    return packed_expert_bytes(_usual(shape), shape.hidden, shape.intermediate, biases=shape.biases)
 
 
 def random_store(shape: MoeShape, pool: ops.ThreadPool, seed: int = 0) -> _core.ExpertStore:

@@ -23,13 +23,14 @@ from twofold.blocks import ops
 from twofold.experts.accelerator import AcceleratorChoice
 from twofold.experts.cpu_cost import cpu_cost_model
 from twofold.experts.profiles import MachineProfile, load_profile
-from twofold.weights.weight_format import ExpertWeights
+from twofold.weights.weight_format import Activation, LayerExperts
 
 if TYPE_CHECKING:
     from twofold import _cuda
 
 _log = logging.getLogger(__name__)
 _UNCALIBRATED = "h200-pcie5"
+_EXPERTS_AT_ONCE = 16
 
 F32 = npt.NDArray[np.float32]
 I32 = npt.NDArray[np.int32]
@@ -46,6 +47,9 @@ class MoeShape:
     intermediate: int
     formats: tuple[tuple[str, str, str], ...]
     """Of (gate, up, down), one for each layer."""
+    activation: Activation = "silu"
+    biases: bool = False
+    """Whether gate, up and down have any."""
 
     @property
     def format(self) -> str:
@@ -106,7 +110,7 @@ class MoeRuntime:
     def __init__(
         self,
         shape: MoeShape,
-        experts: Iterable[Sequence[ExpertWeights]] | _core.ExpertStore,
+        experts: Iterable[LayerExperts] | _core.ExpertStore,
         pool: ops.ThreadPool,
         choice: AcceleratorChoice,
         slots: SlotPlan,
@@ -282,7 +286,7 @@ class MoeRuntime:
 
 def _pack(
     shape: MoeShape,
-    experts: Iterable[Sequence[ExpertWeights]],
+    experts: Iterable[LayerExperts],
     pool: ops.ThreadPool,
     progress: Callable[[int, int, int], None] | None,
 ) -> _core.ExpertStore:
@@ -291,7 +295,7 @@ def _pack(
     try:
         store = make_store(shape, pool)
         for layer, layer_experts in enumerate(experts):
-            store.put(pool, layer, 0, layer_experts)
+            put_layer(store, pool, layer, layer_experts)
             if progress is not None:
                 progress(layer + 1, store.bytes // shape.num_layers * (layer + 1), store.bytes)
     except ValueError as error:
@@ -306,5 +310,20 @@ def _pack(
 def make_store(shape: MoeShape, pool: ops.ThreadPool) -> _core.ExpertStore:
     """An empty store; its memory comes from the nodes of the threads that put experts in."""
     return _core.ExpertStore(
-        shape.num_experts, shape.hidden, shape.intermediate, shape.formats, huge_pages=pool.num_nodes == 1
+        shape.num_experts,
+        shape.hidden,
+        shape.intermediate,
+        shape.formats,
+        huge_pages=pool.num_nodes == 1,
+        activation=shape.activation,
+        biases=shape.biases,
     )
+
+
+def put_layer(store: _core.ExpertStore, pool: ops.ThreadPool, layer: int, experts: LayerExperts) -> None:
+    """Pack a layer's experts, some at a time: those that are copied when asked for are never all in memory."""
+    weights = experts.weights
+    for first in range(0, len(weights), _EXPERTS_AT_ONCE):
+        store.put(pool, layer, first, weights[first : first + _EXPERTS_AT_ONCE])
+    if experts.biases is not None:
+        store.put_biases(layer, 0, experts.biases)

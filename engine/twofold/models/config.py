@@ -18,6 +18,7 @@ from twofold.blocks.head import Embedding, Head
 from twofold.blocks.rope import ROPE_KINDS, RopeConfig
 from twofold.weights.block_formats import QUANT_METHOD, parse_block_formats
 from twofold.weights.json_file import Fields, read_json_object
+from twofold.weights.mxfp4_tensors import QUANT_METHOD as MXFP4
 from twofold.weights.schemes import METHODS, Scheme, parse_scheme
 
 # No model comes near these; they keep a damaged config.json from asking for a plan of a billion tensors.
@@ -238,6 +239,8 @@ class Quantization:
     block_formats: Mapping[str, str]
     """Format by tensor name, of a directory that `twofold quantize` wrote."""
     scheme: Scheme | None = None
+    mxfp4: bool = False
+    """Whether there are matrices as `mxfp4_tensors.py` describes them."""
 
 
 def read_quantization(fields: Fields) -> Quantization:
@@ -252,10 +255,12 @@ def read_quantization(fields: Fields) -> Quantization:
     method = quantization.text("quant_method", "?")
     if method == QUANT_METHOD:
         return Quantization(parse_block_formats(quantization))
+    if method == MXFP4:
+        return Quantization({}, mxfp4=True)
     if (scheme := parse_scheme(quantization)) is not None:
         return Quantization({}, scheme)
     if method != "fp8":
-        known = ", ".join(map(repr, ("fp8", *METHODS, QUANT_METHOD)))
+        known = ", ".join(map(repr, ("fp8", MXFP4, *METHODS, QUANT_METHOD)))
         raise ModelLoadError(
             f"{fields.where}: {name} (quant_method {method!r}) is not supported, expected one of {known}; "
             "use a float32, bfloat16, float16 or FP8 checkpoint, or a GGUF file"
@@ -356,6 +361,19 @@ def read_activation(fields: Fields) -> None:
     activation = fields.text("hidden_act", "silu")
     if activation not in ("silu", "swish"):
         raise fields.error("hidden_act", activation, "'silu', the only supported activation")
+
+
+def read_windows(fields: Fields, num_layers: int, usual: Callable[[int], bool]) -> set[int]:
+    """The layers whose attention has a window: those that `layer_types` says, without it the `usual` ones."""
+    kinds = fields.data.get("layer_types")
+    if kinds is None:
+        return set(filter(usual, range(num_layers)))
+    known = ("sliding_attention", "full_attention")
+    if not isinstance(kinds, list) or len(kinds) != num_layers or any(kind not in known for kind in kinds):
+        raise fields.error(
+            "layer_types", kinds, f"{known[0]!r} or {known[1]!r} for each of {num_layers} layers"
+        )
+    return {layer for layer, kind in enumerate(kinds) if kind == known[0]}
 
 
 def read_rotary_dim(fields: Fields, head_dim: int, default: float) -> int:

@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import Final, Literal
 
 from twofold.api.errors import ModelLoadError
-from twofold.blocks.block import Block, BlockWeights, ExpertBlock, ModelPart
+from twofold.blocks.block import F32, Block, BlockWeights, ExpertBlock, ModelPart
 from twofold.blocks.panels import PACKED_WHEN_LOADED, MappedPanels, Panels
 from twofold.models.config import ModelConfig, WeightDType, directory_quantization
 from twofold.models.registry import read_config, read_gguf_config
@@ -26,7 +26,7 @@ from twofold.weights.gguf_source import GgufSource
 from twofold.weights.panel_file import PANEL_FILE, PanelSource
 from twofold.weights.tensor_source import TensorSource
 from twofold.weights.tensor_spec import Found, TensorSpec
-from twofold.weights.weight_format import ExpertWeights
+from twofold.weights.weight_format import ExpertWeights, LayerExperts
 
 _log = logging.getLogger(__name__)
 
@@ -115,7 +115,7 @@ class ModelFiles:
             if isinstance(block, ExpertBlock)
         )
 
-    def expert_weights(self, layer: int) -> list[ExpertWeights]:
+    def expert_weights(self, layer: int) -> Sequence[ExpertWeights]:
         """The experts of model layer `layer`, views of the mapped files; of one matrix all have the same format.
 
         Raises ValueError for a layer without experts, ModelLoadError where fused experts cannot be told apart.
@@ -125,8 +125,13 @@ class ModelFiles:
                 return block.experts(weights)
         raise ValueError(f"layer {layer} is a dense layer, it has no experts")
 
-    def expert_layers(self) -> Iterator[list[ExpertWeights]]:
-        """`expert_weights` of all layers that have any, in turn, for who packs them.
+    def expert_biases(self, layer: int) -> F32 | None:
+        """Their biases, as `ExpertBlock.biases`."""
+        blocks = ((block, weights) for block, weights in self.layers[layer] if isinstance(block, ExpertBlock))
+        return next((block.biases(weights) for block, weights in blocks), None)
+
+    def expert_layers(self) -> Iterator[LayerExperts]:
+        """Experts and biases of all layers that have any, in turn, for who packs them.
 
         Copy a layer before asking for the next. The files' pages leave this process's memory after every layer, so that
         packing never holds the experts twice.
@@ -135,7 +140,7 @@ class ModelFiles:
         for index, layer in enumerate(self.config.moe_layers):
             for ahead in names[index : index + 3]:
                 self.tensors.will_read(ahead)
-            yield self.expert_weights(layer)
+            yield LayerExperts(self.expert_weights(layer), self.expert_biases(layer))
             self.tensors.release_pages(names[index])
 
 
@@ -158,7 +163,9 @@ def open_model_files(path: str | Path) -> ModelFiles:
         specs = part_specs(config, lambda spec: spec.name in packed)
         return check_model_files(config, specs, packed).from_panels(panels)
     quantised = directory_quantization(Path(path))
-    tensors = Checkpoint.open(path, quantised.block_formats, config.renamed, quantised.scheme)
+    tensors = Checkpoint.open(
+        path, quantised.block_formats, config.renamed, quantised.scheme, mxfp4=quantised.mxfp4
+    )
     return check_model_files(config, part_specs(config, lambda spec: spec.name in tensors), tensors)
 
 

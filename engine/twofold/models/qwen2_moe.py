@@ -60,17 +60,8 @@ def _sliding_layers(fields: Fields, num_layers: int) -> set[int]:
     """Of whose tokens attention sees a window; without a list every other of the first."""
     if not fields.boolean("use_sliding_window", False):
         return set()
-    kinds = fields.data.get("layer_types")
-    if kinds is None:
-        first = fields.integer("max_window_layers", 28, minimum=0)
-        return set(range(0, min(first, num_layers), 2))
-    if (
-        not isinstance(kinds, list)
-        or len(kinds) != num_layers
-        or any(kind not in (_SLIDING, _FULL) for kind in kinds)
-    ):
-        raise fields.error("layer_types", kinds, f"{_SLIDING!r} or {_FULL!r} for each of {num_layers} layers")
-    return {n for n, kind in enumerate(kinds) if kind == _SLIDING}
+    first = fields.integer("max_window_layers", 28, minimum=0)
+    return common.read_windows(fields, num_layers, lambda layer: layer < first and layer % 2 == 0)
 
 
 def parse_gguf(metadata: GgufMetadata) -> ModelConfig:

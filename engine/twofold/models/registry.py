@@ -47,6 +47,7 @@ FAMILIES: Final = (
     Family("minimax_m2", ("MiniMaxM2ForCausalLM",), "minimax-m2"),
     Family("ernie4_5_moe", ("Ernie4_5_MoeForCausalLM",), "ernie4_5-moe"),
     Family("granitemoe", ("GraniteMoeForCausalLM", "GraniteMoeSharedForCausalLM"), "granitemoe"),
+    Family("gpt_oss", ("GptOssForCausalLM",), "gpt-oss"),
     Family("deepseek", ("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM"), "deepseek2"),
     Family("glm4_moe_lite", ("Glm4MoeLiteForCausalLM",), "deepseek2"),
     Family("kimi_k25", ("KimiK25ForConditionalGeneration", "Kimi_K25ForConditionalGeneration"), "deepseek2"),

@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from twofold.blocks.block import ExpertBlock, RoutedShape
+from twofold.blocks.block import ExpertBlock
 from twofold.models.config import ModelConfig
 from twofold.models.model_files import ModelFiles, open_model_files
-from twofold.weights.weight_format import packed_bytes
 
 WORKING_BYTES: Final = 512 * 1024 * 1024
 """Interpreter, libraries and activations: an estimate on the safe side, not a measurement."""
@@ -81,7 +80,7 @@ def measure_files(files: ModelFiles, *, kv_cache_dtype: str = "auto") -> ModelSi
     """The same of files that are open already. kv_cache_dtype: as --kv-cache-dtype takes it."""
     config = files.config
     dense = [(part, weights) for part, weights in files.parts() if not isinstance(part, ExpertBlock)]
-    experts = [_expert_bytes(config.routed, formats) for formats in files.expert_formats()]
+    experts = [config.routed.expert_bytes(formats) for formats in files.expert_formats()]
     # The device has cosines and sines of the whole context, in float32.
     rotation = 4 * config.max_context * config.rope_dim
     return ModelSize(
@@ -137,15 +136,6 @@ def dense_stretches(files: ModelFiles) -> tuple[list[float], list[float], float]
         [*num_bytes[:-1], num_bytes[-1] + head.num_bytes],
         [*flops[:-1], flops[-1] + head.flops],
         gate_bytes,
-    )
-
-
-def _expert_bytes(shape: RoutedShape, formats: tuple[str, str, str]) -> int:
-    gate, up, down = formats
-    inner, hidden = shape.intermediate_size, shape.hidden_size
-    return sum(
-        packed_bytes(*matrix)
-        for matrix in ((gate, inner, hidden), (up, inner, hidden), (down, hidden, inner))
     )
 
 

@@ -99,6 +99,10 @@ class TinyModel:
     def extra_weights(self, layer: int, prefix: str, random: RandomWeights) -> None:
         """What the family has in a layer beside attention, norms, experts and dense feed-forward layers."""
 
+    def written(self, weights: dict[str, F32]) -> dict[str, Array]:
+        """`weights` as the checkpoint has them: floats, and bytes of what is quantised."""
+        return dict(weights)
+
     @property
     def num_written_layers(self) -> int:
         """In the checkpoint: those that predict further tokens come behind the others."""
@@ -155,7 +159,8 @@ def write_tiny_model(directory: str | Path, model: TinyModel | None = None) -> P
     _write_json(
         directory / "generation_config.json", {"eos_token_id": [2, 0], "temperature": 0.7, "top_p": 0.9}
     )
-    write_weights(directory, tiny_weights(model), dtype=model.dtype, num_shards=model.num_shards)
+    weights = model.written(tiny_weights(model))
+    write_weights(directory, weights, dtype=model.dtype, num_shards=model.num_shards)
     write_tiny_tokenizer(directory)
     return directory
 
@@ -265,7 +270,7 @@ def _weights(model: TinyModel) -> dict[str, F32]:
 
 
 def write_weights(
-    directory: Path, weights: Mapping[str, F32], *, dtype: str = "float32", num_shards: int = 1
+    directory: Path, weights: Mapping[str, Array], *, dtype: str = "float32", num_shards: int = 1
 ) -> None:
     """Write `weights` as model.safetensors, or as shards with an index, in `dtype`."""
     names = list(weights)
@@ -284,14 +289,15 @@ def write_weights(
 def write_safetensors(file: Path, tensors: Mapping[str, Array], dtype: str) -> None:
     """One safetensors file (numpy cannot name bfloat16, so the format's few bytes are written here).
 
-    uint8 tensors are written as they are, as F8_E4M3.
+    uint8 tensors are written as they are, as F8_E4M3; blocks and scales of MXFP4 as U8.
     """
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     data = bytearray()
     for name, tensor in tensors.items():
         raw = _to_bytes(tensor, dtype)
         offsets = [len(data), len(data) + len(raw)]
-        kind = "F8_E4M3" if tensor.dtype == np.uint8 else _DTYPE_NAMES[dtype]
+        bytes_ = "U8" if name.endswith(("_blocks", "_scales")) else "F8_E4M3"
+        kind = bytes_ if tensor.dtype == np.uint8 else _DTYPE_NAMES[dtype]
         header[name] = {"dtype": kind, "shape": list(tensor.shape), "data_offsets": offsets}
         data += raw
     text = json.dumps(header).encode()

@@ -100,7 +100,7 @@ def write_tiny_gguf(
     if isinstance(model, TinyDeepseek):
         weights = model.gguf_weights(weights, split_kv=split_kv)
     for name, values in weights.items():
-        stays = values.ndim == 1 or "ffn_gate_inp" in name or "ssm_conv1d" in name
+        stays = values.ndim == 1 or "ffn_gate_inp" in name or "ssm_conv1d" in name or name.endswith(".bias")
         kind = "F32" if stays else type_of(name)
         if kind == "F32":
             writer.add_tensor(name, values)
@@ -129,7 +129,11 @@ def tiny_gguf_weights(model: TinyModel, *, one_tensor_per_expert: bool = False) 
         if (layer and int(number) >= model.num_gguf_layers) or name.startswith("model.mtp_"):
             continue
         if ".experts." in stem:
-            expert, part = stem.split(".experts.")[1].split(".")
+            rest = stem.split(".experts.")[1]
+            if rest in ("gate", "up", "down"):  # stacked already
+                found[f"{layer}ffn_{rest}_exps.{kind}"] = values
+                continue
+            expert, part = rest.split(".")
             if one_tensor_per_expert:
                 found[f"{layer}ffn_{_EXPERT_PARTS[part]}.{expert}.weight"] = values
             else:

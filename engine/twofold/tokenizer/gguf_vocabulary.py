@@ -41,6 +41,8 @@ _END_TOKENS: Final = frozenset(
      "<|user|>", "<|observation|>")
 )  # fmt: skip
 """Control tokens that end an answer even where the file names only one of them, by their text."""
+_HARMONY_ENDS: Final = frozenset(("<|return|>", "<|call|>"))
+"""Of gpt-oss's harmony format, in which <|end|> ends one message of an answer that goes on."""
 
 _MAX_CUT_CHARS: Final = 2**26
 """Characters copied to find the merges of a SentencePiece vocabulary; the largest ones stay below a third of it."""
@@ -220,10 +222,12 @@ class _Reader:
 
     def _eos_token_ids(self) -> frozenset[int]:
         named = {index for index in map(self._token_id, _END_ROLES) if index is not None}
+        harmony = set(self._tokens) >= _HARMONY_ENDS
+        ends = _END_TOKENS - {"<|end|>"} | _HARMONY_ENDS if harmony else _END_TOKENS
         by_text = {
             index
             for index, (token, kind) in enumerate(zip(self._tokens, self._types, strict=True))
-            if kind == _CONTROL and token in _END_TOKENS
+            if kind == _CONTROL and token in ends
         }
         return frozenset(named | by_text)
 

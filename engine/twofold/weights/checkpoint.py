@@ -22,6 +22,7 @@ import numpy.typing as npt
 from twofold.api.errors import ModelLoadError
 from twofold.weights.block_formats import with_block_formats
 from twofold.weights.json_file import Fields, read_json_object
+from twofold.weights.mxfp4_tensors import with_mxfp4
 from twofold.weights.schemes import Scheme, SchemeMatrix
 from twofold.weights.tensor_source import TensorEntry, TensorSource
 
@@ -62,12 +63,14 @@ class Checkpoint(TensorSource):
         block_formats: Mapping[str, str] | None = None,
         renamed: Iterable[tuple[str, str]] = (),
         scheme: Scheme | None = None,
+        *,
+        mxfp4: bool = False,
     ) -> Checkpoint:
         """Read the headers of `model.safetensors`, or of the shards that `model.safetensors.index.json` lists.
 
-        `block_formats` and `scheme` are those of config.json's quantization_config (`block_formats.py`, `schemes/`).
-        `renamed` are beginnings of names, (the files', ours); the first that fits counts. Raises ModelLoadError for a
-        missing, truncated or inconsistent file.
+        `block_formats`, `scheme` and `mxfp4` are what config.json's quantization_config says (`block_formats.py`,
+        `schemes/`, `mxfp4_tensors.py`). `renamed` are beginnings of names, (the files', ours); the first that fits
+        counts. Raises ModelLoadError for a missing, truncated or inconsistent file.
         """
         directory = Path(directory)
         if (directory / SINGLE_FILE).exists():
@@ -85,6 +88,8 @@ class Checkpoint(TensorSource):
             companions = tuple(_renamed(name, pairs) for name in others)
             made[_renamed(matrix.entry.name, pairs)] = replace(matrix, companions=companions)
         entries = _rename(entries, pairs)
+        if mxfp4:
+            entries = with_mxfp4(entries)
         return cls(directory, with_block_formats(entries, block_formats or {}, directory), made)
 
     def companions(self, name: str) -> tuple[str, ...]:

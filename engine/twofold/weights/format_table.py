@@ -16,4 +16,6 @@ TABLE: Final[tuple[tuple[str, int, int, int, int, int, int, str, bool], ...]] = 
     ("int4", 64, 36, 64, 1152, 0, 0, "", True),
     ("int8_channel", 32, 32, 128, 4160, 0, 2, "", True),
     ("int4_channel", 32, 16, 32, 576, 0, 2, "", True),
+    ("mxfp4", 32, 17, 64, 1088, 0, 0, "MXFP4", True),
+    ("iq4_nl", 32, 18, 32, 576, 0, 0, "IQ4_NL", False),
 )

@@ -2,10 +2,10 @@
 
 Three things differ from a Hugging Face checkpoint beside the names. Several of our tensors may be one in the file. Some
 families' files hold the rows of q and k in the order in which rotation pairs neighbours; they are put back where they
-were, which moves rows and changes none. And llama.cpp's quantiser falls back to Q5_0, Q5_1 or IQ4_NL where a row does
-not fill blocks of 256 columns: these, and Q4_1, are re-encoded as Q8_0 when read. For Q5_0 and IQ4_NL that is exact
-(their values are small integers times the same scale); Q4_1 and Q5_1 have a minimum as well and are rounded to 127
-steps of a block's largest magnitude.
+were, which moves rows and changes none. And llama.cpp's quantiser falls back to Q5_0 or Q5_1 where a row does not fill
+blocks of 256 columns: these, and Q4_1, are re-encoded as Q8_0 when read. For Q5_0 that is exact (its values are small
+integers times the same scale); Q4_1 and Q5_1 have a minimum as well and are rounded to 127 steps of a block's largest
+magnitude.
 """
 
 from __future__ import annotations
@@ -119,10 +119,6 @@ def _some_rows(tensor: GgufTensor, spec: TensorSpec) -> GgufTensor:
 
 # ---- formats that are re-encoded as Q8_0: blocks of {f16 scale; i8 q[32]} ----
 
-_IQ4_NL_VALUES: Final = np.array(
-    [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int8
-)
-
 
 def _nibbles(packed: U8) -> U8:
     """[blocks, 16] bytes → [blocks, 32]: low nibbles are weights 0-15."""
@@ -142,11 +138,6 @@ def _recode_q5_0(raw: U8) -> U8:
     blocks = raw.reshape(-1, 22)
     q = (_nibbles(blocks[:, 6:]) | _fifth_bits(blocks[:, 2:6])).view(np.int8) - np.int8(16)
     return _with_scale(blocks[:, :2], q)
-
-
-def _recode_iq4_nl(raw: U8) -> U8:
-    blocks = raw.reshape(-1, 18)
-    return _with_scale(blocks[:, :2], _IQ4_NL_VALUES[_nibbles(blocks[:, 2:])])
 
 
 def _recode_with_minimum(blocks: U8, q: U8) -> U8:
@@ -172,7 +163,7 @@ def _recode_q5_1(raw: U8) -> U8:
 
 
 _RECODERS: Final[Mapping[str, Callable[[U8], U8]]] = MappingProxyType(
-    {"Q5_0": _recode_q5_0, "IQ4_NL": _recode_iq4_nl, "Q4_1": _recode_q4_1, "Q5_1": _recode_q5_1}
+    {"Q5_0": _recode_q5_0, "Q4_1": _recode_q4_1, "Q5_1": _recode_q5_1}
 )
 REENCODED: Final = tuple(_RECODERS)
 """Tensor types that become Q8_0 when read."""

@@ -22,7 +22,13 @@ import numpy.typing as npt
 
 from twofold.api.errors import ModelLoadError
 from twofold.weights.tensor_source import TensorEntry, TensorSource
-from twofold.weights.weight_format import FORMATS, packed_bytes, source_row_bytes
+from twofold.weights.weight_format import (
+    CACHE_LINE,
+    FORMATS,
+    packed_bytes,
+    packed_expert_bytes,
+    source_row_bytes,
+)
 
 PANEL_FILE: Final = "model.panels"
 """Its name in a packed model's directory."""
@@ -32,7 +38,6 @@ VERSION: Final = 1
 PREFIX: Final = struct.Struct("<8sIIQQ")
 """Magic, version, CRC-32 of the contents, their offset and length."""
 MAX_CONTENTS_BYTES: Final = 64 * 1024 * 1024
-CACHE_LINE: Final = 64
 PAGE: Final = 4096
 LARGE_PAGE: Final = 2 * 1024 * 1024
 _PIECE_BYTES: Final = 16 * 1024 * 1024
@@ -72,13 +77,12 @@ class StoredExperts:
     formats: tuple[tuple[str, str, str], ...]
     """Of (gate, up, down), one for each layer."""
     stretches: tuple[Stretch, ...]
+    biases: bool = False
+    """Whether each has its biases behind its panels."""
 
     def layer_bytes(self, layer: int) -> int:
         """Each expert begins on a cache line."""
-        gate, up, down = self.formats[layer]
-        one = packed_bytes(gate, self.intermediate, self.hidden)
-        one += packed_bytes(up, self.intermediate, self.hidden)
-        one += packed_bytes(down, self.hidden, self.intermediate)
+        one = packed_expert_bytes(self.formats[layer], self.hidden, self.intermediate, biases=self.biases)
         return self.num_experts * (-(-one // CACHE_LINE) * CACHE_LINE)
 
 
@@ -190,7 +194,10 @@ def _experts(data: Any, end: int) -> StoredExperts:
     formats = tuple((_format(gate), _format(up), _format(down)) for gate, up, down in data["formats"])
     stretches = tuple(_stretch(each, end, CACHE_LINE) for each in data["stretches"])
     num_experts, hidden, inner = (_count(data[name]) for name in ("num_experts", "hidden", "intermediate"))
-    experts = StoredExperts(num_experts, hidden, inner, formats, stretches)
+    biases = data.get("biases", False)
+    if not isinstance(biases, bool):
+        raise ValueError(f"{biases!r} does not say whether experts have biases")
+    experts = StoredExperts(num_experts, hidden, inner, formats, stretches, biases)
     _expect(len(stretches), max(1, len(formats)))
     at = stretches[0].offset
     for layer, stretch in enumerate(stretches):

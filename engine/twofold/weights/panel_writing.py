@@ -16,7 +16,8 @@ from typing import Any, Final, Self
 import numpy as np
 import numpy.typing as npt
 
-from twofold.weights.panel_file import CACHE_LINE, MAGIC, PAGE, PREFIX, VERSION, Contents, Stretch
+from twofold.weights.panel_file import MAGIC, PAGE, PREFIX, VERSION, Contents, Stretch
+from twofold.weights.weight_format import CACHE_LINE
 
 _PIECE_BYTES: Final = 16 * 1024 * 1024
 """Written at once, at a multiple of itself: the page cache takes it as pages of 2 MiB then."""

@@ -54,6 +54,8 @@ class TensorEntry:
     num_bytes: int
     format: str | None
     """One of `weight_format.FORMATS`; None for a type that Twofold does not run."""
+    scales: str | None = None
+    """mxfp4 whose exponents are a tensor of their own: its name."""
     recoded_bytes: int | None = None
     """In `format`, where that is not how the file holds it and reading re-encodes (`num_bytes` are the file's)."""
 
@@ -74,7 +76,10 @@ class TensorEntry:
                 f"{self.file}: tensor {self.name} is {self.dtype}, expected floats for a vector; download it again"
             )
         try:
-            whole = math.prod(shape[:-1]) * source_row_bytes(self.format, shape[-1])
+            row_bytes = source_row_bytes(self.format, shape[-1])
+            if self.scales is not None:
+                row_bytes = shape[-1] // 2
+            whole = math.prod(shape[:-1]) * row_bytes
         except ValueError as error:
             raise ModelLoadError(f"{self.file}: tensor {self.name} is {error}; download it again") from None
         if (self.num_bytes if self.recoded_bytes is None else self.recoded_bytes) != whole:
@@ -118,7 +123,10 @@ class TensorSource:
 
     def check(self, name: str, shape: tuple[int, ...]) -> str:
         """The format of tensor `name`, nothing read. Raises ModelLoadError unless it (and its scales) can be used."""
-        format = self.entry(name).check(shape)
+        entry = self.entry(name)
+        format = entry.check(shape)
+        if entry.scales is not None:
+            self._check_exponents(entry, self.entry(entry.scales))
         if format == "fp8":
             scales = self.entry(scales_name(name))
             scales.check(scale_grid(shape))
@@ -128,8 +136,20 @@ class TensorSource:
                 )
         return format
 
+    @staticmethod
+    def _check_exponents(entry: TensorEntry, exponents: TensorEntry) -> None:
+        expected = (*entry.shape[:-1], entry.shape[-1] // FORMATS[entry.format or ""].block_columns)
+        if exponents.dtype != "U8" or exponents.shape != expected:
+            raise ModelLoadError(
+                f"{exponents.file}: scales {exponents.name} are {exponents.dtype} {list(exponents.shape)}, expected U8 "
+                f"{list(expected)} for {entry.name}; download it again"
+            )
+
     def companions(self, name: str) -> tuple[str, ...]:
-        """Names of the tensors that are read with `name`: the scales of an fp8 matrix."""
+        """Names of the tensors that are read with `name`: the scales of fp8, and of mxfp4 where they are apart."""
+        scales = self.entry(name).scales
+        if scales is not None:
+            return (scales,)
         return (scales_name(name),) if self.entry(name).format == "fp8" else ()
 
     def matrix(self, name: str, shape: tuple[int, int]) -> WeightMatrix:
@@ -141,19 +161,19 @@ class TensorSource:
         format = self.check(name, shape)
         *stacked, rows, columns = shape
         count = math.prod(stacked)
-        data = self._elements(self.entry(name), format).reshape(count, rows, -1)
+        entry = self.entry(name)
+        data = self._elements(entry, format).reshape(count, rows, -1)
+        if entry.scales is not None:
+            exponents = self._elements(self.entry(entry.scales), format).reshape(count, rows, -1)
+            return [WeightMatrix(data[index], format, columns, exponents[index]) for index in range(count)]
         if format != "fp8":
             return [WeightMatrix(data[index], format, columns) for index in range(count)]
         scales = self._entries[scales_name(name)]
         grid = self._floats(scales).reshape(count, *scales.shape[-2:])
         return [WeightMatrix(data[index], format, columns, grid[index]) for index in range(count)]
 
-    def vector(self, name: str, shape: tuple[int]) -> F32:
-        """Tensor `name`, a norm or a bias, as a float32 copy, which is exact. Raises ModelLoadError as `check`."""
-        return self.floats(name, shape)
-
-    def floats(self, name: str, shape: tuple[int, ...]) -> F32:
-        """The same of plain floats of any shape."""
+    def vector(self, name: str, shape: tuple[int, ...]) -> F32:
+        """Tensor `name`, plain floats of any shape, as a float32 copy, which is exact. Raises ModelLoadError."""
         if self.check(name, shape) not in _FLOATS:
             entry = self.entry(name)
             raise ModelLoadError(

@@ -6,10 +6,10 @@ is here again because sizes are asked for where the native modules are not built
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,7 @@ import numpy.typing as npt
 from twofold.weights.format_table import TABLE
 
 PANEL_ROWS: Final = 32
+CACHE_LINE: Final = 64
 SCALE_GRID: Final = 128
 """fp8: one scale for 128 x 128 weights."""
 
@@ -70,13 +71,28 @@ def packed_bytes(format: str, rows: int, columns: int) -> int:
     return panels * -(-columns // layout.panel_columns) * layout.panel_block_bytes
 
 
+def packed_expert_bytes(
+    formats: tuple[str, str, str], hidden: int, intermediate: int, *, biases: bool = False
+) -> int:
+    """Bytes of an expert of (gate, up, down) in memory; its biases are float32, those of each on a cache line."""
+    gate, up, down = formats
+    lengths = (intermediate, intermediate, hidden) if biases else ()
+    return (
+        packed_bytes(gate, intermediate, hidden)
+        + packed_bytes(up, intermediate, hidden)
+        + packed_bytes(down, hidden, intermediate)
+        + sum(-(-4 * length // CACHE_LINE) * CACHE_LINE for length in lengths)
+    )
+
+
 @dataclass(frozen=True, eq=False)
 class WeightMatrix:
     """A matrix as a file holds it, usually a view of the mapped file. Rows may lie apart; a row is contiguous.
 
     `data` is [rows, elements of a row], of `element_type(format)`: one for each column, or the row's bytes.
-    `scales` belong to fp8 only (a scale grid): float32 [rows / 128, columns / 128], rounded up; row r has those of
-    scales[r // 128].
+    `scales` of fp8 (a scale grid) are float32 [rows / 128, columns / 128], rounded up; row r has those of
+    scales[r // 128]. mxfp4 may have its exponents there, uint8 [rows, columns / 32]; `data` are then
+    [rows, columns / 2], neighbours in one byte.
 
     Raises ValueError when these do not fit one another.
     """
@@ -84,13 +100,20 @@ class WeightMatrix:
     data: npt.NDArray[Any]
     format: str
     columns: int
-    scales: npt.NDArray[np.float32] | None = None
+    scales: npt.NDArray[Any] | None = None
+
+    @property
+    def is_apart(self) -> bool:
+        """Whether each row has its own scales outside it."""
+        return self.format == "mxfp4" and self.scales is not None
 
     def __post_init__(self) -> None:
         if self.format not in FORMATS:
             raise ValueError(f"weight format {self.format!r}; expected one of {', '.join(FORMATS)}")
         element = element_type(self.format)
         width = source_row_bytes(self.format, self.columns) // element.itemsize
+        if self.is_apart:
+            width = self.columns // 2
         if self.data.dtype != element or self.data.ndim != 2 or self.data.shape[1] != width:
             raise ValueError(
                 f"{self.data.dtype} {self.data.shape} for {self.columns} columns in format {self.format}; expected "
@@ -98,15 +121,26 @@ class WeightMatrix:
             )
         if width > 1 and self.data.strides[1] != element.itemsize:
             raise ValueError("the elements of a row lie apart; expected contiguous rows")
-        if (self.scales is None) != (FORMATS[self.format].scale_grid == 0):
+        if self.is_apart:
+            self._check_exponents()
+        elif (self.scales is None) != (FORMATS[self.format].scale_grid == 0):
             raise ValueError(f"format {self.format} with{'out' if self.scales is None else ''} scales")
-        if self.scales is not None:
+        elif self.scales is not None:
             grid = (-(-self.rows // SCALE_GRID), -(-self.columns // SCALE_GRID))
             if self.scales.dtype != np.float32 or self.scales.shape != grid:
                 raise ValueError(
                     f"scales are {self.scales.dtype} {self.scales.shape}; expected float32 {grid}, one for "
                     f"{SCALE_GRID} x {SCALE_GRID} weights"
                 )
+
+    def _check_exponents(self) -> None:
+        assert self.scales is not None
+        expected = (self.rows, self.columns // FORMATS[self.format].block_columns)
+        if self.scales.dtype != np.uint8 or self.scales.shape != expected:
+            raise ValueError(
+                f"scales are {self.scales.dtype} {self.scales.shape}; expected uint8 {expected}, one for "
+                f"{FORMATS[self.format].block_columns} weights of a row"
+            )
 
     @property
     def rows(self) -> int:
@@ -127,8 +161,8 @@ class WeightMatrix:
 
     def row_range(self, begin: int, end: int) -> WeightMatrix:
         """Rows begin … end-1 as a view. Raises ValueError where that would cut a scale of fp8 in two."""
-        if self.scales is None:
-            return WeightMatrix(self.data[begin:end], self.format, self.columns)
+        if self.scales is None or self.is_apart:
+            return self._some(slice(begin, end))
         if begin % SCALE_GRID:
             raise ValueError(
                 f"rows from {begin} share scales with the rows before; expected a multiple of {SCALE_GRID}"
@@ -136,6 +170,28 @@ class WeightMatrix:
         scales = self.scales[begin // SCALE_GRID : -(-end // SCALE_GRID)]
         return WeightMatrix(self.data[begin:end], self.format, self.columns, scales)
 
+    def every_other(self, first: int) -> WeightMatrix:
+        """Rows first, first + 2, … as a view. Raises ValueError for fp8, whose rows share scales."""
+        if self.scales is not None and not self.is_apart:
+            raise ValueError(f"rows of format {self.format} share scales; expected each row by itself")
+        return self._some(slice(first, None, 2))
+
+    def _some(self, rows: slice) -> WeightMatrix:
+        scales = None if self.scales is None else self.scales[rows]
+        return WeightMatrix(self.data[rows], self.format, self.columns, scales)
+
+
+Activation = Literal["silu", "swiglu_oai", "gelu_tanh"]
+"""What stands between an expert's gate and up (kernels/include/twofold/expert.h)."""
 
 ExpertWeights = tuple[WeightMatrix, WeightMatrix, WeightMatrix]
 """(gate [I, H], up [I, H], down [H, I])."""
+
+
+@dataclass(frozen=True, eq=False)
+class LayerExperts:
+    """All experts of a layer."""
+
+    weights: Sequence[ExpertWeights]
+    biases: npt.NDArray[np.float32] | None = None
+    """[experts, 2 I + H]: of gate, of up, of down."""

@@ -111,10 +111,11 @@ struct KernelTable {
   // Products with packed weights, by WeightFormat; the encodings of their activations, by ActivationKind.
   FormatKernels formats[kNumWeightFormats] = {};
   EncodeFunction encode[kNumActivationKinds] = {};
-  SiluMul silu_mul = nullptr;
+  GatedActivation gated[kNumExpertActivations] = {};
 
   const RowKernels& rows_of(DType dtype) const { return row_kernels[static_cast<int>(dtype)]; }
   const FormatKernels& of(WeightFormat format) const { return formats[static_cast<int>(format)]; }
+  GatedActivation gated_as(ExpertActivation kind) const { return gated[static_cast<int>(kind)]; }
   EncodeFunction encode_as(ActivationKind kind) const { return encode[static_cast<int>(kind)]; }
 
   // Reads num_bytes of memory once, as fast as this level can, and returns something that depends on all of

@@ -68,6 +68,11 @@ TWOFOLD_HD float float_of_f16(uint32_t half) {
 #endif
 }
 
+// Half of E8M0's 2^(byte - 127), exactly.
+TWOFOLD_HD float half_of_e8m0(uint32_t byte) {
+  return float_of_bits(byte < 2 ? 0x00200000u << byte : (byte - 1) << 23);
+}
+
 inline float f16_at(const void* p) { return float_of_f16(load_as<uint16_t>(p)); }
 
 // e4m3 without infinities. 0x7f and 0xff, its NaNs, are read as 480: kernels never meet them (loading refuses

@@ -12,6 +12,7 @@
 #pragma once
 #include <cstdint>
 
+#include "twofold/expert.h"
 #include "twofold/weight_format.h"
 
 namespace twofold::kernels {
@@ -57,7 +58,7 @@ struct FormatKernels {
       nullptr;  // whose it is: a level without a kernel of its own for a format takes a lower one's
 };
 
-// h = silu(gate) * up, elementwise over n; silu(v) = v / (1 + exp(-v)); h may be gate.
-using SiluMul = void (*)(const float* gate, const float* up, float* h, int n);
+// h = gated(activation, gate, up) (expert.h), elementwise over n; h may be gate.
+using GatedActivation = void (*)(const float* gate, const float* up, float* h, int n);
 
 }  // namespace twofold::kernels

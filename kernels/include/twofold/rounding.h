@@ -1,4 +1,4 @@
-// Who rounds what between the two products of an expert, h = silu(gate x) * up x: the one place that says it.
+// Who rounds what between the two products of an expert, h = gated(gate x, up x) (expert.h): the one place that says it.
 // docs/design.md ("Outputs never depend on placement") says what follows for users.
 //
 //   weights    CPU to avx512_vnni    CPU, avx512_bf16, amx    device, few    device, many

@@ -35,6 +35,7 @@ struct FormatLayout {
   int row_head_bytes;     // of a source row before its blocks: the scale of formats with one for a row
   const char* gguf;       // its type in GGUF; empty: none
   bool quantised;         // quantise_row() makes it
+  int apart_bytes = 0;    // bytes of a source row's block whose scale lies apart; 0: scales are in the rows
 };
 
 template <class Format>
@@ -53,6 +54,7 @@ constexpr FormatLayout make_layout() {
                       Format::kGguf,
                       is_quantised<Format>};
   if constexpr (requires { Format::kScaleGrid; }) layout.scale_grid = Format::kScaleGrid;
+  if constexpr (requires { Format::kApartBytes; }) layout.apart_bytes = Format::kApartBytes;
   if constexpr (is_per_channel<Format>) layout.row_head_bytes = Format::kRowHeadBytes;
   return layout;
 }
@@ -93,13 +95,14 @@ constexpr int64_t packed_bytes(WeightFormat format, int64_t rows, int64_t column
 }
 
 // Packs one panel. rows[0 .. num_rows) point to source rows, num_rows <= 32. With a scale grid: scales[r]
-// points to the row's scales, one for every scale_grid columns; other formats: scales is null. `panel` is
-// 64-byte aligned and is written whole.
-void pack_panel(WeightFormat format, const void* const* rows, const float* const* scales, int num_rows,
+// points to the row's f32 scales, one for every scale_grid columns; of blocks whose scales lie apart
+// (apart_bytes), to the row's bytes, one for every block; else scales is null. `panel` is 64-byte aligned and
+// is written whole.
+void pack_panel(WeightFormat format, const void* const* rows, const void* const* scales, int num_rows,
                 int64_t columns, void* panel);
 
-// One source row as float32, exactly: the reference of everything and what an embedding lookup needs.
-void dequantise_row(WeightFormat format, const void* row, const float* scales, int64_t columns, float* out);
+// One source row as float32, exactly (scales as above): the reference of everything and what an embedding lookup needs.
+void dequantise_row(WeightFormat format, const void* row, const void* scales, int64_t columns, float* out);
 
 // One row of a panel as float32, exactly. For tests: equals dequantise_row of the row that was packed.
 void unpack_row(WeightFormat format, const void* panel, int row, int64_t columns, float* out);

@@ -91,7 +91,14 @@ void run_expert(const ExpertLayout& layout, uint64_t address, ActivationKind kin
   std::vector<float> gate(size_t(count) * size_t(I)), up(gate.size());
   multiply(layout.gate_up, expert, kind, x.get(), count, I, H, gate.data());
   multiply(layout.gate_up, expert + layout.up_offset, kind, x.get(), count, I, H, up.data());
-  kernels::kernel_table().silu_mul(gate.data(), up.data(), gate.data(), count * I);
+  const auto add_bias = [&](std::vector<float>& values, int64_t place, int width) {
+    if (layout.bias_offset == 0) return;
+    const float* bias = reinterpret_cast<const float*>(expert + layout.bias_offset) + place;
+    for (size_t i = 0; i < values.size(); ++i) values[i] += bias[i % size_t(width)];
+  };
+  add_bias(gate, 0, I);
+  add_bias(up, kernels::up_bias_at(I), I);
+  kernels::kernel_table().gated_as(layout.activation)(gate.data(), up.data(), gate.data(), count * I);
   // Through the caller's buffer, as the kernels do.
   const int64_t h_bytes = kernels::activation_row_bytes(kind, I);
   const Bytes h = aligned(count * h_bytes);
@@ -102,6 +109,7 @@ void run_expert(const ExpertLayout& layout, uint64_t address, ActivationKind kin
                 size_t(h_bytes));
   }
   multiply(layout.down, expert + layout.down_offset, kind, h.get(), count, H, I, out.data());
+  add_bias(out, kernels::down_bias_at(I), H);
   for (int i = 0; i < count; ++i)
     std::copy_n(out.data() + int64_t(i) * H, H, buffers.outputs + int64_t(pairs[i]) * H);
 }

@@ -68,6 +68,13 @@ __forceinline__ float __fdiv_rn(float a, float b) { return a / b; }
 __forceinline__ int __float2int_rn(float x) { return int(__builtin_nearbyintf(x)); }
 __forceinline__ float __uint_as_float(uint32_t bits) { return __builtin_bit_cast(float, bits); }
 __forceinline__ uint32_t __float_as_uint(float value) { return __builtin_bit_cast(uint32_t, value); }
+__forceinline__ uint32_t __byte_perm(uint32_t a, uint32_t b, uint32_t selector) {
+  const uint64_t both = uint64_t(b) << 32 | a;
+  uint32_t found = 0;
+  for (int i = 0; i < 4; ++i) found |= uint32_t(both >> (8 * (selector >> (4 * i) & 7u)) & 0xffu) << (8 * i);
+  return found;
+}
+
 __forceinline__ int __dp4a(int a, int b, int sum) {
   for (int i = 0; i < 4; ++i) sum += int(int8_t(a >> (8 * i))) * int(int8_t(b >> (8 * i)));
   return sum;

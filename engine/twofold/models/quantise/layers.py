@@ -19,6 +19,7 @@ from twofold.experts.accelerator import AcceleratorChoice
 from twofold.experts.moe import DenseCost, MoeRuntime, SlotPlan
 from twofold.models.config import CacheDType
 from twofold.models.model_files import ModelFiles
+from twofold.weights.weight_format import LayerExperts
 
 F32 = npt.NDArray[np.float32]
 I32 = npt.NDArray[np.int32]
@@ -90,7 +91,7 @@ class LayeredModel:
         formats = shape.formats[self._files.config.moe_layers.index(index)]
         return MoeRuntime(
             replace(shape, num_layers=1, formats=(formats,)),
-            [self._files.expert_weights(index)],
+            [LayerExperts(self._files.expert_weights(index), self._files.expert_biases(index))],
             self._pool,
             AcceleratorChoice("none", "asked for"),
             SlotPlan(0, ""),

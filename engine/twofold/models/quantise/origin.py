@@ -69,6 +69,7 @@ def _as_config_json(source: Path, config: ModelConfig) -> dict[str, Any]:
         rope |= {
             "original_max_position_embeddings": config.rope.original_max_position_embeddings,
             "attention_factor": config.rope.attention_factor,
+            "truncate": config.rope.truncate,
             "beta_fast": config.rope.beta_fast,
             "beta_slow": config.rope.beta_slow,
             "mscale": config.rope.mscale,

@@ -160,13 +160,24 @@ class _Maker:
                     yield from self._rows(name, expert[part], format)
 
             made.append(self._output(spec.name, spec.shape, format, pieces))
+        begin = 0
+        for spec in block.stacked_biases(weights):
+            end = begin + spec.shape[1]
+
+            def biases(columns: slice = slice(begin, end)) -> Iterator[bytes]:
+                values = block.biases(weights)
+                assert values is not None
+                yield np.ascontiguousarray(values[:, columns]).tobytes()
+
+            made.append(self._output(spec.name, spec.shape, "f32", biases))
+            begin = end
         return made
 
     def _rows(self, name: str, matrix: WeightMatrix, format: str) -> Iterator[bytes]:
         step = max(1, CHUNK_WEIGHTS // matrix.columns // SCALE_GRID) * SCALE_GRID
         for begin in range(0, matrix.rows, step):
             part = matrix.row_range(begin, min(matrix.rows, begin + step))
-            if part.format == format:
+            if part.format == format and not part.is_apart:
                 yield np.ascontiguousarray(part.data).tobytes()
                 continue
             values = ops.dequantise(self._pool, part)

@@ -6,9 +6,12 @@
 //   kScale, kZero    where its scales belong; what was added to make weights unsigned
 //   values(block, run, u)       the 32 unsigned weights of a run of a source block
 //   quantise(x, w, block)       a source block from float32, w weighing the errors; a format without is never written
+//   kApartBytes                 of a block whose scales may lie in a tensor of their own
 //   kRowHeadBytes               with one scale for a row: what precedes its blocks, and
 //   quantise_row(x, w, columns, row)      instead of quantise; w may be null
 //   InBlocks                    the format that has the same panels and takes q8
+//   kTable, kDotBits            of formats whose codes are places of a table of 16 (a panel holds codes, values() gives
+//                               them): the unsigned weights, and the bits that products need
 //   steps(block, scratch), kFlip, upper(block, run, u)     for packing: what values() would give, only faster
 // and, from Panel<columns, scales, bits>, what lies where in a panel block. `scales` is one of the structs
 // below or the format's own:
@@ -23,7 +26,8 @@
 // a step; I are those bytes, F a float for each row.
 //   load(p), low_nibbles(v), high_nibbles(v), with_upper<kBits>(v, plane, shift): bits shift ... shift + kBits - 1 of each
 //   byte of the plane become bits 4 ... of the weight
-//   half(p), unsigned_bytes(p), signed_bytes(p): an f16 or a byte for each row; mul(a, b), negative(v)
+//   look_up<Codes>(v): bytes of 0 to 15 as what Codes::kTable has there
+//   half(p), half_powers(p), unsigned_bytes(p), signed_bytes(p): an f16 or a byte for each row; mul(a, b), negative(v)
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -58,6 +62,10 @@ inline constexpr bool is_per_channel = requires { Format::kRowHeadBytes; };
 
 // Columns whose integer sum fits 32 bits whatever the weights and activations are.
 inline constexpr int64_t kMostChannelColumns = INT32_MAX / (128 * 127);
+
+// Of the unsigned weights, as products meet them.
+template <class Format>
+inline constexpr bool has_table = requires { Format::kTable; };
 
 namespace formats {
 
@@ -97,10 +105,21 @@ struct ScaleAndMin : OneScale<kAt> {
 // in a block of one run, its two halves (4 steps). Before them lie planes: steps of bytes again, of what the
 // weights have above their fourth bit. A byte holds the bits of several of the row's steps, lowest first: of a pair
 // of runs those of the first run's step s, of the second's, of the first's step s + 1 ...
-template <int kColumns, class Scales, int kWeightBits>
-struct Panel : Scales {
+// Codes: what a nibble stands for, where not for itself.
+struct Themselves {};
+template <class Codes>
+constexpr int dot_bits(int weight_bits) {
+  if constexpr (has_table<Codes>) {
+    return Codes::kDotBits;
+  } else {
+    return weight_bits;
+  }
+}
+template <int kColumns, class Scales, int kWeightBits, class Codes = Themselves>
+struct Panel : Scales, Codes {
   static constexpr int kBlockColumns = kColumns, kPanelColumns = kColumns, kBits = kWeightBits;
   static constexpr int kRuns = kColumns / kRunColumns;
+  static constexpr int kDotBits = dot_bits<Codes>(kWeightBits);
   static constexpr bool kNibbles = kBits < 8;
   static constexpr int kPlanes = kNibbles ? kBits - 4 : 0;  // of each run
   static constexpr int kUnitRuns = kNibbles && kRuns > 1 ? 2 : 1;
@@ -138,10 +157,11 @@ struct Panel : Scales {
     }
   }
 
-  // With the bits above the fourth, of the unit's planes.
+  // With the bits above the fourth, of the unit's planes; a code as what it stands for.
   template <class V>
   TWOFOLD_ALWAYS static typename V::I with_planes(typename V::I v, const uint8_t* planes, int odd, int step,
                                                   int g) {
+    if constexpr (has_table<Codes>) return V::template look_up<Codes>(v);
     if constexpr (kPlanes == 0) return v;
     return V::template with_upper<kPlanes>(v, V::load(planes + plane_at(odd, step) + V::kBytes * g),
                                            shift_at(odd, step));

@@ -6,6 +6,8 @@
 #include "int4_channel.h"
 #include "int8.h"
 #include "int8_channel.h"
+#include "iq4_nl.h"
+#include "mxfp4.h"
 #include "plain.h"
 #include "q4_0.h"
 #include "q4_k.h"
@@ -26,7 +28,9 @@
   X(Int8)                         \
   X(Int4)                         \
   X(Int8_Channel)                 \
-  X(Int4_Channel)
+  X(Int4_Channel)                 \
+  X(MXFP4)                        \
+  X(IQ4_NL)
 
 namespace twofold::kernels {
 

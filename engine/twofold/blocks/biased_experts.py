@@ -1,0 +1,131 @@
+"""gpt-oss's routed experts: gate, up and down with biases, gate and up in turn.
+
+Checkpoints have all experts of a layer in fused tensors whose gate and up take turns: MXFP4 as transformers keeps it
+(`gate_up_proj_blocks` [E, 2I, H] and `down_proj_blocks` [E, H, I], `weights/mxfp4_tensors.py`), or floats, turned
+(`gate_up_proj` [E, H, 2I], `down_proj` [E, I, H]). GGUF files and `twofold quantize` stack each matrix by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, overload
+
+import numpy as np
+
+from twofold.api.errors import ModelLoadError
+from twofold.blocks.block import F32, BlockWeights
+from twofold.blocks.experts import PARTS, RoutedExperts
+from twofold.weights.mxfp4_tensors import BLOCKS
+from twofold.weights.tensor_spec import Found, TensorSpec
+from twofold.weights.weight_format import ExpertWeights, WeightMatrix
+
+_FLOATS: Final = ("f32", "f16", "bf16")
+
+
+@dataclass(frozen=True)
+class BiasedExperts(RoutedExperts):
+    @property
+    def has_biases(self) -> bool:
+        return True
+
+    def tensors(self, found: Found) -> dict[str, TensorSpec]:
+        module = self.modules[-1]
+        stacked, blocks, turned = self._stacked(module), self._in_turn(BLOCKS), self._in_turn("")
+        if found(stacked["gate"]) or found(stacked["up"]):
+            return stacked | self._stacked_biases(module)
+        fused = turned if found(turned["gate_up"]) else blocks
+        hf, sizes = self._name(module), {"gate_up": 2 * self.intermediate_size, "down": self.hidden_size}
+        return fused | {
+            f"{part}_bias": TensorSpec(f"{hf}.{part}_proj_bias", (self.num_experts, size), "exact", "")
+            for part, size in sizes.items()
+        }
+
+    def check(self, weights: BlockWeights) -> None:
+        super().check(weights)
+        for part, spec in weights.specs.items():
+            format = weights.format(part)
+            turned = part in ("gate_up", "down") and "gate" not in weights and not spec.name.endswith(BLOCKS)
+            if (turned or part.endswith("_bias")) and format not in _FLOATS:
+                raise ModelLoadError(
+                    f"{weights.source.where}: tensor {spec.name} is {format}, expected one of {', '.join(_FLOATS)}; "
+                    "convert the checkpoint again"
+                )
+
+    def experts(self, weights: BlockWeights) -> Sequence[ExpertWeights]:
+        if "gate" in weights:
+            return super().experts(weights)
+        both, down = weights.stack("gate_up"), weights.stack("down")
+        if weights.specs["gate_up"].name.endswith(BLOCKS):
+            return [
+                (one.every_other(0), one.every_other(1), below) for one, below in zip(both, down, strict=True)
+            ]
+        return _Turned(both, down)
+
+    def biases(self, weights: BlockWeights) -> F32:
+        if "gate" in weights:
+            return np.concatenate([weights.vector(f"{part}_bias") for part in PARTS], axis=1)
+        both = weights.vector("gate_up_bias")
+        return np.concatenate([both[:, 0::2], both[:, 1::2], weights.vector("down_bias")], axis=1)
+
+    def stacked_biases(self, weights: BlockWeights) -> tuple[TensorSpec, ...]:
+        return tuple(self._stacked_biases(self.modules[-1]).values())
+
+    def _in_turn(self, suffix: str) -> dict[str, TensorSpec]:
+        """The fused tensors; in GGUF files there are none."""
+        module = self.modules[-1]
+        hf, inner, hidden = self._name(module), self.intermediate_size, self.hidden_size
+        shapes = {"gate_up": (2 * inner, hidden), "down": (hidden, inner)}
+        missing = self._stacked(module)["gate"].gguf
+        return {
+            part: TensorSpec(
+                f"{hf}.{part}_proj{suffix}",
+                (self.num_experts, *(shape if suffix else shape[::-1])),
+                "matrix",
+                missing if part == "gate_up" else "",
+            )
+            for part, shape in shapes.items()
+        }
+
+    def _stacked_biases(self, module: str) -> dict[str, TensorSpec]:
+        hf, gguf = self._name(module), f"blk.{self.layer}"
+        return {
+            f"{part}_bias": TensorSpec(
+                f"{hf}.{part}_proj_bias",
+                (self.num_experts, self._shape(part)[0]),
+                "exact",
+                f"{gguf}.ffn_{part}_exps.bias",
+            )
+            for part in PARTS
+        }
+
+    def _name(self, module: str) -> str:
+        return f"model.layers.{self.layer}.{module}.experts"
+
+
+class _Turned(Sequence[ExpertWeights]):
+    """Experts whose matrices lie turned, gate and up in turn: copied one by one."""
+
+    def __init__(self, both: Sequence[WeightMatrix], down: Sequence[WeightMatrix]) -> None:
+        self._both = both
+        self._down = down
+
+    def __len__(self) -> int:
+        return len(self._both)
+
+    @overload
+    def __getitem__(self, index: int) -> ExpertWeights: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[ExpertWeights]: ...
+
+    def __getitem__(self, index: int | slice) -> ExpertWeights | list[ExpertWeights]:
+        if isinstance(index, slice):
+            return [self[each] for each in range(*index.indices(len(self)))]
+        both, down = self._both[index], self._down[index]
+        return _turned(both, 0, 2), _turned(both, 1, 2), _turned(down, 0, 1)
+
+
+def _turned(matrix: WeightMatrix, first: int, step: int) -> WeightMatrix:
+    """Columns first, first + step, … as rows."""
+    return WeightMatrix(np.ascontiguousarray(matrix.data[:, first::step].T), matrix.format, matrix.rows)

@@ -1,0 +1,56 @@
+// What an expert is beside its three matrices: what stands between gate and up, and its biases.
+#pragma once
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+
+#include "host_device.h"
+
+namespace twofold::kernels {
+
+enum class ExpertActivation : uint8_t {
+  kSilu,       // silu(gate) * up
+  kSwigluOai,  // gpt-oss: g * sigmoid(alpha * g) * (u + 1), gate cut to at most the limit, up to both sides of it
+  kGeluTanh,  // gelu(gate) * up, its form with tanh
+};
+inline constexpr int kNumExpertActivations = 3;
+inline constexpr float kSwigluAlpha = 1.702f, kSwigluLimit = 7.0f;
+// gelu(v) = v / 2 * (1 + tanh(z)) = v / (1 + exp(-2 z)), 2 z = v * (kGeluLinear + kGeluCubic * v^2).
+inline constexpr float kGeluLinear = 1.5957691216f, kGeluCubic = 0.0713548163f;
+
+// A NaN passes. exp: of one float.
+template <class Exp>
+TWOFOLD_HD float gated(ExpertActivation activation, float gate, float up, const Exp& exp) {
+  switch (activation) {
+    case ExpertActivation::kSwigluOai: {
+      const float g = gate > kSwigluLimit ? kSwigluLimit : gate;
+      const float u = up > kSwigluLimit ? kSwigluLimit : up < -kSwigluLimit ? -kSwigluLimit : up;
+      return (u + 1.0f) * (g / (1.0f + exp(-(g * kSwigluAlpha))));
+    }
+    case ExpertActivation::kGeluTanh:
+      return gate / (1.0f + exp(-(gate * (gate * gate * kGeluCubic + kGeluLinear)))) * up;
+    default:
+      return gate / (1.0f + exp(-gate)) * up;
+  }
+}
+
+// Biases lie behind an expert's panels as float32: gate's, up's, down's, each from a cache line on. Places in floats.
+constexpr int64_t bias_floats(int64_t rows) { return (rows + 15) / 16 * 16; }
+TWOFOLD_HD constexpr int64_t up_bias_at(int64_t intermediate) { return (intermediate + 15) / 16 * 16; }
+TWOFOLD_HD constexpr int64_t down_bias_at(int64_t intermediate) { return 2 * up_bias_at(intermediate); }
+constexpr int64_t expert_bias_bytes(int64_t hidden, int64_t intermediate) {
+  return 4 * (2 * bias_floats(intermediate) + bias_floats(hidden));
+}
+
+inline constexpr const char* kExpertActivationNames[kNumExpertActivations] = {"silu", "swiglu_oai",
+                                                                              "gelu_tanh"};
+// Throws std::invalid_argument for a name that is none of these.
+inline ExpertActivation expert_activation_named(const std::string& name) {
+  for (int i = 0; i < kNumExpertActivations; ++i) {
+    if (name == kExpertActivationNames[i]) return static_cast<ExpertActivation>(i);
+  }
+  throw std::invalid_argument("activation of experts is \"" + name +
+                              "\"; expected silu, swiglu_oai or gelu_tanh");
+}
+
+}  // namespace twofold::kernels

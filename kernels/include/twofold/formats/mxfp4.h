@@ -1,0 +1,44 @@
+// MXFP4 of the Open Compute Project: 32 columns, 4.25 bits a weight. A code is a float of 4 bits (E2M1), a scale a
+// power of two (E8M0).
+//
+//   source  u8 exponent; u8 q[16]: low nibbles are columns 0-15, high ones 16-31 (GGUF); or, with the exponents in a
+//           tensor of their own, u8 q[16]: columns 2i (low nibble) and 2i + 1 (Hugging Face)
+//   panel   u8 exponent[2][32]; 8 steps of nibbles (columns 0-31 | 32-63)
+//   weight = 2^(exponent - 128) * twice[q]
+#pragma once
+#include "panel.h"
+
+namespace twofold::kernels::formats {
+
+// 2^(e - 128), which multiplies twice a weight, from a byte for each run of a row.
+struct HalfPowers {
+  static constexpr int kHeaderBytes = 2 * kPanelRows;
+  static constexpr bool kMin = false;
+  template <class V>
+  TWOFOLD_HD static typename V::F scale(const uint8_t* panel, int run, int g) {
+    return V::half_powers(panel + kPanelRows * run + V::kLanes * g);
+  }
+  static float source_scale(const uint8_t* block, int) { return half_of_e8m0(*block); }
+};
+
+// 0, 1/2, 1, 3/2, 2, 3, 4, 6 and their negatives, twice each and 16 added. kDotBits: 16 products of at most 12 * 127
+// fit 16 bits once the offset is taken away, as those of 4 bits do.
+struct E2M1 {
+  static constexpr uint8_t kTable[16] = {16, 17, 18, 19, 20, 22, 24, 28, 16, 15, 14, 13, 12, 10, 8, 4};
+  static constexpr int kDotBits = 4;
+};
+
+struct MXFP4 : Panel<64, HalfPowers, 4, E2M1> {
+  static constexpr const char *kName = "mxfp4", *kGguf = "MXFP4";
+  static constexpr int kBlockColumns = 32, kBlockBytes = 17, kZero = 16;
+  static constexpr int kApartBytes = 16;  // of a block whose exponent lies elsewhere
+  static constexpr ScaleOf kScale = ScaleOf::kRun;
+
+  static void values(const uint8_t* block, int, uint8_t* u) {
+    read_nibbles(block + 1, 0, 16, u);
+    read_nibbles(block + 1, 4, 16, u + 16);
+  }
+  static void quantise(const float* x, const float* w, uint8_t* block);
+};
+
+}  // namespace twofold::kernels::formats
