@@ -102,15 +102,16 @@ SourceMatrix source_matrix(const py::handle& matrix, const std::string& what) {
     throw KernelFailure(what + " is " + layout.name + " without float32 scales");
   const auto grid = py::reinterpret_borrow<py::array>(scales);
   const int64_t item = static_cast<int64_t>(sizeof(float));
-  if (grid.ndim() != 2 || grid.shape(0) < (source.rows + side - 1) / side ||
+  const bool by_row = grid.ndim() == 2 && grid.shape(0) == source.rows;  // of one row it is the same
+  if (grid.ndim() != 2 || (!by_row && grid.shape(0) != (source.rows + side - 1) / side) ||
       grid.shape(1) != (source.columns + side - 1) / side || (grid.shape(1) > 1 && grid.strides(1) != item) ||
       grid.strides(0) % item != 0) {
     throw KernelFailure(what + " has scales " + describe(view_of(grid)) +
-                        "; expected one for 128 x 128 weights");
+                        "; expected one for 128 x 128 weights, or for 128 of a row");
   }
   source.scales = static_cast<const std::byte*>(grid.data());
   source.scale_stride = grid.strides(0);
-  source.scale_rows = side;
+  source.scale_rows = by_row ? 1 : side;
   return source;
 }
 

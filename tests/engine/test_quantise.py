@@ -16,6 +16,7 @@ import pytest
 from twofold.api.errors import ConfigError, ModelLoadError, TwofoldError
 from twofold.blocks import ops
 from twofold.blocks.block import ExpertBlock
+from twofold.cli.main import main
 from twofold.models.model_files import ModelFiles, open_model_files
 from twofold.models.quantise import directory as directory_module
 from twofold.models.quantise.directory import OutputDirectory, fingerprint
@@ -23,6 +24,7 @@ from twofold.models.quantise.layers import LayeredModel
 from twofold.models.quantise.origin import source_config, write_tokenizer
 from twofold.models.quantise.quality import Quality, compare, log_probabilities
 from twofold.models.quantise.recipe import TARGETS, format_for, make_recipe
+from twofold.models.quantise.rules import Rules
 from twofold.models.quantise.texts import default_text
 from twofold.models.testing import TinyModel, tiny_weights, write_tiny_model
 from twofold.models.testing_gguf import write_tiny_gguf
@@ -49,7 +51,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def quantise(source: Path, output: Path, target: str, pool: ops.ThreadPool) -> ModelFiles:
     files = open_model_files(source)
-    out = OutputDirectory(output, make_recipe(files, target, pool), source, fingerprint(files, target))
+    out = OutputDirectory(output, make_recipe(files, Rules(target), pool), source, fingerprint(files, target))
     if not out.begin():
         out.write()
         out.finish(source_config(source, files.config), lambda: write_tokenizer(source, output, files.config))
@@ -387,3 +389,44 @@ def test_log_probabilities_do_not_overflow() -> None:
 def test_verdicts_follow_the_mean_divergence() -> None:
     verdicts = [Quality(1, kl, 0, 0, 1, 1, 1).verdict.split(":")[0] for kl in (0.0, 0.01, 0.05, 0.2)]
     assert verdicts == ["as good as the source", "good", "noticeable", "bad"]
+
+
+RULES = """
+format: int8
+rules:
+  - {blocks: attention, format: bf16}
+  - {blocks: experts, tensors: "*.down_proj", format: q8_0}
+  - {layers: [0, last], blocks: experts, format: f32}
+  - {blocks: [embedding, head], format: bf16}
+"""
+
+
+def test_a_rule_file_decides_by_block_layer_and_tensor(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = TinyModel(
+        num_layers=4, mlp_only_layers=(2,), hidden_size=128, moe_intermediate_size=128, head_dim=32
+    )
+    source = write_tiny_model(tmp_path / "source", model)
+    (tmp_path / "rules.yaml").write_text(RULES)
+    arguments = ["quantize", str(source), str(tmp_path / "out"), "--rules", str(tmp_path / "rules.yaml")]
+    assert main([*arguments, "--max-tokens", "40", "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    files = open_model_files(tmp_path / "out")
+    assert files.expert_formats() == (("f32",) * 3, ("int8", "int8", "q8_0"), ("f32",) * 3)
+    formats = {name: files.tensors.entry(name).format for name in files.tensors}
+    assert {formats[f"model.layers.{n}.self_attn.q_proj.weight"] for n in range(4)} == {"bf16"}
+    assert formats["model.layers.2.mlp.up_proj.weight"] == "int8"
+    assert formats["model.embed_tokens.weight"] == "bf16"
+    drift = said["quality"]["drift_by_layer"]
+    assert len(drift) == 4
+    assert 0 < drift[0] < drift[-1] < 0.1
+    assert [layer["layer"] for layer in said["layers"]] == [0, 1, 2, 3, None]
+    assert sum(layer["bytes"] for layer in said["layers"]) == said["bytes"]
+    assert main([*arguments, "--max-tokens", "40"]) == 0
+    assert "1-1" in capsys.readouterr().out
+
+    (tmp_path / "rules.yaml").write_text(RULES + "  - {layers: 9, format: q8_0}\n")
+    arguments[2] = str(tmp_path / "other")
+    assert main([*arguments, "--max-tokens", "0"]) == 2
+    assert "rule 5 fits no tensor of this model, which has 4 layers of attention" in capsys.readouterr().err

@@ -94,10 +94,24 @@ def float8(rng: np.random.Generator, rows: int, columns: int) -> tuple[Parts, An
     ).numpy()
 
 
+def float8_by_row(rng: np.random.Generator, rows: int, columns: int) -> tuple[Parts, Any]:
+    codes = torch.tensor(rng.normal(size=(rows, columns))).to(torch.float8_e4m3fn)
+    scale = torch.tensor(rng.uniform(0.01, 0.1, (rows, 1)), dtype=torch.bfloat16)
+    return {"weight": codes, "weight_scale": scale}, (codes.float() * scale.float()).numpy()
+
+
 FLOAT8 = {
     "quant_method": "compressed-tensors",
     "config_groups": {
         "g": {"targets": ["re:.*mlp.*"], "weights": {"num_bits": 8, "type": "float", "strategy": "tensor"}}
+    },
+}
+
+
+FLOAT8_BY_ROW = {
+    "quant_method": "compressed-tensors",
+    "config_groups": {
+        "g": {"targets": ["Linear"], "weights": {"num_bits": 8, "type": "float", "strategy": "channel"}}
     },
 }
 
@@ -172,6 +186,7 @@ CASES = {
     "int8 by row": Case(*compressed_tensors(8, "channel", None, packed=False), "int8"),
     "int8 by tensor": Case(*compressed_tensors(8, "tensor", None, packed=False), "int8"),
     "float8 by tensor": Case(FLOAT8, float8, "fp8", of_experts=True),
+    "float8 by row": Case(FLOAT8_BY_ROW, float8_by_row, "fp8"),
     "gptq": Case(*gptq(4, 64), "q4_0"),
     "gptq, one group": Case(*gptq(4, -1), "q4_0"),
     "gptq v2": Case(*gptq(4, 128, v2=True), "q4_0"),

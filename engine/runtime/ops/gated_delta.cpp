@@ -248,11 +248,12 @@ void GatedDeltaNet::recur(const Buffers& at, const AttentionTile& run, float* st
 
 void GatedDeltaNet::gate(const Buffers& at, int t) const {
   const int V = shape_.value_dim, padded = shape_.blocks() * kernels::kDeltaColumns;
+  const auto silu_mul = table_.gated_as(kernels::ExpertActivation::kSilu);
   for (int h = 0; h < shape_.num_v_heads; ++h) {
     float* out = at.out + t * at.value_stride + h * padded;
     table_.rmsnorm(out, weights_.head_norm, shape_.eps, out, V);
-    table_.silu_mul(at.row(t, shape_.inputs()) + z_at(h), out,
-                    at.attended + int64_t{t} * shape_.values() + h * V, V);
+    silu_mul(at.row(t, shape_.inputs()) + z_at(h), out, at.attended + int64_t{t} * shape_.values() + h * V,
+             V);
   }
 }
 

@@ -11,7 +11,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -185,6 +185,9 @@ class BlockWeights:
 
 class ModelPart(ABC):
     """Weights of a model and what they cost: a block, the embedding, the head."""
+
+    kind: ClassVar[str]
+    """What people call it when they choose formats: attention, experts, …"""
 
     @abstractmethod
     def tensors(self, found: Found) -> Mapping[str, TensorSpec]:

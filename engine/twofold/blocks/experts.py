@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from twofold.api.errors import ModelLoadError
 from twofold.blocks import ops
@@ -27,6 +27,8 @@ PARTS: Final = ("gate", "up", "down")
 
 @dataclass(frozen=True)
 class RoutedExperts(ExpertBlock):
+    kind: ClassVar[str] = "experts"
+
     hidden_size: int
     num_experts: int
     top_k: int

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from twofold.blocks import ops
 from twofold.blocks.block import Block, BlockWeights
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DenseFfn(Block):
+    kind: ClassVar[str] = "dense"
+
     hidden_size: int
     intermediate_size: int
     eps: float

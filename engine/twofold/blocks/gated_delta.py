@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +28,8 @@ I64 = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class GatedDelta(Block):
+    kind: ClassVar[str] = "attention"
+
     hidden_size: int
     num_k_heads: int
     num_v_heads: int

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 class Gqa(Block):
     """Names follow Hugging Face where they are clear."""
 
+    kind: ClassVar[str] = "attention"
     hidden_size: int
     num_heads: int
     num_kv_heads: int

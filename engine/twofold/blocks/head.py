@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from twofold.weights.weight_format import WeightMatrix
 class Embedding(ModelPart):
     """[vocab_size, hidden_size]; a token's row is read from the mapped file."""
 
+    kind: ClassVar[str] = "embedding"
     vocab_size: int
     hidden_size: int
     tied: bool
@@ -43,6 +45,8 @@ class Embedding(ModelPart):
 
 @dataclass(frozen=True)
 class Head(ModelPart):
+    kind: ClassVar[str] = "head"
+
     vocab_size: int
     hidden_size: int
     eps: float

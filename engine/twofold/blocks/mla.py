@@ -10,10 +10,11 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
+from twofold.api.errors import ModelLoadError
 from twofold.blocks import ops
 from twofold.blocks.block import F32, Block, BlockWeights, Cost, Pages
 from twofold.weights.tensor_spec import Found, Role, TensorSpec
@@ -32,6 +33,7 @@ _PLAIN = ("f32", "bf16", "f16")
 class Mla(Block):
     """Names follow Hugging Face where they are clear."""
 
+    kind: ClassVar[str] = "attention"
     hidden_size: int
     num_heads: int
     q_lora_rank: int | None
@@ -233,6 +235,11 @@ class Mla(Block):
 
 def _transposed(matrix: WeightMatrix) -> WeightMatrix:
     """Of a plain matrix, or of whole blocks of fp8."""
+    if matrix.scales is not None and matrix.has_scales_by_row and matrix.rows > 1:
+        raise ModelLoadError(
+            "kv_b_proj is float8 with a scale for each row, expected one for 128 x 128 weights; use another "
+            "quantisation of this model"
+        )
     scales = None if matrix.scales is None else np.ascontiguousarray(matrix.scales.T)
     return WeightMatrix(np.ascontiguousarray(matrix.data.T), matrix.format, matrix.rows, scales)
 

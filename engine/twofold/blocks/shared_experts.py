@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from twofold.blocks import ops
 from twofold.blocks.block import Block, BlockWeights
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SharedExperts(Block):
+    kind: ClassVar[str] = "shared_experts"
+
     hidden_size: int
     intermediate_size: int
     """Of all shared experts together: checkpoints have them as one."""

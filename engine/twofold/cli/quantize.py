@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from twofold.models.model_files import ModelFiles
     from twofold.models.quantise.quality import Quality
     from twofold.models.quantise.recipe import Recipe
+    from twofold.models.quantise.rules import Rules
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,9 +29,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--format",
-        required=True,
         metavar="FORMAT",
-        help="int8, int8_channel, int4, int4_channel, q8_0, q4_0, q4_k, q5_k or q6_k",
+        help="of all matrices: int8, int8_channel, int4, int4_channel, mxfp4, q8_0, q4_0, q4_k, q5_k or q6_k",
+    )
+    parser.add_argument(
+        "--rules",
+        metavar="FILE",
+        help="YAML file that says which blocks, layers and tensors get which format (docs/quantisation.md)",
     )
     parser.add_argument(
         "--text",
@@ -55,11 +60,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from twofold.blocks import ops
     from twofold.models.model_files import open_model_files
-    from twofold.models.quantise.recipe import TARGETS, make_recipe
+    from twofold.models.quantise.recipe import make_recipe
     from twofold.models.quantise.texts import read_text, token_sequences
 
-    if args.format not in TARGETS:
-        raise ConfigError(f"--format was given {args.format!r}; it takes {', '.join(TARGETS)}")
+    rules = _rules(args)
     max_tokens = _whole_number("--max-tokens", args.max_tokens, 2**31 - 1)
     threads = EngineConfig(cpu_threads=_whole_number("--cpu-threads", args.cpu_threads, 1024)).cpu_threads
     text = read_text(args.text) if max_tokens else ""
@@ -67,26 +71,39 @@ def run(args: argparse.Namespace) -> int:
     files = open_model_files(source)
     sequences = token_sequences(source, files, text, max_tokens) if max_tokens else []
     pool = ops.ThreadPool(threads)
-    recipe = make_recipe(files, args.format, pool)
-    _write(files, recipe, source, output, args.format)
+    recipe = make_recipe(files, rules, pool)
+    _write(files, recipe, source, output, rules)
     quality = _compare(files, output, sequences, pool) if sequences else None
     if args.json:
-        print(json.dumps(_report(files, recipe, source, output, args.format, quality)))
+        print(json.dumps(_report(files, recipe, source, output, rules, quality)))
     else:
-        print(_summary(files, recipe, output, args.format, quality))
+        print(_summary(files, recipe, output, rules, quality))
     return 0
 
 
-def _write(files: ModelFiles, recipe: Recipe, source: Path, output: Path, target: str) -> None:
+def _rules(args: argparse.Namespace) -> Rules:
+    from twofold.models.quantise.recipe import TARGETS
+    from twofold.models.quantise.rules import Rules, read_rules
+
+    if (args.format is None) == (args.rules is None):
+        raise ConfigError("either --format or --rules is needed, and not both; see docs/quantisation.md")
+    if args.rules is not None:
+        return read_rules(Path(args.rules).expanduser())
+    if args.format not in TARGETS:
+        raise ConfigError(f"--format was given {args.format!r}; it takes {', '.join(TARGETS)}")
+    return Rules(args.format)
+
+
+def _write(files: ModelFiles, recipe: Recipe, source: Path, output: Path, rules: Rules) -> None:
     from twofold.models.quantise.directory import OutputDirectory, fingerprint
     from twofold.models.quantise.origin import source_config, write_tokenizer
 
     config = source_config(source, files.config)
-    directory = OutputDirectory(output, recipe, source, fingerprint(files, target))
+    directory = OutputDirectory(output, recipe, source, fingerprint(files, str(rules)))
     if directory.begin():
         print(f"{output} is complete already", file=sys.stderr)
         return
-    bar = Bar(f"quantising to {target}", "GB", 1e-9)
+    bar = Bar(f"quantising to {rules.label}", "GB", 1e-9)
     try:
         kept = directory.write(bar.show)
     finally:
@@ -118,24 +135,25 @@ def _whole_number(flag: str, text: str, highest: int) -> int:
 
 
 def _report(
-    files: ModelFiles, recipe: Recipe, source: Path, output: Path, target: str, quality: Quality | None
+    files: ModelFiles, recipe: Recipe, source: Path, output: Path, rules: Rules, quality: Quality | None
 ) -> dict[str, Any]:
     return {
         "model": str(source),
         "output": str(output),
-        "format": target,
+        "format": rules.label,
         "source_bytes": _source_bytes(files),
         "bytes": sum(tensor.num_bytes for tensor in recipe.tensors()),
         "tensors_by_format": _by_format(recipe),
+        "layers": _by_layer(files, recipe),
         "quality": None if quality is None else quality.as_json(),
     }
 
 
-def _summary(files: ModelFiles, recipe: Recipe, output: Path, target: str, quality: Quality | None) -> str:
+def _summary(files: ModelFiles, recipe: Recipe, output: Path, rules: Rules, quality: Quality | None) -> str:
     written = sum(tensor.num_bytes for tensor in recipe.tensors())
     counts = ", ".join(f"{count} {name}" for name, count in _by_format(recipe).items())
     lines = [
-        f"{output}: {target}, {written / 1e9:.3f} GB of weights, "
+        f"{output}: {rules.label}, {written / 1e9:.3f} GB of weights, "
         f"{100 * written / _source_bytes(files):.1f} % of the source (tensors: {counts})"
     ]
     if quality is None:
@@ -149,7 +167,42 @@ def _summary(files: ModelFiles, recipe: Recipe, output: Path, target: str, quali
             f"    perplexity        {quality.source_perplexity:.3f} → {quality.perplexity:.3f}",
             f"  {quality.verdict}",
         ]
+    lines += _layer_table(files, recipe, quality)
     return "\n".join(lines)
+
+
+def _by_layer(files: ModelFiles, recipe: Recipe) -> list[dict[str, Any]]:
+    """Of each layer, and of what belongs to none: its bytes, and how many by format."""
+    found = []
+    for number, tensors in enumerate(recipe.files):
+        by_format: dict[str, int] = {}
+        for tensor in tensors:
+            by_format[tensor.format] = by_format.get(tensor.format, 0) + tensor.num_bytes
+        layer = number if number < files.config.num_layers else None
+        found.append({"layer": layer, "bytes": sum(by_format.values()), "bytes_by_format": by_format})
+    return found
+
+
+def _layer_table(files: ModelFiles, recipe: Recipe, quality: Quality | None) -> list[str]:
+    """Neighbouring layers of the same formats are one line; its drift is the last one's."""
+    rows: list[tuple[int, int, float, str]] = []
+    for entry in _by_layer(files, recipe):
+        if entry["layer"] is None:
+            continue
+        shares = ", ".join(
+            f"{format} {100 * size / entry['bytes']:.0f} %"
+            for format, size in entry["bytes_by_format"].items()
+        )
+        first = entry["layer"]
+        if rows and rows[-1][3] == shares:
+            first = rows.pop()[0]
+        drift = quality.drift[entry["layer"]] if quality is not None else 0.0
+        rows.append((first, entry["layer"], drift, shares))
+    drifts = "" if quality is None else "   hidden states away from the source's"
+    return [f"  layers     bytes by format{drifts}"] + [
+        f"  {f'{first}-{last}':<9}  {shares}" + ("" if quality is None else f"   {100 * drift:.2f} %")
+        for first, last, drift, shares in rows
+    ]
 
 
 def _source_bytes(files: ModelFiles) -> int:

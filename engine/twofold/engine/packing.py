@@ -38,7 +38,8 @@ from twofold.weights.panel_file import (
     read_contents,
 )
 from twofold.weights.panel_writing import PanelFileWriter
-from twofold.weights.tensor_source import scale_grid, scales_name
+from twofold.weights.tensor_source import scales_name
+from twofold.weights.weight_format import scale_grid
 
 Rows = npt.NDArray[Any]
 _SLACK_BYTES: Final = 64 * 1024 * 1024
@@ -151,7 +152,7 @@ def _write_rows(files: ModelFiles, writer: PanelFileWriter) -> dict[str, StoredT
     def put(name: str, format: str, shape: tuple[int, ...], data: Rows | None, scales: Rows | None) -> None:
         stored[name] = StoredTensor(format, shape, None if data is None else writer.write_aligned(data))
         if format == "fp8":
-            grid = scale_grid(shape)
+            grid = scale_grid(shape) if scales is None else (*shape[:-2], *scales.shape[-2:])
             stretch = None if scales is None else writer.write_aligned(scales)
             stored[scales_name(name)] = StoredTensor("f32", grid, stretch)
 

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from twofold.api.errors import ModelLoadError
 from twofold.weights.read_ahead import ReadAhead
-from twofold.weights.weight_format import FORMATS, SCALE_GRID, WeightMatrix, element_type, source_row_bytes
+from twofold.weights.weight_format import FORMATS, WeightMatrix, element_type, scale_grid, source_row_bytes
 
 F32 = npt.NDArray[np.float32]
 
@@ -32,11 +32,6 @@ _SMALL_SHARE: Final = 0.25
 def scales_name(tensor: str) -> str:
     """fp8: what a tensor's grid of scales is called; it multiplies, whatever its name says."""
     return f"{tensor}_scale_inv"
-
-
-def scale_grid(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape of that grid for a matrix or a stack of them."""
-    return (*shape[:-2], *(-(-size // SCALE_GRID) for size in shape[-2:]))
 
 
 @dataclass(frozen=True)
@@ -129,7 +124,8 @@ class TensorSource:
             self._check_exponents(entry, self.entry(entry.scales))
         if format == "fp8":
             scales = self.entry(scales_name(name))
-            scales.check(scale_grid(shape))
+            by_row = (*shape[:-1], scale_grid(shape)[-1])
+            scales.check(by_row if scales.shape == by_row else scale_grid(shape))
             if scales.format not in _FLOATS:
                 raise ModelLoadError(
                     f"{scales.file}: scales {scales.name} are {scales.dtype}, expected floats; download it again"

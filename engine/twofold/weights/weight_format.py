@@ -64,6 +64,11 @@ def source_row_bytes(format: str, columns: int) -> int:
     return layout.row_head_bytes + columns // layout.block_columns * layout.block_bytes
 
 
+def scale_grid(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """fp8: the shape of the grid of scales of a matrix or a stack of them, one for 128 x 128 weights."""
+    return (*shape[:-2], *(-(-size // SCALE_GRID) for size in shape[-2:]))
+
+
 def packed_bytes(format: str, rows: int, columns: int) -> int:
     """Bytes of a matrix in memory: whole panels of 32 rows, whole panel blocks of columns."""
     layout = FORMATS[format]
@@ -91,8 +96,8 @@ class WeightMatrix:
 
     `data` is [rows, elements of a row], of `element_type(format)`: one for each column, or the row's bytes.
     `scales` of fp8 (a scale grid) are float32 [rows / 128, columns / 128], rounded up; row r has those of
-    scales[r // 128]. mxfp4 may have its exponents there, uint8 [rows, columns / 32]; `data` are then
-    [rows, columns / 2], neighbours in one byte.
+    scales[r // 128]. Or they are [rows, columns / 128], each row's own. mxfp4 may have its exponents there, uint8
+    [rows, columns / 32]; `data` are then [rows, columns / 2], neighbours in one byte.
 
     Raises ValueError when these do not fit one another.
     """
@@ -101,6 +106,11 @@ class WeightMatrix:
     format: str
     columns: int
     scales: npt.NDArray[Any] | None = None
+
+    @property
+    def has_scales_by_row(self) -> bool:
+        """Whether no row shares its scales with another."""
+        return self.scales is None or len(self.scales) == self.rows
 
     @property
     def is_apart(self) -> bool:
@@ -126,11 +136,11 @@ class WeightMatrix:
         elif (self.scales is None) != (FORMATS[self.format].scale_grid == 0):
             raise ValueError(f"format {self.format} with{'out' if self.scales is None else ''} scales")
         elif self.scales is not None:
-            grid = (-(-self.rows // SCALE_GRID), -(-self.columns // SCALE_GRID))
-            if self.scales.dtype != np.float32 or self.scales.shape != grid:
+            grid = scale_grid(self.shape)
+            if self.scales.dtype != np.float32 or self.scales.shape not in (grid, (self.rows, grid[1])):
                 raise ValueError(
                     f"scales are {self.scales.dtype} {self.scales.shape}; expected float32 {grid}, one for "
-                    f"{SCALE_GRID} x {SCALE_GRID} weights"
+                    f"{SCALE_GRID} x {SCALE_GRID} weights, or {self.rows} rows of them"
                 )
 
     def _check_exponents(self) -> None:
@@ -161,7 +171,7 @@ class WeightMatrix:
 
     def row_range(self, begin: int, end: int) -> WeightMatrix:
         """Rows begin … end-1 as a view. Raises ValueError where that would cut a scale of fp8 in two."""
-        if self.scales is None or self.is_apart:
+        if self.scales is None or self.has_scales_by_row:
             return self._some(slice(begin, end))
         if begin % SCALE_GRID:
             raise ValueError(
@@ -172,7 +182,7 @@ class WeightMatrix:
 
     def every_other(self, first: int) -> WeightMatrix:
         """Rows first, first + 2, … as a view. Raises ValueError for fp8, whose rows share scales."""
-        if self.scales is not None and not self.is_apart:
+        if not self.has_scales_by_row:
             raise ValueError(f"rows of format {self.format} share scales; expected each row by itself")
         return self._some(slice(first, None, 2))
 

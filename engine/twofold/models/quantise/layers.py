@@ -6,7 +6,7 @@ before the next one is packed. What stays in memory is one layer, the hidden sta
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -39,10 +39,13 @@ class LayeredModel:
         self._rope = RopeTable(config.rope, config.rope_dim, config.max_position_embeddings)
         self._head: ops.LmHead | None = None
 
-    def hidden_states(
-        self, sequences: Sequence[Sequence[int]], progress: Callable[[int, int], None] | None = None
-    ) -> list[F32]:
-        """[tokens, hidden] of each sequence after the last layer; `progress` is told (layers done, layers in all)."""
+    def hidden_states(self, sequences: Sequence[Sequence[int]]) -> list[F32]:
+        """[tokens, hidden] of each sequence after the last layer."""
+        *_, states = self.hidden_states_by_layer(sequences)
+        return states
+
+    def hidden_states_by_layer(self, sequences: Sequence[Sequence[int]]) -> Iterator[list[F32]]:
+        """The same after each layer in turn, in arrays that the next one overwrites."""
         config = self._files.config
         planes = config.cache_planes(self._cache_dtype)
         pages = max(map(self._num_pages, sequences))
@@ -57,9 +60,7 @@ class LayeredModel:
                 self._forward(decoder, moe, hidden, cache)
             del decoder, moe, cache
             self._files.release_layer(index)
-            if progress is not None:
-                progress(index + 1, config.num_layers)
-        return states
+            yield states
 
     def logits(self, hidden: F32) -> F32:
         """[rows, vocabulary] of rows of `hidden_states`."""

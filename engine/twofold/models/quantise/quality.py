@@ -19,6 +19,7 @@ from twofold.models.config import CacheDType
 from twofold.models.model_files import ModelFiles
 from twofold.models.quantise.layers import LayeredModel
 
+F32 = npt.NDArray[np.float32]
 F64 = npt.NDArray[np.float64]
 
 _LOGITS_AT_ONCE: Final = 8 * 1024 * 1024
@@ -47,6 +48,8 @@ class Quality:
     """Share of positions with the same likeliest token."""
     source_perplexity: float
     perplexity: float
+    drift: tuple[float, ...]
+    """After each layer: how far the hidden states are from the source's, as a share of their length."""
 
     @property
     def verdict(self) -> str:
@@ -62,6 +65,7 @@ class Quality:
             "source_perplexity": self.source_perplexity,
             "perplexity": self.perplexity,
             "verdict": self.verdict,
+            "drift_by_layer": list(self.drift),
         }
 
 
@@ -82,14 +86,16 @@ def compare(
         LayeredModel(files, pool, dtype)
         for files, dtype in zip((source, quantised), cache_dtypes, strict=True)
     ]
-    states = []
-    for number, model in enumerate(models):
-
-        def report(done: int, _: int, begin: int = number * layers) -> None:
-            if progress is not None:
-                progress(begin + done, 2 * layers)
-
-        states.append(model.hidden_states(sequences, report))
+    drift: list[float] = []
+    states: list[list[F32]] = [[], []]
+    for states in map(list, zip(*(model.hidden_states_by_layer(sequences) for model in models), strict=True)):
+        away = sum(
+            float(np.square(new - old).sum(dtype=np.float64)) for old, new in zip(*states, strict=True)
+        )
+        size = sum(float(np.square(old).sum(dtype=np.float64)) for old in states[0])
+        drift.append(math.sqrt(away / size) if size > 0 else 0.0)
+        if progress is not None:
+            progress(len(drift), layers)
     divergence, same, losses = [], [], ([], [])  # type: ignore[var-annotated]
     step = max(1, _LOGITS_AT_ONCE // source.config.vocab_size)
     for sequence, ours, theirs in zip(sequences, *states, strict=True):
@@ -115,6 +121,7 @@ def compare(
         same_top=float(np.concatenate(same).mean()),
         source_perplexity=float(np.exp(np.concatenate(losses[0]).mean())),
         perplexity=float(np.exp(np.concatenate(losses[1]).mean())),
+        drift=tuple(drift),
     )
 
 

@@ -1,8 +1,7 @@
 """Which format each tensor of a model gets, and how its bytes are made, one matrix at a time.
 
-Attention, dense feed-forward layers and experts get the format that was asked for. What decides a token is kept better:
-the embedding and the head get Q8_0, a router's gate, norms and biases stay as they are. A row that does not fill whole
-blocks of its format takes the nearest format of smaller blocks (`FALLBACKS`).
+`rules.py` says which format a matrix gets; a router's gate, norms and biases stay as they are. A row that does not fill
+whole blocks of its format takes the nearest format of smaller blocks (`FALLBACKS`).
 """
 
 from __future__ import annotations
@@ -17,14 +16,14 @@ import numpy.typing as npt
 
 from twofold.api.errors import ModelLoadError
 from twofold.blocks import ops
-from twofold.blocks.block import Block, BlockWeights, ExpertBlock
+from twofold.blocks.block import Block, BlockWeights, ExpertBlock, ModelPart
 from twofold.models.model_files import ModelFiles
+from twofold.models.quantise.rules import Rules
 from twofold.weights.tensor_spec import TensorSpec
 from twofold.weights.weight_format import BLOCK_FORMATS, FORMATS, SCALE_GRID, WeightMatrix, source_row_bytes
 
 TARGETS: Final = tuple(name for name in BLOCK_FORMATS if FORMATS[name].quantised)
 """What a model can be quantised to."""
-HEAD_FORMAT: Final = "q8_0"
 FALLBACKS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
         "q4_k": ("int4", "q4_0"),
@@ -76,16 +75,18 @@ class Recipe:
         return {tensor.name: tensor.format for tensor in self.tensors() if tensor.is_quantised}
 
 
-def make_recipe(files: ModelFiles, target: str, pool: ops.ThreadPool) -> Recipe:
-    """The recipe for writing `files` in format `target` (one of `TARGETS`). Raises ModelLoadError."""
-    maker = _Maker(files, target, pool)
+def make_recipe(files: ModelFiles, rules: Rules, pool: ops.ThreadPool) -> Recipe:
+    """The recipe for writing `files` by `rules`. Raises ModelLoadError; ConfigError for a rule that fits nothing."""
+    maker = _Maker(files, rules, pool)
     layers = tuple(maker.layer(layer) for layer in files.layers)
 
     def release(file: int) -> None:
         if file < len(layers):
             files.release_layer(file)
 
-    return Recipe((*layers, maker.outer()), release)
+    outer = maker.outer()
+    rules.check_used(maker.decided, files.config.num_layers)
+    return Recipe((*layers, outer), release)
 
 
 def format_for(target: str, columns: int, plain: str) -> str:
@@ -97,10 +98,12 @@ def format_for(target: str, columns: int, plain: str) -> str:
 
 
 class _Maker:
-    def __init__(self, files: ModelFiles, target: str, pool: ops.ThreadPool) -> None:
+    def __init__(self, files: ModelFiles, rules: Rules, pool: ops.ThreadPool) -> None:
         self._files = files
-        self._target = target
+        self._rules = rules
         self._pool = pool
+        self.decided: list[tuple[str, int | None, TensorSpec]] = []
+        """What rules were asked for: (kind of block, layer, tensor)."""
 
     def layer(self, blocks: Sequence[tuple[Block, BlockWeights]]) -> tuple[OutputTensor, ...]:
         made: list[OutputTensor] = []
@@ -108,18 +111,27 @@ class _Maker:
             if isinstance(block, ExpertBlock):
                 made += self._experts(block, weights)
             else:
-                made += map(self._tensor, weights.specs.values())
+                made += [self._tensor(block, block.layer, spec) for spec in weights.specs.values()]
         return tuple(made)
 
     def outer(self) -> tuple[OutputTensor, ...]:
         """What belongs to no layer."""
-        specs = [*self._files.embedding.specs.values(), *self._files.head.specs.values()]
-        return tuple(map(self._tensor, dict.fromkeys(specs)))  # a tied head is the embedding
+        files = self._files
+        parts = ((files.config.embedding, files.embedding), (files.config.head, files.head))
+        owners: dict[TensorSpec, ModelPart] = {}
+        for part, weights in parts:
+            for spec in weights.specs.values():
+                owners.setdefault(spec, part)  # a tied head is the embedding
+        return tuple(self._tensor(part, None, spec) for spec, part in owners.items())
 
-    def _tensor(self, spec: TensorSpec) -> OutputTensor:
+    def _tensor(self, part: ModelPart, layer: int | None, spec: TensorSpec) -> OutputTensor:
         if spec.role == "exact":
             return self._kept(spec)
-        return self._matrix(spec, HEAD_FORMAT if spec.role == "embedding" else self._target)
+        return self._matrix(spec, self._target(part, layer, spec))
+
+    def _target(self, part: ModelPart, layer: int | None, spec: TensorSpec) -> str:
+        self.decided.append((part.kind, layer, spec))
+        return self._rules.format_of(part.kind, layer, self._files.config.num_layers, spec)
 
     def _kept(self, spec: TensorSpec) -> OutputTensor:
         """As the source has it if that is plain, else as float32."""
@@ -153,7 +165,8 @@ class _Maker:
         made = []
         for part, spec in enumerate(block.stacked_experts(weights)):
             source = block.expert_formats(weights)[part]
-            format = format_for(self._target, spec.shape[-1], source if source in _PLAIN else "f32")
+            target = self._target(block, block.layer, spec)
+            format = format_for(target, spec.shape[-1], source if source in _PLAIN else "f32")
 
             def pieces(part: int = part, name: str = spec.name, format: str = format) -> Iterator[bytes]:
                 for expert in block.experts(weights):

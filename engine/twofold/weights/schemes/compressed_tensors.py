@@ -1,8 +1,8 @@
 """compressed-tensors: groups of modules, each with its own type of weights, chosen by the configuration's patterns.
 
 Read are integers packed into 32-bit words ("pack-quantized"), 8-bit integers as they are ("int-quantized") and 8-bit
-floats with one scale a tensor ("float-quantized"). Activations are rounded by our kernels' own rules, whatever the
-configuration says of them. Reference: the `compressed-tensors` package (`compressors/`, `quantization/lifecycle`).
+floats with one scale a tensor or a row ("float-quantized"). Activations are rounded by our kernels' own rules, whatever
+the configuration says of them. Reference: the `compressed-tensors` package (`compressors/`, `quantization/lifecycle`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ import numpy.typing as npt
 from twofold.api.errors import ModelLoadError
 from twofold.weights.json_file import Fields
 from twofold.weights.schemes import SchemeMatrix, Stored, blocks, expect, matches, of_modules, unpack
-from twofold.weights.tensor_source import TensorEntry, scale_grid, scales_name
+from twofold.weights.tensor_source import TensorEntry, scales_name
+from twofold.weights.weight_format import scale_grid
 
 _SCALES: Final = ("BF16", "F16")
 _MODULE_CLASSES: Final = ("Linear",)
@@ -126,27 +127,29 @@ def _read(entry: TensorEntry, weights: _Weights, is_packed: bool, stored: Stored
 
 
 def _float_matrix(module: str, parts: dict[str, TensorEntry]) -> list[SchemeMatrix]:
-    """The scale alone is made: a grid of it."""
+    """The scale alone is made: a grid of it, or of each row's."""
     weight, scale = parts["weight"], parts["weight_scale"]
     expect(weight, ("F8_E4M3",), weight.shape)
-    if scale.shape not in ((), (1,), (1, 1)) or len(weight.shape) != 2:
+    rows = weight.shape[0] if len(weight.shape) == 2 else 0
+    if rows == 0 or scale.shape not in ((), (1,), (1, 1), (rows,), (rows, 1)):
         raise ModelLoadError(
-            f"{scale.file}: tensor {scale.name} is {list(scale.shape)}, expected one scale for the whole tensor; use a "
-            "checkpoint with blocks of 128 x 128, or another quantisation of this model"
+            f"{scale.file}: tensor {scale.name} is {list(scale.shape)}, expected one scale for the whole tensor or for "
+            "each row; use another quantisation of this model"
         )
     expect(scale, (*_SCALES, "F32"), scale.shape)
     grid = scale_grid(weight.shape)
+    if scale.shape[:1] == (rows,):
+        grid = (rows, grid[1])
+
+    def read(stored: Stored) -> npt.NDArray[np.float32]:
+        scales = stored["weight_scale"].astype(np.float32).reshape(-1, 1)
+        return np.ascontiguousarray(np.broadcast_to(scales, grid)).reshape(-1)
+
     made = TensorEntry(
         scales_name(f"{module}.weight"), scale.file, scale.dtype, grid, scale.offset, scale.num_bytes, "f32",
         recoded_bytes=4 * int(np.prod(grid)),
     )  # fmt: skip
-    return [
-        SchemeMatrix(
-            made,
-            {k: parts[k] for k in ("weight_scale", "input_scale") if k in parts},
-            lambda stored: np.full(grid, stored["weight_scale"].reshape(-1)[0], np.float32).reshape(-1),
-        )
-    ]
+    return [SchemeMatrix(made, {k: parts[k] for k in ("weight_scale", "input_scale") if k in parts}, read)]
 
 
 def parse(section: Fields) -> CompressedTensors:
@@ -181,7 +184,7 @@ def _parse_weights(weights: Fields) -> _Weights:
     readable = {("int", 4), ("int", 8), ("float", 8)}
     if (kind, bits) not in readable or (kind == "float" and not symmetric):
         raise weights.error("num_bits", f"{bits} ({kind})", "int of 4 or 8 bits, or symmetric float of 8")
-    weights.only("strategy", *(("tensor",) if kind == "float" else ("group", "channel", "tensor")))
+    weights.only("strategy", *(("tensor", "channel") if kind == "float" else ("group", "channel", "tensor")))
     if weights.data.get("actorder") not in (None, False, "weight", "static"):
         raise weights.error(
             "actorder", weights.data["actorder"], "null or 'weight': groups of neighbouring columns"
