@@ -26,24 +26,23 @@ def built_module(name: str) -> ModuleType:
 
 @pytest.fixture(scope="session")
 def fake() -> ModuleType:
-    return built_module(os.environ.get("TWOFOLD_FAKE", "twofold_fake"))
+    return built_module("twofold_fake")
 
 
 @pytest.fixture
-def simt(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The fake device whose kernels are the project's own, run by the SIMT machine, in the place of `twofold._cuda`."""
+def simt(fake: ModuleType, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The fake device in the place of `twofold._cuda`: dense layers, too, run the project's kernels, not torch."""
     pytest.importorskip("torch")
     import twofold
 
     from tests.device.fake_device import FakeDevice
 
-    module = built_module("twofold_fake_simt")
-    monkeypatch.setitem(sys.modules, "twofold._cuda", module)
-    monkeypatch.setattr(twofold, "_cuda", module, raising=False)
+    monkeypatch.setitem(sys.modules, "twofold._cuda", fake)
+    monkeypatch.setattr(twofold, "_cuda", fake, raising=False)
     # As if it were imported for the first time: on a machine with CUDA it knows another module.
     monkeypatch.delitem(sys.modules, "twofold.device.cuda_kernels", raising=False)
     kernels = importlib.import_module("twofold.device.cuda_kernels")
     monkeypatch.setitem(sys.modules, "twofold.device.cuda_kernels", kernels)
     monkeypatch.setattr(kernels, "stream", lambda: 0)
     monkeypatch.setattr(FakeDevice, "kernels", lambda self, max_length: kernels.CudaKernels(max_length))
-    return module
+    return fake

@@ -1,6 +1,7 @@
 """The fake device as the engine sees one: host memory, where calls have computed when they return. See `Device`.
 
-`native` is what the module `twofold_fake` opens, with a link and a clock of its own; torch and a thread are the rest.
+`native` is what the module `twofold_fake` opens, with a link and a clock of its own and the project's kernels, run by
+the SIMT machine; torch and a thread are the rest.
 """
 
 from __future__ import annotations

@@ -2,9 +2,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
-#ifdef TWOFOLD_FAKE_DENSE
 #include "cuda/cuda_module.h"
-#endif
 #include "device/bind_device.h"
 #include "device/cuda_accelerator.h"
 #include "stress.h"
@@ -76,14 +74,12 @@ std::shared_ptr<twofold::DeviceApi> open_device(int, size_t total_bytes, double 
 }  // namespace
 
 // Looks like twofold._cuda to whoever asks for it.
-PYBIND11_MODULE(TWOFOLD_FAKE_NAME, m) {
+PYBIND11_MODULE(twofold_fake, m) {
   m.doc() = "a fake device on host memory.";
   twofold::bindings::bind_device(m);
-#ifdef TWOFOLD_FAKE_DENSE  // kernels that have no double
   twofold::bindings::bind_dense(m);
   twofold::bindings::bind_mla(m);
   twofold::bindings::bind_delta(m);
-#endif
   m.def("open_device", &open_device, py::arg("index") = 0, py::arg("total_bytes") = size_t{1} << 28,
         py::arg("bandwidth_gbps") = 10.0, py::arg("refuse_pinning") = false, py::arg("most_delay_us") = 0.0,
         py::arg("fail_issue") = 0.0, py::arg("fail_completion") = 0.0, py::arg("tick_us") = 0.0,

@@ -171,8 +171,11 @@ SMALL = MoeShape(2, 8, 2, 64, 32, (("q8_0",) * 3,) * 2)
 
 
 @pytest.fixture
-def large(fake: ModuleType) -> Iterator[Callable[[], Any]]:
-    """This machine has a device of 1 GiB; this opens another one."""
+def large(fake: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], Any]]:
+    """This machine has a device of 1 GiB, of whose layers few are timed; this opens another one."""
+    monkeypatch.setattr(FakeDevice, "most_tokens", 4)
+    monkeypatch.setattr("twofold.device.probe.DECODE_TOKENS", 4)
+    monkeypatch.setattr("twofold.device.probe._CALLS", 2)
 
     def open_native() -> Any:
         return fake.open_device(0, total_bytes=1 << 30)
@@ -183,9 +186,9 @@ def large(fake: ModuleType) -> Iterator[Callable[[], Any]]:
 
 def test_the_probe_launches_layers_of_the_fake_device(large: Callable[[], Any]) -> None:
     """Times are this machine's; that each launch does what it should is for test_fake_kernels."""
-    probe = KernelProbe(FakeDevice(large()), SMALL, most_tokens=64)
+    probe = KernelProbe(FakeDevice(large()), SMALL, most_tokens=33)
     assert (probe.name, probe.expert_bytes) == ("fake device", 3 * packed_bytes("q8_0", 32, 64))
-    for ids in (((0, 1),), ((0, 1), (1, 2)), tuple((n % 8, (n + 1) % 8) for n in range(64))):
+    for ids in (((0, 1),), ((0, 1), (1, 2)), tuple((n % 8, (n + 1) % 8) for n in range(33))):
         assert probe.routed_us(Routing(ids)) > 0
     assert probe.join_us() > 0
     assert probe.handshake_us() > 0

@@ -1,7 +1,5 @@
 // Fibres and their turns.
-#undef _FORTIFY_SOURCE  // its longjmp takes a change of stacks for a fault
 #include <sys/mman.h>
-#include <ucontext.h>
 
 #include <algorithm>
 #include <cstring>
@@ -13,7 +11,7 @@
 
 namespace simt {
 
-thread_local Machine* running_machine = nullptr;
+thread_local constinit Machine* running_machine = nullptr;
 
 Machine& Machine::of_this_thread() {
   static thread_local const std::unique_ptr<Machine> machine(new Machine);
@@ -29,50 +27,44 @@ Machine::Machine() {
     return static_cast<uint8_t*>(at);
   };
   stacks_ = map(stack_bytes_);
-  shared_ = map(kMostShared);
+  shared_ = map(kSharedRoom);
 }
 
 Machine::~Machine() {
   munmap(stacks_, stack_bytes_);
-  munmap(shared_, kMostShared);
+  munmap(shared_, kSharedRoom);
 }
 
-void Machine::enter(unsigned low, unsigned high) {
-  auto* machine = reinterpret_cast<Machine*>(uintptr_t(low) | uintptr_t(high) << 32);
+void Machine::enter() {
+  Machine& machine = *running_machine;
   for (;;) {  // a fibre runs one thread after the other
-    machine->kernel_->call(machine->kernel_->arguments);
-    machine->exited(machine->running_);
-    machine->leave();
+    machine.kernel_->call(machine.kernel_->arguments);
+    machine.exited(machine.running_);
+    machine.leave();
   }
 }
 
 void Machine::resume(int thread) {
   running_ = thread;
   Fibre& fibre = *fibres_[size_t(thread)];
-  if (_setjmp(scheduler_) == 0) {
-    if (fibre.begun) _longjmp(fibre.context, 1);
-    fibre.begun = true;
-    ucontext_t context;
-    getcontext(&context);
-    context.uc_stack.ss_sp = stacks_ + kStackBytes * size_t(thread);
-    context.uc_stack.ss_size = kStackBytes;
-    context.uc_link = nullptr;
-    const auto self = reinterpret_cast<uintptr_t>(this);
-    makecontext(&context, reinterpret_cast<void (*)()>(&Machine::enter), 2, unsigned(self),
-                unsigned(self >> 32));
-    setcontext(&context);
-  }
+  if (!fibre.begun)
+    begin_on(stacks_ + kStackBytes * size_t(thread), kStackBytes, &Machine::enter, fibre.context);
+  fibre.begun = true;
+  change(scheduler_, fibre.context);
   running_ = -1;
 }
 
-void Machine::leave() {
-  if (_setjmp(fibres_[size_t(running_)]->context) == 0) _longjmp(scheduler_, 1);
+void Machine::leave() { change(fibres_[size_t(running_)]->context, scheduler_); }
+
+void Machine::note(const std::string& what, int error) {
+  report_ = name_ + ", " + who(running_) + ": " + what;
+  error_ = error;
 }
 
-void Machine::fail(const std::string& what) {
-  report_ = name_ + ", " + who(running_) + ": " + what;
-  failed_ = true;
-  _longjmp(scheduler_, 1);
+void Machine::fail(const std::string& what, int error) {
+  note(what, error);
+  leave();
+  __builtin_unreachable();  // the fibre begins anew
 }
 
 void Machine::prepare(int num_threads) {
@@ -84,11 +76,19 @@ int Machine::launch(const Kernel& kernel, Index grid_size, Index block_size, int
                     Session* session) {
   const int64_t threads = int64_t(block_size.x) * block_size.y * block_size.z;
   const int64_t blocks = int64_t(grid_size.x) * grid_size.y * grid_size.z;
+  const int64_t most_shared = session == nullptr ? kLeastMostShared : session->most_shared;
+  const int bound = launch_bound(kernel.function);
   report_.clear();
-  if (threads < 1 || threads > kMostThreads || blocks < 1 || shared_bytes < 0 ||
-      shared_bytes > int64_t(kMostShared) || grid_size.y > 65535 || grid_size.z > 65535) {
+  if (threads < 1 || threads > kMostThreads || blocks < 1 || shared_bytes < 0 || shared_bytes > most_shared ||
+      grid_size.y > 65535 || grid_size.z > 65535) {
     report_ = name_of(kernel) + ": a launch that no device takes (blocks " + std::to_string(blocks) +
               ", threads " + std::to_string(threads) + ", shared bytes " + std::to_string(shared_bytes) + ")";
+  } else if (bound > 0 && threads > bound) {
+    report_ = name_of(kernel) + ": " + std::to_string(threads) + " threads are more than the " +
+              std::to_string(bound) + " of its launch bounds";
+  }
+  if (!report_.empty()) {
+    if (session != nullptr) session->report_ = report_;
     return 1;
   }
   Machine* before = running_machine;
@@ -97,6 +97,7 @@ int Machine::launch(const Kernel& kernel, Index grid_size, Index block_size, int
   grid = grid_size;
   block = block_size;
   dynamic_bytes = shared_bytes;
+  shared_limit_ = shared_bytes > kDefaultShared ? most_shared : kDefaultShared;  // launch() asked for more
   prepare(int(threads));
   shadow = nullptr;
   std::unique_ptr<TrafficMeter> meter_of_launch;
@@ -107,7 +108,7 @@ int Machine::launch(const Kernel& kernel, Index grid_size, Index block_size, int
     random_ |= 1;
     session->kernels_[name_] += 1;
     LaunchSize& size = session->launch_sizes_[name_];
-    size = {std::max(size.threads, int(threads)), std::max(size.shared_bytes, shared_bytes)};
+    size = {std::max(size.threads, int(threads)), std::max(size.shared_bytes, shared_bytes), bound};
     shadow->begin_launch();
     if (session->record_traffic)
       meter_of_launch = std::make_unique<TrafficMeter>(session->traffic_[name_], shared_);
@@ -135,15 +136,17 @@ int Machine::launch(const Kernel& kernel, Index grid_size, Index block_size, int
     }
   }
   if (!well && session != nullptr) session->report_ = report_;
-  return well ? 0 : 719;
+  if (well) return 0;
+  return error_ != 0 ? error_ : 719;
 }
 
 bool Machine::run_block() {
-  failed_ = false;
+  error_ = 0;
   num_done_ = num_waiting_ = 0;
   std::fill(std::begin(waiting_of_warp_), std::end(waiting_of_warp_), 0);
   statics_.clear();
   shared_end_ = size_t(dynamic_bytes);
+  static_bytes_ = 0;
   if (shadow != nullptr) shadow->begin_block(size_t(dynamic_bytes));
   const int num_warps = (num_threads_ + kWarp - 1) / kWarp;
   for (int t = 0; t < num_threads_; ++t) {
@@ -157,13 +160,13 @@ bool Machine::run_block() {
   const auto ready = [this](int t) {
     return t < num_threads_ && fibres_[size_t(t)]->state == Fibre::State::kReady;
   };
-  while (num_done_ < num_threads_ && !failed_) {
+  while (num_done_ < num_threads_ && error_ == 0) {
     bool ran = false;
     const int first_warp = int(random() % unsigned(num_warps));
-    for (int w = 0; w < num_warps && !failed_; ++w) {
+    for (int w = 0; w < num_warps && error_ == 0; ++w) {
       const int warp = (first_warp + w) % num_warps;
       const unsigned from = random(), by = random() | 1;
-      for (unsigned i = 0; i < unsigned(kWarp) && !failed_; ++i) {
+      for (unsigned i = 0; i < unsigned(kWarp) && error_ == 0; ++i) {
         const int thread = warp * kWarp + int((from + by * i) % unsigned(kWarp));
         if (!ready(thread)) continue;
         resume(thread);
@@ -171,17 +174,16 @@ bool Machine::run_block() {
       }
       if (ran && random() % 4 == 0) break;  // another warp, perhaps this one again
     }
-    if (ran || failed_) continue;
-    // Nobody can go on: somebody's fibre says so.
-    if (_setjmp(scheduler_) == 0) report_deadlock();
+    if (ran || error_ != 0) continue;
+    report_deadlock();
   }
-  if (failed_) {
+  if (error_ != 0) {
     // What was left in the middle never returns; its stack begins anew.
     for (int t = 0; t < num_threads_; ++t) {
       if (fibres_[size_t(t)]->state != Fibre::State::kDone) fibres_[size_t(t)]->begun = false;
     }
   }
-  return !failed_;
+  return error_ == 0;
 }
 
 void Machine::report_deadlock() {
@@ -196,11 +198,12 @@ void Machine::report_deadlock() {
                          (other / kWarp == t / kWarp && (at.mask >> (other % kWarp) & 1) != 0);
       if (!named || (its.how == at.how && its.line == at.line && its.mask == at.mask && its.id == at.id))
         continue;
-      fail("waits for ever at " + name_of(at.how, at.line) + " for " + who(other) + ", which is at " +
-           name_of(its.how, its.line) + "; look for a condition that not all of them share");
+      return note("waits for ever at " + name_of(at.how, at.line) + " for " + who(other) + ", which is at " +
+                      name_of(its.how, its.line) + "; look for a condition that not all of them share",
+                  719);
     }
   }
-  fail("waits for ever");
+  note("waits for ever", 719);
 }
 
 void Machine::exited(int thread) {
@@ -231,9 +234,15 @@ void* Machine::static_memory(const void* key, size_t bytes, size_t alignment) {
   for (const Static& known : statics_) {
     if (known.key == key) return shared_ + known.at;
   }
+  static_bytes_ = int64_t((size_t(static_bytes_) + alignment - 1) / alignment * alignment + bytes);
   // A gap keeps neighbours' bounds apart.
   const size_t at = (shared_end_ + 64 + alignment - 1) / alignment * alignment;
-  if (at + bytes > kMostShared) fail("needs more shared memory than a block has");
+  if (dynamic_bytes + static_bytes_ > shared_limit_ || at + bytes > kSharedRoom) {
+    fail("has " + std::to_string(static_bytes_) + " bytes of static shared memory beside " +
+             std::to_string(dynamic_bytes) + " of dynamic: more than the " + std::to_string(shared_limit_) +
+             " that the launch may have",
+         1);
+  }
   statics_.push_back({key, at, bytes});
   shared_end_ = at + bytes;
   if (shadow != nullptr) shadow->add_static(at, bytes);

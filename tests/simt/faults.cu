@@ -42,6 +42,22 @@ KERNEL(static_behind_the_end, 1, 1, 0, "static shared memory +8 is out of bounds
 KERNEL(no_shared_memory_asked, 1, 1, 0, "did not ask for") {
   if (!innocent) dynamic_shared<uint32_t>()[0] = 1;
 }
+
+// What a device does not begin.
+__global__ void __launch_bounds__(64, 2) more_threads_than_the_bounds_kernel(Memory m, bool innocent);
+KERNEL(more_threads_than_the_bounds, 1, innocent ? 64 : 65, 0, "65 threads are more than the 64") {
+  m.words[threadIdx.x] = 1;
+}
+KERNEL(more_shared_than_the_device_has, 1, 1, 99 * 1024 + (innocent ? 0 : 16), "that no device takes") {
+  *dynamic_shared<uint32_t>() = 1;
+}
+KERNEL(static_beside_dynamic, 1, 1, 48 * 1024 - (innocent ? 8 : 0), "8 bytes of static shared memory") {
+  static_shared<Two>().a[0] = 1;
+}
+KERNEL(static_beside_what_was_asked_for, 1, 1, 99 * 1024 - (innocent ? 8 : 4), "more than the 101376 ") {
+  static_shared<Two>().a[0] = 1;
+}
+
 KERNEL(freed_memory, 1, 1, 0, "has been freed") { m.words[0] = *(innocent ? m.words + 1 : m.elsewhere); }
 KERNEL(misaligned, 1, 1, 0, "is misaligned") {
   const auto* bytes = reinterpret_cast<const uint8_t*>(m.words) + (innocent ? 4 : 2);
@@ -286,10 +302,8 @@ int strided(const Memory& m, int stride) {
 }
 
 const Fault* all(size_t& count) {
-#define FAULT(name)           \
-  {                           \
-    #name, &name, name##_says \
-  }
+#define FAULT(name) {#name, &name, name##_says}
+#define REFUSED(name) {#name, &name, name##_says, 1}
   static const Fault faults[] = {
       FAULT(read_behind_the_end),
       FAULT(write_before_the_begin),
@@ -297,6 +311,10 @@ const Fault* all(size_t& count) {
       FAULT(shared_behind_the_end),
       FAULT(static_behind_the_end),
       FAULT(no_shared_memory_asked),
+      REFUSED(more_threads_than_the_bounds),
+      REFUSED(more_shared_than_the_device_has),
+      REFUSED(static_beside_dynamic),
+      REFUSED(static_beside_what_was_asked_for),
       FAULT(freed_memory),
       FAULT(misaligned),
       FAULT(misaligned_16),

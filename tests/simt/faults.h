@@ -18,6 +18,7 @@ struct Fault {
   const char* name;
   int (*run)(const Memory& memory, bool innocent);
   const char* report;  // a part of it; by the schedule one or another of several, with | between
+  int error = 719;
 };
 
 const Fault* all(size_t& count);

@@ -49,7 +49,7 @@ CASE(every_fault_is_caught_and_its_innocent_twin_passes) {
       {
         const simt::Watched watched(&guilty->session);
         const int error = all[i].run(guilty->memory, false);
-        if (error != 719 || !says(guilty->session.report(), all[i].report))
+        if (error != all[i].error || !says(guilty->session.report(), all[i].report))
           std::fflush(stdout), test::fail(all[i].name, int(seed),
                                           "was not caught as '" + std::string(all[i].report) +
                                               "': " + guilty->session.report());

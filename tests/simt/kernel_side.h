@@ -57,11 +57,12 @@ int64_t nanoseconds();
 struct Kernel {
   const char* text;      // of the call: its name comes first
   const char* instance;  // __PRETTY_FUNCTION__ of the launcher
+  const void* function;
   void (*call)(const void* arguments);
   const void* arguments;
   size_t argument_bytes;
 };
-// A cudaError_t: 0, 1 (a launch that no device takes) or 719 (the kernel failed; Session::report says how).
+// A cudaError_t: 0, 1 (a launch that a device refuses) or 719 (the kernel failed); Session::report says how.
 int run(const Kernel& kernel, Index grid, Index block, int64_t shared_bytes);
 
 }  // namespace simt

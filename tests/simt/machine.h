@@ -1,6 +1,5 @@
 // One block's threads as fibres. A host thread has one machine.
 #pragma once
-#include <csetjmp>
 #include <cstdint>
 #include <deque>
 #include <memory>
@@ -8,6 +7,7 @@
 #include <vector>
 
 #include "clocks.h"
+#include "fibre_switch.h"
 #include "kernel_side.h"
 #include "simt.h"
 #include "traffic.h"
@@ -15,7 +15,9 @@
 namespace simt {
 
 inline constexpr int kWarp = 32, kMostThreads = 1024;
-inline constexpr size_t kStackBytes = 128 * 1024, kMostShared = 227 * 1024;
+// Five lines of cache apart from a power of two: tops of stacks do not push one another out of the same sets.
+inline constexpr size_t kStackBytes = 128 * 1024 + 5 * 64;
+inline constexpr size_t kSharedRoom = kMostShared + 4096;  // gaps between a block's objects included
 
 struct Waiting {
   Meeting how = Meeting::kNone;
@@ -38,7 +40,7 @@ struct Copy {
 
 struct Fibre {
   enum class State : uint8_t { kReady, kWaiting, kDone };
-  jmp_buf context;
+  Context context;
   bool begun = false;
   State state = State::kDone;
   Waiting at;
@@ -63,7 +65,7 @@ class Machine {
   void close_copies();
   void wait_copies(int left);
   // Ends the launch with a report: who, then what.
-  [[noreturn]] void fail(const std::string& what);
+  [[noreturn]] void fail(const std::string& what, int error = 719);
 
   Fibre& self() { return *fibres_[size_t(running_)]; }
   int thread() const { return running_; }
@@ -78,7 +80,7 @@ class Machine {
            kernel_->argument_bytes;
   }
   bool in_shared(const void* p) const {
-    return size_t(static_cast<const uint8_t*>(p) - shared_) < kMostShared;
+    return size_t(static_cast<const uint8_t*>(p) - shared_) < kSharedRoom;
   }
   std::string who(int thread) const;
 
@@ -90,7 +92,8 @@ class Machine {
 
  private:
   Machine();
-  static void enter(unsigned low, unsigned high);
+  static void enter();
+  void note(const std::string& what, int error);
   void prepare(int num_threads);
   bool run_block();
   void resume(int thread);
@@ -99,7 +102,7 @@ class Machine {
   void complete_warp(int first, const Waiting& waiting);
   void complete_exchange(int first, const Waiting& waiting);
   void exited(int thread);
-  [[noreturn]] void report_deadlock();
+  void report_deadlock();
   uint32_t random() {
     random_ ^= random_ << 13;
     random_ ^= random_ >> 7;
@@ -110,14 +113,14 @@ class Machine {
   std::vector<std::unique_ptr<Fibre>> fibres_;
   uint8_t* stacks_ = nullptr;
   size_t stack_bytes_ = 0;
-  jmp_buf scheduler_;
+  Context scheduler_;
   const Kernel* kernel_ = nullptr;
   std::string name_, report_;
   int num_threads_ = 0, running_ = -1, num_done_ = 0;
   int num_waiting_ = 0;  // at barriers of the block
   int waiting_of_warp_[kMostThreads / kWarp] = {};
   int64_t block_number_ = 0;
-  bool failed_ = false;
+  int error_ = 0;
   uint64_t random_ = 1;
   struct Static {
     const void* key;
@@ -126,12 +129,14 @@ class Machine {
   };
   std::vector<Static> statics_;
   size_t shared_end_ = 0;
+  int64_t static_bytes_ = 0, shared_limit_ = 0;
 };
 
 // Of the calling thread's running block; null between launches.
-extern thread_local Machine* running_machine;
+extern thread_local constinit Machine* running_machine;
 
 std::string name_of(const Kernel& kernel);
+int launch_bound(const void* function);  // threads; 0: none is declared
 std::string name_of(Meeting how, int line);
 
 }  // namespace simt

@@ -4,7 +4,10 @@
 // for every access of memory end in hooks.cpp. A block's threads are fibres that change hands where lanes of a warp or
 // the block meet; warps, lanes and blocks take turns in a seeded random order. A Session watches: bounds, alignment,
 // initialisation, races by vector clocks, barriers, lanes that are named and are not there, copies under way, the order
-// of what is shared with the host. Without one, kernels just run.
+// of what is shared with the host. Without one, kernels just run. Either way a launch is refused as a device refuses it:
+// more threads than the kernel's launch bounds, more shared memory, dynamic and static, than was asked for or exists.
+// Static memory is counted once a thread has come to it; the launch bounds' second number (blocks of a multiprocessor)
+// and registers are the compiler's business (make check-cuda).
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -22,6 +25,10 @@ enum class Memory : uint8_t {
   kUninitialised,
   kMapped  // shared with the host while kernels run: words are released and acquired
 };
+
+// Shared memory of a block, in bytes: what it has without asking for more, and the most it may ask for. That is 99 KiB
+// on the least of the architectures that kernels are built for, 227 on 9.0.
+inline constexpr int64_t kDefaultShared = 48 * 1024, kLeastMostShared = 99 * 1024, kMostShared = 227 * 1024;
 
 // What one kind of access of a kernel did, over warps.
 struct Traffic {
@@ -41,12 +48,13 @@ struct TrafficKey {
 struct LaunchSize {
   int threads = 0;           // of a block
   int64_t shared_bytes = 0;  // dynamic
+  int bound = 0;             // threads that the kernel's launch bounds allow; 0: it declares none
 };
 
 class Shadow;
 
 // Watches the launches of threads that `use` it; one launch at a time. A launch ends at its first fault: it returns 719
-// and report() says what was found.
+// (1 where a device would not begin it) and report() says what was found.
 class Session {
  public:
   explicit Session(uint64_t seed, Mode mode = Mode::kStrict);
@@ -72,6 +80,7 @@ class Session {
   const std::map<std::string, int>& kernels() const { return kernels_; }
   const std::map<std::string, LaunchSize>& launch_sizes() const { return launch_sizes_; }
   bool record_traffic = false;
+  int64_t most_shared = kLeastMostShared;  // bytes of a block
   const std::map<std::string, std::map<TrafficKey, Traffic>>& traffic() const { return traffic_; }
 
  private:

@@ -84,6 +84,8 @@ FAULTS = (
           "load_acquire(&answer->answered) != wanted", "answer->answered != wanted", "plain (write|read)"),
     Fault("combine: the token's weight instead of the pair's", "expert_layer.cu", "fused(layer.weights[pair]",
           "fused(layer.weights[token]", VALUES),
+    Fault("combine: launched with more threads than its bounds", "expert_layer.cu",
+          "__launch_bounds__(kCombineThreads)", "__launch_bounds__(kCombineThreads / 2)", "of its launch bounds"),
     Fault("encode: columns behind the row are read", "expert_layer.cu", "at < columns ? ", "at < P ? ",
           VALUES + "|behind|outside|bounds|not initialised"),
     Fault("decode: activations are read before all are there", "expert_decode_float.cu",

@@ -1,11 +1,12 @@
 // Memory of a watched run, and the runs themselves: several schedules, each with its own memory, bits compared.
 #pragma once
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <map>
 #include <memory>
 #include <random>
-#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -16,10 +17,10 @@
 
 namespace test {
 
-// Names of all kernels that ran in this program.
-inline std::set<std::string>& kernels_run() {
-  static std::set<std::string> names;
-  return names;
+// All kernels that ran in this program, each with the least of its instances' launch bounds.
+inline std::map<std::string, int>& kernels_run() {
+  static std::map<std::string, int> bounds;
+  return bounds;
 }
 
 // One schedule. What `keep` was given is compared with the other schedules'.
@@ -27,7 +28,10 @@ class WatchedRun {
  public:
   explicit WatchedRun(uint64_t seed) : session_(seed), watched_(&session_) {}
   ~WatchedRun() {
-    for (const auto& [name, count] : session_.kernels()) kernels_run().insert(name.substr(0, name.find(' ')));
+    for (const auto& [instance, size] : session_.launch_sizes()) {
+      const auto [at, is_new] = kernels_run().try_emplace(instance.substr(0, instance.find(' ')), size.bound);
+      at->second = std::min(at->second, size.bound);
+    }
   }
 
   // `count` elements with a gap behind them, a region of the machine.

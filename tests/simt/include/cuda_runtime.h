@@ -11,7 +11,11 @@
 #define __device__
 #define __host__
 #define __forceinline__ inline __attribute__((always_inline))
-#define __launch_bounds__(...)
+// As many one-byte nops before the kernel's first instruction as it takes threads: launches count them there
+// (launch_bounds.cpp). The compiler knows the number for every instance of a template.
+#define __launch_bounds__(...) \
+  __attribute__((patchable_function_entry(SIMT_FIRST(__VA_ARGS__, ), SIMT_FIRST(__VA_ARGS__, ))))
+#define SIMT_FIRST(first, ...) (first)
 
 #define threadIdx (::simt::thread_index())
 #define blockIdx (::simt::block_index())
@@ -27,6 +31,7 @@ struct dim3 {
   dim3(unsigned x_ = 1, unsigned y_ = 1, unsigned z_ = 1) : x(x_), y(y_), z(z_) {}
 };
 
+#ifdef __SANITIZE_THREAD__
 // One instruction reads or writes the whole, wherever the compiler would like to read its parts.
 struct alignas(16) uint4 {
   uint32_t x, y, z, w;
@@ -46,6 +51,14 @@ struct alignas(8) int2 {
     return *this;
   }
 };
+#else  // nobody watches
+struct alignas(16) uint4 {
+  uint32_t x, y, z, w;
+};
+struct alignas(8) int2 {
+  int x, y;
+};
+#endif
 
 template <class T>
 __forceinline__ T __ldcs(const T* address) {

@@ -29,8 +29,8 @@ int launch_named(const char* instance, const char* text, void (*kernel)(Paramete
     const Bound& at = *static_cast<const Bound*>(memory);
     std::apply(at.kernel, at.arguments);
   };
-  return simt::run({text, instance, call, &bound, sizeof bound}, {grid.x, grid.y, grid.z},
-                   {block.x, block.y, block.z}, shared_bytes);
+  return simt::run({text, instance, reinterpret_cast<const void*>(kernel), call, &bound, sizeof bound},
+                   {grid.x, grid.y, grid.z}, {block.x, block.y, block.z}, shared_bytes);
 }
 // The text of the call names the kernel in reports.
 #define launch(...) launch_named(__PRETTY_FUNCTION__, #__VA_ARGS__, __VA_ARGS__)

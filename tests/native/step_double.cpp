@@ -1,11 +1,14 @@
-// step_control.cu's kernels on host memory, by whoever calls: for programs whose sanitizer does not know the SIMT machine.
+// What of the kernels native_table_step launches, on host memory, by whoever calls: its thread sanitizer would take the SIMT
+// machine's fibres for one thread, and the kernels' own sources call a sanitizer of their own.
 #include <sched.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstring>
 #include <vector>
 
-#include "fake_clock.h"
+#include "expert_layer.h"
+#include "number_formats.h"
 #include "step_control.h"
 
 namespace twofold {
@@ -14,6 +17,12 @@ namespace cuda {
 namespace {
 
 constexpr int kInvalidValue = 1;
+
+int64_t nanoseconds() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(
+             std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
 
 std::atomic_ref<uint32_t> word(uint8_t* mailbox, int64_t at) {
   return std::atomic_ref<uint32_t>(*reinterpret_cast<uint32_t*>(mailbox + at));
@@ -67,7 +76,7 @@ int launch_begin_step(uint32_t* step, Stream) {
 int launch_place(const RoutedLayer& routed, const PlacementTables& tables, const PlacedLayer& placed,
                  const MailboxShape& shape, void* memory, const uint32_t* step, Stream) {
   if (!can_place(routed, tables, placed, shape, memory, step)) return kInvalidValue;
-  const int64_t begin_ns = fake::nanoseconds();
+  const int64_t begin_ns = nanoseconds();
   const int top_k = shape.top_k, num_pairs = routed.num_tokens * top_k;
   uint8_t* mailbox = static_cast<uint8_t*>(memory);
   const MailboxLayout layout{shape};
@@ -129,16 +138,35 @@ int launch_wait(const MailboxShape& shape, void* memory, int layer, const uint32
   if (!can_wait(shape, memory, layer, step, num_on_cpu, limit_ns)) return kInvalidValue;
   uint8_t* mailbox = static_cast<uint8_t*>(memory);
   const MailboxLayout layout{shape};
-  const int64_t now = fake::nanoseconds();
+  const int64_t now = nanoseconds();
   reinterpret_cast<MailboxPost*>(mailbox + layout.post(layer))->computed_ns = now;
   if (*num_on_cpu == 0) return 0;
   while (word(mailbox, layout.answer(layer)).load(std::memory_order_acquire) != *step) {
     if (word(mailbox, layout.control()).load(std::memory_order_acquire) != 0) return 0;
-    if (fake::nanoseconds() > now + limit_ns) {
+    if (nanoseconds() > now + limit_ns) {
       word(mailbox, layout.report()).store(uint32_t(layer) + 1, std::memory_order_release);
       return 0;
     }
     sched_yield();
+  }
+  return 0;
+}
+
+int launch_combine(const CombinedLayer& layer, Stream) {
+  if (!can_combine(layer)) return kInvalidValue;
+  const auto& [outputs, weights, where, from_cpu, num_tokens, top_k, hidden_size, hidden, joined_ns] = layer;
+  if (joined_ns != nullptr) *joined_ns = nanoseconds();
+  for (int t = 0; t < num_tokens; ++t) {
+    for (int c = 0; c < hidden_size; ++c) {
+      float& sum = hidden[int64_t(t) * hidden_size + c];
+      bool on_cpu = false;
+      for (int pair = t * top_k; pair < (t + 1) * top_k; ++pair) {
+        on_cpu |= where[pair] == kCpu;
+        if (where[pair] == kHit || where[pair] == kFetched)
+          sum = fused(weights[pair], outputs[int64_t(pair) * hidden_size + c], sum);
+      }
+      if (on_cpu && from_cpu != nullptr) sum += from_cpu[int64_t(t) * hidden_size + c];
+    }
   }
   return 0;
 }
