@@ -160,7 +160,7 @@ class Mla(Block):
         of_keys = whole if keys == whole.format else plain
         of_values = whole if values == whole.format else plain
         return (
-            [_transposed(of_keys.row_range(begin, begin + nope)) for begin in begins],
+            [of_keys.row_range(begin, begin + nope).transposed() for begin in begins],
             [of_values.row_range(begin + nope, begin + stride) for begin in begins],
         )
 
@@ -229,12 +229,6 @@ class Mla(Block):
         self, num_pages: int, page_size: int, allocate: Allocate, num_records: int = 0
     ) -> DeviceState:
         return (allocate((num_pages, page_size, self.cached)),)
-
-
-def _transposed(matrix: WeightMatrix) -> WeightMatrix:
-    """Of a plain matrix, or of whole blocks of fp8."""
-    scales = None if matrix.scales is None else np.ascontiguousarray(matrix.scales.T)
-    return WeightMatrix(np.ascontiguousarray(matrix.data.T), matrix.format, matrix.rows, scales)
 
 
 @dataclass(frozen=True)
