@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from twofold.models.testing import TinyModel
@@ -18,9 +19,15 @@ from twofold.models.testing_families import (
 )
 from twofold.models.testing_gpt_oss import TinyGptOss
 from twofold.models.testing_granite import TinyGranite
+from twofold.models.testing_llama4 import TinyLlama4
 from twofold.models.testing_qwen3_next import TinyQwen3Next, TinyQwen35Moe
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+LLAMA3 = {
+    "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}  # fmt: skip
+SCOUT = LLAMA3 | {"high_freq_factor": 1.0}
 LINEAR = {"rope_type": "linear", "factor": 2.0}
 
 # One model of each family, with its corners.
@@ -45,6 +52,9 @@ EXAMPLES: dict[str, TinyModel] = {
     "ernie4_5_moe": TinyErnie(num_layers=5, moe_interval=2, num_experts=9, top_k=4),
     "granitemoe": TinyGranite(num_experts=9, top_k=4),
     "granitemoe-shared": TinyGranite("GraniteMoeSharedForCausalLM", top_k=3, shared_intermediate_size=40),
+    "llama4": TinyLlama4(
+        num_layers=5, moe_interval=2, attention_chunk_size=12, floor_scale=8, attn_scale=0.6
+    ),
     "minimax_m2": TinyMiniMaxM2(num_experts=9, top_k=4),
     "olmoe": TinyOlmoe(top_k=3),
     "qwen2_moe": TinyQwen2Moe(mlp_only_layers=(1,), top_k=3, num_experts=9),
@@ -163,6 +173,27 @@ def _gpt_oss(r: random.Random) -> TinyModel:
     return TinyGptOss(**sizes, layer_types=r.choice((None, None, kinds)), sliding_window=r.choice((3, 9, 20)))
 
 
+def _llama4(r: random.Random) -> TinyModel:
+    published = r.random() < 0.5
+    scalings = (None, None, SCOUT) if published else (None, LLAMA3, YARN)
+    sizes = _sizes(r, top_k=1, attention_bias=r.random() < 0.3, rope_scaling=r.choice(scalings))
+    sizes |= {"moe_interval": r.choice((1, 1, 2)), "nested": r.random() < 0.5}
+    if published:
+        return TinyLlama4(**sizes)
+    return TinyLlama4(
+        **sizes, use_qk_norm=r.random() < 0.6, attention_chunk_size=r.choice((12, 7)),
+        floor_scale=r.choice((8192, 16, 3)), attn_scale=r.choice((0.1, 0.6)), no_rope_interval=r.choice((4, 2, 3)),
+    )  # fmt: skip
+
+
+def all_chosen(model: TinyModel) -> TinyModel:
+    """A model of which rounding chooses no other experts: a token goes to all there are."""
+    if isinstance(model, TinyLlama4):
+        return replace(model, num_experts=1)
+    groups = {"num_groups": 1, "top_groups": 1} if "num_groups" in model.__dataclass_fields__ else {}
+    return replace(model, top_k=model.num_experts, **groups)
+
+
 DRAWN: dict[str, Callable[[random.Random], TinyModel]] = {
     "qwen3_next": _qwen3_next,
     "qwen3_5_moe": lambda r: TinyQwen35Moe(**_delta(r), nested=r.random() < 0.5),
@@ -172,6 +203,7 @@ DRAWN: dict[str, Callable[[random.Random], TinyModel]] = {
     "olmoe": _olmoe,
     "gpt_oss": _gpt_oss,
     "minimax_m2": _minimax_m2,
+    "llama4": _llama4,
     "granitemoe": _granitemoe,
     "ernie4_5_moe": _ernie4_5_moe,
     "kimi": lambda r: TinyKimi(**_mla(r), nested=r.random() < 0.5),

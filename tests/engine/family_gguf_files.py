@@ -24,8 +24,10 @@ from twofold.models.testing_families import (
 from twofold.models.testing_gguf import write_tiny_gguf
 from twofold.models.testing_gpt_oss import TinyGptOss
 from twofold.models.testing_granite import TinyGranite
+from twofold.models.testing_llama4 import TinyLlama4
 from twofold.models.testing_qwen3_next import TinyQwen3Next, TinyQwen35Moe
 
+from tests.engine.drawn_families import LLAMA3, all_chosen
 from tests.engine.test_formats_forward import encode
 
 YARN = {
@@ -102,6 +104,17 @@ OTHERS: dict[str, TinyModel] = {
         top_k=4,
         max_position_embeddings=512,
     ),
+    "llama4": TinyLlama4(
+        hidden_size=256,
+        head_dim=64,
+        moe_intermediate_size=256,
+        intermediate_size=256,
+        vocab_size=267,
+        num_experts=16,
+        moe_interval=2,
+        rope_scaling=LLAMA3,
+        max_position_embeddings=512,
+    ),
     "qwen2": TinyQwen2Moe(
         hidden_size=256,
         head_dim=64,
@@ -143,7 +156,7 @@ def main(directory: Path, names: list[str]) -> None:
             if kind == "Q4_K" and isinstance(other, TinyDeepseek):
                 continue  # its latents do not fill blocks of 256
             if kind in ("Q8_0", "Q4_K", "MXFP4"):  # all experts are chosen, lest rounding chooses others
-                other = replace(other, top_k=other.num_experts)
+                other = all_chosen(other)
             file = directory / f"{name}-{kind}.gguf"
             encoder = encode if kind == "Q4_K" else None
             print(write_tiny_gguf(file, other, type_of=partial(type_of, kind), encode=encoder))

@@ -25,13 +25,10 @@ from twofold.engine import Engine
 from twofold.models.model_files import open_model_files
 from twofold.models.sizing import measure_files
 from twofold.models.testing import TinyModel, write_tiny_model
-from twofold.models.testing_deepseek import TinyDeepseek
-from twofold.models.testing_families import TinyKimi
 from twofold.models.testing_gguf import write_tiny_gguf
-from twofold.models.testing_gpt_oss import TinyGptOss
 from twofold.models.testing_qwen3_next import TinyQwen35Moe
 
-from tests.engine.drawn_families import DRAWN, EXAMPLES
+from tests.engine.drawn_families import DRAWN, EXAMPLES, all_chosen
 from tests.engine.model_runs import Runner, load, random_prompt
 from tests.engine.test_device_model import (
     PAGE,
@@ -56,15 +53,8 @@ PROMPT = random_prompt(40)
 NUM_GREEDY = 64
 
 
-def as_known(model: TinyModel) -> TinyModel:
-    """transformers and GGUF files know Kimi's text part as DeepSeek-V3; Qwen3.5's has a class of its own."""
-    if isinstance(model, TinyQwen35Moe):
-        return replace(model, nested=False)
-    return model.twin if isinstance(model, TinyKimi) else model
-
-
 def write_gguf(path: Path, model: TinyModel, **how: Any) -> Path:
-    return write_tiny_gguf(path, as_known(replace(model, expert_layout="separate")), **how)
+    return write_tiny_gguf(path, replace(model, expert_layout="separate").twin, **how)
 
 
 @pytest.mark.parametrize("family", list(DRAWN))
@@ -79,7 +69,7 @@ def test_a_drawn_configuration_equals_transformers_and_itself(
     model = DRAWN[family](random.Random(f"{family}/{seed}"))
     root = tmp_path_factory.mktemp(family)
     directory = write_tiny_model(root / "hf", model)
-    known = as_known(model)
+    known = model.twin
     theirs = reference(directory if known is model else write_tiny_model(root / "known", known))
     ours = load(directory, num_sequences=9)
     expected = reference_logits(theirs, PROMPT)
@@ -99,15 +89,7 @@ def test_a_drawn_configuration_equals_transformers_and_itself(
     _batch_of_8_is_its_sequences_alone(
         load(directory, num_sequences=8, num_threads=1), ours=load(directory, 8)
     )
-    latent = isinstance(
-        model, TinyDeepseek
-    )  # GGUF files have neither its biases nor the other order of pairs
-    windowed = model.sliding_window and not (isinstance(model, TinyGptOss) and model.layer_types is None)
-    if (
-        model.rope_scaling is None
-        and not windowed
-        and not (latent and (model.attention_bias or not model.rope_interleave))
-    ):
+    if model.fits_gguf:
         file = load(write_gguf(root / "model.gguf", model))
         of_file = file.logits(file.prefill(PROMPT)[1])
         if isinstance(
@@ -168,6 +150,11 @@ FLIPPED: list[tuple[str, dict[str, Any]]] = [
     ("granitemoe", {"residual_multiplier": 1.0}),
     ("granitemoe", {"attention_multiplier": 0.25}),
     ("granitemoe", {"logits_scaling": 1.0}),
+    ("llama4", {"use_qk_norm": False}),
+    ("llama4", {"attention_chunk_size": 8192}),
+    ("llama4", {"no_rope_interval": 3}),
+    ("llama4", {"floor_scale": 8192}),
+    ("llama4", {"moe_interval": 1}),
     ("glm4_moe_lite", {"routed_scaling_factor": 1.0}),
 ]
 
@@ -186,9 +173,7 @@ def test_a_wrong_corner_shows(tmp_path: Path, family: str, change: dict[str, Any
 @pytest.mark.parametrize("gguf", [False, True], ids=["directory", "gguf"])
 def test_a_device_computes_the_same_within_bf16_rounding(tmp_path: Path, family: str, gguf: bool) -> None:
     """With the kernels in plain torch: two chunks, then decode steps. All experts are chosen, lest a tie decides."""
-    model = replace(EXAMPLES[family], top_k=EXAMPLES[family].num_experts, dtype="bfloat16")
-    if "num_groups" in model.__dataclass_fields__:
-        model = replace(model, num_groups=1, top_groups=1)
+    model = replace(all_chosen(EXAMPLES[family]), dtype="bfloat16")
     if gguf:
         path = write_gguf(tmp_path / "model.gguf", model, type_of=lambda name: "BF16")
     else:
@@ -235,10 +220,7 @@ def test_the_same_tokens_wherever_experts_run(tmp_path: Path, family: str) -> No
 
 @pytest.mark.parametrize("family", list(EXAMPLES))
 def test_quantising_a_gguf_file_keeps_its_configuration_and_answers(tmp_path: Path, family: str) -> None:
-    # All experts are chosen, lest rounding chooses others.
-    model = replace(EXAMPLES[family], top_k=EXAMPLES[family].num_experts)
-    if "num_groups" in model.__dataclass_fields__:
-        model = replace(model, num_groups=1, top_groups=1)
+    model = all_chosen(EXAMPLES[family])
     source = write_gguf(tmp_path / "model.gguf", model)
     written = tmp_path / "quantised"
     assert main(["quantize", str(source), str(written), "--format", "q8_0", "--max-tokens", "0"]) == 0
@@ -280,6 +262,8 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("olmoe", {"clip_qkv": 8.0}, "clip_qkv"),
     ("minimax_m2", {"scoring_func": "softmax"}, "scoring_func is 'softmax', expected 'sigmoid'"),
     ("minimax_m2", {"rotary_dim": 26}, "rotary_dim"),
+    ("llama4", {"num_experts_per_tok": 2}, "num_experts_per_tok 2 is not 1"),
+    ("llama4", {"layer_types": ["chunked_attention"]}, "lists of 5 layers"),
     ("granitemoe", {"residual_multiplier": 0}, "residual_multiplier is 0"),
     ("ernie4_5_moe", {"use_bias": True}, "use_bias is True, expected False"),
     ("ernie4_5_moe", {"moe_layer_start_index": 5}, "no layer has experts"),

@@ -30,6 +30,7 @@ from twofold.models.testing_gguf import (
     write_tiny_gguf,
 )
 from twofold.models.testing_granite import TinyGranite
+from twofold.models.testing_llama4 import TinyLlama4
 from twofold.tokenizer import Tokenizer
 from twofold.weights.gguf_file import GgufFile
 
@@ -59,6 +60,15 @@ MODELS = (
         num_layers=1,
         num_experts=2,
         vocab_size=267,
+    ),
+    TinyLlama4(
+        hidden_size=32,
+        moe_intermediate_size=32,
+        intermediate_size=32,
+        num_layers=4,
+        num_experts=2,
+        vocab_size=267,
+        moe_interval=2,
     ),
     TinyMiniMaxM2(hidden_size=32, moe_intermediate_size=32, num_layers=1, num_experts=2, vocab_size=267),
     TinyQwen2Moe(

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, overload
+from typing import Final
 
 import numpy as np
 
 from twofold.api.errors import ModelLoadError
 from twofold.blocks.block import F32, BlockWeights
-from twofold.blocks.experts import PARTS, RoutedExperts
+from twofold.blocks.experts import PARTS, RoutedExperts, TurnedExperts
 from twofold.weights.mxfp4_tensors import BLOCKS
 from twofold.weights.tensor_spec import Found, TensorSpec
 from twofold.weights.weight_format import ExpertWeights, WeightMatrix
@@ -57,10 +57,8 @@ class BiasedExperts(RoutedExperts):
             return super().experts(weights)
         both, down = weights.stack("gate_up"), weights.stack("down")
         if weights.specs["gate_up"].name.endswith(BLOCKS):
-            return [
-                (one.every_other(0), one.every_other(1), below) for one, below in zip(both, down, strict=True)
-            ]
-        return _Turned(both, down)
+            return [(*_in_turn(one), below) for one, below in zip(both, down, strict=True)]
+        return TurnedExperts(both, down, _in_turn)
 
     def biases(self, weights: BlockWeights) -> F32:
         if "gate" in weights:
@@ -103,29 +101,5 @@ class BiasedExperts(RoutedExperts):
         return f"model.layers.{self.layer}.{module}.experts"
 
 
-class _Turned(Sequence[ExpertWeights]):
-    """Experts whose matrices lie turned, gate and up in turn: copied one by one."""
-
-    def __init__(self, both: Sequence[WeightMatrix], down: Sequence[WeightMatrix]) -> None:
-        self._both = both
-        self._down = down
-
-    def __len__(self) -> int:
-        return len(self._both)
-
-    @overload
-    def __getitem__(self, index: int) -> ExpertWeights: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> list[ExpertWeights]: ...
-
-    def __getitem__(self, index: int | slice) -> ExpertWeights | list[ExpertWeights]:
-        if isinstance(index, slice):
-            return [self[each] for each in range(*index.indices(len(self)))]
-        both, down = self._both[index], self._down[index]
-        return _turned(both, 0, 2), _turned(both, 1, 2), _turned(down, 0, 1)
-
-
-def _turned(matrix: WeightMatrix, first: int, step: int) -> WeightMatrix:
-    """Columns first, first + step, … as rows."""
-    return WeightMatrix(np.ascontiguousarray(matrix.data[:, first::step].T), matrix.format, matrix.rows)
+def _in_turn(both: WeightMatrix) -> tuple[WeightMatrix, WeightMatrix]:
+    return both.every_other(0), both.every_other(1)

@@ -138,16 +138,14 @@ class BlockWeights:
         spec = self.specs[part]
         return self.source.stack(spec.name, spec.shape)
 
-    def halves(self, part: str) -> list[tuple[WeightMatrix, WeightMatrix]]:
-        """The upper and the lower half of the rows of a matrix, or of each of a stack: gate and up.
+    def halves(self, part: str, both: WeightMatrix) -> tuple[WeightMatrix, WeightMatrix]:
+        """The upper and the lower half of the rows of a matrix of `part`: gate and up.
 
         Raises ModelLoadError where they share scales.
         """
+        middle = both.rows // 2
         try:
-            return [
-                (both.row_range(0, both.rows // 2), both.row_range(both.rows // 2, both.rows))
-                for both in self.stack(part)
-            ]
+            return both.row_range(0, middle), both.row_range(middle, both.rows)
         except ValueError as error:
             raise ModelLoadError(
                 f"{self.source.where}: tensor {self.specs[part].name} cannot be cut into gate and up: {error}; use a "

@@ -7,15 +7,16 @@ GGUF files keep them and `twofold quantize` writes them).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import TYPE_CHECKING, ClassVar, Final, overload
 
 from twofold.api.errors import ModelLoadError
 from twofold.blocks import ops
 from twofold.blocks.block import BlockWeights, Cost, ExpertBlock, RoutedShape
 from twofold.weights.tensor_spec import Found, TensorSpec
-from twofold.weights.weight_format import Activation, ExpertWeights
+from twofold.weights.weight_format import Activation, ExpertWeights, WeightMatrix
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -41,6 +42,10 @@ class RoutedExperts(ExpertBlock):
     """What those with fused ones call (gate and up, down) within the mixture, likewise."""
     activation: Activation = "silu"
     """Between gate and up."""
+    transposed: bool = False
+    """Whether fused ones lie the other way round: [E, H, 2I] and [E, I, H]."""
+    weighs_rows: bool = False
+    """Whether a token's weight multiplies what its one expert reads, not what it says."""
 
     @property
     def routed(self) -> RoutedShape:
@@ -61,6 +66,10 @@ class RoutedExperts(ExpertBlock):
     def host_bytes(self, weights: BlockWeights) -> int:
         """Of all experts in the store."""
         return self.num_experts * self.routed.expert_bytes(self.expert_formats(weights))
+
+    def problems(self) -> Iterator[str]:
+        if self.weighs_rows and self.top_k != 1:
+            yield f"num_experts_per_tok {self.top_k} is not 1, which alone is supported where weights multiply rows"
 
     def tensors(self, found: Found) -> dict[str, TensorSpec]:
         for module in self.modules:
@@ -104,8 +113,11 @@ class RoutedExperts(ExpertBlock):
 
     def experts(self, weights: BlockWeights) -> Sequence[ExpertWeights]:
         if "gate_up" in weights:
-            halves = weights.halves("gate_up")
-            return [(gate, up, down) for (gate, up), down in zip(halves, weights.stack("down"), strict=True)]
+            both, down = weights.stack("gate_up"), weights.stack("down")
+            cut = functools.partial(weights.halves, "gate_up")
+            if self.transposed:
+                return TurnedExperts(both, down, cut)
+            return [(*cut(one), below) for one, below in zip(both, down, strict=True)]
         if "gate" in weights:
             gates, ups, downs = (weights.stack(part) for part in PARTS)
             return list(zip(gates, ups, downs, strict=True))
@@ -126,10 +138,10 @@ class RoutedExperts(ExpertBlock):
 
     def cpu(self, weights: BlockWeights, pool: ops.ThreadPool, moe_layer: int) -> ops.Block:
         """The executor that holds the store runs them; here it is only told which."""
-        return ops.RoutedExperts(self.hidden_size, moe_layer)
+        return ops.RoutedExperts(self.hidden_size, moe_layer, self.weighs_rows)
 
     def device(self, weights: DeviceWeights, moe_layer: int) -> DeviceBlock:
-        return RoutedExpertsOnDevice(moe_layer)
+        return RoutedExpertsOnDevice(moe_layer, self.weighs_rows)
 
     def _shape(self, part: str) -> tuple[int, int]:
         return (
@@ -140,7 +152,13 @@ class RoutedExperts(ExpertBlock):
 
     def _fused(self, module: str, gate_up: str, down: str) -> dict[str, TensorSpec]:
         hf, gguf = f"model.layers.{self.layer}.{module}", f"blk.{self.layer}"
-        both = (self.num_experts, 2 * self.intermediate_size, self.hidden_size)
+        inner, hidden = self.intermediate_size, self.hidden_size
+        if self.transposed:
+            return {
+                "gate_up": TensorSpec(f"{hf}.{gate_up}", (self.num_experts, hidden, 2 * inner), "matrix", ""),
+                "down": TensorSpec(f"{hf}.{down}", (self.num_experts, inner, hidden), "matrix", ""),
+            }
+        both = (self.num_experts, 2 * inner, hidden)
         return {
             "gate_up": TensorSpec(f"{hf}.{gate_up}", both, "matrix", f"{gguf}.ffn_gate_up_exps.weight"),
             "down": replace(self._stacked(module)["down"], name=f"{hf}.{down}"),
@@ -177,12 +195,43 @@ class RoutedExperts(ExpertBlock):
         return specs
 
 
+class TurnedExperts(Sequence[ExpertWeights]):
+    """Experts whose fused matrices lie the other way round: copied one by one, whenever they are asked for."""
+
+    def __init__(
+        self,
+        both: Sequence[WeightMatrix],
+        down: Sequence[WeightMatrix],
+        cut: Callable[[WeightMatrix], tuple[WeightMatrix, WeightMatrix]],
+    ) -> None:
+        """`cut` makes gate and up of the rows of both."""
+        self._both, self._down, self._cut = both, down, cut
+
+    def __len__(self) -> int:
+        return len(self._both)
+
+    @overload
+    def __getitem__(self, index: int) -> ExpertWeights: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[ExpertWeights]: ...
+
+    def __getitem__(self, index: int | slice) -> ExpertWeights | list[ExpertWeights]:
+        if isinstance(index, slice):
+            return [self[each] for each in range(*index.indices(len(self)))]
+        return (*self._cut(self._both[index].transposed()), self._down[index].transposed())
+
+
 @dataclass(frozen=True)
 class RoutedExpertsOnDevice:
     moe_layer: int
+    weighs_rows: bool
 
     def forward(self, hidden: Tensor, state: DeviceState, step: DeviceStep) -> None:
         routed = step.chosen()
         if step.moe.look_ahead is not None and self.moe_layer + 1 < len(step.routers):
             step.moe.look_ahead(step.routers[self.moe_layer + 1].look(hidden))
-        step.moe.forward(self.moe_layer, routed.normed, routed.ids, routed.weights, hidden)
+        rows, weights = routed.normed, routed.weights
+        if self.weighs_rows:
+            rows, weights = (rows * weights).bfloat16(), weights.new_ones(weights.shape)
+        step.moe.forward(self.moe_layer, rows, routed.ids, weights, hidden)

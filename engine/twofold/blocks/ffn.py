@@ -26,6 +26,8 @@ class DenseFfn(Block):
     """What GGUF files call the norm."""
     zero_centred: bool = False
     """Whether checkpoints have the norm's values less 1."""
+    module: str = "mlp"
+    """What checkpoints call it."""
 
     def tensors(self, found: Found) -> dict[str, TensorSpec]:
         hf, gguf = f"model.layers.{self.layer}", f"blk.{self.layer}"
@@ -38,7 +40,9 @@ class DenseFfn(Block):
             zero_centred=self.zero_centred,
         )
         return {"norm": norm} | {
-            part: TensorSpec(f"{hf}.mlp.{part}_proj.weight", shape, "matrix", f"{gguf}.ffn_{part}.weight")
+            part: TensorSpec(
+                f"{hf}.{self.module}.{part}_proj.weight", shape, "matrix", f"{gguf}.ffn_{part}.weight"
+            )
             for part, shape in (("gate", wide), ("up", wide), ("down", narrow))
         }
 

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from twofold.api.errors import ModelLoadError
 from twofold.blocks import ops
 from twofold.blocks.block import F32, Block, BlockWeights, Cost, Pages
 from twofold.weights.tensor_spec import Found, Role, TensorSpec
@@ -157,12 +156,14 @@ class Mla(Block):
         nope, stride = self.qk_nope_head_dim, self.qk_nope_head_dim + self.v_head_dim
         begins = range(0, whole.rows, stride)
         plain = whole
-        if {keys, values} != {whole.format}:
+        # A row's own scales would be a column's.
+        turns = keys == whole.format and (whole.scales is None or not whole.has_scales_by_row)
+        if not turns or values != whole.format:
             plain = WeightMatrix(ops.dequantise(pool, whole), "f32", whole.columns)
-        of_keys = whole if keys == whole.format else plain
+        of_keys = whole if turns else plain
         of_values = whole if values == whole.format else plain
         return (
-            [_transposed(of_keys.row_range(begin, begin + nope)) for begin in begins],
+            [of_keys.row_range(begin, begin + nope).transposed() for begin in begins],
             [of_values.row_range(begin + nope, begin + stride) for begin in begins],
         )
 
@@ -231,17 +232,6 @@ class Mla(Block):
         self, num_pages: int, page_size: int, allocate: Allocate, num_records: int = 0
     ) -> DeviceState:
         return (allocate((num_pages, page_size, self.cached)),)
-
-
-def _transposed(matrix: WeightMatrix) -> WeightMatrix:
-    """Of a plain matrix, or of whole blocks of fp8."""
-    if matrix.scales is not None and matrix.has_scales_by_row and matrix.rows > 1:
-        raise ModelLoadError(
-            "kv_b_proj is float8 with a scale for each row, expected one for 128 x 128 weights; use another "
-            "quantisation of this model"
-        )
-    scales = None if matrix.scales is None else np.ascontiguousarray(matrix.scales.T)
-    return WeightMatrix(np.ascontiguousarray(matrix.data.T), matrix.format, matrix.rows, scales)
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,8 @@ Sources
 - Dynamic NTK: Peng et al., "YaRN", arXiv 2309.00071, section 3.1 (the "NTK-aware" change of base) made dynamic by its
   section 3.3; in the exact form of transformers' `_compute_dynamic_ntk_parameters`:
   base' = base * (factor * n / L - (factor - 1))^(d / (d - 2)) for a sequence of n > L = max_position_embeddings tokens.
+- Llama 3: as Llama 3.1 was published, in the form of transformers' `_compute_llama3_parameters`: frequencies that turn
+  rarely within the original context are divided by the factor, those that turn often are not, between them a blend.
 - Factors by dimension, as GGUF files bring them (Llama 3's scaling, computed by whoever converted): each frequency is
   divided by its factor.
 - YaRN: same paper, section 3.2 ("NTK-by-parts") and section 3.4 (attention factor 0.1 ln(factor) + 1; applied to cos
@@ -31,8 +33,8 @@ I32 = npt.NDArray[np.int32]
 
 _FIRST_ROWS: Final = 1024
 
-RopeKind = Literal["default", "linear", "dynamic", "yarn"]
-ROPE_KINDS: Final[tuple[RopeKind, ...]] = ("default", "linear", "dynamic", "yarn")
+RopeKind = Literal["default", "linear", "dynamic", "yarn", "llama3"]
+ROPE_KINDS: Final[tuple[RopeKind, ...]] = ("default", "linear", "dynamic", "yarn", "llama3")
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,7 @@ class RopeConfig:
     theta: float = 10_000.0
     factor: float = 1.0
     original_max_position_embeddings: int = 0
-    """Context length before YaRN scaling; 0 for the other kinds."""
+    """Context length before YaRN's or Llama 3's scaling; 0 for the other kinds."""
     attention_factor: float | None = None
     """YaRN: given explicitly; None derives it from factor and mscale."""
     beta_fast: float = 32.0
@@ -51,6 +53,9 @@ class RopeConfig:
     mscale: float | None = None
     mscale_all_dim: float | None = None
     truncate: bool = True
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    """Llama 3: turns within the original context up to which, and from which, a frequency is called low or high."""
     frequency_factors: tuple[float, ...] = ()
     """[dim/2] by which the frequencies of kind "default" are divided, if any (GGUF's rope_freqs)."""
 
@@ -66,6 +71,8 @@ def inverse_frequencies(rope: RopeConfig, dim: int) -> F32:
         extrapolated = one - _yarn_ramp(rope, dim)
         blend = one / (factor * wavelengths) * (one - extrapolated) + one / wavelengths * extrapolated
         return blend.astype(np.float32)
+    if rope.kind == "llama3":
+        return _llama3_frequencies(rope, one / wavelengths)
     if rope.frequency_factors:
         wavelengths = wavelengths * np.array(rope.frequency_factors, np.float32)
     return (one / wavelengths).astype(np.float32)
@@ -134,6 +141,18 @@ class RopeTable:
     def _rotate(self, positions: I32, frequencies: F32) -> tuple[F32, F32]:
         angles = positions.astype(np.float32)[:, None] * frequencies
         return np.cos(angles) * self._scale, np.sin(angles) * self._scale
+
+
+def _llama3_frequencies(rope: RopeConfig, frequencies: F32) -> F32:
+    one, factor = np.float32(1.0), np.float32(rope.factor)
+    original, low, high = rope.original_max_position_embeddings, rope.low_freq_factor, rope.high_freq_factor
+    wavelengths = np.float32(2 * math.pi) / frequencies
+    scaled = np.where(wavelengths > original / low, frequencies / factor, frequencies)
+    with np.errstate(divide="ignore", invalid="ignore"):  # nothing is between two factors that are equal
+        smooth = (np.float32(original) / wavelengths - np.float32(low)) / np.float32(high - low)
+        blended = (one - smooth) * scaled / factor + smooth * scaled
+    between = ~(wavelengths < original / high) & ~(wavelengths > original / low)
+    return np.where(between, blended, scaled).astype(np.float32)
 
 
 def _exponents(dim: int) -> F32:

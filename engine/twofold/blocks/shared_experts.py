@@ -60,7 +60,12 @@ class SharedExperts(Block):
         def packed(half: int, part: str) -> ops.PackedMatrix:
             if "gate_up" not in weights:
                 return weights.packed(pool, where, part)
-            return weights.pack(pool, where, f"{where}: {part}", lambda: [weights.halves("gate_up")[0][half]])
+            return weights.pack(
+                pool,
+                where,
+                f"{where}: {part}",
+                lambda: [weights.halves("gate_up", weights.matrix("gate_up"))[half]],
+            )
 
         gate, up, down = packed(0, "gate"), packed(1, "up"), weights.packed(pool, where, "down")
         gate_of_tokens = ops.dequantise(pool, weights.matrix("shared_gate"))[0] if self.gated else None

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 _UNCALIBRATED = "h200-pcie5"
 _EXPERTS_AT_ONCE = 16
+_COPIES_AT_ONCE = 4  # one of Llama 4's is 252 MB
 
 F32 = npt.NDArray[np.float32]
 I32 = npt.NDArray[np.int32]
@@ -323,7 +324,8 @@ def make_store(shape: MoeShape, pool: ops.ThreadPool) -> _core.ExpertStore:
 def put_layer(store: _core.ExpertStore, pool: ops.ThreadPool, layer: int, experts: LayerExperts) -> None:
     """Pack a layer's experts, some at a time: those that are copied when asked for are never all in memory."""
     weights = experts.weights
-    for first in range(0, len(weights), _EXPERTS_AT_ONCE):
-        store.put(pool, layer, first, weights[first : first + _EXPERTS_AT_ONCE])
+    count = _EXPERTS_AT_ONCE if isinstance(weights, list) else _COPIES_AT_ONCE
+    for first in range(0, len(weights), count):
+        store.put(pool, layer, first, weights[first : first + count])
     if experts.biases is not None:
         store.put_biases(layer, 0, experts.biases)

@@ -36,16 +36,6 @@ WEIGHT_DTYPES: Final[tuple[WeightDType, ...]] = ("float32", "bfloat16", "float16
 B = TypeVar("B", bound=Block)
 
 
-OUTER_KEYS: Final = (
-    "tie_word_embeddings",
-    "bos_token_id",
-    "eos_token_id",
-    "pad_token_id",
-    "dtype",
-    "torch_dtype",
-)
-"""What may stand beside the nested settings of a text part instead of in them."""
-
 _log = logging.getLogger(__name__)
 
 
@@ -179,10 +169,10 @@ class ModelConfig:
         """What the blocks keep of a sequence, however long it is."""
         return sum(self.record_bytes)
 
-    def without_predictions(self, where: str, count: int, *patterns: str) -> ModelConfig:
+    def without_predictions(self, where: str, count: int) -> ModelConfig:
         """Itself, knowing of `count` layers behind the last: they predict further tokens and are not read, which is
-        logged with `where`, the file that says so. `patterns`: how their tensors are called, unless by their number."""
-        names = list(patterns if count else ()) or [
+        logged with `where`, the file that says so."""
+        names = [
             f"{prefix}.{self.num_layers + n}.*" for n in range(count) for prefix in ("model.layers", "blk")
         ]
         if names:
@@ -417,6 +407,12 @@ def read_rope(
     if kind in ("linear", "dynamic"):
         return RopeConfig(kind=kind, theta=theta, factor=section.number("factor", minimum=1.0))
     original = section.integer("original_max_position_embeddings", max_position_embeddings)
+    if kind == "llama3":
+        low = section.number("low_freq_factor", 1.0, above=True)
+        return RopeConfig(
+            kind, theta, section.number("factor", minimum=1.0), original, low_freq_factor=low,
+            high_freq_factor=section.number("high_freq_factor", 4.0, minimum=low),
+        )  # fmt: skip
     return RopeConfig(
         kind=kind,
         theta=theta,

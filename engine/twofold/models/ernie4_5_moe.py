@@ -1,5 +1,4 @@
-"""ERNIE-4.5 with experts: rotation of neighbouring pairs, a softmax router with a bias for choosing, shared experts,
-dense layers at the beginning and between.
+"""ERNIE-4.5 with experts: rotation of neighbouring pairs, softmax scores with a bias for choosing, shared experts.
 
 Reference: transformers `models/ernie4_5_moe`. Defaults below are those of `Ernie4_5_MoeConfig`. GGUF files call it
 "ernie4_5-moe" and have the rows of q and k as checkpoints have them.
@@ -8,7 +7,7 @@ Reference: transformers `models/ernie4_5_moe`. Defaults below are those of `Erni
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any
 
 from twofold.api.errors import ModelLoadError
 from twofold.blocks.block import Block
@@ -21,8 +20,6 @@ from twofold.models import config as common
 from twofold.models.config import GenerationDefaults, ModelConfig
 from twofold.models.gguf_config import GgufMetadata
 from twofold.weights.json_file import Fields
-
-_PREDICTIONS: Final = "model.mtp_*"
 
 
 def parse_config(fields: Fields, generation: GenerationDefaults) -> ModelConfig:
@@ -57,9 +54,7 @@ def parse_config(fields: Fields, generation: GenerationDefaults) -> ModelConfig:
         rope=common.read_rope(fields, default_theta=500_000.0, max_position_embeddings=max_positions),
         rope_dim=attention.head_dim, max_position_embeddings=max_positions,
     )  # fmt: skip
-    # transformers leaves them out whatever the configuration says of them.
-    further = fields.integer("num_nextn_predict_layers", 1, minimum=0)
-    return config.without_predictions(fields.where, further, _PREDICTIONS)
+    return replace(config, left_out=(("multi-token prediction", "model.mtp_*"),))
 
 
 def parse_gguf(metadata: GgufMetadata) -> ModelConfig:
@@ -106,5 +101,4 @@ def config_fields(config: ModelConfig, where: str) -> dict[str, Any]:
         "moe_num_experts": routed.num_experts, "moe_k": routed.top_k,
         "moe_num_shared_experts": shared[0].intermediate_size // inner if shared else 0,
         "moe_layer_start_index": first, "moe_layer_end_index": last, "moe_layer_interval": step,
-        "num_nextn_predict_layers": 0,
     }  # fmt: skip

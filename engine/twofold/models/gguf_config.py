@@ -103,18 +103,19 @@ class GgufMetadata:
             RoutedExperts(0, self.hidden_size, num_experts, top_k, inner, modules, projections),
         )
 
+    def has_gate(self, layer: int) -> bool:
+        """Whether a layer has a router."""
+        return f"blk.{layer}.ffn_gate_inp.weight" in self.file.tensors
+
     def layers(self, attention: Block, *mixture: Block) -> tuple[tuple[Block, ...], ...]:
         """Of attention and a mixture; a layer without a router's gate has a dense feed-forward part."""
 
-        def has_gate(layer: int) -> bool:
-            return f"blk.{layer}.ffn_gate_inp.weight" in self.file.tensors
-
         inner = 0
-        if not all(map(has_gate, range(self.num_layers))):
+        if not all(map(self.has_gate, range(self.num_layers))):
             inner = self.fields.integer("feed_forward_length")
         dense = DenseFfn(0, self.hidden_size, inner, self.eps)
         return repeat_layers(
-            self.num_layers, lambda layer: (attention, *(mixture if has_gate(layer) else (dense,)))
+            self.num_layers, lambda layer: (attention, *(mixture if self.has_gate(layer) else (dense,)))
         )
 
     def outline(

@@ -1,5 +1,4 @@
-"""Granite with experts (1B-A400M, 3B-A800M), with and without shared ones: four multipliers, softmax over the chosen
-experts, gate and up of experts in one tensor.
+"""Granite with experts (1B-A400M, 3B-A800M), with and without shared ones: multipliers, softmax over the chosen.
 
 Reference: transformers `models/granitemoe` and `models/granitemoeshared`. Defaults below are those of their
 configurations. GGUF files call both "granitemoe".
@@ -27,9 +26,8 @@ from twofold.weights.json_file import Fields
 
 _MODULE: Final = "block_sparse_moe"
 _FUSED: Final = (
-    ("experts.gate_up_proj", "experts.down_proj"),
-    ("input_linear.weight", "output_linear.weight"),
-)
+    ("experts.gate_up_proj", "experts.down_proj"), ("input_linear.weight", "output_linear.weight"),
+)  # fmt: skip
 _INNER: Final = ("expert_feed_forward_length", "feed_forward_length")
 
 
@@ -39,10 +37,8 @@ def parse_config(fields: Fields, generation: GenerationDefaults) -> ModelConfig:
     hidden, num_heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
     residual = fields.number("residual_multiplier", 1.0, minimum=1e-6)
     eps = fields.number("rms_norm_eps", 1e-6, above=True) / residual**2
-    max_positions, bias = (
-        fields.integer("max_position_embeddings", 2048),
-        fields.boolean("attention_bias", False),
-    )
+    max_positions = fields.integer("max_position_embeddings", 2048)
+    bias = fields.boolean("attention_bias", False)
     attention = Gqa(
         0, hidden, num_heads, fields.integer("num_key_value_heads", num_heads),
         fields.integer("head_dim", max(1, hidden // num_heads)), eps, bias=bias, o_bias=bias,

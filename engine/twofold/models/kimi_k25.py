@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from twofold.models import config as common
 from twofold.models import deepseek
 from twofold.models.config import GenerationDefaults, ModelConfig
+from twofold.models.nested_config import text_fields
 from twofold.weights.json_file import Fields
 
 parse_gguf, config_fields = deepseek.parse_gguf, deepseek.config_fields
@@ -21,11 +21,6 @@ _OF_IMAGES: Final = ("vision_tower.*", "mm_projector.*", "model.vision_tower.*",
 
 def parse_config(fields: Fields, generation: GenerationDefaults) -> ModelConfig:
     """config.json as a ModelConfig of the text part. Raises ModelLoadError naming the file and the key."""
-    text = fields.section("text_config")
-    if text is None:
-        raise fields.error("text_config", None, "the settings of the text part")
-    common.read_quantization(text)
-    outer = {key: fields.data[key] for key in common.OUTER_KEYS if key in fields.data}
-    data = outer | text.data | {"architectures": ["DeepseekV3ForCausalLM"]}
-    config = deepseek.parse_config(Fields(text.where, data), generation)
-    return replace(config, renamed=_RENAMED, ignored=(*config.ignored, *_OF_IMAGES))
+    config = deepseek.parse_config(text_fields(fields, "DeepseekV3ForCausalLM"), generation)
+    seeing = tuple(("what sees", pattern) for pattern in _OF_IMAGES)
+    return replace(config, renamed=_RENAMED, left_out=(*config.left_out, *seeing))

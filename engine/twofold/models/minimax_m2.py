@@ -1,5 +1,4 @@
-"""MiniMax-M2: norms of queries and keys over all heads together, a share of each head rotated, sigmoid scores with a
-bias for choosing, every layer a mixture.
+"""MiniMax-M2: norms of queries and keys over all heads together, partial rotation, sigmoid scores with a bias.
 
 Reference: transformers `models/minimax_m2`. Defaults below are those of `MiniMaxM2Config`. GGUF files call it
 "minimax-m2". Checkpoints call the experts' matrices w1 (gate), w3 (up) and w2 (down) under `block_sparse_moe`.

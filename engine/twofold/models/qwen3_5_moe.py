@@ -13,6 +13,7 @@ from twofold.models import config as common
 from twofold.models import qwen3_next
 from twofold.models.config import GenerationDefaults, ModelConfig
 from twofold.models.gguf_config import GgufMetadata
+from twofold.models.nested_config import text_fields
 from twofold.weights.json_file import Fields
 
 _CLASS: Final = "Qwen3_5MoeForCausalLM"
@@ -22,14 +23,8 @@ _VISION: Final = ("what sees", "model.visual.*")
 
 def parse_config(fields: Fields, generation: GenerationDefaults) -> ModelConfig:
     """config.json as a ModelConfig of the text part. Raises ModelLoadError naming the file and the key."""
-    text = fields.section("text_config")
-    if text is not None:
-        common.read_quantization(text)
-        outer = {key: fields.data[key] for key in common.OUTER_KEYS if key in fields.data}
-        text = Fields(text.where, outer | text.data | {"architectures": [_CLASS]})
-    elif common.architecture_name(fields) != _CLASS:
-        raise fields.error("text_config", None, "the settings of the text part")
-    of_text = text or fields
+    is_text = "text_config" not in fields.data and common.architecture_name(fields) == _CLASS
+    of_text = fields if is_text else text_fields(fields, _CLASS)
     if not of_text.boolean("attn_output_gate", True):
         raise of_text.error("attn_output_gate", False, "true, the only supported value")
     num_layers = of_text.integer("num_hidden_layers", maximum=common.MAX_LAYERS)

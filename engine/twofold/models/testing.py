@@ -124,6 +124,16 @@ class TinyModel:
         return "llama" if self.architecture == "MixtralForCausalLM" else "qwen3moe"
 
     @property
+    def twin(self) -> TinyModel:
+        """The same as transformers' text models and GGUF files know it."""
+        return self
+
+    @property
+    def fits_gguf(self) -> bool:
+        """Whether a GGUF file, as it is written here, can say all of it."""
+        return self.rope_scaling is None and not self.sliding_window
+
+    @property
     def gguf_pairs_neighbours(self) -> bool:
         """Whether converters put the rows of q and k in the order in which rotation pairs neighbours."""
         return self.architecture == "MixtralForCausalLM"

@@ -41,6 +41,11 @@ class TinyDeepseek(TinyModel):
         return "deepseek2"
 
     @property
+    def fits_gguf(self) -> bool:
+        """GGUF files have neither biases of latent attention nor the other order of pairs."""
+        return super().fits_gguf and not self.attention_bias and self.rope_interleave
+
+    @property
     def is_v3(self) -> bool:
         return self.architecture != "DeepseekV2ForCausalLM"
 

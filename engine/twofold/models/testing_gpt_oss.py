@@ -32,6 +32,10 @@ class TinyGptOss(TinyModel):
         return True
 
     @property
+    def fits_gguf(self) -> bool:
+        return self.rope_scaling is None and self.layer_types is None
+
+    @property
     def norm_sizes(self) -> dict[str, int]:
         return {}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -171,6 +171,10 @@ class TinyQwen35Moe(TinyQwen3Next):
 
     architecture: str = "Qwen3_5MoeForCausalLM"
     nested: bool = False
+
+    @property
+    def twin(self) -> TinyModel:
+        return replace(self, nested=False)
 
     def _projections(self, own: str, random: RandomWeights) -> None:
         rows = {"qkv": 2 * self._keys + self._values, "z": self._values}

@@ -169,6 +169,15 @@ class WeightMatrix:
     def packed_bytes(self) -> int:
         return packed_bytes(self.format, self.rows, self.columns)
 
+    def transposed(self) -> WeightMatrix:
+        """A copy the other way round. Raises ValueError for a format whose blocks are of one row's columns."""
+        if FORMATS[self.format].block_columns > 1:
+            raise ValueError(f"format {self.format} has blocks of a row's columns")
+        if self.scales is not None and self.has_scales_by_row and self.rows > 1:
+            raise ValueError("each row has its own scales")
+        scales = None if self.scales is None else np.ascontiguousarray(self.scales.T)
+        return WeightMatrix(np.ascontiguousarray(self.data.T), self.format, self.rows, scales)
+
     def row_range(self, begin: int, end: int) -> WeightMatrix:
         """Rows begin … end-1 as a view. Raises ValueError where that would cut a scale of fp8 in two."""
         if self.scales is None or self.has_scales_by_row:

@@ -1,0 +1,28 @@
+"""Models that see, of which Twofold runs the text part: its settings stand in a section of their own."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from twofold.models.config import read_quantization
+from twofold.weights.json_file import Fields
+
+_OUTER: Final = (
+    "tie_word_embeddings",
+    "bos_token_id",
+    "eos_token_id",
+    "pad_token_id",
+    "dtype",
+    "torch_dtype",
+)
+"""What may stand beside the text part instead of in it."""
+
+
+def text_fields(fields: Fields, architecture: str) -> Fields:
+    """The settings of the text part as a configuration of class `architecture`. Raises ModelLoadError."""
+    text = fields.section("text_config")
+    if text is None:
+        raise fields.error("text_config", None, "the settings of the text part")
+    read_quantization(text)
+    outer = {key: fields.data[key] for key in _OUTER if key in fields.data}
+    return Fields(text.where, outer | text.data | {"architectures": [architecture]})
