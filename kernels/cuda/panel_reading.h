@@ -159,8 +159,8 @@ struct Lane {
   }
   TWOFOLD_HD static F half_powers(const uint8_t* p) {
     const uint32_t four = load_as<uint32_t>(p);
-    return {{kernels::half_of_e8m0(four & 0xffu), kernels::half_of_e8m0((four >> 8) & 0xffu),
-             kernels::half_of_e8m0((four >> 16) & 0xffu), kernels::half_of_e8m0(four >> 24)}};
+    return {{float_of_bits((four & 0xffu) << 23), float_of_bits((four & 0xff00u) << 15),
+             float_of_bits((four & 0xff0000u) << 7), float_of_bits(four >> 24 << 23)}};
   }
   TWOFOLD_HD static F half(const uint8_t* p) {
     const uint32_t low = load_as<uint32_t>(p), high = load_as<uint32_t>(p + 4);

@@ -22,7 +22,7 @@ struct OneRow {
     for (int i = 0; i < 32; i += 8) found |= static_cast<I>(Codes::kTable[codes >> i & 15u]) << i;
     return found;
   }
-  static F half_powers(const uint8_t* p) { return half_of_e8m0(*p); }
+  static F half_powers(const uint8_t* p) { return float_of_bits(static_cast<uint32_t>(*p) << 23); }
   static F half(const uint8_t* p) { return f16_at(p); }
   static F unsigned_bytes(const uint8_t* p) { return *p; }
   static F signed_bytes(const uint8_t* p) { return static_cast<int8_t>(*p); }

@@ -184,8 +184,9 @@ void pack_pairs(const uint8_t* const* rows, const void* const* exponents, int nu
       store_as(scratch[r] + 16, first >> 4 | (second & 0xf0));
       at[r] = scratch[r];
       for (int run = 0; run < (both ? 2 : 1); ++run) {
-        panel[kPanelRows * run + r] = apart ? static_cast<const uint8_t*>(exponents[r])[b + run]
-                                            : rows[r][(b + run) * Format::kBlockBytes];
+        const uint8_t exponent = apart ? static_cast<const uint8_t*>(exponents[r])[b + run]
+                                       : rows[r][(b + run) * Format::kBlockBytes];
+        panel[kPanelRows * run + r] = static_cast<uint8_t>(exponent - (exponent > 0));
       }
     }
     put_steps(at, 8, panel + Format::kHeaderBytes);

@@ -3,14 +3,14 @@
 //
 //   source  u8 exponent; u8 q[16]: low nibbles are columns 0-15, high ones 16-31 (GGUF); or, with the exponents in a
 //           tensor of their own, u8 q[16]: columns 2i (low nibble) and 2i + 1 (Hugging Face)
-//   panel   u8 exponent[2][32]; 8 steps of nibbles (columns 0-31 | 32-63)
+//   panel   u8 (exponent - 1)[2][32]; 8 steps of nibbles (columns 0-31 | 32-63). Of exponents 0 and 1 weights are zero.
 //   weight = 2^(exponent - 128) * twice[q]
 #pragma once
 #include "panel.h"
 
 namespace twofold::kernels::formats {
 
-// 2^(e - 128), which multiplies twice a weight, from a byte for each run of a row.
+// 2^(exponent - 128), which multiplies twice a weight: a panel's byte is the float's exponent.
 struct HalfPowers {
   static constexpr int kHeaderBytes = 2 * kPanelRows;
   static constexpr bool kMin = false;
