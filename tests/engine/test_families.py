@@ -57,17 +57,24 @@ def write_gguf(path: Path, model: TinyModel, **how: Any) -> Path:
     return write_tiny_gguf(path, replace(model, expert_layout="separate").twin, **how)
 
 
+@pytest.mark.parametrize("count", [2, pytest.param(8, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("family", list(DRAWN))
-@settings(
-    max_examples=8, derandomize=True, deadline=None, phases=[Phase.generate],
-    suppress_health_check=list(HealthCheck), database=None,
-)  # fmt: skip
-@given(seed=st.integers(0, 2**31))
-def test_a_drawn_configuration_equals_transformers_and_itself(
-    tmp_path_factory: pytest.TempPathFactory, family: str, seed: int
+def test_drawn_configurations_equal_transformers_and_themselves(
+    tmp_path_factory: pytest.TempPathFactory, family: str, count: int
 ) -> None:
-    model = DRAWN[family](random.Random(f"{family}/{seed}"))
-    root = tmp_path_factory.mktemp(family)
+    @settings(
+        max_examples=count, derandomize=True, deadline=None, phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck), database=None,
+    )  # fmt: skip
+    @given(seed=st.integers(0, 2**31))
+    def equals(seed: int) -> None:
+        model = DRAWN[family](random.Random(f"{family}/{seed}"))
+        _equals_transformers_and_itself(model, tmp_path_factory.mktemp(family))
+
+    equals()
+
+
+def _equals_transformers_and_itself(model: TinyModel, root: Path) -> None:
     directory = write_tiny_model(root / "hf", model)
     known = model.twin
     theirs = reference(directory if known is model else write_tiny_model(root / "known", known))

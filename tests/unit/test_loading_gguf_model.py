@@ -131,20 +131,32 @@ def test_formats_of_llama_cpps_fallback_are_re_encoded(tmp_path: Path, kind: str
     assert measure_model(path).expert_bytes > 0
 
 
-def test_iq4_nl_is_read_as_it_is(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "columns", "num_bytes", "scale_at", "format"),
+    [("IQ4_NL", 32, 18, 0, "iq4_nl"), ("Q3_K", 256, 110, 108, "q6_k")],
+)
+def test_values_are_those_of_the_gguf_package(
+    tmp_path: Path, kind: str, columns: int, num_bytes: int, scale_at: int, format: str
+) -> None:
     rng = np.random.default_rng(0)
 
-    def encode(values: Any, kind: str) -> Any:
+    def encode(values: Any, asked: str) -> Any:
+        if asked != kind:
+            return gguf.quantize(values, gguf.GGMLQuantizationType[asked])
         rows = int(np.prod(values.shape[:-1]))
-        blocks = rng.integers(0, 256, (rows, values.shape[-1] // 32, 18), dtype=np.uint8)
-        blocks[..., :2] = rng.normal(0, 0.01, blocks.shape[:2]).astype(np.float16)[..., None].view(np.uint8)
+        blocks = rng.integers(0, 256, (rows, values.shape[-1] // columns, num_bytes), dtype=np.uint8)
+        scales = rng.normal(0, 0.01, blocks.shape[:2]).astype(np.float16)[..., None]
+        blocks[..., scale_at : scale_at + 2] = scales.view(np.uint8)
         return blocks.reshape(*values.shape[:-1], -1)
 
-    path = write_tiny_gguf(tmp_path / "tiny.gguf", QWEN, type_of=lambda name: "IQ4_NL", encode=encode)
+    model = replace(QWEN, hidden_size=256, moe_intermediate_size=256)
+    path = write_tiny_gguf(
+        tmp_path / "tiny.gguf", model, type_of=lambda name: kind if "embd" in name else "Q8_0", encode=encode
+    )
     theirs = {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}["token_embd.weight"]
-    expected = gguf.dequantize(np.array(theirs.data), gguf.GGMLQuantizationType.IQ4_NL)
+    expected = gguf.dequantize(np.array(theirs.data), gguf.GGMLQuantizationType[kind])
     table = open_model_files(path).embedding.matrix("table")
-    assert table.format == "iq4_nl"
+    assert table.format == format
     np.testing.assert_array_equal(ops.dequantise(ops.ThreadPool(1), table), expected)
 
 

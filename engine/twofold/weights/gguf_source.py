@@ -5,7 +5,7 @@ families' files hold the rows of q and k in the order in which rotation pairs ne
 were, which moves rows and changes none. And llama.cpp's quantiser falls back to Q5_0 or Q5_1 where a row does not fill
 blocks of 256 columns: these, and Q4_1, are re-encoded as Q8_0 when read. For Q5_0 that is exact (its values are small
 integers times the same scale); Q4_1 and Q5_1 have a minimum as well and are rounded to 127 steps of a block's largest
-magnitude.
+magnitude. Q3_K becomes Q6_K, exactly.
 """
 
 from __future__ import annotations
@@ -72,8 +72,7 @@ class GgufSource(TensorSource):
         format, recoded_bytes = _FORMATS.get(tensor.type_name), None
         recoder = _RECODERS.get(tensor.type_name) if format is None else None
         if recoder is not None:
-            self._recoders[name] = recoder
-            format = "q8_0"
+            format, self._recoders[name] = recoder
             recoded_bytes = math.prod(tensor.shape[:-1]) * source_row_bytes(format, tensor.shape[-1])
         return TensorEntry(
             name=name,
@@ -162,8 +161,37 @@ def _recode_q5_1(raw: U8) -> U8:
     return _recode_with_minimum(blocks, _nibbles(blocks[:, 8:]) | _fifth_bits(blocks[:, 4:8]))
 
 
-_RECODERS: Final[Mapping[str, Callable[[U8], U8]]] = MappingProxyType(
-    {"Q5_0": _recode_q5_0, "Q4_1": _recode_q4_1, "Q5_1": _recode_q5_1}
+# ---- Q3_K as Q6_K: both have 16 runs of 16 columns, a scale of 6 or 8 bits for each, and one in float16 for all ----
+
+
+def _recode_q3_k(raw: U8) -> U8:
+    blocks = raw.reshape(-1, 110)
+    high_bits, low_bits, packed, scale = np.split(blocks, (32, 96, 108), axis=1)
+    # Row r of 32 columns has bit r of 32 bytes; its two lower bits are field r % 4 of half r // 4.
+    rows = np.arange(8)
+    high = high_bits[:, None] >> rows.astype(np.uint8)[:, None] & 1
+    low = low_bits.reshape(-1, 2, 32)[:, rows // 4] >> (2 * (rows % 4)).astype(np.uint8)[:, None] & 3
+    codes = low + (high << np.uint8(2)) + np.uint8(28)  # q from -4 to 3 as q + 32
+    low_nibbles, high_bits_of = packed[:, :8], packed[:, 8:]
+    of_scale = np.concatenate([low_nibbles & 0xF, low_nibbles >> 4], axis=1)
+    shifts = np.repeat(np.array([0, 2, 4, 6], np.uint8), 4)
+    of_scale |= (np.tile(high_bits_of, 4) >> shifts & 3) << np.uint8(4)
+    scales = of_scale.view(np.int8) - np.int8(32)
+    halves = codes.reshape(-1, 2, 4, 32)
+    nibbles = halves & 0xF
+    ql = (nibbles[:, :, :2] | nibbles[:, :, 2:] << np.uint8(4)).reshape(-1, 128)
+    fields = halves >> 4 << (2 * np.arange(4, dtype=np.uint8))[:, None]
+    qh = np.bitwise_or.reduce(fields, axis=2).reshape(-1, 64)
+    return np.concatenate([ql, qh, scales.view(np.uint8), scale], axis=1).reshape(-1)
+
+
+_RECODERS: Final[Mapping[str, tuple[str, Callable[[U8], U8]]]] = MappingProxyType(
+    {
+        "Q5_0": ("q8_0", _recode_q5_0),
+        "Q4_1": ("q8_0", _recode_q4_1),
+        "Q5_1": ("q8_0", _recode_q5_1),
+        "Q3_K": ("q6_k", _recode_q3_k),
+    }
 )
 REENCODED: Final = tuple(_RECODERS)
-"""Tensor types that become Q8_0 when read."""
+"""Tensor types that become another when read."""
