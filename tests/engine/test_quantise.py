@@ -387,7 +387,7 @@ def test_log_probabilities_do_not_overflow() -> None:
 
 
 def test_verdicts_follow_the_mean_divergence() -> None:
-    verdicts = [Quality(1, kl, 0, 0, 1, 1, 1).verdict.split(":")[0] for kl in (0.0, 0.01, 0.05, 0.2)]
+    verdicts = [Quality(1, kl, 0, 0, 1, 1, 1, ()).verdict.split(":")[0] for kl in (0.0, 0.01, 0.05, 0.2)]
     assert verdicts == ["as good as the source", "good", "noticeable", "bad"]
 
 

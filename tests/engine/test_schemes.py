@@ -296,7 +296,7 @@ def _group(**changes: Any) -> dict[str, Any]:
 
 
 REFUSED = [
-    (INT4, {"quant_method": "bitsandbytes"}, "expected one of 'fp8', 'compressed-tensors', 'gptq', 'awq', 'twofold'"),
+    (INT4, {"quant_method": "bitsandbytes"}, "expected one of 'fp8', 'mxfp4', 'compressed-tensors', 'gptq', 'awq'"),
     (INT4, {"quant_method": "compressed-tensors"}, "config_groups is None"),
     (INT4, _changed(INT4, num_bits=3), "int of 4 or 8 bits"),
     (INT4, _changed(INT4, actorder="group"), "actorder is 'group'"),
