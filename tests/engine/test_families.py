@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from twofold.api.config import EngineConfig
 from twofold.api.errors import ModelLoadError
-from twofold.api.types import SamplingParams
+from twofold.api.types import GenerationRequest, SamplingParams
 from twofold.blocks import ops
 from twofold.cli.main import main
 from twofold.device.decode_inputs import DecodeRow
@@ -150,6 +150,9 @@ FLIPPED: list[tuple[str, dict[str, Any]]] = [
     ("gpt_oss", {"attention_bias": False}),
     ("qwen2_moe", {"norm_topk_prob": True}),
     ("qwen2_moe", {"sliding_window": 9}),
+    ("qwen3_next", {"norm_topk_prob": False}),
+    ("qwen3_next", {"partial_rotary_factor": 0.5}),
+    ("qwen3_next", {"full_attention": (2, 4)}),
     ("glm4_moe_lite", {"rope_interleave": False}),
     ("minimax_m2", {"rotary_dim": 24}),
     ("ernie4_5_moe", {"moe_interval": 1}),
@@ -253,6 +256,62 @@ def test_layers_that_predict_further_tokens_are_left_out_and_told(
     assert config.num_layers == 3
 
 
+@pytest.mark.parametrize("family", ["qwen3_next", "qwen3_5_moe"])
+def test_parts_that_are_not_run_are_left_out_and_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, family: str
+) -> None:
+    path = write_tiny_model(tmp_path, EXAMPLES[family])
+    with caplog.at_level(logging.INFO, logger="twofold"):
+        open_model_files(path)
+    told = [record.getMessage() for record in caplog.records if "is not run" in record.getMessage()]
+    parts = ["multi-token prediction", "what sees"][: 1 + (family == "qwen3_5_moe")]
+    assert [message.split(": ")[1].split(" is")[0] for message in told] == parts
+    assert "left out: 1 tensors mtp.*" in told[0]
+
+
+@pytest.mark.parametrize("family", ["qwen3_next", "qwen3_5_moe"])
+def test_preempted_and_cancelled_requests_give_their_records_back(tmp_path: Path, family: str) -> None:
+    """Room for fewer pages and records than the requests ask for: the answers are those that each has alone."""
+    directory = write_tiny_model(tmp_path, EXAMPLES[family])
+
+    def answers(alone: bool) -> dict[str, list[int]]:
+        found: dict[str, list[int]] = {}
+        engine = Engine.load(
+            EngineConfig(
+                model=str(directory), accelerator="none", cpu_threads=1, page_size=4, max_num_batched_tokens=11,
+                max_total_tokens=256 if alone else 100, max_num_seqs=1 if alone else 3, kv_cache_dtype="float32",
+            )
+        )  # fmt: skip
+        whole = engine.stats()
+        assert whole.num_records == whole.num_free_records == (1 if alone else 3)
+        for number in range(6):
+            tokens = found[f"r{number}"] = []
+            sampling = SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True)
+            request = GenerationRequest(
+                tuple(random_prompt(9 + 3 * number, number)), sampling,
+                lambda chunk, tokens=tokens: tokens.extend(chunk.token_ids), f"r{number}",
+            )  # fmt: skip
+            engine.submit(request)
+        preempted, waited = 0, engine.stats().num_waiting
+        while engine.step():
+            if len(found["r1"]) >= 5:
+                engine.cancel("r1")
+            now = engine.stats()
+            assert now.num_records - now.num_free_records == now.num_running
+            preempted += now.num_waiting > waited
+            waited = now.num_waiting
+        after = engine.stats()
+        assert (after.num_free_records, after.num_free_pages) == (whole.num_records, whole.num_pages)
+        engine.close()
+        assert alone or preempted > 0
+        return found
+
+    ours, expected = answers(alone=False), answers(alone=True)
+    assert ours.pop("r1")[:5] == expected.pop("r1")[:5]
+    assert ours == expected
+    assert all(len(tokens) == 24 for tokens in ours.values())
+
+
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("glm4_moe", {"hidden_act": "gelu"}, "hidden_act"),
     (
@@ -277,6 +336,11 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("gpt_oss", {"swiglu_limit": 5.0}, "swiglu_limit is 5.0, expected 7.0"),
     ("gpt_oss", {"layer_types": ["linear"] * 3}, "layer_types"),
     ("gpt_oss", {"quantization_config": {"quant_method": "bitsandbytes"}}, "quantization_config"),
+    ("qwen3_next", {"layer_types": ["linear_attention"] * 5}, "no layer has full attention"),
+    ("qwen3_next", {"layer_types": ["full_attention"]}, "layer_types"),
+    ("qwen3_next", {"linear_num_value_heads": 3}, "linear_num_value_heads 3 is not a multiple"),
+    ("qwen3_next", {"linear_conv_kernel_dim": 1}, "linear_conv_kernel_dim is 1"),
+    ("qwen3_5_moe", {"text_config": None}, "text_config"),
     ("kimi_k25", {"text_config": None}, "text_config"),
     ("kimi_k25", {"text_config": {"quantization_config": {"quant_method": "gguf?"}}}, "quantization_config"),
 ]
