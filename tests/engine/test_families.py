@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from twofold.api.config import EngineConfig
 from twofold.api.errors import ModelLoadError
-from twofold.api.types import GenerationRequest, SamplingParams
+from twofold.api.types import SamplingParams
 from twofold.blocks import ops
 from twofold.cli.main import main
 from twofold.device.decode_inputs import DecodeRow
@@ -193,7 +193,11 @@ def test_a_device_computes_the_same_within_bf16_rounding(tmp_path: Path, family:
     kept = device.state(10, PAGE, 1)
     parts = [device.forward(chunk(tokens, 0, 20), kept, moe), device.forward(chunk(tokens, 20, 9), kept, moe)]
     graphs = decode_graphs(lambda batch: (device.forward(batch, kept, moe),), len(PAGES))
-    parts += [run(graphs, [DecodeRow(tokens[i], i, PAGES)]) for i in range(29, 33)]
+    for i in range(29, 33):
+        step = run(graphs, [DecodeRow(tokens[i], i, PAGES)])
+        # As after a step that was lost: what is kept of the sequence is the same, computed once or twice.
+        parts.append(run(graphs, [DecodeRow(tokens[i], i, PAGES)]))
+        assert torch.equal(parts[-1], step)
     assert close(device.logits(torch.cat(parts)), cpu_logits(path, tokens))
     assert graphs.fall_back_reason is None
     files = open_model_files(path)
@@ -254,62 +258,6 @@ def test_layers_that_predict_further_tokens_are_left_out_and_told(
         config = open_model_files(path).config
     assert "multi-token prediction is not run; left out: model.layers.3.*" in caplog.text
     assert config.num_layers == 3
-
-
-@pytest.mark.parametrize("family", ["qwen3_next", "qwen3_5_moe"])
-def test_parts_that_are_not_run_are_left_out_and_told(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, family: str
-) -> None:
-    path = write_tiny_model(tmp_path, EXAMPLES[family])
-    with caplog.at_level(logging.INFO, logger="twofold"):
-        open_model_files(path)
-    told = [record.getMessage() for record in caplog.records if "is not run" in record.getMessage()]
-    parts = ["multi-token prediction", "what sees"][: 1 + (family == "qwen3_5_moe")]
-    assert [message.split(": ")[1].split(" is")[0] for message in told] == parts
-    assert "left out: 1 tensors mtp.*" in told[0]
-
-
-@pytest.mark.parametrize("family", ["qwen3_next", "qwen3_5_moe"])
-def test_preempted_and_cancelled_requests_give_their_records_back(tmp_path: Path, family: str) -> None:
-    """Room for fewer pages and records than the requests ask for: the answers are those that each has alone."""
-    directory = write_tiny_model(tmp_path, EXAMPLES[family])
-
-    def answers(alone: bool) -> dict[str, list[int]]:
-        found: dict[str, list[int]] = {}
-        engine = Engine.load(
-            EngineConfig(
-                model=str(directory), accelerator="none", cpu_threads=1, page_size=4, max_num_batched_tokens=11,
-                max_total_tokens=256 if alone else 100, max_num_seqs=1 if alone else 3, kv_cache_dtype="float32",
-            )
-        )  # fmt: skip
-        whole = engine.stats()
-        assert whole.num_records == whole.num_free_records == (1 if alone else 3)
-        for number in range(6):
-            tokens = found[f"r{number}"] = []
-            sampling = SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True)
-            request = GenerationRequest(
-                tuple(random_prompt(9 + 3 * number, number)), sampling,
-                lambda chunk, tokens=tokens: tokens.extend(chunk.token_ids), f"r{number}",
-            )  # fmt: skip
-            engine.submit(request)
-        preempted, waited = 0, engine.stats().num_waiting
-        while engine.step():
-            if len(found["r1"]) >= 5:
-                engine.cancel("r1")
-            now = engine.stats()
-            assert now.num_records - now.num_free_records == now.num_running
-            preempted += now.num_waiting > waited
-            waited = now.num_waiting
-        after = engine.stats()
-        assert (after.num_free_records, after.num_free_pages) == (whole.num_records, whole.num_pages)
-        engine.close()
-        assert alone or preempted > 0
-        return found
-
-    ours, expected = answers(alone=False), answers(alone=True)
-    assert ours.pop("r1")[:5] == expected.pop("r1")[:5]
-    assert ours == expected
-    assert all(len(tokens) == 24 for tokens in ours.values())
 
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
