@@ -15,47 +15,42 @@ struct Delta {
       2;  // sums over keys, of the even ones and the odd ones: additions that overlap
 
   struct Sums {
-    F seen[kChains][kVectors], asked[kChains][kVectors];  // S^T k, S^T q
+    F seen[kVectors], asked[kVectors];  // S^T k, S^T q
   };
 
-  static void row(float* state, float key, const F& decay, const F (&delta)[kVectors], F (&s)[kVectors]) {
-    const F k = V::set1(key);
-#pragma GCC unroll 2
-    for (int c = 0; c < kVectors; ++c) {
-      s[c] = V::fma(k, delta[c], V::mul(decay, V::load(state + c * kLanes)));
-      V::store(state + c * kLanes, s[c]);
-    }
-  }
-
-  static void add(Sums& sums, int chain, const F (&s)[kVectors], float key, float query) {
-    const F k = V::set1(key), q = V::set1(query);
-#pragma GCC unroll 2
-    for (int c = 0; c < kVectors; ++c) {
-      sums.seen[chain][c] = V::fma(k, s[c], sums.seen[chain][c]);
-      sums.asked[chain][c] = V::fma(q, s[c], sums.asked[chain][c]);
-    }
-  }
-
-  // Carries the token of `key`, `decay` and `delta` into the state (kCarries) and multiplies it with the keys and
-  // queries of the next (kMultiplies).
+  // Carries the token of `key`, `decay` and `change` into the state (kCarries) and multiplies it with the keys and
+  // queries of the next (kMultiplies). All but the state is in registers meanwhile.
   template <bool kCarries, bool kMultiplies>
-  static void pass(float* state, int K, const float* key, const F& decay, const F (&delta)[kVectors],
+  static void pass(float* state, int K, const float* key, F decay, const F (&change)[kVectors],
                    const float* next_k, const float* next_q, Sums& sums) {
+    F seen[kChains][kVectors], asked[kChains][kVectors], delta[kVectors];
 #pragma GCC unroll 2
-    for (int chain = 0; chain < kChains; ++chain) {
+    for (int c = 0; c < kVectors; ++c) {
+      delta[c] = change[c];
 #pragma GCC unroll 2
-      for (int c = 0; c < kVectors; ++c) sums.seen[chain][c] = sums.asked[chain][c] = V::zero();
+      for (int chain = 0; chain < kChains; ++chain) seen[chain][c] = asked[chain][c] = V::zero();
     }
-    F s[kVectors];
-    const auto one = [&](int i, int chain) {
+    const auto one = [&](int i, int chain) __attribute__((always_inline)) {
       float* at = state + int64_t{i} * kDeltaColumns;
-      if constexpr (kCarries) {
-        row(at, key[i], decay, delta, s);
-      } else {
+      F s[kVectors];
 #pragma GCC unroll 2
-        for (int c = 0; c < kVectors; ++c) s[c] = V::load(at + c * kLanes);
+      for (int c = 0; c < kVectors; ++c) s[c] = V::load(at + c * kLanes);
+      if constexpr (kCarries) {
+        const F k = V::set1(key[i]);
+#pragma GCC unroll 2
+        for (int c = 0; c < kVectors; ++c) {
+          s[c] = V::fma(k, delta[c], V::mul(decay, s[c]));
+          V::store(at + c * kLanes, s[c]);
+        }
       }
-      if constexpr (kMultiplies) add(sums, chain, s, next_k[i], next_q[i]);
+      if constexpr (kMultiplies) {
+        const F k = V::set1(next_k[i]), q = V::set1(next_q[i]);
+#pragma GCC unroll 2
+        for (int c = 0; c < kVectors; ++c) {
+          seen[chain][c] = V::fma(k, s[c], seen[chain][c]);
+          asked[chain][c] = V::fma(q, s[c], asked[chain][c]);
+        }
+      }
     };
     int i = 0;
     for (; i + kChains <= K; i += kChains) {
@@ -63,6 +58,13 @@ struct Delta {
       for (int chain = 0; chain < kChains; ++chain) one(i + chain, chain);
     }
     if (i < K) one(i, 0);
+    if constexpr (kMultiplies) {
+#pragma GCC unroll 2
+      for (int c = 0; c < kVectors; ++c) {
+        sums.seen[c] = V::add(seen[0][c], seen[1][c]);
+        sums.asked[c] = V::add(asked[0][c], asked[1][c]);
+      }
+    }
   }
 
   static void columns(const DeltaTokens& tokens, int num_tokens, float* state, int K, int first) {
@@ -75,11 +77,9 @@ struct Delta {
       const F beta = V::set1(tokens.beta[gates]), kq = V::set1(tokens.kq[gates]);
 #pragma GCC unroll 2
       for (int c = 0; c < kVectors; ++c) {
-        const F seen = V::add(sums.seen[0][c], sums.seen[1][c]);
-        const F asked = V::add(sums.asked[0][c], sums.asked[1][c]);
         const F v = V::load(tokens.v + values + c * kLanes);
-        delta[c] = V::mul(beta, V::sub(v, V::mul(decay, seen)));
-        V::store(tokens.out + values + c * kLanes, V::fma(kq, delta[c], V::mul(decay, asked)));
+        delta[c] = V::mul(beta, V::sub(v, V::mul(decay, sums.seen[c])));
+        V::store(tokens.out + values + c * kLanes, V::fma(kq, delta[c], V::mul(decay, sums.asked[c])));
       }
       const float *k = tokens.k + t * tokens.key_stride, *q = tokens.q + t * tokens.key_stride;
       if (t + 1 < num_tokens) {

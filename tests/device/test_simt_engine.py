@@ -39,6 +39,7 @@ from twofold.models.testing_qwen3_next import TinyQwen3Next, TinyQwen35Moe  # no
 from twofold.weights.weight_format import FORMATS as LAYOUTS  # noqa: E402
 
 from tests.device.runner_runs import found_device, make_cpu_runner, make_runner, scripted  # noqa: E402
+from tests.device.test_device_runner import Lost  # noqa: E402
 
 TOKENS = 6
 QWEN = TinyModel(
@@ -114,6 +115,17 @@ def test_every_family_answers_as_on_the_cpu(
     simt: ModuleType, tmp_path: Path, model: str, graphs: bool
 ) -> None:
     check_answers(simt, write_tiny_model(tmp_path, MODELS[model]), graphs)
+
+
+def test_a_lost_step_finds_the_states_of_sequences_as_they_were(simt: ModuleType, tmp_path: Path) -> None:
+    path = write_tiny_model(tmp_path, MODELS["qwen3_next"])
+    whole = scripted(make_runner(simt, path, slots=9), 2, TOKENS, QWEN.vocab_size)
+    runner = make_runner(simt, path, slots=9)
+    runner._layers.forward = Lost(runner, at=2).aborted  # type: ignore[method-assign]
+    lost = scripted(runner, 2, TOKENS, QWEN.vocab_size)
+    assert runner.num_table_steps == 2
+    errors = np.linalg.norm(lost - whole, axis=1) / np.linalg.norm(whole, axis=1)
+    assert errors.max() < 0.02
 
 
 @pytest.mark.parametrize("format", FORMATS)

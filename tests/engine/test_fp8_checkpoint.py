@@ -12,6 +12,7 @@ import pytest
 from twofold.api.errors import ModelLoadError
 from twofold.models.testing import TinyModel, tiny_config, tiny_weights, write_safetensors, write_tiny_model
 from twofold.models.testing_families import TinyMiniMaxM2
+from twofold.models.testing_qwen3_next import TinyQwen3Next, TinyQwen35Moe
 
 from tests.engine.fp8_models import to_fp8, write_both
 from tests.engine.model_runs import load, random_prompt
@@ -20,14 +21,25 @@ from tests.engine.model_runs import load, random_prompt
 MODEL = TinyModel(hidden_size=160, moe_intermediate_size=144, num_heads=8, head_dim=32, num_layers=2)
 
 
+NEXT = {
+    "num_layers": 2,
+    "full_attention": (1,),
+    "key_dim": 40,
+    "value_dim": 36,
+    "shared_intermediate_size": 130,
+}
+
+
 @pytest.mark.parametrize(
     "model",
     [
         MODEL,
         replace(MODEL, mlp_only_layers=(0,), intermediate_size=200),
         TinyMiniMaxM2(hidden_size=160, moe_intermediate_size=144, num_heads=8, num_layers=2, top_k=8),
+        TinyQwen3Next(hidden_size=160, **NEXT),  # type: ignore[arg-type]
+        TinyQwen35Moe(hidden_size=160, **NEXT),  # type: ignore[arg-type]
     ],
-    ids=["qwen3", "dense-layer", "minimax_m2"],
+    ids=["qwen3", "dense-layer", "minimax_m2", "qwen3_next", "qwen3_5_moe"],
 )
 def test_logits_are_those_of_the_dequantised_model(tmp_path: Path, model: TinyModel) -> None:
     fp8, float32 = write_both(tmp_path, model)

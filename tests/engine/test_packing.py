@@ -27,6 +27,7 @@ from twofold.models.testing_gguf import write_tiny_gguf
 from twofold.models.testing_gpt_oss import TinyGptOss
 from twofold.models.testing_granite import TinyGranite
 from twofold.models.testing_llama4 import TinyLlama4
+from twofold.models.testing_qwen3_next import TinyQwen3Next, TinyQwen35Moe
 from twofold.weights import panel_writing
 from twofold.weights.panel_file import PANEL_FILE, PREFIX, read_contents
 
@@ -97,6 +98,10 @@ MODELS: dict[str, Callable[[Path], Path]] = {
         TinyGptOss(dtype="bfloat16", hidden_size=64, moe_intermediate_size=96, experts="mxfp4")
     ),
     "glm": hf(TinyGlm4Moe(dtype="bfloat16", use_qk_norm=True)),
+    "qwen3-next": hf(TinyQwen3Next(dtype="bfloat16", num_layers=2, full_attention=(1,))),
+    "qwen3.5-gguf": lambda root: write_tiny_gguf(
+        root / "m.gguf", TinyQwen35Moe(num_layers=2, full_attention=(1,))
+    ),
     "deepseek-v3-gguf": lambda root: write_tiny_gguf(root / "m.gguf", TinyDeepseek()),
     "deepseek-v2-plain-queries": hf(TinyDeepseek(architecture="DeepseekV2ForCausalLM", q_lora_rank=None)),
     **{f"gguf-{name}": gguf_of(name) for name in ("Q4_0", "Q8_0", "Q4_K", "Q6_K", "Q5_0")},

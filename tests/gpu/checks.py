@@ -47,6 +47,7 @@ def checks(formats: tuple[str, ...] = FORMATS) -> list[Named]:
         ("routing", kernels("routing")),
         ("rotation, KV store and decode attention", kernels("attention")),
         ("latent attention", kernels("latent_attention")),
+        ("gated delta nets", kernels("gated_delta_nets")),
         ("handshake probe", kernels("handshake_probe")),
         ("hits on the GPU and misses by the mailbox, eager", kernels("hybrid", False)),
         ("hits on the GPU and misses by the mailbox, one graph", kernels("hybrid", True)),

@@ -43,6 +43,7 @@ OPEN: Final = (
     ("routing", "kernels/cuda/route_rope.cu"),
     ("rotation*", "kernels/cuda/decode_attention.cu"),
     ("latent attention", "kernels/cuda/mla_attention.cu"),
+    ("gated delta nets", "kernels/cuda/gated_delta.cu"),
     ("handshake*", "kernels/cuda/step_control.cu"),
     ("hits on the GPU*", "kernels/cuda/step_control.cu"),
     ("*nobody serves*", "kernels/cuda/step_control.cu"),

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 from twofold.blocks.device_step import DeviceBatch, DeviceStep, HeadShape, KvLayer
+from twofold.blocks.gated_delta import GatedDelta
+from twofold.blocks.gated_delta_device import GatedDeltaOnDevice
 from twofold.blocks.mla import Mla, MlaOnDevice
 from twofold.blocks.router import Router
 from twofold.device.kernels import TorchKernels
@@ -135,6 +137,50 @@ def latent_attention(machine: Machine) -> dict[str, Any]:
             block.forward(out, state, DeviceStep(batch, (angle.cos(), angle.sin()), kernels, NoExperts()))
             results.append((out - hidden, state[0]))
         worst = max(worst, *(relative_error(a, b) for a, b in zip(*results, strict=True)))
+    return within(worst, 2e-2)
+
+
+def gated_delta_nets(machine: Machine) -> dict[str, Any]:
+    """Against torch: the whole block, of Qwen3-Next's sizes and odd ones: a chunk, then one step twice."""
+    worst = 0.0
+    for heads, of_key, key, value in ((16, 2, 128, 128), (3, 1, 130, 33)):
+        shape = GatedDelta(0, 256, heads, heads * of_key, key, value, 4, 1e-6)
+
+        def random(*sizes: int) -> torch.Tensor:
+            return torch.randn(*sizes, device=machine.device) / sizes[-1] ** 0.5
+
+        inputs = shape.channels + shape.values + 2 * shape.num_v_heads
+        block = GatedDeltaOnDevice(
+            shape, norm=1 + random(256), projections=random(inputs, 256).bfloat16(), conv=random(shape.channels, 4),
+            decay_rate=-random(shape.num_v_heads).abs(), decay_bias=random(shape.num_v_heads),
+            head_norm=1 + random(value), out=random(256, shape.values).bfloat16(),
+        )  # fmt: skip
+        hidden, results = random(21, 256) * 16, []
+        for kernels in (machine.hardware.kernels(768), TorchKernels()):
+
+            def allocate(sizes: tuple[int, ...], *, exact: bool = False) -> torch.Tensor:
+                return torch.zeros(
+                    sizes, device=machine.device, dtype=torch.float32 if exact else torch.bfloat16
+                )
+
+            state, parts = shape.device_state(1, 16, allocate, 3), []
+            for rows, begin, records in (
+                (hidden[:19], 0, (2,)),
+                *((hidden[19:], 19, (2, -1)) for _ in range(2)),
+            ):
+                numbers = torch.tensor(records, dtype=torch.int32, device=machine.device)
+                positions = (
+                    torch.arange(len(rows), device=machine.device)
+                    if begin == 0
+                    else numbers.long() * 0 + begin
+                )
+                lens = (len(rows),) if begin == 0 else None
+                batch = DeviceBatch(positions, positions, positions, numbers, numbers, lens, records=numbers)
+                out = rows.clone()
+                block.forward(out, state, DeviceStep(batch, (out, out), kernels, NoExperts()))
+                parts.append((out - rows)[: 19 if begin == 0 else 1])
+            results.append(torch.cat(parts))
+        worst = max(worst, relative_error(*results))
     return within(worst, 2e-2)
 
 

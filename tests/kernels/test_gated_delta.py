@@ -13,7 +13,7 @@ from twofold.models.testing import weight_matrix
 
 F32 = np.float32
 LEVELS = kernels.supported_levels()
-COLUMNS = kernels.DELTA_COLUMNS
+COLUMNS = kernels.delta_columns()
 
 
 def tokens(rng: np.random.Generator, T: int, K: int) -> dict[str, Any]:

@@ -31,6 +31,7 @@ from twofold.models.testing_gguf import (
 )
 from twofold.models.testing_granite import TinyGranite
 from twofold.models.testing_llama4 import TinyLlama4
+from twofold.models.testing_qwen3_next import TinyQwen3Next
 from twofold.tokenizer import Tokenizer
 from twofold.weights.gguf_file import GgufFile
 
@@ -88,6 +89,17 @@ MODELS = (
         vocab_size=267,
         use_qk_norm=True,
         num_mtp_layers=1,
+    ),
+    TinyQwen3Next(
+        hidden_size=32,
+        moe_intermediate_size=32,
+        shared_intermediate_size=32,
+        num_layers=2,
+        full_attention=(1,),
+        num_experts=2,
+        vocab_size=267,
+        key_dim=8,
+        value_dim=8,
     ),
 )
 TYPES = ("F32", "Q8_0", "Q4_0", "Q5_0", "Q5_1", "F16")

@@ -70,7 +70,7 @@ void sigmoid_multiply(const py::array& x, const py::array& y, const std::string&
 }  // namespace
 
 void bind_delta_kernels(py::module_& m) {
-  m.attr("DELTA_COLUMNS") = kernels::kDeltaColumns;
+  m.def("delta_columns", [] { return kernels::kDeltaColumns; });
   m.def("delta_rule", &delta_rule, py::arg("q"), py::arg("k"), py::arg("v"), py::arg("decay"),
         py::arg("beta"), py::arg("state"), py::kw_only(), py::arg("level"));
   m.def("short_convolution", &short_convolution, py::arg("x"), py::arg("w"), py::kw_only(), py::arg("level"));

@@ -12,6 +12,7 @@ namespace {
 
 constexpr int kTokens = 16;  // that one task convolves
 constexpr float kNormEps = 1e-6f;
+constexpr int kColumns = kernels::kDeltaColumns;
 
 // Of the pool's scratch, beside linear()'s.
 constexpr int kProjectedSlot = 1, kConvolvedSlot = 2, kAttendedSlot = 3;
@@ -23,24 +24,23 @@ float softplus(float x) { return x > 20.0f ? x : std::log1p(std::exp(x)); }
 
 }  // namespace
 
-int GatedDeltaShape::blocks() const {
-  return static_cast<int>(rounded(value_dim, kernels::kDeltaColumns)) / kernels::kDeltaColumns;
-}
+int GatedDeltaShape::blocks() const { return static_cast<int>(rounded(value_dim, kColumns)) / kColumns; }
 int64_t GatedDeltaShape::tail_floats() const { return rounded(int64_t{taps - 1} * channels(), 16); }
 int64_t GatedDeltaShape::record_bytes() const {
-  const int64_t block = int64_t{key_dim} * kernels::kDeltaColumns;
+  const int64_t block = int64_t{key_dim} * kColumns;
   return 4 * rounded(tail_floats() + int64_t{num_v_heads} * blocks() * block, 16);
 }
 
-// What a step's tokens are turned into, row by row.
+// What a step's tokens are turned into: by head, so that a head's tokens lie one after the other (by token, their rows
+// were 8 KiB apart for Qwen3-Next, and the recurrence waited for them).
 struct GatedDeltaNet::Buffers {
   const AttentionBatch& batch;
+  int64_t T;
   float* projected;          // [T, inputs]
-  float *q, *k;              // [T, k heads, key_dim]
-  float *v, *out;            // [T, v heads, blocks * kDeltaColumns]
-  float *decay, *beta, *kq;  // [T, v heads]
+  float *q, *k;              // [k heads, T, key_dim]
+  float *v, *out;            // [v heads, blocks, T, kDeltaColumns]
+  float *decay, *beta, *kq;  // [v heads, T]
   float* attended;           // [T, v heads, value_dim]
-  int64_t key_stride, value_stride;
 
   float* row(int token, int inputs) const { return projected + int64_t{token} * inputs; }
 };
@@ -105,7 +105,7 @@ void GatedDeltaNet::forward(float* hidden, AttentionBatch& batch, const StateCac
   const auto lock = pool_.lock_scratch();
   WorkTimer timer(Work::kQkv);
   const int v_heads = shape_.num_v_heads;
-  const int64_t values = int64_t{v_heads} * shape_.blocks() * kernels::kDeltaColumns;
+  const int64_t values = int64_t{v_heads} * shape_.blocks() * kColumns;
   float* room =
       pool_.scratch_floats(kConvolvedSlot, T * (2 * int64_t{shape_.keys()} + 2 * values + 3 * v_heads));
   const auto take = [&](int64_t floats) {
@@ -113,6 +113,7 @@ void GatedDeltaNet::forward(float* hidden, AttentionBatch& batch, const StateCac
     return room - T * floats;
   };
   Buffers at{.batch = batch,
+             .T = T,
              .projected = pool_.scratch_floats(kProjectedSlot, int64_t{T} * shape_.inputs()),
              .q = take(shape_.keys()),
              .k = take(shape_.keys()),
@@ -121,9 +122,7 @@ void GatedDeltaNet::forward(float* hidden, AttentionBatch& batch, const StateCac
              .decay = take(v_heads),
              .beta = take(v_heads),
              .kq = take(v_heads),
-             .attended = pool_.scratch_floats(kAttendedSlot, int64_t{T} * shape_.values()),
-             .key_stride = shape_.keys(),
-             .value_stride = values};
+             .attended = pool_.scratch_floats(kAttendedSlot, int64_t{T} * shape_.values())};
   linear(table_, pool_, {.x = hidden, .ld = hidden_size(), .norm = weights_.norm, .eps = shape_.eps}, T,
          *weights_.in, nullptr, at.projected);
 
@@ -148,7 +147,7 @@ void GatedDeltaNet::forward(float* hidden, AttentionBatch& batch, const StateCac
   convolved.start(static_cast<int>(convolutions));
   recurred.start(static_cast<int>(recurrences));
   const LoopPhase phases[] = {{convolutions}, {recurrences}, {endings}};
-  const double state = static_cast<double>(recurrences) * shape_.key_dim * kernels::kDeltaColumns;
+  const double state = static_cast<double>(recurrences) * shape_.key_dim * kColumns;
   const double us = work_us(8.0 * state, 8.0 * state / static_cast<double>(runs.size()) * T) +
                     work_us(16.0 * T * shape_.channels(), 40.0 * T * shape_.channels());
   for_phases(pool_, phases, us, [&](int phase, int64_t chunk, int) {
@@ -172,7 +171,8 @@ void GatedDeltaNet::forward(float* hidden, AttentionBatch& batch, const StateCac
       return keep_tail(at, *of.run, of.record);
     }
     const Piece& piece = pieces[static_cast<size_t>(chunk) - runs.size()];
-    for (int t = 0; t < piece.count; ++t) gate(at, piece.run->first_token + piece.first + t);
+    std::vector<float> normed(static_cast<size_t>(shape_.value_dim));
+    for (int t = 0; t < piece.count; ++t) gate(at, piece.run->first_token + piece.first + t, normed.data());
   });
 
   timer.next(Work::kOutput);
@@ -182,7 +182,6 @@ void GatedDeltaNet::forward(float* hidden, AttentionBatch& batch, const StateCac
 void GatedDeltaNet::convolve(const Buffers& at, const AttentionTile& run, const float* tail, int first,
                              int count, int g) const {
   const int K = shape_.key_dim, V = shape_.value_dim, taps = shape_.taps, channels = shape_.channels();
-  const int padded = shape_.blocks() * kernels::kDeltaColumns;
   std::vector<const float*> rows(static_cast<size_t>(taps));
   for (int t = run.first_token + first; t < run.first_token + first + count; ++t) {
     const int position = at.batch.position(t), begin = at.batch.position(run.first_token);
@@ -201,8 +200,8 @@ void GatedDeltaNet::convolve(const Buffers& at, const AttentionTile& run, const 
       }
       table_.delta->short_convolution(rows.data(), taps, weights_.conv + channel, channels, y, n);
     };
-    float* q = at.q + t * at.key_stride + g * K;
-    float* k = at.k + t * at.key_stride + g * K;
+    float* q = at.q + (g * at.T + t) * K;
+    float* k = at.k + (g * at.T + t) * K;
     convolved(query_at(g), g * K, K, q);
     convolved(key_at(g), shape_.keys() + g * K, K, k);
     const float eps = kNormEps / static_cast<float>(K);
@@ -213,10 +212,14 @@ void GatedDeltaNet::convolve(const Buffers& at, const AttentionTile& run, const 
     const float* projected = at.row(t, shape_.inputs());
     for (int n = 0; n < shape_.of_key_head(); ++n) {
       const int h = value_head(g, n);
-      float* v = at.v + t * at.value_stride + h * padded;
-      convolved(value_at(h), 2 * shape_.keys() + h * V, V, v);
-      std::fill(v + V, v + padded, 0.0f);
-      const int64_t gates = int64_t{t} * shape_.num_v_heads + h;
+      for (int first_column = 0; first_column < V; first_column += kColumns) {
+        const int columns = std::min(kColumns, V - first_column);
+        float* v = at.v + ((h * shape_.blocks() + first_column / kColumns) * at.T + t) * kColumns;
+        const int column = h * V + first_column;
+        convolved(value_at(h) + first_column, 2 * shape_.keys() + column, columns, v);
+        std::fill(v + columns, v + kColumns, 0.0f);
+      }
+      const int64_t gates = h * at.T + t;
       at.decay[gates] =
           std::exp(weights_.decay_rate[h] * softplus(projected[a_at(h)] + weights_.decay_bias[h]));
       at.beta[gates] = sigmoid(projected[b_at(h)]);
@@ -227,32 +230,35 @@ void GatedDeltaNet::convolve(const Buffers& at, const AttentionTile& run, const 
 
 void GatedDeltaNet::recur(const Buffers& at, const AttentionTile& run, float* states, int h,
                           int block) const {
-  const int64_t size = int64_t{shape_.key_dim} * kernels::kDeltaColumns;
+  const int64_t size = int64_t{shape_.key_dim} * kColumns;
   float* state = states + (int64_t{h} * shape_.blocks() + block) * size;
   if (at.batch.position(run.first_token) == 0) std::fill_n(state, size, 0.0f);
-  const int64_t t = run.first_token, gates = t * shape_.num_v_heads + h;
-  const int64_t key = t * at.key_stride + key_head(h) * shape_.key_dim;
-  const int64_t value = t * at.value_stride + (h * shape_.blocks() + block) * kernels::kDeltaColumns;
+  const int64_t t = run.first_token, gates = h * at.T + t;
+  const int64_t key = (key_head(h) * at.T + t) * shape_.key_dim;
+  const int64_t value = ((int64_t{h} * shape_.blocks() + block) * at.T + t) * kColumns;
   const kernels::DeltaTokens tokens{.q = at.q + key,
                                     .k = at.k + key,
-                                    .key_stride = at.key_stride,
+                                    .key_stride = shape_.key_dim,
                                     .v = at.v + value,
                                     .out = at.out + value,
-                                    .value_stride = at.value_stride,
+                                    .value_stride = kColumns,
                                     .decay = at.decay + gates,
                                     .beta = at.beta + gates,
                                     .kq = at.kq + gates,
-                                    .gate_stride = shape_.num_v_heads};
+                                    .gate_stride = 1};
   table_.delta->delta_rule(tokens, run.num_tokens, state, shape_.key_dim);
 }
 
-void GatedDeltaNet::gate(const Buffers& at, int t) const {
-  const int V = shape_.value_dim, padded = shape_.blocks() * kernels::kDeltaColumns;
+void GatedDeltaNet::gate(const Buffers& at, int t, float* normed) const {
+  const int V = shape_.value_dim;
   const auto silu_mul = table_.gated_as(kernels::ExpertActivation::kSilu);
   for (int h = 0; h < shape_.num_v_heads; ++h) {
-    float* out = at.out + t * at.value_stride + h * padded;
-    table_.rmsnorm(out, weights_.head_norm, shape_.eps, out, V);
-    silu_mul(at.row(t, shape_.inputs()) + z_at(h), out, at.attended + int64_t{t} * shape_.values() + h * V,
+    for (int first = 0; first < V; first += kColumns) {
+      const float* out = at.out + ((h * shape_.blocks() + first / kColumns) * at.T + t) * kColumns;
+      std::copy_n(out, std::min(kColumns, V - first), normed + first);
+    }
+    table_.rmsnorm(normed, weights_.head_norm, shape_.eps, normed, V);
+    silu_mul(at.row(t, shape_.inputs()) + z_at(h), normed, at.attended + int64_t{t} * shape_.values() + h * V,
              V);
   }
 }

@@ -63,7 +63,7 @@ class GatedDeltaNet {
   void convolve(const Buffers& at, const AttentionTile& run, const float* tail, int first, int count,
                 int k_head) const;
   void recur(const Buffers& at, const AttentionTile& run, float* states, int v_head, int block) const;
-  void gate(const Buffers& at, int token) const;
+  void gate(const Buffers& at, int token, float* normed) const;
   void keep_tail(const Buffers& at, const AttentionTile& run, float* tail) const;
 
   // Where a head's part begins in a row of projections.
