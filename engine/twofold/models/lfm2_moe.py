@@ -84,7 +84,7 @@ def parse_gguf(metadata: GgufMetadata) -> ModelConfig:
         0, metadata.hidden_size, num_heads, max(kv_heads),
         fields.integer("attention.key_length", max(1, metadata.hidden_size // num_heads)), metadata.eps, qk_norm=True,
     )  # fmt: skip
-    bias = "blk.0.shortconv.in_proj.bias" in metadata.file.tensors
+    bias = any(f"blk.{n}.shortconv.in_proj.bias" in metadata.file.tensors for n in range(metadata.num_layers))
     conv = ShortConvolution(0, metadata.hidden_size, fields.integer("shortconv.l_cache"), metadata.eps, bias)
     first = fields.integer("leading_dense_block_count", 0, minimum=0)
     mixture = _mixture(
