@@ -19,6 +19,7 @@
 #include "ops/gated_delta.h"
 #include "ops/gqa_attention.h"
 #include "ops/mla.h"
+#include "ops/short_convolution.h"
 #include "tensor_arguments.h"
 
 namespace py = pybind11;
@@ -30,6 +31,7 @@ using MaybeArray = std::optional<py::array>;
 using GqaBlock = AttentionBlock<GqaAttention>;
 using MlaBlock = AttentionBlock<MlaAttention>;
 using GatedDeltaBlock = AttentionBlock<GatedDeltaNet>;
+using ConvolutionBlock = AttentionBlock<ShortConvolution>;
 
 const float* vector_or_null(const MaybeArray& array, const char* what, int64_t size) {
   return array ? expect_f32(view_of(*array), what, {size}) : nullptr;
@@ -176,6 +178,27 @@ std::unique_ptr<GatedDeltaBlock> make_gated_delta(ThreadPool& pool, const py::ar
   return std::make_unique<GatedDeltaBlock>(GatedDeltaNet(chosen_table(), pool, w, shape), layer);
 }
 
+std::unique_ptr<ConvolutionBlock> make_convolution(ThreadPool& pool, const py::array& norm,
+                                                   const PackedMatrix& in, const MaybeArray& in_bias,
+                                                   const py::array& conv, const MaybeArray& conv_bias,
+                                                   const PackedMatrix& out, const MaybeArray& out_bias,
+                                                   float eps, int layer) {
+  const int64_t hidden = in.columns();
+  const TensorView taps = view_of(conv);
+  ShortConvolutionWeights w{};
+  w.norm = expect_f32(view_of(norm), "ShortConvolution: norm_weight", {hidden});
+  w.in = expect_packed(in, "ShortConvolution: in_weight", 3 * hidden, hidden);
+  w.in_bias = vector_or_null(in_bias, "ShortConvolution: in_bias", 3 * hidden);
+  w.conv = expect_f32(taps, "ShortConvolution: conv", {kAny, hidden});
+  w.conv_bias = vector_or_null(conv_bias, "ShortConvolution: conv_bias", hidden);
+  w.out = expect_packed(out, "ShortConvolution: out_weight", hidden, hidden);
+  w.out_bias = vector_or_null(out_bias, "ShortConvolution: out_bias", hidden);
+  const int count = static_cast<int>(taps.shape[0]);
+  if (count < 2)
+    throw KernelFailure("ShortConvolution: conv has " + std::to_string(count) + " taps; expected at least 2");
+  return std::make_unique<ConvolutionBlock>(ShortConvolution(chosen_table(), pool, w, count, eps), layer);
+}
+
 template <typename Attention>
 void attend(AttentionBlock<Attention>& block, const py::array& hidden, AttentionBatch& batch,
             StateCache& cache) {
@@ -287,7 +310,7 @@ void bind_blocks(py::module_& m) {
   py::class_<GqaBlock, Block>(m, "Gqa", "Grouped-query attention.")
       .def(py::init(&make_gqa), py::keep_alive<1, 2>(), py::keep_alive<1, 3>(), py::keep_alive<1, 4>(),
            py::keep_alive<1, 5>(), py::keep_alive<1, 6>(), py::keep_alive<1, 7>(), py::keep_alive<1, 8>(),
-           py::keep_alive<1, 9>(), py::keep_alive<1, 23>(), py::arg("pool"), py::arg("norm_weight"),
+           py::keep_alive<1, 9>(), py::keep_alive<1, 24>(), py::arg("pool"), py::arg("norm_weight"),
            py::arg("qkv_weight"), py::arg("qkv_bias"), py::arg("q_norm"), py::arg("k_norm"),
            py::arg("o_weight"), py::arg("o_bias"), py::arg("num_heads"), py::arg("num_kv_heads"),
            py::arg("head_dim"), py::arg("eps"), py::arg("scale"), py::arg("sliding_window"), py::arg("layer"),
@@ -330,6 +353,13 @@ void bind_blocks(py::module_& m) {
           py::arg("num_k_heads"), py::arg("num_v_heads"), py::arg("key_dim"), py::arg("value_dim"),
           py::arg("taps"))
       .def("forward", &attend<GatedDeltaNet>, py::arg("hidden"), py::arg("batch"), py::arg("cache"));
+  py::class_<ConvolutionBlock, Block>(m, "ShortConvolution", "A gated short convolution.")
+      .def(py::init(&make_convolution), py::keep_alive<1, 2>(), py::keep_alive<1, 3>(),
+           py::keep_alive<1, 4>(), py::keep_alive<1, 5>(), py::keep_alive<1, 6>(), py::keep_alive<1, 7>(),
+           py::keep_alive<1, 8>(), py::keep_alive<1, 9>(), py::arg("pool"), py::arg("norm_weight"),
+           py::arg("in_weight"), py::arg("in_bias"), py::arg("conv"), py::arg("conv_bias"),
+           py::arg("out_weight"), py::arg("out_bias"), py::arg("eps"), py::arg("layer"))
+      .def("forward", &attend<ShortConvolution>, py::arg("hidden"), py::arg("batch"), py::arg("cache"));
   py::class_<kernels::RouterShape>(m, "RouterShape", "How a router turns logits into choice and weights.")
       .def(py::init(&make_shape), py::arg("top_k"), py::kw_only(), py::arg("score") = "softmax",
            py::arg("renormalise") = false, py::arg("scale") = 1.0F, py::arg("num_groups") = 1,

@@ -34,6 +34,7 @@ from twofold.models.testing_families import (  # noqa: E402
 )
 from twofold.models.testing_gpt_oss import TinyGptOss  # noqa: E402
 from twofold.models.testing_granite import TinyGranite  # noqa: E402
+from twofold.models.testing_lfm2 import TinyLfm2  # noqa: E402
 from twofold.models.testing_llama4 import TinyLlama4  # noqa: E402
 from twofold.models.testing_qwen3_next import TinyQwen3Next, TinyQwen35Moe  # noqa: E402
 from twofold.weights.weight_format import FORMATS as LAYOUTS  # noqa: E402
@@ -76,6 +77,7 @@ MODELS = {
         dtype="bfloat16", hidden_size=64, num_heads=2, num_kv_heads=1, head_dim=256, num_layers=2, full_attention=(1,),
         nested=True, key_dim=130, value_dim=33,
     ),
+    "lfm2_moe": TinyLfm2(dtype="bfloat16", hidden_size=64, num_heads=4, head_dim=64),
     "llama4": TinyLlama4(
         dtype="bfloat16", hidden_size=64, num_heads=4, head_dim=64, attention_chunk_size=8, floor_scale=4
     ),

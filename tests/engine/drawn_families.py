@@ -19,6 +19,7 @@ from twofold.models.testing_families import (
 )
 from twofold.models.testing_gpt_oss import TinyGptOss
 from twofold.models.testing_granite import TinyGranite
+from twofold.models.testing_lfm2 import TinyLfm2
 from twofold.models.testing_llama4 import TinyLlama4
 from twofold.models.testing_qwen3_next import TinyQwen3Next, TinyQwen35Moe
 
@@ -52,6 +53,7 @@ EXAMPLES: dict[str, TinyModel] = {
     "ernie4_5_moe": TinyErnie(num_layers=5, moe_interval=2, num_experts=9, top_k=4),
     "granitemoe": TinyGranite(num_experts=9, top_k=4),
     "granitemoe-shared": TinyGranite("GraniteMoeSharedForCausalLM", top_k=3, shared_intermediate_size=40),
+    "lfm2_moe": TinyLfm2(num_experts=9, top_k=3, attention=(1, 3), conv_bias=True),
     "llama4": TinyLlama4(
         num_layers=5, moe_interval=2, attention_chunk_size=12, floor_scale=8, attn_scale=0.6
     ),
@@ -174,6 +176,16 @@ def _gpt_oss(r: random.Random) -> TinyModel:
     return TinyGptOss(**sizes, layer_types=r.choice((None, None, kinds)), sliding_window=r.choice((3, 9, 20)))
 
 
+def _lfm2_moe(r: random.Random) -> TinyModel:
+    sizes = _sizes(r)
+    layers = range(sizes["num_layers"])
+    return TinyLfm2(
+        **sizes, attention=tuple(sorted(r.sample(layers, r.randint(1, len(layers) - 1)))), taps=r.choice((2, 3, 3, 4)),
+        conv_bias=r.random() < 0.4, first_dense=r.randint(0, 1), use_expert_bias=r.random() < 0.7,
+        routed_scaling_factor=r.choice((1.0, 1.7)),
+    )  # fmt: skip
+
+
 def _llama4(r: random.Random) -> TinyModel:
     published = r.random() < 0.5
     scalings = (None, None, SCOUT) if published else (None, LLAMA3, YARN)
@@ -205,6 +217,7 @@ DRAWN: dict[str, Callable[[random.Random], TinyModel]] = {
     "gpt_oss": _gpt_oss,
     "minimax_m2": _minimax_m2,
     "llama4": _llama4,
+    "lfm2_moe": _lfm2_moe,
     "granitemoe": _granitemoe,
     "ernie4_5_moe": _ernie4_5_moe,
     "kimi": lambda r: TinyKimi(**_mla(r), nested=r.random() < 0.5),

@@ -24,6 +24,7 @@ from twofold.models.testing_families import (
 from twofold.models.testing_gguf import write_tiny_gguf
 from twofold.models.testing_gpt_oss import TinyGptOss
 from twofold.models.testing_granite import TinyGranite
+from twofold.models.testing_lfm2 import TinyLfm2
 from twofold.models.testing_llama4 import TinyLlama4
 from twofold.models.testing_qwen3_next import TinyQwen3Next, TinyQwen35Moe
 
@@ -102,6 +103,17 @@ OTHERS: dict[str, TinyModel] = {
         vocab_size=267,
         num_experts=16,
         top_k=4,
+        max_position_embeddings=512,
+    ),
+    "lfm2": TinyLfm2(
+        hidden_size=256,
+        head_dim=64,
+        moe_intermediate_size=256,
+        intermediate_size=256,
+        vocab_size=267,
+        num_experts=16,
+        top_k=4,
+        attention=(2,),
         max_position_embeddings=512,
     ),
     "llama4": TinyLlama4(

@@ -26,6 +26,7 @@ from twofold.models.testing_families import TinyErnie, TinyGlm4Moe, TinyMiniMaxM
 from twofold.models.testing_gguf import write_tiny_gguf
 from twofold.models.testing_gpt_oss import TinyGptOss
 from twofold.models.testing_granite import TinyGranite
+from twofold.models.testing_lfm2 import TinyLfm2
 from twofold.models.testing_llama4 import TinyLlama4
 from twofold.models.testing_qwen3_next import TinyQwen3Next, TinyQwen35Moe
 from twofold.weights import panel_writing
@@ -92,6 +93,7 @@ MODELS: dict[str, Callable[[Path], Path]] = {
     "minimax": hf(TinyMiniMaxM2(dtype="bfloat16")),
     "granite": hf(TinyGranite("GraniteMoeSharedForCausalLM", dtype="bfloat16", shared_intermediate_size=40)),
     "llama4": hf(TinyLlama4(dtype="bfloat16", num_experts=9, moe_interval=2)),
+    "lfm2": hf(TinyLfm2(dtype="bfloat16")),
     "olmoe": hf(TinyOlmoe(dtype="bfloat16")),
     "gpt-oss": hf(TinyGptOss(dtype="bfloat16")),
     "gpt-oss-mxfp4": hf(

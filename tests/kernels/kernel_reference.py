@@ -94,6 +94,9 @@ def attention_block(
     window: int | None,
     cos: NDArray,
     sin: NDArray,
+    chunk: int | None = None,
+    neighbours: bool = False,
+    temperature: tuple[float, float] | None = None,
 ) -> F64:
     """One whole sequence at once, from position 0: hidden + o_proj(attention(norm(hidden)))."""
     num_tokens = len(hidden)
@@ -110,11 +113,19 @@ def attention_block(
         k = rmsnorm(k.reshape(num_tokens, -1, len(weights["k_norm"])), weights["k_norm"], eps).reshape(
             k.shape
         )
+    if neighbours:
+        half = cos.shape[-1]
+        order = [*range(0, 2 * half, 2), *range(1, 2 * half, 2), *range(2 * half, head_dim)]
+        q, k = q[..., order], k[..., order]
     q = np.stack([rotate(q[t], cos[t], sin[t]) for t in range(num_tokens)])
     k = np.stack([rotate(k[t], cos[t], sin[t]) for t in range(num_tokens)])
+    if temperature is not None:
+        period, slope = temperature
+        q = q * (1 + slope * np.log1p((np.arange(num_tokens) + 1) // period))[:, None, None]
     out = np.zeros((num_tokens, heads, head_dim))
     for t in range(num_tokens):
         first = 0 if window is None else max(0, t + 1 - window)
+        first = first if chunk is None else max(first, t // chunk * chunk)
         for head in range(heads):
             kv = head // (heads // kv_heads)
             scores = k[first : t + 1, kv] @ q[t, head] * head_dim**-0.5

@@ -28,6 +28,10 @@ class Case:
     bias: bool = False
     sinks: bool = False
     window: int | None = None
+    chunk: int | None = None
+    turns: bool = True
+    neighbours: bool = False
+    temperature: tuple[float, float] | None = None
     page_size: int = 4
     rotated: int = 8
     tokens: int = 23
@@ -49,6 +53,9 @@ CASES = [
     Case(sinks=True, qk_norm=False, heads=6, kv_heads=2, tokens=30),
     Case(sinks=True, window=5, dtype="bfloat16", head_dim=64, rotated=32),
     Case(tokens=1040, page_size=16, hidden=16, heads=4, kv_heads=2, window=530, sinks=True),
+    Case(chunk=5, page_size=3, neighbours=True, qk_norm=False),
+    Case(turns=False, temperature=(4.0, 0.7)),
+    Case(tokens=1300, page_size=16, hidden=16, heads=2, kv_heads=1, chunk=600),
     # Over the edges of blocks of positions, windows that begin in another block than they end among them.
     Case(tokens=1100, page_size=64, hidden=16, heads=2, kv_heads=1),
     Case(tokens=1040, page_size=16, hidden=16, heads=2, kv_heads=1, window=530),
@@ -88,7 +95,9 @@ class Setup:
         qkv = reference.packed(pool, w["qkv"][:kv], w["qkv"][kv : kv // 2], w["qkv"][kv // 2 :])
         return ops.Gqa(
             pool, w["norm"], qkv, w["qkv_bias"], w["q_norm"], w["k_norm"], reference.packed(pool, w["o"]), w["o_bias"],
-            c.heads, c.kv_heads, c.head_dim, EPS, c.head_dim**-0.5, c.window, layer, c.flat_norms, w["sinks"],
+            c.heads, c.kv_heads, c.head_dim, EPS, c.head_dim**-0.5, c.window, layer, c.flat_norms, sinks=w["sinks"],
+            chunk=c.chunk, rotated=c.turns, neighbours=c.neighbours,
+            period=(c.temperature or (0, 0))[0], slope=(c.temperature or (0, 0))[1],
         )  # fmt: skip
 
     def cache(self, num_sequences: int = 1, layers: int = 2) -> ops.StateCache:
@@ -128,7 +137,8 @@ class Setup:
         c = self.case
         return reference.attention_block(
             self.hidden, self.weights, heads=c.heads, kv_heads=c.kv_heads, head_dim=c.head_dim, eps=EPS,
-            window=c.window, cos=self.cos, sin=self.sin,
+            window=c.window, chunk=c.chunk, neighbours=c.neighbours, temperature=c.temperature,
+            cos=self.cos[:, : c.rotated * c.turns], sin=self.sin[:, : c.rotated * c.turns],
         )  # fmt: skip
 
 

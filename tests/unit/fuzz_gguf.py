@@ -30,6 +30,7 @@ from twofold.models.testing_gguf import (
     write_tiny_gguf,
 )
 from twofold.models.testing_granite import TinyGranite
+from twofold.models.testing_lfm2 import TinyLfm2
 from twofold.models.testing_llama4 import TinyLlama4
 from twofold.models.testing_qwen3_next import TinyQwen3Next
 from twofold.tokenizer import Tokenizer
@@ -59,6 +60,14 @@ MODELS = (
         moe_intermediate_size=32,
         shared_intermediate_size=32,
         num_layers=1,
+        num_experts=2,
+        vocab_size=267,
+    ),
+    TinyLfm2(
+        hidden_size=32,
+        moe_intermediate_size=32,
+        intermediate_size=32,
+        num_layers=2,
         num_experts=2,
         vocab_size=267,
     ),

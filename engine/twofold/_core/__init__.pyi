@@ -457,6 +457,27 @@ class GatedDelta(Block):
     def forward(self, hidden: _F32, batch: AttentionBatch, cache: StateCache) -> None: ...
 
 @final
+class ShortConvolution(Block):
+    """A gated short convolution; of each sequence it keeps a record: its last taps - 1 inputs, float32."""
+
+    def __init__(
+        self,
+        pool: ThreadPool,
+        norm_weight: _F32,
+        in_weight: PackedMatrix,
+        in_bias: _F32 | None,
+        conv: _F32,
+        conv_bias: _F32 | None,
+        out_weight: PackedMatrix,
+        out_bias: _F32 | None,
+        eps: float,
+        layer: int,
+    ) -> None:
+        """in_weight: [3 hidden, hidden], what is let in, what is let out, and what it is. conv: [taps, hidden]."""
+
+    def forward(self, hidden: _F32, batch: AttentionBatch, cache: StateCache) -> None: ...
+
+@final
 class Mla(Block):
     """Multi-head latent attention, absorbed."""
 

@@ -58,14 +58,14 @@ class Head(ModelPart):
 
     def tensors(self, found: Found) -> dict[str, TensorSpec]:
         shape = (self.vocab_size, self.hidden_size)
+        norms = [
+            TensorSpec(
+                "model.norm.weight", (self.hidden_size,), "exact", theirs, zero_centred=self.zero_centred
+            )
+            for theirs in ("output_norm.weight", "token_embd_norm.weight")
+        ]
         return {
-            "norm": TensorSpec(
-                "model.norm.weight",
-                (self.hidden_size,),
-                "exact",
-                "output_norm.weight",
-                zero_centred=self.zero_centred,
-            ),
+            "norm": next(filter(found, norms), norms[0]),
             "vocabulary": Embedding(self.vocab_size, self.hidden_size, True).tensors(found)["table"]
             if self.tied
             else TensorSpec("lm_head.weight", shape, "embedding", "output.weight"),

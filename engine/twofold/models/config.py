@@ -73,7 +73,7 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...] = ()
     generation: GenerationDefaults = field(default_factory=GenerationDefaults)
     renamed: tuple[tuple[str, str], ...] = ()
-    """How a checkpoint's names begin otherwise than ours: (theirs, ours)."""
+    """How a checkpoint's names begin otherwise than ours: (theirs, ours); with * before both: what is in them."""
     ignored: tuple[str, ...] = ("*.rotary_emb.inv_freq", "rope_freqs.weight")
     """Patterns of tensors that are not read: they say nothing, or what the configuration says already."""
     left_out: tuple[tuple[str, str], ...] = ()

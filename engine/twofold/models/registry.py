@@ -48,6 +48,7 @@ FAMILIES: Final = (
     Family("ernie4_5_moe", ("Ernie4_5_MoeForCausalLM",), "ernie4_5-moe"),
     Family("granitemoe", ("GraniteMoeForCausalLM", "GraniteMoeSharedForCausalLM"), "granitemoe"),
     Family("gpt_oss", ("GptOssForCausalLM",), "gpt-oss"),
+    Family("lfm2_moe", ("Lfm2MoeForCausalLM",), "lfm2moe"),
     Family("llama4", ("Llama4ForCausalLM", "Llama4ForConditionalGeneration"), "llama4"),
     Family("deepseek", ("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM"), "deepseek2"),
     Family("glm4_moe_lite", ("Glm4MoeLiteForCausalLM",), "deepseek2"),

@@ -134,6 +134,11 @@ class TinyModel:
         return self.rope_scaling is None and not self.sliding_window
 
     @property
+    def gguf_kv_heads(self) -> int | list[int]:
+        """Of each layer, or of all."""
+        return self.num_kv_heads
+
+    @property
     def gguf_pairs_neighbours(self) -> bool:
         """Whether converters put the rows of q and k in the order in which rotation pairs neighbours."""
         return self.architecture == "MixtralForCausalLM"

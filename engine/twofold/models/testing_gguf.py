@@ -62,6 +62,8 @@ _NAMES: Final = {
     "mlp.shared_experts.up_proj": "ffn_up_shexp",
     "mlp.shared_experts.down_proj": "ffn_down_shexp",
 }
+_FLOATS: Final = ("ffn_gate_inp", "conv1d", "conv.conv")
+"""In the names of matrices that converters leave in float32."""
 _EXPERT_PARTS: Final = {
     "gate_proj": "gate", "up_proj": "up", "down_proj": "down", "w1": "gate", "w3": "up", "w2": "down",
 }  # fmt: skip
@@ -100,7 +102,7 @@ def write_tiny_gguf(
     if isinstance(model, TinyDeepseek):
         weights = model.gguf_weights(weights, split_kv=split_kv)
     for name, values in weights.items():
-        stays = values.ndim == 1 or "ffn_gate_inp" in name or "ssm_conv1d" in name or name.endswith(".bias")
+        stays = values.ndim == 1 or name.endswith(".bias") or any(part in name for part in _FLOATS)
         kind = "F32" if stays else type_of(name)
         if kind == "F32":
             writer.add_tensor(name, values)
@@ -154,7 +156,7 @@ def _add_metadata(writer: Any, model: TinyModel, split_kv: bool) -> None:
     writer.add_context_length(model.max_position_embeddings)
     writer.add_embedding_length(model.hidden_size)
     writer.add_head_count(model.num_heads)
-    heads_kv, key, value = model.num_kv_heads, model.head_dim, model.head_dim
+    heads_kv, key, value = model.gguf_kv_heads, model.head_dim, model.head_dim
     if isinstance(model, TinyDeepseek):
         heads_kv, key, value = model.gguf_heads(split_kv)
     writer.add_head_count_kv(heads_kv)

@@ -119,6 +119,9 @@ class Checkpoint(TensorSource):
 
 
 def _renamed(name: str, renamed: tuple[tuple[str, str], ...]) -> str:
+    for theirs, ours in renamed:
+        if theirs.startswith("*"):
+            name = name.replace(theirs[1:], ours[1:])
     theirs, ours = next((pair for pair in renamed if name.startswith(pair[0])), ("", ""))
     return ours + name.removeprefix(theirs)
 

@@ -1,0 +1,182 @@
+"""A gated short convolution in place of attention (LFM2), with its own norm: out(c * conv(b * x)).
+
+b, c and x are one projection of what comes in. The convolution is causal, a few taps for each element, so that a
+sequence keeps its last inputs, whatever its length. Reference: transformers `models/lfm2_moe`, `Lfm2MoeShortConv`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from twofold.blocks import ops
+from twofold.blocks.block import Block, BlockWeights, Cost, Record
+from twofold.weights.tensor_spec import Found, Role, TensorSpec
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from twofold.blocks.device_step import Allocate, DeviceBlock, DeviceState, DeviceStep, DeviceWeights
+
+
+@dataclass(frozen=True)
+class ShortConvolution(Block):
+    kind: ClassVar[str] = "attention"
+
+    hidden_size: int
+    taps: int
+    eps: float
+    bias: bool = False
+    """Of both projections and the convolution."""
+
+    def problems(self) -> Iterator[str]:
+        if self.taps < 2:
+            yield f"conv_L_cache is {self.taps}, at least 2 were expected"
+
+    def tensors(self, found: Found) -> dict[str, TensorSpec]:
+        hf, gguf, hidden = f"model.layers.{self.layer}", f"blk.{self.layer}", self.hidden_size
+
+        def of(part: str, *shape: int, role: Role = "matrix") -> TensorSpec:
+            return TensorSpec(f"{hf}.conv.{part}", shape, role, f"{gguf}.shortconv.{part}")
+
+        norm = f"{hf}.input_layernorm.weight", (hidden,)
+        specs = {
+            "norm": TensorSpec(*norm, "exact", f"{gguf}.attn_norm.weight"),
+            "in": of("in_proj.weight", 3 * hidden, hidden),
+            "conv": of("conv.weight", hidden, 1, self.taps, role="exact"),
+            "out": of("out_proj.weight", hidden, hidden),
+        }
+        if self.bias:
+            sizes = {"in": 3 * hidden, "conv": hidden, "out": hidden}
+            names = {"in": "in_proj", "conv": "conv", "out": "out_proj"}
+            specs |= {
+                f"{part}_bias": of(f"{names[part]}.bias", size, role="exact") for part, size in sizes.items()
+            }
+        return specs
+
+    @property
+    def state(self) -> tuple[Record]:
+        return (Record(4 * (self.taps - 1) * self.hidden_size),)
+
+    def host_bytes(self, weights: BlockWeights) -> int:
+        """The convolution's weights are float32."""
+        others = sum(weights.packed_bytes(part) for part in weights.specs if part != "conv")
+        return others + 4 * self.hidden_size * self.taps
+
+    def cost(self, weights: BlockWeights, tokens: int = 1, behind: int = 0) -> Cost:
+        base = super().cost(weights, tokens, behind)
+        return Cost(base.num_bytes + 2 * self.state[0].num_bytes, base.flops)
+
+    def cpu(self, weights: BlockWeights, pool: ops.ThreadPool, moe_layer: int) -> ops.Block:
+        where = f"layer {self.layer}, short convolution"
+        return ops.ShortConvolution(
+            pool,
+            weights.vector("norm"),
+            weights.packed(pool, where, "in"),
+            weights.optional_vector("in_bias"),
+            np.ascontiguousarray(weights.vector("conv")[:, 0].T),
+            weights.optional_vector("conv_bias"),
+            weights.packed(pool, where, "out"),
+            weights.optional_vector("out_bias"),
+            self.eps,
+            self.layer,
+        )
+
+    @property
+    def device_elements_per_token(self) -> int:
+        return 5 * self.hidden_size
+
+    def device_bytes(self, weights: BlockWeights) -> int:
+        """Biases of projections are bf16 there."""
+        return super().device_bytes(weights) - 2 * 4 * self.hidden_size * self.bias
+
+    def device(self, weights: DeviceWeights, moe_layer: int) -> DeviceBlock:
+        import torch
+
+        norm = weights.norm()
+        conv = torch.from_numpy(np.ascontiguousarray(weights.source.vector("conv")[:, 0].T)).to(norm.device)
+        return ShortConvolutionOnDevice(
+            self,
+            norm=norm,
+            projections=weights.matrix("in"),
+            projections_bias=weights.bias("in_bias"),
+            conv=conv,
+            conv_bias=weights.vector("conv_bias"),
+            out=weights.matrix("out"),
+            out_bias=weights.bias("out_bias"),
+        )
+
+    def device_state(
+        self, num_pages: int, page_size: int, allocate: Allocate, num_records: int = 0
+    ) -> DeviceState:
+        """The convolution's inputs, each in the slot of its position, of one record more than there are: padding
+        writes there."""
+        return (allocate((num_records + 1, self.taps, self.hidden_size), exact=True),)
+
+    @property
+    def device_record_bytes(self) -> int:
+        return 4 * self.taps * self.hidden_size
+
+
+@dataclass(frozen=True)
+class ShortConvolutionOnDevice:
+    """What it keeps does not change when a step's token is computed once more: that writes its own slot."""
+
+    shape: ShortConvolution
+    norm: Tensor
+    projections: Tensor
+    """Of b, c and x."""
+    projections_bias: Tensor | None
+    conv: Tensor
+    """f32 [taps, hidden], the oldest first."""
+    conv_bias: Tensor | None
+    out: Tensor
+    out_bias: Tensor | None
+
+    def forward(self, hidden: Tensor, state: DeviceState, step: DeviceStep) -> None:
+        import torch
+        from torch.nn.functional import linear
+
+        from twofold.blocks.device_step import normed
+
+        batch, (tail,) = step.batch, state
+        assert batch.records is not None
+        projected = linear(normed(hidden, self.norm, self.shape.eps), self.projections, self.projections_bias)
+        b, c, x = projected.float().chunk(3, -1)
+        inputs = b * x
+        num_decode, others = batch.sequences()
+        parts = [(batch.records[s : s + 1], rows) for s, rows in others]
+        if num_decode > 0:
+            parts.insert(0, (batch.records[:num_decode], slice(0, num_decode)))
+        convolved = [self._convolved(inputs[rows], batch.positions[rows], of, tail) for of, rows in parts]
+        y = convolved[0] if len(convolved) == 1 else torch.cat(convolved)
+        if self.conv_bias is not None:
+            y = y + self.conv_bias
+        hidden += linear((c * y).bfloat16(), self.out, self.out_bias)
+
+    def _convolved(self, inputs: Tensor, positions: Tensor, records: Tensor, tail: Tensor) -> Tensor:
+        """Of one token of each sequence, or of consecutive tokens of one."""
+        import torch
+
+        taps, slots = self.shape.taps, tail.view(-1, tail.shape[-1])
+        at = torch.where(records < 0, len(tail) - 1, records.long()) * taps
+        count = len(inputs) // len(records)
+        y = torch.zeros_like(inputs)
+        for j in range(taps):
+            back = taps - 1 - j
+            wanted = positions - back
+            here = (
+                wanted[:, None] >= positions[0]
+                if count > 1
+                else torch.full_like(wanted, back == 0)[:, None] > 0
+            )
+            kept = slots[at + wanted.clamp(min=0) % taps]
+            moved = inputs.roll(back, 0) if count > 1 else inputs
+            value = torch.where(here, moved, kept) * (wanted >= 0)[:, None]
+            y += self.conv[j] * value
+        last = slice(-taps, None) if count > 1 else slice(None)
+        slots[at + positions[last] % taps] = inputs[last]
+        return y
