@@ -1,6 +1,7 @@
 """Writes a random model of a real shape as one GGUF file, tensor by tensor: memory holds one matrix stack at a time.
 
-Everything is in the asked format, embedding and output too, except what GGUF always keeps in F32 (norms, routers). The
+Everything is in the asked format, embedding and output too, except what GGUF always keeps in F32 (norms, routers,
+biases), and what is no expert of a model in MXFP4: that is Q8_0, as files of gpt-oss have it. The
 tokenizer is 256 byte tokens and fillers up to the vocabulary's size.
 """
 
@@ -22,7 +23,6 @@ from benchmarks.peers.shapes import FullShape
 if TYPE_CHECKING:
     import gguf
 
-ARCHITECTURE: Final = "qwen3moe"
 _CHUNK_BYTES: Final = 64 * 1024**2
 _FREE_BYTES: Final = 2 * 1024**3
 """What must stay free on the disk."""
@@ -39,6 +39,7 @@ _FILE_TYPES: Final = {
     "q4_k": "MOSTLY_Q4_K_S",
     "q5_k": "MOSTLY_Q5_K_S",
     "q6_k": "MOSTLY_Q6_K",
+    "mxfp4": "MOSTLY_MXFP4_MOE",
 }
 
 
@@ -76,20 +77,19 @@ def tensors_of(shape: FullShape, format_name: str) -> list[Tensor]:
     if format_name not in GGUF_FORMATS:
         raise ValueError(f"format {format_name!r} is unknown; one of {', '.join(GGUF_FORMATS)}")
     asked, f32 = GGUF_FORMATS[format_name], GGUF_FORMATS["f32"]
+    dense = GGUF_FORMATS["q8_0"] if format_name == "mxfp4" else asked
     hidden, inner = shape.hidden, shape.intermediate
     queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    tensors = [Tensor("token_embd.weight", asked, hidden, shape.vocab)]
+    tensors = [Tensor("token_embd.weight", dense, hidden, shape.vocab)]
     for layer in range(shape.layers):
         block = f"blk.{layer}."
         tensors += [
             Tensor(f"{block}attn_norm.weight", f32, hidden, ones=True),
-            Tensor(f"{block}attn_q.weight", asked, hidden, queries),
-            Tensor(f"{block}attn_k.weight", asked, hidden, keys),
-            Tensor(f"{block}attn_v.weight", asked, hidden, keys),
-            Tensor(f"{block}attn_output.weight", asked, queries, hidden),
-            Tensor(f"{block}attn_q_norm.weight", f32, shape.head_dim, ones=True),
-            Tensor(f"{block}attn_k_norm.weight", f32, shape.head_dim, ones=True),
-            Tensor(f"{block}ffn_norm.weight", f32, hidden, ones=True),
+            Tensor(f"{block}attn_q.weight", dense, hidden, queries),
+            Tensor(f"{block}attn_k.weight", dense, hidden, keys),
+            Tensor(f"{block}attn_v.weight", dense, hidden, keys),
+            Tensor(f"{block}attn_output.weight", dense, queries, hidden),
+            *_of_family(shape, block),
             Tensor(f"{block}ffn_gate_inp.weight", f32, hidden, shape.experts),
             Tensor(f"{block}ffn_gate_exps.weight", asked, hidden, inner, shape.experts),
             Tensor(f"{block}ffn_up_exps.weight", asked, hidden, inner, shape.experts),
@@ -97,11 +97,40 @@ def tensors_of(shape: FullShape, format_name: str) -> list[Tensor]:
         ]
     tensors += [
         Tensor("output_norm.weight", f32, hidden, ones=True),
-        Tensor("output.weight", asked, hidden, shape.vocab),
+        Tensor("output.weight", dense, hidden, shape.vocab),
     ]
     for tensor in tensors:
         row_bytes(tensor.block_format, tensor.columns)
     return tensors
+
+
+def _of_family(shape: FullShape, block: str) -> list[Tensor]:
+    """What a layer has that only its family has."""
+    f32, hidden, inner = GGUF_FORMATS["f32"], shape.hidden, shape.intermediate
+    if shape.architecture == "qwen3moe":
+        return [
+            Tensor(f"{block}attn_q_norm.weight", f32, shape.head_dim, ones=True),
+            Tensor(f"{block}attn_k_norm.weight", f32, shape.head_dim, ones=True),
+            Tensor(f"{block}ffn_norm.weight", f32, hidden, ones=True),
+        ]
+    queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    biases = {
+        "attn_q": queries,
+        "attn_k": keys,
+        "attn_v": keys,
+        "attn_output": hidden,
+        "ffn_gate_inp": shape.experts,
+    }
+    of_experts = {"gate": inner, "up": inner, "down": hidden}
+    return [
+        Tensor(f"{block}post_attention_norm.weight", f32, hidden, ones=True),
+        Tensor(f"{block}attn_sinks.weight", f32, shape.heads),
+        *(Tensor(f"{block}{name}.bias", f32, size) for name, size in biases.items()),
+        *(
+            Tensor(f"{block}ffn_{part}_exps.bias", f32, size, shape.experts)
+            for part, size in of_experts.items()
+        ),
+    ]
 
 
 def model_bytes(shape: FullShape, format_name: str) -> int:
@@ -138,7 +167,7 @@ def write_model(
             f"{_FREE_BYTES / 1e9:.1f} GB are to stay free; give another directory or fewer layers"
         )
     part = path.with_name(path.name + ".part")
-    writer = gguf.GGUFWriter(part, ARCHITECTURE)
+    writer = gguf.GGUFWriter(part, shape.architecture)
     try:
         _add_metadata(writer, shape, format_name)
         for tensor in tensors:
@@ -200,10 +229,12 @@ def _add_metadata(writer: gguf.GGUFWriter, shape: FullShape, format_name: str) -
     writer.add_key_length(shape.head_dim)
     writer.add_value_length(shape.head_dim)
     writer.add_rope_freq_base(shape.rope_base)
+    if shape.window:
+        writer.add_sliding_window(shape.window)
     writer.add_layer_norm_rms_eps(shape.norm_eps)
     tokens, types = vocabulary(shape.vocab)
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("qwen2")
+    writer.add_tokenizer_pre("gpt-4o" if shape.architecture == "gpt-oss" else "qwen2")
     writer.add_token_list(tokens)
     writer.add_token_types(types)
     writer.add_token_merges(["Ġ t"])

@@ -48,6 +48,7 @@ class Layer:
         from twofold.blocks import ops
         from twofold.experts.accelerator import AcceleratorChoice
         from twofold.experts.moe import DenseCost, MoeRuntime, MoeShape, SlotPlan
+        from twofold.weights.weight_format import LayerExperts
 
         self._task = task
         self._draw = random.Random(task["seed"])  # noqa: S311
@@ -64,7 +65,7 @@ class Layer:
         )
         self._moe = MoeRuntime(
             shape,
-            [list(experts)],  # type: ignore[list-item]  # three matrices each
+            [LayerExperts(list(experts))],  # type: ignore[arg-type]  # three matrices each
             ops.ThreadPool(task["threads"]),
             AcceleratorChoice("none", "asked for"),
             SlotPlan(0, "payback"),

@@ -32,6 +32,8 @@ class BlockFormat:
     unit_std: float = 1.0
     scale_at: int = -1
     min_at: int = -1
+    exponent: bool = False
+    """Whether the block's scale is a power of two, whose exponent (E8M0) is its first byte."""
     row_scale: bool = False
     """A row begins with its only scale, an f16."""
 
@@ -52,6 +54,7 @@ FORMATS: Final[Mapping[str, BlockFormat]] = {
         BlockFormat("q4_k", "Q4_K", 256, 144, 263.0, scale_at=0, min_at=2),
         BlockFormat("q5_k", "Q5_K", 256, 176, 534.0, scale_at=0, min_at=2),
         BlockFormat("q6_k", "Q6_K", 256, 210, 1370.0, scale_at=208),
+        BlockFormat("mxfp4", "MXFP4", 32, 17, 2.93, exponent=True),
         # Ours; GGUF has no type for them.
         BlockFormat("int8", "", 128, 130, 73.6, scale_at=0),
         BlockFormat("int4", "", 64, 36, 4.61, scale_at=0, min_at=2),
@@ -93,6 +96,11 @@ def random_rows(rng: np.random.Generator, block_format: BlockFormat, rows: int, 
             np.copyto(rows_of_bytes[:, 2:], 0x81, where=rows_of_bytes[:, 2:] == 0x80)
         _put_f16(rows_of_bytes, 0, scales.astype(np.float16))
         return rows_of_bytes
+    if block_format.exponent:
+        wanted = 127 - round(np.log2(block_format.unit_std * columns**0.5))
+        exponents = data.reshape(-1, block_format.bytes)[:, 0]
+        exponents[:] = wanted - (exponents & 1) * (exponents >> 7)  # a quarter of them half as large
+        return data.reshape(rows, width)
     if block_format.scale_at < 0:
         return _plain_floats(data, block_format.name, columns).reshape(rows, width)
     blocks = data.reshape(-1, block_format.bytes)

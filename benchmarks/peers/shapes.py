@@ -9,7 +9,7 @@ from typing import Final
 
 @dataclass(frozen=True)
 class FullShape:
-    """Sizes of a Qwen3-MoE decoder. `layers` may be cut; everything else stays as the real model has it."""
+    """Sizes of a decoder. `layers` may be cut; everything else stays as the real model has it."""
 
     name: str
     layers: int
@@ -25,6 +25,10 @@ class FullShape:
     context: int = 4096
     rope_base: float = 1e6
     norm_eps: float = 1e-6
+    architecture: str = "qwen3moe"
+    """GGUF's name of the family."""
+    window: int = 0
+    """Of every other layer; 0: none."""
 
     def with_layers(self, layers: int) -> FullShape:
         return replace(self, layers=layers)
@@ -57,6 +61,22 @@ FULL_SHAPES: Final[Mapping[str, FullShape]] = {
     for shape in (
         FullShape("qwen3-30b-a3b", 48, 2048, 768, 128, 8, 32, 4, 128, 151_936),
         FullShape("qwen3-235b-a22b", 94, 4096, 1536, 128, 8, 64, 4, 128, 151_936),
+        FullShape(
+            "gpt-oss-120b",
+            36,
+            2880,
+            2880,
+            128,
+            4,
+            64,
+            8,
+            64,
+            201_088,
+            rope_base=150_000.0,
+            norm_eps=1e-5,
+            architecture="gpt-oss",
+            window=128,
+        ),
         # For the tests and for a first try: every part is there, nothing takes time.
         FullShape("tiny", 2, 256, 256, 8, 2, 4, 2, 64, 512, context=1024),
     )
