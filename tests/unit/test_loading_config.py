@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from twofold.api.errors import ModelLoadError
-from twofold.blocks.block import Record, RoutedShape
+from twofold.blocks.block import RoutedShape
 from twofold.blocks.experts import RoutedExperts
 from twofold.blocks.ffn import DenseFfn
 from twofold.blocks.gqa import Gqa
@@ -185,21 +185,6 @@ def test_wrong_config(tmp_path: Path, changes: Change, fragments: list[str]) -> 
     assert str(tmp_path / "config.json") in message
     for fragment in fragments:
         assert fragment in message
-
-
-def test_state_that_the_engine_has_no_room_for_is_refused(tmp_path: Path) -> None:
-    @dataclass(frozen=True)
-    class Recurrent(Gqa):
-        @property
-        def state(self) -> Any:
-            return (Record(1024),)
-
-    config = read_config(write_config(tmp_path))
-    attention, *others = config.layers[0]
-    assert isinstance(attention, Gqa)
-    recurrent = (Recurrent(*vars(attention).values()), *others)
-    with pytest.raises(ModelLoadError, match="keep a record of each sequence"):
-        replace(config, layers=(*config.layers[:-1], recurrent)).validate("x")
 
 
 def damage_json(text: str) -> Callable[[Path], None]:
