@@ -18,8 +18,9 @@ ACCELERATOR ?=
 RATIO ?=
 USERS ?= 10
 SECONDS_OF_LOAD ?= 60
-# What `make test` can be told, e.g. make test PYTEST_ARGS='-x tests/unit'
+# What `make test` can be told, e.g. make test PYTEST_ARGS='-x tests/unit'. Files of tests are shared out among two processes; 0: none.
 PYTEST_ARGS ?=
+TEST_PROCESSES ?= 2
 
 .PHONY: help run test test-slow check-cuda test-gpu sanitize-gpu bench-gpu gpu-day build quick-build lint fmt bench loadtest doctor clean ready-run ready-dev
 
@@ -33,7 +34,7 @@ run: ready-run  ## start the OpenAI server and the dashboard; Ctrl-C ends both
 	  --model "$(MODEL)" --accelerator "$(ACCELERATOR)" --ratio "$(RATIO)"
 
 test: ready-dev  ## run every test that takes less than ten seconds
-	@TWOFOLD_TESTS_NEED_ALL=1 $(BIN)/python -m pytest -m "not slow and not gpu" $(PYTEST_ARGS)
+	@TWOFOLD_TESTS_NEED_ALL=1 $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile -m "not slow and not gpu" $(PYTEST_ARGS)
 
 test-slow: ready-dev  ## run the long tests
 	@TWOFOLD_TESTS_NEED_ALL=1 $(BIN)/python -m pytest -m "slow and not gpu" $(PYTEST_ARGS)
