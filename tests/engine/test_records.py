@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pytest
 from twofold.api.config import EngineConfig
 from twofold.api.types import GenerationRequest, SamplingParams
 from twofold.engine import Engine
 from twofold.models.model_files import open_model_files
-from twofold.models.testing import write_tiny_model
+from twofold.models.testing import F32, write_tiny_model
+from twofold.models.testing_gguf import write_tiny_gguf
+from twofold.models.testing_qwen3_next import TinyQwen3Next
 
 from tests.engine.drawn_families import EXAMPLES
-from tests.engine.model_runs import random_prompt
+from tests.engine.model_runs import load, random_prompt
 
 
 @pytest.mark.parametrize("family", ["qwen3_next", "qwen3_5_moe"])
@@ -70,3 +74,23 @@ def test_preempted_and_cancelled_requests_give_their_records_back(tmp_path: Path
     assert ours.pop("r1")[:5] == expected.pop("r1")[:5]
     assert ours == expected
     assert all(len(tokens) == 24 for tokens in ours.values())
+
+
+@dataclass(frozen=True)
+class WithSsmIn(TinyQwen3Next):
+    """As converters wrote it at first: queries, keys, values and z by key head in one tensor."""
+
+    @property
+    def gguf_names(self) -> dict[str, str]:
+        return super().gguf_names | {"linear_attn.in_proj_qkvz": "ssm_in"}
+
+    def _ungrouped(self, name: str, values: F32) -> dict[str, F32]:
+        return {name: values}
+
+
+def test_an_older_gguf_file_gives_the_bits_of_a_newer_one(tmp_path: Path) -> None:
+    prompt, logits = random_prompt(20), []
+    for model in (TinyQwen3Next(), WithSsmIn()):
+        runner = load(write_tiny_gguf(tmp_path / f"{type(model).__name__}.gguf", model))
+        logits.append(runner.logits(runner.prefill(prompt)[1]))
+    np.testing.assert_array_equal(*logits)
