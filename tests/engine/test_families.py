@@ -280,7 +280,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("lfm2_moe", {"conv_L_cache": 1}, "conv_L_cache is 1"),
     ("lfm2_moe", {"layer_types": ["conv"]}, "layer_types"),
     ("llama4", {"num_experts_per_tok": 2}, "num_experts_per_tok 2 is not 1"),
-    ("llama4", {"layer_types": ["chunked_attention"]}, "lists of 5 layers"),
+    ("llama4", {"layer_types": ["chunked_attention"]}, "for each of 5 layers"),
     ("granitemoe", {"residual_multiplier": 0}, "residual_multiplier is 0"),
     ("ernie4_5_moe", {"use_bias": True}, "use_bias is True, expected False"),
     ("ernie4_5_moe", {"moe_layer_start_index": 5}, "no layer has experts"),

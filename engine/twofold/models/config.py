@@ -353,17 +353,19 @@ def read_activation(fields: Fields) -> None:
         raise fields.error("hidden_act", activation, "'silu', the only supported activation")
 
 
-def read_windows(fields: Fields, num_layers: int, usual: Callable[[int], bool]) -> set[int]:
-    """The layers whose attention has a window: those that `layer_types` says, without it the `usual` ones."""
+def read_layer_types(
+    fields: Fields, num_layers: int, kind: str, usual: Callable[[int], bool] | None = None
+) -> set[int]:
+    """The layers that `layer_types` says are of this kind, others being "full_attention"; without it the `usual`."""
     kinds = fields.data.get("layer_types")
-    if kinds is None:
+    if kinds is None and usual is not None:
         return set(filter(usual, range(num_layers)))
-    known = ("sliding_attention", "full_attention")
-    if not isinstance(kinds, list) or len(kinds) != num_layers or any(kind not in known for kind in kinds):
+    known = (kind, "full_attention")
+    if not isinstance(kinds, list) or len(kinds) != num_layers or any(said not in known for said in kinds):
         raise fields.error(
             "layer_types", kinds, f"{known[0]!r} or {known[1]!r} for each of {num_layers} layers"
         )
-    return {layer for layer, kind in enumerate(kinds) if kind == known[0]}
+    return {layer for layer, said in enumerate(kinds) if said == kind}
 
 
 def read_rotary_dim(fields: Fields, head_dim: int, default: float) -> int:

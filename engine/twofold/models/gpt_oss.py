@@ -48,7 +48,7 @@ def parse_config(fields: Fields, generation: GenerationDefaults) -> ModelConfig:
         hidden, eps, fields.integer(("num_local_experts", "num_experts"), 128, maximum=common.MAX_EXPERTS),
         fields.integer("num_experts_per_tok", 4), fields.integer("intermediate_size", 2880),
     )  # fmt: skip
-    windows = common.read_windows(fields, num_layers, lambda layer: layer % 2 == 0)
+    windows = common.read_layer_types(fields, num_layers, _SLIDING, lambda layer: layer % 2 == 0)
     rope = common.read_rope(fields, default_theta=_THETA, max_position_embeddings=max_positions)
     if fields.section(("rope_parameters", "rope_scaling")) is None:
         rope = RopeConfig("yarn", rope.theta, 32.0, original_max_position_embeddings=4096, truncate=False)

@@ -5,12 +5,11 @@ Reference: transformers `models/kimi_k25`. Kimi-K2 itself is written as DeepSeek
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Final
 
 from twofold.models import deepseek
 from twofold.models.config import GenerationDefaults, ModelConfig
-from twofold.models.nested_config import text_fields
+from twofold.models.nested_config import text_fields, without_images
 from twofold.weights.json_file import Fields
 
 parse_gguf, config_fields = deepseek.parse_gguf, deepseek.config_fields
@@ -22,5 +21,4 @@ _OF_IMAGES: Final = ("vision_tower.*", "mm_projector.*", "model.vision_tower.*",
 def parse_config(fields: Fields, generation: GenerationDefaults) -> ModelConfig:
     """config.json as a ModelConfig of the text part. Raises ModelLoadError naming the file and the key."""
     config = deepseek.parse_config(text_fields(fields, "DeepseekV3ForCausalLM"), generation)
-    seeing = tuple(("what sees", pattern) for pattern in _OF_IMAGES)
-    return replace(config, renamed=_RENAMED, left_out=(*config.left_out, *seeing))
+    return without_images(config, _RENAMED, *_OF_IMAGES)

@@ -39,20 +39,13 @@ def parse_config(fields: Fields, generation: GenerationDefaults) -> ModelConfig:
     hidden, num_heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
     num_layers = fields.integer("num_hidden_layers", 32, maximum=common.MAX_LAYERS)
     eps = fields.number("norm_eps", 1e-5, above=True)
-    kinds = fields.data.get("layer_types")
-    if (
-        not isinstance(kinds, list)
-        or len(kinds) != num_layers
-        or any(kind not in (_CONV, _FULL) for kind in kinds)
-    ):
-        raise fields.error("layer_types", kinds, f"{_CONV!r} or {_FULL!r} for each of {num_layers} layers")
+    convolved = common.read_layer_types(fields, num_layers, _CONV)
     attention = Gqa(
         0, hidden, num_heads, fields.integer("num_key_value_heads", 8),
         fields.integer("head_dim", max(1, hidden // num_heads)), eps, qk_norm=True,
     )  # fmt: skip
-    conv = ShortConvolution(
-        0, hidden, fields.integer("conv_L_cache", 3), eps, fields.boolean("conv_bias", False)
-    )
+    taps, bias = fields.integer("conv_L_cache", 3), fields.boolean("conv_bias", False)
+    conv = ShortConvolution(0, hidden, taps, eps, bias)
     mixture = _mixture(
         attention, fields.integer("num_experts", 32, maximum=common.MAX_EXPERTS),
         fields.integer("num_experts_per_tok", 4), fields.integer("moe_intermediate_size", 1792),
@@ -64,7 +57,7 @@ def parse_config(fields: Fields, generation: GenerationDefaults) -> ModelConfig:
     max_positions = fields.integer("max_position_embeddings", 128_000)
     config = common.read_outline(
         fields, generation, common.repeat_layers(num_layers, lambda n: (
-            attention if kinds[n] == _FULL else conv, *(mixture if n >= first else (dense,)))), eps=eps,
+            conv if n in convolved else attention, *(mixture if n >= first else (dense,)))), eps=eps,
         rope=common.read_rope(fields, default_theta=1e6, max_position_embeddings=max_positions),
         rope_dim=attention.head_dim, max_position_embeddings=max_positions,
     )  # fmt: skip

@@ -19,12 +19,10 @@ from twofold.blocks.shared_experts import SharedExperts
 from twofold.models import config as common
 from twofold.models.config import GenerationDefaults, ModelConfig
 from twofold.models.gguf_config import GgufMetadata
-from twofold.models.nested_config import text_fields
+from twofold.models.nested_config import text_fields, without_images
 from twofold.weights.json_file import Fields
 
 _MODULE: Final = "feed_forward"
-_OF_IMAGES: Final = ("vision_model.*", "multi_modal_projector.*")
-_CHUNKED: Final = "chunked_attention"
 _CHUNK, _SLOPE = 8192, 0.1
 
 
@@ -32,8 +30,7 @@ def parse_config(fields: Fields, generation: GenerationDefaults) -> ModelConfig:
     """config.json as a ModelConfig of the text part. Raises ModelLoadError naming the file and the key."""
     if common.architecture_name(fields) == "Llama4ForConditionalGeneration":
         config = parse_config(text_fields(fields, "Llama4ForCausalLM"), generation)
-        seeing = tuple(("what sees", pattern) for pattern in _OF_IMAGES)
-        return replace(config, renamed=(("language_model.", ""),), left_out=seeing)
+        return without_images(config, (("language_model.", ""),), "vision_model.*", "multi_modal_projector.*")
     common.read_activation(fields)
     fields.only("attn_temperature_tuning", True, False, 4)  # 4: as first published
     num_layers = fields.integer("num_hidden_layers", maximum=common.MAX_LAYERS)
@@ -48,9 +45,9 @@ def parse_config(fields: Fields, generation: GenerationDefaults) -> ModelConfig:
     )  # fmt: skip
     interval = fields.integer("no_rope_layer_interval", 4)
     turns = fields.integers("no_rope_layers") or [int((n + 1) % interval != 0) for n in range(num_layers)]
-    kinds = fields.data.get("layer_types") or [_CHUNKED if turn else "full_attention" for turn in turns]
-    if len(turns) < num_layers or not isinstance(kinds, list) or len(kinds) < num_layers:
-        raise fields.error("no_rope_layers or layer_types", [turns, kinds], f"lists of {num_layers} layers")
+    if len(turns) < num_layers:
+        raise fields.error("no_rope_layers", list(turns), f"0 or 1 for each of {num_layers} layers")
+    chunked = common.read_layer_types(fields, num_layers, "chunked_attention", lambda n: turns[n] != 0)
     step = fields.integer("interleave_moe_layer_step", 1)
     is_moe = fields.integers("moe_layers") or range(step - 1, num_layers, step)
     sizes = (fields.integer("num_local_experts", 16, maximum=common.MAX_EXPERTS),
@@ -58,7 +55,7 @@ def parse_config(fields: Fields, generation: GenerationDefaults) -> ModelConfig:
     wide = fields.integer("intermediate_size_mlp", 16_384)
 
     def layer(n: int) -> tuple[Block, ...]:
-        return _layer(attention, turns[n] != 0, kinds[n] == _CHUNKED, sizes, None if n in is_moe else wide)
+        return _layer(attention, turns[n] != 0, n in chunked, sizes, None if n in is_moe else wide)
 
     max_positions = fields.integer("max_position_embeddings", 131_072)
     rope = common.read_rope(fields, default_theta=500_000.0, max_position_embeddings=max_positions)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
-from twofold.models.config import read_quantization
+from twofold.models.config import ModelConfig, read_quantization
 from twofold.weights.json_file import Fields
 
 _OUTER: Final = (
@@ -26,3 +27,9 @@ def text_fields(fields: Fields, architecture: str) -> Fields:
     read_quantization(text)
     outer = {key: fields.data[key] for key in _OUTER if key in fields.data}
     return Fields(text.where, outer | text.data | {"architectures": [architecture]})
+
+
+def without_images(config: ModelConfig, renamed: tuple[tuple[str, str], ...], *patterns: str) -> ModelConfig:
+    """A text part whose names a checkpoint changes so, beside tensors of these patterns for what sees."""
+    seeing = tuple(("what sees", pattern) for pattern in patterns)
+    return replace(config, renamed=renamed, left_out=(*config.left_out, *seeing))

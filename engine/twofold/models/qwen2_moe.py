@@ -61,7 +61,9 @@ def _sliding_layers(fields: Fields, num_layers: int) -> set[int]:
     if not fields.boolean("use_sliding_window", False):
         return set()
     first = fields.integer("max_window_layers", 28, minimum=0)
-    return common.read_windows(fields, num_layers, lambda layer: layer < first and layer % 2 == 0)
+    return common.read_layer_types(
+        fields, num_layers, _SLIDING, lambda layer: layer < first and layer % 2 == 0
+    )
 
 
 def parse_gguf(metadata: GgufMetadata) -> ModelConfig:

@@ -6,19 +6,17 @@ rotation are one, so it is plain RoPE. What sees is not read.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any, Final
 
 from twofold.models import config as common
 from twofold.models import qwen3_next
 from twofold.models.config import GenerationDefaults, ModelConfig
 from twofold.models.gguf_config import GgufMetadata
-from twofold.models.nested_config import text_fields
+from twofold.models.nested_config import text_fields, without_images
 from twofold.weights.json_file import Fields
 
 _CLASS: Final = "Qwen3_5MoeForCausalLM"
 _RENAMED: Final = (("model.language_model.", "model."),)
-_VISION: Final = ("what sees", "model.visual.*")
 
 
 def parse_config(fields: Fields, generation: GenerationDefaults) -> ModelConfig:
@@ -30,7 +28,7 @@ def parse_config(fields: Fields, generation: GenerationDefaults) -> ModelConfig:
     num_layers = of_text.integer("num_hidden_layers", maximum=common.MAX_LAYERS)
     renormalise = of_text.boolean("norm_topk_prob", True)
     config = qwen3_next.read(of_text, generation, set(range(num_layers)), renormalise)
-    return replace(config, renamed=_RENAMED, left_out=(*config.left_out, _VISION))
+    return without_images(config, _RENAMED, "model.visual.*")
 
 
 def parse_gguf(metadata: GgufMetadata) -> ModelConfig:
