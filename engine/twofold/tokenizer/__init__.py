@@ -325,10 +325,15 @@ def _special_tokens(fields: Fields, backend: tokenizers.Tokenizer) -> dict[str, 
             continue
         if not isinstance(value, str):
             raise fields.error(role, value, "a token's text")
-        if backend.token_to_id(value) is None:
+        if not _is_unicode(value) or backend.token_to_id(value) is None:
             raise fields.error(role, value, "a token that tokenizer.json has")
         found[role] = value
     return found
+
+
+def _is_unicode(text: str) -> bool:
+    """JSON may escape half of a surrogate pair, which is no character."""
+    return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def _eos_token_ids(

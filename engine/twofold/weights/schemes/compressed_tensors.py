@@ -76,7 +76,7 @@ class CompressedTensors:
             return _float_matrix(module, parts)
         fields = 32 // weights.bits
         is_packed = "weight_packed" in parts
-        if len(first.shape) != 2 or (not is_packed and weights.bits != 8):
+        if len(first.shape) != 2 or 0 in first.shape or (not is_packed and weights.bits != 8):
             raise ModelLoadError(
                 f"{first.file}: tensor {first.name} is {first.dtype} {list(first.shape)}, expected a matrix of "
                 f"{weights.bits}-bit integers; weights and configuration belong to different models"
