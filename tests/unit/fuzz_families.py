@@ -69,13 +69,17 @@ MODELS: dict[str, tuple[TinyModel, ...]] = {
     "llama4": (_small("llama4", moe_interval=2, num_shards=2), _small("llama4", rope_scaling=LLAMA3, nested=True)),
     "deepseek": (
         TinyDeepseek(**_SMALL, num_groups=1, top_groups=1, first_dense=1, num_shards=2),
-        TinyDeepseek("DeepseekV2ForCausalLM", **_SMALL, num_groups=1, top_groups=1, rope_scaling=YARN, q_lora_rank=None),
+        TinyDeepseek(
+            "DeepseekV2ForCausalLM", **_SMALL, num_groups=1, top_groups=1, rope_scaling=YARN, q_lora_rank=None
+        ),
     ),
     "glm4_moe_lite": (_small("glm4_moe_lite", first_dense=1),),
     "kimi_k25": (_small("kimi_k25", num_shards=2),),
 }  # fmt: skip
 _SCHEMES = {
-    "compressed-tensors": ("int4 in groups of 32 (Kimi-K2.5's)", "int4 with zero points", "int8 in words", "int8 by row"),
+    "compressed-tensors": (
+        "int4 in groups of 32 (Kimi-K2.5's)", "int4 with zero points", "int8 in words", "int8 by row",
+    ),
     "compressed-tensors, float8": ("float8 by tensor", "float8 by row"),
     "gptq": ("gptq", "gptq with act-order", "gptq v2 with zero points"),
     "awq": ("awq",),
@@ -88,8 +92,6 @@ Read = Callable[[Path], object]
 class Outcomes:
     counts: collections.Counter[str] = field(default_factory=collections.Counter)
     slowest_s: float = 0.0
-    refused: tuple[Path, str] | None = None
-    """A file or directory that was refused last, and how."""
     faults: list[str] = field(default_factory=list)
     """Every other outcome."""
 
@@ -105,8 +107,8 @@ def originals(
         for number, model in enumerate(MODELS[name]):
             directories.append(write_tiny_model(folder / f"{number}", model))
             twin = replace(model, expert_layout="separate", rope_scaling=None, sliding_window=None).twin
-            vocabulary = "llama" if name == "mixtral" else "gpt2"
-            gguf += [(twin, kind, vocabulary) for kind in ("F32", "Q8_0")]
+            if number == 0:
+                gguf.append((twin, "Q8_0", "llama" if name == "mixtral" else "gpt2"))
     elif name in _SCHEMES:
         from tests.engine.test_schemes import CASES, write
 
@@ -202,8 +204,12 @@ def bounded() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_AS, limits)
 
 
-def fuzz(name: str, inputs: int, seed: int, folder: Path, first: int = 0) -> Outcomes:
-    """Damages `name`'s files so often, beginning with number `first`."""
+def fuzz(
+    name: str, inputs: int, seed: int, folder: Path, first: int = 0,
+    on_refusal: Callable[[Path, str], None] | None = None,
+) -> Outcomes:  # fmt: skip
+    """Damages `name`'s files so often, beginning with number `first`; `on_refusal` is told of path and text while
+    the file is as it was refused."""
     outcomes = Outcomes()
     of_family = originals(name, folder / "originals")
     places = []
@@ -224,7 +230,13 @@ def fuzz(name: str, inputs: int, seed: int, folder: Path, first: int = 0) -> Out
             if any("token" in file for file in changed):
                 reads.append(read_tokenizer)
             for read in reads:
-                _one(read, place / "model.gguf" if is_gguf else place, f"{name}, input {number}", outcomes)
+                _one(
+                    read,
+                    place / "model.gguf" if is_gguf else place,
+                    f"{name}, input {number}",
+                    outcomes,
+                    on_refusal,
+                )
             _write(place, {file: files[file] for file in changed})
     return outcomes
 
@@ -237,7 +249,9 @@ def _write(place: Path, files: dict[str, bytes | None] | Files) -> None:
             (place / name).write_bytes(data)
 
 
-def _one(read: Read, path: Path, where: str, outcomes: Outcomes) -> None:
+def _one(
+    read: Read, path: Path, where: str, outcomes: Outcomes, on_refusal: Callable[[Path, str], None] | None
+) -> None:
     begun = time.process_time()
     signal.setitimer(signal.ITIMER_VIRTUAL, SECONDS)
     try:
@@ -246,7 +260,8 @@ def _one(read: Read, path: Path, where: str, outcomes: Outcomes) -> None:
     except ModelLoadError as error:
         text = str(error)
         outcomes.counts["refused"] += 1
-        outcomes.refused = (path, text)
+        if on_refusal is not None:
+            on_refusal(path, text)
         wrong = [
             problem
             for problem, is_so in (

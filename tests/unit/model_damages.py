@@ -1,4 +1,4 @@
-"""Random damages of a model's files: a directory's JSON and safetensors, a GGUF file's header. Of one seed always the same."""
+"""Random damages of a model's files: a directory's JSON and safetensors, GGUF headers; of a seed always the same."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _RAW = {
 _VALUES: tuple[Any, ...] = (
     None, True, False, 0, 1, -1, 2, 3, 7, 31, 63, 64, 255, 256, 4095, 4096, 65_535, 65_536, 2**31 - 1, 2**31, 2**32,
     2**40, 2**53 + 1, 2**63, 2**64, -(2**63), 10**400, 0.0, -0.0, 0.5, 1.0, -1.5, 1e-320, 1e30, 1e308, float("inf"),
-    float("-inf"), float("nan"), "", " ", "x", "1", "true", "a\nb", "\x1b[2J", "\u2028", "\ud800", "\0", "../x", "é" * 3000,
-    "re:(", "re:.*", "F16", "float16", "silu", "yarn", "linear", "full_attention", "Qwen3MoeForCausalLM", [], {}, [[]],
-    [{}], [None], [-1], ["a\nb"], {"a": 1}, {"\n": {}}, {"content": 3}, [0] * 300, *_RAW,
+    float("-inf"), float("nan"), "", " ", "x", "1", "true", "a\nb", "\x1b[2J", "\u2028", "\ud800", "\0", "../x",
+    "é" * 3000, "re:(", "re:.*", "F16", "float16", "silu", "yarn", "linear", "full_attention", "Qwen3MoeForCausalLM",
+    [], {}, [[]], [{}], [None], [-1], ["a\nb"], {"a": 1}, {"\n": {}}, {"content": 3}, [0] * 300, *_RAW,
 )  # fmt: skip
 _ITEM_BYTES = {
     "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "I16": 2, "F16": 2, "BF16": 2, "I32": 4, "F32": 4,
@@ -63,7 +63,7 @@ def damage_directory(files: Files, rng: random.Random) -> dict[str, bytes | None
 
 
 def damage_gguf(data: bytes, data_begin: int, parts: GgufParts, rng: random.Random) -> bytes:
-    """Wrong bytes, well-formed nonsense in the metadata, or tensors that are gone, doubled, renamed, turned or mixed up."""
+    """Wrong bytes, well-formed nonsense in the metadata, or tensors gone, renamed, turned or mixed up."""
     draw = rng.random()
     if draw < 0.35:
         return damaged(data, data_begin, rng)
@@ -113,10 +113,8 @@ def _strange_json(root: Any, rng: random.Random) -> Any:
         elif draw < 0.3:
             node[key] = node[rng.choice(list(node) if isinstance(node, dict) else range(len(node)))]
         elif draw < 0.5 and isinstance(inner, int | float):
-            with_sign = rng.choice(
-                (inner + 1, inner - 1, inner * 2, -inner, inner / 2, inner * 1000, str(inner), [inner])
-            )
-            node[key] = with_sign
+            others = (inner + 1, inner - 1, inner * 2, -inner, inner / 2, inner * 1000, str(inner), [inner])
+            node[key] = rng.choice(others)
         else:
             node[key] = rng.choice(_VALUES)
         return root

@@ -298,7 +298,10 @@ def _read_tokenizer_json(path: Path) -> tokenizers.Tokenizer:
         raise ModelLoadError(f"{path}: not UTF-8 text at byte {error.start}; download it again") from None
     except OSError as error:
         raise ModelLoadError(f"{path}: cannot be read: {error.strerror}") from None
-    except Exception as error:  # the package raises plain Exception for every malformed file
+    except BaseException as error:
+        # The package raises plain Exception for every malformed file, and its Rust code panics at some.
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
         reason = " ".join(str(error).split())[:200]
         raise ModelLoadError(f"{path}: not a valid tokenizer: {reason}; download it again") from None
 

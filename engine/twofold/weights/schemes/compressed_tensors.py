@@ -84,6 +84,8 @@ class CompressedTensors:
         rows, columns = first.shape[0], first.shape[1] * (fields if is_packed else 1)
         group = weights.group_size if weights.strategy == "group" else columns
         expect(first, ("I32",) if is_packed else ("I8",), first.shape)
+        if "weight_shape" in parts:
+            expect(parts["weight_shape"], ("I64", "I32"), (2,))
         num_groups = 1 if weights.strategy == "tensor" else -(-columns // group)
         shape = scales.shape if weights.strategy == "tensor" else (rows, num_groups)
         expect(scales, _SCALES, shape)
