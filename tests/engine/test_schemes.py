@@ -198,12 +198,12 @@ CASES = {
 }  # fmt: skip
 
 
-def write(directory: Path, case: Case) -> dict[str, Any]:
+def write(directory: Path, case: Case, model: TinyModel = MODEL) -> dict[str, Any]:
     """The model, its matrices stored by the scheme → their values by name."""
     rng = np.random.default_rng(1)
     stored: Parts = {}
     values: dict[str, Any] = {}
-    for name, weight in tiny_weights(MODEL).items():
+    for name, weight in tiny_weights(model).items():
         is_expert = ".experts." in name
         if not name.endswith("_proj.weight") or (case.of_experts and not is_expert):
             stored[name] = torch.tensor(weight)
@@ -212,14 +212,14 @@ def write(directory: Path, case: Case) -> dict[str, Any]:
         stored |= {
             f"{name.removesuffix('weight')}{part}": tensor.contiguous() for part, tensor in parts.items()
         }
-    write_tiny_model(directory, MODEL)
+    write_tiny_model(directory, model)
     save_file(stored, str(directory / "model.safetensors"))
-    write_config(directory, case.config | ({"ignore": case.ignore} if case.ignore else {}))
+    write_config(directory, case.config | ({"ignore": case.ignore} if case.ignore else {}), model)
     return values
 
 
-def write_config(directory: Path, quantization: dict[str, Any]) -> None:
-    config = tiny_config(MODEL) | {"quantization_config": quantization}
+def write_config(directory: Path, quantization: dict[str, Any], model: TinyModel = MODEL) -> None:
+    config = tiny_config(model) | {"quantization_config": quantization}
     (directory / "config.json").write_text(json.dumps(config))
 
 

@@ -10,6 +10,8 @@
 A message says what was given, what was expected and what to do. Only `server/` knows HTTP codes.
 """
 
+_MAX_CHARACTERS = 2000
+
 
 class TwofoldError(Exception):
     """Root of every error that Twofold raises on purpose."""
@@ -20,7 +22,27 @@ class ConfigError(TwofoldError):
 
 
 class ModelLoadError(TwofoldError):
-    """A model directory, weight file, tokenizer or chat template is missing, damaged or unsupported."""
+    """A model directory, weight file, tokenizer or chat template is missing, damaged or unsupported.
+
+    Its text quotes what untrusted files hold, and stays one line of print: other characters are escaped, and of a very
+    long text the middle is left out.
+    """
+
+    def __init__(self, message: str) -> None:
+        message = _shortened(message)
+        if not message.isprintable():
+            message = _shortened("".join(map(_printed, message)))
+        super().__init__(message)
+
+
+def _shortened(text: str) -> str:
+    if len(text) <= _MAX_CHARACTERS:
+        return text
+    return f"{text[: _MAX_CHARACTERS - 500]} ... {text[-500:]}"  # the remedy comes last
+
+
+def _printed(character: str) -> str:
+    return character if character.isprintable() else character.encode("unicode_escape").decode()
 
 
 class RequestError(TwofoldError):

@@ -298,7 +298,10 @@ def _read_tokenizer_json(path: Path) -> tokenizers.Tokenizer:
         raise ModelLoadError(f"{path}: not UTF-8 text at byte {error.start}; download it again") from None
     except OSError as error:
         raise ModelLoadError(f"{path}: cannot be read: {error.strerror}") from None
-    except Exception as error:  # the package raises plain Exception for every malformed file
+    except BaseException as error:
+        # The package raises plain Exception for every malformed file, and its Rust code panics at some.
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
         reason = " ".join(str(error).split())[:200]
         raise ModelLoadError(f"{path}: not a valid tokenizer: {reason}; download it again") from None
 
@@ -325,10 +328,15 @@ def _special_tokens(fields: Fields, backend: tokenizers.Tokenizer) -> dict[str, 
             continue
         if not isinstance(value, str):
             raise fields.error(role, value, "a token's text")
-        if backend.token_to_id(value) is None:
+        if not _is_unicode(value) or backend.token_to_id(value) is None:
             raise fields.error(role, value, "a token that tokenizer.json has")
         found[role] = value
     return found
+
+
+def _is_unicode(text: str) -> bool:
+    """JSON may escape half of a surrogate pair, which is no character."""
+    return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def _eos_token_ids(

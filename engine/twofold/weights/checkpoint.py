@@ -163,7 +163,7 @@ def read_header(file: Path) -> dict[str, TensorEntry]:
         raise ModelLoadError(f"{file}: cannot be read: {error.strerror}") from None
     try:
         header = json.loads(text.decode("utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError):
+    except (ValueError, RecursionError):  # not UTF-8, not JSON, a number of over 4300 digits
         raise ModelLoadError(
             f"{file}: header is not JSON; not a safetensors file, download it again"
         ) from None

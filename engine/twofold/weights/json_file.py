@@ -48,12 +48,10 @@ def read_json_object(path: Path, purpose: str) -> dict[str, Any]:
         raise ModelLoadError(f"{path}: cannot be read: {error.strerror} ({purpose})") from None
     try:
         value = json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as error:
-        where = (
-            f"line {error.lineno}: {error.msg}"
-            if isinstance(error, json.JSONDecodeError)
-            else "nested too deep"
-        )
+    except (ValueError, RecursionError) as error:  # ValueError itself: a number of over 4300 digits
+        where = "a number is too long" if isinstance(error, ValueError) else "nested too deep"
+        if isinstance(error, json.JSONDecodeError):
+            where = f"line {error.lineno}: {error.msg}"
         raise ModelLoadError(f"{path}: not valid JSON, {where} ({purpose}); download it again") from None
     if not isinstance(value, dict):
         raise ModelLoadError(f"{path}: holds a JSON {type(value).__name__}, expected an object ({purpose})")

@@ -76,7 +76,7 @@ class CompressedTensors:
             return _float_matrix(module, parts)
         fields = 32 // weights.bits
         is_packed = "weight_packed" in parts
-        if len(first.shape) != 2 or (not is_packed and weights.bits != 8):
+        if len(first.shape) != 2 or 0 in first.shape or (not is_packed and weights.bits != 8):
             raise ModelLoadError(
                 f"{first.file}: tensor {first.name} is {first.dtype} {list(first.shape)}, expected a matrix of "
                 f"{weights.bits}-bit integers; weights and configuration belong to different models"
@@ -84,6 +84,8 @@ class CompressedTensors:
         rows, columns = first.shape[0], first.shape[1] * (fields if is_packed else 1)
         group = weights.group_size if weights.strategy == "group" else columns
         expect(first, ("I32",) if is_packed else ("I8",), first.shape)
+        if "weight_shape" in parts:
+            expect(parts["weight_shape"], ("I64", "I32"), (2,))
         num_groups = 1 if weights.strategy == "tensor" else -(-columns // group)
         shape = scales.shape if weights.strategy == "tensor" else (rows, num_groups)
         expect(scales, _SCALES, shape)

@@ -63,8 +63,11 @@ class Gptq:
         for part in ("qzeros", "scales"):
             if part not in parts:
                 raise _missing(first, f"{module}.{part}")
-        if len(first.shape) != 2:
-            expect(first, ("I32",), (0, 0))
+        if len(first.shape) != 2 or 0 in first.shape:
+            raise ModelLoadError(
+                f"{first.file}: tensor {first.name} is {first.dtype} {list(first.shape)}, expected a matrix of I32; "
+                "weights and configuration belong to different models"
+            )
         packs_inputs = self.method == "gptq"
         inputs = first.shape[0] * (fields if packs_inputs else 1)
         outputs = first.shape[1] * (1 if packs_inputs else fields)
