@@ -18,8 +18,8 @@ from twofold.models.testing import tiny_weights, write_tiny_model
 from twofold.models.testing_gguf import write_tiny_gguf
 from twofold.models.testing_gpt_oss import TinyGptOss
 
+from tests.engine.drawn_families import YARN
 from tests.engine.model_runs import load, random_prompt
-from tests.engine.test_families import YARN
 from tests.engine.test_formats_forward import encode
 from tests.engine.transformers_runs import one_torch_thread, reference, reference_logits
 
