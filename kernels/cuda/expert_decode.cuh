@@ -11,9 +11,16 @@
 
 namespace twofold::cuda {
 
-// Room for registers: one token needs loads under way (80 registers), eight tokens need sums (up to 255).
+// Room for registers: one token needs loads under way (80 registers; nibbles under one f16 make do with 64), eight tokens
+// need sums (up to 255).
+template <WeightFormat F>
 constexpr int blocks_per_multiprocessor(int tokens, int threads) {
-  return (tokens == 1 ? 768 : 256) / threads;
+  int of_one_token = 768;
+  if constexpr (kernels::is_integer<FormatOf<F>>) {
+    using Format = FormatOf<F>;
+    if (Format::kNibbles && Format::kRuns == 1 && !kernels::has_table<Format>) of_one_token = 1024;
+  }
+  return (tokens == 1 ? of_one_token : 256) / threads;
 }
 
 // Copies the encoded rows of a token tile into shared memory, 16 bytes at a time.
@@ -95,7 +102,7 @@ __device__ inline void store_encoded(float value, uint8_t* row, int column, int 
 
 // h[pair] = encoded(gated(gate . x, up . x)) with biases added first, x being the token's encoded row.
 template <WeightFormat F, int kTokens>
-__global__ void __launch_bounds__(kGateUpThreads, blocks_per_multiprocessor(kTokens, kGateUpThreads))
+__global__ void __launch_bounds__(kGateUpThreads, blocks_per_multiprocessor<F>(kTokens, kGateUpThreads))
     gate_up_kernel(ExpertLayout layout, ExpertGroups groups, const uint8_t* x, int64_t row_bytes, int top_k,
                    int tile_tokens, uint8_t* out, int64_t out_row_bytes) {
   uint8_t* shared = dynamic_shared<uint8_t>();
@@ -136,7 +143,7 @@ __global__ void __launch_bounds__(kGateUpThreads, blocks_per_multiprocessor(kTok
 
 // outputs[pair] = down . h[pair] + bias.
 template <WeightFormat F, int kTokens>
-__global__ void __launch_bounds__(kDownThreads, blocks_per_multiprocessor(kTokens, kDownThreads))
+__global__ void __launch_bounds__(kDownThreads, blocks_per_multiprocessor<F>(kTokens, kDownThreads))
     down_kernel(ExpertLayout layout, ExpertGroups groups, const uint8_t* h, int64_t row_bytes,
                 int tile_tokens, float* outputs) {
   uint8_t* shared = dynamic_shared<uint8_t>();

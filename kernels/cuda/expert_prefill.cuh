@@ -96,8 +96,9 @@ __global__ void __launch_bounds__(kPrefillThreads, 2)
   const int count = min(kTileTokens, groups.begin[tile.x + 1] - begin);
   const int32_t* pairs = groups.pairs + begin;
   const uint8_t* expert = reinterpret_cast<const uint8_t*>(groups.weights[tile.x]);
-  const uint8_t* weights = expert + matrix.offset[blockIdx.z];
-  const int64_t bias_at = matrix.bias[blockIdx.z];
+  const bool second = blockIdx.z != 0;  // no index: the parameters would be copied to a stack
+  const uint8_t* weights = expert + (second ? matrix.offset[1] : matrix.offset[0]);
+  const int64_t bias_at = second ? matrix.bias[1] : matrix.bias[0];
   const float* bias = bias_at == 0 ? nullptr : reinterpret_cast<const float*>(expert + bias_at);
   const int first_panel = int(blockIdx.x) * kTilePanels;
   const int num_panels = (matrix.rows + kernels::kPanelRows - 1) / kernels::kPanelRows;
