@@ -3,6 +3,7 @@
 // added in an order fixed by K and format: no atomics, and a token's result does not depend on who shares its
 // expert.
 #pragma once
+#include <type_traits>
 
 #include "expert_layer.h"
 #include "launch_shapes.h"
@@ -11,14 +12,15 @@
 
 namespace twofold::cuda {
 
-// Room for registers: one token needs loads under way (80 registers; nibbles under one f16 make do with 64), eight tokens
-// need sums (up to 255).
+// Room for registers: one token needs loads under way (80 registers; nibbles under one f16 make do with 64, Q5_K's down
+// needs two more on sm_120), eight tokens need sums (up to 255).
 template <WeightFormat F>
 constexpr int blocks_per_multiprocessor(int tokens, int threads) {
   int of_one_token = 768;
   if constexpr (kernels::is_integer<FormatOf<F>>) {
     using Format = FormatOf<F>;
     if (Format::kNibbles && Format::kRuns == 1 && !kernels::has_table<Format>) of_one_token = 1024;
+    if (std::is_same_v<Format, kernels::formats::Q5_K> && threads == kDownThreads) of_one_token = 640;
   }
   return (tokens == 1 ? of_one_token : 256) / threads;
 }
@@ -123,9 +125,11 @@ __global__ void __launch_bounds__(kGateUpThreads, blocks_per_multiprocessor<F>(k
     multiply_panel<F, kTokens>(panel, at, layout.hidden, shared, row_bytes, count, sums);
     __syncthreads();
     const int lane = threadIdx.x % kWarpSize, row_of_lane = item.panel * kernels::kPanelRows + lane;
-    const float gate_bias = bias_of(layout, expert, 0, row_of_lane, layout.intermediate);
+    // Read again: kept over the products it costs the registers that Q5_K has not on sm_80.
+    const auto* biases = reinterpret_cast<const uint8_t*>(groups.weights[item.group]);
+    const float gate_bias = bias_of(layout, biases, 0, row_of_lane, layout.intermediate);
     const float up_bias =
-        bias_of(layout, expert, kernels::up_bias_at(layout.intermediate), row_of_lane, layout.intermediate);
+        bias_of(layout, biases, kernels::up_bias_at(layout.intermediate), row_of_lane, layout.intermediate);
     for (int t = threadIdx.x / kWarpSize; t < count; t += kGateUpThreads / kWarpSize) {
       const float gate = total<kTokens>(sums, 0, t, lane) + gate_bias;
       const float up = total<kTokens>(sums, kWarpsOfMatrix, t, lane) + up_bias;
@@ -163,8 +167,9 @@ __global__ void __launch_bounds__(kDownThreads, blocks_per_multiprocessor<F>(kTo
     multiply_panel<F, kTokens>(panel, at, layout.intermediate, shared, row_bytes, count, sums);
     __syncthreads();
     const int row = item.panel * kernels::kPanelRows + threadIdx.x % kWarpSize;
+    const auto* biases = reinterpret_cast<const uint8_t*>(groups.weights[item.group]);
     const float bias =
-        bias_of(layout, expert, kernels::down_bias_at(layout.intermediate), row, layout.hidden);
+        bias_of(layout, biases, kernels::down_bias_at(layout.intermediate), row, layout.hidden);
     for (int t = threadIdx.x / kWarpSize; t < count && row < layout.hidden; t += kDownThreads / kWarpSize)
       outputs[int64_t(groups.pairs[first + t]) * layout.hidden + row] =
           total<kTokens>(sums, 0, t, threadIdx.x % kWarpSize) + bias;
