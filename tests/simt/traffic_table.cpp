@@ -203,9 +203,10 @@ void latent_attention() {  // DeepSeek-V2-Lite
   tell(run, "mla_join");
 }
 
-void delta_net() {  // Qwen3-Next
+template <int kKey>
+void delta_net() {  // Qwen3-Next, whose keys have 128 elements
   Recorded run;
-  constexpr int kKeyHeads = 16, kValueHeads = 32, kKey = 128, kValue = 128, kTaps = 4;
+  constexpr int kKeyHeads = 16, kValueHeads = 32, kValue = 128, kTaps = 4;
   constexpr int kChannels = 2 * kKeyHeads * kKey + kValueHeads * kValue;
   constexpr int kWidth = kChannels + kValueHeads * kValue + 2 * kValueHeads;
   const int64_t slab = int64_t(kValueHeads) * (kValue / kDeltaBlockColumns) * delta_slab_floats(kKey);
@@ -227,7 +228,7 @@ void delta_net() {  // Qwen3-Next
                        1};
   run.check(launch_delta(rows, records, run.zeros<float>("out", size_t(kValueHeads * kValue)), nullptr),
             "delta");
-  tell(run, "delta");
+  tell(run, "delta", "-", kKey == 128 ? "16" : "32");
 }
 
 // A layer of a table step of 32 tokens, half of its experts on the CPU.
@@ -299,7 +300,8 @@ int main() {
   }
   for (const int head_dim : {64, 128, 256}) attention(head_dim);
   latent_attention();
-  delta_net();
+  delta_net<128>();
+  delta_net<256>();
   step();
   encode(kernels::ActivationKind::kF32, "f32");
   encode(kernels::ActivationKind::kBF16, "bf16");

@@ -78,7 +78,7 @@ def test_the_command(tmp_path: Path, source: Path, capsys: pytest.CaptureFixture
         (["--format", "q8_0", "--text", "/absent/text"], "--text /absent/text: cannot be read"),
         (["--format", "q8_0", "--text", "BINARY"], "not UTF-8 text at byte 0"),
         (["--format", "q8_0", "--text", "EMPTY"], "--text has fewer than two tokens"),
-        ([], "the following arguments are required: --format"),
+        ([], "either --format or --rules is needed"),
     ],
 )
 def test_wrong_arguments_give_one_line_and_code_2(

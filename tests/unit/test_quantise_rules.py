@@ -48,7 +48,7 @@ def test_which_format(
     [
         ("", "the file is None"),
         ("format: int5", "did you mean 'int8'|did you mean 'int4'"),
-        ("rules: []", "the file is"),
+        ("rules: []", "the file: has no format"),
         ("rules: [{format: int8}]", "the file: has no format"),
         ("format: int4\nrule: []", "did you mean 'rules'"),
         ("format: int4\nrules: {}", "expected a list of rules"),

@@ -165,9 +165,10 @@ def _summary(files: ModelFiles, recipe: Recipe, output: Path, rules: Rules, qual
             f"{quality.max_kl:.4f} nats",
             f"    likeliest token   the same for {100 * quality.same_top:.1f} %",
             f"    perplexity        {quality.source_perplexity:.3f} → {quality.perplexity:.3f}",
-            f"  {quality.verdict}",
         ]
     lines += _layer_table(files, recipe, quality)
+    if quality is not None:
+        lines.append(f"  {quality.verdict}")
     return "\n".join(lines)
 
 

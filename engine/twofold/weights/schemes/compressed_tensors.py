@@ -24,6 +24,8 @@ from twofold.weights.weight_format import scale_grid
 
 _SCALES: Final = ("BF16", "F16")
 _MODULE_CLASSES: Final = ("Linear",)
+_GROUPS_OF_NEIGHBOURS: Final = (None, False, "weight", "static")
+"""Values of `actorder` with which a group is of neighbouring columns."""
 
 
 @dataclass(frozen=True)
@@ -187,7 +189,7 @@ def _parse_weights(weights: Fields) -> _Weights:
     if (kind, bits) not in readable or (kind == "float" and not symmetric):
         raise weights.error("num_bits", f"{bits} ({kind})", "int of 4 or 8 bits, or symmetric float of 8")
     weights.only("strategy", *(("tensor", "channel") if kind == "float" else ("group", "channel", "tensor")))
-    if weights.data.get("actorder") not in (None, False, "weight", "static"):
+    if weights.data.get("actorder") not in _GROUPS_OF_NEIGHBOURS:
         raise weights.error(
             "actorder", weights.data["actorder"], "null or 'weight': groups of neighbouring columns"
         )
