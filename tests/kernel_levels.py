@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
 from twofold._core.testing import kernels
 from twofold.api.errors import ConfigError
+from twofold.blocks import ops
 
 EMULATIONS = {"amx": "amx_emulated"}
 """By level: its kernels with their instructions carried out in plain code, for CPUs without them."""
@@ -20,6 +23,15 @@ def _runs(level: str) -> bool:
 def runnable() -> list[str]:
     """Levels of this CPU, best last, then the emulations that it can run."""
     return [*kernels.supported_levels(), *filter(_runs, EMULATIONS.values())]
+
+
+def chosen(format: str) -> str:
+    """The level whose products of this format run here: the best one, or the one that was measured the fastest."""
+    best, reason = ops.isa_choice()
+    for level, formats in re.findall(r"(\w+) for ([\w, ]+)", reason):
+        if format in formats.split(", "):
+            return str(level)
+    return best
 
 
 def summary(levels: list[str], runnable: list[str]) -> str:

@@ -26,6 +26,7 @@ from twofold.weights.weight_format import FORMATS as LAYOUTS  # noqa: E402
 from twofold.weights.weight_format import WeightMatrix  # noqa: E402
 
 from tests.device.layer_sums import alone, cpu_beside_device, expert_limit  # noqa: E402
+from tests.kernel_levels import chosen  # noqa: E402
 
 F32 = npt.NDArray[np.float32]
 F64 = npt.NDArray[np.float64]
@@ -149,7 +150,7 @@ def test_an_expert_of_the_kernels_is_the_cpus_but_for_the_order_of_sums_and_what
 ) -> None:
     kind = kernels.device_activation(layer.format)
     assert layer.layout.activations == kind
-    assert kernels.inner_activation(ops.isa_choice()[0], layer.format, True) == kind
+    assert kernels.inner_activation(chosen(layer.format), layer.format, True) == kind
     outputs = on_device(fake.open_device(), layer, many)
     x = layer.rows.double().numpy()
     x = as_q8(x) if kind == "q8" else x
@@ -170,7 +171,7 @@ def test_an_expert_of_the_kernels_is_the_cpus_but_for_the_order_of_sums_and_what
 def test_beside_a_device_the_cpu_rounds_what_the_device_rounds_and_alone_what_its_level_does(
     layer: SimpleNamespace,
 ) -> None:
-    level = ops.isa_choice()[0]
+    level = chosen(layer.format)
     of_level = kernels.inner_activation(level, layer.format, False)
     beside = kernels.inner_activation(level, layer.format, True)
     assert of_level == kernels.format_kernel(level, layer.format)[0]

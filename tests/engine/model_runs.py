@@ -15,6 +15,8 @@ from twofold.engine.model import BatchMeta, LoadedModel, load_model
 from twofold.experts.accelerator import AcceleratorChoice
 from twofold.experts.moe import DenseCost, MoeRuntime, SlotPlan
 
+from tests.kernel_levels import chosen
+
 F32 = npt.NDArray[np.float32]
 PAGE_SIZE = 4
 MAX_PAGES = 64
@@ -102,7 +104,7 @@ class Runner:
 
 def rounds_activations(format_name: str) -> bool:
     """Whether products with weights of this format round activations to bfloat16, on the kernels chosen here."""
-    kind, _ = kernels.format_kernel(ops.isa_choice()[0], format_name)
+    kind, _ = kernels.format_kernel(chosen(format_name), format_name)
     return kind == "bf16"
 
 

@@ -8,6 +8,8 @@ from twofold._core.testing import kernels
 from twofold.blocks import ops
 from twofold.models.testing import weight_matrix
 
+from tests.kernel_levels import chosen
+
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
 
@@ -46,7 +48,7 @@ def packed(pool: ops.ThreadPool, *parts: NDArray) -> ops.PackedMatrix:
 
 def rounding(dtype: str) -> float:
     """How much of a product's terms the chosen kernels round away: activations, where they meet bf16 as bf16."""
-    kind, _ = kernels.format_kernel(ops.isa_choice()[0], "bf16")
+    kind, _ = kernels.format_kernel(chosen("bf16"), "bf16")
     return 2.0**-8 if dtype == "bfloat16" and kind == "bf16" else 0.0
 
 

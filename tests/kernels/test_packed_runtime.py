@@ -10,13 +10,15 @@ from twofold import _core
 from twofold._core.testing import kernels
 from twofold.blocks import ops
 
+from tests.kernel_levels import chosen
+
 HIDDEN, INNER, EXPERTS, TOP_K = 512, 256, 6, 3  # multiples of every format's block
 MIXED = [("q4_k", "q5_k", "q6_k"), ("bf16", "f32", "q8_0"), ("fp8", "fp8", "f16"), ("int4", "int8", "q4_0")]
 
 
 def seen(x: F32, format_name: str) -> F64:
     """The activations as the chosen kernels' encoding for this format holds them."""
-    level = ops.isa_choice()[0]
+    level = chosen(format_name)
     kind, _ = kernels.format_kernel(level, format_name)
     return decoded(kernels.encode(x, kind, level=level), kind, x.shape[1])
 
