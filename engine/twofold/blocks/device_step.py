@@ -56,6 +56,13 @@ class DeviceBatch:
             begin += counts[s]
         return num_decode, others
 
+    def by_record(self) -> list[tuple[Tensor, slice]]:
+        """(records, rows) of the leading sequences that have one token each, and of each of the others alone."""
+        assert self.records is not None
+        num_decode, others = self.sequences()
+        leading = [(self.records[:num_decode], slice(0, num_decode))] if num_decode > 0 else []
+        return [*leading, *((self.records[s : s + 1], rows) for s, rows in others)]
+
 
 @dataclass(frozen=True)
 class KvLayer:

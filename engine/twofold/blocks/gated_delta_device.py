@@ -40,16 +40,11 @@ class GatedDeltaOnDevice:
         from twofold.blocks.device_step import normed
 
         shape, batch = self.shape, step.batch
-        assert batch.records is not None
         projected = functional.linear(normed(hidden, self.norm, shape.eps), self.projections)
         attended = torch.empty(
             (len(hidden), shape.num_v_heads, shape.value_dim), dtype=torch.float32, device=hidden.device
         )
-        num_decode, others = batch.sequences()
-        parts = [(batch.records[s : s + 1], rows) for s, rows in others]
-        if num_decode > 0:
-            parts.insert(0, (batch.records[:num_decode], slice(0, num_decode)))
-        for records, rows in parts:
+        for records, rows in batch.by_record():
             positions = batch.positions[rows]
             self._recur(projected[rows], positions, records, state, attended[rows], step)
             self._keep(projected[rows], positions, records, state[1])

@@ -143,15 +143,13 @@ class ShortConvolutionOnDevice:
         from twofold.blocks.device_step import normed
 
         batch, (tail,) = step.batch, state
-        assert batch.records is not None
         projected = linear(normed(hidden, self.norm, self.shape.eps), self.projections, self.projections_bias)
         b, c, x = projected.float().chunk(3, -1)
         inputs = b * x
-        num_decode, others = batch.sequences()
-        parts = [(batch.records[s : s + 1], rows) for s, rows in others]
-        if num_decode > 0:
-            parts.insert(0, (batch.records[:num_decode], slice(0, num_decode)))
-        convolved = [self._convolved(inputs[rows], batch.positions[rows], of, tail) for of, rows in parts]
+        convolved = [
+            self._convolved(inputs[rows], batch.positions[rows], records, tail)
+            for records, rows in batch.by_record()
+        ]
         y = convolved[0] if len(convolved) == 1 else torch.cat(convolved)
         if self.conv_bias is not None:
             y = y + self.conv_bias

@@ -12,7 +12,7 @@ from typing import Any, Final
 from twofold.api.config import EngineConfig
 from twofold.api.errors import ConfigError, ModelLoadError
 from twofold.cli.memory_table import ContextNeeds, memory_table
-from twofold.models.model_files import ModelFiles, open_model_files
+from twofold.models.model_files import open_model_files
 from twofold.models.registry import FAMILIES, describe_family
 from twofold.weights.gguf_file import is_gguf
 from twofold.weights.gguf_source import REENCODED
@@ -83,14 +83,10 @@ def _examine(path: Path) -> dict[str, Any]:
         "layers": files.config.num_layers,
         "experts_per_layer": files.config.num_experts,
         "expert_formats": sorted({format for each in files.expert_formats() for format in each}),
-        "file_bytes": _file_bytes(files),
+        "file_bytes": files.file_bytes,
         "contexts": [dataclasses.asdict(row) for row in rows],
         "largest_context_here": max((row.tokens for row in rows if row.fits), default=0),
     }
-
-
-def _file_bytes(files: ModelFiles) -> int:
-    return sum(files.tensors.entry(name).num_bytes for name in files.tensors)
 
 
 def _known_lines() -> Iterator[str]:

@@ -141,7 +141,7 @@ def _report(
         "model": str(source),
         "output": str(output),
         "format": rules.label,
-        "source_bytes": _source_bytes(files),
+        "source_bytes": files.file_bytes,
         "bytes": sum(tensor.num_bytes for tensor in recipe.tensors()),
         "tensors_by_format": _by_format(recipe),
         "layers": _by_layer(files, recipe),
@@ -154,7 +154,7 @@ def _summary(files: ModelFiles, recipe: Recipe, output: Path, rules: Rules, qual
     counts = ", ".join(f"{count} {name}" for name, count in _by_format(recipe).items())
     lines = [
         f"{output}: {rules.label}, {written / 1e9:.3f} GB of weights, "
-        f"{100 * written / _source_bytes(files):.1f} % of the source (tensors: {counts})"
+        f"{100 * written / files.file_bytes:.1f} % of the source (tensors: {counts})"
     ]
     if quality is None:
         lines.append("not compared with the source (--max-tokens 0)")
@@ -204,10 +204,6 @@ def _layer_table(files: ModelFiles, recipe: Recipe, quality: Quality | None) -> 
         f"  {f'{first}-{last}':<9}  {shares}" + ("" if quality is None else f"   {100 * drift:.2f} %")
         for first, last, drift, shares in rows
     ]
-
-
-def _source_bytes(files: ModelFiles) -> int:
-    return sum(files.tensors.entry(name).num_bytes for name in files.tensors)
 
 
 def _by_format(recipe: Recipe) -> dict[str, int]:

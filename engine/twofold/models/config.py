@@ -7,6 +7,7 @@ alike is read here. It holds no weights and no behaviour beyond derived figures.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -366,6 +367,12 @@ def read_layer_types(
             "layer_types", kinds, f"{known[0]!r} or {known[1]!r} for each of {num_layers} layers"
         )
     return {layer for layer, said in enumerate(kinds) if said == kind}
+
+
+def rotary_share(rotary_dim: int, head_dim: int) -> float:
+    """The `partial_rotary_factor` that `read_rotary_dim` reads as this."""
+    share = rotary_dim / head_dim
+    return share if int(head_dim * share) == rotary_dim else math.nextafter(share, 1)
 
 
 def read_rotary_dim(fields: Fields, head_dim: int, default: float) -> int:

@@ -6,7 +6,6 @@ Where a value has several keys, the first is config.json's, the others are GGUF'
 
 from __future__ import annotations
 
-import math
 from typing import Any, Final
 
 from twofold.api.errors import ModelLoadError
@@ -90,13 +89,11 @@ def config_fields(config: ModelConfig, where: str) -> dict[str, Any]:
         raise ModelLoadError(
             f"{where}: {config.architecture} has no sliding window; give the Hugging Face checkpoint instead"
         )
-    inner, share = routed.intermediate_size, config.rope_dim / attention.head_dim
-    if int(attention.head_dim * share) < config.rope_dim:  # how it is read
-        share = math.nextafter(share, 1)
+    inner = routed.intermediate_size
     return {
         "model_type": "glm4_moe", "num_attention_heads": attention.num_heads,
         "num_key_value_heads": attention.num_kv_heads, "head_dim": attention.head_dim,
-        "partial_rotary_factor": share,
+        "partial_rotary_factor": common.rotary_share(config.rope_dim, attention.head_dim),
         "attention_bias": attention.bias, "use_qk_norm": attention.qk_norm,
         "first_k_dense_replace": config.moe_layers[0], "moe_intermediate_size": inner,
         "intermediate_size": dense[0].intermediate_size if dense else inner,

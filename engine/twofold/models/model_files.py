@@ -66,6 +66,11 @@ class ModelFiles:
     panels: Panels = PACKED_WHEN_LOADED
 
     @property
+    def file_bytes(self) -> int:
+        """Of the weights on disk."""
+        return sum(self.tensors.entry(name).num_bytes for name in self.tensors)
+
+    @property
     def mapped(self) -> MappedPanels | None:
         """The file of panels that it runs from, where there is one."""
         return self.panels if isinstance(self.panels, MappedPanels) else None

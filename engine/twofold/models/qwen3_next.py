@@ -6,7 +6,6 @@ Reference: transformers `models/qwen3_next`. Defaults below are those of `Qwen3N
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Final
@@ -59,10 +58,12 @@ def read(
         fields.integer("linear_conv_kernel_dim", 4, maximum=64), eps, zero_centred=not converted,
         log_decay=not converted, tiled=fields.boolean("tiled_value_heads", False),
     )  # fmt: skip
-    kinds = _layer_kinds(fields, num_layers)
+    linear = common.read_layer_types(
+        fields, num_layers, _LINEAR, lambda n: (n + 1) % fields.integer("full_attention_interval", 4) != 0
+    )
     wide = 1 if len(with_experts) == num_layers else fields.integer("intermediate_size", 5632)
     layers = compose(
-        fields, attention, delta, [kind == _FULL for kind in kinds], with_experts.__contains__, wide,
+        fields, attention, delta, [layer not in linear for layer in range(num_layers)], with_experts.__contains__, wide,
         renormalise=renormalise, shared=fields.integer("shared_expert_intermediate_size", 512),
     )  # fmt: skip
     config = common.read_outline(
@@ -92,20 +93,6 @@ def compose(
     return common.repeat_layers(
         len(full), lambda n: (attention if full[n] else delta, *(mixture if has_experts(n) else dense))
     )
-
-
-def _layer_kinds(fields: Fields, num_layers: int) -> Sequence[str]:
-    kinds = fields.data.get("layer_types")
-    if kinds is None:
-        interval = fields.integer("full_attention_interval", 4)
-        kinds = [_LINEAR if (n + 1) % interval else _FULL for n in range(num_layers)]
-    if (
-        not isinstance(kinds, list)
-        or len(kinds) != num_layers
-        or any(kind not in (_LINEAR, _FULL) for kind in kinds)
-    ):
-        raise fields.error("layer_types", kinds, f"{_LINEAR!r} or {_FULL!r} for each of {num_layers} layers")
-    return kinds
 
 
 def parse_gguf(metadata: GgufMetadata) -> ModelConfig:
@@ -150,9 +137,7 @@ def config_fields(config: ModelConfig, where: str) -> dict[str, Any]:
         config.blocks_of(GatedDelta),
         config.blocks_of(DenseFfn),
     )
-    inner, share = config.routed.intermediate_size, config.rope_dim / attention.head_dim
-    if int(attention.head_dim * share) < config.rope_dim:  # how it is read
-        share = math.nextafter(share, 1)
+    inner = config.routed.intermediate_size
     of_delta = {} if not delta else {
         "linear_num_key_heads": delta[0].num_k_heads, "linear_num_value_heads": delta[0].num_v_heads,
         "linear_key_head_dim": delta[0].key_dim, "linear_value_head_dim": delta[0].value_dim,
@@ -161,7 +146,8 @@ def config_fields(config: ModelConfig, where: str) -> dict[str, Any]:
     return of_delta | {
         "model_type": "qwen3_next", "num_attention_heads": attention.num_heads,
         "num_key_value_heads": attention.num_kv_heads, "head_dim": attention.head_dim,
-        "partial_rotary_factor": share, "attention_bias": attention.bias,
+        "partial_rotary_factor": common.rotary_share(config.rope_dim, attention.head_dim),
+        "attention_bias": attention.bias,
         "layer_types": [_FULL if isinstance(layer[0], Gqa) else _LINEAR for layer in config.layers],
         "mlp_only_layers": [block.layer for block in dense],
         "intermediate_size": dense[0].intermediate_size if dense else inner, "moe_intermediate_size": inner,

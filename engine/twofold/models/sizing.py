@@ -90,7 +90,7 @@ def measure_files(files: ModelFiles, *, kv_cache_dtype: str = "auto") -> ModelSi
         one_expert_bytes=max(experts),
         kv_bytes_per_token=config.cache_bytes_per_token(config.cache_dtype(kv_cache_dtype)),
         bytes_per_sequence=config.bytes_per_sequence,
-        file_bytes=sum(files.tensors.entry(name).num_bytes for name in files.tensors),
+        file_bytes=files.file_bytes,
         device_dense_bytes=sum(part.device_bytes(weights) for part, weights in dense) + rotation,
     )
 

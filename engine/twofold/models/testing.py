@@ -234,6 +234,12 @@ def _config(model: TinyModel) -> dict[str, Any]:
     }
 
 
+def without_qwens(config: dict[str, Any], *also: str) -> dict[str, Any]:
+    """A configuration without what only Qwen's have, and without the keys `also`."""
+    left_out = {"mlp_only_layers", "decoder_sparse_step", "use_sliding_window", "sliding_window", *also}
+    return {key: value for key, value in config.items() if key not in left_out}
+
+
 class RandomWeights:
     """Random tensors by name, one after the other of one generator."""
 

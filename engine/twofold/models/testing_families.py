@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from twofold.models.testing import F32, RandomWeights, TinyModel
+from twofold.models.testing import F32, RandomWeights, TinyModel, without_qwens
 from twofold.models.testing_deepseek import TinyDeepseek
 
 
@@ -60,15 +60,7 @@ class TinyGlm4Moe(TinyModel):
 
     def config(self) -> dict[str, Any]:
         """The contents of config.json."""
-        config = super().config()
-        for key in (
-            "num_experts",
-            "mlp_only_layers",
-            "decoder_sparse_step",
-            "use_sliding_window",
-            "sliding_window",
-        ):
-            del config[key]
+        config = without_qwens(super().config(), "num_experts")
         return config | {
             "model_type": "glm4_moe",
             "n_routed_experts": self.num_experts,
@@ -213,11 +205,7 @@ class TinyOlmoe(TinyModel):
 
     def config(self) -> dict[str, Any]:
         """The contents of config.json."""
-        config = super().config()
-        for key in ("head_dim", "moe_intermediate_size", "mlp_only_layers", "decoder_sparse_step"):
-            del config[key]
-        for key in ("use_sliding_window", "sliding_window"):
-            del config[key]
+        config = without_qwens(super().config(), "head_dim", "moe_intermediate_size")
         return config | {
             "model_type": "olmoe",
             "intermediate_size": self.moe_intermediate_size,
@@ -266,17 +254,7 @@ class TinyMiniMaxM2(TinyModel):
 
     def config(self) -> dict[str, Any]:
         """The contents of config.json."""
-        config = super().config()
-        for key in (
-            "num_experts",
-            "norm_topk_prob",
-            "mlp_only_layers",
-            "decoder_sparse_step",
-            "attention_bias",
-        ):
-            del config[key]
-        for key in ("use_sliding_window", "sliding_window"):
-            del config[key]
+        config = without_qwens(super().config(), "num_experts", "norm_topk_prob", "attention_bias")
         return config | {
             "model_type": "minimax_m2",
             "intermediate_size": config.pop("moe_intermediate_size"),
@@ -341,17 +319,9 @@ class TinyErnie(TinyModel):
 
     def config(self) -> dict[str, Any]:
         """The contents of config.json."""
-        config = super().config()
-        for key in (
-            "num_experts",
-            "num_experts_per_tok",
-            "norm_topk_prob",
-            "mlp_only_layers",
-            "decoder_sparse_step",
-        ):
-            del config[key]
-        for key in ("use_sliding_window", "sliding_window", "attention_bias"):
-            del config[key]
+        config = without_qwens(
+            super().config(), "num_experts", "num_experts_per_tok", "norm_topk_prob", "attention_bias"
+        )
         return config | {
             "model_type": "ernie4_5_moe",
             "use_bias": False,

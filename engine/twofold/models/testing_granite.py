@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from twofold.models.testing import F32, RandomWeights, TinyModel
+from twofold.models.testing import F32, RandomWeights, TinyModel, without_qwens
 
 
 @dataclass(frozen=True)
@@ -66,16 +66,7 @@ class TinyGranite(TinyModel):
 
     def config(self) -> dict[str, Any]:
         """The contents of config.json."""
-        config = super().config()
-        for key in (
-            "num_experts",
-            "norm_topk_prob",
-            "mlp_only_layers",
-            "decoder_sparse_step",
-            "sliding_window",
-        ):
-            del config[key]
-        del config["use_sliding_window"]
+        config = without_qwens(super().config(), "num_experts", "norm_topk_prob")
         shared = (
             {"shared_intermediate_size": self.shared_intermediate_size}
             if self.shared_intermediate_size

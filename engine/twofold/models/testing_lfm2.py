@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from twofold.models.testing import F32, RandomWeights, TinyModel
+from twofold.models.testing import F32, RandomWeights, TinyModel, without_qwens
 
 _NAMES: Final = {
     "input_layernorm": "operator_norm", "post_attention_layernorm": "ffn_norm", "o_proj": "out_proj",
@@ -73,11 +73,7 @@ class TinyLfm2(TinyModel):
 
     def config(self) -> dict[str, Any]:
         """The contents of config.json."""
-        config = super().config()
-        for key in ("hidden_act", "rms_norm_eps", "mlp_only_layers", "decoder_sparse_step", "attention_bias"):
-            del config[key]
-        for key in ("use_sliding_window", "sliding_window"):
-            del config[key]
+        config = without_qwens(super().config(), "hidden_act", "rms_norm_eps", "attention_bias")
         kinds = ["full_attention" if n in self.attention else "conv" for n in range(self.num_layers)]
         return config | {
             "model_type": "lfm2_moe",

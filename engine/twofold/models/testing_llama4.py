@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from twofold.models.testing import F32, RandomWeights, TinyModel
+from twofold.models.testing import F32, RandomWeights, TinyModel, without_qwens
 
 
 @dataclass(frozen=True)
@@ -79,16 +79,7 @@ class TinyLlama4(TinyModel):
 
     def config(self) -> dict[str, Any]:
         """The contents of config.json."""
-        config = super().config()
-        for key in (
-            "num_experts",
-            "norm_topk_prob",
-            "mlp_only_layers",
-            "decoder_sparse_step",
-            "sliding_window",
-        ):
-            del config[key]
-        del config["use_sliding_window"]
+        config = without_qwens(super().config(), "num_experts", "norm_topk_prob")
         config |= {
             "model_type": "llama4_text",
             "intermediate_size": config.pop("moe_intermediate_size"),

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 import tokenizers
-from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import AddedToken, decoders, models, normalizers, processors
 
 from twofold.api.errors import ModelLoadError
 from twofold.tokenizer.word_rules import WORD_RULES
@@ -115,12 +115,7 @@ class _Reader:
         backend = tokenizers.Tokenizer(
             models.BPE(vocab=vocabulary, merges=self._merges(), ignore_merges=rule.whole_words)
         )
-        backend.pre_tokenizer = pre_tokenizers.Sequence(
-            [
-                *(pre_tokenizers.Split(Regex(pattern), behavior="isolated") for pattern in rule.patterns),
-                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-            ]
-        )
+        backend.pre_tokenizer = rule.pre_tokenizer()
         backend.decoder = decoders.ByteLevel()
         if self._flag("tokenizer.ggml.add_bos_token", rule.adds_bos):
             self._begin_with_bos(backend, special_tokens)

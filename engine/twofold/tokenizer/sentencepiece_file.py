@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 
 from twofold.api.errors import ModelLoadError
-from twofold.weights.json_file import MAX_JSON_BYTES
+from twofold.tokenizer.vocabulary_file import read_vocabulary_file
 
 NAME: Final = "tokenizer.model"
 _BPE: Final = 2
@@ -26,15 +26,7 @@ _DEFAULT_IDS: Final = {"unknown": 0, "bos": 1, "eos": 2}
 
 def read_fields(path: Path) -> dict[str, Any]:
     """`tokenizer.ggml.*` as llama.cpp's converter writes it. Raises ModelLoadError naming the file and what is off."""
-    try:
-        size = path.stat().st_size
-        if size > MAX_JSON_BYTES:
-            raise ModelLoadError(
-                f"{path}: {size} bytes, expected at most {MAX_JSON_BYTES}; download it again"
-            )
-        data = path.read_bytes()
-    except OSError as error:
-        raise ModelLoadError(f"{path}: cannot be read: {error.strerror}") from None
+    data = read_vocabulary_file(path)
     try:
         return _fields(data, path)
     except (ValueError, struct.error, IndexError):

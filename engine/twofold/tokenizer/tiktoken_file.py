@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any, Final
 
 import tokenizers
-from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, decoders, models
 
 from twofold.api.errors import ModelLoadError
 from twofold.tokenizer.pieces import character_of_byte
+from twofold.tokenizer.vocabulary_file import read_vocabulary_file
 from twofold.tokenizer.word_rules import KIMI_K2
-from twofold.weights.json_file import MAX_JSON_BYTES, Fields
+from twofold.weights.json_file import Fields
 
 NAME: Final = "tiktoken.model"
 _NUM_RESERVED: Final = 256
@@ -28,12 +29,7 @@ def read_tiktoken(path: Path, config: Fields) -> tokenizers.Tokenizer:
     ranks = _read_ranks(path)
     vocabulary = {_spelled(token): rank for token, rank in ranks.items()}
     backend = tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=_merges(ranks), ignore_merges=True))
-    backend.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            *(pre_tokenizers.Split(Regex(pattern), behavior="isolated") for pattern in KIMI_K2.patterns),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
+    backend.pre_tokenizer = KIMI_K2.pre_tokenizer()
     backend.decoder = decoders.ByteLevel()
     named = _named_tokens(config)
     for token_id in range(len(ranks), len(ranks) + _NUM_RESERVED):
@@ -45,15 +41,7 @@ def read_tiktoken(path: Path, config: Fields) -> tokenizers.Tokenizer:
 
 
 def _read_ranks(path: Path) -> dict[bytes, int]:
-    try:
-        size = path.stat().st_size
-        if size > MAX_JSON_BYTES:
-            raise ModelLoadError(
-                f"{path}: {size} bytes, expected at most {MAX_JSON_BYTES}; download it again"
-            )
-        lines = path.read_bytes().splitlines()
-    except OSError as error:
-        raise ModelLoadError(f"{path}: cannot be read: {error.strerror}") from None
+    lines = read_vocabulary_file(path).splitlines()
     ranks: dict[bytes, int] = {}
     for number, line in enumerate(filter(None, lines)):
         encoded, _, rank = line.partition(b" ")

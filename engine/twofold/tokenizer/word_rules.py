@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from tokenizers import Regex, pre_tokenizers
+
 _CONTRACTIONS: Final = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _GPT2: Final = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _TAIL: Final = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -33,6 +35,15 @@ class WordRule:
     """A word that is a token is that token, whatever the merges say."""
     adds_bos: bool = False
     """Where the file does not say (tokenizer.ggml.add_bos_token)."""
+
+    def pre_tokenizer(self) -> pre_tokenizers.PreTokenizer:
+        """Cuts into words, each spelled in the byte-level alphabet."""
+        return pre_tokenizers.Sequence(
+            [
+                *(pre_tokenizers.Split(Regex(pattern), behavior="isolated") for pattern in self.patterns),
+                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+            ]
+        )
 
 
 _QWEN2: Final = WordRule((_CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}" + _TAIL,))

@@ -96,6 +96,11 @@ def expect(entry: TensorEntry, dtypes: tuple[str, ...], shape: tuple[int, ...]) 
         )
 
 
+def missing(entry: TensorEntry, name: str) -> ModelLoadError:
+    """The error for a part `name` that belongs to `entry` and is not there."""
+    return ModelLoadError(f"{entry.file}: tensor {name} is missing; download the model again")
+
+
 def unpack(words: npt.NDArray[np.int32], bits: int) -> npt.NDArray[np.uint8]:
     """The fields of 32-bit words along the last dimension, lowest bits first."""
     each = np.ascontiguousarray(words).view(np.uint8)

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from twofold.api.errors import ModelLoadError
 from twofold.weights.json_file import Fields
-from twofold.weights.schemes import SchemeMatrix, Stored, blocks, expect, matches, of_modules, unpack
+from twofold.weights.schemes import SchemeMatrix, Stored, blocks, expect, matches, missing, of_modules, unpack
 from twofold.weights.tensor_source import TensorEntry, scales_name
 from twofold.weights.weight_format import scale_grid
 
@@ -71,9 +71,7 @@ class CompressedTensors:
         first = next(iter(parts.values()))
         scales = parts.get("weight_scale")
         if scales is None:
-            raise ModelLoadError(
-                f"{first.file}: tensor {module}.weight_scale is missing; download the model again"
-            )
+            raise missing(first, f"{module}.weight_scale")
         if weights.kind == "float":
             return _float_matrix(module, parts)
         fields = 32 // weights.bits
@@ -93,9 +91,7 @@ class CompressedTensors:
         expect(scales, _SCALES, shape)
         if not weights.symmetric:
             if "weight_zero_point" not in parts:
-                raise ModelLoadError(
-                    f"{first.file}: tensor {module}.weight_zero_point is missing; download it again"
-                )
+                raise missing(first, f"{module}.weight_zero_point")
             zeros = parts["weight_zero_point"]
             expect(
                 zeros,

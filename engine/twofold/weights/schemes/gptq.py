@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from twofold.api.errors import ModelLoadError
 from twofold.weights.json_file import Fields
-from twofold.weights.schemes import SchemeMatrix, Stored, blocks, expect, of_modules, unpack
+from twofold.weights.schemes import SchemeMatrix, Stored, blocks, expect, missing, of_modules, unpack
 from twofold.weights.tensor_source import TensorEntry
 
 _AWQ_ORDER: Final = np.array([0, 4, 1, 5, 2, 6, 3, 7])
@@ -62,7 +62,7 @@ class Gptq:
         first, fields = parts["qweight"], 32 // self.bits
         for part in ("qzeros", "scales"):
             if part not in parts:
-                raise _missing(first, f"{module}.{part}")
+                raise missing(first, f"{module}.{part}")
         if len(first.shape) != 2 or 0 in first.shape:
             raise ModelLoadError(
                 f"{first.file}: tensor {first.name} is {first.dtype} {list(first.shape)}, expected a matrix of I32; "
@@ -118,10 +118,6 @@ class Gptq:
 def _awq(words: npt.NDArray[np.int32]) -> npt.NDArray[np.uint8]:
     fields = unpack(words, 4).reshape(*words.shape, 8)
     return fields[..., _AWQ_ORDER].reshape(words.shape[0], -1)
-
-
-def _missing(entry: TensorEntry, name: str) -> ModelLoadError:
-    return ModelLoadError(f"{entry.file}: tensor {name} is missing; download the model again")
 
 
 def parse_gptq(section: Fields) -> Gptq:
