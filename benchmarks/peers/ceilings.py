@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.peers.engines import PeerError, last_json_lines
-from benchmarks.peers.random_blocks import FORMATS
+from benchmarks.peers.gguf_model import read_per_token
 from benchmarks.peers.shapes import FULL_SHAPES
 
 _PROGRAM: Final = Path(__file__).resolve().parents[2] / "kernels" / "bench" / "ceilings.py"
@@ -37,13 +37,13 @@ def bounds(report: Mapping[str, Any], format_name: str) -> dict[str, float]:
     """tokens/s that memory (tg: every weight read once) and arithmetic (pp) allow; what is unknown is left out."""
     ceilings = report["ceilings"]
     shape = FULL_SHAPES[report["shape"]].with_layers(report["layers"])
+    weights, num_bytes = read_per_token(shape, format_name)
     found = {}
     if ceilings.get("read_gb_per_s"):
-        bytes_per_token = shape.weights_per_token * FORMATS[format_name].bits_per_weight / 8
-        found["tg"] = ceilings["read_gb_per_s"] * 1e9 / bytes_per_token
+        found["tg"] = ceilings["read_gb_per_s"] * 1e9 / num_bytes
     rate = arithmetic(ceilings, format_name)
     if rate:
         # The output layer runs for the last token of a prompt only.
-        per_token = 2 * (shape.weights_per_token - shape.vocab * shape.hidden)
+        per_token = 2 * (weights - shape.vocab * shape.hidden)
         found["pp"] = rate * 1e9 / per_token
     return found

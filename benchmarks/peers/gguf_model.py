@@ -1,8 +1,7 @@
 """Writes a random model of a real shape as one GGUF file, tensor by tensor: memory holds one matrix stack at a time.
 
 Everything is in the asked format, embedding and output too, except what GGUF always keeps in F32 (norms, routers,
-biases), and what is no expert of a model in MXFP4: that is Q8_0, as files of gpt-oss have it. The
-tokenizer is 256 byte tokens and fillers up to the vocabulary's size.
+biases), and what `TensorMaker` makes Q8_0. The tokenizer is 256 byte tokens and fillers up to the vocabulary's size.
 """
 
 from __future__ import annotations
@@ -10,14 +9,15 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.peers.random_blocks import GGUF_FORMATS, BlockFormat, random_rows, row_bytes
+from benchmarks.peers.family_tensors import FAMILIES, Tensor, TensorMaker, tensors_of_layer
+from benchmarks.peers.random_blocks import GGUF_FORMATS, random_rows, row_bytes
 from benchmarks.peers.shapes import FullShape
 
 if TYPE_CHECKING:
@@ -43,94 +43,34 @@ _FILE_TYPES: Final = {
 }
 
 
-@dataclass(frozen=True)
-class Tensor:
-    """A tensor of `stacks` matrices [rows, columns]; stacks is 0 for one matrix, rows too for a vector."""
-
-    name: str
-    block_format: BlockFormat
-    columns: int
-    rows: int = 0
-    stacks: int = 0
-    ones: bool = False
-    """A norm: all ones, instead of random."""
-
-    @property
-    def byte_shape(self) -> tuple[int, ...]:
-        width = row_bytes(self.block_format, self.columns)
-        return (*(size for size in (self.stacks, self.rows) if size), width)
-
-    @property
-    def bytes(self) -> int:
-        size = 1
-        for length in self.byte_shape:
-            size *= length
-        return size
-
-    @property
-    def all_rows(self) -> int:
-        return max(self.stacks, 1) * max(self.rows, 1)
-
-
 def tensors_of(shape: FullShape, format_name: str) -> list[Tensor]:
     """Every tensor of the file, in the order of the file. ValueError for an unknown format or rows it cannot hold."""
     if format_name not in GGUF_FORMATS:
         raise ValueError(f"format {format_name!r} is unknown; one of {', '.join(GGUF_FORMATS)}")
-    asked, f32 = GGUF_FORMATS[format_name], GGUF_FORMATS["f32"]
-    dense = GGUF_FORMATS["q8_0"] if format_name == "mxfp4" else asked
-    hidden, inner = shape.hidden, shape.intermediate
-    queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    tensors = [Tensor("token_embd.weight", dense, hidden, shape.vocab)]
-    for layer in range(shape.layers):
-        block = f"blk.{layer}."
-        tensors += [
-            Tensor(f"{block}attn_norm.weight", f32, hidden, ones=True),
-            Tensor(f"{block}attn_q.weight", dense, hidden, queries),
-            Tensor(f"{block}attn_k.weight", dense, hidden, keys),
-            Tensor(f"{block}attn_v.weight", dense, hidden, keys),
-            Tensor(f"{block}attn_output.weight", dense, queries, hidden),
-            *_of_family(shape, block),
-            Tensor(f"{block}ffn_gate_inp.weight", f32, hidden, shape.experts),
-            Tensor(f"{block}ffn_gate_exps.weight", asked, hidden, inner, shape.experts),
-            Tensor(f"{block}ffn_up_exps.weight", asked, hidden, inner, shape.experts),
-            Tensor(f"{block}ffn_down_exps.weight", asked, inner, hidden, shape.experts),
-        ]
-    tensors += [
-        Tensor("output_norm.weight", f32, hidden, ones=True),
-        Tensor("output.weight", dense, hidden, shape.vocab),
-    ]
-    for tensor in tensors:
-        row_bytes(tensor.block_format, tensor.columns)
-    return tensors
-
-
-def _of_family(shape: FullShape, block: str) -> list[Tensor]:
-    """What a layer has that only its family has."""
-    f32, hidden, inner = GGUF_FORMATS["f32"], shape.hidden, shape.intermediate
-    if shape.architecture == "qwen3moe":
-        return [
-            Tensor(f"{block}attn_q_norm.weight", f32, shape.head_dim, ones=True),
-            Tensor(f"{block}attn_k_norm.weight", f32, shape.head_dim, ones=True),
-            Tensor(f"{block}ffn_norm.weight", f32, hidden, ones=True),
-        ]
-    queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    biases = {
-        "attn_q": queries,
-        "attn_k": keys,
-        "attn_v": keys,
-        "attn_output": hidden,
-        "ffn_gate_inp": shape.experts,
-    }
-    of_experts = {"gate": inner, "up": inner, "down": hidden}
+    make = TensorMaker(format_name)
+    layers = (
+        replace(tensor, name=f"blk.{layer}.{tensor.name}")
+        for layer in range(shape.layers)
+        for tensor in tensors_of_layer(shape, layer, make)
+    )
     return [
-        Tensor(f"{block}post_attention_norm.weight", f32, hidden, ones=True),
-        Tensor(f"{block}attn_sinks.weight", f32, shape.heads),
-        *(Tensor(f"{block}{name}.bias", f32, size) for name, size in biases.items()),
-        *(
-            Tensor(f"{block}ffn_{part}_exps.bias", f32, size, shape.experts)
-            for part, size in of_experts.items()
-        ),
+        make.dense("token_embd", shape.hidden, shape.vocab),
+        *layers,
+        make.norm("output_norm", shape.hidden),
+        make.dense("output", shape.hidden, shape.vocab),
     ]
+
+
+def read_per_token(shape: FullShape, format_name: str) -> tuple[int, int]:
+    """Weights and bytes of the matrices that a decoded token reads: of routed experts those it goes to, no embedding."""
+    weights = num_bytes = 0
+    for tensor in tensors_of(shape, format_name):
+        if not tensor.rows or tensor.name == "token_embd.weight":
+            continue
+        share = shape.top_k / shape.experts if "_exps" in tensor.name else 1.0
+        weights += int(tensor.all_rows * tensor.columns * share)
+        num_bytes += int(tensor.bytes * share)
+    return weights, num_bytes
 
 
 def model_bytes(shape: FullShape, format_name: str) -> int:
@@ -202,8 +142,8 @@ def write_model(
 
 
 def _pieces(rng: np.random.Generator, tensor: Tensor) -> Iterator[npt.NDArray[Any]]:
-    if tensor.ones:
-        yield np.ones(tensor.columns, np.float32).view(np.uint8)
+    if tensor.fill is not None:
+        yield np.full(tensor.columns, tensor.fill, np.float32).view(np.uint8)
         return
     rows_at_once = max(1, _CHUNK_BYTES // row_bytes(tensor.block_format, tensor.columns))
     for first in range(0, tensor.all_rows, rows_at_once):
@@ -220,21 +160,21 @@ def _add_metadata(writer: gguf.GGUFWriter, shape: FullShape, format_name: str) -
     writer.add_block_count(shape.layers)
     writer.add_context_length(shape.context)
     writer.add_embedding_length(shape.hidden)
-    writer.add_feed_forward_length(shape.intermediate)
+    writer.add_feed_forward_length(shape.dense or shape.intermediate)
     writer.add_expert_feed_forward_length(shape.intermediate)
     writer.add_expert_count(shape.experts)
     writer.add_expert_used_count(shape.top_k)
     writer.add_head_count(shape.heads)
-    writer.add_head_count_kv(shape.kv_heads)
-    writer.add_key_length(shape.head_dim)
-    writer.add_value_length(shape.head_dim)
+    latent = shape.latent  # which is one head for all queries
+    writer.add_head_count_kv(1 if latent else shape.kv_heads)
+    writer.add_key_length(latent.kv_rank + latent.rope if latent else shape.head_dim)
+    writer.add_value_length(latent.kv_rank if latent else shape.head_dim)
     writer.add_rope_freq_base(shape.rope_base)
-    if shape.window:
-        writer.add_sliding_window(shape.window)
+    FAMILIES[shape.architecture].say(writer, shape)
     writer.add_layer_norm_rms_eps(shape.norm_eps)
     tokens, types = vocabulary(shape.vocab)
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("gpt-4o" if shape.architecture == "gpt-oss" else "qwen2")
+    writer.add_tokenizer_pre(FAMILIES[shape.architecture].word_rule)
     writer.add_token_list(tokens)
     writer.add_token_types(types)
     writer.add_token_merges(["Ġ t"])

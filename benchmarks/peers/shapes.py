@@ -8,6 +8,27 @@ from typing import Final
 
 
 @dataclass(frozen=True)
+class DeltaShape:
+    """A gated delta net, in all layers but every fourth."""
+
+    key_heads: int
+    value_heads: int
+    head_dim: int
+    taps: int = 4
+
+
+@dataclass(frozen=True)
+class LatentShape:
+    """DeepSeek's latent attention."""
+
+    q_rank: int
+    kv_rank: int
+    nope: int
+    rope: int
+    value: int
+
+
+@dataclass(frozen=True)
 class FullShape:
     """Sizes of a decoder. `layers` may be cut; everything else stays as the real model has it."""
 
@@ -29,6 +50,17 @@ class FullShape:
     """GGUF's name of the family."""
     window: int = 0
     """Of every other layer; 0: none."""
+    rotary: int = 0
+    """Dimensions of a head that are rotated, where not all are."""
+    shared: int = 0
+    """Intermediate size of the shared experts; 0: none."""
+    dense_layers: int = 0
+    """So many layers at the beginning have no experts, but a feed-forward of size `dense`."""
+    dense: int = 0
+    groups: int = 1
+    """Of experts, of which the better half is chosen from."""
+    delta: DeltaShape | None = None
+    latent: LatentShape | None = None
 
     def with_layers(self, layers: int) -> FullShape:
         return replace(self, layers=layers)
@@ -42,18 +74,6 @@ class FullShape:
     def attention_weights(self) -> int:
         """q, k, v and o of one layer."""
         return self.hidden * self.head_dim * 2 * (self.heads + self.kv_heads)
-
-    @property
-    def weights(self) -> int:
-        """All matrices of the model: experts, attention, embedding and output. Norms and routers are left out."""
-        layer = self.experts * self.expert_weights + self.attention_weights
-        return self.layers * layer + 2 * self.vocab * self.hidden
-
-    @property
-    def weights_per_token(self) -> int:
-        """Matrices read for one decoded token: routed experts, attention and output, without one row of embedding."""
-        layer = self.top_k * self.expert_weights + self.attention_weights
-        return self.layers * layer + self.vocab * self.hidden
 
 
 FULL_SHAPES: Final[Mapping[str, FullShape]] = {
@@ -76,6 +96,77 @@ FULL_SHAPES: Final[Mapping[str, FullShape]] = {
             norm_eps=1e-5,
             architecture="gpt-oss",
             window=128,
+        ),
+        FullShape(
+            "qwen3-next-80b",
+            48,
+            2048,
+            512,
+            512,
+            10,
+            16,
+            2,
+            256,
+            151_936,
+            rope_base=1e7,
+            architecture="qwen3next",
+            rotary=64,
+            shared=512,
+            delta=DeltaShape(16, 32, 128),
+        ),
+        FullShape(
+            "qwen3.5-122b",
+            48,
+            3072,
+            1024,
+            256,
+            8,
+            32,
+            2,
+            256,
+            248_320,
+            rope_base=1e7,
+            architecture="qwen35moe",
+            rotary=64,
+            shared=1024,
+            delta=DeltaShape(16, 64, 128),
+        ),
+        FullShape(
+            "glm-4.5-air",
+            46,
+            4096,
+            1408,
+            128,
+            8,
+            96,
+            8,
+            128,
+            151_552,
+            norm_eps=1e-5,
+            architecture="glm4moe",
+            rotary=64,
+            shared=1408,
+            dense_layers=1,
+            dense=10_944,
+        ),
+        FullShape(
+            "deepseek-v3",
+            61,
+            7168,
+            2048,
+            256,
+            8,
+            128,
+            128,
+            128,
+            129_280,
+            rope_base=10_000.0,
+            architecture="deepseek2",
+            shared=2048,
+            dense_layers=3,
+            dense=18_432,
+            groups=8,
+            latent=LatentShape(1536, 512, 128, 64, 128),
         ),
         # For the tests and for a first try: every part is there, nothing takes time.
         FullShape("tiny", 2, 256, 256, 8, 2, 4, 2, 64, 512, context=1024),

@@ -14,7 +14,7 @@ gguf = pytest.importorskip("gguf")
 
 from benchmarks.peers import gguf_model, hf_model  # noqa: E402
 from benchmarks.peers.random_blocks import FORMATS, GGUF_FORMATS, random_rows  # noqa: E402
-from benchmarks.peers.shapes import FULL_SHAPES  # noqa: E402
+from benchmarks.peers.shapes import FULL_SHAPES, DeltaShape, LatentShape  # noqa: E402
 
 TINY = FULL_SHAPES["tiny"]
 
@@ -83,13 +83,30 @@ def test_the_same_seed_writes_the_same_file(tmp_path: Path) -> None:
     assert a.read_bytes() == b.read_bytes() != c.read_bytes()
 
 
-def test_bytes_agree_with_the_arithmetic_of_the_shape() -> None:
-    shape = FULL_SHAPES["qwen3-30b-a3b"]
-    # 30.5 billion weights, 3.3 of them for one token with the embedding: the name says 30B and A3B.
-    assert shape.weights == pytest.approx(30.5e9, rel=0.01)
-    assert shape.weights_per_token + shape.vocab * shape.hidden == pytest.approx(3.3e9, rel=0.02)
-    assert gguf_model.model_bytes(shape, "q4_0") == pytest.approx(shape.weights * 4.5 / 8, rel=0.01)
-    assert shape.with_layers(6).weights_per_token * 8.5 / 8 == pytest.approx(692e6, rel=0.01)
+# Billions of weights, and of those that a token meets, as the models' names or cards say.
+CARDS = {
+    "qwen3-30b-a3b": (30.5, 3.3),
+    "qwen3-235b-a22b": (235, 22),
+    "gpt-oss-120b": (117, 5.1),
+    "qwen3-next-80b": (80, 3),
+    "qwen3.5-122b": (122, 10),
+    "glm-4.5-air": (106, 12),
+    "deepseek-v3": (671, 37),
+}
+
+
+@pytest.mark.parametrize("name", CARDS)
+def test_shapes_have_as_many_weights_as_the_models_cards_say(name: str) -> None:
+    shape = FULL_SHAPES[name]
+    billions, of_a_token = CARDS[name]
+    tensors = gguf_model.tensors_of(shape, "f16")
+    assert sum(tensor.all_rows * tensor.columns for tensor in tensors) == pytest.approx(
+        1e9 * billions, rel=0.01
+    )
+    weights, num_bytes = gguf_model.read_per_token(shape, "f16")
+    words = shape.vocab * shape.hidden  # cards count embedding and output, or neither
+    assert 0.9 * (weights - words) < 1e9 * of_a_token < 1.05 * (weights + words)
+    assert num_bytes == pytest.approx(2 * weights, rel=0.02)
 
 
 def test_the_directory_for_transformers_holds_the_same_weights(tmp_path: Path) -> None:
@@ -107,9 +124,30 @@ def test_the_directory_for_transformers_holds_the_same_weights(tmp_path: Path) -
     assert (loaded["model.layers.0.self_attn.q_norm.weight"] == 1).all()
 
 
-def test_a_shape_of_gpt_oss_is_a_whole_gpt_oss(tmp_path: Path) -> None:
-    shape = replace(TINY, architecture="gpt-oss", window=8)
+FAMILIES_OF_SHAPES = {
+    "GptOssForCausalLM": replace(TINY, architecture="gpt-oss", window=8),
+    "Qwen3NextForCausalLM": replace(
+        TINY, architecture="qwen3next", layers=4, rotary=16, shared=64, delta=DeltaShape(2, 4, 64)
+    ),
+    "Qwen3_5MoeForCausalLM": replace(
+        TINY, architecture="qwen35moe", layers=4, rotary=16, shared=64, delta=DeltaShape(2, 4, 64)
+    ),
+    "Glm4MoeForCausalLM": replace(
+        TINY, architecture="glm4moe", rotary=32, shared=256, dense_layers=1, dense=512
+    ),
+    "DeepseekV3ForCausalLM": replace(
+        TINY, architecture="deepseek2", shared=256, dense_layers=1, dense=512, groups=4,
+        latent=LatentShape(64, 64, 32, 32, 64),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FAMILIES_OF_SHAPES)
+def test_a_shape_of_a_family_is_a_whole_model_of_it(tmp_path: Path, name: str) -> None:
+    shape = FAMILIES_OF_SHAPES[name]
     gguf_model.write_model(tmp_path / "m.gguf", shape, "mxfp4")
     files = open_model_files(tmp_path / "m.gguf")
-    assert files.config.architecture == "GptOssForCausalLM"
+    assert files.config.architecture == name
     assert set(files.expert_formats()) == {("mxfp4",) * 3}
+    unused = {*files.tensors} - {tensor for _, weights in files.parts() for tensor in weights.names}
+    assert not unused
