@@ -62,7 +62,7 @@ def tensors_of(shape: FullShape, format_name: str) -> list[Tensor]:
 
 
 def read_per_token(shape: FullShape, format_name: str) -> tuple[int, int]:
-    """Weights and bytes of the matrices that a decoded token reads: of routed experts those it goes to, no embedding."""
+    """Weights and bytes of the matrices that a decoded token reads: of experts those it goes to, no embedding."""
     weights = num_bytes = 0
     for tensor in tensors_of(shape, format_name):
         if not tensor.rows or tensor.name == "token_embd.weight":
