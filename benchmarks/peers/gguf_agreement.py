@@ -4,7 +4,8 @@
 
 llama.cpp comes through llama-cpp-python (pip install 'twofold[peers]'), in this interpreter or in the one that
 --llama-python names. Both are given the same token ids, those of Twofold's tokenizer; whether llama.cpp's tokenizer
-gives the same ids is said too. Ends with exit code 1 if a file's agreement is below --at-least.
+gives the same ids is said too. Both round activations, each in its own way: --beside-exact says how far each is from
+the same weights in float32, computed exactly. Ends with exit code 1 if a file's agreement is below --at-least.
 """
 
 from __future__ import annotations
@@ -18,6 +19,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
+
+F32 = npt.NDArray[np.float32]
+ENGINES = ("twofold", "llama.cpp")
 
 WORKER = """
 import json, sys
@@ -52,6 +57,11 @@ def main() -> int:
     parser.add_argument(
         "--f32-cache", action="store_true", help="llama.cpp keeps keys and values as float32, not as float16"
     )
+    parser.add_argument(
+        "--beside-exact",
+        action="store_true",
+        help="compare both with a float32 copy of the file, too (small files)",
+    )
     parser.add_argument("--json", action="store_true", help="print a list of figures, one object per file")
     args = parser.parse_args()
     found = [compare(path, args) for path in args.files]
@@ -64,22 +74,23 @@ def main() -> int:
                 f"positions, mean KL divergence {row['kl_mean']:.5f}, "
                 f"token ids {'equal' if row['same_ids'] else 'DIFFER'}"
             )
+            for name in ENGINES if args.beside_exact else ():
+                print(
+                    f"  {name} and float32: {100 * row[f'{name} agreement']:.1f} %, "
+                    f"mean KL divergence {row[f'{name} kl_mean']:.5f}"
+                )
     return 0 if all(row["agreement"] >= args.at_least and row["same_ids"] for row in found) else 1
 
 
 def compare(path: Path, args: argparse.Namespace) -> dict[str, Any]:
-    from twofold.blocks import ops
     from twofold.models.model_files import open_model_files
-    from twofold.models.quantise.layers import LayeredModel
-    from twofold.models.quantise.quality import log_probabilities
     from twofold.models.quantise.texts import default_text
     from twofold.tokenizer import Tokenizer
 
-    files = open_model_files(path)
     text = args.text.read_text(encoding="utf-8") if args.text else default_text()
-    ids = Tokenizer.open(path, vocab_size=files.config.vocab_size).encode(text)[: args.positions]
-    model = LayeredModel(files, ops.ThreadPool(0))
-    ours = model.logits(model.hidden_states([ids])[0])
+    vocab_size = open_model_files(path).config.vocab_size
+    ids = Tokenizer.open(path, vocab_size=vocab_size).encode(text)[: args.positions]
+    ours, exact = logits_of(path, ids), None
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder, "logits.npy")
         done = subprocess.run(
@@ -95,14 +106,55 @@ def compare(path: Path, args: argparse.Namespace) -> dict[str, Any]:
                 f"llama.cpp failed: {last} (install it: pip install 'twofold[peers]', or --llama-python PATH)"
             )
         theirs = np.load(out)[:, : ours.shape[1]]
-    p, q = log_probabilities(theirs), log_probabilities(ours)
+        if args.beside_exact:
+            write_exact(path, Path(folder, "exact.gguf"))
+            exact = logits_of(Path(folder, "exact.gguf"), ids)
+    same_ids = bool(json.loads(done.stdout.splitlines()[-1])["same_ids"])
+    found = {"file": path.name, "positions": len(ids), **nearness(theirs, ours), "same_ids": same_ids}
+    for name, logits in zip(ENGINES, (ours, theirs), strict=True) if exact is not None else ():
+        found |= {f"{name} {key}": value for key, value in nearness(exact, logits).items()}
+    return found
+
+
+def logits_of(path: Path, ids: list[int]) -> F32:
+    """[tokens, vocabulary] by Twofold."""
+    from twofold.blocks import ops
+    from twofold.models.model_files import open_model_files
+    from twofold.models.quantise.layers import LayeredModel
+
+    model = LayeredModel(open_model_files(path), ops.ThreadPool(0))
+    return model.logits(model.hidden_states([ids])[0])
+
+
+def nearness(reference: F32, logits: F32) -> dict[str, float]:
+    """How often the likeliest token is the same, and the divergence of `logits` from `reference`."""
+    from twofold.models.quantise.quality import log_probabilities
+
+    p, q = log_probabilities(reference), log_probabilities(logits)
     return {
-        "file": path.name,
-        "positions": len(ids),
-        "agreement": float((ours.argmax(axis=1) == theirs.argmax(axis=1)).mean()),
+        "agreement": float((logits.argmax(axis=1) == reference.argmax(axis=1)).mean()),
         "kl_mean": float((np.exp(p) * (p - q)).sum(axis=1).mean()),
-        "same_ids": bool(json.loads(done.stdout.splitlines()[-1])["same_ids"]),
     }
+
+
+def write_exact(path: Path, out: Path) -> None:
+    """The same model with every tensor in float32."""
+    import gguf
+
+    reader = gguf.GGUFReader(path)
+    writer = gguf.GGUFWriter(out, reader.fields["general.architecture"].contents())
+    for key, field in reader.fields.items():
+        if not key.startswith("GGUF.") and key != "general.architecture":
+            kind, *element = dict.fromkeys(field.types)
+            writer.add_key_value(key, field.contents(), kind, sub_type=element[0] if element else None)
+    for tensor in reader.tensors:
+        values = gguf.dequantize(tensor.data, tensor.tensor_type).astype(np.float32)
+        shape = [int(size) for size in reversed(tensor.shape)]
+        writer.add_tensor(tensor.name, np.ascontiguousarray(values).reshape(shape))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
 
 
 if __name__ == "__main__":
