@@ -270,6 +270,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ),
     ("glm4_moe", {"n_group": 5}, "12 experts do not fill n_group 5"),
     ("glm4_moe", {"first_k_dense_replace": 3}, "no layer has experts"),
+    ("minimax_m2", {"num_mtp_modules": 2**30}, "4096 at most"),
     ("glm4_moe_lite", {"mlp_layer_types": ["sparse", "dense", "sparse"]}, "mlp_layer_types"),
     ("glm4_moe_lite", {"mlp_layer_types": "dense"}, "mlp_layer_types"),
     ("qwen2_moe", {"num_experts_per_tok": 10}, "num_experts_per_tok 10"),

@@ -172,7 +172,12 @@ class ModelConfig:
 
     def without_predictions(self, where: str, count: int) -> ModelConfig:
         """Itself, knowing of `count` layers behind the last: they predict further tokens and are not read, which is
-        logged with `where`, the file that says so."""
+        logged with `where`, the file that says so. Raises ModelLoadError for more than a model can have."""
+        if count > MAX_LAYERS:
+            raise ModelLoadError(
+                f"{where}: {count} layers that predict further tokens were given; expected {MAX_LAYERS} at most; "
+                "fix or replace this file"
+            )
         names = [
             f"{prefix}.{self.num_layers + n}.*" for n in range(count) for prefix in ("model.layers", "blk")
         ]
