@@ -113,7 +113,16 @@ def _strange_json(root: Any, rng: random.Random) -> Any:
         elif draw < 0.3:
             node[key] = node[rng.choice(list(node) if isinstance(node, dict) else range(len(node)))]
         elif draw < 0.5 and isinstance(inner, int | float):
-            others = (inner + 1, inner - 1, inner * 2, -inner, inner / 2, inner * 1000, str(inner), [inner])
+            others = (
+                inner + 1,
+                inner - 1,
+                inner * 2,
+                -inner,
+                min(inner, 2**1000) / 2,
+                inner * 1000,
+                str(inner),
+                [inner],
+            )
             node[key] = rng.choice(others)
         else:
             node[key] = rng.choice(_VALUES)
