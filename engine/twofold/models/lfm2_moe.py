@@ -70,7 +70,7 @@ def parse_gguf(metadata: GgufMetadata) -> ModelConfig:
     fields.only("expert_gating_func", 2, 0)  # sigmoid
     said = metadata.file.fields.get("lfm2moe.attention.head_count_kv")
     kv_heads = np.ravel(said if said is not None else 0).tolist()
-    if len(kv_heads) != metadata.num_layers or len({*kv_heads} - {0}) != 1:
+    if len(kv_heads) != metadata.num_layers or len({*kv_heads} - {0}) != 1 or max(kv_heads) < 1:
         raise fields.error("attention.head_count_kv", kv_heads[:8], "0 or one number for each layer")
     num_heads = fields.integer("attention.head_count")
     attention = Gqa(
