@@ -32,6 +32,7 @@ ENGINE = {"experts", "device", "tokenizer", "engine", "telemetry"} | MODELS | NA
 ALLOWED: dict[str, set[str]] = {
     "__init__": set(),
     "api": {"weights.weight_format"},
+    "chat": set(),
     "weights": set(),
     "weights.weight_format": {"weights.format_table"},
     "weights.format_table": set(),
@@ -39,7 +40,7 @@ ALLOWED: dict[str, set[str]] = {
     "weights.gguf_file": set(),
     "weights.host_memory": set(),
     "blocks": {"weights", "_cuda"} | NATIVE,
-    "models": {"weights", "blocks"},
+    "models": {"weights", "blocks", "chat.marks"},
     "models.bundled": set(),
     "models.quantise": {"tokenizer", "experts", "engine.expert_loading"} | MODELS | NATIVE,
     "experts": {"weights", "_cuda"} | NATIVE,
@@ -52,8 +53,8 @@ ALLOWED: dict[str, set[str]] = {
     "engine.prefill_budget": set(),
     "lab": {"telemetry", "experts", "engine", "weights", "models.bundled"} | NATIVE,
     "lab.kv_cache": MODELS | NATIVE,
-    "server": ENGINE,
-    "cli": {"server", "lab"} | ENGINE,
+    "server": ENGINE | {"chat"},
+    "cli": {"server", "lab", "chat"} | ENGINE,
 }
 
 # Third-party packages that only some units may import, because the others must run without them.

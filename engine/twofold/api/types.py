@@ -118,6 +118,8 @@ class GenerationRequest:
     """The caller's name for it, e.g. "chatcmpl-…"; unique."""
     model: str = ""
     endpoint: str = ""
+    shown_tokens: frozenset[int] = frozenset()
+    """Special tokens that the text shows all the same, for who reads marks of calls and of thinking in it."""
     return_routed_experts: bool = False
     """Give the experts of every token back with the last chunk (prompt and answer but its last token)."""
     after_step: Callable[[], None] | None = None

@@ -142,7 +142,7 @@ class Engine:
             sequence = Sequence(next(self._numbers), request, list(request.prompt_token_ids), max_tokens)
             answer = RequestState(
                 sequence,
-                self.tokenizer.detokenizer(),
+                self.tokenizer.detokenizer(shown=request.shown_tokens),
                 self.config.seed,
                 self._now_s(),
                 self._eos_token_ids,

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol, cast
 
 from twofold.api.errors import ModelLoadError
+from twofold.chat.marks import ChatMarks, FamilyChat
 from twofold.models.config import (
     GenerationDefaults,
     ModelConfig,
@@ -26,6 +27,8 @@ from twofold.models.gguf_config import GgufMetadata
 from twofold.weights.gguf_file import GgufFile, is_gguf
 from twofold.weights.json_file import Fields
 
+_NO_CHAT: Final = FamilyChat()
+
 
 @dataclass(frozen=True)
 class Family:
@@ -34,25 +37,63 @@ class Family:
     module: str
     classes: tuple[str, ...]
     gguf: str
+    chat: FamilyChat = _NO_CHAT
+    """How its models mark their calls of tools and their thinking."""
 
+
+_QWEN3: Final = FamilyChat(("qwen3_coder", "hermes"), ("qwen3",))
+_GLM: Final = FamilyChat(("glm47", "glm45"), ("glm45",), ("<|user|>", "<|observation|>"))
+_KIMI: Final = FamilyChat(("kimi_k2",), ("kimi_k2",), ("<|im_end|>",))
+# GGUF files call Kimi-K2 and GLM-4.7-Flash "deepseek2", too, and Kimi-K2's own files say DeepSeek-V3.
+_DEEPSEEK: Final = FamilyChat(
+    ("deepseek_v3", "deepseek_v31", *_KIMI.tools, *_GLM.tools),
+    ("deepseek_r1",),
+    (*_KIMI.end_of_turn, *_GLM.end_of_turn),
+)
 
 FAMILIES: Final = (
-    Family("qwen3_moe", ("Qwen3MoeForCausalLM",), "qwen3moe"),
-    Family("mixtral", ("MixtralForCausalLM",), "llama"),
-    Family("qwen2_moe", ("Qwen2MoeForCausalLM",), "qwen2moe"),
-    Family("qwen3_next", ("Qwen3NextForCausalLM",), "qwen3next"),
-    Family("qwen3_5_moe", ("Qwen3_5MoeForCausalLM", "Qwen3_5MoeForConditionalGeneration"), "qwen35moe"),
+    Family("qwen3_moe", ("Qwen3MoeForCausalLM",), "qwen3moe", _QWEN3),
+    Family("mixtral", ("MixtralForCausalLM",), "llama", FamilyChat(("mistral", "hermes"))),
+    Family("qwen2_moe", ("Qwen2MoeForCausalLM",), "qwen2moe", FamilyChat(("hermes",))),
+    Family("qwen3_next", ("Qwen3NextForCausalLM",), "qwen3next", _QWEN3),
+    Family(
+        "qwen3_5_moe", ("Qwen3_5MoeForCausalLM", "Qwen3_5MoeForConditionalGeneration"), "qwen35moe", _QWEN3
+    ),
     Family("olmoe", ("OlmoeForCausalLM",), "olmoe"),
-    Family("glm4_moe", ("Glm4MoeForCausalLM",), "glm4moe"),
-    Family("minimax_m2", ("MiniMaxM2ForCausalLM",), "minimax-m2"),
-    Family("ernie4_5_moe", ("Ernie4_5_MoeForCausalLM",), "ernie4_5-moe"),
-    Family("granitemoe", ("GraniteMoeForCausalLM", "GraniteMoeSharedForCausalLM"), "granitemoe"),
-    Family("gpt_oss", ("GptOssForCausalLM",), "gpt-oss"),
-    Family("lfm2_moe", ("Lfm2MoeForCausalLM",), "lfm2moe"),
-    Family("llama4", ("Llama4ForCausalLM", "Llama4ForConditionalGeneration"), "llama4"),
-    Family("deepseek", ("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM"), "deepseek2"),
-    Family("glm4_moe_lite", ("Glm4MoeLiteForCausalLM",), "deepseek2"),
-    Family("kimi_k25", ("KimiK25ForConditionalGeneration", "Kimi_K25ForConditionalGeneration"), "deepseek2"),
+    Family("glm4_moe", ("Glm4MoeForCausalLM",), "glm4moe", _GLM),
+    Family(
+        "minimax_m2", ("MiniMaxM2ForCausalLM",), "minimax-m2", FamilyChat(("minimax_m2",), ("minimax_m2",))
+    ),
+    Family(
+        "ernie4_5_moe", ("Ernie4_5_MoeForCausalLM",), "ernie4_5-moe", FamilyChat(("hermes",), ("ernie45",))
+    ),
+    Family(
+        "granitemoe",
+        ("GraniteMoeForCausalLM", "GraniteMoeSharedForCausalLM"),
+        "granitemoe",
+        FamilyChat(("granite", "hermes"), ("granite",)),
+    ),
+    Family(
+        "gpt_oss",
+        ("GptOssForCausalLM",),
+        "gpt-oss",
+        FamilyChat(("openai",), ("openai_gptoss",), ("<|return|>", "<|call|>")),
+    ),
+    Family("lfm2_moe", ("Lfm2MoeForCausalLM",), "lfm2moe", FamilyChat(("lfm2",), ("deepseek_r1",))),
+    Family(
+        "llama4",
+        ("Llama4ForCausalLM", "Llama4ForConditionalGeneration"),
+        "llama4",
+        FamilyChat(("llama4_pythonic", "llama4_json"), (), ("<|eot|>", "<|eom|>")),
+    ),
+    Family("deepseek", ("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM"), "deepseek2", _DEEPSEEK),
+    Family("glm4_moe_lite", ("Glm4MoeLiteForCausalLM",), "deepseek2", _GLM),
+    Family(
+        "kimi_k25",
+        ("KimiK25ForConditionalGeneration", "Kimi_K25ForConditionalGeneration"),
+        "deepseek2",
+        _KIMI,
+    ),
 )
 ARCHITECTURES: Final = tuple(sorted(name for family in FAMILIES for name in family.classes))
 
@@ -98,6 +139,12 @@ def read_gguf_config(file: GgufFile) -> ModelConfig:
         f"{file.path}: general.architecture is {name!r}, expected one of "
         f"{', '.join(dict.fromkeys(family.gguf for family in FAMILIES))}; choose a model of these"
     )
+
+
+def chat_marks(architecture: str, template: str | None) -> ChatMarks:
+    """How a model of this class with this chat template marks calls and thinking. Of an unknown class: none."""
+    chat = next((family.chat for family in FAMILIES if architecture in family.classes), _NO_CHAT)
+    return chat.marks_of(template)
 
 
 def describe_family(family: Family) -> str:

@@ -18,13 +18,14 @@ import tokenizers
 
 from twofold.api.errors import ModelLoadError, RequestError
 from twofold.tokenizer.chat_template import ChatTemplate
-from twofold.tokenizer.detokenizer import IncrementalDetokenizer
+from twofold.tokenizer.detokenizer import IncrementalDetokenizer, MarkedDetokenizer
 from twofold.tokenizer.literal_text import ControlTokens, PromptText
 from twofold.tokenizer.pieces import TokenPieces
+from twofold.tokenizer.tool_form import ToolForm
 from twofold.weights.gguf_file import GgufFile, is_gguf
 from twofold.weights.json_file import MAX_JSON_BYTES, Fields, read_json_object
 
-__all__ = ["ChatTemplate", "IncrementalDetokenizer", "Tokenizer"]
+__all__ = ["ChatTemplate", "IncrementalDetokenizer", "Tokenizer", "ToolForm"]
 
 _SPECIAL_NAMES: Final = (
     "bos_token",
@@ -157,6 +158,16 @@ class Tokenizer:
         return self._chat_template is not None
 
     @property
+    def chat_template(self) -> str | None:
+        """The template's source, with that for tools where there is one of its own."""
+        return None if self._chat_template is None else self._chat_template.source
+
+    @property
+    def tool_form(self) -> ToolForm | None:
+        """How the chat template takes calls of tools in a conversation; None: it shows none."""
+        return None if self._chat_template is None else self._chat_template.tool_form
+
+    @property
     def template_variables(self) -> frozenset[str]:
         """Names that the chat template reads, e.g. "enable_thinking"; empty without a template."""
         return frozenset() if self._chat_template is None else self._chat_template.variables
@@ -239,13 +250,18 @@ class Tokenizer:
         )
         return self._controls.render(render, messages, tools, variables)
 
-    def detokenizer(self, *, skip_special_tokens: bool = True) -> IncrementalDetokenizer:
-        """A fresh detokenizer for one stream of ids."""
+    def detokenizer(
+        self, *, skip_special_tokens: bool = True, shown: frozenset[int] = frozenset()
+    ) -> IncrementalDetokenizer | MarkedDetokenizer:
+        """A fresh detokenizer for one stream of ids; `shown`: special tokens that are not skipped."""
 
         def decode(token_ids: Sequence[int]) -> str:
             return self.decode(token_ids, skip_special_tokens=skip_special_tokens)
 
-        return IncrementalDetokenizer(decode, self._pieces.text_of)
+        plain = IncrementalDetokenizer(decode, self._pieces.text_of)
+        if not shown:
+            return plain
+        return MarkedDetokenizer(plain, {token: self.token_bytes(token).decode() for token in shown})
 
     def _role_id(self, role: str) -> int | None:
         token = self.special_tokens.get(role)

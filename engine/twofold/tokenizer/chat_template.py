@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime
 import json
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,6 +21,7 @@ import jinja2.parser
 import jinja2.sandbox
 
 from twofold.api.errors import ModelLoadError, RequestError
+from twofold.tokenizer.tool_form import ToolForm, find_tool_form
 
 TEMPLATE_FILE: Final = "chat_template.jinja"
 MAX_TEMPLATE_BYTES: Final = 1024 * 1024
@@ -47,6 +49,8 @@ class ChatTemplate:
         if tool_source is not None:
             both = (("default", source), ("tool_use", tool_source))
             self.declared = [{"name": name, "template": template} for name, template in both]
+        self.source = source if tool_source is None else f"{source}\n{tool_source}"
+        """As it was given, with that for tools."""
         self._special_tokens = dict(special_tokens)
         self._max_rendered_chars = max_rendered_chars
         environment = _environment()
@@ -107,6 +111,13 @@ class ChatTemplate:
             where=f"{where}: tokenizer.chat_template",
             special_tokens=special_tokens,
             tool_source=sources.get("tokenizer.chat_template.tool_use"),
+        )
+
+    @cached_property
+    def tool_form(self) -> ToolForm | None:
+        """How it takes calls of tools; None: it shows neither tools nor calls."""
+        return find_tool_form(
+            lambda messages, tools: self.render(messages, tools, add_generation_prompt=True)
         )
 
     def render(

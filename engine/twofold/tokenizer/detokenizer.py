@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 _REPLACEMENT: Final = "\ufffd"
@@ -85,3 +85,20 @@ class IncrementalDetokenizer:
         del self._window[:begin]
         self._num_context = cut - begin
         self._context_text = self._decode(self._window[: self._num_context])
+
+
+class MarkedDetokenizer:
+    """The same, with the text of some tokens that decoding leaves out."""
+
+    __slots__ = ("_plain", "_shown")
+
+    def __init__(self, plain: IncrementalDetokenizer, shown: Mapping[int, str]) -> None:
+        self._plain = plain
+        self._shown = shown
+
+    def push(self, token_id: int) -> str:
+        mark = self._shown.get(token_id)
+        return self._plain.push(token_id) if mark is None else self._plain.flush() + mark
+
+    def flush(self) -> str:
+        return self._plain.flush()

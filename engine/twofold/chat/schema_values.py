@@ -1,0 +1,166 @@
+"""Arguments that a model wrote between tags, as the JSON that the tool's schema asks for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from twofold.chat.reader import Marks, TextReader, Wait
+
+Kinds = frozenset[str]
+"""JSON schema's names of types; empty where the schema says nothing."""
+
+_ALL: Final[Kinds] = frozenset(("string", "integer", "number", "boolean", "object", "array", "null"))
+_PYTHON_WORDS: Final = {"True": "true", "False": "false", "None": "null"}
+"""What templates write that show values as Jinja does, and models after them."""
+_MOST_STEPS: Final = 32
+
+
+class ToolSchemas:
+    """Which types each parameter of the offered tools may have."""
+
+    def __init__(self, tools: Sequence[Mapping[str, Any]]) -> None:
+        self._parameters: dict[str, Mapping[str, Any]] = {}
+        for tool in tools:
+            function = tool.get("function")
+            if isinstance(function, Mapping) and isinstance(function.get("parameters"), Mapping):
+                self._parameters[str(function.get("name"))] = function["parameters"]
+
+    def kinds(self, tool: str, parameter: str) -> Kinds:
+        root = self._parameters.get(tool, {})
+        properties = root.get("properties")
+        schema = properties.get(parameter) if isinstance(properties, Mapping) else None
+        found: set[str] = set()
+        level = [schema]
+        # Schemas may refer to themselves: so many steps say enough.
+        for _ in range(_MOST_STEPS):
+            if not level:
+                break
+            found |= _kinds_of(level.pop(), root, level)
+        return frozenset(found & _ALL)
+
+
+def _kinds_of(schema: Any, root: Mapping[str, Any], level: list[Any]) -> set[str]:
+    """What `schema` itself says; what it refers to is put into `level`."""
+    if not isinstance(schema, Mapping):
+        return set()
+    for key in ("anyOf", "oneOf", "allOf"):
+        if isinstance(schema.get(key), list):
+            level.extend(schema[key])
+    reference = schema.get("$ref")
+    if isinstance(reference, str) and reference.startswith("#/"):
+        target: Any = root
+        for part in reference[2:].split("/"):
+            target = target.get(part) if isinstance(target, Mapping) else None
+        level.append(target)
+    said = schema.get("type")
+    if isinstance(said, str):
+        return {said}
+    if isinstance(said, list):
+        return {kind for kind in said if isinstance(kind, str)}
+    values = schema.get("enum", [schema["const"]] if "const" in schema else [])
+    return {_kind_of(value) for value in values} if isinstance(values, list) else set()
+
+
+def json_of(text: str, kinds: Kinds) -> str:
+    """JSON of a value's text: of the kind that the schema asks for where the text can be read so, else a string."""
+    bare = text.strip()
+    if kinds & {"boolean", "null"} or not kinds:
+        bare = _PYTHON_WORDS.get(bare, bare)
+    if kinds != {"string"}:
+        try:
+            value = json.loads(bare, parse_constant=_refuse)
+            written = json.dumps(value, ensure_ascii=False)
+            written.encode()
+        except (ValueError, RecursionError):
+            pass
+        else:
+            kind = _kind_of(value)
+            others = kinds - {"string"} if kinds else _ALL - {"string"}
+            # Of a wrong kind, the value is given as it is: whoever runs the tool can say what is wrong.
+            if (
+                kind in others
+                or (kind == "integer" and "number" in others)
+                or "string" not in (kinds or _ALL)
+            ):
+                return written
+    return json.dumps(text, ensure_ascii=False)
+
+
+class ArgumentsWriter:
+    """Writes a call's arguments as a JSON object, one after the other."""
+
+    def __init__(self, reader: TextReader, schemas: ToolSchemas, tool: str) -> None:
+        self._reader = reader
+        self._schemas = schemas
+        self._tool = tool
+        self._num_written = 0
+        reader.argument("{")
+
+    def key(self, name: str) -> None:
+        comma = ", " if self._num_written else ""
+        self._num_written += 1
+        self._reader.argument(f"{comma}{json.dumps(name, ensure_ascii=False)}: ")
+
+    def value(self, name: str, end: Marks, *, own_lines: bool = False) -> Wait[str]:
+        """Read a parameter's value up to one of `end` and write both. Gives the mark, or "" at the answer's end.
+
+        `own_lines`: a line break before and one behind the value belong to the tags.
+        """
+        self.key(name)
+        kinds = self._schemas.kinds(self._tool, name)
+        if kinds == {"string"}:
+            # The one kind that can be passed on while it is written, and the one that gets long.
+            self._reader.argument('"')
+            give: Callable[[str], None] = lambda text: self._reader.argument(inside_string(text))  # noqa: E731
+        else:
+            parts: list[str] = []
+            give = parts.append
+        lines = _OwnLines(give) if own_lines else None
+        mark = yield from self._reader.scan(end, lines.push if lines else give)
+        if mark:
+            self._reader.argument('"' if kinds == {"string"} else json_of("".join(parts), kinds))
+        return mark
+
+    def end(self) -> None:
+        self._reader.argument("}")
+        self._reader.end_call()
+
+
+class _OwnLines:
+    """Passes text on but for one line break at its begin and one at its end."""
+
+    def __init__(self, give: Callable[[str], None]) -> None:
+        self._give = give
+        self._held = ""
+        self._begun = False
+
+    def push(self, text: str) -> None:
+        if not self._begun:
+            self._begun = True
+            text = text.removeprefix("\n")
+        text = self._held + text
+        self._held = "\n" if text.endswith("\n") else ""
+        self._give(text.removesuffix("\n"))
+
+
+def inside_string(text: str) -> str:
+    """Text as it stands between the quotes of a JSON string."""
+    return json.dumps(text, ensure_ascii=False)[1:-1]
+
+
+def _kind_of(value: Any) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "boolean"
+    if isinstance(value, int):
+        return "integer"
+    if isinstance(value, float):
+        return "number"
+    return "string" if isinstance(value, str) else "array" if isinstance(value, list) else "object"
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(constant)
