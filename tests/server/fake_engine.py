@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +23,7 @@ from twofold.api.types import (
     TokenLogprob,
     Usage,
 )
+from twofold.tokenizer import ToolForm
 
 EMULATED = RunInfo(
     model="/models/fake-tales",
@@ -47,6 +48,8 @@ class WordTokenizer:
     """Token id n is the n-th word it ever saw."""
 
     def __init__(self) -> None:
+        self.rendered: tuple[list[dict[str, Any]], Any] = ([], None)
+        """What the template was given last."""
         self._words: list[str] = []
         self._lock = threading.Lock()
 
@@ -68,23 +71,30 @@ class WordTokenizer:
     def token_bytes(self, token_id: int) -> bytes:
         return f"{self.word(token_id)} ".encode()
 
+    def token_id(self, token: str) -> int | None:
+        return None
+
     special_token_ids: frozenset[int] = frozenset()
-    template_variables: frozenset[str] = frozenset({"mood", "reasoning_effort"})
+    template_variables: frozenset[str] = frozenset({"mood", "reasoning_effort", "tools"})
+    chat_template: str | None = None
+    tool_form: ToolForm | None = ToolForm(arguments_as_text=False, null_content=False, several=True)
 
     def apply_chat_template(
         self,
         messages: list[dict[str, Any]],
         add_generation_prompt: bool = True,
         *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
         continue_final_message: bool = False,
         **variables: Any,
     ) -> str:
         """The messages' words; what else was asked comes as words before and behind them."""
+        self.rendered = list(messages), tools
         if messages[0]["content"] == "refuse me":
             raise RequestError("the chat template refused the conversation: refused", param="messages")
         before = [f"{name}={variables[name]}" for name in sorted(self.template_variables & variables.keys())]
         behind = [] if add_generation_prompt else ["CONTINUE" if continue_final_message else "OPEN"]
-        return "\n".join([*before, *(message["content"] for message in messages), *behind])
+        return "\n".join([*before, *(message["content"] or "" for message in messages), *behind])
 
 
 def fake_logprob(token_id: int, num_top: int) -> TokenLogprob:
@@ -118,6 +128,8 @@ class FakeEngine:
         self.fail_on_submit: Exception | None = None
         self.rotates = False
         """Answers begin with the prompt's word number `seed`."""
+        self.says: list[str] | None = None
+        """Pieces that every answer consists of, whatever the prompt."""
         self.fail_after_words: int | None = None
         self.hold = threading.Event()
         """Cleared: running answers stand still after their first word."""
@@ -224,6 +236,9 @@ class FakeEngine:
                 return say("", (), "error", "the native code failed in layer 3")
             if said >= 1 and not self.hold.is_set():
                 return False
+            if self.says is not None:
+                said += 1
+                return say(self.says[said - 1], (said,)) if said <= len(self.says) else say("", (), "stop")
             if said >= limit:
                 return say("", (), "length" if limit < len(prompt) else "stop")
             token_id = prompt[(begin + said) % len(prompt)]

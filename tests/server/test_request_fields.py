@@ -44,6 +44,10 @@ VLLM: dict[str, str] = {
 }
 
 
+TOOL: dict[str, Any] = {"type": "function", "function": {"name": "f", "parameters": {}}}
+CALL: dict[str, Any] = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+
+
 def fields(state: str) -> list[Any]:
     return [
         pytest.param(field, id=f"{field.endpoint}-{field.name}") for field in FIELDS if field.state == state
@@ -111,9 +115,25 @@ def test_a_field_that_is_done_may_be_null(fields_url: str, field: RequestField):
 @pytest.mark.parametrize(
     ("turn", "param"),
     [
-        ({"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}, "messages[0].tool_calls"),
+        (
+            {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]},
+            "messages[0].tool_calls[0].function",
+        ),
+        ({"role": "user", "content": "a", "tool_calls": [CALL]}, "messages[0].tool_calls"),
+        (
+            {"role": "assistant", "tool_calls": [CALL | {"function": {"name": "f", "arguments": "[1]"}}]},
+            "messages[0].tool_calls[0].function.arguments",
+        ),
+        (
+            {
+                "role": "assistant",
+                "tool_calls": [CALL | {"function": {"name": "f", "arguments": "{" * 20_000}}],
+            },
+            "messages[0].tool_calls[0].function.arguments",
+        ),
+        ({"role": "assistant", "content": None, "tool_calls": [CALL]}, None),
         ({"role": "assistant", "function_call": {"name": "f"}}, "messages[0].function_call"),
-        ({"role": "tool", "content": "4", "tool_call_id": "1"}, "messages[0].role"),
+        ({"role": "tool", "content": "4", "tool_call_id": "1"}, None),
         ({"role": "function", "content": "4", "name": "f"}, "messages[0].role"),
         ({"role": "assistant", "refusal": "no"}, "messages[0].refusal"),
         ({"role": "assistant", "audio": {"id": "1"}}, "messages[0].audio"),
@@ -142,9 +162,6 @@ def test_what_a_turn_carries_besides_text_is_refused_by_name(fields_url: str, tu
         assert response.json()["error"]["param"] == param
 
 
-TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
-
-
 @pytest.mark.parametrize(
     ("endpoint", "more", "param"),
     [
@@ -152,6 +169,10 @@ TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
         ("chat", {"tools": [TOOL], "tool_choice": "auto"}, "tools"),
         ("chat", {"tools": [TOOL], "tool_choice": "none"}, None),
         ("chat", {"tools": [], "tool_choice": "auto"}, None),
+        ("chat", {"tools": [{"type": "custom", "custom": {"name": "f"}}]}, "tools[0]"),
+        ("chat", {"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0]"),
+        ("chat", {"tools": [TOOL | {"function": {"name": "f", "parameters": []}}]}, "tools[0]"),
+        ("chat", {"tools": [TOOL] * 513, "tool_choice": "none"}, "tools"),
         ("chat", {"tool_choice": "required"}, "tool_choice"),
         ("chat", {"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
         ("chat", {"top_logprobs": 2}, "top_logprobs"),

@@ -224,10 +224,10 @@ def joined(events: Sequence[Event]) -> list[tuple[str, str, int]]:
     for event in events:
         if event.kind == "skipped":
             continue
-        if found and (found[-1][0], found[-1][2]) == (event.kind, event.index) and event.kind != "call":
-            found[-1] = (event.kind, found[-1][1] + event.text, event.index)
+        if found and (found[-1][0], found[-1][2]) == (event.kind, event.number) and event.kind != "call":
+            found[-1] = (event.kind, found[-1][1] + event.text, event.number)
         else:
-            found.append((event.kind, event.text, event.index))
+            found.append((event.kind, event.text, event.number))
     return found
 
 
@@ -237,11 +237,11 @@ def answer_of(events: Sequence[Event]) -> Answer:
     calls: dict[int, list[str]] = {}
     for event in events:
         if event.kind == "call":
-            calls[event.index] = [event.text, ""]
+            calls[event.number] = [event.text, ""]
         elif event.kind == "arguments":
-            calls[event.index][1] += event.text
+            calls[event.number][1] += event.text
         elif event.kind == "call_damaged":
-            del calls[event.index]
+            del calls[event.number]
             texts["content"] += event.text
         elif event.kind in texts:
             texts[event.kind] += event.text

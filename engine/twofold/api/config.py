@@ -189,6 +189,14 @@ class ServerConfig:
     served_model_name: str | None = setting(
         None, "name clients use for the model (default: its directory's name)"
     )
+    tool_call_parser: str | None = setting(
+        None,
+        "dialect of the model's calls of tools, by vLLM's name; none: no tools (default: what its template shows)",
+    )
+    reasoning_parser: str | None = setting(
+        None,
+        "dialect of its thinking, by vLLM's name; none: it stays in the text (default: what its template shows)",
+    )
     max_body_bytes: int = setting(8 * 1024 * 1024, "largest request body accepted")
     max_connections: int | None = setting(
         None,

@@ -16,6 +16,6 @@ class Event(NamedTuple):
     damaged call: all that the model wrote of it, to be shown as text; the call counts as never made."""
     raw: str = ""
     """What of the answer this is. "skipped" has nothing else: marks, and the space around them."""
-    index: int = -1
-    """Of a call and what belongs to it: its number in the answer."""
+    number: int = -1
+    """Of a call and what belongs to it: which of the answer's it is, from 0."""
     call_id: str = ""

@@ -240,12 +240,12 @@ class TextReader:
 
     # What parsers say.
 
-    def tell(self, kind: EventKind, text: str = "", *, index: int = -1, call_id: str = "") -> None:
+    def tell(self, kind: EventKind, text: str = "", *, number: int = -1, call_id: str = "") -> None:
         """An event of all that was read since the last one."""
         raw, self._told = self._text[self._told : self._at], self._at
         if self._open is not None:
             self._open.append(raw)
-        self._events.append(Event(kind, text, raw, index, call_id))
+        self._events.append(Event(kind, text, raw, number, call_id))
 
     def skip(self) -> None:
         """What was read since the last event is shown nowhere."""
@@ -266,7 +266,7 @@ class TextReader:
             raise DamagedCallError
         self._budget = None
         self._open = []
-        self.tell("call", name, index=self._num_calls, call_id=call_id or self._new_id())
+        self.tell("call", name, number=self._num_calls, call_id=call_id or self._new_id())
 
     def argument(self, json_text: str) -> None:
         """The next piece of the call's arguments."""
@@ -274,7 +274,7 @@ class TextReader:
 
     def end_call(self) -> None:
         self._tell_arguments()
-        self.tell("call_end", index=self._num_calls)
+        self.tell("call_end", number=self._num_calls)
         self._num_calls += 1
         self._open = None
 
@@ -286,12 +286,12 @@ class TextReader:
             self.tell("content", self._text[self._told : self._at])
             return
         before = "".join(self._open)
-        index, self._open = self._num_calls, None
+        number, self._open = self._num_calls, None
         self._num_calls += 1
-        self.tell("call_damaged", before + self._text[self._told : self._at], index=index)
+        self.tell("call_damaged", before + self._text[self._told : self._at], number=number)
 
     def _tell_arguments(self) -> None:
         pieces = "".join(self._arguments)
         self._arguments.clear()
         if pieces:
-            self.tell("arguments", pieces, index=self._num_calls)
+            self.tell("arguments", pieces, number=self._num_calls)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from twofold.server.protocol import ServingTokenizer
+from twofold.tokenizer import ToolForm
 
 _CHARS_PER_TOKEN: Final = 8
 """Of the first piece. Text has about 4, so that most texts that fit are tokenised once."""
@@ -50,6 +51,17 @@ class BoundedTokenizer:
 
     def token_bytes(self, token_id: int) -> bytes:
         return self._tokenizer.token_bytes(token_id)
+
+    def token_id(self, token: str) -> int | None:
+        return self._tokenizer.token_id(token)
+
+    @property
+    def chat_template(self) -> str | None:
+        return self._tokenizer.chat_template
+
+    @property
+    def tool_form(self) -> ToolForm | None:
+        return self._tokenizer.tool_form
 
     @property
     def special_token_ids(self) -> frozenset[int]:

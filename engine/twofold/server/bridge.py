@@ -128,6 +128,7 @@ async def submit(
     model: str,
     endpoint: str,
     return_routed_experts: bool = False,
+    shown_tokens: frozenset[int] = frozenset(),
 ) -> list[Prompt]:
     """Tokenise on a worker thread and hand the requests to the engine: all of them, or none.
 
@@ -163,6 +164,7 @@ async def submit(
                         model=model,
                         endpoint=endpoint,
                         return_routed_experts=return_routed_experts,
+                        shown_tokens=shown_tokens,
                         after_step=answer.crossing.wake,
                     )
                 )

@@ -14,7 +14,9 @@ from starlette.responses import Response
 from twofold.api.types import SamplingParams
 from twofold.server.answers import StreamedAnswer, WholeAnswer
 from twofold.server.bridge import AnswerStream, submit
-from twofold.server.formats import AnswerFormat, ChatFormat, CompletionFormat
+from twofold.server.chat_format import ChatFormat
+from twofold.server.chat_reading import ChatReading
+from twofold.server.formats import AnswerFormat, CompletionFormat
 from twofold.server.prompts import Prompt, bad_word_sequences, chat_prompts, completion_prompts
 from twofold.server.request_body import parse_body
 from twofold.server.schemas import ChatRequest, CompletionRequest, SamplingFields
@@ -28,14 +30,18 @@ def router(state: ServerState) -> APIRouter:
     async def chat_completions(request: Request) -> Response:
         body = await parse_body(request, ChatRequest, state)
         tokenizer = state.tokenizer
+        marks = state.chat_marks
+        reading = ChatReading.of(body, marks, tokenizer)
         return await _answer(
             state,
             body,
-            tokenise=lambda: chat_prompts(body, tokenizer),
+            tokenise=lambda: chat_prompts(body, tokenizer, marks),
             num_prompts=1,
             prefix="chatcmpl",
             endpoint="chat.completions",
-            make_format=ChatFormat,
+            make_format=functools.partial(ChatFormat, reading=reading),
+            shown_tokens=reading.shown_tokens,
+            end_tokens=reading.end_tokens,
         )
 
     @routes.post("/completions", openapi_extra=_body_of(CompletionRequest))
@@ -63,7 +69,9 @@ async def _answer(
     num_prompts: int,
     prefix: str,
     endpoint: str,
-    make_format: type[AnswerFormat],
+    make_format: Callable[..., AnswerFormat],
+    shown_tokens: frozenset[int] = frozenset(),
+    end_tokens: tuple[int, ...] = (),
 ) -> Response:
     state.check_model(body.model)
     engine = state.engine
@@ -77,7 +85,11 @@ async def _answer(
     bad_words = functools.cache(lambda: bad_word_sequences(body.bad_words or (), engine.tokenizer))
 
     def sampling_for(room: int) -> SamplingParams:
-        return dataclasses.replace(body.sampling(state.sampling_defaults, room), bad_words=bad_words())
+        sampling = body.sampling(state.sampling_defaults, room)
+        ends = sampling.stop_token_ids
+        if not sampling.ignore_eos:
+            ends = tuple(dict.fromkeys((*ends, *end_tokens)))
+        return dataclasses.replace(sampling, bad_words=bad_words(), stop_token_ids=ends)
 
     prompts = await submit(
         engine,
@@ -86,6 +98,7 @@ async def _answer(
         tokenise=tokenise,
         sampling_for=sampling_for,
         return_routed_experts=bool(body.return_routed_experts),
+        shown_tokens=shown_tokens,
         model=state.model_name,
         endpoint=endpoint,
     )

@@ -70,11 +70,11 @@ def _refused(
     return _rows("refused", names, note, only=only, harmless=harmless, example=example)
 
 
-def _harmless(names: str, note: str) -> list[RequestField]:
-    return _rows("harmless", names, note)
+def _harmless(names: str, note: str, *, only: Endpoint | None = None) -> list[RequestField]:
+    return _rows("harmless", names, note, only=only)
 
 
-_TOOLS: Final = "the model is not given tools; leave it out, or send tool_choice 'none' beside tools"
+_TOOLS: Final = "the older name; use tools and tool_choice"
 _CONSTRAINED: Final = "answers are not constrained to a form; ask for it in the prompt and check the answer"
 _FILTER: Final = "this filter is not there; use top_p, top_k and min_p"
 _REASONING: Final = (
@@ -86,7 +86,9 @@ _WEIGHTS: Final = "adapters are not loaded; leave it out"
 FIELDS: Final[tuple[RequestField, ...]] = (
     *_done("model", "the served model's name; left out: the one there is"),
     *_done(
-        "messages", "text, or a list of text parts; roles system, developer, user, assistant", only="chat"
+        "messages",
+        "text, or a list of text parts; roles system, developer, user, assistant, tool; calls of tools and thinking",
+        only="chat",
     ),
     *_done(
         "prompt", "a text, token ids, or a list of either: choices come prompt by prompt", only="completions"
@@ -141,10 +143,16 @@ FIELDS: Final[tuple[RequestField, ...]] = (
     *_done("return_routed_experts", "the experts of each token, a .npy file in base64"),
     # Tools, forms, templates.
     *_done(
-        "tools tool_choice",
-        "tools are refused unless tool_choice is none; a forced choice always",
+        "tools",
+        "functions, 512 at most, for a model whose chat template shows calls of tools",
         only="chat",
     ),
+    *_done(
+        "tool_choice", "auto, or none: the model is not told of tools; a forced call is refused", only="chat"
+    ),
+    *_done("parallel_tool_calls", "false: only the first call is given", only="chat"),
+    *_done("include_reasoning", "false: thinking is left out", only="chat"),
+    *_done("separate_reasoning", "false: thinking stays in the text", only="chat"),
     *_refused("functions", [{"name": "f"}], _TOOLS, only="chat"),
     *_refused("function_call", "auto", _TOOLS, harmless=("none",), only="chat"),
     *_refused("response_format", {"type": "json_object"}, _CONSTRAINED, harmless=({"type": "text"},)),
@@ -162,8 +170,12 @@ FIELDS: Final[tuple[RequestField, ...]] = (
     *_refused("thinking reasoning", {"type": "disabled"}, _REASONING),
     *_refused("think", False, _REASONING),
     *_refused("thinking_token_budget", 64, "reasoning has no budget of its own; use max_tokens"),
-    *_refused("include_reasoning", False, "reasoning stays in the text; leave it out", harmless=(True,)),
-    *_refused("separate_reasoning", True, "reasoning stays in the text; leave it out", harmless=(False,)),
+    *_refused(
+        "include_reasoning", False, "reasoning stays in the text", harmless=(True,), only="completions"
+    ),
+    *_refused(
+        "separate_reasoning", True, "reasoning stays in the text", harmless=(False,), only="completions"
+    ),
     *_refused("verbosity", "low", "answers have no verbosity; ask for it in a message", harmless=("medium",)),
     # What is read and written.
     *_refused("suffix", "the end.", "text cannot be inserted before other text; leave it out"),
@@ -233,7 +245,7 @@ FIELDS: Final[tuple[RequestField, ...]] = (
         "priority keep_alive id_slot timings_per_token",
         "about speed, order or caches, not about the answer",
     ),
-    *_harmless("parallel_tool_calls", "there are no tool calls"),
+    *_harmless("parallel_tool_calls", "there are no tool calls", only="completions"),
 )
 
 

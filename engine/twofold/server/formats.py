@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from twofold import __version__
 from twofold.api.types import Chunk, FinishReason, TokenLogprob, Usage
-from twofold.server.logprobs import CompletionLogprobs, TokenNames, chat_logprobs, joined, prompt_logprobs
+from twofold.server.logprobs import CompletionLogprobs, TokenNames, joined, prompt_logprobs
 from twofold.server.prompts import Prompt
 from twofold.server.protocol import ServingTokenizer
 from twofold.server.schemas import SamplingFields
@@ -120,12 +120,15 @@ class AnswerFormat(ABC):
         delta = self.delta_choice(index, chunk, is_first=is_first)
         events = [] if delta is None else [self._event([delta], self._usage_so_far(index))]
         if chunk.finish_reason is not None:
-            last = self.last_choice(index, chunk.finish_reason) | _routing_body(chunk.routed_experts)
-            # Readers of the speed look no further than the finish reason.
-            with_usage = self._asked.return_speed and chunk.usage is not None
-            usage = self._usage_body(chunk.usage) if with_usage and chunk.usage else self._usage_so_far(index)
-            events.append(self._event([last], usage))
+            events.append(self._last_event(index, chunk, chunk.finish_reason))
         return b"".join(events)
+
+    def _last_event(self, index: int, chunk: Chunk, reason: FinishReason) -> bytes:
+        last = self.last_choice(index, reason) | _routing_body(chunk.routed_experts)
+        # Readers of the speed look no further than the finish reason.
+        with_usage = self._asked.return_speed and chunk.usage is not None
+        usage = self._usage_body(chunk.usage) if with_usage and chunk.usage else self._usage_so_far(index)
+        return self._event([last], usage)
 
     @cached_property
     def _says_text_only(self) -> bool:
@@ -192,56 +195,6 @@ class AnswerFormat(ABC):
             "system_fingerprint": f"twofold-{__version__}",
             "choices": choices,
         }
-
-
-class ChatFormat(AnswerFormat):
-    """/v1/chat/completions."""
-
-    whole_object = "chat.completion"
-    chunk_object = "chat.completion.chunk"
-
-    def whole(self, answers: Sequence[Chunk]) -> dict[str, Any]:
-        return super().whole(answers) | self._prompt_ids() | self._prompt_logprobs(0, answers[0])
-
-    def whole_choice(self, index: int, answer: Chunk) -> dict[str, Any]:
-        message = {"role": "assistant", "content": answer.text, "refusal": None}
-        return {
-            "index": index,
-            "message": message,
-            "logprobs": self._logprobs(answer),
-            "finish_reason": answer.finish_reason,
-            **self._ids(answer),
-        }
-
-    def first_choice(self, index: int) -> dict[str, Any]:
-        delta = {"role": "assistant", "content": ""}
-        return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
-
-    def first_events(self) -> bytes:
-        self._head |= self._prompt_ids()
-        events = super().first_events()
-        self._head.pop("prompt_token_ids", None)
-        return events
-
-    def delta_choice(self, index: int, chunk: Chunk, *, is_first: bool) -> dict[str, Any] | None:
-        logprobs, ids = self._logprobs(chunk), self._ids(chunk)
-        if not chunk.text and not (chunk.token_ids and (logprobs or ids)):
-            return None
-        delta = {"content": chunk.text}
-        return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": None, **ids}
-
-    def last_choice(self, index: int, reason: FinishReason) -> dict[str, Any]:
-        return {"index": index, "delta": {}, "logprobs": None, "finish_reason": reason}
-
-    def _logprobs(self, chunk: Chunk) -> dict[str, Any] | None:
-        return chat_logprobs(self._names, chunk.logprobs) if self._logprobs_asked() else None
-
-    def _ids(self, chunk: Chunk) -> dict[str, Any]:
-        return {"token_ids": list(chunk.token_ids)} if self._asked.return_token_ids else {}
-
-    def _prompt_ids(self) -> dict[str, Any]:
-        ids = self._prompts[0].token_ids
-        return {"prompt_token_ids": list(ids)} if self._asked.return_token_ids else {}
 
 
 class CompletionFormat(AnswerFormat):

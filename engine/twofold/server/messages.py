@@ -1,12 +1,23 @@
-"""The turns of a conversation: text only, and what they may carry besides."""
+"""The turns of a conversation: text, calls of tools and their results, and what they may carry besides."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, Literal
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field
 
+from twofold.api.errors import RequestError
+
+if TYPE_CHECKING:
+    # The process that parses large bodies reads this file and needs no tokenizer.
+    from twofold.server.protocol import ServingTokenizer
+    from twofold.tokenizer import ToolForm
+
 MAX_MESSAGES: Final = 2048
+MAX_CALLS: Final = 128
+"""Of one message."""
 
 
 def _flatten_content(value: object) -> object:
@@ -29,14 +40,14 @@ def _flatten_content(value: object) -> object:
     return "".join(texts)
 
 
-def _no_tools(value: Any) -> None:
+def _no_function_call(value: Any) -> None:
     if value:
-        raise ValueError("not supported: the model is not given tools; write the call and its result as text")
+        raise ValueError("not supported: send tool_calls, which replaced it")
 
 
-def _no_tool_role(value: str) -> str:
-    if value in ("tool", "function"):
-        _no_tools(value)
+def _no_function_role(value: str) -> str:
+    if value == "function":
+        raise ValueError("not supported: send role 'tool', which replaced it")
     return value
 
 
@@ -52,33 +63,107 @@ def _no_prefix(value: Any) -> None:
 
 Text = Annotated[str, Field(max_length=16 * 1024 * 1024)]
 Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
-NoTools = Annotated[Any, AfterValidator(_no_tools)]
+Name = Annotated[str, Field(min_length=1, max_length=256)]
+
+
+class CalledFunction(BaseModel):
+    name: Name
+    arguments: Text | None = None
+    """JSON text of an object."""
+
+    def for_template(self, where: str, form: ToolForm) -> dict[str, Any]:
+        """RequestError for arguments that are no object."""
+        try:
+            arguments = json.loads(self.arguments or "{}")
+        except (ValueError, RecursionError):
+            arguments = None
+        if not isinstance(arguments, dict):
+            raise RequestError(
+                f"{where}.function.arguments: expected the JSON text of an object, as the answer had it",
+                param=f"{where}.function.arguments",
+            )
+        return {
+            "name": self.name,
+            "arguments": (self.arguments or "{}") if form.arguments_as_text else arguments,
+        }
+
+
+class ToolCall(BaseModel):
+    """A call that an earlier answer made."""
+
+    id: Annotated[str, Field(max_length=256)] | None = None
+    type: Literal["function"] = "function"
+    function: CalledFunction
 
 
 class Message(BaseModel):
     """One turn of a conversation. `developer` is OpenAI's newer name of `system`.
 
-    Refused because the prompt would lack them in silence: calls of tools and their results, audio, refusals, and
-    other servers' marks of an answer to be continued. Anything unknown is ignored.
+    Refused because the prompt would lack them in silence: the older forms of calls, audio, refusals, and other servers'
+    marks of an answer to be continued. Anything unknown is ignored.
     """
 
-    role: Annotated[Role, AfterValidator(_no_tool_role)]
+    role: Annotated[Role, AfterValidator(_no_function_role)]
     content: Annotated[Text | None, BeforeValidator(_flatten_content)] = None
     name: Annotated[str, Field(max_length=256)] | None = None
     reasoning_content: Text | None = None
-    """Given to the template, like `name`; most read neither."""
-    tool_calls: NoTools = None
-    function_call: NoTools = None
+    """Given to the template, like `name`; not all read them."""
+    reasoning: Text | None = None
+    """Its other name."""
+    tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_CALLS, fail_fast=True)] | None = None
+    tool_call_id: Annotated[str, Field(max_length=256)] | None = None
+    function_call: Annotated[Any, AfterValidator(_no_function_call)] = None
     audio: Annotated[Any, AfterValidator(_no_refusal)] = None
     refusal: Annotated[Any, AfterValidator(_no_refusal)] = None
     prefix: Annotated[Any, AfterValidator(_no_prefix)] = None
     partial: Annotated[Any, AfterValidator(_no_prefix)] = None
 
-    def for_template(self) -> dict[str, Any]:
+    def for_template(self, where: str, form: ToolForm | None, *, reads_thinking: bool) -> dict[str, Any]:
+        """As templates know it. RequestError for calls that this one does not show, `form` being what it takes."""
         role = "system" if self.role == "developer" else self.role
-        message = {"role": role, "content": self.content or ""}
-        for name in ("name", "reasoning_content"):
-            value = getattr(self, name)
-            if value is not None:
-                message[name] = value
+        message: dict[str, Any] = {"role": role, "content": self.content or ""}
+        thinking = self.reasoning_content if self.reasoning_content is not None else self.reasoning
+        given = {
+            "name": self.name, "reasoning_content": thinking, "reasoning": thinking, "tool_call_id": self.tool_call_id,
+            # gpt-oss takes it from messages without text only.
+            "thinking": thinking if reads_thinking and not self.content else None,
+        }  # fmt: skip
+        message |= {name: value for name, value in given.items() if value is not None}
+        if not self.tool_calls and role != "tool":
+            return message
+        param = f"{where}.tool_calls" if self.tool_calls else f"{where}.role"
+        if form is None or (self.tool_calls and role != "assistant"):
+            problem = "this model's chat template shows no calls of tools and no results; write them as text"
+            if form is not None:
+                problem = "only an assistant's message calls tools; move them there"
+            raise RequestError(f"{param}: {problem}", param=param)
+        if not self.tool_calls:
+            return message
+        if len(self.tool_calls) > 1 and not form.several:
+            raise RequestError(
+                f"{param}: this model's chat template shows one call of a message, not {len(self.tool_calls)}; send "
+                "each in a message of its own with its result behind it",
+                param=param,
+            )
+        message["tool_calls"] = [
+            {
+                "id": call.id or f"call_{number}",
+                "type": "function",
+                "function": call.function.for_template(f"{param}[{number}]", form),
+            }
+            for number, call in enumerate(self.tool_calls)
+        ]
+        if form.null_content and not self.content:
+            message["content"] = None
         return message
+
+
+def messages_for_template(messages: Sequence[Message], tokenizer: ServingTokenizer) -> list[dict[str, Any]]:
+    """A conversation as the model's template takes it. RequestError as `Message.for_template`."""
+    holds_calls = any(message.tool_calls or message.role == "tool" for message in messages)
+    form = tokenizer.tool_form if holds_calls else None
+    reads_thinking = "message.thinking" in (tokenizer.chat_template or "")
+    return [
+        message.for_template(f"messages[{number}]", form, reads_thinking=reads_thinking)
+        for number, message in enumerate(messages)
+    ]

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from twofold.api.errors import RequestError
+from twofold.chat.marks import ChatMarks
+from twofold.server.messages import messages_for_template
 from twofold.server.protocol import ServingTokenizer
 from twofold.server.schemas import ChatRequest, CompletionRequest
 
@@ -17,9 +19,11 @@ class Prompt:
     token_ids: tuple[int, ...]
     text: str | None = None
     """For `echo`, if it was asked for."""
+    opens_reasoning: bool = False
+    """The answer begins inside the model's thinking."""
 
 
-def chat_prompts(body: ChatRequest, tokenizer: ServingTokenizer) -> list[Prompt]:
+def chat_prompts(body: ChatRequest, tokenizer: ServingTokenizer, marks: ChatMarks) -> list[Prompt]:
     """The rendered conversation. RequestError when the template refuses it or does not know what was asked."""
     variables = dict(body.chat_template_kwargs or {})
     if body.reasoning_effort is not None:
@@ -33,13 +37,15 @@ def chat_prompts(body: ChatRequest, tokenizer: ServingTokenizer) -> list[Prompt]
     continues = bool(body.continue_final_message)
     begins = not continues if body.add_generation_prompt is None else body.add_generation_prompt
     text = tokenizer.apply_chat_template(
-        [message.for_template() for message in body.messages],
+        messages_for_template(body.messages, tokenizer),
         begins,
+        tools=body.offered_tools or None,
         continue_final_message=continues,
         **variables,
     )
     token_ids = tokenizer.encode(text, add_special_tokens=bool(body.add_special_tokens))
-    return [Prompt(_truncated(token_ids, body.truncate_prompt_tokens))]
+    opened = marks.opened_by(text, (body.messages[-1].content or "") if continues else "")
+    return [Prompt(_truncated(token_ids, body.truncate_prompt_tokens), opens_reasoning=opened)]
 
 
 def completion_prompts(body: CompletionRequest, tokenizer: ServingTokenizer) -> list[Prompt]:

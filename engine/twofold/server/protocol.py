@@ -4,10 +4,11 @@ another.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from twofold.api.types import GenerationRequest, MappedWeights, PlacementCounts, RunInfo
+from twofold.tokenizer import ToolForm
 
 
 class ServingTokenizer(Protocol):
@@ -26,6 +27,20 @@ class ServingTokenizer(Protocol):
         """Ids that an answer's text leaves out."""
         ...
 
+    def token_id(self, token: str) -> int | None:
+        """The id of one token's exact text."""
+        ...
+
+    @property
+    def chat_template(self) -> str | None:
+        """Its source."""
+        ...
+
+    @property
+    def tool_form(self) -> ToolForm | None:
+        """How the chat template takes calls of tools; None: it shows none."""
+        ...
+
     @property
     def template_variables(self) -> frozenset[str]:
         """Names that the chat template reads."""
@@ -36,6 +51,7 @@ class ServingTokenizer(Protocol):
         messages: list[dict[str, Any]],
         add_generation_prompt: bool = True,
         *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
         continue_final_message: bool = False,
         **variables: Any,
     ) -> str:

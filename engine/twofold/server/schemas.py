@@ -6,6 +6,7 @@ Which fields there are, and what becomes of those that are not here, says `field
 from __future__ import annotations
 
 import json
+import re
 from typing import Annotated, Any, Final, Self, TypeVar, cast
 
 from pydantic import (
@@ -40,6 +41,8 @@ MAX_BAD_WORDS: Final = 128
 MAX_STOP_TOKENS: Final = 128
 MAX_CHOICES: Final = 128
 """Answers that one request may ask for, over all its prompts."""
+MAX_TOOLS: Final = 512
+_TOOL_NAME: Final = re.compile(r"[\w.:/@-]{1,256}")
 MAX_TEMPLATE_VARIABLES_BYTES: Final = 16 * 1024
 DEFAULT_COMPLETION_TOKENS: Final = 16
 """OpenAI's, of /v1/completions without max_tokens."""
@@ -218,6 +221,26 @@ class SamplingFields(BaseModel):
         )
 
 
+def _is_function(tool: dict[str, Any]) -> dict[str, Any]:
+    """In OpenAI's form. Templates get it as it is."""
+    if tool.get("type") != "function":
+        raise ValueError(f"has type {str(tool.get('type'))[:40]!r}; only functions are supported")
+    function = tool.get("function")
+    if not isinstance(function, dict):
+        raise ValueError("needs an object in 'function'")
+    name = function.get("name")
+    if not isinstance(name, str) or _TOOL_NAME.fullmatch(name) is None:
+        raise ValueError("needs a function.name of 1 to 256 letters, digits and _ . : / @ -")
+    if not isinstance(function.get("parameters", {}), dict | None):
+        raise ValueError("function.parameters must be a JSON schema, an object")
+    if not isinstance(function.get("description"), str | None):
+        raise ValueError("function.description must be text")
+    return tool
+
+
+Tool = Annotated[dict[str, Any], AfterValidator(_is_function)]
+
+
 @refusing("chat")
 class ChatRequest(SamplingFields):
     """Body of POST /v1/chat/completions."""
@@ -226,8 +249,11 @@ class ChatRequest(SamplingFields):
     max_completion_tokens: Annotated[int, Field(ge=1, le=MAX_INT64)] | None = None
     logprobs: bool | None = None
     top_logprobs: NumLogprobs | None = None
-    tools: list[Any] | None = None
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    include_reasoning: bool | None = None
+    separate_reasoning: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -237,7 +263,10 @@ class ChatRequest(SamplingFields):
     @classmethod
     def _no_forced_tools(cls, value: str | dict[str, Any] | None) -> str | dict[str, Any] | None:
         if value not in (None, "none", "auto"):
-            raise ValueError("tools are not supported; send 'none' or 'auto', or leave it out")
+            raise ValueError(
+                "a call cannot be forced, as answers are not constrained to a form; send 'auto' and ask for it in a "
+                "message, or 'none'"
+            )
         return value
 
     @field_validator("chat_template_kwargs")
@@ -254,12 +283,6 @@ class ChatRequest(SamplingFields):
 
     @model_validator(mode="after")
     def _chat_fields_agree(self) -> Self:
-        if self.tools and self.tool_choice != "none":
-            raise _disagreement(
-                "tools",
-                self.tools,
-                "not supported: the model would not be told of them; leave them out, or send tool_choice 'none'",
-            )
         if self.top_logprobs and not self.logprobs:
             raise _disagreement(
                 "top_logprobs", self.top_logprobs, "needs logprobs: true; send it, or leave both out"
@@ -272,6 +295,11 @@ class ChatRequest(SamplingFields):
                 "begins a new one; send one of them",
             )
         return self
+
+    @property
+    def offered_tools(self) -> list[dict[str, Any]]:
+        """The tools that the model may call."""
+        return [] if self.tool_choice == "none" else self.tools or []
 
     @property
     def answer_limit(self) -> int | None:

@@ -9,10 +9,12 @@ from typing import Literal
 
 from twofold.api.config import ServerConfig
 from twofold.api.types import SamplingParams
+from twofold.chat.marks import ChatMarks
 from twofold.server.api_errors import ApiError
 from twofold.server.body_worker import BodyWorker
 from twofold.server.bounded_tokenizer import BoundedTokenizer
 from twofold.server.bridge import AnswerStream, Crossing
+from twofold.server.chat_reading import check_parsers, marks_of
 from twofold.server.metrics import Metrics
 from twofold.server.protocol import ServingEngine
 from twofold.server.sampling_defaults import OPENAI_DEFAULTS
@@ -26,10 +28,13 @@ class ServerState:
     """Shared by all endpoints of one application; changed on the event loop only."""
 
     def __init__(self, config: ServerConfig, sink: TelemetrySink | None) -> None:
+        check_parsers(config)
         self.config = config
         self.sink = sink
         self.metrics = Metrics()
         self.sampling_defaults = OPENAI_DEFAULTS
+        self.chat_marks = ChatMarks()
+        """How the model marks calls of tools and its thinking; known once it is loaded."""
         self.started_s = time.time()
         self.phase: Phase = "loading"
         # Two, so that a long prompt does not delay a short one. Tokenising releases the GIL.
@@ -45,6 +50,7 @@ class ServerState:
         """The engine is loaded and takes requests from now on."""
         self._engine = engine
         self.sampling_defaults = sampling_defaults or OPENAI_DEFAULTS
+        self.chat_marks = marks_of(self.config, engine)
         if self.phase == "loading":
             self.phase = "ready"
 

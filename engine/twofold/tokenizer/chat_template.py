@@ -59,6 +59,8 @@ class ChatTemplate:
             self._template if tool_source is None else _compile(environment, tool_source, where)
         )
         self.variables = frozenset(jinja2.meta.find_undeclared_variables(environment.parse(source)))
+        if tool_source is not None:
+            self.variables |= {"tools"}
         """Names that the template reads, e.g. "enable_thinking"; some of them only on some branches."""
 
     @classmethod

@@ -1,0 +1,163 @@
+"""Answers as /v1/chat/completions gives them: text, thinking and calls of tools, whole or as chunks of a stream."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from twofold.api.types import Chunk, FinishReason
+from twofold.chat.events import Event
+from twofold.server.chat_reading import ChatReading
+from twofold.server.formats import AnswerFormat
+from twofold.server.logprobs import chat_logprobs
+from twofold.server.prompts import Prompt
+from twofold.server.protocol import ServingTokenizer
+from twofold.server.schemas import SamplingFields
+
+
+class ChatFormat(AnswerFormat):
+    """/v1/chat/completions."""
+
+    whole_object = "chat.completion"
+    chunk_object = "chat.completion.chunk"
+
+    def __init__(
+        self,
+        request_id: str,
+        model: str,
+        asked: SamplingFields,
+        prompts: Sequence[Prompt],
+        tokenizer: ServingTokenizer,
+        reading: ChatReading,
+    ) -> None:
+        super().__init__(request_id, model, asked, prompts, tokenizer)
+        self._reading = reading
+        self._parsers = [reading.parser(self.prompt_of(index)) for index in range(self.num_choices)]
+        self._num_begun = [0] * self.num_choices
+        """Calls of each choice that a stream has begun."""
+        self._num_made = [0] * self.num_choices
+        """Those that are whole."""
+
+    def whole(self, answers: Sequence[Chunk]) -> dict[str, Any]:
+        return super().whole(answers) | self._prompt_ids() | self._prompt_logprobs(0, answers[0])
+
+    def whole_choice(self, index: int, answer: Chunk) -> dict[str, Any]:
+        message, reason = self._message(index, answer)
+        return {
+            "index": index,
+            "message": message,
+            "logprobs": self._logprobs(answer),
+            "finish_reason": reason,
+            **self._ids(answer),
+        }
+
+    def first_choice(self, index: int) -> dict[str, Any]:
+        delta = {"role": "assistant", "content": ""}
+        return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+
+    def first_events(self) -> bytes:
+        self._head |= self._prompt_ids()
+        events = super().first_events()
+        self._head.pop("prompt_token_ids", None)
+        return events
+
+    def events(self, index: int, chunk: Chunk) -> bytes:
+        parser = self._parsers[index]
+        if parser is None:
+            return super().events(index, chunk)
+        self._num_sent[index] += len(chunk.token_ids)
+        read = parser.push(chunk.text) + (parser.finish() if chunk.finish_reason is not None else [])
+        deltas = list(self._deltas(index, read))
+        logprobs, ids = self._logprobs(chunk), self._ids(chunk)
+        if not deltas and chunk.token_ids and (logprobs or ids):
+            deltas.append({"content": ""})
+        events = []
+        for delta in deltas:
+            choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": None, **ids}
+            events.append(self._event([choice], self._usage_so_far(index)))
+            # They are those of all that the chunk holds.
+            logprobs, ids = None, {}
+        if chunk.finish_reason is not None:
+            events.append(self._last_event(index, chunk, chunk.finish_reason))
+        return b"".join(events)
+
+    def delta_choice(self, index: int, chunk: Chunk, *, is_first: bool) -> dict[str, Any] | None:
+        logprobs, ids = self._logprobs(chunk), self._ids(chunk)
+        if not chunk.text and not (chunk.token_ids and (logprobs or ids)):
+            return None
+        delta = {"content": chunk.text}
+        return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": None, **ids}
+
+    def last_choice(self, index: int, reason: FinishReason) -> dict[str, Any]:
+        said = "tool_calls" if reason == "stop" and self._num_made[index] else reason
+        return {"index": index, "delta": {}, "logprobs": None, "finish_reason": said}
+
+    def _message(self, index: int, answer: Chunk) -> tuple[dict[str, Any], str | None]:
+        """A whole answer's message and finish reason."""
+        message: dict[str, Any] = {"role": "assistant", "content": answer.text, "refusal": None}
+        parser = self._parsers[index]
+        if parser is None:
+            return message, answer.finish_reason
+        texts = {"content": "", "reasoning": ""}
+        calls: dict[int, dict[str, Any]] = {}
+        for event in (*parser.push(answer.text), *parser.finish()):
+            if event.kind == "call":
+                calls[event.number] = _call(event) | {"function": {"name": event.text, "arguments": ""}}
+            elif event.kind == "arguments":
+                calls[event.number]["function"]["arguments"] += event.text
+            elif event.kind == "call_damaged":
+                del calls[event.number]
+                texts["content"] += event.text
+            elif event.kind in texts:
+                texts[event.kind] += event.text
+        made = list(calls.values())[: 1 if self._reading.one_call else None]
+        message["content"] = texts["content"] or (None if made else "")
+        if self._reading.marks.reasoning_parser is not None:
+            thinking = None if self._reading.hides_reasoning else texts["reasoning"] or None
+            message |= {"reasoning_content": thinking, "reasoning": thinking}
+        if made:
+            message["tool_calls"] = made
+        return message, "tool_calls" if made and answer.finish_reason == "stop" else answer.finish_reason
+
+    def _deltas(self, index: int, events: Sequence[Event]) -> Iterator[dict[str, Any]]:
+        """What the events add to a stream's message.
+
+        A call that turns out to be damaged when it has begun cannot be taken back: all of it comes as text, and the
+        answer does not end as one that calls.
+        """
+        for event in events:
+            if (
+                event.kind in ("call", "arguments", "call_end")
+                and self._reading.one_call
+                and self._num_made[index]
+            ):
+                continue
+            if event.kind in ("content", "call_damaged"):
+                yield {"content": event.text}
+            elif event.kind == "reasoning":
+                if not self._reading.hides_reasoning:
+                    yield {"reasoning_content": event.text, "reasoning": event.text}
+            elif event.kind == "call":
+                place = self._num_begun[index]
+                self._num_begun[index] += 1
+                function = {"name": event.text, "arguments": ""}
+                yield {"tool_calls": [{"index": place, **_call(event), "function": function}]}
+            elif event.kind == "arguments":
+                place = self._num_begun[index] - 1
+                yield {"tool_calls": [{"index": place, "function": {"arguments": event.text}}]}
+            elif event.kind == "call_end":
+                self._num_made[index] += 1
+
+    def _logprobs(self, chunk: Chunk) -> dict[str, Any] | None:
+        return chat_logprobs(self._names, chunk.logprobs) if self._logprobs_asked() else None
+
+    def _ids(self, chunk: Chunk) -> dict[str, Any]:
+        return {"token_ids": list(chunk.token_ids)} if self._asked.return_token_ids else {}
+
+    def _prompt_ids(self) -> dict[str, Any]:
+        ids = self._prompts[0].token_ids
+        return {"prompt_token_ids": list(ids)} if self._asked.return_token_ids else {}
+
+
+def _call(event: Event) -> dict[str, Any]:
+    return {"id": event.call_id, "type": "function"}

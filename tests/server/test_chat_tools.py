@@ -1,0 +1,186 @@
+"""Tools and thinking over /v1/chat/completions: what a client sees whole and in streams, and what the template gets."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+from fake_engine import FakeEngine
+from live_server import HTTP, serving
+from twofold.api.config import ServerConfig
+from twofold.api.errors import ConfigError
+from twofold.server.app import create_app
+from twofold.tokenizer import ToolForm
+
+QUESTION: list[Any] = [{"role": "user", "content": "How warm is it?"}]
+TOOL: dict[str, Any] = {
+    "type": "function",
+    "function": {"name": "warmth", "description": "°C", "parameters": {"type": "object"}},
+}
+SAYS = [
+    "<thi", "nk>\nI should", " look.\n</think>\n\nLet", " me see.\n<tool", "_call>\n{\"name\": \"war",
+    "mth\", \"arguments\": {\"city\": \"Bri", "g\"}}\n</tool_call>\n<tool_call>{\"name\": \"cold\", ",
+    "\"arguments\": {}}</tool_call>",
+]  # fmt: skip
+
+
+@pytest.fixture
+def url(engine: FakeEngine) -> Iterator[str]:
+    engine.max_context = 4096
+    engine.says = SAYS
+    config = ServerConfig(tool_call_parser="hermes", reasoning_parser="qwen3")
+    with serving(create_app(engine, config)) as base:
+        yield base
+
+
+def whole_and_stream(url: str, **more: Any) -> tuple[dict[str, Any], dict[str, Any], list[dict[str, Any]]]:
+    """(choice, the same put together from a stream, the stream's deltas)."""
+    body = {"messages": QUESTION, "tools": [TOOL]} | more
+    whole = HTTP.post(f"{url}/v1/chat/completions", json=body)
+    assert whole.status_code == 200, whole.text
+    text = HTTP.post(f"{url}/v1/chat/completions", json=body | {"stream": True}).text
+    events = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
+    choices = [event["choices"][0] for event in events]
+    message: dict[str, Any] = {"content": "", "reasoning_content": "", "tool_calls": []}
+    for choice in choices:
+        delta = choice["delta"]
+        message["content"] += delta.get("content") or ""
+        message["reasoning_content"] += delta.get("reasoning_content") or ""
+        assert delta.get("reasoning") == delta.get("reasoning_content")
+        for call in delta.get("tool_calls", ()):
+            if "id" in call:
+                assert call["index"] == len(message["tool_calls"])
+                message["tool_calls"].append({"name": call["function"]["name"], "arguments": ""})
+            message["tool_calls"][call["index"]]["arguments"] += call["function"]["arguments"]
+    return whole.json()["choices"][0], message | {"finish_reason": choices[-1]["finish_reason"]}, choices
+
+
+def functions(message: dict[str, Any]) -> list[tuple[str, str]]:
+    calls = [call.get("function", call) for call in message.get("tool_calls", ())]
+    return [(call["name"], call["arguments"]) for call in calls]
+
+
+BOTH = [("warmth", '{"city": "Brig"}'), ("cold", "{}")]
+
+
+@pytest.mark.parametrize(
+    ("more", "content", "thinking", "calls"),
+    [
+        ({}, "Let me see.", "I should look.", BOTH),
+        ({"parallel_tool_calls": False}, "Let me see.", "I should look.", BOTH[:1]),
+        ({"include_reasoning": False}, "Let me see.", "", BOTH),
+        ({"separate_reasoning": False}, "<think>\nI should look.\n</think>\n\nLet me see.", "", BOTH),
+        ({"tool_choice": "none"}, "".join(SAYS).partition("</think>\n\n")[2], "I should look.", []),
+        ({"tools": []}, "".join(SAYS).partition("</think>\n\n")[2], "I should look.", []),
+    ],
+)
+def test_an_answer_says_the_same_whole_and_in_a_stream(
+    url: str, more: dict[str, Any], content: str, thinking: str, calls: list[tuple[str, str]]
+) -> None:
+    choice, streamed, _ = whole_and_stream(url, **more)
+    message = choice["message"]
+    assert (message["content"], functions(message)) == (content, calls)
+    assert (message.get("reasoning_content") or "") == (message.get("reasoning") or "") == thinking
+    assert (streamed["content"], streamed["reasoning_content"], functions(streamed)) == (
+        content,
+        thinking,
+        calls,
+    )
+    assert choice["finish_reason"] == streamed["finish_reason"] == ("tool_calls" if calls else "stop")
+    assert len({call["id"] for call in message.get("tool_calls", ())}) == len(calls)
+
+
+def test_arguments_are_streamed_and_tokens_stay_with_their_chunks(url: str) -> None:
+    _, _, choices = whole_and_stream(url, logprobs=True, return_token_ids=True)
+    pieces = [
+        call["function"]["arguments"]
+        for c in choices
+        for call in c["delta"].get("tool_calls", ())
+        if "id" not in call
+    ]
+    assert pieces == ['{"city": "Bri', 'g"}', "{}"]
+    assert [token for choice in choices for token in choice.get("token_ids", ())] == list(
+        range(1, len(SAYS) + 1)
+    )
+
+
+def test_a_call_that_is_cut_off_is_text(engine: FakeEngine, url: str) -> None:
+    engine.says = ["ok ", '<tool_call>{"name": "warmth", "arguments": {"ci', 'ty": ']
+    choice, streamed, _ = whole_and_stream(url)
+    assert choice["message"]["content"] == streamed["content"] == "".join(engine.says)
+    assert choice["finish_reason"] == streamed["finish_reason"] == "stop"
+    assert "tool_calls" not in choice["message"]
+
+
+def test_openais_client_runs_a_conversation_with_tools(engine: FakeEngine, url: str) -> None:
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="-", max_retries=0, timeout=30) as client:
+        model = client.models.list().data[0].id
+        messages = list(QUESTION)
+        with client.chat.completions.stream(model=model, messages=messages, tools=[TOOL]) as stream:
+            answer = stream.get_final_completion().choices[0]
+        assert answer.finish_reason == "tool_calls"
+        assert answer.message.tool_calls is not None
+        messages.append(answer.message.to_dict())
+        messages += [
+            {"role": "tool", "tool_call_id": call.id, "content": "20"} for call in answer.message.tool_calls
+        ]
+        client.chat.completions.create(model=model, messages=messages, tools=[TOOL])
+    rendered, tools = engine.tokenizer.rendered
+    assert list(tools) == [TOOL]
+    assert [turn["role"] for turn in rendered] == ["user", "assistant", "tool", "tool"]
+    assert rendered[1]["tool_calls"][0]["function"] == {"name": "warmth", "arguments": {"city": "Brig"}}
+    assert rendered[2]["tool_call_id"] == rendered[1]["tool_calls"][0]["id"]
+
+
+@pytest.mark.parametrize(
+    ("form", "num_calls", "param", "content", "arguments"),
+    [
+        (ToolForm(False, False, True), 2, None, "", {"a": 1}),
+        (ToolForm(True, True, True), 2, None, None, '{"a": 1}'),
+        (ToolForm(False, False, False), 1, None, "", {"a": 1}),
+        (ToolForm(False, False, False), 2, "messages[0].tool_calls", "", None),
+        (None, 1, "messages[0].tool_calls", "", None),
+    ],
+)
+def test_the_template_gets_calls_as_it_takes_them(
+    engine: FakeEngine,
+    url: str,
+    form: ToolForm | None,
+    num_calls: int,
+    param: str | None,
+    content: Any,
+    arguments: Any,
+) -> None:
+    engine.tokenizer.tool_form = form
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+    turn = {"role": "assistant", "content": None, "reasoning": "hm", "tool_calls": [call] * num_calls}
+    response = HTTP.post(f"{url}/v1/chat/completions", json={"messages": [turn, *QUESTION]})
+    if param is not None:
+        assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+        return
+    assert response.status_code == 200, response.text
+    given = engine.tokenizer.rendered[0][0]
+    assert (given["content"], given["reasoning_content"], given["reasoning"]) == (content, "hm", "hm")
+    assert given["tool_calls"][0]["function"] == {"name": "f", "arguments": arguments}
+
+
+def test_large_calls_cross_to_the_process_that_parses(engine: FakeEngine, url: str) -> None:
+    text = "x" * 50_000
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": json.dumps({"a": text})}}
+    body = {"messages": [{"role": "assistant", "tool_calls": [call]}, *QUESTION], "tools": [TOOL]}
+    response = HTTP.post(f"{url}/v1/chat/completions", json=body)
+    assert response.status_code == 200, response.text
+    assert engine.tokenizer.rendered[0][0]["tool_calls"][0]["function"]["arguments"] == {"a": text}
+
+
+def test_a_model_without_known_marks_takes_no_tools(engine: FakeEngine) -> None:
+    engine.max_context = 4096
+    with serving(create_app(engine, ServerConfig())) as base:
+        response = HTTP.post(f"{base}/v1/chat/completions", json={"messages": QUESTION, "tools": [TOOL]})
+        assert (response.status_code, response.json()["error"]["param"]) == (400, "tools")
+        assert "--tool-call-parser" in response.json()["error"]["message"]
+    with pytest.raises(ConfigError, match="hermes"):
+        create_app(engine, ServerConfig(tool_call_parser="nobody's"))
