@@ -103,7 +103,8 @@ def test_the_worker_says_what_parsing_here_says(worker):
 
 
 def test_what_comes_back_is_bounded(worker):
-    tools = b"[" + b"1," * (MAX_VALUES + 100) + b"1]"
+    numbers = b"[" + b"1," * (MAX_VALUES + 100) + b"1]"
+    tools = b'[{"type":"function","function":{"name":"f","parameters":{"enum":' + numbers + b"}}}]"
     body = b'{"messages":[' + MESSAGE + b'],"tool_choice":"none","tools":' + tools + b"}"
     with pytest.raises(ApiError, match=f"more than {MAX_VALUES} values"):
         worker.parse(ChatRequest, body, 64)

@@ -309,8 +309,36 @@ def doctor(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, di
 def test_doctor_checks_everything_it_names(tiny, capsys):
     code, checks = doctor(capsys, tiny, *NONE)
     assert code == 0
-    assert set(checks) == {"CPU", "memory", "accelerator", "model", "disk", "port", "SQLite", "extras"}
+    assert set(checks) == {
+        "CPU",
+        "memory",
+        "accelerator",
+        "model",
+        "chat",
+        "disk",
+        "port",
+        "SQLite",
+        "extras",
+    }
     assert "Qwen3MoeForCausalLM" in checks["model"]["found"]
+
+
+def test_doctor_says_how_the_model_calls_tools_and_thinks(tmp_path, capsys):
+    model = write_tiny_model(tmp_path / "m", TinyModel())
+    told = '{% for m in messages %}{{ m.content }}{% endfor %}{# <tool_call>{"name": … </think> #}'
+    shows = told + "{% for m in messages %}{{ m.tool_calls | default([]) | tojson }}{% endfor %}"
+    for template, flags, verdict, found in (
+        (shows, (), "ok", "calls of tools: hermes; thinking: qwen3 (<think> … </think>)"),
+        (shows, ("--reasoning-parser", "none"), "ok", "calls of tools: hermes; thinking: none"),
+        (told, (), "note", "its template shows no calls of earlier turns"),
+        ("{{ messages[0].content }}", (), "note", "its template shows no calls in a form that is known"),
+        (None, (), "note", "the model has no chat template"),
+    ):
+        settings = {"eos_token": "<|im_end|>"} | ({"chat_template": template} if template else {})
+        (model / "tokenizer_config.json").write_text(json.dumps(settings))
+        code, checks = doctor(capsys, str(model), *NONE, *flags)
+        assert (code, checks["chat"]["verdict"]) == (0, verdict)
+        assert found in checks["chat"]["found"]
 
 
 def test_doctor_says_what_to_change_when_the_model_does_not_fit(tiny, capsys, monkeypatch):

@@ -174,3 +174,14 @@ def test_many_special_tokens_hold_nothing_back(byte_level: Tokenizer, tmp_path: 
     ids = [2] * 100 + byte_ids(byte_level, b"x") + [2] * 100
     assert "".join(stream(byte_level, ids)) == "x"
     assert stream(byte_level, ids)[100] == "x"
+
+
+def test_marks_of_calls_are_shown_among_skipped_tokens(byte_level: Tokenizer) -> None:
+    mark, other = sorted(byte_level.special_token_ids)[:2]
+    begin, end = byte_ids(byte_level, "é".encode()), byte_ids(byte_level, b" b")
+    detokenizer = byte_level.detokenizer(shown=frozenset((mark,)))
+    pieces = [detokenizer.push(token_id) for token_id in (*begin, mark, other, *end, mark)]
+    text = byte_level.token_bytes(mark).decode()
+    assert "".join(pieces) == f"é{text} b{text}"
+    assert pieces[len(begin)] == text
+    assert detokenizer.flush() == ""

@@ -3,9 +3,14 @@ none."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Final
 
+from twofold.api.errors import ConfigError
 from twofold.chat.dialects import REASONING_PARSERS, TOOL_PARSERS, tokens_of
+
+NO_PARSER: Final = "none"
+"""Chosen: nothing is read, whatever the template shows."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +42,34 @@ class ChatMarks:
             return False
         begin, end = (mark.strip() for mark in self.thinking)
         return prompt.rstrip().endswith(begin) or continued.rfind(begin) > continued.rfind(end)
+
+
+def check_parsers(tool_call_parser: str | None, reasoning_parser: str | None) -> None:
+    """ConfigError for a name of a parser that there is not."""
+    asked = (
+        ("--tool-call-parser", tool_call_parser, TOOL_PARSERS),
+        ("--reasoning-parser", reasoning_parser, REASONING_PARSERS),
+    )
+    for flag, name, known in asked:
+        if name is not None and name != NO_PARSER and name not in known:
+            raise ConfigError(
+                f"{flag} is {name!r}, expected {NO_PARSER} or one of {', '.join(known)}; leave it out for what the "
+                "model's chat template shows"
+            )
+
+
+def chosen_marks(shown: ChatMarks, tool_call_parser: str | None, reasoning_parser: str | None) -> ChatMarks:
+    """What the template shows, but for the parsers that somebody chose. ConfigError as `check_parsers`."""
+    check_parsers(tool_call_parser, reasoning_parser)
+
+    def chosen(name: str | None, default: str | None) -> str | None:
+        return default if name is None else None if name == NO_PARSER else name
+
+    tool, thinking = (
+        chosen(tool_call_parser, shown.tool_call_parser),
+        chosen(reasoning_parser, shown.reasoning_parser),
+    )
+    return replace(shown, tool_call_parser=tool, reasoning_parser=thinking)
 
 
 @dataclass(frozen=True)

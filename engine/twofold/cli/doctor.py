@@ -72,6 +72,8 @@ def examine(args: argparse.Namespace) -> list[Check]:
         checks.append(Check("model", "bad", str(error)))
     else:
         checks += [machine_checks.check_accelerator(engine), machine_checks.check_model(engine)]
+        chat = machine_checks.check_chat(engine, server)
+        checks += [chat] if chat is not None else []
         device_memory = machine_checks.check_device_memory(engine)
         checks += [device_memory] if device_memory is not None else []
     return [

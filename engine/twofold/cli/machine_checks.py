@@ -108,6 +108,46 @@ def check_model(config: EngineConfig) -> Check:
     return Check("model", "bad", found, fit.advice)
 
 
+def check_chat(config: EngineConfig, server: ServerConfig) -> Check | None:
+    """What the model's chat template shows of conversations; None for a model that cannot be opened."""
+    from twofold.chat.marks import chosen_marks
+    from twofold.models.registry import chat_marks, read_config
+    from twofold.tokenizer import Tokenizer
+
+    try:
+        architecture = read_config(config.model).architecture
+        tokenizer = Tokenizer.open(config.tokenizer or config.model)
+    except TwofoldError:
+        # The check of the model says why.
+        return None
+    if not tokenizer.has_chat_template:
+        return Check(
+            "chat",
+            "note",
+            "the model has no chat template",
+            "send plain prompts to /v1/completions; chat is refused",
+        )
+    marks = chosen_marks(
+        chat_marks(architecture, tokenizer.chat_template), server.tool_call_parser, server.reasoning_parser
+    )
+    found = (
+        f"calls of tools: {marks.tool_call_parser or 'none'}; thinking: {marks.reasoning_parser or 'none'}"
+    )
+    if marks.thinking is not None:
+        found += " ({} … {})".format(*(mark.strip() for mark in marks.thinking))
+    ends = [token for token in marks.end_of_turn if tokenizer.token_id(token) is not None]
+    found += f"; a turn also ends with {', '.join(ends)}" if ends else ""
+    if marks.tool_call_parser is None:
+        remedy = (
+            "tools are refused; if its answers call them in a form that is known: --tool-call-parser NAME"
+        )
+        return Check("chat", "note", f"{found}: its template shows no calls in a form that is known", remedy)
+    if tokenizer.tool_form is None:
+        remedy = "send results of tools as text"
+        return Check("chat", "note", f"{found}; its template shows no calls of earlier turns", remedy)
+    return Check("chat", "ok", found)
+
+
 def check_device_memory(config: EngineConfig) -> Check | None:
     """How the GPU's memory would be split; None where no GPU would be used."""
     from twofold.device.budget import device_cache_dtype, needs_of, plan_device

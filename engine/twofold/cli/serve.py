@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from twofold.server.chat_reading import check_parsers
+    from twofold.chat.marks import check_parsers
     from twofold.server.listening import bind
     from twofold.server.process import ServerProcess
     from twofold.server.sampling_defaults import sampling_defaults
@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
     # Whatever can be wrong without reading a weight is found out first, before anything listens.
     config = engine_config(args)
     server_config = from_namespace(ServerConfig, args)
-    check_parsers(server_config)
+    check_parsers(server_config.tool_call_parser, server_config.reasoning_parser)
     telemetry_url = from_namespace(TelemetryConfig, args).telemetry_url
     # The seed is said here too, so that the choices of one request draw with seeds that follow each other.
     defaults = dataclasses.replace(sampling_defaults(Path(config.model)), seed=config.seed)

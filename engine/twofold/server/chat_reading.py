@@ -7,40 +7,19 @@ from collections.abc import Mapping
 from typing import Any
 
 from twofold.api.config import ServerConfig
-from twofold.api.errors import ConfigError
 from twofold.chat.answer_parser import AnswerParser
-from twofold.chat.dialects import REASONING_PARSERS, TOOL_PARSERS
-from twofold.chat.marks import ChatMarks
+from twofold.chat.marks import ChatMarks, chosen_marks
 from twofold.models.registry import chat_marks
 from twofold.server.api_errors import ApiError
 from twofold.server.prompts import Prompt
 from twofold.server.protocol import ServingEngine, ServingTokenizer
 from twofold.server.schemas import ChatRequest
 
-_NONE = "none"
-
-
-def check_parsers(config: ServerConfig) -> None:
-    """ConfigError for a parser that there is not."""
-    for field, known in (("tool_call_parser", TOOL_PARSERS), ("reasoning_parser", REASONING_PARSERS)):
-        given = getattr(config, field)
-        if given is not None and given != _NONE and given not in known:
-            raise ConfigError(
-                f"{field} is {given!r}, expected none or one of {', '.join(known)}; leave it out for what the model's "
-                "chat template shows"
-            )
-
 
 def marks_of(config: ServerConfig, engine: ServingEngine) -> ChatMarks:
     """Those of the model that is served, or what --tool-call-parser and --reasoning-parser say instead."""
-    marks = chat_marks(engine.info.architecture, engine.tokenizer.chat_template)
-    tool = _chosen(config.tool_call_parser, marks.tool_call_parser)
-    thinking = _chosen(config.reasoning_parser, marks.reasoning_parser)
-    return dataclasses.replace(marks, tool_call_parser=tool, reasoning_parser=thinking)
-
-
-def _chosen(given: str | None, shown: str | None) -> str | None:
-    return shown if given is None else None if given == _NONE else given
+    shown = chat_marks(engine.info.architecture, engine.tokenizer.chat_template)
+    return chosen_marks(shown, config.tool_call_parser, config.reasoning_parser)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,12 +9,12 @@ from typing import Literal
 
 from twofold.api.config import ServerConfig
 from twofold.api.types import SamplingParams
-from twofold.chat.marks import ChatMarks
+from twofold.chat.marks import ChatMarks, check_parsers
 from twofold.server.api_errors import ApiError
 from twofold.server.body_worker import BodyWorker
 from twofold.server.bounded_tokenizer import BoundedTokenizer
 from twofold.server.bridge import AnswerStream, Crossing
-from twofold.server.chat_reading import check_parsers, marks_of
+from twofold.server.chat_reading import marks_of
 from twofold.server.metrics import Metrics
 from twofold.server.protocol import ServingEngine
 from twofold.server.sampling_defaults import OPENAI_DEFAULTS
@@ -28,7 +28,7 @@ class ServerState:
     """Shared by all endpoints of one application; changed on the event loop only."""
 
     def __init__(self, config: ServerConfig, sink: TelemetrySink | None) -> None:
-        check_parsers(config)
+        check_parsers(config.tool_call_parser, config.reasoning_parser)
         self.config = config
         self.sink = sink
         self.metrics = Metrics()
