@@ -153,6 +153,19 @@ def test_the_end_of_text_waits_for_min_tokens(engine: Engine) -> None:
     assert (len(late.tokens), late.tokens[-1], late.chunks[-1].finish_reason) == (5, end, "stop")
 
 
+@pytest.mark.parametrize("is_shown", [False, True])
+def test_a_special_token_has_text_where_it_is_asked_for(engine: Engine, is_shown: bool) -> None:
+    mark = min(engine.tokenizer.special_token_ids - engine.tokenizer.eos_token_ids)
+    params = replace(WARM, max_tokens=3, logit_bias=((mark, 100.0),))
+    found = Answer(params)
+    shown = frozenset((mark,)) if is_shown else frozenset()
+    engine.submit(GenerationRequest(PROMPTS[0], params, found, "marks", shown_tokens=shown))
+    while not found.chunks or found.chunks[-1].finish_reason is None:
+        engine.step()
+    assert found.tokens == (mark,) * 3
+    assert found.text == (engine.tokenizer.token_bytes(mark).decode() * 3 if is_shown else "")
+
+
 @pytest.mark.parametrize("num_top", [None, 2])
 def test_no_tokens_at_all(engine: Engine, num_top: int | None) -> None:
     steps = engine.stats().num_steps
