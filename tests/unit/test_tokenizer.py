@@ -109,9 +109,44 @@ def write(name: str, content: str | bytes) -> Callable[[Path], None]:
     return damage
 
 
+def changed(**parts: Any) -> Callable[[Path], None]:
+    """tokenizer.json with these parts, those of the model inside it."""
+
+    def damage(directory: Path) -> None:
+        state = json.loads((directory / "tokenizer.json").read_text())
+        state["model"] |= parts.pop("model", {})
+        (directory / "tokenizer.json").write_text(json.dumps(state | parts))
+
+    return damage
+
+
+# What the tokenizers package would panic at, the second one only when it encodes.
+LONG_PREFIX = changed(model={"continuing_subword_prefix": "##"})
+SPLIT_PREFIX = changed(model={"continuing_subword_prefix": "#", "merges": ["t \u0120the"]})
+NO_SUCH_TOKEN = changed(
+    post_processor={
+        "type": "Sequence",
+        "processors": [
+            {
+                "type": "TemplateProcessing",
+                "single": [
+                    {"SpecialToken": {"id": "<nowhere>", "type_id": 0}},
+                    {"Sequence": {"id": "A", "type_id": 0}},
+                ],
+                "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+                "special_tokens": {},
+            }
+        ],
+    }
+)
+
+
 @pytest.mark.parametrize(
     ("damage", "fragments"),
     [
+        (LONG_PREFIX, ["tokenizer.json: merges ['t', 'h']", "2 bytes of continuing_subword_prefix"]),
+        (SPLIT_PREFIX, ["tokenizer.json: merges ['t', '\u0120the']", "1 bytes"]),
+        (NO_SUCH_TOKEN, ["tokenizer.json: its post_processor puts '<nowhere>'"]),
         (lambda directory: (directory / "tokenizer.json").unlink(), ["tokenizer.json: missing"]),
         (write("tokenizer.json", ""), ["tokenizer.json: not a valid tokenizer"]),
         (write("tokenizer.json", '{"model": {"type": "???"}}'), ["tokenizer.json: not a valid tokenizer"]),
@@ -144,7 +179,12 @@ def write(name: str, content: str | bytes) -> Callable[[Path], None]:
         ),
     ],
 )
-def test_broken_files(tmp_path: Path, damage: Callable[[Path], None], fragments: list[str]) -> None:
+def test_broken_files(
+    tmp_path: Path,
+    damage: Callable[[Path], None],
+    fragments: list[str],
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     write_tiny_tokenizer(tmp_path)
     damage(tmp_path)
     with pytest.raises(ModelLoadError) as caught:
@@ -154,6 +194,7 @@ def test_broken_files(tmp_path: Path, damage: Callable[[Path], None], fragments:
     assert str(tmp_path) in message
     for fragment in fragments:
         assert fragment in message
+    assert capfd.readouterr().err == ""
 
 
 def test_a_tokenizer_of_another_model_is_refused(directory: Path) -> None:

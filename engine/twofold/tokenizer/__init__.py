@@ -21,9 +21,10 @@ from twofold.tokenizer.chat_template import ChatTemplate
 from twofold.tokenizer.detokenizer import IncrementalDetokenizer, MarkedDetokenizer
 from twofold.tokenizer.literal_text import ControlTokens, PromptText
 from twofold.tokenizer.pieces import TokenPieces
+from twofold.tokenizer.tokenizer_json import read_tokenizer_json
 from twofold.tokenizer.tool_form import ToolForm
 from twofold.weights.gguf_file import GgufFile, is_gguf
-from twofold.weights.json_file import MAX_JSON_BYTES, Fields, read_json_object
+from twofold.weights.json_file import Fields, read_json_object
 
 __all__ = ["ChatTemplate", "IncrementalDetokenizer", "Tokenizer", "ToolForm"]
 
@@ -288,38 +289,12 @@ def _read_backend(directory: Path, settings: Fields) -> tuple[Path, tokenizers.T
     path = directory / "tokenizer.json"
     ranks, model = directory / tiktoken_file.NAME, directory / sentencepiece_file.NAME
     if path.exists() or not (ranks.exists() or model.exists()):
-        return path, _read_tokenizer_json(path)
+        return path, read_tokenizer_json(path)
     if ranks.exists():
         return ranks, tiktoken_file.read_tiktoken(ranks, settings)
     from twofold.tokenizer.gguf_vocabulary import read_vocabulary
 
     return model, read_vocabulary(sentencepiece_file.read_fields(model), str(model)).backend
-
-
-def _read_tokenizer_json(path: Path) -> tokenizers.Tokenizer:
-    try:
-        size = path.stat().st_size
-        if size > MAX_JSON_BYTES:
-            raise ModelLoadError(
-                f"{path}: {size} bytes, expected at most {MAX_JSON_BYTES}; download it again"
-            )
-        return tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8"))
-    except ModelLoadError:
-        raise
-    except FileNotFoundError:
-        raise ModelLoadError(
-            f"{path}: missing; download it, or convert the model's tokenizer to tokenizer.json with transformers"
-        ) from None
-    except UnicodeDecodeError as error:
-        raise ModelLoadError(f"{path}: not UTF-8 text at byte {error.start}; download it again") from None
-    except OSError as error:
-        raise ModelLoadError(f"{path}: cannot be read: {error.strerror}") from None
-    except BaseException as error:
-        # The package raises plain Exception for every malformed file, and its Rust code panics at some.
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-            raise
-        reason = " ".join(str(error).split())[:200]
-        raise ModelLoadError(f"{path}: not a valid tokenizer: {reason}; download it again") from None
 
 
 def _highest_id(backend: tokenizers.Tokenizer, expected: int) -> int:

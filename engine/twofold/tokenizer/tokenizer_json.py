@@ -1,0 +1,92 @@
+"""Reads tokenizer.json, and refuses what the `tokenizers` package would panic at: its panics print a page to stderr,
+and those that come when text is encoded would end a thread."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any, Final
+
+import tokenizers
+
+from twofold.api.errors import ModelLoadError
+from twofold.weights.json_file import MAX_JSON_BYTES
+
+_PREFIX: Final = re.compile(r'"continuing_subword_prefix"\s*:\s*"[^"]')
+
+
+def read_tokenizer_json(path: Path) -> tokenizers.Tokenizer:
+    """The tokenizer in this file. Raises ModelLoadError naming it."""
+    try:
+        size = path.stat().st_size
+        if size > MAX_JSON_BYTES:
+            raise ModelLoadError(
+                f"{path}: {size} bytes, expected at most {MAX_JSON_BYTES}; download it again"
+            )
+        text = path.read_text(encoding="utf-8")
+        _check_prefix(text, path)
+        backend = tokenizers.Tokenizer.from_str(text)
+        _check_template(backend, path)
+        return backend
+    except ModelLoadError:
+        raise
+    except FileNotFoundError:
+        raise ModelLoadError(
+            f"{path}: missing; download it, or convert the model's tokenizer to tokenizer.json with transformers"
+        ) from None
+    except UnicodeDecodeError as error:
+        raise ModelLoadError(f"{path}: not UTF-8 text at byte {error.start}; download it again") from None
+    except OSError as error:
+        raise ModelLoadError(f"{path}: cannot be read: {error.strerror}") from None
+    except BaseException as error:
+        # The package raises plain Exception for every malformed file, and its Rust code panics at some.
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        reason = " ".join(str(error).split())[:200]
+        raise ModelLoadError(f"{path}: not a valid tokenizer: {reason}; download it again") from None
+
+
+def _check_prefix(text: str, path: Path) -> None:
+    """What continues a word begins with the prefix, which merging takes off. Hardly any vocabulary has one."""
+    if _PREFIX.search(text) is None:
+        return
+    try:
+        model = json.loads(text).get("model")
+        size = len(model["continuing_subword_prefix"].encode())
+        pairs = [pair.split(" ") if isinstance(pair, str) else pair for pair in model.get("merges") or ()]
+        short = next((pair for pair in pairs if not _is_cut_at(pair[1], size)), None)
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
+        # Of another form, which the package refuses in words.
+        return
+    if short is not None:
+        raise ModelLoadError(
+            f"{path}: merges {short!r}, expected a second part of at least the {size} bytes of "
+            "continuing_subword_prefix; download it again"
+        )
+
+
+def _is_cut_at(part: str, size: int) -> bool:
+    """Whether the first `size` bytes are whole characters."""
+    data = part.encode()
+    return len(data) >= size and (len(data) == size or data[size] & 0xC0 != 0x80)
+
+
+def _check_template(backend: tokenizers.Tokenizer, path: Path) -> None:
+    """A template of special tokens around a text names only those that it describes."""
+    if backend.post_processor is None:
+        return
+    level: list[Any] = [json.loads(backend.post_processor.__getstate__())]
+    while level:
+        processor = level.pop()
+        level += processor.get("processors", ())
+        pieces = [*processor.get("single", ()), *processor.get("pair", ())]
+        if processor["type"] != "TemplateProcessing":
+            continue
+        named = {piece["SpecialToken"]["id"] for piece in pieces if "SpecialToken" in piece}
+        missing = sorted(named - processor["special_tokens"].keys())
+        if missing:
+            raise ModelLoadError(
+                f"{path}: its post_processor puts {missing[0]!r} around texts, expected one of its special_tokens "
+                f"{sorted(processor['special_tokens'])}; download it again"
+            )
