@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterator, Sequence
-from typing import Any
+from json.encoder import encode_basestring
+from typing import Any, Final
 
 from twofold.api.types import Chunk, FinishReason
+from twofold.chat.answer_parser import AnswerParser
 from twofold.chat.events import Event
 from twofold.server.chat_reading import ChatReading
 from twofold.server.formats import AnswerFormat
@@ -13,6 +16,8 @@ from twofold.server.logprobs import chat_logprobs
 from twofold.server.prompts import Prompt
 from twofold.server.protocol import ServingTokenizer
 from twofold.server.schemas import SamplingFields
+
+_TEXTS: Final = ("content", "reasoning")
 
 
 class ChatFormat(AnswerFormat):
@@ -37,6 +42,7 @@ class ChatFormat(AnswerFormat):
         """Calls of each choice that a stream has begun."""
         self._num_made = [0] * self.num_choices
         """Those that are whole."""
+        self._around_thinking: dict[int, list[bytes]] = {}
 
     def whole(self, answers: Sequence[Chunk]) -> dict[str, Any]:
         return super().whole(answers) | self._prompt_ids() | self._prompt_logprobs(0, answers[0])
@@ -65,8 +71,10 @@ class ChatFormat(AnswerFormat):
         parser = self._parsers[index]
         if parser is None:
             return super().events(index, chunk)
+        read = self._read(parser, chunk)
+        if len(read) == 1 and read[0].kind in _TEXTS and self._says_text_only and chunk.finish_reason is None:
+            return self._text_event(index, read[0])
         self._num_sent[index] += len(chunk.token_ids)
-        read = parser.push(chunk.text) + (parser.finish() if chunk.finish_reason is not None else [])
         deltas = list(self._deltas(index, read))
         logprobs, ids = self._logprobs(chunk), self._ids(chunk)
         if not deltas and chunk.token_ids and (logprobs or ids):
@@ -100,7 +108,7 @@ class ChatFormat(AnswerFormat):
             return message, answer.finish_reason
         texts = {"content": "", "reasoning": ""}
         calls: dict[int, dict[str, Any]] = {}
-        for event in (*parser.push(answer.text), *parser.finish()):
+        for event in self._read(parser, answer):
             if event.kind == "call":
                 calls[event.number] = _call(event) | {"function": {"name": event.text, "arguments": ""}}
             elif event.kind == "arguments":
@@ -118,6 +126,29 @@ class ChatFormat(AnswerFormat):
         if made:
             message["tool_calls"] = made
         return message, "tool_calls" if made and answer.finish_reason == "stop" else answer.finish_reason
+
+    def _text_event(self, index: int, event: Event) -> bytes:
+        """The event of one piece of text or thinking, made as `AnswerFormat._around_text` says."""
+        if event.kind == "content":
+            before, after = self._around_text(index)
+            return before + encode_basestring(event.text).encode() + after
+        if self._reading.hides_reasoning:
+            return b""
+        parts = self._around_thinking.get(index)
+        if parts is None:
+            (delta,) = self._deltas(index, [Event("reasoning", mark := uuid.uuid4().hex)])
+            choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+            parts = self._around_thinking[index] = self._event([choice], None).split(f'"{mark}"'.encode())
+        return encode_basestring(event.text).encode().join(parts)
+
+    def _read(self, parser: AnswerParser, chunk: Chunk) -> list[Event]:
+        events = parser.push(chunk.text) + (parser.finish() if chunk.finish_reason is not None else [])
+        if self._reading.marks.reasoning_parser is None:
+            # harmony's marks tell thinking, asked or not.
+            events = [
+                event._replace(kind="content") if event.kind == "reasoning" else event for event in events
+            ]
+        return events
 
     def _deltas(self, index: int, events: Sequence[Event]) -> Iterator[dict[str, Any]]:
         """What the events add to a stream's message.
