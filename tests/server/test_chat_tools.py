@@ -115,6 +115,16 @@ def test_a_call_that_is_cut_off_is_text(engine: FakeEngine, url: str) -> None:
     assert "tool_calls" not in choice["message"]
 
 
+def test_what_was_held_back_comes_before_a_failure(engine: FakeEngine, url: str) -> None:
+    engine.says, engine.fail_after_words = ["ok <tool_call>", '{"name": "war', "never"], 2
+    body = {"messages": QUESTION, "tools": [TOOL], "stream": True}
+    text = HTTP.post(f"{url}/v1/chat/completions", json=body).text
+    events = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
+    said = "".join(event["choices"][0]["delta"]["content"] for event in events[:-1])
+    assert said == 'ok <tool_call>{"name": "war'
+    assert events[-1]["error"]["code"] == "engine_error"
+
+
 def test_openais_client_runs_a_conversation_with_tools(engine: FakeEngine, url: str) -> None:
     with openai.OpenAI(base_url=f"{url}/v1", api_key="-", max_retries=0, timeout=30) as client:
         model = client.models.list().data[0].id

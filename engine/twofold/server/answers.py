@@ -88,7 +88,7 @@ class StreamedAnswer(AnswerResponse):
                 await _send_part(send, b"".join(self.form.events(index, chunk) for index, chunk in batch))
             ending = self.form.usage_event(self.form.total(usages))
         except ApiError as error:
-            ending = error.event()
+            ending = self.form.held_back() + error.event()
         await send({"type": "http.response.body", "body": ending + b"data: [DONE]\n\n", "more_body": False})
 
 

@@ -89,6 +89,14 @@ class ChatFormat(AnswerFormat):
             events.append(self._last_event(index, chunk, chunk.finish_reason))
         return b"".join(events)
 
+    def held_back(self) -> bytes:
+        events = []
+        for index, parser in enumerate(self._parsers):
+            for delta in self._deltas(index, parser.finish() if parser is not None else ()):
+                choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+                events.append(self._event([choice], self._usage_so_far(index)))
+        return b"".join(events)
+
     def delta_choice(self, index: int, chunk: Chunk, *, is_first: bool) -> dict[str, Any] | None:
         logprobs, ids = self._logprobs(chunk), self._ids(chunk)
         if not chunk.text and not (chunk.token_ids and (logprobs or ids)):

@@ -148,6 +148,10 @@ class AnswerFormat(ABC):
             found = self._templates[index] = before, after
         return found
 
+    def held_back(self) -> bytes:
+        """What a stream that ends by a failure has not said of the text it got."""
+        return b""
+
     def usage_event(self, usage: Usage) -> bytes:
         """The chunk that stream_options.include_usage asks for; empty when it was not asked for."""
         return self._event([], self._usage_body(usage)) if self._asked.wants_usage else b""
