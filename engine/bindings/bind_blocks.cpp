@@ -60,7 +60,8 @@ std::unique_ptr<GqaBlock> make_gqa(ThreadPool& pool, const py::array& norm, cons
                                    int num_heads, int num_kv_heads, int head_dim, float eps, float scale,
                                    std::optional<int> sliding_window, int layer, bool flat_norms,
                                    std::optional<int> chunk, bool rotated, bool neighbours, float period,
-                                   float slope, bool gated, const MaybeArray& sinks) {
+                                   float slope, bool gated, const MaybeArray& sinks, const MaybeArray& v_norm,
+                                   bool keys_are_values, int rotation) {
   positive(head_dim, "Gqa: head_dim");
   positive(num_kv_heads, "Gqa: num_kv_heads");
   if (positive(num_heads, "Gqa: num_heads") % num_kv_heads != 0) {
@@ -68,7 +69,9 @@ std::unique_ptr<GqaBlock> make_gqa(ThreadPool& pool, const py::array& norm, cons
                         "; expected a multiple of num_kv_heads, which is " + std::to_string(num_kv_heads));
   }
   GqaWeights w{};
-  const int64_t rows = ((gated ? 2 : 1) * static_cast<int64_t>(num_heads) + 2 * num_kv_heads) * head_dim;
+  const int64_t rows =
+      ((gated ? 2 : 1) * static_cast<int64_t>(num_heads) + (keys_are_values ? 1 : 2) * num_kv_heads) *
+      head_dim;
   if (gated && flat_norms) throw KernelFailure("Gqa: gated and flat_norms are given; expected one of them");
   w.qkv = expect_packed(qkv, "Gqa: qkv_weight", rows, kAny);
   const int64_t hidden = qkv.columns();
@@ -79,12 +82,15 @@ std::unique_ptr<GqaBlock> make_gqa(ThreadPool& pool, const py::array& norm, cons
     throw KernelFailure("Gqa: flat_norms is given without q_norm and k_norm; expected all or none");
   w.q_norm = vector_or_null(q_norm, "Gqa: q_norm", int64_t{flat_norms ? num_heads : 1} * head_dim);
   w.k_norm = vector_or_null(k_norm, "Gqa: k_norm", int64_t{flat_norms ? num_kv_heads : 1} * head_dim);
+  w.v_norm = vector_or_null(v_norm, "Gqa: v_norm", head_dim);
   w.o_bias = vector_or_null(o_bias, "Gqa: o_bias", hidden);
+  if (rotation < 0)
+    throw KernelFailure("Gqa: rotation is " + std::to_string(rotation) + "; expected at least 0");
   w.sinks = vector_or_null(sinks, "Gqa: sinks", num_heads);
   const AttentionWindow window{sliding_window ? positive(*sliding_window, "Gqa: sliding_window") : 0,
                                chunk ? positive(*chunk, "Gqa: chunk") : 0};
-  const GqaShape shape{num_heads,  num_kv_heads, head_dim,   eps,    scale, window,
-                       flat_norms, rotated,      neighbours, period, slope, gated};
+  const GqaShape shape{num_heads, num_kv_heads, head_dim, eps,   scale, window,          flat_norms,
+                       rotated,   neighbours,   period,   slope, gated, keys_are_values, rotation};
   return std::make_unique<GqaBlock>(GqaAttention(chosen_table(), pool, w, shape), layer);
 }
 
@@ -227,12 +233,15 @@ kernels::RouterShape make_shape(int top_k, const std::string& score, bool renorm
 
 std::unique_ptr<RouterBlock> make_router(ThreadPool& pool, const py::array& norm, const py::array& gate,
                                          float eps, const kernels::RouterShape& shape, const MaybeArray& bias,
-                                         const MaybeArray& gate_bias) {
+                                         const MaybeArray& gate_bias, const MaybeArray& gate_norm,
+                                         const MaybeArray& expert_scale) {
   RouterWeights weights{};
   weights.gate = expect_weight(view_of(gate), "Router: gate_weight", kAny, kAny);
   weights.norm = expect_f32(view_of(norm), "Router: norm_weight", {weights.gate.cols});
   weights.bias = vector_or_null(bias, "Router: bias", weights.gate.rows);
   weights.gate_bias = vector_or_null(gate_bias, "Router: gate_bias", weights.gate.rows);
+  weights.gate_norm = vector_or_null(gate_norm, "Router: gate_norm", weights.gate.cols);
+  weights.expert_scale = vector_or_null(expert_scale, "Router: expert_scale", weights.gate.rows);
   return std::make_unique<RouterBlock>(Router(chosen_table(), pool, weights, eps, shape));
 }
 
@@ -253,21 +262,34 @@ void route(RouterBlock& block, const py::array& hidden, const py::array& normed,
 }
 
 GatedFfn make_ffn(ThreadPool& pool, const std::string& block, const PackedMatrix& gate,
-                  const PackedMatrix& up, const PackedMatrix& down) {
+                  const PackedMatrix& up, const PackedMatrix& down, const std::string& activation = "silu") {
   expect_packed(up, (block + ": up").c_str(), gate.rows(), gate.columns());
   expect_packed(down, (block + ": down").c_str(), gate.columns(), gate.rows());
   for (const PackedMatrix* matrix : {&gate, &up, &down}) {
     if (matrix->segments().size() != 1)
       throw KernelFailure(block + ": a matrix is stacked; expected one part");
   }
-  return {chosen_table(), pool, gate, up, down};
+  try {
+    return {chosen_table(), pool, gate, up, down, kernels::expert_activation_named(activation)};
+  } catch (const std::invalid_argument& wrong) {
+    throw KernelFailure(block + ": " + wrong.what());
+  }
 }
 
 std::unique_ptr<DenseFfn> make_dense(ThreadPool& pool, const py::array& norm, const PackedMatrix& gate,
-                                     const PackedMatrix& up, const PackedMatrix& down, float eps) {
-  GatedFfn ffn = make_ffn(pool, "DenseFfn", gate, up, down);
+                                     const PackedMatrix& up, const PackedMatrix& down, float eps,
+                                     const std::string& activation) {
+  GatedFfn ffn = make_ffn(pool, "DenseFfn", gate, up, down, activation);
   const float* norm_weight = expect_f32(view_of(norm), "DenseFfn: norm_weight", {gate.columns()});
   return std::make_unique<DenseFfn>(std::move(ffn), norm_weight, eps);
+}
+
+std::unique_ptr<PostNorm> make_post_norm(ThreadPool& pool, const py::array& norm, float eps, int over,
+                                         float scale) {
+  const TensorView view = view_of(norm);
+  const float* weight = expect_f32(view, "PostNorm: norm_weight", {kAny});
+  return std::make_unique<PostNorm>(chosen_table(), pool, weight, static_cast<int>(view.shape[0]), eps,
+                                    positive(over, "PostNorm: over"), scale);
 }
 
 std::unique_ptr<SharedExperts> make_shared_experts(ThreadPool& pool, const PackedMatrix& gate,
@@ -310,13 +332,15 @@ void bind_blocks(py::module_& m) {
   py::class_<GqaBlock, Block>(m, "Gqa", "Grouped-query attention.")
       .def(py::init(&make_gqa), py::keep_alive<1, 2>(), py::keep_alive<1, 3>(), py::keep_alive<1, 4>(),
            py::keep_alive<1, 5>(), py::keep_alive<1, 6>(), py::keep_alive<1, 7>(), py::keep_alive<1, 8>(),
-           py::keep_alive<1, 9>(), py::keep_alive<1, 24>(), py::arg("pool"), py::arg("norm_weight"),
-           py::arg("qkv_weight"), py::arg("qkv_bias"), py::arg("q_norm"), py::arg("k_norm"),
-           py::arg("o_weight"), py::arg("o_bias"), py::arg("num_heads"), py::arg("num_kv_heads"),
-           py::arg("head_dim"), py::arg("eps"), py::arg("scale"), py::arg("sliding_window"), py::arg("layer"),
-           py::arg("flat_norms") = false, py::arg("chunk") = py::none(), py::arg("rotated") = true,
-           py::arg("neighbours") = false, py::arg("period") = 0.0f, py::arg("slope") = 0.0f,
-           py::arg("gated") = false, py::arg("sinks") = py::none())
+           py::keep_alive<1, 9>(), py::keep_alive<1, 24>(), py::keep_alive<1, 25>(), py::arg("pool"),
+           py::arg("norm_weight"), py::arg("qkv_weight"), py::arg("qkv_bias"), py::arg("q_norm"),
+           py::arg("k_norm"), py::arg("o_weight"), py::arg("o_bias"), py::arg("num_heads"),
+           py::arg("num_kv_heads"), py::arg("head_dim"), py::arg("eps"), py::arg("scale"),
+           py::arg("sliding_window"), py::arg("layer"), py::arg("flat_norms") = false,
+           py::arg("chunk") = py::none(), py::arg("rotated") = true, py::arg("neighbours") = false,
+           py::arg("period") = 0.0f, py::arg("slope") = 0.0f, py::arg("gated") = false,
+           py::arg("sinks") = py::none(), py::arg("v_norm") = py::none(), py::arg("keys_are_values") = false,
+           py::arg("rotation") = 0)
       .def("forward", &attend<GqaAttention>, py::arg("hidden"), py::arg("batch"), py::arg("cache"));
   py::class_<MlaBlock, Block>(m, "Mla", "Multi-head latent attention.")
       .def(py::init(&make_mla), py::keep_alive<1, 2>(), py::keep_alive<1, 3>(), py::keep_alive<1, 4>(),
@@ -366,9 +390,10 @@ void bind_blocks(py::module_& m) {
            py::arg("top_groups") = 1, py::arg("group_score") = "max");
   py::class_<RouterBlock, Block>(m, "Router", "Norm, gate, scores and top-k of an MoE layer.")
       .def(py::init(&make_router), py::keep_alive<1, 2>(), py::keep_alive<1, 3>(), py::keep_alive<1, 4>(),
-           py::keep_alive<1, 7>(), py::keep_alive<1, 8>(), py::arg("pool"), py::arg("norm_weight"),
-           py::arg("gate_weight"), py::arg("eps"), py::arg("shape"), py::arg("bias") = py::none(),
-           py::arg("gate_bias") = py::none())
+           py::keep_alive<1, 7>(), py::keep_alive<1, 8>(), py::keep_alive<1, 9>(), py::keep_alive<1, 10>(),
+           py::arg("pool"), py::arg("norm_weight"), py::arg("gate_weight"), py::arg("eps"), py::arg("shape"),
+           py::arg("bias") = py::none(), py::arg("gate_bias") = py::none(), py::arg("gate_norm") = py::none(),
+           py::arg("expert_scale") = py::none())
       .def("forward", &route, py::arg("hidden"), py::arg("normed"), py::arg("ids"), py::arg("weights"),
            py::arg("logits") = py::none());
   py::class_<RoutedExperts, Block>(m, "RoutedExperts", "The experts that the router before it chose.")
@@ -389,19 +414,22 @@ void bind_blocks(py::module_& m) {
             block.forward(sum, x, static_cast<int>(view.shape[0]));
           },
           py::arg("hidden"), py::arg("normed"));
-  py::class_<DenseFfn, Block>(m, "DenseFfn", "The SiLU-gated feed-forward of a layer without experts.")
+  py::class_<DenseFfn, Block>(m, "DenseFfn", "A gated feed-forward with a norm of its own.")
       .def(py::init(&make_dense), py::keep_alive<1, 2>(), py::keep_alive<1, 3>(), py::keep_alive<1, 4>(),
            py::keep_alive<1, 5>(), py::keep_alive<1, 6>(), py::arg("pool"), py::arg("norm_weight"),
-           py::arg("gate"), py::arg("up"), py::arg("down"), py::arg("eps"))
+           py::arg("gate"), py::arg("up"), py::arg("down"), py::arg("eps"), py::arg("activation") = "silu")
       .def(
           "forward",
           [](DenseFfn& block, const py::array& hidden) {
             const TensorView view = view_of(hidden);
             float* rows = expect_writable_f32(view, "DenseFfn.forward: hidden", {kAny, block.hidden_size()});
             const py::gil_scoped_release release;
-            block.forward(rows, static_cast<int>(view.shape[0]));
+            block.forward(rows, rows, static_cast<int>(view.shape[0]));
           },
           py::arg("hidden"));
+  py::class_<PostNorm, Block>(m, "PostNorm", "Norms what the blocks before it add.")
+      .def(py::init(&make_post_norm), py::keep_alive<1, 2>(), py::keep_alive<1, 3>(), py::arg("pool"),
+           py::arg("norm_weight"), py::arg("eps"), py::arg("over"), py::arg("scale") = 1.0f);
   py::class_<BoundDecoder>(m, "Decoder", "The blocks of a model in one call.")
       .def(py::init<const py::sequence&>(), py::arg("blocks"))
       .def("forward", &BoundDecoder::forward, py::arg("hidden"), py::arg("batch"), py::arg("cache"),

@@ -204,6 +204,12 @@ void bind_ops(py::module_& m) {
       .def_static("of_table", &batch_of_table, py::arg("positions"), py::arg("sequence_index"),
                   py::arg("page_tables"), py::arg("cos_table"), py::arg("sin_table"),
                   py::arg("records") = py::none(), "The same, of rotations by position [longest, pairs].")
+      .def(
+          "add_rotation",
+          [](AttentionBatch& batch, const py::array& rope_cos, const py::array& rope_sin) {
+            batch.add_rotation(view_of(rope_cos), view_of(rope_sin));
+          },
+          py::arg("rope_cos"), py::arg("rope_sin"))
       .def_property_readonly("num_tokens", &AttentionBatch::num_tokens);
 
   bind_panels(m);

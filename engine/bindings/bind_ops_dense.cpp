@@ -57,11 +57,11 @@ std::vector<std::string> formats_of(const PackedMatrix& matrix) {
 
 class __attribute__((visibility("hidden"))) BoundLmHead {
  public:
-  BoundLmHead(ThreadPool& pool, const py::array& norm, const Packed& weight, float eps)
+  BoundLmHead(ThreadPool& pool, const py::array& norm, const Packed& weight, float eps, float softcap)
       : norm_(norm),
         weight_(weight),
         head_(chosen_table(), pool, expect_f32(view_of(norm), "LmHead: norm_weight", {weight->columns()}),
-              *weight, eps) {}
+              *weight, eps, softcap) {}
 
   void forward(const py::array& hidden_rows, const py::array& logits) {
     const TensorView view = view_of(hidden_rows);
@@ -136,8 +136,9 @@ void bind_dense_ops(py::module_& m) {
       .def(py::init<ThreadPool&, py::object>(), py::keep_alive<1, 2>(), py::arg("pool"), py::arg("table"))
       .def("forward", &BoundEmbedding::forward, py::arg("token_ids"), py::arg("out"));
   py::class_<BoundLmHead>(m, "LmHead", "Final norm and output projection.")
-      .def(py::init<ThreadPool&, const py::array&, const Packed&, float>(), py::keep_alive<1, 2>(),
-           py::arg("pool"), py::arg("norm_weight"), py::arg("weight"), py::arg("eps"))
+      .def(py::init<ThreadPool&, const py::array&, const Packed&, float, float>(), py::keep_alive<1, 2>(),
+           py::arg("pool"), py::arg("norm_weight"), py::arg("weight"), py::arg("eps"),
+           py::arg("softcap") = 0.0f)
       .def("forward", &BoundLmHead::forward, py::arg("hidden_rows"), py::arg("logits"));
 }
 

@@ -56,6 +56,7 @@ class QkvRows:
         sin: int,
         rotary: int,
         slot_mapping: int,
+        v_norm: int = 0,
     ) -> None: ...
 
 @final

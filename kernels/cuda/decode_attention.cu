@@ -188,6 +188,8 @@ int launch_decode_attention(const DecodeAttention& attention, const KvPages& pag
       return run<128>(attention, pages, workspace, out, stream);
     case 256:
       return run<256>(attention, pages, workspace, out, stream);
+    case 512:
+      return run<512>(attention, pages, workspace, out, stream);
     default:
       return cudaErrorInvalidValue;
   }

@@ -19,7 +19,7 @@ struct KvPages {
   void* values;
   int page_size;
   int num_kv_heads;
-  int head_dim;  // 64, 128 or 256
+  int head_dim;  // 64, 128, 256 or 512
 };
 
 // qkv: bf16 [tokens][(heads + 2 kv_heads) * head_dim], as the projection gives it.
@@ -34,9 +34,10 @@ struct QkvRows {
   const float* sin;
   int rotary;             // dimensions that are rotated, a multiple of 64, 0: none; halves are partners
   const int64_t* places;  // [tokens] page * page_size + position within it, -1: a row of padding, not stored
+  const float* v_norm = nullptr;  // [head_dim], null: none
 };
 
-// Normalises and rotates q and k, stores k and v, and leaves q as bf16 [tokens][heads][head_dim].
+// Normalises and rotates q and k, normalises v, stores k and v, and leaves q as bf16 [tokens][heads][head_dim].
 int launch_rope_store(const QkvRows& rows, const KvPages& pages, void* q, Stream stream);
 
 // Attention of one query per sequence over its pages.

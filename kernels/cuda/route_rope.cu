@@ -144,7 +144,7 @@ __global__ void __launch_bounds__(kThreads) rope_store_kernel(QkvRows rows, KvPa
   float x[kElements];
 #pragma unroll
   for (int j = 0; j < kElements; ++j) x[j] = float_of_bits(uint32_t(in[lane + 32 * j]) << 16);
-  const float* norm = is_value ? nullptr : is_query ? rows.q_norm : rows.k_norm;
+  const float* norm = is_value ? rows.v_norm : is_query ? rows.q_norm : rows.k_norm;
   if (norm != nullptr) {
     float squares = 0;
 #pragma unroll
@@ -221,6 +221,8 @@ int launch_rope_store(const QkvRows& rows, const KvPages& pages, void* q, Stream
       return launch(rope_store_kernel<128>, blocks, kThreads, 0, stream, rows, pages, out);
     case 256:
       return launch(rope_store_kernel<256>, blocks, kThreads, 0, stream, rows, pages, out);
+    case 512:
+      return launch(rope_store_kernel<512>, blocks, kThreads, 0, stream, rows, pages, out);
     default:
       return cudaErrorInvalidValue;
   }

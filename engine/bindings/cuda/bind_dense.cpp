@@ -21,7 +21,8 @@ void bind_dense(py::module_& m) {
   py::class_<QkvRows>(m, "QkvRows", "Rows of a projection to queries, keys and values, and how they turn.",
                       py::module_local())
       .def(py::init([](uint64_t qkv, int num_tokens, int num_heads, uint64_t q_norm, uint64_t k_norm,
-                       float epsilon, uint64_t cos, uint64_t sin, int rotary, uint64_t slot_mapping) {
+                       float epsilon, uint64_t cos, uint64_t sin, int rotary, uint64_t slot_mapping,
+                       uint64_t v_norm) {
              return QkvRows{pointer<void>(qkv),
                             num_tokens,
                             num_heads,
@@ -31,11 +32,12 @@ void bind_dense(py::module_& m) {
                             pointer<float>(cos),
                             pointer<float>(sin),
                             rotary,
-                            pointer<int64_t>(slot_mapping)};
+                            pointer<int64_t>(slot_mapping),
+                            pointer<float>(v_norm)};
            }),
            py::kw_only(), py::arg("qkv"), py::arg("num_tokens"), py::arg("num_heads"), py::arg("q_norm"),
            py::arg("k_norm"), py::arg("epsilon"), py::arg("cos"), py::arg("sin"), py::arg("rotary"),
-           py::arg("slot_mapping"));
+           py::arg("slot_mapping"), py::arg("v_norm") = 0);
   py::class_<DecodeAttention>(m, "DecodeAttention", "One query per sequence over its pages.",
                               py::module_local())
       .def(py::init([](uint64_t q, uint64_t page_tables, uint64_t seq_lens, int num_sequences, int num_heads,

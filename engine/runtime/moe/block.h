@@ -1,5 +1,5 @@
-// A decoder layer is a sequence of blocks, each of which adds to the residual stream: attention of some kind,
-// a router, its experts, a feed-forward. Whoever runs them knows no kind of block.
+// A decoder layer is a sequence of blocks, each of which adds to the residual stream, or to a sum that is normed
+// before it is added: attention of some kind, a router, its experts, a feed-forward. Whoever runs them knows no kind of block.
 #pragma once
 #include <cstdint>
 #include <span>
@@ -43,9 +43,9 @@ struct StepState {
 class Block {
  public:
   virtual ~Block() = default;
-  // hidden [tokens of the batch, hidden_size()] is read and added to. Throws KernelFailure,
-  // std::invalid_argument where batch, cache or experts do not fit the block.
-  virtual void forward(float* hidden, StepState& step) = 0;
+  // sum += what the block makes of hidden, both [tokens of the batch, hidden_size()], which may be the same. Throws
+  // KernelFailure, std::invalid_argument where batch, cache or experts do not fit the block.
+  virtual void forward(const float* hidden, float* sum, StepState& step) = 0;
   virtual int hidden_size() const = 0;
 };
 

@@ -20,19 +20,19 @@ void expect_routed(const char* block, const RoutedRows& routed, int num_tokens, 
 
 }  // namespace
 
-void RouterBlock::forward(float* hidden, StepState& step) {
+void RouterBlock::forward(const float* hidden, float*, StepState& step) {
   const int T = step.batch.num_tokens();
   RoutedRows& routed = step.routed;
   routed.resize(T, hidden_size(), router_.top_k());
   router_.forward(hidden, routed.normed.data(), routed.ids.data(), routed.weights.data(), nullptr, T);
 }
 
-void RoutedExperts::forward(float* hidden, StepState& step) {
+void RoutedExperts::forward(const float* hidden, float* sum, StepState& step) {
   expect_routed("RoutedExperts", step.routed, step.batch.num_tokens(), hidden_size_);
   if (step.experts == nullptr) throw KernelFailure("RoutedExperts: the step has no experts");
   if (step.experts->wants_prediction()) predict_next(hidden, step);
   const RoutedRows& routed = weighs_rows_ ? weighed(step.routed) : step.routed;
-  step.experts->forward(moe_layer_, routed.routing(), routed.normed.data(), hidden);
+  step.experts->forward(moe_layer_, routed.routing(), routed.normed.data(), sum);
 }
 
 // Rows times their weights, and weights of one.
@@ -66,13 +66,13 @@ void RoutedExperts::predict_next(const float* hidden, StepState& step) {
   }
 }
 
-void SharedExperts::forward(float* hidden, StepState& step) {
+void SharedExperts::forward(const float*, float* sum, StepState& step) {
   const int T = step.batch.num_tokens();
   expect_routed("SharedExperts", step.routed, T, hidden_size());
-  forward(hidden, step.routed.normed.data(), T);
+  forward(sum, step.routed.normed.data(), T);
 }
 
-void SharedExperts::forward(float* hidden, const float* normed, int T) {
+void SharedExperts::forward(float* sum, const float* normed, int T) {
   const int H = hidden_size();
   if (gate_ != nullptr) {
     weights_.resize(static_cast<size_t>(T));
@@ -84,13 +84,28 @@ void SharedExperts::forward(float* hidden, const float* normed, int T) {
       for (int64_t t = 0; t < count; ++t) weights[t] = 1.0f / (1.0f + std::exp(-weights[t]));
     });
   }
-  ffn_.forward({.x = normed, .ld = H}, gate_ == nullptr ? nullptr : weights_.data(), hidden, T);
+  ffn_.forward({.x = normed, .ld = H}, gate_ == nullptr ? nullptr : weights_.data(), sum, T);
 }
 
-void DenseFfn::forward(float* hidden, StepState& step) { forward(hidden, step.batch.num_tokens()); }
+void DenseFfn::forward(const float* hidden, float* sum, StepState& step) {
+  forward(hidden, sum, step.batch.num_tokens());
+}
 
-void DenseFfn::forward(float* hidden, int T) {
-  ffn_.forward({.x = hidden, .ld = hidden_size(), .norm = norm_, .eps = eps_}, nullptr, hidden, T);
+void DenseFfn::forward(const float* hidden, float* sum, int T) {
+  ffn_.forward({.x = hidden, .ld = hidden_size(), .norm = norm_, .eps = eps_}, nullptr, sum, T);
+}
+
+void PostNorm::forward(const float* hidden, float* sum, StepState& step) {
+  const int T = step.batch.num_tokens(), H = hidden_size_;
+  const double elements = static_cast<double>(T) * H;
+  for_ranges(pool_, T, 1, work_us(12.0 * elements, 6.0 * elements), [&](int64_t first, int64_t count) {
+    std::vector<float> normed(static_cast<size_t>(H));
+    for (int64_t t = first; t < first + count; ++t) {
+      table_.rmsnorm(hidden + t * H, norm_, eps_, normed.data(), H);
+      float* row = sum + t * H;
+      for (int i = 0; i < H; ++i) row[i] = (row[i] + normed[static_cast<size_t>(i)]) * scale_;
+    }
+  });
 }
 
 }  // namespace twofold

@@ -9,16 +9,18 @@
 
 namespace twofold {
 
-// Attention of any kind: an operation with forward(hidden, batch, cache, layer) and hidden_size().
+// Attention of any kind: an operation with forward(hidden, sum, batch, cache, layer) and hidden_size().
 template <typename Attention>
 class AttentionBlock : public Block {
  public:
   // layer: whose planes of the cache are this block's.
   AttentionBlock(Attention attention, int layer) : attention_(std::move(attention)), layer_(layer) {}
 
-  void forward(float* hidden, StepState& step) override { forward(hidden, step.batch, step.cache); }
+  void forward(const float* hidden, float* sum, StepState& step) override {
+    attention_.forward(hidden, sum, step.batch, step.cache, layer_);
+  }
   void forward(float* hidden, AttentionBatch& batch, StateCache& cache) {
-    attention_.forward(hidden, batch, cache, layer_);
+    attention_.forward(hidden, hidden, batch, cache, layer_);
   }
   int hidden_size() const override { return attention_.hidden_size(); }
   const Attention& attention() const { return attention_; }
@@ -33,7 +35,7 @@ class RouterBlock final : public Block {
  public:
   explicit RouterBlock(const Router& router) : router_(router) {}
 
-  void forward(float* hidden, StepState& step) override;
+  void forward(const float* hidden, float* sum, StepState& step) override;
   int hidden_size() const override { return router_.hidden_size(); }
   Router& router() { return router_; }
 
@@ -41,7 +43,7 @@ class RouterBlock final : public Block {
   Router router_;
 };
 
-// hidden += the weighted sum of the experts that the router chose, wherever the executor runs them. Where it
+// sum += the weighted sum of the experts that the router chose, wherever the executor runs them. Where it
 // welcomes predictions, it is told first what the next router says to the residual as it is.
 class RoutedExperts final : public Block {
  public:
@@ -50,7 +52,7 @@ class RoutedExperts final : public Block {
   RoutedExperts(int hidden_size, int moe_layer, bool weighs_rows = false)
       : hidden_size_(hidden_size), moe_layer_(moe_layer), weighs_rows_(weighs_rows) {}
 
-  void forward(float* hidden, StepState& step) override;
+  void forward(const float* hidden, float* sum, StepState& step) override;
   int hidden_size() const override { return hidden_size_; }
 
  private:
@@ -64,15 +66,15 @@ class RoutedExperts final : public Block {
   std::vector<float> logits_;
 };
 
-// hidden += ffn(normed), the router's normed rows; times sigmoid(gate . normed) where there is a gate.
+// sum += ffn(normed), the router's normed rows; times sigmoid(gate . normed) where there is a gate.
 class SharedExperts final : public Block {
  public:
   // gate [hidden], null: none. It is not owned.
   SharedExperts(const kernels::KernelTable& table, ThreadPool& pool, GatedFfn ffn, const float* gate)
       : table_(table), pool_(pool), ffn_(std::move(ffn)), gate_(gate) {}
 
-  void forward(float* hidden, StepState& step) override;
-  void forward(float* hidden, const float* normed, int T);
+  void forward(const float* hidden, float* sum, StepState& step) override;
+  void forward(float* sum, const float* normed, int T);
   int hidden_size() const override { return ffn_.hidden_size(); }
 
  private:
@@ -83,20 +85,49 @@ class SharedExperts final : public Block {
   std::vector<float> weights_;
 };
 
-// hidden += ffn(norm(hidden)): the feed-forward of a layer without experts.
+// sum += ffn(norm(hidden)): a feed-forward of its own, in layers without experts as a rule.
 class DenseFfn final : public Block {
  public:
   // norm [hidden] is not owned.
   DenseFfn(GatedFfn ffn, const float* norm, float eps) : ffn_(std::move(ffn)), norm_(norm), eps_(eps) {}
 
-  void forward(float* hidden, StepState& step) override;
-  void forward(float* hidden, int T);
+  void forward(const float* hidden, float* sum, StepState& step) override;
+  void forward(const float* hidden, float* sum, int T);
   int hidden_size() const override { return ffn_.hidden_size(); }
 
  private:
   GatedFfn ffn_;
   const float* norm_;
   float eps_;
+};
+
+// Behind blocks whose sum is normed before it is added: the decoder gives the `over` blocks before this one rows of
+// zeros to add to, which are `hidden` here. sum = (sum + norm(hidden)) * scale.
+class PostNorm final : public Block {
+ public:
+  // norm [hidden_size] is not owned.
+  PostNorm(const kernels::KernelTable& table, ThreadPool& pool, const float* norm, int hidden_size, float eps,
+           int over, float scale)
+      : table_(table),
+        pool_(pool),
+        norm_(norm),
+        hidden_size_(hidden_size),
+        eps_(eps),
+        over_(over),
+        scale_(scale) {}
+
+  void forward(const float* hidden, float* sum, StepState& step) override;
+  int hidden_size() const override { return hidden_size_; }
+  int over() const { return over_; }
+
+ private:
+  const kernels::KernelTable& table_;
+  ThreadPool& pool_;
+  const float* norm_;
+  int hidden_size_;
+  float eps_;
+  int over_;
+  float scale_;
 };
 
 }  // namespace twofold

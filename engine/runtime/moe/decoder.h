@@ -9,7 +9,8 @@ namespace twofold {
 
 class Decoder {
  public:
-  // Nothing is owned. Throws std::invalid_argument without blocks or for one of another width.
+  // Nothing is owned. Throws std::invalid_argument without blocks, for one of another width, and for a PostNorm over
+  // blocks that are not there or that another one takes in part.
   explicit Decoder(std::vector<Block*> blocks);
 
   // hidden [tokens of the batch, hidden size] becomes what the last block leaves; what the blocks keep of the
@@ -20,7 +21,14 @@ class Decoder {
   int hidden_size() const { return blocks_.front()->hidden_size(); }
 
  private:
+  struct Place {
+    int opens = 0;        // sums that begin with this block: it, and those behind it, add to the last of them
+    bool closes = false;  // a PostNorm, which takes the last
+  };
+
   std::vector<Block*> blocks_;
+  std::vector<Place> places_;  // of each block
+  std::vector<std::vector<float>> sums_;
   RoutedRows routed_;
 };
 

@@ -13,12 +13,8 @@ AttentionBatch::AttentionBatch(const TensorView& positions, const TensorView& se
   const int64_t T = positions.shape[0];
   const int32_t* sequence = expect_i32(sequence_index, "AttentionBatch: sequence_index", {T});
   const int32_t* table = expect_i32(page_tables, "AttentionBatch: page_tables", {kAny, kAny});
-  const float* cosine = expect_f32(rope_cos, "AttentionBatch: rope_cos", {T, kAny});
-  const int64_t pairs = rope_cos.shape[1];
-  const float* sine = expect_f32(rope_sin, "AttentionBatch: rope_sin", {T, pairs});
   num_sequences_ = static_cast<int>(page_tables.shape[0]);
   max_pages_ = static_cast<int>(page_tables.shape[1]);
-  num_rotated_pairs_ = static_cast<int>(pairs);
   for (int64_t t = 0; t < T; ++t) {
     if (position[t] < 0) {
       throw KernelFailure("AttentionBatch: position " + std::to_string(position[t]) + " of token " +
@@ -37,8 +33,15 @@ AttentionBatch::AttentionBatch(const TensorView& positions, const TensorView& se
     const int32_t* numbers = expect_i32(*records, "AttentionBatch: records", {page_tables.shape[0]});
     records_.assign(numbers, numbers + num_sequences_);
   }
-  cosine_.assign(cosine, cosine + T * pairs);
-  sine_.assign(sine, sine + T * pairs);
+  add_rotation(rope_cos, rope_sin);
+}
+
+void AttentionBatch::add_rotation(const TensorView& cos, const TensorView& sin) {
+  const int64_t T = num_tokens();
+  const float* cosine = expect_f32(cos, "AttentionBatch: rope_cos", {T, kAny});
+  const int64_t pairs = cos.shape[1];
+  const float* sine = expect_f32(sin, "AttentionBatch: rope_sin", {T, pairs});
+  rotations_.push_back({{cosine, cosine + T * pairs}, {sine, sine + T * pairs}, static_cast<int>(pairs)});
 }
 
 void AttentionBatch::check_pages(const StateCache& cache) {

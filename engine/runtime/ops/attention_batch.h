@@ -43,12 +43,18 @@ class AttentionBatch {
 
   int num_tokens() const { return static_cast<int>(positions_.size()); }
   int position(int token) const { return positions_[static_cast<size_t>(token)]; }
-  int num_rotated_pairs() const { return num_rotated_pairs_; }
-  const float* cosine(int token) const {
-    return cosine_.data() + static_cast<size_t>(token * num_rotated_pairs_);
+  // One more rotation, for layers that turn otherwise: cos, sin [T, its rotated pairs] f32, copied.
+  void add_rotation(const TensorView& cos, const TensorView& sin);
+
+  int num_rotations() const { return static_cast<int>(rotations_.size()); }
+  int num_rotated_pairs(int rotation = 0) const { return rotations_[static_cast<size_t>(rotation)].pairs; }
+  const float* cosine(int token, int rotation = 0) const {
+    const Rotation& of = rotations_[static_cast<size_t>(rotation)];
+    return of.cosine.data() + static_cast<size_t>(token * of.pairs);
   }
-  const float* sine(int token) const {
-    return sine_.data() + static_cast<size_t>(token * num_rotated_pairs_);
+  const float* sine(int token, int rotation = 0) const {
+    const Rotation& of = rotations_[static_cast<size_t>(rotation)];
+    return of.sine.data() + static_cast<size_t>(token * of.pairs);
   }
   const int32_t* pages(int token) const {
     return page_tables_.data() +
@@ -79,11 +85,16 @@ class AttentionBatch {
   const std::vector<AttentionTile>& runs();
 
  private:
+  struct Rotation {
+    std::vector<float> cosine, sine;
+    int pairs;
+  };
+
   std::vector<AttentionTile> cut(int tile_tokens) const;
 
   std::vector<int32_t> positions_, sequence_index_, page_tables_, records_;
-  std::vector<float> cosine_, sine_;
-  int num_sequences_ = 0, max_pages_ = 0, num_rotated_pairs_ = 0;
+  std::vector<Rotation> rotations_;
+  int num_sequences_ = 0, max_pages_ = 0;
   int checked_pages_ = -1, checked_page_size_ = -1;
   int checked_records_ = -1;
   std::vector<AttentionTile> tiles_, runs_;

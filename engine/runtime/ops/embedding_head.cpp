@@ -1,5 +1,6 @@
 #include "ops/embedding_head.h"
 
+#include <cmath>
 #include <string>
 
 #include "host/work_clock.h"
@@ -30,6 +31,14 @@ void LmHead::forward(const float* hidden_rows, float* logits, int R) {
   const auto lock = pool_.lock_scratch();
   linear(table_, pool_, {.x = hidden_rows, .ld = hidden_size(), .norm = norm_, .eps = eps_}, R, weight_,
          nullptr, logits);
+  if (softcap_ <= 0) return;
+  const int64_t count = R * int64_t{vocabulary()};
+  for_ranges(pool_, count, 1024,
+             work_us(8.0 * static_cast<double>(count), 400.0 * static_cast<double>(count)),
+             [&](int64_t first, int64_t num) {
+               for (int64_t i = first; i < first + num; ++i)
+                 logits[i] = softcap_ * std::tanh(logits[i] / softcap_);
+             });
 }
 
 }  // namespace twofold

@@ -13,12 +13,12 @@ void embed(ThreadPool& pool, const SourceMatrix& table, const int32_t* token_ids
 
 class LmHead {
  public:
-  // norm [hidden]; weight [vocabulary, hidden].
+  // norm [hidden]; weight [vocabulary, hidden]. softcap: logits become softcap * tanh(logits / softcap); 0: they stay.
   LmHead(const kernels::KernelTable& table, ThreadPool& pool, const float* norm, const PackedMatrix& weight,
-         float eps)
-      : table_(table), pool_(pool), norm_(norm), weight_(weight), eps_(eps) {}
+         float eps, float softcap = 0)
+      : table_(table), pool_(pool), norm_(norm), weight_(weight), eps_(eps), softcap_(softcap) {}
 
-  // logits[r] = weight . norm(hidden_rows[r]). The caller picks the rows it wants logits of.
+  // logits[r] = weight . norm(hidden_rows[r]), capped. The caller picks the rows it wants logits of.
   void forward(const float* hidden_rows, float* logits, int R);
 
   int hidden_size() const { return static_cast<int>(weight_.columns()); }
@@ -29,7 +29,7 @@ class LmHead {
   ThreadPool& pool_;
   const float* norm_;
   const PackedMatrix& weight_;
-  float eps_;
+  float eps_, softcap_;
 };
 
 }  // namespace twofold

@@ -98,7 +98,8 @@ void GatedDeltaNet::check(AttentionBatch& batch, const StateCache& cache, int la
   batch.check_records(cache);
 }
 
-void GatedDeltaNet::forward(float* hidden, AttentionBatch& batch, const StateCache& cache, int layer) {
+void GatedDeltaNet::forward(const float* hidden, float* sum, AttentionBatch& batch, const StateCache& cache,
+                            int layer) {
   check(batch, cache, layer);
   const int T = batch.num_tokens();
   if (T == 0) return;
@@ -176,7 +177,7 @@ void GatedDeltaNet::forward(float* hidden, AttentionBatch& batch, const StateCac
   });
 
   timer.next(Work::kOutput);
-  linear(table_, pool_, {.x = at.attended, .ld = shape_.values()}, T, *weights_.out, nullptr, hidden, true);
+  linear(table_, pool_, {.x = at.attended, .ld = shape_.values()}, T, *weights_.out, nullptr, sum, true);
 }
 
 void GatedDeltaNet::convolve(const Buffers& at, const AttentionTile& run, const float* tail, int first,

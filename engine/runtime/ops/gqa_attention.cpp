@@ -38,13 +38,19 @@ void GqaAttention::check(const AttentionBatch& batch, const StateCache& cache, i
                         std::to_string(width) + " elements; expected " + std::to_string(expected) + " of " +
                         std::to_string(shape_.head_dim) + ", all of one type");
   }
-  if (2 * batch.num_rotated_pairs() > shape_.head_dim) {
-    throw KernelFailure("Gqa.forward: rope_cos rotates " + std::to_string(batch.num_rotated_pairs()) +
+  if (shape_.rotation >= batch.num_rotations()) {
+    throw KernelFailure("Gqa.forward: rotation is " + std::to_string(shape_.rotation) + "; the batch has " +
+                        std::to_string(batch.num_rotations()));
+  }
+  if (2 * batch.num_rotated_pairs(shape_.rotation) > shape_.head_dim) {
+    throw KernelFailure("Gqa.forward: rope_cos rotates " +
+                        std::to_string(batch.num_rotated_pairs(shape_.rotation)) +
                         " pairs, but head_dim is " + std::to_string(shape_.head_dim));
   }
 }
 
-void GqaAttention::forward(float* hidden, AttentionBatch& batch, StateCache& cache, int layer) {
+void GqaAttention::forward(const float* hidden, float* sum, AttentionBatch& batch, StateCache& cache,
+                           int layer) {
   check(batch, cache, layer);
   batch.check_pages(cache);
   const int T = batch.num_tokens();
@@ -61,13 +67,13 @@ void GqaAttention::forward(float* hidden, AttentionBatch& batch, StateCache& cac
   attend(qkv, attended, batch, cache, layer);
   if (shape_.gated) gate(qkv, attended, T);
   timer.next(Work::kOutput);
-  linear(table_, pool_, {.x = attended, .ld = weights_.o->columns()}, T, *weights_.o, weights_.o_bias, hidden,
+  linear(table_, pool_, {.x = attended, .ld = weights_.o->columns()}, T, *weights_.o, weights_.o_bias, sum,
          true);
 }
 
 // room [2 * rotated pairs]. In the order of halves, which both queries and keys have then.
 void GqaAttention::rotate(float* head, const AttentionBatch& batch, int token, float* room) const {
-  const int half = batch.num_rotated_pairs();
+  const int half = batch.num_rotated_pairs(shape_.rotation);
   if (shape_.neighbours) {
     std::copy_n(head, 2 * half, room);
     for (int i = 0; i < half; ++i) {
@@ -75,7 +81,7 @@ void GqaAttention::rotate(float* head, const AttentionBatch& batch, int token, f
       head[half + i] = room[2 * i + 1];
     }
   }
-  table_.rope(head, batch.cosine(token), batch.sine(token), half);
+  table_.rope(head, batch.cosine(token, shape_.rotation), batch.sine(token, shape_.rotation), half);
 }
 
 void GqaAttention::gate(const float* qkv, float* attended, int T) const {
@@ -99,7 +105,8 @@ void GqaAttention::store_keys_values(float* qkv, const AttentionBatch& batch, co
   for_ranges(
       pool_, T, 1, work_us(4.0 * T * static_cast<double>(width), 10.0 * T * static_cast<double>(width)),
       [&](int64_t first, int64_t count) {
-        std::vector<float> room(2 * static_cast<size_t>(batch.num_rotated_pairs()));
+        std::vector<float> room(2 * static_cast<size_t>(batch.num_rotated_pairs(shape_.rotation)));
+        std::vector<float> of_keys(shape_.keys_are_values ? static_cast<size_t>(kv_heads * D) : 0);
         for (int t = static_cast<int>(first); t < first + count; ++t) {
           float* row = qkv + t * width;
           if (shape_.flat_norms) {
@@ -107,6 +114,13 @@ void GqaAttention::store_keys_values(float* qkv, const AttentionBatch& batch, co
             table_.rmsnorm(row + heads * D, weights_.k_norm, shape_.eps, row + heads * D, kv_heads * D);
           }
           float* keys = row + int64_t{heads} * shape_.query_rows();
+          float* values = keys + int64_t{kv_heads} * D;
+          if (shape_.keys_are_values) {
+            std::copy_n(keys, of_keys.size(), of_keys.data());
+            values = of_keys.data();
+          }
+          for (int head = 0; weights_.v_norm != nullptr && head < kv_heads; ++head)
+            table_.rmsnorm(values + head * D, weights_.v_norm, shape_.eps, values + head * D, D);
           for (int head = 0; head < heads + kv_heads; ++head) {
             const float* norm = head < heads ? weights_.q_norm : weights_.k_norm;
             float* v = head < heads ? row + int64_t{head} * shape_.query_rows() : keys + (head - heads) * D;
@@ -119,8 +133,10 @@ void GqaAttention::store_keys_values(float* qkv, const AttentionBatch& batch, co
             for (int64_t i = 0; i < int64_t{heads} * shape_.query_rows(); ++i) row[i] *= factor;
           }
           const int64_t at = batch.row(t, cache.page_size());
-          for (int head = 0; head < 2 * kv_heads; ++head)
+          for (int head = 0; head < kv_heads; ++head) {
             store_row(table_, keys + head * D, planes[static_cast<size_t>(head)], at);
+            store_row(table_, values + head * D, planes[static_cast<size_t>(kv_heads + head)], at);
+          }
         }
       });
 }

@@ -2,7 +2,7 @@
 // of each head (Qwen3) or of all heads together (OLMoE), rotary embedding, a paged cache of keys and values, and
 // optionally a sliding window or chunks, sinks (a logit of each head that takes part in the softmax), and a gate of
 // what was attended to (Qwen3-Next). In the cache it has a plane per key head, then one per value head, each head_dim
-// wide.
+// wide. Values may be normed, too, or made of the keys' projection (Gemma 4).
 #pragma once
 #include "host/thread_pool.h"
 #include "ops/attention_batch.h"
@@ -18,11 +18,12 @@ namespace twofold {
 struct GqaWeights {
   const float* norm;  // [hidden]
   // [(heads + 2 kv heads) * head_dim, hidden]: all queries, all keys, all values; gated, every head's gate lies
-  // behind its query
+  // behind its query; without values where keys are values
   const PackedMatrix* qkv;
   const float* qkv_bias;  // [rows of qkv]
   const float* q_norm;    // [head_dim], or [heads * head_dim] with flat_norms
   const float* k_norm;    // [head_dim], or [kv heads * head_dim]
+  const float* v_norm;    // [head_dim]
   const PackedMatrix* o;  // [hidden, heads * head_dim]
   const float* o_bias;    // [hidden]
   const float* sinks;     // [heads]
@@ -37,7 +38,9 @@ struct GqaShape {
   bool neighbours = false;  // rotation pairs elements 2i and 2i + 1 instead of i and i + pairs
   // Queries times 1 + slope * log1p(floor((position + 1) / period)); period 0: as they are.
   float period = 0, slope = 0;
-  bool gated = false;  // what a head attended to is multiplied by sigmoid(gate)
+  bool gated = false;            // what a head attended to is multiplied by sigmoid(gate)
+  bool keys_are_values = false;  // values are keys as they were projected, before norm and rotation
+  int rotation = 0;              // which of the batch's
 
   int query_rows() const { return gated ? 2 * head_dim : head_dim; }  // of a head, with its gate
 };
@@ -47,10 +50,10 @@ class GqaAttention {
   GqaAttention(const kernels::KernelTable& table, ThreadPool& pool, const GqaWeights& weights,
                const GqaShape& shape);
 
-  // hidden [T, hidden_size] is read and added to. Writes the tokens' keys and values into `layer` of the
+  // sum += what comes of hidden, both [T, hidden_size], which may be the same. Writes the tokens' keys and values into `layer` of the
   // cache first, so tokens of one sequence in one batch see one another. Throws KernelFailure when batch or
   // cache do not fit.
-  void forward(float* hidden, AttentionBatch& batch, StateCache& cache, int layer);
+  void forward(const float* hidden, float* sum, AttentionBatch& batch, StateCache& cache, int layer);
 
   int hidden_size() const { return static_cast<int>(weights_.o->rows()); }
 

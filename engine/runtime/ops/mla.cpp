@@ -93,7 +93,8 @@ const StatePlane& MlaAttention::plane(const AttentionBatch& batch, const StateCa
   return planes.front();
 }
 
-void MlaAttention::forward(float* hidden, AttentionBatch& batch, const StateCache& cache, int layer) {
+void MlaAttention::forward(const float* hidden, float* sum, AttentionBatch& batch, const StateCache& cache,
+                           int layer) {
   const StatePlane& plane = this->plane(batch, cache, layer);
   batch.check_pages(cache);
   const int T = batch.num_tokens();
@@ -127,7 +128,7 @@ void MlaAttention::forward(float* hidden, AttentionBatch& batch, const StateCach
     linear_by_head(table_, pool_, {queries, query_floats, shape_.cached()}, count, *weights_.v_b,
                    {values, width, shape_.value});
     linear(table_, pool_, {.x = values, .ld = width}, count, *weights_.o, weights_.o_bias,
-           hidden + static_cast<int64_t>(first) * hidden_size(), true);
+           sum + static_cast<int64_t>(first) * hidden_size(), true);
     begin = end;
   }
 }

@@ -49,9 +49,9 @@ class MlaAttention {
   MlaAttention(const kernels::KernelTable& table, ThreadPool& pool, const MlaWeights& weights,
                const MlaShape& shape);
 
-  // hidden [T, hidden_size] is read and added to. Stores the tokens' latents in `layer` of the cache first, so
+  // sum += what comes of hidden, both [T, hidden_size], which may be the same. Stores the tokens' latents in `layer` of the cache first, so
   // tokens of one sequence in one batch see one another. Throws KernelFailure when batch or cache do not fit.
-  void forward(float* hidden, AttentionBatch& batch, const StateCache& cache, int layer);
+  void forward(const float* hidden, float* sum, AttentionBatch& batch, const StateCache& cache, int layer);
 
   int hidden_size() const { return static_cast<int>(weights_.o->rows()); }
 

@@ -120,6 +120,8 @@ void Router::pick(float* scores, float* choice, int32_t* ids, float* weights) co
   if (shape_.scale != 1.0f) {
     for (int k = 0; k < k_all; ++k) weights[k] *= shape_.scale;
   }
+  for (int k = 0; weights_.expert_scale != nullptr && k < k_all; ++k)
+    weights[k] *= weights_.expert_scale[ids[k]];
 }
 
 void Router::forward(const float* hidden, float* normed, int32_t* ids, float* weights, float* logits, int T) {
@@ -130,13 +132,21 @@ void Router::forward(const float* hidden, float* normed, int32_t* ids, float* we
   const int64_t experts = num_experts();
   norm_rows(table_, pool_, hidden, weights_.norm, eps_, normed, T, hidden_size());
   const int64_t choice_floats = experts + shape_.num_groups;
-  float* scores = pool_.scratch_floats(0, T * (experts + choice_floats));
+  const bool apart = weights_.gate_norm != nullptr;  // the gate's rows
+  const int64_t own_floats = apart ? int64_t{T} * hidden_size() : 0;
+  float* scores = pool_.scratch_floats(0, T * (experts + choice_floats) + own_floats);
   float* choices = scores + T * experts;
+  const float* rows = normed;
+  if (apart) {
+    float* own = choices + T * choice_floats;
+    norm_rows(table_, pool_, hidden, weights_.gate_norm, eps_, own, T, hidden_size());
+    rows = own;
+  }
   const double elements = static_cast<double>(experts) * hidden_size();
   const double us =
       work_us(elements * static_cast<double>(kernels::element_bytes(gate.dtype)), 2.0 * elements * T);
   for_ranges(pool_, experts, 16, us, [&](int64_t first, int64_t count) {
-    matmul_rows(table_, normed, gate, first, static_cast<int>(count), scores + first, experts, T);
+    matmul_rows(table_, rows, gate, first, static_cast<int>(count), scores + first, experts, T);
   });
   for (int t = 0; weights_.gate_bias != nullptr && t < T; ++t)
     table_.axpy(1.0f, weights_.gate_bias, scores + t * experts, static_cast<int>(experts));

@@ -15,6 +15,9 @@ struct RouterWeights {
   Weight gate;                       // [experts, hidden]
   const float* bias;                 // [experts], added to scores for choosing only; null: none
   const float* gate_bias = nullptr;  // [experts], of the logits
+  const float* gate_norm =
+      nullptr;  // [hidden], of the rows that the gate reads; null: those that experts read
+  const float* expert_scale = nullptr;  // [experts], of the weights, at last; null: 1
 };
 
 class Router {

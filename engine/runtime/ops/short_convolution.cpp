@@ -27,7 +27,8 @@ void ShortConvolution::check(AttentionBatch& batch, const StateCache& cache, int
   batch.check_records(cache);
 }
 
-void ShortConvolution::forward(float* hidden, AttentionBatch& batch, const StateCache& cache, int layer) {
+void ShortConvolution::forward(const float* hidden, float* sum, AttentionBatch& batch,
+                               const StateCache& cache, int layer) {
   check(batch, cache, layer);
   const int T = batch.num_tokens(), H = hidden_size(), kept = taps_ - 1;
   if (T == 0) return;
@@ -85,7 +86,7 @@ void ShortConvolution::forward(float* hidden, AttentionBatch& batch, const State
   }
 
   timer.next(Work::kOutput);
-  linear(table_, pool_, {.x = convolved, .ld = H}, T, *weights_.out, weights_.out_bias, hidden, true);
+  linear(table_, pool_, {.x = convolved, .ld = H}, T, *weights_.out, weights_.out_bias, sum, true);
 }
 
 }  // namespace twofold

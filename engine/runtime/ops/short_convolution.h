@@ -29,9 +29,9 @@ class ShortConvolution {
                    const ShortConvolutionWeights& weights, int taps, float eps)
       : table_(table), pool_(pool), weights_(weights), taps_(taps), eps_(eps) {}
 
-  // hidden [T, hidden_size] is read and added to; the records of the batch's sequences in `layer` of the cache are
+  // sum += what comes of hidden, both [T, hidden_size], which may be the same; the records of the batch's sequences in `layer` of the cache are
   // carried on. Throws KernelFailure when batch or cache do not fit.
-  void forward(float* hidden, AttentionBatch& batch, const StateCache& cache, int layer);
+  void forward(const float* hidden, float* sum, AttentionBatch& batch, const StateCache& cache, int layer);
 
   int hidden_size() const { return static_cast<int>(weights_.out->rows()); }
   int64_t record_bytes() const { return record_bytes(hidden_size(), taps_); }

@@ -366,6 +366,9 @@ class AttentionBatch:
         sin_table: _F32,
         records: _I32 | None = None,
     ) -> AttentionBatch: ...
+    def add_rotation(self, rope_cos: _F32, rope_sin: _F32) -> None:
+        """One more, for layers that turn otherwise; rope_cos, rope_sin [T, its rotated pairs]."""
+
     @property
     def num_tokens(self) -> int: ...
 
@@ -402,6 +405,9 @@ class Gqa(Block):
         slope: float = 0.0,
         gated: bool = False,
         sinks: _F32 | None = None,
+        v_norm: _F32 | None = None,
+        keys_are_values: bool = False,
+        rotation: int = 0,
     ) -> None:
         """layer: of the cache, which has 2 * num_kv_heads planes of head_dim elements there.
 
@@ -412,6 +418,8 @@ class Gqa(Block):
         flat_norms: q_norm and k_norm are of all heads together, [num_heads * head_dim] and [num_kv_heads * head_dim].
         gated: a head's gate lies behind its query in qkv_weight; what it attended to is multiplied by its sigmoid.
         sinks [num_heads]: logits that take part in the softmax and have no value.
+        keys_are_values: qkv_weight has no rows of v, which are the keys' before norm and rotation.
+        rotation: which of the batch's.
         """
 
     def forward(self, hidden: _F32, batch: AttentionBatch, cache: StateCache) -> None: ...
@@ -538,8 +546,13 @@ class Router(Block):
         shape: RouterShape,
         bias: _F32 | None = None,
         gate_bias: _F32 | None = None,
+        gate_norm: _F32 | None = None,
+        expert_scale: _F32 | None = None,
     ) -> None:
-        """bias [experts]: added to scores for choosing only; gate_bias: of the logits."""
+        """bias [experts]: added to scores for choosing only; gate_bias: of the logits; expert_scale: of the weights.
+
+        gate_norm [hidden]: of the rows that the gate reads, where experts read others.
+        """
 
     def forward(
         self, hidden: _F32, normed: _F32, ids: _I32, weights: _F32, logits: _F32 | None = None
@@ -576,8 +589,17 @@ class DenseFfn(Block):
         up: PackedMatrix,
         down: PackedMatrix,
         eps: float,
+        activation: str = "silu",
     ) -> None: ...
     def forward(self, hidden: _F32) -> None: ...
+
+@final
+class PostNorm(Block):
+    """The `over` blocks before it add to rows of zeros; their norm is added, and all multiplied by scale."""
+
+    def __init__(
+        self, pool: ThreadPool, norm_weight: _F32, eps: float, over: int, scale: float = 1.0
+    ) -> None: ...
 
 @final
 class Decoder:
@@ -594,7 +616,11 @@ class Embedding:
 
 @final
 class LmHead:
-    def __init__(self, pool: ThreadPool, norm_weight: _F32, weight: PackedMatrix, eps: float) -> None: ...
+    def __init__(
+        self, pool: ThreadPool, norm_weight: _F32, weight: PackedMatrix, eps: float, softcap: float = 0.0
+    ) -> None:
+        """softcap: logits become softcap * tanh(logits / softcap); 0: they stay."""
+
     def forward(self, hidden_rows: _F32, logits: _F32) -> None: ...
 
 # ---- bind_runtime.cpp: experts and what runs them

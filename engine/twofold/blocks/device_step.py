@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+Norms = tuple["Tensor | None", "Tensor | None", "Tensor | None"]
+"""Of q, of k and of v."""
 DeviceState = tuple["Tensor", ...]
 """What one block keeps of all sequences."""
 Allocate = Callable[..., "Tensor"]
@@ -118,16 +120,16 @@ class DeviceKernels(Protocol):
     def rope_store(
         self,
         qkv: Tensor,
-        norms: tuple[Tensor | None, Tensor | None],
+        norms: Norms,
         angles: tuple[Tensor, Tensor],
         slot_mapping: Tensor,
         kv: KvLayer,
         shape: HeadShape,
     ) -> Tensor:
-        """Normalise and rotate q and k of bf16 [T, (heads + 2 kv_heads) * head_dim], store k and v, return q.
+        """Normalise q, k and v, rotate q and k of bf16 [T, (heads + 2 kv_heads) * head_dim], store k and v, return q.
 
         Args:
-            norms: f32 [head_dim] of q and of k, or None.
+            norms: f32 [head_dim] of q, of k and of v, or None.
             angles: cosines and sines, f32 [T, rotated pairs]: the elements of a head behind them stay as they are.
             slot_mapping: int64 [T], page * page_size + position in it; negative: not stored.
 
@@ -216,8 +218,8 @@ class DeviceStep:
     """What one forward pass shares among its blocks."""
 
     batch: DeviceBatch
-    angles: tuple[Tensor, Tensor]
-    """Cosines and sines of the batch's positions, f32 [T, rotated pairs]."""
+    rotations: Sequence[tuple[Tensor, Tensor]]
+    """Cosines and sines of the batch's positions, f32 [T, rotated pairs] each, by `ModelConfig.rotations`."""
     kernels: DeviceKernels
     moe: DeviceMoe
     routers: Sequence[LooksAhead] = ()
@@ -257,8 +259,11 @@ class DeviceWeights(Protocol):
 class DeviceBlock(Protocol):
     """One block of one layer on the device."""
 
-    def forward(self, hidden: Tensor, state: DeviceState, step: DeviceStep) -> None:
-        """hidden, f32 [T, hidden], is read and added to; `state` is what `Block.device_state` made."""
+    def forward(self, hidden: Tensor, total: Tensor, state: DeviceState, step: DeviceStep) -> None:
+        """Adds what it makes of `hidden` to `total`, both f32 [T, hidden] and one tensor as a rule.
+
+        `state` is what `Block.device_state` made.
+        """
 
 
 def normed(hidden: Tensor, weight: Tensor, eps: float) -> Tensor:

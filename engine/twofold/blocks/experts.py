@@ -35,7 +35,7 @@ class RoutedExperts(ExpertBlock):
     top_k: int
     intermediate_size: int
     modules: tuple[str, ...] = ("mlp",)
-    """What checkpoints call the mixture; the first that is there, else the last."""
+    """What checkpoints call the mixture; the first that is there, else the last. "": nothing."""
     projections: tuple[tuple[str, str, str], ...] = (("gate_proj", "up_proj", "down_proj"),)
     """What checkpoints with separate experts call (gate, up, down); the first that is there, else the last."""
     fused: tuple[tuple[str, str], ...] = (("experts.gate_up_proj", "experts.down_proj"),)
@@ -87,8 +87,8 @@ class RoutedExperts(ExpertBlock):
         return {"gate.0": replace(first, gguf=self._stacked(self.modules[0])["gate"].gguf)}
 
     def stacked_experts(self, weights: BlockWeights) -> tuple[TensorSpec, TensorSpec, TensorSpec]:
-        any_name = next(iter(weights.specs.values())).name.removeprefix(f"model.layers.{self.layer}.")
-        module = next(module for module in self.modules if any_name.startswith(f"{module}."))
+        any_name = next(iter(weights.specs.values())).name
+        module = next(module for module in self.modules if any_name.startswith(f"{self._where(module)}."))
         gate, up, down = self._stacked(module).values()
         return gate, up, down
 
@@ -143,6 +143,9 @@ class RoutedExperts(ExpertBlock):
     def device(self, weights: DeviceWeights, moe_layer: int) -> DeviceBlock:
         return RoutedExpertsOnDevice(moe_layer, self.weighs_rows)
 
+    def _where(self, module: str) -> str:
+        return f"model.layers.{self.layer}.{module}".removesuffix(".")
+
     def _shape(self, part: str) -> tuple[int, int]:
         return (
             (self.hidden_size, self.intermediate_size)
@@ -151,7 +154,7 @@ class RoutedExperts(ExpertBlock):
         )
 
     def _fused(self, module: str, gate_up: str, down: str) -> dict[str, TensorSpec]:
-        hf, gguf = f"model.layers.{self.layer}.{module}", f"blk.{self.layer}"
+        hf, gguf = self._where(module), f"blk.{self.layer}"
         inner, hidden = self.intermediate_size, self.hidden_size
         if self.transposed:
             return {
@@ -165,7 +168,7 @@ class RoutedExperts(ExpertBlock):
         }
 
     def _stacked(self, module: str) -> dict[str, TensorSpec]:
-        hf, gguf = f"model.layers.{self.layer}.{module}.experts", f"blk.{self.layer}"
+        hf, gguf = f"{self._where(module)}.experts", f"blk.{self.layer}"
         return {
             part: TensorSpec(
                 f"{hf}.{part}_proj",
@@ -178,7 +181,7 @@ class RoutedExperts(ExpertBlock):
 
     def _one(self, module: str, names: tuple[str, str, str], part: int, expert: int) -> TensorSpec:
         return TensorSpec(
-            f"model.layers.{self.layer}.{module}.experts.{expert}.{names[part]}.weight",
+            f"{self._where(module)}.experts.{expert}.{names[part]}.weight",
             self._shape(PARTS[part]),
             "matrix",
             f"blk.{self.layer}.ffn_{PARTS[part]}.{expert}.weight",
@@ -227,11 +230,11 @@ class RoutedExpertsOnDevice:
     moe_layer: int
     weighs_rows: bool
 
-    def forward(self, hidden: Tensor, state: DeviceState, step: DeviceStep) -> None:
+    def forward(self, hidden: Tensor, total: Tensor, state: DeviceState, step: DeviceStep) -> None:
         routed = step.chosen()
         if step.moe.look_ahead is not None and self.moe_layer + 1 < len(step.routers):
             step.moe.look_ahead(step.routers[self.moe_layer + 1].look(hidden))
         rows, weights = routed.normed, routed.weights
         if self.weighs_rows:
             rows, weights = (rows * weights).bfloat16(), weights.new_ones(weights.shape)
-        step.moe.forward(self.moe_layer, rows, routed.ids, weights, hidden)
+        step.moe.forward(self.moe_layer, rows, routed.ids, weights, total)

@@ -1,4 +1,4 @@
-"""A dense SiLU-gated feed-forward layer, with its own norm."""
+"""A dense gated feed-forward layer, with its own norm."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 from twofold.blocks import ops
 from twofold.blocks.block import Block, BlockWeights
 from twofold.weights.tensor_spec import Found, TensorSpec
+from twofold.weights.weight_format import Activation
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,12 +29,16 @@ class DenseFfn(Block):
     """Whether checkpoints have the norm's values less 1."""
     module: str = "mlp"
     """What checkpoints call it."""
+    norm: str = "post_attention_layernorm"
+    """What they call the norm."""
+    activation: Activation = "silu"
+    """Between gate and up."""
 
     def tensors(self, found: Found) -> dict[str, TensorSpec]:
         hf, gguf = f"model.layers.{self.layer}", f"blk.{self.layer}"
         wide, narrow = (self.intermediate_size, self.hidden_size), (self.hidden_size, self.intermediate_size)
         norm = TensorSpec(
-            f"{hf}.post_attention_layernorm.weight",
+            f"{hf}.{self.norm}.weight",
             (self.hidden_size,),
             "exact",
             f"{gguf}.{self.gguf_norm}.weight",
@@ -50,12 +55,12 @@ class DenseFfn(Block):
         gate, up, down = (
             weights.packed(pool, f"layer {self.layer}, feed-forward", part) for part in ("gate", "up", "down")
         )
-        return ops.DenseFfn(pool, weights.vector("norm"), gate, up, down, self.eps)
+        return ops.DenseFfn(pool, weights.vector("norm"), gate, up, down, self.eps, self.activation)
 
     def device(self, weights: DeviceWeights, moe_layer: int) -> DeviceBlock:
         from twofold.blocks.device_step import GatedFfn
 
-        return DenseFfnOnDevice(weights.norm(), GatedFfn.of(weights), self.eps)
+        return DenseFfnOnDevice(weights.norm(), GatedFfn.of(weights, self.activation), self.eps)
 
 
 @dataclass(frozen=True)
@@ -64,7 +69,7 @@ class DenseFfnOnDevice:
     ffn: GatedFfn
     eps: float
 
-    def forward(self, hidden: Tensor, state: DeviceState, step: DeviceStep) -> None:
+    def forward(self, hidden: Tensor, total: Tensor, state: DeviceState, step: DeviceStep) -> None:
         from twofold.blocks.device_step import normed
 
-        hidden += self.ffn(normed(hidden, self.norm, self.eps))
+        total += self.ffn(normed(hidden, self.norm, self.eps))

@@ -33,7 +33,7 @@ class GatedDeltaOnDevice:
     head_norm: Tensor
     out: Tensor
 
-    def forward(self, hidden: Tensor, state: DeviceState, step: DeviceStep) -> None:
+    def forward(self, hidden: Tensor, total: Tensor, state: DeviceState, step: DeviceStep) -> None:
         import torch
         from torch.nn import functional
 
@@ -51,7 +51,7 @@ class GatedDeltaOnDevice:
         z = projected[:, shape.channels : shape.channels + shape.values].view(attended.shape)
         gated = functional.rms_norm(attended, attended.shape[2:], self.head_norm, shape.eps)
         gated = gated * functional.silu(z.float())
-        hidden += functional.linear(gated.flatten(1).bfloat16(), self.out)
+        total += functional.linear(gated.flatten(1).bfloat16(), self.out)
 
     def _keep(self, projected: Tensor, positions: Tensor, records: Tensor, tail: Tensor) -> None:
         """The convolution's last inputs, each in the slot of its position; those of padding in the last record."""

@@ -2,7 +2,7 @@
 
 Optional: biases, RMSNorm over each head of q and k before the rotation (Qwen3) or over all heads together (OLMoE), a
 sliding window, chunks, layers without rotation whose queries grow with the position (Llama 4), a gate of what each
-head attended to (Qwen3-Next), sinks (gpt-oss).
+head attended to (Qwen3-Next), sinks (gpt-oss), values that are normed, too, or made of the keys' projection (Gemma 4).
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         DeviceWeights,
         HeadShape,
         KvLayer,
+        Norms,
     )
 
 
@@ -57,7 +58,13 @@ class Gqa(Block):
     """Whether rotation, then of whole heads, pairs elements 2i and 2i + 1."""
     unit_norms: bool = False
     """Norms of each head of q and k without weights; before rotation or behind it, which keeps a head's length."""
+    v_norm: bool = False
+    """Of each head of v, without weights."""
+    keys_are_values: bool = False
+    """Whether v is what k_proj gives, before norm and rotation: there is no v_proj."""
     rotated: bool = True
+    rotation: int = 0
+    """Which of `ModelConfig.rotations`."""
     attention_chunk: int | None = None
     """Positions are attended to within chunks of so many."""
     temperature: tuple[float, float] | None = None
@@ -88,7 +95,7 @@ class Gqa(Block):
         hidden = self.hidden_size
         out_rows, kv_rows = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
         q_rows = (1 + self.gated) * out_rows
-        rows = {"q": q_rows, "k": kv_rows, "v": kv_rows}
+        rows = {part: q_rows if part == "q" else kv_rows for part in self.parts}
         heads = {"q": self.num_heads, "k": self.num_kv_heads} if self.gguf_pairs_neighbours else {}
 
         def projections(kind: str, *columns: int) -> Iterator[TensorSpec]:
@@ -103,7 +110,7 @@ class Gqa(Block):
                     shape,
                     role,
                     f"{gguf}.attn_qkv.{kind}",
-                    (first, q_rows + 2 * kv_rows),
+                    (first, sum(rows.values())),
                     each.gguf_heads,
                 )
                 yield joined if found(joined) and not found(each) else each
@@ -113,18 +120,15 @@ class Gqa(Block):
             centred = self.zero_centred and not name.endswith("bias")
             return TensorSpec(f"{hf}.{name}", (size,), "exact", f"{gguf}.{theirs}", zero_centred=centred)
 
-        q, k, v = projections("weight", hidden)
         specs = {
             "norm": vector("input_layernorm.weight", hidden, "attn_norm.weight"),
-            "q": q,
-            "k": k,
-            "v": v,
+            **dict(zip(rows, projections("weight", hidden), strict=True)),
             "o": TensorSpec(
                 f"{hf}.self_attn.o_proj.weight", (hidden, out_rows), "matrix", f"{gguf}.attn_output.weight"
             ),
         }
         if self.bias:
-            specs |= zip(("q_bias", "k_bias", "v_bias"), projections("bias"), strict=True)
+            specs |= zip((f"{part}_bias" for part in rows), projections("bias"), strict=True)
         if self.o_bias:
             specs["o_bias"] = vector("self_attn.o_proj.bias", hidden, "attn_output.bias")
         if self.sinks:
@@ -149,7 +153,8 @@ class Gqa(Block):
     def device_bytes(self, weights: BlockWeights) -> int:
         """Biases are bf16 there, and norms have weights."""
         biases = sum(spec.shape[0] for part, spec in weights.specs.items() if part.endswith("_bias"))
-        return super().device_bytes(weights) - 2 * biases + 4 * self.head_dim * self.unit_norms
+        unit = 4 * self.head_dim * (self.unit_norms or self.v_norm)
+        return super().device_bytes(weights) - 2 * biases + unit
 
     def cost(self, weights: BlockWeights, tokens: int = 1, behind: int = 0) -> Cost:
         base = super().cost(weights, tokens, behind)
@@ -172,16 +177,22 @@ class Gqa(Block):
         """Of q, k and v one after the other."""
         if "q_bias" not in weights:
             return None
-        return np.concatenate([weights.vector(f"{part}_bias") for part in "qkv"])
+        return np.concatenate([weights.vector(f"{part}_bias") for part in "qkv" if part in weights])
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """What is projected to, one above the other."""
+        return ("q", "k") if self.keys_are_values else ("q", "k", "v")
 
     def cpu(self, weights: BlockWeights, pool: ops.ThreadPool, moe_layer: int) -> ops.Block:
         where = f"layer {self.layer}, attention"
-        unit = np.ones(self.head_dim, np.float32) if self.unit_norms else None
+        ones = np.ones(self.head_dim, np.float32)
+        unit = ones if self.unit_norms else None
         period, slope = self.temperature or (0.0, 0.0)
         return ops.Gqa(
             pool,
             weights.vector("norm"),
-            weights.packed(pool, where, "q", "k", "v"),
+            weights.packed(pool, where, *self.parts),
             self.qkv_bias(weights),
             weights.optional_vector("q_norm") if unit is None else unit,
             weights.optional_vector("k_norm") if unit is None else unit,
@@ -202,6 +213,9 @@ class Gqa(Block):
             slope=slope,
             gated=self.gated,
             sinks=weights.optional_vector("sinks"),
+            v_norm=ones if self.v_norm else None,
+            keys_are_values=self.keys_are_values,
+            rotation=self.rotation,
         )
 
     def device(self, weights: DeviceWeights, moe_layer: int) -> DeviceBlock:
@@ -213,17 +227,18 @@ class Gqa(Block):
             self.num_heads, self.num_kv_heads, self.head_dim, self.scale, self.sliding_window or 0, self.eps,
             self.attention_chunk or 0,
         )  # fmt: skip
-        norm, bias = weights.norm(), weights.bias("q_bias", "k_bias", "v_bias")
-        norms = weights.vector("q_norm"), weights.vector("k_norm")
+        norm, bias = weights.norm(), weights.bias(*(f"{part}_bias" for part in self.parts))
+        q_norm, k_norm = weights.vector("q_norm"), weights.vector("k_norm")
+        ones = torch.ones(self.head_dim, device=norm.device)
         if self.unit_norms:
-            norms = (torch.ones(self.head_dim, device=norm.device),) * 2
+            q_norm = k_norm = ones
         return GqaOnDevice(
             self,
             shape,
             norm=norm,
-            qkv=self._halves(weights.matrix("q", "k", "v")),
+            qkv=self._halves(weights.matrix(*self.parts)),
             qkv_bias=None if bias is None else self._halves(bias),
-            norms=norms,
+            norms=(q_norm, k_norm, ones if self.v_norm else None),
             o=weights.matrix("o"),
             o_bias=weights.bias("o_bias"),
             sinks=weights.vector("sinks"),
@@ -235,7 +250,8 @@ class Gqa(Block):
 
         if not self.neighbours:
             return rows
-        heads, v = torch.tensor_split(rows, (len(rows) - self.num_kv_heads * self.head_dim,))
+        of_values = 0 if self.keys_are_values else self.num_kv_heads * self.head_dim
+        heads, v = torch.tensor_split(rows, (len(rows) - of_values,))
         pairs = heads.reshape(-1, self.head_dim // 2, 2, *rows.shape[1:])
         return torch.cat([pairs.transpose(1, 2).reshape(heads.shape), v])
 
@@ -253,14 +269,14 @@ class GqaOnDevice:
     norm: Tensor
     qkv: Tensor
     qkv_bias: Tensor | None
-    norms: tuple[Tensor | None, Tensor | None]
-    """Of q and of k."""
+    norms: Norms
     o: Tensor
     o_bias: Tensor | None
     sinks: Tensor | None
     """f32 [heads]."""
 
-    def forward(self, hidden: Tensor, state: DeviceState, step: DeviceStep) -> None:
+    def forward(self, hidden: Tensor, total: Tensor, state: DeviceState, step: DeviceStep) -> None:
+        import torch
         from torch.nn import functional
 
         from twofold.blocks.device_step import KvLayer, normed
@@ -271,8 +287,10 @@ class GqaOnDevice:
         if self.attention.gated:
             qkv, gate = self._ungated(qkv)
         if self.attention.flat_norms:
-            qkv, norms = self._normed(qkv), (None, None)
-        cos, sin = step.angles
+            qkv, norms = self._normed(qkv), (None, None, norms[2])
+        if self.attention.keys_are_values:
+            qkv = torch.cat([qkv, qkv[:, -self.shape.num_kv_heads * self.shape.head_dim :]], 1)
+        cos, sin = step.rotations[self.attention.rotation]
         angles = (cos, sin) if self.attention.rotated else (cos[:, :0], sin[:, :0])
         q = step.kernels.rope_store(qkv, norms, angles, step.batch.slot_mapping, kv, self.shape)
         if self.attention.temperature is not None:
@@ -282,7 +300,7 @@ class GqaOnDevice:
         attended = self._attended(q, kv, step)
         if gate is not None:
             attended = attended * gate.sigmoid()
-        hidden += functional.linear(attended.flatten(1), self.o, self.o_bias)
+        total += functional.linear(attended.flatten(1), self.o, self.o_bias)
 
     def _ungated(self, qkv: Tensor) -> tuple[Tensor, Tensor]:
         """Without the rows of gates, and these, [T, heads, head_dim]."""
@@ -299,11 +317,12 @@ class GqaOnDevice:
 
         from twofold.blocks.device_step import normed
 
-        sizes = [norm.numel() for norm in self.norms if norm is not None]
+        norms = self.norms[:2]
+        sizes = [norm.numel() for norm in norms if norm is not None]
         *parts, v = torch.tensor_split(qkv, (sizes[0], sum(sizes)), dim=1)
         turned = [
             normed(part.float(), norm, self.shape.epsilon)
-            for part, norm in zip(parts, self.norms, strict=True)
+            for part, norm in zip(parts, norms, strict=True)
             if norm is not None
         ]
         return torch.cat([*turned, v], 1)

@@ -53,6 +53,8 @@ class Head(ModelPart):
     tied: bool
     scale: float = 1.0
     """Of the logits."""
+    softcap: float | None = None
+    """Logits become softcap * tanh(logits / softcap)."""
     zero_centred: bool = False
     """Whether checkpoints have the norm's values less 1."""
 
@@ -90,4 +92,5 @@ class Head(ModelPart):
 
     def cpu(self, weights: BlockWeights, pool: ops.ThreadPool) -> ops.LmHead:
         """Pack the matrix and make the CPU's operator. Raises ModelLoadError."""
-        return ops.LmHead(pool, self.norm(weights), weights.packed(pool, "head", "vocabulary"), self.eps)
+        vocabulary = weights.packed(pool, "head", "vocabulary")
+        return ops.LmHead(pool, self.norm(weights), vocabulary, self.eps, self.softcap or 0.0)

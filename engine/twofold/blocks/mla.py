@@ -253,7 +253,7 @@ class MlaOnDevice:
     o: Tensor
     o_bias: Tensor | None
 
-    def forward(self, hidden: Tensor, state: DeviceState, step: DeviceStep) -> None:
+    def forward(self, hidden: Tensor, total: Tensor, state: DeviceState, step: DeviceStep) -> None:
         import torch
         from torch.nn.functional import linear
 
@@ -270,13 +270,13 @@ class MlaOnDevice:
         absorbed[..., : shape.kv_lora_rank] = latents.transpose(0, 1)
         self._store(compressed, q, absorbed, state[0], step)
         values = torch.bmm(self._attended(absorbed, state[0], step).transpose(0, 1), self.v_b)
-        hidden += linear(values.transpose(0, 1).flatten(1), self.o, self.o_bias)
+        total += linear(values.transpose(0, 1).flatten(1), self.o, self.o_bias)
 
     def _store(self, compressed: Tensor, q: Tensor, absorbed: Tensor, kept: Tensor, step: DeviceStep) -> None:
         """Normalised latents and rotated keys go to the cache, rotated parts of queries behind the absorbed ones."""
         import torch
 
-        shape, native, (cos, sin) = self.shape, step.kernels.native, step.angles
+        shape, native, (cos, sin) = self.shape, step.kernels.native, step.rotations[0]
         if native is not None:
             from twofold import _cuda
 

@@ -10,6 +10,8 @@ Sources
   rarely within the original context are divided by the factor, those that turn often are not, between them a blend.
 - Factors by dimension, as GGUF files bring them (Llama 3's scaling, computed by whoever converted): each frequency is
   divided by its factor.
+- Proportional: in the form of transformers' `_compute_proportional_rope_parameters`: frequencies of all d, of which the
+  lowest are zero, so that a pair is (i, i + d/2) also where only a share of them turns.
 - YaRN: same paper, section 3.2 ("NTK-by-parts") and section 3.4 (attention factor 0.1 ln(factor) + 1; applied to cos
   and sin, so that q and k both carry it). mscale is DeepSeek-V2's refinement, in the form of transformers'
   `_compute_yarn_parameters`.
@@ -33,8 +35,9 @@ I32 = npt.NDArray[np.int32]
 
 _FIRST_ROWS: Final = 1024
 
-RopeKind = Literal["default", "linear", "dynamic", "yarn", "llama3"]
+RopeKind = Literal["default", "linear", "dynamic", "yarn", "llama3", "proportional"]
 ROPE_KINDS: Final[tuple[RopeKind, ...]] = ("default", "linear", "dynamic", "yarn", "llama3")
+"""What every family's rotation may be."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,8 @@ class RopeConfig:
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     """Llama 3: turns within the original context up to which, and from which, a frequency is called low or high."""
+    share: float = 1.0
+    """Proportional: of the pairs that turn."""
     frequency_factors: tuple[float, ...] = ()
     """[dim/2] by which the frequencies of kind "default" are divided, if any (GGUF's rope_freqs)."""
 
@@ -66,6 +71,9 @@ def inverse_frequencies(rope: RopeConfig, dim: int) -> F32:
     wavelengths = np.float32(rope.theta) ** _exponents(dim)
     if rope.kind == "linear":
         return (one / wavelengths / factor).astype(np.float32)
+    if rope.kind == "proportional":
+        turning = np.arange(len(wavelengths)) < int(rope.share * dim // 2)
+        return np.where(turning, one / wavelengths, 0).astype(np.float32) / factor
     if rope.kind == "yarn":
         # Low dimensions turn often within the original context and extrapolate; high ones do not and interpolate.
         extrapolated = one - _yarn_ramp(rope, dim)

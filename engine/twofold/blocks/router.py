@@ -2,7 +2,7 @@
 
 A token's scores (softmax, sigmoid ... of the gate's logits) plus an optional bias choose top_k experts, within the best
 groups where experts are grouped. The weights are the chosen experts' scores, divided by their sum or not, times a
-scale.
+scale, which each expert may have of its own.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import numpy as np
 
 from twofold.blocks import ops
-from twofold.blocks.block import Block, BlockWeights, Cost
+from twofold.blocks.block import F32, Block, BlockWeights, Cost
 from twofold.weights.tensor_spec import Found, TensorSpec
 
 if TYPE_CHECKING:
@@ -52,10 +52,17 @@ class Router(Block):
     """What they call the gate within it, likewise."""
     gate_bias: bool = False
     """Whether the gate's logits have a bias."""
+    norm: str = "post_attention_layernorm"
+    """What they call the norm of the rows that experts read."""
     gguf_norm: str = "ffn_norm"
-    """What GGUF files call the norm."""
+    """What GGUF files call it."""
     zero_centred: bool = False
     """Whether checkpoints have the norm's values less 1."""
+    gate_scaled: bool = False
+    """Whether the gate reads other rows than the experts: normed without weights, times hidden_size ** -0.5 and a
+    vector `scale`."""
+    expert_scaled: bool = False
+    """Whether weights are multiplied by what `per_expert_scale` has of their experts."""
 
     def problems(self) -> Iterator[str]:
         if self.top_k > self.num_experts:
@@ -82,7 +89,7 @@ class Router(Block):
             for gate in self.gates
         }
         norm = TensorSpec(
-            f"{hf}.post_attention_layernorm.weight",
+            f"{hf}.{self.norm}.weight",
             (self.hidden_size,),
             "exact",
             f"{gguf}.{self.gguf_norm}.weight",
@@ -96,6 +103,16 @@ class Router(Block):
         if self.gate_bias:
             name = f"{gate.name.removesuffix('weight')}bias"
             specs["gate_bias"] = TensorSpec(name, (self.num_experts,), "exact", f"{gguf}.ffn_gate_inp.bias")
+        mixture = f"{hf}.{gates[gate]}"
+        if self.gate_scaled:
+            specs["gate_scale"] = TensorSpec(
+                f"{mixture}.scale", (self.hidden_size,), "exact", f"{gguf}.ffn_gate_inp.scale"
+            )
+        if self.expert_scaled:
+            name = f"{mixture}.per_expert_scale"
+            specs["expert_scale"] = TensorSpec(
+                name, (self.num_experts,), "exact", f"{gguf}.ffn_down_exps.scale"
+            )
         return specs
 
     def host_bytes(self, weights: BlockWeights) -> int:
@@ -117,11 +134,25 @@ class Router(Block):
             self.shape,
             weights.optional_vector("bias"),
             weights.optional_vector("gate_bias"),
+            self._gate_norm(weights),
+            weights.optional_vector("expert_scale"),
         )
 
+    def _gate_norm(self, weights: BlockWeights) -> F32 | None:
+        """Of the rows that the gate reads, where experts read others."""
+        scale = weights.optional_vector("gate_scale")
+        return None if scale is None else scale * np.float32(self.hidden_size**-0.5)
+
     def device(self, weights: DeviceWeights, moe_layer: int) -> DeviceBlock:
+        scale = weights.vector("gate_scale")
         return RouterOnDevice(
-            self, weights.norm(), weights.exact("gate"), weights.vector("bias"), weights.vector("gate_bias")
+            self,
+            weights.norm(),
+            weights.exact("gate"),
+            weights.vector("bias"),
+            weights.vector("gate_bias"),
+            None if scale is None else scale * self.hidden_size**-0.5,
+            weights.vector("expert_scale"),
         )
 
     @property
@@ -152,13 +183,20 @@ class RouterOnDevice:
     bias: Tensor | None
     gate_bias: Tensor | None
     """f32 [experts]."""
+    gate_norm: Tensor | None
+    """f32 [hidden]."""
+    expert_scale: Tensor | None
+    """f32 [experts]."""
 
-    def forward(self, hidden: Tensor, state: DeviceState, step: DeviceStep) -> None:
+    def forward(self, hidden: Tensor, total: Tensor, state: DeviceState, step: DeviceStep) -> None:
         """Adds nothing; says what the blocks after it compute."""
         from twofold.blocks.device_step import Routed, normed
 
         rows = normed(hidden, self.norm, self.router.eps)
-        ids, weights = step.kernels.route(self._logits(rows), self.router, self.bias)
+        logits = self._logits(rows) if self.gate_norm is None else self.look(hidden)
+        ids, weights = step.kernels.route(logits, self.router, self.bias)
+        if self.expert_scale is not None:
+            weights = weights * self.expert_scale[ids]
         padding = (step.batch.slot_mapping < 0)[:, None]
         step.routed = Routed(rows, ids.masked_fill_(padding, -1), weights)
 
@@ -166,7 +204,8 @@ class RouterOnDevice:
         """f32 [T, experts]: what it says to a residual, of whichever layer."""
         from twofold.blocks.device_step import normed
 
-        return self._logits(normed(hidden, self.norm, self.router.eps))
+        norm = self.norm if self.gate_norm is None else self.gate_norm
+        return self._logits(normed(hidden, norm, self.router.eps))
 
     def _logits(self, rows: Tensor) -> Tensor:
         from torch.nn import functional

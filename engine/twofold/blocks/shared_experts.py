@@ -85,11 +85,11 @@ class SharedExpertsOnDevice:
     gate: Tensor | None
     """f32 [1, hidden]."""
 
-    def forward(self, hidden: Tensor, state: DeviceState, step: DeviceStep) -> None:
+    def forward(self, hidden: Tensor, total: Tensor, state: DeviceState, step: DeviceStep) -> None:
         import torch
 
         rows = step.chosen().normed
         added = self.ffn(rows)
         if self.gate is not None:
             added = added * torch.sigmoid(torch.nn.functional.linear(rows.float(), self.gate))
-        hidden += added
+        total += added

@@ -136,7 +136,7 @@ class ShortConvolutionOnDevice:
     out: Tensor
     out_bias: Tensor | None
 
-    def forward(self, hidden: Tensor, state: DeviceState, step: DeviceStep) -> None:
+    def forward(self, hidden: Tensor, total: Tensor, state: DeviceState, step: DeviceStep) -> None:
         import torch
         from torch.nn.functional import linear
 
@@ -153,7 +153,7 @@ class ShortConvolutionOnDevice:
         y = convolved[0] if len(convolved) == 1 else torch.cat(convolved)
         if self.conv_bias is not None:
             y = y + self.conv_bias
-        hidden += linear((c * y).bfloat16(), self.out, self.out_bias)
+        total += linear((c * y).bfloat16(), self.out, self.out_bias)
 
     def _convolved(self, inputs: Tensor, positions: Tensor, records: Tensor, tail: Tensor) -> Tensor:
         """Of one token of each sequence, or of consecutive tokens of one."""

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from twofold import _cuda
-from twofold.blocks.device_step import HeadShape, KvLayer, NativeKernels
+from twofold.blocks.device_step import HeadShape, KvLayer, NativeKernels, Norms
 from twofold.blocks.router import Router
 from twofold.device.kernels import PromptAttention
 
@@ -48,7 +48,7 @@ class CudaKernels(PromptAttention):
     def rope_store(
         self,
         qkv: Tensor,
-        norms: tuple[Tensor | None, Tensor | None],
+        norms: Norms,
         angles: tuple[Tensor, Tensor],
         slot_mapping: Tensor,
         kv: KvLayer,
@@ -60,6 +60,7 @@ class CudaKernels(PromptAttention):
             qkv=qkv.data_ptr(), num_tokens=len(qkv), num_heads=shape.num_heads, q_norm=address(norms[0]),
             k_norm=address(norms[1]), epsilon=shape.epsilon, cos=angles[0].data_ptr(), sin=angles[1].data_ptr(),
             rotary=2 * angles[0].shape[1], slot_mapping=slot_mapping.data_ptr(),
+            v_norm=address(norms[2]),
         )  # fmt: skip
         _cuda.rope_store(rows, self._pages(kv), q=q.data_ptr(), stream=stream())
         return q

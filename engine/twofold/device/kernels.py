@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from twofold.blocks.device_step import HeadShape, KvLayer
+from twofold.blocks.device_step import HeadShape, KvLayer, Norms
 from twofold.blocks.router import Router
 
 
@@ -73,7 +73,7 @@ class TorchKernels(PromptAttention):
     def rope_store(
         self,
         qkv: Tensor,
-        norms: tuple[Tensor | None, Tensor | None],
+        norms: Norms,
         angles: tuple[Tensor, Tensor],
         slot_mapping: Tensor,
         kv: KvLayer,
@@ -82,7 +82,11 @@ class TorchKernels(PromptAttention):
         """See `DeviceKernels.rope_store`."""
         heads = qkv.float().view(len(qkv), shape.num_heads + 2 * shape.num_kv_heads, shape.head_dim)
         q, k, v = torch.tensor_split(heads, (shape.num_heads, shape.num_heads + shape.num_kv_heads), dim=1)
-        q, k = (self._turned(x, norm, angles, shape.epsilon) for x, norm in zip((q, k), norms, strict=True))
+        q, k = (
+            self._turned(x, norm, angles, shape.epsilon) for x, norm in zip((q, k), norms[:2], strict=True)
+        )
+        if norms[2] is not None:
+            v = torch.nn.functional.rms_norm(v, v.shape[-1:], norms[2], shape.epsilon)
         stored = slot_mapping >= 0
         kv.keys.view(-1, *kv.keys.shape[2:])[slot_mapping[stored]] = k[stored].to(kv.keys.dtype)
         kv.values.view(-1, *kv.values.shape[2:])[slot_mapping[stored]] = v[stored].to(kv.values.dtype)

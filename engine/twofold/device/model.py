@@ -7,6 +7,7 @@ experts run is the business of the `DeviceMoe` that is passed in.
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Iterable
 
 import numpy as np
@@ -25,7 +26,7 @@ from twofold.blocks.device_step import (
     LooksAhead,
     normed,
 )
-from twofold.blocks.rope import RopeTable
+from twofold.blocks.post_norm import PostNormOnDevice
 from twofold.models.model_files import ModelFiles
 
 
@@ -86,7 +87,7 @@ class DeviceModel:
                 the prompt's length.
         """
         self.config = config = files.config
-        if config.rope.kind == "dynamic":
+        if any(rope.kind == "dynamic" for rope, _ in config.rotations):
             raise ModelLoadError(
                 f"{files.tensors.where}: dynamic RoPE scaling, which depends on the prompt's length, does not run on "
                 "a device; use --accelerator none"
@@ -105,14 +106,18 @@ class DeviceModel:
                 block.device(on_device(weights), moe_layers.get(block.layer, -1))
                 for block, weights in files.blocks()
             ]
+            self._begun = Counter(
+                n - block.over for n, block in enumerate(self._blocks) if isinstance(block, PostNormOnDevice)
+            )
             self._routers = [block for block in self._blocks if isinstance(block, LooksAhead)]
             self._final_norm = torch.from_numpy(config.head.norm(files.head)).to(device)
             tied = config.head.tied
             self._head = self._embedding if tied else on_device(files.head).matrix("vocabulary")
             positions = np.arange(max_length, dtype=np.int32)
-            rope = RopeTable(config.rope, config.rope_dim, config.max_position_embeddings)
-            cos, sin = rope.rows(positions, positions)
-            self._cos, self._sin = torch.from_numpy(cos).to(device), torch.from_numpy(sin).to(device)
+            self._rotations = [
+                tuple(torch.from_numpy(rows).to(device) for rows in rope.rows(positions, positions))
+                for rope in config.rope_tables
+            ]
         except torch.OutOfMemoryError as error:
             raise ModelLoadError(
                 f"the dense weights do not fit into the memory of {device}; free some of it, or lower "
@@ -133,13 +138,18 @@ class DeviceModel:
         hidden = self._embedding[batch.token_ids].float()
         if self.config.embedding.scale != 1.0:
             hidden *= self.config.embedding.scale
-        angles = self._cos[batch.positions], self._sin[batch.positions]
-        step = DeviceStep(batch, angles, self._kernels, moe, self._routers)
-        for block, kept in zip(self._blocks, state, strict=True):
-            block.forward(hidden, kept, step)
+        rotations = [(cos[batch.positions], sin[batch.positions]) for cos, sin in self._rotations]
+        step = DeviceStep(batch, rotations, self._kernels, moe, self._routers)
+        totals = [hidden]
+        for n, (block, kept) in enumerate(zip(self._blocks, state, strict=True)):
+            totals += (torch.zeros_like(hidden) for _ in range(self._begun[n]))
+            read = totals.pop() if isinstance(block, PostNormOnDevice) else hidden
+            block.forward(read, totals[-1], kept, step)
         return hidden
 
     def logits(self, hidden_rows: Tensor) -> Tensor:
         """f32 [R, vocabulary] of rows of forward's result."""
         rows = normed(hidden_rows, self._final_norm, self.config.head.eps)
-        return torch.nn.functional.linear(rows, self._head).float()
+        logits = torch.nn.functional.linear(rows, self._head).float()
+        cap = self.config.head.softcap
+        return logits if cap is None else cap * torch.tanh(logits / cap)

@@ -14,7 +14,6 @@ import numpy.typing as npt
 
 from twofold import _core
 from twofold.blocks import ops
-from twofold.blocks.rope import RopeTable
 from twofold.models.model_files import LoadProgress, ModelFiles, ProgressFn, open_model_files
 from twofold.weights.weight_format import ExpertWeights
 
@@ -62,7 +61,7 @@ class LoadedModel:
         self.lm_head = config.head.cpu(files.head, pool)
         loading.done("head")
         self._logits = self._all_logits = np.empty((0, config.vocab_size), np.float32)
-        self._rope = RopeTable(config.rope, config.rope_dim, config.max_position_embeddings)
+        self._rope, *self._further_ropes = config.rope_tables
 
     def expert_weights(self, layer: int) -> Sequence[ExpertWeights]:
         """(gate [I, H], up [I, H], down [H, I]) of every expert of model layer `layer` (one of `moe_layers`).
@@ -109,11 +108,15 @@ class LoadedModel:
         positions, rope, records = batch.positions, self._rope, batch.records
         if rope.has_tables:
             tables = rope.tables(1 + (batch.last_position or int(positions.max(initial=-1))))
-            return ops.AttentionBatch.of_table(
+            made = ops.AttentionBatch.of_table(
                 positions, batch.sequence_index, batch.page_tables, *tables, records
             )
-        cos, sin = self._rope.rows(batch.positions, batch.prompt_lengths[batch.sequence_index])
-        return ops.AttentionBatch(positions, batch.sequence_index, batch.page_tables, cos, sin, records)
+        else:
+            cos, sin = rope.rows(positions, batch.prompt_lengths[batch.sequence_index])
+            made = ops.AttentionBatch(positions, batch.sequence_index, batch.page_tables, cos, sin, records)
+        for further in self._further_ropes:
+            made.add_rotation(*further.rows(positions, batch.prompt_lengths[batch.sequence_index]))
+        return made
 
 
 def load_model(path: str | Path, *, pool: ops.ThreadPool, progress: ProgressFn | None = None) -> LoadedModel:

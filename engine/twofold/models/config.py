@@ -16,7 +16,7 @@ from typing import Final, Literal, TypeVar
 from twofold.api.errors import ModelLoadError
 from twofold.blocks.block import Block, ExpertBlock, Pages, Record, RoutedShape
 from twofold.blocks.head import Embedding, Head
-from twofold.blocks.rope import ROPE_KINDS, RopeConfig
+from twofold.blocks.rope import ROPE_KINDS, RopeConfig, RopeTable
 from twofold.weights.block_formats import QUANT_METHOD, parse_block_formats
 from twofold.weights.json_file import Fields, read_json_object
 from twofold.weights.mxfp4_tensors import QUANT_METHOD as MXFP4
@@ -67,6 +67,8 @@ class ModelConfig:
     rope: RopeConfig
     rope_dim: int
     """Elements of a head that are rotated."""
+    further_rotations: tuple[tuple[RopeConfig, int], ...] = ()
+    """(rope, rope_dim) of layers that turn otherwise."""
     dtype: WeightDType = "float32"
     """Of the weights that are not quantised; a KV cache of type "auto" follows it."""
     bos_token_id: int | None = None
@@ -79,6 +81,16 @@ class ModelConfig:
     """Patterns of tensors that are not read: they say nothing, or what the configuration says already."""
     left_out: tuple[tuple[str, str], ...] = ()
     """Parts of checkpoints that are not run: what it is, in words, and a pattern of its tensors."""
+
+    @property
+    def rotations(self) -> tuple[tuple[RopeConfig, int], ...]:
+        """(rope, rope_dim), by the number that a block gives."""
+        return ((self.rope, self.rope_dim), *self.further_rotations)
+
+    @property
+    def rope_tables(self) -> list[RopeTable]:
+        """Of `rotations`, empty as yet."""
+        return [RopeTable(rope, dim, self.max_position_embeddings) for rope, dim in self.rotations]
 
     @property
     def hidden_size(self) -> int:
@@ -192,7 +204,7 @@ class ModelConfig:
             problems.append("no layer has full attention; at least one was expected")
         if not self.moe_layers:
             problems.append("no layer has experts; Twofold runs mixture-of-experts models only")
-        if self.rope.kind == "dynamic" and self.rope_dim <= 2:
+        if any(rope.kind == "dynamic" and dim <= 2 for rope, dim in self.rotations):
             problems.append("dynamic RoPE scaling needs a head_dim of more than 2")
         if any(token >= self.vocab_size for token in self.eos_token_ids):
             problems.append(

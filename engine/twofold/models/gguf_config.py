@@ -103,6 +103,16 @@ class GgufMetadata:
             RoutedExperts(0, self.hidden_size, num_experts, top_k, inner, modules, projections),
         )
 
+    def of_layers(self, key: str) -> list[int]:
+        """The number of each layer, or the one of all. Raises ModelLoadError for anything else."""
+        said = self.file.fields.get(f"{self.file.fields['general.architecture']}.{key}")
+        numbers = np.ravel(said if said is not None else -1)
+        if numbers.dtype.kind not in "bui" or numbers.size not in (1, self.num_layers):
+            raise self.fields.error(key, self.fields.data.get(key), "a number for each layer")
+        if int(numbers.min()) < 0 or int(numbers.max()) >= 2**31:
+            raise self.fields.error(key, numbers.tolist()[:8], "numbers from 0 to 2^31 - 1")
+        return [int(number) for number in np.broadcast_to(numbers, self.num_layers)]
+
     def has_gate(self, layer: int) -> bool:
         """Whether a layer has a router."""
         return f"blk.{layer}.ffn_gate_inp.weight" in self.file.tensors

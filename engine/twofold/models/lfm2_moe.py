@@ -9,8 +9,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Final
 
-import numpy as np
-
 from twofold.api.errors import ModelLoadError
 from twofold.blocks.block import Block
 from twofold.blocks.experts import RoutedExperts
@@ -68,9 +66,8 @@ def parse_gguf(metadata: GgufMetadata) -> ModelConfig:
     """A GGUF file of architecture "lfm2moe". Raises ModelLoadError naming the file and the key."""
     fields = metadata.fields
     fields.only("expert_gating_func", 2, 0)  # sigmoid
-    said = metadata.file.fields.get("lfm2moe.attention.head_count_kv")
-    kv_heads = np.ravel(said if said is not None else 0).tolist()
-    if len(kv_heads) != metadata.num_layers or len({*kv_heads} - {0}) != 1 or max(kv_heads) < 1:
+    kv_heads = metadata.of_layers("attention.head_count_kv")
+    if len({*kv_heads} - {0}) != 1:
         raise fields.error("attention.head_count_kv", kv_heads[:8], "0 or one number for each layer")
     num_heads = fields.integer("attention.head_count")
     attention = Gqa(

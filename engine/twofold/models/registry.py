@@ -94,6 +94,12 @@ FAMILIES: Final = (
         "deepseek2",
         _KIMI,
     ),
+    Family(
+        "gemma4",
+        ("Gemma4ForCausalLM", "Gemma4ForConditionalGeneration"),
+        "gemma4",
+        FamilyChat(("gemma4",), ("gemma4",), ("<turn|>",)),
+    ),
 )
 ARCHITECTURES: Final = tuple(sorted(name for family in FAMILIES for name in family.classes))
 

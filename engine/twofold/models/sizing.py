@@ -82,7 +82,7 @@ def measure_files(files: ModelFiles, *, kv_cache_dtype: str = "auto") -> ModelSi
     dense = [(part, weights) for part, weights in files.parts() if not isinstance(part, ExpertBlock)]
     experts = [config.routed.expert_bytes(formats) for formats in files.expert_formats()]
     # The device has cosines and sines of the whole context, in float32.
-    rotation = 4 * config.max_context * config.rope_dim
+    rotation = 4 * config.max_context * sum(dim for _, dim in config.rotations)
     return ModelSize(
         config=config,
         dense_bytes=sum(part.host_bytes(weights) for part, weights in dense),

@@ -13,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 
 from twofold.blocks import ops
-from twofold.blocks.rope import RopeTable
 from twofold.engine.expert_loading import moe_shape
 from twofold.experts.accelerator import AcceleratorChoice
 from twofold.experts.moe import DenseCost, MoeRuntime, SlotPlan
@@ -36,7 +35,7 @@ class LayeredModel:
         self._pool = pool
         config = files.config
         self._embedding = config.embedding.table(files.embedding)
-        self._rope = RopeTable(config.rope, config.rope_dim, config.max_position_embeddings)
+        self._ropes = config.rope_tables
         self._head: ops.LmHead | None = None
 
     def hidden_states(self, sequences: Sequence[Sequence[int]]) -> list[F32]:
@@ -75,10 +74,13 @@ class LayeredModel:
     ) -> None:
         num_tokens = len(hidden)
         positions = np.arange(num_tokens, dtype=np.int32)
-        cos, sin = self._rope.rows(positions, np.full(num_tokens, num_tokens, np.int32))
+        prompt = np.full(num_tokens, num_tokens, np.int32)
+        (cos, sin), *further = (rope.rows(positions, prompt) for rope in self._ropes)
         pages = np.arange(self._num_pages(positions), dtype=np.int32)[None]
         record = np.zeros(1, np.int32)
         batch = ops.AttentionBatch(positions, np.zeros(num_tokens, np.int32), pages, cos, sin, record)
+        for rows in further:
+            batch.add_rotation(*rows)
         if moe is not None:
             moe.begin_step(0, [0] * num_tokens, positions.tolist())
         decoder.forward(hidden, batch, cache, None if moe is None else moe.executor)

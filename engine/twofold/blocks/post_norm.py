@@ -1,0 +1,66 @@
+"""A norm behind blocks: of what they add to the residual stream, before it is added (Gemma)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from twofold.blocks import ops
+from twofold.blocks.block import Block, BlockWeights
+from twofold.weights.tensor_spec import Found, TensorSpec
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from twofold.blocks.device_step import DeviceBlock, DeviceState, DeviceStep, DeviceWeights
+
+
+@dataclass(frozen=True)
+class PostNorm(Block):
+    """The blocks before it add to rows of zeros instead; they may have norms behind them, too."""
+
+    kind: ClassVar[str] = "norm"
+
+    hidden_size: int
+    eps: float
+    name: str
+    """What Hugging Face checkpoints call it within the layer."""
+    gguf: str
+    over: int = 1
+    """So many blocks before it."""
+    scalar: bool = False
+    """Whether what it has added to is multiplied by the layer's scalar then."""
+
+    def tensors(self, found: Found) -> dict[str, TensorSpec]:
+        hf, gguf = f"model.layers.{self.layer}", f"blk.{self.layer}"
+        norm = TensorSpec(
+            f"{hf}.{self.name}.weight", (self.hidden_size,), "exact", f"{gguf}.{self.gguf}.weight"
+        )
+        if not self.scalar:
+            return {"norm": norm}
+        scalar = TensorSpec(f"{hf}.layer_scalar", (1,), "exact", f"{gguf}.layer_output_scale.weight")
+        return {"norm": norm, "scalar": scalar}
+
+    def cpu(self, weights: BlockWeights, pool: ops.ThreadPool, moe_layer: int) -> ops.Block:
+        scale = float(weights.vector("scalar")[0]) if self.scalar else 1.0
+        return ops.PostNorm(pool, weights.vector("norm"), self.eps, self.over, scale)
+
+    def device(self, weights: DeviceWeights, moe_layer: int) -> DeviceBlock:
+        return PostNormOnDevice(weights.norm(), self.eps, self.over, weights.vector("scalar"))
+
+
+@dataclass(frozen=True)
+class PostNormOnDevice:
+    norm: Tensor
+    eps: float
+    over: int
+    scalar: Tensor | None
+    """f32 [1]."""
+
+    def forward(self, hidden: Tensor, total: Tensor, state: DeviceState, step: DeviceStep) -> None:
+        """`hidden`: what the blocks before it have added up."""
+        from torch.nn import functional
+
+        total += functional.rms_norm(hidden, hidden.shape[-1:], self.norm, self.eps)
+        if self.scalar is not None:
+            total *= self.scalar
