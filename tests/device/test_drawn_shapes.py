@@ -61,7 +61,7 @@ def test_routing(simt: ModuleType, data: st.DataObject) -> None:
 @settings(drawn, max_examples=30)
 @given(data=st.data())
 def test_rotation_cache_and_attention(simt: ModuleType, data: st.DataObject) -> None:
-    head_dim = data.draw(st.sampled_from([64, 128, 256]), "head_dim")
+    head_dim = data.draw(st.sampled_from([64, 128, 256, 512]), "head_dim")
     kv_heads = data.draw(st.integers(1, 3), "kv heads")
     heads = kv_heads * data.draw(st.integers(1, 9), "heads of one")
     page_size = data.draw(st.integers(1, 19), "page size")
@@ -79,6 +79,7 @@ def test_rotation_cache_and_attention(simt: ModuleType, data: st.DataObject) -> 
     ]
     qkv = torch.randn(len(lengths), (heads + 2 * kv_heads) * head_dim).bfloat16()
     norm = torch.rand(head_dim) + 0.5 if data.draw(st.booleans(), "norm") else None
+    v_norm = torch.rand(head_dim) + 0.5 if data.draw(st.booleans(), "v_norm") else None
     sinks = torch.randn(heads) * 2 if data.draw(st.booleans(), "sinks") else None
     angle = torch.rand(len(lengths), half) * 6
     cache = torch.randn(2, tables.numel(), page_size, kv_heads, head_dim).bfloat16()
@@ -86,7 +87,7 @@ def test_rotation_cache_and_attention(simt: ModuleType, data: st.DataObject) -> 
     for kernels in (kernels_of(simt, max(*lengths, 1)), TorchKernels()):
         kv = KvLayer(cache[0].clone(), cache[1].clone())
         angles = (angle.cos().contiguous(), angle.sin().contiguous())
-        q = kernels.rope_store(qkv, (norm, norm), angles, torch.tensor(slots), kv, shape)
+        q = kernels.rope_store(qkv, (norm, norm, v_norm), angles, torch.tensor(slots), kv, shape)
         out = kernels.decode_attention(q, tables, seq_lens, kv, shape, sinks)
         results.append((q, kv.keys, kv.values, out[seq_lens > 0]))
     for ours, expected in zip(*results, strict=True):

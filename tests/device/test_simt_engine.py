@@ -32,6 +32,7 @@ from twofold.models.testing_families import (  # noqa: E402
     TinyOlmoe,
     TinyQwen2Moe,
 )
+from twofold.models.testing_gemma4 import TinyGemma4  # noqa: E402
 from twofold.models.testing_gpt_oss import TinyGptOss  # noqa: E402
 from twofold.models.testing_granite import TinyGranite  # noqa: E402
 from twofold.models.testing_lfm2 import TinyLfm2  # noqa: E402
@@ -60,6 +61,9 @@ MODELS = {
     "gpt_oss": TinyGptOss(dtype="bfloat16", hidden_size=64, num_heads=4, head_dim=64, sliding_window=5),
     "gpt_oss-mxfp4": TinyGptOss(
         dtype="bfloat16", hidden_size=96, moe_intermediate_size=64, num_heads=4, head_dim=64, experts="mxfp4"
+    ),
+    "gemma4": TinyGemma4(
+        dtype="bfloat16", hidden_size=64, num_heads=4, head_dim=64, global_head_dim=512, sliding_window=5, nested=True
     ),
     "olmoe": TinyOlmoe(dtype="bfloat16", hidden_size=128, num_heads=2, num_kv_heads=2, head_dim=64),
     "glm4_moe": TinyGlm4Moe(dtype="bfloat16", hidden_size=64, num_heads=4, head_dim=128),

@@ -17,6 +17,7 @@ from twofold.models.testing_families import (
     TinyOlmoe,
     TinyQwen2Moe,
 )
+from twofold.models.testing_gemma4 import TinyGemma4
 from twofold.models.testing_gpt_oss import TinyGptOss
 from twofold.models.testing_granite import TinyGranite
 from twofold.models.testing_lfm2 import TinyLfm2
@@ -46,6 +47,7 @@ EXAMPLES: dict[str, TinyModel] = {
     "qwen3_next": NEXT,
     # A first token's output is its values, normalised, times the sign of k . q: of this seed none is near zero.
     "qwen3_5_moe": TinyQwen35Moe(nested=True, has_mtp=True, expert_layout="fused", seed=1),
+    "gemma4": TinyGemma4(num_experts=9, top_k=3),
     "glm4_moe": GLM,
     "gpt_oss": TinyGptOss(top_k=3, num_experts=9),
     "glm4_moe_lite": LITE,
@@ -167,6 +169,18 @@ def _qwen3_next(r: random.Random) -> TinyModel:
     )
 
 
+def _gemma4(r: random.Random) -> TinyModel:
+    sizes = _sizes(r, attention_bias=r.random() < 0.2, expert_layout="fused")
+    last, heads = sizes["num_layers"] - 1, sizes["num_heads"]
+    return TinyGemma4(
+        **sizes, global_head_dim=2 * r.randint(2, 20), attention_k_eq_v=r.random() < 0.7,
+        full=tuple(sorted({last, r.randrange(last)} if r.random() < 0.4 else {last})),
+        global_kv_heads=r.choice((None, *(n for n in range(1, heads + 1) if heads % n == 0))),
+        sliding_window=r.choice((3, 9, 20)), partial_rotary_factor=r.choice((0.25, 0.25, 0.5, 1.0)),
+        softcap=r.choice((None, 30.0, 5.0)), nested=r.random() < 0.5, published=r.random() < 0.7,
+    )  # fmt: skip
+
+
 def _gpt_oss(r: random.Random) -> TinyModel:
     sizes = _sizes(r, attention_bias=r.random() < 0.8, expert_layout="separate")
     kinds = tuple(r.choice(("sliding_attention", "full_attention")) for _ in range(sizes["num_layers"]))
@@ -215,6 +229,7 @@ DRAWN: dict[str, Callable[[random.Random], TinyModel]] = {
     "qwen2_moe": _qwen2_moe,
     "olmoe": _olmoe,
     "gpt_oss": _gpt_oss,
+    "gemma4": _gemma4,
     "minimax_m2": _minimax_m2,
     "llama4": _llama4,
     "lfm2_moe": _lfm2_moe,

@@ -21,6 +21,7 @@ from twofold.models.testing_families import (
     TinyOlmoe,
     TinyQwen2Moe,
 )
+from twofold.models.testing_gemma4 import TinyGemma4
 from twofold.models.testing_gguf import write_tiny_gguf
 from twofold.models.testing_gpt_oss import TinyGptOss
 from twofold.models.testing_granite import TinyGranite
@@ -125,6 +126,20 @@ OTHERS: dict[str, TinyModel] = {
         num_experts=16,
         moe_interval=2,
         rope_scaling=LLAMA3,
+        max_position_embeddings=512,
+    ),
+    "gemma4": TinyGemma4(
+        hidden_size=256,
+        head_dim=64,
+        global_head_dim=128,
+        moe_intermediate_size=256,
+        intermediate_size=256,
+        vocab_size=267,
+        num_experts=16,
+        top_k=4,
+        num_layers=6,
+        full=(5,),
+        sliding_window=32,
         max_position_embeddings=512,
     ),
     "qwen2": TinyQwen2Moe(

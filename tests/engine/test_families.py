@@ -167,6 +167,10 @@ FLIPPED: list[tuple[str, dict[str, Any]]] = [
     ("llama4", {"floor_scale": 8192}),
     ("llama4", {"moe_interval": 1}),
     ("glm4_moe_lite", {"routed_scaling_factor": 1.0}),
+    ("gemma4", {"sliding_window": 20}),
+    ("gemma4", {"partial_rotary_factor": 0.5}),
+    ("gemma4", {"global_rope_theta": 100.0}),
+    ("gemma4", {"softcap": None}),
 ]
 
 
@@ -240,7 +244,7 @@ def test_quantising_a_gguf_file_keeps_its_configuration_and_answers(tmp_path: Pa
     written = tmp_path / "quantised"
     assert main(["quantize", str(source), str(written), "--format", "q8_0", "--max-tokens", "0"]) == 0
     ours, theirs = open_model_files(written).config, open_model_files(source).config
-    assert (ours.layers, ours.rope, ours.rope_dim) == (theirs.layers, theirs.rope, theirs.rope_dim)
+    assert (ours.layers, ours.rotations) == (theirs.layers, theirs.rotations)
     assert main(["doctor", str(written)]) == 0
     got, expected = (runner.logits(runner.prefill(PROMPT)[1]) for runner in map(load, (written, source)))
     assert np.linalg.norm(got - expected) < 0.05 * np.linalg.norm(expected)
@@ -293,6 +297,12 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("qwen3_next", {"linear_num_value_heads": 3}, "linear_num_value_heads 3 is not a multiple"),
     ("qwen3_next", {"linear_conv_kernel_dim": 1}, "linear_conv_kernel_dim is 1"),
     ("qwen3_5_moe", {"text_config": None}, "text_config"),
+    ("gemma4", {"hidden_size_per_layer_input": 256}, "hidden_size_per_layer_input is 256, expected 0"),
+    ("gemma4", {"num_kv_shared_layers": 2}, "num_kv_shared_layers is 2, expected 0"),
+    ("gemma4", {"enable_moe_block": False}, "enable_moe_block is False, expected True"),
+    ("gemma4", {"use_bidirectional_attention": "all"}, "use_bidirectional_attention is 'all'"),
+    ("gemma4", {"per_layer_config": {"1": {"head_dim": 24}}}, "one for all layers with full attention"),
+    ("gemma4", {"rope_parameters": {"full_attention": {"rope_type": "axial"}}}, "rope_type is 'axial'"),
     ("kimi_k25", {"text_config": None}, "text_config"),
     ("kimi_k25", {"text_config": {"quantization_config": {"quant_method": "gguf?"}}}, "quantization_config"),
 ]

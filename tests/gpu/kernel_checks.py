@@ -100,7 +100,7 @@ def attention(machine: Machine) -> dict[str, Any]:
         cache = torch.randn(2, 240, 16, kv_heads, head_dim, device=machine.device).bfloat16()
         for kernels in (machine.hardware.kernels(768), TorchKernels()):
             kv = KvLayer(cache[0].clone(), cache[1].clone())
-            q = kernels.rope_store(qkv, (norm, norm), (angle.cos(), angle.sin()), places, kv, shape)
+            q = kernels.rope_store(qkv, (norm, norm, None), (angle.cos(), angle.sin()), places, kv, shape)
             results.append((kernels.decode_attention(q, tables, lengths, kv, shape), kv.keys, kv.values))
         worst = max(worst, *(relative_error(a, b) for a, b in zip(*results, strict=True)))
     return within(worst, 2e-2)
@@ -134,7 +134,8 @@ def latent_attention(machine: Machine) -> dict[str, Any]:
         results = []
         for kernels in (machine.hardware.kernels(768), TorchKernels()):
             state, out = (cache.clone(),), hidden.clone()
-            block.forward(out, state, DeviceStep(batch, (angle.cos(), angle.sin()), kernels, NoExperts()))
+            rotations = [(angle.cos(), angle.sin())]
+            block.forward(out, out, state, DeviceStep(batch, rotations, kernels, NoExperts()))
             results.append((out - hidden, state[0]))
         worst = max(worst, *(relative_error(a, b) for a, b in zip(*results, strict=True)))
     return within(worst, 2e-2)
@@ -177,7 +178,7 @@ def gated_delta_nets(machine: Machine) -> dict[str, Any]:
                 lens = (len(rows),) if begin == 0 else None
                 batch = DeviceBatch(positions, positions, positions, numbers, numbers, lens, records=numbers)
                 out = rows.clone()
-                block.forward(out, state, DeviceStep(batch, (out, out), kernels, NoExperts()))
+                block.forward(out, out, state, DeviceStep(batch, [(out, out)], kernels, NoExperts()))
                 parts.append((out - rows)[: 19 if begin == 0 else 1])
             results.append(torch.cat(parts))
         worst = max(worst, relative_error(*results))

@@ -101,6 +101,7 @@ struct AttentionCase {
   int head_dim, heads, kv_heads, rotary, window;
   bool norms, sinks;
   int chunk = 0;
+  bool v_norm = false;
 };
 
 void check_attention(const AttentionCase& c) {
@@ -117,7 +118,8 @@ void check_attention(const AttentionCase& c) {
   const auto keys = test::random_bf16(size_t(pages * page_size * row), 1),
              values = test::random_bf16(keys.size(), 2);
   const auto qkv = test::random_bf16(size_t(S * heads * D), 3);
-  const auto q_norm = test::random_floats(size_t(D), 4), k_norm = test::random_floats(size_t(D), 5);
+  const auto q_norm = test::random_floats(size_t(D), 4), k_norm = test::random_floats(size_t(D), 5),
+             v_norm = test::random_floats(size_t(D), 8);
   std::vector<float> cos, sin;
   for (const float angle : test::random_floats(size_t(S * c.rotary / 2), 6, 3)) {
     cos.push_back(std::cos(angle));
@@ -140,7 +142,8 @@ void check_attention(const AttentionCase& c) {
                        c.rotary > 0 ? run.copy("cos", cos) : nullptr,
                        c.rotary > 0 ? run.copy("sin", sin) : nullptr,
                        c.rotary,
-                       run.copy("places", places)};
+                       run.copy("places", places),
+                       c.v_norm ? run.copy("v_norm", v_norm) : nullptr};
     run.check(launch_rope_store(rows, kv, q, nullptr), "rope_store");
     for (int s = 0; s < S; ++s) {
       for (int head = 0; head < heads; ++head) {
@@ -148,11 +151,11 @@ void check_attention(const AttentionCase& c) {
         if (!is_query && places[size_t(s)] < 0) continue;
         std::vector<double> x;
         for (int d = 0; d < D; ++d) x.push_back(test::float_of_bf16(qkv[size_t((s * heads + head) * D + d)]));
-        if (c.norms && !is_value) {
+        if (is_value ? c.v_norm : c.norms) {
+          const auto& norm = is_value ? v_norm : is_query ? q_norm : k_norm;
           double squares = 0;
           for (const double v : x) squares += v * v;
-          for (int d = 0; d < D; ++d)
-            x[size_t(d)] *= double((is_query ? q_norm : k_norm)[size_t(d)]) / std::sqrt(squares / D + 1e-6);
+          for (int d = 0; d < D; ++d) x[size_t(d)] *= double(norm[size_t(d)]) / std::sqrt(squares / D + 1e-6);
         }
         for (int d = 0; d < c.rotary / 2 && !is_value; ++d) {
           const double a = x[size_t(d)], b = x[size_t(d + c.rotary / 2)];
@@ -348,7 +351,8 @@ CASE(experts_are_chosen_as_the_scalar_router_chooses) {
 CASE(attention_rotates_stores_and_attends_as_the_scalar_one) {
   for (const AttentionCase& c :
        {AttentionCase{64, 6, 2, 64, 0, false, true}, AttentionCase{128, 9, 1, 64, 100, true, false},
-        AttentionCase{256, 2, 2, 256, 0, true, false}, AttentionCase{64, 2, 1, 0, 0, false, false, 48}}) {
+        AttentionCase{256, 2, 2, 256, 0, true, false}, AttentionCase{64, 2, 1, 0, 0, false, false, 48},
+        AttentionCase{512, 3, 1, 512, 0, true, false, 0, true}}) {
     check_attention(c);
   }
 }

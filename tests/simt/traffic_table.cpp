@@ -298,7 +298,7 @@ int main() {
     decode(format, kernels::layout_of(format).name);
     if (format != WeightFormat::kF32) prefill(format, kernels::layout_of(format).name);
   }
-  for (const int head_dim : {64, 128, 256}) attention(head_dim);
+  for (const int head_dim : {64, 128, 256, 512}) attention(head_dim);
   latent_attention();
   delta_net<128>();
   delta_net<256>();

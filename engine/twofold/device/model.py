@@ -114,10 +114,10 @@ class DeviceModel:
             tied = config.head.tied
             self._head = self._embedding if tied else on_device(files.head).matrix("vocabulary")
             positions = np.arange(max_length, dtype=np.int32)
-            self._rotations = [
-                tuple(torch.from_numpy(rows).to(device) for rows in rope.rows(positions, positions))
-                for rope in config.rope_tables
-            ]
+            tables = [rope.rows(positions, positions) for rope in config.rope_tables]
+            self._cos, self._sin = (
+                [torch.from_numpy(rows).to(device) for rows in of_all] for of_all in zip(*tables, strict=True)
+            )
         except torch.OutOfMemoryError as error:
             raise ModelLoadError(
                 f"the dense weights do not fit into the memory of {device}; free some of it, or lower "
@@ -138,7 +138,10 @@ class DeviceModel:
         hidden = self._embedding[batch.token_ids].float()
         if self.config.embedding.scale != 1.0:
             hidden *= self.config.embedding.scale
-        rotations = [(cos[batch.positions], sin[batch.positions]) for cos, sin in self._rotations]
+        rotations = [
+            (cos[batch.positions], sin[batch.positions])
+            for cos, sin in zip(self._cos, self._sin, strict=True)
+        ]
         step = DeviceStep(batch, rotations, self._kernels, moe, self._routers)
         totals = [hidden]
         for n, (block, kept) in enumerate(zip(self._blocks, state, strict=True)):

@@ -139,6 +139,16 @@ class TinyModel:
         return self.num_kv_heads
 
     @property
+    def gguf_head_dim(self) -> int:
+        """What converters call the size of heads."""
+        return self.head_dim
+
+    @property
+    def gguf_rope_theta(self) -> float:
+        """What they call the base of the rotation."""
+        return self.rope_theta
+
+    @property
     def gguf_pairs_neighbours(self) -> bool:
         """Whether converters put the rows of q and k in the order in which rotation pairs neighbours."""
         return self.architecture == "MixtralForCausalLM"

@@ -78,7 +78,7 @@ class TinyGemma4(TinyModel):
                     del random.found[name]
         head_dim = self.global_head_dim if layer in self.full else self.head_dim
         for name in "qk":  # scores are not scaled
-            random.vector(f"{attention}.{name}_norm.weight", head_dim, 0.7)
+            random.vector(f"{attention}.{name}_norm.weight", head_dim, 0.5)
         for name in _NORMS:
             random.vector(f"{prefix}.{name}.weight", hidden, 1.0)
         random.feed_forward(f"{prefix}.mlp", self.intermediate_size, hidden)
@@ -155,6 +155,14 @@ class TinyGemma4(TinyModel):
         return "gemma4"
 
     @property
+    def gguf_head_dim(self) -> int:
+        return self.global_head_dim
+
+    @property
+    def gguf_rope_theta(self) -> float:
+        return self.global_rope_theta
+
+    @property
     def gguf_kv_heads(self) -> int | list[int]:
         return [self.kv_heads(layer) for layer in range(self.num_layers)]
 
@@ -186,13 +194,10 @@ class TinyGemma4(TinyModel):
 
     def add_gguf_metadata(self, writer: Any, package: Any, *, split_kv: bool) -> None:
         """See `TinyModel.add_gguf_metadata`."""
-        writer.add_key_length(self.global_head_dim)
-        writer.add_value_length(self.global_head_dim)
         writer.add_key_length_swa(self.head_dim)
         writer.add_value_length_swa(self.head_dim)
         writer.add_rope_dimension_count(self.global_head_dim)
         writer.add_rope_dimension_count_swa(self.head_dim)
-        writer.add_rope_freq_base(self.global_rope_theta)
         writer.add_rope_freq_base_swa(self.rope_theta)
         writer.add_sliding_window_pattern([layer not in self.full for layer in range(self.num_layers)])
         writer.add_shared_kv_layers(0)

@@ -156,14 +156,14 @@ def _add_metadata(writer: Any, model: TinyModel, split_kv: bool) -> None:
     writer.add_context_length(model.max_position_embeddings)
     writer.add_embedding_length(model.hidden_size)
     writer.add_head_count(model.num_heads)
-    heads_kv, key, value = model.gguf_kv_heads, model.head_dim, model.head_dim
+    heads_kv, key, value = model.gguf_kv_heads, model.gguf_head_dim, model.gguf_head_dim
     if isinstance(model, TinyDeepseek):
         heads_kv, key, value = model.gguf_heads(split_kv)
     writer.add_head_count_kv(heads_kv)
     writer.add_key_length(key)
     writer.add_value_length(value)
     writer.add_layer_norm_rms_eps(1e-6)
-    writer.add_rope_freq_base(model.rope_theta)
+    writer.add_rope_freq_base(model.gguf_rope_theta)
     writer.add_expert_count(model.num_experts)
     writer.add_expert_used_count(model.top_k)
     writer.add_feed_forward_length(model.gguf_feed_forward_length)
