@@ -137,8 +137,6 @@ OTHERS: dict[str, TinyModel] = {
         vocab_size=267,
         num_experts=16,
         top_k=4,
-        num_layers=6,
-        full=(5,),
         sliding_window=32,
         max_position_embeddings=512,
     ),

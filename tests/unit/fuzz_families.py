@@ -108,7 +108,8 @@ def originals(
     if name in MODELS:
         for number, model in enumerate(MODELS[name]):
             directories.append(write_tiny_model(folder / f"{number}", model))
-            twin = replace(model, expert_layout="separate", rope_scaling=None, sliding_window=None).twin
+            plain = {} if model.fits_gguf else {"rope_scaling": None, "sliding_window": None}
+            twin = replace(model, expert_layout="separate", **plain).twin
             if number == 0:
                 gguf.append((twin, "Q8_0", "llama" if name == "mixtral" else "gpt2"))
     elif name in _SCHEMES:

@@ -103,14 +103,13 @@ class GgufMetadata:
             RoutedExperts(0, self.hidden_size, num_experts, top_k, inner, modules, projections),
         )
 
-    def of_layers(self, key: str) -> list[int]:
+    def of_layers(self, key: str, *, minimum: int = 0) -> list[int]:
         """The number of each layer, or the one of all. Raises ModelLoadError for anything else."""
         said = self.file.fields.get(f"{self.file.fields['general.architecture']}.{key}")
-        numbers = np.ravel(said if said is not None else -1)
-        if numbers.dtype.kind not in "bui" or numbers.size not in (1, self.num_layers):
-            raise self.fields.error(key, self.fields.data.get(key), "a number for each layer")
-        if int(numbers.min()) < 0 or int(numbers.max()) >= 2**31:
-            raise self.fields.error(key, numbers.tolist()[:8], "numbers from 0 to 2^31 - 1")
+        numbers = np.ravel(said if said is not None else minimum - 1)
+        fits = numbers.dtype.kind in "bui" and numbers.size in (1, self.num_layers)
+        if not fits or int(numbers.min()) < minimum or int(numbers.max()) >= 2**31:
+            raise self.fields.error(key, numbers.tolist()[:8], f"{minimum} or more for each layer")
         return [int(number) for number in np.broadcast_to(numbers, self.num_layers)]
 
     def has_gate(self, layer: int) -> bool:

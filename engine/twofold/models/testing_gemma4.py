@@ -79,8 +79,9 @@ class TinyGemma4(TinyModel):
         head_dim = self.global_head_dim if layer in self.full else self.head_dim
         for name in "qk":  # scores are not scaled
             random.vector(f"{attention}.{name}_norm.weight", head_dim, 0.5)
+        random.vector(f"{prefix}.post_attention_layernorm.weight", hidden, 0.5)
         for name in _NORMS:
-            random.vector(f"{prefix}.{name}.weight", hidden, 1.0)
+            random.vector(f"{prefix}.{name}.weight", hidden, 1.0 if name.startswith("pre") else 0.5)
         random.feed_forward(f"{prefix}.mlp", self.intermediate_size, hidden)
         random.matrix(f"{prefix}.router.proj.weight", self.num_experts, hidden, 2.0 * hidden**0.5)
         random.vector(f"{prefix}.router.scale", hidden, 1.0)
