@@ -23,6 +23,7 @@ from twofold.models.model_files import open_model_files
 from twofold.models.testing import TinyModel, write_tiny_model
 from twofold.models.testing_deepseek import TinyDeepseek
 from twofold.models.testing_families import TinyErnie, TinyGlm4Moe, TinyMiniMaxM2, TinyOlmoe, TinyQwen2Moe
+from twofold.models.testing_gemma4 import TinyGemma4
 from twofold.models.testing_gguf import write_tiny_gguf
 from twofold.models.testing_gpt_oss import TinyGptOss
 from twofold.models.testing_granite import TinyGranite
@@ -94,6 +95,7 @@ MODELS: dict[str, Callable[[Path], Path]] = {
     "granite": hf(TinyGranite("GraniteMoeSharedForCausalLM", dtype="bfloat16", shared_intermediate_size=40)),
     "llama4": hf(TinyLlama4(dtype="bfloat16", num_experts=9, moe_interval=2)),
     "lfm2": hf(TinyLfm2(dtype="bfloat16")),
+    "gemma4": hf(TinyGemma4(dtype="bfloat16")),
     "olmoe": hf(TinyOlmoe(dtype="bfloat16")),
     "gpt-oss": hf(TinyGptOss(dtype="bfloat16")),
     "gpt-oss-mxfp4": hf(

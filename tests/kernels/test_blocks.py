@@ -39,7 +39,9 @@ def test_shared_experts_add_a_feed_forward_of_the_normed_rows(gated: bool) -> No
 def batch_of(num_tokens: int) -> ops.AttentionBatch:
     places = np.arange(num_tokens, dtype=np.int32)
     angles = np.zeros((num_tokens, 4), np.float32)
-    return ops.AttentionBatch(places, np.zeros_like(places), np.zeros((1, 1), np.int32), angles, angles)
+    return ops.AttentionBatch(
+        places, np.zeros_like(places), np.arange(2, dtype=np.int32)[None], angles, angles
+    )
 
 
 def test_a_decoder_runs_blocks_of_any_kind_in_order_and_keeps_them() -> None:
@@ -76,6 +78,45 @@ def test_a_decoder_runs_blocks_of_any_kind_in_order_and_keeps_them() -> None:
         assert np.array_equal(got, expected)
 
 
+def test_norms_behind_blocks_take_what_these_add_and_may_take_one_another() -> None:
+    """A norm over a dense part and its norm, which then scales the stream; threads and tokens at once do not show."""
+    rng = np.random.default_rng(7)
+    weights, more = matrices(rng), matrices(rng)
+    norms = rng.uniform(0.5, 1.5, (4, H)).astype(np.float32)
+    hidden = rng.standard_normal((19, H)).astype(np.float32)
+
+    def normed(rows: np.ndarray, norm: np.ndarray) -> np.ndarray:
+        return rows / np.sqrt((rows.astype(np.float64) ** 2).mean(1, keepdims=True) + 1e-6) * norm
+
+    def dense(rows: np.ndarray, norm: np.ndarray, of: list[np.ndarray]) -> np.ndarray:
+        gate, up, down = of
+        x = normed(rows, norm)
+        return (silu(x @ gate.T) * (x @ up.T)) @ down.T
+
+    inner = normed(dense(hidden, norms[0], weights), norms[1]) + dense(hidden, norms[2], more)
+    expected = (hidden + normed(inner, norms[3])) * 0.7
+    results = []
+    for threads, step in ((1, 19), (3, 19), (2, 1)):
+        pool = ops.ThreadPool(threads)
+        first, second = ([packed(pool, matrix) for matrix in of] for of in (weights, more))
+        decoder = ops.Decoder(
+            [
+                ops.DenseFfn(pool, norms[0].copy(), *first, 1e-6),
+                ops.PostNorm(pool, norms[1].copy(), 1e-6, 1),
+                ops.DenseFfn(pool, norms[2].copy(), *second, 1e-6),
+                ops.PostNorm(pool, norms[3].copy(), 1e-6, 3, 0.7),
+            ]
+        )
+        got = hidden.copy()
+        for t in range(0, 19, step):
+            rows = got[t : t + step].copy()
+            decoder.forward(rows, batch_of(len(rows)), ops.StateCache([[]], 2, 16), None)
+            got[t : t + step] = rows
+        results.append(got)
+    np.testing.assert_allclose(results[0], expected, atol=2e-5)
+    assert all(np.array_equal(other, results[0]) for other in results[1:])
+
+
 def test_refuses_what_does_not_fit() -> None:
     rng, pool = np.random.default_rng(6), ops.ThreadPool(1)
     weights = [packed(pool, m) for m in matrices(rng)]
@@ -87,6 +128,19 @@ def test_refuses_what_does_not_fit() -> None:
         ops.Decoder([])
     with pytest.raises(KernelError, match="None was given for a block"):
         ops.Decoder([dense, None])  # type: ignore[list-item]
+    one, two = (ops.PostNorm(pool, norm, 1e-6, over) for over in (1, 2))
+    for blocks, message in (
+        ([one], "over 1 blocks; expected 1 to the 0 before it"),
+        ([dense, two], "over 2 blocks; expected 1 to the 1 before it"),
+        ([dense, dense, one, one], "takes a part of another's blocks"),
+        ([dense, dense, two, two], "takes a part of another's blocks"),
+    ):
+        with pytest.raises(KernelError, match=message):
+            ops.Decoder(blocks)
+    with pytest.raises(KernelError, match="PostNorm: over is 0"):
+        ops.PostNorm(pool, norm, 1e-6, 0)
+    with pytest.raises(KernelError, match="DenseFfn: activation"):
+        ops.DenseFfn(pool, norm, *weights, 1e-6, "relu")
     with pytest.raises(KernelError, match=f"hidden size 41; the first has {H}"):
         ops.Decoder([dense, ops.RoutedExperts(41, 0)])
     with pytest.raises(KernelError, match="SharedExperts: no router of this step comes before it"):
