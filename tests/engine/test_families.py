@@ -124,9 +124,12 @@ def _batch_of_8_is_its_sequences_alone(alone: Runner, ours: Runner) -> None:
         np.testing.assert_array_equal(mixed[n] if n < 5 else last[n - 5], second)
 
 
-def test_a_whole_kimi_k25_equals_transformers_and_what_it_saves_loads(tmp_path: Path) -> None:
-    """Of the class that sees, as published and under transformers' own names."""
-    directory = write_tiny_model(tmp_path / "hf", EXAMPLES["kimi_k25"])
+@pytest.mark.parametrize("family", ["kimi_k25", "gemma4"])
+def test_a_whole_model_that_sees_equals_transformers_and_what_it_saves_loads(
+    tmp_path: Path, family: str
+) -> None:
+    """As published and under transformers' own names."""
+    directory = write_tiny_model(tmp_path / "hf", replace(EXAMPLES[family], nested=True))
     config = json.loads((directory / "config.json").read_text())
     small = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1}
     (directory / "config.json").write_text(json.dumps(config | {"vision_config": small}))
