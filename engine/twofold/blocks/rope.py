@@ -24,6 +24,7 @@ elements of a head that are rotated: all of them or fewer.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -149,6 +150,11 @@ class RopeTable:
     def _rotate(self, positions: I32, frequencies: F32) -> tuple[F32, F32]:
         angles = positions.astype(np.float32)[:, None] * frequencies
         return np.cos(angles) * self._scale, np.sin(angles) * self._scale
+
+
+def rope_tables(rotations: Iterable[tuple[RopeConfig, int]], max_position_embeddings: int) -> list[RopeTable]:
+    """Of each (rope, dim)."""
+    return [RopeTable(rope, dim, max_position_embeddings) for rope, dim in rotations]
 
 
 def _llama3_frequencies(rope: RopeConfig, frequencies: F32) -> F32:

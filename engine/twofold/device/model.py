@@ -27,6 +27,7 @@ from twofold.blocks.device_step import (
     normed,
 )
 from twofold.blocks.post_norm import PostNormOnDevice
+from twofold.blocks.rope import rope_tables
 from twofold.models.model_files import ModelFiles
 
 
@@ -114,7 +115,10 @@ class DeviceModel:
             tied = config.head.tied
             self._head = self._embedding if tied else on_device(files.head).matrix("vocabulary")
             positions = np.arange(max_length, dtype=np.int32)
-            tables = [rope.rows(positions, positions) for rope in config.rope_tables]
+            tables = [
+                rope.rows(positions, positions)
+                for rope in rope_tables(config.rotations, config.max_position_embeddings)
+            ]
             self._cos, self._sin = (
                 [torch.from_numpy(rows).to(device) for rows in of_all] for of_all in zip(*tables, strict=True)
             )

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from twofold import _core
 from twofold.blocks import ops
+from twofold.blocks.rope import rope_tables
 from twofold.models.model_files import LoadProgress, ModelFiles, ProgressFn, open_model_files
 from twofold.weights.weight_format import ExpertWeights
 
@@ -61,7 +62,7 @@ class LoadedModel:
         self.lm_head = config.head.cpu(files.head, pool)
         loading.done("head")
         self._logits = self._all_logits = np.empty((0, config.vocab_size), np.float32)
-        self._rope, *self._further_ropes = config.rope_tables
+        self._rope, *self._further_ropes = rope_tables(config.rotations, config.max_position_embeddings)
 
     def expert_weights(self, layer: int) -> Sequence[ExpertWeights]:
         """(gate [I, H], up [I, H], down [H, I]) of every expert of model layer `layer` (one of `moe_layers`).

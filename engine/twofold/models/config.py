@@ -16,7 +16,7 @@ from typing import Final, Literal, TypeVar
 from twofold.api.errors import ModelLoadError
 from twofold.blocks.block import Block, ExpertBlock, Pages, Record, RoutedShape
 from twofold.blocks.head import Embedding, Head
-from twofold.blocks.rope import ROPE_KINDS, RopeConfig, RopeTable
+from twofold.blocks.rope import ROPE_KINDS, RopeConfig
 from twofold.weights.block_formats import QUANT_METHOD, parse_block_formats
 from twofold.weights.json_file import Fields, read_json_object
 from twofold.weights.mxfp4_tensors import QUANT_METHOD as MXFP4
@@ -86,11 +86,6 @@ class ModelConfig:
     def rotations(self) -> tuple[tuple[RopeConfig, int], ...]:
         """(rope, rope_dim), by the number that a block gives."""
         return ((self.rope, self.rope_dim), *self.further_rotations)
-
-    @property
-    def rope_tables(self) -> list[RopeTable]:
-        """Of `rotations`, empty as yet."""
-        return [RopeTable(rope, dim, self.max_position_embeddings) for rope, dim in self.rotations]
 
     @property
     def hidden_size(self) -> int:

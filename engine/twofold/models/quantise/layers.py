@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from twofold.blocks import ops
+from twofold.blocks.rope import rope_tables
 from twofold.engine.expert_loading import moe_shape
 from twofold.experts.accelerator import AcceleratorChoice
 from twofold.experts.moe import DenseCost, MoeRuntime, SlotPlan
@@ -35,7 +36,7 @@ class LayeredModel:
         self._pool = pool
         config = files.config
         self._embedding = config.embedding.table(files.embedding)
-        self._ropes = config.rope_tables
+        self._ropes = rope_tables(config.rotations, config.max_position_embeddings)
         self._head: ops.LmHead | None = None
 
     def hidden_states(self, sequences: Sequence[Sequence[int]]) -> list[F32]:
