@@ -45,6 +45,7 @@ TEMPLATES: list[tuple[str, str, str | None, str | None]] = [
     ("DeepseekV3ForCausalLM", "<|tool_call_argument_begin|>", "kimi_k2", None),
     ("DeepseekV2ForCausalLM", GLM.replace("\n", "") + THINK, "glm47", "deepseek_r1"),
     ("KimiK25ForConditionalGeneration", "<|tool_call_argument_begin|>" + THINK, "kimi_k2", "kimi_k2"),
+    ("Gemma4ForCausalLM", "<|tool_call>call:{{ f }}<|channel>thought\\n", "gemma4", "gemma4"),
     ("OlmoeForCausalLM", HERMES + THINK, None, None),
     ("NobodysForCausalLM", HERMES + THINK, None, None),
 ]
