@@ -105,7 +105,7 @@ def test_damaged_scales_are_refused(tmp_path: Path, part: str, change: Any, mess
 def test_experts_without_weights_have_a_scale_of_zero(tmp_path: Path) -> None:
     """What ModelOpt writes of a tensor of zeros."""
     write_mixed(tmp_path, mixed(), False, weight_scale_2=torch.zeros_like)
-    matrix = open_model_files(tmp_path).expert_weights(1).weights[1][1]
+    matrix = open_model_files(tmp_path).expert_weights(1)[1][1]
     assert not ops.dequantise(ops.ThreadPool(1), matrix).any()
 
 
@@ -134,7 +134,7 @@ def test_a_gguf_tensors_scale_heads_its_rows(tmp_path: Path) -> None:
         tmp_path / "m.gguf", ffn_up_exps__scale=each, ffn_down_exps__scale=[0.25], attn_q__input_scale=[3.0]
     )
     files = open_model_files(path)
-    for expert, of_expert in enumerate(files.expert_weights(1).weights):
+    for expert, of_expert in enumerate(files.expert_weights(1)):
         for matrix, scale in zip(of_expert, (1.0, each[expert], 0.25), strict=True):
             assert (matrix.data[:, :4].copy().view(np.float32) == np.float32(scale)).all()
     assert len(load(path).greedy(random_prompt(5), 3)[0]) == 3
