@@ -6,22 +6,22 @@
 //   5 bits   4 steps: 8 * 31 * 127 < 2^15; so a run is two sums
 //   6 bits   4 steps (a half, which has a scale of its own): 8 * 32 * 127 < 2^15, the offset of 32 taken away;
 //            on the way sums may wrap around, only the result has to fit
-//   8 bits   as two nibbles
+//   8 bits   as two nibbles; what a table of signed bytes stands for, as its magnitude
 #include "avx2_integer_vector.h"
 #include "integer_terms.h"
 
 namespace twofold::kernels {
 namespace {
 
-// The low (kShift 0) or high (4) nibbles of a table.
-template <class Codes, int kShift>
-struct Nibbles {
+// A table less 128.
+template <class Codes>
+struct Signed {
   struct Table {
     uint8_t entries[16];
   };
   static constexpr Table made() {
     Table table{};
-    for (int i = 0; i < 16; ++i) table.entries[i] = Codes::kTable[i] >> kShift & 15;
+    for (int i = 0; i < 16; ++i) table.entries[i] = Codes::kTable[i] ^ 0x80u;
     return table;
   }
   static constexpr Table kMade = made();
@@ -38,6 +38,7 @@ struct Avx2 : Avx2Integer {
   template <int kBits>
   struct ChannelDot;
   struct FloatScaled;
+  struct LookedUp;
 
   // 16-bit sums of pairs.
   template <int kBits>
@@ -125,12 +126,6 @@ struct Avx2::Dot<8> {
   }
   static Sum begin(const int32_t* zero) { return {_mm256_setzero_si256(), _mm256_set1_epi32(*zero)}; }
   static Weights weights(I bytes) { return {low_nibbles(bytes), high_nibbles(bytes)}; }
-  // A table for each nibble: two instructions less than looking up bytes and taking them apart.
-  template <class Codes>
-    requires has_table<Codes>
-  static Weights look_up(I codes) {
-    return {Avx2Integer::look_up<Nibbles<Codes, 0>>(codes), Avx2Integer::look_up<Nibbles<Codes, 4>>(codes)};
-  }
   static Weights load(const uint8_t* stored) {
     return {Avx2Integer::load(stored), Avx2Integer::load(stored + kBytes)};
   }
@@ -148,6 +143,43 @@ struct Avx2::Dot<8> {
     return _mm256_add_epi32(_mm256_madd_epi16(sum.low, _mm256_set1_epi16(1)),
                             _mm256_madd_epi16(sum.high, _mm256_set1_epi16(16)));
   }
+  static Total next(Total total, Sum, One) { return total; }
+  static F value(Total total) { return to_float(total); }
+};
+
+// Of a table's codes: magnitudes times activations that have the codes' signs. Two products, at most 2 * 127 * 127, fit 16
+// bits; these are widened at once.
+struct Avx2::LookedUp {
+  using Sum = I;
+  using Weights = I;
+  using Total = I;
+  static constexpr bool kIntegerScales = false;
+  static constexpr int kPieces = 1;
+  static constexpr int kStoredVectors = 1;
+  static constexpr int tokens(int /*pieces*/) { return 6; }
+  static constexpr int vectors(int tokens, int /*pieces*/) { return tokens <= 2 ? 4 : 2; }
+  static constexpr int held(int /*pieces*/) { return 1; }
+  static constexpr int unpack_tiles(int /*planes*/) { return 2; }
+
+  template <int kZero, bool kHalves>
+  static void zeros(const int8_t*, const int32_t*, int32_t* zero) {
+    static_assert(kZero == 128 && !kHalves, "what codes stand for fits a signed byte");
+    __builtin_memset(zero, 0, 32);
+  }
+  static Sum begin(const int32_t*) { return _mm256_setzero_si256(); }
+  template <class Codes>
+  static Weights look_up(I codes) {
+    return Avx2Integer::look_up<Signed<Codes>>(codes);
+  }
+  static Weights load(const uint8_t* stored) { return Avx2Integer::load(stored); }
+  static void store(uint8_t* stored, Weights w) { Avx2Integer::store(stored, w); }
+  static void add(Sum& sum, Weights w, I values) {
+    const I pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(values, w));
+    sum = in_order(_mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1))));
+  }
+  struct One {};
+  static One one() { return {}; }
+  static Total first(Sum sum, One) { return sum; }
   static Total next(Total total, Sum, One) { return total; }
   static F value(Total total) { return to_float(total); }
 };

@@ -15,7 +15,8 @@
 namespace twofold::kernels {
 namespace {
 
-// How V multiplies a format's weights; V::FloatScaled is what of it multiplies by scales that are floats.
+// How V multiplies a format's weights; V::FloatScaled is what multiplies by scales that are floats, V::LookedUp what looks
+// up a table's bytes.
 template <class V, class Format>
 struct DotOf {
   using type = typename V::template Dot<Format::kDotBits>;
@@ -24,6 +25,11 @@ template <class V, class Format>
   requires requires { typename V::FloatScaled; } && (Format::kSub == SubScale::kFloat)
 struct DotOf<V, Format> {
   using type = typename V::FloatScaled;
+};
+template <class V, class Format>
+  requires requires { typename V::LookedUp; } && has_table<Format> && (Format::kDotBits == 8)
+struct DotOf<V, Format> {
+  using type = typename V::LookedUp;
 };
 
 template <class V, class Format>

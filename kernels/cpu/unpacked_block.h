@@ -9,7 +9,7 @@
 namespace twofold::kernels {
 namespace {
 
-// Weights of a step as products take them. Of a table's codes a Dot may look up what it takes apart anyway.
+// Weights of a step as products take them. A Dot may look up a table's codes in its own way.
 template <class V, class Dot, class Format>
 [[gnu::always_inline]] inline typename Dot::Weights weights_of(const uint8_t* block, int run, int step,
                                                                int g) {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,14 @@ from twofold.models.testing_gguf import write_tiny_gguf
 
 from tests.engine.gguf_encoders import nvfp4
 from tests.engine.model_runs import load, random_prompt
-from tests.engine.test_schemes import MODEL, modelopt_fp8, modelopt_nvfp4
+from tests.engine.test_schemes import MODEL as LARGER
+from tests.engine.test_schemes import modelopt_fp8, modelopt_nvfp4
 
 torch = pytest.importorskip("torch")
 gguf = pytest.importorskip("gguf")
 from safetensors.torch import save_file  # noqa: E402
+
+MODEL = replace(LARGER, hidden_size=64, moe_intermediate_size=64, num_heads=2, num_experts=4, vocab_size=267)
 
 
 def write_mixed(

@@ -59,11 +59,11 @@ def nvfp4_matrix(
 ) -> list[SchemeMatrix]:
     """`parts` begin with the codes; `of_tensor` is the part that scales the scales. ModelLoadError as elsewhere."""
     first = next(iter(parts.values()))
+    shape = first.shape if len(first.shape) == 2 and 0 not in first.shape else (-1, -1)
+    expect(first, ("U8",), shape)
     for part in ("weight_scale", of_tensor):
         if part not in parts:
             raise missing(first, f"{module}.{part}")
-    shape = first.shape if len(first.shape) == 2 and 0 not in first.shape else (-1, -1)
-    expect(first, ("U8",), shape)
     rows, columns = shape[0], 2 * shape[1]
     block = FORMATS["nvfp4"].block_columns
     if columns % block:
