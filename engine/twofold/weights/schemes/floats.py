@@ -29,8 +29,11 @@ _NEGATIVE_ZERO: Final = 0x80
 
 
 def float8_matrix(module: str, parts: Mapping[str, TensorEntry]) -> list[SchemeMatrix]:
-    """The scale alone is made: a grid of it, or of each row's. Raises ModelLoadError for another shape of it."""
-    weight, scale = parts["weight"], parts["weight_scale"]
+    """The scale alone is made: a grid of it, or of each row's. Raises ModelLoadError for none or one of another shape."""
+    weight = parts["weight"]
+    if "weight_scale" not in parts:
+        raise missing(weight, f"{module}.weight_scale")
+    scale = parts["weight_scale"]
     expect(weight, ("F8_E4M3",), weight.shape)
     rows = weight.shape[0] if len(weight.shape) == 2 else 0
     if rows == 0 or scale.shape not in ((), (1,), (1, 1), (rows,), (rows, 1)):
