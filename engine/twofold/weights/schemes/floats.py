@@ -29,7 +29,7 @@ _NEGATIVE_ZERO: Final = 0x80
 
 
 def float8_matrix(module: str, parts: Mapping[str, TensorEntry]) -> list[SchemeMatrix]:
-    """The scale alone is made: a grid of it, or of each row's. Raises ModelLoadError for none or one of another shape."""
+    """The scale alone is made: a grid of it, or of each row's. Raises ModelLoadError without one of these shapes."""
     weight = parts["weight"]
     if "weight_scale" not in parts:
         raise missing(weight, f"{module}.weight_scale")
