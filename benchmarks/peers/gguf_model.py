@@ -39,6 +39,7 @@ _FILE_TYPES: Final = {
     "q4_k": "MOSTLY_Q4_K_S",
     "q5_k": "MOSTLY_Q5_K_S",
     "q6_k": "MOSTLY_Q6_K",
+    "iq4_xs": "MOSTLY_IQ4_XS",
     "mxfp4": "MOSTLY_MXFP4_MOE",
 }
 

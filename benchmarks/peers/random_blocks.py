@@ -54,6 +54,7 @@ FORMATS: Final[Mapping[str, BlockFormat]] = {
         BlockFormat("q4_k", "Q4_K", 256, 144, 263.0, scale_at=0, min_at=2),
         BlockFormat("q5_k", "Q5_K", 256, 176, 534.0, scale_at=0, min_at=2),
         BlockFormat("q6_k", "Q6_K", 256, 210, 1370.0, scale_at=208),
+        BlockFormat("iq4_xs", "IQ4_XS", 256, 136, 1250.0, scale_at=0),
         BlockFormat("mxfp4", "MXFP4", 32, 17, 2.93, exponent=True),
         # Ours; GGUF has no type for them.
         BlockFormat("int8", "", 128, 130, 73.6, scale_at=0),

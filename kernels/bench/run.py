@@ -71,6 +71,15 @@ def source_rows(rng: np.random.Generator, format_name: str, rows: int, columns: 
     if format_name == "fp8":
         codes = rng.integers(0, 256, (rows, columns), np.uint8)
         return np.where(codes & 0x7F == 0x7F, np.uint8(0), codes)
+    if format_name in ("iq4_xs", "nvfp4"):  # never written; any bytes are codes
+        block_columns, block_bytes, *_, head, _, _ = FORMATS[format_name]
+        blocks = rng.integers(0, 127, (rows, columns // block_columns, block_bytes), np.uint8)
+        scale = np.float32(1e-3 / columns**0.5)
+        if head:
+            heads = np.full((rows, 1), scale).view(np.uint8)
+            return np.hstack([heads, blocks.reshape(rows, -1)])
+        blocks[..., :2] = np.array([scale], np.float16).view(np.uint8)
+        return blocks.reshape(rows, -1)
     written = {"iq4_nl": "q4_0"}.get(format_name, format_name)  # blocks alike, and the values do not matter
     return np.asarray(ops.quantise_rows(ops.ThreadPool(1), w, written))
 

@@ -63,7 +63,7 @@ struct AmxIntegerProducts {
             if constexpr (kHalves) {
               for (int half = 0; half < 2; ++half) {
                 V::store(scale[2 * run + half] + row,
-                         V::signed_bytes(block + Format::sub_at(in_block, half) + row));
+                         sub_scale<V, Format::kSub>(block + Format::sub_at(in_block, half) + row));
               }
               if (in_block == 0) V::store(of_block + row, Format::template block_scale<V>(block, g));
             } else {

@@ -6,12 +6,27 @@
 //   5 bits   4 steps: 8 * 31 * 127 < 2^15; so a run is two sums
 //   6 bits   4 steps (a half, which has a scale of its own): 8 * 32 * 127 < 2^15, the offset of 32 taken away;
 //            on the way sums may wrap around, only the result has to fit
-//   8 bits   as two nibbles
+//   8 bits   as two nibbles; what a table of signed bytes stands for, as its magnitude
 #include "avx2_integer_vector.h"
 #include "integer_terms.h"
 
 namespace twofold::kernels {
 namespace {
+
+// A table less 128.
+template <class Codes>
+struct Signed {
+  struct Table {
+    uint8_t entries[16];
+  };
+  static constexpr Table made() {
+    Table table{};
+    for (int i = 0; i < 16; ++i) table.entries[i] = Codes::kTable[i] ^ 0x80u;
+    return table;
+  }
+  static constexpr Table kMade = made();
+  static constexpr const uint8_t* kTable = kMade.entries;
+};
 
 struct Avx2 : Avx2Integer {
   // GCC would add products to each other first, for which 16 registers are too few.
@@ -22,6 +37,8 @@ struct Avx2 : Avx2Integer {
 
   template <int kBits>
   struct ChannelDot;
+  struct FloatScaled;
+  struct LookedUp;
 
   // 16-bit sums of pairs.
   template <int kBits>
@@ -52,11 +69,11 @@ struct Avx2 : Avx2Integer {
 
     static I one() { return _mm256_set1_epi16(1); }
     // The integers of eight rows, each as two of 16 bits.
-    template <bool kSigned>
+    template <SubScale kSub>
     static I sub_scale(const uint8_t* p) {
       int64_t eight;
       __builtin_memcpy(&eight, p, 8);
-      if constexpr (kSigned) {
+      if constexpr (kSub == SubScale::kSigned) {
         const I high = _mm256_setr_epi64x(static_cast<int64_t>(0x0180018000800080), 0x0380038002800280,
                                           0x0580058004800480, 0x0780078006800680);
         return _mm256_srai_epi16(_mm256_shuffle_epi8(_mm256_set1_epi64x(eight), high), 8);
@@ -72,6 +89,19 @@ struct Avx2 : Avx2Integer {
     }
     static F value(Total total) { return to_float(total); }
   };
+};
+
+// Of 4 bits: each half's sum widened by itself.
+struct Avx2::FloatScaled : Avx2::Dot<4> {
+  using Total = F;
+  template <SubScale kSub>
+  static F sub_scale(const uint8_t* p) {
+    return kernels::sub_scale<Avx2, kSub>(p);
+  }
+  static F widened(Sum sum) { return to_float(_mm256_madd_epi16(sum, one())); }
+  static Total first(Sum sum, F c) { return mul(widened(sum), c); }
+  static Total next(Total total, Sum sum, F c) { return fma(widened(sum), c, total); }
+  static F value(Total total) { return total; }
 };
 
 template <>
@@ -113,6 +143,43 @@ struct Avx2::Dot<8> {
     return _mm256_add_epi32(_mm256_madd_epi16(sum.low, _mm256_set1_epi16(1)),
                             _mm256_madd_epi16(sum.high, _mm256_set1_epi16(16)));
   }
+  static Total next(Total total, Sum, One) { return total; }
+  static F value(Total total) { return to_float(total); }
+};
+
+// Of a table's codes: magnitudes times activations that have the codes' signs. Two products, at most 2 * 127 * 127, fit 16
+// bits; these are widened at once.
+struct Avx2::LookedUp {
+  using Sum = I;
+  using Weights = I;
+  using Total = I;
+  static constexpr bool kIntegerScales = false;
+  static constexpr int kPieces = 1;
+  static constexpr int kStoredVectors = 1;
+  static constexpr int tokens(int /*pieces*/) { return 6; }
+  static constexpr int vectors(int tokens, int /*pieces*/) { return tokens <= 2 ? 4 : 2; }
+  static constexpr int held(int /*pieces*/) { return 1; }
+  static constexpr int unpack_tiles(int /*planes*/) { return 2; }
+
+  template <int kZero, bool kHalves>
+  static void zeros(const int8_t*, const int32_t*, int32_t* zero) {
+    static_assert(kZero == 128 && !kHalves, "what codes stand for fits a signed byte");
+    __builtin_memset(zero, 0, 32);
+  }
+  static Sum begin(const int32_t*) { return _mm256_setzero_si256(); }
+  template <class Codes>
+  static Weights look_up(I codes) {
+    return Avx2Integer::look_up<Signed<Codes>>(codes);
+  }
+  static Weights load(const uint8_t* stored) { return Avx2Integer::load(stored); }
+  static void store(uint8_t* stored, Weights w) { Avx2Integer::store(stored, w); }
+  static void add(Sum& sum, Weights w, I values) {
+    const I pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(values, w));
+    sum = in_order(_mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1))));
+  }
+  struct One {};
+  static One one() { return {}; }
+  static Total first(Sum sum, One) { return sum; }
   static Total next(Total total, Sum, One) { return total; }
   static F value(Total total) { return to_float(total); }
 };

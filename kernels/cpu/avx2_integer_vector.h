@@ -56,6 +56,15 @@ struct Avx2Integer {
     return to_float(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
   }
 
+  static F floats_of_8(const uint8_t* p) {
+    return _mm256_castsi256_ps(
+        _mm256_slli_epi32(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))), 20));
+  }
+  static F multipliers(const uint8_t* p) {
+    const F v = _mm256_loadu_ps(reinterpret_cast<const float*>(p));
+    return _mm256_blendv_ps(v, _mm256_div_ps(_mm256_set1_ps(-1.0F), v), v);
+  }
+
   static void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
 
   static void load_rows(const float* p, int rows, float* out) {

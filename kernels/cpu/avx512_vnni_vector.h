@@ -88,6 +88,15 @@ struct Avx512Vnni : Avx512Rows {
     return to_float(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
   }
 
+  static F floats_of_8(const uint8_t* p) {
+    return _mm512_castsi512_ps(
+        _mm512_slli_epi32(_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))), 20));
+  }
+  static F multipliers(const uint8_t* p) {
+    const F v = _mm512_loadu_ps(p), none = _mm512_setzero_ps();
+    return _mm512_mask_div_ps(v, _mm512_cmp_ps_mask(v, none, _CMP_LT_OQ), _mm512_set1_ps(-1.0F), v);
+  }
+
   static void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
 };
 

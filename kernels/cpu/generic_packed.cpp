@@ -12,7 +12,8 @@
 //   kBlock   t = acc_0 * xs_0, then t = fma(acc_i, xs_i, t); F = fma(t, scale, F); with minima (blocks of two runs)
 //            F = fma(xs_0 * sum_0 + xs_1 * sum_1, min, F)
 //   kHalf    F = fma((acc_0 * sub_0 + acc_1 * sub_1) * scale, xs, F), acc_0 of the first 16 columns; sub are the
-//            integers that the block's scale multiplies, and what they make stays below 2^24: any order is exact
+//            integers that the block's scale multiplies, and what they make stays below 2^24: any order is exact. Or
+//            they are floats of 4 bits: the products are exact, their sum is rounded once
 //
 // Of rows with one scale, acc being the exact sum over all columns: (acc * scale) * xs, xs the token's.
 //
@@ -85,7 +86,7 @@ float add_block(const uint8_t* block, int row, const Q8Runs& x, float F) {
     const int8_t* q = x.q + kRunColumns * run;
     if constexpr (Format::kScale == ScaleOf::kHalf) {
       const auto sub = [&](int half) {
-        return OneRow::signed_bytes(block + Format::sub_at(run, half) + row);
+        return sub_scale<OneRow, Format::kSub>(block + Format::sub_at(run, half) + row);
       };
       const float exact =
           product(u, q, Format::kZero, 16) * sub(0) + product(u + 16, q + 16, Format::kZero, 16) * sub(1);

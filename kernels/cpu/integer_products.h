@@ -15,11 +15,28 @@
 namespace twofold::kernels {
 namespace {
 
+// How V multiplies a format's weights; V::FloatScaled is what multiplies by scales that are floats, V::LookedUp what looks
+// up a table's bytes.
+template <class V, class Format>
+struct DotOf {
+  using type = typename V::template Dot<Format::kDotBits>;
+};
+template <class V, class Format>
+  requires requires { typename V::FloatScaled; } && (Format::kSub == SubScale::kFloat)
+struct DotOf<V, Format> {
+  using type = typename V::FloatScaled;
+};
+template <class V, class Format>
+  requires requires { typename V::LookedUp; } && has_table<Format> && (Format::kDotBits == 8)
+struct DotOf<V, Format> {
+  using type = typename V::LookedUp;
+};
+
 template <class V, class Format>
 struct IntegerProducts {
   using I = typename V::I;
   using F = typename V::F;
-  using Dot = typename V::template Dot<Format::kDotBits>;
+  using Dot = typename DotOf<V, Format>::type;
   using InCache = Unpacked<V, Dot, Format>;
 
   static constexpr bool kHalves = Format::kScale == ScaleOf::kHalf;
@@ -109,7 +126,7 @@ struct IntegerProducts {
           if constexpr (kInCache) {
             w[g] = Dot::load(weights + InCache::at(step, g));
           } else {
-            w[g] = Dot::weights(Format::template bytes<V>(weights, run / 2, run % 2, step, g));
+            w[g] = weights_of<V, Dot, Format>(weights, run, step, g);
           }
         }
 #pragma GCC unroll 8
@@ -128,8 +145,8 @@ struct IntegerProducts {
           }
         };
         if constexpr (kSub) {
-          end(Dot::template sub_scale<Format::kSignedSub>(block + Format::sub_at(run, piece) +
-                                                          V::kLanes * (g0 + g)));
+          end(Dot::template sub_scale<Format::kSub>(block + Format::sub_at(run, piece) +
+                                                    V::kLanes * (g0 + g)));
         } else {
           end(Dot::one());
         }

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "integer_terms.h"
+#include "twofold/weight_format.h"
 
 namespace twofold::kernels {
 namespace {
@@ -29,9 +30,9 @@ struct SumsOf32 {
 
   struct One {};
   static One one() { return {}; }
-  template <bool kSigned>
+  template <SubScale kSub>
   static Total sub_scale(const uint8_t* p) {
-    return kSigned ? V::signed_bytes(p) : V::unsigned_bytes(p);
+    return kernels::sub_scale<V, kSub>(p);
   }
   static Total first(Sum sum, One) { return V::to_float(sum); }
   static Total first(Sum sum, Total c) { return V::mul(V::to_float(sum), c); }

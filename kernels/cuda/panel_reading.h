@@ -177,6 +177,21 @@ struct Lane {
     return {{float(int8_t(four)), float(int8_t(four >> 8)), float(int8_t(four >> 16)),
              float(int8_t(four >> 24))}};
   }
+  TWOFOLD_HD static F floats_of_8(const uint8_t* p) {
+    const uint32_t four = load_as<uint32_t>(p);
+    return {{kernels::float_of_8(four & 0xffu), kernels::float_of_8((four >> 8) & 0xffu),
+             kernels::float_of_8((four >> 16) & 0xffu), kernels::float_of_8(four >> 24)}};
+  }
+  TWOFOLD_HD static F multipliers(const uint8_t* p) {
+    const Words four = load_words(p);
+    F found;
+#pragma unroll
+    for (int r = 0; r < kRowsOfLane; ++r) {
+      const float v = float_of_bits(four.w[r]);
+      found.v[r] = v < 0 ? -1.0f / v : v;
+    }
+    return found;
+  }
   TWOFOLD_HD static F mul(F a, const F& b) {
 #pragma unroll
     for (int r = 0; r < kRowsOfLane; ++r) a.v[r] *= b.v[r];

@@ -62,6 +62,23 @@ void dequantise_channels(const uint8_t* row, int64_t columns, float* out) {
   }
 }
 
+// NVFP4: an f32 at the row's head, a scale for 16 columns.
+template <class Format>
+void dequantise_halves(const uint8_t* row, int64_t columns, float* out) {
+  const float of_row = load_as<float>(row);
+  const uint8_t* block = row + Format::kRowHeadBytes;
+  for (int64_t k = 0; k < columns; k += Format::kBlockColumns, block += Format::kBlockBytes) {
+    for (int run = 0; run < Format::kBlockColumns / kRunColumns; ++run) {
+      uint8_t u[kRunColumns];
+      Format::values(block, run, u);
+      look_up<Format>(u);
+      put_run<Format>(
+          u, [&](int half) { return Format::source_scale_of(block, 2 * run + half, of_row); }, 0.0f,
+          out + k + kRunColumns * run);
+    }
+  }
+}
+
 template <class Format>
 void unpack_integers(const uint8_t* panel, int row, int64_t columns, float* out) {
   for (int64_t k = 0; k < columns; k += kRunColumns) {
@@ -72,7 +89,9 @@ void unpack_integers(const uint8_t* panel, int row, int64_t columns, float* out)
     float min = 0.0f;
     if constexpr (Format::kMin) min = Format::template min<OneRow>(block, run, row);
     const auto scale_of = [&](int half) {
-      if constexpr (Format::kScale == ScaleOf::kHalf) {
+      if constexpr (requires { Format::exact_half_scale(block, run, half, row); }) {
+        return Format::exact_half_scale(block, run, half, row);
+      } else if constexpr (Format::kScale == ScaleOf::kHalf) {
         return Format::template half_scale<OneRow>(block, run, half, row);
       } else {
         return Format::template scale<OneRow>(block, run, row);
@@ -89,6 +108,8 @@ void dequantise_row(WeightFormat format, const void* row, const void* scales, in
   with_format(format, [&]<class Format>(Format) {
     if constexpr (is_per_channel<Format>) {
       dequantise_channels<Format>(bytes, columns, out);
+    } else if constexpr (requires { Format::kRowHeadBytes; }) {
+      dequantise_halves<Format>(bytes, columns, out);
     } else if constexpr (is_integer<Format>) {
       if constexpr (requires { Format::kApartBytes; }) {
         if (scales != nullptr)

@@ -26,6 +26,11 @@ struct OneRow {
   static F half(const uint8_t* p) { return f16_at(p); }
   static F unsigned_bytes(const uint8_t* p) { return *p; }
   static F signed_bytes(const uint8_t* p) { return static_cast<int8_t>(*p); }
+  static F floats_of_8(const uint8_t* p) { return float_of_8(*p); }
+  static F multipliers(const uint8_t* p) {
+    const float v = load_as<float>(p);
+    return v < 0 ? -1.0f / v : v;
+  }
   static F mul(F a, F b) { return a * b; }
   static F negative(F v) { return -v; }
 };

@@ -193,6 +193,47 @@ void pack_pairs(const uint8_t* const* rows, const void* const* exponents, int nu
   }
 }
 
+// NVFP4: four source blocks to a panel block, which repeats the row's f32.
+template <class Format>
+void pack_halves(const uint8_t* const* rows, int num_rows, int64_t columns, uint8_t* panel) {
+  constexpr int64_t kBlocks = Format::kPanelColumns / Format::kBlockColumns;
+  constexpr int kRunsOfBlock = Format::kBlockColumns / kRunColumns;
+  static_assert(kRunsOfBlock == 2 && Format::kUnitRuns == 2, "a source block is a unit");
+  const int64_t blocks = columns / Format::kBlockColumns;
+  alignas(16) uint8_t scratch[kPanelRows][Format::kPanelColumns / 2];
+  const uint8_t* at[kPanelRows];
+  for (int64_t b = 0; b < blocks; b += kBlocks, panel += Format::kPanelBytes) {
+    const int64_t here = blocks - b < kBlocks ? blocks - b : kBlocks;
+    std::memset(panel, 0, Format::kHeaderBytes);
+    for (int r = 0; r < kPanelRows; ++r) {
+      at[r] = kZeros;
+      if (r >= num_rows) continue;
+      at[r] = scratch[r];
+      store_as(panel + 4 * r, Format::stored(load_as<float>(rows[r])));
+      if (here < kBlocks) std::memset(scratch[r], 0, sizeof scratch[r]);
+      const uint8_t* block = rows[r] + Format::kRowHeadBytes + b * Format::kBlockBytes;
+      for (int64_t i = 0; i < here; ++i, block += Format::kBlockBytes) {
+        for (int sixteen = 0; sixteen < 4; ++sixteen) {
+          const int run = static_cast<int>(kRunsOfBlock * i) + sixteen / 2;
+          panel[Format::sub_at(run, sixteen % 2) + r] = Format::code_of_e4m3(block[sixteen]);
+          // Columns 0-7 of sixteen and then 8-15 are two steps each; the second run's become high nibbles.
+          const uint64_t eight = load_as<uint64_t>(block + 4 + 8 * sixteen), mask = 0x0f0f0f0f0f0f0f0f;
+          const uint64_t low = eight & mask, high = eight >> 4 & mask;
+          uint8_t* to = scratch[r] + 32 * i + 16 * (sixteen % 2);
+          if (sixteen < 2) {
+            store_as(to, low);
+            store_as(to + 8, high);
+          } else {
+            store_as(to, load_as<uint64_t>(to) | low << 4);
+            store_as(to + 8, load_as<uint64_t>(to + 8) | high << 4);
+          }
+        }
+      }
+    }
+    put_steps(at, Format::kUnits * Format::kUnitSteps, panel + Format::kHeaderBytes);
+  }
+}
+
 // Rows with one scale each, which every panel block repeats.
 template <class Format>
 void pack_channels(const uint8_t* const* rows, int num_rows, int64_t columns, uint8_t* panel) {
@@ -226,6 +267,8 @@ void pack_panel(WeightFormat format, const void* const* source_rows, const void*
   with_format(format, [&]<class Format>(Format) {
     if constexpr (is_per_channel<Format>) {
       pack_channels<Format>(rows, num_rows, columns, to);
+    } else if constexpr (requires { Format::kRowHeadBytes; }) {
+      pack_halves<Format>(rows, num_rows, columns, to);
     } else if constexpr (requires { Format::kApartBytes; }) {
       pack_pairs<Format>(rows, scales, num_rows, columns, to);
     } else if constexpr (is_integer<Format>) {

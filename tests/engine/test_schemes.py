@@ -20,6 +20,7 @@ from tests.engine.model_runs import load, random_prompt
 
 torch = pytest.importorskip("torch")
 compressed = pytest.importorskip("compressed_tensors")
+from compressed_tensors.compressors.nvfp4.helpers import unpack_fp4_from_uint8  # noqa: E402
 from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32  # noqa: E402
 from compressed_tensors.quantization import QuantizationArgs  # noqa: E402
 from compressed_tensors.quantization.lifecycle.forward import dequantize  # noqa: E402
@@ -116,6 +117,57 @@ FLOAT8_BY_ROW = {
 }
 
 
+def codes_of(rng: np.random.Generator, rows: int, columns: int) -> tuple[Any, Any, Any]:
+    """NVFP4's codes, neighbours in a byte; their values; scales in E4M3 of 16 columns, subnormal ones too."""
+    codes = rng.integers(0, 256, (rows, columns // 2), np.uint8)
+    scales = torch.tensor(rng.integers(1, 0x7F, (rows, columns // 16), np.uint8)).view(torch.float8_e4m3fn)
+    return torch.tensor(codes), unpack_fp4_from_uint8(torch.tensor(codes), rows, columns).float(), scales
+
+
+def nvfp4(rng: np.random.Generator, rows: int, columns: int) -> tuple[Parts, Any]:
+    packed, values, scales = codes_of(rng, rows, columns)
+    whole = torch.tensor([rng.uniform(3000, 9000)], dtype=torch.float32)
+    arguments = QuantizationArgs(num_bits=4, type="float", strategy="tensor_group", group_size=16)
+    expected = dequantize(values, scales.float(), None, arguments, torch.float32, global_scale=whole)
+    return {
+        "weight_packed": packed, "weight_scale": scales, "weight_global_scale": whole,
+        "input_global_scale": torch.tensor([123.0]),
+    }, expected.numpy()  # fmt: skip
+
+
+NVFP4 = {
+    "quant_method": "compressed-tensors",
+    "format": "nvfp4-pack-quantized",
+    "config_groups": {
+        "group_0": {
+            "targets": ["Linear"],
+            "weights": {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16},
+        }
+    },
+}
+
+
+def modelopt_nvfp4(rng: np.random.Generator, rows: int, columns: int) -> tuple[Parts, Any]:
+    """As `modelopt`'s NVFP4QTensor.dequantize: the scales' product first, in float32."""
+    packed, values, scales = codes_of(rng, rows, columns)
+    whole = torch.tensor(rng.uniform(1e-4, 3e-4), dtype=torch.float32)
+    expected = values.reshape(rows, -1, 16) * (scales.float() * whole)[..., None]
+    return {
+        "weight": packed, "weight_scale": scales, "weight_scale_2": whole, "input_scale": torch.tensor(0.01),
+    }, expected.reshape(rows, columns).numpy()  # fmt: skip
+
+
+def modelopt_fp8(rng: np.random.Generator, rows: int, columns: int) -> tuple[Parts, Any]:
+    parts, values = float8(rng, rows, columns)
+    return {name: part if name == "weight" else part[0] for name, part in parts.items()}, values
+
+
+MODELOPT = {
+    "quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 16, "kv_cache_scheme": {"num_bits": 8},
+    "ignore": ["lm_head", "model.layers.*.mlp.gate"],
+}  # fmt: skip
+
+
 def gptq(bits: int, size: int, *, sym: bool = True, act_order: bool = False, v2: bool = False) -> Any:
     """Stored word by word, as the format is defined."""
     config = {
@@ -187,6 +239,9 @@ CASES = {
     "int8 by tensor": Case(*compressed_tensors(8, "tensor", None, packed=False), "int8"),
     "float8 by tensor": Case(FLOAT8, float8, "fp8", of_experts=True),
     "float8 by row": Case(FLOAT8_BY_ROW, float8_by_row, "fp8"),
+    "nvfp4": Case(NVFP4, nvfp4, "nvfp4"),
+    "modelopt nvfp4": Case(MODELOPT, modelopt_nvfp4, "nvfp4", of_experts=True),
+    "modelopt fp8": Case({"quant_method": "modelopt", "quant_algo": "FP8"}, modelopt_fp8, "fp8"),
     "gptq": Case(*gptq(4, 64), "q4_0"),
     "gptq, one group": Case(*gptq(4, -1), "q4_0"),
     "gptq v2": Case(*gptq(4, 128, v2=True), "q4_0"),
@@ -280,7 +335,7 @@ def test_a_nested_text_part_has_its_own_configuration(tmp_path: Path) -> None:
     assert len(load(directory).greedy(random_prompt(5), 3)[0]) == 3
 
 
-INT4 = CASES["int4 in groups of 32 (Kimi-K2.5's)"]
+INT4, OPT = CASES["int4 in groups of 32 (Kimi-K2.5's)"], CASES["modelopt nvfp4"]
 
 
 def _changed(case: Case, **changes: Any) -> dict[str, Any]:
@@ -296,7 +351,7 @@ def _group(**changes: Any) -> dict[str, Any]:
 
 
 REFUSED = [
-    (INT4, {"quant_method": "bitsandbytes"}, "expected one of 'fp8', 'mxfp4', 'compressed-tensors', 'gptq', 'awq'"),
+    (INT4, {"quant_method": "bitsandbytes"}, "of 'fp8', 'mxfp4', 'compressed-tensors', 'gptq', 'awq', 'modelopt'"),
     (INT4, {"quant_method": "compressed-tensors"}, "config_groups is None"),
     (INT4, _changed(INT4, num_bits=3), "int of 4 or 8 bits"),
     (INT4, _changed(INT4, actorder="group"), "actorder is 'group'"),
@@ -306,6 +361,15 @@ REFUSED = [
     (INT4, _group(targets=["re:.*self_attn.*"]), "is quantised, but .* has no group for model.layers.0.mlp.experts.0"),
     (INT4, INT4.config | {"ignore": ["re:.*experts.1.up_proj"]}, "no group for model.layers.0.mlp.experts.1.up_proj"),
     (INT4, INT4.config | {"ignore": "lm_head"}, "ignore is 'lm_head', expected a list"),
+    (CASES["nvfp4"], _changed(CASES["nvfp4"], group_size=32), "group_size is 32, expected 16"),
+    (CASES["nvfp4"], INT4.config, "weight_packed is U8 .*, expected I32"),
+    (INT4, NVFP4, "weight_packed is I32 .*, expected U8"),
+    (OPT, OPT.config | {"quant_algo": "NVFP4_AWQ"}, "quant_algo is 'NVFP4_AWQ', expected one of NVFP4, FP8, MIXED"),
+    (OPT, OPT.config | {"quant_algo": "FP8"}, "weight is U8 .*, expected F8_E4M3"),
+    (OPT, OPT.config | {"ignore": ["*experts.1.*"]}, "no group for model.layers.0.mlp.experts.1"),
+    (OPT, OPT.config | {"ignore": "lm_head"}, "ignore is 'lm_head', expected a list"),
+    (OPT, {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"}, "quantized_layers is None"),
+    (OPT, {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "quantized_layers": {}}, "has no group for"),
     (CASES["gptq"], _changed(CASES["gptq"], bits=3), "bits is 3, expected 4 or 8"),
     (CASES["gptq"], _changed(CASES["gptq"], group_size=0), "group_size is 0"),
     (CASES["gptq"], _changed(CASES["gptq"], group_size=32), "scales is F16 .*, expected F16 or BF16"),

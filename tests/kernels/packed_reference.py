@@ -28,6 +28,8 @@ class Block:
     """Whether scales may be negative."""
     exponent: bool = False
     """Whether the scale is a power of two, whose exponent is the first byte."""
+    e4m3: int = 0
+    """How many bytes of a block are scales in E4M3; the row's head is an f32 then."""
 
 
 BLOCKS = {
@@ -42,6 +44,8 @@ BLOCKS = {
     "int4_channel": Block((), 1 / 5, signed=True),
     "mxfp4": Block((), 1 / 4, exponent=True),
     "iq4_nl": Block((0,), 1 / 60, signed=True),
+    "iq4_xs": Block((0,), 1 / 1100, signed=True),
+    "nvfp4": Block((), 1 / 500, e4m3=4),
 }
 
 
@@ -76,6 +80,8 @@ def scale_bytes(rows: Rows) -> list[int]:
     blocks = range(head, rows.data.shape[1], block_bytes)
     if BLOCKS[rows.format].exponent:
         return list(blocks)
+    if count := BLOCKS[rows.format].e4m3:
+        return [*range(head), *(block + at for block in blocks for at in range(count))]
     at = [*range(0, head, 2), *(block + at for block in blocks for at in BLOCKS[rows.format].f16_at)]
     return [byte for first in at for byte in (first, first + 1)]
 
@@ -119,6 +125,11 @@ def random_rows(rng: np.random.Generator, format_name: str, rows: int, columns: 
         data[..., 0] = 127 + int(np.log2(block.size)) + rng.integers(-1, 2, data.shape[:2])
     for at in block.f16_at:
         data[..., at : at + 2] = scales(data.shape[:2])
+    if block.e4m3:  # positive numbers; every other tensor's scale divides
+        data[..., : block.e4m3] %= 0x7F
+        heads = np.float32(block.size) * rng.uniform(0.3, 1, rows).astype(np.float32)
+        heads[1::2] = -1 / heads[1::2]
+        return Rows(format_name, columns, np.hstack([heads[:, None].view(np.uint8), data.reshape(rows, -1)]))
     data = data.reshape(rows, -1)
     return Rows(format_name, columns, np.hstack([scales((rows,)), data]) if head else data)
 
@@ -145,6 +156,13 @@ def plain_values(rows: Rows) -> F32:
     if rows.format == "fp8":
         grid = rows.scales.repeat(128, 0)[:num_rows].repeat(128, 1)[:, : rows.columns]
         return e4m3(data) * grid
+    if rows.format == "nvfp4":
+        whole = data[:, :4].copy().view(np.float32)[:, :, None]
+        blocks = data[:, 4:].reshape(num_rows, -1, 36)
+        scale = e4m3(blocks[..., :4]).reshape(num_rows, -1, 1)
+        scale = np.where(whole < 0, scale / -whole, scale * whole)
+        q = blocks[..., 4:].reshape(num_rows, -1, 8)
+        return (scale * E2M1[np.concatenate([q & 15, q >> 4], -1)]).reshape(num_rows, -1)
     if rows.format.endswith("_channel"):
         row_scale, q = data[:, :2].copy().view(np.float16).astype(np.float32), data[:, 2:]
         if rows.format == "int8_channel":
@@ -159,6 +177,9 @@ def plain_values(rows: Rows) -> F32:
     least = blocks[..., 2:4].copy().view(np.float16).astype(np.float32)
     q = np.stack([blocks[..., 4:] & 15, blocks[..., 4:] >> 4], -1).reshape(*blocks.shape[:2], 64)
     return (scale * q.astype(np.float32) + least).reshape(num_rows, -1)
+
+
+E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
 
 
 def padded(columns: int) -> int:

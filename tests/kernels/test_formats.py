@@ -23,6 +23,16 @@ def test_ggufs_formats_mean_what_ggufs_own_package_says(name: str) -> None:
     assert np.array_equal(rows.values(), expected)
 
 
+def test_ggufs_nvfp4_is_ours_with_a_head() -> None:
+    gguf = pytest.importorskip("gguf")
+    blocks = np.random.default_rng(1).integers(0, 256, (40, 16 * 36), np.uint8)
+    blocks[:, ::36] = np.resize(np.arange(256), (40, 16))  # every scale, whatever its sign
+    rows = Rows("nvfp4", 1024, np.hstack([np.ones((40, 1), np.float32).view(np.uint8), blocks]))
+    expected = gguf.quants.dequantize(blocks, gguf.GGMLQuantizationType.NVFP4)
+    assert np.array_equal(rows.values(), expected)
+    assert np.array_equal(kernels.unpack(rows.packed(), "nvfp4", 40, 1024), expected)
+
+
 @pytest.mark.parametrize("name", sorted(set(FORMATS) - set(GGUF_FORMATS)))
 def test_the_other_formats_mean_what_their_definition_says(name: str) -> None:
     rows = random_rows(np.random.default_rng(2), name, 300, fitting_columns(name, 250))

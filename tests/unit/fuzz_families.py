@@ -83,6 +83,7 @@ _SCHEMES = {
         "int4 in groups of 32 (Kimi-K2.5's)", "int4 with zero points", "int8 in words", "int8 by row",
     ),
     "compressed-tensors, float8": ("float8 by tensor", "float8 by row"),
+    "nvfp4": ("nvfp4", "modelopt nvfp4", "modelopt fp8"),
     "gptq": ("gptq", "gptq with act-order", "gptq v2 with zero points"),
     "awq": ("awq",),
 }  # fmt: skip

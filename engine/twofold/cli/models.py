@@ -14,6 +14,7 @@ from twofold.api.errors import ConfigError, ModelLoadError
 from twofold.cli.memory_table import ContextNeeds, memory_table
 from twofold.models.model_files import open_model_files
 from twofold.models.registry import FAMILIES, describe_family
+from twofold.weights import gguf_nvfp4
 from twofold.weights.gguf_file import is_gguf
 from twofold.weights.gguf_source import REENCODED
 from twofold.weights.weight_format import FORMATS
@@ -42,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
 
 def known() -> dict[str, Any]:
     """Families and formats, as --json has them."""
-    gguf_types = sorted({layout.gguf for layout in FORMATS.values() if layout.gguf})
+    gguf_types = sorted({layout.gguf for layout in FORMATS.values() if layout.gguf} | {gguf_nvfp4.TYPE})
     return {
         "families": [
             {"models": describe_family(family), "classes": family.classes, "gguf": family.gguf}

@@ -20,7 +20,7 @@ from twofold.blocks.rope import ROPE_KINDS, RopeConfig
 from twofold.weights.block_formats import QUANT_METHOD, parse_block_formats
 from twofold.weights.json_file import Fields, read_json_object
 from twofold.weights.mxfp4_tensors import QUANT_METHOD as MXFP4
-from twofold.weights.schemes import METHODS, Scheme, parse_scheme
+from twofold.weights.schemes import METHODS, Scheme, modelopt, parse_scheme
 
 # No model comes near these; they keep a damaged config.json from asking for a plan of a billion tensors.
 MAX_LAYERS: Final = 4096
@@ -278,8 +278,12 @@ def directory_quantization(directory: Path) -> Quantization:
     """Of a directory's config.json, where it may stand beside the text part or in it. ModelLoadError as loading."""
     fields = read_config_json(directory)
     text = fields.section("text_config")
-    outer = read_quantization(fields)
-    return read_quantization(text) if text is not None and outer == Quantization({}) else outer
+    found = read_quantization(fields)
+    if text is not None and found == Quantization({}):
+        found = read_quantization(text)
+    if found == Quantization({}) and (scheme := modelopt.beside(directory)) is not None:
+        return Quantization({}, scheme)
+    return found
 
 
 def architecture_name(fields: Fields) -> str:

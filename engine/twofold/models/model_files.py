@@ -168,6 +168,8 @@ def open_model_files(path: str | Path) -> ModelFiles:
         specs = part_specs(config, lambda spec: spec.name in packed)
         return check_model_files(config, specs, packed).from_panels(panels)
     quantised = directory_quantization(Path(path))
+    if quantised.scheme is not None:
+        config = replace(config, left_out=(*config.left_out, *quantised.scheme.left_out))
     tensors = Checkpoint.open(
         path, quantised.block_formats, config.renamed, quantised.scheme, mxfp4=quantised.mxfp4
     )

@@ -18,4 +18,6 @@ TABLE: Final[tuple[tuple[str, int, int, int, int, int, int, str, bool], ...]] = 
     ("int4_channel", 32, 16, 32, 576, 0, 2, "", True),
     ("mxfp4", 32, 17, 64, 1088, 0, 0, "MXFP4", True),
     ("iq4_nl", 32, 18, 32, 576, 0, 0, "IQ4_NL", False),
+    ("iq4_xs", 256, 136, 256, 4416, 0, 0, "IQ4_XS", False),
+    ("nvfp4", 64, 36, 256, 4736, 0, 4, "", False),
 )

@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from twofold.api.errors import ModelLoadError
+from twofold.weights import gguf_nvfp4
 from twofold.weights.gguf_file import GgufFile, GgufTensor
 from twofold.weights.tensor_source import TensorEntry, TensorSource
 from twofold.weights.tensor_spec import TensorSpec
@@ -43,7 +44,7 @@ class GgufSource(TensorSource):
         self.file = file
         self._specs = {spec.name: spec for spec in specs}
         self._recoders: dict[str, Callable[[U8], U8]] = {}
-        others = dict(file.tensors)
+        others = gguf_nvfp4.without_scales(file.tensors)
         entries: dict[str, TensorEntry] = {}
         for spec in self._specs.values():
             tensor = file.tensors.get(spec.gguf)
@@ -71,6 +72,8 @@ class GgufSource(TensorSource):
     def _entry(self, name: str, tensor: GgufTensor) -> TensorEntry:
         format, recoded_bytes = _FORMATS.get(tensor.type_name), None
         recoder = _RECODERS.get(tensor.type_name) if format is None else None
+        if tensor.type_name == gguf_nvfp4.TYPE:
+            recoder = (gguf_nvfp4.FORMAT, self._nvfp4(tensor))
         if recoder is not None:
             format, self._recoders[name] = recoder
             recoded_bytes = math.prod(tensor.shape[:-1]) * source_row_bytes(format, tensor.shape[-1])
@@ -84,6 +87,21 @@ class GgufSource(TensorSource):
             format=format,
             recoded_bytes=recoded_bytes,
         )
+
+    def _nvfp4(self, tensor: GgufTensor) -> Callable[[U8], U8]:
+        scale = gguf_nvfp4.scale_tensor(tensor, self.file.tensors)
+        entry = None if scale is None else self._entry(scale.name, scale)
+
+        def read(raw: U8) -> U8:
+            try:
+                scales = None if entry is None else self._floats(entry)
+                return gguf_nvfp4.with_heads(raw, tensor.shape[-1], scales)
+            except ValueError as error:
+                raise ModelLoadError(
+                    f"{tensor.file}: tensor {tensor.name}: {error}; download it again"
+                ) from None
+
+        return read
 
     def _elements(self, entry: TensorEntry, format: str) -> npt.NDArray[Any]:
         elements = super()._elements(entry, format)

@@ -33,7 +33,7 @@ class FormatLayout:
     scale_grid: int
     """Rows and columns of weights that share a float32 scale outside the rows; 0: none do."""
     row_head_bytes: int
-    """Of a file's row before its blocks: the scale of formats with one for a row."""
+    """Of a file's row before its blocks: the scale of formats with one for a row or a tensor."""
     gguf: str
     """Its type in GGUF; empty: none."""
     quantised: bool

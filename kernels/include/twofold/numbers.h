@@ -73,6 +73,10 @@ TWOFOLD_HD float half_of_e8m0(uint32_t byte) {
   return float_of_bits(byte < 2 ? 0x00200000u << byte : (byte - 1) << 23);
 }
 
+// 5 bits of exponent and 3 of mantissa in a float's place: 2^(exponent - 127) * (1 + mantissa / 8). 0 is zero; of an
+// exponent of 0 there is nothing else.
+TWOFOLD_HD float float_of_8(uint32_t byte) { return float_of_bits(byte << 20); }
+
 inline float f16_at(const void* p) { return float_of_f16(load_as<uint16_t>(p)); }
 
 // e4m3 without infinities. 0x7f and 0xff, its NaNs, are read as 480: kernels never meet them (loading refuses

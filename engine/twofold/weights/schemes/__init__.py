@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -37,8 +37,19 @@ class SchemeMatrix:
     """Names of the other parts, as the checkpoint's readers know them."""
 
 
+LEFT_OUT: Final = tuple(
+    ("the checkpoint's scales of a quantised KV cache", pattern) for pattern in ("*.k_scale", "*.v_scale")
+)
+"""What is not run, and a pattern of its tensors (`ModelConfig.left_out`): our cache has scales of its own."""
+
+
 class Scheme(Protocol):
     """One checkpoint's quantisation, as its configuration describes it."""
+
+    @property
+    def left_out(self) -> tuple[tuple[str, str], ...]:
+        """As `LEFT_OUT`."""
+        ...
 
     def matrices(self, entries: Mapping[str, TensorEntry]) -> list[SchemeMatrix]:
         """Of the stored tensors. Raises ModelLoadError for what contradicts the configuration."""
@@ -56,10 +67,14 @@ def parse_scheme(section: Fields) -> Scheme | None:
         from twofold.weights.schemes import gptq
 
         return gptq.parse_gptq(section) if method == "gptq" else gptq.parse_awq(section)
+    if method in ("modelopt", "modelopt_fp4"):
+        from twofold.weights.schemes import modelopt
+
+        return modelopt.parse(section)
     return None
 
 
-METHODS = ("compressed-tensors", "gptq", "awq")
+METHODS = ("compressed-tensors", "gptq", "awq", "modelopt")
 
 
 def matches(pattern: str, module: str) -> bool:
@@ -99,6 +114,14 @@ def expect(entry: TensorEntry, dtypes: tuple[str, ...], shape: tuple[int, ...]) 
 def missing(entry: TensorEntry, name: str) -> ModelLoadError:
     """The error for a part `name` that belongs to `entry` and is not there."""
     return ModelLoadError(f"{entry.file}: tensor {name} is missing; download the model again")
+
+
+def no_group(entry: TensorEntry, module: str, where: str) -> ModelLoadError:
+    """The error for a quantised module of which the configuration says nothing, or that it is not."""
+    return ModelLoadError(
+        f"{entry.file}: tensor {entry.name} is quantised, but {where} has no group for {module}; weights and "
+        "configuration belong to different models"
+    )
 
 
 def unpack(words: npt.NDArray[np.int32], bits: int) -> npt.NDArray[np.uint8]:

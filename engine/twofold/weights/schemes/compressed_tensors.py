@@ -1,8 +1,9 @@
 """compressed-tensors: groups of modules, each with its own type of weights, chosen by the configuration's patterns.
 
-Read are integers packed into 32-bit words ("pack-quantized"), 8-bit integers as they are ("int-quantized") and 8-bit
-floats with one scale a tensor or a row ("float-quantized"). Activations are rounded by our kernels' own rules, whatever
-the configuration says of them. Reference: the `compressed-tensors` package (`compressors/`, `quantization/lifecycle`).
+Read are integers packed into 32-bit words ("pack-quantized"), 8-bit integers as they are ("int-quantized"), 8-bit
+floats with one scale a tensor or a row ("float-quantized") and NVFP4 ("nvfp4-pack-quantized"). Activations
+are rounded by our kernels' own rules, whatever the configuration says of them. Reference: the `compressed-tensors`
+package (`compressors/`, `quantization/lifecycle`).
 """
 
 from __future__ import annotations
@@ -18,12 +19,32 @@ import numpy.typing as npt
 
 from twofold.api.errors import ModelLoadError
 from twofold.weights.json_file import Fields
-from twofold.weights.schemes import SchemeMatrix, Stored, blocks, expect, matches, missing, of_modules, unpack
-from twofold.weights.tensor_source import TensorEntry, scales_name
-from twofold.weights.weight_format import scale_grid
+from twofold.weights.schemes import (
+    LEFT_OUT,
+    SchemeMatrix,
+    Stored,
+    blocks,
+    expect,
+    matches,
+    missing,
+    no_group,
+    of_modules,
+    unpack,
+)
+from twofold.weights.schemes.floats import float8_matrix, nvfp4_matrix
+from twofold.weights.tensor_source import TensorEntry
 
 _SCALES: Final = ("BF16", "F16")
+_PARTS_OF_PACKED: Final = (
+    "weight_scale", "weight_zero_point", "weight_shape", "weight_global_scale", "input_global_scale",
+)  # fmt: skip
 _MODULE_CLASSES: Final = ("Linear",)
+_STRATEGIES: Final[Mapping[tuple[str, int], tuple[str, ...]]] = {
+    ("int", 4): ("group", "channel", "tensor"),
+    ("int", 8): ("group", "channel", "tensor"),
+    ("float", 8): ("tensor", "channel"),
+    ("float", 4): ("tensor_group",),
+}
 _GROUPS_OF_NEIGHBOURS: Final = (None, False, "weight", "static")
 """Values of `actorder` with which a group is of neighbouring columns."""
 
@@ -46,9 +67,10 @@ class CompressedTensors:
     where: str
     groups: tuple[tuple[tuple[str, ...], _Weights], ...]
     ignored: tuple[str, ...]
+    left_out: tuple[tuple[str, str], ...] = LEFT_OUT
 
     def matrices(self, entries: Mapping[str, TensorEntry]) -> list[SchemeMatrix]:
-        packed = of_modules(entries, "weight_packed", ("weight_scale", "weight_zero_point", "weight_shape"))
+        packed = of_modules(entries, "weight_packed", _PARTS_OF_PACKED)
         plain = of_modules(entries, "weight", ("weight_scale", "weight_zero_point", "input_scale"))
         quantised = {module: parts for module, parts in plain.items() if "weight_scale" in parts}
         return [
@@ -62,18 +84,17 @@ class CompressedTensors:
             for targets, weights in self.groups:
                 if any(target in _MODULE_CLASSES or matches(target, module) for target in targets):
                     return weights
-        raise ModelLoadError(
-            f"{entry.file}: tensor {entry.name} is quantised, but {self.where} has no group for {module}; weights and "
-            "configuration belong to different models"
-        )
+        raise no_group(entry, module, self.where)
 
     def _matrix(self, module: str, parts: dict[str, TensorEntry], weights: _Weights) -> list[SchemeMatrix]:
         first = next(iter(parts.values()))
         scales = parts.get("weight_scale")
         if scales is None:
             raise missing(first, f"{module}.weight_scale")
+        if weights.kind == "float" and weights.bits == 4:
+            return nvfp4_matrix(module, parts, "weight_global_scale", divides=True)
         if weights.kind == "float":
-            return _float_matrix(module, parts)
+            return float8_matrix(module, parts)
         fields = 32 // weights.bits
         is_packed = "weight_packed" in parts
         if len(first.shape) != 2 or 0 in first.shape or (not is_packed and weights.bits != 8):
@@ -126,32 +147,6 @@ def _read(entry: TensorEntry, weights: _Weights, is_packed: bool, stored: Stored
     return blocks.encode(centred.astype(np.int8), scales, entry.format or "")
 
 
-def _float_matrix(module: str, parts: dict[str, TensorEntry]) -> list[SchemeMatrix]:
-    """The scale alone is made: a grid of it, or of each row's."""
-    weight, scale = parts["weight"], parts["weight_scale"]
-    expect(weight, ("F8_E4M3",), weight.shape)
-    rows = weight.shape[0] if len(weight.shape) == 2 else 0
-    if rows == 0 or scale.shape not in ((), (1,), (1, 1), (rows,), (rows, 1)):
-        raise ModelLoadError(
-            f"{scale.file}: tensor {scale.name} is {list(scale.shape)}, expected one scale for the whole tensor or for "
-            "each row; use another quantisation of this model"
-        )
-    expect(scale, (*_SCALES, "F32"), scale.shape)
-    grid = scale_grid(weight.shape)
-    if scale.shape[:1] == (rows,):
-        grid = (rows, grid[1])
-
-    def read(stored: Stored) -> npt.NDArray[np.float32]:
-        scales = stored["weight_scale"].astype(np.float32).reshape(-1, 1)
-        return np.ascontiguousarray(np.broadcast_to(scales, grid)).reshape(-1)
-
-    made = TensorEntry(
-        scales_name(f"{module}.weight"), scale.file, scale.dtype, grid, scale.offset, scale.num_bytes, "f32",
-        recoded_bytes=4 * int(np.prod(grid)),
-    )  # fmt: skip
-    return [SchemeMatrix(made, {k: parts[k] for k in ("weight_scale", "input_scale") if k in parts}, read)]
-
-
 def parse(section: Fields) -> CompressedTensors:
     """Raises ModelLoadError for a group whose weights are not read."""
     declared = section.section("config_groups")
@@ -181,10 +176,13 @@ def _parse_weights(weights: Fields) -> _Weights:
     kind, bits = weights.text("type", "int"), weights.integer("num_bits", 8)
     strategy = weights.text("strategy", "tensor")
     symmetric = weights.boolean("symmetric", True)
-    readable = {("int", 4), ("int", 8), ("float", 8)}
-    if (kind, bits) not in readable or (kind == "float" and not symmetric):
-        raise weights.error("num_bits", f"{bits} ({kind})", "int of 4 or 8 bits, or symmetric float of 8")
-    weights.only("strategy", *(("tensor", "channel") if kind == "float" else ("group", "channel", "tensor")))
+    if (kind, bits) not in _STRATEGIES or (kind == "float" and not symmetric):
+        raise weights.error(
+            "num_bits", f"{bits} ({kind})", "int of 4 or 8 bits, or symmetric float of 4 or 8"
+        )
+    weights.only("strategy", *_STRATEGIES[kind, bits])
+    if strategy == "tensor_group":
+        weights.only("group_size", 16)
     if weights.data.get("actorder") not in _GROUPS_OF_NEIGHBOURS:
         raise weights.error(
             "actorder", weights.data["actorder"], "null or 'weight': groups of neighbouring columns"

@@ -39,6 +39,7 @@ class Gptq:
     zeros_less_one: bool
     dynamic: tuple[tuple[str, Mapping[str, Any]], ...] = ()
     """GPTQModel's: (regular expression, what is otherwise)."""
+    left_out: tuple[tuple[str, str], ...] = ()
 
     def matrices(self, entries: Mapping[str, TensorEntry]) -> list[SchemeMatrix]:
         found = of_modules(entries, "qweight", ("qzeros", "scales", "g_idx"))

@@ -33,7 +33,7 @@ struct KScales {
       panel[384 + 32 * run + row] = static_cast<uint8_t>(source_min_bits(block, run));
     }
   }
-  static constexpr bool kSignedSub = false;
+  static constexpr SubScale kSub = SubScale::kUnsigned;
   TWOFOLD_HD static constexpr int sub_at(int run, int) { return 128 + 32 * run; }
   template <class V>
   TWOFOLD_HD static typename V::F block_scale(const uint8_t* panel, int g) {

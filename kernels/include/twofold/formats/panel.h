@@ -7,9 +7,9 @@
 //   values(block, run, u)       the 32 unsigned weights of a run of a source block
 //   quantise(x, w, block)       a source block from float32, w weighing the errors; a format without is never written
 //   kApartBytes                 of a block whose scales may lie in a tensor of their own
-//   kRowHeadBytes               with one scale for a row: what precedes its blocks, and
+//   kRowHeadBytes               of a source row before its blocks
+//   InBlocks                    with one scale for a row, its head: the format that has the same panels and takes q8, and
 //   quantise_row(x, w, columns, row)      instead of quantise; w may be null
-//   InBlocks                    the format that has the same panels and takes q8
 //   kTable, kDotBits            of formats whose codes are places of a table of 16 (a panel holds codes, values() gives
 //                               them): the unsigned weights, and the bits that products need
 //   steps(block, scratch), kFlip, upper(block, run, u)     for packing: what values() would give, only faster
@@ -18,8 +18,8 @@
 //   kHeaderBytes, kMin          of the panel block's beginning; whether there are minima
 //   put_scales(block, panel, row)      copies those of a source block into a panel block
 //   scale<V>(panel, run, g), min<V>(panel, run, g), half_scale<V>(panel, run, half, g)      of the rows of a vector
-//   sub_at(run, half), kSignedSub, block_scale<V>(panel, g)      of scales that are integers times their block's: where in
-//                             the panel block the 32 rows' integers lie, and what multiplies them
+//   sub_at(run, half), kSub, block_scale<V>(panel, g)      of scales that are a byte's number times their block's: where in
+//                             the panel block the 32 rows' bytes lie, what they are, and what multiplies them
 //   source_scale(block, run), source_min(block, run), source_half_scale(block, run, half)
 //
 // V is a vector of rows: g counts vectors from a panel's first row. kLanes rows, kBytes = 4 * kLanes bytes of
@@ -27,7 +27,9 @@
 //   load(p), low_nibbles(v), high_nibbles(v), with_upper<kBits>(v, plane, shift): bits shift ... shift + kBits - 1 of each
 //   byte of the plane become bits 4 ... of the weight
 //   look_up<Codes>(v): bytes of 0 to 15 as what Codes::kTable has there
-//   half(p), half_powers(p), unsigned_bytes(p), signed_bytes(p): an f16 or a byte for each row; mul(a, b), negative(v)
+//   half(p), half_powers(p), unsigned_bytes(p), signed_bytes(p), floats_of_8(p): an f16 or a byte for each row
+//   multipliers(p): an f32 for each row; a negative one stands for what it divides by
+//   mul(a, b), negative(v)
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -49,6 +51,10 @@ enum class ScaleOf : uint8_t {
   kHalf,   // every 16 columns have their own
 };
 
+// What the bytes are that a block's scale multiplies: integers, or floats of 5 bits of exponent and 3 of mantissa
+// (numbers.h: float_of_8).
+enum class SubScale : uint8_t { kUnsigned, kSigned, kFloat };
+
 enum class ActivationKind : uint8_t { kF32, kBF16, kQ8, kQ8Token };
 inline constexpr int kNumActivationKinds = 4;
 
@@ -58,7 +64,7 @@ inline constexpr bool is_integer = requires { Format::kScale; };
 // One scale for a row of weights, at the head of its source row and again in each of its panel blocks: where
 // activations have one scale for a token, a product is one sum of integers.
 template <class Format>
-inline constexpr bool is_per_channel = requires { Format::kRowHeadBytes; };
+inline constexpr bool is_per_channel = requires { typename Format::InBlocks; };
 
 // Columns whose integer sum fits 32 bits whatever the weights and activations are.
 inline constexpr int64_t kMostChannelColumns = INT32_MAX / (128 * 127);
@@ -66,6 +72,18 @@ inline constexpr int64_t kMostChannelColumns = INT32_MAX / (128 * 127);
 // Of the unsigned weights, as products meet them.
 template <class Format>
 inline constexpr bool has_table = requires { Format::kTable; };
+
+// The bytes at p as numbers.
+template <class V, SubScale kSub>
+TWOFOLD_ALWAYS typename V::F sub_scale(const uint8_t* p) {
+  if constexpr (kSub == SubScale::kFloat) {
+    return V::floats_of_8(p);
+  } else if constexpr (kSub == SubScale::kSigned) {
+    return V::signed_bytes(p);
+  } else {
+    return V::unsigned_bytes(p);
+  }
+}
 
 namespace formats {
 
@@ -144,6 +162,16 @@ struct Panel : Scales, Codes {
   // Columns 4 step ... 4 step + 3 of run 2 pair + odd, unsigned.
   template <class V>
   TWOFOLD_ALWAYS static typename V::I bytes(const uint8_t* panel, int pair, int odd, int step, int g) {
+    if constexpr (has_table<Codes>) {
+      return V::template look_up<Codes>(codes<V>(panel, pair, odd, step, g));
+    } else {
+      return codes<V>(panel, pair, odd, step, g);
+    }
+  }
+
+  // The same as the panel has them.
+  template <class V>
+  TWOFOLD_ALWAYS static typename V::I codes(const uint8_t* panel, int pair, int odd, int step, int g) {
     if constexpr (!kNibbles) {
       return V::load(panel + steps_at(2 * pair + odd) + kStepBytes * step + V::kBytes * g);
     } else if constexpr (kUnitRuns == 1) {
@@ -157,11 +185,10 @@ struct Panel : Scales, Codes {
     }
   }
 
-  // With the bits above the fourth, of the unit's planes; a code as what it stands for.
+  // With the bits above the fourth, of the unit's planes.
   template <class V>
   TWOFOLD_ALWAYS static typename V::I with_planes(typename V::I v, const uint8_t* planes, int odd, int step,
                                                   int g) {
-    if constexpr (has_table<Codes>) return V::template look_up<Codes>(v);
     if constexpr (kPlanes == 0) return v;
     return V::template with_upper<kPlanes>(v, V::load(planes + plane_at(odd, step) + V::kBytes * g),
                                            shift_at(odd, step));

@@ -21,7 +21,7 @@ struct HalfScales {
     std::memcpy(panel + 2 * row, block + 208, 2);
     for (int half_run = 0; half_run < 16; ++half_run) panel[64 + 32 * half_run + row] = block[192 + half_run];
   }
-  static constexpr bool kSignedSub = true;
+  static constexpr SubScale kSub = SubScale::kSigned;
   TWOFOLD_HD static constexpr int sub_at(int run, int half) { return 64 + 32 * (2 * run + half); }
   template <class V>
   TWOFOLD_HD static typename V::F block_scale(const uint8_t* panel, int g) {

@@ -7,7 +7,9 @@
 #include "int8.h"
 #include "int8_channel.h"
 #include "iq4_nl.h"
+#include "iq4_xs.h"
 #include "mxfp4.h"
+#include "nvfp4.h"
 #include "plain.h"
 #include "q4_0.h"
 #include "q4_k.h"
@@ -30,7 +32,9 @@
   X(Int8_Channel)                 \
   X(Int4_Channel)                 \
   X(MXFP4)                        \
-  X(IQ4_NL)
+  X(IQ4_NL)                       \
+  X(IQ4_XS)                       \
+  X(NVFP4)
 
 namespace twofold::kernels {
 

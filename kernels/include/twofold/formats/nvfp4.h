@@ -1,0 +1,72 @@
+// NVIDIA's NVFP4: 4.5 bits a weight. A code is MXFP4's (E2M1); every 16 columns have a float of 8 bits (E4M3) for scale,
+// and a tensor, as here each of its rows, an f32 that multiplies these or, negative, divides them.
+//
+//   source  f32 of_row; then for 64 columns u8 e4m3[4]; u8 q[32] (GGUF): of each 16 columns 8 bytes, whose low nibbles are
+//           columns 0-7, high ones 8-15
+//   panel   256 columns: f32 of_row[32], scaled by 2^103 as multiplier, 2^-103 as divisor; u8 scale[16][32] (of runs of
+//           16, as float_of_8 reads them); for each pair p of runs of 32: 8 steps of nibbles (run 2p | run 2p + 1)
+//   weight = (of_row * e4m3) * e2m1[q], each product rounded; (e4m3 / -of_row) * e2m1[q]
+#pragma once
+#include "mxfp4.h"
+
+namespace twofold::kernels::formats {
+
+// Exact in products, too: 15 bits of an integer sum times 4 of a scale, and the sum of two such is rounded once.
+struct FloatScales {
+  static constexpr int kHeaderBytes = 640;
+  static constexpr bool kMin = false;
+
+  // e4m3 as float_of_8 reads it. As GGUF defines, its sign is not looked at, and 0x7f is zero.
+  static uint8_t code_of_e4m3(uint8_t byte) {
+    const int magnitude = byte & 0x7f, mantissa = byte & 7;
+    if (magnitude == 0 || byte == 0x7f) return 0;
+    if (magnitude > 7) return static_cast<uint8_t>(magnitude + (kLeastExponent + 2) * 8);
+    const int bits = mantissa > 3 ? 2 : mantissa > 1 ? 1 : 0;  // a subnormal's above its first
+    return static_cast<uint8_t>((kLeastExponent + bits) * 8 + ((mantissa << (3 - bits)) & 7));
+  }
+  // What multiplies twice a code.
+  static float exact_scale(float of_row, float e4m3) {
+    return 0.5f * (of_row < 0 ? e4m3 / -of_row : of_row * e4m3);
+  }
+  static float source_scale_of(const uint8_t* block, int sixteen, float of_row) {
+    const uint8_t byte = block[sixteen];
+    return exact_scale(of_row, byte == 0x7f ? 0.0f : float_of_e4m3(byte & 0x7fu));
+  }
+  static float stored(float of_row) { return of_row * (of_row < 0 ? 0x1p-103f : 0x1p103f); }
+  static float exact_half_scale(const uint8_t* panel, int run, int half, int row) {
+    const float of_row = load_as<float>(panel + 4 * row);
+    return exact_scale(of_row * (of_row < 0 ? 0x1p103f : 0x1p-103f),
+                       float_of_8(panel[sub_at(run, half) + row]) * 0x1p104f);
+  }
+
+  static constexpr SubScale kSub = SubScale::kFloat;
+  TWOFOLD_HD static constexpr int sub_at(int run, int half) { return 128 + 32 * (2 * run + half); }
+  template <class V>
+  TWOFOLD_HD static typename V::F block_scale(const uint8_t* panel, int g) {
+    return V::multipliers(panel + 4 * V::kLanes * g);
+  }
+  template <class V>
+  TWOFOLD_HD static typename V::F half_scale(const uint8_t* panel, int run, int half, int g) {
+    return V::mul(block_scale<V>(panel, g), V::floats_of_8(panel + sub_at(run, half) + V::kLanes * g));
+  }
+
+ private:
+  static constexpr int kLeastExponent = 14;  // of 2^-9, the least e4m3
+};
+
+struct NVFP4 : Panel<256, FloatScales, 4, E2M1> {
+  static constexpr const char *kName = "nvfp4", *kGguf = "";
+  static constexpr int kBlockColumns = 64, kBlockBytes = 36, kRowHeadBytes = 4, kZero = 16;
+  static constexpr ScaleOf kScale = ScaleOf::kHalf;
+
+  // Of the two runs of a source block.
+  static void values(const uint8_t* block, int run, uint8_t* u) {
+    for (int half = 0; half < 2; ++half) {
+      const uint8_t* q = block + 4 + 16 * run + 8 * half;
+      read_nibbles(q, 0, 8, u + 16 * half);
+      read_nibbles(q, 4, 8, u + 16 * half + 8);
+    }
+  }
+};
+
+}  // namespace twofold::kernels::formats
