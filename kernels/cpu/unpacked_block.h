@@ -26,7 +26,8 @@ struct Unpacked {
 #pragma GCC unroll 8
           for (int step = 0; step < 8; ++step) {
             Dot::store(bytes + at(step, g),
-                       Dot::weights(Format::template bytes<V>(block, run / 2, run % 2, step, g)));
+                       Dot::weights(Format::template bytes<V>(block, run / Format::kGroupRuns,
+                                                              run % Format::kGroupRuns, step, g)));
           }
         }
       }

@@ -12,9 +12,10 @@ struct OneRow {
   static I load(const uint8_t* p) { return load_as<uint32_t>(p); }
   static I low_nibbles(I v) { return v & 0x0f0f0f0fu; }
   static I high_nibbles(I v) { return v >> 4 & 0x0f0f0f0fu; }
-  template <int kBits>
+  static I two_bits(I v, int shift) { return v >> shift & 0x03030303u; }
+  template <int kBits, int kAt>
   static I with_upper(I v, I plane, int shift) {
-    return v | (plane >> shift & 0x01010101u * ((1u << kBits) - 1)) << 4;
+    return v | (plane >> shift & 0x01010101u * ((1u << kBits) - 1)) << kAt;
   }
   template <class Codes>
   static I look_up(I codes) {
@@ -26,6 +27,8 @@ struct OneRow {
   static F half(const uint8_t* p) { return f16_at(p); }
   static F unsigned_bytes(const uint8_t* p) { return *p; }
   static F signed_bytes(const uint8_t* p) { return static_cast<int8_t>(*p); }
+  static F pair_low(const uint8_t* p, int i) { return static_cast<float>(p[i] & 15); }
+  static F pair_high(const uint8_t* p, int i) { return static_cast<float>(p[i] >> 4); }
   static F mul(F a, F b) { return a * b; }
   static F negative(F v) { return -v; }
 };
@@ -34,7 +37,8 @@ struct OneRow {
 template <class Format>
 void run_values(const uint8_t* panel, int row, int run, uint8_t* u) {
   for (int step = 0; step < 8; ++step) {
-    store_as(u + 4 * step, Format::template bytes<OneRow>(panel, run / 2, run % 2, step, row));
+    store_as(u + 4 * step, Format::template bytes<OneRow>(panel, run / Format::kGroupRuns,
+                                                          run % Format::kGroupRuns, step, row));
   }
 }
 

@@ -18,4 +18,9 @@ TABLE: Final[tuple[tuple[str, int, int, int, int, int, int, str, bool], ...]] = 
     ("int4_channel", 32, 16, 32, 576, 0, 2, "", True),
     ("mxfp4", 32, 17, 64, 1088, 0, 0, "MXFP4", True),
     ("iq4_nl", 32, 18, 32, 576, 0, 0, "IQ4_NL", False),
+    ("q4_1", 32, 20, 32, 640, 0, 0, "Q4_1", False),
+    ("q5_0", 32, 22, 32, 704, 0, 0, "Q5_0", False),
+    ("q5_1", 32, 24, 32, 768, 0, 0, "Q5_1", False),
+    ("q2_k", 256, 84, 256, 2688, 0, 0, "Q2_K", False),
+    ("q3_k", 256, 110, 256, 3648, 0, 0, "Q3_K", False),
 )

@@ -9,8 +9,13 @@
 #include "iq4_nl.h"
 #include "mxfp4.h"
 #include "plain.h"
+#include "q2_k.h"
+#include "q3_k.h"
 #include "q4_0.h"
+#include "q4_1.h"
 #include "q4_k.h"
+#include "q5_0.h"
+#include "q5_1.h"
 #include "q5_k.h"
 #include "q6_k.h"
 #include "q8_0.h"
@@ -30,7 +35,12 @@
   X(Int8_Channel)                 \
   X(Int4_Channel)                 \
   X(MXFP4)                        \
-  X(IQ4_NL)
+  X(IQ4_NL)                       \
+  X(Q4_1)                         \
+  X(Q5_0)                         \
+  X(Q5_1)                         \
+  X(Q2_K)                         \
+  X(Q3_K)
 
 namespace twofold::kernels {
 
