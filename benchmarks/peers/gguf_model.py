@@ -39,6 +39,11 @@ _FILE_TYPES: Final = {
     "q4_k": "MOSTLY_Q4_K_S",
     "q5_k": "MOSTLY_Q5_K_S",
     "q6_k": "MOSTLY_Q6_K",
+    "q4_1": "MOSTLY_Q4_1",
+    "q5_0": "MOSTLY_Q5_0",
+    "q5_1": "MOSTLY_Q5_1",
+    "q2_k": "MOSTLY_Q2_K",
+    "q3_k": "MOSTLY_Q3_K_S",
     "iq4_xs": "MOSTLY_IQ4_XS",
     "mxfp4": "MOSTLY_MXFP4_MOE",
 }

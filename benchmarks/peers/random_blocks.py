@@ -54,6 +54,11 @@ FORMATS: Final[Mapping[str, BlockFormat]] = {
         BlockFormat("q4_k", "Q4_K", 256, 144, 263.0, scale_at=0, min_at=2),
         BlockFormat("q5_k", "Q5_K", 256, 176, 534.0, scale_at=0, min_at=2),
         BlockFormat("q6_k", "Q6_K", 256, 210, 1370.0, scale_at=208),
+        BlockFormat("q4_1", "Q4_1", 32, 20, 4.61, scale_at=0, min_at=2),
+        BlockFormat("q5_0", "Q5_0", 32, 22, 9.23, scale_at=0),
+        BlockFormat("q5_1", "Q5_1", 32, 24, 9.23, scale_at=0, min_at=2),
+        BlockFormat("q2_k", "Q2_K", 256, 84, 13.9, scale_at=80, min_at=82),
+        BlockFormat("q3_k", "Q3_K", 256, 110, 43.4, scale_at=108),
         BlockFormat("iq4_xs", "IQ4_XS", 256, 136, 1250.0, scale_at=0),
         BlockFormat("mxfp4", "MXFP4", 32, 17, 2.93, exponent=True),
         # Ours; GGUF has no type for them.
@@ -66,10 +71,12 @@ FORMATS: Final[Mapping[str, BlockFormat]] = {
 
 GGUF_FORMATS: Final = {name: f for name, f in FORMATS.items() if f.gguf_type}
 
-_MIN_RATIO: Final = {"q4_k": 7.5, "q5_k": 15.5, "int4": -7.5}
-"""Mean of a block's integers: what the minimum must take away for weights around zero (int4 adds it)."""
+_MIN_RATIO: Final = {
+    "q4_k": 7.5, "q5_k": 15.5, "q2_k": 1.5, "int4": -7.5, "q4_1": -7.5, "q5_1": -15.5
+}  # fmt: skip
+"""Mean of a block's integers: what the minimum must take away for weights around zero (K formats subtract it)."""
 
-_LOPSIDED: Final = ("q4_0", "q6_k", "int4_channel")
+_LOPSIDED: Final = ("q4_0", "q5_0", "q3_k", "q6_k", "int4_channel")
 """Integers reach from -2^n to 2^n - 1. Scales have either sign, as quantisers write them: with positive ones alone all
 weights lean the same way, every activation with them, and every token is routed to the same experts."""
 

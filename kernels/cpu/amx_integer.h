@@ -42,8 +42,10 @@ struct AmxIntegerProducts {
   struct alignas(64) Part {
     int8_t weights[kPartRuns][8][4 * kPanelRows];
     float scale[kPartRuns * kSums][kPanelRows];
-    float min[Format::kMin ? kPartRuns : 1][kPanelRows];
+    float min[FewTokens::kRunMins ? kPartRuns : 1][kPanelRows];
+    int32_t half_mins[FewTokens::kHalfMins ? kPartRuns : 1][kPanelRows];  // of 16 bits each
     float of_block[kPanelRows];  // what multiplies the scales of halves; a part is one block then
+    float of_mins[kPanelRows];   // and their minima
     int runs;
 
     Part(const uint8_t* block, int num_blocks) : runs(num_blocks * Format::kRuns) {
@@ -55,27 +57,43 @@ struct AmxIntegerProducts {
           for (int g = 0; g < kVectors; ++g) {
 #pragma GCC unroll 8
             for (int step = 0; step < 8; ++step) {
-              const V::I bytes = Format::template bytes<V>(block, in_block / 2, in_block % 2, step, g);
+              const V::I bytes = Format::template bytes<V>(block, in_block / Format::kGroupRuns,
+                                                           in_block % Format::kGroupRuns, step, g);
               _mm512_store_si512(weights[run][step] + V::kBytes * g,
                                  _mm512_sub_epi8(bytes, _mm512_set1_epi8(static_cast<char>(Format::kZero))));
             }
             const int row = V::kLanes * g;
             if constexpr (kHalves) {
               for (int half = 0; half < 2; ++half) {
-                V::store(scale[2 * run + half] + row,
-                         sub_scale<V, Format::kSub>(block + Format::sub_at(in_block, half) + row));
+                const uint8_t* sub = block + Format::sub_at(in_block, half);
+                if constexpr (has_sub_pairs<Format>) {
+                  V::store(scale[2 * run + half] + row, V::pair_low(sub + 2 * row, half));
+                } else {
+                  V::store(scale[2 * run + half] + row, sub_scale<V, Format::kSub>(sub + row));
+                }
               }
               if (in_block == 0) V::store(of_block + row, Format::template block_scale<V>(block, g));
+              if constexpr (FewTokens::kHalfMins) {
+                const uint8_t* pairs = block + Format::sub_at(in_block, 0) + 2 * row;
+                _mm512_store_si512(half_mins[run] + row, V::high_pairs(pairs));
+                if (in_block == 0) V::store(of_mins + row, Format::template block_min<V>(block, g));
+              }
             } else {
               V::store(scale[run] + row, Format::template scale<V>(block, in_block, g));
             }
-            if constexpr (Format::kMin) V::store(min[run] + row, Format::template min<V>(block, in_block, g));
+            if constexpr (FewTokens::kRunMins)
+              V::store(min[run] + row, Format::template min<V>(block, in_block, g));
           }
         }
       }
     }
   };
 
+  // What minima multiply: of each token's runs the scaled sum of the integers, or the sums of both halves' in 16 bits.
+  struct alignas(64) RunSums {
+    float scaled[FewTokens::kRunMins ? Tiles::kTokens : 1][kPartRuns];
+    int32_t halves[FewTokens::kHalfMins ? Tiles::kTokens : 1][kPartRuns];
+  };
   using Sums = float[Tiles::kTokens * kPanelRows];
   using Products = int32_t[kTogether * kSums][Tiles::kTokens][kPanelRows];
 
@@ -83,15 +101,16 @@ struct AmxIntegerProducts {
   // that of FewTokens::tile.
   template <int R>
   static void scale_and_add(const Products& products, const Part& part, int run, const Rows& rows, int tokens,
-                            const float (*run_sums)[kPartRuns], float* out) {
-    F c[R * kSums][kVectors], least[Format::kMin ? R : 1][kVectors];
-    [[maybe_unused]] F block_scale[kVectors];
+                            const RunSums& run_sums, float* out) {
+    F c[R * kSums][kVectors], least[FewTokens::kRunMins ? R : 1][kVectors];
+    [[maybe_unused]] F block_scale[kVectors], block_min[kVectors];
 #pragma GCC unroll 4
     for (int g = 0; g < kVectors; ++g) {
 #pragma GCC unroll 8
       for (int i = 0; i < R * kSums; ++i) c[i][g] = V::load(part.scale[run * kSums + i] + V::kLanes * g);
       if constexpr (kHalves) block_scale[g] = V::load(part.of_block + V::kLanes * g);
-      if constexpr (Format::kMin) {
+      if constexpr (FewTokens::kHalfMins) block_min[g] = V::load(part.of_mins + V::kLanes * g);
+      if constexpr (FewTokens::kRunMins) {
 #pragma GCC unroll 4
         for (int r = 0; r < R; ++r) least[r][g] = V::load(part.min[run + r] + V::kLanes * g);
       }
@@ -110,19 +129,27 @@ struct AmxIntegerProducts {
           const F x = V::set1(x_scale[r]);
           if constexpr (kHalves) {
             const F exact = V::fma(product(2 * r + 1), c[2 * r + 1][g], V::mul(product(2 * r), c[2 * r][g]));
-            total = V::fma(V::mul(exact, block_scale[g]), x, total);
+            F of_run = V::mul(exact, block_scale[g]);
+            if constexpr (FewTokens::kHalfMins) {
+              const V::I mins = _mm512_load_si512(part.half_mins[run + r] + V::kLanes * g);
+              const V::I sums = V::pair_products(mins, V::same(run_sums.halves[t][run + r]));
+              of_run = V::fma(V::to_float(sums), block_min[g], of_run);
+            }
+            total = V::fma(of_run, x, total);
           } else if constexpr (kOfBlock) {
             const int in_block = r % Format::kRuns;
             of_block = in_block == 0 ? V::mul(product(r), x) : V::fma(product(r), x, of_block);
             if (in_block + 1 < Format::kRuns) continue;
             total = V::fma(of_block, c[r][g], total);
             if constexpr (Format::kMin) {
-              const F sum = V::set1(run_sums[t][run + r - 1] + run_sums[t][run + r]);
+              const F sum = V::set1(run_sums.scaled[t][run + r - 1] + run_sums.scaled[t][run + r]);
               total = V::fma(sum, least[r][g], total);
             }
           } else {
             total = V::fma(V::mul(product(r), c[r][g]), x, total);
-            if constexpr (Format::kMin) total = V::fma(V::set1(run_sums[t][run + r]), least[r][g], total);
+            if constexpr (Format::kMin) {
+              total = V::fma(V::set1(run_sums.scaled[t][run + r]), least[r][g], total);
+            }
           }
         }
         V::store(out + V::kLanes * g, total);
@@ -132,8 +159,8 @@ struct AmxIntegerProducts {
 
   // R runs from `run` on for some tokens, whose tiles are configured.
   template <int R>
-  static void add_runs(const Part& part, int run, const Rows& rows, int tokens,
-                       const float (*run_sums)[kPartRuns], const char* next, int lines, float* out) {
+  static void add_runs(const Part& part, int run, const Rows& rows, int tokens, const RunSums& run_sums,
+                       const char* next, int lines, float* out) {
     alignas(64) Products products;
     const bool second = tokens > Tiles::kGroup;
 #pragma GCC unroll 4
@@ -160,12 +187,14 @@ struct AmxIntegerProducts {
 
   // A part of a panel against a group of tokens; meanwhile `lines` cache lines a run are fetched from `next`.
   static void group(const Part& part, const Rows& rows, int tokens, const char* next, int lines, float* out) {
-    alignas(64) float run_sums[Format::kMin ? Tiles::kTokens : 1][kPartRuns];
-    if constexpr (Format::kMin) {
+    RunSums run_sums;
+    for (int t = 0; t < tokens && Format::kMin; ++t) {
+      const Rows row = rows.from(t, 0);
       alignas(64) float scales[kPartRuns];
-      for (int t = 0; t < tokens; ++t) {
-        const Rows row = rows.from(t, 0);
-        RunTerms::of_scales<true>(row.sum16, row.scale, scales, run_sums[t]);
+      if constexpr (FewTokens::kRunMins) {
+        RunTerms::of_scales<true>(row.sum16, row.scale, scales, run_sums.scaled[t]);
+      } else if constexpr (FewTokens::kHalfMins) {
+        RunTerms::of_halves(row.sum16, run_sums.halves[t]);
       }
     }
     int run = 0;

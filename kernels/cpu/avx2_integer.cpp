@@ -4,7 +4,8 @@
 //
 //   4 bits   8 steps of a run: 16 * 15 * 127 < 2^15
 //   5 bits   4 steps: 8 * 31 * 127 < 2^15; so a run is two sums
-//   6 bits   4 steps (a half, which has a scale of its own): 8 * 32 * 127 < 2^15, the offset of 32 taken away;
+//   2, 3     4 steps (a half, which has a scale of its own)
+//   6 bits   4 steps (a half): 8 * 32 * 127 < 2^15, the offset of 32 taken away;
 //            on the way sums may wrap around, only the result has to fit
 //   8 bits   as two nibbles; what a table of signed bytes stands for, as its magnitude
 #include "avx2_integer_vector.h"
@@ -50,7 +51,7 @@ struct Avx2 : Avx2Integer {
     static constexpr int kPieces = kBits == 5 ? 2 : 1;
     static constexpr int kStoredVectors = 1;
     static constexpr int tokens(int pieces) { return pieces == 2 ? 3 : 3; }
-    static constexpr int vectors(int tokens, int /*pieces*/) { return tokens <= 2 ? 4 : 2; }
+    static constexpr int vectors(int tokens, int /*pieces*/) { return tokens <= 2 && kBits >= 4 ? 4 : 2; }
     static constexpr int held(int /*pieces*/) { return 1; }
     static constexpr int unpack_tiles(int /*planes*/) { return 2; }
 
@@ -60,6 +61,7 @@ struct Avx2 : Avx2Integer {
       if constexpr (kZero == 0) __builtin_memset(zero, 0, kHalves ? 64 : 32);
     }
     static Sum begin(const int32_t* zero) { return _mm256_set1_epi32(*zero); }
+    static Sum none() { return _mm256_setzero_si256(); }
     static Weights weights(I bytes) { return bytes; }
     static Weights load(const uint8_t* stored) { return Avx2Integer::load(stored); }
     static void store(uint8_t* stored, Weights w) { Avx2Integer::store(stored, w); }
@@ -82,6 +84,15 @@ struct Avx2 : Avx2Integer {
           static_cast<int64_t>(0x8001800180008000u), static_cast<int64_t>(0x8003800380028002u),
           static_cast<int64_t>(0x8005800580048004u), static_cast<int64_t>(0x8007800780068006u));
       return _mm256_shuffle_epi8(_mm256_set1_epi64x(eight), low);
+    }
+    // Those of byte `half` of each row's two: low nibbles.
+    static I pair_scale(const uint8_t* p, int half) {
+      const I rows = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+      const I at = _mm256_setr_epi64x(
+          static_cast<int64_t>(0x8002800280008000u), static_cast<int64_t>(0x8006800680048004u),
+          static_cast<int64_t>(0x800a800a80088008u), static_cast<int64_t>(0x800e800e800c800cu));
+      return _mm256_shuffle_epi8(low_nibbles(rows),
+                                 half == 0 ? at : _mm256_add_epi8(at, _mm256_set1_epi16(1)));
     }
     static Total first(Sum sum, I c) { return _mm256_madd_epi16(sum, c); }
     static Total next(Total total, Sum sum, I c) {
@@ -125,6 +136,7 @@ struct Avx2::Dot<8> {
     RunTerms::of_lanes<kZero / 16, false>(q, zero);
   }
   static Sum begin(const int32_t* zero) { return {_mm256_setzero_si256(), _mm256_set1_epi32(*zero)}; }
+  static Sum none() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
   static Weights weights(I bytes) { return {low_nibbles(bytes), high_nibbles(bytes)}; }
   static Weights load(const uint8_t* stored) {
     return {Avx2Integer::load(stored), Avx2Integer::load(stored + kBytes)};
@@ -166,7 +178,8 @@ struct Avx2::LookedUp {
     static_assert(kZero == 128 && !kHalves, "what codes stand for fits a signed byte");
     __builtin_memset(zero, 0, 32);
   }
-  static Sum begin(const int32_t*) { return _mm256_setzero_si256(); }
+  static Sum begin(const int32_t*) { return none(); }
+  static Sum none() { return _mm256_setzero_si256(); }
   template <class Codes>
   static Weights look_up(I codes) {
     return Avx2Integer::look_up<Signed<Codes>>(codes);

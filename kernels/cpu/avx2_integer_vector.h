@@ -18,10 +18,15 @@ struct Avx2Integer {
   static void store(uint8_t* p, I v) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), v); }
   static I low_nibbles(I v) { return _mm256_and_si256(v, _mm256_set1_epi8(15)); }
   static I high_nibbles(I v) { return low_nibbles(_mm256_srli_epi16(v, 4)); }
-  template <int kBits>
+  static I two_bits(I v, int shift) {
+    return _mm256_and_si256(shift > 0 ? _mm256_srli_epi16(v, shift) : v, _mm256_set1_epi8(3));
+  }
+  template <int kBits, int kAt>
   static I with_upper(I v, I plane, int shift) {
-    const I at_4 = shift > 4 ? _mm256_srli_epi16(plane, shift - 4) : _mm256_slli_epi16(plane, 4 - shift);
-    return _mm256_or_si256(v, _mm256_and_si256(at_4, _mm256_set1_epi8(((1 << kBits) - 1) << 4)));
+    const I there = shift == kAt  ? plane
+                    : shift > kAt ? _mm256_srli_epi16(plane, shift - kAt)
+                                  : _mm256_slli_epi16(plane, kAt - shift);
+    return _mm256_or_si256(v, _mm256_and_si256(there, _mm256_set1_epi8(((1 << kBits) - 1) << kAt)));
   }
   template <class Codes>
   static I look_up(I codes) {
@@ -55,6 +60,15 @@ struct Avx2Integer {
   static F signed_bytes(const uint8_t* p) {
     return to_float(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
   }
+  static F pair_low(const uint8_t* p, int i) {
+    const I rows = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+    return to_float(_mm256_and_si256(_mm256_srli_epi32(rows, 8 * i), _mm256_set1_epi32(15)));
+  }
+  // The high nibbles of both, 16 bits each.
+  static I high_pairs(const uint8_t* p) {
+    return _mm256_srli_epi16(_mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))), 4);
+  }
+  static I pair_products(I a, I b) { return _mm256_madd_epi16(a, b); }
 
   static F floats_of_8(const uint8_t* p) {
     return _mm256_castsi256_ps(

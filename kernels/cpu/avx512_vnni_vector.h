@@ -46,12 +46,17 @@ struct Avx512Vnni : Avx512Rows {
   static void store(uint8_t* p, I v) { _mm512_storeu_si512(p, v); }
   static I low_nibbles(I v) { return _mm512_and_si512(v, _mm512_set1_epi8(15)); }
   static I high_nibbles(I v) { return low_nibbles(_mm512_srli_epi16(v, 4)); }
-  template <int kBits>
+  static I two_bits(I v, int shift) {
+    return _mm512_and_si512(shift > 0 ? _mm512_srli_epi16(v, static_cast<unsigned>(shift)) : v,
+                            _mm512_set1_epi8(3));
+  }
+  template <int kBits, int kAt>
   static I with_upper(I v, I plane, int shift) {
-    const I at_4 = shift > 4 ? _mm512_srli_epi16(plane, static_cast<unsigned>(shift - 4))
-                             : _mm512_slli_epi16(plane, static_cast<unsigned>(4 - shift));
-    const I mask = _mm512_set1_epi8(((1 << kBits) - 1) << 4);
-    return _mm512_ternarylogic_epi32(v, at_4, mask, 0xf8);  // v | (at_4 & mask)
+    const I there = shift == kAt  ? plane
+                    : shift > kAt ? _mm512_srli_epi16(plane, static_cast<unsigned>(shift - kAt))
+                                  : _mm512_slli_epi16(plane, static_cast<unsigned>(kAt - shift));
+    const I mask = _mm512_set1_epi8(((1 << kBits) - 1) << kAt);
+    return _mm512_ternarylogic_epi32(v, there, mask, 0xf8);  // v | (there & mask)
   }
   template <class Codes>
   static I look_up(I codes) {
@@ -87,6 +92,17 @@ struct Avx512Vnni : Avx512Rows {
   static F signed_bytes(const uint8_t* p) {
     return to_float(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
   }
+  static F pair_low(const uint8_t* p, int i) {
+    const I rows = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+    return to_float(
+        _mm512_and_si512(_mm512_srli_epi32(rows, static_cast<unsigned>(8 * i)), _mm512_set1_epi32(15)));
+  }
+  // The high nibbles of both, 16 bits each.
+  static I high_pairs(const uint8_t* p) {
+    return _mm512_srli_epi16(_mm512_cvtepu8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))),
+                             4);
+  }
+  static I pair_products(I a, I b) { return _mm512_madd_epi16(a, b); }
 
   static F floats_of_8(const uint8_t* p) {
     return _mm512_castsi512_ps(

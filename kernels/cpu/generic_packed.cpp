@@ -13,7 +13,9 @@
 //            F = fma(xs_0 * sum_0 + xs_1 * sum_1, min, F)
 //   kHalf    F = fma((acc_0 * sub_0 + acc_1 * sub_1) * scale, xs, F), acc_0 of the first 16 columns; sub are the
 //            integers that the block's scale multiplies, and what they make stays below 2^24: any order is exact. Or
-//            they are floats of 4 bits: the products are exact, their sum is rounded once
+//            they are floats of 4 bits: the products are exact, their sum is rounded once. With
+//            minima, sum_0 being the sum of the first 16 q, of the product before xs:
+//            P = fma(sum_0 * sub_min_0 + sum_1 * sub_min_1, min, P)
 //
 // Of rows with one scale, acc being the exact sum over all columns: (acc * scale) * xs, xs the token's.
 //
@@ -86,11 +88,22 @@ float add_block(const uint8_t* block, int row, const Q8Runs& x, float F) {
     const int8_t* q = x.q + kRunColumns * run;
     if constexpr (Format::kScale == ScaleOf::kHalf) {
       const auto sub = [&](int half) {
-        return sub_scale<OneRow, Format::kSub>(block + Format::sub_at(run, half) + row);
+        if constexpr (has_sub_pairs<Format>) {
+          return OneRow::pair_low(block + Format::sub_at(run, 0) + 2 * row, half);
+        } else {
+          return sub_scale<OneRow, Format::kSub>(block + Format::sub_at(run, half) + row);
+        }
       };
       const float exact =
           product(u, q, Format::kZero, 16) * sub(0) + product(u + 16, q + 16, Format::kZero, 16) * sub(1);
-      F = std::fma(exact * Format::template block_scale<OneRow>(block, row), x.scale[run], F);
+      float of_run = exact * Format::template block_scale<OneRow>(block, row);
+      if constexpr (Format::kMin) {
+        const uint8_t* pair = block + Format::sub_at(run, 0) + 2 * row;
+        const float least = OneRow::pair_high(pair, 0) * static_cast<float>(x.sum16[2 * run]) +
+                            OneRow::pair_high(pair, 1) * static_cast<float>(x.sum16[2 * run + 1]);
+        of_run = std::fma(least, Format::template block_min<OneRow>(block, row), of_run);
+      }
+      F = std::fma(of_run, x.scale[run], F);
     } else {
       const float acc = product(u, q, Format::kZero, kRunColumns);
       if constexpr (Format::kScale == ScaleOf::kBlock) {

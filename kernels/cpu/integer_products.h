@@ -41,6 +41,7 @@ struct IntegerProducts {
 
   static constexpr bool kHalves = Format::kScale == ScaleOf::kHalf;
   static constexpr bool kSub = requires { Format::sub_at(0, 0); } && (kHalves || Dot::kIntegerScales);
+  static constexpr bool kHalfMins = kHalves && Format::kMin, kRunMins = !kHalves && Format::kMin;
   static constexpr int kPieces = kHalves ? 2 : Dot::kPieces;  // integer sums of a run
   static constexpr int kTokens = Dot::tokens(kPieces);        // activation rows of a tile
   static constexpr int kPartRuns = 8;
@@ -53,13 +54,14 @@ struct IntegerProducts {
   static constexpr int kFewPanels = 2;  // for which holding them is not worth it
   static constexpr int64_t kAheadBytes = 5120, kAheadBytesMany = 8192;  // prefetched, for few and many rows
   static_assert(kPartRuns % Format::kRuns == 0, "panel blocks are cut into no parts");
-  static_assert(!Format::kMin || Format::kScale == ScaleOf::kRun || Format::kRuns == 2, "see tile()");
+  static_assert(!kRunMins || Format::kScale == ScaleOf::kRun || Format::kRuns == 2, "see tile()");
 
   // What a tile needs to know of a part of its activation rows besides the integers.
   struct Terms {
     alignas(64) int32_t zero[kTokens][kPieces * kPartRuns];  // what an integer sum begins with
     alignas(64) float scale[kTokens][kPartRuns];
-    alignas(64) float sum[Format::kMin ? kTokens : 1][kPartRuns];  // scale * sum of the integers
+    alignas(64) float sum[kRunMins ? kTokens : 1][kPartRuns];        // scale * sum of the integers
+    alignas(64) int32_t halves[kHalfMins ? kTokens : 1][kPartRuns];  // sums of the halves' integers
   };
 
   // Encoded activation rows, from one of their runs on.
@@ -97,8 +99,8 @@ struct IntegerProducts {
   static void fill(const Rows& x, int tokens, Terms& terms) {
     for (int t = 0; t < tokens; ++t) {
       const Rows row = x.from(t, 0);
-      RunTerms::of_scales<Format::kMin>(row.sum16, row.scale, terms.scale[t],
-                                        terms.sum[Format::kMin ? t : 0]);
+      RunTerms::of_scales<kRunMins>(row.sum16, row.scale, terms.scale[t], terms.sum[kRunMins ? t : 0]);
+      if constexpr (kHalfMins) RunTerms::of_halves(row.sum16, terms.halves[t]);
       Dot::template zeros<Format::kZero, kPieces == 2>(row.q, row.sum16, terms.zero[t]);
     }
   }
@@ -106,8 +108,12 @@ struct IntegerProducts {
   // The exact integer sums of a run as floats, times the integers of its scales where the format has such. `weights`
   // is the run in the cache or the block it belongs to, from vector of rows g0 on.
   template <bool kInCache, int T, int G>
-  [[gnu::always_inline]] static void run_sums(const uint8_t* weights, const uint8_t* block, int run, int g0,
-                                              const int8_t* const* x, const int32_t* zero, F (&f)[T][G]) {
+  [[gnu::always_inline]] static void run_sums(const uint8_t* weights, const uint8_t* block, int group,
+                                              int in_group, int g0, const int8_t* const* x,
+                                              const int32_t* zero, F (&f)[T][G]) {
+    const int run = Format::kGroupRuns * group + in_group;
+    // Loaded again for each of the four runs: kept over them, the steps push sums out of registers.
+    if constexpr (Format::kCodes == 4) __asm__("" : "+r"(weights));
     typename Dot::Total totals[T][G];
 #pragma GCC unroll 2
     for (int piece = 0; piece < kPieces; ++piece) {
@@ -115,7 +121,8 @@ struct IntegerProducts {
 #pragma GCC unroll 8
       for (int t = 0; t < T; ++t) {
 #pragma GCC unroll 4
-        for (int g = 0; g < G; ++g) sums[t][g] = Dot::begin(zero + kPieces * kPartRuns * t + piece);
+        for (int g = 0; g < G; ++g)
+          sums[t][g] = Format::kZero == 0 ? Dot::none() : Dot::begin(zero + kPieces * kPartRuns * t + piece);
       }
 #pragma GCC unroll 8
       for (int i = 0; i < 8 / kPieces; ++i) {
@@ -126,7 +133,7 @@ struct IntegerProducts {
           if constexpr (kInCache) {
             w[g] = Dot::load(weights + InCache::at(step, g));
           } else {
-            w[g] = weights_of<V, Dot, Format>(weights, run, step, g);
+            w[g] = weights_of<V, Dot, Format>(weights, group, in_group, step, g);
           }
         }
 #pragma GCC unroll 8
@@ -144,7 +151,9 @@ struct IntegerProducts {
             totals[t][g] = piece == 0 ? Dot::first(sums[t][g], c) : Dot::next(totals[t][g], sums[t][g], c);
           }
         };
-        if constexpr (kSub) {
+        if constexpr (has_sub_pairs<Format>) {
+          end(Dot::pair_scale(block + Format::sub_at(run, 0) + 2 * V::kLanes * (g0 + g), piece));
+        } else if constexpr (kSub) {
           end(Dot::template sub_scale<Format::kSub>(block + Format::sub_at(run, piece) +
                                                     V::kLanes * (g0 + g)));
         } else {
@@ -163,7 +172,6 @@ struct IntegerProducts {
   // integer sums leave room, else in the first-level cache.
   template <bool kInCache, int T, int G>
   static void tile(const Rows& rows, const Part& part, const Terms& terms, int g0, float* out) {
-    constexpr int kInner = Format::kRuns < 2 ? 1 : 2;
     constexpr bool kOwnSums =
         Format::kScale == ScaleOf::kBlock;  // of the block; added to those of the row at its end
     constexpr bool kHeld = T <= Dot::held(kPieces);
@@ -196,16 +204,18 @@ struct IntegerProducts {
     const char* next = part.next;
     const float* scale = terms.scale[0];
     const float* sum = terms.sum[0];
+    const int32_t* halves = terms.halves[0];
     const int32_t* zero = terms.zero[0];
     for (int b = 0; b < num_blocks; ++b, block += Format::kPanelBytes) {
 #pragma GCC unroll 2
-      for (int pair = 0; 2 * pair < Format::kRuns; ++pair) {
-#pragma GCC unroll 2
-        for (int odd = 0; odd < kInner; ++odd) {
-          const int run = 2 * pair + odd;
+      for (int group = 0; group < Format::kRuns / Format::kGroupRuns; ++group) {
+#pragma GCC unroll 4
+        for (int in_group = 0; in_group < Format::kGroupRuns; ++in_group) {
+          const int run = Format::kGroupRuns * group + in_group;
           for (int i = 0; i < lines; ++i, next += 64) V::prefetch(next);
           F f[T][G];
-          run_sums<kInCache, T, G>(kInCache ? bytes : block + V::kBytes * g0, block, run, g0, x, zero, f);
+          run_sums<kInCache, T, G>(kInCache ? bytes : block + V::kBytes * g0, block, group, in_group, g0, x,
+                                   zero, f);
           if constexpr (kInCache) bytes += InCache::kRunBytes;
 #pragma GCC unroll 4
           for (int g = 0; g < G; ++g) {
@@ -222,11 +232,21 @@ struct IntegerProducts {
               } else {
                 c = Format::template scale<V>(block, run, g0 + g);
               }
-              if constexpr (Format::kMin) n = Format::template min<V>(block, run, g0 + g);
+              [[maybe_unused]] I mins;
+              if constexpr (kRunMins) n = Format::template min<V>(block, run, g0 + g);
+              if constexpr (kHalfMins) {
+                n = Format::template block_min<V>(block, g0 + g);
+                mins = V::high_pairs(block + Format::sub_at(run, 0) + 2 * V::kLanes * (g0 + g));
+              }
 #pragma GCC unroll 8
               for (int t = 0; t < T; ++t) {
-                F total = V::fma(V::mul(f[t][g], c), V::set1(scale[kPartRuns * t]), get(t, g));
-                if constexpr (Format::kMin) total = V::fma(V::set1(sum[kPartRuns * t]), n, total);
+                F of_run = V::mul(f[t][g], c);
+                if constexpr (kHalfMins) {
+                  const I least = V::pair_products(mins, V::same(halves[kPartRuns * t]));
+                  of_run = V::fma(V::to_float(least), n, of_run);
+                }
+                F total = V::fma(of_run, V::set1(scale[kPartRuns * t]), get(t, g));
+                if constexpr (kRunMins) total = V::fma(V::set1(sum[kPartRuns * t]), n, total);
                 put(t, g, total);
               }
             }
@@ -234,6 +254,7 @@ struct IntegerProducts {
           zero += kPieces;
           ++scale;
           ++sum;
+          ++halves;
 #pragma GCC unroll 8
           for (int t = 0; t < T; ++t) x[t] += 32;
         }

@@ -27,6 +27,11 @@ struct RunTerms {
     if constexpr (kMin) _mm256_storeu_ps(sums, _mm256_mul_ps(_mm256_cvtepi32_ps(of_pairs(sum16)), s));
   }
 
+  // pairs[8]: the sums of a run's halves, of 16 bits each.
+  static void of_halves(const int32_t* sum16, int32_t* pairs) {
+    store(pairs, _mm256_permute4x64_epi64(_mm256_packs_epi32(load(sum16), load(sum16 + 8)), 0xd8));
+  }
+
   // What integer sums begin with. zero[8] = -kZero * sum of the run, or zero[16] of its halves.
   template <int kZero, bool kHalves>
   static void of_zeros(const int32_t* sum16, int32_t* zero) {

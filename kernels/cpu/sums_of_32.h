@@ -24,6 +24,7 @@ struct SumsOf32 {
     RunTerms::of_zeros<kZero, kHalves>(sum16, zero);
   }
   static Sum begin(const int32_t* zero) { return V::same(*zero); }
+  static Sum none() { return V::same(0); }
   static Weights weights(typename V::I bytes) { return bytes; }
   static Weights load(const uint8_t* stored) { return V::load(stored); }
   static void store(uint8_t* stored, Weights w) { V::store(stored, w); }
@@ -34,6 +35,7 @@ struct SumsOf32 {
   static Total sub_scale(const uint8_t* p) {
     return kernels::sub_scale<V, kSub>(p);
   }
+  static Total pair_scale(const uint8_t* p, int half) { return V::pair_low(p, half); }
   static Total first(Sum sum, One) { return V::to_float(sum); }
   static Total first(Sum sum, Total c) { return V::mul(V::to_float(sum), c); }
   static Total next(Total total, Sum, One) { return total; }

@@ -11,12 +11,12 @@ namespace {
 
 // Weights of a step as products take them. A Dot may look up a table's codes in its own way.
 template <class V, class Dot, class Format>
-[[gnu::always_inline]] inline typename Dot::Weights weights_of(const uint8_t* block, int run, int step,
-                                                               int g) {
+[[gnu::always_inline]] inline typename Dot::Weights weights_of(const uint8_t* block, int group, int run,
+                                                               int step, int g) {
   if constexpr (requires { Dot::template look_up<Format>(typename V::I()); }) {
-    return Dot::template look_up<Format>(Format::template codes<V>(block, run / 2, run % 2, step, g));
+    return Dot::template look_up<Format>(Format::template codes<V>(block, group, run, step, g));
   } else {
-    return Dot::weights(Format::template bytes<V>(block, run / 2, run % 2, step, g));
+    return Dot::weights(Format::template bytes<V>(block, group, run, step, g));
   }
 }
 
@@ -36,7 +36,8 @@ struct Unpacked {
         for (int g = 0; g < kPanelRows / V::kLanes; ++g) {
 #pragma GCC unroll 8
           for (int step = 0; step < 8; ++step) {
-            Dot::store(bytes + at(step, g), weights_of<V, Dot, Format>(block, run, step, g));
+            Dot::store(bytes + at(step, g), weights_of<V, Dot, Format>(block, run / Format::kGroupRuns,
+                                                                       run % Format::kGroupRuns, step, g));
           }
         }
       }

@@ -12,14 +12,15 @@
 
 namespace twofold::cuda {
 
-// Room for registers: one token needs loads under way (80 registers; nibbles under one f16 make do with 64, Q5_K's down
+// Room for registers: one token needs loads under way (80 registers; nibbles under one f16 alone make do with 64, Q5_K's down
 // needs two more on sm_120), eight tokens need sums (up to 255).
 template <WeightFormat F>
 constexpr int blocks_per_multiprocessor(int tokens, int threads) {
   int of_one_token = 768;
   if constexpr (kernels::is_integer<FormatOf<F>>) {
     using Format = FormatOf<F>;
-    if (Format::kNibbles && Format::kRuns == 1 && !kernels::has_table<Format>) of_one_token = 1024;
+    if (Format::kBits == 4 && Format::kRuns == 1 && !Format::kMin && !kernels::has_table<Format>)
+      of_one_token = 1024;
     if (std::is_same_v<Format, kernels::formats::Q5_K> && threads == kDownThreads) of_one_token = 640;
   }
   return (tokens == 1 ? of_one_token : 256) / threads;

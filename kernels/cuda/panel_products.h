@@ -20,9 +20,11 @@ struct UnitProduct {
   TWOFOLD_HD static void add(const uint8_t* panel, int unit, int quad, int K, const uint8_t* x,
                              int64_t row_bytes, int count, Sums& acc) {
     if constexpr (kernels::is_integer<Format>) {
-      const uint8_t* block = panel + int64_t(unit / Format::kUnits) * Format::kPanelBytes;
-      add_integers(block, unit % Format::kUnits, unit * Format::kUnitColumns, quad, K, x, row_bytes, count,
-                   acc);
+      constexpr int kParts = unit_parts<Format>();
+      const int whole = unit / kParts;
+      const uint8_t* block = panel + int64_t(whole / Format::kUnits) * Format::kPanelBytes;
+      add_integers(block, whole % Format::kUnits, unit % kParts, whole * Format::kUnitColumns, quad, K, x,
+                   row_bytes, count, acc);
     } else if constexpr (kIsPlain<Format>) {
       add_plain(panel, unit, quad, K, x, row_bytes, count, acc);
     } else {
@@ -100,64 +102,88 @@ struct UnitProduct {
   }
 
   // A unit's integer sums, then its scales: of the whole unit at once or, where 16 columns have scales of
-  // their own, of the first and then the last half of its runs.
-  TWOFOLD_HD static void add_integers(const uint8_t* block, int unit, int column, int quad, int K,
+  // their own, of the first and then the last half of its runs; where a lane has only one of them, of two of four runs and
+  // then of the others.
+  TWOFOLD_HD static void add_integers(const uint8_t* block, int unit, int part, int column, int quad, int K,
                                       const uint8_t* x, int64_t row_bytes, int count, Sums& acc) {
     constexpr bool kHalves = Format::kScale == kernels::ScaleOf::kHalf;
-    constexpr int kRuns = Format::kUnitRuns;
+    constexpr bool kOneHalf = unit_parts<Format>() == 2;
+    static_assert(kHalves || !kOneHalf);
+    constexpr int kRuns = Format::kUnitRuns < 2 ? 1 : 2;  // whose sums are registers
     constexpr int kSteps = Format::kUnitSteps / (kHalves ? 2 : 1);
 #pragma unroll
-    for (int half = 0; half < (kHalves ? 2 : 1); ++half) {
-      int32_t dot[kRuns][kTokens][kRowsOfLane] = {};
+    for (int turn = 0; turn < (kHalves && !kOneHalf ? 2 : 1); ++turn) {
+      const int half = kOneHalf ? part : turn;
       Words words[kSteps];
       load_steps(block + Format::steps_at(unit) + half * kSteps * kStepBytes + 16 * quad, words);
+      const uint8_t* planes =
+          block + Format::planes_at(unit) + (kOneHalf ? part * (Format::kUnitPlaneBytes / 2) : 0);
 #pragma unroll
-      for (int s = 0; s < kSteps; ++s) {
-        multiply_step(words[s], block + Format::planes_at(unit), half * kSteps + s, column, quad, K, x,
-                      row_bytes, count, dot);
-      }
+      for (int first_run = 0; first_run < Format::kUnitRuns; first_run += kRuns) {
+        int32_t dot[kRuns][kTokens][kRowsOfLane] = {};
 #pragma unroll
-      for (int run = 0; run < kRuns; ++run) {
-        const int of_block = unit * kRuns + run, first = column + 32 * run + 16 * half;
-        Lane::F scale, min;
-        if constexpr (kHalves) {
-          scale = Format::template half_scale<Lane>(block, of_block, half, quad);
-        } else {
-          scale = Format::template scale<Lane>(block, of_block, quad);
+        for (int s = 0; s < kSteps; ++s) {
+          multiply_step(words[s], planes, first_run, (kOneHalf ? 0 : half * kSteps) + s,
+                        column + 32 * first_run + (kOneHalf ? 16 * part : 0), quad, K, x, row_bytes, count,
+                        dot);
         }
-        if constexpr (Format::kMin) min = Format::template min<Lane>(block, of_block, quad);
 #pragma unroll
-        for (int t = 0; t < kTokens; ++t) {
-          if (t >= count) continue;
-          const Q8Row row = row_of(x, row_bytes, t, K);
-          const float x_scale = row.scale(first);
-          int32_t offset = 0;  // what made weights unsigned; bytes are signed again already
-          if constexpr (Format::kNibbles && Format::kZero != 0 && !kernels::has_table<Format>) {
-            offset = Format::kZero * (kHalves ? row.sum16(first) : row.sum32(first));
-          }
-#pragma unroll
-          for (int r = 0; r < kRowsOfLane; ++r) {
-            acc[t][r] = fused(float(dot[run][t][r] - offset), scale.v[r] * x_scale, acc[t][r]);
-          }
-          if constexpr (Format::kMin) {
-            const float sum = float(row.sum32(first)) * x_scale;
-#pragma unroll
-            for (int r = 0; r < kRowsOfLane; ++r) acc[t][r] = fused(min.v[r], sum, acc[t][r]);
-          }
+        for (int run = 0; run < kRuns; ++run) {
+          add_run(block, unit * Format::kUnitRuns + first_run + run, half,
+                  column + 32 * (first_run + run) + 16 * half, quad, K, x, row_bytes, count, dot[run], acc);
         }
       }
     }
   }
 
-  // One step of a unit. Of nibbles: low ones are columns of the unit's first half, high ones of its second.
+  // What a run's integer sums, or a half's, add; `first` is its first column.
+  TWOFOLD_HD static void add_run(const uint8_t* block, int run, int half, int first, int quad, int K,
+                                 const uint8_t* x, int64_t row_bytes, int count,
+                                 const int32_t (&dot)[kTokens][kRowsOfLane], Sums& acc) {
+    constexpr bool kHalves = Format::kScale == kernels::ScaleOf::kHalf;
+    Lane::F scale, min;
+    if constexpr (kHalves) {
+      scale = Format::template half_scale<Lane>(block, run, half, quad);
+      if constexpr (Format::kMin) min = Format::template half_min<Lane>(block, run, half, quad);
+    } else {
+      scale = Format::template scale<Lane>(block, run, quad);
+      if constexpr (Format::kMin) min = Format::template min<Lane>(block, run, quad);
+    }
+#pragma unroll
+    for (int t = 0; t < kTokens; ++t) {
+      if (t >= count) continue;
+      const Q8Row row = row_of(x, row_bytes, t, K);
+      const float x_scale = row.scale(first);
+      int32_t offset = 0;  // what made weights unsigned; bytes are signed again already
+      if constexpr (Format::kCodes > 1 && Format::kZero != 0 && !kernels::has_table<Format>) {
+        offset = Format::kZero * (kHalves ? row.sum16(first) : row.sum32(first));
+      }
+#pragma unroll
+      for (int r = 0; r < kRowsOfLane; ++r) {
+        acc[t][r] = fused(float(dot[t][r] - offset), scale.v[r] * x_scale, acc[t][r]);
+      }
+      if constexpr (Format::kMin) {
+        const float sum = float(kHalves ? row.sum16(first) : row.sum32(first)) * x_scale;
+#pragma unroll
+        for (int r = 0; r < kRowsOfLane; ++r) acc[t][r] = fused(min.v[r], sum, acc[t][r]);
+      }
+    }
+  }
+
+  // One step of two runs of a unit. Of nibbles: low ones are columns of the unit's first half, high ones of its second.
   template <class Dots>
-  TWOFOLD_HD static void multiply_step(const Words& words, const uint8_t* planes, int step, int column,
-                                       int quad, int K, const uint8_t* x, int64_t row_bytes, int count,
-                                       Dots& dot) {
-    constexpr int kSecond = Format::kUnitRuns - 1;  // run of the high nibbles
+  TWOFOLD_HD static void multiply_step(const Words& words, const uint8_t* planes, int first_run, int step,
+                                       int column, int quad, int K, const uint8_t* x, int64_t row_bytes,
+                                       int count, Dots& dot) {
+    constexpr int kSecond = Format::kUnitRuns < 2 ? 0 : 1;  // place of the second run
     Words low, high;
     if constexpr (kernels::has_table<Format>) {
       Lane::look_up_signed<Format>(words, low, high);
+    } else if constexpr (Format::kCodes == 4) {
+      low = Format::template with_planes<Lane>(Lane::two_bits(words, 2 * first_run), planes, first_run, step,
+                                               quad);
+      high = Format::template with_planes<Lane>(Lane::two_bits(words, 2 * first_run + 2), planes,
+                                                first_run + 1, step, quad);
     } else if constexpr (Format::kNibbles) {
       low = Format::template with_planes<Lane>(Lane::low_nibbles(words), planes, 0, step, quad);
       high = Format::template with_planes<Lane>(Lane::high_nibbles(words), planes, kSecond,
@@ -172,11 +198,11 @@ struct UnitProduct {
       const Q8Row row = row_of(x, row_bytes, t, K);
       const uint32_t q0 = row.word(column + 4 * step);
       uint32_t q1 = 0;
-      if constexpr (Format::kNibbles) q1 = row.word(column + Format::kUnitColumns / 2 + 4 * step);
+      if constexpr (Format::kCodes > 1) q1 = row.word(column + (kSecond == 1 ? 32 : 16) + 4 * step);
 #pragma unroll
       for (int r = 0; r < kRowsOfLane; ++r) {
         dot[0][t][r] = dot4(low.w[r], q0, dot[0][t][r]);
-        if constexpr (Format::kNibbles) dot[kSecond][t][r] = dot4(high.w[r], q1, dot[kSecond][t][r]);
+        if constexpr (Format::kCodes > 1) dot[kSecond][t][r] = dot4(high.w[r], q1, dot[kSecond][t][r]);
       }
     }
   }

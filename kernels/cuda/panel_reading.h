@@ -24,13 +24,20 @@ using FormatOf = typename kernels::FormatOf<F>::type;
 template <class Format>
 inline constexpr bool kIsPlain = Format::kPanelBytes == kStepBytes;
 
+// A unit of four runs is two lanes' units: of the first and of the last 16 columns of each run.
+template <class Format>
+TWOFOLD_HD constexpr int unit_parts() {
+  if constexpr (kernels::is_integer<Format>) return Format::kCodes == 4 ? 2 : 1;
+  return 1;
+}
+
 // Columns that a unit covers.
 TWOFOLD_HD constexpr int unit_columns(WeightFormat format) {
   return kernels::with_format(format, []<class Format>(Format) {
     if constexpr (kIsPlain<Format>) {
       return Format::kStepColumns * kStepsOfUnit;
     } else {
-      return Format::kUnitColumns;
+      return Format::kUnitColumns / unit_parts<Format>();
     }
   });
 }
@@ -129,11 +136,17 @@ struct Lane {
     for (int r = 0; r < kRowsOfLane; ++r) high.w[r] = (v.w[r] >> 4) & 0x0f0f0f0fu;
     return high;
   }
-  template <int kBits>
+  TWOFOLD_HD static I two_bits(const I& v, int shift) {
+    I two;
+#pragma unroll
+    for (int r = 0; r < kRowsOfLane; ++r) two.w[r] = (v.w[r] >> shift) & 0x03030303u;
+    return two;
+  }
+  template <int kBits, int kAt>
   TWOFOLD_HD static I with_upper(I v, const I& plane, int shift) {
 #pragma unroll
     for (int r = 0; r < kRowsOfLane; ++r)
-      v.w[r] |= ((plane.w[r] >> shift) & 0x01010101u * ((1u << kBits) - 1)) << 4;
+      v.w[r] |= ((plane.w[r] >> shift) & 0x01010101u * ((1u << kBits) - 1)) << kAt;
     return v;
   }
   template <class Codes>
@@ -191,6 +204,15 @@ struct Lane {
       found.v[r] = v < 0 ? -1.0f / v : v;
     }
     return found;
+  }
+  TWOFOLD_HD static F pair_low(const uint8_t* p, int i) {
+    const uint32_t first = load_as<uint32_t>(p) >> (8 * i), last = load_as<uint32_t>(p + 4) >> (8 * i);
+    return {{float(first & 15u), float((first >> 16) & 15u), float(last & 15u), float((last >> 16) & 15u)}};
+  }
+  TWOFOLD_HD static F pair_high(const uint8_t* p, int i) {
+    const uint32_t first = load_as<uint32_t>(p) >> (8 * i + 4),
+                   last = load_as<uint32_t>(p + 4) >> (8 * i + 4);
+    return {{float(first & 15u), float((first >> 16) & 15u), float(last & 15u), float((last >> 16) & 15u)}};
   }
   TWOFOLD_HD static F mul(F a, const F& b) {
 #pragma unroll

@@ -4,12 +4,17 @@
 namespace twofold::kernels {
 namespace {
 
-// out[i] = scale * (u[i] - zero) + min over a run; scale_of(half): of 16 columns.
-template <class Format, class ScaleOfHalf>
-void put_run(const uint8_t* u, const ScaleOfHalf& scale_of, float min, float* out) {
+struct ScaleMin {
+  float scale, min = 0.0f;
+};
+
+// out[i] = scale * (u[i] - zero) + min over a run; of_half(half): those of 16 columns.
+template <class Format, class OfHalf>
+void put_run(const uint8_t* u, const OfHalf& of_half, float* out) {
   for (int i = 0; i < kRunColumns; ++i) {
-    const float value = scale_of(i / 16) * static_cast<float>(u[i] - Format::kZero);
-    out[i] = Format::kMin ? value + min : value;
+    const ScaleMin of = of_half(i / 16);
+    const float value = of.scale * static_cast<float>(u[i] - Format::kZero);
+    out[i] = Format::kMin ? value + of.min : value;
   }
 }
 
@@ -25,16 +30,17 @@ void dequantise_integers(const uint8_t* row, int64_t columns, float* out) {
       uint8_t u[kRunColumns];
       Format::values(row, run, u);
       if constexpr (has_table<Format>) look_up<Format>(u);
-      if constexpr (Format::kScale == ScaleOf::kHalf) {
-        const float scales[2] = {Format::source_half_scale(row, run, 0),
-                                 Format::source_half_scale(row, run, 1)};
-        put_run<Format>(u, [&](int half) { return scales[half]; }, 0.0f, out);
-      } else {
-        const float scale = Format::source_scale(row, run);
-        float min = 0.0f;
-        if constexpr (Format::kMin) min = Format::source_min(row, run);
-        put_run<Format>(u, [&](int) { return scale; }, min, out);
+      ScaleMin of[2];
+      for (int half = 0; half < 2; ++half) {
+        if constexpr (Format::kScale == ScaleOf::kHalf) {
+          of[half].scale = Format::source_half_scale(row, run, half);
+          if constexpr (Format::kMin) of[half].min = Format::source_half_min(row, run, half);
+        } else {
+          of[half].scale = Format::source_scale(row, run);
+          if constexpr (Format::kMin) of[half].min = Format::source_min(row, run);
+        }
       }
+      put_run<Format>(u, [&](int half) { return of[half]; }, out);
     }
   }
 }
@@ -47,7 +53,7 @@ void dequantise_apart(const uint8_t* row, const uint8_t* exponents, int64_t colu
     for (int i = 0; i < kRunColumns; ++i) u[i] = row[i / 2] >> i % 2 * 4 & 0xfu;
     look_up<Format>(u);
     const float scale = half_of_e8m0(*exponents++);
-    put_run<Format>(u, [&](int) { return scale; }, 0.0f, out + k);
+    put_run<Format>(u, [&](int) { return ScaleMin{scale}; }, out + k);
   }
 }
 
@@ -58,7 +64,7 @@ void dequantise_channels(const uint8_t* row, int64_t columns, float* out) {
   for (int64_t k = 0; k < columns; k += kRunColumns, block += Format::kBlockBytes) {
     uint8_t u[kRunColumns];
     Format::values(block, 0, u);
-    put_run<Format>(u, [&](int) { return scale; }, 0.0f, out + k);
+    put_run<Format>(u, [&](int) { return ScaleMin{scale}; }, out + k);
   }
 }
 
@@ -73,7 +79,7 @@ void dequantise_halves(const uint8_t* row, int64_t columns, float* out) {
       Format::values(block, run, u);
       look_up<Format>(u);
       put_run<Format>(
-          u, [&](int half) { return Format::source_scale_of(block, 2 * run + half, of_row); }, 0.0f,
+          u, [&](int half) { return ScaleMin{Format::source_scale_of(block, 2 * run + half, of_row)}; },
           out + k + kRunColumns * run);
     }
   }
@@ -86,18 +92,22 @@ void unpack_integers(const uint8_t* panel, int row, int64_t columns, float* out)
     const int run = static_cast<int>(k % Format::kPanelColumns / kRunColumns);
     uint8_t u[kRunColumns];
     run_values<Format>(block, row, run, u);
-    float min = 0.0f;
-    if constexpr (Format::kMin) min = Format::template min<OneRow>(block, run, row);
-    const auto scale_of = [&](int half) {
-      if constexpr (requires { Format::exact_half_scale(block, run, half, row); }) {
-        return Format::exact_half_scale(block, run, half, row);
-      } else if constexpr (Format::kScale == ScaleOf::kHalf) {
-        return Format::template half_scale<OneRow>(block, run, half, row);
+    const auto of_half = [&](int half) {
+      ScaleMin of{};
+      if constexpr (Format::kScale == ScaleOf::kHalf) {
+        if constexpr (requires { Format::exact_half_scale(block, run, half, row); }) {
+          of.scale = Format::exact_half_scale(block, run, half, row);
+        } else {
+          of.scale = Format::template half_scale<OneRow>(block, run, half, row);
+        }
+        if constexpr (Format::kMin) of.min = Format::template half_min<OneRow>(block, run, half, row);
       } else {
-        return Format::template scale<OneRow>(block, run, row);
+        of.scale = Format::template scale<OneRow>(block, run, row);
+        if constexpr (Format::kMin) of.min = Format::template min<OneRow>(block, run, row);
       }
+      return of;
     };
-    put_run<Format>(u, scale_of, min, out + k);
+    put_run<Format>(u, of_half, out + k);
   }
 }
 

@@ -12,9 +12,10 @@ struct OneRow {
   static I load(const uint8_t* p) { return load_as<uint32_t>(p); }
   static I low_nibbles(I v) { return v & 0x0f0f0f0fu; }
   static I high_nibbles(I v) { return v >> 4 & 0x0f0f0f0fu; }
-  template <int kBits>
+  static I two_bits(I v, int shift) { return v >> shift & 0x03030303u; }
+  template <int kBits, int kAt>
   static I with_upper(I v, I plane, int shift) {
-    return v | (plane >> shift & 0x01010101u * ((1u << kBits) - 1)) << 4;
+    return v | (plane >> shift & 0x01010101u * ((1u << kBits) - 1)) << kAt;
   }
   template <class Codes>
   static I look_up(I codes) {
@@ -31,6 +32,8 @@ struct OneRow {
     const float v = load_as<float>(p);
     return v < 0 ? -1.0f / v : v;
   }
+  static F pair_low(const uint8_t* p, int i) { return static_cast<float>(p[i] & 15); }
+  static F pair_high(const uint8_t* p, int i) { return static_cast<float>(p[i] >> 4); }
   static F mul(F a, F b) { return a * b; }
   static F negative(F v) { return -v; }
 };
@@ -39,7 +42,8 @@ struct OneRow {
 template <class Format>
 void run_values(const uint8_t* panel, int row, int run, uint8_t* u) {
   for (int step = 0; step < 8; ++step) {
-    store_as(u + 4 * step, Format::template bytes<OneRow>(panel, run / 2, run % 2, step, row));
+    store_as(u + 4 * step, Format::template bytes<OneRow>(panel, run / Format::kGroupRuns,
+                                                          run % Format::kGroupRuns, step, row));
   }
 }
 

@@ -86,6 +86,7 @@ const uint8_t* steps_of(const uint8_t* block, uint8_t* scratch) {
   if constexpr (requires { Format::steps(block, scratch); }) {
     return Format::steps(block, scratch);
   } else {
+    static_assert(Format::kCodes < 4, "says which steps");
     uint8_t u[Format::kBlockColumns];
     uint8_t* const values = Format::kNibbles ? u : scratch;
     for (int run = 0; run < Format::kRuns; ++run) Format::values(block, run, values + kRunColumns * run);
@@ -109,7 +110,7 @@ void put_planes(const uint8_t* block, int unit, int row, uint8_t* planes) {
       Format::upper(block, run, u);
     } else {
       Format::values(block, run, u);
-      for (uint8_t& value : u) value = static_cast<uint8_t>(value >> 4);
+      for (uint8_t& value : u) value = static_cast<uint8_t>(value >> Format::kCodeBits);
     }
     for (int step = 0; step < 8; ++step) {
       words[Format::plane_at(odd, step) / kPlaneBytes] |= load_as<uint32_t>(u + 4 * step)

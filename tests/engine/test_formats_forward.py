@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
 from twofold.blocks import ops
@@ -14,6 +15,8 @@ from twofold.models.model_files import open_model_files
 from twofold.models.testing import TinyModel, tiny_config, write_safetensors, write_tiny_model
 from twofold.models.testing_gguf import write_tiny_gguf
 
+from benchmarks.peers.random_blocks import FORMATS as BLOCKS
+from benchmarks.peers.random_blocks import random_rows
 from tests.engine.gguf_encoders import ENCODERS
 from tests.engine.model_runs import load, random_prompt, rounds_activations
 
@@ -44,10 +47,15 @@ def write_dequantised(quantised: Path, directory: Path, model: TinyModel) -> Pat
 
 
 def encode(values: Any, kind: str) -> Any:
-    """What the gguf package reads but does not write."""
+    """What the gguf package reads but does not write; of the lowest bits any codes will do."""
     rows = np.ascontiguousarray(values.reshape(-1, values.shape[-1]))
     if kind in ENCODERS:
         return ENCODERS[kind](rows).reshape(*values.shape[:-1], -1)
+    if kind in ("Q4_1", "Q5_0", "Q5_1"):
+        return gguf.quantize(values, gguf.GGMLQuantizationType[kind])
+    if kind in ("Q2_K", "Q3_K"):
+        drawn = random_rows(np.random.default_rng(rows.size), BLOCKS[kind.lower()], *rows.shape)
+        return drawn.reshape(*values.shape[:-1], -1)
     packed = ops.quantise_rows(ops.ThreadPool(1), rows, kind.lower())
     return packed.reshape(*values.shape[:-1], -1)
 
@@ -58,7 +66,24 @@ def mixed(name: str) -> str:
 
 
 @pytest.mark.parametrize(
-    "kind", ["F16", "BF16", "Q8_0", "Q4_0", "Q4_K", "Q5_K", "Q6_K", "mixed", "IQ4_XS", "NVFP4"]
+    "kind",
+    [
+        "F16",
+        "BF16",
+        "Q8_0",
+        "Q4_0",
+        "Q4_1",
+        "Q5_0",
+        "Q5_1",
+        "Q4_K",
+        "Q5_K",
+        "Q6_K",
+        "Q2_K",
+        "Q3_K",
+        "mixed",
+        "IQ4_XS",
+        "NVFP4",
+    ],
 )
 def test_logits_are_those_of_the_dequantised_model(tmp_path: Path, kind: str) -> None:
     type_of = mixed if kind == "mixed" else lambda name: kind

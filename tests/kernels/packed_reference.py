@@ -44,6 +44,11 @@ BLOCKS = {
     "int4_channel": Block((), 1 / 5, signed=True),
     "mxfp4": Block((), 1 / 4, exponent=True),
     "iq4_nl": Block((0,), 1 / 60, signed=True),
+    "q4_1": Block((0, 2), 1 / 5, signed=True),
+    "q5_0": Block((0,), 1 / 10, signed=True),
+    "q5_1": Block((0, 2), 1 / 10, signed=True),
+    "q2_k": Block((80, 82), 1 / 12),
+    "q3_k": Block((108,), 1 / 45),
     "iq4_xs": Block((0,), 1 / 1100, signed=True),
     "nvfp4": Block((), 1 / 500, e4m3=4),
 }

@@ -73,8 +73,8 @@ def test_rows_that_a_panel_misses_are_zero_bytes(name: str) -> None:
 
 
 def test_refuses_what_is_no_row_of_the_format() -> None:
-    with pytest.raises(ConfigError, match='"q3_k" does not exist'):
-        kernels.pack(np.zeros((1, 4), np.uint8), "q3_k", 1)
+    with pytest.raises(ConfigError, match='"q7_k" does not exist'):
+        kernels.pack(np.zeros((1, 4), np.uint8), "q7_k", 1)
     with pytest.raises(KernelError, match="q8_0 with 33 columns"):
         kernels.pack(np.zeros((1, 34), np.uint8), "q8_0", 33)
     with pytest.raises(KernelError, match="fp8 rows need"):

@@ -206,7 +206,7 @@ def test_what_does_not_fit_is_refused(pool: ops.ThreadPool) -> None:
         ops.quantise_rows(pool, np.zeros((1, 132128), np.float32), "int8_channel")
     with pytest.raises(ConfigError, match="never quantised to fp8"):
         ops.quantise_rows(pool, x, "fp8")
-    with pytest.raises(ConfigError, match='"q3_k" does not exist'):
-        ops.quantise_rows(pool, x, "q3_k")
+    with pytest.raises(ConfigError, match='"q7_k" does not exist'):
+        ops.quantise_rows(pool, x, "q7_k")
     with pytest.raises(KernelError, match="importance"):
         ops.quantise_rows(pool, x, "q8_0", np.ones(5, np.float32))

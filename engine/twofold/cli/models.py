@@ -16,7 +16,6 @@ from twofold.models.model_files import open_model_files
 from twofold.models.registry import FAMILIES, describe_family
 from twofold.weights import gguf_nvfp4
 from twofold.weights.gguf_file import is_gguf
-from twofold.weights.gguf_source import REENCODED
 from twofold.weights.weight_format import FORMATS
 
 _MOST_FOUND: Final = 200
@@ -49,7 +48,7 @@ def known() -> dict[str, Any]:
             {"models": describe_family(family), "classes": family.classes, "gguf": family.gguf}
             for family in FAMILIES
         ],
-        "formats": {"computed": list(FORMATS), "gguf": gguf_types, "gguf_reencoded": sorted(REENCODED)},
+        "formats": {"computed": list(FORMATS), "gguf": gguf_types},
     }
 
 
@@ -98,7 +97,7 @@ def _known_lines() -> Iterator[str]:
         yield f"      {', '.join(family['classes'])}; {family['gguf']}"
     formats = said["formats"]
     yield f"Formats of weights computed on as they are: {', '.join(formats['computed'])}"
-    yield f"Tensor types of GGUF: {', '.join(formats['gguf'])}; re-encoded: {', '.join(formats['gguf_reencoded'])}"
+    yield f"Tensor types of GGUF: {', '.join(formats['gguf'])}"
     yield "What one takes: twofold models PATH; what it takes by context: twofold doctor MODEL"
 
 

@@ -1,11 +1,8 @@
 """A GGUF file's tensors under Hugging Face's names, which the model's tensor specs say.
 
-Three things differ from a Hugging Face checkpoint beside the names. Several of our tensors may be one in the file. Some
-families' files hold the rows of q and k in the order in which rotation pairs neighbours; they are put back where they
-were, which moves rows and changes none. And llama.cpp's quantiser falls back to Q5_0 or Q5_1 where a row does not fill
-blocks of 256 columns: these, and Q4_1, are re-encoded as Q8_0 when read. For Q5_0 that is exact (its values are small
-integers times the same scale); Q4_1 and Q5_1 have a minimum as well and are rounded to 127 steps of a block's largest
-magnitude. Q3_K becomes Q6_K, exactly.
+Three things differ from a Hugging Face checkpoint beside the names. Several of our tensors may be one in the file.
+Some families' files hold the rows of q and k in the order in which rotation pairs neighbours; they are put back where
+they were, which moves rows and changes none. Scales of NVFP4's tensors, which lie apart, become the heads of its rows.
 """
 
 from __future__ import annotations
@@ -71,11 +68,8 @@ class GgufSource(TensorSource):
 
     def _entry(self, name: str, tensor: GgufTensor) -> TensorEntry:
         format, recoded_bytes = _FORMATS.get(tensor.type_name), None
-        recoder = _RECODERS.get(tensor.type_name) if format is None else None
         if tensor.type_name == gguf_nvfp4.TYPE:
-            recoder = (gguf_nvfp4.FORMAT, self._nvfp4(tensor))
-        if recoder is not None:
-            format, self._recoders[name] = recoder
+            format, self._recoders[name] = gguf_nvfp4.FORMAT, self._nvfp4(tensor)
             recoded_bytes = math.prod(tensor.shape[:-1]) * source_row_bytes(format, tensor.shape[-1])
         return TensorEntry(
             name=name,
@@ -132,84 +126,3 @@ def _some_rows(tensor: GgufTensor, spec: TensorSpec) -> GgufTensor:
     row_bytes = tensor.num_bytes // count
     offset, num_bytes = tensor.offset + first * row_bytes, spec.shape[0] * row_bytes
     return replace(tensor, shape=(spec.shape[0], *tensor.shape[1:]), offset=offset, num_bytes=num_bytes)
-
-
-# ---- formats that are re-encoded as Q8_0: blocks of {f16 scale; i8 q[32]} ----
-
-
-def _nibbles(packed: U8) -> U8:
-    """[blocks, 16] bytes → [blocks, 32]: low nibbles are weights 0-15."""
-    return np.concatenate([packed & 0xF, packed >> 4], axis=1)
-
-
-def _fifth_bits(packed: U8) -> U8:
-    """[blocks, 4] bytes → [blocks, 32] of 0 or 16."""
-    return np.unpackbits(packed, axis=1, bitorder="little") << np.uint8(4)
-
-
-def _with_scale(scale_bytes: U8, q: npt.NDArray[np.int8]) -> U8:
-    return np.concatenate([scale_bytes, q.view(np.uint8)], axis=1).reshape(-1)
-
-
-def _recode_q5_0(raw: U8) -> U8:
-    blocks = raw.reshape(-1, 22)
-    q = (_nibbles(blocks[:, 6:]) | _fifth_bits(blocks[:, 2:6])).view(np.int8) - np.int8(16)
-    return _with_scale(blocks[:, :2], q)
-
-
-def _recode_with_minimum(blocks: U8, q: U8) -> U8:
-    """scale * q + minimum, both at the block's beginning, rounded to 127 steps of the largest magnitude."""
-    scale_and_minimum = np.ascontiguousarray(blocks[:, :4]).view(np.float16).astype(np.float32)
-    with np.errstate(invalid="ignore", over="ignore"):  # a scale that is no number stays none
-        values = scale_and_minimum[:, :1] * q + scale_and_minimum[:, 1:]
-        scale = (np.abs(values).max(axis=1, keepdims=True) / np.float32(127.0)).astype(np.float16)
-        wide = scale.astype(np.float32)
-        steps = np.divide(values, wide, out=np.zeros_like(values), where=wide != 0)
-        rounded = np.nan_to_num(np.clip(np.rint(steps), -127, 127)).astype(np.int8)
-    return _with_scale(scale.view(np.uint8), rounded)
-
-
-def _recode_q4_1(raw: U8) -> U8:
-    blocks = raw.reshape(-1, 20)
-    return _recode_with_minimum(blocks, _nibbles(blocks[:, 4:]))
-
-
-def _recode_q5_1(raw: U8) -> U8:
-    blocks = raw.reshape(-1, 24)
-    return _recode_with_minimum(blocks, _nibbles(blocks[:, 8:]) | _fifth_bits(blocks[:, 4:8]))
-
-
-# ---- Q3_K as Q6_K: both have 16 runs of 16 columns, a scale of 6 or 8 bits for each, and one in float16 for all ----
-
-
-def _recode_q3_k(raw: U8) -> U8:
-    blocks = raw.reshape(-1, 110)
-    high_bits, low_bits, packed, scale = np.split(blocks, (32, 96, 108), axis=1)
-    # Row r of 32 columns has bit r of 32 bytes; its two lower bits are field r % 4 of half r // 4.
-    rows = np.arange(8)
-    high = high_bits[:, None] >> rows.astype(np.uint8)[:, None] & 1
-    low = low_bits.reshape(-1, 2, 32)[:, rows // 4] >> (2 * (rows % 4)).astype(np.uint8)[:, None] & 3
-    codes = low + (high << np.uint8(2)) + np.uint8(28)  # q from -4 to 3 as q + 32
-    low_nibbles, high_bits_of = packed[:, :8], packed[:, 8:]
-    of_scale = np.concatenate([low_nibbles & 0xF, low_nibbles >> 4], axis=1)
-    shifts = np.repeat(np.array([0, 2, 4, 6], np.uint8), 4)
-    of_scale |= (np.tile(high_bits_of, 4) >> shifts & 3) << np.uint8(4)
-    scales = of_scale.view(np.int8) - np.int8(32)
-    halves = codes.reshape(-1, 2, 4, 32)
-    nibbles = halves & 0xF
-    ql = (nibbles[:, :, :2] | nibbles[:, :, 2:] << np.uint8(4)).reshape(-1, 128)
-    fields = halves >> 4 << (2 * np.arange(4, dtype=np.uint8))[:, None]
-    qh = np.bitwise_or.reduce(fields, axis=2).reshape(-1, 64)
-    return np.concatenate([ql, qh, scales.view(np.uint8), scale], axis=1).reshape(-1)
-
-
-_RECODERS: Final[Mapping[str, tuple[str, Callable[[U8], U8]]]] = MappingProxyType(
-    {
-        "Q5_0": ("q8_0", _recode_q5_0),
-        "Q4_1": ("q8_0", _recode_q4_1),
-        "Q5_1": ("q8_0", _recode_q5_1),
-        "Q3_K": ("q6_k", _recode_q3_k),
-    }
-)
-REENCODED: Final = tuple(_RECODERS)
-"""Tensor types that become another when read."""

@@ -20,14 +20,19 @@
 //   scale<V>(panel, run, g), min<V>(panel, run, g), half_scale<V>(panel, run, half, g)      of the rows of a vector
 //   sub_at(run, half), kSub, block_scale<V>(panel, g)      of scales that are a byte's number times their block's: where in
 //                             the panel block the 32 rows' bytes lie, what they are, and what multiplies them
+//   kSubPairs, block_min<V>(panel, g)      in their stead where a row has two bytes for its run, one for each half: low
+//                             nibbles are the scales' integers, high ones those of minima, and what multiplies these
 //   source_scale(block, run), source_min(block, run), source_half_scale(block, run, half)
+//   half_min<V>(panel, run, half, g), source_half_min(block, run, half)      of formats with minima of 16 columns
 //
 // V is a vector of rows: g counts vectors from a panel's first row. kLanes rows, kBytes = 4 * kLanes bytes of
 // a step; I are those bytes, F a float for each row.
-//   load(p), low_nibbles(v), high_nibbles(v), with_upper<kBits>(v, plane, shift): bits shift ... shift + kBits - 1 of each
-//   byte of the plane become bits 4 ... of the weight
+//   load(p), low_nibbles(v), high_nibbles(v), two_bits(v, shift): of each byte
+//   with_upper<kBits, kAt>(v, plane, shift): bits shift ... shift + kBits - 1 of each byte of the plane become bits kAt ...
+//   of the weight
 //   look_up<Codes>(v): bytes of 0 to 15 as what Codes::kTable has there
 //   half(p), half_powers(p), unsigned_bytes(p), signed_bytes(p), floats_of_8(p): an f16 or a byte for each row
+//   pair_low(p, i), pair_high(p, i): the low or high nibble of byte i of each row's two
 //   multipliers(p): an f32 for each row; a negative one stands for what it divides by
 //   mul(a, b), negative(v)
 #pragma once
@@ -68,6 +73,10 @@ inline constexpr bool is_per_channel = requires { typename Format::InBlocks; };
 
 // Columns whose integer sum fits 32 bits whatever the weights and activations are.
 inline constexpr int64_t kMostChannelColumns = INT32_MAX / (128 * 127);
+
+// Whether the integers of a run's scales and minima are kSubPairs.
+template <class Format>
+inline constexpr bool has_sub_pairs = requires { Format::kSubPairs; };
 
 // Of the unsigned weights, as products meet them.
 template <class Format>
@@ -119,10 +128,11 @@ struct ScaleAndMin : OneScale<kAt> {
 };
 
 // A panel block: the header of its scales, then its units. A unit is what shares steps: of 8 bits a run (8
-// steps); of fewer bits a pair of runs (8 steps of nibbles, low ones the first run, high ones the second) or,
-// in a block of one run, its two halves (4 steps). Before them lie planes: steps of bytes again, of what the
-// weights have above their fourth bit. A byte holds the bits of several of the row's steps, lowest first: of a pair
-// of runs those of the first run's step s, of the second's, of the first's step s + 1 ...
+// steps); of 4 to 6 bits a pair of runs (8 steps of nibbles, low ones the first run, high ones the second) or,
+// in a block of one run, its two halves (4 steps); of 2 and 3 bits four runs (8 steps of four codes, the lowest bits
+// the first run's). Before them lie planes: steps of bytes again, of what the weights have above those bits. A byte
+// holds the bits of several of the row's steps, lowest first: of a pair of runs those of the first run's step s, of
+// the second's, of the first's step s + 1 ...
 // Codes: what a nibble stands for, where not for itself.
 struct Themselves {};
 template <class Codes>
@@ -138,12 +148,15 @@ struct Panel : Scales, Codes {
   static constexpr int kBlockColumns = kColumns, kPanelColumns = kColumns, kBits = kWeightBits;
   static constexpr int kRuns = kColumns / kRunColumns;
   static constexpr int kDotBits = dot_bits<Codes>(kWeightBits);
-  static constexpr bool kNibbles = kBits < 8;
-  static constexpr int kPlanes = kNibbles ? kBits - 4 : 0;  // of each run
-  static constexpr int kUnitRuns = kNibbles && kRuns > 1 ? 2 : 1;
+  static constexpr int kCodeBits = kBits == 8 ? 8 : kBits >= 4 ? 4 : 2;
+  static constexpr int kCodes = 8 / kCodeBits;  // of a byte of a step
+  static constexpr bool kNibbles = kCodes == 2;
+  static constexpr int kPlanes = kBits - kCodeBits;  // of each run
+  static constexpr int kUnitRuns = kRuns > 1 ? kCodes : 1;
   static constexpr int kUnits = kRuns / kUnitRuns;
+  static constexpr int kGroupRuns = kRuns == 1 ? 1 : kCodes == 4 ? 4 : 2;  // that loops take together
   static constexpr int kUnitColumns = kUnitRuns * kRunColumns;
-  static constexpr int kUnitSteps = kUnitRuns * (kNibbles ? 4 : 8);
+  static constexpr int kUnitSteps = kUnitRuns * 8 / kCodes;
   static constexpr int kUnitPlaneBytes = kUnitRuns * kPlanes * kPlaneBytes;
   static constexpr int kUnitBytes = kUnitPlaneBytes + kUnitSteps * kStepBytes;
   static constexpr int kPanelBytes = Scales::kHeaderBytes + kUnits * kUnitBytes;
@@ -153,45 +166,48 @@ struct Panel : Scales, Codes {
   TWOFOLD_HD static constexpr int planes_at(int unit) { return Scales::kHeaderBytes + unit * kUnitBytes; }
   TWOFOLD_HD static constexpr int steps_at(int unit) { return planes_at(unit) + kUnitPlaneBytes; }
   // Within a unit's planes the first of the upper bits of a run's step: its byte of row 0, and its bit.
-  TWOFOLD_HD static constexpr int upper_at(int odd, int step) { return (kUnitRuns * step + odd) * kPlanes; }
-  TWOFOLD_HD static constexpr int plane_at(int odd, int step) {
-    return upper_at(odd, step) / 8 * kPlaneBytes;
+  TWOFOLD_HD static constexpr int upper_at(int run, int step) { return (kUnitRuns * step + run) * kPlanes; }
+  TWOFOLD_HD static constexpr int plane_at(int run, int step) {
+    return upper_at(run, step) / 8 * kPlaneBytes;
   }
-  TWOFOLD_HD static constexpr int shift_at(int odd, int step) { return upper_at(odd, step) % 8; }
+  TWOFOLD_HD static constexpr int shift_at(int run, int step) { return upper_at(run, step) % 8; }
 
-  // Columns 4 step ... 4 step + 3 of run 2 pair + odd, unsigned.
+  // Columns 4 step ... 4 step + 3 of run kGroupRuns * group + run, unsigned.
   template <class V>
-  TWOFOLD_ALWAYS static typename V::I bytes(const uint8_t* panel, int pair, int odd, int step, int g) {
+  TWOFOLD_ALWAYS static typename V::I bytes(const uint8_t* panel, int group, int run, int step, int g) {
     if constexpr (has_table<Codes>) {
-      return V::template look_up<Codes>(codes<V>(panel, pair, odd, step, g));
+      return V::template look_up<Codes>(codes<V>(panel, group, run, step, g));
     } else {
-      return codes<V>(panel, pair, odd, step, g);
+      return codes<V>(panel, group, run, step, g);
     }
   }
 
   // The same as the panel has them.
   template <class V>
-  TWOFOLD_ALWAYS static typename V::I codes(const uint8_t* panel, int pair, int odd, int step, int g) {
-    if constexpr (!kNibbles) {
-      return V::load(panel + steps_at(2 * pair + odd) + kStepBytes * step + V::kBytes * g);
+  TWOFOLD_ALWAYS static typename V::I codes(const uint8_t* panel, int group, int run, int step, int g) {
+    if constexpr (kCodes == 1) {
+      return V::load(panel + steps_at(kGroupRuns * group + run) + kStepBytes * step + V::kBytes * g);
+    } else if constexpr (kCodes == 4) {
+      const typename V::I four = V::load(panel + steps_at(group) + kStepBytes * step + V::kBytes * g);
+      return with_planes<V>(V::two_bits(four, 2 * run), panel + planes_at(group), run, step, g);
     } else if constexpr (kUnitRuns == 1) {
       const typename V::I both = V::load(panel + steps_at(0) + kStepBytes * (step % 4) + V::kBytes * g);
       return with_planes<V>(step < 4 ? V::low_nibbles(both) : V::high_nibbles(both), panel + planes_at(0), 0,
                             step, g);
     } else {
-      const typename V::I both = V::load(panel + steps_at(pair) + kStepBytes * step + V::kBytes * g);
-      return with_planes<V>(odd == 0 ? V::low_nibbles(both) : V::high_nibbles(both), panel + planes_at(pair),
-                            odd, step, g);
+      const typename V::I both = V::load(panel + steps_at(group) + kStepBytes * step + V::kBytes * g);
+      return with_planes<V>(run == 0 ? V::low_nibbles(both) : V::high_nibbles(both), panel + planes_at(group),
+                            run, step, g);
     }
   }
 
-  // With the bits above the fourth, of the unit's planes.
+  // With the bits above a code's, of the unit's planes.
   template <class V>
-  TWOFOLD_ALWAYS static typename V::I with_planes(typename V::I v, const uint8_t* planes, int odd, int step,
+  TWOFOLD_ALWAYS static typename V::I with_planes(typename V::I v, const uint8_t* planes, int run, int step,
                                                   int g) {
     if constexpr (kPlanes == 0) return v;
-    return V::template with_upper<kPlanes>(v, V::load(planes + plane_at(odd, step) + V::kBytes * g),
-                                           shift_at(odd, step));
+    return V::template with_upper<kPlanes, kCodeBits>(
+        v, V::load(planes + plane_at(run, step) + V::kBytes * g), shift_at(run, step));
   }
 };
 
@@ -200,6 +216,11 @@ struct Panel : Scales, Codes {
 // 32 signed bytes as the panel's.
 inline void read_signed(const uint8_t* from, uint8_t* u) {
   for (int i = 0; i < kRunColumns; ++i) u[i] = from[i] ^ 0x80u;
+}
+
+// Two bits of each of 32 bytes.
+inline void read_two_bits(const uint8_t* from, int shift, uint8_t* u) {
+  for (int i = 0; i < kRunColumns; ++i) u[i] = from[i] >> shift & 3u;
 }
 
 // The low (shift 0) or high (4) nibbles of `count` bytes.

@@ -6,35 +6,18 @@
 //           5 (two steps of both runs each), then 8 steps of nibbles
 //   weight = d * scale * (q - 32)
 #pragma once
-#include "panel.h"
+#include "half_scales.h"
 
 namespace twofold::kernels::formats {
 
-struct HalfScales {
-  static constexpr int kHeaderBytes = 576, kScaleAt = 208;
-  static constexpr bool kMin = false;
-
-  static float source_half_scale(const uint8_t* block, int run, int half) {
-    return f16_at(block + 208) * static_cast<float>(static_cast<int8_t>(block[192 + 2 * run + half]));
-  }
-  static void put_scales(const uint8_t* block, uint8_t* panel, int row) {
-    std::memcpy(panel + 2 * row, block + 208, 2);
-    for (int half_run = 0; half_run < 16; ++half_run) panel[64 + 32 * half_run + row] = block[192 + half_run];
-  }
-  static constexpr SubScale kSub = SubScale::kSigned;
-  TWOFOLD_HD static constexpr int sub_at(int run, int half) { return 64 + 32 * (2 * run + half); }
-  template <class V>
-  TWOFOLD_HD static typename V::F block_scale(const uint8_t* panel, int g) {
-    return V::half(panel + 2 * V::kLanes * g);
-  }
-  // Of the first (half 0) or last 16 columns of a run.
-  template <class V>
-  TWOFOLD_HD static typename V::F half_scale(const uint8_t* panel, int run, int half, int g) {
-    return V::mul(block_scale<V>(panel, g), V::signed_bytes(panel + sub_at(run, half) + V::kLanes * g));
+struct Q6_KScales {
+  static constexpr int kScaleAt = 208;
+  static int source_sub(const uint8_t* block, int half_run) {
+    return static_cast<int8_t>(block[192 + half_run]);
   }
 };
 
-struct Q6_K : Panel<256, HalfScales, 6> {
+struct Q6_K : Panel<256, HalfScales<Q6_KScales>, 6> {
   static constexpr const char *kName = "q6_k", *kGguf = "Q6_K";
   static constexpr int kBlockBytes = 210, kZero = 32;
   static constexpr ScaleOf kScale = ScaleOf::kHalf;

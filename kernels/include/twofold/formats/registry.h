@@ -11,8 +11,13 @@
 #include "mxfp4.h"
 #include "nvfp4.h"
 #include "plain.h"
+#include "q2_k.h"
+#include "q3_k.h"
 #include "q4_0.h"
+#include "q4_1.h"
 #include "q4_k.h"
+#include "q5_0.h"
+#include "q5_1.h"
 #include "q5_k.h"
 #include "q6_k.h"
 #include "q8_0.h"
@@ -33,6 +38,11 @@
   X(Int4_Channel)                 \
   X(MXFP4)                        \
   X(IQ4_NL)                       \
+  X(Q4_1)                         \
+  X(Q5_0)                         \
+  X(Q5_1)                         \
+  X(Q2_K)                         \
+  X(Q3_K)                         \
   X(IQ4_XS)                       \
   X(NVFP4)
 
