@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, Literal, TypeVar
@@ -17,17 +17,13 @@ from twofold.api.errors import ModelLoadError
 from twofold.blocks.block import Block, ExpertBlock, Pages, Record, RoutedShape
 from twofold.blocks.head import Embedding, Head
 from twofold.blocks.rope import ROPE_KINDS, RopeConfig
-from twofold.weights.block_formats import QUANT_METHOD, parse_block_formats
+from twofold.models.quantization import Quantization, read_quantization
 from twofold.weights.json_file import Fields, read_json_object
-from twofold.weights.mxfp4_tensors import QUANT_METHOD as MXFP4
-from twofold.weights.schemes import METHODS, Scheme, modelopt, parse_scheme
+from twofold.weights.schemes import modelopt
 
 # No model comes near these; they keep a damaged config.json from asking for a plan of a billion tensors.
 MAX_LAYERS: Final = 4096
 MAX_EXPERTS: Final = 65_535
-
-FP8_BLOCK: Final = 128
-"""FP8 checkpoints have one scale for a block of so many rows and columns."""
 
 CacheDType = Literal["float32", "bfloat16", "q8", "fp8"]
 WeightDType = Literal["float32", "bfloat16", "float16"]
@@ -233,45 +229,6 @@ def read_config_json(directory: Path) -> Fields:
     fields = Fields(str(path), read_json_object(path, "the model's configuration"))
     read_quantization(fields)
     return fields
-
-
-@dataclass(frozen=True)
-class Quantization:
-    """How a directory's tensors are stored, beyond their own types."""
-
-    block_formats: Mapping[str, str]
-    """Format by tensor name, of a directory that `twofold quantize` wrote."""
-    scheme: Scheme | None = None
-    mxfp4: bool = False
-    """Whether there are matrices as `mxfp4_tensors.py` describes them."""
-
-
-def read_quantization(fields: Fields) -> Quantization:
-    """Of config.json, or of its text part. FP8 with one scale for 128 x 128 weights needs no word; else see `schemes`.
-
-    Raises ModelLoadError for what is quantised otherwise.
-    """
-    name, _ = fields.get(("quantization_config", "compression_config"))
-    quantization = fields.section(name)
-    if quantization is None:
-        return Quantization({})
-    method = quantization.text("quant_method", "?")
-    if method == QUANT_METHOD:
-        return Quantization(parse_block_formats(quantization))
-    if method == MXFP4:
-        return Quantization({}, mxfp4=True)
-    if (scheme := parse_scheme(quantization)) is not None:
-        return Quantization({}, scheme)
-    if method != "fp8":
-        known = ", ".join(map(repr, ("fp8", MXFP4, *METHODS, QUANT_METHOD)))
-        raise ModelLoadError(
-            f"{fields.where}: {name} (quant_method {method!r}) is not supported, expected one of {known}; "
-            "use a float32, bfloat16, float16 or FP8 checkpoint, or a GGUF file"
-        )
-    block = quantization.integers("weight_block_size")
-    if block != (FP8_BLOCK, FP8_BLOCK):
-        raise quantization.error("weight_block_size", list(block), f"[{FP8_BLOCK}, {FP8_BLOCK}]")
-    return Quantization({})
 
 
 def directory_quantization(directory: Path) -> Quantization:

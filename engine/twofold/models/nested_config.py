@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from twofold.models.config import ModelConfig, read_quantization
+from twofold.models.config import ModelConfig
+from twofold.models.quantization import read_quantization
 from twofold.weights.json_file import Fields
 
 _OUTER: Final = (

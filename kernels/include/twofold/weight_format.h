@@ -32,10 +32,10 @@ struct FormatLayout {
   int panel_columns;      // columns of a panel block
   int panel_block_bytes;  // bytes of a panel block, all 32 rows
   int scale_grid;         // one f32 scale apart from the rows for so many rows and columns; 0: none
-  int row_head_bytes;     // of a source row before its blocks: the scale of formats with one for a row or tensor
-  const char* gguf;       // its type in GGUF; empty: none
-  bool quantised;         // quantise_row() makes it
-  int apart_bytes = 0;    // bytes of a source row's block whose scale lies apart; 0: scales are in the rows
+  int row_head_bytes;  // of a source row before its blocks: the scale of formats with one for a row or tensor
+  const char* gguf;    // its type in GGUF; empty: none
+  bool quantised;      // quantise_row() makes it
+  int apart_bytes = 0;  // bytes of a source row's block whose scale lies apart; 0: scales are in the rows
 };
 
 template <class Format>
