@@ -72,7 +72,7 @@ class Gptq:
         packs_inputs = self.method == "gptq"
         inputs = first.shape[0] * (fields if packs_inputs else 1)
         outputs = first.shape[1] * (1 if packs_inputs else fields)
-        group = inputs if self.group_size < 0 else self.group_size
+        group = inputs if self.group_size < 0 else min(self.group_size, inputs)  # it may be any number
         num_groups = -(-inputs // group)
         expect(first, ("I32",), first.shape)
         expect(parts["scales"], ("F16", "BF16"), (num_groups, outputs))
