@@ -10,6 +10,7 @@ import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from twofold.models.testing import TinyModel
 from twofold.models.testing_deepseek import TinyDeepseek
@@ -61,107 +62,31 @@ NEXT = TinyQwen3Next(
     num_experts=16, top_k=4, num_layers=4, full_attention=(3,), key_dim=64, value_dim=64, num_v_heads=8,
     max_position_embeddings=512,
 )  # fmt: skip
+SMALL = {
+    "hidden_size": 256, "head_dim": 64, "moe_intermediate_size": 256, "vocab_size": 267, "num_experts": 16, "top_k": 4,
+    "max_position_embeddings": 512,
+}  # fmt: skip
+
+
+def small(family: type[TinyModel], **changed: Any) -> TinyModel:
+    return family(**SMALL | changed)
+
+
 # What is written with every matrix in each of KINDS. llama.cpp ignores groups of GLM models; published ones have one.
 OTHERS: dict[str, TinyModel] = {
     "glm-air": GLM,
     "glm-flash": FLASH,
-    "olmoe": TinyOlmoe(
-        hidden_size=256,
-        num_kv_heads=4,
-        head_dim=64,
-        moe_intermediate_size=256,
-        vocab_size=267,
-        num_experts=16,
-        top_k=4,
-        max_position_embeddings=512,
-    ),
-    "minimax-m2": TinyMiniMaxM2(
-        hidden_size=256,
-        head_dim=64,
-        rotary_dim=32,
-        moe_intermediate_size=256,
-        vocab_size=267,
-        num_experts=16,
-        top_k=4,
-        max_position_embeddings=512,
-    ),
-    "ernie": TinyErnie(
-        hidden_size=256,
-        head_dim=64,
-        moe_intermediate_size=256,
-        intermediate_size=256,
-        vocab_size=267,
-        num_experts=16,
-        top_k=4,
-        max_position_embeddings=512,
-    ),
-    "granite": TinyGranite(
-        "GraniteMoeSharedForCausalLM",
-        hidden_size=256,
-        head_dim=64,
-        moe_intermediate_size=256,
-        shared_intermediate_size=256,
-        vocab_size=267,
-        num_experts=16,
-        top_k=4,
-        max_position_embeddings=512,
-    ),
-    "lfm2": TinyLfm2(
-        hidden_size=256,
-        head_dim=64,
-        moe_intermediate_size=256,
-        intermediate_size=256,
-        vocab_size=267,
-        num_experts=16,
-        top_k=4,
-        attention=(2,),
-        max_position_embeddings=512,
-    ),
-    "llama4": TinyLlama4(
-        hidden_size=256,
-        head_dim=64,
-        moe_intermediate_size=256,
-        intermediate_size=256,
-        vocab_size=267,
-        num_experts=16,
-        moe_interval=2,
-        rope_scaling=LLAMA3,
-        max_position_embeddings=512,
-    ),
-    "gemma4": TinyGemma4(
-        hidden_size=256,
-        head_dim=64,
-        global_head_dim=128,
-        moe_intermediate_size=256,
-        intermediate_size=256,
-        vocab_size=267,
-        num_experts=16,
-        top_k=4,
-        sliding_window=32,
-        max_position_embeddings=512,
-    ),
-    "qwen2": TinyQwen2Moe(
-        hidden_size=256,
-        head_dim=64,
-        moe_intermediate_size=256,
-        shared_intermediate_size=256,
-        vocab_size=267,
-        num_experts=16,
-        top_k=4,
-        max_position_embeddings=512,
-    ),
+    "olmoe": small(TinyOlmoe, num_kv_heads=4),
+    "minimax-m2": small(TinyMiniMaxM2, rotary_dim=32),
+    "ernie": small(TinyErnie, intermediate_size=256),
+    "granite": small(TinyGranite, architecture="GraniteMoeSharedForCausalLM", shared_intermediate_size=256),
+    "lfm2": small(TinyLfm2, intermediate_size=256, attention=(2,)),
+    "llama4": small(TinyLlama4, intermediate_size=256, top_k=1, moe_interval=2, rope_scaling=LLAMA3),
+    "gemma4": small(TinyGemma4, global_head_dim=128, intermediate_size=256, sliding_window=32),
+    "qwen2": small(TinyQwen2Moe, shared_intermediate_size=256),
     "qwen3-next": NEXT,
     "qwen3.5": TinyQwen35Moe(**{**vars(NEXT), "architecture": "Qwen3_5MoeForCausalLM"}),
-    "gpt-oss": TinyGptOss(
-        hidden_size=256,
-        head_dim=64,
-        moe_intermediate_size=64,
-        vocab_size=267,
-        num_experts=16,
-        top_k=4,
-        sliding_window=32,
-        max_position_embeddings=512,
-    ),
+    "gpt-oss": small(TinyGptOss, moe_intermediate_size=64, sliding_window=32),
     "glm": replace(GLM, use_qk_norm=True, num_shared_experts=2, first_dense=2, num_mtp_layers=1),
 }
 

@@ -50,6 +50,7 @@ _SEP: Final = "<｜tool▁sep｜>"
 _CALLS, _CALL = "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>"
 _CALLS_END, _CALL_END = "<｜tool▁calls▁end｜>", "<｜tool▁call▁end｜>"
 _DEEPSEEK: Final = (_SEP, _CALLS_END, _CALL_END)
+_GLM: Final = ("</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
 _HARMONY: Final = ("<|channel|>", "<|message|>")
 _HARMONY_TOKENS: Final = (*_HARMONY, "<|start|>", "<|end|>", "<|constrain|>", "<|return|>", "<|call|>")
 
@@ -71,14 +72,14 @@ _TOOLS: Final = (
         "glm",
         ("<tool_call>",),
         ("<tool_call>", "</arg_key><arg_value>"),
-        ("</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
+        _GLM,
     ),
     ToolDialect(
         "glm45",
         "glm",
         ("<tool_call>",),
         ("<tool_call>", "<arg_key>"),
-        ("</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
+        _GLM,
     ),
     ToolDialect(
         "mistral",

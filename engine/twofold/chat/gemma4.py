@@ -7,7 +7,7 @@ import json
 import re
 from typing import Final
 
-from twofold.chat.json_stream import MAX_DEPTH, Give
+from twofold.chat.json_stream import MAX_DEPTH, NUMBER, Give, read_members
 from twofold.chat.reader import DamagedCallError, Marks, TextReader, Wait
 from twofold.chat.schema_values import ToolSchemas, inside_string
 
@@ -15,7 +15,6 @@ _QUOTE: Final = '<|"|>'
 _QUOTED_END: Final = Marks((_QUOTE,))
 _KEY: Final = re.compile(r"[^:{}\[\],<]*")
 _WORD: Final = re.compile(r"[^,{}\[\]<]*")
-_NUMBER: Final = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][-+]?\d+)?", re.ASCII)
 _WORDS: Final = {"true": "true", "false": "false", "null": "null", "None": "null"}
 _MAX_WORD: Final = 4096
 
@@ -36,27 +35,23 @@ def read_calls(reader: TextReader, mark: str, schemas: ToolSchemas) -> Wait[None
 def _read_object(reader: TextReader, give: Give, depth: int) -> Wait[None]:
     reader.advance()
     give("{")
-    comma = ""
-    while not (yield from reader.found("}")):
-        give(comma)
-        comma = ", "
-        if (yield from reader.found(_QUOTE)):
-            yield from _read_quoted(reader, give)
-        else:
-            yield from reader.space()
-            key = (yield from reader.take_while(_KEY, _MAX_WORD)).strip()
-            if not key:
-                raise DamagedCallError
-            give(json.dumps(key, ensure_ascii=False))
-        yield from reader.space()
-        yield from reader.expect(":")
-        give(": ")
-        yield from _read_value(reader, give, depth + 1)
-        if not (yield from reader.found(",")):
-            yield from reader.space()
-            yield from reader.expect("}")
-            break
+    yield from read_members(reader, give, "}", lambda: _read_pair(reader, give, depth + 1))
     give("}")
+
+
+def _read_pair(reader: TextReader, give: Give, depth: int) -> Wait[None]:
+    if (yield from reader.found(_QUOTE)):
+        yield from _read_quoted(reader, give)
+    else:
+        yield from reader.space()
+        key = (yield from reader.take_while(_KEY, _MAX_WORD)).strip()
+        if not key:
+            raise DamagedCallError
+        give(json.dumps(key, ensure_ascii=False))
+    yield from reader.space()
+    yield from reader.expect(":")
+    give(": ")
+    yield from _read_value(reader, give, depth)
 
 
 def _read_value(reader: TextReader, give: Give, depth: int) -> Wait[None]:
@@ -70,28 +65,16 @@ def _read_value(reader: TextReader, give: Give, depth: int) -> Wait[None]:
     if first == "{":
         yield from _read_object(reader, give, depth)
     elif first == "[":
-        yield from _read_list(reader, give, depth)
+        reader.advance()
+        give("[")
+        yield from read_members(reader, give, "]", lambda: _read_value(reader, give, depth + 1))
+        give("]")
     else:
         word = (yield from reader.take_while(_WORD, _MAX_WORD)).strip()
         if not word:
             raise DamagedCallError
-        known = _WORDS.get(word, word if _NUMBER.fullmatch(word) else None)
+        known = _WORDS.get(word, word if NUMBER.fullmatch(word) else None)
         give(json.dumps(word, ensure_ascii=False) if known is None else known)
-
-
-def _read_list(reader: TextReader, give: Give, depth: int) -> Wait[None]:
-    reader.advance()
-    give("[")
-    comma = ""
-    while not (yield from reader.found("]")):
-        give(comma)
-        comma = ", "
-        yield from _read_value(reader, give, depth + 1)
-        if not (yield from reader.found(",")):
-            yield from reader.space()
-            yield from reader.expect("]")
-            break
-    give("]")
 
 
 def _read_quoted(reader: TextReader, give: Give) -> Wait[None]:

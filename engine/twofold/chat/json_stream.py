@@ -12,7 +12,7 @@ from twofold.chat.reader import DamagedCallError, TextReader, Wait
 MAX_DEPTH: Final = 64
 _PLAIN: Final = re.compile(r'[^"\\\x00-\x1f]*')
 _WORD: Final = re.compile(r"[-+.0-9A-Za-z]*")
-_NUMBER: Final = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][-+]?\d+)?")
+NUMBER: Final = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][-+]?\d+)?", re.ASCII)
 _HEX: Final = frozenset("0123456789abcdefABCDEF")
 _SPACE: Final = re.compile(r"[ \t\n\r]*")
 _MAX_WORD: Final = 400
@@ -83,6 +83,21 @@ def read_text(reader: TextReader, read: Callable[[TextReader, Give], Wait[None]]
     parts: list[str] = []
     yield from read(reader, parts.append)
     return "".join(parts)
+
+
+def read_members(
+    reader: TextReader, give: Give, end: str, read_member: Callable[[], Wait[None]]
+) -> Wait[None]:
+    """Members with commas between, one behind the last allowed, up to and with `end`, which is not given."""
+    comma = ""
+    while not (yield from reader.found(end)):
+        give(comma)
+        comma = ", "
+        yield from read_member()
+        if not (yield from reader.found(",")):
+            yield from reader.space()
+            yield from reader.expect(end)
+            return
 
 
 def read_arguments(reader: TextReader, give: Give) -> Wait[None]:
@@ -187,7 +202,7 @@ def _read_escape(reader: TextReader, give: Give) -> Wait[None]:
 
 def _read_word(reader: TextReader, give: Give) -> Wait[None]:
     word = yield from reader.take_while(_WORD, _MAX_WORD)
-    if word not in ("true", "false", "null") and _NUMBER.fullmatch(word) is None:
+    if word not in ("true", "false", "null") and NUMBER.fullmatch(word) is None:
         raise DamagedCallError
     give(word)
 

@@ -6,13 +6,12 @@ import json
 import re
 from typing import Final
 
-from twofold.chat.json_stream import MAX_DEPTH, Give
+from twofold.chat.json_stream import MAX_DEPTH, NUMBER, Give, read_members
 from twofold.chat.reader import MAX_NAME, DamagedCallError, TextReader, Wait
 from twofold.chat.schema_values import ToolSchemas, inside_string
 
 _NAME: Final = re.compile(r"[\w.-]*")
 _WORD: Final = re.compile(r"[-+.\w]*")
-_NUMBER: Final = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][-+]?\d+)?", re.ASCII)
 _WORDS: Final = {
     "True": "true",
     "False": "false",
@@ -77,39 +76,31 @@ def _read_value(reader: TextReader, give: Give, depth: int) -> Wait[None]:
     if first in ("'", '"'):
         yield from _read_string(reader, give)
     elif first == "{":
-        yield from _read_members(reader, give, "{", "}", depth)
+        reader.advance()
+        give("{")
+        yield from read_members(reader, give, "}", lambda: _read_pair(reader, give, depth + 1))
+        give("}")
     elif first in ("[", "("):
-        yield from _read_members(reader, give, first, "]" if first == "[" else ")", depth)
+        end = "]" if reader.advance() == "[" else ")"
+        give("[")
+        yield from read_members(reader, give, end, lambda: _read_value(reader, give, depth + 1))
+        give("]")
     else:
         word = yield from reader.take_while(_WORD, _MAX_WORD)
-        if word not in _WORDS and _NUMBER.fullmatch(word) is None:
+        if word not in _WORDS and NUMBER.fullmatch(word) is None:
             raise DamagedCallError
         give(_WORDS.get(word, word))
 
 
-def _read_members(reader: TextReader, give: Give, begin: str, end: str, depth: int) -> Wait[None]:
-    """A list, tuple or dictionary."""
-    reader.advance()
-    is_object = begin == "{"
-    give("{" if is_object else "[")
-    comma = ""
-    while not (yield from reader.found(end)):
-        give(comma)
-        comma = ", "
-        if is_object:
-            yield from reader.space()
-            if (yield from reader.peek()) not in ("'", '"'):
-                raise DamagedCallError
-            yield from _read_string(reader, give)
-            yield from reader.space()
-            yield from reader.expect(":")
-            give(": ")
-        yield from _read_value(reader, give, depth + 1)
-        if not (yield from reader.found(",")):
-            yield from reader.space()
-            yield from reader.expect(end)
-            break
-    give("}" if is_object else "]")
+def _read_pair(reader: TextReader, give: Give, depth: int) -> Wait[None]:
+    yield from reader.space()
+    if (yield from reader.peek()) not in ("'", '"'):
+        raise DamagedCallError
+    yield from _read_string(reader, give)
+    yield from reader.space()
+    yield from reader.expect(":")
+    give(": ")
+    yield from _read_value(reader, give, depth)
 
 
 def _read_string(reader: TextReader, give: Give) -> Wait[None]:

@@ -21,6 +21,7 @@ import jinja2.parser
 import jinja2.sandbox
 
 from twofold.api.errors import ModelLoadError, RequestError
+from twofold.tokenizer.bounded_file import read_bounded_text
 from twofold.tokenizer.tool_form import ToolForm, find_tool_form
 
 TEMPLATE_FILE: Final = "chat_template.jinja"
@@ -73,7 +74,9 @@ class ChatTemplate:
         """
         path = directory / TEMPLATE_FILE
         if path.exists():
-            return cls(_read_template(path), where=str(path), special_tokens=special_tokens)
+            return cls(
+                read_bounded_text(path, MAX_TEMPLATE_BYTES), where=str(path), special_tokens=special_tokens
+            )
         where = f"{directory / 'tokenizer_config.json'}: chat_template"
         declared = tokenizer_config.get("chat_template")
         if declared is None:
@@ -239,20 +242,6 @@ def _raise_exception(message: str) -> None:
 
 def _strftime_now(form: str) -> str:
     return datetime.datetime.now().strftime(form)
-
-
-def _read_template(path: Path) -> str:
-    try:
-        size = path.stat().st_size
-        if size > MAX_TEMPLATE_BYTES:
-            raise ModelLoadError(
-                f"{path}: {size} bytes, expected at most {MAX_TEMPLATE_BYTES}; download it again"
-            )
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ModelLoadError(f"{path}: not UTF-8 text at byte {error.start}; download it again") from None
-    except OSError as error:
-        raise ModelLoadError(f"{path}: cannot be read: {error.strerror}") from None
 
 
 def _named_templates(declared: Any, where: str) -> dict[str, str]:

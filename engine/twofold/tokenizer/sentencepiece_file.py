@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 
 from twofold.api.errors import ModelLoadError
-from twofold.tokenizer.vocabulary_file import read_vocabulary_file
+from twofold.tokenizer.bounded_file import read_bounded_bytes
 
 NAME: Final = "tokenizer.model"
 _BPE: Final = 2
@@ -26,7 +26,7 @@ _DEFAULT_IDS: Final = {"unknown": 0, "bos": 1, "eos": 2}
 
 def read_fields(path: Path) -> dict[str, Any]:
     """`tokenizer.ggml.*` as llama.cpp's converter writes it. Raises ModelLoadError naming the file and what is off."""
-    data = read_vocabulary_file(path)
+    data = read_bounded_bytes(path)
     try:
         return _fields(data, path)
     except (ValueError, struct.error, IndexError):

@@ -15,8 +15,8 @@ import tokenizers
 from tokenizers import AddedToken, decoders, models
 
 from twofold.api.errors import ModelLoadError
+from twofold.tokenizer.bounded_file import read_bounded_bytes
 from twofold.tokenizer.pieces import character_of_byte
-from twofold.tokenizer.vocabulary_file import read_vocabulary_file
 from twofold.tokenizer.word_rules import KIMI_K2
 from twofold.weights.json_file import Fields
 
@@ -41,7 +41,7 @@ def read_tiktoken(path: Path, config: Fields) -> tokenizers.Tokenizer:
 
 
 def _read_ranks(path: Path) -> dict[bytes, int]:
-    lines = read_vocabulary_file(path).splitlines()
+    lines = read_bounded_bytes(path).splitlines()
     ranks: dict[bytes, int] = {}
     for number, line in enumerate(filter(None, lines)):
         encoded, _, rank = line.partition(b" ")

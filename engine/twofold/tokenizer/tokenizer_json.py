@@ -11,34 +11,22 @@ from typing import Any, Final
 import tokenizers
 
 from twofold.api.errors import ModelLoadError
-from twofold.weights.json_file import MAX_JSON_BYTES
+from twofold.tokenizer.bounded_file import read_bounded_text
 
+_MISSING: Final = "missing; download it, or convert the model's tokenizer to tokenizer.json with transformers"
 _PREFIX: Final = re.compile(r'"continuing_subword_prefix"\s*:\s*"[^"]')
 
 
 def read_tokenizer_json(path: Path) -> tokenizers.Tokenizer:
     """The tokenizer in this file. Raises ModelLoadError naming it."""
+    text = read_bounded_text(path, if_missing=_MISSING)
     try:
-        size = path.stat().st_size
-        if size > MAX_JSON_BYTES:
-            raise ModelLoadError(
-                f"{path}: {size} bytes, expected at most {MAX_JSON_BYTES}; download it again"
-            )
-        text = path.read_text(encoding="utf-8")
         _check_prefix(text, path)
         backend = tokenizers.Tokenizer.from_str(text)
         _check_template(backend, path)
         return backend
     except ModelLoadError:
         raise
-    except FileNotFoundError:
-        raise ModelLoadError(
-            f"{path}: missing; download it, or convert the model's tokenizer to tokenizer.json with transformers"
-        ) from None
-    except UnicodeDecodeError as error:
-        raise ModelLoadError(f"{path}: not UTF-8 text at byte {error.start}; download it again") from None
-    except OSError as error:
-        raise ModelLoadError(f"{path}: cannot be read: {error.strerror}") from None
     except BaseException as error:
         # The package raises plain Exception for every malformed file, and its Rust code panics at some.
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
