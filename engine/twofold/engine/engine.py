@@ -36,7 +36,8 @@ from twofold.engine.requests import RequestState, check_request, max_answer_toke
 from twofold.engine.residency import Residency
 from twofold.engine.runner import Runner
 from twofold.engine.sampler import Sampler
-from twofold.engine.scheduler import ScheduledSequence, Scheduler, Sequence
+from twofold.engine.scheduler import Scheduler
+from twofold.engine.sequences import ScheduledSequence, Sequence
 from twofold.engine.step_clock import StepClock
 from twofold.models import ProgressFn
 from twofold.telemetry.sink import TelemetrySink
@@ -113,7 +114,7 @@ class Engine:
             parts.runner,
             parts.tokenizer,
             parts.info,
-            PagePool(parts.num_pages, config.page_size, parts.num_records),
+            parts.kv_pages,
             parts.max_context,
             telemetry,
             parts.cache_state,
@@ -255,6 +256,8 @@ class Engine:
                 clock=self.info.clock,
                 placement=self._recorder.placement,
                 draining=self._inbox.draining,
+                prefix_cache_queries=self._pool.num_queries,
+                prefix_cache_hits=self._pool.num_hits,
                 prefetch=self._recorder.prefetch,
             )
 
@@ -381,7 +384,7 @@ class Engine:
         text: str = "",
         error: str | None = None,
     ) -> None:
-        self._scheduler.finish(answer.sequence)
+        self._scheduler.finish(answer.sequence, keep=error is None)
         del self._answers[answer.sequence.number]
         usage = answer.finish(reason, self._now_s(), self.info.clock)
         self._recorder.request(answer)
