@@ -212,7 +212,9 @@ def test_another_salt_or_a_question_about_every_token_finds_nothing() -> None:
 
 @pytest.mark.parametrize("with_records", [False, True])
 def test_what_prompts_have_in_common_is_computed_once_though_they_come_together(with_records: bool) -> None:
-    play = Play(num_pages=64, num_records=8 if with_records else None, num_snapshots=8, max_num_seqs=8, budget=16)
+    play = Play(
+        num_pages=64, num_records=8 if with_records else None, num_snapshots=8, max_num_seqs=8, budget=16
+    )
     for number in range(6):
         play.add([*range(41), 50 + number])
     play.run()
