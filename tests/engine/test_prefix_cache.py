@@ -102,7 +102,7 @@ def short_snapshots(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 PAGES = [0, 48, 59, 28, 32, 52, 0]
-"""Tokens that are found by pages of 4: whole ones but the last token's, up to an edit, and the tail where the first ended."""
+"""Tokens found by pages of 4: whole ones but the last token's, up to an edit, and the tail where the first ended."""
 
 
 @pytest.mark.parametrize(
