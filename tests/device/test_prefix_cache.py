@@ -48,7 +48,11 @@ def cached(chunks: list[Chunk]) -> int:
 
 @pytest.mark.parametrize(
     "model",
-    ["deepseek_v3", "qwen3_next", *(pytest.param(m, marks=pytest.mark.slow) for m in ("gpt_oss", "lfm2_moe"))],
+    [
+        "deepseek_v3",
+        "qwen3_next",
+        *(pytest.param(m, marks=pytest.mark.slow) for m in ("gpt_oss", "lfm2_moe")),
+    ],
 )
 def test_a_shared_begin_changes_no_bit_of_an_answer(
     simt: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str

@@ -128,6 +128,7 @@ async def submit(
     model: str,
     endpoint: str,
     return_routed_experts: bool = False,
+    cache_salt: str = "",
 ) -> list[Prompt]:
     """Tokenise on a worker thread and hand the requests to the engine: all of them, or none.
 
@@ -163,6 +164,8 @@ async def submit(
                         model=model,
                         endpoint=endpoint,
                         return_routed_experts=return_routed_experts,
+                        cache_salt=cache_salt,
+                        turn_ends=prompt.turn_ends,
                         after_step=answer.crossing.wake,
                     )
                 )

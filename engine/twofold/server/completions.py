@@ -31,7 +31,10 @@ def router(state: ServerState) -> APIRouter:
         return await _answer(
             state,
             body,
-            tokenise=lambda: chat_prompts(body, tokenizer),
+            # Whoever keeps no records can take a conversation up anywhere.
+            tokenise=lambda: chat_prompts(
+                body, tokenizer, with_turn_ends=state.engine.stats().num_records > 0
+            ),
             num_prompts=1,
             prefix="chatcmpl",
             endpoint="chat.completions",
@@ -88,6 +91,7 @@ async def _answer(
         return_routed_experts=bool(body.return_routed_experts),
         model=state.model_name,
         endpoint=endpoint,
+        cache_salt=body.cache_salt or "",
     )
     state.answers.add(answer)
     form = make_format(request_id, state.model_name, body, prompts, engine.tokenizer)

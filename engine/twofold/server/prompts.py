@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from twofold.api.errors import RequestError
 from twofold.server.protocol import ServingTokenizer
 from twofold.server.schemas import ChatRequest, CompletionRequest
+from twofold.server.turn_ends import turn_ends
 
 
 @dataclass(frozen=True)
@@ -17,9 +19,13 @@ class Prompt:
     token_ids: tuple[int, ...]
     text: str | None = None
     """For `echo`, if it was asked for."""
+    turn_ends: tuple[int, ...] = ()
+    """See `GenerationRequest.turn_ends`."""
 
 
-def chat_prompts(body: ChatRequest, tokenizer: ServingTokenizer) -> list[Prompt]:
+def chat_prompts(
+    body: ChatRequest, tokenizer: ServingTokenizer, *, with_turn_ends: bool = False
+) -> list[Prompt]:
     """The rendered conversation. RequestError when the template refuses it or does not know what was asked."""
     variables = dict(body.chat_template_kwargs or {})
     if body.reasoning_effort is not None:
@@ -32,14 +38,21 @@ def chat_prompts(body: ChatRequest, tokenizer: ServingTokenizer) -> list[Prompt]
         variables.setdefault("reasoning_effort", body.reasoning_effort)
     continues = bool(body.continue_final_message)
     begins = not continues if body.add_generation_prompt is None else body.add_generation_prompt
-    text = tokenizer.apply_chat_template(
-        [message.for_template() for message in body.messages],
-        begins,
-        continue_final_message=continues,
-        **variables,
-    )
+    messages = [message.for_template() for message in body.messages]
+
+    def render(count: int, begins: bool, continues: bool = False) -> str:
+        return tokenizer.apply_chat_template(
+            messages[:count], begins, continue_final_message=continues, **variables
+        )
+
+    text = render(len(messages), begins, continues)
     token_ids = tokenizer.encode(text, add_special_tokens=bool(body.add_special_tokens))
-    return [Prompt(_truncated(token_ids, body.truncate_prompt_tokens))]
+    truncated = _truncated(token_ids, body.truncate_prompt_tokens)
+    if not with_turn_ends:
+        return [Prompt(truncated)]
+    counts = [len(messages)] * begins + [len(messages) - 1] * (len(messages) > 1)
+    without = [partial(render, count, False) for count in counts]
+    return [Prompt(truncated, turn_ends=turn_ends(text, truncated, without, tokenizer))]
 
 
 def completion_prompts(body: CompletionRequest, tokenizer: ServingTokenizer) -> list[Prompt]:
