@@ -189,3 +189,31 @@ def test_what_a_failed_step_leaves_is_not_kept(tmp_path: Path, monkeypatch: pyte
     )
     assert again[:2] == answers(plain, [FIRST])[0][:2]
     plain.close()
+
+
+@pytest.mark.parametrize(("family", "dtype"), [("glm4_moe_lite", "q8"), ("qwen3_next", "bfloat16")])
+def test_a_restart_goes_on_from_what_lies_on_disk(tmp_path: Path, family: str, dtype: str) -> None:
+    def config(model: Path, cache: Path) -> EngineConfig:
+        return EngineConfig(
+            model=str(model), accelerator="none", cpu_threads=1, page_size=4, max_num_batched_tokens=24,
+            max_total_tokens=256, kv_cache_dtype=dtype, prefix_cache_dir=str(cache),
+        )  # fmt: skip
+
+    def ask(model: Path, prompt: tuple[int, ...], cache: Path) -> Answer:
+        engine = Engine.load(config(model, cache))
+        found = answers(engine, [prompt])[0]
+        engine.close()
+        return found
+
+    directory, kept, fresh = (
+        write_tiny_model(tmp_path / "a", EXAMPLES[family]),
+        tmp_path / "kept",
+        tmp_path / "fresh",
+    )
+    first = ask(directory, FIRST, kept)
+    turn = (*FIRST, *first.tokens, 7, 8)
+    second = ask(directory, turn, kept)
+    assert second.usage.cached_tokens == len(FIRST) + 9
+    assert second[:2] == ask(directory, turn, fresh)[:2]
+    other = write_tiny_model(tmp_path / "b", replace(EXAMPLES[family], seed=99))
+    assert ask(other, turn, kept).usage.cached_tokens == 0, "another model's"

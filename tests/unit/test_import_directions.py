@@ -50,8 +50,14 @@ ALLOWED: dict[str, set[str]] = {
     "engine.scheduler": {"engine"},
     "engine.kv_cache": {"engine.sequences"},
     "engine.page_tree": set(),
-    "engine.prefix_cache": {"engine.kv_cache", "engine.page_tree", "engine.sequences"},
+    "engine.prefix_cache": {
+        f"engine.{name}"
+        for name in ("kv_cache", "page_tree", "prefix_disk", "prefix_store", "sequences", "state_memory")
+    },
+    "engine.prefix_disk": {"engine.page_tree", "engine.prefix_store", "engine.state_memory"},
+    "engine.prefix_store": set(),
     "engine.sequences": {"engine.page_tree"},
+    "engine.state_memory": set(),
     "engine.prefill_budget": set(),
     "lab": {"telemetry", "experts", "engine", "weights", "models.bundled"} | NATIVE,
     "lab.kv_cache": MODELS | NATIVE,

@@ -3,137 +3,20 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from twofold.api.types import GenerationRequest, SamplingParams
 from twofold.engine import prefix_cache
 from twofold.engine.page_tree import CachedPage, PageTree
-from twofold.engine.prefix_cache import CachingPool
-from twofold.engine.scheduler import Scheduler
 from twofold.engine.sequences import Sequence
 
-PAGE = 4
-Text = tuple[int, ...]
-"""Tokens from a begin: what a place in the memory was computed from."""
-
-
-class Memory:
-    """See `StateMemory`. Each position of a page, and each record, holds the whole text that led to it."""
-
-    def __init__(self, num_pages: int, num_records: int) -> None:
-        self.pages: list[list[Text]] = [[()] * PAGE for _ in range(num_pages)]
-        self.records: list[Text] = [(-1,)] * num_records
-        self.num_copies = 0
-
-    def fork_page(self, from_page: int, to_page: int) -> None:
-        self.pages[to_page] = list(self.pages[from_page])
-        self.num_copies += 1
-
-    def fork_record(self, from_record: int, to_record: int) -> None:
-        self.records[to_record] = self.records[from_record]
-
-    def read_page(self, page: int) -> bytes:
-        return repr(self.pages[page]).encode()
-
-    def write_page(self, page: int, data: bytes) -> None:
-        self.pages[page] = eval(data)  # of this class's own text
-
-    def read_record(self, record: int) -> bytes:
-        return repr(self.records[record]).encode()
-
-    def write_record(self, record: int, data: bytes) -> None:
-        self.records[record] = eval(data)
-
-
-@dataclass
-class Play:
-    """An engine that computes texts instead of numbers, and looks at all that a token would attend to."""
-
-    num_pages: int = 32
-    num_records: int | None = None
-    num_snapshots: int = 0
-    max_num_seqs: int = 4
-    budget: int = 64
-    pool: CachingPool = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.memory = Memory(self.num_pages, (self.num_records or 0) + self.num_snapshots)
-        self.pool = CachingPool(
-            self.num_pages, PAGE, self.num_records, memory=self.memory, cost=lambda begin, end: float(end - begin),
-            num_snapshots=self.num_snapshots,
-        )  # fmt: skip
-        self.scheduler = Scheduler(self.pool, self.max_num_seqs, self.budget)
-        self.num_computed = 0
-        self.num_added = 0
-
-    def add(
-        self, prompt: Seq[int], max_tokens: int = 1, *, salt: str = "", ends: Text = (), **sampling: int
-    ) -> Sequence:
-        request = GenerationRequest(
-            tuple(prompt), SamplingParams(**sampling), lambda chunk: None, f"r{self.num_added}", cache_salt=salt,
-            turn_ends=ends,
-        )  # fmt: skip
-        sequence = Sequence(self.num_added, request, list(prompt), max_tokens)
-        self.num_added += 1
-        self.scheduler.add(sequence)
-        return sequence
-
-    def step(self) -> list[tuple[int, int]]:
-        """(sequence, tokens) of what was computed. Answers are what the text says, whoever computes them."""
-        scheduled = self.scheduler.schedule()
-        assert scheduled or not self.scheduler.has_work, "work was left but nothing was scheduled"
-        self.check()
-        for sequence, num_tokens, samples in scheduled:
-            self.compute(sequence, num_tokens)
-            if samples:
-                sequence.token_ids.append(sum(sequence.token_ids) % 3)
-                if sequence.num_generated >= sequence.max_tokens:
-                    self.scheduler.finish(sequence)
-        self.num_computed += sum(item.num_tokens for item in scheduled)
-        return [(item.sequence.number, item.num_tokens) for item in scheduled]
-
-    def compute(self, sequence: Sequence, num_tokens: int) -> None:
-        begin, end = sequence.num_computed, sequence.num_computed + num_tokens
-        text, salt = tuple(sequence.token_ids), hash(sequence.request.cache_salt)
-        for position in range(begin):
-            seen = self.memory.pages[sequence.pages[position // PAGE]][position % PAGE]
-            assert seen == (salt, *text[: position + 1]), f"position {position} is of another text"
-        if self.num_records is not None:
-            assert sequence.record is not None
-            before = self.memory.records[sequence.record]
-            assert begin == 0 or before == (salt, *text[:begin]), "the record is of another text"
-            self.memory.records[sequence.record] = (salt, *text[:end])
-        for position in range(begin, end):
-            page = sequence.pages[position // PAGE]
-            owners = [s for s in self.scheduler.running if page in s.pages]
-            assert owners == [sequence], "a shared page is written to"
-            self.memory.pages[page][position % PAGE] = (salt, *text[: position + 1])
-        sequence.num_computed = end
-
-    def check(self) -> None:
-        """Every page is free, cached or somebody's; whoever runs has what it needs."""
-        running = self.scheduler.running
-        held = {page for sequence in running for page in sequence.pages}
-        assert len(held) + self.pool.num_free == self.num_pages, "a page was lost"
-        for sequence in running:
-            assert len(set(sequence.pages)) == len(sequence.pages)
-            assert len(sequence.pages) * PAGE >= len(sequence.token_ids)
-            assert [page.page for page in sequence.cached] == sequence.pages[: len(sequence.cached)]
-        if self.num_records is not None:
-            records = [sequence.record for sequence in running]
-            assert len(set(records)) == len(records) == self.num_records - self.pool.num_free_records
-
-    def run(self) -> list[list[tuple[int, int]]]:
-        steps = []
-        while self.scheduler.has_work:
-            steps.append(self.step())
-        self.check()
-        assert self.pool.num_free == self.num_pages
-        return steps
+from tests.prefix_play import PAGE, Play
 
 
 @pytest.fixture(autouse=True)
@@ -148,9 +31,26 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 @settings(max_examples=60, deadline=None)
 def test_no_text_ever_meets_anothers_state(data: st.DataObject) -> None:
     """Texts that begin alike, cancelled, preempted, salted, in any batch, in memory that is always too small."""
-    draw = data.draw
+    check_random_texts(data.draw)
+
+
+@given(data=st.data())
+@settings(max_examples=10, deadline=None)
+def test_nor_what_lies_on_disk(data: st.DataObject) -> None:
+    """The same twice, of which the second finds what the first left; its files are small enough to be given up, too."""
+    with TemporaryDirectory() as directory:
+        for _ in range(2):
+            check_random_texts(data.draw, Path(directory), data.draw(st.sampled_from((2_000, 20_000))))
+
+
+def check_random_texts(
+    draw: Callable[[st.SearchStrategy[Any]], Any], directory: Path | None = None, max_bytes: int = 0
+) -> None:
     with_records = draw(st.booleans())
     play = Play(
+        directory=directory,
+        max_bytes=max_bytes,
+        key=b"records" if with_records else b"",
         num_pages=draw(st.integers(10, 30)),
         num_records=draw(st.integers(1, 4)) if with_records else None,
         num_snapshots=draw(st.integers(1, 5)) if with_records else 0,
@@ -178,6 +78,9 @@ def test_no_text_ever_meets_anothers_state(data: st.DataObject) -> None:
     for sequence in answers:
         assert 0 <= sequence.num_cached < sequence.num_prompt_tokens
     assert play.pool.num_hits == sum(sequence.num_cached for sequence in answers)
+    play.pool.close()
+    if directory is not None:
+        assert sum(path.stat().st_size for path in directory.iterdir()) <= max_bytes
 
 
 @pytest.mark.parametrize(

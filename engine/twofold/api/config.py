@@ -130,6 +130,12 @@ class EngineConfig:
         "memory for snapshots of sequences' records in the prefix cache, for models whose layers keep records "
         "(default: an eighth of free memory, 64 snapshots at most)",
     )
+    prefix_cache_dir: str | None = setting(
+        None,
+        "directory that keeps the prefix cache beyond memory and restarts; what lies there tells the prompts "
+        "(default: off)",
+    )
+    prefix_cache_bytes: int = setting(8 * 1024**3, "largest size of that directory in bytes")
     seed: int | None = setting(None, "seed for requests that bring none; unset: drawn anew for each request")
 
     def __post_init__(self) -> None:
@@ -169,6 +175,13 @@ class EngineConfig:
             self.max_itl_ms,
             "a number from 1 to 600000",
         )
+        _check(
+            self.prefix_cache_bytes >= 2**20, "prefix_cache_bytes", self.prefix_cache_bytes, "1048576 or more"
+        )
+        if self.prefix_cache_dir is not None and not self.enable_prefix_caching:
+            raise ConfigError(
+                "--prefix-cache-dir and --no-enable-prefix-caching were both given; give one of them"
+            )
         _check(
             self.snapshot_bytes is None or self.snapshot_bytes >= 0,
             "snapshot_bytes",

@@ -178,6 +178,7 @@ class Engine:
         self._drop_cancelled()
         self._delivery.wake()
         self._recorder.drain()
+        self._pool.close()
         if self._cache_state is not None:
             path, self._cache_state = self._cache_state, None
             self._moe.save_cache(path)

@@ -32,6 +32,8 @@ class CachedPage:
     num_tails: int = 0
     """Of its children."""
     priority: float = 0.0
+    is_needed: bool = False
+    """On disk there is a snapshot behind it."""
     snapshot: int | None = None
     """Where the record of a sequence that had come so far is kept."""
 
@@ -81,6 +83,8 @@ class PageTree:
         self._free_snapshots = list(range((num_snapshots or 0) - 1, -1, -1))
         self._snapshots = _Queue()
         self._snapshot_clock = 0.0
+        self.on_snapshot_lost: Callable[[CachedPage], object] = lambda page: None
+        """Told of a page whose snapshot gives its place to another's."""
 
     def __len__(self) -> int:
         return len(self._pages)
@@ -126,7 +130,8 @@ class PageTree:
         self._queue(page)
 
     def evict(self) -> CachedPage | None:
-        """Take out the page that is worth least; None if all are run with. Its snapshot goes with it."""
+        """Take out the page that is worth least; None if all are run with. Its snapshot goes with it: both still hold
+        what they did, until their numbers are given out again."""
         found = self._leaves.pop()
         if found is None:
             return None
@@ -134,7 +139,9 @@ class PageTree:
         self._clock = max(self._clock, priority)
         self.num_unused -= 1
         del self._pages[page.digest]
-        self._drop_snapshot(page)
+        if page.snapshot is not None:
+            self._snapshots.drop(page)
+            self._free_snapshots.append(page.snapshot)
         parent = page.parent
         if parent is not None:
             parent.num_children -= 1
@@ -160,7 +167,10 @@ class PageTree:
                 return None
             priority, least = found
             self._snapshot_clock = max(self._snapshot_clock, priority)
-            self._drop_snapshot(least)
+            self.on_snapshot_lost(least)
+            assert least.snapshot is not None, "a page in the queue of snapshots without one"
+            self._free_snapshots.append(least.snapshot)
+            least.snapshot = None
             self._queue(least)
         page.snapshot = self._free_snapshots.pop()
         self._snapshots.push(self._snapshot_clock + self._cost(begin, page.end), page)
@@ -170,9 +180,3 @@ class PageTree:
     def touch_snapshot(self, page: CachedPage, begin: int) -> None:
         """It was of use just now, as `add_snapshot`."""
         self._snapshots.push(self._snapshot_clock + self._cost(begin, page.end), page)
-
-    def _drop_snapshot(self, page: CachedPage) -> None:
-        if page.snapshot is not None:
-            self._snapshots.drop(page)
-            self._free_snapshots.append(page.snapshot)
-            page.snapshot = None

@@ -10,37 +10,23 @@ and where a sequence ends. At least a prompt's last token is computed. Which pag
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from hashlib import blake2b
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 from twofold.engine.kv_cache import PagePool
 from twofold.engine.page_tree import CachedPage, PageTree
+from twofold.engine.prefix_disk import PrefixDisk, Tail
+from twofold.engine.prefix_store import PrefixStore
 from twofold.engine.sequences import Sequence
+from twofold.engine.state_memory import StateMemory
 
 SNAPSHOT_INTERVAL: Final = 1024
 """Tokens of a prompt between two snapshots, or a step's tokens where these are more: no step is cut for it."""
 _WORTH_A_STEP: Final = 256
 """Tokens that a snapshot must save for a prompt to be cut there, which adds a step that reads all weights once more."""
 _WORTH_A_SNAPSHOT: Final = 64
-
-
-class StateMemory(Protocol):
-    """The memory that numbers of pages and records stand for. Records behind the sequences' are snapshots."""
-
-    def fork_page(self, from_page: int, to_page: int) -> None:
-        """All layers' rows of one page become those of another."""
-
-    def fork_record(self, from_record: int, to_record: int) -> None:
-        """The same of a record."""
-
-    def read_page(self, page: int) -> bytes:
-        """All layers' rows, to be put back later, into any page."""
-
-    def write_page(self, page: int, data: bytes) -> None: ...
-    def read_record(self, record: int) -> bytes: ...
-    def write_record(self, record: int, data: bytes) -> None: ...
 
 
 class Match(NamedTuple):
@@ -71,6 +57,7 @@ class CachingPool(PagePool):
         num_snapshots: int = 0,
         key: bytes = b"",
         by_length: bool = False,
+        store: PrefixStore | None = None,
     ) -> None:
         """
         Args:
@@ -78,6 +65,7 @@ class CachingPool(PagePool):
             num_snapshots: records behind the sequences', where layers keep records.
             key: what besides tokens decides what pages hold.
             by_length: what they hold depends on the prompt's length, too.
+            store: takes what there is no room for, and all at the end.
         """
         super().__init__(num_pages, page_size, num_records)
         self._memory = memory
@@ -85,6 +73,8 @@ class CachingPool(PagePool):
         self._key = key
         self._keeps_records = num_records is not None
         self._tree = PageTree(cost, None if num_records is None else num_snapshots)
+        self._store = store
+        self._disk = None if store is None else PrefixDisk(store, memory, self._tree, num_records)
 
     @property
     def num_free(self) -> int:
@@ -100,6 +90,8 @@ class CachingPool(PagePool):
 
     def admit(self, sequence: Sequence) -> bool:
         """Give a waiting sequence what of it is there, pages for the rest, and a record, if there are."""
+        if self._disk is not None:
+            self._bring(sequence, self._disk)
         match = self._plan(sequence)
         if match is None:
             return False
@@ -155,6 +147,12 @@ class CachingPool(PagePool):
             return whole - begin if whole > begin else num_tokens
         return num_tokens
 
+    def close(self) -> None:
+        if self._disk is not None and self._store is not None:
+            self._disk.save(self._store.max_bytes)
+            self._store.close()
+            self._disk = None
+
     # ---- what is there ----------------------------------------------------------------------------------------------
 
     def _plan(self, sequence: Sequence) -> Match | None:
@@ -179,18 +177,41 @@ class CachingPool(PagePool):
         if not _reads(sequence):
             return _NOTHING
         limit = len(sequence.token_ids) - 1
-        low, high = len(sequence.cached), limit // self.page_size
-        digests = self._digests(sequence, high)
-        while low < high:  # a page that is there has all before it
-            middle = (low + high + 1) // 2
-            low, high = (middle, high) if self._tree.find(digests[middle - 1]) else (low, middle - 1)
-        page = self._tree.find(digests[low - 1]) if low else None
+        num_there = self._num_there(sequence)
+        page = self._tree.find(sequence.digests[num_there - 1]) if num_there else None
         while page is not None and page.end + self.page_size > sequence.num_computed:
             tail = self._tail(sequence, page, limit) if tails and page.num_tails else None
             if tail is not None or not self._keeps_records or page.snapshot is not None:
                 return Match(_path(page), tail, (tail or page).end)
             page = page.parent
         return _NOTHING
+
+    def _num_there(self, sequence: Sequence) -> int:
+        """How many full pages before its last token are in memory, from the first on."""
+        low, high = len(sequence.cached), (len(sequence.token_ids) - 1) // self.page_size
+        digests = self._digests(sequence, high)
+        while low < high:  # a page that is there has all before it
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if self._tree.find(digests[middle - 1]) else (low, middle - 1)
+        return low
+
+    def _bring(self, sequence: Sequence, disk: PrefixDisk) -> None:
+        """Read what a waiting sequence can go on from, if it could be admitted."""
+        if not _reads(sequence) or self.pages_for(len(sequence.token_ids)) + 2 > self.num_free:
+            return
+        limit, size = len(sequence.token_ids) - 1, self.page_size
+        digests = self._digests(sequence, limit // size)
+
+        def tails_behind(num_pages: int) -> Iterator[Tail]:
+            begin = num_pages * size
+            for end in range(min(begin + size - 1, limit), begin, -1):
+                yield Tail(_digest(digests[num_pages - 1], sequence.token_ids[begin:end]), end)
+
+        disk.bring(digests[: limit // size], self._num_there(sequence), size, tails_behind, self._take_page)
+
+    def _take_page(self) -> int:
+        self._make_free(1)
+        return self._free.pop()
 
     def _tail(self, sequence: Sequence, page: CachedPage, limit: int) -> CachedPage | None:
         """The longest that lies behind `page` and from which the sequence can go on."""
@@ -312,6 +333,8 @@ class CachingPool(PagePool):
         while len(self._free) < num_pages:
             page = self._tree.evict()
             assert page is not None, "pages were promised that are not there"
+            if self._disk is not None:
+                self._disk.put(page)
             self._free.append(page.page)
 
 

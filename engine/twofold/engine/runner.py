@@ -18,9 +18,9 @@ import numpy.typing as npt
 from twofold.blocks import ops
 from twofold.engine.batch import StepBatch
 from twofold.engine.model import LoadedModel
-from twofold.engine.prefix_cache import StateMemory
 from twofold.engine.sampler import Sampler, SamplerBatch, logprobs
 from twofold.engine.sequences import ScheduledSequence
+from twofold.engine.state_memory import StateMemory
 from twofold.experts.moe import MoeRuntime
 
 F32 = npt.NDArray[np.float32]
