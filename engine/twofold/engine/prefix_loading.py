@@ -66,7 +66,14 @@ def _key(config: EngineConfig, files: ModelFiles, accelerator: str) -> bytes:
     if config.prefix_cache_dir is None:
         return b""
     computed_by = "cuda" if accelerator.startswith("cuda") else ops.isa_choice()[0]
-    parts = (source_mark(files), repr(files.config), config.kv_cache_dtype, str(config.page_size), computed_by, __version__)
+    parts = (
+        source_mark(files),
+        repr(files.config),
+        config.kv_cache_dtype,
+        str(config.page_size),
+        computed_by,
+        __version__,
+    )
     return blake2b("\n".join(parts).encode(), digest_size=32).digest()
 
 
