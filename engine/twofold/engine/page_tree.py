@@ -99,14 +99,13 @@ class PageTree:
     def add(
         self, digest: bytes, parent: CachedPage | None, page: int, end: int, *, is_tail: bool = False
     ) -> CachedPage:
-        """A page that is not there yet, behind `parent`, which is. Nobody runs with it."""
+        """A page that is not there yet, behind `parent`, which is; to be held or touched at once."""
         added = self._pages[digest] = CachedPage(digest, parent, page, end, is_tail)
         if parent is not None:
             parent.num_children += 1
             parent.num_tails += is_tail
             self._leaves.drop(parent)
         self.num_unused += 1
-        self.touch(added)
         return added
 
     def hold(self, page: CachedPage) -> None:

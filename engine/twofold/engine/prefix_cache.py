@@ -26,7 +26,7 @@ SNAPSHOT_INTERVAL: Final = 1024
 """Tokens of a prompt between two snapshots, or a step's tokens where these are more: no step is cut for it."""
 _WORTH_A_STEP: Final = 256
 """Tokens that a snapshot must save for a prompt to be cut there, which adds a step that reads all weights once more."""
-_WORTH_A_SNAPSHOT: Final = 64
+_WORTH_A_SNAPSHOT: Final = 16
 
 
 class Match(NamedTuple):
@@ -173,7 +173,7 @@ class CachingPool(PagePool):
             match = self._find(sequence, tails=False)
 
     def _find(self, sequence: Sequence, *, tails: bool = True) -> Match:
-        """The most of the sequence, but its last token, from which it can go on."""
+        """The most of the sequence, but its last token, from which it can go on, if that is more than it has."""
         if not _reads(sequence):
             return _NOTHING
         limit = len(sequence.token_ids) - 1
@@ -181,8 +181,9 @@ class CachingPool(PagePool):
         page = self._tree.find(sequence.digests[num_there - 1]) if num_there else None
         while page is not None and page.end + self.page_size > sequence.num_computed:
             tail = self._tail(sequence, page, limit) if tails and page.num_tails else None
-            if tail is not None or not self._keeps_records or page.snapshot is not None:
-                return Match(_path(page), tail, (tail or page).end)
+            end = (tail or page).end
+            if (tail or not self._keeps_records or page.snapshot is not None) and end > sequence.num_computed:
+                return Match(_path(page), tail, end)
             page = page.parent
         return _NOTHING
 
@@ -298,8 +299,7 @@ class CachingPool(PagePool):
             tail = self._tree.find(digest)
             if tail is None:
                 tail = self._tree.add(digest, last, sequence.pages.pop(len(cached)), end, is_tail=True)
-            else:
-                self._tree.touch(tail)
+            self._tree.touch(tail)
             last = tail
         if self._keeps_records:
             self._snapshot(sequence, last)
