@@ -7,11 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 from twofold.api.config import EngineConfig
 from twofold.api.types import Chunk, GenerationRequest, SamplingParams, TokenLogprob, Usage
 from twofold.engine import Engine, prefix_cache
 from twofold.models.testing import TinyModel, write_tiny_model
+from twofold.telemetry.routing import RoutingRecorder
 
 from tests.engine.drawn_families import EXAMPLES
 from tests.engine.model_runs import random_prompt
@@ -217,3 +219,18 @@ def test_a_restart_goes_on_from_what_lies_on_disk(tmp_path: Path, family: str, d
     assert second[:2] == ask(directory, turn, fresh)[:2]
     other = write_tiny_model(tmp_path / "b", replace(EXAMPLES[family], seed=99))
     assert ask(other, turn, kept).usage.cached_tokens == 0, "another model's"
+
+
+def test_recorded_routing_is_the_answers_though_its_prompt_was_found(tmp_path: Path) -> None:
+    recorder = RoutingRecorder(tmp_path / "routing.npz")
+    model = write_tiny_model(tmp_path / "model", TinyModel(num_layers=2))
+    engine = Engine.load(
+        EngineConfig(model=str(model), accelerator="none", cpu_threads=1, page_size=4), telemetry=recorder
+    )
+    assert [answers(engine, [FIRST])[0].usage.cached_tokens for _ in range(2)] == [0, 48]
+    engine.close()
+    recorder.close()
+    with np.load(tmp_path / "routing.npz") as recorded:
+        # An answer's last token is not computed.
+        assert recorded["offsets"].tolist() == [0, 9, 18]
+        np.testing.assert_array_equal(recorded["ids"][:9], recorded["ids"][9:])
