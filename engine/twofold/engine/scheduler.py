@@ -104,7 +104,7 @@ class Scheduler:
         """What a step reads of prompts beside so many answers."""
         budget = self._budget_beside(num_decoding)
         chunks: Counter[Sequence] = Counter()
-        readers: dict[bytes, Sequence] = {}
+        readers: set[bytes | None] = set()
         prompts = [s for s in self.running if not s.is_decoding] if budget > 0 else []
         for sequence in prompts:
             self._pool.catch_up(sequence)
@@ -113,9 +113,11 @@ class Scheduler:
             if room <= 0:
                 continue
             shared = None if sequence in chunks else self._pool.next_shared(sequence)
-            if shared is not None and readers.setdefault(shared, sequence) is not sequence:
+            if shared in readers:
                 continue
             if self._admit(sequence):
+                if shared is not None:
+                    readers.add(shared)
                 wanted = min(chunks[sequence] + room, sequence.num_left)
                 chunks[sequence] = max(chunks[sequence], self._pool.chunk_of(sequence, wanted))
         return [ScheduledSequence.of(sequence, count) for sequence, count in chunks.items()]
