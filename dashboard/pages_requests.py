@@ -100,7 +100,11 @@ def _choose(view: frame.View, reasons: list[str]) -> queries.Request | None:
 
 def _figures(view: frame.View, request: queries.Request) -> None:
     prompt, answer, queued, prefill, per_token, end = frame.card(st, "request").columns(6)
-    prompt.metric("Prompt tokens", f"{request.prompt_tokens:,}")
+    prompt.metric(
+        "Prompt tokens (found)",
+        f"{request.prompt_tokens:,} ({request.cached_tokens:,})",
+        help="In parentheses: those of them that the prefix cache had.",
+    )
     answer.metric("Answer tokens", f"{request.completion_tokens:,}")
     queued.metric(f"Queued{view.emulated}", formats.seconds(request.queue_s))
     prefill.metric(f"Prefill{view.emulated}", formats.seconds(request.prefill_s))

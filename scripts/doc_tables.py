@@ -43,6 +43,8 @@ def settings() -> str:
 
 def _setting(field: dataclasses.Field[Any]) -> str:
     name = field.name.upper() if field.metadata["positional"] else f"`{flag_name(field.name)}`"
+    if isinstance(field.default, bool):
+        name += f", `{flag_name('no_' + field.name)}`"
     default = "" if field.default in (None, "", ()) else f"`{field.default}`"
     meaning = field.metadata["help"].replace("|", "\\|")
     return f"| {name} | `{environment_name(field.name)}` | {default} | {meaning} |"

@@ -23,7 +23,7 @@ from twofold.engine.expert_loading import moe_shape
 from twofold.engine.kv_cache import PagePool
 from twofold.engine.sampler import Sampler
 from twofold.engine.scheduler import Scheduler
-from twofold.engine.scheduler import Sequence as Request
+from twofold.engine.sequences import Sequence as Request
 from twofold.experts.accelerator import AcceleratorChoice
 from twofold.experts.moe import DenseCost, MoeRuntime, MoeShape, SlotPlan
 from twofold.experts.profiles import MachineProfile

@@ -42,6 +42,7 @@ def main() -> int:
         max_num_seqs=most,
         max_model_len=length,
         max_total_tokens=most * (length + 16),
+        enable_prefix_caching=False,
     )
     try:
         engine = Engine.load(config)

@@ -22,7 +22,12 @@ def main() -> int:
     begun = time.perf_counter()
     try:
         engine = Engine.load(
-            EngineConfig(model=task["model"], accelerator="none", cpu_threads=task["threads"])
+            EngineConfig(
+                model=task["model"],
+                accelerator="none",
+                cpu_threads=task["threads"],
+                enable_prefix_caching=False,
+            )
         )
     except TwofoldError as error:
         print(json.dumps({"error": str(error)}))

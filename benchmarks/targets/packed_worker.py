@@ -16,7 +16,11 @@ from twofold.engine import Engine
 
 def main() -> int:
     task = json.loads(sys.argv[1])
-    engine = Engine.load(EngineConfig(model=task["model"], accelerator="none", cpu_threads=task["threads"]))
+    engine = Engine.load(
+        EngineConfig(
+            model=task["model"], accelerator="none", cpu_threads=task["threads"], enable_prefix_caching=False
+        )
+    )
     engine.generate(list(range(5, 21)), SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True))
     while (weights := engine.mapped_weights) and weights.resident_bytes < weights.mapped_bytes:
         time.sleep(0.05)

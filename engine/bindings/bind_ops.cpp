@@ -85,6 +85,15 @@ std::unique_ptr<StateCache> make_cache(const std::vector<std::vector<PlanesArgum
   }
 }
 
+py::bytes bytes_of(const std::vector<std::byte>& all) {
+  return py::bytes(reinterpret_cast<const char*>(all.data()), all.size());
+}
+
+std::span<const std::byte> span_of(const py::bytes& given) {
+  const std::string_view view = given;
+  return {reinterpret_cast<const std::byte*>(view.data()), view.size()};
+}
+
 using MaybeArray = std::optional<py::array>;
 
 std::unique_ptr<AttentionBatch> make_batch(const TensorView& positions, const TensorView& sequence_index,
@@ -190,7 +199,23 @@ void bind_ops(py::module_& m) {
       .def_property_readonly("num_pages", &StateCache::num_pages)
       .def_property_readonly("page_size", &StateCache::page_size)
       .def_property_readonly("num_records", &StateCache::num_records)
-      .def_property_readonly("bytes", &StateCache::bytes);
+      .def_property_readonly("bytes", &StateCache::bytes)
+      .def("fork_page", &StateCache::fork_page, py::arg("from_page"), py::arg("to_page"))
+      .def("fork_record", &StateCache::fork_record, py::arg("from_record"), py::arg("to_record"))
+      .def(
+          "read_page", [](const StateCache& cache, int page) { return bytes_of(cache.page_snapshot(page)); },
+          py::arg("page"))
+      .def(
+          "write_page",
+          [](StateCache& cache, int page, const py::bytes& data) { cache.restore_page(page, span_of(data)); },
+          py::arg("page"), py::arg("data"))
+      .def(
+          "read_record", [](const StateCache& cache, int record) { return bytes_of(cache.snapshot(record)); },
+          py::arg("record"))
+      .def(
+          "write_record",
+          [](StateCache& cache, int record, const py::bytes& data) { cache.restore(record, span_of(data)); },
+          py::arg("record"), py::arg("data"));
 
   py::class_<AttentionBatch>(m, "AttentionBatch", "One flattened batch of tokens as attention sees it.")
       .def(py::init([](const py::array& positions, const py::array& sequence_index,

@@ -24,7 +24,7 @@ from twofold.engine.model import LoadedModel
 from twofold.engine.runner import ModelRunner, Runner
 from twofold.engine.sampler import Sampler
 from twofold.engine.scheduler import Scheduler
-from twofold.engine.scheduler import Sequence as Request
+from twofold.engine.sequences import Sequence as Request
 from twofold.experts.accelerator import AcceleratorChoice
 from twofold.models import open_model_files
 

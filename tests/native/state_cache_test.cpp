@@ -45,7 +45,7 @@ CASE(planes_follow_one_another_without_gaps) {
   }
 }
 
-CASE(a_forked_page_is_equal_in_every_layer_and_apart_afterwards) {
+static void copy_a_page(bool through_bytes) {
   StateCache cache(mixed(), 5, 4);
   for (int layer = 0; layer < cache.num_layers(); ++layer) {
     for (const StatePlane& plane : cache.planes(layer)) {
@@ -56,8 +56,15 @@ CASE(a_forked_page_is_equal_in_every_layer_and_apart_afterwards) {
       }
     }
   }
-  cache.fork_page(3, 1);
-  cache.fork_page(2, 2);
+  if (through_bytes) {
+    const std::vector<std::byte> kept = cache.page_snapshot(3);
+    // Per position: 4 · 8 · 4 + 24 · 2 + 2 · (3 + 4) + 5 bytes.
+    CHECK_EQUAL(kept.size(), size_t{4 * 195});
+    cache.restore_page(1, kept);
+  } else {
+    cache.fork_page(3, 1);
+    cache.fork_page(2, 2);
+  }
   for (int layer = 0; layer < cache.num_layers(); ++layer) {
     for (const StatePlane& plane : cache.planes(layer)) {
       for (const int page : {0, 2, 3, 4}) CHECK(all(plane.page(page), plane.page_bytes, 10 * layer + page));
@@ -69,6 +76,10 @@ CASE(a_forked_page_is_equal_in_every_layer_and_apart_afterwards) {
     }
   }
 }
+
+CASE(a_forked_page_is_equal_in_every_layer_and_apart_afterwards) { copy_a_page(false); }
+
+CASE(a_restored_page_is_equal_in_every_layer_and_apart_afterwards) { copy_a_page(true); }
 
 CASE(records_are_restored_and_forked) {
   StateCache cache(mixed(), 1, 4, 3);
@@ -111,6 +122,8 @@ CASE(what_is_not_there_is_refused) {
   CHECK(refused([&] { cache.fork_page(-1, 0); }));
   CHECK(refused([&] { cache.fork_record(0, 1); }));
   CHECK(refused([&] { cache.snapshot(1); }));
+  CHECK(refused([&] { cache.page_snapshot(2); }));
+  CHECK(refused([&] { cache.restore_page(0, std::vector<std::byte>(4 * 195 + 1)); }));
   CHECK(refused([&] { cache.restore(0, std::vector<std::byte>(139)); }));
   CHECK(refused([&] { StateCache(mixed(), 0, 4); }));
   CHECK(refused([&] { StateCache({}, 1, 4); }));

@@ -113,6 +113,8 @@ class FakeStats:
     num_pages: int = 4
     num_free_records: int = 0
     num_records: int = 0
+    prefix_cache_queries: int = 9
+    prefix_cache_hits: int = 7
     placement: PlacementCounts = field(default_factory=PlacementCounts)
 
 
@@ -205,7 +207,7 @@ class FakeEngine:
 
         def say(text: str, token_ids: tuple[int, ...], reason: Any = None, error: str | None = None) -> bool:
             nonlocal begun
-            usage = Usage(len(prompt), said, 0.0, 0.25, 0.5, self.info.clock)
+            usage = Usage(len(prompt), said, 0.0, 0.25, 0.5, self.info.clock, len(prompt) - 1)
             logprobs, of_prompt = (), None
             if sampling.logprobs is not None:
                 logprobs = tuple(fake_logprob(token_id, sampling.logprobs) for token_id in token_ids)

@@ -282,6 +282,7 @@ def test_the_speed_stands_beside_the_finish_reason(client, engine):
             "prompt_tokens": 2,
             "completion_tokens": 2,
             "total_tokens": 4,
+            "prompt_tokens_details": {"cached_tokens": 1},
             "prefill_time": 0.25,
             "decode_time": 0.5,
         }

@@ -200,6 +200,8 @@ def test_metrics_count_requests_and_tokens(client, url):
     lines = HTTP.get(f"{url}/metrics").text.splitlines()
     labels = f'model_name="{MODEL}"'
     assert f"vllm:prompt_tokens_total{{{labels}}} 5" in lines
+    assert f"vllm:prefix_cache_queries_total{{{labels}}} 9" in lines
+    assert f"vllm:prefix_cache_hits_total{{{labels}}} 7" in lines
     assert f"vllm:generation_tokens_total{{{labels}}} 5" in lines
     assert f'vllm:request_success_total{{{labels},finished_reason="stop"}} 2' in lines
     assert f"vllm:time_to_first_token_seconds_count{{{labels}}} 2" in lines

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import openai
@@ -201,3 +202,17 @@ def test_routed_experts_come_as_npy_in_base64(client: openai.OpenAI, engine: Eng
 
 def decode_npy(text: str) -> np.ndarray:
     return np.load(io.BytesIO(base64.b64decode(text)), allow_pickle=False)
+
+
+def test_what_was_asked_before_is_found_by_whoever_has_the_same_salt(client: openai.OpenAI, url: str) -> None:
+    prompt = [7, 5, 6] * 15
+
+    def found(**fields: Any) -> int:
+        answer = client.completions.create(model="tiny", prompt=prompt, max_tokens=1, extra_body=fields)
+        assert answer.usage is not None
+        assert answer.usage.prompt_tokens_details is not None
+        return answer.usage.prompt_tokens_details.cached_tokens or 0
+
+    assert [found(), found(), found(cache_salt="mine"), found(cache_salt="mine")] == [0, 32, 0, 32]
+    metrics = HTTP.get(f"{url}/metrics").text
+    assert 'vllm:prefix_cache_hits_total{model_name="tiny"}' in metrics

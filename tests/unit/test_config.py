@@ -43,6 +43,19 @@ def test_positional_model_and_optional_number():
 
 
 @pytest.mark.parametrize(
+    ("argv", "environ", "expected"),
+    [
+        ([], {}, True),
+        (["--no-enable-prefix-caching"], {}, False),
+        ([], {"TWOFOLD_ENABLE_PREFIX_CACHING": "0"}, False),
+        (["--enable-prefix-caching"], {"TWOFOLD_ENABLE_PREFIX_CACHING": "off"}, True),
+    ],
+)
+def test_a_switch_has_two_flags(argv, environ, expected):
+    assert parse(EngineConfig, argv, environ).enable_prefix_caching == expected
+
+
+@pytest.mark.parametrize(
     ("argv", "environ", "words"),
     [
         (["--gpu-experts-ratio", "1.5"], {}, ["--gpu-experts-ratio", "1.5", "0.0 to 1.0"]),
@@ -53,6 +66,12 @@ def test_positional_model_and_optional_number():
         ([], {"TWOFOLD_SEED": "-3"}, ["--seed", "-3"]),
         ([], {"TWOFOLD_SEED": "x"}, ["TWOFOLD_SEED", "'x'"]),
         (["--gpu-experts-ratio", "0.5", "--num-gpu-experts", "3"], {}, ["both given"]),
+        (["--no-enable-prefix-caching", "--prefix-cache-dir", "x"], {}, ["both given"]),
+        (
+            [],
+            {"TWOFOLD_ENABLE_PREFIX_CACHING": "maybe"},
+            ["TWOFOLD_ENABLE_PREFIX_CACHING", "'maybe'", "on or off"],
+        ),
     ],
 )
 def test_bad_values_are_refused_in_one_line_that_names_them(argv, environ, words):

@@ -26,7 +26,7 @@ OF_ENGINE = (
     "expert_loading",
     "runner",
     "sampler",
-    "scheduler",
+    "sequences",
 )  # what a device's runner is made of
 ENGINE = {"experts", "device", "tokenizer", "engine", "telemetry"} | MODELS | NATIVE
 ALLOWED: dict[str, set[str]] = {
@@ -49,7 +49,16 @@ ALLOWED: dict[str, set[str]] = {
     "device": {"experts", "_cuda"} | {f"engine.{name}" for name in OF_ENGINE} | MODELS | NATIVE,
     "engine": {"experts", "device", "tokenizer", "telemetry.sink", "telemetry.routing"} | MODELS | NATIVE,
     "engine.scheduler": {"engine"},
-    "engine.kv_cache": set(),
+    "engine.kv_cache": {"engine.sequences"},
+    "engine.page_tree": set(),
+    "engine.prefix_cache": {
+        f"engine.{name}"
+        for name in ("kv_cache", "page_tree", "prefix_disk", "prefix_store", "sequences", "state_memory")
+    },
+    "engine.prefix_disk": {"engine.page_tree", "engine.prefix_store", "engine.state_memory"},
+    "engine.prefix_store": set(),
+    "engine.sequences": {"engine.page_tree"},
+    "engine.state_memory": set(),
     "engine.prefill_budget": set(),
     "lab": {"telemetry", "experts", "engine", "weights", "models.bundled"} | NATIVE,
     "lab.kv_cache": MODELS | NATIVE,

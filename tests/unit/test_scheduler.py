@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from twofold.api.types import GenerationRequest, SamplingParams
 from twofold.engine.kv_cache import PagePool
 from twofold.engine.prefill_budget import LEAST_TOKENS, PrefillBudget
-from twofold.engine.scheduler import Scheduler, Sequence
+from twofold.engine.scheduler import Scheduler
+from twofold.engine.sequences import Sequence
 
 
 def make_sequence(number: int, prompt_tokens: int, max_tokens: int = 8) -> Sequence:

@@ -63,7 +63,9 @@ StateCache::StateCache(std::span<const LayerState> layers, int num_pages, int pa
       for (int i = 0; i < planes.count; ++i) {
         offsets.push_back(sum.add({row_bytes, num_pages, page_size}));
         layer.planes.push_back({nullptr, planes.width, planes.dtype, row_bytes, row_bytes * page_size});
+        page_bytes_ += row_bytes * page_size;
         if (planes.dtype != kernels::DType::kI8) continue;
+        page_bytes_ += static_cast<int64_t>(sizeof(float)) * page_size;
         if (sum.total() % 4 != 0) sum.add({4 - sum.total() % 4});
         offsets.push_back(sum.add({static_cast<int64_t>(sizeof(float)), num_pages, page_size}));
       }
@@ -105,13 +107,15 @@ std::span<std::byte> StateCache::record(int layer, int record) const {
   return {at.records + record * at.record_bytes, static_cast<size_t>(at.record_bytes)};
 }
 
-void StateCache::fork_page(int from, int to) {
-  for (const int page : {from, to}) {
-    if (page < 0 || page >= num_pages_) {
-      throw std::out_of_range("StateCache: page " + std::to_string(page) + " of " +
-                              std::to_string(num_pages_));
-    }
+void StateCache::check_page(int page) const {
+  if (page < 0 || page >= num_pages_) {
+    throw std::out_of_range("StateCache: page " + std::to_string(page) + " of " + std::to_string(num_pages_));
   }
+}
+
+void StateCache::fork_page(int from, int to) {
+  check_page(from);
+  check_page(to);
   if (from == to) return;
   for (const Layer& layer : layers_) {
     for (const StatePlane& plane : layer.planes) {
@@ -130,6 +134,43 @@ void StateCache::fork_record(int from, int to) {
   for (const Layer& layer : layers_) {
     std::memcpy(layer.records + to * layer.record_bytes, layer.records + from * layer.record_bytes,
                 static_cast<size_t>(layer.record_bytes));
+  }
+}
+
+std::vector<std::byte> StateCache::page_snapshot(int number) const {
+  check_page(number);
+  std::vector<std::byte> all(static_cast<size_t>(page_bytes_));
+  std::byte* to = all.data();
+  for (const Layer& layer : layers_) {
+    for (const StatePlane& plane : layer.planes) {
+      std::memcpy(to, plane.page(number), static_cast<size_t>(plane.page_bytes));
+      to += plane.page_bytes;
+      if (plane.scales == nullptr) continue;
+      const size_t scale_bytes = sizeof(float) * static_cast<size_t>(page_size_);
+      std::memcpy(to, plane.scales + int64_t{number} * page_size_, scale_bytes);
+      to += scale_bytes;
+    }
+  }
+  return all;
+}
+
+void StateCache::restore_page(int number, std::span<const std::byte> snapshot) {
+  check_page(number);
+  if (snapshot.size() != static_cast<size_t>(page_bytes_)) {
+    throw std::invalid_argument("StateCache: a page of " + std::to_string(snapshot.size()) +
+                                " bytes is not of these layers, whose pages have " +
+                                std::to_string(page_bytes_));
+  }
+  const std::byte* from = snapshot.data();
+  for (const Layer& layer : layers_) {
+    for (const StatePlane& plane : layer.planes) {
+      std::memcpy(plane.page(number), from, static_cast<size_t>(plane.page_bytes));
+      from += plane.page_bytes;
+      if (plane.scales == nullptr) continue;
+      const size_t scale_bytes = sizeof(float) * static_cast<size_t>(page_size_);
+      std::memcpy(plane.scales + int64_t{number} * page_size_, from, scale_bytes);
+      from += scale_bytes;
+    }
   }
 }
 

@@ -65,6 +65,9 @@ class StateCache {
   // for what is not there.
   void fork_page(int from, int to);
   void fork_record(int from, int to);
+  // A page of all layers, to be put back later, into any page: plane by plane, each with its scales behind it.
+  std::vector<std::byte> page_snapshot(int page) const;
+  void restore_page(int page, std::span<const std::byte> snapshot);
   // A record of all layers, to be put back later, into any record.
   std::vector<std::byte> snapshot(int record) const;
   void restore(int record, std::span<const std::byte> snapshot);
@@ -76,10 +79,12 @@ class StateCache {
     int64_t record_bytes;
   };
 
+  void check_page(int page) const;
   void check_record(int record) const;
 
   int num_pages_, page_size_, num_records_;
   std::vector<Layer> layers_;
+  int64_t page_bytes_ = 0;    // of all layers
   int64_t record_bytes_ = 0;  // of all layers
   int64_t bytes_ = 0;
   char* base_ = nullptr;

@@ -1,5 +1,6 @@
 """Types of the native module `twofold._core`, in the order of the bindings' files (engine/bindings/bind_*.cpp)."""
 
+import builtins
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal, Self, final
 
@@ -343,6 +344,18 @@ class StateCache:
     def num_records(self) -> int: ...
     @property
     def bytes(self) -> int: ...
+    def fork_page(self, from_page: int, to_page: int) -> None:
+        """All layers' rows of one page become those of another. IndexError for what is not there."""
+
+    def fork_record(self, from_record: int, to_record: int) -> None: ...
+    def read_page(self, page: int) -> builtins.bytes:
+        """All layers' rows, to be put back later, into any page."""
+
+    def write_page(self, page: int, data: builtins.bytes) -> None:
+        """ValueError for bytes that are not a page's of these layers."""
+
+    def read_record(self, record: int) -> builtins.bytes: ...
+    def write_record(self, record: int, data: builtins.bytes) -> None: ...
 
 @final
 class AttentionBatch:

@@ -33,7 +33,8 @@ def setting(
 ) -> Any:
     """A dataclass field with a default and the help that every face of the setting shows.
 
-    A field of type `tuple[str, ...]` collects what its flag is given each time. An empty environment variable means
+    A field of type `tuple[str, ...]` collects what its flag is given each time; one of type `bool` has a flag with
+    `no-` before its name, too. An empty environment variable means
     the default, unless `empty_counts`.
     """
     metadata = {"help": help, "positional": positional, "empty_counts": empty_counts}
@@ -119,6 +120,22 @@ class EngineConfig:
         "q8 (8 bits, a scale for each row of a head), fp8 or fp8_e4m3; on a GPU bfloat16 only",
     )
     page_size: int = setting(16, "tokens of one KV cache page")
+    enable_prefix_caching: bool = setting(
+        True,
+        "keep what was computed of a prompt, as long as the KV cache has room, for prompts that begin alike; "
+        "never changes an answer",
+    )
+    snapshot_bytes: int | None = setting(
+        None,
+        "memory for snapshots of sequences' records in the prefix cache, for models whose layers keep records "
+        "(default: an eighth of free memory, 64 snapshots at most)",
+    )
+    prefix_cache_dir: str | None = setting(
+        None,
+        "directory that keeps the prefix cache beyond memory and restarts; what lies there tells the prompts "
+        "(default: off)",
+    )
+    prefix_cache_bytes: int = setting(8 * 1024**3, "largest size of that directory in bytes")
     seed: int | None = setting(None, "seed for requests that bring none; unset: drawn anew for each request")
 
     def __post_init__(self) -> None:
@@ -157,6 +174,19 @@ class EngineConfig:
             "max_itl_ms",
             self.max_itl_ms,
             "a number from 1 to 600000",
+        )
+        _check(
+            self.prefix_cache_bytes >= 2**20, "prefix_cache_bytes", self.prefix_cache_bytes, "1048576 or more"
+        )
+        if self.prefix_cache_dir is not None and not self.enable_prefix_caching:
+            raise ConfigError(
+                "--prefix-cache-dir and --no-enable-prefix-caching were both given; give one of them"
+            )
+        _check(
+            self.snapshot_bytes is None or self.snapshot_bytes >= 0,
+            "snapshot_bytes",
+            self.snapshot_bytes,
+            "0 or more",
         )
         for name in ("max_total_tokens", "max_model_len"):
             value = getattr(self, name)
@@ -242,6 +272,12 @@ class TelemetryConfig:
         )
 
 
+_BOOLEANS: typing.Final = {
+    **dict.fromkeys(("1", "true", "yes", "on"), True),
+    **dict.fromkeys(("0", "false", "no", "off"), False),
+}
+
+
 def environment_name(field: str) -> str:
     return f"TWOFOLD_{field.upper()}"
 
@@ -272,6 +308,11 @@ def add_arguments(
         }
         if field.metadata["positional"]:
             group.add_argument(field.name, nargs="?", **common)
+        elif hints[field.name] is bool:
+            del common["metavar"]
+            group.add_argument(
+                flag_name(field.name), dest=field.name, action=argparse.BooleanOptionalAction, **common
+            )
         else:
             action = "append" if typing.get_origin(hints[field.name]) is tuple else "store"
             group.add_argument(flag_name(field.name), dest=field.name, action=action, **common)
@@ -301,6 +342,10 @@ def _parse(given: Any, hint: Any, source: str) -> Any:
     if typing.get_origin(hint) is tuple:
         return tuple(given) if isinstance(given, list) else (given,)
     text = str(given)
+    if hint is bool:
+        if text.lower() not in _BOOLEANS:
+            raise ConfigError(f"{source} was given {text!r}; it takes 1 or 0, true or false, on or off")
+        return _BOOLEANS[text.lower()]
     if typing.get_origin(hint) in (Union, types.UnionType):
         hint = next(a for a in typing.get_args(hint) if a is not type(None))
     try:

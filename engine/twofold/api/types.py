@@ -102,6 +102,8 @@ class Usage:
     prefill_s: float = 0.0
     decode_s: float = 0.0
     clock: Clock = "wall"
+    cached_tokens: int = 0
+    """Of the prompt's, found in the prefix cache."""
 
 
 @dataclass(frozen=True)
@@ -122,6 +124,11 @@ class GenerationRequest:
     """Special tokens that the text shows all the same, for who reads marks of calls and of thinking in it."""
     return_routed_experts: bool = False
     """Give the experts of every token back with the last chunk (prompt and answer but its last token)."""
+    cache_salt: str = ""
+    """Only requests with the same share what they have in common in the prefix cache."""
+    turn_ends: tuple[int, ...] = ()
+    """Ascending numbers of prompt tokens behind which other prompts may go on otherwise: where the last message begins,
+    where the answer does. Empty: unknown."""
     after_step: Callable[[], None] | None = None
     """Called on the engine's thread after a step that gave this request a chunk, or more; once for all requests of the
     step that have the same, so that whoever waits for several of them is woken once. Must return at once, too."""
@@ -187,6 +194,10 @@ class EngineStats:
     clock: Clock
     placement: PlacementCounts
     draining: bool
+    prefix_cache_queries: int = 0
+    """Prompt tokens that were looked for in the prefix cache, since the start."""
+    prefix_cache_hits: int = 0
+    """Of these, found."""
     prefetch: PrefetchCounts = field(default_factory=PrefetchCounts)
 
 
@@ -269,6 +280,8 @@ class RequestRecord:
     prefill_s: float = 0.0
     decode_s: float = 0.0
     sampling: SamplingParams = field(default_factory=SamplingParams)
+    cached_tokens: int = 0
+    """Of the prompt's, found in the prefix cache."""
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ they reach, against transformers in the same alternating run, and where the time
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import importlib.util
 import json
 import random
@@ -83,7 +84,8 @@ def run(args: argparse.Namespace) -> int:
             raise ConfigError(
                 f"--{name.replace('_', '-')} was given {getattr(args, name)}; it takes {least} or more"
             )
-    config = engine_config(args)
+    # A prompt that was read before is read again: that is what is timed.
+    config = dataclasses.replace(engine_config(args), enable_prefix_caching=False)
     ceilings: Ceilings | None = None
     if args.ceilings:
         from twofold.cli.machine_shares import measure_ceilings

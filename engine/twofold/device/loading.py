@@ -17,12 +17,13 @@ from twofold.device.budget import DeviceBudget, device_cache_dtype, needs_of, pl
 from twofold.device.device import Device
 from twofold.device.model import DeviceModel
 from twofold.device.runner import DeviceRunner
-from twofold.engine.capacity import longest_request
+from twofold.engine.capacity import longest_request, plan_snapshots
 from twofold.engine.expert_loading import load_experts, slot_plan
 from twofold.engine.runner import LoadedRunner
 from twofold.experts.accelerator import AcceleratorChoice
 from twofold.models import ModelFiles, ProgressFn
 from twofold.models.sizing import measure_files
+from twofold.weights.host_memory import available_memory_bytes
 
 _log = logging.getLogger(__name__)
 
@@ -47,6 +48,8 @@ def load_on_device(
     _log.info("%s", budget.explain())
     num_pages = budget.num_kv_tokens // config.page_size
     max_context = min(max_context, num_pages * config.page_size)
+    record_bytes = sum(block.device_record_bytes for layer in files.config.layers for block in layer)
+    num_snapshots = plan_snapshots(config, record_bytes, available_memory_bytes())
     try:
         model = DeviceModel(files, pool, device.torch_device, device.kernels(max_context), max_context)
         # Looking ahead costs launches in every layer, and no GPU has shown yet what it gains: only where asked for.
@@ -62,7 +65,9 @@ def load_on_device(
             f"{device.torch_device} has less room than it said ({str(error).splitlines()[0]}); {budget.explain()}: "
             "lower --max-total-tokens, --gpu-experts-ratio or --gpu-memory-utilization"
         ) from error
-    return LoadedRunner(runner, num_pages, max_context, budget.explain(), budget.num_records)
+    return LoadedRunner(
+        runner, num_pages, max_context, runner.memory, budget.explain(), budget.num_records, num_snapshots
+    )
 
 
 def plan_on(device: Device, config: EngineConfig, files: ModelFiles) -> DeviceBudget:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from twofold.api.errors import ModelLoadError
 from twofold.blocks import ops
-from twofold.blocks.block import BlockWeights
+from twofold.blocks.block import Block, BlockWeights
 from twofold.blocks.device_step import (
     DeviceBatch,
     DeviceKernels,
@@ -136,6 +136,10 @@ class DeviceModel:
             return torch.zeros(tuple(shape), dtype=dtype, device=self.device)
 
         return [block.device_state(num_pages, page_size, allocate, num_records) for block in self._specs]
+
+    def blocks_with_state(self, state: list[DeviceState]) -> list[tuple[Block, DeviceState]]:
+        """Each block's description with what it keeps."""
+        return list(zip(self._specs, state, strict=True))
 
     def forward(self, batch: DeviceBatch, state: list[DeviceState], moe: DeviceMoe) -> Tensor:
         """Hidden states f32 [T, hidden] after the last layer; what blocks keep of the tokens is in `state` then."""

@@ -27,10 +27,11 @@ from twofold.device.model import DeviceModel
 from twofold.device.placed_layers import PlacedLayers
 from twofold.device.queue import Outputs
 from twofold.device.sampler import DeviceSampler
+from twofold.device.state_memory import DeviceStateMemory
 from twofold.device.table_layers import TableLayers
 from twofold.engine.runner import report_prompts
 from twofold.engine.sampler import Sampler, pick_undecided
-from twofold.engine.scheduler import ScheduledSequence
+from twofold.engine.sequences import ScheduledSequence
 from twofold.experts.moe import MoeRuntime
 
 if TYPE_CHECKING:
@@ -99,6 +100,7 @@ class DeviceRunner:
         self._placed = PlacedLayers(device, moe.accelerator, moe.executor, moe.shape)
         self._sampler = DeviceSampler(BATCH_SIZES[-1], device)
         self._queue = device.queue(self._layers.mailbox.abort)
+        self.memory = DeviceStateMemory(model.blocks_with_state(self._state), self._queue, num_records)
         self._table = device.native.table_step(self._layers.mailbox, moe.executor, moe.accelerator, moe.pool)
         self._graphs = DecodeGraphs(
             self._table_forward, self._queue, device, page_size, -(-max_context // page_size),

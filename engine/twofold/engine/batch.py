@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from twofold.engine.model import BatchMeta
-from twofold.engine.scheduler import ScheduledSequence
+from twofold.engine.sequences import ScheduledSequence
 
 I32 = npt.NDArray[np.int32]
 

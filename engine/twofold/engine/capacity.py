@@ -17,6 +17,9 @@ _MEMORY_SHARE = 0.25
 _RECORDS_SHARE = 0.5
 """Of that, what records take at most where nothing says how many tokens there are to be."""
 
+_SNAPSHOTS_SHARE = 0.125
+_MOST_SNAPSHOTS = 64
+
 
 @dataclass(frozen=True)
 class CacheCapacity:
@@ -28,6 +31,8 @@ class CacheCapacity:
     reason: str
     num_records: int | None = None
     """Sequences that can run at once, where each needs a record; None where none does."""
+    num_snapshots: int = 0
+    """Records that the prefix cache can keep beside these."""
 
 
 def longest_request(config: EngineConfig, model: ModelConfig) -> int:
@@ -67,7 +72,22 @@ def plan_capacity(config: EngineConfig, model: ModelConfig, mapped_bytes: int = 
             f"the KV cache would hold {tokens} tokens, less than one page of {config.page_size} ({reason}); "
             "raise --max-total-tokens or free memory"
         )
-    return CacheCapacity(num_pages, min(max_context, num_pages * config.page_size), reason, num_records)
+    return CacheCapacity(
+        num_pages,
+        min(max_context, num_pages * config.page_size),
+        reason,
+        num_records,
+        plan_snapshots(config, model.bytes_per_sequence, free_bytes),
+    )
+
+
+def plan_snapshots(config: EngineConfig, record_bytes: int, free_bytes: int) -> int:
+    """How many records of `record_bytes` the prefix cache can keep in so much free host memory."""
+    if not config.enable_prefix_caching or record_bytes == 0:
+        return 0
+    if config.snapshot_bytes is not None:
+        return config.snapshot_bytes // record_bytes
+    return min(int(free_bytes * _SNAPSHOTS_SHARE) // record_bytes, _MOST_SNAPSHOTS)
 
 
 def _records(config: EngineConfig, model: ModelConfig, room: int) -> tuple[int | None, int]:

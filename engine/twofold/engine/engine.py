@@ -15,7 +15,7 @@ from collections.abc import Sequence as Seq
 from pathlib import Path
 
 from twofold.api.config import EngineConfig
-from twofold.api.errors import CapacityError, KernelError, TwofoldError
+from twofold.api.errors import CapacityError, TwofoldError
 from twofold.api.types import (
     Chunk,
     EngineStats,
@@ -36,8 +36,10 @@ from twofold.engine.requests import RequestState, check_request, max_answer_toke
 from twofold.engine.residency import Residency
 from twofold.engine.runner import Runner
 from twofold.engine.sampler import Sampler
-from twofold.engine.scheduler import ScheduledSequence, Scheduler, Sequence
+from twofold.engine.scheduler import Scheduler
+from twofold.engine.sequences import ScheduledSequence, Sequence
 from twofold.engine.step_clock import StepClock
+from twofold.engine.waiting import Waiter
 from twofold.models import ProgressFn
 from twofold.telemetry.sink import TelemetrySink
 from twofold.tokenizer import Tokenizer
@@ -113,7 +115,7 @@ class Engine:
             parts.runner,
             parts.tokenizer,
             parts.info,
-            PagePool(parts.num_pages, config.page_size, parts.num_records),
+            parts.kv_pages,
             parts.max_context,
             telemetry,
             parts.cache_state,
@@ -177,6 +179,7 @@ class Engine:
         self._drop_cancelled()
         self._delivery.wake()
         self._recorder.drain()
+        self._pool.close()
         if self._cache_state is not None:
             path, self._cache_state = self._cache_state, None
             self._moe.save_cache(path)
@@ -196,40 +199,12 @@ class Engine:
             RequestError, CapacityError: as `submit`. KernelError: the native code failed.
             KeyboardInterrupt: passed on after the request was cancelled.
         """
-        done = threading.Event()
-        last: list[Chunk] = []
-
-        def receive(chunk: Chunk) -> None:
-            try:
-                if on_chunk is not None:
-                    on_chunk(chunk)
-            finally:
-                if chunk.finish_reason is not None:
-                    last.append(chunk)
-                    done.set()
-
-        self.submit(
-            GenerationRequest(tuple(prompt_token_ids), sampling, receive, request_id, endpoint=endpoint)
-        )
-        try:
-            if self._thread is not None:
-                done.wait()
-            while not done.is_set():
-                progressed = self.step()
-                assert progressed or done.is_set(), "a request is left and nothing was scheduled"
-        except KeyboardInterrupt:
-            self.cancel(request_id)
-            while not done.is_set():
-                if self._thread is None:
-                    self.step()
-                else:
-                    done.wait()
-            raise
+        waiter = Waiter(on_chunk)
+        prompt = tuple(prompt_token_ids)
+        self.submit(GenerationRequest(prompt, sampling, waiter.receive, request_id, endpoint=endpoint))
+        waiter.wait(None if self._thread is not None else self.step, lambda: self.cancel(request_id))
         self._finish_background_work()
-        usage = last[0].usage
-        if last[0].finish_reason == "error" or usage is None:
-            raise KernelError(last[0].error or "the request failed")
-        return usage
+        return waiter.usage()
 
     @property
     def mapped_weights(self) -> MappedWeights | None:
@@ -255,6 +230,8 @@ class Engine:
                 clock=self.info.clock,
                 placement=self._recorder.placement,
                 draining=self._inbox.draining,
+                prefix_cache_queries=self._pool.num_queries,
+                prefix_cache_hits=self._pool.num_hits,
                 prefetch=self._recorder.prefetch,
             )
 
@@ -381,7 +358,7 @@ class Engine:
         text: str = "",
         error: str | None = None,
     ) -> None:
-        self._scheduler.finish(answer.sequence)
+        self._scheduler.finish(answer.sequence, keep=error is None)
         del self._answers[answer.sequence.number]
         usage = answer.finish(reason, self._now_s(), self.info.clock)
         self._recorder.request(answer)

@@ -1,11 +1,13 @@
 """Which pages and records of the KV cache belong to whom. The memory itself is native (`ops.StateCache`).
 
 A page holds `page_size` tokens of every layer that keeps keys and values; a record is what the other layers keep of a
-sequence, however long it is. Ask (`can_append`) before doing (`append`); nothing here raises in
-normal running.
+sequence, however long it is. Ask (`can_grow`) before doing (`grow`); nothing here raises in normal running. What is
+kept of a sequence that has ended is `prefix_cache`'s affair.
 """
 
 from __future__ import annotations
+
+from twofold.engine.sequences import Sequence
 
 
 class PagePool:
@@ -18,9 +20,14 @@ class PagePool:
         self._free = list(range(num_pages - 1, -1, -1))
         self.num_records = num_records or 0
         self._free_records = None if num_records is None else list(range(num_records - 1, -1, -1))
+        self.num_queries = 0
+        """Prompt tokens that were looked for in a cache."""
+        self.num_hits = 0
+        """Of these, found."""
 
     @property
     def num_free(self) -> int:
+        """Pages that a sequence can have."""
         return len(self._free)
 
     @property
@@ -32,31 +39,68 @@ class PagePool:
         """Whether one more sequence can have a record."""
         return self._free_records is None or bool(self._free_records)
 
-    def take_record(self) -> int:
-        """A record for a sequence; what is in it is that of its last owner, a first token starts it anew."""
-        return 0 if self._free_records is None else self._free_records.pop()
-
-    def release_record(self, record: int) -> None:
-        """Take a sequence's record back."""
-        if self._free_records is not None:
-            self._free_records.append(record)
-
     def pages_for(self, num_tokens: int) -> int:
         """Pages that `num_tokens` tokens of one sequence occupy."""
         return -(-num_tokens // self.page_size)
 
-    def can_append(self, pages: list[int], num_tokens: int) -> bool:
-        """Whether a sequence that owns `pages` can grow to `num_tokens` tokens."""
-        return self.pages_for(num_tokens) - len(pages) <= len(self._free)
+    def can_grow(self, sequence: Sequence) -> bool:
+        """Whether there are pages for all its tokens."""
+        return self.pages_for(len(sequence.token_ids)) - len(sequence.pages) <= self.num_free
 
-    def append(self, pages: list[int], num_tokens: int) -> None:
-        """Grow `pages` in place until it holds `num_tokens` tokens."""
+    def grow(self, sequence: Sequence) -> None:
+        """Give it pages for all its tokens."""
+        self._append(sequence.pages, len(sequence.token_ids))
+
+    def can_admit(self, sequence: Sequence) -> bool:
+        """Whether a sequence that waits can have a record, and pages for all its tokens."""
+        return self.has_record and self.can_grow(sequence)
+
+    def admit(self, sequence: Sequence) -> bool:
+        """Give it both, if there are. What is in the record is its last owner's: a first token starts it anew."""
+        if not self.can_admit(sequence):
+            return False
+        self.grow(sequence)
+        self._take_record(sequence)
+        return True
+
+    def release(self, sequence: Sequence, *, keep: bool = True) -> None:
+        """Take all back; it has none afterwards. keep: False where what its pages hold is not to be trusted."""
+        self._free.extend(reversed(sequence.pages))
+        sequence.pages.clear()
+        if sequence.record is not None and self._free_records is not None:
+            self._free_records.append(sequence.record)
+        sequence.record = None
+
+    # ---- what only a cache of prefixes does -------------------------------------------------------------------------
+
+    def look_up(self, sequence: Sequence) -> None:
+        """It has come: see how much of it need not be computed."""
+
+    def catch_up(self, sequence: Sequence) -> None:
+        """Before more of its prompt is computed: share what it has, take what others have computed meanwhile."""
+
+    def next_shared(self, sequence: Sequence) -> bytes | None:
+        """What it would compute next that others could take from it; two who would compute the same need not both."""
+        return None
+
+    def chunk_of(self, sequence: Sequence, num_tokens: int) -> int:
+        """How many of the prompt's next tokens, at most so many, a step is to compute."""
+        return num_tokens
+
+    def close(self) -> None:
+        """Nothing more is computed."""
+
+    # ---- free lists -------------------------------------------------------------------------------------------------
+
+    def _append(self, pages: list[int], num_tokens: int) -> None:
         num_new = self.pages_for(num_tokens) - len(pages)
         if num_new > 0:
+            self._make_free(num_new)
             pages.extend(reversed(self._free[-num_new:]))
             del self._free[-num_new:]
 
-    def release(self, pages: list[int]) -> None:
-        """Take all of a sequence's pages back; `pages` is empty afterwards."""
-        self._free.extend(reversed(pages))
-        pages.clear()
+    def _make_free(self, num_pages: int) -> None:
+        """There are so many; see to it that the free list has them."""
+
+    def _take_record(self, sequence: Sequence) -> None:
+        sequence.record = 0 if self._free_records is None else self._free_records.pop()

@@ -20,7 +20,9 @@ from twofold.blocks import ops
 from twofold.device.finding import choose_accelerator
 from twofold.engine.capacity import plan_capacity
 from twofold.engine.expert_loading import load_experts, slot_plan
+from twofold.engine.kv_cache import PagePool
 from twofold.engine.model import LoadedModel
+from twofold.engine.prefix_loading import make_pool
 from twofold.engine.residency import Residency
 from twofold.engine.runner import LoadedRunner, ModelRunner, Runner
 from twofold.experts.accelerator import AcceleratorChoice, num_slots
@@ -42,11 +44,9 @@ class EngineParts:
     runner: Runner
     tokenizer: Tokenizer
     info: RunInfo
-    num_pages: int
+    kv_pages: PagePool
     max_context: int
     """Longest prompt plus answer of one request, in tokens."""
-    num_records: int | None
-    """Sequences that can run at once, where each needs a record; None where none does."""
     cache_state: Path | None
     residency: Residency | None
     """Of weights that are mapped."""
@@ -97,9 +97,8 @@ def load_parts(config: EngineConfig, progress: ProgressFn | None = None) -> Engi
             runner=loaded.runner,
             tokenizer=tokenizer,
             info=run_info(config, path, files, choice, moe, pool),
-            num_pages=loaded.num_pages,
+            kv_pages=make_pool(config, files, loaded, choice.label),
             max_context=loaded.max_context,
-            num_records=loaded.num_records,
             cache_state=open_cache_state(moe, config.cache_state),
             residency=residency,
         )
@@ -137,10 +136,19 @@ def _load_on_cpu(
     planes = files.config.cache_planes(files.config.cache_dtype(config.kv_cache_dtype))
     records = capacity.num_records
     kv_cache = ops.StateCache(
-        planes, capacity.num_pages, config.page_size, files.config.record_bytes, records or 0
+        planes,
+        capacity.num_pages,
+        config.page_size,
+        files.config.record_bytes,
+        (records or 0) + capacity.num_snapshots,
     )
     return LoadedRunner(
-        ModelRunner(model, moe, kv_cache), capacity.num_pages, capacity.max_context, num_records=records
+        ModelRunner(model, moe, kv_cache),
+        capacity.num_pages,
+        capacity.max_context,
+        kv_cache,
+        num_records=records,
+        num_snapshots=capacity.num_snapshots,
     )
 
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from twofold import _core
 from twofold.api.types import PlacementCounts, PrefetchCounts, RunInfo, StepRecord
 from twofold.engine.requests import RequestState
-from twofold.engine.scheduler import ScheduledSequence
+from twofold.engine.sequences import ScheduledSequence
 from twofold.engine.step_clock import StepClock
 from twofold.experts.moe import MoeRuntime
 from twofold.telemetry.routing import RoutingRows

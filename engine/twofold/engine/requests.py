@@ -26,7 +26,7 @@ from twofold.api.types import (
     Usage,
 )
 from twofold.engine.sampler import Sampler
-from twofold.engine.scheduler import Sequence
+from twofold.engine.sequences import Sequence
 from twofold.tokenizer.text_stream import Detokenizer, TextStream
 
 MAX_ENTRIES: Final = 1024
@@ -213,6 +213,7 @@ class RequestState:
             prefill_s=prefill_s,
             decode_s=decode_s,
             clock=clock,
+            cached_tokens=self.sequence.num_cached,
         )
 
     def record(self) -> RequestRecord:
@@ -233,6 +234,7 @@ class RequestState:
             prefill_s=prefill_s,
             decode_s=decode_s,
             sampling=request.sampling,
+            cached_tokens=self.sequence.num_cached,
         )
 
     def _durations(self) -> tuple[float, float, float]:

@@ -19,7 +19,8 @@ from twofold.blocks import ops
 from twofold.engine.batch import StepBatch
 from twofold.engine.model import LoadedModel
 from twofold.engine.sampler import Sampler, SamplerBatch, logprobs
-from twofold.engine.scheduler import ScheduledSequence
+from twofold.engine.sequences import ScheduledSequence
+from twofold.engine.state_memory import StateMemory
 from twofold.experts.moe import MoeRuntime
 
 F32 = npt.NDArray[np.float32]
@@ -68,10 +69,14 @@ class LoadedRunner:
     num_pages: int
     max_context: int
     """Longest prompt plus answer of one request, in tokens."""
+    memory: StateMemory
+    """Of its pages and records."""
     reason: str = ""
     """What was chosen for it, for people."""
     num_records: int | None = None
     """Sequences that can run at once, where each needs a record; None where none does."""
+    num_snapshots: int = 0
+    """Records that the prefix cache can keep beside these."""
 
 
 class ModelRunner:

@@ -9,68 +9,14 @@ back and starts over later (its text is kept). Decides only; computes nothing.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Final
 
-from twofold.api.types import GenerationRequest, TokenLogprob
 from twofold.engine.kv_cache import PagePool
 from twofold.engine.prefill_budget import PrefillBudget
+from twofold.engine.sequences import ScheduledSequence, Sequence
 
 _PATIENCE: Final = 4
 """A prompt without room lets others pass until the engine has computed so many times its tokens; then nobody passes."""
-
-
-@dataclass(eq=False, slots=True)
-class Sequence:
-    """One request on its way through the engine."""
-
-    number: int
-    """In order of arrival; what telemetry's native events call it."""
-    request: GenerationRequest
-    token_ids: list[int]
-    """Prompt and answer so far."""
-    max_tokens: int
-    """Most tokens the answer may have."""
-    pages: list[int] = field(default_factory=list)
-    record: int | None = None
-    """The number of its record in the cache, while it runs."""
-    num_computed: int = 0
-    """Leading tokens whose keys and values are in the cache."""
-    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
-    """Of the prompt's second token and on, as far as computed, if the request asks for them."""
-    queued_at: int = 0
-    """Tokens that the engine had computed when this came."""
-    num_prompt_tokens: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.num_prompt_tokens = len(self.request.prompt_token_ids)
-
-    @property
-    def num_left(self) -> int:
-        """Tokens still to be computed before the next one can be picked."""
-        return len(self.token_ids) - self.num_computed
-
-    @property
-    def num_generated(self) -> int:
-        return len(self.token_ids) - self.num_prompt_tokens
-
-    @property
-    def is_decoding(self) -> bool:
-        """Only its newest token is still to be computed."""
-        return self.num_left == 1 and self.num_generated > 0
-
-
-class ScheduledSequence(NamedTuple):
-    """`num_tokens` tokens of `sequence`, from `sequence.num_computed` on, take part in the step."""
-
-    sequence: Sequence
-    num_tokens: int
-    samples: bool
-    """Whether the step computes the sequence's last token, so that a next one can be picked."""
-
-    @classmethod
-    def of(cls, sequence: Sequence, num_tokens: int) -> ScheduledSequence:
-        return cls(sequence, num_tokens, samples=num_tokens == sequence.num_left)
 
 
 class Scheduler:
@@ -101,6 +47,7 @@ class Scheduler:
 
     def add(self, sequence: Sequence) -> None:
         sequence.queued_at = self._num_scheduled
+        self._pool.look_up(sequence)
         self.waiting.append(sequence)
 
     def schedule(self) -> list[ScheduledSequence]:
@@ -118,14 +65,15 @@ class Scheduler:
         self._num_scheduled += sum(item.num_tokens for item in prompts) + len(answers)
         return answers + prompts if prompts else answers
 
-    def finish(self, sequence: Sequence) -> None:
-        """Take a sequence out, wherever it is, and free its pages and its record."""
+    def finish(self, sequence: Sequence, *, keep: bool = True) -> None:
+        """Take a sequence out, wherever it is, and free its pages and its record. keep: False where its last step
+        failed, of which nothing is to stay."""
         if sequence in self.running:
             self.running.remove(sequence)
             self._answers = []
         elif sequence in self.waiting:
             self.waiting.remove(sequence)
-        self._release(sequence)
+        self._pool.release(sequence, keep=keep)
 
     def _go_on(self) -> bool:
         """Whether the sequences that the last step gave a token are all that run and each can have one more; if so they
@@ -138,9 +86,9 @@ class Scheduler:
             if length - sequence.num_computed != 1:
                 return False
             if length > page_size * len(sequence.pages):
-                if not self._has_room(sequence):
+                if not self._pool.can_grow(sequence):
                     return False
-                self._pool.append(sequence.pages, length)
+                self._pool.grow(sequence)
         return True
 
     def _next_tokens(self) -> list[ScheduledSequence]:
@@ -156,10 +104,22 @@ class Scheduler:
         """What a step reads of prompts beside so many answers."""
         budget = self._budget_beside(num_decoding)
         chunks: Counter[Sequence] = Counter()
-        for sequence, share in self._shares(budget):
-            num_tokens = min(sequence.num_left - chunks[sequence], share, budget - chunks.total())
-            if num_tokens > 0 and self._admit(sequence):
-                chunks[sequence] += num_tokens
+        readers: set[bytes | None] = set()
+        prompts = [s for s in self.running if not s.is_decoding] if budget > 0 else []
+        for sequence in prompts:
+            self._pool.catch_up(sequence)
+        for sequence, share in self._shares(prompts, budget):
+            room = min(share, budget - chunks.total())
+            if room <= 0:
+                continue
+            shared = None if sequence in chunks else self._pool.next_shared(sequence)
+            if shared in readers:
+                continue
+            if self._admit(sequence):
+                if shared is not None:
+                    readers.add(shared)
+                wanted = min(chunks[sequence] + room, sequence.num_left)
+                chunks[sequence] = max(chunks[sequence], self._pool.chunk_of(sequence, wanted))
         return [ScheduledSequence.of(sequence, count) for sequence, count in chunks.items()]
 
     def _budget_beside(self, num_decoding: int) -> int:
@@ -169,14 +129,13 @@ class Scheduler:
             room if self._prefill_budget is None else min(room, self._prefill_budget.num_tokens(num_decoding))
         )
 
-    def _shares(self, budget: int) -> list[tuple[Sequence, int]]:
+    def _shares(self, prompts: list[Sequence], budget: int) -> list[tuple[Sequence, int]]:
         """Who may take how much of the budget, one after the other: half of it the first to have come whom there is
-        room for, then whoever has the least left, as much as there is."""
-        prompts = [s for s in self.running if not s.is_decoding] if budget > 0 else []
+        room for, then whoever has the least left, as much as there is. `prompts`: those that run."""
         if budget > 0 and len(self.running) < self._max_num_seqs:
-            prompts += self._waiting_in_turn()
+            prompts = prompts + self._waiting_in_turn()
         first = next((s for s in sorted(prompts, key=_arrival) if self._admit(s)), None)
-        by_left = sorted(prompts, key=lambda s: (s.num_left, s.number))
+        by_left = sorted(prompts, key=lambda s: (s.num_expected, s.number))
         return ([(first, -(-budget // 2))] if first else []) + [(s, budget) for s in by_left]
 
     def _waiting_in_turn(self) -> list[Sequence]:
@@ -185,24 +144,17 @@ class Scheduler:
         for sequence in sorted(self.waiting, key=_arrival):
             in_turn.append(sequence)
             waited = self._num_scheduled - sequence.queued_at
-            if waited >= _PATIENCE * len(sequence.token_ids) and not self._has_room(sequence):
+            if waited >= _PATIENCE * len(sequence.token_ids) and not self._pool.can_admit(sequence):
                 break
         return in_turn
-
-    def _has_room(self, sequence: Sequence) -> bool:
-        # For the whole prompt, not just its first chunk: two half-filled prompts must not block each other.
-        if sequence.record is None and not self._pool.has_record:
-            return False
-        return self._pool.can_append(sequence.pages, len(sequence.token_ids))
 
     def _admit(self, sequence: Sequence) -> bool:
         """Whether the sequence runs, from now on if it has been waiting."""
         if sequence in self.running:
             return True
-        if len(self.running) == self._max_num_seqs or not self._has_room(sequence):
+        # For the whole prompt, not just its first chunk: two half-filled prompts must not block each other.
+        if len(self.running) == self._max_num_seqs or not self._pool.admit(sequence):
             return False
-        self._pool.append(sequence.pages, len(sequence.token_ids))
-        sequence.record = self._pool.take_record()
         self.waiting.remove(sequence)
         self.running.append(sequence)
         self._answers = []
@@ -210,28 +162,24 @@ class Scheduler:
 
     def _make_room(self, sequence: Sequence, scheduled: list[ScheduledSequence]) -> bool:
         """Give `sequence` pages for all its tokens, preempting the youngest; False if that was itself."""
-        while not self._has_room(sequence):
+        while not self._pool.can_grow(sequence):
             in_step = {id(s.sequence) for s in scheduled}
             candidates = [s for s in self.running if id(s) not in in_step]
             youngest = max(candidates, key=lambda s: s.number)
             self._preempt(youngest)
             if youngest is sequence:
                 return False
-        self._pool.append(sequence.pages, len(sequence.token_ids))
+        self._pool.grow(sequence)
         return True
 
     def _preempt(self, sequence: Sequence) -> None:
         self.running.remove(sequence)
         self._answers = []
-        self._release(sequence)
+        self._pool.release(sequence)
         sequence.num_computed = 0
+        sequence.was_preempted = True
+        self._pool.look_up(sequence)
         self.waiting.append(sequence)
-
-    def _release(self, sequence: Sequence) -> None:
-        self._pool.release(sequence.pages)
-        if sequence.record is not None:
-            self._pool.release_record(sequence.record)
-            sequence.record = None
 
 
 def _arrival(sequence: Sequence) -> int:

@@ -29,7 +29,9 @@ def record_text(
     """
     recorder = RoutingRecorder(output, keep="all", flag="--output")
     engine = Engine.load(
-        EngineConfig(model=model, accelerator="none", cpu_threads=cpu_threads), telemetry=recorder
+        # Sequences that begin alike are read from their begin all the same.
+        EngineConfig(model=model, accelerator="none", cpu_threads=cpu_threads, enable_prefix_caching=False),
+        telemetry=recorder,
     )
     try:
         tokens = engine.tokenizer.encode(text)

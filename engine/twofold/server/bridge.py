@@ -129,6 +129,7 @@ async def submit(
     endpoint: str,
     return_routed_experts: bool = False,
     shown_tokens: frozenset[int] = frozenset(),
+    cache_salt: str = "",
 ) -> list[Prompt]:
     """Tokenise on a worker thread and hand the requests to the engine: all of them, or none.
 
@@ -165,6 +166,8 @@ async def submit(
                         endpoint=endpoint,
                         return_routed_experts=return_routed_experts,
                         shown_tokens=shown_tokens,
+                        cache_salt=cache_salt,
+                        turn_ends=prompt.turn_ends,
                         after_step=answer.crossing.wake,
                     )
                 )

@@ -35,7 +35,10 @@ def router(state: ServerState) -> APIRouter:
         return await _answer(
             state,
             body,
-            tokenise=lambda: chat_prompts(body, tokenizer, marks),
+            # Whoever keeps no records can take a conversation up anywhere.
+            tokenise=lambda: chat_prompts(
+                body, tokenizer, marks, with_turn_ends=state.engine.stats().num_records > 0
+            ),
             num_prompts=1,
             prefix="chatcmpl",
             endpoint="chat.completions",
@@ -101,6 +104,7 @@ async def _answer(
         shown_tokens=shown_tokens,
         model=state.model_name,
         endpoint=endpoint,
+        cache_salt=body.cache_salt or "",
     )
     state.answers.add(answer)
     form = make_format(request_id, state.model_name, body, prompts, engine.tokenizer)

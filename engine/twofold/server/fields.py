@@ -135,6 +135,7 @@ FIELDS: Final[tuple[RequestField, ...]] = (
     ),
     *_done("reasoning_effort", "given to templates that read it, else refused", only="chat"),
     *_done("stream", "server-sent events"),
+    *_done("cache_salt", "only prompts with the same one share the prefix cache; 256 characters at most"),
     *_done("stream_options", "include_usage, and vLLM's continuous_usage_stats"),
     *_done(
         "return_speed",
@@ -241,7 +242,7 @@ FIELDS: Final[tuple[RequestField, ...]] = (
     *_harmless("user metadata store safety_identifier service_tier", "for the operator's books"),
     *_harmless("request_id rid", "answers have ids of their own; the header x-request-id is echoed"),
     *_harmless(
-        "prompt_cache_key prompt_cache_options prompt_cache_retention cache_salt cache_prompt prediction "
+        "prompt_cache_key prompt_cache_options prompt_cache_retention cache_prompt prediction "
         "priority keep_alive id_slot timings_per_token",
         "about speed, order or caches, not about the answer",
     ),

@@ -91,6 +91,11 @@ class AnswerFormat(ABC):
             completion_tokens=sum(usage.completion_tokens for usage in of_all),
             prefill_s=max((usage.prefill_s for usage in of_all), default=0.0),
             decode_s=max((usage.decode_s for usage in of_all), default=0.0),
+            cached_tokens=sum(
+                usage.cached_tokens
+                for index, usage in usages.items()
+                if index % self._asked.num_candidates == 0
+            ),
         )
 
     def _best(self, answers: Sequence[Chunk]) -> list[Chunk]:
@@ -168,12 +173,13 @@ class AnswerFormat(ABC):
         entries = _at_most(answer.prompt_logprobs or (), asked)
         return {"prompt_logprobs": prompt_logprobs(self._names, token_ids, entries)}
 
-    def _usage_body(self, usage: Usage) -> dict[str, float]:
+    def _usage_body(self, usage: Usage) -> dict[str, Any]:
         """Speeds are seconds of the run's clock."""
-        body: dict[str, float] = {
+        body: dict[str, Any] = {
             "prompt_tokens": usage.prompt_tokens,
             "completion_tokens": usage.completion_tokens,
             "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
         }
         if self._asked.return_speed:
             body |= {"prefill_time": usage.prefill_s, "decode_time": usage.decode_s}
@@ -186,7 +192,7 @@ class AnswerFormat(ABC):
         prompt, sent = len(self.prompt_of(index).token_ids), self._num_sent[index]
         return {"prompt_tokens": prompt, "completion_tokens": sent, "total_tokens": prompt + sent}
 
-    def _event(self, choices: list[dict[str, Any]], usage: dict[str, float] | None) -> bytes:
+    def _event(self, choices: list[dict[str, Any]], usage: dict[str, Any] | None) -> bytes:
         body = self._body(self.chunk_object, choices)
         if usage is not None or self._asked.wants_usage:
             body["usage"] = usage

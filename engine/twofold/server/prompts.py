@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from twofold.api.errors import RequestError
 from twofold.chat.marks import ChatMarks
 from twofold.server.messages import messages_for_template
 from twofold.server.protocol import ServingTokenizer
 from twofold.server.schemas import ChatRequest, CompletionRequest
+from twofold.server.turn_ends import turn_ends
 
 
 @dataclass(frozen=True)
@@ -21,9 +23,13 @@ class Prompt:
     """For `echo`, if it was asked for."""
     opens_reasoning: bool = False
     """The answer begins inside the model's thinking."""
+    turn_ends: tuple[int, ...] = ()
+    """See `GenerationRequest.turn_ends`."""
 
 
-def chat_prompts(body: ChatRequest, tokenizer: ServingTokenizer, marks: ChatMarks) -> list[Prompt]:
+def chat_prompts(
+    body: ChatRequest, tokenizer: ServingTokenizer, marks: ChatMarks, *, with_turn_ends: bool = False
+) -> list[Prompt]:
     """The rendered conversation. RequestError when the template refuses it or does not know what was asked."""
     variables = dict(body.chat_template_kwargs or {})
     if body.reasoning_effort is not None:
@@ -36,16 +42,24 @@ def chat_prompts(body: ChatRequest, tokenizer: ServingTokenizer, marks: ChatMark
         variables.setdefault("reasoning_effort", body.reasoning_effort)
     continues = bool(body.continue_final_message)
     begins = not continues if body.add_generation_prompt is None else body.add_generation_prompt
-    text = tokenizer.apply_chat_template(
-        messages_for_template(body.messages, tokenizer),
-        begins,
-        tools=body.offered_tools or None,
-        continue_final_message=continues,
-        **variables,
-    )
+    messages = messages_for_template(body.messages, tokenizer)
+    tools = body.offered_tools or None
+
+    def render(count: int, begins: bool, continues: bool = False) -> str:
+        return tokenizer.apply_chat_template(
+            messages[:count], begins, tools=tools, continue_final_message=continues, **variables
+        )
+
+    text = render(len(messages), begins, continues)
     token_ids = tokenizer.encode(text, add_special_tokens=bool(body.add_special_tokens))
+    truncated = _truncated(token_ids, body.truncate_prompt_tokens)
     opened = marks.opened_by(text, (body.messages[-1].content or "") if continues else "")
-    return [Prompt(_truncated(token_ids, body.truncate_prompt_tokens), opens_reasoning=opened)]
+    if not with_turn_ends:
+        return [Prompt(truncated, opens_reasoning=opened)]
+    counts = [len(messages)] * begins + [len(messages) - 1] * (len(messages) > 1)
+    without = [partial(render, count, False) for count in counts]
+    ends = turn_ends(text, truncated, without, tokenizer)
+    return [Prompt(truncated, opens_reasoning=opened, turn_ends=ends)]
 
 
 def completion_prompts(body: CompletionRequest, tokenizer: ServingTokenizer) -> list[Prompt]:

@@ -134,8 +134,20 @@ def _engine_gauges(state: ServerState) -> list[Gauge]:
         (
             "vllm:kv_cache_usage_perc",
             "gauge",
-            "Share of the KV cache's pages in use; 1 is all of them.",
+            "Share of the KV cache's pages that requests run with; 1 is all of them.",
             1 - stats.num_free_pages / max(stats.num_pages, 1),
+        ),
+        (
+            "vllm:prefix_cache_queries_total",
+            "counter",
+            "Prompt tokens looked for in the prefix cache.",
+            stats.prefix_cache_queries,
+        ),
+        (
+            "vllm:prefix_cache_hits_total",
+            "counter",
+            "Prompt tokens found in the prefix cache.",
+            stats.prefix_cache_hits,
         ),
     ]
     if stats.num_records:

@@ -52,8 +52,9 @@ class RoutingRows:
             )
         )
 
-    def arrays(self) -> tuple[Ids, npt.NDArray[np.float16]]:
-        """(ids, probs), each [tokens, layers, top_k], by position. A token computed twice counts once, its last time.
+    def arrays(self, begin: int = 0) -> tuple[Ids, npt.NDArray[np.float16]]:
+        """(ids, probs), each [tokens, layers, top_k], by position from `begin` on. A token computed twice counts once,
+        its last time.
 
         A position with a layer missing (its event was dropped) ends the request: what follows would be
         shifted.
@@ -71,9 +72,9 @@ class RoutingRows:
         ids[positions, layers] = experts
         probs[positions, layers] = weights
         seen[positions, layers] = True
-        complete = seen.all(axis=1)
-        end = num_tokens if complete.all() else int(np.argmin(complete))
-        return ids[:end], probs[:end]
+        complete = seen[begin:].all(axis=1)
+        end = num_tokens if complete.all() else begin + int(np.argmin(complete))
+        return ids[begin:end], probs[begin:end]
 
 
 class RoutingRecorder:
@@ -167,11 +168,12 @@ class RoutingRecorder:
         empty = RoutingRows(self._run.num_layers, self._run.num_experts, self._run.top_k).arrays()
         parts_ids, parts_probs, lengths = [empty[0]], [empty[1]], [0]
         for number in sorted(self._rows):
-            ids, probs = self._rows[number].arrays()
-            begin = min(self._prompt_tokens.get(number, 0), len(ids)) if self._keep == "answer" else 0
-            if len(ids) == begin:
+            # Of a prompt that was found in the prefix cache there are no events.
+            begin = self._prompt_tokens.get(number, 0) if self._keep == "answer" else 0
+            ids, probs = self._rows[number].arrays(begin)
+            if len(ids) == 0:
                 continue
-            parts_ids.append(ids[begin:])
-            parts_probs.append(probs[begin:])
-            lengths.append(len(ids) - begin)
+            parts_ids.append(ids)
+            parts_probs.append(probs)
+            lengths.append(len(ids))
         return np.concatenate(parts_ids), np.concatenate(parts_probs), np.cumsum(lengths, dtype=np.int64)

@@ -68,6 +68,7 @@ def request_row(run_id: int, record: RequestRecord) -> Row:
         record.prefill_s,
         record.decode_s,
         json.dumps(asdict(record.sampling), separators=(",", ":")),
+        record.cached_tokens,
     )
 
 

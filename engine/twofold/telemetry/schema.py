@@ -38,7 +38,7 @@ from twofold.api.errors import ConfigError
 from twofold.api.types import EmulatedParts, StepParts
 from twofold.telemetry.sink import EVENT_DTYPES, column_name
 
-SCHEMA_VERSION: Final = 2
+SCHEMA_VERSION: Final = 3
 
 metadata = MetaData()
 
@@ -94,6 +94,7 @@ request = Table(
     Column("prefill_s", Float, nullable=False),
     Column("decode_s", Float, nullable=False),
     Column("sampling_json", Text, nullable=False),
+    Column("cached_tokens", Integer, nullable=False, comment="of the prompt's, found in the prefix cache"),
 )
 
 step = Table(

@@ -34,6 +34,8 @@ class Request:
     prefill_s: float
     decode_s: float
     sampling_json: str
+    cached_tokens: int
+    """Of the prompt's, found in the prefix cache."""
 
 
 RUNNING: Final = "running"

@@ -1,0 +1,164 @@
+"""What the prefix cache gains and costs: the first token of a second turn, and requests that never find anything.
+
+    python -m benchmarks.prefix_cache [--model MODEL] [--prompt-tokens 4000] [--rounds 5]
+
+A conversation of so many tokens is answered, then goes on by a short question; each round has another one. Beside it
+prompts that begin otherwise each time, read and answered by an engine with the cache and by one without, in turn.
+Because machines differ from themselves by more than that, what scheduling costs alone is timed, too, without a model.
+Prints one JSON object; times are medians in seconds, by the wall.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Sequence as Seq
+from typing import Any, Final
+
+import numpy as np
+from twofold.api.config import EngineConfig
+from twofold.api.types import Chunk, GenerationRequest, SamplingParams
+from twofold.engine import Engine
+from twofold.engine.kv_cache import PagePool
+from twofold.engine.prefix_cache import CachingPool
+from twofold.engine.scheduler import Scheduler
+from twofold.engine.sequences import Sequence
+from twofold.models.bundled import bundled_model_path
+
+_QUESTION_TOKENS: Final = 24
+_ANSWER_TOKENS: Final = 32
+
+
+def ask(engine: Engine, prompt: Seq[int], num_tokens: int) -> tuple[list[int], float, float, int]:
+    """(answer, seconds to its first token, seconds of all, tokens found)."""
+    chunks: list[Chunk] = []
+    times: list[float] = []
+
+    def on_chunk(chunk: Chunk) -> None:
+        chunks.append(chunk)
+        times.append(time.perf_counter())
+
+    sampling = SamplingParams(max_tokens=num_tokens, ignore_eos=True, temperature=0.0)
+    ends = (len(prompt) - 4,)  # as the server says it of a chat
+    begun = time.perf_counter()
+    engine.submit(GenerationRequest(tuple(prompt), sampling, on_chunk, "bench", turn_ends=ends))
+    while engine.step():
+        pass
+    usage = chunks[-1].usage
+    if usage is None or chunks[-1].error:
+        raise RuntimeError(chunks[-1].error or "the answer has no usage")
+    first = next(at for at, chunk in zip(times, chunks, strict=True) if chunk.token_ids)
+    tokens = [token for chunk in chunks for token in chunk.token_ids]
+    return tokens, first - begun, times[-1] - begun, usage.cached_tokens
+
+
+def second_turns(engine: Engine, length: int, rounds: int, rng: np.random.Generator) -> dict[str, Any]:
+    """Of conversations that have nothing in common."""
+    firsts, seconds, cached = [], [], []
+    for _ in range(rounds):
+        prompt = _prompt(engine, length, rng)
+        answer, first_s, _, _ = ask(engine, prompt, _ANSWER_TOKENS)
+        question = _prompt(engine, _QUESTION_TOKENS, rng)
+        _, second_s, _, found = ask(engine, [*prompt, *answer, *question], 2)
+        firsts.append(first_s)
+        seconds.append(second_s)
+        cached.append(found)
+    first, second = statistics.median(firsts), statistics.median(seconds)
+    return {"first_s": first, "second_s": second, "share": second / first, "cached_tokens": min(cached)}
+
+
+def never_found(engines: Seq[Engine], lengths: Seq[int], rounds: int, rng: np.random.Generator) -> Any:
+    """By prompt length: the first engine's time to the first token, and of a further one, over the second's."""
+    ratios = {}
+    for length in lengths:
+        ttft: list[float] = []
+        decode: list[float] = []
+        for turn in range(rounds):
+            order = engines if turn % 2 else engines[::-1]
+            prompt = _prompt(engines[0], length, rng)
+            times = {id(engine): ask(engine, prompt, _ANSWER_TOKENS)[1:3] for engine in order}
+            (with_first, with_all), (first, total) = (times[id(engine)] for engine in engines)
+            ttft.append(with_first / first)
+            decode.append((with_all - with_first) / (total - first))
+        ratios[length] = {"ttft": statistics.median(ttft), "decode": statistics.median(decode)}
+    return ratios
+
+
+class _NoMemory:
+    """See `StateMemory`: for prompts of which nothing is ever found."""
+
+    def fork_page(self, from_page: int, to_page: int) -> None:
+        raise AssertionError("a page was found")
+
+    fork_record = fork_page
+
+    def read_page(self, page: int) -> bytes:
+        return b""
+
+    def write_page(self, page: int, data: bytes) -> None: ...
+
+    read_record, write_record = read_page, write_page
+
+
+def scheduling_s(length: int, rng: np.random.Generator) -> dict[str, float]:
+    """Of one prompt of so many tokens in chunks of 512 and its answer, with the cache and without."""
+    times: dict[str, list[float]] = {"with": [], "without": []}
+    pools = {
+        "with": CachingPool(2048, 16, memory=_NoMemory(), cost=lambda begin, end: float(end - begin)),
+        "without": PagePool(2048, 16),
+    }
+    for number in range(41):
+        prompt = rng.integers(1 << 17, size=length).tolist()
+        for name, pool in pools.items():
+            request = GenerationRequest(tuple(prompt), SamplingParams(), lambda chunk: None, str(number))
+            sequence = Sequence(number, request, list(prompt), _ANSWER_TOKENS)
+            begun = time.perf_counter()
+            scheduler = Scheduler(pool, 32, 512)
+            scheduler.add(sequence)
+            while scheduler.has_work:
+                for item in scheduler.schedule():
+                    sequence.num_computed += item.num_tokens
+                    if item.samples:
+                        sequence.token_ids.append(7)
+                    if sequence.num_generated == _ANSWER_TOKENS:
+                        scheduler.finish(sequence)
+            times[name].append(time.perf_counter() - begun)
+    return {name: statistics.median(all_of) for name, all_of in times.items()}
+
+
+def _prompt(engine: Engine, length: int, rng: np.random.Generator) -> list[int]:
+    return rng.integers(engine.vocab_size, size=length).tolist()  # type: ignore[no-any-return]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", default=str(bundled_model_path()))
+    parser.add_argument("--prompt-tokens", type=int, default=4000)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--overhead-lengths", type=int, nargs="*", default=[32, 512])
+    parser.add_argument("--overhead-rounds", type=int, default=40)
+    args = parser.parse_args()
+    engines = [
+        Engine.load(EngineConfig(model=args.model, accelerator="none", enable_prefix_caching=with_cache))
+        for with_cache in ((True, False) if args.overhead_lengths else (True,))
+    ]
+    rng = np.random.default_rng(7)
+    for engine in engines:
+        ask(engine, _prompt(engine, 64, rng), 8)
+    result = {"model": engines[0].info.architecture, "cpu_isa": engines[0].info.cpu_isa}
+    if args.rounds:
+        result |= second_turns(engines[0], args.prompt_tokens, args.rounds, rng)
+    if args.overhead_lengths:
+        result["overhead"] = never_found(engines, args.overhead_lengths, args.overhead_rounds, rng)
+        result["scheduling_s"] = {length: scheduling_s(length, rng) for length in args.overhead_lengths}
+    print(json.dumps(result, indent=1))
+    for engine in engines:
+        engine.close()
+
+
+if __name__ == "__main__":
+    main()

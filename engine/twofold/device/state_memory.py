@@ -1,0 +1,90 @@
+"""Pages and records on a device as the prefix cache asks for them: copied there, or to and from host memory.
+
+Records behind the sequences' are snapshots, which lie in host memory: on a device their room is that of experts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from twofold.blocks.block import Block, Record
+from twofold.blocks.device_step import DeviceState
+from twofold.device.queue import DeviceQueue
+
+
+class DeviceStateMemory:
+    """See `StateMemory`. The engine's thread calls, between two steps."""
+
+    def __init__(
+        self, blocks: Iterable[tuple[Block, DeviceState]], queue: DeviceQueue, num_records: int
+    ) -> None:
+        """blocks: each with its state, whose tensors have pages or records as their first dimension."""
+        self._queue = queue
+        self._num_records = num_records
+        self._pages: list[Tensor] = []
+        self._records: list[Tensor] = []
+        for block, state in blocks:
+            keeps_records = any(isinstance(kept, Record) for kept in block.state)
+            (self._records if keeps_records else self._pages).extend(state)
+        self._snapshots: dict[int, list[Tensor]] = {}
+
+    def fork_page(self, from_page: int, to_page: int) -> None:
+        """See `StateMemory`."""
+        self._copy([part[from_page] for part in self._pages], [part[to_page] for part in self._pages])
+
+    def fork_record(self, from_record: int, to_record: int) -> None:
+        """See `StateMemory`."""
+        self._copy(self._record(from_record), self._record(to_record))
+
+    def read_page(self, page: int) -> bytes:
+        """See `StateMemory`."""
+        return self._read([part[page] for part in self._pages])
+
+    def write_page(self, page: int, data: bytes) -> None:
+        """See `StateMemory`. ValueError for bytes that are not a page's of these layers."""
+        self._write([part[page] for part in self._pages], data)
+
+    def read_record(self, record: int) -> bytes:
+        """See `StateMemory`."""
+        return self._read(self._record(record))
+
+    def write_record(self, record: int, data: bytes) -> None:
+        """See `StateMemory`. ValueError for bytes that are not a record of these layers."""
+        self._write(self._record(record), data)
+
+    def _record(self, number: int) -> list[Tensor]:
+        if number < self._num_records:
+            return [part[number] for part in self._records]
+        if number not in self._snapshots:
+            self._snapshots[number] = [
+                torch.empty(part.shape[1:], dtype=part.dtype) for part in self._records
+            ]
+        return self._snapshots[number]
+
+    def _copy(self, sources: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
+        with self._queue.active():
+            for source, target in zip(sources, targets, strict=True):
+                target.copy_(source)
+
+    def _read(self, parts: Sequence[Tensor]) -> bytes:
+        with self._queue.active():
+            return b"".join(_bytes_of(part).cpu().numpy().tobytes() for part in parts)
+
+    def _write(self, parts: Sequence[Tensor], data: bytes) -> None:
+        sizes = [part.numel() * part.element_size() for part in parts]
+        if sum(sizes) != len(data):
+            raise ValueError(f"{len(data)} bytes were given; {sum(sizes)} were expected")
+        begin = 0
+        with self._queue.active():
+            for part, size in zip(parts, sizes, strict=True):
+                given = bytearray(data[begin : begin + size])
+                _bytes_of(part).copy_(torch.frombuffer(given, dtype=torch.uint8))
+                begin += size
+
+
+def _bytes_of(part: Tensor) -> Tensor:
+    """Its memory."""
+    return part.view(-1).view(torch.uint8)

@@ -1,0 +1,357 @@
+"""The prefix cache: pages and records of what was computed before, found by the tokens that led to them.
+
+A page's digest is of its tokens and of the page before, so equal digests mean equal text from its begin. Full pages
+are shared as soon as they are computed, also by sequences that still run; the last page of a sequence that ends stays
+as a tail, which others copy. Where layers keep records, a prefix can be taken up only where a snapshot of the record
+was made: where the server says that a conversation may go on otherwise, every `SNAPSHOT_INTERVAL` tokens of a prompt,
+and where a sequence ends. At least a prompt's last token is computed. Which pages go is `page_tree`'s affair.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Seq
+from hashlib import blake2b
+from typing import Final, NamedTuple
+
+from twofold.engine.kv_cache import PagePool
+from twofold.engine.page_tree import CachedPage, PageTree
+from twofold.engine.prefix_disk import PrefixDisk, Tail
+from twofold.engine.prefix_store import PrefixStore
+from twofold.engine.sequences import Sequence
+from twofold.engine.state_memory import StateMemory
+
+SNAPSHOT_INTERVAL: Final = 1024
+"""Tokens of a prompt between two snapshots, or a step's tokens where these are more: no step is cut for it."""
+_WORTH_A_STEP: Final = 256
+"""Tokens that a snapshot must save for a prompt to be cut there, which adds a step that reads all weights once more."""
+_WORTH_A_SNAPSHOT: Final = 16
+
+
+class Match(NamedTuple):
+    """What of a sequence is in the cache."""
+
+    pages: list[CachedPage]
+    """Full ones, in order."""
+    tail: CachedPage | None
+    """What is behind them and has to be copied."""
+    end: int
+    """Tokens that need not be computed."""
+
+
+_NOTHING: Final = Match([], None, 0)
+
+
+class CachingPool(PagePool):
+    """A pool that keeps what sequences leave behind until its room is needed: what nobody runs with counts as free."""
+
+    def __init__(
+        self,
+        num_pages: int,
+        page_size: int,
+        num_records: int | None = None,
+        *,
+        memory: StateMemory,
+        cost: Callable[[int, int], float],
+        num_snapshots: int = 0,
+        key: bytes = b"",
+        by_length: bool = False,
+        store: PrefixStore | None = None,
+    ) -> None:
+        """
+        Args:
+            cost: of computing the tokens from one position to another, in any unit.
+            num_snapshots: records behind the sequences', where layers keep records.
+            key: what besides tokens decides what pages hold.
+            by_length: what they hold depends on the prompt's length, too.
+            store: takes what there is no room for, and all at the end.
+        """
+        super().__init__(num_pages, page_size, num_records)
+        self._memory = memory
+        self._by_length = by_length
+        self._key = key
+        self._keeps_records = num_records is not None
+        self._tree = PageTree(cost, None if num_records is None else num_snapshots)
+        self._store = store
+        self._disk = None if store is None else PrefixDisk(store, memory, self._tree, num_records)
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free) + self._tree.num_unused
+
+    def grow(self, sequence: Sequence) -> None:
+        """Give it pages for all its tokens; those it has filled are shared."""
+        self._publish(sequence)
+        super().grow(sequence)
+
+    def can_admit(self, sequence: Sequence) -> bool:
+        return self._plan(sequence) is not None
+
+    def admit(self, sequence: Sequence) -> bool:
+        """Give a waiting sequence what of it is there, pages for the rest, and a record, if there are."""
+        if self._disk is not None:
+            self._bring(sequence, self._disk)
+        match = self._plan(sequence)
+        if match is None:
+            return False
+        if _reads(sequence) and not sequence.was_preempted:
+            self.num_queries += sequence.num_prompt_tokens
+        self._take(sequence, match)
+        return True
+
+    def release(self, sequence: Sequence, *, keep: bool = True) -> None:
+        """Take all back; what it has computed stays, as long as there is room."""
+        if keep and sequence.pages:
+            self._publish(sequence)
+            self._keep_end(sequence)
+        num_shared = len(sequence.cached)
+        for page in reversed(sequence.cached):
+            self._tree.let_go(page)
+        sequence.cached.clear()
+        del sequence.pages[:num_shared]
+        super().release(sequence)
+        sequence.last_snapshot = 0
+
+    def look_up(self, sequence: Sequence) -> None:
+        sequence.num_found = self._find(sequence).end
+
+    def catch_up(self, sequence: Sequence) -> None:
+        self._publish(sequence)
+        if self._keeps_records and self._is_snapshot_due(sequence):
+            self._snapshot(sequence, sequence.cached[-1])
+        match = self._find(sequence)
+        if match.end > sequence.num_computed:
+            self._take(sequence, match)
+
+    def next_shared(self, sequence: Sequence) -> bytes | None:
+        if not _reads(sequence):
+            return None
+        begin = sequence.num_computed if sequence.pages else self._find(sequence).end
+        if self._keeps_records:
+            page = self._next_cut(sequence, begin) // self.page_size - 1
+        else:
+            page = begin // self.page_size
+        most = (len(sequence.token_ids) - 1) // self.page_size
+        return self._digests(sequence, most)[page] if 0 <= page < most else None
+
+    def chunk_of(self, sequence: Sequence, num_tokens: int) -> int:
+        if not self._keeps_records:
+            return num_tokens
+        begin, end = sequence.num_computed, sequence.num_computed + num_tokens
+        cut = self._next_cut(sequence, begin)
+        if begin < cut < end:
+            return cut - begin
+        if end < len(sequence.token_ids):  # so that a snapshot can be made behind it
+            whole = end // self.page_size * self.page_size
+            return whole - begin if whole > begin else num_tokens
+        return num_tokens
+
+    def close(self) -> None:
+        if self._disk is not None and self._store is not None:
+            self._disk.save(self._store.max_bytes)
+            self._store.close()
+            self._disk = None
+
+    # ---- what is there ----------------------------------------------------------------------------------------------
+
+    def _plan(self, sequence: Sequence) -> Match | None:
+        """What it could take of the cache, if with that there is room for it."""
+        if not self.has_record:
+            return None
+        num_pages = self.pages_for(len(sequence.token_ids))
+        if num_pages - sequence.num_found // self.page_size > self.num_free:
+            return None  # not even if others ran with all that was found last
+        match = self._find(sequence)
+        sequence.num_found = match.end
+        while True:
+            num_taken = sum(page.refs == 0 for page in match.pages) + (match.tail is not None)
+            if num_pages - len(match.pages) <= self.num_free - num_taken:
+                return match
+            if match.tail is None:
+                return None
+            match = self._find(sequence, tails=False)
+
+    def _find(self, sequence: Sequence, *, tails: bool = True) -> Match:
+        """The most of the sequence, but its last token, from which it can go on, if that is more than it has."""
+        if not _reads(sequence):
+            return _NOTHING
+        limit = len(sequence.token_ids) - 1
+        num_there = self._num_there(sequence)
+        page = self._tree.find(sequence.digests[num_there - 1]) if num_there else None
+        while page is not None and page.end + self.page_size > sequence.num_computed:
+            tail = self._tail(sequence, page, limit) if tails and page.num_tails else None
+            end = (tail or page).end
+            if (tail or not self._keeps_records or page.snapshot is not None) and end > sequence.num_computed:
+                return Match(_path(page), tail, end)
+            page = page.parent
+        return _NOTHING
+
+    def _num_there(self, sequence: Sequence) -> int:
+        """How many full pages before its last token are in memory, from the first on."""
+        low, high = len(sequence.cached), (len(sequence.token_ids) - 1) // self.page_size
+        digests = self._digests(sequence, high)
+        while low < high:  # a page that is there has all before it
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if self._tree.find(digests[middle - 1]) else (low, middle - 1)
+        return low
+
+    def _bring(self, sequence: Sequence, disk: PrefixDisk) -> None:
+        """Read what a waiting sequence can go on from, if it could be admitted."""
+        if not _reads(sequence) or self.pages_for(len(sequence.token_ids)) + 2 > self.num_free:
+            return
+        limit, size = len(sequence.token_ids) - 1, self.page_size
+        digests = self._digests(sequence, limit // size)
+
+        def tails_behind(num_pages: int) -> Iterator[Tail]:
+            begin = num_pages * size
+            for end in range(min(begin + size - 1, limit), begin, -1):
+                yield Tail(_digest(digests[num_pages - 1], sequence.token_ids[begin:end]), end)
+
+        disk.bring(digests[: limit // size], self._num_there(sequence), size, tails_behind, self._take_page)
+
+    def _take_page(self) -> int:
+        self._make_free(1)
+        return self._free.pop()
+
+    def _tail(self, sequence: Sequence, page: CachedPage, limit: int) -> CachedPage | None:
+        """The longest that lies behind `page` and from which the sequence can go on."""
+        for end in range(min(page.end + self.page_size - 1, limit), page.end, -1):
+            tail = self._tree.find(_digest(page.digest, sequence.token_ids[page.end : end]))
+            if tail is not None and (not self._keeps_records or tail.snapshot is not None):
+                return tail
+        return None
+
+    def _digests(self, sequence: Sequence, num_pages: int) -> list[bytes]:
+        """Of its first pages, these at least."""
+        digests, size = sequence.digests, self.page_size
+        for page in range(len(digests), num_pages):
+            before = digests[-1] if digests else self._root(sequence)
+            digests.append(_digest(before, sequence.token_ids[page * size : (page + 1) * size]))
+        return digests
+
+    def _root(self, sequence: Sequence) -> bytes:
+        salt = sequence.request.cache_salt.encode()
+        length = sequence.num_prompt_tokens if self._by_length else 0
+        return blake2b(b"%d %d %b %b" % (len(self._key), length, self._key, salt)).digest()
+
+    # ---- what is taken and kept -------------------------------------------------------------------------------------
+
+    def _take(self, sequence: Sequence, match: Match) -> None:
+        """Give it what was found and pages for the rest; its own pages of what was found are free then."""
+        shared = len(sequence.cached)
+        new, tail = match.pages[shared:], match.tail
+        for page in new:
+            self._tree.hold(page)
+        if tail is not None:
+            self._tree.hold(tail)
+        self._free.extend(reversed(sequence.pages[shared : len(match.pages)]))
+        sequence.pages[shared : len(match.pages)] = [page.page for page in new]
+        sequence.cached += new
+        self._append(sequence.pages, len(sequence.token_ids))
+        if tail is not None:
+            self._memory.fork_page(tail.page, sequence.pages[len(sequence.cached)])
+            self._tree.let_go(tail)
+        if sequence.record is None:
+            self._take_record(sequence)
+        if match.end == 0:
+            return
+        if self._keeps_records:
+            last = tail or match.pages[-1]
+            assert last.snapshot is not None, "a match without a snapshot"
+            assert sequence.record is not None, "a sequence without a record"
+            self._memory.fork_record(self.num_records + last.snapshot, sequence.record)
+            self._tree.touch_snapshot(last, sequence.last_snapshot)
+            sequence.last_snapshot = match.end
+        if not sequence.was_preempted:
+            found = match.end - sequence.num_computed
+            sequence.num_cached += found
+            self.num_hits += found
+        sequence.num_computed = match.end
+
+    def _publish(self, sequence: Sequence) -> None:
+        """Share the pages that it has filled. Where another was first, that one's page takes the place of its own."""
+        num_full = sequence.num_computed // self.page_size
+        cached = sequence.cached
+        if len(cached) >= num_full:
+            return
+        digests = self._digests(sequence, num_full)
+        for number in range(len(cached), num_full):
+            own = sequence.pages[number]
+            page = self._tree.find(digests[number])
+            if page is None:
+                parent = cached[-1] if cached else None
+                page = self._tree.add(digests[number], parent, own, (number + 1) * self.page_size)
+            elif page.page != own:
+                sequence.pages[number] = page.page
+                self._free.append(own)
+            self._tree.hold(page)
+            cached.append(page)
+
+    def _keep_end(self, sequence: Sequence) -> None:
+        """The last page of a sequence that ends stays, and, if it is worth one, a snapshot of the record."""
+        end, cached = sequence.num_computed, sequence.cached
+        if not cached or (self._keeps_records and end - sequence.last_snapshot < _WORTH_A_SNAPSHOT):
+            return
+        last = cached[-1]
+        if end > last.end:
+            digest = _digest(last.digest, sequence.token_ids[last.end : end])
+            tail = self._tree.find(digest)
+            if tail is None:
+                tail = self._tree.add(digest, last, sequence.pages.pop(len(cached)), end, is_tail=True)
+            self._tree.touch(tail)
+            last = tail
+        if self._keeps_records:
+            self._snapshot(sequence, last)
+
+    def _snapshot(self, sequence: Sequence, page: CachedPage) -> None:
+        assert sequence.record is not None, "a sequence without a record"
+        assert page.end == sequence.num_computed, "a record of another position"
+        if page.snapshot is None:
+            number = self._tree.add_snapshot(page, sequence.last_snapshot)
+            if number is None:
+                return
+            self._memory.fork_record(sequence.record, self.num_records + number)
+        sequence.last_snapshot = page.end
+
+    def _is_snapshot_due(self, sequence: Sequence) -> bool:
+        end, cached = sequence.num_computed, sequence.cached
+        if not cached or cached[-1].end != end:
+            return False
+        return end - sequence.last_snapshot >= SNAPSHOT_INTERVAL or self._next_cut(sequence, end - 1) == end
+
+    def _next_cut(self, sequence: Sequence, begin: int) -> int:
+        """Where behind `begin` a snapshot is worth a step of its own; 0: nowhere."""
+        size = self.page_size
+        ends = sequence.request.turn_ends or (sequence.num_prompt_tokens - 1,)
+        cuts = (min(end, sequence.num_prompt_tokens - 1) // size * size for end in ends)
+        # One that waits goes on behind a snapshot, or at the begin.
+        least = (sequence.last_snapshot if sequence.pages else begin) + _WORTH_A_STEP
+        return min((cut for cut in cuts if cut > begin and cut >= least), default=0)
+
+    def _make_free(self, num_pages: int) -> None:
+        while len(self._free) < num_pages:
+            page = self._tree.evict()
+            assert page is not None, "pages were promised that are not there"
+            if self._disk is not None:
+                self._disk.put(page)
+            self._free.append(page.page)
+
+
+def _reads(sequence: Sequence) -> bool:
+    """Whether it may go without computing its prompt: nobody asks what came of each of its tokens."""
+    request = sequence.request
+    return request.sampling.prompt_logprobs is None and not request.return_routed_experts
+
+
+def _digest(before: bytes, tokens: Seq[int]) -> bytes:
+    return blake2b(before + array("i", tokens).tobytes(), digest_size=32).digest()
+
+
+def _path(page: CachedPage) -> list[CachedPage]:
+    """All pages from the first to this."""
+    path = [page]
+    while path[-1].parent is not None:
+        path.append(path[-1].parent)
+    path.reverse()
+    return path

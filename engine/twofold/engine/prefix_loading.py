@@ -1,0 +1,90 @@
+"""The pool of a loaded model's pages and records: with a prefix cache where it is wanted and can be."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from hashlib import blake2b
+from pathlib import Path
+
+from twofold import __version__
+from twofold.api.config import EngineConfig
+from twofold.blocks import ops
+from twofold.engine.kv_cache import PagePool
+from twofold.engine.packing import source_mark
+from twofold.engine.prefix_cache import CachingPool
+from twofold.engine.prefix_store import PrefixStore
+from twofold.engine.runner import LoadedRunner
+from twofold.models import ModelFiles
+
+_log = logging.getLogger(__name__)
+
+
+def make_pool(
+    config: EngineConfig, files: ModelFiles, loaded: LoadedRunner, accelerator: str = "none"
+) -> PagePool:
+    """Of the sizes that `loaded` was made for."""
+    if not config.enable_prefix_caching:
+        return PagePool(loaded.num_pages, config.page_size, loaded.num_records)
+    if loaded.num_records is not None and loaded.num_snapshots == 0:
+        _log.warning(
+            "no prefix is cached: there is no memory for the record of one (%.1f MB); raise --snapshot-bytes",
+            files.config.bytes_per_sequence / 1e6,
+        )
+        return PagePool(loaded.num_pages, config.page_size, loaded.num_records)
+    return CachingPool(
+        loaded.num_pages,
+        config.page_size,
+        loaded.num_records,
+        memory=loaded.memory,
+        cost=recompute_cost(files),
+        num_snapshots=loaded.num_snapshots,
+        key=_key(config, files, accelerator),
+        store=_open_store(config),
+        by_length=files.config.rope.kind == "dynamic",
+    )
+
+
+def _open_store(config: EngineConfig) -> PrefixStore | None:
+    """None where none is wanted, or, with a line, where there can be none: that costs speed, never the start."""
+    if config.prefix_cache_dir is None:
+        return None
+    directory = Path(config.prefix_cache_dir).expanduser()
+    try:
+        return PrefixStore(directory, config.prefix_cache_bytes)
+    except BlockingIOError:
+        why = "another process uses it"
+    except OSError as error:
+        why = str(error)
+    _log.warning("--prefix-cache-dir %s: %s; prefixes are kept in memory alone", directory, why)
+    return None
+
+
+def _key(config: EngineConfig, files: ModelFiles, accelerator: str) -> bytes:
+    """What besides tokens decides the bits of a page: the model's files and configuration, the type of what is kept,
+    who computes it, and by which kernels."""
+    if config.prefix_cache_dir is None:
+        return b""
+    computed_by = "cuda" if accelerator.startswith("cuda") else ops.isa_choice()[0]
+    parts = (
+        source_mark(files),
+        repr(files.config),
+        config.kv_cache_dtype,
+        str(config.page_size),
+        computed_by,
+        __version__,
+    )
+    return blake2b("\n".join(parts).encode(), digest_size=32).digest()
+
+
+def recompute_cost(files: ModelFiles) -> Callable[[int, int], float]:
+    """Of a sequence's tokens from one position to another, in floating-point operations: so much a token, and more
+    the more there are behind it, as far as layers look back."""
+    far = files.config.max_context - 1
+
+    def flops(behind: int) -> float:
+        return sum(block.cost(weights, 1, behind).flops for block, weights in files.blocks())
+
+    alone = flops(0)
+    slope = (flops(far) - alone) / max(far, 1)
+    return lambda begin, end: (end - begin) * (alone + slope * (begin + end) / 2)
