@@ -1,17 +1,15 @@
-"""`twofold serve` of some checkout as a child process: started, found by the port it chose, watched, ended."""
+"""`twofold serve` of some checkout as a child process, and what it takes of the machine."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import re
-import signal
-import subprocess
 import sys
-import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+from twofold.loadgen import server_process
+from twofold.loadgen.server_process import ServerProcess
 
 START_TIMEOUT_S = 120.0
 # An editable installation's finder is an instance among classes and would win over any path: it names its own checkout.
@@ -24,21 +22,13 @@ sys.exit(main())
 """
 
 
-@dataclass(frozen=True)
-class ServerProcess:
-    """A server that takes requests."""
+def resident_bytes(server: ServerProcess) -> int:
+    pages = int(Path(f"/proc/{server.pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
 
-    pid: int
-    port: int
 
-    @property
-    def resident_bytes(self) -> int:
-        pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])
-        return pages * os.sysconf("SC_PAGE_SIZE")
-
-    @property
-    def num_descriptors(self) -> int:
-        return len(list(Path(f"/proc/{self.pid}/fd").iterdir()))
+def num_descriptors(server: ServerProcess) -> int:
+    return len(list(Path(f"/proc/{server.pid}/fd").iterdir()))
 
 
 @contextlib.contextmanager
@@ -46,7 +36,7 @@ def serving(checkout: Path, arguments: Sequence[str], log: Path) -> Iterator[Ser
     """A server from the sources and the native module of `checkout`, on a free port, until the block ends.
 
     Raises:
-        RuntimeError: it did not become ready; the message ends with what it printed.
+        ConfigError: it did not become ready; the message ends with what it printed.
     """
     environment = {k: v for k, v in os.environ.items() if not k.startswith("TWOFOLD_")}
     command = [
@@ -59,26 +49,7 @@ def serving(checkout: Path, arguments: Sequence[str], log: Path) -> Iterator[Ser
         "0",
         *arguments,
     ]
-    with log.open("w") as output:
-        process = subprocess.Popen(
-            command, env=environment, stdout=output, stderr=subprocess.STDOUT, cwd=checkout
-        )
-    try:
-        yield ServerProcess(process.pid, _wait_for_port(process, log))
-    finally:
-        process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(60)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
-def _wait_for_port(process: subprocess.Popen[bytes], log: Path) -> int:
-    deadline = time.monotonic() + START_TIMEOUT_S
-    while time.monotonic() < deadline and process.poll() is None:
-        found = re.search(r"API\s+http://[^\s/]+:(\d+)/v1", log.read_text())
-        if found:
-            return int(found[1])
-        time.sleep(0.05)
-    raise RuntimeError(f"the server of {process.args!r} did not become ready: {log.read_text()[-2000:]}")
+    with server_process.serving(
+        command, log, timeout_s=START_TIMEOUT_S, environment=environment, folder=checkout
+    ) as server:
+        yield server

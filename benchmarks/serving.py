@@ -14,67 +14,32 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.http_stream import TimedAnswer, post
-from benchmarks.server_process import ServerProcess, serving
+from twofold.loadgen.generator import LoadPlan, run_load
+from twofold.loadgen.http_client import HttpClient
+from twofold.loadgen.server_process import ServerProcess
+from twofold.loadgen.workload import CHAT, PromptShape, Workload
+from twofold.models.quantise.texts import default_text
+
+from benchmarks.server_process import serving
 
 HERE = Path(__file__).resolve().parents[1]
-PROMPTS = (
-    "Tell me the story of a clever fox.",
-    "Tell me of a king who had three daughters.",
-    "Why is the sea salt?",
-)
+PROMPT_WORDS = 10
 
 
-@dataclass(frozen=True)
-class Figures:
-    """One round: so many streams at once, each of the same length."""
-
-    tokens_per_s: float
-    ttft_ms: float
-    """Median over the streams."""
-    gap_p99_ms: float
-    """Of all gaps between events with text."""
+FIGURES = ("output_throughput", "median_ttft_ms", "p99_itl_ms")
 
 
-def request_body(number: int, tokens: int, greedy: bool) -> bytes:
-    body: dict[str, object] = {
-        "messages": [{"role": "user", "content": PROMPTS[number % len(PROMPTS)]}],
-        "max_tokens": tokens,
-        "ignore_eos": True,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-        "seed": number,
-    }
-    if greedy:
-        body["temperature"] = 0
-    return json.dumps(body).encode()
-
-
-async def one_round(port: int, streams: int, tokens: int, greedy: bool) -> Figures:
+async def one_round(url: str, streams: int, tokens: int, greedy: bool) -> dict[str, float]:
     """All streams start together; the rate is all tokens over the time until the last stream ends."""
-    bodies = [request_body(number, tokens, greedy) for number in range(streams)]
-    loop = asyncio.get_running_loop()
-    begun = loop.time()
-    answers = await asyncio.gather(*(post(port, "/v1/chat/completions", body) for body in bodies))
-    elapsed = loop.time() - begun
-    for answer in answers:
-        if not answer.complete:
-            raise RuntimeError(f"an answer failed: status {answer.status}, {answer.error}")
-    return figures(answers, elapsed)
-
-
-def figures(answers: list[TimedAnswer], elapsed_s: float) -> Figures:
-    gaps = sorted(
-        b - a for answer in answers for a, b in zip(answer.token_s, answer.token_s[1:], strict=False)
-    )
-    return Figures(
-        tokens_per_s=sum(answer.completion_tokens for answer in answers) / elapsed_s,
-        ttft_ms=1e3 * statistics.median(answer.ttft_s or 0.0 for answer in answers),
-        gap_p99_ms=1e3 * gaps[int(0.99 * (len(gaps) - 1))] if gaps else 0.0,
-    )
+    extra: dict[str, object] = {"ignore_eos": True} | ({"temperature": 0} if greedy else {})
+    work = Workload(CHAT, "tale", default_text().split(), extra)
+    plan = LoadPlan(num_prompts=streams, max_concurrency=streams)
+    figures = (await run_load(HttpClient(url), work, PromptShape(PROMPT_WORDS, tokens), plan)).figures()
+    if figures["failed"]:
+        raise RuntimeError(f"answers failed: {figures['errors']}")
+    return {name: figures[name] or 0.0 for name in FIGURES}
 
 
 @contextlib.contextmanager
@@ -115,10 +80,10 @@ def main() -> int:
         with servers(checkouts, telemetry, ["--accelerator", args.accelerator]) as running:
             for greedy in (True, False):
                 for streams in map(int, args.streams.split(",")):
-                    rounds: dict[str, list[Figures]] = {name: [] for name in running}
+                    rounds: dict[str, list[dict[str, float]]] = {name: [] for name in running}
                     for turn in range(args.rounds + 1):
                         for name, server in running.items():
-                            got = asyncio.run(one_round(server.port, streams, args.tokens, greedy))
+                            got = asyncio.run(one_round(server.url, streams, args.tokens, greedy))
                             if turn:  # the first warms both
                                 rounds[name].append(got)
                     kind = ("on" if telemetry else "off", "greedy" if greedy else "default", streams)
@@ -129,7 +94,7 @@ def main() -> int:
                             "sampling": kind[1],
                             "streams": streams,
                             "server": name,
-                            **vars(got),
+                            **got,
                         }
                         for name, many in rounds.items()
                         for got in many
@@ -139,17 +104,14 @@ def main() -> int:
     return 0
 
 
-def _line(kind: tuple[str, str, int], rounds: dict[str, list[Figures]]) -> str:
+def _line(kind: tuple[str, str, int], rounds: dict[str, list[dict[str, float]]]) -> str:
     cells = []
-    for name, many in rounds.items():
-        rate, ttft, gap = (
-            statistics.median(getattr(got, field) for got in many)
-            for field in ("tokens_per_s", "ttft_ms", "gap_p99_ms")
-        )
-        cells.append(f"{name} {rate:8.0f} · {ttft:6.1f} · {gap:6.1f}")
+    for server, many in rounds.items():
+        rate, ttft, gap = (statistics.median(got[name] for got in many) for name in FIGURES)
+        cells.append(f"{server} {rate:8.0f} · {ttft:6.1f} · {gap:6.1f}")
     if "other" in rounds:
         ratio = statistics.median(
-            a.tokens_per_s / b.tokens_per_s for a, b in zip(rounds["this"], rounds["other"], strict=True)
+            a[FIGURES[0]] / b[FIGURES[0]] for a, b in zip(rounds["this"], rounds["other"], strict=True)
         )
         cells.append(f"ratio {ratio:.2f}")
     return f"{kind[0]:<10}{kind[1]:<9}{kind[2]:>8}  " + "   ".join(cells)

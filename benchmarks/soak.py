@@ -19,8 +19,12 @@ import tempfile
 import time
 from pathlib import Path
 
-from benchmarks.http_stream import get, post
-from benchmarks.server_process import ServerProcess, serving
+from twofold.loadgen.answer_stream import AnswerStream, MalformedStreamError
+from twofold.loadgen.http_client import HttpClient, HttpStatusError
+from twofold.loadgen.server_process import ServerProcess
+from twofold.loadgen.workload import CHAT
+
+from benchmarks.server_process import num_descriptors, resident_bytes, serving
 
 HERE = Path(__file__).resolve().parents[1]
 GROWTH_BYTES = 32 << 20
@@ -65,16 +69,37 @@ async def one_client(
         draw = rng.random()
         try:
             if draw < args.bad_bodies:
-                answer = await post(server.port, "/v1/chat/completions", bad_body(rng))
-                seen["refused" if 400 <= answer.status < 500 else f"damaged body got {answer.status}"] += 1
+                seen[await outcome_of_damaged(server, bad_body(rng))] += 1
             elif draw < args.bad_bodies + args.hang_ups:
-                await post(server.port, "/v1/chat/completions", good_body(rng), stop_after=rng.randint(0, 12))
+                await ask(server, good_body(rng), stop_after=rng.randint(0, 12))
                 seen["hung up"] += 1
             else:
-                answer = await post(server.port, "/v1/chat/completions", good_body(rng))
-                seen["whole" if answer.complete else f"failed: {answer.status} {answer.error}"] += 1
+                (await ask(server, good_body(rng))).end()
+                seen["whole"] += 1
+        except (HttpStatusError, MalformedStreamError) as error:
+            seen[f"failed: {error.kind}: {error}"] += 1
         except OSError as error:
             seen[f"failed: {type(error).__name__}"] += 1
+
+
+async def ask(server: ServerProcess, body: bytes, stop_after: int | None = None) -> AnswerStream:
+    """stop_after: hang up after so many pieces of text, as a client does that lost interest; 0: at the first line."""
+    answer = AnswerStream(time.monotonic())
+
+    def take(line: bytes) -> bool:
+        answer.line(line, time.monotonic())
+        return stop_after is not None and len(answer.pieces) >= stop_after
+
+    await HttpClient(server.url).lines(CHAT, body, take)
+    return answer
+
+
+async def outcome_of_damaged(server: ServerProcess, body: bytes) -> str:
+    try:
+        await ask(server, body)
+    except HttpStatusError as error:
+        return "refused" if 400 <= error.status < 500 else f"damaged body got {error.status}"
+    return "damaged body got 200"
 
 
 async def soak(server: ServerProcess, args: argparse.Namespace) -> int:
@@ -86,7 +111,7 @@ async def soak(server: ServerProcess, args: argparse.Namespace) -> int:
     memory: list[tuple[float, int]] = []
     while any(not client.done() for client in clients):
         await asyncio.sleep(min(5.0, args.seconds / 20))
-        memory.append((time.monotonic() - begun, server.resident_bytes))
+        memory.append((time.monotonic() - begun, resident_bytes(server)))
         print(
             f"{memory[-1][0]:6.0f} s  {memory[-1][1] / 1e6:7.1f} MB  {dict(seen)}",
             file=sys.stderr,
@@ -117,14 +142,14 @@ async def soak(server: ServerProcess, args: argparse.Namespace) -> int:
 async def idle_state(server: ServerProcess) -> dict[str, float]:
     """What has to be as before once nobody asks: places, KV pages, descriptors."""
     for _ in range(100):
-        _, text = await get(server.port, "/metrics")
+        text = await HttpClient(server.url).text("/metrics")
         names = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc")
         state = {name: float(re.search(rf"^{name}(?:{{.*?}})? (\S+)$", text, re.M)[1]) for name in names}  # type: ignore[index]
         if not any(state.values()):
             break
         await asyncio.sleep(0.1)
     await asyncio.sleep(1.0)  # closed connections leave the descriptor table a moment later
-    return state | {"descriptors": server.num_descriptors}
+    return state | {"descriptors": num_descriptors(server)}
 
 
 def main() -> int:

@@ -21,14 +21,16 @@ from locust.argument_parser import LocustArgumentParser
 from locust.contrib.fasthttp import FAILURE_EXCEPTIONS
 from locust.env import Environment
 from locust.exception import StopUser
+from twofold.api.errors import ConfigError
+from twofold.loadgen.answer_stream import AnswerStream, MalformedStreamError
+from twofold.loadgen.http_client import check_url
 
 _ROOT = str(Path(__file__).resolve().parent.parent)
 if _ROOT not in sys.path:
     sys.path.insert(0, _ROOT)
 
-from loadtest.chat_stream import ChatResult, MalformedStreamError, read_chat_stream  # noqa: E402
 from loadtest.prompts import FOLLOW_UPS, OPENINGS  # noqa: E402
-from loadtest.samples import Sample, SampleStore, check_host  # noqa: E402
+from loadtest.samples import Sample, SampleStore  # noqa: E402
 from loadtest.workers import Workers  # noqa: E402
 
 NAME = "chat"
@@ -69,15 +71,13 @@ class ChatUser(FastHttpUser):
             "temperature": 0.8,
             "seed": rng.randrange(2**31),
         }
-        sent_s = time.perf_counter()
-        result: ChatResult | None = None
+        answer = AnswerStream(time.perf_counter())
         error: str | None = None
-        answer_ids: list[str] = []
         with self.client.post(
             "/v1/chat/completions", json=body, name=NAME, stream=True, catch_response=True
         ) as response:
             try:
-                result = self._read(response, sent_s, answer_ids)
+                self._read(response, answer)
             except MalformedStreamError as malformed:
                 error = str(malformed)
             except FAILURE_EXCEPTIONS as broken:
@@ -86,26 +86,31 @@ class ChatUser(FastHttpUser):
                 response.success()
             else:
                 response.failure(error)
-        self._keep(result, error, (time.perf_counter() - sent_s) * 1e3, answer_ids)
+        self._keep(answer, error, (time.perf_counter() - answer.sent_s) * 1e3)
 
-    def _read(self, response: Any, sent_s: float, answer_ids: list[str]) -> ChatResult:
+    def _read(self, response: Any, answer: AnswerStream) -> None:
         if response.status_code != 200:
             cause = f"HTTP {response.status_code}" if response.status_code else f"no answer: {response.error}"
             raise MalformedStreamError(cause)
         content_type = response.headers.get("content-type", "") if response.headers else ""
         if not content_type.startswith("text/event-stream"):
             raise MalformedStreamError(f"content-type {content_type!r}, expected text/event-stream")
-        return read_chat_stream(_lines(response.stream), sent_s, time.perf_counter, answer_ids.append)
+        for line in _lines(response.stream):
+            answer.line(line, time.perf_counter())
+        answer.end()
 
-    def _keep(
-        self, result: ChatResult | None, error: str | None, took_ms: float, answer_ids: list[str]
-    ) -> None:
+    def _keep(self, answer: AnswerStream, error: str | None, took_ms: float) -> None:
         fire = self.environment.events.request.fire
-        if result is None:
+        ok = error is None
+        if not ok:
             self.messages = []
         else:
-            self.messages.append({"role": "assistant", "content": result.text})
-            for kind, value in (("TTFT", result.ttft_ms), ("TPOT", result.tpot_ms), ("E2E", result.e2e_ms)):
+            self.messages.append({"role": "assistant", "content": answer.text})
+            for kind, value in (
+                ("TTFT", answer.ttft_ms),
+                ("TPOT", answer.tpot_ms),
+                ("E2E", answer.e2el_ms),
+            ):
                 if value is not None:
                     fire(
                         request_type=kind,
@@ -121,13 +126,13 @@ class ChatUser(FastHttpUser):
                 finished_s=time.time(),
                 user=self.number,
                 num_users=self.environment.loadtest_workers.total(),
-                e2e_ms=result.e2e_ms if result else took_ms,
-                ok=result is not None,
-                ttft_ms=result.ttft_ms if result else None,
-                tpot_ms=result.tpot_ms if result else None,
-                completion_tokens=result.completion_tokens if result else 0,
+                e2e_ms=(answer.e2el_ms or took_ms) if ok else took_ms,
+                ok=ok,
+                ttft_ms=answer.ttft_ms if ok else None,
+                tpot_ms=answer.tpot_ms if ok else None,
+                completion_tokens=answer.completion_tokens if ok else 0,
                 error=error[:1000] if error else None,
-                request_id=answer_ids[0] if answer_ids else None,
+                request_id=answer.request_id,
             )
         )
 
@@ -138,8 +143,8 @@ def _lines(stream: Any) -> Iterator[bytes]:
 
 
 def prepare(environment: Environment, *, allow_remote: bool, output: Path) -> None:
-    """Check the host, name the test and start passing samples on. ValueError when the host may not be loaded."""
-    host = check_host(environment.host or "", allow_remote=allow_remote)
+    """Check the host, name the test and start passing samples on. ConfigError when the host may not be loaded."""
+    host = check_url(environment.host or "", flag="--host", allow_remote=allow_remote)
     environment.host = host
     workers = environment.loadtest_workers
     workers.begin()
@@ -176,7 +181,7 @@ def _on_test_start(environment: Environment, **_kwargs: Any) -> None:
         return
     try:
         prepare(environment, allow_remote=options.allow_remote_host, output=Path(options.output))
-    except ValueError as error:
+    except ConfigError as error:
         print(error, file=sys.stderr)
         environment.process_exit_code = 2
         environment.runner.quit()

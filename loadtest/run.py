@@ -27,6 +27,8 @@ from typing import Any
 import gevent
 from gevent.event import Event
 from locust.env import Environment
+from twofold.api.errors import ConfigError
+from twofold.loadgen.http_client import check_url
 
 _ROOT = str(Path(__file__).resolve().parent.parent)
 if _ROOT not in sys.path:
@@ -45,9 +47,9 @@ class UnreachableError(Exception):
 def main() -> int:
     args = parse_arguments()
     try:
-        host = samples.check_host(args.host, allow_remote=args.allow_remote_host)
+        host = check_url(args.host, flag="--host", allow_remote=args.allow_remote_host)
         model = args.model or served_model(host)
-    except (ValueError, UnreachableError) as error:
+    except (ConfigError, UnreachableError) as error:
         print(error, file=sys.stderr)
         return 2
     environment = Environment(user_classes=[locustfile.ChatUser], events=locustfile.events, host=host)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import ipaddress
 import json
-import math
 import threading
 import urllib.error
-import urllib.parse
 import urllib.request
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
+
+from twofold.loadgen.metrics import percentile
 
 LOAD_SAMPLES_PATH: Final = "/internal/load_samples"
 _BATCH: Final = 1000
@@ -33,28 +32,6 @@ class Sample:
     error: str | None
     request_id: str | None = None
     """What the answer calls itself, and table `request` the request; None where no answer began."""
-
-
-def check_host(host: str, *, allow_remote: bool) -> str:
-    """`host` without a slash at its end. ValueError unless it is http(s) and here, or remote ones are allowed."""
-    parsed = urllib.parse.urlsplit(host)
-    if parsed.scheme not in ("http", "https") or not parsed.hostname:
-        raise ValueError(f"--host {host!r} is not an address; expected e.g. http://127.0.0.1:10002")
-    if not allow_remote and not _is_loopback(parsed.hostname):
-        raise ValueError(
-            f"--host {host!r} is not this machine; a load test against others' servers needs their consent. "
-            "Give http://127.0.0.1:PORT, or --allow-remote-host if the server is yours"
-        )
-    return host.rstrip("/")
-
-
-def _is_loopback(name: str) -> bool:
-    if name.lower().rstrip(".") == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(name).is_loopback
-    except ValueError:
-        return False
 
 
 class SampleStore:
@@ -92,7 +69,7 @@ class SampleStore:
 
     def _post(self, batch: list[Sample]) -> bool:
         body = json.dumps({"samples": [asdict(sample) for sample in batch]}).encode()
-        request = urllib.request.Request(  # noqa: S310  http(s) only: check_host saw to it
+        request = urllib.request.Request(  # noqa: S310  http(s) only: check_url saw to it
             self._url, data=body, headers={"Content-Type": "application/json"}, method="POST"
         )
         try:
@@ -120,17 +97,6 @@ class SampleStore:
         if self.problem is None:
             return f"{self.num_sent:,} samples are in the server's telemetry database and on its dashboard"
         return f"samples are in {self._fallback} ({self.problem})"
-
-
-def percentile(values: list[float], percent: float) -> float | None:
-    """By linear interpolation, as NumPy does it; None of nothing."""
-    if not values:
-        return None
-    ordered = sorted(values)
-    place = (len(ordered) - 1) * percent / 100
-    below = math.floor(place)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
 
 
 def report(samples: list[Sample], seconds: float) -> str:

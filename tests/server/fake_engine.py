@@ -19,6 +19,7 @@ from twofold.api.types import (
     GenerationRequest,
     MappedWeights,
     PlacementCounts,
+    RequestProgress,
     RunInfo,
     TokenLogprob,
     Usage,
@@ -76,8 +77,12 @@ class WordTokenizer:
 
     special_token_ids: frozenset[int] = frozenset()
     template_variables: frozenset[str] = frozenset({"mood", "reasoning_effort", "tools"})
-    chat_template: str | None = None
+    chat_template: str | None = "{{ messages }}"
     tool_form: ToolForm | None = ToolForm(arguments_as_text=False, null_content=False, several=True)
+
+    @property
+    def vocab_size(self) -> int:
+        return len(self._words)
 
     def apply_chat_template(
         self,
@@ -142,6 +147,7 @@ class FakeEngine:
         self.cancelled: list[str] = []
         self.requests: list[GenerationRequest] = []
         self._running: dict[str, Callable[[], bool]] = {}
+        self._said: dict[str, int] = {}
         self._queue: deque[GenerationRequest] = deque()
         self._changed = threading.Condition()
         self._draining = False
@@ -158,6 +164,7 @@ class FakeEngine:
             if len(self._running) >= self.max_running:
                 raise CapacityError("all places are taken; try again later", retry_after_s=2.5)
             self.requests.append(request)
+            self._said[request.request_id] = 0
             self._running[request.request_id] = self._turns(request)
             self.idle.clear()
             self._changed.notify_all()
@@ -171,6 +178,25 @@ class FakeEngine:
         with self._changed:
             self._draining = True
             return self._changed.wait_for(lambda: not self._running, timeout_s)
+
+    @property
+    def max_num_seqs(self) -> int:
+        return self.max_running
+
+    def live_requests(self) -> list[RequestProgress]:
+        numbered = enumerate(self.requests)
+        return [
+            RequestProgress(
+                request,
+                number,
+                request.sampling.max_tokens or 0,
+                True,
+                len(request.prompt_token_ids),
+                self._said[request.request_id],
+            )
+            for number, request in numbered
+            if request.request_id in self._running
+        ]
 
     def stats(self) -> FakeStats:
         return FakeStats(num_running=len(self._running), num_waiting=0)
@@ -245,6 +271,7 @@ class FakeEngine:
                 return say("", (), "length" if limit < len(prompt) else "stop")
             token_id = prompt[(begin + said) % len(prompt)]
             said += 1
+            self._said[request.request_id] = said
             self.started.set()
             if token_id in sampling.stop_token_ids and said > sampling.min_tokens:
                 return say("", (token_id,), "stop")

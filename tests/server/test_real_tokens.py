@@ -184,6 +184,19 @@ def test_a_continued_message_goes_on(client, engine):
     assert answer.usage.prompt_tokens == raw.usage.prompt_tokens
 
 
+def test_what_runs_is_told_with_how_far_it_is(client, engine):
+    with complete(client, stream=True, max_tokens=400) as stream:
+        first = next(iter(stream))
+        (progress,) = engine.live_requests()
+    assert progress.request.request_id == first.id
+    assert progress.is_running
+    prompt = len(progress.request.prompt_token_ids)
+    assert progress.num_generated >= 1
+    assert prompt <= progress.num_computed <= prompt + progress.num_generated
+    assert progress.max_tokens == 400
+    assert engine.max_num_seqs == 8
+
+
 def test_the_speed_is_told_in_seconds(client):
     chunks = list(complete(client, stream=True, extra_body={"return_speed": True}))
     (last,) = [chunk for chunk in chunks if chunk.choices[0].finish_reason]

@@ -1,56 +1,8 @@
-"""Which hosts may be loaded, percentiles, the report."""
+"""The report of a load test."""
 
 from __future__ import annotations
 
-import numpy as np
-import pytest
-
-from loadtest.samples import Sample, check_host, percentile, report
-
-
-@pytest.mark.parametrize(
-    "host",
-    [
-        "http://127.0.0.1:10002",
-        "http://127.8.9.1",
-        "http://localhost:1/",
-        "http://[::1]:80",
-        "https://LOCALHOST",
-    ],
-)
-def test_this_machine_may_be_loaded(host: str) -> None:
-    assert check_host(host, allow_remote=False) == host.rstrip("/")
-
-
-@pytest.mark.parametrize(
-    "host",
-    [
-        "http://example.com",
-        "http://10.0.0.1:10002",
-        "http://0.0.0.0:10002",
-        "http://127.0.0.1.example.com",
-        "http://localhost@example.com",
-        "http://128.0.0.1",
-    ],
-)
-def test_other_machines_only_when_allowed(host: str) -> None:
-    with pytest.raises(ValueError, match="--allow-remote-host"):
-        check_host(host, allow_remote=False)
-    assert check_host(host, allow_remote=True) == host
-
-
-@pytest.mark.parametrize("host", ["", "127.0.0.1:10002", "ftp://127.0.0.1", "file:///etc/passwd", "http://"])
-def test_what_is_no_address_is_refused_always(host: str) -> None:
-    with pytest.raises(ValueError, match="not an address"):
-        check_host(host, allow_remote=True)
-
-
-def test_percentiles_are_numpys() -> None:
-    values = np.random.default_rng(0).random(37).tolist()
-    for percent in (0, 50, 95, 99, 100):
-        assert percentile(values, percent) == pytest.approx(np.percentile(values, percent))
-    assert percentile([3.0], 99) == 3.0
-    assert percentile([], 50) is None
+from loadtest.samples import Sample, report
 
 
 def sample(**changes: object) -> Sample:

@@ -233,6 +233,7 @@ class ServerConfig:
         "connections that may be open at once (default: what the limit of open files leaves, 4096 at most)",
     )
     drain_timeout_s: float = setting(30.0, "seconds that running requests get to finish after SIGTERM")
+    slots_show_prompts: bool = setting(False, "GET /slots shows the prompts that are being answered, as text")
 
     def __post_init__(self) -> None:
         _check(0 <= self.port <= 65_535, "port", self.port, "0 (any free port) to 65535")

@@ -201,6 +201,20 @@ class EngineStats:
     prefetch: PrefetchCounts = field(default_factory=PrefetchCounts)
 
 
+class RequestProgress(NamedTuple):
+    """How far the engine is with one request."""
+
+    request: GenerationRequest
+    number: int
+    """In order of arrival."""
+    max_tokens: int
+    is_running: bool
+    """It has a place; else it waits for one, maybe again."""
+    num_computed: int
+    """Leading tokens, of the prompt first, whose keys and values are in the cache."""
+    num_generated: int
+
+
 class StepParts(NamedTuple):
     """Where the wall's time of a step went, in microseconds; Python between them is what is left of
     `StepRecord.wall_us`.

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import itertools
 import logging
 import os
 import sys
 from collections.abc import Sequence
+from types import ModuleType
 from typing import Final, NoReturn
 
 from twofold import __version__
@@ -23,6 +25,7 @@ COMMANDS: Final[dict[str, str]] = {
     "generate": "answer one prompt and end",
     "chat": "talk with a model in the terminal",
     "bench": "measure prefill and decode speed, against transformers too",
+    "bench serve": "measure what a server's clients see under load: TTFT, TPOT, ITL, throughput, goodput",
     "calibrate": "measure this machine for predictions, and keep the figures",
     "quantize": "write a model again with smaller weights, and measure what that cost",
     "pack": "write a model as it lies in memory, which then starts at once",
@@ -32,7 +35,7 @@ COMMANDS: Final[dict[str, str]] = {
     "telemetry": "what the telemetry database holds",
     "lab": "replay, simulate and record expert routing",
 }
-"""Each is a module of this package with add_arguments(parser) and run(args) -> exit code."""
+"""Each is a module of this package with add_arguments(parser) and run(args) -> exit code; of two words, joined by _."""
 
 _EXTRA_OF: Final = {
     "fastapi": "server",
@@ -67,20 +70,20 @@ def build_parser(command: str | None) -> argparse.ArgumentParser:
         sub = subparsers.add_parser(name, help=summary, description=described, allow_abbrev=False)
         sub.add_argument("--debug", action="store_true", help="show tracebacks and what goes on inside")
         if name == command:
-            importlib.import_module(f"twofold.cli.{name}").add_arguments(sub)
+            _module_of(name).add_arguments(sub)
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `twofold` with `argv` (default: the process's arguments) and return the exit code."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    arguments = _with_joined_command(list(sys.argv[1:] if argv is None else argv))
     command = next((argument for argument in arguments if not argument.startswith("-")), None)
     debug = "--debug" in arguments
     try:
         args = build_parser(command).parse_args(arguments)
         level = logging.DEBUG if debug else logging.WARNING
         logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
-        code = int(importlib.import_module(f"twofold.cli.{args.command}").run(args))
+        code = int(_module_of(args.command).run(args))
         sys.stdout.flush()
     except KeyboardInterrupt:
         return 130
@@ -95,6 +98,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         name = f"twofold {command}" if command in COMMANDS else "twofold"
         print(f"{name}: {' '.join(message.split())}", file=sys.stderr)
     return code
+
+
+def _module_of(command: str) -> ModuleType:
+    return importlib.import_module(f"twofold.cli.{command.replace(' ', '_')}")
+
+
+def _with_joined_command(arguments: list[str]) -> list[str]:
+    """`arguments` with two words that name a command together as one."""
+    for place, pair in enumerate(itertools.pairwise(arguments)):
+        if not pair[0].startswith("-"):
+            joined = " ".join(pair)
+            return [*arguments[:place], joined, *arguments[place + 2 :]] if joined in COMMANDS else arguments
+    return arguments
 
 
 def describe(error: Exception) -> tuple[str, int]:

@@ -22,6 +22,7 @@ from twofold.api.types import (
     FinishReason,
     GenerationRequest,
     MappedWeights,
+    RequestProgress,
     RunInfo,
     SamplingParams,
     Usage,
@@ -215,6 +216,28 @@ class Engine:
     def sampling_s(self) -> float:
         """Spent on picking tokens, since the start."""
         return self._runner.sampling_s
+
+    @property
+    def max_num_seqs(self) -> int:
+        """Requests that may run at the same time."""
+        return self.config.max_num_seqs
+
+    def live_requests(self) -> list[RequestProgress]:
+        """Those that run, then those that wait, as other threads can see it: one that moves meanwhile comes once."""
+        places = ((False, self._scheduler.waiting), (True, self._scheduler.running))
+        found = {
+            sequence.number: RequestProgress(
+                sequence.request,
+                sequence.number,
+                sequence.max_tokens,
+                is_running,
+                sequence.num_computed,
+                sequence.num_generated,
+            )
+            for is_running, sequences in places
+            for sequence in tuple(sequences)
+        }
+        return sorted(found.values(), key=lambda progress: (not progress.is_running, progress.number))
 
     def stats(self) -> EngineStats:
         with self._inbox.changed:

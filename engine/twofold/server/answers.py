@@ -68,13 +68,12 @@ class AnswerResponse(Response):
 
 
 class StreamedAnswer(AnswerResponse):
-    """Server-sent events, one per chunk, then [DONE]."""
+    """As the format has it: server-sent events, one per chunk, then [DONE]."""
 
     async def deliver(self, scope: Scope, receive: Receive, send: Send) -> None:
-        # A comment, which clients of event streams read over.
-        scope[PROBE_KEY] = b":\n\n"
+        scope[PROBE_KEY] = self.form.stream_probe
         headers = [
-            (b"content-type", b"text/event-stream; charset=utf-8"),
+            (b"content-type", self.form.stream_type),
             (b"cache-control", b"no-cache"),
             # nginx would otherwise hold events back.
             (b"x-accel-buffering", b"no"),
@@ -86,10 +85,10 @@ class StreamedAnswer(AnswerResponse):
             async for batch in self.batches():
                 usages |= {index: chunk.usage for index, chunk in batch if chunk.usage is not None}
                 await _send_part(send, b"".join(self.form.events(index, chunk) for index, chunk in batch))
-            ending = self.form.usage_event(self.form.total(usages))
+            ending = self.form.stream_end(self.form.total(usages))
         except ApiError as error:
-            ending = self.form.held_back() + error.event()
-        await send({"type": "http.response.body", "body": ending + b"data: [DONE]\n\n", "more_body": False})
+            ending = self.form.held_back() + self.form.stream_error(error)
+        await send({"type": "http.response.body", "body": ending, "more_body": False})
 
 
 class WholeAnswer(AnswerResponse):
@@ -102,7 +101,7 @@ class WholeAnswer(AnswerResponse):
                 for index, chunk in batch:
                     chunks[index].append(chunk)
         except ApiError as error:
-            await error.response()(scope, receive, send)
+            await error.response(scope["path"])(scope, receive, send)
             return
         await JSONResponse(self.form.whole([joined_chunks(parts) for parts in chunks]))(scope, receive, send)
 

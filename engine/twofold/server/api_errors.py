@@ -54,8 +54,10 @@ class ApiError(Exception):
         error = {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}
         return {"error": error}
 
-    def response(self) -> JSONResponse:
-        return JSONResponse(self.body(), status_code=self.status, headers=self.headers)
+    def response(self, path: str = "") -> JSONResponse:
+        """`path`: that was asked; Ollama's clients expect a text."""
+        body = {"error": self.message} if path.startswith("/api/") else self.body()
+        return JSONResponse(body, status_code=self.status, headers=self.headers)
 
     def event(self) -> bytes:
         """The error as one server-sent event, for a stream that has already begun."""
@@ -109,19 +111,19 @@ def internal() -> ApiError:
     )
 
 
-async def answer_api_error(_request: Request, error: Exception) -> JSONResponse:
+async def answer_api_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, ApiError)
-    return error.response()
+    return error.response(request.url.path)
 
 
-async def answer_twofold_error(_request: Request, error: Exception) -> JSONResponse:
+async def answer_twofold_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, TwofoldError)
-    return from_twofold(error).response()
+    return from_twofold(error).response(request.url.path)
 
 
-async def answer_bug(_request: Request, _error: Exception) -> JSONResponse:
+async def answer_bug(request: Request, _error: Exception) -> JSONResponse:
     """Starlette raises the error again after this answer, so that `middleware.RequestFrame` logs it."""
-    return internal().response()
+    return internal().response(request.url.path)
 
 
 async def answer_http_exception(request: Request, error: Exception) -> JSONResponse:
@@ -133,7 +135,7 @@ async def answer_http_exception(request: Request, error: Exception) -> JSONRespo
         message = f"{request.url.path} does not take {request.method}"
     else:
         message = str(error.detail)
-    return ApiError(error.status_code, message, headers=error.headers).response()
+    return ApiError(error.status_code, message, headers=error.headers).response(request.url.path)
 
 
 def _path(location: tuple[int | str, ...]) -> str:

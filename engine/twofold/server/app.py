@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp
@@ -10,7 +12,7 @@ from twofold import __version__
 from twofold.api.config import ServerConfig
 from twofold.api.errors import TwofoldError
 from twofold.api.types import SamplingParams
-from twofold.server import api_errors, completions, status
+from twofold.server import api_errors, completions, inspection, ollama, openapi, status, tokenization
 from twofold.server.api_errors import ApiError
 from twofold.server.middleware import RequestFrame
 from twofold.server.protocol import ServingEngine
@@ -48,8 +50,12 @@ def app_of(state: ServerState) -> ASGIApp:
         docs_url=None,
         redoc_url=None,
     )
+    app.openapi = functools.partial(openapi.document, app)  # type: ignore[method-assign]
     app.include_router(status.router(state))
     app.include_router(completions.router(state))
+    app.include_router(tokenization.router(state))
+    app.include_router(inspection.router(state))
+    app.include_router(ollama.router(state))
     app.add_exception_handler(ApiError, api_errors.answer_api_error)
     app.add_exception_handler(TwofoldError, api_errors.answer_twofold_error)
     app.add_exception_handler(Exception, api_errors.answer_bug)

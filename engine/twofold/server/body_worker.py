@@ -25,7 +25,7 @@ from typing import Any, Final, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from twofold.server import api_errors, schemas
+from twofold.server import api_errors, ollama_schemas, schemas, tokenize_schemas
 from twofold.server.api_errors import ApiError
 
 M = TypeVar("M", bound=BaseModel)
@@ -40,6 +40,7 @@ _LONG_TEXT: Final = 4096
 """Characters of a text that comes back beside the JSON."""
 _NICENESS: Final = 10
 """A large body waits for the engine's threads, not they for it."""
+_SCHEMAS: Final = {module.__name__: module for module in (schemas, tokenize_schemas, ollama_schemas)}
 _LENGTH: Final = struct.Struct("<Q")
 
 
@@ -70,7 +71,7 @@ class BodyWorker:
 
     def parse(self, schema: type[M], body: bytes, max_context: int) -> M:
         """As the function `parse`, in the worker. Blocks. ApiError 500 when the worker dies or takes too long."""
-        question = json.dumps([schema.__name__, max_context]).encode()
+        question = json.dumps([schema.__module__, schema.__name__, max_context]).encode()
         with self._lock:
             try:
                 channel = self._started()
@@ -139,13 +140,13 @@ def _serve(channel: socket.socket) -> None:
     os.nice(_NICENESS)
     while True:
         question, body = _receive(channel, 2)
-        name, max_context = json.loads(question)
+        module, name, max_context = json.loads(question)
         cleaned = b""
         # Nobody who writes a body can know it.
         mark, texts = secrets.token_hex(16), list[bytes]()
         refusal: dict[str, Any] | None = None
         try:
-            parsed = parse(getattr(schemas, name), body, max_context)
+            parsed = parse(getattr(_SCHEMAS[module], name), body, max_context)
             if _has_more_values(parsed, MAX_VALUES + max_context):
                 raise ApiError(400, f"the request holds more than {MAX_VALUES} values; send a smaller one")
             document = parsed.model_dump(mode="json", exclude_unset=True, by_alias=True)

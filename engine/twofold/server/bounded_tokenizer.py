@@ -68,5 +68,9 @@ class BoundedTokenizer:
         return self._tokenizer.special_token_ids
 
     @property
+    def vocab_size(self) -> int:
+        return self._tokenizer.vocab_size
+
+    @property
     def template_variables(self) -> frozenset[str]:
         return self._tokenizer.template_variables

@@ -6,7 +6,6 @@ import dataclasses
 import functools
 import uuid
 from collections.abc import Callable
-from typing import Any
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
@@ -17,6 +16,7 @@ from twofold.server.bridge import AnswerStream, submit
 from twofold.server.chat_format import ChatFormat
 from twofold.server.chat_reading import ChatReading
 from twofold.server.formats import AnswerFormat, CompletionFormat
+from twofold.server.openapi import body_of
 from twofold.server.prompts import Prompt, bad_word_sequences, chat_prompts, completion_prompts
 from twofold.server.request_body import parse_body
 from twofold.server.schemas import ChatRequest, CompletionRequest, SamplingFields
@@ -26,42 +26,53 @@ from twofold.server.state import ServerState
 def router(state: ServerState) -> APIRouter:
     routes = APIRouter(prefix="/v1")
 
-    @routes.post("/chat/completions", openapi_extra=_body_of(ChatRequest))
+    @routes.post("/chat/completions", openapi_extra=body_of(ChatRequest))
     async def chat_completions(request: Request) -> Response:
-        body = await parse_body(request, ChatRequest, state)
-        tokenizer = state.tokenizer
-        marks = state.chat_marks
-        reading = ChatReading.of(body, marks, tokenizer)
-        return await _answer(
-            state,
-            body,
-            # Whoever keeps no records can take a conversation up anywhere.
-            tokenise=lambda: chat_prompts(
-                body, tokenizer, marks, with_turn_ends=state.engine.stats().num_records > 0
-            ),
-            num_prompts=1,
-            prefix="chatcmpl",
-            endpoint="chat.completions",
-            make_format=functools.partial(ChatFormat, reading=reading),
-            shown_tokens=reading.shown_tokens,
-            end_tokens=reading.end_tokens,
-        )
+        return await answer_chat(state, await parse_body(request, ChatRequest, state), ChatFormat)
 
-    @routes.post("/completions", openapi_extra=_body_of(CompletionRequest))
+    @routes.post("/completions", openapi_extra=body_of(CompletionRequest))
     async def completions(request: Request) -> Response:
         body = await parse_body(request, CompletionRequest, state)
-        tokenizer = state.tokenizer
-        return await _answer(
-            state,
-            body,
-            tokenise=lambda: completion_prompts(body, tokenizer),
-            num_prompts=len(body.prompts),
-            prefix="cmpl",
-            endpoint="completions",
-            make_format=CompletionFormat,
-        )
+        return await answer_completion(state, body, CompletionFormat)
 
     return routes
+
+
+async def answer_chat(state: ServerState, body: ChatRequest, make_format: type[ChatFormat]) -> Response:
+    """The answer to a conversation, in any API's form."""
+    tokenizer = state.tokenizer
+    marks = state.chat_marks
+    reading = ChatReading.of(body, marks, tokenizer)
+    return await _answer(
+        state,
+        body,
+        # Whoever keeps no records can take a conversation up anywhere.
+        tokenise=lambda: chat_prompts(
+            body, tokenizer, marks, with_turn_ends=state.engine.stats().num_records > 0
+        ),
+        num_prompts=1,
+        prefix="chatcmpl",
+        endpoint="chat.completions",
+        make_format=functools.partial(make_format, reading=reading),
+        shown_tokens=reading.shown_tokens,
+        end_tokens=reading.end_tokens,
+    )
+
+
+async def answer_completion(
+    state: ServerState, body: CompletionRequest, make_format: type[AnswerFormat]
+) -> Response:
+    """What follows a text, in any API's form."""
+    tokenizer = state.tokenizer
+    return await _answer(
+        state,
+        body,
+        tokenise=lambda: completion_prompts(body, tokenizer),
+        num_prompts=len(body.prompts),
+        prefix="cmpl",
+        endpoint="completions",
+        make_format=make_format,
+    )
 
 
 async def _answer(
@@ -110,9 +121,3 @@ async def _answer(
     form = make_format(request_id, state.model_name, body, prompts, engine.tokenizer)
     respond = StreamedAnswer if body.stream else WholeAnswer
     return respond(answer, form, timers)
-
-
-def _body_of(schema: type[SamplingFields]) -> dict[str, Any]:
-    """The request's schema for /openapi.json: bodies are parsed by hand, so FastAPI cannot see it."""
-    content = {"application/json": {"schema": schema.model_json_schema()}}
-    return {"requestBody": {"required": True, "content": content}}

@@ -15,17 +15,20 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from json.encoder import encode_basestring
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from twofold import __version__
 from twofold.api.types import Chunk, FinishReason, TokenLogprob, Usage
+from twofold.server.api_errors import ApiError
 from twofold.server.logprobs import CompletionLogprobs, TokenNames, joined, prompt_logprobs
 from twofold.server.prompts import Prompt
 from twofold.server.protocol import ServingTokenizer
 from twofold.server.schemas import SamplingFields
+
+_DONE: Final = b"data: [DONE]\n\n"
 
 
 class AnswerFormat(ABC):
@@ -33,6 +36,10 @@ class AnswerFormat(ABC):
 
     whole_object: str
     chunk_object: str
+    stream_type = b"text/event-stream; charset=utf-8"
+    """Content-Type of a stream."""
+    stream_probe: bytes | None = b":\n\n"
+    """A comment, which clients of event streams read over; None: a stream has no such thing."""
 
     def __init__(
         self,
@@ -152,6 +159,14 @@ class AnswerFormat(ABC):
             before, after = self._event([delta], None).split(f'"{text}"'.encode())
             found = self._templates[index] = before, after
         return found
+
+    def stream_end(self, usage: Usage) -> bytes:
+        """What a stream ends with."""
+        return self.usage_event(usage) + _DONE
+
+    def stream_error(self, error: ApiError) -> bytes:
+        """What a stream ends with that cannot go on."""
+        return error.event() + _DONE
 
     def held_back(self) -> bytes:
         """What a stream that ends by a failure has not said of the text it got."""

@@ -21,6 +21,8 @@ from twofold.server.state import ServerState
 from twofold.server.web_pages import foreign_caller
 
 _logger = logging.getLogger("twofold.server")
+_OPEN: Final = frozenset(("/health", "/ready", "/metrics", "/version", "/openapi.json"))
+"""Without a key, also where the API needs one."""
 _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 
 
@@ -51,7 +53,7 @@ class RequestFrame:
         try:
             refusal = self._refusal(scope)
             if refusal is not None:
-                await refusal.response()(scope, receive, framed_send)
+                await refusal.response(scope["path"])(scope, receive, framed_send)
             else:
                 await self._app(scope, receive, framed_send)
         except Exception as error:
@@ -59,7 +61,7 @@ class RequestFrame:
             _logger.error("internal error in %s %s: %s", scope["method"], scope["path"], _where(error))
             _logger.debug("its traceback", exc_info=error)
             if not started:
-                await api_errors.internal().response()(scope, receive, framed_send)
+                await api_errors.internal().response(scope["path"])(scope, receive, framed_send)
 
     def _label(self, headers: MutableHeaders, request_id: str) -> None:
         headers["x-request-id"] = request_id
@@ -71,12 +73,12 @@ class RequestFrame:
     def _refusal(self, scope: Scope) -> ApiError | None:
         """Why this caller gets nothing: no key where one is needed, or a web page where none is.
 
-        With a key, /health and /metrics stay open to monitors.
+        With a key, `_OPEN` stays open to monitors.
         """
         config, headers, path = self._state.config, Headers(scope=scope), scope["path"]
         if not config.api_key or path.startswith("/internal"):
             return foreign_caller(headers, config)
-        if not path.startswith("/v1"):
+        if path in _OPEN:
             return None
         kind, _, given = headers.get("authorization", "").partition(" ")
         # Every key is compared, so that the time tells nothing.

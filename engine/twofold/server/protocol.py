@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from twofold.api.types import GenerationRequest, MappedWeights, PlacementCounts, RunInfo
+from twofold.api.types import GenerationRequest, MappedWeights, PlacementCounts, RequestProgress, RunInfo
 from twofold.tokenizer import ToolForm
 
 
@@ -39,6 +39,11 @@ class ServingTokenizer(Protocol):
     @property
     def tool_form(self) -> ToolForm | None:
         """How the chat template takes calls of tools; None: it shows none."""
+        ...
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of tokens."""
         ...
 
     @property
@@ -103,6 +108,11 @@ class ServingEngine(Protocol):
     def max_context(self) -> int: ...
 
     @property
+    def max_num_seqs(self) -> int:
+        """Requests that may run at the same time."""
+        ...
+
+    @property
     def mapped_weights(self) -> MappedWeights | None: ...
 
     def submit(self, request: GenerationRequest) -> None:
@@ -116,3 +126,7 @@ class ServingEngine(Protocol):
         ...
 
     def stats(self) -> ServingStats: ...
+
+    def live_requests(self) -> list[RequestProgress]:
+        """Those that run, then those that wait."""
+        ...

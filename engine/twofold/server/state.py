@@ -80,6 +80,11 @@ class ServerState:
                 code="server_draining",
                 headers={"Retry-After": "5"},
             )
+        return self.engine_while_draining
+
+    @property
+    def engine_while_draining(self) -> ServingEngine:
+        """The engine, for who asks and computes nothing. ApiError 503 while it loads."""
         if self._engine is None:
             raise ApiError(
                 503,

@@ -14,6 +14,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from twofold import __version__
 from twofold.server.api_errors import ApiError
 from twofold.server.metrics import Gauge
+from twofold.server.model_card import ollama_card, openai_card
 from twofold.server.request_body import read_body
 from twofold.server.state import ServerState
 from twofold.telemetry.sink import parse_load_samples
@@ -34,11 +35,11 @@ def router(state: ServerState) -> APIRouter:
 
     @routes.get("/v1/models")
     async def models() -> dict[str, Any]:
-        return {"object": "list", "data": [_model(state)]}
+        return {"object": "list", "data": [openai_card(state)], "models": [ollama_card(state)]}
 
     @routes.get("/v1/models/{name:path}")
     async def model(name: str) -> dict[str, Any]:
-        served = _model(state)
+        served = openai_card(state)
         state.check_model(name)
         return served
 
@@ -180,17 +181,6 @@ def _engine_gauges(state: ServerState) -> list[Gauge]:
         ("twofold:h2d_bytes_total", "counter", "Bytes of experts copied to VRAM.", placement.h2d_bytes)
     )
     return rows
-
-
-def _model(state: ServerState) -> dict[str, Any]:
-    engine = state.engine
-    return {
-        "id": state.model_name,
-        "object": "model",
-        "created": int(state.started_s),
-        "owned_by": "twofold",
-        "max_model_len": engine.max_context,
-    }
 
 
 def _require_loopback(request: Request) -> None:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 
 import pytest
-
-from loadtest.chat_stream import MalformedStreamError, read_chat_stream
+from twofold.loadgen.answer_stream import AnswerStream, MalformedStreamError
 
 
 def data(value: object) -> bytes:
@@ -24,24 +22,13 @@ END = delta(finish_reason="stop")
 DONE = b"data: [DONE]\n"
 
 
-class Clock:
-    """Seconds; each line of the stream takes one tenth."""
-
-    def __init__(self) -> None:
-        self.now_s = 100.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-    def lines(self, *lines: bytes) -> Iterator[bytes]:
-        for line in lines:
-            self.now_s += 0.1
-            yield line
-
-
-def read(*lines: bytes):
-    clock = Clock()
-    return read_chat_stream(clock.lines(*lines), 100.0, clock)
+def read(*lines: bytes) -> AnswerStream:
+    """Each line of the stream takes a tenth of a second."""
+    answer = AnswerStream(100.0)
+    for number, line in enumerate(lines, 1):
+        answer.line(line, 100.0 + 0.1 * number)
+    answer.end()
+    return answer
 
 
 def test_times_and_tokens_of_a_good_stream() -> None:
@@ -50,11 +37,25 @@ def test_times_and_tokens_of_a_good_stream() -> None:
         b": comment\n", ROLE, b"\n", delta(content="Once"), delta(content=" upon"), END, usage, DONE
     )
     assert result.ttft_ms == pytest.approx(400)
-    assert result.e2e_ms == pytest.approx(800)
+    assert result.e2el_ms == pytest.approx(800)
     assert result.tpot_ms == pytest.approx((800 - 400) / 3)
+    assert result.itls_ms == pytest.approx([100])
     assert result.completion_tokens == 4
     assert result.text == "Once upon"
     assert result.finish_reason == "stop"
+
+
+def test_usage_says_what_the_prompt_was_and_what_of_it_was_cached() -> None:
+    details = {"prompt_tokens": 5, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": 3}}
+    told = read(delta(content="x"), END, data({"choices": [], "usage": details}), DONE)
+    assert (told.prompt_tokens, told.cached_tokens) == (5, 3)
+    assert read(delta(content="x"), END, DONE).cached_tokens is None
+
+
+def test_a_text_completion_is_read_as_well() -> None:
+    first = data({"id": "cmpl-1", "choices": [{"index": 0, "text": "Once", "finish_reason": None}]})
+    answer = read(first, data({"choices": [{"index": 0, "text": "", "finish_reason": "length"}]}), DONE)
+    assert (answer.text, answer.request_id, answer.finish_reason) == ("Once", "cmpl-1", "length")
 
 
 def test_without_usage_pieces_are_counted() -> None:
@@ -88,6 +89,8 @@ def test_an_answer_may_be_empty_or_of_one_token() -> None:
         ([b"data: 7\n"], "without choices"),
         ([data({"object": "x"})], "without choices"),
         ([data({"choices": [{"index": 0}]})], "without a delta"),
+        ([data({"choices": [7]})], "without a delta"),
+        ([delta(content=7)], "no text"),
         ([data({"choices": [], "usage": {"completion_tokens": "4"}})], "without completion_tokens"),
         ([ROLE, data({"error": {"message": "engine broke"}})], "error within the stream: engine broke"),
     ],

@@ -1,0 +1,73 @@
+"""A server as a child process: started, found by the port it chose, ended."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from twofold.api.errors import ConfigError
+
+_END_TIMEOUT_S: Final = 60.0
+
+
+@dataclass(frozen=True)
+class ServerProcess:
+    """A server that takes requests."""
+
+    pid: int
+    port: int
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+
+@contextlib.contextmanager
+def serving(
+    command: Sequence[str],
+    log: Path,
+    *,
+    timeout_s: float,
+    environment: Mapping[str, str] | None = None,
+    folder: Path | None = None,
+) -> Iterator[ServerProcess]:
+    """`command`, which is `twofold serve --port 0` in some form, until the block ends.
+
+    Args:
+        log: gets all that it prints.
+        timeout_s: for its model to load.
+
+    Raises:
+        ConfigError: it did not become ready; the message ends with what it printed.
+    """
+    with log.open("w") as output:
+        process = subprocess.Popen(  # noqa: S603  the caller's own command
+            command, env=environment, stdout=output, stderr=subprocess.STDOUT, cwd=folder
+        )
+    try:
+        yield ServerProcess(process.pid, _wait_for_port(process, log, timeout_s))
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(_END_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _wait_for_port(process: subprocess.Popen[bytes], log: Path, timeout_s: float) -> int:
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline and process.poll() is None:
+        found = re.search(r"API\s+http://[^\s/]+:(\d+)/v1", log.read_text(errors="replace"))
+        if found:
+            return int(found[1])
+        time.sleep(0.05)
+    what = "did not become ready" if process.poll() is None else f"ended with code {process.returncode}"
+    raise ConfigError(f"the server {what}: {log.read_text(errors='replace')[-2000:].strip()}")

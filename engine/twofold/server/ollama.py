@@ -1,0 +1,173 @@
+"""Ollama's API, translated to the requests of /v1: /api/chat, /api/generate, /api/show, /api/tags, /api/version.
+
+What a request asks for is refused or done exactly as there.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, TypeVar
+
+from fastapi import APIRouter, Request
+from pydantic import ValidationError
+from starlette.responses import JSONResponse, Response
+
+from twofold import __version__
+from twofold.server import api_errors
+from twofold.server.api_errors import ApiError
+from twofold.server.completions import answer_chat, answer_completion
+from twofold.server.model_card import ollama_card
+from twofold.server.ollama_formats import OllamaChat, OllamaGenerate, OllamaRaw, now
+from twofold.server.ollama_schemas import (
+    OllamaChatRequest,
+    OllamaGenerateRequest,
+    OllamaOptions,
+    OllamaShowRequest,
+)
+from twofold.server.openapi import body_of
+from twofold.server.request_body import parse_body
+from twofold.server.schemas import ChatRequest, CompletionRequest, SamplingFields
+from twofold.server.state import ServerState
+
+R = TypeVar("R", bound=SamplingFields)
+
+_SAME: Final = (
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "seed",
+    "stop",
+)
+_REFUSED_THERE: Final = ("mirostat", "tfs_z", "typical_p")
+
+
+def router(state: ServerState) -> APIRouter:
+    routes = APIRouter(prefix="/api")
+
+    @routes.post("/chat", openapi_extra=body_of(OllamaChatRequest))
+    async def chat(request: Request) -> Response:
+        body = await parse_body(request, OllamaChatRequest, state)
+        fields = _fields(state, body)
+        if not body.messages:
+            return _loaded(body, {"message": {"role": "assistant", "content": ""}})
+        messages: list[dict[str, Any]] = [
+            {"role": message.role, "content": message.content or ""}
+            | ({"reasoning_content": message.thinking} if message.thinking else {})
+            for message in body.messages
+        ]
+        return await answer_chat(
+            state, _translated(state, ChatRequest, fields, messages=messages), OllamaChat
+        )
+
+    @routes.post("/generate", openapi_extra=body_of(OllamaGenerateRequest))
+    async def generate(request: Request) -> Response:
+        body = await parse_body(request, OllamaGenerateRequest, state)
+        fields = _fields(state, body)
+        if not body.prompt:
+            return _loaded(body, {"response": ""})
+        if body.raw:
+            # Its own default is 16 tokens.
+            fields.setdefault("max_tokens", state.engine.max_context)
+            raw = _translated(state, CompletionRequest, fields, prompt=body.prompt)
+            return await answer_completion(state, raw, OllamaRaw)
+        messages = [{"role": "system", "content": body.system}] if body.system else []
+        messages.append({"role": "user", "content": body.prompt})
+        asked = _translated(state, ChatRequest, fields, messages=messages)
+        return await answer_chat(state, asked, OllamaGenerate)
+
+    @routes.get("/tags")
+    async def tags() -> dict[str, Any]:
+        return {"models": [ollama_card(state)]}
+
+    @routes.post("/show", openapi_extra=body_of(OllamaShowRequest))
+    async def show(request: Request) -> dict[str, Any]:
+        body = await parse_body(request, OllamaShowRequest, state)
+        state.check_model(_served_name(state, body.model or body.name or ""))
+        return _shown(state)
+
+    @routes.get("/version")
+    async def version() -> dict[str, str]:
+        return {"version": __version__}
+
+    return routes
+
+
+def _fields(state: ServerState, body: OllamaChatRequest | OllamaGenerateRequest) -> dict[str, Any]:
+    """What both of OpenAI's requests share."""
+    name = _served_name(state, body.model)
+    state.check_model(name)
+    fields: dict[str, Any] = {"model": name, "stream": body.stream is not False, "return_speed": True}
+    options = body.options or OllamaOptions()
+    for option in (*_SAME, *_REFUSED_THERE):
+        fields[option] = getattr(options, option)
+    fields["repetition_penalty"] = options.repeat_penalty
+    if options.num_predict is not None and options.num_predict >= 0:
+        fields["max_tokens"] = options.num_predict
+    max_context = state.engine.max_context
+    if (options.num_ctx or 0) > max_context:
+        raise ApiError(
+            400,
+            f"num_ctx is {options.num_ctx}; this server's context holds {max_context} tokens (--max-model-len), so "
+            "ask for no more",
+            param="options.num_ctx",
+        )
+    if body.format:
+        schema = {"type": "json_schema", "json_schema": {"name": "format", "schema": body.format}}
+        fields["response_format"] = {"type": "json_object"} if body.format == "json" else schema
+    if body.think is not None:
+        fields |= _thinking(state, body.think)
+    return {field: value for field, value in fields.items() if value is not None}
+
+
+def _thinking(state: ServerState, think: bool | str) -> dict[str, Any]:
+    """By the variable that the model's template reads; not to think is what a model without one does anyway."""
+    if isinstance(think, str):
+        return {"reasoning_effort": think}
+    if "enable_thinking" in state.tokenizer.template_variables:
+        return {"chat_template_kwargs": {"enable_thinking": think}}
+    if think:
+        raise ApiError(400, f"{state.model_name!r} does not support thinking; leave think out", param="think")
+    return {}
+
+
+def _translated(state: ServerState, schema: type[R], fields: dict[str, Any], **prompt: Any) -> R:
+    try:
+        return schema.model_validate(fields | prompt, context={"max_context": state.engine.max_context})
+    except ValidationError as error:
+        raise api_errors.from_validation(error) from None
+
+
+def _served_name(state: ServerState, name: str) -> str:
+    """Ollama's clients may add the tag that means no tag."""
+    return name if name == state.model_name else name.removesuffix(":latest")
+
+
+def _loaded(body: OllamaChatRequest | OllamaGenerateRequest, empty: dict[str, Any]) -> Response:
+    """The answer to nothing, by which clients have a model loaded, or unloaded: it is there and stays."""
+    done = {"done": True, "done_reason": "unload" if body.keep_alive in (0, "0") else "load"}
+    return JSONResponse({"model": body.model, "created_at": now()} | empty | done)
+
+
+def _shown(state: ServerState) -> dict[str, Any]:
+    card, engine = ollama_card(state), state.engine
+    defaults = state.sampling_defaults
+    parameters = {
+        "temperature": defaults.temperature,
+        "top_k": defaults.top_k,
+        "top_p": defaults.top_p,
+        "min_p": defaults.min_p,
+        "repeat_penalty": defaults.repetition_penalty,
+    }
+    family = engine.info.architecture
+    return {
+        "license": "",
+        "modelfile": "",
+        "parameters": "\n".join(f"{name} {value}" for name, value in parameters.items()),
+        "template": engine.tokenizer.chat_template or "",
+        "details": card["details"],
+        "model_info": {"general.architecture": family, f"{family}.context_length": engine.max_context},
+        "capabilities": card["capabilities"],
+        "modified_at": card["modified_at"],
+    }

@@ -1,0 +1,216 @@
+"""Ollama's API, by its own client over a real socket, around the fake engine that says the prompt back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from fake_engine import FakeEngine
+from live_server import HTTP, serving
+from twofold import __version__
+from twofold.api.config import ServerConfig
+from twofold.api.errors import CapacityError
+from twofold.api.types import SamplingParams
+from twofold.server.app import create_app
+from twofold.server.ollama_formats import text_of
+
+ollama = pytest.importorskip("ollama", reason="the Ollama client is not installed")
+
+MODEL = "fake-tales"
+TALE = [{"role": "user", "content": "once upon a time"}]
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[tuple[str, FakeEngine]]:
+    """For what never reaches the engine."""
+    engine = FakeEngine()
+    with serving(create_app(engine, ServerConfig())) as base:
+        yield base, engine
+    engine.close()
+
+
+@pytest.fixture
+def client(url: str) -> Iterator[Any]:
+    with ollama.Client(host=url, trust_env=False, timeout=30) as made:
+        yield made
+
+
+def test_a_chat_answer_has_text_counts_and_nanoseconds(client):
+    answer = client.chat(model=MODEL, messages=TALE)
+    assert (answer.message.role, answer.message.content) == ("assistant", "once upon a time ")
+    assert (answer.done, answer.done_reason, answer.model) == (True, "stop", MODEL)
+    assert (answer.prompt_eval_count, answer.eval_count) == (4, 4)
+    # The fake's clock: a quarter of a second for the prompt, half of one for the answer.
+    assert (answer.prompt_eval_duration, answer.eval_duration) == (250_000_000, 500_000_000)
+    assert 0 < answer.total_duration < 30e9
+
+
+@pytest.mark.parametrize("raw", [None, True])
+def test_generate_takes_a_prompt_with_and_without_the_template(client, engine, raw):
+    answer = client.generate(model=f"{MODEL}:latest", prompt="once upon", system="be brief", raw=raw)
+    assert answer.response == ("once upon " if raw else "be brief once upon ")
+    assert engine.requests[0].endpoint == ("completions" if raw else "chat.completions")
+    long = " ".join(f"w{number}" for number in range(30))
+    assert client.generate(model=MODEL, prompt=long, raw=raw).eval_count == 30, "no limit of its own"
+
+
+def test_a_stream_is_lines_of_json_and_the_last_one_is_done(client, url):
+    *middle, last = client.chat(model=MODEL, messages=TALE, stream=True)
+    assert [chunk.message.content for chunk in middle] == ["once ", "upon ", "a ", "time "]
+    assert not any(chunk.done for chunk in middle)
+    assert (last.message.content, last.done, last.done_reason, last.eval_count) == ("", True, "stop", 4)
+    assert (
+        "".join(chunk.response for chunk in client.generate(model=MODEL, prompt="a b", stream=True)) == "a b "
+    )
+    # Ollama streams unless it is told not to.
+    with HTTP.stream("POST", f"{url}/api/chat", json={"model": MODEL, "messages": TALE}) as response:
+        assert response.headers["content-type"] == "application/x-ndjson"
+        assert [json.loads(line)["done"] for line in response.iter_lines()] == [False] * 4 + [True]
+
+
+def test_options_are_the_requests_own(client, engine):
+    options = {
+        "temperature": 0.3,
+        "top_p": 0.8,
+        "top_k": 7,
+        "min_p": 0.05,
+        "repeat_penalty": 1.1,
+        "presence_penalty": 0.5,
+        "frequency_penalty": 0.25,
+        "seed": 5,
+        "stop": ["x", "y"],
+        "num_predict": 2,
+        "num_ctx": 64,
+        "num_thread": 8,
+        "mirostat": 0,
+    }
+    assert client.chat(model=MODEL, messages=TALE, options=options, keep_alive="5m").done_reason == "length"
+    sampling: SamplingParams = engine.requests[0].sampling
+    assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (0.3, 0.8, 7, 0.05)
+    assert (sampling.repetition_penalty, sampling.presence_penalty) == (1.1, 0.5)
+    assert (sampling.frequency_penalty, sampling.seed) == (0.25, 5)
+    assert (sampling.stop, sampling.max_tokens) == (("x", "y"), 2)
+    client.chat(model=MODEL, messages=TALE, options={"num_predict": -1, "stop": "z"})
+    assert (engine.requests[1].sampling.max_tokens, engine.requests[1].sampling.stop) == (60, ("z",))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"model": "gpt-9"}, "'gpt-9' does not exist here"),
+        ({"model": ""}, "model"),
+        ({"messages": [{"role": "tool", "content": "4"}]}, "messages[0].role"),
+        ({"messages": [{"role": "user", "content": "a", "images": ["aGk="]}]}, "reads text only"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools are not supported here"),
+        ({"think": True}, "does not support thinking"),
+        ({"logprobs": True}, "log probabilities"),
+        ({"options": {"temperature": -1}}, "temperature"),
+        ({"options": {"mirostat": 2}}, "mirostat"),
+        ({"options": {"num_ctx": 65}}, "num_ctx is 65"),
+        ({"options": {"stop": ["a"] * 5}}, "at most 4"),
+        ({"messages": [{"role": "user", "content": "word " * 64}]}, "64 tokens"),
+        ({"messages": [{"role": "user", "content": "refuse me"}]}, "refused the conversation"),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_cannot_be_done_is_an_error_as_ollama_says_it(shared, changes, words, stream):
+    url, engine = shared
+    response = HTTP.post(
+        f"{url}/api/chat", json={"model": MODEL, "messages": TALE, "stream": stream} | changes
+    )
+    assert response.status_code in (400, 404)
+    assert set(response.json()) == {"error"}
+    assert words in response.json()["error"]
+    assert engine.requests == []
+
+
+@pytest.mark.parametrize(
+    "schema", ["json", {"type": "object", "properties": {"a": {"type": "integer"}}}, "yaml"]
+)
+def test_format_is_done_or_refused_as_response_format_is(url, schema):
+    named = {"type": "json_schema", "json_schema": {"name": "format", "schema": schema}}
+    form = {"type": "json_object"} if schema == "json" else named
+    there = HTTP.post(f"{url}/v1/chat/completions", json={"messages": TALE, "response_format": form})
+    here = HTTP.post(
+        f"{url}/api/chat", json={"model": MODEL, "messages": TALE, "format": schema, "stream": False}
+    )
+    assert here.status_code == there.status_code
+    if here.status_code != 200:
+        assert there.json()["error"]["param"].partition(".")[0] in here.json()["error"]
+
+
+@pytest.mark.parametrize("field", ["suffix", "template"])
+def test_generate_refuses_what_it_would_ignore(client, field):
+    with pytest.raises(ollama.ResponseError, match=f"{field}: not supported") as caught:
+        client.generate(model=MODEL, prompt="a", **{field: "b"})
+    assert caught.value.status_code == 400
+    with pytest.raises(ollama.ResponseError, match="/api/chat"):
+        client.generate(model=MODEL, prompt="a", context=[1, 2])
+
+
+def test_failures_come_in_and_before_a_stream(client, engine):
+    engine.fail_after_words = 2
+    received = []
+    with pytest.raises(ollama.ResponseError, match="failed in layer 3"):
+        received.extend(
+            chunk.message.content for chunk in client.chat(model=MODEL, messages=TALE, stream=True)
+        )
+    assert received == ["once ", "upon "]
+    with pytest.raises(ollama.ResponseError, match="failed in layer 3") as caught:
+        client.chat(model=MODEL, messages=TALE)
+    assert caught.value.status_code == 500
+    engine.fail_on_submit = CapacityError("all places are taken", retry_after_s=2)
+    with pytest.raises(ollama.ResponseError, match="all places are taken") as caught:
+        client.chat(model=MODEL, messages=TALE)
+    assert caught.value.status_code == 429
+
+
+def test_nothing_to_answer_says_that_the_model_is_there(client, engine):
+    assert client.generate(model=MODEL).done_reason == "load"
+    assert client.chat(model=MODEL, messages=[], keep_alive=0).done_reason == "unload"
+    assert engine.requests == []
+
+
+def test_thinking_is_the_templates_own_variable(client, engine):
+    assert client.chat(model=MODEL, messages=TALE, think="low").message.content.startswith(
+        "reasoning_effort=low "
+    )
+    assert client.chat(model=MODEL, messages=TALE, think=False).message.content == "once upon a time "
+    engine.tokenizer.template_variables = frozenset({"enable_thinking"})
+    assert client.chat(model=MODEL, messages=TALE, think=True).message.content.startswith(
+        "enable_thinking=True "
+    )
+
+
+def test_what_was_thought_stands_beside_the_text():
+    assert text_of({"delta": {"reasoning_content": "hm"}}, "response") == {"response": "", "thinking": "hm"}
+    assert text_of({"message": {"content": "a", "reasoning_content": None}}, "content") == {"content": "a"}
+
+
+def test_the_model_is_listed_and_shown(client, url):
+    (model,) = client.list().models
+    assert model.model == MODEL
+    shown = client.show(MODEL)
+    assert shown.template == "{{ messages }}"
+    assert shown.modelinfo["FakeForCausalLM.context_length"] == 64
+    assert "temperature 1.0" in shown.parameters
+    assert shown.capabilities == ["completion"]
+    assert "/models/" not in shown.model_dump_json()
+    with pytest.raises(ollama.ResponseError, match="does not exist"):
+        client.show("other")
+    assert HTTP.get(f"{url}/api/version").json() == {"version": __version__}
+    assert HTTP.get(f"{url}/api/nothing").json()["error"].startswith("there is nothing at '/api/nothing'")
+
+
+def test_a_key_is_needed_where_the_others_need_it(engine: FakeEngine):
+    with serving(create_app(engine, ServerConfig(api_key=("sesame",)))) as url:
+        with (
+            ollama.Client(host=url, trust_env=False) as client,
+            pytest.raises(ollama.ResponseError, match="API key"),
+        ):
+            client.list()
+        headers = {"authorization": "Bearer sesame"}
+        with ollama.Client(host=url, trust_env=False, headers=headers) as client:
+            assert client.list().models[0].model == MODEL
