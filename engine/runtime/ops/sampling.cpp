@@ -378,6 +378,24 @@ void pick_tokens(const kernels::KernelTable& table, ThreadPool& pool, float* log
   });
 }
 
+void mask_logits(ThreadPool& pool, float* logits, int64_t vocabulary, std::span<const MaskedRow> rows) {
+  pool.parallel_for(static_cast<int64_t>(rows.size()), [&](int64_t i, int) {
+    const MaskedRow& masked = rows[static_cast<size_t>(i)];
+    float* row = logits + masked.row * vocabulary;
+    for (int64_t begin = 0; begin < vocabulary; begin += 32) {
+      const uint32_t word = masked.allowed[begin / 32];
+      const int64_t count = std::min<int64_t>(32, vocabulary - begin);
+      if (word == 0) {
+        std::fill_n(row + begin, count, -kInfinity);
+      } else if (word != 0xffffffffu) {
+        for (int64_t bit = 0; bit < count; ++bit) {
+          if ((word >> bit & 1u) == 0) row[begin + bit] = -kInfinity;
+        }
+      }
+    }
+  });
+}
+
 void log_probabilities(const kernels::KernelTable& table, ThreadPool& pool, const float* logits,
                        int64_t vocabulary, std::span<const LogProbabilityQuery> queries,
                        std::span<std::vector<LogProbability>> answers) {

@@ -1,7 +1,8 @@
 """Picks the next tokens from rows of logits, natively (`ops.pick_tokens`); a request's seed alone decides its draws.
 
-Order, as in vLLM and Hugging Face's generate: tokens that must not come (`bad_words`, `min_tokens`), `logit_bias`,
-penalties, temperature, top-k, top-p, min-p. Reported log probabilities are of the logits before all of these.
+Order, as in vLLM and Hugging Face's generate: tokens that the request's constraint forbids, tokens that must not come
+(`bad_words`, `min_tokens`), `logit_bias`, penalties, temperature, top-k, top-p, min-p. Reported log probabilities are of
+the logits before all of these but the constraint, which vLLM's are behind, too.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from twofold.api.constraints import TokenMatcher
 from twofold.api.types import Draw, SamplingParams, TokenLogprob
 from twofold.blocks import ops
 
@@ -32,8 +34,11 @@ class Sampler:
         prompt: Sequence[int],
         default_seed: int | None = None,
         eos_token_ids: Collection[int] = (),
+        matcher: TokenMatcher | None = None,
     ) -> None:
         self.params = params
+        self.matcher = matcher
+        """What the answer must match, and how far it does."""
         self.logprob: TokenLogprob | None = None
         """Of the newest token, if the request asked."""
         self.rules = _rules(params, prompt, eos_token_ids)
@@ -44,7 +49,7 @@ class Sampler:
 
     def draw(self) -> Draw | None:
         """What decides the next token besides its logits; the same until one is taken. None: the host needs these."""
-        if self.rules is not None or self.params.logprobs is not None:
+        if self.rules is not None or self.matcher is not None or self.params.logprobs is not None:
             return None
         return Draw(*self.numbers())
 
@@ -74,6 +79,8 @@ class Sampler:
             self._drawn.pop()
         if self.rules is not None:
             self.rules.take(token)
+        if self.matcher is not None:
+            self.matcher.take(token)
 
 
 class SamplerBatch:
@@ -84,10 +91,12 @@ class SamplerBatch:
         self._draws = np.array([sampler.numbers() for sampler in samplers], np.float64)
         self._rules = [sampler.rules for sampler in samplers]
         self._drawing = [row for row, sampler in enumerate(samplers) if sampler.params.temperature != 0.0]
+        self._constrained = [(row, s.matcher) for row, s in enumerate(samplers) if s.matcher is not None]
         self._asked = [(row, top) for row, s in enumerate(samplers) if (top := s.params.logprobs) is not None]
 
     def pick(self, pool: ops.ThreadPool, logits: F32) -> list[int]:
-        """The next token of every sampler, taken by it; `logits` (samplers, vocabulary) are as before afterwards.
+        """The next token of every sampler, taken by it; `logits` (samplers, vocabulary) are as before afterwards, but
+        for the rows that a constraint masks.
 
         A NaN is never picked; a row with nothing above -inf gives 0. Raises KernelError where the shapes do not fit.
         """
@@ -96,7 +105,11 @@ class SamplerBatch:
             return []
         if self._drawing:
             self._draws[self._drawing, -1] = [samplers[row].uniform() for row in self._drawing]
+        if self._constrained:
+            self._mask(pool, logits)
         picked: list[int] = ops.pick_tokens(pool, logits, self._draws, self._rules).tolist()
+        for row, matcher in self._constrained:
+            picked[row] = self._admitted(pool, logits, row, matcher, picked[row])
         tokens = [
             sampler.take_from(token, logits, row)
             for row, (sampler, token) in enumerate(zip(samplers, picked, strict=True))
@@ -109,6 +122,24 @@ class SamplerBatch:
                 samplers[row].logprob = logprob
         return tokens
 
+    def _mask(self, pool: ops.ThreadPool, logits: F32) -> None:
+        masks = [(row, mask) for row, matcher in self._constrained if (mask := matcher.mask()) is not None]
+        if masks:
+            ops.mask_logits(pool, logits, *zip(*masks, strict=True))
+
+    def _admitted(
+        self, pool: ops.ThreadPool, logits: F32, row: int, matcher: TokenMatcher, token: int
+    ) -> int:
+        """`token`, or the one that is picked where the matcher does not take it after all."""
+        rows = slice(row, row + 1)
+        while logits[row, token] != -np.inf:
+            if matcher.admits(token):
+                return token
+            logits[row, token] = -np.inf
+            (token,) = ops.pick_tokens(pool, logits[rows], self._draws[rows], self._rules[rows]).tolist()
+        matcher.fail("no token is possible (bad_words, or logits that are not numbers)")
+        return token
+
 
 def sample(pool: ops.ThreadPool, samplers: Sequence[Sampler], logits: F32) -> list[int]:
     """`SamplerBatch.pick` of one step."""
@@ -120,7 +151,11 @@ def logprobs(
 ) -> list[TokenLogprob]:
     """Log probabilities of `tokens[i]` in row `rows[i]` of `logits` (any, vocabulary), and of its likeliest ones."""
     answers = ops.log_probabilities(pool, logits, rows, tokens, num_top)
-    return [TokenLogprob(token, value, tuple(top)) for (token, value), *top in answers]
+    return [
+        # Tokens that a constraint forbids are none of the likeliest, however few are left.
+        TokenLogprob(token, value, tuple(each for each in top if each[1] != -np.inf))
+        for (token, value), *top in answers
+    ]
 
 
 def pick_undecided(
