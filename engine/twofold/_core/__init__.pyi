@@ -280,8 +280,8 @@ def pick_tokens(
 def mask_logits(
     pool: ThreadPool, logits: _F32, rows: Sequence[int], masks: Sequence[NDArray[np.uint32]]
 ) -> None:
-    """Set logits[rows[i]] [vocabulary] to -inf where the bit of masks[i] [ceil(vocabulary / 32)] is 0; the lowest bit of
-    the first word is the first token's."""
+    """Set logits[rows[i]] [vocabulary] to -inf where the bit in masks[i] [at least ceil(vocabulary / 32)] is 0; the
+    lowest bit of the first word is the first token's."""
 
 def log_probabilities(
     pool: ThreadPool, logits: _F32, rows: Sequence[int], tokens: Sequence[int], num_top: Sequence[int]

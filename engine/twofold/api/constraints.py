@@ -20,15 +20,16 @@ class Constraint:
 
     kind: ConstraintKind
     text: str
-    """A JSON schema as JSON, a regular expression (Rust's syntax, matched whole), a JSON list of texts, a Lark grammar."""
+    """A JSON schema as JSON, a regular expression (Rust's syntax, matched whole), a JSON list of texts, a Lark
+    grammar."""
     whitespace_pattern: str | None = None
     """Regular expression of the whitespace between JSON's tokens; "" allows none; None: a space or a line break with
     its indentation."""
     begins_after: str | None = None
     """The answer is free until it has this text, e.g. "</think>", and matches the grammar from there on."""
     repeats: bool = False
-    """Once the grammar is complete the answer is free again, until `begins_after` comes again, and it may end while it is
-    free. Without: the answer ends with the grammar, and not before."""
+    """Once the grammar is complete the answer is free again, until `begins_after` comes again, and it may end while it
+    is free. Without: the answer ends with the grammar, and not before."""
     field: str = "constraint"
     """The request's field, for messages."""
 

@@ -1,7 +1,7 @@
 """Constraints compiled and followed: which tokens may come next, by llguidance (`grammar_source`).
 
-A grammar is bounded, tried in another process, compiled once and kept; each answer follows it with a matcher of its own.
-Masks are computed on a thread of their own while the model computes.
+A grammar is bounded, tried in another process, compiled once and kept; each answer follows it with a matcher of its
+own. Masks are computed on a thread of their own while the model computes.
 """
 
 from __future__ import annotations
@@ -305,8 +305,8 @@ class GrammarCompiler:
             source = grammar_source.grammar_of(
                 constraint.kind, constraint.text, constraint.whitespace_pattern
             )
-        except ValueError as error:
-            raise _refusal(constraint, str(error)) from None
+        except ValueError as wrong:
+            raise _refusal(constraint, str(wrong)) from None
         matcher = None
         error = vocabulary.trial.error_of(source)
         if not error:

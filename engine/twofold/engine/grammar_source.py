@@ -1,8 +1,8 @@
 """From a constraint to llguidance: its grammar, its bounds, the model's tokens.
 
 Also run as a process of its own, in which every grammar is tried before the server compiles it: a regular expression
-that takes minutes, or a schema nested so deeply that the stack ends, costs that process. It therefore imports nothing of
-ours, and both sides build the same things from the same functions.
+that takes minutes, or a schema nested so deeply that the stack ends, costs that process. It therefore imports nothing
+of ours, and both sides build the same things from the same functions.
 """
 
 from __future__ import annotations

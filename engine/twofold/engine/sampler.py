@@ -1,8 +1,8 @@
 """Picks the next tokens from rows of logits, natively (`ops.pick_tokens`); a request's seed alone decides its draws.
 
 Order, as in vLLM and Hugging Face's generate: tokens that the request's constraint forbids, tokens that must not come
-(`bad_words`, `min_tokens`), `logit_bias`, penalties, temperature, top-k, top-p, min-p. Reported log probabilities are of
-the logits before all of these but the constraint, which vLLM's are behind, too.
+(`bad_words`, `min_tokens`), `logit_bias`, penalties, temperature, top-k, top-p, min-p. Reported log probabilities are
+of the logits before all of these but the constraint, as vLLM's are.
 """
 
 from __future__ import annotations
