@@ -54,6 +54,9 @@ class TokenMatcher(Protocol):
     def take(self, token: int) -> None:
         """The next token of the answer."""
 
+    def prepare(self) -> None:
+        """All answers of the step have taken their tokens: the masks of the next may be computed, while others work."""
+
     def fail(self, reason: str) -> None:
         """No token can be picked."""
 

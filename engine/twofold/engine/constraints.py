@@ -74,8 +74,8 @@ class Matcher:
         self._matcher: LLMatcher | None = None
         """None while the answer is free."""
         self._mask = grammar.first_mask
-        self._computed = threading.Lock()
-        """Held while the mask is computed elsewhere."""
+        self._asked: MaskJob | None = None
+        """Where the mask is computed."""
         if not self._marker:
             self._matcher = grammar.matcher()
 
@@ -83,11 +83,14 @@ class Matcher:
         """See `TokenMatcher.mask`."""
         if self._matcher is None:
             return None if self._repeats else self._vocabulary.all_but_ends
-        while self.error is None and not self._computed.acquire(timeout=MASK_TIMEOUT_S):
-            self._vocabulary.masks.give_up()
-        if self.error is None:
-            self._computed.release()
+        if self._asked is not None:
+            self._vocabulary.masks.wait(self._asked)
+            self._asked = None
         return self._mask
+
+    def prepare(self) -> None:
+        """See `TokenMatcher.prepare`."""
+        self._vocabulary.masks.begin()
 
     def admits(self, token: int) -> bool:
         """See `TokenMatcher.admits`."""
@@ -134,8 +137,7 @@ class Matcher:
         if not matcher.is_stopped():
             if self._mask is self._grammar.first_mask:
                 self._mask = self._vocabulary.empty_mask()
-            self._computed.acquire()
-            self._vocabulary.masks.compute(MaskWork(self, matcher, self._mask, self._computed))
+            self._asked = self._vocabulary.masks.ask(MaskWork(self, matcher, self._mask))
         elif matcher.is_error():
             self.fail(matcher.get_error())
         elif self._repeats:
@@ -158,56 +160,91 @@ class Matcher:
 
 
 class MaskWork(NamedTuple):
-    """What the thread is asked for: fill `mask` with what `matcher` allows `owner`, and release `computed`."""
+    """Fill `mask` with what `matcher` allows `owner`."""
 
     owner: Matcher
     matcher: LLMatcher
     mask: U32
-    computed: threading.Lock
+
+
+class MaskJob:
+    """The masks of a step."""
+
+    def __init__(self) -> None:
+        self.works: list[MaskWork] = []
+        self.at = 0
+        """The one that is being computed."""
+        self.is_done = False
+        self.done = threading.Lock()
+        """Held until all are computed."""
+        self.done.acquire()
 
 
 class MaskThread:
-    """Computes masks one after the other, beside the engine's thread."""
+    """Computes a step's masks while the engine's thread goes on. All calls are the engine's thread's."""
 
     def __init__(self) -> None:
+        self._next = MaskJob()
         self._start()
 
-    def compute(self, work: MaskWork) -> None:
-        """Fill a mask and release its lock."""
-        self._asked.put(work)
+    def ask(self, work: MaskWork) -> MaskJob:
+        """One mask of the next step; `begin` has them computed."""
+        self._next.works.append(work)
+        return self._next
 
-    def give_up(self) -> None:
-        """The mask that is being computed takes too long: its answer fails, and another thread computes the others."""
-        asked, stuck = self._asked, self._current
-        if stuck is not None:
-            stuck.owner.fail(
-                f"what may come next is not known after {MASK_TIMEOUT_S:.0f} s; simplify the grammar"
-            )
-        self._start()
-        while not asked.empty():
-            self._asked.put(asked.get())
-        asked.put(None)
+    def begin(self) -> None:
+        """All masks of the next step have been asked for. One hand-over for all: it takes longer than a mask."""
+        if self._next.works:
+            self._jobs.put(self._next)
+            self._next = MaskJob()
+
+    def wait(self, job: MaskJob) -> None:
+        """Until all masks are computed. One that takes too long is given up: its answer fails."""
+        if job is self._next:
+            self.begin()
+        while not job.is_done:
+            if job.done.acquire(timeout=MASK_TIMEOUT_S):
+                job.done.release()
+            else:
+                self._give_up(job)
 
     def close(self) -> None:
-        self._asked.put(None)
+        self._jobs.put(None)
+
+    def _give_up(self, job: MaskJob) -> None:
+        """The thread does not come back; another one computes the masks behind."""
+        stuck, rest = job.works[job.at], job.works[job.at + 1 :]
+        stuck.owner.fail(
+            f"what may come next is not known after {MASK_TIMEOUT_S:.0f} s; simplify the grammar"
+        )
+        self._jobs.put(None)
+        self._start()
+        job.works, job.at = rest, 0
+        self._jobs.put(job)
 
     def _start(self) -> None:
-        self._current: MaskWork | None = None
-        self._asked: SimpleQueue[MaskWork | None] = SimpleQueue()
-        threading.Thread(target=self._serve, args=(self._asked,), name="twofold-masks", daemon=True).start()
+        self._jobs: SimpleQueue[MaskJob | None] = SimpleQueue()
+        threading.Thread(target=self._serve, args=(self._jobs,), name="twofold-masks", daemon=True).start()
 
-    def _serve(self, asked: SimpleQueue[MaskWork | None]) -> None:
-        while (work := asked.get()) is not None:
-            self._current = work
-            try:
-                fill(work.matcher, work.mask)
-                if work.matcher.is_error():
-                    work.owner.fail(work.matcher.get_error())
-            except Exception as error:
-                _log.exception("a mask could not be computed")
-                work.owner.fail(str(error))
-            finally:
-                work.computed.release()
+    def _serve(self, jobs: SimpleQueue[MaskJob | None]) -> None:
+        while (job := jobs.get()) is not None:
+            works = job.works
+            for at, work in enumerate(works):
+                job.at = at
+                self._compute(work)
+                if job.works is not works:  # given up meanwhile
+                    return
+            job.is_done = True
+            job.done.release()
+
+    def _compute(self, work: MaskWork) -> None:
+        try:
+            fill(work.matcher, work.mask)
+            if work.matcher.is_error():
+                work.owner.fail(work.matcher.get_error())
+        except Exception as error:
+            _log.exception("a mask could not be computed")
+            work.owner.fail(str(error))
 
 
 def fill(matcher: LLMatcher, mask: U32) -> None:

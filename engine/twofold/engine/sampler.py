@@ -114,6 +114,8 @@ class SamplerBatch:
             sampler.take_from(token, logits, row)
             for row, (sampler, token) in enumerate(zip(samplers, picked, strict=True))
         ]
+        if self._constrained:
+            self._constrained[0][1].prepare()
         if self._asked:
             rows = [row for row, _ in self._asked]
             chosen = [tokens[row] for row in rows]
