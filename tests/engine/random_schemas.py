@@ -7,7 +7,13 @@ from typing import Any
 
 Schema = dict[str, Any]
 
-PATTERNS = ("^[a-z]{2,5}$", "^[A-Z][a-z]+-[0-9]{1,3}$", "^(red|green|blue)!?$", r"^\d{2}:\d{2}$", "^x?[^\"\\\\]{1,4}$")
+PATTERNS = (
+    "^[a-z]{2,5}$",
+    "^[A-Z][a-z]+-[0-9]{1,3}$",
+    "^(red|green|blue)!?$",
+    r"^\d{2}:\d{2}$",
+    '^x?[^"\\\\]{1,4}$',
+)
 FORMATS = ("date", "ipv4", "ipv6", "uuid", "email", "date-time", "time")
 NAMES = ("id", "name", "tags", "a b", "größe", "x-y", "value", "$kind", "日", "n0")
 ENUMS: tuple[list[Any], ...] = (
@@ -33,7 +39,9 @@ class SchemaMaker:
         schema = self._any(3)
         if self._random.random() < 0.2:  # a tree: it refers to itself, but need not
             child = {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/tree"}]}
-            self._definitions["tree"] = self._closed({"value": self._scalar(), "child": child}, ["value", "child"])
+            self._definitions["tree"] = self._closed(
+                {"value": self._scalar(), "child": child}, ["value", "child"]
+            )
             schema = self._closed({"tree": {"$ref": "#/$defs/tree"}, "other": schema}, ["tree"])
         return schema | ({"$defs": self._definitions} if self._definitions else {})
 
@@ -58,9 +66,18 @@ class SchemaMaker:
 
     def _integer(self) -> Schema:
         low = self._random.choice((-1000, -7, 0, 3))
-        schema: Schema = {"type": "integer", "minimum": low, "maximum": low + self._random.choice((0, 6, 5000))}
+        schema: Schema = {
+            "type": "integer",
+            "minimum": low,
+            "maximum": low + self._random.choice((0, 6, 5000)),
+        }
         if self._random.random() < 0.2:
-            schema = {"type": "integer", "minimum": 0, "exclusiveMaximum": 100, "multipleOf": self._random.choice((2, 5))}
+            schema = {
+                "type": "integer",
+                "minimum": 0,
+                "exclusiveMaximum": 100,
+                "multipleOf": self._random.choice((2, 5)),
+            }
         return schema
 
     def _number(self) -> Schema:

@@ -1,7 +1,7 @@
 """Constraints compiled and followed: which tokens may come next, by llguidance (`grammar_source`).
 
 A grammar is bounded, tried in another process, compiled once and kept; each answer follows it with a matcher of its
-own. Masks are computed on a thread of their own while the model computes.
+own. Masks that take long are computed on a thread of their own while the model computes.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import threading
+import time
 from base64 import b64encode
 from collections import OrderedDict
 from functools import cached_property
@@ -36,8 +37,13 @@ MAX_DEPTH: Final = 48
 MAX_MARKER_BYTES: Final = 256
 _KEPT: Final = 16
 """Compiled grammars; each has up to 50 to 100 MB where requests have gone through most of its states, and mostly 1."""
+_HAND_OVER_S: Final = 4e-4
+"""A step's masks that take less are computed by the engine's thread. To wake another one beside the pool's threads
+costs a step of the bundled model 0.1 ms on two cores; a mask of its 4,096 tokens takes 0.01 ms, one of 150,000 takes
+0.05 ms."""
 MASK_TIMEOUT_S: Final = 10.0
-"""For one mask, which takes 15 ms at most on a machine that is not overloaded: what waits longer is given up."""
+"""For one mask that is computed elsewhere. Its work is bounded (`grammar_source.limits`): 15 ms, on a machine that is
+not overloaded."""
 
 
 class CompiledGrammar:
@@ -181,9 +187,11 @@ class MaskJob:
 
 
 class MaskThread:
-    """Computes a step's masks while the engine's thread goes on. All calls are the engine's thread's."""
+    """Computes a step's masks while the engine's thread goes on, if they take long. All calls are that thread's."""
 
     def __init__(self) -> None:
+        self._mask_s = 1e-5
+        """What a mask takes, as a running mean."""
         self._next = MaskJob()
         self._start()
 
@@ -193,10 +201,15 @@ class MaskThread:
         return self._next
 
     def begin(self) -> None:
-        """All masks of the next step have been asked for. One hand-over for all: it takes longer than a mask."""
-        if self._next.works:
-            self._jobs.put(self._next)
-            self._next = MaskJob()
+        """All masks of the next step have been asked for: those that take little are computed now."""
+        job = self._next
+        if not job.works:
+            return
+        self._next = MaskJob()
+        if len(job.works) * self._mask_s < _HAND_OVER_S:
+            self._compute_all(job)
+        else:
+            self._jobs.put(job)
 
     def wait(self, job: MaskJob) -> None:
         """Until all masks are computed. One that takes too long is given up: its answer fails."""
@@ -228,14 +241,23 @@ class MaskThread:
 
     def _serve(self, jobs: SimpleQueue[MaskJob | None]) -> None:
         while (job := jobs.get()) is not None:
-            works = job.works
-            for at, work in enumerate(works):
-                job.at = at
-                self._compute(work)
-                if job.works is not works:  # given up meanwhile
-                    return
-            job.is_done = True
-            job.done.release()
+            if not self._compute_all(job):
+                return
+
+    def _compute_all(self, job: MaskJob) -> bool:
+        """False: the job was given up meanwhile."""
+        works = job.works
+        for at, work in enumerate(works):
+            job.at = at
+            began = time.perf_counter()
+            self._compute(work)
+            # One that needs states which nobody needed before takes a hundred times as long, and says little.
+            self._mask_s += 0.05 * (min(time.perf_counter() - began, 1e-3) - self._mask_s)
+            if job.works is not works:
+                return False
+        job.is_done = True
+        job.done.release()
+        return True
 
     def _compute(self, work: MaskWork) -> None:
         try:
@@ -271,7 +293,8 @@ class Vocabulary:
             ends = [vocab_size]
             tokens.append(b"")
         self._tokens = tokens
-        self.tokens: LLTokenizer = TokenTable(tokens, special, self._encode).compiled(ends)
+        self._special = frozenset(special)
+        self.tokens: LLTokenizer = TokenTable(tokens, special).compiled(ends)
         self.all_but_ends = np.full_like(self.empty_mask(), 0xFFFFFFFF)
         for token in self.ends:
             self.all_but_ends[token // 32] &= np.uint32(0xFFFFFFFF ^ (1 << token % 32))
@@ -284,16 +307,15 @@ class Vocabulary:
         return np.zeros(-(-len(self._tokens) // 32), np.uint32)
 
     def spelt(self, text: bytes) -> list[int] | None:
-        """Tokens with exactly these bytes; None if the tokenizer knows none."""
-        tokens = self._encode(text)
-        return tokens if b"".join(map(self.tokenizer.token_bytes, tokens)) == text else None
+        """Tokens with exactly these bytes, none of them special; None if the tokenizer finds none."""
+        tokens = self.tokenizer.encode(text.decode(errors="replace"))
+        if not self._special.isdisjoint(tokens) or b"".join(map(self.tokenizer.token_bytes, tokens)) != text:
+            return None
+        return tokens
 
     def close(self) -> None:
         self.masks.close()
         self.trial.close()
-
-    def _encode(self, text: bytes) -> list[int]:
-        return self.tokenizer.encode(text.decode(errors="replace"))
 
 
 class GrammarCompiler:

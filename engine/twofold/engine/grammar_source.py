@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from base64 import b64decode
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 import llguidance
@@ -38,20 +38,15 @@ class TokenTable:
     is_tokenizer_wrapper = True
     bos_token_id = None
 
-    def __init__(
-        self,
-        tokens: Sequence[bytes],
-        special: Sequence[int],
-        encode: Callable[[bytes], list[int]] = lambda text: [],
-    ) -> None:
-        """A token without bytes never comes. encode: of a text's bytes."""
+    def __init__(self, tokens: Sequence[bytes], special: Sequence[int]) -> None:
+        """A token without bytes never comes."""
         self.tokens = list(tokens)
         self.special_token_ids = list(special)
         self.eos_token_id = 0
-        self._encode = encode
 
     def __call__(self, text: bytes) -> list[int]:
-        return self._encode(text)
+        """What llguidance would spell forced texts by, which nobody asks it for."""
+        return []
 
     def compiled(self, eos: Sequence[int]) -> llguidance.LLTokenizer:
         """eos: the tokens that end an answer, at least one."""
@@ -67,7 +62,10 @@ def limits() -> llguidance.LLParserLimits:
 def grammar_of(kind: str, text: str, whitespace_pattern: str | None) -> str:
     """The grammar as llguidance takes it. ValueError for what is no JSON, or a schema that is no object."""
     if kind == "json_schema":
-        schema = json.loads(text)
+        try:
+            schema = json.loads(text)
+        except ValueError as error:
+            raise ValueError(f"the schema is no JSON: {error}") from None
         if schema is True:
             schema = {}
         if not isinstance(schema, dict):
