@@ -37,7 +37,7 @@ MAX_DEPTH: Final = 48
 MAX_MARKER_BYTES: Final = 256
 _KEPT: Final = 16
 """Compiled grammars; each has up to 50 to 100 MB where requests have gone through most of its states, and mostly 1."""
-_HAND_OVER_S: Final = 4e-4
+_HAND_OVER_S: Final = 1e-3
 """A step's masks that take less are computed by the engine's thread. To wake another one beside the pool's threads
 costs a step of the bundled model 0.1 ms on two cores; a mask of its 4,096 tokens takes 0.01 ms, one of 150,000 takes
 0.05 ms."""

@@ -92,6 +92,7 @@ class SamplerBatch:
         self._rules = [sampler.rules for sampler in samplers]
         self._drawing = [row for row, sampler in enumerate(samplers) if sampler.params.temperature != 0.0]
         self._constrained = [(row, s.matcher) for row, s in enumerate(samplers) if s.matcher is not None]
+        self._rows = [row for row, _ in self._constrained]
         self._asked = [(row, top) for row, s in enumerate(samplers) if (top := s.params.logprobs) is not None]
 
     def pick(self, pool: ops.ThreadPool, logits: F32) -> list[int]:
@@ -108,8 +109,8 @@ class SamplerBatch:
         if self._constrained:
             self._mask(pool, logits)
         picked: list[int] = ops.pick_tokens(pool, logits, self._draws, self._rules).tolist()
-        for row, matcher in self._constrained:
-            picked[row] = self._admitted(pool, logits, row, matcher, picked[row])
+        if self._constrained:
+            self._check(pool, logits, picked)
         tokens = [
             sampler.take_from(token, logits, row)
             for row, (sampler, token) in enumerate(zip(samplers, picked, strict=True))
@@ -129,18 +130,19 @@ class SamplerBatch:
         if masks:
             ops.mask_logits(pool, logits, *zip(*masks, strict=True))
 
-    def _admitted(
-        self, pool: ops.ThreadPool, logits: F32, row: int, matcher: TokenMatcher, token: int
-    ) -> int:
-        """`token`, or the one that is picked where the matcher does not take it after all."""
-        rows = slice(row, row + 1)
-        while logits[row, token] != -np.inf:
-            if matcher.admits(token):
-                return token
-            logits[row, token] = -np.inf
-            (token,) = ops.pick_tokens(pool, logits[rows], self._draws[rows], self._rules[rows]).tolist()
-        matcher.fail("no token is possible (bad_words, or logits that are not numbers)")
-        return token
+    def _check(self, pool: ops.ThreadPool, logits: F32, picked: list[int]) -> None:
+        """Pick again where the matcher does not take a token after all, and tell it where none is left."""
+        values = logits[self._rows, [picked[row] for row in self._rows]].tolist()
+        for (row, matcher), value in zip(self._constrained, values, strict=True):
+            while value != -np.inf and not matcher.admits(picked[row]):
+                only = slice(row, row + 1)
+                logits[row, picked[row]] = -np.inf
+                (picked[row],) = ops.pick_tokens(
+                    pool, logits[only], self._draws[only], self._rules[only]
+                ).tolist()
+                value = logits[row, picked[row]]
+            if value == -np.inf:
+                matcher.fail("no token is possible (bad_words, or logits that are not numbers)")
 
 
 def sample(pool: ops.ThreadPool, samplers: Sequence[Sampler], logits: F32) -> list[int]:
