@@ -247,7 +247,7 @@ def test_a_mask_that_does_not_come_is_given_up(engine: Engine, monkeypatch: pyte
             stuck.wait(20)
         fill(matcher, mask)
 
-    asked = [Answer(replace(WARM, seed=s), Constraint("regex", "[a-z]{9}")) for s in range(3)]
+    asked = [Answer(replace(WARM, seed=s, top_p=0.99), Constraint("regex", "[a-z]{9}")) for s in range(3)]
     engine.compile(asked[0].constraint)  # type: ignore[arg-type]
     monkeypatch.setattr(constraints, "fill", slow)
     monkeypatch.setattr(constraints, "MASK_TIMEOUT_S", 0.2)

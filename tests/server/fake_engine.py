@@ -123,7 +123,7 @@ class FakeCompiled:
 
     constraint: Constraint
 
-    def start(self) -> TokenMatcher:
+    def start(self, masks_first: bool = True) -> TokenMatcher:
         raise NotImplementedError
 
 

@@ -48,8 +48,13 @@ class TokenMatcher(Protocol):
     def mask(self) -> npt.NDArray[np.uint32] | None:
         """A bit for each token, whether it may come next; the same until one is taken. None: all may."""
 
+    @property
+    def masks_first(self) -> bool:
+        """The mask is applied before a token is picked; otherwise only where the token picked may not come."""
+
     def admits(self, token: int) -> bool:
-        """Of a token that the mask allows: whether it may come in truth (a marker may end in the middle of a token)."""
+        """Whether it may come next; also asked where the mask was applied (a marker may end in the middle of a token).
+        If so it is what `take` is told next."""
 
     def take(self, token: int) -> None:
         """The next token of the answer."""
@@ -64,4 +69,4 @@ class TokenMatcher(Protocol):
 class CompiledConstraint(Protocol):
     """A grammar that an engine has checked and can start any number of times. Thread-safe."""
 
-    def start(self) -> TokenMatcher: ...
+    def start(self, masks_first: bool = True) -> TokenMatcher: ...

@@ -25,7 +25,7 @@ from twofold.api.types import (
     TokenLogprob,
     Usage,
 )
-from twofold.engine.sampler import Sampler
+from twofold.engine.sampler import Sampler, needs_masks
 from twofold.engine.scheduler import Sequence
 from twofold.tokenizer.text_stream import Detokenizer, TextStream
 
@@ -121,7 +121,7 @@ class RequestState:
         request = sequence.request
         sampling = request.sampling
         self.sequence = sequence
-        matcher = None if request.constraint is None else request.constraint.start()
+        matcher = None if request.constraint is None else request.constraint.start(needs_masks(sampling))
         self.sampler = Sampler(sampling, request.prompt_token_ids, default_seed, eos_token_ids, matcher)
         self._last_token_ids = frozenset(sampling.stop_token_ids)
         if not sampling.ignore_eos:

@@ -68,6 +68,12 @@ class Sampler:
             self._drawn = self._random.random(_DRAWS_AT_ONCE)[::-1].tolist()
         return self._drawn[-1]
 
+    def draw_again(self) -> float:
+        """The next number in place of `uniform`'s, whose token may not come."""
+        if self._drawn:
+            self._drawn.pop()
+        return self.uniform() if self.params.temperature != 0.0 else 0.0
+
     def take_from(self, token: int, logits: F32, row: int) -> int:
         """`token` was picked from row `row` of `logits` (rows, vocabulary): it is taken, and returned."""
         self.take(token)
@@ -92,7 +98,7 @@ class SamplerBatch:
         self._rules = [sampler.rules for sampler in samplers]
         self._drawing = [row for row, sampler in enumerate(samplers) if sampler.params.temperature != 0.0]
         self._constrained = [(row, s.matcher) for row, s in enumerate(samplers) if s.matcher is not None]
-        self._rows = [row for row, _ in self._constrained]
+        self._masked = [each for each in self._constrained if each[1].masks_first]
         self._asked = [(row, top) for row, s in enumerate(samplers) if (top := s.params.logprobs) is not None]
 
     def pick(self, pool: ops.ThreadPool, logits: F32) -> list[int]:
@@ -106,8 +112,8 @@ class SamplerBatch:
             return []
         if self._drawing:
             self._draws[self._drawing, -1] = [samplers[row].uniform() for row in self._drawing]
-        if self._constrained:
-            self._mask(pool, logits)
+        if self._masked:
+            self._mask(pool, logits, self._masked)
         picked: list[int] = ops.pick_tokens(pool, logits, self._draws, self._rules).tolist()
         if self._constrained:
             self._check(pool, logits, picked)
@@ -125,24 +131,45 @@ class SamplerBatch:
                 samplers[row].logprob = logprob
         return tokens
 
-    def _mask(self, pool: ops.ThreadPool, logits: F32) -> None:
-        masks = [(row, mask) for row, matcher in self._constrained if (mask := matcher.mask()) is not None]
+    def _mask(self, pool: ops.ThreadPool, logits: F32, rows: Sequence[tuple[int, TokenMatcher]]) -> None:
+        masks = [(row, mask) for row, matcher in rows if (mask := matcher.mask()) is not None]
         if masks:
             ops.mask_logits(pool, logits, *zip(*masks, strict=True))
 
     def _check(self, pool: ops.ThreadPool, logits: F32, picked: list[int]) -> None:
-        """Pick again where the matcher does not take a token after all, and tell it where none is left."""
-        values = logits[self._rows, [picked[row] for row in self._rows]].tolist()
-        for (row, matcher), value in zip(self._constrained, values, strict=True):
-            while value != -np.inf and not matcher.admits(picked[row]):
-                only = slice(row, row + 1)
-                logits[row, picked[row]] = -np.inf
-                (picked[row],) = ops.pick_tokens(
-                    pool, logits[only], self._draws[only], self._rules[only]
-                ).tolist()
-                value = logits[row, picked[row]]
-            if value == -np.inf:
-                matcher.fail("no token is possible (bad_words, or logits that are not numbers)")
+        """Mask and pick again where a matcher does not take its token, and tell it where none is left."""
+        left: Sequence[tuple[int, TokenMatcher]] = self._constrained
+        while left:
+            values = logits[[row for row, _ in left], [picked[row] for row, _ in left]].tolist()
+            again = []
+            for (row, matcher), value in zip(left, values, strict=True):
+                if value == -np.inf:
+                    matcher.fail("no token is possible (bad_words, or logits that are not numbers)")
+                elif not matcher.admits(picked[row]):
+                    again.append((row, matcher))
+            left = again
+            if left:
+                self._mask(pool, logits, left)
+                rows = [row for row, _ in left]
+                logits[rows, [picked[row] for row in rows]] = -np.inf
+                self._draws[rows, -1] = [self.samplers[row].draw_again() for row in rows]
+                rules = [self._rules[row] for row in rows]
+                tokens = ops.pick_tokens(pool, logits[rows], self._draws[rows], rules).tolist()
+                for row, token in zip(rows, tokens, strict=True):
+                    picked[row] = token
+
+
+def needs_masks(params: SamplingParams) -> bool:
+    """Whether a constraint's mask must be applied before a token is picked.
+
+    Elsewhere a token is picked from the model's distribution, and only if it may not come, another from what the mask
+    leaves, by the next random number: the probability of t is p(t) + (1 - A) p(t) / A = p(t) / A, with A that of all
+    that may come, which is the masked distribution's; and the highest of all is the highest of those that may come.
+    So most tokens need no mask. Filters cut differently where the mask was applied before, and log probabilities are of
+    the masked distribution.
+    """
+    filters = params.top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0
+    return params.logprobs is not None or (filters and params.temperature != 0.0)
 
 
 def sample(pool: ops.ThreadPool, samplers: Sequence[Sampler], logits: F32) -> list[int]:
