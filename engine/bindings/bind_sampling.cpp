@@ -57,6 +57,26 @@ py::array_t<int32_t> pick(ThreadPool& pool, const py::array& logits, const Array
   return tokens;
 }
 
+void mask(ThreadPool& pool, const py::array& logits, const std::vector<int64_t>& rows,
+          const std::vector<Array<uint32_t>>& masks) {
+  const TensorView view = view_of(logits);
+  float* values = expect_writable_f32(view, "mask_logits: logits", {kAny, kAny});
+  const int64_t num_words = (view.shape[1] + 31) / 32;
+  expect_entries("mask_logits: masks", static_cast<int64_t>(masks.size()), static_cast<int64_t>(rows.size()));
+  std::vector<MaskedRow> masked(rows.size());
+  for (size_t i = 0; i < masked.size(); ++i) {
+    masked[i] = {rows[i], masks[i].data()};
+    if (rows[i] < 0 || rows[i] >= view.shape[0] || masks[i].ndim() != 1 || masks[i].shape(0) < num_words) {
+      throw KernelFailure("mask_logits: row " + std::to_string(rows[i]) + " of logits (" +
+                          std::to_string(view.shape[0]) + ", " + std::to_string(view.shape[1]) +
+                          ") needs a mask of " + std::to_string(num_words) + " words of 32 bits; got " +
+                          std::to_string(masks[i].size()));
+    }
+  }
+  const py::gil_scoped_release release;
+  mask_logits(pool, values, view.shape[1], masked);
+}
+
 using Answers = std::vector<std::vector<std::pair<int32_t, double>>>;
 
 Answers log_softmax(ThreadPool& pool, const py::array& logits, const std::vector<int64_t>& rows,
@@ -107,6 +127,7 @@ void bind_sampling(py::module_& m) {
            py::arg("prompt") = py::tuple())
       .def("take", &TokenRules::take, py::arg("token"));
   m.def("pick_tokens", &pick, py::arg("pool"), py::arg("logits"), py::arg("draws"), py::arg("rules"));
+  m.def("mask_logits", &mask, py::arg("pool"), py::arg("logits"), py::arg("rows"), py::arg("masks"));
   m.def("log_probabilities", &log_softmax, py::arg("pool"), py::arg("logits"), py::arg("rows"),
         py::arg("tokens"), py::arg("num_top"));
 }

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from twofold.api.constraints import CompiledConstraint, Constraint, TokenMatcher
 from twofold.api.errors import CapacityError, RequestError
 from twofold.api.types import (
     Chunk,
@@ -123,6 +124,16 @@ class FakeStats:
     placement: PlacementCounts = field(default_factory=PlacementCounts)
 
 
+@dataclass(frozen=True)
+class FakeCompiled:
+    """A constraint that nobody follows."""
+
+    constraint: Constraint
+
+    def start(self, masks_first: bool = True) -> TokenMatcher:
+        raise AssertionError("the fake engine follows no grammar")
+
+
 class FakeEngine:
     """Says the prompt's words back, one per turn."""
 
@@ -154,6 +165,9 @@ class FakeEngine:
         self._closed = False
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
+
+    def compile(self, constraint: Constraint) -> CompiledConstraint:
+        return FakeCompiled(constraint)
 
     def submit(self, request: GenerationRequest) -> None:
         if self.fail_on_submit is not None:

@@ -76,6 +76,7 @@ ONLY_IN: dict[str, set[str]] = {
         for name in ("streamlit", "plotly", "pandas", "locust", "gevent", "openai", "httpx", "requests")
     },
     "transformers": {"cli", "models.testing"},
+    "llguidance": {"engine.grammar_source", "engine.constraints"},
     "gguf": {"weights.gguf_file", "models.testing_gguf"},
     "torch": {"blocks", "device", "cli"},
     "pytest": set(),

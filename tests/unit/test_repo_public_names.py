@@ -45,7 +45,7 @@ ENGINE_METHODS = {
     "start": ["self"],
     "drain": ["self", "timeout_s"],
     "close": ["self"],
-    "generate": ["self", "prompt_token_ids", "sampling", "on_chunk", "request_id", "endpoint"],
+    "generate": ["self", "prompt_token_ids", "sampling", "on_chunk", "request_id", "endpoint", "constraint"],
     "stats": ["self"],
     "step": ["self"],
 }

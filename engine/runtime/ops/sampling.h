@@ -35,6 +35,15 @@ struct Draw {
 void pick_tokens(const kernels::KernelTable& table, ThreadPool& pool, float* logits, int64_t vocabulary,
                  std::span<const Draw> draws, std::span<const TokenRules* const> rules, int32_t* tokens);
 
+// A row of logits and a bit for each token of the vocabulary, the first token's lowest: whether it may come.
+struct MaskedRow {
+  int64_t row;
+  const uint32_t* allowed;  // [ceil(vocabulary / 32)]
+};
+
+// Sets logits [R, vocabulary] of tokens that may not come to minus infinity.
+void mask_logits(ThreadPool& pool, float* logits, int64_t vocabulary, std::span<const MaskedRow> rows);
+
 struct LogProbability {
   int32_t token;
   double value;

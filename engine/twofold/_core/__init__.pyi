@@ -278,6 +278,12 @@ def pick_tokens(
     """Tokens [R] of logits [R, vocabulary], which are changed meanwhile and restored. draws [R, 5]: temperature, top-k,
     top-p, min-p, uniform number."""
 
+def mask_logits(
+    pool: ThreadPool, logits: _F32, rows: Sequence[int], masks: Sequence[NDArray[np.uint32]]
+) -> None:
+    """Set logits[rows[i]] [vocabulary] to -inf where the bit in masks[i] [at least ceil(vocabulary / 32)] is 0; the
+    lowest bit of the first word is the first token's."""
+
 def log_probabilities(
     pool: ThreadPool, logits: _F32, rows: Sequence[int], tokens: Sequence[int], num_top: Sequence[int]
 ) -> list[list[tuple[int, float]]]:

@@ -1,6 +1,6 @@
 """Values that cross module borders: requests, what comes back, and what a step did.
 
-Plain frozen dataclasses and named tuples without behaviour; imports nothing of ours.
+Plain frozen dataclasses and named tuples without behaviour; of ours it imports `api` alone.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 import numpy.typing as npt
+
+from twofold.api.constraints import CompiledConstraint
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 Clock = Literal["wall", "virtual"]
@@ -122,6 +124,8 @@ class GenerationRequest:
     endpoint: str = ""
     shown_tokens: frozenset[int] = frozenset()
     """Special tokens that the text shows all the same, for who reads marks of calls and of thinking in it."""
+    constraint: CompiledConstraint | None = None
+    """What the answer must match; the engine that is asked has compiled it."""
     return_routed_experts: bool = False
     """Give the experts of every token back with the last chunk (prompt and answer but its last token)."""
     cache_salt: str = ""

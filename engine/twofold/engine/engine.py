@@ -15,6 +15,7 @@ from collections.abc import Sequence as Seq
 from pathlib import Path
 
 from twofold.api.config import EngineConfig
+from twofold.api.constraints import CompiledConstraint, Constraint
 from twofold.api.errors import CapacityError, TwofoldError
 from twofold.api.types import (
     Chunk,
@@ -27,6 +28,7 @@ from twofold.api.types import (
     SamplingParams,
     Usage,
 )
+from twofold.engine.constraints import GrammarCompiler
 from twofold.engine.delivery import Delivery
 from twofold.engine.inbox import Inbox
 from twofold.engine.kv_cache import PagePool
@@ -71,6 +73,7 @@ class Engine:
         self._moe = runner.moe
         self.vocab_size = runner.vocab_size
         self._eos_token_ids = tokenizer.eos_token_ids
+        self._grammars = GrammarCompiler(tokenizer, runner.vocab_size)
         self._pool = pool
         self._prefill_budget = PrefillBudget(
             config.max_num_batched_tokens, None if config.max_itl_ms is None else config.max_itl_ms * 1e-3
@@ -124,6 +127,15 @@ class Engine:
         )
 
     # ---- what callers use -------------------------------------------------------------------------------------------
+
+    def compile(self, constraint: Constraint) -> CompiledConstraint:
+        """What requests may be given as `constraint`; kept, so that the next one is quick. Blocks. Thread-safe.
+
+        Raises:
+            RequestError: it is too large, no grammar, not supported, or nothing can match it.
+            CapacityError: too many grammars wait to be compiled.
+        """
+        return self._grammars.compile(constraint)
 
     def submit(self, request: GenerationRequest) -> None:
         """Queue a request; its chunks come on the engine's thread. Thread-safe.
@@ -179,6 +191,7 @@ class Engine:
         self._take_inbox()
         self._drop_cancelled()
         self._delivery.wake()
+        self._grammars.close()
         self._recorder.drain()
         self._pool.close()
         if self._cache_state is not None:
@@ -193,6 +206,7 @@ class Engine:
         *,
         request_id: str = "generate",
         endpoint: str = "generate",
+        constraint: Constraint | None = None,
     ) -> Usage:
         """Answer one prompt and return when done. Without `start`, the calling thread does the work.
 
@@ -202,7 +216,12 @@ class Engine:
         """
         waiter = Waiter(on_chunk)
         prompt = tuple(prompt_token_ids)
-        self.submit(GenerationRequest(prompt, sampling, waiter.receive, request_id, endpoint=endpoint))
+        compiled = None if constraint is None else self.compile(constraint)
+        self.submit(
+            GenerationRequest(
+                prompt, sampling, waiter.receive, request_id, endpoint=endpoint, constraint=compiled
+            )
+        )
         waiter.wait(None if self._thread is not None else self.step, lambda: self.cancel(request_id))
         self._finish_background_work()
         return waiter.usage()
@@ -362,6 +381,9 @@ class Engine:
         sequence = answer.sequence
         if sequence.max_tokens == 0:  # its prompt alone was asked about
             self._finish(answer, "length")
+            return
+        if answer.failure is not None:
+            self._finish(answer, "error", error=answer.failure)
             return
         num_generated = sequence.num_generated + 1
         text = answer.push(token, now)

@@ -25,7 +25,7 @@ from twofold.api.types import (
     TokenLogprob,
     Usage,
 )
-from twofold.engine.sampler import Sampler
+from twofold.engine.sampler import Sampler, needs_masks
 from twofold.engine.sequences import Sequence
 from twofold.tokenizer.text_stream import Detokenizer, TextStream
 
@@ -121,7 +121,8 @@ class RequestState:
         request = sequence.request
         sampling = request.sampling
         self.sequence = sequence
-        self.sampler = Sampler(sampling, request.prompt_token_ids, default_seed, eos_token_ids)
+        matcher = None if request.constraint is None else request.constraint.start(needs_masks(sampling))
+        self.sampler = Sampler(sampling, request.prompt_token_ids, default_seed, eos_token_ids, matcher)
         self._last_token_ids = frozenset(sampling.stop_token_ids)
         if not sampling.ignore_eos:
             self._last_token_ids |= frozenset(eos_token_ids)
@@ -141,8 +142,15 @@ class RequestState:
 
     @property
     def stopped(self) -> bool:
-        """A stop string or a token that ends the answer was met."""
-        return self._ended or self._text.stopped
+        """A stop string or a token that ends the answer was met, or what it must match is complete."""
+        matcher = self.sampler.matcher
+        return self._ended or self._text.stopped or (matcher is not None and matcher.ended)
+
+    @property
+    def failure(self) -> str | None:
+        """Why the answer cannot go on as the request demands."""
+        matcher = self.sampler.matcher
+        return None if matcher is None else matcher.error
 
     @property
     def is_empty(self) -> bool:

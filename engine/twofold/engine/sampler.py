@@ -1,7 +1,8 @@
 """Picks the next tokens from rows of logits, natively (`ops.pick_tokens`); a request's seed alone decides its draws.
 
-Order, as in vLLM and Hugging Face's generate: tokens that must not come (`bad_words`, `min_tokens`), `logit_bias`,
-penalties, temperature, top-k, top-p, min-p. Reported log probabilities are of the logits before all of these.
+Order, as in vLLM and Hugging Face's generate: tokens that the request's constraint forbids, tokens that must not come
+(`bad_words`, `min_tokens`), `logit_bias`, penalties, temperature, top-k, top-p, min-p. Reported log probabilities are
+of the logits before all of these but the constraint, as vLLM's are.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from twofold.api.constraints import TokenMatcher
 from twofold.api.types import Draw, SamplingParams, TokenLogprob
 from twofold.blocks import ops
 
@@ -32,8 +34,11 @@ class Sampler:
         prompt: Sequence[int],
         default_seed: int | None = None,
         eos_token_ids: Collection[int] = (),
+        matcher: TokenMatcher | None = None,
     ) -> None:
         self.params = params
+        self.matcher = matcher
+        """What the answer must match, and how far it does."""
         self.logprob: TokenLogprob | None = None
         """Of the newest token, if the request asked."""
         self.rules = _rules(params, prompt, eos_token_ids)
@@ -44,7 +49,7 @@ class Sampler:
 
     def draw(self) -> Draw | None:
         """What decides the next token besides its logits; the same until one is taken. None: the host needs these."""
-        if self.rules is not None or self.params.logprobs is not None:
+        if self.rules is not None or self.matcher is not None or self.params.logprobs is not None:
             return None
         return Draw(*self.numbers())
 
@@ -63,6 +68,12 @@ class Sampler:
             self._drawn = self._random.random(_DRAWS_AT_ONCE)[::-1].tolist()
         return self._drawn[-1]
 
+    def draw_again(self) -> float:
+        """The next number in place of `uniform`'s, whose token may not come."""
+        if self._drawn:
+            self._drawn.pop()
+        return self.uniform() if self.params.temperature != 0.0 else 0.0
+
     def take_from(self, token: int, logits: F32, row: int) -> int:
         """`token` was picked from row `row` of `logits` (rows, vocabulary): it is taken, and returned."""
         self.take(token)
@@ -74,6 +85,8 @@ class Sampler:
             self._drawn.pop()
         if self.rules is not None:
             self.rules.take(token)
+        if self.matcher is not None:
+            self.matcher.take(token)
 
 
 class SamplerBatch:
@@ -84,10 +97,13 @@ class SamplerBatch:
         self._draws = np.array([sampler.numbers() for sampler in samplers], np.float64)
         self._rules = [sampler.rules for sampler in samplers]
         self._drawing = [row for row, sampler in enumerate(samplers) if sampler.params.temperature != 0.0]
+        self._constrained = [(row, s.matcher) for row, s in enumerate(samplers) if s.matcher is not None]
+        self._masked = [each for each in self._constrained if each[1].masks_first]
         self._asked = [(row, top) for row, s in enumerate(samplers) if (top := s.params.logprobs) is not None]
 
     def pick(self, pool: ops.ThreadPool, logits: F32) -> list[int]:
-        """The next token of every sampler, taken by it; `logits` (samplers, vocabulary) are as before afterwards.
+        """The next token of every sampler, taken by it; `logits` (samplers, vocabulary) are as before afterwards, but
+        for the rows that a constraint masks.
 
         A NaN is never picked; a row with nothing above -inf gives 0. Raises KernelError where the shapes do not fit.
         """
@@ -96,11 +112,17 @@ class SamplerBatch:
             return []
         if self._drawing:
             self._draws[self._drawing, -1] = [samplers[row].uniform() for row in self._drawing]
+        if self._masked:
+            self._mask(pool, logits, self._masked)
         picked: list[int] = ops.pick_tokens(pool, logits, self._draws, self._rules).tolist()
+        if self._constrained:
+            self._check(pool, logits, picked)
         tokens = [
             sampler.take_from(token, logits, row)
             for row, (sampler, token) in enumerate(zip(samplers, picked, strict=True))
         ]
+        if self._constrained:
+            self._constrained[0][1].prepare()
         if self._asked:
             rows = [row for row, _ in self._asked]
             chosen = [tokens[row] for row in rows]
@@ -108,6 +130,46 @@ class SamplerBatch:
             for row, logprob in zip(rows, found, strict=True):
                 samplers[row].logprob = logprob
         return tokens
+
+    def _mask(self, pool: ops.ThreadPool, logits: F32, rows: Sequence[tuple[int, TokenMatcher]]) -> None:
+        masks = [(row, mask) for row, matcher in rows if (mask := matcher.mask()) is not None]
+        if masks:
+            ops.mask_logits(pool, logits, *zip(*masks, strict=True))
+
+    def _check(self, pool: ops.ThreadPool, logits: F32, picked: list[int]) -> None:
+        """Mask and pick again where a matcher does not take its token, and tell it where none is left."""
+        left: Sequence[tuple[int, TokenMatcher]] = self._constrained
+        while left:
+            values = logits[[row for row, _ in left], [picked[row] for row, _ in left]].tolist()
+            again = []
+            for (row, matcher), value in zip(left, values, strict=True):
+                if value == -np.inf:
+                    matcher.fail("no token is possible (bad_words, or logits that are not numbers)")
+                elif not matcher.admits(picked[row]):
+                    again.append((row, matcher))
+            left = again
+            if left:
+                self._mask(pool, logits, left)
+                rows = [row for row, _ in left]
+                logits[rows, [picked[row] for row in rows]] = -np.inf
+                self._draws[rows, -1] = [self.samplers[row].draw_again() for row in rows]
+                rules = [self._rules[row] for row in rows]
+                tokens = ops.pick_tokens(pool, logits[rows], self._draws[rows], rules).tolist()
+                for row, token in zip(rows, tokens, strict=True):
+                    picked[row] = token
+
+
+def needs_masks(params: SamplingParams) -> bool:
+    """Whether a constraint's mask must be applied before a token is picked.
+
+    Elsewhere a token is picked from the model's distribution, and only if it may not come, another from what the mask
+    leaves, by the next random number: the probability of t is p(t) + (1 - A) p(t) / A = p(t) / A, with A that of all
+    that may come, which is the masked distribution's; and the highest of all is the highest of those that may come.
+    So most tokens need no mask. Filters cut differently where the mask was applied before, and log probabilities are of
+    the masked distribution.
+    """
+    filters = params.top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0
+    return params.logprobs is not None or (filters and params.temperature != 0.0)
 
 
 def sample(pool: ops.ThreadPool, samplers: Sequence[Sampler], logits: F32) -> list[int]:
@@ -120,7 +182,11 @@ def logprobs(
 ) -> list[TokenLogprob]:
     """Log probabilities of `tokens[i]` in row `rows[i]` of `logits` (any, vocabulary), and of its likeliest ones."""
     answers = ops.log_probabilities(pool, logits, rows, tokens, num_top)
-    return [TokenLogprob(token, value, tuple(top)) for (token, value), *top in answers]
+    return [
+        # Tokens that a constraint forbids are none of the likeliest, however few are left.
+        TokenLogprob(token, value, tuple(each for each in top if each[1] != -np.inf))
+        for (token, value), *top in answers
+    ]
 
 
 def pick_undecided(

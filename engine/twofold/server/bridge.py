@@ -15,6 +15,7 @@ from concurrent.futures import Executor
 from functools import partial
 from typing import Any
 
+from twofold.api.constraints import CompiledConstraint
 from twofold.api.types import Chunk, GenerationRequest, SamplingParams
 from twofold.server.api_errors import CONTEXT_LENGTH, ApiError, too_long
 from twofold.server.bounded_tokenizer import TooManyTokensError
@@ -127,6 +128,7 @@ async def submit(
     sampling_for: Callable[[int], SamplingParams],
     model: str,
     endpoint: str,
+    constraint: CompiledConstraint | None = None,
     return_routed_experts: bool = False,
     shown_tokens: frozenset[int] = frozenset(),
     cache_salt: str = "",
@@ -137,6 +139,7 @@ async def submit(
         tokenise: renders and encodes the prompts; may raise RequestError. Each gets the same number of answers, of
             which answer i draws with the seed plus i.
         sampling_for: the sampling parameters, given the tokens left for the answer.
+        constraint: what every answer must match.
 
     Returns the prompts.
 
@@ -164,6 +167,7 @@ async def submit(
                         request_id=engine_id,
                         model=model,
                         endpoint=endpoint,
+                        constraint=constraint,
                         return_routed_experts=return_routed_experts,
                         shown_tokens=shown_tokens,
                         cache_salt=cache_salt,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import functools
 import uuid
@@ -89,6 +90,10 @@ async def _answer(
 ) -> Response:
     state.check_model(body.model)
     engine = state.engine
+    constraint = None
+    if body.constraint is not None:  # before anything is begun, and seconds where a grammar is large
+        loop = asyncio.get_running_loop()
+        constraint = await loop.run_in_executor(state.compilers, engine.compile, body.constraint)
     per_prompt = body.num_candidates
     timers = [
         state.metrics.begin(counts_prompt=index % per_prompt == 0)
@@ -111,6 +116,7 @@ async def _answer(
         state.workers,
         tokenise=tokenise,
         sampling_for=sampling_for,
+        constraint=constraint,
         return_routed_experts=bool(body.return_routed_experts),
         shown_tokens=shown_tokens,
         model=state.model_name,

@@ -75,7 +75,9 @@ def _harmless(names: str, note: str, *, only: Endpoint | None = None) -> list[Re
 
 
 _TOOLS: Final = "the older name; use tools and tool_choice"
-_CONSTRAINED: Final = "answers are not constrained to a form; ask for it in the prompt and check the answer"
+_CONSTRAINED: Final = (
+    "send response_format (a JSON schema) or structured_outputs (also a regex, choices, a Lark grammar)"
+)
 _FILTER: Final = "this filter is not there; use top_p, top_k and min_p"
 _REASONING: Final = (
     "reasoning is steered by the model's template; put the template's own variable into chat_template_kwargs"
@@ -156,12 +158,20 @@ FIELDS: Final[tuple[RequestField, ...]] = (
     *_done("separate_reasoning", "false: thinking stays in the text", only="chat"),
     *_refused("functions", [{"name": "f"}], _TOOLS, only="chat"),
     *_refused("function_call", "auto", _TOOLS, harmless=("none",), only="chat"),
-    *_refused("response_format", {"type": "json_object"}, _CONSTRAINED, harmless=({"type": "text"},)),
-    *_refused("structured_outputs json_schema guided_json structural_tag", {"type": "object"}, _CONSTRAINED),
-    *_refused("guided_regex regex guided_grammar grammar grammar_string ebnf", "[a-z]+", _CONSTRAINED),
-    *_refused("guided_choice", ["yes", "no"], _CONSTRAINED),
+    *_done("response_format", "json_object, or json_schema: the schema holds whether strict or not"),
+    *_done(
+        "structured_outputs",
+        "vLLM's: one of json, regex, choice, grammar (Lark), json_object; whitespace_pattern and "
+        "disable_any_whitespace beside it",
+    ),
+    *_done(
+        "guided_json guided_regex guided_choice guided_grammar guided_whitespace_pattern",
+        "the same by vLLM's older names",
+    ),
+    *_refused("json_schema structural_tag", {"type": "object"}, _CONSTRAINED),
+    *_refused("regex grammar grammar_string ebnf", "[a-z]+", _CONSTRAINED),
     *_refused("format", "json", _CONSTRAINED),
-    *_harmless("guided_decoding_backend guided_whitespace_pattern", "without guided_* nothing reads it"),
+    *_harmless("guided_decoding_backend", "llguidance is the only one"),
     *_refused("chat_template", "{{ messages }}", "only the model's own template is rendered; leave it out"),
     *_refused(
         "documents", [{"text": "a"}], "documents are not given to the template; put them into a message"

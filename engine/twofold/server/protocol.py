@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from twofold.api.constraints import CompiledConstraint, Constraint
 from twofold.api.types import GenerationRequest, MappedWeights, PlacementCounts, RequestProgress, RunInfo
 from twofold.tokenizer import ToolForm
 
@@ -114,6 +115,10 @@ class ServingEngine(Protocol):
 
     @property
     def mapped_weights(self) -> MappedWeights | None: ...
+
+    def compile(self, constraint: Constraint) -> CompiledConstraint:
+        """What requests may be given as `constraint`. Blocks. RequestError where nothing can be made of it."""
+        ...
 
     def submit(self, request: GenerationRequest) -> None:
         """Queue a request. RequestError or CapacityError here, before anything has started."""

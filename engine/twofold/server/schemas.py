@@ -29,6 +29,7 @@ from twofold.api.types import SamplingParams
 from twofold.server.api_errors import CONTEXT_LENGTH, too_long
 from twofold.server.fields import refusing
 from twofold.server.messages import MAX_MESSAGES, Message, Text
+from twofold.server.structured_outputs import StructuredFields
 
 N = TypeVar("N", int, float)
 
@@ -107,7 +108,7 @@ class StreamOptions(BaseModel):
     continuous_usage_stats: bool | None = None
 
 
-class SamplingFields(BaseModel):
+class SamplingFields(StructuredFields):
     """What both endpoints share: which model, how to sample, how to answer."""
 
     model_config = ConfigDict(extra="ignore", allow_inf_nan=False, protected_namespaces=())
@@ -148,6 +149,10 @@ class SamplingFields(BaseModel):
         if self.stream and self.prompt_logprobs is not None:
             raise _disagreement(
                 "prompt_logprobs", self.prompt_logprobs, "does not come in a stream; leave stream out"
+            )
+        for second in self.constraints[1:]:
+            raise _disagreement(
+                second.field, None, "asks for a second form; the answer has one, so send one such field"
             )
         limit = self.answer_limit
         if limit is not None and (self.min_tokens or 0) > limit:

@@ -42,6 +42,8 @@ class ServerState:
         self.body_worker = BodyWorker()
         # One: the worker takes one body after the other, and nobody else waits behind a large one.
         self.parsers = ThreadPoolExecutor(max_workers=1, thread_name_prefix="parse")
+        # Several, so that a grammar that has been compiled does not wait behind one that is new.
+        self.compilers = ThreadPoolExecutor(max_workers=4, thread_name_prefix="compile")
         self.answers: set[AnswerStream] = set()
         """Those that have been submitted and whose client still listens."""
         self._engine: ServingEngine | None = None
@@ -56,7 +58,7 @@ class ServerState:
 
     def close(self) -> None:
         """End the threads and the process that prepared requests."""
-        for executor in (self.workers, self.parsers):
+        for executor in (self.workers, self.parsers, self.compilers):
             executor.shutdown(wait=False, cancel_futures=True)
         self.body_worker.close()
 

@@ -1,0 +1,72 @@
+"""What an answer must match: the description that crosses borders, and what an engine makes of it.
+
+Imports nothing of ours.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+ConstraintKind = Literal["json_schema", "regex", "choice", "grammar"]
+
+
+@dataclass(frozen=True)
+class Constraint:
+    """One grammar, which the answer matches as a whole, or from a marker on."""
+
+    kind: ConstraintKind
+    text: str
+    """A JSON schema as JSON, a regular expression (Rust's syntax, matched whole), a JSON list of texts, a Lark
+    grammar."""
+    whitespace_pattern: str | None = None
+    """Regular expression of the whitespace between JSON's tokens; "" allows none; None: a space or a line break with
+    its indentation."""
+    begins_after: str | None = None
+    """The answer is free until it has this text, e.g. "</think>", and matches the grammar from there on."""
+    repeats: bool = False
+    """Once the grammar is complete the answer is free again, until `begins_after` comes again, and it may end while it
+    is free. Without: the answer ends with the grammar, and not before."""
+    field: str = "constraint"
+    """The request's field, for messages."""
+
+
+class TokenMatcher(Protocol):
+    """One answer on its way through its grammar. Owned by the engine's thread."""
+
+    @property
+    def ended(self) -> bool:
+        """The grammar is complete: the answer ends here."""
+
+    @property
+    def error(self) -> str | None:
+        """Why the answer cannot go on; nothing of it may be said to match."""
+
+    def mask(self) -> npt.NDArray[np.uint32] | None:
+        """A bit for each token, whether it may come next; the same until one is taken. None: all may."""
+
+    @property
+    def masks_first(self) -> bool:
+        """The mask is applied before a token is picked; otherwise only where the token picked may not come."""
+
+    def admits(self, token: int) -> bool:
+        """Whether it may come next; also asked where the mask was applied (a marker may end in the middle of a token).
+        If so it is what `take` is told next."""
+
+    def take(self, token: int) -> None:
+        """The next token of the answer."""
+
+    def prepare(self) -> None:
+        """All answers of the step have taken their tokens: the masks of the next may be computed, while others work."""
+
+    def fail(self, reason: str) -> None:
+        """No token can be picked."""
+
+
+class CompiledConstraint(Protocol):
+    """A grammar that an engine has checked and can start any number of times. Thread-safe."""
+
+    def start(self, masks_first: bool = True) -> TokenMatcher: ...

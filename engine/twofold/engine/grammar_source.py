@@ -1,0 +1,144 @@
+"""From a constraint to llguidance: its grammar, its bounds, the model's tokens.
+
+Also run as a process of its own, in which every grammar is tried before the server compiles it: a regular expression
+that takes minutes, or a schema nested so deeply that the stack ends, costs that process. It therefore imports nothing
+of ours, and both sides build the same things from the same functions.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+import resource
+import sys
+import threading
+import time
+from base64 import b64decode
+from collections.abc import Sequence
+from typing import Any, Final
+
+import llguidance
+
+JSON_WHITESPACE: Final = r"[ \t]|\r?\n[ \t]{0,64}"
+"""Between JSON's tokens; unbounded, a model may write whitespace for ever."""
+_TRIAL_STEPS: Final = 48
+_TRIAL_S: Final = 1.0
+_TRIAL_STACK_BYTES: Final = 4 * 1024 * 1024
+"""Half of what the server's threads have: what passes here has room there."""
+_TRIAL_MEMORY_BYTES: Final = 3 * 1024**3
+_MAX_MESSAGE: Final = 400
+_HEADER: Final = '%llguidance {"no_forcing": true}\nstart: @answer'
+"""Whoever picks sees every way to spell a text that must come: the model decides, and no tokenizer is called."""
+
+
+class TokenTable:
+    """A vocabulary as llguidance reads it: the bytes of each token; special ones are no text."""
+
+    is_tokenizer_wrapper = True
+    bos_token_id = None
+
+    def __init__(self, tokens: Sequence[bytes], special: Sequence[int]) -> None:
+        """A token without bytes never comes."""
+        self.tokens = list(tokens)
+        self.special_token_ids = list(special)
+        self.eos_token_id = 0
+
+    def __call__(self, text: bytes) -> list[int]:
+        """What llguidance would spell forced texts by, which nobody asks it for."""
+        return []
+
+    def compiled(self, eos: Sequence[int]) -> llguidance.LLTokenizer:
+        """eos: the tokens that end an answer, at least one."""
+        self.eos_token_id = eos[0]
+        return llguidance.LLTokenizer(self, eos_token=list(eos))  # type: ignore[arg-type]
+
+
+def limits() -> llguidance.LLParserLimits:
+    """Bounds of one grammar's memory and of one mask's time, which is 15 ms at most."""
+    return llguidance.LLParserLimits(max_lexer_states=50_000, max_grammar_size=200_000, verbose_errors=False)
+
+
+def grammar_of(kind: str, text: str, whitespace_pattern: str | None) -> str:
+    """The grammar as llguidance takes it. ValueError for what is no JSON, or a schema that is no object."""
+    if kind == "json_schema":
+        try:
+            schema = json.loads(text)
+        except ValueError as error:
+            raise ValueError(f"the schema is no JSON: {error}") from None
+        if schema is True:
+            schema = {}
+        if not isinstance(schema, dict):
+            raise ValueError(f"the schema is {text[:40]}; expected a JSON object")
+        options: dict[str, Any] = {"lenient": False, "coerce_one_of": False}
+        if whitespace_pattern == "":
+            options["whitespace_flexible"] = False
+        else:
+            options["whitespace_pattern"] = whitespace_pattern or JSON_WHITESPACE
+        answer: dict[str, Any] = {"json_schema": {**schema, "x-guidance": options}}
+    elif kind == "regex":
+        answer = json.loads(llguidance.LLMatcher.grammar_from_regex(text))["grammars"][0]
+    elif kind == "choice":
+        choices = " | ".join(json.dumps(choice) for choice in json.loads(text))
+        answer = {"lark_grammar": f"start: {choices}"}
+    else:
+        answer = {"lark_grammar": text}
+    return json.dumps({"grammars": [{"lark_grammar": _HEADER}, {**answer, "name": "answer"}]})
+
+
+def compiled(tokens: llguidance.LLTokenizer, grammar: str) -> tuple[llguidance.LLMatcher, str]:
+    """The matcher at its beginning, and why it cannot be used ("": it can)."""
+    matcher = llguidance.LLMatcher(tokens, grammar, log_level=0, limits=limits())
+    if matcher.is_error():
+        return matcher, told(matcher.get_error())
+    warnings = matcher.get_grammar_warnings()
+    # What it warns of is left out of the grammar.
+    return matcher, told("; ".join(warnings)) if warnings else ""
+
+
+def told(error: str) -> str:
+    """llguidance's words on one line."""
+    text = " ".join(error.replace("<non-verbose/>", "").split())
+    if text == "NoExtensionBias":
+        return "nothing can match it"
+    return text if len(text) <= _MAX_MESSAGE else text[:_MAX_MESSAGE] + "…"
+
+
+def trial(tokens: llguidance.LLTokenizer, grammar: str) -> str:
+    """Why a grammar cannot be used, found by compiling it and by writing a little that matches it."""
+    matcher, error = compiled(tokens, grammar)
+    if error:
+        return error
+    chance, until = random.Random(0), time.monotonic() + _TRIAL_S  # noqa: S311
+    for _ in range(_TRIAL_STEPS):
+        mask = matcher.compute_bitmask()
+        if matcher.is_error():
+            return told(matcher.get_error())
+        allowed = [
+            place * 8 + bit for place, byte in enumerate(mask) if byte for bit in range(8) if byte >> bit & 1
+        ]
+        if not matcher.consume_token(chance.choice(allowed)):
+            return told(matcher.get_error())
+        if matcher.is_stopped() or time.monotonic() > until:
+            break
+    return ""
+
+
+def _serve() -> None:
+    """Reads the vocabulary, then grammars, one a line; answers each with what is wrong with it."""
+    resource.setrlimit(resource.RLIMIT_AS, (_TRIAL_MEMORY_BYTES, _TRIAL_MEMORY_BYTES))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    vocabulary = json.loads(sys.stdin.readline())
+    table = TokenTable([b64decode(token) for token in vocabulary["tokens"]], vocabulary["special"])
+    tokens = table.compiled(vocabulary["eos"])
+    for line in sys.stdin:
+        error = trial(tokens, json.loads(line))
+        print(json.dumps(error), flush=True)
+
+
+if __name__ == "__main__":
+    threading.stack_size(_TRIAL_STACK_BYTES)
+    with contextlib.suppress(KeyboardInterrupt):
+        worker = threading.Thread(target=_serve)
+        worker.start()
+        worker.join()
