@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from twofold.chat.marks import ChatMarks
 from twofold.models.bundled import bundled_model_path
 from twofold.server.prompts import chat_prompts
 from twofold.server.schemas import ChatRequest
@@ -14,7 +15,7 @@ ASKED = {"role": "user", "content": "Tell me of a fox and a raven."}
 
 def prompt(*messages: dict[str, str], **fields: object) -> tuple[tuple[int, ...], tuple[int, ...]]:
     body = ChatRequest.model_validate({"messages": list(messages), **fields})
-    (made,) = chat_prompts(body, TOKENIZER, with_turn_ends=True)
+    (made,) = chat_prompts(body, TOKENIZER, ChatMarks(), with_turn_ends=True)
     return made.token_ids, made.turn_ends
 
 
