@@ -13,7 +13,7 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -166,7 +166,9 @@ class LlamaEngine:
         """Turn each switch off in turn and keep for each test what helped it. One short process for every try; one
         that the library refuses (no repacking of this format) falls out. PeerError if all do.
         """
-        short = Workload(work.prompt_tokens, min(16, work.new_tokens), 2, work.threads, work.seed, work.vocab)
+        short = replace(
+            work, prompt_tokens=min(128, work.prompt_tokens), new_tokens=min(16, work.new_tokens), repeats=1
+        )
         defaults = dict.fromkeys(self._SWITCHES, True)
         tries = [defaults, *({**defaults, switch: False} for switch in self._SWITCHES)]
         rounds, refused = [], []
