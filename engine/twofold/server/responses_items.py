@@ -42,8 +42,17 @@ class OutputItems:
 
     @property
     def whole(self) -> list[dict[str, Any]]:
-        """Without calls that turned out to be none: their text is among the messages."""
-        return [item for item in self.items if item["type"] not in _CALLS or item["status"] == "completed"]
+        """Without calls that turned out to be none: their text is part of the message."""
+        kept: list[dict[str, Any]] = []
+        for item in self.items:
+            if item["type"] in _CALLS and item["status"] != "completed":
+                continue
+            if kept and kept[-1]["type"] == item["type"] == "message":
+                before = kept.pop()
+                (one,), (other,) = before["content"], item["content"]
+                item = item | {"id": before["id"], "content": [one | {"text": one["text"] + other["text"]}]}
+            kept.append(item)
+        return kept
 
     def take(self, events: Iterable[Event]) -> Iterator[Said]:
         """The next pieces of the answer."""

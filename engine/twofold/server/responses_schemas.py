@@ -173,7 +173,9 @@ class TextFormat(BaseModel):
     @model_validator(mode="after")
     def _has_its_schema(self) -> Self:
         if (self.type == "json_schema") != (self.schema_ is not None):
-            raise ValueError("type 'json_schema', and no other, has a schema in 'schema'; send both or neither")
+            raise ValueError(
+                "type 'json_schema', and no other, has a schema in 'schema'; send both or neither"
+            )
         return self
 
 
