@@ -12,7 +12,16 @@ from twofold import __version__
 from twofold.api.config import ServerConfig
 from twofold.api.errors import TwofoldError
 from twofold.api.types import SamplingParams
-from twofold.server import api_errors, completions, inspection, ollama, openapi, status, tokenization
+from twofold.server import (
+    api_errors,
+    completions,
+    inspection,
+    ollama,
+    openapi,
+    responses,
+    status,
+    tokenization,
+)
 from twofold.server.api_errors import ApiError
 from twofold.server.middleware import RequestFrame
 from twofold.server.protocol import ServingEngine
@@ -53,6 +62,7 @@ def app_of(state: ServerState) -> ASGIApp:
     app.openapi = functools.partial(openapi.document, app)  # type: ignore[method-assign]
     app.include_router(status.router(state))
     app.include_router(completions.router(state))
+    app.include_router(responses.router(state))
     app.include_router(tokenization.router(state))
     app.include_router(inspection.router(state))
     app.include_router(ollama.router(state))

@@ -39,7 +39,9 @@ def router(state: ServerState) -> APIRouter:
     return routes
 
 
-async def answer_chat(state: ServerState, body: ChatRequest, make_format: type[ChatFormat]) -> Response:
+async def answer_chat(
+    state: ServerState, body: ChatRequest, make_format: Callable[..., ChatFormat]
+) -> Response:
     """The answer to a conversation, in any API's form."""
     tokenizer = state.tokenizer
     marks = state.chat_marks
