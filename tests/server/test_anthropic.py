@@ -93,7 +93,7 @@ def test_an_answer_has_text_a_reason_and_counts(engine, client):
     assert usage.cache_creation_input_tokens == 0
 
 
-def test_a_stream_says_the_same_in_its_events(client, engine):
+def test_a_stream_says_the_same_in_its_events(client, engine, url):
     whole, (final, events) = ask(client), streamed(client)
     assert blocks(final) == blocks(whole)
     assert final.usage.to_dict() == whole.usage.to_dict()
@@ -101,7 +101,7 @@ def test_a_stream_says_the_same_in_its_events(client, engine):
     assert kinds[:2] == ["message_start", "content_block_start"]
     assert kinds[-3:] == ["content_block_stop", "message_delta", "message_stop"]
     assert events[0].message.usage.input_tokens == 4
-    async_client = anthropic.AsyncAnthropic(base_url=str(client.base_url), api_key="-", max_retries=0)
+    async_client = anthropic.AsyncAnthropic(base_url=url, api_key="-", max_retries=0)
 
     async def once() -> str:
         async with (
@@ -309,7 +309,7 @@ def test_tools_of_anthropics_servers_beside_others_are_left_out(engine, client):
     assert [tool["function"]["name"] for tool in engine.tokenizer.rendered[1]] == ["warmth"]
 
 
-def test_failures_come_in_and_before_a_stream(engine, client):
+def test_failures_come_in_and_before_a_stream(engine, client, url):
     engine.fail_after_words = 2
     received: list[str] = []
     with (
@@ -323,7 +323,7 @@ def test_failures_come_in_and_before_a_stream(engine, client):
         ask(client)
     engine.says, engine.fail_after_words = ["ok <tool_call>", '{"name": "war', "never"], 2
     body = {"model": "fake", "max_tokens": 9, "messages": TALE, "tools": [TOOL], "stream": True}
-    text = HTTP.post(f"{client.base_url}v1/messages", json=body).text
+    text = HTTP.post(f"{url}/v1/messages", json=body).text
     said = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: ")]
     pieces = [event["delta"]["text"] for event in said if event["type"] == "content_block_delta"]
     assert "".join(pieces) == 'ok <tool_call>{"name": "war'

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from starlette.responses import JSONResponse, Response
 
 from twofold.server import api_errors
+from twofold.server.anthropic_answers import COUNTED, MESSAGES
 from twofold.server.anthropic_errors import MESSAGES_PATH
 from twofold.server.anthropic_format import AnthropicMessage
 from twofold.server.anthropic_prompts import chat_fields
@@ -28,7 +29,7 @@ from twofold.server.state import ServerState
 def router(state: ServerState) -> APIRouter:
     routes = APIRouter(prefix=MESSAGES_PATH)
 
-    @routes.post("", openapi_extra=body_of(MessagesRequest))
+    @routes.post("", openapi_extra=body_of(MessagesRequest), responses=MESSAGES)
     async def messages(request: Request) -> Response:
         body = await parse_body(request, MessagesRequest, state)
         fields = {
@@ -42,7 +43,7 @@ def router(state: ServerState) -> APIRouter:
         }
         return await answer_chat(state, _translated(state, body, **fields), AnthropicMessage)
 
-    @routes.post("/count_tokens", openapi_extra=body_of(CountTokensRequest))
+    @routes.post("/count_tokens", openapi_extra=body_of(CountTokensRequest), responses=COUNTED)
     async def count_tokens(request: Request) -> Response:
         body = await parse_body(request, CountTokensRequest, state)
         state.check_model(body.model)

@@ -71,7 +71,7 @@ def _one_of(*kinds: str) -> Discriminator:
 
     def kind_of(value: Any) -> str:
         kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-        return f"a {kind}" if kind in kinds else "another"
+        return f"a {kind}" if kind in kinds else "another kind"
 
     return Discriminator(kind_of)
 
@@ -79,7 +79,7 @@ def _one_of(*kinds: str) -> Discriminator:
 _TEXT_OR_BLOCKS: Final = Discriminator(lambda value: "some blocks" if isinstance(value, list) else "one text")
 _OneText = Annotated[Text, Tag("one text")]
 _Text = Annotated[TextBlock, Tag("a text")]
-_Unread = Annotated[SkipJsonSchema[_UnreadBlock], Tag("another")]
+_Unread = Annotated[SkipJsonSchema[_UnreadBlock], Tag("another kind")]
 ResultBlock = Annotated[_Text | _Unread, _one_of("text")]
 _ResultBlocks = Annotated[list[ResultBlock], Field(max_length=MAX_BLOCKS, fail_fast=True), Tag("some blocks")]
 
