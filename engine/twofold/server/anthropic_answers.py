@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NotRequired
 
 # Python 3.11's own TypedDict does not tell pydantic which fields may be left out.
-from typing_extensions import NotRequired, TypedDict
+from typing_extensions import TypedDict
 
 
 class AnswerBlock(TypedDict):
