@@ -16,6 +16,7 @@ NEEDED = (
     "streamlit",
     "locust",
     "openai",
+    "anthropic",
     "jsonschema",
     "tiktoken",
     "sentencepiece",

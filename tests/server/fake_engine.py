@@ -149,6 +149,8 @@ class FakeEngine:
         self.says: list[str] | None = None
         """Pieces that every answer consists of, whatever the prompt."""
         self.fail_after_words: int | None = None
+        self.stopped_by: str | None = None
+        """What answers say that ended them."""
         self.hold = threading.Event()
         """Cleared: running answers stand still after their first word."""
         self.hold.set()
@@ -264,6 +266,7 @@ class FakeEngine:
                     error,
                     logprobs=logprobs,
                     prompt_logprobs=of_prompt,
+                    stopped_by=self.stopped_by if reason else None,
                 )
             )
             if request.after_step is not None:

@@ -97,7 +97,7 @@ def test_the_worker_says_what_parsing_here_says(worker):
     with pytest.raises(ApiError) as caught:
         worker.parse(CompletionRequest, b'{"prompt": [1, -2, -3]}', 64)
     assert (caught.value.status, caught.value.param) == (400, "prompt[1]")
-    with pytest.raises(ApiError, match="prompt has 64 tokens; the context holds 64") as caught:
+    with pytest.raises(ApiError, match="64 tokens > 63 maximum; the context holds 64") as caught:
         worker.parse(CompletionRequest, b'{"prompt": [' + b"1," * 63 + b"1]}", 64)
     assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "prompt")
 

@@ -101,9 +101,10 @@ def test_options_are_the_requests_own(client, engine):
     [
         ({"model": "gpt-9"}, "'gpt-9' does not exist here"),
         ({"model": ""}, "model"),
-        ({"messages": [{"role": "tool", "content": "4"}]}, "messages[0].role"),
+        ({"messages": [{"role": "function", "content": "4"}]}, "messages[0].role"),
         ({"messages": [{"role": "user", "content": "a", "images": ["aGk="]}]}, "reads text only"),
-        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools are not supported here"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "--tool-call-parser"),
+        ({"tools": [{"type": "function"}]}, "needs an object in 'function'"),
         ({"think": True}, "does not support thinking"),
         ({"logprobs": True}, "log probabilities"),
         ({"options": {"temperature": -1}}, "temperature"),
@@ -182,6 +183,51 @@ def test_thinking_is_the_templates_own_variable(client, engine):
     assert client.chat(model=MODEL, messages=TALE, think=True).message.content.startswith(
         "enable_thinking=True "
     )
+
+
+SAYS = [
+    "<think>\nhm\n</think>\n\nLet me see.\n<tool_call>\n{\"name\": \"war", "mth\", \"arguments\": {\"city\": \"Bri",
+    "g\"}}\n</tool_call>\n<tool_call>{\"name\": \"cold\", \"arguments\": {}}</tool_call>",
+    '<tool_call>{"name": "cut", "arguments": {"a": 1}',
+]  # fmt: skip
+
+
+def test_tools_and_thinking_come_in_a_round(engine: FakeEngine):
+    def warmth(city: str) -> str:
+        """How warm it is.
+
+        Args:
+            city: where
+        """
+        return city
+
+    engine.max_context, engine.says = 4096, SAYS
+    config = ServerConfig(tool_call_parser="hermes", reasoning_parser="qwen3")
+    with (
+        serving(create_app(engine, config)) as url,
+        ollama.Client(host=url, trust_env=False, timeout=30) as client,
+    ):
+        assert client.show(MODEL).capabilities == ["completion", "tools", "thinking"]
+        answer = client.chat(model=MODEL, messages=TALE, tools=[warmth], think=True)
+        pieces = list(client.chat(model=MODEL, messages=TALE, tools=[warmth], stream=True))
+        streamed = [call for piece in pieces for call in piece.message.tool_calls or ()]
+        for calls in (answer.message.tool_calls, streamed):
+            assert [(call.function.name, call.function.arguments) for call in calls] == [
+                ("warmth", {"city": "Brig"}),
+                ("cold", {}),
+            ]
+        assert (answer.message.thinking, answer.done_reason, pieces[-1].done_reason) == ("hm", "stop", "stop")
+        text = "".join(piece.message.content or "" for piece in pieces)
+        assert text == answer.message.content == f"Let me see.{SAYS[-1]}", "a call that is cut off is text"
+        assert client.chat(model=MODEL, messages=TALE, think=False).message.thinking is None
+        results = [{"role": "tool", "tool_name": name, "content": name} for name in ("cold", "warmth")]
+        client.chat(model=MODEL, messages=[*TALE, answer.message, *results], tools=[warmth])
+    turns, (tool,) = engine.tokenizer.rendered
+    assert tool["function"]["parameters"]["properties"]["city"]["type"] == "string"
+    calls = turns[1]["tool_calls"]
+    assert calls[0]["function"] == {"name": "warmth", "arguments": {"city": "Brig"}}
+    assert turns[1]["reasoning_content"] == "hm"
+    assert [turn["tool_call_id"] for turn in turns[2:]] == [calls[1]["id"], calls[0]["id"]]
 
 
 def test_what_was_thought_stands_beside_the_text():

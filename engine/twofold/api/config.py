@@ -208,7 +208,7 @@ class ServerConfig:
     port: int = setting(10002, "port to listen on")
     api_key: tuple[str, ...] = setting(
         (),
-        "require this key as 'Authorization: Bearer KEY'; given several times, any of the keys",
+        "require this key as 'Authorization: Bearer KEY' or 'x-api-key: KEY'; given several times, any of the keys",
         empty_counts=True,
     )
     allowed_hosts: tuple[str, ...] = setting(
@@ -216,8 +216,10 @@ class ServerConfig:
         "without --api-key, a further name by which clients may call this server (their Host header); local names and "
         "--host always may",
     )
-    served_model_name: str | None = setting(
-        None, "name clients use for the model (default: its directory's name)"
+    served_model_name: tuple[str, ...] = setting(
+        (),
+        "name clients use for the model; given several times or with commas, any of the names (default: its "
+        "directory's name)",
     )
     tool_call_parser: str | None = setting(
         None,
@@ -242,10 +244,18 @@ class ServerConfig:
             _check(re.fullmatch(r"[!-~]+", key) is not None,
                    "api_key", key and "***", "printable ASCII without spaces; to serve without a key, leave it out "
                    "and unset TWOFOLD_API_KEY")  # fmt: skip
+        _check(all(self.served_names) and not isinstance(self.served_model_name, str), "served_model_name",
+               self.served_model_name, "a name, or several with commas between them")  # fmt: skip
         _check(self.max_body_bytes >= 1024, "max_body_bytes", self.max_body_bytes, "1024 or more")
         _check(self.max_connections is None or self.max_connections >= 1,
                "max_connections", self.max_connections, "1 or more")  # fmt: skip
         _check(self.drain_timeout_s >= 0, "drain_timeout_s", self.drain_timeout_s, "0 or more")
+
+    @property
+    def served_names(self) -> tuple[str, ...]:
+        """Those of `served_model_name`, each once."""
+        names = (name.strip() for given in self.served_model_name for name in given.split(","))
+        return tuple(dict.fromkeys(names))
 
 
 @dataclass(frozen=True)

@@ -92,6 +92,8 @@ class Chunk(NamedTuple):
     """One for each of `token_ids`, if the request asked."""
     prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
     """On the first chunk, if the request asked: one per prompt token, None for the first."""
+    stopped_by: str | None = None
+    """On the last chunk: which of `SamplingParams.stop` ended the answer."""
 
 
 @dataclass(frozen=True)

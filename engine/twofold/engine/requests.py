@@ -198,6 +198,7 @@ class RequestState:
             finish_reason=reason,
             usage=usage,
             error=error,
+            stopped_by=self._text.stopped_by if reason is not None else None,
             routed_experts=routed_experts,
             logprobs=logprobs,
             prompt_logprobs=self._take_prompt_logprobs() if self._owes_prompt else None,

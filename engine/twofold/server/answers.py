@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from typing import Final
 
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
@@ -14,6 +15,9 @@ from twofold.server.bridge import AnswerStream
 from twofold.server.connections import PROBE_KEY
 from twofold.server.formats import AnswerFormat, joined_chunks
 from twofold.server.metrics import RequestTimer
+
+PING_S: Final = 10.0
+"""How long a stream with `AnswerFormat.stream_ping` may be silent; clients give up after about a minute."""
 
 
 class AnswerResponse(Response):
@@ -70,6 +74,9 @@ class AnswerResponse(Response):
 class StreamedAnswer(AnswerResponse):
     """As the format has it: server-sent events, one per chunk, then [DONE]."""
 
+    _num_sent = 0
+    """Batches."""
+
     async def deliver(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope[PROBE_KEY] = self.form.stream_probe
         headers = [
@@ -80,15 +87,29 @@ class StreamedAnswer(AnswerResponse):
         ]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await _send_part(send, self.form.first_events())
+        pings = None if self.form.stream_ping is None else asyncio.create_task(self._ping(send))
         usages: dict[int, Usage] = {}
         try:
             async for batch in self.batches():
                 usages |= {index: chunk.usage for index, chunk in batch if chunk.usage is not None}
                 await _send_part(send, b"".join(self.form.events(index, chunk) for index, chunk in batch))
+                self._num_sent += 1
             ending = self.form.stream_end(self.form.total(usages))
         except ApiError as error:
             ending = self.form.held_back() + self.form.stream_error(error)
+        finally:
+            if pings is not None:
+                pings.cancel()
         await send({"type": "http.response.body", "body": ending, "more_body": False})
+
+    async def _ping(self, send: Send) -> None:
+        """Say that the answer is still being made whenever it has said nothing for a while."""
+        assert self.form.stream_ping is not None
+        while True:
+            before = self._num_sent
+            await asyncio.sleep(PING_S)
+            if self._num_sent == before:
+                await _send_part(send, self.form.stream_ping)
 
 
 class WholeAnswer(AnswerResponse):

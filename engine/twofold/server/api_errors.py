@@ -16,6 +16,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 
 from twofold.api.errors import CapacityError, KernelError, RequestError, TwofoldError
+from twofold.server.anthropic_errors import anthropic_error, anthropic_status, is_anthropic
 
 _MAX_ECHO = 200
 """Characters of a caller's value that an error message repeats."""
@@ -55,7 +56,12 @@ class ApiError(Exception):
         return {"error": error}
 
     def response(self, path: str = "") -> JSONResponse:
-        """`path`: that was asked; Ollama's clients expect a text."""
+        """`path`: that was asked; Ollama's clients expect a text, Anthropic's its own shape."""
+        if is_anthropic(path):
+            status = anthropic_status(self.status)
+            return JSONResponse(
+                anthropic_error(status, self.message), status_code=status, headers=self.headers
+            )
         body = {"error": self.message} if path.startswith("/api/") else self.body()
         return JSONResponse(body, status_code=self.status, headers=self.headers)
 
@@ -95,10 +101,10 @@ def from_validation(error: ValidationError) -> ApiError:
 
 
 def too_long(num_tokens: str, max_context: int) -> str:
-    """What to tell about a prompt that the context cannot hold."""
+    """What to tell about a prompt that the context cannot hold; agents know the beginning and shorten it."""
     return (
-        f"the prompt has {num_tokens} tokens; the context holds {max_context}, one of which the answer needs; shorten "
-        "the prompt"
+        f"prompt is too long: {num_tokens} tokens > {max_context - 1} maximum; the context holds {max_context}, one of "
+        "which the answer needs; shorten the prompt"
     )
 
 

@@ -25,7 +25,14 @@ from typing import Any, Final, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from twofold.server import api_errors, ollama_schemas, responses_schemas, schemas, tokenize_schemas
+from twofold.server import (
+    anthropic_schemas,
+    api_errors,
+    ollama_schemas,
+    responses_schemas,
+    schemas,
+    tokenize_schemas,
+)
 from twofold.server.api_errors import ApiError
 
 M = TypeVar("M", bound=BaseModel)
@@ -41,7 +48,8 @@ _LONG_TEXT: Final = 4096
 _NICENESS: Final = 10
 """A large body waits for the engine's threads, not they for it."""
 _SCHEMAS: Final = {
-    module.__name__: module for module in (schemas, tokenize_schemas, ollama_schemas, responses_schemas)
+    module.__name__: module
+    for module in (schemas, tokenize_schemas, ollama_schemas, responses_schemas, anthropic_schemas)
 }
 _LENGTH: Final = struct.Struct("<Q")
 

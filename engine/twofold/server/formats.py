@@ -40,6 +40,8 @@ class AnswerFormat(ABC):
     """Content-Type of a stream."""
     stream_probe: bytes | None = b":\n\n"
     """A comment, which clients of event streams read over; None: a stream has no such thing."""
+    stream_ping: bytes | None = None
+    """An event that says that the answer is still being made; None: a stream has no such thing."""
 
     def __init__(
         self,

@@ -80,16 +80,19 @@ class RequestFrame:
             return foreign_caller(headers, config)
         if path in _OPEN:
             return None
-        kind, _, given = headers.get("authorization", "").partition(" ")
+        kind, _, token = headers.get("authorization", "").partition(" ")
+        given = (token if kind.lower() == "bearer" else "", headers.get("x-api-key", ""))
         # Every key is compared, so that the time tells nothing.
-        matches = [hmac.compare_digest(given.strip().encode(), key.encode()) for key in config.api_key]
-        return None if kind.lower() == "bearer" and any(matches) else _unauthorised()
+        matches = [
+            hmac.compare_digest(one.strip().encode(), key.encode()) for one in given for key in config.api_key
+        ]
+        return None if any(matches) else _unauthorised()
 
 
 def _unauthorised() -> ApiError:
     return ApiError(
         401,
-        "this server needs an API key; send it as 'Authorization: Bearer KEY'",
+        "this server needs an API key; send it as 'Authorization: Bearer KEY' or 'x-api-key: KEY'",
         code="invalid_api_key",
         headers={"WWW-Authenticate": "Bearer"},
     )

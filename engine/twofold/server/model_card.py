@@ -11,10 +11,10 @@ from twofold.server.state import ServerState
 from twofold.weights.gguf_file import SUFFIX, is_gguf
 
 
-def openai_card(state: ServerState) -> dict[str, Any]:
+def openai_card(state: ServerState, name: str) -> dict[str, Any]:
     engine = state.engine
     return {
-        "id": state.model_name,
+        "id": name,
         "object": "model",
         "created": int(state.started_s),
         "owned_by": "twofold",
@@ -22,11 +22,11 @@ def openai_card(state: ServerState) -> dict[str, Any]:
     }
 
 
-def ollama_card(state: ServerState) -> dict[str, Any]:
+def ollama_card(state: ServerState, name: str) -> dict[str, Any]:
     """What is not known is an empty text. The digest is of name, size and time of writing: nobody reads a model's
     hundreds of gigabytes to be listed."""
     info = state.engine.info
-    path, name = Path(info.model), state.model_name
+    path, marks = Path(info.model), state.chat_marks
     size, written_s = _size_and_time(path)
     return {
         "name": name,
@@ -37,7 +37,15 @@ def ollama_card(state: ServerState) -> dict[str, Any]:
         "type": "model",
         "description": "",
         "tags": [],
-        "capabilities": ["completion"],
+        "capabilities": [
+            "completion",
+            *(
+                ["tools"]
+                if marks.tool_call_parser and "tools" in state.engine.tokenizer.template_variables
+                else []
+            ),
+            *(["thinking"] if marks.reasoning_parser else []),
+        ],
         "parameters": "",
         "details": {
             "parent_model": "",

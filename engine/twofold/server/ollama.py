@@ -5,6 +5,8 @@ What a request asks for is refused or done exactly as there.
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from typing import Any, Final, TypeVar
 
 from fastapi import APIRouter, Request
@@ -20,6 +22,7 @@ from twofold.server.ollama_formats import OllamaChat, OllamaGenerate, OllamaRaw,
 from twofold.server.ollama_schemas import (
     OllamaChatRequest,
     OllamaGenerateRequest,
+    OllamaMessage,
     OllamaOptions,
     OllamaShowRequest,
 )
@@ -27,6 +30,7 @@ from twofold.server.openapi import body_of
 from twofold.server.request_body import parse_body
 from twofold.server.schemas import ChatRequest, CompletionRequest, SamplingFields
 from twofold.server.state import ServerState
+from twofold.server.thinking import thinking_variables
 
 R = TypeVar("R", bound=SamplingFields)
 
@@ -52,14 +56,9 @@ def router(state: ServerState) -> APIRouter:
         fields = _fields(state, body)
         if not body.messages:
             return _loaded(body, {"message": {"role": "assistant", "content": ""}})
-        messages: list[dict[str, Any]] = [
-            {"role": message.role, "content": message.content or ""}
-            | ({"reasoning_content": message.thinking} if message.thinking else {})
-            for message in body.messages
-        ]
-        return await answer_chat(
-            state, _translated(state, ChatRequest, fields, messages=messages), OllamaChat
-        )
+        asked = fields | ({"tools": body.tools} if body.tools else {})
+        messages = _messages(body.messages)
+        return await answer_chat(state, _translated(state, ChatRequest, asked, messages=messages), OllamaChat)
 
     @routes.post("/generate", openapi_extra=body_of(OllamaGenerateRequest))
     async def generate(request: Request) -> Response:
@@ -79,7 +78,7 @@ def router(state: ServerState) -> APIRouter:
 
     @routes.get("/tags")
     async def tags() -> dict[str, Any]:
-        return {"models": [ollama_card(state)]}
+        return {"models": [ollama_card(state, name) for name in state.model_names]}
 
     @routes.post("/show", openapi_extra=body_of(OllamaShowRequest))
     async def show(request: Request) -> dict[str, Any]:
@@ -121,15 +120,46 @@ def _fields(state: ServerState, body: OllamaChatRequest | OllamaGenerateRequest)
     return {field: value for field, value in fields.items() if value is not None}
 
 
+def _messages(given: Sequence[OllamaMessage]) -> list[dict[str, Any]]:
+    """OpenAI's. Calls without ids get some, of nine letters and digits, as some templates want them."""
+    messages: list[dict[str, Any]] = []
+    waiting: list[tuple[str, str]] = []
+    """Names and ids of the calls that have no result yet."""
+    num_calls = 0
+    for message in given:
+        said: dict[str, Any] = {"role": message.role, "content": message.content or ""}
+        if message.thinking:
+            said["reasoning_content"] = message.thinking
+        if message.tool_calls:
+            said["tool_calls"] = calls = []
+            waiting = []
+            for call in message.tool_calls:
+                function, call_id = call.function, call.id or f"call{num_calls:05d}"
+                num_calls += 1
+                arguments = json.dumps(function.arguments or {}, ensure_ascii=False)
+                told = {"name": function.name, "arguments": arguments}
+                calls.append({"id": call_id, "type": "function", "function": told})
+                waiting.append((function.name, call_id))
+        if message.role == "tool":
+            fitting = [one for one in waiting if message.tool_name in (None, one[0])] or waiting
+            call_id = message.tool_call_id or (fitting[0][1] if fitting else None)
+            waiting = [one for one in waiting if one[1] != call_id]
+            said |= {} if call_id is None else {"tool_call_id": call_id}
+        messages.append(said)
+    return messages
+
+
 def _thinking(state: ServerState, think: bool | str) -> dict[str, Any]:
-    """By the variable that the model's template reads; not to think is what a model without one does anyway."""
+    """By the variable that the model's template reads; one that thinks without may have its thinking left out."""
     if isinstance(think, str):
         return {"reasoning_effort": think}
-    if "enable_thinking" in state.tokenizer.template_variables:
-        return {"chat_template_kwargs": {"enable_thinking": think}}
-    if think:
+    said = {} if think else {"include_reasoning": False}
+    variables = thinking_variables(state.tokenizer, think)
+    if variables:
+        return said | {"chat_template_kwargs": variables}
+    if think and state.chat_marks.reasoning_parser is None:
         raise ApiError(400, f"{state.model_name!r} does not support thinking; leave think out", param="think")
-    return {}
+    return said
 
 
 def _translated(state: ServerState, schema: type[R], fields: dict[str, Any], **prompt: Any) -> R:
@@ -141,7 +171,7 @@ def _translated(state: ServerState, schema: type[R], fields: dict[str, Any], **p
 
 def _served_name(state: ServerState, name: str) -> str:
     """Ollama's clients may add the tag that means no tag."""
-    return name if name == state.model_name else name.removesuffix(":latest")
+    return name if name in state.model_names else name.removesuffix(":latest")
 
 
 def _loaded(body: OllamaChatRequest | OllamaGenerateRequest, empty: dict[str, Any]) -> Response:
@@ -151,7 +181,7 @@ def _loaded(body: OllamaChatRequest | OllamaGenerateRequest, empty: dict[str, An
 
 
 def _shown(state: ServerState) -> dict[str, Any]:
-    card, engine = ollama_card(state), state.engine
+    card, engine = ollama_card(state, state.model_name), state.engine
     defaults = state.sampling_defaults
     parameters = {
         "temperature": defaults.temperature,

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 from twofold.api.types import Chunk
+from twofold.chat.events import Event
 from twofold.server.api_errors import ApiError
 from twofold.server.chat_format import ChatFormat
 from twofold.server.formats import AnswerFormat, CompletionFormat
@@ -53,7 +54,8 @@ class _OllamaLines(AnswerFormat):
         if reason is None or usage is None:
             return said
         return said | {
-            "done_reason": reason,
+            # Ollama has no reason of its own for calls.
+            "done_reason": "stop" if reason == "tool_calls" else reason,
             "total_duration": _nanoseconds(time.perf_counter() - self._begun_s),
             "load_duration": 0,
             "prompt_eval_count": usage["prompt_tokens"],
@@ -69,8 +71,29 @@ class _OllamaLines(AnswerFormat):
 class OllamaChat(_OllamaLines, ChatFormat):
     """/api/chat."""
 
+    _call = Event("call")
+    _arguments = ""
+
+    def _deltas(self, index: int, events: Sequence[Event]) -> Iterator[dict[str, Any]]:
+        """Clients know whole calls only: each comes when it is complete."""
+        for event in events:
+            deltas = list(super()._deltas(index, [event]))
+            if event.kind == "call":
+                self._call, self._arguments = event, ""
+            elif event.kind == "arguments":
+                self._arguments += event.text
+            elif event.kind == "call_end":
+                function = {"name": self._call.text, "arguments": self._arguments}
+                yield {"tool_calls": [{"id": self._call.call_id, "function": function}]}
+            else:
+                yield from deltas
+
     def _content(self, choice: Mapping[str, Any]) -> dict[str, Any]:
-        return {"message": {"role": "assistant"} | text_of(choice, "content")}
+        said = choice.get("delta") or choice.get("message") or {}
+        message = {"role": "assistant"} | text_of(choice, "content")
+        if said.get("tool_calls"):
+            message["tool_calls"] = [_call(call) for call in said["tool_calls"]]
+        return {"message": message}
 
 
 class OllamaGenerate(_OllamaLines, ChatFormat):
@@ -96,6 +119,12 @@ def text_of(choice: Mapping[str, Any], name: str) -> dict[str, Any]:
     said = choice.get("delta") or choice.get("message") or {}
     thinking = said.get("reasoning_content")
     return {name: said.get("content") or ""} | ({"thinking": thinking} if thinking else {})
+
+
+def _call(call: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments are an object there."""
+    name, arguments = call["function"]["name"], call["function"]["arguments"]
+    return {"id": call["id"], "function": {"name": name, "arguments": json.loads(arguments or "{}")}}
 
 
 def _nanoseconds(seconds: float) -> int:

@@ -8,7 +8,8 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from twofold.server.fields import Unlisted
-from twofold.server.messages import MAX_MESSAGES, Text
+from twofold.server.messages import MAX_CALLS, MAX_MESSAGES, Name, Text
+from twofold.server.schemas import MAX_TOOLS
 
 _ELSEWHERE = "not supported here; use /v1/chat/completions"
 
@@ -23,16 +24,30 @@ def _refused(why: str) -> Any:
     return Annotated[Unlisted, AfterValidator(check)]
 
 
-_NoTools = _refused(f"tools are {_ELSEWHERE}")
 _NoImages = _refused("the model reads text only")
 
 
+class OllamaFunction(BaseModel):
+    name: Name
+    arguments: dict[str, Any] | None = None
+
+
+class OllamaCall(BaseModel):
+    """A call that an earlier answer made. Many clients know no ids: calls and results then belong together by order."""
+
+    id: Annotated[str, Field(max_length=256)] | None = None
+    function: OllamaFunction
+
+
 class OllamaMessage(BaseModel):
-    role: Literal["system", "user", "assistant"]
+    role: Literal["system", "user", "assistant", "tool"]
     content: Text | None = None
     thinking: Text | None = None
     images: _NoImages = None  # type: ignore[valid-type]
-    tool_calls: _NoTools = None  # type: ignore[valid-type]
+    tool_calls: Annotated[list[OllamaCall], Field(max_length=MAX_CALLS, fail_fast=True)] | None = None
+    tool_name: Annotated[str, Field(max_length=256)] | None = None
+    """Whose result it is."""
+    tool_call_id: Annotated[str, Field(max_length=256)] | None = None
 
 
 class OllamaOptions(BaseModel):
@@ -79,7 +94,7 @@ class OllamaChatRequest(_Shared):
     """Body of POST /api/chat."""
 
     messages: Annotated[list[OllamaMessage], Field(max_length=MAX_MESSAGES, fail_fast=True)] | None = None
-    tools: _NoTools = None  # type: ignore[valid-type]
+    tools: Annotated[list[dict[str, Any]], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
 
 
 class OllamaGenerateRequest(_Shared):

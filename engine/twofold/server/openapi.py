@@ -65,7 +65,8 @@ def document(app: FastAPI) -> dict[str, Any]:
             schemas |= body.get("schema", {}).pop("$defs", {})
             # Every path parameter of ours is a text: nothing is left for FastAPI itself to refuse.
             operation["responses"].pop("422", None)
-            operation["responses"] |= {code: _refusal(words) for code, words in _REFUSALS.items()}
+            told = {code: _refusal(words) for code, words in _REFUSALS.items()}
+            operation["responses"] = told | operation["responses"]
         for unused in ("HTTPValidationError", "ValidationError"):
             schemas.pop(unused, None)
         app.openapi_schema = made

@@ -103,20 +103,25 @@ class ServerState:
         return BoundedTokenizer(self.engine.tokenizer, self.engine.max_context)
 
     @property
+    def model_names(self) -> tuple[str, ...]:
+        """The names clients may use: those of --served-model-name, else that of the model's directory or file."""
+        if self.config.served_names:
+            return self.config.served_names
+        return () if self._engine is None else (model_name(self._engine.info.model),)
+
+    @property
     def model_name(self) -> str:
-        """The name clients use: --served-model-name, else that of the model's directory or file."""
-        if self.config.served_model_name:
-            return self.config.served_model_name
-        if self._engine is None:
-            return ""
-        return model_name(self._engine.info.model)
+        """The first of them, which answers and records say."""
+        return next(iter(self.model_names), "")
 
     def check_model(self, name: str | None) -> None:
         """A request that names no model means the one there is. ApiError 404 for any other."""
-        if name is not None and name != self.model_name:
+        if name is not None and name not in self.model_names:
+            served = ", ".join(map(repr, self.model_names))
             raise ApiError(
                 404,
-                f"the model {name[:200]!r} does not exist here; this server serves {self.model_name!r}",
+                f"the model {name[:200]!r} does not exist here; this server serves {served}; --served-model-name gives "
+                "it more names",
                 param="model",
                 code="model_not_found",
             )

@@ -35,11 +35,13 @@ def router(state: ServerState) -> APIRouter:
 
     @routes.get("/v1/models")
     async def models() -> dict[str, Any]:
-        return {"object": "list", "data": [openai_card(state)], "models": [ollama_card(state)]}
+        names = state.model_names
+        cards = [ollama_card(state, name) for name in names]
+        return {"object": "list", "data": [openai_card(state, name) for name in names], "models": cards}
 
     @routes.get("/v1/models/{name:path}")
     async def model(name: str) -> dict[str, Any]:
-        served = openai_card(state)
+        served = openai_card(state, name)
         state.check_model(name)
         return served
 

@@ -19,15 +19,17 @@ class Detokenizer(Protocol):
 
 
 class TextStream:
-    """The text of one answer. `stopped` is true once a stop string was met; its text and all after it is dropped."""
+    """The text of one answer. `stopped` is true once a stop string, `stopped_by`, was met; its text and all after it is
+    dropped."""
 
-    __slots__ = ("_detokenizer", "_held", "_stop", "stopped")
+    __slots__ = ("_detokenizer", "_held", "_stop", "stopped", "stopped_by")
 
     def __init__(self, detokenizer: Detokenizer, stop: Sequence[str] = ()) -> None:
         self._detokenizer = detokenizer
         self._stop = tuple(s for s in stop if s)
         self._held = ""
         self.stopped = False
+        self.stopped_by: str | None = None
 
     def push(self, token_id: int) -> str:
         """Text that may be shown after this token."""
@@ -47,9 +49,10 @@ class TextStream:
 
     def _release(self, text: str) -> str:
         self._held += text
-        ends = [at for at in (self._held.find(stop) for stop in self._stop) if at >= 0]
+        ends = [(at, stop) for at, stop in ((self._held.find(stop), stop) for stop in self._stop) if at >= 0]
         if ends:
-            shown, self._held, self.stopped = self._held[: min(ends)], "", True
+            first, self.stopped_by = min(ends)
+            shown, self._held, self.stopped = self._held[:first], "", True
             return shown
         keep = max(_overlap(self._held, stop) for stop in self._stop)
         cut = len(self._held) - keep

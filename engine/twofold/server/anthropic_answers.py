@@ -1,0 +1,79 @@
+"""What the routes of Anthropic's API answer, for /openapi.json. Nothing here is run when an answer is made."""
+
+from __future__ import annotations
+
+from typing import Any, Final, Literal, NotRequired
+
+# Python 3.11's own TypedDict does not tell pydantic which fields may be left out.
+from typing_extensions import TypedDict
+
+
+class AnswerBlock(TypedDict):
+    """Of `text`, `thinking` with `signature`, and `id`, `name`, `input` those that its type has."""
+
+    type: Literal["text", "thinking", "tool_use"]
+    text: NotRequired[str]
+    thinking: NotRequired[str]
+    signature: NotRequired[str]
+    id: NotRequired[str]
+    name: NotRequired[str]
+    input: NotRequired[dict[str, Any]]
+
+
+class MessageUsage(TypedDict):
+    input_tokens: int
+    cache_creation_input_tokens: int
+    cache_read_input_tokens: int
+    output_tokens: int
+
+
+class MessageAnswer(TypedDict):
+    id: str
+    type: Literal["message"]
+    role: Literal["assistant"]
+    model: str
+    content: list[AnswerBlock]
+    stop_reason: Literal["end_turn", "max_tokens", "tool_use", "stop_sequence"]
+    stop_sequence: str | None
+    usage: MessageUsage
+
+
+class TokenCount(TypedDict):
+    input_tokens: int
+
+
+class AnthropicErrorBody(TypedDict):
+    type: str
+    message: str
+
+
+class AnthropicError(TypedDict):
+    type: Literal["error"]
+    error: AnthropicErrorBody
+
+
+_REFUSALS: Final = {
+    400: "The request can never be served",
+    401: "No key, or a wrong one",
+    403: "A web page of another site",
+    404: "Another model",
+    408: "The request came too slowly",
+    413: "The request is too large",
+    415: "Not JSON",
+    429: "All places are taken",
+    500: "The server's own fault",
+    529: "Loading or draining",
+}
+
+Responses = dict[int | str, dict[str, Any]]
+_REFUSED: Final[Responses] = {
+    status: {"description": words, "model": AnthropicError} for status, words in _REFUSALS.items()
+}
+MESSAGES: Final[Responses] = _REFUSED | {
+    200: {
+        "description": "Done",
+        "model": MessageAnswer,
+        "content": {"text/event-stream": {"schema": {"type": "string"}}},
+    }
+}
+COUNTED: Final[Responses] = _REFUSED | {200: {"description": "Done", "model": TokenCount}}
