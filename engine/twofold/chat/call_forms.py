@@ -13,7 +13,7 @@ from typing import Final, Literal
 ArgumentsKind = Literal["json", "tags", "python", "gemma"]
 """An object; a tag for each parameter; key=value; JSON with bare keys and marks around strings."""
 _ANY_KEY: Final = r"[^\s<>\[\](){}\"'`,;=|]+"
-_WORD: Final = r"[\w.-]+"
+_WORD: Final = r"[A-Za-z0-9_.-]+"
 
 
 @dataclass(frozen=True)

@@ -97,4 +97,4 @@ def without(begin_or_hold: Iterable[str]) -> str:
 
 def escaped(text: str) -> str:
     """`text` inside a regular expression between slashes."""
-    return re.sub(r"([^\w\s<>:|\"',;=@!%&-])", r"\\\1", text)
+    return re.sub(r"([\\^$.|?*+()\[\]{}/&~#-])", r"\\\1", text)
