@@ -19,7 +19,7 @@ from twofold.models.bundled import bundled_model_path
 from twofold.server.app import create_app
 
 TEMPLATE = (
-    "{%- for tool in tools %}{{ tool['function']['name'] }}{% endfor %}{%- for message in messages %}"
+    "{%- for tool in tools or [] %}{{ tool['function']['name'] }}{% endfor %}{%- for message in messages %}"
     "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}{%- endfor %}"
     "{{- '<|im_start|>assistant\n' }}{%- if thinks %}{{- '<think>\n' }}{%- endif %}"
 )
