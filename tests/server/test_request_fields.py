@@ -174,6 +174,7 @@ def test_what_a_turn_carries_besides_text_is_refused_by_name(fields_url: str, tu
         ("chat", {"tools": [TOOL | {"function": {"name": "f", "parameters": []}}]}, "tools[0]"),
         ("chat", {"tools": [TOOL] * 513, "tool_choice": "none"}, "tools"),
         ("chat", {"tool_choice": "required"}, "tool_choice"),
+        ("chat", {"tool_choice": "some"}, "tool_choice"),
         ("chat", {"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
         ("chat", {"top_logprobs": 2}, "top_logprobs"),
         ("chat", {"top_logprobs": 2, "logprobs": False}, "top_logprobs"),

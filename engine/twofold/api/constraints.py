@@ -16,7 +16,7 @@ ConstraintKind = Literal["json_schema", "regex", "choice", "grammar"]
 
 @dataclass(frozen=True)
 class Constraint:
-    """One grammar, which the answer matches as a whole, or from a marker on."""
+    """One grammar, which the answer matches as a whole."""
 
     kind: ConstraintKind
     text: str
@@ -25,11 +25,9 @@ class Constraint:
     whitespace_pattern: str | None = None
     """Regular expression of the whitespace between JSON's tokens; "" allows none; None: a space or a line break with
     its indentation."""
-    begins_after: str | None = None
-    """The answer is free until it has this text, e.g. "</think>", and matches the grammar from there on."""
-    repeats: bool = False
-    """Once the grammar is complete the answer is free again, until `begins_after` comes again, and it may end while it
-    is free. Without: the answer ends with the grammar, and not before."""
+    frame: str | None = None
+    """A Lark grammar of the whole answer, in which the one above is called @answer: what may stand before it and in its
+    place, such as thinking and calls of tools."""
     field: str = "constraint"
     """The request's field, for messages."""
 
@@ -45,16 +43,15 @@ class TokenMatcher(Protocol):
     def error(self) -> str | None:
         """Why the answer cannot go on; nothing of it may be said to match."""
 
-    def mask(self) -> npt.NDArray[np.uint32] | None:
-        """A bit for each token, whether it may come next; the same until one is taken. None: all may."""
+    def mask(self) -> npt.NDArray[np.uint32]:
+        """A bit for each token, whether it may come next; the same until one is taken."""
 
     @property
     def masks_first(self) -> bool:
         """The mask is applied before a token is picked; otherwise only where the token picked may not come."""
 
     def admits(self, token: int) -> bool:
-        """Whether it may come next; also asked where the mask was applied (a marker may end in the middle of a token).
-        If so it is what `take` is told next."""
+        """Whether it may come next, if so it is what `take` is told next."""
 
     def take(self, token: int) -> None:
         """The next token of the answer."""

@@ -71,7 +71,7 @@ def json_of(text: str, kinds: Kinds) -> str:
     if kinds != {"string"}:
         try:
             value = json.loads(bare, parse_constant=_refuse)
-            written = json.dumps(value, ensure_ascii=False)
+            written = json.dumps(value, ensure_ascii=False, allow_nan=False)
             written.encode()
         except (ValueError, RecursionError):
             pass

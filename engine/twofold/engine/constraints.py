@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from twofold.api.constraints import Constraint
 from twofold.api.errors import RequestError
+from twofold.engine.endless_grammars import is_endless_lark, is_endless_schema
 from twofold.engine.grammar_trial import GrammarTrial
 from twofold.tokenizer import Tokenizer
 
@@ -34,7 +35,6 @@ MAX_BYTES: Final = 128 * 1024
 """Of a grammar's text."""
 MAX_DEPTH: Final = 48
 """Of a schema's JSON, in levels."""
-MAX_MARKER_BYTES: Final = 256
 _KEPT: Final = 16
 """Compiled grammars; each has up to 50 to 100 MB where requests have gone through most of its states, and mostly 1."""
 _HAND_OVER_S: Final = 4e-4
@@ -74,12 +74,7 @@ class Matcher:
         self.error: str | None = None
         self._grammar = grammar
         self._vocabulary = grammar.vocabulary
-        self._repeats = grammar.constraint.repeats
-        self._marker = (grammar.constraint.begins_after or "").encode()
-        self._tail = b""
-        """What of a free answer may be the marker's beginning."""
-        self._matcher: LLMatcher | None = None
-        """None while the answer is free."""
+        self._matcher = grammar.matcher()
         self._mask = grammar.first_mask
         self._asked: MaskJob | None = None
         """Where the mask is computed."""
@@ -87,13 +82,9 @@ class Matcher:
         """The mask is of an earlier token."""
         self._admitted = -1
         """The token that the grammar has taken already."""
-        if not self._marker:
-            self._matcher = grammar.matcher()
 
-    def mask(self) -> U32 | None:
+    def mask(self) -> U32:
         """See `TokenMatcher.mask`."""
-        if self._matcher is None:
-            return None if self._repeats else self._vocabulary.all_but_ends
         if self._asked is not None:
             self._vocabulary.masks.wait(self._asked)
             self._asked = None
@@ -111,11 +102,7 @@ class Matcher:
         if self.error is not None:
             return True
         if token in self._vocabulary.ends:
-            mask = self.mask()
-            return mask is None or bool(mask[token // 32] >> token % 32 & 1)
-        if self._matcher is None:
-            rest = self._behind_marker(token)
-            return not rest or self._begun(rest) is not None
+            return bool(self.mask()[token // 32] >> token % 32 & 1)
         if self._matcher.try_consume_tokens([token]):
             self._admitted = token
             return True
@@ -129,8 +116,6 @@ class Matcher:
             return
         if token in self._vocabulary.ends:
             self.ended = True
-        elif self._matcher is None:
-            self._take_free(token)
         elif self._admitted != token and not self._matcher.consume_token(token):
             self.fail(self._matcher.get_error())
         else:
@@ -141,21 +126,6 @@ class Matcher:
         """See `TokenMatcher.fail`."""
         if self.error is None:
             self.error = f"the answer cannot go on as {self._grammar.constraint.field} asks: {' '.join(reason.split())}"
-
-    def _take_free(self, token: int) -> None:
-        rest = self._behind_marker(token)
-        if rest is None:
-            seen = self._tail + self._vocabulary.tokenizer.token_bytes(token)
-            self._tail = seen[max(0, len(seen) - len(self._marker) + 1) :]
-            return
-        self._tail = b""
-        self._matcher = self._grammar.matcher() if not rest else self._begun(rest)
-        if self._matcher is None:
-            self.fail(f"{rest!r} stands behind the marker, which the grammar does not begin with")
-        elif not rest:
-            self._mask = self._grammar.first_mask
-        else:
-            self._go_on(self._matcher)
 
     def _go_on(self, matcher: LLMatcher) -> None:
         """The grammar has taken a token: it is complete, or its next mask is asked for."""
@@ -168,23 +138,8 @@ class Matcher:
             self._asked = self._vocabulary.masks.ask(MaskWork(self, matcher, self._mask))
         elif matcher.is_error():
             self.fail(matcher.get_error())
-        elif self._repeats:
-            self._matcher = None
         else:
             self.ended = True
-
-    def _behind_marker(self, token: int) -> bytes | None:
-        """What a free answer has behind the marker with this token; None: not the marker."""
-        piece = self._vocabulary.tokenizer.token_bytes(token)
-        seen = self._tail + piece
-        at = seen.find(self._marker)
-        return None if at < 0 else seen[at + len(self._marker) :]
-
-    def _begun(self, text: bytes) -> LLMatcher | None:
-        """The grammar behind `text`; None if it cannot begin so."""
-        tokens = self._vocabulary.spelt(text)
-        matcher = self._grammar.matcher()
-        return matcher if tokens is not None and matcher.consume_tokens(tokens) else None
 
 
 class MaskWork(NamedTuple):
@@ -319,11 +274,7 @@ class Vocabulary:
             ends = [vocab_size]
             tokens.append(b"")
         self._tokens = tokens
-        self._special = frozenset(special)
         self.tokens: LLTokenizer = TokenTable(tokens, special).compiled(ends)
-        self.all_but_ends = np.full_like(self.empty_mask(), 0xFFFFFFFF)
-        for token in self.ends:
-            self.all_but_ends[token // 32] &= np.uint32(0xFFFFFFFF ^ (1 << token % 32))
         self.trial = GrammarTrial(
             {"tokens": [b64encode(token).decode() for token in tokens], "special": special, "eos": ends}
         )
@@ -331,13 +282,6 @@ class Vocabulary:
 
     def empty_mask(self) -> U32:
         return np.zeros(-(-len(self._tokens) // 32), np.uint32)
-
-    def spelt(self, text: bytes) -> list[int] | None:
-        """Tokens with exactly these bytes, none of them special; None if the tokenizer finds none."""
-        tokens = self.tokenizer.encode(text.decode(errors="replace"))
-        if not self._special.isdisjoint(tokens) or b"".join(map(self.tokenizer.token_bytes, tokens)) != text:
-            return None
-        return tokens
 
     def close(self) -> None:
         self.masks.close()
@@ -388,10 +332,12 @@ class GrammarCompiler:
 
         try:
             source = grammar_source.grammar_of(
-                constraint.kind, constraint.text, constraint.whitespace_pattern
+                constraint.kind, constraint.text, constraint.whitespace_pattern, constraint.frame
             )
         except ValueError as wrong:
             raise _refusal(constraint, str(wrong)) from None
+        if _is_endless(constraint):
+            raise _refusal(constraint, "it can never end: whatever matches it holds another such thing")
         matcher = None
         error = vocabulary.trial.error_of(source)
         if not error:
@@ -403,15 +349,19 @@ class GrammarCompiler:
 
 def check_bounds(constraint: Constraint) -> None:
     """Raises RequestError for what is too large to be looked at."""
-    size = len(constraint.text.encode(errors="replace"))
+    size = len((constraint.text + (constraint.frame or "")).encode(errors="replace"))
     if size > MAX_BYTES:
         raise _refusal(constraint, f"it has {size} bytes; at most {MAX_BYTES} are taken")
     if not constraint.text:
         raise _refusal(constraint, "it is empty")
-    if len((constraint.begins_after or "").encode()) > MAX_MARKER_BYTES:
-        raise _refusal(constraint, f"its marker is longer than {MAX_MARKER_BYTES} bytes")
     if constraint.kind == "json_schema" and (depth := _depth(constraint.text)) > MAX_DEPTH:
         raise _refusal(constraint, f"it is nested {depth} levels deep; at most {MAX_DEPTH} are taken")
+
+
+def _is_endless(constraint: Constraint) -> bool:
+    if constraint.kind == "json_schema":
+        return is_endless_schema(json.loads(constraint.text)) or is_endless_lark(constraint.frame or "")
+    return constraint.kind == "grammar" and is_endless_lark(constraint.text)
 
 
 def _depth(text: str) -> int:

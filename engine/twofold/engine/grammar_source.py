@@ -28,7 +28,7 @@ _TRIAL_STACK_BYTES: Final = 4 * 1024 * 1024
 """Half of what the server's threads have: what passes here has room there."""
 _TRIAL_MEMORY_BYTES: Final = 3 * 1024**3
 _MAX_MESSAGE: Final = 400
-_HEADER: Final = '%llguidance {"no_forcing": true}\nstart: @answer'
+_OPTIONS: Final = '%llguidance {"no_forcing": true}\n'
 """Whoever picks sees every way to spell a text that must come: the model decides, and no tokenizer is called."""
 
 
@@ -59,8 +59,12 @@ def limits() -> llguidance.LLParserLimits:
     return llguidance.LLParserLimits(max_lexer_states=50_000, max_grammar_size=200_000, verbose_errors=False)
 
 
-def grammar_of(kind: str, text: str, whitespace_pattern: str | None) -> str:
-    """The grammar as llguidance takes it. ValueError for what is no JSON, or a schema that is no object."""
+def grammar_of(kind: str, text: str, whitespace_pattern: str | None, frame: str | None = None) -> str:
+    """The grammar as llguidance takes it; of the fields see `api.constraints.Constraint`.
+
+    Raises:
+        ValueError: what is no JSON, or a schema that is no object.
+    """
     if kind == "json_schema":
         try:
             schema = json.loads(text)
@@ -83,7 +87,8 @@ def grammar_of(kind: str, text: str, whitespace_pattern: str | None) -> str:
         answer = {"lark_grammar": f"start: {choices}"}
     else:
         answer = {"lark_grammar": text}
-    return json.dumps({"grammars": [{"lark_grammar": _HEADER}, {**answer, "name": "answer"}]})
+    start = _OPTIONS + (frame or "start: @answer")
+    return json.dumps({"grammars": [{"lark_grammar": start}, {**answer, "name": "answer"}]})
 
 
 def compiled(tokens: llguidance.LLTokenizer, grammar: str) -> tuple[llguidance.LLMatcher, str]:

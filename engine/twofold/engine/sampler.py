@@ -132,9 +132,7 @@ class SamplerBatch:
         return tokens
 
     def _mask(self, pool: ops.ThreadPool, logits: F32, rows: Sequence[tuple[int, TokenMatcher]]) -> None:
-        masks = [(row, mask) for row, matcher in rows if (mask := matcher.mask()) is not None]
-        if masks:
-            ops.mask_logits(pool, logits, *zip(*masks, strict=True))
+        ops.mask_logits(pool, logits, [row for row, _ in rows], [matcher.mask() for _, matcher in rows])
 
     def _check(self, pool: ops.ThreadPool, logits: F32, picked: list[int]) -> None:
         """Mask and pick again where a matcher does not take its token, and tell it where none is left."""

@@ -15,7 +15,7 @@ from concurrent.futures import Executor
 from functools import partial
 from typing import Any
 
-from twofold.api.constraints import CompiledConstraint
+from twofold.api.constraints import CompiledConstraint, Constraint
 from twofold.api.types import Chunk, GenerationRequest, SamplingParams
 from twofold.server.api_errors import CONTEXT_LENGTH, ApiError, too_long
 from twofold.server.bounded_tokenizer import TooManyTokensError
@@ -123,12 +123,13 @@ async def submit(
     engine: ServingEngine,
     answer: AnswerStream,
     workers: Executor,
+    compilers: Executor,
     *,
     tokenise: Callable[[], list[Prompt]],
     sampling_for: Callable[[int], SamplingParams],
     model: str,
     endpoint: str,
-    constraint: CompiledConstraint | None = None,
+    constraint_of: Callable[[Prompt], Constraint | None] = lambda prompt: None,
     return_routed_experts: bool = False,
     shown_tokens: frozenset[int] = frozenset(),
     cache_salt: str = "",
@@ -139,23 +140,30 @@ async def submit(
         tokenise: renders and encodes the prompts; may raise RequestError. Each gets the same number of answers, of
             which answer i draws with the seed plus i.
         sampling_for: the sampling parameters, given the tokens left for the answer.
-        constraint: what every answer must match.
+        constraint_of: what every answer must match, given the first prompt. Compiled before anything is submitted, on
+            threads of its own, as a large one takes seconds.
 
     Returns the prompts.
 
     Raises:
-        RequestError, CapacityError: from the engine; what was submitted before it is cancelled.
+        RequestError, CapacityError: from the engine, of a constraint, too; what was submitted before it is cancelled.
         ApiError: a prompt does not fit into the context.
     """
 
-    def work() -> list[Prompt]:
+    def work() -> tuple[list[Prompt], Constraint | None]:
         try:
             prompts = tokenise()
         except TooManyTokensError as error:
             raise _too_many(f"more than {error.more_than}", engine.max_context, endpoint) from None
+        constraint = constraint_of(prompts[0])
+        if constraint is None:
+            hand_over(prompts, None)
+        return prompts, constraint
+
+    def hand_over(prompts: list[Prompt], constraint: CompiledConstraint | None) -> None:
         samplings = [_fitting(prompt, engine.max_context, sampling_for, endpoint) for prompt in prompts]
         per_prompt = len(answer.engine_ids) // len(prompts)
-        submitted: list[str] = []
+        taken: list[str] = []
         try:
             for index, engine_id in enumerate(answer.engine_ids):
                 prompt = prompts[index // per_prompt]
@@ -175,14 +183,21 @@ async def submit(
                         after_step=answer.crossing.wake,
                     )
                 )
-                submitted.append(engine_id)
+                taken.append(engine_id)
         except BaseException:
-            for engine_id in submitted:
+            for engine_id in taken:
                 engine.cancel(engine_id)
             raise
+
+    async def submitted() -> list[Prompt]:
+        loop = asyncio.get_running_loop()
+        prompts, constraint = await loop.run_in_executor(workers, work)
+        if constraint is not None:
+            compiled = await loop.run_in_executor(compilers, engine.compile, constraint)
+            await loop.run_in_executor(workers, hand_over, prompts, compiled)
         return prompts
 
-    submission = asyncio.get_running_loop().run_in_executor(workers, work)
+    submission = asyncio.ensure_future(submitted())
     try:
         return await asyncio.shield(submission)
     except asyncio.CancelledError:

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from twofold.api.config import ServerConfig
+from twofold.api.constraints import Constraint
+from twofold.chat.answer_grammar import Calls, answer_constraint
 from twofold.chat.answer_parser import AnswerParser
 from twofold.chat.marks import ChatMarks, chosen_marks
 from twofold.models.registry import chat_marks
@@ -66,6 +68,31 @@ class ChatReading:
             tuple(token_id for token_id in ends if token_id in special and token_id is not None),
             hides_reasoning=body.include_reasoning is False,
             one_call=body.parallel_tool_calls is False,
+        )
+
+    def constraint(
+        self, body: ChatRequest, marks: ChatMarks, tokenizer: ServingTokenizer, prompt: Prompt
+    ) -> Constraint | None:
+        """What the answer to `prompt` must match. RequestError where the model's dialect cannot be held to it.
+
+        marks: all of the model's, read or not.
+        """
+        special = tokenizer.special_token_ids
+
+        def special_id(token: str) -> int | None:
+            found = tokenizer.token_id(token)
+            return found if found in special else None
+
+        calls = Calls(
+            self.tools, body.forces_a_call, body.forced_tool, several=not (self.one_call or body.forced_tool)
+        )
+        return answer_constraint(
+            body.constraint,
+            calls,
+            marks,
+            opened=prompt.opens_reasoning,
+            special_id=special_id,
+            end_tokens=self.end_tokens,
         )
 
     def parser(self, prompt: Prompt) -> AnswerParser | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import functools
 import uuid
@@ -11,6 +10,7 @@ from collections.abc import Callable
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from twofold.api.constraints import Constraint
 from twofold.api.types import SamplingParams
 from twofold.server.answers import StreamedAnswer, WholeAnswer
 from twofold.server.bridge import AnswerStream, submit
@@ -57,6 +57,7 @@ async def answer_chat(
         prefix="chatcmpl",
         endpoint="chat.completions",
         make_format=functools.partial(make_format, reading=reading),
+        constraint_of=functools.partial(reading.constraint, body, marks, tokenizer),
         shown_tokens=reading.shown_tokens,
         end_tokens=reading.end_tokens,
     )
@@ -75,6 +76,7 @@ async def answer_completion(
         prefix="cmpl",
         endpoint="completions",
         make_format=make_format,
+        constraint_of=lambda prompt: body.constraint,
     )
 
 
@@ -87,15 +89,12 @@ async def _answer(
     prefix: str,
     endpoint: str,
     make_format: Callable[..., AnswerFormat],
+    constraint_of: Callable[[Prompt], Constraint | None],
     shown_tokens: frozenset[int] = frozenset(),
     end_tokens: tuple[int, ...] = (),
 ) -> Response:
     state.check_model(body.model)
     engine = state.engine
-    constraint = None
-    if body.constraint is not None:  # before anything is begun, and seconds where a grammar is large
-        loop = asyncio.get_running_loop()
-        constraint = await loop.run_in_executor(state.compilers, engine.compile, body.constraint)
     per_prompt = body.num_candidates
     timers = [
         state.metrics.begin(counts_prompt=index % per_prompt == 0)
@@ -116,9 +115,10 @@ async def _answer(
         engine,
         answer,
         state.workers,
+        state.compilers,
         tokenise=tokenise,
         sampling_for=sampling_for,
-        constraint=constraint,
+        constraint_of=constraint_of,
         return_routed_experts=bool(body.return_routed_experts),
         shown_tokens=shown_tokens,
         model=state.model_name,

@@ -147,13 +147,17 @@ FIELDS: Final[tuple[RequestField, ...]] = (
     # Tools, forms, templates.
     *_done(
         "tools",
-        "functions, 512 at most, for a model whose chat template shows calls of tools",
+        "functions, 512 at most, for a model whose chat template shows calls of tools; strict: true holds their "
+        "arguments to the schema",
         only="chat",
     ),
     *_done(
-        "tool_choice", "auto, or none: the model is not told of tools; a forced call is refused", only="chat"
+        "tool_choice",
+        "auto; none: the model is not told of tools; required, or a function's name: the answer is calls that match "
+        "their schemas, or one of that function",
+        only="chat",
     ),
-    *_done("parallel_tool_calls", "false: only the first call is given", only="chat"),
+    *_done("parallel_tool_calls", "false: one call at most", only="chat"),
     *_done("include_reasoning", "false: thinking is left out", only="chat"),
     *_done("separate_reasoning", "false: thinking stays in the text", only="chat"),
     *_refused("functions", [{"name": "f"}], _TOOLS, only="chat"),

@@ -267,11 +267,14 @@ class ChatRequest(SamplingFields):
 
     @field_validator("tool_choice")
     @classmethod
-    def _no_forced_tools(cls, value: str | dict[str, Any] | None) -> str | dict[str, Any] | None:
-        if value not in (None, "none", "auto"):
+    def _is_a_choice(cls, value: str | dict[str, Any] | None) -> str | dict[str, Any] | None:
+        function = (
+            value.get("function") if isinstance(value, dict) and value.get("type") == "function" else None
+        )
+        is_named = isinstance(function, dict) and isinstance(function.get("name"), str)
+        if not is_named and value not in (None, "none", "auto", "required"):
             raise ValueError(
-                "a call cannot be forced, as answers are not constrained to a form; send 'auto' and ask for it in a "
-                "message, or 'none'"
+                'must be \'auto\', \'none\', \'required\' or {"type": "function", "function": {"name": …}}'
             )
         return value
 
@@ -293,6 +296,14 @@ class ChatRequest(SamplingFields):
             raise _disagreement(
                 "top_logprobs", self.top_logprobs, "needs logprobs: true; send it, or leave both out"
             )
+        names = [tool["function"]["name"] for tool in self.tools or ()]
+        if self.forces_a_call and (not names or self.forced_tool not in (None, *names)):
+            wanted = "any" if self.forced_tool is None else repr(self.forced_tool[:256])
+            raise _disagreement(
+                "tool_choice",
+                self.tool_choice,
+                f"forces a call, but tools has not {wanted}; send it in tools",
+            )
         if self.continue_final_message and self.add_generation_prompt:
             raise _disagreement(
                 "continue_final_message",
@@ -301,6 +312,15 @@ class ChatRequest(SamplingFields):
                 "begins a new one; send one of them",
             )
         return self
+
+    @property
+    def forced_tool(self) -> str | None:
+        """The name of the only tool that may be called."""
+        return self.tool_choice["function"]["name"] if isinstance(self.tool_choice, dict) else None
+
+    @property
+    def forces_a_call(self) -> bool:
+        return self.tool_choice == "required" or self.forced_tool is not None
 
     @property
     def offered_tools(self) -> list[dict[str, Any]]:

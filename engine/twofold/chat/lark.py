@@ -1,0 +1,100 @@
+"""Rules in the Lark that llguidance reads, put together from texts, marks and JSON schemas."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final
+
+_WHITESPACE: Final = r"[ \t]|\r?\n[ \t]{0,64}"
+"""Between JSON's tokens, as in a `response_format`; unbounded, a model may write whitespace for ever."""
+ANY_TEXT: Final = "/(?s:.*)/"
+
+
+class Lark:
+    """A grammar that grows rule by rule. What methods return stands for an expression, in a rule or in another call."""
+
+    def __init__(self, marks: Iterable[str], special_id: Callable[[str], int | None]) -> None:
+        """
+        Args:
+            marks: texts that may be special tokens.
+            special_id: the id of a special token, which is no text; None: the mark is text.
+        """
+        ids = ((mark, special_id(mark)) for mark in dict.fromkeys(marks))
+        self._ids = {mark: token for mark, token in ids if token is not None}
+        longest = sorted(self._ids, key=len, reverse=True)
+        self._marks = re.compile("(" + "|".join(map(re.escape, longest)) + ")") if longest else None
+        self._rules: list[str] = []
+        self._names: dict[str, str] = {}
+
+    def is_token(self, mark: str) -> bool:
+        """Whether it is a special token, which free text cannot have."""
+        return mark in self._ids
+
+    def text(self, text: str) -> str:
+        """Exactly `text`, with its marks."""
+        parts = self._marks.split(text) if self._marks is not None else [text]
+        return " ".join(self._part(part) for part in parts if part) or '""'
+
+    def rule(self, body: str, options: str = "") -> str:
+        """A rule; the same body is one rule."""
+        return self._named("r", body, options)
+
+    def terminal(self, body: str) -> str:
+        """One lexeme: texts and regular expressions, without marks that are tokens."""
+        return self._named("T", body)
+
+    def named(self, name: str, body: str) -> str:
+        """A rule that may be referred to before it is there."""
+        self._rules.append(f"{name}: {body}")
+        return name
+
+    def any_of(self, choices: Iterable[str]) -> str:
+        return self.rule(" | ".join(dict.fromkeys(choices)))
+
+    def up_to(self, end: str, text: str = ANY_TEXT) -> str:
+        """Free text (an expression of one lexeme) and the first `end` behind it."""
+        if self._marks is not None and (match := self._marks.match(end)) and match[0] == end:
+            return f"{self.terminal(text)} {self.text(end)}"
+        return self.rule(f"{self.terminal(text)} {json.dumps(end)}", "[lazy]")
+
+    def json(self, schema: Mapping[str, Any], **more: Any) -> str:
+        """JSON that a schema describes. more: llguidance's options."""
+        options = {"whitespace_pattern": _WHITESPACE, "lenient": False, "coerce_one_of": False, **more}
+        return self.rule(f"%json {json.dumps({**schema, 'x-guidance': options})}")
+
+    def sequence(self, items: Sequence[tuple[str, bool]], separator: str = "") -> str:
+        """Items in this order, of which those that are not required may be missing; one that begins a list has no
+        separator before it."""
+        between = f"{self.text(separator)} " if separator else ""
+        after, start = '""', '""'
+        for item, required in reversed(items):
+            with_it, first = f"{between}{item} {after}", f"{item} {after}"
+            start = self.rule(first if required else f"{first} | {start}")
+            after = self.rule(with_it if required else f"{with_it} | {after}")
+        return start
+
+    def grammar(self, start: str) -> str:
+        return "\n".join([f"start: {start}", *self._rules]) + "\n"
+
+    def _part(self, part: str) -> str:
+        return f"<[{self._ids[part]}]>" if part in self._ids else json.dumps(part)
+
+    def _named(self, prefix: str, body: str, options: str = "") -> str:
+        key = f"{options}: {body}"
+        name = self._names.get(key)
+        if name is None:
+            name = self._names[key] = f"{prefix}{len(self._names)}"
+            self._rules.append(f"{name}{key}")
+        return name
+
+
+def without(begin_or_hold: Iterable[str]) -> str:
+    """A free text's expression that none of these regular expressions matches whole."""
+    return " & ".join([ANY_TEXT, *(f"~/{each}/" for each in begin_or_hold)])
+
+
+def escaped(text: str) -> str:
+    """`text` inside a regular expression between slashes."""
+    return re.sub(r"([\\^$.|?*+()\[\]{}/&~#-])", r"\\\1", text)

@@ -1,0 +1,226 @@
+"""Calls held to their schemas in every dialect: whatever is written under the grammar, the dialect's parser reads as
+such calls, and nothing else."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import jsonschema
+import pytest
+from twofold.api.constraints import Constraint
+from twofold.api.errors import RequestError
+from twofold.chat.answer_grammar import Calls, answer_constraint
+from twofold.chat.answer_parser import AnswerParser
+from twofold.chat.dialects import TOOL_PARSERS, tokens_of
+from twofold.chat.marks import ChatMarks
+from twofold.engine import grammar_source
+
+WEATHER: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string"},
+        "days": {"type": "integer", "minimum": 0, "maximum": 99},
+        "unit": {"enum": ["C", "F"]},
+        "at": {"type": "array", "items": {"$ref": "#/$defs/number"}, "maxItems": 2},
+        "exact": {"type": "boolean"},
+        "const": {"anyOf": [{"$ref": "#/$defs/number"}, {"type": "null"}]},
+    },
+    "required": ["city", "unit"],
+    "additionalProperties": False,
+    "$defs": {"number": {"type": "number", "description": "any"}},
+}
+SCHEMAS: dict[str, Any] = {"weather": WEATHER, "any": {"type": "object"}, "now": None}
+
+
+def tool(name: str, *, strict: bool = False) -> dict[str, Any]:
+    function = {"name": name, "parameters": SCHEMAS[name], "strict": strict}
+    return {
+        "type": "function",
+        "function": {key: value for key, value in function.items() if value is not None},
+    }
+
+
+TOOLS = [tool(name) for name in SCHEMAS]
+END = 256
+
+
+class Writer:
+    """Writes what a grammar allows, at random, with bytes and marks as its tokens."""
+
+    def __init__(self, tools: str, reasoning: str | None, special: bool) -> None:
+        marks = tokens_of(tools, reasoning)
+        self.pieces = [bytes([byte]) for byte in range(END)] + [
+            b"<|im_end|>",
+            *(mark.encode() for mark in marks),
+        ]
+        self.ids = {piece.decode(): END + at for at, piece in enumerate(self.pieces[END:])}
+        self.special = set(self.ids.values()) if special else {END}
+        table = grammar_source.TokenTable(self.pieces, sorted(self.special))
+        self.tokens = table.compiled([END])
+
+    def special_id(self, mark: str) -> int | None:
+        found = self.ids.get(mark)
+        return found if found in self.special else None
+
+    def written(self, constraint: Constraint, seed: int, most: int = 500) -> str | None:
+        """None: it did not end in time."""
+        source = grammar_source.grammar_of(constraint.kind, constraint.text, None, constraint.frame)
+        matcher, error = grammar_source.compiled(self.tokens, source)
+        assert not error, constraint
+        chance, text = random.Random(seed), b""
+        for _ in range(most):
+            if matcher.is_stopped():
+                return text.decode()
+            mask = matcher.compute_bitmask()
+            allowed = [token for token in range(len(self.pieces)) if mask[token // 8] >> token % 8 & 1]
+            # Marks, ends and what closes are likelier, and text is mostly ASCII.
+            weights = [
+                6.0
+                if token >= END
+                else 4.0
+                if chr(token) in '"}])>0'
+                else 1.0
+                if 32 <= token < 127 or token == 10
+                else 0.02
+                for token in allowed
+            ]
+            token = chance.choices(allowed, weights)[0]
+            if token == END:
+                return text.decode()
+            assert matcher.consume_token(token)
+            text += self.pieces[token]
+        return None
+
+
+class Read:
+    """What a parser makes of an answer."""
+
+    def __init__(self, text: str, tools: str, reasoning: str | None, opened: bool = False) -> None:
+        parser = AnswerParser(tools, reasoning, TOOLS, reasoning_opened=opened)
+        self.content, self.damaged = "", False
+        self.calls: list[list[str]] = []
+        for event in parser.push(text) + parser.finish():
+            if event.kind == "call":
+                self.calls.append([event.text, ""])
+            elif event.kind == "arguments":
+                self.calls[-1][1] += event.text
+            elif event.kind == "content":
+                self.content += event.text
+            self.damaged |= event.kind == "call_damaged"
+
+    def check(self, held: tuple[str, ...] = tuple(SCHEMAS)) -> None:
+        assert not self.damaged
+        for name, arguments in self.calls:
+            value = json.loads(arguments)
+            assert isinstance(value, dict)
+            if name in held:
+                schema = SCHEMAS[name] or {"properties": {}, "additionalProperties": False}
+                jsonschema.Draft202012Validator(schema).validate(value)
+
+
+def reasoning_of(name: str) -> str | None:
+    return {"openai": "openai_gptoss", "llama4_json": None, "mistral": "mistral"}.get(name, "qwen3")
+
+
+CAN = [
+    (name, special)
+    for name in TOOL_PARSERS
+    if name != "gemma4"
+    for special in (False, True)
+    if special or name != "openai"  # whose marks always are tokens
+]
+
+
+@pytest.mark.parametrize(("name", "special"), CAN)
+def test_a_forced_answer_is_calls_that_match(name: str, special: bool) -> None:
+    reasoning = reasoning_of(name)
+    writer = Writer(name, reasoning, special)
+    num_done = 0
+    for seed in range(12):
+        opened = bool(seed % 3 == 1 and reasoning and name != "openai")
+        only = "weather" if seed % 4 == 3 else None
+        constraint = answer_constraint(
+            None, Calls(TOOLS, True, only, several=only is None), ChatMarks(name, reasoning), opened=opened,
+            special_id=writer.special_id,
+        )  # fmt: skip
+        assert constraint is not None
+        text = writer.written(constraint, seed)
+        if text is None:
+            continue
+        num_done += 1
+        read = Read(text, name, reasoning, opened)
+        assert read.calls, text
+        assert not read.content.strip(), text
+        read.check()
+        assert {call[0] for call in read.calls} <= ({only} if only else SCHEMAS.keys())
+        assert len(read.calls) == 1 or only is None
+    assert num_done >= 4
+
+
+@pytest.mark.parametrize(("name", "special"), CAN)
+def test_strict_tools_are_held_wherever_a_call_begins(name: str, special: bool) -> None:
+    """Text is free, thinking too, and what the parser takes for a call matches; or the answer is of the form asked."""
+    reasoning = reasoning_of(name)
+    writer = Writer(name, reasoning, special)
+    kinds = set()
+    tools = [tool("weather", strict=True), tool("any")]
+    forms = [None, Constraint("json_schema", '{"const": ["x"]}', field="response_format")]
+    for seed in range(16):
+        asked = forms[seed % 2]
+        if asked is not None and TOOL_PARSERS[name].at_start:
+            continue
+        constraint = answer_constraint(
+            asked, Calls(tools), ChatMarks(name, reasoning), opened=False, special_id=writer.special_id
+        )
+        assert constraint is not None
+        text = writer.written(constraint, seed)
+        if text is None:
+            continue
+        read = Read(text, name, reasoning)
+        read.check(("weather",))
+        kinds.add("call" if read.calls else "text")
+        if asked is not None and not read.calls:
+            assert "".join(read.content.split()).endswith('["x"]')
+    assert kinds
+
+
+@pytest.mark.parametrize(
+    ("name", "function", "reason"),
+    [
+        ("gemma4", {"name": "f"}, "cannot be held"),
+        ("llama4_pythonic", {"name": "a:b"}, "cannot be written"),
+        ("qwen3_coder", {"name": "f", "parameters": {"properties": {"a b": {}}}}, "cannot be written"),
+        ("hermes", {"name": "f", "parameters": {"type": "array"}}, "arguments are an object"),
+        ("glm45", {"name": "f", "strict": True, "parameters": {"properties": {"a": {"pattern": "x"}}}}, "its type"),
+        ("glm45", {"name": "f", "strict": True, "parameters": {"anyOf": [{}]}}, "anyOf"),
+    ],
+)  # fmt: skip
+def test_what_a_dialect_cannot_hold_is_told(name: str, function: dict[str, Any], reason: str) -> None:
+    with pytest.raises(RequestError, match=reason) as refusal:
+        answer_constraint(
+            None, Calls([{"type": "function", "function": function}], True), ChatMarks(name), opened=False,
+            special_id=lambda mark: None,
+        )  # fmt: skip
+    assert refusal.value.param == "tools"
+
+
+def test_a_form_without_tools_begins_behind_the_thinking() -> None:
+    asked = Constraint("json_schema", '{"const": {"a": 1}}', field="response_format")
+    for reasoning, special in (("qwen3", False), ("qwen3", True), ("mistral", True), ("openai_gptoss", True)):
+        writer = Writer("openai" if "openai" in reasoning else "hermes", reasoning, special)
+        for seed in range(8):
+            opened = bool(seed % 2) and "openai" not in reasoning
+            constraint = answer_constraint(
+                asked, Calls(), ChatMarks(None, reasoning), opened=opened, special_id=writer.special_id
+            )
+            assert constraint is not None
+            text = writer.written(constraint, seed)
+            if text is not None:
+                parser = AnswerParser(None, reasoning, reasoning_opened=opened)
+                events = parser.push(text) + parser.finish()
+                final = "".join(event.text for event in events if event.kind == "content")
+                assert final.endswith("}")
+                assert json.loads(final[final.index("{") :]) == {"a": 1}
+    assert answer_constraint(asked, Calls(), ChatMarks(), opened=False, special_id=lambda mark: None) is asked
