@@ -205,7 +205,7 @@ def test_a_request_keeps_its_slot():
 def test_models_are_listed_in_both_forms(engine, tmp_path: Path):
     (tmp_path / "model.safetensors").write_bytes(b"x" * 1000)
     engine.info = engine.info.__class__(**{**vars(engine.info), "model": str(tmp_path)})
-    with serving(create_app(engine, ServerConfig(served_model_name="tales"))) as url:
+    with serving(create_app(engine, ServerConfig(served_model_name=("tales",)))) as url:
         listed = HTTP.get(f"{url}/v1/models").json()
     assert [(model["id"], model["max_model_len"]) for model in listed["data"]] == [("tales", 64)]
     (model,) = listed["models"]

@@ -209,7 +209,7 @@ def test_metrics_count_requests_and_tokens(client, url):
 
 
 def test_the_name_of_the_model_can_be_chosen(engine: FakeEngine):
-    with serving(create_app(engine, ServerConfig(served_model_name="tales"))) as url:
+    with serving(create_app(engine, ServerConfig(served_model_name=("tales",)))) as url:
         assert HTTP.get(f"{url}/v1/models").json()["data"][0]["id"] == "tales"
         assert HTTP.post(f"{url}/v1/completions", json={"model": "tales", "prompt": "a"}).status_code == 200
         assert HTTP.post(f"{url}/v1/completions", json={"model": MODEL, "prompt": "a"}).status_code == 404

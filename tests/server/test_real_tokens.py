@@ -35,7 +35,7 @@ def engine() -> Iterator[Engine]:
 @pytest.fixture(scope="module")
 def client(engine: Engine) -> Iterator[openai.OpenAI]:
     with (
-        serving(create_app(engine, ServerConfig(served_model_name="tales"))) as base,
+        serving(create_app(engine, ServerConfig(served_model_name=("tales",)))) as base,
         openai.OpenAI(base_url=f"{base}/v1", api_key="unused", max_retries=0, timeout=60) as made,
     ):
         yield made

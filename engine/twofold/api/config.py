@@ -216,8 +216,16 @@ class ServerConfig:
         "without --api-key, a further name by which clients may call this server (their Host header); local names and "
         "--host always may",
     )
-    served_model_name: str | None = setting(
-        None, "name clients use for the model (default: its directory's name)"
+    admin_key: str | None = setting(
+        None,
+        "key of the routes under /admin, by which `twofold ctl` sees and changes what runs; another one than --api-key "
+        "(default: there are no such routes)",
+        empty_counts=True,
+    )
+    served_model_name: tuple[str, ...] = setting(
+        (),
+        "name clients use for the model; given several times, any of the names, of which answers bear the first "
+        "(default: its directory's name)",
     )
     tool_call_parser: str | None = setting(
         None,
@@ -242,6 +250,15 @@ class ServerConfig:
             _check(re.fullmatch(r"[!-~]+", key) is not None,
                    "api_key", key and "***", "printable ASCII without spaces; to serve without a key, leave it out "
                    "and unset TWOFOLD_API_KEY")  # fmt: skip
+        if self.admin_key is not None:
+            _check(re.fullmatch(r"[!-~]+", self.admin_key) is not None,
+                   "admin_key", self.admin_key and "***", "printable ASCII without spaces; for a server without admin "
+                   "routes, leave it out and unset TWOFOLD_ADMIN_KEY")  # fmt: skip
+            if self.admin_key in self.api_key:
+                raise ConfigError(
+                    "--admin-key and --api-key were given the same key; give them different ones"
+                )
+        _check(all(self.served_model_name), "served_model_name", "", "a name")
         _check(self.max_body_bytes >= 1024, "max_body_bytes", self.max_body_bytes, "1024 or more")
         _check(self.max_connections is None or self.max_connections >= 1,
                "max_connections", self.max_connections, "1 or more")  # fmt: skip

@@ -12,7 +12,7 @@ from twofold import __version__
 from twofold.api.config import ServerConfig
 from twofold.api.errors import TwofoldError
 from twofold.api.types import SamplingParams
-from twofold.server import api_errors, completions, inspection, ollama, openapi, status, tokenization
+from twofold.server import admin, api_errors, completions, inspection, ollama, openapi, status, tokenization
 from twofold.server.api_errors import ApiError
 from twofold.server.middleware import RequestFrame
 from twofold.server.protocol import ServingEngine
@@ -56,6 +56,8 @@ def app_of(state: ServerState) -> ASGIApp:
     app.include_router(tokenization.router(state))
     app.include_router(inspection.router(state))
     app.include_router(ollama.router(state))
+    if state.config.admin_key:
+        app.include_router(admin.router(state))
     app.add_exception_handler(ApiError, api_errors.answer_api_error)
     app.add_exception_handler(TwofoldError, api_errors.answer_twofold_error)
     app.add_exception_handler(Exception, api_errors.answer_bug)

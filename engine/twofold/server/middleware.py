@@ -10,6 +10,7 @@ import hmac
 import logging
 import re
 import uuid
+from collections.abc import Sequence
 from typing import Final
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -76,20 +77,27 @@ class RequestFrame:
         With a key, `_OPEN` stays open to monitors.
         """
         config, headers, path = self._state.config, Headers(scope=scope), scope["path"]
+        if config.admin_key and (path == "/admin" or path.startswith("/admin/")):
+            # Its key opens nothing else, and no other key opens this. Without one there is no such route.
+            return None if _has_key(headers, [config.admin_key]) else _unauthorised("admin ")
         if not config.api_key or path.startswith("/internal"):
             return foreign_caller(headers, config)
         if path in _OPEN:
             return None
-        kind, _, given = headers.get("authorization", "").partition(" ")
-        # Every key is compared, so that the time tells nothing.
-        matches = [hmac.compare_digest(given.strip().encode(), key.encode()) for key in config.api_key]
-        return None if kind.lower() == "bearer" and any(matches) else _unauthorised()
+        return None if _has_key(headers, config.api_key) else _unauthorised()
 
 
-def _unauthorised() -> ApiError:
+def _has_key(headers: Headers, keys: Sequence[str]) -> bool:
+    kind, _, given = headers.get("authorization", "").partition(" ")
+    # Every key is compared, so that the time tells nothing.
+    matches = [hmac.compare_digest(given.strip().encode(), key.encode()) for key in keys]
+    return kind.lower() == "bearer" and any(matches)
+
+
+def _unauthorised(which: str = "") -> ApiError:
     return ApiError(
         401,
-        "this server needs an API key; send it as 'Authorization: Bearer KEY'",
+        f"this {'part of the server' if which else 'server'} needs an {which or 'API '}key; send it as 'Authorization: Bearer KEY'",
         code="invalid_api_key",
         headers={"WWW-Authenticate": "Bearer"},
     )

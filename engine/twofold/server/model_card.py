@@ -11,10 +11,11 @@ from twofold.server.state import ServerState
 from twofold.weights.gguf_file import SUFFIX, is_gguf
 
 
-def openai_card(state: ServerState) -> dict[str, Any]:
+def openai_card(state: ServerState, name: str) -> dict[str, Any]:
+    """name: the one of the model's that it is for."""
     engine = state.engine
     return {
-        "id": state.model_name,
+        "id": name,
         "object": "model",
         "created": int(state.started_s),
         "owned_by": "twofold",
@@ -22,11 +23,11 @@ def openai_card(state: ServerState) -> dict[str, Any]:
     }
 
 
-def ollama_card(state: ServerState) -> dict[str, Any]:
+def ollama_card(state: ServerState, name: str) -> dict[str, Any]:
     """What is not known is an empty text. The digest is of name, size and time of writing: nobody reads a model's
     hundreds of gigabytes to be listed."""
     info = state.engine.info
-    path, name = Path(info.model), state.model_name
+    path = Path(info.model)
     size, written_s = _size_and_time(path)
     return {
         "name": name,

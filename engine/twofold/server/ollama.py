@@ -79,7 +79,7 @@ def router(state: ServerState) -> APIRouter:
 
     @routes.get("/tags")
     async def tags() -> dict[str, Any]:
-        return {"models": [ollama_card(state)]}
+        return {"models": [ollama_card(state, name) for name in state.model_names]}
 
     @routes.post("/show", openapi_extra=body_of(OllamaShowRequest))
     async def show(request: Request) -> dict[str, Any]:
@@ -141,7 +141,7 @@ def _translated(state: ServerState, schema: type[R], fields: dict[str, Any], **p
 
 def _served_name(state: ServerState, name: str) -> str:
     """Ollama's clients may add the tag that means no tag."""
-    return name if name == state.model_name else name.removesuffix(":latest")
+    return name if name in state.model_names else name.removesuffix(":latest")
 
 
 def _loaded(body: OllamaChatRequest | OllamaGenerateRequest, empty: dict[str, Any]) -> Response:
@@ -151,7 +151,7 @@ def _loaded(body: OllamaChatRequest | OllamaGenerateRequest, empty: dict[str, An
 
 
 def _shown(state: ServerState) -> dict[str, Any]:
-    card, engine = ollama_card(state), state.engine
+    card, engine = ollama_card(state, state.model_name), state.engine
     defaults = state.sampling_defaults
     parameters = {
         "temperature": defaults.temperature,

@@ -104,19 +104,23 @@ class ServerState:
 
     @property
     def model_name(self) -> str:
-        """The name clients use: --served-model-name, else that of the model's directory or file."""
+        """The name that answers bear: the first --served-model-name, else that of the model's directory or file."""
+        return next(iter(self.model_names), "")
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """All by which clients may ask for the model; none while it loads and nothing was said."""
         if self.config.served_model_name:
-            return self.config.served_model_name
-        if self._engine is None:
-            return ""
-        return model_name(self._engine.info.model)
+            return tuple(dict.fromkeys(self.config.served_model_name))
+        return () if self._engine is None else (model_name(self._engine.info.model),)
 
     def check_model(self, name: str | None) -> None:
         """A request that names no model means the one there is. ApiError 404 for any other."""
-        if name is not None and name != self.model_name:
+        if name is not None and name not in self.model_names:
+            served = ", ".join(map(repr, self.model_names))
             raise ApiError(
                 404,
-                f"the model {name[:200]!r} does not exist here; this server serves {self.model_name!r}",
+                f"the model {name[:200]!r} does not exist here; this server serves {served}",
                 param="model",
                 code="model_not_found",
             )

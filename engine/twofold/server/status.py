@@ -35,11 +35,16 @@ def router(state: ServerState) -> APIRouter:
 
     @routes.get("/v1/models")
     async def models() -> dict[str, Any]:
-        return {"object": "list", "data": [openai_card(state)], "models": [ollama_card(state)]}
+        data = [openai_card(state, name) for name in state.model_names or ("",)]
+        return {
+            "object": "list",
+            "data": data,
+            "models": [ollama_card(state, name) for name in state.model_names],
+        }
 
     @routes.get("/v1/models/{name:path}")
     async def model(name: str) -> dict[str, Any]:
-        served = openai_card(state)
+        served = openai_card(state, name)
         state.check_model(name)
         return served
 
@@ -82,6 +87,7 @@ def _health(state: ServerState) -> dict[str, Any]:
         "clock": info.clock,
         "policy": info.policy if info.num_slots else None,
         "num_slots": info.num_slots,
+        "asleep": engine.control.asleep,
         "mapped_weights": None if mapped is None else dataclasses.asdict(mapped),
         "queue": {"running": stats.num_running, "waiting": stats.num_waiting},
     }
