@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 from twofold.api.config import EngineConfig
-from twofold.api.errors import CapacityError, ConfigError
+from twofold.api.errors import CapacityError, ConfigError, TwofoldError
 from twofold.api.types import Chunk, GenerationRequest, Resize, SamplingParams
 from twofold.engine import Engine
 from twofold.engine.waiting import Waiter
-from twofold.models.testing import TinyModel, write_tiny_model
+from twofold.models.testing import write_tiny_model
 from twofold.models.testing_qwen3_next import TinyQwen3Next
 
 STREAMS = 16
-TOKENS = 96
+TOKENS = 40
 PROMPTS = [
     f"Once upon a time there were {n} foxes and a king of the {n * 7} hills" * 2 for n in range(STREAMS)
 ]
@@ -83,7 +83,7 @@ def test_no_token_of_16_streams_changes_whatever_is_resized(
     engine: Engine, undisturbed: list[list[int]]
 ) -> None:
     streams = Streams(engine)
-    clock_s, resizes = (
+    hits, resizes = (
         [],
         (
             Resize(gpu_experts_ratio=0.6),
@@ -94,13 +94,13 @@ def test_no_token_of_16_streams_changes_whatever_is_resized(
         ),
     )
     for turn, resize in enumerate(resizes):
-        streams.wait_for(STREAMS * (8 + 12 * turn))
+        streams.wait_for(STREAMS * (4 + 6 * turn))
         split = engine.control.resize(resize)
         memory = engine.control.memory()
         assert (memory.num_slots, memory.num_pages) == (split.num_slots, split.num_pages)
-        clock_s.append(engine.stats().placement.hits)
+        hits.append(engine.stats().placement.hits)
     assert streams.finish() == undisturbed
-    assert clock_s == sorted(clock_s)
+    assert hits == sorted(hits)
     assert (
         engine.info.num_slots
         == engine.control.split.num_slots
@@ -111,7 +111,7 @@ def test_no_token_of_16_streams_changes_whatever_is_resized(
 
 def test_sleep_gives_memory_back_and_waking_goes_on(engine: Engine, undisturbed: list[list[int]]) -> None:
     streams = Streams(engine)
-    streams.wait_for(STREAMS * 20)
+    streams.wait_for(STREAMS * 10)
     before = engine.control.memory()
     engine.control.sleep()
     engine.control.sleep()
@@ -273,9 +273,6 @@ def test_a_request_that_came_before_the_context_shrank_is_told(engine: Engine) -
         held.set()
         blocked.result(WAIT_S)
         assert resized.result(WAIT_S).max_context == 64
-    with pytest.raises(Exception, match="the context was made smaller, to 64 tokens"):
-        waiter.wait(None, lambda: None)
+    waiter.wait(None, lambda: None)
+    with pytest.raises(TwofoldError, match="the context was made smaller, to 64 tokens"):
         waiter.usage()
-
-
-assert TinyModel

@@ -55,7 +55,7 @@ def engine(model: Path) -> Iterator[Engine]:
             max_total_tokens=LONG,
             max_num_seqs=2,
             max_waiting=3,
-        )  # fmt: skip
+        )
     )
     loaded.start()
     yield loaded

@@ -362,6 +362,17 @@ class RequestRecord:
 
 
 @dataclass(frozen=True)
+class ControlRecord:
+    """Somebody changed a running engine: what there is from then on."""
+
+    at_s: float
+    """Unix time."""
+    kind: Literal["resize", "sleep", "wake"]
+    num_slots: int
+    num_pages: int
+
+
+@dataclass(frozen=True)
 class RunInfo:
     """What one process lifetime is: the row of table `run` that everything else refers to."""
 

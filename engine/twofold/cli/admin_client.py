@@ -41,8 +41,8 @@ class AdminClient:
         self._key = args.admin_key or os.environ.get(KEY_VARIABLE, "")
         if not self._key:
             raise ConfigError(
-                f"--admin-key was not given and {KEY_VARIABLE} is not set; give the key that the server was started with "
-                "(twofold serve --admin-key)"
+                f"--admin-key was not given and {KEY_VARIABLE} is not set; give the key that the server was started "
+                "with (twofold serve --admin-key)"
             )
         if not self._key.isascii() or not self._key.isprintable():
             raise ConfigError("--admin-key was given a key that is not printable ASCII")

@@ -10,7 +10,7 @@ import dataclasses
 import logging
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 from twofold.api.config import EngineConfig
 from twofold.api.errors import ConfigError
@@ -21,6 +21,7 @@ from twofold.engine.runner import LoadedRunner
 from twofold.engine.scheduler import Scheduler
 
 T = TypeVar("T")
+Change = Literal["resize", "sleep", "wake"]
 
 _STATES: Final = ("absent", "in flight", "resident")
 _MOST_SHOWN: Final = 4096
@@ -41,13 +42,13 @@ class LiveControl:
         inbox: Inbox,
         is_served: Callable[[], bool],
         settle: Callable[[], None],
-        on_change: Callable[[str], None],
+        on_change: Callable[[Change], None],
     ) -> None:
         """
         Args:
             is_served: whether a thread of the engine's own takes orders; else the caller carries them out.
             settle: lets uploads land and hands over what was recorded of them.
-            on_change: told on the engine's thread what has changed: "resize", "sleep" or "wake".
+            on_change: told on the engine's thread what has changed.
         """
         moe = loaded.runner.moe
         self.split = MemorySplit(moe.num_slots, moe.num_staging, loaded.num_pages, loaded.max_context)

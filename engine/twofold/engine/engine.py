@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from pathlib import Path
+from typing import Literal
 
 from twofold.api.config import EngineConfig
 from twofold.api.constraints import CompiledConstraint, Constraint
@@ -424,8 +425,9 @@ class Engine:
             self._finish(answer, "error", error=f"{type(error).__name__}: {error}")
         self._num_steps += 1
 
-    def _changed(self, what: str) -> None:
+    def _changed(self, what: Literal["resize", "sleep", "wake"]) -> None:
         """The memory was split otherwise, or given back."""
+        self._recorder.control(what, self._moe.num_slots, self._pool.num_pages)
         self.info = dataclasses.replace(self.info, num_slots=self.control.split.num_slots)
         self._step_clock.idle()
 

@@ -79,7 +79,7 @@ class RequestFrame:
         config, headers, path = self._state.config, Headers(scope=scope), scope["path"]
         if config.admin_key and (path == "/admin" or path.startswith("/admin/")):
             # Its key opens nothing else, and no other key opens this. Without one there is no such route.
-            return None if _has_key(headers, [config.admin_key]) else _unauthorised("admin ")
+            return None if _has_key(headers, [config.admin_key]) else _unauthorised("admin")
         if not config.api_key or path.startswith("/internal"):
             return foreign_caller(headers, config)
         if path in _OPEN:
@@ -94,10 +94,10 @@ def _has_key(headers: Headers, keys: Sequence[str]) -> bool:
     return kind.lower() == "bearer" and any(matches)
 
 
-def _unauthorised(which: str = "") -> ApiError:
+def _unauthorised(which: str = "API") -> ApiError:
     return ApiError(
         401,
-        f"this {'part of the server' if which else 'server'} needs an {which or 'API '}key; send it as 'Authorization: Bearer KEY'",
+        f"this needs the server's {which} key; send it as 'Authorization: Bearer KEY'",
         code="invalid_api_key",
         headers={"WWW-Authenticate": "Bearer"},
     )
