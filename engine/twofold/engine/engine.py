@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from pathlib import Path
 from typing import Literal
 
 from twofold.api.config import EngineConfig
@@ -26,7 +25,6 @@ from twofold.api.types import (
     GenerationRequest,
     MappedWeights,
     RequestProgress,
-    RunInfo,
     SamplingParams,
     Usage,
 )
@@ -34,13 +32,10 @@ from twofold.engine.constraints import GrammarCompiler
 from twofold.engine.control import LiveControl
 from twofold.engine.delivery import Delivery
 from twofold.engine.inbox import Inbox
-from twofold.engine.kv_cache import PagePool
-from twofold.engine.loading import load_parts
+from twofold.engine.loading import EngineParts, load_parts
 from twofold.engine.prefill_budget import PrefillBudget
 from twofold.engine.recording import Recorder
 from twofold.engine.requests import RequestState, check_request, max_answer_tokens
-from twofold.engine.residency import Residency
-from twofold.engine.runner import LoadedRunner
 from twofold.engine.sampler import Sampler
 from twofold.engine.scheduler import Scheduler
 from twofold.engine.sequences import ScheduledSequence, Sequence
@@ -48,7 +43,6 @@ from twofold.engine.step_clock import StepClock
 from twofold.engine.waiting import Waiter
 from twofold.models import ProgressFn
 from twofold.telemetry.sink import TelemetrySink
-from twofold.tokenizer import Tokenizer
 
 _log = logging.getLogger(__name__)
 
@@ -57,20 +51,13 @@ class Engine:
     """Loads a model and serves requests from it. Make one with `Engine.load`."""
 
     def __init__(
-        self,
-        config: EngineConfig,
-        tokenizer: Tokenizer,
-        info: RunInfo,
-        pool: PagePool,
-        loaded: LoadedRunner,
-        telemetry: TelemetrySink | None,
-        cache_state: Path | None = None,
-        residency: Residency | None = None,
+        self, config: EngineConfig, parts: EngineParts, telemetry: TelemetrySink | None = None
     ) -> None:
+        tokenizer, pool, info = parts.tokenizer, parts.kv_pages, parts.info
         self.config = config
         self.tokenizer = tokenizer
         self.info = info
-        self._runner = runner = loaded.runner
+        self._runner = runner = parts.loaded.runner
         self._moe = runner.moe
         self.vocab_size = runner.vocab_size
         self._eos_token_ids = tokenizer.eos_token_ids
@@ -92,14 +79,14 @@ class Engine:
         self._delivery = Delivery(self.cancel)
         self._numbers = itertools.count()
         self._num_steps = 0
-        self._cache_state = cache_state
-        self._residency = residency
+        self._cache_state = parts.cache_state
+        self._residency = parts.residency
         self._started = time.perf_counter()
         self._virtual_s = 0.0 if info.clock == "virtual" else None
         self._inbox = Inbox()
         self._thread: threading.Thread | None = None
         self.control = LiveControl(
-            config, loaded, pool, self._scheduler, self._inbox, lambda: self._thread is not None,
+            config, parts.loaded, pool, self._scheduler, self._inbox, lambda: self._thread is not None,
             self._finish_background_work, self._changed,
         )  # fmt: skip
 
@@ -118,17 +105,7 @@ class Engine:
             ModelLoadError: the model cannot be used; the message names the file and the remedy.
             CapacityError, KernelError: the device has no room, or failed.
         """
-        parts = load_parts(config, progress)
-        return cls(
-            config,
-            parts.tokenizer,
-            parts.info,
-            parts.kv_pages,
-            parts.loaded,
-            telemetry,
-            parts.cache_state,
-            parts.residency,
-        )
+        return cls(config, load_parts(config, progress), telemetry)
 
     # ---- what callers use -------------------------------------------------------------------------------------------
 

@@ -25,7 +25,7 @@ from twofold.engine.kv_cache import PagePool
 from twofold.engine.model import LoadedModel
 from twofold.engine.prefix_loading import make_pool
 from twofold.engine.residency import Residency
-from twofold.engine.runner import LoadedRunner, ModelRunner, Runner
+from twofold.engine.runner import LoadedRunner, ModelRunner
 from twofold.experts.accelerator import AcceleratorChoice, num_slots
 from twofold.experts.moe import MoeRuntime
 from twofold.experts.policies import check_policy
@@ -42,7 +42,6 @@ _log = logging.getLogger(__name__)
 class EngineParts:
     """What `load_parts` made."""
 
-    runner: Runner
     tokenizer: Tokenizer
     info: RunInfo
     kv_pages: PagePool
@@ -95,7 +94,6 @@ def load_parts(config: EngineConfig, progress: ProgressFn | None = None) -> Engi
         _log.info("accelerator %s: %s", choice.label, choice.reason)
         moe = loaded.runner.moe
         return EngineParts(
-            runner=loaded.runner,
             tokenizer=tokenizer,
             info=run_info(config, path, files, choice, moe, pool),
             kv_pages=make_pool(config, files, loaded, choice.label),
