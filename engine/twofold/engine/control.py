@@ -246,14 +246,14 @@ class LiveControl:
             return
         split = self.split
         self._plan(Resize(max_total_tokens=split.num_pages * self._config.page_size))
-        self._runner.resize_pages(split.num_pages, {}, keep_records=False)
-        self._pool.resize(split.num_pages, {}, ())
+        if self._runner.moe.choice.kind != "none":
+            self._runner.allocate_slots(split.num_slots, split.num_staging)
         try:
-            if self._runner.moe.choice.kind != "none":
-                self._runner.allocate_slots(split.num_slots, split.num_staging)
+            self._runner.resize_pages(split.num_pages, {}, keep_records=False)
         except BaseException:
-            self._no_pages()
+            self._runner.release_slots()
             raise
+        self._pool.resize(split.num_pages, {}, ())
         self.asleep = False
         self._on_change("wake")
 
