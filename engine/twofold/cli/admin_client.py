@@ -78,8 +78,8 @@ class AdminClient:
             connection.close()
         if status == 200 and isinstance(found, dict):
             return found
-        error = found.get("error") if isinstance(found, dict) else None
-        message = harmless(str(error.get("message"))) if isinstance(error, dict) else f"HTTP {status}"
+        refusal = found.get("error") if isinstance(found, dict) else None
+        message = harmless(str(refusal.get("message"))) if isinstance(refusal, dict) else f"HTTP {status}"
         if status in (401, 403):
             raise ConfigError(f"{message} (the key comes from --admin-key or {KEY_VARIABLE})")
         if status == 404 and "there is nothing at" in message:
