@@ -31,6 +31,10 @@ def num_descriptors(server: ServerProcess) -> int:
     return len(list(Path(f"/proc/{server.pid}/fd").iterdir()))
 
 
+def num_threads(server: ServerProcess) -> int:
+    return len(list(Path(f"/proc/{server.pid}/task").iterdir()))
+
+
 @contextlib.contextmanager
 def serving(checkout: Path, arguments: Sequence[str], log: Path) -> Iterator[ServerProcess]:
     """A server from the sources and the native module of `checkout`, on a free port, until the block ends.

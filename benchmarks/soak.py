@@ -3,7 +3,7 @@
     python -m benchmarks.soak [--seconds 600] [--streams 64] [--hang-ups 0.3] [--bad-bodies 0.1]
 
 Against a server of its own on 127.0.0.1. Fails if an answer nobody disturbed went wrong, if a damaged body got anything
-but a 4xx, if memory or descriptors grew, or if places and KV pages are not all free again at the end.
+but a 4xx, if memory, threads or descriptors grew, or if places and KV pages are not all free again at the end.
 """
 
 from __future__ import annotations
@@ -24,11 +24,14 @@ from twofold.loadgen.http_client import HttpClient, HttpStatusError
 from twofold.loadgen.server_process import ServerProcess
 from twofold.loadgen.workload import CHAT
 
-from benchmarks.server_process import num_descriptors, resident_bytes, serving
+from benchmarks.server_process import num_descriptors, num_threads, resident_bytes, serving
 
 HERE = Path(__file__).resolve().parents[1]
 GROWTH_BYTES = 32 << 20
 """Memory that may come after the first fifth of the run: allocators settle, nothing more."""
+
+POOLED_THREADS = 8
+"""That pools start when they are first needed."""
 
 
 def bad_body(rng: random.Random) -> bytes:
@@ -103,7 +106,7 @@ async def outcome_of_damaged(server: ServerProcess, body: bytes) -> str:
 
 
 async def soak(server: ServerProcess, args: argparse.Namespace) -> int:
-    before = await idle_state(server)
+    before, started_with = await idle_state(server), threads_and_memory(server)
     seen: collections.Counter[str] = collections.Counter()
     begun = time.monotonic()
     until = begun + args.seconds
@@ -118,12 +121,14 @@ async def soak(server: ServerProcess, args: argparse.Namespace) -> int:
             flush=True,
         )
     await asyncio.gather(*clients)
-    after = await idle_state(server)
+    after, ended_with = await idle_state(server), threads_and_memory(server)
     settled = max(size for at, size in memory if at <= args.seconds / 5)
     growth = max(size for at, size in memory if at > args.seconds / 2) - settled
     problems = [
         f"{count} × {what}" for what, count in seen.items() if what not in ("whole", "refused", "hung up")
     ]
+    if ended_with["threads"] > started_with["threads"] + POOLED_THREADS:
+        problems.append(f"{started_with['threads']} threads before, {ended_with['threads']} after")
     if growth > GROWTH_BYTES:
         problems.append(f"memory grew by {growth / 1e6:.1f} MB")
     problems += [
@@ -133,7 +138,7 @@ async def soak(server: ServerProcess, args: argparse.Namespace) -> int:
     ]
     print(
         f"{args.seconds:.0f} s, {args.streams} streams: {dict(seen)}; memory {growth / 1e6:+.1f} MB; "
-        f"idle again: {after}"
+        f"idle again: {after}; at first {started_with}, at last {ended_with}"
     )
     print("\n".join(problems) or "nothing leaked, nobody else was hurt")
     return 1 if problems else 0
@@ -150,6 +155,10 @@ async def idle_state(server: ServerProcess) -> dict[str, float]:
         await asyncio.sleep(0.1)
     await asyncio.sleep(1.0)  # closed connections leave the descriptor table a moment later
     return state | {"descriptors": num_descriptors(server)}
+
+
+def threads_and_memory(server: ServerProcess) -> dict[str, float]:
+    return {"threads": num_threads(server), "MB": round(resident_bytes(server) / 1e6, 1)}
 
 
 def main() -> int:

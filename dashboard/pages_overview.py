@@ -12,6 +12,9 @@ def body(view: frame.View) -> None:
     overview = view.overview()
     requests = view.ask(queries.request_counts)
     _figures(view, overview, requests)
+    changes = view.ask(queries.control_events)
+    if changes:
+        st.caption("Changed while it ran: " + "; ".join(map(_change, changes[:4])) + ".")
     left, right = st.columns(2)
     with frame.card(left, "overview-1"):
         st.markdown(f"**Decode speed, tokens/s{view.emulated}**")
@@ -72,6 +75,11 @@ def _figures(view: frame.View, overview: queries.Overview, requests: queries.Req
         help=f"Of the whole run; {requests.failed:,} failed, {requests.cancelled:,} hung up.",
         border=True,
     )
+
+
+def _change(event: queries.ControlEvent) -> str:
+    has = f"{event.num_slots:,} expert slots, {event.num_pages:,} KV pages"
+    return f"{formats.moment(event.at_s)} {event.kind}" + ("" if event.kind == "sleep" else f", {has}")
 
 
 def _speed_caption(view: frame.View, overview: queries.Overview) -> str:

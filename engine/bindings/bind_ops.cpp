@@ -10,6 +10,7 @@
 #include <optional>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "host/thread_pool.h"
@@ -82,6 +83,17 @@ std::unique_ptr<StateCache> make_cache(const std::vector<std::vector<PlanesArgum
     throw ConfigFailure("StateCache: no memory for " + std::to_string(num_pages) + " pages of " +
                         std::to_string(page_size) +
                         " positions; lower the number of pages or the context length");
+  }
+}
+
+void resize_cache(StateCache& cache, int num_pages, const std::map<int, int>& kept, bool keep_records) {
+  const std::vector<std::pair<int, int>> pages(kept.begin(), kept.end());
+  const py::gil_scoped_release release;
+  try {
+    cache.resize(num_pages, pages, keep_records);
+  } catch (const std::bad_alloc&) {
+    throw ConfigFailure("StateCache: no memory for " + std::to_string(num_pages) + " pages of " +
+                        std::to_string(cache.page_size()) + " tokens; ask for fewer");
   }
 }
 
@@ -215,7 +227,8 @@ void bind_ops(py::module_& m) {
       .def(
           "write_record",
           [](StateCache& cache, int record, const py::bytes& data) { cache.restore(record, span_of(data)); },
-          py::arg("record"), py::arg("data"));
+          py::arg("record"), py::arg("data"))
+      .def("resize", &resize_cache, py::arg("num_pages"), py::arg("kept"), py::arg("keep_records") = true);
 
   py::class_<AttentionBatch>(m, "AttentionBatch", "One flattened batch of tokens as attention sees it.")
       .def(py::init([](const py::array& positions, const py::array& sequence_index,

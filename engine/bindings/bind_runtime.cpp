@@ -237,6 +237,22 @@ void bind_layer_plan(py::module_& m) {
       .def_property_readonly("where", [](const LayerPlan& plan) { return array_of<uint8_t>(plan.where); });
 }
 
+// [layers, experts]: state (ExpertState), worth; None without slots.
+py::object placement_of(const MoeExecutor& executor) {
+  const auto* slotted = dynamic_cast<const SlottedAccelerator*>(&executor.accelerator());
+  if (slotted == nullptr) return py::none();
+  const ExpertCache& cache = slotted->scheduler().cache();
+  const int num_layers = cache.config().num_layers, num_experts = cache.config().num_experts;
+  py::array_t<uint8_t> states({num_layers, num_experts});
+  py::array_t<double> worth({num_layers, num_experts});
+  for (int layer = 0; layer < num_layers; ++layer) {
+    cache.values(layer, {worth.mutable_data(layer, 0), size_t(num_experts)});
+    for (int expert = 0; expert < num_experts; ++expert)
+      states.mutable_at(layer, expert) = uint8_t(cache.state(layer, expert));
+  }
+  return py::make_tuple(states, worth);
+}
+
 void predict(MoeExecutor& executor, int layer, const FloatRows& logits) {
   if (logits.ndim() != 2) {
     throw std::invalid_argument("logits has shape " + shape_text(logits) + ", expected (tokens, experts)");
@@ -256,14 +272,15 @@ void bind_executor(py::module_& m) {
           "emulated",
           [](ThreadPool& pool, const ExpertStore& store, const CostModel& cost,
              const LayerSchedulerConfig& config, std::vector<double> dense_bytes,
-             std::vector<double> dense_flops, bool preload, double router_bytes) {
+             std::vector<double> dense_flops, bool preload, double router_bytes, double begin_us) {
             auto accelerator = std::make_shared<EmulatedAccelerator>(
                 store, cost, config, DenseCost{std::move(dense_bytes), std::move(dense_flops), router_bytes});
+            accelerator->begin_at(begin_us);
             return std::make_unique<MoeExecutor>(pool, store, std::move(accelerator), preload);
           },
           py::arg("pool"), py::arg("store"), py::arg("cost"), py::arg("config"), py::arg("dense_bytes"),
-          py::arg("dense_flops"), py::arg("preload"), py::arg("router_bytes") = 0.0, py::keep_alive<0, 1>(),
-          py::keep_alive<0, 2>())
+          py::arg("dense_flops"), py::arg("preload"), py::arg("router_bytes") = 0.0,
+          py::arg("begin_us") = 0.0, py::keep_alive<0, 1>(), py::keep_alive<0, 2>())
       .def_static(
           "on_device",
           [](ThreadPool& pool, const ExpertStore& store, std::shared_ptr<SlottedAccelerator> accelerator,
@@ -317,6 +334,7 @@ void bind_executor(py::module_& m) {
       .def_property_readonly("num_slots", [](const MoeExecutor& e) { return e.accelerator().num_slots(); })
       .def_property_readonly("device_bytes",
                              [](const MoeExecutor& e) { return e.accelerator().device_bytes(); })
+      .def("placement", &placement_of)
       .def("counts",
            [](MoeExecutor& e) {
              const PlacementCounts& c = e.events().counts;

@@ -121,6 +121,7 @@ class FakeStats:
     num_records: int = 0
     prefix_cache_queries: int = 9
     prefix_cache_hits: int = 7
+    decode_tokens_per_s: float = 0.0
     placement: PlacementCounts = field(default_factory=PlacementCounts)
 
 
@@ -134,6 +135,13 @@ class FakeCompiled:
         raise AssertionError("the fake engine follows no grammar")
 
 
+class FakeControl:
+    """Nothing can be changed of it but that it sleeps."""
+
+    def __init__(self) -> None:
+        self.asleep = False
+
+
 class FakeEngine:
     """Says the prompt's words back, one per turn."""
 
@@ -142,6 +150,7 @@ class FakeEngine:
         self.info = info
         self.max_context = max_context
         self.mapped_weights: MappedWeights | None = None
+        self.control = FakeControl()
         self.max_running = max_running
         self.fail_on_submit: Exception | None = None
         self.rotates = False

@@ -43,6 +43,8 @@ class EmulatedAccelerator final : public SlottedAccelerator {
   void predict(int layer, std::span<const float> logits, int num_tokens) override;
   void dense(int layer, int num_tokens) override;
   double virtual_now_us() const override { return link_.now_us(); }
+  // The clock goes on where that of the accelerator stood whose place this one takes.
+  void begin_at(double now_us) { scheduler_.advance(now_us); }
   ClockParts clock_parts() const override { return parts_; }
   size_t device_bytes() const override { return link_.bytes(); }
   const LayerScheduler& scheduler() const override { return scheduler_; }

@@ -94,6 +94,40 @@ StateCache::StateCache(std::span<const LayerState> layers, int num_pages, int pa
 
 StateCache::~StateCache() { munmap(base_, static_cast<size_t>(bytes_ > 0 ? bytes_ : 1)); }
 
+void StateCache::resize(int num_pages, std::span<const std::pair<int, int>> kept, bool keep_records) {
+  std::vector<LayerState> states;
+  for (const Layer& layer : layers_) {
+    LayerState& state = states.emplace_back(LayerState{{}, layer.record_bytes});
+    for (const StatePlane& plane : layer.planes) state.planes.push_back({1, plane.width, plane.dtype});
+  }
+  StateCache other(states, num_pages, page_size_, num_records_);
+  for (const auto& [from, to] : kept) {
+    check_page(from);
+    other.check_page(to);
+  }
+  // Plane by plane, so that pages next to each other are read and written as they lie.
+  for (size_t l = 0; l < layers_.size(); ++l) {
+    const Layer& layer = layers_[l];
+    for (size_t p = 0; p < layer.planes.size(); ++p) {
+      const StatePlane &source = layer.planes[p], &target = other.layers_[l].planes[p];
+      for (const auto& [from, to] : kept) {
+        std::memcpy(target.page(to), source.page(from), static_cast<size_t>(source.page_bytes));
+        if (source.scales == nullptr) continue;
+        std::copy_n(source.scales + int64_t{from} * page_size_, page_size_,
+                    target.scales + int64_t{to} * page_size_);
+      }
+    }
+    if (keep_records && num_records_ > 0 && layer.record_bytes > 0) {
+      std::memcpy(other.layers_[l].records, layer.records,
+                  static_cast<size_t>(layer.record_bytes) * static_cast<size_t>(num_records_));
+    }
+  }
+  std::swap(num_pages_, other.num_pages_);
+  std::swap(layers_, other.layers_);
+  std::swap(bytes_, other.bytes_);
+  std::swap(base_, other.base_);
+}
+
 void StateCache::check_record(int record) const {
   if (record < 0 || record >= num_records_) {
     throw std::out_of_range("StateCache: record " + std::to_string(record) + " of " +

@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "twofold/kernels.h"
@@ -47,6 +48,10 @@ class StateCache {
   StateCache(std::span<const LayerState> layers, int num_pages, int page_size, int num_records = 0);
   ~StateCache();
   StateCache(const StateCache&) = delete;
+  // So many pages from now on: page kept[i].second holds what page kept[i].first did, what the others hold is anybody's
+  // guess. Records stay as they are, or, without keep_records, begin anew with memory that costs nothing yet. Throws as
+  // the constructor, and std::out_of_range for a page that is not there; then nothing has changed.
+  void resize(int num_pages, std::span<const std::pair<int, int>> kept, bool keep_records = true);
   StateCache& operator=(const StateCache&) = delete;
 
   int num_layers() const { return static_cast<int>(layers_.size()); }

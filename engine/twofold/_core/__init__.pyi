@@ -10,6 +10,7 @@ from twofold._core.testing import LayerDecision
 from twofold.weights.weight_format import WeightMatrix
 
 _F32 = NDArray[np.float32]
+_F64 = NDArray[np.float64]
 _U8 = NDArray[np.uint8]
 _I32 = NDArray[np.int32]
 _PlainMatrix = NDArray[np.float32] | NDArray[np.uint16]
@@ -362,6 +363,9 @@ class StateCache:
 
     def read_record(self, record: int) -> builtins.bytes: ...
     def write_record(self, record: int, data: builtins.bytes) -> None: ...
+    def resize(self, num_pages: int, kept: Mapping[int, int], keep_records: bool = True) -> None:
+        """So many pages from now on, page kept[p] with what p held. Raises ConfigFailure without room, IndexError for a
+        page that is not there; then nothing has changed."""
 
 @final
 class AttentionBatch:
@@ -735,6 +739,7 @@ class MoeExecutor:
         dense_flops: list[float],
         preload: bool,
         router_bytes: float = 0.0,
+        begin_us: float = 0.0,
     ) -> MoeExecutor: ...
     @staticmethod
     def on_device(
@@ -759,6 +764,9 @@ class MoeExecutor:
     def num_slots(self) -> int: ...
     @property
     def device_bytes(self) -> int: ...
+    def placement(self) -> tuple[_U8, _F64] | None:
+        """[layers, experts] state (0 absent, 1 in flight, 2 resident) and worth by the policy; None without slots."""
+
     def counts(self) -> dict[str, int]: ...
     def drain_events(self) -> dict[str, NDArray[Any]]: ...
     def take_dropped(self) -> dict[str, int]: ...

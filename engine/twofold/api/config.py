@@ -216,6 +216,12 @@ class ServerConfig:
         "without --api-key, a further name by which clients may call this server (their Host header); local names and "
         "--host always may",
     )
+    admin_key: str | None = setting(
+        None,
+        "key of the routes under /admin, by which `twofold ctl` sees and changes what runs; another one than --api-key "
+        "(default: there are no such routes)",
+        empty_counts=True,
+    )
     served_model_name: tuple[str, ...] = setting(
         (),
         "name clients use for the model; given several times or with commas, any of the names (default: its "
@@ -244,6 +250,14 @@ class ServerConfig:
             _check(re.fullmatch(r"[!-~]+", key) is not None,
                    "api_key", key and "***", "printable ASCII without spaces; to serve without a key, leave it out "
                    "and unset TWOFOLD_API_KEY")  # fmt: skip
+        if self.admin_key is not None:
+            _check(re.fullmatch(r"[!-~]+", self.admin_key) is not None,
+                   "admin_key", self.admin_key and "***", "printable ASCII without spaces; for a server without admin "
+                   "routes, leave it out and unset TWOFOLD_ADMIN_KEY")  # fmt: skip
+            if self.admin_key in self.api_key:
+                raise ConfigError(
+                    "--admin-key and --api-key were given the same key; give them different ones"
+                )
         _check(all(self.served_names) and not isinstance(self.served_model_name, str), "served_model_name",
                self.served_model_name, "a name, or several with commas between them")  # fmt: skip
         _check(self.max_body_bytes >= 1024, "max_body_bytes", self.max_body_bytes, "1024 or more")

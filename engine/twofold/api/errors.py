@@ -54,12 +54,16 @@ class RequestError(TwofoldError):
 
 
 class CapacityError(TwofoldError):
-    """No room at present. `retry_after_s` is a hint; `draining` tells a shutdown from a full queue."""
+    """No room at present. `retry_after_s` is a hint; `draining` tells a shutdown, and `asleep` a server that was sent
+    to sleep, from a full queue."""
 
-    def __init__(self, message: str, *, retry_after_s: float = 1.0, draining: bool = False) -> None:
+    def __init__(
+        self, message: str, *, retry_after_s: float = 1.0, draining: bool = False, asleep: bool = False
+    ) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
         self.draining = draining
+        self.asleep = asleep
 
 
 class KernelError(TwofoldError):

@@ -219,6 +219,65 @@ class RequestProgress(NamedTuple):
     num_computed: int
     """Leading tokens, of the prompt first, whose keys and values are in the cache."""
     num_generated: int
+    num_cached: int = 0
+    """Of the prompt's, found in the prefix cache."""
+    submitted_s: float = 0.0
+    """Unix time."""
+
+
+@dataclass(frozen=True)
+class MemorySplit:
+    """What there is for experts and for what sequences keep."""
+
+    num_slots: int
+    """For experts, over all layers."""
+    num_staging: int
+    """Slots that fetched experts pass through; -1: room for one whole layer."""
+    num_pages: int
+    max_context: int
+    """Longest prompt plus answer of one request, in tokens."""
+
+
+@dataclass(frozen=True)
+class Resize:
+    """Another split, by the words of `EngineConfig`; what is None stays as it is."""
+
+    gpu_experts_ratio: float | None = None
+    num_gpu_experts: int | None = None
+    max_total_tokens: int | None = None
+
+
+@dataclass(frozen=True)
+class MemoryUse:
+    """Who has how much, in bytes where the name says so."""
+
+    num_slots: int
+    slots_bytes: int
+    """With staging slots; in host memory where the device is emulated."""
+    num_pages: int
+    page_bytes: int
+    """Of one page, all layers."""
+    page_size: int
+    """Tokens of one page."""
+    num_free_pages: int
+    """Nobody runs with them; cached ones count."""
+    num_cached_pages: int
+    """What is kept of texts; those that somebody runs with, too."""
+    num_snapshots: int
+    """Records in the prefix cache."""
+    record_bytes: int
+    """Of one, all layers."""
+    max_context: int
+
+
+class LayerPlacement(NamedTuple):
+    """Which experts of one MoE layer are in slots."""
+
+    layer: int
+    """Among MoE layers."""
+    num_resident: int
+    experts: tuple[tuple[int, str, float], ...]
+    """(expert, "resident", "in flight" or "absent", worth by the policy), the worthiest first."""
 
 
 class StepParts(NamedTuple):
@@ -302,6 +361,17 @@ class RequestRecord:
     sampling: SamplingParams = field(default_factory=SamplingParams)
     cached_tokens: int = 0
     """Of the prompt's, found in the prefix cache."""
+
+
+@dataclass(frozen=True)
+class ControlRecord:
+    """Somebody changed a running engine: what there is from then on."""
+
+    at_s: float
+    """Unix time."""
+    kind: Literal["resize", "sleep", "wake"]
+    num_slots: int
+    num_pages: int
 
 
 @dataclass(frozen=True)

@@ -95,6 +95,10 @@ class DecodeGraphs:
         prepared.start()
         return tuple(output[: len(rows)] for output in prepared.outputs)
 
+    def forget(self) -> None:
+        """What was captured reads memory that is about to move; steps are captured anew when they are needed."""
+        self._prepared.clear()
+
     def fall_back(self, reason: str) -> None:
         """Launch kernel by kernel from now on, and say why once."""
         if self.fall_back_reason is None:

@@ -12,6 +12,7 @@ import torch
 
 from twofold.api.config import EngineConfig
 from twofold.api.errors import CapacityError
+from twofold.api.types import MemorySplit
 from twofold.blocks import ops
 from twofold.device.budget import DeviceBudget, device_cache_dtype, needs_of, plan_device
 from twofold.device.device import Device
@@ -44,7 +45,13 @@ def load_on_device(
         CapacityError, KernelError: the device has less room than it said, or failed.
     """
     max_context = longest_request(config, files.config)
-    budget = plan_on(device, config, files)
+    needs = needs_of(measure_files(files, kv_cache_dtype=device_cache_dtype(config)))
+    facts = device.native.facts()
+
+    def split(asked: EngineConfig) -> DeviceBudget:
+        return plan_device(asked, needs, facts["total_bytes"], facts["free_bytes"])
+
+    budget = split(config)
     _log.info("%s", budget.explain())
     num_pages = budget.num_kv_tokens // config.page_size
     max_context = min(max_context, num_pages * config.page_size)
@@ -65,13 +72,16 @@ def load_on_device(
             f"{device.torch_device} has less room than it said ({str(error).splitlines()[0]}); {budget.explain()}: "
             "lower --max-total-tokens, --gpu-experts-ratio or --gpu-memory-utilization"
         ) from error
+
+    def plan(asked: EngineConfig, _num_used: int) -> MemorySplit:
+        found = split(asked)
+        pages = found.num_kv_tokens // config.page_size
+        # Rotations and graphs were made for the context of the start.
+        return MemorySplit(
+            found.num_slots, found.num_staging, pages, min(max_context, pages * config.page_size)
+        )
+
     return LoadedRunner(
-        runner, num_pages, max_context, runner.memory, budget.explain(), budget.num_records, num_snapshots
-    )
-
-
-def plan_on(device: Device, config: EngineConfig, files: ModelFiles) -> DeviceBudget:
-    """The split of the device for these files. Raises ConfigError as `plan_device`, KernelError."""
-    facts = device.native.facts()
-    needs = needs_of(measure_files(files, kv_cache_dtype=device_cache_dtype(config)))
-    return plan_device(config, needs, facts["total_bytes"], facts["free_bytes"])
+        runner, num_pages, max_context, runner.memory, budget.explain(), budget.num_records, num_snapshots, plan,
+        needs.kv_bytes_per_token * config.page_size, record_bytes,
+    )  # fmt: skip

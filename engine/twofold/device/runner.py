@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from typing import TYPE_CHECKING, Final
 
@@ -89,28 +90,78 @@ class DeviceRunner:
         self.why_placed: str | None = None
         """Why no step is a table step any longer; None while they are."""
         self._model, self._page_size, self._watchdog_s = model, page_size, watchdog_s
+        self._num_pages, self._num_records, self._max_context = num_pages, num_records, max_context
+        self._handshake, self._looks_ahead = handshake, look_ahead
         self._state = model.state(num_pages, page_size, num_records)
         self._device = device
+        self._sampler = DeviceSampler(BATCH_SIZES[-1], device)
+        self._queue = device.queue(lambda: self._layers.mailbox.abort())
+        self.memory = DeviceStateMemory(model.blocks_with_state(self._state), self._queue, num_records)
+        self._make_steps(None if graphs else "graphs are switched off")
+
+    def _make_steps(self, fall_back_reason: str | None) -> None:
+        """What steps need of the accelerator's slots."""
+        moe, device = self.moe, self._device
         if moe.accelerator is None:
             raise ValueError("experts without an accelerator were given; those of a device were expected")
         self._layers = TableLayers(
-            device, moe.accelerator, moe.store, moe.shape, max_tokens=BATCH_SIZES[-1], handshake=handshake,
-            watchdog_s=watchdog_s, look_ahead=look_ahead,
+            device, moe.accelerator, moe.store, moe.shape, max_tokens=BATCH_SIZES[-1], handshake=self._handshake,
+            watchdog_s=self._watchdog_s, look_ahead=self._looks_ahead,
         )  # fmt: skip
         self._placed = PlacedLayers(device, moe.accelerator, moe.executor, moe.shape)
-        self._sampler = DeviceSampler(BATCH_SIZES[-1], device)
-        self._queue = device.queue(self._layers.mailbox.abort)
-        self.memory = DeviceStateMemory(model.blocks_with_state(self._state), self._queue, num_records)
         self._table = device.native.table_step(self._layers.mailbox, moe.executor, moe.accelerator, moe.pool)
         self._graphs = DecodeGraphs(
-            self._table_forward, self._queue, device, page_size, -(-max_context // page_size),
-            rehearsal=self._layers.rehearsal, fall_back_reason=None if graphs else "graphs are switched off",
+            self._table_forward, self._queue, device, self._page_size, -(-self._max_context // self._page_size),
+            rehearsal=self._layers.rehearsal, fall_back_reason=fall_back_reason,
         )  # fmt: skip
 
     @property
     def why_eager(self) -> str | None:
         """Why table steps are launched kernel by kernel; None where they are graphs."""
         return self._graphs.fall_back_reason
+
+    # ---- another split of the memory ---------------------------------------------------------------------------------
+
+    def resize_pages(self, num_pages: int, places: Mapping[int, int], *, keep_records: bool = True) -> None:
+        """See `Runner.resize_pages`. What is kept lies in host memory meanwhile: the device has no room for both."""
+        self._queue.wait()
+        copies = self.memory.copy_to_host(list(places), records=keep_records)
+        try:
+            self._move_pages(num_pages, copies, list(places.values()))
+        except torch.OutOfMemoryError as error:
+            self._move_pages(self._num_pages, copies, list(places))
+            raise CapacityError(
+                f"the device has less room than it said ({str(error).splitlines()[0]}); nothing has changed: ask for "
+                "fewer tokens"
+            ) from error
+        self._num_pages = num_pages
+
+    def _move_pages(
+        self, num_pages: int, copies: tuple[list[Tensor], list[Tensor]], places: Seq[int]
+    ) -> None:
+        self._graphs.forget()
+        self.memory.let_go()
+        self._state = []
+        torch.cuda.empty_cache()  # slots do not come from torch's memory
+        self._state = self._model.state(num_pages, self._page_size, self._num_records)
+        self.memory.hold(self._model.blocks_with_state(self._state))
+        self.memory.copy_from_host(copies, places)
+        self._queue.wait()
+
+    def release_slots(self) -> None:
+        """See `Runner.release_slots`."""
+        self._queue.wait()
+        self._why_eager = self.why_eager
+        del self._graphs, self._table, self._placed, self._layers
+        self.moe.release()
+        torch.cuda.empty_cache()
+
+    def allocate_slots(self, num_slots: int, num_staging: int) -> None:
+        """See `Runner.allocate_slots`."""
+        self.moe.allocate(num_slots, num_staging)
+        self._make_steps(self._why_eager)
+
+    # ---- steps -------------------------------------------------------------------------------------------------------
 
     def forward(self, step: int, scheduled: Seq[ScheduledSequence], samplers: Seq[Sampler]) -> list[int]:
         """See `Runner.forward`. CapacityError where the device ran out of memory: the next step may have enough."""

@@ -26,10 +26,35 @@ class DeviceStateMemory:
         self._num_records = num_records
         self._pages: list[Tensor] = []
         self._records: list[Tensor] = []
+        self._snapshots: dict[int, list[Tensor]] = {}
+        self.hold(blocks)
+
+    def hold(self, blocks: Iterable[tuple[Block, DeviceState]]) -> None:
+        """This memory from now on; snapshots stay."""
+        self.let_go()
         for block, state in blocks:
             keeps_records = any(isinstance(kept, Record) for kept in block.state)
             (self._records if keeps_records else self._pages).extend(state)
-        self._snapshots: dict[int, list[Tensor]] = {}
+
+    def let_go(self) -> None:
+        """Of pages and records, so that their room is free."""
+        self._pages, self._records = [], []
+
+    def copy_to_host(self, pages: Sequence[int], *, records: bool) -> tuple[list[Tensor], list[Tensor]]:
+        """Of each tensor these pages, and all records."""
+        with self._queue.active():
+            index = [torch.tensor(pages, dtype=torch.int64, device=part.device) for part in self._pages[:1]]
+            kept = [part[index[0]].cpu() for part in self._pages] if pages else []
+            return kept, [part.cpu().clone() for part in self._records] if records else []
+
+    def copy_from_host(self, copies: tuple[list[Tensor], list[Tensor]], pages: Sequence[int]) -> None:
+        """What `copy_to_host` gave, to these pages."""
+        kept, records = copies
+        with self._queue.active():
+            for part, rows in zip(self._pages if kept else [], kept, strict=True):
+                part[torch.tensor(pages, dtype=torch.int64, device=part.device)] = rows.to(part.device)
+            for part, rows in zip(self._records if records else [], records, strict=True):
+                part.copy_(rows)
 
     def fork_page(self, from_page: int, to_page: int) -> None:
         """See `StateMemory`."""

@@ -6,13 +6,14 @@ in the `Inbox`. Knows nothing of HTTP, terminals or databases; what happens is p
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import logging
 import threading
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from pathlib import Path
+from typing import Literal
 
 from twofold.api.config import EngineConfig
 from twofold.api.constraints import CompiledConstraint, Constraint
@@ -24,20 +25,17 @@ from twofold.api.types import (
     GenerationRequest,
     MappedWeights,
     RequestProgress,
-    RunInfo,
     SamplingParams,
     Usage,
 )
 from twofold.engine.constraints import GrammarCompiler
+from twofold.engine.control import LiveControl
 from twofold.engine.delivery import Delivery
 from twofold.engine.inbox import Inbox
-from twofold.engine.kv_cache import PagePool
-from twofold.engine.loading import load_parts
+from twofold.engine.loading import EngineParts, load_parts
 from twofold.engine.prefill_budget import PrefillBudget
 from twofold.engine.recording import Recorder
 from twofold.engine.requests import RequestState, check_request, max_answer_tokens
-from twofold.engine.residency import Residency
-from twofold.engine.runner import Runner
 from twofold.engine.sampler import Sampler
 from twofold.engine.scheduler import Scheduler
 from twofold.engine.sequences import ScheduledSequence, Sequence
@@ -45,7 +43,6 @@ from twofold.engine.step_clock import StepClock
 from twofold.engine.waiting import Waiter
 from twofold.models import ProgressFn
 from twofold.telemetry.sink import TelemetrySink
-from twofold.tokenizer import Tokenizer
 
 _log = logging.getLogger(__name__)
 
@@ -54,22 +51,13 @@ class Engine:
     """Loads a model and serves requests from it. Make one with `Engine.load`."""
 
     def __init__(
-        self,
-        config: EngineConfig,
-        runner: Runner,
-        tokenizer: Tokenizer,
-        info: RunInfo,
-        pool: PagePool,
-        max_context: int,
-        telemetry: TelemetrySink | None,
-        cache_state: Path | None = None,
-        residency: Residency | None = None,
+        self, config: EngineConfig, parts: EngineParts, telemetry: TelemetrySink | None = None
     ) -> None:
+        tokenizer, pool, info = parts.tokenizer, parts.kv_pages, parts.info
         self.config = config
         self.tokenizer = tokenizer
         self.info = info
-        self.max_context = max_context
-        self._runner = runner
+        self._runner = runner = parts.loaded.runner
         self._moe = runner.moe
         self.vocab_size = runner.vocab_size
         self._eos_token_ids = tokenizer.eos_token_ids
@@ -91,12 +79,16 @@ class Engine:
         self._delivery = Delivery(self.cancel)
         self._numbers = itertools.count()
         self._num_steps = 0
-        self._cache_state = cache_state
-        self._residency = residency
+        self._cache_state = parts.cache_state
+        self._residency = parts.residency
         self._started = time.perf_counter()
         self._virtual_s = 0.0 if info.clock == "virtual" else None
         self._inbox = Inbox()
         self._thread: threading.Thread | None = None
+        self.control = LiveControl(
+            config, parts.loaded, pool, self._scheduler, self._inbox, lambda: self._thread is not None,
+            self._finish_background_work, self._changed,
+        )  # fmt: skip
 
     @classmethod
     def load(
@@ -113,18 +105,7 @@ class Engine:
             ModelLoadError: the model cannot be used; the message names the file and the remedy.
             CapacityError, KernelError: the device has no room, or failed.
         """
-        parts = load_parts(config, progress)
-        return cls(
-            config,
-            parts.runner,
-            parts.tokenizer,
-            parts.info,
-            parts.kv_pages,
-            parts.max_context,
-            telemetry,
-            parts.cache_state,
-            parts.residency,
-        )
+        return cls(config, load_parts(config, progress), telemetry)
 
     # ---- what callers use -------------------------------------------------------------------------------------------
 
@@ -148,6 +129,10 @@ class Engine:
         max_tokens = max_answer_tokens(request, self.max_context)
 
         def check_room() -> None:
+            if self.control.asleep:
+                raise CapacityError(
+                    "the server was sent to sleep and takes no requests until it is woken", asleep=True
+                )
             if self._num_waiting >= self.config.max_waiting + self._num_free_places:
                 raise CapacityError(
                     f"{self.config.max_num_seqs} requests run and {self.config.max_waiting} wait already; try later"
@@ -178,7 +163,7 @@ class Engine:
 
     def drain(self, timeout_s: float) -> bool:
         """Refuse new requests and wait for the running ones. True if all finished in time."""
-        return self._inbox.drain(timeout_s)
+        return self._inbox.drain(0.0 if self.control.asleep else timeout_s)
 
     def close(self) -> None:
         """Cancel what still runs, end the thread, flush telemetry's events. Safe to call twice."""
@@ -188,6 +173,7 @@ class Engine:
             self._thread = None
         if self._residency is not None:
             self._residency.close()
+        self._inbox.carry_out_orders()
         self._take_inbox()
         self._drop_cancelled()
         self._delivery.wake()
@@ -241,22 +227,14 @@ class Engine:
         """Requests that may run at the same time."""
         return self.config.max_num_seqs
 
+    @property
+    def max_context(self) -> int:
+        """Longest prompt plus answer of one request, in tokens."""
+        return self.control.split.max_context
+
     def live_requests(self) -> list[RequestProgress]:
         """Those that run, then those that wait, as other threads can see it: one that moves meanwhile comes once."""
-        places = ((False, self._scheduler.waiting), (True, self._scheduler.running))
-        found = {
-            sequence.number: RequestProgress(
-                sequence.request,
-                sequence.number,
-                sequence.max_tokens,
-                is_running,
-                sequence.num_computed,
-                sequence.num_generated,
-            )
-            for is_running, sequences in places
-            for sequence in tuple(sequences)
-        }
-        return sorted(found.values(), key=lambda progress: (not progress.is_running, progress.number))
+        return self.control.requests()
 
     def stats(self) -> EngineStats:
         with self._inbox.changed:
@@ -282,9 +260,10 @@ class Engine:
     def step(self) -> bool:
         """One iteration over the batch. False if there was nothing to do."""
         self._step_clock.begin()
+        self._inbox.carry_out_orders()
         self._take_inbox()
         self._drop_cancelled()
-        scheduled = self._scheduler.schedule()
+        scheduled = () if self.control.asleep else self._scheduler.schedule()
         if not scheduled:
             self._delivery.wake()
             self._step_clock.idle()
@@ -354,11 +333,15 @@ class Engine:
 
     def _take_inbox(self) -> None:
         nothing_to_do: list[RequestState] = []
+        too_long: list[RequestState] = []
 
         def receive(answer: RequestState) -> None:
             self._answers[answer.sequence.number] = answer
             if answer.is_empty:
                 nothing_to_do.append(answer)
+                return
+            if answer.sequence.num_prompt_tokens + answer.sequence.max_tokens > self.max_context:
+                too_long.append(answer)  # by now: the KV cache was made smaller after it was accepted
                 return
             if answer.sequence.request.return_routed_experts:
                 self._recorder.watch_routing(answer.sequence.number)
@@ -367,6 +350,8 @@ class Engine:
         self._inbox.take(receive)
         for answer in nothing_to_do:
             self._finish(answer, "length")
+        for answer in too_long:
+            self._finish(answer, "error", error=f"the context was made smaller, to {self.max_context} tokens")
 
     def _drop_cancelled(self) -> None:
         cancelled = self._inbox.take_cancelled()
@@ -416,6 +401,12 @@ class Engine:
         for answer in answers:
             self._finish(answer, "error", error=f"{type(error).__name__}: {error}")
         self._num_steps += 1
+
+    def _changed(self, what: Literal["resize", "sleep", "wake"]) -> None:
+        """The memory was split otherwise, or given back."""
+        self._recorder.control(what, self._moe.num_slots, self._pool.num_pages)
+        self.info = dataclasses.replace(self.info, num_slots=self.control.split.num_slots)
+        self._step_clock.idle()
 
     def _finish_background_work(self) -> None:
         """No work is left: background uploads land and everything recorded so far is handed over."""

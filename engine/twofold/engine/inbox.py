@@ -5,9 +5,13 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TypeVar
 
 from twofold.api.errors import CapacityError, RequestError
 from twofold.engine.requests import RequestState
+
+T = TypeVar("T")
 
 
 class Inbox:
@@ -19,6 +23,7 @@ class Inbox:
         self._new: deque[RequestState] = deque()
         self._cancelled: set[str] = set()
         self._live: set[str] = set()
+        self._orders: deque[Callable[[Exception | None], None]] = deque()
         self._closed = False
         self.draining = False
         """No request is taken any more."""
@@ -71,6 +76,29 @@ class Inbox:
             self._closed = True
             self.changed.notify()
 
+    def order(self, work: Callable[[], T]) -> T:
+        """Have the engine's thread do something between two steps, and return what that did.
+
+        Raises:
+            CapacityError: the engine is closed. And whatever `work` raises.
+        """
+        done: Future[T] = Future()
+
+        def carry_out(refused: Exception | None) -> None:
+            try:
+                if refused is not None:
+                    raise refused
+                done.set_result(work())
+            except BaseException as error:
+                done.set_exception(error)
+
+        with self.changed:
+            if self._closed:
+                raise _closed()
+            self._orders.append(carry_out)
+            self.changed.notify()
+        return done.result()
+
     # ---- what the engine's thread uses ------------------------------------------------------------------------------
 
     def take(self, receive: Callable[[RequestState], None]) -> None:
@@ -80,6 +108,11 @@ class Inbox:
         with self.changed:
             while self._new:
                 receive(self._new.popleft())
+
+    def carry_out_orders(self) -> None:
+        """Those that have come, in order; none that came too late."""
+        while self._orders:
+            self._orders.popleft()(_closed() if self._closed else None)
 
     def take_cancelled(self) -> set[str]:
         if not self._cancelled:
@@ -96,5 +129,9 @@ class Inbox:
     def wait_for_work(self) -> bool:
         """Sleep until something is new, cancelled or closed. False if closed."""
         with self.changed:
-            self.changed.wait_for(lambda: self._new or self._cancelled or self._closed)
+            self.changed.wait_for(lambda: self._new or self._cancelled or self._orders or self._closed)
             return not self._closed
+
+
+def _closed() -> CapacityError:
+    return CapacityError("the engine has been closed", draining=True)

@@ -7,6 +7,8 @@ kept of a sequence that has ended is `prefix_cache`'s affair.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+
 from twofold.engine.sequences import Sequence
 
 
@@ -71,6 +73,31 @@ class PagePool:
             self._free_records.append(sequence.record)
         sequence.record = None
 
+    # ---- another size -----------------------------------------------------------------------------------------------
+
+    def num_held(self, running: Iterable[Sequence]) -> int:
+        """Pages that these run with, each counted once."""
+        return len({page for sequence in running for page in sequence.pages})
+
+    def trim(self, num_pages: int) -> None:
+        """Forget what nobody runs with, the least worthy first, until at most so many pages are in use."""
+
+    def places_among(self, num_pages: int) -> dict[int, int]:
+        """Where each page in use would lie in a pool of so many, of which there are enough: where it is, if it can."""
+        free = set(self._free)
+        used = [page for page in range(self.num_pages) if page not in free]
+        stay = {page for page in used if page < num_pages}
+        others = (page for page in range(num_pages) if page not in stay)
+        return {page: page if page in stay else next(others) for page in used}
+
+    def resize(self, num_pages: int, places: Mapping[int, int], running: Iterable[Sequence]) -> None:
+        """So many pages from now on; `places` of those in use, whose memory has moved. `running`: all who have any."""
+        for sequence in running:
+            sequence.pages[:] = [places[page] for page in sequence.pages]
+        taken = set(places.values())
+        self._free = [page for page in range(num_pages - 1, -1, -1) if page not in taken]
+        self.num_pages = num_pages
+
     # ---- what only a cache of prefixes does -------------------------------------------------------------------------
 
     def look_up(self, sequence: Sequence) -> None:
@@ -86,6 +113,21 @@ class PagePool:
     def chunk_of(self, sequence: Sequence, num_tokens: int) -> int:
         """How many of the prompt's next tokens, at most so many, a step is to compute."""
         return num_tokens
+
+    @property
+    def num_cached(self) -> int:
+        """Pages that are kept of texts, also of those that somebody runs with."""
+        return 0
+
+    @property
+    def num_snapshots(self) -> int:
+        """Records that are kept beside them."""
+        return 0
+
+    def drop_cached(self, *, save: bool = False) -> int:
+        """Forget all that nobody runs with. save: what is worth it goes to disk, where there is a place for it; this
+        waits for the disk. Returns the number of pages."""
+        return 0
 
     def close(self) -> None:
         """Nothing more is computed."""

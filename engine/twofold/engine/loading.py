@@ -20,11 +20,12 @@ from twofold.blocks import ops
 from twofold.device.finding import choose_accelerator
 from twofold.engine.capacity import plan_capacity
 from twofold.engine.expert_loading import load_experts, slot_plan
+from twofold.engine.host_plan import host_planner
 from twofold.engine.kv_cache import PagePool
 from twofold.engine.model import LoadedModel
 from twofold.engine.prefix_loading import make_pool
 from twofold.engine.residency import Residency
-from twofold.engine.runner import LoadedRunner, ModelRunner, Runner
+from twofold.engine.runner import LoadedRunner, ModelRunner
 from twofold.experts.accelerator import AcceleratorChoice, num_slots
 from twofold.experts.moe import MoeRuntime
 from twofold.experts.policies import check_policy
@@ -41,12 +42,11 @@ _log = logging.getLogger(__name__)
 class EngineParts:
     """What `load_parts` made."""
 
-    runner: Runner
     tokenizer: Tokenizer
     info: RunInfo
     kv_pages: PagePool
-    max_context: int
-    """Longest prompt plus answer of one request, in tokens."""
+    loaded: LoadedRunner
+    """The runner, and what its sizes may become."""
     cache_state: Path | None
     residency: Residency | None
     """Of weights that are mapped."""
@@ -94,11 +94,10 @@ def load_parts(config: EngineConfig, progress: ProgressFn | None = None) -> Engi
         _log.info("accelerator %s: %s", choice.label, choice.reason)
         moe = loaded.runner.moe
         return EngineParts(
-            runner=loaded.runner,
             tokenizer=tokenizer,
             info=run_info(config, path, files, choice, moe, pool),
             kv_pages=make_pool(config, files, loaded, choice.label),
-            max_context=loaded.max_context,
+            loaded=loaded,
             cache_state=open_cache_state(moe, config.cache_state),
             residency=residency,
         )
@@ -135,6 +134,9 @@ def _load_on_cpu(
     capacity = plan_capacity(config, files.config, mapped_bytes)
     planes = files.config.cache_planes(files.config.cache_dtype(config.kv_cache_dtype))
     records = capacity.num_records
+    page_bytes = config.page_size * files.config.cache_bytes_per_token(
+        files.config.cache_dtype(config.kv_cache_dtype)
+    )
     kv_cache = ops.StateCache(
         planes,
         capacity.num_pages,
@@ -149,6 +151,9 @@ def _load_on_cpu(
         kv_cache,
         num_records=records,
         num_snapshots=capacity.num_snapshots,
+        plan=host_planner(files, moe, kv_cache, page_bytes),
+        page_bytes=page_bytes,
+        record_bytes=files.config.bytes_per_sequence,
     )
 
 

@@ -89,6 +89,10 @@ class PageTree:
     def __len__(self) -> int:
         return len(self._pages)
 
+    @property
+    def num_taken_snapshots(self) -> int:
+        return (self.num_snapshots or 0) - len(self._free_snapshots)
+
     def find(self, digest: bytes) -> CachedPage | None:
         return self._pages.get(digest)
 

@@ -10,7 +10,7 @@ and where a sequence ends. At least a prompt's last token is computed. Which pag
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from hashlib import blake2b
 from typing import Final, NamedTuple
@@ -146,6 +146,31 @@ class CachingPool(PagePool):
             whole = end // self.page_size * self.page_size
             return whole - begin if whole > begin else num_tokens
         return num_tokens
+
+    @property
+    def num_cached(self) -> int:
+        return len(self._tree)
+
+    @property
+    def num_snapshots(self) -> int:
+        return self._tree.num_taken_snapshots
+
+    def trim(self, num_pages: int) -> None:
+        self._make_free(self.num_pages - num_pages)
+
+    def resize(self, num_pages: int, places: Mapping[int, int], running: Iterable[Sequence]) -> None:
+        super().resize(num_pages, places, running)
+        for page in self._tree.pages():
+            page.page = places[page.page]
+
+    def drop_cached(self, *, save: bool = False) -> int:
+        if save and self._disk is not None and self._store is not None:
+            self._disk.save(self._store.max_bytes)
+        num_dropped = 0
+        while (page := self._tree.evict()) is not None:
+            self._free.append(page.page)
+            num_dropped += 1
+        return num_dropped
 
     def close(self) -> None:
         if self._disk is not None and self._store is not None:

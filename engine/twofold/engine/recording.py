@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence as Seq
-from typing import Any
+from typing import Any, Literal
 
 import numpy.typing as npt
 
 from twofold import _core
-from twofold.api.types import PlacementCounts, PrefetchCounts, RunInfo, StepRecord
+from twofold.api.types import ControlRecord, PlacementCounts, PrefetchCounts, RunInfo, StepRecord
 from twofold.engine.requests import RequestState
 from twofold.engine.sequences import ScheduledSequence
 from twofold.engine.step_clock import StepClock
@@ -69,6 +69,11 @@ class Recorder:
         """The request was submitted, has its first token, or is finished."""
         if self._sink is not None:
             self._sink.request(answer.record())
+
+    def control(self, kind: Literal["resize", "sleep", "wake"], num_slots: int, num_pages: int) -> None:
+        """The engine was changed, and has so much from now on."""
+        if self._sink is not None:
+            self._sink.control(ControlRecord(time.time(), kind, num_slots, num_pages))
 
     def step(
         self,

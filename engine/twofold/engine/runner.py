@@ -7,7 +7,7 @@ Builds the flattened batch, computes it, and lets each request's sampler pick fr
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Final, Protocol
@@ -15,6 +15,8 @@ from typing import Final, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from twofold.api.config import EngineConfig
+from twofold.api.types import MemorySplit
 from twofold.blocks import ops
 from twofold.engine.batch import StepBatch
 from twofold.engine.model import LoadedModel
@@ -60,6 +62,27 @@ class Runner(Protocol):
             TwofoldError, ValueError, RuntimeError, MemoryError: the step's requests cannot go on.
         """
 
+    # ---- between two steps: another split of the memory --------------------------------------------------------------
+
+    def resize_pages(self, num_pages: int, places: Mapping[int, int], *, keep_records: bool = True) -> None:
+        """So many pages from now on: page places[p] holds what page p did, what others hold is anybody's guess. Records
+        stay, or without keep_records begin anew, with memory that costs nothing yet where it is the host's.
+
+        Raises:
+            TwofoldError: there is no room; everything is as before.
+        """
+
+    def release_slots(self) -> None:
+        """See `MoeRuntime.release`."""
+
+    def allocate_slots(self, num_slots: int, num_staging: int) -> None:
+        """See `MoeRuntime.allocate`."""
+
+
+Planner = Callable[[EngineConfig, int], MemorySplit]
+"""What a configuration comes to, given how many pages of the KV cache are in use. ConfigError: it does not fit; the
+message says what would."""
+
 
 @dataclass(frozen=True)
 class LoadedRunner:
@@ -77,6 +100,12 @@ class LoadedRunner:
     """Sequences that can run at once, where each needs a record; None where none does."""
     num_snapshots: int = 0
     """Records that the prefix cache can keep beside these."""
+    plan: Planner | None = None
+    """None: its sizes stay."""
+    page_bytes: int = 0
+    """Of one page, all layers."""
+    record_bytes: int = 0
+    """Of one sequence's record, all layers."""
 
 
 class ModelRunner:
@@ -113,6 +142,18 @@ class ModelRunner:
         picked = self._samplers.pick(self.pool, logits)
         self.sampling_s += time.perf_counter() - began
         return picked
+
+    def resize_pages(self, num_pages: int, places: Mapping[int, int], *, keep_records: bool = True) -> None:
+        """See `Runner.resize_pages`."""
+        self._kv_cache.resize(num_pages, places, keep_records)
+
+    def release_slots(self) -> None:
+        """See `Runner.release_slots`."""
+        self.moe.release()
+
+    def allocate_slots(self, num_slots: int, num_staging: int) -> None:
+        """See `Runner.allocate_slots`."""
+        self.moe.allocate(num_slots, num_staging)
 
 
 _MOST_ROWS: Final = 64

@@ -9,6 +9,7 @@ back and starts over later (its text is kept). Decides only; computes nothing.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from typing import Final
 
 from twofold.engine.kv_cache import PagePool
@@ -74,6 +75,19 @@ class Scheduler:
         elif sequence in self.waiting:
             self.waiting.remove(sequence)
         self._pool.release(sequence, keep=keep)
+
+    def preempt_until(self, done: Callable[[], bool]) -> int:
+        """Between two steps: sequences give their pages and records back, the youngest first, until `done` or nobody
+        runs; they start over later. Returns how many."""
+        num_preempted = 0
+        while self.running and not done():
+            self._preempt(max(self.running, key=_arrival))
+            num_preempted += 1
+        return num_preempted
+
+    def pages_moved(self) -> None:
+        """Between two steps, pages have other numbers: what was made of the step before no longer holds."""
+        self._answers = []
 
     def _go_on(self) -> bool:
         """Whether the sequences that the last step gave a token are all that run and each can have one more; if so they

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -41,6 +42,8 @@ class Sequence:
     """Of the prompt's second token and on, as far as computed, if the request asks for them."""
     queued_at: int = 0
     """Tokens that the engine had computed when this came."""
+    submitted_s: float = field(default_factory=time.time)
+    """Unix time."""
     num_prompt_tokens: int = field(init=False)
 
     def __post_init__(self) -> None:

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import logging
 import os
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -94,6 +95,26 @@ class SlotPlan:
         )
 
 
+@dataclass(frozen=True)
+class _Sums:
+    """What executors counted that are no longer there."""
+
+    placements: Mapping[str, int] = field(default_factory=dict)
+    prefetches: Mapping[str, int] = field(default_factory=dict)
+    parts: tuple[float, ...] = (0.0,) * 5
+
+    def plus(self, executor: _core.MoeExecutor) -> _Sums:
+        return _Sums(
+            _added(self.placements, executor.counts()),
+            _added(self.prefetches, executor.prefetch_counts()),
+            tuple(map(sum, zip(self.parts, executor.clock_parts(), strict=True))),
+        )
+
+
+def _added(before: Mapping[str, int], now: Mapping[str, int]) -> dict[str, int]:
+    return {name: count + before.get(name, 0) for name, count in now.items()}
+
+
 class MoeRuntime:
     """The experts and their native executor. One per engine; the engine thread owns it.
 
@@ -128,17 +149,24 @@ class MoeRuntime:
         self.expert_bytes: int = self.store.expert_bytes
         self.accelerator: _cuda.CudaAccelerator | None = None
         """Of a real device: its expert slots."""
+        self._slots, self._dense_cost, self._machine = slots, dense_cost, machine
+        self._before = _Sums()
+        self._learned = b""
+        self._begin_us = 0.0
+        self._is_released = False
+        self._executor = self._make(slots)
+
+    def _make(self, slots: SlotPlan) -> _core.MoeExecutor:
+        shape, pool, choice, machine = self.shape, self.pool, self.choice, self._machine
         if choice.open_device is not None:
-            self._executor = self._on_device(choice.open_device(), slots, machine)
-            return
+            return self._on_device(choice.open_device(), slots, machine)
         if choice.profile is None:
             curve = machine and machine.cpu_curve(
                 shape.format, shape.hidden, shape.intermediate, pool.num_threads
             )
-            self._executor = _core.MoeExecutor(
+            return _core.MoeExecutor(
                 pool, self.store, cpu_cost_model(curve, self.expert_bytes) if curve else None
             )
-            return
         curve = choice.profile.cpu_curve(shape.format, shape.hidden, shape.intermediate, pool.num_threads)
         cost = _core.CostModel(
             _core.MachineProfile.from_fields(choice.profile.name, choice.profile.cost_figures),
@@ -147,15 +175,16 @@ class MoeRuntime:
             curve.points if curve else (),
         )
         try:
-            self._executor = _core.MoeExecutor.emulated(
+            return _core.MoeExecutor.emulated(
                 pool,
                 self.store,
                 cost,
                 slots.scheduler_config(shape),
-                dense_cost.bytes,
-                dense_cost.flops_per_token,
+                self._dense_cost.bytes,
+                self._dense_cost.flops_per_token,
                 preload=slots.num_slots == shape.num_layers * shape.num_experts,
-                router_bytes=dense_cost.router_bytes,
+                router_bytes=self._dense_cost.router_bytes,
+                begin_us=self._begin_us,
             )
         except ValueError as error:
             raise ConfigError(f"accelerator {choice.label}: {error}") from error
@@ -199,6 +228,55 @@ class MoeRuntime:
         everything = slots.num_slots == shape.num_layers * shape.num_experts
         return _core.MoeExecutor.on_device(pool, self.store, accelerator, preload=everything)
 
+    # ---- other numbers of slots while it runs ------------------------------------------------------------------------
+
+    def release(self) -> None:
+        """Between two steps: give the slots' memory back. What the cache has learned, the clock and the counts stay;
+        until `allocate` the CPU computes all experts. Events that nobody has drained are lost. Safe to call twice."""
+        if self._is_released or self.choice.kind == "none":
+            return
+        self.idle()
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "cache"
+            self._executor.save_cache(str(path))
+            self._learned = path.read_bytes()
+        self._before = self._before.plus(self._executor)
+        self._begin_us = self._executor.virtual_now_us or 0.0
+        enabled = self._executor.events_enabled
+        self._executor = _core.MoeExecutor(self.pool, self.store)
+        self._executor.events_enabled = enabled
+        self.accelerator = None
+        self._is_released = True
+
+    def allocate(self, num_slots: int, num_staging: int = -1) -> None:
+        """After `release`: so many slots, filled with those experts that were worth most.
+
+        Raises:
+            ConfigError, CapacityError, KernelError: as the constructor; everything is as after `release`.
+        """
+        plan = replace(self._slots, num_slots=num_slots, num_staging=num_staging)
+        executor = self._make(plan)
+        executor.events_enabled = self._executor.events_enabled
+        self._executor, self._slots = executor, plan
+        if self._learned:
+            with tempfile.TemporaryDirectory() as folder:
+                path = Path(folder) / "cache"
+                path.write_bytes(self._learned)
+                self._executor.restore_cache(str(path))
+        self._learned, self._is_released = b"", False
+
+    @property
+    def num_staging(self) -> int:
+        """Slots that fetched experts pass through, as asked for; -1: room for one whole layer."""
+        return self._slots.num_staging
+
+    def placement(self) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.float64]] | None:
+        """[layers, experts] of each expert: 0 absent, 1 in flight, 2 resident; and its worth by the policy. None
+        without slots."""
+        return self._executor.placement()
+
+    # ---- steps -------------------------------------------------------------------------------------------------------
+
     def begin_step(self, step: int, requests: Sequence[int], positions: Sequence[int]) -> None:
         """Name the rows of the step's batch: which request and position each token is."""
         self._executor.begin_step(step, requests, positions)
@@ -219,7 +297,7 @@ class MoeRuntime:
     def virtual_now_us(self) -> float | None:
         """The virtual clock of an emulated accelerator, None in real time."""
         now: float | None = self._executor.virtual_now_us
-        return now
+        return self._begin_us if now is None and self.choice.clock == "virtual" else now
 
     def clock_parts(self) -> tuple[float, float, float, float, float]:
         """Microseconds of all steps by part: dense, experts on the GPU, on the CPU, the link, the head.
@@ -228,6 +306,12 @@ class MoeRuntime:
         layers (dense: between them); zeros without one.
         """
         parts: tuple[float, float, float, float, float] = self._executor.clock_parts()
+        before = self._before.parts
+        if any(before):
+            parts = (
+                parts[0] + before[0], parts[1] + before[1], parts[2] + before[2], parts[3] + before[3],
+                parts[4] + before[4],
+            )  # fmt: skip
         return parts
 
     @property
@@ -246,7 +330,10 @@ class MoeRuntime:
         """
         temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         try:
-            self._executor.save_cache(str(temporary))
+            if self._learned:
+                temporary.write_bytes(self._learned)
+            else:
+                self._executor.save_cache(str(temporary))
             os.replace(temporary, path)
         except (OSError, RuntimeError) as error:
             temporary.unlink(missing_ok=True)
@@ -266,10 +353,10 @@ class MoeRuntime:
             ) from error
 
     def prefetch_counts(self) -> PrefetchCounts:
-        return PrefetchCounts(**self._executor.prefetch_counts())
+        return PrefetchCounts(**_added(self._before.prefetches, self._executor.prefetch_counts()))
 
     def counts(self) -> PlacementCounts:
-        return PlacementCounts(**self._executor.counts())
+        return PlacementCounts(**_added(self._before.placements, self._executor.counts()))
 
     def enable_events(self, on: bool) -> None:
         self._executor.events_enabled = on

@@ -22,8 +22,9 @@ _MAX_HEADERS: Final = 100
 class HttpStatusError(Exception):
     """An answer other than 200."""
 
-    def __init__(self, status: int, body: bytes) -> None:
-        self.status = status
+    def __init__(self, status: int, body: bytes, retry_after: str | None = None) -> None:
+        """retry_after: what the header of that name says."""
+        self.status, self.retry_after = status, retry_after
         code, message = _error_of(body)
         self.kind = f"HTTP {status}" + (f" {code}" if code else "")
         super().__init__(message or f"HTTP {status}")
@@ -118,7 +119,7 @@ class HttpClient:
             status, headers = await _head(reader)
             pieces = _pieces(reader, headers)
             if status != 200:
-                raise HttpStatusError(status, await _beginning(pieces))
+                raise HttpStatusError(status, await _beginning(pieces), headers.get("retry-after"))
             yield pieces
         finally:
             writer.close()

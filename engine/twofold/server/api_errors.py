@@ -78,6 +78,8 @@ def from_twofold(error: TwofoldError) -> ApiError:
         retry = {"Retry-After": str(max(1, math.ceil(error.retry_after_s)))}
         if error.draining:
             return ApiError(503, str(error), kind="server_error", code="server_draining", headers=retry)
+        if error.asleep:
+            return ApiError(503, str(error), kind="server_error", code="server_asleep", headers=retry)
         return ApiError(429, str(error), kind="rate_limit_error", code="rate_limit_exceeded", headers=retry)
     code = "kernel_error" if isinstance(error, KernelError) else "internal_error"
     return ApiError(500, str(error), kind="server_error", code=code)

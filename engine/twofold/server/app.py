@@ -13,6 +13,7 @@ from twofold.api.config import ServerConfig
 from twofold.api.errors import TwofoldError
 from twofold.api.types import SamplingParams
 from twofold.server import (
+    admin,
     anthropic_messages,
     api_errors,
     completions,
@@ -68,6 +69,8 @@ def app_of(state: ServerState) -> ASGIApp:
     app.include_router(inspection.router(state))
     app.include_router(ollama.router(state))
     app.include_router(anthropic_messages.router(state))
+    if state.config.admin_key:
+        app.include_router(admin.router(state))
     app.add_exception_handler(ApiError, api_errors.answer_api_error)
     app.add_exception_handler(TwofoldError, api_errors.answer_twofold_error)
     app.add_exception_handler(Exception, api_errors.answer_bug)

@@ -27,8 +27,11 @@ def router(state: ServerState) -> APIRouter:
     @routes.get("/ready")
     @routes.head("/ready", include_in_schema=False)
     async def ready() -> Response:
-        """Whether requests are taken: 503 while the model loads, and from the first signal to stop."""
-        return JSONResponse({"status": state.phase}, status_code=200 if state.phase == "ready" else 503)
+        """Whether requests are taken: 503 while the model loads, while it sleeps, and from the first signal to stop."""
+        engine = state.loaded_engine
+        asleep = state.phase == "ready" and engine is not None and engine.control.asleep
+        phase = "asleep" if asleep else state.phase
+        return JSONResponse({"status": phase}, status_code=200 if phase == "ready" else 503)
 
     @routes.get("/props")
     async def props() -> dict[str, Any]:
@@ -80,7 +83,7 @@ def _props(state: ServerState) -> dict[str, Any]:
         "chat_template": engine.tokenizer.chat_template or "",
         "modalities": {"vision": False, "audio": False},
         "build_info": f"twofold-{__version__}",
-        "is_sleeping": False,
+        "is_sleeping": engine.control.asleep,
     }
 
 

@@ -10,6 +10,7 @@ import hmac
 import logging
 import re
 import uuid
+from collections.abc import Sequence
 from typing import Final
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -76,23 +77,28 @@ class RequestFrame:
         With a key, `_OPEN` stays open to monitors.
         """
         config, headers, path = self._state.config, Headers(scope=scope), scope["path"]
+        if config.admin_key and (path == "/admin" or path.startswith("/admin/")):
+            # Its key opens nothing else, and no other key opens this. Without one there is no such route.
+            return None if _has_key(headers, [config.admin_key]) else _unauthorised("admin")
         if not config.api_key or path.startswith("/internal"):
             return foreign_caller(headers, config)
         if path in _OPEN:
             return None
-        kind, _, token = headers.get("authorization", "").partition(" ")
-        given = (token if kind.lower() == "bearer" else "", headers.get("x-api-key", ""))
-        # Every key is compared, so that the time tells nothing.
-        matches = [
-            hmac.compare_digest(one.strip().encode(), key.encode()) for one in given for key in config.api_key
-        ]
-        return None if any(matches) else _unauthorised()
+        return None if _has_key(headers, config.api_key) else _unauthorised()
 
 
-def _unauthorised() -> ApiError:
+def _has_key(headers: Headers, keys: Sequence[str]) -> bool:
+    kind, _, token = headers.get("authorization", "").partition(" ")
+    given = (token if kind.lower() == "bearer" else "", headers.get("x-api-key", ""))
+    # Every key is compared, so that the time tells nothing.
+    matches = [hmac.compare_digest(one.strip().encode(), key.encode()) for one in given for key in keys]
+    return any(matches)
+
+
+def _unauthorised(which: str = "API") -> ApiError:
     return ApiError(
         401,
-        "this server needs an API key; send it as 'Authorization: Bearer KEY' or 'x-api-key: KEY'",
+        f"this needs the server's {which} key; send it as 'Authorization: Bearer KEY' or 'x-api-key: KEY'",
         code="invalid_api_key",
         headers={"WWW-Authenticate": "Bearer"},
     )

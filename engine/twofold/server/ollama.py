@@ -142,9 +142,9 @@ def _messages(given: Sequence[OllamaMessage]) -> list[dict[str, Any]]:
                 waiting.append((function.name, call_id))
         if message.role == "tool":
             fitting = [one for one in waiting if message.tool_name in (None, one[0])] or waiting
-            call_id = message.tool_call_id or (fitting[0][1] if fitting else None)
-            waiting = [one for one in waiting if one[1] != call_id]
-            said |= {} if call_id is None else {"tool_call_id": call_id}
+            answered = message.tool_call_id or (fitting[0][1] if fitting else None)
+            waiting = [one for one in waiting if one[1] != answered]
+            said |= {} if answered is None else {"tool_call_id": answered}
         messages.append(said)
     return messages
 

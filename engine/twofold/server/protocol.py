@@ -4,11 +4,20 @@ another.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from twofold.api.constraints import CompiledConstraint, Constraint
-from twofold.api.types import GenerationRequest, MappedWeights, PlacementCounts, RequestProgress, RunInfo
+from twofold.api.types import (
+    GenerationRequest,
+    LayerPlacement,
+    MappedWeights,
+    MemoryUse,
+    PlacementCounts,
+    RequestProgress,
+    Resize,
+    RunInfo,
+)
 from twofold.tokenizer import ToolForm
 
 
@@ -95,6 +104,33 @@ class ServingStats(Protocol):
     @property
     def placement(self) -> PlacementCounts: ...
 
+    @property
+    def decode_tokens_per_s(self) -> float: ...
+
+
+class ServingControl(Protocol):
+    """The part of `twofold.engine.control.LiveControl` that the server offers. All but `asleep`, `memory` and
+    `requests` wait for a step to end."""
+
+    @property
+    def asleep(self) -> bool:
+        """Memory was given back, and no request is taken."""
+        ...
+
+    def memory(self) -> MemoryUse: ...
+
+    def requests(self) -> list[RequestProgress]: ...
+
+    def resize(self, asked: Resize) -> object: ...
+
+    def sleep(self) -> None: ...
+
+    def wake(self) -> None: ...
+
+    def drop_prefixes(self) -> int: ...
+
+    def placement(self, layers: Iterable[int] | None, top: int) -> list[LayerPlacement]: ...
+
 
 class ServingEngine(Protocol):
     """The part of `twofold.engine.Engine` that serving needs; every method is thread-safe."""
@@ -111,6 +147,11 @@ class ServingEngine(Protocol):
     @property
     def max_num_seqs(self) -> int:
         """Requests that may run at the same time."""
+        ...
+
+    @property
+    def control(self) -> ServingControl:
+        """What whoever runs it may change."""
         ...
 
     @property

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from twofold.api.errors import ConfigError
-from twofold.api.types import RequestRecord, RunInfo, StepRecord
+from twofold.api.types import ControlRecord, RequestRecord, RunInfo, StepRecord
 from twofold.telemetry.sink import LoadSample, SinkStats
 
 Rows = npt.NDArray[Any]
@@ -116,6 +116,8 @@ class RoutingRecorder:
 
     def step(self, record: StepRecord) -> None:
         """Steps are of no interest here."""
+
+    def control(self, record: ControlRecord) -> None: ...
 
     def native_events(self, kind: str, rows: Rows) -> None:
         if kind != "token_layer" or self._run is None:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from twofold.api.types import EmulatedParts, RequestRecord, RunInfo, StepRecord
+from twofold.api.types import ControlRecord, EmulatedParts, RequestRecord, RunInfo, StepRecord
 from twofold.telemetry.sink import EVENT_DTYPES, LoadSample, Placement
 
 Row = tuple[Any, ...]
@@ -50,6 +50,10 @@ def run_row(run: RunInfo, started_s: float) -> Row:
         run.version,
         run.config_json,
     )
+
+
+def control_row(run_id: int, record: ControlRecord) -> Row:
+    return (run_id, record.at_s, record.kind, record.num_slots, record.num_pages)
 
 
 def request_row(run_id: int, record: RequestRecord) -> Row:

@@ -35,6 +35,7 @@ def _insert_sql(table: Table, *, replace: bool = False) -> str:
 _INSERT_LAYER_SECOND: Final = _insert_sql(schema.layer_second)
 _INSERT_STEP: Final = _insert_sql(schema.step, replace=True)
 _INSERT_REQUEST: Final = _insert_sql(schema.request, replace=True)
+_INSERT_CONTROL: Final = _insert_sql(schema.control)
 _INSERT_LOAD_SAMPLE: Final = _insert_sql(schema.load_sample)
 _ADD_DROPPED: Final = (
     f"{_insert_sql(schema.dropped)} ON CONFLICT DO UPDATE "
@@ -155,6 +156,8 @@ class RunWriter:
     def _insert(self, connection: Connection, run_id: int, batch: list[Item]) -> None:
         requests = [rows.request_row(run_id, item.payload) for item in batch if item.kind == "request"]
         _execute(connection, _INSERT_REQUEST, requests)
+        changes = [rows.control_row(run_id, item.payload) for item in batch if item.kind == "control"]
+        _execute(connection, _INSERT_CONTROL, changes)
         steps = [item.payload for item in batch if item.kind == "step"]
         _execute(connection, _INSERT_STEP, [rows.step_row(run_id, step) for step in steps])
         for step in steps:

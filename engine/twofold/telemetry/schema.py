@@ -38,7 +38,7 @@ from twofold.api.errors import ConfigError
 from twofold.api.types import EmulatedParts, StepParts
 from twofold.telemetry.sink import EVENT_DTYPES, column_name
 
-SCHEMA_VERSION: Final = 3
+SCHEMA_VERSION: Final = 4
 
 metadata = MetaData()
 
@@ -113,6 +113,19 @@ step = Table(
     *(Column(f"emulated_{part}", Float, comment="virtual clock") for part in EmulatedParts._fields),
     Index("step_by_time", "run_id", "started_s"),
 )
+
+
+control = Table(
+    "control",
+    metadata,
+    _run_id(),
+    Column("at_s", Float, nullable=False, comment="Unix time"),
+    Column("kind", Text, nullable=False, comment="resize, sleep or wake"),
+    Column("num_slots", Integer, nullable=False, comment="from then on"),
+    Column("num_pages", Integer, nullable=False, comment="of the KV cache, from then on"),
+    Index("control_by_time", "run_id", "at_s"),
+)
+"""What somebody changed of a running engine."""
 
 
 def _event_table(kind: str, comments: Mapping[str, str], *, index: str) -> Table:

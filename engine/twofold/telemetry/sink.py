@@ -16,7 +16,7 @@ from typing import Any, Final, Literal, Protocol
 import numpy as np
 
 from twofold.api.errors import RequestError
-from twofold.api.types import RequestRecord, RunInfo, StepRecord
+from twofold.api.types import ControlRecord, RequestRecord, RunInfo, StepRecord
 
 LossPlace = Literal["ring", "queue", "database"]
 LOSS_PLACES: Final[tuple[LossPlace, ...]] = ("ring", "queue", "database")
@@ -182,6 +182,9 @@ class TelemetrySink(Protocol):
     def step(self, record: StepRecord) -> None:
         """After each engine iteration."""
 
+    def control(self, record: ControlRecord) -> None:
+        """Memory was split otherwise, or given back, or taken again."""
+
     def native_events(self, kind: str, rows: np.ndarray[Any, np.dtype[Any]]) -> None:
         """A structured array drained from a native ring (see EVENT_DTYPES); copied, so it may be reused."""
 
@@ -206,6 +209,8 @@ class NullSink:
     def request(self, record: RequestRecord) -> None: ...
 
     def step(self, record: StepRecord) -> None: ...
+
+    def control(self, record: ControlRecord) -> None: ...
 
     def native_events(self, kind: str, rows: np.ndarray[Any, np.dtype[Any]]) -> None: ...
 
@@ -236,6 +241,10 @@ class TeeSink:
     def step(self, record: StepRecord) -> None:
         for sink in self._sinks:
             sink.step(record)
+
+    def control(self, record: ControlRecord) -> None:
+        for sink in self._sinks:
+            sink.control(record)
 
     def native_events(self, kind: str, rows: np.ndarray[Any, np.dtype[Any]]) -> None:
         for sink in self._sinks:

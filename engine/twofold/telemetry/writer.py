@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from twofold.api.errors import ConfigError
-from twofold.api.types import RequestRecord, RunInfo, StepRecord
+from twofold.api.types import ControlRecord, RequestRecord, RunInfo, StepRecord
 from twofold.telemetry import database, retention, rows, schema
 from twofold.telemetry.database import WritableDatabase
 from twofold.telemetry.run_writer import NATIVE, Item, Losses, RunWriter
@@ -107,6 +107,9 @@ class DatabaseSink:
 
     def step(self, record: StepRecord) -> None:
         self._push("step", record, 1)
+
+    def control(self, record: ControlRecord) -> None:
+        self._push("control", record, 1)
 
     def load_samples(self, rows: list[LoadSample]) -> None:
         if rows:

@@ -112,6 +112,11 @@ class ExpertCache {
   // Before a step in which num_new of num_running requests begin.
   void boundary(int num_new = 1, int num_running = 1);
   double value(int layer, int expert);  // lambda * V now
+  // The same of all experts of a layer, for who only looks: out[num_experts].
+  void values(int layer, std::span<double> out) const {
+    check(layer, 0, "values");
+    policy_->values(layer, out);
+  }
   void set_future(const std::vector<std::vector<std::vector<int>>>& events_per_layer);
 
   // Warm start: learned state, usage and who was resident. load() checks shape and policy and throws

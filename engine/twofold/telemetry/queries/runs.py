@@ -155,3 +155,26 @@ def dropped(db: Database, run: Run) -> list[Dropped]:
         .order_by(table.kind, table.place)
     )
     return [Dropped(kind, place, int(count)) for kind, place, count in db.rows(query)]
+
+
+@dataclass(frozen=True)
+class ControlEvent:
+    """Somebody changed the running engine: what there is from then on."""
+
+    at_s: float
+    kind: str
+    """resize, sleep or wake"""
+    num_slots: int
+    num_pages: int
+
+
+def control_events(db: Database, run: Run, *, limit: int = 20) -> list[ControlEvent]:
+    """The newest first."""
+    table = schema.control.c
+    query = (
+        select(table.at_s, table.kind, table.num_slots, table.num_pages)
+        .where(table.run_id == run.run_id)
+        .order_by(table.at_s.desc())
+        .limit(limit)
+    )
+    return [ControlEvent(*row) for row in db.rows(query)]

@@ -1,0 +1,285 @@
+"""What can be changed of an engine while it serves: how memory is split, sleep, what is cached; and who has what.
+
+Whatever touches memory happens between two steps, on the engine's thread, whole or not at all. No request is lost and
+no token changes: pages move with their sequences, and who must give them back computes them again later.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Seq
+from typing import Any, Final, Literal, TypeVar
+
+from twofold.api.config import EngineConfig
+from twofold.api.errors import ConfigError
+from twofold.api.types import LayerPlacement, MemorySplit, MemoryUse, RequestProgress, Resize
+from twofold.engine.inbox import Inbox
+from twofold.engine.kv_cache import PagePool
+from twofold.engine.runner import LoadedRunner
+from twofold.engine.scheduler import Scheduler
+
+T = TypeVar("T")
+Change = Literal["resize", "sleep", "wake"]
+
+_STATES: Final = ("absent", "in flight", "resident")
+_MOST_SHOWN: Final = 4096
+"""Experts that `placement` lists."""
+_log = logging.getLogger(__name__)
+
+
+class LiveControl:
+    """One per engine. Every public method may be called from any thread but the engine's; those that change something
+    return when it is done, which is before the next step."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        loaded: LoadedRunner,
+        pool: PagePool,
+        scheduler: Scheduler,
+        inbox: Inbox,
+        is_served: Callable[[], bool],
+        settle: Callable[[], None],
+        on_change: Callable[[Change], None],
+    ) -> None:
+        """
+        Args:
+            is_served: whether a thread of the engine's own takes orders; else the caller carries them out.
+            settle: lets uploads land and hands over what was recorded of them.
+            on_change: told on the engine's thread what has changed.
+        """
+        moe = loaded.runner.moe
+        self.split = MemorySplit(moe.num_slots, moe.num_staging, loaded.num_pages, loaded.max_context)
+        """As it is while the engine is awake."""
+        self.asleep = False
+        self._config, self._loaded, self._runner = config, loaded, loaded.runner
+        self._pool, self._scheduler, self._inbox = pool, scheduler, inbox
+        self._is_served, self._settle, self._on_change = is_served, settle, on_change
+
+    # ---- what callers use -------------------------------------------------------------------------------------------
+
+    def resize(self, asked: Resize) -> MemorySplit:
+        """Split the memory otherwise. Running requests go on behind a pause, or, if their pages were needed, wait.
+
+        Raises:
+            ConfigError: that does not fit, and what would; nothing has changed.
+            CapacityError, KernelError: the memory was not to be had after all; nothing has changed.
+        """
+        return self._between_steps(lambda: self._resize(asked))
+
+    def sleep(self) -> None:
+        """Give expert slots and KV cache back; weights stay in host memory. Running requests wait until `wake` and go
+        on as if nothing had happened; the engine takes no new ones. Safe to call twice."""
+        self._between_steps(self._sleep)
+
+    def wake(self) -> None:
+        """Take as much memory as before `sleep`. Safe to call twice.
+
+        Raises:
+            ConfigError, CapacityError, KernelError: it is not to be had; the engine sleeps on.
+        """
+        self._between_steps(self._wake)
+
+    def drop_prefixes(self) -> int:
+        """Forget what the prefix cache keeps in memory and nobody runs with. Returns the number of pages."""
+        return self._between_steps(self._pool.drop_cached)
+
+    def placement(self, layers: Iterable[int] | None = None, top: int = 16) -> list[LayerPlacement]:
+        """Of each of these MoE layers (None: all) the `top` worthiest experts; 4096 in all. Empty without slots.
+
+        Raises:
+            ConfigError: there is no such layer.
+        """
+        return self._between_steps(lambda: self._placement(layers, top))
+
+    def memory(self) -> MemoryUse:
+        """Who has how much at this moment."""
+        pool, loaded = self._pool, self._loaded
+        return MemoryUse(
+            num_slots=self._runner.moe.num_slots,
+            slots_bytes=self._runner.moe.device_bytes,
+            num_pages=pool.num_pages,
+            page_bytes=loaded.page_bytes,
+            page_size=pool.page_size,
+            num_free_pages=pool.num_free,
+            num_cached_pages=pool.num_cached,
+            num_snapshots=pool.num_snapshots,
+            record_bytes=loaded.record_bytes,
+            max_context=self.split.max_context,
+        )
+
+    def requests(self) -> list[RequestProgress]:
+        """Those that run, then those that wait: one that moves meanwhile comes once."""
+        places = ((False, self._scheduler.waiting), (True, self._scheduler.running))
+        found = {
+            sequence.number: RequestProgress(
+                sequence.request,
+                sequence.number,
+                sequence.max_tokens,
+                is_running,
+                sequence.num_computed,
+                sequence.num_generated,
+                sequence.num_cached,
+                sequence.submitted_s,
+            )
+            for is_running, sequences in places
+            for sequence in tuple(sequences)
+        }
+        return sorted(found.values(), key=lambda progress: (not progress.is_running, progress.number))
+
+    def _between_steps(self, work: Callable[[], T]) -> T:
+        return self._inbox.order(work) if self._is_served() else work()
+
+    # ---- the engine's thread ----------------------------------------------------------------------------------------
+
+    def _resize(self, asked: Resize) -> MemorySplit:
+        if self.asleep:
+            raise ConfigError("the engine is asleep and has nothing to split; wake it first")
+        split = self._plan(asked)
+        self._check_live(split)
+        self._apply(split)
+        self._on_change("resize")
+        return split
+
+    def _plan(self, asked: Resize) -> MemorySplit:
+        """What was asked for, if it fits."""
+        moe, split, plan = self._runner.moe, self.split, self._loaded.plan
+        given = {name: value for name, value in vars(asked).items() if value is not None}
+        if not given:
+            raise ConfigError(
+                "nothing was given to resize; give --gpu-experts-ratio, --num-gpu-experts or --max-total-tokens"
+            )
+        if plan is None:
+            raise ConfigError(f"what runs on {moe.choice.label} keeps the sizes it was loaded with")
+        slots_asked = given.keys() & {"gpu_experts_ratio", "num_gpu_experts"}
+        if slots_asked and moe.choice.kind == "none":
+            raise ConfigError(
+                f"--{min(slots_asked).replace('_', '-')} was given; accelerator none has no expert slots: only "
+                "--max-total-tokens can change"
+            )
+        experts = moe.shape.num_layers * moe.shape.num_experts
+        sizes: dict[str, Any] = {
+            "gpu_experts_ratio": None if slots_asked else split.num_slots / experts,
+            "num_gpu_experts": None,
+            "max_total_tokens": split.num_pages * self._config.page_size,
+        }
+        num_used = self._pool.num_pages - self._pool.num_free
+        found = plan(dataclasses.replace(self._config, **sizes | given), num_used)
+        if found.num_slots == split.num_slots and 0 <= split.num_staging <= found.num_staging:
+            found = dataclasses.replace(found, num_staging=split.num_staging)  # no reason to move any expert
+        return found
+
+    def _check_live(self, split: MemorySplit) -> None:
+        """Every request that was accepted must fit alone."""
+        page_size = self._config.page_size
+        live: Seq[RequestProgress] = self.requests()
+        if not live:
+            return
+        most = max(live, key=lambda each: len(each.request.prompt_token_ids) + each.max_tokens)
+        needed = len(most.request.prompt_token_ids) + most.max_tokens
+        if needed > split.num_pages * page_size:
+            raise ConfigError(
+                f"--max-total-tokens was given, which leaves {split.num_pages * page_size} tokens; request "
+                f"{most.request.request_id} may come to {needed}: give at least {-(-needed // page_size) * page_size}, "
+                "cancel it, or wait for it"
+            )
+
+    def _apply(self, split: MemorySplit) -> None:
+        """What becomes smaller goes first, and comes back where the other finds no room."""
+        old = self.split
+        parts = [self._set_slots, self._set_pages]
+        if split.num_slots > old.num_slots:
+            parts.reverse()
+        first, second = parts
+        first(split)
+        try:
+            second(split)
+        except BaseException:
+            first(old)
+            raise
+        self.split = split
+
+    def _set_slots(self, split: MemorySplit) -> None:
+        moe = self._runner.moe
+        before = (moe.num_slots, moe.num_staging)
+        if before == (split.num_slots, split.num_staging):
+            return
+        self._settle()
+        self._runner.release_slots()
+        try:
+            self._runner.allocate_slots(split.num_slots, split.num_staging)
+        except BaseException:
+            self._runner.allocate_slots(*before)
+            raise
+
+    def _set_pages(self, split: MemorySplit) -> None:
+        num_pages, pool, scheduler = split.num_pages, self._pool, self._scheduler
+        if num_pages == pool.num_pages:
+            return
+        scheduler.preempt_until(lambda: pool.num_held(scheduler.running) <= num_pages)
+        pool.trim(num_pages)
+        places = pool.places_among(num_pages)
+        self._runner.resize_pages(num_pages, places)
+        pool.resize(num_pages, places, scheduler.running)
+        scheduler.pages_moved()
+
+    def _sleep(self) -> None:
+        if self.asleep:
+            return
+        self._scheduler.preempt_until(lambda: False)
+        self._pool.drop_cached(save=True)
+        self._no_pages()
+        self._settle()
+        self._runner.release_slots()
+        self.asleep = True
+        self._on_change("sleep")
+
+    def _no_pages(self) -> None:
+        self._runner.resize_pages(1, {}, keep_records=False)
+        self._pool.resize(1, {}, ())
+        self._scheduler.pages_moved()
+
+    def _wake(self) -> None:
+        if not self.asleep:
+            return
+        split = self.split
+        self._plan(Resize(max_total_tokens=split.num_pages * self._config.page_size))
+        if self._runner.moe.choice.kind != "none":
+            self._runner.allocate_slots(split.num_slots, split.num_staging)
+        try:
+            self._runner.resize_pages(split.num_pages, {}, keep_records=False)
+        except BaseException:
+            self._runner.release_slots()
+            raise
+        self._pool.resize(split.num_pages, {}, ())
+        self.asleep = False
+        self._on_change("wake")
+
+    def _placement(self, layers: Iterable[int] | None, top: int) -> list[LayerPlacement]:
+        found = self._runner.moe.placement()
+        if found is None:
+            return []
+        states, worth = found
+        num_layers = len(states)
+        wanted = list(range(num_layers) if layers is None else layers)
+        for layer in wanted:
+            if not 0 <= layer < num_layers:
+                raise ConfigError(
+                    f"layer {layer} was asked for; the model's MoE layers are 0 to {num_layers - 1}"
+                )
+        top = max(1, min(top, _MOST_SHOWN // max(1, len(wanted))))
+        return [
+            LayerPlacement(
+                layer,
+                int((states[layer] == len(_STATES) - 1).sum()),
+                tuple(
+                    (int(expert), _STATES[states[layer, expert]], float(worth[layer, expert]))
+                    for expert in sorted(
+                        range(states.shape[1]), key=lambda e: (-worth[layer, e], -int(states[layer, e]), e)
+                    )[:top]
+                ),
+            )
+            for layer in wanted
+        ]

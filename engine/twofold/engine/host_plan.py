@@ -1,0 +1,50 @@
+"""Whether another split of the memory fits, where expert slots and KV cache both lie in host memory."""
+
+from __future__ import annotations
+
+from twofold import _core
+from twofold.api.config import EngineConfig
+from twofold.api.errors import ConfigError
+from twofold.api.types import MemorySplit
+from twofold.blocks import ops
+from twofold.engine.capacity import longest_request
+from twofold.engine.runner import Planner
+from twofold.experts.accelerator import num_slots
+from twofold.experts.moe import MoeRuntime
+from twofold.models import ModelFiles
+from twofold.weights.host_memory import available_memory_bytes
+
+
+def host_planner(files: ModelFiles, moe: MoeRuntime, kv_cache: ops.StateCache, page_bytes: int) -> Planner:
+    """For a model on the CPU, its experts there too, or on an accelerator that is emulated."""
+    model = files.config
+    num_layers, stride = len(model.moe_layers), _core.slot_stride(moe.expert_bytes)
+
+    def plan(asked: EngineConfig, num_used: int) -> MemorySplit:
+        assert asked.max_total_tokens is not None, "a resize says how many tokens there are to be"
+        slots = 0 if moe.choice.kind == "none" else num_slots(asked, num_layers, model.num_experts)
+        pages = asked.max_total_tokens // asked.page_size
+        if pages < 1:
+            raise ConfigError(
+                f"--max-total-tokens was given {asked.max_total_tokens}, less than one page of {asked.page_size} "
+                "tokens; give at least that"
+            )
+        # What becomes larger, and what is there twice while pages move.
+        grown = max(pages - kv_cache.num_pages, 0)
+        moved = min(num_used, pages) if pages != kv_cache.num_pages else 0
+        more_slots = max(slots * stride - moe.device_bytes, 0)
+        free = available_memory_bytes()
+        if more_slots > free:
+            raise ConfigError(
+                f"{slots} expert slots were asked for; of {stride / 1e6:.1f} MB each, there is memory for "
+                f"{(free + moe.device_bytes) // stride}: ask for fewer, or free memory"
+            )
+        most = kv_cache.num_pages + (free - more_slots) // page_bytes - moved
+        if grown > 0 and pages > most:
+            raise ConfigError(
+                f"--max-total-tokens was given {asked.max_total_tokens}; there is memory for {most * asked.page_size} "
+                "tokens: ask for fewer, or free memory"
+            )
+        return MemorySplit(slots, -1, pages, min(longest_request(asked, model), pages * asked.page_size))
+
+    return plan

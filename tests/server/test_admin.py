@@ -1,0 +1,261 @@
+"""/admin and `twofold ctl` on a real server: who may call, what is told, what changes, and how fast a refusal is."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from fake_engine import FakeEngine
+from live_server import HTTP, serving
+
+pytest.importorskip("twofold._core", reason="the native module is not built")
+
+from twofold.api.config import EngineConfig, ServerConfig
+from twofold.api.errors import ConfigError
+from twofold.cli.main import main
+from twofold.engine import Engine
+from twofold.models.testing import TinyModel, write_tiny_model
+from twofold.server.app import create_app
+
+ADMIN = "admin-secret"
+SERVING = "serving-secret"
+LONG = 20_000
+PATHS = (
+    ("GET", "/admin/status"), ("GET", "/admin/requests"), ("DELETE", "/admin/requests/x"), ("GET", "/admin/cache"),
+    ("POST", "/admin/cache/drop_prefixes"), ("GET", "/admin/placement"), ("POST", "/admin/resize"),
+    ("POST", "/admin/sleep"), ("POST", "/admin/wake"),
+)  # fmt: skip
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_model(
+        tmp_path_factory.mktemp("models") / "tiny", TinyModel(max_position_embeddings=LONG)
+    )
+
+
+@pytest.fixture
+def engine(model: Path) -> Iterator[Engine]:
+    loaded = Engine.load(
+        EngineConfig(
+            model=str(model),
+            accelerator="emulated:rtx4090-pcie4",
+            gpu_experts_ratio=0.5,
+            cpu_threads=1,
+            max_total_tokens=LONG,
+            max_num_seqs=2,
+            max_waiting=3,
+        )
+    )
+    loaded.start()
+    yield loaded
+    loaded.close()
+
+
+@pytest.fixture
+def url(engine: Engine) -> Iterator[str]:
+    config = ServerConfig(admin_key=ADMIN, api_key=(SERVING,), served_model_name=("tiny", "gpt-4o", "tiny"))
+    with serving(create_app(engine, config)) as base:
+        yield base
+
+
+@pytest.mark.parametrize(
+    ("config", "key", "status"),
+    [
+        ({"admin_key": ADMIN}, None, 401),
+        ({"admin_key": ADMIN, "api_key": (SERVING,)}, SERVING, 401),
+        ({"admin_key": ADMIN}, ADMIN + "x", 401),
+        ({}, ADMIN, 404),
+        ({"api_key": (SERVING,)}, SERVING, 404),
+    ],
+)
+def test_only_the_admin_key_opens_it_and_without_one_it_is_not_there(config, key, status):
+    fake = FakeEngine()
+    with serving(create_app(fake, ServerConfig(**config))) as base:
+        for method, path in PATHS:
+            answer = HTTP.request(method, base + path, headers=bearer(key) if key else {})
+            assert answer.status_code == status, path
+        assert "admin" not in HTTP.get(f"{base}/openapi.json").text
+    fake.close()
+
+
+def test_the_admin_key_opens_nothing_else(url):
+    for path in ("/v1/models", "/slots", "/props"):
+        assert HTTP.get(url + path, headers=bearer(ADMIN)).status_code == 401
+        assert HTTP.get(url + path, headers=bearer(SERVING)).status_code == 200
+
+
+def test_keys_that_cannot_be_are_refused():
+    for keys in ({"admin_key": ""}, {"admin_key": "a b"}, {"admin_key": "x", "api_key": ("x",)}):
+        with pytest.raises(ConfigError, match="--admin-key"):
+            ServerConfig(**keys)
+
+
+def test_every_alias_is_listed_and_answered(url):
+    listed = HTTP.get(f"{url}/v1/models", headers=bearer(SERVING)).json()
+    assert (
+        [card["id"] for card in listed["data"]]
+        == [card["name"] for card in listed["models"]]
+        == ["tiny", "gpt-4o"]
+    )
+    for name, status in (("tiny", 200), ("gpt-4o", 200), ("other", 404)):
+        body = {"model": name, "prompt": [5, 6], "max_tokens": 2}
+        answer = HTTP.post(f"{url}/v1/completions", json=body, headers=bearer(SERVING))
+        assert (
+            answer.status_code
+            == HTTP.get(f"{url}/v1/models/{name}", headers=bearer(SERVING)).status_code
+            == status
+        )
+
+
+class Stream(threading.Thread):
+    """One long answer; its pieces and how it ended."""
+
+    def __init__(self, url: str, tokens: int, request_id: str) -> None:
+        super().__init__(daemon=True)
+        self.body = {
+            "prompt": [5, 6, 7],
+            "max_tokens": tokens,
+            "stream": True,
+            "ignore_eos": True,
+            "temperature": 0,
+        }
+        self.url, self.request_id = url, request_id
+        self.begun = threading.Event()
+        self.lines: list[str] = []
+        self.start()
+
+    def run(self) -> None:
+        headers = bearer(SERVING) | {"x-request-id": self.request_id}
+        with (
+            httpx.Client(timeout=60, trust_env=False) as client,
+            client.stream("POST", f"{self.url}/v1/completions", json=self.body, headers=headers) as answer,
+        ):
+            for line in answer.iter_lines():
+                if line:
+                    self.lines.append(line)
+                    self.begun.set()
+
+    def text(self) -> str:
+        self.join(60)
+        assert self.lines[-1] == "data: [DONE]"
+        return "".join(json.loads(line[6:])["choices"][0]["text"] for line in self.lines[:-1])
+
+
+def ctl(capsys: pytest.CaptureFixture[str], url: str, *words: str) -> tuple[int, str]:
+    code = main(["ctl", *words, "--url", url, "--admin-key", ADMIN])
+    out = capsys.readouterr()
+    return code, out.out + out.err
+
+
+def asked(capsys: pytest.CaptureFixture[str], url: str, *words: str) -> dict[str, Any]:
+    code, out = ctl(capsys, url, *words, "--json")
+    assert code == 0, out
+    return dict(json.loads(out))
+
+
+def test_a_server_is_seen_changed_and_put_to_sleep_from_the_command_line(url, engine, capsys):
+    plain = Stream(url, 400, "plain").text()
+    stream = Stream(url, 400, "watched")
+    assert stream.begun.wait(60)
+    status = asked(capsys, url, "status")
+    assert (status["model"], status["aliases"], status["state"]) == ("tiny", ["gpt-4o"], "ready")
+    (request,) = asked(capsys, url, "requests")["requests"]
+    assert (request["prompt_tokens"], request["max_tokens"], request["state"]) == (3, 400, "running")
+    assert request["age_s"] > 0
+    resized = asked(capsys, url, "resize", "--gpu-experts-ratio", "1", "--max-total-tokens", "4000")["memory"]
+    assert resized["num_slots"] == engine.info.num_layers * engine.info.num_experts
+    assert resized["kv_tokens"] == 4000
+    assert asked(capsys, url, "sleep")["state"] == "asleep"
+    assert HTTP.get(f"{url}/ready").status_code == 503
+    refused = HTTP.post(f"{url}/v1/completions", json={"prompt": [5]}, headers=bearer(SERVING))
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "server_asleep")
+    assert refused.headers["retry-after"]
+    assert asked(capsys, url, "wake")["state"] == "ready"
+    assert stream.text() == plain
+    cache = asked(capsys, url, "cache")
+    assert cache["experts"]["hits"] > 0
+    assert cache["prefix_cache"]["pages"] > 0
+    assert sum(layer["resident"] for layer in cache["expert_slots_per_layer"]) == resized["num_slots"]
+    assert asked(capsys, url, "cache", "--drop-prefixes")["dropped_pages"] == cache["prefix_cache"]["pages"]
+    assert len(asked(capsys, url, "placement", "--layer", "0", "--top", "2")["layers"][0]["experts"]) == 2
+    for subject in ("status", "requests", "cache", "placement"):
+        code, out = ctl(capsys, url, subject)
+        assert code == 0
+        assert out.strip()
+
+
+def test_one_request_can_be_ended(url, engine, capsys):
+    stream = Stream(url, 15_000, "unwanted")
+    assert stream.begun.wait(60)
+    (request,) = asked(capsys, url, "requests")["requests"]
+    assert ctl(capsys, url, "requests", "--cancel", request["id"])[0] == 0
+    stream.join(60)
+    assert not engine.live_requests()
+    code, out = ctl(capsys, url, "requests", "--cancel", request["id"])
+    assert (code, "no request" in out) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["resize", "--max-total-tokens", "3"], 2, "less than one page"),
+        (["resize"], 2, "nothing was given"),
+        (["placement", "--layer", "77"], 2, "layer 77"),
+    ],
+)
+def test_refusals_are_told_in_one_line(url, capsys, words, code, message):
+    assert ctl(capsys, url, *words)[0] == code
+    assert message in ctl(capsys, url, *words)[1]
+
+
+def test_a_wrong_key_and_no_server_are_told(url, capsys):
+    assert main(["ctl", "status", "--url", url, "--admin-key", "other"]) == 2
+    assert "admin key" in capsys.readouterr().err
+    assert main(["ctl", "status", "--url", "http://127.0.0.1:9", "--admin-key", "x"]) == 1
+    assert "no Twofold server answers" in capsys.readouterr().err
+
+
+def test_bodies_of_resize_are_checked(url):
+    for body in (
+        b"{",
+        b"[]",
+        b'{"gpu_experts_ratio": "much"}',
+        b'{"pages": 3}',
+        b'{"max_total_tokens": 1e99}',
+    ):
+        answer = HTTP.post(f"{url}/admin/resize", content=body, headers=bearer(ADMIN))
+        assert answer.status_code == 400, body
+
+
+def test_a_full_queue_refuses_at_once_and_says_when_to_come_back(url):
+    held = [Stream(url, 15_000, f"held{n}") for n in range(2)]
+    assert all(stream.begun.wait(60) for stream in held)
+    waiting = [Stream(url, 1, f"waits{n}") for n in range(3)]
+    deadline = time.monotonic() + 30
+    while len(HTTP.get(f"{url}/admin/requests", headers=bearer(ADMIN)).json()["requests"]) < 5:
+        assert time.monotonic() < deadline
+    times = []
+    for _ in range(20):
+        begun = time.perf_counter()
+        answer = HTTP.post(f"{url}/v1/completions", json={"prompt": [5, 6]}, headers=bearer(SERVING))
+        times.append(time.perf_counter() - begun)
+        assert answer.status_code == 429
+        assert int(answer.headers["retry-after"]) >= 1
+    # The quickest: what else this machine does is not the server's. Under load: benchmarks/overload.py.
+    assert min(times) < 0.05
+    for stream in held:
+        HTTP.delete(f"{url}/admin/requests/cmpl-{stream.request_id}", headers=bearer(ADMIN))
+        HTTP.delete(f"{url}/admin/requests/{stream.request_id}", headers=bearer(ADMIN))
+    for stream in [*held, *waiting]:
+        stream.join(60)
