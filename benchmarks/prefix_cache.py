@@ -91,7 +91,11 @@ def never_found(engine: Engine, lengths: Seq[int], seconds: float, rng: np.rando
         (with_ttft, with_decode), (ttft, decode) = (
             np.array(times[with_cache]).T for with_cache in (True, False)
         )
-        ratios[length] = {"prefill": _ratio(with_ttft, ttft), "decode": _ratio(with_decode, decode), "pairs": len(ttft)}
+        ratios[length] = {
+            "prefill": _ratio(with_ttft, ttft),
+            "decode": _ratio(with_decode, decode),
+            "pairs": len(ttft),
+        }
     return ratios
 
 

@@ -1,4 +1,4 @@
-"""`twofold launch` with agents that are scripts: each asks the server by what it was told, and says what it was told."""
+"""`twofold launch` with agents that are scripts: each asks the server by what it was told, and says what that was."""
 
 from __future__ import annotations
 

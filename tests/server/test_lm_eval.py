@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 pytest.importorskip("twofold._core", reason="the native module is not built")
-lm_eval = pytest.importorskip("lm_eval", reason="the extra `clients` is not installed")
+pytest.importorskip("lm_eval", reason="the extra `clients` is not installed")
 
 from live_server import serving
 from twofold.api.config import EngineConfig, ServerConfig
@@ -83,9 +83,10 @@ def samples(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         (tmp_path / f"{name}.yaml").write_text(task.replace("DATA", str(data)))
 
     def run(kind: str, endpoint: str, task: str, **options: Any) -> list[dict[str, Any]]:
+        from lm_eval import simple_evaluate
         from lm_eval.tasks import TaskManager
 
-        result = lm_eval.simple_evaluate(
+        result = simple_evaluate(
             model=kind,
             model_args={
                 "model": MODEL.name,
@@ -131,7 +132,7 @@ def test_generated_texts_are_the_engines(kind, samples, engine):
         text = question
         if is_chat:
             text = engine.tokenizer.apply_chat_template([{"role": "user", "content": question}])
-        texts: list[str] = []
+        chunks: list[Chunk] = []
         asked = SamplingParams(max_tokens=12, temperature=0.0, stop=(".",))
-        engine.generate(engine.tokenizer.encode(text), asked, lambda chunk: texts.append(chunk.text))
-        assert sample["resps"][0][0] == "".join(texts)
+        engine.generate(engine.tokenizer.encode(text), asked, chunks.append)
+        assert sample["resps"][0][0] == "".join(chunk.text for chunk in chunks)

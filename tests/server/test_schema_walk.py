@@ -62,7 +62,9 @@ def walk(operation: APIOperation, num_examples: int) -> set[int]:
     seen: set[int] = set()
     load_all_checks()
     checks = list(CHECKS.get_by_names(CHECKED))
-    valid, invalid = (operation.as_strategy(mode) for mode in (GenerationMode.POSITIVE, GenerationMode.NEGATIVE))
+    valid, invalid = (
+        operation.as_strategy(mode) for mode in (GenerationMode.POSITIVE, GenerationMode.NEGATIVE)
+    )
     takes_anything = not (operation.body or operation.query or operation.path_parameters)
 
     @seed(zlib.crc32(operation.label.encode()))

@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
     executable = shutil.which(agent.executable)
     if executable is None and not args.dry_run:
         raise ConfigError(
-            f"{agent.executable!r} was not found on PATH; install the agent, or see with --dry-run what it would be told"
+            f"{agent.executable!r} was not found on PATH; install the agent, or see with --dry-run what would be done"
         )
     url = check_url(args.base_url, flag="--base-url", allow_remote=True)
     key = os.environ.get(KEY_NAME) or ""

@@ -87,6 +87,10 @@ class PagePool:
         """How many of the prompt's next tokens, at most so many, a step is to compute."""
         return num_tokens
 
+    def wait_for_files(self, timeout_s: float) -> bool:
+        """Until what a waiting sequence can go on from is read, or so long. False: nothing is being read."""
+        return False
+
     def close(self) -> None:
         """Nothing more is computed."""
 
