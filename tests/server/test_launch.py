@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import twofold
 from fake_engine import FakeEngine
 from live_server import HTTP, serving
 from twofold.api.config import ServerConfig
+from twofold.cli import main as cli
 from twofold.cli.agents import AGENTS, Provider
 from twofold.models.testing import write_tiny_model
 from twofold.server.app import create_app
@@ -81,13 +81,12 @@ def server() -> Iterator[str]:
     engine.close()
 
 
-def launch(*arguments: str, home: Path, agents: Path | None, key: str = "") -> subprocess.Popen[str]:
+def launch(*arguments: str, home: Path, agents: Path, key: str = "") -> subprocess.Popen[str]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("TWOFOLD_")}
     environment |= {
-        "PYTHONPATH": str(Path(twofold.__file__).parents[1]),
         "HOME": str(home),
         "XDG_STATE_HOME": str(home / "state"),
-        "PATH": str(agents or "/nowhere"),
+        "PATH": str(agents),
         "ANTHROPIC_API_KEY": "another provider's",
         # A proxy that would break everything that is sent through it.
         "http_proxy": "http://127.0.0.1:1",
@@ -105,7 +104,7 @@ def files_of(home: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("name", AGENTS)
-def test_an_agent_asks_the_server_that_runs(name, server, agents, home):
+def test_an_agent_asks_the_server_that_runs(name, server, agents, home, monkeypatch):
     before = files_of(home)
     process = launch(
         name, "--base-url", server, "--", "-p", "--dry-run", home=home, agents=agents, key="sesame"
@@ -123,37 +122,48 @@ def test_an_agent_asks_the_server_that_runs(name, server, agents, home):
     written = set(after) - set(before)
     assert written == ({"state/twofold/launch/opencode/config.json"} if name == "opencode" else set())
     assert "sesame" not in "".join(after[file] for file in written)
-    restored = launch(name, "--restore", home=home, agents=agents)
-    assert restored.wait(60) == 0
+    monkeypatch.setenv("XDG_STATE_HOME", str(home / "state"))
+    assert cli.main(["launch", name, "--restore"]) == 0
     assert files_of(home) == before
 
 
-def test_a_plan_starts_and_writes_nothing_and_shows_no_key(server, agents, home):
-    for name in AGENTS:
-        for url in (server, "http://127.0.0.1:1"):
-            process = launch(
-                name, "--dry-run", "--base-url", url, "--", "-p", home=home, agents=None, key="sesame"
-            )
-            out, err = process.communicate(timeout=60)
-            assert process.returncode == 0, err
-            assert "sesame" not in out
-            assert "********" in out
-            assert ("start: " in out) == (url != server)
-            assert "not found on PATH" in out
+@pytest.fixture
+def here(home: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """For what ends without an agent, in this process."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(home / "state"))
+    monkeypatch.setenv("TWOFOLD_API_KEY", "sesame")
+    monkeypatch.setenv("PATH", "/nowhere")
+    return monkeypatch
+
+
+@pytest.mark.parametrize("name", AGENTS)
+def test_a_plan_starts_and_writes_nothing_and_shows_no_key(name, server, home, here, capsys):
+    for url in (server, "http://127.0.0.1:1"):
+        assert cli.main(["launch", name, "--dry-run", "--base-url", url, "--", "-p"]) == 0
+        out = capsys.readouterr().out
+        assert "sesame" not in out
+        assert "********" in out
+        assert ("start: " in out) == (url != server)
+        assert "not found on PATH" in out
     assert set(files_of(home)) == {".codex/config.toml"}
 
 
-def test_what_cannot_be_launched_is_told(server, agents, home):
-    for arguments, agents_there, key, words in (
-        (["claude", "--base-url", server], False, "sesame", "not found on PATH"),
-        (["claude", "--base-url", server], True, "open", "wants a key; put it into TWOFOLD_API_KEY"),
-        (["claude", "other", "--base-url", server], True, "sesame", "serves 'fake-tales', not 'other'"),
+@pytest.mark.parametrize(
+    ("arguments", "has_agent", "key", "words"),
+    [
+        (["claude"], False, "sesame", "not found on PATH"),
+        (["claude"], True, "open", "wants a key; put it into TWOFOLD_API_KEY"),
+        (["claude", "other"], True, "sesame", "serves 'fake-tales', not 'other'"),
         (["claude", "/nowhere/at-all", "--base-url", "http://127.0.0.1:1"], True, "", "no such model"),
-    ):
-        process = launch(*arguments, home=home, agents=agents if agents_there else None, key=key)
-        out, err = process.communicate(timeout=60)
-        assert process.returncode in (1, 2), out
-        assert words in err
+    ],
+)
+def test_what_cannot_be_launched_is_told(arguments, has_agent, key, words, server, agents, here, capsys):
+    here.setenv("TWOFOLD_API_KEY", key)
+    if has_agent:
+        here.setenv("PATH", str(agents))
+    assert cli.main(["launch", "--base-url", server, *arguments]) in (1, 2)
+    told = capsys.readouterr().err
+    assert words in told
 
 
 def test_its_own_server_lives_as_long_as_the_agent(agents, home, tmp_path):

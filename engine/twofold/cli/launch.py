@@ -29,8 +29,6 @@ from twofold.api.errors import CapacityError, ConfigError
 from twofold.cli.agents import AGENTS, KEY_NAME, NO_KEY, Provider, Settings, local_proxy_settings
 from twofold.loadgen.http_client import check_url
 from twofold.loadgen.server_process import serving
-from twofold.models.bundled import bundled_model_path
-from twofold.weights.gguf_file import model_name
 
 _DEFAULT_URL: Final = "http://127.0.0.1:10002"
 _ANSWER_S: Final = 30.0
@@ -154,7 +152,7 @@ class _Server:
             name, length = str(card["id"]), card.get("max_model_len")
         except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
             raise CapacityError(f"{self.url}/v1/models does not say what is served there: {error}") from None
-        if asked_model is not None and model_name(asked_model) != name:
+        if asked_model is not None and _name_of(asked_model) != name:
             raise ConfigError(
                 f"the server at {self.url} serves {name!r}, not {asked_model!r}; end it, leave MODEL out, or give "
                 "another --base-url"
@@ -211,8 +209,15 @@ def _own_server(command: list[str], server: _Server, timeout_s: float) -> Iterat
 
 def _guess(args: argparse.Namespace, server: _Server) -> Provider:
     """For a plan: what a server would serve that does not run yet."""
-    name = model_name(args.model or str(bundled_model_path()))
-    return Provider(server.url, server.key or NO_KEY, name)
+    from twofold.models.bundled import bundled_model_path  # torch comes with it
+
+    return Provider(server.url, server.key or NO_KEY, _name_of(args.model or str(bundled_model_path())))
+
+
+def _name_of(model: str) -> str:
+    from twofold.weights.gguf_file import model_name  # a second of imports
+
+    return model_name(model)
 
 
 # ---- the agent ------------------------------------------------------------------------------------------------------
