@@ -1,10 +1,10 @@
 """What the prefix cache gains and costs: the first token of a second turn, and requests that never find anything.
 
-    python -m benchmarks.prefix_cache [--model MODEL] [--prompt-tokens 4000] [--rounds 5]
+    python -m benchmarks.prefix_cache [--model MODEL] [--prompt-tokens 4000] [--rounds 5] [--overhead-seconds 40]
 
 A conversation of so many tokens is answered, then goes on by a short question; each round has another one. Beside it
-prompts that begin otherwise each time, read and answered by an engine with the cache and by one without, in turn.
-Because machines differ from themselves by more than that, what scheduling costs alone is timed, too, without a model.
+prompts that begin otherwise each time, read and answered with the cache and without, in turn, by one engine; and what
+scheduling costs alone, without a model.
 Prints one JSON object; times are medians in seconds, by the wall.
 """
 
@@ -69,21 +69,41 @@ def second_turns(engine: Engine, length: int, rounds: int, rng: np.random.Genera
     return {"first_s": first, "second_s": second, "share": second / first, "cached_tokens": min(cached)}
 
 
-def never_found(engines: Seq[Engine], lengths: Seq[int], rounds: int, rng: np.random.Generator) -> Any:
-    """By prompt length: the first engine's time to the first token, and of a further one, over the second's."""
+def never_found(engine: Engine, lengths: Seq[int], seconds: float, rng: np.random.Generator) -> Any:
+    """By prompt length: prefill and decode with the cache over those without it, and the standard error of that.
+
+    One engine with one pool or the other, in turn, in an order that is drawn: two engines differ by where their weights
+    lie. What one pool keeps the other overwrites, which nobody notices, because no prompt is ever found.
+    """
+    caching = engine._pool
+    plain = PagePool(caching.num_pages, caching.page_size, caching.num_records or None)
     ratios = {}
     for length in lengths:
-        ttft: list[float] = []
-        decode: list[float] = []
-        for turn in range(rounds):
-            order = engines if turn % 2 else engines[::-1]
-            prompt = _prompt(engines[0], length, rng)
-            times = {id(engine): ask(engine, prompt, _ANSWER_TOKENS)[1:3] for engine in order}
-            (with_first, with_all), (first, total) = (times[id(engine)] for engine in engines)
-            ttft.append(with_first / first)
-            decode.append((with_all - with_first) / (total - first))
-        ratios[length] = {"ttft": statistics.median(ttft), "decode": statistics.median(decode)}
+        times: dict[bool, list[tuple[float, float]]] = {True: [], False: []}
+        begun = time.perf_counter()
+        while time.perf_counter() - begun < seconds / len(lengths):
+            for with_cache in rng.permutation([True, False]).tolist():
+                engine._pool = engine._scheduler._pool = caching if with_cache else plain
+                _, first_s, total_s, found = ask(engine, _prompt(engine, length, rng), _ANSWER_TOKENS)
+                assert found == 0, "a drawn prompt was found"
+                times[with_cache].append((first_s, total_s - first_s))
+        engine._pool = engine._scheduler._pool = caching
+        (with_ttft, with_decode), (ttft, decode) = (
+            np.array(times[with_cache]).T for with_cache in (True, False)
+        )
+        ratios[length] = {
+            "prefill": _ratio(with_ttft, ttft),
+            "decode": _ratio(with_decode, decode),
+            "pairs": len(ttft),
+        }
     return ratios
+
+
+def _ratio(with_cache: Any, without: Any) -> dict[str, float]:
+    """The median of pairs, and its standard error by the bootstrap."""
+    ratios = with_cache / without
+    draws = np.random.default_rng(1).choice(ratios, (1000, len(ratios)))
+    return {"median": float(np.median(ratios)), "error": float(np.median(draws, axis=1).std())}
 
 
 class _NoMemory:
@@ -140,24 +160,19 @@ def main() -> None:
     parser.add_argument("--prompt-tokens", type=int, default=4000)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--overhead-lengths", type=int, nargs="*", default=[32, 512])
-    parser.add_argument("--overhead-rounds", type=int, default=40)
+    parser.add_argument("--overhead-seconds", type=float, default=40.0)
     args = parser.parse_args()
-    engines = [
-        Engine.load(EngineConfig(model=args.model, accelerator="none", enable_prefix_caching=with_cache))
-        for with_cache in ((True, False) if args.overhead_lengths else (True,))
-    ]
+    engine = Engine.load(EngineConfig(model=args.model, accelerator="none"))
     rng = np.random.default_rng(7)
-    for engine in engines:
-        ask(engine, _prompt(engine, 64, rng), 8)
-    result = {"model": engines[0].info.architecture, "cpu_isa": engines[0].info.cpu_isa}
+    ask(engine, _prompt(engine, 64, rng), 8)
+    result = {"model": engine.info.architecture, "cpu_isa": engine.info.cpu_isa}
     if args.rounds:
-        result |= second_turns(engines[0], args.prompt_tokens, args.rounds, rng)
+        result |= second_turns(engine, args.prompt_tokens, args.rounds, rng)
     if args.overhead_lengths:
-        result["overhead"] = never_found(engines, args.overhead_lengths, args.overhead_rounds, rng)
+        result["overhead"] = never_found(engine, args.overhead_lengths, args.overhead_seconds, rng)
         result["scheduling_s"] = {length: scheduling_s(length, rng) for length in args.overhead_lengths}
     print(json.dumps(result, indent=1))
-    for engine in engines:
-        engine.close()
+    engine.close()
 
 
 if __name__ == "__main__":

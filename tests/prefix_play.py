@@ -98,7 +98,8 @@ class Play:
     def step(self) -> list[tuple[int, int]]:
         """(sequence, tokens) of what was computed. Answers are what the text says, whoever computes them."""
         scheduled = self.scheduler.schedule()
-        assert scheduled or not self.scheduler.has_work, "work was left but nothing was scheduled"
+        if not scheduled and self.scheduler.has_work:
+            assert self.pool.wait_for_files(10), "work was left but nothing was scheduled"
         self.check()
         for sequence, num_tokens, samples in scheduled:
             self.compute(sequence, num_tokens)

@@ -28,7 +28,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @given(data=st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_no_text_ever_meets_anothers_state(data: st.DataObject) -> None:
     """Texts that begin alike, cancelled, preempted, salted, in any batch, in memory that is always too small."""
     check_random_texts(data.draw)
@@ -199,7 +199,7 @@ class SlowTree:
 
 
 @given(seed=st.integers(0, 2**32))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_the_page_that_goes_is_the_one_a_search_of_all_would_name(seed: int) -> None:
     rng = random.Random(seed)
     tree, slow = PageTree(lambda begin, end: (end - begin) * (1 + end / 8)), SlowTree()

@@ -22,6 +22,7 @@ from twofold.api.errors import ConfigError, ModelLoadError, RequestError, Twofol
 
 COMMANDS: Final[dict[str, str]] = {
     "serve": "serve a model to OpenAI clients over HTTP",
+    "launch": "run a coding agent on a model: claude, codex, opencode or qwen",
     "generate": "answer one prompt and end",
     "chat": "talk with a model in the terminal",
     "bench": "measure prefill and decode speed, against transformers too",
@@ -43,6 +44,9 @@ COMMANDS: Final[dict[str, str]] = {
     "lab": "replay, simulate and record expert routing",
 }
 """Each is a module of this package with add_arguments(parser) and run(args) -> exit code; of two words, joined by _."""
+
+_TAKES_REST: Final = frozenset(("launch",))
+"""Commands that give what stands behind -- to somebody else: `args.rest`."""
 
 _EXTRA_OF: Final = {
     "fastapi": "server",
@@ -85,9 +89,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run `twofold` with `argv` (default: the process's arguments) and return the exit code."""
     arguments = _with_joined_command(list(sys.argv[1:] if argv is None else argv))
     command = next((argument for argument in arguments if not argument.startswith("-")), None)
+    rest: list[str] = []
+    if command in _TAKES_REST and "--" in arguments:
+        place = arguments.index("--")
+        arguments, rest = arguments[:place], arguments[place + 1 :]
     debug = "--debug" in arguments
     try:
         args = build_parser(command).parse_args(arguments)
+        args.rest = rest
         level = logging.DEBUG if debug else logging.WARNING
         logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
         code = int(_module_of(args.command).run(args))

@@ -267,7 +267,8 @@ class Engine:
         if not scheduled:
             self._delivery.wake()
             self._step_clock.idle()
-            return False
+            # Where files of the prefix cache are being read, newcomers are looked for every few milliseconds.
+            return self._scheduler.has_work and self._pool.wait_for_files(0.005)
         self._step_clock.scheduled()
         started_s, clock = time.time(), self._tick()
         if scheduled is not self._scheduled:

@@ -129,6 +129,10 @@ class PagePool:
         waits for the disk. Returns the number of pages."""
         return 0
 
+    def wait_for_files(self, timeout_s: float) -> bool:
+        """Until what a waiting sequence can go on from is read, or so long. False: nothing is being read."""
+        return False
+
     def close(self) -> None:
         """Nothing more is computed."""
 

@@ -90,8 +90,8 @@ class CachingPool(PagePool):
 
     def admit(self, sequence: Sequence) -> bool:
         """Give a waiting sequence what of it is there, pages for the rest, and a record, if there are."""
-        if self._disk is not None:
-            self._bring(sequence, self._disk)
+        if self._disk is not None and not self._bring(sequence, self._disk):
+            return False  # its files are being read
         match = self._plan(sequence)
         if match is None:
             return False
@@ -112,6 +112,11 @@ class CachingPool(PagePool):
         del sequence.pages[:num_shared]
         super().release(sequence)
         sequence.last_snapshot = 0
+        if self._disk is not None:
+            self._disk.drop(sequence.number)
+
+    def wait_for_files(self, timeout_s: float) -> bool:
+        return self._disk is not None and self._disk.wait(timeout_s)
 
     def look_up(self, sequence: Sequence) -> None:
         sequence.num_found = self._find(sequence).end
@@ -174,6 +179,7 @@ class CachingPool(PagePool):
 
     def close(self) -> None:
         if self._disk is not None and self._store is not None:
+            self._disk.close()
             self._disk.save(self._store.max_bytes)
             self._store.close()
             self._disk = None
@@ -221,10 +227,11 @@ class CachingPool(PagePool):
             low, high = (middle, high) if self._tree.find(digests[middle - 1]) else (low, middle - 1)
         return low
 
-    def _bring(self, sequence: Sequence, disk: PrefixDisk) -> None:
-        """Read what a waiting sequence can go on from, if it could be admitted."""
+    def _bring(self, sequence: Sequence, disk: PrefixDisk) -> bool:
+        """Have read what a waiting sequence can go on from, if it could be admitted. False: that takes a while."""
         if not _reads(sequence) or self.pages_for(len(sequence.token_ids)) + 2 > self.num_free:
-            return
+            disk.drop(sequence.number)
+            return True
         limit, size = len(sequence.token_ids) - 1, self.page_size
         digests = self._digests(sequence, limit // size)
 
@@ -233,7 +240,12 @@ class CachingPool(PagePool):
             for end in range(min(begin + size - 1, limit), begin, -1):
                 yield Tail(_digest(digests[num_pages - 1], sequence.token_ids[begin:end]), end)
 
-        disk.bring(digests[: limit // size], self._num_there(sequence), size, tails_behind, self._take_page)
+        def num_there() -> int:
+            return self._num_there(sequence)
+
+        return disk.bring(
+            sequence.number, digests[: limit // size], num_there, size, tails_behind, self._take_page
+        )
 
     def _take_page(self) -> int:
         self._make_free(1)

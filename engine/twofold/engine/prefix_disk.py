@@ -1,17 +1,22 @@
 """Between the prefix cache's memory and its files: what leaves the one is put into the other, and brought back.
 
-Pages are put when they are evicted and at the end; a prompt that is admitted brings what it can go on from. Where
-layers keep records only pages before a snapshot are worth a file.
+Pages are put when they are evicted and at the end; what a waiting prompt can go on from is read by a thread of its own,
+some megabytes at a time, which a step then takes over: others wait for neither disk nor checksums. Where layers keep
+records only pages before a snapshot are worth a file.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Final, NamedTuple
 
 from twofold.engine.page_tree import CachedPage, PageTree
-from twofold.engine.prefix_store import PrefixStore
+from twofold.engine.prefix_store import Kind, PrefixStore
 from twofold.engine.state_memory import StateMemory
+
+_BATCH_BYTES: Final = 16 * 2**20
+"""Read at a time, and copied within one step: some milliseconds of it."""
 
 
 class Tail(NamedTuple):
@@ -19,6 +24,21 @@ class Tail(NamedTuple):
 
     digest: bytes
     end: int
+
+
+class _File(NamedTuple):
+    kind: Kind
+    digest: bytes
+    end: int
+    is_tail: bool = False
+
+
+class _Reading(NamedTuple):
+    """A batch of files, for one sequence."""
+
+    owner: int
+    files: list[_File]
+    data: Future[list[bytes | None]]
 
 
 class PrefixDisk:
@@ -33,6 +53,8 @@ class PrefixDisk:
         self._page_bytes = len(memory.read_page(0))
         self._record_bytes = 0 if num_records is None else len(memory.read_record(0))
         tree.on_snapshot_lost = self.put
+        self._reader = ThreadPoolExecutor(1, thread_name_prefix="twofold-prefix-reader")
+        self._reading: _Reading | None = None
 
     def put(self, page: CachedPage, *, wait: bool = False) -> int:
         """Keep a page and its snapshot, as far as they are worth it and not kept yet, unless too much waits to be
@@ -57,39 +79,55 @@ class PrefixDisk:
 
     def bring(
         self,
+        owner: int,
         digests: list[bytes],
-        num_there: int,
+        num_there: Callable[[], int],
         page_size: int,
         tails_behind: Callable[[int], Iterable[Tail]],
         take_page: Callable[[], int],
-    ) -> None:
-        """Read what a prompt can go on from and is not in memory.
+    ) -> bool:
+        """Have read what a prompt can go on from and is not in memory. False: not all of it is; ask again.
 
         Args:
-            digests: of its full pages, of which `num_there` are in memory.
+            owner: the sequence's number. One at a time has files read.
+            digests: of its full pages.
+            num_there: how many of them are in memory.
             tails_behind: of so many pages, the longest first.
             take_page: a free one; there are enough for the prompt, and two.
         """
-        target, tail = self._target(digests, num_there, tails_behind)
-        if target == num_there and tail is None and self._first_snapshot is None:
-            return
-        page = self._tree.find(digests[num_there - 1]) if num_there else None
-        held = [] if page is None else [page]
-        for before in held:
-            self._tree.hold(before)
-        for number in range(num_there, target):
-            page = self._read_page(digests[number], page, (number + 1) * page_size, take_page)
-            if page is None:
-                break
-            held.append(page)
-        else:
-            if tail is not None and page is not None:
-                page = self._read_page(tail.digest, page, tail.end, take_page, is_tail=True)
-                held += [] if page is None else [page]
-            if page is not None and self._first_snapshot is not None and page.snapshot is None:
-                self._read_record(page)
-        for page in reversed(held):
-            self._tree.let_go(page)
+        reading = self._reading
+        if reading is not None and (reading.owner != owner or not reading.data.done()):
+            return False
+        self._reading = None
+        wanted = self._wanted(digests, num_there(), page_size, tails_behind)
+        if reading is not None and reading.files == wanted[: len(reading.files)]:
+            there = num_there()
+            page = self._tree.find(digests[there - 1]) if there else None
+            self._place(reading.files, reading.data.result(), page, take_page)
+            if reading.files[-1].kind == "record":  # it comes last
+                return True
+            # What could not be read is known by now to be none.
+            wanted = self._wanted(digests, num_there(), page_size, tails_behind)
+        if not wanted:
+            return True
+        batch = wanted[: max(1, _BATCH_BYTES // self._page_bytes)]
+        self._reading = _Reading(owner, batch, self._reader.submit(self._read, batch))
+        return False
+
+    def drop(self, owner: int) -> None:
+        """The sequence wants nothing any more."""
+        if self._reading is not None and self._reading.owner == owner:
+            self._reading = None
+
+    def wait(self, timeout_s: float) -> bool:
+        """Until what is being read is there, or so long; False: nothing is."""
+        if self._reading is None:
+            return False
+        wait([self._reading.data], timeout_s)
+        return True
+
+    def close(self) -> None:
+        self._reader.shutdown(cancel_futures=True)
 
     def save(self, max_bytes: int) -> None:
         """Put all that is in memory, the most valuable first, up to so many bytes."""
@@ -125,29 +163,67 @@ class PrefixDisk:
                 return target, None
         return num_there, None
 
-    def _read_page(
+    def _wanted(
         self,
-        digest: bytes,
-        parent: CachedPage | None,
-        end: int,
-        take_page: Callable[[], int],
-        *,
-        is_tail: bool = False,
-    ) -> CachedPage | None:
-        """Held, so that what is read next does not take its place."""
-        data = self._store.get("page", digest, self._page_bytes, end)
-        if data is None:
-            return None
-        number = take_page()
-        self._memory.write_page(number, data)
-        page = self._tree.add(digest, parent, number, end, is_tail=is_tail)
-        self._tree.hold(page)
-        return page
+        digests: list[bytes],
+        num_there: int,
+        page_size: int,
+        tails_behind: Callable[[int], Iterable[Tail]],
+    ) -> list[_File]:
+        """The files to read, in order: pages, a tail, the record behind them."""
+        target, tail = self._target(digests, num_there, tails_behind)
+        files = [
+            _File("page", digests[number], (number + 1) * page_size) for number in range(num_there, target)
+        ]
+        if tail is not None:
+            files.append(_File("page", tail.digest, tail.end, is_tail=True))
+        if self._first_snapshot is None or not target:
+            return files
+        last = digests[target - 1] if tail is None else tail.digest
+        end = target * page_size if tail is None else tail.end
+        page = self._tree.find(last)
+        if (page is None or page.snapshot is None) and self._store.has("record", last):
+            files.append(_File("record", last, end))
+        return files
 
-    def _read_record(self, page: CachedPage) -> None:
-        if not self._store.has("record", page.digest):
-            return
-        data = self._store.get("record", page.digest, self._record_bytes, page.end)
-        snapshot = None if data is None else self._tree.add_snapshot(page, 0)
-        if data is not None and snapshot is not None and self._first_snapshot is not None:
+    def _read(self, files: list[_File]) -> list[bytes | None]:
+        """On the reader's thread; up to the first that cannot be read."""
+        found: list[bytes | None] = []
+        for file in files:
+            num_bytes = self._page_bytes if file.kind == "page" else self._record_bytes
+            found.append(self._store.get(file.kind, file.digest, num_bytes, file.end))
+            if found[-1] is None:
+                break
+        return found
+
+    def _place(
+        self,
+        files: list[_File],
+        found: list[bytes | None],
+        page: CachedPage | None,
+        take_page: Callable[[], int],
+    ) -> None:
+        """Copy what was read into memory, behind `page`, up to the first that could not be read."""
+        held = [] if page is None else [page]
+        for before in held:
+            self._tree.hold(before)
+        for file, data in zip(files, found, strict=False):
+            if data is None:
+                break
+            if file.kind == "record":
+                assert page is not None, "a record of no page"
+                self._place_record(page, data)
+                continue
+            number = take_page()
+            self._memory.write_page(number, data)
+            page = self._tree.add(file.digest, page, number, file.end, is_tail=file.is_tail)
+            # Held, so that what comes next does not take its place.
+            self._tree.hold(page)
+            held.append(page)
+        for page in reversed(held):
+            self._tree.let_go(page)
+
+    def _place_record(self, page: CachedPage, data: bytes) -> None:
+        snapshot = self._tree.add_snapshot(page, 0)
+        if snapshot is not None and self._first_snapshot is not None:
             self._memory.write_record(self._first_snapshot + snapshot, data)

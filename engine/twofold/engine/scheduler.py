@@ -52,7 +52,8 @@ class Scheduler:
         self.waiting.append(sequence)
 
     def schedule(self) -> list[ScheduledSequence]:
-        """Pick the next step's tokens and give them pages. Empty only when nothing waits or runs.
+        """Pick the next step's tokens and give them pages. Empty only when nothing runs, and nothing waits but what
+        the pool has files read for.
 
         The list is not to be changed: while the same sequences decode and nothing else is to be done it is the very
         same one, by which others know that what they have made of it still holds.

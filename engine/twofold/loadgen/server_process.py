@@ -7,7 +7,7 @@ import re
 import signal
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -37,22 +37,32 @@ def serving(
     timeout_s: float,
     environment: Mapping[str, str] | None = None,
     folder: Path | None = None,
+    new_session: bool = False,
+    while_waiting: Callable[[], object] = lambda: None,
 ) -> Iterator[ServerProcess]:
     """`command`, which is `twofold serve --port 0` in some form, until the block ends.
 
     Args:
         log: gets all that it prints.
         timeout_s: for its model to load.
+        new_session: the terminal's signals do not reach it.
+        while_waiting: called again and again until it is ready.
 
     Raises:
         ConfigError: it did not become ready; the message ends with what it printed.
     """
     with log.open("w") as output:
         process = subprocess.Popen(  # noqa: S603  the caller's own command
-            command, env=environment, stdout=output, stderr=subprocess.STDOUT, cwd=folder
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            cwd=folder,
+            start_new_session=new_session,
         )
     try:
-        yield ServerProcess(process.pid, _wait_for_port(process, log, timeout_s))
+        yield ServerProcess(process.pid, _wait_for_port(process, log, timeout_s, while_waiting))
     finally:
         process.send_signal(signal.SIGTERM)
         try:
@@ -62,12 +72,15 @@ def serving(
             process.wait()
 
 
-def _wait_for_port(process: subprocess.Popen[bytes], log: Path, timeout_s: float) -> int:
+def _wait_for_port(
+    process: subprocess.Popen[bytes], log: Path, timeout_s: float, while_waiting: Callable[[], object]
+) -> int:
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline and process.poll() is None:
         found = re.search(r"API\s+http://[^\s/]+:(\d+)/v1", log.read_text(errors="replace"))
         if found:
             return int(found[1])
+        while_waiting()
         time.sleep(0.05)
     what = "did not become ready" if process.poll() is None else f"ended with code {process.returncode}"
     raise ConfigError(f"the server {what}: {log.read_text(errors='replace')[-2000:].strip()}")

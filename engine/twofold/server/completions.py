@@ -12,12 +12,13 @@ from starlette.responses import Response
 
 from twofold.api.constraints import Constraint
 from twofold.api.types import SamplingParams
+from twofold.server.answer_schemas import ChatCompletion, TextCompletion
 from twofold.server.answers import StreamedAnswer, WholeAnswer
 from twofold.server.bridge import AnswerStream, submit
 from twofold.server.chat_format import ChatFormat
 from twofold.server.chat_reading import ChatReading
 from twofold.server.formats import AnswerFormat, CompletionFormat
-from twofold.server.openapi import body_of
+from twofold.server.openapi import answers, body_of
 from twofold.server.prompts import Prompt, bad_word_sequences, chat_prompts, completion_prompts
 from twofold.server.request_body import parse_body
 from twofold.server.schemas import ChatRequest, CompletionRequest, SamplingFields
@@ -27,11 +28,19 @@ from twofold.server.state import ServerState
 def router(state: ServerState) -> APIRouter:
     routes = APIRouter(prefix="/v1")
 
-    @routes.post("/chat/completions", openapi_extra=body_of(ChatRequest))
+    @routes.post(
+        "/chat/completions",
+        openapi_extra=body_of(ChatRequest),
+        responses=answers(ChatCompletion, stream="text/event-stream"),
+    )
     async def chat_completions(request: Request) -> Response:
         return await answer_chat(state, await parse_body(request, ChatRequest, state), ChatFormat)
 
-    @routes.post("/completions", openapi_extra=body_of(CompletionRequest))
+    @routes.post(
+        "/completions",
+        openapi_extra=body_of(CompletionRequest),
+        responses=answers(TextCompletion, stream="text/event-stream"),
+    )
     async def completions(request: Request) -> Response:
         body = await parse_body(request, CompletionRequest, state)
         return await answer_completion(state, body, CompletionFormat)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Query
 from starlette.responses import JSONResponse, Response
 
 from twofold import __version__
 from twofold.api.types import RequestProgress, SamplingParams
+from twofold.server.answer_schemas import Props, Readiness, Slot, Version
 from twofold.server.api_errors import ApiError
+from twofold.server.openapi import answers
 from twofold.server.state import ServerState
 from twofold.weights.gguf_file import model_name
 
@@ -20,11 +22,14 @@ def router(state: ServerState) -> APIRouter:
     routes = APIRouter()
     table = SlotTable()
 
-    @routes.get("/version")
+    @routes.get("/version", response_model=None, responses=answers(Version))
     async def version() -> dict[str, str]:
         return {"version": __version__}
 
-    @routes.get("/ready")
+    @routes.get(
+        "/ready",
+        responses=answers(Readiness) | answers(Readiness, status=503, description="Loading or draining"),
+    )
     @routes.head("/ready", include_in_schema=False)
     async def ready() -> Response:
         """Whether requests are taken: 503 while the model loads, while it sleeps, and from the first signal to stop."""
@@ -33,15 +38,15 @@ def router(state: ServerState) -> APIRouter:
         phase = "asleep" if asleep else state.phase
         return JSONResponse({"status": phase}, status_code=200 if phase == "ready" else 503)
 
-    @routes.get("/props")
+    @routes.get("/props", response_model=None, responses=answers(Props))
     async def props() -> dict[str, Any]:
         return _props(state)
 
-    @routes.get("/slots")
-    async def slots(request: Request) -> list[dict[str, Any]]:
+    @routes.get("/slots", response_model=None, responses=answers(list[Slot]))
+    async def slots(fail_on_no_slot: Annotated[str, Query()] = "") -> list[dict[str, Any]]:
         engine = state.engine_while_draining
         places = table.places(engine.live_requests(), engine.max_num_seqs)
-        if request.query_params.get("fail_on_no_slot") in ("1", "true") and None not in places:
+        if fail_on_no_slot in ("1", "true") and None not in places:
             raise ApiError(503, "no slot is free", kind="server_error", code="no_slot_available")
         if not state.config.slots_show_prompts:
             return [_slot(state, number, progress) for number, progress in enumerate(places)]

@@ -15,6 +15,13 @@ from starlette.responses import JSONResponse, Response
 
 from twofold import __version__
 from twofold.server import api_errors
+from twofold.server.answer_schemas import (
+    OllamaChatAnswer,
+    OllamaGenerateAnswer,
+    OllamaModelList,
+    OllamaShown,
+    Version,
+)
 from twofold.server.api_errors import ApiError
 from twofold.server.completions import answer_chat, answer_completion
 from twofold.server.model_card import ollama_card
@@ -26,7 +33,7 @@ from twofold.server.ollama_schemas import (
     OllamaOptions,
     OllamaShowRequest,
 )
-from twofold.server.openapi import body_of
+from twofold.server.openapi import answers, body_of
 from twofold.server.request_body import parse_body
 from twofold.server.schemas import ChatRequest, CompletionRequest, SamplingFields
 from twofold.server.state import ServerState
@@ -50,7 +57,11 @@ _REFUSED_THERE: Final = ("mirostat", "tfs_z", "typical_p")
 def router(state: ServerState) -> APIRouter:
     routes = APIRouter(prefix="/api")
 
-    @routes.post("/chat", openapi_extra=body_of(OllamaChatRequest))
+    @routes.post(
+        "/chat",
+        openapi_extra=body_of(OllamaChatRequest),
+        responses=answers(OllamaChatAnswer, stream="application/x-ndjson"),
+    )
     async def chat(request: Request) -> Response:
         body = await parse_body(request, OllamaChatRequest, state)
         fields = _fields(state, body)
@@ -60,7 +71,11 @@ def router(state: ServerState) -> APIRouter:
         messages = _messages(body.messages)
         return await answer_chat(state, _translated(state, ChatRequest, asked, messages=messages), OllamaChat)
 
-    @routes.post("/generate", openapi_extra=body_of(OllamaGenerateRequest))
+    @routes.post(
+        "/generate",
+        openapi_extra=body_of(OllamaGenerateRequest),
+        responses=answers(OllamaGenerateAnswer, stream="application/x-ndjson"),
+    )
     async def generate(request: Request) -> Response:
         body = await parse_body(request, OllamaGenerateRequest, state)
         fields = _fields(state, body)
@@ -76,17 +91,22 @@ def router(state: ServerState) -> APIRouter:
         asked = _translated(state, ChatRequest, fields, messages=messages)
         return await answer_chat(state, asked, OllamaGenerate)
 
-    @routes.get("/tags")
+    @routes.get("/tags", response_model=None, responses=answers(OllamaModelList))
     async def tags() -> dict[str, Any]:
         return {"models": [ollama_card(state, name) for name in state.model_names]}
 
-    @routes.post("/show", openapi_extra=body_of(OllamaShowRequest))
+    @routes.post(
+        "/show",
+        response_model=None,
+        openapi_extra=body_of(OllamaShowRequest),
+        responses=answers(OllamaShown),
+    )
     async def show(request: Request) -> dict[str, Any]:
         body = await parse_body(request, OllamaShowRequest, state)
         state.check_model(_served_name(state, body.model or body.name or ""))
         return _shown(state)
 
-    @routes.get("/version")
+    @routes.get("/version", response_model=None, responses=answers(Version))
     async def version() -> dict[str, str]:
         return {"version": __version__}
 

@@ -12,9 +12,11 @@ from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from twofold import __version__
+from twofold.server.answer_schemas import Health, Model, ModelList
 from twofold.server.api_errors import ApiError
 from twofold.server.metrics import Gauge
 from twofold.server.model_card import ollama_card, openai_card
+from twofold.server.openapi import answers, text_answer
 from twofold.server.request_body import read_body
 from twofold.server.state import ServerState
 from twofold.telemetry.sink import parse_load_samples
@@ -23,23 +25,26 @@ from twofold.telemetry.sink import parse_load_samples
 def router(state: ServerState) -> APIRouter:
     routes = APIRouter()
 
-    @routes.get("/health")
+    @routes.get(
+        "/health",
+        responses=answers(Health) | answers(Health, status=503, description="Loading or draining"),
+    )
     @routes.head("/health", include_in_schema=False)
     async def health() -> Response:
         return JSONResponse(_health(state), status_code=200 if state.phase == "ready" else 503)
 
-    @routes.get("/metrics")
+    @routes.get("/metrics", response_class=PlainTextResponse, responses=text_answer("text/plain"))
     async def metrics() -> Response:
         text = state.metrics.text(state.model_name, _engine_gauges(state) + _telemetry_gauges(state))
         return PlainTextResponse(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
-    @routes.get("/v1/models")
+    @routes.get("/v1/models", response_model=None, responses=answers(ModelList))
     async def models() -> dict[str, Any]:
         names = state.model_names
         cards = [ollama_card(state, name) for name in names]
         return {"object": "list", "data": [openai_card(state, name) for name in names], "models": cards}
 
-    @routes.get("/v1/models/{name:path}")
+    @routes.get("/v1/models/{name:path}", response_model=None, responses=answers(Model))
     async def model(name: str) -> dict[str, Any]:
         served = openai_card(state, name)
         state.check_model(name)

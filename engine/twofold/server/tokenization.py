@@ -12,10 +12,11 @@ from starlette.responses import Response
 
 from twofold.api.errors import RequestError
 from twofold.chat.marks import ChatMarks
+from twofold.server.answer_schemas import Detokenized, Tokenized
 from twofold.server.api_errors import CONTEXT_LENGTH, ApiError, too_long
 from twofold.server.bounded_tokenizer import BoundedTokenizer, TooManyTokensError
 from twofold.server.logprobs import TokenNames
-from twofold.server.openapi import body_of
+from twofold.server.openapi import answers, body_of
 from twofold.server.prompts import chat_prompts
 from twofold.server.request_body import parse_body
 from twofold.server.state import ServerState
@@ -30,7 +31,7 @@ from twofold.server.tokenize_schemas import (
 def router(state: ServerState) -> APIRouter:
     routes = APIRouter()
 
-    @routes.post("/tokenize", openapi_extra=body_of(TokenizeRequest))
+    @routes.post("/tokenize", openapi_extra=body_of(TokenizeRequest), responses=answers(Tokenized))
     async def tokenize(request: Request) -> Response:
         body = (await parse_body(request, TokenizeRequest, state)).root
         state.check_model(body.model)
@@ -38,7 +39,7 @@ def router(state: ServerState) -> APIRouter:
         marks = state.chat_marks
         return await _answer(state, lambda: _tokenized(body, tokenizer, marks, max_context))
 
-    @routes.post("/detokenize", openapi_extra=body_of(DetokenizeRequest))
+    @routes.post("/detokenize", openapi_extra=body_of(DetokenizeRequest), responses=answers(Detokenized))
     async def detokenize(request: Request) -> Response:
         body = await parse_body(request, DetokenizeRequest, state)
         state.check_model(body.model)

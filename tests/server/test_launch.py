@@ -1,0 +1,198 @@
+"""`twofold launch` with agents that are scripts: each asks the server by what it was told, and says what that was."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_engine import FakeEngine
+from live_server import HTTP, serving
+from twofold.api.config import ServerConfig
+from twofold.cli import main as cli
+from twofold.cli.agents import AGENTS, Provider
+from twofold.models.testing import write_tiny_model
+from twofold.server.app import create_app
+
+FAKE_AGENT = f"""#!{sys.executable}
+import json, os, signal, sys, urllib.request
+name, arguments, env = os.path.basename(sys.argv[0]), sys.argv[1:], os.environ
+body = {{"messages": [{{"role": "user", "content": "once upon a time"}}]}}
+if name == "claude":
+    url, key, model = env["ANTHROPIC_BASE_URL"] + "/v1", env["ANTHROPIC_AUTH_TOKEN"], env["ANTHROPIC_MODEL"]
+elif name == "codex":
+    told = dict(pair.split("=", 1) for pair in arguments[1 : 2 * arguments.count("-c") : 2])
+    url, model = json.loads(told["model_providers.twofold.base_url"]), json.loads(told["model"])
+    key = env[json.loads(told["model_providers.twofold.env_key"])]
+elif name == "opencode":
+    config = json.load(open(env["OPENCODE_CONFIG"]))
+    model = config["model"].removeprefix("twofold/")
+    options = config["provider"]["twofold"]["options"]
+    url, key = options["baseURL"], env[options["apiKey"][5:-1]]
+else:
+    url, key, model = env["OPENAI_BASE_URL"], env["OPENAI_API_KEY"], env["OPENAI_MODEL"]
+headers = {{"Authorization": "Bearer " + key, "Content-Type": "application/json"}}
+data = json.dumps(body | {{"model": model, "max_tokens": 8}}).encode()
+opener = urllib.request.build_opener(urllib.request.ProxyHandler({{}}))
+asked = urllib.request.Request(url + "/chat/completions", data, headers)
+answer = json.load(opener.open(asked, timeout=60))
+text = answer["choices"][0]["message"]["content"]
+told = {{"text": text, "arguments": arguments, "key": key, "model": model, "proxy": env["NO_PROXY"]}}
+told["leaks"] = [name for name in ("ANTHROPIC_API_KEY",) if name in env]
+print(json.dumps(told), flush=True)
+if arguments[-1:] == ["--wait"]:
+    signal.pause()
+sys.exit(7)
+"""
+
+
+@pytest.fixture
+def agents(tmp_path: Path) -> Path:
+    """A folder for PATH."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for name in AGENTS:
+        (folder / name).write_text(FAKE_AGENT)
+        (folder / name).chmod(0o755)
+    return folder
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    folder = tmp_path / "home"
+    (folder / ".codex").mkdir(parents=True)
+    (folder / ".codex" / "config.toml").write_text("model = 'mine'\n")
+    return folder
+
+
+@pytest.fixture
+def server() -> Iterator[str]:
+    engine = FakeEngine()
+    with serving(create_app(engine, ServerConfig(api_key=("sesame",)))) as url:
+        yield url
+    engine.close()
+
+
+def launch(*arguments: str, home: Path, agents: Path, key: str = "") -> subprocess.Popen[str]:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("TWOFOLD_")}
+    environment |= {
+        "HOME": str(home),
+        "XDG_STATE_HOME": str(home / "state"),
+        "PATH": str(agents),
+        "ANTHROPIC_API_KEY": "another provider's",
+        # A proxy that would break everything that is sent through it.
+        "http_proxy": "http://127.0.0.1:1",
+    }
+    if key:
+        environment["TWOFOLD_API_KEY"] = key
+    command = [sys.executable, "-m", "twofold.cli", "launch", *arguments]
+    return subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def files_of(home: Path) -> dict[str, str]:
+    return {str(path.relative_to(home)): path.read_text() for path in home.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("name", AGENTS)
+def test_an_agent_asks_the_server_that_runs(name, server, agents, home, monkeypatch):
+    before = files_of(home)
+    process = launch(
+        name, "--base-url", server, "--", "-p", "--dry-run", home=home, agents=agents, key="sesame"
+    )
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 7, err
+    told = json.loads(out)
+    assert (told["text"], told["key"], told["model"]) == ("once upon a time ", "sesame", "fake-tales")
+    assert told["arguments"][-2:] == ["-p", "--dry-run"]
+    assert "127.0.0.1" in told["proxy"]
+    if name == "claude":
+        assert told["leaks"] == []
+    after = files_of(home)
+    assert before.items() <= after.items()
+    written = set(after) - set(before)
+    assert written == ({"state/twofold/launch/opencode/config.json"} if name == "opencode" else set())
+    assert "sesame" not in "".join(after[file] for file in written)
+    monkeypatch.setenv("XDG_STATE_HOME", str(home / "state"))
+    assert cli.main(["launch", name, "--restore"]) == 0
+    assert files_of(home) == before
+
+
+@pytest.fixture
+def here(home: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """For what ends without an agent, in this process."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(home / "state"))
+    monkeypatch.setenv("TWOFOLD_API_KEY", "sesame")
+    monkeypatch.setenv("PATH", "/nowhere")
+    return monkeypatch
+
+
+@pytest.mark.parametrize("name", AGENTS)
+def test_a_plan_starts_and_writes_nothing_and_shows_no_key(name, server, home, here, capsys):
+    for url in (server, "http://127.0.0.1:1"):
+        assert cli.main(["launch", name, "--dry-run", "--base-url", url, "--", "-p"]) == 0
+        out = capsys.readouterr().out
+        assert "sesame" not in out
+        assert "********" in out
+        assert ("start: " in out) == (url != server)
+        assert "not found on PATH" in out
+    assert set(files_of(home)) == {".codex/config.toml"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "has_agent", "key", "words"),
+    [
+        (["claude"], False, "sesame", "not found on PATH"),
+        (["claude"], True, "open", "wants a key; put it into TWOFOLD_API_KEY"),
+        (["claude", "other"], True, "sesame", "serves 'fake-tales', not 'other'"),
+        (["claude", "/nowhere/at-all", "--base-url", "http://127.0.0.1:1"], True, "", "no such model"),
+    ],
+)
+def test_what_cannot_be_launched_is_told(arguments, has_agent, key, words, server, agents, here, capsys):
+    here.setenv("TWOFOLD_API_KEY", key)
+    if has_agent:
+        here.setenv("PATH", str(agents))
+    assert cli.main(["launch", "--base-url", server, *arguments]) in (1, 2)
+    told = capsys.readouterr().err
+    assert words in told
+
+
+def test_its_own_server_lives_as_long_as_the_agent(agents, home, tmp_path):
+    pytest.importorskip("twofold._core", reason="the native module is not built")
+    model = write_tiny_model(tmp_path / "tiny")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{free.getsockname()[1]}"
+    flags = ("--base-url", url, "--server-args", "--accelerator none --cpu-threads 1")
+    process = launch("qwen", str(model), *flags, "--", "--wait", home=home, agents=agents)
+    assert process.stdout is not None
+    told: dict[str, Any] = json.loads(process.stdout.readline() or "{}")
+    assert told, process.communicate()[1]
+    assert told["model"] == "tiny"
+    assert HTTP.get(f"{url}/ready").status_code == 200
+    # A key of its own, which nobody else has.
+    assert HTTP.get(f"{url}/v1/models").status_code == 401
+    process.send_signal(signal.SIGINT)  # the agent's affair
+    time.sleep(0.2)
+    assert process.poll() is None
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(60) == 128 + signal.SIGTERM
+    with pytest.raises(Exception, match="refused"):
+        HTTP.get(f"{url}/ready")
+    process.communicate()
+
+
+def test_limits_are_those_of_the_server():
+    provider = Provider("http://h", "k", "a/b", 32_000)
+    opencode = json.loads(AGENTS["opencode"].settings(provider).config or "")
+    assert opencode["provider"]["twofold"]["models"]["a/b"]["limit"] == {"context": 32_000, "output": 8000}
+    assert "model_context_window=32000" in AGENTS["codex"].settings(provider).arguments
