@@ -40,6 +40,8 @@ struct Avx2 : Avx2Integer {
   struct ChannelDot;
   struct FloatScaled;
   struct LookedUp;
+  template <class Format>
+  struct Four;
 
   // 16-bit sums of pairs.
   template <int kBits>
@@ -209,6 +211,90 @@ struct Avx2::ChannelDot {
   static Run begin(I) { return Run{}; }
   static void add(Run& run, Weights w, I values) { Of::add(run, w, values); }
   static I end(I sum, Run run) { return _mm256_add_epi32(sum, Of::first(run, Of::one())); }
+};
+
+// For four_codes.h: two of the four runs are multiplied as four times their codes.
+template <class Format>
+struct Avx2::Four {
+  static constexpr bool kThird = Format::kPlanes > 0;
+  static constexpr int kVectors = kThird ? 1 : 2;  // more do not fit the registers
+  // A signed scale is the upper byte of 16 bits.
+  static constexpr int kSubUp = kThird ? 8 : 0;
+  static constexpr int kUp[4] = {kSubUp, kSubUp + (kThird ? 0 : 2), kSubUp + (kThird ? 2 : 0), kSubUp + 2};
+
+  // Two sums of 16 bits.
+  static int32_t zero(int run, int32_t lanes) {
+    const uint32_t v = static_cast<uint32_t>(lanes);
+    const int up = kUp[run] - kSubUp;
+    return static_cast<int32_t>((v << up & 0xffffu) | (v >> 16 << (16 + up)));
+  }
+  // Both runs of `pair`, whose codes `low` and, of the third bits, `plane` hold.
+  static void unpack(I low, I plane, int step, int pair, I (&w)[2]) {
+    if constexpr (kThird) {
+      const I middle = moved<2>(low);
+      const I first = step % 2 == 0 ? moved<-2>(plane) : moved<2>(plane);
+      const I second = step % 2 == 0 ? moved<-1>(plane) : moved<3>(plane);
+      w[0] = pair == 0 ? with_bits<4>(bits<3>(low), first) : with_bits<16>(bits<12>(middle), first);
+      w[1] =
+          pair == 0 ? with_bits<4>(bits<3>(middle), second) : with_bits<16>(bits<12>(moved<4>(low)), second);
+    } else {
+      const I both = pair == 0 ? low : moved<4>(low);
+      w[0] = bits<3>(both), w[1] = bits<12>(both);
+    }
+  }
+  static I scale_of(const uint8_t* block, int run, int half, int g) {
+    if constexpr (!kThird) return Dot<2>::pair_scale(block + Format::sub_at(run, 0) + 2 * kLanes * g, half);
+    int64_t eight;
+    __builtin_memcpy(&eight, block + Format::sub_at(run, half) + kLanes * g, 8);
+    const I high = _mm256_setr_epi64x(static_cast<int64_t>(0x0180018000800080), 0x0380038002800280,
+                                      0x0580058004800480, 0x0780078006800680);
+    return _mm256_shuffle_epi8(_mm256_set1_epi64x(eight), high);
+  }
+
+  static void sums(const uint8_t* block, int group, int g0, const int8_t* x, const int32_t* zero,
+                   F (&f)[4][kVectors]) {
+    const uint8_t* steps = block + Format::steps_at(0) + group * Format::kUnitBytes + kBytes * g0;
+    const uint8_t* planes = block + Format::planes_at(0) + group * Format::kUnitBytes + kBytes * g0;
+    I total[4][kVectors];
+#pragma GCC unroll 2
+    for (int half = 0; half < 2; ++half) {
+      I sum[4][kVectors];
+#pragma GCC unroll 4
+      for (int i = 0; i < 4; ++i) {
+        const int step = 4 * half + i;
+        I low[kVectors], plane[kVectors], w[kVectors][2];
+#pragma GCC unroll 2
+        for (int g = 0; g < kVectors; ++g) {
+          low[g] = load(steps + kStepBytes * step + kBytes * g);
+          if constexpr (kThird) plane[g] = load(planes + Format::plane_at(0, step) + kBytes * g);
+        }
+#pragma GCC unroll 4
+        for (int run = 0; run < 4; ++run) {
+          const I values = broadcast(x + 32 * run + 4 * step);
+#pragma GCC unroll 2
+          for (int g = 0; g < kVectors; ++g) {
+            if (run % 2 == 0) unpack(low[g], plane[g], step, run / 2, w[g]);
+            I products = _mm256_maddubs_epi16(w[g][run % 2], values);
+            if (i > 0) {
+              products = _mm256_add_epi16(sum[run][g], products);
+            } else if constexpr (kThird) {
+              products = _mm256_add_epi16(same(zero[2 * run + half]), products);
+            }
+            sum[run][g] = in_order(products);
+          }
+        }
+      }
+#pragma GCC unroll 4
+      for (int run = 0; run < 4; ++run) {
+#pragma GCC unroll 2
+        for (int g = 0; g < kVectors; ++g) {
+          const I scaled = _mm256_madd_epi16(sum[run][g], scale_of(block, 4 * group + run, half, g0 + g));
+          total[run][g] = half == 0 ? scaled : _mm256_add_epi32(total[run][g], scaled);
+          f[run][g] = to_float(total[run][g]);
+        }
+      }
+    }
+  }
 };
 
 constexpr KernelTable kPart = integer_part<Avx2>();

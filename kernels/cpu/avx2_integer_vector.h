@@ -28,6 +28,26 @@ struct Avx2Integer {
                                   : _mm256_slli_epi16(plane, kAt - shift);
     return _mm256_or_si256(v, _mm256_and_si256(there, _mm256_set1_epi8(((1 << kBits) - 1) << kAt)));
   }
+  // As Avx512Vnni's.
+  template <int kRight>
+  static I moved(I v) {
+    if constexpr (kRight > 0) return _mm256_srli_epi16(v, kRight);
+    if constexpr (kRight < 0) return _mm256_slli_epi16(v, -kRight);
+    return v;
+  }
+  template <int kBits>
+  static I bits(I v) {
+    return _mm256_and_si256(v, _mm256_set1_epi8(static_cast<char>(kBits)));
+  }
+  template <int kBits>
+  static I with_bits(I v, I plane) {
+    return _mm256_or_si256(v, bits<kBits>(plane));
+  }
+  template <int kRight>
+  static I joined(I low, I high) {
+    if constexpr (kRight > 0) low = _mm256_srli_epi32(low, kRight);
+    return _mm256_blend_epi16(low, _mm256_slli_epi32(high, 16 - kRight), 0xaa);
+  }
   template <class Codes>
   static I look_up(I codes) {
     const __m128i table = _mm_loadu_si128(reinterpret_cast<const __m128i*>(Codes::kTable));
@@ -67,6 +87,10 @@ struct Avx2Integer {
   // The high nibbles of both, 16 bits each.
   static I high_pairs(const uint8_t* p) {
     return _mm256_srli_epi16(_mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))), 4);
+  }
+  static I low_pairs(const uint8_t* p) {
+    return _mm256_and_si256(_mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))),
+                            _mm256_set1_epi16(15));
   }
   static I pair_products(I a, I b) { return _mm256_madd_epi16(a, b); }
 

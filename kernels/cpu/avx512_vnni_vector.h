@@ -29,6 +29,9 @@ struct Avx512Vnni : Avx512Rows {
     static void add(Sum& sum, Weights w, I values) { sum = _mm512_dpbusd_epi32(sum, w, values); }
   };
 
+  template <class Format>
+  struct Four : FourOf32<Avx512Vnni, Format, 2> {};
+
   // For channel_products.h.
   template <int kBits>
   struct ChannelDot {
@@ -57,6 +60,27 @@ struct Avx512Vnni : Avx512Rows {
                                   : _mm512_slli_epi16(plane, static_cast<unsigned>(kAt - shift));
     const I mask = _mm512_set1_epi8(((1 << kBits) - 1) << kAt);
     return _mm512_ternarylogic_epi32(v, there, mask, 0xf8);  // v | (there & mask)
+  }
+  // For FourOf32: shifted to the right; some bits of each byte, and added to those of v; of each row's two sums, shifted
+  // by `right` to the right, the lower 16 bits side by side.
+  template <int kRight>
+  static I moved(I v) {
+    if constexpr (kRight < 0) return _mm512_slli_epi16(v, -kRight);
+    return _mm512_srli_epi16(v, kRight);
+  }
+  template <int kBits>
+  static I bits(I v) {
+    return _mm512_and_si512(v, _mm512_set1_epi8(static_cast<char>(kBits)));
+  }
+  template <int kBits>
+  static I with_bits(I v, I plane) {
+    return _mm512_ternarylogic_epi32(v, plane, _mm512_set1_epi8(static_cast<char>(kBits)),
+                                     0xf8);  // v | (plane & kBits)
+  }
+  template <int kRight>
+  static I joined(I low, I high) {
+    if constexpr (kRight > 0) low = _mm512_srli_epi32(low, kRight);
+    return _mm512_mask_blend_epi16(0xaaaaaaaa, low, _mm512_slli_epi32(high, 16 - kRight));
   }
   template <class Codes>
   static I look_up(I codes) {
@@ -101,6 +125,10 @@ struct Avx512Vnni : Avx512Rows {
   static I high_pairs(const uint8_t* p) {
     return _mm512_srli_epi16(_mm512_cvtepu8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))),
                              4);
+  }
+  static I low_pairs(const uint8_t* p) {
+    return _mm512_and_si512(_mm512_cvtepu8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))),
+                            _mm512_set1_epi16(15));
   }
   static I pair_products(I a, I b) { return _mm512_madd_epi16(a, b); }
 

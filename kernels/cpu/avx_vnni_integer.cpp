@@ -16,6 +16,9 @@ struct AvxVnni : Avx2Integer {
     static void add(Sum& sum, Weights w, I values) { sum = _mm256_dpbusd_avx_epi32(sum, w, values); }
   };
 
+  template <class Format>
+  struct Four : FourOf32<AvxVnni, Format, 1> {};
+
   template <int kBits>
   struct ChannelDot {
     using Run = I;

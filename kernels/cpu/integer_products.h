@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "channel_products.h"
+#include "four_codes.h"
 #include "integer_terms.h"
 #include "levels.h"
 #include "unpacked_block.h"
@@ -34,7 +35,8 @@ struct IntegerProducts {
   static constexpr int kTerms = 256;   // tiles' parts whose terms are held
   static constexpr int kUnpackTiles =  // tiles of activations for which to unpack a part; 0: never
       Dot::unpack_tiles(Format::kPlanes);
-  static constexpr int kFewPanels = 2;  // for which holding them is not worth it
+  static constexpr int kFewPanels = 2;                  // for which holding them is not worth it
+  static constexpr bool kFour = takes_four<V, Format>;  // runs at once, for one row of activations
   static constexpr int64_t kAheadBytes = 5120, kAheadBytesMany = 8192;  // prefetched, for few and many rows
   static_assert(kPartRuns % Format::kRuns == 0, "panel blocks are cut into no parts");
   static_assert(!kRunMins || Format::kScale == ScaleOf::kRun || Format::kRuns == 2, "see tile()");
@@ -45,6 +47,7 @@ struct IntegerProducts {
     alignas(64) float scale[kTokens][kPartRuns];
     alignas(64) float sum[kRunMins ? kTokens : 1][kPartRuns];        // scale * sum of the integers
     alignas(64) int32_t halves[kHalfMins ? kTokens : 1][kPartRuns];  // sums of the halves' integers
+    alignas(64) int32_t in_place[kFour ? kPieces * kPartRuns : 1];   // as zero, for four_codes.h
   };
 
   // Encoded activation rows, from one of their runs on.
@@ -86,6 +89,7 @@ struct IntegerProducts {
       if constexpr (kHalfMins) RunTerms::of_halves(row.sum16, terms.halves[t]);
       Dot::template zeros<Format::kZero, kPieces == 2>(row.q, row.sum16, terms.zero[t]);
     }
+    if constexpr (kFour) FourCodes<V, Format>::zeros(terms.zero[0], terms.in_place);
   }
 
   // The exact integer sums of a run as floats, times the integers of its scales where the format has such. `weights`
@@ -292,6 +296,7 @@ struct IntegerProducts {
       if (tokens == 3) return tile_passes<kInCache, 3>(x, part, terms, out);
     }
     if (tokens == 2) return tile_passes<kInCache, 2>(x, part, terms, out);
+    if constexpr (kFour && !kInCache) return FourCodes<V, Format>::block(part, x.q, terms, out);
     tile_passes<kInCache, 1>(x, part, terms, out);
   }
 

@@ -43,5 +43,90 @@ struct SumsOf32 {
   static Total value(Total total) { return total; }
 };
 
+// For four_codes.h: codes are multiplied where they lie, of the third bits where two shifts of a plane bring them.
+template <class V, class Format, int kVectorsAtOnce>
+struct FourOf32 {
+  using I = typename V::I;
+  using F = typename V::F;
+  static constexpr int kVectors = kVectorsAtOnce;
+  static constexpr bool kThird = Format::kPlanes > 0;
+  static constexpr int kPlace[4] = {0, 2, kThird ? 2 : 4, kThird ? 4 : 6};  // of a run's lowest bit
+  // 16 bits hold a half's sum times four, not times 16.
+  static constexpr int kUp[4] = {0, 2, 2, kThird ? 4 : 2};
+
+  static int32_t zero(int run, int32_t v) { return v << kPlace[run]; }
+
+  static void sums(const uint8_t* block, int group, int g0, const int8_t* x, const int32_t* zero,
+                   F (&f)[4][kVectors]) {
+    const uint8_t* steps = block + Format::steps_at(0) + group * Format::kUnitBytes + V::kBytes * g0;
+    const uint8_t* planes = block + Format::planes_at(0) + group * Format::kUnitBytes + V::kBytes * g0;
+    I sum[2][4][kVectors];
+#pragma GCC unroll 2
+    for (int half = 0; half < 2; ++half) {
+#pragma GCC unroll 4
+      for (int r = 0; r < 4; ++r) {
+#pragma GCC unroll 4
+        for (int g = 0; g < kVectors; ++g) sum[half][r][g] = V::same(kThird ? zero[2 * r + half] : 0);
+      }
+#pragma GCC unroll 4
+      for (int i = 0; i < 4; ++i) {
+        const int step = 4 * half + i;
+        I w[kVectors][4];
+#pragma GCC unroll 4
+        for (int g = 0; g < kVectors; ++g) {
+          const I low = V::load(steps + kStepBytes * step + V::kBytes * g);
+          if constexpr (kThird) {
+            const I plane = V::load(planes + Format::plane_at(0, step) + V::kBytes * g);
+            const I high = V::template moved<2>(low);
+            const I a = step % 2 == 0 ? V::template moved<-2>(plane) : V::template moved<2>(plane);
+            const I b = step % 2 == 0 ? V::template moved<-3>(plane) : V::template moved<1>(plane);
+            w[g][0] = V::template with_bits<4>(V::template bits<3>(low), a);
+            w[g][1] = V::template with_bits<16>(V::template bits<12>(low), b);
+            w[g][2] = V::template with_bits<16>(V::template bits<12>(high), a);
+            w[g][3] = V::template with_bits<64>(V::template bits<48>(high), b);
+          } else {
+            w[g][0] = V::template bits<3>(low);
+            w[g][1] = V::template bits<12>(low);
+            w[g][2] = V::template bits<48>(low);
+            w[g][3] = V::template bits<192>(low);
+          }
+        }
+#pragma GCC unroll 4
+        for (int r = 0; r < 4; ++r) {
+          const I values = V::broadcast(x + 32 * r + 4 * step);
+#pragma GCC unroll 4
+          for (int g = 0; g < kVectors; ++g)
+            V::template Dot<Format::kDotBits>::add(sum[half][r][g], w[g][r], values);
+        }
+      }
+    }
+    scaled<0>(block, group, g0, sum, f);
+    scaled<1>(block, group, g0, sum, f);
+    scaled<2>(block, group, g0, sum, f);
+    scaled<3>(block, group, g0, sum, f);
+  }
+
+ private:
+  template <int r>
+  static void scaled(const uint8_t* block, int group, int g0, const I (&sum)[2][4][kVectors],
+                     F (&f)[4][kVectors]) {
+    const int run = 4 * group + r;
+#pragma GCC unroll 4
+    for (int g = 0; g < kVectors; ++g) {
+      const I first = sum[0][r][g], second = sum[1][r][g];
+      if constexpr (has_sub_pairs<Format>) {
+        const I pairs = V::template joined<kPlace[r] - kUp[r]>(first, second);
+        const I scales = V::low_pairs(block + Format::sub_at(run, 0) + 2 * V::kLanes * (g0 + g));
+        f[r][g] = V::to_float(V::pair_products(pairs, scales));
+      } else {
+        const auto scale = [&](int half) {
+          return sub_scale<V, Format::kSub>(block + Format::sub_at(run, half) + V::kLanes * (g0 + g));
+        };
+        f[r][g] = V::fma(V::to_float(second), scale(1), V::mul(V::to_float(first), scale(0)));
+      }
+    }
+  }
+};
+
 }  // namespace
 }  // namespace twofold::kernels
