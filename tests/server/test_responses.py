@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
@@ -11,9 +10,9 @@ from typing import Any
 import openai
 import pytest
 from fake_engine import FakeEngine
-from live_server import HTTP, serving
-from openai.types.responses import Response, ResponseStreamEvent
-from pydantic import TypeAdapter
+from live_server import serving
+from openai.types.responses import Response
+from responses_play import CALLS, MCP_HEAD, TOOL, USER, events_of, post
 from twofold.api.config import ServerConfig
 from twofold.api.errors import CapacityError
 from twofold.server.app import create_app
@@ -21,18 +20,16 @@ from twofold.server.responses_input import opened, sealed
 from twofold.tokenizer import ToolForm
 
 MODEL = "fake-tales"
-TOOL: dict[str, Any] = {"type": "function", "name": "warmth", "parameters": {"type": "object"}}
 PATCH: dict[str, Any] = {
     "type": "custom",
     "name": "patch",
     "description": "edits files",
     "format": {"type": "grammar", "syntax": "lark", "definition": "start: LINE"},
 }
-MCP: dict[str, Any] = {"type": "namespace", "name": "mcp__files", "description": "", "tools": [TOOL, PATCH]}
+MCP = MCP_HEAD | {"tools": [TOOL, PATCH]}
 CALL = '<tool_call>{"name": "%s", "arguments": %s}</tool_call>'
 SAYS = ["<thi", "nk>\nI should", " look.\n</think>\n\nLet", " me see.\n<tool", '_call>{"name": "war',
         'mth", "arguments": {"city": "Bri', 'g"}}</tool_call>']  # fmt: skip
-EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 
 
 @pytest.fixture
@@ -41,36 +38,6 @@ def url(engine: FakeEngine) -> Iterator[str]:
     config = ServerConfig(tool_call_parser="hermes", reasoning_parser="qwen3")
     with serving(create_app(engine, config)) as base:
         yield base
-
-
-@pytest.fixture(scope="module")
-def shared() -> Iterator[tuple[str, FakeEngine]]:
-    """For what never reaches the engine."""
-    engine = FakeEngine()
-    with serving(create_app(engine, ServerConfig(tool_call_parser="hermes"))) as base:
-        yield base, engine
-    engine.close()
-
-
-def post(url: str, **body: Any) -> Any:
-    return HTTP.post(f"{url}/v1/responses", json=body)
-
-
-def events_of(url: str, **body: Any) -> list[dict[str, Any]]:
-    """A stream's events: each named twice, numbered, and as OpenAI's types have it."""
-    answer = post(url, stream=True, **body)
-    assert answer.headers["content-type"].startswith("text/event-stream"), answer.text
-    events = []
-    for block in answer.text.removesuffix("\n\n").split("\n\n"):
-        name, data = block.split("\n")
-        event = json.loads(data.removeprefix("data: "))
-        assert name == f"event: {event['type']}"
-        assert event["sequence_number"] == len(events)
-        if event["type"] != "response.failed":
-            # OpenAI's server gives codes there that its client's types do not list.
-            EVENT.validate_python(event)
-        events.append(event)
-    return events
 
 
 def said(items: list[dict[str, Any]]) -> list[Any]:
@@ -234,8 +201,6 @@ def test_one_call_where_one_is_allowed(url: str, engine: FakeEngine) -> None:
         assert len(rebuilt(events_of(url, **asked))) == count
 
 
-USER = {"role": "user", "content": "a"}
-CALLS = [{"type": "function_call", "call_id": c, "name": "f", "arguments": "{}"} for c in "xy"]
 OUTPUTS = [{"type": "function_call_output", "call_id": c, "output": c} for c in "xy"]
 
 
@@ -338,69 +303,6 @@ def test_effort_is_what_the_template_makes_of_it(
     assert body["reasoning"]["effort"] == answered
 
 
-@pytest.mark.parametrize("probe", ["", [], [{"type": "additional_tools", "tools": [TOOL]}]])
-def test_an_empty_input_is_answered_at_once(shared: tuple[str, FakeEngine], probe: Any) -> None:
-    url, engine = shared
-    body = post(url, input=probe, instructions="be brief").json()
-    Response.model_validate(body)
-    assert (body["status"], body["output"], body["usage"]["total_tokens"]) == ("completed", [], 0)
-    kinds = [event["type"] for event in events_of(url, input=probe)]
-    assert kinds == ["response.created", "response.in_progress", "response.completed"]
-    assert engine.requests == []
-    assert post(url, input=probe, model="gpt-9").status_code == 404
-
-
-@pytest.mark.parametrize(
-    ("body", "param", "words"),
-    [
-        ({}, "input", "required"),
-        ({"input": 7}, "input", "string"),
-        ({"input": "a", "model": "gpt-9"}, "model", "does not exist"),
-        ({"input": "a", "previous_response_id": "resp_1"}, "previous_response_id", "whole conversation in input"),
-        ({"input": "a", "conversation": "c"}, "conversation", "stored"),
-        ({"input": "a", "background": True}, "background", "leave it out"),
-        ({"input": "a", "top_logprobs": 2}, "top_logprobs", "/v1/chat/completions"),
-        ({"input": "a", "max_tokens": 2}, "max_tokens", "max_output_tokens"),
-        ({"input": "a", "max_output_tokens": 0}, "max_output_tokens", "greater"),
-        ({"input": "a", "temperature": -1}, "temperature", "greater"),
-        ({"input": "a", "text": {"format": {"type": "json_schema", "name": "n"}}}, "text.format", "'schema'"),
-        ({"input": "a", "tools": [{"type": "web_search"}]}, "tools", "'web_search'"),
-        ({"input": "a", "tools": [{"type": "file_search"}]}, "tools[0]", "OpenAI's servers"),
-        ({"input": "a", "tools": [TOOL, TOOL]}, "tools", "rename"),
-        ({"input": "a", "tools": [MCP | {"tools": [MCP]}]}, "tools[0]", "neither"),
-        ({"input": "a", "tools": [TOOL], "tool_choice": {"type": "function", "name": "x"}}, "tool_choice", "'x'"),
-        ({"input": "a", "tools": [TOOL], "tool_choice": {"type": "mcp"}}, "tool_choice", "allowed_tools"),
-        ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0]", "item_reference"),
-        ({"input": [USER, {"type": "function_call", "call_id": "x", "name": "f"}]}, "input[1]", "'arguments'"),
-        ({"input": [USER, CALLS[0] | {"arguments": "[1]"}]}, "input[1]", "an object"),
-        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content", "text only"),
-        ({"input": [USER] * 4097}, "input", "4096"),
-        ({"input": "refuse me"}, "input", "refused"),
-        ({"input": "word " * 64}, "input", "64 tokens"),
-    ],
-)  # fmt: skip
-def test_what_cannot_be_done_is_refused_and_named(
-    shared: tuple[str, FakeEngine], body: dict[str, Any], param: str, words: str
-) -> None:
-    url, engine = shared
-    answer = post(url, **body)
-    assert answer.status_code in (400, 404), answer.text
-    error = answer.json()["error"]
-    assert error["param"] == param, error
-    assert words in error["message"]
-    assert engine.requests == []
-
-
-def test_a_prompt_that_is_too_long_says_so_as_clients_know_it(shared: tuple[str, FakeEngine]) -> None:
-    url, _ = shared
-    long = "word " * 64
-    assert post(url, input=long).json()["error"]["code"] == "context_length_exceeded"
-    events = events_of(url, input=long)
-    kinds = [event["type"].removeprefix("response.") for event in events]
-    assert kinds == ["created", "in_progress", "error", "failed"]
-    assert events[-1]["response"]["error"]["code"] == events[-2]["code"] == "context_length_exceeded"
-
-
 def test_a_failure_keeps_what_was_said(url: str, engine: FakeEngine) -> None:
     engine.says, engine.fail_after_words = ["ok <tool_call>", '{"name": "war', "never"], 2
     events = events_of(url, input="a", tools=[TOOL])
@@ -411,16 +313,6 @@ def test_a_failure_keeps_what_was_said(url: str, engine: FakeEngine) -> None:
     assert failed["output"][0]["content"][0]["text"] == 'ok <tool_call>{"name": "war'
     assert failed["output"][0]["status"] == "incomplete"
     assert post(url, input="a", tools=[TOOL]).status_code == 500
-
-
-@pytest.mark.parametrize(
-    ("method", "path"),
-    [("GET", ""), ("DELETE", ""), ("GET", "/input_items"), ("POST", "/cancel")],
-)
-def test_no_response_is_stored(shared: tuple[str, FakeEngine], method: str, path: str) -> None:
-    answer = HTTP.request(method, f"{shared[0]}/v1/responses/resp_1{path}")
-    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "response_not_found")
-    assert "none is stored" in answer.json()["error"]["message"]
 
 
 def test_large_conversations_cross_to_the_process_that_parses(url: str, engine: FakeEngine) -> None:
