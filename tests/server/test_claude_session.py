@@ -23,7 +23,7 @@ CONTEXT = 20_000
 TURNS = 20
 EDITED_AT = 10
 PAGE = 16
-NAMES = ("twofold-tales", "claude-sonnet-4-5", "claude-haiku-4-5")
+NAMES = ("twofold-tales", "claude-tales", "claude-small")
 TEMPLATE = """{%- for message in messages %}
 {{- '<|im_start|>' + ('user' if message.role == 'tool' else message.role) + '\\n' }}
 {%- if message.role == 'tool' %}{{- '<tool_response>' + message.content + '</tool_response>' }}

@@ -26,7 +26,8 @@ litellm.num_retries = 0
 for model, base in (("openai/fake-tales", url + "/v1"), ("anthropic/fake-tales", url)):
     asked = dict(model=model, api_base=base, api_key="sesame", max_tokens=64, timeout=30)
     whole = litellm.completion(messages=messages, tools=[tool], **asked)
-    chunks = list(litellm.completion(messages=messages, tools=[tool], stream=True, **asked))
+    with_usage = dict(stream=True, stream_options={"include_usage": True})
+    chunks = list(litellm.completion(messages=messages, tools=[tool], **with_usage, **asked))
     built = litellm.stream_chunk_builder(chunks, messages=messages)
     for answer in (whole, built):
         message = answer.choices[0].message

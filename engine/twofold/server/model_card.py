@@ -11,6 +11,11 @@ from twofold.server.state import ServerState
 from twofold.weights.gguf_file import SUFFIX, is_gguf
 
 
+def listed_names(state: ServerState) -> tuple[str, ...]:
+    """The names that lists show. ApiError 503 while there is no engine."""
+    return state.model_names if state.engine else ()
+
+
 def openai_card(state: ServerState, name: str) -> dict[str, Any]:
     engine = state.engine
     return {

@@ -24,7 +24,7 @@ from twofold.server.answer_schemas import (
 )
 from twofold.server.api_errors import ApiError
 from twofold.server.completions import answer_chat, answer_completion
-from twofold.server.model_card import ollama_card
+from twofold.server.model_card import listed_names, ollama_card
 from twofold.server.ollama_formats import OllamaChat, OllamaGenerate, OllamaRaw, now
 from twofold.server.ollama_schemas import (
     OllamaChatRequest,
@@ -93,7 +93,7 @@ def router(state: ServerState) -> APIRouter:
 
     @routes.get("/tags", response_model=None, responses=answers(OllamaModelList))
     async def tags() -> dict[str, Any]:
-        return {"models": [ollama_card(state, name) for name in state.model_names]}
+        return {"models": [ollama_card(state, name) for name in listed_names(state)]}
 
     @routes.post(
         "/show",

@@ -15,7 +15,7 @@ from twofold import __version__
 from twofold.server.answer_schemas import Health, Model, ModelList
 from twofold.server.api_errors import ApiError
 from twofold.server.metrics import Gauge
-from twofold.server.model_card import ollama_card, openai_card
+from twofold.server.model_card import listed_names, ollama_card, openai_card
 from twofold.server.openapi import answers, text_answer
 from twofold.server.request_body import read_body
 from twofold.server.state import ServerState
@@ -40,7 +40,7 @@ def router(state: ServerState) -> APIRouter:
 
     @routes.get("/v1/models", response_model=None, responses=answers(ModelList))
     async def models() -> dict[str, Any]:
-        names = state.model_names
+        names = listed_names(state)
         cards = [ollama_card(state, name) for name in names]
         return {"object": "list", "data": [openai_card(state, name) for name in names], "models": cards}
 
