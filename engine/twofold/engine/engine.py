@@ -17,7 +17,7 @@ from typing import Literal
 
 from twofold.api.config import EngineConfig
 from twofold.api.constraints import CompiledConstraint, Constraint
-from twofold.api.errors import CapacityError, TwofoldError
+from twofold.api.errors import CapacityError, RequestError, TwofoldError
 from twofold.api.types import (
     Chunk,
     EngineStats,
@@ -67,7 +67,11 @@ class Engine:
             config.max_num_batched_tokens, None if config.max_itl_ms is None else config.max_itl_ms * 1e-3
         )
         self._scheduler = Scheduler(
-            pool, config.max_num_seqs, config.max_num_batched_tokens, self._prefill_budget
+            pool,
+            config.max_num_seqs,
+            config.max_num_batched_tokens,
+            self._prefill_budget,
+            by_priority=config.scheduling_policy == "priority",
         )
         self._recorder = Recorder(telemetry, runner.moe, info)
         self._step_clock = StepClock(runner, enabled=telemetry is not None)
@@ -126,6 +130,12 @@ class Engine:
             CapacityError: too many wait already, or the engine is draining.
         """
         check_request(request, self.vocab_size, self.max_context)
+        if request.priority != 0 and self.config.scheduling_policy != "priority":
+            raise RequestError(
+                f"priority is {request.priority}; this engine serves in order of arrival. Leave it out, or start it "
+                "with --scheduling-policy priority",
+                param="priority",
+            )
         max_tokens = max_answer_tokens(request, self.max_context)
 
         def check_room() -> None:
