@@ -17,7 +17,7 @@ from typing import Literal
 
 from twofold.api.config import EngineConfig
 from twofold.api.constraints import CompiledConstraint, Constraint
-from twofold.api.errors import CapacityError, RequestError, TwofoldError
+from twofold.api.errors import CapacityError, TwofoldError
 from twofold.api.types import (
     Chunk,
     EngineStats,
@@ -129,13 +129,8 @@ class Engine:
             RequestError: the request can never be served as it is.
             CapacityError: too many wait already, or the engine is draining.
         """
-        check_request(request, self.vocab_size, self.max_context)
-        if request.priority != 0 and self.config.scheduling_policy != "priority":
-            raise RequestError(
-                f"priority is {request.priority}; this engine serves in order of arrival. Leave it out, or start it "
-                "with --scheduling-policy priority",
-                param="priority",
-            )
+        by_priority = self.config.scheduling_policy == "priority"
+        check_request(request, self.vocab_size, self.max_context, by_priority=by_priority)
         max_tokens = max_answer_tokens(request, self.max_context)
 
         def check_room() -> None:
