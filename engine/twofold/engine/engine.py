@@ -70,7 +70,7 @@ class Engine:
             pool,
             config.max_num_seqs,
             config.max_num_batched_tokens,
-            self._prefill_budget,
+            None if config.backend == "single" else self._prefill_budget,
             by_priority=config.scheduling_policy == "priority",
         )
         self._recorder = Recorder(telemetry, runner.moe, info)

@@ -40,7 +40,7 @@ def check_request(
     """Refuse what can never be served. Raises RequestError that names the parameter."""
     if request.priority != 0 and not by_priority:
         raise RequestError(
-            f"priority is {request.priority}; this engine serves in order of arrival. Leave it out, or start the engine "
+            f"priority is {request.priority}; this engine serves in order of arrival. Leave it out, or start it "
             "with --scheduling-policy priority",
             param="priority",
         )
