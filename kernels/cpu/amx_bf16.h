@@ -18,7 +18,7 @@ struct AmxBf16Products {
   static constexpr int kTileSteps = 16;    // of a tile of weights: 32 columns
   static constexpr int kBlockSteps = 256;  // of a block of columns: 32 KiB of weights
   static constexpr int kMostGroups = 8;    // whose sums are held
-  static constexpr int kAheadBytes = 16384;
+  static constexpr int kAheadBytes = 4096;
 
   struct Add {
     template <int C, int A, int B>

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -117,20 +118,33 @@ def test_asking_changes_no_token_and_eight_at_once_get_what_each_gets_alone(
         silent = answer(engine, prompt, replace(params, logprobs=None, prompt_logprobs=None))
         assert (silent.tokens, silent.text) == (one.tokens, one.text)
     # Chunks of 16 tokens and few pages: prompts are cut, and somebody starts over.
-    crowded = Engine.load(
-        EngineConfig(
-            model=model_dir, accelerator="none", max_num_batched_tokens=16, max_total_tokens=136, page_size=4
-        )
-    )
-    together = [Answer(params) for _, params in cases]
-    for number, (prompt, params) in enumerate(cases):
-        crowded.submit(GenerationRequest(prompt, params, together[number], f"r{number}"))
-    while crowded.step():
-        pass
-    for one, other in zip(alone, together, strict=True):
-        assert (other.tokens, other.logprobs) == (one.tokens, one.logprobs)
-        assert other.chunks[0].prompt_logprobs == one.chunks[0].prompt_logprobs
-    crowded.close()
+    for policy, cached in (("fcfs", True), ("priority", True), ("priority", False)):
+        crowded = Engine.load(
+            EngineConfig(
+                model=model_dir, accelerator="none", max_num_batched_tokens=16, max_total_tokens=112, page_size=4,
+                scheduling_policy=policy, enable_prefix_caching=cached,
+            )
+        )  # fmt: skip
+        together = [Answer(params) for _, params in cases]
+        for number, (prompt, params) in enumerate(cases):
+            request = GenerationRequest(prompt, params, together[number], f"r{number}")
+            # Who came last is the first, but for one.
+            crowded.submit(replace(request, priority=-(number % 7) if policy == "priority" else 0))
+        preempted = set()
+        while crowded.step():
+            scheduler = crowded._scheduler
+            preempted |= {s.number for s in (*scheduler.waiting, *scheduler.running) if s.was_preempted}
+        assert preempted, f"nobody started over: {policy}, {cached}"
+        for one, other in zip(alone, together, strict=True):
+            assert (other.tokens, other.logprobs, other.text) == (one.tokens, one.logprobs, one.text)
+            assert other.chunks[0].prompt_logprobs == one.chunks[0].prompt_logprobs
+        with (
+            pytest.raises(RequestError, match="--scheduling-policy priority")
+            if policy == "fcfs"
+            else nullcontext()
+        ):
+            crowded.submit(replace(request, priority=3))
+        crowded.close()
 
 
 def test_a_stop_token_ends_the_answer_and_has_no_text(engine: Engine) -> None:

@@ -37,6 +37,16 @@ def test_a_flag_beats_the_environment_and_the_environment_the_default():
     )
 
 
+def test_single_runs_one_request_and_reads_prompts_in_long_steps():
+    single = parse(EngineConfig, ["--backend", "single"])
+    assert (single.max_num_seqs, single.max_num_batched_tokens) == (1, 2048)
+    assert dataclasses.replace(single, seed=1).max_num_seqs == 1
+    assert (
+        parse(EngineConfig, ["--backend", "single", "--max-num-batched-tokens", "64"]).max_num_batched_tokens
+        == 64
+    )
+
+
 def test_positional_model_and_optional_number():
     config = parse(EngineConfig, ["some/model", "--gpu-experts-ratio", "0.5"])
     assert (config.model, config.gpu_experts_ratio) == ("some/model", 0.5)
@@ -67,6 +77,10 @@ def test_a_switch_has_two_flags(argv, environ, expected):
         ([], {"TWOFOLD_SEED": "x"}, ["TWOFOLD_SEED", "'x'"]),
         (["--gpu-experts-ratio", "0.5", "--num-gpu-experts", "3"], {}, ["both given"]),
         (["--no-enable-prefix-caching", "--prefix-cache-dir", "x"], {}, ["both given"]),
+        (["--backend", "single", "--max-num-seqs", "8"], {}, ["single", "--max-num-seqs 8", "both given"]),
+        (["--backend", "ktransformers"], {}, ["--backend", "balance or single"]),
+        (["--scheduling-policy", "lifo"], {}, ["--scheduling-policy", "fcfs or priority"]),
+        (["--kv-cache-dtype", "float16"], {}, ["--kv-cache-dtype", "float16", "float32, bfloat16, q8, fp8"]),
         (
             [],
             {"TWOFOLD_ENABLE_PREFIX_CACHING": "maybe"},

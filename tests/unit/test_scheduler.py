@@ -14,9 +14,9 @@ from twofold.engine.scheduler import Scheduler
 from twofold.engine.sequences import Sequence
 
 
-def make_sequence(number: int, prompt_tokens: int, max_tokens: int = 8) -> Sequence:
+def make_sequence(number: int, prompt_tokens: int, max_tokens: int = 8, priority: int = 0) -> Sequence:
     prompt = tuple(range(prompt_tokens))
-    request = GenerationRequest(prompt, SamplingParams(), lambda chunk: None, f"r{number}")
+    request = GenerationRequest(prompt, SamplingParams(), lambda chunk: None, f"r{number}", priority=priority)
     return Sequence(number, request, list(prompt), max_tokens)
 
 
@@ -70,8 +70,22 @@ def test_the_youngest_gives_way_when_pages_run_out_and_starts_over():
     assert play(scheduler) == [(1, 5)]
 
 
+@pytest.mark.parametrize(("by_priority", "order"), [(True, [2, 1, 0]), (False, [0, 1, 2])])
+def test_priority_decides_who_is_read_first_and_who_gives_way_last(by_priority, order):
+    pool = PagePool(6, 2)
+    scheduler = Scheduler(pool, max_num_seqs=4, max_num_batched_tokens=8, by_priority=by_priority)
+    for number, priority in enumerate((5, 0, -5)):
+        scheduler.add(make_sequence(number, 4, priority=priority))
+    assert play(scheduler) == [(order[0], 4), (order[1], 4)]
+    assert play(scheduler) == [(order[0], 1), (order[1], 1)], "the last two pages: none are left for a third"
+    play(scheduler)
+    assert play(scheduler) == [(order[0], 1), (order[2], 4)], "who comes second gives its three pages back"
+    assert [s.number for s in scheduler.waiting] == [1]
+
+
 @given(
-    prompts=st.lists(st.integers(1, 20), min_size=1, max_size=8),
+    prompts=st.lists(st.tuples(st.integers(1, 20), st.integers(-1, 1)), min_size=1, max_size=8),
+    by_priority=st.booleans(),
     num_pages=st.integers(8, 24),
     max_num_seqs=st.integers(1, 5),
     budget=st.integers(1, 12),
@@ -80,13 +94,13 @@ def test_the_youngest_gives_way_when_pages_run_out_and_starts_over():
 )
 @settings(max_examples=60, deadline=None)
 def test_everyone_finishes_and_no_page_or_record_is_lost_or_shared(
-    prompts, num_pages, max_num_seqs, budget, num_records, cancelled
+    prompts, by_priority, num_pages, max_num_seqs, budget, num_records, cancelled
 ):
     page_size, max_tokens = 4, 6
     pool = PagePool(num_pages, page_size, num_records)
-    scheduler = Scheduler(pool, max_num_seqs, budget)
-    for number, prompt in enumerate(prompts):
-        scheduler.add(make_sequence(number, prompt, max_tokens))
+    scheduler = Scheduler(pool, max_num_seqs, budget, by_priority=by_priority)
+    for number, (prompt, priority) in enumerate(prompts):
+        scheduler.add(make_sequence(number, prompt, max_tokens, priority))
     finished = set()
     for _ in range(4000):
         if not scheduler.has_work:

@@ -18,12 +18,25 @@ constexpr int kWidenPositions = 64;                   // at a time: 32 KiB of 12
 constexpr int kTasksPerThread = 4;                    // of about equal work, before tiles are cut into blocks
 constexpr int64_t kPartialFloats = int64_t{1} << 24;  // for what blocks came to: 64 MiB
 
+constexpr int64_t kFetchBytes = 32768;  // of a block's keys, or values, that are fetched before they are read
+
 constexpr int kGroup = 32;  // of positions, by tiles
 static_assert(kBlockPositions == kernels::TileAttention::kPositions);
 
 constexpr float kNothing = -std::numeric_limits<float>::infinity();
 
 int64_t padded(int64_t n) { return (n + 15) / 16 * 16; }
+
+// Begins to fetch rows of a block into the second-level cache: as many lines as the core can ask for at a time, where the
+// loops that read them would ask for a few. Pages of several sequences are strangers to the hardware's prefetcher, which
+// stops at every 4 KiB (a step of 16 sequences: 3 to 6 % less).
+void fetch_rows(const StatePlane& plane, const int32_t* pages, int page_size, int first, int last) {
+  last = static_cast<int>(std::min<int64_t>(last, first + kFetchBytes / plane.row_bytes));
+  for_page_runs(plane, pages, page_size, first, last, [&](int, int count, const char* rows) {
+    const char* const end = rows + count * plane.row_bytes;
+    for (; rows < end; rows += 64) __builtin_prefetch(rows, 0, 2);
+  });
+}
 
 // Whether the level's tiles compute it: a matter of the planes alone, because they round.
 bool by_tiles(const kernels::KernelTable& table, const StatePlane& plane) {
@@ -192,6 +205,7 @@ void BlockedAttention::add_scores(const Rows& rows, int start, int first, int en
   const StatePlane& plane = rows.keys;
   const int D = plane.width;
   const bool tiles = by_tiles(table_, plane);
+  fetch_rows(plane, rows.pages(), rows.page_size, start + first, start + end);
   for_page_runs(plane, rows.pages(), rows.page_size, start + first, start + end,
                 [&](int at, int count, const char* keys) {
                   if (tiles) {
@@ -204,6 +218,7 @@ void BlockedAttention::add_scores(const Rows& rows, int start, int first, int en
                              });
                   }
                 });
+  fetch_rows(rows.values, rows.pages(), rows.page_size, start + first, start + end);
   if (tiles)
     table_.tile_attention->scores(rows.queries, rows.num, rows.wide, first, end - first, D, rows.scores,
                                   kBlockPositions);

@@ -14,7 +14,9 @@ constexpr int kAddTokens = 4, kAddColumns = 512;  // that one chunk adds up
 // Of a piece: long stretches of memory, for every change of stream costs the time of about 20 KiB. What is
 // left over at the end of gate and up is no loss, as down begins with the groups that are ready.
 constexpr int64_t kMostPairs = 24, kMostDownPanels = 32;
-constexpr int kEncodeRows = 8;  // of what gate and up come to, where a phase encodes them
+constexpr int kGroupsPerThread = 4;
+constexpr double kMostGroupUs = 100;  // of a group that is not cut
+constexpr int kEncodeRows = 8;        // of what gate and up come to, where a phase encodes them
 constexpr int kInputSlot = 0, kInnerSlot = 1, kOutputSlot = 2, kGatedSlot = 3;  // of the pool's scratch
 
 int64_t panels_of(int rows) { return kernels::num_panels(rows); }
@@ -88,11 +90,18 @@ void PackedFfn::plan(const FfnFormats& formats, const FfnRows& rows) {
   const int64_t most_pairs = std::clamp<int64_t>(inner_panels * num_groups / chunks, 1, kMostPairs);
   const int64_t most_down =
       std::clamp<int64_t>(outer_panels * num_groups / (8 * threads), 1, kMostDownPanels);
+  const double total =
+      pair_us * static_cast<double>(inner_panels) + down_us * static_cast<double>(outer_panels);
+  // Many small groups: one thread has all three matrices of a group, which lie one behind the other (16 tokens of 256 x
+  // 64: 6 to 8 % less). Few tokens, so that no group can be much heavier than the others.
+  const bool by_group = nodes == 1 && rows.num_tokens <= kBlockRows / 2 &&
+                        num_groups >= kGroupsPerThread * threads && total < kMostGroupUs &&
+                        table_.formats[int(formats.down)].activation != kernels::ActivationKind::kQ8Token;
   gate_up_pieces_.clear();
   down_pieces_.clear();
   for (int g = 0; g < num_groups; ++g) {
-    gate_up_pieces_.add(g, inner_panels, most_pairs, nodes);
-    down_pieces_.add(g, outer_panels, most_down, nodes);
+    gate_up_pieces_.add(g, inner_panels, by_group ? inner_panels : most_pairs, nodes);
+    if (!by_group) down_pieces_.add(g, outer_panels, most_down, nodes);
   }
   gate_up_pieces_.finish(nodes);
   down_pieces_.finish(nodes);
@@ -151,7 +160,8 @@ void PackedFfn::run(const FfnFormats& packed, const FfnRows& rows, const InputRo
   for (int64_t c = 0; c < gate_up_pieces_.size(); ++c) step.gated_left[gate_up_pieces_[c].item].add(1);
   const int64_t num_inner = whole_rows ? (num_rows + kEncodeRows - 1) / kEncodeRows : 0;
   if (whole_rows) step.gated = pool_.scratch_floats(kGatedSlot, step.gated_stride * num_rows);
-  step.multiplied.start(static_cast<int>(down_pieces_.size()));
+  const bool by_group = down_pieces_.size() == 0;
+  step.multiplied.start(static_cast<int>(by_group ? gate_up_pieces_.size() : down_pieces_.size()));
 
   const auto temporary_of = [&](int thread) {
     return reinterpret_cast<float*>(memory + thread * (temporary_bytes / pool_.num_threads()));
@@ -174,6 +184,7 @@ void PackedFfn::run(const FfnFormats& packed, const FfnRows& rows, const InputRo
       step.encoded.done();
     } else if (phase == 1) {
       gate_and_up(step, gate_up_pieces_[chunk]);
+      if (by_group) down(step, {gate_up_pieces_[chunk].item, 0, panels_of(hidden_)});
     } else if (phase == 2) {
       encode_inner(step, chunk);
     } else if (phase == 3) {

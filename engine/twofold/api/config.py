@@ -21,6 +21,8 @@ from twofold.api.errors import ConfigError
 
 T = TypeVar("T")
 
+SINGLE_BATCHED_TOKENS: typing.Final = 2048
+"""Of a step with `backend` "single", where nothing else is asked for."""
 KV_CACHE_DTYPES: typing.Final = ("auto", "float32", "bfloat16", "q8", "fp8", "fp8_e4m3")
 
 
@@ -100,6 +102,16 @@ class EngineConfig:
         "memory nodes that threads and weights are spread over: auto (all that have cores), off (threads are bound to "
         "nothing), or nodes such as 0,1",
     )
+    backend: str = setting(
+        "balance",
+        "balance (many requests, none of which waits for another's prompt), or single (least latency for one: requests "
+        "run one after the other, prompts in steps of 2048 tokens)",
+    )
+    scheduling_policy: str = setting(
+        "fcfs",
+        "who comes first, and is the last to be preempted: fcfs (who came first) or priority (whose request has the "
+        "lower `priority`, then who came first)",
+    )
     max_num_seqs: int = setting(32, "requests that run at the same time")
     max_waiting: int = setting(256, "requests that may wait for a place before new ones are refused")
     max_num_batched_tokens: int = setting(512, "tokens of one step; longer prompts are prefilled in chunks")
@@ -154,6 +166,11 @@ class EngineConfig:
             "auto, off, or nodes such as 0,1",
         )
         _check(self.prefetch in ("auto", "on", "off"), "prefetch", self.prefetch, "auto, on or off")
+        _check(self.backend in ("balance", "single"), "backend", self.backend, "balance or single")
+        _check(self.scheduling_policy in ("fcfs", "priority"),
+               "scheduling_policy", self.scheduling_policy, "fcfs or priority")  # fmt: skip
+        if self.backend == "single":
+            self._run_one_at_a_time()
         _check(
             self.kv_cache_dtype in KV_CACHE_DTYPES,
             "kv_cache_dtype",
@@ -194,6 +211,17 @@ class EngineConfig:
         _check(
             self.seed is None or 0 <= self.seed < 2**63, "seed", self.seed, "a whole number from 0 to 2^63-1"
         )
+
+    def _run_one_at_a_time(self) -> None:
+        defaults = {field.name: field.default for field in dataclasses.fields(self)}
+        if self.max_num_seqs not in (1, defaults["max_num_seqs"]):
+            raise ConfigError(
+                f"--backend single and --max-num-seqs {self.max_num_seqs} were both given; single runs one request at "
+                "a time, so leave one of them out"
+            )
+        object.__setattr__(self, "max_num_seqs", 1)
+        if self.max_num_batched_tokens == defaults["max_num_batched_tokens"]:
+            object.__setattr__(self, "max_num_batched_tokens", SINGLE_BATCHED_TOKENS)
 
 
 @dataclass(frozen=True)

@@ -135,6 +135,8 @@ class GenerationRequest:
     turn_ends: tuple[int, ...] = ()
     """Ascending numbers of prompt tokens behind which other prompts may go on otherwise: where the last message begins,
     where the answer does. Empty: unknown."""
+    priority: int = 0
+    """Lower is earlier, where the engine schedules by priority; 0 elsewhere."""
     after_step: Callable[[], None] | None = None
     """Called on the engine's thread after a step that gave this request a chunk, or more; once for all requests of the
     step that have the same, so that whoever waits for several of them is woken once. Must return at once, too."""

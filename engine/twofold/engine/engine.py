@@ -67,7 +67,11 @@ class Engine:
             config.max_num_batched_tokens, None if config.max_itl_ms is None else config.max_itl_ms * 1e-3
         )
         self._scheduler = Scheduler(
-            pool, config.max_num_seqs, config.max_num_batched_tokens, self._prefill_budget
+            pool,
+            config.max_num_seqs,
+            config.max_num_batched_tokens,
+            None if config.backend == "single" else self._prefill_budget,
+            by_priority=config.scheduling_policy == "priority",
         )
         self._recorder = Recorder(telemetry, runner.moe, info)
         self._step_clock = StepClock(runner, enabled=telemetry is not None)
@@ -125,7 +129,8 @@ class Engine:
             RequestError: the request can never be served as it is.
             CapacityError: too many wait already, or the engine is draining.
         """
-        check_request(request, self.vocab_size, self.max_context)
+        by_priority = self.config.scheduling_policy == "priority"
+        check_request(request, self.vocab_size, self.max_context, by_priority=by_priority)
         max_tokens = max_answer_tokens(request, self.max_context)
 
         def check_room() -> None:

@@ -34,8 +34,16 @@ MAX_ENTRIES: Final = 1024
 _MOST_TOKENS: Final = 2**31
 
 
-def check_request(request: GenerationRequest, vocab_size: int, max_context: int) -> None:
+def check_request(
+    request: GenerationRequest, vocab_size: int, max_context: int, *, by_priority: bool = False
+) -> None:
     """Refuse what can never be served. Raises RequestError that names the parameter."""
+    if request.priority != 0 and not by_priority:
+        raise RequestError(
+            f"priority is {request.priority}; this engine serves in order of arrival. Leave it out, or start it "
+            "with --scheduling-policy priority",
+            param="priority",
+        )
     prompt = request.prompt_token_ids
     if not prompt:
         raise RequestError("the prompt is empty; give at least one token", param="prompt")

@@ -3,7 +3,8 @@
 Decoding sequences come first, one token each; then prompts are prefilled in chunks. Half of a step's prompt tokens go
 to the prompt that came first, so that nobody starves, the rest to those with the least left, so that a short one need
 not wait for a long one. When pages run out, the youngest sequence gives its pages and its record
-back and starts over later (its text is kept). Decides only; computes nothing.
+back and starts over later (its text is kept). By priority instead of arrival, each of these asks the request's priority
+first (lower is earlier), also who takes the rest of a step's prompt tokens. Decides only; computes nothing.
 """
 
 from __future__ import annotations
@@ -29,8 +30,15 @@ class Scheduler:
         max_num_seqs: int,
         max_num_batched_tokens: int,
         prefill_budget: PrefillBudget | None = None,
+        *,
+        by_priority: bool = False,
     ) -> None:
-        """prefill_budget: bounds a step's prompt tokens by time; None: only `max_num_batched_tokens` bounds them."""
+        """
+        Args:
+            prefill_budget: bounds a step's prompt tokens by time; None: only `max_num_batched_tokens` bounds them.
+            by_priority: requests' priorities come before their arrival; else nobody looks at them.
+        """
+        self._by_priority = by_priority
         self._pool = pool
         self._max_num_seqs = max_num_seqs
         self._max_num_batched_tokens = max_num_batched_tokens
@@ -110,7 +118,7 @@ class Scheduler:
         """One token of everybody who decodes; the oldest come first to pages."""
         scheduled: list[ScheduledSequence] = []
         decoding = [s for s in self.running if s.is_decoding]
-        for sequence in sorted(decoding, key=_arrival)[: self._max_num_batched_tokens]:
+        for sequence in sorted(decoding, key=self._turn)[: self._max_num_batched_tokens]:
             if sequence in self.running and self._make_room(sequence, scheduled):
                 scheduled.append(ScheduledSequence(sequence, 1, samples=True))
         return scheduled
@@ -149,14 +157,14 @@ class Scheduler:
         room for, then whoever has the least left, as much as there is. `prompts`: those that run."""
         if budget > 0 and len(self.running) < self._max_num_seqs:
             prompts = prompts + self._waiting_in_turn()
-        first = next((s for s in sorted(prompts, key=_arrival) if self._admit(s)), None)
-        by_left = sorted(prompts, key=lambda s: (s.num_expected, s.number))
+        first = next((s for s in sorted(prompts, key=self._turn) if self._admit(s)), None)
+        by_left = sorted(prompts, key=lambda s: (self._priority(s), s.num_expected, s.number))
         return ([(first, -(-budget // 2))] if first else []) + [(s, budget) for s in by_left]
 
     def _waiting_in_turn(self) -> list[Sequence]:
         """Waiting sequences that may be admitted: nobody behind one that has been patient for long enough."""
         in_turn = []
-        for sequence in sorted(self.waiting, key=_arrival):
+        for sequence in sorted(self.waiting, key=self._turn):
             in_turn.append(sequence)
             waited = self._num_scheduled - sequence.queued_at
             if waited >= _PATIENCE * len(sequence.token_ids) and not self._pool.can_admit(sequence):
@@ -176,16 +184,22 @@ class Scheduler:
         return True
 
     def _make_room(self, sequence: Sequence, scheduled: list[ScheduledSequence]) -> bool:
-        """Give `sequence` pages for all its tokens, preempting the youngest; False if that was itself."""
+        """Give `sequence` pages for all its tokens, preempting whose turn is last; False if that was itself."""
         while not self._pool.can_grow(sequence):
             in_step = {id(s.sequence) for s in scheduled}
             candidates = [s for s in self.running if id(s) not in in_step]
-            youngest = max(candidates, key=lambda s: s.number)
-            self._preempt(youngest)
-            if youngest is sequence:
+            last = max(candidates, key=self._turn)
+            self._preempt(last)
+            if last is sequence:
                 return False
         self._pool.grow(sequence)
         return True
+
+    def _priority(self, sequence: Sequence) -> int:
+        return sequence.request.priority if self._by_priority else 0
+
+    def _turn(self, sequence: Sequence) -> tuple[int, int]:
+        return self._priority(sequence), sequence.number
 
     def _preempt(self, sequence: Sequence) -> None:
         self.running.remove(sequence)
@@ -195,7 +209,3 @@ class Scheduler:
         sequence.was_preempted = True
         self._pool.look_up(sequence)
         self.waiting.append(sequence)
-
-
-def _arrival(sequence: Sequence) -> int:
-    return sequence.number

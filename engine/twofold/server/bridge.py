@@ -133,6 +133,7 @@ async def submit(
     return_routed_experts: bool = False,
     shown_tokens: frozenset[int] = frozenset(),
     cache_salt: str = "",
+    priority: int = 0,
 ) -> list[Prompt]:
     """Tokenise on a worker thread and hand the requests to the engine: all of them, or none.
 
@@ -179,6 +180,7 @@ async def submit(
                         return_routed_experts=return_routed_experts,
                         shown_tokens=shown_tokens,
                         cache_salt=cache_salt,
+                        priority=priority,
                         turn_ends=prompt.turn_ends,
                         after_step=answer.crossing.wake,
                     )

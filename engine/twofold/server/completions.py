@@ -133,6 +133,7 @@ async def _answer(
         model=state.model_name,
         endpoint=endpoint,
         cache_salt=body.cache_salt or "",
+        priority=body.priority or 0,
     )
     state.answers.add(answer)
     form = make_format(request_id, state.model_name, body, prompts, engine.tokenizer)

@@ -138,6 +138,7 @@ FIELDS: Final[tuple[RequestField, ...]] = (
     *_done("reasoning_effort", "given to templates that read it, else refused", only="chat"),
     *_done("stream", "server-sent events"),
     *_done("cache_salt", "only prompts with the same one share the prefix cache; 256 characters at most"),
+    *_done("priority", "lower is earlier; other than 0 only with --scheduling-policy priority"),
     *_done("stream_options", "include_usage, and vLLM's continuous_usage_stats"),
     *_done(
         "return_speed",
@@ -257,7 +258,7 @@ FIELDS: Final[tuple[RequestField, ...]] = (
     *_harmless("request_id rid", "answers have ids of their own; the header x-request-id is echoed"),
     *_harmless(
         "prompt_cache_key prompt_cache_options prompt_cache_retention cache_prompt prediction "
-        "priority keep_alive id_slot timings_per_token",
+        "keep_alive id_slot timings_per_token",
         "about speed, order or caches, not about the answer",
     ),
     *_harmless("parallel_tool_calls", "there are no tool calls", only="completions"),

@@ -133,6 +133,7 @@ class SamplingFields(StructuredFields):
     n: Annotated[Count, Field(ge=1, le=MAX_CHOICES)] | None = None
     prompt_logprobs: NumLogprobs | None = None
     cache_salt: Annotated[str, Field(max_length=256)] | None = None
+    priority: Annotated[int, Field(ge=-MAX_INT64 - 1, le=MAX_INT64)] | None = None
     truncate_prompt_tokens: Annotated[Count, Field(ge=1, le=MAX_INT64)] | None = None
     add_special_tokens: bool | None = None
     return_tokens_as_token_ids: bool | None = None
