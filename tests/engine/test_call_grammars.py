@@ -125,7 +125,8 @@ def reasoning_of(name: str) -> str | None:
 
 
 CAN = [
-    (name, special)
+    # Marks as plain text take the longer way through the vocabulary.
+    pytest.param(name, special, marks=() if special else pytest.mark.slow)
     for name in TOOL_PARSERS
     if name != "gemma4"
     for special in (False, True)

@@ -166,6 +166,7 @@ def test_what_cannot_be_launched_is_told(arguments, has_agent, key, words, serve
     assert words in told
 
 
+@pytest.mark.slow
 def test_its_own_server_lives_as_long_as_the_agent(agents, home, tmp_path):
     pytest.importorskip("twofold._core", reason="the native module is not built")
     model = write_tiny_model(tmp_path / "tiny")

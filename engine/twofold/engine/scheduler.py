@@ -86,11 +86,11 @@ class Scheduler:
         self._pool.release(sequence, keep=keep)
 
     def preempt_until(self, done: Callable[[], bool]) -> int:
-        """Between two steps: sequences give their pages and records back, the youngest first, until `done` or nobody
+        """Between two steps: sequences give their pages and records back, whose turn is last first, until `done` or nobody
         runs; they start over later. Returns how many."""
         num_preempted = 0
         while self.running and not done():
-            self._preempt(max(self.running, key=_arrival))
+            self._preempt(max(self.running, key=self._turn))
             num_preempted += 1
         return num_preempted
 
