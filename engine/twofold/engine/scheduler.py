@@ -86,8 +86,8 @@ class Scheduler:
         self._pool.release(sequence, keep=keep)
 
     def preempt_until(self, done: Callable[[], bool]) -> int:
-        """Between two steps: sequences give their pages and records back, whose turn is last first, until `done` or nobody
-        runs; they start over later. Returns how many."""
+        """Between two steps: sequences give their pages and records back, whose turn is last first, until `done` or
+        nobody runs; they start over later. Returns how many."""
         num_preempted = 0
         while self.running and not done():
             self._preempt(max(self.running, key=self._turn))

@@ -105,7 +105,7 @@ class ServerState:
     @property
     def model_names(self) -> tuple[str, ...]:
         """The names clients may use: those of --served-model-name, else that of the model's directory or file."""
-        if self.config.served_names:
+        if self.config.served_model_name:
             return self.config.served_names
         return () if self._engine is None else (model_name(self._engine.info.model),)
 
