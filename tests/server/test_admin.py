@@ -165,13 +165,13 @@ def asked(capsys: pytest.CaptureFixture[str], url: str, *words: str) -> dict[str
 
 
 def test_a_server_is_seen_changed_and_put_to_sleep_from_the_command_line(url, engine, capsys):
-    plain = Stream(url, 400, "plain").text()
-    stream = Stream(url, 400, "watched")
+    plain = Stream(url, 3600, "plain").text()
+    stream = Stream(url, 3600, "watched")
     assert stream.begun.wait(60)
     status = asked(capsys, url, "status")
     assert (status["model"], status["aliases"], status["state"]) == ("tiny", ["gpt-4o"], "ready")
     (request,) = asked(capsys, url, "requests")["requests"]
-    assert (request["prompt_tokens"], request["max_tokens"], request["state"]) == (3, 400, "running")
+    assert (request["prompt_tokens"], request["max_tokens"], request["state"]) == (3, 3600, "running")
     assert request["age_s"] > 0
     resized = asked(capsys, url, "resize", "--gpu-experts-ratio", "1", "--max-total-tokens", "4000")["memory"]
     assert resized["num_slots"] == engine.info.num_layers * engine.info.num_experts
@@ -238,6 +238,7 @@ def test_bodies_of_resize_are_checked(url):
         assert answer.status_code == 400, body
 
 
+@pytest.mark.slow  # it fills a queue with real answers
 def test_a_full_queue_refuses_at_once_and_says_when_to_come_back(url):
     held = [Stream(url, 15_000, f"held{n}") for n in range(2)]
     assert all(stream.begun.wait(60) for stream in held)
