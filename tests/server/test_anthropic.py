@@ -304,6 +304,16 @@ def test_what_cannot_be_done_is_an_error_in_anthropics_shape(shared, changes, st
     assert counted == (200 if only_of_answers else status)
 
 
+@pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "warmth"}, {"type": "none"}])
+def test_a_call_can_be_forced(engine, client, choice):
+    engine.says = SAYS[3:-2]
+    ask(client, tools=[TOOL], tool_choice=choice)
+    constraint = engine.requests[-1].constraint
+    assert (constraint is None) == (choice["type"] == "none")
+    assert constraint is None or "warmth" in constraint.constraint.text
+    assert (engine.tokenizer.rendered[1] is None) == (choice["type"] == "none")
+
+
 def test_tools_of_anthropics_servers_beside_others_are_left_out(engine, client):
     ask(client, tools=[SEARCH, TOOL])
     assert [tool["function"]["name"] for tool in engine.tokenizer.rendered[1]] == ["warmth"]

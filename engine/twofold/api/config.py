@@ -286,18 +286,13 @@ class ServerConfig:
                 raise ConfigError(
                     "--admin-key and --api-key were given the same key; give them different ones"
                 )
-        _check(all(self.served_names) and not isinstance(self.served_model_name, str), "served_model_name",
+        names = ",".join(self.served_model_name).split(",") if self.served_model_name else []
+        _check(isinstance(self.served_model_name, tuple) and all(name.strip() for name in names), "served_model_name",
                self.served_model_name, "a name, or several with commas between them")  # fmt: skip
         _check(self.max_body_bytes >= 1024, "max_body_bytes", self.max_body_bytes, "1024 or more")
         _check(self.max_connections is None or self.max_connections >= 1,
                "max_connections", self.max_connections, "1 or more")  # fmt: skip
         _check(self.drain_timeout_s >= 0, "drain_timeout_s", self.drain_timeout_s, "0 or more")
-
-    @property
-    def served_names(self) -> tuple[str, ...]:
-        """Those of `served_model_name`, each once."""
-        names = (name.strip() for given in self.served_model_name for name in given.split(","))
-        return tuple(dict.fromkeys(names))
 
 
 @dataclass(frozen=True)

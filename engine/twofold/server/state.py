@@ -105,8 +105,9 @@ class ServerState:
     @property
     def model_names(self) -> tuple[str, ...]:
         """The names clients may use: those of --served-model-name, else that of the model's directory or file."""
-        if self.config.served_model_name:
-            return self.config.served_names
+        given = ",".join(self.config.served_model_name)
+        if given:
+            return tuple(dict.fromkeys(name.strip() for name in given.split(",")))
         return () if self._engine is None else (model_name(self._engine.info.model),)
 
     @property
