@@ -180,9 +180,6 @@ class FakeEngine:
     def compile(self, constraint: Constraint) -> CompiledConstraint:
         return FakeCompiled(constraint)
 
-    def check_room(self) -> None:
-        pass
-
     def submit(self, request: GenerationRequest) -> None:
         if self.fail_on_submit is not None:
             raise self.fail_on_submit

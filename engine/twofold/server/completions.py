@@ -104,7 +104,6 @@ async def _answer(
 ) -> Response:
     state.check_model(body.model)
     engine = state.engine
-    engine.check_room()  # a full server answers before it renders and tokenises what it will not compute
     per_prompt = body.num_candidates
     timers = [
         state.metrics.begin(counts_prompt=index % per_prompt == 0)
