@@ -15,7 +15,7 @@ import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, TypeVar, Union
+from typing import Any, Final, TypeVar, Union
 
 from twofold.api.errors import ConfigError
 
@@ -293,6 +293,10 @@ class ServerConfig:
         _check(self.max_connections is None or self.max_connections >= 1,
                "max_connections", self.max_connections, "1 or more")  # fmt: skip
         _check(self.drain_timeout_s >= 0, "drain_timeout_s", self.drain_timeout_s, "0 or more")
+
+
+DEFAULT_URL: Final = f"http://{ServerConfig.host}:{ServerConfig.port}"
+"""Of a server that was started without flags: where commands look for one."""
 
 
 @dataclass(frozen=True)

@@ -11,17 +11,17 @@ import urllib.parse
 from collections.abc import Sequence
 from typing import Any, Final
 
+from twofold.api.config import DEFAULT_URL
 from twofold.api.errors import CapacityError, ConfigError, RequestError
 from twofold.cli.terminal_text import harmless
 
-_DEFAULT_URL: Final = "http://127.0.0.1:10002"
 _MAX_ANSWER: Final = 32 << 20
 KEY_VARIABLE: Final = "TWOFOLD_ADMIN_KEY"
 
 
 def add_server_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("Which server")
-    group.add_argument("--url", default=_DEFAULT_URL, help=f"of a running server (default: {_DEFAULT_URL})")
+    group.add_argument("--url", default=DEFAULT_URL, help=f"of a running server (default: {DEFAULT_URL})")
     group.add_argument(
         "--admin-key",
         metavar="KEY",
@@ -48,7 +48,7 @@ class AdminClient:
             raise ConfigError("--admin-key was given a key that is not printable ASCII")
         self._url, self._timeout_s = urllib.parse.urlsplit(args.url), args.timeout
         if self._url.scheme not in ("http", "https") or not self._url.hostname:
-            raise ConfigError(f"--url {args.url!r} is not an address; expected e.g. {_DEFAULT_URL}")
+            raise ConfigError(f"--url {args.url!r} is not an address; expected e.g. {DEFAULT_URL}")
 
     def get(self, path: str, **query: object) -> dict[str, Any]:
         given = {name: value for name, value in query.items() if value is not None}

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from twofold import __version__
+from twofold.api.config import DEFAULT_URL
 from twofold.api.errors import CapacityError, ConfigError
 from twofold.cli.bar import Bar
 from twofold.loadgen.generator import LoadPlan, run_load
@@ -26,7 +27,6 @@ from twofold.loadgen.report import as_json, table
 from twofold.loadgen.server_process import serving
 from twofold.loadgen.workload import CHAT, COMPLETIONS, Dataset, PromptShape, prepare
 
-_DEFAULT_URL: Final = "http://127.0.0.1:10002"
 _MAX_TOKENS: Final = 100_000_000
 """Of all answers of one load: each is a time to be kept."""
 
@@ -58,7 +58,7 @@ def _add_server(group: argparse._ArgumentGroup) -> None:
         metavar="FLAGS",
         help='for `twofold serve` with MODEL, e.g. --server-args="--accelerator none --max-num-seqs 64"',
     )
-    group.add_argument("--base-url", metavar="URL", help=f"of a running server (default: {_DEFAULT_URL})")
+    group.add_argument("--base-url", metavar="URL", help=f"of a running server (default: {DEFAULT_URL})")
     group.add_argument(
         "--served-model-name", metavar="NAME", help="model to ask for (default: the first served)"
     )
@@ -238,7 +238,7 @@ def _server(args: argparse.Namespace) -> Iterator[HttpClient]:
     """Whom to ask, as long as the block lasts. ConfigError for an address that may not be loaded."""
     key = os.environ.get("OPENAI_API_KEY") or os.environ.get("TWOFOLD_API_KEY") or None
     if args.model is None:
-        url = check_url(args.base_url or _DEFAULT_URL, flag="--base-url", allow_remote=args.allow_remote_host)
+        url = check_url(args.base_url or DEFAULT_URL, flag="--base-url", allow_remote=args.allow_remote_host)
         yield HttpClient(url, key)
         return
     if args.base_url is not None:

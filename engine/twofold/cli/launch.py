@@ -25,12 +25,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from twofold.api.config import DEFAULT_URL
 from twofold.api.errors import CapacityError, ConfigError
 from twofold.cli.agents import AGENTS, KEY_NAME, NO_KEY, Provider, Settings, local_proxy_settings
 from twofold.loadgen.http_client import check_url
 from twofold.loadgen.server_process import serving
 
-_DEFAULT_URL: Final = "http://127.0.0.1:10002"
 _ANSWER_S: Final = 30.0
 _MAX_ANSWER_BYTES: Final = 1 << 20
 _MASK: Final = "********"
@@ -46,10 +46,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--base-url",
-        default=_DEFAULT_URL,
+        default=DEFAULT_URL,
         metavar="URL",
         help=f"of the server, which is started there if none answers and it is this machine's (default: "
-        f"{_DEFAULT_URL}); the key of one that runs comes from {KEY_NAME}",
+        f"{DEFAULT_URL}); the key of one that runs comes from {KEY_NAME}",
     )
     parser.add_argument(
         "--server-args",

@@ -11,7 +11,6 @@ from json.encoder import encode_basestring
 from typing import Any, Final
 
 from twofold.api.types import Chunk, Usage
-from twofold.chat.events import Event
 from twofold.server.anthropic_errors import anthropic_error, anthropic_status
 from twofold.server.anthropic_schemas import MessagesChat
 from twofold.server.api_errors import ApiError
@@ -100,12 +99,11 @@ class AnthropicMessage(ChatFormat):
         return _event("message_start", {"message": self._head_of_message([], usage)}) + self.stream_ping
 
     def events(self, index: int, chunk: Chunk) -> bytes:
-        parser = self._parsers[index]
-        if parser is not None:
-            read = self._read(parser, chunk)
-        else:
-            read = [Event("content", chunk.text)] if chunk.text else []
-        said = b"" if self._nothing else b"".join(map(self._said, self._deltas(index, read)))
+        said = (
+            b""
+            if self._nothing
+            else b"".join(map(self._said, self._deltas(index, self._said_by(index, chunk))))
+        )
         if chunk.finish_reason is not None:
             reason = self.last_choice(index, chunk.finish_reason)["finish_reason"]
             self._end = self._ending(reason, chunk)
@@ -113,9 +111,7 @@ class AnthropicMessage(ChatFormat):
         return said
 
     def held_back(self) -> bytes:
-        (parser,) = self._parsers
-        read = parser.finish() if parser is not None else ()
-        return b"".join(map(self._said, self._deltas(0, read)))
+        return b"".join(map(self._said, self._deltas(0, self._kept(0))))
 
     def stream_end(self, usage: Usage) -> bytes:
         said = {"delta": self._end, "usage": self._usage_body(usage)}

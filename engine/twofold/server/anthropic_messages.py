@@ -7,10 +7,8 @@ import asyncio
 from typing import Any
 
 from fastapi import APIRouter, Request
-from pydantic import ValidationError
 from starlette.responses import JSONResponse, Response
 
-from twofold.server import api_errors
 from twofold.server.anthropic_answers import COUNTED, MESSAGES
 from twofold.server.anthropic_errors import MESSAGES_PATH
 from twofold.server.anthropic_format import AnthropicMessage
@@ -22,7 +20,7 @@ from twofold.server.chat_reading import ChatReading
 from twofold.server.completions import answer_chat
 from twofold.server.openapi import body_of
 from twofold.server.prompts import chat_prompts
-from twofold.server.request_body import parse_body
+from twofold.server.request_body import parse_body, translated
 from twofold.server.state import ServerState
 
 
@@ -65,11 +63,4 @@ def router(state: ServerState) -> APIRouter:
 
 
 def _translated(state: ServerState, body: CountTokensRequest, **fields: Any) -> MessagesChat:
-    asked = chat_fields(body, state.tokenizer) | fields
-    try:
-        return MessagesChat.model_validate(
-            {name: value for name, value in asked.items() if value is not None},
-            context={"max_context": state.engine.max_context},
-        )
-    except ValidationError as error:
-        raise api_errors.from_validation(error) from None
+    return translated(MessagesChat, chat_fields(body, state.tokenizer) | fields, state)

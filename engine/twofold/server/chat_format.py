@@ -91,8 +91,8 @@ class ChatFormat(AnswerFormat):
 
     def held_back(self) -> bytes:
         events = []
-        for index, parser in enumerate(self._parsers):
-            for delta in self._deltas(index, parser.finish() if parser is not None else ()):
+        for index in range(self.num_choices):
+            for delta in self._deltas(index, self._kept(index)):
                 choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
                 events.append(self._event([choice], self._usage_so_far(index)))
         return b"".join(events)
@@ -148,6 +148,18 @@ class ChatFormat(AnswerFormat):
             choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
             parts = self._around_thinking[index] = self._event([choice], None).split(f'"{mark}"'.encode())
         return encode_basestring(event.text).encode().join(parts)
+
+    def _said_by(self, index: int, chunk: Chunk) -> list[Event]:
+        """What a chunk of a choice holds; all of it is text where nobody reads it."""
+        parser = self._parsers[index]
+        if parser is not None:
+            return self._read(parser, chunk)
+        return [Event("content", chunk.text)] if chunk.text else []
+
+    def _kept(self, index: int) -> list[Event]:
+        """What its parser held back as it might have become a mark."""
+        parser = self._parsers[index]
+        return parser.finish() if parser is not None else []
 
     def _read(self, parser: AnswerParser, chunk: Chunk) -> list[Event]:
         events = parser.push(chunk.text) + (parser.finish() if chunk.finish_reason is not None else [])

@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from fastapi import APIRouter, Request
-from pydantic import ValidationError
 from starlette.responses import JSONResponse, Response
 
 from twofold import __version__
-from twofold.server import api_errors
 from twofold.server.answer_schemas import (
     OllamaChatAnswer,
     OllamaGenerateAnswer,
@@ -34,12 +32,10 @@ from twofold.server.ollama_schemas import (
     OllamaShowRequest,
 )
 from twofold.server.openapi import answers, body_of
-from twofold.server.request_body import parse_body
-from twofold.server.schemas import ChatRequest, CompletionRequest, SamplingFields
+from twofold.server.request_body import parse_body, translated
+from twofold.server.schemas import ChatRequest, CompletionRequest
 from twofold.server.state import ServerState
 from twofold.server.thinking import thinking_variables
-
-R = TypeVar("R", bound=SamplingFields)
 
 _SAME: Final = (
     "temperature",
@@ -67,9 +63,8 @@ def router(state: ServerState) -> APIRouter:
         fields = _fields(state, body)
         if not body.messages:
             return _loaded(body, {"message": {"role": "assistant", "content": ""}})
-        asked = fields | ({"tools": body.tools} if body.tools else {})
-        messages = _messages(body.messages)
-        return await answer_chat(state, _translated(state, ChatRequest, asked, messages=messages), OllamaChat)
+        fields |= {"tools": body.tools or None, "messages": _messages(body.messages)}
+        return await answer_chat(state, translated(ChatRequest, fields, state), OllamaChat)
 
     @routes.post(
         "/generate",
@@ -84,11 +79,11 @@ def router(state: ServerState) -> APIRouter:
         if body.raw:
             # Its own default is 16 tokens.
             fields.setdefault("max_tokens", state.engine.max_context)
-            raw = _translated(state, CompletionRequest, fields, prompt=body.prompt)
+            raw = translated(CompletionRequest, fields | {"prompt": body.prompt}, state)
             return await answer_completion(state, raw, OllamaRaw)
         messages = [{"role": "system", "content": body.system}] if body.system else []
         messages.append({"role": "user", "content": body.prompt})
-        asked = _translated(state, ChatRequest, fields, messages=messages)
+        asked = translated(ChatRequest, fields | {"messages": messages}, state)
         return await answer_chat(state, asked, OllamaGenerate)
 
     @routes.get("/tags", response_model=None, responses=answers(OllamaModelList))
@@ -180,13 +175,6 @@ def _thinking(state: ServerState, think: bool | str) -> dict[str, Any]:
     if think and state.chat_marks.reasoning_parser is None:
         raise ApiError(400, f"{state.model_name!r} does not support thinking; leave think out", param="think")
     return said
-
-
-def _translated(state: ServerState, schema: type[R], fields: dict[str, Any], **prompt: Any) -> R:
-    try:
-        return schema.model_validate(fields | prompt, context={"max_context": state.engine.max_context})
-    except ValidationError as error:
-        raise api_errors.from_validation(error) from None
 
 
 def _served_name(state: ServerState, name: str) -> str:

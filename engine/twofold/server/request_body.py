@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Final, TypeVar
+from collections.abc import Mapping
+from typing import Any, Final, TypeVar
 
 from fastapi import Request
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
+from twofold.server import api_errors
 from twofold.server.api_errors import ApiError
 from twofold.server.body_worker import parse
 from twofold.server.state import ServerState
@@ -51,6 +53,16 @@ async def parse_body(request: Request, schema: type[M], state: ServerState) -> M
         return parse(schema, body, max_context)
     loop = asyncio.get_running_loop()
     return await loop.run_in_executor(state.parsers, state.body_worker.parse, schema, body, max_context)
+
+
+def translated(schema: type[M], fields: Mapping[str, Any], state: ServerState) -> M:
+    """Another API's request as `schema`, checked as if it had been sent; None is left out. ApiError 400 naming the
+    field that is wrong."""
+    given = {name: value for name, value in fields.items() if value is not None}
+    try:
+        return schema.model_validate(given, context={"max_context": state.engine.max_context})
+    except ValidationError as error:
+        raise api_errors.from_validation(error) from None
 
 
 def require_json(request: Request) -> None:

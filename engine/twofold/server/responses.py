@@ -11,7 +11,6 @@ import uuid
 from typing import Any, Final
 
 from fastapi import APIRouter, Request
-from pydantic import ValidationError
 from starlette.responses import JSONResponse, Response
 
 from twofold.api.errors import RequestError
@@ -20,7 +19,7 @@ from twofold.server import api_errors
 from twofold.server.api_errors import CONTEXT_LENGTH, ApiError
 from twofold.server.completions import answer_chat
 from twofold.server.openapi import body_of
-from twofold.server.request_body import parse_body
+from twofold.server.request_body import parse_body, translated
 from twofold.server.responses_format import (
     AskedResponse,
     EventNumbers,
@@ -78,13 +77,11 @@ def router(state: ServerState) -> APIRouter:
             "reasoning_effort": effort if "reasoning_effort" in state.tokenizer.template_variables else None,
         }
         try:
-            chat = ChatRequest.model_validate(
-                {name: value for name, value in fields.items() if value is not None},
-                context={"max_context": state.engine.max_context},
-            )
+            chat = translated(ChatRequest, fields, state)
+        except ApiError as error:
+            raise _renamed(error) from None
+        try:
             return await answer_chat(state, chat, functools.partial(ResponsesFormat, response=asked))
-        except ValidationError as error:
-            raise _renamed(api_errors.from_validation(error)) from None
         except RequestError as error:
             raise _renamed(api_errors.from_twofold(error)) from None
         except ApiError as error:

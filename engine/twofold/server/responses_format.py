@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from twofold.api.types import Chunk, FinishReason, SamplingParams, Usage
-from twofold.chat.events import Event
 from twofold.server.api_errors import CONTEXT_LENGTH, ApiError
 from twofold.server.chat_format import ChatFormat
 from twofold.server.chat_reading import ChatReading
@@ -138,12 +137,7 @@ class ResponsesFormat(ChatFormat):
 
     def events(self, index: int, chunk: Chunk) -> bytes:
         """What the chunk adds; with the last one its item ends."""
-        parser = self._parsers[index]
-        if parser is not None:
-            read = self._read(parser, chunk)
-        else:
-            read = [Event("content", chunk.text)] if chunk.text else []
-        events = self._numbers.written(self._items.take(read))
+        events = self._numbers.written(self._items.take(self._said_by(index, chunk)))
         if chunk.finish_reason is None:
             return events
         self._reason = chunk.finish_reason
@@ -161,8 +155,7 @@ class ResponsesFormat(ChatFormat):
 
     def held_back(self) -> bytes:
         """What the parser kept as it might have become a mark."""
-        parser = self._parsers[0]
-        return self._numbers.written(self._items.take(parser.finish() if parser is not None else ()))
+        return self._numbers.written(self._items.take(self._kept(0)))
 
     @property
     def _status(self) -> str:
