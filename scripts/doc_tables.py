@@ -13,7 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from twofold.api.config import EngineConfig, ServerConfig, TelemetryConfig, environment_name, flag_name
+from twofold.api.config import EngineConfig, ServerConfig, TelemetryConfig
+from twofold.api.settings import environment_name, flag_name
 
 ROOT = Path(__file__).resolve().parent.parent
 

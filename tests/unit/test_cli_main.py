@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 import twofold
-from twofold.api.config import EngineConfig, ServerConfig, TelemetryConfig, flag_name
+from twofold.api.config import EngineConfig, ServerConfig, TelemetryConfig
 from twofold.api.errors import CapacityError, ConfigError, KernelError, ModelLoadError, RequestError
+from twofold.api.settings import flag_name
 from twofold.cli import main as cli
 
 COMMANDS = sorted(cli.COMMANDS)

@@ -6,15 +6,9 @@ import argparse
 import dataclasses
 
 import pytest
-from twofold.api.config import (
-    EngineConfig,
-    ServerConfig,
-    TelemetryConfig,
-    add_arguments,
-    environment_name,
-    from_namespace,
-)
+from twofold.api.config import EngineConfig, ServerConfig, TelemetryConfig
 from twofold.api.errors import ConfigError
+from twofold.api.settings import add_arguments, environment_name, from_namespace
 
 CLASSES = (EngineConfig, ServerConfig, TelemetryConfig)
 

@@ -6,15 +6,10 @@ import argparse
 import dataclasses
 import json
 
-from twofold.api.config import (
-    ServerConfig,
-    TelemetryConfig,
-    from_namespace,
-)
-from twofold.api.config import (
-    add_arguments as add_config_arguments,
-)
+from twofold.api.config import ServerConfig, TelemetryConfig
 from twofold.api.errors import ModelLoadError
+from twofold.api.settings import add_arguments as add_config_arguments
+from twofold.api.settings import from_namespace
 from twofold.cli import machine_checks, memory_table
 from twofold.cli.machine_checks import Check
 from twofold.cli.model_options import add_model_arguments, engine_config

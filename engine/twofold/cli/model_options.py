@@ -8,9 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from twofold.api.config import EngineConfig, TelemetryConfig, add_arguments, from_namespace
+from twofold.api.config import EngineConfig, TelemetryConfig
 from twofold.api.errors import ConfigError
 from twofold.api.sampling_ranges import SAMPLING_RANGES, Range
+from twofold.api.settings import add_arguments, from_namespace
 from twofold.api.types import SamplingParams
 from twofold.cli.bar import Bar
 

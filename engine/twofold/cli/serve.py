@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from twofold import __version__
-from twofold.api.config import ServerConfig, TelemetryConfig, from_namespace
-from twofold.api.config import add_arguments as add_config_arguments
+from twofold.api.config import ServerConfig, TelemetryConfig
+from twofold.api.settings import add_arguments as add_config_arguments
+from twofold.api.settings import from_namespace
 from twofold.cli.model_options import (
     add_model_arguments,
     emulation_notice,

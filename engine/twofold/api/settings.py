@@ -1,0 +1,129 @@
+"""Settings as fields of frozen dataclasses that carry their help: flags, environment names and tables come from them.
+
+A flag beats the environment, the environment beats the default. Knows no setting.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import types
+import typing
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Final, TypeVar, Union
+
+from twofold.api.errors import ConfigError
+
+T = TypeVar("T")
+
+
+def setting(
+    default: Any,
+    help: str,
+    *,
+    positional: bool = False,
+    empty_counts: bool = False,
+) -> Any:
+    """A dataclass field with a default and the help that every face of the setting shows.
+
+    A field of type `tuple[str, ...]` collects what its flag is given each time; one of type `bool` has a flag with
+    `no-` before its name, too. An empty environment variable means
+    the default, unless `empty_counts`.
+    """
+    metadata = {"help": help, "positional": positional, "empty_counts": empty_counts}
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+_BOOLEANS: Final = {
+    **dict.fromkeys(("1", "true", "yes", "on"), True),
+    **dict.fromkeys(("0", "false", "no", "off"), False),
+}
+
+
+def environment_name(field: str) -> str:
+    return f"TWOFOLD_{field.upper()}"
+
+
+def flag_name(field: str) -> str:
+    return f"--{field.replace('_', '-')}"
+
+
+def add_arguments(
+    parser: argparse.ArgumentParser, cls: type[Any], details: Mapping[str, str] = MappingProxyType({})
+) -> None:
+    """Add one flag per field of `cls` (positional where the field says so) with the field's own help.
+
+    details: by field, what its help goes on to say that settings do not know.
+    """
+    group = parser.add_argument_group((cls.__doc__ or cls.__name__).split("\n", 1)[0])
+    hints = typing.get_type_hints(cls)
+    for field in dataclasses.fields(cls):
+        help_text = ": ".join(filter(None, (field.metadata["help"], details.get(field.name)))).replace(
+            "%", "%%"
+        )
+        if field.default not in (None, "", ()) and "default" not in help_text:
+            help_text += f" (default: {field.default})"
+        common: dict[str, Any] = {
+            "default": argparse.SUPPRESS,
+            "help": help_text,
+            "metavar": field.name.upper(),
+        }
+        if field.metadata["positional"]:
+            group.add_argument(field.name, nargs="?", **common)
+        elif hints[field.name] is bool:
+            del common["metavar"]
+            group.add_argument(
+                flag_name(field.name), dest=field.name, action=argparse.BooleanOptionalAction, **common
+            )
+        else:
+            action = "append" if typing.get_origin(hints[field.name]) is tuple else "store"
+            group.add_argument(flag_name(field.name), dest=field.name, action=action, **common)
+
+
+def from_namespace(cls: type[T], namespace: argparse.Namespace, environ: Mapping[str, str] = os.environ) -> T:
+    """Build `cls` from parsed flags, then the environment, then defaults.
+
+    Raises:
+        ConfigError: a text is not of the field's type, or out of range.
+    """
+    hints = typing.get_type_hints(cls)
+    values: dict[str, Any] = {}
+    for field in dataclasses.fields(cls):  # type: ignore[arg-type]
+        given = getattr(namespace, field.name, None)
+        if given is not None:
+            source = field.name if field.metadata["positional"] else flag_name(field.name)
+            values[field.name] = _parse(given, hints[field.name], source)
+            continue
+        name = environment_name(field.name)
+        if environ.get(name) or (name in environ and field.metadata["empty_counts"]):
+            values[field.name] = _parse(environ[name], hints[field.name], name)
+    return cls(**values)
+
+
+def _parse(given: Any, hint: Any, source: str) -> Any:
+    if typing.get_origin(hint) is tuple:
+        return tuple(given) if isinstance(given, list) else (given,)
+    text = str(given)
+    if hint is bool:
+        if text.lower() not in _BOOLEANS:
+            raise ConfigError(f"{source} was given {text!r}; it takes 1 or 0, true or false, on or off")
+        return _BOOLEANS[text.lower()]
+    if typing.get_origin(hint) in (Union, types.UnionType):
+        hint = next(a for a in typing.get_args(hint) if a is not type(None))
+    try:
+        return hint(text)
+    except ValueError:
+        kind = {"int": "a whole number", "float": "a number"}.get(hint.__name__, hint.__name__)
+        raise ConfigError(f"{source} was given {text!r}; it takes {kind}") from None
+
+
+def check(ok: bool, field: str, value: object, expected: str) -> None:
+    """Refuse a field's value, naming its flag.
+
+    Raises:
+        ConfigError: it is not `ok`.
+    """
+    if not ok:
+        raise ConfigError(f"{flag_name(field)} was given {value!r}; it takes {expected}")
