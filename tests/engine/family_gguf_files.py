@@ -6,7 +6,7 @@ python -m benchmarks.peers.gguf_agreement DIR/*.gguf --f32-cache
 
 from __future__ import annotations
 
-import sys
+import argparse
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -103,8 +103,8 @@ def main(directory: Path, names: list[str]) -> None:
     for name, other in OTHERS.items():
         kinds = (*KINDS, "MXFP4") if isinstance(other, TinyGptOss) else KINDS
         for kind in kinds if not names or name in names else ():
-            if kind == "Q4_K" and isinstance(other, TinyDeepseek):
-                continue  # its latents do not fill blocks of 256
+            if kind == "Q4_K" and other.moe_intermediate_size % 256:
+                continue  # its rows do not fill blocks of 256
             if kind in ("Q8_0", "Q4_K", "MXFP4"):  # all experts are chosen, lest rounding chooses others
                 other = all_chosen(other)
             file = directory / f"{name}-{kind}.gguf"
@@ -118,4 +118,8 @@ def type_of(kind: str, name: str) -> str:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2:])
+    parser = argparse.ArgumentParser(prog="python -m tests.engine.family_gguf_files", description=__doc__)
+    parser.add_argument("directory", type=Path, metavar="DIR")
+    parser.add_argument("names", nargs="*", choices=[*DEEPSEEK, *OTHERS, []], metavar="NAME")
+    given = parser.parse_args()
+    main(given.directory, given.names)
