@@ -100,7 +100,10 @@ def test_chat_template_writes_chatml(tokenizer: Any) -> None:
     [
         "Tell me the story of the princess and the dragon.",
         "Tell me the story of the cat and the mouse.",
-        "Continue: A poor woodcutter lived with his wife and children at the edge of a great forest.",
+        pytest.param(
+            "Continue: A poor woodcutter lived with his wife and children at the edge of a great forest.",
+            marks=pytest.mark.slow,
+        ),
         "Hello!",
     ],
 )
