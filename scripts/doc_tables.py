@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from twofold.api.config import EngineConfig, ServerConfig, TelemetryConfig
-from twofold.api.settings import environment_name, flag_name
+from twofold.api.settings import environment_name, fields_by_class, flag_name
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -38,7 +38,7 @@ def settings() -> str:
     """One row per field of every configuration class, in the order of the code."""
     lines = ["| flag | environment | default | meaning |", "|---|---|---|---|"]
     for config in (EngineConfig, ServerConfig, TelemetryConfig):
-        lines += [_setting(field) for field in dataclasses.fields(config)]
+        lines += [_setting(field) for _, fields in fields_by_class(config) for field in fields]
     return "\n".join(lines)
 
 

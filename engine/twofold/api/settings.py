@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import inspect
 import os
 import types
 import typing
@@ -50,6 +51,15 @@ def flag_name(field: str) -> str:
     return f"--{field.replace('_', '-')}"
 
 
+def fields_by_class(cls: type[Any]) -> list[tuple[type[Any], list[dataclasses.Field[Any]]]]:
+    """The fields of a configuration, its own first, then those of each class it is made of."""
+    made_of = [base for base in cls.__mro__ if dataclasses.is_dataclass(base)]
+    fields = {field.name: field for field in dataclasses.fields(cls)}
+    return [
+        (base, [fields[name] for name in inspect.get_annotations(base) if name in fields]) for base in made_of
+    ]
+
+
 def add_arguments(
     parser: argparse.ArgumentParser, cls: type[Any], details: Mapping[str, str] = MappingProxyType({})
 ) -> None:
@@ -57,29 +67,28 @@ def add_arguments(
 
     details: by field, what its help goes on to say that settings do not know.
     """
-    group = parser.add_argument_group((cls.__doc__ or cls.__name__).split("\n", 1)[0])
     hints = typing.get_type_hints(cls)
-    for field in dataclasses.fields(cls):
-        help_text = ": ".join(filter(None, (field.metadata["help"], details.get(field.name)))).replace(
-            "%", "%%"
+    for part, fields in fields_by_class(cls):
+        group = parser.add_argument_group((part.__doc__ or part.__name__).split("\n", 1)[0])
+        for field in fields:
+            _add_argument(group, field, hints[field.name], details.get(field.name))
+
+
+def _add_argument(group: Any, field: dataclasses.Field[Any], hint: Any, detail: str | None) -> None:
+    help_text = ": ".join(filter(None, (field.metadata["help"], detail))).replace("%", "%%")
+    if field.default not in (None, "", ()) and "default" not in help_text:
+        help_text += f" (default: {field.default})"
+    common: dict[str, Any] = {"default": argparse.SUPPRESS, "help": help_text, "metavar": field.name.upper()}
+    if field.metadata["positional"]:
+        group.add_argument(field.name, nargs="?", **common)
+    elif hint is bool:
+        del common["metavar"]
+        group.add_argument(
+            flag_name(field.name), dest=field.name, action=argparse.BooleanOptionalAction, **common
         )
-        if field.default not in (None, "", ()) and "default" not in help_text:
-            help_text += f" (default: {field.default})"
-        common: dict[str, Any] = {
-            "default": argparse.SUPPRESS,
-            "help": help_text,
-            "metavar": field.name.upper(),
-        }
-        if field.metadata["positional"]:
-            group.add_argument(field.name, nargs="?", **common)
-        elif hints[field.name] is bool:
-            del common["metavar"]
-            group.add_argument(
-                flag_name(field.name), dest=field.name, action=argparse.BooleanOptionalAction, **common
-            )
-        else:
-            action = "append" if typing.get_origin(hints[field.name]) is tuple else "store"
-            group.add_argument(flag_name(field.name), dest=field.name, action=action, **common)
+    else:
+        action = "append" if typing.get_origin(hint) is tuple else "store"
+        group.add_argument(flag_name(field.name), dest=field.name, action=action, **common)
 
 
 def from_namespace(cls: type[T], namespace: argparse.Namespace, environ: Mapping[str, str] = os.environ) -> T:
