@@ -64,22 +64,40 @@ def main() -> int:
     )
     parser.add_argument("--json", action="store_true", help="print a list of figures, one object per file")
     args = parser.parse_args()
-    found = [compare(path, args) for path in args.files]
+    found, enough = [], True
+    for path in args.files:
+        try:
+            row = compare(path, args)
+        except PeerError as error:
+            print(f"{path.name}: {error}", file=sys.stderr)
+            enough = False
+            continue
+        found.append(row)
+        enough &= row["agreement"] >= args.at_least and row["same_ids"]
+        if not args.json:
+            print_row(row)
     if args.json:
         print(json.dumps(found))
-    else:
-        for row in found:
+    return 0 if enough else 1
+
+
+def print_row(row: dict[str, Any]) -> None:
+    print(
+        f"{row['file']}: likeliest token the same for {100 * row['agreement']:.1f} % of {row['positions']} "
+        f"positions, mean KL divergence {row['kl_mean']:.5f}, "
+        f"token ids {'equal' if row['same_ids'] else 'DIFFER'}"
+    )
+    for name in ENGINES:
+        if f"{name} agreement" in row:
             print(
-                f"{row['file']}: likeliest token the same for {100 * row['agreement']:.1f} % of {row['positions']} "
-                f"positions, mean KL divergence {row['kl_mean']:.5f}, "
-                f"token ids {'equal' if row['same_ids'] else 'DIFFER'}"
+                f"  {name} and float32: {100 * row[f'{name} agreement']:.1f} %, "
+                f"mean KL divergence {row[f'{name} kl_mean']:.5f}",
+                flush=True,
             )
-            for name in ENGINES if args.beside_exact else ():
-                print(
-                    f"  {name} and float32: {100 * row[f'{name} agreement']:.1f} %, "
-                    f"mean KL divergence {row[f'{name} kl_mean']:.5f}"
-                )
-    return 0 if all(row["agreement"] >= args.at_least and row["same_ids"] for row in found) else 1
+
+
+class PeerError(Exception):
+    """llama.cpp did not read the file."""
 
 
 def compare(path: Path, args: argparse.Namespace) -> dict[str, Any]:
@@ -102,7 +120,7 @@ def compare(path: Path, args: argparse.Namespace) -> dict[str, Any]:
         )
         if done.returncode:
             last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-            raise SystemExit(
+            raise PeerError(
                 f"llama.cpp failed: {last} (install it: pip install 'twofold[peers]', or --llama-python PATH)"
             )
         theirs = np.load(out)[:, : ours.shape[1]]

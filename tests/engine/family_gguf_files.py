@@ -76,7 +76,7 @@ def small(family: type[TinyModel], **changed: Any) -> TinyModel:
 OTHERS: dict[str, TinyModel] = {
     "glm-air": GLM,
     "glm-flash": FLASH,
-    "olmoe": small(TinyOlmoe, num_kv_heads=4),
+    "olmoe": small(TinyOlmoe, num_kv_heads=4, intermediate_size=256),
     "minimax-m2": small(TinyMiniMaxM2, rotary_dim=32),
     "ernie": small(TinyErnie, intermediate_size=256),
     "granite": small(TinyGranite, architecture="GraniteMoeSharedForCausalLM", shared_intermediate_size=256),
