@@ -42,6 +42,8 @@ def check_policy(config: EngineConfig) -> None:
 
 def prefetches(config: EngineConfig) -> bool:
     """Whether what the next layer's router foresees is uploaded ahead."""
+    if config.expert_placement_strategy != "payback":
+        return False
     return config.prefetch == "on" or (
         config.prefetch == "auto" and POLICIES[config.policy].prefetches == "auto"
     )
