@@ -143,7 +143,7 @@ def _config(model: str, profile: str, ratio: float, strategy: str, statistics: P
         init_expert_location=str(statistics) if strategy in ("frequency", *policies) else None,
         enable_dynamic_expert_update=strategy == "dynamic",
         gpu_prefill_token_threshold=PROMPT_TOKENS,
-        prefix_cache=False,
+        enable_prefix_caching=False,
         max_total_tokens=2048,
     )
 

@@ -13,7 +13,13 @@ from twofold.api.config import EngineConfig
 from twofold.api.errors import ConfigError
 from twofold.experts.accelerator import num_slots
 from twofold.experts.expert_statistics import write_statistics
-from twofold.experts.placement import STRATEGIES, check_placement, initial_placement, placement_mask
+from twofold.experts.placement import (
+    STRATEGIES,
+    InitialPlacement,
+    check_placement,
+    initial_placement,
+    placement_mask,
+)
 from twofold.experts.placement_files import read_placement, write_placement
 
 COUNTS = np.array([[9, 1, 1, 5], [0, 2, 2, 2], [7, 0, 0, 2]])
@@ -87,6 +93,10 @@ def test_statistics_fill_slots_and_another_models_are_refused(tmp_path: Path) ->
     with pytest.raises(ConfigError, match="counts 3 layers of 4 experts, the model has 2 layers of 8"):
         mask([1, 2], 8)
     assert initial_placement(EngineConfig(), [0], 4).mask(1, 4, 2) is None
+    # A policy whose layers have slots of their own, here 2, 1 and 1: the most counted of each.
+    even = InitialPlacement("payback", COUNTS).mask(3, 4, 4, is_pool=False)
+    assert even is not None
+    assert [np.flatnonzero(layer).tolist() for layer in even] == [[0, 3], [1], [0]]
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ from twofold.experts.cpu_cost import cpu_cost_model
 from twofold.experts.dynamic_update import DynamicUpdate
 from twofold.experts.packing import pack_experts
 from twofold.experts.placement import BY_POLICY, InitialPlacement, Mask
+from twofold.experts.policies import POLICIES
 from twofold.experts.profiles import MachineProfile, load_profile
 from twofold.weights.weight_format import Activation, LayerExperts
 
@@ -104,7 +105,10 @@ class SlotPlan:
         )
 
     def mask(self, shape: MoeShape) -> Mask | None:
-        return self.placement.mask(shape.num_layers, shape.num_experts, self.num_slots)
+        """What the slots hold at the start; None: nothing yet."""
+        return self.placement.mask(
+            shape.num_layers, shape.num_experts, self.num_slots, is_pool=POLICIES[self.policy].pooled
+        )
 
 
 @dataclass(frozen=True)

@@ -82,12 +82,22 @@ class InitialPlacement:
     def is_static(self) -> bool:
         return self.strategy != "payback"
 
-    def mask(self, layers: int, experts: int, slots: int) -> Mask | None:
-        """None: nothing is placed, slots fill as the policy finds it worth."""
-        if not self.is_static and self.counts is None:
+    def mask(self, layers: int, experts: int, slots: int, *, is_pool: bool = True) -> Mask | None:
+        """None: nothing is placed, slots fill as the policy finds it worth.
+
+        Args:
+            is_pool: any layer may have any slot, as under all static strategies; else each has its even share.
+        """
+        if self.is_static:
+            return placement_mask(self.strategy, layers, experts, slots, self.counts)
+        if self.counts is None:
             return None
-        strategy = self.strategy if self.is_static else "frequency"
-        return placement_mask(strategy, layers, experts, slots, self.counts)
+        if is_pool:
+            return placement_mask("frequency", layers, experts, slots, self.counts)
+        share = placement_mask("uniform", layers, experts, slots)
+        mask = np.zeros_like(share)
+        np.put_along_axis(mask, np.argsort(-self.counts, axis=1, kind="stable"), share, axis=1)
+        return mask
 
 
 BY_POLICY: Final = InitialPlacement("payback")
