@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from twofold.api.settings import check, setting
 
-_STRATEGIES = ("payback", "uniform", "frequency", "front-loading", "random")
+BY_POLICY: Final = "payback"
+"""The strategy under which experts move as a cache policy finds it worth."""
+
+_STRATEGIES: Final = (BY_POLICY, "uniform", "frequency", "front-loading", "random")
 
 
 @dataclass(frozen=True)

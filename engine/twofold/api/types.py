@@ -294,6 +294,8 @@ class ExpertPlacement(NamedTuple):
     num_slots: int
     strategy: str
     policy: str
+    is_static: bool
+    """No policy moves experts."""
     dynamic_update: Mapping[str, int]
     """See `EngineStats`."""
 

@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
         "POST", "/placement/experts", {"resident": [np.flatnonzero(layer).tolist() for layer in mask]}
     )
     lines = [f"placed {int(mask.sum())} experts in {slots} slots, {answer['uploaded']} of them were uploaded"]
-    if found["policy"] != "static":
+    if not found["is_static"]:
         lines.append(f"policy {found['policy']} goes on from there")
     return show(args, answer, lines)
 

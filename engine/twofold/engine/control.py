@@ -283,6 +283,7 @@ class LiveControl:
             moe.num_slots,
             moe.plan.placement.strategy,
             moe.policy,
+            moe.plan.placement.is_static,
             moe.dynamic_update.counts,
         )
 

@@ -25,7 +25,7 @@ from twofold.experts.accelerator import AcceleratorChoice
 from twofold.experts.cpu_cost import cpu_cost_model
 from twofold.experts.dynamic_update import DynamicUpdate
 from twofold.experts.packing import pack_experts
-from twofold.experts.placement import BY_POLICY, InitialPlacement, Mask
+from twofold.experts.placement import PLACED_BY_POLICY, InitialPlacement, Mask
 from twofold.experts.policies import POLICIES
 from twofold.experts.profiles import MachineProfile, load_profile
 from twofold.weights.weight_format import Activation, LayerExperts
@@ -81,7 +81,7 @@ class SlotPlan:
     prefetch: bool = False
     num_staging: int = -1
     """Slots that fetched experts pass through; -1: room for one whole layer."""
-    placement: InitialPlacement = BY_POLICY
+    placement: InitialPlacement = PLACED_BY_POLICY
     """What fills them at the start; a static one is what they keep."""
     dynamic_update_from: int = 0
     """Prompt tokens of a step from which it places experts of a static placement anew; 0: never."""

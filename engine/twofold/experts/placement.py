@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from twofold.api.config import EngineConfig
 from twofold.api.errors import ConfigError
+from twofold.api.placement_config import BY_POLICY
 from twofold.experts.expert_statistics import I64, read_statistics
 
 _log = logging.getLogger(__name__)
@@ -24,7 +25,7 @@ Mask = npt.NDArray[np.bool_]
 """[layers, experts]"""
 
 STRATEGIES: Final[Mapping[str, str]] = {
-    "payback": "the cache policy decides, from then on too",
+    BY_POLICY: "the cache policy decides, from then on too",
     "uniform": "the first experts of each layer",
     "frequency": "those that --init-expert-location counts most, over all layers",
     "front-loading": "all experts of the first layers",
@@ -80,7 +81,7 @@ class InitialPlacement:
 
     @property
     def is_static(self) -> bool:
-        return self.strategy != "payback"
+        return self.strategy != BY_POLICY
 
     def mask(self, layers: int, experts: int, slots: int, *, is_pool: bool = True) -> Mask | None:
         """None: nothing is placed, slots fill as the policy finds it worth.
@@ -100,7 +101,7 @@ class InitialPlacement:
         return mask
 
 
-BY_POLICY: Final = InitialPlacement("payback")
+PLACED_BY_POLICY: Final = InitialPlacement(BY_POLICY)
 
 
 def initial_placement(config: EngineConfig, moe_layers: Sequence[int], num_experts: int) -> InitialPlacement:
@@ -115,7 +116,7 @@ def initial_placement(config: EngineConfig, moe_layers: Sequence[int], num_exper
         _log.warning("--init-expert-location %s is not used: strategy %s counts nothing", file, strategy)
     elif (
         file is not None
-        and strategy == "payback"
+        and strategy == BY_POLICY
         and config.cache_state
         and Path(config.cache_state).exists()
     ):
@@ -154,9 +155,9 @@ def check_placement(config: EngineConfig) -> None:
             f"--max-num-batched-tokens {config.max_num_batched_tokens}: no step is that long and "
             "--enable-dynamic-expert-update would never act; lower the one or raise the other"
         )
-    if strategy == "payback":
+    if strategy == BY_POLICY:
         return
-    if config.policy not in ("payback", "static"):
+    if config.policy != EngineConfig.policy:
         raise ConfigError(
             f"--policy {config.policy} was given with --expert-placement-strategy {strategy}, under which no expert "
             "moves by a policy; leave one of them out"
