@@ -14,7 +14,7 @@ import argparse
 import csv
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,7 +29,7 @@ from twofold.lab.replay import names_list, shares_list
 from twofold.lab.shapes import ModelShape, find_shape
 from twofold.lab.simulate import simulate_system
 from twofold.lab.systems import System
-from twofold.lab.trace import Trace, load_trace
+from twofold.lab.trace import Trace, load_trace, make_trace
 
 STRATEGIES: Final = ("uniform", "frequency", "front-loading", "random", "dynamic", "payback", "lru")
 """dynamic: uniform, placed anew by each prompt. lru: no strategy, the least recently used expert leaves."""
@@ -62,35 +62,63 @@ class Row:
 
 
 def forced_rows(
-    trace: Trace, shape: ModelShape, profile: MachineProfile, ratios: Sequence[float]
+    trace: Trace,
+    shape: ModelShape,
+    profile: MachineProfile,
+    ratios: Sequence[float],
+    numberings: int = 1,
+    strategies: Sequence[str] = STRATEGIES,
 ) -> Iterator[Row]:
-    """The second half of a trace's sequences; the first half is what is known before."""
+    """The second half of a trace's sequences; the first half is what is known before.
+
+    numberings: experts are numbered by nobody's intention, but uniform and random go by their numbers: these are means
+    over so many numberings, the trace's own and others drawn.
+    """
+    for ratio in ratios:
+        for strategy in strategies:
+            by_number = strategy in ("uniform", "random", "dynamic")
+            rows = [
+                _forced(_numbered(trace, number), shape, profile, ratio, strategy)
+                for number in range(numberings if by_number else 1)
+            ]
+            figures = ("decode_tokens_per_s", "prefill_tokens_per_s", "hit_rate", "uploads_per_token")
+            means = {name: sum(getattr(row, name) for row in rows) / len(rows) for name in figures}
+            yield replace(rows[0], **means)
+
+
+def _numbered(trace: Trace, number: int) -> Trace:
+    if number == 0:
+        return trace
+    rng = np.random.default_rng(number)
+    names = rng.permuted(np.tile(np.arange(trace.num_experts), (trace.num_layers, 1)), axis=1)
+    ids = names[np.arange(trace.num_layers)[:, None], trace.ids]
+    return make_trace(trace.name, ids, trace.probs, trace.offsets, trace.num_experts)
+
+
+def _forced(trace: Trace, shape: ModelShape, profile: MachineProfile, ratio: float, strategy: str) -> Row:
     played = trace.part("second")
     counts = np.asarray(trace.part("first").usage(), np.int64).reshape(trace.num_layers, trace.num_experts)
-    for ratio in ratios:
-        slots = round(ratio * counts.size)
-        for strategy in STRATEGIES:
-            found = simulate_system(
-                played,
-                System(strategy, "", _rules(strategy)),
-                shape,
-                profile,
-                slots=ratio,
-                prompt_tokens=PROMPT_TOKENS,
-                prior_usage=_prior(strategy, counts, slots),
-            )
-            active = found.num_hits + found.num_cpu + found.num_fetched
-            decoded = found.num_tokens - found.num_prompt_tokens
-            yield Row(
-                shape.name,
-                profile.name,
-                strategy,
-                ratio,
-                decoded / (found.total_us - found.prompt_us) * 1e6,
-                found.num_prompt_tokens / found.prompt_us * 1e6,
-                found.num_hits / active,
-                found.num_uploads / found.num_tokens,
-            )
+    found = simulate_system(
+        played,
+        System(strategy, "", _rules(strategy)),
+        shape,
+        profile,
+        slots=ratio,
+        prompt_tokens=PROMPT_TOKENS,
+        prior_usage=_prior(strategy, counts, round(ratio * counts.size)),
+    )
+    active = found.num_hits + found.num_cpu + found.num_fetched
+    decoded = found.num_tokens - found.num_prompt_tokens
+    return Row(
+        shape.name,
+        profile.name,
+        strategy,
+        ratio,
+        decoded / (found.total_us - found.prompt_us) * 1e6,
+        found.num_prompt_tokens / found.prompt_us * 1e6,
+        found.num_hits / active,
+        found.num_uploads / found.num_tokens,
+    )
 
 
 def _rules(strategy: str) -> dict[str, Any]:
@@ -290,13 +318,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--ratio", type=shares_list, default=list(RATIOS), metavar="R,…", help="0.0-1.0")
     parser.add_argument("--no-bundled", action="store_true", help="leave the bundled model out")
+    parser.add_argument(
+        "--numberings",
+        type=int,
+        default=1,
+        metavar="N",
+        help="of a trace's experts, to take means of (default: 1)",
+    )
     args = parser.parse_args(argv)
     args.output.mkdir(parents=True, exist_ok=True)
     rows: list[Row] = []
     for profile in args.profile:
         for path in args.trace:
             trace = load_trace(path)
-            rows += forced_rows(trace, find_shape(args.model, trace), load_profile(profile), args.ratio)
+            shape, machine = find_shape(args.model, trace), load_profile(profile)
+            rows += forced_rows(trace, shape, machine, args.ratio, args.numberings)
         if not args.no_bundled:
             rows += bundled_rows(profile, args.ratio)
     write_csv(rows, args.output / "placement.csv")

@@ -301,8 +301,8 @@ class MoeRuntime:
         return self._executor.placement()
 
     def _place(self, plan: SlotPlan) -> None:
-        mask = plan.mask(self.shape)
-        if mask is not None and self.num_slots:
+        mask = plan.mask(self.shape) if self.num_slots else None
+        if mask is not None:
             self.place_experts(mask)
 
     def place_experts(self, mask: Mask) -> int:
