@@ -11,6 +11,17 @@ namespace twofold::bindings {
 namespace py = pybind11;
 namespace {
 
+std::vector<LayerPin> pins_of(const std::vector<std::string>& names) {
+  std::vector<LayerPin> pins;
+  for (const std::string& name : names) {
+    if (name != "auto" && name != "cpu" && name != "gpu") {
+      throw py::value_error("scheduler: a layer's pin is " + name + "; expected auto, cpu or gpu");
+    }
+    pins.push_back(name == "auto" ? LayerPin::kFree : name == "cpu" ? LayerPin::kNever : LayerPin::kResident);
+  }
+  return pins;
+}
+
 void bind_config(py::module_& m) {
   const LayerSchedulerConfig defaults;
   py::class_<LayerSchedulerConfig>(
@@ -20,7 +31,8 @@ void bind_config(py::module_& m) {
       .def(py::init([](int num_layers, int num_experts, int top_k, int num_slots, std::string policy,
                        bool prefetch, int num_staging, double upload_price, int stream_ahead_from,
                        const std::string& fetch_rule, bool background_uploads, bool always_cache_fetched,
-                       std::optional<bool> shared_pool, std::vector<double> prior_usage) {
+                       std::optional<bool> shared_pool, std::vector<double> prior_usage,
+                       const std::vector<std::string>& pins) {
              return LayerSchedulerConfig{.num_layers = num_layers,
                                          .num_experts = num_experts,
                                          .top_k = top_k,
@@ -34,7 +46,8 @@ void bind_config(py::module_& m) {
                                          .always_cache_fetched = always_cache_fetched,
                                          .shared_pool = shared_pool,
                                          .prefetch = prefetch,
-                                         .prior_usage = std::move(prior_usage)};
+                                         .prior_usage = std::move(prior_usage),
+                                         .pins = pins_of(pins)};
            }),
            py::arg("num_layers"), py::arg("num_experts"), py::arg("top_k"), py::arg("num_slots"),
            py::arg("policy") = defaults.policy, py::arg("prefetch") = defaults.prefetch,
@@ -42,7 +55,8 @@ void bind_config(py::module_& m) {
            py::arg("stream_ahead_from") = defaults.stream_ahead_from, py::kw_only(),
            py::arg("fetch_rule") = "best-split", py::arg("background_uploads") = defaults.background_uploads,
            py::arg("always_cache_fetched") = defaults.always_cache_fetched,
-           py::arg("shared_pool") = defaults.shared_pool, py::arg("prior_usage") = defaults.prior_usage);
+           py::arg("shared_pool") = defaults.shared_pool, py::arg("prior_usage") = defaults.prior_usage,
+           py::arg("pins") = std::vector<std::string>());
 }
 
 }  // namespace

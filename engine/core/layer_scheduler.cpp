@@ -23,7 +23,8 @@ std::unique_ptr<ExpertCache> make_cache(const CostModel& cost, const LayerSchedu
   cache.num_layers = config.num_layers;
   cache.num_experts = config.num_experts;
   cache.top_k = config.top_k;
-  cache.slots_per_layer = spread_slots(config.num_slots, config.num_layers, config.num_experts);
+  cache.slots_per_layer = spread_slots(config.num_slots, config.num_layers, config.num_experts, config.pins);
+  cache.pins = config.pins;
   cache.policy = config.policy;
   cache.upload_price = config.upload_price < 0 ? default_upload_price(cost) : config.upload_price;
   cache.shared_pool = config.shared_pool;
@@ -207,6 +208,7 @@ void LayerScheduler::plan(int layer, std::span<const int> active, std::span<cons
                           int num_tokens) {
   fetch_.clear();
   one_transfer_ = false;
+  const bool never = cache_->config().pin(layer) == LayerPin::kNever;  // not through a staging slot either
   std::vector<ExpertLoad> plannable;
   std::vector<int> misses;  // indices into decision_.experts that may be fetched
   int hits = 0;
@@ -216,9 +218,9 @@ void LayerScheduler::plan(int layer, std::span<const int> active, std::span<cons
     decision_.experts.push_back({active[i], loads[i], resident ? Placement::kHit : Placement::kCpu,
                                  resident ? cache_->slot_of(layer, active[i]) : -1});
     hits += resident;
-    if (state == ExpertState::kAbsent) misses.push_back(int(i));
+    if (state == ExpertState::kAbsent && !never) misses.push_back(int(i));
     // An expert in flight is not usable and not fetched twice: it runs on the CPU, outside the plan.
-    if (state != ExpertState::kInFlight) plannable.push_back({active[i], loads[i], resident});
+    if (state != ExpertState::kInFlight && !never) plannable.push_back({active[i], loads[i], resident});
   }
   // An accelerator without slots still streams; one without room at all leaves everything to the CPU.
   const int room = num_staging_;

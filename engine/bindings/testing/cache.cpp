@@ -62,7 +62,9 @@ CacheConfig cache_config(int num_layers, int num_experts, int top_k, std::vector
 }
 
 void bind_cache(py::module_& m) {
-  m.def("spread_slots", &spread_slots, py::arg("num_slots"), py::arg("num_layers"), py::arg("num_experts"));
+  m.def(
+      "spread_slots", [](int slots, int layers, int experts) { return spread_slots(slots, layers, experts); },
+      py::arg("num_slots"), py::arg("num_layers"), py::arg("num_experts"));
 
   py::enum_<ExpertState>(m, "ExpertState")
       .value("ABSENT", ExpertState::kAbsent)

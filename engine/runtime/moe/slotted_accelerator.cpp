@@ -25,10 +25,21 @@ void SlottedAccelerator::preload_all() {
   ExpertCache& cache = scheduler().cache();
   for (int layer = 0; layer < store_.num_layers(); ++layer) {
     for (int expert = 0; expert < store_.num_experts(); ++expert) {
+      if (cache.config().pin(layer) != LayerPin::kFree) continue;
       if (!cache.preload(layer, expert)) {
         throw std::logic_error("preload_all needs a slot for every expert; there are " +
                                std::to_string(num_slots()));
       }
+      fill({layer, expert, cache.slot_of(layer, expert)});
+    }
+  }
+}
+
+void SlottedAccelerator::fill_pinned() {
+  const ExpertCache& cache = scheduler().cache();
+  for (int layer = 0; layer < store_.num_layers(); ++layer) {
+    if (cache.config().pin(layer) != LayerPin::kResident) continue;
+    for (int expert = 0; expert < store_.num_experts(); ++expert) {
       fill({layer, expert, cache.slot_of(layer, expert)});
     }
   }
