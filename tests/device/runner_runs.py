@@ -49,6 +49,7 @@ def make_runner(
     table_steps: bool = True,
     rules: dict[str, Any] | None = None,
     machine: str | None = None,
+    expert_devices: tuple[str, ...] = (),
     **options: Any,
 ) -> DeviceRunner:
     """A runner on a fake device of its own, opened with `device`. table_steps=False: the host places every step."""
@@ -56,7 +57,7 @@ def make_runner(
     pool = ops.ThreadPool(1)
     config = EngineConfig(model=str(path), policy=policy, prefetch=prefetch, machine_profile=machine)
     on = FakeDevice(fake.open_device(**{"tick_us": 2.0, **(device or {})}))
-    plan = replace(slot_plan(config, slots), rules=rules or {})
+    plan = replace(slot_plan(config, slots, devices=expert_devices), rules=rules or {})
     moe = load_experts(files, pool, on_device(on, "a test"), config, plan)
     fake.spare(on.native, moe.accelerator.slot_table)
     model = DeviceModel(files, pool, on.torch_device, on.kernels(MAX_CONTEXT), MAX_CONTEXT)

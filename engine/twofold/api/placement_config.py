@@ -43,6 +43,11 @@ class PlacementConfig:
         "upload experts that the next layer's router foresees, while decoding: auto (under policies that can "
         "weigh it; not on a GPU), on, off; never changes an answer",
     )
+    optimize_config: str | None = setting(
+        None,
+        "YAML file of rules for modules: where their experts may be, in which format, on how many threads "
+        "(docs/placement-rules.md); shipped: those of the model's family",
+    )
     cache_state: str | None = setting(
         None,
         "file that keeps what the expert cache has learned: read at the start if it is there, written at the end",
@@ -57,4 +62,5 @@ class PlacementConfig:
                "gpu_memory_utilization", self.gpu_memory_utilization, "a number from 0.05 to 1.0")  # fmt: skip
         if self.gpu_experts_ratio is not None and self.num_gpu_experts is not None:
             raise ConfigError("--gpu-experts-ratio and --num-gpu-experts were both given; give one of them")
+        check(self.optimize_config != "", "optimize_config", self.optimize_config, "a rule file, or shipped")
         check(self.prefetch in ("auto", "on", "off"), "prefetch", self.prefetch, "auto, on or off")

@@ -19,9 +19,11 @@ from twofold.models.sizing import dense_stretches
 _log = logging.getLogger(__name__)
 
 
-def slot_plan(config: EngineConfig, slots: int, num_staging: int = -1) -> SlotPlan:
-    """So many expert slots over all layers under the configuration's policy."""
-    return SlotPlan(slots, config.policy, prefetches(config), num_staging)
+def slot_plan(
+    config: EngineConfig, slots: int, num_staging: int = -1, devices: tuple[str, ...] = ()
+) -> SlotPlan:
+    """So many expert slots over all layers under the configuration's policy; devices: as `SlotPlan` has them."""
+    return SlotPlan(slots, config.policy, prefetches(config), num_staging, devices=devices)
 
 
 def moe_shape(files: ModelFiles) -> MoeShape:

@@ -23,6 +23,7 @@ from twofold.api.types import PlacementCounts, PrefetchCounts
 from twofold.blocks import ops
 from twofold.experts.accelerator import AcceleratorChoice
 from twofold.experts.cpu_cost import cpu_cost_model
+from twofold.experts.pins import check_pins, usable_slots
 from twofold.experts.profiles import MachineProfile, load_profile
 from twofold.weights.weight_format import Activation, LayerExperts
 
@@ -81,8 +82,12 @@ class SlotPlan:
     """Slots that fetched experts pass through; -1: room for one whole layer."""
     rules: Mapping[str, Any] = field(default_factory=dict)
     """Another engine's rules, for comparison: see `lab.systems`."""
+    devices: tuple[str, ...] = ()
+    """Of each layer's experts: auto, cpu (never in a slot), gpu (always in one); none given: all are auto."""
 
     def scheduler_config(self, shape: MoeShape) -> _core.SchedulerConfig:
+        """ConfigError: those that are always to be in slots have too few."""
+        check_pins(self.devices, self.num_slots, shape.num_layers, shape.num_experts)
         return _core.SchedulerConfig(
             shape.num_layers,
             shape.num_experts,
@@ -91,6 +96,7 @@ class SlotPlan:
             self.policy,
             self.prefetch,
             self.num_staging,
+            pins=self.devices,
             **self.rules,
         )
 
@@ -182,7 +188,7 @@ class MoeRuntime:
                 slots.scheduler_config(shape),
                 self._dense_cost.bytes,
                 self._dense_cost.flops_per_token,
-                preload=slots.num_slots == shape.num_layers * shape.num_experts,
+                preload=slots.num_slots >= usable_slots(slots.devices, shape.num_layers, shape.num_experts),
                 router_bytes=self._dense_cost.router_bytes,
                 begin_us=self._begin_us,
             )
@@ -225,7 +231,7 @@ class MoeRuntime:
         self.accelerator = accelerator
         if accelerator.warning:
             _log.warning("%s", accelerator.warning)
-        everything = slots.num_slots == shape.num_layers * shape.num_experts
+        everything = slots.num_slots >= usable_slots(slots.devices, shape.num_layers, shape.num_experts)
         return _core.MoeExecutor.on_device(pool, self.store, accelerator, preload=everything)
 
     # ---- other numbers of slots while it runs ------------------------------------------------------------------------
@@ -264,6 +270,11 @@ class MoeRuntime:
                 path.write_bytes(self._learned)
                 self._executor.restore_cache(str(path))
         self._learned, self._is_released = b"", False
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """As `SlotPlan.devices`."""
+        return self._slots.devices
 
     @property
     def num_staging(self) -> int:
