@@ -3,6 +3,7 @@
 #include <pybind11/stl.h>
 
 #include "array_view.h"
+#include "layer_pins.h"
 #include "module.h"
 #include "twofold/layer_scheduler.h"
 #include "twofold/timeline.h"
@@ -10,17 +11,6 @@
 namespace twofold::bindings {
 namespace py = pybind11;
 namespace {
-
-std::vector<LayerPin> pins_of(const std::vector<std::string>& names) {
-  std::vector<LayerPin> pins;
-  for (const std::string& name : names) {
-    if (name != "auto" && name != "cpu" && name != "gpu") {
-      throw py::value_error("scheduler: a layer's pin is " + name + "; expected auto, cpu or gpu");
-    }
-    pins.push_back(name == "auto" ? LayerPin::kFree : name == "cpu" ? LayerPin::kNever : LayerPin::kResident);
-  }
-  return pins;
-}
 
 void bind_config(py::module_& m) {
   const LayerSchedulerConfig defaults;

@@ -14,6 +14,7 @@ from twofold.api.types import Resize, SamplingParams
 from twofold.blocks import ops
 from twofold.blocks.block import ExpertBlock
 from twofold.engine import Engine
+from twofold.engine.packing import pack_directory
 from twofold.models.model_files import ModelFiles, open_model_files
 from twofold.models.quantise.directory import OutputDirectory, fingerprint
 from twofold.models.quantise.origin import source_config, write_tokenizer
@@ -204,6 +205,24 @@ def test_a_limit_leaves_the_other_threads_idle() -> None:
     for wrong in (-1, 4):
         with pytest.raises(ConfigError, match="expected 0 to 3"):
             pool.limit(wrong)
+
+
+def test_formats_keep_stored_prefixes_apart_and_leave_packed_models_alone(
+    model_dir: str, tmp_path: Path
+) -> None:
+    """Pages of another run that were computed with other weights are not taken for this run's."""
+    answers = []
+    rules = "- {match: all, format: q8_0}"
+    for text, store in (("", True), (rules, True), (rules, False)):
+        directory = str(tmp_path / "prefixes") if store else None
+        engine = load(model_dir, text, tmp_path, accelerator="none", prefix_cache_dir=directory)
+        answers.append(answer(engine, 16))
+        engine.close()
+    assert answers[0] != answers[1] == answers[2]
+    pool = ops.ThreadPool(1)
+    pack_directory(open_model_files(model_dir), Path(model_dir), tmp_path / "packed", pool)
+    with pytest.raises(ConfigError, match=r"r.yaml:1: format q8_0 .* this model is packed"):
+        load(str(tmp_path / "packed"), rules, tmp_path)
 
 
 SIZES: dict[str, Any] = {"hidden_size": 128, "moe_intermediate_size": 128, "num_layers": 2, "num_experts": 4}

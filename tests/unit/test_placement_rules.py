@@ -169,10 +169,15 @@ def test_levels_are_those_of_the_kernels() -> None:
 def test_explain_says_where_each_rule_stands(
     files: ModelFiles, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "r.yaml").write_text("- match: {class: experts}\n  device: cpu\n  format: int4\n")
+    (tmp_path / "r.yaml").write_text(
+        "- match: {class: experts}\n  replace: {kwargs: {generate_device: cpu, backend: AMXInt4}}\n"
+    )
     model = str(files.tensors.where)
     assert main(["rules", "explain", model, "--optimize-config", str(tmp_path / "r.yaml")]) == 0
-    lines = [re.split(r"  +", line) for line in capsys.readouterr().out.splitlines()]
+    *table, first, second = capsys.readouterr().out.splitlines()
+    assert first == f"note: {tmp_path}/r.yaml:1: generate_device 'cpu' is read as device: cpu"
+    assert second == f"note: {tmp_path}/r.yaml:1: backend AMXInt4 is read as format: int4"
+    lines = [re.split(r"  +", line) for line in table]
     assert ["model.layers.1-2.mlp.experts", "experts", f"{tmp_path}/r.yaml:1", "cpu", "int4"] == lines[-2][:5]
     assert lines[-1][:7] == ["lm_head", "head", "none", "auto", "bf16 (file)", "auto", "all"]
     assert main(["rules", "explain", model]) == 0

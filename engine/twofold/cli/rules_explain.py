@@ -37,12 +37,17 @@ def run(args: argparse.Namespace) -> int:
     rules = read_placement_rules(args.optimize_config, files.config.architecture)
     _, decisions = decide(files, rules, None)
     if args.json:
-        print(json.dumps({"model": str(path), "modules": [_described(each) for each in decisions]}))
+        notes = [f"{rule.where}: {note}" for rule in rules for note in rule.notes]
+        modules = [_described(each) for each in decisions]
+        print(json.dumps({"model": str(path), "modules": modules, "notes": notes}))
         return 0
     rows: list[tuple[str, ...]] = [_HEADS, *_rows(decisions)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    for rule in rules:
+        for note in rule.notes:
+            print(f"note: {rule.where}: {note}")
     return 0
 
 

@@ -47,6 +47,9 @@ def apply_rules(
             "keeps the "
             "files' own; leave one out, or write the model in these formats with `twofold quantize`"
         )
+    for rule in rules:
+        for note in rule.notes:
+            _log.info("%s: %s", rule.where, note)
     ruled = sum(decision.rule is not None for decision in decisions)
     _log.info(
         "--optimize-config %s: %d of %d modules are under %d rules",

@@ -12,7 +12,6 @@ Of several rules that fit a module the first counts.
 from __future__ import annotations
 
 import difflib
-import logging
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -38,7 +37,6 @@ _MATCH_KEYS: Final = ("name", "class", "layers")
 _MAX_RULES: Final = 1000
 _MAX_PATTERN: Final = 1000
 _MAX_THREADS: Final = 4096
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -54,6 +52,8 @@ class PlacementRule:
     format: str | None = None
     backend: str = "auto"
     threads: int | None = None
+    notes: tuple[str, ...] = ()
+    """What was made of a rule in another form."""
 
     def fits(self, module: Module, num_layers: int) -> bool:
         if self.name is not None and self.name.search(module.name) is None:
@@ -149,10 +149,9 @@ def _mapping(value: Any, where: str, what: str, keys: tuple[str, ...]) -> dict[s
 
 
 def _rule(value: Any, where: str) -> PlacementRule:
+    notes: list[str] = []
     if isinstance(value, dict) and "replace" in value:
         value, notes = translated(value, where)
-        for note in notes:
-            _log.info("%s: %s", where, note)
     rule = _mapping(value, where, "the rule", _KEYS)
     if "match" not in rule:
         raise ConfigError(
@@ -170,6 +169,7 @@ def _rule(value: Any, where: str) -> PlacementRule:
         _format(rule.get("format", FROM_FILE), where),
         _word(rule.get("backend", "auto"), where, "backend", LEVELS),
         _threads(rule["threads"], where) if "threads" in rule else None,
+        tuple(notes),
     )
 
 
