@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
-from twofold.api.errors import ConfigError
 from twofold.api.settings import check, setting
+
+BY_POLICY: Final = "payback"
+"""The strategy under which experts move as a cache policy finds it worth."""
+
+_STRATEGIES: Final = (BY_POLICY, "uniform", "frequency", "front-loading", "random")
 
 
 @dataclass(frozen=True)
@@ -25,7 +30,26 @@ class PlacementConfig:
         None, "share of all experts that fit into VRAM slots, 0.0-1.0 (default: 0.25, or what VRAM allows)"
     )
     num_gpu_experts: int | None = setting(
-        None, "expert slots per layer, on average; instead of --gpu-experts-ratio"
+        None, "expert slots per layer, on average; --gpu-experts-ratio overrides it"
+    )
+    expert_placement_strategy: str = setting(
+        "payback",
+        "what fills the slots: payback (what --policy finds worth it, always), or once and for good: uniform (the "
+        "first experts of each layer), frequency (the most routed of --init-expert-location), front-loading (the "
+        "first layers), random (seed 42)",
+    )
+    init_expert_location: str | None = setting(
+        None,
+        "file of expert statistics (our .npz, or the .pt of SGLang's recorder): what frequency goes by, and what "
+        "payback starts from",
+    )
+    enable_dynamic_expert_update: bool = setting(
+        False,
+        "let long prompts place experts anew by their own routing, layer by layer while they are computed; for the "
+        "strategies that are static otherwise",
+    )
+    gpu_prefill_token_threshold: int = setting(
+        256, "prompt tokens of a step from which --enable-dynamic-expert-update acts"
     )
     gpu_memory_utilization: float = setting(
         0.9,
@@ -60,7 +84,9 @@ class PlacementConfig:
                "num_gpu_experts", self.num_gpu_experts, "0 or more")  # fmt: skip
         check(0.05 <= self.gpu_memory_utilization <= 1.0,
                "gpu_memory_utilization", self.gpu_memory_utilization, "a number from 0.05 to 1.0")  # fmt: skip
-        if self.gpu_experts_ratio is not None and self.num_gpu_experts is not None:
-            raise ConfigError("--gpu-experts-ratio and --num-gpu-experts were both given; give one of them")
+        check(self.expert_placement_strategy in _STRATEGIES, "expert_placement_strategy",
+               self.expert_placement_strategy, f"one of {', '.join(_STRATEGIES)}")  # fmt: skip
+        check(self.gpu_prefill_token_threshold >= 2, "gpu_prefill_token_threshold",
+               self.gpu_prefill_token_threshold, "2 or more")  # fmt: skip
         check(self.optimize_config != "", "optimize_config", self.optimize_config, "a rule file, or shipped")
         check(self.prefetch in ("auto", "on", "off"), "prefetch", self.prefetch, "auto, on or off")

@@ -65,7 +65,7 @@ def load_on_device(
         # Looking ahead costs launches in every layer, and no GPU has shown yet what it gains: only where asked for.
         look_ahead = config.prefetch == "on"
         slots = replace(
-            slot_plan(config, budget.num_slots, budget.num_staging, expert_devices), prefetch=look_ahead
+            slot_plan(config, files, budget.num_slots, budget.num_staging, expert_devices), prefetch=look_ahead
         )
         moe = load_experts(files, pool, choice, config, slots, progress)
         runner = DeviceRunner(

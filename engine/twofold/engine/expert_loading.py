@@ -11,6 +11,7 @@ from twofold.blocks import ops
 from twofold.blocks.panels import MappedPanels
 from twofold.experts.accelerator import AcceleratorChoice
 from twofold.experts.moe import DenseCost, MoeRuntime, MoeShape, SlotPlan
+from twofold.experts.placement import initial_placement
 from twofold.experts.policies import prefetches
 from twofold.experts.profiles import load_machine_profile
 from twofold.models import LoadProgress, ModelFiles, ProgressFn
@@ -20,10 +21,26 @@ _log = logging.getLogger(__name__)
 
 
 def slot_plan(
-    config: EngineConfig, slots: int, num_staging: int = -1, devices: tuple[str, ...] = ()
+    config: EngineConfig,
+    files: ModelFiles,
+    slots: int,
+    num_staging: int = -1,
+    devices: tuple[str, ...] = (),
 ) -> SlotPlan:
-    """So many expert slots over all layers under the configuration's policy; devices: as `SlotPlan` has them."""
-    return SlotPlan(slots, config.policy, prefetches(config), num_staging, devices=devices)
+    """So many expert slots over all layers, filled as the configuration says; devices: as `SlotPlan` has them.
+
+    Raises:
+        ConfigError: statistics that cannot be used.
+    """
+    return SlotPlan(
+        slots,
+        config.policy,
+        prefetches(config),
+        num_staging,
+        initial_placement(config, files.config.moe_layers, files.config.num_experts),
+        config.gpu_prefill_token_threshold if config.enable_dynamic_expert_update else 0,
+        devices=devices,
+    )
 
 
 def moe_shape(files: ModelFiles) -> MoeShape:

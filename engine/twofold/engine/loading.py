@@ -30,6 +30,7 @@ from twofold.engine.runner import LoadedRunner, ModelRunner
 from twofold.experts.accelerator import AcceleratorChoice, num_slots
 from twofold.experts.moe import MoeRuntime
 from twofold.experts.pins import check_pins
+from twofold.experts.placement import check_placement
 from twofold.experts.policies import check_policy
 from twofold.experts.warm_start import open_cache_state
 from twofold.models import ModelFiles, ProgressFn, open_model_files
@@ -63,6 +64,7 @@ def load_parts(config: EngineConfig, progress: ProgressFn | None = None) -> Engi
         CapacityError, KernelError: the device has no room, or failed.
     """
     check_policy(config)
+    check_placement(config)
     choice, device = choose_accelerator(config.accelerator)
     path = Path(config.model) if config.model else bundled_model_path()
     files = open_model_files(path)  # the cheap refusals come before gigabytes are read
@@ -132,7 +134,7 @@ def _load_on_cpu(
 ) -> LoadedRunner:
     """Dense weights on the CPU; experts there too, or on an accelerator that is emulated."""
     slots = num_slots(config, len(files.config.moe_layers), files.config.num_experts)
-    plan = slot_plan(config, slots, devices=rules.devices)
+    plan = slot_plan(config, files, slots, devices=rules.devices)
     check_pins(rules.devices, slots, len(files.config.moe_layers), files.config.num_experts)
     model = LoadedModel(files, pool, progress, rules.threads)
     moe = load_experts(files, pool, choice, config, plan, progress)
@@ -179,7 +181,7 @@ def run_info(
         accelerator=choice.label,
         accelerator_reason=choice.reason,
         clock=choice.clock,
-        policy=config.policy if moe.num_slots else "",
+        policy=moe.policy if moe.num_slots else "",
         num_layers=len(model.moe_layers),
         num_experts=model.num_experts,
         top_k=model.top_k,
