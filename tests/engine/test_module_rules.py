@@ -135,6 +135,10 @@ def test_pins_survive_other_sizes_sleep_and_a_warm_start(
         assert split.num_slots == moe.num_slots == slots
         assert held()[1:3] == [EXPERTS, 0]
         assert answer(engine) == plain
+    wanted = np.zeros((LAYERS, EXPERTS), bool)
+    wanted[[0, 2], :3] = True
+    moe.place_experts(wanted)
+    assert held() == [3, EXPERTS, 0, 0]
     engine.control.sleep()
     engine.control.wake()
     assert held()[1:3] == [EXPERTS, 0]
@@ -147,6 +151,7 @@ def test_pins_survive_other_sizes_sleep_and_a_warm_start(
     [
         (PINS, {"gpu_experts_ratio": 0.2},
          "pins 8 experts .1 layers of 8. to the GPU; there are 6 slots: give --gpu-experts-ratio of at least 0.25"),
+        (PINS, {"expert_placement_strategy": "random"}, "places all experts and --optimize-config pins some"),
         (PINS, {"accelerator": "none"}, r"r.yaml:2: device gpu .* no accelerator"),
         ("- {match: all, device: cpu}", {}, r"r.yaml:1: device cpu was given for model.embed_tokens, which"),
         ("- {match: all, threads: 9}", {}, "threads 9 was given, the engine has 1; raise --cpu-threads"),

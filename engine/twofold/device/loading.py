@@ -65,7 +65,8 @@ def load_on_device(
         # Looking ahead costs launches in every layer, and no GPU has shown yet what it gains: only where asked for.
         look_ahead = config.prefetch == "on"
         slots = replace(
-            slot_plan(config, files, budget.num_slots, budget.num_staging, expert_devices), prefetch=look_ahead
+            slot_plan(config, files, budget.num_slots, budget.num_staging, expert_devices),
+            prefetch=look_ahead,
         )
         moe = load_experts(files, pool, choice, config, slots, progress)
         runner = DeviceRunner(
@@ -82,8 +83,8 @@ def load_on_device(
         found = split(asked)
         pages = found.num_kv_tokens // config.page_size
         # Rotations and graphs were made for the context of the start.
-        check_pins(moe.devices, found.num_slots, needs.num_layers, needs.num_experts)
-        usable = usable_slots(moe.devices, needs.num_layers, needs.num_experts)
+        check_pins(moe.plan.devices, found.num_slots, needs.num_layers, needs.num_experts)
+        usable = usable_slots(moe.plan.devices, needs.num_layers, needs.num_experts)
         return MemorySplit(
             min(found.num_slots, usable), found.num_staging, pages, min(max_context, pages * config.page_size)
         )

@@ -109,7 +109,7 @@ class DeviceRunner:
         self._layers = TableLayers(
             device, moe.accelerator, moe.store, moe.shape, max_tokens=BATCH_SIZES[-1], handshake=self._handshake,
             watchdog_s=self._watchdog_s, look_ahead=self._looks_ahead,
-            cpu_layers=cpu_layers(moe.devices),
+            cpu_layers=cpu_layers(moe.plan.devices),
         )  # fmt: skip
         self._placed = PlacedLayers(device, moe.accelerator, moe.executor, moe.shape)
         self._table = device.native.table_step(self._layers.mailbox, moe.executor, moe.accelerator, moe.pool)

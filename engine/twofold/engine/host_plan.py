@@ -26,8 +26,8 @@ def host_planner(files: ModelFiles, moe: MoeRuntime, kv_cache: ops.StateCache, p
         slots = 0
         if moe.choice.kind != "none":
             slots = num_slots(asked, num_layers, model.num_experts)
-            check_pins(moe.devices, slots, num_layers, model.num_experts)
-            slots = min(slots, usable_slots(moe.devices, num_layers, model.num_experts))
+            check_pins(moe.plan.devices, slots, num_layers, model.num_experts)
+            slots = min(slots, usable_slots(moe.plan.devices, num_layers, model.num_experts))
         pages = asked.max_total_tokens // asked.page_size
         if pages < 1:
             raise ConfigError(

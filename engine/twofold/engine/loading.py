@@ -135,7 +135,9 @@ def _load_on_cpu(
     """Dense weights on the CPU; experts there too, or on an accelerator that is emulated."""
     slots = num_slots(config, len(files.config.moe_layers), files.config.num_experts)
     plan = slot_plan(config, files, slots, devices=rules.devices)
-    check_pins(rules.devices, slots, len(files.config.moe_layers), files.config.num_experts)
+    check_pins(
+        rules.devices, slots, len(files.config.moe_layers), files.config.num_experts, plan.placement.is_static
+    )
     model = LoadedModel(files, pool, progress, rules.threads)
     moe = load_experts(files, pool, choice, config, plan, progress)
     mapped_bytes = 0 if files.mapped is None or pool.num_nodes > 1 else files.mapped.contents.panels_end

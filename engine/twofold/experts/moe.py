@@ -92,12 +92,10 @@ class SlotPlan:
     """Of each layer's experts: auto, cpu (never in a slot), gpu (always in one); none given: all are auto."""
 
     def scheduler_config(self, shape: MoeShape) -> _core.SchedulerConfig:
-        """Raises ConfigError: experts that are always to be in slots have too few, or a strategy is to place them, too."""
-        check_pins(self.devices, self.num_slots, shape.num_layers, shape.num_experts)
-        if self.devices and self.placement.is_static:
-            raise ConfigError(
-                "--expert-placement-strategy places all experts and --optimize-config pins some; leave one of them out"
-            )
+        """Raises ConfigError as `check_pins`."""
+        check_pins(
+            self.devices, self.num_slots, shape.num_layers, shape.num_experts, self.placement.is_static
+        )
         rules: dict[str, Any] = {"policy": self.policy}
         if self.placement.is_static:  # one pool: layers may have uneven shares of it
             rules = {"policy": "static", "shared_pool": True, "fixed_placement": True}
@@ -301,11 +299,6 @@ class MoeRuntime:
                 path.write_bytes(self._learned)
                 self._executor.restore_cache(str(path))
         self._learned, self._is_released = b"", False
-
-    @property
-    def devices(self) -> tuple[str, ...]:
-        """As `SlotPlan.devices`."""
-        return self._slots.devices
 
     @property
     def num_staging(self) -> int:

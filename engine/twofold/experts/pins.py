@@ -13,8 +13,15 @@ def usable_slots(devices: Sequence[str], num_layers: int, num_experts: int) -> i
     return (num_layers - devices.count("cpu")) * num_experts
 
 
-def check_pins(devices: Sequence[str], num_slots: int, num_layers: int, num_experts: int) -> None:
-    """Raises ConfigError where the experts that are always to be in slots have too few."""
+def check_pins(
+    devices: Sequence[str], num_slots: int, num_layers: int, num_experts: int, is_placed: bool = False
+) -> None:
+    """Raises ConfigError where the experts that are always to be in slots have too few, or, is_placed, a strategy is to
+    place all experts, too."""
+    if devices and is_placed:
+        raise ConfigError(
+            "--expert-placement-strategy places all experts and --optimize-config pins some; leave one of them out"
+        )
     layers = devices.count("gpu")
     pinned = layers * num_experts
     if pinned <= num_slots:
