@@ -302,7 +302,8 @@ std::unique_ptr<SharedExperts> make_shared_experts(ThreadPool& pool, const Packe
 
 class __attribute__((visibility("hidden"))) BoundDecoder {
  public:
-  explicit BoundDecoder(const py::sequence& blocks) : blocks_(blocks), decoder_(make(blocks_)) {}
+  BoundDecoder(const py::sequence& blocks, ThreadPool* pool, std::vector<int> threads)
+      : blocks_(blocks), decoder_(make(blocks_, pool, std::move(threads))) {}
 
   void forward(const py::array& hidden, AttentionBatch& batch, StateCache& cache, MoeExecutor* experts) {
     float* rows = expect_writable_f32(view_of(hidden), "Decoder.forward: hidden",
@@ -312,9 +313,9 @@ class __attribute__((visibility("hidden"))) BoundDecoder {
   }
 
  private:
-  static Decoder make(const py::tuple& blocks) {
+  static Decoder make(const py::tuple& blocks, ThreadPool* pool, std::vector<int> threads) {
     try {
-      return Decoder(blocks.cast<std::vector<Block*>>());
+      return Decoder(blocks.cast<std::vector<Block*>>(), pool, std::move(threads));
     } catch (const std::invalid_argument& wrong) {
       throw KernelFailure(wrong.what());
     }
@@ -431,7 +432,8 @@ void bind_blocks(py::module_& m) {
       .def(py::init(&make_post_norm), py::keep_alive<1, 2>(), py::keep_alive<1, 3>(), py::arg("pool"),
            py::arg("norm_weight"), py::arg("eps"), py::arg("over"), py::arg("scale") = 1.0f);
   py::class_<BoundDecoder>(m, "Decoder", "The blocks of a model in one call.")
-      .def(py::init<const py::sequence&>(), py::arg("blocks"))
+      .def(py::init<const py::sequence&, ThreadPool*, std::vector<int>>(), py::keep_alive<1, 3>(),
+           py::arg("blocks"), py::arg("pool") = py::none(), py::arg("threads") = std::vector<int>())
       .def("forward", &BoundDecoder::forward, py::arg("hidden"), py::arg("batch"), py::arg("cache"),
            py::arg("experts").none(true));
 }

@@ -3,6 +3,7 @@
 #include <pybind11/stl.h>
 
 #include "array_view.h"
+#include "layer_pins.h"
 #include "module.h"
 #include "twofold/layer_scheduler.h"
 #include "twofold/timeline.h"
@@ -21,7 +22,7 @@ void bind_config(py::module_& m) {
                        bool prefetch, int num_staging, double upload_price, int stream_ahead_from,
                        const std::string& fetch_rule, bool background_uploads, bool always_cache_fetched,
                        std::optional<bool> shared_pool, std::vector<double> prior_usage, bool fixed_placement,
-                       int replace_from) {
+                       int replace_from, const std::vector<std::string>& pins) {
              return LayerSchedulerConfig{.num_layers = num_layers,
                                          .num_experts = num_experts,
                                          .top_k = top_k,
@@ -37,7 +38,8 @@ void bind_config(py::module_& m) {
                                          .prefetch = prefetch,
                                          .fixed_placement = fixed_placement,
                                          .replace_from = replace_from,
-                                         .prior_usage = std::move(prior_usage)};
+                                         .prior_usage = std::move(prior_usage),
+                                         .pins = pins_of(pins)};
            }),
            py::arg("num_layers"), py::arg("num_experts"), py::arg("top_k"), py::arg("num_slots"),
            py::arg("policy") = defaults.policy, py::arg("prefetch") = defaults.prefetch,
@@ -47,7 +49,7 @@ void bind_config(py::module_& m) {
            py::arg("always_cache_fetched") = defaults.always_cache_fetched,
            py::arg("shared_pool") = defaults.shared_pool, py::arg("prior_usage") = defaults.prior_usage,
            py::arg("fixed_placement") = defaults.fixed_placement,
-           py::arg("replace_from") = defaults.replace_from);
+           py::arg("replace_from") = defaults.replace_from, py::arg("pins") = std::vector<std::string>());
 }
 
 }  // namespace

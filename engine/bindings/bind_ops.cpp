@@ -202,7 +202,17 @@ void bind_ops(py::module_& m) {
                                  threads.append(py::make_tuple(thread.node, thread.bound));
                                return threads;
                              })
-      .def("bind_caller", &ThreadPool::bind_caller);
+      .def("bind_caller", &ThreadPool::bind_caller)
+      .def(
+          "limit",
+          [](ThreadPool& pool, int count) {
+            try {
+              pool.limit(count);
+            } catch (const std::invalid_argument& wrong) {
+              throw ConfigFailure(wrong.what());
+            }
+          },
+          py::arg("count"), "Operations run on so many threads from now on; 0: on all.");
 
   py::class_<StateCache>(m, "StateCache", "Native memory of what sequences keep, in pages.")
       .def(py::init(&make_cache), py::arg("layers"), py::arg("num_pages"), py::arg("page_size"),

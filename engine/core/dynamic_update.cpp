@@ -24,7 +24,7 @@ DynamicUpdateCounts DynamicUpdate::counts() const {
 
 void DynamicUpdate::choose(int layer, ExpertCache& cache) {
   chosen_.clear();
-  if (!applies_) return;
+  if (!applies_ || cache.config().pin(layer) != LayerPin::kFree) return;
   const auto active = cache.active(layer);
   const auto loads = cache.loads(layer);
   std::fill(load_.begin(), load_.end(), 0);

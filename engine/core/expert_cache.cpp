@@ -21,6 +21,10 @@ void CacheConfig::validate() const {
   if (num_experts < 1 || num_experts > 65535)
     reject("num_experts", std::to_string(num_experts), "1 ... 65535");
   if (top_k < 1 || top_k > num_experts) reject("top_k", std::to_string(top_k), "1 ... num_experts");
+  if (!pins.empty() && pins.size() != static_cast<size_t>(num_layers)) {
+    reject("pins", std::to_string(pins.size()) + " entries",
+           "none or " + std::to_string(num_layers) + " (one per layer)");
+  }
   if (slots_per_layer.size() != static_cast<size_t>(num_layers)) {
     reject("slots_per_layer", std::to_string(slots_per_layer.size()) + " entries",
            std::to_string(num_layers) + " (one per layer)");
@@ -40,15 +44,32 @@ void CacheConfig::validate() const {
   }
 }
 
-std::vector<int> spread_slots(int num_slots, int num_layers, int num_experts) {
+std::vector<int> spread_slots(int num_slots, int num_layers, int num_experts,
+                              std::span<const LayerPin> pins) {
   if (num_slots < 0 || num_layers < 1 || num_experts < 1) {
     reject("num_slots, num_layers, num_experts",
            std::to_string(num_slots) + ", " + std::to_string(num_layers) + ", " + std::to_string(num_experts),
            ">= 0, >= 1, >= 1");
   }
-  const int slots = std::min(num_slots, num_layers * num_experts);
-  std::vector<int> of_layer(static_cast<size_t>(num_layers), slots / num_layers);
-  std::fill_n(of_layer.begin(), slots % num_layers, slots / num_layers + 1);
+  std::vector<LayerPin> of(pins.begin(), pins.end());
+  of.resize(static_cast<size_t>(num_layers), LayerPin::kFree);
+  const int num_free = static_cast<int>(std::count(of.begin(), of.end(), LayerPin::kFree));
+  const int pinned = num_experts * static_cast<int>(std::count(of.begin(), of.end(), LayerPin::kResident));
+  if (num_slots < pinned) {
+    reject("num_slots", std::to_string(num_slots),
+           "at least " + std::to_string(pinned) + ", all experts of the layers that are pinned,");
+  }
+  const int slots = std::min(num_slots - pinned, num_free * num_experts);
+  std::vector<int> of_layer;
+  int nth = 0;  // among the free ones
+  for (const LayerPin pin : of) {
+    if (pin != LayerPin::kFree) {
+      of_layer.push_back(pin == LayerPin::kResident ? num_experts : 0);
+      continue;
+    }
+    of_layer.push_back(slots / num_free + (nth < slots % num_free));
+    ++nth;
+  }
   return of_layer;
 }
 
@@ -66,7 +87,16 @@ ExpertCache::ExpertCache(CacheConfig config)
   num_slots_ = offsets_.back();
   occupant_.assign(static_cast<size_t>(num_slots_), -1);
   pooled_ = config_.pooled();
-  floor_ = num_slots_ >= config_.num_layers * config_.top_k ? config_.top_k : 0;
+  int num_free_layers = 0, free_slots = num_slots_;
+  for (int layer = 0; layer < config_.num_layers; ++layer) {
+    num_free_layers += config_.pin(layer) == LayerPin::kFree;
+    if (config_.pin(layer) == LayerPin::kResident) free_slots -= config_.num_experts;
+  }
+  if (free_slots < 0) {
+    reject("slots_per_layer", std::to_string(num_slots_) + " in all",
+           "at least the " + std::to_string(num_slots_ - free_slots) + " of the layers that are pinned,");
+  }
+  floor_ = free_slots >= num_free_layers * config_.top_k ? config_.top_k : 0;
   free_.resize(pooled_ ? 1 : layers);
   for (int layer = config_.num_layers; layer-- > 0;) {
     for (int slot = offsets_[static_cast<size_t>(layer) + 1];
@@ -85,6 +115,15 @@ ExpertCache::ExpertCache(CacheConfig config)
   values_fresh_.assign(layers, 0);
   usage_.assign(cells, 0);
   scratch_.assign(static_cast<size_t>(config_.num_experts), 0);
+  for (int layer = 0; layer < config_.num_layers; ++layer) {
+    if (config_.pin(layer) != LayerPin::kResident) continue;
+    for (int expert = 0; expert < config_.num_experts; ++expert) {
+      if (!preload(layer, expert)) {
+        reject("slots_per_layer", std::to_string(config_.slots_per_layer[static_cast<size_t>(layer)]),
+               "num_experts for layer " + std::to_string(layer) + ", which is pinned,");
+      }
+    }
+  }
 }
 
 void ExpertCache::check(int layer, int expert, const char* who) const {
@@ -190,6 +229,7 @@ const ExpertCache::Victim& ExpertCache::layer_victim(int layer) {
   if (victim.fresh) return victim;
   const std::vector<double>& values = layer_values(layer);
   victim = {-1, std::numeric_limits<double>::infinity(), true};
+  if (config_.pin(layer) != LayerPin::kFree) return victim;
   const size_t first = index(layer, 0);
   for (size_t expert = 0; expert < values.size(); ++expert) {
     const size_t cell = first + expert;
@@ -252,6 +292,7 @@ void ExpertCache::boundary(int num_new, int num_running) {
 std::optional<Admission> ExpertCache::decide(int layer, int expert, bool forced, bool bid) {
   check(layer, expert, "admission");
   if (slot_of(layer, expert) >= 0) return refuse(AdmitRefusal::kPresent);
+  if (config_.pin(layer) == LayerPin::kNever) return refuse(AdmitRefusal::kNoVictim);
   Admission admission;
   admission.value = layer_values(layer)[static_cast<size_t>(expert)];
   admission.slot = find_free(layer);
@@ -336,7 +377,7 @@ void ExpertCache::cancel(int slot) {
 
 bool ExpertCache::preload(int layer, int expert) {
   check(layer, expert, "preload");
-  if (slot_of(layer, expert) >= 0) return false;
+  if (slot_of(layer, expert) >= 0 || config_.pin(layer) == LayerPin::kNever) return false;
   const int slot = find_free(layer);
   if (slot < 0) return false;
   free_[pool_of(layer)].pop_back();

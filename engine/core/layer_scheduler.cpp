@@ -193,6 +193,7 @@ void LayerScheduler::plan(int layer, std::span<const int> active, std::span<cons
                           int num_tokens) {
   fetch_.clear();
   one_transfer_ = false;
+  const bool never = cache_->config().pin(layer) == LayerPin::kNever;  // not through a staging slot either
   std::vector<ExpertLoad> plannable;
   std::vector<int> misses;  // indices into decision_.experts that may be fetched
   int hits = 0;
@@ -202,9 +203,9 @@ void LayerScheduler::plan(int layer, std::span<const int> active, std::span<cons
     decision_.experts.push_back({active[i], loads[i], resident ? Placement::kHit : Placement::kCpu,
                                  resident ? cache_->slot_of(layer, active[i]) : -1});
     hits += resident;
-    if (state == ExpertState::kAbsent) misses.push_back(int(i));
+    if (state == ExpertState::kAbsent && !never) misses.push_back(int(i));
     // An expert in flight is not usable and not fetched twice: it runs on the CPU, outside the plan.
-    if (state != ExpertState::kInFlight) plannable.push_back({active[i], loads[i], resident});
+    if (state != ExpertState::kInFlight && !never) plannable.push_back({active[i], loads[i], resident});
   }
   // An accelerator without slots still streams; one without room at all leaves everything to the CPU.
   const int room = num_staging_;

@@ -22,7 +22,8 @@ std::unique_ptr<ExpertCache> make_cache(const CostModel& cost, const LayerSchedu
   cache.num_layers = config.num_layers;
   cache.num_experts = config.num_experts;
   cache.top_k = config.top_k;
-  cache.slots_per_layer = spread_slots(config.num_slots, config.num_layers, config.num_experts);
+  cache.slots_per_layer = spread_slots(config.num_slots, config.num_layers, config.num_experts, config.pins);
+  cache.pins = config.pins;
   cache.policy = config.policy;
   cache.upload_price = config.upload_price < 0 ? default_upload_price(cost) : config.upload_price;
   cache.shared_pool = config.shared_pool;

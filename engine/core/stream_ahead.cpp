@@ -71,6 +71,7 @@ std::vector<int> StreamAhead::choose(int layer, int num_tokens, const LayerWork&
                                      int num_free) {
   const int next = layer + 1;
   if (next >= num_layers_ || num_tokens < fewest_tokens_ || num_free < 1) return {};
+  if (cache.config().pin(next) == LayerPin::kNever) return {};
   // Until the next layer begins, less what the link has to do before.
   const Gap& gap = gaps_[static_cast<size_t>(next)];
   const double gap_us = gap.us * std::min(1.0, static_cast<double>(num_tokens) / gap.num_tokens);

@@ -208,6 +208,33 @@ def test_the_device_reads_misses_of_several_tokens_and_says_so(
     assert runner.why_placed is None
 
 
+@pytest.mark.parametrize(("size", "table_steps"), [(1, True), (3, True), (3, False)])
+def test_layers_that_are_pinned_stay_where_they_are(
+    fake: ModuleType, path: Path, reference: References, fast_link: str, size: int, table_steps: bool
+) -> None:
+    """The first layer's experts are all resident; the last's run on the CPU, over whatever link, never read by the
+    device."""
+    per_layer = EXPERTS // 3
+    runner = make_runner(
+        fake, path, slots=per_layer + 4, machine=fast_link, expert_devices=("gpu", "auto", "cpu"),
+        table_steps=table_steps,
+    )  # fmt: skip
+    sums = LayerSums(fake, runner, path)
+    runner.moe.enable_events(True)
+    assert reference.close(scripted(runner, size, TOKENS, TINY.vocab_size), size)
+    assert sums.worst <= 1
+    events = runner.moe.drain_events()
+    rows = events["token_layer"]
+    pinned, never = rows[rows["layer"] == 0], rows[rows["layer"] == 2]
+    assert pinned["num_hits"].sum() == pinned["num_routed"].sum() > 0
+    assert never["num_cpu"].sum() == never["num_routed"].sum() > 0
+    assert set(events["upload"]["layer"].tolist()) <= {1}
+    states = runner.moe.placement()
+    assert states is not None
+    assert (states[0][0] == 2).all()
+    assert (states[0][2] == 0).all()
+
+
 @pytest.mark.parametrize("size", [1, 3])
 def test_what_the_next_router_names_is_uploaded_in_the_same_step_and_changes_no_answer(
     fake: ModuleType, path: Path, reference: References, fast_link: str, size: int

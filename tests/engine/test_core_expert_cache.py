@@ -34,16 +34,21 @@ def scripts(draw):
         tokens = draw(st.integers(1, 3))
         rows = [draw(st.permutations(range(experts)))[:top_k] for _ in range(tokens)]
         steps.append((draw(st.integers(0, layers - 1)), rows, draw(st.booleans()), draw(st.booleans())))
-    return layers, experts, top_k, slots, steps
+    pins = draw(
+        st.just([]) | st.lists(st.sampled_from(["auto", "cpu", "gpu"]), min_size=layers, max_size=layers)
+    )
+    for layer, pin in enumerate(pins):
+        slots[layer] = {"auto": slots[layer], "cpu": 0, "gpu": experts}[pin]
+    return layers, experts, top_k, slots, steps, pins
 
 
 @pytest.mark.parametrize("policy", ONLINE)
 @settings(max_examples=30, deadline=None)
 @given(script=scripts(), pool=st.booleans())
 def test_invariants(policy, script, pool):
-    layers, experts, top_k, slots, steps = script
+    layers, experts, top_k, slots, steps, pins = script
     cache = testing.ExpertCache(
-        testing.CacheConfig(layers, experts, top_k, slots, policy, 0.2, shared_pool=pool)
+        testing.CacheConfig(layers, experts, top_k, slots, policy, 0.2, shared_pool=pool, pins=pins)
     )
     in_flight: list[int] = []
     for layer, rows, forced, publish in steps:
@@ -81,6 +86,9 @@ def test_invariants(policy, script, pool):
                 slot = cache.slot_of(la, e)
                 assert (slot < 0) == (cache.state(la, e) == State.ABSENT)
                 assert slot < 0 or cache.occupant(slot) == la * experts + e
+        for la, pin in enumerate(pins):
+            states = {cache.state(la, e) for e in range(experts)}
+            assert pin == "auto" or states == {State.ABSENT if pin == "cpu" else State.RESIDENT}
 
 
 def test_lru_against_an_oracle():
@@ -230,6 +238,12 @@ def test_spread_slots():
     assert testing.spread_slots(7, 3, 8) == [3, 2, 2]
     assert testing.spread_slots(99, 3, 8) == [8, 8, 8]
     assert testing.spread_slots(2, 3, 8) == [1, 1, 0]
+    pins = ["auto", "gpu", "cpu", "auto"]
+    assert testing.spread_slots(7, 4, 4, pins) == [2, 4, 0, 1]
+    assert testing.spread_slots(99, 4, 4, pins) == [4, 4, 0, 4]
+    assert testing.spread_slots(3, 2, 4, ["cpu", "cpu"]) == [0, 0]
+    with pytest.raises(ValueError, match="num_slots = 3 given, at least 4, all experts of the layers"):
+        testing.spread_slots(3, 4, 4, pins)
 
 
 @pytest.mark.parametrize("policy", ["payback", "lru"])
@@ -285,6 +299,13 @@ def test_warm_start_refuses_foreign_and_damaged_files(tmp_path):
         ({"slots": 9}, "slots_per_layer = 9"),
         ({"price": -1.0}, "upload_price = -1"),
         ({"prior_usage": [1.0]}, "prior_usage = 1 entries"),
+        ({"pins": ["gpu"]}, "pins = 1 entries"),
+        ({"pins": ["gpu", "cuda"]}, "a layer's pin is cuda"),
+        (
+            {"pins": ["gpu", "auto"], "slots": 6},
+            "slots_per_layer = 6 given, num_experts for layer 0, which is pinned",
+        ),
+        ({"pins": ["gpu", "gpu"], "shared_pool": True}, "slots_per_layer = 6 in all given, at least the 16"),
     ],
 )
 def test_bad_configuration_is_named(kwargs, message):

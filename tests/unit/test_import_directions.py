@@ -28,7 +28,7 @@ OF_ENGINE = (
     "sampler",
     "sequences",
 )  # what a device's runner is made of
-ENGINE = {"experts", "device", "tokenizer", "engine", "telemetry"} | MODELS | NATIVE
+ENGINE = {"experts", "device", "tokenizer", "engine", "telemetry", "rules"} | MODELS | NATIVE
 ALLOWED: dict[str, set[str]] = {
     "__init__": set(),
     "api": {"weights.weight_format"},
@@ -42,12 +42,25 @@ ALLOWED: dict[str, set[str]] = {
     "blocks": {"weights", "_cuda"} | NATIVE,
     "models": {"weights", "blocks", "chat.marks"},
     "models.bundled": set(),
-    "models.quantise": {"tokenizer", "experts", "engine.expert_loading"} | MODELS | NATIVE,
+    "models.quantise": {
+        "tokenizer",
+        "experts",
+        "engine.expert_loading",
+        "rules.rule_parts",
+        "rules.yaml_file",
+    }
+    | MODELS
+    | NATIVE,
+    "rules": MODELS | NATIVE,
+    "rules.rule_parts": {"rules.yaml_file", "weights.weight_format"},
+    "rules.yaml_file": set(),
     "experts": {"weights", "_cuda"} | NATIVE,
     "tokenizer": {"weights.json_file", "weights.gguf_file"},
     "telemetry": set(),
     "device": {"experts", "_cuda"} | {f"engine.{name}" for name in OF_ENGINE} | MODELS | NATIVE,
-    "engine": {"experts", "device", "tokenizer", "telemetry.sink", "telemetry.routing"} | MODELS | NATIVE,
+    "engine": {"experts", "device", "tokenizer", "telemetry.sink", "telemetry.routing", "rules"}
+    | MODELS
+    | NATIVE,
     "engine.scheduler": {"engine"},
     "engine.kv_cache": {"engine.sequences"},
     "engine.page_tree": set(),

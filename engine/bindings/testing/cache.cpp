@@ -3,6 +3,7 @@
 #include <pybind11/stl.h>
 
 #include "array_view.h"
+#include "layer_pins.h"
 #include "testing/testing.h"
 #include "twofold/event_ring.h"
 #include "twofold/expert_cache.h"
@@ -48,8 +49,9 @@ void bind_timeline(py::module_& m) {
 
 CacheConfig cache_config(int num_layers, int num_experts, int top_k, std::vector<int> slots_per_layer,
                          std::string policy, double upload_price, std::optional<bool> shared_pool,
-                         std::vector<double> prior_usage) {
+                         std::vector<double> prior_usage, const std::vector<std::string>& pins) {
   CacheConfig config;
+  config.pins = pins_of(pins);
   config.num_layers = num_layers;
   config.num_experts = num_experts;
   config.top_k = top_k;
@@ -62,7 +64,13 @@ CacheConfig cache_config(int num_layers, int num_experts, int top_k, std::vector
 }
 
 void bind_cache(py::module_& m) {
-  m.def("spread_slots", &spread_slots, py::arg("num_slots"), py::arg("num_layers"), py::arg("num_experts"));
+  m.def(
+      "spread_slots",
+      [](int slots, int layers, int experts, const std::vector<std::string>& pins) {
+        return spread_slots(slots, layers, experts, pins_of(pins));
+      },
+      py::arg("num_slots"), py::arg("num_layers"), py::arg("num_experts"),
+      py::arg("pins") = std::vector<std::string>());
 
   py::enum_<ExpertState>(m, "ExpertState")
       .value("ABSENT", ExpertState::kAbsent)
@@ -77,7 +85,8 @@ void bind_cache(py::module_& m) {
   py::class_<CacheConfig>(m, "CacheConfig", "Shape, slots, policy and price of an expert cache.")
       .def(py::init(&cache_config), py::arg("num_layers"), py::arg("num_experts"), py::arg("top_k"),
            py::arg("slots_per_layer"), py::arg("policy") = "payback", py::arg("upload_price") = 0.67,
-           py::arg("shared_pool") = py::none(), py::arg("prior_usage") = std::vector<double>{})
+           py::arg("shared_pool") = py::none(), py::arg("prior_usage") = std::vector<double>{},
+           py::arg("pins") = std::vector<std::string>{})
       .def_readonly("num_layers", &CacheConfig::num_layers)
       .def_readonly("num_experts", &CacheConfig::num_experts)
       .def_readonly("top_k", &CacheConfig::top_k)

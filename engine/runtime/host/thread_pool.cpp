@@ -70,6 +70,7 @@ constexpr auto no_body = [](int, int64_t, int) {};
 
 ThreadPool::ThreadPool(PoolPlan plan) : plan_(std::move(plan)), body_(no_body) {
   const int count = num_threads();
+  limit_.store(count);
   stretches_ = std::make_unique<Stretch[]>(static_cast<size_t>(kMaxPhases * count));
   for (int thread = 0; thread < count; ++thread) {
     std::vector<int> visits(static_cast<size_t>(count));
@@ -115,6 +116,7 @@ void ThreadPool::work(int thread) {
 // A late worker may see the phases of the next loop, or only some of them: whatever chunk it takes belongs to
 // a loop that waits for it.
 void ThreadPool::run_chunks(int thread) {
+  if (thread >= num_active()) return;
   const Membership before = std::exchange(current, {this, thread});
   const std::vector<int>& visits = visits_[static_cast<size_t>(thread)];
   const int num_phases = num_phases_.load(std::memory_order_acquire);
@@ -151,9 +153,20 @@ uint32_t ThreadPool::run_stretch(Stretch& stretch, int phase, int thread) {
   }
 }
 
+void ThreadPool::limit(int count) {
+  if (count < 0 || count > num_threads() || (count > 0 && num_nodes() > 1)) {
+    throw std::invalid_argument("ThreadPool: a limit of " + std::to_string(count) +
+                                " threads was given; expected 0 to " + std::to_string(num_threads()) +
+                                ", and one memory node");
+  }
+  const std::lock_guard turn(loop_mutex_);
+  limit_.store(count == 0 ? num_threads() : count);
+}
+
 // Every node's chunks in equal parts to its threads, which are neighbours in the plan.
 void ThreadPool::hand_out(const LoopPhase& phase, Stretch* of_phase) const {
-  const int count = num_threads();
+  const int count = num_active();
+  for (int i = count; i < num_threads(); ++i) of_phase[i].word.store(0, std::memory_order_release);
   int64_t first = 0;
   int begin = 0;
   while (begin < count) {
@@ -200,7 +213,7 @@ void ThreadPool::parallel_phases(std::span<const LoopPhase> phases, PhasesBody b
   if (current.pool == this) return run_inline(current.thread);
   const std::lock_guard turn(loop_mutex_);
   failed_.store(false, std::memory_order_relaxed);
-  if (total <= 1 || workers_.empty()) {
+  if (total <= 1 || num_active() == 1) {
     const Membership before = std::exchange(current, {this, 0});
     try {
       run_inline(0);

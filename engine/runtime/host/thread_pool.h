@@ -68,6 +68,10 @@ class ThreadPool {
   void parallel_phases(std::span<const LoopPhase> phases, PhasesBody body,
                        Stealing stealing = Stealing::kAnywhere);
 
+  // Loops run on the first `count` threads from now on, 1 <= count <= num_threads(); 0: on all, as at the beginning.
+  // A thread that is still awake may help with a chunk. Not with several nodes, whose chunks are their threads'.
+  void limit(int count);
+
   // An exception has ended the loop that is running.
   bool failed() const { return failed_.load(std::memory_order_relaxed); }
 
@@ -91,6 +95,7 @@ class ThreadPool {
   void run_chunks(int thread);
   uint32_t run_stretch(Stretch& stretch, int phase, int thread);
   void hand_out(const LoopPhase& phase, Stretch* stretches) const;
+  int num_active() const { return limit_.load(std::memory_order_relaxed); }
   Stretch* stretches(int phase) const { return stretches_.get() + phase * num_threads(); }
 
   PoolPlan plan_;
@@ -106,6 +111,7 @@ class ThreadPool {
   alignas(64) std::atomic<uint32_t> epoch_{0};  // changes when there is something to wake for
   std::atomic<int> num_phases_{0};
   std::atomic<Stealing> stealing_{Stealing::kAnywhere};
+  std::atomic<int> limit_{1};  // threads that take part
   std::atomic<bool> stopping_{false};
   std::atomic<int> sleepers_{0};
   alignas(64) std::atomic<uint32_t> unfinished_{0};

@@ -5,13 +5,37 @@
 #include <string>
 #include <utility>
 
+#include "host/thread_pool.h"
 #include "moe/blocks.h"
 #include "ops/attention_batch.h"
 
 namespace twofold {
 
-Decoder::Decoder(std::vector<Block*> blocks) : blocks_(std::move(blocks)) {
+namespace {
+
+// So many threads, or all for 0, until it goes.
+class Limit {
+ public:
+  Limit(ThreadPool& pool, int count) : pool_(pool) { pool_.limit(count); }
+  ~Limit() { pool_.limit(0); }
+  Limit(const Limit&) = delete;
+  Limit& operator=(const Limit&) = delete;
+
+ private:
+  ThreadPool& pool_;
+};
+
+}  // namespace
+
+Decoder::Decoder(std::vector<Block*> blocks, ThreadPool* pool, std::vector<int> threads)
+    : blocks_(std::move(blocks)), pool_(pool), threads_(std::move(threads)) {
   if (blocks_.empty()) throw std::invalid_argument("Decoder: no blocks were given; expected at least one");
+  if (!threads_.empty() && (pool_ == nullptr || threads_.size() != blocks_.size())) {
+    throw std::invalid_argument("Decoder: threads of " + std::to_string(threads_.size()) +
+                                " blocks were given; expected a pool, and those of " +
+                                std::to_string(blocks_.size()));
+  }
+  for (const int count : threads_) Limit(*pool_, count);  // throws for one that cannot be
   for (const Block* block : blocks_) {
     if (block == nullptr) throw std::invalid_argument("Decoder: None was given for a block");
     if (block->hidden_size() != hidden_size()) {
@@ -58,7 +82,12 @@ void Decoder::forward(float* hidden, AttentionBatch& batch, StateCache& cache, M
     for (int n = 0; n < places_[i].opens; ++n) sums_[depth++].assign(num_values, 0.0f);
     const float* read = hidden;
     if (places_[i].closes) read = sums_[--depth].data();
-    blocks_[i]->forward(read, sum(), step);
+    if (threads_.empty() || threads_[i] == 0) {
+      blocks_[i]->forward(read, sum(), step);
+    } else {
+      const Limit limit(*pool_, threads_[i]);
+      blocks_[i]->forward(read, sum(), step);
+    }
   }
 }
 

@@ -7,11 +7,14 @@
 
 namespace twofold {
 
+class ThreadPool;
+
 class Decoder {
  public:
-  // Nothing is owned. Throws std::invalid_argument without blocks, for one of another width, and for a PostNorm over
-  // blocks that are not there or that another one takes in part.
-  explicit Decoder(std::vector<Block*> blocks);
+  // Nothing is owned. threads, one of each block: how many of the pool's it runs on; 0, and none given: all. Throws
+  // std::invalid_argument without blocks, for one of another width, for a PostNorm over blocks that are not there or
+  // that another one takes in part, and for threads that the pool cannot be limited to.
+  explicit Decoder(std::vector<Block*> blocks, ThreadPool* pool = nullptr, std::vector<int> threads = {});
 
   // hidden [tokens of the batch, hidden size] becomes what the last block leaves; what the blocks keep of the
   // tokens is in the cache afterwards. Experts run where the executor says; it
@@ -27,6 +30,8 @@ class Decoder {
   };
 
   std::vector<Block*> blocks_;
+  ThreadPool* pool_;
+  std::vector<int> threads_;   // empty: no block is limited
   std::vector<Place> places_;  // of each block
   std::vector<std::vector<float>> sums_;
   RoutedRows routed_;

@@ -24,6 +24,7 @@ MoeExecutor::MoeExecutor(ThreadPool& pool, const ExpertStore& store,
       compute_(pool, store.shape(), accelerator->rounding()),
       where_of_expert_(size_t(store.num_experts())) {
   accelerator->record_to(events_);
+  accelerator->fill_pinned();
   if (preload) accelerator->preload_all();
   accelerator_ = std::move(accelerator);
 }

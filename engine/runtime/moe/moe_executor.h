@@ -43,7 +43,7 @@ class MoeExecutor {
  public:
   // No accelerator: all experts on the CPU at full speed; with a cost model their time is predicted too.
   MoeExecutor(ThreadPool& pool, const ExpertStore& store, std::optional<CostModel> cost = std::nullopt);
-  // preload: upload all experts first (needs a slot for each).
+  // preload: upload all experts that may be in slots first (needs one for each).
   MoeExecutor(ThreadPool& pool, const ExpertStore& store, std::shared_ptr<SlottedAccelerator> accelerator,
               bool preload);
 

@@ -36,10 +36,21 @@ bool SlottedAccelerator::bring(int layer, int expert) {
 void SlottedAccelerator::preload_all() {
   for (int layer = 0; layer < store_.num_layers(); ++layer) {
     for (int expert = 0; expert < store_.num_experts(); ++expert) {
+      if (scheduler().cache().config().pin(layer) != LayerPin::kFree) continue;
       if (!bring(layer, expert)) {
         throw std::logic_error("preload_all needs a slot for every expert; there are " +
                                std::to_string(num_slots()));
       }
+    }
+  }
+}
+
+void SlottedAccelerator::fill_pinned() {
+  const ExpertCache& cache = scheduler().cache();
+  for (int layer = 0; layer < store_.num_layers(); ++layer) {
+    if (cache.config().pin(layer) != LayerPin::kResident) continue;
+    for (int expert = 0; expert < store_.num_experts(); ++expert) {
+      fill({layer, expert, cache.slot_of(layer, expert)});
     }
   }
 }
@@ -66,6 +77,10 @@ int SlottedAccelerator::place_experts(std::span<const uint8_t> wanted) {
   }
   int total = 0;
   for (int layer = 0; layer < num_layers; ++layer) {
+    if (config.pin(layer) != LayerPin::kFree) {  // stays as it is, whatever is wanted
+      if (config.pin(layer) == LayerPin::kResident) total += num_experts;
+      continue;
+    }
     const auto of_layer = wanted.subspan(size_t(layer) * size_t(num_experts), size_t(num_experts));
     const auto count = int(std::count_if(of_layer.begin(), of_layer.end(), [](uint8_t w) { return w != 0; }));
     const int slots = config.slots_per_layer[size_t(layer)];
@@ -76,7 +91,8 @@ int SlottedAccelerator::place_experts(std::span<const uint8_t> wanted) {
   if (total > num_slots()) refuse(std::to_string(total) + " experts", num_slots());
   idle();
   for (int cell = 0; cell < int(wanted.size()); ++cell) {
-    if (!wanted[size_t(cell)] && cache.is_resident(cell / num_experts, cell % num_experts))
+    if (config.pin(cell / num_experts) == LayerPin::kFree && !wanted[size_t(cell)] &&
+        cache.is_resident(cell / num_experts, cell % num_experts))
       cache.evict(cell / num_experts, cell % num_experts);
   }
   int uploaded = 0;

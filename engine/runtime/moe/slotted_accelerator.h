@@ -13,9 +13,11 @@ namespace twofold {
 
 class SlottedAccelerator : public Accelerator {
  public:
-  // Uploads every expert before the first step; only when there is a slot for each (throws std::logic_error
-  // otherwise).
+  // Uploads every expert that may be in a slot before the first step; only when there is one for each (throws
+  // std::logic_error otherwise).
   void preload_all();
+  // Brings the experts that are pinned to their slots; before the first step.
+  void fill_pinned();
   void record_to(EventLog& events) override;
   void save(const std::string& path) const override { scheduler().cache().save(path); }
   int restore(const std::string& path) override;

@@ -173,7 +173,10 @@ class SchedulerConfig:
         prior_usage: Sequence[float] = (),
         fixed_placement: bool = False,
         replace_from: int = 0,
-    ) -> None: ...
+        pins: Sequence[str] = (),
+    ) -> None:
+        """pins: of each layer's experts "auto", "cpu" (none is ever in a slot) or "gpu" (all are, from the beginning);
+        none given: all are "auto"."""
 
 def default_upload_price(cost: CostModel) -> float: ...
 
@@ -261,6 +264,8 @@ class ThreadPool:
     @property
     def placement(self) -> list[tuple[int, list[int]]]: ...
     def bind_caller(self) -> None: ...
+    def limit(self, count: int) -> None:
+        """Operations run on so many threads from now on; 0: on all. ConfigError with several memory nodes."""
 
 @final
 class TokenRules:
@@ -633,7 +638,11 @@ class PostNorm(Block):
 
 @final
 class Decoder:
-    def __init__(self, blocks: Sequence[Block]) -> None: ...
+    def __init__(
+        self, blocks: Sequence[Block], pool: ThreadPool | None = None, threads: Sequence[int] = ()
+    ) -> None:
+        """threads: of the pool, that each block runs on; 0, and none given: all."""
+
     def forward(
         self, hidden: _F32, batch: AttentionBatch, cache: StateCache, experts: MoeExecutor | None
     ) -> None:

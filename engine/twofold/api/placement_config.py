@@ -67,6 +67,11 @@ class PlacementConfig:
         "upload experts that the next layer's router foresees, while decoding: auto (under policies that can "
         "weigh it; not on a GPU), on, off; never changes an answer",
     )
+    optimize_config: str | None = setting(
+        None,
+        "YAML file of rules for modules: where their experts may be, in which format, on how many threads "
+        "(docs/placement-rules.md); shipped: those of the model's family",
+    )
     cache_state: str | None = setting(
         None,
         "file that keeps what the expert cache has learned: read at the start if it is there, written at the end",
@@ -83,4 +88,5 @@ class PlacementConfig:
                self.expert_placement_strategy, f"one of {', '.join(_STRATEGIES)}")  # fmt: skip
         check(self.gpu_prefill_token_threshold >= 2, "gpu_prefill_token_threshold",
                self.gpu_prefill_token_threshold, "2 or more")  # fmt: skip
+        check(self.optimize_config != "", "optimize_config", self.optimize_config, "a rule file, or shipped")
         check(self.prefetch in ("auto", "on", "off"), "prefetch", self.prefetch, "auto, on or off")

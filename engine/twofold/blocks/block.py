@@ -19,6 +19,7 @@ import numpy.typing as npt
 from twofold.api.errors import KernelError, ModelLoadError
 from twofold.blocks import ops
 from twofold.blocks.panels import PACKED_WHEN_LOADED, Matrices, Panels
+from twofold.blocks.recoding import Recoding
 from twofold.weights.tensor_source import TensorSource
 from twofold.weights.tensor_spec import Found, TensorSpec
 from twofold.weights.weight_format import (
@@ -97,14 +98,21 @@ class BlockWeights:
         source: TensorSource,
         specs: Mapping[str, TensorSpec],
         panels: Panels = PACKED_WHEN_LOADED,
+        recoding: Recoding | None = None,
     ) -> None:
         self.source = source
         self.specs = specs
         self._panels = panels
+        self.recoding = recoding
+        """Of all that need not be exact; None: it is as the files have it."""
 
     def from_panels(self, panels: Panels) -> BlockWeights:
         """The same tensors, packed by or mapped from `panels`."""
-        return BlockWeights(self.source, self.specs, panels)
+        return BlockWeights(self.source, self.specs, panels, self.recoding)
+
+    def recoded(self, recoding: Recoding | None) -> BlockWeights:
+        """The same tensors, read in another format."""
+        return BlockWeights(self.source, self.specs, self._panels, recoding)
 
     def __contains__(self, part: str) -> bool:
         return part in self.specs
@@ -127,14 +135,20 @@ class BlockWeights:
             self.format(part)
 
     def format(self, part: str) -> str:
+        """In memory."""
         spec = self.specs[part]
-        return self.source.check(spec.name, spec.shape)
+        found = self.source.check(spec.name, spec.shape)
+        return found if self.recoding is None or spec.role == "exact" else self.recoding.format
 
     def matrix(self, part: str) -> WeightMatrix:
         spec = self.specs[part]
-        return self.source.matrix(spec.name, (spec.shape[0], spec.shape[1]))
+        found = self.source.matrix(spec.name, (spec.shape[0], spec.shape[1]))
+        if self.recoding is None or spec.role == "exact":
+            return found
+        return self.recoding.matrix(self.source.where, spec.name, found)
 
     def stack(self, part: str) -> list[WeightMatrix]:
+        """As the files have them."""
         spec = self.specs[part]
         return self.source.stack(spec.name, spec.shape)
 

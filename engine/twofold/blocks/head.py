@@ -11,7 +11,7 @@ import numpy as np
 from twofold.blocks import ops
 from twofold.blocks.block import F32, BlockWeights, Cost, ModelPart
 from twofold.weights.tensor_spec import Found, TensorSpec
-from twofold.weights.weight_format import WeightMatrix
+from twofold.weights.weight_format import WeightMatrix, source_row_bytes
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,9 @@ class Embedding(ModelPart):
         return {"table": TensorSpec("model.embed_tokens.weight", shape, "embedding", "token_embd.weight")}
 
     def host_bytes(self, weights: BlockWeights) -> int:
-        """Pages of the file; none where the head has packed it."""
+        """Pages of the file, none where the head has packed it; a copy where they are read in another format."""
+        if weights.recoding is not None:
+            return self.vocab_size * source_row_bytes(weights.recoding.format, self.hidden_size)
         return 0 if self.tied else weights.source.entry(weights.specs["table"].name).num_bytes
 
     def table(self, weights: BlockWeights) -> WeightMatrix:

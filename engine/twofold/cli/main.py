@@ -40,6 +40,7 @@ COMMANDS: Final[dict[str, str]] = {
     "calibrate": "measure this machine for predictions, and keep the figures",
     "quantize": "write a model again with smaller weights, and measure what that cost",
     "pack": "write a model as it lies in memory, which then starts at once",
+    "rules explain": "say which rule places each module of a model, and what it asks for",
     "models": "say which families and formats load, and what models on disk take",
     "doctor": "say what this machine has, lacks and can run",
     "version": "versions of Twofold and of what it runs on",

@@ -22,6 +22,7 @@ from twofold.engine.capacity import longest_request, plan_snapshots
 from twofold.engine.expert_loading import load_experts, slot_plan
 from twofold.engine.runner import LoadedRunner
 from twofold.experts.accelerator import AcceleratorChoice
+from twofold.experts.pins import check_pins, usable_slots
 from twofold.models import ModelFiles, ProgressFn
 from twofold.models.sizing import measure_files
 from twofold.weights.host_memory import available_memory_bytes
@@ -36,8 +37,9 @@ def load_on_device(
     choice: AcceleratorChoice,
     device: Device,
     progress: ProgressFn | None,
+    expert_devices: tuple[str, ...] = (),
 ) -> LoadedRunner:
-    """Plan the memory, then load for it. choice: that of `device`.
+    """Plan the memory, then load for it. choice: that of `device`; expert_devices: as `SlotPlan.devices`.
 
     Raises:
         ConfigError: what was asked for does not fit; the message names the flag.
@@ -52,6 +54,7 @@ def load_on_device(
         return plan_device(asked, needs, facts["total_bytes"], facts["free_bytes"])
 
     budget = split(config)
+    check_pins(expert_devices, budget.num_slots, needs.num_layers, needs.num_experts)
     _log.info("%s", budget.explain())
     num_pages = budget.num_kv_tokens // config.page_size
     max_context = min(max_context, num_pages * config.page_size)
@@ -61,7 +64,10 @@ def load_on_device(
         model = DeviceModel(files, pool, device.torch_device, device.kernels(max_context), max_context)
         # Looking ahead costs launches in every layer, and no GPU has shown yet what it gains: only where asked for.
         look_ahead = config.prefetch == "on"
-        slots = replace(slot_plan(config, files, budget.num_slots, budget.num_staging), prefetch=look_ahead)
+        slots = replace(
+            slot_plan(config, files, budget.num_slots, budget.num_staging, expert_devices),
+            prefetch=look_ahead,
+        )
         moe = load_experts(files, pool, choice, config, slots, progress)
         runner = DeviceRunner(
             model, moe, device, num_pages=num_pages, page_size=config.page_size, max_context=max_context,
@@ -77,8 +83,10 @@ def load_on_device(
         found = split(asked)
         pages = found.num_kv_tokens // config.page_size
         # Rotations and graphs were made for the context of the start.
+        check_pins(moe.plan.devices, found.num_slots, needs.num_layers, needs.num_experts)
+        usable = usable_slots(moe.plan.devices, needs.num_layers, needs.num_experts)
         return MemorySplit(
-            found.num_slots, found.num_staging, pages, min(max_context, pages * config.page_size)
+            min(found.num_slots, usable), found.num_staging, pages, min(max_context, pages * config.page_size)
         )
 
     return LoadedRunner(

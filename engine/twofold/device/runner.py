@@ -34,6 +34,7 @@ from twofold.engine.runner import report_prompts
 from twofold.engine.sampler import Sampler, pick_undecided
 from twofold.engine.sequences import ScheduledSequence
 from twofold.experts.moe import MoeRuntime
+from twofold.experts.pins import cpu_layers
 from twofold.experts.placement import Mask
 
 if TYPE_CHECKING:
@@ -108,6 +109,7 @@ class DeviceRunner:
         self._layers = TableLayers(
             device, moe.accelerator, moe.store, moe.shape, max_tokens=BATCH_SIZES[-1], handshake=self._handshake,
             watchdog_s=self._watchdog_s, look_ahead=self._looks_ahead,
+            cpu_layers=cpu_layers(moe.plan.devices),
         )  # fmt: skip
         self._placed = PlacedLayers(device, moe.accelerator, moe.executor, moe.shape)
         self._table = device.native.table_step(self._layers.mailbox, moe.executor, moe.accelerator, moe.pool)

@@ -7,7 +7,7 @@ a graph can hold it. What has run on which GPU says docs/gpu-status.md.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 
 import numpy as np
@@ -43,6 +43,7 @@ class TableLayers:
         handshake: str = "",
         watchdog_s: float = 5.0,
         look_ahead: bool = False,
+        cpu_layers: Collection[int] = (),
     ) -> None:
         """Take buffers for a step.
 
@@ -51,6 +52,7 @@ class TableLayers:
             handshake: "kernels", "stream-memory" or "host-function"; "": whichever a probe finds the fastest.
             watchdog_s: how long a layer waits for the CPU before the step is given up.
             look_ahead: post what the next layer's router says, so that the host may upload what it names.
+            cpu_layers: those whose experts the device neither holds nor reads.
 
         Raises:
             ConfigError: the device has no kernels for the formats.
@@ -83,7 +85,9 @@ class TableLayers:
         )  # fmt: skip
         self._split = empty((shape.top_k + 1) ** 2, torch.uint8)
         self._prices = empty(len(slots.read_prices()), torch.int32)
-        self._tables = [self._tables_of(layer, store) for layer in range(shape.num_layers)]
+        self._tables = [
+            self._tables_of(layer, store, reads=layer not in cpu_layers) for layer in range(shape.num_layers)
+        ]
         self._room = MailboxShape(
             num_layers=shape.num_layers, max_tokens=max_tokens, top_k=shape.top_k, hidden=shape.hidden,
             num_ahead=shape.num_experts if look_ahead else 0,
@@ -165,11 +169,11 @@ class TableLayers:
         prices = np.array(self._slots.read_prices(), np.uint32)
         self._prices.copy_(torch.from_numpy(prices.view(np.int32)))
 
-    def _tables_of(self, layer: int, store: StoreLayout) -> PlacementTables:
+    def _tables_of(self, layer: int, store: StoreLayout, *, reads: bool) -> PlacementTables:
         slots, num_experts = self._slots, self._shape.num_experts
         return PlacementTables(
             slots=slots.slot_table + 4 * num_experts * layer, split=self._split.data_ptr(),
             slot_base=slots.slot_base, slot_stride=slots.slot_stride,
-            store_base=slots.store_base + store.offset(layer) if slots.store_base else 0,
+            store_base=slots.store_base + store.offset(layer) if slots.store_base and reads else 0,
             store_stride=store.stride(layer), num_experts=num_experts, prices=self._prices.data_ptr(),
         )  # fmt: skip

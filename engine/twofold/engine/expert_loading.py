@@ -20,8 +20,14 @@ from twofold.models.sizing import dense_stretches
 _log = logging.getLogger(__name__)
 
 
-def slot_plan(config: EngineConfig, files: ModelFiles, slots: int, num_staging: int = -1) -> SlotPlan:
-    """So many expert slots over all layers, filled as the configuration says.
+def slot_plan(
+    config: EngineConfig,
+    files: ModelFiles,
+    slots: int,
+    num_staging: int = -1,
+    devices: tuple[str, ...] = (),
+) -> SlotPlan:
+    """So many expert slots over all layers, filled as the configuration says; devices: as `SlotPlan` has them.
 
     Raises:
         ConfigError: statistics that cannot be used.
@@ -33,6 +39,7 @@ def slot_plan(config: EngineConfig, files: ModelFiles, slots: int, num_staging: 
         num_staging,
         initial_placement(config, files.config.moe_layers, files.config.num_experts),
         config.gpu_prefill_token_threshold if config.enable_dynamic_expert_update else 0,
+        devices=devices,
     )
 
 

@@ -11,6 +11,7 @@ from twofold.engine.capacity import longest_request
 from twofold.engine.runner import Planner
 from twofold.experts.accelerator import num_slots
 from twofold.experts.moe import MoeRuntime
+from twofold.experts.pins import check_pins, usable_slots
 from twofold.models import ModelFiles
 from twofold.weights.host_memory import available_memory_bytes
 
@@ -22,7 +23,11 @@ def host_planner(files: ModelFiles, moe: MoeRuntime, kv_cache: ops.StateCache, p
 
     def plan(asked: EngineConfig, num_used: int) -> MemorySplit:
         assert asked.max_total_tokens is not None, "a resize says how many tokens there are to be"
-        slots = 0 if moe.choice.kind == "none" else num_slots(asked, num_layers, model.num_experts)
+        slots = 0
+        if moe.choice.kind != "none":
+            slots = num_slots(asked, num_layers, model.num_experts)
+            check_pins(moe.plan.devices, slots, num_layers, model.num_experts)
+            slots = min(slots, usable_slots(moe.plan.devices, num_layers, model.num_experts))
         pages = asked.max_total_tokens // asked.page_size
         if pages < 1:
             raise ConfigError(

@@ -23,11 +23,13 @@ from twofold.engine.expert_loading import load_experts, slot_plan
 from twofold.engine.host_plan import host_planner
 from twofold.engine.kv_cache import PagePool
 from twofold.engine.model import LoadedModel
+from twofold.engine.module_rules import ModuleRules, apply_rules
 from twofold.engine.prefix_loading import make_pool
 from twofold.engine.residency import Residency
 from twofold.engine.runner import LoadedRunner, ModelRunner
 from twofold.experts.accelerator import AcceleratorChoice, num_slots
 from twofold.experts.moe import MoeRuntime
+from twofold.experts.pins import check_pins
 from twofold.experts.placement import check_placement
 from twofold.experts.policies import check_policy
 from twofold.experts.warm_start import open_cache_state
@@ -67,6 +69,7 @@ def load_parts(config: EngineConfig, progress: ProgressFn | None = None) -> Engi
     path = Path(config.model) if config.model else bundled_model_path()
     files = open_model_files(path)  # the cheap refusals come before gigabytes are read
     pool = ops.ThreadPool(config.cpu_threads, config.numa)
+    files, rules = apply_rules(config, files, pool, choice)
     # Before the tokenizer, whose half second of parsing leaves the other cores to it.
     residency = _residency(files, pool)
     try:
@@ -89,10 +92,10 @@ def load_parts(config: EngineConfig, progress: ProgressFn | None = None) -> Engi
             # Imports torch, which nothing else here needs.
             from twofold.device.loading import load_on_device
 
-            loaded = load_on_device(config, files, pool, choice, device, progress)
+            loaded = load_on_device(config, files, pool, choice, device, progress, rules.devices)
             choice = dataclasses.replace(choice, reason=f"{choice.reason}; {loaded.reason}")
         else:
-            loaded = _load_on_cpu(config, files, pool, choice, progress)
+            loaded = _load_on_cpu(config, files, pool, choice, progress, rules)
         _log.info("accelerator %s: %s", choice.label, choice.reason)
         moe = loaded.runner.moe
         return EngineParts(
@@ -127,11 +130,16 @@ def _load_on_cpu(
     pool: ops.ThreadPool,
     choice: AcceleratorChoice,
     progress: ProgressFn | None,
+    rules: ModuleRules,
 ) -> LoadedRunner:
     """Dense weights on the CPU; experts there too, or on an accelerator that is emulated."""
-    model = LoadedModel(files, pool, progress)
     slots = num_slots(config, len(files.config.moe_layers), files.config.num_experts)
-    moe = load_experts(files, pool, choice, config, slot_plan(config, files, slots), progress)
+    plan = slot_plan(config, files, slots, devices=rules.devices)
+    check_pins(
+        rules.devices, slots, len(files.config.moe_layers), files.config.num_experts, plan.placement.is_static
+    )
+    model = LoadedModel(files, pool, progress, rules.threads)
+    moe = load_experts(files, pool, choice, config, plan, progress)
     mapped_bytes = 0 if files.mapped is None or pool.num_nodes > 1 else files.mapped.contents.panels_end
     capacity = plan_capacity(config, files.config, mapped_bytes)
     planes = files.config.cache_planes(files.config.cache_dtype(config.kv_cache_dtype))

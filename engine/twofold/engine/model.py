@@ -5,7 +5,8 @@ The layers run in one native call (`ops.Decoder`); where experts run is the busi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,11 +41,27 @@ class BatchMeta:
     """[S] numbers of the sequences' records, which only some models' layers look at."""
 
 
+@dataclass(frozen=True)
+class ModuleThreads:
+    """How many of the pool's threads each part of a model runs on; 0: all."""
+
+    embedding: int
+    blocks: tuple[int, ...]
+    head: int
+
+
 class LoadedModel:
     """Weights in memory and the operators on them. Immutable, but all calls share one thread pool: one at a time."""
 
-    def __init__(self, files: ModelFiles, pool: ops.ThreadPool, progress: ProgressFn | None = None) -> None:
-        """Pack everything but the experts on `pool`; the files' pages are let go behind."""
+    def __init__(
+        self,
+        files: ModelFiles,
+        pool: ops.ThreadPool,
+        progress: ProgressFn | None = None,
+        threads: ModuleThreads | None = None,
+    ) -> None:
+        """Pack everything but the experts on `pool`; the files' pages are let go behind. threads: that parts run on;
+        None: all."""
         config = files.config
         self.config = config
         self.files = files
@@ -58,7 +75,8 @@ class LoadedModel:
             blocks += [block.cpu(weights, pool, moe_layer) for block, weights in layer]
             moe_layer += index in config.moe_layers
             loading.done(f"layer {index}")
-        self._decoder = ops.Decoder(blocks)
+        self._threads = threads
+        self._decoder = ops.Decoder(blocks) if threads is None else ops.Decoder(blocks, pool, threads.blocks)
         self.lm_head = config.head.cpu(files.head, pool)
         loading.done("head")
         self._logits = self._all_logits = np.empty((0, config.vocab_size), np.float32)
@@ -87,7 +105,8 @@ class LoadedModel:
     def embed(self, token_ids: I32) -> F32:
         """[T, hidden]. Token ids must be within the vocabulary."""
         hidden = np.empty((len(token_ids), self.config.hidden_size), np.float32)
-        self._embedding.forward(token_ids, hidden)
+        with nullcontext() if self._threads is None else self._limited(self._threads.embedding):
+            self._embedding.forward(token_ids, hidden)
         self.config.embedding.scale_rows(hidden)
         return hidden
 
@@ -101,8 +120,18 @@ class LoadedModel:
             if len(self._all_logits) < num_rows:
                 self._all_logits = np.empty((num_rows, self.config.vocab_size), np.float32)
             self._logits = self._all_logits[:num_rows]
-        self.lm_head.forward(hidden_rows, self._logits)
+        with nullcontext() if self._threads is None else self._limited(self._threads.head):
+            self.lm_head.forward(hidden_rows, self._logits)
         return self._logits
+
+    @contextmanager
+    def _limited(self, num_threads: int) -> Iterator[None]:
+        """On so many threads; 0: all."""
+        self.pool.limit(num_threads)
+        try:
+            yield
+        finally:
+            self.pool.limit(0)
 
     def attention_batch(self, batch: BatchMeta) -> ops.AttentionBatch:
         """What every layer's attention needs of a batch, rotations included."""

@@ -68,6 +68,7 @@ def _key(config: EngineConfig, files: ModelFiles, accelerator: str) -> bytes:
     computed_by = "cuda" if accelerator.startswith("cuda") else ops.isa_choice()[0]
     parts = (
         source_mark(files),
+        *([repr(files.recoded_formats)] if any(files.recoded_formats) else []),
         repr(files.config),
         config.kv_cache_dtype,
         str(config.page_size),

@@ -25,6 +25,7 @@ from twofold.experts.accelerator import AcceleratorChoice
 from twofold.experts.cpu_cost import cpu_cost_model
 from twofold.experts.dynamic_update import DynamicUpdate
 from twofold.experts.packing import pack_experts
+from twofold.experts.pins import check_pins, usable_slots
 from twofold.experts.placement import PLACED_BY_POLICY, InitialPlacement, Mask
 from twofold.experts.policies import POLICIES
 from twofold.experts.profiles import MachineProfile, load_profile
@@ -87,8 +88,14 @@ class SlotPlan:
     """Prompt tokens of a step from which it places experts of a static placement anew; 0: never."""
     rules: Mapping[str, Any] = field(default_factory=dict)
     """Another engine's rules, for comparison: see `lab.systems`."""
+    devices: tuple[str, ...] = ()
+    """Of each layer's experts: auto, cpu (never in a slot), gpu (always in one); none given: all are auto."""
 
     def scheduler_config(self, shape: MoeShape) -> _core.SchedulerConfig:
+        """Raises ConfigError as `check_pins`."""
+        check_pins(
+            self.devices, self.num_slots, shape.num_layers, shape.num_experts, self.placement.is_static
+        )
         rules: dict[str, Any] = {"policy": self.policy}
         if self.placement.is_static:  # one pool: layers may have uneven shares of it
             rules = {"policy": "static", "shared_pool": True, "fixed_placement": True}
@@ -101,11 +108,14 @@ class SlotPlan:
             self.num_slots,
             prefetch=self.prefetch,
             num_staging=self.num_staging,
+            pins=self.devices,
             **(rules | dict(self.rules)),
         )
 
     def mask(self, shape: MoeShape) -> Mask | None:
-        """What the slots hold at the start; None: nothing yet."""
+        """What the slots hold at the start; None: nothing yet, or what is pinned."""
+        if self.devices:
+            return None
         return self.placement.mask(
             shape.num_layers, shape.num_experts, self.num_slots, is_pool=POLICIES[self.policy].pooled
         )
@@ -202,7 +212,7 @@ class MoeRuntime:
                 slots.scheduler_config(shape),
                 self._dense_cost.bytes,
                 self._dense_cost.flops_per_token,
-                preload=slots.num_slots == shape.num_layers * shape.num_experts,
+                preload=slots.num_slots >= usable_slots(slots.devices, shape.num_layers, shape.num_experts),
                 router_bytes=self._dense_cost.router_bytes,
                 begin_us=self._begin_us,
             )
@@ -245,7 +255,7 @@ class MoeRuntime:
         self.accelerator = accelerator
         if accelerator.warning:
             _log.warning("%s", accelerator.warning)
-        everything = slots.num_slots == shape.num_layers * shape.num_experts
+        everything = slots.num_slots >= usable_slots(slots.devices, shape.num_layers, shape.num_experts)
         return _core.MoeExecutor.on_device(pool, self.store, accelerator, preload=everything)
 
     # ---- other numbers of slots while it runs ------------------------------------------------------------------------

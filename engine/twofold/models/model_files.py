@@ -18,6 +18,7 @@ from typing import Final, Literal
 from twofold.api.errors import ModelLoadError
 from twofold.blocks.block import F32, Block, BlockWeights, ExpertBlock, ModelPart
 from twofold.blocks.panels import PACKED_WHEN_LOADED, MappedPanels, Panels
+from twofold.blocks.recoding import RecodedExperts, Recoding
 from twofold.models.config import ModelConfig, WeightDType, directory_quantization
 from twofold.models.registry import read_config, read_gguf_config
 from twofold.weights.checkpoint import Checkpoint
@@ -88,6 +89,27 @@ class ModelFiles:
             head=self.head.from_panels(panels),
         )
 
+    def recoded(self, recodings: Sequence[Recoding | None]) -> ModelFiles:
+        """The same model, each of `parts` read in another format, or None: as the files have it."""
+        embedding, *of_blocks, head = recodings
+        remaining = iter(of_blocks)
+        return replace(
+            self,
+            embedding=self.embedding.recoded(embedding),
+            layers=tuple(
+                tuple((block, weights.recoded(next(remaining))) for block, weights in layer)
+                for layer in self.layers
+            ),
+            head=self.head.recoded(head),
+        )
+
+    @property
+    def recoded_formats(self) -> tuple[str, ...]:
+        """Of each of `parts` the format that it is read in; "": as the files have it."""
+        return tuple(
+            weights.recoding.format if weights.recoding is not None else "" for _, weights in self.parts()
+        )
+
     def parts(self) -> Iterator[tuple[ModelPart, BlockWeights]]:
         """Embedding, blocks and head with their tensors."""
         yield self.config.embedding, self.embedding
@@ -127,7 +149,12 @@ class ModelFiles:
         """
         for block, weights in self.layers[layer]:
             if isinstance(block, ExpertBlock):
-                return block.experts(weights)
+                found = block.experts(weights)
+                if weights.recoding is None:
+                    return found
+                return RecodedExperts(
+                    found, weights.recoding, self.tensors.where, f"of layer {layer}'s experts"
+                )
         raise ValueError(f"layer {layer} is a dense layer, it has no experts")
 
     def expert_biases(self, layer: int) -> F32 | None:

@@ -22,11 +22,19 @@
 
 namespace twofold {
 
+// What a layer's experts may do, whatever the policy thinks of them.
+enum class LayerPin : uint8_t {
+  kFree = 0,      // the policy decides
+  kNever = 1,     // none is ever in a slot
+  kResident = 2,  // all are resident from the beginning, none is ever a victim
+};
+
 struct CacheConfig {
   int num_layers = 0;
   int num_experts = 0;
   int top_k = 0;
   std::vector<int> slots_per_layer;  // see spread_slots
+  std::vector<LayerPin> pins;        // one per layer, or none: all are free
   std::string policy = "payback";
   double upload_price = 0.67;  // of one upload, in misses (default_upload_price)
   // One pool of slots for all layers (any layer may take any slot), or fixed slots per layer. Unset: as the
@@ -35,12 +43,15 @@ struct CacheConfig {
   std::vector<double>
       prior_usage;  // [layers * experts], from a warm start or a training trace; `static` lives on it
 
+  LayerPin pin(int layer) const { return pins.empty() ? LayerPin::kFree : pins[static_cast<size_t>(layer)]; }
   bool pooled() const { return shared_pool.value_or(cache_policy(policy).pooled); }
   void validate() const;  // throws std::invalid_argument naming field, value and expectation
 };
 
-// Even spread of num_slots over layers, remainder to the first ones; never more than num_experts in one.
-std::vector<int> spread_slots(int num_slots, int num_layers, int num_experts);
+// Even spread of num_slots over layers, remainder to the first ones; never more than num_experts in one. Pinned
+// layers come first: all their experts, or none. Throws std::invalid_argument where the resident ones do not fit.
+std::vector<int> spread_slots(int num_slots, int num_layers, int num_experts,
+                              std::span<const LayerPin> pins = {});
 
 enum class ExpertState : uint8_t { kAbsent = 0, kInFlight = 1, kResident = 2 };
 

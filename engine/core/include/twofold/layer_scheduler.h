@@ -120,8 +120,13 @@ struct LayerSchedulerConfig {
                                       // routing and in the same pass; 0: never
   std::vector<double> prior_usage;    // [layers * experts]: for `static` and for preload_by_usage
 
+  std::vector<LayerPin> pins;  // one per layer, or none: all are free
+
   // What there is to take memory for.
-  int usable_slots() const { return std::min(num_slots, num_layers * num_experts); }
+  int usable_slots() const {
+    const auto never = static_cast<int>(std::count(pins.begin(), pins.end(), LayerPin::kNever));
+    return std::min(num_slots, (num_layers - never) * num_experts);
+  }
   int staging_slots() const { return num_staging < 0 ? num_experts : num_staging; }
 };
 

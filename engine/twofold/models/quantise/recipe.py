@@ -14,13 +14,13 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from twofold.api.errors import ModelLoadError
 from twofold.blocks import ops
 from twofold.blocks.block import Block, BlockWeights, ExpertBlock, ModelPart
+from twofold.blocks.recoding import recoded_rows
 from twofold.models.model_files import ModelFiles
 from twofold.models.quantise.rules import Rules
 from twofold.weights.tensor_spec import TensorSpec
-from twofold.weights.weight_format import BLOCK_FORMATS, FORMATS, SCALE_GRID, WeightMatrix, source_row_bytes
+from twofold.weights.weight_format import BLOCK_FORMATS, FORMATS, WeightMatrix, source_row_bytes
 
 TARGETS: Final = tuple(name for name in BLOCK_FORMATS if FORMATS[name].quantised)
 """What a model can be quantised to."""
@@ -33,8 +33,6 @@ FALLBACKS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "int4": ("q4_0",),
     }
 )
-CHUNK_WEIGHTS: Final = 4 * 1024 * 1024
-"""Weights that are float32 at a time."""
 
 _PLAIN: Final = ("f32", "f16", "bf16")
 
@@ -187,19 +185,7 @@ class _Maker:
         return made
 
     def _rows(self, name: str, matrix: WeightMatrix, format: str) -> Iterator[bytes]:
-        step = max(1, CHUNK_WEIGHTS // matrix.columns // SCALE_GRID) * SCALE_GRID
-        for begin in range(0, matrix.rows, step):
-            part = matrix.row_range(begin, min(matrix.rows, begin + step))
-            if part.format == format and not part.is_apart:
-                yield np.ascontiguousarray(part.data).tobytes()
-                continue
-            values = ops.dequantise(self._pool, part)
-            if not np.isfinite(values).all():
-                raise ModelLoadError(
-                    f"{self._files.tensors.where}: tensor {name} holds a weight that is not finite; the checkpoint is "
-                    "damaged, download it again"
-                )
-            yield self._encoded(values, format).tobytes()
+        return recoded_rows(self._pool, self._files.tensors.where, name, matrix, format)
 
     def _encoded(self, values: npt.NDArray[np.float32], format: str) -> npt.NDArray[np.uint8]:
         return ops.quantise_rows(self._pool, np.ascontiguousarray(values), format)

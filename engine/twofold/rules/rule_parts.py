@@ -1,0 +1,49 @@
+"""What rules of every kind say alike: a format, some layers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from twofold.api.errors import ConfigError
+from twofold.rules.yaml_file import nearest, short
+from twofold.weights.weight_format import FORMATS
+
+
+def known_format(value: Any, where: str) -> str:
+    """The name of a format that weights can be made of. Raises ConfigError that begins with `where`."""
+    known = tuple(name for name, layout in FORMATS.items() if layout.quantised)
+    if value not in known:
+        said = f"has no format; it takes {', '.join(known)}"
+        if value is not None:
+            said = f"format is {short(value)}; {nearest(str(value), known)}"
+        raise ConfigError(f"{where}: {said}")
+    return str(value)
+
+
+def layer_range(value: Any, where: str) -> tuple[int, int]:
+    """3, "3-7", first or last: the first and the last layer, both included; negative ones count from the end.
+
+    Raises ConfigError that begins with `where`.
+    """
+    named = {"first": 0, "last": -1}
+    if value in named:
+        return named[value], named[value]
+    numbers = re.fullmatch(r"(\d{1,5})(?:-(\d{1,5}))?", str(value))
+    if numbers is None:
+        raise ConfigError(
+            f"{where}: layers has {short(value)}, expected a number, a range such as 3-7, first or last"
+        )
+    return int(numbers[1]), int(numbers[2] or numbers[1])
+
+
+def is_within(layer: int, ranges: Iterable[tuple[int, int]], num_layers: int) -> bool:
+    """Whether a layer of `num_layers` is in one of these, as `layer_range` gives them."""
+    counted = ([at if at >= 0 else num_layers + at for at in ends] for ends in ranges)
+    return any(first <= layer <= last for first, last in counted)
+
+
+def as_list(value: Any) -> list[Any]:
+    """What may be one or several."""
+    return value if isinstance(value, list) else [value]
