@@ -1,0 +1,188 @@
+"""Files of how often each expert was routed to: our npz, and the `.pt` of SGLang's distribution recorder.
+
+Both hold `logical_count` [buffers, layers, experts]; what buffers counted is added up. Ours counts MoE layers and names
+the model; SGLang's counts every layer of the model, those without experts as rows of zeros.
+"""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import IO, Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from twofold.api.errors import ConfigError
+
+I64 = npt.NDArray[np.int64]
+
+_ARRAY: Final = "logical_count"
+_MAX_BYTES: Final = 2 << 30
+_MAX_TOTAL: Final = 2**53
+"""Of all counts: sums of floats are exact up to there."""
+
+
+def read_statistics(
+    path: str | Path, layers: int, experts: int, *, moe_layers: Sequence[int] | None = None
+) -> I64:
+    """Counts [layers, experts] of a file; its name ends in .npz or .pt.
+
+    Args:
+        layers: MoE layers of the model.
+        moe_layers: which of the model's layers these are: a file that counts every layer is taken too.
+
+    Raises:
+        ConfigError: no such file, a broken one, or one of another model; the message names both shapes.
+    """
+    path = Path(path)
+    _check_name(path)
+    try:
+        size = path.stat().st_size
+        if size > _MAX_BYTES:
+            raise ConfigError(f"{path} has {size} bytes; statistics of at most {_MAX_BYTES} bytes are read")
+        found = _read_pt(path) if path.suffix == ".pt" else _read_npz(path)
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such file; record statistics first, or name another one") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error})") from error
+    return _counts(path, found, layers, experts, moe_layers)
+
+
+def write_statistics(
+    path: str | Path,
+    counts: npt.NDArray[Any],
+    *,
+    model: str = "",
+    moe_layers: Sequence[int] | None = None,
+    num_layers: int | None = None,
+    **further: npt.NDArray[Any],
+) -> None:
+    """Write counts [layers, experts] or [buffers, layers, experts] in the form that the file's name asks for, whole or
+    not at all.
+
+    Args:
+        model: what was counted, for people.
+        moe_layers: with num_layers, a .pt counts all of the model's layers, as SGLang expects it: zeros elsewhere.
+        further: arrays that go into an npz beside the counts.
+
+    Raises:
+        ConfigError: the file cannot be written, or its name ends in neither .npz nor .pt.
+    """
+    path = Path(path)
+    _check_name(path)
+    counts = np.asarray(counts, np.int64)
+    counts = counts[None] if counts.ndim == 2 else counts
+    if counts.ndim != 3:
+        raise ConfigError(f"statistics of shape {counts.shape} given, (buffers, layers, experts) expected")
+    if path.suffix == ".npz":
+        _replace(
+            path,
+            lambda file: np.savez_compressed(
+                file, **{_ARRAY: counts, "model": np.array(model), **further}, allow_pickle=False
+            ),
+        )
+        return
+    if moe_layers is not None and num_layers is not None:
+        every = np.zeros((len(counts), num_layers, counts.shape[2]), np.int64)
+        every[:, list(moe_layers)] = counts
+        counts = every
+    import torch
+
+    made = {
+        "rank": 0,
+        _ARRAY: torch.from_numpy(np.ascontiguousarray(counts)),
+        "average_utilization_rate_over_window": None,
+    }
+    _replace(path, lambda file: torch.save(made, file))
+
+
+def _check_name(path: Path) -> None:
+    if path.suffix not in (".npz", ".pt"):
+        raise ConfigError(f"{path} given; the name of a file of expert statistics ends in .npz or .pt")
+
+
+def _replace(path: Path, write: Callable[[IO[bytes]], object]) -> None:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            write(file)
+        os.replace(temporary, path)
+    except (OSError, RuntimeError) as error:
+        temporary.unlink(missing_ok=True)
+        raise ConfigError(f"{path}: cannot be written ({error})") from error
+
+
+def _read_npz(path: Path) -> npt.NDArray[Any]:
+    expected = f"expected an npz with {_ARRAY!r} (buffers, layers, experts)"
+    try:
+        loaded = np.load(path, allow_pickle=False)
+        if isinstance(loaded, np.ndarray):
+            raise ConfigError(f"{path}: a single array; {expected}")
+        with loaded as archive:
+            if _ARRAY not in archive.files:
+                raise ConfigError(f"{path}: holds {', '.join(archive.files)[:200] or 'nothing'}; {expected}")
+            return np.asarray(archive[_ARRAY])
+    except (EOFError, ValueError, KeyError, zipfile.BadZipFile) as error:
+        raise ConfigError(f"{path}: truncated or no npz ({error}); {expected}") from error
+
+
+def _read_pt(path: Path) -> npt.NDArray[Any]:
+    import pickle
+
+    import torch
+
+    expected = f"expected what SGLang's recorder writes, a dict with the tensor {_ARRAY!r}"
+    try:
+        loaded = torch.load(path, map_location="cpu", weights_only=True)
+    except (
+        RuntimeError,
+        ValueError,
+        EOFError,
+        KeyError,
+        pickle.UnpicklingError,
+        zipfile.BadZipFile,
+    ) as error:
+        raise ConfigError(f"{path}: not read ({str(error).splitlines()[0][:200]}); {expected}") from error
+    found = loaded.get(_ARRAY) if isinstance(loaded, dict) else None
+    if not isinstance(found, torch.Tensor):
+        keys = ", ".join(map(str, loaded))[:200] if isinstance(loaded, dict) else type(loaded).__name__
+        raise ConfigError(f"{path}: holds {keys or 'nothing'}; {expected} (mode stat writes it)")
+    if found.is_sparse or found.is_quantized or found.is_complex():
+        raise ConfigError(f"{path}: {_ARRAY!r} is no plain tensor of numbers; {expected}")
+    wide = found.double() if found.is_floating_point() else found.long()
+    return np.asarray(wide.numpy())
+
+
+def _counts(
+    path: Path, found: npt.NDArray[Any], layers: int, experts: int, moe_layers: Sequence[int] | None
+) -> I64:
+    if found.ndim == 2:
+        found = found[None]
+    if found.ndim != 3 or found.dtype.kind not in "iuf":
+        raise ConfigError(
+            f"{path}: {_ARRAY!r} is {found.dtype} of shape {found.shape}; numbers of shape (buffers, {layers}, "
+            f"{experts}) were expected"
+        )
+    with np.errstate(invalid="ignore", over="ignore"):
+        totals = found.sum(axis=0, dtype=np.float64)
+        bad = not np.isfinite(totals).all() or bool((found < 0).any()) or totals.sum() > _MAX_TOTAL
+    if bad:
+        raise ConfigError(
+            f"{path}: {_ARRAY!r} holds what cannot be counts (negative, too great or no numbers)"
+        )
+    if moe_layers is not None and len(totals) != layers and len(totals) > max(moe_layers, default=-1):
+        others = np.delete(totals, list(moe_layers), axis=0)
+        if not others.any():
+            totals = totals[list(moe_layers)]
+    if totals.shape != (layers, experts):
+        raise ConfigError(
+            f"{path} counts {totals.shape[0]} layers of {totals.shape[1]} experts, the model has {layers} layers of "
+            f"{experts}: these are statistics of another model; record some of this one"
+        )
+    if not totals.any():
+        raise ConfigError(f"{path}: nothing was counted; record some requests")
+    counts: I64 = np.rint(totals).astype(np.int64)
+    return counts
