@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from twofold.api.errors import ConfigError
 from twofold.api.settings import check, setting
+
+RECORDER_MODES: Final = ("stat", "stat_approx", "per_pass", "per_token")
+"""Of recordings of routed experts, by SGLang's words."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,24 @@ class PlacementConfig:
         "file that keeps what the expert cache has learned: read at the start if it is there, written at the end",
     )
 
+    record_gpu_expert_distribution: bool = setting(
+        False,
+        "record from the start which experts are routed to and which of them run on the GPU, and write it at the end",
+    )
+    expert_distribution_recorder_mode: str = setting(
+        "stat",
+        "what a recording of routed experts holds: stat (how often each was routed to), stat_approx (the same of every "
+        "8th step), per_pass (of each step), per_token (of each token)",
+    )
+    expert_distribution_recorder_dir: str = setting(
+        ".",
+        "directory that recordings of routed experts are written to; also SGLANG_EXPERT_DISTRIBUTION_RECORDER_DIR",
+        also="SGLANG_EXPERT_DISTRIBUTION_RECORDER_DIR",
+    )
+    expert_distribution_recorder_buffer_size: int = setting(
+        1000, "steps that modes per_pass and per_token keep, 256 MiB at most; beyond, the oldest go"
+    )
+
     def __post_init__(self) -> None:
         check(self.gpu_experts_ratio is None or 0.0 <= self.gpu_experts_ratio <= 1.0,
                "gpu_experts_ratio", self.gpu_experts_ratio, "a number from 0.0 to 1.0")  # fmt: skip
@@ -58,3 +80,7 @@ class PlacementConfig:
         if self.gpu_experts_ratio is not None and self.num_gpu_experts is not None:
             raise ConfigError("--gpu-experts-ratio and --num-gpu-experts were both given; give one of them")
         check(self.prefetch in ("auto", "on", "off"), "prefetch", self.prefetch, "auto, on or off")
+        check(self.expert_distribution_recorder_mode in RECORDER_MODES, "expert_distribution_recorder_mode",
+               self.expert_distribution_recorder_mode, ", ".join(RECORDER_MODES))  # fmt: skip
+        check(1 <= self.expert_distribution_recorder_buffer_size <= 10**6, "expert_distribution_recorder_buffer_size",
+               self.expert_distribution_recorder_buffer_size, "a whole number from 1 to 1000000")  # fmt: skip

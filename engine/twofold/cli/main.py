@@ -31,6 +31,7 @@ COMMANDS: Final[dict[str, str]] = {
     "ctl requests": "list a running server's requests, or end one",
     "ctl cache": "what a running server has in expert slots and in the prefix cache; forget prefixes",
     "ctl placement": "which experts a running server has in slots, and what they are worth",
+    "ctl experts": "record which experts a running server routes to: start, stop, dump",
     "ctl resize": "split a running server's memory otherwise between experts and KV cache",
     "ctl sleep": "have a running server give back expert slots and KV cache",
     "ctl wake": "have a sleeping server take them again",

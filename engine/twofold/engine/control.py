@@ -67,12 +67,12 @@ class LiveControl:
             ConfigError: that does not fit, and what would; nothing has changed.
             CapacityError, KernelError: the memory was not to be had after all; nothing has changed.
         """
-        return self._between_steps(lambda: self._resize(asked))
+        return self.between_steps(lambda: self._resize(asked))
 
     def sleep(self) -> None:
         """Give expert slots and KV cache back; weights stay in host memory. Running requests wait until `wake` and go
         on as if nothing had happened; the engine takes no new ones. Safe to call twice."""
-        self._between_steps(self._sleep)
+        self.between_steps(self._sleep)
 
     def wake(self) -> None:
         """Take as much memory as before `sleep`. Safe to call twice.
@@ -80,11 +80,11 @@ class LiveControl:
         Raises:
             ConfigError, CapacityError, KernelError: it is not to be had; the engine sleeps on.
         """
-        self._between_steps(self._wake)
+        self.between_steps(self._wake)
 
     def drop_prefixes(self) -> int:
         """Forget what the prefix cache keeps in memory and nobody runs with. Returns the number of pages."""
-        return self._between_steps(self._pool.drop_cached)
+        return self.between_steps(self._pool.drop_cached)
 
     def placement(self, layers: Iterable[int] | None = None, top: int = 16) -> list[LayerPlacement]:
         """Of each of these MoE layers (None: all) the `top` worthiest experts; 4096 in all. Empty without slots.
@@ -92,7 +92,7 @@ class LiveControl:
         Raises:
             ConfigError: there is no such layer.
         """
-        return self._between_steps(lambda: self._placement(layers, top))
+        return self.between_steps(lambda: self._placement(layers, top))
 
     def memory(self) -> MemoryUse:
         """Who has how much at this moment."""
@@ -129,7 +129,8 @@ class LiveControl:
         }
         return sorted(found.values(), key=lambda progress: (not progress.is_running, progress.number))
 
-    def _between_steps(self, work: Callable[[], T]) -> T:
+    def between_steps(self, work: Callable[[], T]) -> T:
+        """Have the engine's thread do `work` before its next step, and return what that gives or raises."""
         return self._inbox.order(work) if self._is_served() else work()
 
     # ---- the engine's thread ----------------------------------------------------------------------------------------

@@ -27,6 +27,7 @@ from twofold.engine.prefix_loading import make_pool
 from twofold.engine.residency import Residency
 from twofold.engine.runner import LoadedRunner, ModelRunner
 from twofold.experts.accelerator import AcceleratorChoice, num_slots
+from twofold.experts.expert_recordings import RecordedModel
 from twofold.experts.moe import MoeRuntime
 from twofold.experts.policies import check_policy
 from twofold.experts.warm_start import open_cache_state
@@ -50,6 +51,8 @@ class EngineParts:
     cache_state: Path | None
     residency: Residency | None
     """Of weights that are mapped."""
+    recorded: RecordedModel
+    """What recordings of routed experts say of the model."""
 
 
 def load_parts(config: EngineConfig, progress: ProgressFn | None = None) -> EngineParts:
@@ -100,6 +103,9 @@ def load_parts(config: EngineConfig, progress: ProgressFn | None = None) -> Engi
             loaded=loaded,
             cache_state=open_cache_state(moe, config.cache_state),
             residency=residency,
+            recorded=RecordedModel(
+                str(path), files.config.num_experts, tuple(files.config.moe_layers), len(files.config.layers)
+            ),
         )
     except BaseException:
         if residency is not None:

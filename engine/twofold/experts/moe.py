@@ -24,6 +24,7 @@ from twofold.blocks import ops
 from twofold.experts.accelerator import AcceleratorChoice
 from twofold.experts.cpu_cost import cpu_cost_model
 from twofold.experts.profiles import MachineProfile, load_profile
+from twofold.experts.routing_record import RoutingRecord
 from twofold.weights.weight_format import Activation, LayerExperts
 
 if TYPE_CHECKING:
@@ -155,6 +156,7 @@ class MoeRuntime:
         self._begin_us = 0.0
         self._is_released = False
         self._executor = self._make(slots)
+        self.routing = RoutingRecord(lambda: self._executor.routing_counts)
 
     def _make(self, slots: SlotPlan) -> _core.MoeExecutor:
         shape, pool, choice, machine = self.shape, self.pool, self.choice, self._machine
@@ -243,8 +245,10 @@ class MoeRuntime:
         self._before = self._before.plus(self._executor)
         self._begin_us = self._executor.virtual_now_us or 0.0
         enabled = self._executor.events_enabled
+        self.routing.leave()
         self._executor = _core.MoeExecutor(self.pool, self.store)
         self._executor.events_enabled = enabled
+        self.routing.join()
         self.accelerator = None
         self._is_released = True
 
@@ -257,7 +261,9 @@ class MoeRuntime:
         plan = replace(self._slots, num_slots=num_slots, num_staging=num_staging)
         executor = self._make(plan)
         executor.events_enabled = self._executor.events_enabled
+        self.routing.leave()
         self._executor, self._slots = executor, plan
+        self.routing.join()
         if self._learned:
             with tempfile.TemporaryDirectory() as folder:
                 path = Path(folder) / "cache"
