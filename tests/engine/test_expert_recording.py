@@ -208,11 +208,11 @@ def test_the_flag_records_from_the_start_and_writes_at_the_end(model: Path, tmp_
 
 
 def test_kept_passes_are_bounded_by_number_and_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(expert_recordings, "MAX_BYTES", 4 * 2 * 16 * 4)
+    monkeypatch.setattr(expert_recordings, "MAX_BYTES", 4 * 3 * 16 * 4)
     for most, kept in ((3, [7, 8, 9]), (100, [6, 7, 8, 9])):
         recording = Recording("per_pass", np.zeros((3, 4, 4), np.int64), most)
         for number in range(10):
-            recording.keep(ForwardPass(number, np.zeros((4, 4), np.int32), np.zeros((4, 4), np.int32)))
+            recording.keep(ForwardPass(number, np.zeros((3, 4, 4), np.int32)))
         assert [each.number for each in recording.passes] == kept
         assert recording.summary()["dropped_passes"] == 10 - len(kept)
 

@@ -18,7 +18,7 @@ from twofold.api.errors import ConfigError, RequestError
 from twofold.api.placement_config import RECORDER_MODES
 from twofold.experts.expert_recordings import ForwardPass, RecordedModel, Recording, write_recording
 from twofold.experts.moe import MoeRuntime
-from twofold.experts.routing_record import CPU, PLACEMENTS
+from twofold.experts.routing_record import PLACEMENTS
 
 T = TypeVar("T")
 SAMPLED: Final = 8
@@ -121,16 +121,8 @@ class ExpertRecording:
         if num_passes == 0:  # it was lost
             return
         recording.add(counts, num_passes, num_tokens)
-        routed = counts.sum(axis=0)
         rows = record.take_step() if recording.mode == "per_token" else None
-        recording.keep(
-            ForwardPass(
-                number,
-                routed.astype(np.int32),
-                (routed - counts[CPU]).astype(np.int32),
-                {} if rows is None else {name: array for name, array in rows.items() if name != "step"},
-            )
-        )
+        recording.keep(ForwardPass(number, counts.astype(np.int32), rows or {}))
 
     def _start(self, mode: str) -> dict[str, Any]:
         discarded = self._current()

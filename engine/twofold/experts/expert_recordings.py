@@ -28,17 +28,17 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class ForwardPass:
-    """One step: its number, times each expert was routed to, and of these on the GPU, int32 [layers, experts]; of mode
-    per_token also the rows of `RoutingRecord.take_step`."""
+    """One step: its number, times each expert was routed to, int32 [placements, layers, experts]; of mode per_token
+    also what `RoutingRecord.take_step` gives."""
 
     number: int
-    count: Array
-    gpu_count: Array
-    rows: dict[str, Array] = field(default_factory=dict)
+    counts: Array
+    rows: dict[str, Any] = field(default_factory=dict)
 
     @property
     def num_bytes(self) -> int:
-        return self.count.nbytes + self.gpu_count.nbytes + sum(array.nbytes for array in self.rows.values())
+        arrays = (array for array in self.rows.values() if isinstance(array, np.ndarray))
+        return self.counts.nbytes + sum(array.nbytes for array in arrays)
 
 
 @dataclass
@@ -179,8 +179,8 @@ def _records(recording: Recording, model: RecordedModel) -> dict[str, Any]:
                 "forward_pass_id": each.number,
                 "rank": 0,
                 "gatherer_key": "primary",
-                "global_physical_count": _of_all_layers(each.count, model),
-                "gpu_physical_count": _of_all_layers(each.gpu_count, model),
+                "global_physical_count": _of_all_layers(_summed(each.counts), model),
+                "gpu_physical_count": _of_all_layers(_summed(np.delete(each.counts, CPU, axis=0)), model),
                 **_token_fields(each, model),
             }
             for each in recording.passes
@@ -200,6 +200,10 @@ def _token_fields(each: ForwardPass, model: RecordedModel) -> dict[str, Any]:
         "placement_of_layer": _of_all_layers(each.rows["placement"], model),
         "misc_objects": [],
     }
+
+
+def _summed(counts: Array) -> Array:
+    return np.asarray(counts.sum(axis=0, dtype=np.int32))
 
 
 def _of_all_layers(rows: Array, model: RecordedModel, fill: int = 0) -> Array:
