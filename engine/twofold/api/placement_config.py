@@ -6,10 +6,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from twofold.api.errors import ConfigError
-from twofold.api.settings import check, setting
+from twofold.api.settings import check, flag_name, setting
 
 RECORDER_MODES: Final = ("stat", "stat_approx", "per_pass", "per_token")
 """Of recordings of routed experts, by SGLang's words."""
+SLOT_FIELDS: Final = ("gpu_experts_ratio", "num_gpu_experts", "moe_cache_mib")
+"""Which say how many expert slots there are, each in its own way."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,9 @@ class PlacementConfig:
     )
     num_gpu_experts: int | None = setting(
         None, "expert slots per layer, on average; instead of --gpu-experts-ratio"
+    )
+    moe_cache_mib: int | None = setting(
+        None, "MiB of VRAM for expert slots, staging slots beside them; instead of --gpu-experts-ratio"
     )
     gpu_memory_utilization: float = setting(
         0.9,
@@ -77,8 +82,13 @@ class PlacementConfig:
                "num_gpu_experts", self.num_gpu_experts, "0 or more")  # fmt: skip
         check(0.05 <= self.gpu_memory_utilization <= 1.0,
                "gpu_memory_utilization", self.gpu_memory_utilization, "a number from 0.05 to 1.0")  # fmt: skip
+        check(self.moe_cache_mib is None or self.moe_cache_mib >= 0,
+               "moe_cache_mib", self.moe_cache_mib, "0 or more")  # fmt: skip
         if self.gpu_experts_ratio is not None and self.num_gpu_experts is not None:
             raise ConfigError("--gpu-experts-ratio and --num-gpu-experts were both given; give one of them")
+        others = [name for name in SLOT_FIELDS[:-1] if getattr(self, name) is not None]
+        if self.moe_cache_mib is not None and others:
+            raise ConfigError(f"{flag_name(others[0])} and --moe-cache-mib were both given; give one of them")
         check(self.prefetch in ("auto", "on", "off"), "prefetch", self.prefetch, "auto, on or off")
         check(self.expert_distribution_recorder_mode in RECORDER_MODES, "expert_distribution_recorder_mode",
                self.expert_distribution_recorder_mode, ", ".join(RECORDER_MODES))  # fmt: skip

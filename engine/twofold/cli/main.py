@@ -100,6 +100,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         args.rest = rest
         level = logging.DEBUG if debug else logging.WARNING
         logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+        for note in getattr(args, "alias_notes", ()):
+            logging.getLogger("twofold").warning("%s", note)
         code = int(_module_of(args.command).run(args))
         sys.stdout.flush()
     except KeyboardInterrupt:

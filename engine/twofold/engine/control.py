@@ -14,6 +14,7 @@ from typing import Any, Final, Literal, TypeVar
 
 from twofold.api.config import EngineConfig
 from twofold.api.errors import ConfigError
+from twofold.api.placement_config import SLOT_FIELDS
 from twofold.api.types import LayerPlacement, MemorySplit, MemoryUse, RequestProgress, Resize
 from twofold.engine.inbox import Inbox
 from twofold.engine.kv_cache import PagePool
@@ -162,8 +163,8 @@ class LiveControl:
             )
         experts = moe.shape.num_layers * moe.shape.num_experts
         sizes: dict[str, Any] = {
+            **dict.fromkeys(SLOT_FIELDS),
             "gpu_experts_ratio": None if slots_asked else split.num_slots / experts,
-            "num_gpu_experts": None,
             "max_total_tokens": split.num_pages * self._config.page_size,
         }
         num_used = self._pool.num_pages - self._pool.num_free

@@ -22,7 +22,7 @@ def host_planner(files: ModelFiles, moe: MoeRuntime, kv_cache: ops.StateCache, p
 
     def plan(asked: EngineConfig, num_used: int) -> MemorySplit:
         assert asked.max_total_tokens is not None, "a resize says how many tokens there are to be"
-        slots = 0 if moe.choice.kind == "none" else num_slots(asked, num_layers, model.num_experts)
+        slots = 0 if moe.choice.kind == "none" else num_slots(asked, num_layers, model.num_experts, stride)
         pages = asked.max_total_tokens // asked.page_size
         if pages < 1:
             raise ConfigError(

@@ -13,7 +13,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from twofold import __version__
+from twofold import __version__, _core
 from twofold.api.config import EngineConfig
 from twofold.api.types import RunInfo
 from twofold.blocks import ops
@@ -134,7 +134,8 @@ def _load_on_cpu(
 ) -> LoadedRunner:
     """Dense weights on the CPU; experts there too, or on an accelerator that is emulated."""
     model = LoadedModel(files, pool, progress)
-    slots = num_slots(config, len(files.config.moe_layers), files.config.num_experts)
+    slot_bytes = _core.slot_stride(max(map(files.config.routed.expert_bytes, files.expert_formats())))
+    slots = num_slots(config, len(files.config.moe_layers), files.config.num_experts, slot_bytes)
     moe = load_experts(files, pool, choice, config, slot_plan(config, slots), progress)
     mapped_bytes = 0 if files.mapped is None or pool.num_nodes > 1 else files.mapped.contents.panels_end
     capacity = plan_capacity(config, files.config, mapped_bytes)
