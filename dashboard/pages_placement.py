@@ -5,7 +5,7 @@ from __future__ import annotations
 import streamlit as st
 from twofold.telemetry import queries
 
-from dashboard import figures, formats, frame
+from dashboard import figures, formats, frame, placement_sweep
 
 MODES = {
     "Where it ran most": "place",
@@ -23,6 +23,7 @@ def body(view: frame.View) -> None:
             f"No expert was used from {stretch}. Send a request, or choose a longer window in the sidebar.",
             icon=":material/hourglass_empty:",
         )
+        placement_sweep.card()
         return
     counts = {place: grid.by_placement(place) for place in queries.Placement}
     used = int((grid.total > 0).sum())
@@ -48,6 +49,7 @@ def body(view: frame.View) -> None:
             "One square is one expert of one layer; hover over it for its counts. "
             "The bars on the right sum up each layer."
         )
+    placement_sweep.card()
 
 
 frame.live_page(

@@ -21,6 +21,8 @@ void bind_simulation(py::module_& m) {
       .def_readonly("num_uploads", &SimulationResult::num_uploads)
       .def_readonly("num_evictions", &SimulationResult::num_evictions)
       .def_readonly("total_us", &SimulationResult::total_us)
+      .def_readonly("num_prompt_tokens", &SimulationResult::num_prompt_tokens)
+      .def_readonly("prompt_us", &SimulationResult::prompt_us)
       .def_readonly("moe_us", &SimulationResult::moe_us)
       .def_readonly("cpu_us", &SimulationResult::cpu_us)
       .def_readonly("gpu_us", &SimulationResult::gpu_us)
@@ -32,20 +34,25 @@ void bind_simulation(py::module_& m) {
       "simulate",
       [](const TraceHolder& trace, int batch, const CostModel& cost, const LayerSchedulerConfig& config,
          const std::vector<double>& dense_us, bool keep_layer_us, int prompt_chunk,
-         const std::vector<double>& token_us) {
+         const std::vector<double>& token_us, int prompt_tokens) {
         Timeline link(cost.upload_us());
         LayerScheduler scheduler(cost, config, link);
         if (!config.prior_usage.empty()) scheduler.cache().preload_by_usage();
         py::gil_scoped_release release;
+        if (prompt_tokens > 0) {
+          return simulate_requests(trace.trace(), prompt_tokens, scheduler, dense_us, token_us,
+                                   keep_layer_us);
+        }
         if (prompt_chunk > 0)
           return simulate_prompts(trace.trace(), prompt_chunk, scheduler, dense_us, token_us, keep_layer_us);
         return simulate(trace.trace(), batch, scheduler, dense_us, keep_layer_us);
       },
       py::arg("trace"), py::arg("batch"), py::arg("cost"), py::arg("config"), py::arg("dense_us"),
       py::arg("keep_layer_us") = false, py::arg("prompt_chunk") = 0,
-      py::arg("token_us") = std::vector<double>{},
+      py::arg("token_us") = std::vector<double>{}, py::arg("prompt_tokens") = 0,
       "Plays a trace on the virtual clock; with prior_usage the slots are filled before the start. "
-      "prompt_chunk: sequences are prompts, so many tokens a step.");
+      "prompt_chunk: sequences are prompts, so many tokens a step. prompt_tokens: each sequence is a request "
+      "of so many prompt tokens, the others are decoded.");
   m.def("default_upload_price", &default_upload_price, py::arg("cost"));
 }
 

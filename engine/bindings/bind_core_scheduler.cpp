@@ -20,7 +20,8 @@ void bind_config(py::module_& m) {
       .def(py::init([](int num_layers, int num_experts, int top_k, int num_slots, std::string policy,
                        bool prefetch, int num_staging, double upload_price, int stream_ahead_from,
                        const std::string& fetch_rule, bool background_uploads, bool always_cache_fetched,
-                       std::optional<bool> shared_pool, std::vector<double> prior_usage) {
+                       std::optional<bool> shared_pool, std::vector<double> prior_usage, bool fixed_placement,
+                       int replace_from) {
              return LayerSchedulerConfig{.num_layers = num_layers,
                                          .num_experts = num_experts,
                                          .top_k = top_k,
@@ -34,6 +35,8 @@ void bind_config(py::module_& m) {
                                          .always_cache_fetched = always_cache_fetched,
                                          .shared_pool = shared_pool,
                                          .prefetch = prefetch,
+                                         .fixed_placement = fixed_placement,
+                                         .replace_from = replace_from,
                                          .prior_usage = std::move(prior_usage)};
            }),
            py::arg("num_layers"), py::arg("num_experts"), py::arg("top_k"), py::arg("num_slots"),
@@ -42,7 +45,9 @@ void bind_config(py::module_& m) {
            py::arg("stream_ahead_from") = defaults.stream_ahead_from, py::kw_only(),
            py::arg("fetch_rule") = "best-split", py::arg("background_uploads") = defaults.background_uploads,
            py::arg("always_cache_fetched") = defaults.always_cache_fetched,
-           py::arg("shared_pool") = defaults.shared_pool, py::arg("prior_usage") = defaults.prior_usage);
+           py::arg("shared_pool") = defaults.shared_pool, py::arg("prior_usage") = defaults.prior_usage,
+           py::arg("fixed_placement") = defaults.fixed_placement,
+           py::arg("replace_from") = defaults.replace_from);
 }
 
 }  // namespace

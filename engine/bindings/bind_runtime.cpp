@@ -308,6 +308,20 @@ void bind_executor(py::module_& m) {
       .def("predict", &predict, py::arg("layer"), py::arg("logits").noconvert())
       .def("save_cache", &MoeExecutor::save_cache, py::arg("path"))
       .def("restore_cache", &MoeExecutor::restore_cache, py::arg("path"))
+      .def(
+          "place_experts",
+          [](MoeExecutor& e, const py::array_t<uint8_t, py::array::c_style | py::array::forcecast>& wanted) {
+            const std::span<const uint8_t> cells(wanted.data(), size_t(wanted.size()));
+            const py::gil_scoped_release release;
+            return e.place_experts(cells);
+          },
+          py::arg("wanted"), "Between steps: slots hold exactly these, [layers, experts].")
+      .def("dynamic_update_counts",
+           [](const MoeExecutor& e) {
+             const DynamicUpdateCounts c = e.accelerator().dynamic_update_counts();
+             return py::dict(py::arg("updated") = c.updated, py::arg("unchanged") = c.unchanged,
+                             py::arg("too_short") = c.too_short, py::arg("experts") = c.experts);
+           })
       .def("prefetch_counts",
            [](const MoeExecutor& e) {
              const PrefetchCounts c = e.accelerator().prefetch_counts();

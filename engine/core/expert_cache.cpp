@@ -344,6 +344,17 @@ bool ExpertCache::preload(int layer, int expert) {
   return true;
 }
 
+void ExpertCache::evict(int layer, int expert) {
+  check(layer, expert, "eviction");
+  if (!is_resident(layer, expert)) {
+    throw std::invalid_argument("expert cache: eviction of layer " + std::to_string(layer) + ", expert " +
+                                std::to_string(expert) + " given, a resident one expected");
+  }
+  const int slot = slot_of(layer, expert);
+  vacate(index(layer, expert));
+  free_[pool_of(layer)].push_back(slot);
+}
+
 std::vector<int> ExpertCache::preload_by_usage() {
   std::vector<int> order(slot_of_.size());
   std::iota(order.begin(), order.end(), 0);

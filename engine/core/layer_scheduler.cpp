@@ -8,34 +8,13 @@ namespace twofold {
 
 namespace {
 
-// An upload slows the CPU's experts only while there are any: between a third and two thirds of decode on the
-// machines described, and simulated speed is flat around it (docs/scheduling.md).
-constexpr double kCpuBusyShare = 0.5;
-
 void expect_placements(std::span<const int32_t> ids, std::span<const Placement> where) {
   if (where.size() == ids.size()) return;
   throw std::invalid_argument("layer scheduler: " + std::to_string(where.size()) + " placements of " +
                               std::to_string(ids.size()) + " routed pairs given");
 }
 
-std::unique_ptr<ExpertCache> make_cache(const CostModel& cost, const LayerSchedulerConfig& config) {
-  CacheConfig cache;
-  cache.num_layers = config.num_layers;
-  cache.num_experts = config.num_experts;
-  cache.top_k = config.top_k;
-  cache.slots_per_layer = spread_slots(config.num_slots, config.num_layers, config.num_experts);
-  cache.policy = config.policy;
-  cache.upload_price = config.upload_price < 0 ? default_upload_price(cost) : config.upload_price;
-  cache.shared_pool = config.shared_pool;
-  cache.prior_usage = config.prior_usage;
-  return ExpertCache::make(std::move(cache));
-}
-
 }  // namespace
-
-double default_upload_price(const CostModel& cost) {
-  return kCpuBusyShare * cost.profile().contention * cost.upload_us() / cost.miss_us();
-}
 
 LayerScheduler::LayerScheduler(CostModel cost, LayerSchedulerConfig config, Link& link)
     : cost_(std::move(cost)),
@@ -45,7 +24,9 @@ LayerScheduler::LayerScheduler(CostModel cost, LayerSchedulerConfig config, Link
       fetch_rule_(config.fetch_rule),
       background_uploads_(config.background_uploads),
       always_cache_fetched_(config.always_cache_fetched),
+      fixed_placement_(config.fixed_placement),
       cache_(make_cache(cost_, config)),
+      dynamic_update_(config.replace_from, config.num_experts),
       decode_planner_(cost_, config.top_k),
       prefill_planner_(cost_) {
   if (config.stream_ahead_from > 0 && config.fetch_rule == FetchRule::kBestSplit && num_staging_ > 0)
@@ -55,6 +36,7 @@ LayerScheduler::LayerScheduler(CostModel cost, LayerSchedulerConfig config, Link
 
 std::span<const Publication> LayerScheduler::begin_step(StepShape shape) {
   shape_ = std::move(shape);
+  dynamic_update_.begin_step(shape_);
   cache_->boundary(shape_.num_new, shape_.num_running);
   if (prefetcher_) prefetcher_->begin_step();
   looks_ahead_ = false;
@@ -76,6 +58,7 @@ std::span<const Publication> LayerScheduler::begin_step(StepShape shape) {
 const LayerDecision& LayerScheduler::decide(int layer, std::span<const int32_t> ids,
                                             std::span<const float> weights, int num_tokens) {
   begin_layer(layer, ids, weights, num_tokens);
+  dynamic_update_.choose(layer, *cache_);
   plan(layer, cache_->active(layer), cache_->loads(layer), num_tokens);
   place_fetched(layer);
   fetched_loads_.clear();
@@ -170,6 +153,9 @@ const LayerDecision& LayerScheduler::finish_layer(int layer, int num_tokens) {
     first = false;
   }
   if (ahead_) stream_ahead(layer, work, num_tokens);
+  dynamic_update_.admit_rest(layer, *cache_, [&](int expert, const Admission& admission) {
+    upload_behind(layer, expert, admission, UploadReason::kAdmission);
+  });
   admit_misses(layer);
   if (prefetcher_ && !looks_ahead_) issue_prefetches(layer, work);
   link_.advance(decision_.times.layer_us);
@@ -308,14 +294,13 @@ void LayerScheduler::place_fetched(int layer) {
     move.layer = layer;
     move.expert = e.expert;
     const auto possible = cache_->can_admit(layer, e.expert, true);
-    if (possible &&
+    auto admission = dynamic_update_.admit(layer, e.expert, *cache_);
+    if (!admission && !fixed_placement_ && possible &&
         (always_cache_fetched_ || possible->evicted < 0 || possible->value > possible->victim_value)) {
-      const auto admission = cache_->admit(layer, e.expert, true);
-      move.slot = admission->slot;
-      move.evicted = admission->evicted;
-      move.evicted_layer = admission->evicted_layer;
-      move.value = admission->value;
-      move.victim_value = admission->victim_value;
+      admission = cache_->admit(layer, e.expert, true);
+    }
+    if (admission) {
+      move.take(*admission);
     } else {
       do {
         ++staged;
@@ -359,7 +344,7 @@ void LayerScheduler::stream_ahead(int layer, LayerWork& work, int num_tokens) {
 }
 
 void LayerScheduler::admit_misses(int layer) {
-  if (!background_uploads_) return;
+  if (!background_uploads_ || fixed_placement_) return;
   for (const ExpertDecision& e : decision_.experts) {
     // What a device read from the host's memory by itself (follow) is a miss like those of the CPU.
     const bool missed = e.where == Placement::kCpu || (e.where == Placement::kFetched && e.slot < 0);
@@ -382,12 +367,8 @@ void LayerScheduler::upload_behind(int layer, int expert, const Admission& admis
   Move move;
   move.layer = layer;
   move.expert = expert;
-  move.slot = admission.slot;
-  move.evicted = admission.evicted;
-  move.evicted_layer = admission.evicted_layer;
+  move.take(admission);
   move.reason = reason;
-  move.value = admission.value;
-  move.victim_value = admission.victim_value;
   upload(move);
   decision_.moves.push_back(move);
 }

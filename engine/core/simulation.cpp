@@ -39,6 +39,8 @@ SimulationResult play(const RoutingTrace& trace, LayerScheduler& scheduler,
   const double start_us = scheduler.now_us();
   const double link_before_us = scheduler.link_us();
   for (StepShape shape; next_step(rows, shape); shape = {}) {
+    const bool prompt = !shape.prefill_rows.empty();
+    const double step_us = scheduler.now_us();
     scheduler.begin_step(std::move(shape));
     for (int layer = 0; layer < trace.num_layers; ++layer) {
       scheduler.advance(dense(static_cast<size_t>(layer), rows.size()));
@@ -62,6 +64,10 @@ SimulationResult play(const RoutingTrace& trace, LayerScheduler& scheduler,
     scheduler.advance(dense(dense_us.size() - 1, rows.size()));
     ++result.num_steps;
     result.num_tokens += static_cast<int64_t>(rows.size());
+    if (prompt) {
+      result.num_prompt_tokens += static_cast<int64_t>(rows.size());
+      result.prompt_us += scheduler.now_us() - step_us;
+    }
   }
   result.total_us = scheduler.now_us() - start_us;
   result.link_us = scheduler.link_us() - link_before_us;
@@ -83,35 +89,70 @@ SimulationResult simulate(const RoutingTrace& trace, int batch, LayerScheduler& 
               });
 }
 
-SimulationResult simulate_prompts(const RoutingTrace& trace, int chunk, LayerScheduler& scheduler,
-                                  const std::vector<double>& dense_us, const std::vector<double>& token_us,
-                                  bool keep_layer_us) {
-  check(trace, scheduler, dense_us);
+namespace {
+
+void check_prompts(const char* what, int tokens, const LayerScheduler& scheduler,
+                   const std::vector<double>& dense_us, const std::vector<double>& token_us) {
   if (!token_us.empty() && token_us.size() != dense_us.size()) {
     throw std::invalid_argument("simulate: token_us of " + std::to_string(token_us.size()) +
                                 " entries given, as many as dense_us or none expected");
   }
-  if (chunk < 1) {
-    throw std::invalid_argument("simulate: chunks of " + std::to_string(chunk) +
+  if (tokens < 1) {
+    throw std::invalid_argument("simulate: " + std::string(what) + " of " + std::to_string(tokens) +
                                 " tokens given, >= 1 expected");
   }
   if (scheduler.cache().policy().offline) {
     throw std::invalid_argument("simulate: policy " + scheduler.cache().config().policy +
                                 " given, one that needs no future expected for prompts");
   }
+}
+
+// One sequence after the other; size_of(row, begin, end) is how many of its rows the step takes, all of them a
+// prompt's where is_prompt(row, begin) says so.
+template <typename SizeOf, typename IsPrompt>
+SimulationResult play_sequences(const RoutingTrace& trace, LayerScheduler& scheduler,
+                                const std::vector<double>& dense_us, const std::vector<double>& token_us,
+                                bool keep_layer_us, SizeOf size_of, IsPrompt is_prompt) {
   size_t sequence = 0;
   int64_t row = 0;
   return play(trace, scheduler, dense_us, token_us, keep_layer_us,
               [&](std::vector<int64_t>& rows, StepShape& shape) {
                 while (sequence + 1 < trace.offsets.size() && row == trace.offsets[sequence + 1]) ++sequence;
                 if (sequence + 1 >= trace.offsets.size()) return false;
-                shape.num_new = row == trace.offsets[sequence];
-                rows.clear();
-                while (row < trace.offsets[sequence + 1] && rows.size() < static_cast<size_t>(chunk))
-                  rows.push_back(row++);
-                shape.prefill_rows.assign(rows.size(), 1);
+                const int64_t begin = trace.offsets[sequence], end = trace.offsets[sequence + 1];
+                shape.num_new = row == begin;
+                const bool prompt = is_prompt(row, begin);
+                rows.resize(static_cast<size_t>(std::min(size_of(row, begin, end), end - row)));
+                for (int64_t& each : rows) each = row++;
+                if (prompt) shape.prefill_rows.assign(rows.size(), 1);
                 return true;
               });
+}
+
+}  // namespace
+
+SimulationResult simulate_prompts(const RoutingTrace& trace, int chunk, LayerScheduler& scheduler,
+                                  const std::vector<double>& dense_us, const std::vector<double>& token_us,
+                                  bool keep_layer_us) {
+  check(trace, scheduler, dense_us);
+  check_prompts("chunks", chunk, scheduler, dense_us, token_us);
+  return play_sequences(
+      trace, scheduler, dense_us, token_us, keep_layer_us,
+      [chunk](int64_t, int64_t, int64_t) { return int64_t{chunk}; }, [](int64_t, int64_t) { return true; });
+}
+
+SimulationResult simulate_requests(const RoutingTrace& trace, int prompt_tokens, LayerScheduler& scheduler,
+                                   const std::vector<double>& dense_us, const std::vector<double>& token_us,
+                                   bool keep_layer_us) {
+  check(trace, scheduler, dense_us);
+  check_prompts("prompts", prompt_tokens, scheduler, dense_us, token_us);
+  return play_sequences(
+      trace, scheduler, dense_us, token_us, keep_layer_us,
+      [prompt_tokens](int64_t row, int64_t begin, int64_t end) {
+        return row > begin ? int64_t{1}
+                           : std::max(int64_t{1}, std::min(int64_t{prompt_tokens}, end - begin - 1));
+      },
+      [](int64_t row, int64_t begin) { return row == begin; });
 }
 
 }  // namespace twofold

@@ -15,6 +15,7 @@ from twofold.telemetry import queries
 from twofold.telemetry.writer import open_sink
 
 from dashboard import palette
+from dashboard.placement_sweep import read_sweep
 from tests.dashboard.synthetic_run import ManualClock, SyntheticRun, _Running, run_info, synthetic_history
 
 APP = Path(__file__).resolve().parents[2] / "dashboard" / "app.py"
@@ -86,6 +87,25 @@ def test_overview_shows_what_the_queries_say(
     by_wall = queries.step_totals(*answers(path)[:2]).decode_tokens_per_wall_s
     assert by_wall == pytest.approx(overview.mean_decode_tokens_per_wall_s)
     assert f"By the wall clock this machine decodes {by_wall:.1f} tokens/s." in texts(app)
+
+
+def test_placement_shows_a_sweep_that_is_named(
+    monkeypatch: pytest.MonkeyPatch, emulated: tuple[Path, SyntheticRun], tmp_path: Path
+) -> None:
+    sweep = tmp_path / "placement.csv"
+    monkeypatch.setenv("TWOFOLD_PLACEMENT_SWEEP", str(sweep))
+    head = "model,profile,strategy,ratio,decode_tokens_per_s\n"
+    for text, message in (
+        ("", "no rows"),
+        (head + "a,b,c,x,1\n", "row 1 is none"),
+        (head + "a,b,c,0,nan\n", "finite"),
+    ):
+        sweep.write_text(text)
+        with pytest.raises(ValueError, match=message):
+            read_sweep(sweep)
+    sweep.write_text(head + "tiny,rtx3060-pcie3,uniform,0.1,12.5\ntiny,rtx3060-pcie3,payback,0.1,13\n")
+    app = show(monkeypatch, emulated[0], "pages_placement.py")
+    assert app.selectbox(key="sweep").value == "tiny on rtx3060-pcie3"
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -123,6 +123,7 @@ class FakeStats:
     prefix_cache_hits: int = 7
     decode_tokens_per_s: float = 0.0
     placement: PlacementCounts = field(default_factory=PlacementCounts)
+    dynamic_update: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

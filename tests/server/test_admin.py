@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 from fake_engine import FakeEngine
 from live_server import HTTP, serving
@@ -21,6 +22,8 @@ from twofold.api.config import EngineConfig, ServerConfig
 from twofold.api.errors import ConfigError
 from twofold.cli.main import main
 from twofold.engine import Engine
+from twofold.experts.expert_statistics import write_statistics
+from twofold.experts.placement_files import write_placement
 from twofold.models.testing import TinyModel, write_tiny_model
 from twofold.server.app import create_app
 
@@ -33,6 +36,7 @@ PATHS = (
     ("POST", "/admin/sleep"), ("POST", "/admin/wake"), ("GET", "/admin/experts"), ("POST", "/admin/experts/start"),
     ("POST", "/admin/experts/stop"), ("POST", "/admin/experts/dump"), ("POST", "/start_expert_distribution_record"),
     ("GET", "/stop_expert_distribution_record"), ("GET", "/dump_expert_distribution_record"),
+    ("GET", "/admin/placement/experts"), ("POST", "/admin/placement/experts"),
 )  # fmt: skip
 
 
@@ -199,6 +203,53 @@ def test_a_server_is_seen_changed_and_put_to_sleep_from_the_command_line(url, en
         assert out.strip()
 
 
+def placement(capsys: pytest.CaptureFixture[str], url: str, *words: str) -> tuple[int, str]:
+    server = ["--url", url, "--admin-key", ADMIN]
+    code = main(["placement", *words, *(server if words[0] != "show" or len(words) == 1 else [])])
+    out = capsys.readouterr()
+    return code, out.out + out.err
+
+
+def test_a_placement_is_shown_written_and_put_back_while_a_request_runs(url, engine, capsys, tmp_path):
+    plain = Stream(url, 1200, "plain").text()
+    stream = Stream(url, 1200, "watched")
+    assert stream.begun.wait(60)
+    layers, experts, slots = engine.info.num_layers, engine.info.num_experts, engine.info.num_slots
+    code, out = placement(capsys, url, "import", "--strategy", "uniform")
+    assert (code, f"placed {slots} experts in {slots} slots" in out) == (0, True), out
+    assert "policy payback goes on from there" in out
+    file = str(tmp_path / "placed.npz")
+    assert placement(capsys, url, "export", file)[0] == 0
+    assert placement(capsys, url, "import", file)[0] == 0
+    assert stream.text() == plain
+    code, out = placement(capsys, url, "import", "--strategy", "uniform")
+    assert code == 0
+    code, shown = placement(capsys, url, "show")
+    assert (code, shown.splitlines()[0]) == (
+        0, f"tiny: {slots} of {layers * experts} experts in {slots} slots, strategy payback, policy payback"
+    )  # fmt: skip
+    first = [line.split() for line in shown.splitlines() if line.split()[:1] == ["0"]]
+    assert first == [["0", str(slots // layers), str(experts), f"0-{slots // layers - 1}"]]
+    assert placement(capsys, url, "export", file)[0] == 0
+    code, of_file = placement(capsys, url, "show", file)
+    assert (code, of_file.splitlines()[2:]) == (0, shown.splitlines()[2:])
+    write_statistics(tmp_path / "counts.pt", np.arange(layers * experts).reshape(1, layers, experts))
+    assert placement(capsys, url, "import", str(tmp_path / "counts.pt"))[0] == 0
+    resident = engine.control.expert_placement().resident
+    assert resident[-1] == tuple(range(experts - len(resident[-1]), experts))
+    other = str(tmp_path / "other.npz")
+    write_placement(other, np.ones((2, 3), np.bool_), "other")
+    for words, message in (
+        (["import", other], f"2 layers of 3 experts, the server's model has {layers} layers of {experts}"),
+        (["import"], "either a FILE or --strategy"),
+        (["export", str(tmp_path / "placed.txt")], "ends in .npz"),
+        (["show", str(tmp_path / "counts.pt")], "it places none"),
+        (["show", str(tmp_path / "none.npz")], "cannot be read"),
+    ):
+        code, out = placement(capsys, url, *words)
+        assert (code, message in out) == (2, True), out
+
+
 def test_one_request_can_be_ended(url, engine, capsys):
     stream = Stream(url, 15_000, "unwanted")
     assert stream.begun.wait(60)
@@ -273,15 +324,19 @@ def test_a_wrong_key_and_no_server_are_told(url, capsys):
     assert "no Twofold server answers" in capsys.readouterr().err
 
 
-def test_bodies_of_resize_are_checked(url):
-    for body in (
-        b"{",
-        b"[]",
-        b'{"gpu_experts_ratio": "much"}',
-        b'{"pages": 3}',
-        b'{"max_total_tokens": 1e99}',
+def test_bodies_are_checked(url):
+    for path, body in (
+        ("resize", b"{"),
+        ("resize", b"[]"),
+        ("resize", b'{"gpu_experts_ratio": "much"}'),
+        ("resize", b'{"pages": 3}'),
+        ("resize", b'{"max_total_tokens": 1e99}'),
+        ("placement/experts", b'{"resident": [[-1]]}'),
+        ("placement/experts", b'{"resident": [["0"]]}'),
+        ("placement/experts", b'{"resident": [[0]]}'),
+        ("placement/experts", b'{"resident": []}'),
     ):
-        answer = HTTP.post(f"{url}/admin/resize", content=body, headers=bearer(ADMIN))
+        answer = HTTP.post(f"{url}/admin/{path}", content=body, headers=bearer(ADMIN))
         assert answer.status_code == 400, body
 
 

@@ -69,7 +69,16 @@ def test_a_switch_has_two_flags(argv, environ, expected):
         (["--max-num-seqs", "2.5"], {}, ["'2.5'", "whole number"]),
         ([], {"TWOFOLD_SEED": "-3"}, ["--seed", "-3"]),
         ([], {"TWOFOLD_SEED": "x"}, ["TWOFOLD_SEED", "'x'"]),
-        (["--gpu-experts-ratio", "0.5", "--num-gpu-experts", "3"], {}, ["both given"]),
+        (
+            ["--expert-placement-strategy", "best"],
+            {},
+            ["--expert-placement-strategy", "best", "front-loading"],
+        ),
+        (
+            ["--gpu-prefill-token-threshold", "1"],
+            {},
+            ["--gpu-prefill-token-threshold was given 1", "2 or more"],
+        ),
         (["--no-enable-prefix-caching", "--prefix-cache-dir", "x"], {}, ["both given"]),
         (["--backend", "single", "--max-num-seqs", "8"], {}, ["single", "--max-num-seqs 8", "both given"]),
         (["--backend", "ktransformers"], {}, ["--backend", "balance or single"]),

@@ -47,6 +47,11 @@ class Accelerator {
   // happens.
   virtual void save(const std::string& /*path*/) const {}
   virtual int restore(const std::string& /*path*/) { return 0; }
+  // Between two steps: slots hold exactly what is wanted[layers * experts], and what was missing is uploaded
+  // at once, at no cost of time. Returns how many were. Throws std::invalid_argument, and changes nothing,
+  // where there are fewer slots. Without slots, nothing happens.
+  virtual int place_experts(std::span<const uint8_t> /*wanted*/) { return 0; }
+  virtual DynamicUpdateCounts dynamic_update_counts() const { return {}; }
   virtual void begin_step(const StepRows& rows) = 0;
   // Fills one placement per group and returns the layer's times on the accelerator's clock (zeros: not known,
   // measure).

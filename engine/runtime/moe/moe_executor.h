@@ -72,6 +72,8 @@ class MoeExecutor {
   // See Accelerator::save and restore.
   void save_cache(const std::string& path) const { accelerator_->save(path); }
   int restore_cache(const std::string& path) { return accelerator_->restore(path); }
+  // See Accelerator.
+  int place_experts(std::span<const uint8_t> wanted) { return accelerator_->place_experts(wanted); }
 
   // A layer that the device placed itself, where[num_tokens * top_k], and that others computed: decides what
   // to upload behind it, and records it with its times. Nothing of the step waits for this.

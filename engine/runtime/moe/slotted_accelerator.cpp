@@ -21,28 +21,67 @@ void SlottedAccelerator::record_to(EventLog& events) {
   pending_.resize(size_t(num_slots()));
 }
 
-void SlottedAccelerator::preload_all() {
+bool SlottedAccelerator::bring(int layer, int expert) {
   ExpertCache& cache = scheduler().cache();
+  if (!cache.preload(layer, expert)) return false;
+  try {
+    fill({layer, expert, cache.slot_of(layer, expert)});
+  } catch (...) {
+    cache.evict(layer, expert);  // nobody knows what is in the slot
+    throw;
+  }
+  return true;
+}
+
+void SlottedAccelerator::preload_all() {
   for (int layer = 0; layer < store_.num_layers(); ++layer) {
     for (int expert = 0; expert < store_.num_experts(); ++expert) {
-      if (!cache.preload(layer, expert)) {
+      if (!bring(layer, expert)) {
         throw std::logic_error("preload_all needs a slot for every expert; there are " +
                                std::to_string(num_slots()));
       }
-      fill({layer, expert, cache.slot_of(layer, expert)});
     }
   }
 }
 
 int SlottedAccelerator::restore(const std::string& path) {
   int uploaded = 0;
+  for (int cell : scheduler().cache().load(path))
+    uploaded += bring(cell / store_.num_experts(), cell % store_.num_experts());
+  return uploaded;
+}
+
+int SlottedAccelerator::place_experts(std::span<const uint8_t> wanted) {
+  const int num_layers = store_.num_layers(), num_experts = store_.num_experts();
   ExpertCache& cache = scheduler().cache();
-  for (int cell : cache.load(path)) {
-    const int layer = cell / store_.num_experts();
-    const int expert = cell % store_.num_experts();
-    if (!cache.preload(layer, expert)) continue;
-    fill({layer, expert, cache.slot_of(layer, expert)});
-    ++uploaded;
+  const CacheConfig& config = cache.config();
+  const auto refuse = [](const std::string& given, int expected) {
+    throw std::invalid_argument("a placement of " + given + " given, at most " + std::to_string(expected) +
+                                " expected: there are no more slots");
+  };
+  if (wanted.size() != size_t(num_layers) * size_t(num_experts)) {
+    throw std::invalid_argument("a placement of " + std::to_string(wanted.size()) +
+                                " experts given, one of the model's " + std::to_string(num_layers) + " x " +
+                                std::to_string(num_experts) + " expected");
+  }
+  int total = 0;
+  for (int layer = 0; layer < num_layers; ++layer) {
+    const auto of_layer = wanted.subspan(size_t(layer) * size_t(num_experts), size_t(num_experts));
+    const auto count = int(std::count_if(of_layer.begin(), of_layer.end(), [](uint8_t w) { return w != 0; }));
+    const int slots = config.slots_per_layer[size_t(layer)];
+    if (!config.pooled() && count > slots)
+      refuse(std::to_string(count) + " experts in layer " + std::to_string(layer), slots);
+    total += count;
+  }
+  if (total > num_slots()) refuse(std::to_string(total) + " experts", num_slots());
+  idle();
+  for (int cell = 0; cell < int(wanted.size()); ++cell) {
+    if (!wanted[size_t(cell)] && cache.is_resident(cell / num_experts, cell % num_experts))
+      cache.evict(cell / num_experts, cell % num_experts);
+  }
+  int uploaded = 0;
+  for (int cell = 0; cell < int(wanted.size()); ++cell) {
+    if (wanted[size_t(cell)]) uploaded += bring(cell / num_experts, cell % num_experts);
   }
   return uploaded;
 }

@@ -19,6 +19,8 @@ class SlottedAccelerator : public Accelerator {
   void record_to(EventLog& events) override;
   void save(const std::string& path) const override { scheduler().cache().save(path); }
   int restore(const std::string& path) override;
+  int place_experts(std::span<const uint8_t> wanted) override;
+  DynamicUpdateCounts dynamic_update_counts() const override { return scheduler().dynamic_update_counts(); }
 
   void begin_step(const StepRows& rows) override;
   LayerTimes place(int layer, const LayerRouting& routing, const ExpertGroups& groups,
@@ -42,6 +44,8 @@ class SlottedAccelerator : public Accelerator {
                   const ExpertGroups& groups);
 
   virtual const std::byte* slot(int index) const = 0;
+  // Copies an absent expert into a free slot at once.
+  bool bring(int layer, int expert);
   // Copies an expert into a slot at once, outside of any step and of the link's lanes.
   virtual void fill(const Transfer& what) = 0;
   // The layer is decided; placements may yet be changed.

@@ -13,6 +13,11 @@ RECORDER_MODES: Final = ("stat", "stat_approx", "per_pass", "per_token")
 SLOT_FIELDS: Final = ("gpu_experts_ratio", "num_gpu_experts", "moe_cache_mib")
 """Which say how many expert slots there are, each in its own way."""
 
+BY_POLICY: Final = "payback"
+"""The strategy under which experts move as a cache policy finds it worth."""
+
+_STRATEGIES: Final = (BY_POLICY, "uniform", "frequency", "front-loading", "random")
+
 
 @dataclass(frozen=True)
 class PlacementConfig:
@@ -31,7 +36,26 @@ class PlacementConfig:
         None, "share of all experts that fit into VRAM slots, 0.0-1.0 (default: 0.25, or what VRAM allows)"
     )
     num_gpu_experts: int | None = setting(
-        None, "expert slots per layer, on average; instead of --gpu-experts-ratio"
+        None, "expert slots per layer, on average; --gpu-experts-ratio overrides it"
+    )
+    expert_placement_strategy: str = setting(
+        "payback",
+        "what fills the slots: payback (what --policy finds worth it, always), or once and for good: uniform (the "
+        "first experts of each layer), frequency (the most routed of --init-expert-location), front-loading (the "
+        "first layers), random (seed 42)",
+    )
+    init_expert_location: str | None = setting(
+        None,
+        "file of expert statistics (our .npz, or the .pt of SGLang's recorder): what frequency goes by, and what "
+        "payback starts from",
+    )
+    enable_dynamic_expert_update: bool = setting(
+        False,
+        "let long prompts place experts anew by their own routing, layer by layer while they are computed; for the "
+        "strategies that are static otherwise",
+    )
+    gpu_prefill_token_threshold: int = setting(
+        256, "prompt tokens of a step from which --enable-dynamic-expert-update acts"
     )
     moe_cache_mib: int | None = setting(
         None, "MiB of VRAM for expert slots, staging slots beside them; instead of --gpu-experts-ratio"
@@ -84,11 +108,13 @@ class PlacementConfig:
                "gpu_memory_utilization", self.gpu_memory_utilization, "a number from 0.05 to 1.0")  # fmt: skip
         check(self.moe_cache_mib is None or self.moe_cache_mib >= 0,
                "moe_cache_mib", self.moe_cache_mib, "0 or more")  # fmt: skip
-        if self.gpu_experts_ratio is not None and self.num_gpu_experts is not None:
-            raise ConfigError("--gpu-experts-ratio and --num-gpu-experts were both given; give one of them")
         others = [name for name in SLOT_FIELDS[:-1] if getattr(self, name) is not None]
         if self.moe_cache_mib is not None and others:
             raise ConfigError(f"{flag_name(others[0])} and --moe-cache-mib were both given; give one of them")
+        check(self.expert_placement_strategy in _STRATEGIES, "expert_placement_strategy",
+               self.expert_placement_strategy, f"one of {', '.join(_STRATEGIES)}")  # fmt: skip
+        check(self.gpu_prefill_token_threshold >= 2, "gpu_prefill_token_threshold",
+               self.gpu_prefill_token_threshold, "2 or more")  # fmt: skip
         check(self.prefetch in ("auto", "on", "off"), "prefetch", self.prefetch, "auto, on or off")
         check(self.expert_distribution_recorder_mode in RECORDER_MODES, "expert_distribution_recorder_mode",
                self.expert_distribution_recorder_mode, ", ".join(RECORDER_MODES))  # fmt: skip

@@ -5,7 +5,7 @@ Plain frozen dataclasses and named tuples without behaviour; of ours it imports 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -207,6 +207,8 @@ class EngineStats:
     prefix_cache_hits: int = 0
     """Of these, found."""
     prefetch: PrefetchCounts = field(default_factory=PrefetchCounts)
+    dynamic_update: Mapping[str, int] = field(default_factory=dict)
+    """Steps with prompt tokens by what they came to, where --enable-dynamic-expert-update was given."""
 
 
 class RequestProgress(NamedTuple):
@@ -280,6 +282,22 @@ class LayerPlacement(NamedTuple):
     num_resident: int
     experts: tuple[tuple[int, str, float], ...]
     """(expert, "resident", "in flight" or "absent", worth by the policy), the worthiest first."""
+
+
+class ExpertPlacement(NamedTuple):
+    """Which experts are in slots, and what has put them there."""
+
+    resident: tuple[tuple[int, ...], ...]
+    """Of each MoE layer, ascending."""
+    num_experts: int
+    """Of a layer."""
+    num_slots: int
+    strategy: str
+    policy: str
+    is_static: bool
+    """No policy moves experts."""
+    dynamic_update: Mapping[str, int]
+    """See `EngineStats`."""
 
 
 class StepParts(NamedTuple):

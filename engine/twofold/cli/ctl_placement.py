@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from twofold.cli.admin_client import AdminClient, add_server_arguments, show
+from twofold.cli.placement_show import update_lines
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,4 +28,5 @@ def run(args: argparse.Namespace) -> int:
         lines.append(f"layer {layer['layer']:>3}  {layer['resident']:>4} resident:  {experts}")
     if found["layers"]:
         lines.append("expert (worth by the policy); - not in a slot, ~ on its way")
+    lines += update_lines(found["dynamic_update"])
     return show(args, found, lines)

@@ -226,7 +226,7 @@ def _slots(config: EngineConfig, needs: DeviceNeeds, room: int) -> tuple[int, in
 
 
 def _asked_slots(config: EngineConfig, needs: DeviceNeeds) -> tuple[int | None, str]:
-    if config.num_gpu_experts is not None:
+    if config.num_gpu_experts is not None and config.gpu_experts_ratio is None:
         if config.num_gpu_experts > needs.num_experts:
             raise ConfigError(
                 f"--num-gpu-experts was given {config.num_gpu_experts}; the model has {needs.num_experts} experts per "

@@ -61,7 +61,7 @@ def load_on_device(
         model = DeviceModel(files, pool, device.torch_device, device.kernels(max_context), max_context)
         # Looking ahead costs launches in every layer, and no GPU has shown yet what it gains: only where asked for.
         look_ahead = config.prefetch == "on"
-        slots = replace(slot_plan(config, budget.num_slots, budget.num_staging), prefetch=look_ahead)
+        slots = replace(slot_plan(config, files, budget.num_slots, budget.num_staging), prefetch=look_ahead)
         moe = load_experts(files, pool, choice, config, slots, progress)
         runner = DeviceRunner(
             model, moe, device, num_pages=num_pages, page_size=config.page_size, max_context=max_context,

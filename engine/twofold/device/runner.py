@@ -34,6 +34,7 @@ from twofold.engine.runner import report_prompts
 from twofold.engine.sampler import Sampler, pick_undecided
 from twofold.engine.sequences import ScheduledSequence
 from twofold.experts.moe import MoeRuntime
+from twofold.experts.placement import Mask
 
 if TYPE_CHECKING:
     from twofold import _cuda
@@ -160,6 +161,11 @@ class DeviceRunner:
         """See `Runner.allocate_slots`."""
         self.moe.allocate(num_slots, num_staging)
         self._make_steps(self._why_eager)
+
+    def place_experts(self, mask: Mask) -> int:
+        """See `Runner.place_experts`."""
+        self._queue.wait()  # its kernels may read any slot
+        return self.moe.place_experts(mask)
 
     # ---- steps -------------------------------------------------------------------------------------------------------
 

@@ -12,10 +12,12 @@ from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 from typing import Any, Final, Literal, TypeVar
 
+import numpy as np
+
 from twofold.api.config import EngineConfig
 from twofold.api.errors import ConfigError
 from twofold.api.placement_config import SLOT_FIELDS
-from twofold.api.types import LayerPlacement, MemorySplit, MemoryUse, RequestProgress, Resize
+from twofold.api.types import ExpertPlacement, LayerPlacement, MemorySplit, MemoryUse, RequestProgress, Resize
 from twofold.engine.inbox import Inbox
 from twofold.engine.kv_cache import PagePool
 from twofold.engine.runner import LoadedRunner
@@ -94,6 +96,20 @@ class LiveControl:
             ConfigError: there is no such layer.
         """
         return self.between_steps(lambda: self._placement(layers, top))
+
+    def expert_placement(self) -> ExpertPlacement:
+        """All experts that are in slots. No layers without slots."""
+        return self.between_steps(self._expert_placement)
+
+    def place_experts(self, resident: Seq[Seq[int]]) -> int:
+        """Slots hold exactly these experts of each MoE layer; a policy that moves experts goes on from there. Running
+        requests pause meanwhile. Returns how many were uploaded.
+
+        Raises:
+            ConfigError: they are another model's, or more than there are slots; nothing has changed.
+            KernelError: the device failed.
+        """
+        return self.between_steps(lambda: self._place_experts(resident))
 
     def memory(self) -> MemoryUse:
         """Who has how much at this moment."""
@@ -258,6 +274,40 @@ class LiveControl:
         self._pool.resize(split.num_pages, {}, ())
         self.asleep = False
         self._on_change("wake")
+
+    def _expert_placement(self) -> ExpertPlacement:
+        moe = self._runner.moe
+        found = moe.placement()
+        states = np.zeros((0, 0)) if found is None else found[0]
+        return ExpertPlacement(
+            tuple(tuple(np.flatnonzero(layer == len(_STATES) - 1).tolist()) for layer in states),
+            moe.shape.num_experts,
+            moe.num_slots,
+            moe.plan.placement.strategy,
+            moe.policy,
+            moe.plan.placement.is_static,
+            moe.dynamic_update.counts,
+        )
+
+    def _place_experts(self, resident: Seq[Seq[int]]) -> int:
+        moe, shape = self._runner.moe, self._runner.moe.shape
+        if self.asleep:
+            raise ConfigError("the engine is asleep and has no slots to place experts in; wake it first")
+        if moe.num_slots == 0:
+            raise ConfigError(
+                f"there are no expert slots (accelerator {moe.choice.label}); give some with a resize"
+            )
+        mask = np.zeros((shape.num_layers, shape.num_experts), np.bool_)
+        largest = max((expert for layer in resident for expert in layer), default=-1)
+        if len(resident) != shape.num_layers or largest >= shape.num_experts:
+            raise ConfigError(
+                f"a placement of {len(resident)} layers with experts up to {largest} was given; the model has "
+                f"{shape.num_layers} layers of {shape.num_experts} experts"
+            )
+        for layer, experts in enumerate(resident):
+            mask[layer, list(experts)] = True
+        self._settle()
+        return self._runner.place_experts(mask)
 
     def _placement(self, layers: Iterable[int] | None, top: int) -> list[LayerPlacement]:
         found = self._runner.moe.placement()

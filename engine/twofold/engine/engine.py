@@ -261,6 +261,7 @@ class Engine:
                 prefix_cache_queries=self._pool.num_queries,
                 prefix_cache_hits=self._pool.num_hits,
                 prefetch=self._recorder.prefetch,
+                dynamic_update=self._moe.dynamic_update.counts,
             )
 
     # ---- the engine's thread ----------------------------------------------------------------------------------------
@@ -301,6 +302,8 @@ class Engine:
         wall_s = self._step_clock.end()
         clock_s = wall_s if self._virtual_s is None else now - clock
         self._prefill_budget.observe(num_prefill, num_decoding, clock_s)
+        if num_prefill:
+            self._moe.prompt_step_done()
         self._recorder.step(
             self._num_steps,
             scheduled,

@@ -11,6 +11,7 @@ from twofold.blocks import ops
 from twofold.blocks.panels import MappedPanels
 from twofold.experts.accelerator import AcceleratorChoice
 from twofold.experts.moe import DenseCost, MoeRuntime, MoeShape, SlotPlan
+from twofold.experts.placement import initial_placement
 from twofold.experts.policies import prefetches
 from twofold.experts.profiles import load_machine_profile
 from twofold.models import LoadProgress, ModelFiles, ProgressFn
@@ -19,9 +20,20 @@ from twofold.models.sizing import dense_stretches
 _log = logging.getLogger(__name__)
 
 
-def slot_plan(config: EngineConfig, slots: int, num_staging: int = -1) -> SlotPlan:
-    """So many expert slots over all layers under the configuration's policy."""
-    return SlotPlan(slots, config.policy, prefetches(config), num_staging)
+def slot_plan(config: EngineConfig, files: ModelFiles, slots: int, num_staging: int = -1) -> SlotPlan:
+    """So many expert slots over all layers, filled as the configuration says.
+
+    Raises:
+        ConfigError: statistics that cannot be used.
+    """
+    return SlotPlan(
+        slots,
+        config.policy,
+        prefetches(config),
+        num_staging,
+        initial_placement(config, files.config.moe_layers, files.config.num_experts),
+        config.gpu_prefill_token_threshold if config.enable_dynamic_expert_update else 0,
+    )
 
 
 def moe_shape(files: ModelFiles) -> MoeShape:

@@ -29,6 +29,7 @@ from twofold.engine.runner import LoadedRunner, ModelRunner
 from twofold.experts.accelerator import AcceleratorChoice, num_slots
 from twofold.experts.expert_recordings import RecordedModel
 from twofold.experts.moe import MoeRuntime
+from twofold.experts.placement import check_placement
 from twofold.experts.policies import check_policy
 from twofold.experts.warm_start import open_cache_state
 from twofold.models import ModelFiles, ProgressFn, open_model_files
@@ -64,6 +65,7 @@ def load_parts(config: EngineConfig, progress: ProgressFn | None = None) -> Engi
         CapacityError, KernelError: the device has no room, or failed.
     """
     check_policy(config)
+    check_placement(config)
     choice, device = choose_accelerator(config.accelerator)
     path = Path(config.model) if config.model else bundled_model_path()
     files = open_model_files(path)  # the cheap refusals come before gigabytes are read
@@ -136,7 +138,7 @@ def _load_on_cpu(
     model = LoadedModel(files, pool, progress)
     slot_bytes = _core.slot_stride(max(map(files.config.routed.expert_bytes, files.expert_formats())))
     slots = num_slots(config, len(files.config.moe_layers), files.config.num_experts, slot_bytes)
-    moe = load_experts(files, pool, choice, config, slot_plan(config, slots), progress)
+    moe = load_experts(files, pool, choice, config, slot_plan(config, files, slots), progress)
     mapped_bytes = 0 if files.mapped is None or pool.num_nodes > 1 else files.mapped.contents.panels_end
     capacity = plan_capacity(config, files.config, mapped_bytes)
     planes = files.config.cache_planes(files.config.cache_dtype(config.kv_cache_dtype))
@@ -180,7 +182,7 @@ def run_info(
         accelerator=choice.label,
         accelerator_reason=choice.reason,
         clock=choice.clock,
-        policy=config.policy if moe.num_slots else "",
+        policy=moe.policy if moe.num_slots else "",
         num_layers=len(model.moe_layers),
         num_experts=model.num_experts,
         top_k=model.top_k,

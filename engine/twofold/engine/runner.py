@@ -24,6 +24,7 @@ from twofold.engine.sampler import Sampler, SamplerBatch, logprobs
 from twofold.engine.sequences import ScheduledSequence
 from twofold.engine.state_memory import StateMemory
 from twofold.experts.moe import MoeRuntime
+from twofold.experts.placement import Mask
 
 F32 = npt.NDArray[np.float32]
 
@@ -77,6 +78,9 @@ class Runner(Protocol):
 
     def allocate_slots(self, num_slots: int, num_staging: int) -> None:
         """See `MoeRuntime.allocate`."""
+
+    def place_experts(self, mask: Mask) -> int:
+        """See `MoeRuntime.place_experts`."""
 
 
 Planner = Callable[[EngineConfig, int], MemorySplit]
@@ -154,6 +158,10 @@ class ModelRunner:
     def allocate_slots(self, num_slots: int, num_staging: int) -> None:
         """See `Runner.allocate_slots`."""
         self.moe.allocate(num_slots, num_staging)
+
+    def place_experts(self, mask: Mask) -> int:
+        """See `Runner.place_experts`."""
+        return self.moe.place_experts(mask)
 
 
 _MOST_ROWS: Final = 64

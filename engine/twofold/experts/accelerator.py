@@ -43,7 +43,7 @@ def num_slots(config: EngineConfig, num_layers: int, num_experts: int, slot_byte
     Raises:
         ConfigError: more slots per layer than there are experts.
     """
-    if config.num_gpu_experts is not None:
+    if config.num_gpu_experts is not None and config.gpu_experts_ratio is None:
         if config.num_gpu_experts > num_experts:
             raise ConfigError(
                 f"--num-gpu-experts was given {config.num_gpu_experts}; the model has {num_experts} experts per layer"

@@ -23,6 +23,10 @@ from twofold.api.types import PlacementCounts, PrefetchCounts
 from twofold.blocks import ops
 from twofold.experts.accelerator import AcceleratorChoice
 from twofold.experts.cpu_cost import cpu_cost_model
+from twofold.experts.dynamic_update import DynamicUpdate
+from twofold.experts.packing import pack_experts
+from twofold.experts.placement import PLACED_BY_POLICY, InitialPlacement, Mask
+from twofold.experts.policies import POLICIES
 from twofold.experts.profiles import MachineProfile, load_profile
 from twofold.experts.routing_record import RoutingRecord
 from twofold.weights.weight_format import Activation, LayerExperts
@@ -32,8 +36,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _UNCALIBRATED = "h200-pcie5"
-_EXPERTS_AT_ONCE = 16
-_COPIES_AT_ONCE = 4  # one of Llama 4's is 252 MB
 
 F32 = npt.NDArray[np.float32]
 I32 = npt.NDArray[np.int32]
@@ -80,19 +82,33 @@ class SlotPlan:
     prefetch: bool = False
     num_staging: int = -1
     """Slots that fetched experts pass through; -1: room for one whole layer."""
+    placement: InitialPlacement = PLACED_BY_POLICY
+    """What fills them at the start; a static one is what they keep."""
+    dynamic_update_from: int = 0
+    """Prompt tokens of a step from which it places experts of a static placement anew; 0: never."""
     rules: Mapping[str, Any] = field(default_factory=dict)
     """Another engine's rules, for comparison: see `lab.systems`."""
 
     def scheduler_config(self, shape: MoeShape) -> _core.SchedulerConfig:
+        rules: dict[str, Any] = {"policy": self.policy}
+        if self.placement.is_static:  # one pool: layers may have uneven shares of it
+            rules = {"policy": "static", "shared_pool": True, "fixed_placement": True}
+            if 0 < self.num_slots < shape.num_layers * shape.num_experts:
+                rules["replace_from"] = self.dynamic_update_from
         return _core.SchedulerConfig(
             shape.num_layers,
             shape.num_experts,
             shape.top_k,
             self.num_slots,
-            self.policy,
-            self.prefetch,
-            self.num_staging,
-            **self.rules,
+            prefetch=self.prefetch,
+            num_staging=self.num_staging,
+            **(rules | dict(self.rules)),
+        )
+
+    def mask(self, shape: MoeShape) -> Mask | None:
+        """What the slots hold at the start; None: nothing yet."""
+        return self.placement.mask(
+            shape.num_layers, shape.num_experts, self.num_slots, is_pool=POLICIES[self.policy].pooled
         )
 
 
@@ -145,7 +161,9 @@ class MoeRuntime:
         self.shape = shape
         self.pool = pool
         self.store = (
-            experts if isinstance(experts, _core.ExpertStore) else _pack(shape, experts, pool, progress)
+            experts
+            if isinstance(experts, _core.ExpertStore)
+            else pack_experts(shape, experts, pool, progress)
         )
         self.expert_bytes: int = self.store.expert_bytes
         self.accelerator: _cuda.CudaAccelerator | None = None
@@ -157,6 +175,8 @@ class MoeRuntime:
         self._is_released = False
         self._executor = self._make(slots)
         self.routing = RoutingRecord(lambda: self._executor.routing_counts)
+        self.dynamic_update = DynamicUpdate(lambda: self._executor.dynamic_update_counts())
+        self._place(slots)
 
     def _make(self, slots: SlotPlan) -> _core.MoeExecutor:
         shape, pool, choice, machine = self.shape, self.pool, self.choice, self._machine
@@ -243,6 +263,7 @@ class MoeRuntime:
             self._executor.save_cache(str(path))
             self._learned = path.read_bytes()
         self._before = self._before.plus(self._executor)
+        self.dynamic_update.keep()
         self._begin_us = self._executor.virtual_now_us or 0.0
         enabled = self._executor.events_enabled
         self.routing.leave()
@@ -253,7 +274,8 @@ class MoeRuntime:
         self._is_released = True
 
     def allocate(self, num_slots: int, num_staging: int = -1) -> None:
-        """After `release`: so many slots, filled with those experts that were worth most.
+        """After `release`: so many slots, filled with those experts that were worth most; under a static placement with
+        what was there, or, where there are more or fewer slots than before, with what the strategy says.
 
         Raises:
             ConfigError, CapacityError, KernelError: as the constructor; everything is as after `release`.
@@ -262,9 +284,12 @@ class MoeRuntime:
         executor = self._make(plan)
         executor.events_enabled = self._executor.events_enabled
         self.routing.leave()
+        is_other = plan.placement.is_static and num_slots != self._slots.num_slots
         self._executor, self._slots = executor, plan
         self.routing.join()
-        if self._learned:
+        if is_other:
+            self._place(plan)
+        elif self._learned:
             with tempfile.TemporaryDirectory() as folder:
                 path = Path(folder) / "cache"
                 path.write_bytes(self._learned)
@@ -280,6 +305,44 @@ class MoeRuntime:
         """[layers, experts] of each expert: 0 absent, 1 in flight, 2 resident; and its worth by the policy. None
         without slots."""
         return self._executor.placement()
+
+    def _place(self, plan: SlotPlan) -> None:
+        mask = plan.mask(self.shape) if self.num_slots else None
+        if mask is not None:
+            self.place_experts(mask)
+
+    def place_experts(self, mask: Mask) -> int:
+        """Between two steps: slots hold exactly these, [layers, experts]. Returns how many were uploaded for that.
+
+        Raises:
+            ConfigError: there are fewer slots; nothing has changed.
+            KernelError: the device failed.
+        """
+        try:
+            return int(self._executor.place_experts(mask.astype(np.uint8)))
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+
+    @property
+    def plan(self) -> SlotPlan:
+        return self._slots
+
+    @property
+    def policy(self) -> str:
+        """Of the cache; "static" where a strategy has placed the experts for good."""
+        return "static" if self._slots.placement.is_static else self._slots.policy
+
+    def prompt_step_done(self) -> None:
+        """A step with prompt tokens has ended; where dynamic update is on, what it came to is counted."""
+        slots = self._slots
+        if slots.dynamic_update_from:
+            self.dynamic_update.step(
+                "no_accelerator" if self.choice.kind == "none"
+                else "no_slots" if self.num_slots == 0
+                else "payback_places" if not slots.placement.is_static
+                else "all_resident" if self.num_slots == self.shape.num_layers * self.shape.num_experts
+                else None
+            )  # fmt: skip
 
     # ---- steps -------------------------------------------------------------------------------------------------------
 
@@ -376,49 +439,3 @@ class MoeRuntime:
         """Events lost by kind since the last call, because nobody drained in time."""
         dropped: dict[str, int] = self._executor.take_dropped()
         return dropped
-
-
-def _pack(
-    shape: MoeShape,
-    experts: Iterable[LayerExperts],
-    pool: ops.ThreadPool,
-    progress: Callable[[int, int, int], None] | None,
-) -> _core.ExpertStore:
-    if not shape.num_layers:
-        raise ModelLoadError("the model has no layer with experts; Twofold runs Mixture-of-Experts models")
-    try:
-        store = make_store(shape, pool)
-        for layer, layer_experts in enumerate(experts):
-            put_layer(store, pool, layer, layer_experts)
-            if progress is not None:
-                progress(layer + 1, store.bytes // shape.num_layers * (layer + 1), store.bytes)
-    except ValueError as error:
-        raise ModelLoadError(f"experts: {error}; the weights are damaged, download them again") from error
-    except MemoryError as error:
-        raise ModelLoadError(
-            "there is not enough memory for the experts; `twofold doctor` says how much the model needs"
-        ) from error
-    return store
-
-
-def make_store(shape: MoeShape, pool: ops.ThreadPool) -> _core.ExpertStore:
-    """An empty store; its memory comes from the nodes of the threads that put experts in."""
-    return _core.ExpertStore(
-        shape.num_experts,
-        shape.hidden,
-        shape.intermediate,
-        shape.formats,
-        huge_pages=pool.num_nodes == 1,
-        activation=shape.activation,
-        biases=shape.biases,
-    )
-
-
-def put_layer(store: _core.ExpertStore, pool: ops.ThreadPool, layer: int, experts: LayerExperts) -> None:
-    """Pack a layer's experts, some at a time: those that are copied when asked for are never all in memory."""
-    weights = experts.weights
-    count = _EXPERTS_AT_ONCE if isinstance(weights, list) else _COPIES_AT_ONCE
-    for first in range(0, len(weights), count):
-        store.put(pool, layer, first, weights[first : first + count])
-    if experts.biases is not None:
-        store.put_biases(layer, 0, experts.biases)

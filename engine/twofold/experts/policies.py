@@ -8,6 +8,7 @@ from typing import Final
 from twofold import _core
 from twofold.api.config import EngineConfig
 from twofold.api.errors import ConfigError
+from twofold.api.placement_config import BY_POLICY
 
 POLICIES: Final[Mapping[str, _core.CachePolicy]] = {policy.name: policy for policy in _core.cache_policies()}
 """By name. Offline ones need to know the future, which only `twofold lab` does."""
@@ -42,6 +43,8 @@ def check_policy(config: EngineConfig) -> None:
 
 def prefetches(config: EngineConfig) -> bool:
     """Whether what the next layer's router foresees is uploaded ahead."""
+    if config.expert_placement_strategy != BY_POLICY:
+        return False
     return config.prefetch == "on" or (
         config.prefetch == "auto" and POLICIES[config.policy].prefetches == "auto"
     )

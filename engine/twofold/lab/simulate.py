@@ -49,6 +49,7 @@ def simulate_system(
     slots: float,
     batch: int = 1,
     prompt_chunk: int = 0,
+    prompt_tokens: int = 0,
     prior_usage: Sequence[float] = (),
     upload_price: float = -1.0,
     keep_layer_us: bool = False,
@@ -56,6 +57,7 @@ def simulate_system(
     """Play the trace; returns the core's SimulationResult. Slots start filled with the most used of `prior_usage`.
 
     prompt_chunk: sequences are prompts, so many tokens a step, one after the other; 0: decoding, `batch` at once.
+    prompt_tokens: instead, each sequence is a request of so many prompt tokens, whose others are decoded alone.
     """
     return _core.simulate(
         trace.native,
@@ -72,6 +74,7 @@ def simulate_system(
         dense_us=shape.dense_us(profile, trace.num_layers),
         token_us=shape.dense_token_us(profile, trace.num_layers),
         prompt_chunk=prompt_chunk,
+        prompt_tokens=prompt_tokens,
         keep_layer_us=keep_layer_us,
     )
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import time
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Request
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from twofold import __version__
 from twofold.api.errors import ConfigError
@@ -24,6 +24,8 @@ from twofold.server.request_body import read_body
 from twofold.server.state import ServerState
 
 _MAX_BODY: Final = 4096
+_MAX_PLACEMENT_BODY: Final = 1 << 20
+"""Kimi K2's 23,000 experts are 120 kB."""
 _MOST_REQUESTS: Final = 1000
 """Listed at once."""
 
@@ -36,6 +38,14 @@ class ResizeBody(BaseModel):
     gpu_experts_ratio: float | None = None
     num_gpu_experts: int | None = None
     max_total_tokens: int | None = None
+
+
+class PlacementBody(BaseModel):
+    """Experts of each MoE layer."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    resident: list[list[Annotated[int, Field(ge=0, le=65_535)]]]
 
 
 def router(state: ServerState) -> APIRouter:
@@ -109,8 +119,26 @@ def router(state: ServerState) -> APIRouter:
                     ],
                 }
                 for each in placed
-            ]
+            ],
+            "dynamic_update": dict(state.engine_while_draining.stats().dynamic_update),
         }
+
+    @routes.get("/placement/experts")
+    async def placed_experts() -> dict[str, Any]:
+        found = await asyncio.to_thread(state.engine_while_draining.control.expert_placement)
+        return found._asdict() | {"model": state.model_name}
+
+    @routes.post("/placement/experts")
+    async def place_experts(request: Request) -> dict[str, int]:
+        control = state.engine.control
+        try:
+            asked = PlacementBody.model_validate_json(await read_body(request, _MAX_PLACEMENT_BODY))
+        except ValidationError as error:
+            raise api_errors.from_validation(error) from None
+        try:
+            return {"uploaded": await asyncio.to_thread(control.place_experts, asked.resident)}
+        except ConfigError as error:
+            raise ApiError(400, str(error), code="does_not_fit") from None
 
     @routes.post("/resize")
     async def resize(request: Request) -> dict[str, Any]:

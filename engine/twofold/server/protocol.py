@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from twofold.api.constraints import CompiledConstraint, Constraint
 from twofold.api.types import (
+    ExpertPlacement,
     GenerationRequest,
     LayerPlacement,
     MappedWeights,
@@ -105,6 +106,9 @@ class ServingStats(Protocol):
     def placement(self) -> PlacementCounts: ...
 
     @property
+    def dynamic_update(self) -> Mapping[str, int]: ...
+
+    @property
     def decode_tokens_per_s(self) -> float: ...
 
 
@@ -128,6 +132,10 @@ class ServingControl(Protocol):
     def wake(self) -> None: ...
 
     def drop_prefixes(self) -> int: ...
+
+    def expert_placement(self) -> ExpertPlacement: ...
+
+    def place_experts(self, resident: Sequence[Sequence[int]]) -> int: ...
 
     def placement(self, layers: Iterable[int] | None, top: int) -> list[LayerPlacement]: ...
 

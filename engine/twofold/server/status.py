@@ -176,6 +176,15 @@ def _engine_gauges(state: ServerState) -> list[Gauge]:
             placement.cpu_misses,
         )
     )
+    if stats.dynamic_update:
+        rows.append(
+            (
+                "twofold:dynamic_update_total",
+                "counter",
+                "Steps with prompt tokens by what dynamic update of experts came to.",
+                {("reason", reason): count for reason, count in stats.dynamic_update.items()},
+            )
+        )
     if not engine.info.num_slots:  # nothing that could be hit, so no zeros that look like a hit rate
         return rows
     for name, help_text, value in (

@@ -105,6 +105,9 @@ class ExpertCache {
   void cancel(int slot);  // in flight -> absent: an upload that was withdrawn
   // Puts an expert into a free slot at once, resident; false if the layer has none or it is present.
   bool preload(int layer, int expert);
+  // resident -> absent: its slot is free. Throws std::invalid_argument where it is not resident.
+  void evict(int layer, int expert);
+  int num_free(int layer) const { return static_cast<int>(free_[pool_of(layer)].size()); }
   // Fills free slots at start: the most used experts by prior_usage, lowest numbers where nothing is known.
   // Returns what was placed as layer * num_experts + expert.
   std::vector<int> preload_by_usage();

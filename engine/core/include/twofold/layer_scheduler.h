@@ -19,6 +19,7 @@
 
 #include "twofold/cost_model.h"
 #include "twofold/decode_planner.h"
+#include "twofold/dynamic_update.h"
 #include "twofold/expert_cache.h"
 #include "twofold/fetch_rules.h"
 #include "twofold/prefetcher.h"
@@ -58,6 +59,13 @@ struct Move {
   UploadReason reason = UploadReason::kDemand;
   double value = 0;
   double victim_value = 0;
+  void take(const Admission& admission) {
+    slot = admission.slot;
+    evicted = admission.evicted;
+    evicted_layer = admission.evicted_layer;
+    value = admission.value;
+    victim_value = admission.victim_value;
+  }
   double queued_us = 0;
   double begin_us = -1;  // known at once for demand uploads on a virtual clock, else once it has landed
   double end_us = -1;
@@ -107,6 +115,9 @@ struct LayerSchedulerConfig {
   bool always_cache_fetched = false;  // a fetched expert always takes a slot, whatever it is worth
   std::optional<bool> shared_pool;    // unset: as the policy is made for (CacheConfig)
   bool prefetch = false;              // upload ahead what `predict` foresees
+  bool fixed_placement = false;       // slots keep what was put there at the start: misses never take one
+  int replace_from = 0;               // prompt tokens of a step from which it places experts anew, by its own
+                                      // routing and in the same pass; 0: never
   std::vector<double> prior_usage;    // [layers * experts]: for `static` and for preload_by_usage
 
   // What there is to take memory for.
@@ -117,6 +128,7 @@ struct LayerSchedulerConfig {
 // What a background upload costs the layers it overlaps, in misses: the contention it causes on the CPU's
 // side.
 double default_upload_price(const CostModel& cost);
+std::unique_ptr<ExpertCache> make_cache(const CostModel& cost, const LayerSchedulerConfig& config);
 
 class LayerScheduler {
  public:
@@ -149,6 +161,7 @@ class LayerScheduler {
   }
   bool prefetches() const { return prefetcher_.has_value(); }
   PrefetchCounts prefetch_counts() const { return prefetcher_ ? prefetcher_->counts() : PrefetchCounts{}; }
+  DynamicUpdateCounts dynamic_update_counts() const { return dynamic_update_.counts(); }
   // The device would not begin an upload ahead into that slot.
   void ahead_refused(int slot) {
     if (ahead_) ahead_->refused(slot);
@@ -202,10 +215,12 @@ class LayerScheduler {
   FetchRule fetch_rule_;
   bool background_uploads_;
   bool always_cache_fetched_;
+  bool fixed_placement_;
   StepShape shape_;
   bool looks_ahead_ = false;  // of the step: look_ahead and settle_ahead are called, follow leaves it to them
   double link_us_ = 0;
   std::unique_ptr<ExpertCache> cache_;
+  DynamicUpdate dynamic_update_;
   DecodePlanner decode_planner_;
   PrefillPlanner prefill_planner_;
   std::optional<Prefetcher> prefetcher_;

@@ -20,11 +20,13 @@ struct SimulationResult {
   int64_t num_uploads = 0;  // fetched ones included
   int64_t num_evictions = 0;
   double total_us = 0;
-  double moe_us = 0;            // of total_us, in MoE layers
-  double cpu_us = 0;            // CPU busy, handshake included
-  double gpu_us = 0;            // accelerator busy or waiting for an upload
-  double link_us = 0;           // link copying
-  std::vector<float> layer_us;  // [steps * layers], if asked for
+  int64_t num_prompt_tokens = 0;  // of num_tokens
+  double prompt_us = 0;           // of total_us, in steps of prompts
+  double moe_us = 0;              // of total_us, in MoE layers
+  double cpu_us = 0;              // CPU busy, handshake included
+  double gpu_us = 0;              // accelerator busy or waiting for an upload
+  double link_us = 0;             // link copying
+  std::vector<float> layer_us;    // [steps * layers], if asked for
 };
 
 // dense_us: what is not experts' work: before each MoE layer, and after the last (head); num_layers + 1
@@ -37,5 +39,10 @@ SimulationResult simulate(const RoutingTrace& trace, int batch, LayerScheduler& 
 SimulationResult simulate_prompts(const RoutingTrace& trace, int chunk, LayerScheduler& scheduler,
                                   const std::vector<double>& dense_us, const std::vector<double>& token_us,
                                   bool keep_layer_us = false);
+// Each sequence as a request of its own, one after the other: its first prompt_tokens (one less than it has at
+// most) in one step, the others decoded one by one.
+SimulationResult simulate_requests(const RoutingTrace& trace, int prompt_tokens, LayerScheduler& scheduler,
+                                   const std::vector<double>& dense_us, const std::vector<double>& token_us,
+                                   bool keep_layer_us = false);
 
 }  // namespace twofold

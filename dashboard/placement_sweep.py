@@ -1,0 +1,76 @@
+"""The figure of `benchmarks.sweep_placement`, where TWOFOLD_PLACEMENT_SWEEP names its CSV."""
+
+from __future__ import annotations
+
+import csv
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import plotly.graph_objects as go
+import streamlit as st
+
+from dashboard import figures, frame
+
+VARIABLE: Final = "TWOFOLD_PLACEMENT_SWEEP"
+_MOST_ROWS: Final = 10_000
+_DASHES: Final = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
+
+Lines = dict[str, list[tuple[float, float]]]
+"""Of each strategy, (share of experts in slots, decoded tokens per second)."""
+
+
+def read_sweep(path: Path) -> dict[str, Lines]:
+    """By "model on machine". Raises ValueError where it is no such file, OSError where it cannot be read."""
+    found: dict[str, Lines] = {}
+    with path.open(newline="", encoding="utf-8") as file:
+        for number, row in enumerate(csv.DictReader(file)):
+            try:
+                where, strategy = f"{row['model']} on {row['profile']}", row["strategy"]
+                point = float(row["ratio"]), float(row["decode_tokens_per_s"])
+            except (KeyError, TypeError, ValueError):
+                raise ValueError(
+                    f"row {number + 1} is none of benchmarks.sweep_placement's: {str(row)[:200]}"
+                ) from None
+            if number >= _MOST_ROWS or not all(map(math.isfinite, point)):
+                raise ValueError(f"row {number + 1}: at most {_MOST_ROWS} rows of finite numbers are shown")
+            found.setdefault(where, {}).setdefault(strategy, []).append(point)
+    if not found:
+        raise ValueError("it holds no rows")
+    return found
+
+
+def figure(lines: Mapping[str, list[tuple[float, float]]]) -> go.Figure:
+    """Speed against the share of experts in slots, a line for each strategy."""
+    made = go.Figure()
+    for number, (strategy, points) in enumerate(lines.items()):
+        made.add_scatter(
+            x=[100 * share for share, _ in points],
+            y=[speed for _, speed in points],
+            name=strategy,
+            mode="lines+markers",
+            line={"width": 2, "dash": _DASHES[number % len(_DASHES)]},
+            hovertemplate="%{y:,.1f} tokens/s",
+        )
+    made.update_layout(hovermode="x unified")
+    made.update_xaxes(title="experts in slots, %")
+    made.update_yaxes(title="decoded tokens/s", rangemode="tozero")
+    return figures.layout(made, height=360, legend=True)
+
+
+def card() -> None:
+    """On the page under way; nothing where no file is named."""
+    name = os.environ.get(VARIABLE)
+    if not name:
+        return
+    with frame.card(st, "placement-sweep"):
+        st.markdown("**Strategies compared** (emulated machines, virtual clock)")
+        try:
+            found = read_sweep(Path(name))
+        except (OSError, ValueError) as error:
+            st.info(f"{VARIABLE}={name} is not shown: {error}", icon=":material/error:")
+            return
+        where = st.selectbox("Model and machine", list(found), key="sweep")
+        frame.chart(figure(found[where]), key="sweep-figure")
