@@ -58,8 +58,16 @@ def request_fields() -> str:
     return markdown()
 
 
+def aliases() -> str:
+    """What becomes of other engines' flags."""
+    from twofold.cli.flag_aliases import markdown
+
+    return markdown()
+
+
 TABLES = (
     MarkedTable("settings", ROOT / "README.md", settings),
+    MarkedTable("aliases", ROOT / "docs" / "migration.md", aliases),
     MarkedTable("fields", ROOT / "docs" / "serving.md", request_fields),
 )
 

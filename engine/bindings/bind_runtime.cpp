@@ -335,6 +335,7 @@ void bind_executor(py::module_& m) {
       .def_property(
           "events_enabled", [](MoeExecutor& e) { return e.events().enabled; },
           [](MoeExecutor& e, bool on) { e.events().enabled = on; })
+      .def_property_readonly("routing_counts", &MoeExecutor::routing_counts)
       .def_property_readonly("virtual_now_us",
                              [](const MoeExecutor& e) -> std::optional<double> {
                                const double now = e.accelerator().virtual_now_us();
@@ -385,6 +386,7 @@ void bind_runtime(py::module_& m) {
                        price, at_us);
   bind_store(m);
   bind_layer_plan(m);
+  bind_routing_counts(m);
   bind_executor(m);
 }
 

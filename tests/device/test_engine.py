@@ -302,3 +302,20 @@ def test_prompts_are_reported_of_as_on_the_cpu(cuda: None, tiny: Path) -> None:
     # As far apart as bf16 puts the two ways to compute (more where it sends a token to another expert); a token off by
     # one place would be off by 1 and more.
     assert np.median(np.abs(np.subtract(*found))) < 0.1
+
+
+def test_recordings_count_what_the_device_placed_itself(cuda: None, tiny: Path) -> None:
+    config = EngineConfig(model=str(tiny), gpu_experts_ratio=0.5, cpu_threads=2, max_total_tokens=256)
+    engine = Engine.load(config)
+    engine.recording.start("per_token")
+    tokens, num_prompt = 12, 7
+    sampling = SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True)
+    engine.generate(list(range(5, 5 + num_prompt)), sampling)
+    assert engine._runner.num_table_steps == tokens - 1
+    placed, recording = engine.stats().placement, engine.recording.status()
+    num_tokens = num_prompt + tokens - 1
+    assert (recording["tokens"], recording["kept_passes"]) == (num_tokens, tokens)
+    assert recording["routed_experts"] == num_tokens * engine.info.num_layers * engine.info.top_k
+    assert recording["gpu_experts"] == placed.hits + placed.fetched > 0
+    assert recording["hit_rate"] == pytest.approx(placed.hits / recording["routed_experts"], abs=1e-6)
+    engine.close()

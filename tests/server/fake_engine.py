@@ -152,6 +152,7 @@ class FakeEngine:
         self.max_context = max_context
         self.mapped_weights: MappedWeights | None = None
         self.control = FakeControl()
+        self.recording = FakeControl()
         self.max_running = max_running
         self.fail_on_submit: Exception | None = None
         self.rotates = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 import time
 from collections.abc import Iterator
@@ -32,8 +33,10 @@ LONG = 20_000
 PATHS = (
     ("GET", "/admin/status"), ("GET", "/admin/requests"), ("DELETE", "/admin/requests/x"), ("GET", "/admin/cache"),
     ("POST", "/admin/cache/drop_prefixes"), ("GET", "/admin/placement"), ("POST", "/admin/resize"),
-    ("POST", "/admin/sleep"), ("POST", "/admin/wake"), ("GET", "/admin/placement/experts"),
-    ("POST", "/admin/placement/experts"),
+    ("POST", "/admin/sleep"), ("POST", "/admin/wake"), ("GET", "/admin/experts"), ("POST", "/admin/experts/start"),
+    ("POST", "/admin/experts/stop"), ("POST", "/admin/experts/dump"), ("POST", "/start_expert_distribution_record"),
+    ("GET", "/stop_expert_distribution_record"), ("GET", "/dump_expert_distribution_record"),
+    ("GET", "/admin/placement/experts"), ("POST", "/admin/placement/experts"),
 )  # fmt: skip
 
 
@@ -49,7 +52,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def engine(model: Path) -> Iterator[Engine]:
+def engine(model: Path, tmp_path: Path) -> Iterator[Engine]:
     loaded = Engine.load(
         EngineConfig(
             model=str(model),
@@ -59,6 +62,7 @@ def engine(model: Path) -> Iterator[Engine]:
             max_total_tokens=LONG,
             max_num_seqs=2,
             max_waiting=3,
+            expert_distribution_recorder_dir=str(tmp_path / "dumps"),
         )
     )
     loaded.start()
@@ -255,6 +259,49 @@ def test_one_request_can_be_ended(url, engine, capsys):
     assert not engine.live_requests()
     code, out = ctl(capsys, url, "requests", "--cancel", request["id"])
     assert (code, "no request" in out) == (2, True)
+
+
+def test_routed_experts_are_recorded_while_streams_run_by_sglangs_routes_and_the_command_line(
+    url, engine, capsys, tmp_path
+):
+    def routed(tokens: int) -> int:
+        return tokens * engine.info.num_layers * engine.info.top_k
+
+    def sglang(method: str, verb: str) -> dict[str, Any]:
+        answer = HTTP.request(method, f"{url}/{verb}_expert_distribution_record", headers=bearer(ADMIN))
+        assert answer.status_code == 200, answer.text
+        return dict(answer.json())
+
+    assert sglang("POST", "start")["recording"]
+    streams = [Stream(url, 900, f"recorded{n}") for n in range(2)]
+    assert all(stream.begun.wait(60) for stream in streams)
+    first = asked(capsys, url, "experts", "dump")
+    assert streams[0].text() == streams[1].text()
+    second = sglang("GET", "dump")
+    for dumped in (first, second):
+        assert (dumped["mode"], dumped["routed_experts"]) == ("stat", routed(dumped["tokens"]))
+        assert len(dumped["files"]) == 2
+        assert 0 < dumped["hit_rate"] < 1
+    # Of the prompt's three tokens the one before the last, which is always computed, may come from the prefix cache.
+    assert 2 * 899 < first["tokens"] + second["tokens"] <= 2 * 902
+    refused = HTTP.post(f"{url}/admin/experts/dump", headers=bearer(ADMIN))
+    assert (refused.status_code, "nothing was recorded" in refused.text) == (400, True)
+    assert sglang("GET", "stop")["recording"] is False
+
+    asked(capsys, url, "experts", "start", "--mode", "per_token")
+    Stream(url, 3, "tokens").text()
+    code, out = ctl(capsys, url, "experts", "dump")
+    assert (code, "per_token: 3 forward passes" in out) == (0, True)
+    bad = HTTP.post(f"{url}/admin/experts/start", json={"mode": "all"}, headers=bearer(ADMIN))
+    assert (bad.status_code, bad.json()["error"]["param"]) == (400, "mode")
+    Stream(url, 3, "lost").text()
+    shutil.rmtree(tmp_path / "dumps")
+    (tmp_path / "dumps").write_text("no directory")
+    unwritten = HTTP.post(f"{url}/dump_expert_distribution_record", headers=bearer(ADMIN))
+    assert (unwritten.status_code, unwritten.json()["error"]["code"]) == (500, "cannot_write")
+    assert "--expert-distribution-recorder-dir" in ctl(capsys, url, "experts", "dump")[1]
+    assert asked(capsys, url, "experts")["forward_passes"] == 3
+    assert ctl(capsys, url, "experts", "stop", "--mode", "stat")[0] == 2
 
 
 @pytest.mark.parametrize(

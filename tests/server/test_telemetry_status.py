@@ -74,3 +74,4 @@ def test_without_slots_there_is_no_policy_and_nothing_that_could_be_a_hit_rate(n
     assert "twofold:expert_cpu_misses_total" in named
     for name in ("expert_hits", "expert_fetched", "expert_uploads", "expert_evictions", "h2d_bytes"):
         assert (f"twofold:{name}_total" in named) == bool(num_slots)
+    assert ("twofold:expert_hit_rate" in named) == bool(num_slots)

@@ -74,7 +74,7 @@ def test_random_is_what_torch_draws(layers: int, experts: int, slots: int) -> No
 
 def test_the_ratio_overrides_the_number(caplog: pytest.LogCaptureFixture) -> None:
     config = EngineConfig(num_gpu_experts=1, gpu_experts_ratio=0.5)
-    assert num_slots(config, 3, 4) == 6
+    assert num_slots(config, 3, 4, 2**19) == 6
     with caplog.at_level(logging.WARNING):
         check_placement(config)
     assert "--num-gpu-experts 1 is not used: --gpu-experts-ratio 0.5" in caplog.text

@@ -93,12 +93,15 @@ def test_an_unknown_accelerator_names_the_valid_ones():
         (EngineConfig(gpu_experts_ratio=0.0), 0),
         (EngineConfig(gpu_experts_ratio=1.0), 192),
         (EngineConfig(num_gpu_experts=3), 18),
+        (EngineConfig(moe_cache_mib=10), 20),  # of half a MiB
+        (EngineConfig(moe_cache_mib=0), 0),
+        (EngineConfig(moe_cache_mib=1000), 192),
     ],
 )
 def test_slots_follow_the_ratio_or_the_number_per_layer(config, slots):
-    assert num_slots(config, num_layers=6, num_experts=32) == slots
+    assert num_slots(config, num_layers=6, num_experts=32, slot_bytes=2**19) == slots
 
 
 def test_more_slots_than_experts_are_refused():
     with pytest.raises(ConfigError, match=r"33.*32 experts"):
-        num_slots(EngineConfig(num_gpu_experts=33), 6, 32)
+        num_slots(EngineConfig(num_gpu_experts=33), 6, 32, 2**19)

@@ -12,6 +12,7 @@ namespace twofold {
 
 MoeExecutor::MoeExecutor(ThreadPool& pool, const ExpertStore& store, std::optional<CostModel> cost)
     : store_(store),
+      routing_counts_(store.num_layers(), store.num_experts()),
       accelerator_(std::make_unique<NoAccelerator>(store, std::move(cost))),
       correction_(store.num_layers()),
       compute_(pool, store.shape(), accelerator_->rounding()),
@@ -20,6 +21,7 @@ MoeExecutor::MoeExecutor(ThreadPool& pool, const ExpertStore& store, std::option
 MoeExecutor::MoeExecutor(ThreadPool& pool, const ExpertStore& store,
                          std::shared_ptr<SlottedAccelerator> accelerator, bool preload)
     : store_(store),
+      routing_counts_(store.num_layers(), store.num_experts()),
       correction_(store.num_layers()),
       compute_(pool, store.shape(), accelerator->rounding()),
       where_of_expert_(size_t(store.num_experts())) {
@@ -32,6 +34,7 @@ MoeExecutor::MoeExecutor(ThreadPool& pool, const ExpertStore& store,
 void MoeExecutor::begin_step(StepRows rows) {
   rows_ = std::move(rows);
   layer_ = -1;  // of a step that was lost
+  routing_counts_.begin_step(rows_);
   accelerator_->begin_step(rows_);
 }
 
@@ -155,6 +158,7 @@ void MoeExecutor::follow(int layer, const LayerRouting& routing, std::span<const
 void MoeExecutor::end_step() {
   accelerator_->dense(store_.num_layers(), int(rows_.requests.size()));
   accelerator_->end_step();
+  routing_counts_.end_step();
 }
 
 double MoeExecutor::predicted(int layer, const LayerRouting& routing, const LayerTimes& times) const {
@@ -180,6 +184,7 @@ void MoeExecutor::record(int layer, const LayerRouting& routing, const LayerTime
                                                 : events_.counts.fetched;
     count += groups_.load(g);
   }
+  routing_counts_.add(layer, routing, groups_, where_of_expert_);
   const bool real_time = accelerator_->virtual_now_us() < 0;
   const double layer_us = std::max(measured.layer_us, 0.0);
   if (real_time) correction_.update(layer, routing.num_tokens, predicted_us, layer_us);

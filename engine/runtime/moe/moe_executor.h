@@ -14,6 +14,7 @@
 #include "moe/expert_compute.h"
 #include "moe/expert_store.h"
 #include "moe/layer_correction.h"
+#include "moe/routing_counts.h"
 #include "moe/slotted_accelerator.h"
 
 namespace twofold {
@@ -90,6 +91,7 @@ class MoeExecutor {
   }
 
   EventLog& events() { return events_; }
+  RoutingCounts& routing_counts() { return routing_counts_; }
   const Accelerator& accelerator() const { return *accelerator_; }
   const ExpertStore& store() const { return store_; }
 
@@ -107,6 +109,7 @@ class MoeExecutor {
 
   const ExpertStore& store_;
   EventLog events_;
+  RoutingCounts routing_counts_;
   std::shared_ptr<Accelerator> accelerator_;
   LayerCorrection correction_;
   ExpertCompute compute_;

@@ -743,6 +743,31 @@ class LayerPlan:
     where: _U8
 
 @final
+class RoutingDetail(_NativeEnum):
+    OFF: ClassVar[RoutingDetail]
+    COUNTS: ClassVar[RoutingDetail]
+    TOKENS: ClassVar[RoutingDetail]
+    @property
+    def name(self) -> str: ...
+    @property
+    def value(self) -> int: ...
+
+@final
+class RoutingCounts:
+    def start(self, detail: RoutingDetail, every: int = 1) -> None: ...
+    @property
+    def detail(self) -> RoutingDetail: ...
+    @property
+    def num_steps(self) -> int: ...
+    @property
+    def num_tokens(self) -> int: ...
+    def take(self) -> NDArray[np.int64]:
+        """[placements, layers, experts] since the last take."""
+
+    def take_step(self) -> dict[str, Any] | None:
+        """The last step's number, requests and positions [tokens], experts and placement [layers, tokens, top_k]."""
+
+@final
 class MoeExecutor:
     def __init__(self, pool: ThreadPool, store: ExpertStore, cost: CostModel | None = None) -> None: ...
     @staticmethod
@@ -777,6 +802,8 @@ class MoeExecutor:
     def end_step(self) -> None: ...
     def idle(self) -> None: ...
     events_enabled: bool
+    @property
+    def routing_counts(self) -> RoutingCounts: ...
     def clock_parts(self) -> tuple[float, float, float, float, float]: ...
     @property
     def virtual_now_us(self) -> float | None: ...

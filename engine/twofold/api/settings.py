@@ -26,14 +26,15 @@ def setting(
     *,
     positional: bool = False,
     empty_counts: bool = False,
+    also: str = "",
 ) -> Any:
     """A dataclass field with a default and the help that every face of the setting shows.
 
     A field of type `tuple[str, ...]` collects what its flag is given each time; one of type `bool` has a flag with
     `no-` before its name, too. An empty environment variable means
-    the default, unless `empty_counts`.
+    the default, unless `empty_counts`. `also` is a further environment variable, another engine's, which comes last.
     """
-    metadata = {"help": help, "positional": positional, "empty_counts": empty_counts}
+    metadata = {"help": help, "positional": positional, "empty_counts": empty_counts, "also": also}
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -106,6 +107,8 @@ def from_namespace(cls: type[T], namespace: argparse.Namespace, environ: Mapping
             values[field.name] = _parse(given, hints[field.name], source)
             continue
         name = environment_name(field.name)
+        if field.metadata["also"] and not environ.get(name):
+            name = field.metadata["also"]
         if environ.get(name) or (name in environ and field.metadata["empty_counts"]):
             values[field.name] = _parse(environ[name], hints[field.name], name)
     return cls(**values)

@@ -31,6 +31,7 @@ COMMANDS: Final[dict[str, str]] = {
     "ctl requests": "list a running server's requests, or end one",
     "ctl cache": "what a running server has in expert slots and in the prefix cache; forget prefixes",
     "ctl placement": "which experts a running server has in slots, and what they are worth",
+    "ctl experts": "record which experts a running server routes to: start, stop, dump",
     "placement show": "which experts are in slots, layer by layer: of a running server or of a file",
     "placement export": "write which experts a running server has in slots",
     "placement import": "have a running server put other experts into its slots",
@@ -103,6 +104,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         args.rest = rest
         level = logging.DEBUG if debug else logging.WARNING
         logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+        for note in getattr(args, "alias_notes", ()):
+            logging.getLogger("twofold").warning("%s", note)
         code = int(_module_of(args.command).run(args))
         sys.stdout.flush()
     except KeyboardInterrupt:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 from twofold.api.config import EngineConfig
 from twofold.api.errors import ConfigError
+from twofold.api.placement_config import SLOT_FIELDS
 from twofold.models.model_files import ModelFiles
 from twofold.models.sizing import ModelSize, measure_files
 from twofold.weights.host_memory import available_memory_bytes
@@ -62,9 +63,8 @@ def _share(size: ModelSize, tokens: int, card_bytes: int, config: EngineConfig) 
     from twofold.device.budget import needs_of, plan_device
 
     # Room for whole pages; nothing asked for, so that what fits is told.
-    asked = replace(
-        config, max_total_tokens=max(tokens, config.page_size), num_gpu_experts=None, gpu_experts_ratio=None
-    )
+    open_slots: dict[str, Any] = dict.fromkeys(SLOT_FIELDS)
+    asked = replace(config, max_total_tokens=max(tokens, config.page_size), **open_slots)
     try:
         budget = plan_device(asked, needs_of(size), card_bytes, card_bytes)
     except ConfigError:

@@ -14,6 +14,7 @@ from twofold.api.sampling_ranges import SAMPLING_RANGES, Range
 from twofold.api.settings import add_arguments, from_namespace
 from twofold.api.types import SamplingParams
 from twofold.cli.bar import Bar
+from twofold.cli.flag_aliases import N_CPU_MOE, add_aliases, cpu_moe_ratio
 
 if TYPE_CHECKING:
     from twofold.engine import Engine
@@ -36,6 +37,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
 
     add_arguments(parser, EngineConfig, {"policy": described(SERVING)})
     add_arguments(parser, TelemetryConfig)
+    add_aliases(parser)
 
 
 def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
@@ -68,8 +70,20 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
     from twofold.models.bundled import bundled_model_path
 
     config = from_namespace(EngineConfig, args)
-    model = config.model or str(bundled_model_path())
-    return dataclasses.replace(config, model=str(Path(model).expanduser()))
+    model = Path(config.model or bundled_model_path()).expanduser()
+    config = dataclasses.replace(config, model=str(model))
+    if not hasattr(args, N_CPU_MOE):
+        return config
+    if config.moe_cache_mib is None:
+        from twofold.models import open_model_files
+
+        ratio = cpu_moe_ratio(args.n_cpu_moe, open_model_files(model).config.moe_layers)
+        return dataclasses.replace(config, gpu_experts_ratio=ratio)
+    if args.n_cpu_moe is not None:
+        raise ConfigError(
+            "--n-cpu-moe and --moe-cache-mib were both given; give --moe-cache-mib alone, for all experts on the GPU"
+        )
+    return config  # of -cmoe the cache is what lies on the GPU
 
 
 def open_telemetry(args: argparse.Namespace) -> TelemetrySink | None:

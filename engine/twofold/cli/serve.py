@@ -14,6 +14,7 @@ from twofold import __version__
 from twofold.api.config import ServerConfig, TelemetryConfig
 from twofold.api.settings import add_arguments as add_config_arguments
 from twofold.api.settings import from_namespace
+from twofold.cli.flag_aliases import SERVER, add_aliases
 from twofold.cli.model_options import (
     add_model_arguments,
     emulation_notice,
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_config_arguments(parser, ServerConfig)
     add_model_arguments(parser)
+    add_aliases(parser, SERVER)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -12,6 +12,7 @@ from typing import Final
 from twofold import _core
 from twofold.api.config import EngineConfig
 from twofold.api.errors import ConfigError
+from twofold.experts.accelerator import slots_of_mib
 from twofold.models.config import CacheDType
 from twofold.models.sizing import ModelSize
 
@@ -235,12 +236,17 @@ def _asked_slots(config: EngineConfig, needs: DeviceNeeds) -> tuple[int | None, 
     if config.gpu_experts_ratio is not None:
         slots = round(config.gpu_experts_ratio * needs.num_layers * needs.num_experts)
         return slots, f"--gpu-experts-ratio {config.gpu_experts_ratio}"
+    if config.moe_cache_mib is not None:
+        slots = slots_of_mib(config.moe_cache_mib, needs.num_layers * needs.num_experts, needs.slot_bytes)
+        return slots, f"--moe-cache-mib {config.moe_cache_mib}"
     return None, ""
 
 
 def _largest(flag: str, most: int, needs: DeviceNeeds) -> str:
     if flag.startswith("--num-gpu-experts"):
         return str(most // needs.num_layers)
+    if flag.startswith("--moe-cache-mib"):
+        return str(most * needs.slot_bytes // 2**20)
     # Rounded down, so that what is proposed is accepted.
     return f"{int(most / (needs.num_layers * needs.num_experts) * 1000) / 1000:.3f}"
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from twofold.api.config import EngineConfig
 from twofold.api.errors import ConfigError
+from twofold.api.placement_config import SLOT_FIELDS
 from twofold.api.types import ExpertPlacement, LayerPlacement, MemorySplit, MemoryUse, RequestProgress, Resize
 from twofold.engine.inbox import Inbox
 from twofold.engine.kv_cache import PagePool
@@ -69,12 +70,12 @@ class LiveControl:
             ConfigError: that does not fit, and what would; nothing has changed.
             CapacityError, KernelError: the memory was not to be had after all; nothing has changed.
         """
-        return self._between_steps(lambda: self._resize(asked))
+        return self.between_steps(lambda: self._resize(asked))
 
     def sleep(self) -> None:
         """Give expert slots and KV cache back; weights stay in host memory. Running requests wait until `wake` and go
         on as if nothing had happened; the engine takes no new ones. Safe to call twice."""
-        self._between_steps(self._sleep)
+        self.between_steps(self._sleep)
 
     def wake(self) -> None:
         """Take as much memory as before `sleep`. Safe to call twice.
@@ -82,11 +83,11 @@ class LiveControl:
         Raises:
             ConfigError, CapacityError, KernelError: it is not to be had; the engine sleeps on.
         """
-        self._between_steps(self._wake)
+        self.between_steps(self._wake)
 
     def drop_prefixes(self) -> int:
         """Forget what the prefix cache keeps in memory and nobody runs with. Returns the number of pages."""
-        return self._between_steps(self._pool.drop_cached)
+        return self.between_steps(self._pool.drop_cached)
 
     def placement(self, layers: Iterable[int] | None = None, top: int = 16) -> list[LayerPlacement]:
         """Of each of these MoE layers (None: all) the `top` worthiest experts; 4096 in all. Empty without slots.
@@ -94,11 +95,11 @@ class LiveControl:
         Raises:
             ConfigError: there is no such layer.
         """
-        return self._between_steps(lambda: self._placement(layers, top))
+        return self.between_steps(lambda: self._placement(layers, top))
 
     def expert_placement(self) -> ExpertPlacement:
         """All experts that are in slots. No layers without slots."""
-        return self._between_steps(self._expert_placement)
+        return self.between_steps(self._expert_placement)
 
     def place_experts(self, resident: Seq[Seq[int]]) -> int:
         """Slots hold exactly these experts of each MoE layer; a policy that moves experts goes on from there. Running
@@ -108,7 +109,7 @@ class LiveControl:
             ConfigError: they are another model's, or more than there are slots; nothing has changed.
             KernelError: the device failed.
         """
-        return self._between_steps(lambda: self._place_experts(resident))
+        return self.between_steps(lambda: self._place_experts(resident))
 
     def memory(self) -> MemoryUse:
         """Who has how much at this moment."""
@@ -145,7 +146,8 @@ class LiveControl:
         }
         return sorted(found.values(), key=lambda progress: (not progress.is_running, progress.number))
 
-    def _between_steps(self, work: Callable[[], T]) -> T:
+    def between_steps(self, work: Callable[[], T]) -> T:
+        """Have the engine's thread do `work` before its next step, and return what that gives or raises."""
         return self._inbox.order(work) if self._is_served() else work()
 
     # ---- the engine's thread ----------------------------------------------------------------------------------------
@@ -177,8 +179,8 @@ class LiveControl:
             )
         experts = moe.shape.num_layers * moe.shape.num_experts
         sizes: dict[str, Any] = {
+            **dict.fromkeys(SLOT_FIELDS),
             "gpu_experts_ratio": None if slots_asked else split.num_slots / experts,
-            "num_gpu_experts": None,
             "max_total_tokens": split.num_pages * self._config.page_size,
         }
         num_used = self._pool.num_pages - self._pool.num_free

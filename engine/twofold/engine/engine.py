@@ -31,6 +31,7 @@ from twofold.api.types import (
 from twofold.engine.constraints import GrammarCompiler
 from twofold.engine.control import LiveControl
 from twofold.engine.delivery import Delivery
+from twofold.engine.expert_recording import ExpertRecording
 from twofold.engine.inbox import Inbox
 from twofold.engine.loading import EngineParts, load_parts
 from twofold.engine.prefill_budget import PrefillBudget
@@ -93,6 +94,7 @@ class Engine:
             config, parts.loaded, pool, self._scheduler, self._inbox, lambda: self._thread is not None,
             self._finish_background_work, self._changed,
         )  # fmt: skip
+        self.recording = ExpertRecording(config, parts.recorded, runner.moe, self.control.between_steps)
 
     @classmethod
     def load(
@@ -184,6 +186,7 @@ class Engine:
         self._delivery.wake()
         self._grammars.close()
         self._recorder.drain()
+        self.recording.close()
         self._pool.close()
         if self._cache_state is not None:
             path, self._cache_state = self._cache_state, None
@@ -311,6 +314,7 @@ class Engine:
             num_running=len(self._scheduler.running),
             num_waiting=self._num_waiting,
         )
+        self.recording.after_step(self._num_steps)
         self._step_clock.recorded()
         self._num_steps += 1
         return True

@@ -25,7 +25,7 @@ def host_planner(files: ModelFiles, moe: MoeRuntime, kv_cache: ops.StateCache, p
         assert asked.max_total_tokens is not None, "a resize says how many tokens there are to be"
         slots = 0
         if moe.choice.kind != "none":
-            slots = num_slots(asked, num_layers, model.num_experts)
+            slots = num_slots(asked, num_layers, model.num_experts, stride)
             check_pins(moe.plan.devices, slots, num_layers, model.num_experts)
             slots = min(slots, usable_slots(moe.plan.devices, num_layers, model.num_experts))
         pages = asked.max_total_tokens // asked.page_size

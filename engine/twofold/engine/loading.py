@@ -13,7 +13,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from twofold import __version__
+from twofold import __version__, _core
 from twofold.api.config import EngineConfig
 from twofold.api.types import RunInfo
 from twofold.blocks import ops
@@ -28,6 +28,7 @@ from twofold.engine.prefix_loading import make_pool
 from twofold.engine.residency import Residency
 from twofold.engine.runner import LoadedRunner, ModelRunner
 from twofold.experts.accelerator import AcceleratorChoice, num_slots
+from twofold.experts.expert_recordings import RecordedModel
 from twofold.experts.moe import MoeRuntime
 from twofold.experts.pins import check_pins
 from twofold.experts.placement import check_placement
@@ -53,6 +54,8 @@ class EngineParts:
     cache_state: Path | None
     residency: Residency | None
     """Of weights that are mapped."""
+    recorded: RecordedModel
+    """What recordings of routed experts say of the model."""
 
 
 def load_parts(config: EngineConfig, progress: ProgressFn | None = None) -> EngineParts:
@@ -105,6 +108,9 @@ def load_parts(config: EngineConfig, progress: ProgressFn | None = None) -> Engi
             loaded=loaded,
             cache_state=open_cache_state(moe, config.cache_state),
             residency=residency,
+            recorded=RecordedModel(
+                str(path), files.config.num_experts, tuple(files.config.moe_layers), len(files.config.layers)
+            ),
         )
     except BaseException:
         if residency is not None:
@@ -133,7 +139,8 @@ def _load_on_cpu(
     rules: ModuleRules,
 ) -> LoadedRunner:
     """Dense weights on the CPU; experts there too, or on an accelerator that is emulated."""
-    slots = num_slots(config, len(files.config.moe_layers), files.config.num_experts)
+    slot_bytes = _core.slot_stride(max(map(files.config.routed.expert_bytes, files.expert_formats())))
+    slots = num_slots(config, len(files.config.moe_layers), files.config.num_experts, slot_bytes)
     plan = slot_plan(config, files, slots, devices=rules.devices)
     check_pins(
         rules.devices, slots, len(files.config.moe_layers), files.config.num_experts, plan.placement.is_static

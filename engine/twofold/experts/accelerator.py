@@ -37,8 +37,8 @@ class AcceleratorChoice:
         return "virtual" if self.kind == "emulated" else "wall"
 
 
-def num_slots(config: EngineConfig, num_layers: int, num_experts: int) -> int:
-    """Expert slots over all layers that the configuration asks for.
+def num_slots(config: EngineConfig, num_layers: int, num_experts: int, slot_bytes: int) -> int:
+    """Expert slots of so many bytes, over all layers, that the configuration asks for.
 
     Raises:
         ConfigError: more slots per layer than there are experts.
@@ -49,5 +49,12 @@ def num_slots(config: EngineConfig, num_layers: int, num_experts: int) -> int:
                 f"--num-gpu-experts was given {config.num_gpu_experts}; the model has {num_experts} experts per layer"
             )
         return config.num_gpu_experts * num_layers
+    if config.moe_cache_mib is not None:
+        return slots_of_mib(config.moe_cache_mib, num_layers * num_experts, slot_bytes)
     ratio = DEFAULT_EXPERTS_RATIO if config.gpu_experts_ratio is None else config.gpu_experts_ratio
     return round(ratio * num_layers * num_experts)
+
+
+def slots_of_mib(mib: int, num_experts: int, slot_bytes: int) -> int:
+    """Whole slots in so many MiB; no more than there are experts in all layers."""
+    return min(mib * 2**20 // slot_bytes, num_experts)

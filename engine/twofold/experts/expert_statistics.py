@@ -78,23 +78,32 @@ def write_statistics(
     if counts.ndim != 3:
         raise ConfigError(f"statistics of shape {counts.shape} given, (buffers, layers, experts) expected")
     if path.suffix == ".npz":
-        _replace(
-            path,
-            lambda file: np.savez_compressed(file, **{_ARRAY: counts, "model": np.array(model), **further}),
-        )
+        arrays: dict[str, Any] = {_ARRAY: counts, "model": np.array(model), **further}
+        _replace(path, lambda file: np.savez_compressed(file, **arrays))
         return
     if moe_layers is not None and num_layers is not None:
         every = np.zeros((len(counts), num_layers, counts.shape[2]), np.int64)
         every[:, list(moe_layers)] = counts
         counts = every
+    write_pt(path, {"rank": 0, _ARRAY: counts, "average_utilization_rate_over_window": None})
+
+
+def write_pt(path: Path, made: dict[str, Any]) -> None:
+    """What `torch.load(weights_only=True)` reads: `made` with its arrays as tensors, whole or not at all.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
     import torch
 
-    made = {
-        "rank": 0,
-        _ARRAY: torch.from_numpy(np.ascontiguousarray(counts)),
-        "average_utilization_rate_over_window": None,
-    }
-    _replace(path, lambda file: torch.save(made, file))
+    def with_tensors(value: Any) -> Any:
+        if isinstance(value, np.ndarray):
+            return torch.from_numpy(np.ascontiguousarray(value))
+        if isinstance(value, dict):
+            return {name: with_tensors(each) for name, each in value.items()}
+        return [with_tensors(each) for each in value] if isinstance(value, list) else value
+
+    _replace(path, lambda file: torch.save(with_tensors(made), file))
 
 
 def _check_name(path: Path) -> None:

@@ -29,6 +29,7 @@ from twofold.experts.pins import check_pins, usable_slots
 from twofold.experts.placement import PLACED_BY_POLICY, InitialPlacement, Mask
 from twofold.experts.policies import POLICIES
 from twofold.experts.profiles import MachineProfile, load_profile
+from twofold.experts.routing_record import RoutingRecord
 from twofold.weights.weight_format import Activation, LayerExperts
 
 if TYPE_CHECKING:
@@ -183,6 +184,7 @@ class MoeRuntime:
         self._begin_us = 0.0
         self._is_released = False
         self._executor = self._make(slots)
+        self.routing = RoutingRecord(lambda: self._executor.routing_counts)
         self.dynamic_update = DynamicUpdate(lambda: self._executor.dynamic_update_counts())
         self._place(slots)
 
@@ -274,8 +276,10 @@ class MoeRuntime:
         self.dynamic_update.keep()
         self._begin_us = self._executor.virtual_now_us or 0.0
         enabled = self._executor.events_enabled
+        self.routing.leave()
         self._executor = _core.MoeExecutor(self.pool, self.store)
         self._executor.events_enabled = enabled
+        self.routing.join()
         self.accelerator = None
         self._is_released = True
 
@@ -289,8 +293,10 @@ class MoeRuntime:
         plan = replace(self._slots, num_slots=num_slots, num_staging=num_staging)
         executor = self._make(plan)
         executor.events_enabled = self._executor.events_enabled
+        self.routing.leave()
         is_other = plan.placement.is_static and num_slots != self._slots.num_slots
         self._executor, self._slots = executor, plan
+        self.routing.join()
         if is_other:
             self._place(plan)
         elif self._learned:

@@ -17,6 +17,7 @@ from twofold.server import (
     anthropic_messages,
     api_errors,
     completions,
+    expert_recording,
     inspection,
     ollama,
     openapi,
@@ -71,6 +72,7 @@ def app_of(state: ServerState) -> ASGIApp:
     app.include_router(anthropic_messages.router(state))
     if state.config.admin_key:
         app.include_router(admin.router(state))
+        app.include_router(expert_recording.router(state))
     app.add_exception_handler(ApiError, api_errors.answer_api_error)
     app.add_exception_handler(TwofoldError, api_errors.answer_twofold_error)
     app.add_exception_handler(Exception, api_errors.answer_bug)

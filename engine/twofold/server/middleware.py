@@ -24,6 +24,8 @@ from twofold.server.web_pages import foreign_caller
 _logger = logging.getLogger("twofold.server")
 _OPEN: Final = frozenset(("/health", "/ready", "/metrics", "/version", "/openapi.json"))
 """Without a key, also where the API needs one."""
+_ADMIN: Final = frozenset(f"/{verb}_expert_distribution_record" for verb in ("start", "stop", "dump"))
+"""SGLang's names of admin routes."""
 _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 
 
@@ -77,7 +79,7 @@ class RequestFrame:
         With a key, `_OPEN` stays open to monitors.
         """
         config, headers, path = self._state.config, Headers(scope=scope), scope["path"]
-        if config.admin_key and (path == "/admin" or path.startswith("/admin/")):
+        if config.admin_key and (path == "/admin" or path.startswith("/admin/") or path in _ADMIN):
             # Its key opens nothing else, and no other key opens this. Without one there is no such route.
             return None if _has_key(headers, [config.admin_key]) else _unauthorised("admin")
         if not config.api_key or path.startswith("/internal"):

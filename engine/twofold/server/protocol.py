@@ -140,6 +140,18 @@ class ServingControl(Protocol):
     def placement(self, layers: Iterable[int] | None, top: int) -> list[LayerPlacement]: ...
 
 
+class ServingRecording(Protocol):
+    """The part of `twofold.engine.expert_recording.ExpertRecording` that the server offers. All block."""
+
+    def start(self, mode: str | None) -> dict[str, Any]: ...
+
+    def stop(self) -> dict[str, Any]: ...
+
+    def status(self) -> dict[str, Any]: ...
+
+    def dump(self) -> dict[str, Any]: ...
+
+
 class ServingEngine(Protocol):
     """The part of `twofold.engine.Engine` that serving needs; every method is thread-safe."""
 
@@ -160,6 +172,11 @@ class ServingEngine(Protocol):
     @property
     def control(self) -> ServingControl:
         """What whoever runs it may change."""
+        ...
+
+    @property
+    def recording(self) -> ServingRecording:
+        """Of routed experts."""
         ...
 
     @property

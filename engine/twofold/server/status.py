@@ -194,6 +194,15 @@ def _engine_gauges(state: ServerState) -> list[Gauge]:
         ("evictions", "Experts put out of their slot.", placement.evictions),
     ):
         rows.append((f"twofold:expert_{name}_total", "counter", help_text, value))
+    routed = placement.hits + placement.cpu_misses + placement.fetched
+    rows.append(
+        (
+            "twofold:expert_hit_rate",
+            "gauge",
+            "Share of routed experts that were in VRAM, since the start; 1 is all of them.",
+            placement.hits / max(routed, 1),
+        )
+    )
     rows.append(
         ("twofold:h2d_bytes_total", "counter", "Bytes of experts copied to VRAM.", placement.h2d_bytes)
     )

@@ -1,0 +1,175 @@
+"""Records which experts are routed to while the engine serves: start, stop and dump, at any time.
+
+Mode stat costs a step nothing here: the executor counts. Files are written by the caller's thread, beside the steps.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, Protocol, TypeVar
+
+import numpy as np
+
+from twofold.api.config import EngineConfig
+from twofold.api.errors import ConfigError, RequestError
+from twofold.api.placement_config import RECORDER_MODES
+from twofold.experts.expert_recordings import ForwardPass, RecordedModel, Recording, write_recording
+from twofold.experts.moe import MoeRuntime
+from twofold.experts.routing_record import PLACEMENTS
+
+T = TypeVar("T")
+SAMPLED: Final = 8
+"""Of so many steps mode stat_approx counts the first."""
+_RESIDENT: Final = 2
+_log = logging.getLogger(__name__)
+
+
+class Order(Protocol):
+    """Has the engine's thread do something between two steps; see `LiveControl.between_steps`."""
+
+    def __call__(self, work: Callable[[], T]) -> T: ...
+
+
+class ExpertRecording:
+    """One per engine. `after_step` is the engine's thread's; everything else may be called from any other."""
+
+    def __init__(
+        self, config: EngineConfig, model: RecordedModel, moe: MoeRuntime, between_steps: Order
+    ) -> None:
+        self._config, self._model, self._moe = config, model, moe
+        self._between_steps = between_steps
+        self._dumping = threading.Lock()
+        self._recording: Recording | None = None
+        self._after_dump: Recording | None = None
+        self._running = False
+        self._keeps_passes = False
+        if config.record_gpu_expert_distribution:
+            self._start(config.expert_distribution_recorder_mode)
+
+    # ---- what callers use -------------------------------------------------------------------------------------------
+
+    def start(self, mode: str | None = None) -> dict[str, Any]:
+        """Record anew from the next step on; what was recorded and not dumped is gone. Returns as `status`, and under
+        "discarded_passes" how much that was.
+
+        Raises:
+            RequestError: there is no such mode.
+        """
+        mode = mode or self._config.expert_distribution_recorder_mode
+        if mode not in RECORDER_MODES:
+            raise RequestError(
+                f"mode was given {mode[:200]!r}; it takes {', '.join(RECORDER_MODES)}", param="mode"
+            )
+        return self._between_steps(lambda: self._start(mode))
+
+    def stop(self) -> dict[str, Any]:
+        """Record no more; what was recorded stays until it is dumped. Returns as `status`. Safe to call twice."""
+        return self._between_steps(self._stop)
+
+    def status(self) -> dict[str, Any]:
+        """Whether something is being recorded, and what `Recording.summary` says of it."""
+        return self._between_steps(self._status)
+
+    def dump(self) -> dict[str, Any]:
+        """Write what was recorded since the start or the last dump, and go on from zero. Returns its summary, and the
+        files' names under "files".
+
+        Raises:
+            RequestError: there is nothing to write.
+            ConfigError: it cannot be written; it is still there.
+        """
+        with self._dumping:
+            recording, resident = self._between_steps(self._take)
+            directory = Path(self._config.expert_distribution_recorder_dir).expanduser()
+            try:
+                files = write_recording(directory, recording, self._model, resident)
+            except BaseException:
+                self._between_steps(lambda: self._put_back(recording))
+                raise
+        if recording.num_dropped:
+            _log.warning(
+                "the recording's %d oldest passes were dropped, %d are in its file; sums are of all of them",
+                recording.num_dropped,
+                len(recording.passes),
+            )
+        _log.info("routed experts recorded to %s", files[0])
+        return recording.summary() | {"files": [str(path.absolute()) for path in files]}
+
+    def close(self) -> None:
+        """Write what --record-gpu-expert-distribution asked for and nobody has dumped."""
+        if not self._config.record_gpu_expert_distribution:
+            return
+        try:
+            self.dump()
+        except RequestError:
+            pass  # no step, or all of them are in a dump
+        except ConfigError as error:
+            _log.error("the recording of routed experts is lost: %s", error)
+
+    # ---- the engine's thread ----------------------------------------------------------------------------------------
+
+    def after_step(self, number: int) -> None:
+        """Step `number` is done."""
+        if not self._keeps_passes:
+            return
+        recording, record = self._recording, self._moe.routing
+        assert recording is not None
+        counts, num_passes, num_tokens = record.take()
+        if num_passes == 0:  # it was lost
+            return
+        recording.add(counts, num_passes, num_tokens)
+        rows = record.take_step() if recording.mode == "per_token" else None
+        recording.keep(ForwardPass(number, counts.astype(np.int32), rows or {}))
+
+    def _start(self, mode: str) -> dict[str, Any]:
+        discarded = self._current()
+        self._recording = self._empty(mode)
+        self._moe.routing.start(tokens=mode == "per_token", every=SAMPLED if mode == "stat_approx" else 1)
+        self._running, self._keeps_passes = True, mode in ("per_pass", "per_token")
+        lost = 0 if discarded is None else discarded.num_passes
+        return self._status() | {"discarded_passes": lost}
+
+    def _empty(self, mode: str) -> Recording:
+        shape = (len(self._model.moe_layers), self._model.num_experts)
+        counts = np.zeros((len(PLACEMENTS), *shape), np.int64)
+        return Recording(mode, counts, self._config.expert_distribution_recorder_buffer_size)
+
+    def _stop(self) -> dict[str, Any]:
+        if self._running:
+            self._current()
+            self._moe.routing.stop()
+            self._running = self._keeps_passes = False
+        return self._status()
+
+    def _status(self) -> dict[str, Any]:
+        recording = self._current()
+        return {"recording": self._running} | ({} if recording is None else recording.summary())
+
+    def _current(self) -> Recording | None:
+        """With all that was counted up to now."""
+        if self._recording is not None and self._running:
+            self._recording.add(*self._moe.routing.take())
+        return self._recording
+
+    def _take(self) -> tuple[Recording, Any]:
+        recording = self._current()
+        if recording is None:
+            raise RequestError("nothing was recorded: start a recording first, then let requests run")
+        if recording.num_passes == 0:
+            raise RequestError(
+                "nothing was recorded since the start or the last dump; let requests run"
+                + ("" if self._running else ", and start a recording before")
+            )
+        self._recording = self._after_dump = self._empty(recording.mode)
+        resident = None
+        if self._config.record_gpu_expert_distribution:
+            placed = self._moe.placement()
+            resident = np.zeros(recording.routed.shape, bool) if placed is None else placed[0] == _RESIDENT
+        return recording, resident
+
+    def _put_back(self, recording: Recording) -> None:
+        if self._recording is not None and self._recording is self._after_dump:
+            self._recording.put_before(recording)
