@@ -12,9 +12,10 @@
 //
 // s: age since the last use, usage since the request began, fast usage (about 24 events), long-run usage,
 // request just begun or not. D is a table over buckets of s, shared by all layers, learned online by TD(0)
-// from every expert of every event (being resident or not does not change how an expert is used). It starts
-// from the closed form for a constant usage p:
-//   D = min(1 + r - c/p, (p - c) / (1 - discount)), or p - c where p < c.
+// from every expert of every event (being resident or not does not change how an expert is used), and read
+// between the buckets of the three usages: they are coarse, and which of two experts in one bucket leaves would
+// be chance. It starts from the closed form for a constant usage p, which long silence lowers:
+//   D = min(1 + r - c/p, (p - c) * kBelievedHorizon), or p - c where p < c.
 // Rents differ by layer and load: the table keeps one lane per rent of a fixed ladder and reads between two.
 // Each layer's own rent follows its market: cheapest victim worth something -> slots are scarce, rent up;
 // worthless -> rent down.
@@ -34,7 +35,8 @@ constexpr int kLanes = 12;
 // where a batch uses nearly every expert and slots are few.
 constexpr std::array<float, kLanes> kRents{0.001F, 0.004F, 0.01F, 0.02F, 0.04F, 0.08F,
                                            0.16F,  0.27F,  0.4F,  0.55F, 0.75F, 0.95F};
-constexpr float kDiscount = 0.998F;  // per event; rent and cap bound D, this only damps errors
+constexpr float kDiscount = 0.998F;      // per event; rent and cap bound D, this only damps errors
+constexpr double kBelievedHorizon = 50;  // events that an untaught usage is trusted for
 constexpr float kFastRate = 1.0F / 24;
 constexpr float kRequestRate = 1.0F / 128;  // floor of the running mean since the request began
 constexpr float kRequestPrior = 16;         // events that the long-run usage counts for in a new request
@@ -55,6 +57,8 @@ constexpr int kRequestBuckets = 12;
 constexpr int kFastBuckets = 8;
 constexpr int kLongBuckets = 8;
 constexpr int kYouthBuckets = 2;
+// From a cell to the one of the next long-run usage.
+constexpr size_t kNextLong = static_cast<size_t>(kAgeBuckets) * kRequestBuckets * kFastBuckets;
 constexpr size_t kCells =
     static_cast<size_t>(kYouthBuckets) * kLongBuckets * kAgeBuckets * kRequestBuckets * kFastBuckets;
 
@@ -74,7 +78,9 @@ struct LayerState {
 // Usage 0 ... 1 -> bucket, by square root: resolution where most experts are.
 class Buckets {
  public:
-  Buckets(int count, double stretch) {
+  Buckets(int count, double stretch)
+      : scale_(static_cast<float>(stretch * count)),
+        end_(std::nextafter(static_cast<float>(count - 1), 0.0F)) {
     for (int i = 0; i <= kSteps; ++i) {
       const double usage = (i + 0.5) / kSteps;
       of_[static_cast<size_t>(i)] =
@@ -82,9 +88,19 @@ class Buckets {
     }
   }
   int operator()(float usage) const { return of_[static_cast<size_t>(usage * kSteps)]; }
+  // Where usages lie between the middles of buckets: the whole part is the bucket below, the rest how far the
+  // next one is.
+  void place(std::span<const float> usage, std::span<float> out) const {
+    for (size_t i = 0; i < usage.size(); ++i) {
+      const float x = std::sqrt(usage[i]) * scale_ - 0.5F;
+      out[i] = std::min(std::max(x, 0.0F), end_);
+    }
+  }
 
  private:
   static constexpr int kSteps = 4096;
+  float scale_;
+  float end_;  // of the last bucket but one, so that there is always a next
   std::array<uint8_t, kSteps + 1> of_{};
 };
 
@@ -126,9 +142,10 @@ class Payback : public CachePolicy {
   std::vector<float> visits_;
   Buckets request_buckets_{kRequestBuckets, 1}, fast_buckets_{kFastBuckets, 1},
       long_buckets_{kLongBuckets, 1.3};
-  Histories history_;           // [layers * experts]
-  std::vector<float> use_;      // of the current event, [experts]
-  std::vector<size_t> before_;  // cells of the experts that the current event teaches from
+  Histories history_;                  // [layers * experts]
+  std::vector<float> use_;             // of the current event, [experts]
+  mutable std::vector<float> places_;  // scratch of values(), [3 * experts]
+  std::vector<size_t> before_;         // cells of the experts that the current event teaches from
   size_t stride_;
   size_t num_events_ = 0;
   std::vector<LayerState> layers_;
@@ -163,26 +180,27 @@ Payback::Payback(const CacheConfig& config)
   for (auto* usage : {&history_.request, &history_.fast, &history_.long_run})
     usage->assign(cells, static_cast<float>(base));
   use_.assign(num_experts_, 0);
+  places_.assign(3 * num_experts_, 0);
   stride_ = std::max<size_t>(1, num_experts_ / kTaughtPerEvent);
 }
 
 void Payback::believe_constant_usage() {
-  for (int request = 0; request < kRequestBuckets; ++request) {
-    for (int fast = 0; fast < kFastBuckets; ++fast) {
-      const double a = std::pow((request + 0.5) / kRequestBuckets, 2);
-      const double b = std::pow((fast + 0.5) / kFastBuckets, 2);
-      const double usage = (a + b) / 2;
-      Worth worth{};
-      for (size_t lane = 0; lane < kLanes; ++lane) {
-        const double rent = static_cast<double>(kRents[lane]);
-        // Bought back at the next use, or, where the price is never worth it, all uses of the discounted
-        // horizon.
-        const double bought = 1 + price_ - rent / usage;
-        const double horizon = (usage - rent) / (1 - static_cast<double>(kDiscount));
-        worth[lane] = static_cast<float>(usage > rent ? std::min(bought, horizon) : usage - rent);
-      }
-      for (int outer = 0; outer < kYouthBuckets * kLongBuckets; ++outer) {
-        for (int age = 0; age < kAgeBuckets; ++age) {
+  for (int age = 0; age < kAgeBuckets; ++age) {
+    for (int request = 0; request < kRequestBuckets; ++request) {
+      for (int fast = 0; fast < kFastBuckets; ++fast) {
+        const double a = std::pow((request + 0.5) / kRequestBuckets, 2);
+        const double b = std::pow((fast + 0.5) / kFastBuckets, 2);
+        double usage = (a + b) / 2;
+        usage *= 2 / (2 + usage * kAgeFrom[static_cast<size_t>(age)]);  // no use for so many events
+        Worth worth{};
+        for (size_t lane = 0; lane < kLanes; ++lane) {
+          const double rent = static_cast<double>(kRents[lane]);
+          // Bought back at the next use, or, where the price is never worth it, all uses of the horizon.
+          const double bought = 1 + price_ - rent / usage;
+          worth[lane] = static_cast<float>(usage > rent ? std::min(bought, (usage - rent) * kBelievedHorizon)
+                                                        : usage - rent);
+        }
+        for (int outer = 0; outer < kYouthBuckets * kLongBuckets; ++outer) {
           worth_[cell(outer / kLongBuckets, outer % kLongBuckets, age, request, fast)] = worth;
         }
       }
@@ -274,9 +292,35 @@ void Payback::values(int layer, std::span<double> out) const {
   const double t = (rent - low) / (high - low);
   const size_t first = static_cast<size_t>(layer) * num_experts_;
   const int youth_now = youth(layers_[static_cast<size_t>(layer)]);
+  const std::span<float> request(places_.data(), num_experts_);
+  const std::span<float> fast(places_.data() + num_experts_, num_experts_);
+  const std::span<float> long_run(places_.data() + 2 * num_experts_, num_experts_);
+  request_buckets_.place({history_.request.data() + first, num_experts_}, request);
+  fast_buckets_.place({history_.fast.data() + first, num_experts_}, fast);
+  long_buckets_.place({history_.long_run.data() + first, num_experts_}, long_run);
+  const auto weight = static_cast<float>(t);
   for (size_t expert = 0; expert < num_experts_; ++expert) {
-    const Worth& worth = worth_[cell_of(first + expert, youth_now)];
-    out[expert] = (1 - t) * static_cast<double>(worth[lane]) + t * static_cast<double>(worth[lane + 1]);
+    const int r = static_cast<int>(request[expert]);
+    const int f = static_cast<int>(fast[expert]);
+    const int l = static_cast<int>(long_run[expert]);
+    const float past_r = request[expert] - static_cast<float>(r);
+    const float past_f = fast[expert] - static_cast<float>(f);
+    const float past_l = long_run[expert] - static_cast<float>(l);
+    const int age = age_bucket_[static_cast<size_t>(history_.age[first + expert])];
+    const Worth* corner = &worth_[cell(youth_now, l, age, r, f)];
+    const auto along_fast = [&](size_t at) {
+      const float* near = corner[at].data() + lane;
+      const float* far = corner[at + 1].data() + lane;
+      const float here = near[0] + past_f * (far[0] - near[0]);
+      const float dearer = near[1] + past_f * (far[1] - near[1]);
+      return here + weight * (dearer - here);
+    };
+    const auto along_request = [&](size_t at) {
+      const float here = along_fast(at);
+      return here + past_r * (along_fast(at + kFastBuckets) - here);
+    };
+    const float here = along_request(0);
+    out[expert] = static_cast<double>(here + past_l * (along_request(kNextLong) - here));
   }
 }
 
