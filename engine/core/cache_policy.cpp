@@ -20,8 +20,8 @@ void CachePolicy::restore(std::span<const double> state) {
   }
 }
 
-MakeCachePolicy make_payback, make_lru, make_lfu, make_lfru, make_mrs, make_two_in_eight, make_static,
-    make_belady, make_oracle_payback;
+MakeCachePolicy make_payback, make_lru, make_lfu, make_lfru, make_mrs, make_two_in_eight, make_frequency_lru,
+    make_pinned_lru, make_half_lru, make_static, make_belady, make_oracle_payback;
 
 namespace {
 
@@ -36,6 +36,11 @@ constexpr CachePolicyEntry kRegistry[] = {
     {"mrs", make_mrs, false, false, kAsked, "the one with the least of the router's recent weight leaves"},
     {"two-in-eight", make_two_in_eight, false, false, kAsked,
      "lru, let in at the second use within eight steps"},
+    {"frequency-lru", make_frequency_lru, false, false, kAsked,
+     "the lowest class of recent frequency leaves, in it lru"},
+    {"pinned-lru", make_pinned_lru, false, true, kAsked,
+     "half the slots keep the most used before, the rest lru"},
+    {"half-lru", make_half_lru, false, true, kAsked, "half of the misses are let in, lru"},
     {"static", make_static, false, false, kNever, "who came first stays"},
     {"belady", make_belady, true, false, kAsked, "the one whose next use is furthest leaves"},
     {"oracle-payback", make_oracle_payback, true, false, kAsked, "payback's rule with the true future uses"},

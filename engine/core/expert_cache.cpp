@@ -233,10 +233,11 @@ const ExpertCache::Victim& ExpertCache::layer_victim(int layer) {
   const size_t first = index(layer, 0);
   for (size_t expert = 0; expert < values.size(); ++expert) {
     const size_t cell = first + expert;
-    if (state_[cell] == ExpertState::kResident && !routed_now_[cell] && values[expert] < victim.value) {
-      victim.cell = static_cast<int>(cell);
-      victim.value = values[expert];
-    }
+    // No short cut: who is resident is no pattern that a branch could be foreseen by.
+    const bool free = (state_[cell] == ExpertState::kResident) & (routed_now_[cell] == 0);
+    const bool less = free & (values[expert] < victim.value);
+    victim.cell = less ? static_cast<int>(cell) : victim.cell;
+    victim.value = less ? values[expert] : victim.value;
   }
   return victim;
 }

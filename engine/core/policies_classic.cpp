@@ -1,6 +1,8 @@
-// The baselines: what peers and textbooks do. All but two-in-eight and static admit every miss.
+// The baselines: what peers and textbooks do. All but two-in-eight, half-lru and static admit every miss.
 #include <algorithm>
+#include <cmath>
 #include <limits>
+#include <numeric>
 
 #include "twofold/expert_cache.h"
 
@@ -137,6 +139,88 @@ class TwoInEight : public ClassicPolicy {
   std::vector<double> last_, previous_;
 };
 
+// llama.cpp's expert cache as described: uses with a half-life of 128 events, in classes of powers of two. The
+// lowest class leaves first, in it the least recently used.
+class FrequencyLru : public ClassicPolicy {
+ public:
+  explicit FrequencyLru(const CacheConfig& config) : ClassicPolicy(config), last_(score_.size(), 0) {}
+
+  void values(int layer, std::span<double> out) const override {
+    const size_t first = static_cast<size_t>(layer) * num_experts_;
+    for (size_t expert = 0; expert < num_experts_; ++expert) {
+      out[expert] = std::floor(std::log2(1 + score_[first + expert])) * kClass + last_[first + expert];
+    }
+  }
+
+ protected:
+  void update(const RoutingEvent& event, std::span<double> score) override {
+    static const double kept = std::exp2(-1.0 / kHalfLife);
+    const size_t first = static_cast<size_t>(event.layer) * num_experts_;
+    for (double& uses : score) uses *= kept;
+    for (int expert : event.active) {
+      score[static_cast<size_t>(expert)] += 1;
+      last_[first + static_cast<size_t>(expert)] = now();
+    }
+  }
+
+ private:
+  static constexpr double kHalfLife = 128;
+  static constexpr double kClass = 1LL << 40;  // above every clock, far below what a double counts exactly
+  std::vector<double> last_;
+};
+
+// Half of the slots belong for good to what was used most before, all layers together; the rest are LRU. Where
+// nothing is known, all are.
+class PinnedLru : public Lru {
+ public:
+  explicit PinnedLru(const CacheConfig& config) : Lru(config), pinned_(score_.size(), 0) {
+    if (config.prior_usage.empty()) return;
+    std::vector<size_t> order(score_.size());
+    std::iota(order.begin(), order.end(), size_t{0});
+    std::stable_sort(order.begin(), order.end(),
+                     [&](size_t a, size_t b) { return config.prior_usage[a] > config.prior_usage[b]; });
+    const int slots = std::accumulate(config.slots_per_layer.begin(), config.slots_per_layer.end(), 0);
+    order.resize(std::min(order.size(), static_cast<size_t>(slots / 2)));
+    for (size_t cell : order) pinned_[cell] = 1;
+  }
+
+  void values(int layer, std::span<double> out) const override {
+    Lru::values(layer, out);
+    const size_t first = static_cast<size_t>(layer) * num_experts_;
+    for (size_t expert = 0; expert < num_experts_; ++expert) {
+      if (pinned_[first + expert]) out[expert] = std::numeric_limits<double>::infinity();  // never a victim
+    }
+  }
+
+ private:
+  std::vector<uint8_t> pinned_;
+};
+
+// A fixed share of the misses is let in, whatever they are worth, over LRU: FreeToken's rule where link and CPU
+// are equally fast. Which ones is drawn at each use, so that a question and its decision agree.
+class HalfLru : public Lru {
+ public:
+  explicit HalfLru(const CacheConfig& config) : Lru(config), let_in_(score_.size(), 0) {}
+
+  bool admits(int layer, int expert, double, int, double) const override {
+    return let_in_[static_cast<size_t>(layer) * num_experts_ + static_cast<size_t>(expert)] != 0;
+  }
+
+ protected:
+  void update(const RoutingEvent& event, std::span<double> score) override {
+    Lru::update(event, score);
+    const size_t first = static_cast<size_t>(event.layer) * num_experts_;
+    for (int expert : event.active) {
+      drawn_ = drawn_ * 6364136223846793005ULL + 1442695040888963407ULL;
+      let_in_[first + static_cast<size_t>(expert)] = static_cast<uint8_t>(drawn_ >> 63);
+    }
+  }
+
+ private:
+  std::vector<uint8_t> let_in_;
+  uint64_t drawn_ = 42;
+};
+
 // What was most used before stays; nothing is ever replaced. Free slots take the first comers.
 class Static : public ClassicPolicy {
  public:
@@ -158,6 +242,15 @@ std::unique_ptr<CachePolicy> make_lfru(const CacheConfig& config) { return std::
 std::unique_ptr<CachePolicy> make_mrs(const CacheConfig& config) { return std::make_unique<Mrs>(config); }
 std::unique_ptr<CachePolicy> make_two_in_eight(const CacheConfig& config) {
   return std::make_unique<TwoInEight>(config);
+}
+std::unique_ptr<CachePolicy> make_frequency_lru(const CacheConfig& config) {
+  return std::make_unique<FrequencyLru>(config);
+}
+std::unique_ptr<CachePolicy> make_pinned_lru(const CacheConfig& config) {
+  return std::make_unique<PinnedLru>(config);
+}
+std::unique_ptr<CachePolicy> make_half_lru(const CacheConfig& config) {
+  return std::make_unique<HalfLru>(config);
 }
 std::unique_ptr<CachePolicy> make_static(const CacheConfig& config) {
   return std::make_unique<Static>(config);

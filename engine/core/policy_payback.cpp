@@ -12,9 +12,10 @@
 //
 // s: age since the last use, usage since the request began, fast usage (about 24 events), long-run usage,
 // request just begun or not. D is a table over buckets of s, shared by all layers, learned online by TD(0)
-// from every expert of every event (being resident or not does not change how an expert is used). It starts
-// from the closed form for a constant usage p:
-//   D = min(1 + r - c/p, (p - c) / (1 - discount)), or p - c where p < c.
+// from every expert of every event (being resident or not does not change how an expert is used), and read
+// between the buckets of the three usages: they are coarse, and which of two experts in one bucket leaves would
+// be chance. It starts from the closed form for a constant usage p, which long silence lowers:
+//   D = min(1 + r - c/p, (p - c) * kBelievedHorizon), or p - c where p < c.
 // Rents differ by layer and load: the table keeps one lane per rent of a fixed ladder and reads between two.
 // Each layer's own rent follows its market: cheapest victim worth something -> slots are scarce, rent up;
 // worthless -> rent down.
@@ -24,39 +25,26 @@
 #include <stdexcept>
 #include <string>
 
+#include "payback_table.h"
 #include "twofold/expert_cache.h"
 
 namespace twofold {
 namespace {
 
-constexpr int kLanes = 12;
-// About the usage per event of the expert that a slot more would hold: 0.1 % where slots are many to 95 %
-// where a batch uses nearly every expert and slots are few.
-constexpr std::array<float, kLanes> kRents{0.001F, 0.004F, 0.01F, 0.02F, 0.04F, 0.08F,
-                                           0.16F,  0.27F,  0.4F,  0.55F, 0.75F, 0.95F};
-constexpr float kDiscount = 0.998F;  // per event; rent and cap bound D, this only damps errors
+using namespace payback;
+
 constexpr float kFastRate = 1.0F / 24;
 constexpr float kRequestRate = 1.0F / 128;  // floor of the running mean since the request began
 constexpr float kRequestPrior = 16;         // events that the long-run usage counts for in a new request
 constexpr float kRequestReversion = 0.8F;   // how far usage falls back to the long run when a request begins
 constexpr float kLongRate = 1.0F / 1024;
-constexpr float kYoungRequest = 16;  // events
-constexpr float kMinStep = 0.01F;
-constexpr float kStepVisits = 20;        // step = 1 / (1 + visits / this), not below kMinStep
+constexpr float kLongStretch = 1.3F;     // of the axis of long-run usages, which ends below 1
+constexpr float kYoungRequest = 16;      // events
 constexpr double kRentRate = 0.03;       // per bid of a layer
 constexpr double kPoolRentRate = 0.005;  // per bid of any layer, where all rent from one pool
 constexpr double kScarceShare = 0.8;     // of bids should meet a victim that is still worth something
-constexpr size_t kTaughtPerEvent =
-    32;  // wide layers teach from a rotating part of their experts: enough, and it bounds the work
-constexpr int kMaxAge = 512;
-constexpr int kAgeBuckets = 16;
-constexpr std::array<int, kAgeBuckets> kAgeFrom{0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128, 256, 512};
-constexpr int kRequestBuckets = 12;
-constexpr int kFastBuckets = 8;
-constexpr int kLongBuckets = 8;
-constexpr int kYouthBuckets = 2;
-constexpr size_t kCells =
-    static_cast<size_t>(kYouthBuckets) * kLongBuckets * kAgeBuckets * kRequestBuckets * kFastBuckets;
+// Wide layers teach from a rotating part of their experts: enough, and it bounds the work.
+constexpr size_t kTaughtPerEvent = 32;
 
 // Expert histories of all layers, one array per figure so that an event's update runs over plain floats.
 struct Histories {
@@ -64,28 +52,15 @@ struct Histories {
   std::vector<float> request;  // usage since the request began
   std::vector<float> fast;
   std::vector<float> long_run;
+  // Of the three usages on their axes, and the cell of all four without the request's youth: worked out once
+  // per event, for what is read, for what the next event teaches and for what this one led to.
+  std::vector<float> request_place, fast_place, long_place;
+  std::vector<int32_t> cell;
 };
 
 struct LayerState {
   double rent = 0;
   float events = 1e6F;  // since the request began; a share of it when one of several requests is new
-};
-
-// Usage 0 ... 1 -> bucket, by square root: resolution where most experts are.
-class Buckets {
- public:
-  Buckets(int count, double stretch) {
-    for (int i = 0; i <= kSteps; ++i) {
-      const double usage = (i + 0.5) / kSteps;
-      of_[static_cast<size_t>(i)] =
-          static_cast<uint8_t>(std::min(count - 1, static_cast<int>(std::sqrt(usage) * stretch * count)));
-    }
-  }
-  int operator()(float usage) const { return of_[static_cast<size_t>(usage * kSteps)]; }
-
- private:
-  static constexpr int kSteps = 4096;
-  std::array<uint8_t, kSteps + 1> of_{};
 };
 
 class Payback : public CachePolicy {
@@ -100,21 +75,10 @@ class Payback : public CachePolicy {
   void restore(std::span<const double> state) override;
 
  private:
-  using Worth = std::array<float, kLanes>;
-
-  static size_t cell(int youth, int long_run, int age, int request, int fast) {
-    return static_cast<size_t>(
-        (((youth * kLongBuckets + long_run) * kAgeBuckets + age) * kRequestBuckets + request) * kFastBuckets +
-        fast);
+  int32_t youth(int layer) const {
+    return layers_[static_cast<size_t>(layer)].events < kYoungRequest ? 0 : kGrown;
   }
-  size_t cell_of(size_t at, int youth) const {
-    return cell(youth, long_buckets_(history_.long_run[at]),
-                age_bucket_[static_cast<size_t>(history_.age[at])], request_buckets_(history_.request[at]),
-                fast_buckets_(history_.fast[at]));
-  }
-  static int youth(const LayerState& layer) { return layer.events < kYoungRequest ? 0 : 1; }
-  void believe_constant_usage();
-  void learn(size_t before, size_t after, bool used);
+  void find_cells(size_t first, size_t count);
   void observe_chunk(const RoutingEvent& event);
   double rent_of(int layer) const { return layers_[pooled_ ? 0 : static_cast<size_t>(layer)].rent; }
 
@@ -122,15 +86,11 @@ class Payback : public CachePolicy {
   double price_;
   bool pooled_;
   std::array<uint8_t, kMaxAge + 1> age_bucket_{};
-  std::vector<Worth> worth_;
-  std::vector<float> visits_;
-  Buckets request_buckets_{kRequestBuckets, 1}, fast_buckets_{kFastBuckets, 1},
-      long_buckets_{kLongBuckets, 1.3};
-  Histories history_;           // [layers * experts]
-  std::vector<float> use_;      // of the current event, [experts]
-  std::vector<size_t> before_;  // cells of the experts that the current event teaches from
-  size_t stride_;
-  size_t num_events_ = 0;
+  Table table_;
+  Histories history_;            // [layers * experts]
+  std::vector<float> use_;       // of the current event, [experts]
+  std::vector<int32_t> before_;  // cells of the layer before the current event, [experts]
+  int64_t num_steps_ = 0;        // since it was made, of the first layer
   std::vector<LayerState> layers_;
   std::vector<int> last_seen_;
 };
@@ -139,15 +99,13 @@ Payback::Payback(const CacheConfig& config)
     : num_experts_(static_cast<size_t>(config.num_experts)),
       price_(config.upload_price),
       pooled_(config.pooled()),
-      worth_(kCells),
-      visits_(kCells, 0),
+      table_(config.upload_price),
       last_seen_(num_experts_, 0) {
   int age_at = 0;
   for (int age = 0; age <= kMaxAge; ++age) {
     if (age_at + 1 < kAgeBuckets && age >= kAgeFrom[static_cast<size_t>(age_at) + 1]) ++age_at;
     age_bucket_[static_cast<size_t>(age)] = static_cast<uint8_t>(age_at);
   }
-  believe_constant_usage();
   const double base = static_cast<double>(config.top_k) / config.num_experts;
   LayerState layer;
   // Where markets of real routing clear, roughly: the scarcer the slots, the more used the expert at the
@@ -162,44 +120,30 @@ Payback::Payback(const CacheConfig& config)
   history_.age.assign(cells, kMaxAge);
   for (auto* usage : {&history_.request, &history_.fast, &history_.long_run})
     usage->assign(cells, static_cast<float>(base));
+  for (auto* place : {&history_.request_place, &history_.fast_place, &history_.long_place})
+    place->assign(cells, 0);
+  history_.cell.assign(cells, 0);
+  find_cells(0, cells);
   use_.assign(num_experts_, 0);
-  stride_ = std::max<size_t>(1, num_experts_ / kTaughtPerEvent);
+  before_.assign(num_experts_, 0);
 }
 
-void Payback::believe_constant_usage() {
-  for (int request = 0; request < kRequestBuckets; ++request) {
-    for (int fast = 0; fast < kFastBuckets; ++fast) {
-      const double a = std::pow((request + 0.5) / kRequestBuckets, 2);
-      const double b = std::pow((fast + 0.5) / kFastBuckets, 2);
-      const double usage = (a + b) / 2;
-      Worth worth{};
-      for (size_t lane = 0; lane < kLanes; ++lane) {
-        const double rent = static_cast<double>(kRents[lane]);
-        // Bought back at the next use, or, where the price is never worth it, all uses of the discounted
-        // horizon.
-        const double bought = 1 + price_ - rent / usage;
-        const double horizon = (usage - rent) / (1 - static_cast<double>(kDiscount));
-        worth[lane] = static_cast<float>(usage > rent ? std::min(bought, horizon) : usage - rent);
-      }
-      for (int outer = 0; outer < kYouthBuckets * kLongBuckets; ++outer) {
-        for (int age = 0; age < kAgeBuckets; ++age) {
-          worth_[cell(outer / kLongBuckets, outer % kLongBuckets, age, request, fast)] = worth;
-        }
-      }
-    }
-  }
-}
-
-void Payback::learn(size_t before, size_t after, bool used) {
-  Worth& worth = worth_[before];
-  const Worth next = worth_[after];
-  visits_[before] += 1;
-  const float step = std::max(kMinStep, 1 / (1 + visits_[before] / kStepVisits));
-  const float cap = static_cast<float>(price_);
-  for (size_t lane = 0; lane < kLanes; ++lane) {
-    const float ahead = std::max(next[lane], 0.0F);
-    const float target = kDiscount * (used ? 1 + std::min(ahead, cap) : ahead) - kRents[lane];
-    worth[lane] += step * (target - worth[lane]);
+void Payback::find_cells(size_t first, size_t count) {
+  const float* request = history_.request.data() + first;
+  const float* fast = history_.fast.data() + first;
+  const float* long_run = history_.long_run.data() + first;
+  const int32_t* age = history_.age.data() + first;
+  float* at_request = history_.request_place.data() + first;
+  float* at_fast = history_.fast_place.data() + first;
+  float* at_long = history_.long_place.data() + first;
+  int32_t* cell = history_.cell.data() + first;
+  for (size_t i = 0; i < count; ++i) at_request[i] = place<kRequestBuckets>(request[i]);
+  for (size_t i = 0; i < count; ++i) at_fast[i] = place<kFastBuckets>(fast[i]);
+  for (size_t i = 0; i < count; ++i) at_long[i] = place<kLongBuckets>(long_run[i], kLongStretch);
+  for (size_t i = 0; i < count; ++i) {
+    cell[i] = static_cast<int32_t>(at_long[i]) * kNextLong +
+              age_bucket_[static_cast<size_t>(age[i])] * kNextAge +
+              static_cast<int32_t>(at_request[i]) * kNextRequest + static_cast<int32_t>(at_fast[i]);
   }
 }
 
@@ -211,27 +155,31 @@ void Payback::observe(const RoutingEvent& event) {
   LayerState& layer = layers_[static_cast<size_t>(event.layer)];
   const float request_rate = std::max(kRequestRate, 1 / (layer.events + kRequestPrior));
   const size_t first = static_cast<size_t>(event.layer) * num_experts_;
-  const size_t taught = event.layer == 0 ? ++num_events_ % stride_ : num_events_ % stride_;
-  const int youth_before = youth(layer);
+  const int32_t youth_before = youth(event.layer);
   layer.events += 1;
-  const int youth_now = youth(layer);
-  before_.clear();
-  for (size_t e = taught; e < num_experts_; e += stride_) before_.push_back(cell_of(first + e, youth_before));
+  const int32_t youth_now = youth(event.layer);
+  std::copy_n(history_.cell.data() + first, num_experts_, before_.data());
 
   std::fill(use_.begin(), use_.end(), 0.0F);
   for (int expert : event.active) use_[static_cast<size_t>(expert)] = 1;
-  float* request = history_.request.data() + first;
-  float* fast = history_.fast.data() + first;
-  float* long_run = history_.long_run.data() + first;
+  const float* use = use_.data();
+  const auto move = [&](std::vector<float>& usages, float rate) {
+    float* usage = usages.data() + first;
+    for (size_t e = 0; e < num_experts_; ++e) usage[e] += rate * (use[e] - usage[e]);
+  };
+  move(history_.request, request_rate);
+  move(history_.fast, kFastRate);
+  move(history_.long_run, kLongRate);
   int32_t* age = history_.age.data() + first;
-  for (size_t e = 0; e < num_experts_; ++e) {
-    request[e] += request_rate * (use_[e] - request[e]);
-    fast[e] += kFastRate * (use_[e] - fast[e]);
-    long_run[e] += kLongRate * (use_[e] - long_run[e]);
-    age[e] = use_[e] > 0 ? 0 : std::min(kMaxAge, age[e] + 1);
-  }
-  for (size_t i = 0, e = taught; e < num_experts_; ++i, e += stride_) {
-    learn(before_[i], cell_of(first + e, youth_now), use_[e] > 0);
+  for (size_t e = 0; e < num_experts_; ++e) age[e] = std::min(kMaxAge, age[e] + 1);
+  for (int expert : event.active) age[expert] = 0;
+  find_cells(first, num_experts_);
+
+  num_steps_ += event.layer == 0;
+  const size_t stride = std::max<size_t>(1, num_experts_ / kTaughtPerEvent);
+  const int32_t* after = history_.cell.data() + first;
+  for (size_t e = static_cast<size_t>(num_steps_) % stride; e < num_experts_; e += stride) {
+    table_.learn(before_[e] + youth_before, after[e] + youth_now, use[e] > 0);
   }
 }
 
@@ -263,6 +211,7 @@ void Payback::observe_chunk(const RoutingEvent& event) {
     const int ago = used ? event.num_tokens - 1 - last_seen_[expert] : history_.age[at] + event.num_tokens;
     history_.age[at] = std::min(kMaxAge, ago);
   }
+  find_cells(first, num_experts_);
 }
 
 void Payback::values(int layer, std::span<double> out) const {
@@ -271,12 +220,19 @@ void Payback::values(int layer, std::span<double> out) const {
   while (lane + 2 < kLanes && rent > static_cast<double>(kRents[lane + 1])) ++lane;
   const double low = static_cast<double>(kRents[lane]);
   const double high = static_cast<double>(kRents[lane + 1]);
-  const double t = (rent - low) / (high - low);
+  const auto dearer = static_cast<float>((rent - low) / (high - low));
   const size_t first = static_cast<size_t>(layer) * num_experts_;
-  const int youth_now = youth(layers_[static_cast<size_t>(layer)]);
+  const int32_t youth_now = youth(layer);
   for (size_t expert = 0; expert < num_experts_; ++expert) {
-    const Worth& worth = worth_[cell_of(first + expert, youth_now)];
-    out[expert] = (1 - t) * static_cast<double>(worth[lane]) + t * static_cast<double>(worth[lane + 1]);
+    const size_t at = first + expert;
+    const Between<kRequestBuckets> request(history_.request_place[at]);
+    const Between<kFastBuckets> fast(history_.fast_place[at]);
+    const Between<kLongBuckets> long_run(history_.long_place[at]);
+    const int corner = youth_now + long_run.below * kNextLong +
+                       age_bucket_[static_cast<size_t>(history_.age[at])] * kNextAge +
+                       request.below * kNextRequest + fast.below;
+    out[expert] =
+        static_cast<double>(table_.read(corner, request.past, fast.past, long_run.past, lane, dearer));
   }
 }
 
@@ -284,8 +240,8 @@ bool Payback::admits(int layer, int expert, double value, int victim, double vic
   if (victim >= 0) return value - victim_value > price_;
   // A free slot earns nothing otherwise: the lowest rent.
   const size_t at = static_cast<size_t>(layer) * num_experts_ + static_cast<size_t>(expert);
-  const Worth& worth = worth_[cell_of(at, youth(layers_[static_cast<size_t>(layer)]))];
-  return static_cast<double>(worth.front()) > price_;
+  const Table::Cell& cell = table_.cells()[static_cast<size_t>(history_.cell[at] + youth(layer))];
+  return static_cast<double>(cell.worth.front()) > price_;
 }
 
 void Payback::on_bid(int layer, int victim, double victim_value) {
@@ -300,15 +256,16 @@ void Payback::on_boundary(double share) {
   for (size_t at = 0; at < history_.request.size(); ++at) {
     history_.request[at] += reversion * (history_.long_run[at] - history_.request[at]);
   }
+  find_cells(0, history_.cell.size());
   for (LayerState& layer : layers_) layer.events *= 1 - static_cast<float>(share);
 }
 
 std::vector<double> Payback::state() const {
   std::vector<double> out;
   out.reserve(kCells * (kLanes + 1) + layers_.size() * 2 + history_.age.size() * 4);
-  for (size_t i = 0; i < kCells; ++i) {
-    out.insert(out.end(), worth_[i].begin(), worth_[i].end());
-    out.push_back(static_cast<double>(visits_[i]));
+  for (const Table::Cell& cell : table_.cells()) {
+    out.insert(out.end(), cell.worth.begin(), cell.worth.end());
+    out.push_back(static_cast<double>(cell.visits));
   }
   for (const LayerState& layer : layers_) {
     out.push_back(layer.rent);
@@ -330,9 +287,9 @@ void Payback::restore(std::span<const double> state) {
                              std::to_string(expected) + " expected");
   }
   const double* at = state.data();
-  for (size_t i = 0; i < kCells; ++i) {
-    for (float& worth : worth_[i]) worth = static_cast<float>(*at++);
-    visits_[i] = static_cast<float>(*at++);
+  for (Table::Cell& cell : table_.cells()) {
+    for (float& worth : cell.worth) worth = static_cast<float>(*at++);
+    cell.visits = static_cast<float>(*at++);
   }
   for (LayerState& layer : layers_) {
     layer.rent = std::clamp(*at++, static_cast<double>(kRents.front()), static_cast<double>(kRents.back()));
@@ -345,6 +302,7 @@ void Payback::restore(std::span<const double> state) {
     history_.fast[i] = usage();
     history_.long_run[i] = usage();
   }
+  find_cells(0, history_.cell.size());
 }
 
 }  // namespace

@@ -215,6 +215,38 @@ def test_a_pool_leaves_every_layer_its_top_k():
     assert [cache.num_held(layer) for layer in (0, 1)] == [2, 2]
 
 
+def test_payback_reads_between_buckets(tmp_path):
+    """Against the saved table read in float64: 8 cells around the usages, at two rents."""
+    rng = np.random.default_rng(1)
+    popular = rng.dirichlet(np.full(16, 0.5)) * 0.9 + 0.1 / 16
+    cache = make("payback", layers=1, experts=16, top_k=2, slots=4)
+    for event in range(700):
+        if event == 690:
+            cache.boundary()  # the end is read with a young request's half of the table
+        chosen = rng.choice(16, 2, replace=False, p=popular)
+        cache.observe(0, chosen[None].astype(np.int32), None)
+        for expert in map(int, chosen):
+            if admission := cache.admit(0, expert):
+                cache.publish(admission.slot)
+    cache.save(str(tmp_path / "state"))
+    state = np.frombuffer((tmp_path / "state").read_bytes()[56:])[2 * 16 :]
+    rents = np.array([0.001, 0.004, 0.01, 0.02, 0.04, 0.08, 0.16, 0.27, 0.4, 0.55, 0.75, 0.95])
+    shape = (2, 8, 16, 12, 8)  # youth, long-run usage, age, usage of the request, fast usage
+    cells = int(np.prod(shape))
+    worth = state[: cells * 13].reshape(*shape, 13)[..., :12]
+    rent, events = state[cells * 13 : cells * 13 + 2]
+    ages = [0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128, 256, 512]
+    for expert, (age, *usages) in enumerate(state[cells * 13 + 2 :].reshape(16, 4)):
+        table = worth[0 if events < 16 else 1][:, np.searchsorted(ages, age, "right") - 1]
+        at_rent = np.apply_along_axis(lambda lanes: np.interp(rent, rents, lanes), -1, table)
+        places = [np.clip(np.sqrt(u) * n - 0.5, 0, last) for u, n, last in zip(
+            (usages[2], usages[0], usages[1]), (8 * 1.3, 12, 8), (7, 11, 7), strict=True)]  # fmt: skip
+        for place, count in zip(places, (8, 12, 8), strict=True):
+            below = min(count - 2, int(place))
+            at_rent = at_rent[below] + (place - below) * (at_rent[below + 1] - at_rent[below])
+        assert cache.value(0, expert) == pytest.approx(at_rent, abs=1e-4), expert
+
+
 def test_payback_pools_unless_told_otherwise():
     for policy, shared, pooled in (("payback", None, True), ("payback", False, False), ("lru", None, False)):
         cache = make(policy, layers=2, slots=2, top_k=1, shared_pool=shared)

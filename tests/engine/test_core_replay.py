@@ -78,6 +78,36 @@ def test_lfu_by_hand():
     }
 
 
+def test_frequency_lru_by_hand():
+    # A class is floor(log2(1 + uses)), and uses fade.
+    assert story("frequency-lru") == {
+        # Token 3: A 1.98 and B 0.99 are both of class 1 (A) and 0 (B): B leaves. So does C, B and C again.
+        0: ["up", "up", "hit", "up-B", "hit", "up-C", "up-D", "hit", "hit", "up-B"],
+        # 4: A and B are of class 1, A is older. At 6 B and C are, B is older. At 7 C leaves for D
+        # (older than A).
+        1: ["up", "hit", "up", "hit", "up-A", "hit", "up-B", "up-C", "hit", "hit"],
+    }
+
+
+def test_half_lru_lets_in_half_of_the_misses():
+    ids = np.arange(8000, dtype=np.uint16)[:, None, None] % 40
+    c = testing.ExpertCache(testing.CacheConfig(1, 40, 1, [4], "half-lru", 0.67))
+    counts, _ = testing.replay_decisions(_core.RoutingTrace(ids, None, np.array([0, 8000]), 40), 1, c)
+    assert counts.num_uploads == pytest.approx(counts.num_misses / 2, rel=0.05)
+
+
+def test_pinned_lru_keeps_what_was_used_most():
+    # Four slots in one pool, two of them for good: A of layer 0 and C of layer 1.
+    counts, decisions = testing.replay_decisions(
+        toy(), 1, cache("pinned-lru", prior_usage=[5, 0, 0, 0, 0, 0, 4, 0])
+    )
+    after_use = [(d.layer, d.expert, d.hit) for d in decisions if (d.layer, d.expert) in ((0, A), (1, C))]
+    assert [hit for layer, _, hit in after_use if layer == 0] == [False] + [True] * (LAYER_0.count(A) - 1)
+    assert [hit for layer, _, hit in after_use if layer == 1] == [False] + [True] * (LAYER_1.count(C) - 1)
+    assert counts.num_misses > 2
+    assert story("pinned-lru") == story("lru", shared_pool=True), "nothing is known, nothing pinned"
+
+
 def test_static_by_hand():
     # Filled at start with what the prior says: A and C in layer 0, D and B in layer 1.
     c = cache("static", prior_usage=[5, 0, 3, 0, 0, 1, 0, 2])

@@ -9,6 +9,7 @@ from typing import Final
 
 _ACTIONS: Final = {
     "kv-cache": "what each type of KV cache costs: bytes, and KL divergence from float32 on a text",
+    "oracle-share": "how much of an oracle's saving over LRU a policy makes, the start of a request apart",
     "record": "the routing of a text file, read token by token, as a trace",
     "prefetch": "decode speed of a model with and without prefetch, on emulated machines",
     "replay": "hits, uploads and cost of cache policies on recorded routing",

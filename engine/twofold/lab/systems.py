@@ -60,6 +60,16 @@ SYSTEMS: Final[Mapping[str, System]] = {
             {"policy": "lru", "fetch_rule": "none"},
         ),
         System(
+            "llama-cpp",
+            "misses run on the CPU and are all uploaded behind, classes of recent frequency over LRU",
+            {"policy": "frequency-lru", "fetch_rule": "none"},
+        ),
+        System(
+            "pinned-lru",
+            "as cpu-lru, but half the slots keep the most popular experts",
+            {"policy": "pinned-lru", "fetch_rule": "none"},
+        ),
+        System(
             "ktransformers",
             "the most popular experts stay, misses run on the CPU",
             {"policy": "static", "fetch_rule": "none", "background_uploads": False},
