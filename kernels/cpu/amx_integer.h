@@ -7,6 +7,8 @@
 // leave their tiles through the first-level cache and are scaled there, because only memory connects tiles
 // and vectors. That, not the products, is where the time goes: kernels/bench/LOG.md.
 #pragma once
+#include <type_traits>
+
 #include "amx_tiles.h"
 #include "avx512_vnni_vector.h"
 #include "integer_products.h"
@@ -22,7 +24,7 @@ struct AmxIntegerProducts {
   using FewTokens = IntegerProducts<V, Format>;
   using Rows = typename FewTokens::Rows;
 
-  static constexpr bool kHalves = FewTokens::kHalves;
+  static constexpr bool kFolds = FewTokens::kFolds, kHalves = FewTokens::kHalves && !kFolds;
   static constexpr bool kOfBlock = Format::kScale == ScaleOf::kBlock;
   static constexpr int kPartRuns = FewTokens::kPartRuns, kPartBlocks = FewTokens::kPartBlocks;
   static constexpr int kSums = kHalves ? 2 : 1;      // integer sums of a run
@@ -39,16 +41,14 @@ struct AmxIntegerProducts {
                                                                                     : 24;
 
   // A part of a panel as the tiles and the scaling read it.
-  struct alignas(64) Part {
+  struct alignas(64) Unpacked {
     int8_t weights[kPartRuns][8][4 * kPanelRows];
     float scale[kPartRuns * kSums][kPanelRows];
     float min[FewTokens::kRunMins ? kPartRuns : 1][kPanelRows];
-    int32_t half_mins[FewTokens::kHalfMins ? kPartRuns : 1][kPanelRows];  // of 16 bits each
     float of_block[kPanelRows];  // what multiplies the scales of halves; a part is one block then
-    float of_mins[kPanelRows];   // and their minima
     int runs;
 
-    Part(const uint8_t* block, int num_blocks) : runs(num_blocks * Format::kRuns) {
+    Unpacked(const uint8_t* block, int num_blocks) : runs(num_blocks * Format::kRuns) {
       for (int b = 0; b < num_blocks; ++b, block += Format::kPanelBytes) {
 #pragma GCC unroll 8
         for (int in_block = 0; in_block < Format::kRuns; ++in_block) {
@@ -66,18 +66,9 @@ struct AmxIntegerProducts {
             if constexpr (kHalves) {
               for (int half = 0; half < 2; ++half) {
                 const uint8_t* sub = block + Format::sub_at(in_block, half);
-                if constexpr (has_sub_pairs<Format>) {
-                  V::store(scale[2 * run + half] + row, V::pair_low(sub + 2 * row, half));
-                } else {
-                  V::store(scale[2 * run + half] + row, sub_scale<V, Format::kSub>(sub + row));
-                }
+                V::store(scale[2 * run + half] + row, sub_scale<V, Format::kSub>(sub + row));
               }
               if (in_block == 0) V::store(of_block + row, Format::template block_scale<V>(block, g));
-              if constexpr (FewTokens::kHalfMins) {
-                const uint8_t* pairs = block + Format::sub_at(in_block, 0) + 2 * row;
-                _mm512_store_si512(half_mins[run] + row, V::high_pairs(pairs));
-                if (in_block == 0) V::store(of_mins + row, Format::template block_min<V>(block, g));
-              }
             } else {
               V::store(scale[run] + row, Format::template scale<V>(block, in_block, g));
             }
@@ -88,6 +79,12 @@ struct AmxIntegerProducts {
       }
     }
   };
+
+  struct Folded : FoldedBlock<V, Format, true> {
+    static constexpr int runs = Format::kRuns;
+    Folded(const uint8_t* block, int /*num_blocks*/) : FoldedBlock<V, Format, true>(block) {}
+  };
+  using Part = std::conditional_t<kFolds, Folded, Unpacked>;
 
   // What minima multiply: of each token's runs the scaled sum of the integers, or the sums of both halves' in 16 bits.
   struct alignas(64) RunSums {
@@ -103,13 +100,12 @@ struct AmxIntegerProducts {
   static void scale_and_add(const Products& products, const Part& part, int run, const Rows& rows, int tokens,
                             const RunSums& run_sums, float* out) {
     F c[R * kSums][kVectors], least[FewTokens::kRunMins ? R : 1][kVectors];
-    [[maybe_unused]] F block_scale[kVectors], block_min[kVectors];
+    [[maybe_unused]] F block_scale[kVectors];
 #pragma GCC unroll 4
     for (int g = 0; g < kVectors; ++g) {
 #pragma GCC unroll 8
       for (int i = 0; i < R * kSums; ++i) c[i][g] = V::load(part.scale[run * kSums + i] + V::kLanes * g);
       if constexpr (kHalves) block_scale[g] = V::load(part.of_block + V::kLanes * g);
-      if constexpr (FewTokens::kHalfMins) block_min[g] = V::load(part.of_mins + V::kLanes * g);
       if constexpr (FewTokens::kRunMins) {
 #pragma GCC unroll 4
         for (int r = 0; r < R; ++r) least[r][g] = V::load(part.min[run + r] + V::kLanes * g);
@@ -129,13 +125,7 @@ struct AmxIntegerProducts {
           const F x = V::set1(x_scale[r]);
           if constexpr (kHalves) {
             const F exact = V::fma(product(2 * r + 1), c[2 * r + 1][g], V::mul(product(2 * r), c[2 * r][g]));
-            F of_run = V::mul(exact, block_scale[g]);
-            if constexpr (FewTokens::kHalfMins) {
-              const V::I mins = _mm512_load_si512(part.half_mins[run + r] + V::kLanes * g);
-              const V::I sums = V::pair_products(mins, V::same(run_sums.halves[t][run + r]));
-              of_run = V::fma(V::to_float(sums), block_min[g], of_run);
-            }
-            total = V::fma(of_run, x, total);
+            total = V::fma(V::mul(exact, block_scale[g]), x, total);
           } else if constexpr (kOfBlock) {
             const int in_block = r % Format::kRuns;
             of_block = in_block == 0 ? V::mul(product(r), x) : V::fma(product(r), x, of_block);
@@ -151,6 +141,27 @@ struct AmxIntegerProducts {
               total = V::fma(V::set1(run_sums.scaled[t][run + r]), least[r][g], total);
             }
           }
+        }
+        V::store(out + V::kLanes * g, total);
+      }
+    }
+  }
+
+  // The same of a folded block.
+  template <int R>
+  static void add_folded(const Products& products, const Part& part, int run, const Rows& rows, int tokens,
+                         const RunSums& run_sums, float* out) {
+    const typename Part::Scales scales[kVectors] = {part.scales(0), part.scales(1)};
+    for (int t = 0; t < tokens; ++t, out += kPanelRows) {
+      const float* x_scale = rows.from(t, run).scale;
+#pragma GCC unroll 2
+      for (int g = 0; g < kVectors; ++g) {
+        F total = V::load(out + V::kLanes * g);
+#pragma GCC unroll 4
+        for (int r = 0; r < R; ++r) {
+          const V::I sum = _mm512_load_si512(&products[r][t][V::kLanes * g]);
+          const int32_t* halves = run_sums.halves[FewTokens::kHalfMins ? t : 0] + run + r;
+          total = part.add(run + r, g, sum, scales[g], halves, V::set1(x_scale[r]), total);
         }
         V::store(out + V::kLanes * g, total);
       }
@@ -175,7 +186,11 @@ struct AmxIntegerProducts {
         Tiles::store_sums(products[r * kSums + half], second);
       }
     }
-    scale_and_add<R>(products, part, run, rows, tokens, run_sums, out);
+    if constexpr (kFolds) {
+      add_folded<R>(products, part, run, rows, tokens, run_sums, out);
+    } else {
+      scale_and_add<R>(products, part, run, rows, tokens, run_sums, out);
+    }
   }
 
   struct AddInt8 {

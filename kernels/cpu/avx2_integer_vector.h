@@ -93,6 +93,13 @@ struct Avx2Integer {
                             _mm256_set1_epi16(15));
   }
   static I pair_products(I a, I b) { return _mm256_madd_epi16(a, b); }
+  static I twice(F v) {
+    const I whole = _mm256_cvtps_epi32(v);
+    return _mm256_blend_epi16(whole, _mm256_slli_epi32(whole, 16), 0xaa);
+  }
+  static I same_words(int v) { return _mm256_set1_epi16(static_cast<short>(v)); }
+  static I times_plus(I u, I factor, I v) { return _mm256_add_epi16(_mm256_mullo_epi16(u, factor), v); }
+  static F minus_product(F a, F b, F c) { return _mm256_fnmadd_ps(a, b, c); }
 
   static F floats_of_8(const uint8_t* p) {
     return _mm256_castsi256_ps(

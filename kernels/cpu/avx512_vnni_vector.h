@@ -131,6 +131,15 @@ struct Avx512Vnni : Avx512Rows {
                             _mm512_set1_epi16(15));
   }
   static I pair_products(I a, I b) { return _mm512_madd_epi16(a, b); }
+  // For folded_block.h: whole numbers twice in 16 bits each; in 16 bits the lower ones of u * factor + v; of -ab + c.
+  static I twice(F v) {
+    const I whole = _mm512_cvtps_epi32(v);
+    return _mm512_mask_blend_epi16(0xaaaaaaaa, whole, _mm512_slli_epi32(whole, 16));
+  }
+  static I same_words(int v) { return _mm512_set1_epi16(static_cast<short>(v)); }
+  static I times_plus(I u, I factor, I v) { return _mm512_add_epi16(_mm512_mullo_epi16(u, factor), v); }
+  static I other_sign(I v) { return _mm512_xor_si512(v, _mm512_set1_epi8(static_cast<char>(128))); }
+  static F minus_product(F a, F b, F c) { return _mm512_fnmadd_ps(a, b, c); }
 
   static F floats_of_8(const uint8_t* p) {
     return _mm512_castsi512_ps(

@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "channel_products.h"
+#include "folded_block.h"
 #include "four_codes.h"
 #include "integer_terms.h"
 #include "levels.h"
@@ -37,6 +38,7 @@ struct IntegerProducts {
       Dot::unpack_tiles(Format::kPlanes);
   static constexpr int kFewPanels = 2;                  // for which holding them is not worth it
   static constexpr bool kFour = takes_four<V, Format>;  // runs at once, for one row of activations
+  static constexpr bool kFolds = fits_byte<Format> && requires { Dot::kFoldTiles; };  // for many rows
   static constexpr int64_t kAheadBytes = 5120, kAheadBytesMany = 8192;  // prefetched, for few and many rows
   static_assert(kPartRuns % Format::kRuns == 0, "panel blocks are cut into no parts");
   static_assert(!kRunMins || Format::kScale == ScaleOf::kRun || Format::kRuns == 2, "see tile()");
@@ -48,6 +50,7 @@ struct IntegerProducts {
     alignas(64) float sum[kRunMins ? kTokens : 1][kPartRuns];        // scale * sum of the integers
     alignas(64) int32_t halves[kHalfMins ? kTokens : 1][kPartRuns];  // sums of the halves' integers
     alignas(64) int32_t in_place[kFour ? kPieces * kPartRuns : 1];   // as zero, for four_codes.h
+    alignas(64) int32_t folded[kFolds ? kTokens : 1][kPartRuns];     // as zero, for folded_block.h
   };
 
   // Encoded activation rows, from one of their runs on.
@@ -90,6 +93,11 @@ struct IntegerProducts {
       Dot::template zeros<Format::kZero, kPieces == 2>(row.q, row.sum16, terms.zero[t]);
     }
     if constexpr (kFour) FourCodes<V, Format>::zeros(terms.zero[0], terms.in_place);
+    if constexpr (kFolds) {
+      for (int t = 0; t < tokens; ++t) {
+        RunTerms::of_zeros<FoldedBlock<V, Format>::kZero, false>(x.from(t, 0).sum16, terms.folded[t]);
+      }
+    }
   }
 
   // The exact integer sums of a run as floats, times the integers of its scales where the format has such. `weights`
@@ -276,7 +284,11 @@ struct IntegerProducts {
   static void tile_passes(const Rows& x, Part part, const Terms& terms, float* out) {
     constexpr int kVectors = Dot::vectors(T, kPieces);  // of a pass
     for (int g = 0; g < kPanelRows / V::kLanes; g += kVectors) {
-      tile<kInCache, T, kVectors>(x, part, terms, g, out);
+      if constexpr (kFolds && kInCache) {
+        FoldedTile<V, Dot, Format, T, kVectors>::multiply(x, part, terms, g, out);
+      } else {
+        tile<kInCache, T, kVectors>(x, part, terms, g, out);
+      }
       part.lines = 0;
     }
   }
@@ -333,7 +345,14 @@ struct IntegerProducts {
       const char* next = reinterpret_cast<const char*>(block) + (tokens < 3 ? kAheadBytes : kAheadBytesMany);
       const Rows rows = x.from(0, static_cast<int64_t>(b) * Format::kRuns);
       const Terms* terms = held == nullptr ? nullptr : held + b / kPartBlocks;
-      if constexpr (kUnpackTiles > 0) {
+      if constexpr (kFolds) {
+        if (tiles >= Dot::kFoldTiles) {
+          FoldedBlock<V, Format> folded(block);
+          all_tiles<true>(rows, tokens, terms, apart,
+                          Part{block, n, reinterpret_cast<uint8_t*>(&folded), next, lines}, out);
+          continue;
+        }
+      } else if constexpr (kUnpackTiles > 0) {
         if (tiles >= kUnpackTiles) {
           alignas(64) uint8_t bytes[kPartRuns * InCache::kRunBytes];
           InCache::unpack(block, n, bytes);

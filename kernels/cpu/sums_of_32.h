@@ -18,6 +18,7 @@ struct SumsOf32 {
   static constexpr bool kIntegerScales = false;
   static constexpr int kPieces = 1;
   static constexpr int kStoredVectors = 1;
+  static constexpr int kFoldTiles = 2;  // of activations, for which folded_block.h pays
 
   template <int kZero, bool kHalves>
   static void zeros(const int8_t*, const int32_t* sum16, int32_t* zero) {

@@ -1,0 +1,169 @@
+// A block of a panel of 2 or 3 bits whose weights times the integers of their scales lie in the first-level cache, for many
+// tokens: these products fit a byte (3 * 15, 4 * 32), so that a run has one sum of integers and not one for each half,
+// and what was two conversions, a product and an addition for every token is one conversion. Sums of integers are exact:
+// the same bits as integer_products.h. Anonymous namespace: each file that includes this is compiled with flags of its
+// own and must not share code with another.
+#pragma once
+#include <cstdint>
+
+#include "twofold/weight_format.h"
+
+namespace twofold::kernels {
+namespace {
+
+template <class Format>
+inline constexpr bool fits_byte = Format::kCodes == 4 && Format::kScale == ScaleOf::kHalf;
+
+// kSigned: bytes are signed, else unsigned with kZero added.
+template <class V, class Format, bool kSigned = false>
+struct alignas(64) FoldedBlock {
+  using I = typename V::I;
+  using F = typename V::F;
+  static constexpr int kRuns = Format::kRuns, kVectors = kPanelRows / V::kLanes;
+  static constexpr bool kMins = Format::kMin;
+  // A signed scale times an offset weight is 128 at most, one more than a byte holds: its negative, plus 128.
+  static constexpr bool kNegative = Format::kZero != 0;
+  static constexpr int kZero = kNegative ? 128 : 0;
+
+  uint8_t weights[kRuns][8][kStepBytes];
+  float scale[kPanelRows];
+  float min[kPanelRows];
+  int32_t mins[kMins ? kRuns : 1][kPanelRows];  // of a run's halves, 16 bits each
+
+  explicit FoldedBlock(const uint8_t* block) {
+    for (int g = 0; g < kVectors; ++g) {
+      const int row = V::kLanes * g;
+      V::store(scale + row, Format::template block_scale<V>(block, g));
+      if constexpr (kMins) V::store(min + row, Format::template block_min<V>(block, g));
+#pragma GCC unroll 8
+      for (int run = 0; run < kRuns; ++run) {
+        if constexpr (kMins) {
+          V::store(reinterpret_cast<uint8_t*>(mins[run] + row),
+                   V::high_pairs(block + Format::sub_at(run, 0) + 2 * row));
+        }
+#pragma GCC unroll 2
+        for (int half = 0; half < 2; ++half) {
+          const I factor = sub(block, run, half, row), none = begin(factor);
+#pragma GCC unroll 4
+          for (int step = 4 * half; step < 4 * half + 4; ++step) {
+            const I u =
+                Format::template codes<V>(block, run / Format::kGroupRuns, run % Format::kGroupRuns, step, g);
+            I w = V::times_plus(u, factor, none);
+            if constexpr (kSigned && kZero != 0) w = V::other_sign(w);
+            V::store(weights[run][step] + V::kBytes * g, w);
+          }
+        }
+      }
+    }
+  }
+
+  // What multiplies the sums of a vector of rows.
+  struct Scales {
+    F scale, min;
+  };
+  Scales scales(int g) const {
+    Scales of_rows{V::load(scale + V::kLanes * g), F()};
+    if constexpr (kMins) of_rows.min = V::load(min + V::kLanes * g);
+    return of_rows;
+  }
+  // Adds a run's sum of integers to `total`; `halves`: the sums of the activations' halves, 16 bits each.
+  [[gnu::always_inline]] F add(int run, int g, I sum, const Scales& by, const int32_t* halves, F x_scale,
+                               F total) const {
+    F of_run = V::mul(V::to_float(sum), by.scale);
+    if constexpr (kMins) {
+      const I least = V::load(reinterpret_cast<const uint8_t*>(mins[run] + V::kLanes * g));
+      of_run = V::fma(V::to_float(V::pair_products(least, V::same(*halves))), by.min, of_run);
+    }
+    return kNegative ? V::minus_product(of_run, x_scale, total) : V::fma(of_run, x_scale, total);
+  }
+
+ private:
+  // Of each row's two 16 bits what multiplies the two bytes in them: neither product carries into the other's byte
+  // once begin() is added.
+  static I sub(const uint8_t* block, int run, int half, int row) {
+    if constexpr (has_sub_pairs<Format>) {
+      return V::twice(V::pair_low(block + Format::sub_at(run, 0) + 2 * row, half));
+    } else {
+      return V::twice(V::negative(sub_scale<V, Format::kSub>(block + Format::sub_at(run, half) + row)));
+    }
+  }
+  static I begin(I factor) {  // 128 - zero * factor in each byte
+    if constexpr (!kNegative) return V::same(0);
+    const I of_word = V::times_plus(factor, V::same_words(-Format::kZero), V::same_words(kZero));
+    return V::times_plus(of_word, V::same_words(257), V::same(0));
+  }
+};
+
+// T rows of activations against G vectors of a folded block's rows. Terms: of IntegerProducts.
+template <class V, class Dot, class Format, int T, int G>
+struct FoldedTile {
+  using I = typename V::I;
+  using F = typename V::F;
+  using Block = FoldedBlock<V, Format>;
+  static constexpr bool kHeld = T <= Dot::held(1);
+
+  template <class Rows, class Part, class Terms>
+  static void multiply(const Rows& rows, const Part& part, const Terms& terms, int g0, float* out) {
+    const Block& block = *reinterpret_cast<const Block*>(part.bytes);
+    float* const home = out + V::kLanes * g0;
+    const int8_t* x[T];
+    F acc[T][G];
+    typename Block::Scales scales[G];
+#pragma GCC unroll 8
+    for (int t = 0; t < T; ++t) {
+      x[t] = rows.q + t * rows.row_bytes;
+#pragma GCC unroll 4
+      for (int g = 0; g < G && kHeld; ++g) acc[t][g] = V::load(home + kPanelRows * t + V::kLanes * g);
+    }
+#pragma GCC unroll 4
+    for (int g = 0; g < G; ++g) scales[g] = block.scales(g0 + g);
+    const uint8_t* weights = block.weights[0][0] + V::kBytes * g0;
+    const char* next = part.next;
+    for (int run = 0; run < Block::kRuns; ++run, weights += 8 * kStepBytes) {
+      for (int i = 0; i < part.lines; ++i, next += 64) V::prefetch(next);
+      typename Dot::Sum sums[T][G];
+#pragma GCC unroll 8
+      for (int t = 0; t < T; ++t) {
+#pragma GCC unroll 4
+        for (int g = 0; g < G; ++g)
+          sums[t][g] = Block::kZero == 0 ? Dot::none() : Dot::begin(&terms.folded[t][run]);
+      }
+#pragma GCC unroll 8
+      for (int step = 0; step < 8; ++step) {
+        typename Dot::Weights w[G];
+#pragma GCC unroll 4
+        for (int g = 0; g < G; ++g) w[g] = Dot::load(weights + kStepBytes * step + V::kBytes * g);
+#pragma GCC unroll 8
+        for (int t = 0; t < T; ++t) {
+          const I values = V::broadcast(x[t] + 4 * step);
+#pragma GCC unroll 4
+          for (int g = 0; g < G; ++g) Dot::add(sums[t][g], w[g], values);
+        }
+      }
+#pragma GCC unroll 8
+      for (int t = 0; t < T; ++t) {
+#pragma GCC unroll 4
+        for (int g = 0; g < G; ++g) {
+          float* const to = home + kPanelRows * t + V::kLanes * g;
+          const F total =
+              block.add(run, g0 + g, sums[t][g], scales[g], &terms.halves[Block::kMins ? t : 0][run],
+                        V::set1(terms.scale[t][run]), kHeld ? acc[t][g] : V::load(to));
+          if constexpr (kHeld) {
+            acc[t][g] = total;
+          } else {
+            V::store(to, total);
+          }
+        }
+        x[t] += 32;
+      }
+    }
+#pragma GCC unroll 8
+    for (int t = 0; t < T && kHeld; ++t) {
+#pragma GCC unroll 4
+      for (int g = 0; g < G; ++g) V::store(home + kPanelRows * t + V::kLanes * g, acc[t][g]);
+    }
+  }
+};
+
+}  // namespace
+}  // namespace twofold::kernels
