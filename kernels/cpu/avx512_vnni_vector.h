@@ -29,8 +29,9 @@ struct Avx512Vnni : Avx512Rows {
     static void add(Sum& sum, Weights w, I values) { sum = _mm512_dpbusd_epi32(sum, w, values); }
   };
 
+  // One vector at once for the third bits, 1.07 to 1.1 times as fast as two.
   template <class Format>
-  struct Four : FourOf32<Avx512Vnni, Format, 2> {};
+  struct Four : FourOf32<Avx512Vnni, Format, (Format::kPlanes > 0 ? 1 : 2)> {};
 
   // For channel_products.h.
   template <int kBits>

@@ -39,7 +39,7 @@ struct IntegerProducts {
   static constexpr int kFewPanels = 2;                  // for which holding them is not worth it
   static constexpr bool kFour = takes_four<V, Format>;  // runs at once, for one row of activations
   static constexpr bool kFolds = fits_byte<Format> && requires { Dot::kFoldTiles; };  // for many rows
-  static constexpr int64_t kAheadBytes = 5120, kAheadBytesMany = 8192;  // prefetched, for few and many rows
+  static constexpr int64_t kAheadBytes = 8192;                                        // prefetched
   static_assert(kPartRuns % Format::kRuns == 0, "panel blocks are cut into no parts");
   static_assert(!kRunMins || Format::kScale == ScaleOf::kRun || Format::kRuns == 2, "see tile()");
 
@@ -107,8 +107,15 @@ struct IntegerProducts {
                                               int in_group, int g0, const int8_t* const* x,
                                               const int32_t* zero, F (&f)[T][G]) {
     const int run = Format::kGroupRuns * group + in_group;
-    // Loaded again for each of the four runs: kept over them, the steps push sums out of registers.
-    if constexpr (Format::kCodes == 4) __asm__("" : "+r"(weights));
+    // Loaded again for each run: kept over those that share them, steps push sums out of 16 registers.
+    constexpr bool kAgain =
+        Format::kCodes == 4 || (Format::kCodes == 2 && Format::kUnitRuns == 2 && T == 1 && V::kLanes == 8);
+    constexpr bool kOfUnit = !kInCache && kAgain;
+    if constexpr (kOfUnit) {
+      weights += group * Format::kUnitBytes;
+      __asm__("" : "+r"(weights));
+    }
+    const int at_group = kOfUnit ? 0 : group;
     typename Dot::Total totals[T][G];
 #pragma GCC unroll 2
     for (int piece = 0; piece < kPieces; ++piece) {
@@ -128,7 +135,7 @@ struct IntegerProducts {
           if constexpr (kInCache) {
             w[g] = Dot::load(weights + InCache::at(step, g));
           } else {
-            w[g] = weights_of<V, Dot, Format>(weights, group, in_group, step, g);
+            w[g] = weights_of<V, Dot, Format>(weights, at_group, in_group, step, g);
           }
         }
 #pragma GCC unroll 8
@@ -342,7 +349,7 @@ struct IntegerProducts {
     for (int b = 0; b < num_blocks; b += kPartBlocks) {
       const int n = num_blocks - b < kPartBlocks ? num_blocks - b : kPartBlocks;
       const uint8_t* block = blocks + static_cast<int64_t>(b) * Format::kPanelBytes;
-      const char* next = reinterpret_cast<const char*>(block) + (tokens < 3 ? kAheadBytes : kAheadBytesMany);
+      const char* next = reinterpret_cast<const char*>(block) + kAheadBytes;
       const Rows rows = x.from(0, static_cast<int64_t>(b) * Format::kRuns);
       const Terms* terms = held == nullptr ? nullptr : held + b / kPartBlocks;
       if constexpr (kFolds) {

@@ -73,16 +73,20 @@ struct PackedFloat {
     for (int s = 0; s < steps; ++s, values += Format::kStepColumns, p += kStepBytes) {
       V::prefetch(p + kAheadBytes);
       V::prefetch(p + kAheadBytes + 64);
-      F w[kVectors][Format::kStepColumns];
-#pragma GCC unroll 4
-      for (int v = 0; v < kVectors; ++v) Format::template widen<V>(p + v * (kStepBytes / kVectors), w[v]);
+      F value[T][Format::kStepColumns];
 #pragma GCC unroll 4
       for (int c = 0; c < Format::kStepColumns; ++c) {
 #pragma GCC unroll 4
-        for (int t = 0; t < T; ++t) {
-          const F value = V::set1(values[t * ldx + c]);
+        for (int t = 0; t < T; ++t) value[t][c] = V::set1(values[t * ldx + c]);
+      }
 #pragma GCC unroll 4
-          for (int v = 0; v < kVectors; ++v) acc[t][v] = V::fma(value, w[v][c], acc[t][v]);
+      for (int v = 0; v < kVectors; ++v) {
+        F w[Format::kStepColumns];
+        Format::template widen<V>(p + v * (kStepBytes / kVectors), w);
+#pragma GCC unroll 4
+        for (int c = 0; c < Format::kStepColumns; ++c) {
+#pragma GCC unroll 4
+          for (int t = 0; t < T; ++t) acc[t][v] = V::fma(value[t][c], w[c], acc[t][v]);
         }
       }
     }
