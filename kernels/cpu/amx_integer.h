@@ -35,10 +35,10 @@ struct AmxIntegerProducts {
   static constexpr int kVectors = kPanelRows / V::kLanes;
 
   // Few tokens leave tiles mostly empty, and 8-bit weights from memory last as long as the products of 32
-  // tokens by either level (238 us against 259; of q4_0 257 against 204).
-  static constexpr int kFewestTokens = T::kTakesAll                                 ? 1
-                                       : Format::kPanelBytes > 1024 * Format::kRuns ? 48
-                                                                                    : 24;
+  // tokens by either level (238 us against 259; of q4_0 257 against 204; of q2_k 518 against 570 from cache).
+  static constexpr bool kLate =
+      Format::kPanelBytes > 1024 * Format::kRuns || (kFolds && FewTokens::kHalfMins);
+  static constexpr int kFewestTokens = T::kTakesAll ? 1 : kLate ? 48 : 24;
 
   // A part of a panel as the tiles and the scaling read it.
   struct alignas(64) Unpacked {
