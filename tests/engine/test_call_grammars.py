@@ -13,7 +13,8 @@ from twofold.api.constraints import Constraint
 from twofold.api.errors import RequestError
 from twofold.chat.answer_grammar import Calls, answer_constraint
 from twofold.chat.answer_parser import AnswerParser
-from twofold.chat.dialects import TOOL_PARSERS, tokens_of
+from twofold.chat.call_forms import FORMS
+from twofold.chat.dialects import REASONING_PARSERS, TOOL_PARSERS, tokens_of
 from twofold.chat.marks import ChatMarks
 from twofold.engine import grammar_source
 
@@ -55,6 +56,9 @@ class Writer:
             b"<|im_end|>",
             *(mark.encode() for mark in marks),
         ]
+        dialect = REASONING_PARSERS.get(reasoning or "")
+        self.ends = [FORMS[tools].parameter[1], FORMS[tools].end] if tools in FORMS else []
+        self.ends += dialect.ends if dialect is not None else ()
         self.ids = {piece.decode(): END + at for at, piece in enumerate(self.pieces[END:])}
         self.special = set(self.ids.values()) if special else {END}
         table = grammar_source.TokenTable(self.pieces, sorted(self.special))
@@ -75,12 +79,16 @@ class Writer:
                 return text.decode()
             mask = matcher.compute_bitmask()
             allowed = [token for token in range(len(self.pieces)) if mask[token // 8] >> token % 8 & 1]
-            # Marks, ends and what closes are likelier, and text is mostly ASCII.
+            # Marks, ends and what closes are likelier, and text is mostly ASCII; the end of a text that is no token
+            # is a word, which chance alone would seldom write to its last letter.
+            begun = self._next_of_ends(text)
             weights = [
-                6.0
+                60.0
+                if token in begun
+                else 6.0
                 if token >= END
                 else 4.0
-                if chr(token) in '"}])>0'
+                if chr(token) in '"}])></0'
                 else 1.0
                 if 32 <= token < 127 or token == 10
                 else 0.02
@@ -92,6 +100,11 @@ class Writer:
             assert matcher.consume_token(token)
             text += self.pieces[token]
         return None
+
+    def _next_of_ends(self, text: bytes) -> set[int]:
+        """Bytes that go on with an end of which the text has two or more."""
+        ends = [end.encode() for end in self.ends]
+        return {end[most] for end in ends for most in range(2, len(end)) if text.endswith(end[:most])}
 
 
 class Read:
