@@ -55,6 +55,9 @@ class WordTokenizer:
         self._words: list[str] = []
         self._lock = threading.Lock()
 
+    def stretches(self, text: str) -> list[str]:
+        return [text]
+
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
         with self._lock:
             ids = []

@@ -61,7 +61,11 @@ async def answer_chat(
         body,
         # Whoever keeps no records can take a conversation up anywhere.
         tokenise=lambda: chat_prompts(
-            body, tokenizer, marks, with_turn_ends=state.engine.stats().num_records > 0
+            body,
+            tokenizer,
+            marks,
+            with_turn_ends=state.engine.stats().num_records > 0,
+            kept=state.kept_tokens,
         ),
         num_prompts=1,
         prefix="chatcmpl",

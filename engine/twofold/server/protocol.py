@@ -26,6 +26,10 @@ class ServingTokenizer(Protocol):
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]: ...
 
+    def stretches(self, text: str) -> list[str]:
+        """`text` in parts whose ids are those of the whole, one after the other."""
+        ...
+
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str: ...
 
     def token_bytes(self, token_id: int) -> bytes:
