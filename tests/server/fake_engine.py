@@ -156,6 +156,7 @@ class FakeEngine:
         self.control = FakeControl()
         self.max_running = max_running
         self.fail_on_submit: Exception | None = None
+        self.is_full = False
         self.rotates = False
         """Answers begin with the prompt's word number `seed`."""
         self.says: list[str] | None = None
@@ -182,6 +183,10 @@ class FakeEngine:
 
     def compile(self, constraint: Constraint) -> CompiledConstraint:
         return FakeCompiled(constraint)
+
+    def check_room(self) -> None:
+        if self.is_full:
+            raise CapacityError("full")
 
     def submit(self, request: GenerationRequest) -> None:
         if self.fail_on_submit is not None:

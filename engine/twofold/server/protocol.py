@@ -165,6 +165,10 @@ class ServingEngine(Protocol):
         """What requests may be given as `constraint`. Blocks. RequestError where nothing can be made of it."""
         ...
 
+    def check_room(self) -> None:
+        """CapacityError where any request would be refused now."""
+        ...
+
     def submit(self, request: GenerationRequest) -> None:
         """Queue a request. RequestError or CapacityError here, before anything has started."""
         ...
