@@ -55,6 +55,9 @@ class WordTokenizer:
         self._words: list[str] = []
         self._lock = threading.Lock()
 
+    def stretches(self, text: str) -> list[str]:
+        return [text]
+
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
         with self._lock:
             ids = []
@@ -155,6 +158,7 @@ class FakeEngine:
         self.recording = FakeControl()
         self.max_running = max_running
         self.fail_on_submit: Exception | None = None
+        self.is_full = False
         self.rotates = False
         """Answers begin with the prompt's word number `seed`."""
         self.says: list[str] | None = None
@@ -181,6 +185,10 @@ class FakeEngine:
 
     def compile(self, constraint: Constraint) -> CompiledConstraint:
         return FakeCompiled(constraint)
+
+    def check_room(self) -> None:
+        if self.is_full:
+            raise CapacityError("full")
 
     def submit(self, request: GenerationRequest) -> None:
         if self.fail_on_submit is not None:

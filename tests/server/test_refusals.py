@@ -134,6 +134,14 @@ def test_what_the_engine_refuses_has_its_code_before_a_stream_starts(
     assert "Traceback" not in response.text
 
 
+@pytest.mark.parametrize("path", [CHAT, TEXT, "/v1/responses", "/v1/messages", "/api/chat", "/api/generate"])
+def test_a_full_server_refuses_before_it_reads(url, engine, path):
+    engine.is_full = True
+    response = HTTP.post(url + path, content=b"{", headers=JSON_TYPE)
+    assert (response.status_code, response.headers["retry-after"]) == (429, "1")
+    assert HTTP.post(f"{url}/tokenize", json={"prompt": "a"}).status_code == 200
+
+
 def test_a_failure_after_the_start_is_an_error_event(engine, client, url):
     engine.fail_after_words = 2
     lines = HTTP.post(url + TEXT, json={"prompt": "a b c d", "stream": True}).text.split("\n\n")

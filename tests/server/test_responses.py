@@ -103,7 +103,7 @@ def test_whole_and_streamed_answers_are_the_same_object(url: str, engine: FakeEn
         "input_tokens": 4,
         "input_tokens_details": {"cached_tokens": 3, "cache_write_tokens": 0},
         "output_tokens": 8,
-        "output_tokens_details": {"reasoning_tokens": 3},
+        "output_tokens_details": {"reasoning_tokens": 2},
         "total_tokens": 12,
     }
 
@@ -330,7 +330,7 @@ def test_openais_client_runs_a_conversation_with_tools(url: str, engine: FakeEng
             final = stream.get_final_response()
         assert final.output_text == "Let me see."
         assert final.usage is not None
-        assert final.usage.output_tokens_details.reasoning_tokens == 3
+        assert final.usage.output_tokens_details.reasoning_tokens == 2
         call = final.output[-1]
         assert call.type == "function_call"
         history += [item.model_dump(exclude_none=True) for item in final.output]

@@ -14,6 +14,7 @@ import pytest
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 from twofold.api.errors import ModelLoadError
+from twofold.server.kept_tokens import KeptTokens
 from twofold.tokenizer import Tokenizer
 from twofold.tokenizer.pieces import character_of_byte
 from twofold.weights.gguf_file import GgufFile
@@ -261,6 +262,46 @@ KINDS: dict[str, Callable[[Path, Any], Path]] = {
     "first": lambda directory, ranks: _sentencepiece_like(directory, "first"),
     "always": lambda directory, ranks: _sentencepiece_like(directory, "never"),
 }
+
+
+def _greedy_tokens(directory: Path, ranks: dict[bytes, int]) -> Path:
+    """Control tokens that take spaces along, that begin alike, and others that are none."""
+    write_tiktoken(directory, ranks)
+    path = directory / "tokenizer.json"
+    backend = tokenizers.Tokenizer.from_str(Tokenizer.load(directory)._backend.to_str())
+    flags: list[dict[str, bool]] = [{"lstrip": True}, {"rstrip": True}, {"normalized": True}, {}]
+    for at, flag in enumerate(flags):
+        backend.add_special_tokens([tokenizers.AddedToken(f"<s{at}>", **({"normalized": False} | flag))])
+    backend.add_tokens([tokenizers.AddedToken(t, normalized=False) for t in ("<|im_end|>x", "e<|im", "<t>")])
+    backend.save(str(path))
+    (directory / "tiktoken.model").unlink()
+    return directory
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "greedy"])
+def test_stretches_have_the_ids_of_the_whole(tmp_path: Path, ranks: dict[bytes, int], kind: str) -> None:
+    tokenizer = Tokenizer.load(KINDS.get(kind, _greedy_tokens)(tmp_path, ranks))
+    kept, r = KeptTokens(max_bytes=20_000), random.Random(2)
+    scraps = (
+        *CONTROL * 5,
+        *SCRAPS,
+        *(f"<s{at}>" for at in range(4)),
+        "<|im_end|>x",
+        "e<|im",
+        "<t>",
+        " ",
+        "\n",
+    )
+    most = 0
+    for text in ["".join(r.choice(scraps) for _ in range(r.randint(0, 14))) for _ in range(150)]:
+        ids = tokenizer.encode(text)
+        parts = tokenizer.stretches(text)
+        assert "".join(parts) == text
+        assert [one for part in parts for one in tokenizer.encode(part)] == ids, (text, parts)
+        assert kept.encode(text, tokenizer) == kept.encode(text, tokenizer) == ids
+        most = max(most, len(parts))
+    assert most == 1 if kind == "first" else most > 4
+
 
 BROKEN = [
     ("tiktoken.model", b"", "no token for the byte 0"),

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, NoReturn
 
 from twofold.api.errors import RequestError
 from twofold.chat.call_forms import CallForm, pieces
+from twofold.chat.gemma_values import GemmaValues
 from twofold.chat.lark import Lark
 from twofold.chat.schema_values import ToolSchemas
 
@@ -59,9 +60,10 @@ class ToolArguments:
             raise self.refusal("this name cannot be written in the form that the model calls tools in")
         if form.arguments == "json":
             return lark.json({**self._root, "type": "object"} if self._held else {"type": "object"})
-        if form.arguments == "gemma":
-            raise self.refusal("the form that this model calls tools in cannot be held to a schema")
         parameters = self._parameters()
+        if form.arguments == "gemma":
+            values = GemmaValues(lark, self._root, form.keys, self._cannot_hold)
+            return values.any_pairs() if parameters is None else values.pairs(parameters)
         separator = ", " if form.arguments == "python" else ""
         if parameters is None:
             one = self._any_parameter(lark, form)
@@ -71,6 +73,11 @@ class ToolArguments:
                 raise self.refusal(f"the parameter {each.key[:60]!r} cannot be written in the model's form")
         write = self._keyword if form.arguments == "python" else self._tag
         return lark.sequence([(write(lark, form, each), each.required) for each in parameters], separator)
+
+    def _cannot_hold(self, what: str) -> NoReturn:
+        raise self.refusal(
+            f"{what} in its parameters cannot be held in the form that this model calls tools in; leave it out"
+        )
 
     def refusal(self, reason: str) -> RequestError:
         return RequestError(f"tools: {self.name}: {reason}", param="tools")

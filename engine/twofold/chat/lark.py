@@ -50,6 +50,12 @@ class Lark:
         self._rules.append(f"{name}: {body}")
         return name
 
+    def new_name(self, prefix: str) -> str:
+        """For a rule that is `named`."""
+        name = f"{prefix}_{len(self._names)}"
+        self._names[name] = name
+        return name
+
     def any_of(self, choices: Iterable[str]) -> str:
         return self.rule(" | ".join(dict.fromkeys(choices)))
 

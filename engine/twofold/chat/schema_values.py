@@ -60,7 +60,7 @@ def _kinds_of(schema: Any, root: Mapping[str, Any], level: list[Any]) -> set[str
     if isinstance(said, list):
         return {kind for kind in said if isinstance(kind, str)}
     values = schema.get("enum", [schema["const"]] if "const" in schema else [])
-    return {_kind_of(value) for value in values} if isinstance(values, list) else set()
+    return {kind_of(value) for value in values} if isinstance(values, list) else set()
 
 
 def json_of(text: str, kinds: Kinds) -> str:
@@ -76,7 +76,7 @@ def json_of(text: str, kinds: Kinds) -> str:
         except (ValueError, RecursionError):
             pass
         else:
-            kind = _kind_of(value)
+            kind = kind_of(value)
             others = kinds - {"string"} if kinds else _ALL - {"string"}
             # Of a wrong kind, the value is given as it is: whoever runs the tool can say what is wrong.
             if (
@@ -150,7 +150,8 @@ def inside_string(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
-def _kind_of(value: Any) -> str:
+def kind_of(value: Any) -> str:
+    """JSON schema's name of its type."""
     if value is None:
         return "null"
     if isinstance(value, bool):

@@ -135,16 +135,6 @@ class Engine:
         check_request(request, self.vocab_size, self.max_context, by_priority=by_priority)
         max_tokens = max_answer_tokens(request, self.max_context)
 
-        def check_room() -> None:
-            if self.control.asleep:
-                raise CapacityError(
-                    "the server was sent to sleep and takes no requests until it is woken", asleep=True
-                )
-            if self._num_waiting >= self.config.max_waiting + self._num_free_places:
-                raise CapacityError(
-                    f"{self.config.max_num_seqs} requests run and {self.config.max_waiting} wait already; try later"
-                )
-
         def begin() -> RequestState:
             sequence = Sequence(next(self._numbers), request, list(request.prompt_token_ids), max_tokens)
             answer = RequestState(
@@ -157,7 +147,18 @@ class Engine:
             self._recorder.request(answer)
             return answer
 
-        self._inbox.put(request.request_id, check_room, begin)
+        self._inbox.put(request.request_id, self.check_room, begin)
+
+    def check_room(self) -> None:
+        """CapacityError where any request would be refused now. Thread-safe."""
+        if self.control.asleep:
+            raise CapacityError(
+                "the server was sent to sleep and takes no requests until it is woken", asleep=True
+            )
+        if self._num_waiting >= self.config.max_waiting + self._num_free_places:
+            raise CapacityError(
+                f"{self.config.max_num_seqs} requests run and {self.config.max_waiting} wait already; try later"
+            )
 
     def cancel(self, request_id: str) -> None:
         """Give a request up; its last chunk has finish reason "cancelled". Unknown ids do nothing. Thread-safe."""

@@ -282,10 +282,21 @@ class _OllamaAnswer(TypedDict):
     eval_duration: NotRequired[int]
 
 
+class OllamaCalledFunction(TypedDict):
+    name: str
+    arguments: dict[str, Any]
+
+
+class OllamaToolCall(TypedDict):
+    id: str
+    function: OllamaCalledFunction
+
+
 class OllamaChatMessage(TypedDict):
     role: Literal["assistant"]
     content: str
     thinking: NotRequired[str]
+    tool_calls: NotRequired[list[OllamaToolCall]]
 
 
 class OllamaChatAnswer(_OllamaAnswer):

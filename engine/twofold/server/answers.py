@@ -121,6 +121,7 @@ class WholeAnswer(AnswerResponse):
             async for batch in self.batches():
                 for index, chunk in batch:
                     chunks[index].append(chunk)
+                    self.form.saw(index, chunk)
         except ApiError as error:
             await error.response(scope["path"])(scope, receive, send)
             return

@@ -7,6 +7,8 @@ from typing import Any, Final, Literal, NotRequired
 # Python 3.11's own TypedDict does not tell pydantic which fields may be left out.
 from typing_extensions import TypedDict
 
+from twofold.server.stream_schemas import events_of
+
 
 class AnswerBlock(TypedDict):
     """Of `text`, `thinking` with `signature`, and `id`, `name`, `input` those that its type has."""
@@ -27,15 +29,21 @@ class MessageUsage(TypedDict):
     output_tokens: int
 
 
-class MessageAnswer(TypedDict):
+StopReason = Literal["end_turn", "max_tokens", "tool_use", "stop_sequence"]
+
+
+class _Message(TypedDict):
     id: str
     type: Literal["message"]
     role: Literal["assistant"]
     model: str
     content: list[AnswerBlock]
-    stop_reason: Literal["end_turn", "max_tokens", "tool_use", "stop_sequence"]
     stop_sequence: str | None
     usage: MessageUsage
+
+
+class MessageAnswer(_Message):
+    stop_reason: StopReason
 
 
 class TokenCount(TypedDict):
@@ -51,6 +59,59 @@ class AnthropicError(TypedDict):
     type: Literal["error"]
     error: AnthropicErrorBody
 
+
+class BegunMessage(_Message):
+    stop_reason: None
+
+
+class MessageStart(TypedDict):
+    type: Literal["message_start"]
+    message: BegunMessage
+
+
+class BlockStart(TypedDict):
+    type: Literal["content_block_start"]
+    index: int
+    content_block: AnswerBlock
+
+
+class BlockDeltaBody(TypedDict):
+    """The field that its type is named after, of `partial_json` for input_json_delta."""
+
+    type: Literal["text_delta", "thinking_delta", "signature_delta", "input_json_delta"]
+    text: NotRequired[str]
+    thinking: NotRequired[str]
+    signature: NotRequired[str]
+    partial_json: NotRequired[str]
+
+
+class BlockDelta(TypedDict):
+    type: Literal["content_block_delta"]
+    index: int
+    delta: BlockDeltaBody
+
+
+class BlockStop(TypedDict):
+    type: Literal["content_block_stop"]
+    index: int
+
+
+class MessageDeltaBody(TypedDict):
+    stop_reason: StopReason
+    stop_sequence: str | None
+
+
+class MessageDelta(TypedDict):
+    type: Literal["message_delta"]
+    delta: MessageDeltaBody
+    usage: MessageUsage
+
+
+class PlainEvent(TypedDict):
+    type: Literal["ping", "message_stop"]
+
+
+_Event = MessageStart | BlockStart | BlockDelta | BlockStop | MessageDelta | PlainEvent | AnthropicError
 
 _REFUSALS: Final = {
     400: "The request can never be served",
@@ -73,7 +134,7 @@ MESSAGES: Final[Responses] = _REFUSED | {
     200: {
         "description": "Done",
         "model": MessageAnswer,
-        "content": {"text/event-stream": {"schema": {"type": "string"}}},
+        "content": events_of(_Event, with_done=False, error=None),
     }
 }
 COUNTED: Final[Responses] = _REFUSED | {200: {"description": "Done", "model": TokenCount}}

@@ -50,7 +50,7 @@ def router(state: ServerState) -> APIRouter:
         ChatReading.of(asked, marks, tokenizer)  # refuses tools that could not be read
 
         def count() -> int:
-            return len(chat_prompts(asked, tokenizer, marks)[0].token_ids)
+            return len(chat_prompts(asked, tokenizer, marks, kept=state.kept_tokens)[0].token_ids)
 
         try:
             number = await asyncio.get_running_loop().run_in_executor(state.workers, count)

@@ -43,6 +43,12 @@ class BoundedTokenizer:
             size *= 2
         return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
+    def stretches(self, text: str) -> list[str]:
+        """Its parts, unless it may be too long."""
+        if len(text) > _CHARS_PER_TOKEN * self._max_context:
+            return [text]
+        return self._tokenizer.stretches(text)
+
     def apply_chat_template(self, messages: list[dict[str, Any]], *arguments: Any, **options: Any) -> str:
         return self._tokenizer.apply_chat_template(messages, *arguments, **options)
 

@@ -23,6 +23,7 @@ from twofold.server.prompts import Prompt, bad_word_sequences, chat_prompts, com
 from twofold.server.request_body import parse_body
 from twofold.server.schemas import ChatRequest, CompletionRequest, SamplingFields
 from twofold.server.state import ServerState
+from twofold.server.stream_schemas import ChatChunk, TextChunk, events_of
 
 
 def router(state: ServerState) -> APIRouter:
@@ -31,7 +32,7 @@ def router(state: ServerState) -> APIRouter:
     @routes.post(
         "/chat/completions",
         openapi_extra=body_of(ChatRequest),
-        responses=answers(ChatCompletion, stream="text/event-stream"),
+        responses=answers(ChatCompletion, stream=events_of(ChatChunk)),
     )
     async def chat_completions(request: Request) -> Response:
         return await answer_chat(state, await parse_body(request, ChatRequest, state), ChatFormat)
@@ -39,7 +40,7 @@ def router(state: ServerState) -> APIRouter:
     @routes.post(
         "/completions",
         openapi_extra=body_of(CompletionRequest),
-        responses=answers(TextCompletion, stream="text/event-stream"),
+        responses=answers(TextCompletion, stream=events_of(TextChunk)),
     )
     async def completions(request: Request) -> Response:
         body = await parse_body(request, CompletionRequest, state)
@@ -60,7 +61,11 @@ async def answer_chat(
         body,
         # Whoever keeps no records can take a conversation up anywhere.
         tokenise=lambda: chat_prompts(
-            body, tokenizer, marks, with_turn_ends=state.engine.stats().num_records > 0
+            body,
+            tokenizer,
+            marks,
+            with_turn_ends=state.engine.stats().num_records > 0,
+            kept=state.kept_tokens,
         ),
         num_prompts=1,
         prefix="chatcmpl",

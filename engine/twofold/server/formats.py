@@ -83,6 +83,9 @@ class AnswerFormat(ABC):
     @abstractmethod
     def last_choice(self, index: int, reason: FinishReason) -> dict[str, Any]: ...
 
+    def saw(self, index: int, chunk: Chunk) -> None:  # noqa: B027  most have nothing to do
+        """A chunk of a whole answer has come; `whole` is given all of them joined."""
+
     def whole(self, answers: Sequence[Chunk]) -> dict[str, Any]:
         """The body for these answers, each with its chunks joined; of more than `n` to a prompt the best are given."""
         usages = {index: answer.usage for index, answer in enumerate(answers) if answer.usage is not None}

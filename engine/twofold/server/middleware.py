@@ -16,6 +16,7 @@ from typing import Final
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from twofold.api.errors import CapacityError
 from twofold.server import api_errors
 from twofold.server.api_errors import ApiError
 from twofold.server.state import ServerState
@@ -26,6 +27,16 @@ _OPEN: Final = frozenset(("/health", "/ready", "/metrics", "/version", "/openapi
 """Without a key, also where the API needs one."""
 _ADMIN: Final = frozenset(f"/{verb}_expert_distribution_record" for verb in ("start", "stop", "dump"))
 """SGLang's names of admin routes."""
+_COMPUTES: Final = frozenset(
+    (
+        "/v1/chat/completions",
+        "/v1/completions",
+        "/v1/responses",
+        "/v1/messages",
+        "/api/chat",
+        "/api/generate",
+    )
+)
 _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 
 
@@ -83,10 +94,23 @@ class RequestFrame:
             # Its key opens nothing else, and no other key opens this. Without one there is no such route.
             return None if _has_key(headers, [config.admin_key]) else _unauthorised("admin")
         if not config.api_key or path.startswith("/internal"):
-            return foreign_caller(headers, config)
-        if path in _OPEN:
+            refusal = foreign_caller(headers, config)
+        elif path in _OPEN:
             return None
-        return None if _has_key(headers, config.api_key) else _unauthorised()
+        else:
+            refusal = None if _has_key(headers, config.api_key) else _unauthorised()
+        return refusal or (self._full() if scope["method"] == "POST" and path in _COMPUTES else None)
+
+    def _full(self) -> ApiError | None:
+        """Where nothing would be taken, before anything of the request is read: those that run need the time."""
+        engine = self._state.loaded_engine
+        if engine is None or self._state.phase != "ready":
+            return None
+        try:
+            engine.check_room()
+        except CapacityError as error:
+            return api_errors.from_twofold(error)
+        return None
 
 
 def _has_key(headers: Headers, keys: Sequence[str]) -> bool:

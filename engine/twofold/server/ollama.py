@@ -35,6 +35,7 @@ from twofold.server.openapi import answers, body_of
 from twofold.server.request_body import parse_body, translated
 from twofold.server.schemas import ChatRequest, CompletionRequest
 from twofold.server.state import ServerState
+from twofold.server.stream_schemas import OllamaChatLine, OllamaGenerateLine, lines_of
 from twofold.server.thinking import thinking_variables
 
 _SAME: Final = (
@@ -56,7 +57,7 @@ def router(state: ServerState) -> APIRouter:
     @routes.post(
         "/chat",
         openapi_extra=body_of(OllamaChatRequest),
-        responses=answers(OllamaChatAnswer, stream="application/x-ndjson"),
+        responses=answers(OllamaChatAnswer, stream=lines_of(OllamaChatLine)),
     )
     async def chat(request: Request) -> Response:
         body = await parse_body(request, OllamaChatRequest, state)
@@ -69,7 +70,7 @@ def router(state: ServerState) -> APIRouter:
     @routes.post(
         "/generate",
         openapi_extra=body_of(OllamaGenerateRequest),
-        responses=answers(OllamaGenerateAnswer, stream="application/x-ndjson"),
+        responses=answers(OllamaGenerateAnswer, stream=lines_of(OllamaGenerateLine)),
     )
     async def generate(request: Request) -> Response:
         body = await parse_body(request, OllamaGenerateRequest, state)

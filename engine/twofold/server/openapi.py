@@ -8,7 +8,8 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 
-_COMPONENTS: Final = "#/components/schemas/"
+from twofold.server.stream_schemas import COMPONENTS
+
 _ERROR: Final = {
     "type": "object",
     "required": ["error"],
@@ -49,16 +50,15 @@ _REFUSALS_OF_BODIES: Final = {
 
 def body_of(schema: type[BaseModel]) -> dict[str, Any]:
     """A request's schema, for a route's `openapi_extra`."""
-    content = {"application/json": {"schema": schema.model_json_schema(ref_template=_COMPONENTS + "{model}")}}
+    content = {"application/json": {"schema": schema.model_json_schema(ref_template=COMPONENTS + "{model}")}}
     return {"requestBody": {"required": True, "content": content}}
 
 
 def answers(
-    schema: Any, *, stream: str | None = None, status: int = 200, description: str = "Done"
+    schema: Any, *, stream: dict[str, Any] | None = None, status: int = 200, description: str = "Done"
 ) -> dict[int | str, dict[str, Any]]:
-    """An answer's schema, for a route's `responses`. stream: the other type it may have, of which JSON is a part."""
-    content = {} if stream is None else {stream: {"schema": {"type": "string"}}}
-    return {status: {"description": description, "model": schema, "content": content}}
+    """An answer's schema, for a route's `responses`. stream: the other content it may have, by `stream_schemas`."""
+    return {status: {"description": description, "model": schema, "content": stream or {}}}
 
 
 def text_answer(media_type: str) -> dict[int | str, dict[str, Any]]:
@@ -78,6 +78,9 @@ def document(app: FastAPI) -> dict[str, Any]:
             body = operation.get("requestBody", {}).get("content", {}).get("application/json", {})
             # pydantic puts what a schema refers to beside it; OpenAPI has one place for all of it.
             schemas |= body.get("schema", {}).pop("$defs", {})
+            for answer in operation["responses"].values():
+                for content in answer.get("content", {}).values():
+                    schemas |= _taken_defs(content.get("itemSchema", {}))
             # Every path parameter of ours is a text: nothing is left for FastAPI itself to refuse.
             operation["responses"].pop("422", None)
             refusals = _REFUSALS | (_REFUSALS_OF_BODIES if body else {})
@@ -89,6 +92,16 @@ def document(app: FastAPI) -> dict[str, Any]:
     return app.openapi_schema
 
 
+def _taken_defs(schema: Any) -> dict[str, Any]:
+    """What a stream's schemas refer to, which stands there no longer."""
+    if isinstance(schema, list):
+        return {name: made for each in schema for name, made in _taken_defs(each).items()}
+    if not isinstance(schema, dict):
+        return {}
+    defs: dict[str, Any] = schema.pop("$defs", {})
+    return defs | _taken_defs(list(schema.values()))
+
+
 def _refusal(description: str) -> dict[str, Any]:
-    schema = {"$ref": f"{_COMPONENTS}Error"}
+    schema = {"$ref": f"{COMPONENTS}Error"}
     return {"description": description, "content": {"application/json": {"schema": schema}}}

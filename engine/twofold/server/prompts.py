@@ -8,6 +8,7 @@ from functools import partial
 
 from twofold.api.errors import RequestError
 from twofold.chat.marks import ChatMarks
+from twofold.server.kept_tokens import KeptTokens
 from twofold.server.messages import messages_for_template
 from twofold.server.protocol import ServingTokenizer
 from twofold.server.schemas import ChatRequest, CompletionRequest
@@ -28,7 +29,12 @@ class Prompt:
 
 
 def chat_prompts(
-    body: ChatRequest, tokenizer: ServingTokenizer, marks: ChatMarks, *, with_turn_ends: bool = False
+    body: ChatRequest,
+    tokenizer: ServingTokenizer,
+    marks: ChatMarks,
+    *,
+    with_turn_ends: bool = False,
+    kept: KeptTokens | None = None,
 ) -> list[Prompt]:
     """The rendered conversation. RequestError when the template refuses it or does not know what was asked."""
     variables = dict(body.chat_template_kwargs or {})
@@ -51,7 +57,10 @@ def chat_prompts(
         )
 
     text = render(len(messages), begins, continues)
-    token_ids = tokenizer.encode(text, add_special_tokens=bool(body.add_special_tokens))
+    if kept is None or body.add_special_tokens:
+        token_ids = tokenizer.encode(text, add_special_tokens=bool(body.add_special_tokens))
+    else:
+        token_ids = kept.encode(text, tokenizer, body.cache_salt or "")
     truncated = _truncated(token_ids, body.truncate_prompt_tokens)
     opened = marks.opened_by(text, (body.messages[-1].content or "") if continues else "")
     if not with_turn_ends:

@@ -27,6 +27,10 @@ class ServingTokenizer(Protocol):
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]: ...
 
+    def stretches(self, text: str) -> list[str]:
+        """`text` in parts whose ids are those of the whole, one after the other."""
+        ...
+
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str: ...
 
     def token_bytes(self, token_id: int) -> bytes:
@@ -184,6 +188,10 @@ class ServingEngine(Protocol):
 
     def compile(self, constraint: Constraint) -> CompiledConstraint:
         """What requests may be given as `constraint`. Blocks. RequestError where nothing can be made of it."""
+        ...
+
+    def check_room(self) -> None:
+        """CapacityError where any request would be refused now."""
         ...
 
     def submit(self, request: GenerationRequest) -> None:

@@ -18,8 +18,9 @@ from twofold.api.types import Usage
 from twofold.server import api_errors
 from twofold.server.api_errors import CONTEXT_LENGTH, ApiError
 from twofold.server.completions import answer_chat
-from twofold.server.openapi import body_of
+from twofold.server.openapi import answers, body_of
 from twofold.server.request_body import parse_body, translated
+from twofold.server.responses_answers import ResponseAnswer, ResponseEvent
 from twofold.server.responses_format import (
     AskedResponse,
     EventNumbers,
@@ -32,6 +33,7 @@ from twofold.server.responses_input import messages_of, offer_of, tool_choice_of
 from twofold.server.responses_schemas import ResponsesRequest
 from twofold.server.schemas import ChatRequest
 from twofold.server.state import ServerState
+from twofold.server.stream_schemas import events_of
 
 _SAME: Final = (
     "temperature",
@@ -56,7 +58,11 @@ _NOTHING: Final = Usage(0, 0, 0.0, 0.0)
 def router(state: ServerState) -> APIRouter:
     routes = APIRouter(prefix="/v1/responses")
 
-    @routes.post("", openapi_extra=body_of(ResponsesRequest))
+    @routes.post(
+        "",
+        openapi_extra=body_of(ResponsesRequest),
+        responses=answers(ResponseAnswer, stream=events_of(ResponseEvent, with_done=False, error=None)),
+    )
     async def responses(request: Request) -> Response:
         body = await parse_body(request, ResponsesRequest, state)
         state.check_model(body.model)

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from twofold.api.types import Chunk, FinishReason, SamplingParams, Usage
+from twofold.chat.events import Event
 from twofold.server.api_errors import CONTEXT_LENGTH, ApiError
 from twofold.server.chat_format import ChatFormat
 from twofold.server.chat_reading import ChatReading
@@ -108,7 +109,6 @@ class ResponsesFormat(ChatFormat):
     ) -> None:
         super().__init__(request_id, model, asked, prompts, tokenizer, reading)
         request = response.request
-        self._tokenizer = tokenizer
         self._response = response
         self._id = response_id(request_id)
         self._created_at = int(time.time())
@@ -120,11 +120,13 @@ class ResponsesFormat(ChatFormat):
         )
         self._numbers = EventNumbers()
         self._reason: FinishReason | None = None
+        self._num_thought = 0
+        self._thinks, self._num_unsure = False, 0
+        """Whether the last text was thinking, and tokens since then, whose text the parser still keeps."""
 
     def whole(self, answers: Sequence[Chunk]) -> dict[str, Any]:
         """The response object."""
         (answer,) = answers
-        self.events(0, answer)
         usage = self.total({0: answer.usage} if answer.usage is not None else {})
         return self._ended(usage) | {"output": self._items.whole}
 
@@ -135,13 +137,31 @@ class ResponsesFormat(ChatFormat):
             [("response.created", {"response": body}), ("response.in_progress", {"response": body})]
         )
 
+    def saw(self, index: int, chunk: Chunk) -> None:
+        """The whole answer is read as it comes, as a stream's is."""
+        for _ in self._take(chunk):
+            pass
+
     def events(self, index: int, chunk: Chunk) -> bytes:
         """What the chunk adds; with the last one its item ends."""
-        events = self._numbers.written(self._items.take(self._said_by(index, chunk)))
-        if chunk.finish_reason is None:
-            return events
-        self._reason = chunk.finish_reason
-        return events + self._numbers.written(self._items.end(self._status))
+        return self._numbers.written(self._take(chunk))
+
+    def _take(self, chunk: Chunk) -> Iterator[Said]:
+        said = self._said_by(0, chunk)
+        self._count(said, len(chunk.token_ids))
+        yield from self._items.take(said)
+        if chunk.finish_reason is not None:
+            self._reason = chunk.finish_reason
+            yield from self._items.end(self._status)
+
+    def _count(self, said: Sequence[Event], num_tokens: int) -> None:
+        """Tokens whose text is thinking; what the parser kept belongs to what follows, marks to neither."""
+        if any(event.kind == "reasoning" for event in said):
+            self._num_thought += self._num_unsure + num_tokens
+        if said:
+            self._thinks, self._num_unsure = said[-1].kind == "reasoning", 0
+        elif self._thinks:
+            self._num_unsure += num_tokens
 
     def stream_end(self, usage: Usage) -> bytes:
         """The whole response. Nothing follows: it is by its type that clients know the last event."""
@@ -171,10 +191,7 @@ class ResponsesFormat(ChatFormat):
         return self._response.body(self._id, self._created_at, status, output=self._items.items)
 
     def _usage(self, usage: Usage) -> dict[str, Any]:
-        # Counted by its text: a token may be half thinking and half mark.
-        thinking = self._items.thinking
-        thought = len(self._tokenizer.encode(thinking)) if thinking else 0
-        return usage_body(usage, min(thought, usage.completion_tokens))
+        return usage_body(usage, min(self._num_thought, usage.completion_tokens))
 
 
 def usage_body(usage: Usage, num_reasoning: int) -> dict[str, Any]:

@@ -27,8 +27,6 @@ class OutputItems:
             with_sealed: thinking also comes in `encrypted_content`.
         """
         self.items: list[dict[str, Any]] = []
-        self.thinking = ""
-        """All of it."""
         self._offer = offer
         self._one_call = one_call
         self._as_summary = as_summary
@@ -76,7 +74,6 @@ class OutputItems:
             elif event.kind == "content":
                 yield from self._text("message", event.text)
             elif event.kind == "reasoning":
-                self.thinking += event.text
                 yield from self._text("reasoning", event.text)
 
     def end(self, status: str = "completed") -> Iterator[Said]:

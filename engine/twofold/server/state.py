@@ -15,6 +15,7 @@ from twofold.server.body_worker import BodyWorker
 from twofold.server.bounded_tokenizer import BoundedTokenizer
 from twofold.server.bridge import AnswerStream, Crossing
 from twofold.server.chat_reading import marks_of
+from twofold.server.kept_tokens import KeptTokens
 from twofold.server.metrics import Metrics
 from twofold.server.protocol import ServingEngine
 from twofold.server.sampling_defaults import OPENAI_DEFAULTS
@@ -44,6 +45,7 @@ class ServerState:
         self.parsers = ThreadPoolExecutor(max_workers=1, thread_name_prefix="parse")
         # Several, so that a grammar that has been compiled does not wait behind one that is new.
         self.compilers = ThreadPoolExecutor(max_workers=4, thread_name_prefix="compile")
+        self.kept_tokens = KeptTokens()
         self.answers: set[AnswerStream] = set()
         """Those that have been submitted and whose client still listens."""
         self._engine: ServingEngine | None = None

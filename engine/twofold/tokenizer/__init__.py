@@ -194,6 +194,15 @@ class Tokenizer:
         (ids,) = _encode_all(self._backend, [text], add_special_tokens)
         return ids
 
+    def stretches(self, text: str) -> list[str]:
+        """`text` cut behind its control tokens: the ids of the parts are those of the whole, one after the other.
+
+        One part, where control tokens are text or what stands before a text matters to it.
+        """
+        if isinstance(text, PromptText) and text.literal:
+            return [text]
+        return self._controls.stretches(text)
+
     def _encode_literally(self, prompt: PromptText, add_special_tokens: bool) -> list[int]:
         first, *others = self._controls.split(prompt)
         (ids,) = _encode_all(self._without_controls(begins=True), [str(first)]) if first else ([],)

@@ -36,6 +36,10 @@ class ControlTokens:
 
     def __init__(self, backend: tokenizers.Tokenizer) -> None:
         added: dict[int, Any] = backend.get_added_tokens_decoder()
+        self._added = list(added.values())
+        # Some vocabularies put a space before a prompt's first word only.
+        scheme = backend.pre_tokenizer.__getstate__() if backend.pre_tokenizer is not None else b""
+        self._first_differs = b'"prepend_scheme":"first"' in scheme
         self._tokens = sorted(
             ((token_id, token) for token_id, token in added.items() if token.special and token.content),
             key=lambda item: len(item[1].content),
@@ -55,6 +59,36 @@ class ControlTokens:
             before, behind = (r"\s*" if strips else "" for strips in (token.lstrip, token.rstrip))
             patterns.append(f"{before}(?P<_{token_id}>{re.escape(token.content)}){behind}")
         return re.compile("|".join(patterns) or r"(?!)")
+
+    @functools.cached_property
+    def _cuts(self) -> re.Pattern[str]:
+        """All that is found in a text before anything else is done with it; a group: what is behind it stands alone."""
+        # What a token takes of the spaces beside it is not another's, so those that take some behind are no end.
+        found = sorted(
+            (token for token in self._added if not token.normalized and token.content),
+            key=lambda token: len(token.content),
+            reverse=True,
+        )
+        if self._first_differs or any(token.single_word for token in self._added):
+            found = []
+        return re.compile(
+            "|".join(
+                f"({re.escape(token.content)})"
+                if token.special and not token.rstrip
+                else re.escape(token.content)
+                for token in found
+            )
+            or r"(?!)"
+        )
+
+    def stretches(self, text: str) -> list[str]:
+        """See `Tokenizer.stretches`."""
+        parts, begin = [], 0
+        for match in self._cuts.finditer(text):
+            if match.lastindex is not None:
+                parts.append(text[begin : match.end()])
+                begin = match.end()
+        return [*parts, text[begin:]] if begin < len(text) or not parts else parts
 
     def render(
         self, render: Callable[[Sequence[Mapping[str, Any]], Any, Mapping[str, Any]], str], *client: Any
