@@ -13,14 +13,15 @@ namespace {
 
 void bind_config(py::module_& m) {
   const LayerSchedulerConfig defaults;
-  py::class_<LayerSchedulerConfig>(
-      m, "SchedulerConfig",
-      "Shape, slots, policy and rules of a layer scheduler; the last five are for comparison with other "
-      "engines and for the lab.")
+  py::class_<LayerSchedulerConfig>(m, "SchedulerConfig",
+                                   "Shape, slots, policy and rules of a layer scheduler; those from "
+                                   "fetch_rule to prior_usage are for comparison with other "
+                                   "engines and for the lab.")
       .def(py::init([](int num_layers, int num_experts, int top_k, int num_slots, std::string policy,
                        bool prefetch, int num_staging, double upload_price, int stream_ahead_from,
                        const std::string& fetch_rule, bool background_uploads, bool always_cache_fetched,
-                       std::optional<bool> shared_pool, std::vector<double> prior_usage) {
+                       std::optional<bool> shared_pool, std::vector<double> prior_usage, int num_deferred,
+                       double cache_prior) {
              return LayerSchedulerConfig{.num_layers = num_layers,
                                          .num_experts = num_experts,
                                          .top_k = top_k,
@@ -34,6 +35,8 @@ void bind_config(py::module_& m) {
                                          .always_cache_fetched = always_cache_fetched,
                                          .shared_pool = shared_pool,
                                          .prefetch = prefetch,
+                                         .num_deferred = num_deferred,
+                                         .cache_prior = cache_prior,
                                          .prior_usage = std::move(prior_usage)};
            }),
            py::arg("num_layers"), py::arg("num_experts"), py::arg("top_k"), py::arg("num_slots"),
@@ -42,7 +45,8 @@ void bind_config(py::module_& m) {
            py::arg("stream_ahead_from") = defaults.stream_ahead_from, py::kw_only(),
            py::arg("fetch_rule") = "best-split", py::arg("background_uploads") = defaults.background_uploads,
            py::arg("always_cache_fetched") = defaults.always_cache_fetched,
-           py::arg("shared_pool") = defaults.shared_pool, py::arg("prior_usage") = defaults.prior_usage);
+           py::arg("shared_pool") = defaults.shared_pool, py::arg("prior_usage") = defaults.prior_usage,
+           py::arg("num_deferred") = defaults.num_deferred, py::arg("cache_prior") = defaults.cache_prior);
 }
 
 }  // namespace
@@ -75,7 +79,7 @@ void bind_core_scheduler(py::module_& m) {
              return std::make_unique<LayerScheduler>(cost, config, link);
            }),
            py::arg("cost"), py::arg("config"), py::arg("link"), py::keep_alive<1, 4>())
-      .def("begin_step", [](LayerScheduler& s) { s.begin_step(StepShape{{}, 0, 1}); })
+      .def("begin_step", [](LayerScheduler& s) { s.begin_step(); })
       .def(
           "predict",
           [](LayerScheduler& s, int layer, const Array<float>& logits) {

@@ -166,6 +166,8 @@ class SchedulerConfig:
         always_cache_fetched: bool = False,
         shared_pool: bool | None = None,
         prior_usage: Sequence[float] = (),
+        num_deferred: int = 0,
+        cache_prior: float = 0.0,
     ) -> None: ...
 
 def default_upload_price(cost: CostModel) -> float: ...
@@ -724,11 +726,15 @@ class LayerPlan:
     ready: PlacedGroups
     awaited: PlacedGroups
     on_cpu: PlacedGroups
+    joins_deferred: bool
+    uses_cpu: bool
     where: _U8
 
 @final
 class MoeExecutor:
-    def __init__(self, pool: ThreadPool, store: ExpertStore, cost: CostModel | None = None) -> None: ...
+    def __init__(
+        self, pool: ThreadPool, store: ExpertStore, cost: CostModel | None = None, num_deferred: int = 0
+    ) -> None: ...
     @staticmethod
     def emulated(
         pool: ThreadPool,
@@ -745,7 +751,9 @@ class MoeExecutor:
     def on_device(
         pool: ThreadPool, store: ExpertStore, accelerator: SlottedAccelerator, preload: bool = False
     ) -> MoeExecutor: ...
-    def begin_step(self, step: int, requests: Sequence[int], positions: Sequence[int]) -> None: ...
+    def begin_step(
+        self, step: int, requests: Sequence[int], positions: Sequence[int], generated: Sequence[bool] = ()
+    ) -> None: ...
     def forward(self, layer: int, normed: _F32, ids: _I32, weights: _F32, hidden: _F32) -> None: ...
     def begin_layer(self, layer: int, ids: _I32, weights: _F32) -> LayerPlan: ...
     def compute_cpu(self, normed: _F32, rows: _F32) -> None: ...

@@ -43,6 +43,18 @@ class PlacementConfig:
         "upload experts that the next layer's router foresees, while decoding: auto (under policies that can "
         "weigh it; not on a GPU), on, off; never changes an answer",
     )
+    num_deferred_experts: str = setting(
+        "0",
+        "changes answers: in decode, up to so many of a token's experts that run on the CPU (the least weighted ones) "
+        "join the next MoE layer's output instead of this one's, so that the CPU works while the accelerator goes on; "
+        "two of a token's experts stay immediate; auto: the fewest that keep the CPU busy; 0: none "
+        "(docs/deferral.md)",
+    )
+    cache_prior: float = setting(
+        0.0,
+        "changes answers: in decode, an expert in a VRAM slot is chosen instead of another one whose score is not "
+        "higher than its own divided by 1 minus this; 0.0 (off) to 0.9 (docs/deferral.md)",
+    )
     cache_state: str | None = setting(
         None,
         "file that keeps what the expert cache has learned: read at the start if it is there, written at the end",
@@ -57,4 +69,7 @@ class PlacementConfig:
                "gpu_memory_utilization", self.gpu_memory_utilization, "a number from 0.05 to 1.0")  # fmt: skip
         if self.gpu_experts_ratio is not None and self.num_gpu_experts is not None:
             raise ConfigError("--gpu-experts-ratio and --num-gpu-experts were both given; give one of them")
+        check(self.num_deferred_experts == "auto" or self.num_deferred_experts.isdecimal(),
+               "num_deferred_experts", self.num_deferred_experts, "auto, or a whole number that is not negative")  # fmt: skip
+        check(0.0 <= self.cache_prior <= 0.9, "cache_prior", self.cache_prior, "a number from 0.0 to 0.9")
         check(self.prefetch in ("auto", "on", "off"), "prefetch", self.prefetch, "auto, on or off")

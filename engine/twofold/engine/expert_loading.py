@@ -11,6 +11,7 @@ from twofold.blocks import ops
 from twofold.blocks.panels import MappedPanels
 from twofold.experts.accelerator import AcceleratorChoice
 from twofold.experts.moe import DenseCost, MoeRuntime, MoeShape, SlotPlan
+from twofold.experts.output_changes import AUTO
 from twofold.experts.policies import prefetches
 from twofold.experts.profiles import load_machine_profile
 from twofold.models import LoadProgress, ModelFiles, ProgressFn
@@ -21,7 +22,15 @@ _log = logging.getLogger(__name__)
 
 def slot_plan(config: EngineConfig, slots: int, num_staging: int = -1) -> SlotPlan:
     """So many expert slots over all layers under the configuration's policy."""
-    return SlotPlan(slots, config.policy, prefetches(config), num_staging)
+    deferred = config.num_deferred_experts
+    return SlotPlan(
+        slots,
+        config.policy,
+        prefetches(config),
+        num_staging,
+        num_deferred=AUTO if deferred == "auto" else int(deferred),
+        cache_prior=config.cache_prior,
+    )
 
 
 def moe_shape(files: ModelFiles) -> MoeShape:

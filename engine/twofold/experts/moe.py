@@ -22,7 +22,8 @@ from twofold.api.errors import ConfigError, ModelLoadError
 from twofold.api.types import PlacementCounts, PrefetchCounts
 from twofold.blocks import ops
 from twofold.experts.accelerator import AcceleratorChoice
-from twofold.experts.cpu_cost import cpu_cost_model
+from twofold.experts.cpu_cost import cpu_cost_model, machine_cost_model
+from twofold.experts.output_changes import settle
 from twofold.experts.profiles import MachineProfile, load_profile
 from twofold.weights.weight_format import Activation, LayerExperts
 
@@ -79,6 +80,10 @@ class SlotPlan:
     prefetch: bool = False
     num_staging: int = -1
     """Slots that fetched experts pass through; -1: room for one whole layer."""
+    num_deferred: int = 0
+    """Of a generated token's experts on the CPU, how many may join the next MoE layer; or `output_changes.AUTO`."""
+    cache_prior: float = 0.0
+    """How much routers favour experts in slots, 0 to below 1."""
     rules: Mapping[str, Any] = field(default_factory=dict)
     """Another engine's rules, for comparison: see `lab.systems`."""
 
@@ -91,6 +96,8 @@ class SlotPlan:
             self.policy,
             self.prefetch,
             self.num_staging,
+            num_deferred=self.num_deferred,
+            cache_prior=self.cache_prior,
             **self.rules,
         )
 
@@ -154,31 +161,33 @@ class MoeRuntime:
         self._learned = b""
         self._begin_us = 0.0
         self._is_released = False
-        self._executor = self._make(slots)
+        profile = choice.profile or machine or load_profile(_UNCALIBRATED)
+        curve = profile.cpu_curve(shape.format, shape.hidden, shape.intermediate, pool.num_threads)
+        self._cost = machine_cost_model(profile, self.store, curve)
+        self._slots, self.output_changes = settle(
+            slots, shape.top_k, choice, self._cost, profile.cost_figures, dense_cost
+        )
+        self._executor = self._make(self._slots)
 
     def _make(self, slots: SlotPlan) -> _core.MoeExecutor:
         shape, pool, choice, machine = self.shape, self.pool, self.choice, self._machine
         if choice.open_device is not None:
-            return self._on_device(choice.open_device(), slots, machine)
+            return self._on_device(choice.open_device(), slots)
         if choice.profile is None:
             curve = machine and machine.cpu_curve(
                 shape.format, shape.hidden, shape.intermediate, pool.num_threads
             )
             return _core.MoeExecutor(
-                pool, self.store, cpu_cost_model(curve, self.expert_bytes) if curve else None
+                pool,
+                self.store,
+                cpu_cost_model(curve, self.expert_bytes) if curve else None,
+                slots.num_deferred,
             )
-        curve = choice.profile.cpu_curve(shape.format, shape.hidden, shape.intermediate, pool.num_threads)
-        cost = _core.CostModel(
-            _core.MachineProfile.from_fields(choice.profile.name, choice.profile.cost_figures),
-            self.store.expert_bytes,
-            self.store.flops_per_token,
-            curve.points if curve else (),
-        )
         try:
             return _core.MoeExecutor.emulated(
                 pool,
                 self.store,
-                cost,
+                self._cost,
                 slots.scheduler_config(shape),
                 self._dense_cost.bytes,
                 self._dense_cost.flops_per_token,
@@ -189,23 +198,14 @@ class MoeRuntime:
         except ValueError as error:
             raise ConfigError(f"accelerator {choice.label}: {error}") from error
 
-    def _on_device(
-        self, device: _cuda.Device, slots: SlotPlan, machine: MachineProfile | None
-    ) -> _core.MoeExecutor:
+    def _on_device(self, device: _cuda.Device, slots: SlotPlan) -> _core.MoeExecutor:
         shape, pool = self.shape, self.pool
-        if machine is None:
-            machine = load_profile(_UNCALIBRATED)
+        if self._machine is None:
             _log.warning(
                 "this machine is not calibrated: plans use the figures of %s; run `twofold calibrate`",
                 _UNCALIBRATED,
             )
-        curve = machine.cpu_curve(shape.format, shape.hidden, shape.intermediate, pool.num_threads)
-        cost = _core.CostModel(
-            _core.MachineProfile.from_fields(machine.name, machine.cost_figures),
-            self.store.expert_bytes,
-            self.store.flops_per_token,
-            curve.points if curve else (),
-        )
+        cost = self._cost
         try:
             accelerator = device.accelerator(self.store, cost, slots.scheduler_config(shape))
             if accelerator.warning and self.store.mapped:
@@ -243,7 +243,7 @@ class MoeRuntime:
         self._before = self._before.plus(self._executor)
         self._begin_us = self._executor.virtual_now_us or 0.0
         enabled = self._executor.events_enabled
-        self._executor = _core.MoeExecutor(self.pool, self.store)
+        self._executor = _core.MoeExecutor(self.pool, self.store, num_deferred=self._slots.num_deferred)
         self._executor.events_enabled = enabled
         self.accelerator = None
         self._is_released = True
@@ -277,9 +277,24 @@ class MoeRuntime:
 
     # ---- steps -------------------------------------------------------------------------------------------------------
 
-    def begin_step(self, step: int, requests: Sequence[int], positions: Sequence[int]) -> None:
-        """Name the rows of the step's batch: which request and position each token is."""
-        self._executor.begin_step(step, requests, positions)
+    def begin_step(
+        self,
+        step: int,
+        requests: Sequence[int],
+        positions: Sequence[int],
+        generated: Sequence[bool] = (),
+    ) -> None:
+        """Name the rows of the step's batch: which request and position each token is, and whether it was generated,
+        which matters to what changes outputs alone."""
+        if self.changes_outputs:
+            self._executor.begin_step(step, requests, positions, generated)
+        else:
+            self._executor.begin_step(step, requests, positions)
+
+    @property
+    def changes_outputs(self) -> bool:
+        """Experts are deferred, or routers favour what lies in slots; `output_changes` says which."""
+        return self._slots.num_deferred > 0 or self._slots.cache_prior > 0
 
     @property
     def executor(self) -> _core.MoeExecutor:
