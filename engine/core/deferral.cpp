@@ -19,17 +19,17 @@ std::span<const uint8_t> Deferral::choose(int layer, std::span<const float> weig
     if (!generated[row]) continue;
     const size_t first = row * static_cast<size_t>(top_k);
     ranks_.clear();
-    for (int k = top_k - 1; k >= 0; --k) {
-      if (on_cpu[first + static_cast<size_t>(k)]) ranks_.push_back(k);
-    }
+    for (int k = top_k - 1; k >= 0; --k) ranks_.push_back(k);
     if (!weights.empty()) {
       std::stable_sort(ranks_.begin(), ranks_.end(), [&](int a, int b) {
         return weights[first + static_cast<size_t>(a)] < weights[first + static_cast<size_t>(b)];
       });
     }
-    ranks_.resize(std::min(ranks_.size(), static_cast<size_t>(most)));
-    for (const int k : ranks_) deferred_[first + static_cast<size_t>(k)] = 1;
-    any = any || !ranks_.empty();
+    for (int n = 0; n < most; ++n) {
+      const size_t pair = first + static_cast<size_t>(ranks_[static_cast<size_t>(n)]);
+      deferred_[pair] = on_cpu[pair];
+      any = any || on_cpu[pair] != 0;
+    }
   }
   return any ? std::span<const uint8_t>(deferred_) : std::span<const uint8_t>();
 }

@@ -6,8 +6,10 @@
 
 namespace twofold {
 
-void LayerScheduler::plan(int layer, std::span<const int> active, std::span<const int> loads,
+void LayerScheduler::plan(int layer, std::span<const int32_t> ids, std::span<const float> weights,
                           int num_tokens) {
+  const auto active = cache_->active(layer);
+  const auto loads = cache_->loads(layer);
   fetch_.clear();
   one_transfer_ = false;
   std::vector<ExpertLoad> plannable;
@@ -30,44 +32,49 @@ void LayerScheduler::plan(int layer, std::span<const int> active, std::span<cons
     return;
   }
   if (num_tokens == 1) {
-    const int num_misses = static_cast<int>(misses.size());
-    const int in_flight = static_cast<int>(active.size()) - hits - num_misses;
-    int count = deferral_.most() > 0 ? split_deferring(layer, hits, num_misses, in_flight)
-                                     : decode_planner_.split(hits, num_misses, link_.backlog_us());
-    count = std::min(count, room);
     // Interchangeable for this layer; for the next tokens the more valuable ones are the better ones to have.
     std::stable_sort(misses.begin(), misses.end(), [&](int a, int b) {
       return cache_->value(layer, decision_.experts[size_t(a)].expert) >
              cache_->value(layer, decision_.experts[size_t(b)].expert);
     });
+    int count = deferral_.most() > 0
+                    ? split_deferring(layer, ids, weights, misses)
+                    : decode_planner_.split(hits, static_cast<int>(misses.size()), link_.backlog_us());
+    count = std::min(count, room);
     fetch_.assign(misses.begin(), misses.begin() + count);
     return;
   }
   plan_many(layer, plannable, room);
 }
 
-int LayerScheduler::split_deferring(int layer, int hits, int misses, int in_flight) {
-  const int top_k = hits + misses + in_flight;
-  const bool defers = layer + 1 < cache_->config().num_layers && !shape_.generated_rows.empty() &&
-                      shape_.generated_rows[0] != 0;
-  ones_.resize(static_cast<size_t>(top_k), 1);
-  const auto loads = [this](int count) {
-    return std::span<const int>(ones_.data(), static_cast<size_t>(count));
+int LayerScheduler::split_deferring(int layer, std::span<const int32_t> ids, std::span<const float> weights,
+                                    std::span<const int> misses) {
+  on_cpu_.assign(ids.size(), 1);
+  const auto deferrable =
+      deferral_.choose(layer, weights, static_cast<int>(ids.size()), shape_.generated_rows, on_cpu_);
+  const auto may_wait = [&](const ExpertDecision& e) {
+    const auto pair = std::find(ids.begin(), ids.end(), e.expert) - ids.begin();
+    return !deferrable.empty() && deferrable[static_cast<size_t>(pair)] != 0;
   };
-  int best = 0;
+  int hits = 0, now = 0, later = 0;
+  for (const ExpertDecision& e : decision_.experts)
+    ++(e.where == Placement::kHit ? hits : may_wait(e) ? later : now);
+  ones_.resize(ids.size(), 1);
+  const auto loads = [this](size_t count) { return std::span<const int>(ones_.data(), count); };
+  size_t best = 0;
   double least = 0;
-  for (int fetched = 0; fetched <= misses; ++fetched) {
-    const int on_cpu = misses - fetched + in_flight;
-    const int later = defers ? std::clamp(std::min(deferral_.most(), top_k - 2), 0, on_cpu) : 0;
+  for (size_t fetched = 0; fetched <= misses.size(); ++fetched) {
+    if (fetched > 0) --(may_wait(decision_.experts[static_cast<size_t>(misses[fetched - 1])]) ? later : now);
     const LayerTimes times =
-        cost_.layer({loads(hits), loads(fetched), loads(on_cpu - later), link_.backlog_us(),
-                     link_.queued_us(), false, loads(later), std::max(0.0, cpu_free_us_ - link_.now_us())});
+        cost_.layer({loads(static_cast<size_t>(hits)), loads(fetched), loads(static_cast<size_t>(now)),
+                     link_.backlog_us(), link_.queued_us(), false, loads(static_cast<size_t>(later)),
+                     std::max(0.0, cpu_free_us_ - link_.now_us())});
     const double us = times.layer_us + std::max(0.0, times.cpu_end_us - times.layer_us - stretch_us_);
     if (fetched > 0 && us >= least) continue;
     best = fetched;
     least = us;
   }
-  return best;
+  return static_cast<int>(best);
 }
 
 void LayerScheduler::plan_many(int layer, std::span<const ExpertLoad> plannable, int room) {

@@ -79,7 +79,7 @@ const LayerDecision& LayerScheduler::decide(int layer, std::span<const int32_t> 
                                             std::span<const float> weights, int num_tokens) {
   if (layer > 0) stretch_us_ = std::max(0.0, link_.now_us() - layer_end_us_);
   begin_layer(layer, ids, weights, num_tokens);
-  plan(layer, cache_->active(layer), cache_->loads(layer), num_tokens);
+  plan(layer, ids, weights, num_tokens);
   place_fetched(layer);
   fetched_loads_.clear();
   // In the link's order: what was begun ahead comes first.

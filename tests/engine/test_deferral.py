@@ -165,15 +165,17 @@ def weight_matrix(values: np.ndarray) -> Any:
 
 
 @pytest.mark.parametrize("num_slots", [None, 12, 30])
-def test_beside_slots_the_least_weighted_of_the_cpu_are_deferred(num_slots: int | None) -> None:
+def test_beside_slots_those_of_the_least_weighted_that_are_on_the_cpu_are_deferred(
+    num_slots: int | None,
+) -> None:
     executor, most, generated = Executor(num_slots, 2), 2, [True, False, True]
     kept = np.zeros((3, HIDDEN))
     counts = set()
     for layer, normed, ids, weights, before, after, on_cpu in executor.play(12, generated):
         expected, kept = before + kept, np.zeros((3, HIDDEN))
         for row in range(3):
-            by_weight = [k for k in np.argsort(weights[row]) if on_cpu[row, k]]
-            later = by_weight[:most] if generated[row] and layer < LAYERS - 1 else []
+            lightest = [k for k in np.argsort(weights[row])[:most] if on_cpu[row, k]]
+            later = lightest if generated[row] and layer < LAYERS - 1 else []
             counts.add(len(later))
             for k in range(TOP_K):
                 into = kept if k in later else expected

@@ -70,6 +70,6 @@ class PlacementConfig:
         if self.gpu_experts_ratio is not None and self.num_gpu_experts is not None:
             raise ConfigError("--gpu-experts-ratio and --num-gpu-experts were both given; give one of them")
         check(self.num_deferred_experts == "auto" or self.num_deferred_experts.isdecimal(),
-               "num_deferred_experts", self.num_deferred_experts, "auto, or a whole number that is not negative")  # fmt: skip
+               "num_deferred_experts", self.num_deferred_experts, "auto, or 0 or more")  # fmt: skip
         check(0.0 <= self.cache_prior <= 0.9, "cache_prior", self.cache_prior, "a number from 0.0 to 0.9")
         check(self.prefetch in ("auto", "on", "off"), "prefetch", self.prefetch, "auto, on or off")

@@ -294,7 +294,15 @@ class MoeRuntime:
     @property
     def changes_outputs(self) -> bool:
         """Experts are deferred, or routers favour what lies in slots; `output_changes` says which."""
-        return self._slots.num_deferred > 0 or self._slots.cache_prior > 0
+        return self.num_deferred > 0 or self.cache_prior > 0
+
+    @property
+    def num_deferred(self) -> int:
+        return self._slots.num_deferred
+
+    @property
+    def cache_prior(self) -> float:
+        return self._slots.cache_prior
 
     @property
     def executor(self) -> _core.MoeExecutor:

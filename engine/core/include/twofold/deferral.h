@@ -1,9 +1,9 @@
 // Which of a layer's routed pairs are deferred: their experts' output joins the residual where the next MoE layer's
 // does, so that the CPU may compute them beside what comes between (KTransformers, SOSP'25). Changes outputs.
 //
-// Of a row that is a generated token, with c of its top_k experts on the CPU, the min(most, c, top_k - 2) least
-// weighted of those c; of equal weights the later rank. Two of its experts are immediate always, wherever they run.
-// Nothing is deferred in the last MoE layer, and nothing of a prompt's rows.
+// Of a row that is a generated token: those of its min(most, top_k - 2) least weighted experts (of equal weights the
+// later rank) that run on the CPU. So routing says what may be deferred, and placement which of it is; two of a token's
+// experts are immediate always. Nothing is deferred in the last MoE layer, and nothing of a prompt's rows.
 #pragma once
 
 #include <cstdint>

@@ -189,11 +189,12 @@ class LayerScheduler {
                                     int num_tokens);
   void defer(int layer, std::span<const int32_t> ids, std::span<const float> weights, int num_tokens);
   uint8_t fetched_of(int hits, int misses) const;
-  // Of one token's layer with so many hits, misses and experts in flight: how many misses to fetch, where some of what
-  // stays on the CPU is deferred and some of the layer before may be under way. The least time until the layer is done
+  // Of one token's layer: how many misses (indices into decision_.experts) to fetch, the first ones first, where some of
+  // what stays on the CPU is deferred and some of the layer before may be under way. The least time until the layer is done
   // and the CPU with what is longer than the stretch to the next one.
-  int split_deferring(int layer, int hits, int misses, int in_flight);
-  void plan(int layer, std::span<const int> active, std::span<const int> loads, int num_tokens);
+  int split_deferring(int layer, std::span<const int32_t> ids, std::span<const float> weights,
+                      std::span<const int> misses);
+  void plan(int layer, std::span<const int32_t> ids, std::span<const float> weights, int num_tokens);
   void plan_as_peer(int layer, std::span<const ExpertLoad> plannable, int room);
   void plan_many(int layer, std::span<const ExpertLoad> plannable, int room);
   void place_fetched(int layer);
