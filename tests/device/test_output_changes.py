@@ -34,8 +34,8 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def learned(fake: ModuleType, path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What a cache of twelve slots holds after a conversation."""
-    runner = make_runner(fake, path, slots=12)
+    """What a cache of 24 slots holds after a conversation."""
+    runner = make_runner(fake, path, slots=24)
     spoken(runner)
     file = tmp_path_factory.mktemp("cache") / "state"
     runner.moe.save_cache(file)
@@ -46,10 +46,10 @@ def spoken(runner: DeviceRunner) -> F32:
     return scripted(runner, REQUESTS, TOKENS, TINY.vocab_size)
 
 
-def away(ours: F32, reference: F32) -> float:
-    """The median row's distance, relatively."""
-    errors = np.linalg.norm(ours - reference, axis=1) / np.linalg.norm(reference, axis=1)
-    return float(np.median(errors))
+def distances(ours: F32, reference: F32) -> F32:
+    """Of each row, relatively."""
+    found: F32 = np.linalg.norm(ours - reference, axis=1) / np.linalg.norm(reference, axis=1)
+    return found
 
 
 @pytest.mark.parametrize("table_steps", [True, False])
@@ -69,15 +69,15 @@ def test_with_all_experts_on_the_cpu_it_is_what_the_cpu_alone_makes(
     ours = spoken(runner)
     assert (runner.num_table_steps > 0) == table_steps
     # Roundings to bf16 lie between them, and less than what deferral changes.
-    assert away(ours, deferred) < 0.25 * away(ours, at_once)
+    assert np.median(distances(ours, deferred)) < 0.25 * np.median(distances(ours, at_once))
 
 
 def test_beside_slots_graphs_and_the_host_make_the_same(fake: ModuleType, path: Path, learned: Path) -> None:
     """Also in layers where nobody has an expert on the CPU: what the layer before deferred joins there."""
     runs = {}
     for name, table_steps, most in (("graph", True, DEFERRED), ("host", False, DEFERRED), ("off", True, 0)):
-        runner = make_runner(fake, path, slots=12, rules=STILL, table_steps=table_steps, num_deferred=most)
-        assert runner.moe.restore_cache(learned) == 12
+        runner = make_runner(fake, path, slots=24, rules=STILL, table_steps=table_steps, num_deferred=most)
+        assert runner.moe.restore_cache(learned) > 12
         runner.moe.enable_events(True)
         runs[name] = spoken(runner)
         events = runner.moe.drain_events()["token_layer"]
@@ -90,7 +90,8 @@ def test_beside_slots_graphs_and_the_host_make_the_same(fake: ModuleType, path: 
                 n == 0 and by_row.get((step, request, layer - 1), 0) > 0
                 for (step, request, layer), n in by_row.items()
             ), "no row joins without an expert on the CPU of its own"
-    assert away(runs["graph"], runs["host"]) < 0.1 * away(runs["graph"], runs["off"])
+    apart, off = (distances(runs["graph"], runs[name]) for name in ("host", "off"))
+    assert apart.max() < 0.1 * off.max()
 
 
 @pytest.mark.parametrize("table_steps", [True, False])
@@ -98,7 +99,7 @@ def test_a_prior_raises_hits_and_leaves_weights_true(
     fake: ModuleType, path: Path, learned: Path, table_steps: bool
 ) -> None:
     hits = []
-    for prior in (0.0, 0.5):
+    for prior in (0.0, 0.8):
         runner = make_runner(fake, path, slots=12, rules=STILL, table_steps=table_steps, cache_prior=prior)
         runner.moe.restore_cache(learned)
         spoken(runner)
