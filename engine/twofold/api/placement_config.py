@@ -45,10 +45,9 @@ class PlacementConfig:
     )
     num_deferred_experts: str = setting(
         "0",
-        "changes answers: in decode, up to so many of a token's experts that run on the CPU (the least weighted ones) "
-        "join the next MoE layer's output instead of this one's, so that the CPU works while the accelerator goes on; "
-        "two of a token's experts stay immediate; auto: the fewest that keep the CPU busy; 0: none "
-        "(docs/deferral.md)",
+        "changes answers: in decode, of so many least weighted experts of a token those that run on the CPU join the "
+        "next MoE layer's output instead of this one's, so that the CPU works while the accelerator goes on; two stay "
+        "immediate; auto: the fewest that keep the CPU busy; 0: none (docs/deferral.md)",
     )
     cache_prior: float = setting(
         0.0,
