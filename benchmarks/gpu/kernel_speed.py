@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from twofold.device.calibration import Routing
 from twofold.device.probe import KernelProbe
-from twofold.experts.moe import MoeShape
+from twofold.experts.slot_plan import MoeShape
 
 from benchmarks.gpu.machine import Machine, expect
 from benchmarks.gpu.models import SHAPES, shrunk

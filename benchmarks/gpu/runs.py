@@ -25,8 +25,9 @@ from twofold.engine.sampler import Sampler
 from twofold.engine.scheduler import Scheduler
 from twofold.engine.sequences import Sequence as Request
 from twofold.experts.accelerator import AcceleratorChoice
-from twofold.experts.moe import DenseCost, MoeRuntime, MoeShape, SlotPlan
+from twofold.experts.moe import MoeRuntime
 from twofold.experts.profiles import MachineProfile
+from twofold.experts.slot_plan import DenseCost, MoeShape, SlotPlan
 from twofold.lab.systems import SYSTEMS as PEERS
 from twofold.models import open_model_files
 from twofold.models.sizing import dense_stretches

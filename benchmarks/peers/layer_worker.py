@@ -47,7 +47,8 @@ class Layer:
     def __init__(self, task: dict[str, Any]) -> None:
         from twofold.blocks import ops
         from twofold.experts.accelerator import AcceleratorChoice
-        from twofold.experts.moe import DenseCost, MoeRuntime, MoeShape, SlotPlan
+        from twofold.experts.moe import MoeRuntime
+        from twofold.experts.slot_plan import DenseCost, MoeShape, SlotPlan
         from twofold.weights.weight_format import LayerExperts
 
         self._task = task

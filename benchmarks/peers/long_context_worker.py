@@ -57,7 +57,7 @@ class Worker:
         self._model = LoadedModel(files, pool)
         asked = EngineConfig(model=task["model"], accelerator="none", kv_cache_dtype=task["kv"])
         choice = AcceleratorChoice("none", "asked for")
-        self._moe = load_experts(files, pool, choice, asked, slot_plan(asked, 0))
+        self._moe = load_experts(files, pool, choice, asked, slot_plan(asked, files, 0))
         pages = task["context"] // _PAGE_SIZE + 1
         planes = files.config.cache_planes(files.config.cache_dtype(task["kv"]))
         self._cache = ops.StateCache(planes, pages, _PAGE_SIZE)

@@ -14,15 +14,16 @@ namespace {
 
 void bind_config(py::module_& m) {
   const LayerSchedulerConfig defaults;
-  py::class_<LayerSchedulerConfig>(
-      m, "SchedulerConfig",
-      "Shape, slots, policy and rules of a layer scheduler; the last five are for comparison with other "
-      "engines and for the lab.")
+  py::class_<LayerSchedulerConfig>(m, "SchedulerConfig",
+                                   "Shape, slots, policy and rules of a layer scheduler; those from "
+                                   "fetch_rule to prior_usage are for comparison with other "
+                                   "engines and for the lab.")
       .def(py::init([](int num_layers, int num_experts, int top_k, int num_slots, std::string policy,
                        bool prefetch, int num_staging, double upload_price, int stream_ahead_from,
                        const std::string& fetch_rule, bool background_uploads, bool always_cache_fetched,
                        std::optional<bool> shared_pool, std::vector<double> prior_usage, bool fixed_placement,
-                       int replace_from, const std::vector<std::string>& pins) {
+                       int replace_from, const std::vector<std::string>& pins, int num_deferred,
+                       double cache_prior) {
              return LayerSchedulerConfig{.num_layers = num_layers,
                                          .num_experts = num_experts,
                                          .top_k = top_k,
@@ -38,6 +39,8 @@ void bind_config(py::module_& m) {
                                          .prefetch = prefetch,
                                          .fixed_placement = fixed_placement,
                                          .replace_from = replace_from,
+                                         .num_deferred = num_deferred,
+                                         .cache_prior = cache_prior,
                                          .prior_usage = std::move(prior_usage),
                                          .pins = pins_of(pins)};
            }),
@@ -49,7 +52,8 @@ void bind_config(py::module_& m) {
            py::arg("always_cache_fetched") = defaults.always_cache_fetched,
            py::arg("shared_pool") = defaults.shared_pool, py::arg("prior_usage") = defaults.prior_usage,
            py::arg("fixed_placement") = defaults.fixed_placement,
-           py::arg("replace_from") = defaults.replace_from, py::arg("pins") = std::vector<std::string>());
+           py::arg("replace_from") = defaults.replace_from, py::arg("pins") = std::vector<std::string>(),
+           py::arg("num_deferred") = defaults.num_deferred, py::arg("cache_prior") = defaults.cache_prior);
 }
 
 }  // namespace
@@ -82,7 +86,7 @@ void bind_core_scheduler(py::module_& m) {
              return std::make_unique<LayerScheduler>(cost, config, link);
            }),
            py::arg("cost"), py::arg("config"), py::arg("link"), py::keep_alive<1, 4>())
-      .def("begin_step", [](LayerScheduler& s) { s.begin_step(StepShape{{}, 0, 1}); })
+      .def("begin_step", [](LayerScheduler& s) { s.begin_step(); })
       .def(
           "predict",
           [](LayerScheduler& s, int layer, const Array<float>& logits) {

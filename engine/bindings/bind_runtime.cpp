@@ -234,6 +234,8 @@ void bind_layer_plan(py::module_& m) {
       .def_readonly("ready", &LayerPlan::ready)
       .def_readonly("awaited", &LayerPlan::awaited)
       .def_readonly("on_cpu", &LayerPlan::on_cpu)
+      .def_readonly("joins_deferred", &LayerPlan::joins_deferred)
+      .def_readonly("uses_cpu", &LayerPlan::uses_cpu)
       .def_property_readonly("where", [](const LayerPlan& plan) { return array_of<uint8_t>(plan.where); });
 }
 
@@ -266,8 +268,9 @@ void bind_executor(py::module_& m) {
   py::class_<SlottedAccelerator, std::shared_ptr<SlottedAccelerator>>(
       m, "SlottedAccelerator", "Expert slots on a device, and who decides what is in them.");
   py::class_<MoeExecutor>(m, "MoeExecutor", "Runs MoE layers: decides where, computes, records.")
-      .def(py::init<ThreadPool&, const ExpertStore&, std::optional<CostModel>>(), py::arg("pool"),
-           py::arg("store"), py::arg("cost") = std::nullopt, py::keep_alive<1, 2>(), py::keep_alive<1, 3>())
+      .def(py::init<ThreadPool&, const ExpertStore&, std::optional<CostModel>, int>(), py::arg("pool"),
+           py::arg("store"), py::arg("cost") = std::nullopt, py::arg("num_deferred") = 0,
+           py::keep_alive<1, 2>(), py::keep_alive<1, 3>())
       .def_static(
           "emulated",
           [](ThreadPool& pool, const ExpertStore& store, const CostModel& cost,
@@ -292,13 +295,14 @@ void bind_executor(py::module_& m) {
       .def(
           "begin_step",
           [](MoeExecutor& executor, int64_t step, std::vector<int64_t> requests,
-             std::vector<int32_t> positions) {
+             std::vector<int32_t> positions, std::vector<uint8_t> generated) {
             if (requests.size() != positions.size()) {
               throw std::invalid_argument("begin_step needs one position per request row");
             }
-            executor.begin_step({step, std::move(requests), std::move(positions)});
+            executor.begin_step({step, std::move(requests), std::move(positions), std::move(generated)});
           },
-          py::arg("step"), py::arg("requests"), py::arg("positions"))
+          py::arg("step"), py::arg("requests"), py::arg("positions"),
+          py::arg("generated") = std::vector<uint8_t>{})
       .def("forward", &forward, py::arg("layer"), py::arg("normed").noconvert(), py::arg("ids").noconvert(),
            py::arg("weights").noconvert(), py::arg("hidden").noconvert())
       .def("begin_layer", &begin_layer, py::arg("layer"), py::arg("ids").noconvert(),

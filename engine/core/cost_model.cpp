@@ -152,9 +152,26 @@ LayerTimes CostModel::layer(const LayerWork& work, std::span<double> landed_us) 
     fetched_us = large;
   }
   for (size_t i = 0; i < work.fetched.size(); ++i) fetched_us[i] = gpu_expert_us(work.fetched[i]);
-  return layer_from_sums(static_cast<int>(work.hits.size()), hit_us, fetched_us,
-                         static_cast<int>(work.cpu.size()), cpu_work_us, work.backlog_us, work.queued_us,
-                         work.one_transfer, landed_us);
+  LayerTimes times = layer_from_sums(static_cast<int>(work.hits.size()), hit_us, fetched_us,
+                                     static_cast<int>(work.cpu.size()), cpu_work_us, work.backlog_us,
+                                     work.queued_us, work.one_transfer, landed_us);
+  if (work.cpu_backlog_us > 0 || !work.deferred.empty()) add_deferred(work, times);
+  return times;
+}
+
+void CostModel::add_deferred(const LayerWork& work, LayerTimes& times) const {
+  times.cpu_us += work.cpu_backlog_us;
+  times.layer_us = std::max(times.gpu_us, times.cpu_us) + profile_.join_us;
+  if (work.deferred.empty()) return;
+  double deferred_us = 0;
+  for (int n : work.deferred) deferred_us += cpu_expert_us(n);
+  const double landed = work.fetched.empty() ? work.backlog_us : times.link_us;
+  const double copying =
+      std::max(work.queued_us, work.backlog_us) + (landed - work.backlog_us) - times.cpu_us;
+  const double slowed = deferred_us * (1 + profile_.contention);
+  const double busy = std::clamp(copying / slowed, 0.0, 1.0);
+  times.cpu_end_us = times.cpu_us + (work.cpu.empty() ? profile_.handshake_us : 0.0) +
+                     deferred_us * (1 + profile_.contention * busy);
 }
 
 LayerTimes CostModel::layer_from_sums(int num_hits, double hit_us, std::span<const double> fetched_us,

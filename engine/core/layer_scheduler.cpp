@@ -25,6 +25,7 @@ LayerScheduler::LayerScheduler(CostModel cost, LayerSchedulerConfig config, Link
       background_uploads_(config.background_uploads),
       always_cache_fetched_(config.always_cache_fetched),
       fixed_placement_(config.fixed_placement),
+      deferral_(config.num_deferred, config.num_layers),
       cache_(make_cache(cost_, config)),
       dynamic_update_(config.replace_from, config.num_experts),
       decode_planner_(cost_, config.top_k),
@@ -40,6 +41,7 @@ std::span<const Publication> LayerScheduler::begin_step(StepShape shape) {
   cache_->boundary(shape_.num_new, shape_.num_running);
   if (prefetcher_) prefetcher_->begin_step();
   looks_ahead_ = false;
+  cpu_free_us_ = 0;
   if (ahead_) ahead_->begin_step();
   publications_.clear();
   for (const Upload& upload : link_.take_landed()) {
@@ -57,9 +59,10 @@ std::span<const Publication> LayerScheduler::begin_step(StepShape shape) {
 
 const LayerDecision& LayerScheduler::decide(int layer, std::span<const int32_t> ids,
                                             std::span<const float> weights, int num_tokens) {
+  if (layer > 0) stretch_us_ = std::max(0.0, link_.now_us() - layer_end_us_);
   begin_layer(layer, ids, weights, num_tokens);
   dynamic_update_.choose(layer, *cache_);
-  plan(layer, cache_->active(layer), cache_->loads(layer), num_tokens);
+  plan(layer, ids, weights, num_tokens);
   place_fetched(layer);
   fetched_loads_.clear();
   // In the link's order: what was begun ahead comes first.
@@ -69,7 +72,7 @@ const LayerDecision& LayerScheduler::decide(int layer, std::span<const int32_t> 
   }
   num_begun_ = static_cast<int>(fetched_loads_.size());
   for (int i : fetch_) fetched_loads_.push_back(decision_.experts[size_t(i)].tokens);
-  return finish_layer(layer, num_tokens);
+  return finish_layer(layer, ids, weights, num_tokens);
 }
 
 const LayerDecision& LayerScheduler::follow(int layer, std::span<const int32_t> ids,
@@ -90,12 +93,14 @@ const LayerDecision& LayerScheduler::follow(int layer, std::span<const int32_t> 
   for (const ExpertDecision& e : decision_.experts) {
     if (e.where == Placement::kFetched) fetched_loads_.push_back(e.tokens);
   }
-  return finish_layer(layer, num_tokens);
+  cpu_free_us_ = 0;  // it runs late: what the layer before deferred has been waited for, or was hidden
+  return finish_layer(layer, ids, weights, num_tokens);
 }
 
 void LayerScheduler::clear_decision(int layer) {
   decision_.layer = layer;
   decision_.experts.clear();
+  decision_.deferred = {};
   decision_.moves.clear();
   decision_.rejection.reset();
   decision_.arrivals.clear();
@@ -127,13 +132,16 @@ void LayerScheduler::begin_layer(int layer, std::span<const int32_t> ids, std::s
   if (prefetcher_) prefetcher_->observe(layer, ids, num_tokens);
 }
 
-const LayerDecision& LayerScheduler::finish_layer(int layer, int num_tokens) {
+const LayerDecision& LayerScheduler::finish_layer(int layer, std::span<const int32_t> ids,
+                                                  std::span<const float> weights, int num_tokens) {
   hit_loads_.clear();
   cpu_loads_.clear();
+  deferred_loads_.clear();
   for (const ExpertDecision& e : decision_.experts) {
     if (e.where == Placement::kHit || e.landed) hit_loads_.push_back(e.tokens);
     if (e.where == Placement::kCpu) cpu_loads_.push_back(e.tokens);
   }
+  if (deferral_.most() > 0) defer(layer, ids, weights, num_tokens);
   // What was begun ahead and has not landed is in the backlog, and among those fetched.
   const double begun_us = num_begun_ * link_.upload_us();
   LayerWork work{hit_loads_,
@@ -141,7 +149,9 @@ const LayerDecision& LayerScheduler::finish_layer(int layer, int num_tokens) {
                  cpu_loads_,
                  std::max(0.0, link_.backlog_us() - begun_us),
                  std::max(0.0, link_.queued_us() - begun_us),
-                 one_transfer_};
+                 one_transfer_,
+                 deferred_loads_,
+                 std::max(0.0, cpu_free_us_ - link_.now_us())};
   decision_.times = cost_.layer(work);
 
   bool first = true;
@@ -153,12 +163,14 @@ const LayerDecision& LayerScheduler::finish_layer(int layer, int num_tokens) {
     first = false;
   }
   if (ahead_) stream_ahead(layer, work, num_tokens);
+  cpu_free_us_ = link_.now_us() + decision_.times.cpu_end_us;
   dynamic_update_.admit_rest(layer, *cache_, [&](int expert, const Admission& admission) {
     upload_behind(layer, expert, admission, UploadReason::kAdmission);
   });
   admit_misses(layer);
   if (prefetcher_ && !looks_ahead_) issue_prefetches(layer, work);
   link_.advance(decision_.times.layer_us);
+  layer_end_us_ = link_.now_us();
   return decision_;
 }
 
@@ -187,134 +199,6 @@ uint8_t LayerScheduler::fetched_of(int hits, int misses) const {
   std::vector<ExpertLoad> active;
   for (int i = 0; i < hits + misses; ++i) active.push_back({i, 1, i < hits});
   return static_cast<uint8_t>(peer_fetches(fetch_rule_, cost_, active, 0).size());
-}
-
-void LayerScheduler::plan(int layer, std::span<const int> active, std::span<const int> loads,
-                          int num_tokens) {
-  fetch_.clear();
-  one_transfer_ = false;
-  const bool never = cache_->config().pin(layer) == LayerPin::kNever;  // not through a staging slot either
-  std::vector<ExpertLoad> plannable;
-  std::vector<int> misses;  // indices into decision_.experts that may be fetched
-  int hits = 0;
-  for (size_t i = 0; i < active.size(); ++i) {
-    const ExpertState state = cache_->state(layer, active[i]);
-    const bool resident = state == ExpertState::kResident;
-    decision_.experts.push_back({active[i], loads[i], resident ? Placement::kHit : Placement::kCpu,
-                                 resident ? cache_->slot_of(layer, active[i]) : -1});
-    hits += resident;
-    if (state == ExpertState::kAbsent && !never) misses.push_back(int(i));
-    // An expert in flight is not usable and not fetched twice: it runs on the CPU, outside the plan.
-    if (state != ExpertState::kInFlight && !never) plannable.push_back({active[i], loads[i], resident});
-  }
-  // An accelerator without slots still streams; one without room at all leaves everything to the CPU.
-  const int room = num_staging_;
-  if (fetch_rule_ != FetchRule::kBestSplit) {
-    plan_as_peer(layer, plannable, room);
-    return;
-  }
-  if (num_tokens == 1) {
-    int count = decode_planner_.split(hits, int(misses.size()), link_.backlog_us());
-    count = std::min(count, room);
-    // Interchangeable for this layer; for the next tokens the more valuable ones are the better ones to have.
-    std::stable_sort(misses.begin(), misses.end(), [&](int a, int b) {
-      return cache_->value(layer, decision_.experts[size_t(a)].expert) >
-             cache_->value(layer, decision_.experts[size_t(b)].expert);
-    });
-    fetch_.assign(misses.begin(), misses.begin() + count);
-    return;
-  }
-  plan_many(layer, plannable, room);
-}
-
-void LayerScheduler::plan_many(int layer, std::span<const ExpertLoad> plannable, int room) {
-  const auto active = cache_->active(layer);
-  const auto index_of = [active](int expert) {
-    return size_t(std::lower_bound(active.begin(), active.end(), expert) - active.begin());
-  };
-  const auto is_ahead = [this](const ExpertLoad& load) {
-    return ahead_ && !load.resident && ahead_->find(load.expert) != nullptr;
-  };
-  const double backlog_us = link_.backlog_us(), queued_us = link_.queued_us();
-  PrefillPlan plan;
-  if (std::none_of(plannable.begin(), plannable.end(), is_ahead)) {
-    if (ahead_) ahead_->give_up();
-    plan = prefill_planner_.plan(plannable, backlog_us, queued_us, room);
-  } else {
-    // What was uploaded ahead is used, unless the layer is better off without.
-    std::vector<ExpertLoad> with(plannable.begin(), plannable.end());
-    int num_ahead = 0;
-    for (ExpertLoad& load : with) {
-      if (!is_ahead(load)) continue;
-      load.resident = true;
-      ++num_ahead;
-    }
-    plan = prefill_planner_.plan(with, backlog_us, queued_us, room - num_ahead);
-    PrefillPlan without = prefill_planner_.plan(plannable, backlog_us, queued_us, room);
-    if (without.times.layer_us < plan.times.layer_us * (1 - 1e-12)) {
-      plan = std::move(without);
-      ahead_->give_up();
-    }
-  }
-  if (ahead_) {
-    for (const StreamAhead::Expert& ahead : ahead_->held()) {
-      const size_t i = index_of(ahead.what.expert);
-      if (i >= active.size() || active[i] != ahead.what.expert) continue;  // nobody was routed to it
-      ExpertDecision& e = decision_.experts[i];
-      if (cache_->state(layer, e.expert) != ExpertState::kAbsent) continue;
-      e.where = Placement::kFetched;
-      e.slot = ahead.what.slot;
-      e.landed = ahead.landed;
-    }
-  }
-  one_transfer_ = plan.streamed;
-  for (int expert : plan.fetch) fetch_.push_back(int(index_of(expert)));
-}
-
-void LayerScheduler::plan_as_peer(int layer, std::span<const ExpertLoad> plannable, int room) {
-  const auto active = cache_->active(layer);
-  for (int expert : peer_fetches(fetch_rule_, cost_, plannable, link_.backlog_us())) {
-    if (static_cast<int>(fetch_.size()) >= room) return;
-    fetch_.push_back(
-        static_cast<int>(std::lower_bound(active.begin(), active.end(), expert) - active.begin()));
-  }
-}
-
-// Whether an expert of this layer lies, or is to lie, in that staging slot.
-bool LayerScheduler::stages(int staging_slot) const {
-  const int slot = num_slots() + staging_slot;
-  return std::any_of(decision_.experts.begin(), decision_.experts.end(),
-                     [slot](const ExpertDecision& e) { return e.slot == slot; });
-}
-
-void LayerScheduler::place_fetched(int layer) {
-  int staged = -1;
-  for (int i : fetch_) {
-    ExpertDecision& e = decision_.experts[size_t(i)];
-    Move move;
-    move.layer = layer;
-    move.expert = e.expert;
-    const auto possible = cache_->can_admit(layer, e.expert, true);
-    auto admission = dynamic_update_.admit(layer, e.expert, *cache_);
-    if (!admission && !fixed_placement_ && possible &&
-        (always_cache_fetched_ || possible->evicted < 0 || possible->value > possible->victim_value)) {
-      admission = cache_->admit(layer, e.expert, true);
-    }
-    if (admission) {
-      move.take(*admission);
-    } else {
-      do {
-        ++staged;
-      } while (stages(staged));
-      move.slot = num_slots() + staged;
-      move.staged = true;
-      move.value = possible ? possible->value : 0;
-      move.victim_value = possible ? possible->victim_value : 0;
-    }
-    e.where = Placement::kFetched;
-    e.slot = move.slot;
-    decision_.moves.push_back(move);
-  }
 }
 
 void LayerScheduler::stream_ahead(int layer, LayerWork& work, int num_tokens) {

@@ -85,6 +85,7 @@ SimulationResult simulate(const RoutingTrace& trace, int batch, LayerScheduler& 
               [&](std::vector<int64_t>& rows, StepShape& shape) {
                 const bool more = schedule.next(rows, shape.num_new);
                 shape.num_running = static_cast<int>(rows.size());
+                shape.generated_rows.assign(rows.size(), 1);
                 return more;
               });
 }

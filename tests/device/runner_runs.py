@@ -50,6 +50,8 @@ def make_runner(
     rules: dict[str, Any] | None = None,
     machine: str | None = None,
     expert_devices: tuple[str, ...] = (),
+    num_deferred: int = 0,
+    cache_prior: float = 0.0,
     **options: Any,
 ) -> DeviceRunner:
     """A runner on a fake device of its own, opened with `device`. table_steps=False: the host places every step."""
@@ -57,7 +59,12 @@ def make_runner(
     pool = ops.ThreadPool(1)
     config = EngineConfig(model=str(path), policy=policy, prefetch=prefetch, machine_profile=machine)
     on = FakeDevice(fake.open_device(**{"tick_us": 2.0, **(device or {})}))
-    plan = replace(slot_plan(config, files, slots, devices=expert_devices), rules=rules or {})
+    plan = replace(
+        slot_plan(config, files, slots, devices=expert_devices),
+        rules=rules or {},
+        num_deferred=num_deferred,
+        cache_prior=cache_prior,
+    )
     moe = load_experts(files, pool, on_device(on, "a test"), config, plan)
     fake.spare(on.native, moe.accelerator.slot_table)
     model = DeviceModel(files, pool, on.torch_device, on.kernels(MAX_CONTEXT), MAX_CONTEXT)
@@ -71,12 +78,13 @@ def make_runner(
     return runner
 
 
-def make_cpu_runner(path: Path) -> ModelRunner:
+def make_cpu_runner(path: Path, num_deferred: int = 0) -> ModelRunner:
     """The engine without a device, float32 keys and values; with weights of f32 it rounds nothing to bf16."""
     files = open_model_files(path)
     pool = ops.ThreadPool(1)
     config = EngineConfig(model=str(path))
-    moe = load_experts(files, pool, AcceleratorChoice("none", "a test"), config, slot_plan(config, files, 0))
+    plan = replace(slot_plan(config, files, 0), num_deferred=num_deferred)
+    moe = load_experts(files, pool, AcceleratorChoice("none", "a test"), config, plan)
     planes, records = files.config.cache_planes("float32"), files.config.record_bytes
     cache = ops.StateCache(planes, NUM_PAGES, PAGE_SIZE, records, NUM_RECORDS)
     return ModelRunner(LoadedModel(files, pool), moe, cache)

@@ -29,8 +29,8 @@ from twofold.device.calibration import (
 )
 from twofold.device.probe import KernelProbe
 from twofold.experts.calibration import Sample, random_store
-from twofold.experts.moe import MoeShape
 from twofold.experts.profiles import COST_FIGURES, load_profile
+from twofold.experts.slot_plan import MoeShape
 from twofold.models.testing import TinyModel, write_tiny_model
 from twofold.weights.weight_format import packed_bytes
 

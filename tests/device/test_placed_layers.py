@@ -15,7 +15,7 @@ from twofold.api.errors import ConfigError, KernelError  # noqa: E402
 from twofold.blocks import ops  # noqa: E402
 from twofold.device.placed_layers import DECODE_TOKENS, PlacedLayers  # noqa: E402
 from twofold.device.transfers import Parcel  # noqa: E402
-from twofold.experts.moe import MoeShape  # noqa: E402
+from twofold.experts.slot_plan import MoeShape  # noqa: E402
 from twofold.weights.weight_format import WeightMatrix  # noqa: E402
 
 from tests.device.fake_device import FakeDevice  # noqa: E402

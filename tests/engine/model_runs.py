@@ -13,7 +13,8 @@ from twofold.blocks import ops
 from twofold.engine.expert_loading import moe_shape
 from twofold.engine.model import BatchMeta, LoadedModel, load_model
 from twofold.experts.accelerator import AcceleratorChoice
-from twofold.experts.moe import DenseCost, MoeRuntime, SlotPlan
+from twofold.experts.moe import MoeRuntime
+from twofold.experts.slot_plan import DenseCost, SlotPlan
 
 from tests.kernel_levels import chosen
 
@@ -39,6 +40,7 @@ class Runner:
 
     model: LoadedModel
     num_sequences: int = 1
+    num_deferred: int = 0
     _free: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -49,7 +51,7 @@ class Runner:
         pool = ops.ThreadPool(1)
         files = self.model.files
         choice = AcceleratorChoice("none", "asked for")
-        slots, cost = SlotPlan(0, "lru"), DenseCost([], [])
+        slots, cost = SlotPlan(0, "lru", num_deferred=self.num_deferred), DenseCost([], [])
         self.moe = MoeRuntime(moe_shape(files), files.expert_layers(), pool, choice, slots, cost)
         self._steps = 0
         self._num_sequences = 0
@@ -71,7 +73,12 @@ class Runner:
             prompt_lengths=np.array([seq.prompt_length for seq, _ in parts], np.int32),
             records=np.array([seq.record for seq, _ in parts], np.int32),
         )
-        self.moe.begin_step(self._steps, [0] * len(tokens), [0] * len(tokens))
+        generated = [
+            bool(at >= seq.prompt_length)
+            for (seq, _), own in zip(parts, positions, strict=True)
+            for at in own
+        ]
+        self.moe.begin_step(self._steps, [0] * len(tokens), [0] * len(tokens), generated)
         self._steps += 1
         hidden = self.model.forward(tokens, batch, self.cache, self.moe.executor)
         for seq, ids in parts:
@@ -108,8 +115,8 @@ def rounds_activations(format_name: str) -> bool:
     return kind == "bf16"
 
 
-def load(directory: Path, num_sequences: int = 2, num_threads: int = 2) -> Runner:
-    return Runner(load_model(directory, pool=ops.ThreadPool(num_threads)), num_sequences)
+def load(directory: Path, num_sequences: int = 2, num_threads: int = 2, num_deferred: int = 0) -> Runner:
+    return Runner(load_model(directory, pool=ops.ThreadPool(num_threads)), num_sequences, num_deferred)
 
 
 def split(ids: Sequence[int], sizes: Sequence[int]) -> Iterator[Sequence[int]]:

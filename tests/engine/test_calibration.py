@@ -16,8 +16,8 @@ from twofold.cli.calibrate import format_calibration
 from twofold.cli.main import main
 from twofold.engine import Engine
 from twofold.experts.calibration import Calibration, LayerTimer, Sample, calibrate, fit, predict, to_profile
-from twofold.experts.moe import MoeShape
 from twofold.experts.profiles import CpuCurve, load_machine_profile, load_profile
+from twofold.experts.slot_plan import MoeShape
 from twofold.models.testing import TinyModel, write_tiny_model
 from twofold.telemetry.sink import NullSink
 

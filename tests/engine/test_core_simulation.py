@@ -9,7 +9,7 @@ from twofold.blocks import ops
 from twofold.experts.profiles import load_profile
 from twofold.models.testing import weight_matrix
 
-LAYERS, EXPERTS, TOP_K, HIDDEN, INNER = 3, 12, 2, 16, 16
+LAYERS, EXPERTS, TOP_K, HIDDEN, INNER = 3, 12, 4, 16, 16
 LENGTHS = [14, 9, 11]
 
 
@@ -55,7 +55,8 @@ def schedule(batch: int) -> list[list[tuple[int, int, int]]]:
 @pytest.mark.parametrize("batch", [1, 2])
 @pytest.mark.parametrize("policy", ["payback", "lru", "two-in-eight"])
 @pytest.mark.parametrize("num_slots", [0, 9, 18])
-def test_emulated_layer_times_equal_simulated_ones(policy, num_slots, batch):
+@pytest.mark.parametrize("num_deferred", [0, 2])
+def test_emulated_layer_times_equal_simulated_ones(policy, num_slots, batch, num_deferred):
     ids = routing()
     store = _core.ExpertStore(EXPERTS, HIDDEN, INNER, [("f32",) * 3] * LAYERS)
     up = weight_matrix(np.zeros((INNER, HIDDEN), np.float32))
@@ -64,15 +65,16 @@ def test_emulated_layer_times_equal_simulated_ones(policy, num_slots, batch):
         store.put(ops.ThreadPool(1), layer, 0, [(up, up, down)] * EXPERTS)
     cost = cost_model(store)
 
-    no_cost = [0.0] * (LAYERS + 1)
-    config = _core.SchedulerConfig(LAYERS, EXPERTS, TOP_K, num_slots, policy)
+    dense_us = 300.0  # some three of the CPU's experts long
+    num_bytes, no_flops = [dense_us * 1e3] * (LAYERS + 1), [0.0] * (LAYERS + 1)
+    config = _core.SchedulerConfig(LAYERS, EXPERTS, TOP_K, num_slots, policy, num_deferred=num_deferred)
     executor = _core.MoeExecutor.emulated(
-        ops.ThreadPool(1), store, cost, config, no_cost, no_cost, preload=False
+        ops.ThreadPool(1), store, cost, config, num_bytes, no_flops, preload=False
     )
     executor.events_enabled = True
     emulated = []
     for number, step in enumerate(schedule(batch)):
-        executor.begin_step(number, [s for s, _, _ in step], [p for _, p, _ in step])
+        executor.begin_step(number, [s for s, _, _ in step], [p for _, p, _ in step], [True] * len(step))
         rows = [row for _, _, row in step]
         hidden = np.zeros((len(rows), HIDDEN), np.float32)
         for layer in range(LAYERS):
@@ -84,14 +86,18 @@ def test_emulated_layer_times_equal_simulated_ones(policy, num_slots, batch):
         emulated += [float(events["layer_us"][events["layer"] == layer][0]) for layer in range(LAYERS)]
     counts = executor.counts()
 
-    launch = load_profile("rtx4090-pcie4").cost_figures["gpu_launch_us"]
+    stretches = [load_profile("rtx4090-pcie4").cost_figures["gpu_launch_us"] + dense_us] * (LAYERS + 1)
     trace = _core.RoutingTrace(
         ids.astype(np.uint16), np.full(ids.shape, 0.5, np.float32), np.cumsum([0, *LENGTHS]), EXPERTS
     )
-    result = _core.simulate(trace, batch, cost, config, dense_us=[launch] * (LAYERS + 1), keep_layer_us=True)
+    result = _core.simulate(trace, batch, cost, config, dense_us=stretches, keep_layer_us=True)
     assert result.layer_us.tolist() == emulated
     assert result.total_us == pytest.approx(executor.virtual_now_us, rel=1e-12)
     assert (result.num_uploads, result.num_evictions) == (counts["uploads"], counts["evictions"])
     assert (result.num_hits > 0) == (num_slots > 0)
     assert result.num_cpu > 0
+    if num_deferred and num_slots < 18:
+        at_once = _core.SchedulerConfig(LAYERS, EXPERTS, TOP_K, num_slots, policy)
+        waits = _core.simulate(trace, batch, cost, at_once, dense_us=stretches)
+        assert result.total_us < waits.total_us, "deferral gains nothing"
     assert result.num_fetched > 0

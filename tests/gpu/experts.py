@@ -13,7 +13,7 @@ from torch import Tensor
 from twofold.blocks import ops
 from twofold.device.device import Device
 from twofold.device.experts import DeviceExperts, make_host_store, pack_expert
-from twofold.experts.moe import MoeShape
+from twofold.experts.slot_plan import MoeShape
 from twofold.weights.weight_format import WeightMatrix
 
 from benchmarks.gpu.machine import Machine

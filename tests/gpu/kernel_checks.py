@@ -190,6 +190,9 @@ class NoExperts:
 
     look_ahead = None
 
+    def favour(self, moe_layer, num_tokens):
+        return None
+
     def forward(self, *_: Any) -> None:
         raise AssertionError("latent attention asked for experts")
 

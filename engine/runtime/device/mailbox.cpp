@@ -178,7 +178,7 @@ ServedStep verdict(Mailbox& mailbox) {
 
 ServedStep serve_step(Mailbox& mailbox, uint32_t step, std::chrono::nanoseconds limit,
                       FunctionRef<void(int layer, const PostedLayer&)> compute,
-                      FunctionRef<void(int layer, const PostedLayer&)> observe) {
+                      FunctionRef<void(int layer, const PostedLayer&)> observe, bool every_layer) {
   for (int layer = 0; layer < mailbox.shape().num_layers; ++layer) {
     const PostState state = mailbox.wait_for_post(layer, step, limit);
     if (state != PostState::kPosted) {
@@ -189,7 +189,7 @@ ServedStep serve_step(Mailbox& mailbox, uint32_t step, std::chrono::nanoseconds 
     }
     try {
       const PostedLayer posted = mailbox.posted(layer);
-      if (posted.num_on_cpu > 0) compute(layer, posted);
+      if (posted.num_on_cpu > 0 || every_layer) compute(layer, posted);
       mailbox.answer(layer, step);
       observe(layer, posted);
     } catch (...) {

@@ -99,15 +99,15 @@ struct ServedStep {
 // the device gave up waiting, or an abort, is seen only then. On anything but kPosted its results are void.
 ServedStep verdict(Mailbox& mailbox);
 
-// Serves all layers of one step: compute fills `results` of what is on the CPU, before the answer; then
-// observe sees the routing while the device goes on. Whoever throws aborts the step first. On anything but
+// Serves all layers of one step: compute fills `results` of what is on the CPU, before the answer (with
+// every_layer also where nothing is: what the layer before deferred joins there); then observe sees the routing while the device goes on. Whoever throws aborts the step first. On anything but
 // kPosted the mailbox is aborted: wait until the device is idle, then reset.
 //
 // kPosted says that all layers were posted and answered, not yet that the device took every answer: see
 // verdict.
 ServedStep serve_step(Mailbox& mailbox, uint32_t step, std::chrono::nanoseconds limit,
                       FunctionRef<void(int layer, const PostedLayer&)> compute,
-                      FunctionRef<void(int layer, const PostedLayer&)> observe);
+                      FunctionRef<void(int layer, const PostedLayer&)> observe, bool every_layer = false);
 
 // How a layer's handshake is done in the graph.
 enum class Handshake : uint8_t {

@@ -2,29 +2,47 @@
 // pool into the mailbox's results.
 #pragma once
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "device/mailbox.h"
+#include "moe/deferred_sums.h"
 #include "moe/expert_compute.h"
 #include "moe/expert_store.h"
+#include "twofold/deferral.h"
 
 namespace twofold {
 
 class MailboxExperts {
  public:
-  MailboxExperts(ThreadPool& pool, const ExpertStore& store);
+  // num_deferred: of a token and layer at most (Deferral).
+  MailboxExperts(ThreadPool& pool, const ExpertStore& store, int num_deferred = 0);
 
-  // results[t] = sum over token t's pairs on the CPU of weight * expert(activations[t]), in rank order.
+  // The step's rows, before its first layer: which are generated tokens (none where it is empty).
+  void begin_step(std::span<const uint8_t> generated);
+  // results[t] = sum over token t's pairs on the CPU of weight * expert(activations[t]), in rank order; after
+  // what the layer before deferred, without what this one does.
   // Throws std::out_of_range on an expert that the layer does not have.
   void compute(int layer, const PostedLayer& posted, int top_k);
+  // What the layer defers, kept for the next one's results. After compute, which has taken what it needs of
+  // the post.
+  void compute_deferred(int layer, const PostedLayer& posted, int top_k);
 
  private:
-  void group(const PostedLayer& posted, int top_k);
+  // Of the pairs on the CPU those that are deferred, or those that are not.
+  void group(const PostedLayer& posted, int top_k, bool deferred);
+  void run(int layer, const PostedLayer& posted, int top_k, float* rows);
+  void choose_deferred(int layer, const PostedLayer& posted, int top_k);
+  bool is_deferred(size_t pair) const { return !deferred_.empty() && deferred_[pair] != 0; }
 
   const ExpertStore& store_;
   ExpertCompute compute_;
   ExpertGroups groups_;
   std::vector<int> counts_;
+  Deferral deferral_;
+  DeferredSums sums_;
+  std::vector<uint8_t> generated_, on_cpu_;
+  std::span<const uint8_t> deferred_;  // of the layer just computed
   std::vector<float> normed_;
   std::vector<const std::byte*> group_weights_;
 };

@@ -15,7 +15,7 @@ TableStep::TableStep(Mailbox& mailbox, MoeExecutor& executor, CudaAccelerator& a
     : mailbox_(mailbox),
       executor_(executor),
       accelerator_(accelerator),
-      experts_(pool, executor.store()),
+      experts_(pool, executor.store(), accelerator.num_deferred()),
       cpu_us_of_(size_t(mailbox.shape().num_layers)) {
   const MailboxShape& shape = mailbox.shape();
   const ExpertStore& store = executor.store();
@@ -40,6 +40,7 @@ void TableStep::begin(StepRows rows, StreamHandle compute) {
                                 " were expected");
   }
   num_rows_ = int(rows.requests.size());
+  experts_.begin_step(rows.generated);
   executor_.begin_step(std::move(rows));
   stage_ = Stage::kBegun;
   looks_ahead_ = accelerator_.wants_prediction();
@@ -53,7 +54,7 @@ ServedStep TableStep::serve(uint32_t number, std::chrono::nanoseconds limit) {
   std::fill(cpu_us_of_.begin(), cpu_us_of_.end(), 0.0);
   const int top_k = mailbox_.shape().top_k;
   const auto compute = [&](int layer, const PostedLayer& posted) {
-    look_ahead(layer, posted);
+    if (posted.num_on_cpu > 0) look_ahead(layer, posted);
     const auto begin = std::chrono::steady_clock::now();
     experts_.compute(layer, posted, top_k);
     cpu_us_of_[size_t(layer)] =
@@ -63,9 +64,10 @@ ServedStep TableStep::serve(uint32_t number, std::chrono::nanoseconds limit) {
   const auto observe = [&](int layer, const PostedLayer& posted) {
     if (posted.num_on_cpu == 0) look_ahead(layer, posted);
     settle_ahead(layer + 1);
+    compute_deferred(layer, posted);
     if (layer > 0) follow(layer - 1);
   };
-  const ServedStep served = serve_step(mailbox_, number, limit, compute, observe);
+  const ServedStep served = serve_step(mailbox_, number, limit, compute, observe, joins_every_layer());
   if (served.state == PostState::kPosted) stage_ = Stage::kServed;
   return served;
 }
@@ -75,6 +77,13 @@ void TableStep::end(StreamHandle compute) {
   published_ = false;
   accelerator_.end_table_step(compute);
   stage_ = Stage::kEnded;
+}
+
+void TableStep::compute_deferred(int layer, const PostedLayer& posted) {
+  if (!joins_every_layer()) return;
+  const auto begin = std::chrono::steady_clock::now();
+  experts_.compute_deferred(layer, posted, mailbox_.shape().top_k);
+  cpu_us_ += std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - begin).count();
 }
 
 ServedStep TableStep::confirm() {

@@ -48,6 +48,10 @@ class TableStep {
   void follow(int layer);
   void look_ahead(int layer, const PostedLayer& posted);
   void settle_ahead(int layer);
+  // Of a layer that is answered: the device goes on beside it.
+  void compute_deferred(int layer, const PostedLayer& posted);
+  // Experts are deferred: the device waits for an answer in every layer, and adds the rows of each.
+  bool joins_every_layer() const { return accelerator_.num_deferred() > 0; }
   // Into where_; throws on what cannot be a placement of the step's rows.
   void read_placements(int layer, const PostedLayer& posted);
   void expect(Stage stage, const char* call) const;

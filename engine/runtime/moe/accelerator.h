@@ -57,6 +57,15 @@ class Accelerator {
   // measure).
   virtual LayerTimes place(int layer, const LayerRouting& routing, const ExpertGroups& groups,
                            std::span<GroupPlacement> placements) = 0;
+  // Of the layer just placed, per routed pair: whether its expert's output joins at the next MoE layer (Deferral);
+  // empty: none does. They are the CPU's.
+  virtual std::span<const uint8_t> deferred() const { return {}; }
+  virtual int num_deferred() const { return 0; }
+  // How much routers favour what lies in slots (ops/router.h); 0: not at all.
+  virtual double cache_prior() const { return 0; }
+  // Per expert of the layer whether it is in a slot and usable now; empty: there are no slots. Valid until the next
+  // call.
+  virtual std::span<const uint8_t> residents(int /*layer*/) { return {}; }
   // How the host rounds beside it; everything but a device leaves that to the level.
   virtual kernels::Rounding rounding() const { return kernels::Rounding::kOfLevel; }
   // The host is about to compute the layer just placed, also what lies in slots. Throws DeviceError where it
@@ -91,12 +100,14 @@ class Accelerator {
 // it runs.
 class NoAccelerator final : public Accelerator {
  public:
-  explicit NoAccelerator(const ExpertStore& store, std::optional<CostModel> cost = std::nullopt)
-      : store_(store), cost_(std::move(cost)) {}
+  NoAccelerator(const ExpertStore& store, std::optional<CostModel> cost, int num_deferred)
+      : store_(store), cost_(std::move(cost)), deferral_(num_deferred, store.num_layers()) {}
 
-  void begin_step(const StepRows&) override {}
+  void begin_step(const StepRows& rows) override { generated_ = rows.generated; }
   LayerTimes place(int layer, const LayerRouting& routing, const ExpertGroups& groups,
                    std::span<GroupPlacement> placements) override;
+  std::span<const uint8_t> deferred() const override { return deferred_; }
+  int num_deferred() const override { return deferral_.most(); }
   void dense(int, int) override {}
   void idle() override {}
   double virtual_now_us() const override { return -1; }
@@ -107,6 +118,9 @@ class NoAccelerator final : public Accelerator {
   const ExpertStore& store_;
   std::optional<CostModel> cost_;
   std::vector<int> loads_;
+  Deferral deferral_;
+  std::vector<uint8_t> generated_, on_cpu_;
+  std::span<const uint8_t> deferred_;
 };
 
 }  // namespace twofold

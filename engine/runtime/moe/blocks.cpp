@@ -24,7 +24,21 @@ void RouterBlock::forward(const float* hidden, float*, StepState& step) {
   const int T = step.batch.num_tokens();
   RoutedRows& routed = step.routed;
   routed.resize(T, hidden_size(), router_.top_k());
-  router_.forward(hidden, routed.normed.data(), routed.ids.data(), routed.weights.data(), nullptr, T);
+  router_.forward(hidden, routed.normed.data(), routed.ids.data(), routed.weights.data(), nullptr, T,
+                  prior_of(step));
+}
+
+CachePrior RouterBlock::prior_of(const StepState& step) {
+  if (step.experts == nullptr || step.experts->cache_prior() == 0 || step.experts->generated_rows().empty())
+    return {};
+  for (const Block* block : step.ahead) {
+    const RoutedExperts* experts = dynamic_cast<const RoutedExperts*>(block);
+    if (experts == nullptr) continue;
+    const auto residents = step.experts->residents(experts->moe_layer());
+    if (residents.empty()) break;
+    return {step.experts->cache_prior(), residents, step.experts->generated_rows()};
+  }
+  return {};
 }
 
 void RoutedExperts::forward(const float* hidden, float* sum, StepState& step) {

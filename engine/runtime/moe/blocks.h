@@ -40,6 +40,9 @@ class RouterBlock final : public Block {
   Router& router() { return router_; }
 
  private:
+  // Of the experts behind it, where the executor favours residents.
+  static CachePrior prior_of(const StepState& step);
+
   Router router_;
 };
 
@@ -54,6 +57,7 @@ class RoutedExperts final : public Block {
 
   void forward(const float* hidden, float* sum, StepState& step) override;
   int hidden_size() const override { return hidden_size_; }
+  int moe_layer() const { return moe_layer_; }
 
  private:
   void predict_next(const float* hidden, StepState& step);

@@ -13,6 +13,7 @@ struct StepRows {
   int64_t step = 0;
   std::vector<int64_t> requests;
   std::vector<int32_t> positions;
+  std::vector<uint8_t> generated = {};  // whether it is of an answer, not of a prompt; empty: nobody says so
 };
 
 struct PlacementCounts {

@@ -10,10 +10,11 @@
 
 namespace twofold {
 
-MoeExecutor::MoeExecutor(ThreadPool& pool, const ExpertStore& store, std::optional<CostModel> cost)
+MoeExecutor::MoeExecutor(ThreadPool& pool, const ExpertStore& store, std::optional<CostModel> cost,
+                         int num_deferred)
     : store_(store),
       routing_counts_(store.num_layers(), store.num_experts()),
-      accelerator_(std::make_unique<NoAccelerator>(store, std::move(cost))),
+      accelerator_(std::make_unique<NoAccelerator>(store, std::move(cost), num_deferred)),
       correction_(store.num_layers()),
       compute_(pool, store.shape(), accelerator_->rounding()),
       where_of_expert_(size_t(store.num_experts())) {}
@@ -33,8 +34,14 @@ MoeExecutor::MoeExecutor(ThreadPool& pool, const ExpertStore& store,
 
 void MoeExecutor::begin_step(StepRows rows) {
   rows_ = std::move(rows);
+  if (!rows_.generated.empty() && rows_.generated.size() != rows_.requests.size()) {
+    throw std::invalid_argument(std::to_string(rows_.generated.size()) +
+                                " rows are said to be generated or not, " +
+                                std::to_string(rows_.requests.size()) + " rows were expected");
+  }
   layer_ = -1;  // of a step that was lost
   routing_counts_.begin_step(rows_);
+  deferred_.clear();
   accelerator_->begin_step(rows_);
 }
 
@@ -67,9 +74,18 @@ void MoeExecutor::forward(int layer, const LayerRouting& routing, const float* n
   place(layer, routing);
   accelerator_->host_computes();
   const auto begin = std::chrono::steady_clock::now();
-  group_weights_.clear();
-  for (const GroupPlacement& placement : placements_) group_weights_.push_back(placement.weights);
-  compute_.run(routing, groups_, store_.layout(layer), group_weights_, normed, hidden);
+  deferred_.join(hidden, store_.shape().hidden);
+  take_deferred();
+  if (later_.groups.size() == 0) {
+    group_weights_.clear();
+    for (const GroupPlacement& placement : placements_) group_weights_.push_back(placement.weights);
+    compute_.run(routing, groups_, store_.layout(layer), group_weights_, normed, hidden);
+  } else {
+    const auto deferred = accelerator_->deferred();
+    take_groups(now_, [&](const GroupPlacement&, int pair) { return !deferred[size_t(pair)]; });
+    compute_.run(routing, now_.groups, store_.layout(layer), now_.weights, normed, hidden);
+    compute_deferred(layer, routing, normed);
+  }
   const std::chrono::duration<float, std::micro> measured = std::chrono::steady_clock::now() - begin;
   record(layer, routing, times_, predicted_us_, {.layer_us = measured.count()});
 }
@@ -82,14 +98,30 @@ void MoeExecutor::take_groups(PlacedGroups& part, Choose choose) const {
   taken.pairs.clear();
   part.weights.clear();
   for (int g = 0; g < groups_.size(); ++g) {
-    if (!choose(placements_[size_t(g)])) continue;
+    for (int i = groups_.begin[size_t(g)]; i < groups_.begin[size_t(g) + 1]; ++i) {
+      const int pair = groups_.pairs[size_t(i)];
+      if (choose(placements_[size_t(g)], pair)) taken.pairs.push_back(pair);
+    }
+    if (int(taken.pairs.size()) == taken.begin.back()) continue;
     taken.experts.push_back(groups_.experts[size_t(g)]);
-    const auto pairs = groups_.pairs.begin();
-    taken.pairs.insert(taken.pairs.end(), pairs + groups_.begin[size_t(g)],
-                       pairs + groups_.begin[size_t(g) + 1]);
     taken.begin.push_back(int(taken.pairs.size()));
     part.weights.push_back(placements_[size_t(g)].weights);
   }
+}
+
+void MoeExecutor::take_deferred() {
+  const auto deferred = accelerator_->deferred();
+  if (deferred.empty()) {
+    later_.groups.experts.clear();
+    return;
+  }
+  take_groups(later_, [&](const GroupPlacement&, int pair) { return deferred[size_t(pair)] != 0; });
+}
+
+void MoeExecutor::compute_deferred(int layer, const LayerRouting& routing, const float* normed) {
+  if (later_.groups.size() == 0) return;
+  float* sums = deferred_.begin(routing.num_tokens, store_.shape().hidden, later_.groups, routing.top_k);
+  compute_.run(routing, later_.groups, store_.layout(layer), later_.weights, normed, sums);
 }
 
 const LayerPlan& MoeExecutor::begin_layer(int layer, const LayerRouting& routing) {
@@ -100,9 +132,15 @@ const LayerPlan& MoeExecutor::begin_layer(int layer, const LayerRouting& routing
   weights_.assign(routing.weights, routing.weights + num_pairs);
   routing_ = {ids_.data(), weights_.data(), routing.num_tokens, routing.top_k};
   const auto on_cpu = [](const GroupPlacement& p) { return p.where == Placement::kCpu; };
-  take_groups(plan_.ready, [&](const GroupPlacement& p) { return !on_cpu(p) && !p.awaited; });
-  take_groups(plan_.awaited, [&](const GroupPlacement& p) { return !on_cpu(p) && p.awaited; });
-  take_groups(plan_.on_cpu, on_cpu);
+  take_groups(plan_.ready, [&](const GroupPlacement& p, int) { return !on_cpu(p) && !p.awaited; });
+  take_groups(plan_.awaited, [&](const GroupPlacement& p, int) { return !on_cpu(p) && p.awaited; });
+  const auto deferred = accelerator_->deferred();
+  take_groups(plan_.on_cpu, [&](const GroupPlacement& p, int pair) {
+    return on_cpu(p) && (deferred.empty() || !deferred[size_t(pair)]);
+  });
+  take_deferred();
+  plan_.joins_deferred = deferred_.any();
+  plan_.uses_cpu = plan_.joins_deferred || plan_.on_cpu.groups.size() > 0 || later_.groups.size() > 0;
   plan_.where.resize(num_pairs);
   for (int g = 0; g < groups_.size(); ++g) {
     for (int i = groups_.begin[size_t(g)]; i < groups_.begin[size_t(g) + 1]; ++i)
@@ -117,9 +155,12 @@ void MoeExecutor::compute_cpu(const float* normed, float* rows) {
   const LayerRouting& routing = expect_begun("compute_cpu");
   const WorkTimer timer(Work::kExperts);
   std::fill_n(rows, size_t(routing.num_tokens) * size_t(store_.shape().hidden), 0.0f);
-  if (plan_.on_cpu.groups.size() == 0) return;
+  if (!plan_.uses_cpu) return;
   const auto begin = std::chrono::steady_clock::now();
-  compute_.run(routing, plan_.on_cpu.groups, store_.layout(layer_), plan_.on_cpu.weights, normed, rows);
+  deferred_.join(rows, store_.shape().hidden);
+  if (plan_.on_cpu.groups.size() > 0)
+    compute_.run(routing, plan_.on_cpu.groups, store_.layout(layer_), plan_.on_cpu.weights, normed, rows);
+  compute_deferred(layer_, routing, normed);
   const std::chrono::duration<double, std::micro> measured = std::chrono::steady_clock::now() - begin;
   host_us_ += measured.count();
 }

@@ -10,6 +10,7 @@
 
 #include "host/thread_pool.h"
 #include "moe/accelerator.h"
+#include "moe/deferred_sums.h"
 #include "moe/event_log.h"
 #include "moe/expert_compute.h"
 #include "moe/expert_store.h"
@@ -29,6 +30,8 @@ struct PlacedGroups {
 // (CudaAccelerator::before_compute), and the CPU's.
 struct LayerPlan {
   PlacedGroups ready, awaited, on_cpu;
+  bool joins_deferred = false;   // rows get what the layer before deferred
+  bool uses_cpu = false;         // compute_cpu has something to do
   std::vector<Placement> where;  // [num_tokens * top_k]
 };
 
@@ -43,7 +46,8 @@ struct MeasuredTimes {
 class MoeExecutor {
  public:
   // No accelerator: all experts on the CPU at full speed; with a cost model their time is predicted too.
-  MoeExecutor(ThreadPool& pool, const ExpertStore& store, std::optional<CostModel> cost = std::nullopt);
+  MoeExecutor(ThreadPool& pool, const ExpertStore& store, std::optional<CostModel> cost = std::nullopt,
+              int num_deferred = 0);
   // preload: upload all experts that may be in slots first (needs one for each).
   MoeExecutor(ThreadPool& pool, const ExpertStore& store, std::shared_ptr<SlottedAccelerator> accelerator,
               bool preload);
@@ -51,12 +55,12 @@ class MoeExecutor {
   // The step's rows: what forward's tokens are called in the events.
   void begin_step(StepRows rows);
   int num_rows() const { return int(rows_.requests.size()); }
-  // hidden[t] += weighted sum of token t's experts. normed, hidden: [num_tokens, hidden size]. Throws
+  // hidden[t] += weighted sum of token t's experts, and what the layer before deferred (Deferral). normed, hidden: [num_tokens, hidden size]. Throws
   // std::invalid_argument when the number of tokens is not the step's.
   void forward(int layer, const LayerRouting& routing, const float* normed, float* hidden);
 
   // The same in parts, where the device computes its share: places the layer, computes what is the CPU's
-  // (rows[t] = weighted sum, 0 where token t has none), and records that the layer took us, negative where
+  // (rows[t] = weighted sum, 0 where token t has none, and what the layer before deferred), and records that the layer took us, negative where
   // nobody knows, and what came before it dense_us. The plan is valid until the next begin_layer. Throws
   // std::logic_error out of turn.
   const LayerPlan& begin_layer(int layer, const LayerRouting& routing);
@@ -65,6 +69,11 @@ class MoeExecutor {
 
   // See Accelerator: whether `predict` is welcome in this step; the call comes before `forward` of the layer
   // before. Throws std::invalid_argument on a wrong shape.
+  // For routers: see Accelerator::cache_prior and residents. Rows that are an answer's own are favoured alone.
+  double cache_prior() const { return accelerator_->cache_prior(); }
+  std::span<const uint8_t> residents(int layer) { return accelerator_->residents(layer); }
+  std::span<const uint8_t> generated_rows() const { return rows_.generated; }
+
   bool wants_prediction() const { return accelerator_->wants_prediction(); }
   void predict(int layer, std::span<const float> logits, int num_tokens) {
     accelerator_->predict(layer, logits, num_tokens);
@@ -99,6 +108,9 @@ class MoeExecutor {
   void place(int layer, const LayerRouting& routing);
   template <typename Choose>
   void take_groups(PlacedGroups& part, Choose choose) const;
+  // Into later_ what of the layer just placed is deferred.
+  void take_deferred();
+  void compute_deferred(int layer, const LayerRouting& routing, const float* normed);
   const LayerRouting& expect_begun(const char* call) const;
   void check(int layer, const LayerRouting& routing) const;
   // The layer's time before it runs; in real time put right by the layers before it. 0: not known.
@@ -125,6 +137,8 @@ class MoeExecutor {
   LayerTimes times_;
   double predicted_us_ = 0;
   LayerPlan plan_;
+  PlacedGroups now_, later_;
+  DeferredSums deferred_;
   std::vector<int32_t> ids_;
   std::vector<float> weights_;
   LayerRouting routing_{};

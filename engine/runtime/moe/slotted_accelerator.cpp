@@ -8,7 +8,7 @@
 namespace twofold {
 
 SlottedAccelerator::SlottedAccelerator(const ExpertStore& store, const LayerSchedulerConfig& config)
-    : store_(store) {
+    : store_(store), cache_prior_(config.cache_prior) {
   if (config.num_layers == store.num_layers() && config.num_experts == store.num_experts()) return;
   throw std::invalid_argument("scheduler configuration for " + std::to_string(config.num_layers) +
                               " layers of " + std::to_string(config.num_experts) +
@@ -107,6 +107,7 @@ void SlottedAccelerator::begin_step(const StepRows& rows) {
   StepShape shape = step_shape_of(rows.requests, rows.positions);
   decodes_only_ = std::count(shape.prefill_rows.begin(), shape.prefill_rows.end(), 0) ==
                   std::ptrdiff_t(shape.prefill_rows.size());
+  shape.generated_rows = rows.generated;
   publish_landed(std::move(shape));
 }
 
@@ -121,11 +122,20 @@ void SlottedAccelerator::idle() {
   publish_landed();
 }
 
+std::span<const uint8_t> SlottedAccelerator::residents(int layer) {
+  const ExpertCache& cache = scheduler().cache();
+  residents_.resize(size_t(store_.num_experts()));
+  for (int expert = 0; expert < store_.num_experts(); ++expert)
+    residents_[size_t(expert)] = cache.state(layer, expert) == ExpertState::kResident;
+  return residents_;
+}
+
 LayerTimes SlottedAccelerator::place(int layer, const LayerRouting& routing, const ExpertGroups& groups,
                                      std::span<GroupPlacement> placements) {
   const size_t num_pairs = size_t(routing.num_tokens) * size_t(routing.top_k);
   const LayerDecision& decision =
       scheduler().decide(layer, {routing.ids, num_pairs}, {routing.weights, num_pairs}, routing.num_tokens);
+  deferred_ = decision.deferred;
   keep_books(decision, layer, routing, groups);
   for (size_t g = 0; g < decision.experts.size(); ++g) {
     const ExpertDecision& e = decision.experts[g];

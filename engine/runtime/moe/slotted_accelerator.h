@@ -34,6 +34,10 @@ class SlottedAccelerator : public Accelerator {
   PrefetchCounts prefetch_counts() const override { return scheduler().prefetch_counts(); }
   void idle() override;
   int num_slots() const override { return scheduler().num_slots(); }
+  std::span<const uint8_t> deferred() const override { return deferred_; }
+  int num_deferred() const override { return scheduler().num_deferred(); }
+  double cache_prior() const override { return cache_prior_; }
+  std::span<const uint8_t> residents(int layer) override;
 
   virtual const LayerScheduler& scheduler() const = 0;
 
@@ -60,6 +64,9 @@ class SlottedAccelerator : public Accelerator {
   int64_t request_of(const LayerRouting& routing, const ExpertGroups& groups, int expert) const;
 
   const ExpertStore& store_;
+  double cache_prior_;
+  std::span<const uint8_t> deferred_;  // of the layer just placed
+  std::vector<uint8_t> residents_;
   EventLog* events_ = nullptr;
   StepRows rows_;
   bool decodes_only_ = false;

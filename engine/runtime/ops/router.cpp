@@ -97,6 +97,15 @@ void Router::keep_groups(float* choice, float* group_scores) const {
   }
 }
 
+void Router::favour(const CachePrior& prior, const float* scores, float* choice) const {
+  const bool logits = shape_.score == RouterScore::kSoftmaxOfChosen;
+  const float bonus = static_cast<float>(-std::log1p(-prior.prior));
+  const float share = static_cast<float>(prior.prior / (1 - prior.prior));
+  for (int e = 0; e < num_experts(); ++e) {
+    if (prior.resident[static_cast<size_t>(e)]) choice[e] += logits ? bonus : share * scores[e];
+  }
+}
+
 // Selection by k passes: k is small, and a pass over some hundred floats is cheaper than any structure.
 void Router::pick(float* scores, float* choice, int32_t* ids, float* weights) const {
   const int k_all = shape_.top_k;
@@ -124,7 +133,8 @@ void Router::pick(float* scores, float* choice, int32_t* ids, float* weights) co
     weights[k] *= weights_.expert_scale[ids[k]];
 }
 
-void Router::forward(const float* hidden, float* normed, int32_t* ids, float* weights, float* logits, int T) {
+void Router::forward(const float* hidden, float* normed, int32_t* ids, float* weights, float* logits, int T,
+                     const CachePrior& prior) {
   if (T == 0) return;
   const WorkTimer timer(Work::kRouter);
   const auto lock = pool_.lock_scratch();
@@ -160,6 +170,7 @@ void Router::forward(const float* hidden, float* normed, int32_t* ids, float* we
       for (int64_t e = 0; e < experts; ++e)
         choice[e] = weights_.bias == nullptr ? row[e] : row[e] + weights_.bias[e];
       if (shape_.top_groups < shape_.num_groups) keep_groups(choice, choice + experts);
+      if (prior.prior > 0 && prior.rows[static_cast<size_t>(t)]) favour(prior, row, choice);
       pick(row, choice, ids + t * top_k(), weights + t * top_k());
     }
   });

@@ -1,6 +1,7 @@
 // The router of an MoE layer: norm, gate logits, a score per expert, top-k.
 #pragma once
 #include <cstdint>
+#include <span>
 
 #include "host/thread_pool.h"
 #include "ops/linear.h"
@@ -20,6 +21,17 @@ struct RouterWeights {
   const float* expert_scale = nullptr;  // [experts], of the weights, at last; null: 1
 };
 
+// Favours experts that are in a slot, boundedly: where experts are chosen, a resident one of score s counts as
+// s / (1 - prior), so that it takes the place of a better one only where s is at least (1 - prior) times the other's
+// score. Added to choosing scores that have a bias: prior / (1 - prior) * s. Where the chosen's logits are weighted
+// the score is exp(logit). Groups are chosen without, and weights are made of true scores. (The idea: cache-prior
+// routing, arXiv 2412.00099.)
+struct CachePrior {
+  double prior = 0;                        // 0 to below 1; 0: none
+  std::span<const uint8_t> resident = {};  // [experts]
+  std::span<const uint8_t> rows = {};      // [T] which rows it holds for
+};
+
 class Router {
  public:
   // Throws KernelFailure for a shape that the number of experts does not fit.
@@ -28,7 +40,8 @@ class Router {
 
   // For T rows of hidden: normed [T, hidden], ids and weights [T, top_k] in the order of choosing, which is by
   // descending score and bias (equal ones: lower id first), and the gate's logits [T, experts] unless null.
-  void forward(const float* hidden, float* normed, int32_t* ids, float* weights, float* logits, int T);
+  void forward(const float* hidden, float* normed, int32_t* ids, float* weights, float* logits, int T,
+               const CachePrior& prior = {});
 
   int hidden_size() const { return static_cast<int>(weights_.gate.cols); }
   int num_experts() const { return static_cast<int>(weights_.gate.rows); }
@@ -37,6 +50,7 @@ class Router {
  private:
   void score(float* row) const;
   void keep_groups(float* choice, float* group_scores) const;
+  void favour(const CachePrior& prior, const float* scores, float* choice) const;
   void pick(float* scores, float* choice, int32_t* ids, float* weights) const;
 
   const kernels::KernelTable& table_;

@@ -174,6 +174,8 @@ class SchedulerConfig:
         fixed_placement: bool = False,
         replace_from: int = 0,
         pins: Sequence[str] = (),
+        num_deferred: int = 0,
+        cache_prior: float = 0.0,
     ) -> None:
         """pins: of each layer's experts "auto", "cpu" (none is ever in a slot) or "gpu" (all are, from the beginning);
         none given: all are "auto"."""
@@ -740,6 +742,8 @@ class LayerPlan:
     ready: PlacedGroups
     awaited: PlacedGroups
     on_cpu: PlacedGroups
+    joins_deferred: bool
+    uses_cpu: bool
     where: _U8
 
 @final
@@ -769,7 +773,9 @@ class RoutingCounts:
 
 @final
 class MoeExecutor:
-    def __init__(self, pool: ThreadPool, store: ExpertStore, cost: CostModel | None = None) -> None: ...
+    def __init__(
+        self, pool: ThreadPool, store: ExpertStore, cost: CostModel | None = None, num_deferred: int = 0
+    ) -> None: ...
     @staticmethod
     def emulated(
         pool: ThreadPool,
@@ -786,7 +792,9 @@ class MoeExecutor:
     def on_device(
         pool: ThreadPool, store: ExpertStore, accelerator: SlottedAccelerator, preload: bool = False
     ) -> MoeExecutor: ...
-    def begin_step(self, step: int, requests: Sequence[int], positions: Sequence[int]) -> None: ...
+    def begin_step(
+        self, step: int, requests: Sequence[int], positions: Sequence[int], generated: Sequence[bool] = ()
+    ) -> None: ...
     def forward(self, layer: int, normed: _F32, ids: _I32, weights: _F32, hidden: _F32) -> None: ...
     def begin_layer(self, layer: int, ids: _I32, weights: _F32) -> LayerPlan: ...
     def compute_cpu(self, normed: _F32, rows: _F32) -> None: ...

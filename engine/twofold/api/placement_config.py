@@ -81,6 +81,17 @@ class PlacementConfig:
         "YAML file of rules for modules: where their experts may be, in which format, on how many threads "
         "(docs/placement-rules.md); shipped: those of the model's family",
     )
+    num_deferred_experts: str = setting(
+        "0",
+        "changes answers: in decode, of so many least weighted experts of a token those that run on the CPU join the "
+        "next MoE layer's output instead of this one's, so that the CPU works while the accelerator goes on; two stay "
+        "immediate; auto: the fewest that keep the CPU busy; 0: none (docs/deferral.md)",
+    )
+    cache_prior: float = setting(
+        0.0,
+        "changes answers: in decode, an expert in a VRAM slot is chosen instead of another one whose score is not "
+        "higher than its own divided by 1 minus this; 0.0 (off) to 0.9 (docs/deferral.md)",
+    )
     cache_state: str | None = setting(
         None,
         "file that keeps what the expert cache has learned: read at the start if it is there, written at the end",
@@ -121,6 +132,9 @@ class PlacementConfig:
         check(self.gpu_prefill_token_threshold >= 2, "gpu_prefill_token_threshold",
                self.gpu_prefill_token_threshold, "2 or more")  # fmt: skip
         check(self.optimize_config != "", "optimize_config", self.optimize_config, "a rule file, or shipped")
+        check(self.num_deferred_experts == "auto" or self.num_deferred_experts.isdecimal(),
+               "num_deferred_experts", self.num_deferred_experts, "auto, or 0 or more")  # fmt: skip
+        check(0.0 <= self.cache_prior <= 0.9, "cache_prior", self.cache_prior, "a number from 0.0 to 0.9")
         check(self.prefetch in ("auto", "on", "off"), "prefetch", self.prefetch, "auto, on or off")
         check(self.expert_distribution_recorder_mode in RECORDER_MODES, "expert_distribution_recorder_mode",
                self.expert_distribution_recorder_mode, ", ".join(RECORDER_MODES))  # fmt: skip

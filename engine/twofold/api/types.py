@@ -414,3 +414,5 @@ class RunInfo:
     cpu_threads: int
     version: str
     config_json: str
+    output_changes: tuple[str, ...] = ()
+    """Settings that were asked for and change answers (expert deferral, cache-aware routing): what they come to."""

@@ -89,6 +89,16 @@ class HeadShape:
     """Positions are attended to within chunks of so many; 0: there are none."""
 
 
+@dataclass(frozen=True)
+class Favour:
+    """Experts in slots, where routers favour these: `ops/router.h` says how (CachePrior)."""
+
+    prior: float
+    """Above 0, below 1."""
+    experts: Tensor
+    """bool [T, experts]."""
+
+
 class NativeKernels(Protocol):
     """What a block needs to call kernels that it alone has."""
 
@@ -109,12 +119,15 @@ class DeviceKernels(Protocol):
     def native(self) -> NativeKernels | None:
         """None: a block computes in plain torch."""
 
-    def route(self, logits: Tensor, router: Router, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+    def route(
+        self, logits: Tensor, router: Router, bias: Tensor | None, favour: Favour | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Choose and weigh experts as `router` says: (ids int32 [T, top_k] by descending weight, weights f32).
 
         Args:
             logits: f32 [T, experts].
             bias: f32 [experts], added to the scores for choosing only.
+            favour: experts that are favoured where they are chosen.
         """
 
     def rope_store(
@@ -180,6 +193,9 @@ class DeviceMoe(Protocol):
     def look_ahead(self) -> Callable[[Tensor], None] | None:
         """Told before a layer's `forward` what the next layer's router says to `hidden`, f32 [T, experts]; None: it
         does not want to know."""
+
+    def favour(self, moe_layer: int, num_tokens: int) -> Favour | None:
+        """What the layer's router is to favour in this step of so many rows; None: nothing."""
 
     def forward(self, moe_layer: int, normed: Tensor, ids: Tensor, weights: Tensor, hidden: Tensor) -> None:
         """hidden[t] += sum over k of weights[t, k] * expert ids[t, k] of normed[t].

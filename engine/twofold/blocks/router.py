@@ -153,6 +153,7 @@ class Router(Block):
             weights.vector("gate_bias"),
             None if scale is None else scale * self.hidden_size**-0.5,
             weights.vector("expert_scale"),
+            moe_layer,
         )
 
     @property
@@ -187,6 +188,7 @@ class RouterOnDevice:
     """f32 [hidden]."""
     expert_scale: Tensor | None
     """f32 [experts]."""
+    moe_layer: int = -1
 
     def forward(self, hidden: Tensor, total: Tensor, state: DeviceState, step: DeviceStep) -> None:
         """Adds nothing; says what the blocks after it compute."""
@@ -194,7 +196,9 @@ class RouterOnDevice:
 
         rows = normed(hidden, self.norm, self.router.eps)
         logits = self._logits(rows) if self.gate_norm is None else self.look(hidden)
-        ids, weights = step.kernels.route(logits, self.router, self.bias)
+        ids, weights = step.kernels.route(
+            logits, self.router, self.bias, step.moe.favour(self.moe_layer, len(rows))
+        )
         if self.expert_scale is not None:
             weights = weights * self.expert_scale[ids]
         padding = (step.batch.slot_mapping < 0)[:, None]

@@ -177,6 +177,7 @@ def measure_prompt(
     result: dict[str, Any] = {
         "model": engine.info.model,
         "accelerator": engine.info.accelerator,
+        "output_changes": list(engine.info.output_changes),
         "cpu_isa": engine.info.cpu_isa,
         "cpu_threads": engine.info.cpu_threads,
         "prompt_tokens": len(prompt),
@@ -282,6 +283,7 @@ def table(result: dict[str, Any]) -> str:
         f"{result['model']} on {result['accelerator']} ({result['cpu_isa']}, {result['cpu_threads']} threads), "
         f"{result['prompt_tokens']} + {result['new_tokens']} tokens, median of {result['repeats']}",
         *(f"  {a:<14}{b:>22}{c:>22}" for a, b, c in rows),
+        *(f"  note: {text}" for text in result["output_changes"]),
     ]
     if shares := result["shares"]:
         for name in ("of_read", "of_products"):

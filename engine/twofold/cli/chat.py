@@ -83,6 +83,8 @@ class Conversation:
             notice = emulation_notice(self._engine.info.accelerator)
             if notice:
                 print(notice)
+            for text in self._engine.info.output_changes:
+                print(f"note: {text}")
         while True:
             try:
                 line = input("\n> " if self._interactive else "").strip()

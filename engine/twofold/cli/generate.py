@@ -54,8 +54,9 @@ def run(args: argparse.Namespace) -> int:
     try:
         engine = load_engine(config, sink)
         notice = emulation_notice(engine.info.accelerator)
-        if notice and not args.json:
-            print(notice, file=sys.stderr)
+        if not args.json:
+            for text in (*([notice] if notice else []), *(f"note: {t}" for t in engine.info.output_changes)):
+                print(text, file=sys.stderr)
         engine.start()
         try:
             token_ids = prompt_token_ids(engine, prompt, system=args.system, raw=args.raw)
@@ -121,6 +122,7 @@ def report(engine: Engine, text: str, token_ids: list[int], usage: Usage) -> dic
         "text": text,
         "token_ids": token_ids,
         "accelerator": engine.info.accelerator,
+        "output_changes": list(engine.info.output_changes),
         "placement": {
             "hits": placement.hits,
             "cpu_misses": placement.cpu_misses,

@@ -10,6 +10,8 @@ from typing import Final
 _ACTIONS: Final = {
     "kv-cache": "what each type of KV cache costs: bytes, and KL divergence from float32 on a text",
     "oracle-share": "how much of an oracle's saving over LRU a policy makes, the start of a request apart",
+    "cache-prior": "what favouring experts in slots costs in quality, and how many more hits it gives",
+    "deferral": "what deferring experts costs in quality, and how much faster decode is on an emulated machine",
     "record": "the routing of a text file, read token by token, as a trace",
     "prefetch": "decode speed of a model with and without prefetch, on emulated machines",
     "replay": "hits, uploads and cost of cache policies on recorded routing",

@@ -95,6 +95,7 @@ def greeting(
         ("model", f"{name} ({shape})"),
         ("accelerator", f"{info.accelerator}: {info.accelerator_reason}"),
         ("experts", placed),
+        *(("answers", text) for text in info.output_changes),
         ("CPU", f"{info.cpu_isa}, {info.cpu_threads} threads"),
         ("API", url),
         ("telemetry", _without_password(telemetry_url or "off (--telemetry-url records every decision)")),

@@ -16,8 +16,8 @@ from typing import Final, Protocol
 import numpy as np
 
 from twofold.experts.calibration import LayerTimer, Loads, Predicted, ProgressFn, Sample
-from twofold.experts.moe import MoeShape
 from twofold.experts.profiles import Figure
+from twofold.experts.slot_plan import MoeShape
 
 LINK_BYTES: Final = tuple(1 << power for power in range(16, 28))
 """64 KiB, where a copy is mostly latency, to 128 MiB."""

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from twofold import _cuda
-from twofold.blocks.device_step import HeadShape, KvLayer, NativeKernels, Norms
+from twofold.blocks.device_step import Favour, HeadShape, KvLayer, NativeKernels, Norms
 from twofold.blocks.router import Router
-from twofold.device.kernels import PromptAttention
+from twofold.device.kernels import PromptAttention, TorchKernels
 
 
 class CudaKernels(PromptAttention):
@@ -34,8 +34,12 @@ class CudaKernels(PromptAttention):
             self._workspaces.append(torch.empty(num_bytes, dtype=torch.uint8, device=device))
         return self._workspaces[-1]
 
-    def route(self, logits: Tensor, router: Router, bias: Tensor | None) -> tuple[Tensor, Tensor]:
-        """See `DeviceKernels.route`."""
+    def route(
+        self, logits: Tensor, router: Router, bias: Tensor | None, favour: Favour | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """See `DeviceKernels.route`; by torch where something is favoured, which a graph can hold, too."""
+        if favour is not None:
+            return TorchKernels().route(logits, router, bias, favour)
         num_tokens, num_experts = logits.shape
         ids = torch.empty((num_tokens, router.top_k), dtype=torch.int32, device=logits.device)
         weights = torch.empty((num_tokens, router.top_k), dtype=torch.float32, device=logits.device)

@@ -28,7 +28,8 @@ from twofold.blocks import ops
 from twofold.device.device import Device
 from twofold.device.layouts import I32, Grouping, by_expert, layouts_of
 from twofold.device.table_layers import TableLayers
-from twofold.experts.moe import F32, MoeShape
+from twofold.experts.moe import F32
+from twofold.experts.slot_plan import MoeShape
 from twofold.weights.weight_format import WeightMatrix
 
 if TYPE_CHECKING:

@@ -6,10 +6,12 @@ are ours, and can be captured in a graph.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
-from twofold.blocks.device_step import HeadShape, KvLayer, Norms
+from twofold.blocks.device_step import Favour, HeadShape, KvLayer, Norms
 from twofold.blocks.router import Router
 
 
@@ -55,12 +57,16 @@ class TorchKernels(PromptAttention):
 
     native = None
 
-    def route(self, logits: Tensor, router: Router, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+    def route(
+        self, logits: Tensor, router: Router, bias: Tensor | None, favour: Favour | None = None
+    ) -> tuple[Tensor, Tensor]:
         """See `DeviceKernels.route`."""
         scores = _scores(logits.float(), router.score)
         choice = scores if bias is None else scores + bias
         if router.num_groups > 1:
             choice = _within_best_groups(choice, router)
+        if favour is not None:
+            choice = choice + favour.experts * _bonus(scores, router.score, favour.prior)
         # A stable sort, so that the lower number comes first among equals.
         chosen = torch.sort(choice, dim=-1, descending=True, stable=True)[1][:, : router.top_k]
         weights = scores.gather(1, chosen)
@@ -144,6 +150,12 @@ def _scores(logits: Tensor, score: str) -> Tensor:
     if score == "sqrt_softplus":
         return torch.nn.functional.softplus(logits).sqrt()
     return logits  # of the chosen ones the softmax is taken afterwards
+
+
+def _bonus(scores: Tensor, score: str, prior: float) -> Tensor | float:
+    if score == "softmax_of_chosen":
+        return -math.log1p(-prior)
+    return prior / (1 - prior) * scores
 
 
 def _within_best_groups(choice: Tensor, router: Router) -> Tensor:

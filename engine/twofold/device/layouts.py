@@ -11,7 +11,7 @@ import torch
 
 from twofold._core.device import ExpertGroups, ExpertLayout
 from twofold.api.errors import ConfigError
-from twofold.experts.moe import MoeShape
+from twofold.experts.slot_plan import MoeShape
 
 I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]

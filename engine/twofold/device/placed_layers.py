@@ -8,14 +8,17 @@ ahead of the device. What has run on which GPU says docs/gpu-status.md.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from twofold import _core
+from twofold._core import Placement
 from twofold._core.device import (
     CombinedLayer,
     DecodeShape,
@@ -28,10 +31,12 @@ from twofold._core.device import (
     tile_tokens_for,
 )
 from twofold.api.errors import CapacityError
+from twofold.blocks.device_step import Favour
 from twofold.device.device import Device
+from twofold.device.favoured_rows import FavouredRows
 from twofold.device.layouts import layouts_of
 from twofold.device.transfers import Parcel
-from twofold.experts.moe import MoeShape
+from twofold.experts.slot_plan import MoeShape
 
 if TYPE_CHECKING:
     from twofold import _cuda
@@ -74,11 +79,13 @@ class PlacedLayers:
         accelerator: _cuda.CudaAccelerator,
         executor: _core.MoeExecutor,
         shape: MoeShape,
+        cache_prior: float = 0.0,
     ) -> None:
         """Take nothing yet: buffers grow to the largest step.
 
         Args:
             accelerator: the device's, which the executor decides for.
+            cache_prior: how much routers favour what was in slots when the step began.
 
         Raises:
             ConfigError: the device has no kernels for the formats.
@@ -86,6 +93,8 @@ class PlacedLayers:
         self._device, self._native, self._accelerator = device, device.native, accelerator
         self._executor, self._shape = executor, shape
         self._layouts = layouts_of(shape)
+        self._cache_prior = cache_prior
+        self._favoured: FavouredRows | None = None
         whole = shape.hidden % 16 == 0 and shape.intermediate % 16 == 0
         self._tensor_cores = [whole and "f32" not in formats for formats in shape.formats]
         self._shared_bytes = device.shared_bytes
@@ -97,7 +106,18 @@ class PlacedLayers:
 
     def begin_step(self) -> None:
         """After the executor's; a step that was lost is forgotten."""
-        self._open = self._ended = None
+        self._open = self._ended = self._favoured = None
+
+    def favour(self, moe_layer: int, num_tokens: int) -> Favour | None:
+        """See `model.DeviceMoe.favour`."""
+        return None if self._favoured is None else self._favoured.of_layer(moe_layer, num_tokens)
+
+    def fill_favoured(self, states: npt.NDArray[np.uint8], generated: Sequence[bool]) -> None:
+        """After begin_step: see `TableLayers.fill_favoured`."""
+        self._favoured = FavouredRows(
+            self._shape, len(generated), self._cache_prior, self._device.torch_device
+        )
+        self._favoured.fill(states, generated)
 
     def end_step(self) -> None:
         """Before the executor's; the step's results are on the host."""
@@ -123,6 +143,9 @@ class PlacedLayers:
         room.parcel.open()
         where = room.parcel.put(plan.where)
         ready, awaited = (self._packed(part, room.parcel, many) for part in (plan.ready, plan.awaited))
+        everybody = (
+            room.parcel.put(np.full(len(normed), int(Placement.CPU), np.uint8)) if plan.joins_deferred else 0
+        )
         room.parcel.send(transfers.stream)
         if not many and ready.num_groups + awaited.num_groups > 0:
             self._encode(moe_layer, normed, room)
@@ -130,14 +153,21 @@ class PlacedLayers:
         self._accelerator.before_compute(transfers.stream)
         self._launch(moe_layer, awaited, normed, room)
         self._accelerator.after_compute(transfers.stream)
-        if len(plan.on_cpu):
+        if plan.uses_cpu:
             self._executor.compute_cpu(transfers.rows(), room.from_cpu[: len(normed)].numpy())
         combined = CombinedLayer(
             outputs=room.outputs.data_ptr(), weights=weights.data_ptr(), where=where,
-            from_cpu=room.from_cpu.data_ptr(), num_tokens=len(normed), top_k=self._shape.top_k,
-            hidden_size=self._shape.hidden, hidden=hidden.data_ptr(),
+            from_cpu=0 if everybody else room.from_cpu.data_ptr(), num_tokens=len(normed),
+            top_k=self._shape.top_k, hidden_size=self._shape.hidden, hidden=hidden.data_ptr(),
         )  # fmt: skip
         self._native.combine(combined, transfers.stream)
+        if everybody:  # see TableLayers.forward
+            joining = CombinedLayer(
+                outputs=room.outputs.data_ptr(), weights=weights.data_ptr(), where=everybody,
+                from_cpu=room.from_cpu.data_ptr(), num_tokens=len(normed), top_k=1,
+                hidden_size=self._shape.hidden, hidden=hidden.data_ptr(),
+            )  # fmt: skip
+            self._native.combine(joining, transfers.stream)
         ended, self._ended = self._ended, transfers.mark()
         self._open = ended, began, self._ended
 
@@ -209,7 +239,7 @@ class PlacedLayers:
 
         tensor_cores = num_tokens > DECODE_TOKENS and any(self._tensor_cores)
         # An address, a begin and a tile for each expert; a number, a place and a share of a tile for each pair.
-        parcel_bytes = 20 * shape.num_experts + 6 * num_pairs + 1024
+        parcel_bytes = 20 * shape.num_experts + 6 * num_pairs + num_tokens + 1024
         return _Room(
             num_tokens=num_tokens,
             encoded=empty(max(layout.encoded_bytes(num_tokens) for layout in self._layouts), torch.uint8),

@@ -109,9 +109,9 @@ class DeviceRunner:
         self._layers = TableLayers(
             device, moe.accelerator, moe.store, moe.shape, max_tokens=BATCH_SIZES[-1], handshake=self._handshake,
             watchdog_s=self._watchdog_s, look_ahead=self._looks_ahead,
-            cpu_layers=cpu_layers(moe.plan.devices),
+            cpu_layers=cpu_layers(moe.plan.devices), defers=moe.num_deferred > 0, cache_prior=moe.cache_prior,
         )  # fmt: skip
-        self._placed = PlacedLayers(device, moe.accelerator, moe.executor, moe.shape)
+        self._placed = PlacedLayers(device, moe.accelerator, moe.executor, moe.shape, moe.cache_prior)
         self._table = device.native.table_step(self._layers.mailbox, moe.executor, moe.accelerator, moe.pool)
         self._graphs = DecodeGraphs(
             self._table_forward, self._queue, device, self._page_size, -(-self._max_context // self._page_size),
@@ -224,12 +224,14 @@ class DeviceRunner:
     ) -> tuple[list[int], Tensor]:
         """What was picked, and the logits. Raises LostStepError, and whatever the CPU's part raises."""
         numbers, positions = [item.sequence.number for item in scheduled], [row.position for row in rows]
+        generated = _generated(scheduled) if self.moe.changes_outputs else []
         try:
-            self._table.begin(step, numbers, positions, self._queue.stream)
+            self._table.begin(step, numbers, positions, self._queue.stream, generated)
         except KernelError as error:
             raise LostStepError(f"beginning a step failed ({error})") from error
         with self._queue.active():
             self._sampler.fill([sampler.draw() for sampler in samplers])
+            self._favour(self._layers, generated)
         picked, logits = self._graphs.start(rows)
         served = self._table.serve(self._layers.next_number(), self._watchdog_s)
         _check(served)
@@ -275,9 +277,11 @@ class DeviceRunner:
             begin = item.sequence.num_computed
             requests += [item.sequence.number] * item.num_tokens
             positions += range(begin, begin + item.num_tokens)
-        self.moe.begin_step(step, requests, positions)
+        generated = _generated(scheduled) if self.moe.changes_outputs else []
+        self.moe.begin_step(step, requests, positions, generated)
         self._placed.begin_step()
         with self._queue.active():
+            self._favour(self._placed, generated)
             batch, last_rows = _flattened(scheduled, self._page_size, self._model.device)
             hidden = self._model.forward(batch, self._state, self._placed)
             report_prompts(self.pool, scheduled, lambda rows: self._model.logits(hidden[rows]).cpu().numpy())
@@ -288,6 +292,11 @@ class DeviceRunner:
         self.moe.end_step()
         self.num_placed_steps += 1
         return self._pick_undecided(samplers, tokens, logits)
+
+    def _favour(self, layers: TableLayers | PlacedLayers, generated: Seq[bool]) -> None:
+        placement = self.moe.placement() if self.moe.cache_prior > 0 else None
+        if placement is not None:
+            layers.fill_favoured(placement[0], generated)
 
     def _pick(self, samplers: Seq[Sampler], logits: Tensor) -> list[int]:
         if not samplers:
@@ -309,6 +318,15 @@ class DeviceRunner:
 def _check(served: _cuda.ServedStep) -> None:
     if not served["done"]:
         raise LostStepError(served["text"])
+
+
+def _generated(scheduled: Seq[ScheduledSequence]) -> list[bool]:
+    """Of each of the step's tokens: whether it is of an answer, not of a prompt."""
+    return [
+        item.sequence.num_computed + n >= item.sequence.num_prompt_tokens
+        for item in scheduled
+        for n in range(item.num_tokens)
+    ]
 
 
 def _decode_row(item: ScheduledSequence) -> DecodeRow:

@@ -7,13 +7,15 @@ a graph can hold it. What has run on which GPU says docs/gpu-status.md.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from twofold._core import Placement
 from twofold._core.device import (
     CombinedLayer,
     DecodeShape,
@@ -24,9 +26,11 @@ from twofold._core.device import (
     PlacementTables,
     RoutedLayer,
 )
+from twofold.blocks.device_step import Favour
 from twofold.device.device import Device
+from twofold.device.favoured_rows import FavouredRows
 from twofold.device.layouts import Grouping, SlotSource, StoreLayout, layouts_of
-from twofold.experts.moe import MoeShape
+from twofold.experts.slot_plan import MoeShape
 
 
 class TableLayers:
@@ -44,6 +48,8 @@ class TableLayers:
         watchdog_s: float = 5.0,
         look_ahead: bool = False,
         cpu_layers: Collection[int] = (),
+        defers: bool = False,
+        cache_prior: float = 0.0,
     ) -> None:
         """Take buffers for a step.
 
@@ -53,6 +59,8 @@ class TableLayers:
             watchdog_s: how long a layer waits for the CPU before the step is given up.
             look_ahead: post what the next layer's router says, so that the host may upload what it names.
             cpu_layers: those whose experts the device neither holds nor reads.
+            defers: the host defers experts: every layer waits for its answer and adds the rows of all tokens.
+            cache_prior: how much routers favour what was in slots when the step began.
 
         Raises:
             ConfigError: the device has no kernels for the formats.
@@ -64,6 +72,7 @@ class TableLayers:
         self.look_ahead: Callable[[Tensor], None] | None = self._keep_ahead if look_ahead else None
         self._ahead: Tensor | None = None
         self._layouts = layouts_of(shape)
+        self._favoured = FavouredRows(shape, max_tokens, cache_prior, device.torch_device)
         num_pairs = max_tokens * shape.top_k
 
         def empty(size: int | tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -83,6 +92,8 @@ class TableLayers:
             encoded=self._encoded.data_ptr(), intermediate=self._intermediate.data_ptr(),
             outputs=self._outputs.data_ptr(),
         )  # fmt: skip
+        self._everybody = empty(max_tokens, torch.uint8).fill_(int(Placement.CPU)) if defers else None
+        self._always = empty(1, torch.int32).fill_(1)
         self._split = empty((shape.top_k + 1) ** 2, torch.uint8)
         self._prices = empty(len(slots.read_prices()), torch.int32)
         self._tables = [
@@ -128,17 +139,37 @@ class TableLayers:
         native.decode_experts(layout, groups, self._buffers, bounds, stream)
         joined = 0
         if self._posting:
+            counted = on_cpu if self._everybody is None else self._always
             self.mailbox.wait(
-                kind=self.handshake, layer=moe_layer, step=self._step.data_ptr(), num_on_cpu=on_cpu.data_ptr(),
-                limit_s=self._watchdog_s, stream=stream,
+                kind=self.handshake, layer=moe_layer, step=self._step.data_ptr(),
+                num_on_cpu=counted.data_ptr(), limit_s=self._watchdog_s, stream=stream,
             )  # fmt: skip
             joined = self.mailbox.joined_ns(moe_layer)
+        joins_all = self._posting and self._everybody is not None
         combined = CombinedLayer(
             outputs=self._outputs.data_ptr(), weights=weights.data_ptr(), where=where.data_ptr(),
-            from_cpu=self.mailbox.results, num_tokens=num_tokens, top_k=shape.top_k, hidden_size=shape.hidden,
-            hidden=hidden.data_ptr(), joined_ns=joined,
+            from_cpu=0 if joins_all else self.mailbox.results, num_tokens=num_tokens, top_k=shape.top_k,
+            hidden_size=shape.hidden, hidden=hidden.data_ptr(), joined_ns=0 if joins_all else joined,
         )  # fmt: skip
         native.combine(combined, stream)
+        if (
+            joins_all
+        ):  # also rows without an expert on the CPU in this layer: those of the layer before join here
+            assert self._everybody is not None
+            joining = CombinedLayer(
+                outputs=self._outputs.data_ptr(), weights=weights.data_ptr(), where=self._everybody.data_ptr(),
+                from_cpu=self.mailbox.results, num_tokens=num_tokens, top_k=1, hidden_size=shape.hidden,
+                hidden=hidden.data_ptr(), joined_ns=joined,
+            )  # fmt: skip
+            native.combine(joining, stream)
+
+    def favour(self, moe_layer: int, num_tokens: int) -> Favour | None:
+        """See `model.DeviceMoe.favour`."""
+        return self._favoured.of_layer(moe_layer, num_tokens)
+
+    def fill_favoured(self, states: npt.NDArray[np.uint8], generated: Sequence[bool]) -> None:
+        """Before a step: [layers, experts] as `MoeRuntime.placement` has them; which rows are an answer's."""
+        self._favoured.fill(states, generated)
 
     def _keep_ahead(self, logits: Tensor) -> None:
         """See `model.DeviceMoe.look_ahead`: posted with the layer that comes next."""

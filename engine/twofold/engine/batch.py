@@ -27,6 +27,8 @@ class StepBatch:
         """[T] numbers of the tokens' sequences."""
         self.positions: list[int] = []
         """[T]"""
+        self.generated: list[bool] = []
+        """[T] whether it is a token of an answer, not of a prompt."""
         self.last_rows: list[int] = []
         """Rows that are sampled from."""
         self.goes_on = False
@@ -49,6 +51,7 @@ class StepBatch:
         positions: list[int] = []
         sequence_index: list[int] = []
         requests: list[int] = []
+        generated: list[bool] = []
         last_rows: list[int] = []
         for index, (sequence, num_tokens, samples) in enumerate(scheduled):
             begin = sequence.num_computed
@@ -57,10 +60,12 @@ class StepBatch:
             positions += range(begin, end)
             sequence_index += [index] * num_tokens
             requests += [sequence.number] * num_tokens
+            generated += (position >= sequence.num_prompt_tokens for position in range(begin, end))
             if samples:
                 last_rows.append(len(tokens) - 1)
         self.token_ids = np.array(tokens, np.int32)
         self.requests, self.positions, self.last_rows = requests, positions, last_rows
+        self.generated = generated
         self.meta = BatchMeta(
             positions=np.array(positions, np.int32),
             sequence_index=np.array(sequence_index, np.int32),
@@ -82,6 +87,7 @@ class StepBatch:
             num_pages.append(len(sequence.pages))
         self.token_ids[:] = tokens
         self.positions = positions
+        self.generated = [True] * len(positions)
         meta = self.meta
         meta.positions[:] = positions
         page_tables = meta.page_tables

@@ -10,10 +10,12 @@ from twofold.api.errors import ModelLoadError
 from twofold.blocks import ops
 from twofold.blocks.panels import MappedPanels
 from twofold.experts.accelerator import AcceleratorChoice
-from twofold.experts.moe import DenseCost, MoeRuntime, MoeShape, SlotPlan
+from twofold.experts.moe import MoeRuntime
+from twofold.experts.output_changes import AUTO
 from twofold.experts.placement import initial_placement
 from twofold.experts.policies import prefetches
 from twofold.experts.profiles import load_machine_profile
+from twofold.experts.slot_plan import DenseCost, MoeShape, SlotPlan
 from twofold.models import LoadProgress, ModelFiles, ProgressFn
 from twofold.models.sizing import dense_stretches
 
@@ -32,6 +34,7 @@ def slot_plan(
     Raises:
         ConfigError: statistics that cannot be used.
     """
+    deferred = config.num_deferred_experts
     return SlotPlan(
         slots,
         config.policy,
@@ -40,6 +43,8 @@ def slot_plan(
         initial_placement(config, files.config.moe_layers, files.config.num_experts),
         config.gpu_prefill_token_threshold if config.enable_dynamic_expert_update else 0,
         devices=devices,
+        num_deferred=AUTO if deferred == "auto" else int(deferred),
+        cache_prior=config.cache_prior,
     )
 
 

@@ -200,4 +200,5 @@ def run_info(
         cpu_threads=pool.num_threads,
         version=__version__,
         config_json=json.dumps(dataclasses.asdict(config)),
+        output_changes=moe.output_changes,
     )

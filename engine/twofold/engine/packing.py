@@ -21,8 +21,8 @@ from twofold.blocks import ops
 from twofold.blocks.block import BlockWeights, ExpertBlock
 from twofold.blocks.panels import Matrices
 from twofold.engine.expert_loading import moe_shape
-from twofold.experts.moe import MoeShape
 from twofold.experts.packing import make_store, put_layer
+from twofold.experts.slot_plan import MoeShape
 from twofold.models.model_files import LoadProgress, ModelFiles, ProgressFn
 from twofold.models.quantise.directory import check_room, fingerprint
 from twofold.models.quantise.origin import source_config, write_tokenizer

@@ -131,7 +131,7 @@ class ModelRunner:
         began = time.perf_counter()
         batch = self._batch.of(scheduled)
         prepared = self._model.attention_batch(batch.meta)
-        self.moe.begin_step(step, batch.requests, batch.positions)
+        self.moe.begin_step(step, batch.requests, batch.positions, batch.generated)
         self.batch_s += time.perf_counter() - began
         hidden = self._model.forward(batch.token_ids, prepared, self._kv_cache, self.moe.executor)
         if batch.goes_on:  # answers alone: nothing of a prompt is left to be reported

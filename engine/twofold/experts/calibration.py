@@ -24,9 +24,9 @@ import numpy.typing as npt
 from twofold import _core
 from twofold.blocks import ops
 from twofold.experts.cpu_cost import cpu_cost_model
-from twofold.experts.moe import MoeShape
 from twofold.experts.packing import make_store
 from twofold.experts.profiles import CpuCurve, Figure, MachineProfile
+from twofold.experts.slot_plan import MoeShape
 from twofold.weights.weight_format import (
     SCALE_GRID,
     WeightMatrix,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from twofold import _core
-from twofold.experts.profiles import CpuCurve
+from twofold.experts.profiles import CpuCurve, MachineProfile
 
 
 def cpu_cost_model(curve: CpuCurve, expert_bytes: float) -> _core.CostModel:
@@ -15,3 +15,15 @@ def cpu_cost_model(curve: CpuCurve, expert_bytes: float) -> _core.CostModel:
     )
     profile = _core.MachineProfile.from_fields("cpu", figures | {"handshake_us": curve.layer_us})
     return _core.CostModel(profile, expert_bytes, 6.0 * curve.hidden * curve.intermediate, curve.points)
+
+
+def machine_cost_model(
+    machine: MachineProfile, store: _core.ExpertStore, curve: CpuCurve | None
+) -> _core.CostModel:
+    """Of a machine with an accelerator."""
+    return _core.CostModel(
+        _core.MachineProfile.from_fields(machine.name, machine.cost_figures),
+        store.expert_bytes,
+        store.flops_per_token,
+        curve.points if curve else (),
+    )

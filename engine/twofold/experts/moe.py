@@ -8,11 +8,10 @@ from __future__ import annotations
 import logging
 import os
 import tempfile
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -22,15 +21,16 @@ from twofold.api.errors import ConfigError, ModelLoadError
 from twofold.api.types import PlacementCounts, PrefetchCounts
 from twofold.blocks import ops
 from twofold.experts.accelerator import AcceleratorChoice
-from twofold.experts.cpu_cost import cpu_cost_model
+from twofold.experts.cpu_cost import cpu_cost_model, machine_cost_model
 from twofold.experts.dynamic_update import DynamicUpdate
+from twofold.experts.output_changes import settle
 from twofold.experts.packing import pack_experts
-from twofold.experts.pins import check_pins, usable_slots
-from twofold.experts.placement import PLACED_BY_POLICY, InitialPlacement, Mask
-from twofold.experts.policies import POLICIES
+from twofold.experts.pins import usable_slots
+from twofold.experts.placement import Mask
 from twofold.experts.profiles import MachineProfile, load_profile
 from twofold.experts.routing_record import RoutingRecord
-from twofold.weights.weight_format import Activation, LayerExperts
+from twofold.experts.slot_plan import DenseCost, MoeShape, SlotPlan
+from twofold.weights.weight_format import LayerExperts
 
 if TYPE_CHECKING:
     from twofold import _cuda
@@ -40,86 +40,6 @@ _UNCALIBRATED = "h200-pcie5"
 
 F32 = npt.NDArray[np.float32]
 I32 = npt.NDArray[np.int32]
-
-
-@dataclass(frozen=True)
-class MoeShape:
-    """The routed part of a model."""
-
-    num_layers: int
-    num_experts: int
-    top_k: int
-    hidden: int
-    intermediate: int
-    formats: tuple[tuple[str, str, str], ...]
-    """Of (gate, up, down), one for each layer."""
-    activation: Activation = "silu"
-    biases: bool = False
-    """Whether gate, up and down have any."""
-
-    @property
-    def format(self) -> str:
-        """What most layers are, as curves and people call it: "q4_0", or "q4_k/q4_k/q6_k" where matrices differ."""
-        (most, _), *_ = Counter(self.formats).most_common(1)
-        return most[0] if len(set(most)) == 1 else "/".join(most)
-
-
-@dataclass(frozen=True)
-class DenseCost:
-    """What else the accelerator does: entry i runs before MoE layer i, the last one after the last MoE layer."""
-
-    bytes: list[float]
-    flops_per_token: list[float]
-    router_bytes: float = 0.0
-    """Of one router's gate, which a prediction reads once more."""
-
-
-@dataclass(frozen=True)
-class SlotPlan:
-    """How much VRAM experts get, and who decides what is in it."""
-
-    num_slots: int
-    policy: str
-    prefetch: bool = False
-    num_staging: int = -1
-    """Slots that fetched experts pass through; -1: room for one whole layer."""
-    placement: InitialPlacement = PLACED_BY_POLICY
-    """What fills them at the start; a static one is what they keep."""
-    dynamic_update_from: int = 0
-    """Prompt tokens of a step from which it places experts of a static placement anew; 0: never."""
-    rules: Mapping[str, Any] = field(default_factory=dict)
-    """Another engine's rules, for comparison: see `lab.systems`."""
-    devices: tuple[str, ...] = ()
-    """Of each layer's experts: auto, cpu (never in a slot), gpu (always in one); none given: all are auto."""
-
-    def scheduler_config(self, shape: MoeShape) -> _core.SchedulerConfig:
-        """Raises ConfigError as `check_pins`."""
-        check_pins(
-            self.devices, self.num_slots, shape.num_layers, shape.num_experts, self.placement.is_static
-        )
-        rules: dict[str, Any] = {"policy": self.policy}
-        if self.placement.is_static:  # one pool: layers may have uneven shares of it
-            rules = {"policy": "static", "shared_pool": True, "fixed_placement": True}
-            if 0 < self.num_slots < shape.num_layers * shape.num_experts:
-                rules["replace_from"] = self.dynamic_update_from
-        return _core.SchedulerConfig(
-            shape.num_layers,
-            shape.num_experts,
-            shape.top_k,
-            self.num_slots,
-            prefetch=self.prefetch,
-            num_staging=self.num_staging,
-            pins=self.devices,
-            **(rules | dict(self.rules)),
-        )
-
-    def mask(self, shape: MoeShape) -> Mask | None:
-        """What the slots hold at the start; None: nothing yet, or what is pinned."""
-        if self.devices:
-            return None
-        return self.placement.mask(
-            shape.num_layers, shape.num_experts, self.num_slots, is_pool=POLICIES[self.policy].pooled
-        )
 
 
 @dataclass(frozen=True)
@@ -183,34 +103,36 @@ class MoeRuntime:
         self._learned = b""
         self._begin_us = 0.0
         self._is_released = False
-        self._executor = self._make(slots)
+        profile = choice.profile or machine or load_profile(_UNCALIBRATED)
+        curve = profile.cpu_curve(shape.format, shape.hidden, shape.intermediate, pool.num_threads)
+        self._cost = machine_cost_model(profile, self.store, curve)
+        self._slots, self.output_changes = settle(
+            slots, shape.top_k, choice, self._cost, profile.cost_figures, dense_cost
+        )
+        self._executor = self._make(self._slots)
         self.routing = RoutingRecord(lambda: self._executor.routing_counts)
         self.dynamic_update = DynamicUpdate(lambda: self._executor.dynamic_update_counts())
-        self._place(slots)
+        self._place(self._slots)
 
     def _make(self, slots: SlotPlan) -> _core.MoeExecutor:
         shape, pool, choice, machine = self.shape, self.pool, self.choice, self._machine
         if choice.open_device is not None:
-            return self._on_device(choice.open_device(), slots, machine)
+            return self._on_device(choice.open_device(), slots)
         if choice.profile is None:
             curve = machine and machine.cpu_curve(
                 shape.format, shape.hidden, shape.intermediate, pool.num_threads
             )
             return _core.MoeExecutor(
-                pool, self.store, cpu_cost_model(curve, self.expert_bytes) if curve else None
+                pool,
+                self.store,
+                cpu_cost_model(curve, self.expert_bytes) if curve else None,
+                slots.num_deferred,
             )
-        curve = choice.profile.cpu_curve(shape.format, shape.hidden, shape.intermediate, pool.num_threads)
-        cost = _core.CostModel(
-            _core.MachineProfile.from_fields(choice.profile.name, choice.profile.cost_figures),
-            self.store.expert_bytes,
-            self.store.flops_per_token,
-            curve.points if curve else (),
-        )
         try:
             return _core.MoeExecutor.emulated(
                 pool,
                 self.store,
-                cost,
+                self._cost,
                 slots.scheduler_config(shape),
                 self._dense_cost.bytes,
                 self._dense_cost.flops_per_token,
@@ -221,23 +143,14 @@ class MoeRuntime:
         except ValueError as error:
             raise ConfigError(f"accelerator {choice.label}: {error}") from error
 
-    def _on_device(
-        self, device: _cuda.Device, slots: SlotPlan, machine: MachineProfile | None
-    ) -> _core.MoeExecutor:
+    def _on_device(self, device: _cuda.Device, slots: SlotPlan) -> _core.MoeExecutor:
         shape, pool = self.shape, self.pool
-        if machine is None:
-            machine = load_profile(_UNCALIBRATED)
+        if self._machine is None:
             _log.warning(
                 "this machine is not calibrated: plans use the figures of %s; run `twofold calibrate`",
                 _UNCALIBRATED,
             )
-        curve = machine.cpu_curve(shape.format, shape.hidden, shape.intermediate, pool.num_threads)
-        cost = _core.CostModel(
-            _core.MachineProfile.from_fields(machine.name, machine.cost_figures),
-            self.store.expert_bytes,
-            self.store.flops_per_token,
-            curve.points if curve else (),
-        )
+        cost = self._cost
         try:
             accelerator = device.accelerator(self.store, cost, slots.scheduler_config(shape))
             if accelerator.warning and self.store.mapped:
@@ -277,7 +190,7 @@ class MoeRuntime:
         self._begin_us = self._executor.virtual_now_us or 0.0
         enabled = self._executor.events_enabled
         self.routing.leave()
-        self._executor = _core.MoeExecutor(self.pool, self.store)
+        self._executor = _core.MoeExecutor(self.pool, self.store, num_deferred=self._slots.num_deferred)
         self._executor.events_enabled = enabled
         self.routing.join()
         self.accelerator = None
@@ -356,9 +269,32 @@ class MoeRuntime:
 
     # ---- steps -------------------------------------------------------------------------------------------------------
 
-    def begin_step(self, step: int, requests: Sequence[int], positions: Sequence[int]) -> None:
-        """Name the rows of the step's batch: which request and position each token is."""
-        self._executor.begin_step(step, requests, positions)
+    def begin_step(
+        self,
+        step: int,
+        requests: Sequence[int],
+        positions: Sequence[int],
+        generated: Sequence[bool] = (),
+    ) -> None:
+        """Name the rows of the step's batch: which request and position each token is, and whether it was generated,
+        which matters to what changes outputs alone."""
+        if self.changes_outputs:
+            self._executor.begin_step(step, requests, positions, generated)
+        else:
+            self._executor.begin_step(step, requests, positions)
+
+    @property
+    def changes_outputs(self) -> bool:
+        """Experts are deferred, or routers favour what lies in slots; `output_changes` says which."""
+        return self.num_deferred > 0 or self.cache_prior > 0
+
+    @property
+    def num_deferred(self) -> int:
+        return self._slots.num_deferred
+
+    @property
+    def cache_prior(self) -> float:
+        return self._slots.cache_prior
 
     @property
     def executor(self) -> _core.MoeExecutor:

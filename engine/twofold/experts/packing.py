@@ -11,7 +11,7 @@ from twofold.blocks import ops
 from twofold.weights.weight_format import LayerExperts
 
 if TYPE_CHECKING:
-    from twofold.experts.moe import MoeShape
+    from twofold.experts.slot_plan import MoeShape
 
 _EXPERTS_AT_ONCE: Final = 16
 _COPIES_AT_ONCE: Final = 4  # one of Llama 4's is 252 MB

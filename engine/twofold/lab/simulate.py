@@ -162,6 +162,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="let twofold upload nothing for the next layer of a chunk ahead of it",
     )
     parser.add_argument(
+        "--num-deferred-experts",
+        type=int,
+        default=0,
+        metavar="D",
+        help="let twofold defer so many experts of a token (docs/deferral.md); the trace's routing stays (default: 0)",
+    )
+    parser.add_argument(
         "--policy",
         metavar="NAME",
         help=f"let twofold use this cache policy instead of its own: {', '.join(POLICIES)}",
@@ -179,7 +186,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Simulate what was asked for; prints a table, or rows with --json, or writes a page with --html."""
-    systems = [_system(name, args.policy, args.no_stream_ahead) for name in args.systems]
+    systems = [
+        _system(name, args.policy, args.no_stream_ahead, args.num_deferred_experts) for name in args.systems
+    ]
     rows: list[Row] = []
     for path in args.traces:
         trace = load_trace(path, args.num_experts)
@@ -211,7 +220,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _system(name: str, policy: str | None, no_stream_ahead: bool) -> System:
+def _system(name: str, policy: str | None, no_stream_ahead: bool, num_deferred: int) -> System:
     if name not in SYSTEMS:
         raise ConfigError(f"system {name!r} is unknown; expected one of {', '.join(SYSTEMS)}")
     system = SYSTEMS[name]
@@ -223,6 +232,8 @@ def _system(name: str, policy: str | None, no_stream_ahead: bool) -> System:
         options["policy"] = policy
     if no_stream_ahead:
         options["stream_ahead_from"] = 0
+    if num_deferred:
+        options["num_deferred"] = num_deferred
     return System(system.name, system.what, options)
 
 

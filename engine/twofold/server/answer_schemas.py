@@ -35,6 +35,7 @@ class Health(Readiness):
     clock: NotRequired[str]
     policy: NotRequired[str | None]
     num_slots: NotRequired[int]
+    output_changes: NotRequired[list[str]]
     mapped_weights: NotRequired[dict[str, Any] | None]
     queue: NotRequired[dict[str, int]]
 

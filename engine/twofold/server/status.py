@@ -89,6 +89,7 @@ def _health(state: ServerState) -> dict[str, Any]:
         "clock": info.clock,
         "policy": info.policy if info.num_slots else None,
         "num_slots": info.num_slots,
+        "output_changes": list(info.output_changes),
         "asleep": engine.control.asleep,
         "mapped_weights": None if mapped is None else dataclasses.asdict(mapped),
         "queue": {"running": stats.num_running, "waiting": stats.num_waiting},

@@ -8,6 +8,9 @@
 //   t_gpu(S) = g + sum(max(W/B_vram, F n/P_gpu))                              0 if S is empty
 //   upload j of a layer lands at q + sum_{i<=j}(a + W/B_link)                 q = backlog of the link
 //   T_layer  = max(t_gpu(hits, then each fetched expert not before it landed), t_cpu(rest)) + join
+// The CPU takes work in order: with b until it has done what the layer before deferred, t_cpu begins at b, and b is
+// waited for where S is empty, because its result joins here; what the layer defers itself comes behind S and keeps
+// nobody waiting before the next layer.
 // h is paid once per layer that uses the CPU. dma_busy is the share of the CPU's time during which the link
 // copies.
 #pragma once
@@ -59,15 +62,18 @@ struct LayerWork {
   double backlog_us = 0;         // until a demand upload may begin (Timeline::backlog_us)
   double queued_us =
       0;  // all copying already queued, background too (Timeline::queued_us); >= backlog_us or 0
-  bool one_transfer = false;  // fetched experts travel as one copy: the link's latency is paid once
+  bool one_transfer = false;           // fetched experts travel as one copy: the link's latency is paid once
+  std::span<const int> deferred = {};  // run by the CPU after its share, beside what comes after the layer
+  double cpu_backlog_us = 0;           // until the CPU is done with what the layer before deferred
 };
 
 struct LayerTimes {
-  double layer_us = 0;  // from the router's answer to the joined result
-  double gpu_us = 0;    // the accelerator is done, waiting for uploads included
-  double cpu_us = 0;    // the CPU is done, handshake included
-  double link_us = 0;   // the last fetched expert has landed; 0 if none is fetched
-  double dma_busy = 0;  // share of the CPU's time during which the link copied
+  double layer_us = 0;    // from the router's answer to the joined result
+  double gpu_us = 0;      // the accelerator is done, waiting for uploads included
+  double cpu_us = 0;      // the CPU is done, handshake included
+  double link_us = 0;     // the last fetched expert has landed; 0 if none is fetched
+  double dma_busy = 0;    // share of the CPU's time during which the link copied
+  double cpu_end_us = 0;  // the CPU is done with what the layer defers, too; 0: nothing is deferred
 };
 
 class CostModel {
@@ -111,6 +117,9 @@ class CostModel {
   double miss_us() const;
 
  private:
+  // What the layer before and this one defer.
+  void add_deferred(const LayerWork& work, LayerTimes& times) const;
+
   MachineProfile profile_;
   double expert_bytes_;
   double flops_per_token_;

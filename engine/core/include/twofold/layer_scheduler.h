@@ -19,6 +19,7 @@
 
 #include "twofold/cost_model.h"
 #include "twofold/decode_planner.h"
+#include "twofold/deferral.h"
 #include "twofold/dynamic_update.h"
 #include "twofold/expert_cache.h"
 #include "twofold/fetch_rules.h"
@@ -90,6 +91,7 @@ struct Publication {
 struct LayerDecision {
   int layer = 0;
   std::vector<ExpertDecision> experts;  // ascending
+  std::span<const uint8_t> deferred;    // per routed pair (Deferral); empty: none is
   std::vector<Move> moves;
   std::optional<Rejection> rejection;  // the most valuable one: if its upload does not pay, none does
   std::vector<Publication> arrivals;   // uploads ahead and prefetches that ended in time for this layer
@@ -118,7 +120,9 @@ struct LayerSchedulerConfig {
   bool fixed_placement = false;       // slots keep what was put there at the start: misses never take one
   int replace_from = 0;               // prompt tokens of a step from which it places experts anew, by its own
                                       // routing and in the same pass; 0: never
-  std::vector<double> prior_usage;    // [layers * experts]: for `static` and for preload_by_usage
+  int num_deferred = 0;               // experts of a token and layer that are deferred at most (Deferral)
+  double cache_prior = 0;           // how much residents are favoured where experts are chosen (ops/router.h)
+  std::vector<double> prior_usage;  // [layers * experts]: for `static` and for preload_by_usage
 
   std::vector<LayerPin> pins;  // one per layer, or none: all are free
 
@@ -189,6 +193,7 @@ class LayerScheduler {
   int num_slots() const { return cache_->num_slots(); }
   int num_staging() const { return num_staging_; }
   FetchRule fetch_rule() const { return fetch_rule_; }
+  int num_deferred() const { return deferral_.most(); }
   double upload_price() const { return cache_->config().upload_price; }
   const CostModel& cost() const { return cost_; }
   ExpertCache& cache() { return *cache_; }
@@ -198,9 +203,16 @@ class LayerScheduler {
   void clear_decision(int layer);
   void begin_layer(int layer, std::span<const int32_t> ids, std::span<const float> weights, int num_tokens);
   // Prices what was placed, queues the layer's moves, and lets the clock pass it.
-  const LayerDecision& finish_layer(int layer, int num_tokens);
+  const LayerDecision& finish_layer(int layer, std::span<const int32_t> ids, std::span<const float> weights,
+                                    int num_tokens);
+  void defer(int layer, std::span<const int32_t> ids, std::span<const float> weights, int num_tokens);
   uint8_t fetched_of(int hits, int misses) const;
-  void plan(int layer, std::span<const int> active, std::span<const int> loads, int num_tokens);
+  // Of one token's layer: how many misses (indices into decision_.experts) to fetch, the first ones first, where some of
+  // what stays on the CPU is deferred and some of the layer before may be under way. The least time until the layer is done
+  // and the CPU with what is longer than the stretch to the next one.
+  int split_deferring(int layer, std::span<const int32_t> ids, std::span<const float> weights,
+                      std::span<const int> misses);
+  void plan(int layer, std::span<const int32_t> ids, std::span<const float> weights, int num_tokens);
   void plan_as_peer(int layer, std::span<const ExpertLoad> plannable, int room);
   void plan_many(int layer, std::span<const ExpertLoad> plannable, int room);
   void place_fetched(int layer);
@@ -221,6 +233,10 @@ class LayerScheduler {
   bool background_uploads_;
   bool always_cache_fetched_;
   bool fixed_placement_;
+  Deferral deferral_;
+  double layer_end_us_ = 0, stretch_us_ = 0;  // of the last layer, and from there to the next one
+  std::vector<int> ones_;
+  double cpu_free_us_ = 0;  // when the CPU is done with what was deferred, on the link's clock
   StepShape shape_;
   bool looks_ahead_ = false;  // of the step: look_ahead and settle_ahead are called, follow leaves it to them
   double link_us_ = 0;
@@ -236,7 +252,8 @@ class LayerScheduler {
   bool one_transfer_ = false;
   std::vector<Upload> ahead_arrivals_;
   std::vector<Publication> publications_;
-  std::vector<int> hit_loads_, fetched_loads_, cpu_loads_, expert_loads_;
+  std::vector<int> hit_loads_, fetched_loads_, cpu_loads_, deferred_loads_, expert_loads_;
+  std::vector<uint8_t> on_cpu_;
 };
 
 }  // namespace twofold

@@ -8,9 +8,10 @@
 namespace twofold {
 
 struct StepShape {
-  std::vector<uint8_t> prefill_rows;  // per token; empty: all rows are decode tokens
-  int num_new = 0;                    // requests whose first token is in this step
-  int num_running = 1;                // requests in this step
+  std::vector<uint8_t> prefill_rows;         // per token; empty: all rows are decode tokens
+  int num_new = 0;                           // requests whose first token is in this step
+  int num_running = 1;                       // requests in this step
+  std::vector<uint8_t> generated_rows = {};  // per token: it is of an answer, not of a prompt; empty: none is
 };
 
 // From one request number and position per row: a request with several rows is in prefill, one with position

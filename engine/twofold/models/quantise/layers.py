@@ -16,7 +16,8 @@ from twofold.blocks import ops
 from twofold.blocks.rope import rope_tables
 from twofold.engine.expert_loading import moe_shape
 from twofold.experts.accelerator import AcceleratorChoice
-from twofold.experts.moe import DenseCost, MoeRuntime, SlotPlan
+from twofold.experts.moe import MoeRuntime
+from twofold.experts.slot_plan import DenseCost, SlotPlan
 from twofold.models.config import CacheDType
 from twofold.models.model_files import ModelFiles
 from twofold.weights.weight_format import LayerExperts

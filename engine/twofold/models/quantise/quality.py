@@ -7,7 +7,7 @@ whether the likeliest token is the same; over the text, both models' perplexity.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -21,6 +21,7 @@ from twofold.models.quantise.layers import LayeredModel
 
 F32 = npt.NDArray[np.float32]
 F64 = npt.NDArray[np.float64]
+I64 = npt.NDArray[np.int64]
 
 _LOGITS_AT_ONCE: Final = 8 * 1024 * 1024
 _VERDICTS: Final = (
@@ -96,22 +97,29 @@ def compare(
         drift.append(math.sqrt(away / size) if size > 0 else 0.0)
         if progress is not None:
             progress(len(drift), layers)
-    divergence, same, losses = [], [], ([], [])  # type: ignore[var-annotated]
     step = max(1, _LOGITS_AT_ONCE // source.config.vocab_size)
-    for sequence, ours, theirs in zip(sequences, *states, strict=True):
-        following = np.array([*sequence[1:], -1])
-        for begin in range(0, len(sequence), step):
-            rows = slice(begin, begin + step)
-            p, q = (
-                log_probabilities(model.logits(hidden[rows]))
-                for model, hidden in zip(models, (ours, theirs), strict=True)
-            )
-            divergence.append(np.maximum((np.exp(p) * (p - q)).sum(axis=1), 0.0))
-            same.append(p.argmax(axis=1) == q.argmax(axis=1))
-            said = following[rows] >= 0
-            index = np.flatnonzero(said), following[rows][said]
-            losses[0].append(-p[index])
-            losses[1].append(-q[index])
+
+    def compared() -> Iterable[tuple[I64, F32, F32]]:
+        for sequence, ours, theirs in zip(sequences, *states, strict=True):
+            following = np.array([*sequence[1:], -1])
+            for begin in range(0, len(sequence), step):
+                rows = slice(begin, begin + step)
+                yield following[rows], models[0].logits(ours[rows]), models[1].logits(theirs[rows])
+
+    return quality_of(compared(), tuple(drift))
+
+
+def quality_of(compared: Iterable[tuple[I64, F32, F32]], drift: tuple[float, ...] = ()) -> Quality:
+    """Of (tokens that follow in the text, -1: none does, the source's logits, the others'), rows by rows."""
+    divergence, same, losses = [], [], ([], [])  # type: ignore[var-annotated]
+    for following, source_logits, logits in compared:
+        p, q = log_probabilities(source_logits), log_probabilities(logits)
+        divergence.append(np.maximum((np.exp(p) * (p - q)).sum(axis=1), 0.0))
+        same.append(p.argmax(axis=1) == q.argmax(axis=1))
+        said = following >= 0
+        index = np.flatnonzero(said), following[said]
+        losses[0].append(-p[index])
+        losses[1].append(-q[index])
     kl = np.concatenate(divergence)
     return Quality(
         num_tokens=len(kl),
@@ -121,7 +129,7 @@ def compare(
         same_top=float(np.concatenate(same).mean()),
         source_perplexity=float(np.exp(np.concatenate(losses[0]).mean())),
         perplexity=float(np.exp(np.concatenate(losses[1]).mean())),
-        drift=tuple(drift),
+        drift=drift,
     )
 
 

@@ -1,0 +1,40 @@
+"""Which experts routers favour in a step on a device: what lay in slots when it began, for rows of answers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from twofold.blocks.device_step import Favour
+from twofold.experts.slot_plan import MoeShape
+
+_RESIDENT: Final = 2
+
+
+class FavouredRows:
+    """Buffers whose addresses stay, so that a graph can read them."""
+
+    def __init__(self, shape: MoeShape, max_tokens: int, prior: float, device: torch.device) -> None:
+        """Take nothing where `prior` is 0."""
+        self._prior = prior
+        if prior > 0:
+            self._experts = torch.zeros(
+                (shape.num_layers, shape.num_experts), dtype=torch.bool, device=device
+            )
+            self._rows = torch.zeros(max_tokens, dtype=torch.bool, device=device)
+
+    def fill(self, states: npt.NDArray[np.uint8], generated: Sequence[bool]) -> None:
+        """states: [layers, experts] as `MoeRuntime.placement` has them."""
+        self._experts.copy_(torch.from_numpy(states == _RESIDENT))
+        self._rows.zero_()
+        self._rows[: len(generated)].copy_(torch.tensor(generated, dtype=torch.bool))
+
+    def of_layer(self, moe_layer: int, num_tokens: int) -> Favour | None:
+        """For a step's first `num_tokens` rows; None: nothing is favoured."""
+        if self._prior == 0:
+            return None
+        return Favour(self._prior, self._rows[:num_tokens, None] & self._experts[moe_layer])

@@ -1,0 +1,100 @@
+"""What a model's routed part is, and what is planned for it: slots, who fills them, what else the accelerator does."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from twofold import _core
+from twofold.experts.pins import check_pins
+from twofold.experts.placement import PLACED_BY_POLICY, InitialPlacement, Mask
+from twofold.experts.policies import POLICIES
+from twofold.weights.weight_format import Activation
+
+
+@dataclass(frozen=True)
+class MoeShape:
+    """The routed part of a model."""
+
+    num_layers: int
+    num_experts: int
+    top_k: int
+    hidden: int
+    intermediate: int
+    formats: tuple[tuple[str, str, str], ...]
+    """Of (gate, up, down), one for each layer."""
+    activation: Activation = "silu"
+    biases: bool = False
+    """Whether gate, up and down have any."""
+
+    @property
+    def format(self) -> str:
+        """What most layers are, as curves and people call it: "q4_0", or "q4_k/q4_k/q6_k" where matrices differ."""
+        (most, _), *_ = Counter(self.formats).most_common(1)
+        return most[0] if len(set(most)) == 1 else "/".join(most)
+
+
+@dataclass(frozen=True)
+class DenseCost:
+    """What else the accelerator does: entry i runs before MoE layer i, the last one after the last MoE layer."""
+
+    bytes: list[float]
+    flops_per_token: list[float]
+    router_bytes: float = 0.0
+    """Of one router's gate, which a prediction reads once more."""
+
+
+@dataclass(frozen=True)
+class SlotPlan:
+    """How much VRAM experts get, and who decides what is in it."""
+
+    num_slots: int
+    policy: str
+    prefetch: bool = False
+    num_staging: int = -1
+    """Slots that fetched experts pass through; -1: room for one whole layer."""
+    placement: InitialPlacement = PLACED_BY_POLICY
+    """What fills them at the start; a static one is what they keep."""
+    dynamic_update_from: int = 0
+    """Prompt tokens of a step from which it places experts of a static placement anew; 0: never."""
+    num_deferred: int = 0
+    """Of a generated token's experts on the CPU, how many may join the next MoE layer; or `output_changes.AUTO`."""
+    cache_prior: float = 0.0
+    """How much routers favour experts in slots, 0 to below 1."""
+    rules: Mapping[str, Any] = field(default_factory=dict)
+    """Another engine's rules, for comparison: see `lab.systems`."""
+    devices: tuple[str, ...] = ()
+    """Of each layer's experts: auto, cpu (never in a slot), gpu (always in one); none given: all are auto."""
+
+    def scheduler_config(self, shape: MoeShape) -> _core.SchedulerConfig:
+        """Raises ConfigError as `check_pins`."""
+        check_pins(
+            self.devices, self.num_slots, shape.num_layers, shape.num_experts, self.placement.is_static
+        )
+        rules: dict[str, Any] = {"policy": self.policy}
+        if self.placement.is_static:  # one pool: layers may have uneven shares of it
+            rules = {"policy": "static", "shared_pool": True, "fixed_placement": True}
+            if 0 < self.num_slots < shape.num_layers * shape.num_experts:
+                rules["replace_from"] = self.dynamic_update_from
+        return _core.SchedulerConfig(
+            shape.num_layers,
+            shape.num_experts,
+            shape.top_k,
+            self.num_slots,
+            prefetch=self.prefetch,
+            num_staging=self.num_staging,
+            pins=self.devices,
+            num_deferred=self.num_deferred,
+            cache_prior=self.cache_prior,
+            **(rules | dict(self.rules)),
+        )
+
+    def mask(self, shape: MoeShape) -> Mask | None:
+        """What the slots hold at the start; None: nothing yet, or what is pinned."""
+        if self.devices:
+            return None
+        return self.placement.mask(
+            shape.num_layers, shape.num_experts, self.num_slots, is_pool=POLICIES[self.policy].pooled
+        )
