@@ -44,8 +44,8 @@ def settle(
         slots = replace(slots, num_deferred=number)
         if number:
             said.append(
-                f"expert deferral: of a generated token's {number} least weighted experts those on the CPU join the next "
-                f"MoE layer's output ({why}); answers differ from the model's and depend on where experts lie"
+                f"expert deferral: of a generated token's {number} least weighted experts those on the CPU join the "
+                f"next MoE layer's output ({why}); answers differ from the model's and depend on where experts lie"
             )
         else:
             said.append(f"expert deferral is off: {why}")
