@@ -7,8 +7,6 @@
 // leave their tiles through the first-level cache and are scaled there, because only memory connects tiles
 // and vectors. That, not the products, is where the time goes: kernels/bench/LOG.md.
 #pragma once
-#include <type_traits>
-
 #include "amx_tiles.h"
 #include "avx512_vnni_vector.h"
 #include "integer_products.h"
@@ -84,7 +82,15 @@ struct AmxIntegerProducts {
     static constexpr int runs = Format::kRuns;
     Folded(const uint8_t* block, int /*num_blocks*/) : FoldedBlock<V, Format, true>(block) {}
   };
-  using Part = std::conditional_t<kFolds, Folded, Unpacked>;
+  template <bool, class Other>
+  struct Either {
+    using type = Other;
+  };
+  template <class Other>
+  struct Either<true, Other> {
+    using type = Folded;
+  };
+  using Part = typename Either<kFolds, Unpacked>::type;
 
   // What minima multiply: of each token's runs the scaled sum of the integers, or the sums of both halves' in 16 bits.
   struct alignas(64) RunSums {

@@ -53,37 +53,8 @@ struct IntegerProducts {
     alignas(64) int32_t folded[kFolds ? kTokens : 1][kPartRuns];     // as zero, for folded_block.h
   };
 
-  // Encoded activation rows, from one of their runs on.
-  struct Rows {
-    const int8_t* q;
-    const float* scale;
-    const int32_t* sum16;
-    int64_t row_bytes;
-
-    static Rows of(const void* x, int64_t row_bytes, int K) {
-      const int8_t* q = static_cast<const int8_t*>(x);
-      const int64_t P = activation_columns(K);
-      return {q, reinterpret_cast<const float*>(q + P), reinterpret_cast<const int32_t*>(q + P + P / 8),
-              row_bytes};
-    }
-    Rows from(int row, int64_t run) const {
-      const int64_t bytes = row * row_bytes;
-      return {q + bytes + 32 * run, at(scale, bytes) + run, at(sum16, bytes) + 2 * run, row_bytes};
-    }
-    template <class E>
-    static const E* at(const E* p, int64_t bytes) {
-      return reinterpret_cast<const E*>(reinterpret_cast<const char*>(p) + bytes);
-    }
-  };
-
-  // A part of a panel, perhaps unpacked, and what to bring into the cache meanwhile: `lines` for every run.
-  struct Part {
-    const uint8_t* block;
-    int num_blocks;
-    uint8_t* bytes;
-    const char* next;
-    int lines;
-  };
+  using Rows = Q8Rows;
+  using Part = PanelPart;
 
   static void fill(const Rows& x, int tokens, Terms& terms) {
     for (int t = 0; t < tokens; ++t) {

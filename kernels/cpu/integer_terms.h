@@ -1,4 +1,4 @@
-// What a tile of the integer products needs to know of a part (256 columns, 8 runs) of an activation row
+// Encoded activation rows, and what a tile of the integer products needs to know of a part (256 columns, 8 runs) of one
 // besides its integers. AVX2, for all levels that have it. Anonymous namespace: each file that includes this
 // is compiled with flags of its own and must not share code with another.
 #pragma once
@@ -6,8 +6,42 @@
 
 #include <cstdint>
 
+#include "twofold/packed_kernels.h"
+
 namespace twofold::kernels {
 namespace {
+
+// Encoded activation rows, from one of their runs on.
+struct Q8Rows {
+  const int8_t* q;
+  const float* scale;
+  const int32_t* sum16;
+  int64_t row_bytes;
+
+  static Q8Rows of(const void* x, int64_t row_bytes, int K) {
+    const int8_t* q = static_cast<const int8_t*>(x);
+    const int64_t P = activation_columns(K);
+    return {q, reinterpret_cast<const float*>(q + P), reinterpret_cast<const int32_t*>(q + P + P / 8),
+            row_bytes};
+  }
+  Q8Rows from(int row, int64_t run) const {
+    const int64_t bytes = row * row_bytes;
+    return {q + bytes + 32 * run, at(scale, bytes) + run, at(sum16, bytes) + 2 * run, row_bytes};
+  }
+  template <class E>
+  static const E* at(const E* p, int64_t bytes) {
+    return reinterpret_cast<const E*>(reinterpret_cast<const char*>(p) + bytes);
+  }
+};
+
+// A part of a panel, perhaps unpacked, and what to bring into the cache meanwhile: `lines` for every run.
+struct PanelPart {
+  const uint8_t* block;
+  int num_blocks;
+  uint8_t* bytes;
+  const char* next;
+  int lines;
+};
 
 struct RunTerms {
   static __m256i load(const int32_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
