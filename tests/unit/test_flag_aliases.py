@@ -28,7 +28,11 @@ AWAITED = {
 }  # fmt: skip
 """Settings that aliases may name before they exist. Empty once all are there."""
 MISSING = {target for _, target in missing_targets((*ENGINE, *SERVER), *CONFIGS)}
-GIVEN = {"--schedule-policy": "fcfs", "-ctk": "q8_0", "-fa": "on"}
+GIVEN = {
+    "--schedule-policy": "fcfs", "-ctk": "q8_0", "-fa": "on", "--kt-expert-placement-strategy": "uniform",
+    "--kt-gpu-prefill-token-threshold": "512",
+}  # fmt: skip
+"""What they are given here, where not 1."""
 
 
 parser_of = functools.cache(build_parser)
