@@ -301,7 +301,10 @@ def test_warm_start_refuses_foreign_and_damaged_files(tmp_path):
         ({"prior_usage": [1.0]}, "prior_usage = 1 entries"),
         ({"pins": ["gpu"]}, "pins = 1 entries"),
         ({"pins": ["gpu", "cuda"]}, "a layer's pin is cuda"),
-        ({"pins": ["gpu", "auto"], "slots": 6}, "slots_per_layer = 6 given, num_experts for layer 0, which is pinned"),
+        (
+            {"pins": ["gpu", "auto"], "slots": 6},
+            "slots_per_layer = 6 given, num_experts for layer 0, which is pinned",
+        ),
         ({"pins": ["gpu", "gpu"], "shared_pool": True}, "slots_per_layer = 6 in all given, at least the 16"),
     ],
 )
