@@ -78,10 +78,8 @@ def write_statistics(
     if counts.ndim != 3:
         raise ConfigError(f"statistics of shape {counts.shape} given, (buffers, layers, experts) expected")
     if path.suffix == ".npz":
-        _replace(
-            path,
-            lambda file: np.savez_compressed(file, **{_ARRAY: counts, "model": np.array(model), **further}),
-        )
+        arrays: dict[str, Any] = {_ARRAY: counts, "model": np.array(model), **further}
+        _replace(path, lambda file: np.savez_compressed(file, **arrays))
         return
     if moe_layers is not None and num_layers is not None:
         every = np.zeros((len(counts), num_layers, counts.shape[2]), np.int64)
