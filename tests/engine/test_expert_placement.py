@@ -105,7 +105,7 @@ def test_a_static_strategy_fills_the_slots_and_they_stay(
     np.testing.assert_array_equal(resident(engine), mask)
     assert answers(engine) == expected
     np.testing.assert_array_equal(resident(engine), mask)
-    placed = engine.stats().placement
+    placed = engine._moe.counts()
     assert placed.hits > 0 == placed.evictions
     assert (engine.info.policy, engine.control.expert_placement().strategy) == ("static", strategy)
     engine.control.sleep()
@@ -122,7 +122,7 @@ def test_statistics_are_where_payback_starts_from(model: Path, expected: list[li
         resident(engine), placement_mask("frequency", LAYERS, EXPERTS, SLOTS, total)
     )
     assert answers(engine) == expected
-    assert engine.stats().placement.evictions > 0
+    assert engine._moe.counts().evictions > 0
     engine.close()
 
 
@@ -192,7 +192,7 @@ def test_a_long_prompt_places_experts_by_its_own_routing(model: Path, expected: 
     routed(engine)
     engine.generate(PROMPTS[15], one)
     now, counts = resident(engine), routed(engine)
-    uploads = engine.stats().placement.uploads
+    uploads = engine._moe.counts().uploads
     for layer in range(LAYERS):
         held = int(before[layer].sum())  # a layer keeps as many slots as it had
         # Most tokens first; of equals who was there, then the lower number.
@@ -200,7 +200,7 @@ def test_a_long_prompt_places_experts_by_its_own_routing(model: Path, expected: 
         assert np.flatnonzero(now[layer]).tolist() == sorted(order[:held])
     moved = int((now & ~before).sum())
     assert 0 < moved <= uploads
-    assert engine.stats().placement.evictions == moved  # only what changed
+    assert engine._moe.counts().evictions == moved  # only what changed
     engine.control.drop_prefixes()
     engine.generate(PROMPTS[15], one)
     assert engine.stats().dynamic_update == {"updated": 1, "unchanged": 1, "too_few_tokens": 1}
