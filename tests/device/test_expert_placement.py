@@ -18,8 +18,8 @@ from twofold.models.testing import TinyModel, write_tiny_model
 
 from tests.device.runner_runs import found_device
 
-TINY = TinyModel(dtype="bfloat16", hidden_size=64, head_dim=32, num_layers=3, num_experts=10)
-SLOTS = 9
+TINY = TinyModel(dtype="bfloat16", hidden_size=64, head_dim=32, num_layers=2, num_experts=10)
+SLOTS = 6
 
 
 def resident(engine: Engine) -> list[list[int]]:
@@ -33,7 +33,7 @@ def of_mask(strategy: str) -> list[list[int]]:
     ]
 
 
-def submitted(engine: Engine, lengths: tuple[int, ...] = (40, 20, 30, 9)) -> list[list[int]]:
+def submitted(engine: Engine, lengths: tuple[int, ...] = (40, 9)) -> list[list[int]]:
     """Answers that grow with each step."""
     found: list[list[int]] = [[] for _ in lengths]
 
@@ -45,7 +45,7 @@ def submitted(engine: Engine, lengths: tuple[int, ...] = (40, 20, 30, 9)) -> lis
         return take
 
     for n, tokens in enumerate(found):
-        sampling = SamplingParams(max_tokens=16, ignore_eos=True)
+        sampling = SamplingParams(max_tokens=11, ignore_eos=True)
         prompt = tuple(range(5 + n, 5 + n + lengths[n]))
         engine.submit(GenerationRequest(prompt, sampling, taking(tokens), f"r{n}"))  # type: ignore[arg-type]
     return found
@@ -64,10 +64,10 @@ def test_slots_take_other_experts_and_tokens_stay(fake: ModuleType, tmp_path: Pa
         while engine.step():
             pass
         assert resident(engine) == of_mask("uniform")
-        assert engine.stats().placement.evictions == 0
+        assert engine._moe.counts().evictions == 0
         found = submitted(engine)
         for strategy in ("random", "front-loading", "uniform"):
-            for _ in range(4):
+            for _ in range(3):
                 assert engine.step()
             engine.control.place_experts(of_mask(strategy))
             assert resident(engine) == of_mask(strategy)
@@ -82,7 +82,7 @@ def test_slots_take_other_experts_and_tokens_stay(fake: ModuleType, tmp_path: Pa
         engine.control.sleep()  # uploads land
         engine.control.wake()
         assert resident(engine) != of_mask("uniform")
-        assert list(map(len, resident(engine))) == [3, 3, 3]
+        assert list(map(len, resident(engine))) == [3, 3]
         assert engine.stats().dynamic_update["updated"] == 1
         engine.control.place_experts(of_mask("random"))
         again = submitted(engine, (130,))
