@@ -197,7 +197,7 @@ def test_the_probe_launches_layers_of_the_fake_device(large: Callable[[], Any]) 
     assert copied.gbps >= 0
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.slow), "bfloat16"])
 def test_the_command_measures_the_fake_device_and_keeps_its_figures(
     large: Callable[[], Any],
     tmp_path: Path,

@@ -307,7 +307,7 @@ class Lost:
         self._forward(*given)
 
 
-@pytest.mark.parametrize("graphs", [True, False])
+@pytest.mark.parametrize("graphs", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("way", "says"),
     [

@@ -72,6 +72,7 @@ raise SystemExit(pytest.main(sys.argv[1:]))
 """
 
 
+@pytest.mark.slow
 def test_a_check_that_fails_or_breaks_stops_no_other_and_all_are_reported(
     fake: ModuleType, tmp_path: Path
 ) -> None:

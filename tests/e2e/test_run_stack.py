@@ -157,6 +157,7 @@ def test_a_streamed_answer_its_traces_and_a_clean_end(stack: Stack) -> None:
     assert cache_events[0] > 0
 
 
+@pytest.mark.slow
 def test_when_one_ends_the_other_is_ended_and_the_exit_code_says_so(stack: Stack) -> None:
     stack.wait_until_up()
     server, dashboard = stack.children()

@@ -78,7 +78,16 @@ PROMPT = random_prompt(40)
 NUM_GREEDY = 64
 
 
-@pytest.fixture(params=list(CASES))
+SELDOM = {
+    "no-gqa", "gqa-3", "head-dim-below", "top-1", "top-all", "many-experts", "tied", "attention-bias", "large-theta",
+    "rope-linear", "rope-yarn", "mixtral-linear",
+}  # fmt: skip
+"""What other cases, "everything" above all, have as well: long tests."""
+
+
+@pytest.fixture(
+    params=[pytest.param(name, marks=pytest.mark.slow if name in SELDOM else ()) for name in CASES]
+)
 def directory(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return write_tiny_model(tmp_path, CASES[request.param])
 

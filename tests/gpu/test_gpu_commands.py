@@ -27,7 +27,8 @@ def run(module: list[str], out: Path, *options: str) -> subprocess.CompletedProc
 
 
 @pytest.mark.parametrize(
-    ("module", "option", "at_least"), [(CHECKS, "--gpu-dry-run", 25), (SPEED, "--dry-run", 20)]
+    ("module", "option", "at_least"),
+    [pytest.param(CHECKS, "--gpu-dry-run", 25, marks=pytest.mark.slow), (SPEED, "--dry-run", 20)],
 )
 def test_a_dry_run_lists_every_check_and_runs_none(
     tmp_path: Path, module: list[str], option: str, at_least: int
@@ -41,7 +42,9 @@ def test_a_dry_run_lists_every_check_and_runs_none(
     assert len({check["name"] for check in report["checks"]}) == len(report["checks"])
 
 
-@pytest.mark.parametrize("module", [CHECKS, [*SPEED[:1], "--no-build", *SPEED[1:]]])
+@pytest.mark.parametrize(
+    "module", [pytest.param(CHECKS, marks=pytest.mark.slow), [*SPEED[:1], "--no-build", *SPEED[1:]]]
+)
 def test_without_a_device_the_run_fails_and_says_why(tmp_path: Path, module: list[str]) -> None:
     from twofold.device.finding import find_device
 

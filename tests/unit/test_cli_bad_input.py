@@ -118,7 +118,6 @@ def test_no_such_model(capsys):
     [
         (("--gpu-experts-ratio", "1.5"), "--gpu-experts-ratio was given 1.5"),
         (("--gpu-experts-ratio", "much"), "'much'"),
-        (("--gpu-experts-ratio", "0.5", "--num-gpu-experts", "3"), "--num-gpu-experts"),
         (("--num-gpu-experts", "99", "--accelerator", "emulated:rtx4090-pcie4"), "99"),
         (("--accelerator", "tpu"), "'tpu'"),
         (("--accelerator", "emulated:rtx9999"), "rtx9999"),

@@ -173,6 +173,7 @@ def test_wrong_arguments_and_absent_servers_end_with_two(server: ThreadingHTTPSe
         assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_workers_make_one_test_of_all_users(server: ThreadingHTTPServer, tmp_path: Path) -> None:
     """Every sample of two Locust workers names the same test, its own user and, once all have come, all four users."""
     port = str(free_port())
