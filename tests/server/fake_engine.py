@@ -157,6 +157,7 @@ class FakeEngine:
         self.control = FakeControl()
         self.recording = FakeControl()
         self.max_running = max_running
+        self.caches_prefixes = True
         self.fail_on_submit: Exception | None = None
         self.is_full = False
         self.rotates = False

@@ -95,6 +95,17 @@ def test_a_large_text_is_tokenised_by_way_of_the_other_process(engine):
             assert HTTP.post(f"{url}/tokenize", json=body).json()["count"] == 15_000
 
 
+@pytest.mark.parametrize("caches", [True, False])
+def test_tokens_of_earlier_turns_are_kept_only_where_prefixes_are(engine, caches):
+    engine.caches_prefixes = caches
+    state = ServerState(ServerConfig(), None)
+    state.ready(engine)
+    assert (state.kept_tokens is not None) == caches
+    with serving(app_of(state)) as url:
+        body = {"messages": [{"role": "user", "content": "a b"}], "max_tokens": 2}
+        assert HTTP.post(f"{url}/v1/chat/completions", json=body).status_code == 200
+
+
 def test_readiness_and_version_through_the_phases(engine):
     state = ServerState(ServerConfig(api_key=("sesame",)), None)
     with serving(app_of(state)) as url:

@@ -1,4 +1,5 @@
-"""`twofold launch` with agents that are scripts: each asks the server by what it was told, and says what that was."""
+"""`twofold launch` with agents that are scripts: each asks the server in its agent's protocol by what it was told, and
+says what that was."""
 
 from __future__ import annotations
 
@@ -25,13 +26,21 @@ from twofold.server.app import create_app
 FAKE_AGENT = f"""#!{sys.executable}
 import json, os, signal, sys, urllib.request
 name, arguments, env = os.path.basename(sys.argv[0]), sys.argv[1:], os.environ
-body = {{"messages": [{{"role": "user", "content": "once upon a time"}}]}}
+said = {{"role": "user", "content": "once upon a time"}}
+path, body = "/chat/completions", {{"messages": [said], "max_tokens": 8, "stream": True}}
 if name == "claude":
     url, key, model = env["ANTHROPIC_BASE_URL"] + "/v1", env["ANTHROPIC_AUTH_TOKEN"], env["ANTHROPIC_MODEL"]
+    path = "/messages?beta=true"
+    body["system"] = [{{"type": "text", "text": "be brief", "cache_control": {{"type": "ephemeral"}}}}]
+    body["tools"] = [{{"name": "Read", "input_schema": {{"type": "object"}}}}]
 elif name == "codex":
     told = dict(pair.split("=", 1) for pair in arguments[1 : 2 * arguments.count("-c") : 2])
     url, model = json.loads(told["model_providers.twofold.base_url"]), json.loads(told["model"])
     key = env[json.loads(told["model_providers.twofold.env_key"])]
+    path = {{"responses": "/responses", "chat": path}}[json.loads(told["model_providers.twofold.wire_api"])]
+    tools = [{{"type": "function", "name": "shell", "strict": False, "parameters": {{"type": "object"}}}}]
+    body = {{"instructions": "be brief", "input": [{{"type": "message", **said}}], "tools": tools, "stream": True}}
+    body |= {{"tool_choice": "auto", "store": False, "include": [], "max_output_tokens": 8}}
 elif name == "opencode":
     config = json.load(open(env["OPENCODE_CONFIG"]))
     model = config["model"].removeprefix("twofold/")
@@ -40,12 +49,22 @@ elif name == "opencode":
 else:
     url, key, model = env["OPENAI_BASE_URL"], env["OPENAI_API_KEY"], env["OPENAI_MODEL"]
 headers = {{"Authorization": "Bearer " + key, "Content-Type": "application/json"}}
-data = json.dumps(body | {{"model": model, "max_tokens": 8}}).encode()
+if path.startswith("/messages"):
+    headers |= {{"anthropic-version": "2023-06-01", "anthropic-beta": "claude-code-20250219"}}
+data = json.dumps(body | {{"model": model}}).encode()
 opener = urllib.request.build_opener(urllib.request.ProxyHandler({{}}))
-asked = urllib.request.Request(url + "/chat/completions", data, headers)
-answer = json.load(opener.open(asked, timeout=60))
-text = answer["choices"][0]["message"]["content"]
-told = {{"text": text, "arguments": arguments, "key": key, "model": model, "proxy": env["NO_PROXY"]}}
+asked = urllib.request.Request(url + path, data, headers)
+text = ""
+for line in opener.open(asked, timeout=60):
+    if line.startswith(b"data: {{"):
+        event = json.loads(line[6:])
+        if path == "/responses":
+            text += event["delta"] if event["type"] == "response.output_text.delta" else ""
+        elif path == "/chat/completions":
+            text += event["choices"][0]["delta"].get("content") or "" if event["choices"] else ""
+        elif event["type"] == "content_block_delta":
+            text += event["delta"]["text"]
+told = {{"text": text, "path": path, "arguments": arguments, "key": key, "model": model, "proxy": env["NO_PROXY"]}}
 told["leaks"] = [name for name in ("ANTHROPIC_API_KEY",) if name in env]
 print(json.dumps(told), flush=True)
 if arguments[-1:] == ["--wait"]:
@@ -76,7 +95,7 @@ def home(tmp_path: Path) -> Path:
 @pytest.fixture
 def server() -> Iterator[str]:
     engine = FakeEngine()
-    with serving(create_app(engine, ServerConfig(api_key=("sesame",)))) as url:
+    with serving(create_app(engine, ServerConfig(api_key=("sesame",), tool_call_parser="hermes"))) as url:
         yield url
     engine.close()
 
@@ -112,7 +131,9 @@ def test_an_agent_asks_the_server_that_runs(name, server, agents, home, monkeypa
     out, err = process.communicate(timeout=60)
     assert process.returncode == 7, err
     told = json.loads(out)
-    assert (told["text"], told["key"], told["model"]) == ("once upon a time ", "sesame", "fake-tales")
+    text = "be brief once upon a time " if name in ("claude", "codex") else "once upon a time "
+    assert (told["text"], told["key"], told["model"]) == (text, "sesame", "fake-tales")
+    assert told["path"].startswith(AGENTS[name].needs.removeprefix("/v1"))
     assert told["arguments"][-2:] == ["-p", "--dry-run"]
     assert "127.0.0.1" in told["proxy"]
     if name == "claude":

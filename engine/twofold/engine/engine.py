@@ -232,6 +232,11 @@ class Engine:
         return self._runner.sampling_s
 
     @property
+    def caches_prefixes(self) -> bool:
+        """Whether anything of a request is kept for those that begin like it."""
+        return self.config.enable_prefix_caching
+
+    @property
     def max_num_seqs(self) -> int:
         """Requests that may run at the same time."""
         return self.config.max_num_seqs

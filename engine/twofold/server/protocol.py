@@ -169,6 +169,11 @@ class ServingEngine(Protocol):
     def max_context(self) -> int: ...
 
     @property
+    def caches_prefixes(self) -> bool:
+        """Whether anything of a request is kept for those that begin like it."""
+        ...
+
+    @property
     def max_num_seqs(self) -> int:
         """Requests that may run at the same time."""
         ...

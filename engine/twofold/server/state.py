@@ -45,7 +45,8 @@ class ServerState:
         self.parsers = ThreadPoolExecutor(max_workers=1, thread_name_prefix="parse")
         # Several, so that a grammar that has been compiled does not wait behind one that is new.
         self.compilers = ThreadPoolExecutor(max_workers=4, thread_name_prefix="compile")
-        self.kept_tokens = KeptTokens()
+        self.kept_tokens: KeptTokens | None = None
+        """Where prefixes are cached; known once the engine is."""
         self.answers: set[AnswerStream] = set()
         """Those that have been submitted and whose client still listens."""
         self._engine: ServingEngine | None = None
@@ -54,6 +55,7 @@ class ServerState:
         """The engine is loaded and takes requests from now on."""
         self._engine = engine
         self.sampling_defaults = sampling_defaults or OPENAI_DEFAULTS
+        self.kept_tokens = KeptTokens() if engine.caches_prefixes else None
         self.chat_marks = marks_of(self.config, engine)
         if self.phase == "loading":
             self.phase = "ready"
