@@ -17,7 +17,7 @@ from twofold.engine import Engine
 from twofold.models.testing import TinyModel, write_tiny_model
 from twofold.server.app import create_app
 
-NUM_TALKS, NUM_TURNS, ANSWER = 4, 3, 48
+NUM_TALKS, NUM_TURNS, ANSWER = 4, 2, 48
 
 
 def talk(url: str, number: int) -> tuple[list[str], int]:
@@ -66,7 +66,7 @@ def test_no_text_changes_by_caches_batches_and_preemption(tmp_path: Path) -> Non
     model = write_tiny_model(tmp_path / "tiny", TinyModel(max_position_embeddings=2048))
     alone, found, _ = all_talks(model, enable_prefix_caching=False, max_num_seqs=1, max_total_tokens=4096)
     assert found == 0
-    cached, found, returned = all_talks(model, max_num_seqs=4, max_total_tokens=704)
+    cached, found, returned = all_talks(model, max_num_seqs=4, max_total_tokens=384)
     assert cached == alone
     assert found > 0
     assert returned > 0
