@@ -136,21 +136,24 @@ class SamplerBatch:
 
     def _check(self, pool: ops.ThreadPool, logits: F32, picked: list[int]) -> None:
         """Mask and pick again where a matcher does not take its token, and tell it where none is left."""
-        left: Sequence[tuple[int, TokenMatcher]] = self._constrained
+        left = self._constrained
         while left:
-            values = logits[[row for row, _ in left], [picked[row] for row, _ in left]].tolist()
             again = []
-            for (row, matcher), value in zip(left, values, strict=True):
-                if value == -np.inf:
+            for each in left:
+                row, matcher = each
+                token = picked[row]
+                # The one that a row gives which has nothing above -inf.
+                if token == 0 and logits[row, 0] == -np.inf:
                     matcher.fail("no token is possible (bad_words, or logits that are not numbers)")
-                elif not matcher.admits(picked[row]):
-                    again.append((row, matcher))
+                elif not matcher.admits(token):
+                    again.append(each)
             left = again
             if left:
                 self._mask(pool, logits, left)
                 rows = [row for row, _ in left]
-                logits[rows, [picked[row] for row in rows]] = -np.inf
-                self._draws[rows, -1] = [self.samplers[row].draw_again() for row in rows]
+                for row in rows:
+                    logits[row, picked[row]] = -np.inf
+                    self._draws[row, -1] = self.samplers[row].draw_again()
                 rules = [self._rules[row] for row in rows]
                 tokens = ops.pick_tokens(pool, logits[rows], self._draws[rows], rules).tolist()
                 for row, token in zip(rows, tokens, strict=True):
