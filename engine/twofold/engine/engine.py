@@ -233,7 +233,6 @@ class Engine:
 
     @property
     def caches_prefixes(self) -> bool:
-        """Whether anything of a request is kept for those that begin like it."""
         return self.config.enable_prefix_caching
 
     @property
