@@ -287,7 +287,9 @@ def num_queries(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return sent
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize(
+    "page", ["pages_overview.py", *(pytest.param(page, marks=pytest.mark.slow) for page in PAGES[1:])]
+)
 def test_an_ended_run_is_drawn_once_and_asked_for_once(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,

@@ -50,6 +50,7 @@ def worker():
     made.close()
 
 
+@pytest.mark.slow
 def test_no_body_stops_the_loop(worker):
     """Timed as the longest time the loop did not turn, against parsing the same bodies in this process."""
     engine = FakeEngine()
@@ -110,6 +111,7 @@ def test_what_comes_back_is_bounded(worker):
         worker.parse(ChatRequest, body, 64)
 
 
+@pytest.mark.slow
 def test_a_worker_that_a_body_made_large_ends_and_another_takes_its_place(worker):
     first = worker._process.pid
     # 10 million values take more than the 256 MiB after which it ends.

@@ -43,6 +43,7 @@ def test_a_spill_in_the_compilers_report_is_seen() -> None:
     assert (b.arch, b.spill_bytes, b.shared_bytes) == (80, 0, 0)
 
 
+@pytest.mark.slow
 def test_a_kernel_compiles_for_every_architecture_without_spills(tmp_path: Path) -> None:
     needs_nvcc()
     table = tmp_path / "table.json"

@@ -160,6 +160,7 @@ def test_failures_are_counted_named_and_fatal(
     assert all((sample.request_id is None) == (model == "busy") for sample in samples)
 
 
+@pytest.mark.slow
 def test_wrong_arguments_and_absent_servers_end_with_two(server: ThreadingHTTPServer, tmp_path: Path) -> None:
     for arguments, complaint in (
         (["--users", "0"], "whole number from 1 to 1000"),

@@ -62,9 +62,8 @@ class Load:
         wait_until(lambda: self.sink.stats().num_queued == 0, seconds=60)
 
 
-@pytest.mark.parametrize(
-    ("limit", "batch", "steps"), [(4_000_000, 1, 50), pytest.param(16_777_216, 8, 30, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("limit", "batch", "steps"), [(4_000_000, 1, 50), (16_777_216, 8, 30)])
 def test_file_and_log_stay_within_the_limit_over_many_hours(
     tmp_path: Path, limit: int, batch: int, steps: int
 ) -> None:
