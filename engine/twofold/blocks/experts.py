@@ -10,13 +10,13 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar, Final, overload
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from twofold.api.errors import ModelLoadError
 from twofold.blocks import ops
 from twofold.blocks.block import BlockWeights, Cost, ExpertBlock, RoutedShape
 from twofold.weights.tensor_spec import Found, TensorSpec
-from twofold.weights.weight_format import Activation, ExpertWeights, WeightMatrix
+from twofold.weights.weight_format import Activation, ExpertsOnDemand, ExpertWeights, WeightMatrix
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -198,7 +198,7 @@ class RoutedExperts(ExpertBlock):
         return specs
 
 
-class TurnedExperts(Sequence[ExpertWeights]):
+class TurnedExperts(ExpertsOnDemand):
     """Experts whose fused matrices lie the other way round: copied one by one, whenever they are asked for."""
 
     def __init__(
@@ -213,15 +213,7 @@ class TurnedExperts(Sequence[ExpertWeights]):
     def __len__(self) -> int:
         return len(self._both)
 
-    @overload
-    def __getitem__(self, index: int) -> ExpertWeights: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> list[ExpertWeights]: ...
-
-    def __getitem__(self, index: int | slice) -> ExpertWeights | list[ExpertWeights]:
-        if isinstance(index, slice):
-            return [self[each] for each in range(*index.indices(len(self)))]
+    def expert(self, index: int) -> ExpertWeights:
         return (*self._cut(self._both[index].transposed()), self._down[index].transposed())
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, overload
+from typing import Final
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from twofold.api.errors import ModelLoadError
 from twofold.blocks import ops
 from twofold.weights.weight_format import (
     SCALE_GRID,
+    ExpertsOnDemand,
     ExpertWeights,
     WeightMatrix,
     element_type,
@@ -66,7 +67,7 @@ class Recoding:
         )
 
 
-class RecodedExperts(Sequence[ExpertWeights]):
+class RecodedExperts(ExpertsOnDemand):
     """Experts in another format, made whenever they are asked for."""
 
     def __init__(self, experts: Sequence[ExpertWeights], recoding: Recoding, where: Path, name: str) -> None:
@@ -75,15 +76,7 @@ class RecodedExperts(Sequence[ExpertWeights]):
     def __len__(self) -> int:
         return len(self._experts)
 
-    @overload
-    def __getitem__(self, index: int) -> ExpertWeights: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> list[ExpertWeights]: ...
-
-    def __getitem__(self, index: int | slice) -> ExpertWeights | list[ExpertWeights]:
-        if isinstance(index, slice):
-            return [self[each] for each in range(*index.indices(len(self)))]
+    def expert(self, index: int) -> ExpertWeights:
         gate, up, down = (
             self._recoding.matrix(self._where, self._name, matrix) for matrix in self._experts[index]
         )

@@ -6,10 +6,11 @@ is here again because sizes are asked for where the native modules are not built
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -205,6 +206,25 @@ Activation = Literal["silu", "swiglu_oai", "gelu_tanh"]
 
 ExpertWeights = tuple[WeightMatrix, WeightMatrix, WeightMatrix]
 """(gate [I, H], up [I, H], down [H, I])."""
+
+
+class ExpertsOnDemand(Sequence[ExpertWeights]):
+    """A layer's experts, each made whenever it is asked for: never all in memory."""
+
+    @abstractmethod
+    def expert(self, index: int) -> ExpertWeights:
+        """Made anew each time. Raises IndexError behind the last one."""
+
+    @overload
+    def __getitem__(self, index: int) -> ExpertWeights: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[ExpertWeights]: ...
+
+    def __getitem__(self, index: int | slice) -> ExpertWeights | list[ExpertWeights]:
+        if isinstance(index, slice):
+            return [self.expert(each) for each in range(*index.indices(len(self)))]
+        return self.expert(index)
 
 
 @dataclass(frozen=True, eq=False)
