@@ -359,7 +359,8 @@ void bind_executor(py::module_& m) {
              const PlacementCounts& c = e.events().counts;
              return py::dict(py::arg("hits") = c.hits, py::arg("cpu_misses") = c.cpu_misses,
                              py::arg("fetched") = c.fetched, py::arg("uploads") = c.uploads,
-                             py::arg("evictions") = c.evictions, py::arg("h2d_bytes") = c.h2d_bytes);
+                             py::arg("evictions") = c.evictions, py::arg("h2d_bytes") = c.h2d_bytes,
+                             py::arg("deferred") = c.deferred);
            })
       .def("drain_events",
            [](MoeExecutor& e) {

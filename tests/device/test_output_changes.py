@@ -84,6 +84,7 @@ def test_beside_slots_graphs_and_the_host_make_the_same(fake: ModuleType, path: 
         counts = runner.moe.counts()
         assert counts.hits > 0
         assert counts.cpu_misses > 0
+        assert (0 < counts.deferred < counts.cpu_misses) == (most > 0)
         if name == "graph":
             by_row = {(e["step"], e["request"], e["layer"]): e["num_cpu"] for e in events}
             assert any(

@@ -60,6 +60,18 @@ def test_without_telemetry_it_is_off(url: str) -> None:
     assert not [name for name in metrics_of(url) if name.startswith("twofold:telemetry")]
 
 
+@pytest.mark.parametrize("changes", [(), ("expert deferral: …",)])
+def test_deferred_experts_are_counted_where_something_changes_answers(changes: tuple[str, ...]) -> None:
+    engine = FakeEngine(info=dataclasses.replace(EMULATED, output_changes=changes))
+    try:
+        with serving(create_app(engine, ServerConfig())) as url:
+            metrics = metrics_of(url)
+    finally:
+        engine.close()
+    named = {name.partition("{")[0] for name in metrics}
+    assert ("twofold:expert_deferred_total" in named) == bool(changes)
+
+
 @pytest.mark.parametrize("num_slots", [0, 2])
 def test_without_slots_there_is_no_policy_and_nothing_that_could_be_a_hit_rate(num_slots: int) -> None:
     info = dataclasses.replace(EMULATED, num_slots=num_slots)

@@ -135,7 +135,6 @@ LayerTimes SlottedAccelerator::place(int layer, const LayerRouting& routing, con
   const size_t num_pairs = size_t(routing.num_tokens) * size_t(routing.top_k);
   const LayerDecision& decision =
       scheduler().decide(layer, {routing.ids, num_pairs}, {routing.weights, num_pairs}, routing.num_tokens);
-  deferred_ = decision.deferred;
   keep_books(decision, layer, routing, groups);
   for (size_t g = 0; g < decision.experts.size(); ++g) {
     const ExpertDecision& e = decision.experts[g];
@@ -148,6 +147,7 @@ LayerTimes SlottedAccelerator::place(int layer, const LayerRouting& routing, con
 
 void SlottedAccelerator::keep_books(const LayerDecision& decision, int layer, const LayerRouting& routing,
                                     const ExpertGroups& groups) {
+  deferred_ = decision.deferred;
   const float price = float(scheduler().upload_price());
   for (const Publication& landed : decision.arrivals) report_landed(landed);
   // A prefetch that never began moved nothing over the link.

@@ -152,6 +152,8 @@ class PlacementCounts:
     uploads: int = 0
     evictions: int = 0
     h2d_bytes: int = 0
+    deferred: int = 0
+    """Of those that the CPU ran (`--num-deferred-experts`)."""
 
 
 @dataclass(frozen=True)

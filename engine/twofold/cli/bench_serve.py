@@ -19,6 +19,7 @@ from typing import Any, Final, cast
 from twofold import __version__
 from twofold.api.config import DEFAULT_URL
 from twofold.api.errors import CapacityError, ConfigError
+from twofold.api.whole_file import whole_file
 from twofold.cli.bar import Bar
 from twofold.loadgen.generator import LoadPlan, run_load
 from twofold.loadgen.http_client import HttpClient, HttpStatusError, check_url
@@ -300,7 +301,9 @@ async def _measure(client: HttpClient, args: argparse.Namespace, cells: list[_Ce
             "model": model,
             "endpoint": workload.path,
         }
-        _write(args.json, head | {"dataset_name": args.dataset_name, "results": results})
+        document = head | {"dataset_name": args.dataset_name, "results": results}
+        with whole_file(args.json) as part:
+            part.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     return int(failed)
 
 
@@ -324,16 +327,6 @@ def _tale() -> str:
     from twofold.models.quantise.texts import default_text  # torch comes with it
 
     return default_text()
-
-
-def _write(path: Path, document: dict[str, Any]) -> None:
-    """Whole or not at all."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _whole(low: int, high: int) -> Callable[[str], int]:

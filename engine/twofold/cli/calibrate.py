@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from twofold.api.config import EngineConfig
 from twofold.api.errors import ConfigError
+from twofold.api.whole_file import whole_file
 
 if TYPE_CHECKING:
     from twofold.device.calibration import DeviceCalibration
@@ -213,10 +212,8 @@ def _stored(path: Path) -> MachineProfile | None:
 def _write(path: Path, text: str) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, temporary = tempfile.mkstemp(dir=path.parent, suffix=".part")
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.replace(temporary, path)
+        with whole_file(path) as part:
+            part.write_text(text, encoding="utf-8")
     except OSError as error:
         raise ConfigError(
             f"the profile cannot be written to {path}: {error.strerror}; name another --output"

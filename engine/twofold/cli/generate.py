@@ -130,6 +130,7 @@ def report(engine: Engine, text: str, token_ids: list[int], usage: Usage) -> dic
             "uploads": placement.uploads,
             "evictions": placement.evictions,
             "h2d_bytes": placement.h2d_bytes,
+            "deferred": placement.deferred,
         },
         "timings": {
             "clock": usage.clock,

@@ -27,6 +27,7 @@ from typing import Any, Final
 
 from twofold.api.config import DEFAULT_URL
 from twofold.api.errors import CapacityError, ConfigError
+from twofold.api.whole_file import whole_file
 from twofold.cli.agents import AGENTS, KEY_NAME, NO_KEY, Provider, Settings, local_proxy_settings
 from twofold.loadgen.http_client import check_url
 from twofold.loadgen.server_process import serving
@@ -277,16 +278,9 @@ def _private(folder: Path) -> None:
 
 
 def _write(path: Path, text: str) -> None:
-    """Whole or not at all, for its owner alone."""
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        with os.fdopen(
-            os.open(part, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600), "w", encoding="utf-8"
-        ) as file:
-            file.write(text)
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
+    """For its owner alone."""
+    with whole_file(path, mode=0o600) as part:
+        part.write_text(text, encoding="utf-8")
 
 
 def _restore(folder: Path) -> int:

@@ -6,7 +6,6 @@ the model; SGLang's counts every layer of the model, those without experts as ro
 
 from __future__ import annotations
 
-import os
 import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from twofold.api.errors import ConfigError
+from twofold.api.whole_file import whole_file
 
 I64 = npt.NDArray[np.int64]
 
@@ -112,13 +112,10 @@ def _check_name(path: Path) -> None:
 
 
 def _replace(path: Path, write: Callable[[IO[bytes]], object]) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with temporary.open("wb") as file:
+        with whole_file(path) as part, part.open("wb") as file:
             write(file)
-        os.replace(temporary, path)
     except (OSError, RuntimeError) as error:
-        temporary.unlink(missing_ok=True)
         raise ConfigError(f"{path}: cannot be written ({error})") from error
 
 

@@ -6,7 +6,6 @@ Decisions and compute are native (`MoeExecutor`); this module only builds the ex
 from __future__ import annotations
 
 import logging
-import os
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,6 +18,7 @@ import numpy.typing as npt
 from twofold import _core
 from twofold.api.errors import ConfigError, ModelLoadError
 from twofold.api.types import PlacementCounts, PrefetchCounts
+from twofold.api.whole_file import whole_file
 from twofold.blocks import ops
 from twofold.experts.accelerator import AcceleratorChoice
 from twofold.experts.cpu_cost import cpu_cost_model, machine_cost_model
@@ -343,15 +343,13 @@ class MoeRuntime:
         Raises:
             ConfigError: the file cannot be written.
         """
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         try:
-            if self._learned:
-                temporary.write_bytes(self._learned)
-            else:
-                self._executor.save_cache(str(temporary))
-            os.replace(temporary, path)
+            with whole_file(path) as part:
+                if self._learned:
+                    part.write_bytes(self._learned)
+                else:
+                    self._executor.save_cache(str(part))
         except (OSError, RuntimeError) as error:
-            temporary.unlink(missing_ok=True)
             raise ConfigError(f"--cache-state {path}: cannot be written ({error})") from error
 
     def restore_cache(self, path: Path) -> int:

@@ -177,6 +177,15 @@ def _engine_gauges(state: ServerState) -> list[Gauge]:
             placement.cpu_misses,
         )
     )
+    if engine.info.output_changes:
+        rows.append(
+            (
+                "twofold:expert_deferred_total",
+                "counter",
+                "Routed experts that the CPU ran behind their layer (--num-deferred-experts).",
+                placement.deferred,
+            )
+        )
     if stats.dynamic_update:
         rows.append(
             (

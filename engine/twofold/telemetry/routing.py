@@ -13,7 +13,6 @@ The file (no pickle inside; written atomically):
 from __future__ import annotations
 
 import os
-import tempfile
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,6 +21,7 @@ import numpy.typing as npt
 
 from twofold.api.errors import ConfigError
 from twofold.api.types import ControlRecord, RequestRecord, RunInfo, StepRecord
+from twofold.api.whole_file import whole_file
 from twofold.telemetry.sink import LoadSample, SinkStats
 
 Rows = npt.NDArray[Any]
@@ -149,20 +149,9 @@ class RoutingRecorder:
         if self._run is None:
             return
         ids, probs, offsets = self._sequences()
-        descriptor, temporary = tempfile.mkstemp(dir=self._path.parent, suffix=".npz.part")
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                np.savez_compressed(
-                    file,
-                    ids=ids,
-                    probs=probs,
-                    offsets=offsets,
-                    num_experts=np.int64(self._run.num_experts),
-                )
-            os.replace(temporary, self._path)
-        except BaseException:
-            os.unlink(temporary)
-            raise
+        num_experts = np.int64(self._run.num_experts)
+        with whole_file(self._path, mode=0o600) as part, part.open("wb") as file:
+            np.savez_compressed(file, ids=ids, probs=probs, offsets=offsets, num_experts=num_experts)
         self._run = None
 
     def _sequences(self) -> tuple[Ids, Rows, Rows]:
