@@ -6,7 +6,6 @@ import functools
 
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
-from starlette.types import ASGIApp
 
 from twofold import __version__
 from twofold.api.config import ServerConfig
@@ -38,7 +37,7 @@ def create_app(
     sink: TelemetrySink | None = None,
     *,
     sampling_defaults: SamplingParams | None = None,
-) -> ASGIApp:
+) -> RequestFrame:
     """The application, ready to be served.
 
     Args:
@@ -52,7 +51,7 @@ def create_app(
     return app_of(state)
 
 
-def app_of(state: ServerState) -> ASGIApp:
+def app_of(state: ServerState) -> RequestFrame:
     """The application over a state that the caller keeps, to move it through its phases."""
     app = FastAPI(
         title="Twofold",

@@ -19,10 +19,12 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
+from twofold.server.early_refusals import EarlyRefusals, whole_request
+
 PROBE_KEY: Final = "twofold.probe"
 """Of an ASGI scope: bytes that its answer's client reads over, such as an empty event of an event stream."""
 
-_SMALL_READ: Final = 4 * 1024
+SMALL_READ: Final = 4 * 1024
 _LARGE_READ: Final = 64 * 1024
 _TCP_CLOSE: Final = 7
 """`TCP_CLOSE` of Linux' tcp_states.h: the peer has answered with a reset."""
@@ -73,6 +75,7 @@ class OpenConnections:
     limits: ConnectionLimits
     connections: set[Any]
     """Of type Connection; uvicorn keeps it."""
+    early_refusals: EarlyRefusals
     # asyncio copies into it and `buffer_updated` copies out of it before anything else runs.
     buffer: memoryview = field(default_factory=lambda: memoryview(bytearray(_LARGE_READ)))
     num_turned_away: int = 0
@@ -134,15 +137,34 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
     def get_buffer(self, sizehint: int) -> memoryview:
         body = self.conn.their_state is h11.SEND_BODY and self.headers is not None
         in_one_piece = body and not any(name == b"transfer-encoding" for name, _ in self.headers)
-        return self._opened.buffer if in_one_piece else self._opened.buffer[:_SMALL_READ]
+        return self._opened.buffer if in_one_piece else self._opened.buffer[:SMALL_READ]
 
     def buffer_updated(self, nbytes: int) -> None:
         if not self._turned_away:
             self.data_received(bytes(self._opened.buffer[:nbytes]))
 
     def data_received(self, data: bytes) -> None:
-        super().data_received(data)
+        if not self._refused_early(data):
+            super().data_received(data)
         self._set_timers()
+
+    def _refused_early(self, data: bytes) -> bool:
+        """Whether `data` was a whole request which a full server has refused."""
+        early = self._opened.early_refusals
+        unread = self.conn.their_state is not h11.IDLE or self.conn.trailing_data[0]
+        if unread or not self.is_idle or self.flow.write_paused or not early.is_full():
+            return False
+        request = whole_request(data)
+        answer = None if request is None else early.answer(request)
+        if request is None or answer is None:
+            return False
+        self._unset_keepalive_if_required()
+        self.idle_since_s = self.loop.time()
+        self.transport.write(answer)
+        if request.closes:
+            self.transport.close()
+            self._abort_later()
+        return True
 
     def eof_received(self) -> bool | None:  # type: ignore[override]
         """True keeps the connection: its request is complete and its client may be waiting for the answer."""

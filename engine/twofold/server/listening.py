@@ -16,11 +16,12 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 import uvicorn
-from starlette.types import ASGIApp
 
 from twofold.api.config import ServerConfig
 from twofold.api.errors import ConfigError
-from twofold.server.connections import Connection, ConnectionLimits, OpenConnections
+from twofold.server.connections import SMALL_READ, Connection, ConnectionLimits, OpenConnections
+from twofold.server.early_refusals import whole_request
+from twofold.server.middleware import RequestFrame
 
 _logger = logging.getLogger("twofold.server")
 
@@ -80,7 +81,7 @@ class HttpServer(uvicorn.Server):
     """uvicorn over one bound socket, without its signal handling, which would end the process by the signal instead
     of by code 0. `should_exit = True` ends `serve`."""
 
-    def __init__(self, app: ASGIApp, limits: ConnectionLimits) -> None:
+    def __init__(self, app: RequestFrame, limits: ConnectionLimits) -> None:
         super().__init__(
             uvicorn.Config(
                 app,
@@ -97,12 +98,13 @@ class HttpServer(uvicorn.Server):
             )
         )
         self._limits = limits
+        self._early_refusals = app.early_refusals
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         assert sockets is not None
         assert len(sockets) == 1
         await self.lifespan.startup()
-        opened = OpenConnections(self._limits, self.server_state.connections)
+        opened = OpenConnections(self._limits, self.server_state.connections, self._early_refusals)
 
         def connection() -> Connection:
             return Connection(self.config, self.server_state, self.lifespan.state, opened)
@@ -151,9 +153,30 @@ class _Acceptor:
                 self._pause(error)
                 return
             accepted.setblocking(False)
+            if self._refused(accepted):
+                continue
             task = self._loop.create_task(self._attach(accepted))
             self._attaching.add(task)
             task.add_done_callback(self._attaching.discard)
+
+    def _refused(self, accepted: socket.socket) -> bool:
+        """Whether a request that came with its connection, and ends with it, was refused: without a transport."""
+        if not self._opened.early_refusals.is_full():
+            return False
+        try:
+            data = accepted.recv(SMALL_READ, socket.MSG_PEEK)
+            request = whole_request(data)
+            if request is None or not request.closes:
+                return False
+            answer = self._opened.early_refusals.answer(request)
+            if answer is None:
+                return False
+            accepted.recv(len(data))  # what is left unread would turn the closing into a reset
+            accepted.send(answer)
+        except OSError:
+            return False
+        accepted.close()
+        return True
 
     async def _attach(self, accepted: socket.socket) -> None:
         try:

@@ -14,11 +14,13 @@ from collections.abc import Sequence
 from typing import Final
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from twofold.api.errors import CapacityError
 from twofold.server import api_errors
 from twofold.server.api_errors import ApiError
+from twofold.server.early_refusals import COMPUTING_PATHS, EarlyRefusals
 from twofold.server.state import ServerState
 from twofold.server.web_pages import foreign_caller
 
@@ -27,16 +29,6 @@ _OPEN: Final = frozenset(("/health", "/ready", "/metrics", "/version", "/openapi
 """Without a key, also where the API needs one."""
 _ADMIN: Final = frozenset(f"/{verb}_expert_distribution_record" for verb in ("start", "stop", "dump"))
 """SGLang's names of admin routes."""
-_COMPUTES: Final = frozenset(
-    (
-        "/v1/chat/completions",
-        "/v1/completions",
-        "/v1/responses",
-        "/v1/messages",
-        "/api/chat",
-        "/api/generate",
-    )
-)
 _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 
 
@@ -51,8 +43,7 @@ class RequestFrame:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        given_id = Headers(scope=scope).get("x-request-id", "")
-        request_id = given_id if _REQUEST_ID.fullmatch(given_id) else uuid.uuid4().hex
+        request_id = _request_id(Headers(scope=scope))
         started = False
 
         async def framed_send(message: Message) -> None:
@@ -60,12 +51,12 @@ class RequestFrame:
             if message["type"] == "http.response.start":
                 started = True
                 self._label(MutableHeaders(scope=message), request_id)
-                if message["status"] >= 400 and scope["method"] == "POST":
-                    self._state.metrics.refused[str(message["status"])] += 1
+                if scope["method"] == "POST":
+                    self._count(message["status"])
             await send(message)
 
         try:
-            refusal = self._refusal(scope)
+            refusal = self._refusal(scope["method"], scope["path"], Headers(scope=scope))
             if refusal is not None:
                 await refusal.response(scope["path"])(scope, receive, framed_send)
             else:
@@ -77,6 +68,25 @@ class RequestFrame:
             if not started:
                 await api_errors.internal().response(scope["path"])(scope, receive, framed_send)
 
+    @property
+    def early_refusals(self) -> EarlyRefusals:
+        """For who listens: to refuse a request without calling this."""
+        return EarlyRefusals(lambda: self._full() is not None, self._refuse_early)
+
+    def _refuse_early(self, path: str, raw_headers: list[tuple[bytes, bytes]]) -> Response | None:
+        headers = Headers(raw=raw_headers)
+        refusal = self._refusal("POST", path, headers)
+        if refusal is None:
+            return None
+        response = refusal.response(path)
+        self._label(response.headers, _request_id(headers))
+        self._count(response.status_code)
+        return response
+
+    def _count(self, status: int) -> None:
+        if status >= 400:
+            self._state.metrics.refused[str(status)] += 1
+
     def _label(self, headers: MutableHeaders, request_id: str) -> None:
         headers["x-request-id"] = request_id
         engine = self._state.loaded_engine
@@ -84,12 +94,12 @@ class RequestFrame:
             headers["x-twofold-accelerator"] = engine.info.accelerator
             headers["x-twofold-clock"] = engine.info.clock
 
-    def _refusal(self, scope: Scope) -> ApiError | None:
+    def _refusal(self, method: str, path: str, headers: Headers) -> ApiError | None:
         """Why this caller gets nothing: no key where one is needed, or a web page where none is.
 
         With a key, `_OPEN` stays open to monitors.
         """
-        config, headers, path = self._state.config, Headers(scope=scope), scope["path"]
+        config = self._state.config
         if config.admin_key and (path == "/admin" or path.startswith("/admin/") or path in _ADMIN):
             # Its key opens nothing else, and no other key opens this. Without one there is no such route.
             return None if _has_key(headers, [config.admin_key]) else _unauthorised("admin")
@@ -99,7 +109,7 @@ class RequestFrame:
             return None
         else:
             refusal = None if _has_key(headers, config.api_key) else _unauthorised()
-        return refusal or (self._full() if scope["method"] == "POST" and path in _COMPUTES else None)
+        return refusal or (self._full() if method == "POST" and path in COMPUTING_PATHS else None)
 
     def _full(self) -> ApiError | None:
         """Where nothing would be taken, before anything of the request is read: those that run need the time."""
@@ -111,6 +121,11 @@ class RequestFrame:
         except CapacityError as error:
             return api_errors.from_twofold(error)
         return None
+
+
+def _request_id(headers: Headers) -> str:
+    given = headers.get("x-request-id", "")
+    return given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
 
 
 def _has_key(headers: Headers, keys: Sequence[str]) -> bool:
