@@ -10,8 +10,8 @@ other), each further one within --slo-tpot times the time it takes at capacity. 
 are answered like that, if a refusal is no 429 or 503 with Retry-After, or if refusals take longer than --refusal-ms
 (95 % of them).
 
-The client yields to the server (nice), as it would on a machine of its own; what it takes of a core is told, and what
-the machine's host took from both (steal). With --against another checkout's server is measured in the same rounds.
+What the client takes of a core is told, and what the machine's host took from both (steal). With --against another
+checkout's server is measured in the same rounds.
 """
 
 from __future__ import annotations
@@ -52,19 +52,11 @@ class Seen:
     refusals_ms: list[float] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
-    async def ask(self, client: HttpClient, number: int, tokens: int) -> None:
-        rng = random.Random(number)  # noqa: S311
-        body = {
-            "prompt": [rng.randrange(10, 1000) for _ in range(PROMPT_TOKENS)],
-            "max_tokens": tokens, "ignore_eos": True, "temperature": 0, "stream": True,
-            "stream_options": {"include_usage": True},
-        }  # fmt: skip
+    async def ask(self, client: HttpClient, body: bytes, tokens: int) -> None:
         begun = time.monotonic()
         answer = AnswerStream(begun)
         try:
-            await client.lines(
-                COMPLETIONS, json.dumps(body).encode(), lambda line: answer.line(line, time.monotonic())
-            )
+            await client.lines(COMPLETIONS, body, lambda line: answer.line(line, time.monotonic()))
             answer.end()
         except HttpStatusError as refusal:
             if refusal.status in (429, 503) and refusal.retry_after:
@@ -88,6 +80,16 @@ class Seen:
         return [answer[place] for answer in self.answers]
 
 
+def body_of(number: int, tokens: int) -> bytes:
+    rng = random.Random(number)  # noqa: S311
+    body = {
+        "prompt": [rng.randrange(10, 1000) for _ in range(PROMPT_TOKENS)],
+        "max_tokens": tokens, "ignore_eos": True, "temperature": 0, "stream": True,
+        "stream_options": {"include_usage": True},
+    }  # fmt: skip
+    return json.dumps(body).encode()
+
+
 async def at_capacity(client: HttpClient, seconds: float, args: argparse.Namespace) -> tuple[Seen, float]:
     """And the answers per second."""
     seen, numbers = Seen(), itertools.count()
@@ -95,7 +97,7 @@ async def at_capacity(client: HttpClient, seconds: float, args: argparse.Namespa
 
     async def one_user() -> None:
         while time.monotonic() - begun < seconds:
-            await seen.ask(client, next(numbers), args.tokens)
+            await seen.ask(client, body_of(next(numbers), args.tokens), args.tokens)
 
     await asyncio.gather(*(one_user() for _ in range(args.places)))
     return seen, len(seen.answers) / (time.monotonic() - begun)
@@ -105,14 +107,15 @@ async def overloaded(
     client: HttpClient, rate: float, seconds: float, args: argparse.Namespace
 ) -> tuple[Seen, float]:
     """And the answers per second."""
+    moments = list(itertools.takewhile(lambda at_s: at_s < seconds, arrival_times(rate, 1.0, 0)))
+    # Made beforehand: under load the client and the server share the machine.
+    bodies = [body_of(1_000_000 + number, args.tokens) for number in range(len(moments))]
     seen = Seen()
     begun = time.monotonic()
     async with asyncio.TaskGroup() as tasks:
-        for number, at_s in enumerate(arrival_times(rate, 1.0, 0)):
-            if at_s > seconds:
-                break
+        for at_s, body in zip(moments, bodies, strict=True):
             await asyncio.sleep(begun + at_s - time.monotonic())
-            tasks.create_task(seen.ask(client, 1_000_000 + number, args.tokens))
+            tasks.create_task(seen.ask(client, body, args.tokens))
     return seen, len(seen.answers) / (time.monotonic() - begun)
 
 
@@ -149,7 +152,7 @@ class Side:
         self._client_s = self._stolen_s = self._wall_s = 0.0
 
     async def warm(self) -> None:
-        await Seen().ask(self._client, 0, self._args.tokens)
+        await Seen().ask(self._client, body_of(0, self._args.tokens), self._args.tokens)
 
     async def round(self, seconds: float) -> None:
         args = self._args
@@ -219,7 +222,6 @@ def main() -> int:
     parser.add_argument("--slo-queues", type=float, default=3.0)
     parser.add_argument("--slo-tpot", type=float, default=3.0)
     parser.add_argument("--refusal-ms", type=float, default=50.0)
-    parser.add_argument("--nice", type=int, default=5, help="of the client")
     parser.add_argument(
         "--against", type=Path, metavar="DIR", help="a second checkout, built, measured in turn"
     )
@@ -233,7 +235,6 @@ def main() -> int:
             name: stack.enter_context(serving(checkout, flags, Path(folder) / f"{name}.log"))
             for name, checkout in checkouts.items()
         }
-        os.nice(args.nice)
         return asyncio.run(run(servers, args))
 
 
