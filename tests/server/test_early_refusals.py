@@ -75,7 +75,8 @@ def test_in_one_piece_or_in_two_the_refusal_is_the_same(engine, refused, key):
 
 
 def test_a_refused_connection_goes_on(engine, refused):
-    with serving(create_app(engine, ServerConfig())) as url, connect(url) as connection:
+    app = create_app(engine, ServerConfig())
+    with serving(app) as url, connect(url) as connection:
         engine.is_full = True
         for _ in range(3):
             connection.sendall(request("/v1/completions"))
@@ -88,6 +89,7 @@ def test_a_refused_connection_goes_on(engine, refused):
         assert answer(connection).startswith(b"http/1.1 429 ")
         assert connection.recv(1) == b""
     assert len(refused) == 4
+    assert app._state.metrics.refused == {"429": 4, "400": 1}
 
 
 @pytest.mark.parametrize(
