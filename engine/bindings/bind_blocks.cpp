@@ -20,6 +20,7 @@
 #include "ops/gqa_attention.h"
 #include "ops/mla.h"
 #include "ops/short_convolution.h"
+#include "pool_view.h"
 #include "tensor_arguments.h"
 
 namespace py = pybind11;
@@ -54,7 +55,7 @@ int positive(int value, const char* what) {
   return value;
 }
 
-std::unique_ptr<GqaBlock> make_gqa(ThreadPool& pool, const py::array& norm, const PackedMatrix& qkv,
+std::unique_ptr<GqaBlock> make_gqa(const PoolView& pool, const py::array& norm, const PackedMatrix& qkv,
                                    const MaybeArray& qkv_bias, const MaybeArray& q_norm,
                                    const MaybeArray& k_norm, const PackedMatrix& o, const MaybeArray& o_bias,
                                    int num_heads, int num_kv_heads, int head_dim, float eps, float scale,
@@ -91,7 +92,7 @@ std::unique_ptr<GqaBlock> make_gqa(ThreadPool& pool, const py::array& norm, cons
                                chunk ? positive(*chunk, "Gqa: chunk") : 0};
   const GqaShape shape{num_heads, num_kv_heads, head_dim, eps,   scale, window,          flat_norms,
                        rotated,   neighbours,   period,   slope, gated, keys_are_values, rotation};
-  return std::make_unique<GqaBlock>(GqaAttention(chosen_table(), pool, w, shape), layer);
+  return std::make_unique<GqaBlock>(GqaAttention(pool.kernels(), pool, w, shape), layer);
 }
 
 // A matrix of `heads` parts of [rows, columns] each.
@@ -107,7 +108,7 @@ const PackedMatrix* expect_heads(const PackedMatrix& matrix, const std::string& 
   return &matrix;
 }
 
-std::unique_ptr<MlaBlock> make_mla(ThreadPool& pool, const py::array& norm, const PackedMatrix& a,
+std::unique_ptr<MlaBlock> make_mla(const PoolView& pool, const py::array& norm, const PackedMatrix& a,
                                    const MaybeArray& a_bias, const MaybeArray& q_norm,
                                    const PackedMatrix* q_b, const py::array& latent_norm,
                                    const PackedMatrix& k_b, const PackedMatrix& v_b, const PackedMatrix& o,
@@ -143,10 +144,10 @@ std::unique_ptr<MlaBlock> make_mla(ThreadPool& pool, const py::array& norm, cons
                        .latent_eps = latent_eps,
                        .scale = scale,
                        .neighbours = neighbours};
-  return std::make_unique<MlaBlock>(MlaAttention(chosen_table(), pool, w, shape), layer);
+  return std::make_unique<MlaBlock>(MlaAttention(pool.kernels(), pool, w, shape), layer);
 }
 
-std::unique_ptr<GatedDeltaBlock> make_gated_delta(ThreadPool& pool, const py::array& norm,
+std::unique_ptr<GatedDeltaBlock> make_gated_delta(const PoolView& pool, const py::array& norm,
                                                   const PackedMatrix& in, const py::array& conv,
                                                   const py::array& decay_rate, const py::array& decay_bias,
                                                   const py::array& head_norm, const PackedMatrix& out,
@@ -181,10 +182,10 @@ std::unique_ptr<GatedDeltaBlock> make_gated_delta(ThreadPool& pool, const py::ar
   w.norm = expect_f32(view_of(norm), "GatedDelta: norm_weight", {in.columns()});
   w.decay_rate = expect_f32(view_of(decay_rate), "GatedDelta: decay_rate", {num_v_heads});
   w.decay_bias = expect_f32(view_of(decay_bias), "GatedDelta: decay_bias", {num_v_heads});
-  return std::make_unique<GatedDeltaBlock>(GatedDeltaNet(chosen_table(), pool, w, shape), layer);
+  return std::make_unique<GatedDeltaBlock>(GatedDeltaNet(pool.kernels(), pool, w, shape), layer);
 }
 
-std::unique_ptr<ConvolutionBlock> make_convolution(ThreadPool& pool, const py::array& norm,
+std::unique_ptr<ConvolutionBlock> make_convolution(const PoolView& pool, const py::array& norm,
                                                    const PackedMatrix& in, const MaybeArray& in_bias,
                                                    const py::array& conv, const MaybeArray& conv_bias,
                                                    const PackedMatrix& out, const MaybeArray& out_bias,
@@ -202,7 +203,7 @@ std::unique_ptr<ConvolutionBlock> make_convolution(ThreadPool& pool, const py::a
   const int count = static_cast<int>(taps.shape[0]);
   if (count < 2)
     throw KernelFailure("ShortConvolution: conv has " + std::to_string(count) + " taps; expected at least 2");
-  return std::make_unique<ConvolutionBlock>(ShortConvolution(chosen_table(), pool, w, count, eps), layer);
+  return std::make_unique<ConvolutionBlock>(ShortConvolution(pool.kernels(), pool, w, count, eps), layer);
 }
 
 template <typename Attention>
@@ -231,7 +232,7 @@ kernels::RouterShape make_shape(int top_k, const std::string& score, bool renorm
   return shape;
 }
 
-std::unique_ptr<RouterBlock> make_router(ThreadPool& pool, const py::array& norm, const py::array& gate,
+std::unique_ptr<RouterBlock> make_router(const PoolView& pool, const py::array& norm, const py::array& gate,
                                          float eps, const kernels::RouterShape& shape, const MaybeArray& bias,
                                          const MaybeArray& gate_bias, const MaybeArray& gate_norm,
                                          const MaybeArray& expert_scale) {
@@ -242,7 +243,7 @@ std::unique_ptr<RouterBlock> make_router(ThreadPool& pool, const py::array& norm
   weights.gate_bias = vector_or_null(gate_bias, "Router: gate_bias", weights.gate.rows);
   weights.gate_norm = vector_or_null(gate_norm, "Router: gate_norm", weights.gate.cols);
   weights.expert_scale = vector_or_null(expert_scale, "Router: expert_scale", weights.gate.rows);
-  return std::make_unique<RouterBlock>(Router(chosen_table(), pool, weights, eps, shape));
+  return std::make_unique<RouterBlock>(Router(pool.kernels(), pool, weights, eps, shape));
 }
 
 void route(RouterBlock& block, const py::array& hidden, const py::array& normed, const py::array& ids,
@@ -261,7 +262,7 @@ void route(RouterBlock& block, const py::array& hidden, const py::array& normed,
   router.forward(x, out, chosen, shares, scores, static_cast<int>(T));
 }
 
-GatedFfn make_ffn(ThreadPool& pool, const std::string& block, const PackedMatrix& gate,
+GatedFfn make_ffn(const PoolView& pool, const std::string& block, const PackedMatrix& gate,
                   const PackedMatrix& up, const PackedMatrix& down, const std::string& activation = "silu") {
   expect_packed(up, (block + ": up").c_str(), gate.rows(), gate.columns());
   expect_packed(down, (block + ": down").c_str(), gate.columns(), gate.rows());
@@ -270,13 +271,13 @@ GatedFfn make_ffn(ThreadPool& pool, const std::string& block, const PackedMatrix
       throw KernelFailure(block + ": a matrix is stacked; expected one part");
   }
   try {
-    return {chosen_table(), pool, gate, up, down, kernels::expert_activation_named(activation)};
+    return {pool.kernels(), pool, gate, up, down, kernels::expert_activation_named(activation)};
   } catch (const std::invalid_argument& wrong) {
     throw KernelFailure(block + ": " + wrong.what());
   }
 }
 
-std::unique_ptr<DenseFfn> make_dense(ThreadPool& pool, const py::array& norm, const PackedMatrix& gate,
+std::unique_ptr<DenseFfn> make_dense(const PoolView& pool, const py::array& norm, const PackedMatrix& gate,
                                      const PackedMatrix& up, const PackedMatrix& down, float eps,
                                      const std::string& activation) {
   GatedFfn ffn = make_ffn(pool, "DenseFfn", gate, up, down, activation);
@@ -284,25 +285,25 @@ std::unique_ptr<DenseFfn> make_dense(ThreadPool& pool, const py::array& norm, co
   return std::make_unique<DenseFfn>(std::move(ffn), norm_weight, eps);
 }
 
-std::unique_ptr<PostNorm> make_post_norm(ThreadPool& pool, const py::array& norm, float eps, int over,
+std::unique_ptr<PostNorm> make_post_norm(const PoolView& pool, const py::array& norm, float eps, int over,
                                          float scale) {
   const TensorView view = view_of(norm);
   const float* weight = expect_f32(view, "PostNorm: norm_weight", {kAny});
-  return std::make_unique<PostNorm>(chosen_table(), pool, weight, static_cast<int>(view.shape[0]), eps,
+  return std::make_unique<PostNorm>(pool.kernels(), pool, weight, static_cast<int>(view.shape[0]), eps,
                                     positive(over, "PostNorm: over"), scale);
 }
 
-std::unique_ptr<SharedExperts> make_shared_experts(ThreadPool& pool, const PackedMatrix& gate,
+std::unique_ptr<SharedExperts> make_shared_experts(const PoolView& pool, const PackedMatrix& gate,
                                                    const PackedMatrix& up, const PackedMatrix& down,
                                                    const MaybeArray& shared_gate) {
   GatedFfn ffn = make_ffn(pool, "SharedExperts", gate, up, down);
   const float* sigmoid = vector_or_null(shared_gate, "SharedExperts: shared_gate", gate.columns());
-  return std::make_unique<SharedExperts>(chosen_table(), pool, std::move(ffn), sigmoid);
+  return std::make_unique<SharedExperts>(pool.kernels(), pool, std::move(ffn), sigmoid);
 }
 
 class __attribute__((visibility("hidden"))) BoundDecoder {
  public:
-  BoundDecoder(const py::sequence& blocks, ThreadPool* pool, std::vector<int> threads)
+  BoundDecoder(const py::sequence& blocks, const PoolView* pool, std::vector<int> threads)
       : blocks_(blocks), decoder_(make(blocks_, pool, std::move(threads))) {}
 
   void forward(const py::array& hidden, AttentionBatch& batch, StateCache& cache, MoeExecutor* experts) {
@@ -313,9 +314,10 @@ class __attribute__((visibility("hidden"))) BoundDecoder {
   }
 
  private:
-  static Decoder make(const py::tuple& blocks, ThreadPool* pool, std::vector<int> threads) {
+  static Decoder make(const py::tuple& blocks, const PoolView* pool, std::vector<int> threads) {
     try {
-      return Decoder(blocks.cast<std::vector<Block*>>(), pool, std::move(threads));
+      return Decoder(blocks.cast<std::vector<Block*>>(), pool == nullptr ? nullptr : &pool->threads(),
+                     std::move(threads));
     } catch (const std::invalid_argument& wrong) {
       throw KernelFailure(wrong.what());
     }
@@ -432,7 +434,7 @@ void bind_blocks(py::module_& m) {
       .def(py::init(&make_post_norm), py::keep_alive<1, 2>(), py::keep_alive<1, 3>(), py::arg("pool"),
            py::arg("norm_weight"), py::arg("eps"), py::arg("over"), py::arg("scale") = 1.0f);
   py::class_<BoundDecoder>(m, "Decoder", "The blocks of a model in one call.")
-      .def(py::init<const py::sequence&, ThreadPool*, std::vector<int>>(), py::keep_alive<1, 3>(),
+      .def(py::init<const py::sequence&, const PoolView*, std::vector<int>>(), py::keep_alive<1, 3>(),
            py::arg("blocks"), py::arg("pool") = py::none(), py::arg("threads") = std::vector<int>())
       .def("forward", &BoundDecoder::forward, py::arg("hidden"), py::arg("batch"), py::arg("cache"),
            py::arg("experts").none(true));

@@ -9,6 +9,7 @@
 #include "bind_ops.h"
 #include "host/ceilings.h"
 #include "module.h"
+#include "pool_view.h"
 #include "tensor_arguments.h"
 
 namespace py = pybind11;
@@ -16,7 +17,7 @@ namespace py = pybind11;
 namespace twofold::bindings {
 namespace {
 
-std::map<std::string, double> measure(ThreadPool& pool, const std::optional<std::string>& level,
+std::map<std::string, double> measure(const PoolView& pool, const std::optional<std::string>& level,
                                       int64_t read_bytes, double turn_s) {
   const std::string name = level.value_or(chosen_table().name);
   if (kernels::table_for_level(name.c_str()) == nullptr) {

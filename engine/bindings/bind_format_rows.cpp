@@ -8,6 +8,7 @@
 
 #include "bind_ops.h"
 #include "ops/format_rows.h"
+#include "pool_view.h"
 #include "tensor_arguments.h"
 
 namespace py = pybind11;
@@ -27,7 +28,7 @@ void expect_columns(kernels::WeightFormat format, int64_t columns) {
   }
 }
 
-Bytes quantise(ThreadPool& pool, const py::array& x, const std::string& name,
+Bytes quantise(const PoolView& pool, const py::array& x, const std::string& name,
                const std::optional<py::array>& importance) {
   const kernels::WeightFormat format = format_named(name);
   if (!kernels::layout_of(format).quantised) throw ConfigFailure("weights are never quantised to " + name);

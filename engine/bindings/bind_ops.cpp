@@ -18,6 +18,7 @@
 #include "module.h"
 #include "ops/attention_batch.h"
 #include "ops/state_cache.h"
+#include "pool_view.h"
 #include "tensor_arguments.h"
 
 namespace py = pybind11;
@@ -42,9 +43,9 @@ std::map<std::string, bool> features() {
           {"amx_bf16", has.amx_bf16}};
 }
 
-std::unique_ptr<ThreadPool> make_pool(int num_threads, const std::string& numa, const std::string& sysfs) {
+PoolView make_pool(int num_threads, const std::string& numa, const std::string& sysfs) {
   try {
-    return std::make_unique<ThreadPool>(plan_pool(num_threads, numa, sysfs));
+    return PoolView(std::make_shared<ThreadPool>(plan_pool(num_threads, numa, sysfs)));
   } catch (const std::invalid_argument& wrong) {
     throw ConfigFailure(wrong.what());
   }
@@ -153,9 +154,30 @@ const kernels::KernelTable& chosen_table() {
   }
 }
 
+std::vector<std::string> runnable_levels() {
+  std::vector<std::string> levels;
+  for (const char* const* name = kernels::level_names(); *name != nullptr; ++name) {
+    if (kernels::table_for_level(*name) != nullptr) levels.emplace_back(*name);
+  }
+  return levels;
+}
+
+const kernels::KernelTable& PoolView::kernels() const { return table_ != nullptr ? *table_ : chosen_table(); }
+
+PoolView PoolView::at_level(const std::string& level) const {
+  // The process's own is as it was measured to be the fastest; its bits are the level's.
+  if (const kernels::KernelTable& own = chosen_table(); level == own.name) return PoolView(threads_, &own);
+  if (const kernels::KernelTable* table = kernels::table_for_level(level.c_str()))
+    return PoolView(threads_, table);
+  std::string known;
+  for (const std::string& name : runnable_levels()) known += (known.empty() ? "" : ", ") + name;
+  throw ConfigFailure("level " + level + " is not what this CPU and this build can run: " + known);
+}
+
 void bind_ops(py::module_& m) {
   register_failures();
   m.def("cpu_features", features, "What the CPU has and the operating system enables.");
+  m.def("runnable_levels", &runnable_levels, "Of kernels, by name, best last.");
   m.def(
       "isa_choice",
       [] {
@@ -189,30 +211,34 @@ void bind_ops(py::module_& m) {
       "Microseconds of (embedding, attention, routers, dense feed-forward, experts, head) since the process "
       "began.");
 
-  py::class_<ThreadPool>(m, "ThreadPool", "Threads that share the work of one operation at a time.")
+  py::class_<PoolView>(m, "ThreadPool",
+                       "Threads that share the work of one operation at a time, and kernels.")
       .def(py::init(&make_pool), py::arg("num_threads") = 0, py::arg("numa") = "off",
            py::arg("sysfs") = "/sys")
-      .def_property_readonly("num_threads", &ThreadPool::num_threads)
-      .def_property_readonly("num_nodes", &ThreadPool::num_nodes)
-      .def_property_readonly("reason", [](const ThreadPool& pool) { return pool.plan().reason; })
+      .def_property_readonly("num_threads", [](const PoolView& pool) { return pool.threads().num_threads(); })
+      .def_property_readonly("num_nodes", [](const PoolView& pool) { return pool.threads().num_nodes(); })
+      .def_property_readonly("reason", [](const PoolView& pool) { return pool.threads().plan().reason; })
       .def_property_readonly("placement",
-                             [](const ThreadPool& pool) {
+                             [](const PoolView& pool) {
                                py::list threads;
-                               for (const PoolThread& thread : pool.plan().threads)
+                               for (const PoolThread& thread : pool.threads().plan().threads)
                                  threads.append(py::make_tuple(thread.node, thread.bound));
                                return threads;
                              })
-      .def("bind_caller", &ThreadPool::bind_caller)
+      .def("bind_caller", [](const PoolView& pool) { pool.threads().bind_caller(); })
       .def(
           "limit",
-          [](ThreadPool& pool, int count) {
+          [](const PoolView& pool, int count) {
             try {
-              pool.limit(count);
+              pool.threads().limit(count);
             } catch (const std::invalid_argument& wrong) {
               throw ConfigFailure(wrong.what());
             }
           },
-          py::arg("count"), "Operations run on so many threads from now on; 0: on all.");
+          py::arg("count"), "Operations run on so many threads from now on; 0: on all.")
+      .def("at_level", &PoolView::at_level, py::arg("level"),
+           "The same threads, for operators with the kernels of one level.")
+      .def_property_readonly("level", [](const PoolView& pool) { return pool.kernels().name; });
 
   py::class_<StateCache>(m, "StateCache", "Native memory of what sequences keep, in pages.")
       .def(py::init(&make_cache), py::arg("layers"), py::arg("num_pages"), py::arg("page_size"),

@@ -13,6 +13,7 @@
 #include "bind_ops.h"
 #include "bind_panels.h"
 #include "ops/embedding_head.h"
+#include "pool_view.h"
 #include "tensor_arguments.h"
 
 namespace py = pybind11;
@@ -22,7 +23,7 @@ namespace {
 
 using Packed = std::shared_ptr<PackedMatrix>;
 
-Packed pack(ThreadPool& pool, const std::vector<py::object>& parts) {
+Packed pack(const PoolView& pool, const std::vector<py::object>& parts) {
   std::vector<SourceMatrix> sources;
   for (size_t i = 0; i < parts.size(); ++i)
     sources.push_back(source_matrix(parts[i], "PackedMatrix: part " + std::to_string(i)));
@@ -36,7 +37,7 @@ Packed pack(ThreadPool& pool, const std::vector<py::object>& parts) {
 
 using PartArgument = std::pair<std::string, int64_t>;  // (format, rows)
 
-Packed map_panels(ThreadPool& pool, const std::vector<PartArgument>& arguments, int64_t columns,
+Packed map_panels(const PoolView& pool, const std::vector<PartArgument>& arguments, int64_t columns,
                   std::shared_ptr<FileMapping> file, size_t offset) {
   std::vector<PackedMatrix::Part> parts;
   for (const auto& [format, rows] : arguments) parts.push_back({format_named(format), rows});
@@ -57,10 +58,10 @@ std::vector<std::string> formats_of(const PackedMatrix& matrix) {
 
 class __attribute__((visibility("hidden"))) BoundLmHead {
  public:
-  BoundLmHead(ThreadPool& pool, const py::array& norm, const Packed& weight, float eps, float softcap)
+  BoundLmHead(const PoolView& pool, const py::array& norm, const Packed& weight, float eps, float softcap)
       : norm_(norm),
         weight_(weight),
-        head_(chosen_table(), pool, expect_f32(view_of(norm), "LmHead: norm_weight", {weight->columns()}),
+        head_(pool.kernels(), pool, expect_f32(view_of(norm), "LmHead: norm_weight", {weight->columns()}),
               *weight, eps, softcap) {}
 
   void forward(const py::array& hidden_rows, const py::array& logits) {
@@ -81,7 +82,7 @@ class __attribute__((visibility("hidden"))) BoundLmHead {
 // The table looked at once: doing so for every step takes longer than reading one row.
 class __attribute__((visibility("hidden"))) BoundEmbedding {
  public:
-  BoundEmbedding(ThreadPool& pool, py::object table)
+  BoundEmbedding(const PoolView& pool, py::object table)
       : pool_(pool), table_(std::move(table)), weight_(source_matrix(table_, "Embedding: table")) {}
 
   void forward(const py::array& token_ids, const py::array& out) {
@@ -94,12 +95,12 @@ class __attribute__((visibility("hidden"))) BoundEmbedding {
   }
 
  private:
-  ThreadPool& pool_;
+  PoolView pool_;
   py::object table_;  // what the weight points into
   SourceMatrix weight_;
 };
 
-void embed_tokens(ThreadPool& pool, const py::object& table, const py::array& token_ids,
+void embed_tokens(const PoolView& pool, const py::object& table, const py::array& token_ids,
                   const py::array& out) {
   const SourceMatrix weight = source_matrix(table, "embed: table");
   const TensorView ids = view_of(token_ids);
@@ -133,10 +134,10 @@ void bind_dense_ops(py::module_& m) {
       });
   m.def("embed", &embed_tokens, py::arg("pool"), py::arg("table"), py::arg("token_ids"), py::arg("out"));
   py::class_<BoundEmbedding>(m, "Embedding", "Rows of a table by token.")
-      .def(py::init<ThreadPool&, py::object>(), py::keep_alive<1, 2>(), py::arg("pool"), py::arg("table"))
+      .def(py::init<const PoolView&, py::object>(), py::keep_alive<1, 2>(), py::arg("pool"), py::arg("table"))
       .def("forward", &BoundEmbedding::forward, py::arg("token_ids"), py::arg("out"));
   py::class_<BoundLmHead>(m, "LmHead", "Final norm and output projection.")
-      .def(py::init<ThreadPool&, const py::array&, const Packed&, float, float>(), py::keep_alive<1, 2>(),
+      .def(py::init<const PoolView&, const py::array&, const Packed&, float, float>(), py::keep_alive<1, 2>(),
            py::arg("pool"), py::arg("norm_weight"), py::arg("weight"), py::arg("eps"),
            py::arg("softcap") = 0.0f)
       .def("forward", &BoundLmHead::forward, py::arg("hidden_rows"), py::arg("logits"));

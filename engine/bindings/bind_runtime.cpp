@@ -14,6 +14,7 @@
 #include "module.h"
 #include "moe/emulated.h"
 #include "moe/moe_executor.h"
+#include "pool_view.h"
 #include "tensor_arguments.h"
 
 namespace py = pybind11;
@@ -85,7 +86,8 @@ void check_experts(const ExpertStore& store, int layer, int first, int count) {
   }
 }
 
-void put_experts(ExpertStore& store, ThreadPool& pool, int layer, int first, const py::sequence& experts) {
+void put_experts(ExpertStore& store, const PoolView& pool, int layer, int first,
+                 const py::sequence& experts) {
   const int count = static_cast<int>(py::len(experts));
   check_experts(store, layer, first, count);
   const int hidden = store.shape().hidden, intermediate = store.shape().intermediate;
@@ -141,11 +143,19 @@ void bind_store(py::module_& m) {
                   py::arg("biases") = false, "Panels that lie in a file.")
       .def(
           "copied",
-          [](const ExpertStore& store, ThreadPool& pool) {
+          [](const ExpertStore& store, const PoolView& pool) {
             const py::gil_scoped_release release;
             return std::make_unique<ExpertStore>(store, pool);
           },
           py::arg("pool"), "The same in memory of its own.")
+      .def(
+          "set_kernels",
+          [](ExpertStore& store, int layer, const PoolView& pool) {
+            check_layer(store, layer);
+            store.set_kernels(layer, pool.kernels());
+          },
+          py::arg("layer"), py::arg("pool"),
+          "The CPU computes the layer's experts with the kernels of `pool`.")
       .def("put", &put_experts, py::arg("pool"), py::arg("layer"), py::arg("first"), py::arg("experts"))
       .def("put_biases", &put_biases, py::arg("layer"), py::arg("first"), py::arg("biases").noconvert(),
            "Of experts from `first` on, float32 [experts, 2 intermediate + hidden]: gate's, up's, down's.")
@@ -268,12 +278,12 @@ void bind_executor(py::module_& m) {
   py::class_<SlottedAccelerator, std::shared_ptr<SlottedAccelerator>>(
       m, "SlottedAccelerator", "Expert slots on a device, and who decides what is in them.");
   py::class_<MoeExecutor>(m, "MoeExecutor", "Runs MoE layers: decides where, computes, records.")
-      .def(py::init<ThreadPool&, const ExpertStore&, std::optional<CostModel>, int>(), py::arg("pool"),
+      .def(py::init<const PoolView&, const ExpertStore&, std::optional<CostModel>, int>(), py::arg("pool"),
            py::arg("store"), py::arg("cost") = std::nullopt, py::arg("num_deferred") = 0,
            py::keep_alive<1, 2>(), py::keep_alive<1, 3>())
       .def_static(
           "emulated",
-          [](ThreadPool& pool, const ExpertStore& store, const CostModel& cost,
+          [](const PoolView& pool, const ExpertStore& store, const CostModel& cost,
              const LayerSchedulerConfig& config, std::vector<double> dense_bytes,
              std::vector<double> dense_flops, bool preload, double router_bytes, double begin_us) {
             auto accelerator = std::make_shared<EmulatedAccelerator>(
@@ -286,7 +296,7 @@ void bind_executor(py::module_& m) {
           py::arg("begin_us") = 0.0, py::keep_alive<0, 1>(), py::keep_alive<0, 2>())
       .def_static(
           "on_device",
-          [](ThreadPool& pool, const ExpertStore& store, std::shared_ptr<SlottedAccelerator> accelerator,
+          [](const PoolView& pool, const ExpertStore& store, std::shared_ptr<SlottedAccelerator> accelerator,
              bool preload) {
             return std::make_unique<MoeExecutor>(pool, store, std::move(accelerator), preload);
           },

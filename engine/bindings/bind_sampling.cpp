@@ -10,6 +10,7 @@
 #include "array_view.h"
 #include "bind_ops.h"
 #include "ops/sampling.h"
+#include "pool_view.h"
 #include "tensor_arguments.h"
 
 namespace py = pybind11;
@@ -26,7 +27,7 @@ void expect_entries(const char* what, int64_t given, int64_t expected) {
   }
 }
 
-py::array_t<int32_t> pick(ThreadPool& pool, const py::array& logits, const Array<double>& draws,
+py::array_t<int32_t> pick(const PoolView& pool, const py::array& logits, const Array<double>& draws,
                           const std::vector<const TokenRules*>& rules) {
   const TensorView rows = view_of(logits);
   float* values = expect_writable_f32(rows, "pick_tokens: logits", {kAny, kAny});
@@ -53,11 +54,11 @@ py::array_t<int32_t> pick(ThreadPool& pool, const py::array& logits, const Array
   py::array_t<int32_t> tokens(num_rows);
   int32_t* out = tokens.mutable_data();
   const py::gil_scoped_release release;
-  pick_tokens(chosen_table(), pool, values, vocabulary, numbers, rules, out);
+  pick_tokens(pool.kernels(), pool, values, vocabulary, numbers, rules, out);
   return tokens;
 }
 
-void mask(ThreadPool& pool, const py::array& logits, const std::vector<int64_t>& rows,
+void mask(const PoolView& pool, const py::array& logits, const std::vector<int64_t>& rows,
           const std::vector<Array<uint32_t>>& masks) {
   const TensorView view = view_of(logits);
   float* values = expect_writable_f32(view, "mask_logits: logits", {kAny, kAny});
@@ -79,7 +80,7 @@ void mask(ThreadPool& pool, const py::array& logits, const std::vector<int64_t>&
 
 using Answers = std::vector<std::vector<std::pair<int32_t, double>>>;
 
-Answers log_softmax(ThreadPool& pool, const py::array& logits, const std::vector<int64_t>& rows,
+Answers log_softmax(const PoolView& pool, const py::array& logits, const std::vector<int64_t>& rows,
                     const std::vector<int32_t>& tokens, const std::vector<int32_t>& num_top) {
   const TensorView view = view_of(logits);
   const float* values = expect_f32(view, "log_probabilities: logits", {kAny, kAny});
@@ -100,7 +101,7 @@ Answers log_softmax(ThreadPool& pool, const py::array& logits, const std::vector
   std::vector<std::vector<LogProbability>> found(queries.size());
   {
     const py::gil_scoped_release release;
-    log_probabilities(chosen_table(), pool, values, view.shape[1], queries, found);
+    log_probabilities(pool.kernels(), pool, values, view.shape[1], queries, found);
   }
   Answers answers(found.size());
   for (size_t i = 0; i < found.size(); ++i) {

@@ -155,7 +155,6 @@ def test_pins_survive_other_sizes_sleep_and_a_warm_start(
         (PINS, {"accelerator": "none"}, r"r.yaml:2: device gpu .* no accelerator"),
         ("- {match: all, device: cpu}", {}, r"r.yaml:1: device cpu was given for model.embed_tokens, which"),
         ("- {match: all, threads: 9}", {}, "threads 9 was given, the engine has 1; raise --cpu-threads"),
-        ("- {match: all, backend: avx_vnni}", {}, "backend avx_vnni was given, this process .*TWOFOLD_ISA=avx_vnni"),
         ("- {match: all, format: q8_0}", {"packed_cache": "cache"}, "and --packed-cache was given"),
     ],
 )  # fmt: skip
@@ -179,6 +178,19 @@ def test_threads_and_shipped_rules_change_no_answer(model_dir: str, plain: list[
     ):
         assert answer(engine) == plain
         engine.close()
+
+
+def test_levels_of_kernels_leave_placement_without_a_say(model_dir: str, tmp_path: Path) -> None:
+    rules = """
+- {match: {class: experts, layers: [0, 2]}, backend: generic}
+- {match: {class: [attention, head], layers: 0-2}, backend: generic, threads: 1}
+"""
+    tokens = []
+    for accelerator in ("none", EMULATED):
+        engine = load(model_dir, rules, tmp_path, cpu_threads=2, accelerator=accelerator)
+        tokens.append(answer(engine))
+        engine.close()
+    assert tokens[0] == tokens[1]
 
 
 def test_a_limit_leaves_the_other_threads_idle() -> None:

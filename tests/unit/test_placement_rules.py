@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from twofold.api.errors import ConfigError
+from twofold.blocks import ops
 from twofold.cli.main import main
 from twofold.models.model_files import ModelFiles, open_model_files
 from twofold.models.registry import FAMILIES
@@ -171,6 +172,7 @@ def test_explain_says_where_each_rule_stands(
 ) -> None:
     (tmp_path / "r.yaml").write_text(
         "- match: {class: experts}\n  replace: {kwargs: {generate_device: cpu, backend: AMXInt4}}\n"
+        "- {match: {class: embedding}, backend: generic}\n"
     )
     model = str(files.tensors.where)
     assert main(["rules", "explain", model, "--optimize-config", str(tmp_path / "r.yaml")]) == 0
@@ -179,7 +181,9 @@ def test_explain_says_where_each_rule_stands(
     assert second == f"note: {tmp_path}/r.yaml:1: backend AMXInt4 is read as format: int4"
     lines = [re.split(r"  +", line) for line in table]
     assert ["model.layers.1-2.mlp.experts", "experts", f"{tmp_path}/r.yaml:1", "cpu", "int4"] == lines[-2][:5]
-    assert lines[-1][:7] == ["lm_head", "head", "none", "auto", "bf16 (file)", "auto", "all"]
+    assert lines[1][2:6] == [f"{tmp_path}/r.yaml:3", "auto", "bf16 (file)", "generic"]
+    own = ops.isa_choice()[0]
+    assert lines[-1][:7] == ["lm_head", "head", "none", "auto", "bf16 (file)", own, "all"]
     assert main(["rules", "explain", model]) == 0
     assert "shipped rules glm4_moe.yaml:2" in capsys.readouterr().out
 

@@ -10,6 +10,7 @@
 #include "cuda_error.h"
 #include "device/mailbox_experts.h"
 #include "handshake.h"
+#include "pool_view.h"
 #include "step_control.h"
 
 namespace py = pybind11;
@@ -62,7 +63,7 @@ py::dict serve_by_python(py::object self, uint32_t step, double limit_s, const p
 // Serves steps with the CPU's experts, without the GIL.
 class StepServer {
  public:
-  StepServer(DeviceMailbox& mailbox, ThreadPool& pool, const ExpertStore& store)
+  StepServer(DeviceMailbox& mailbox, const PoolView& pool, const ExpertStore& store)
       : mailbox_(mailbox), experts_(pool, store) {}
 
   py::dict serve(uint32_t step, double limit_s) {
@@ -118,7 +119,7 @@ void bind_handshake(py::module_& m, DeviceClass& device) {
           py::arg("shape"))
       .def(
           "step_server",
-          [](DeviceApi&, DeviceMailbox& mailbox, ThreadPool& pool, const ExpertStore& store) {
+          [](DeviceApi&, DeviceMailbox& mailbox, const PoolView& pool, const ExpertStore& store) {
             return std::make_unique<StepServer>(mailbox, pool, store);
           },
           py::arg("mailbox"), py::arg("pool"), py::arg("store"), py::keep_alive<0, 2>(),

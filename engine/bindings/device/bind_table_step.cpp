@@ -7,6 +7,7 @@
 #include "bind_device.h"
 #include "device/table_step.h"
 #include "handshake.h"
+#include "pool_view.h"
 
 namespace py = pybind11;
 
@@ -62,7 +63,7 @@ void bind_table_step(py::module_& m, DeviceClass& device) {
   device.def(
       "table_step",
       [](DeviceApi&, DeviceMailbox& mailbox, MoeExecutor& executor, CudaAccelerator& accelerator,
-         ThreadPool& pool) {
+         const PoolView& pool) {
         return std::make_unique<TableStep>(mailbox.host(), executor, accelerator, pool);
       },
       py::arg("mailbox"), py::arg("executor"), py::arg("accelerator"), py::arg("pool"),

@@ -9,6 +9,7 @@
 #include <string>
 
 #include "host/thread_pool.h"
+#include "pool_view.h"
 #include "tensor_arguments.h"
 #include "testing/testing.h"
 
@@ -141,21 +142,23 @@ uint64_t read_all(const py::array& memory, const std::string& level) {
 
 // Exercises a pool: adds one to each of num_chunks counters, `repeats` times; throws in chunk `fail_at` of
 // the first.
-py::array_t<int64_t> count_chunks(ThreadPool& pool, int64_t num_chunks, int repeats,
+py::array_t<int64_t> count_chunks(const PoolView& pool, int64_t num_chunks, int repeats,
                                   std::optional<int64_t> fail_at, int nested) {
   py::array_t<int64_t> counts(num_chunks);
   int64_t* count = counts.mutable_data();
   std::fill_n(count, num_chunks, int64_t{0});
   const py::gil_scoped_release release;
   for (int i = 0; i < repeats; ++i) {
-    pool.parallel_for(num_chunks, [&](int64_t chunk, int thread) {
-      if (thread < 0 || thread >= pool.num_threads()) throw KernelFailure("thread number out of range");
+    pool.threads().parallel_for(num_chunks, [&](int64_t chunk, int thread) {
+      if (thread < 0 || thread >= pool.threads().num_threads())
+        throw KernelFailure("thread number out of range");
       if (fail_at && chunk == *fail_at)
         throw KernelFailure("chunk " + std::to_string(chunk) + " was told to fail");
       if (nested == 0) {
         ++count[chunk];
       } else {
-        pool.parallel_for(nested, [&](int64_t, int inner) { count[chunk] += inner == thread ? 1 : 1000000; });
+        pool.threads().parallel_for(
+            nested, [&](int64_t, int inner) { count[chunk] += inner == thread ? 1 : 1000000; });
       }
     });
   }

@@ -10,7 +10,7 @@ namespace twofold {
 
 MailboxExperts::MailboxExperts(ThreadPool& pool, const ExpertStore& store, int num_deferred)
     : store_(store),
-      compute_(pool, store.shape(), kernels::Rounding::kOfDevice),
+      compute_(pool, store, kernels::Rounding::kOfDevice),
       deferral_(num_deferred, store.num_layers()) {}
 
 void MailboxExperts::begin_step(std::span<const uint8_t> generated) {
@@ -69,7 +69,7 @@ void MailboxExperts::run(int layer, const PostedLayer& posted, int top_k, float*
   group_weights_.clear();
   for (const int expert : groups_.experts) group_weights_.push_back(store_.expert(layer, expert));
   const LayerRouting routing{posted.ids, posted.weights, posted.num_tokens, top_k};
-  compute_.run(routing, groups_, store_.layout(layer), group_weights_, normed_.data(), rows);
+  compute_.run(layer, routing, groups_, group_weights_, normed_.data(), rows);
 }
 
 void MailboxExperts::choose_deferred(int layer, const PostedLayer& posted, int top_k) {

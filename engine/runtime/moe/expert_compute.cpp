@@ -28,18 +28,28 @@ void ExpertGroups::assign(const LayerRouting& routing, int num_experts) {
   for (int p = 0; p < num_pairs; ++p) pairs[size_t(counts_[size_t(routing.ids[p])]++)] = p;
 }
 
-void ExpertCompute::run(const LayerRouting& routing, const ExpertGroups& groups, const ExpertLayout& layout,
+PackedFfn& ExpertCompute::ffn_of(int layer) {
+  const kernels::KernelTable& table = store_.kernels(layer);
+  const ExpertShape& shape = store_.shape();
+  return ffns_
+      .try_emplace(&table, table, pool_, shape.hidden, shape.intermediate, rounding_, shape.activation)
+      .first->second;
+}
+
+void ExpertCompute::run(int layer, const LayerRouting& routing, const ExpertGroups& groups,
                         std::span<const std::byte* const> group_weights, const float* normed, float* hidden) {
+  const ExpertLayout& layout = store_.layout(layer);
+  PackedFfn& ffn = ffn_of(layer);
   panels_.clear();
   for (const std::byte* weights : group_weights) panels_.push_back(layout.panels(weights));
-  ffn_.run(layout.formats,
-           {.groups = panels_,
-            .begin = groups.begin,
-            .pairs = groups.pairs,
-            .num_tokens = routing.num_tokens,
-            .top_k = routing.top_k,
-            .weights = routing.weights},
-           {.x = normed, .ld = ffn_.hidden()}, hidden);
+  ffn.run(layout.formats,
+          {.groups = panels_,
+           .begin = groups.begin,
+           .pairs = groups.pairs,
+           .num_tokens = routing.num_tokens,
+           .top_k = routing.top_k,
+           .weights = routing.weights},
+          {.x = normed, .ld = ffn.hidden()}, hidden);
 }
 
 }  // namespace twofold

@@ -2,6 +2,7 @@
 // caller's decision, and the result does not depend on it.
 #pragma once
 #include <cstdint>
+#include <map>
 #include <span>
 #include <vector>
 
@@ -38,17 +39,22 @@ struct ExpertGroups {
 class ExpertCompute {
  public:
   // rounding: kOfDevice where a device computes other experts of the same layers (rounding.h).
-  ExpertCompute(ThreadPool& pool, const ExpertShape& shape, kernels::Rounding rounding)
-      : ffn_(kernels::kernel_table(), pool, shape.hidden, shape.intermediate, rounding, shape.activation) {}
+  ExpertCompute(ThreadPool& pool, const ExpertStore& store, kernels::Rounding rounding)
+      : pool_(pool), store_(store), rounding_(rounding) {}
 
   // hidden[t] += sum over rank k of weights[t, k] * expert(normed[t]), added in rank order; pairs that are in
-  // no group are left out. group_weights[g] is where the packed weights of group g lie, laid out as `layout`
-  // says. normed and hidden are [num_tokens, hidden].
-  void run(const LayerRouting& routing, const ExpertGroups& groups, const ExpertLayout& layout,
+  // no group are left out. group_weights[g] is where the packed weights of group g lie, laid out as the store
+  // says of the layer, whose kernels it has too. normed and hidden are [num_tokens, hidden].
+  void run(int layer, const LayerRouting& routing, const ExpertGroups& groups,
            std::span<const std::byte* const> group_weights, const float* normed, float* hidden);
 
  private:
-  PackedFfn ffn_;
+  PackedFfn& ffn_of(int layer);
+
+  ThreadPool& pool_;
+  const ExpertStore& store_;
+  kernels::Rounding rounding_;
+  std::map<const kernels::KernelTable*, PackedFfn> ffns_;  // one a level: layers share buffers and plans
   std::vector<FfnPanels> panels_;
 };
 

@@ -45,6 +45,7 @@ ExpertStore::ExpertStore(const ExpertStore& other, ThreadPool& pool)
     : num_experts_(other.num_experts_),
       shape_(other.shape_),
       layouts_(other.layouts_),
+      kernels_(other.kernels_),
       layer_offsets_(other.layer_offsets_),
       expert_bytes_(other.expert_bytes_),
       allocated_bytes_(other.allocated_bytes_),
@@ -66,6 +67,7 @@ void ExpertStore::lay_out(std::span<const FfnFormats> formats) {
   }
   for (const FfnFormats& of_layer : formats) {
     layouts_.emplace_back(shape_, of_layer);
+    kernels_.push_back(nullptr);
     layer_offsets_.push_back(allocated_bytes_);
     allocated_bytes_ += size_t(num_experts_) * stride(num_layers() - 1);
     expert_bytes_ = std::max(expert_bytes_, layouts_.back().bytes);

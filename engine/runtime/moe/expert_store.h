@@ -10,6 +10,7 @@
 #include "host/file_mapping.h"
 #include "ops/packed_ffn.h"
 #include "ops/packed_matrix.h"
+#include "twofold/kernels.h"
 
 namespace twofold {
 
@@ -77,6 +78,14 @@ class ExpertStore {
   // From one expert of the layer to the next: its bytes rounded up to a cache line.
   size_t stride(int layer) const { return round_up(layout(layer).bytes, kCacheLine); }
 
+  // What the CPU computes a layer's experts with; the process's kernels where nothing was set. The bytes are the same
+  // for every level.
+  void set_kernels(int layer, const kernels::KernelTable& table) { kernels_[size_t(layer)] = &table; }
+  const kernels::KernelTable& kernels(int layer) const {
+    const kernels::KernelTable* own = kernels_[size_t(layer)];
+    return own != nullptr ? *own : kernels::kernel_table();
+  }
+
   int num_layers() const { return int(layouts_.size()); }
   int num_experts() const { return num_experts_; }
   const ExpertShape& shape() const { return shape_; }
@@ -99,6 +108,7 @@ class ExpertStore {
   int num_experts_;
   ExpertShape shape_;
   std::vector<ExpertLayout> layouts_;
+  std::vector<const kernels::KernelTable*> kernels_;  // null: the process's
   std::vector<size_t> layer_offsets_;
   size_t expert_bytes_ = 0, allocated_bytes_ = 0;
   const std::byte* base_ = nullptr;

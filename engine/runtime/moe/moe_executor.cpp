@@ -16,7 +16,7 @@ MoeExecutor::MoeExecutor(ThreadPool& pool, const ExpertStore& store, std::option
       routing_counts_(store.num_layers(), store.num_experts()),
       accelerator_(std::make_unique<NoAccelerator>(store, std::move(cost), num_deferred)),
       correction_(store.num_layers()),
-      compute_(pool, store.shape(), accelerator_->rounding()),
+      compute_(pool, store, accelerator_->rounding()),
       where_of_expert_(size_t(store.num_experts())) {}
 
 MoeExecutor::MoeExecutor(ThreadPool& pool, const ExpertStore& store,
@@ -24,7 +24,7 @@ MoeExecutor::MoeExecutor(ThreadPool& pool, const ExpertStore& store,
     : store_(store),
       routing_counts_(store.num_layers(), store.num_experts()),
       correction_(store.num_layers()),
-      compute_(pool, store.shape(), accelerator->rounding()),
+      compute_(pool, store, accelerator->rounding()),
       where_of_expert_(size_t(store.num_experts())) {
   accelerator->record_to(events_);
   accelerator->fill_pinned();
@@ -79,11 +79,11 @@ void MoeExecutor::forward(int layer, const LayerRouting& routing, const float* n
   if (later_.groups.size() == 0) {
     group_weights_.clear();
     for (const GroupPlacement& placement : placements_) group_weights_.push_back(placement.weights);
-    compute_.run(routing, groups_, store_.layout(layer), group_weights_, normed, hidden);
+    compute_.run(layer, routing, groups_, group_weights_, normed, hidden);
   } else {
     const auto deferred = accelerator_->deferred();
     take_groups(now_, [&](const GroupPlacement&, int pair) { return !deferred[size_t(pair)]; });
-    compute_.run(routing, now_.groups, store_.layout(layer), now_.weights, normed, hidden);
+    compute_.run(layer, routing, now_.groups, now_.weights, normed, hidden);
     compute_deferred(layer, routing, normed);
   }
   const std::chrono::duration<float, std::micro> measured = std::chrono::steady_clock::now() - begin;
@@ -121,7 +121,7 @@ void MoeExecutor::take_deferred() {
 void MoeExecutor::compute_deferred(int layer, const LayerRouting& routing, const float* normed) {
   if (later_.groups.size() == 0) return;
   float* sums = deferred_.begin(routing.num_tokens, store_.shape().hidden, later_.groups, routing.top_k);
-  compute_.run(routing, later_.groups, store_.layout(layer), later_.weights, normed, sums);
+  compute_.run(layer, routing, later_.groups, later_.weights, normed, sums);
 }
 
 const LayerPlan& MoeExecutor::begin_layer(int layer, const LayerRouting& routing) {
@@ -159,7 +159,7 @@ void MoeExecutor::compute_cpu(const float* normed, float* rows) {
   const auto begin = std::chrono::steady_clock::now();
   deferred_.join(rows, store_.shape().hidden);
   if (plan_.on_cpu.groups.size() > 0)
-    compute_.run(routing, plan_.on_cpu.groups, store_.layout(layer_), plan_.on_cpu.weights, normed, rows);
+    compute_.run(layer_, routing, plan_.on_cpu.groups, plan_.on_cpu.weights, normed, rows);
   compute_deferred(layer_, routing, normed);
   const std::chrono::duration<double, std::micro> measured = std::chrono::steady_clock::now() - begin;
   host_us_ += measured.count();

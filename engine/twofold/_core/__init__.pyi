@@ -242,6 +242,9 @@ class LayerScheduler:
 
 def cpu_features() -> dict[str, bool]: ...
 def isa_choice() -> tuple[str, str]: ...
+def runnable_levels() -> list[str]:
+    """Of kernels, by name, best last."""
+
 def work_times() -> dict[str, float]: ...
 def measure_ceilings(
     pool: ThreadPool, *, level: str | None = None, read_bytes: int = 536870912, turn_s: float = 0.01
@@ -256,7 +259,13 @@ def quantise_rows(
 
 @final
 class ThreadPool:
+    """Threads that share the work of one operation at a time, and the kernels of the operators made on it."""
+
     def __init__(self, num_threads: int = 0, numa: str = "off", sysfs: str = "/sys") -> None: ...
+    def at_level(self, level: str) -> ThreadPool:
+        """The same threads, for operators with the kernels of one level. ConfigError where it cannot run."""
+    @property
+    def level(self) -> str: ...
     @property
     def num_threads(self) -> int: ...
     @property
@@ -703,6 +712,8 @@ class ExpertStore:
         biases: bool = False,
     ) -> ExpertStore: ...
     def copied(self, pool: ThreadPool) -> ExpertStore: ...
+    def set_kernels(self, layer: int, pool: ThreadPool) -> None:
+        """The CPU computes the layer's experts with the kernels of `pool`."""
     def put(
         self,
         pool: ThreadPool,

@@ -41,6 +41,7 @@ from twofold._core import (
     pick_tokens,
     products_of,
     quantise_rows,
+    runnable_levels,
     work_of_parts,
     work_times,
 )
@@ -76,6 +77,7 @@ __all__ = [
     "pick_tokens",
     "products_of",
     "quantise_rows",
+    "runnable_levels",
     "work_of_parts",
     "work_times",
 ]

@@ -10,12 +10,13 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, Final
 
+from twofold.blocks import ops
 from twofold.models.bundled import bundled_model_path
 from twofold.models.model_files import open_model_files
 from twofold.rules.decisions import Decision, decide
 from twofold.rules.placement import SHIPPED, read_placement_rules
 
-_HEADS: Final = ("modules", "class", "rule", "device", "format", "backend", "threads", "MB")
+_HEADS: Final = ("modules", "class", "rule", "device", "format", "level", "threads", "MB")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -62,9 +63,19 @@ def _described(decision: Decision) -> dict[str, Any]:
         "format": list(module.formats),
         "format_is_ruled": rule is not None and rule.format is not None,
         "backend": decision.backend,
+        "level": _level(decision),
         "threads": decision.threads or None,
         "host_bytes": module.host_bytes,
     }
+
+
+def _level(decision: Decision) -> str:
+    """Of the CPU kernels in force: the rule's, or the process's."""
+    own = ops.isa_choice()[0]
+    if decision.backend in ("auto", own):
+        return own
+    runs = decision.backend in ops.runnable_levels()
+    return decision.backend if runs else f"{decision.backend} (cannot run here)"
 
 
 def _rows(decisions: Sequence[Decision]) -> Iterator[tuple[str, ...]]:
@@ -80,7 +91,7 @@ def _rows(decisions: Sequence[Decision]) -> Iterator[tuple[str, ...]]:
             described["rule"] or "none",
             decision.device,
             formats if described["format_is_ruled"] or formats == "exact" else f"{formats} (file)",
-            decision.backend,
+            _level(decision),
             str(described["threads"] or "all"),
         )
         groups.setdefault(key, []).append(decision)

@@ -101,10 +101,11 @@ def load_parts(config: EngineConfig, progress: ProgressFn | None = None) -> Engi
             loaded = _load_on_cpu(config, files, pool, choice, progress, rules)
         _log.info("accelerator %s: %s", choice.label, choice.reason)
         moe = loaded.runner.moe
+        rules.set_kernels(moe.store)
         return EngineParts(
             tokenizer=tokenizer,
             info=run_info(config, path, files, choice, moe, pool),
-            kv_pages=make_pool(config, files, loaded, choice.label),
+            kv_pages=make_pool(config, files, loaded, choice.label, rules.levels),
             loaded=loaded,
             cache_state=open_cache_state(moe, config.cache_state),
             residency=residency,
@@ -145,7 +146,7 @@ def _load_on_cpu(
     check_pins(
         rules.devices, slots, len(files.config.moe_layers), files.config.num_experts, plan.placement.is_static
     )
-    model = LoadedModel(files, pool, progress, rules.threads)
+    model = LoadedModel(files, pool, progress, rules.threads, rules.pools)
     moe = load_experts(files, pool, choice, config, plan, progress)
     mapped_bytes = 0 if files.mapped is None or pool.num_nodes > 1 else files.mapped.contents.panels_end
     capacity = plan_capacity(config, files.config, mapped_bytes)

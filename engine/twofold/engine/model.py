@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +22,7 @@ from twofold.weights.weight_format import ExpertWeights
 
 F32 = npt.NDArray[np.float32]
 I32 = npt.NDArray[np.int32]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -42,12 +44,12 @@ class BatchMeta:
 
 
 @dataclass(frozen=True)
-class ModuleThreads:
-    """How many of the pool's threads each part of a model runs on; 0: all."""
+class PerModule(Generic[T]):
+    """Something of each part of a model, in the order of `ModelFiles.parts`."""
 
-    embedding: int
-    blocks: tuple[int, ...]
-    head: int
+    embedding: T
+    blocks: tuple[T, ...]
+    head: T
 
 
 class LoadedModel:
@@ -58,26 +60,36 @@ class LoadedModel:
         files: ModelFiles,
         pool: ops.ThreadPool,
         progress: ProgressFn | None = None,
-        threads: ModuleThreads | None = None,
+        threads: PerModule[int] | None = None,
+        pools: PerModule[ops.ThreadPool] | None = None,
     ) -> None:
-        """Pack everything but the experts on `pool`; the files' pages are let go behind. threads: that parts run on;
-        None: all."""
+        """Pack everything but the experts on `pool`; the files' pages are let go behind.
+
+        Args:
+            threads: how many of the pool's each part runs on, 0 for all; None: all.
+            pools: views of `pool` with the kernels of each part; None: the process's.
+        """
         config = files.config
         self.config = config
         self.files = files
         self.moe_layers = list(config.moe_layers)
         self.pool = pool
-        self._embedding = ops.Embedding(pool, config.embedding.table(files.embedding))
+        pools = pools or PerModule(pool, (pool,) * sum(map(len, files.layers)), pool)
+        self._embedding = ops.Embedding(pools.embedding, config.embedding.table(files.embedding))
         loading = _Loading(files, progress)
         blocks: list[ops.Block] = []
         moe_layer = 0
         for index, layer in enumerate(files.layers):
-            blocks += [block.cpu(weights, pool, moe_layer) for block, weights in layer]
+            of_layer = pools.blocks[len(blocks) :]
+            blocks += [
+                block.cpu(weights, view, moe_layer)
+                for (block, weights), view in zip(layer, of_layer, strict=False)
+            ]
             moe_layer += index in config.moe_layers
             loading.done(f"layer {index}")
         self._threads = threads
         self._decoder = ops.Decoder(blocks) if threads is None else ops.Decoder(blocks, pool, threads.blocks)
-        self.lm_head = config.head.cpu(files.head, pool)
+        self.lm_head = config.head.cpu(files.head, pools.head)
         loading.done("head")
         self._logits = self._all_logits = np.empty((0, config.vocab_size), np.float32)
         self._rope, *self._further_ropes = rope_tables(config.rotations, config.max_position_embeddings)

@@ -6,11 +6,12 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from twofold import _core
 from twofold.api.config import EngineConfig
 from twofold.api.errors import ConfigError
 from twofold.blocks import ops
 from twofold.blocks.block import ExpertBlock
-from twofold.engine.model import ModuleThreads
+from twofold.engine.model import PerModule
 from twofold.experts.accelerator import AcceleratorChoice
 from twofold.models import ModelFiles
 from twofold.rules.decisions import Decision, decide
@@ -25,7 +26,24 @@ class ModuleRules:
 
     devices: tuple[str, ...] = ()
     """Of the experts of each layer that has any: auto, cpu (never in a slot), gpu (always); none given: all auto."""
-    threads: ModuleThreads | None = None
+    threads: PerModule[int] | None = None
+    """How many of the pool's each module runs on, 0 for all; None: all."""
+    pools: PerModule[ops.ThreadPool] | None = None
+    """Views of the pool with each module's kernels; None: the process's."""
+    expert_pools: tuple[ops.ThreadPool, ...] = ()
+    """Those of each layer that has experts."""
+
+    @property
+    def levels(self) -> tuple[str, ...]:
+        """Of CPU kernels, by module; none where all have the process's."""
+        if self.pools is None:
+            return ()
+        return tuple(view.level for view in (self.pools.embedding, *self.pools.blocks, self.pools.head))
+
+    def set_kernels(self, store: _core.ExpertStore) -> None:
+        """Of the experts in `store`."""
+        for layer, view in enumerate(self.expert_pools):
+            store.set_kernels(layer, view)
 
 
 def apply_rules(
@@ -41,6 +59,7 @@ def apply_rules(
     files, decisions = decide(files, rules, pool)
     for decision in decisions:
         _check(decision, pool, choice)
+    pools = [_pool(decision, pool, choice) for decision in decisions]
     if config.packed_cache is not None and any(files.recoded_formats):
         raise ConfigError(
             f"--optimize-config {config.optimize_config} asks for formats and --packed-cache was given, which "
@@ -55,7 +74,15 @@ def apply_rules(
         "--optimize-config %s: %d of %d modules are under %d rules",
         config.optimize_config, ruled, len(decisions), len(rules),
     )  # fmt: skip
-    return files, ModuleRules(_devices(decisions), _threads(decisions))
+    views = _pools(pools) if any(decision.backend != "auto" for decision in decisions) else None
+    of_experts = [
+        view
+        for decision, view in zip(decisions, pools, strict=True)
+        if isinstance(decision.module.part, ExpertBlock)
+    ]
+    return files, ModuleRules(
+        _devices(decisions), _threads(decisions), views, tuple(of_experts) if views is not None else ()
+    )
 
 
 def _devices(decisions: Sequence[Decision]) -> tuple[str, ...]:
@@ -63,9 +90,32 @@ def _devices(decisions: Sequence[Decision]) -> tuple[str, ...]:
     return () if set(found) == {"auto"} else found
 
 
-def _threads(decisions: Sequence[Decision]) -> ModuleThreads | None:
+def _pools(views: Sequence[ops.ThreadPool]) -> PerModule[ops.ThreadPool]:
+    embedding, *blocks, head = views
+    return PerModule(embedding, tuple(blocks), head)
+
+
+def _pool(decision: Decision, pool: ops.ThreadPool, choice: AcceleratorChoice) -> ops.ThreadPool:
+    """A view of `pool` with the kernels of the module's level. Raises ConfigError for one that cannot be."""
+    rule, module = decision.rule, decision.module
+    if rule is None or rule.backend == "auto":
+        return pool
+    if choice.kind == "cuda" and not isinstance(module.part, ExpertBlock):
+        raise ConfigError(
+            f"{rule.where}: backend {rule.backend} was given for {module.name}, which runs on the GPU: levels are of "
+            "CPU kernels; leave the backend out, or narrow the rule to class: experts"
+        )
+    try:
+        return pool.at_level(rule.backend)
+    except ConfigError as error:
+        raise ConfigError(
+            f"{rule.where}: backend {rule.backend} was given for {module.name}: {error}"
+        ) from None
+
+
+def _threads(decisions: Sequence[Decision]) -> PerModule[int] | None:
     embedding, *blocks, head = (decision.threads for decision in decisions)
-    return ModuleThreads(embedding, tuple(blocks), head) if any((embedding, *blocks, head)) else None
+    return PerModule(embedding, tuple(blocks), head) if any((embedding, *blocks, head)) else None
 
 
 def _check(decision: Decision, pool: ops.ThreadPool, choice: AcceleratorChoice) -> None:
@@ -85,13 +135,6 @@ def _check(decision: Decision, pool: ops.ThreadPool, choice: AcceleratorChoice) 
             f"{choice.label} is: only "
             "routed experts are placed one by one; leave the device out, narrow the rule to class: experts, or run all "
             "on the CPU with --accelerator none"
-        )
-    level = ops.isa_choice()[0]
-    if rule.backend not in ("auto", level):
-        raise ConfigError(
-            f"{rule.where}: backend {rule.backend} was given, this process runs {level}; a process has one "
-            "level of kernels "
-            f"for all modules: start it with TWOFOLD_ISA={rule.backend}, or leave the backend out"
         )
     if rule.threads is None:
         return

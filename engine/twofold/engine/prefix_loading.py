@@ -21,9 +21,13 @@ _log = logging.getLogger(__name__)
 
 
 def make_pool(
-    config: EngineConfig, files: ModelFiles, loaded: LoadedRunner, accelerator: str = "none"
+    config: EngineConfig,
+    files: ModelFiles,
+    loaded: LoadedRunner,
+    accelerator: str = "none",
+    levels: tuple[str, ...] = (),
 ) -> PagePool:
-    """Of the sizes that `loaded` was made for."""
+    """Of the sizes that `loaded` was made for. levels: of CPU kernels, by module; none given: the process's."""
     if not config.enable_prefix_caching:
         return PagePool(loaded.num_pages, config.page_size, loaded.num_records)
     if loaded.num_records is not None and loaded.num_snapshots == 0:
@@ -39,7 +43,7 @@ def make_pool(
         memory=loaded.memory,
         cost=recompute_cost(files),
         num_snapshots=loaded.num_snapshots,
-        key=_key(config, files, accelerator),
+        key=_key(config, files, accelerator, levels),
         store=_open_store(config),
         by_length=files.config.rope.kind == "dynamic",
     )
@@ -60,7 +64,7 @@ def _open_store(config: EngineConfig) -> PrefixStore | None:
     return None
 
 
-def _key(config: EngineConfig, files: ModelFiles, accelerator: str) -> bytes:
+def _key(config: EngineConfig, files: ModelFiles, accelerator: str, levels: tuple[str, ...]) -> bytes:
     """What besides tokens decides the bits of a page: the model's files and configuration, the type of what is kept,
     who computes it, and by which kernels."""
     if config.prefix_cache_dir is None:
@@ -73,6 +77,7 @@ def _key(config: EngineConfig, files: ModelFiles, accelerator: str) -> bytes:
         config.kv_cache_dtype,
         str(config.page_size),
         computed_by,
+        *levels,
         __version__,
     )
     return blake2b("\n".join(parts).encode(), digest_size=32).digest()
