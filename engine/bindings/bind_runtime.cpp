@@ -285,15 +285,22 @@ void bind_executor(py::module_& m) {
           "emulated",
           [](const PoolView& pool, const ExpertStore& store, const CostModel& cost,
              const LayerSchedulerConfig& config, std::vector<double> dense_bytes,
-             std::vector<double> dense_flops, bool preload, double router_bytes, double begin_us) {
+             std::vector<double> dense_flops, bool preload, double router_bytes, double begin_us,
+             const std::tuple<std::vector<double>, std::vector<double>, std::vector<double>>& cpu_dense) {
             auto accelerator = std::make_shared<EmulatedAccelerator>(
-                store, cost, config, DenseCost{std::move(dense_bytes), std::move(dense_flops), router_bytes});
+                store, cost, config,
+                DenseCost{std::move(dense_bytes), std::move(dense_flops), router_bytes,
+                          std::get<0>(cpu_dense), std::get<1>(cpu_dense), std::get<2>(cpu_dense)});
             accelerator->begin_at(begin_us);
             return std::make_unique<MoeExecutor>(pool, store, std::move(accelerator), preload);
           },
           py::arg("pool"), py::arg("store"), py::arg("cost"), py::arg("config"), py::arg("dense_bytes"),
           py::arg("dense_flops"), py::arg("preload"), py::arg("router_bytes") = 0.0,
-          py::arg("begin_us") = 0.0, py::keep_alive<0, 1>(), py::keep_alive<0, 2>())
+          py::arg("begin_us") = 0.0,
+          py::arg("cpu_dense") = std::tuple<std::vector<double>, std::vector<double>, std::vector<double>>(),
+          py::keep_alive<0, 1>(), py::keep_alive<0, 2>(),
+          "cpu_dense: what the CPU computes of each stretch: bytes, flops of a token, handovers; empty: "
+          "nothing.")
       .def_static(
           "on_device",
           [](const PoolView& pool, const ExpertStore& store, std::shared_ptr<SlottedAccelerator> accelerator,

@@ -14,7 +14,10 @@ from twofold.api.types import Resize, SamplingParams
 from twofold.blocks import ops
 from twofold.blocks.block import ExpertBlock
 from twofold.engine import Engine
+from twofold.engine.module_rules import apply_rules
 from twofold.engine.packing import pack_directory
+from twofold.experts.accelerator import AcceleratorChoice
+from twofold.experts.profiles import load_profile
 from twofold.models.model_files import ModelFiles, open_model_files
 from twofold.models.quantise.directory import OutputDirectory, fingerprint
 from twofold.models.quantise.origin import source_config, write_tokenizer
@@ -153,7 +156,6 @@ def test_pins_survive_other_sizes_sleep_and_a_warm_start(
          "pins 8 experts .1 layers of 8. to the GPU; there are 6 slots: give --gpu-experts-ratio of at least 0.25"),
         (PINS, {"expert_placement_strategy": "random"}, "places all experts and --optimize-config pins some"),
         (PINS, {"accelerator": "none"}, r"r.yaml:2: device gpu .* no accelerator"),
-        ("- {match: all, device: cpu}", {}, r"r.yaml:1: device cpu was given for model.embed_tokens, which"),
         ("- {match: all, threads: 9}", {}, "threads 9 was given, the engine has 1; raise --cpu-threads"),
         ("- {match: all, format: q8_0}", {"packed_cache": "cache"}, "and --packed-cache was given"),
     ],
@@ -163,6 +165,76 @@ def test_what_cannot_be_is_refused_before_anything_is_loaded(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         load(model_dir, rules, tmp_path, **changes)
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        (
+            "device: cpu",
+            "r.yaml:1: device cpu was given for lm_head, which is part of the device's decode graph",
+        ),
+        ("backend: generic", "r.yaml:1: backend generic was given for lm_head, which runs on the GPU"),
+    ],
+)
+def test_a_gpu_is_not_asked_for_dense_modules_on_the_cpu(
+    model_dir: str, tmp_path: Path, asked: str, message: str
+) -> None:
+    (tmp_path / "r.yaml").write_text(f"- {{match: {{class: head}}, {asked}}}")
+    config = EngineConfig(model=model_dir, optimize_config=str(tmp_path / "r.yaml"))
+    with pytest.raises(ConfigError, match=message):
+        apply_rules(
+            config, open_model_files(model_dir), ops.ThreadPool(1), AcceleratorChoice("cuda", "a test")
+        )
+
+
+HANDOVERS = {
+    "match: {class: embedding}": [1, 0, 0, 0, 0],
+    "match: {class: head}": [0, 0, 0, 0, 1],
+    "match: {class: attention}": [1, 1, 1, 1, 0],
+    "match: {class: attention, layers: [2]}": [0, 0, 1, 0, 0],
+    "match: all": [1, 1, 1, 1, 1],
+}
+"""Of each stretch between experts: one for neighbours."""
+
+
+@pytest.mark.parametrize(("match", "handovers"), HANDOVERS.items())
+def test_dense_modules_on_the_cpu_take_its_time_on_the_emulated_clock(
+    model_dir: str, plain: list[int], tmp_path: Path, match: str, handovers: list[int]
+) -> None:
+    engine = load(
+        model_dir, f"- {{{match}, device: cpu}}", tmp_path, prefetch="off"
+    )  # which reads routers again
+    assert answer(engine) == plain
+    dense_us, *_, head_us = engine._runner.moe.clock_parts()
+    engine.close()
+    files = open_model_files(model_dir)
+    rules = parse_placement_rules(parse_yaml(f"- {{{match}, device: cpu}}", "r.yaml"))
+    stretches: list[dict[str, list[float]]] = [{"cpu": [0.0, 0.0], "gpu": [0.0, 0.0]}]
+    for decision in decide(files, rules, None)[1]:
+        part, weights = decision.module.part, decision.module.weights
+        if isinstance(part, ExpertBlock):
+            stretches.append({"cpu": [0.0, 0.0], "gpu": [0.0, 0.0]})
+        elif part.kind != "embedding":
+            cost, to = part.cost(weights), stretches[-1]["cpu" if decision.device == "cpu" else "gpu"]
+            to[0] += cost.num_bytes
+            to[1] += cost.flops
+    figures = load_profile("rtx4090-pcie4").cost_figures
+
+    def passed_us(stretch: dict[str, list[float]], times: int) -> float:
+        on = {"cpu": ("cpu_bandwidth_gbps", "cpu_gflops"), "gpu": ("vram_bandwidth_gbps", "gpu_gflops")}
+        us = 0.0
+        for tokens, steps in ((len(PROMPT), 1), (1, 39)):
+            fixed = figures["gpu_launch_us"] + times * figures["handshake_us"]
+            us += steps * fixed
+            for side, (num_bytes, flops) in stretch.items():
+                bandwidth, gflops = (figures[name] * 1e3 for name in on[side])
+                us += steps * max(num_bytes / bandwidth, flops * tokens / gflops)
+        return us
+
+    *before, last = map(passed_us, stretches, handovers)
+    assert dense_us == pytest.approx(sum(before))
+    assert head_us == pytest.approx(last)
 
 
 def test_threads_and_shipped_rules_change_no_answer(model_dir: str, plain: list[int], tmp_path: Path) -> None:

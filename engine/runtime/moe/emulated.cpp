@@ -36,6 +36,12 @@ EmulatedAccelerator::EmulatedAccelerator(const ExpertStore& store, CostModel cos
                                 " stretches (one before each MoE layer, one after the last); given " +
                                 std::to_string(dense_cost_.bytes.size()));
   }
+  for (const auto* of_cpu :
+       {&dense_cost_.cpu_bytes, &dense_cost_.cpu_flops_per_token, &dense_cost_.handovers}) {
+    if (of_cpu->size() != dense_cost_.handovers.size() || (!of_cpu->empty() && of_cpu->size() != expected))
+      throw std::invalid_argument("the CPU's dense costs are needed for all " + std::to_string(expected) +
+                                  " stretches or none; given " + std::to_string(of_cpu->size()));
+  }
 }
 
 void EmulatedAccelerator::predict(int layer, std::span<const float> logits, int num_tokens) {
@@ -51,9 +57,18 @@ void EmulatedAccelerator::dense(int layer, int num_tokens) {
   const double bytes_us = dense_cost_.bytes[size_t(layer)] / (machine.vram_bandwidth_gbps * 1e3);
   const double flops_us =
       dense_cost_.flops_per_token[size_t(layer)] * num_tokens / (machine.gpu_gflops * 1e3);
-  const double us = machine.gpu_launch_us + std::max(bytes_us, flops_us);
+  const double us = machine.gpu_launch_us + std::max(bytes_us, flops_us) + cpu_dense_us(layer, num_tokens);
   scheduler_.advance(us);
   (layer < store().num_layers() ? parts_.dense_us : parts_.head_us) += us;
+}
+
+double EmulatedAccelerator::cpu_dense_us(int layer, int num_tokens) const {
+  if (dense_cost_.handovers.empty()) return 0;
+  const MachineProfile& machine = scheduler_.cost().profile();
+  const size_t stretch = size_t(layer);
+  const double bytes_us = dense_cost_.cpu_bytes[stretch] / (machine.cpu_bandwidth_gbps * 1e3);
+  const double flops_us = dense_cost_.cpu_flops_per_token[stretch] * num_tokens / (machine.cpu_gflops * 1e3);
+  return dense_cost_.handovers[stretch] * machine.handshake_us + std::max(bytes_us, flops_us);
 }
 
 void EmulatedAccelerator::decided(const LayerDecision& decision, std::span<GroupPlacement> /*placements*/) {

@@ -16,6 +16,11 @@ struct DenseCost {
   std::vector<double> bytes;
   std::vector<double> flops_per_token;
   double router_bytes = 0;  // of one router's gate
+  // What the CPU computes of each stretch, between two of the accelerator's kernels or at the stretch's ends: not in
+  // the figures above. Empty: nothing.
+  std::vector<double> cpu_bytes;
+  std::vector<double> cpu_flops_per_token;
+  std::vector<double> handovers;  // to the CPU and back
 };
 
 // The link of the emulated device: bytes are in their slot as soon as they are uploaded, time passes on the
@@ -54,6 +59,7 @@ class EmulatedAccelerator final : public SlottedAccelerator {
   const std::byte* slot(int index) const override { return link_.slot(index); }
   void fill(const Transfer& what) override { link_.fill(what); }
   void decided(const LayerDecision& decision, std::span<GroupPlacement> placements) override;
+  double cpu_dense_us(int layer, int num_tokens) const;
 
   DenseCost dense_cost_;
   ClockParts parts_;

@@ -798,6 +798,7 @@ class MoeExecutor:
         preload: bool,
         router_bytes: float = 0.0,
         begin_us: float = 0.0,
+        cpu_dense: tuple[list[float], list[float], list[float]] = ...,
     ) -> MoeExecutor: ...
     @staticmethod
     def on_device(

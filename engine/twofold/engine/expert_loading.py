@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 from twofold import _core
 from twofold.api.config import EngineConfig
@@ -17,7 +18,7 @@ from twofold.experts.policies import prefetches
 from twofold.experts.profiles import load_machine_profile
 from twofold.experts.slot_plan import DenseCost, MoeShape, SlotPlan
 from twofold.models import LoadProgress, ModelFiles, ProgressFn
-from twofold.models.sizing import dense_stretches
+from twofold.models.sizing import cpu_stretches, dense_stretches
 
 _log = logging.getLogger(__name__)
 
@@ -95,8 +96,12 @@ def load_experts(
     config: EngineConfig,
     slots: SlotPlan,
     progress: ProgressFn | None = None,
+    on_cpu: Sequence[bool] = (),
 ) -> MoeRuntime:
-    """Pack the model's experts and build what runs them. Raises as `MoeRuntime`."""
+    """Pack the model's experts and build what runs them. Raises as `MoeRuntime`.
+
+    on_cpu: of each of `ModelFiles.parts`, whether the CPU computes it beside an emulated accelerator; empty: none is.
+    """
     moe_layers = files.config.moe_layers
     shape = moe_shape(files)
 
@@ -111,7 +116,10 @@ def load_experts(
         pool,
         choice,
         slots,
-        DenseCost(*dense_stretches(files)),
+        DenseCost(
+            *dense_stretches(files, on_cpu),
+            on_cpu=cpu_stretches(files, on_cpu) if any(on_cpu) else ([], [], []),
+        ),
         report,
         load_machine_profile(config.machine_profile),
     )

@@ -147,7 +147,7 @@ def _load_on_cpu(
         rules.devices, slots, len(files.config.moe_layers), files.config.num_experts, plan.placement.is_static
     )
     model = LoadedModel(files, pool, progress, rules.threads, rules.pools)
-    moe = load_experts(files, pool, choice, config, plan, progress)
+    moe = load_experts(files, pool, choice, config, plan, progress, rules.on_cpu)
     mapped_bytes = 0 if files.mapped is None or pool.num_nodes > 1 else files.mapped.contents.panels_end
     capacity = plan_capacity(config, files.config, mapped_bytes)
     planes = files.config.cache_planes(files.config.cache_dtype(config.kv_cache_dtype))

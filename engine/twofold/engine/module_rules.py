@@ -30,6 +30,8 @@ class ModuleRules:
     """How many of the pool's each module runs on, 0 for all; None: all."""
     pools: PerModule[ops.ThreadPool] | None = None
     """Views of the pool with each module's kernels; None: the process's."""
+    on_cpu: tuple[bool, ...] = ()
+    """Of each module, whether the CPU computes it beside an emulated accelerator; none given: none of them."""
     expert_pools: tuple[ops.ThreadPool, ...] = ()
     """Those of each layer that has experts."""
 
@@ -80,8 +82,16 @@ def apply_rules(
         for decision, view in zip(decisions, pools, strict=True)
         if isinstance(decision.module.part, ExpertBlock)
     ]
+    on_cpu = tuple(
+        decision.device == "cpu" and not isinstance(decision.module.part, ExpertBlock)
+        for decision in decisions
+    )
     return files, ModuleRules(
-        _devices(decisions), _threads(decisions), views, tuple(of_experts) if views is not None else ()
+        _devices(decisions),
+        _threads(decisions),
+        views,
+        on_cpu if any(on_cpu) else (),
+        tuple(of_experts) if views is not None else (),
     )
 
 
@@ -129,12 +139,11 @@ def _check(decision: Decision, pool: ops.ThreadPool, choice: AcceleratorChoice) 
             f"({choice.reason}); choose one "
             "with --accelerator, or leave the device out"
         )
-    if rule.device == "cpu" and has_accelerator and not isinstance(module.part, ExpertBlock):
+    if rule.device == "cpu" and choice.kind == "cuda" and not isinstance(module.part, ExpertBlock):
         raise ConfigError(
-            f"{rule.where}: device cpu was given for {module.name}, which runs where the accelerator "
-            f"{choice.label} is: only "
-            "routed experts are placed one by one; leave the device out, narrow the rule to class: experts, or run all "
-            "on the CPU with --accelerator none"
+            f"{rule.where}: device cpu was given for {module.name}, which is part of the device's decode graph: that "
+            "hands routed experts alone to the CPU; leave the device out, narrow the rule to class: experts, or run "
+            "all on the CPU with --accelerator none"
         )
     if rule.threads is None:
         return

@@ -139,6 +139,7 @@ class MoeRuntime:
                 preload=slots.num_slots >= usable_slots(slots.devices, shape.num_layers, shape.num_experts),
                 router_bytes=self._dense_cost.router_bytes,
                 begin_us=self._begin_us,
+                cpu_dense=self._dense_cost.on_cpu,
             )
         except ValueError as error:
             raise ConfigError(f"accelerator {choice.label}: {error}") from error

@@ -44,6 +44,9 @@ class DenseCost:
     flops_per_token: list[float]
     router_bytes: float = 0.0
     """Of one router's gate, which a prediction reads once more."""
+    on_cpu: tuple[list[float], list[float], list[float]] = ([], [], [])
+    """What the CPU computes of each stretch, which is not in the figures above: bytes, operations of a token, and how
+    often it is handed over. Nothing where empty."""
 
 
 @dataclass(frozen=True)

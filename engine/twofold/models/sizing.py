@@ -6,11 +6,13 @@ It counts what Twofold itself will hold: dense weights, the expert store, KV cac
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from twofold.blocks.block import ExpertBlock
+from twofold.blocks.block import Cost, ExpertBlock
+from twofold.blocks.head import Embedding
 from twofold.models.config import ModelConfig
 from twofold.models.model_files import ModelFiles, open_model_files
 
@@ -115,28 +117,55 @@ def check_host_memory(size: ModelSize, available_bytes: int, num_kv_tokens: int)
     return Fit(needed <= available_bytes, needed, available_bytes, max_kv_tokens, advice)
 
 
-def dense_stretches(files: ModelFiles) -> tuple[list[float], list[float], float]:
+def dense_stretches(files: ModelFiles, on_cpu: Sequence[bool] = ()) -> tuple[list[float], list[float], float]:
     """What a token costs beside its experts, between one layer with experts and the next (before the first, ..., after
     the last): bytes read, floating-point operations; and the bytes of one router's gate.
+
+    on_cpu: of each of `ModelFiles.parts`, whether it is left out because the CPU computes it.
     """
+    _, *blocks_on_cpu, head_on_cpu = on_cpu or [False] * len(list(files.parts()))
+    skipped = iter(blocks_on_cpu)
     num_bytes, flops = [0.0], [0.0]
     gate_bytes = 0.0
     for layer in files.layers:
         for block, weights in layer:
+            is_on_cpu = next(skipped)
             if isinstance(block, ExpertBlock):
                 num_bytes.append(0.0)
                 flops.append(0.0)
                 continue
             cost = block.cost(weights)
+            gate_bytes = cost.prediction_bytes or gate_bytes
+            if is_on_cpu:
+                continue
             num_bytes[-1] += cost.num_bytes
             flops[-1] += cost.flops
-            gate_bytes = cost.prediction_bytes or gate_bytes
-    head = files.config.head.cost(files.head)
+    head = Cost(0, 0.0) if head_on_cpu else files.config.head.cost(files.head)
     return (
         [*num_bytes[:-1], num_bytes[-1] + head.num_bytes],
         [*flops[:-1], flops[-1] + head.flops],
         gate_bytes,
     )
+
+
+def cpu_stretches(files: ModelFiles, on_cpu: Sequence[bool]) -> tuple[list[float], list[float], list[float]]:
+    """The same of what `dense_stretches` leaves out: bytes, operations of a token, and how often the residual stream
+    is handed to the CPU and back, once for neighbours. The embedding's rows cost the handover alone."""
+    num_bytes, flops, handovers = [0.0], [0.0], [0.0]
+    was_on_cpu = False
+    for (part, weights), here in zip(files.parts(), on_cpu, strict=True):
+        if isinstance(part, ExpertBlock):
+            for each in (num_bytes, flops, handovers):
+                each.append(0.0)
+            was_on_cpu = False
+            continue
+        handovers[-1] += here and not was_on_cpu
+        if here and not isinstance(part, Embedding):
+            cost = part.cost(weights)
+            num_bytes[-1] += cost.num_bytes
+            flops[-1] += cost.flops
+        was_on_cpu = here
+    return num_bytes, flops, handovers
 
 
 def _gib(num_bytes: int) -> str:
