@@ -55,7 +55,7 @@ struct Avx2 : Avx2Integer {
     static constexpr int tokens(int pieces) { return pieces == 2 ? 3 : 3; }
     static constexpr int vectors(int tokens, int /*pieces*/) { return tokens <= 2 && kBits >= 4 ? 4 : 2; }
     static constexpr int held(int /*pieces*/) { return 1; }
-    static constexpr int unpack_tiles(int /*planes*/) { return 2; }
+    static constexpr int unpack_tiles(int /*codes*/) { return 2; }
 
     template <int kZero, bool kHalves>
     static void zeros(const int8_t* q, const int32_t*, int32_t* zero) {
@@ -130,7 +130,7 @@ struct Avx2::Dot<8> {
   static constexpr int tokens(int /*pieces*/) { return 6; }
   static constexpr int vectors(int tokens, int /*pieces*/) { return tokens == 1 ? 4 : tokens == 2 ? 2 : 1; }
   static constexpr int held(int /*pieces*/) { return 0; }
-  static constexpr int unpack_tiles(int /*planes*/) { return 2; }
+  static constexpr int unpack_tiles(int /*codes*/) { return 2; }
 
   template <int kZero, bool kHalves>
   static void zeros(const int8_t* q, const int32_t*, int32_t* zero) {
@@ -173,7 +173,7 @@ struct Avx2::LookedUp {
   static constexpr int tokens(int /*pieces*/) { return 6; }
   static constexpr int vectors(int tokens, int /*pieces*/) { return tokens <= 2 ? 4 : 2; }
   static constexpr int held(int /*pieces*/) { return 1; }
-  static constexpr int unpack_tiles(int /*planes*/) { return 2; }
+  static constexpr int unpack_tiles(int /*codes*/) { return 2; }
 
   template <int kZero, bool kHalves>
   static void zeros(const int8_t*, const int32_t*, int32_t* zero) {

@@ -64,6 +64,7 @@ struct Avx2Integer {
   static void store(float* p, F v) { _mm256_storeu_ps(p, v); }
   static F set1(float v) { return _mm256_set1_ps(v); }
   static F to_float(I v) { return _mm256_cvtepi32_ps(v); }
+  static F as_float(I v) { return _mm256_castsi256_ps(v); }
   static F mul(F a, F b) { return _mm256_mul_ps(a, b); }
   static F fma(F a, F b, F c) { return _mm256_fmadd_ps(a, b, c); }
   static F negative(F v) { return _mm256_xor_ps(v, _mm256_set1_ps(-0.0f)); }

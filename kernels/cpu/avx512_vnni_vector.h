@@ -25,7 +25,7 @@ struct Avx512Vnni : Avx512Rows {
     static constexpr int held(int pieces) {
       return pieces == 2 ? 4 : 6;
     }  // tokens whose float sums are registers
-    static constexpr int unpack_tiles(int planes) { return planes > 0 ? 3 : 0; }
+    static constexpr int unpack_tiles(int codes) { return codes > 1 ? 2 : 0; }
     static void add(Sum& sum, Weights w, I values) { sum = _mm512_dpbusd_epi32(sum, w, values); }
   };
 
@@ -101,6 +101,7 @@ struct Avx512Vnni : Avx512Rows {
   static void store(float* p, F v) { _mm512_storeu_ps(p, v); }
   static F set1(float v) { return _mm512_set1_ps(v); }
   static F to_float(I v) { return _mm512_cvtepi32_ps(v); }
+  static F as_float(I v) { return _mm512_castsi512_ps(v); }
   static F mul(F a, F b) { return _mm512_mul_ps(a, b); }
   static F fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
   static F negative(F v) { return _mm512_xor_ps(v, _mm512_set1_ps(-0.0f)); }

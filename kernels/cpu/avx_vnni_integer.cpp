@@ -12,7 +12,7 @@ struct AvxVnni : Avx2Integer {
     static constexpr int tokens(int pieces) { return pieces == 2 ? 4 : 6; }
     static constexpr int vectors(int tokens, int /*pieces*/) { return tokens <= 2 ? 4 : 2; }
     static constexpr int held(int /*pieces*/) { return 1; }
-    static constexpr int unpack_tiles(int /*planes*/) { return kBits == 8 ? 0 : 2; }
+    static constexpr int unpack_tiles(int /*codes*/) { return kBits == 8 ? 0 : 2; }
     static void add(Sum& sum, Weights w, I values) { sum = _mm256_dpbusd_avx_epi32(sum, w, values); }
   };
 

@@ -6,6 +6,7 @@
 #pragma once
 #include <cstdint>
 
+#include "run_scales.h"
 #include "twofold/weight_format.h"
 
 namespace twofold::kernels {
@@ -24,16 +25,20 @@ struct alignas(64) FoldedBlock {
   // A signed scale times an offset weight is 128 at most, one more than a byte holds: its negative, plus 128.
   static constexpr bool kNegative = Format::kZero != 0;
   static constexpr int kZero = kNegative ? 128 : 0;
+  static constexpr bool kReads = !kSigned;  // sums as run_scales.h has them; those of tiles begin with zero
 
   uint8_t weights[kRuns][8][kStepBytes];
   float scale[kPanelRows];
+  float less[kPanelRows];
   float min[kPanelRows];
   int32_t mins[kMins ? kRuns : 1][kPanelRows];  // of a run's halves, 16 bits each
 
   explicit FoldedBlock(const uint8_t* block) {
     for (int g = 0; g < kVectors; ++g) {
       const int row = V::kLanes * g;
-      V::store(scale + row, Format::template block_scale<V>(block, g));
+      const F of_rows = Format::template block_scale<V>(block, g);
+      V::store(scale + row, of_rows);
+      V::store(less + row, V::mul(of_rows, V::set1(-kReadableFloat)));
       if constexpr (kMins) V::store(min + row, Format::template block_min<V>(block, g));
 #pragma GCC unroll 8
       for (int run = 0; run < kRuns; ++run) {
@@ -59,17 +64,17 @@ struct alignas(64) FoldedBlock {
 
   // What multiplies the sums of a vector of rows.
   struct Scales {
-    F scale, min;
+    F scale, less, min;
   };
   Scales scales(int g) const {
-    Scales of_rows{V::load(scale + V::kLanes * g), F()};
+    Scales of_rows{V::load(scale + V::kLanes * g), V::load(less + V::kLanes * g), F()};
     if constexpr (kMins) of_rows.min = V::load(min + V::kLanes * g);
     return of_rows;
   }
   // Adds a run's sum of integers to `total`; `halves`: the sums of the activations' halves, 16 bits each.
   [[gnu::always_inline]] F add(int run, int g, I sum, const Scales& by, const int32_t* halves, F x_scale,
                                F total) const {
-    F of_run = V::mul(V::to_float(sum), by.scale);
+    F of_run = kReads ? V::fma(V::as_float(sum), by.scale, by.less) : V::mul(V::to_float(sum), by.scale);
     if constexpr (kMins) {
       const I least = V::load(reinterpret_cast<const uint8_t*>(mins[run] + V::kLanes * g));
       of_run = V::fma(V::to_float(V::pair_products(least, V::same(*halves))), by.min, of_run);
@@ -126,7 +131,7 @@ struct FoldedTile {
       for (int t = 0; t < T; ++t) {
 #pragma GCC unroll 4
         for (int g = 0; g < G; ++g)
-          sums[t][g] = Block::kZero == 0 ? Dot::none() : Dot::begin(&terms.folded[t][run]);
+          sums[t][g] = Block::kZero == 0 ? Dot::readable() : Dot::begin(&terms.folded[t][run]);
       }
 #pragma GCC unroll 8
       for (int step = 0; step < 8; ++step) {

@@ -12,6 +12,8 @@
 #include "four_codes.h"
 #include "integer_terms.h"
 #include "levels.h"
+#include "run_scales.h"
+#include "tile_terms.h"
 #include "unpacked_block.h"
 
 namespace twofold::kernels {
@@ -25,7 +27,8 @@ struct IntegerProducts {
   using InCache = Unpacked<V, Dot, Format>;
 
   static constexpr bool kHalves = Format::kScale == ScaleOf::kHalf;
-  static constexpr bool kSub = requires { Format::sub_at(0, 0); } && (kHalves || Dot::kIntegerScales);
+  using Scales = RunScales<V, Dot, Format>;
+  static constexpr bool kSub = Scales::kSub, kReads = Scales::kReads;
   static constexpr bool kHalfMins = kHalves && Format::kMin, kRunMins = !kHalves && Format::kMin;
   static constexpr int kPieces = kHalves ? 2 : Dot::kPieces;  // integer sums of a run
   static constexpr int kTokens = Dot::tokens(kPieces);        // activation rows of a tile
@@ -35,7 +38,7 @@ struct IntegerProducts {
   static constexpr int kStrip = 192;   // activation rows that stay in the second-level cache
   static constexpr int kTerms = 256;   // tiles' parts whose terms are held
   static constexpr int kUnpackTiles =  // tiles of activations for which to unpack a part; 0: never
-      Dot::unpack_tiles(Format::kPlanes);
+      Dot::unpack_tiles(Format::kCodes);
   static constexpr int kFewPanels = 2;                  // for which holding them is not worth it
   static constexpr bool kFour = takes_four<V, Format>;  // runs at once, for one row of activations
   static constexpr bool kFolds = fits_byte<Format> && requires { Dot::kFoldTiles; };  // for many rows
@@ -43,38 +46,15 @@ struct IntegerProducts {
   static_assert(kPartRuns % Format::kRuns == 0, "panel blocks are cut into no parts");
   static_assert(!kRunMins || Format::kScale == ScaleOf::kRun || Format::kRuns == 2, "see tile()");
 
-  // What a tile needs to know of a part of its activation rows besides the integers.
-  struct Terms {
-    alignas(64) int32_t zero[kTokens][kPieces * kPartRuns];  // what an integer sum begins with
-    alignas(64) float scale[kTokens][kPartRuns];
-    alignas(64) float sum[kRunMins ? kTokens : 1][kPartRuns];        // scale * sum of the integers
-    alignas(64) int32_t halves[kHalfMins ? kTokens : 1][kPartRuns];  // sums of the halves' integers
-    alignas(64) int32_t in_place[kFour ? kPieces * kPartRuns : 1];   // as zero, for four_codes.h
-    alignas(64) int32_t folded[kFolds ? kTokens : 1][kPartRuns];     // as zero, for folded_block.h
-  };
-
+  using Terms = TileTerms<V, Dot, Format, kTokens>;
   using Rows = Q8Rows;
   using Part = PanelPart;
 
-  static void fill(const Rows& x, int tokens, Terms& terms) {
-    for (int t = 0; t < tokens; ++t) {
-      const Rows row = x.from(t, 0);
-      RunTerms::of_scales<kRunMins>(row.sum16, row.scale, terms.scale[t], terms.sum[kRunMins ? t : 0]);
-      if constexpr (kHalfMins) RunTerms::of_halves(row.sum16, terms.halves[t]);
-      Dot::template zeros<Format::kZero, kPieces == 2>(row.q, row.sum16, terms.zero[t]);
-    }
-    if constexpr (kFour) FourCodes<V, Format>::zeros(terms.zero[0], terms.in_place);
-    if constexpr (kFolds) {
-      for (int t = 0; t < tokens; ++t) {
-        RunTerms::of_zeros<FoldedBlock<V, Format>::kZero, false>(x.from(t, 0).sum16, terms.folded[t]);
-      }
-    }
-  }
-
-  // The exact integer sums of a run as floats, times the integers of its scales where the format has such. `weights`
-  // is the run in the cache or the block it belongs to, from vector of rows g0 on.
-  template <bool kInCache, int T, int G>
-  [[gnu::always_inline]] static void run_sums(const uint8_t* weights, const uint8_t* block, int group,
+  // The exact integer sums of a run as floats, times the integers of its scales where the format has such; if kReads and
+  // there are none, as RunScales reads them. `weights` is the run in the cache or the block it belongs to, from vector
+  // of rows g0 on.
+  template <bool kInCache, int T, int G, class ScalesOf>
+  [[gnu::always_inline]] static void run_sums(const uint8_t* weights, const ScalesOf& scales, int group,
                                               int in_group, int g0, const int8_t* const* x,
                                               const int32_t* zero, F (&f)[T][G]) {
     const int run = Format::kGroupRuns * group + in_group;
@@ -94,8 +74,7 @@ struct IntegerProducts {
 #pragma GCC unroll 8
       for (int t = 0; t < T; ++t) {
 #pragma GCC unroll 4
-        for (int g = 0; g < G; ++g)
-          sums[t][g] = Format::kZero == 0 ? Dot::none() : Dot::begin(zero + kPieces * kPartRuns * t + piece);
+        for (int g = 0; g < G; ++g) sums[t][g] = Scales::begin(zero + kPieces * kPartRuns * t + piece, piece);
       }
 #pragma GCC unroll 8
       for (int i = 0; i < 8 / kPieces; ++i) {
@@ -118,19 +97,24 @@ struct IntegerProducts {
       }
 #pragma GCC unroll 4
       for (int g = 0; g < G; ++g) {
-        const auto end = [&](auto c) {
+        if constexpr (kReads && kHalves) {
+          const auto by = scales.half(run, piece, g0 + g);
 #pragma GCC unroll 8
           for (int t = 0; t < T; ++t) {
-            totals[t][g] = piece == 0 ? Dot::first(sums[t][g], c) : Dot::next(totals[t][g], sums[t][g], c);
+            totals[t][g] = piece == 0 ? V::fma(V::as_float(sums[t][g]), by.scale, by.less)
+                                      : Dot::next(totals[t][g], sums[t][g], by.scale);
           }
-        };
-        if constexpr (has_sub_pairs<Format>) {
-          end(Dot::pair_scale(block + Format::sub_at(run, 0) + 2 * V::kLanes * (g0 + g), piece));
-        } else if constexpr (kSub) {
-          end(Dot::template sub_scale<Format::kSub>(block + Format::sub_at(run, piece) +
-                                                    V::kLanes * (g0 + g)));
         } else {
-          end(Dot::one());
+          const auto by = scales.sub(run, piece, g0 + g);
+#pragma GCC unroll 8
+          for (int t = 0; t < T; ++t) {
+            if constexpr (kReads) {
+              totals[t][g] = V::as_float(sums[t][g]);
+            } else {
+              totals[t][g] =
+                  piece == 0 ? Dot::first(sums[t][g], by) : Dot::next(totals[t][g], sums[t][g], by);
+            }
+          }
         }
       }
     }
@@ -172,7 +156,8 @@ struct IntegerProducts {
       }
     }
     const uint8_t* block = part.block;
-    const uint8_t* bytes = kInCache ? part.bytes + InCache::at(0, g0) : nullptr;
+    const InCache* const cached = reinterpret_cast<const InCache*>(part.bytes);
+    const uint8_t* bytes = kInCache ? cached->weights + InCache::at(0, g0) : nullptr;
     const int num_blocks = part.num_blocks, lines = part.lines;
     const char* next = part.next;
     const float* scale = terms.scale[0];
@@ -180,6 +165,13 @@ struct IntegerProducts {
     const int32_t* halves = terms.halves[0];
     const int32_t* zero = terms.zero[0];
     for (int b = 0; b < num_blocks; ++b, block += Format::kPanelBytes) {
+      const auto scales = [&] {
+        if constexpr (kInCache) {
+          return cached->scales(b);
+        } else {
+          return Scales{block};
+        }
+      }();
 #pragma GCC unroll 2
       for (int group = 0; group < Format::kRuns / Format::kGroupRuns; ++group) {
 #pragma GCC unroll 4
@@ -187,7 +179,7 @@ struct IntegerProducts {
           const int run = Format::kGroupRuns * group + in_group;
           for (int i = 0; i < lines; ++i, next += 64) V::prefetch(next);
           F f[T][G];
-          run_sums<kInCache, T, G>(kInCache ? bytes : block + V::kBytes * g0, block, group, in_group, g0, x,
+          run_sums<kInCache, T, G>(kInCache ? bytes : block + V::kBytes * g0, scales, group, in_group, g0, x,
                                    zero, f);
           if constexpr (kInCache) bytes += InCache::kRunBytes;
 #pragma GCC unroll 4
@@ -199,27 +191,27 @@ struct IntegerProducts {
                 put(t, g, run == 0 ? V::mul(f[t][g], s) : V::fma(f[t][g], s, get(t, g)));
               }
             } else {
-              F c, n;
-              if constexpr (kSub) {
-                c = Format::template block_scale<V>(block, g0 + g);
-              } else {
-                c = Format::template scale<V>(block, run, g0 + g);
-              }
+              const auto by = scales.of_run(run, g0 + g);
+              [[maybe_unused]] F n;
               [[maybe_unused]] I mins;
-              if constexpr (kRunMins) n = Format::template min<V>(block, run, g0 + g);
               if constexpr (kHalfMins) {
                 n = Format::template block_min<V>(block, g0 + g);
                 mins = V::high_pairs(block + Format::sub_at(run, 0) + 2 * V::kLanes * (g0 + g));
               }
 #pragma GCC unroll 8
               for (int t = 0; t < T; ++t) {
-                F of_run = V::mul(f[t][g], c);
+                F of_run;
+                if constexpr (kReads && !kHalves) {
+                  of_run = V::fma(f[t][g], by.scale, by.less);
+                } else {
+                  of_run = V::mul(f[t][g], by.scale);
+                }
                 if constexpr (kHalfMins) {
                   const I least = V::pair_products(mins, V::same(halves[kPartRuns * t]));
                   of_run = V::fma(V::to_float(least), n, of_run);
                 }
                 F total = V::fma(of_run, V::set1(scale[kPartRuns * t]), get(t, g));
-                if constexpr (kRunMins) total = V::fma(V::set1(sum[kPartRuns * t]), n, total);
+                if constexpr (kRunMins) total = V::fma(V::set1(sum[kPartRuns * t]), by.min, total);
                 put(t, g, total);
               }
             }
@@ -303,7 +295,7 @@ struct IntegerProducts {
     for (int tile = 0, m = 0; tile < tiles; ++tile) {
       const int end = tile_end(tokens, tile);
       const Rows rows = x.from(m, 0);
-      if (held == nullptr) fill(rows, end - m, own);
+      if (held == nullptr) own.fill(rows, end - m);
       tile_tokens<kInCache>(end - m, rows, part, held == nullptr ? own : held[tile * apart],
                             out + kPanelRows * m);
       part.next += static_cast<int64_t>(64) * part.num_blocks * Format::kRuns * part.lines;
@@ -332,9 +324,9 @@ struct IntegerProducts {
         }
       } else if constexpr (kUnpackTiles > 0) {
         if (tiles >= kUnpackTiles) {
-          alignas(64) uint8_t bytes[kPartRuns * InCache::kRunBytes];
-          InCache::unpack(block, n, bytes);
-          all_tiles<true>(rows, tokens, terms, apart, Part{block, n, bytes, next, lines}, out);
+          InCache cached(block, n);
+          all_tiles<true>(rows, tokens, terms, apart,
+                          Part{block, n, reinterpret_cast<uint8_t*>(&cached), next, lines}, out);
           continue;
         }
       }
@@ -352,7 +344,7 @@ struct IntegerProducts {
       const int begin = m, tokens = chunk_end(M, c) - m;
       for (int tile = 0; tile < num_tiles(tokens); ++tile) {
         const int end = begin + tile_end(tokens, tile);
-        for (int part = 0; part < parts; ++part) fill(x.from(m, kPartRuns * part), end - m, *held++);
+        for (int part = 0; part < parts; ++part) (held++)->fill(x.from(m, kPartRuns * part), end - m);
         m = end;
       }
     }

@@ -98,6 +98,11 @@ struct RunTerms {
     }
   }
 
+  // To every kPieces-th of zero[kPieces * 8].
+  static void add(int32_t v, int pieces, int32_t* zero) {
+    for (int i = 0; i < 8; ++i) zero[pieces * i] += v;
+  }
+
  private:
   static __m256i of_pairs(const int32_t* sum16) {
     return _mm256_permute4x64_epi64(_mm256_hadd_epi32(load(sum16), load(sum16 + 8)), 0xd8);

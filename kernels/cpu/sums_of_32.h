@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "integer_terms.h"
+#include "run_scales.h"
 #include "twofold/weight_format.h"
 
 namespace twofold::kernels {
@@ -26,6 +27,7 @@ struct SumsOf32 {
   }
   static Sum begin(const int32_t* zero) { return V::same(*zero); }
   static Sum none() { return V::same(0); }
+  static Sum readable() { return V::same(kReadable); }
   static Weights weights(typename V::I bytes) { return bytes; }
   static Weights load(const uint8_t* stored) { return V::load(stored); }
   static void store(uint8_t* stored, Weights w) { V::store(stored, w); }

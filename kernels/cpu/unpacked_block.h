@@ -1,9 +1,10 @@
 // A part of a panel (256 columns) whose weights lie in the first-level cache as products take them: what many
 // tiles of activations are worth where unpacking costs as much as multiplying. To integer_products.h it is the
-// panel with other bytes; scales are read from the panel itself.
+// panel with other bytes, and with its scales as they multiply sums, once for all tokens.
 #pragma once
 #include <cstdint>
 
+#include "run_scales.h"
 #include "twofold/weight_format.h"
 
 namespace twofold::kernels {
@@ -38,16 +39,31 @@ template <class V, class Dot, class Format>
 }
 
 template <class V, class Dot, class Format>
-struct Unpacked {
-  static constexpr int kRunBytes = 8 * kStepBytes * Dot::kStoredVectors;
+struct alignas(64) Unpacked {
+  using F = typename V::F;
+  using Of = RunScales<V, Dot, Format>;
+  using Sub = decltype(Of{nullptr}.sub(0, 0, 0));
+  static constexpr int kRunBytes = 8 * kStepBytes * Dot::kStoredVectors, kPartRuns = 8;
+  static constexpr int kPieces = Format::kScale == ScaleOf::kHalf ? 2 : Dot::kPieces;
+  static constexpr bool kOwn = Format::kScale != ScaleOf::kBlock;  // a scale for each run or half
+  static constexpr int kRuns = kOwn ? kPartRuns : 1, kHalfRuns = Of::kSub ? kPieces * kPartRuns : 1;
+  static constexpr bool kOfHalves = Of::kReads && Of::kHalves;
+
+  uint8_t weights[kPartRuns * kRunBytes];
+  alignas(64) float scale[kRuns][kPanelRows];
+  alignas(64) float less[Of::kReads ? kRuns : 1][kPanelRows];
+  alignas(64) float min[Of::kRunMins ? kRuns : 1][kPanelRows];
+  alignas(64) uint8_t sub[kHalfRuns][4 * kPanelRows];
 
   // Where in a run the vector of rows `g` of a step lies.
   static constexpr int at(int step, int g) {
     return (step * (kPanelRows / V::kLanes) + g) * V::kBytes * Dot::kStoredVectors;
   }
 
-  static void unpack(const uint8_t* block, int num_blocks, uint8_t* bytes) {
+  Unpacked(const uint8_t* block, int num_blocks) {
+    uint8_t* bytes = weights;
     for (int b = 0; b < num_blocks; ++b, block += Format::kPanelBytes) {
+      const Of of{block};
 #pragma GCC unroll 8
       for (int run = 0; run < Format::kRuns; ++run, bytes += kRunBytes) {
         for (int g = 0; g < kPanelRows / V::kLanes; ++g) {
@@ -56,8 +72,59 @@ struct Unpacked {
             Dot::store(bytes + at(step, g), weights_of<V, Dot, Format>(block, run / Format::kGroupRuns,
                                                                        run % Format::kGroupRuns, step, g));
           }
+          if constexpr (kOwn) hold(of, b * Format::kRuns, run, g);
         }
       }
+    }
+  }
+
+  // Those of block b of the part, as RunScales has them.
+  struct Scales {
+    const Unpacked& part;
+    int begin;
+    [[gnu::always_inline]] auto half(int run, int piece, int g) const {
+      const int i = kPieces * (begin + run) + piece, row = V::kLanes * g;
+      return typename Of::OfHalf{load<F>(part.sub[i], g), V::load(part.less[begin + run] + row)};
+    }
+    [[gnu::always_inline]] auto sub(int run, int piece, int g) const {
+      if constexpr (Of::kSub) {
+        return load<Sub>(part.sub[kPieces * (begin + run) + piece], g);
+      } else {
+        return Dot::one();
+      }
+    }
+    [[gnu::always_inline]] auto of_run(int run, int g) const {
+      const int row = V::kLanes * g;
+      typename Of::OfRun by{V::load(part.scale[begin + run] + row), F(), F()};
+      if constexpr (Of::kReads && !Of::kHalves) by.less = V::load(part.less[begin + run] + row);
+      if constexpr (Of::kRunMins) by.min = V::load(part.min[begin + run] + row);
+      return by;
+    }
+  };
+  Scales scales(int b) const { return {*this, b * Format::kRuns}; }
+
+ private:
+  template <class E>
+  static E load(const uint8_t* p, int g) {
+    if constexpr (__is_same(E, F)) {
+      return V::load(reinterpret_cast<const float*>(p) + V::kLanes * g);
+    } else {
+      return V::load(p + V::kBytes * g);
+    }
+  }
+  static void put(uint8_t* p, F v) { V::store(reinterpret_cast<float*>(p), v); }
+  static void put(uint8_t* p, typename V::I v) { V::store(p, v); }
+
+  void hold(const Of& of, int begin, int run, int g) {
+    const int row = V::kLanes * g;
+    const auto by = of.of_run(run, g);
+    V::store(scale[begin + run] + row, by.scale);
+    if constexpr (Of::kReads && !Of::kHalves) V::store(less[begin + run] + row, by.less);
+    if constexpr (kOfHalves) V::store(less[begin + run] + row, of.half(run, 0, g).less);
+    if constexpr (Of::kRunMins) V::store(min[begin + run] + row, by.min);
+    if constexpr (Of::kSub) {
+      for (int piece = 0; piece < kPieces; ++piece)
+        put(sub[kPieces * (begin + run) + piece] + V::kBytes * g, of.sub(run, piece, g));
     }
   }
 };
