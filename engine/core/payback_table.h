@@ -57,6 +57,20 @@ struct Between {
   float past;
 };
 
+// Where a rent lies between two lanes of the ladder.
+struct AtRent {
+  explicit AtRent(double rent) {
+    while (lane + 2 < kLanes && rent > static_cast<double>(kRents[lane + 1])) ++lane;
+    const double low = static_cast<double>(kRents[lane]);
+    const double high = static_cast<double>(kRents[lane + 1]);
+    dearer = static_cast<float>((rent - low) / (high - low));
+    value = static_cast<float>(rent);
+  }
+  size_t lane = 0;
+  float dearer;  // of the way to the next lane
+  float value;
+};
+
 class Table {
  public:
   struct alignas(64) Cell {
@@ -107,13 +121,19 @@ class Table {
     }
   }
 
-  // Between lanes `lane` and the next, `dearer` of the way.
-  float read(int corner, float past_request, float past_fast, float past_long, size_t lane,
-             float dearer) const {
+  // What an event was worth at this rent beyond the belief in it; correction: of what lies ahead.
+  float surprise(int before, int after, float used, float correction, const AtRent& rent) const {
+    const float cap = used > 0 ? price_ : std::numeric_limits<float>::max();
+    const float ahead = between(cells_[static_cast<size_t>(after)], rent) + correction;
+    const float believed = between(cells_[static_cast<size_t>(before)], rent);
+    return kDiscount * (used + std::min(std::max(ahead, 0.0F), cap)) - rent.value - believed;
+  }
+
+  float read(int corner, float past_request, float past_fast, float past_long, const AtRent& rent) const {
     const Cell* at = cells_.data() + corner;
     const auto along_fast = [&](int offset) {
-      const Pair here = load<Pair>(at[offset], lane);
-      return here + past_fast * (load<Pair>(at[offset + 1], lane) - here);
+      const Pair here = load<Pair>(at[offset], rent.lane);
+      return here + past_fast * (load<Pair>(at[offset + 1], rent.lane) - here);
     };
     const auto along_request = [&](int offset) {
       const Pair here = along_fast(offset);
@@ -121,7 +141,7 @@ class Table {
     };
     const Pair here = along_request(0);
     const Pair worth = here + past_long * (along_request(kNextLong) - here);
-    return worth[0] + dearer * (worth[1] - worth[0]);
+    return worth[0] + rent.dearer * (worth[1] - worth[0]);
   }
 
  private:
@@ -136,6 +156,10 @@ class Table {
   template <class Vector>
   static Vector load(const Cell& cell, size_t lane) {
     return load<Vector>(cell.worth.data() + lane);
+  }
+  static float between(const Cell& cell, const AtRent& rent) {
+    const float here = cell.worth[rent.lane];
+    return here + rent.dearer * (cell.worth[rent.lane + 1] - here);
   }
 
   float price_;

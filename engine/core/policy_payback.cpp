@@ -16,6 +16,7 @@
 // between the buckets of the three usages: they are coarse, and which of two experts in one bucket leaves would
 // be chance. It starts from the closed form for a constant usage p, which long silence lowers:
 //   D = min(1 + r - c/p, (p - c) * kBelievedHorizon), or p - c where p < c.
+// What the experts used by the last event tell about the next one is added to it (payback_context.h).
 // Rents differ by layer and load: the table keeps one lane per rent of a fixed ladder and reads between two.
 // Each layer's own rent follows its market: cheapest victim worth something -> slots are scarce, rent up;
 // worthless -> rent down.
@@ -25,6 +26,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "payback_context.h"
 #include "payback_table.h"
 #include "twofold/expert_cache.h"
 
@@ -81,6 +83,7 @@ class Payback : public CachePolicy {
   void find_cells(size_t first, size_t count);
   void observe_chunk(const RoutingEvent& event);
   double rent_of(int layer) const { return layers_[pooled_ ? 0 : static_cast<size_t>(layer)].rent; }
+  void learn_context(const RoutingEvent& event, int32_t youth_before, int32_t youth_now);
 
   size_t num_experts_;
   double price_;
@@ -90,6 +93,8 @@ class Payback : public CachePolicy {
   Histories history_;            // [layers * experts]
   std::vector<float> use_;       // of the current event, [experts]
   std::vector<int32_t> before_;  // cells of the layer before the current event, [experts]
+  Context context_;
+  std::vector<float> surprise_;  // of the current event, [experts]
   int64_t num_steps_ = 0;        // since it was made, of the first layer
   std::vector<LayerState> layers_;
   std::vector<int> last_seen_;
@@ -100,6 +105,8 @@ Payback::Payback(const CacheConfig& config)
       price_(config.upload_price),
       pooled_(config.pooled()),
       table_(config.upload_price),
+      context_(static_cast<size_t>(config.num_layers), num_experts_, static_cast<size_t>(config.top_k)),
+      surprise_(num_experts_, 0),
       last_seen_(num_experts_, 0) {
   int age_at = 0;
   for (int age = 0; age <= kMaxAge; ++age) {
@@ -174,6 +181,7 @@ void Payback::observe(const RoutingEvent& event) {
   for (size_t e = 0; e < num_experts_; ++e) age[e] = std::min(kMaxAge, age[e] + 1);
   for (int expert : event.active) age[expert] = 0;
   find_cells(first, num_experts_);
+  learn_context(event, youth_before, youth_now);
 
   num_steps_ += event.layer == 0;
   const size_t stride = std::max<size_t>(1, num_experts_ / kTaughtPerEvent);
@@ -181,6 +189,23 @@ void Payback::observe(const RoutingEvent& event) {
   for (size_t e = static_cast<size_t>(num_steps_) % stride; e < num_experts_; e += stride) {
     table_.learn(before_[e] + youth_before, after[e] + youth_now, use[e] > 0);
   }
+}
+
+void Payback::learn_context(const RoutingEvent& event, int32_t youth_before, int32_t youth_now) {
+  const auto layer = static_cast<size_t>(event.layer);
+  context_.look(layer, event.active);
+  if (context_.teaches(layer)) {
+    const int32_t* after = history_.cell.data() + layer * num_experts_;
+    const float* ahead = context_.ahead().data();
+    const AtRent rent(rent_of(event.layer));
+    const float trust = context_.trust();
+    for (size_t e = 0; e < num_experts_; ++e) {
+      surprise_[e] =
+          table_.surprise(before_[e] + youth_before, after[e] + youth_now, use_[e], trust * ahead[e], rent);
+    }
+    context_.learn(layer, surprise_.data());
+  }
+  context_.accept(layer);
 }
 
 // A prompt's chunk moves the averages as its tokens one by one would; it says nothing about the reward of a
@@ -212,15 +237,13 @@ void Payback::observe_chunk(const RoutingEvent& event) {
     history_.age[at] = std::min(kMaxAge, ago);
   }
   find_cells(first, num_experts_);
+  context_.forget(static_cast<size_t>(event.layer));
 }
 
 void Payback::values(int layer, std::span<double> out) const {
-  const double rent = rent_of(layer);
-  size_t lane = 0;
-  while (lane + 2 < kLanes && rent > static_cast<double>(kRents[lane + 1])) ++lane;
-  const double low = static_cast<double>(kRents[lane]);
-  const double high = static_cast<double>(kRents[lane + 1]);
-  const auto dearer = static_cast<float>((rent - low) / (high - low));
+  const AtRent rent(rent_of(layer));
+  const float trust = context_.trust();
+  const float* context = context_.worth(static_cast<size_t>(layer));
   const size_t first = static_cast<size_t>(layer) * num_experts_;
   const int32_t youth_now = youth(layer);
   for (size_t expert = 0; expert < num_experts_; ++expert) {
@@ -231,8 +254,8 @@ void Payback::values(int layer, std::span<double> out) const {
     const int corner = youth_now + long_run.below * kNextLong +
                        age_bucket_[static_cast<size_t>(history_.age[at])] * kNextAge +
                        request.below * kNextRequest + fast.below;
-    out[expert] =
-        static_cast<double>(table_.read(corner, request.past, fast.past, long_run.past, lane, dearer));
+    out[expert] = static_cast<double>(table_.read(corner, request.past, fast.past, long_run.past, rent) +
+                                      trust * context[expert]);
   }
 }
 
@@ -258,11 +281,13 @@ void Payback::on_boundary(double share) {
   }
   find_cells(0, history_.cell.size());
   for (LayerState& layer : layers_) layer.events *= 1 - static_cast<float>(share);
+  if (share < 1) return;
+  for (size_t layer = 0; layer < layers_.size(); ++layer) context_.forget(layer);
 }
 
 std::vector<double> Payback::state() const {
   std::vector<double> out;
-  out.reserve(kCells * (kLanes + 1) + layers_.size() * 2 + history_.age.size() * 4);
+  out.reserve(kCells * (kLanes + 1) + layers_.size() * 2 + history_.age.size() * 4 + context_.state_size());
   for (const Table::Cell& cell : table_.cells()) {
     out.insert(out.end(), cell.worth.begin(), cell.worth.end());
     out.push_back(static_cast<double>(cell.visits));
@@ -277,14 +302,17 @@ std::vector<double> Payback::state() const {
     out.push_back(static_cast<double>(history_.fast[at]));
     out.push_back(static_cast<double>(history_.long_run[at]));
   }
+  context_.save(out);
   return out;
 }
 
 void Payback::restore(std::span<const double> state) {
   const size_t expected = kCells * (kLanes + 1) + layers_.size() * 2 + history_.age.size() * 4;
-  if (state.size() != expected) {
+  const bool has_context =
+      state.size() == expected + context_.state_size();  // states saved before it have none
+  if (!has_context && state.size() != expected) {
     throw std::runtime_error("payback: saved state of " + std::to_string(state.size()) + " values given, " +
-                             std::to_string(expected) + " expected");
+                             std::to_string(expected + context_.state_size()) + " expected");
   }
   const double* at = state.data();
   for (Table::Cell& cell : table_.cells()) {
@@ -303,6 +331,7 @@ void Payback::restore(std::span<const double> state) {
     history_.long_run[i] = usage();
   }
   find_cells(0, history_.cell.size());
+  context_.restore(has_context ? state.subspan(expected) : std::span<const double>());
 }
 
 }  // namespace
