@@ -18,11 +18,19 @@ ACCELERATOR ?=
 RATIO ?=
 USERS ?= 10
 SECONDS_OF_LOAD ?= 60
-# What `make test` can be told, e.g. make test PYTEST_ARGS='-x tests/unit'. Files of tests are shared out among two processes; 0: none.
+# What `make test` can be told, e.g. make test PYTEST_ARGS='-x tests/cli'. Files of tests are shared out among two processes; 0: none.
 PYTEST_ARGS ?=
 TEST_PROCESSES ?= 2
 
-.PHONY: help run test test-slow check-cuda test-gpu sanitize-gpu bench-gpu gpu-day build quick-build lint fmt bench loadtest doctor clean ready-run ready-dev
+# What `make test-levels` runs again at each lesser level of the CPU's kernels.
+MODEL_TESTS = tests/device tests/engine tests/models tests/weights tests/experts tests/core
+AVX2_TESTS ?= $(MODEL_TESTS) tests/native tests/kernels
+GENERIC_TESTS ?= $(MODEL_TESTS)
+# torch and its libraries round by the CPU's level, too: held to what such a CPU has, as tests/e2e/test_levels.py does.
+TORCH_avx2 := ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2
+TORCH_generic := ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41
+
+.PHONY: help run test test-levels test-slow check-cuda test-gpu sanitize-gpu bench-gpu gpu-day build quick-build lint fmt bench loadtest doctor clean ready-run ready-dev
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -33,8 +41,20 @@ run: ready-run  ## start the OpenAI server and the dashboard; Ctrl-C ends both
 	@exec $(BIN)/python scripts/run_stack.py --port "$(PORT)" --dashboard-port "$(DASHBOARD_PORT)" \
 	  --model "$(MODEL)" --accelerator "$(ACCELERATOR)" --ratio "$(RATIO)"
 
+PYTEST = TWOFOLD_TESTS_NEED_ALL=1 $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile -m "not slow and not gpu"
+LESSER_LEVELS = from twofold._testing import kernels; from twofold.blocks import ops; \
+  print("", *(level for level in kernels.supported_levels() if level != ops.isa_choice()[0]), "")
+# $(1): a level, $(2): its tests. A level that the CPU lacks, or that `make test` ran, is left out.
+test_at = if [[ "$$lesser" == *" $(1) "* ]]; then echo "at TWOFOLD_ISA=$(1):"; TWOFOLD_ISA=$(1) $(TORCH_$(1)) $(PYTEST) $(2) $(PYTEST_ARGS); \
+  else echo "at TWOFOLD_ISA=$(1): nothing to add on this CPU"; fi
+
 test: ready-dev  ## run every test that takes less than ten seconds
-	@TWOFOLD_TESTS_NEED_ALL=1 $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile -m "not slow and not gpu" $(PYTEST_ARGS)
+	@$(PYTEST) $(PYTEST_ARGS)
+
+test-levels: ready-dev  ## run the tests of AVX2_TESTS and GENERIC_TESTS again with lesser kernels than this CPU's best
+	@lesser=$$($(BIN)/python -c '$(LESSER_LEVELS)'); \
+	$(call test_at,avx2,$(AVX2_TESTS)); \
+	$(call test_at,generic,$(GENERIC_TESTS))
 
 test-slow: ready-dev  ## run the long tests
 	@TWOFOLD_TESTS_NEED_ALL=1 $(BIN)/python -m pytest -m "slow and not gpu" $(PYTEST_ARGS)
@@ -52,6 +72,7 @@ lint: ready-dev  ## check style and types of every language in the repository
 	@$(BIN)/clang-format --dry-run -Werror $(CPP_FILES)
 	@PATH=$(BIN):$$PATH shellcheck -x $(SHELL_FILES)
 	@$(BIN)/hadolint .devcontainer/Dockerfile
+	@$(BIN)/python scripts/check_words.py
 
 fmt: ready-dev  ## format Python and C++
 	@$(BIN)/ruff check --fix-only --quiet .

@@ -1,5 +1,5 @@
-"""Where the time of a decode step goes at 1 and at 16 streams: the engine's own readings, medians over steps in which
-every stream got one token; and tokens per second of the same steps without telemetry.
+"""Decode step time by part at 1 and at 16 streams: the engine's own readings, medians over steps in which every stream
+got one token; and tokens per second of the same steps without telemetry.
 
     python -m benchmarks.batching [--model MODEL] [--streams 1,16] [--rounds 5] [--steps 100] [--write-docs]
 

@@ -10,7 +10,7 @@ other), each further one within --slo-tpot times the time it takes at capacity. 
 are answered like that, if a refusal is no 429 or 503 with Retry-After, or if refusals take longer than --refusal-ms
 (95 % of them).
 
-What the client takes of a core is told, and what the machine's host took from both (steal). With --against another
+Reports the client's share of a core, and the time the machine's host took from both (steal). With --against another
 checkout's server is measured in the same rounds.
 """
 
@@ -30,12 +30,12 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from twofold.loadgen.answer_stream import AnswerStream, MalformedStreamError
-from twofold.loadgen.arrivals import arrival_times
-from twofold.loadgen.http_client import HttpClient, HttpStatusError
-from twofold.loadgen.metrics import percentile
-from twofold.loadgen.server_process import ServerProcess
-from twofold.loadgen.workload import COMPLETIONS
+from twofold.tools.loadgen.answer_stream import AnswerStream, MalformedStreamError
+from twofold.tools.loadgen.arrivals import arrival_times
+from twofold.tools.loadgen.http_client import HttpClient, HttpStatusError
+from twofold.tools.loadgen.metrics import percentile
+from twofold.tools.loadgen.server_process import ServerProcess
+from twofold.tools.loadgen.workload import COMPLETIONS
 
 from benchmarks.server_process import serving
 
@@ -45,10 +45,10 @@ PROMPT_TOKENS = 32
 
 @dataclass
 class Seen:
-    """What became of requests."""
+    """Outcomes of requests."""
 
     answers: list[tuple[float, float, float]] = field(default_factory=list)
-    """Of those that were taken: ms to the first token, ms of each further one, ms in all."""
+    """Per accepted request: ms to the first token, ms per further token, ms in total."""
     refusals_ms: list[float] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
@@ -91,7 +91,7 @@ def body_of(number: int, tokens: int) -> bytes:
 
 
 async def at_capacity(client: HttpClient, seconds: float, args: argparse.Namespace) -> tuple[Seen, float]:
-    """And the answers per second."""
+    """Outcomes at capacity, and the answers per second."""
     seen, numbers = Seen(), itertools.count()
     begun = time.monotonic()
 
@@ -106,7 +106,7 @@ async def at_capacity(client: HttpClient, seconds: float, args: argparse.Namespa
 async def overloaded(
     client: HttpClient, rate: float, seconds: float, args: argparse.Namespace
 ) -> tuple[Seen, float]:
-    """And the answers per second."""
+    """Outcomes at arrival rate `rate`, and the answers per second."""
     moments = list(itertools.takewhile(lambda at_s: at_s < seconds, arrival_times(rate, 1.0, 0)))
     # Made beforehand: under load the client and the server share the machine.
     bodies = [body_of(1_000_000 + number, args.tokens) for number in range(len(moments))]
@@ -130,7 +130,7 @@ def told(name: str, seen: Seen) -> str:
 
 
 def stolen_s() -> float:
-    """Core seconds that the machine's host has kept from it since it started; 0 where nobody says."""
+    """Steal time in core seconds since the machine started; 0 where it is not reported."""
     with contextlib.suppress(OSError, LookupError):
         return int(Path("/proc/stat").read_text().split(maxsplit=9)[8]) / os.sysconf("SC_CLK_TCK")
     return 0.0
@@ -147,7 +147,7 @@ class Side:
         self._rates: list[tuple[float, float]] = []
         """Answers per second at capacity and beyond."""
         self._slos: list[tuple[float, float]] = []
-        """What was promised in each round: ms to the first token, ms of each further one."""
+        """Latency objective of each round: ms to the first token, ms per further token."""
         self._num_good = 0
         self._client_s = self._stolen_s = self._wall_s = 0.0
 

@@ -1,11 +1,10 @@
-"""What the prefix cache gains and costs: the first token of a second turn, and requests that never find anything.
+"""Gain and cost of the prefix cache: the first token of a second turn, and requests without cache hits.
 
     python -m benchmarks.prefix_cache [--model MODEL] [--prompt-tokens 4000] [--rounds 5] [--overhead-seconds 40]
 
-A conversation of so many tokens is answered, then goes on by a short question; each round has another one. Beside it
-prompts that begin otherwise each time, read and answered with the cache and without, in turn, by one engine; and what
-scheduling costs alone, without a model.
-Prints one JSON object; times are medians in seconds, by the wall.
+Each round answers a new conversation of that many tokens, then a short follow-up question. Prompts without a common
+prefix run with and without the cache, in turn, on one engine. Scheduling is also timed alone, without a model.
+Prints one JSON object; times are medians in wall-clock seconds.
 """
 
 from __future__ import annotations
@@ -22,10 +21,10 @@ from twofold.api.config import EngineConfig
 from twofold.api.types import Chunk, GenerationRequest, SamplingParams
 from twofold.engine import Engine
 from twofold.engine.kv_cache import PagePool
-from twofold.engine.prefix_cache import CachingPool
+from twofold.engine.prefix.cache import CachingPool
 from twofold.engine.scheduler import Scheduler
-from twofold.engine.sequences import Sequence
 from twofold.models.bundled import bundled_model_path
+from twofold.step.sequences import Sequence
 
 _QUESTION_TOKENS: Final = 24
 _ANSWER_TOKENS: Final = 32
@@ -55,7 +54,7 @@ def ask(engine: Engine, prompt: Seq[int], num_tokens: int) -> tuple[list[int], f
 
 
 def second_turns(engine: Engine, length: int, rounds: int, rng: np.random.Generator) -> dict[str, Any]:
-    """Of conversations that have nothing in common."""
+    """Times of second turns, in conversations without a common prefix."""
     firsts, seconds, cached = [], [], []
     for _ in range(rounds):
         prompt = _prompt(engine, length, rng)
@@ -70,10 +69,10 @@ def second_turns(engine: Engine, length: int, rounds: int, rng: np.random.Genera
 
 
 def never_found(engine: Engine, lengths: Seq[int], seconds: float, rng: np.random.Generator) -> Any:
-    """By prompt length: prefill and decode with the cache over those without it, and the standard error of that.
+    """Prefill and decode time with the cache relative to without it, and the standard error, by prompt length.
 
-    One engine with one pool or the other, in turn, in an order that is drawn: two engines differ by where their weights
-    lie. What one pool keeps the other overwrites, which nobody notices, because no prompt is ever found.
+    One engine runs with either pool in random order: two engines would differ by where their weights lie. One pool
+    overwrites what the other keeps, which has no effect because no prompt ever hits the cache.
     """
     caching = engine._pool
     plain = PagePool(caching.num_pages, caching.page_size, caching.num_records or None)
@@ -123,7 +122,7 @@ class _NoMemory:
 
 
 def scheduling_s(length: int, rng: np.random.Generator) -> dict[str, float]:
-    """Of one prompt of so many tokens in chunks of 512 and its answer, with the cache and without."""
+    """Scheduling seconds of a prompt of `length` tokens in chunks of 512 and its answer, with and without the cache."""
     times: dict[str, list[float]] = {"with": [], "without": []}
     pools = {
         "with": CachingPool(2048, 16, memory=_NoMemory(), cost=lambda begin, end: float(end - begin)),

@@ -8,8 +8,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from twofold.loadgen import server_process
-from twofold.loadgen.server_process import ServerProcess
+from twofold.tools.loadgen import server_process
+from twofold.tools.loadgen.server_process import ServerProcess
 
 START_TIMEOUT_S = 120.0
 # An editable installation's finder is an instance among classes and would win over any path: it names its own checkout.
@@ -17,7 +17,7 @@ OF_CHECKOUT = """
 import sys
 sys.meta_path[:] = [finder for finder in sys.meta_path if isinstance(finder, type)]
 sys.path.insert(0, sys.argv.pop(1))
-from twofold.cli.main import main
+from twofold.tools.cli.main import main
 sys.exit(main())
 """
 

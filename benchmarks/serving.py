@@ -16,11 +16,11 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from twofold.loadgen.generator import LoadPlan, run_load
-from twofold.loadgen.http_client import HttpClient
-from twofold.loadgen.server_process import ServerProcess
-from twofold.loadgen.workload import CHAT, PromptShape, Workload
-from twofold.models.quantise.texts import default_text
+from twofold.quantise.texts import default_text
+from twofold.tools.loadgen.generator import LoadPlan, run_load
+from twofold.tools.loadgen.http_client import HttpClient
+from twofold.tools.loadgen.server_process import ServerProcess
+from twofold.tools.loadgen.workload import CHAT, PromptShape, Workload
 
 from benchmarks.server_process import serving
 
@@ -46,7 +46,7 @@ async def one_round(url: str, streams: int, tokens: int, greedy: bool) -> dict[s
 def servers(
     checkouts: dict[str, Path], telemetry: bool, arguments: list[str]
 ) -> Iterator[dict[str, ServerProcess]]:
-    """One server per checkout, all at once: whoever is not asked sleeps."""
+    """One server per checkout, all running at once: a server without requests sleeps."""
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         running = {}

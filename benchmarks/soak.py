@@ -1,9 +1,9 @@
-"""Minutes of streams of which a share hangs up and some are damaged: does anything leak, is anybody else hurt?
+"""Soak test: streams, some of which hang up or are damaged; checks for leaks and for harm to other streams.
 
     python -m benchmarks.soak [--seconds 600] [--streams 64] [--hang-ups 0.3] [--bad-bodies 0.1]
 
-Against a server of its own on 127.0.0.1. Fails if an answer nobody disturbed went wrong, if a damaged body got anything
-but a 4xx, if memory, threads or descriptors grew, or if places and KV pages are not all free again at the end.
+Starts its own server on 127.0.0.1. Fails if an undisturbed answer is wrong, if a damaged body gets anything but a 4xx,
+if memory, threads or descriptors grow, or if places and KV pages are not all free at the end.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ import tempfile
 import time
 from pathlib import Path
 
-from twofold.loadgen.answer_stream import AnswerStream, MalformedStreamError
-from twofold.loadgen.http_client import HttpClient, HttpStatusError
-from twofold.loadgen.server_process import ServerProcess
-from twofold.loadgen.workload import CHAT
+from twofold.tools.loadgen.answer_stream import AnswerStream, MalformedStreamError
+from twofold.tools.loadgen.http_client import HttpClient, HttpStatusError
+from twofold.tools.loadgen.server_process import ServerProcess
+from twofold.tools.loadgen.workload import CHAT
 
 from benchmarks.server_process import num_descriptors, num_threads, resident_bytes, serving
 
@@ -31,7 +31,7 @@ GROWTH_BYTES = 32 << 20
 """Memory that may come after the first fifth of the run: allocators settle, nothing more."""
 
 POOLED_THREADS = 8
-"""That pools start when they are first needed."""
+"""Threads that pools start on first use."""
 
 
 def bad_body(rng: random.Random) -> bytes:
@@ -145,7 +145,7 @@ async def soak(server: ServerProcess, args: argparse.Namespace) -> int:
 
 
 async def idle_state(server: ServerProcess) -> dict[str, float]:
-    """What has to be as before once nobody asks: places, KV pages, descriptors."""
+    """Figures that must return to their start values when idle: places, KV pages, descriptors."""
     for _ in range(100):
         text = await HttpClient(server.url).text("/metrics")
         names = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc")

@@ -25,11 +25,11 @@ from twofold.engine import Engine
 from twofold.experts.expert_statistics import write_statistics
 from twofold.experts.placement import placement_mask
 from twofold.experts.profiles import MachineProfile, load_profile, shipped_profiles
-from twofold.lab.replay import names_list, shares_list
-from twofold.lab.shapes import ModelShape, find_shape
-from twofold.lab.simulate import simulate_system
-from twofold.lab.systems import System
-from twofold.lab.trace import Trace, load_trace, make_trace
+from twofold.tools.lab.replay import names_list, shares_list
+from twofold.tools.lab.shapes import ModelShape, find_shape
+from twofold.tools.lab.simulate import simulate_system
+from twofold.tools.lab.systems import System
+from twofold.tools.lab.trace import Trace, load_trace, make_trace
 
 STRATEGIES: Final = ("uniform", "frequency", "front-loading", "random", "dynamic", "payback", "lru")
 """dynamic: uniform, placed anew by each prompt. lru: no strategy, the least recently used expert leaves."""
@@ -71,8 +71,8 @@ def forced_rows(
 ) -> Iterator[Row]:
     """The second half of a trace's sequences; the first half is what is known before.
 
-    numberings: experts are numbered by nobody's intention, but uniform and random go by their numbers: these are means
-    over so many numberings, the trace's own and others drawn.
+    numberings: expert numbers carry no meaning, but uniform and random depend on them. Results are means over this many
+    numberings: the trace's own and random ones.
     """
     for ratio in ratios:
         for strategy in strategies:
@@ -134,7 +134,7 @@ def _rules(strategy: str) -> dict[str, Any]:
 
 
 def _prior(strategy: str, counts: np.ndarray, slots: int) -> list[float]:
-    """What the slots are filled by before the start: they go to the greatest."""
+    """Initial priorities: slots are filled with the highest before the start."""
     if strategy in ("payback", "lru"):
         strategy = "frequency"
     first = placement_mask("uniform" if strategy == "dynamic" else strategy, *counts.shape, slots, counts)

@@ -1,4 +1,4 @@
-"""The dashboard: `streamlit run dashboard/app.py [-- sqlite:///FILE]`, database else from TWOFOLD_TELEMETRY_URL.
+"""The dashboard: `streamlit run dashboard/app.py [-- sqlite:///FILE]`; the default database is TWOFOLD_TELEMETRY_URL.
 
 Reads the telemetry database through twofold.telemetry.queries, read-only, and nothing else.
 """
@@ -11,9 +11,7 @@ from pathlib import Path
 import streamlit as st
 
 _ROOT = str(Path(__file__).resolve().parent.parent)
-if (
-    _ROOT not in sys.path
-):  # Streamlit puts the script's own directory there, not the one that holds the package
+if _ROOT not in sys.path:  # Streamlit adds the script's directory, not its parent, which holds the package
     sys.path.insert(0, _ROOT)
 
 from dashboard import frame  # noqa: E402

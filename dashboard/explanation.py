@@ -1,4 +1,4 @@
-"""Why one token took as long as it did, in sentences and a table. No Streamlit: arrays in, texts out."""
+"""Explains one token's latency in sentences and a table. No Streamlit: arrays in, text out."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _CHIPS = {place: f"background:{color};color:{text_on(color)}" for place, color i
 def sentences(
     tokens: queries.RequestTokens, chosen: int, uploads: Sequence[queries.Upload], *, emulated: bool
 ) -> list[str]:
-    """What is known of token `chosen` (an index into `tokens`), the most telling first; `uploads` are its step's."""
+    """Facts about token `chosen` (an index into `tokens`), most relevant first; `uploads` are its step's."""
     return [
         _duration(tokens, chosen, emulated=emulated),
         _batch(tokens, chosen),
@@ -30,7 +30,7 @@ def sentences(
 def _duration(tokens: queries.RequestTokens, chosen: int, *, emulated: bool) -> str:
     took_us = float(tokens.step_us[chosen])
     if np.isnan(took_us):
-        return "How long its step took was not recorded (a lost event)."
+        return "The duration of its step was not recorded (a lost event)."
     median_us = float(np.nanmedian(tokens.step_us))
     ratio = took_us / median_us if median_us > 0 else 1.0
     compared = (
@@ -43,9 +43,9 @@ def _duration(tokens: queries.RequestTokens, chosen: int, *, emulated: bool) -> 
 def _batch(tokens: queries.RequestTokens, chosen: int) -> str:
     others = int(tokens.batch_tokens[chosen]) - 1
     if others <= 0:
-        return "It had the step to itself."
+        return "It was the only token of the step."
     usual = int(np.median(tokens.batch_tokens)) - 1
-    more = " — a prompt was being read at the same time" if others > 2 * max(usual, 4) else ""
+    more = " — a prompt was prefilled in the same step" if others > 2 * max(usual, 4) else ""
     return f"It shared the step with **{others:,} other tokens** (usually {max(usual, 0):,}){more}."
 
 
@@ -70,7 +70,7 @@ def _layer(tokens: queries.RequestTokens, chosen: int) -> str:
         "the CPU" if tokens.cpu_us[chosen, layer] > tokens.gpu_us[chosen, layer] else "the GPU and its link"
     )
     return (
-        f"Of the experts, those of layer **{layer}** took longest: {formats.microseconds(float(times[layer]))}, "
+        f"The experts of layer **{layer}** took longest: {formats.microseconds(float(times[layer]))}, "
         f"{share:.0%} of {formats.microseconds(float(np.nansum(times)))} in all layers "
         f"(its median: {formats.microseconds(usual)}); it waited for {waited_for}."
     )
@@ -105,17 +105,17 @@ def _prediction(tokens: queries.RequestTokens, chosen: int, *, emulated: bool) -
 
 
 _WORDS = {
-    "schedule": "requests taken in, tokens chosen",
+    "schedule": "scheduling",
     "embed": "embedding",
     "attention": "attention",
     "router": "routers",
-    "dense_ffn": "layers without experts",
+    "dense_ffn": "dense feed-forward layers",
     "experts_cpu": "experts on the CPU",
     "experts_gpu": "experts on the GPU",
     "head": "head",
-    "batch": "batch put together",
+    "batch": "batch assembly",
     "sampling": "sampling",
-    "emit": "text made and sent",
+    "emit": "detokenising and sending",
     "telemetry": "telemetry",
     "rest": "rest",
     "dense": "embedding, attention, routers",
@@ -124,10 +124,10 @@ _WORDS = {
 
 
 def where_it_went(times: queries.StepTimes | None, queue_s: float | None) -> str:
-    """HTML: the parts of a token's step as bars that sum to it, on the wall's clock and, if there is one, the emulated.
+    """HTML: the parts of a token's step as bars that sum to it, by the wall clock and, if any, the emulated clock.
 
     Args:
-        queue_s: how long its request had waited before; None where this is not its first step.
+        queue_s: queue time of its request; None where this is not its first step.
     """
     if times is None:
         return (
@@ -141,7 +141,7 @@ def where_it_went(times: queries.StepTimes | None, queue_s: float | None) -> str
     tables = []
     if times.emulated_parts_us:
         tables.append(_part_table("the emulated clock", times.emulated_parts_us, times.emulated_us))
-    wall = "this machine's clock, which played the GPU" if tables else "the wall clock"
+    wall = "the wall clock of this machine, which emulates the GPU" if tables else "the wall clock"
     tables.append(_part_table(wall, times.parts_us, times.wall_us))
     return waited + "".join(tables)
 
@@ -166,8 +166,8 @@ def _part_table(clock: str, parts_us: Mapping[str, float], whole_us: float) -> s
 
 
 def layer_table(tokens: queries.RequestTokens, chosen: int, *, emulated: bool) -> str:
-    """HTML, one row per MoE layer: the routed experts with weights and places, and times in µs; predicted ones only
-    where time is real."""
+    """HTML table, one row per MoE layer: the routed experts with weights and places, and times in µs. Predicted times
+    only for real runs."""
     times = [
         ("layer, µs", tokens.layer_us),
         ("predicted, µs", tokens.predicted_us),

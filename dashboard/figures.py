@@ -1,4 +1,4 @@
-"""Plotly figures from what queries return. No Streamlit, no database: arrays in, a figure out.
+"""Plotly figures of query results. No Streamlit, no database: arrays in, a figure out.
 
 Colours come from `palette`; text, grid and font are left to Streamlit's theme, light or dark. Arrays stay NumPy,
 heatmaps uint8: Plotly then sends them packed. A trace has at most MAX_POINTS points.
@@ -46,7 +46,7 @@ _TRANSPARENT = "rgba(0,0,0,0)"
 
 
 def layout(figure: go.Figure, *, height: int, legend: bool = False) -> go.Figure:
-    """What every figure shares; height in pixels."""
+    """Apply the layout that all figures share; height in pixels."""
     figure.update_layout(
         height=height,
         margin={"l": 8, "r": 12, "t": 30 if legend else 10, "b": 8},
@@ -62,12 +62,12 @@ def layout(figure: go.Figure, *, height: int, legend: bool = False) -> go.Figure
 
 
 def _moments(at_s: F64) -> list[datetime]:
-    """Unix seconds in the time zone of this machine, as Plotly shows dates: without one."""
+    """Unix seconds as datetimes without a time zone, in this machine's local time, as Plotly shows dates."""
     return [datetime.fromtimestamp(at) for at in at_s.tolist()]
 
 
 def _over_time(figure: go.Figure, at_s: F64) -> go.Figure:
-    """A time axis that says the time of day once per tick and no date."""
+    """A time axis with the time of day on each tick and no date."""
     spread_s = float(at_s[-1] - at_s[0]) if len(at_s) else 0.0
     return figure.update_xaxes(tickformat="%H:%M:%S" if spread_s < 900 else "%H:%M", nticks=7)
 
@@ -77,7 +77,7 @@ def area(
 ) -> go.Figure:
     """One quantity over time, each value for its whole bucket; NaN leaves a gap."""
     figure = go.Figure()
-    # The filling is a trace of its own: Plotly would fill straight across a gap of the line.
+    # The fill is a separate trace: Plotly would fill straight across a gap of the line.
     figure.add_scatter(
         x=_moments(at_s),
         y=np.nan_to_num(values),
@@ -101,7 +101,7 @@ def area(
 
 
 def shares(at_s: F64, values: F64, *, bucket_s: float, height: int = 230) -> go.Figure:
-    """Where routed experts ran over time: `values` [3, buckets] by Placement, stacked to 100 %; NaN leaves a gap."""
+    """Placement of routed experts over time: `values` [3, buckets] by Placement, stacked to 100 %; NaN leaves a gap."""
     figure = go.Figure()
     for placement in STACK_ORDER:
         figure.add_bar(
@@ -119,7 +119,7 @@ def shares(at_s: F64, values: F64, *, bucket_s: float, height: int = 230) -> go.
 
 
 def queue(at_s: F64, running: F64, waiting: F64, *, height: int = 230) -> go.Figure:
-    """Requests that run and wait, over time."""
+    """Running and waiting requests over time."""
     figure = go.Figure()
     for name, values, dash in (("running", running, "solid"), ("waiting", waiting, "dot")):
         figure.add_scatter(
@@ -141,7 +141,7 @@ def queue(at_s: F64, running: F64, waiting: F64, *, height: int = 230) -> go.Fig
 
 
 def share_bar(counts: dict[queries.Placement, int], *, height: int = 64) -> go.Figure:
-    """Uses by placement as one bar of 100 %."""
+    """Expert uses by placement as one bar of 100 %."""
     total = max(1, sum(counts.values()))
     figure = go.Figure()
     for placement in STACK_ORDER:
@@ -178,7 +178,7 @@ def _hover_counts(uses: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
 
 
 def placement_grid(grid: queries.PlacementGrid, *, colour_by: str) -> go.Figure:
-    """Layer × expert; beside it each layer's shares. `colour_by` is "place", "hit share" or "uses"."""
+    """Layer × expert heatmap with each layer's shares beside it. `colour_by` is "place", "hit share" or "uses"."""
     layers, experts = grid.total.shape
     row_height = 34 if layers <= 12 else max(12, 560 // layers)
     figure = make_subplots(
@@ -254,7 +254,7 @@ def percentiles(series: queries.PercentileSeries, *, height: int = 260) -> go.Fi
 
 
 def users(finished_s: F64, num_users: npt.NDArray[np.int64], ok: npt.NDArray[np.bool_]) -> go.Figure:
-    """Users over time, and where requests failed."""
+    """Number of users over time, and the times of failed requests."""
     shown = np.linspace(0, len(ok) - 1, min(len(ok), MAX_POINTS)).astype(np.int64)
     failed = np.flatnonzero(~ok)[:MAX_POINTS]
     figure = go.Figure()

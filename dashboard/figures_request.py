@@ -1,4 +1,4 @@
-"""Figures of one request: its tokens, one token's layers, and what its step copied. See `figures`."""
+"""Figures of one request: its tokens, one token's layers, and its step's uploads. See `figures`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dashboard.palette import AMOUNT, CPU, QUANTITY, REASON_COLORS, depths, fain
 def token_times(
     position: npt.NDArray[np.int64], step_us: F64, misses: npt.NDArray[np.int64], chosen: int, *, unit: str
 ) -> go.Figure:
-    """How long the step of each token took, one bar a token; `chosen` is the index of the one explained."""
+    """Step time of each token as a bar; `chosen` is the index of the explained token."""
     figure = go.Figure(
         go.Bar(
             x=position,
@@ -55,7 +55,7 @@ def token_times(
 
 
 def token_layer_misses(position: npt.NDArray[np.int64], num_by_placement: npt.NDArray[np.int64]) -> go.Figure:
-    """Token × layer: how many of the routed experts were not on the GPU when they were needed."""
+    """Token × layer heatmap: routed experts that were not on the GPU when needed."""
     misses = num_by_placement[:, :, [queries.Placement.CPU, queries.Placement.FETCHED]].sum(axis=2)
     routed = int(num_by_placement.sum(axis=2).max(initial=1))
     figure = go.Figure(
@@ -82,9 +82,9 @@ def token_layer_misses(position: npt.NDArray[np.int64], num_by_placement: npt.ND
 
 
 def layer_times(layer_us: F64, cpu_us: F64, gpu_us: F64, predicted_us: F64 | None) -> go.Figure:
-    """Of one token: per layer the time on CPU and GPU side by side, what the layer took and was predicted to.
+    """One token's time per layer: CPU and GPU side by side, the measured and the predicted layer time.
 
-    `predicted_us` is None where there is nothing to compare: on a virtual clock a layer takes what was predicted.
+    `predicted_us` is None on a virtual clock, where a layer takes exactly the predicted time.
     """
     layers = np.arange(len(layer_us))
     figure = go.Figure()
@@ -116,8 +116,8 @@ def layer_times(layer_us: F64, cpu_us: F64, gpu_us: F64, predicted_us: F64 | Non
 
 
 def _rows(uploads: Sequence[queries.Upload]) -> list[int]:
-    """A row for each copy, as few as keep copies of one row from overlapping: the link carries one at a time, but
-    a database may hold the times of several links or of copies that a device did side by side."""
+    """A row for each copy, as few rows as possible without overlap. The link carries one copy at a time, but a database
+    may hold copies of several links or concurrent copies of one device."""
     free_us: list[float] = []
     rows = [0] * len(uploads)
     for index in sorted(range(len(uploads)), key=lambda index: uploads[index].begin_us):
@@ -131,7 +131,7 @@ def _rows(uploads: Sequence[queries.Upload]) -> list[int]:
 
 
 def upload_timeline(uploads: Sequence[queries.Upload]) -> go.Figure:
-    """Copies of a step on the link, milliseconds since the first was asked for; every reason has lanes of its own."""
+    """A step's uploads on the link, in milliseconds since the first was queued; each reason has separate rows."""
     uploads = uploads[:MAX_POINTS]
     origin_us = min((upload.queued_us for upload in uploads), default=0.0)
     figure = go.Figure()
@@ -149,7 +149,7 @@ def upload_timeline(uploads: Sequence[queries.Upload]) -> go.Figure:
             y=len(names) + rows,
             base=begin_ms,
             x=end_ms - begin_ms,
-            # Said, because Plotly takes a bar to be as tall as the least distance between rows of its trace.
+            # Set explicitly: Plotly's default bar height is the least distance between rows of its trace.
             width=np.full(len(mine), 0.7),
             orientation="h",
             name=reason.name.lower(),
@@ -168,7 +168,7 @@ def upload_timeline(uploads: Sequence[queries.Upload]) -> go.Figure:
         names += [reason.name.lower(), *[""] * int(rows.max())]
     figure.update_layout(barmode="overlay")
     figure = layout(figure, height=90 + 44 * max(1, len(names)))
-    figure.update_xaxes(title="ms since the step's first upload was asked for", rangemode="tozero")
+    figure.update_xaxes(title="ms since the step's first upload was queued", rangemode="tozero")
     figure.update_yaxes(
         tickvals=np.arange(len(names)), ticktext=names, range=[len(names) - 0.5, -0.5], showgrid=False
     )

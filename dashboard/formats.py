@@ -1,4 +1,4 @@
-"""Figures as short texts. No Streamlit."""
+"""Formats figures as short strings. No Streamlit."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ def percent(value: float | None) -> str:
 
 
 def rate(value: float | None) -> str:
-    """Tokens/s and the like: three figures that matter."""
+    """Rates such as tokens/s, with three significant figures."""
     if value is None:
         return NOTHING
     return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 1 else f"{value:.2f}"
 
 
 def size(value: float | None) -> str:
-    """Bytes in MB, whatever their number: what is copied can be compared from page to page."""
+    """Bytes, always in MB, so that copies can be compared from page to page."""
     if value is None:
         return NOTHING
     decimals = 0 if value >= 1e8 else 1 if value >= 1e6 else 3
@@ -63,14 +63,14 @@ def duration(value_s: float) -> str:
 
 
 def moment(at_s: float | None, *, with_date: bool = False) -> str:
-    """Unix seconds in this machine's time zone."""
+    """Unix seconds as local time of this machine."""
     if at_s is None:
         return NOTHING
     return datetime.fromtimestamp(at_s).strftime("%d %b %H:%M:%S" if with_date else "%H:%M:%S")
 
 
 def last_part(path: str) -> str:
-    """A model's directory without the way to it."""
+    """A model's directory name without its parent path."""
     return path.rstrip("/").rpartition("/")[2] or path
 
 

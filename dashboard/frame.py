@@ -1,7 +1,7 @@
-"""What every page shares: the database, the chosen run and window, the banner, the explanations when there is nothing.
+"""Parts shared by all pages: the database, the chosen run and window, the banner, and the hints for an empty page.
 
-A page is drawn anew while its run lives, and not after that: nothing more can come. Answers of the database are shared
-by all who look: of a live run those of the same two seconds, of an ended one for as long as the file stays as it is.
+A page refreshes while its run is live, and no longer after it has ended. Query results are shared by all viewers: for
+a live run within the same two seconds, for an ended run until the file changes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from dashboard import figures, formats, palette
 
 REFRESH_S: Final = 2.0
 LOOK_AGAIN_S: Final = 10.0
-"""Between looks for a first run or a newer one: at the file's time stamp alone while that stays the same."""
+"""Seconds between checks for a first or newer run; only the file's time stamp is read until it changes."""
 WINDOWS: Final[dict[str, int | None]] = {
     "Last minute": 60,
     "Last 5 minutes": 300,
@@ -40,17 +40,17 @@ _STYLE: Final = f"<style>{Path(__file__).with_name('style.css').read_text(encodi
 
 @dataclass(frozen=True)
 class View:
-    """One look at one run."""
+    """One run at one moment."""
 
     db: queries.Database
     run: queries.Run
     span: queries.Window
     live: bool
     state: tuple[object, ...]
-    """Changes when answers may: with the file, or while the run lives every REFRESH_S."""
+    """Cache key: changes with the file, or every REFRESH_S while the run is live."""
 
     def ask(self, query: Callable[..., _Answer], *arguments: object, **named: object) -> _Answer:
-        """`query(db, run, *arguments, **named)`, or what it answered to whoever asked the same before."""
+        """`query(db, run, *arguments, **named)`, cached for all viewers."""
         key = (self.db.path, self.run.run_id, self.state, query.__name__, arguments, tuple(named.items()))
         answer: _Answer = _shared(key, lambda: query(self.db, self.run, *arguments, **named))
         return answer
@@ -61,7 +61,7 @@ class View:
         return answer
 
     def placements(self) -> tuple[queries.PlacementGrid, queries.Window]:
-        """And the stretch they are of."""
+        """The placement grid, and the window it covers."""
         key = (self.db.path, self.run.run_id, self.state, "placements", self.span)
         answer: tuple[queries.PlacementGrid, queries.Window] = _shared(
             key, lambda: self._history().placements(self.span)
@@ -69,7 +69,7 @@ class View:
         return answer
 
     def of(self, run: queries.Run) -> View:
-        """The whole of another run of the database."""
+        """A view of another whole run of the database."""
         return _view_of(self.db, run, None)
 
     def _history(self) -> queries.RunHistory:
@@ -78,7 +78,7 @@ class View:
 
     @property
     def emulated(self) -> str:
-        """Behind every figure of the run's clock: " (emulated)" or nothing."""
+        """Suffix of every figure measured by the run's clock: " (emulated)" or nothing."""
         return " (emulated)" if self.run.emulated else ""
 
 
@@ -91,12 +91,12 @@ def _shared(key: tuple[object, ...], _ask: Callable[[], Any]) -> Any:
 def _history(
     path: str, inode: int, run_id: int, _db: queries.Database, _run: queries.Run
 ) -> queries.RunHistory:
-    """One for all viewers, by which file and run it is of."""
+    """The history shared by all viewers, keyed by file and run."""
     return queries.RunHistory(_db, _run)
 
 
 def _stamp(path: str) -> tuple[object, ...]:
-    """Of the file and of its log: when they were last written to."""
+    """Inode, modification time and size of the database file and its write-ahead log."""
     stamps: list[object] = []
     for name in (path, f"{path}-wal"):
         with contextlib.suppress(OSError):
@@ -106,18 +106,18 @@ def _stamp(path: str) -> tuple[object, ...]:
 
 
 def database_url() -> str:
-    """From `streamlit run dashboard/app.py -- URL`, else TWOFOLD_TELEMETRY_URL, else nothing."""
+    """The URL given to `streamlit run dashboard/app.py -- URL`, else TWOFOLD_TELEMETRY_URL, else ""."""
     given = [argument for argument in sys.argv[1:] if "://" in argument]
     return given[0] if given else os.environ.get("TWOFOLD_TELEMETRY_URL", "")
 
 
 def open_database() -> queries.Database | None:
-    """The database; None, and the reason on the page, when it cannot be read."""
+    """The database; None, with the reason on the page, when it cannot be read."""
     url = database_url()
     if not url:
         _explain(
             "No telemetry database chosen",
-            "This dashboard shows what a Twofold server recorded. Tell it where:",
+            "This dashboard shows what a Twofold server recorded. Give it the database:",
             "TWOFOLD_TELEMETRY_URL=sqlite:///twofold.db streamlit run dashboard/app.py",
         )
         return None
@@ -139,32 +139,30 @@ def _explain(title: str, text: str, command: str) -> None:
     st.info(text, icon=":material/database:")
     st.markdown("Start the server and the dashboard together with `make run`, or by hand:")
     st.code(command, language="bash")
-    st.caption("This page looks again every few seconds.")
+    st.caption("This page checks again every few seconds.")
 
 
 def sidebar() -> None:
-    """Run and window; kept in the session, read back by `view`."""
+    """Run and window selectors; their values are kept in the session for `view`."""
     with st.sidebar:
         db, runs = None, []
-        with contextlib.suppress(ConfigError):  # the page explains it
+        with contextlib.suppress(ConfigError):  # the page shows the error
             if url := database_url():
                 db = queries.open_database(url)
                 runs = queries.runs(db)
         names = {NEWEST: "Newest run"} | {run.run_id: _run_name(run) for run in runs}
         st.selectbox("Run", list(names), format_func=names.__getitem__, key="run")
-        st.selectbox(
-            "Window", list(WINDOWS), index=1, key="window", help="The stretch of the run that is shown."
-        )
+        st.selectbox("Window", list(WINDOWS), index=1, key="window", help="Part of the run to show.")
         st.toggle(
             "Refresh live",
             value=True,
             key="refresh",
-            help=f"Reads the database every {REFRESH_S:.0f} s while the run lives.",
+            help=f"Read the database every {REFRESH_S:.0f} s while the run is live.",
         )
         if db is not None:
             st.caption(f"Reading `{db.path}`")
         if runs and _chosen(runs).emulated:
-            st.caption(":orange[**Emulated:** GPU times are a cost model's.]")
+            st.caption(":orange[**Emulated:** GPU times are predicted by a cost model.]")
 
 
 def _chosen(runs: list[queries.Run]) -> queries.Run:
@@ -179,7 +177,7 @@ def _run_name(run: queries.Run) -> str:
 
 
 def view() -> View | None:
-    """The chosen run in the chosen window; None, and the reason on the page, when there is none."""
+    """The chosen run in the chosen window; None, with the reason on the page, when there is none."""
     db = open_database()
     if db is None:
         return None
@@ -202,7 +200,7 @@ def view() -> View | None:
 def _view_of(db: queries.Database, run: queries.Run, last_s: int | None) -> View:
     if not run.is_live():
         return View(db, run, queries.window(run, last_s), False, _stamp(db.path))
-    # All who look within the same two seconds look at the same moment.
+    # All viewers within the same two seconds get the same moment, hence the same cached results.
     now_s = time.time() // REFRESH_S * REFRESH_S
     return View(db, run, queries.window(run, last_s, now_s=now_s), True, (now_s,))
 
@@ -215,9 +213,9 @@ def live_page(
     refresh: bool = True,
     subject: Callable[[View], View | None] = lambda chosen: chosen,
 ) -> None:
-    """A page about `subject(view())`, drawn anew every two seconds while that run lives.
+    """A page about `subject(view())`, refreshed every two seconds while that run is live.
 
-    Where the subject is None, its run is not known: no header then, and `body` gets the chosen view.
+    If the subject is None (unknown run), there is no header and `body` gets the chosen view.
     """
     st.html(_STYLE)
     st.title(title)
@@ -244,7 +242,7 @@ def live_page(
             st.warning(str(error), icon=":material/database_off:")
             return
         if every is not None and (shown is None or (about is not None and not about.live)):
-            st.rerun()  # the first run has begun, or this one has ended: how often to look changes
+            st.rerun()  # the first run has begun, or this one has ended: the refresh interval changes
 
     fragment()
     if wanted and shown is not None and not shown.live and st.session_state.get("run", NEWEST) == NEWEST:
@@ -252,7 +250,7 @@ def live_page(
 
 
 def _probe(subject: Callable[[View], View | None]) -> View | None:
-    """What the page is about, or the chosen run where that is not known; None, in silence, where there is no run."""
+    """The page's subject, or the chosen run if the subject is unknown; None, without a message, if there is no run."""
     with contextlib.suppress(ConfigError):
         if (url := database_url()) and (runs := queries.runs(db := queries.open_database(url))):
             chosen = _view_of(db, _chosen(runs), None)
@@ -265,7 +263,7 @@ def _newest_run_id(db: queries.Database) -> int:
 
 
 def _await_newer_run(path: str, newest: int) -> None:
-    """Shows a run that begins after the newest has ended; asks the file system only, until the file has changed."""
+    """Show a run that begins after the newest has ended; reads only file stamps until the file changes."""
     seen = [_stamp(path)]
 
     @st.fragment(run_every=LOOK_AGAIN_S)
@@ -282,19 +280,19 @@ def _await_newer_run(path: str, newest: int) -> None:
 
 
 def header(current: View) -> None:
-    """Whose figures these are, whether it lives, what was lost, and above all whether they are emulated."""
+    """The run's model and settings, whether it is live, lost events, and whether its times are emulated."""
     run = current.run
     if run.emulated:
         st.warning(
-            f"**Emulated.** This machine plays the GPU: `{run.accelerator}`. Experts really move, stay and are "
-            "evicted, and the answers are real, but the CPU computes them: GPU and PCIe times are a cost model's "
-            "on a virtual clock, not measurements.",
+            f"**Emulated.** This machine emulates the GPU: `{run.accelerator}`. Experts really move, stay and are "
+            "evicted, and the answers are real, but the CPU computes them. GPU and PCIe times are predicted by a cost "
+            "model on a virtual clock, not measured.",
             icon=":material/science:",
         )
     if current.live:
         pill = '<span class="tf-pill tf-live">● live</span>'
     else:
-        how = "ended" if run.finished_s else "broke off"
+        how = "ended" if run.finished_s else "interrupted"
         last_s = run.finished_s or run.last_seen_s
         pill = f'<span class="tf-pill tf-ended">{how} {formats.moment(last_s, with_date=True)}</span>'
     lost = sum(entry.num_events for entry in current.ask(queries.dropped))
@@ -312,12 +310,12 @@ def header(current: View) -> None:
 
 
 def card(place: Any, name: str) -> Any:
-    """A box within `place` (the page itself or a column); `name` is its own on the page."""
+    """A bordered box within `place` (the page itself or a column); `name` is unique on the page."""
     return place.container(border=True, key=f"card-{name}")
 
 
 def placement_key() -> None:
-    """The legend that placements have on every page."""
+    """The legend of placements, the same on every page."""
     entries = [
         (palette.PLACEMENT_COLORS[place], figures.PLACEMENT_NAMES[place]) for place in figures.STACK_ORDER
     ]

@@ -1,4 +1,4 @@
-"""Load test: what users saw, over HTTP, by their own wall clock."""
+"""Load test page: latencies that users measured over HTTP, by the wall clock."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dashboard import figures, formats, frame
 
 
 def load_tests(db: queries.Database, run: queries.Run) -> list[queries.LoadTest]:
-    """Of all runs: a test is looked for without knowing which run it met."""
+    """Load tests of all runs: a test is listed without knowing which run it was made against."""
     return queries.load_tests(db)
 
 
@@ -19,7 +19,7 @@ def load_samples(db: queries.Database, run: queries.Run, loadtest_id: str) -> qu
 
 
 def subject(view: frame.View) -> frame.View | None:
-    """The run that the test ran against, which need not be the one of the sidebar."""
+    """The run that the test was made against, which may differ from the sidebar's run."""
     tests = view.ask(load_tests)
     run_id = _chosen(view, tests).run_id if tests else view.run.run_id
     if run_id == view.run.run_id:
@@ -29,12 +29,12 @@ def subject(view: frame.View) -> frame.View | None:
 
 
 def _key() -> str:
-    """Of the selection: every run of the sidebar has its own, so that choosing a run shows its latest test."""
+    """Session key of the selected test; one per sidebar run, so that choosing a run shows its latest test."""
     return f"loadtest-{st.session_state.get('run', frame.NEWEST)}"
 
 
 def _chosen(view: frame.View, tests: list[queries.LoadTest]) -> queries.LoadTest:
-    """The one that was selected; else the latest against the view's run, else the latest of all."""
+    """The selected test; else the latest against the view's run, else the latest of all."""
     wanted = st.session_state.get(_key())
     selected = [test for test in tests if test.loadtest_id == wanted]
     return (selected or [test for test in tests if test.run_id == view.run.run_id] or tests)[0]
@@ -60,7 +60,7 @@ def body(view: frame.View) -> None:
     test = by_id[chosen]
     if test.run_id is None:
         st.warning(
-            "Which run this test met was not recorded, so it is not known whether GPU times were emulated.",
+            "The run of this test was not recorded, so it is unknown whether GPU times were emulated.",
             icon=":material/help:",
         )
     samples = view.ask(load_samples, chosen)
@@ -78,7 +78,7 @@ def body(view: frame.View) -> None:
     left, right = st.columns(2)
     for column, name, long_name, values in (
         (left, "TTFT", "Time to first token (TTFT), ms", samples.ttft_ms),
-        (right, "TPOT", "Time per further token (TPOT), ms", samples.tpot_ms),
+        (right, "TPOT", "Time per output token (TPOT), ms", samples.tpot_ms),
     ):
         with frame.card(column, name.lower()):
             st.markdown(f"**{long_name}**")

@@ -1,4 +1,4 @@
-"""Live overview: how fast, how often the right expert was on the GPU, what went over PCIe, who waits."""
+"""Live overview: decode speed, hit rate, PCIe traffic and waiting requests."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def body(view: frame.View) -> None:
         frame.chart(figures.area(overview.at_s, speed, name="decode", unit="tokens/s"), key="speed")
         st.caption(_speed_caption(view, overview))
     with frame.card(right, "overview-2"):
-        st.markdown("**Where routed experts ran, %**")
+        st.markdown("**Placement of routed experts, %**")
         frame.chart(figures.shares(overview.at_s, overview.shares, bucket_s=overview.bucket_s), key="shares")
         st.caption("Green is what an expert cache is for: the expert was on the GPU when a token needed it.")
     left, right = st.columns(2)
@@ -35,7 +35,7 @@ def body(view: frame.View) -> None:
             "rate while the engine works."
         )
     with frame.card(right, "overview-4"):
-        st.markdown("**Requests at the same time**")
+        st.markdown("**Concurrent requests**")
         frame.chart(figures.queue(overview.at_s, overview.num_running, overview.num_waiting), key="queue")
         st.caption("Mean over the engine's steps in each moment; nothing while idle.")
 
@@ -72,7 +72,7 @@ def _figures(view: frame.View, overview: queries.Overview, requests: queries.Req
     answered.metric(
         "Answered / requests",
         f"{requests.finished:,} / {requests.total:,}",
-        help=f"Of the whole run; {requests.failed:,} failed, {requests.cancelled:,} hung up.",
+        help=f"Whole run; {requests.failed:,} failed, {requests.cancelled:,} cancelled.",
         border=True,
     )
 

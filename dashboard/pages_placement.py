@@ -1,4 +1,4 @@
-"""Expert placement: layer × expert, where each ran."""
+"""Expert placement: layer × expert, by where each expert ran."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ def body(view: frame.View) -> None:
         if MODES[mode] == "place":
             frame.placement_key()
         elif MODES[mode] == "hit share":
-            st.caption("The deeper the green, the larger the share of hits. Empty: unused.")
+            st.caption("Darker green: larger share of hits. Empty: unused.")
         else:
             most = int(grid.total.max())
-            st.caption(f"The deeper the colour, the more often used; the deepest {most:,} times.")
+            st.caption(f"Darker colour: more uses; darkest = {most:,} uses.")
         frame.chart(figures.placement_grid(grid, colour_by=MODES[mode]), key="grid")
         st.caption(
             "One square is one expert of one layer; hover over it for its counts. "

@@ -1,4 +1,4 @@
-"""Requests: each token of one, layer by layer; why a slow one was slow."""
+"""Requests: the tokens of one request, layer by layer, and the causes of slow tokens."""
 
 from __future__ import annotations
 
@@ -22,30 +22,30 @@ def body(view: frame.View) -> None:
         return
     request = _choose(view, reasons)
     if request is None:
-        st.info("No request of this run is like that.", icon=":material/search_off:")
+        st.info("No requests match the filter.", icon=":material/search_off:")
         return
     number = request.number
     _figures(view, request)
-    # From the position whose step picked the answer's first token on.
+    # From the position of the step that sampled the answer's first token.
     tokens = view.ask(queries.request_tokens, number, first_position=request.prompt_tokens - 1)
     if not len(tokens.position):
         tokens = view.ask(queries.request_tokens, number)
     if not len(tokens.position):
         st.info(
-            "There are no placements of this request: none were recorded yet, or they were the oldest when the "
-            "database reached its size.",
+            "No placements are stored for this request: none were recorded yet, or they were deleted when the "
+            "database reached its size limit.",
             icon=":material/hourglass_empty:",
         )
         return
     misses = tokens.num_by_placement[:, :, [queries.Placement.CPU, queries.Placement.FETCHED]].sum(
         axis=(1, 2)
     )
-    # The first one reads the prompt, which is why it is slow.
+    # The first one includes the prefill, which is why it is slow.
     first = min(1, len(tokens.position) - 1)
     slowest = first + int(np.argmax(np.nan_to_num(tokens.step_us[first:])))
     positions = tokens.position.tolist()
     with frame.card(st, "requests-1"):
-        st.markdown(f"**How long each token's step took{view.emulated}**")
+        st.markdown(f"**Step time of each token{view.emulated}**")
         chosen = positions.index(
             st.select_slider(
                 "Token to explain (the slowest one first)",
@@ -62,7 +62,7 @@ def body(view: frame.View) -> None:
             key="tokens",
         )
     with frame.card(st, "requests-2"):
-        st.markdown("**Misses, token by token and layer by layer**")
+        st.markdown("**Misses by token and layer**")
         frame.chart(
             figures_request.token_layer_misses(tokens.position, tokens.num_by_placement), key="misses"
         )
@@ -70,7 +70,7 @@ def body(view: frame.View) -> None:
 
 
 def _choose(view: frame.View, reasons: list[str]) -> queries.Request | None:
-    """By number or id, by how it ended, and page by page: every request of the run can be reached."""
+    """Select a request by number or id, by finish reason, and by page, so that every request is reachable."""
     searched, ended, paged = st.columns([3, 2, 2])
     search = searched.text_input(
         "Search", placeholder="a number, or a part of the request's id", key=f"search-{view.run.run_id}"
@@ -101,9 +101,9 @@ def _choose(view: frame.View, reasons: list[str]) -> queries.Request | None:
 def _figures(view: frame.View, request: queries.Request) -> None:
     prompt, answer, queued, prefill, per_token, end = frame.card(st, "request").columns(6)
     prompt.metric(
-        "Prompt tokens (found)",
+        "Prompt tokens (cached)",
         f"{request.prompt_tokens:,} ({request.cached_tokens:,})",
-        help="In parentheses: those of them that the prefix cache had.",
+        help="In parentheses: prefix cache hits.",
     )
     answer.metric("Answer tokens", f"{request.completion_tokens:,}")
     queued.metric(f"Queued{view.emulated}", formats.seconds(request.queue_s))
@@ -112,7 +112,7 @@ def _figures(view: frame.View, request: queries.Request) -> None:
     per_token.metric(
         f"Per token{view.emulated}",
         formats.seconds(request.decode_s / further) if further > 0 else formats.NOTHING,
-        help="Decode time over further tokens (TPOT), on the run's clock.",
+        help="Decode time per output token (TPOT), on the run's clock.",
     )
     end.metric("Ended by", request.finish_reason or "still running")
 
@@ -121,7 +121,7 @@ def _token(view: frame.View, request: queries.Request, tokens: queries.RequestTo
     step = int(tokens.step[chosen])
     uploads = view.ask(queries.uploads, first_step=step, last_step=step)
     with frame.card(st, "requests-3"):
-        st.markdown(f"**Why the token at position {int(tokens.position[chosen])} took its time**")
+        st.markdown(f"**Why the token at position {int(tokens.position[chosen])} took this long**")
         reasons = explanation.sentences(tokens, chosen, uploads, emulated=view.run.emulated)
         st.markdown("\n".join(f"- {reason}" for reason in reasons))
         times = view.ask(queries.step_times, step)
@@ -132,7 +132,7 @@ def _token(view: frame.View, request: queries.Request, tokens: queries.RequestTo
         with left:
             st.caption(f"Time of each layer{view.emulated}")
             times = (tokens.layer_us, tokens.cpu_us, tokens.gpu_us)
-            # On a virtual clock a layer takes what was predicted, by construction: nothing to compare.
+            # On a virtual clock a layer takes the predicted time by construction: nothing to compare.
             predicted = None if view.run.emulated else tokens.predicted_us[chosen]
             frame.chart(
                 figures_request.layer_times(*(values[chosen] for values in times), predicted), key="layers"
@@ -142,7 +142,7 @@ def _token(view: frame.View, request: queries.Request, tokens: queries.RequestTo
             if uploads:
                 frame.chart(figures_request.upload_timeline(uploads), key="uploads")
             else:
-                st.markdown("None: nothing was copied.")
+                st.markdown("No uploads in this step.")
         st.caption("Experts of each layer by router weight (the small figure), coloured by where they ran")
         frame.placement_key()
         st.html(

@@ -1,8 +1,8 @@
-"""The dashboard's colours: one meaning each, the same on every page, readable on light and on dark.
+"""The dashboard's colours: one meaning each, the same on every page, readable on light and dark backgrounds.
 
-What an expert or a copy was has a hue (Okabe and Ito's, told apart with every kind of colour vision); plain
-quantities are slate, told apart by line and pattern; how much of something there is goes by depth. Text and grids
-have no colour here: they are the theme's.
+Placements and upload reasons have hues (Okabe and Ito's, distinguishable with every kind of colour vision). Plain
+quantities are slate, distinguished by line style and pattern. Amounts are shown by depth of colour. Text and grids have
+no colour here: they are the theme's.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from twofold.telemetry.queries import Placement, UploadReason
 
 HIT: Final = "#009e73"
 FETCHED: Final = "#e69f00"
-"""Fetched because a token needed it at once: an expert that ran so, and the copy itself."""
+"""Fetched because a token needed it at once: the expert, and its upload."""
 CPU: Final = "#0072b2"
 PREFETCH: Final = "#cc79a7"
 ADMISSION: Final = "#56b4e9"
 FAILED: Final = "#d55e00"
 QUANTITY: Final = "#7a8aa0"
 AMOUNT: Final = "#7c5cd6"
-"""The deeper the more: misses, uses."""
+"""Amounts such as misses and uses: the darker, the more."""
 UNUSED: Final = "rgba(128,128,128,0.18)"
 
 PLACEMENT_COLORS: Final = {Placement.HIT: HIT, Placement.FETCHED: FETCHED, Placement.CPU: CPU}
@@ -37,17 +37,17 @@ def faint(color: str, alpha: float) -> str:
 
 
 def depths(color: str) -> list[list[object]]:
-    """A colour scale from hardly anything to all of `color`, for either background."""
+    """A colour scale from nearly transparent to `color`, for either background."""
     return [[0, faint(color, 0.08)], [1, faint(color, 1.0)]]
 
 
 def text_on(color: str) -> str:
-    """Black or white, whichever reads better on `color`."""
+    """Black or white, whichever is more readable on `color`."""
     return "#ffffff" if contrast(color, "#ffffff") >= contrast(color, "#000000") else "#000000"
 
 
 def contrast(one: str, other: str) -> float:
-    """WCAG's ratio of two colours, 1 to 21."""
+    """WCAG contrast ratio of two colours, 1 to 21."""
     lighter, darker = sorted((_luminance(one), _luminance(other)), reverse=True)
     return (lighter + 0.05) / (darker + 0.05)
 

@@ -1,4 +1,4 @@
-"""The figure of `benchmarks.sweep_placement`, where TWOFOLD_PLACEMENT_SWEEP names its CSV."""
+"""The figure of `benchmarks.sweep_placement`, if TWOFOLD_PLACEMENT_SWEEP names its CSV."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _MOST_ROWS: Final = 10_000
 _DASHES: Final = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 
 Lines = dict[str, list[tuple[float, float]]]
-"""Of each strategy, (share of experts in slots, decoded tokens per second)."""
+"""Points (share of experts in slots, decoded tokens per second) by strategy."""
 
 
 def read_sweep(path: Path) -> dict[str, Lines]:
-    """By "model on machine". Raises ValueError where it is no such file, OSError where it cannot be read."""
+    """Lines by "model on machine". Raises ValueError if it is no such file, OSError if it cannot be read."""
     found: dict[str, Lines] = {}
     with path.open(newline="", encoding="utf-8") as file:
         for number, row in enumerate(csv.DictReader(file)):
@@ -43,7 +43,7 @@ def read_sweep(path: Path) -> dict[str, Lines]:
 
 
 def figure(lines: Mapping[str, list[tuple[float, float]]]) -> go.Figure:
-    """Speed against the share of experts in slots, a line for each strategy."""
+    """Speed against the share of experts in slots, one line per strategy."""
     made = go.Figure()
     for number, (strategy, points) in enumerate(lines.items()):
         made.add_scatter(
@@ -61,7 +61,7 @@ def figure(lines: Mapping[str, list[tuple[float, float]]]) -> go.Figure:
 
 
 def card() -> None:
-    """On the page under way; nothing where no file is named."""
+    """Add the figure to the current page; nothing if no file is named."""
     name = os.environ.get(VARIABLE)
     if not name:
         return

@@ -1,8 +1,8 @@
-"""Users who chat: each asks for a fairy tale, reads the streamed answer, thinks, asks again.
+"""Users who chat: each asks for a fairy tale, reads the streamed answer, thinks and asks again.
 
-`python loadtest/run.py` (or `make loadtest`) runs them without a web page and sums up; `locust -f
-loadtest/locustfile.py --host http://127.0.0.1:10002` gives Locust's own. Besides the request itself, whose
-time is time to the response's headers, TTFT, TPOT and E2E are events of their own, in milliseconds.
+`python loadtest/run.py` (or `make loadtest`) runs them without a web page and prints a summary; `locust -f
+loadtest/locustfile.py --host http://127.0.0.1:10002` starts Locust's web page. Locust's own request time ends with the
+response's headers; TTFT, TPOT and E2E are separate events, in milliseconds.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from locust.contrib.fasthttp import FAILURE_EXCEPTIONS
 from locust.env import Environment
 from locust.exception import StopUser
 from twofold.api.errors import ConfigError
-from twofold.loadgen.answer_stream import AnswerStream, MalformedStreamError
-from twofold.loadgen.http_client import check_url
+from twofold.tools.loadgen.answer_stream import AnswerStream, MalformedStreamError
+from twofold.tools.loadgen.http_client import check_url
 
 _ROOT = str(Path(__file__).resolve().parent.parent)
 if _ROOT not in sys.path:
@@ -143,7 +143,7 @@ def _lines(stream: Any) -> Iterator[bytes]:
 
 
 def prepare(environment: Environment, *, allow_remote: bool, output: Path) -> None:
-    """Check the host, name the test and start passing samples on. ConfigError when the host may not be loaded."""
+    """Check the host, name the test and start passing samples on. ConfigError if load on the host is not allowed."""
     host = check_url(environment.host or "", flag="--host", allow_remote=allow_remote)
     environment.host = host
     workers = environment.loadtest_workers
@@ -153,7 +153,7 @@ def prepare(environment: Environment, *, allow_remote: bool, output: Path) -> No
 
 
 def pass_samples_on(environment: Environment, ended: Event) -> None:
-    """Every second until `ended` is set; to be spawned."""
+    """Flush samples every second until `ended` is set; run in a greenlet."""
     while not ended.wait(FLUSH_INTERVAL_S):
         environment.loadtest_store.flush()
 
@@ -177,7 +177,7 @@ def _on_init(environment: Environment, **_kwargs: Any) -> None:
 @events.test_start.add_listener
 def _on_test_start(environment: Environment, **_kwargs: Any) -> None:
     options = environment.parsed_options
-    if options is None:  # run.py has prepared everything itself
+    if options is None:  # run.py has prepared everything
         return
     try:
         prepare(environment, allow_remote=options.allow_remote_host, output=Path(options.output))

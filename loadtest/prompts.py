@@ -1,4 +1,4 @@
-"""What users say: requests for fairy tales, short and long, and follow-ups."""
+"""Users' prompts: requests for fairy tales, short and long, and follow-ups."""
 
 from __future__ import annotations
 

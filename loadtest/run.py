@@ -1,12 +1,11 @@
 #!/usr/bin/env python3
-"""Lets users chat with a server for a while and prints what they saw: what `make loadtest` calls.
+"""Runs chat users against a server for a while and prints their measurements; called by `make loadtest`.
 
     python loadtest/run.py --users 10 --seconds 60 --host http://127.0.0.1:10002
 
-While it runs, its samples go to the server's telemetry database (the dashboard's page "Load test") or,
-where the server keeps none, to a JSON-lines file. After the time is over, answers that have begun may end.
-Exit code: 0, 1 when any request failed or none was answered, 2 for bad arguments or a server that does not
-answer.
+During the run, samples go to the server's telemetry database (the dashboard's page "Load test") or, where the server
+has no telemetry, to a JSON-lines file. When the time is over, answers in progress are completed. Exit code: 0; 1 when
+any request failed or none was answered; 2 for bad arguments or a server that does not answer.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-# Locust patches the standard library for its green threads: before anything else is imported.
+# Locust patches the standard library for its green threads, so it is imported first.
 import locust  # noqa: F401  isort: skip
 
 import argparse
@@ -28,7 +27,7 @@ import gevent
 from gevent.event import Event
 from locust.env import Environment
 from twofold.api.errors import ConfigError
-from twofold.loadgen.http_client import check_url
+from twofold.tools.loadgen.http_client import check_url
 
 _ROOT = str(Path(__file__).resolve().parent.parent)
 if _ROOT not in sys.path:
@@ -41,7 +40,7 @@ DRAIN_S = 60.0
 
 
 class UnreachableError(Exception):
-    """There is no server, or it is not one we can chat with."""
+    """No server answers, or it is not an OpenAI server."""
 
 
 def main() -> int:
@@ -104,7 +103,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def bounded(low: int, high: int) -> Any:
-    """An argparse type: a whole number within limits, so that no test runs away."""
+    """An argparse type: a whole number within limits, so that every test ends."""
 
     def parse(text: str) -> int:
         if not text.isdigit() or not low <= int(text) <= high:
@@ -130,7 +129,7 @@ def served_model(host: str) -> str:
 
 
 def describe(host: str) -> str:
-    """What was loaded, and whether its GPU was an emulated one; the times below are the users' wall clock always."""
+    """The loaded model and accelerator, and whether it is emulated; the times are always the users' wall clock."""
     try:
         health = get_json(f"{host}/health")
         accelerator = str(health.get("accelerator", "unknown accelerator"))

@@ -1,4 +1,4 @@
-"""What the users measured: handed to the server, which alone writes the telemetry database, and summed up."""
+"""The users' measurements: sent to the server, which alone writes the telemetry database, and summarised."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
-from twofold.loadgen.metrics import percentile
+from twofold.tools.loadgen.metrics import percentile
 
 LOAD_SAMPLES_PATH: Final = "/internal/load_samples"
 _BATCH: Final = 1000
@@ -31,20 +31,19 @@ class Sample:
     completion_tokens: int
     error: str | None
     request_id: str | None = None
-    """What the answer calls itself, and table `request` the request; None where no answer began."""
+    """The answer's id, also in table `request`; None where no answer began."""
 
 
 class SampleStore:
-    """Takes samples while the test runs, sends them on in batches and keeps them for the report.
+    """Collects samples during the test, sends them in batches and keeps them for the report.
 
-    Where the server keeps no telemetry (HTTP 404) or stops taking samples, they go to a JSON-lines file
-    instead.
+    Where the server has no telemetry (HTTP 404) or stops taking samples, they go to a JSON-lines file instead.
     """
 
     def __init__(self, host: str, fallback: Path) -> None:
         self._url = host + LOAD_SAMPLES_PATH
         self._fallback = fallback
-        # The server is on this machine: never through a proxy of the environment.
+        # The server is on this machine: environment proxies do not apply.
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         self._unsent: list[Sample] = []
         self._to_file = False
@@ -52,14 +51,14 @@ class SampleStore:
         self.samples: list[Sample] = []
         self.num_sent = 0
         self.problem: str | None = None
-        """Why samples went to the file, if they did."""
+        """Why samples went to the file; None if they did not."""
 
     def add(self, sample: Sample) -> None:
         self.samples.append(sample)
         self._unsent.append(sample)
 
     def flush(self) -> None:
-        """Pass on what has gathered; who comes while another does so waits for it."""
+        """Send the collected samples; concurrent calls wait for each other."""
         with self._flushing:
             while batch := self._unsent[:_BATCH]:
                 if self._to_file or not self._post(batch):

@@ -1,7 +1,7 @@
-"""What the processes of one load test tell each other: its id, and how many users each of them has.
+"""State shared by the processes of one load test: its id, and the number of users of each process.
 
-Locust can spread users over workers (`--processes`, `--worker`). The master names the test and passes on how many users
-each worker has, so that every sample belongs to one test and knows all of its users.
+Locust can spread users over workers (`--processes`, `--worker`). The master names the test and distributes the user
+counts of all workers, so that every sample has the test's id and its total number of users.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from locust.runners import MasterRunner, Runner, WorkerRunner
 _BEGIN: Final = "loadtest_begin"
 _USERS: Final = "loadtest_users"
 _USERS_PER_WORKER: Final = 100_000
-"""Numbers of users are told apart by this."""
+"""User numbers of different workers are this far apart."""
 
 
 class Workers:
-    """One per process; `runner` is None or a local one where there is no other process."""
+    """One per process; `runner` is None or a local one in a single-process test."""
 
     def __init__(self, runner: Runner | None = None) -> None:
         self._runner = runner
@@ -26,7 +26,7 @@ class Workers:
         self._own = 0
         self._of_workers: dict[str, int] = {}
         self.loadtest_id = ""
-        """Names the test; the same in all its processes."""
+        """Name of the test, the same in all its processes."""
         if isinstance(runner, WorkerRunner):
             runner.register_message(_BEGIN, self._on_begin)
         if isinstance(runner, MasterRunner | WorkerRunner):
@@ -34,12 +34,12 @@ class Workers:
 
     @property
     def file_name(self) -> str:
-        """For what this process alone writes."""
+        """Base name of files that this process alone writes."""
         index = f"-worker-{self._runner.worker_index}" if isinstance(self._runner, WorkerRunner) else ""
         return self.loadtest_id + index
 
     def begin(self) -> None:
-        """A test begins. On a worker the master has named it: its message comes before the one to spawn users."""
+        """Start a test. On a worker the master has already named it: that message precedes the one to spawn users."""
         self._entered = self._own = 0
         self._of_workers.clear()
         if isinstance(self._runner, WorkerRunner) and self.loadtest_id:
@@ -49,7 +49,7 @@ class Workers:
             self._runner.send_message(_BEGIN, {"id": self.loadtest_id})
 
     def enter(self) -> int:
-        """A user of this process begins; returns a number that no other user of the test has."""
+        """Register a user of this process; returns a number that is unique in the test."""
         index = self._runner.worker_index if isinstance(self._runner, WorkerRunner) else 0
         number = max(0, index) * _USERS_PER_WORKER + self._entered
         self._entered += 1
@@ -60,7 +60,7 @@ class Workers:
         self._change(-1)
 
     def total(self) -> int:
-        """Users that run now, in all processes."""
+        """Current number of users in all processes."""
         own_id = self._runner.client_id if isinstance(self._runner, WorkerRunner) else None
         return self._own + sum(count for worker, count in self._of_workers.items() if worker != own_id)
 

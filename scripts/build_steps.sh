@@ -1,13 +1,13 @@
 # shellcheck shell=bash
 # Building blocks of initial_build.sh, quick_build.sh and ensure_built.sh; sourced, never run.
 #
-# A step is a named command whose output goes to the terminal and to a log of its own; a step that fails says its name, its
-# command, its time and the last lines of its log. (Bash ignores `set -e` inside a step, so the functions below join with &&.)
+# A step is a named command whose output goes to the terminal and to a log of its own. A failed step prints its name,
+# command, time and last log lines. (Bash ignores `set -e` inside a step, so the functions below join with &&.)
 
 REPOSITORY_ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 VENV_DIR="${TWOFOLD_VENV:-$REPOSITORY_ROOT/.venv}"
-# A host and a container that share a checkout set different ones, so that neither overwrites what the other compiled.
-# twofold/__init__.py and the tests look there too.
+# Host and container that share a checkout use different directories, so that neither overwrites the other's build.
+# twofold/__init__.py and the tests use the same setting.
 BUILD_DIR="${TWOFOLD_BUILD_DIR:-$REPOSITORY_ROOT/build}"
 NATIVE_BUILD_DIR="$BUILD_DIR/dev"
 LOG_DIR="$BUILD_DIR/logs"
@@ -50,13 +50,13 @@ find_python() {
   return 1
 }
 
-# By pipe: a full disk is no missing compiler.
+# Reads the source from a pipe: a full disk must not look like a missing compiler.
 compiles_cxx20() {
   printf '#include <bit>\n#include <span>\nint main() { return std::popcount(0u); }\n' |
     "${CXX:-g++}" -std=c++20 -fsyntax-only -x c++ - >/dev/null 2>&1
 }
 
-# Says everything that is missing at once, with the one command that brings it, here and in a log. Sets BASE_PYTHON.
+# Prints everything that is missing at once, with one command to install it, here and in a log. Sets BASE_PYTHON.
 check_prerequisites() {
   local missing=() packages=()
   if BASE_PYTHON="$(find_python)"; then
@@ -96,7 +96,7 @@ sys.exit(not os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.
   fi
 }
 
-# What an installation depends on, as one line; a changed line means: install again.
+# The inputs of an installation, as one line; if the line changes, install again.
 installation_fingerprint() {
   {
     cat "$REPOSITORY_ROOT/pyproject.toml" "$REPOSITORY_ROOT/constraints.txt"
@@ -105,7 +105,7 @@ installation_fingerprint() {
   } | sha256sum | cut -d' ' -f1
 }
 
-# is_installed PROFILE: is the virtual environment up to date for "run" or "dev"? What serves dev serves run.
+# is_installed PROFILE: is the virtual environment up to date for "run" or "dev"? One for dev also serves run.
 is_installed() {
   local fingerprint stamp
   fingerprint="$(installation_fingerprint)"
@@ -133,7 +133,7 @@ install_build_tools() {
   pip_install cmake ninja scikit-build-core pybind11
 }
 
-# Does this machine use CUDA? The same question as cmake/Cuda.cmake's, for the choice of PyTorch.
+# Does this machine use CUDA? Same check as in cmake/Cuda.cmake, to choose the PyTorch build.
 wants_cuda() {
   case "${TWOFOLD_CUDA:-AUTO}" in
     ON) return 0 ;;
@@ -142,9 +142,9 @@ wants_cuda() {
   esac
 }
 
-# PyTorch first and by itself, as it is most of what is downloaded. Without CUDA its CPU build: pip's own index may have it;
-# else from the index that TWOFOLD_TORCH_INDEX names (a local version such as +cpu comes before the plain one), else by uv,
-# which knows PyTorch's. Where that cannot be reached the build with CUDA serves too. Sizes are said before anything is fetched.
+# PyTorch is installed first and by itself, because it is most of the download. Without CUDA, its CPU build: from pip's
+# own index if available; else from the index in TWOFOLD_TORCH_INDEX (a local version such as +cpu precedes the plain
+# one); else by uv, which knows PyTorch's index. Otherwise the CUDA build is used. Sizes are printed before downloads.
 install_torch() {
   local torch status=0 source=() no_cuda=()
   torch="$(sed -n "s/^dependencies = \\[\"\\(torch[^\"]*\\)\".*/\\1/p" "$REPOSITORY_ROOT/pyproject.toml")"
@@ -166,8 +166,8 @@ install_torch() {
   pip_install ${source[@]+"${source[@]}"} "$torch"
 }
 
-# The Python half, editable: a .pth file points at engine/, so an edited module needs no new install. The native half is not
-# built here (build_native puts it beside the sources), and nothing is fetched for a build environment of its own.
+# The Python half, editable: a .pth file points at engine/, so an edited module needs no new install. The native half is
+# built by build_native, next to the sources, and no isolated build environment is downloaded.
 install_package() {
   local extras
   case "$1" in
@@ -179,15 +179,15 @@ install_package() {
     installation_fingerprint >"$VENV_DIR/.installed-$1"
 }
 
-# What a build directory was made for; another checkout, interpreter, compiler or C library starts it afresh.
+# Inputs of a build directory: with another checkout, interpreter, compiler or C library it is built afresh.
 toolchain() {
   printf '%s | %s | %s | %s\n' "$REPOSITORY_ROOT" "$("$VENV_DIR/bin/python" -VV)" \
     "$("${CXX:-g++}" --version | head -n 1)" "$(getconf GNU_LIBC_VERSION 2>/dev/null || echo 'another C library')"
 }
 
-# build_native run|dev: incremental; configures (a second when nothing changed; that finds new files, so that the sources' globs
-# need no check by ninja, which would hide the rest of its plan), compiles what changed. "run" is what running
-# needs, "dev" the tests' modules and programs too. One configuration serves both, once the tests' packages are installed.
+# build_native run|dev: incremental; configures (a second without changes; this finds new files, so that ninja need
+# not check the sources' globs, which would hide the rest of its plan), then compiles changes. "run" builds what serving
+# needs, "dev" also the tests' modules and programs. One configuration serves both once the tests' packages are there.
 build_native() {
   local cache="$NATIVE_BUILD_DIR/CMakeCache.txt" stamp="$NATIVE_BUILD_DIR/.toolchain" target=all tests=ON
   if [ "$1" = run ]; then
@@ -202,7 +202,7 @@ build_native() {
     echo "$NATIVE_BUILD_DIR was made by another compiler, Python or system; starting it afresh (TWOFOLD_BUILD_DIR keeps two apart)"
     rm -rf "$NATIVE_BUILD_DIR"
   fi
-  # Options are always given, never left to the cache of an earlier call.
+  # Options are always passed explicitly, never taken from the cache of an earlier call.
   mkdir -p "$NATIVE_BUILD_DIR" && toolchain >"$stamp" &&
     PATH="$VENV_DIR/bin:$PATH" cmake -S "$REPOSITORY_ROOT" -B "$NATIVE_BUILD_DIR" -G Ninja \
       -DCMAKE_BUILD_TYPE="${TWOFOLD_BUILD_TYPE:-Release}" -DTWOFOLD_INPLACE=ON -DTWOFOLD_TESTS="$tests" \

@@ -1,4 +1,4 @@
-"""Compile the CUDA kernels for every architecture and compare what became of them with the table in the repository.
+"""Compile the CUDA kernels for every architecture and compare the results with the table in the repository.
 
     python scripts/check_cuda.py [--arch 80,86,89,90,120] [--write] [--json FILE] [SOURCE.cu ...]
 
@@ -44,7 +44,7 @@ REMEDY = "mend it, or where it is meant run `make check-cuda WRITE=1` and say wh
 
 
 def find_nvcc() -> str | None:
-    """nvcc where the build looks for it."""
+    """nvcc, searched in the same places as by the build."""
     homes = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda"]
     return shutil.which("nvcc") or next(
         (str(path) for home in homes if home and (path := Path(home) / "bin/nvcc").exists()), None
@@ -52,7 +52,7 @@ def find_nvcc() -> str | None:
 
 
 def version_of(nvcc: str) -> str:
-    """Like 13.0.88."""
+    """nvcc's version, like 13.0.88."""
     done = subprocess.run([nvcc, "--version"], capture_output=True, text=True, check=False)
     found = re.search(r"V(\d+\.\d+\.\d+)", done.stdout)
     return found[1] if found else "unknown"
@@ -100,7 +100,7 @@ def compile_all(nvcc: str, sources: Sequence[Path], archs: Sequence[int]) -> tup
 
 
 def recorded_launches(before: Table) -> dict[Instance, Launch]:
-    """What the SIMT machine records; where it is not built, what the table says."""
+    """Launches recorded by the SIMT machine; those of the table if it is not built."""
     if not TRAFFIC.exists():
         print(f"{TRAFFIC} is not built (`make build`): bank conflicts and sectors are not compared")
         return launches_of(before)
@@ -118,9 +118,9 @@ def show(table: Table, archs: Sequence[int]) -> None:
 
 
 def told(before: Table, table: Table, same_nvcc: bool, whole: bool) -> bool:
-    """Print what changed; whether it is to be refused: what another nvcc chose is not, but for spills.
+    """Print the changes; returns whether they are refused. With another nvcc, only spills are refused.
 
-    whole: all kernels were compiled, so one that only the table has is gone.
+    whole: all kernels were compiled, so a kernel only in the table no longer exists.
     """
     found = compare(before, table)
     spills = [
@@ -171,7 +171,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"{len(errors)} files do not compile, spilling: {', '.join(spilling) or 'none'}", file=sys.stderr
         )
         return 1
-    # Some sources alone are a quick look, which takes launches as they were.
+    # Compiling only some sources is a quick check, which keeps the recorded launches.
     table = tabulate(kernels, launches_of(before) if options.sources else recorded_launches(before))
     show(table, archs)
     print(f"{len(table)} kernels, {len(spilling)} with spills")

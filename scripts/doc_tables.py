@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Prints the tables in documents that are made from the code; with --write puts each between its marks.
+"""Prints the documents' tables that are generated from code; with --write inserts each between its marks.
 
-Tests compare the documents with them, so the tables can be trusted.
+Tests compare the documents with the generated tables.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class MarkedTable(NamedTuple):
     """Markdown."""
 
     def replaced(self, text: str) -> str:
-        """`text` with the table between the two marks made anew."""
+        """`text` with the table between the two marks regenerated."""
         begin = f"<!-- {self.name}: made by scripts/doc_tables.py --write -->"
         end = f"<!-- end of {self.name} -->"
         before, rest = text.split(begin)
@@ -52,15 +52,15 @@ def _setting(field: dataclasses.Field[Any]) -> str:
 
 
 def request_fields() -> str:
-    """What becomes of each field of a request."""
-    from twofold.server.fields import markdown  # which needs the server's packages
+    """Support of each field of a request."""
+    from twofold.server.http.fields import markdown  # needs the server's packages
 
     return markdown()
 
 
 def aliases() -> str:
-    """What becomes of other engines' flags."""
-    from twofold.cli.flag_aliases import markdown
+    """Support of other engines' flags."""
+    from twofold.tools.cli.flag_aliases import markdown
 
     return markdown()
 

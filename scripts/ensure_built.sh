@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# What `make run`, `make test` and others do first: a full build if this checkout has none that fits, else an incremental one that
-# says nothing unless it compiles or fails. Usage: scripts/ensure_built.sh run|dev
+# Called first by `make run`, `make test` and others: a full build if this checkout has no matching one, else an
+# incremental build that is silent unless it compiles or fails. Usage: scripts/ensure_built.sh run|dev
 set -euo pipefail
 # shellcheck source=scripts/build_steps.sh
 source "$(dirname "${BASH_SOURCE[0]}")/build_steps.sh"

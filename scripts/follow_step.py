@@ -2,8 +2,8 @@
 
     { COMMAND 2>&1; printf '\\x1eexit status %d\\n' $?; } | python scripts/follow_step.py --title … --log … …
 
-Reads the step's output from stdin; its last line is the exit status. The end of the output is remembered here, not
-read from the log, so that a full disk cannot hide an error. Standard library only: nothing is installed yet.
+Reads the step's output from stdin; its last line is the exit status. The last lines are kept in memory, not read from
+the log, so that a full disk cannot hide an error. Standard library only: no package is installed yet.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from typing import TextIO
 STATUS = re.compile(r"^(.*)\x1eexit status (\d+)$", re.DOTALL)
 NINJA = re.compile(r"^(plan: )?\[(\d+)/(\d+)\] ((?:Building|Linking|Generating) .*)")
 LONG = re.compile(r"Building (?:CXX object .*(?:bind_|tensor_arguments|_integer\.)|CUDA)")
-"""What takes long to compile, and comes last: bindings, products with integer weights, CUDA's kernels."""
+"""Targets that compile slowly, scheduled last: bindings, products with integer weights, CUDA kernels."""
 LONG_WEIGHT = 6
 CHATTER = re.compile(r"-- |plan: |\[\d+/\d+\]|ninja: (?!error)|$")
-"""What CMake and ninja say when nothing is wrong; it goes to the log only."""
+"""Output of CMake and ninja without problems; it goes to the log only."""
 SHOWN_LINES = {False: 20, True: 40}
-"""Of the output of a step that failed, by whether it compiles: compilers say more, and two of them take turns."""
+"""Lines shown of a failed step, by whether it compiles: compilers print more, and two of them alternate."""
 PLAIN_EVERY_S = 10.0
 
 NO_NETWORK = re.compile(
@@ -37,15 +37,15 @@ NO_NETWORK = re.compile(
     r"Read timed out|Cannot connect to proxy|ProxyError|SSLError|CERTIFICATE_VERIFY_FAILED|nodename nor servname",
     re.IGNORECASE,
 )
-"""What pip says about each attempt before it ends in "no matching distribution" or "conflicting dependencies"."""
+"""pip's line about each attempt before "no matching distribution" or "conflicting dependencies"."""
 DISK_FULL = re.compile(r"No space left on device|Disk quota exceeded|\bENOSPC\b")
 HOST = re.compile(r"host='([^']+)'")
 
 
 def causes(lines: Iterable[str], free_bytes: int | None) -> list[str]:
-    """What stands behind a failure, most certain first; empty where the output speaks for itself.
+    """Causes of a failure, most certain first; empty if the output itself states the cause.
 
-    `lines`: those of the output that NO_NETWORK or DISK_FULL know. `free_bytes`: on the disk of the log.
+    `lines`: output lines that match NO_NETWORK or DISK_FULL. `free_bytes`: on the log's disk.
     """
     found = []
     lines = list(lines)
@@ -66,7 +66,7 @@ def causes(lines: Iterable[str], free_bytes: int | None) -> list[str]:
 
 @dataclass
 class Progress:
-    """How far ninja is: a line that is written over on a terminal, else a line every ten seconds."""
+    """ninja's progress: a line rewritten in place on a terminal, else a line every ten seconds."""
 
     out: TextIO
     is_terminal: bool
@@ -82,11 +82,11 @@ class Progress:
         return LONG_WEIGHT if LONG.match(what) else 1
 
     def plan(self, what: str) -> None:
-        """`what` will be done."""
+        """Announce that `what` will be done."""
         self.planned += self.weight(what)
 
     def show(self, done: int, total: int, what: str) -> None:
-        """`what` is done, the `done`-th of `total`."""
+        """Show that `what`, the `done`-th of `total`, is done."""
         now = self.clock()
         if self.begin is None:
             self.begin = now
@@ -111,7 +111,7 @@ class Progress:
 
 @dataclass
 class Log:
-    """Written as long as that works; the first failure is kept, and nothing depends on it."""
+    """The log file; it stops at the first write error, which is kept and affects nothing else."""
 
     path: Path
     problem: str = ""
@@ -132,7 +132,7 @@ class Log:
             self.file.flush()
         except OSError as error:
             self.problem = f"incomplete: {error}"
-            with contextlib.suppress(OSError):  # it tries once more to write what it holds
+            with contextlib.suppress(OSError):  # close() tries again to write its buffer
                 self.file.close()
             self.file = None
 
@@ -152,7 +152,7 @@ def follow(options: argparse.Namespace, source: TextIO, out: TextIO, err: TextIO
     progress = Progress(out, out.isatty())
     last: deque[str] = deque(maxlen=SHOWN_LINES[options.compile])
     telling: deque[str] = deque(maxlen=50)
-    status = 1  # the step was ended before it could say
+    status = 1  # the step was ended before it printed a status
     for line in source:
         if said := STATUS.match(line):
             line, status = said[1], int(said[2])

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# After an edit: compiles what changed in C++ and, only if pyproject.toml or constraints.txt changed, installs again.
+# After an edit: compiles changed C++ and, only if pyproject.toml or constraints.txt changed, installs again.
 # Edits to Python need neither. Usage: scripts/quick_build.sh
 set -euo pipefail
 # shellcheck source=scripts/build_steps.sh

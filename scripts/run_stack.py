@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Starts the OpenAI server and the dashboard together and ends them together: what `make run` calls.
 
-Each child gets a process group of its own, so that Ctrl-C in the terminal reaches only this script, which then asks
-both to end (the server drains its running requests first). When one child ends by itself the other is ended too. Should
-this script be killed, the kernel sends the children SIGTERM. Exit code: 0 after Ctrl-C or SIGTERM, 2 for a bad setting,
-else that of the child that ended first (1 if that was 0).
+Each child has its own process group, so that Ctrl-C in the terminal reaches only this script, which then asks both to
+end (the server drains its running requests first). When one child exits, the other is ended too. If this script is
+killed, the kernel sends the children SIGTERM. Exit code: 0 after Ctrl-C or SIGTERM, 2 for a bad setting, else that of
+the child that exited first (1 if that was 0).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ END_TIMEOUT_S = 40.0
 
 
 class StopError(Exception):
-    """A signal asked for the end."""
+    """A signal asked this script to end."""
 
 
 def main() -> int:
@@ -63,7 +63,7 @@ def main() -> int:
 
     telemetry_url = os.environ.get("TWOFOLD_TELEMETRY_URL") or f"sqlite:///{ROOT / 'twofold.db'}"
     environment = dict(os.environ, TWOFOLD_TELEMETRY_URL=telemetry_url, PYTHONUNBUFFERED="1")
-    serve = [sys.executable, "-m", "twofold.cli.main", "serve"]
+    serve = [sys.executable, "-m", "twofold.tools.cli.main", "serve"]
     serve += [os.path.expanduser(args.model)] if args.model else []
     serve += ["--host", HOST, "--port", str(args.port), "--accelerator", accelerator]
     serve += ["--telemetry-url", telemetry_url]
@@ -91,7 +91,7 @@ def main() -> int:
         health = wait_until_up(children, "server", f"http://{HOST}:{args.port}/health")
         if health is None:
             return ended_early(children)
-        # Streamlit greets on stdout with addresses of its own; ours are printed below.
+        # Streamlit prints its own addresses on stdout; ours are printed below.
         children["dashboard"] = start(dashboard, environment, quiet=True)
         if (
             wait_until_up(children, "dashboard", f"http://{HOST}:{args.dashboard_port}/_stcore/health")
@@ -99,7 +99,7 @@ def main() -> int:
         ):
             return ended_early(children)
         greet(args, telemetry_url)
-        while all(child.poll() is None for child in children.values()):
+        while all(exit_code(child) is None for child in children.values()):
             time.sleep(0.2)
         return ended_early(children)
     except StopError:
@@ -152,7 +152,7 @@ def start(command: list[str], environment: dict[str, str], *, quiet: bool = Fals
     def die_with_parent() -> None:
         pr_set_pdeathsig = 1
         libc.prctl(pr_set_pdeathsig, signal.SIGTERM)
-        if os.getppid() != parent:  # it died before the line above
+        if os.getppid() != parent:  # the parent died before the line above
             os._exit(1)
 
     return subprocess.Popen(
@@ -167,10 +167,10 @@ def start(command: list[str], environment: dict[str, str], *, quiet: bool = Fals
 
 
 def wait_until_up(children: dict[str, subprocess.Popen[bytes]], name: str, url: str) -> str | None:
-    """The body of the first 200 that `url` answers; None when a child ended first or nothing came in time."""
+    """The body of the first 200 response of `url`; None if a child ended first or the time is over."""
     deadline = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline:
-        if any(child.poll() is not None for child in children.values()):
+        if any(exit_code(child) is not None for child in children.values()):
             return None
         with (
             contextlib.suppress(urllib.error.URLError, ConnectionError, TimeoutError),
@@ -198,7 +198,7 @@ def greet(args: argparse.Namespace, telemetry_url: str) -> None:
 
 def ended_early(children: dict[str, subprocess.Popen[bytes]]) -> int:
     for name, child in children.items():
-        code = child.poll()
+        code = exit_code(child)
         if code is not None:
             how = f"was ended by signal {-code}" if code < 0 else f"ended with code {code}"
             print(f"the {name} {how}; ending the rest", file=sys.stderr)
@@ -206,23 +206,29 @@ def ended_early(children: dict[str, subprocess.Popen[bytes]]) -> int:
     return 1
 
 
+def exit_code(child: subprocess.Popen[bytes]) -> int | None:
+    """Exit code of a child that has ended, negative for a signal. Only `end` reaps, so that until then no other process
+    or group gets a child's number."""
+    found = os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    if found is None:
+        return None
+    return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
+
+
 def end(children: dict[str, subprocess.Popen[bytes]]) -> None:
-    """SIGTERM to all, then SIGKILL to the groups of those that take too long, or when a second signal comes."""
+    """Send SIGTERM to all, then SIGKILL to the groups of children that take too long, or on a second signal."""
     for child in children.values():
-        if child.poll() is None:
-            child.terminate()
+        os.kill(child.pid, signal.SIGTERM)
     try:
         deadline = time.monotonic() + END_TIMEOUT_S
-        for child in children.values():
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                child.wait(timeout=max(0.0, deadline - time.monotonic()))
+        while time.monotonic() < deadline and any(exit_code(child) is None for child in children.values()):
+            time.sleep(0.05)
     except StopError:
         pass
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # nothing may keep the loop below from its end
+        signal.signal(number, signal.SIG_IGN)  # no signal may interrupt the loop below
     for child in children.values():
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(child.pid, signal.SIGKILL)  # the group, should a child have left one of its own behind
+        os.killpg(child.pid, signal.SIGKILL)  # including processes that a child left in its group
         child.wait()
 
 

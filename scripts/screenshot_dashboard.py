@@ -4,13 +4,13 @@
     scripts/screenshot_dashboard.py http://127.0.0.1:8501/placement docs/images/placement.png
     scripts/screenshot_dashboard.py --dark --width 390 http://127.0.0.1:8501/placement /tmp/phone.png
 
-Says what is wrong with the page as a browser sees it: addresses outside the page's own that it asked for, and content
-that is cut off at the right (wider than the window, with no way to scroll to it); either makes the exit code 1.
+Reports faults of the page as a browser sees it: requests to other hosts, and content cut off at the right (wider than
+the window, without a way to scroll to it); either makes the exit code 1.
 
-Starts no server. Waits until the page's script has ended, its charts are drawn and (with --wait-for) a text
-stands on it, then takes the whole page. Speaks the DevTools protocol over Chromium's debugging pipe:
-nothing to install but Chromium itself (Debian: apt-get install chromium). Exit code: 0, 1 when the content
-did not come or is wrong, 2 for bad arguments.
+Starts no server. Waits until the page's script has ended, its charts are drawn and (with --wait-for) a given text is
+on it, then captures the whole page. Speaks the DevTools protocol over Chromium's debugging pipe, so that only Chromium
+must be installed (Debian: apt-get install chromium). Exit code: 0, 1 when the content did not appear or is wrong, 2 for
+bad arguments.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ CUT_OFF = """
 
 
 class DevTools:
-    """One command after another over the pipe; of events only the addresses of requests are kept."""
+    """Sends commands over the pipe one at a time; of events, keeps only the addresses of requests."""
 
     def __init__(self, read_fd: int, write_fd: int) -> None:
         self._read_fd, self._write_fd = read_fd, write_fd
@@ -134,7 +134,7 @@ class DevTools:
 
 @contextmanager
 def browser(program: str) -> Iterator[DevTools]:
-    """A Chromium of its own, with a profile that is thrown away."""
+    """Start Chromium with a temporary profile."""
     to_browser_read, to_browser_write = os.pipe()
     from_browser_read, from_browser_write = os.pipe()
 
@@ -170,7 +170,7 @@ def browser(program: str) -> Iterator[DevTools]:
 def photograph(
     tools: DevTools, url: str, *, width: int, dark: bool, wait_for: str, timeout_s: float
 ) -> bytes:
-    """A PNG of the whole page; TimeoutError, with what was still missing, when it does not get ready."""
+    """A PNG of the whole page; TimeoutError, with what is still missing, if it does not get ready."""
     target = tools.call("Target.createTarget", url="about:blank")["targetId"]
     tools.session_id = tools.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
     tools.call("Page.enable")
@@ -182,13 +182,13 @@ def photograph(
     deadline = time.monotonic() + timeout_s
     _wait_until_ready(tools, url, wait_for, deadline)
     _resize(tools, width, max(600, int(tools.evaluate(HEIGHT))))
-    time.sleep(1.0)  # charts follow the new size in an animation frame or two
+    time.sleep(1.0)  # charts take an animation frame or two to resize
     _wait_until_ready(tools, url, wait_for, deadline)
     return base64.b64decode(tools.call("Page.captureScreenshot", format="png")["data"])
 
 
 def faults(tools: DevTools, url: str, width: int) -> list[str]:
-    """What a viewer of this width would miss, and whom the page asked that it should not have."""
+    """Content cut off at this width, and requests to other hosts."""
     own = urlsplit(url).netloc
     asked = {address for address in tools.requested if address.startswith(("http:", "https:"))}
     found = [
@@ -212,7 +212,7 @@ def _wait_until_ready(tools: DevTools, url: str, wait_for: str, deadline: float)
 
 
 def shrink(png: bytes, max_bytes: int) -> bytes:
-    """The same picture with 256 colours where it would be too large; charts lose nothing one could see."""
+    """The same picture with 256 colours if it is too large; charts lose nothing visible."""
     if len(png) <= max_bytes:
         return png
     packed = io.BytesIO()

@@ -1,9 +1,9 @@
-"""Says before PyTorch is installed how much that will download, and whether CUDA libraries of no use are part of it.
+"""Prints PyTorch's download size before it is installed, and whether it includes unneeded CUDA libraries.
 
     .venv/bin/python scripts/torch_sizes.py [--no-cuda] PIP_ARGUMENT…
 
 Asks pip what it would install with those arguments, and the index for the sizes. `--no-cuda`: this machine does not
-use CUDA. Exit code 3: then pip would install CUDA libraries all the same, its index has no other build.
+use CUDA. Exit code 3: pip would install CUDA libraries all the same, because its index has no other build.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 CUDA_PREFIXES = ("nvidia-", "cuda-", "triton")
-"""Of the names of packages that only a build with CUDA asks for."""
+"""Prefixes of packages that only a CUDA build depends on."""
 HAS_USELESS_CUDA = 3
 
 
@@ -32,7 +32,7 @@ class Download:
     name: str
     version: str
     num_bytes: int | None
-    """None where the index does not say."""
+    """None if the index does not report it."""
 
     @property
     def of_cuda(self) -> bool:
@@ -57,7 +57,7 @@ def size_of(url: str) -> int | None:
 
 
 def planned(pip_arguments: list[str]) -> list[Download]:
-    """What pip would fetch. Raises CalledProcessError where pip fails; it has said why."""
+    """pip's planned downloads. Raises CalledProcessError if pip fails; pip has printed why."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
         command = [
@@ -81,7 +81,7 @@ def planned(pip_arguments: list[str]) -> list[Download]:
 
 
 def total(downloads: list[Download]) -> str:
-    """ "12 packages, 2.7 GB", "at least" where a size is not known."""
+    """Summary such as "12 packages, 2.7 GB", "at least" if a size is unknown."""
     known = sum(download.num_bytes or 0 for download in downloads)
     least = "" if all(download.num_bytes is not None for download in downloads) else "at least "
     return f"{len(downloads)} packages, {least}{known / 1e9:.1f} GB"

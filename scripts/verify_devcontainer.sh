@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Does this machine, container or not, build and run Twofold? Checks tools, build, a short generation and a few tests; goes on
-# after a failure and says at the end what failed. Usage: scripts/verify_devcontainer.sh      exit code 1: something failed
+# Checks that this machine, container or not, builds and runs Twofold: tools, build, a short generation and a few tests.
+# Continues after a failure and lists failures at the end. Exit code 1: a failure. Usage: scripts/verify_devcontainer.sh
 set -uo pipefail
 # shellcheck source=scripts/build_steps.sh
 source "$(dirname "${BASH_SOURCE[0]}")/build_steps.sh"
@@ -10,7 +10,7 @@ failed=()
 log="$(mktemp)"
 trap 'rm -f "$log"' EXIT
 
-# check "what" command…: runs it; on failure shows its output and goes on.
+# check "what" command…: runs it; on failure shows its output and continues.
 check() {
   local title="$1"
   shift
@@ -23,7 +23,7 @@ check() {
   fi
 }
 
-# note "what" command…: for what may be absent.
+# note "what" command…: for optional components.
 note() {
   local title="$1"
   shift
@@ -59,7 +59,7 @@ check "build" "$REPOSITORY_ROOT/scripts/ensure_built.sh" dev
 check "native module" smoke_test
 check "twofold version" "$VENV_DIR/bin/twofold" version
 check "short generation" short_generation
-check "tests/unit" "$VENV_DIR/bin/python" -m pytest -q -m "not slow and not gpu" tests/unit
+check "tests" "$VENV_DIR/bin/python" -m pytest -q -m "not slow and not gpu" tests/api tests/core tests/weights tests/rules
 
 if [ "${#failed[@]}" -gt 0 ]; then
   printf '\n%d of the checks failed:' "${#failed[@]}"

@@ -1,9 +1,10 @@
-"""For all tests: `make test` must not pass by skipping what its own set-up should have built or installed."""
+"""Hooks for all tests: `make test` must not pass by skipping what its own set-up should have built or installed."""
 
 from __future__ import annotations
 
 import importlib.util
 import os
+from collections import Counter
 
 import pytest
 
@@ -25,12 +26,16 @@ NEEDED = (
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """A green result says of which kernels it knows nothing."""
+    """A green result says what it left out: skips by their reason, and of which kernels it knows nothing."""
+    reasons = Counter(str(report.longrepr[2]) for report in terminalreporter.stats.get("skipped", []))
+    if reasons:
+        told = (f"{reason.removeprefix('Skipped: ')} ({count})" for reason, count in reasons.most_common())
+        terminalreporter.write_line(f"skipped: {'; '.join(told)}")
     if importlib.util.find_spec("twofold._core") is None:
         return
-    from twofold._core.testing import kernels
+    from twofold._testing import kernels
 
-    from tests import kernel_levels
+    from tests.kernels import kernel_levels
 
     terminalreporter.write_line(kernel_levels.summary(kernels.levels(), kernel_levels.runnable()))
 

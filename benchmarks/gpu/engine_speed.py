@@ -18,10 +18,10 @@ from twofold.device.probe import KernelProbe
 from twofold.experts.calibration import LayerTimer, calibrate, to_profile
 from twofold.experts.cpu_cost import cpu_cost_model
 from twofold.experts.profiles import MachineProfile, load_profile
-from twofold.lab.shapes import SHAPES
-from twofold.lab.simulate import simulate_system
-from twofold.lab.systems import SYSTEMS
-from twofold.lab.trace import make_trace
+from twofold.tools.lab.shapes import SHAPES
+from twofold.tools.lab.simulate import simulate_system
+from twofold.tools.lab.systems import SYSTEMS
+from twofold.tools.lab.trace import make_trace
 
 from benchmarks.gpu.machine import Machine, expect
 from benchmarks.gpu.models import Shape
@@ -54,7 +54,7 @@ class _Contender:
 
 
 def measured_profile(machine: Machine, shape: Shape) -> MachineProfile:
-    """Of this machine by this model's experts; measured once."""
+    """Profile of this machine, measured once with this model's experts."""
     return machine.keep(("profile", shape.name), lambda: _calibrate(machine, shape)[0])  # type: ignore[no-any-return]
 
 
@@ -106,7 +106,7 @@ def compare(
 
 
 def ratio(ours: _Contender, theirs: _Contender) -> float:
-    """Of tokens per second; the median of the rounds' ratios."""
+    """Ratio of tokens per second: the median of the rounds' ratios."""
     return statistics.median(a / b for a, b in zip(ours.tokens_per_s, theirs.tokens_per_s, strict=True))
 
 
@@ -163,7 +163,7 @@ def rules_at(machine: Machine, shape: Shape, share: float) -> dict[str, Any]:
 
 
 def predictions(machine: Machine, shape: Shape, share: float) -> dict[str, Any]:
-    """What the calibrated model said of layers before they ran, and what they took."""
+    """Predicted layer times of the calibrated model against measured ones."""
     model, profile = loaded(machine, shape), measured_profile(machine, shape)
     errors: dict[str, Any] = {}
     modes: tuple[Mode, ...] = ("graph", "placed")
@@ -291,7 +291,7 @@ def uploads(machine: Machine, shape: Shape) -> dict[str, Any]:
 
 
 def cpu_beside(machine: Machine, shape: Shape) -> dict[str, Any]:
-    """For orientation: a decode layer's experts on the CPU alone, as the calibrated curve has it."""
+    """Time of a decode layer's experts on the CPU alone, from the calibrated curve; for orientation."""
     model, profile = loaded(machine, shape), measured_profile(machine, shape)
     layer = model.moe_shape
     curve = profile.cpu_curve(layer.format, layer.hidden, layer.intermediate, model.pool.num_threads)

@@ -1,4 +1,4 @@
-"""What `make bench-gpu` can measure at best, estimated per machine profile: no GPU is needed and none was asked.
+"""Best results that `make bench-gpu` can measure, estimated per machine profile without a GPU.
 
 A roofline: the longer of bytes over the memory's bandwidth and operations over the peak, both of the profile. Caches,
 launches, and that decode's operations run beside the tensor cores whose peak this is, are left out; so a kernel may be
@@ -26,7 +26,7 @@ _BF16: Final = 2
 
 @dataclass(frozen=True)
 class Work:
-    """Of one layer's experts."""
+    """Bytes and operations of one layer's experts."""
 
     weight_bytes: float
     row_bytes: float
@@ -36,11 +36,11 @@ class Work:
 
 @dataclass(frozen=True)
 class Estimate:
-    """In microseconds."""
+    """Estimated times in microseconds."""
 
     roofline: float
     bound: float
-    """What `make bench-gpu` asks for, were this profile's figures its ceilings."""
+    """The limit in `make bench-gpu` if this profile's figures were its ceilings."""
 
     @property
     def can_hold(self) -> bool:

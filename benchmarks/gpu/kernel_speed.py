@@ -15,9 +15,9 @@ from benchmarks.gpu.machine import Machine, expect
 from benchmarks.gpu.models import SHAPES, shrunk
 
 COPY_SHARE = 0.8
-"""Of the copy bandwidth, what decode is to reach."""
+"""Share of the copy bandwidth that decode must reach."""
 PRODUCT_SHARE = 0.5
-"""Of torch's bf16 product, what prefill is to reach."""
+"""Share of the speed of torch's bf16 product that prefill must reach."""
 
 
 def copy_gbps(machine: Machine) -> float:

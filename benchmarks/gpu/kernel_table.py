@@ -36,13 +36,13 @@ _COLUMNS: Final = (
 
 @dataclass(frozen=True)
 class Launch:
-    """How the SIMT machine saw a kernel launched, and its traffic."""
+    """Launch shape of a kernel on the SIMT machine, and its traffic."""
 
     threads: int
     shared_bytes: int
-    """Dynamic."""
+    """Dynamic shared memory."""
     traffic: tuple[tuple[float, float], ...]
-    """Of TRAFFIC: per request, and the least."""
+    """Per entry of TRAFFIC: per request, and the minimum."""
 
 
 @dataclass
@@ -53,7 +53,7 @@ class Row:
     compiled: dict[int, Compiled] = field(default_factory=dict)
 
     def occupancy(self, arch: int) -> int | None:
-        """In percent."""
+        """Occupancy in percent."""
         if self.launch is None:
             return None
         made = self.compiled[arch]
@@ -65,7 +65,7 @@ Table = dict[Instance, Row]
 
 
 def parse_launches(text: str) -> dict[Instance, Launch]:
-    """What `simt_traffic` prints. Raises ValueError that shows the line it does not understand."""
+    """Parses the output of `simt_traffic`; ValueError shows a line that does not fit."""
     found = {}
     for line in text.splitlines():
         kernel, format, tile, threads, shared, *figures = line.split("\t")
@@ -79,7 +79,7 @@ def parse_launches(text: str) -> dict[Instance, Launch]:
 
 
 def launches_of(table: Table) -> dict[Instance, Launch]:
-    """How the kernels of a table are launched."""
+    """Launches of a table's kernels, by name."""
     return {name: row.launch for name, row in table.items() if row.launch is not None}
 
 
@@ -164,7 +164,7 @@ def _mean_bits(widths: Widths) -> float:
 
 
 class Comparison:
-    """What a table says of now against the one that is kept; each line names kernel, architecture, before and now."""
+    """Differences between a new table and the kept one; each line names kernel, architecture, before and now."""
 
     def __init__(self) -> None:
         self.worse: list[str] = []

@@ -19,11 +19,11 @@ from twofold.device.device import Device
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much is measured. The defaults are for a GPU; `REHEARSAL` is for none."""
+    """Sizes of the measurements. The defaults are for a GPU; `REHEARSAL` is for none."""
 
     rounds: int = 5
     calls: int = 24
-    """Of one replay, each with a routing of its own."""
+    """Calls per replay, each with its own routing."""
     copy_bytes: int = 2 << 30
     product_rows: int = 8192
     num_uploads: int = 256
@@ -33,7 +33,7 @@ class Sizes:
     vocab_size: int = 32768
     warm_steps: int = 96
     steps: int = 64
-    """Of one round of one system."""
+    """Steps per round of one system."""
     compare_rounds: int = 3
     logit_tokens: int = 16
     calibrate_repeats: int = 7
@@ -42,11 +42,11 @@ class Sizes:
     )  # fmt: skip
     hidden: int = 512
     intermediate: int = 256
-    """Of the layers that kernels are checked on."""
+    """Intermediate size of the layers that kernels are checked on."""
     prefill_tokens: tuple[int, ...] = (40, 700)
     cpu_threads: int = 0
     late_s: float = 1.0
-    """How late the server of a step that is to be lost comes; 0: the device waits by no clock of its own."""
+    """Seconds that the server of a step to be lost is late; 0: the device's wait has no clock of its own."""
 
 
 REHEARSAL = Sizes(
@@ -66,14 +66,14 @@ class Machine:
     trace: Path | None = None
     """Recorded routing (npz); without one, routing is drawn."""
     kept: dict[Any, Any] = field(default_factory=dict)
-    """What several checks use: models, stores, ceilings."""
+    """Values shared by several checks: models, stores, ceilings."""
 
     @property
     def device(self) -> torch.device:
         return self.hardware.torch_device
 
     def sync(self) -> None:
-        """Everything launched has ended."""
+        """Waits for all launched work."""
         self.hardware.synchronise()
 
     def time_us(self, run: Callable[[], object], calls: int) -> float:
@@ -83,7 +83,7 @@ class Machine:
         return statistics.median(self.hardware.time_us(run) / calls for _ in range(self.sizes.rounds))
 
     def beside(self, launch: Callable[[], object], serve: Callable[[], Any]) -> Any:
-        """What `serve` returns, while `launch` runs on a thread of its own: launching may wait for what is served."""
+        """Result of `serve`, while `launch` runs on its own thread: launching may wait for `serve`."""
         failed: list[BaseException] = []
 
         def guarded() -> None:
@@ -102,13 +102,13 @@ class Machine:
         return served
 
     def keep(self, key: Any, make: Callable[[], Any]) -> Any:
-        """What `make` gives, made once."""
+        """Result of `make`, cached under `key`."""
         if key not in self.kept:
             self.kept[key] = make()
         return self.kept[key]
 
     def forget(self, *keys: Any) -> None:
-        """Let go of what was kept by these keys, and of memory that nobody uses."""
+        """Drop the values kept under these keys, and free unused GPU memory."""
         for key in keys:
             self.kept.pop(key, None)
         torch.cuda.empty_cache()

@@ -24,7 +24,7 @@ I32 = npt.NDArray[np.int32]
 
 @dataclass(frozen=True)
 class Shape:
-    """Of a Mixture-of-Experts model, as far as speed depends on it."""
+    """Dimensions of a Mixture-of-Experts model that determine its speed."""
 
     name: str
     hidden: int
@@ -170,7 +170,7 @@ def drawn_trace(shape: Shape, layers: int, seed: int = 0) -> ForcedTrace:
 
 
 class ForcedRouting:
-    """`DeviceKernels` that route as they are told; all else is done by the kernels beneath."""
+    """`DeviceKernels` with a prescribed routing; all other calls go to the wrapped kernels."""
 
     def __init__(
         self, beneath: Any, num_layers: int, top_k: int, device: torch.device, most_rows: int = 64
@@ -190,7 +190,7 @@ class ForcedRouting:
     def route(
         self, logits: Tensor, router: Any, bias: Tensor | None, favour: Any = None
     ) -> tuple[Tensor, Tensor]:
-        """What the layer was told; a step asks layer by layer."""
+        """Returns the prescribed routing; a step calls it layer by layer."""
         layer, self._next = self._next, (self._next + 1) % self._num_layers
         if not self.on or len(logits) > self._ids.shape[1]:
             return self._beneath.route(logits, router, bias, favour)  # type: ignore[no-any-return]

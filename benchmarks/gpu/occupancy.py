@@ -1,4 +1,4 @@
-"""How many warps of a kernel a multiprocessor holds at once, of those it has room for.
+"""Occupancy: resident warps of a kernel per multiprocessor, relative to the maximum.
 
 Limits are those of the CUDA C++ Programming Guide, "Compute Capabilities", table "Technical Specifications per Compute
 Capability"; how registers and shared memory are handed out (per warp and per block, in which units) is that of
@@ -20,7 +20,7 @@ _SHARED_RESERVED: Final = 1024  # of each block, by the driver
 
 @dataclass(frozen=True)
 class Limits:
-    """Of one multiprocessor."""
+    """Limits of one multiprocessor."""
 
     warps: int
     blocks: int

@@ -1,7 +1,7 @@
 """Runners of one model that differ in slots, rules and ways to run a step, and decode steps of them under one routing.
 
 Files, dense weights and the experts' store are loaded once and shared; each runner has slots, KV cache and books of its
-own. The other engines' rules are `twofold.lab.systems`'; here they move real bytes.
+own. The other engines' rules are `twofold.tools.lab.systems`'; here they move real bytes.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from twofold.blocks import ops
 from twofold.device.finding import on_device
 from twofold.device.model import DeviceModel
 from twofold.device.runner import DeviceRunner
-from twofold.engine.expert_loading import moe_shape
 from twofold.engine.kv_cache import PagePool
-from twofold.engine.sampler import Sampler
 from twofold.engine.scheduler import Scheduler
-from twofold.engine.sequences import Sequence as Request
 from twofold.experts.accelerator import AcceleratorChoice
 from twofold.experts.moe import MoeRuntime
 from twofold.experts.profiles import MachineProfile
 from twofold.experts.slot_plan import DenseCost, MoeShape, SlotPlan
-from twofold.lab.systems import SYSTEMS as PEERS
 from twofold.models import open_model_files
 from twofold.models.sizing import dense_stretches
+from twofold.step.expert_loading import moe_shape
+from twofold.step.sampler import Sampler
+from twofold.step.sequences import Sequence as Request
+from twofold.tools.lab.systems import SYSTEMS as PEERS
 
 from benchmarks.gpu.machine import Machine
 from benchmarks.gpu.models import ForcedRouting, ForcedTrace, Shape, model_folder, shrunk, trace_for
@@ -45,7 +45,7 @@ MOST_BATCH: Final = 8
 
 @dataclass(frozen=True)
 class System:
-    """Who decides. `rules` are those of `Device.accelerator`."""
+    """A placement system. `rules` are those of `Device.accelerator`."""
 
     name: str
     policy: str
@@ -55,7 +55,7 @@ class System:
     """Nothing is ever uploaded."""
 
     def rules_in(self, mode: Mode) -> Mapping[str, Any]:
-        """In a table step nothing is fetched into a slot, so what a rule fetched is uploaded behind instead."""
+        """Rules for `mode`. Table steps fetch nothing into slots: fetched experts are uploaded afterwards instead."""
         return self.rules if mode == "placed" or self.frozen else {**self.rules, "background_uploads": True}
 
 
@@ -76,7 +76,7 @@ FROZEN: Final = System("frozen", "payback", {"fetch_rule": "none", "background_u
 
 @dataclass
 class LoadedModel:
-    """What all runners of a model share."""
+    """State that all runners of a model share."""
 
     shape: Shape
     folder: Path

@@ -1,7 +1,7 @@
-"""What the compiler made of each kernel: registers from ptxas's report, widths of accesses from the machine code.
+"""Compiler results per kernel: registers from ptxas's report, widths of accesses from the machine code.
 
 Machine code is read from a cubin, an ELF file with a section `.text.NAME` per kernel: instructions of 16 bytes, whose
-lowest nine bits say what they do and bits 73 to 75 how wide an access is. `nvdisasm` shows the same, but is not part of
+lowest nine bits are the opcode and bits 73 to 75 the access width. `nvdisasm` shows the same, but is not part of
 every toolkit; the test holds words beside what it calls them.
 """
 
@@ -24,11 +24,11 @@ _COPY: Final = 0x1AE  # LDGSTS, which is cp.async.cg here and so 16 bytes
 _WIDTH: Final = {5: 1, 6: 2, 7: 2}
 
 Widths = tuple[int, int, int]
-"""How many accesses of 32 bits or less, of 64, of 128."""
+"""Numbers of accesses of 32 bits or less, of 64, of 128."""
 
 
 class Instance(NamedTuple):
-    """A kernel as people know it."""
+    """A kernel by its readable name."""
 
     kernel: str
     """The name without `_kernel`."""
@@ -45,15 +45,15 @@ class Compiled:
     """One kernel for one architecture."""
 
     name: str
-    """As the linker knows it."""
+    """Mangled name."""
     arch: int
     registers: int
     stack_bytes: int
     spill_bytes: int
     shared_bytes: int
-    """Static."""
+    """Static shared memory."""
     widths: tuple[Widths, ...] = ()
-    """Of ACCESSES."""
+    """Widths per entry of ACCESSES."""
 
 
 @cache
@@ -115,7 +115,7 @@ def parse_report(report: str) -> list[Compiled]:
 
 
 def widths_of(code: bytes) -> tuple[Widths, ...]:
-    """How wide the accesses of a kernel's machine code are, for each of ACCESSES."""
+    """Access widths in a kernel's machine code, for each of ACCESSES."""
     counts = [[0, 0, 0] for _ in ACCESSES]
     for low, high in struct.iter_unpack("<QQ", code):
         operation = low & 0x1FF

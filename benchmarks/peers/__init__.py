@@ -1,1 +1,1 @@
-"""What the comparisons with other engines are made of: random models of real shapes, and each engine in its process."""
+"""Comparisons with other engines: random models of real shapes, and each engine in its own process."""

@@ -4,7 +4,7 @@
 
 The model is written once per format to --cache as a GGUF file and kept there (delete it when you are done, or give
 --delete). Each engine measures in its own process: a prompt of --prompt-tokens random tokens (pp), then --new-tokens
-steps of one token behind it (tg). They take turns for --rounds rounds; medians and ratios are shown. llama.cpp first
+steps of one token after it (tg). They take turns for --rounds rounds; medians and ratios are shown. llama.cpp first
 tries flash attention, memory mapping and repacking on and off and keeps what is fastest, ik_llama.cpp (--ik) flash
 attention, -rtr and -fmoe; transformers runs BF16 only, where memory has room. Stop other work before: an engine that
 spins at a barrier loses more to a busy machine than one that sleeps.
@@ -42,7 +42,7 @@ SECTION: Final = "peers"
 PROGRAM: Final = "benchmarks.peers"
 MAKER: Final = f"python -m {PROGRAM} --write-docs"
 _ROOM_BYTES = 3 * 1024**3
-"""What transformers needs beside the weights."""
+"""Memory that transformers needs in addition to the weights."""
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -121,7 +121,7 @@ def say(text: str) -> None:
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
-    """All formats one after the other; PeerError if not even one engine could be measured."""
+    """Measures all formats in turn; PeerError if no engine could be measured."""
     shape = FULL_SHAPES[args.shape].with_layers(args.layers)
     work = Workload(args.prompt_tokens, args.new_tokens, args.repeats, args.threads, args.seed, shape.vocab)
     described = machine.describe()

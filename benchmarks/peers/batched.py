@@ -21,7 +21,7 @@ from benchmarks.peers.engines import PeerError, last_json_lines
 from benchmarks.peers.report import machine_line
 
 PROGRAM: Final = "benchmarks.peers.batched"
-_HERE: Final = Path(__file__).resolve().parent
+_WORKERS: Final = Path(__file__).resolve().parent / "workers"
 _INSTALL: Final = {
     "twofold": "install it: make build",
     "llama.cpp": "install it: pip install 'twofold[peers]', or name an interpreter that has it: --llama-python PATH",
@@ -66,8 +66,8 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     }
     task |= {"model": str(args.model), "kv_unified": args.kv_unified}
     commands = {
-        "twofold": [args.twofold_python, str(_HERE / "batched_worker.py"), json.dumps(task)],
-        "llama.cpp": [args.llama_python, str(_HERE / "batched_llama_worker.py"), json.dumps(task)],
+        "twofold": [args.twofold_python, str(_WORKERS / "batched_worker.py"), json.dumps(task)],
+        "llama.cpp": [args.llama_python, str(_WORKERS / "batched_llama_worker.py"), json.dumps(task)],
     }
     rates: dict[str, dict[int, list[float]]] = {
         engine: {batch: [] for batch in args.batches} for engine in commands

@@ -1,4 +1,4 @@
-"""What the machine can do at most, and what that allows in tokens per second."""
+"""The machine's measured ceilings, and the tokens per second that they allow."""
 
 from __future__ import annotations
 

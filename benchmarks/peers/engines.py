@@ -1,6 +1,6 @@
-"""The engines that are compared: each measures in a process of its own, which ends before the next one starts.
+"""The compared engines. Each measures in its own process, which ends before the next one starts.
 
-An engine's round is one process: it loads the model, warms up and measures the prompt and the tokens behind it a few
+An engine's round is one process: it loads the model, warms up and measures the prompt and the tokens after it a few
 times; the round's figure is the median of these.
 """
 
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 TESTS: Final = ("pp", "tg")
-_HERE: Final = Path(__file__).resolve().parent
+_WORKERS: Final = Path(__file__).resolve().parent / "workers"
 _TIMEOUT_S: Final = 1800.0
 
 
@@ -28,7 +28,7 @@ class PeerError(Exception):
 
 @dataclass(frozen=True)
 class Workload:
-    """What every engine is given: the same random token ids, as many steps of one token behind them."""
+    """Input of every engine: the same random token ids, followed by the same number of one-token steps."""
 
     prompt_tokens: int = 512
     new_tokens: int = 32
@@ -120,7 +120,7 @@ class TwofoldEngine:
 
     def measure(self, model: Path, work: Workload) -> Round:
         command = [
-            self._python, "-m", "twofold.cli", "bench", str(model), "--json",
+            self._python, "-m", "twofold.tools.cli", "bench", str(model), "--json",
             "--prompt-tokens", str(work.prompt_tokens),
             # The first of the answer comes out of the prompt's own step.
             "--new-tokens", str(work.new_tokens + 1),
@@ -159,7 +159,7 @@ class LlamaEngine:
         self._settings: dict[tuple[str, str], dict[str, bool]] = {}
 
     def settings(self, model: Path) -> dict[str, dict[str, bool]]:
-        """What `choose` settled on, by test."""
+        """The switches that `choose` selected, by test."""
         return {test: self._settings.get((str(model), test), {}) for test in TESTS}
 
     def choose(self, model: Path, work: Workload) -> None:
@@ -193,7 +193,7 @@ class LlamaEngine:
 
     def _run(self, model: Path, work: Workload, settings: dict[str, bool]) -> Round:
         task = {**_task(model, work), **settings}
-        command = [self._python, str(_HERE / self._WORKER), json.dumps(task)]
+        command = [self._python, str(_WORKERS / self._WORKER), json.dumps(task)]
         what = f"{self.name} on {model.name}"
         return round_of(last_json_lines(command, what, self._MISSING, self._env), work, what)
 
@@ -226,7 +226,7 @@ class TransformersEngine:
 
     def measure(self, model: Path, work: Workload) -> Round:
         task = _task(self._directories[model], work)
-        command = [self._python, str(_HERE / "transformers_worker.py"), json.dumps(task)]
+        command = [self._python, str(_WORKERS / "transformers_worker.py"), json.dumps(task)]
         what = f"transformers on {model.name}"
         lines = last_json_lines(command, what, "install it: pip install 'twofold[peers]'")
         return round_of(lines, work, what)

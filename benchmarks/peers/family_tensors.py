@@ -1,4 +1,4 @@
-"""What a layer of each family's GGUF files is made of, and what their headers say beside what all say.
+"""Tensors of a layer in each family's GGUF files, and the header keys of each family.
 
 Names and sizes are llama.cpp's: a file that it loads and we load is read by two programs that agree on it.
 """
@@ -27,7 +27,7 @@ class Tensor:
     rows: int = 0
     stacks: int = 0
     fill: float | None = None
-    """All its values, instead of random ones."""
+    """Constant for all values, instead of random ones."""
 
     @property
     def byte_shape(self) -> tuple[int, ...]:
@@ -184,7 +184,7 @@ def biases(shape: FullShape, make: TensorMaker) -> Iterator[Tensor]:
 
 
 def say_nothing(writer: gguf.GGUFWriter, shape: FullShape) -> None:
-    """All families' keys are enough."""
+    """Writes nothing: the keys common to all families are enough."""
 
 
 def say_window(writer: gguf.GGUFWriter, shape: FullShape) -> None:

@@ -4,8 +4,8 @@
 
 llama.cpp comes through llama-cpp-python (pip install 'twofold[peers]'), in this interpreter or in the one that
 --llama-python names. Both are given the same token ids, those of Twofold's tokenizer; whether llama.cpp's tokenizer
-gives the same ids is said too. Both round activations, each in its own way: --beside-exact says how far each is from
-the same weights in float32, computed exactly. Ends with exit code 1 if a file's agreement is below --at-least.
+gives the same ids is reported too. Both round activations, in different ways: --beside-exact reports how far each is
+from the same weights in float32, computed exactly. Ends with exit code 1 if a file's agreement is below --at-least.
 """
 
 from __future__ import annotations
@@ -102,8 +102,8 @@ class PeerError(Exception):
 
 def compare(path: Path, args: argparse.Namespace) -> dict[str, Any]:
     from twofold.models.model_files import open_model_files
-    from twofold.models.quantise.texts import default_text
-    from twofold.tokenizer import Tokenizer
+    from twofold.quantise.texts import default_text
+    from twofold.text.tokenizer import Tokenizer
 
     text = args.text.read_text(encoding="utf-8") if args.text else default_text()
     vocab_size = open_model_files(path).config.vocab_size
@@ -138,7 +138,7 @@ def logits_of(path: Path, ids: list[int]) -> F32:
     """[tokens, vocabulary] by Twofold."""
     from twofold.blocks import ops
     from twofold.models.model_files import open_model_files
-    from twofold.models.quantise.layers import LayeredModel
+    from twofold.quantise.layers import LayeredModel
 
     model = LayeredModel(open_model_files(path), ops.ThreadPool(0))
     return model.logits(model.hidden_states([ids])[0])
@@ -146,7 +146,7 @@ def logits_of(path: Path, ids: list[int]) -> F32:
 
 def nearness(reference: F32, logits: F32) -> dict[str, float]:
     """How often the likeliest token is the same, and the divergence of `logits` from `reference`."""
-    from twofold.models.quantise.quality import log_probabilities
+    from twofold.quantise.quality import log_probabilities
 
     p, q = log_probabilities(reference), log_probabilities(logits)
     return {

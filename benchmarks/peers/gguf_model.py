@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _CHUNK_BYTES: Final = 64 * 1024**2
 _FREE_BYTES: Final = 2 * 1024**3
-"""What must stay free on the disk."""
+"""Bytes that must stay free on the disk."""
 _WEIGHTS_VERSION: Final = 2
 """Grows when other weights are written for the same seed, so that no older file of a cache is taken for them."""
 
@@ -139,7 +139,7 @@ def write_model(
                 progress(done, whole)
             writer.write_padding(out, tensor.bytes)
         writer.flush()
-        # On the disk before anybody times how long reading takes.
+        # Written to the disk before read times are measured.
         os.fsync(writer.fout[0].fileno())
         writer.close()
         os.replace(part, path)

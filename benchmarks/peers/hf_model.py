@@ -56,7 +56,7 @@ def write_directory(gguf_path: Path, shape: FullShape, directory: Path) -> None:
 
 
 def config_of(shape: FullShape) -> dict[str, Any]:
-    """What config.json of this shape says."""
+    """Contents of config.json for this shape."""
     return {
         "architectures": ["Qwen3MoeForCausalLM"],
         "model_type": "qwen3_moe",

@@ -1,4 +1,4 @@
-"""Workers that time one MoE layer take turns: who does not measure is stopped, so that its spinning threads rest."""
+"""Workers that time one MoE layer in turn: workers that do not measure are stopped, so that no threads spin."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from typing import Any, Final, Protocol
 from benchmarks.peers.engines import PeerError
 from benchmarks.peers.shapes import FullShape
 
-_HERE: Final = Path(__file__).resolve().parent
+_WORKERS: Final = Path(__file__).resolve().parent / "workers"
 _START_TIMEOUT_S: Final = 600.0
 _ORDER_TIMEOUT_S: Final = 300.0
 
@@ -61,7 +61,7 @@ class Timing:
 
 
 class WorkerSpec(Protocol):
-    """A program beside this file, and who runs it."""
+    """A worker program, and the interpreter that runs it."""
 
     @property
     def worker(self) -> str: ...
@@ -75,10 +75,10 @@ class LayerProcess:
     """A running worker. It computes only between an order and its answer; else it is stopped by a signal."""
 
     def __init__(self, spec: WorkerSpec, task: dict[str, Any]) -> None:
-        command = [spec.python, str(_HERE / spec.worker), json.dumps(task)]
+        command = [spec.python, str(_WORKERS / spec.worker), json.dumps(task)]
         self.spec = spec
         self._buffer = b""
-        # A file, not a pipe: nobody reads it while the worker runs, and a full pipe would hold the worker up.
+        # A file, not a pipe: it is not read while the worker runs, and a full pipe would block the worker.
         self._said = tempfile.TemporaryFile()  # noqa: SIM115
         try:
             self._process = subprocess.Popen(
@@ -198,7 +198,7 @@ def take_turns(
 ) -> dict[tuple[str, int], Timing]:
     """(worker's name, tokens) -> all passes. A turn goes over all cases (tokens, passes), and in each over all workers.
 
-    A worker that fails is left out from then on; `failed` is told why.
+    A worker that fails is skipped from then on; `failed` receives the reason.
     """
     found: dict[tuple[str, int], Timing] = {}
     for _ in range(turns):

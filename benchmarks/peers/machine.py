@@ -1,4 +1,4 @@
-"""Which machine a figure comes from."""
+"""Description of the machine that figures come from."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def today() -> str:
 
 
 def command_line(program: str) -> str:
-    """How `program`, a module, was called, with absolute paths cut to their last part."""
+    """Command line of the module `program`, with absolute paths cut to their last part."""
     return " ".join(["python -m", program, *(_shortened(word) for word in sys.argv[1:])])
 
 
@@ -48,7 +48,7 @@ def cpu_name() -> str:
 
 
 def available_memory_bytes() -> int:
-    """What a new process may take without others being pushed out; all there is, where the kernel does not say."""
+    """Memory available to a new process without swapping; total memory where the kernel does not report it."""
     try:
         text = Path("/proc/meminfo").read_text(encoding="utf-8")
     except OSError:

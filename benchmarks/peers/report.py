@@ -1,4 +1,4 @@
-"""What a comparison with other engines found: for a person, as a file, and as Markdown inside docs/performance.md."""
+"""Results of a comparison with other engines: as text, as a file, and as Markdown inside docs/performance.md."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def as_report(
 
 
 def table(report: Mapping[str, Any]) -> str:
-    """For a person: a line per engine, format and test, then the bounds."""
+    """Readable text: a line per engine, format and test, then the bounds."""
     lines = [
         f"{'engine':<14}{'format':<8}{'test':<8}{'tokens/s':>10}{'quartiles':>20}{'÷ twofold':>11}{'bound':>9}"
     ]

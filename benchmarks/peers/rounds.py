@@ -35,7 +35,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Outcome:
-    """All series of one format, and which engines fell out and why."""
+    """All series of one format, and the engines left out, with reasons."""
 
     series: list[Series]
     left_out: dict[str, str]

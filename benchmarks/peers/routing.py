@@ -1,4 +1,4 @@
-"""Which experts the tokens of a timed layer go to. Plain Python: peers' workers draw the same."""
+"""Random routing of a timed layer's tokens. Plain Python: peers' workers draw the same."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def random_routing(draw: random.Random, tokens: int, experts: int, top_k: int) -
 
 
 def balanced_routing(draw: random.Random, tokens: int, experts: int, top_k: int) -> list[list[int]]:
-    """As many tokens for every expert (tokens * top_k must be a multiple of experts), different experts per token.
+    """Routing with equally many tokens per expert (which must divide tokens * top_k), all different per token.
 
     A random order of the experts is dealt out again and again.
     """

@@ -36,7 +36,7 @@ class FullShape:
     layers: int
     hidden: int
     intermediate: int
-    """Of one expert."""
+    """Intermediate size of one expert."""
     experts: int
     top_k: int
     heads: int
@@ -49,16 +49,16 @@ class FullShape:
     architecture: str = "qwen3moe"
     """GGUF's name of the family."""
     window: int = 0
-    """Of every other layer; 0: none."""
+    """Attention window of every other layer; 0: none."""
     rotary: int = 0
     """Dimensions of a head that are rotated, where not all are."""
     shared: int = 0
     """Intermediate size of the shared experts; 0: none."""
     dense_layers: int = 0
-    """So many layers at the beginning have no experts, but a feed-forward of size `dense`."""
+    """Number of first layers without experts, with a feed-forward of size `dense`."""
     dense: int = 0
     groups: int = 1
-    """Of experts, of which the better half is chosen from."""
+    """Groups of experts; experts are chosen from the better half of them."""
     delta: DeltaShape | None = None
     latent: LatentShape | None = None
 

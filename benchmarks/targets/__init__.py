@@ -1,1 +1,1 @@
-"""What the CPU half is meant to reach: every check gives lines of target, figure and verdict."""
+"""Performance targets of the CPU half: every check returns lines of target, figure and verdict."""

@@ -22,9 +22,9 @@ from benchmarks.targets.lines import Line, Settings, at_least, at_most, not_meas
 DECODE: Final = {"q8_0": 1.15, "q4_0": 1.05, "bf16": 1.0}
 PREFILL: Final = {"q8_0": 4.0, "q4_0": 3.0, "bf16": 2.5}
 _SPIN_LIMIT_S: Final = 900.0
-_BATCHED: Final = Path(__file__).parents[1] / "peers" / "batched_worker.py"
+_BATCHED: Final = Path(__file__).parents[1] / "peers" / "workers" / "batched_worker.py"
 
-# Ends by itself: after a time, and when whoever started it is gone.
+# Exits after a timeout or when its parent process dies.
 _SPIN: Final = (
     "import os, sys, time\n"
     "parent, until = os.getppid(), time.monotonic() + float(sys.argv[1])\n"
@@ -125,7 +125,7 @@ def single_share(settings: Settings) -> Line:
     format_name = settings.formats[0]
     target = f"Python outside native calls, decode {format_name}"
     command_of = [
-        settings.python, "-m", "twofold.cli", "bench", "--json", "--profile", "--accelerator", "none",
+        settings.python, "-m", "twofold.tools.cli", "bench", "--json", "--profile", "--accelerator", "none",
         "--no-compare-transformers", "--prompt-tokens", str(settings.prompt_tokens),
         "--new-tokens", str(settings.new_tokens + 1), "--cpu-threads", str(settings.threads),
         "--random-prompt", str(settings.seed),

@@ -20,11 +20,11 @@ _LOADER: Final = Path(__file__).resolve().parent / "load_worker.py"
 _READ_BYTES: Final = 16 * 1024**2
 BIG_FORMAT: Final = "q4_0"
 _ROOM_GB: Final = 1.5
-"""Beside the weights: KV cache, vocabulary, Python."""
+"""Memory in addition to the weights: KV cache, vocabulary, Python."""
 
 
 def forget(path: Path) -> None:
-    """Ask the kernel to drop the file's pages. They must be on the disk; pages that somebody maps stay."""
+    """Ask the kernel to drop the file's pages. They must be on the disk; mapped pages stay."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

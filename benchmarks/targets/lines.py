@@ -54,7 +54,7 @@ def _line(check: str, target: str, figure: float | None, unit: str, enough: bool
 
 @dataclass(frozen=True)
 class Settings:
-    """What every check is given."""
+    """Settings of all checks."""
 
     cache: Path
     shape: FullShape
@@ -72,7 +72,7 @@ class Settings:
 
 
 def table(lines: Sequence[Line]) -> str:
-    """For a person."""
+    """Lines as a readable table."""
     shown = [f"{'verdict':<14}{'figure':>14}  {'target':<62} note"]
     shown += [f"{line.verdict:<14}{figure_of(line):>14}  {line.target:<62} {line.note}" for line in lines]
     short = sum(line.verdict == "short" for line in lines)

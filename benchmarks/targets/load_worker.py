@@ -1,4 +1,4 @@
-"""How long Twofold takes to get ready on a model.
+"""Times how long Twofold takes to load a model.
 
 Runs alone: python load_worker.py '{"model": "m.gguf", "threads": 2}'
 """

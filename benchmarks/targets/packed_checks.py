@@ -25,7 +25,7 @@ _PROMPT: Final = "Once upon a time there was a king"
 
 
 def packed_model(settings: Settings) -> list[Line]:
-    """Of every shape that --layers names, in Q4_0."""
+    """Time to first token of a packed Q4_0 model of every depth in --layers."""
     target = f"first token of a packed {BIG_FORMAT} model of {settings.shape.layers} layers"
     try:
         with random_model(settings, BIG_FORMAT) as source:
@@ -85,11 +85,11 @@ def packed_lines(settings: Settings, packed: Path, target: str) -> list[Line]:
 
 
 def first_token_s(settings: Settings, packed: Path) -> float:
-    """Seconds from the begin of a `twofold generate` to the first byte of its answer."""
+    """Seconds from the start of a `twofold generate` to the first byte of its answer."""
     begun = time.perf_counter()
     with _popen(
         settings,
-        ["-m", "twofold.cli", "generate", str(packed), "--raw", "--prompt", _PROMPT, "--max-tokens", "1",
+        ["-m", "twofold.tools.cli", "generate", str(packed), "--raw", "--prompt", _PROMPT, "--max-tokens", "1",
          "--accelerator", "none", "--cpu-threads", str(settings.threads)],
     ) as process:  # fmt: skip
         assert process.stdout is not None
@@ -139,7 +139,7 @@ def _pss(pid: int) -> int:
 
 def _run(settings: Settings, arguments: list[str]) -> None:
     done = subprocess.run(
-        [settings.python, "-m", "twofold.cli", *arguments], capture_output=True, text=True, check=False
+        [settings.python, "-m", "twofold.tools.cli", *arguments], capture_output=True, text=True, check=False
     )
     if done.returncode != 0:
         raise PeerError(done.stderr.strip() or f"twofold {arguments[0]} ended with code {done.returncode}")

@@ -1,4 +1,4 @@
-// NumPy arrays that the core reads: converted to contiguous ones of the type asked for where they are not.
+// NumPy array arguments of the core: converted to contiguous arrays of the requested type if needed.
 #pragma once
 #include <pybind11/numpy.h>
 

@@ -1,5 +1,5 @@
-// Blocks and the decoder made of them. A block keeps alive what it was given, checks shapes once when made,
-// and releases the GIL while it computes.
+// Blocks and the decoder made of them. A block keeps its arguments alive, checks shapes once when made, and
+// releases the GIL while it computes.
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -12,14 +12,14 @@
 #include <utility>
 #include <vector>
 
-#include "bind_ops.h"
 #include "moe/blocks.h"
 #include "moe/decoder.h"
 #include "moe/moe_executor.h"
-#include "ops/gated_delta.h"
-#include "ops/gqa_attention.h"
-#include "ops/mla.h"
-#include "ops/short_convolution.h"
+#include "ops/attention/gqa.h"
+#include "ops/attention/mla.h"
+#include "ops/bind_ops.h"
+#include "ops/recurrent/gated_delta.h"
+#include "ops/recurrent/short_convolution.h"
 #include "pool_view.h"
 #include "tensor_arguments.h"
 
@@ -38,7 +38,7 @@ const float* vector_or_null(const MaybeArray& array, const char* what, int64_t s
   return array ? expect_f32(view_of(*array), what, {size}) : nullptr;
 }
 
-// Refuses another shape; kAny: any.
+// Throws for another shape; kAny: any.
 const PackedMatrix* expect_packed(const PackedMatrix& matrix, const char* what, int64_t rows,
                                   int64_t columns) {
   if ((rows != kAny && matrix.rows() != rows) || (columns != kAny && matrix.columns() != columns)) {
@@ -323,7 +323,7 @@ class __attribute__((visibility("hidden"))) BoundDecoder {
     }
   }
 
-  py::tuple blocks_;  // what the decoder points to
+  py::tuple blocks_;  // keeps alive what the decoder points to
   Decoder decoder_;
 };
 

@@ -1,5 +1,5 @@
-// _core.device: what the kernels of a device are told of a layer. The device itself is a module of its own
-// (device/bind_device.h), and not every machine has one.
+// _core.device: launch arguments of a layer's device kernels. The device itself is a separate module
+// (device/bind_device.h), which not every machine has.
 #include "bind_device_launches.h"
 
 #include <pybind11/numpy.h>

@@ -24,7 +24,7 @@ py::array_t<int64_t> take(RoutingCounts& counts) {
   return array_of(counts.take(), {kNumPlacements, counts.num_layers(), counts.num_experts()});
 }
 
-// Of the last step: its number, requests and positions [tokens], experts and placements [layers, tokens, top_k].
+// The last step: its number, requests and positions [tokens], experts and placements [layers, tokens, top_k].
 py::object take_step(RoutingCounts& counts) {
   const StepRouting step = counts.take_step();
   const py::ssize_t num_tokens = py::ssize_t(step.rows.requests.size());

@@ -9,11 +9,11 @@
 #include <utility>
 #include <vector>
 
-#include "bind_panels.h"
 #include "device/slot_pool.h"
 #include "module.h"
 #include "moe/emulated.h"
 #include "moe/moe_executor.h"
+#include "ops/bind_panels.h"
 #include "pool_view.h"
 #include "tensor_arguments.h"
 

@@ -8,5 +8,4 @@ PYBIND11_MODULE(_core, m) {
   twofold::bindings::bind_ops(m);
   twofold::bindings::bind_runtime(m);
   twofold::bindings::bind_device_launches(m);
-  twofold::bindings::bind_testing(m);
 }

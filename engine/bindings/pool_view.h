@@ -1,4 +1,4 @@
-// What Python calls a ThreadPool: threads, and the kernels of the operators that are made on it.
+// Python's ThreadPool: threads, and the kernels of the operators created on it.
 #pragma once
 #include <memory>
 #include <string>
@@ -19,7 +19,7 @@ class PoolView {
 
   ThreadPool& threads() const { return *threads_; }
   operator ThreadPool&() const { return *threads_; }
-  // The process's, where no level was asked for.
+  // The process's kernels, if no level was requested.
   const kernels::KernelTable& kernels() const;
 
  private:

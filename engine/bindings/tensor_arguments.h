@@ -23,11 +23,11 @@ void register_failures();
 
 TensorView view_of(const pybind11::array& array);
 
-// By the name that files, flags and messages use; ConfigFailure for an unknown one.
+// The format of the given name in files, flags and messages; ConfigFailure for an unknown one.
 kernels::WeightFormat format_named(const std::string& name);
 
-// A twofold.weights.weight_format.WeightMatrix (data, format, columns, scales), checked, without a copy: the arrays
-// must outlive what is returned. `what` begins messages. Throws KernelFailure.
+// A twofold.weights.weight_format.WeightMatrix (data, format, columns, scales), checked, without a copy: the
+// arrays must outlive the result. `what` begins messages. Throws KernelFailure.
 SourceMatrix source_matrix(const pybind11::handle& matrix, const std::string& what);
 
 }  // namespace twofold::bindings

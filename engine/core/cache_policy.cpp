@@ -1,5 +1,4 @@
-// The registry of cache policies: whoever asks what a policy is, asks here. Each is made in the file that it is
-// written in.
+// The registry of cache policies. Each policy's factory is in the file that implements it.
 #include "twofold/cache_policy.h"
 
 #include <stdexcept>

@@ -1,5 +1,5 @@
-// Warm start: what the cache has learned, in a small binary file. Little-endian; magic, version, shape,
-// policy name, then doubles. Everything is checked before anything is changed.
+// Warm start: the cache's learned state in a small binary file. Little-endian; magic, version, shape, policy
+// name, then doubles. Everything is checked before anything is changed.
 #include <algorithm>
 #include <array>
 #include <cmath>

@@ -178,8 +178,7 @@ LayerTimes CostModel::layer_from_sums(int num_hits, double hit_us, std::span<con
                                       int num_cpu, double cpu_work_us, double backlog_us, double queued_us,
                                       bool one_transfer, std::span<double> landed_us) const {
   LayerTimes times;
-  // Accelerator: hits first, while uploads travel; each fetched expert when both it and the accelerator are
-  // there.
+  // Accelerator: hits first, during uploads; each fetched expert when both it and the accelerator are ready.
   double gpu = 0;
   if (num_hits > 0 || !fetched_us.empty()) gpu = profile_.gpu_launch_us + hit_us;
   double landed = backlog_us;
@@ -190,8 +189,8 @@ LayerTimes CostModel::layer_from_sums(int num_hits, double hit_us, std::span<con
   }
   times.gpu_us = gpu;
   if (!fetched_us.empty()) times.link_us = landed;
-  // CPU: slower by chi while the link copies. With C work left and L of copying, progress during L is L / (1
-  // + chi).
+  // CPU: slower by chi while the link copies. With C work left and L of copying, progress during L is L / (1 +
+  // chi).
   if (num_cpu > 0) {
     const double copying = std::max(queued_us, backlog_us) + (landed - backlog_us);
     const double slowed = cpu_work_us * (1 + profile_.contention);

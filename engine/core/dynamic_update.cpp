@@ -8,7 +8,7 @@ namespace twofold {
 
 void DynamicUpdate::begin_step(const StepShape& shape) {
   counts_ = counts();
-  chosen_.clear();  // of a step that was lost
+  chosen_.clear();  // of an aborted step
   num_before_ = counts_.experts;
   const auto num_prompt = std::count_if(shape.prefill_rows.begin(), shape.prefill_rows.end(),
                                         [](uint8_t prompt) { return prompt != 0; });
@@ -35,7 +35,7 @@ void DynamicUpdate::choose(int layer, ExpertCache& cache) {
   order_.resize(load_.size());
   std::iota(order_.begin(), order_.end(), 0);
   std::stable_sort(order_.begin(), order_.end(), [&](int a, int b) {
-    // Of equals those that are there stay: nothing to copy.
+    // Ties go to residents: nothing to copy.
     return load(a) != load(b) ? load(a) > load(b) : is_present(a) > is_present(b);
   });
   int num_free = cache.num_free(layer);

@@ -184,7 +184,7 @@ void ExpertCache::observe_mixed(int layer, std::span<const int32_t> ids, std::sp
   // Prompt rows first, so that the decode rows leave the freshest mark; then the union is what is routed now.
   const auto k = static_cast<size_t>(config_.top_k);
   if (ids.size() != prefill_rows.size() * k)
-    observe(layer, ids, weights, num_tokens, false);  // throws, saying why
+    observe(layer, ids, weights, num_tokens, false);  // throws with the reason
   for (const bool prefill : {true, false}) {
     std::vector<int32_t> part_ids;
     std::vector<float> part_weights;
@@ -233,7 +233,7 @@ const ExpertCache::Victim& ExpertCache::layer_victim(int layer) {
   const size_t first = index(layer, 0);
   for (size_t expert = 0; expert < values.size(); ++expert) {
     const size_t cell = first + expert;
-    // No short cut: who is resident is no pattern that a branch could be foreseen by.
+    // No early exit: residency follows no pattern that branch prediction could learn.
     const bool free = (state_[cell] == ExpertState::kResident) & (routed_now_[cell] == 0);
     const bool less = free & (values[expert] < victim.value);
     victim.cell = less ? static_cast<int>(cell) : victim.cell;

@@ -92,7 +92,7 @@ void LayerScheduler::plan_many(int layer, std::span<const ExpertLoad> plannable,
     if (ahead_) ahead_->give_up();
     plan = prefill_planner_.plan(plannable, backlog_us, queued_us, room);
   } else {
-    // What was uploaded ahead is used, unless the layer is better off without.
+    // Experts uploaded ahead are used, unless the layer is faster without them.
     std::vector<ExpertLoad> with(plannable.begin(), plannable.end());
     int num_ahead = 0;
     for (ExpertLoad& load : with) {
@@ -110,7 +110,7 @@ void LayerScheduler::plan_many(int layer, std::span<const ExpertLoad> plannable,
   if (ahead_) {
     for (const StreamAhead::Expert& ahead : ahead_->held()) {
       const size_t i = index_of(ahead.what.expert);
-      if (i >= active.size() || active[i] != ahead.what.expert) continue;  // nobody was routed to it
+      if (i >= active.size() || active[i] != ahead.what.expert) continue;  // no token was routed to it
       ExpertDecision& e = decision_.experts[i];
       if (cache_->state(layer, e.expert) != ExpertState::kAbsent) continue;
       e.where = Placement::kFetched;
@@ -154,7 +154,7 @@ void LayerScheduler::defer(int layer, std::span<const int32_t> ids, std::span<co
   }
 }
 
-// Whether an expert of this layer lies, or is to lie, in that staging slot.
+// Whether an expert of this layer lies, or will lie, in that staging slot.
 bool LayerScheduler::stages(int staging_slot) const {
   const int slot = num_slots() + staging_slot;
   return std::any_of(decision_.experts.begin(), decision_.experts.end(),

@@ -45,7 +45,7 @@ std::span<const Publication> LayerScheduler::begin_step(StepShape shape) {
   if (ahead_) ahead_->begin_step();
   publications_.clear();
   for (const Upload& upload : link_.take_landed()) {
-    const bool staged = upload.what.slot >= num_slots();  // nobody waits for it
+    const bool staged = upload.what.slot >= num_slots();  // no layer waits for it
     if (upload.failed && !staged) {
       cache_->cancel(upload.what.slot);
     } else if (!upload.failed) {
@@ -65,7 +65,7 @@ const LayerDecision& LayerScheduler::decide(int layer, std::span<const int32_t> 
   plan(layer, ids, weights, num_tokens);
   place_fetched(layer);
   fetched_loads_.clear();
-  // In the link's order: what was begun ahead comes first.
+  // In the link's order: uploads begun ahead come first.
   for (const ExpertDecision& e : decision_.experts) {
     if (ahead_ && e.where == Placement::kFetched && !e.landed && ahead_->find(e.expert) != nullptr)
       fetched_loads_.push_back(e.tokens);
@@ -142,7 +142,7 @@ const LayerDecision& LayerScheduler::finish_layer(int layer, std::span<const int
     if (e.where == Placement::kCpu) cpu_loads_.push_back(e.tokens);
   }
   if (deferral_.most() > 0) defer(layer, ids, weights, num_tokens);
-  // What was begun ahead and has not landed is in the backlog, and among those fetched.
+  // Uploads begun ahead that have not landed are in the backlog, and among the fetched ones.
   const double begun_us = num_begun_ * link_.upload_us();
   LayerWork work{hit_loads_,
                  fetched_loads_,
@@ -231,7 +231,7 @@ void LayerScheduler::stream_ahead(int layer, LayerWork& work, int num_tokens) {
 void LayerScheduler::admit_misses(int layer) {
   if (!background_uploads_ || fixed_placement_) return;
   for (const ExpertDecision& e : decision_.experts) {
-    // What a device read from the host's memory by itself (follow) is a miss like those of the CPU.
+    // Experts that a device read directly from host memory (follow) are misses like the CPU's.
     const bool missed = e.where == Placement::kCpu || (e.where == Placement::kFetched && e.slot < 0);
     if (!missed || cache_->state(layer, e.expert) != ExpertState::kAbsent) continue;
     if (link_.num_waiting() >= max_waiting_uploads_) return;
@@ -304,7 +304,7 @@ void LayerScheduler::take_prefetched(int layer) {
   decision_.num_withdrawn = static_cast<int>(arrivals.withdrawn.size());
 }
 
-// After everything else of the layer: a prefetch takes only link time that nobody wants.
+// After everything else of the layer: a prefetch takes only idle link time.
 void LayerScheduler::issue_prefetches(int layer, const LayerWork& work) {
   prefetcher_->issue(layer, work, decision_.times, *cache_, link_, [this](const Prefetch& prefetch) {
     upload_behind(prefetch.layer, prefetch.expert, prefetch.admission, UploadReason::kPrefetch);

@@ -1,10 +1,10 @@
-// What the experts just used tell about the next event, beside each expert's own history (policy_payback.cpp).
+// Predicts the next event from the experts just used, beside each expert's own history (policy_payback.cpp).
 //
-// A token's routing says a good deal about the next token's. Every expert used by the event, in its layer or one of
-// the few before it, adds its row of learned corrections to the worths of the layer's experts. Rows learn from what
-// each transition was worth beyond the table's belief, a stochastic gradient step an event. What they say is trusted as
-// far as it has foretold so far (a regression of surprises on it): of routing without such a pattern they learn
-// noise.
+// A token's routing predicts much of the next token's. Every expert used by the event, in its layer or one of
+// the few before it, adds its row of learned corrections to the worths of the layer's experts. Rows learn from
+// the difference between each transition's worth and the table's belief, one stochastic gradient step per
+// event. Corrections are weighted by their past accuracy (a regression of surprises on them): for routing
+// without such a pattern they learn noise.
 #pragma once
 
 #include <algorithm>
@@ -18,7 +18,8 @@ namespace twofold::payback {
 constexpr float kContextStep = 0.005F;
 constexpr float kTrustMemory = 1 - 1.0F / 3000;  // per event
 constexpr float kTrustPrior = 1;
-// Own layer and those before it, fewer where layers are wide: what a layer keeps grows as experts squared.
+// Own layer and those before it, fewer where layers are wide: the state per layer grows with the square of the
+// experts.
 constexpr size_t kMostContextLayers = 4;
 constexpr size_t kContextExperts = 128;
 
@@ -39,7 +40,7 @@ class Context {
   const std::vector<float>& ahead() const { return ahead_; }
   bool teaches(size_t layer) const { return !rows_[layer].empty(); }
 
-  // An event's experts: what they add goes to ahead(), until accept() makes it the layer's.
+  // Adds an event's experts: their corrections go to ahead() until accept() makes them the layer's.
   void look(size_t layer, std::span<const int> active) {
     active_[layer].assign(active.begin(), active.end());
     next_rows_.clear();
@@ -57,7 +58,7 @@ class Context {
 
   float trust() const { return std::clamp(foretold_ / (said_ + kTrustPrior), 0.0F, 1.0F); }
 
-  // What each expert's transition was worth beyond the table's belief; a batch's many rows share a step.
+  // Worth of each expert's transition beyond the table's belief; the rows of a batch share one step.
   void learn(size_t layer, float* surprise) {
     const float* worth = this->worth(layer);
     float foretold = 0, said = 0;
@@ -82,7 +83,7 @@ class Context {
     rows_[layer].swap(next_rows_);
   }
 
-  // The next event of the layer does not follow from the last one.
+  // Breaks the chain: the next event of the layer does not follow from the last one.
   void forget(size_t layer) {
     active_[layer].clear();
     rows_[layer].clear();
@@ -94,7 +95,7 @@ class Context {
     out.insert(out.end(), learned_.begin(), learned_.end());
     out.insert(out.end(), {static_cast<double>(foretold_), static_cast<double>(said_)});
   }
-  // Of state_size() values, or none: nothing learned.
+  // Loads state_size() values, or none: nothing learned.
   void restore(std::span<const double> state) {
     std::fill(learned_.begin(), learned_.end(), 0.0F);
     foretold_ = said_ = 0;

@@ -1,7 +1,7 @@
-// Payback's table: the worth of residency by an expert's history (policy_payback.cpp says what it means).
+// Payback's table: the worth of residency by an expert's history (definitions in policy_payback.cpp).
 //
-// A cell is one cache line: a lane per rent of the ladder, then how often the cell was taught. Learning stays in
-// the nearest cell; reading goes between the middles of the buckets of the three usages, 8 cells.
+// A cell is one cache line: one lane per rent of the ladder, then the number of updates of the cell. Learning
+// updates the nearest cell; reading interpolates between the bucket centres of the three usages, 8 cells.
 #pragma once
 
 #include <algorithm>
@@ -15,12 +15,12 @@
 namespace twofold::payback {
 
 constexpr size_t kLanes = 12;
-// About the usage per event of the expert that a slot more would hold: 0.1 % where slots are many to 95 %
-// where a batch uses nearly every expert and slots are few.
+// Approximately the usage per event of the expert that one more slot would hold: 0.1 % where slots are many, up
+// to 95 % where a batch uses nearly every expert and slots are few.
 constexpr std::array<float, kLanes> kRents{0.001F, 0.004F, 0.01F, 0.02F, 0.04F, 0.08F,
                                            0.16F,  0.27F,  0.4F,  0.55F, 0.75F, 0.95F};
 constexpr float kDiscount = 0.998F;      // per event; rent and cap bound D, this only damps errors
-constexpr double kBelievedHorizon = 50;  // events that an untaught usage is trusted for
+constexpr double kBelievedHorizon = 50;  // events for which an untrained usage is trusted
 constexpr float kMinStep = 0.01F;
 constexpr float kStepVisits = 20;  // step = 1 / (1 + visits / this), not below kMinStep
 constexpr int kAgeBuckets = 16;
@@ -36,8 +36,8 @@ constexpr int kNextLong = kNextAge * kAgeBuckets;
 constexpr int kGrown = kNextLong * kLongBuckets;  // from a young request to one that is not
 constexpr size_t kCells = 2 * static_cast<size_t>(kGrown);
 
-// Usage 0 ... 1 -> place on an axis of buckets, by square root: resolution where most experts are. The whole
-// part is the bucket.
+// Maps usage 0 ... 1 to a position on an axis of buckets, by square root: resolution where most experts are.
+// The integer part is the bucket.
 template <int kBuckets>
 float place(float usage, float stretch = 1) {
   const float at = std::sqrt(usage) * (stretch * kBuckets);
@@ -45,7 +45,7 @@ float place(float usage, float stretch = 1) {
   return at < kEnd ? at : kEnd;
 }
 
-// A place seen from the middles of the buckets: the bucket below, and how far the next one is.
+// A position relative to the bucket centres: the bucket below, and the fraction to the next one.
 template <int kBuckets>
 struct Between {
   explicit Between(float place) {
@@ -57,7 +57,7 @@ struct Between {
   float past;
 };
 
-// Where a rent lies between two lanes of the ladder.
+// Position of a rent between two lanes of the ladder.
 struct AtRent {
   explicit AtRent(double rent) {
     while (lane + 2 < kLanes && rent > static_cast<double>(kRents[lane + 1])) ++lane;
@@ -101,7 +101,7 @@ class Table {
   std::vector<Cell>& cells() { return cells_; }
   const std::vector<Cell>& cells() const { return cells_; }
 
-  // One event led from a history to the next: TD(0).
+  // One event led from one history to the next: TD(0).
   void learn(int before, int after, bool used) {
     Cell& cell = cells_[static_cast<size_t>(before)];
     const Cell& next = cells_[static_cast<size_t>(after)];
@@ -121,7 +121,7 @@ class Table {
     }
   }
 
-  // What an event was worth at this rent beyond the belief in it; correction: of what lies ahead.
+  // Worth of an event at this rent minus the table's belief; correction: of the future part.
   float surprise(int before, int after, float used, float correction, const AtRent& rent) const {
     const float cap = used > 0 ? price_ : std::numeric_limits<float>::max();
     const float ahead = between(cells_[static_cast<size_t>(after)], rent) + correction;

@@ -1,4 +1,5 @@
-// The baselines: what peers and textbooks do. All but two-in-eight, half-lru and static admit every miss.
+// Baseline policies, of other engines and textbooks. All but two-in-eight, half-lru and static admit every
+// miss.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -169,8 +170,8 @@ class FrequencyLru : public ClassicPolicy {
   std::vector<double> last_;
 };
 
-// Half of the slots belong for good to what was used most before, all layers together; the rest are LRU. Where
-// nothing is known, all are.
+// Half of the slots belong permanently to the most used experts of prior usage, over all layers; the rest are
+// LRU. Without prior usage, all are.
 class PinnedLru : public Lru {
  public:
   explicit PinnedLru(const CacheConfig& config) : Lru(config), pinned_(score_.size(), 0) {
@@ -196,8 +197,8 @@ class PinnedLru : public Lru {
   std::vector<uint8_t> pinned_;
 };
 
-// A fixed share of the misses is let in, whatever they are worth, over LRU: FreeToken's rule where link and CPU
-// are equally fast. Which ones is drawn at each use, so that a question and its decision agree.
+// Admits a fixed share of the misses, whatever their value, over LRU: FreeToken's rule where link and CPU are
+// equally fast. The draw is made at each use, so that a query and its decision agree.
 class HalfLru : public Lru {
  public:
   explicit HalfLru(const CacheConfig& config) : Lru(config), let_in_(score_.size(), 0) {}
@@ -221,7 +222,7 @@ class HalfLru : public Lru {
   uint64_t drawn_ = 42;
 };
 
-// What was most used before stays; nothing is ever replaced. Free slots take the first comers.
+// Keeps the most used experts of prior usage; nothing is ever replaced. Free slots take the first misses.
 class Static : public ClassicPolicy {
  public:
   explicit Static(const CacheConfig& config) : ClassicPolicy(config) {

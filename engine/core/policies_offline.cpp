@@ -1,5 +1,5 @@
-// Bounds that are told the future. They decide as an online policy would, after the whole layer's routing of
-// an event.
+// Offline bounds that know the future. They decide as an online policy would, after an event's whole routing of
+// the layer.
 #include <limits>
 #include <stdexcept>
 
@@ -69,7 +69,7 @@ class OfflinePolicy : public CachePolicy {
   bool told_ = false;
 };
 
-// Furthest next use leaves; a miss that is needed later than every resident is not taken in.
+// Evicts the furthest next use; a miss that is needed later than every resident is not admitted.
 class Belady : public OfflinePolicy {
  public:
   using OfflinePolicy::OfflinePolicy;

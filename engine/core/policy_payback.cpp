@@ -1,25 +1,25 @@
 // Payback: a slot is rented, an upload is bought, and both must pay for themselves.
 //
 // Every expert is an arm of a restless bandit; residency costs a rent c per event (what the slot could earn
-// otherwise) and saves one miss whenever the expert is used. D(s) = what being resident is worth over being
-// absent, from history s on. An absent expert can always be bought at its next use for one miss plus the
-// price r, so worth beyond its next use is capped by r; a resident one whose worth turns negative gives its
-// slot up. Hence, with u = used at the next event:
+// otherwise) and saves one miss whenever the expert is used. D(s) = value of being resident over being absent,
+// from history s on. An absent expert can always be bought at its next use for one miss plus the price r, so
+// worth beyond its next use is capped by r; a resident whose worth turns negative frees its slot. Hence, with u
+// = used at the next event:
 //   D(s) = E[ u ? 1 + min(max(D(s'), 0), r) : max(D(s'), 0) ] - c
 // Admit e in place of v if D(e) - D(v) > r; the victim is the resident with the least D. Discounting plain
 // future uses instead (D = E[u + gamma V(s')]) ranks victims as well, but overrates the gain of buying now
 // over buying later and uploads too much; docs/scheduling.md has both in figures.
 //
 // s: age since the last use, usage since the request began, fast usage (about 24 events), long-run usage,
-// request just begun or not. D is a table over buckets of s, shared by all layers, learned online by TD(0)
-// from every expert of every event (being resident or not does not change how an expert is used), and read
-// between the buckets of the three usages: they are coarse, and which of two experts in one bucket leaves would
-// be chance. It starts from the closed form for a constant usage p, which long silence lowers:
+// request just begun or not. D is a table over buckets of s, shared by all layers, learned online by TD(0) from
+// every expert of every event (residency does not change how an expert is used). Reads interpolate between the
+// buckets of the three usages: buckets are coarse, and the choice between two experts in one bucket would be
+// arbitrary. The table starts from the closed form for a constant usage p, which long silence lowers:
 //   D = min(1 + r - c/p, (p - c) * kBelievedHorizon), or p - c where p < c.
-// What the experts used by the last event tell about the next one is added to it (payback_context.h).
-// Rents differ by layer and load: the table keeps one lane per rent of a fixed ladder and reads between two.
-// Each layer's own rent follows its market: cheapest victim worth something -> slots are scarce, rent up;
-// worthless -> rent down.
+// The prediction from the experts used by the last event is added to it (payback_context.h). Rents differ by
+// layer and load: the table keeps one lane per rent of a fixed ladder and interpolates between two. Each
+// layer's own rent follows its market: cheapest victim worth something -> slots are scarce, rent up; worthless
+// -> rent down.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -45,7 +45,7 @@ constexpr float kYoungRequest = 16;      // events
 constexpr double kRentRate = 0.03;       // per bid of a layer
 constexpr double kPoolRentRate = 0.005;  // per bid of any layer, where all rent from one pool
 constexpr double kScarceShare = 0.8;     // of bids should meet a victim that is still worth something
-// Wide layers teach from a rotating part of their experts: enough, and it bounds the work.
+// Wide layers learn from a rotating part of their experts: enough, and it bounds the work.
 constexpr size_t kTaughtPerEvent = 32;
 
 // Expert histories of all layers, one array per figure so that an event's update runs over plain floats.
@@ -54,8 +54,8 @@ struct Histories {
   std::vector<float> request;  // usage since the request began
   std::vector<float> fast;
   std::vector<float> long_run;
-  // Of the three usages on their axes, and the cell of all four without the request's youth: worked out once
-  // per event, for what is read, for what the next event teaches and for what this one led to.
+  // The three usages as axis positions, and the cell of all four without the request's youth: computed once per
+  // event, for reading, for the next event's update and for this event's target.
   std::vector<float> request_place, fast_place, long_place;
   std::vector<int32_t> cell;
 };
@@ -115,8 +115,7 @@ Payback::Payback(const CacheConfig& config)
   }
   const double base = static_cast<double>(config.top_k) / config.num_experts;
   LayerState layer;
-  // Where markets of real routing clear, roughly: the scarcer the slots, the more used the expert at the
-  // margin.
+  // Approximate clearing rents of real routing: the scarcer the slots, the more used the expert at the margin.
   double free_share = 1;
   for (int slots : config.slots_per_layer)
     free_share -= slots / (static_cast<double>(config.num_layers) * config.num_experts);
@@ -208,7 +207,7 @@ void Payback::learn_context(const RoutingEvent& event, int32_t youth_before, int
   context_.accept(layer);
 }
 
-// A prompt's chunk moves the averages as its tokens one by one would; it says nothing about the reward of a
+// A prompt's chunk moves the averages as its tokens one by one would; it teaches nothing about the reward of a
 // decode step.
 void Payback::observe_chunk(const RoutingEvent& event) {
   LayerState& layer = layers_[static_cast<size_t>(event.layer)];

@@ -12,12 +12,12 @@ namespace {
 constexpr int kSpareCandidates = 4;  // beyond the top-k: the border is where predictions err
 // Upper borders of the margin's buckets, in logits; the last bucket has none.
 constexpr std::array<double, 11> kMarginBelow{-2, -1, -0.5, -0.25, -0.1, 0, 0.1, 0.25, 0.5, 1, 2};
-constexpr double kPriorTries = 8;    // what chance (top-k / experts) counts for before anything is learned
+constexpr double kPriorTries = 8;    // weight of chance (top-k / experts) before anything is learned
 constexpr double kMaxTries = 2048;   // beyond it older tries fade
 constexpr double kSlackUs = 1e-3;    // rounding makes nothing late
-constexpr double kRelax = 1.0 / 64;  // how fast a shortest time forgets
+constexpr double kRelax = 1.0 / 64;  // relaxation rate of a shortest time
 
-// Down at once, up slowly: a deadline that errs should err on the early side.
+// Down at once, up slowly: a wrong deadline should be too early.
 void shorten(double& shortest_us, double us) {
   shortest_us = shortest_us < 0 || us < shortest_us ? us : shortest_us + kRelax * (us - shortest_us);
 }
@@ -223,7 +223,7 @@ double Prefetcher::gain_us(const Proposal& proposal, const Admission& admission,
     const double victim = admission.evicted < 0 ? 0 : static_cast<double>(top_k_) / num_experts_;
     return p * saved_us - victim * miss_us;
   }
-  // Used now, it is worth at most the price of buying it later; not used, what it is worth anyway.
+  // Used now, it is worth at most the price of buying it later; not used, its usual value.
   const double later = std::max(admission.value, 0.0);
   const double used_later = std::min(later, cache.config().upload_price);
   const double victim = admission.evicted < 0 ? 0 : std::max(admission.victim_value, 0.0);

@@ -1,4 +1,4 @@
-// What a scheduler's configuration comes to: the price of an upload, and the cache.
+// Derived values of a scheduler's configuration: the price of an upload, and the cache.
 #include <utility>
 
 #include "twofold/layer_scheduler.h"

@@ -23,7 +23,7 @@ void check(const RoutingTrace& trace, const LayerScheduler& scheduler, const std
   }
 }
 
-// Plays steps until there are none: next_step(rows, shape) says what each consists of.
+// Plays steps until there are none: next_step(rows, shape) returns the composition of each.
 template <typename NextStep>
 SimulationResult play(const RoutingTrace& trace, LayerScheduler& scheduler,
                       const std::vector<double>& dense_us, const std::vector<double>& token_us,

@@ -9,9 +9,9 @@ namespace twofold {
 
 namespace {
 
-// An expert that is to get so many tokens gets none in one chunk of fifty, if tokens choose independently.
+// An expert with this many expected tokens gets none in one chunk of fifty, if tokens choose independently.
 constexpr double kSureTokens = 4;
-// Of the newest chunk in what is expected of the next.
+// Weight of the newest chunk in the expected shares.
 constexpr float kNewest = 0.5f;
 
 }  // namespace
@@ -44,7 +44,7 @@ void StreamAhead::begin_layer(int layer, Link& link, std::vector<Upload>& arriva
   last_layer_ = -1;
   held_.clear();
   for (Expert& ahead : next_) {
-    if (ahead.what.layer != layer) continue;  // of a step that was given up
+    if (ahead.what.layer != layer) continue;  // of an aborted step
     if (const auto upload = link.take_if_landed(ahead.what)) {
       arrivals.push_back(*upload);
       if (upload->failed) continue;
@@ -72,7 +72,7 @@ std::vector<int> StreamAhead::choose(int layer, int num_tokens, const LayerWork&
   const int next = layer + 1;
   if (next >= num_layers_ || num_tokens < fewest_tokens_ || num_free < 1) return {};
   if (cache.config().pin(next) == LayerPin::kNever) return {};
-  // Until the next layer begins, less what the link has to do before.
+  // Until the next layer begins, less the link's earlier work.
   const Gap& gap = gaps_[static_cast<size_t>(next)];
   const double gap_us = gap.us * std::min(1.0, static_cast<double>(num_tokens) / gap.num_tokens);
   const double room_us = times.layer_us + gap_us - link.backlog_us();
@@ -93,7 +93,7 @@ std::vector<int> StreamAhead::choose(int layer, int num_tokens, const LayerWork&
     return possible && possible->evicted < 0;
   });
   most = std::min(most, static_cast<int>(chosen.size()));
-  // The CPU works on while they travel; it must not finish later for it.
+  // The CPU computes while they travel; it must not finish later because of them.
   for (; most > 0; --most) {
     LayerWork slowed = work;
     slowed.queued_us = std::max(work.queued_us, work.backlog_us) + most * link.upload_us();

@@ -1,7 +1,7 @@
 """Types of the native module `twofold._cuda`, in the order of the bindings' files (engine/bindings/cuda, device).
 
-`Device` and what it makes are the fake device's too (tests/device). Addresses and streams are whole numbers: torch's
-data_ptr() and cuda_stream. Every launch raises KernelError where the device refuses it.
+The fake device (tests/device) implements `Device` and its objects too. Addresses and streams are integers: torch's
+data_ptr() and cuda_stream. Every launch raises KernelError if the device refuses it.
 """
 
 from collections.abc import Callable, Sequence
@@ -41,7 +41,7 @@ class KvPages:
 
 @final
 class QkvRows:
-    """Rows of a projection to queries, keys and values, and how they turn."""
+    """Projection rows for queries, keys and values, and their rotation."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class QkvRows:
 
 @final
 class DecodeAttention:
-    """One query per sequence over its pages."""
+    """One query per sequence, attending to its pages."""
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class MlaPages:
 
 @final
 class MlaRows:
-    """What latent attention's projections give, and where it goes."""
+    """Outputs of latent attention's projections, and their destination."""
 
     def __init__(
         self,
@@ -165,7 +165,7 @@ class DeltaRecords:
 
 @final
 class DeltaRows:
-    """What a gated delta net's projections give of tokens."""
+    """Outputs of a gated delta net's projections for tokens."""
 
     def __init__(
         self,
@@ -183,10 +183,10 @@ class DeltaRows:
 
 def delta(rows: DeltaRows, records: DeltaRecords, out: int, stream: int) -> None: ...
 
-# ---- device/bind_device.cpp: memory, uploads; the rest of class Device is in the files that follow it
+# ---- device/bind_device.cpp: memory, uploads; the rest of class Device is in the files after it
 
 class DeviceFacts(TypedDict):
-    """Sizes in bytes; link_gbps is what the link carries at most, 0 where unknown."""
+    """Sizes in bytes; link_gbps is the link's peak rate, 0 if unknown."""
 
     index: int
     name: str
@@ -212,7 +212,7 @@ class UploadProbe(TypedDict):
 
 @final
 class CudaAccelerator(_core.SlottedAccelerator):
-    """Expert slots on a device, uploads in real time. Addresses are the device's."""
+    """Expert slots on a device, with uploads in real time. Addresses are device addresses."""
 
     @property
     def warning(self) -> str: ...
@@ -293,10 +293,10 @@ class Device:
         pool: _core.ThreadPool,
     ) -> TableStep: ...
 
-# ---- device/bind_handshake.cpp: what host and device share of a decode step
+# ---- device/bind_handshake.cpp: memory that host and device share during a decode step
 
 class ServedStep(TypedDict):
-    """done: whether the step came to its end; else where it stopped, and why."""
+    """done: whether the step finished; otherwise where it stopped, and why."""
 
     done: bool
     layer: int
@@ -309,7 +309,7 @@ class HandshakeProbe(TypedDict):
     why: str
 
 class HandshakeProbes(TypedDict):
-    """Of every way to wait, and the one that was chosen: "" where none works."""
+    """Probe results of every way to wait, and the chosen one: "" if none works."""
 
     probes: list[HandshakeProbe]
     kind: str
@@ -329,7 +329,7 @@ _Compute = Callable[
 
 @final
 class DeviceMailbox:
-    """What a decode graph and the CPU share, in mapped memory."""
+    """Mapped memory shared by a decode graph and the CPU."""
 
     @property
     def address(self) -> int: ...
@@ -345,7 +345,7 @@ class DeviceMailbox:
 
 @final
 class StepServer:
-    """The CPU's part of decode graphs: experts of a store on a pool."""
+    """The CPU side of decode graphs: experts of a store on a pool."""
 
     def serve(self, step: int, limit_s: float) -> ServedStep: ...
 
@@ -353,7 +353,7 @@ class StepServer:
 
 @final
 class TableStep:
-    """The host's part of a step that the device places from its tables."""
+    """The host side of a table step."""
 
     def begin(
         self,

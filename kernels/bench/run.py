@@ -27,11 +27,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 try:
-    from twofold._core.testing import kernels
+    from twofold._testing import kernels
     from twofold.blocks import ops
 except ImportError:  # run from a checkout whose native module was built in place
     sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "engine"))
-    from twofold._core.testing import kernels
+    from twofold._testing import kernels
     from twofold.blocks import ops
 
 FORMATS: dict[str, tuple[int, int, int, int, int, int, str, bool]] = kernels.formats()

@@ -1,6 +1,6 @@
 // Products of q8_token activations with the panels of integer formats that have one scale for a row, written once
 // over a vector type V and a format (twofold/formats/). A product is one sum of integers over all columns, so it
-// stays in a register from the first to the last; what the offset of unsigned weights adds is where it begins.
+// stays in a register from the first to the last; it starts at the correction for the offset of unsigned weights.
 //
 // A panel (32 rows) stays in the second-level cache while tiles of a few activation rows pass over it. Anonymous
 // namespace: each file that includes this is compiled with flags of its own and must not share code with another.

@@ -1,5 +1,5 @@
 // Activations as packed_kernels.h lays them out, and gate times up, written once over a vector type V (see
-// simd_kernels.h for who supplies it). The bytes are those of generic_packed.cpp.
+// simd_kernels.h for its suppliers). The bytes are those of generic_packed.cpp.
 #pragma once
 #include <cstdint>
 

@@ -1,6 +1,6 @@
 // A block of a panel of 2 or 3 bits whose weights times the integers of their scales lie in the first-level cache, for many
 // tokens: these products fit a byte (3 * 15, 4 * 32), so that a run has one sum of integers and not one for each half,
-// and what was two conversions, a product and an addition for every token is one conversion. Sums of integers are exact:
+// and two conversions, a product and an addition per token become one conversion. Sums of integers are exact:
 // the same bits as integer_products.h. Anonymous namespace: each file that includes this is compiled with flags of its
 // own and must not share code with another.
 #pragma once
@@ -83,8 +83,8 @@ struct alignas(64) FoldedBlock {
   }
 
  private:
-  // Of each row's two 16 bits what multiplies the two bytes in them: neither product carries into the other's byte
-  // once begin() is added.
+  // Factors of the two bytes in each row's two 16-bit halves: neither product carries into the other's byte once
+  // begin() is added.
   static I sub(const uint8_t* block, int run, int half, int row) {
     if constexpr (has_sub_pairs<Format>) {
       return V::twice(V::pair_low(block + Format::sub_at(run, 0) + 2 * row, half));

@@ -3,17 +3,17 @@
 //
 // K is cut into parts of 256 columns. A part of a panel (32 rows) stays in the first-level cache while tiles
 // of a few activation rows pass over it; a tile's integer sums are registers, its float sums pass from part
-// to part through a small buffer. What the offset of unsigned weights adds is where the integer sums begin.
+// to part through a small buffer. Integer sums start at the correction for the offset of unsigned weights.
 #pragma once
 #include <cstdint>
 
+#include "amx/tile_terms.h"
 #include "channel_products.h"
 #include "folded_block.h"
 #include "four_codes.h"
 #include "integer_terms.h"
 #include "levels.h"
 #include "run_scales.h"
-#include "tile_terms.h"
 #include "unpacked_block.h"
 
 namespace twofold::kernels {

@@ -1,5 +1,5 @@
 // Products of float32 activations with packed f32, f16, bf16 and fp8 weights, written once over a vector type
-// V (see simd_kernels.h for who supplies it). Every level gives the bits of generic_packed.cpp: per output
+// V (simd_kernels.h lists its suppliers). Every level gives the bits of generic_packed.cpp: per output
 // element 64 columns are added up one after the other (P), then P is added to the total.
 //
 // Few tokens: a panel is one ascending stream, widened in registers, all 32 rows at once. Many tokens: 64
@@ -225,7 +225,7 @@ struct PackedFloat {
         int left = (M + kTileTokens - 1) / kTileTokens;
         for (int m = 0; m < M; --left) {
           const int tokens = (M - m + left - 1) / left;  // as even as possible
-          // The first who come fetch what follows.
+          // The first tokens prefetch the following weights.
           tile_of<Format, kTileTokens>(tokens, x + m * ldx + block * kBlock, ldx, w,
                                        here * Format::kStepColumns, next, m > 0 ? 0 : kFetch<Format>, panels,
                                        block, totals + m * kPanelRows);

@@ -28,7 +28,7 @@ struct RunScales {
 
   const uint8_t* block;
 
-  // What a run's sum of integers begins with.
+  // Start value of a run's integer sum.
   static typename Dot::Sum begin(const int32_t* zero, int piece) {
     if constexpr (Format::kZero != 0) return Dot::begin(zero);
     if constexpr (kReads) {

@@ -1,4 +1,4 @@
-// The gated delta net over a vector type V: who supplies it, and what it may be shared with, see simd_kernels.h.
+// The gated delta net over a vector type V; simd_kernels.h lists its suppliers and what it may be shared with.
 #pragma once
 #include <cstdint>
 

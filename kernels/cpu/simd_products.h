@@ -1,6 +1,5 @@
-// Dot products of activation rows with weight rows, written once over a vector type V (see simd_kernels.h for
-// who supplies it and what it may be shared with): the tiles, what they read in which order, and nothing
-// else.
+// Dot products of activation rows with weight rows, written once over a vector type V (simd_kernels.h lists
+// its suppliers and what it may be shared with): only the tiles and their read order.
 //
 // Weights are widened to float32 and multiplied with float32 activations. Every dot product uses V::kLanes
 // partial sums, one vector register per output element, and V::sum4's reduction tree: halves added, then
@@ -84,7 +83,7 @@ struct Products {
   }
 
   // The same for one activation row, bound by memory: one weight row after the other, so that memory is read
-  // in one ascending stream, which is what its prefetchers and ours like best.
+  // in one ascending stream, which suits its prefetchers and ours best.
   template <class W, int R>
   static void dot_one(const float* x, const W* w, float* out, int K) {
     constexpr int kVectorBytes = kLanes * static_cast<int>(sizeof(W));
@@ -141,7 +140,7 @@ struct Products {
     return row_bytes * 2 <= kPackedBytes ? static_cast<int>(kPackedBytes / row_bytes) : 1;
   }
 
-  // A few activation rows against all of some weight rows; the first who come bring the weights into the
+  // A few activation rows against all of some weight rows; the first rows bring the weights into the
   // caches.
   template <class W>
   static void dot_rows(const float* x, int64_t ldx, const W* w, float* out, int64_t ldo, int tokens, int N,

@@ -1,5 +1,5 @@
-// A part of a panel (256 columns) whose weights lie in the first-level cache as products take them: what many
-// tiles of activations are worth where unpacking costs as much as multiplying. To integer_products.h it is the
+// A part of a panel (256 columns) whose weights are unpacked in the first-level cache: worthwhile for
+// many tiles of activations where unpacking costs as much as multiplying. To integer_products.h it is the
 // panel with other bytes, and with its scales as they multiply sums, once for all tokens.
 #pragma once
 #include <cstdint>

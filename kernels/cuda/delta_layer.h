@@ -1,4 +1,4 @@
-// A gated delta net on the device: what stands between the layer's projections. A plain C++ launcher.
+// A gated delta net on the device: the kernels between the layer's projections. A plain C++ launcher.
 #pragma once
 #include <cstdint>
 
@@ -9,9 +9,9 @@ namespace twofold::cuda {
 inline constexpr int kDeltaBlockColumns = 32;  // of a head's state that one block carries
 inline constexpr int kDeltaMaxKeys = 256;      // of a head
 
-// Floats that a block keeps of a sequence: the state [keys][columns] before the last token, then what that token changes
-// it by: its key, its delta [columns], the decay, and its position. So a token that is computed once more, because its
-// step was lost, finds the state as it was.
+// Floats that a block keeps of a sequence: the state [keys][columns] before the last token, then that token's
+// update: its key, its delta [columns], the decay, and its position. So a token that is recomputed because its step
+// was lost starts from the same state.
 constexpr int64_t delta_slab_floats(int key_dim) {
   return (int64_t(key_dim) * (kDeltaBlockColumns + 1) + kDeltaBlockColumns + 2 + 3) / 4 * 4;
 }

@@ -54,7 +54,7 @@ struct DecodeAttention {
   const float* sinks;  // [heads] logit that takes weight and gives nothing; null: none
   int chunk = 0;       // attend within chunks of so many positions; 0: there are none
 
-  // Of a sequence's last positions.
+  // Number of a sequence's last positions that are attended to.
   TWOFOLD_HD constexpr int window_of(int length) const {
     return chunk > 0 ? (length + chunk - 1) % chunk + 1 : window;
   }

@@ -1,7 +1,7 @@
 // Routed experts for few tokens: a block computes one panel (32 rows) of gate and up, or of down, of one
 // expert for all tokens routed to it, so every weight is read once from wherever the expert lies. Sums are
-// added in an order fixed by K and format: no atomics, and a token's result does not depend on who shares its
-// expert.
+// added in an order fixed by K and format: no atomics, and a token's result does not depend on the other
+// tokens of its expert.
 #pragma once
 #include <type_traits>
 
@@ -137,7 +137,7 @@ __global__ void __launch_bounds__(kGateUpThreads, blocks_per_multiprocessor<F>(k
       const float h = kernels::gated(layout.activation, gate, up, FastExp());
       uint8_t* row = out + int64_t(groups.pairs[first + t]) * out_row_bytes;
       store_encoded<activation_of(F)>(h, row, item.panel * kernels::kPanelRows, P);
-      if (item.panel == panels - 1) {  // the zeros behind the last column
+      if (item.panel == panels - 1) {  // zeros after the last column
         for (int column = panels * kernels::kPanelRows; column < P; column += kernels::kPanelRows)
           store_encoded<activation_of(F)>(0.0f, row, column, P);
       }
@@ -233,7 +233,7 @@ struct DecodeRunners {
   DecodeRunner gate_up = nullptr;
   DecodeRunner down = nullptr;
 };
-// Of a share of the formats (Share); empty for others.
+// Runners for one share of the formats (Share); empty for other formats.
 DecodeRunners float_decode_runners(WeightFormat format);
 DecodeRunners integer_decode_runners(WeightFormat format);  // blocks of runs: q8_0, mxfp4 …
 DecodeRunners k_decode_runners(WeightFormat format);        // q4_k, q5_k, q6_k;

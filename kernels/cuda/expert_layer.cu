@@ -1,5 +1,5 @@
-// The decode launcher, and what stands around the experts of a layer: encoding what they read, adding what
-// they give.
+// The decode launcher, and the kernels around the experts of a layer: encoding their inputs, adding their
+// outputs.
 
 #include "expert_decode.cuh"
 #include "expert_layer.h"

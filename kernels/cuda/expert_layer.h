@@ -1,4 +1,4 @@
-// What the expert kernels are told of a layer, and the launchers. Plain C++: callers need no CUDA compiler.
+// Layer description for the expert kernels, and their launchers. Plain C++: callers need no CUDA compiler.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -116,17 +116,17 @@ int launch_prefill_experts(const ExpertLayout& layout, const ExpertGroups& group
                            const ExpertBuffers& buffers, const PrefillTiles& tiles, const PrefillRows& rows,
                            Stream stream);
 
-// Both sides' shares of a layer and what they are added to.
+// The device's and the CPU's outputs of a layer, and the hidden states they are added to.
 struct CombinedLayer {
   const float* outputs;   // [pairs][hidden_size] of the device
   const float* weights;   // [pairs]
-  const uint8_t* where;   // [pairs] who computes it (placement.h)
+  const uint8_t* where;   // [pairs] where it is computed (placement.h)
   const float* from_cpu;  // [tokens][hidden_size], may be null
   int num_tokens;
   int top_k;
   int hidden_size;
   float* hidden;       // [tokens][hidden_size]
-  int64_t* joined_ns;  // where the device's time at the launch's begin goes, may be null
+  int64_t* joined_ns;  // receives the device's time at the start of the launch, may be null
 };
 
 inline bool can_combine(const CombinedLayer& layer) {

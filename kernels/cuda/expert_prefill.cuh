@@ -181,7 +181,7 @@ struct PrefillRunners {
   PrefillRunner few = nullptr;   // tiles of kFewTokens
   PrefillRunner many = nullptr;  // tiles of kManyTokens
 };
-// Of a share of the formats (Share); empty for others and for f32.
+// Runners for one share of the formats (Share); empty for other formats and for f32.
 PrefillRunners float_prefill_runners(WeightFormat format);
 PrefillRunners integer_prefill_runners(WeightFormat format);  // blocks of runs: q8_0, mxfp4 …
 PrefillRunners k_prefill_runners(WeightFormat format);        // q4_k, q5_k, q6_k;

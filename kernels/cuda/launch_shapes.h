@@ -1,4 +1,4 @@
-// Who computes what: how kernels' blocks, warps and lanes share a layer's experts. Index arithmetic only,
+// Work distribution: how blocks, warps and lanes share a layer's experts. Index arithmetic only,
 // plain C++; tests run it for every thread of a launch on the CPU and find each output exactly once.
 #pragma once
 #include <cstdint>

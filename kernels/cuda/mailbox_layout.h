@@ -1,7 +1,7 @@
 // The memory that a decode step's graph and the CPU pool share: mapped, pinned host memory.
 //
-// For each layer the device posts what was routed where; if some of it is on the CPU, also the activations.
-// The host answers with what these experts give. The rules, which engine/runtime/device/mailbox.h keeps on the
+// For each layer the device posts the routing and, if some pairs are on the CPU, the activations.
+// The host answers with the outputs of these experts. The rules, which engine/runtime/device/mailbox.h keeps on the
 // host's side:
 //
 //   layer l of step s
@@ -10,15 +10,15 @@
 //   host     posted[l] == s        compute, write results         answered[l] = s
 //   device   answered[l] == s      read results                   (only if a pair is on the CPU)
 //
-// Steps are numbered from 1 and never repeat while the numbers last, so an answer that comes late (after a
-// watchdog gave its step up) is no answer to any later step. Where streams wait for a word instead of a
+// Steps are numbered from 1 and never repeat while the numbers last, so a late answer (after a
+// watchdog aborted its step) does not match any later step. Where streams wait for a word instead of a
 // kernel, the value they wait for is baked into the graph: they wait for flag[l] >= 1 and then write 0.
 // Activations and results are shared by all layers: the device writes a layer's only after it has read the
 // answer of the last layer that had any.
 //
-// Where routers look a layer ahead, the post also holds what the next layer's router says to this layer's tokens, and
+// Where routers look a layer ahead, the post also holds the next layer's routing of this layer's tokens, and
 // the host may name slots in which experts of a layer have landed since the step's table was published: arrived[l][e] =
-// slot + 1 (release) once the copy has ended, zero at every step's begin. The device reads them when it places the
+// slot + 1 (release) once the copy has ended, zero at the start of every step. The device reads them when it places the
 // layer; it may miss one, never see one early. Plain C++, no atomics here: each side brings its own.
 #pragma once
 #include <cstdint>
@@ -39,7 +39,7 @@ inline constexpr int64_t kMailboxLine = 128;  // no two sides write to one line
 
 // Written by the host, read by the device; zero at rest.
 struct MailboxControl {
-  uint32_t abort;  // nonzero: the host has given the step up; waiting ends at once
+  uint32_t abort;  // nonzero: the host has aborted the step; waiting ends immediately
 };
 // Written by the device.
 struct MailboxReport {
@@ -49,7 +49,7 @@ struct MailboxPost {
   uint32_t posted;      // step
   uint32_t num_tokens;  // of the step
   uint32_t num_on_cpu;  // pairs that the host is to compute
-  uint32_t has_ahead;   // nonzero: what the next layer's router says is there
+  uint32_t has_ahead;   // nonzero: the next layer's routing is present
   // When, on the device's clock: the layer's routing was there; the device had computed its own experts
   // (where a kernel waits for the answer); both shares were there. All of this step once a later layer is
   // posted or the step has ended.
@@ -59,14 +59,14 @@ struct MailboxPost {
 };
 struct MailboxAnswer {
   uint32_t answered;  // step
-  uint32_t flag;      // 1 beside every answer; reset by the waiting stream
+  uint32_t flag;      // 1 with every answer; reset by the waiting stream
 };
 
 TWOFOLD_HD constexpr int64_t whole_lines(int64_t bytes) {
   return (bytes + kMailboxLine - 1) / kMailboxLine * kMailboxLine;
 }
 
-// The number of the step after `step`: 0 is what memory holds before the first.
+// The number of the step after `step`. 0 is reserved: the memory's content before the first step.
 TWOFOLD_HD constexpr uint32_t next_step(uint32_t step) { return step == 0xffffffffu ? 1 : step + 1; }
 
 // Byte offsets from the start of the memory.

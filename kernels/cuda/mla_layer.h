@@ -1,4 +1,4 @@
-// Multi-head latent attention on the device (absorbed form): what stands between the layer's projections. Plain
+// Multi-head latent attention on the device (absorbed form): the kernels between the layer's projections. Plain
 // C++ launchers.
 #pragma once
 #include <cstdint>
@@ -31,7 +31,7 @@ struct MlaRows {
   const int64_t* slot_mapping;  // [tokens] page * page_size + position within it, -1: a row of padding
 };
 
-// Stores each token's normalised latent and rotated key in the cache, and its heads' rotated query parts behind
+// Stores each token's normalised latent and rotated key in the cache, and its heads' rotated query parts after
 // their absorbed ones in `absorbed`: bf16 [tokens][heads][latent + rope], whose first `latent` are the caller's.
 int launch_mla_store(const MlaRows& rows, const MlaPages& pages, void* absorbed, Stream stream);
 

@@ -32,7 +32,7 @@ TWOFOLD_HD int32_t dot4(uint32_t a, uint32_t b, int32_t sum) {
 #endif
 }
 
-// Of the eight bytes of a and then b, those that the selector's nibbles (0 to 7, lowest first) name.
+// Selects from the eight bytes of a followed by b: the selector's nibbles (0 to 7, lowest first) are byte indices.
 TWOFOLD_HD uint32_t permute_bytes(uint32_t a, uint32_t b, uint32_t selector) {
 #ifdef __CUDA_ARCH__
   return __byte_perm(a, b, selector);

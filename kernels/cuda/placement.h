@@ -1,6 +1,6 @@
-// Where a routed pair is computed, one byte each ([pairs] `where`): written by the device, carried by the
-// mailbox. The first three are engine/core's Placement, which telemetry stores; kernels do not include it, so
-// whoever joins the two checks that they agree (engine/runtime/device/table_step.cpp).
+// Where a routed pair is computed, one byte per pair ([pairs] `where`): written by the device, carried by the
+// mailbox. The first three equal engine/core's Placement, which telemetry stores. Kernels do not include it;
+// engine/runtime/device/table_step.cpp includes both and checks that they agree.
 #pragma once
 #include <cstdint>
 

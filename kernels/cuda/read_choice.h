@@ -27,7 +27,7 @@ struct ReadPrices {
 };
 inline constexpr int kReadPriceWords = int(sizeof(ReadPrices) / sizeof(uint32_t));
 
-// Of a layer's experts before any is read.
+// Counts and times of a layer's experts, before any expert is read.
 struct ReadSums {
   uint32_t num_hits, num_misses;
   uint64_t hit_ns, cpu_ns, slowed_ns;

@@ -1,4 +1,4 @@
-// Choosing experts, and what stands between the projection of q, k, v and attention: a warp per token, or per
+// Routing, and the steps between the projection of q, k, v and attention: a warp per token, or per
 // token and head.
 
 #include "dense_layer.h"
@@ -55,7 +55,7 @@ __device__ inline void keep_groups(float* choice, float* group_scores, int num_e
   __syncwarp();
 }
 
-// In shared memory, of each warp: [experts] score, [experts] what is chosen by, [groups] score of a group.
+// Shared memory per warp: [experts] score, [experts] selection score, [groups] score of a group.
 __global__ void __launch_bounds__(kThreads)
     route_kernel(const float* logits, const float* bias, int num_tokens, int num_experts, RouterShape shape,
                  int32_t* ids, float* weights) {

@@ -9,7 +9,7 @@
 
 namespace twofold::cuda {
 
-// What the device reads to place a layer's experts. Device memory unless said otherwise.
+// Inputs of the device's placement of a layer's experts. Device memory unless said otherwise.
 struct PlacementTables {
   const int32_t* slots;  // [experts] the layer's published slots, -1: absent
   const uint8_t* split;  // one token: [hits][misses], side (top_k + 1); null: nothing is read from the host
@@ -57,7 +57,7 @@ inline bool can_wait(const MailboxShape& shape, const void* mailbox, int layer, 
 int launch_begin_step(uint32_t* step, Stream stream);
 
 // Groups the layer's pairs and posts it. mailbox is the device's address of the mapped memory; null: nothing
-// is posted, what is absent is only marked.
+// is posted, absent experts are only marked.
 int launch_place(const RoutedLayer& routed, const PlacementTables& tables, const PlacedLayer& placed,
                  const MailboxShape& shape, void* mailbox, const uint32_t* step, Stream stream);
 

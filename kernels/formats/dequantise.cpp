@@ -1,4 +1,4 @@
-// Source rows and rows of panels as float32: what every kernel is tested against.
+// Source rows and rows of panels as float32: the reference for every kernel test.
 #include "one_row.h"
 
 namespace twofold::kernels {

@@ -47,7 +47,7 @@ void run_values(const uint8_t* panel, int row, int run, uint8_t* u) {
   }
 }
 
-// Of a format of elements: the bits of element k of a panel block's row.
+// Bits of element k of a panel block's row, for element formats.
 template <class Format>
 uint32_t element_bits(const uint8_t* panel, int row, int64_t k) {
   constexpr int kBits = 32 / Format::kStepColumns;

@@ -7,6 +7,23 @@ namespace {
 using Four = uint32_t __attribute__((vector_size(16)));
 using Bytes = uint8_t __attribute__((vector_size(16)));
 
+// Whether no element has all bits of `exponent` set, which only infinities and NaNs have (of e4m3 the NaN). num_bytes
+// is a multiple of 64.
+template <class Word>
+bool all_finite(Word exponent, const uint8_t* bytes, int64_t num_bytes) {
+  typedef Word Words __attribute__((vector_size(16)));
+  const Words mask = Words{} + exponent;
+  Four found{};
+  for (int64_t i = 0; i < num_bytes; i += 64) {
+    for (int v = 0; v < 64; v += 16) {
+      found |= __builtin_bit_cast(Four, (load_as<Words>(bytes + i + v) & mask) == mask);
+    }
+  }
+  return (found[0] | found[1] | found[2] | found[3]) == 0;
+}
+constexpr uint16_t kF16Exponent = 0x7c00;
+constexpr uint32_t kF32Exponent = 0x7f800000;
+
 constexpr int kChunkSteps = 64;  // taken from four rows at once: 8 KiB of a panel
 
 // What the rows that a panel misses are read from: zero weights, before and after their offset is added.
@@ -47,37 +64,45 @@ void put_steps(const uint8_t* const* rows, int steps, uint8_t* to) {
   }
 }
 
-// Rows of plain bytes: 4 of them per step, zeros behind the last.
-void put_bytes(const uint8_t* const* rows, int num_rows, int64_t first, int64_t num_bytes, uint8_t* to) {
+// Writes rows of plain bytes: 4 bytes per step, zeros after the last. Returns whether all elements are finite.
+template <class Word>
+bool put_bytes(Word exponent, const uint8_t* const* rows, int num_rows, int64_t first, int64_t num_bytes,
+               uint8_t* to) {
   const uint8_t* at[kPanelRows];
+  bool finite = true;
   int64_t byte = 0;
   for (; byte + 4 <= num_bytes; byte += 4 * kChunkSteps) {
     const int64_t steps = (num_bytes - byte) / 4;
     const int here = static_cast<int>(steps < kChunkSteps ? steps : kChunkSteps);
     for (int r = 0; r < kPanelRows; ++r) at[r] = r < num_rows ? rows[r] + first + byte : kZeros;
     put_steps(at, here, to + byte / 4 * kStepBytes);
+    finite &= all_finite(exponent, to + byte / 4 * kStepBytes, here * kStepBytes);
   }
   const int64_t rest = num_bytes % 4;
-  if (rest == 0) return;
+  if (rest == 0) return finite;
   uint8_t* last = to + num_bytes / 4 * kStepBytes;
   std::memset(last, 0, kStepBytes);
   for (int r = 0; r < num_rows; ++r) {
     std::memcpy(last + 4 * r, rows[r] + first + num_bytes - rest, static_cast<size_t>(rest));
   }
+  return finite & all_finite(exponent, last, kStepBytes);
 }
 
 // A block after the other: the grid's scales of its rows, then their bytes.
 template <class Format>
-void pack_scaled_bytes(const uint8_t* const* rows, const void* const* scales, int num_rows, int64_t columns,
+bool pack_scaled_bytes(const uint8_t* const* rows, const void* const* scales, int num_rows, int64_t columns,
                        uint8_t* panel) {
   constexpr int64_t kColumns = Format::kPanelColumns;
+  bool finite = true;
   for (int64_t b = 0; b * kColumns < columns; ++b, panel += Format::kPanelBytes) {
     const int64_t rest = columns - b * kColumns < kColumns ? columns - b * kColumns : kColumns;
     if (rest < kColumns) std::memset(panel, 0, Format::kPanelBytes);
     for (int r = 0; r < kPanelRows; ++r)
       store_as(panel + 4 * r, r < num_rows ? static_cast<const float*>(scales[r])[b] : 0.0f);
-    put_bytes(rows, num_rows, b * kColumns, rest, panel + Format::kHeaderBytes);
+    finite &= all_finite(kF32Exponent, panel, Format::kHeaderBytes);
+    finite &= put_bytes(Format::kExponent, rows, num_rows, b * kColumns, rest, panel + Format::kHeaderBytes);
   }
+  return finite;
 }
 
 // The steps of a source block's row, unit after unit; in place, or in scratch.
@@ -124,10 +149,13 @@ void put_planes(const uint8_t* block, int unit, int row, uint8_t* planes) {
 }
 
 template <class Format>
-void pack_blocks(const uint8_t* const* rows, int num_rows, int64_t columns, uint8_t* panel) {
+bool pack_blocks(const uint8_t* const* rows, int num_rows, int64_t columns, uint8_t* panel) {
   // Without planes between them the units are one section.
   constexpr int kSections = Format::kPlanes > 0 ? Format::kUnits : 1;
   constexpr int kSteps = Format::kUnits * Format::kUnitSteps / kSections;
+  constexpr int kFloatBytes =
+      2 * kPanelRows * (Format::kMin ? 2 : 1);  // a panel block begins with its f16 scales
+  bool finite = true;
   uint8_t scratch[kPanelRows][4 * Format::kUnits * Format::kUnitSteps];
   for (int64_t b = 0; b < columns / Format::kBlockColumns; ++b, panel += Format::kPanelBytes) {
     if (num_rows < kPanelRows) std::memset(panel, 0, Format::kPanelBytes);  // the scales of missing rows
@@ -139,6 +167,7 @@ void pack_blocks(const uint8_t* const* rows, int num_rows, int64_t columns, uint
       Format::put_scales(block, panel, r);
       at[r] = steps_of<Format>(block, scratch[r]);
     }
+    finite &= all_finite(kF16Exponent, panel, kFloatBytes);
     for (int section = 0; section < kSections; ++section) {
       put_steps<Format::kFlip>(at, kSteps, panel + Format::steps_at(section));
       for (const uint8_t*& row : at) row += 4 * kSteps;
@@ -151,6 +180,7 @@ void pack_blocks(const uint8_t* const* rows, int num_rows, int64_t columns, uint
       }
     }
   }
+  return finite;
 }
 
 // The codes of 32 columns, columns 0-15 in low nibbles, from a block or from where neighbours share a byte.
@@ -168,9 +198,11 @@ Bytes codes_of(const uint8_t* row, bool apart, int64_t block) {
 
 // Two source blocks to a panel block; `exponents` may be null: they are in the rows.
 template <class Format>
-void pack_pairs(const uint8_t* const* rows, const void* const* exponents, int num_rows, int64_t columns,
+bool pack_pairs(const uint8_t* const* rows, const void* const* exponents, int num_rows, int64_t columns,
                 uint8_t* panel) {
   const int64_t blocks = columns / Format::kBlockColumns;
+  constexpr uint8_t kNaN = 0xff;
+  bool finite = true;
   alignas(16) uint8_t scratch[kPanelRows][32];
   const uint8_t* at[kPanelRows];
   for (int64_t b = 0; b < blocks; b += 2, panel += Format::kPanelBytes) {
@@ -187,22 +219,28 @@ void pack_pairs(const uint8_t* const* rows, const void* const* exponents, int nu
       for (int run = 0; run < (both ? 2 : 1); ++run) {
         const uint8_t exponent = apart ? static_cast<const uint8_t*>(exponents[r])[b + run]
                                        : rows[r][(b + run) * Format::kBlockBytes];
+        finite &= exponent != kNaN;
         panel[kPanelRows * run + r] = static_cast<uint8_t>(exponent - (exponent > 0));
       }
     }
     put_steps(at, 8, panel + Format::kHeaderBytes);
   }
+  return finite;
 }
 
 // NVFP4: four source blocks to a panel block, which repeats the row's f32.
 template <class Format>
-void pack_halves(const uint8_t* const* rows, int num_rows, int64_t columns, uint8_t* panel) {
+bool pack_halves(const uint8_t* const* rows, int num_rows, int64_t columns, uint8_t* panel) {
   constexpr int64_t kBlocks = Format::kPanelColumns / Format::kBlockColumns;
   constexpr int kRunsOfBlock = Format::kBlockColumns / kRunColumns;
   static_assert(kRunsOfBlock == 2 && Format::kUnitRuns == 2, "a source block is a unit");
   const int64_t blocks = columns / Format::kBlockColumns;
   alignas(16) uint8_t scratch[kPanelRows][Format::kPanelColumns / 2];
   const uint8_t* at[kPanelRows];
+  bool finite = true;
+  for (int r = 0; r < num_rows; ++r) {
+    finite &= (load_as<uint32_t>(rows[r]) & kF32Exponent) != kF32Exponent;
+  }
   for (int64_t b = 0; b < blocks; b += kBlocks, panel += Format::kPanelBytes) {
     const int64_t here = blocks - b < kBlocks ? blocks - b : kBlocks;
     std::memset(panel, 0, Format::kHeaderBytes);
@@ -233,15 +271,17 @@ void pack_halves(const uint8_t* const* rows, int num_rows, int64_t columns, uint
     }
     put_steps(at, Format::kUnits * Format::kUnitSteps, panel + Format::kHeaderBytes);
   }
+  return finite;
 }
 
 // Rows with one scale each, which every panel block repeats.
 template <class Format>
-void pack_channels(const uint8_t* const* rows, int num_rows, int64_t columns, uint8_t* panel) {
+bool pack_channels(const uint8_t* const* rows, int num_rows, int64_t columns, uint8_t* panel) {
   constexpr int kSteps = Format::kUnits * Format::kUnitSteps;
   constexpr int64_t kColumnsOfStep = Format::kPanelColumns / kSteps;
   static_assert(kSteps <= kChunkSteps && Format::kPlanes == 0);
   static_assert(!Format::kNibbles || Format::kBlockColumns == Format::kPanelColumns, "halves of nibbles");
+  bool finite = true;
   for (int64_t k = 0; k < columns; k += Format::kPanelColumns, panel += Format::kPanelBytes) {
     const int64_t rest = columns - k < Format::kPanelColumns ? columns - k : Format::kPanelColumns;
     const uint8_t* at[kPanelRows];
@@ -252,34 +292,38 @@ void pack_channels(const uint8_t* const* rows, int num_rows, int64_t columns, ui
       Format::put_scales(rows[r], panel, r);
       at[r] = rows[r] + Format::kRowHeadBytes + k / Format::kBlockColumns * Format::kBlockBytes;
     }
+    finite &= all_finite(kF16Exponent, panel, 2 * kPanelRows);
     uint8_t* const steps = panel + Format::kHeaderBytes;
     std::memset(steps, Format::kFlip, kSteps * kStepBytes);
     put_steps<Format::kFlip>(at, static_cast<int>(rest / kColumnsOfStep), steps);
   }
+  return finite;
 }
 
 }  // namespace
 
-void pack_panel(WeightFormat format, const void* const* source_rows, const void* const* scales, int num_rows,
+bool pack_panel(WeightFormat format, const void* const* source_rows, const void* const* scales, int num_rows,
                 int64_t columns, void* panel) {
+  bool finite = true;
   const uint8_t* rows[kPanelRows];
   for (int r = 0; r < num_rows; ++r) rows[r] = static_cast<const uint8_t*>(source_rows[r]);
   uint8_t* to = static_cast<uint8_t*>(panel);
   with_format(format, [&]<class Format>(Format) {
     if constexpr (is_per_channel<Format>) {
-      pack_channels<Format>(rows, num_rows, columns, to);
+      finite = pack_channels<Format>(rows, num_rows, columns, to);
     } else if constexpr (requires { Format::kRowHeadBytes; }) {
-      pack_halves<Format>(rows, num_rows, columns, to);
+      finite = pack_halves<Format>(rows, num_rows, columns, to);
     } else if constexpr (requires { Format::kApartBytes; }) {
-      pack_pairs<Format>(rows, scales, num_rows, columns, to);
+      finite = pack_pairs<Format>(rows, scales, num_rows, columns, to);
     } else if constexpr (is_integer<Format>) {
-      pack_blocks<Format>(rows, num_rows, columns, to);
+      finite = pack_blocks<Format>(rows, num_rows, columns, to);
     } else if constexpr (requires { Format::kScaleGrid; }) {
-      pack_scaled_bytes<Format>(rows, scales, num_rows, columns, to);
+      finite = pack_scaled_bytes<Format>(rows, scales, num_rows, columns, to);
     } else {
-      put_bytes(rows, num_rows, 0, Format::kBlockBytes * columns, to);
+      finite = put_bytes(Format::kExponent, rows, num_rows, 0, Format::kBlockBytes * columns, to);
     }
   });
+  return finite;
 }
 
 }  // namespace twofold::kernels

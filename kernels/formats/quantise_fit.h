@@ -32,7 +32,7 @@ struct Affine {  // weight = scale * q + min
 
 // The nearest integer (ties to even) within [lowest, highest].
 inline float nearest_within(float v, float lowest, float highest) {
-  constexpr float kShift = 12582912.0f;  // 1.5 * 2^23: adding it leaves no bits behind the point
+  constexpr float kShift = 12582912.0f;  // 1.5 * 2^23: adding it leaves no fraction bits
   v = v > lowest ? v : lowest;
   v = v < highest ? v : highest;
   return (v + kShift) - kShift;

@@ -154,7 +154,7 @@ def test_a_request_is_explained_by_its_own_rows(
     tokens = queries.request_tokens(db, run, newest.number, first_position=newest.prompt_tokens)
     slowest = int(np.argmax(tokens.step_us))
     text = texts(app)
-    assert f"**Why the token at position {tokens.position[slowest]} took its time**" in text
+    assert f"**Why the token at position {tokens.position[slowest]} took this long**" in text
     _, cpu, fetched = tokens.num_by_placement[slowest].sum(axis=0).tolist()
     assert f"**{cpu + fetched} were not on the GPU**" in text
     assert f"{cpu} ran on the CPU, {fetched} were fetched first" in text
@@ -162,7 +162,7 @@ def test_a_request_is_explained_by_its_own_rows(
         assert f"{expert} <small>" in text
     other = int(tokens.position[0] if slowest else tokens.position[1])
     app = app.select_slider[0].set_value(other).run()
-    assert f"**Why the token at position {other} took its time**" in texts(app)
+    assert f"**Why the token at position {other} took this long**" in texts(app)
     app = app.selectbox(key="request").set_value(0).run()
     assert not app.exception
     assert metrics(app)["Answer tokens"] == "25"
@@ -370,7 +370,7 @@ def test_every_request_can_be_reached(monkeypatch: pytest.MonkeyPatch, tmp_path:
     app = app.text_input[0].set_value("7").run()
     assert 7 in offered()
     app = app.text_input[0].set_value("no_such%").run()
-    assert "No request of this run is like that" in texts(app)
+    assert "No requests match the filter" in texts(app)
     app = app.text_input[0].set_value("").run()
     app = app.selectbox(key="ended-1").set_value("cancelled").run()
     assert offered() == [450]

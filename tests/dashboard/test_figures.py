@@ -92,10 +92,10 @@ def test_the_explanation_names_what_was_unusual() -> None:
         explanation.sentences(tokens([200.0, 800.0, 200.0], [1, 40, 1]), 1, [upload], emulated=True)
     )
     assert "**800 µs** on the emulated clock, 4.0 × this request's median (200 µs)" in text
-    assert "**39 other tokens** (usually 0) — a prompt was being read" in text
+    assert "**39 other tokens** (usually 0) — a prompt was prefilled" in text
     assert "**3 were not on the GPU** (median of this request: 0): 2 ran on the CPU, 1 were fetched" in text
     assert (
-        "those of layer **0** took longest: 700 µs, 92% of 760 µs in all layers (its median: 100 µs); "
+        "The experts of layer **0** took longest: 700 µs, 92% of 760 µs in all layers (its median: 100 µs); "
         "it waited for the CPU" in text
     )
     assert "1 expert (2.0 MB) crossed PCIe in 55 µs, 1 of them because" in text
@@ -108,7 +108,7 @@ def test_the_explanation_of_an_ordinary_token_invents_nothing() -> None:
     text = "\n".join(explanation.sentences(tokens([200.0, 800.0, 200.0], [1, 1, 1]), 0, [], emulated=False))
     assert "as long as usual" in text
     assert "emulated" not in text
-    assert "It had the step to itself." in text
+    assert "It was the only token of the step." in text
     assert "**0 were not on the GPU**" in text
     assert "Nothing was copied over PCIe" in text
     assert "predicted 75 µs for its experts; they took 150 µs (+100%)" in text
@@ -144,7 +144,9 @@ def test_the_parts_of_a_step_are_shown_with_their_clock_and_sum_to_it() -> None:
         queries.StepTimes(100.0, parts, 8.0, {"dense": 2.0, "link": 6.0}), queue_s=0.25
     )
     assert "the step on the emulated clock" in both
-    assert both.index("waiting for the link") < both.index("this machine's clock, which played the GPU")
+    assert both.index("waiting for the link") < both.index(
+        "the wall clock of this machine, which emulates the GPU"
+    )
     assert "waited 250 ms in the queue" in both
     assert "not recorded" in explanation.where_it_went(None, None)
 

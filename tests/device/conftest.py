@@ -11,7 +11,7 @@ from types import ModuleType
 import pytest
 
 BUILD = Path(os.environ.get("TWOFOLD_BUILD_DIR") or Path(__file__).resolve().parents[2] / "build")
-BUILT = BUILD / "dev/tests/device"
+BUILT = BUILD / "dev/tests/device/fake"
 
 
 def built_module(name: str) -> ModuleType:

@@ -65,7 +65,7 @@ class FakeDevice:
 
 
 class FakeQueue:
-    """A worker thread in a device's place, so that whoever starts work goes on beside it. See `DeviceQueue`."""
+    """Runs a device's work on a worker thread, so that the caller continues meanwhile. See `DeviceQueue`."""
 
     stream = 0
 

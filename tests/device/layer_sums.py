@@ -100,13 +100,13 @@ def expert_limit(expert: tuple[F64, F64, F64], x: F64, kind: str) -> F64:
 
 
 class LayerSums:
-    """Watches a runner's layers, whoever places them. The model has weights of bf16."""
+    """Checks the outputs of a runner's layers, wherever placement is decided. The model has bf16 weights."""
 
     def __init__(self, fake: ModuleType, runner: DeviceRunner, path: Path) -> None:
         self.num_rows = 0
         """Rows of layers that were compared."""
         self.worst = 0.0
-        """The largest error seen, as a share of what the order of additions and the roundings behind it can make."""
+        """The largest error seen, relative to the bound from the order of additions and the roundings after it."""
         self._executor = cpu_beside_device(fake, runner.moe.store, runner.moe.shape.num_experts)
         files, pool = open_model_files(path), ops.ThreadPool(1)
         self._experts = [

@@ -18,18 +18,18 @@ from twofold.blocks import ops
 from twofold.device.finding import on_device
 from twofold.device.model import DeviceModel
 from twofold.device.runner import DeviceRunner
-from twofold.engine.expert_loading import load_experts, slot_plan
 from twofold.engine.kv_cache import PagePool
-from twofold.engine.model import LoadedModel
-from twofold.engine.runner import ModelRunner, Runner
-from twofold.engine.sampler import Sampler
 from twofold.engine.scheduler import Scheduler
-from twofold.engine.sequences import Sequence as Request
 from twofold.experts.accelerator import AcceleratorChoice
 from twofold.models import open_model_files
+from twofold.step.expert_loading import load_experts, slot_plan
+from twofold.step.model import LoadedModel
+from twofold.step.runner import ModelRunner, Runner
+from twofold.step.sampler import Sampler
+from twofold.step.sequences import Sequence as Request
 
 from tests.device.fake_device import FakeDevice
-from tests.told_sampler import ToldSampler
+from tests.engine.told_sampler import ToldSampler
 
 PAGE_SIZE = 8
 NUM_PAGES = 128
@@ -92,7 +92,7 @@ def make_cpu_runner(path: Path, num_deferred: int = 0) -> ModelRunner:
 
 @contextmanager
 def found_device(open_native: Callable[[], Any]) -> Iterator[None]:
-    """Inside, this machine has a device: whoever looks for one finds a fake of its own."""
+    """Context in which this machine has a device: each lookup finds a new fake."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("twofold.device.finding.find_device", lambda: (FakeDevice(open_native()), ""))
         yield

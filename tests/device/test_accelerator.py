@@ -14,7 +14,7 @@ import pytest
 from twofold import _core
 from twofold.api.errors import CapacityError, KernelError
 from twofold.blocks import ops
-from twofold.lab.systems import SYSTEMS
+from twofold.tools.lab.systems import SYSTEMS
 from twofold.weights.weight_format import WeightMatrix
 
 LAYERS, EXPERTS, TOP_K, HIDDEN, INTERMEDIATE = 3, 8, 2, 64, 32

@@ -16,8 +16,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from twofold.blocks import ops
-from twofold.cli.calibrate import format_device
-from twofold.cli.main import main
 from twofold.device.calibration import (
     LINK_BYTES,
     LayerConstants,
@@ -31,11 +29,13 @@ from twofold.device.probe import KernelProbe
 from twofold.experts.calibration import Sample, random_store
 from twofold.experts.profiles import COST_FIGURES, load_profile
 from twofold.experts.slot_plan import MoeShape
-from twofold.models.testing import TinyModel, write_tiny_model
+from twofold.tools.cli.calibrate import format_device
+from twofold.tools.cli.main import main
 from twofold.weights.weight_format import packed_bytes
 
 from tests.device.fake_device import FakeDevice
 from tests.device.runner_runs import found_device
+from tests.tiny_models.writing import TinyModel, write_tiny_model
 
 SHAPE = MoeShape(2, 32, 4, 64, 32, (("bf16",) * 3,) * 2)
 
@@ -209,9 +209,7 @@ def test_the_command_measures_the_fake_device_and_keeps_its_figures(
     argv = ["calibrate", str(model), "--output", str(stored), "--cpu-threads", "1", "--repeats", "1"]
     assert main([*argv, "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)["accelerator"]
-    assert printed["link_bandwidth_gbps"] == pytest.approx(
-        10.0, rel=0.02
-    )  # what it plays unless told otherwise
+    assert printed["link_bandwidth_gbps"] == pytest.approx(10.0, rel=0.02)  # the default of the fake device
     profile = load_profile(str(stored))
     assert profile.figures["link_bandwidth_gbps"].value == printed["link_bandwidth_gbps"]
     for name in set(COST_FIGURES) - {"cpu_bandwidth_gbps", "cpu_gflops", "cpu_expert_overhead_us"}:

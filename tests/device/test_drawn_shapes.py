@@ -1,4 +1,4 @@
-"""The CUDA kernels' own sources at shapes that nobody chose, run by the SIMT machine, against torch. No GPU run."""
+"""The CUDA kernels' own sources at random shapes, run by the SIMT machine, against torch. Not a GPU run."""
 
 from __future__ import annotations
 

@@ -21,16 +21,16 @@ from twofold.api.config import EngineConfig  # noqa: E402
 from twofold.api.errors import CapacityError, ConfigError, KernelError  # noqa: E402
 from twofold.api.types import Chunk, SamplingParams  # noqa: E402
 from twofold.blocks import ops  # noqa: E402
-from twofold.cli.machine_checks import check_device_memory  # noqa: E402
-from twofold.cli.main import main  # noqa: E402
 from twofold.device.model import DeviceModel  # noqa: E402
 from twofold.engine import Engine  # noqa: E402
 from twofold.engine.packing import pack_directory  # noqa: E402
 from twofold.models.bundled import bundled_model_path  # noqa: E402
 from twofold.models.model_files import open_model_files  # noqa: E402
-from twofold.models.testing import TinyModel, write_tiny_model  # noqa: E402
+from twofold.tools.cli.doctor.machine_checks import check_device_memory  # noqa: E402
+from twofold.tools.cli.main import main  # noqa: E402
 
 from tests.device.runner_runs import found_device  # noqa: E402
+from tests.tiny_models.writing import TinyModel, write_tiny_model  # noqa: E402
 
 TINY = TinyModel(dtype="bfloat16", hidden_size=64, head_dim=32, num_layers=3, num_experts=10)
 ROOM = 2 << 30
@@ -212,7 +212,7 @@ def test_every_token_upload_and_eviction_of_requests_is_in_the_database(
 
 
 def check_step_parts(url: str, num_steps: int) -> None:
-    """Prompts and tables alike: what the device timed and what the host did sum to the step."""
+    """For prompts and table steps, the device's times and the host's times sum to the step."""
     from twofold.telemetry import queries
 
     db = queries.open_database(url)
@@ -247,7 +247,7 @@ def test_the_server_answers_from_the_device(cuda: None, tiny: Path) -> None:
             body = {"prompt": "one two", "max_tokens": 6, "model": tiny.name, "temperature": 0}
             replies = [client.post("/v1/completions", json=body) for _ in range(2)]
             assert [reply.status_code for reply in replies] == [200, 200], replies[0].text
-            # Not the same text: what a hit and a miss round otherwise may turn a random model's answer.
+            # Not the same text: hits and misses round differently, which may change a random model's answer.
             assert [reply.json()["usage"]["completion_tokens"] for reply in replies] == [6, 6]
     finally:
         engine.close()

@@ -14,9 +14,9 @@ from twofold.api.config import EngineConfig
 from twofold.api.types import Chunk, GenerationRequest, SamplingParams
 from twofold.engine import Engine
 from twofold.experts.placement import placement_mask
-from twofold.models.testing import TinyModel, write_tiny_model
 
 from tests.device.runner_runs import found_device
+from tests.tiny_models.writing import TinyModel, write_tiny_model
 
 TINY = TinyModel(dtype="bfloat16", hidden_size=64, head_dim=32, num_layers=2, num_experts=10)
 SLOTS = 6

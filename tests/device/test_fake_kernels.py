@@ -18,7 +18,7 @@ from twofold.blocks import ops  # noqa: E402
 from twofold.device.experts import make_host_store, pack_expert  # noqa: E402
 from twofold.weights.weight_format import WeightMatrix  # noqa: E402
 
-from tests.unit.test_native_stubs import PACKAGE, exported, stubbed  # noqa: E402
+from tests.repository.test_native_stubs import PACKAGE, exported, stubbed  # noqa: E402
 
 EXPERTS, TOP_K, HIDDEN, INTERMEDIATE, TOKENS = 8, 3, 64, 96, 5
 NOBODY = len(_core.Placement.__members__)

@@ -15,9 +15,9 @@ from twofold.blocks.device_step import Favour  # noqa: E402
 from twofold.blocks.router import Router  # noqa: E402
 from twofold.device.kernels import TorchKernels  # noqa: E402
 from twofold.device.runner import DeviceRunner  # noqa: E402
-from twofold.models.testing import TinyModel, tiny_weights, write_tiny_model, write_weights  # noqa: E402
 
 from tests.device.runner_runs import F32, make_cpu_runner, make_runner, scripted  # noqa: E402
+from tests.tiny_models.writing import TinyModel, tiny_weights, write_tiny_model, write_weights  # noqa: E402
 
 TINY = TinyModel(
     dtype="bfloat16", hidden_size=64, head_dim=32, num_layers=4, mlp_only_layers=(1,), num_experts=10, top_k=4
@@ -34,7 +34,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def learned(fake: ModuleType, path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What a cache of 24 slots holds after a conversation."""
+    """Contents of a cache of 24 slots after a conversation."""
     runner = make_runner(fake, path, slots=24)
     spoken(runner)
     file = tmp_path_factory.mktemp("cache") / "state"
@@ -47,7 +47,7 @@ def spoken(runner: DeviceRunner) -> F32:
 
 
 def distances(ours: F32, reference: F32) -> F32:
-    """Of each row, relatively."""
+    """Relative distance per row."""
     found: F32 = np.linalg.norm(ours - reference, axis=1) / np.linalg.norm(reference, axis=1)
     return found
 
@@ -73,7 +73,7 @@ def test_with_all_experts_on_the_cpu_it_is_what_the_cpu_alone_makes(
 
 
 def test_beside_slots_graphs_and_the_host_make_the_same(fake: ModuleType, path: Path, learned: Path) -> None:
-    """Also in layers where nobody has an expert on the CPU: what the layer before deferred joins there."""
+    """Also in layers without experts on the CPU: the previous layer's deferred outputs are added there."""
     runs = {}
     for name, table_steps, most in (("graph", True, DEFERRED), ("host", False, DEFERRED), ("off", True, 0)):
         runner = make_runner(fake, path, slots=24, rules=STILL, table_steps=table_steps, num_deferred=most)

@@ -111,7 +111,7 @@ def steps(num_steps: int, sizes: tuple[int, ...]) -> list[list[tuple[Any, Any, A
         tokens = sizes[step % len(sizes)]
         layers = []
         for _ in range(LAYERS):
-            # Of the most tokens an expert gets more than a tile.
+            # With MANY tokens an expert gets more than a tile.
             few = (np.arange(TOP_K if tokens == MANY else TOP_K + 2) + step // 5) % EXPERTS
             liked = np.arange(EXPERTS) if 8 < tokens < MANY else few
             ids = np.stack([random.permutation(liked)[:TOP_K] for _ in range(tokens)]).astype(np.int32)

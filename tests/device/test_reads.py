@@ -18,8 +18,8 @@ torch = pytest.importorskip("torch")
 from hypothesis import HealthCheck, given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from twofold import _core  # noqa: E402
+from twofold import _testing as testing  # noqa: E402
 from twofold._core import device as launches  # noqa: E402
-from twofold._core import testing  # noqa: E402
 
 from tests.device.layer_sums import FIGURES  # noqa: E402
 

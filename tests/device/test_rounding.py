@@ -18,7 +18,7 @@ torch = pytest.importorskip("torch")
 
 from twofold import _core  # noqa: E402
 from twofold._core import device as launches  # noqa: E402
-from twofold._core.testing import kernels  # noqa: E402
+from twofold._testing import kernels  # noqa: E402
 from twofold.blocks import ops  # noqa: E402
 from twofold.device.experts import make_host_store, pack_expert  # noqa: E402
 from twofold.device.layouts import Grouping, by_expert  # noqa: E402
@@ -26,7 +26,7 @@ from twofold.weights.weight_format import FORMATS as LAYOUTS  # noqa: E402
 from twofold.weights.weight_format import WeightMatrix  # noqa: E402
 
 from tests.device.layer_sums import alone, cpu_beside_device, expert_limit  # noqa: E402
-from tests.kernel_levels import chosen  # noqa: E402
+from tests.kernels.kernel_levels import chosen  # noqa: E402
 
 F32 = npt.NDArray[np.float32]
 F64 = npt.NDArray[np.float64]
@@ -164,7 +164,7 @@ def test_an_expert_of_the_kernels_is_the_cpus_but_for_the_order_of_sums_and_what
     error = np.abs(outputs - layer.on_cpu)
     assert (error <= limits).all()
     assert (error > 0).any()
-    if kind != "f32":  # the bound is worth something: who rounds nothing is far outside
+    if kind != "f32":  # the bound is meaningful: results without rounding are far outside
         assert (np.abs(unrounded - layer.on_cpu) > limits).mean() > 0.1
 
 

@@ -1,6 +1,6 @@
 """`--accelerator cuda` with the project's own kernels in every layer, dense ones too, run by the SIMT machine.
 
-Nobody watches them here (`tests/simt` does): they compute. This is no GPU run: torch's products are the CPU's.
+Kernels run without access checks here (`tests/simt` has them). This is not a GPU run: torch's products are the CPU's.
 """
 
 from __future__ import annotations
@@ -17,13 +17,16 @@ torch = pytest.importorskip("torch")
 
 from twofold.api.config import EngineConfig  # noqa: E402
 from twofold.api.types import SamplingParams  # noqa: E402
-from twofold.cli.main import main  # noqa: E402
 from twofold.device.runner import DeviceRunner  # noqa: E402
 from twofold.engine import Engine  # noqa: E402
 from twofold.models.registry import FAMILIES  # noqa: E402
-from twofold.models.testing import TinyModel, write_tiny_model  # noqa: E402
-from twofold.models.testing_deepseek import TinyDeepseek  # noqa: E402
-from twofold.models.testing_families import (  # noqa: E402
+from twofold.tools.cli.main import main  # noqa: E402
+from twofold.weights.weight_format import FORMATS as LAYOUTS  # noqa: E402
+
+from tests.device.runner_runs import found_device, make_cpu_runner, make_runner, scripted  # noqa: E402
+from tests.device.test_device_runner import Lost  # noqa: E402
+from tests.tiny_models.deepseek import TinyDeepseek  # noqa: E402
+from tests.tiny_models.families import (  # noqa: E402
     TinyErnie,
     TinyGlm4Moe,
     TinyGlm4MoeLite,
@@ -32,16 +35,13 @@ from twofold.models.testing_families import (  # noqa: E402
     TinyOlmoe,
     TinyQwen2Moe,
 )
-from twofold.models.testing_gemma4 import TinyGemma4  # noqa: E402
-from twofold.models.testing_gpt_oss import TinyGptOss  # noqa: E402
-from twofold.models.testing_granite import TinyGranite  # noqa: E402
-from twofold.models.testing_lfm2 import TinyLfm2  # noqa: E402
-from twofold.models.testing_llama4 import TinyLlama4  # noqa: E402
-from twofold.models.testing_qwen3_next import TinyQwen3Next, TinyQwen35Moe  # noqa: E402
-from twofold.weights.weight_format import FORMATS as LAYOUTS  # noqa: E402
-
-from tests.device.runner_runs import found_device, make_cpu_runner, make_runner, scripted  # noqa: E402
-from tests.device.test_device_runner import Lost  # noqa: E402
+from tests.tiny_models.gemma4 import TinyGemma4  # noqa: E402
+from tests.tiny_models.gpt_oss import TinyGptOss  # noqa: E402
+from tests.tiny_models.granite import TinyGranite  # noqa: E402
+from tests.tiny_models.lfm2 import TinyLfm2  # noqa: E402
+from tests.tiny_models.llama4 import TinyLlama4  # noqa: E402
+from tests.tiny_models.qwen3_next import TinyQwen3Next, TinyQwen35Moe  # noqa: E402
+from tests.tiny_models.writing import TinyModel, write_tiny_model  # noqa: E402
 
 TOKENS = 6
 QWEN = TinyModel(

@@ -11,10 +11,20 @@ import sys
 from pathlib import Path
 
 import pytest
-from twofold._core.testing import kernels
+from twofold._testing import kernels
 
 ROOT = Path(__file__).resolve().parents[2]
-PARTS = ("engine", "device", "native", "e2e", "server/test_real_engine.py")
+PARTS = (
+    "core",
+    "device",
+    "e2e",
+    "engine",
+    "experts",
+    "models",
+    "native",
+    "weights",
+    "server/test_real_engine.py",
+)
 """tests/kernels runs every level whatever is chosen: once more beside a lesser torch is enough."""
 LESSER_TORCH = {
     "avx2": {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"},

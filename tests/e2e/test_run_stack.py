@@ -6,6 +6,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import runpy
 import signal
 import socket
 import sqlite3
@@ -196,3 +197,23 @@ def test_a_model_that_is_not_there_gives_one_line_and_no_half_started_server(tmp
     assert "nowhere" in done.stderr
     assert "Traceback" not in done.stderr
     assert not is_listening(int(ports[0]))
+
+
+def test_a_group_is_ended_while_its_leader_still_has_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A child that was reaped may share its number with a stranger's group."""
+    ended, killpg = [], os.killpg
+
+    def watched(group: int, number: int) -> None:
+        ended.append(Path(f"/proc/{group}").exists())
+        killpg(group, number)
+
+    monkeypatch.setattr("os.killpg", watched)
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    run_stack = runpy.run_path(str(SCRIPT))
+    child = subprocess.Popen(["true"], start_new_session=True)
+    while run_stack["exit_code"](child) is None:
+        pass
+    assert run_stack["ended_early"]({"server": child}) == 1
+    run_stack["end"]({"server": child})
+    assert ended == [True]
+    assert child.returncode == 0

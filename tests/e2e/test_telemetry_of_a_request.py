@@ -9,11 +9,12 @@ import pytest
 from twofold.api.config import EngineConfig
 from twofold.api.types import GenerationRequest, SamplingParams
 from twofold.engine import Engine
-from twofold.models.testing import TinyModel, write_tiny_model
 from twofold.telemetry import queries
 from twofold.telemetry.sink import CacheEventKind, Placement
 from twofold.telemetry.summary import summarise
 from twofold.telemetry.writer import open_sink
+
+from tests.tiny_models.writing import TinyModel, write_tiny_model
 
 PROMPTS = ([5, 6, 7, 8, 9, 10, 11], [12, 13, 14])
 ANSWER_TOKENS = 12

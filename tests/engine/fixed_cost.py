@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from twofold import _core
-from twofold._core import testing
+from twofold import _testing as testing
 
 
 def fixed_cost() -> testing.CostModel:

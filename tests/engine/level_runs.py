@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 from twofold.api.config import EngineConfig
 from twofold.blocks import ops
-from twofold.engine.model import LoadedModel
 from twofold.engine.module_rules import apply_rules
 from twofold.experts.accelerator import AcceleratorChoice
 from twofold.models.model_files import open_model_files
+from twofold.step.model import LoadedModel
 
 from tests.engine.model_runs import F32, Runner, random_prompt
 
@@ -35,7 +35,7 @@ def ruled(directory: Path, rules: Path | None, num_threads: int = 2) -> Runner:
 
 
 def computed(runner: Runner, chunks: Sequence[int] = ()) -> F32:
-    """Hidden states of a prompt and of a token behind it, and the logits of all."""
+    """Hidden states of a prompt and of one token after it, and all their logits."""
     sequence, hidden = runner.prefill(PROMPT, chunks)
     rows = np.concatenate([hidden, runner.step((sequence, [5]))[0]])
     return np.concatenate([rows, runner.logits(rows)], axis=1)

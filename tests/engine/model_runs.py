@@ -8,15 +8,15 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from twofold._core.testing import kernels
+from twofold._testing import kernels
 from twofold.blocks import ops
-from twofold.engine.expert_loading import moe_shape
-from twofold.engine.model import BatchMeta, LoadedModel, load_model
 from twofold.experts.accelerator import AcceleratorChoice
 from twofold.experts.moe import MoeRuntime
 from twofold.experts.slot_plan import DenseCost, SlotPlan
+from twofold.step.expert_loading import moe_shape
+from twofold.step.model import BatchMeta, LoadedModel, load_model
 
-from tests.kernel_levels import chosen
+from tests.kernels.kernel_levels import chosen
 
 F32 = npt.NDArray[np.float32]
 PAGE_SIZE = 4

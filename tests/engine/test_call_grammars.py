@@ -11,12 +11,12 @@ import jsonschema
 import pytest
 from twofold.api.constraints import Constraint
 from twofold.api.errors import RequestError
-from twofold.chat.answer_grammar import Calls, answer_constraint
-from twofold.chat.answer_parser import AnswerParser
-from twofold.chat.call_forms import FORMS
-from twofold.chat.dialects import REASONING_PARSERS, TOOL_PARSERS, tokens_of
-from twofold.chat.marks import ChatMarks
 from twofold.engine import grammar_source
+from twofold.text.chat.answer_grammar import Calls, answer_constraint
+from twofold.text.chat.answer_parser import AnswerParser
+from twofold.text.chat.call_forms import FORMS
+from twofold.text.chat.dialects import REASONING_PARSERS, TOOL_PARSERS, tokens_of
+from twofold.text.chat.marks import ChatMarks
 
 WEATHER: dict[str, Any] = {
     "type": "object",
@@ -61,6 +61,8 @@ class Writer:
         self.ends += dialect.ends if dialect is not None else ()
         self.ids = {piece.decode(): END + at for at, piece in enumerate(self.pieces[END:])}
         self.special = set(self.ids.values()) if special else {END}
+        self.unfinished = ""
+        """The last text that did not end in time."""
         table = grammar_source.TokenTable(self.pieces, sorted(self.special))
         self.tokens = table.compiled([END])
 
@@ -99,6 +101,7 @@ class Writer:
                 return text.decode()
             assert matcher.consume_token(token)
             text += self.pieces[token]
+        self.unfinished = text.decode(errors="ignore")
         return None
 
     def _next_of_ends(self, text: bytes) -> set[int]:
@@ -108,7 +111,7 @@ class Writer:
 
 
 class Read:
-    """What a parser makes of an answer."""
+    """Parsed form of an answer."""
 
     def __init__(self, text: str, tools: str, reasoning: str | None, opened: bool = False) -> None:
         parser = AnswerParser(tools, reasoning, TOOLS, reasoning_opened=opened)
@@ -170,6 +173,36 @@ def test_a_forced_answer_is_calls_that_match(name: str, special: bool) -> None:
         assert {call[0] for call in read.calls} <= ({only} if only else SCHEMAS.keys())
         assert len(read.calls) == 1 or only is None
     assert num_done >= 4
+
+
+@pytest.mark.parametrize("name", TOOL_PARSERS)
+def test_a_forced_answer_that_is_cut_has_no_text(name: str) -> None:
+    """Wherever it is cut: every call that begins is there, the last with the beginning of its arguments."""
+    reasoning = reasoning_of(name)
+    writer = Writer(name, reasoning, special=True)
+    marks, calls = ChatMarks(name, reasoning), Calls(TOOLS, True, "weather", several=False)
+    constraint = answer_constraint(
+        None, calls, marks, opened=False, closed=True, special_id=writer.special_id
+    )
+    assert constraint is not None
+    texts = [writer.written(constraint, seed) or writer.unfinished for seed in range(8)]
+    text = max(texts, key=len)
+    written = set()
+    for end in range(1, len(text)):
+        parser = AnswerParser(name, reasoning, TOOLS)
+        events = parser.push(text[:end]) + parser.finish(cuts_calls=True)
+        assert {event.kind for event in events} <= {
+            "call",
+            "arguments",
+            "call_end",
+            "call_cut",
+            "reasoning",
+            "skipped",
+        }
+        assert "".join(event.raw for event in events) == text[:end]
+        assert {event.text for event in events if event.kind == "call"} <= SCHEMAS.keys()
+        written.add("".join(event.text for event in events if event.kind == "arguments"))
+    assert len(written) > 3
 
 
 @pytest.mark.parametrize(("name", "special"), CAN)

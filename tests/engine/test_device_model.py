@@ -20,10 +20,10 @@ from twofold.device.graphs import DecodeGraphs  # noqa: E402
 from twofold.device.kernels import TorchKernels  # noqa: E402
 from twofold.device.model import DeviceModel  # noqa: E402
 from twofold.models.model_files import open_model_files  # noqa: E402
-from twofold.models.testing import TinyModel, write_tiny_model  # noqa: E402
 
 from tests.device.fake_device import FakeDevice, FakeQueue  # noqa: E402
 from tests.engine.model_runs import load, random_prompt  # noqa: E402
+from tests.tiny_models.writing import TinyModel, write_tiny_model  # noqa: E402
 
 CPU = torch.device("cpu")
 PAGE = 8

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from twofold.api.types import Draw, SamplingParams  # noqa: E402
 from twofold.blocks import ops  # noqa: E402
 from twofold.device.sampler import CANDIDATES, ON_HOST, DeviceSampler  # noqa: E402
-from twofold.engine.sampler import Sampler, pick_undecided, sample  # noqa: E402
+from twofold.step.sampler import Sampler, pick_undecided, sample  # noqa: E402
 
 from tests.device.fake_device import FakeDevice  # noqa: E402
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -10,7 +11,8 @@ from twofold.api.config import EngineConfig
 from twofold.api.errors import CapacityError, ConfigError, KernelError, ModelLoadError, RequestError
 from twofold.api.types import Chunk, GenerationRequest, SamplingParams
 from twofold.engine import Engine
-from twofold.models.testing import TinyModel, write_tiny_model
+
+from tests.tiny_models.writing import TinyModel, write_tiny_model
 
 PROMPTS = [tuple(range(5, 5 + n)) for n in (3, 17, 40, 9, 26)]
 
@@ -129,8 +131,27 @@ def test_requests_that_run_together_get_the_answers_they_get_alone(plain, model_
     while engine.step():
         pass
     assert [c.tokens for c in together] == alone
-    assert engine.stats().num_free_pages == engine.stats().num_pages
+    stats = engine.stats()
+    assert stats.num_free_pages == stats.num_pages
+    assert stats.num_preemptions > 0
+    assert sum(stats.step_tokens.values()) == stats.num_steps
+    assert max(stats.step_tokens) <= 16
     engine.close()
+
+
+def test_the_wall_clock_is_told_beside_the_emulated_one(model_dir):
+    engine = Engine.load(EngineConfig(model=model_dir, accelerator="emulated:rtx4090-pcie4"))
+    chunks: list[Chunk] = []
+    begun = time.perf_counter()
+    engine.generate(PROMPTS[0], SamplingParams(max_tokens=4, ignore_eos=True), chunks.append)
+    lasted = time.perf_counter() - begun
+    engine.close()
+    usage = chunks[-1].usage
+    assert usage is not None
+    assert usage.clock == "virtual"
+    assert usage.max_tokens == 4
+    assert min(usage.wall_s) > 0
+    assert sum(usage.wall_s) < lasted
 
 
 def test_the_engine_thread_serves_submissions_from_many_threads(plain, model_dir):
@@ -314,7 +335,7 @@ def test_settings_that_cannot_be_met_are_refused_at_load(model_dir, config, erro
 
 
 class Sink:
-    """Keeps what telemetry is told."""
+    """Keeps the events that telemetry receives."""
 
     def __init__(self):
         self.run, self.requests, self.steps, self.events = None, [], [], {}

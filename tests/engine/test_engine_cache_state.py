@@ -9,7 +9,8 @@ from twofold.api.config import EngineConfig
 from twofold.api.errors import ConfigError
 from twofold.api.types import SamplingParams
 from twofold.engine import Engine
-from twofold.models.testing import TinyModel, write_tiny_model
+
+from tests.tiny_models.writing import TinyModel, write_tiny_model
 
 PROMPT = tuple(range(5, 25))
 

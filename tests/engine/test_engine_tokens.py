@@ -13,10 +13,10 @@ from twofold.api.errors import RequestError
 from twofold.api.types import Chunk, GenerationRequest, SamplingParams, TokenLogprob
 from twofold.blocks import ops
 from twofold.engine import Engine
-from twofold.engine.model import load_model
-from twofold.models.testing import TinyModel, write_tiny_model
+from twofold.step.model import load_model
 
 from tests.engine.model_runs import Runner
+from tests.tiny_models.writing import TinyModel, write_tiny_model
 
 PROMPTS = [tuple(range(5, 5 + n)) for n in (3, 90, 40, 9, 1, 26, 17, 2)]
 WARM = SamplingParams(temperature=0.9, seed=7, max_tokens=12, ignore_eos=True)
@@ -117,7 +117,7 @@ def test_asking_changes_no_token_and_eight_at_once_get_what_each_gets_alone(
     for (prompt, params), one in zip(cases, alone, strict=True):
         silent = answer(engine, prompt, replace(params, logprobs=None, prompt_logprobs=None))
         assert (silent.tokens, silent.text) == (one.tokens, one.text)
-    # Chunks of 16 tokens and few pages: prompts are cut, and somebody starts over.
+    # Chunks of 16 tokens and few pages: prompts are chunked, and at least one sequence is preempted.
     for policy, cached in (("fcfs", True), ("priority", True), ("priority", False)):
         crowded = Engine.load(
             EngineConfig(

@@ -18,7 +18,8 @@ from twofold.engine.waiting import Waiter
 from twofold.experts import expert_recordings
 from twofold.experts.expert_recordings import ForwardPass, Recording
 from twofold.experts.expert_statistics import read_statistics
-from twofold.models.testing import TinyModel, write_tiny_model
+
+from tests.tiny_models.writing import TinyModel, write_tiny_model
 
 LAYERS, EXPERTS, TOP_K = 3, 8, 2
 MOE_LAYERS = [0, 2, 3]
@@ -83,7 +84,7 @@ def files(summary: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
 
 
 def test_counts_are_those_of_the_recorded_routing_and_of_the_placements(engine: Engine) -> None:
-    answer(engine, 50)  # nobody records yet
+    answer(engine, 50)  # before recording starts
     engine.recording.start()
     before = engine.stats().placement
     routing = [answer(engine, 1), answer(engine, 2)]

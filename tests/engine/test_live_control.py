@@ -13,8 +13,9 @@ from twofold.api.errors import CapacityError, ConfigError, TwofoldError
 from twofold.api.types import Chunk, GenerationRequest, Resize, SamplingParams
 from twofold.engine import Engine
 from twofold.engine.waiting import Waiter
-from twofold.models.testing import write_tiny_model
-from twofold.models.testing_qwen3_next import TinyQwen3Next
+
+from tests.tiny_models.qwen3_next import TinyQwen3Next
+from tests.tiny_models.writing import write_tiny_model
 
 STREAMS = 16
 TOKENS = 40
@@ -30,7 +31,7 @@ def load(accelerator: str = "emulated:rtx4090-pcie4", **settings: object) -> Eng
 
 
 class Streams:
-    """As many requests as there are prompts, half of them greedy, of which the tokens are kept."""
+    """One request per prompt, half of them greedy; keeps their tokens."""
 
     def __init__(self, engine: Engine, prompts: list[str] = PROMPTS, tokens: int = TOKENS) -> None:
         self.tokens: list[list[int]] = [[] for _ in prompts]
@@ -51,7 +52,7 @@ class Streams:
         return take
 
     def wait_for(self, num_tokens: int) -> None:
-        """Until so many tokens are there, of all together."""
+        """Waits for `num_tokens` tokens of all requests together."""
         with self._moved:
             assert self._moved.wait_for(lambda: sum(map(len, self.tokens)) >= num_tokens, WAIT_S)
 

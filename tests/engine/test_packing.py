@@ -16,26 +16,26 @@ from twofold.api.config import EngineConfig
 from twofold.api.errors import ConfigError, ModelLoadError, TwofoldError
 from twofold.api.types import SamplingParams
 from twofold.blocks import ops
-from twofold.cli.main import main
 from twofold.engine import Engine, packing
 from twofold.engine.packing import pack_directory
 from twofold.models.model_files import open_model_files
-from twofold.models.testing import TinyModel, write_tiny_model
-from twofold.models.testing_deepseek import TinyDeepseek
-from twofold.models.testing_families import TinyErnie, TinyGlm4Moe, TinyMiniMaxM2, TinyOlmoe, TinyQwen2Moe
-from twofold.models.testing_gemma4 import TinyGemma4
-from twofold.models.testing_gguf import write_tiny_gguf
-from twofold.models.testing_gpt_oss import TinyGptOss
-from twofold.models.testing_granite import TinyGranite
-from twofold.models.testing_lfm2 import TinyLfm2
-from twofold.models.testing_llama4 import TinyLlama4
-from twofold.models.testing_qwen3_next import TinyQwen3Next, TinyQwen35Moe
-from twofold.weights import panel_writing
+from twofold.tools.cli.main import main
+from twofold.weights import panel_file, panel_writing
 from twofold.weights.panel_file import PANEL_FILE, PREFIX, read_contents
 
-from tests.engine.fp8_models import write_both
-from tests.engine.test_formats_forward import encode
 from tests.kernels.test_pool_plan import needs_two, two_nodes
+from tests.models.test_formats_forward import encode
+from tests.tiny_models.deepseek import TinyDeepseek
+from tests.tiny_models.families import TinyErnie, TinyGlm4Moe, TinyMiniMaxM2, TinyOlmoe, TinyQwen2Moe
+from tests.tiny_models.gemma4 import TinyGemma4
+from tests.tiny_models.gguf import write_tiny_gguf
+from tests.tiny_models.gpt_oss import TinyGptOss
+from tests.tiny_models.granite import TinyGranite
+from tests.tiny_models.lfm2 import TinyLfm2
+from tests.tiny_models.llama4 import TinyLlama4
+from tests.tiny_models.qwen3_next import TinyQwen3Next, TinyQwen35Moe
+from tests.tiny_models.writing import TinyModel, write_tiny_model
+from tests.weights.fp8_models import write_both
 
 PROMPT = tuple(range(5, 45))
 WIDE = TinyModel(
@@ -151,7 +151,7 @@ def cut(by: int) -> Callable[[Path], None]:
 
 
 def edit_contents(old: bytes, new: bytes) -> Callable[[Path], None]:
-    """With a checksum that fits: somebody meant it."""
+    """Edits the contents and fixes the checksum: a deliberate change."""
 
     def damage(path: Path) -> None:
         import zlib
@@ -198,6 +198,37 @@ def test_damages_are_refused_in_words(tmp_path: Path, packed: Path, name: str) -
         answer(copy)
     assert "pack" in str(refusal.value)
     assert str(copy / PANEL_FILE) in str(refusal.value)
+
+
+def test_a_changed_weight_is_refused_by_every_command(
+    tmp_path: Path, packed: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, stretch in read_contents(packed / PANEL_FILE).stretches():
+        copy = Path(shutil.copytree(packed, tmp_path / "copy", dirs_exist_ok=True)) / PANEL_FILE
+        overwrite(stretch.offset, bytes([copy.read_bytes()[stretch.offset] ^ 1]))(copy)
+        assert main(["generate", str(copy.parent), "--prompt", "x", "--accelerator", "none"]) == 2
+        said = " ".join(capsys.readouterr().err.split())
+        assert f"{copy}: {name} have CRC" in said
+        assert "pack the model again" in said
+
+
+def test_a_file_is_compared_once_after_it_was_copied(
+    tmp_path: Path, packed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compared = []
+    monkeypatch.setattr(
+        panel_file, "check_stretches", lambda path, contents: compared.append(contents.panels_end)
+    )
+    expected = answer(packed)
+    assert not compared, "as it was packed"
+    copy = Path(shutil.copytree(packed, tmp_path / "copy"))
+    os.utime(copy / PANEL_FILE)
+    assert answer(copy) == expected == answer(copy)
+    assert len(compared) == 1
+    (copy / PANEL_FILE).touch()
+    monkeypatch.setattr(os, "utime", _raise(OSError(30, "Read-only file system")))
+    assert answer(copy) == expected == answer(copy)
+    assert len(compared) == 3
 
 
 def test_another_configuration_is_refused(tmp_path: Path, packed: Path) -> None:
@@ -261,7 +292,7 @@ def test_the_directory_is_whole_or_not_there(
 
 
 def _raise(error: Exception) -> Callable[..., None]:
-    def call(*_: object) -> None:
+    def call(*_: object, **__: object) -> None:
         raise error
 
     return call
@@ -296,6 +327,12 @@ class TestPackedCache:
         assert answer(source, packed_cache=str(cache)) == expected
         assert "written anew" in caplog.text
         assert first.stat().st_size > 1000
+        caplog.clear()
+        stretch = read_contents(first).experts.stretches[-1]
+        overwrite(stretch.offset, bytes([first.read_bytes()[stretch.offset] ^ 1]))(first)
+        assert answer(source, packed_cache=str(cache)) == expected
+        assert f"{first}: experts of layer" in caplog.text
+        assert "written anew" in caplog.text
 
     def test_without_room_the_model_is_loaded(
         self, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch

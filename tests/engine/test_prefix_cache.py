@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 from twofold.api.config import EngineConfig
 from twofold.api.types import Chunk, GenerationRequest, SamplingParams, TokenLogprob, Usage
-from twofold.engine import Engine, prefix_cache
-from twofold.models.testing import TinyModel, write_tiny_model
+from twofold.engine import Engine
+from twofold.engine.prefix import cache as prefix_cache
 from twofold.telemetry.routing import RoutingRecorder
 
-from tests.engine.drawn_families import EXAMPLES
 from tests.engine.model_runs import random_prompt
+from tests.models.drawn_families import EXAMPLES
+from tests.tiny_models.writing import TinyModel, write_tiny_model
 
 FIRST = tuple(random_prompt(50, 1))
 SAMPLING = SamplingParams(max_tokens=10, temperature=1.0, seed=3, ignore_eos=True, logprobs=0)
@@ -31,7 +32,7 @@ class Answer(NamedTuple):
 def answers(
     engine: Engine, prompts: Iterable[tuple[int, ...]], sampling: SamplingParams = SAMPLING
 ) -> list[Answer]:
-    """Of all of them at once."""
+    """Answers to all prompts, run as one batch."""
     chunks: list[list[Chunk]] = []
     for number, prompt in enumerate(prompts):
         chunks.append([])

@@ -18,7 +18,7 @@ NATIVE = ("embed", "attention", "router", "experts_cpu", "head")
 
 
 def steps_of(path: Path, accelerator: str) -> list[StepTimes]:
-    """Of two answers by the bundled model."""
+    """Step times of two answers by the bundled model."""
     url = f"sqlite:///{path / 't.db'}"
     sink = open_sink(url)
     engine = Engine.load(

@@ -75,4 +75,4 @@ SANITIZED = (
     "prefill experts, bf16", "prefill experts, q8_0", "routing", "rotation, KV store and decode attention",
     "hits on the GPU and misses by the mailbox, eager",
 )  # fmt: skip
-"""Those that `make sanitize-gpu` runs: every kernel once, because a sanitizer takes its time."""
+"""Checks that `make sanitize-gpu` runs: every kernel once, because sanitizers are slow."""

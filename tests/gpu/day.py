@@ -30,9 +30,9 @@ from typing import Any, Final
 from benchmarks.gpu.report import ROOT, commit
 
 RANKS: Final = ("wrong", "sanitizer", "not ended", "short of its bound", "not run")
-"""What is looked at first."""
+"""Verdicts in the order of priority."""
 _STOPPING_S: Final = 20.0
-"""Of a part's share: for what is under way when it should begin nothing more."""
+"""Part of a part's share, kept for running work once nothing more should begin."""
 _SANITIZER_ERRORS: Final = 9
 """Exit status of a sanitizer that found something."""
 OPEN: Final = (
@@ -62,7 +62,7 @@ OPEN: Final = (
     ("telemetry*", "engine/twofold/telemetry/run_writer.py"),
     ("a layer's experts on the CPU*", "engine/runtime/device/mailbox_experts.cpp"),
 )
-"""By name of a check or measurement: where to begin reading."""
+"""First file to read, by name pattern of a check or measurement."""
 
 
 @dataclass(frozen=True)
@@ -71,20 +71,20 @@ class Part:
 
     name: str
     share: float
-    """Of the day's time."""
+    """Share of the day's time."""
     command: Sequence[str]
     """{json} and {budget}: where its report goes, and the seconds after which it begins nothing more."""
     names: Sequence[str]
-    """Of all that it runs, in order."""
+    """Names of all that it runs, in order."""
     repeat: str
     """The command that runs one of them again; {name}."""
     failed: str = "wrong"
-    """What a failed entry is; see RANKS."""
+    """Verdict of a failed entry; see RANKS."""
 
 
 @dataclass
 class Told:
-    """What became of a part."""
+    """Result of a part."""
 
     name: str
     verdict: str
@@ -95,7 +95,7 @@ class Told:
 
 
 def file_of(name: str) -> str:
-    """Where to begin reading when this check or measurement is not what it should be."""
+    """First file to read when this check or measurement fails."""
     return next((path for pattern, path in OPEN if fnmatch.fnmatch(name, pattern)), "docs/gpu-status.md")
 
 
@@ -145,27 +145,31 @@ def run_part(part: Part, limit_s: float, folder: Path) -> Told:
             finding = _finding(part, "", "not run", f"{command[0]} could not be started ({error.strerror})")
             return Told(part.name, "not run", 0.0, [finding])
         try:
-            status: int | None = process.wait(limit_s)
-        except subprocess.TimeoutExpired:
-            status = None
+            in_time = _has_ended(process, limit_s)
         finally:
             _end(process)
+        status = process.returncode if in_time else None
     told = _read(part, report, log, status, limit_s)
     told.seconds = round(time.perf_counter() - began, 1)
     return told
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """The part and whatever it started: a hanging kernel leaves no other way."""
+    """End the part and what it started: a hanging kernel leaves no other way."""
     for ending, wait_s in ((signal.SIGTERM, 5.0), (signal.SIGKILL, 30.0)):
-        try:
-            os.killpg(process.pid, ending)
-        except ProcessLookupError:
-            break
-        try:
-            process.wait(wait_s)
-        except subprocess.TimeoutExpired:
-            continue
+        os.killpg(process.pid, ending)
+        _has_ended(process, wait_s)
+    process.poll()
+
+
+def _has_ended(process: subprocess.Popen[bytes], limit_s: float) -> bool:
+    """Wait for it at most so long and leave it a zombie: until it is reaped no other group gets its number."""
+    due = time.monotonic() + limit_s
+    while os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+        if time.monotonic() > due:
+            return False
+        time.sleep(0.05)
+    return True
 
 
 def _read(part: Part, report: Path, log: Path, status: int | None, limit_s: float) -> Told:
@@ -252,7 +256,7 @@ def run_day(day: Sequence[Part], minutes: float, folder: Path) -> list[Told]:
 
 
 def ranked(told: Sequence[Told]) -> list[dict[str, str]]:
-    """What to look at, first things first."""
+    """Findings in the order of priority."""
     return sorted(
         (finding for part in told for finding in part.findings), key=lambda f: RANKS.index(f["rank"])
     )

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 from twofold.blocks import ops
-from twofold.engine.model import LoadedModel as CpuModel
-from twofold.engine.runner import ModelRunner
+from twofold.step.model import LoadedModel as CpuModel
+from twofold.step.runner import ModelRunner
 
 from benchmarks.gpu.machine import Machine, expect
 from benchmarks.gpu.models import QWEN, Shape
@@ -26,13 +26,13 @@ from benchmarks.gpu.runs import (
     loaded,
     make_runner,
 )
-from tests.told_sampler import ToldSampler
+from tests.engine.told_sampler import ToldSampler
 
 SHARES = (0.0, 0.1, 0.25, 0.5, 0.75, 1.0)
 LIMIT = 2e-2
 """Largest ‖ours − reference‖ / ‖reference‖: sums in another order make roundings to bf16 fall otherwise."""
 NATURAL_LIMIT = 1e-1
-"""Of a whole forward pass with its own routing, in the median: bf16 dense layers, and ties that they turn."""
+"""Median limit for a whole forward pass with its own routing: bf16 dense layers, and routing ties that they flip."""
 
 
 def error_of(ours: F32, reference: F32) -> float:
@@ -120,7 +120,7 @@ def frozen_placement(machine: Machine, mode: Mode) -> dict[str, Any]:
 
 
 class _Late:
-    """A step's host side that comes to serve after the device has given up, once."""
+    """A step's host side that serves once after the device has timed out."""
 
     def __init__(self, beneath: Any, delay_s: float) -> None:
         self._beneath, self._delay_s = beneath, delay_s

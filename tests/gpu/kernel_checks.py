@@ -186,7 +186,7 @@ def gated_delta_nets(machine: Machine) -> dict[str, Any]:
 
 
 class NoExperts:
-    """Of a block that has none."""
+    """Experts of a block without any."""
 
     look_ahead = None
 
@@ -217,7 +217,7 @@ def hybrid(machine: Machine, graph: bool) -> dict[str, Any]:
 
 
 def watchdog(machine: Machine) -> dict[str, Any]:
-    """Without a server a step ends by itself; with one, the next step works."""
+    """Without a server a step times out; with one, the next step works."""
     case = layer_of(machine, "bf16", 1)
     started = time.perf_counter()
     error = error_after_a_lost_step(machine, case, watchdog_s=0.2)

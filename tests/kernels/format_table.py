@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from twofold._core.testing import kernels
+from twofold._testing import kernels
 
 TABLE = Path(__file__).resolve().parents[2] / "engine/twofold/weights/format_table.py"
 HEAD = """\

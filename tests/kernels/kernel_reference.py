@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
-from twofold._core.testing import kernels
+from twofold._testing import kernels
 from twofold.blocks import ops
-from twofold.models.testing import weight_matrix
 
-from tests.kernel_levels import chosen
+from tests.kernels.kernel_levels import chosen
+from tests.tiny_models.writing import weight_matrix
 
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
@@ -47,7 +47,7 @@ def packed(pool: ops.ThreadPool, *parts: NDArray) -> ops.PackedMatrix:
 
 
 def rounding(dtype: str) -> float:
-    """How much of a product's terms the chosen kernels round away: activations, where they meet bf16 as bf16."""
+    """Rounding error of the chosen kernels relative to a product's terms: bf16 activations where weights are bf16."""
     kind, _ = kernels.format_kernel(chosen("bf16"), "bf16")
     return 2.0**-8 if dtype == "bfloat16" and kind == "bf16" else 0.0
 

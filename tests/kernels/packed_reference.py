@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from kernel_reference import F32, F64, to_bf16_bits, widen
 from numpy.typing import NDArray
-from twofold._core.testing import kernels
+from twofold._testing import kernels
 from twofold.weights.weight_format import WeightMatrix, element_type
 
 U8 = NDArray[np.uint8]
@@ -18,18 +18,18 @@ GGUF_FORMATS = {name: gguf for name, (columns, *_, gguf, _) in FORMATS.items() i
 
 @dataclass(frozen=True)
 class Block:
-    """What a random block needs to know of its format."""
+    """Format properties that a random block needs."""
 
     f16_at: tuple[int, ...]
-    """Where it keeps its f16 scales; everything else in it may be any byte. None: the row's head is one."""
+    """Offsets of its f16 scales; all other bytes are arbitrary. None: the row's head is one."""
     size: float
-    """Of the scales, such that the weights are of size about 1."""
+    """Size of the scales that gives weights of about 1."""
     signed: bool = False
     """Whether scales may be negative."""
     exponent: bool = False
     """Whether the scale is a power of two, whose exponent is the first byte."""
     e4m3: int = 0
-    """How many bytes of a block are scales in E4M3; the row's head is an f32 then."""
+    """Bytes of a block that are E4M3 scales; the row's head is then an f32."""
 
 
 BLOCKS = {
@@ -150,7 +150,7 @@ def e4m3(codes: U8) -> F32:
 
 
 def plain_values(rows: Rows) -> F32:
-    """What the rows of formats that are not GGUF's mean, by their definition."""
+    """Values of rows in formats that are not GGUF's, by their definition."""
     data, num_rows = rows.data, len(rows.data)
     if rows.format == "f32":
         return data.view(np.float32)

@@ -1,4 +1,4 @@
-"""What a router does with one token's logits, as plainly as it can be said, in float64."""
+"""Plain float64 reference of a router for one token's logits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a token is picked, said by sorting: what the native selection is compared with."""
+"""Sampling reference by sorting, which the native selection is compared with."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ F32 = NDArray[np.float32]
 
 
 def pick(logits: F32, temperature: float, top_k: int, top_p: float, min_p: float, uniform: float) -> int:
-    """The token, by the rule of engine/runtime/ops/sampling.h."""
+    """The token, by the rule of engine/runtime/ops/sampling/sampling.h."""
     logits = np.where(np.isnan(logits), -np.inf, logits).astype(np.float64)
     if temperature == 0.0 or not np.isfinite(logits.max()):
         return int(np.argmax(logits))

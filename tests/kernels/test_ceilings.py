@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from twofold._core.testing import kernels
+from twofold._testing import kernels
 from twofold.api.errors import ConfigError
 from twofold.blocks import ops
 
@@ -29,11 +29,12 @@ def test_a_level_has_its_own_products(pool: ops.ThreadPool, level: str) -> None:
     assert all(value > 0 for value in found.values())
 
 
+@pytest.mark.slow  # by the clock
+@pytest.mark.slow  # it compares speeds
+@pytest.mark.skipif("avx2" not in kernels.supported_levels(), reason="one level only")
 def test_wider_registers_do_more(pool: ops.ThreadPool) -> None:
-    if "avx2" not in kernels.supported_levels():
-        pytest.skip("one level only")
     scalar, wide = (ops.measure_ceilings(pool, level=level, **BRIEF) for level in ("generic", "avx2"))
-    # Eight times by the instructions; whoever is set aside in between must not turn it round.
+    # Eight times by the instructions; losing the core meanwhile must not reverse the order.
     assert wide["f32_gop_per_s"] > 2 * scalar["f32_gop_per_s"]
 
 

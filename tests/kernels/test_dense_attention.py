@@ -163,7 +163,7 @@ def test_cuts_and_threads_change_no_bit(case: Case) -> None:
 
 
 def test_a_sink_takes_its_share_however_large_it_is() -> None:
-    """Of all other logits nothing is left, or nothing of it."""
+    """Either nothing is left of all other logits, or nothing of the sink."""
     setup = Setup(Case())
     plain = setup.run([23])
     setup.weights["sinks"] = np.full(4, -200, np.float32)

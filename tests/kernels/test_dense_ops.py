@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 from packed_reference import FORMATS, fitting_columns, random_rows
 from twofold.api.errors import KernelError
 from twofold.blocks import ops
-from twofold.models.testing import weight_matrix
 from twofold.weights.weight_format import WeightMatrix
+
+from tests.tiny_models.writing import weight_matrix
 
 EPS = 1e-5
 DTYPES = ["float32", "bfloat16"]

@@ -6,7 +6,7 @@ import format_table
 import numpy as np
 import pytest
 from packed_reference import BLOCKS, FORMATS, GGUF_FORMATS, Rows, fitting_columns, plain_values, random_rows
-from twofold._core.testing import kernels
+from twofold._testing import kernels
 from twofold.api.errors import ConfigError, KernelError
 
 

@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from twofold._core.testing import kernels
+from twofold._testing import kernels
 from twofold.api.errors import KernelError
 from twofold.blocks import ops
-from twofold.models.testing import weight_matrix
+
+from tests.tiny_models.writing import weight_matrix
 
 F32 = np.float32
 LEVELS = kernels.supported_levels()

@@ -10,21 +10,12 @@ import numpy as np
 import pytest
 from kernel_reference import F32
 from packed_reference import BLOCKS, Rows, filled, fitting_columns, random_rows, scale_bytes
-from twofold._core.testing import kernels
+from twofold._testing import kernels
 
-SUPPORTED = kernels.supported_levels()
-INTEGER_FORMATS = list(BLOCKS)
-CASES = pytest.mark.parametrize(
-    ("level", "name"), [(level, name) for level in kernels.levels()[1:] for name in INTEGER_FORMATS]
-)
+from tests.kernels.kernel_levels import own_kernels
 
-
-def need_own_kernel(level: str, name: str) -> None:
-    if level not in SUPPORTED:
-        pytest.skip(f"this CPU cannot run {level}")
-    owner = kernels.format_kernel(level, name)[1]
-    if owner != level:
-        pytest.skip(f"{level} takes {owner}'s kernel for {name}")
+LEVELS = kernels.supported_levels()
+CASES = pytest.mark.parametrize(("level", "name"), own_kernels(LEVELS[1:], BLOCKS))
 
 
 def product(x: F32, rows: Rows, level: str) -> F32:
@@ -50,7 +41,6 @@ def assert_same_bits(a: F32, b: F32) -> None:
 @CASES
 @pytest.mark.parametrize("tokens", [*range(1, 14), 25, 33, 48, 49, 97])
 def test_any_number_of_tokens(level: str, name: str, tokens: int) -> None:
-    need_own_kernel(level, name)
     rng = np.random.default_rng(tokens)
     num_rows = [1, 33, 70, 97][tokens % 4]
     columns = fitting_columns(name, [32, 100, 300, 520][tokens % 3])
@@ -61,7 +51,6 @@ def test_any_number_of_tokens(level: str, name: str, tokens: int) -> None:
 @CASES
 @pytest.mark.parametrize("columns", [1, 33, 65, 129, 257, 480, 801, 1300])
 def test_any_number_of_columns(level: str, name: str, columns: int) -> None:
-    need_own_kernel(level, name)
     rng = np.random.default_rng(columns)
     x = activations(rng, 8, fitting_columns(name, columns))
     rows = random_rows(rng, name, 31, x.shape[1])
@@ -72,7 +61,6 @@ def test_any_number_of_columns(level: str, name: str, columns: int) -> None:
 @pytest.mark.parametrize("num_rows", [2, 66])
 def test_more_tokens_and_columns_than_are_held_at_once(level: str, name: str, num_rows: int) -> None:
     """Sums pass through y between slabs of columns; every strip of tokens reads the weights again."""
-    need_own_kernel(level, name)
     rng = np.random.default_rng(7)
     columns = 5120
     x, rows = activations(rng, 200, columns), random_rows(rng, name, num_rows, columns)
@@ -86,7 +74,6 @@ def test_more_tokens_and_columns_than_are_held_at_once(level: str, name: str, nu
 @CASES
 def test_codes_and_activations_at_their_ends(level: str, name: str) -> None:
     """Every byte of the codes the same, so that sums are as large as they can be, in both directions."""
-    need_own_kernel(level, name)
     columns, fills = 512, [0x00, 0xFF, 0x0F, 0xF0, 0x80, 0x7F]
     rows = random_rows(np.random.default_rng(0), name, len(fills), columns)
     full = filled(rows, fills)
@@ -105,10 +92,8 @@ def test_codes_and_activations_at_their_ends(level: str, name: str) -> None:
     assert not product(x, Rows(name, columns, nothing), level).any()
 
 
-@pytest.mark.parametrize("level", kernels.levels())
+@pytest.mark.parametrize("level", LEVELS)
 def test_every_exponent_of_mxfp4(level: str) -> None:
-    if level not in SUPPORTED:
-        pytest.skip(f"this CPU cannot run {level}")
     rng = np.random.default_rng(5)
     rows = random_rows(rng, "mxfp4", 256, 64)
     rows.data[:, ::17] = np.arange(256, dtype=np.uint8)[:, None]
@@ -125,7 +110,6 @@ def test_every_exponent_of_mxfp4(level: str) -> None:
 
 @CASES
 def test_a_token_that_is_not_a_number_spares_its_neighbours(level: str, name: str) -> None:
-    need_own_kernel(level, name)
     rng = np.random.default_rng(3)
     columns = fitting_columns(name, 320)
     x, rows = activations(rng, 9, columns), random_rows(rng, name, 40, columns)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from kernel_reference import F32, rmsnorm, rotate, to_bf16_bits, weights, widen
 from numpy.typing import NDArray
-from twofold._core.testing import kernels
+from twofold._testing import kernels
 from twofold.api.errors import ConfigError, KernelError
 
 LEVELS = kernels.supported_levels()
@@ -24,7 +24,7 @@ def matmul(x: F32, w: NDArray, level: str) -> F32:
 
 
 def size(w: NDArray) -> float:
-    """Of a product with a row of `w`, about; at least 1."""
+    """Approximate size of a product with a row of `w`; at least 1."""
     return max(1.0, float(np.sqrt((widen(w) ** 2).sum(axis=1)).max(initial=0.0)))
 
 

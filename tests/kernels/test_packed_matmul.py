@@ -6,14 +6,10 @@ import numpy as np
 import pytest
 from kernel_reference import F32
 from packed_reference import BLOCKS, FORMATS, Rows, decoded, filled, fitting_columns, random_rows
-from twofold._core.testing import kernels
+from twofold._testing import kernels
 
-from tests.kernel_levels import EMULATIONS, runnable
+from tests.kernels.kernel_levels import own_kernels, runnable
 
-SUPPORTED = runnable()
-EMULATED = EMULATIONS[
-    "amx"
-]  # the amx level's kernels with their tiles in memory; no level that could be chosen
 # Rows of activations, rows of weights, columns (rounded up to the format's blocks).
 SHAPES = [
     (1, 1, 1),
@@ -27,18 +23,17 @@ SHAPES = [
     (70, 40, 300),
     (260, 33, 64),
 ]
-ALL_KINDS = pytest.mark.parametrize(
-    ("level", "name"), [(level, name) for level in [*kernels.levels(), EMULATED] for name in FORMATS]
+KINDS = own_kernels(runnable(), FORMATS)
+ALL_KINDS = pytest.mark.parametrize(("level", "name"), KINDS)
+INTEGER_KINDS = pytest.mark.parametrize(("level", "name"), [kind for kind in KINDS if kind[1] in BLOCKS])
+KINDS_AS_GENERIC = pytest.mark.parametrize(
+    ("level", "name"),
+    [
+        (level, name)
+        for level, name in KINDS
+        if kernels.format_kernel(level, name)[0] == kernels.format_kernel("generic", name)[0]
+    ],
 )
-
-
-def need_own_kernel(level: str, name: str) -> None:
-    """What does not run here is skipped, and so is what another level's row of the table tests already."""
-    if level not in SUPPORTED:
-        pytest.skip(f"this CPU cannot run {level}")
-    owner = kernels.format_kernel(level, name)[1]
-    if owner != level:
-        pytest.skip(f"{level} takes {owner}'s kernel for {name}")
 
 
 def product(x: F32, rows: Rows, level: str, stride: int | None = None) -> F32:
@@ -59,7 +54,6 @@ def case(name: str, shape: tuple[int, int, int]) -> tuple[F32, Rows]:
 @ALL_KINDS
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_products_match_float64(level: str, name: str, shape: tuple[int, int, int]) -> None:
-    need_own_kernel(level, name)
     x, rows = case(name, shape)
     kind = kernels.format_kernel(level, name)[0]
     seen = decoded(kernels.encode(x, kind, level=level), kind, rows.columns)
@@ -80,7 +74,6 @@ def test_products_match_float64(level: str, name: str, shape: tuple[int, int, in
 
 @ALL_KINDS
 def test_an_element_depends_on_its_own_rows_only(level: str, name: str) -> None:
-    need_own_kernel(level, name)
     x, rows = case(name, (27, 166, 520))
     whole = product(x, rows, level)
     token = {m: product(x[m : m + 1], rows, level)[0] for m in (0, 13, 26)}
@@ -96,11 +89,8 @@ def test_an_element_depends_on_its_own_rows_only(level: str, name: str) -> None:
     assert np.array_equal(product(x, rows, level, stride=apart), whole)
 
 
-@ALL_KINDS
+@KINDS_AS_GENERIC
 def test_levels_agree_to_the_bit_where_they_encode_alike(level: str, name: str) -> None:
-    need_own_kernel(level, name)
-    if kernels.format_kernel(level, name)[0] != kernels.format_kernel("generic", name)[0]:
-        pytest.skip(f"{level} rounds activations for {name}")
     for shape in [(1, 40, 700), (3, 33, 300), (14, 32, 1030), (52, 33, 300)]:
         x, rows = case(name, shape)
         assert np.array_equal(product(x, rows, level), product(x, rows, "generic"))
@@ -108,19 +98,15 @@ def test_levels_agree_to_the_bit_where_they_encode_alike(level: str, name: str) 
 
 @ALL_KINDS
 def test_nothing_to_do_leaves_everything_alone(level: str, name: str) -> None:
-    need_own_kernel(level, name)
     x, rows = case(name, (2, 3, 256))
     assert product(x[:0], rows, level).shape == (0, 3)
     assert product(x, rows.part(0, 0), level).shape == (2, 0)
 
 
-@ALL_KINDS
+@INTEGER_KINDS
 def test_extreme_weights_and_activations(level: str, name: str) -> None:
     """Codes at both ends against activations at both ends: no sum of integers may saturate or wrap."""
-    need_own_kernel(level, name)
     columns = 512
-    if name not in BLOCKS:
-        pytest.skip("no integers")
     rows = filled(random_rows(np.random.default_rng(0), name, 4, columns), [0x00, 0xFF, 0x80, 0x7F])
     x = np.ones((3, columns), np.float32)
     x[1] = -1

@@ -7,10 +7,10 @@ import pytest
 from kernel_reference import ACTIVATIONS, F32, F64
 from packed_reference import FORMATS, Rows, decoded, fitting_columns, random_rows
 from twofold import _core
-from twofold._core.testing import kernels
+from twofold._testing import kernels
 from twofold.blocks import ops
 
-from tests.kernel_levels import chosen
+from tests.kernels.kernel_levels import chosen
 
 HIDDEN, INNER, EXPERTS, TOP_K = 512, 256, 6, 3  # multiples of every format's block
 MIXED = [("q4_k", "q5_k", "q6_k"), ("bf16", "f32", "q8_0"), ("fp8", "fp8", "f16"), ("int4", "int8", "q4_0")]

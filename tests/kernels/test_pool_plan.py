@@ -8,10 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from twofold import _core
-from twofold._core.testing import kernels
+from twofold._testing import kernels
 from twofold.api.errors import ConfigError
 from twofold.blocks import ops
-from twofold.models.testing import weight_matrix
+
+from tests.tiny_models.writing import weight_matrix
 
 CPUS = sorted(os.sched_getaffinity(0))
 needs_two = pytest.mark.skipif(len(CPUS) < 2, reason="this process may use one CPU only")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from twofold._core.testing import kernels
+from twofold._testing import kernels
 from twofold.api.errors import KernelError
 from twofold.blocks import ops
 

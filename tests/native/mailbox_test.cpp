@@ -235,8 +235,8 @@ CASE(an_aborted_step_ends_on_both_sides_and_later_ones_work) {
 CASE(a_late_answer_is_no_answer_to_a_later_step) {
   Fixture f({1, 2, 8, 8});
   std::thread gpu([&] { CHECK(!f.device.run_step(Waiting::kKernel, 10ms)); });
-  CHECK(f.mailbox.wait_for_post(0, 1, 60s) == PostState::kPosted);
   gpu.join();
+  CHECK(f.mailbox.wait_for_post(0, 1, 60s) == PostState::kPosted);
   CHECK_EQUAL(f.mailbox.device_gave_up_at(), 0);
   f.mailbox.abort();
   f.mailbox.reset();

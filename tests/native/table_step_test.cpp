@@ -57,6 +57,8 @@ struct Fixture {
   int64_t read = 0, missed = 0, came = 0;  // came: reads of what the step's table does not name
   // What the device does before it places a layer.
   std::function<void(int layer)> before_layer = [](int) {};
+  // What the host does before it serves a step that the device has begun.
+  std::function<void()> before_serve = [] {};
 
   explicit Fixture(const Options& options = {})
       : random(options.seed),
@@ -100,7 +102,8 @@ struct Fixture {
     return store;
   }
 
-  // One step's kernels in order, with `rows` tokens and padding up to `tokens`.
+  // One step's kernels in order, with `rows` tokens and padding up to `tokens`; `limit_ns` is the last layer's, so
+  // that no other wait depends on how fast this machine is.
   void run_device(int rows, int tokens, std::mt19937& routing, int64_t limit_ns) {
     int32_t routed[kLayers][kMaxTokens * kTopK], num_groups, begin[kExperts + 1], pairs[kMaxTokens * kTopK];
     float gates[kMaxTokens * kTopK] = {}, hidden[kMaxTokens * kHidden] = {};
@@ -152,7 +155,8 @@ struct Fixture {
         std::this_thread::yield();
       }
       missed += on_cpu;
-      mailbox.enqueue_wait(Handshake::kKernels, layer, &number, &on_cpu, limit_ns, nullptr);
+      const int64_t layer_limit_ns = layer == kLayers - 1 ? limit_ns : (60s / 1ns);
+      mailbox.enqueue_wait(Handshake::kKernels, layer, &number, &on_cpu, layer_limit_ns, nullptr);
       // A GPU goes on with what it finds there: nobody will look at it.
       if (mailbox.host().aborted() || mailbox.host().device_gave_up_at() >= 0) return;
       cuda::launch_combine({outputs, gates, where, mailbox.device_results(), tokens, kTopK, kHidden, hidden,
@@ -173,6 +177,7 @@ struct Fixture {
     table.begin({index, requests, positions}, {});
     const uint32_t expected = cuda::next_step(number);
     std::thread gpu([&] { run_device(rows, tokens, routing, limit.count()); });
+    before_serve();
     ServedStep served = table.serve(expected, limit);
     gpu.join();
     if (served.state == PostState::kPosted) {
@@ -181,6 +186,12 @@ struct Fixture {
     }
     if (served.state != PostState::kPosted) table.give_up({});
     return served;
+  }
+
+  // By the tables that the device read last.
+  bool has_all_in_slots() {
+    const auto* slots = reinterpret_cast<const int32_t*>(accelerator->tables().device());
+    return std::all_of(slots, slots + kLayers * kExperts, [](int32_t slot) { return slot >= 0; });
   }
 
   std::vector<TokenLayerEvent> drain() {
@@ -249,16 +260,27 @@ CASE(many_steps_of_many_uploads) {
 }
 
 CASE(a_lost_step_is_given_up_and_the_next_is_whole) {
-  Fixture f;
-  for (int step = 0; step < 10; ++step) CHECK(f.step(step, 1, 1).state == PostState::kPosted);
-  f.before_layer = [](int layer) {
-    if (layer == 2) std::this_thread::sleep_for(900ms);
+  // A slot for every expert: once all are there the device waits for no answer. So it is in layer 2, and stays there
+  // until the host has given up, before the host's limit begins.
+  Fixture f({.num_slots = kLayers * kExperts});
+  int step = 0;
+  while (!f.has_all_in_slots() && step < 5000) CHECK(f.step(step++, 4, 4).state == PostState::kPosted);
+  CHECK(f.has_all_in_slots());
+  std::atomic<bool> held = false;
+  f.before_layer = [&](int layer) {
+    if (layer != 2) return;
+    held = true;
+    while (!f.mailbox.host().aborted()) std::this_thread::yield();
   };
-  const ServedStep lost = f.step(10, 1, 1, 300ms);
+  f.before_serve = [&] {
+    while (!held) std::this_thread::yield();
+  };
+  const ServedStep lost = f.step(step++, 1, 1, 1ms);
   CHECK(lost.state == PostState::kTimedOut);
   CHECK_EQUAL(lost.layer, 2);
   f.before_layer = [](int) {};
-  for (int step = 11; step < 20; ++step) CHECK(f.step(step, 2, 2).state == PostState::kPosted);
+  f.before_serve = [] {};
+  for (const int end = step + 9; step < end; ++step) CHECK(f.step(step, 2, 2).state == PostState::kPosted);
 }
 
 CASE(an_abort_that_the_server_did_not_see_makes_the_step_void) {
@@ -277,10 +299,10 @@ CASE(a_device_that_gave_up_makes_the_step_void) {
   std::mt19937 routing(1);
   f.table.begin({0, {0}, {1}}, {});
   const auto serve_late = [&](int layer, const PostedLayer& posted) {
-    if (layer == kLayers - 1) std::this_thread::sleep_for(900ms);
+    while (layer == kLayers - 1 && f.mailbox.host().device_gave_up_at() < 0) std::this_thread::yield();
     std::fill_n(posted.results, kHidden, 0.0f);
   };
-  std::thread gpu([&] { f.run_device(1, 1, routing, (300ms / 1ns)); });
+  std::thread gpu([&] { f.run_device(1, 1, routing, (1ms / 1ns)); });
   const ServedStep served = serve_step(f.mailbox.host(), 1, 60s, serve_late, [](int, const PostedLayer&) {});
   gpu.join();
   CHECK(served.state == PostState::kPosted);  // it never knew

@@ -1,6 +1,6 @@
 """An engine without a model, for faults that a real one will not produce on demand.
 
-Speaks the protocol of `twofold.server.protocol`: words as tokens, the prompt said back, one word per turn of its
+Speaks the protocol of `twofold.server.bridge.protocol`: words as tokens, the prompt said back, one word per turn of its
 thread, with log probabilities that the token's id gives. `fail_on_submit`, `fail_after_words` and `hold` inject errors
 and a computation that does not end.
 """
@@ -25,7 +25,7 @@ from twofold.api.types import (
     TokenLogprob,
     Usage,
 )
-from twofold.tokenizer import ToolForm
+from twofold.text.tokenizer import ToolForm
 
 EMULATED = RunInfo(
     model="/models/fake-tales",
@@ -51,7 +51,7 @@ class WordTokenizer:
 
     def __init__(self) -> None:
         self.rendered: tuple[list[dict[str, Any]], Any] = ([], None)
-        """What the template was given last."""
+        """Last input of the template: messages and tools."""
         self._words: list[str] = []
         self._lock = threading.Lock()
 
@@ -97,7 +97,7 @@ class WordTokenizer:
         continue_final_message: bool = False,
         **variables: Any,
     ) -> str:
-        """The messages' words; what else was asked comes as words before and behind them."""
+        """Renders the messages' words; other request settings become words before and after them."""
         self.rendered = list(messages), tools
         if messages[0]["content"] == "refuse me":
             raise RequestError("the chat template refused the conversation: refused", param="messages")
@@ -107,7 +107,7 @@ class WordTokenizer:
 
 
 def fake_logprob(token_id: int, num_top: int) -> TokenLogprob:
-    """The token is the second likeliest: the next id is likelier by 0.125, those behind it less and less likely."""
+    """The token is the second likeliest: the next id is likelier by 0.125, the ids after it less and less likely."""
     own = -0.25 * (token_id % 8 + 1)
     ranked = [(token_id + 1, own + 0.125), (token_id, own)]
     ranked += [(token_id + place, own - place) for place in range(2, num_top)]
@@ -127,11 +127,13 @@ class FakeStats:
     decode_tokens_per_s: float = 0.0
     placement: PlacementCounts = field(default_factory=PlacementCounts)
     dynamic_update: Mapping[str, int] = field(default_factory=dict)
+    num_preemptions: int = 5
+    step_tokens: Mapping[int, int] = field(default_factory=lambda: {1: 3, 9: 2, 40000: 1})
 
 
 @dataclass(frozen=True)
 class FakeCompiled:
-    """A constraint that nobody follows."""
+    """A constraint that is not enforced."""
 
     constraint: Constraint
 
@@ -166,7 +168,7 @@ class FakeEngine:
         """Pieces that every answer consists of, whatever the prompt."""
         self.fail_after_words: int | None = None
         self.stopped_by: str | None = None
-        """What answers say that ended them."""
+        """Stop string that answers report."""
         self.hold = threading.Event()
         """Cleared: running answers stand still after their first word."""
         self.hold.set()
@@ -269,7 +271,17 @@ class FakeEngine:
 
         def say(text: str, token_ids: tuple[int, ...], reason: Any = None, error: str | None = None) -> bool:
             nonlocal begun
-            usage = Usage(len(prompt), said, 0.0, 0.25, 0.5, self.info.clock, len(prompt) - 1)
+            usage = Usage(
+                len(prompt),
+                said,
+                0.0,
+                0.25,
+                0.5,
+                self.info.clock,
+                len(prompt) - 1,
+                wall_s=(0.25, 0.5, 1.5),
+                max_tokens=sampling.max_tokens or self.max_context,
+            )
             logprobs, of_prompt = (), None
             if sampling.logprobs is not None:
                 logprobs = tuple(fake_logprob(token_id, sampling.logprobs) for token_id in token_ids)

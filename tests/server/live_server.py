@@ -10,11 +10,11 @@ from collections.abc import Iterator
 import httpx
 from starlette.types import ASGIApp
 from twofold.api.config import ServerConfig
-from twofold.server.connections import ConnectionLimits
+from twofold.server.http.connections import ConnectionLimits
 from twofold.server.listening import HttpServer, bind
 
 HTTP = httpx.Client(timeout=30, trust_env=False)
-"""For plain requests; one for all tests, because making a client reads certificates for tens of milliseconds."""
+"""Client for plain requests, shared by all tests: making one reads certificates for tens of milliseconds."""
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""/admin and `twofold ctl` on a real server: who may call, what is told, what changes, and how fast a refusal is."""
+"""/admin and `twofold ctl` on a real server: authorisation, reports, changes, and how fast a refusal is."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ pytest.importorskip("twofold._core", reason="the native module is not built")
 
 from twofold.api.config import EngineConfig, ServerConfig
 from twofold.api.errors import ConfigError
-from twofold.cli.main import main
 from twofold.engine import Engine
 from twofold.experts.expert_statistics import write_statistics
 from twofold.experts.placement_files import write_placement
-from twofold.models.testing import TinyModel, write_tiny_model
 from twofold.server.app import create_app
+from twofold.tools.cli.main import main
+
+from tests.tiny_models.writing import TinyModel, write_tiny_model
 
 ADMIN = "admin-secret"
 SERVING = "serving-secret"
@@ -87,12 +88,16 @@ def url(engine: Engine) -> Iterator[str]:
         ({"api_key": (SERVING,)}, SERVING, 404),
     ],
 )
-def test_only_the_admin_key_opens_it_and_without_one_it_is_not_there(config, key, status):
+def test_only_the_admin_key_opens_it_and_without_one_the_refusal_names_the_flag(config, key, status):
     fake = FakeEngine()
     with serving(create_app(fake, ServerConfig(**config))) as base:
         for method, path in PATHS:
             answer = HTTP.request(method, base + path, headers=bearer(key) if key else {})
             assert answer.status_code == status, path
+            if status == 404:
+                assert answer.json()["error"]["code"] == "no_admin_key"
+                assert path in answer.json()["error"]["message"]
+                assert "--admin-key" in answer.json()["error"]["message"]
         assert "admin" not in HTTP.get(f"{base}/openapi.json").text
     fake.close()
 
@@ -282,7 +287,7 @@ def test_routed_experts_are_recorded_while_streams_run_by_sglangs_routes_and_the
         assert (dumped["mode"], dumped["routed_experts"]) == ("stat", routed(dumped["tokens"]))
         assert len(dumped["files"]) == 2
         assert 0 < dumped["hit_rate"] < 1
-    # Of the prompt's three tokens the one before the last, which is always computed, may come from the prefix cache.
+    # The last of the prompt's three tokens is always computed; the one before it may be a prefix-cache hit.
     assert 2 * 899 < first["tokens"] + second["tokens"] <= 2 * 902
     refused = HTTP.post(f"{url}/admin/experts/dump", headers=bearer(ADMIN))
     assert (refused.status_code, "nothing was recorded" in refused.text) == (400, True)
@@ -322,6 +327,14 @@ def test_a_wrong_key_and_no_server_are_told(url, capsys):
     assert "admin key" in capsys.readouterr().err
     assert main(["ctl", "status", "--url", "http://127.0.0.1:9", "--admin-key", "x"]) == 1
     assert "no Twofold server answers" in capsys.readouterr().err
+
+
+def test_ctl_names_the_flag_of_a_server_without_admin_routes(capsys):
+    fake = FakeEngine()
+    with serving(create_app(fake, ServerConfig())) as base:
+        assert main(["ctl", "status", "--url", base, "--admin-key", "x"]) == 2
+    fake.close()
+    assert "started with --admin-key KEY" in capsys.readouterr().err
 
 
 def test_bodies_are_checked(url):

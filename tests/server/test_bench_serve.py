@@ -13,10 +13,10 @@ from fake_engine import FakeEngine
 from live_server import serving
 from twofold.api.config import ServerConfig
 from twofold.api.errors import ConfigError
-from twofold.cli import main as cli
-from twofold.loadgen.server_process import serving as running
 from twofold.models.bundled import bundled_model_path
 from twofold.server.app import create_app
+from twofold.tools.cli import main as cli
+from twofold.tools.loadgen.server_process import serving as running
 
 
 def bench(url: str, *flags: str, tmp_path: Path) -> tuple[int, dict[str, Any]]:
@@ -125,9 +125,9 @@ def test_its_own_server_is_found_by_what_it_prints_and_ended(tmp_path):
     program = "import time; print('  API          http://127.0.0.1:4321/v1', flush=True); time.sleep(600)"
     with running([sys.executable, "-c", program], tmp_path / "log", timeout_s=60) as server:
         assert server.url == "http://127.0.0.1:4321"
-        os.kill(server.pid, 0)
-    with pytest.raises(ProcessLookupError):
-        os.kill(server.pid, 0)
+        assert os.waitid(os.P_PID, server.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+    with pytest.raises(ChildProcessError):  # reaped; its number may be another process's by now
+        os.waitid(os.P_PID, server.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     with (
         pytest.raises(ConfigError, match=r"did not become ready: loading"),
         running([sys.executable, "-c", program.replace("API", "loading")], tmp_path / "log", timeout_s=0.5),

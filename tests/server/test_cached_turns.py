@@ -1,5 +1,5 @@
-"""Conversations over HTTP: what the caches of states and of tokens save changes no text, in batches and where requests
-give their pages back and are computed again."""
+"""Conversations over HTTP: the state and token caches change no text, in batches and when requests are preempted
+and recomputed."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ pytest.importorskip("twofold._core", reason="the native module is not built")
 
 from twofold.api.config import EngineConfig, ServerConfig
 from twofold.engine import Engine
-from twofold.models.testing import TinyModel, write_tiny_model
 from twofold.server.app import create_app
+
+from tests.tiny_models.writing import TinyModel, write_tiny_model
 
 NUM_TALKS, NUM_TURNS, ANSWER = 4, 2, 48
 
@@ -41,7 +42,7 @@ def talk(url: str, number: int) -> tuple[list[str], int]:
 
 
 def all_talks(model: Path, **options: Any) -> tuple[list[list[str]], int, int]:
-    """Of conversations at the same time: their answers, the tokens found, and how often one gave its pages back."""
+    """Runs all conversations at once; returns their answers, the cache-hit tokens and the number of preemptions."""
     engine = Engine.load(
         EngineConfig(model=str(model), accelerator="none", cpu_threads=1, page_size=16, **options)
     )

@@ -8,12 +8,12 @@ from collections.abc import Callable
 
 import pytest
 from twofold.api.types import Chunk
-from twofold.server.bridge import AnswerStream, Crossing
+from twofold.server.bridge.crossing import AnswerStream, Crossing
 
 
 @pytest.fixture
 def wake_ups(monkeypatch) -> list[Callable[..., object]]:
-    """What other threads have woken loops for."""
+    """Wake-ups of loops by other threads."""
     woken: list[Callable[..., object]] = []
     wake = asyncio.BaseEventLoop.call_soon_threadsafe
 

@@ -1,4 +1,4 @@
-"""What says what runs here: /tokenize, /detokenize, /version, /ready, /props, /slots and the list of models."""
+"""Inspection endpoints: /tokenize, /detokenize, /version, /ready, /props, /slots and the list of models."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from fake_engine import FakeEngine
 from live_server import HTTP, serving
 from twofold.api.config import ServerConfig
 from twofold.api.types import GenerationRequest, RequestProgress, SamplingParams
+from twofold.server.admin.inspection import SlotTable
 from twofold.server.app import app_of, create_app
-from twofold.server.inspection import SlotTable
-from twofold.server.state import ServerState
+from twofold.server.bridge.state import ServerState
 
 HELLO = [{"role": "user", "content": "once upon"}]
 
 
 @pytest.fixture(scope="module")
 def shared_url() -> Iterator[str]:
-    """For what leaves no trace."""
+    """Shared server for requests that change no state."""
     engine = FakeEngine()
     with serving(create_app(engine, ServerConfig())) as base:
         yield base
@@ -68,7 +68,7 @@ def test_tokens_have_texts_and_go_back(url):
         ("/tokenize", {"prompt": 7}, 400, "prompt", "string"),
         ("/tokenize", {"messages": []}, 400, "messages", "at least 1"),
         ("/tokenize", {"messages": [{"role": "user", "content": "refuse me"}]}, 400, "messages", "refused"),
-        ("/tokenize", {"prompt": "word " * 5000}, 400, "prompt", "more than 64 tokens"),
+        ("/tokenize", {"prompt": "word " * 5000}, 400, "prompt", "5000 tokens > 63 maximum"),
         ("/tokenize", {"prompt": "a", "model": "other"}, 404, "model", "does not exist"),
         ("/detokenize", {}, 400, "tokens", "required"),
         ("/detokenize", {"tokens": [-1]}, 400, "tokens[0]", "greater than"),
@@ -218,7 +218,8 @@ def test_models_are_listed_in_both_forms(engine, tmp_path: Path):
     engine.info = engine.info.__class__(**{**vars(engine.info), "model": str(tmp_path)})
     with serving(create_app(engine, ServerConfig(served_model_name=("tales",)))) as url:
         listed = HTTP.get(f"{url}/v1/models").json()
-    assert [(model["id"], model["max_model_len"]) for model in listed["data"]] == [("tales", 64)]
+    (card,) = listed["data"]
+    assert (card["id"], card["max_model_len"], card["root"]) == ("tales", 64, tmp_path.name)
     (model,) = listed["models"]
     assert (model["name"], model["size"], model["details"]["format"]) == ("tales", 1000, "safetensors")
     assert str(tmp_path) not in str(listed)
@@ -250,4 +251,4 @@ def test_the_schema_is_whole(url):
     ]
     validator = jsonschema.Draft202012Validator(chat | {"components": document["components"]})
     assert validator.is_valid({"messages": [{"role": "user", "content": "a"}], "temperature": 0.5})
-    assert not validator.is_valid({"messages": [{"role": "wizard"}]})
+    assert not validator.is_valid({"messages": [{"role": 7}]})

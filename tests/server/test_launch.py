@@ -18,10 +18,11 @@ import pytest
 from fake_engine import FakeEngine
 from live_server import HTTP, serving
 from twofold.api.config import ServerConfig
-from twofold.cli import main as cli
-from twofold.cli.agents import AGENTS, Provider
-from twofold.models.testing import write_tiny_model
 from twofold.server.app import create_app
+from twofold.tools.cli import main as cli
+from twofold.tools.cli.launch.agents import AGENTS, Provider
+
+from tests.tiny_models.writing import CHATML_TEMPLATE, write_tiny_model, write_tiny_tokenizer
 
 FAKE_AGENT = f"""#!{sys.executable}
 import json, os, signal, sys, urllib.request
@@ -65,7 +66,7 @@ for line in opener.open(asked, timeout=60):
         elif event["type"] == "content_block_delta":
             text += event["delta"]["text"]
 told = {{"text": text, "path": path, "arguments": arguments, "key": key, "model": model, "proxy": env["NO_PROXY"]}}
-told["leaks"] = [name for name in ("ANTHROPIC_API_KEY",) if name in env]
+told["leaks"] = [name for name in ("ANTHROPIC_API_KEY", "http_proxy") if name in env]
 print(json.dumps(told), flush=True)
 if arguments[-1:] == ["--wait"]:
     signal.pause()
@@ -112,7 +113,7 @@ def launch(*arguments: str, home: Path, agents: Path, key: str = "") -> subproce
     }
     if key:
         environment["TWOFOLD_API_KEY"] = key
-    command = [sys.executable, "-m", "twofold.cli", "launch", *arguments]
+    command = [sys.executable, "-m", "twofold.tools.cli", "launch", *arguments]
     return subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -136,8 +137,8 @@ def test_an_agent_asks_the_server_that_runs(name, server, agents, home, monkeypa
     assert told["path"].startswith(AGENTS[name].needs.removeprefix("/v1"))
     assert told["arguments"][-2:] == ["-p", "--dry-run"]
     assert "127.0.0.1" in told["proxy"]
-    if name == "claude":
-        assert told["leaks"] == []
+    left_out = {"claude": {"ANTHROPIC_API_KEY"}, "qwen": {"http_proxy"}}.get(name, set())
+    assert set(told["leaks"]) == {"ANTHROPIC_API_KEY", "http_proxy"} - left_out
     after = files_of(home)
     assert before.items() <= after.items()
     written = set(after) - set(before)
@@ -150,17 +151,28 @@ def test_an_agent_asks_the_server_that_runs(name, server, agents, home, monkeypa
 
 @pytest.fixture
 def here(home: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """For what ends without an agent, in this process."""
+    """Environment for commands that end without an agent, in this process."""
     monkeypatch.setenv("XDG_STATE_HOME", str(home / "state"))
     monkeypatch.setenv("TWOFOLD_API_KEY", "sesame")
     monkeypatch.setenv("PATH", "/nowhere")
     return monkeypatch
 
 
+TOOLS_TEMPLATE = """{% if tools %}<tool_call>{"name": …}</tool_call>{% endif %}""" + CHATML_TEMPLATE
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A model that can call tools."""
+    path = write_tiny_model(tmp_path_factory.mktemp("models") / "tiny")
+    write_tiny_tokenizer(path, chat_template=TOOLS_TEMPLATE)
+    return str(path)
+
+
 @pytest.mark.parametrize("name", AGENTS)
-def test_a_plan_starts_and_writes_nothing_and_shows_no_key(name, server, home, here, capsys):
-    for url in (server, "http://127.0.0.1:1"):
-        assert cli.main(["launch", name, "--dry-run", "--base-url", url, "--", "-p"]) == 0
+def test_a_plan_starts_and_writes_nothing_and_shows_no_key(name, server, model, home, here, capsys):
+    for url, served in ((server, []), ("http://127.0.0.1:1", [model])):
+        assert cli.main(["launch", name, *served, "--dry-run", "--base-url", url, "--", "-p"]) == 0
         out = capsys.readouterr().out
         assert "sesame" not in out
         assert "********" in out
@@ -187,10 +199,56 @@ def test_what_cannot_be_launched_is_told(arguments, has_agent, key, words, serve
     assert words in told
 
 
-@pytest.mark.slow
-def test_its_own_server_lives_as_long_as_the_agent(agents, home, tmp_path):
-    pytest.importorskip("twofold._core", reason="the native module is not built")
+def test_a_running_server_whose_model_cannot_call_tools_is_refused(agents, here, home, capsys):
+    here.setenv("PATH", str(agents))
+    engine = FakeEngine()
+    with serving(create_app(engine, ServerConfig(api_key=("sesame",)))) as url:
+        assert cli.main(["launch", "claude", "--base-url", url]) == 2
+    engine.close()
+    told = capsys.readouterr().err
+    assert "'fake-tales'" in told
+    assert "cannot call tools" in told
+    assert "Qwen3" in told
+    assert set(files_of(home)) == {".codex/config.toml"}
+
+
+@pytest.mark.parametrize(
+    ("template", "flags", "words"),
+    [
+        (CHATML_TEMPLATE, [], "its chat template takes none"),
+        ("{{ tools }}" + CHATML_TEMPLATE, [], "--tool-call-parser NAME"),
+        (TOOLS_TEMPLATE, ["--server-args=--tool-call-parser none"], "--tool-call-parser NAME"),
+        ("{{ tools }}" + CHATML_TEMPLATE, ["--server-args=--tool_call_parser hermes"], None),
+    ],
+)
+def test_no_server_is_started_for_a_model_that_cannot_call_tools(
+    template, flags, words, agents, here, tmp_path, capsys
+):
+    here.setenv("PATH", str(agents))
+    here.setattr(
+        "twofold.tools.cli.launch.command._own_server", lambda *_: pytest.fail("a server was started")
+    )
     model = write_tiny_model(tmp_path / "tiny")
+    write_tiny_tokenizer(model, chat_template=template)
+    asked = ["launch", "claude", str(model), "--base-url", "http://127.0.0.1:1", *flags]
+    assert cli.main([*asked, "--dry-run"]) == (0 if words is None else 2)
+    if words is None:
+        return
+    assert cli.main(asked) == 2
+    told = capsys.readouterr().err.splitlines()
+    assert len(told) == 2
+    assert all("'tiny' cannot call tools" in line and words in line for line in told)
+
+
+def test_the_bundled_model_launches_no_agent(agents, here, capsys):
+    here.setenv("PATH", str(agents))
+    assert cli.main(["launch", "claude", "--base-url", "http://127.0.0.1:1"]) == 2
+    assert "'twofold-tales' cannot call tools" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_its_own_server_lives_as_long_as_the_agent(agents, home, model):
+    pytest.importorskip("twofold._core", reason="the native module is not built")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{free.getsockname()[1]}"
@@ -201,7 +259,7 @@ def test_its_own_server_lives_as_long_as_the_agent(agents, home, tmp_path):
     assert told, process.communicate()[1]
     assert told["model"] == "tiny"
     assert HTTP.get(f"{url}/ready").status_code == 200
-    # A key of its own, which nobody else has.
+    # The server has its own random key.
     assert HTTP.get(f"{url}/v1/models").status_code == 401
     process.send_signal(signal.SIGINT)  # the agent's affair
     time.sleep(0.2)
@@ -213,8 +271,18 @@ def test_its_own_server_lives_as_long_as_the_agent(agents, home, tmp_path):
     process.communicate()
 
 
+def test_qwen_code_which_ignores_no_proxy_gets_no_proxy_for_a_local_server():
+    proxies = {"HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy"}
+    for url in ("http://127.0.0.1:10002", "http://localhost:10002", "http://[::1]:10002"):
+        assert set(AGENTS["qwen"].settings(Provider(url, "k", "m")).unset) == proxies
+    assert AGENTS["qwen"].settings(Provider("https://models.example", "k", "m")).unset == ()
+    assert proxies.isdisjoint(AGENTS["codex"].settings(Provider("http://localhost:1", "k", "m")).unset)
+
+
 def test_limits_are_those_of_the_server():
     provider = Provider("http://h", "k", "a/b", 32_000)
     opencode = json.loads(AGENTS["opencode"].settings(provider).config or "")
     assert opencode["provider"]["twofold"]["models"]["a/b"]["limit"] == {"context": 32_000, "output": 8000}
+    # It does not count pings and times out after 300 s.
+    assert int(AGENTS["claude"].settings(provider).environment["CLAUDE_STREAM_IDLE_TIMEOUT_MS"]) >= 3_600_000
     assert "model_context_window=32000" in AGENTS["codex"].settings(provider).arguments

@@ -42,7 +42,7 @@ class Served:
 
 @contextlib.contextmanager
 def serve_fake(*arguments: str) -> Iterator[Served]:
-    # Of the package that is tested, wherever it was imported from.
+    # The path of the tested package, wherever it was imported from.
     path = os.pathsep.join([str(Path(twofold.__file__).parents[1]), str(HERE)])
     process = subprocess.Popen(
         [sys.executable, str(HERE / "serve_fake.py"), *arguments],
@@ -102,7 +102,7 @@ def test_an_answer_that_outlasts_the_drain_gets_an_error_event():
 
 
 def test_a_broken_stdout_does_not_keep_the_server_from_ending():
-    """As in `serve … | head -1`."""
+    """Closed standard output, as in `serve … | head -1`."""
     with serve_fake("60", "hold") as served:
         assert served.line() == "ready"
         with served.stream("a b c") as response:

@@ -1,4 +1,4 @@
-"""The server around the real engine and a tiny random model: what only both together can show."""
+"""The server with the real engine and a tiny random model: behaviour that needs both."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ pytest.importorskip("twofold._core", reason="the native module is not built")
 from twofold.api.config import EngineConfig, ServerConfig
 from twofold.api.types import RequestRecord, SamplingParams
 from twofold.engine import Engine
-from twofold.models.testing import TinyModel, write_tiny_model
 from twofold.server.app import create_app
-from twofold.server.sampling_defaults import sampling_defaults
+from twofold.server.bridge.sampling_defaults import sampling_defaults
 from twofold.telemetry.sink import NullSink
+
+from tests.tiny_models.writing import TinyModel, write_tiny_model
 
 WAIT_S = 20
 LONG = 60_000

@@ -1,4 +1,4 @@
-"""What a request may ask of its tokens, by the openai client from the bundled model."""
+"""Token options of requests, through the openai client with the bundled model."""
 
 from __future__ import annotations
 

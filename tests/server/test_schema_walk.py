@@ -23,9 +23,10 @@ from schemathesis.checks import CHECKS, load_all_checks
 from schemathesis.schemas import APIOperation
 from twofold.api.config import EngineConfig, ServerConfig
 from twofold.engine import Engine
-from twofold.models.testing import TinyModel, write_tiny_model
 from twofold.server.app import create_app
-from twofold.server.stream_schemas import LINES
+from twofold.server.openai.stream_schemas import LINES
+
+from tests.tiny_models.writing import TinyModel, write_tiny_model
 
 CONTEXT = 64
 """Tokens: an answer that says nothing of its length is short."""
@@ -43,7 +44,7 @@ CHECKED = (
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("models") / "tiny"
     path = write_tiny_model(folder, TinyModel(max_position_embeddings=CONTEXT))
-    # Nobody asks for more answers at once than there are places: 503 is documented, and a 5xx.
+    # No request asks for more answers at once than there are places: 503 is documented, and a 5xx.
     config = EngineConfig(
         model=str(path), accelerator="none", cpu_threads=1, max_num_seqs=8, max_total_tokens=4096
     )
@@ -110,7 +111,7 @@ def narrowed(body: dict[str, Any], num_fields: int) -> dict[str, Any]:
 
 
 def walk_all(url: str, num_examples: int) -> dict[str, set[int]]:
-    """The statuses of each operation; all that is wrong is told at once."""
+    """Statuses seen per operation; all errors are reported together."""
     seen, wrong = {}, []
     for operation in operations(url):
         try:

@@ -16,13 +16,24 @@ pytest.importorskip("twofold._core", reason="the native module is not built")
 pytest.importorskip("sqlalchemy")
 
 import twofold
-from twofold.models.testing import write_tiny_model
+
+from tests.tiny_models.writing import write_tiny_model
 
 
 def start(model: Path, database: Path) -> subprocess.Popen[str]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("TWOFOLD_")}
     environment["PYTHONPATH"] = str(Path(twofold.__file__).parents[1])
-    command = [sys.executable, "-m", "twofold.cli", "serve", str(model), "--port", "0", "--cpu-threads", "1"]
+    command = [
+        sys.executable,
+        "-m",
+        "twofold.tools.cli",
+        "serve",
+        str(model),
+        "--port",
+        "0",
+        "--cpu-threads",
+        "1",
+    ]
     command += ["--accelerator", "emulated:rtx4090-pcie4", "--gpu-experts-ratio", "0.5"]
     command += ["--telemetry-url", f"sqlite:///{database}"]
     return subprocess.Popen(

@@ -1,4 +1,4 @@
-"""What /health and /metrics tell of telemetry, and what they leave out where no expert has a place on a GPU."""
+"""Telemetry in /health and /metrics, and what they leave out where no expert is on a GPU."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def _run(command: str) -> None:
 
 
 def compile_kernels(source: Path, output: Path, options: str = "") -> None:
-    """`source`, or a copy of it elsewhere, as the source of its name is compiled, with `options` behind the others."""
+    """Compiles `source`, or a copy of it elsewhere, with the options of the source of that name, then `options`."""
     (command,) = [c for c in _commands() if re.search(rf"\S/{re.escape(source.name)}\.o -c ", c)]
     command = re.sub(r" -MD -MT \S+ -MF \S+ -o \S+\.o -c \S+", f" {options} -o {output} -c {source}", command)
     assert str(source) in command, command

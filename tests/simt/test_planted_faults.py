@@ -20,13 +20,13 @@ from tests.simt.rebuild import KERNELS, PROGRAM, cases, compile_kernels, link
 class Fault:
     name: str
     source: str
-    """That is compiled."""
+    """Source file that is compiled."""
     right: str
     wrong: str
     says: str
-    """A pattern of what the cases answer."""
+    """Pattern of the expected error message."""
     file: str = ""
-    """Where the text stands, if not in `source`."""
+    """File that contains the text, if not `source`."""
 
 
 VALUES = r"_cases\.cpp:|instead of"

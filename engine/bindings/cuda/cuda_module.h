@@ -1,4 +1,4 @@
-// What only the CUDA module exports; what it shares with a fake device is device/bind_device.h.
+// Exports of the CUDA module only; those shared with the fake device are in device/bind_device.h.
 #pragma once
 #include <pybind11/pybind11.h>
 

@@ -1,4 +1,4 @@
-// Addresses and streams cross as whole numbers: torch's data_ptr() and cuda_stream.
+// Addresses and streams cross as integers: torch's data_ptr() and cuda_stream.
 #pragma once
 #include <cstdint>
 

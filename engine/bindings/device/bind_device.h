@@ -1,7 +1,7 @@
-// What every module that has devices exports, beside its way to open one. One function per subject; each
-// lives in a bind_*.cpp of its own. Classes are local to the module: the tests' fake device is a second one
-// with the same. Behind the launchers (expert_layer.h, step_control.h) and DeviceMailbox stands what the
-// module is linked with: CUDA, or the fake device. What launchers are told of a layer is _core.device.
+// Exports common to every device module, beside its way to open a device. One function per subject; each lives
+// in a bind_*.cpp of its own. Classes are local to the module: the tests' fake device is a second module with
+// the same ones. The launchers (expert_layer.h, step_control.h) and DeviceMailbox are implemented by what the
+// module is linked with: CUDA, or the fake device. The launchers' layer arguments are in _core.device.
 #pragma once
 #include <pybind11/pybind11.h>
 

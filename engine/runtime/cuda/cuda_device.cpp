@@ -20,7 +20,7 @@ namespace {
 
 DeviceResult result_of(cudaError_t error) {
   if (error == cudaSuccess) return {};
-  (void)cudaGetLastError();  // errors that are not sticky must not turn up in somebody else's call
+  (void)cudaGetLastError();  // clear errors that are not sticky, so that no later call reports them
   DeviceCode code = DeviceCode::kFailed;
   if (error == cudaErrorNotReady) code = DeviceCode::kNotReady;
   if (error == cudaErrorMemoryAllocation) code = DeviceCode::kOutOfMemory;
@@ -38,7 +38,7 @@ std::string first_line(const std::string& path) {
   return line;
 }
 
-// "32.0 GT/s PCIe" and "16" as the kernel tells them; what is not there stays empty.
+// "32.0 GT/s PCIe" and "16" as the kernel reports them; missing values stay empty.
 void describe_link(int index, DeviceFacts& out) {
   char bus[32] = "";
   if (cudaDeviceGetPCIBusId(bus, sizeof(bus), index) != cudaSuccess) {
@@ -58,8 +58,8 @@ void describe_link(int index, DeviceFacts& out) {
   out.link_gbps = transfers * std::strtod(width.c_str(), nullptr) / 8 * encoding;
 }
 
-// Ranges that this process has pinned: several runtimes may share one store (measurements do), and CUDA pins
-// a range once.
+// Ranges pinned by this process: several runtimes may share one store (measurements do), and CUDA pins a range
+// once.
 class PinnedRanges {
  public:
   DeviceResult pin(std::byte* range, size_t bytes, bool read_only) {
@@ -226,7 +226,7 @@ class CudaDevice final : public DeviceApi {
       size_t first = 0;
       const cudaError_t error = cudaMemcpyBatchAsync(to.data(), from.data(), sizes.data(), copies.size(),
                                                      &attributes, &first, 1, stream_of(stream));
-      // A driver older than the runtime does not have it; that is found out once.
+      // A driver older than the runtime does not have it; checked once.
       if (error != cudaErrorNotSupported && error != cudaErrorCallRequiresNewerDriver)
         return result_of(error);
       (void)cudaGetLastError();

@@ -1,11 +1,11 @@
-// What the CUDA runtime answers, as exceptions.
+// Errors of the CUDA runtime as exceptions.
 #pragma once
 #include <string>
 
 namespace twofold {
 
-// Nothing if `error` (a cudaError_t) is 0; else throws KernelFailure saying what was done and what CUDA says
-// of it.
+// Does nothing if `error` (a cudaError_t) is 0; else throws KernelFailure with the failed operation and CUDA's
+// message.
 void check_cuda(int error, const std::string& doing);
 
 }  // namespace twofold

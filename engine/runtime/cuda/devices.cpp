@@ -11,8 +11,8 @@ int attribute(cudaDeviceAttr which, int device) {
   return cudaDeviceGetAttribute(&value, which, device) == cudaSuccess ? value : 0;
 }
 
-// Stream memory operations are the driver's, and the runtime has no attribute for them: a driver that does
-// not export them does not have them. Whether they work on this device the start-up probe finds out.
+// Stream memory operations are the driver's, and the runtime has no attribute for them: a driver that does not
+// export them does not have them. The start-up probe checks whether they work on this device.
 bool driver_exports(const char* symbol) {
   void* function = nullptr;
   cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;

@@ -1,4 +1,4 @@
-// The CUDA devices of this machine. Without a driver there are none, and that is no error.
+// The CUDA devices of this machine. Without a driver the list is empty, which is no error.
 #pragma once
 #include <cstddef>
 #include <string>
@@ -17,7 +17,7 @@ struct DeviceInfo {
   bool stream_memory_operations = false;  // a stream can wait for a word in memory
 };
 
-// Every device, in CUDA's order. `reason` says why there are none.
+// Every device, in CUDA's order. `reason` explains an empty list.
 std::vector<DeviceInfo> find_devices(std::string& reason);
 
 }  // namespace twofold

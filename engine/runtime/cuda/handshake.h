@@ -1,5 +1,5 @@
-// A layer's handshake between a stream and the CPU: the mailbox's memory on this device, the three ways to
-// wait for an answer within a graph, and the probe that tells which are there and how long they take.
+// A layer's handshake between a stream and the CPU: the mailbox's memory on this device, the three ways to wait
+// for an answer within a graph, and the probe that reports which ways work and how long they take.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -23,18 +23,18 @@ class DeviceMailbox {
 
   Mailbox& host() { return *mailbox_; }
   void* device_address() const { return device_address_; }
-  // The results that answers bring, where kernels read them: f32 [tokens][hidden].
+  // The results carried by answers, as kernels read them: f32 [tokens][hidden].
   const float* device_results() const {
     return reinterpret_cast<const float*>(device_bytes(layout_.results()));
   }
-  // MailboxPost::joined_ns of a layer, where kernels write it.
+  // MailboxPost::joined_ns of a layer, as kernels write it.
   int64_t* device_joined_ns(int layer) const {
     check_layer(layer);
     return reinterpret_cast<int64_t*>(
         device_bytes(layout_.post(layer) + int64_t(offsetof(cuda::MailboxPost, joined_ns))));
   }
 
-  // Lets `stream` wait for the layer's answer, in the given way. Captured or not.
+  // Makes `stream` wait for the layer's answer, in the given way. Works with and without graph capture.
   void enqueue_wait(Handshake kind, int layer, const uint32_t* step, const uint32_t* num_on_cpu,
                     int64_t limit_ns, cuda::Stream stream);
 

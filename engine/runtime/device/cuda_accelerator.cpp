@@ -12,7 +12,7 @@ namespace twofold {
 
 namespace {
 
-// Plans are made anew when the link is that much off what they were made for.
+// Plans are recomputed when the link deviates this much from their assumption.
 constexpr double kRecalibrateBeyond = 0.05;
 
 UploadSettings settings_of(const CostModel& cost, bool source_pinned) {
@@ -55,7 +55,7 @@ void CudaAccelerator::begin_step(const StepRows& rows) {
 }
 
 void CudaAccelerator::decided(const LayerDecision& decision, std::span<GroupPlacement> placements) {
-  // An expert whose upload could not even begin runs where it is.
+  // An expert whose upload could not even begin runs on the CPU.
   placed_layer_ = decision.layer;
   for (int refused : uploads_.take_refused()) {
     scheduler_.ahead_refused(refused);

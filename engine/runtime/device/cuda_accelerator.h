@@ -1,10 +1,10 @@
-// The accelerator on a device in real time. Decisions are the scheduler's, as everywhere; uploads are the
-// engine's; a slot is used once the device says its copy has passed.
+// The accelerator on a device in real time. The scheduler decides, the upload engine copies, and a slot is used
+// once the device reports that its copy has completed.
 //
-// Two kinds of steps. In a step placed by the host (prefill, eager decode) each layer asks place(), and
-// whoever launches its kernels calls before_compute and after_compute around them. In a table step (a
-// replayed graph) the device places its layers itself, from what begin_table_step published; the host follows
-// with what it was told.
+// Two kinds of steps. In a step placed by the host (prefill, eager decode) each layer calls place(), and the
+// caller that launches its kernels calls before_compute and after_compute around them. In a table step (a
+// replayed graph) the device places its layers itself, from the tables published by begin_table_step; the host
+// then follows with the placements that the device reports.
 #pragma once
 #include <memory>
 #include <span>
@@ -32,35 +32,37 @@ class CudaAccelerator final : public SlottedAccelerator {
   void host_computes() override;
   void end_step() override { uploads_.host_waits(); }
 
-  // Around the kernels of a layer that place() placed, on their stream: those that read what was fetched for
-  // the layer come after before_compute, all of them before after_compute.
+  // Brackets the kernels of a layer that place() placed, on their stream: kernels that read the layer's fetched
+  // experts come after before_compute, all of them before after_compute.
   void before_compute(StreamHandle compute);
   void after_compute(StreamHandle compute);
 
   void begin_table_step(StreamHandle compute);
-  // The device has placed the layer: where[num_tokens * top_k]. Returns the times predicted for it.
+  // Follows a layer that the device has placed: where[num_tokens * top_k]. Returns the times predicted for it.
   LayerTimes follow(int layer, const LayerRouting& routing, const ExpertGroups& groups,
                     std::span<const Placement> where) override;
-  // Where the device's routers look a layer ahead: the layer has been placed, and the next one's router says
-  // logits[num_tokens * num_experts]. Uploads what is worth it, before anybody waits for the layer's misses.
+  // For routers with one layer of lookahead: the layer has been placed, and the next one's router returned
+  // logits[num_tokens * num_experts]. Begins the uploads that pay, before the device waits for the layer's
+  // misses.
   void look_ahead(int layer, const LayerRouting& routing, std::span<const Placement> where,
                   std::span<const float> logits);
-  // The device is about to place the layer: what it may read beside its table by now. Valid until the next call.
+  // The device is about to place the layer: returns what it may now read beside its table. Valid until the next
+  // call.
   std::span<const Publication> settle_ahead(int layer);
-  // All kernels of the step have been given to the stream.
+  // All kernels of the step have been queued on the stream.
   void end_table_step(StreamHandle compute);
 
   const SlotTables& tables() const { return tables_; }
   const SlotPool& slots() const { return slots_; }
-  // Where the device sees the host's store, null where it is not pinned; offsets are those of the store.
+  // Device address of the host's store, null if it is not pinned; offsets are those of the store.
   const std::byte* store_on_device() const { return store_range_.device_address(); }
   // Why something is slower than it could be; "" if nothing is.
   const std::string& warning() const { return store_range_.warning(); }
   const UploadEngine& uploads() const { return uploads_; }
-  // [hits][misses] of one-token layers, as the cost model has it now.
+  // [hits][misses] of one-token layers, by the current cost model.
   std::vector<uint8_t> split_table() const { return scheduler_.split_table(); }
-  // cuda::ReadPrices for layers of several tokens, word by word; nothing is read where another engine's rule
-  // decides.
+  // cuda::ReadPrices for layers of several tokens, word by word; no direct reads under another engine's fetch
+  // rule.
   std::vector<uint32_t> read_prices() const;
   const LayerScheduler& scheduler() const override { return scheduler_; }
 
@@ -70,7 +72,7 @@ class CudaAccelerator final : public SlottedAccelerator {
   void fill(const Transfer& what) override { uploads_.fill(what); }
   void decided(const LayerDecision& decision, std::span<GroupPlacement> placements) override;
 
-  // Each stands on those before it: uploads wait for their copies before slots and store go.
+  // Order of destruction: uploads wait for their copies before slots and store are freed.
   std::shared_ptr<DeviceApi> api_;
   PinnedRange store_range_;
   SlotPool slots_;

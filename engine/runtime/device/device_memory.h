@@ -1,4 +1,4 @@
-// Owners of what a DeviceApi hands out, and its errors as exceptions that say which flag to lower.
+// Owners of a DeviceApi's resources, and its errors as exceptions that name the flag to lower.
 #pragma once
 #include <cstddef>
 #include <stdexcept>
@@ -22,7 +22,7 @@ class DeviceOutOfMemory : public DeviceError {
   using DeviceError::DeviceError;
 };
 
-// Throws what the result is, "device: could not <doing>: <the device's words>".
+// Throws the result as an exception, "device: could not <doing>: <the device's words>".
 void require(const DeviceResult& result, const std::string& doing);
 
 std::string gib_text(size_t bytes);
@@ -81,8 +81,8 @@ class PinnedMemory {
   size_t bytes_ = 0;
 };
 
-// Host memory that somebody else owns, pinned while this lives. Where the system refuses, it stays as it is
-// and warning() says what that costs.
+// Pins host memory owned by the caller, for this object's lifetime. If the system refuses, the memory stays as
+// it is and warning() describes the cost.
 class PinnedRange {
  public:
   PinnedRange(DeviceApi& api, const std::byte* memory, size_t bytes, bool read_only, const std::string& what);

@@ -50,14 +50,14 @@ UploadProbe probe_uploads(DeviceApi& api, const ExpertStore& store, int num_uplo
   if (num_uploads < 1) {
     throw std::invalid_argument(std::to_string(num_uploads) + " uploads given, at least one expected");
   }
-  // As many slots as uploads under way at most: a slot is written again only after its upload has landed.
+  // At most as many slots as uploads in flight: a slot is written again only after its upload has landed.
   const int num_slots = std::min(num_uploads, 64);
   const SlotPool slots(api, num_slots, 0, store.expert_bytes());
   const SlotTables tables(api, store.num_layers(), store.num_experts(), num_slots);
   const PinnedRange pinned(api, store.base(), store.allocated_bytes(), store.mapped(),
                            "the experts in host memory");
   UploadSettings settings;
-  // Uncalibrated: the correction finds the link's real pace within the first uploads.
+  // Uncalibrated: the correction learns the link's real rate within the first uploads.
   settings.latency_us = 10;
   settings.bandwidth_gbps = 25;
   settings.upload_us = settings.latency_us + double(store.expert_bytes()) / (settings.bandwidth_gbps * 1e3);

@@ -11,8 +11,8 @@ namespace twofold {
 
 namespace {
 
-// Spins this often, some tens of microseconds, before it lets others run in between; on a machine with a
-// core to spare that costs nothing, on a busy one it lets the rest of the pool work.
+// Spins before each yield, some tens of microseconds. On a machine with a spare core yielding costs nothing, on
+// a busy one it lets the rest of the pool work.
 constexpr int kSpinsBeforeYield = 1 << 10;
 constexpr int kSpinsPerCheck = 256;  // of clock, abort and report
 
@@ -66,7 +66,7 @@ PostState Mailbox::wait_for_post(int layer, uint32_t step, std::chrono::nanoseco
 
 PostedLayer Mailbox::posted(int layer) const {
   cuda::MailboxPost post;
-  // Not its times: the device may be writing them.
+  // Not the layer's times: the device may be writing them.
   std::memcpy(&post, memory_ + layout_.post(layer), offsetof(cuda::MailboxPost, placed_ns));
   const uint32_t pairs = post.num_tokens * uint32_t(layout_.shape.top_k);
   if (post.num_tokens < 1 || post.num_tokens > uint32_t(layout_.shape.max_tokens) ||

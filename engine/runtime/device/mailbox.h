@@ -1,9 +1,9 @@
 // The host's side of the memory that a decode step's graph shares with the CPU pool (mailbox_layout.h): waits
-// for what the device posts, hands it out, answers. Framework-free: the memory may be a device's mapped
-// memory or, in tests, any. One thread serves; abort() may come from any.
+// for the device's posts, passes them on, answers. Framework-free: the memory may be a device's mapped memory
+// or, in tests, any. One thread serves; abort() may be called from any thread.
 //
-// No wait is endless. The host gives up when a post does not come within its limit, when the device reports
-// that it waited too long itself, or when somebody aborts; then the device's waits end too, and the step is
+// Every wait has a limit. The host stops waiting when a post does not arrive in time, when the device reports
+// that its own wait timed out, or when abort() is called. Then the device's waits end too, and the step is
 // lost, not the process.
 #pragma once
 #include <chrono>
@@ -27,22 +27,22 @@ enum class PostState : uint8_t {
   kAborted,
 };
 
-// A layer of the step as the device posted it. `activations` and `results` are the host's until it answers,
-// and only there when num_on_cpu > 0; the routing stays until the step ends.
+// One layer's post by the device. `activations` and `results` belong to the host until it answers, and are only
+// there when num_on_cpu > 0; the routing stays until the step ends.
 struct PostedLayer {
   int num_tokens;
-  int num_on_cpu;               // pairs that the host is to compute
+  int num_on_cpu;               // pairs for the host to compute
   const int32_t* ids;           // [tokens][top_k]
   const float* weights;         // [tokens][top_k]
   const uint8_t* where;         // [tokens][top_k], see placement.h
   const uint16_t* activations;  // bf16 [tokens][hidden]
   float* results;               // [tokens][hidden]
-  const float* ahead;           // [tokens][num_ahead] by the next layer's router; null: it was not asked
+  const float* ahead;           // [tokens][num_ahead] by the next layer's router; null: not requested
 };
 
-// How long a layer took on the device; negative where it did not say.
+// How long a layer took on the device; negative if not reported.
 struct LayerSpan {
-  double layer_us;   // from its routing until both shares had come together
+  double layer_us;   // from its routing until both shares were joined
   double device_us;  // from its routing until the device had computed its own experts
   double dense_us;   // from the end of the layer before until its routing
 };
@@ -58,27 +58,27 @@ class Mailbox {
 
   // Waits for the layer's post of this step.
   PostState wait_for_post(int layer, uint32_t step, std::chrono::nanoseconds limit) const;
-  // After kPosted. Throws std::runtime_error when what lies there cannot be a post.
+  // After kPosted. Throws std::runtime_error when the memory does not hold a valid post.
   PostedLayer posted(int layer) const;
-  // Of a layer before one that is posted, or after the step has ended on the device.
+  // Timing of a layer before one that is posted, or of any layer after the step has ended on the device.
   LayerSpan span(int layer) const;
   void answer(int layer, uint32_t step);
-  // An expert has landed in a slot since the step's table was published: the layer, which may not have been placed yet,
-  // may read it there.
+  // Reports an expert that has landed in a slot since the step's table was published. The layer, possibly not
+  // placed yet, may read it there.
   void arrive(int layer, int expert, int slot);
-  // Of the step before. Only while the device is idle.
+  // Clears the arrivals of the previous step. Only while the device is idle.
   void forget_arrivals();
-  // What a host function does in the device's order: waits until the layer's post is answered or the step
+  // The body of a host function in the device's order: waits until the layer's post is answered or the step
   // aborted.
   void wait_for_answer(int layer) const;
 
-  // The step is given up: all waits end, the device's too. Stays so until reset.
+  // Aborts the step: all waits end, including the device's. Stays aborted until reset.
   void abort();
   bool aborted() const;
-  // The layer at which the device gave up waiting, -1 if it did not.
+  // The layer at which the device's wait timed out, -1 if none did.
   int device_gave_up_at() const;
-  // As new, for the steps after an abort. Only while the device is idle. An answer given for a lost step may
-  // still be in here: its number fits no later step.
+  // Resets for the steps after an abort. Only while the device is idle. An answer to a lost step may still be
+  // in memory: its number matches no later step.
   void reset();
 
  private:
@@ -95,15 +95,16 @@ struct ServedStep {
   std::string text() const;              // what happened and what to do, for a message
 };
 
-// What became of a step that was served, asked once the device has ended it: an answer that came just after
-// the device gave up waiting, or an abort, is seen only then. On anything but kPosted its results are void.
+// Final state of a step that was served, read once the device has ended it: only then is an answer visible that
+// came just after the device's wait timed out, or an abort. On anything but kPosted its results are void.
 ServedStep verdict(Mailbox& mailbox);
 
-// Serves all layers of one step: compute fills `results` of what is on the CPU, before the answer (with
-// every_layer also where nothing is: what the layer before deferred joins there); then observe sees the routing while the device goes on. Whoever throws aborts the step first. On anything but
-// kPosted the mailbox is aborted: wait until the device is idle, then reset.
+// Serves all layers of one step. compute fills `results` of the CPU's experts before the answer (with
+// every_layer also in layers without any: the previous layer's deferred output joins there); then observe sees
+// the routing while the device continues. An exception aborts the step first. On anything but kPosted the
+// mailbox is aborted: wait until the device is idle, then reset.
 //
-// kPosted says that all layers were posted and answered, not yet that the device took every answer: see
+// kPosted means that all layers were posted and answered, not yet that the device took every answer: see
 // verdict.
 ServedStep serve_step(Mailbox& mailbox, uint32_t step, std::chrono::nanoseconds limit,
                       FunctionRef<void(int layer, const PostedLayer&)> compute,
@@ -117,7 +118,7 @@ enum class Handshake : uint8_t {
 };
 const char* name_of(Handshake kind);
 
-// What the probe at start found for one way.
+// Result of the startup probe for one way.
 struct HandshakeProbe {
   Handshake kind;
   bool works;
@@ -131,8 +132,8 @@ struct HandshakeChoice {
   std::string reason;
 };
 
-// The fastest that works; kernels win ties within a tenth, because they need no round trip where all experts
-// are resident.
+// The fastest way that works; kernels win ties within a tenth, because they need no round trip where all
+// experts are resident.
 HandshakeChoice choose_handshake(const HandshakeProbe* probes, size_t num_probes);
 
 }  // namespace twofold

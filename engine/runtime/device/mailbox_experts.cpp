@@ -18,7 +18,7 @@ void MailboxExperts::begin_step(std::span<const uint8_t> generated) {
   sums_.clear();
 }
 
-// As ExpertGroups::assign, of the pairs on the CPU alone: a counting sort, stable.
+// ExpertGroups::assign for the pairs on the CPU only: a counting sort, stable.
 void MailboxExperts::group(const PostedLayer& posted, int top_k, bool deferred) {
   const int num_pairs = posted.num_tokens * top_k;
   counts_.assign(size_t(store_.num_experts()), 0);
@@ -76,7 +76,7 @@ void MailboxExperts::choose_deferred(int layer, const PostedLayer& posted, int t
   deferred_ = {};
   if (deferral_.most() == 0 || generated_.empty()) return;
   const size_t num_pairs = size_t(posted.num_tokens) * size_t(top_k);
-  generated_.resize(size_t(posted.num_tokens), 0);  // padding behind the step's rows
+  generated_.resize(size_t(posted.num_tokens), 0);  // padding after the step's rows
   on_cpu_.resize(num_pairs);
   for (size_t p = 0; p < num_pairs; ++p) on_cpu_[p] = posted.where[p] == cuda::kCpu;
   deferred_ = deferral_.choose(layer, {posted.weights, num_pairs}, top_k, generated_, on_cpu_);

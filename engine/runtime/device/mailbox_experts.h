@@ -1,5 +1,5 @@
-// The CPU's part of a decode graph's step: the experts that the device posted as the host's, computed on the
-// pool into the mailbox's results.
+// The CPU's part of a decode graph's step: computes the experts that the device posted to the host on the pool,
+// into the mailbox's results.
 #pragma once
 #include <cstdint>
 #include <span>
@@ -15,21 +15,21 @@ namespace twofold {
 
 class MailboxExperts {
  public:
-  // num_deferred: of a token and layer at most (Deferral).
+  // num_deferred: maximum per token and layer (Deferral).
   MailboxExperts(ThreadPool& pool, const ExpertStore& store, int num_deferred = 0);
 
-  // The step's rows, before its first layer: which are generated tokens (none where it is empty).
+  // Sets the step's rows, before its first layer: which are generated tokens (empty: none).
   void begin_step(std::span<const uint8_t> generated);
-  // results[t] = sum over token t's pairs on the CPU of weight * expert(activations[t]), in rank order; after
-  // what the layer before deferred, without what this one does.
+  // results[t] = sum over token t's pairs on the CPU of weight * expert(activations[t]), in rank order; added
+  // after the previous layer's deferred output, without this layer's deferred pairs.
   // Throws std::out_of_range on an expert that the layer does not have.
   void compute(int layer, const PostedLayer& posted, int top_k);
-  // What the layer defers, kept for the next one's results. After compute, which has taken what it needs of
-  // the post.
+  // Computes the layer's deferred pairs and keeps them for the next layer's results. After compute, which has
+  // copied what it needs of the post.
   void compute_deferred(int layer, const PostedLayer& posted, int top_k);
 
  private:
-  // Of the pairs on the CPU those that are deferred, or those that are not.
+  // Selects the CPU's pairs that are deferred, or those that are not.
   void group(const PostedLayer& posted, int top_k, bool deferred);
   void run(int layer, const PostedLayer& posted, int top_k, float* rows);
   void choose_deferred(int layer, const PostedLayer& posted, int top_k);

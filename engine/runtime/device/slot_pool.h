@@ -1,5 +1,5 @@
-// Room for experts in device memory: slots that the cache gives out, then staging slots that fetched experts
-// pass through. All of one size, that of the largest expert.
+// Room for experts in device memory: slots assigned by the cache, then staging slots that fetched experts pass
+// through. All have one size, that of the largest expert.
 #pragma once
 #include <cstddef>
 

@@ -9,12 +9,12 @@
 //   2. It names only experts whose copies have completed without error and into whose slots nothing was
 //      queued since: exactly the residents of the cache at that moment.
 //   3. From begin_step on, until layer v of that step has read, no copy begins into a slot that the table
-//      gives to an expert of layer v, even if the cache has given the slot to somebody else meanwhile. Such
-//      an upload waits (UploadEngine asks awaits_reader) until the step has come past that layer, or has
+//      assigns to an expert of layer v, even if the cache has reassigned the slot meanwhile. Such
+//      an upload waits (UploadEngine asks awaits_reader) until the step has passed that layer, or has
 //      ended.
 //
-//   4. Beside the table a layer may read experts that landed since, where the device is told of them one by
-//      one (Mailbox::arrive, after their copies have ended); rule 3 holds for their slots from then on.
+//   4. Beside the table a layer may read experts that landed since, if each is reported to the device
+//      (Mailbox::arrive, after its copy has ended); rule 3 holds for their slots from then on.
 //
 // So whatever an upload's timing, a layer that reads slot table[v][e] finds the bytes of expert e of layer v.
 // The cache may evict an expert of a later layer in the middle of a step: that layer still hits it.
@@ -32,22 +32,23 @@ class SlotTables {
   SlotTables(DeviceApi& api, int num_layers, int num_experts, int num_slots);
   ~SlotTables();
 
-  // Publishes the cache's residents to what `compute` is given from now on, and begins a table step.
+  // Publishes the cache's residents to all later work on `compute`, and begins a table step.
   void begin_step(const ExpertCache& cache, StreamHandle compute);
   // The device has placed this layer: earlier layers have read their slots, this one may be reading.
   void reached(int layer);
-  // An expert has landed in a slot that no layer still to come reads, and the layer may read it there in this step.
+  // Reports an expert that landed in a slot that no remaining layer reads; the layer may read it there in this
+  // step.
   void arrived(int layer, int slot) { reader_[size_t(slot)] = layer; }
-  // What the device is still to do of the step is ordered before later copies by the caller.
+  // Ends the step. The caller orders the device's remaining work of the step before later copies.
   void end_step();
 
-  // int32 [layers][experts], the same address for ever.
+  // int32 [layers][experts], at a constant address.
   const std::byte* device() const { return device_.data(); }
-  // As published last.
+  // As last published.
   int slot(int layer, int expert) const {
     return published_[size_t(layer) * size_t(num_experts_) + size_t(expert)];
   }
-  // Whether a layer of the table step under way may yet read this slot.
+  // Whether a layer of the current table step may still read this slot.
   bool awaits_reader(int slot) const {
     return in_step_ && size_t(slot) < reader_.size() && reader_[size_t(slot)] >= reached_;
   }

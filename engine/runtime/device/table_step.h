@@ -1,18 +1,18 @@
 // The host's part of a table step: a decode step whose layers the device places itself, from the slot tables
-// published at its begin, and whose misses the CPU pool computes through the mailbox. One thread calls all of
-// this, in this order:
+// published at its beginning, and whose misses the CPU pool computes through the mailbox. One thread calls all
+// of this, in this order:
 //
-//   begin     the rows, and the tables that what `compute` is given from now on reads
+//   begin     sets the rows and publishes the tables that later work on `compute` reads
 //   serve     while the device runs: misses are computed and answered at once; decisions about a layer
-//             (uploads, books) follow when the next one is posted, with the time that the device measured.
-//             Where routers look a layer ahead, experts that the next layer is likely to need are sent on
-//             their way before the misses are computed, and those that have landed by the answer are told
+//             (uploads, records) follow when the next one is posted, with the time that the device measured.
+//             With router lookahead, uploads of experts that the next layer is likely to need begin
+//             before the misses are computed, and those that have landed by the answer are reported
 //             to the device
-//   end       everything of the step has been given to `compute`: later uploads wait for it
+//   end       all work of the step has been queued on `compute`: later uploads wait for it
 //   confirm   the device has ended the step: whether every answer came in time is known, and the last layer
 //             is followed too
 //
-// A step that is lost (nothing posted in time, the device gave up, an abort) or that threw ends with give_up
+// A step that is lost (no post in time, a timeout on the device, an abort) or that threw ends with give_up
 // instead, once the device is idle. Then another can begin.
 #pragma once
 #include <chrono>
@@ -31,7 +31,7 @@ class TableStep {
   // All of these outlive it. Throws std::invalid_argument where the mailbox is not the model's.
   TableStep(Mailbox& mailbox, MoeExecutor& executor, CudaAccelerator& accelerator, ThreadPool& pool);
 
-  // The device may hold more rows than are named here: padding, routed to nobody, behind them.
+  // The device may hold more rows than are named here: padding rows, routed to no expert, after the named ones.
   void begin(StepRows rows, StreamHandle compute);
   // `number` as the device counts its steps. On anything but kPosted the mailbox is aborted.
   ServedStep serve(uint32_t number, std::chrono::nanoseconds limit);
@@ -40,7 +40,7 @@ class TableStep {
   ServedStep confirm();
   void give_up(StreamHandle compute);
 
-  // Spent on the CPU's experts since the start.
+  // Total time of the CPU's experts since the start.
   double cpu_us() const { return cpu_us_; }
 
  private:
@@ -48,11 +48,11 @@ class TableStep {
   void follow(int layer);
   void look_ahead(int layer, const PostedLayer& posted);
   void settle_ahead(int layer);
-  // Of a layer that is answered: the device goes on beside it.
+  // Follows an answered layer while the device continues.
   void compute_deferred(int layer, const PostedLayer& posted);
-  // Experts are deferred: the device waits for an answer in every layer, and adds the rows of each.
+  // Experts are deferred: the device waits for an answer in every layer, and adds each answer's rows.
   bool joins_every_layer() const { return accelerator_.num_deferred() > 0; }
-  // Into where_; throws on what cannot be a placement of the step's rows.
+  // Decodes into where_; throws on an invalid placement of the step's rows.
   void read_placements(int layer, const PostedLayer& posted);
   void expect(Stage stage, const char* call) const;
 
@@ -61,9 +61,9 @@ class TableStep {
   CudaAccelerator& accelerator_;
   MailboxExperts experts_;
   Stage stage_ = Stage::kIdle;
-  bool published_ = false;  // the tables are a step's: its end is still to be told
+  bool published_ = false;  // the tables belong to a step whose end is not yet reported
   int num_rows_ = 0;
-  bool looks_ahead_ = false;  // in this step, as far as the device asks its routers
+  bool looks_ahead_ = false;  // in this step, if the device runs its routers ahead
   double cpu_us_ = 0;
   std::vector<double> cpu_us_of_;  // by layer, of the step
   std::vector<Placement> where_;

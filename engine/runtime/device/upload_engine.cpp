@@ -26,7 +26,7 @@ UploadEngine::UploadEngine(DeviceApi& api, const SlotPool& slots, const SlotTabl
 }
 
 UploadEngine::~UploadEngine() {
-  // Nobody may free slots or the store while copies run.
+  // Slots and the store must not be freed while copies run.
   if (passing_) (void)api_.record(passing_->end, stream_.get());
   if (passing_) (void)api_.synchronise(passing_->end);
   if (!under_way_.empty()) (void)api_.synchronise(under_way_.back().end);
@@ -104,13 +104,13 @@ bool UploadEngine::begin_from(std::deque<Job>& queue, double room_us) {
       const bool small = at->bytes.size() < settings_.small_bytes;
       const bool same = small == (batch.jobs.front().bytes.size() < settings_.small_bytes);
       const Job& first = batch.jobs.front();
-      // Who waits for a layer's uploads does not wait for those of the next.
+      // Waiting for a layer's uploads does not include those of the next layer.
       if (first.upload.lane == UploadLane::kDemand && first.upload.what.layer != at->upload.what.layer) break;
       const int most = settings_.source_pinned ? settings_.max_batch : 1;
       if (!same || int(batch.jobs.size()) >= most) break;
       if (predicted_us(batch.jobs) + predicted_us({&*at, 1}) > room_us) break;
     } else {
-      // What can throw comes before anything is taken out of the queue.
+      // Everything that can throw comes before the queue changes.
       batch.begin = events_.take();
       batch.end = events_.take();
     }
@@ -167,7 +167,7 @@ bool UploadEngine::pass_through_chunks(Batch& batch, bool may_wait) {
   return true;
 }
 
-// Whatever came of it, its slots are not touched before its end has passed.
+// Whatever its outcome, its slots are not touched before its end has passed.
 void UploadEngine::end_batch(Batch batch, const DeviceResult& result) {
   batch.refused = !result.ok();
   if (batch.refused) {
@@ -233,7 +233,7 @@ void UploadEngine::land(const Batch& batch, const DeviceResult& result) {
     }
     counts_.busy_us += us;
   }
-  // Of a batch only begin and end are known: each upload gets its share by bytes.
+  // Only the batch's beginning and end are known: each upload gets its share by bytes.
   double begin = std::max(std::min(std::max(batch.issued_us, last_end_us_), now - us), batch.issued_us);
   us = std::min(us, now - begin);
   last_end_us_ = begin + us;
@@ -274,7 +274,7 @@ void UploadEngine::drain() {
     if (passing_) {
       (void)api_.synchronise(ring_[next_chunk_].passed);
     } else if (!under_way_.empty()) {
-      // What failed is found by the next query.
+      // A failure is reported by the next query.
       (void)api_.synchronise(under_way_.front().end);
     } else {
       return;  // an upload that still waits is held by a step that has not ended

@@ -1,12 +1,12 @@
-// The link in real time: copies experts into slots on a stream of its own, demand lane before background
-// lane, and knows by events what has landed. The host decides the order, not the stream: background uploads
-// wait on the host and only so many are begun that a demand upload behind them waits for max_background_us at
-// most.
+// The link in real time: copies experts into slots on a stream of its own, demand lane before background lane,
+// and learns from events what has landed. The host decides the order, not the stream: background uploads wait
+// on the host, and only so many are begun that a demand upload queued after them waits at most
+// max_background_us.
 //
-// An upload into a slot that the step under way may still read waits (SlotTables). Copies of one moment
-// travel as one batch, never large and small ones mixed; of a batch only the whole is timed, its uploads get
-// their share by bytes. Times are the host's clock for the begin (issued, and not before the copy before has
-// ended) and the device's for the duration.
+// An upload into a slot that the current step may still read waits (SlotTables). Copies begun together travel
+// as one batch, never large and small ones mixed. Only the whole batch is timed; its uploads get their share by
+// bytes. The beginning is the host's time (issued, and not before the previous copy has ended), the duration
+// the device's.
 //
 // Where the store is not pinned, experts pass through a ring of pinned chunks.
 #pragma once
@@ -21,7 +21,7 @@
 #include "device/device_memory.h"
 #include "device/slot_pool.h"
 #include "device/slot_tables.h"
-#include "moe/online_correction.h"
+#include "moe/correction/online_correction.h"
 #include "twofold/link.h"
 
 namespace twofold {
@@ -66,27 +66,27 @@ class UploadEngine final : public Link {
   Upload upload(const Transfer& what, UploadLane lane, double duration_us = -1) override;
   bool may_begin(int slot) const override { return !tables_.awaits_reader(slot); }
   bool cancel_background(int slot) override;
-  // What was asked for begins, as far as the lanes allow. Throws DeviceError when the device is broken.
+  // Begins queued uploads as far as the lanes allow. Throws DeviceError when the device is broken.
   void advance(double us) override;
   std::vector<Upload> take_landed() override;
   std::optional<Upload> take_if_landed(const Transfer& what) override;
   void drain() override;
 
-  // Expert at once, before the first step: no events, no lanes. Waits for it.
+  // Uploads an expert at once, before the first step: no events, no lanes. Waits for it.
   void fill(const Transfer& what);
 
-  // What `compute` is given from now on runs after the layer's demand uploads begun so far have landed; those
-  // of the next one, begun ahead, go on.
+  // Work given to `compute` from now on runs after the layer's demand uploads begun so far have landed; those
+  // of the next layer, begun ahead, continue.
   void compute_waits(StreamHandle compute, int layer);
-  // The host waits for all of them. Throws DeviceError if one of them, or an earlier one that nobody has been
-  // told of, failed on its way.
+  // The host waits for all of them. Throws DeviceError if one of them, or an earlier one whose failure was not
+  // reported yet, failed during its copy.
   void host_waits();
-  // Copies begun from now on run after what `compute` was given so far: it may read slots.
+  // Copies begun from now on run after what `compute` was given so far: that work may read slots.
   void follow_compute(StreamHandle compute);
   // Slots of demand uploads that could not even begin since the last call; their experts must run elsewhere.
   std::vector<int> take_refused();
 
-  // Measured over predicted time of the link, so far.
+  // Ratio of measured to predicted link time, so far.
   double correction() const { return correction_.factor(); }
   const UploadCounts& counts() const { return counts_; }
   const std::string& last_failure() const { return last_failure_; }
@@ -105,7 +105,7 @@ class UploadEngine final : public Link {
     double issued_us = 0;
     double predicted_us = 0;
     int64_t number = 0;
-    bool refused = false;  // could not be begun, as far as we know
+    bool refused = false;  // could not be begun, as far as is known
 
     UploadLane lane() const { return jobs.front().upload.lane; }
   };
@@ -113,20 +113,20 @@ class UploadEngine final : public Link {
     std::byte* memory = nullptr;
     EventHandle passed;
     bool busy = false;
-    int64_t batch = -1;  // whose bytes it held last
+    int64_t batch = -1;  // the last batch whose bytes it held
   };
 
   double predicted_us(std::span<const Job> jobs) const;
   double background_under_way_us() const;
   void begin_demand();
   void begin_waiting();
-  // Begins what may travel together from the front of the queue, in at most room_us but at least one; held
-  // uploads stay where they are. False if nothing is ready.
+  // Begins uploads that may travel together from the front of the queue, in at most room_us but at least one;
+  // held uploads keep their place. False if nothing is ready.
   bool begin_from(std::deque<Job>& queue, double room_us);
-  // Passes the rest of its bytes; false if it would have to wait for a chunk and may not.
+  // Copies the rest of its bytes; false if it would have to wait for a chunk and may not.
   bool pass_through_chunks(Batch& batch, bool may_wait);
   void end_batch(Batch batch, const DeviceResult& result);
-  // Frees a chunk whose copy has passed; an error is its batch's.
+  // Frees a chunk whose copy has completed; an error is passed to its batch.
   void free_chunk(Chunk& chunk, const DeviceResult& passed);
   void poll();
   void land(const Batch& batch, const DeviceResult& result);
@@ -142,7 +142,7 @@ class UploadEngine final : public Link {
   Stream stream_;
   EventHandle compute_passed_;
   std::deque<Job> demand_, waiting_;
-  std::optional<Batch> passing_;  // a background upload of which some chunks are on their way
+  std::optional<Batch> passing_;  // a background upload of which some chunks are being copied
   std::deque<Batch> under_way_;
   std::vector<Upload> landed_;
   std::vector<int> refused_;
@@ -150,7 +150,7 @@ class UploadEngine final : public Link {
   std::vector<Chunk> ring_;
   size_t next_chunk_ = 0;
   std::vector<std::pair<int64_t, DeviceResult>> lost_;  // batches of which a chunk failed
-  double free_at_us_ = 0;   // when the link is expected to have done what was begun
+  double free_at_us_ = 0;   // when the link is expected to finish the begun copies
   double last_end_us_ = 0;  // of the copy that landed last
   int failures_in_a_row_ = 0;
   int64_t num_demand_lost_ = 0, num_loss_told_ = 0;

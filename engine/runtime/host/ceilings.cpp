@@ -12,7 +12,7 @@
 namespace twofold {
 namespace {
 constexpr int kTurns = 7;
-constexpr int kChunksPerThread = 8;  // small enough that a thread which was set aside costs little
+constexpr int kChunksPerThread = 8;  // small enough that a preempted thread costs little
 
 double seconds_of(const auto& work) {
   const auto begin = std::chrono::steady_clock::now();
@@ -53,7 +53,7 @@ std::vector<ProductRate> products_per_s(ThreadPool& pool, const std::string& lev
   for (const char* kind : kernels::kProductKinds) {
     const auto run = [&](int64_t rounds) { return kernels::peak_operations(level.c_str(), kind, rounds); };
     if (run(1) == 0) continue;
-    // How many rounds a chunk needs: doubled until the clock can tell.
+    // Rounds per chunk: doubled until the time is long enough for the clock.
     int64_t rounds = 1000;
     double took = seconds_of([&] { run(rounds); });
     while (took < 1e-3) took = seconds_of([&] { run(rounds *= 2); });

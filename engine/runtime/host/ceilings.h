@@ -1,4 +1,4 @@
-// What this machine can do at most with the threads of a pool, for the shares beside every measurement.
+// Peak rates of this machine with the threads of a pool, the reference for every measurement's share.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -14,11 +14,11 @@ struct ProductRate {
 };
 
 // Bytes per second of a plain read of memory laid out as weights are, by the level's widest loads; the fastest
-// of several turns. num_bytes must overflow the last cache. Throws std::bad_alloc.
+// of several runs. num_bytes must exceed the last-level cache. Throws std::bad_alloc.
 double read_bytes_per_s(ThreadPool& pool, const std::string& level, int64_t num_bytes);
 
 // Operations per second of products that stay in registers, for each kind that the level has: the fastest of
-// several turns of about turn_seconds.
+// several runs of about turn_seconds.
 std::vector<ProductRate> products_per_s(ThreadPool& pool, const std::string& level, double turn_seconds);
 
 // Seconds of an empty loop on threads that are awake.

@@ -71,7 +71,7 @@ void FileMapping::populate(size_t offset, size_t bytes) const {
   const size_t end = std::min(round_up(offset + bytes, kPageBytes), bytes_);
   auto* const at = const_cast<std::byte*>(data_ + begin);
   if (madvise(at, end - begin, MADV_POPULATE_READ) == 0) return;
-  if (errno == EINVAL) {  // an older kernel: it reads ahead, whoever computes maps
+  if (errno == EINVAL) {  // an older kernel: reads ahead; pages are mapped at first use
     if (madvise(at, end - begin, MADV_WILLNEED) == 0) return;
   }
   fail("reading a mapped file");

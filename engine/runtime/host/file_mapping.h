@@ -1,4 +1,4 @@
-// A file in memory, read-only: its pages are the system's and shared by every process that maps it.
+// A file mapped into memory, read-only: its pages are the system's and shared by every process that maps it.
 #pragma once
 #include <cstddef>
 #include <string>
@@ -20,9 +20,9 @@ class FileMapping {
   const std::byte* range(size_t offset, size_t bytes) const;
 
   // Reads pages [offset, offset + bytes) and enters them in this process's page table; returns when they are
-  // there. Throws as range(); std::system_error where the file has become shorter or its disk fails.
+  // there. Throws as range(); std::system_error if the file has become shorter or its disk fails.
   void populate(size_t offset, size_t bytes) const;
-  // How much of that range is in the system's cache, whoever brought it there. Throws as range().
+  // Bytes of that range in the system's page cache, whichever process read them. Throws as range().
   size_t resident_bytes(size_t offset, size_t bytes) const;
 
  private:

@@ -1,5 +1,5 @@
-// Whole pages of host memory from the system: zeroed, and not there until somebody writes (which decides the
-// memory node they come from).
+// Whole pages of host memory from the system: zeroed, and allocated at the first write (which decides their
+// memory node).
 #pragma once
 #include <cstddef>
 #include <utility>

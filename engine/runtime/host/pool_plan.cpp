@@ -1,5 +1,5 @@
-// The process's affinity mask, one logical CPU per physical core, no more than the cgroup's CPU quota pays
-// for, and the memory nodes these cores belong to.
+// The process's affinity mask, one logical CPU per physical core, limited to the cgroup's CPU quota, and the
+// memory nodes of these cores.
 #include "host/pool_plan.h"
 
 #include <sched.h>
@@ -61,7 +61,7 @@ std::vector<int> allowed_cpus() {
   return cpus;
 }
 
-// "0-3,8,10-11" as numbers; what is no such list is empty.
+// "0-3,8,10-11" as numbers; empty if it is no such list.
 std::vector<int> parse_list(const std::string& text) {
   constexpr int kMost = 1 << 20;
   std::vector<int> numbers;
@@ -91,7 +91,7 @@ struct Node {
   std::vector<int> cpus;   // all logical CPUs of the node
 };
 
-// The nodes with usable cores; one that holds all where the system describes none.
+// The nodes with usable cores; a single node with all cores if the system describes none.
 std::vector<Node> nodes_of(const std::vector<int>& cores, const std::string& sysfs) {
   std::vector<Node> nodes;
   const std::string root = sysfs + "/devices/system/node/";
@@ -170,8 +170,8 @@ PoolPlan plan_pool(int num_threads, const std::string& numa, const std::string& 
   for (const Node& node : nodes) total_cores += node.cores.size();
   const size_t count = num_threads == 0 ? total_cores : static_cast<size_t>(num_threads);
   const bool fills = count == total_cores && total_cores == cores.size();
-  // A node's share of the threads is its share of the cores; with fewer threads than nodes, some nodes stay
-  // out.
+  // A node's share of the threads is its share of the cores; with fewer threads than nodes, some nodes get
+  // none.
   size_t cores_before = 0;
   for (const Node& node : nodes) {
     const size_t first = count * cores_before / total_cores;

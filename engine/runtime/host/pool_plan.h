@@ -1,4 +1,4 @@
-// Which threads a pool has, on which cores and memory nodes: read from the system, cut to what the process
+// Which threads a pool has, on which cores and memory nodes: read from the system, limited to what the process
 // may use.
 #pragma once
 #include <string>
@@ -7,7 +7,7 @@
 namespace twofold {
 
 struct PoolThread {
-  int core;                // of the physical core that is meant for it; -1: none
+  int core;                // the physical core intended for it; -1: none
   int node;                // index of its memory node within the pool, from 0
   std::vector<int> bound;  // the logical CPUs it is bound to; empty: not bound
 };
@@ -24,8 +24,8 @@ inline constexpr int kMaxPoolThreads = 1024;
 // chosen (affinity, cgroup quota). `numa`: "off" binds nothing and knows one node; "auto" takes every node
 // that has usable cores; "0,2" takes these nodes. With auto or nodes, a pool that fills its cores has a core
 // for every thread; a smaller one is bound to nodes where there are several, else not at all (two small pools
-// would share the first cores). `sysfs` is where the system describes its processors, for tests. Throws
-// std::invalid_argument for a number of threads outside 0...kMaxPoolThreads and for a node that is not there
+// would share the first cores). `sysfs` is the system's description of its processors, for tests. Throws
+// std::invalid_argument for a number of threads outside 0...kMaxPoolThreads and for a node that does not exist
 // or has no usable core.
 PoolPlan plan_pool(int num_threads, const std::string& numa, const std::string& sysfs = "/sys");
 

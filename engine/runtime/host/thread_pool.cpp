@@ -53,8 +53,7 @@ void bind_to(const std::vector<int>& cpus) {
   for (const int cpu : cpus) {
     if (cpu < CPU_SETSIZE) CPU_SET(static_cast<size_t>(cpu), &set);
   }
-  // A refusal (a cpuset that changed meanwhile) leaves the thread where the system wants it, which is only
-  // slower.
+  // If the system refuses (a cpuset that changed meanwhile), the thread runs unbound, which is only slower.
   pthread_setaffinity_np(pthread_self(), sizeof set, &set);
 }
 
@@ -74,8 +73,8 @@ ThreadPool::ThreadPool(PoolPlan plan) : plan_(std::move(plan)), body_(no_body) {
   stretches_ = std::make_unique<Stretch[]>(static_cast<size_t>(kMaxPhases * count));
   for (int thread = 0; thread < count; ++thread) {
     std::vector<int> visits(static_cast<size_t>(count));
-    // Itself, then those after it round the circle, so that thieves spread; a stable sort brings its node
-    // first.
+    // Own stretch first, then the following ones in a circle, so that thieves spread; a stable sort moves the
+    // own node's to the front.
     for (int i = 0; i < count; ++i) visits[static_cast<size_t>(i)] = (thread + i) % count;
     const auto same_node = [&](int other) { return node_of(other) == node_of(thread); };
     const auto others = std::stable_partition(visits.begin(), visits.end(), same_node);
@@ -105,16 +104,16 @@ void ThreadPool::work(int thread) {
       epoch_.wait(seen);
       sleepers_.fetch_sub(1);
     }
-    // In this order: the destructor says that it stops before it changes the epoch, so whoever has seen its
-    // epoch sees that too. The other way round a worker that came from a loop could sleep on it for ever.
+    // In this order: the destructor sets stopping_ before it changes the epoch, so a worker that has seen its
+    // epoch sees that too. In the other order a worker that came from a loop could sleep on it for ever.
     seen = epoch_.load();
     if (stopping_.load()) return;
     run_chunks(thread);
   }
 }
 
-// A late worker may see the phases of the next loop, or only some of them: whatever chunk it takes belongs to
-// a loop that waits for it.
+// A late worker may see the phases of the next loop, or only some of them: any chunk it takes belongs to a loop
+// that waits for it.
 void ThreadPool::run_chunks(int thread) {
   if (thread >= num_active()) return;
   const Membership before = std::exchange(current, {this, thread});
@@ -138,7 +137,7 @@ void ThreadPool::run_chunks(int thread) {
 uint32_t ThreadPool::run_stretch(Stretch& stretch, int phase, int thread) {
   uint32_t done = 0;
   for (;;) {
-    // Looking first keeps those who come too late from touching a counter others are busy with.
+    // Reading first keeps late threads from writing to a contended counter.
     uint64_t word = stretch.word.load(std::memory_order_acquire);
     if (next_of(word) >= end_of(word)) return done;
     word = stretch.word.fetch_add(1, std::memory_order_acq_rel);
@@ -243,7 +242,7 @@ void ThreadPool::parallel_phases(std::span<const LoopPhase> phases, PhasesBody b
 
 void Countdown::wait(const ThreadPool& pool) const {
   const auto over = [&] { return left_.load(std::memory_order_acquire) <= 0 || pool.failed(); };
-  // The chunk that is waited for is on a running thread as a rule, and nearly done.
+  // The chunk waited for is normally on a running thread, and nearly done.
   while (!spin_until(over)) std::this_thread::sleep_for(kSpin);
 }
 

@@ -1,10 +1,10 @@
-// A pool of threads that shares the chunks of one parallel loop at a time.
+// A thread pool that runs one parallel loop at a time and shares out its chunks.
 //
 // The calling thread works too. Idle workers spin for some tens of microseconds, so that the next loop of a
-// decode step finds them awake, then sleep in the kernel: an idle pool uses no CPU. Every thread has a
-// stretch of neighbouring chunks, which it takes one by one from an atomic counter; who is done takes from
-// the others', those of its own memory node first. So a thread that the operating system has set aside costs
-// the chunk it holds and nothing else: a worker that has not woken yet is never waited for.
+// decode step starts without a wake-up, then sleep in the kernel: an idle pool uses no CPU. Every thread has a
+// stretch of neighbouring chunks, which it takes one by one from an atomic counter. A thread that has finished
+// its stretch takes chunks from the others', those of its own memory node first. So a thread preempted by the
+// operating system delays only the chunk it holds, and a worker that has not woken yet is never waited for.
 //
 // One loop runs at a time; calls from several threads take turns. A call from inside a chunk runs its loop at
 // once on the thread it is on. Which thread runs which chunk is not determined; results must not depend on
@@ -54,7 +54,7 @@ class ThreadPool {
   int num_nodes() const { return plan_.num_nodes; }
   int node_of(int thread) const { return plan_.threads[static_cast<size_t>(thread)].node; }
   const PoolPlan& plan() const { return plan_; }
-  // Binds the calling thread, which will call parallel_for from now on, as the plan says of thread 0.
+  // Binds the calling thread, which will call parallel_for from now on, as the plan specifies for thread 0.
   void bind_caller() const;
 
   // Calls body(chunk, thread) once for every chunk in [0, num_chunks), thread being in [0, num_threads()) and
@@ -68,11 +68,12 @@ class ThreadPool {
   void parallel_phases(std::span<const LoopPhase> phases, PhasesBody body,
                        Stealing stealing = Stealing::kAnywhere);
 
-  // Loops run on the first `count` threads from now on, 1 <= count <= num_threads(); 0: on all, as at the beginning.
-  // A thread that is still awake may help with a chunk. Not with several nodes, whose chunks are their threads'.
+  // Limits loops to the first `count` threads from now on, 1 <= count <= num_threads(); 0: all, the initial
+  // state. A thread that is still awake may help with a chunk. Not with several nodes, whose chunks are their
+  // threads'.
   void limit(int count);
 
-  // An exception has ended the loop that is running.
+  // Whether an exception has ended the current loop.
   bool failed() const { return failed_.load(std::memory_order_relaxed); }
 
   // Buffers shared by the operations that run on this pool, one after the other; they grow and are kept. Hold
@@ -108,7 +109,7 @@ class ThreadPool {
   std::mutex loop_mutex_;
   std::unique_ptr<Stretch[]> stretches_;  // [kMaxPhases][num_threads]
 
-  alignas(64) std::atomic<uint32_t> epoch_{0};  // changes when there is something to wake for
+  alignas(64) std::atomic<uint32_t> epoch_{0};  // changes when sleeping workers must wake
   std::atomic<int> num_phases_{0};
   std::atomic<Stealing> stealing_{Stealing::kAnywhere};
   std::atomic<int> limit_{1};  // threads that take part
@@ -130,14 +131,14 @@ class ThreadPool {
   std::vector<std::thread> workers_;
 };
 
-// Counts finished chunks down for those of a later phase that need their results.
+// Counts down finished chunks; a later phase that needs their results waits on it.
 class alignas(64) Countdown {
  public:
   void start(int chunks) { left_.store(chunks, std::memory_order_relaxed); }
   void add(int chunks) { left_.fetch_add(chunks, std::memory_order_relaxed); }
-  // True for the last one, which sees what all others wrote.
+  // True for the last chunk, which sees all writes of the others.
   bool done() { return left_.fetch_sub(1, std::memory_order_acq_rel) == 1; }
-  // Returns when none is left, or at once when the loop has failed (its results are of no use then).
+  // Returns when the count is zero, or at once when the loop has failed (its results are unusable then).
   void wait(const ThreadPool& pool) const;
 
  private:

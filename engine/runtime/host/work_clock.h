@@ -1,5 +1,4 @@
-// How long each kind of native work has taken in this process: two readings of a clock per operation, always
-// on.
+// Time spent in each kind of native work in this process: two clock readings per operation, always on.
 #pragma once
 #include <atomic>
 #include <chrono>
@@ -31,7 +30,7 @@ class WorkTimer {
   ~WorkTimer() { add(); }
   WorkTimer(const WorkTimer&) = delete;
   WorkTimer& operator=(const WorkTimer&) = delete;
-  // What was begun ends here, the next begins.
+  // Ends the current kind of work and begins the next.
   void next(Work work) {
     begin_ = add();
     work_ = work;

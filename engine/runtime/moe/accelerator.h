@@ -1,6 +1,5 @@
-// What stands between routing and compute: for each layer of each step it answers where every routed expert
-// runs and from which memory. One interface; `none` lives here, those with slots in
-// files of their own.
+// Decides placement between routing and compute: for each layer of each step, where every routed expert runs
+// and from which memory. `none` is defined here; accelerators with slots have their own files.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -24,9 +23,9 @@ struct GroupPlacement {
   bool awaited = false;  // its upload may not have landed yet
 };
 
-// How steps have passed on a clock, in microseconds since the start; they sum to the steps' time on a virtual
-// clock. A layer's experts are the accelerator's while it computes, and the link's or the CPU's only as far
-// as the layer waited for them beyond that.
+// Time breakdown of steps on a clock, in microseconds since the start; on a virtual clock the parts sum to the
+// steps' time. A layer's expert time counts for the accelerator while it computes; for the link or the CPU only
+// as far as the layer waited for them beyond that.
 struct ClockParts {
   double dense_us = 0;  // before a MoE layer: attention, router
   double experts_gpu_us = 0;
@@ -39,65 +38,66 @@ class Accelerator {
  public:
   virtual ~Accelerator() = default;
 
-  // Whose books it keeps; the executor says so before the first step.
+  // Sets the event log; called by the executor before the first step.
   virtual void record_to(EventLog& /*events*/) {}
-  // Warm start. What the cache has learned and holds goes to a file; from there, experts return to slots
-  // before the first step and cost no time. restore throws std::runtime_error, and changes nothing, when the
-  // file is damaged or another model's; it returns how many experts it uploaded. Without slots, nothing
-  // happens.
+  // Warm start. save writes the cache's learned state and residents to a file; restore returns experts to slots
+  // from it before the first step, at no cost of time. restore throws std::runtime_error, and changes nothing,
+  // if the file is damaged or another model's; it returns how many experts it uploaded. No effect without
+  // slots.
   virtual void save(const std::string& /*path*/) const {}
   virtual int restore(const std::string& /*path*/) { return 0; }
-  // Between two steps: slots hold exactly what is wanted[layers * experts], and what was missing is uploaded
-  // at once, at no cost of time. Returns how many were. Throws std::invalid_argument, and changes nothing,
-  // where there are fewer slots. Without slots, nothing happens.
+  // Between two steps: makes slots hold exactly wanted[layers * experts]; missing experts are uploaded at once,
+  // at no cost of time. Returns how many were uploaded. Throws std::invalid_argument, and changes nothing, if
+  // there are fewer slots. No effect without slots.
   virtual int place_experts(std::span<const uint8_t> /*wanted*/) { return 0; }
   virtual DynamicUpdateCounts dynamic_update_counts() const { return {}; }
   virtual void begin_step(const StepRows& rows) = 0;
   // Fills one placement per group and returns the layer's times on the accelerator's clock (zeros: not known,
-  // measure).
+  // to be measured).
   virtual LayerTimes place(int layer, const LayerRouting& routing, const ExpertGroups& groups,
                            std::span<GroupPlacement> placements) = 0;
-  // Of the layer just placed, per routed pair: whether its expert's output joins at the next MoE layer (Deferral);
-  // empty: none does. They are the CPU's.
+  // For the layer just placed, per routed pair: whether its expert's output joins at the next MoE layer
+  // (Deferral); empty: none does. Deferred pairs run on the CPU.
   virtual std::span<const uint8_t> deferred() const { return {}; }
   virtual int num_deferred() const { return 0; }
-  // How much routers favour what lies in slots (ops/router.h); 0: not at all.
+  // Strength of the routers' preference for experts in slots (ops/router.h); 0: off.
   virtual double cache_prior() const { return 0; }
-  // Per expert of the layer whether it is in a slot and usable now; empty: there are no slots. Valid until the next
-  // call.
+  // Per expert of the layer: whether it is in a slot and usable now; empty: there are no slots. Valid until the
+  // next call.
   virtual std::span<const uint8_t> residents(int /*layer*/) { return {}; }
-  // How the host rounds beside it; everything but a device leaves that to the level.
+  // The host's rounding beside this accelerator; only a device overrides the level's.
   virtual kernels::Rounding rounding() const { return kernels::Rounding::kOfLevel; }
-  // The host is about to compute the layer just placed, also what lies in slots. Throws DeviceError where it
-  // cannot.
+  // Called before the host computes the layer just placed, including experts in slots. Throws DeviceError where
+  // it cannot.
   virtual void host_computes() {}
-  // The step's results are known: throws DeviceError where they are worth nothing, because an upload that a
-  // layer waited for has failed on its way.
+  // Ends a step whose results are known: throws DeviceError if they are invalid because an upload that a layer
+  // waited for failed during its copy.
   virtual void end_step() {}
-  // The device placed the layer itself, where[num_tokens * top_k]; only what to upload behind it is decided.
+  // Follows a layer that the device placed itself, where[num_tokens * top_k]; only uploads after it are
+  // decided.
   virtual LayerTimes follow(int layer, const LayerRouting& routing, const ExpertGroups& groups,
                             std::span<const Placement> where);
-  // Whether predictions for layers ahead are welcome in this step.
+  // Whether predictions for later layers are used in this step.
   virtual bool wants_prediction() const { return false; }
-  // What the router of a layer ahead says to the residual before the next place(): logits[num_tokens *
-  // experts].
+  // Takes the logits that a later layer's router computes from the residual before the next place():
+  // logits[num_tokens * experts].
   virtual void predict(int /*layer*/, std::span<const float> /*logits*/, int /*num_tokens*/) {}
   virtual PrefetchCounts prefetch_counts() const { return {}; }
-  // Work outside experts before the given MoE layer, or after the last (layer == number of MoE layers).
+  // Work outside the experts before the given MoE layer, or after the last (layer == number of MoE layers).
   virtual void dense(int layer, int num_tokens) = 0;
-  // No work is left: background uploads have all the time they need.
+  // The machine is idle: background uploads have all the time they need.
   virtual void idle() = 0;
   // Microseconds of the virtual clock; negative when this accelerator runs in real time.
   virtual double virtual_now_us() const = 0;
-  // Zeros where time is not virtual.
+  // Zeros on a real-time clock.
   virtual ClockParts clock_parts() const { return {}; }
   // Device bytes in use: expert slots and staging.
   virtual size_t device_bytes() const = 0;
   virtual int num_slots() const = 0;
 };
 
-// All experts on the CPU, straight from the store. With a cost model, every layer's time is predicted before
-// it runs.
+// All experts on the CPU, read directly from the store. With a cost model, every layer's time is predicted
+// before it runs.
 class NoAccelerator final : public Accelerator {
  public:
   NoAccelerator(const ExpertStore& store, std::optional<CostModel> cost, int num_deferred)

@@ -1,5 +1,6 @@
-// A decoder layer is a sequence of blocks, each of which adds to the residual stream, or to a sum that is normed
-// before it is added: attention of some kind, a router, its experts, a feed-forward. Whoever runs them knows no kind of block.
+// A decoder layer is a sequence of blocks. Each adds to the residual stream, or to a sum that is normed before
+// it is added: attention of some kind, a router, its experts, a feed-forward. The decoder that runs them is
+// independent of their kinds.
 #pragma once
 #include <cstdint>
 #include <span>
@@ -14,7 +15,7 @@ class Block;
 class MoeExecutor;
 class StateCache;
 
-// What a router said of a step's tokens: read by the blocks behind it, written by nobody but a router.
+// A router's output for a step's tokens: read by later blocks, written only by routers.
 struct RoutedRows {
   std::vector<float> normed;   // [T, hidden size]
   std::vector<int32_t> ids;    // [T, top_k]
@@ -31,19 +32,19 @@ struct RoutedRows {
   LayerRouting routing() const { return {ids.data(), weights.data(), num_tokens, top_k}; }
 };
 
-// What one forward pass shares among its blocks.
+// State shared by the blocks of one forward pass.
 struct StepState {
   AttentionBatch& batch;
   StateCache& cache;
   MoeExecutor* experts;           // null: no block has any
-  RoutedRows& routed;             // by the last router
-  std::span<Block* const> ahead;  // the blocks that come after the one that runs
+  RoutedRows& routed;             // written by the last router
+  std::span<Block* const> ahead;  // the blocks after the current one
 };
 
 class Block {
  public:
   virtual ~Block() = default;
-  // sum += what the block makes of hidden, both [tokens of the batch, hidden_size()], which may be the same. Throws
+  // sum += the block's output for hidden, both [tokens of the batch, hidden_size()]; they may alias. Throws
   // KernelFailure, std::invalid_argument where batch, cache or experts do not fit the block.
   virtual void forward(const float* hidden, float* sum, StepState& step) = 0;
   virtual int hidden_size() const = 0;

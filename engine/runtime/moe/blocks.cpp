@@ -5,12 +5,12 @@
 #include <string>
 
 #include "moe/moe_executor.h"
-#include "ops/attention_batch.h"
+#include "ops/attention/attention_batch.h"
 
 namespace twofold {
 namespace {
 
-// Of a block's hidden rows, which are those that the router read.
+// Checks that a block's hidden rows are those that the router read.
 void expect_routed(const char* block, const RoutedRows& routed, int num_tokens, int hidden_size) {
   if (routed.num_tokens == num_tokens &&
       routed.normed.size() == static_cast<size_t>(num_tokens) * static_cast<size_t>(hidden_size))

@@ -1,4 +1,4 @@
-// The kinds of blocks: what each operation takes from a step.
+// The kinds of blocks, each an adapter from an operation to a step's state.
 #pragma once
 #include <utility>
 #include <vector>
@@ -30,7 +30,7 @@ class AttentionBlock : public Block {
   int layer_;
 };
 
-// Leaves normed rows and routing to the blocks behind it; adds nothing.
+// Computes normed rows and routing for the blocks after it; adds nothing to the sum.
 class RouterBlock final : public Block {
  public:
   explicit RouterBlock(const Router& router) : router_(router) {}
@@ -40,18 +40,18 @@ class RouterBlock final : public Block {
   Router& router() { return router_; }
 
  private:
-  // Of the experts behind it, where the executor favours residents.
+  // Cache prior of the experts after this router, if the executor prefers residents.
   static CachePrior prior_of(const StepState& step);
 
   Router router_;
 };
 
-// sum += the weighted sum of the experts that the router chose, wherever the executor runs them. Where it
-// welcomes predictions, it is told first what the next router says to the residual as it is.
+// sum += the weighted sum of the chosen experts, wherever the executor runs them. If the executor uses
+// predictions, it first receives the next router's logits on the residual as it is.
 class RoutedExperts final : public Block {
  public:
-  // moe_layer: the executor's number of the layer. weighs_rows: a token's weight multiplies what its one expert
-  // reads, not what it says.
+  // moe_layer: the executor's number of the layer. weighs_rows: a token's weight multiplies the input of its
+  // one expert, instead of its output.
   RoutedExperts(int hidden_size, int moe_layer, bool weighs_rows = false)
       : hidden_size_(hidden_size), moe_layer_(moe_layer), weighs_rows_(weighs_rows) {}
 
@@ -73,7 +73,7 @@ class RoutedExperts final : public Block {
 // sum += ffn(normed), the router's normed rows; times sigmoid(gate . normed) where there is a gate.
 class SharedExperts final : public Block {
  public:
-  // gate [hidden], null: none. It is not owned.
+  // gate [hidden], not owned; null: none.
   SharedExperts(const kernels::KernelTable& table, ThreadPool& pool, GatedFfn ffn, const float* gate)
       : table_(table), pool_(pool), ffn_(std::move(ffn)), gate_(gate) {}
 
@@ -89,7 +89,7 @@ class SharedExperts final : public Block {
   std::vector<float> weights_;
 };
 
-// sum += ffn(norm(hidden)): a feed-forward of its own, in layers without experts as a rule.
+// sum += ffn(norm(hidden)): a feed-forward of its own, normally in layers without experts.
 class DenseFfn final : public Block {
  public:
   // norm [hidden] is not owned.
@@ -105,8 +105,8 @@ class DenseFfn final : public Block {
   float eps_;
 };
 
-// Behind blocks whose sum is normed before it is added: the decoder gives the `over` blocks before this one rows of
-// zeros to add to, which are `hidden` here. sum = (sum + norm(hidden)) * scale.
+// Follows blocks whose sum is normed before it is added: the decoder gives the `over` blocks before this one
+// rows of zeros to add to, which are `hidden` here. sum = (sum + norm(hidden)) * scale.
 class PostNorm final : public Block {
  public:
   // norm [hidden_size] is not owned.

@@ -7,13 +7,13 @@
 
 #include "host/thread_pool.h"
 #include "moe/blocks.h"
-#include "ops/attention_batch.h"
+#include "ops/attention/attention_batch.h"
 
 namespace twofold {
 
 namespace {
 
-// So many threads, or all for 0, until it goes.
+// Limits the pool to `count` threads (0: all) during its lifetime.
 class Limit {
  public:
   Limit(ThreadPool& pool, int count) : pool_(pool) { pool_.limit(count); }
@@ -35,7 +35,7 @@ Decoder::Decoder(std::vector<Block*> blocks, ThreadPool* pool, std::vector<int> 
                                 " blocks were given; expected a pool, and those of " +
                                 std::to_string(blocks_.size()));
   }
-  for (const int count : threads_) Limit(*pool_, count);  // throws for one that cannot be
+  for (const int count : threads_) Limit(*pool_, count);  // throws for an impossible limit
   for (const Block* block : blocks_) {
     if (block == nullptr) throw std::invalid_argument("Decoder: None was given for a block");
     if (block->hidden_size() != hidden_size()) {
@@ -72,7 +72,7 @@ Decoder::Decoder(std::vector<Block*> blocks, ThreadPool* pool, std::vector<int> 
 
 void Decoder::forward(float* hidden, AttentionBatch& batch, StateCache& cache, MoeExecutor* experts) {
   if (batch.num_tokens() == 0) return;
-  routed_.num_tokens = 0;  // of the step before
+  routed_.num_tokens = 0;  // of the previous step
   StepState step{batch, cache, experts, routed_, blocks_};
   const size_t num_values = static_cast<size_t>(batch.num_tokens()) * static_cast<size_t>(hidden_size());
   size_t depth = 0;

@@ -1,4 +1,4 @@
-// What a layer's deferred experts say, kept until the next MoE layer's output joins the residual.
+// The output of a layer's deferred experts, kept until the next MoE layer's output joins the residual.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -13,7 +13,7 @@ class DeferredSums {
   void clear() { any_ = false; }
   bool any() const { return any_; }
 
-  // Room for what a layer defers, zeros [num_tokens, hidden]; groups names its pairs.
+  // Allocates room for a layer's deferred output, zeros [num_tokens, hidden]; groups names its pairs.
   float* begin(int num_tokens, int hidden, const ExpertGroups& groups, int top_k) {
     sums_.assign(static_cast<size_t>(num_tokens) * static_cast<size_t>(hidden), 0.0f);
     rows_.assign(static_cast<size_t>(num_tokens), 0);
@@ -22,7 +22,7 @@ class DeferredSums {
     return sums_.data();
   }
 
-  // rows[t] += what is kept of t; then nothing is kept. Rows of which nothing is are left as they are, to the bit.
+  // rows[t] += the sum kept for t, then clears all sums. Rows without a sum stay bit-identical.
   void join(float* rows, int hidden) {
     if (!any_) return;
     const size_t width = static_cast<size_t>(hidden);

@@ -1,5 +1,5 @@
-// A GPU that is played: slots, uploads, evictions and plans are real, kernels run on the CPU from slot
-// memory, time is the cost model's on a virtual clock.
+// An emulated GPU: slots, uploads, evictions and plans are real, kernels run on the CPU from slot memory, time
+// is the cost model's on a virtual clock.
 #pragma once
 #include <cstddef>
 #include <vector>
@@ -10,14 +10,14 @@
 
 namespace twofold {
 
-// Bytes and flops of everything that is not routed experts: entry i is what runs between MoE layer i-1 and i,
-// the last entry what follows the last MoE layer (final norm, head).
+// Bytes and flops of everything outside the routed experts: entry i runs between MoE layer i-1 and i, the last
+// entry after the last MoE layer (final norm, head).
 struct DenseCost {
   std::vector<double> bytes;
   std::vector<double> flops_per_token;
   double router_bytes = 0;  // of one router's gate
-  // What the CPU computes of each stretch, between two of the accelerator's kernels or at the stretch's ends: not in
-  // the figures above. Empty: nothing.
+  // The CPU's work in each stretch, between two of the accelerator's kernels or at the stretch's ends: not in
+  // the figures above. Empty: none.
   std::vector<double> cpu_bytes;
   std::vector<double> cpu_flops_per_token;
   std::vector<double> handovers;  // to the CPU and back
@@ -48,7 +48,7 @@ class EmulatedAccelerator final : public SlottedAccelerator {
   void predict(int layer, std::span<const float> logits, int num_tokens) override;
   void dense(int layer, int num_tokens) override;
   double virtual_now_us() const override { return link_.now_us(); }
-  // The clock goes on where that of the accelerator stood whose place this one takes.
+  // The clock continues from that of the accelerator this one replaces.
   void begin_at(double now_us) { scheduler_.advance(now_us); }
   ClockParts clock_parts() const override { return parts_; }
   size_t device_bytes() const override { return link_.bytes(); }

@@ -1,4 +1,4 @@
-// Rings of the executor's events and the sums over them. The engine thread writes; Python drains.
+// Rings of the executor's events and their totals. The engine thread writes; Python drains.
 #pragma once
 #include <cstdint>
 #include <vector>
@@ -13,7 +13,7 @@ struct StepRows {
   int64_t step = 0;
   std::vector<int64_t> requests;
   std::vector<int32_t> positions;
-  std::vector<uint8_t> generated = {};  // whether it is of an answer, not of a prompt; empty: nobody says so
+  std::vector<uint8_t> generated = {};  // per row: generated, not prompt; empty: unknown
 };
 
 struct PlacementCounts {
@@ -31,7 +31,7 @@ struct EventLog {
   EventRing<UploadEvent> uploads{1 << 15};
   EventRing<CacheEvent> cache_events{1 << 16};
   PlacementCounts counts;
-  // Off: events cost nothing. Counts are kept either way.
+  // Off: events cost nothing. Counts are kept in both cases.
   bool enabled = true;
 };
 

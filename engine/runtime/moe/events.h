@@ -11,7 +11,7 @@ namespace twofold {
 
 inline constexpr int kMaxRouted = 16;  // largest top-k that a TokenLayerEvent can describe
 
-// One token passing one MoE layer: which experts it was routed to and where each ran.
+// One token in one MoE layer: which experts it was routed to and where each ran.
 struct TokenLayerEvent {
   int64_t step;
   int64_t request;
@@ -27,7 +27,7 @@ struct TokenLayerEvent {
   float layer_us;      // the layer's experts, all tokens of the step, on the run's clock
   float cpu_us;        // the CPU's share of it
   float gpu_us;        // the accelerator's share of it
-  float predicted_us;  // what the cost model said before; 0 without an accelerator
+  float predicted_us;  // the cost model's prediction; 0 without an accelerator
 };
 
 // One expert copied from host memory into a slot.

@@ -1,5 +1,5 @@
-// Runs routed experts on the CPU, tokens grouped by expert. Where the weights of an expert lie is the
-// caller's decision, and the result does not depend on it.
+// Runs routed experts on the CPU, tokens grouped by expert. The caller decides where an expert's weights are
+// read from; the result does not depend on it.
 #pragma once
 #include <cstdint>
 #include <map>
@@ -42,9 +42,9 @@ class ExpertCompute {
   ExpertCompute(ThreadPool& pool, const ExpertStore& store, kernels::Rounding rounding)
       : pool_(pool), store_(store), rounding_(rounding) {}
 
-  // hidden[t] += sum over rank k of weights[t, k] * expert(normed[t]), added in rank order; pairs that are in
-  // no group are left out. group_weights[g] is where the packed weights of group g lie, laid out as the store
-  // says of the layer, whose kernels it has too. normed and hidden are [num_tokens, hidden].
+  // hidden[t] += sum over rank k of weights[t, k] * expert(normed[t]), added in rank order; pairs in no group
+  // are left out. group_weights[g] points to the packed weights of group g, in the layer's layout in the store,
+  // whose kernels it uses too. normed and hidden are [num_tokens, hidden].
   void run(int layer, const LayerRouting& routing, const ExpertGroups& groups,
            std::span<const std::byte* const> group_weights, const float* normed, float* hidden);
 
@@ -54,7 +54,7 @@ class ExpertCompute {
   ThreadPool& pool_;
   const ExpertStore& store_;
   kernels::Rounding rounding_;
-  std::map<const kernels::KernelTable*, PackedFfn> ffns_;  // one a level: layers share buffers and plans
+  std::map<const kernels::KernelTable*, PackedFfn> ffns_;  // one per level: layers share buffers and plans
   std::vector<FfnPanels> panels_;
 };
 

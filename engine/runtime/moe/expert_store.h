@@ -1,5 +1,5 @@
-// All experts of a model in host memory, each packed once as [gate panels | up panels | down panels | biases] so
-// that one copy moves it. Owns the memory; knows nothing of who computes with it.
+// All experts of a model in host memory, each packed once as [gate panels | up panels | down panels | biases]
+// so that one copy moves it. Owns the memory; independent of the expert compute.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -23,7 +23,7 @@ struct ExpertShape {
   double flops_per_token() const { return 6.0 * hidden * intermediate; }
 };
 
-// Where the matrices of an expert lie in its bytes: gate first. The same for all experts of a layer.
+// Byte offsets of an expert's matrices: gate first. The same for all experts of a layer.
 struct ExpertLayout {
   FfnFormats formats;
   size_t up_offset, down_offset;
@@ -44,42 +44,41 @@ struct ExpertLayout {
   int64_t up_bias = 0, down_bias = 0;
 };
 
-// One expert as files hold it: gate and up [intermediate, hidden], down [hidden, intermediate].
+// One expert as files store it: gate and up [intermediate, hidden], down [hidden, intermediate].
 struct ExpertSource {
   SourceMatrix gate, up, down;
 };
 
 class ExpertStore {
  public:
-  // One entry of `formats` for each layer. Throws std::invalid_argument on sizes below one, std::bad_alloc
-  // when memory is short. Memory is taken from the system while experts are put in; `huge_pages` as
-  // PageMemory.
+  // One entry of `formats` for each layer. Throws std::invalid_argument on sizes below one, std::bad_alloc when
+  // memory is short. Memory is allocated while experts are put in; `huge_pages` as PageMemory.
   ExpertStore(int num_experts, ExpertShape shape, std::span<const FfnFormats> formats,
               bool huge_pages = true);
-  // Experts as a store of these figures had them, from `offset` of a file. They stay there, read-only. Throws as
-  // above, also where the file is too short.
+  // Experts written by a store of the same shape, from `offset` of a file. They stay there, read-only. Throws
+  // as above, also if the file is too short.
   ExpertStore(int num_experts, ExpertShape shape, std::span<const FfnFormats> formats,
               std::shared_ptr<const FileMapping> file, size_t offset);
   // A copy in memory of its own, each node's share by its own threads. Throws std::bad_alloc.
   ExpertStore(const ExpertStore& other, ThreadPool& pool);
 
-  // Packs experts [first, first + count) of a layer on the pool. Shapes and formats are the caller's to
-  // check. Throws std::logic_error for a store that lies in a file.
+  // Packs experts [first, first + count) of a layer on the pool. The caller checks shapes and formats. Throws
+  // std::logic_error for a store that lies in a file.
   void put(ThreadPool& pool, int layer, int first, std::span<const ExpertSource> experts);
 
-  // Those of experts [first, first + count) of a layer, [count, 2 intermediate + hidden]: gate's, up's, down's. Throws
-  // std::logic_error for a store without biases or in a file.
+  // Packs the biases of experts [first, first + count) of a layer, [count, 2 intermediate + hidden]: gate's,
+  // up's, down's. Throws std::logic_error for a store without biases or in a file.
   void put_biases(int layer, int first, int count, const float* biases);
 
   const std::byte* expert(int layer, int expert) const {
     return base_ + layer_offsets_[size_t(layer)] + size_t(expert) * stride(layer);
   }
   const ExpertLayout& layout(int layer) const { return layouts_[size_t(layer)]; }
-  // From one expert of the layer to the next: its bytes rounded up to a cache line.
+  // Bytes from one expert of the layer to the next: its size rounded up to a cache line.
   size_t stride(int layer) const { return round_up(layout(layer).bytes, kCacheLine); }
 
-  // What the CPU computes a layer's experts with; the process's kernels where nothing was set. The bytes are the same
-  // for every level.
+  // The kernels that compute a layer's experts on the CPU; the process's kernels by default. The bytes are the
+  // same for every level.
   void set_kernels(int layer, const kernels::KernelTable& table) { kernels_[size_t(layer)] = &table; }
   const kernels::KernelTable& kernels(int layer) const {
     const kernels::KernelTable* own = kernels_[size_t(layer)];
@@ -89,13 +88,13 @@ class ExpertStore {
   int num_layers() const { return int(layouts_.size()); }
   int num_experts() const { return num_experts_; }
   const ExpertShape& shape() const { return shape_; }
-  // Of the largest expert: what a slot must hold.
+  // Bytes of the largest expert: the minimum size of a slot.
   size_t expert_bytes() const { return expert_bytes_; }
   size_t bytes() const;
   // All experts lie in this one range.
   const std::byte* base() const { return base_; }
   size_t allocated_bytes() const { return allocated_bytes_; }
-  // Whether they lie in a file's pages, which nobody may write.
+  // Whether the experts lie in a file's read-only pages.
   bool mapped() const { return file_ != nullptr; }
 
  private:

@@ -1,5 +1,5 @@
-// Runs one MoE layer of one step: asks the accelerator where each routed expert runs, computes, and records
-// what happened. The one object the model talks to between router and residual.
+// Runs one MoE layer of one step: asks the accelerator where each routed expert runs, computes, and records the
+// events. The only object that the model calls between router and residual.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -10,32 +10,32 @@
 
 #include "host/thread_pool.h"
 #include "moe/accelerator.h"
+#include "moe/correction/layer_correction.h"
 #include "moe/deferred_sums.h"
 #include "moe/event_log.h"
 #include "moe/expert_compute.h"
 #include "moe/expert_store.h"
-#include "moe/layer_correction.h"
 #include "moe/routing_counts.h"
 #include "moe/slotted_accelerator.h"
 
 namespace twofold {
 
-// Some of a layer's groups, and where the weights of each lie.
+// Some of a layer's groups, and the address of each group's weights.
 struct PlacedGroups {
   ExpertGroups groups;
   std::vector<const std::byte*> weights;
 };
 
-// Who computes what of one layer: experts in slots that may be read at once, those whose uploads are awaited
+// The work split of one layer: experts in slots that may be read at once, those whose uploads are awaited
 // (CudaAccelerator::before_compute), and the CPU's.
 struct LayerPlan {
   PlacedGroups ready, awaited, on_cpu;
-  bool joins_deferred = false;   // rows get what the layer before deferred
-  bool uses_cpu = false;         // compute_cpu has something to do
+  bool joins_deferred = false;   // rows get the previous layer's deferred output
+  bool uses_cpu = false;         // compute_cpu has work
   std::vector<Placement> where;  // [num_tokens * top_k]
 };
 
-// How long a layer's experts took; negative where nobody knows.
+// How long a layer's experts took; negative if unknown.
 struct MeasuredTimes {
   double layer_us = -1;
   double cpu_us = -1;    // the CPU's share
@@ -48,28 +48,29 @@ class MoeExecutor {
   // No accelerator: all experts on the CPU at full speed; with a cost model their time is predicted too.
   MoeExecutor(ThreadPool& pool, const ExpertStore& store, std::optional<CostModel> cost = std::nullopt,
               int num_deferred = 0);
-  // preload: upload all experts that may be in slots first (needs one for each).
+  // preload: first upload all experts that may be in slots (needs one slot for each).
   MoeExecutor(ThreadPool& pool, const ExpertStore& store, std::shared_ptr<SlottedAccelerator> accelerator,
               bool preload);
 
-  // The step's rows: what forward's tokens are called in the events.
+  // The step's rows: the identity of forward's tokens in the events.
   void begin_step(StepRows rows);
   int num_rows() const { return int(rows_.requests.size()); }
-  // hidden[t] += weighted sum of token t's experts, and what the layer before deferred (Deferral). normed, hidden: [num_tokens, hidden size]. Throws
-  // std::invalid_argument when the number of tokens is not the step's.
+  // hidden[t] += weighted sum of token t's experts, and the previous layer's deferred output (Deferral).
+  // normed, hidden: [num_tokens, hidden size]. Throws std::invalid_argument when the number of tokens is not
+  // the step's.
   void forward(int layer, const LayerRouting& routing, const float* normed, float* hidden);
 
-  // The same in parts, where the device computes its share: places the layer, computes what is the CPU's
-  // (rows[t] = weighted sum, 0 where token t has none, and what the layer before deferred), and records that the layer took us, negative where
-  // nobody knows, and what came before it dense_us. The plan is valid until the next begin_layer. Throws
-  // std::logic_error out of turn.
+  // The same in parts, where the device computes its share: places the layer; computes the CPU's share (rows[t]
+  // = weighted sum, 0 where token t has none, and the previous layer's deferred output); records that the layer
+  // took us and the work before it dense_us, each negative if unknown. The plan is valid until the next
+  // begin_layer. Throws std::logic_error if called out of order.
   const LayerPlan& begin_layer(int layer, const LayerRouting& routing);
   void compute_cpu(const float* normed, float* rows);
   void end_layer(double us, double dense_us = -1);
 
-  // See Accelerator: whether `predict` is welcome in this step; the call comes before `forward` of the layer
-  // before. Throws std::invalid_argument on a wrong shape.
-  // For routers: see Accelerator::cache_prior and residents. Rows that are an answer's own are favoured alone.
+  // See Accelerator: whether `predict` is used in this step; it is called before `forward` of the previous
+  // layer. Throws std::invalid_argument on a wrong shape.
+  // For routers: see Accelerator::cache_prior and residents. The prior applies to generated rows only.
   double cache_prior() const { return accelerator_->cache_prior(); }
   std::span<const uint8_t> residents(int layer) { return accelerator_->residents(layer); }
   std::span<const uint8_t> generated_rows() const { return rows_.generated; }
@@ -84,17 +85,17 @@ class MoeExecutor {
   // See Accelerator.
   int place_experts(std::span<const uint8_t> wanted) { return accelerator_->place_experts(wanted); }
 
-  // A layer that the device placed itself, where[num_tokens * top_k], and that others computed: decides what
-  // to upload behind it, and records it with its times. Nothing of the step waits for this.
+  // Follows a layer that the device placed itself, where[num_tokens * top_k], and that was computed elsewhere:
+  // decides what to upload after it, and records it with its times. Nothing in the step waits for this.
   void follow(int layer, const LayerRouting& routing, std::span<const Placement> where,
               const MeasuredTimes& times);
 
-  // The head's time passes on a virtual clock. The results are known by now; see Accelerator::end_step for
-  // what it throws.
+  // Advances a virtual clock by the head's time. The results are known by now; see Accelerator::end_step for
+  // its exceptions.
   void end_step();
   void idle() { accelerator_->idle(); }
 
-  // Of a virtual clock; in real time what devices measured of themselves, the rest of a step is unknown.
+  // Time on a virtual clock; in real time the devices' own measurements, the rest of a step is unknown.
   ClockParts clock_parts() const {
     return accelerator_->virtual_now_us() < 0 ? device_parts_ : accelerator_->clock_parts();
   }
@@ -108,12 +109,12 @@ class MoeExecutor {
   void place(int layer, const LayerRouting& routing);
   template <typename Choose>
   void take_groups(PlacedGroups& part, Choose choose) const;
-  // Into later_ what of the layer just placed is deferred.
+  // Fills later_ with the deferred part of the layer just placed.
   void take_deferred();
   void compute_deferred(int layer, const LayerRouting& routing, const float* normed);
   const LayerRouting& expect_begun(const char* call) const;
   void check(int layer, const LayerRouting& routing) const;
-  // The layer's time before it runs; in real time put right by the layers before it. 0: not known.
+  // The layer's time before it runs; in real time corrected by previous layers. 0: not known.
   double predicted(int layer, const LayerRouting& routing, const LayerTimes& times) const;
   void keep_parts(double layer_us, double cpu_us, double dense_us);
   void record(int layer, const LayerRouting& routing, const LayerTimes& times, double predicted_us,
@@ -132,7 +133,7 @@ class MoeExecutor {
   std::vector<uint8_t> where_of_expert_;
   // The layer that was begun and has not ended; -1: none.
   int layer_ = -1;
-  double host_us_ = 0;  // what compute_cpu took of it
+  double host_us_ = 0;  // time of its compute_cpu
   ClockParts device_parts_;
   LayerTimes times_;
   double predicted_us_ = 0;

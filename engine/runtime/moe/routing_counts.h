@@ -1,5 +1,5 @@
-// How often each expert was routed to and where it ran, counted by layer; of whole steps only. The engine thread
-// writes and takes.
+// How often each expert was routed to and where it ran, counted by layer; complete steps only. The engine
+// thread writes and takes.
 #pragma once
 #include <cstdint>
 #include <span>
@@ -29,14 +29,14 @@ class RoutingCounts {
  public:
   RoutingCounts(int num_layers, int num_experts) : num_layers_(num_layers), num_experts_(num_experts) {}
 
-  // Counts anew from here on, in every n-th step. Between two steps. Throws std::invalid_argument: every < 1.
+  // Restarts counting, in every n-th step. Between two steps. Throws std::invalid_argument: every < 1.
   void start(RoutingDetail detail, int every);
 
   void begin_step(const StepRows& rows);
   // where: by expert, valid for those of `groups`.
   void add(int layer, const LayerRouting& routing, const ExpertGroups& groups,
            std::span<const uint8_t> where);
-  // What the step's layers added counts from here on; a step that is begun again adds nothing.
+  // Commits the step's layers to the counts; a step that is begun again adds nothing.
   void end_step();
 
   int num_layers() const { return num_layers_; }
@@ -46,7 +46,7 @@ class RoutingCounts {
   int64_t num_tokens() const { return num_tokens_; }  // of these steps
   // [kNumPlacements, layers, experts] since the last take.
   std::vector<int64_t> take();
-  // Of the last step that ended; without rows where none was counted.
+  // Routing of the last step that ended; without rows if none was counted.
   StepRouting take_step();
 
  private:
@@ -60,7 +60,7 @@ class RoutingCounts {
   int64_t num_begun_ = 0, num_steps_ = 0, num_tokens_ = 0;
   bool active_ = false;
   int step_tokens_ = 0;
-  std::vector<Addition> additions_;  // of the step under way
+  std::vector<Addition> additions_;  // of the current step
   std::vector<int64_t> counts_;
   StepRouting step_, ended_;
 };

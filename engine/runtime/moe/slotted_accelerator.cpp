@@ -27,7 +27,7 @@ bool SlottedAccelerator::bring(int layer, int expert) {
   try {
     fill({layer, expert, cache.slot_of(layer, expert)});
   } catch (...) {
-    cache.evict(layer, expert);  // nobody knows what is in the slot
+    cache.evict(layer, expert);  // the slot's contents are undefined
     throw;
   }
   return true;
@@ -77,7 +77,7 @@ int SlottedAccelerator::place_experts(std::span<const uint8_t> wanted) {
   }
   int total = 0;
   for (int layer = 0; layer < num_layers; ++layer) {
-    if (config.pin(layer) != LayerPin::kFree) {  // stays as it is, whatever is wanted
+    if (config.pin(layer) != LayerPin::kFree) {  // pinned: not changed by `wanted`
       if (config.pin(layer) == LayerPin::kResident) total += num_experts;
       continue;
     }
@@ -150,11 +150,11 @@ void SlottedAccelerator::keep_books(const LayerDecision& decision, int layer, co
   deferred_ = decision.deferred;
   const float price = float(scheduler().upload_price());
   for (const Publication& landed : decision.arrivals) report_landed(landed);
-  // A prefetch that never began moved nothing over the link.
+  // A prefetch that never began copied nothing over the link.
   events_->counts.uploads -= decision.num_withdrawn;
   events_->counts.h2d_bytes -= decision.num_withdrawn * int64_t(store_.layout(layer).bytes);
   for (const Move& move : decision.moves) {
-    // What is uploaded ahead serves the step; it has a request only where there is no other.
+    // Uploads ahead serve the whole step; they have a request only if the step has no other.
     const int64_t request = move.layer == layer          ? request_of(routing, groups, move.expert)
                             : rows_.requests.size() == 1 ? rows_.requests[0]
                                                          : -1;
@@ -172,7 +172,7 @@ void SlottedAccelerator::keep_books(const LayerDecision& decision, int layer, co
                              move.end_us,
                              uint8_t(move.reason),
                              uint8_t(lane_of(move.reason))};
-    // Where its times are not known yet it is reported when it has landed.
+    // If its times are not known yet, it is reported once it has landed.
     if (upload.end_us >= 0 && events_->enabled) events_->uploads.push(upload);
     if (move.staged) {
       if (upload.end_us < 0) staged_.push_back(upload);

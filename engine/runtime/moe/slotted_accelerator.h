@@ -1,6 +1,6 @@
-// What all accelerators with expert slots do alike: ask the scheduler, say where each expert lies, and keep
-// the books of uploads, admissions and evictions. The derived class owns the link, which brings bytes into
-// slots and says which clock counts, and behind it the scheduler that borrows the link.
+// Common base of all accelerators with expert slots: asks the scheduler, reports where each expert lies, and
+// records uploads, admissions and evictions. The derived class owns the link, which copies bytes into slots and
+// defines the clock, and after it the scheduler that borrows the link.
 #pragma once
 #include <cstdint>
 #include <span>
@@ -13,10 +13,10 @@ namespace twofold {
 
 class SlottedAccelerator : public Accelerator {
  public:
-  // Uploads every expert that may be in a slot before the first step; only when there is one for each (throws
-  // std::logic_error otherwise).
+  // Uploads every expert that may be in a slot before the first step; only when there is a slot for each
+  // (throws std::logic_error otherwise).
   void preload_all();
-  // Brings the experts that are pinned to their slots; before the first step.
+  // Uploads the pinned experts to their slots; before the first step.
   void fill_pinned();
   void record_to(EventLog& events) override;
   void save(const std::string& path) const override { scheduler().cache().save(path); }
@@ -52,9 +52,9 @@ class SlottedAccelerator : public Accelerator {
   virtual const std::byte* slot(int index) const = 0;
   // Copies an absent expert into a free slot at once.
   bool bring(int layer, int expert);
-  // Copies an expert into a slot at once, outside of any step and of the link's lanes.
+  // Copies an expert into a slot at once, outside any step and the link's lanes.
   virtual void fill(const Transfer& what) = 0;
-  // The layer is decided; placements may yet be changed.
+  // The layer is decided; placements may still be changed.
   virtual void decided(const LayerDecision& /*decision*/, std::span<GroupPlacement> /*placements*/) {}
 
  private:
@@ -71,7 +71,7 @@ class SlottedAccelerator : public Accelerator {
   StepRows rows_;
   bool decodes_only_ = false;
   std::vector<UploadEvent> pending_;  // per slot: its last upload; without times until it has landed
-  std::vector<UploadEvent> staged_;   // through staging slots, under way in real time
+  std::vector<UploadEvent> staged_;   // through staging slots, in flight in real time
 };
 
 }  // namespace twofold

@@ -7,7 +7,7 @@
 namespace twofold {
 namespace {
 
-// Activations multiplied with a chunk's panels before the next ones are read: what stays in a second-level
+// Activations multiplied with a chunk's panels before the next ones are read: as many as fit a second-level
 // cache beside a panel.
 constexpr int kMostBlockRows = 128;
 constexpr int64_t kBlockBytes = 384 * 1024;
@@ -39,7 +39,7 @@ void for_phases(ThreadPool& pool, std::span<const LoopPhase> phases, double tota
 
 int64_t panels_per_chunk(double us_per_panel, double M, int64_t num_panels, int num_threads) {
   const int64_t worth = static_cast<int64_t>(kChunkUs / us_per_panel) + 1;
-  // Where many rows are multiplied, neighbouring panels share what is read of them.
+  // With many rows, neighbouring panels share the rows read.
   const int64_t sharing = M >= 16 ? 4 : 1;
   const int64_t fair = std::max<int64_t>(1, num_panels / (8 * static_cast<int64_t>(num_threads)));
   return std::min(fair, std::max(worth, sharing));

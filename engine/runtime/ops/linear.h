@@ -1,5 +1,5 @@
-// Products of activations with packed matrices over a thread pool. How the work is cut, or whether it is cut
-// at all, never shows in the result (see packed_kernels.h on determinism).
+// Products of activations with packed matrices over a thread pool. The result does not depend on how the work
+// is cut (see packed_kernels.h on determinism).
 #pragma once
 #include <span>
 
@@ -9,8 +9,8 @@
 
 namespace twofold {
 
-// Estimated time of work on one ordinary core, by the bytes it reads and the operations it does; below
-// kForkUs it is not worth waking anyone.
+// Estimated time of work on one ordinary core, by the bytes it reads and the operations it does; work below
+// kForkUs is not worth waking a thread.
 inline constexpr double kForkUs = 6.0;
 inline double work_us(double bytes, double flops) {
   const double read = bytes / 30e3, compute = flops / 60e3;  // 30 GB/s and 60 GFLOP/s of plain arithmetic
@@ -23,11 +23,11 @@ inline double product_us(double bytes, double flops) {
 }
 
 // Calls body(first, count) over [0, num_items) in pieces of a multiple of `grain` items, on the pool when the
-// whole is worth a fork, at once otherwise.
+// whole is worth a fork, on the calling thread otherwise.
 void for_ranges(ThreadPool& pool, int64_t num_items, int64_t grain, double total_us,
                 FunctionRef<void(int64_t first, int64_t count)> body);
 
-// The phases on the pool when the whole is worth a fork, at once otherwise.
+// Runs the phases on the pool when the whole is worth a fork, on the calling thread otherwise.
 void for_phases(ThreadPool& pool, std::span<const LoopPhase> phases, double total_us,
                 ThreadPool::PhasesBody body);
 
@@ -42,7 +42,7 @@ struct InputRows {
   float eps = 0;
 };
 
-// Where encoded activations lie, for each kind that is wanted.
+// Addresses of encoded activations, for each requested kind.
 class EncodedRows {
  public:
   EncodedRows(const kernels::KernelTable& table, std::span<const kernels::WeightFormat> formats,

@@ -7,16 +7,16 @@ namespace twofold {
 namespace {
 
 constexpr int kPanelRows = kernels::kPanelRows;
-constexpr int kBlockRows = 64;    // of activations, which share the nearest caches with what is made of them
+constexpr int kBlockRows = 64;    // of activations, which share the nearest caches with their results
 constexpr int kTilePanels = 256;  // of a tile of gate or up: its panels times its activation rows
 constexpr int kEncodeTokens = 4;
 constexpr int kAddTokens = 4, kAddColumns = 512;  // that one chunk adds up
-// Of a piece: long stretches of memory, for every change of stream costs the time of about 20 KiB. What is
-// left over at the end of gate and up is no loss, as down begins with the groups that are ready.
+// Size of a piece: long stretches of memory, because every change of stream costs the time of about 20 KiB. A
+// remainder at the end of gate and up is no loss, as down begins with the groups that are ready.
 constexpr int64_t kMostPairs = 24, kMostDownPanels = 32;
 constexpr int kGroupsPerThread = 4;
 constexpr double kMostGroupUs = 100;  // of a group that is not cut
-constexpr int kEncodeRows = 8;        // of what gate and up come to, where a phase encodes them
+constexpr int kEncodeRows = 8;        // of the results of gate and up, where a phase encodes them
 constexpr int kInputSlot = 0, kInnerSlot = 1, kOutputSlot = 2, kGatedSlot = 3;  // of the pool's scratch
 
 int64_t panels_of(int rows) { return kernels::num_panels(rows); }
@@ -50,7 +50,7 @@ struct PackedFfn::Step {
   const InputRows& input;
   float* sum;
   EncodedRows inputs;  // in group order; with one token its one row
-  EncodedRows inner;   // what gate and up come to, in group order
+  EncodedRows inner;   // results of gate and up, in group order
   float* outputs;      // of down, in group order
   int64_t output_stride;
   float* gated;  // the same before it is encoded, in group order; null: encoded piece by piece
@@ -66,7 +66,7 @@ struct PackedFfn::Step {
   int load(int group) const { return rows.begin[size_t(group) + 1] - rows.begin[size_t(group)]; }
 };
 
-// Pieces depend on the shape of the step alone, and decode repeats it.
+// Pieces depend only on the step's shape, which decode repeats.
 void PackedFfn::plan(const FfnFormats& formats, const FfnRows& rows) {
   const int num_groups = static_cast<int>(rows.groups.size());
   const int num_rows = rows.begin.back();
@@ -85,15 +85,15 @@ void PackedFfn::plan(const FfnFormats& formats, const FfnRows& rows) {
   const double pair_us = us_of(formats.gate, hidden_) + us_of(formats.up, hidden_);
   const double down_us = us_of(formats.down, intermediate_);
   const int64_t inner_panels = panels_of(intermediate_), outer_panels = panels_of(hidden_);
-  // Chunks for each thread: those of one group are waited for together, those of many groups are not.
+  // Chunks per thread: the chunks of one group are waited for together, those of many groups are not.
   const int64_t chunks = num_groups >= 4 * threads ? 4 * threads : 8 * threads;
   const int64_t most_pairs = std::clamp<int64_t>(inner_panels * num_groups / chunks, 1, kMostPairs);
   const int64_t most_down =
       std::clamp<int64_t>(outer_panels * num_groups / (8 * threads), 1, kMostDownPanels);
   const double total =
       pair_us * static_cast<double>(inner_panels) + down_us * static_cast<double>(outer_panels);
-  // Many small groups: one thread has all three matrices of a group, which lie one behind the other (16 tokens of 256 x
-  // 64: 6 to 8 % less). Few tokens, so that no group can be much heavier than the others.
+  // Many small groups: one thread computes all three matrices of a group, which are adjacent in memory (16
+  // tokens of 256 x 64: 6 to 8 % less). Few tokens, so that no group can be much heavier than the others.
   const bool by_group = nodes == 1 && rows.num_tokens <= kBlockRows / 2 &&
                         num_groups >= kGroupsPerThread * threads && total < kMostGroupUs &&
                         table_.formats[int(formats.down)].activation != kernels::ActivationKind::kQ8Token;
@@ -195,7 +195,7 @@ void PackedFfn::run(const FfnFormats& packed, const FfnRows& rows, const InputRo
   });
 }
 
-// A token is encoded once, and copied to the other groups it belongs to.
+// A token is encoded once, and copied to its other groups.
 void PackedFfn::encode_tokens(Step& step, int64_t first, int64_t end, float* temporary) {
   if (step.one_token) return step.inputs.encode(step.input, 0, 0, temporary);
   for (int64_t t = first; t < end; ++t) {
@@ -290,7 +290,7 @@ void PackedFfn::down(Step& step, const PanelRange& piece) {
   for (int block = 0; block < load; block += kBlockRows) {
     const int row = begin + block, m = std::min(kBlockRows, load - block);
     float* const to = step.outputs + row * step.output_stride + column;
-    // All panels in one call: the kernel takes several at a time and looks ahead by itself.
+    // All panels in one call: the kernel takes several at a time and prefetches by itself.
     kernel.matmul(step.inner.row(kernel.activation, row), step.inner.stride(kernel.activation), panels, to,
                   step.output_stride, m, n, intermediate_);
     add_bias(table_, group.down_bias == nullptr ? nullptr : group.down_bias + column, to, step.output_stride,

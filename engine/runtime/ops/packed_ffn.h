@@ -1,10 +1,10 @@
-// Gated feed-forwards on packed weights: groups of rows, each through a feed-forward of its own, and the
-// weighted sum of a token's results. Routed experts and dense layers are the same to it.
+// Gated feed-forwards on packed weights: groups of rows, each with its own feed-forward, and the weighted sum
+// of a token's results. Serves routed experts and dense layers alike.
 //
-// One loop of phases under one fork: rows are encoded; panels of gate and up are multiplied into a tile
-// in the nearest cache, gated, and encoded at once for the down matrix (in a phase of its own where a scale belongs to
-// the whole row); panels of down follow, group after group, so that a thread reads memory as one stream; the results of
-// each token are added up. Counters, not barriers, order what depends on one another.
+// One loop of phases under one fork: rows are encoded; panels of gate and up are multiplied into a tile in the
+// nearest cache, gated, and encoded at once for the down matrix (in a separate phase if a scale belongs to the
+// whole row); panels of down follow, group after group, so that a thread reads memory as one stream; each
+// token's results are added up. Counters, not barriers, order dependent phases.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -24,19 +24,19 @@ struct FfnFormats {
   kernels::WeightFormat gate, up, down;
 };
 
-// Where the panels of one feed-forward lie: gate and up [intermediate, hidden], down [hidden, intermediate].
+// Addresses of one feed-forward's panels: gate and up [intermediate, hidden], down [hidden, intermediate].
 struct FfnPanels {
   const std::byte* gate;
   const std::byte* up;
   const std::byte* down;
-  // Of their rows; null: none.
+  // Biases of their rows; null: none.
   const float* gate_bias = nullptr;
   const float* up_bias = nullptr;
   const float* down_bias = nullptr;
 };
 
 // Rows of a step in groups: group g has rows [begin[g], begin[g + 1]), row r being rank pairs[r] % top_k of
-// token pairs[r] / top_k. Pairs in no group are somebody else's and are left out.
+// token pairs[r] / top_k. Pairs in no group are computed elsewhere and left out.
 struct FfnRows {
   std::span<const FfnPanels> groups;
   std::span<const int> begin;
@@ -48,7 +48,7 @@ struct FfnRows {
 
 class PackedFfn {
  public:
-  // rounding: whose, between the two products.
+  // rounding: the rounding between the two products, the host's or the device's.
   PackedFfn(const kernels::KernelTable& table, ThreadPool& pool, int hidden, int intermediate,
             kernels::Rounding rounding = kernels::Rounding::kOfLevel,
             kernels::ExpertActivation activation = kernels::ExpertActivation::kSilu)
@@ -83,7 +83,7 @@ class PackedFfn {
   std::vector<int> row_of_;  // pair -> row, -1 where there is none
   PanelPieces gate_up_pieces_, down_pieces_;
   double total_us_ = 0;
-  // What the pieces were made for.
+  // The parameters that the pieces were made for.
   int planned_groups_ = 0, planned_rows_ = 0;
   FfnFormats planned_formats_{};
   std::unique_ptr<Countdown[]> gated_left_, group_left_;

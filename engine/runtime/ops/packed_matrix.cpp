@@ -12,16 +12,19 @@ namespace {
 // Source bytes that one chunk packs: large enough to read a file in stretches, small enough to share out.
 constexpr int64_t kPackBytes = 256 * 1024;
 
-// e4m3 has no infinities and one NaN of either sign. No kernel knows it, and a model that holds one is
-// broken.
-void refuse_nan(const void* row, int64_t columns, int64_t index) {
-  const auto* codes = static_cast<const uint8_t*>(row);
-  uint8_t found = 0;
-  for (int64_t k = 0; k < columns; ++k) found |= (codes[k] & 0x7f) == 0x7f;
-  if (found != 0) {
-    throw std::invalid_argument("row " + std::to_string(index) +
-                                " of an fp8 matrix holds a NaN; expected finite weights");
+[[noreturn]] void refuse(const SourceMatrix& matrix, int64_t begin, int num_rows) {
+  std::vector<std::byte> panel(static_cast<size_t>(kernels::panel_bytes(matrix.format, matrix.columns)));
+  int64_t row = begin;
+  for (; row < begin + num_rows - 1; ++row) {
+    const void* const data = matrix.row(row);
+    const void* const scales = matrix.row_scales(row);
+    if (!kernels::pack_panel(matrix.format, &data, scales == nullptr ? nullptr : &scales, 1, matrix.columns,
+                             panel.data()))
+      break;
   }
+  throw std::invalid_argument("row " + std::to_string(row) + " of its " +
+                              kernels::layout_of(matrix.format).name +
+                              " matrix holds a NaN or an infinity; expected finite weights");
 }
 
 }  // namespace
@@ -35,12 +38,24 @@ void pack_panels(const SourceMatrix& matrix, int64_t first, int64_t count, std::
     const void* scales[kernels::kPanelRows] = {};
     for (int r = 0; r < num_rows; ++r) {
       rows[r] = matrix.row(begin + r);
-      if (matrix.format == kernels::WeightFormat::kFP8) refuse_nan(rows[r], matrix.columns, begin + r);
       scales[r] = matrix.row_scales(begin + r);
     }
-    kernels::pack_panel(matrix.format, rows, matrix.scales == nullptr ? nullptr : scales, num_rows,
-                        matrix.columns, panels + (p - first) * panel_bytes);
+    if (!kernels::pack_panel(matrix.format, rows, matrix.scales == nullptr ? nullptr : scales, num_rows,
+                             matrix.columns, panels + (p - first) * panel_bytes))
+      refuse(matrix, begin, num_rows);
   }
+}
+
+void expect_finite(ThreadPool& pool, const SourceMatrix& matrix) {
+  const size_t panel_bytes = static_cast<size_t>(kernels::panel_bytes(matrix.format, matrix.columns));
+  const int64_t num_panels = kernels::num_panels(matrix.rows);
+  const int64_t each = std::max<int64_t>(1, kPackBytes / static_cast<int64_t>(panel_bytes));
+  pool.parallel_for((num_panels + each - 1) / each, [&](int64_t chunk, int) {
+    const PageMemory panel(panel_bytes, false);
+    for (int64_t p = chunk * each; p < std::min(num_panels, (chunk + 1) * each); ++p) {
+      pack_panels(matrix, p, 1, panel.data());
+    }
+  });
 }
 
 void PackedMatrix::add_segment(kernels::WeightFormat format, int64_t rows, int64_t columns) {

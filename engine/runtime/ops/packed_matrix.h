@@ -13,7 +13,7 @@
 
 namespace twofold {
 
-// A matrix as a file holds it. Owns nothing.
+// A matrix as a file stores it. Owns nothing.
 struct SourceMatrix {
   kernels::WeightFormat format;
   const std::byte* data;
@@ -30,10 +30,14 @@ struct SourceMatrix {
   }
 };
 
-// Packs panels [first, first + count) of a matrix, one after the other, to `panels` (64-byte aligned).
+// Packs panels [first, first + count) of a matrix, one after the other, to `panels` (64-byte aligned). Throws
+// std::invalid_argument, which names the row, where a weight is a NaN or an infinity.
 void pack_panels(const SourceMatrix& matrix, int64_t first, int64_t count, std::byte* panels);
 
-// How the panels of one matrix are shared out among memory nodes: node d has [first(d), first(d + 1)).
+// Throws as pack_panels for a matrix that is read in place and never packed.
+void expect_finite(ThreadPool& pool, const SourceMatrix& matrix);
+
+// Distribution of one matrix's panels over memory nodes: node d has [first(d), first(d + 1)).
 inline int64_t first_panel_of_node(int64_t num_panels, int node, int num_nodes) {
   return num_panels * node / num_nodes;
 }
@@ -85,7 +89,7 @@ class PackedMatrix {
   std::shared_ptr<const FileMapping> file_;
 };
 
-// A piece of work on panels: some of one matrix's.
+// A piece of work: some panels of one matrix.
 struct PanelRange {
   int item;  // which matrix, segment or unit
   int64_t first, count;

@@ -10,7 +10,7 @@
 namespace twofold {
 namespace {
 
-// Two panels, the second of which misses rows; whole blocks of every format.
+// Two panels, the second one incomplete; whole blocks of every format.
 constexpr int64_t kRows = 37, kColumns = 512;
 
 class Fnv1a {
@@ -41,7 +41,7 @@ std::string panel_layout() {
     uint32_t state = 12345;
     for (std::byte& byte : rows) {
       state = state * 1664525 + 1013904223;
-      byte = std::byte(state >> 24 & 0xfb);  // of no float format an infinity or NaN
+      byte = std::byte(state >> 24 & 0xfb);  // never an infinity or NaN in a float format
     }
     SourceMatrix matrix{format, rows.data(), kRows, kColumns, row_bytes};
     if (layout.scale_grid != 0) {

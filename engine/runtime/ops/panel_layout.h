@@ -1,11 +1,12 @@
-// Says what this build's panels are, so that panels in a file are read by no build that packs others.
+// Identifies this build's panel layout, so that panels in a file are never read by a build that packs
+// differently.
 #pragma once
 #include <string>
 
 namespace twofold {
 
-// The same text wherever the same rows become the same panels: a hash of small matrices of every format, packed.
-// Whoever changes how panels are packed changes it without thinking of it.
+// A hash of small matrices of every format, packed: equal wherever equal rows become equal panels. Any change
+// to the packing changes it automatically.
 std::string panel_layout();
 
 }  // namespace twofold

@@ -16,8 +16,8 @@ using kernels::RouterScore;
 
 constexpr float kTaken = -std::numeric_limits<float>::infinity();
 
-// The place of the highest of n, the first among equals. A NaN is never greater than anything; where nothing
-// but NaN is left, `otherwise`: any place is as good, and the NaN must show in the output.
+// Index of the highest of n, the first among equals. A NaN is never greater than anything; if only NaN is left,
+// `otherwise`: any index will do, and the NaN must show in the output.
 int highest(const float* values, int n, int otherwise) {
   int best = otherwise;
   float most = kTaken;
@@ -54,7 +54,7 @@ Router::Router(const kernels::KernelTable& table, ThreadPool& pool, const Router
   }
 }
 
-// Logits of one token become scores; those that are made of the chosen stay logits.
+// Turns one token's logits into scores; where weights come from the chosen logits, they stay logits.
 void Router::score(float* row) const {
   const int experts = num_experts();
   switch (shape_.score) {
@@ -106,7 +106,7 @@ void Router::favour(const CachePrior& prior, const float* scores, float* choice)
   }
 }
 
-// Selection by k passes: k is small, and a pass over some hundred floats is cheaper than any structure.
+// Selection by k passes: k is small, and a pass over some hundred floats is cheaper than any data structure.
 void Router::pick(float* scores, float* choice, int32_t* ids, float* weights) const {
   const int k_all = shape_.top_k;
   float sum = 0;
@@ -122,7 +122,7 @@ void Router::pick(float* scores, float* choice, int32_t* ids, float* weights) co
     for (int k = 0; k < k_all; ++k) weights[k] /= sum;
     sum = 1.0f;
   }
-  // The sum of a softmax is never so small that the addend, which a sigmoid's needs, would change it.
+  // A softmax's sum is never so small that the addend, needed for a sigmoid, would change it.
   if (shape_.renormalise) {
     for (int k = 0; k < k_all; ++k) weights[k] /= sum + 1e-20f;
   }

@@ -21,15 +21,15 @@ struct RouterWeights {
   const float* expert_scale = nullptr;  // [experts], of the weights, at last; null: 1
 };
 
-// Favours experts that are in a slot, boundedly: where experts are chosen, a resident one of score s counts as
-// s / (1 - prior), so that it takes the place of a better one only where s is at least (1 - prior) times the other's
-// score. Added to choosing scores that have a bias: prior / (1 - prior) * s. Where the chosen's logits are weighted
-// the score is exp(logit). Groups are chosen without, and weights are made of true scores. (The idea: cache-prior
+// Bounded preference for resident experts: where experts are chosen, a resident one of score s counts as s / (1
+// - prior), so that it replaces a better one only if s is at least (1 - prior) times the other's score. With a
+// choosing bias, prior / (1 - prior) * s is added. If weights come from the chosen experts' logits, the score
+// is exp(logit). Groups are chosen without the prior, and weights are made of true scores. (After cache-prior
 // routing, arXiv 2412.00099.)
 struct CachePrior {
   double prior = 0;                        // 0 to below 1; 0: none
   std::span<const uint8_t> resident = {};  // [experts]
-  std::span<const uint8_t> rows = {};      // [T] which rows it holds for
+  std::span<const uint8_t> rows = {};      // [T] rows that it applies to
 };
 
 class Router {
@@ -39,7 +39,7 @@ class Router {
          const kernels::RouterShape& shape);
 
   // For T rows of hidden: normed [T, hidden], ids and weights [T, top_k] in the order of choosing, which is by
-  // descending score and bias (equal ones: lower id first), and the gate's logits [T, experts] unless null.
+  // descending score and bias (ties: lower id first), and the gate's logits [T, experts] unless null.
   void forward(const float* hidden, float* normed, int32_t* ids, float* weights, float* logits, int T,
                const CachePrior& prior = {});
 

@@ -20,10 +20,10 @@ void at_least(int least, const char* name, int value) {
   }
 }
 
-// Adds up sizes that may be beyond what can be addressed.
+// Adds up sizes and checks that the total is addressable.
 class Sum {
  public:
-  // The offset of what is added: a product of sizes, none negative.
+  // Returns the offset of the added part: a product of sizes, none negative.
   int64_t add(std::initializer_list<int64_t> sizes) {
     const int64_t offset = total_;
     int64_t bytes = 1;
@@ -105,7 +105,7 @@ void StateCache::resize(int num_pages, std::span<const std::pair<int, int>> kept
     check_page(from);
     other.check_page(to);
   }
-  // Plane by plane, so that pages next to each other are read and written as they lie.
+  // Plane by plane, so that adjacent pages are read and written in memory order.
   for (size_t l = 0; l < layers_.size(); ++l) {
     const Layer& layer = layers_[l];
     for (size_t p = 0; p < layer.planes.size(); ++p) {

@@ -1,12 +1,12 @@
-// Memory of what sequences keep between steps: pages of tokens, and one record per sequence. It knows pages
-// and records, not sequences: who owns which is the scheduler's affair.
+// The KV cache and recurrent state: pages of tokens, and one record per sequence. It knows pages and records,
+// not sequences: the scheduler tracks their owners.
 //
-// Pages: each layer has planes, a plane so many elements per token. Layout: [layer][plane][page][position in
-// page][element], so the positions of one plane over a run of consecutive pages, which is what a sequence
-// usually has, are one matrix. Grouped-query attention has a plane per key head, then one per value head;
-// latent attention has one. Records: [layer][record][byte]. Layers may differ. Untouched memory costs nothing
-// (the system maps it on first write) and reads as zero. Rows of whole numbers have a scale each, behind their plane
-// and in the same order.
+// Pages: each layer has planes of a fixed number of elements per token. Layout: [layer][plane][page][position
+// in page][element], so one plane's positions over a run of consecutive pages, the usual case of a sequence,
+// are one matrix. Grouped-query attention has a plane per key head, then one per value head; latent attention
+// has one. Records: [layer][record][byte]. Layers may differ. Untouched memory costs nothing (the system maps
+// it on first write) and reads as zero. Rows of integers have a scale each, stored after their plane in the
+// same order.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -24,7 +24,7 @@ struct Planes {
   kernels::DType dtype;
 };
 
-// What one layer keeps; nothing is a layer, too.
+// State kept by one layer; it may be empty.
 struct LayerState {
   std::vector<Planes> planes;  // numbered through from 0
   int64_t record_bytes = 0;    // per sequence
@@ -48,9 +48,10 @@ class StateCache {
   StateCache(std::span<const LayerState> layers, int num_pages, int page_size, int num_records = 0);
   ~StateCache();
   StateCache(const StateCache&) = delete;
-  // So many pages from now on: page kept[i].second holds what page kept[i].first did, what the others hold is anybody's
-  // guess. Records stay as they are, or, without keep_records, begin anew with memory that costs nothing yet. Throws as
-  // the constructor, and std::out_of_range for a page that is not there; then nothing has changed.
+  // Changes the number of pages: page kept[i].second holds what page kept[i].first did, the other pages'
+  // contents are undefined. Records stay as they are, or, without keep_records, are reallocated as untouched
+  // memory. Throws as the constructor, and std::out_of_range for a page that does not exist; then nothing has
+  // changed.
   void resize(int num_pages, std::span<const std::pair<int, int>> kept, bool keep_records = true);
   StateCache& operator=(const StateCache&) = delete;
 
@@ -66,14 +67,15 @@ class StateCache {
   int64_t record_bytes(int layer) const { return layers_[static_cast<size_t>(layer)].record_bytes; }
   std::span<std::byte> record(int layer, int record) const;
 
-  // All layers' rows of page `from` (all layers' record `from`) become those of `to`. Throw std::out_of_range
-  // for what is not there.
+  // Copies all layers' rows of page `from` (all layers' record `from`) to `to`. Throw std::out_of_range for a
+  // page or record that does not exist.
   void fork_page(int from, int to);
   void fork_record(int from, int to);
-  // A page of all layers, to be put back later, into any page: plane by plane, each with its scales behind it.
+  // Copies a page of all layers, to be restored later into any page: plane by plane, each followed by its
+  // scales.
   std::vector<std::byte> page_snapshot(int page) const;
   void restore_page(int page, std::span<const std::byte> snapshot);
-  // A record of all layers, to be put back later, into any record.
+  // Copies a record of all layers, to be restored later into any record.
   std::vector<std::byte> snapshot(int record) const;
   void restore(int record, std::span<const std::byte> snapshot);
 

@@ -1,5 +1,4 @@
-// What an operation is given: a pointer with its element type and shape, and the checks that make it safe to
-// use.
+// Argument of an operation: a pointer with its element type and shape, and the checks that make it safe to use.
 //
 // Framework-free: the bindings fill a TensorView from a numpy array; nothing here owns memory.
 #pragma once
@@ -12,8 +11,8 @@
 
 namespace twofold {
 
-// A tensor does not fit the operation it was given to, or a value in it is out of range. The message says
-// what was given and what was expected. Python sees twofold.api.errors.KernelError.
+// A tensor does not fit its operation, or a value in it is out of range. The message states the actual and the
+// expected values. Python sees twofold.api.errors.KernelError.
 class KernelFailure : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;

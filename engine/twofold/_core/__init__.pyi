@@ -6,7 +6,6 @@ from typing import Any, ClassVar, Literal, Self, final
 
 import numpy as np
 from numpy.typing import NDArray
-from twofold._core.testing import LayerDecision
 from twofold.weights.weight_format import WeightMatrix
 
 _F32 = NDArray[np.float32]
@@ -28,7 +27,7 @@ class MachineProfile:
 
 @final
 class CachePolicy:
-    """One line of the registry of cache policies."""
+    """One entry of the registry of cache policies."""
 
     @property
     def name(self) -> str: ...
@@ -55,7 +54,7 @@ class CostModel:
     def cpu_us(self, loads: Sequence[int], dma_busy: float = 0.0) -> float: ...
 
 class Timeline:
-    """Virtual clock with a serial link: demand uploads overtake background ones."""
+    """Virtual clock with a serial link: demand uploads overtake background uploads."""
 
     def __init__(self, upload_us: float) -> None: ...
 
@@ -148,7 +147,7 @@ def simulate(
     prompt_tokens: int = 0,
 ) -> SimulationResult: ...
 
-# ---- bind_core_scheduler.cpp: a scheduler's configuration, and what it decides
+# ---- bind_core_scheduler.cpp: a scheduler's configuration and decisions
 
 @final
 class SchedulerConfig:
@@ -177,8 +176,8 @@ class SchedulerConfig:
         num_deferred: int = 0,
         cache_prior: float = 0.0,
     ) -> None:
-        """pins: of each layer's experts "auto", "cpu" (none is ever in a slot) or "gpu" (all are, from the beginning);
-        none given: all are "auto"."""
+        """pins: per expert of each layer "auto", "cpu" (never in a slot) or "gpu" (in a slot from the start); empty:
+        all "auto"."""
 
 def default_upload_price(cost: CostModel) -> float: ...
 
@@ -226,12 +225,12 @@ class PrefetchCounts:
     def dropped(self) -> int: ...
 
 class LayerScheduler:
-    """Decides and plays layers of decode steps."""
+    """Schedules and plays the layers of decode steps."""
 
     def __init__(self, cost: CostModel, config: SchedulerConfig, link: Timeline) -> None: ...
     def begin_step(self) -> list[int]: ...
     def predict(self, layer: int, logits: _F32) -> None: ...
-    def decide(self, layer: int, ids: _I32) -> LayerDecision: ...
+    def decide(self, layer: int, ids: _I32) -> None: ...
     def advance(self, us: float) -> None: ...
     @property
     def now_us(self) -> float: ...
@@ -243,7 +242,7 @@ class LayerScheduler:
 def cpu_features() -> dict[str, bool]: ...
 def isa_choice() -> tuple[str, str]: ...
 def runnable_levels() -> list[str]:
-    """Of kernels, by name, best last."""
+    """ISA levels of kernels, by name, best last."""
 
 def work_times() -> dict[str, float]: ...
 def measure_ceilings(
@@ -253,17 +252,18 @@ def products_of(format: str) -> str: ...
 def work_of_parts() -> tuple[float, float, float, float, float, float]: ...
 def embed(pool: ThreadPool, table: WeightMatrix, token_ids: _I32, out: _F32) -> None: ...
 def pack_panels(matrix: WeightMatrix) -> _U8: ...
+def expect_finite(pool: ThreadPool, matrix: WeightMatrix) -> None: ...
 def quantise_rows(
     pool: ThreadPool, x: _F32, format: str, importance: _F32 | None = None
 ) -> NDArray[np.uint8]: ...
 
 @final
 class ThreadPool:
-    """Threads that share the work of one operation at a time, and the kernels of the operators made on it."""
+    """Threads that work on one operation at a time, and the ISA level of operators created on it."""
 
     def __init__(self, num_threads: int = 0, numa: str = "off", sysfs: str = "/sys") -> None: ...
     def at_level(self, level: str) -> ThreadPool:
-        """The same threads, for operators with the kernels of one level. ConfigError where it cannot run."""
+        """The same threads, for operators with kernels of another level. ConfigError if this CPU cannot run it."""
     @property
     def level(self) -> str: ...
     @property
@@ -276,11 +276,11 @@ class ThreadPool:
     def placement(self) -> list[tuple[int, list[int]]]: ...
     def bind_caller(self) -> None: ...
     def limit(self, count: int) -> None:
-        """Operations run on so many threads from now on; 0: on all. ConfigError with several memory nodes."""
+        """Set the number of threads for operations; 0: all. ConfigError with several memory nodes."""
 
 @final
 class TokenRules:
-    """What one request changes of its logits before a token is picked; `take` tells it the answer's tokens."""
+    """One request's changes to its logits before sampling; `take` adds the answer's tokens."""
 
     def __init__(
         self,
@@ -299,28 +299,28 @@ class TokenRules:
 def pick_tokens(
     pool: ThreadPool, logits: _F32, draws: NDArray[np.float64], rules: Sequence[TokenRules | None]
 ) -> NDArray[np.int32]:
-    """Tokens [R] of logits [R, vocabulary], which are changed meanwhile and restored. draws [R, 5]: temperature, top-k,
+    """Sampled tokens [R] of logits [R, vocabulary], which are modified temporarily. draws [R, 5]: temperature, top-k,
     top-p, min-p, uniform number."""
 
 def mask_logits(
     pool: ThreadPool, logits: _F32, rows: Sequence[int], masks: Sequence[NDArray[np.uint32]]
 ) -> None:
-    """Set logits[rows[i]] [vocabulary] to -inf where the bit in masks[i] [at least ceil(vocabulary / 32)] is 0; the
-    lowest bit of the first word is the first token's."""
+    """Set logits[rows[i]] [vocabulary] to -inf where the bit in masks[i] [at least ceil(vocabulary / 32)] is 0. The
+    lowest bit of the first word is token 0."""
 
 def log_probabilities(
     pool: ThreadPool, logits: _F32, rows: Sequence[int], tokens: Sequence[int], num_top: Sequence[int]
 ) -> list[list[tuple[int, float]]]:
-    """For each query the token asked for and the likeliest ones of its row, with their log softmax in float64."""
+    """Per query the requested token and the likeliest ones of its row, with their log softmax in float64."""
 
 # ---- bind_panels.cpp
 
 def panel_layout() -> str:
-    """What panels of this build look like; another text, and they cannot read one another's."""
+    """Identifier of this build's panel layout; panels are readable only by builds with the same identifier."""
 
 @final
 class FileMapping:
-    """A file in memory, read-only; its pages are shared by all processes that map it. Calls raise OSError."""
+    """A read-only memory-mapped file; all processes that map it share its pages. Calls raise OSError."""
 
     def __init__(self, path: str) -> None: ...
     @property
@@ -352,7 +352,7 @@ class PackedMatrix:
 
 @final
 class StateCache:
-    """What sequences keep between steps, in pages. Of each layer: (planes, elements per token, dtype), ..."""
+    """Paged state of sequences between steps. Per layer: (planes, elements per token, dtype), ..."""
 
     def __init__(
         self,
@@ -362,7 +362,7 @@ class StateCache:
         record_bytes: Sequence[int] = ...,
         num_records: int = 0,
     ) -> None:
-        """record_bytes: of a sequence's record in each layer; none: no layer keeps any."""
+        """record_bytes: bytes of a sequence's record in each layer; empty: no layer has records."""
 
     @property
     def num_layers(self) -> int: ...
@@ -375,20 +375,20 @@ class StateCache:
     @property
     def bytes(self) -> int: ...
     def fork_page(self, from_page: int, to_page: int) -> None:
-        """All layers' rows of one page become those of another. IndexError for what is not there."""
+        """Copy one page to another, in all layers. IndexError for a page that does not exist."""
 
     def fork_record(self, from_record: int, to_record: int) -> None: ...
     def read_page(self, page: int) -> builtins.bytes:
-        """All layers' rows, to be put back later, into any page."""
+        """One page's rows of all layers, to be written back later to any page."""
 
     def write_page(self, page: int, data: builtins.bytes) -> None:
-        """ValueError for bytes that are not a page's of these layers."""
+        """ValueError: the bytes are not a page of these layers."""
 
     def read_record(self, record: int) -> builtins.bytes: ...
     def write_record(self, record: int, data: builtins.bytes) -> None: ...
     def resize(self, num_pages: int, kept: Mapping[int, int], keep_records: bool = True) -> None:
-        """So many pages from now on, page kept[p] with what p held. Raises ConfigFailure without room, IndexError for a
-        page that is not there; then nothing has changed."""
+        """Set the number of pages; page kept[p] gets the content of p. Raises ConfigFailure without memory, IndexError
+        for a page that does not exist; then nothing has changed."""
 
 @final
 class AttentionBatch:
@@ -401,7 +401,7 @@ class AttentionBatch:
         rope_sin: _F32,
         records: _I32 | None = None,
     ) -> None:
-        """records: number of each sequence's record, where layers keep one."""
+        """records: number of each sequence's record, if layers have records."""
 
     @staticmethod
     def of_table(
@@ -413,7 +413,7 @@ class AttentionBatch:
         records: _I32 | None = None,
     ) -> AttentionBatch: ...
     def add_rotation(self, rope_cos: _F32, rope_sin: _F32) -> None:
-        """One more, for layers that turn otherwise; rope_cos, rope_sin [T, its rotated pairs]."""
+        """Add a rotation for layers with a different one; rope_cos, rope_sin [T, its rotated pairs]."""
 
     @property
     def num_tokens(self) -> int: ...
@@ -455,24 +455,24 @@ class Gqa(Block):
         keys_are_values: bool = False,
         rotation: int = 0,
     ) -> None:
-        """layer: of the cache, which has 2 * num_kv_heads planes of head_dim elements there.
+        """layer: index in the cache, where it has 2 * num_kv_heads planes of head_dim elements.
 
-        chunk: positions are attended to within chunks of so many. Without `rotated` queries and keys stay as they are;
-        `neighbours`: rotation pairs elements 2i and 2i + 1. With a period queries are multiplied by
+        chunk: attention stays within chunks of this many positions. Without `rotated`, queries and keys keep their
+        values; `neighbours`: rotation pairs elements 2i and 2i + 1. With a period, queries are multiplied by
         1 + slope * log1p(floor((position + 1) / period)).
 
-        flat_norms: q_norm and k_norm are of all heads together, [num_heads * head_dim] and [num_kv_heads * head_dim].
-        gated: a head's gate lies behind its query in qkv_weight; what it attended to is multiplied by its sigmoid.
+        flat_norms: q_norm and k_norm span all heads, [num_heads * head_dim] and [num_kv_heads * head_dim].
+        gated: a head's gate follows its query in qkv_weight; the head's output is multiplied by the gate's sigmoid.
         sinks [num_heads]: logits that take part in the softmax and have no value.
-        keys_are_values: qkv_weight has no rows of v, which are the keys' before norm and rotation.
-        rotation: which of the batch's.
+        keys_are_values: qkv_weight has no rows of v; values are the keys before norm and rotation.
+        rotation: index of the batch's rotation.
         """
 
     def forward(self, hidden: _F32, batch: AttentionBatch, cache: StateCache) -> None: ...
 
 @final
 class GatedDelta(Block):
-    """A gated delta net; of each sequence it keeps a record."""
+    """A gated delta net; it keeps a record per sequence."""
 
     def __init__(
         self,
@@ -494,7 +494,7 @@ class GatedDelta(Block):
         grouped_gates: bool,
         layer: int,
     ) -> None:
-        """layer: of the cache, whose records have `record_bytes` there.
+        """layer: index in the cache, where its records have `record_bytes`.
 
         Args:
             in_weight: queries, keys, values and z of all heads, then b and a; `grouped` and `grouped_gates`: by key
@@ -503,7 +503,7 @@ class GatedDelta(Block):
             decay_rate: [num_v_heads], negative.
             decay_bias: [num_v_heads].
             head_norm: [value_dim].
-            tiled: value head h has key head h % num_k_heads; else those of a key head are neighbours.
+            tiled: value head h uses key head h % num_k_heads; otherwise the value heads of a key head are adjacent.
         """
 
     @staticmethod
@@ -512,7 +512,7 @@ class GatedDelta(Block):
 
 @final
 class ShortConvolution(Block):
-    """A gated short convolution; of each sequence it keeps a record: its last taps - 1 inputs, float32."""
+    """A gated short convolution; its record per sequence is the last taps - 1 inputs, float32."""
 
     def __init__(
         self,
@@ -527,7 +527,7 @@ class ShortConvolution(Block):
         eps: float,
         layer: int,
     ) -> None:
-        """in_weight: [3 hidden, hidden], what is let in, what is let out, and what it is. conv: [taps, hidden]."""
+        """in_weight: [3 hidden, hidden], input gate, output gate and values. conv: [taps, hidden]."""
 
     def forward(self, hidden: _F32, batch: AttentionBatch, cache: StateCache) -> None: ...
 
@@ -559,14 +559,14 @@ class Mla(Block):
         layer: int,
     ) -> None:
         """a_weight: queries or, with q_norm and q_b_weight, their low-rank part, then latent and shared key. k_b_weight
-        and v_b_weight have a part for each head: [latent, nope_dim] and [value_dim, latent]. neighbours: rotation pairs
-        (2i, 2i + 1). layer: of the cache, which has one plane of latent + rope_dim elements there."""
+        and v_b_weight have a part per head: [latent, nope_dim] and [value_dim, latent]. neighbours: rotation pairs (2i,
+        2i + 1). layer: index in the cache, where it has one plane of latent + rope_dim elements."""
 
     def forward(self, hidden: _F32, batch: AttentionBatch, cache: StateCache) -> None: ...
 
 @final
 class RouterShape:
-    """How a router turns logits into choice and weights: score, choice (by score and bias, within the best groups),
+    """How a router turns logits into experts and weights: score, choice (by score and bias, within the best groups),
     weights divided by their sum, times scale."""
 
     def __init__(
@@ -595,9 +595,9 @@ class Router(Block):
         gate_norm: _F32 | None = None,
         expert_scale: _F32 | None = None,
     ) -> None:
-        """bias [experts]: added to scores for choosing only; gate_bias: of the logits; expert_scale: of the weights.
+        """bias [experts]: added to scores for choosing only; gate_bias: added to logits; expert_scale: scales weights.
 
-        gate_norm [hidden]: of the rows that the gate reads, where experts read others.
+        gate_norm [hidden]: norm of the router's input rows, if experts read other rows.
         """
 
     def forward(
@@ -606,14 +606,14 @@ class Router(Block):
 
 @final
 class RoutedExperts(Block):
-    """The experts that the router before it chose, wherever the executor runs them."""
+    """The experts chosen by the preceding router, run wherever the executor places them."""
 
     def __init__(self, hidden_size: int, moe_layer: int, weighs_rows: bool = False) -> None:
-        """weighs_rows: a token's weight multiplies what its one expert reads, not what it says."""
+        """weighs_rows: a token's weight multiplies the input of its one expert, not the output."""
 
 @final
 class SharedExperts(Block):
-    """A feed-forward of the router's normed rows, times sigmoid(shared_gate [hidden] . row) if there is one."""
+    """A feed-forward block on the router's normed rows, times sigmoid(shared_gate [hidden] . row) if gated."""
 
     def __init__(
         self,
@@ -641,7 +641,7 @@ class DenseFfn(Block):
 
 @final
 class PostNorm(Block):
-    """The `over` blocks before it add to rows of zeros; their norm is added, and all multiplied by scale."""
+    """The `over` preceding blocks add to rows of zeros; their norm is added to the residual, and all is scaled."""
 
     def __init__(
         self, pool: ThreadPool, norm_weight: _F32, eps: float, over: int, scale: float = 1.0
@@ -652,12 +652,12 @@ class Decoder:
     def __init__(
         self, blocks: Sequence[Block], pool: ThreadPool | None = None, threads: Sequence[int] = ()
     ) -> None:
-        """threads: of the pool, that each block runs on; 0, and none given: all."""
+        """threads: pool threads per block; 0 or an empty list: all."""
 
     def forward(
         self, hidden: _F32, batch: AttentionBatch, cache: StateCache, experts: MoeExecutor | None
     ) -> None:
-        """experts: None where no block has any."""
+        """experts: None if no block has any."""
 
 @final
 class Embedding:
@@ -738,7 +738,7 @@ class ExpertStore:
     def flops_per_token(self) -> float: ...
 
 class SlottedAccelerator:
-    """Made by a module that has devices (twofold._cuda)."""
+    """Created by a module with devices (twofold._cuda)."""
 
 @final
 class PlacedGroups:
@@ -815,7 +815,7 @@ class MoeExecutor:
     def save_cache(self, path: str) -> None: ...
     def restore_cache(self, path: str) -> int: ...
     def place_experts(self, wanted: _U8) -> int:
-        """Between steps: slots hold exactly these, [layers, experts]. Returns how many were uploaded."""
+        """Make exactly these experts resident, [layers, experts]; call between steps. Returns the number of uploads."""
 
     def dynamic_update_counts(self) -> dict[str, int]: ...
     def prefetch_counts(self) -> dict[str, int]: ...
@@ -832,7 +832,7 @@ class MoeExecutor:
     @property
     def device_bytes(self) -> int: ...
     def placement(self) -> tuple[_U8, _F64] | None:
-        """[layers, experts] state (0 absent, 1 in flight, 2 resident) and worth by the policy; None without slots."""
+        """[layers, experts] state (0 absent, 1 in flight, 2 resident) and policy score; None without slots."""
 
     def counts(self) -> dict[str, int]: ...
     def drain_events(self) -> dict[str, NDArray[Any]]: ...

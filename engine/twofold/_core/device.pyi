@@ -1,7 +1,7 @@
-"""Types of `twofold._core.device` (bind_device_launches.cpp): what a device's kernels are told of a layer.
+"""Types of `twofold._core.device` (bind_device_launches.cpp): kernel arguments for a layer on a device.
 
-All are frozen. Addresses are whole numbers, torch's data_ptr(); 0 is none. What lies there say
-kernels/cuda/expert_layer.h and step_control.h.
+All are frozen. Addresses are integers, from torch's data_ptr(); 0 is none. kernels/cuda/expert_layer.h and
+step_control.h document the memory they point to.
 """
 
 from typing import final
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 @final
 class ExpertLayout:
-    """One expert as panels: gate, up, down, one after the other, then biases. Sizes in bytes."""
+    """Layout of one expert's panels: gate, up, down, one after the other, then biases. Sizes in bytes."""
 
     def __init__(
         self,
@@ -43,13 +43,13 @@ class ExpertBuffers:
 
 @final
 class EncodedRows:
-    """bf16 rows and where their encoded rows go."""
+    """bf16 rows and the address of their encoded rows."""
 
     def __init__(self, *, kind: str, rows: int, num_tokens: int, columns: int, out: int) -> None: ...
 
 @final
 class DecodeShape:
-    """What bounds a decode launch."""
+    """Bounds of a decode launch."""
 
     def __init__(self, *, num_tokens: int, top_k: int, num_experts: int, shared_bytes: int) -> None: ...
 
@@ -67,7 +67,7 @@ class PrefillRows:
 
 @final
 class CombinedLayer:
-    """Both sides' shares of a layer and the hidden states they are added to."""
+    """Partial results of both sides and the hidden states they are added to."""
 
     def __init__(
         self,
@@ -98,7 +98,7 @@ class RoutedLayer:
 
 @final
 class PlacementTables:
-    """What the device reads to place a layer's experts."""
+    """Tables that the device reads to place a layer's experts."""
 
     def __init__(
         self,
@@ -115,13 +115,13 @@ class PlacementTables:
 
 @final
 class PlacedLayer:
-    """What a layer's routing becomes, in device memory."""
+    """Results of a layer's placement, in device memory."""
 
     def __init__(self, *, groups: ExpertGroups, where: int, num_on_cpu: int) -> None: ...
 
 @final
 class MailboxShape:
-    """What a mailbox has room for."""
+    """Capacity of a mailbox."""
 
     def __init__(
         self, *, num_layers: int, max_tokens: int, top_k: int, hidden: int, num_ahead: int = 0

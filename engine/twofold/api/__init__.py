@@ -1,1 +1,1 @@
-"""What callers of the engine name: settings (`config`), requests and results (`types`), errors."""
+"""The engine's public types: settings (`config`), requests and results (`types`), errors."""

@@ -1,6 +1,6 @@
-"""The settings: command-line flags, environment names (`TWOFOLD_<FIELD>`) and the README's table all come from here.
+"""The settings: source of the command-line flags, environment names (`TWOFOLD_<FIELD>`) and the README's table.
 
-A test compares them. Knows nothing of what the settings do; `placement_config.py` has those of where experts run.
+A test compares them. Settings of expert placement are in `placement_config.py`.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from typing import Final
 
 from twofold.api.errors import ConfigError
 from twofold.api.placement_config import PlacementConfig
-from twofold.api.settings import check, setting
+from twofold.api.settings import Checked, check, setting
 
 SINGLE_BATCHED_TOKENS: Final = 2048
-"""Of a step with `backend` "single", where nothing else is asked for."""
+"""Default of max_num_batched_tokens with `backend` "single"."""
 KV_CACHE_DTYPES: Final = ("auto", "float32", "bfloat16", "q8", "fp8", "fp8_e4m3")
 
 
 @dataclass(frozen=True)
 class EngineConfig(PlacementConfig):
-    """What to load, where its experts may live and how much may run at once.
+    """Engine: model, memory and concurrency limits.
 
     Raises:
         ConfigError: a value is out of range; the message names the flag.
@@ -29,125 +29,97 @@ class EngineConfig(PlacementConfig):
 
     model: str = setting(
         "",
-        "model directory or GGUF file, of a split one the first part (default: the bundled model)",
+        "model directory or GGUF file (the first part of a split one; default: the bundled model)",
         positional=True,
     )
     tokenizer: str | None = setting(
         None,
-        "directory with the tokenizer and chat template, or another GGUF file (default: those of the model)",
+        "directory with tokenizer and chat template, or another GGUF file (default: those of the model)",
     )
     packed_cache: str | None = setting(
         None,
-        "directory that keeps the model packed, as it lies in memory: written before the first answer where it is "
-        "missing, which takes as much disk as the model, and mapped from then on (default: off)",
+        "directory for the packed model: written before the first answer if it is missing (as much disk as the model), "
+        "memory-mapped from then on (default: off)",
     )
-    cpu_threads: int = setting(0, "threads that compute on the CPU; 0: one per physical core")
+    cpu_threads: int = setting(
+        0, "threads that compute on the CPU; 0 = one per physical core", low=0, high=1024
+    )
     numa: str = setting(
         "auto",
-        "memory nodes that threads and weights are spread over: auto (all that have cores), off (threads are bound to "
-        "nothing), or nodes such as 0,1",
+        "NUMA nodes that threads and weights are spread over: auto (all nodes with cores), off (no binding), or a list "
+        "such as 0,1",
     )
     backend: str = setting(
         "balance",
-        "balance (many requests, none of which waits for another's prompt), or single (least latency for one: requests "
-        "run one after the other, prompts in steps of 2048 tokens)",
+        "balance (continuous batching; no request waits for another's prompt) or single (lowest latency for one "
+        "request: requests run one after the other, prompts in steps of 2048 tokens)",
+        choices=("balance", "single"),
     )
     scheduling_policy: str = setting(
         "fcfs",
-        "who comes first, and is the last to be preempted: fcfs (who came first) or priority (whose request has the "
-        "lower `priority`, then who came first)",
+        "order in which requests are scheduled, and reverse order of preemption: fcfs (first come, first served) or "
+        "priority (lower `priority` first, then first come)",
+        choices=("fcfs", "priority"),
     )
-    max_num_seqs: int = setting(32, "requests that run at the same time")
-    max_waiting: int = setting(256, "requests that may wait for a place before new ones are refused")
-    max_num_batched_tokens: int = setting(512, "tokens of one step; longer prompts are prefilled in chunks")
+    max_num_seqs: int = setting(32, "requests that run at the same time", low=1, high=4096)
+    max_waiting: int = setting(
+        256, "requests that may wait before new ones are refused", low=0, high=1_000_000
+    )
+    max_num_batched_tokens: int = setting(
+        512, "tokens per step; longer prompts are prefilled in chunks", low=1, high=65_536
+    )
     max_itl_ms: float | None = setting(
         None,
-        "milliseconds that running answers may pause while prompts are read, as far as chunks of 32 tokens allow "
-        "(default: four steps without a prompt, at least 50)",
+        "longest pause of running answers in milliseconds while prompts are prefilled, in chunks of 32 tokens or more "
+        "(default: four decode steps, at least 50)",
+        low=1.0,
+        high=600_000.0,
     )
     max_total_tokens: int | None = setting(
-        None, "tokens the KV cache holds over all requests (default: 8 full contexts, bounded by memory)"
+        None,
+        "tokens the KV cache holds for all requests (default: 8 full contexts, limited by memory)",
+        low=1,
     )
     max_model_len: int | None = setting(
-        None, "longest prompt plus answer in tokens (default: the model's context)"
+        None, "longest prompt plus answer in tokens (default: the model's context length)", low=1
     )
     kv_cache_dtype: str = setting(
         "auto",
-        "what the KV cache holds: auto (bfloat16 for a model in bfloat16, else float32), float32, bfloat16, "
-        "q8 (8 bits, a scale for each row of a head), fp8 or fp8_e4m3; on a GPU bfloat16 only",
+        "data type of the KV cache: auto (bfloat16 for a bfloat16 model, else float32), float32, bfloat16, q8 (8 bits "
+        "with one scale per row of a head), fp8 or fp8_e4m3; only bfloat16 on a GPU",
+        choices=KV_CACHE_DTYPES,
     )
-    page_size: int = setting(16, "tokens of one KV cache page")
+    page_size: int = setting(16, "tokens per KV cache page", low=1, high=1024)
     enable_prefix_caching: bool = setting(
         True,
-        "keep what was computed of a prompt, as long as the KV cache has room, for prompts that begin alike; "
-        "never changes an answer",
+        "reuse the KV cache of earlier prompts with a common prefix while there is room; never changes outputs",
     )
     snapshot_bytes: int | None = setting(
         None,
-        "memory for snapshots of sequences' records in the prefix cache, for models whose layers keep records "
-        "(default: an eighth of free memory, 64 snapshots at most)",
+        "memory for snapshots of recurrent state in the prefix cache, for models with recurrent layers "
+        "(default: an eighth of free memory, at most 64 snapshots)",
+        low=0,
     )
     prefix_cache_dir: str | None = setting(
         None,
-        "directory that keeps the prefix cache beyond memory and restarts; what lies there tells the prompts "
+        "directory that keeps the prefix cache beyond memory and restarts; its files reveal the prompts "
         "(default: off)",
     )
-    prefix_cache_bytes: int = setting(8 * 1024**3, "largest size of that directory in bytes")
-    seed: int | None = setting(None, "seed for requests that bring none; unset: drawn anew for each request")
+    prefix_cache_bytes: int = setting(8 * 1024**3, "largest size of --prefix-cache-dir in bytes", low=2**20)
+    seed: int | None = setting(
+        None, "seed of requests without one (default: a new seed per request)", low=0, high=2**63 - 1
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check(
-            re.fullmatch(r"off|auto|\d+([,-]\d+)*", self.numa) is not None,
-            "numa",
-            self.numa,
-            "auto, off, or nodes such as 0,1",
-        )
-        check(self.backend in ("balance", "single"), "backend", self.backend, "balance or single")
-        check(self.scheduling_policy in ("fcfs", "priority"),
-               "scheduling_policy", self.scheduling_policy, "fcfs or priority")  # fmt: skip
+        nodes = re.fullmatch(r"off|auto|\d+([,-]\d+)*", self.numa)
+        check(nodes is not None, "numa", self.numa, "auto, off, or nodes such as 0,1")
         if self.backend == "single":
             self._run_one_at_a_time()
-        check(
-            self.kv_cache_dtype in KV_CACHE_DTYPES,
-            "kv_cache_dtype",
-            self.kv_cache_dtype,
-            ", ".join(KV_CACHE_DTYPES),
-        )
-        for name, low, high in (
-            ("cpu_threads", 0, 1024),
-            ("max_num_seqs", 1, 4096),
-            ("max_waiting", 0, 1_000_000),
-            ("max_num_batched_tokens", 1, 65_536),
-            ("page_size", 1, 1024),
-        ):
-            value = getattr(self, name)
-            check(low <= value <= high, name, value, f"a whole number from {low} to {high}")
-        check(
-            self.max_itl_ms is None or 1.0 <= self.max_itl_ms <= 600_000.0,
-            "max_itl_ms",
-            self.max_itl_ms,
-            "a number from 1 to 600000",
-        )
-        check(
-            self.prefix_cache_bytes >= 2**20, "prefix_cache_bytes", self.prefix_cache_bytes, "1048576 or more"
-        )
         if self.prefix_cache_dir is not None and not self.enable_prefix_caching:
             raise ConfigError(
                 "--prefix-cache-dir and --no-enable-prefix-caching were both given; give one of them"
             )
-        check(
-            self.snapshot_bytes is None or self.snapshot_bytes >= 0,
-            "snapshot_bytes",
-            self.snapshot_bytes,
-            "0 or more",
-        )
-        for name in ("max_total_tokens", "max_model_len"):
-            value = getattr(self, name)
-            check(value is None or value >= 1, name, value, "1 or more")
-        check(
-            self.seed is None or 0 <= self.seed < 2**63, "seed", self.seed, "a whole number from 0 to 2^63-1"
-        )
 
     def _run_one_at_a_time(self) -> None:
         defaults = {field.name: field.default for field in dataclasses.fields(self)}
@@ -162,100 +134,96 @@ class EngineConfig(PlacementConfig):
 
 
 @dataclass(frozen=True)
-class ServerConfig:
-    """Where the OpenAI server listens and who may call it.
+class ServerConfig(Checked):
+    """Server: address, access and limits.
 
     Raises:
         ConfigError: a value is out of range.
     """
 
     host: str = setting("127.0.0.1", "address to listen on; only loopback is safe without --api-key")
-    port: int = setting(10002, "port to listen on")
+    port: int = setting(10002, "port to listen on; 0 = any free port", low=0, high=65_535)
     api_key: tuple[str, ...] = setting(
         (),
-        "require this key as 'Authorization: Bearer KEY' or 'x-api-key: KEY'; given several times, any of the keys",
+        "require this key as 'Authorization: Bearer KEY' or 'x-api-key: KEY'; may be given several times",
         empty_counts=True,
     )
     allowed_hosts: tuple[str, ...] = setting(
         (),
-        "without --api-key, a further name by which clients may call this server (their Host header); local names and "
-        "--host always may",
+        "further Host header that is accepted without --api-key; local names and --host are always accepted",
     )
     admin_key: str | None = setting(
         None,
-        "key of the routes under /admin, by which `twofold ctl` sees and changes what runs; another one than --api-key "
-        "(default: there are no such routes)",
+        "key of the /admin routes, which `twofold ctl` uses; must differ from --api-key (default: no admin routes)",
         empty_counts=True,
     )
     served_model_name: tuple[str, ...] = setting(
         (),
-        "name clients use for the model; given several times or with commas, any of the names (default: its "
-        "directory's name)",
+        "model name for clients; may be given several times or with commas; '*' accepts any name "
+        "(default: the directory's name; other names are refused)",
     )
     tool_call_parser: str | None = setting(
         None,
-        "dialect of the model's calls of tools, by vLLM's name; none: no tools (default: what its template shows)",
+        "format of the model's tool calls, by vLLM's name; none = no tools (default: detected from the chat template)",
     )
     reasoning_parser: str | None = setting(
         None,
-        "dialect of its thinking, by vLLM's name; none: it stays in the text (default: what its template shows)",
+        "format of the model's reasoning, by vLLM's name; none = it stays in the text (default: detected from the chat "
+        "template)",
     )
-    max_body_bytes: int = setting(8 * 1024 * 1024, "largest request body accepted")
+    max_body_bytes: int = setting(8 * 1024 * 1024, "largest accepted request body in bytes", low=1024)
     max_connections: int | None = setting(
-        None,
-        "connections that may be open at once (default: what the limit of open files leaves, 4096 at most)",
+        None, "open connections at the same time (default: from the limit of open files, at most 4096)", low=1
     )
-    drain_timeout_s: float = setting(30.0, "seconds that running requests get to finish after SIGTERM")
-    slots_show_prompts: bool = setting(False, "GET /slots shows the prompts that are being answered, as text")
+    drain_timeout_s: float = setting(
+        30.0, "seconds that running requests may take to finish after SIGTERM", low=0
+    )
+    slots_show_prompts: bool = setting(False, "GET /slots shows the text of running prompts")
 
     def __post_init__(self) -> None:
-        check(0 <= self.port <= 65_535, "port", self.port, "0 (any free port) to 65535")
+        super().__post_init__()
         for key in self.api_key:
-            # The key itself is not repeated: messages end in logs.
-            check(re.fullmatch(r"[!-~]+", key) is not None,
-                   "api_key", key and "***", "printable ASCII without spaces; to serve without a key, leave it out "
-                   "and unset TWOFOLD_API_KEY")  # fmt: skip
+            expected = "printable ASCII without spaces; to serve without a key, leave it out and unset TWOFOLD_API_KEY"
+            # The key itself is not repeated: messages end up in logs.
+            check(re.fullmatch(r"[!-~]+", key) is not None, "api_key", key and "***", expected)
         if self.admin_key is not None:
-            check(re.fullmatch(r"[!-~]+", self.admin_key) is not None,
-                   "admin_key", self.admin_key and "***", "printable ASCII without spaces; for a server without admin "
-                   "routes, leave it out and unset TWOFOLD_ADMIN_KEY")  # fmt: skip
+            is_key = re.fullmatch(r"[!-~]+", self.admin_key) is not None
+            expected = (
+                "printable ASCII without spaces; for a server without admin routes, leave it out and unset "
+                "TWOFOLD_ADMIN_KEY"
+            )
+            check(is_key, "admin_key", self.admin_key and "***", expected)
             if self.admin_key in self.api_key:
                 raise ConfigError(
                     "--admin-key and --api-key were given the same key; give them different ones"
                 )
         names = ",".join(self.served_model_name).split(",") if self.served_model_name else []
-        check(isinstance(self.served_model_name, tuple) and all(name.strip() for name in names), "served_model_name",
-               self.served_model_name, "a name, or several with commas between them")  # fmt: skip
-        check(self.max_body_bytes >= 1024, "max_body_bytes", self.max_body_bytes, "1024 or more")
-        check(self.max_connections is None or self.max_connections >= 1,
-               "max_connections", self.max_connections, "1 or more")  # fmt: skip
-        check(self.drain_timeout_s >= 0, "drain_timeout_s", self.drain_timeout_s, "0 or more")
+        are_names = isinstance(self.served_model_name, tuple) and all(name.strip() for name in names)
+        check(
+            are_names,
+            "served_model_name",
+            self.served_model_name,
+            "a name, or several with commas between them",
+        )
 
 
 DEFAULT_URL: Final = f"http://{ServerConfig.host}:{ServerConfig.port}"
-"""Of a server that was started without flags: where commands look for one."""
+"""URL of a server started without flags; the default for commands that talk to a server."""
 
 
 @dataclass(frozen=True)
-class TelemetryConfig:
-    """Where decisions are recorded."""
+class TelemetryConfig(Checked):
+    """Telemetry: where it is recorded."""
 
     telemetry_url: str | None = setting(
         None,
-        "SQLite file that records every decision, sqlite:///file.db or sqlite:////absolute/file.db; unset: off",
+        "SQLite database for every decision: sqlite:///file.db or sqlite:////absolute/file.db (default: off)",
     )
     record_routing: str | None = setting(
-        None, "write every answer token's routed experts and gate weights to this .npz file at the end"
+        None, ".npz file for the routed experts and gate weights of every answer token; written at exit"
     )
     telemetry_max_bytes: int = setting(
         2 * 1024**3,
-        "largest size of that database with its log in bytes; beyond, the oldest rows are removed",
+        "largest size of the database with its log; beyond it the oldest rows are removed",
+        low=16 * 1024**2,
     )
-
-    def __post_init__(self) -> None:
-        check(
-            self.telemetry_max_bytes >= 16 * 1024**2,
-            "telemetry_max_bytes",
-            self.telemetry_max_bytes,
-            "16777216 (16 MiB) or more",
-        )

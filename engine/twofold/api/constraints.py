@@ -1,6 +1,6 @@
-"""What an answer must match: the description that crosses borders, and what an engine makes of it.
+"""Constraints on an answer: the description callers pass in, and the compiled form an engine follows.
 
-Imports nothing of ours.
+Imports no other Twofold module.
 """
 
 from __future__ import annotations
@@ -16,54 +16,60 @@ ConstraintKind = Literal["json_schema", "regex", "choice", "grammar"]
 
 @dataclass(frozen=True)
 class Constraint:
-    """One grammar, which the answer matches as a whole."""
+    """One grammar that the whole answer must match."""
 
     kind: ConstraintKind
     text: str
-    """A JSON schema as JSON, a regular expression (Rust's syntax, matched whole), a JSON list of texts, a Lark
-    grammar."""
+    """The grammar's source: a JSON schema as JSON, a regular expression (Rust syntax, full match), a JSON list of
+    strings, or a Lark grammar."""
     whitespace_pattern: str | None = None
-    """Regular expression of the whitespace between JSON's tokens; "" allows none; None: a space or a line break with
-    its indentation."""
+    """Regular expression of the whitespace between JSON tokens. "" allows none. None: a space, or a line break with its
+    indentation."""
     frame: str | None = None
-    """A Lark grammar of the whole answer, in which the one above is called @answer: what may stand before it and in its
-    place, such as thinking and calls of tools."""
+    """A Lark grammar of the whole answer that refers to the one above as @answer. It says what may precede the answer
+    or replace it, such as thinking and tool calls."""
     field: str = "constraint"
-    """The request's field, for messages."""
+    """The request field it came from, for error messages."""
 
 
 class TokenMatcher(Protocol):
-    """One answer on its way through its grammar. Owned by the engine's thread."""
+    """Grammar state of one answer. Owned by the engine's thread."""
 
     @property
     def ended(self) -> bool:
-        """The grammar is complete: the answer ends here."""
+        """Whether the grammar is complete, so that the answer ends here."""
 
     @property
     def error(self) -> str | None:
-        """Why the answer cannot go on; nothing of it may be said to match."""
+        """Why the answer cannot go on. None of it may be reported as matching."""
+
+    @property
+    def forced(self) -> int | None:
+        """The forced next token, whatever the logits; None: the sampler picks."""
 
     def mask(self) -> npt.NDArray[np.uint32]:
-        """A bit for each token, whether it may come next; the same until one is taken."""
+        """Bit mask of the tokens allowed next; unchanged until a token is taken."""
 
     @property
     def masks_first(self) -> bool:
-        """The mask is applied before a token is picked; otherwise only where the token picked may not come."""
+        """Whether the mask applies before a token is picked. Otherwise it applies only after a forbidden token was
+        picked."""
 
     def admits(self, token: int) -> bool:
-        """Whether it may come next, if so it is what `take` is told next."""
+        """Whether `token` is allowed next. If so, the next `take` must be given this token."""
 
     def take(self, token: int) -> None:
-        """The next token of the answer."""
+        """Append the answer's next token."""
 
     def prepare(self) -> None:
-        """All answers of the step have taken their tokens: the masks of the next may be computed, while others work."""
+        """Start computing the next step's masks in the background; call after all answers of the step took their
+        tokens."""
 
     def fail(self, reason: str) -> None:
-        """No token can be picked."""
+        """Mark the answer as failed: no token can be picked."""
 
 
 class CompiledConstraint(Protocol):
-    """A grammar that an engine has checked and can start any number of times. Thread-safe."""
+    """A checked grammar that can be started any number of times. Thread-safe."""
 
     def start(self, masks_first: bool = True) -> TokenMatcher: ...

@@ -24,8 +24,8 @@ class ConfigError(TwofoldError):
 class ModelLoadError(TwofoldError):
     """A model directory, weight file, tokenizer or chat template is missing, damaged or unsupported.
 
-    Its text quotes what untrusted files hold, and stays one line of print: other characters are escaped, and of a very
-    long text the middle is left out.
+    The message quotes untrusted files. It stays on one line: unprintable characters are escaped, and the middle of a
+    very long message is left out.
     """
 
     def __init__(self, message: str) -> None:
@@ -46,7 +46,7 @@ def _printed(character: str) -> str:
 
 
 class RequestError(TwofoldError):
-    """A request cannot be served however long one waits. `param` names the offending field, if one does."""
+    """A request can never be served. `param` names the offending field, if there is one."""
 
     def __init__(self, message: str, *, param: str | None = None) -> None:
         super().__init__(message)
@@ -54,8 +54,8 @@ class RequestError(TwofoldError):
 
 
 class CapacityError(TwofoldError):
-    """No room at present. `retry_after_s` is a hint; `draining` tells a shutdown, and `asleep` a server that was sent
-    to sleep, from a full queue."""
+    """The engine has no room at present. `retry_after_s` is a hint. `draining`: the server is shutting down; `asleep`:
+    it was put to sleep; neither: the queue is full."""
 
     def __init__(
         self, message: str, *, retry_after_s: float = 1.0, draining: bool = False, asleep: bool = False

@@ -1,4 +1,4 @@
-"""Settings of where experts run: a base of `EngineConfig`."""
+"""Settings of expert placement: a base of `EngineConfig`."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ from dataclasses import dataclass
 from typing import Final
 
 from twofold.api.errors import ConfigError
-from twofold.api.settings import check, flag_name, setting
+from twofold.api.settings import Checked, check, flag_name, setting
 
 RECORDER_MODES: Final = ("stat", "stat_approx", "per_pass", "per_token")
-"""Of recordings of routed experts, by SGLang's words."""
+"""Modes of the expert distribution recorder, with SGLang's names."""
 SLOT_FIELDS: Final = ("gpu_experts_ratio", "num_gpu_experts", "moe_cache_mib")
-"""Which say how many expert slots there are, each in its own way."""
+"""Settings that give the number of expert slots, each in its own unit."""
 
 BY_POLICY: Final = "payback"
-"""The strategy under which experts move as a cache policy finds it worth."""
+"""The strategy in which a cache policy decides which experts move into VRAM."""
 
 _STRATEGIES: Final = (BY_POLICY, "uniform", "frequency", "front-loading", "random")
 
 
 @dataclass(frozen=True)
-class PlacementConfig:
-    """Which experts may live on the accelerator, and who decides.
+class PlacementConfig(Checked):
+    """Expert placement: which experts may live on the accelerator, and what decides it.
 
     Raises:
         ConfigError: a value is out of range; the message names the flag.
@@ -29,114 +29,103 @@ class PlacementConfig:
 
     accelerator: str = setting(
         "auto",
-        "auto (cuda if there is one, else none), cuda, none, or emulated:PROFILE for a GPU that is played by the CPU "
-        "on a virtual clock",
+        "device that runs experts beside the CPU: auto (cuda if there is a GPU, else none), cuda, none, or "
+        "emulated:PROFILE, a GPU emulated by the CPU on a virtual clock",
     )
     gpu_experts_ratio: float | None = setting(
-        None, "share of all experts that fit into VRAM slots, 0.0-1.0 (default: 0.25, or what VRAM allows)"
+        None,
+        "share of all experts that fit into VRAM slots (default: 0.25, or what VRAM allows)",
+        low=0.0,
+        high=1.0,
     )
     num_gpu_experts: int | None = setting(
-        None, "expert slots per layer, on average; --gpu-experts-ratio overrides it"
+        None, "expert slots per layer, on average; --gpu-experts-ratio overrides it", low=0
     )
     expert_placement_strategy: str = setting(
         "payback",
-        "what fills the slots: payback (what --policy finds worth it, always), or once and for good: uniform (the "
-        "first experts of each layer), frequency (the most routed of --init-expert-location), front-loading (the "
-        "first layers), random (seed 42)",
+        "what fills the VRAM slots: payback (--policy decides all the time), or a static placement: uniform (the first "
+        "experts of each layer), frequency (the most used experts of --init-expert-location), front-loading (all "
+        "experts of the first layers), random (seed 42)",
+        choices=_STRATEGIES,
     )
     init_expert_location: str | None = setting(
         None,
-        "file of expert statistics (our .npz, or the .pt of SGLang's recorder): what frequency goes by, and what "
-        "payback starts from",
+        "file of expert statistics (.npz of Twofold or .pt of SGLang's recorder); required by frequency, and the warm "
+        "start of payback",
     )
     enable_dynamic_expert_update: bool = setting(
         False,
-        "let long prompts place experts anew by their own routing, layer by layer while they are computed; for the "
-        "strategies that are static otherwise",
+        "let each long prefill re-place the experts of a static strategy by its own routing, layer by layer",
     )
     gpu_prefill_token_threshold: int = setting(
-        256, "prompt tokens of a step from which --enable-dynamic-expert-update acts"
+        256, "smallest number of prompt tokens in a step that triggers --enable-dynamic-expert-update", low=2
     )
     moe_cache_mib: int | None = setting(
-        None, "MiB of VRAM for expert slots, staging slots beside them; instead of --gpu-experts-ratio"
+        None, "MiB of VRAM for expert slots, without staging slots; replaces --gpu-experts-ratio", low=0
     )
     gpu_memory_utilization: float = setting(
-        0.9,
-        "share of the GPU's memory that dense weights, KV cache and expert slots may take together, 0.05-1.0",
+        0.9, "share of GPU memory for dense weights, KV cache and expert slots together", low=0.05, high=1.0
     )
     machine_profile: str | None = setting(
         None,
-        "figures of this machine, by which layer times are predicted (default: what `twofold calibrate` stored)",
+        "calibrated figures of this machine for predictions (default: the result of `twofold calibrate`)",
     )
     policy: str = setting(
         "payback", "cache policy: which experts stay in VRAM (`twofold serve --help` explains each)"
     )
     prefetch: str = setting(
         "auto",
-        "upload experts that the next layer's router foresees, while decoding: auto (under policies that can "
-        "weigh it; not on a GPU), on, off; never changes an answer",
+        "upload experts that the next layer's router predicts while decoding: auto (on for policies with a price for "
+        "uploads; off on a GPU), on, off; never changes outputs",
+        choices=("auto", "on", "off"),
     )
     optimize_config: str | None = setting(
         None,
-        "YAML file of rules for modules: where their experts may be, in which format, on how many threads "
-        "(docs/placement-rules.md); shipped: those of the model's family",
+        "YAML file of placement rules: device, format and threads of each module's experts "
+        "(docs/placement-rules.md); shipped = the rules shipped for the model's family",
     )
     num_deferred_experts: str = setting(
         "0",
-        "changes answers: in decode, of so many least weighted experts of a token those that run on the CPU join the "
-        "next MoE layer's output instead of this one's, so that the CPU works while the accelerator goes on; two stay "
-        "immediate; auto: the fewest that keep the CPU busy; 0: none (docs/deferral.md)",
+        "defer up to N of each token's lowest-weighted CPU experts to the next MoE layer, so that CPU and GPU overlap "
+        "(decode only, two experts stay immediate); changes outputs; 0 = off, auto = fewest that keep the CPU busy "
+        "(docs/deferral.md)",
     )
     cache_prior: float = setting(
         0.0,
-        "changes answers: in decode, an expert in a VRAM slot is chosen instead of another one whose score is not "
-        "higher than its own divided by 1 minus this; 0.0 (off) to 0.9 (docs/deferral.md)",
+        "prefer resident experts: in decode, an expert in VRAM replaces one whose score is at most its own / (1 - N); "
+        "changes outputs; 0.0 = off, up to 0.9 (docs/deferral.md)",
+        low=0.0,
+        high=0.9,
     )
     cache_state: str | None = setting(
-        None,
-        "file that keeps what the expert cache has learned: read at the start if it is there, written at the end",
+        None, "file with the learned state of the expert cache: read at start if it exists, written at exit"
     )
-
     record_gpu_expert_distribution: bool = setting(
-        False,
-        "record from the start which experts are routed to and which of them run on the GPU, and write it at the end",
+        False, "record from the start which experts are used and which run on the GPU; written at exit"
     )
     expert_distribution_recorder_mode: str = setting(
         "stat",
-        "what a recording of routed experts holds: stat (how often each was routed to), stat_approx (the same of every "
-        "8th step), per_pass (of each step), per_token (of each token)",
+        "content of a recording: stat (use counts), stat_approx (use counts of every 8th step), per_pass (of each "
+        "step), per_token (of each token)",
+        choices=RECORDER_MODES,
     )
     expert_distribution_recorder_dir: str = setting(
         ".",
-        "directory that recordings of routed experts are written to; also SGLANG_EXPERT_DISTRIBUTION_RECORDER_DIR",
+        "directory for recordings; also SGLANG_EXPERT_DISTRIBUTION_RECORDER_DIR",
         also="SGLANG_EXPERT_DISTRIBUTION_RECORDER_DIR",
     )
     expert_distribution_recorder_buffer_size: int = setting(
-        1000, "steps that modes per_pass and per_token keep, 256 MiB at most; beyond, the oldest go"
+        1000,
+        "steps kept by modes per_pass and per_token (at most 256 MiB); older steps are dropped",
+        low=1,
+        high=10**6,
     )
 
     def __post_init__(self) -> None:
-        check(self.gpu_experts_ratio is None or 0.0 <= self.gpu_experts_ratio <= 1.0,
-               "gpu_experts_ratio", self.gpu_experts_ratio, "a number from 0.0 to 1.0")  # fmt: skip
-        check(self.num_gpu_experts is None or self.num_gpu_experts >= 0,
-               "num_gpu_experts", self.num_gpu_experts, "0 or more")  # fmt: skip
-        check(0.05 <= self.gpu_memory_utilization <= 1.0,
-               "gpu_memory_utilization", self.gpu_memory_utilization, "a number from 0.05 to 1.0")  # fmt: skip
-        check(self.moe_cache_mib is None or self.moe_cache_mib >= 0,
-               "moe_cache_mib", self.moe_cache_mib, "0 or more")  # fmt: skip
+        super().__post_init__()
         others = [name for name in SLOT_FIELDS[:-1] if getattr(self, name) is not None]
         if self.moe_cache_mib is not None and others:
             raise ConfigError(f"{flag_name(others[0])} and --moe-cache-mib were both given; give one of them")
-        check(self.expert_placement_strategy in _STRATEGIES, "expert_placement_strategy",
-               self.expert_placement_strategy, f"one of {', '.join(_STRATEGIES)}")  # fmt: skip
-        check(self.gpu_prefill_token_threshold >= 2, "gpu_prefill_token_threshold",
-               self.gpu_prefill_token_threshold, "2 or more")  # fmt: skip
         check(self.optimize_config != "", "optimize_config", self.optimize_config, "a rule file, or shipped")
-        check(self.num_deferred_experts == "auto" or self.num_deferred_experts.isdecimal(),
-               "num_deferred_experts", self.num_deferred_experts, "auto, or 0 or more")  # fmt: skip
-        check(0.0 <= self.cache_prior <= 0.9, "cache_prior", self.cache_prior, "a number from 0.0 to 0.9")
-        check(self.prefetch in ("auto", "on", "off"), "prefetch", self.prefetch, "auto, on or off")
-        check(self.expert_distribution_recorder_mode in RECORDER_MODES, "expert_distribution_recorder_mode",
-               self.expert_distribution_recorder_mode, ", ".join(RECORDER_MODES))  # fmt: skip
-        check(1 <= self.expert_distribution_recorder_buffer_size <= 10**6, "expert_distribution_recorder_buffer_size",
-               self.expert_distribution_recorder_buffer_size, "a whole number from 1 to 1000000")  # fmt: skip
+        is_number = self.num_deferred_experts == "auto" or self.num_deferred_experts.isdecimal()
+        check(is_number, "num_deferred_experts", self.num_deferred_experts, "auto, or 0 or more")

@@ -1,4 +1,5 @@
-"""How far each sampling setting may go: requests, HTTP bodies and command lines are all checked against this table."""
+"""Allowed range of each sampling setting: requests, HTTP bodies and command lines are all checked against this
+table."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ class Range(NamedTuple):
     low_allowed: bool = True
 
     def holds(self, value: float) -> bool:
-        """Whether `value` lies in it; NaN never does."""
+        """Whether `value` lies within the range; NaN never does."""
         return (self.low <= value if self.low_allowed else self.low < value) and value <= self.high
 
     def __str__(self) -> str:
@@ -32,6 +33,6 @@ SAMPLING_RANGES: Final[Mapping[str, Range]] = MappingProxyType(
     }
 )
 BIAS_RANGE: Final = Range(-100, 100)
-"""Of each token of logit_bias."""
+"""Bias per token of logit_bias."""
 LOGPROBS_RANGE: Final = Range(0, 20)
-"""Likeliest tokens beside each reported one."""
+"""Number of most likely tokens reported beside each token."""

@@ -1,6 +1,6 @@
-"""Settings as fields of frozen dataclasses that carry their help: flags, environment names and tables come from them.
+"""Settings as fields of frozen dataclasses that carry their help: source of flags, environment names and tables.
 
-A flag beats the environment, the environment beats the default. Knows no setting.
+A flag overrides the environment; the environment overrides the default. This module defines no setting itself.
 """
 
 from __future__ import annotations
@@ -26,15 +26,32 @@ def setting(
     *,
     positional: bool = False,
     empty_counts: bool = False,
+    choices: tuple[str, ...] = (),
+    low: float | None = None,
+    high: float | None = None,
     also: str = "",
 ) -> Any:
-    """A dataclass field with a default and the help that every face of the setting shows.
+    """Dataclass field of a setting: default, help and allowed values in one place.
 
-    A field of type `tuple[str, ...]` collects what its flag is given each time; one of type `bool` has a flag with
-    `no-` before its name, too. An empty environment variable means
-    the default, unless `empty_counts`. `also` is a further environment variable, another engine's, which comes last.
+    A field of type `tuple[str, ...]` collects the values of a repeated flag; one of type `bool` also has a flag with
+    `no-` before its name.
+
+    Args:
+        positional: the setting is a positional argument instead of a flag.
+        empty_counts: an empty environment variable is a value; otherwise it means the default.
+        choices: allowed values of a string setting.
+        low, high: smallest and largest number. None as a value is always allowed where it is the default.
+        also: name of a further environment variable (another engine's), read last.
     """
-    metadata = {"help": help, "positional": positional, "empty_counts": empty_counts, "also": also}
+    metadata = {
+        "help": help,
+        "positional": positional,
+        "empty_counts": empty_counts,
+        "also": also,
+        "choices": choices,
+        "low": low,
+        "high": high,
+    }
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -53,7 +70,7 @@ def flag_name(field: str) -> str:
 
 
 def fields_by_class(cls: type[Any]) -> list[tuple[type[Any], list[dataclasses.Field[Any]]]]:
-    """The fields of a configuration, its own first, then those of each class it is made of."""
+    """Fields of a configuration by class: its own first, then those of each base class."""
     made_of = [base for base in cls.__mro__ if dataclasses.is_dataclass(base)]
     fields = {field.name: field for field in dataclasses.fields(cls)}
     return [
@@ -66,11 +83,11 @@ def add_arguments(
 ) -> None:
     """Add one flag per field of `cls` (positional where the field says so) with the field's own help.
 
-    details: by field, what its help goes on to say that settings do not know.
+    details: text to append to a field's help, by field name.
     """
     hints = typing.get_type_hints(cls)
     for part, fields in fields_by_class(cls):
-        group = parser.add_argument_group((part.__doc__ or part.__name__).split("\n", 1)[0])
+        group = parser.add_argument_group((part.__doc__ or part.__name__).split("\n", 1)[0].rstrip("."))
         for field in fields:
             _add_argument(group, field, hints[field.name], details.get(field.name))
 
@@ -96,7 +113,7 @@ def from_namespace(cls: type[T], namespace: argparse.Namespace, environ: Mapping
     """Build `cls` from parsed flags, then the environment, then defaults.
 
     Raises:
-        ConfigError: a text is not of the field's type, or out of range.
+        ConfigError: a value does not parse as the field's type, or is out of range.
     """
     hints = typing.get_type_hints(cls)
     values: dict[str, Any] = {}
@@ -129,6 +146,36 @@ def _parse(given: Any, hint: Any, source: str) -> Any:
     except ValueError:
         kind = {"int": "a whole number", "float": "a number"}.get(hint.__name__, hint.__name__)
         raise ConfigError(f"{source} was given {text!r}; it takes {kind}") from None
+
+
+class Checked:
+    """Base of configurations: refuses values outside the choices and ranges of their fields.
+
+    Raises:
+        ConfigError: a value is out of range; the message names the flag.
+    """
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):  # type: ignore[arg-type]
+            value, choices = getattr(self, field.name), field.metadata["choices"]
+            low, high = field.metadata["low"], field.metadata["high"]
+            if value is None and field.default is None:
+                continue
+            if choices:
+                check(value in choices, field.name, value, _listed(choices))
+            if low is not None:
+                within = low <= value and (high is None or value <= high)
+                check(within, field.name, value, _range(low, high))
+
+
+def _listed(choices: tuple[str, ...]) -> str:
+    return f"{', '.join(choices[:-1])} or {choices[-1]}"
+
+
+def _range(low: float, high: float | None) -> str:
+    if high is None:
+        return f"{low} or more"
+    return f"{'a whole number' if isinstance(low, int) else 'a number'} from {low} to {high}"
 
 
 def check(ok: bool, field: str, value: object, expected: str) -> None:

@@ -1,6 +1,6 @@
-"""Values that cross module borders: requests, what comes back, and what a step did.
+"""Values that cross module borders: requests, results and step records.
 
-Plain frozen dataclasses and named tuples without behaviour; of ours it imports `api` alone.
+Plain frozen dataclasses and named tuples without behaviour. Imports only `api` modules.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Clock = Literal["wall", "virtual"]
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How to pick the next token. Defaults are greedy."""
+    """How to pick the next token. The defaults are greedy."""
 
     temperature: float = 0.0
     top_p: float = 1.0
@@ -31,52 +31,51 @@ class SamplingParams:
     repetition_penalty: float = 1.0
     seed: int | None = None
     max_tokens: int | None = None
-    """None: until the context is full. 0: nothing is generated; what `prompt_logprobs` asks of the prompt is still
-    given."""
+    """None: until the context is full. 0: generate nothing, but still report `prompt_logprobs`."""
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
     stop_token_ids: tuple[int, ...] = ()
-    """End the answer like the end-of-text token does, and have no text either."""
+    """Tokens that end the answer as the end-of-text token does; they produce no text either."""
     min_tokens: int = 0
-    """Tokens before which neither an end-of-text token nor one of `stop_token_ids` can be picked. Stop strings end
-    the answer whenever they come."""
+    """Until the answer has this many tokens, neither an end-of-text token nor one of `stop_token_ids` can be picked.
+    Stop strings end the answer at any time."""
     logit_bias: tuple[tuple[int, float], ...] = ()
-    """(token, added to its logit before the penalties), each token once."""
+    """(token, bias added to its logit before the penalties); each token once."""
     bad_words: tuple[tuple[int, ...], ...] = ()
-    """Token sequences whose last token cannot be picked right behind the others, the prompt's end included."""
+    """Token sequences whose last token cannot be picked directly after the others, counting the end of the prompt."""
     logprobs: int | None = None
-    """Most likely tokens to report beside each picked one; 0: the picked one alone; None: report nothing."""
+    """Number of most likely tokens to report beside each picked one. 0: only the picked one; None: report nothing."""
     prompt_logprobs: int | None = None
-    """The same of every prompt token but the first."""
+    """The same for every prompt token but the first."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """A token and its natural log probability under the model alone: softmax of the raw logits, before any
-    penalty, bias, temperature or filter."""
+    """A token and its natural log probability: softmax of the model's raw logits, before any penalty, bias, temperature
+    or filter."""
 
     token_id: int
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
-    """(token, log probability) of the most likely ones, descending; of equals the lower token first."""
+    """(token, log probability) of the most likely tokens, descending; ties by lower token id."""
 
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """What decides one token besides its logits: the filters, and where in the distribution to look."""
+    """Everything that decides one token besides its logits: the filters and the uniform random number."""
 
     temperature: float
     top_k: int
     top_p: float
     min_p: float
     uniform: float
-    """In [0, 1), from the request's own generator; 0 where nothing is left to chance."""
+    """In [0, 1), from the request's own generator; 0 for greedy decoding."""
 
 
 class Chunk(NamedTuple):
-    """One piece of an answer, given to `GenerationRequest.on_chunk` in order; the last has a finish reason.
+    """One piece of an answer, passed to `GenerationRequest.on_chunk` in order; the last one has a finish reason.
 
-    A named tuple, because one is made for every token: a frozen dataclass takes three times as long.
+    A named tuple: one is made per token, and a frozen dataclass takes three times as long.
     """
 
     text: str
@@ -89,7 +88,7 @@ class Chunk(NamedTuple):
     routed_experts: npt.NDArray[Any] | None = None
     """On the last chunk, if the request asked: uint8 or uint16 [tokens computed, MoE layers, top_k]."""
     logprobs: tuple[TokenLogprob, ...] = ()
-    """One for each of `token_ids`, if the request asked."""
+    """One entry per token of `token_ids`, if the request asked."""
     prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
     """On the first chunk, if the request asked: one per prompt token, None for the first."""
     stopped_by: str | None = None
@@ -107,44 +106,49 @@ class Usage:
     decode_s: float = 0.0
     clock: Clock = "wall"
     cached_tokens: int = 0
-    """Of the prompt's, found in the prefix cache."""
+    """Prefix-cache hits among the prompt tokens."""
+    wall_s: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    """Queue, prefill and decode time in wall-clock seconds, whatever `clock` is."""
+    max_tokens: int = 0
+    """Most tokens the answer was allowed to have."""
 
 
 @dataclass(frozen=True)
 class GenerationRequest:
-    """A prompt, ready tokenised, and where its answer goes.
+    """A tokenised prompt and the callback that receives its answer.
 
-    `on_chunk` is called on the engine's thread and must return at once (put it on a queue, post it to a loop).
+    `on_chunk` runs on the engine's thread and must return at once (put the chunk on a queue, post it to a loop).
     """
 
     prompt_token_ids: tuple[int, ...]
     sampling: SamplingParams
     on_chunk: Callable[[Chunk], None]
     request_id: str
-    """The caller's name for it, e.g. "chatcmpl-…"; unique."""
+    """Unique name given by the caller, e.g. "chatcmpl-…"."""
     model: str = ""
     endpoint: str = ""
     shown_tokens: frozenset[int] = frozenset()
-    """Special tokens that the text shows all the same, for who reads marks of calls and of thinking in it."""
+    """Special tokens to keep in the text, for parsers of tool calls and reasoning content."""
     constraint: CompiledConstraint | None = None
-    """What the answer must match; the engine that is asked has compiled it."""
+    """What the answer must match; compiled by the engine that serves the request."""
     return_routed_experts: bool = False
-    """Give the experts of every token back with the last chunk (prompt and answer but its last token)."""
+    """Return the routed experts of every token on the last chunk (prompt and answer without its last token)."""
     cache_salt: str = ""
-    """Only requests with the same share what they have in common in the prefix cache."""
+    """Only requests with the same salt share prefix-cache pages."""
     turn_ends: tuple[int, ...] = ()
-    """Ascending numbers of prompt tokens behind which other prompts may go on otherwise: where the last message begins,
-    where the answer does. Empty: unknown."""
+    """Ascending prompt lengths after which other prompts may diverge: start of the last message, start of the answer.
+    Empty: unknown."""
     priority: int = 0
-    """Lower is earlier, where the engine schedules by priority; 0 elsewhere."""
+    """Lower is earlier, where the engine schedules by priority; must be 0 elsewhere."""
     after_step: Callable[[], None] | None = None
-    """Called on the engine's thread after a step that gave this request a chunk, or more; once for all requests of the
-    step that have the same, so that whoever waits for several of them is woken once. Must return at once, too."""
+    """Called on the engine's thread after a step that gave this request at least one chunk. Called once for all
+    requests of the step with the same callable, so that a thread waiting for several requests wakes once. Must return
+    at once."""
 
 
 @dataclass(frozen=True)
 class PlacementCounts:
-    """Where routed experts ran, summed over tokens and layers, and what moved."""
+    """Where routed experts ran and what was copied, summed over tokens and layers."""
 
     hits: int = 0
     cpu_misses: int = 0
@@ -153,43 +157,43 @@ class PlacementCounts:
     evictions: int = 0
     h2d_bytes: int = 0
     deferred: int = 0
-    """Of those that the CPU ran (`--num-deferred-experts`)."""
+    """Deferred experts among those run by the CPU (`--num-deferred-experts`)."""
 
 
 @dataclass(frozen=True)
 class PrefetchCounts:
-    """What prefetching foresaw and did, in experts per layer and step, summed.
+    """What prefetching predicted and did, in experts per layer and step, summed.
 
-    Precision is correct / predicted, recall on misses foreseen / misses, issued = used + late + wasted + under way.
+    Precision = correct / predicted, recall = foreseen / misses, issued = used + late + wasted + in flight.
     """
 
     predicted: int = 0
     correct: int = 0
     misses: int = 0
-    """Routed experts that were not in a slot, and no upload under way, when their layer was predicted."""
+    """Routed experts that were neither in a slot nor being uploaded when their layer was predicted."""
     foreseen: int = 0
     issued: int = 0
     used: int = 0
-    """Routed, and landed in time: hits that would have been misses."""
+    """Routed and uploaded in time: hits that would have been misses."""
     late: int = 0
     wasted: int = 0
-    """Not routed by the layer they came for; they stay cached and may serve later steps."""
+    """Not routed by the layer they were uploaded for; they stay cached and may serve later steps."""
     dropped: int = 0
-    """Worth an upload that could not have landed in time."""
+    """Predicted experts not uploaded because the copy could not have finished in time."""
 
 
 @dataclass(frozen=True)
 class MappedWeights:
-    """Weights that are computed from in a file's pages."""
+    """Weights computed from directly in a memory-mapped file."""
 
     mapped_bytes: int
     resident_bytes: int
-    """Brought into memory since the start; what of the others a step touches is read then."""
+    """Loaded into memory since the start; the remaining pages are read when a step touches them."""
 
 
 @dataclass(frozen=True)
 class EngineStats:
-    """A snapshot for people and health checks."""
+    """A snapshot of the engine for display and health checks."""
 
     num_running: int
     num_waiting: int
@@ -197,48 +201,52 @@ class EngineStats:
     num_pages: int
     num_free_records: int
     num_records: int
-    """Of sequences as a whole; 0 for a model whose layers keep none."""
+    """Records for whole sequences (recurrent state); 0 for a model whose layers keep none."""
     num_steps: int
     decode_tokens_per_s: float
-    """Of recent decode-only steps, on the run's clock; 0 before the first."""
+    """Speed of recent decode-only steps, on the run's clock; 0 before the first."""
     clock: Clock
     placement: PlacementCounts
     draining: bool
     prefix_cache_queries: int = 0
-    """Prompt tokens that were looked for in the prefix cache, since the start."""
+    """Prompt tokens looked up in the prefix cache, since the start."""
     prefix_cache_hits: int = 0
-    """Of these, found."""
+    """Prefix-cache hits among prefix_cache_queries, tokens."""
     prefetch: PrefetchCounts = field(default_factory=PrefetchCounts)
     dynamic_update: Mapping[str, int] = field(default_factory=dict)
-    """Steps with prompt tokens by what they came to, where --enable-dynamic-expert-update was given."""
+    """Steps with prompt tokens by outcome of the update, where --enable-dynamic-expert-update was given."""
+    num_preemptions: int = 0
+    """Preemptions since the start."""
+    step_tokens: Mapping[int, int] = field(default_factory=dict)
+    """Steps since the start by the number of tokens they computed."""
 
 
 class RequestProgress(NamedTuple):
-    """How far the engine is with one request."""
+    """Progress of one request."""
 
     request: GenerationRequest
     number: int
-    """In order of arrival."""
+    """Order of arrival."""
     max_tokens: int
     is_running: bool
-    """It has a place; else it waits for one, maybe again."""
+    """The sequence is running; otherwise it is waiting, possibly after a preemption."""
     num_computed: int
-    """Leading tokens, of the prompt first, whose keys and values are in the cache."""
+    """Leading tokens, prompt first, whose keys and values are in the cache."""
     num_generated: int
     num_cached: int = 0
-    """Of the prompt's, found in the prefix cache."""
+    """Prefix-cache hits among the prompt tokens."""
     submitted_s: float = 0.0
     """Unix time."""
 
 
 @dataclass(frozen=True)
 class MemorySplit:
-    """What there is for experts and for what sequences keep."""
+    """How memory is split between experts and sequence state."""
 
     num_slots: int
-    """For experts, over all layers."""
+    """Expert slots over all layers."""
     num_staging: int
-    """Slots that fetched experts pass through; -1: room for one whole layer."""
+    """Staging slots for fetched experts; -1: room for one whole layer."""
     num_pages: int
     max_context: int
     """Longest prompt plus answer of one request, in tokens."""
@@ -246,7 +254,7 @@ class MemorySplit:
 
 @dataclass(frozen=True)
 class Resize:
-    """Another split, by the words of `EngineConfig`; what is None stays as it is."""
+    """A requested memory split, in the terms of `EngineConfig`; None leaves a value unchanged."""
 
     gpu_experts_ratio: float | None = None
     num_gpu_experts: int | None = None
@@ -255,24 +263,24 @@ class Resize:
 
 @dataclass(frozen=True)
 class MemoryUse:
-    """Who has how much, in bytes where the name says so."""
+    """Memory by use, in bytes where the name says so."""
 
     num_slots: int
     slots_bytes: int
-    """With staging slots; in host memory where the device is emulated."""
+    """Expert slots including staging; in host memory where the device is emulated."""
     num_pages: int
     page_bytes: int
-    """Of one page, all layers."""
+    """Bytes per page, all layers."""
     page_size: int
-    """Tokens of one page."""
+    """Tokens per page."""
     num_free_pages: int
-    """Nobody runs with them; cached ones count."""
+    """Pages that no running sequence uses, cached pages included."""
     num_cached_pages: int
-    """What is kept of texts; those that somebody runs with, too."""
+    """Pages in the prefix cache, including those that running sequences use."""
     num_snapshots: int
     """Records in the prefix cache."""
     record_bytes: int
-    """Of one, all layers."""
+    """Bytes per record, all layers."""
     max_context: int
 
 
@@ -280,72 +288,71 @@ class LayerPlacement(NamedTuple):
     """Which experts of one MoE layer are in slots."""
 
     layer: int
-    """Among MoE layers."""
+    """Index among MoE layers."""
     num_resident: int
     experts: tuple[tuple[int, str, float], ...]
-    """(expert, "resident", "in flight" or "absent", worth by the policy), the worthiest first."""
+    """(expert, "resident", "in flight" or "absent", worth by the policy), highest worth first."""
 
 
 class ExpertPlacement(NamedTuple):
-    """Which experts are in slots, and what has put them there."""
+    """Which experts are in slots, and what placed them."""
 
     resident: tuple[tuple[int, ...], ...]
-    """Of each MoE layer, ascending."""
+    """Resident experts per MoE layer, ascending."""
     num_experts: int
-    """Of a layer."""
+    """Experts per layer."""
     num_slots: int
     strategy: str
     policy: str
     is_static: bool
-    """No policy moves experts."""
+    """Whether the placement is fixed: no policy moves experts."""
     dynamic_update: Mapping[str, int]
     """See `EngineStats`."""
 
 
 class StepParts(NamedTuple):
-    """Where the wall's time of a step went, in microseconds; Python between them is what is left of
-    `StepRecord.wall_us`.
+    """Wall time of a step by part, in microseconds. Python between the parts is the rest of `StepRecord.wall_us`.
 
-    On a device that computes the dense part itself, `attention_us` is what lies between two layers' experts (attention,
-    router) and `head_us` all before the first and behind the last.
+    On a device that computes the dense part itself, `attention_us` is the time between two layers' experts (attention,
+    router) and `head_us` is the time before the first and after the last experts.
     """
 
     schedule_us: float = 0.0
-    """Requests taken in, the step's tokens chosen."""
+    """Taking in requests and choosing the step's tokens."""
     batch_us: float = 0.0
-    """The batch put together."""
+    """Building the batch."""
     embed_us: float = 0.0
     attention_us: float = 0.0
     router_us: float = 0.0
     dense_ffn_us: float = 0.0
     """Feed-forward layers without experts."""
     experts_cpu_us: float = 0.0
-    """Beyond what the GPU took where it computes too."""
+    """Time beyond the GPU's, where the GPU computes too."""
     experts_gpu_us: float = 0.0
     head_us: float = 0.0
     sampling_us: float = 0.0
     emit_us: float = 0.0
-    """Tokens made text and handed out."""
+    """Detokenising and delivering tokens."""
     telemetry_us: float = 0.0
-    """The step before written down."""
+    """Recording the previous step."""
 
 
 class EmulatedParts(NamedTuple):
-    """Where the virtual clock's time of a step went, in microseconds that sum to `StepRecord.step_us`."""
+    """Virtual-clock time of a step by part, in microseconds; the parts sum to `StepRecord.step_us`."""
 
     dense_us: float
-    """Embedding, attention, routers, on the GPU."""
+    """Embedding, attention and routers, on the GPU."""
     experts_gpu_us: float
     experts_cpu_us: float
-    """As far as layers waited for the CPU longer than the GPU computed."""
+    """Time layers waited for the CPU beyond the GPU's computation."""
     link_us: float
-    """As far as layers waited for uploads."""
+    """Time layers waited for uploads."""
     head_us: float
 
 
 @dataclass(frozen=True)
 class StepRecord:
-    """One engine iteration, for telemetry. Times are of the run's clock, `wall_us` always of the wall."""
+    """One engine iteration, for telemetry. Times are on the run's clock; `wall_us` is always wall time."""
 
     step: int
     started_s: float
@@ -356,8 +363,7 @@ class StepRecord:
     num_waiting: int
     step_us: float
     wall_us: float
-    """From the step's begin, requests taken in, until its answers were handed out, and what the writing down of the
-    step before took."""
+    """From taking in requests until the step's answers were delivered, plus recording the previous step."""
     parts: StepParts = field(default_factory=StepParts)
     emulated: EmulatedParts | None = None
     """On a virtual clock only."""
@@ -365,7 +371,7 @@ class StepRecord:
 
 @dataclass(frozen=True)
 class RequestRecord:
-    """One request as telemetry keeps it. `number` is what native events refer to."""
+    """One request as telemetry stores it. Native events refer to `number`."""
 
     number: int
     request_id: str
@@ -382,12 +388,12 @@ class RequestRecord:
     decode_s: float = 0.0
     sampling: SamplingParams = field(default_factory=SamplingParams)
     cached_tokens: int = 0
-    """Of the prompt's, found in the prefix cache."""
+    """Prefix-cache hits among the prompt tokens."""
 
 
 @dataclass(frozen=True)
 class ControlRecord:
-    """Somebody changed a running engine: what there is from then on."""
+    """A change to a running engine and the sizes in effect from then on."""
 
     at_s: float
     """Unix time."""
@@ -396,9 +402,23 @@ class ControlRecord:
     num_pages: int
 
 
+class TraceSizes(NamedTuple):
+    """Model sizes from which `twofold lab` computes times. Bytes are as stored."""
+
+    hidden: float
+    intermediate: float
+    """Intermediate size of one expert."""
+    bits_per_weight: float
+    """Bits per expert weight."""
+    dense_bytes_per_layer: float
+    """Attention, router, norms, shared experts, per MoE layer."""
+    head_bytes: float
+    """Final norm and output projection."""
+
+
 @dataclass(frozen=True)
 class RunInfo:
-    """What one process lifetime is: the row of table `run` that everything else refers to."""
+    """One process lifetime: the row of table `run` that everything else refers to."""
 
     model: str
     architecture: str
@@ -417,4 +437,6 @@ class RunInfo:
     version: str
     config_json: str
     output_changes: tuple[str, ...] = ()
-    """Settings that were asked for and change answers (expert deferral, cache-aware routing): what they come to."""
+    """Effects of the enabled settings that change outputs (expert deferral, cache-aware routing)."""
+    trace_sizes: TraceSizes | None = None
+    """The model's sizes, stored in a recorded trace."""

@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all: a reader, or a crash, never meets a part."""
+"""Atomic file writes: neither a reader nor a crash leaves a partial file visible."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from pathlib import Path
 
 @contextmanager
 def whole_file(path: Path, mode: int = 0o666) -> Iterator[Path]:
-    """An empty file beside `path`, to be written in the block, which takes the place of `path` when the block ends.
+    """Yield an empty temporary file beside `path` that replaces `path` when the block ends.
 
-    If the block raises, what was written goes and `path` is as it was. mode: permissions, before the umask.
+    If the block raises, the temporary file is removed and `path` is unchanged. mode: permissions, before the umask.
 
     Raises:
-        OSError: the directory is not there or cannot be written.
+        OSError: the directory does not exist or cannot be written.
     """
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     part.unlink(missing_ok=True)

@@ -1,7 +1,7 @@
-"""gpt-oss's routed experts: gate, up and down with biases, gate and up in turn.
+"""gpt-oss's routed experts: gate, up and down with biases, gate and up interleaved.
 
-Checkpoints have all experts of a layer in fused tensors whose gate and up take turns: MXFP4 as transformers keeps it
-(`gate_up_proj_blocks` [E, 2I, H] and `down_proj_blocks` [E, H, I], `weights/mxfp4_tensors.py`), or floats, turned
+Checkpoints have all experts of a layer in fused tensors with interleaved gate and up rows: MXFP4 as in transformers
+(`gate_up_proj_blocks` [E, 2I, H] and `down_proj_blocks` [E, H, I], `weights/mxfp4_tensors.py`), or floats, transposed
 (`gate_up_proj` [E, H, 2I], `down_proj` [E, I, H]). GGUF files and `twofold quantize` stack each matrix by itself.
 """
 
@@ -70,7 +70,7 @@ class BiasedExperts(RoutedExperts):
         return tuple(self._stacked_biases(self.modules[-1]).values())
 
     def _in_turn(self, suffix: str) -> dict[str, TensorSpec]:
-        """The fused tensors; in GGUF files there are none."""
+        """Specs of the fused tensors; GGUF files have none."""
         module = self.modules[-1]
         hf, inner, hidden = self._name(module), self.intermediate_size, self.hidden_size
         shapes = {"gate_up": (2 * inner, hidden), "down": (hidden, inner)}

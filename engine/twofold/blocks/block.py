@@ -1,8 +1,8 @@
-"""What a layer is made of: the interface of a block, and how a block reads its tensors.
+"""Block interface: the parts a decoder layer is made of, and how a block reads its tensors.
 
 A block is the configuration of one part of one layer, a frozen dataclass. It owns the names and shapes of its tensors,
-the state it keeps of a sequence, what it costs, and how it runs. Whoever loads, sizes, quantises or runs a model walks
-the blocks of its layers and knows none by name.
+its per-sequence state, its cost, and its operators. Code that loads, sizes, quantises or runs a model iterates over the
+blocks of its layers and knows no block by name.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from twofold._core import pack_panels
 from twofold.api.errors import KernelError, ModelLoadError
 from twofold.blocks import ops
-from twofold.blocks.panels import PACKED_WHEN_LOADED, Matrices, Panels
+from twofold.blocks.panels import PACKED_WHEN_LOADED, MappedPanels, Matrices, Panels
 from twofold.blocks.recoding import Recoding
 from twofold.weights.tensor_source import TensorSource
 from twofold.weights.tensor_spec import Found, TensorSpec
@@ -38,7 +39,7 @@ F32 = npt.NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Pages:
-    """State of every token, kept in pages: `planes` rows of `elements` each."""
+    """Per-token state, kept in pages: `planes` rows of `elements` each."""
 
     planes: int
     elements: int
@@ -50,7 +51,7 @@ class Pages:
 
 @dataclass(frozen=True)
 class Record:
-    """State of a sequence as a whole, of one size however long it is."""
+    """Per-sequence state of a fixed size, independent of the sequence's length."""
 
     num_bytes: int
 
@@ -60,18 +61,18 @@ State = Pages | Record
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one forward pass through a block on an accelerator."""
+    """Cost of one forward pass through a block on an accelerator."""
 
     num_bytes: float
-    """Weights and state that are read."""
+    """Weights and state read, in bytes."""
     flops: float
     prediction_bytes: float = 0.0
-    """Of the weights, what predicting the next layer's experts reads once more."""
+    """Part of the weights that is read a second time to predict the next layer's experts, in bytes."""
 
 
 @dataclass(frozen=True)
 class RoutedShape:
-    """How many experts there are, how many a token goes to, and how large each is."""
+    """Number of experts, experts per token, and expert sizes."""
 
     num_experts: int
     top_k: int
@@ -79,18 +80,18 @@ class RoutedShape:
     intermediate_size: int
     activation: Activation = "silu"
     biases: bool = False
-    """Of gate, up and down."""
+    """Whether gate, up and down have biases."""
 
     def expert_bytes(self, formats: tuple[str, str, str]) -> int:
-        """Of one expert in memory, (gate, up, down) in these formats."""
+        """Bytes of one expert in memory, with (gate, up, down) in these formats."""
         return packed_expert_bytes(formats, self.hidden_size, self.intermediate_size, biases=self.biases)
 
 
 class BlockWeights:
-    """A block's tensors in an opened checkpoint, each by what it is to the block ("q", "norm").
+    """A block's tensors in an opened checkpoint, keyed by their role in the block ("q", "norm").
 
-    Matrices are views of the mapped files; vectors are float32 copies. All but `check` raise ModelLoadError only where
-    the files changed after it.
+    Matrices are views of the mapped files; vectors are float32 copies. Methods other than `check` raise ModelLoadError
+    only if the files changed after `check`.
     """
 
     def __init__(
@@ -104,29 +105,34 @@ class BlockWeights:
         self.specs = specs
         self._panels = panels
         self.recoding = recoding
-        """Of all that need not be exact; None: it is as the files have it."""
+        """Format conversion of all tensors that need not be exact; None: the files' formats."""
 
     def from_panels(self, panels: Panels) -> BlockWeights:
         """The same tensors, packed by or mapped from `panels`."""
         return BlockWeights(self.source, self.specs, panels, self.recoding)
 
     def recoded(self, recoding: Recoding | None) -> BlockWeights:
-        """The same tensors, read in another format."""
+        """The same tensors, converted to another format as they are read."""
         return BlockWeights(self.source, self.specs, self._panels, recoding)
 
     def __contains__(self, part: str) -> bool:
         return part in self.specs
 
     @property
+    def is_mapped(self) -> bool:
+        """Whether packed matrices come from a file of panels instead of `source`."""
+        return isinstance(self._panels, MappedPanels)
+
+    @property
     def names(self) -> list[str]:
-        """Of the tensors and of what belongs to them (scales), in the checkpoint."""
+        """Checkpoint names of the tensors and of their companions (scales)."""
         return [
             name for spec in self.specs.values() for name in (spec.name, *self.source.companions(spec.name))
         ]
 
     @property
     def source_bytes(self) -> int:
-        """In the files."""
+        """Size in the files, bytes."""
         return sum(self.source.entry(name).num_bytes for name in self.names)
 
     def check(self) -> None:
@@ -135,7 +141,7 @@ class BlockWeights:
             self.format(part)
 
     def format(self, part: str) -> str:
-        """In memory."""
+        """Format of `part` in memory."""
         spec = self.specs[part]
         found = self.source.check(spec.name, spec.shape)
         return found if self.recoding is None or spec.role == "exact" else self.recoding.format
@@ -148,14 +154,14 @@ class BlockWeights:
         return self.recoding.matrix(self.source.where, spec.name, found)
 
     def stack(self, part: str) -> list[WeightMatrix]:
-        """As the files have them."""
+        """Matrices of a stacked tensor, as the files have them."""
         spec = self.specs[part]
         return self.source.stack(spec.name, spec.shape)
 
     def halves(self, part: str, both: WeightMatrix) -> tuple[WeightMatrix, WeightMatrix]:
         """The upper and the lower half of the rows of a matrix of `part`: gate and up.
 
-        Raises ModelLoadError where they share scales.
+        Raises ModelLoadError if the halves share scales.
         """
         middle = both.rows // 2
         try:
@@ -175,19 +181,45 @@ class BlockWeights:
         return self.vector(part) if part in self.specs else None
 
     def packed(self, pool: ops.ThreadPool, where: str, *parts: str) -> ops.PackedMatrix:
-        """The matrices one above the other, packed for the CPU; `where` begins the message of a ModelLoadError."""
+        """The matrices stacked row-wise and packed for the CPU; `where` begins the message of a ModelLoadError."""
         name = " + ".join(self.specs[part].name for part in parts)
         return self.pack(pool, where, name, lambda: [self.matrix(part) for part in parts])
 
     def pack(self, pool: ops.ThreadPool, where: str, name: str, matrices: Matrices) -> ops.PackedMatrix:
-        """The same of matrices that are made from tensors; `name` is theirs in a file of panels."""
+        """Like `packed`, for matrices computed from tensors; `name` is their name in a file of panels."""
         try:
             return self._panels.matrix(pool, name, matrices)
         except KernelError as error:
-            raise ModelLoadError(f"{where}: {error}; the weights are damaged, download them again") from None
+            raise self.refused(error, where) from None
+
+    def checked(self, pool: ops.ThreadPool, part: str) -> WeightMatrix:
+        """A matrix used without packing. Raises ModelLoadError for a NaN or an infinity."""
+        matrix = self.matrix(part)
+        try:
+            ops.expect_finite(pool, matrix)
+        except KernelError as error:
+            raise self.refused(error) from None
+        return matrix
+
+    def refused(self, error: Exception, where: str = "experts") -> ModelLoadError:
+        """The ModelLoadError for weights that native code rejected with `error`. Reads all matrices to name the
+        tensor."""
+        for spec in self.specs.values():
+            if len(spec.shape) == 1:
+                continue
+            for index, matrix in enumerate(self.source.stack(spec.name, spec.shape)):
+                try:
+                    pack_panels(matrix)
+                except ValueError as found:
+                    entry = self.source.entry(spec.name)
+                    number = f", matrix {index}" if len(spec.shape) > 2 else ""
+                    return ModelLoadError(
+                        f"{entry.file}: tensor {spec.name}{number}: {found}; the file is damaged, download it again"
+                    )
+        return ModelLoadError(f"{where}: {error}; the weights are damaged, download them again")
 
     def packed_bytes(self, part: str) -> int:
-        """Panels of a matrix or a stack of them; a vector is float32."""
+        """Bytes of the packed panels of a matrix or a stack; of a vector, its float32 bytes."""
         spec = self.specs[part]
         if len(spec.shape) == 1:
             return 4 * spec.shape[0]
@@ -196,35 +228,35 @@ class BlockWeights:
 
 
 class ModelPart(ABC):
-    """Weights of a model and what they cost: a block, the embedding, the head."""
+    """Weights of a model and their cost: a block, the embedding or the head."""
 
     kind: ClassVar[str]
-    """What people call it when they choose formats: attention, experts, …"""
+    """Name used to choose formats: attention, experts, …"""
 
     @abstractmethod
     def tensors(self, found: Found) -> Mapping[str, TensorSpec]:
-        """Its tensors in the spelling of this checkpoint, by what they are to it."""
+        """Tensors by role, in this checkpoint's naming."""
 
     def problems(self) -> Iterator[str]:
-        """What cannot be about its sizes, in the words of config.json."""
+        """Invalid sizes, described in config.json's terms."""
         return iter(())
 
     def check(self, weights: BlockWeights) -> None:
-        """Raises ModelLoadError for tensors that it cannot run, from headers alone."""
+        """Raises ModelLoadError for tensors that this part cannot run; reads headers only."""
         weights.check()
 
     def host_bytes(self, weights: BlockWeights) -> int:
-        """In memory, packed for the CPU's kernels."""
+        """Bytes in host memory, packed for the CPU's kernels."""
         return sum(weights.packed_bytes(part) for part in weights.specs)
 
     def device_bytes(self, weights: BlockWeights) -> int:
-        """On a device, where matrices are bf16 and what must be exact is f32."""
+        """Bytes on a device, where matrices are bf16 and exact tensors are f32."""
         return sum(
             (4 if spec.role == "exact" else 2) * math.prod(spec.shape) for spec in weights.specs.values()
         )
 
     def cost(self, weights: BlockWeights, tokens: int = 1, behind: int = 0) -> Cost:
-        """Of `tokens` tokens of one sequence that has `behind` before them."""
+        """Cost of `tokens` tokens of one sequence after `behind` earlier tokens."""
         return Cost(self.host_bytes(weights), tokens * self._flops_per_token(weights))
 
     @staticmethod
@@ -241,39 +273,39 @@ class Block(ModelPart):
 
     @property
     def state(self) -> tuple[State, ...]:
-        """What it keeps of a sequence."""
+        """State that the block keeps per sequence."""
         return ()
 
     @property
     def device_elements_per_token(self) -> int:
-        """Values of a token that are alive at once while it runs on a device, beside the residual stream."""
+        """Activation values per token that are alive at once on a device, excluding the residual stream."""
         return 0
 
     @property
     def device_record_bytes(self) -> int:
-        """Of a sequence's record on a device."""
+        """Bytes of a sequence's record on a device."""
         return 0
 
     @abstractmethod
     def cpu(self, weights: BlockWeights, pool: ops.ThreadPool, moe_layer: int) -> ops.Block:
-        """Pack the weights and make the CPU's operator. Raises ModelLoadError.
+        """Pack the weights and create the CPU operator. Raises ModelLoadError.
 
-        `moe_layer` is the layer's number among those with routed experts: its place in the expert store.
+        `moe_layer` is the layer's index among those with routed experts: its place in the expert store.
         """
 
     @abstractmethod
     def device(self, weights: DeviceWeights, moe_layer: int) -> DeviceBlock:
-        """Copy the weights and make the device's operator. Needs torch."""
+        """Copy the weights and create the device operator. Needs torch."""
 
     def device_state(
         self, num_pages: int, page_size: int, allocate: Allocate, num_records: int = 0
     ) -> DeviceState:
-        """Memory on a device for what it keeps of all sequences."""
+        """Device memory for the state of all sequences."""
         return ()
 
 
 class ExpertBlock(Block):
-    """A block whose weights are experts that are placed one by one: they go to the expert store."""
+    """A block whose weights are individually placed experts: they go to the expert store."""
 
     @property
     @abstractmethod
@@ -281,25 +313,25 @@ class ExpertBlock(Block):
 
     @abstractmethod
     def experts(self, weights: BlockWeights) -> Sequence[ExpertWeights]:
-        """Views of the files (copies, made when asked for, where these hold matrices turned).
+        """Expert weights as views of the files (copies made on demand if the files hold matrices transposed).
 
-        Of one matrix all have the same format.
+        All experts have the same format for each of the three matrices.
 
-        Raises ModelLoadError where they cannot be told apart.
+        Raises ModelLoadError if the experts cannot be told apart.
         """
 
     def biases(self, weights: BlockWeights) -> F32 | None:
-        """[experts, 2 intermediate + hidden]: of gate, of up, of down; None where there are none."""
+        """Biases [experts, 2 intermediate + hidden], in the order gate, up, down; None if there are none."""
         return None
 
     @abstractmethod
     def expert_formats(self, weights: BlockWeights) -> tuple[str, str, str]:
-        """Of the (gate, up, down) matrices; nothing is read."""
+        """Formats of the (gate, up, down) matrices; reads no weights."""
 
     @abstractmethod
     def stacked_experts(self, weights: BlockWeights) -> tuple[TensorSpec, TensorSpec, TensorSpec]:
-        """The names and shapes under which all experts' (gate, up, down) are written anew."""
+        """Names and shapes under which all experts' (gate, up, down) are written to a new checkpoint."""
 
     def stacked_biases(self, weights: BlockWeights) -> tuple[TensorSpec, ...]:
-        """The same of their biases, if there are any."""
+        """Like `stacked_experts`, for the biases, if any."""
         return ()

@@ -1,8 +1,8 @@
-"""What a block's device operator works with: its weights there, the batch, and kernels that torch has no primitive for.
+"""Interfaces of a block's device operator: device weights, the batch, and kernels for which torch has no primitive.
 
-The residual stream is f32 as on the CPU, matrices and what they multiply are bf16. A decode step (one token per
-sequence) is free of host synchronisation, so that a graph can hold it. `twofold.device` implements the protocols; torch
-is imported only where a device is used.
+The residual stream is f32 as on the CPU; matrices and their inputs are bf16. A decode step (one token per sequence)
+does no host synchronisation, so that a graph can capture it. `twofold.device` implements the protocols; torch is
+imported only where a device is used.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Norms = tuple["Tensor | None", "Tensor | None", "Tensor | None"]
-"""Of q, of k and of v."""
+"""Norm weights of q, k and v."""
 DeviceState = tuple["Tensor", ...]
-"""What one block keeps of all sequences."""
+"""State that one block keeps of all sequences."""
 Allocate = Callable[..., "Tensor"]
-"""Zeros of a shape on the device, bf16, or f32 where `exact` is asked for."""
+"""Allocates zeros of a shape on the device: bf16, or f32 if `exact` is set."""
 
 
 @dataclass(frozen=True)
@@ -34,22 +34,22 @@ class DeviceBatch:
     token_ids: Tensor
     """int64 [T]."""
     positions: Tensor
-    """int64 [T], in the token's own sequence."""
+    """int64 [T], positions within each token's own sequence."""
     slot_mapping: Tensor
-    """int64 [T]: page * page_size + position within it; negative: a row of padding."""
+    """int64 [T]: page * page_size + position within the page; negative: a padding row."""
     page_tables: Tensor
     """int32 [S, max_pages]."""
     seq_lens: Tensor
-    """int32 [S], after this step; 0: a sequence of padding."""
+    """int32 [S], lengths after this step; 0: a padding sequence."""
     query_lens: tuple[int, ...] | None = None
-    """Tokens of each sequence in this batch, in order; None: one each, a decode step."""
+    """Tokens of each sequence in this batch, in order; None: one each (a decode step)."""
     host_seq_lens: tuple[int, ...] = ()
-    """`seq_lens` on the host, where query_lens are given."""
+    """`seq_lens` on the host, if query_lens are given."""
     records: Tensor | None = None
-    """int32 [S], of each sequence's record, which only some models' layers look at; negative: padding."""
+    """int32 [S], each sequence's record index, used only by models with records; negative: padding."""
 
     def sequences(self) -> tuple[int, list[tuple[int, slice]]]:
-        """How many leading sequences have one token each, and (number, rows) of each of the others."""
+        """Number of leading sequences with one token each, and (index, rows) of each other sequence."""
         counts = self.query_lens or (1,) * len(self.token_ids)
         begin = num_decode = next((s for s, count in enumerate(counts) if count > 1), len(counts))
         others = []
@@ -59,7 +59,7 @@ class DeviceBatch:
         return num_decode, others
 
     def by_record(self) -> list[tuple[Tensor, slice]]:
-        """(records, rows) of the leading sequences that have one token each, and of each of the others alone."""
+        """(records, rows): first all leading sequences with one token each, then each other sequence separately."""
         assert self.records is not None
         num_decode, others = self.sequences()
         leading = [(self.records[:num_decode], slice(0, num_decode))] if num_decode > 0 else []
@@ -76,40 +76,40 @@ class KvLayer:
 
 @dataclass(frozen=True)
 class HeadShape:
-    """Heads of one attention layer, and what happens to queries and keys before they meet."""
+    """Head layout of one attention layer, and the transforms of queries and keys before the dot product."""
 
     num_heads: int
     num_kv_heads: int
     head_dim: int
     scale: float
     window: int
-    """Positions that are attended to at most; 0: all."""
+    """Sliding window, positions; 0: none."""
     epsilon: float
     chunk: int = 0
-    """Positions are attended to within chunks of so many; 0: there are none."""
+    """Attention chunk size, positions; 0: none."""
 
 
 @dataclass(frozen=True)
 class Favour:
-    """Experts in slots, where routers favour these: `ops/router.h` says how (CachePrior)."""
+    """Routing bias towards experts in slots (CachePrior, see `ops/router.h`)."""
 
     prior: float
-    """Above 0, below 1."""
+    """Strength, above 0 and below 1."""
     experts: Tensor
     """bool [T, experts]."""
 
 
 class NativeKernels(Protocol):
-    """What a block needs to call kernels that it alone has."""
+    """What a block needs to call its own native kernels."""
 
     max_length: int
-    """Of the longest sequence, which bounds launches."""
+    """Length of the longest sequence, which bounds launches."""
 
     def stream(self) -> int:
-        """The current stream, as native code takes it."""
+        """The current stream's handle for native code."""
 
     def workspace(self, num_bytes: int, device: torch.device) -> Tensor:
-        """So many bytes at least, until the next call for one."""
+        """Scratch memory of at least `num_bytes`, valid until the next call."""
 
 
 class DeviceKernels(Protocol):
@@ -117,17 +117,17 @@ class DeviceKernels(Protocol):
 
     @property
     def native(self) -> NativeKernels | None:
-        """None: a block computes in plain torch."""
+        """Native kernels; None: blocks compute in plain torch."""
 
     def route(
         self, logits: Tensor, router: Router, bias: Tensor | None, favour: Favour | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Choose and weigh experts as `router` says: (ids int32 [T, top_k] by descending weight, weights f32).
+        """Choose and weight experts as `router` specifies: (ids int32 [T, top_k] by descending weight, weights f32).
 
         Args:
             logits: f32 [T, experts].
             bias: f32 [experts], added to the scores for choosing only.
-            favour: experts that are favoured where they are chosen.
+            favour: experts in slots whose scores are raised for choosing.
         """
 
     def rope_store(
@@ -143,7 +143,7 @@ class DeviceKernels(Protocol):
 
         Args:
             norms: f32 [head_dim] of q, of k and of v, or None.
-            angles: cosines and sines, f32 [T, rotated pairs]: the elements of a head behind them stay as they are.
+            angles: cosines and sines, f32 [T, rotated pairs]; elements of a head after the rotated ones stay unchanged.
             slot_mapping: int64 [T], page * page_size + position in it; negative: not stored.
 
         Returns:
@@ -159,7 +159,7 @@ class DeviceKernels(Protocol):
         shape: HeadShape,
         sinks: Tensor | None = None,
     ) -> Tensor:
-        """One query per sequence, bf16 [S, heads, head_dim], over its `seq_lens` positions; zeros where there is none.
+        """Attention of one query per sequence, bf16 [S, heads, head_dim], over `seq_lens` positions; zeros if 0.
 
         Args:
             page_tables: int32 [S, max_pages].
@@ -177,31 +177,31 @@ class DeviceKernels(Protocol):
         shape: HeadShape,
         sinks: Tensor | None = None,
     ) -> Tensor:
-        """Queries of one sequence over its first `seq_len` positions.
+        """Causal attention of several queries of one sequence over its first `seq_len` positions.
 
         Args:
             q: [Q, heads, head_dim].
-            positions: int64 [Q], of the queries; each sees itself and what is before it, within the window.
+            positions: int64 [Q], of the queries; each attends to itself and earlier positions, within the window.
             pages: int32, the sequence's pages in order.
         """
 
 
 class DeviceMoe(Protocol):
-    """Runs the routed experts of one layer, wherever it sees fit."""
+    """Runs the routed experts of one layer, on any processor."""
 
     @property
     def look_ahead(self) -> Callable[[Tensor], None] | None:
-        """Told before a layer's `forward` what the next layer's router says to `hidden`, f32 [T, experts]; None: it
-        does not want to know."""
+        """Callback that receives the next layer's router logits for `hidden`, f32 [T, experts], before a layer's
+        `forward`; None: no prediction is wanted."""
 
     def favour(self, moe_layer: int, num_tokens: int) -> Favour | None:
-        """What the layer's router is to favour in this step of so many rows; None: nothing."""
+        """Routing bias of the layer for this step of `num_tokens` rows; None: none."""
 
     def forward(self, moe_layer: int, normed: Tensor, ids: Tensor, weights: Tensor, hidden: Tensor) -> None:
-        """hidden[t] += sum over k of weights[t, k] * expert ids[t, k] of normed[t].
+        """Routed experts: hidden[t] += sum over k of weights[t, k] * expert ids[t, k] of normed[t].
 
         Args:
-            moe_layer: counts layers with experts only, from 0.
+            moe_layer: index among layers with experts, from 0.
             normed: bf16 [T, hidden].
             ids: int32 [T, top_k]; rows below 0 are padding.
             weights: f32 [T, top_k].
@@ -211,27 +211,27 @@ class DeviceMoe(Protocol):
 
 @runtime_checkable
 class LooksAhead(Protocol):
-    """A layer's router, asked before its layer has come."""
+    """A router that can be evaluated before its layer is reached."""
 
     def look(self, hidden: Tensor) -> Tensor:
-        """f32 [T, experts] of f32 [T, hidden]."""
+        """Router logits f32 [T, experts] for f32 [T, hidden]."""
 
 
 @dataclass(frozen=True)
 class Routed:
-    """What a router says of a layer's tokens, for the blocks after it."""
+    """A router's output for a layer's tokens, read by the blocks after it."""
 
     normed: Tensor
     """bf16 [T, hidden]."""
     ids: Tensor
-    """int32 [T, top_k]; below 0: a row of padding."""
+    """int32 [T, top_k]; below 0: a padding row."""
     weights: Tensor
     """f32 [T, top_k]."""
 
 
 @dataclass
 class DeviceStep:
-    """What one forward pass shares among its blocks."""
+    """Data that the blocks of one forward pass share."""
 
     batch: DeviceBatch
     rotations: Sequence[tuple[Tensor, Tensor]]
@@ -239,46 +239,46 @@ class DeviceStep:
     kernels: DeviceKernels
     moe: DeviceMoe
     routers: Sequence[LooksAhead] = ()
-    """Of all layers with routed experts, in order."""
+    """Routers of all layers with routed experts, in order."""
     routed: Routed | None = None
 
     def chosen(self) -> Routed:
-        """What the router before this block said."""
+        """Output of the router before this block."""
         assert self.routed is not None
         return self.routed
 
 
 class DeviceWeights(Protocol):
-    """A block's tensors, copied to the device by what they are to the block."""
+    """A block's tensors on the device, keyed by their role in the block."""
 
     source: BlockWeights
 
     def matrix(self, *parts: str) -> Tensor:
-        """bf16, the parts one above the other."""
+        """Weights in bf16, the parts stacked row-wise."""
 
     def stack(self, part: str) -> Tensor:
-        """bf16 [matrices, rows, columns]."""
+        """Stacked matrices, bf16 [matrices, rows, columns]."""
 
     def exact(self, part: str) -> Tensor:
         """A matrix as f32."""
 
     def vector(self, part: str) -> Tensor | None:
-        """f32; None where the block has no such part."""
+        """A vector as f32; None if the block has no such part."""
 
     def norm(self, part: str = "norm") -> Tensor:
-        """f32; a vector that is always there."""
+        """A vector as f32 that always exists."""
 
     def bias(self, *parts: str) -> Tensor | None:
-        """bf16, the parts one after the other; None where the block has none."""
+        """Concatenated biases in bf16; None if the block has none."""
 
 
 class DeviceBlock(Protocol):
     """One block of one layer on the device."""
 
     def forward(self, hidden: Tensor, total: Tensor, state: DeviceState, step: DeviceStep) -> None:
-        """Adds what it makes of `hidden` to `total`, both f32 [T, hidden] and one tensor as a rule.
+        """Add the block's output for `hidden` to `total`; both f32 [T, hidden], usually the same tensor.
 
-        `state` is what `Block.device_state` made.
+        `state` is the result of `Block.device_state`.
         """
 
 
@@ -290,7 +290,7 @@ def normed(hidden: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def gated(activation: Activation, gate: Tensor, up: Tensor) -> Tensor:
-    """What an expert's gate and up come to (kernels/include/twofold/expert.h)."""
+    """Activation of gate times up (kernels/include/twofold/expert.h)."""
     import torch
     from torch.nn import functional
 
@@ -304,7 +304,7 @@ def gated(activation: Activation, gate: Tensor, up: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class GatedFfn:
-    """down(gated(gate x, up x)) in bf16."""
+    """Gated feed-forward layer in bf16: down(gated(gate x, up x))."""
 
     gate_up: Tensor
     down: Tensor

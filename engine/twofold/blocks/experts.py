@@ -35,17 +35,17 @@ class RoutedExperts(ExpertBlock):
     top_k: int
     intermediate_size: int
     modules: tuple[str, ...] = ("mlp",)
-    """What checkpoints call the mixture; the first that is there, else the last. "": nothing."""
+    """Names of the MoE module in checkpoints: the first that exists, else the last. "": none."""
     projections: tuple[tuple[str, str, str], ...] = (("gate_proj", "up_proj", "down_proj"),)
-    """What checkpoints with separate experts call (gate, up, down); the first that is there, else the last."""
+    """Names of (gate, up, down) in checkpoints with separate experts; the first that exists, else the last."""
     fused: tuple[tuple[str, str], ...] = (("experts.gate_up_proj", "experts.down_proj"),)
-    """What those with fused ones call (gate and up, down) within the mixture, likewise."""
+    """Names of fused (gate and up, down) within the MoE module; the first that exists, else the last."""
     activation: Activation = "silu"
-    """Between gate and up."""
+    """Activation function of the gate."""
     transposed: bool = False
-    """Whether fused ones lie the other way round: [E, H, 2I] and [E, I, H]."""
+    """Whether fused matrices are transposed: [E, H, 2I] and [E, I, H]."""
     weighs_rows: bool = False
-    """Whether a token's weight multiplies what its one expert reads, not what it says."""
+    """Whether a token's routing weight multiplies its one expert's input instead of the output."""
 
     @property
     def routed(self) -> RoutedShape:
@@ -60,11 +60,11 @@ class RoutedExperts(ExpertBlock):
 
     @property
     def has_biases(self) -> bool:
-        """Whether gate, up and down have any; `biases` gives them."""
+        """Whether gate, up and down have biases (see `biases`)."""
         return False
 
     def host_bytes(self, weights: BlockWeights) -> int:
-        """Of all experts in the store."""
+        """Bytes of all experts in the store."""
         return self.num_experts * self.routed.expert_bytes(self.expert_formats(weights))
 
     def problems(self) -> Iterator[str]:
@@ -82,7 +82,7 @@ class RoutedExperts(ExpertBlock):
             for names in self.projections:
                 if found(self._one(module, names, 0, 0)):
                     return self._separate(module, names, found)
-        # What is missing first, as today's files of either kind would call it.
+        # Names of missing tensors are those that current files of either kind use.
         first = self._one(self.modules[-1], self.projections[-1], 0, 0)
         return {"gate.0": replace(first, gguf=self._stacked(self.modules[0])["gate"].gguf)}
 
@@ -93,7 +93,8 @@ class RoutedExperts(ExpertBlock):
         return gate, up, down
 
     def check(self, weights: BlockWeights) -> None:
-        """Also: the experts agree, matrix by matrix, because the offsets inside an expert are the layer's."""
+        """Also checks that each matrix has one format in all experts, because offsets inside an expert are per
+        layer."""
         super().check(weights)
         first = {part: weights.source.entry(spec.name) for part, spec in weights.specs.items()}
         for part, entry in first.items():
@@ -131,13 +132,13 @@ class RoutedExperts(ExpertBlock):
         ]
 
     def cost(self, weights: BlockWeights, tokens: int = 1, behind: int = 0) -> Cost:
-        """Of the most experts that so many tokens can choose, on whatever computes them."""
+        """Cost for the largest number of distinct experts that `tokens` tokens can choose, on any processor."""
         chosen = min(tokens * self.top_k, self.num_experts)
         flops = 2.0 * 3 * self.hidden_size * self.intermediate_size
         return Cost(self.host_bytes(weights) * chosen / self.num_experts, flops * tokens * self.top_k)
 
     def cpu(self, weights: BlockWeights, pool: ops.ThreadPool, moe_layer: int) -> ops.Block:
-        """The executor that holds the store runs them; here it is only told which."""
+        """Names the layer to the executor, which holds the store and runs the experts."""
         return ops.RoutedExperts(self.hidden_size, moe_layer, self.weighs_rows)
 
     def device(self, weights: DeviceWeights, moe_layer: int) -> DeviceBlock:
@@ -188,7 +189,7 @@ class RoutedExperts(ExpertBlock):
         )
 
     def _separate(self, module: str, names: tuple[str, str, str], found: Found) -> dict[str, TensorSpec]:
-        """As far as there are experts, and the first that is missing: a wrong number asks for no millions of them."""
+        """Tensors of the experts that exist, and of the first missing one: a wrong count must not request millions."""
         specs: dict[str, TensorSpec] = {}
         for expert in range(self.num_experts):
             three = [self._one(module, names, part, expert) for part in range(3)]
@@ -199,7 +200,7 @@ class RoutedExperts(ExpertBlock):
 
 
 class TurnedExperts(ExpertsOnDemand):
-    """Experts whose fused matrices lie the other way round: copied one by one, whenever they are asked for."""
+    """Experts whose fused matrices are transposed: each is copied on every request."""
 
     def __init__(
         self,
@@ -207,7 +208,7 @@ class TurnedExperts(ExpertsOnDemand):
         down: Sequence[WeightMatrix],
         cut: Callable[[WeightMatrix], tuple[WeightMatrix, WeightMatrix]],
     ) -> None:
-        """`cut` makes gate and up of the rows of both."""
+        """`cut` splits the fused rows into gate and up."""
         self._both, self._down, self._cut = both, down, cut
 
     def __len__(self) -> int:

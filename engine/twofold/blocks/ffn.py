@@ -24,15 +24,15 @@ class DenseFfn(Block):
     intermediate_size: int
     eps: float
     gguf_norm: str = "ffn_norm"
-    """What GGUF files call the norm."""
+    """Name of the norm in GGUF files."""
     zero_centred: bool = False
-    """Whether checkpoints have the norm's values less 1."""
+    """Whether checkpoints store the norm minus 1."""
     module: str = "mlp"
-    """What checkpoints call it."""
+    """Module name in checkpoints."""
     norm: str = "post_attention_layernorm"
-    """What they call the norm."""
+    """Name of the norm in checkpoints."""
     activation: Activation = "silu"
-    """Between gate and up."""
+    """Activation function of the gate."""
 
     def tensors(self, found: Found) -> dict[str, TensorSpec]:
         hf, gguf = f"model.layers.{self.layer}", f"blk.{self.layer}"

@@ -1,7 +1,7 @@
-"""A gated delta net (Yang, Kautz, Hatamizadeh, arXiv 2412.06464) as Qwen3-Next and Qwen3.5 have it, with its own norm.
+"""Gated delta net (Yang, Kautz, Hatamizadeh, arXiv 2412.06464) as in Qwen3-Next and Qwen3.5, with its own norm.
 
-Instead of keys and values it keeps a matrix per head, whatever the length of a sequence, and the last inputs of a short
-convolution. Reference: transformers `models/qwen3_next`, `torch_recurrent_gated_delta_rule`.
+Its state is a matrix per head, independent of the sequence's length, and the last inputs of a short convolution; there
+are no keys and values. Reference: transformers `models/qwen3_next`, `torch_recurrent_gated_delta_rule`.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ class GatedDelta(Block):
     num_k_heads: int
     num_v_heads: int
     key_dim: int
-    """Of a head."""
+    """Elements per key head."""
     value_dim: int
-    """Of a head."""
+    """Elements per value head."""
     taps: int
-    """Of the convolution."""
+    """Taps of the convolution."""
     eps: float
     zero_centred: bool = False
-    """Whether checkpoints have the values of the layer's norm less 1."""
+    """Whether checkpoints store the layer's norm minus 1."""
     log_decay: bool = True
-    """Whether checkpoints have the logarithm of the decay's rate; else the rate, negative."""
+    """Whether checkpoints store the logarithm of the decay rate; else the negative rate."""
     tiled: bool = False
-    """Whether value head h has key head h % num_k_heads, as in GGUF files of Qwen3.5; else those of a key head are
-    neighbours."""
+    """Whether value head h uses key head h % num_k_heads, as in GGUF files of Qwen3.5; else value heads of a key head
+    are adjacent."""
 
     @property
     def keys(self) -> int:
@@ -58,7 +58,7 @@ class GatedDelta(Block):
 
     @property
     def channels(self) -> int:
-        """Of the convolution: all queries, all keys, all values."""
+        """Channels of the convolution: all queries, all keys, all values."""
         return 2 * self.keys + self.values
 
     def problems(self) -> Iterator[str]:
@@ -116,22 +116,22 @@ class GatedDelta(Block):
         )
 
     def host_bytes(self, weights: BlockWeights) -> int:
-        """The convolution's weights are float32."""
+        """Host bytes; the convolution's weights are float32."""
         others = sum(weights.packed_bytes(part) for part in weights.specs if part != "conv")
         return others + 4 * self.channels * self.taps
 
     def cost(self, weights: BlockWeights, tokens: int = 1, behind: int = 0) -> Cost:
-        """A state is read and written once, and is in registers or a cache meanwhile."""
+        """Cost; the state is read and written once and otherwise stays in registers or a cache."""
         base = super().cost(weights, tokens, behind)
         of_state = 7.0 * self.values * self.key_dim  # per token: decay, two products, one outer product
         return Cost(base.num_bytes + 2 * self.state[0].num_bytes, base.flops + tokens * of_state)
 
     def projections(self, weights: BlockWeights) -> tuple[str, ...]:
-        """The parts that hidden states are multiplied by, in the operator's order."""
+        """Parts that hidden states are multiplied by, in the operator's order."""
         return tuple(part for part in ("qkvz", "qkv", "z", "ba", "b", "a") if part in weights)
 
     def decay_rate(self, weights: BlockWeights) -> F32:
-        """[num_v_heads], negative: exp(rate * softplus(a + bias)) is what a state is multiplied by."""
+        """Negative decay rate [num_v_heads]: the state is multiplied by exp(rate * softplus(a + bias))."""
         kept = weights.vector("decay")
         return -np.exp(kept) if self.log_decay else kept
 
@@ -161,12 +161,12 @@ class GatedDelta(Block):
         return self.channels + 4 * self.values
 
     def device_bytes(self, weights: BlockWeights) -> int:
-        """What gates the state is bf16 there."""
+        """Device bytes; the gates of the state are bf16 there."""
         gates = sum(math.prod(weights.specs[part].shape) for part in ("ba", "b", "a") if part in weights)
         return super().device_bytes(weights) - 2 * gates
 
     def device(self, weights: DeviceWeights, moe_layer: int) -> DeviceBlock:
-        """Everything in one order: all queries, keys, values, z, b, a; values of a key head are neighbours."""
+        """Device operator; rows are ordered queries, keys, values, z, b, a, with values of a key head adjacent."""
         import torch
 
         from twofold.blocks.gated_delta_device import GatedDeltaOnDevice
@@ -193,7 +193,7 @@ class GatedDelta(Block):
         )
 
     def _order(self, *, grouped: bool, grouped_gates: bool) -> tuple[I64, I64, I64]:
-        """Of a device's rows of projections, value heads and values: their numbers in the checkpoint."""
+        """Checkpoint row numbers of the device's projection rows, value heads and values."""
         k_heads, of_key = self.num_k_heads, self.num_v_heads // self.num_k_heads
         key, value = self.key_dim, self.value_dim
         heads = np.arange(self.num_v_heads)
@@ -214,8 +214,8 @@ class GatedDelta(Block):
     def device_state(
         self, num_pages: int, page_size: int, allocate: Allocate, num_records: int = 0
     ) -> DeviceState:
-        """Slabs (`slab_shape`) and the convolution's inputs, these of one record more than there are: padding writes
-        there."""
+        """Slabs (`slab_shape`) and the convolution's inputs; the inputs have one record more, which padding writes
+        to."""
         slabs = (num_records, *slab_shape(self))
         return allocate(slabs, exact=True), allocate((num_records + 1, self.taps, self.channels))
 
@@ -225,11 +225,11 @@ class GatedDelta(Block):
 
 
 BLOCK_COLUMNS: Final = 32
-"""Of a head's state, in a slab on a device."""
+"""Columns per block of a head's state, in a slab on a device."""
 
 
 def slab_shape(shape: GatedDelta) -> tuple[int, int, int]:
-    """Of one record on a device: (value heads, blocks of columns, floats). Of a block: the state before its last token,
-    then that token's key, delta, decay and position (int32), see `kernels/cuda/delta_layer.h`."""
+    """Shape of one record on a device: (value heads, blocks of columns, floats). Each block holds the state before its
+    last token, then that token's key, delta, decay and position (int32), see `kernels/cuda/delta_layer.h`."""
     floats = shape.key_dim * (BLOCK_COLUMNS + 1) + BLOCK_COLUMNS + 2
     return shape.num_v_heads, -(-shape.value_dim // BLOCK_COLUMNS), -(-floats // 4) * 4

@@ -1,8 +1,7 @@
-"""A gated delta net on a device: the operator of `blocks.gated_delta`.
+"""Gated delta net on a device: the operator of `blocks.gated_delta`.
 
-What it keeps of a sequence does not change when a step's token is computed once more, because the step before was lost:
-the state is that before the last token, with what the last token changes it by; the convolution's inputs lie in slots
-by position.
+The per-sequence state tolerates a token computed twice after a lost step: it holds the state before the last token and
+that token's update separately; the convolution's inputs lie in slots by position.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class GatedDeltaOnDevice:
-    """Without native kernels in plain torch, which says what they mean."""
+    """Device operator of a gated delta net. Without native kernels, plain torch (the reference)."""
 
     shape: GatedDelta
     norm: Tensor
@@ -54,7 +53,7 @@ class GatedDeltaOnDevice:
         total += functional.linear(gated.flatten(1).bfloat16(), self.out)
 
     def _keep(self, projected: Tensor, positions: Tensor, records: Tensor, tail: Tensor) -> None:
-        """The convolution's last inputs, each in the slot of its position; those of padding in the last record."""
+        """Store the convolution's last inputs, each in its position's slot; padding goes to the last record."""
         import torch
 
         if len(records) == 1:
@@ -72,7 +71,7 @@ class GatedDeltaOnDevice:
         out: Tensor,
         step: DeviceStep,
     ) -> None:
-        """`out` of as many tokens of each sequence as there are rows for it."""
+        """Compute `out` for equally many tokens of each sequence."""
         native, shape, (slabs, tail) = step.kernels.native, self.shape, state
         if native is None:
             length = len(out) // len(records)
@@ -98,7 +97,7 @@ class GatedDeltaOnDevice:
         _cuda.delta(given, kept, out.data_ptr(), native.stream())
 
     def _recurred(self, projected: Tensor, begin: int, slab: Tensor, tail: Tensor) -> Tensor:
-        """[tokens, value heads, value_dim] of one sequence whose first token is at `begin`; carries `slab` on."""
+        """Output [tokens, value heads, value_dim] of one sequence whose first token is at `begin`; updates `slab`."""
         import torch
         from torch.nn import functional
 

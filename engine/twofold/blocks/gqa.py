@@ -1,8 +1,8 @@
-"""Grouped-query attention over pages of keys and values, with its own norm.
+"""Grouped-query attention with a paged KV cache, and its own norm.
 
-Optional: biases, RMSNorm over each head of q and k before the rotation (Qwen3) or over all heads together (OLMoE), a
-sliding window, chunks, layers without rotation whose queries grow with the position (Llama 4), a gate of what each
-head attended to (Qwen3-Next), sinks (gpt-oss), values that are normed, too, or made of the keys' projection (Gemma 4).
+Optional: biases; RMSNorm over each head of q and k before the rotation (Qwen3) or over all heads together (OLMoE);
+sliding window; chunks; layers without rotation whose queries are scaled by position (Llama 4); an output gate
+(Qwen3-Next); sinks (gpt-oss); normed values, or values from the keys' projection (Gemma 4).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Gqa(Block):
-    """Names follow Hugging Face where they are clear."""
+    """Grouped-query attention; field names follow Hugging Face where they are clear."""
 
     kind: ClassVar[str] = "attention"
     hidden_size: int
@@ -43,43 +43,42 @@ class Gqa(Block):
     head_dim: int
     eps: float
     bias: bool = False
-    """Of queries, keys and values."""
+    """Whether queries, keys and values have biases."""
     o_bias: bool = False
-    """Of the projection that writes to the residual stream."""
+    """Whether the output projection has a bias."""
     qk_norm: bool = False
     flat_norms: bool = False
-    """Whether the norms of q and k are of all heads together."""
+    """Whether the norms of q and k are over all heads together."""
     sliding_window: int | None = None
     sinks: bool = False
     """Whether each head has a logit that takes part in its softmax and has no value."""
     gguf_pairs_neighbours: bool = False
-    """Whether GGUF files have the rows of q and k in the order in which rotation pairs neighbours."""
+    """Whether GGUF files order the rows of q and k for rotation of adjacent pairs."""
     neighbours: bool = False
-    """Whether rotation, then of whole heads, pairs elements 2i and 2i + 1."""
+    """Whether the rotation, then of whole heads, pairs elements 2i and 2i + 1."""
     unit_norms: bool = False
-    """Norms of each head of q and k without weights; before rotation or behind it, which keeps a head's length."""
+    """Whether each head of q and k has a norm without weights; before or after the rotation, which preserves length."""
     v_norm: bool = False
-    """Of each head of v, without weights."""
+    """Whether each head of v has a norm, without weights."""
     keys_are_values: bool = False
-    """Whether v is what k_proj gives, before norm and rotation: there is no v_proj."""
+    """Whether v is the output of k_proj before norm and rotation: there is no v_proj."""
     rotated: bool = True
     rotation: int = 0
-    """Which of `ModelConfig.rotations`."""
+    """Index into `ModelConfig.rotations`."""
     attention_chunk: int | None = None
-    """Positions are attended to within chunks of so many."""
+    """Attention chunk size, positions; None: no chunks."""
     temperature: tuple[float, float] | None = None
     """(period, slope): queries are multiplied by 1 + slope * log1p(floor((position + 1) / period))."""
     multiplier: float | None = None
-    """Of the products of queries and keys; None: 1 / sqrt(head_dim)."""
+    """Scale of the attention scores; None: 1 / sqrt(head_dim)."""
     gated: bool = False
-    """Whether q_proj has, behind each head's query, as many rows of a gate; its sigmoid multiplies what the head
-    attended to."""
+    """Whether q_proj has, after each head's query, as many rows of a gate; its sigmoid multiplies the head's output."""
     zero_centred: bool = False
-    """Whether checkpoints have the norms' values less 1."""
+    """Whether checkpoints store the norms minus 1."""
 
     @property
     def scale(self) -> float:
-        """Of the products of queries and keys."""
+        """Scale of the attention scores."""
         return float(self.head_dim**-0.5) if self.multiplier is None else self.multiplier
 
     def problems(self) -> Iterator[str]:
@@ -99,7 +98,7 @@ class Gqa(Block):
         heads = {"q": self.num_heads, "k": self.num_kv_heads} if self.gguf_pairs_neighbours else {}
 
         def projections(kind: str, *columns: int) -> Iterator[TensorSpec]:
-            """Of q, k and v; older GGUF files have them in one tensor."""
+            """Tensors of q, k and v; older GGUF files have them in one tensor."""
             role: Role = "matrix" if columns else "exact"
             first = 0
             for part, count in rows.items():
@@ -151,7 +150,7 @@ class Gqa(Block):
         return ((1 + 2 * self.gated) * self.num_heads + 2 * self.num_kv_heads) * self.head_dim
 
     def device_bytes(self, weights: BlockWeights) -> int:
-        """Biases are bf16 there, and norms have weights."""
+        """Device bytes; biases are bf16 there, and norms have weights."""
         biases = sum(spec.shape[0] for part, spec in weights.specs.items() if part.endswith("_bias"))
         unit = 4 * self.head_dim * (self.unit_norms or self.v_norm)
         return super().device_bytes(weights) - 2 * biases + unit
@@ -167,21 +166,21 @@ class Gqa(Block):
         )
 
     def _seen(self, position: int) -> int:
-        """Earlier positions that a token attends to."""
+        """Number of earlier positions that a token attends to."""
         if self.attention_chunk:
             return position % self.attention_chunk
         return min(position, self.sliding_window or position)
 
     @staticmethod
     def qkv_bias(weights: BlockWeights) -> F32 | None:
-        """Of q, k and v one after the other."""
+        """Concatenated biases of q, k and v."""
         if "q_bias" not in weights:
             return None
         return np.concatenate([weights.vector(f"{part}_bias") for part in "qkv" if part in weights])
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """What is projected to, one above the other."""
+        """Projections, in row order."""
         return ("q", "k") if self.keys_are_values else ("q", "k", "v")
 
     def cpu(self, weights: BlockWeights, pool: ops.ThreadPool, moe_layer: int) -> ops.Block:
@@ -245,7 +244,7 @@ class Gqa(Block):
         )
 
     def _halves(self, rows: Tensor) -> Tensor:
-        """Rows of q, k and v; where rotation pairs neighbours, with q's and k's in the order of halves."""
+        """Rows of q, k and v; if the rotation pairs adjacent elements, those of q and k are reordered to halves."""
         import torch
 
         if not self.neighbours:
@@ -303,7 +302,7 @@ class GqaOnDevice:
         total += functional.linear(attended.flatten(1), self.o, self.o_bias)
 
     def _ungated(self, qkv: Tensor) -> tuple[Tensor, Tensor]:
-        """Without the rows of gates, and these, [T, heads, head_dim]."""
+        """qkv without the gate rows, and the gates, [T, heads, head_dim]."""
         import torch
 
         shape = self.shape
@@ -312,7 +311,7 @@ class GqaOnDevice:
         return torch.cat([q.flatten(1), qkv[:, both.shape[1] :]], 1), gate
 
     def _normed(self, qkv: Tensor) -> Tensor:
-        """With the norms of q and of k, each over all its heads."""
+        """qkv with the norms of q and k applied, each over all its heads."""
         import torch
 
         from twofold.blocks.device_step import normed
@@ -328,7 +327,7 @@ class GqaOnDevice:
         return torch.cat([*turned, v], 1)
 
     def _attended(self, q: Tensor, kv: KvLayer, step: DeviceStep) -> Tensor:
-        """Leading sequences of one token each share a launch."""
+        """Attention output; leading sequences of one token each share a launch."""
         import torch
 
         batch, kernels, shape = step.batch, step.kernels, self.shape

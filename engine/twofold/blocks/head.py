@@ -1,4 +1,4 @@
-"""Where tokens come in and logits go out: the embedding, the last norm and the matrix of the vocabulary."""
+"""Model input and output: the embedding, the last norm and the LM head."""
 
 from __future__ import annotations
 
@@ -16,22 +16,23 @@ from twofold.weights.weight_format import WeightMatrix, source_row_bytes
 
 @dataclass(frozen=True)
 class Embedding(ModelPart):
-    """[vocab_size, hidden_size]; a token's row is read from the mapped file."""
+    """Token embedding [vocab_size, hidden_size]; a token's row is read from the mapped file."""
 
     kind: ClassVar[str] = "embedding"
     vocab_size: int
     hidden_size: int
     tied: bool
-    """Whether the head is this matrix, too."""
+    """Whether the head uses the same matrix."""
     scale: float = 1.0
-    """Of the rows as the first layer reads them."""
+    """Factor applied to the rows before the first layer."""
 
     def tensors(self, found: Found) -> dict[str, TensorSpec]:
         shape = (self.vocab_size, self.hidden_size)
         return {"table": TensorSpec("model.embed_tokens.weight", shape, "embedding", "token_embd.weight")}
 
     def host_bytes(self, weights: BlockWeights) -> int:
-        """Pages of the file, none where the head has packed it; a copy where they are read in another format."""
+        """Host bytes: pages of the file, 0 if the head has packed them; a copy if they are converted to another
+        format."""
         if weights.recoding is not None:
             return self.vocab_size * source_row_bytes(weights.recoding.format, self.hidden_size)
         return 0 if self.tied else weights.source.entry(weights.specs["table"].name).num_bytes
@@ -39,8 +40,14 @@ class Embedding(ModelPart):
     def table(self, weights: BlockWeights) -> WeightMatrix:
         return weights.matrix("table")
 
+    def cpu(self, weights: BlockWeights, pool: ops.ThreadPool) -> ops.Embedding:
+        """Create the CPU operator; its rows stay in the file. Raises ModelLoadError for a NaN or an infinity."""
+        # A tied table is packed as the head; panels of a file are checked with that file.
+        read = self.table(weights) if self.tied or weights.is_mapped else weights.checked(pool, "table")
+        return ops.Embedding(pool, read)
+
     def scale_rows(self, rows: F32) -> None:
-        """In place."""
+        """Multiply the rows by `scale`, in place."""
         if self.scale != 1.0:
             rows *= np.float32(self.scale)
 
@@ -54,11 +61,11 @@ class Head(ModelPart):
     eps: float
     tied: bool
     scale: float = 1.0
-    """Of the logits."""
+    """Factor applied to the logits."""
     softcap: float | None = None
-    """Logits become softcap * tanh(logits / softcap)."""
+    """Soft cap: logits become softcap * tanh(logits / softcap)."""
     zero_centred: bool = False
-    """Whether checkpoints have the norm's values less 1."""
+    """Whether checkpoints store the norm minus 1."""
 
     def tensors(self, found: Found) -> dict[str, TensorSpec]:
         shape = (self.vocab_size, self.hidden_size)
@@ -77,7 +84,7 @@ class Head(ModelPart):
 
     @property
     def ignored(self) -> tuple[str, ...]:
-        """Tensors that are not read: a tied head may be written out all the same."""
+        """Tensors that are ignored: checkpoints may contain a tied head anyway."""
         return ("lm_head.weight",) if self.tied else ()
 
     def device_bytes(self, weights: BlockWeights) -> int:
@@ -85,7 +92,7 @@ class Head(ModelPart):
         return super().device_bytes(weights) - shared
 
     def cost(self, weights: BlockWeights, tokens: int = 1, behind: int = 0) -> Cost:
-        """Of the matrix alone."""
+        """Cost of the matrix alone."""
         return Cost(weights.packed_bytes("vocabulary"), tokens * self._flops_per_token(weights))
 
     def norm(self, weights: BlockWeights) -> F32:
@@ -93,6 +100,6 @@ class Head(ModelPart):
         return weights.vector("norm") * np.float32(self.scale)
 
     def cpu(self, weights: BlockWeights, pool: ops.ThreadPool) -> ops.LmHead:
-        """Pack the matrix and make the CPU's operator. Raises ModelLoadError."""
+        """Pack the matrix and create the CPU operator. Raises ModelLoadError."""
         vocabulary = weights.packed(pool, "head", "vocabulary")
         return ops.LmHead(pool, self.norm(weights), vocabulary, self.eps, self.softcap or 0.0)

@@ -1,8 +1,8 @@
 """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1), absorbed.
 
-Of every token one latent vector and one rotated key are kept, from which all heads' keys and values would follow.
-A head's query is multiplied into the latent space instead (with the keys' part of kv_b, W_UK), and its values are
-taken from the weighted latents (with the values' part, W_UV).
+The cache holds one latent vector and one rotated key per token, from which all heads' keys and values would follow. A
+head's query is projected into the latent space instead (with the keys' part of kv_b, W_UK), and its values are computed
+from the weighted latents (with the values' part, W_UV).
 """
 
 from __future__ import annotations
@@ -30,26 +30,26 @@ _PLAIN = ("f32", "bf16", "f16")
 
 @dataclass(frozen=True)
 class Mla(Block):
-    """Names follow Hugging Face where they are clear."""
+    """Multi-head latent attention; field names follow Hugging Face where they are clear."""
 
     kind: ClassVar[str] = "attention"
     hidden_size: int
     num_heads: int
     q_lora_rank: int | None
-    """None: queries come from the hidden state in one product."""
+    """Rank of the query projection; None: one matrix, no low rank."""
     kv_lora_rank: int
     qk_nope_head_dim: int
     qk_rope_head_dim: int
     v_head_dim: int
     eps: float
     scale: float
-    """Of the scores."""
+    """Scale of the attention scores."""
     bias: bool = False
-    """Of the projections that read the hidden state and of the one that writes it, not of q_proj."""
+    """Whether the projections from the hidden state and the output projection have biases; q_proj has none."""
     neighbours: bool = True
-    """Rotation pairs elements (2i, 2i + 1), as the weights are published; else (i, i + d/2)."""
+    """Whether the rotation pairs elements (2i, 2i + 1), as published; else (i, i + d/2)."""
     latent_eps: float = 1e-6
-    """Of the norms of low-rank queries and latents, which no configuration says."""
+    """Epsilon of the norms of low-rank queries and latents; not in any configuration."""
 
     @property
     def qk_head_dim(self) -> int:
@@ -57,7 +57,7 @@ class Mla(Block):
 
     @property
     def cached(self) -> int:
-        """Elements kept of a token."""
+        """Cached elements per token."""
         return self.kv_lora_rank + self.qk_rope_head_dim
 
     def problems(self) -> Iterator[str]:
@@ -96,8 +96,8 @@ class Mla(Block):
                 ),
                 "o_bias": of("self_attn.o_proj", "attn_output", hidden, role="exact", kind="bias"),
             }
-        # As published; or by head, the keys' part the other way round, as newer GGUF files have it. Quantising leaves
-        # it: what is absorbed is multiplied with its columns, not with its rows.
+        # As published; or by head, with the keys' part transposed, as in newer GGUF files. Quantising skips the tensor:
+        # absorbed matrices are multiplied with its columns, not with its rows.
         nope, value = self.qk_nope_head_dim, self.v_head_dim
         kv_b = of("self_attn.kv_b_proj", "attn_kv_b", heads * (nope + value), latent, role="exact")
         k_b = of("self_attn.k_b_proj", "attn_k_b", heads, latent, nope, role="exact")
@@ -122,7 +122,7 @@ class Mla(Block):
         return others + self.num_heads * absorbed
 
     def device_bytes(self, weights: BlockWeights) -> int:
-        """Of the matrices that are absorbed, too, bf16."""
+        """Device bytes, including the absorbed matrices in bf16."""
         absorbed = self.num_heads * (self.qk_nope_head_dim + self.v_head_dim) * self.kv_lora_rank
         return super().device_bytes(weights) - 2 * absorbed
 
@@ -135,7 +135,7 @@ class Mla(Block):
         )
 
     def a_bias(self, weights: BlockWeights) -> F32 | None:
-        """Of q and kv, one after the other; q_proj has none."""
+        """Concatenated biases of q and kv; q_proj has none."""
         if "kv_bias" not in weights:
             return None
         rows = weights.specs["q"].shape[0]
@@ -145,9 +145,9 @@ class Mla(Block):
     def absorbed(
         self, weights: BlockWeights, pool: ops.ThreadPool
     ) -> tuple[list[WeightMatrix], list[WeightMatrix]]:
-        """Of each head, exactly: what multiplies its query [latent, nope], and its weighted latents [value, latent].
+        """Exact matrices per head: for its query [latent, nope], and for its weighted latents [value, latent].
 
-        In the file's format where that can be transposed and cut by head, else in float32.
+        In the file's format if that can be transposed and split by head, else in float32.
         """
         if "kv_b" not in weights:
             return weights.stack("k_b"), weights.stack("v_b")
@@ -156,7 +156,7 @@ class Mla(Block):
         nope, stride = self.qk_nope_head_dim, self.qk_nope_head_dim + self.v_head_dim
         begins = range(0, whole.rows, stride)
         plain = whole
-        # A row's own scales would be a column's.
+        # A row's own scales would be a column's after transposing.
         turns = keys == whole.format and (whole.scales is None or not whole.has_scales_by_row)
         if not turns or values != whole.format:
             plain = WeightMatrix(ops.dequantise(pool, whole), "f32", whole.columns)
@@ -168,7 +168,7 @@ class Mla(Block):
         )
 
     def _absorbed_formats(self, format: str) -> tuple[str, str]:
-        """Of the keys' and the values' part of a kv_b in `format`."""
+        """Formats of the keys' and the values' part of a kv_b in `format`."""
         if format in _PLAIN:
             return format, format
         if format == "fp8":  # each of its scales is of 128 x 128
@@ -236,12 +236,13 @@ class Mla(Block):
 
 @dataclass(frozen=True)
 class MlaOnDevice:
-    """Absorbed for every row, as on the CPU. Without native kernels in plain torch, which says what they mean."""
+    """MLA device operator, absorbed for every row as on the CPU. Without native kernels, plain torch (the
+    reference)."""
 
     shape: Mla
     norm: Tensor
     a: Tensor
-    """Of q and kv."""
+    """Projections of q and kv."""
     a_bias: Tensor | None
     q_norm: Tensor | None
     q_b: Tensor | None
@@ -273,7 +274,8 @@ class MlaOnDevice:
         total += linear(values.transpose(0, 1).flatten(1), self.o, self.o_bias)
 
     def _store(self, compressed: Tensor, q: Tensor, absorbed: Tensor, kept: Tensor, step: DeviceStep) -> None:
-        """Normalised latents and rotated keys go to the cache, rotated parts of queries behind the absorbed ones."""
+        """Write normalised latents and rotated keys to the cache, and rotated query parts after the absorbed
+        queries."""
         import torch
 
         shape, native, (cos, sin) = self.shape, step.kernels.native, step.rotations[0]

@@ -1,12 +1,12 @@
-"""The CPU operations a model is made of: Python's names for the native code.
+"""CPU operations of a model: Python names of the native code.
 
 Activations are C-contiguous float32 arrays that are read, and written in place, without a copy. Weight matrices are
 packed once for the kernels (`PackedMatrix`, from the rows of a file); vectors and a router's gate (float32, or uint16
-holding bfloat16 bits) are kept by reference: whoever makes an operation must not change them afterwards.
-Every call checks shape, element type and layout, raises KernelError naming the argument that does not fit, and releases
-the GIL. Results of one row never depend on the other rows of the batch or on the number of threads.
+holding bfloat16 bits) are kept by reference: the caller must not change them after creating an operation. Every call
+checks shape, element type and layout, raises KernelError naming the argument that does not fit, and releases the GIL.
+Results of one row never depend on the other rows of the batch or on the number of threads.
 
-Operations that share a `ThreadPool` take turns. This is not a tensor library: only what a decoder needs is here.
+Operations that share a `ThreadPool` run one at a time. This is not a tensor library: it has only what a decoder needs.
 """
 
 import numpy as np
@@ -34,6 +34,7 @@ from twofold._core import (
     TokenRules,
     cpu_features,
     embed,
+    expect_finite,
     isa_choice,
     log_probabilities,
     mask_logits,
@@ -70,6 +71,7 @@ __all__ = [
     "cpu_features",
     "dequantise",
     "embed",
+    "expect_finite",
     "isa_choice",
     "log_probabilities",
     "mask_logits",
@@ -84,7 +86,7 @@ __all__ = [
 
 
 def dequantise(pool: ThreadPool, matrix: WeightMatrix) -> npt.NDArray[np.float32]:
-    """The whole matrix as float32, exactly: for the few that are computed on so, and for comparisons."""
+    """The whole matrix as exact float32, for the few matrices used that way and for comparisons."""
     out = np.empty(matrix.shape, np.float32)
     embed(pool, matrix, np.arange(matrix.rows, dtype=np.int32), out)
     return out

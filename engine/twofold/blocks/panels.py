@@ -1,4 +1,4 @@
-"""Where a model's packed matrices come from: packed while it loads, or mapped from a file of panels."""
+"""Source of a model's packed matrices: packed during loading, or mapped from a file of panels."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Matrices = Callable[[], Sequence[WeightMatrix]]
 
 class Panels(Protocol):
     def matrix(self, pool: ops.ThreadPool, name: str, matrices: Matrices) -> ops.PackedMatrix:
-        """What `matrices()` are, one above the other, in panels. `name` is the stack's, the same in every run.
+        """`matrices()` stacked row-wise, in panels. `name` is the stack's, the same in every run.
 
         Raises KernelError for weights that cannot be packed.
         """
@@ -32,10 +32,10 @@ PACKED_WHEN_LOADED: Final[Panels] = _PackedWhenLoaded()
 
 
 class MappedPanels:
-    """A file of panels in memory, shared with whoever else maps it."""
+    """A memory-mapped file of panels, shared with other processes that map it."""
 
     def __init__(self, path: Path, contents: Contents | None = None) -> None:
-        """Checks what the file says about itself and maps it. Raises ModelLoadError."""
+        """Validate the file's header and map it. Raises ModelLoadError."""
         self.path = path
         self.contents = read_contents(path) if contents is None else contents
         layout = _core.panel_layout()
@@ -52,7 +52,7 @@ class MappedPanels:
             ) from None
 
     def matrix(self, pool: ops.ThreadPool, name: str, matrices: Matrices) -> ops.PackedMatrix:
-        """See `Panels.matrix`; `matrices` are not asked for. Raises ModelLoadError where the file has no such stack."""
+        """See `Panels.matrix`; `matrices` is not called. Raises ModelLoadError if the file has no such stack."""
         stored = self.contents.matrices.get(name)
         if stored is None:
             raise ModelLoadError(
@@ -63,7 +63,7 @@ class MappedPanels:
         )
 
     def experts(self, activation: str = "silu") -> _core.ExpertStore:
-        """All experts, in the file's pages; `activation` is between their gate and up."""
+        """All experts, in the file's pages, with this gate activation."""
         stored = self.contents.experts
         return _core.ExpertStore.from_file(
             stored.num_experts,

@@ -1,4 +1,4 @@
-"""A norm behind blocks: of what they add to the residual stream, before it is added (Gemma)."""
+"""Norm of a block's output before it is added to the residual stream (Gemma)."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PostNorm(Block):
-    """The blocks before it add to rows of zeros instead; they may have norms behind them, too."""
+    """Norm of preceding blocks' output: those add to rows of zeros instead, and may have such norms themselves."""
 
     kind: ClassVar[str] = "norm"
 
     hidden_size: int
     eps: float
     name: str
-    """What Hugging Face checkpoints call it within the layer."""
+    """Name in Hugging Face checkpoints, within the layer."""
     gguf: str
     over: int = 1
-    """So many blocks before it."""
+    """Number of preceding blocks covered."""
     scalar: bool = False
-    """Whether what it has added to is multiplied by the layer's scalar then."""
+    """Whether the residual stream is then multiplied by the layer's scalar."""
 
     def tensors(self, found: Found) -> dict[str, TensorSpec]:
         hf, gguf = f"model.layers.{self.layer}", f"blk.{self.layer}"
@@ -58,7 +58,7 @@ class PostNormOnDevice:
     """f32 [1]."""
 
     def forward(self, hidden: Tensor, total: Tensor, state: DeviceState, step: DeviceStep) -> None:
-        """`hidden`: what the blocks before it have added up."""
+        """Normalise `hidden`, the sum of the preceding blocks' outputs."""
         from torch.nn import functional
 
         total += functional.rms_norm(hidden, hidden.shape[-1:], self.norm, self.eps)

@@ -1,4 +1,4 @@
-"""Weights in another format than the file's: whole rows at a time, from float32."""
+"""Conversion of weights to another format than the file's: whole rows at a time, from float32."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from twofold.weights.weight_format import (
 )
 
 CHUNK_WEIGHTS: Final = 4 * 1024 * 1024
-"""Weights that are float32 at a time."""
+"""Weights converted to float32 at a time."""
 
 
 def recoded_rows(
     pool: ops.ThreadPool, where: Path, name: str, matrix: WeightMatrix, format: str
 ) -> Iterator[bytes]:
-    """The bytes of `matrix` in `format`, some rows at a time; tensor `name` of the model at `where`.
+    """Yield the bytes of `matrix` in `format`, some rows at a time; tensor `name` of the model at `where`.
 
     Raises ModelLoadError for a weight that is not finite.
     """
@@ -48,14 +48,14 @@ def recoded_rows(
 
 @dataclass(frozen=True)
 class Recoding:
-    """A format that weights are read in, whatever the file's."""
+    """A format that weights are converted to on reading, regardless of the file's."""
 
     format: str
     pool: ops.ThreadPool | None
-    """None: only headers are read."""
+    """Thread pool for conversion; None: only headers are read."""
 
     def matrix(self, where: Path, name: str, matrix: WeightMatrix) -> WeightMatrix:
-        """`matrix` in that format: a copy in memory, or itself where it has it. Raises ModelLoadError."""
+        """`matrix` in that format: a copy in memory, or `matrix` itself if it has the format. Raises ModelLoadError."""
         if matrix.format == self.format and not matrix.is_apart:
             return matrix
         assert self.pool is not None, "weights are read, so there is a pool"
@@ -68,7 +68,7 @@ class Recoding:
 
 
 class RecodedExperts(ExpertsOnDemand):
-    """Experts in another format, made whenever they are asked for."""
+    """Experts in another format, converted on every request."""
 
     def __init__(self, experts: Sequence[ExpertWeights], recoding: Recoding, where: Path, name: str) -> None:
         self._experts, self._recoding, self._where, self._name = experts, recoding, where, name

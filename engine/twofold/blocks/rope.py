@@ -1,4 +1,4 @@
-"""Rotary position embedding: cos and sin of every token's angles, with the scalings of longer contexts.
+"""Rotary position embedding: cos and sin per token, with context-extension scalings.
 
 Sources
 - RoPE: Su et al., "RoFormer", arXiv 2104.09864, section 3.2.2: theta_i = base^(-2i/d).
@@ -8,7 +8,7 @@ Sources
   base' = base * (factor * n / L - (factor - 1))^(d / (d - 2)) for a sequence of n > L = max_position_embeddings tokens.
 - Llama 3: as Llama 3.1 was published, in the form of transformers' `_compute_llama3_parameters`: frequencies that turn
   rarely within the original context are divided by the factor, those that turn often are not, between them a blend.
-- Factors by dimension, as GGUF files bring them (Llama 3's scaling, computed by whoever converted): each frequency is
+- Factors by dimension, as GGUF files have them (Llama 3's scaling, computed at conversion): each frequency is
   divided by its factor.
 - Proportional: in the form of transformers' `_compute_proportional_rope_parameters`: frequencies of all d, of which the
   lowest are zero, so that a pair is (i, i + d/2) also where only a share of them turns.
@@ -38,12 +38,12 @@ _FIRST_ROWS: Final = 1024
 
 RopeKind = Literal["default", "linear", "dynamic", "yarn", "llama3", "proportional"]
 ROPE_KINDS: Final[tuple[RopeKind, ...]] = ("default", "linear", "dynamic", "yarn", "llama3")
-"""What every family's rotation may be."""
+"""Rotation kinds that every family may have."""
 
 
 @dataclass(frozen=True)
 class RopeConfig:
-    """Rotary position embedding and its scaling; formulas below."""
+    """Rotary position embedding settings and scaling; formulas in the module's docstring."""
 
     kind: RopeKind = "default"
     theta: float = 10_000.0
@@ -59,15 +59,15 @@ class RopeConfig:
     truncate: bool = True
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
-    """Llama 3: turns within the original context up to which, and from which, a frequency is called low or high."""
+    """Llama 3: turns within the original context up to which, and from which, a frequency counts as low or high."""
     share: float = 1.0
-    """Proportional: of the pairs that turn."""
+    """Proportional: share of the pairs that are rotated."""
     frequency_factors: tuple[float, ...] = ()
-    """[dim/2] by which the frequencies of kind "default" are divided, if any (GGUF's rope_freqs)."""
+    """Divisors [dim/2] of the frequencies of kind "default", if any (GGUF's rope_freqs)."""
 
 
 def inverse_frequencies(rope: RopeConfig, dim: int) -> F32:
-    """[dim/2] radians per position, for every kind; of dynamic scaling, those within the original context."""
+    """Frequencies [dim/2] in radians per position, for every kind; dynamic: those within the original context."""
     one, factor = np.float32(1.0), np.float32(rope.factor)
     wavelengths = np.float32(rope.theta) ** _exponents(dim)
     if rope.kind == "linear":
@@ -76,7 +76,7 @@ def inverse_frequencies(rope: RopeConfig, dim: int) -> F32:
         turning = np.arange(len(wavelengths)) < int(rope.share * dim // 2)
         return np.where(turning, one / wavelengths, 0).astype(np.float32) / factor
     if rope.kind == "yarn":
-        # Low dimensions turn often within the original context and extrapolate; high ones do not and interpolate.
+        # Low dimensions turn often within the original context and extrapolate; high ones turn rarely and interpolate.
         extrapolated = one - _yarn_ramp(rope, dim)
         blend = one / (factor * wavelengths) * (one - extrapolated) + one / wavelengths * extrapolated
         return blend.astype(np.float32)
@@ -88,7 +88,7 @@ def inverse_frequencies(rope: RopeConfig, dim: int) -> F32:
 
 
 def dynamic_inverse_frequencies(rope: RopeConfig, dim: int, lengths: I32, max_positions: int) -> F32:
-    """[len(lengths), dim/2]: dynamic NTK frequencies of sequences that are `lengths` tokens long."""
+    """Dynamic NTK frequencies [len(lengths), dim/2] of sequences with `lengths` tokens."""
     grown = np.maximum(lengths, max_positions).astype(np.float32)
     ratio = np.float32(rope.factor) * grown / np.float32(max_positions) - np.float32(rope.factor - 1.0)
     bases = np.float32(rope.theta) * ratio ** np.float32(dim / (dim - 2))
@@ -96,7 +96,7 @@ def dynamic_inverse_frequencies(rope: RopeConfig, dim: int, lengths: I32, max_po
 
 
 def attention_factor(rope: RopeConfig) -> float:
-    """What cos and sin are multiplied by: 1 except for YaRN."""
+    """Factor of cos and sin: 1 except for YaRN."""
     if rope.kind != "yarn":
         return 1.0
     if rope.attention_factor is not None:
@@ -124,7 +124,7 @@ class RopeTable:
         self._cos, self._sin = empty, empty
 
     def rows(self, positions: I32, prompt_lengths: I32) -> tuple[F32, F32]:
-        """cos and sin, each [T, dim/2], of tokens at `positions` [T] whose prompts have `prompt_lengths` [T]."""
+        """cos and sin, each [T, dim/2], for tokens at `positions` [T] whose prompts have `prompt_lengths` [T]."""
         if self._rope.kind == "dynamic":
             lengths = np.maximum(prompt_lengths, positions + 1)
             distinct, which = np.unique(np.maximum(lengths, self._max_positions), return_inverse=True)
@@ -137,11 +137,11 @@ class RopeTable:
 
     @property
     def has_tables(self) -> bool:
-        """Whether a position alone says how a token is rotated."""
+        """Whether the rotation depends on the position alone."""
         return self._rope.kind != "dynamic"
 
     def tables(self, num_positions: int) -> tuple[F32, F32]:
-        """cos and sin, each [at least `num_positions`, dim/2], where `has_tables`."""
+        """cos and sin, each [at least `num_positions`, dim/2]; requires `has_tables`."""
         if num_positions > len(self._cos):
             rows = max(_FIRST_ROWS, 2 ** math.ceil(math.log2(num_positions)))
             self._cos, self._sin = self._rotate(np.arange(rows, dtype=np.int32), self._frequencies[None, :])
@@ -153,7 +153,7 @@ class RopeTable:
 
 
 def rope_tables(rotations: Iterable[tuple[RopeConfig, int]], max_position_embeddings: int) -> list[RopeTable]:
-    """Of each (rope, dim)."""
+    """RoPE tables, one for each (rope, dim)."""
     return [RopeTable(rope, dim, max_position_embeddings) for rope, dim in rotations]
 
 
@@ -170,7 +170,7 @@ def _llama3_frequencies(rope: RopeConfig, frequencies: F32) -> F32:
 
 
 def _exponents(dim: int) -> F32:
-    """2i/d for i < d/2."""
+    """Exponents 2i/d for i < d/2."""
     return (np.arange(0, dim, 2, dtype=np.float32) / np.float32(dim)).astype(np.float32)
 
 
@@ -179,7 +179,7 @@ def _mscale(factor: float, weight: float) -> float:
 
 
 def _yarn_ramp(rope: RopeConfig, dim: int) -> F32:
-    """[dim/2] from 0 (extrapolate) to 1 (interpolate): one minus the paper's gamma, by dimension."""
+    """YaRN ramp [dim/2] from 0 (extrapolate) to 1 (interpolate): one minus the paper's gamma, by dimension."""
 
     def dimension(rotations: float) -> float:
         """The dimension that turns `rotations` times within the original context."""

@@ -1,8 +1,8 @@
-"""The router of a layer with experts: its norm, its gate, and how experts are chosen and weighted.
+"""Router of an MoE layer: its norm, its gate, and how experts are chosen and weighted.
 
 A token's scores (softmax, sigmoid ... of the gate's logits) plus an optional bias choose top_k experts, within the best
-groups where experts are grouped. The weights are the chosen experts' scores, divided by their sum or not, times a
-scale, which each expert may have of its own.
+groups if experts are grouped. The weights are the chosen experts' scores, optionally divided by their sum, times a
+scale, which may be per expert.
 """
 
 from __future__ import annotations
@@ -35,34 +35,33 @@ class Router(Block):
     renormalise: bool
     """Whether the k weights are divided by their sum."""
     scale: float = 1.0
-    """Of the weights."""
+    """Factor of the weights."""
     score: Literal["softmax", "sigmoid", "sqrt_softplus", "softmax_of_chosen"] = "softmax"
     bias: bool = False
     """Whether the gate has a bias that is added to the scores for choosing only."""
     bias_name: str = "gate.e_score_correction_bias"
-    """What checkpoints call it within the mixture."""
+    """Name of the bias in checkpoints, within the MoE module."""
     num_groups: int = 1
-    """Of neighbouring experts."""
+    """Groups of adjacent experts."""
     top_groups: int = 1
     group_score: Literal["max", "top_two_sum"] = "max"
-    """What a group is chosen by: its best score, or the sum of its two best."""
+    """Group score: its best expert's score, or the sum of its two best."""
     modules: tuple[str, ...] = ("mlp",)
-    """What checkpoints call the mixture; the first whose gate is there, else the last."""
+    """Names of the MoE module in checkpoints; the first whose gate exists, else the last."""
     gates: tuple[str, ...] = ("gate",)
-    """What they call the gate within it, likewise."""
+    """Names of the gate within it; the first that exists, else the last."""
     gate_bias: bool = False
     """Whether the gate's logits have a bias."""
     norm: str = "post_attention_layernorm"
-    """What they call the norm of the rows that experts read."""
+    """Checkpoint name of the norm of the experts' input rows."""
     gguf_norm: str = "ffn_norm"
-    """What GGUF files call it."""
+    """Its name in GGUF files."""
     zero_centred: bool = False
-    """Whether checkpoints have the norm's values less 1."""
+    """Whether checkpoints store the norm minus 1."""
     gate_scaled: bool = False
-    """Whether the gate reads other rows than the experts: normed without weights, times hidden_size ** -0.5 and a
-    vector `scale`."""
+    """Whether the gate has its own input: normed without weights, times hidden_size ** -0.5 and a vector `scale`."""
     expert_scaled: bool = False
-    """Whether weights are multiplied by what `per_expert_scale` has of their experts."""
+    """Whether weights are multiplied by their experts' `per_expert_scale`."""
 
     def problems(self) -> Iterator[str]:
         if self.top_k > self.num_experts:
@@ -123,8 +122,8 @@ class Router(Block):
         return Cost(base.num_bytes, base.flops, self._gate_bytes(weights))
 
     def cpu(self, weights: BlockWeights, pool: ops.ThreadPool, moe_layer: int) -> ops.Block:
-        # The gate decides where tokens go: its products are exact in float32, whatever the other weights are.
-        gate = weights.matrix("gate")
+        # Gate products are exact in float32, whatever format the other weights have, because they decide the routing.
+        gate = weights.checked(pool, "gate")
         plain = np.array(gate.data) if gate.format == "bf16" else ops.dequantise(pool, gate)
         return ops.Router(
             pool,
@@ -139,7 +138,7 @@ class Router(Block):
         )
 
     def _gate_norm(self, weights: BlockWeights) -> F32 | None:
-        """Of the rows that the gate reads, where experts read others."""
+        """Norm of the gate's input rows, if experts have another input."""
         scale = weights.optional_vector("gate_scale")
         return None if scale is None else scale * np.float32(self.hidden_size**-0.5)
 
@@ -158,7 +157,7 @@ class Router(Block):
 
     @property
     def shape(self) -> ops.RouterShape:
-        """How logits become choice and weights, as native code is told."""
+        """Native description of how logits become chosen experts and weights."""
         return ops.RouterShape(
             self.top_k,
             score=self.score,
@@ -171,7 +170,7 @@ class Router(Block):
 
     @staticmethod
     def _gate_bytes(weights: BlockWeights) -> int:
-        """bfloat16 as it is, anything else as float32."""
+        """Bytes of the gate: bfloat16 is kept, anything else becomes float32."""
         return math.prod(weights.specs["gate"].shape) * (2 if weights.format("gate") == "bf16" else 4)
 
 
@@ -180,7 +179,7 @@ class RouterOnDevice:
     router: Router
     norm: Tensor
     gate: Tensor
-    """f32 [experts, hidden]: choosing experts is worth the exactness."""
+    """f32 [experts, hidden]: routing needs the exactness."""
     bias: Tensor | None
     gate_bias: Tensor | None
     """f32 [experts]."""
@@ -191,7 +190,7 @@ class RouterOnDevice:
     moe_layer: int = -1
 
     def forward(self, hidden: Tensor, total: Tensor, state: DeviceState, step: DeviceStep) -> None:
-        """Adds nothing; says what the blocks after it compute."""
+        """Route the tokens for the blocks after it; adds nothing to `total`."""
         from twofold.blocks.device_step import Routed, normed
 
         rows = normed(hidden, self.norm, self.router.eps)
@@ -205,7 +204,7 @@ class RouterOnDevice:
         step.routed = Routed(rows, ids.masked_fill_(padding, -1), weights)
 
     def look(self, hidden: Tensor) -> Tensor:
-        """f32 [T, experts]: what it says to a residual, of whichever layer."""
+        """Router logits f32 [T, experts] for the residual stream of any layer."""
         from twofold.blocks.device_step import normed
 
         norm = self.norm if self.gate_norm is None else self.gate_norm

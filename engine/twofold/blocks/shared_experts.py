@@ -1,4 +1,4 @@
-"""Experts that every token goes through: one SiLU-gated feed-forward layer on what the router before it normed."""
+"""Shared experts: one SiLU-gated feed-forward layer for every token, on the router's normed input."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class SharedExperts(Block):
 
     hidden_size: int
     intermediate_size: int
-    """Of all shared experts together: checkpoints have them as one."""
+    """Intermediate size of all shared experts together: checkpoints have them as one."""
     module: str = "mlp.shared_experts"
     gated: bool = False
-    """Whether what they add to a token is multiplied by the sigmoid of one product with its row."""
+    """Whether their output is multiplied by the sigmoid of one dot product with the token's row."""
     fused: tuple[str, str] | None = None
-    """What checkpoints call (gate and up, down), if some have gate and up as one matrix."""
+    """Checkpoint names of (gate and up, down), if some checkpoints fuse gate and up."""
 
     def tensors(self, found: Found) -> dict[str, TensorSpec]:
         hf, gguf = f"model.layers.{self.layer}.{self.module}", f"blk.{self.layer}"
@@ -47,7 +47,7 @@ class SharedExperts(Block):
         return specs
 
     def host_bytes(self, weights: BlockWeights) -> int:
-        """The gate of tokens is a vector of float32; gate and up are packed apart."""
+        """Host bytes; the token gate is a float32 vector, and gate and up are packed separately."""
         matrices = (part for part in weights.specs if part not in ("shared_gate", "gate_up"))
         num_bytes = sum(map(weights.packed_bytes, matrices)) + 4 * self.hidden_size * self.gated
         if "gate_up" in weights:
@@ -68,7 +68,7 @@ class SharedExperts(Block):
             )
 
         gate, up, down = packed(0, "gate"), packed(1, "up"), weights.packed(pool, where, "down")
-        gate_of_tokens = ops.dequantise(pool, weights.matrix("shared_gate"))[0] if self.gated else None
+        gate_of_tokens = ops.dequantise(pool, weights.checked(pool, "shared_gate"))[0] if self.gated else None
         return ops.SharedExperts(pool, gate, up, down, gate_of_tokens)
 
     def device(self, weights: DeviceWeights, moe_layer: int) -> DeviceBlock:

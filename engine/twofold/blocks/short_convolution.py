@@ -1,7 +1,7 @@
-"""A gated short convolution in place of attention (LFM2), with its own norm: out(c * conv(b * x)).
+"""Gated short convolution in place of attention (LFM2), with its own norm: out(c * conv(b * x)).
 
-b, c and x are one projection of what comes in. The convolution is causal, a few taps for each element, so that a
-sequence keeps its last inputs, whatever its length. Reference: transformers `models/lfm2_moe`, `Lfm2MoeShortConv`.
+b, c and x are one projection of the input. The convolution is causal with a few taps per element, so the state is the
+last inputs, independent of the sequence's length. Reference: transformers `models/lfm2_moe`, `Lfm2MoeShortConv`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class ShortConvolution(Block):
     taps: int
     eps: float
     bias: bool = False
-    """Of both projections and the convolution."""
+    """Whether both projections and the convolution have biases."""
 
     def problems(self) -> Iterator[str]:
         if self.taps < 2:
@@ -62,7 +62,7 @@ class ShortConvolution(Block):
         return (Record(4 * (self.taps - 1) * self.hidden_size),)
 
     def host_bytes(self, weights: BlockWeights) -> int:
-        """The convolution's weights are float32."""
+        """Host bytes; the convolution's weights are float32."""
         others = sum(weights.packed_bytes(part) for part in weights.specs if part != "conv")
         return others + 4 * self.hidden_size * self.taps
 
@@ -90,7 +90,7 @@ class ShortConvolution(Block):
         return 5 * self.hidden_size
 
     def device_bytes(self, weights: BlockWeights) -> int:
-        """Biases of projections are bf16 there."""
+        """Device bytes; biases of projections are bf16 there."""
         return super().device_bytes(weights) - 2 * 4 * self.hidden_size * self.bias
 
     def device(self, weights: DeviceWeights, moe_layer: int) -> DeviceBlock:
@@ -112,8 +112,7 @@ class ShortConvolution(Block):
     def device_state(
         self, num_pages: int, page_size: int, allocate: Allocate, num_records: int = 0
     ) -> DeviceState:
-        """The convolution's inputs, each in the slot of its position, of one record more than there are: padding
-        writes there."""
+        """The convolution's inputs, in slots by position, with one extra record that padding writes to."""
         return (allocate((num_records + 1, self.taps, self.hidden_size), exact=True),)
 
     @property
@@ -123,12 +122,12 @@ class ShortConvolution(Block):
 
 @dataclass(frozen=True)
 class ShortConvolutionOnDevice:
-    """What it keeps does not change when a step's token is computed once more: that writes its own slot."""
+    """Device operator; recomputing a step's token is safe because it overwrites its own slot."""
 
     shape: ShortConvolution
     norm: Tensor
     projections: Tensor
-    """Of b, c and x."""
+    """Projections of b, c and x."""
     projections_bias: Tensor | None
     conv: Tensor
     """f32 [taps, hidden], the oldest first."""
@@ -156,7 +155,7 @@ class ShortConvolutionOnDevice:
         total += linear((c * y).bfloat16(), self.out, self.out_bias)
 
     def _convolved(self, inputs: Tensor, positions: Tensor, records: Tensor, tail: Tensor) -> Tensor:
-        """Of one token of each sequence, or of consecutive tokens of one."""
+        """Convolve one token of each sequence, or consecutive tokens of one sequence."""
         import torch
 
         taps, slots = self.shape.taps, tail.view(-1, tail.shape[-1])

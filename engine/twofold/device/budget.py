@@ -1,7 +1,7 @@
 """How a GPU's memory is split between dense weights, KV cache and expert slots, before anything is loaded.
 
-Pure arithmetic on sizes: it asks no device. What the configuration asks for is met exactly or refused, with the flag
-and the largest value that fits; what it leaves open is filled: the KV cache up to a share, then slots with the rest.
+Pure arithmetic on sizes; queries no device. Sizes the configuration sets are met exactly or refused, with the flag and
+the largest value that fits. Sizes left open are filled: the KV cache up to a share, then expert slots with the rest.
 """
 
 from __future__ import annotations
@@ -17,35 +17,35 @@ from twofold.models.config import CacheDType
 from twofold.models.sizing import ModelSize
 
 WORKSPACE_BYTES: Final = 768 * 2**20
-"""CUDA's own context, libraries and graphs: an estimate, not a measurement."""
+"""CUDA context, libraries and graphs: an estimate, not a measurement."""
 _SAMPLED_ROWS: Final = 32
 _KV_SHARE: Final = 0.25
 _KV_CONTEXTS: Final = 8
 _RECORD_SHARE: Final = 0.125
-"""Of the room beside the dense weights, for records."""
+"""Share for records of the memory left beside the dense weights."""
 _STAGING_SHARE: Final = 0.1
 
 
 @dataclass(frozen=True)
 class DeviceNeeds:
-    """What a model takes on the device."""
+    """Memory that a model needs on the device."""
 
     dense_bytes: int
     kv_bytes_per_token: int
     one_expert_bytes: int
-    """The largest."""
+    """The largest expert's size."""
     num_layers: int
-    """With experts."""
+    """MoE layers."""
     num_experts: int
-    """Per layer."""
+    """Experts per layer."""
     top_k: int
     max_context: int
     activation_bytes_per_token: int = 0
-    """Of a prefill chunk: what is alive at once in a layer."""
+    """Peak activation memory of one layer in a prefill chunk, per token."""
     sampled_row_bytes: int = 0
-    """Logits of one token and what sampling makes of them."""
+    """Logits of one token plus the sampler's intermediates."""
     record_bytes: int = 0
-    """What layers keep of a sequence, however long it is; 0: they do not."""
+    """Fixed-size state of one sequence over all layers (recurrent layers); 0: the model has none."""
 
     @property
     def slot_bytes(self) -> int:
@@ -53,10 +53,10 @@ class DeviceNeeds:
 
 
 def needs_of(size: ModelSize) -> DeviceNeeds:
-    """What `measure_model` found with the device's type of KV cache, as needs of a device."""
+    """Device needs from `measure_model`'s result, with the device's KV cache type."""
     model = size.config
-    # Pairs: outputs and the gate's and up's products in f32, what down takes in bf16. Tokens: residual stream, its
-    # norm, queries, keys and values, the router's scores.
+    # Per pair: outputs and gate and up products in f32, input of down in bf16. Per token: residual stream, its norm,
+    # queries, keys and values, router scores.
     pair_bytes = 4 * model.hidden_size + 10 * model.routed.intermediate_size
     elements = max(block.device_elements_per_token for layer in model.layers for block in layer)
     return DeviceNeeds(
@@ -74,7 +74,7 @@ def needs_of(size: ModelSize) -> DeviceNeeds:
 
 
 def device_cache_dtype(config: EngineConfig) -> CacheDType:
-    """Of keys and values on a device. ConfigError: --kv-cache-dtype asks for one that its kernels do not read."""
+    """KV cache type on a device. ConfigError: --kv-cache-dtype asks for one that the device's kernels do not read."""
     if config.kv_cache_dtype not in ("auto", "bfloat16"):
         raise ConfigError(
             f"--kv-cache-dtype was given {config.kv_cache_dtype!r}; on a device the KV cache is bfloat16: give auto or "
@@ -85,26 +85,26 @@ def device_cache_dtype(config: EngineConfig) -> CacheDType:
 
 @dataclass(frozen=True)
 class DeviceBudget:
-    """The split. All but `num_*` in bytes."""
+    """The split. All fields but `num_*` are in bytes."""
 
     limit_bytes: int
-    """What may be used, of the device's memory."""
+    """Usable part of the device's memory."""
     dense_bytes: int
     workspace_bytes: int
     kv_bytes: int
     slot_bytes: int
-    """Of one slot."""
+    """Size of one slot."""
     num_kv_tokens: int
     num_slots: int
-    """Over all layers."""
+    """Slots over all layers."""
     num_staging: int
-    """Slots that fetched experts pass through; 0 where every expert has a slot of its own."""
+    """Slots for fetched experts; 0 where every expert has a slot of its own."""
     num_experts: int
-    """Over all layers."""
+    """Experts over all layers."""
     num_records: int | None = None
-    """Sequences that can run at once, where each needs a record; None where none does."""
+    """Sequences that can run at once, where each needs a record; None: the model has no records."""
     record_bytes: int = 0
-    """Of all records, and of padding's."""
+    """All records, including the padding's."""
 
     @property
     def used_bytes(self) -> int:
@@ -117,7 +117,7 @@ class DeviceBudget:
         return f"{self.num_records} records of sequences ({_gib(self.record_bytes)}), "
 
     def explain(self) -> str:
-        """One line, for people."""
+        """The split in one line, for logs."""
         return (
             f"GPU memory: {_gib(self.used_bytes)} of {_gib(self.limit_bytes)}: dense weights {_gib(self.dense_bytes)}, "
             f"KV cache {_gib(self.kv_bytes)} for {self.num_kv_tokens} tokens, {self._records()}{self.num_slots} of "
@@ -128,7 +128,7 @@ class DeviceBudget:
 
 
 def _plan_records(config: EngineConfig, needs: DeviceNeeds, room: int) -> tuple[int | None, int]:
-    """How many sequences have a record, and what these and that of padding take of the room."""
+    """(number of sequences with a record, bytes of these records plus the padding's)."""
     if needs.record_bytes == 0:
         return None, 0
     fitting = int(room * _RECORD_SHARE) // needs.record_bytes - 1
@@ -143,10 +143,10 @@ def _plan_records(config: EngineConfig, needs: DeviceNeeds, room: int) -> tuple[
 
 
 def plan_device(config: EngineConfig, needs: DeviceNeeds, total_bytes: int, free_bytes: int) -> DeviceBudget:
-    """Split the memory of a device of which `free_bytes` of `total_bytes` are free.
+    """Split the memory of a device with `free_bytes` of `total_bytes` free.
 
     Raises:
-        ConfigError: it does not fit; one line that names the flag to change and to what.
+        ConfigError: it does not fit; one line that names the flag and the value to change it to.
     """
     limit = min(int(total_bytes * config.gpu_memory_utilization), free_bytes)
     workspace = WORKSPACE_BYTES + config.max_num_batched_tokens * needs.activation_bytes_per_token
@@ -181,7 +181,7 @@ def plan_device(config: EngineConfig, needs: DeviceNeeds, total_bytes: int, free
 
 
 def _kv_tokens(config: EngineConfig, needs: DeviceNeeds, room: int) -> tuple[int, int]:
-    """Tokens of the KV cache, whole pages, and the bytes set aside for it (no fewer than it takes)."""
+    """Tokens of the KV cache, in whole pages, and the bytes reserved for it (at least what it takes)."""
     page = config.page_size
     affordable = room // needs.kv_bytes_per_token // page * page
     if config.max_total_tokens is not None:
@@ -195,11 +195,11 @@ def _kv_tokens(config: EngineConfig, needs: DeviceNeeds, room: int) -> tuple[int
         return tokens, tokens * needs.kv_bytes_per_token
     context = min(config.max_model_len or needs.max_context, needs.max_context)
     wanted = _KV_CONTEXTS * -(-context // page) * page
-    # Set aside before it is rounded to pages, so that more memory never means fewer slots.
+    # Reserved before rounding to pages, so that more memory never means fewer slots.
     least = page * needs.kv_bytes_per_token
     reserved = min(wanted * needs.kv_bytes_per_token, max(int(room * _KV_SHARE), least))
     asked, _ = _asked_slots(config, needs)
-    if asked is not None:  # what was asked for comes before what was not
+    if asked is not None:  # requested sizes come before defaults
         experts = asked + (needs.top_k if asked < needs.num_layers * needs.num_experts else 0)
         reserved = max(min(reserved, room - experts * needs.slot_bytes), least)
     return reserved // needs.kv_bytes_per_token // page * page, reserved
@@ -247,7 +247,7 @@ def _largest(flag: str, most: int, needs: DeviceNeeds) -> str:
         return str(most // needs.num_layers)
     if flag.startswith("--moe-cache-mib"):
         return str(most * needs.slot_bytes // 2**20)
-    # Rounded down, so that what is proposed is accepted.
+    # Rounded down, so that the proposed value is accepted.
     return f"{int(most / (needs.num_layers * needs.num_experts) * 1000) / 1000:.3f}"
 
 

@@ -1,8 +1,8 @@
-"""Measures what the cost model needs to know of an accelerator and its link, and fits it.
+"""Measures and fits the cost model's constants for an accelerator and its link.
 
-Asks a `DeviceProbe`, which is the real device, the tests' fake one, or known figures; knows neither torch nor CUDA.
-Fitted are the cost model's own constants: an upload takes a + W / B_link, a layer of hits g + sum of max(W / B_vram,
-F n / P) over its experts. How well that tells the device is said by residuals, and by layers that the fit never saw.
+Works on a `DeviceProbe`: the real device, the tests' fake one, or known figures; imports neither torch nor CUDA.
+The fit: an upload takes a + W / B_link, a layer of hits g + sum of max(W / B_vram, F n / P) over its experts. Residuals
+and held-out layers show how well the fit matches the device.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from twofold.experts.profiles import Figure
 from twofold.experts.slot_plan import MoeShape
 
 LINK_BYTES: Final = tuple(1 << power for power in range(16, 28))
-"""64 KiB, where a copy is mostly latency, to 128 MiB."""
+"""Copy sizes: 64 KiB, where latency dominates, to 128 MiB."""
 DECODE_TOKENS: Final = (1, 2, 4, 8, 16, 32)
 PREFILL_TOKENS: Final = (64, 256, 1024, 4096)
 _FIT_ROUNDS: Final = 50
 
 
 class CopyCounter(Protocol):
-    """What was copied beside something else."""
+    """Copies made in the background of another measurement."""
 
     @property
     def gbps(self) -> float: ...
 
 
 class DeviceProbe(Protocol):
-    """Times single things on one accelerator; microseconds."""
+    """Times single operations on one accelerator, in microseconds."""
 
     @property
     def name(self) -> str: ...
@@ -44,45 +44,45 @@ class DeviceProbe(Protocol):
 
     @property
     def expert_bytes(self) -> int:
-        """Of one expert, as it is uploaded and read."""
+        """Size of one expert as uploaded and read."""
 
     @property
     def most_tokens(self) -> int:
-        """Of a layer that is to be timed."""
+        """Tokens of the largest layer to time."""
 
     def copy_us(self, num_bytes: int) -> float:
         """One copy from pinned memory to the device."""
 
     def routed_us(self, routing: Routing) -> float:
-        """A layer all of whose experts are in slots, without the join."""
+        """A layer with all experts in slots, without the join."""
 
     def join_us(self) -> float:
-        """Adding both partial results of a decode layer."""
+        """Adding the CPU's and the device's partial results of a decode layer."""
 
     def handshake_us(self) -> float:
-        """The device hands a layer to the CPU and gets its answer, no work in between."""
+        """Handing a layer to the CPU and receiving its answer, with no work in between."""
 
     def copying(self, num_bytes: int) -> AbstractContextManager[CopyCounter]:
-        """Copies of that size travel without pause until the context ends."""
+        """Copies of that size run back to back until the context ends."""
 
 
 @dataclass(frozen=True)
 class Routing:
-    """Which experts the tokens of a layer go to."""
+    """The tokens' routed experts in one layer."""
 
     ids: tuple[tuple[int, ...], ...]
-    """[tokens][top_k], counted from 0: the probe takes other experts in every call."""
+    """[tokens][top_k], counted from 0; the probe shifts the ids so that every call uses other experts."""
 
     @property
     def loads(self) -> Loads:
-        """Tokens of each active expert."""
+        """Tokens per active expert."""
         counts = np.bincount(np.array(self.ids).reshape(-1))
         return tuple(int(n) for n in counts[counts > 0])
 
 
 @dataclass(frozen=True)
 class LinkSample(Predicted):
-    """Copies of one size, timed."""
+    """Timed copies of one size."""
 
     num_bytes: int
     measured_us: float
@@ -92,7 +92,7 @@ class LinkSample(Predicted):
 
 @dataclass(frozen=True)
 class DeviceCalibration:
-    """What was measured on a device and how well the fit tells it."""
+    """Measurements of a device and the quality of the fit."""
 
     name: str
     memory_bytes: int
@@ -104,22 +104,22 @@ class DeviceCalibration:
     vram_bandwidth_gbps: float
     gpu_gflops: float
     layers: tuple[Sample, ...]
-    """What the accelerator's figures were fitted to."""
+    """Layers that the accelerator's constants were fitted to."""
     unseen: tuple[Sample, ...]
-    """Layers with mixed loads, kept out of the fit."""
+    """Held-out layers with mixed loads."""
     handshake_us: float
     join_us: float
     contention: float
-    """Slow-down of the CPU's decode layers while uploads travel."""
+    """Slow-down of the CPU's decode layers during uploads."""
     copy_gbps: float
-    """What travelled meanwhile."""
+    """Upload rate meanwhile."""
 
     @property
     def median_error(self) -> float:
         return float(np.median([sample.error for sample in self.unseen]))
 
     def figures(self, cpu_layer_us: float) -> dict[str, Figure]:
-        """The profile's figures. `cpu_layer_us`: handing a layer to the pool, which is part of a handshake."""
+        """The profile's figures. `cpu_layer_us`: time to hand a layer to the pool, a part of the handshake."""
         how = f"measured on {self.name}"
         experts = f"{how}, fitted to {len(self.layers)} kinds of layers of {self.expert_bytes} byte experts"
         copies = f"{how}, fitted to copies of {len(self.link)} sizes"
@@ -150,7 +150,7 @@ def calibrate_device(
     repeats: int = 15,
     progress: ProgressFn | None = None,
 ) -> DeviceCalibration:
-    """Measure and fit. `cpu` computes beside the uploads; without it contention is 0."""
+    """Measure and fit. `cpu` computes during the uploads; without it contention is 0."""
     report = progress or (lambda what, share: None)
     expert_bytes, most_tokens = probe.expert_bytes, probe.most_tokens
     sizes = sorted({*LINK_BYTES, expert_bytes})
@@ -211,8 +211,8 @@ class LayerConstants:
 def fit_layers(samples: Sequence[Sample]) -> LayerConstants:
     """Constants of least relative squares, none negative.
 
-    Which experts are bound by their weights and which by arithmetic is not known beforehand: from several starts, each
-    is assigned by the constants at hand and these are fitted anew, until nothing changes.
+    Which experts are bound by weight reads and which by arithmetic is unknown. So from several starts, each expert is
+    assigned by the current constants and these are fitted again, until the assignment is stable.
     """
     measured = np.array([s.measured_us for s in samples])
     most = max(max(s.loads) for s in samples)
@@ -232,7 +232,7 @@ def fit_layers(samples: Sequence[Sample]) -> LayerConstants:
                 for s in samples
             ]
             launch, expert, token = _least_relative_squares(np.array(columns), measured)
-            # Nothing seen on one side of the crossover says at least on which side it is.
+            # With no sample on one side of the crossover, all that is known is the other side.
             expert = expert or crossover * token
             token = token or expert / (2 * most)
             if expert <= 0 or token <= 0:
@@ -248,7 +248,7 @@ def fit_layers(samples: Sequence[Sample]) -> LayerConstants:
 
 
 def _least_relative_squares(matrix: np.ndarray, measured: np.ndarray) -> tuple[float, ...]:
-    """x >= 0 that minimises sum((matrix x / measured - 1)^2); a variable that wants to be negative is 0."""
+    """x >= 0 that minimises sum((matrix x / measured - 1)^2); variables that would be negative are 0."""
     scaled = matrix / measured[:, None]
     used = [c for c in range(matrix.shape[1]) if matrix[:, c].any()]
     while used:
@@ -263,7 +263,7 @@ def _least_relative_squares(matrix: np.ndarray, measured: np.ndarray) -> tuple[f
 
 
 def _even_routings(shape: MoeShape, most_tokens: int) -> Iterator[Routing]:
-    """Every number of tokens with its pairs spread evenly over few to many experts."""
+    """Every token count, with its pairs spread evenly over few to many experts."""
     for num_tokens in (*DECODE_TOKENS, *PREFILL_TOKENS):
         if num_tokens > most_tokens:
             return
@@ -275,7 +275,7 @@ def _even_routings(shape: MoeShape, most_tokens: int) -> Iterator[Routing]:
 
 
 def _mixed_routings(shape: MoeShape, most_tokens: int) -> Iterator[Routing]:
-    """As a router with favourites gives them."""
+    """Uneven loads, as from a router with popular experts."""
     random = np.random.default_rng(1)
     popularity = 1 / (1 + np.arange(shape.num_experts)) ** 0.7
     popularity /= popularity.sum()
@@ -302,7 +302,7 @@ def _times(measure: Callable[[], float], repeats: int) -> list[float]:
 
 
 def _in_turn(measures: Sequence[Callable[[], float]], repeats: int) -> list[float]:
-    """Medians; all take turns, so that a drifting clock speed hits all alike. The first round is warm-up."""
+    """Medians of interleaved repeats, so that clock drift affects all alike. The first round is warm-up."""
     times = np.array([[measure() for measure in measures] for _ in range(repeats + 1)])
     return [float(us) for us in np.median(times[1:], axis=0)]
 
@@ -310,7 +310,7 @@ def _in_turn(measures: Sequence[Callable[[], float]], repeats: int) -> list[floa
 def _contention(
     probe: DeviceProbe, cpu: LayerTimer, expert_bytes: int, top_k: int, repeats: int
 ) -> tuple[float, float]:
-    """(slow-down of the CPU's decode layer while uploads travel, GB/s that travelled)."""
+    """(slow-down of the CPU's decode layer during uploads, upload rate in GB/s)."""
     loads = (1,) * top_k
     alone, slow, gbps = [], [], []
     for _ in range(5):

@@ -1,4 +1,4 @@
-"""A CUDA device: its streams, graphs, pinned memory and events, by torch. See `Device`."""
+"""The CUDA implementation of `Device`: streams, graphs, pinned memory and events, through torch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ F32 = npt.NDArray[np.float32]
 I32 = npt.NDArray[np.int32]
 
 INDEX: Final = 0
-"""Which device; there is one so far."""
+"""Device index; only one device is used so far."""
 _SHARED_BYTES_OF_ALL: Final = 48 * 1024
 _log = logging.getLogger(__name__)
 
@@ -83,14 +83,14 @@ class CudaDevice:
         with torch.cuda.graph(graph):
             run()
 
-        def replay(owner: object = run) -> None:  # of what the graph reads
+        def replay(owner: object = run) -> None:  # keeps alive what the graph reads
             graph.replay()
 
         return replay
 
     def time_us(self, run: Callable[[], object]) -> float:
         """See `Device`."""
-        event: Any = torch.cuda.Event  # whose classes have no types
+        event: Any = torch.cuda.Event  # torch.cuda's classes have no types
         begin, end = event(enable_timing=True), event(enable_timing=True)
         begin.record()
         run()
@@ -110,8 +110,8 @@ class CudaQueue:
         self._device = device
         self._stream: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._worker = LaunchWorker(on_error)
-        torch.cuda.synchronize(device)  # what was made before lies on other streams
-        self._pool: Any = None  # one for all graphs: only one of them runs at a time
+        torch.cuda.synchronize(device)  # earlier work is on other streams
+        self._pool: Any = None  # memory pool of all graphs: only one of them runs at a time
 
     @property
     def stream(self) -> int:
@@ -126,7 +126,7 @@ class CudaQueue:
         """See `DeviceQueue.capture`."""
         self._stream.synchronize()
         graph = torch.cuda.CUDAGraph()
-        mode = "thread_local"  # other threads may go on allocating
+        mode = "thread_local"  # other threads may keep allocating
         with torch.cuda.graph(graph, self._pool, self._stream, mode):
             for kept, made in zip(outputs, run(), strict=True):
                 kept.copy_(made)
@@ -168,11 +168,11 @@ class CudaQueue:
 
 
 class CudaTransfers:
-    """See `LayerTransfers`. Rows travel on a stream of their own while kernels run; all else on torch's current one."""
+    """See `LayerTransfers`. Rows are copied on a separate stream while kernels run; the rest on torch's current one."""
 
     def __init__(self, device: CudaDevice) -> None:
         self._device = device
-        cuda: Any = torch.cuda  # whose classes have no types
+        cuda: Any = torch.cuda  # torch.cuda's classes have no types
         self._side = cuda.Stream(device.torch_device)
         self._routed, self._rows_here = cuda.Event(), cuda.Event()
         self._ids = self._weights = self._rows = torch.empty((0, 0))
@@ -194,7 +194,7 @@ class CudaTransfers:
         self._weights[:count].copy_(weights, non_blocking=True)
         self._routed.record()
         self._side.wait_event(self._routed)
-        normed.record_stream(self._side)  # whoever takes its memory next waits for the side stream
+        normed.record_stream(self._side)  # the allocator reuses this memory only after the side stream
         with torch.cuda.stream(self._side):
             self._rows[:count].copy_(normed.float(), non_blocking=True)
             self._rows_here.record()

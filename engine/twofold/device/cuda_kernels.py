@@ -1,4 +1,4 @@
-"""Our CUDA kernels for the dense part of a model, behind `blocks.device_step.DeviceKernels`."""
+"""CUDA kernels for the dense part of a model: implements `blocks.device_step.DeviceKernels`."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from twofold.device.kernels import PromptAttention, TorchKernels
 
 
 class CudaKernels(PromptAttention):
-    """Our kernels on the current CUDA device; every call goes to torch's current stream."""
+    """Our kernels on the current CUDA device; every call runs on torch's current stream."""
 
     def __init__(self, max_length: int) -> None:
-        """max_length: the longest sequence, which bounds the launches of attention."""
+        """max_length: the longest sequence, which bounds attention's launches."""
         self.max_length = max_length
-        self._workspaces: list[Tensor] = []  # those outgrown too: graphs hold their addresses
+        self._workspaces: list[Tensor] = []  # outgrown ones too: graphs hold their addresses
 
     @property
     def native(self) -> NativeKernels:
@@ -37,7 +37,7 @@ class CudaKernels(PromptAttention):
     def route(
         self, logits: Tensor, router: Router, bias: Tensor | None, favour: Favour | None = None
     ) -> tuple[Tensor, Tensor]:
-        """See `DeviceKernels.route`; by torch where something is favoured, which a graph can hold, too."""
+        """See `DeviceKernels.route`; in torch where experts have a cache prior, which a graph can capture too."""
         if favour is not None:
             return TorchKernels().route(logits, router, bias, favour)
         num_tokens, num_experts = logits.shape
@@ -105,7 +105,7 @@ class CudaKernels(PromptAttention):
 
 
 def address(tensor: Tensor | None) -> int:
-    """Where the tensor's data lies; 0 for None."""
+    """The tensor's data address; 0 for None."""
     return 0 if tensor is None else tensor.data_ptr()
 
 

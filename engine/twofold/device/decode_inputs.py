@@ -1,4 +1,4 @@
-"""The inputs of a decode step in buffers whose addresses never change, brought over in one copy."""
+"""Decode-step inputs in buffers at fixed addresses, copied to the device in one transfer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from twofold.device.device import Device
 
 @dataclass(frozen=True)
 class DecodeRow:
-    """One sequence's token of a decode step."""
+    """One sequence's token in a decode step."""
 
     token_id: int
     position: int
@@ -31,16 +31,16 @@ class DecodeInputs:
         self._host = device.staging_buffer((num_bytes,), torch.uint8)
         self._device = torch.empty(num_bytes, dtype=torch.uint8, device=device.torch_device)
         self._written = [part.numpy() for part in _parts(self._host, size)]  # cheaper to write than tensors
-        self._pages: list[list[int]] = [[] for _ in range(size)]  # what the rows' tables begin with
+        self._pages: list[list[int]] = [[] for _ in range(size)]  # start of each row's page table
         tokens, positions, places, tables, lengths, records = _parts(self._device, size)
         self.batch = DeviceBatch(tokens, positions, places, tables, lengths, records=records)
         self.fill(())
 
     def fill(self, rows: Sequence[DecodeRow]) -> None:
-        """Write the rows; what is left becomes padding. The step before must have ended.
+        """Write the rows; the remaining rows become padding. The previous step must have finished.
 
         Raises:
-            ValueError: a row's pages do not hold its position, or are more than there is room for.
+            ValueError: a row's pages do not hold its position, or exceed the buffer.
         """
         tokens, positions, places, tables, lengths, records = self._written
         places[: len(rows)] = [self._place(row) for row in rows]
@@ -51,7 +51,7 @@ class DecodeInputs:
         for padded, value in ((tokens, 0), (positions, 0), (places, -1), (lengths, 0), (records, -1)):
             padded[len(rows) :] = value
         for index, row in enumerate(rows):
-            # Sequences only grow from step to step, as a rule: what is new is the last page, if any.
+            # Sequences usually only grow from step to step: at most the last page is new.
             pages, known = list(row.pages), self._pages[index]
             same = len(known) if pages[: len(known)] == known else 0
             tables[index, same : len(pages)] = pages[same:]
@@ -69,7 +69,7 @@ class DecodeInputs:
 
 
 def _parts(memory: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Token ids, positions, places, page tables, lengths and records in one memory."""
+    """Token ids, positions, places, page tables, lengths and records as views of one buffer."""
     wide = memory[: 3 * 8 * size].view(torch.int64)
     narrow = memory[3 * 8 * size :].view(torch.int32)
     tokens, positions, places = wide.chunk(3)

@@ -1,7 +1,7 @@
-"""What the engine asks of a device beyond torch: `CudaDevice`, or what tests put in its place.
+"""The device interface beyond torch: implemented by `CudaDevice` and by the tests' fake device.
 
-Whatever differs between a GPU and a device of another kind is a method here. `finding` chooses one, and it is passed
-down; nobody below asks which it is.
+Every difference between a GPU and another kind of device is a method here. `finding` chooses the device and passes it
+down; no other module checks its kind.
 """
 
 from __future__ import annotations
@@ -21,47 +21,47 @@ if TYPE_CHECKING:
 
 
 class Device(Protocol):
-    """One device. Its calls go to torch's current stream unless they say otherwise."""
+    """One device. Calls run on torch's current stream unless stated otherwise."""
 
     @property
     def native(self) -> _cuda.Device:
-        """Memory, uploads and kernels for experts; opened on the first use. KernelError if it cannot be."""
+        """Memory, uploads and expert kernels; opened on first use. KernelError if it cannot be opened."""
 
     @property
     def torch_device(self) -> torch.device:
-        """Where its tensors lie."""
+        """The torch device of its tensors."""
 
     @property
     def shared_bytes(self) -> int:
-        """Shared memory that a block of the decode kernels may take."""
+        """Shared memory available to a block of the decode kernels, bytes."""
 
     @property
     def most_tokens(self) -> int:
-        """Of the largest layer that is worth timing on it."""
+        """Tokens of the largest layer worth timing on this device."""
 
     def stream(self) -> int:
-        """What torch launches on now, as native code takes it."""
+        """torch's current stream, as a native handle."""
 
     def staging_buffer(self, size: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Zeros in host memory, from and to which copies need not wait."""
+        """Zeroed host memory for asynchronous copies in both directions."""
 
     def queue(self, on_error: Callable[[], None]) -> DeviceQueue:
-        """A queue of its own. on_error: whoever waits for what its worker launches should not any longer."""
+        """A new queue. on_error: called when a worker's launch fails, so that threads waiting for its result stop."""
 
     def transfers(self) -> LayerTransfers:
-        """Between host and device, for layers that the host places."""
+        """Host-device transfers, for layers that the host places."""
 
     def kernels(self, max_length: int) -> DeviceKernels:
-        """For the dense part of a model whose sequences have at most `max_length` tokens."""
+        """Kernels for the dense part of a model with sequences of at most `max_length` tokens."""
 
     def handshake(self, hidden: int) -> str:
-        """The fastest way for a step to wait for the CPU, by a probe: see `TableLayers`. ConfigError: there is none."""
+        """The fastest way for a step to wait for the CPU, by a probe (see `TableLayers`). ConfigError: none works."""
 
     def graph(self, run: Callable[[], object]) -> Callable[[], None]:
-        """`run`, which has run before, as something that can be replayed."""
+        """Capture `run`, which has run before, for replay."""
 
     def time_us(self, run: Callable[[], object]) -> float:
-        """The device's time for what `run` launches; waits for it."""
+        """Device time of what `run` launches; waits for it."""
 
     def synchronise(self) -> None:
-        """Everything launched has ended."""
+        """Wait until everything launched has finished."""

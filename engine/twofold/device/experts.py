@@ -1,7 +1,7 @@
-"""Routed experts on a CUDA device with a fixed placement: those in slots run there, all others on the CPU.
+"""Routed experts on a CUDA device with a fixed placement: resident experts run there, all others on the CPU.
 
-For measurements and GPU tests: nothing is uploaded while it runs. Decode steps are those of `TableLayers`; `server` is
-the CPU's side of them. docs/gpu-status.md says what of this has run on which GPU.
+For measurements and GPU tests; no expert is uploaded. Decode steps are those of `TableLayers`; `server` is the CPU
+side. docs/gpu-status.md lists which GPUs this has run on.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class _FixedSlots:
-    """What `TableLayers` asks of slots and store: slots that never change, and a store that nothing is read from."""
+    """Slots and store for `TableLayers`: slots never change and no expert is read from the store."""
 
     slots: Tensor
     """u8 [slots][stride]."""
     host_table: I32
-    """[layers][experts] the slot, -1: in none."""
+    """[layers][experts] slot of each expert, -1: in none."""
     table: Tensor
-    """The same on the device."""
+    """The same table on the device."""
     top_k: int
 
     store_base = 0
@@ -76,7 +76,7 @@ class _FixedSlots:
 
 
 class DeviceExperts(TableLayers):
-    """`TableLayers` over slots that are filled once."""
+    """`TableLayers` with slots that are filled once."""
 
     def __init__(
         self,
@@ -87,11 +87,11 @@ class DeviceExperts(TableLayers):
         handshake: str = "kernels",
         watchdog_s: float = 5.0,
     ) -> None:
-        """Put experts into slots.
+        """Copy resident experts into slots.
 
         Args:
-            resident: [layers][experts] the expert's panels as uint8 on the CPU, None: runs on the CPU.
-            max_tokens: of a decode step, at most 32.
+            resident: [layers][experts] the expert's panels as uint8 on the CPU; None: the expert runs on the CPU.
+            max_tokens: tokens of a decode step, at most 32.
         """
         self._fixed = _filled(resident, shape, device.torch_device)
         super().__init__(
@@ -100,7 +100,7 @@ class DeviceExperts(TableLayers):
         )  # fmt: skip
 
     def prefill(self, moe_layer: int, normed: Tensor, ids: Tensor, weights: Tensor, hidden: Tensor) -> None:
-        """A layer of a prefill chunk, all of whose experts must be resident; waits for the routing.
+        """A layer of a prefill chunk with all experts resident; waits for the routing.
 
         Raises:
             KernelError: an expert is not resident.
@@ -136,7 +136,7 @@ class DeviceExperts(TableLayers):
         native.combine(combined, stream)
 
     def server(self, pool: ops.ThreadPool, store: _core.ExpertStore) -> _cuda.StepServer:
-        """The CPU's side, which computes a step's misses."""
+        """The CPU side, which computes a step's misses."""
         return self._native.step_server(self.mailbox, pool, store)
 
 
@@ -161,8 +161,8 @@ def _filled(
 def pack_expert(
     gate: WeightMatrix, up: WeightMatrix, down: WeightMatrix, biases: F32 | None = None
 ) -> Tensor:
-    """An expert's panels, one after the other, then its biases [2 intermediate + hidden], as slots hold them: uint8 on
-    the CPU."""
+    """An expert's panels, one after the other, then its biases [2 intermediate + hidden], in slot layout: uint8 on the
+    CPU."""
     parts = [_core.pack_panels(matrix) for matrix in (gate, up, down)]
     if biases is not None:
         for own in np.split(biases, [gate.rows, 2 * gate.rows]):

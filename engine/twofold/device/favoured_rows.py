@@ -1,4 +1,4 @@
-"""Which experts routers favour in a step on a device: what lay in slots when it began, for rows of answers."""
+"""Per-expert routing bias (cache prior) of a device step: experts in slots at its start, for decode rows only."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _RESIDENT: Final = 2
 
 
 class FavouredRows:
-    """Buffers whose addresses stay, so that a graph can read them."""
+    """Buffers at fixed addresses, so that a graph can read them."""
 
     def __init__(self, shape: MoeShape, max_tokens: int, prior: float, device: torch.device) -> None:
-        """Take nothing where `prior` is 0."""
+        """Allocate the buffers; none where `prior` is 0."""
         self._prior = prior
         if prior > 0:
             self._experts = torch.zeros(
@@ -28,13 +28,13 @@ class FavouredRows:
             self._rows = torch.zeros(max_tokens, dtype=torch.bool, device=device)
 
     def fill(self, states: npt.NDArray[np.uint8], generated: Sequence[bool]) -> None:
-        """states: [layers, experts] as `MoeRuntime.placement` has them."""
+        """states: [layers, experts] as in `MoeRuntime.placement`."""
         self._experts.copy_(torch.from_numpy(states == _RESIDENT))
         self._rows.zero_()
         self._rows[: len(generated)].copy_(torch.tensor(generated, dtype=torch.bool))
 
     def of_layer(self, moe_layer: int, num_tokens: int) -> Favour | None:
-        """For a step's first `num_tokens` rows; None: nothing is favoured."""
+        """The bias of a step's first `num_tokens` rows; None: no bias."""
         if self._prior == 0:
             return None
         return Favour(self._prior, self._rows[:num_tokens, None] & self._experts[moe_layer])

@@ -1,4 +1,4 @@
-"""Which accelerator runs experts besides the CPU, and why; and the device, where one is real. Decided here and once."""
+"""Chooses, once, which accelerator runs experts besides the CPU, gives the reason, and opens a real device."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _NO_MODULE: Final = "this build has no CUDA module"
 
 
 def choose_accelerator(name: str) -> tuple[AcceleratorChoice, Device | None]:
-    """Resolve `--accelerator`; the device is there where the choice is "cuda". Nothing is emulated unless asked for.
+    """Resolve `--accelerator`; the device is returned where the choice is "cuda". Emulation only on request.
 
     Raises:
-        ConfigError: unknown name, or cuda was asked for and is not there.
+        ConfigError: unknown name, or cuda was requested and is not available.
     """
     if name.startswith("emulated:"):
         profile = load_profile(name.removeprefix("emulated:"))
@@ -41,16 +41,16 @@ def choose_accelerator(name: str) -> tuple[AcceleratorChoice, Device | None]:
 
 
 def on_device(device: Device, reason: str) -> AcceleratorChoice:
-    """That experts run on this device."""
+    """The choice to run experts on this device."""
     return AcceleratorChoice("cuda", reason, open_device=lambda: device.native)
 
 
 def find_device() -> tuple[Device | None, str]:
-    """The device and "", or None and why there is none to use."""
+    """(device, ""), or (None, the reason why none is usable)."""
     found, why = cuda_devices()
     if not found:
         return None, "no CUDA device was found" if why != _NO_MODULE else why
-    import torch  # which computes the dense layers; slow to import, so only where there is a device
+    import torch  # computes the dense layers; slow to import, so only with a device
 
     if not torch.cuda.is_available():
         return None, f"torch {torch.__version__} does not use CUDA; install one that does"
@@ -60,7 +60,7 @@ def find_device() -> tuple[Device | None, str]:
 
 
 def cuda_devices() -> tuple[list[_cuda.DeviceDescription], str]:
-    """What the CUDA module sees, and why it sees nothing where it does not."""
+    """Devices that the CUDA module finds, and the reason where it finds none."""
     try:
         import twofold._cuda as cuda
     except ImportError:

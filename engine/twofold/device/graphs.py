@@ -1,8 +1,8 @@
-"""Decode steps as graphs: one captured step per batch size, its inputs in buffers whose addresses never change.
+"""Decode steps as graphs: one captured step per batch size, with inputs at fixed addresses.
 
-A step runs in the smallest size that holds its sequences; the rest of the rows are padding, which stores nothing,
-attends to nothing and is routed to nobody. What cannot be captured is launched kernel by kernel instead, by the queue's
-worker, with the reason kept: the same buffers, the same results.
+A step runs in the smallest size that holds its sequences. The remaining rows are padding: they store nothing, attend
+to nothing and are routed to no expert. A step that cannot be captured is launched kernel by kernel by the queue's
+worker, with the same buffers and results; the reason is kept.
 """
 
 from __future__ import annotations
@@ -35,27 +35,27 @@ class _Prepared:
 
 @dataclass
 class DecodeGraphs:
-    """Graphs of `step`, which computes outputs [S, ...] of a decode batch, by batch size; captured on need."""
+    """Graphs of `step` by batch size, captured on demand. `step` computes outputs [S, ...] of a decode batch."""
 
     step: Callable[[DeviceBatch], Outputs]
     queue: DeviceQueue
     device: Device
     page_size: int
     max_pages: int
-    """Of one sequence."""
+    """Pages of one sequence."""
     rehearsal: Callable[[], AbstractContextManager[object]] = nullcontext
-    """Around the first run of a step, which nobody serves: what it enters keeps the step from waiting for an answer."""
+    """Context of the first run of a step, whose CPU part is not served: keeps the step from waiting for an answer."""
     fall_back_reason: str | None = None
-    """Why steps are launched kernel by kernel; None while they are not."""
+    """Why steps are launched kernel by kernel; None while they are graphs."""
     _prepared: dict[int, _Prepared] = field(default_factory=dict)
 
     def is_prepared(self, num_sequences: int) -> bool:
-        """Whether `prepare` has nothing left to do for so many sequences."""
+        """Whether `prepare` has nothing to do for this number of sequences."""
         known = self._prepared.get(self._size(num_sequences))
         return known is not None and known.is_graph == (self.fall_back_reason is None)
 
     def prepare(self, num_sequences: int) -> None:
-        """Have a graph for so many sequences, or know that there is none; runs a step that nobody sees.
+        """Capture a graph for this number of sequences, or record that it cannot be captured; runs a rehearsal step.
 
         Raises:
             ValueError: more sequences than a graph holds.
@@ -83,7 +83,7 @@ class DecodeGraphs:
         self._prepared[size] = _Prepared(inputs, outputs, lambda: self.queue.start(launch), is_graph=False)
 
     def start(self, rows: Sequence[DecodeRow]) -> Outputs:
-        """Start a step; when the queue has ended it, what it computed lies in the returned tensors, [len(rows), ...].
+        """Start a step; when the queue has finished it, the returned tensors [len(rows), ...] hold its results.
 
         Raises:
             ValueError: more sequences or pages than a graph holds.
@@ -96,11 +96,11 @@ class DecodeGraphs:
         return tuple(output[: len(rows)] for output in prepared.outputs)
 
     def forget(self) -> None:
-        """What was captured reads memory that is about to move; steps are captured anew when they are needed."""
+        """Drop captured graphs because the memory they read is about to move; steps are captured again on demand."""
         self._prepared.clear()
 
     def fall_back(self, reason: str) -> None:
-        """Launch kernel by kernel from now on, and say why once."""
+        """Launch kernel by kernel from now on; log the reason once."""
         if self.fall_back_reason is None:
             self.fall_back_reason = reason
             _log.warning("decode runs without CUDA graphs from now on: %s", reason)

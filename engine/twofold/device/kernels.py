@@ -1,7 +1,7 @@
-"""What the dense part of a model on a device needs beyond torch, in plain torch: routing, rotation and paged attention.
+"""Operations of a model's dense part that torch lacks, in plain torch: routing, rotary embedding, paged attention.
 
-It says what `blocks.device_step.DeviceKernels` mean, runs on any device, and is what tests compare with; `cuda_kernels`
-are ours, and can be captured in a graph.
+The reference for `blocks.device_step.DeviceKernels`: runs on any device, and tests compare with it. `cuda_kernels` has
+our CUDA kernels, which can be captured in a graph.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class PromptAttention:
 
 
 class TorchKernels(PromptAttention):
-    """The operations in plain torch, for any device. Not fast, and `decode_attention` cannot be captured."""
+    """The operations in plain torch, for any device. Slow; `decode_attention` cannot be captured."""
 
     native = None
 
@@ -67,7 +67,7 @@ class TorchKernels(PromptAttention):
             choice = _within_best_groups(choice, router)
         if favour is not None:
             choice = choice + favour.experts * _bonus(scores, router.score, favour.prior)
-        # A stable sort, so that the lower number comes first among equals.
+        # Stable sort: the lower expert number comes first among equals.
         chosen = torch.sort(choice, dim=-1, descending=True, stable=True)[1][:, : router.top_k]
         weights = scores.gather(1, chosen)
         if router.score == "softmax_of_chosen":
@@ -129,9 +129,9 @@ class TorchKernels(PromptAttention):
 def _with_sinks(
     q: Tensor, keys: Tensor, values: Tensor, seen: Tensor, sinks: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """With one more position, which every query sees: of each head its product with a query is the sink, and its value
-    is zero. Queries carry their head's sink in an element more (eight, for the sake of aligned rows), which is zero in
-    all other keys; so the mask stays one for all heads.
+    """Append one position that every query sees: its product with a head's query is that head's sink, and its value is
+    zero. Queries carry their head's sink in an extra element (eight, to keep rows aligned), which is zero in all other
+    keys; so one mask serves all heads.
     """
     extra = q.new_zeros((*q.shape[:2], 8))
     extra[:, :, 0] = sinks
@@ -149,7 +149,7 @@ def _scores(logits: Tensor, score: str) -> Tensor:
         return torch.sigmoid(logits)
     if score == "sqrt_softplus":
         return torch.nn.functional.softplus(logits).sqrt()
-    return logits  # of the chosen ones the softmax is taken afterwards
+    return logits  # the softmax over the chosen logits follows later
 
 
 def _bonus(scores: Tensor, score: str, prior: float) -> Tensor | float:
@@ -159,7 +159,7 @@ def _bonus(scores: Tensor, score: str, prior: float) -> Tensor | float:
 
 
 def _within_best_groups(choice: Tensor, router: Router) -> Tensor:
-    """`choice` with the experts of all but the best groups out of reach."""
+    """`choice` with the experts outside the best groups masked out."""
     groups = choice.view(len(choice), router.num_groups, -1)
     of_group = groups.amax(-1) if router.group_score == "max" else groups.topk(2, -1)[0].sum(-1)
     order = torch.sort(of_group, dim=-1, descending=True, stable=True)[1]

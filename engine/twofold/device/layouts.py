@@ -1,4 +1,4 @@
-"""How a device's kernels see a model's experts: layouts by layer, slots and stores, pairs sorted by expert."""
+"""Expert data as the device's kernels see it: layouts by layer, slots and stores, pairs sorted by expert."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ I64 = npt.NDArray[np.int64]
 
 
 class SlotSource(Protocol):
-    """Where kernels find experts: those in slots, and those that they may read from the host. Addresses are the
-    device's."""
+    """Expert locations for kernels: slots, and experts readable from host memory. Addresses are device
+    addresses."""
 
     @property
     def slot_table(self) -> int:
-        """Of the slot of every expert, i32 [layers][experts], -1: in none."""
+        """Address of the slot table, i32 [layers][experts]; -1: in no slot."""
 
     @property
     def slot_base(self) -> int: ...
@@ -33,31 +33,30 @@ class SlotSource(Protocol):
 
     @property
     def store_base(self) -> int:
-        """Of the host's store; 0: nothing is read from there."""
+        """Address of the host's store; 0: no expert is read from it."""
 
     def split_table(self) -> Sequence[int]:
-        """How many of so many misses beside so many hits are read from the host: [hits][misses], side top_k + 1."""
+        """Misses to read from the host, by [hits][misses], each side top_k + 1."""
 
     def read_prices(self) -> Sequence[int]:
-        """u32, what reading misses of several tokens is weighed by (kernels/cuda/read_choice.h); empty: none
-        is read."""
+        """Weights for reading misses of several tokens, u32 (kernels/cuda/read_choice.h); empty: no miss is read."""
 
 
 class StoreLayout(Protocol):
-    """Where a store keeps its experts, in bytes."""
+    """Expert offsets in a store, in bytes."""
 
     def offset(self, layer: int) -> int:
-        """Of the layer's first expert from the store's begin."""
+        """Offset of the layer's first expert from the start of the store."""
 
     def stride(self, layer: int) -> int:
-        """From one expert of the layer to the next."""
+        """Distance between two experts of the layer."""
 
 
 class Grouping:
-    """A layer's pairs by expert in the device's memory, as its kernels take them."""
+    """A layer's pairs sorted by expert, in device memory as kernels take them."""
 
     def __init__(self, capacity: int, num_pairs: int, device: torch.device) -> None:
-        """Room for `capacity` experts and `num_pairs` pairs."""
+        """Allocate `capacity` experts and `num_pairs` pairs."""
         count = torch.zeros(1, dtype=torch.int32, device=device)
         weights = torch.zeros(capacity, dtype=torch.int64, device=device)
         begin = torch.zeros(capacity + 1, dtype=torch.int32, device=device)
@@ -67,10 +66,10 @@ class Grouping:
             num_groups=count.data_ptr(), weights=weights.data_ptr(), begin=begin.data_ptr(),
             pairs=pairs.data_ptr(), capacity=capacity,
         )  # fmt: skip
-        """What kernels are given; of use for as long as this object lives."""
+        """Kernel argument; valid for as long as this object lives."""
 
     def fill(self, addresses: I64, begin: I32, pairs: I32) -> None:
-        """The experts at `addresses` get the pairs as `by_expert` sorts them."""
+        """Assign the pairs, sorted by `by_expert`, to the experts at `addresses`."""
         count = np.array([len(addresses)], np.int32)
         arrays: tuple[I32 | I64, ...] = (count, addresses, begin, pairs)
         for part, values in zip(self._held, arrays, strict=True):
@@ -85,7 +84,7 @@ def by_expert(ids: I32) -> tuple[I32, I32, I32]:
 
 
 def layouts_of(shape: MoeShape) -> list[ExpertLayout]:
-    """Of each layer.
+    """The expert layout of each layer.
 
     Raises:
         ConfigError: the device has no kernels for a layer's formats.

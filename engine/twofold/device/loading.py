@@ -1,6 +1,6 @@
-"""Loads a model whose dense weights, KV cache and expert slots live on a GPU, and whose experts live in host memory.
+"""Loads a model with dense weights, KV cache and expert slots on a GPU and experts in host memory.
 
-The device's memory is split, and the split told, before anything is read.
+The device's memory is split, and the split logged, before any weight is read.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from twofold.device.budget import DeviceBudget, device_cache_dtype, needs_of, pl
 from twofold.device.device import Device
 from twofold.device.model import DeviceModel
 from twofold.device.runner import DeviceRunner
-from twofold.engine.capacity import longest_request, plan_snapshots
-from twofold.engine.expert_loading import load_experts, slot_plan
-from twofold.engine.runner import LoadedRunner
 from twofold.experts.accelerator import AcceleratorChoice
 from twofold.experts.pins import check_pins, usable_slots
 from twofold.models import ModelFiles, ProgressFn
 from twofold.models.sizing import measure_files
+from twofold.step.capacity import longest_request, plan_snapshots
+from twofold.step.expert_loading import load_experts, slot_plan
+from twofold.step.runner import LoadedRunner
 from twofold.weights.host_memory import available_memory_bytes
 
 _log = logging.getLogger(__name__)
@@ -39,12 +39,12 @@ def load_on_device(
     progress: ProgressFn | None,
     expert_devices: tuple[str, ...] = (),
 ) -> LoadedRunner:
-    """Plan the memory, then load for it. choice: that of `device`; expert_devices: as `SlotPlan.devices`.
+    """Plan the memory, then load. choice: that of `device`; expert_devices: as in `SlotPlan.devices`.
 
     Raises:
-        ConfigError: what was asked for does not fit; the message names the flag.
+        ConfigError: the requested sizes do not fit; the message names the flag.
         ModelLoadError: the model cannot be used.
-        CapacityError, KernelError: the device has less room than it said, or failed.
+        CapacityError, KernelError: the device has less memory than it reported, or failed.
     """
     max_context = longest_request(config, files.config)
     needs = needs_of(measure_files(files, kv_cache_dtype=device_cache_dtype(config)))
@@ -62,7 +62,7 @@ def load_on_device(
     num_snapshots = plan_snapshots(config, record_bytes, available_memory_bytes())
     try:
         model = DeviceModel(files, pool, device.torch_device, device.kernels(max_context), max_context)
-        # Looking ahead costs launches in every layer, and no GPU has shown yet what it gains: only where asked for.
+        # Looking ahead costs launches in every layer, and no GPU has shown a gain yet: only on request.
         look_ahead = config.prefetch == "on"
         slots = replace(
             slot_plan(config, files, budget.num_slots, budget.num_staging, expert_devices),
@@ -82,7 +82,7 @@ def load_on_device(
     def plan(asked: EngineConfig, _num_used: int) -> MemorySplit:
         found = split(asked)
         pages = found.num_kv_tokens // config.page_size
-        # Rotations and graphs were made for the context of the start.
+        # Rotations and graphs were made for the initial context length.
         check_pins(moe.plan.devices, found.num_slots, needs.num_layers, needs.num_experts)
         usable = usable_slots(moe.plan.devices, needs.num_layers, needs.num_experts)
         return MemorySplit(

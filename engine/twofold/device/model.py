@@ -1,7 +1,7 @@
-"""The dense part of a model on a device: walks the blocks of its layers, and knows none of them by name.
+"""The dense part of a model on a device: runs the blocks of its layers, independent of their types.
 
-How a block computes there is the block's own; what torch has no fitting primitive for is `kernels`; where routed
-experts run is the business of the `DeviceMoe` that is passed in.
+Each block implements its own computation; `kernels` has the operations torch lacks; the given `DeviceMoe` runs the
+routed experts.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from twofold.blocks.device_step import (
 from twofold.blocks.post_norm import PostNormOnDevice
 from twofold.blocks.rope import rope_tables
 from twofold.models.model_files import ModelFiles
+from twofold.weights.weight_format import WeightMatrix
 
 
 class TorchWeights:
@@ -39,17 +40,14 @@ class TorchWeights:
 
     def matrix(self, *parts: str) -> Tensor:
         """See `DeviceWeights.matrix`."""
-        return torch.cat([self._float32(part).to(self._device, torch.bfloat16) for part in parts])
+        return torch.cat([self._copied(part, self.source.matrix(part)) for part in parts])
 
     def stack(self, part: str) -> Tensor:
         """See `DeviceWeights.stack`."""
-        matrices = (
-            torch.from_numpy(ops.dequantise(self._pool, matrix)) for matrix in self.source.stack(part)
-        )
-        return torch.stack([matrix.to(self._device, torch.bfloat16) for matrix in matrices])
+        return torch.stack([self._copied(part, matrix) for matrix in self.source.stack(part)])
 
     def exact(self, part: str) -> Tensor:
-        """See `DeviceWeights.exact`: of what the checkpoint has as bf16, so that both sides choose alike."""
+        """See `DeviceWeights.exact`: bf16 as in the checkpoint, so that CPU and device route alike."""
         return self.matrix(part).float()
 
     def vector(self, part: str) -> Tensor | None:
@@ -66,8 +64,12 @@ class TorchWeights:
             return None
         return torch.cat([self.norm(part) for part in parts]).bfloat16()
 
-    def _float32(self, part: str) -> Tensor:
-        return torch.from_numpy(ops.dequantise(self._pool, self.source.matrix(part)))
+    def _copied(self, part: str, matrix: WeightMatrix) -> Tensor:
+        """bf16 on the device. Raises ModelLoadError for a NaN or an infinity."""
+        copy = torch.from_numpy(ops.dequantise(self._pool, matrix)).to(self._device, torch.bfloat16)
+        if not torch.isfinite(copy.sum(dtype=torch.float64)):  # allocates nothing of the matrix's size
+            raise self.source.refused(ValueError(f"{part} holds a NaN or an infinity"), "dense weights")
+        return copy
 
 
 class DeviceModel:
@@ -84,8 +86,8 @@ class DeviceModel:
         """Copy everything but the experts to the device, for sequences of at most `max_length` tokens.
 
         Raises:
-            ModelLoadError: its memory is too small (the message names the flags to lower), or the rotation depends on
-                the prompt's length.
+            ModelLoadError: the device's memory is too small (the message names the flags to lower), or the rotation
+                depends on the prompt's length.
         """
         self.config = config = files.config
         if any(rope.kind == "dynamic" for rope, _ in config.rotations):
@@ -129,7 +131,7 @@ class DeviceModel:
             ) from error
 
     def state(self, num_pages: int, page_size: int, num_records: int = 0) -> list[DeviceState]:
-        """Memory for what each block keeps of all sequences, empty."""
+        """Zeroed memory for each block's state of all sequences."""
 
         def allocate(shape: Iterable[int], *, exact: bool = False) -> Tensor:
             dtype = torch.float32 if exact else torch.bfloat16
@@ -138,11 +140,11 @@ class DeviceModel:
         return [block.device_state(num_pages, page_size, allocate, num_records) for block in self._specs]
 
     def blocks_with_state(self, state: list[DeviceState]) -> list[tuple[Block, DeviceState]]:
-        """Each block's description with what it keeps."""
+        """Each block's description with its state."""
         return list(zip(self._specs, state, strict=True))
 
     def forward(self, batch: DeviceBatch, state: list[DeviceState], moe: DeviceMoe) -> Tensor:
-        """Hidden states f32 [T, hidden] after the last layer; what blocks keep of the tokens is in `state` then."""
+        """Hidden states f32 [T, hidden] after the last layer; updates the blocks' `state`."""
         hidden = self._embedding[batch.token_ids].float()
         if self.config.embedding.scale != 1.0:
             hidden *= self.config.embedding.scale
@@ -159,7 +161,7 @@ class DeviceModel:
         return hidden
 
     def logits(self, hidden_rows: Tensor) -> Tensor:
-        """f32 [R, vocabulary] of rows of forward's result."""
+        """Logits f32 [R, vocabulary] of rows of forward's result."""
         rows = normed(hidden_rows, self._final_norm, self.config.head.eps)
         logits = torch.nn.functional.linear(rows, self._head).float()
         cap = self.config.head.softcap

@@ -1,9 +1,9 @@
 """Routed experts of a step that the host places, layer by layer: prefill chunks, mixed batches, decode without a table.
 
-Each layer's routing comes to the host, the executor decides who computes what (`MoeExecutor.begin_layer`), and then
-both sides work at once: the device computes what is in slots, then what was fetched as soon as its uploads have landed,
-by grouped GEMM where tokens are many; the CPU computes the rest. `combine` joins them. The host is at most one layer
-ahead of the device. What has run on which GPU says docs/gpu-status.md.
+Each layer's routing is copied to the host and the executor assigns its experts (`MoeExecutor.begin_layer`). Then both
+sides work at once. The device computes the experts in slots, then fetched ones as soon as their uploads finish, with
+grouped GEMM where there are many tokens; the CPU computes the rest. `combine` joins them. The host is at most one
+layer ahead of the device. docs/gpu-status.md lists which GPUs this has run on.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from twofold import _cuda
 
 DECODE_TOKENS: Final = 32
-"""Up to so many tokens of a layer the decode kernels read each weight about once; beyond, tensor cores win."""
+"""Up to this many tokens the decode kernels read each weight about once; above it, tensor cores are faster."""
 
 
 @dataclass(frozen=True)
@@ -60,16 +60,16 @@ class _Room:
 
 @dataclass(frozen=True)
 class _Launch:
-    """One part of a layer's experts as the device is told of it."""
+    """Kernel arguments for one part of a layer's experts."""
 
     groups: ExpertGroups
     num_groups: int
     tiles: PrefillTiles | None = None
-    """None: the decode kernels compute it."""
+    """None: computed by the decode kernels."""
 
 
 class PlacedLayers:
-    """Implements `model.DeviceMoe` for steps of any shape; rows are never padding."""
+    """Implements `model.DeviceMoe` for steps of any shape; there are no padding rows."""
 
     look_ahead = None
 
@@ -81,11 +81,11 @@ class PlacedLayers:
         shape: MoeShape,
         cache_prior: float = 0.0,
     ) -> None:
-        """Take nothing yet: buffers grow to the largest step.
+        """Allocate nothing yet: buffers grow with the largest step.
 
         Args:
-            accelerator: the device's, which the executor decides for.
-            cache_prior: how much routers favour what was in slots when the step began.
+            accelerator: the device's accelerator, which the executor plans for.
+            cache_prior: routing bias towards experts that were in slots at the start of the step.
 
         Raises:
             ConfigError: the device has no kernels for the formats.
@@ -100,12 +100,12 @@ class PlacedLayers:
         self._shared_bytes = device.shared_bytes
         self._transfers = device.transfers()
         self._room: _Room | None = None
-        # Marks of a layer whose time is not known yet: the end of the one before, its own begin and end.
+        # Marks of a layer whose time is not read yet: the end of the previous layer, its own start and end.
         self._open: tuple[Any, Any, Any] | None = None
         self._ended: Any = None
 
     def begin_step(self) -> None:
-        """After the executor's; a step that was lost is forgotten."""
+        """Call after the executor's begin_step; discards an aborted step."""
         self._open = self._ended = self._favoured = None
 
     def favour(self, moe_layer: int, num_tokens: int) -> Favour | None:
@@ -113,14 +113,14 @@ class PlacedLayers:
         return None if self._favoured is None else self._favoured.of_layer(moe_layer, num_tokens)
 
     def fill_favoured(self, states: npt.NDArray[np.uint8], generated: Sequence[bool]) -> None:
-        """After begin_step: see `TableLayers.fill_favoured`."""
+        """Call after begin_step. See `TableLayers.fill_favoured`."""
         self._favoured = FavouredRows(
             self._shape, len(generated), self._cache_prior, self._device.torch_device
         )
         self._favoured.fill(states, generated)
 
     def end_step(self) -> None:
-        """Before the executor's; the step's results are on the host."""
+        """Call before the executor's end_step, with the step's results on the host."""
         self._end_layer()
 
     def forward(self, moe_layer: int, normed: Tensor, ids: Tensor, weights: Tensor, hidden: Tensor) -> None:
@@ -135,7 +135,7 @@ class PlacedLayers:
         began = transfers.mark()
         transfers.begin(normed, ids, weights)
         host_ids, host_weights = transfers.routing()
-        # The device has come past the layer before: its time can be read, its buffers are free.
+        # The device has passed the previous layer: its time can be read and its buffers are free.
         self._end_layer()
         plan = self._executor.begin_layer(moe_layer, host_ids, host_weights)
 
@@ -143,7 +143,7 @@ class PlacedLayers:
         room.parcel.open()
         where = room.parcel.put(plan.where)
         ready, awaited = (self._packed(part, room.parcel, many) for part in (plan.ready, plan.awaited))
-        everybody = (
+        all_rows = (
             room.parcel.put(np.full(len(normed), int(Placement.CPU), np.uint8)) if plan.joins_deferred else 0
         )
         room.parcel.send(transfers.stream)
@@ -157,13 +157,13 @@ class PlacedLayers:
             self._executor.compute_cpu(transfers.rows(), room.from_cpu[: len(normed)].numpy())
         combined = CombinedLayer(
             outputs=room.outputs.data_ptr(), weights=weights.data_ptr(), where=where,
-            from_cpu=0 if everybody else room.from_cpu.data_ptr(), num_tokens=len(normed),
+            from_cpu=0 if all_rows else room.from_cpu.data_ptr(), num_tokens=len(normed),
             top_k=self._shape.top_k, hidden_size=self._shape.hidden, hidden=hidden.data_ptr(),
         )  # fmt: skip
         self._native.combine(combined, transfers.stream)
-        if everybody:  # see TableLayers.forward
+        if all_rows:  # see TableLayers.forward
             joining = CombinedLayer(
-                outputs=room.outputs.data_ptr(), weights=weights.data_ptr(), where=everybody,
+                outputs=room.outputs.data_ptr(), weights=weights.data_ptr(), where=all_rows,
                 from_cpu=room.from_cpu.data_ptr(), num_tokens=len(normed), top_k=1,
                 hidden_size=self._shape.hidden, hidden=hidden.data_ptr(),
             )  # fmt: skip
@@ -221,7 +221,7 @@ class PlacedLayers:
 
     def _room_for(self, num_tokens: int) -> _Room:
         if self._room is None or self._room.num_tokens < num_tokens:
-            self._room = None  # its memory first
+            self._room = None  # free the old buffers first
             try:
                 self._room = self._make_room(num_tokens)
             except torch.OutOfMemoryError as error:
@@ -238,7 +238,7 @@ class PlacedLayers:
             return torch.empty(size, dtype=dtype, device=self._device.torch_device)
 
         tensor_cores = num_tokens > DECODE_TOKENS and any(self._tensor_cores)
-        # An address, a begin and a tile for each expert; a number, a place and a share of a tile for each pair.
+        # Per expert an address, a start and a tile; per pair a number, a place and a share of a tile.
         parcel_bytes = 20 * shape.num_experts + 6 * num_pairs + num_tokens + 1024
         return _Room(
             num_tokens=num_tokens,

@@ -1,7 +1,7 @@
-"""Times single things on a device, for calibration: copies, layers of resident experts, join, handshake.
+"""Times single operations on a device, for calibration: copies, layers of resident experts, join, handshake.
 
-Experts are random bytes in slots of their own; nothing of a model, a cache or a policy is here. Kernels are timed as
-decode runs them, in a replayed graph.
+Experts are random bytes in slots of their own, independent of any model, cache or policy. Kernels are timed as decode
+runs them, in a replayed graph.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ if TYPE_CHECKING:
     from twofold import _cuda
 
 _CALLS: Final = 8
-"""Of one replay, each on other experts: in use no layer's experts are in a cache from the call before."""
+"""Calls per replay, each on other experts: in real use a layer's experts are not cached from the previous call."""
 _SLOT_BYTES: Final = 4 << 30
 _MOVED_BYTES: Final = 256 << 20
-"""Of one batch beside something else: long beside the pause until the next one begins."""
+"""Bytes of one batch of background copies: long compared with the pause before the next batch."""
 
 
 @dataclass
 class CopiedMeanwhile:
-    """What the background copies moved, known once they have ended."""
+    """Bytes moved by the background copies, known once they have finished."""
 
     gbps: float = 0.0
 
@@ -64,16 +64,16 @@ class _Call:
 
 
 class KernelProbe:
-    """A `DeviceProbe` of a device with experts of one shape."""
+    """A `DeviceProbe` for a device with experts of one shape."""
 
     def __init__(
         self, device: Device, shape: MoeShape, most_tokens: int | None = None, seed: int = 0
     ) -> None:
-        """Fill slots with random experts, for layers of at most `most_tokens` tokens (default: what the device serves
-        and is worth timing).
+        """Fill slots with random experts, for layers of at most `most_tokens` tokens (default: the largest that the
+        device serves and that is worth timing).
 
         Raises:
-            CapacityError, KernelError: the device has no room, or failed.
+            CapacityError, KernelError: the device lacks memory, or failed.
         """
         gate, _, down = (shape.format.split("/") * 3)[:3]
         self._device, self._native, self._shape = device, device.native, shape
@@ -83,7 +83,7 @@ class KernelProbe:
         self.expert_bytes = self._layout.bytes
         facts = self._native.facts()
         self.name, self.memory_bytes = facts["name"], facts["total_bytes"]
-        if most_tokens is None:  # f32 has no kernel for prefill
+        if most_tokens is None:  # f32 has no prefill kernel
             most_tokens = DECODE_TOKENS if "f32" in (gate, down) else device.most_tokens
         self.most_tokens = most_tokens
         stride = _core.slot_stride(self.expert_bytes)
@@ -130,7 +130,7 @@ class KernelProbe:
             top_k, hidden = self._shape.top_k, self._shape.hidden
             weights = torch.full((1, top_k), 1.0 / top_k, device=self._memory)
             where = torch.zeros(top_k, dtype=torch.uint8, device=self._memory)
-            where[-1] = 1  # one of them was the CPU's
+            where[-1] = 1  # one pair was computed by the CPU
             from_cpu, out = (torch.zeros((1, hidden), device=self._memory) for _ in range(2))
             held = weights, where, from_cpu, out
 
@@ -147,14 +147,14 @@ class KernelProbe:
         return self._runs[None]()
 
     def handshake_us(self) -> float:
-        """The way that decode would choose. See `DeviceProbe`."""
+        """The handshake that decode would choose. See `DeviceProbe`."""
         found = self._native.probe_handshakes(self._shape.hidden)
         times = {probe["kind"]: probe["us"] for probe in found["probes"] if probe["works"]}
         return times[found["kind"]]
 
     @contextmanager
     def copying(self, num_bytes: int) -> Iterator[CopiedMeanwhile]:
-        """See `DeviceProbe`; the rate is by the host's clock."""
+        """See `DeviceProbe`; the rate is measured by the host's clock."""
         link, stop, copied = self._link, threading.Event(), CopiedMeanwhile()
         moved = [0]
         batch = max(1, _MOVED_BYTES // num_bytes)
@@ -179,12 +179,12 @@ class KernelProbe:
         return self._native.link_probe(max(LINK_BYTES[-1], self.expert_bytes))
 
     def _call(self, routing: Routing) -> _Call:
-        """The routing on the next experts: sorted by expert, as the host's and the device's placement leave it."""
+        """The routing applied to the next experts, sorted by expert as in a placed step."""
         ids = np.array(routing.ids, np.int32)
         experts, begin, pairs = by_expert(ids)
         slots = (self._next + np.arange(len(experts), dtype=np.int64)) % self._num_slots
         self._next = (self._next + len(experts)) % self._num_slots
-        # Room for as many groups as the device might place: decode's launches are as large as that.
+        # Capacity for the largest number of groups the device may place: decode launches are that large.
         grouping = Grouping(min(ids.size, self._shape.num_experts), ids.size, self._memory)
         grouping.fill(self._slots.data_ptr() + slots * self._slots.stride(0), begin, pairs)
         tile_tokens = tile_tokens_for(ids.size, len(experts))
@@ -211,7 +211,7 @@ class KernelProbe:
         self._native.decode_experts(self._layout, groups, self._buffers, bounds, stream)
 
     def _timer(self, run: Callable[[], object], calls: int) -> Callable[[], float]:
-        """What times one of the calls that `run` makes."""
+        """A function that times one of the calls that `run` makes."""
         run()
         replay = self._device.graph(run)
         return lambda: self._device.time_us(replay) / calls

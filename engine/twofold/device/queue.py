@@ -1,4 +1,4 @@
-"""What a step's kernels are given to: one stream of a device, a worker that fills it, and capture of what it got."""
+"""The queue that a step's kernels are launched on: one stream, a worker thread that launches, and graph capture."""
 
 from __future__ import annotations
 
@@ -12,46 +12,46 @@ from torch import Tensor
 from twofold.api.errors import KernelError
 
 Outputs = tuple[Tensor, ...]
-"""What a step leaves, at addresses that stay."""
+"""Outputs of a step, at fixed addresses."""
 Replay = Callable[[], None]
-"""Gives a captured step to the queue once more; does not wait."""
+"""Enqueues a captured step again, without waiting."""
 
 
 class DeviceQueue(Protocol):
-    """One stream, in order. One thread owns it."""
+    """One in-order stream, owned by one thread."""
 
     @property
     def stream(self) -> int:
-        """As native code takes it."""
+        """The stream as a native handle."""
 
     def active(self) -> AbstractContextManager[object]:
-        """What torch and our kernels launch inside goes to this queue."""
+        """torch's and our kernels launched inside the context go to this queue."""
 
     def capture(self, run: Callable[[], Outputs], outputs: Outputs) -> Replay:
-        """`run` as something that can be replayed and then leaves its results in tensors like `outputs`, in place.
+        """Capture `run` for replay; each replay leaves its results in tensors like `outputs`, in place.
 
-        It has run before, so that libraries have made their workspaces. Raises RuntimeError if it cannot be captured.
+        `run` has run before, so that libraries have allocated their workspaces. Raises RuntimeError if capture fails.
         """
 
     def start(self, launch: Callable[[], None]) -> None:
-        """Let the worker give the queue what `launch` launches. If it raises, `on_error` is called there."""
+        """Let the worker call `launch`. If it raises, the worker calls `on_error`."""
 
     def join(self) -> None:
-        """Everything started has been launched. Raises what a launch raised."""
+        """Wait until all started work has been launched. Re-raises errors of launches."""
 
     def wait(self) -> None:
-        """Everything launched has ended. Raises RuntimeError, KernelError if it failed."""
+        """Wait until all launched work has finished. Raises RuntimeError, KernelError if it failed."""
 
     def wait_idle(self, limit_s: float) -> str:
-        """After something was given up: everything has ended. Returns what a launch said of its failure, "" if none.
+        """After an aborted step, wait until all work has finished. Returns the error of a launch, "" if none.
 
         Raises:
-            KernelError: it has not ended within the limit.
+            KernelError: work is still running after the limit.
         """
 
 
 class LaunchWorker:
-    """Runs launches, one after the other, on a thread of its own."""
+    """Runs launches in order on a thread of its own."""
 
     def __init__(self, on_error: Callable[[], None]) -> None:
         self._pool = ThreadPoolExecutor(1, "twofold-launch")
@@ -77,7 +77,7 @@ class LaunchWorker:
             future.result()
 
     def wait_idle(self, limit_s: float) -> str:
-        """See `DeviceQueue.wait_idle`, of what was launched."""
+        """See `DeviceQueue.wait_idle`; waits for launches only."""
         started, self._started = self._started, []
         try:
             failures = [future.exception(limit_s) for future in started]
@@ -87,7 +87,7 @@ class LaunchWorker:
 
 
 def still_busy(limit_s: float) -> KernelError:
-    """What `wait_idle` raises."""
+    """The error that `wait_idle` raises."""
     return KernelError(
         f"the device has not come to rest within {limit_s:g} s after a step was given up; restart the process"
     )

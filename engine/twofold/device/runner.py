@@ -1,10 +1,10 @@
-"""A model whose dense part runs on a device: computes scheduled steps there and picks the next tokens. See `Runner`.
+"""Runs scheduled steps of a model whose dense part is on a device, and samples the next tokens. See `Runner`.
 
 A step runs in one of three ways. A decode step is a *table step*: the device places its layers itself while this thread
-serves the misses; as one captured graph, or kernel by kernel from a worker where it could not be captured. Every other
-step is *placed by the host*: each layer's routing comes here, is decided, and goes back. So is a table step that was
-lost (somebody waited longer than the watchdog's limit), once more from its begin, and every step after it: the request
-goes on, the reason is logged once.
+serves the misses, as one captured graph, or launched kernel by kernel from a worker where it could not be captured.
+Every other step is *placed by the host*: each layer's routing is copied to the host, its experts are assigned, and the
+assignment is copied back. If a table step is lost (one side waited longer than the watchdog's limit), it is repeated
+as placed by the host, and so is every later step. The request continues; the reason is logged once.
 """
 
 from __future__ import annotations
@@ -30,29 +30,29 @@ from twofold.device.queue import Outputs
 from twofold.device.sampler import DeviceSampler
 from twofold.device.state_memory import DeviceStateMemory
 from twofold.device.table_layers import TableLayers
-from twofold.engine.runner import report_prompts
-from twofold.engine.sampler import Sampler, pick_undecided
-from twofold.engine.sequences import ScheduledSequence
 from twofold.experts.moe import MoeRuntime
 from twofold.experts.pins import cpu_layers
 from twofold.experts.placement import Mask
+from twofold.step.runner import report_prompts
+from twofold.step.sampler import Sampler, pick_undecided
+from twofold.step.sequences import ScheduledSequence
 
 if TYPE_CHECKING:
     from twofold import _cuda
 
 _log = logging.getLogger(__name__)
 _STEPS_PER_SPLIT: Final = 256
-"""Table steps between two looks at what the cost model says of misses."""
+"""Table steps between two updates of the cost model's split of misses."""
 _REST_S: Final = 30.0
-"""How long a device may take to end a step that was given up, beyond the watchdog's limit."""
+"""Time a device may take to finish an aborted step, beyond the watchdog's limit."""
 
 
 class LostStepError(KernelError):
-    """A table step did not come to its end. Its request is none the worse for it."""
+    """A table step did not finish. Its requests are unaffected."""
 
 
 class DeviceRunner:
-    """A model, its KV cache and its experts' runtime on a device. See `Runner`."""
+    """A model, its KV cache and its expert runtime on a device. See `Runner`."""
 
     def __init__(
         self,
@@ -69,19 +69,19 @@ class DeviceRunner:
         graphs: bool = True,
         look_ahead: bool = False,
     ) -> None:
-        """Take memory for keys, values and records, and what table steps need.
+        """Allocate keys, values and records, and the buffers of table steps.
 
         Args:
-            moe: with an accelerator of `device`, where the model's dense weights lie too.
-            max_context: of one request, in tokens.
-            handshake: how a step waits for the CPU, see `TableLayers`; "": what a probe finds the fastest.
-            watchdog_s: how long the device waits for the CPU's experts, and the CPU for the device's posts.
-            graphs: False: table steps kernel by kernel, to compare.
-            look_ahead: table steps also say what the next layer's router says, for experts that prefetch.
+            moe: expert runtime whose accelerator is on `device`, like the model's dense weights.
+            max_context: longest request, in tokens.
+            handshake: how a step waits for the CPU, see `TableLayers`; "": the fastest by a probe.
+            watchdog_s: limit for the device's wait for the CPU's experts, and the CPU's wait for the device's posts.
+            graphs: False: launch table steps kernel by kernel, for comparison.
+            look_ahead: table steps also post the next layer's router scores, for expert prefetch.
 
         Raises:
             ConfigError: the device has no kernels for the experts' formats.
-            KernelError, MemoryError: the device failed, or has no room.
+            KernelError, MemoryError: the device failed, or lacks memory.
         """
         self.moe = moe
         self.pool: ops.ThreadPool = moe.pool
@@ -90,7 +90,7 @@ class DeviceRunner:
         self.num_table_steps = 0
         self.num_placed_steps = 0
         self.why_placed: str | None = None
-        """Why no step is a table step any longer; None while they are."""
+        """Why steps are no longer table steps; None while they are."""
         self._model, self._page_size, self._watchdog_s = model, page_size, watchdog_s
         self._num_pages, self._num_records, self._max_context = num_pages, num_records, max_context
         self._handshake, self._looks_ahead = handshake, look_ahead
@@ -102,7 +102,7 @@ class DeviceRunner:
         self._make_steps(None if graphs else "graphs are switched off")
 
     def _make_steps(self, fall_back_reason: str | None) -> None:
-        """What steps need of the accelerator's slots."""
+        """Create the objects that depend on the accelerator's slots."""
         moe, device = self.moe, self._device
         if moe.accelerator is None:
             raise ValueError("experts without an accelerator were given; those of a device were expected")
@@ -123,10 +123,10 @@ class DeviceRunner:
         """Why table steps are launched kernel by kernel; None where they are graphs."""
         return self._graphs.fall_back_reason
 
-    # ---- another split of the memory ---------------------------------------------------------------------------------
+    # ---- changing the memory split -----------------------------------------------------------------------------------
 
     def resize_pages(self, num_pages: int, places: Mapping[int, int], *, keep_records: bool = True) -> None:
-        """See `Runner.resize_pages`. What is kept lies in host memory meanwhile: the device has no room for both."""
+        """See `Runner.resize_pages`. Kept pages are in host memory meanwhile: the device cannot hold both copies."""
         self._queue.wait()
         copies = self.memory.copy_to_host(list(places), records=keep_records)
         try:
@@ -145,7 +145,7 @@ class DeviceRunner:
         self._graphs.forget()
         self.memory.let_go()
         self._state = []
-        torch.cuda.empty_cache()  # slots do not come from torch's memory
+        torch.cuda.empty_cache()  # slots are not allocated by torch
         self._state = self._model.state(num_pages, self._page_size, self._num_records)
         self.memory.hold(self._model.blocks_with_state(self._state))
         self.memory.copy_from_host(copies, places)
@@ -166,7 +166,7 @@ class DeviceRunner:
 
     def place_experts(self, mask: Mask) -> int:
         """See `Runner.place_experts`."""
-        self._queue.wait()  # its kernels may read any slot
+        self._queue.wait()  # kernels in the queue may read any slot
         return self.moe.place_experts(mask)
 
     # ---- steps -------------------------------------------------------------------------------------------------------
@@ -198,7 +198,7 @@ class DeviceRunner:
             and all(item.num_tokens == 1 and item.samples for item in scheduled)
         )
 
-    # ---- steps that the device places -------------------------------------------------------------------------------
+    # ---- table steps -------------------------------------------------------------------------------------------------
 
     def _table_forward(self, batch: DeviceBatch) -> Outputs:
         self._layers.begin_step()
@@ -222,7 +222,7 @@ class DeviceRunner:
     def _run_table_step(
         self, step: int, rows: list[DecodeRow], scheduled: Seq[ScheduledSequence], samplers: Seq[Sampler]
     ) -> tuple[list[int], Tensor]:
-        """What was picked, and the logits. Raises LostStepError, and whatever the CPU's part raises."""
+        """(sampled tokens, logits). Raises LostStepError, and any error of the CPU's part."""
         numbers, positions = [item.sequence.number for item in scheduled], [row.position for row in rows]
         generated = _generated(scheduled) if self.moe.changes_outputs else []
         try:
@@ -237,7 +237,7 @@ class DeviceRunner:
         _check(served)
         try:
             self._queue.join()
-        except Exception as error:  # whatever a launch raises: the step is lost, and the next way is tried
+        except Exception as error:  # any launch error loses the step; the next way is tried
             raise LostStepError(f"launching a step failed ({error})") from error
         self._table.end(self._queue.stream)
         self._queue.wait()
@@ -246,7 +246,7 @@ class DeviceRunner:
         return tokens, logits
 
     def _prepare(self, num_rows: int) -> None:
-        """What a step of so many rows needs is there, and both sides agree on its number. Raises LostStepError."""
+        """Prepare a step of this many rows and synchronise its number on both sides. Raises LostStepError."""
         if self.num_table_steps % _STEPS_PER_SPLIT == 0:
             with self._queue.active():
                 self._layers.refresh_split()
@@ -261,14 +261,14 @@ class DeviceRunner:
             self._layers.resynchronise()
 
     def _give_up(self) -> str:
-        """The step under way ends on both sides, and another can begin. Returns what a launch said of its failure."""
+        """Abort the running step on both sides so that another can start. Returns the error of a launch."""
         self._layers.mailbox.abort()
         failure = self._queue.wait_idle(_REST_S + self._watchdog_s)
         self._table.give_up(self._queue.stream)
         self._layers.resynchronise()
         return failure
 
-    # ---- steps that the host places ---------------------------------------------------------------------------------
+    # ---- steps placed by the host ------------------------------------------------------------------------------------
 
     def _placed_step(self, step: int, scheduled: Seq[ScheduledSequence], samplers: Seq[Sampler]) -> list[int]:
         requests: list[int] = []
@@ -321,7 +321,7 @@ def _check(served: _cuda.ServedStep) -> None:
 
 
 def _generated(scheduled: Seq[ScheduledSequence]) -> list[bool]:
-    """Of each of the step's tokens: whether it is of an answer, not of a prompt."""
+    """Per token of the step: whether it is a decode token, not a prompt token."""
     return [
         item.sequence.num_computed + n >= item.sequence.num_prompt_tokens
         for item in scheduled
@@ -338,7 +338,7 @@ def _decode_row(item: ScheduledSequence) -> DecodeRow:
 def _flattened(
     scheduled: Seq[ScheduledSequence], page_size: int, device: torch.device
 ) -> tuple[DeviceBatch, Tensor]:
-    """The step's rows one after the other, and which of them are sampled from."""
+    """The step's rows concatenated, and the indices of the rows to sample from."""
     tokens: list[int] = []
     positions: list[int] = []
     places: list[int] = []

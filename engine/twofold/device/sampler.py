@@ -1,11 +1,11 @@
-"""Picks each row's next token on the device, as `engine.sampler` does on the host and with the host's random numbers.
+"""Samples each row's next token on the device, like `engine.sampler` on the host and with the host's random numbers.
 
-All of it is torch on tensors of fixed shapes, without a look at their values, so that a graph can hold it; what
-differs from step to step lies in one buffer whose address never changes. Only the CANDIDATES likeliest tokens are
-sorted. Whatever a row's filters make of the rest follows from its sum, except a draw that falls among the rest itself:
-such a row is left to the host, as is one that changes its logits or reports of them. Both sides add the same whole
-numbers (see engine/runtime/ops/sampling.h), up to the last bit of an exponential: both pick the same token unless the
-draw lies within that of the border of two tokens.
+All operations are torch on tensors of fixed shapes that never read their values, so that a graph can hold them. The
+parameters of a step are in one buffer at a fixed address. Only the CANDIDATES likeliest tokens are sorted. The effect
+of a row's filters on the rest follows from the rest's sum, except a draw that falls into the rest itself: such a row is
+left to the host, as is one that changes its logits or reports log-probabilities. Both sides add the same integers
+(engine/runtime/ops/sampling/sampling.h), up to the last bit of an exponential: both pick the same token unless the draw
+lies within that bit of the border of two tokens.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from twofold.device.device import Device
 
 CANDIDATES: Final = 1024
 ON_HOST: Final = -1
-"""What is picked for a row that the host must sample from its logits."""
+"""Result for a row that the host must sample from its logits."""
 
 _LOST: Final = 2**63 - 1
 _FIELDS: Final = 6  # temperature, top_k, top_p, min_p, uniform, whether the device picks
@@ -30,7 +30,7 @@ _OF_HOST: Final = (*_PADDING[:-1], 0.0)
 
 
 class DeviceSampler:
-    """Parameters of up to `num_rows` rows on `device`. `fill` comes before the step, `pick` is part of it."""
+    """Sampling parameters of up to `num_rows` rows on `device`. `fill` runs before the step, `pick` is part of it."""
 
     def __init__(self, num_rows: int, device: Device) -> None:
         self._parameters = torch.tensor(
@@ -39,12 +39,12 @@ class DeviceSampler:
         self._host = device.staging_buffer((num_rows, _FIELDS), torch.float64)
 
     def fill(self, draws: Sequence[Draw | None]) -> None:
-        """Write the next step's rows: one copy, which does not wait. None: the host samples this row.
+        """Write the next step's rows with one asynchronous copy. None: the host samples this row.
 
-        The step before must have ended. Rows beyond those given become padding, whose pick means nothing.
+        The previous step must have finished. Further rows become padding, whose result is meaningless.
 
         Raises:
-            ValueError: more rows than there is room for.
+            ValueError: more rows than the buffer holds.
         """
         room = len(self._host)
         if len(draws) > room:
@@ -66,7 +66,7 @@ class DeviceSampler:
         width = min(CANDIDATES, vocabulary)
         ids = _largest(logits, width)
         values = logits.gather(1, ids).double()
-        # Greedy: any temperature will do, the first candidate is taken.
+        # Greedy: any temperature works, the first candidate is taken.
         greedy = temperature == 0
         inverse = torch.where(greedy, 1.0, 1.0 / temperature).clamp(max=1e300)
         one = 2.0 ** min(51, 63 - vocabulary.bit_length())
@@ -79,7 +79,7 @@ class DeviceSampler:
         seen = cumulative[:, -1:]
         total = torch.where(cuts_top_k, seen, everything)
 
-        # What each filter leaves weighs; _LOST: more than all candidates, nobody knows how much.
+        # Sum of weights that each filter keeps; _LOST: beyond the candidates, so the sum is unknown.
         needed = torch.minimum(torch.ceil(top_p * total.double()).long().clamp(min=1), total)
         reached = (cumulative < needed).sum(1, keepdim=True)
         by_top_p = torch.where(reached < width, cumulative.gather(1, reached.clamp(max=width - 1)), _LOST)
@@ -100,16 +100,16 @@ class DeviceSampler:
 
 
 def _weights(values: Tensor, highest: Tensor, inverse_temperature: Tensor, one: float) -> Tensor:
-    """As whole numbers, int64, `one` for the highest; see engine/runtime/ops/sampling.h."""
+    """Integer weights, int64, `one` for the highest logit; see engine/runtime/ops/sampling/sampling.h."""
     return torch.round(torch.exp((values - highest) * inverse_temperature) * one).long()
 
 
 def _largest(logits: Tensor, count: int) -> Tensor:
-    """Columns of each row's `count` largest values, int64, descending; of equals the lower column comes first.
+    """Columns of each row's `count` largest values, int64, descending; the lower column first among equals.
 
-    topk alone promises nothing about equals, and logits that were bf16 have many; so it gets keys that all differ.
+    topk alone does not order equals, and bf16 logits have many; so it gets distinct keys.
     """
-    # Bits of a float, read as a whole number, order like the floats if the negative ones are turned round. 0 - 0 is +0.
+    # A float's bits, read as an integer, sort like floats if negative ones are inverted. 0 - 0 is +0.
     bits = (logits.float() + 0.0).view(torch.int32).long()
     order = torch.where(bits < 0, -(bits & 0x7FFFFFFF), bits)
     columns = torch.arange(logits.shape[1], device=logits.device)

@@ -1,6 +1,7 @@
-"""Pages and records on a device as the prefix cache asks for them: copied there, or to and from host memory.
+"""KV cache pages and records on a device, for the prefix cache: copies on the device, or to and from host memory.
 
-Records behind the sequences' are snapshots, which lie in host memory: on a device their room is that of experts.
+Records beyond those of the running sequences are snapshots. They are in host memory, so that the device keeps more
+experts.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from twofold.device.queue import DeviceQueue
 
 
 class DeviceStateMemory:
-    """See `StateMemory`. The engine's thread calls, between two steps."""
+    """See `StateMemory`. Called by the engine's thread between two steps."""
 
     def __init__(
         self, blocks: Iterable[tuple[Block, DeviceState]], queue: DeviceQueue, num_records: int
     ) -> None:
-        """blocks: each with its state, whose tensors have pages or records as their first dimension."""
+        """blocks: each block with its state; the first dimension of its tensors is pages or records."""
         self._queue = queue
         self._num_records = num_records
         self._pages: list[Tensor] = []
@@ -30,25 +31,25 @@ class DeviceStateMemory:
         self.hold(blocks)
 
     def hold(self, blocks: Iterable[tuple[Block, DeviceState]]) -> None:
-        """This memory from now on; snapshots stay."""
+        """Use this memory from now on; snapshots are kept."""
         self.let_go()
         for block, state in blocks:
             keeps_records = any(isinstance(kept, Record) for kept in block.state)
             (self._records if keeps_records else self._pages).extend(state)
 
     def let_go(self) -> None:
-        """Of pages and records, so that their room is free."""
+        """Release pages and records, so that their memory is free."""
         self._pages, self._records = [], []
 
     def copy_to_host(self, pages: Sequence[int], *, records: bool) -> tuple[list[Tensor], list[Tensor]]:
-        """Of each tensor these pages, and all records."""
+        """Copy these pages, and all records if `records`, of each tensor to host memory."""
         with self._queue.active():
             index = [torch.tensor(pages, dtype=torch.int64, device=part.device) for part in self._pages[:1]]
             kept = [part[index[0]].cpu() for part in self._pages] if pages else []
             return kept, [part.cpu().clone() for part in self._records] if records else []
 
     def copy_from_host(self, copies: tuple[list[Tensor], list[Tensor]], pages: Sequence[int]) -> None:
-        """What `copy_to_host` gave, to these pages."""
+        """Copy the result of `copy_to_host` into these pages."""
         kept, records = copies
         with self._queue.active():
             for part, rows in zip(self._pages if kept else [], kept, strict=True):
@@ -69,7 +70,7 @@ class DeviceStateMemory:
         return self._read([part[page] for part in self._pages])
 
     def write_page(self, page: int, data: bytes) -> None:
-        """See `StateMemory`. ValueError for bytes that are not a page's of these layers."""
+        """See `StateMemory`. ValueError: the bytes are not a page of these layers."""
         self._write([part[page] for part in self._pages], data)
 
     def read_record(self, record: int) -> bytes:
@@ -77,7 +78,7 @@ class DeviceStateMemory:
         return self._read(self._record(record))
 
     def write_record(self, record: int, data: bytes) -> None:
-        """See `StateMemory`. ValueError for bytes that are not a record of these layers."""
+        """See `StateMemory`. ValueError: the bytes are not a record of these layers."""
         self._write(self._record(record), data)
 
     def _record(self, number: int) -> list[Tensor]:
@@ -111,5 +112,5 @@ class DeviceStateMemory:
 
 
 def _bytes_of(part: Tensor) -> Tensor:
-    """Its memory."""
+    """The tensor's memory as bytes."""
     return part.view(-1).view(torch.uint8)

@@ -1,8 +1,8 @@
-"""Routed experts of a table step: the device places every layer itself, from the slot tables as they were published.
+"""Routed experts of a table step: the device places every layer itself, from the published slot tables.
 
-Residents run from their slots, misses go through the mailbox to the CPU pool (the host's part is `TableStep`, native),
-or are read from the host's memory where the cost model says that this is quicker. Free of host synchronisation, so that
-a graph can hold it. What has run on which GPU says docs/gpu-status.md.
+Resident experts run from their slots. Misses go through the mailbox to the CPU pool (the host side is `TableStep`,
+native), or are read from host memory where the cost model predicts that to be faster. There is no host synchronisation,
+so that a graph can hold the step. docs/gpu-status.md lists which GPUs this has run on.
 """
 
 from __future__ import annotations
@@ -51,20 +51,20 @@ class TableLayers:
         defers: bool = False,
         cache_prior: float = 0.0,
     ) -> None:
-        """Take buffers for a step.
+        """Allocate the buffers of a step.
 
         Args:
-            slots: the device's accelerator; store: where it takes experts from.
-            handshake: "kernels", "stream-memory" or "host-function"; "": whichever a probe finds the fastest.
-            watchdog_s: how long a layer waits for the CPU before the step is given up.
-            look_ahead: post what the next layer's router says, so that the host may upload what it names.
-            cpu_layers: those whose experts the device neither holds nor reads.
-            defers: the host defers experts: every layer waits for its answer and adds the rows of all tokens.
-            cache_prior: how much routers favour what was in slots when the step began.
+            slots: the device's accelerator; store: host store of the experts.
+            handshake: "kernels", "stream-memory" or "host-function"; "": the fastest by a probe.
+            watchdog_s: how long a layer waits for the CPU before the step is aborted.
+            look_ahead: post the next layer's router scores, so that the host may prefetch its experts.
+            cpu_layers: layers whose experts the device neither holds nor reads.
+            defers: the host defers experts: every layer waits for the CPU's answer and adds the rows of all tokens.
+            cache_prior: routing bias towards experts that were in slots at the start of the step.
 
         Raises:
             ConfigError: the device has no kernels for the formats.
-            KernelError, MemoryError: the device failed, or has no room.
+            KernelError, MemoryError: the device failed, or lacks memory.
         """
         self._device, self._native, self._slots, self._shape = device, device.native, slots, shape
         self._watchdog_s = watchdog_s
@@ -92,7 +92,7 @@ class TableLayers:
             encoded=self._encoded.data_ptr(), intermediate=self._intermediate.data_ptr(),
             outputs=self._outputs.data_ptr(),
         )  # fmt: skip
-        self._everybody = empty(max_tokens, torch.uint8).fill_(int(Placement.CPU)) if defers else None
+        self._all_rows = empty(max_tokens, torch.uint8).fill_(int(Placement.CPU)) if defers else None
         self._always = empty(1, torch.int32).fill_(1)
         self._split = empty((shape.top_k + 1) ** 2, torch.uint8)
         self._prices = empty(len(slots.read_prices()), torch.int32)
@@ -109,11 +109,11 @@ class TableLayers:
         self._number = 0
 
     def begin_step(self) -> None:
-        """The first thing of a decode step, captured or not."""
+        """Start of a decode step, captured or not."""
         self._native.begin_step(self._step.data_ptr(), self._device.stream())
 
     def forward(self, moe_layer: int, normed: Tensor, ids: Tensor, weights: Tensor, hidden: Tensor) -> None:
-        """See `model.DeviceMoe.forward`: a decode step's layer."""
+        """See `model.DeviceMoe.forward`: one layer of a decode step."""
         native, shape, stream = self._native, self._shape, self._device.stream()
         layout, groups, num_tokens = self._layouts[moe_layer], self._grouping.groups, len(normed)
         where, on_cpu = self._where[moe_layer], self._num_on_cpu[moe_layer]
@@ -139,13 +139,13 @@ class TableLayers:
         native.decode_experts(layout, groups, self._buffers, bounds, stream)
         joined = 0
         if self._posting:
-            counted = on_cpu if self._everybody is None else self._always
+            counted = on_cpu if self._all_rows is None else self._always
             self.mailbox.wait(
                 kind=self.handshake, layer=moe_layer, step=self._step.data_ptr(),
                 num_on_cpu=counted.data_ptr(), limit_s=self._watchdog_s, stream=stream,
             )  # fmt: skip
             joined = self.mailbox.joined_ns(moe_layer)
-        joins_all = self._posting and self._everybody is not None
+        joins_all = self._posting and self._all_rows is not None
         combined = CombinedLayer(
             outputs=self._outputs.data_ptr(), weights=weights.data_ptr(), where=where.data_ptr(),
             from_cpu=0 if joins_all else self.mailbox.results, num_tokens=num_tokens, top_k=shape.top_k,
@@ -154,10 +154,10 @@ class TableLayers:
         native.combine(combined, stream)
         if (
             joins_all
-        ):  # also rows without an expert on the CPU in this layer: those of the layer before join here
-            assert self._everybody is not None
+        ):  # also rows with no CPU expert in this layer: rows deferred from the previous layer join here
+            assert self._all_rows is not None
             joining = CombinedLayer(
-                outputs=self._outputs.data_ptr(), weights=weights.data_ptr(), where=self._everybody.data_ptr(),
+                outputs=self._outputs.data_ptr(), weights=weights.data_ptr(), where=self._all_rows.data_ptr(),
                 from_cpu=self.mailbox.results, num_tokens=num_tokens, top_k=1, hidden_size=shape.hidden,
                 hidden=hidden.data_ptr(), joined_ns=joined,
             )  # fmt: skip
@@ -168,16 +168,16 @@ class TableLayers:
         return self._favoured.of_layer(moe_layer, num_tokens)
 
     def fill_favoured(self, states: npt.NDArray[np.uint8], generated: Sequence[bool]) -> None:
-        """Before a step: [layers, experts] as `MoeRuntime.placement` has them; which rows are an answer's."""
+        """Call before a step. states: [layers, experts] as in `MoeRuntime.placement`; generated: rows being decoded."""
         self._favoured.fill(states, generated)
 
     def _keep_ahead(self, logits: Tensor) -> None:
-        """See `model.DeviceMoe.look_ahead`: posted with the layer that comes next."""
+        """See `model.DeviceMoe.look_ahead`: posted with the next layer."""
         self._ahead = logits
 
     @contextmanager
     def rehearsal(self) -> Iterator[None]:
-        """Steps inside neither post nor wait, and leave out what is on the CPU: nobody serves them."""
+        """Steps inside neither post nor wait, and leave out CPU experts, because their CPU part is not served."""
         self._posting = False
         try:
             yield
@@ -185,16 +185,16 @@ class TableLayers:
             self._posting = True
 
     def next_number(self) -> int:
-        """What the device will call the step that is launched next."""
+        """The device's number of the next step to be launched."""
         self._number = self._number % 0xFFFFFFFF + 1
         return self._number
 
     def resynchronise(self) -> None:
-        """The device has run steps that were not asked for by next_number, or not run some; it is idle now."""
+        """Read the step number from the idle device, after steps that next_number did not number, or skipped steps."""
         self._number = int(self._step.item()) & 0xFFFFFFFF
 
     def refresh_split(self) -> None:
-        """Bring what the cost model says of misses to the device; before a step."""
+        """Copy the cost model's split of misses to the device; call before a step."""
         table = np.array(self._slots.split_table(), np.uint8)
         self._split.copy_(torch.from_numpy(table))
         prices = np.array(self._slots.read_prices(), np.uint32)

@@ -1,6 +1,6 @@
-"""What crosses between host and device for one layer that the host places: routing and rows come, placements go.
+"""Transfers between host and device for one host-placed layer: routing and rows to the host, placements back.
 
-Placements are read by a kernel from mapped memory, because a copy would queue behind uploads.
+A kernel reads placements from mapped memory, because a copy would queue after uploads.
 """
 
 from __future__ import annotations
@@ -18,34 +18,34 @@ if TYPE_CHECKING:
 F32 = npt.NDArray[np.float32]
 I32 = npt.NDArray[np.int32]
 
-_ALIGNMENT: Final = 16  # of what read_host brings over
+_ALIGNMENT: Final = 16  # alignment for read_host
 
 
 class LayerTransfers(Protocol):
-    """Of one layer at a time: nothing of the layer before is used once `routing` has returned."""
+    """Transfers of one layer at a time: the previous layer's results are no longer used once `routing` has returned."""
 
     @property
     def stream(self) -> int:
-        """What kernels are launched on, as native code takes it."""
+        """The stream for kernels, as a native handle."""
 
     def begin(self, normed: Tensor, ids: Tensor, weights: Tensor) -> None:
-        """The router has answered: bring its answer and the rows over, without waiting."""
+        """Start copying the router's result and the rows to the host, without waiting."""
 
     def routing(self) -> tuple[I32, F32]:
-        """Waits for (ids [T, top_k], weights [T, top_k])."""
+        """Wait for and return (ids [T, top_k], weights [T, top_k])."""
 
     def rows(self) -> F32:
-        """Waits for the rows [T, hidden] in f32."""
+        """Wait for and return the rows [T, hidden] in f32."""
 
     def mark(self) -> Any:
-        """This point of the stream, for us_between."""
+        """A mark of the current point of the stream, for us_between."""
 
     def us_between(self, begin: Any, end: Any) -> float:
         """Microseconds between two marks that the stream has passed."""
 
 
 class Parcel:
-    """Small arrays for the device, packed into one piece of mapped memory and brought over by one kernel."""
+    """Small arrays packed into one buffer of mapped memory, which one kernel copies to the device."""
 
     def __init__(self, device: Device, num_bytes: int) -> None:
         self._native = device.native
@@ -56,11 +56,11 @@ class Parcel:
         self._used = 0
 
     def open(self) -> None:
-        """Begin anew; the device has read what was sent before."""
+        """Start a new parcel; the device has read the previous one."""
         self._used = 0
 
     def put(self, values: npt.NDArray[Any]) -> int:
-        """Pack an array. Returns where the device will find it."""
+        """Pack an array. Returns its address on the device."""
         raw = np.ascontiguousarray(values).view(np.uint8).reshape(-1)
         begin, end = self._used, self._used + raw.size
         if end > self._num_bytes:
@@ -70,5 +70,5 @@ class Parcel:
         return self._device.data_ptr() + begin
 
     def send(self, stream: int) -> None:
-        """What was packed is there for what the stream is given from now on."""
+        """Copy the packed arrays to the device; visible to work launched on `stream` afterwards."""
         self._native.read_host(self._host.data_ptr(), self._device.data_ptr(), self._used, stream)

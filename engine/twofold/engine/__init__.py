@@ -1,6 +1,6 @@
-"""The engine: what it is loaded from, how requests become steps, and a step's way through the model.
+"""The engine: loading, scheduling of requests into steps, and delivery of answers.
 
-`Engine` is imported when asked for: schedulers and page pools are of use where the native modules are not built.
+`Engine` is imported lazily: schedulers and page pools are usable where the native modules are not built.
 """
 
 from __future__ import annotations

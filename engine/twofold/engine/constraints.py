@@ -1,7 +1,7 @@
-"""Constraints compiled and followed: which tokens may come next, by llguidance (`grammar_source`).
+"""Compiles constraints and tracks which tokens may come next, using llguidance (`grammar_source`).
 
-A grammar is bounded, tried in another process, compiled once and kept; each answer follows it with a matcher of its
-own. Masks that take long are computed on a thread of their own while the model computes.
+A grammar is bounded, tried in another process, compiled once and cached. Each answer has its own matcher. Slow masks
+are computed on a separate thread while the model computes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from twofold.api.constraints import Constraint
 from twofold.api.errors import RequestError
 from twofold.engine.endless_grammars import is_endless_lark, is_endless_schema
 from twofold.engine.grammar_trial import GrammarTrial
-from twofold.tokenizer import Tokenizer
+from twofold.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -32,25 +32,25 @@ _log = logging.getLogger(__name__)
 
 U32 = npt.NDArray[np.uint32]
 MAX_BYTES: Final = 128 * 1024
-"""Of a grammar's text."""
+"""Maximum size of a grammar's source."""
 MAX_DEPTH: Final = 48
-"""Of a schema's JSON, in levels."""
+"""Maximum nesting depth of a JSON schema."""
 _KEPT: Final = 16
-"""Compiled grammars; each has up to 50 to 100 MB where requests have gone through most of its states, and mostly 1."""
+"""Compiled grammars kept. Each takes 50 to 100 MB once requests have visited most of its states; most take 1 MB."""
 _HAND_OVER_S: Final = 4e-4
-"""A step's masks that take less are computed by the engine's thread. To wake another one beside the pool's threads
-costs a step of the bundled model 0.1 ms on two cores; a mask of its 4,096 tokens takes 0.01 ms, one of 150,000 takes
-0.05 ms."""
+"""Mask time per step below which the engine's thread computes the masks. Waking another thread beside the pool's
+threads costs a step of the bundled model 0.1 ms on two cores. A mask of its 4,096 tokens takes 0.01 ms, one of 150,000
+tokens 0.05 ms."""
 MASK_TIMEOUT_S: Final = 10.0
-"""For one mask that is computed elsewhere. Its work is bounded (`grammar_source.limits`): 15 ms, on a machine that is
-not overloaded."""
+"""Timeout of one mask computed on the other thread. Its work is bounded (`grammar_source.limits`) to 15 ms on a machine
+that is not overloaded."""
 
 
 class CompiledGrammar:
-    """A constraint's grammar, ready to be followed. See `api.constraints.CompiledConstraint`."""
+    """A compiled constraint. See `api.constraints.CompiledConstraint`."""
 
     def __init__(self, constraint: Constraint, vocabulary: Vocabulary, matcher: LLMatcher) -> None:
-        """matcher: at its beginning; it is copied, never moved."""
+        """matcher: at its initial state; it is copied, never advanced."""
         self.constraint = constraint
         self.vocabulary = vocabulary
         self._matcher = matcher
@@ -58,7 +58,7 @@ class CompiledGrammar:
         fill(matcher, self.first_mask)
 
     def matcher(self) -> LLMatcher:
-        """At the grammar's beginning."""
+        """A new matcher at the grammar's initial state."""
         return self._matcher.deep_copy()
 
     def start(self, masks_first: bool = True) -> Matcher:
@@ -66,7 +66,10 @@ class CompiledGrammar:
 
 
 class Matcher:
-    """One answer on its way through its grammar. See `api.constraints.TokenMatcher`."""
+    """Grammar state of one answer. See `api.constraints.TokenMatcher`."""
+
+    forced: int | None = None
+    """Always None: a grammar forces no token, even where only one is allowed."""
 
     def __init__(self, grammar: CompiledGrammar, masks_first: bool = True) -> None:
         self.masks_first = masks_first
@@ -77,11 +80,11 @@ class Matcher:
         self._matcher = grammar.matcher()
         self._mask = grammar.first_mask
         self._asked: MaskJob | None = None
-        """Where the mask is computed."""
+        """The job that computes the mask."""
         self._is_stale = False
-        """The mask is of an earlier token."""
+        """Whether the mask belongs to an earlier token."""
         self._admitted = -1
-        """The token that the grammar has taken already."""
+        """The token that the grammar has already taken."""
 
     def mask(self) -> U32:
         """See `TokenMatcher.mask`."""
@@ -128,7 +131,7 @@ class Matcher:
             self.error = f"the answer cannot go on as {self._grammar.constraint.field} asks: {' '.join(reason.split())}"
 
     def _go_on(self, matcher: LLMatcher) -> None:
-        """The grammar has taken a token: it is complete, or its next mask is asked for."""
+        """The grammar has taken a token: end if it is complete, else request its next mask."""
         if not matcher.is_stopped():
             if self._mask is self._grammar.first_mask:
                 self._mask = self._vocabulary.empty_mask()
@@ -143,7 +146,7 @@ class Matcher:
 
 
 class MaskWork(NamedTuple):
-    """Fill `mask` with what `matcher` allows `owner`."""
+    """Fill `mask` with the tokens that `matcher` allows for `owner`."""
 
     owner: Matcher
     matcher: LLMatcher
@@ -156,29 +159,29 @@ class MaskJob:
     def __init__(self) -> None:
         self.works: list[MaskWork] = []
         self.at = 0
-        """The one that is being computed."""
+        """Index of the mask being computed."""
         self.is_done = False
         self.done = threading.Lock()
-        """Held until all are computed."""
+        """Held until all masks are computed."""
         self.done.acquire()
 
 
 class MaskThread:
-    """Computes a step's masks while the engine's thread goes on, if they take long. All calls are that thread's."""
+    """Computes a step's masks beside the engine's thread if they take long. Only that thread may call it."""
 
     def __init__(self) -> None:
         self._mask_s = 1e-5
-        """What a mask takes, as a running mean."""
+        """Time per mask, running mean."""
         self._next = MaskJob()
         self._start()
 
     def ask(self, work: MaskWork) -> MaskJob:
-        """One mask of the next step; `begin` has them computed."""
+        """Add one mask to the next step; `begin` starts computing them."""
         self._next.works.append(work)
         return self._next
 
     def begin(self) -> None:
-        """All masks of the next step have been asked for: those that take little are computed now."""
+        """Start the next step's masks after all were requested; fast ones are computed at once."""
         job = self._next
         if not job.works:
             return
@@ -189,11 +192,11 @@ class MaskThread:
             self._jobs.put(job)
 
     def now(self, work: MaskWork) -> None:
-        """One mask, on this thread."""
+        """Compute one mask on this thread."""
         self._compute(work)
 
     def wait(self, job: MaskJob) -> None:
-        """Until all masks are computed. One that takes too long is given up: its answer fails."""
+        """Wait until all masks are computed. A mask that takes too long is abandoned and its answer fails."""
         if job is self._next:
             self.begin()
         while not job.is_done:
@@ -206,7 +209,7 @@ class MaskThread:
         self._jobs.put(None)
 
     def _give_up(self, job: MaskJob) -> None:
-        """The thread does not come back; another one computes the masks behind."""
+        """Abandon the stuck thread; a new one computes the remaining masks."""
         stuck, rest = job.works[job.at], job.works[job.at + 1 :]
         stuck.owner.fail(
             f"what may come next is not known after {MASK_TIMEOUT_S:.0f} s; simplify the grammar"
@@ -226,13 +229,13 @@ class MaskThread:
                 return
 
     def _compute_all(self, job: MaskJob) -> bool:
-        """False: the job was given up meanwhile."""
+        """Return False if the job was abandoned meanwhile."""
         works = job.works
         for at, work in enumerate(works):
             job.at = at
             began = time.perf_counter()
             self._compute(work)
-            # One that needs states which nobody needed before takes a hundred times as long, and says little.
+            # A mask that visits new grammar states takes a hundred times as long and is no measure of the next one.
             self._mask_s += 0.05 * (min(time.perf_counter() - began, 1e-3) - self._mask_s)
             if job.works is not works:
                 return False
@@ -251,26 +254,24 @@ class MaskThread:
 
 
 def fill(matcher: LLMatcher, mask: U32) -> None:
-    """What may come next, into `mask`; of a matcher in error nothing that counts. Releases the interpreter's lock."""
+    """Write the allowed tokens into `mask`; the result is meaningless for a matcher in error. Releases the GIL."""
     matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
 
 
 class Vocabulary:
-    """A model's tokens as llguidance knows them, and the thread that computes masks over them."""
+    """A model's tokens in llguidance's form, and the thread that computes masks over them."""
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
-        """vocab_size: columns of the logits; those without a token never come."""
-        from twofold.engine.grammar_source import TokenTable  # llguidance, for who needs it
+        """vocab_size: columns of the logits; columns without a token are never allowed."""
+        from twofold.engine.grammar_source import TokenTable  # imports llguidance only when needed
 
         self.tokenizer = tokenizer
         self.ends = frozenset(token for token in tokenizer.eos_token_ids if token < vocab_size)
-        # An added token's name may be text, a special token's is none.
+        # An added token's name may be text; a special token's name is not.
         special = sorted(token for token in tokenizer.special_token_ids | self.ends if token < vocab_size)
         tokens = [tokenizer.token_bytes(token) for token in range(vocab_size)]
         ends = sorted(self.ends)
-        if (
-            not ends
-        ):  # one that no row of logits has: such an answer ends where the grammar has no continuation
+        if not ends:  # a token beyond the logits: such an answer ends where the grammar has no continuation
             ends = [vocab_size]
             tokens.append(b"")
         self._tokens = tokens
@@ -289,7 +290,7 @@ class Vocabulary:
 
 
 class GrammarCompiler:
-    """Compiles constraints for one model and keeps the newest. Thread-safe; nothing is loaded before the first."""
+    """Compiles constraints for one model and caches the newest. Thread-safe; loads nothing before the first use."""
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
         self._tokenizer = tokenizer
@@ -302,11 +303,11 @@ class GrammarCompiler:
         return Vocabulary(self._tokenizer, self._vocab_size)
 
     def compile(self, constraint: Constraint) -> CompiledGrammar:
-        """Blocks, for seconds where a grammar is large.
+        """Compile a constraint. Blocks, for seconds where a grammar is large.
 
         Raises:
-            RequestError: it is too large, no grammar, not supported, or nothing can match it.
-            CapacityError: too many grammars wait to be compiled.
+            RequestError: the grammar is too large, invalid, unsupported, or matches nothing.
+            CapacityError: too many grammars are waiting to be compiled.
         """
         check_bounds(constraint)
         with self._lock:
@@ -348,7 +349,7 @@ class GrammarCompiler:
 
 
 def check_bounds(constraint: Constraint) -> None:
-    """Raises RequestError for what is too large to be looked at."""
+    """Raises RequestError for a constraint that is too large to parse."""
     size = len((constraint.text + (constraint.frame or "")).encode(errors="replace"))
     if size > MAX_BYTES:
         raise _refusal(constraint, f"it has {size} bytes; at most {MAX_BYTES} are taken")
@@ -365,7 +366,7 @@ def _is_endless(constraint: Constraint) -> bool:
 
 
 def _depth(text: str) -> int:
-    """Levels of a JSON text. 0 for what is none."""
+    """Nesting depth of a JSON text; 0 if it is not JSON."""
     try:
         level = [json.loads(text)]
     except (ValueError, RecursionError):

@@ -1,7 +1,7 @@
-"""What can be changed of an engine while it serves: how memory is split, sleep, what is cached; and who has what.
+"""Changes and inspects a serving engine: memory split, sleep, prefix cache, memory use.
 
-Whatever touches memory happens between two steps, on the engine's thread, whole or not at all. No request is lost and
-no token changes: pages move with their sequences, and who must give them back computes them again later.
+Memory changes only between two steps, on the engine's thread, completely or not at all. No request is lost and no token
+changes: pages move with their sequences, and a sequence that loses its pages computes them again later.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from twofold.api.placement_config import SLOT_FIELDS
 from twofold.api.types import ExpertPlacement, LayerPlacement, MemorySplit, MemoryUse, RequestProgress, Resize
 from twofold.engine.inbox import Inbox
 from twofold.engine.kv_cache import PagePool
-from twofold.engine.runner import LoadedRunner
 from twofold.engine.scheduler import Scheduler
+from twofold.step.runner import LoadedRunner
 
 T = TypeVar("T")
 Change = Literal["resize", "sleep", "wake"]
 
 _STATES: Final = ("absent", "in flight", "resident")
 _MOST_SHOWN: Final = 4096
-"""Experts that `placement` lists."""
+"""Maximum number of experts listed by `placement`."""
 _log = logging.getLogger(__name__)
 
 
 class LiveControl:
-    """One per engine. Every public method may be called from any thread but the engine's; those that change something
-    return when it is done, which is before the next step."""
+    """Live control of one engine. Public methods may be called from any thread but the engine's. Those that change
+    something return when it is done, before the next step."""
 
     def __init__(
         self,
@@ -49,48 +49,49 @@ class LiveControl:
     ) -> None:
         """
         Args:
-            is_served: whether a thread of the engine's own takes orders; else the caller carries them out.
-            settle: lets uploads land and hands over what was recorded of them.
-            on_change: told on the engine's thread what has changed.
+            is_served: whether the engine's own thread takes orders; otherwise the caller carries them out.
+            settle: finishes uploads and passes on their recorded events.
+            on_change: called on the engine's thread with each change.
         """
         moe = loaded.runner.moe
         self.split = MemorySplit(moe.num_slots, moe.num_staging, loaded.num_pages, loaded.max_context)
-        """As it is while the engine is awake."""
+        """The split in effect while the engine is awake."""
         self.asleep = False
         self._config, self._loaded, self._runner = config, loaded, loaded.runner
         self._pool, self._scheduler, self._inbox = pool, scheduler, inbox
         self._is_served, self._settle, self._on_change = is_served, settle, on_change
 
-    # ---- what callers use -------------------------------------------------------------------------------------------
+    # ---- callers' threads -------------------------------------------------------------------------------------------
 
     def resize(self, asked: Resize) -> MemorySplit:
-        """Split the memory otherwise. Running requests go on behind a pause, or, if their pages were needed, wait.
+        """Change the memory split. Running requests continue after a pause; those whose pages were needed wait.
 
         Raises:
-            ConfigError: that does not fit, and what would; nothing has changed.
-            CapacityError, KernelError: the memory was not to be had after all; nothing has changed.
+            ConfigError: the split does not fit; the message names one that does. Nothing has changed.
+            CapacityError, KernelError: allocation failed after all; nothing has changed.
         """
         return self.between_steps(lambda: self._resize(asked))
 
     def sleep(self) -> None:
-        """Give expert slots and KV cache back; weights stay in host memory. Running requests wait until `wake` and go
-        on as if nothing had happened; the engine takes no new ones. Safe to call twice."""
+        """Free expert slots and KV cache; weights stay in host memory. Running requests wait until `wake` and then
+        continue unchanged; new requests are refused. Safe to call twice."""
         self.between_steps(self._sleep)
 
     def wake(self) -> None:
-        """Take as much memory as before `sleep`. Safe to call twice.
+        """Allocate as much memory as before `sleep`. Safe to call twice.
 
         Raises:
-            ConfigError, CapacityError, KernelError: it is not to be had; the engine sleeps on.
+            ConfigError, CapacityError, KernelError: the memory is not available; the engine stays asleep.
         """
         self.between_steps(self._wake)
 
     def drop_prefixes(self) -> int:
-        """Forget what the prefix cache keeps in memory and nobody runs with. Returns the number of pages."""
+        """Evict all prefix-cache pages in memory that no running sequence uses. Returns the number of pages."""
         return self.between_steps(self._pool.drop_cached)
 
     def placement(self, layers: Iterable[int] | None = None, top: int = 16) -> list[LayerPlacement]:
-        """Of each of these MoE layers (None: all) the `top` worthiest experts; 4096 in all. Empty without slots.
+        """The `top` experts by worth of each given MoE layer (None: all layers), at most 4096 in all. Empty without
+        slots.
 
         Raises:
             ConfigError: there is no such layer.
@@ -98,21 +99,21 @@ class LiveControl:
         return self.between_steps(lambda: self._placement(layers, top))
 
     def expert_placement(self) -> ExpertPlacement:
-        """All experts that are in slots. No layers without slots."""
+        """All experts that are in slots; no layers if there are no slots."""
         return self.between_steps(self._expert_placement)
 
     def place_experts(self, resident: Seq[Seq[int]]) -> int:
-        """Slots hold exactly these experts of each MoE layer; a policy that moves experts goes on from there. Running
-        requests pause meanwhile. Returns how many were uploaded.
+        """Place exactly these experts of each MoE layer in slots; a policy that moves experts continues from there.
+        Running requests pause meanwhile. Returns the number of uploads.
 
         Raises:
-            ConfigError: they are another model's, or more than there are slots; nothing has changed.
+            ConfigError: wrong layer or expert numbers for this model, or too few slots; nothing has changed.
             KernelError: the device failed.
         """
         return self.between_steps(lambda: self._place_experts(resident))
 
     def memory(self) -> MemoryUse:
-        """Who has how much at this moment."""
+        """Memory use at this moment."""
         pool, loaded = self._pool, self._loaded
         return MemoryUse(
             num_slots=self._runner.moe.num_slots,
@@ -128,7 +129,7 @@ class LiveControl:
         )
 
     def requests(self) -> list[RequestProgress]:
-        """Those that run, then those that wait: one that moves meanwhile comes once."""
+        """Running requests, then waiting ones; a request that changes state meanwhile is listed once."""
         places = ((False, self._scheduler.waiting), (True, self._scheduler.running))
         found = {
             sequence.number: RequestProgress(
@@ -147,7 +148,7 @@ class LiveControl:
         return sorted(found.values(), key=lambda progress: (not progress.is_running, progress.number))
 
     def between_steps(self, work: Callable[[], T]) -> T:
-        """Have the engine's thread do `work` before its next step, and return what that gives or raises."""
+        """Run `work` on the engine's thread before its next step; return its result or raise its exception."""
         return self._inbox.order(work) if self._is_served() else work()
 
     # ---- the engine's thread ----------------------------------------------------------------------------------------
@@ -162,7 +163,7 @@ class LiveControl:
         return split
 
     def _plan(self, asked: Resize) -> MemorySplit:
-        """What was asked for, if it fits."""
+        """The split for `asked`, if it fits."""
         moe, split, plan = self._runner.moe, self.split, self._loaded.plan
         given = {name: value for name, value in vars(asked).items() if value is not None}
         if not given:
@@ -190,7 +191,7 @@ class LiveControl:
         return found
 
     def _check_live(self, split: MemorySplit) -> None:
-        """Every request that was accepted must fit alone."""
+        """Check that every accepted request still fits on its own."""
         page_size = self._config.page_size
         live: Seq[RequestProgress] = self.requests()
         if not live:
@@ -205,7 +206,7 @@ class LiveControl:
             )
 
     def _apply(self, split: MemorySplit) -> None:
-        """What becomes smaller goes first, and comes back where the other finds no room."""
+        """Shrink one part before growing the other; undo the shrink if the growth fails."""
         old = self.split
         parts = [self._set_slots, self._set_pages]
         if split.num_slots > old.num_slots:

@@ -1,4 +1,4 @@
-"""Chunks on their way out: each to its request, and one wake-up for all who wait, behind the step."""
+"""Delivers chunks to their requests; after the step it wakes each waiting caller once."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _log = logging.getLogger(__name__)
 
 
 class Delivery:
-    """Calls what requests brought along. Their bugs are logged and take nobody else down."""
+    """Calls the requests' callbacks. Exceptions in them are logged and affect no other request."""
 
     def __init__(self, cancel: Callable[[str], None]) -> None:
-        """cancel: given the id of a request whose `on_chunk` raised before its last chunk."""
+        """cancel: called with the id of a request whose `on_chunk` raised before its last chunk."""
         self._cancel = cancel
         self._to_wake: set[Callable[[], None]] = set()
 
@@ -29,7 +29,7 @@ class Delivery:
             self._to_wake.add(request.after_step)
 
     def wake(self) -> None:
-        """The step has handed out all that it will: whoever waits may look."""
+        """Call each `after_step` once, after the step's last chunk."""
         while self._to_wake:
             wake = self._to_wake.pop()
             try:

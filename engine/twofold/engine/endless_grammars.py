@@ -1,6 +1,7 @@
-"""Grammars that begin and can never end: no finite answer matches them, and a model would write until it is cut off.
+"""Detects endless grammars: no finite answer matches them, so a model would write until it is cut off.
 
-The compiler takes them, as every text that it has seen could go on. What this file cannot read it takes for finite.
+llguidance accepts them because every prefix has a continuation. A grammar that this module cannot parse counts as
+finite.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any, Final
 
 _MOST_STEPS: Final = 20_000
 _ENDLESS: Final = "<endless>"
-"""A rule that no grammar can have by this name."""
+"""A rule name that no grammar can contain."""
 _TOKEN: Final = re.compile(
     r"""(?P<skip>[ \t\r]+|//[^\n]*|\#[^\n]*)|(?P<line>\n)
     |(?P<text>"(?:\\.|[^"\\\n])*"i?(?:\s*\.\.\s*"(?:\\.|[^"\\\n])*")?|/(?:\\.|[^/\\\n])+/[a-z]*|<[^>\s]+>|@[\w.-]+)
@@ -25,7 +26,7 @@ _TOKEN: Final = re.compile(
 
 
 def is_endless_lark(text: str) -> bool:
-    """Whether no text at all can be derived from `start`."""
+    """Whether no finite text can be derived from `start`."""
     try:
         rules = _rules(text)
     except ValueError:
@@ -39,7 +40,7 @@ def is_endless_lark(text: str) -> bool:
 
 
 def _rules(text: str) -> dict[str, list[str]]:
-    """Each rule's tokens: names, marks, ? and + for what repeats, and "" for what ends by itself."""
+    """Tokens of each rule: names, punctuation, ? and + for repetition, and "" for a terminal."""
     rules: dict[str, list[str]] = {_ENDLESS: [_ENDLESS]}
     body: list[str] = []
     at = 0
@@ -62,7 +63,8 @@ def _rules(text: str) -> dict[str, list[str]]:
 
 
 def _ends(body: list[str], rules: Mapping[str, list[str]], finite: set[str]) -> bool:
-    """Whether one of its choices is made of what ends. ValueError never: an unbalanced body ends."""
+    """Whether one alternative of `body` consists of finite items. Never raises ValueError: an unbalanced body is
+    finite."""
     stack: list[tuple[bool, bool]] = []
     any_choice, choice = False, True
     item = True
@@ -88,7 +90,7 @@ def _ends(body: list[str], rules: Mapping[str, list[str]], finite: set[str]) -> 
 
 
 def is_endless_schema(schema: Any) -> bool:
-    """Whether every value of a JSON schema would hold another one."""
+    """Whether a JSON schema has no finite value."""
     steps = 0
     finite: set[str] = set()
 
@@ -138,7 +140,7 @@ def is_endless_schema(schema: Any) -> bool:
 
 
 def _target(schema: Any, reference: str) -> Any:
-    """What "#/…" refers to; None for nothing."""
+    """The target of a reference "#/…"; None if it does not exist."""
     for part in reference.removeprefix("#").split("/")[1:]:
         key = part.replace("~1", "/").replace("~0", "~")
         schema = schema.get(key) if isinstance(schema, Mapping) else None

@@ -1,7 +1,7 @@
-"""The engine: requests in, tokens out. `Engine.step` reads as one sentence: schedule, forward, sample, emit.
+"""The engine: requests in, tokens out. `Engine.step` is schedule, forward, sample, emit.
 
-Two threads at most touch it: callers (`submit`, `cancel`, `stats`) and the engine's own loop (`start`). They meet only
-in the `Inbox`. Knows nothing of HTTP, terminals or databases; what happens is pushed to a telemetry sink.
+Callers' threads (`submit`, `cancel`, `stats`) and the engine's own loop (`start`) meet only in the `Inbox`. Independent
+of HTTP, terminals and databases; events are pushed to a telemetry sink.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ from twofold.engine.loading import EngineParts, load_parts
 from twofold.engine.prefill_budget import PrefillBudget
 from twofold.engine.recording import Recorder
 from twofold.engine.requests import RequestState, check_request, max_answer_tokens
-from twofold.engine.sampler import Sampler
 from twofold.engine.scheduler import Scheduler
-from twofold.engine.sequences import ScheduledSequence, Sequence
 from twofold.engine.step_clock import StepClock
 from twofold.engine.waiting import Waiter
 from twofold.models import ProgressFn
+from twofold.step.sampler import Sampler
+from twofold.step.sequences import ScheduledSequence, Sequence
 from twofold.telemetry.sink import TelemetrySink
 
 _log = logging.getLogger(__name__)
 
 
 class Engine:
-    """Loads a model and serves requests from it. Make one with `Engine.load`."""
+    """Loads a model and serves requests from it. Create one with `Engine.load`."""
 
     def __init__(
         self, config: EngineConfig, parts: EngineParts, telemetry: TelemetrySink | None = None
@@ -113,23 +113,23 @@ class Engine:
         """
         return cls(config, load_parts(config, progress), telemetry)
 
-    # ---- what callers use -------------------------------------------------------------------------------------------
+    # ---- callers' threads -------------------------------------------------------------------------------------------
 
     def compile(self, constraint: Constraint) -> CompiledConstraint:
-        """What requests may be given as `constraint`; kept, so that the next one is quick. Blocks. Thread-safe.
+        """Compile a constraint for use in requests; the result is cached. Blocks. Thread-safe.
 
         Raises:
-            RequestError: it is too large, no grammar, not supported, or nothing can match it.
-            CapacityError: too many grammars wait to be compiled.
+            RequestError: the grammar is too large, invalid, unsupported, or matches nothing.
+            CapacityError: too many grammars are waiting to be compiled.
         """
         return self._grammars.compile(constraint)
 
     def submit(self, request: GenerationRequest) -> None:
-        """Queue a request; its chunks come on the engine's thread. Thread-safe.
+        """Queue a request; its chunks are delivered on the engine's thread. Thread-safe.
 
         Raises:
             RequestError: the request can never be served as it is.
-            CapacityError: too many wait already, or the engine is draining.
+            CapacityError: too many requests are waiting, or the engine is draining.
         """
         by_priority = self.config.scheduling_policy == "priority"
         check_request(request, self.vocab_size, self.max_context, by_priority=by_priority)
@@ -150,7 +150,7 @@ class Engine:
         self._inbox.put(request.request_id, self.check_room, begin)
 
     def check_room(self) -> None:
-        """CapacityError where any request would be refused now. Thread-safe."""
+        """Raise CapacityError if any request would be refused now. Thread-safe."""
         if self.control.asleep:
             raise CapacityError(
                 "the server was sent to sleep and takes no requests until it is woken", asleep=True
@@ -161,11 +161,11 @@ class Engine:
             )
 
     def cancel(self, request_id: str) -> None:
-        """Give a request up; its last chunk has finish reason "cancelled". Unknown ids do nothing. Thread-safe."""
+        """Cancel a request; its last chunk has finish reason "cancelled". Unknown ids are ignored. Thread-safe."""
         self._inbox.cancel(request_id)
 
     def start(self) -> None:
-        """Serve on a thread of the engine's own, until `close`."""
+        """Serve on the engine's own thread until `close`."""
         self._thread = threading.Thread(target=self._serve, name="twofold-engine", daemon=True)
         self._thread.start()
 
@@ -174,7 +174,7 @@ class Engine:
         return self._inbox.drain(0.0 if self.control.asleep else timeout_s)
 
     def close(self) -> None:
-        """Cancel what still runs, end the thread, flush telemetry's events. Safe to call twice."""
+        """Cancel running requests, end the thread, flush telemetry events. Safe to call twice."""
         self._inbox.close()
         if self._thread is not None:
             self._thread.join()
@@ -203,11 +203,11 @@ class Engine:
         endpoint: str = "generate",
         constraint: Constraint | None = None,
     ) -> Usage:
-        """Answer one prompt and return when done. Without `start`, the calling thread does the work.
+        """Answer one prompt and return when done. Without `start`, the calling thread computes.
 
         Raises:
             RequestError, CapacityError: as `submit`. KernelError: the native code failed.
-            KeyboardInterrupt: passed on after the request was cancelled.
+            KeyboardInterrupt: re-raised after the request was cancelled.
         """
         waiter = Waiter(on_chunk)
         prompt = tuple(prompt_token_ids)
@@ -223,12 +223,12 @@ class Engine:
 
     @property
     def mapped_weights(self) -> MappedWeights | None:
-        """How far the weights of a packed model are in memory; None of any other."""
+        """How much of a packed model's weights is in memory; None for any other model."""
         return None if self._residency is None else self._residency.weights
 
     @property
     def sampling_s(self) -> float:
-        """Spent on picking tokens, since the start."""
+        """Time spent sampling since the start."""
         return self._runner.sampling_s
 
     @property
@@ -237,7 +237,7 @@ class Engine:
 
     @property
     def max_num_seqs(self) -> int:
-        """Requests that may run at the same time."""
+        """Maximum number of running requests."""
         return self.config.max_num_seqs
 
     @property
@@ -246,7 +246,7 @@ class Engine:
         return self.control.split.max_context
 
     def live_requests(self) -> list[RequestProgress]:
-        """Those that run, then those that wait, as other threads can see it: one that moves meanwhile comes once."""
+        """Running requests, then waiting ones, as seen from another thread; each is listed once."""
         return self.control.requests()
 
     def stats(self) -> EngineStats:
@@ -267,6 +267,8 @@ class Engine:
                 prefix_cache_hits=self._pool.num_hits,
                 prefetch=self._recorder.prefetch,
                 dynamic_update=self._moe.dynamic_update.counts,
+                num_preemptions=self._scheduler.num_preemptions,
+                step_tokens=dict(self._recorder.step_tokens),
             )
 
     # ---- the engine's thread ----------------------------------------------------------------------------------------
@@ -281,7 +283,7 @@ class Engine:
         if not scheduled:
             self._delivery.wake()
             self._step_clock.idle()
-            # Where files of the prefix cache are being read, newcomers are looked for every few milliseconds.
+            # While prefix-cache files are being read, check for new requests every few milliseconds.
             return self._scheduler.has_work and self._pool.wait_for_files(0.005)
         self._step_clock.scheduled()
         started_s, clock = time.time(), self._tick()
@@ -325,7 +327,8 @@ class Engine:
         return True
 
     def _take_up(self, scheduled: Seq[ScheduledSequence], clock: float) -> None:
-        """What the engine needs of a step's sequences; it holds as long as the scheduler gives the very same list."""
+        """Set up per-step state of the scheduled sequences; it stays valid while the scheduler returns the same
+        list."""
         self._scheduled = scheduled
         self._step_answers = [self._answers[item.sequence.number] for item in scheduled]
         self._step_samplers = [
@@ -342,7 +345,7 @@ class Engine:
                 if self.step():
                     continue
                 self._finish_background_work()
-            except Exception as error:  # a bug of ours: nobody may wait for an answer that never comes
+            except Exception as error:  # an internal bug: fail all requests so that no caller waits for ever
                 _log.exception("the engine's loop failed; all its requests are given up")
                 self._fail(list(self._answers.values()), error)
                 self._delivery.wake()
@@ -359,7 +362,7 @@ class Engine:
                 nothing_to_do.append(answer)
                 return
             if answer.sequence.num_prompt_tokens + answer.sequence.max_tokens > self.max_context:
-                too_long.append(answer)  # by now: the KV cache was made smaller after it was accepted
+                too_long.append(answer)  # the KV cache was made smaller after the request was accepted
                 return
             if answer.sequence.request.return_routed_experts:
                 self._recorder.watch_routing(answer.sequence.number)
@@ -380,9 +383,9 @@ class Engine:
                 self._finish(answer, "cancelled")
 
     def _emit(self, answer: RequestState, token: int, now: float) -> None:
-        """Take a sampled token into its answer, hand its text out, and finish the answer if it was the last."""
+        """Append a sampled token to its answer, deliver its text, and finish the answer if it was the last."""
         sequence = answer.sequence
-        if sequence.max_tokens == 0:  # its prompt alone was asked about
+        if sequence.max_tokens == 0:  # only prompt log probabilities were requested
             self._finish(answer, "length")
             return
         if answer.failure is not None:
@@ -400,11 +403,7 @@ class Engine:
             self._delivery.hand_out(answer.sequence.request, answer.chunk(text))
 
     def _finish(
-        self,
-        answer: RequestState,
-        reason: FinishReason,
-        text: str = "",
-        error: str | None = None,
+        self, answer: RequestState, reason: FinishReason, text: str = "", error: str | None = None
     ) -> None:
         self._scheduler.finish(answer.sequence, keep=error is None)
         del self._answers[answer.sequence.number]
@@ -421,18 +420,18 @@ class Engine:
         self._num_steps += 1
 
     def _changed(self, what: Literal["resize", "sleep", "wake"]) -> None:
-        """The memory was split otherwise, or given back."""
+        """Record that memory was split differently or freed."""
         self._recorder.control(what, self._moe.num_slots, self._pool.num_pages)
         self.info = dataclasses.replace(self.info, num_slots=self.control.split.num_slots)
         self._step_clock.idle()
 
     def _finish_background_work(self) -> None:
-        """No work is left: background uploads land and everything recorded so far is handed over."""
+        """Finish background uploads and pass on all recorded events; called when no work is left."""
         self._moe.idle()
         self._recorder.drain()
 
     def _tick(self) -> float:
-        """Read the native clock; only the engine's thread may, callers see its last reading."""
+        """Read the native clock. Only the engine's thread may; callers see its last reading."""
         virtual_us = self._moe.virtual_now_us
         self._virtual_s = None if virtual_us is None else virtual_us * 1e-6
         return self._now_s()

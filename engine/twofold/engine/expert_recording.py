@@ -1,6 +1,6 @@
-"""Records which experts are routed to while the engine serves: start, stop and dump, at any time.
+"""Records expert routing while the engine serves: start, stop and dump at any time.
 
-Mode stat costs a step nothing here: the executor counts. Files are written by the caller's thread, beside the steps.
+Mode stat adds no work to a step here: the executor counts. Files are written on the caller's thread, beside the steps.
 """
 
 from __future__ import annotations
@@ -22,19 +22,20 @@ from twofold.experts.routing_record import PLACEMENTS
 
 T = TypeVar("T")
 SAMPLED: Final = 8
-"""Of so many steps mode stat_approx counts the first."""
+"""Mode stat_approx counts the first of every SAMPLED steps."""
 _RESIDENT: Final = 2
 _log = logging.getLogger(__name__)
 
 
 class Order(Protocol):
-    """Has the engine's thread do something between two steps; see `LiveControl.between_steps`."""
+    """Runs work on the engine's thread between two steps; see `LiveControl.between_steps`."""
 
     def __call__(self, work: Callable[[], T]) -> T: ...
 
 
 class ExpertRecording:
-    """One per engine. `after_step` is the engine's thread's; everything else may be called from any other."""
+    """Expert recording of one engine. Only the engine's thread calls `after_step`; other methods may be called from any
+    other thread."""
 
     def __init__(
         self, config: EngineConfig, model: RecordedModel, moe: MoeRuntime, between_steps: Order
@@ -49,14 +50,14 @@ class ExpertRecording:
         if config.record_gpu_expert_distribution:
             self._start(config.expert_distribution_recorder_mode)
 
-    # ---- what callers use -------------------------------------------------------------------------------------------
+    # ---- callers' threads -------------------------------------------------------------------------------------------
 
     def start(self, mode: str | None = None) -> dict[str, Any]:
-        """Record anew from the next step on; what was recorded and not dumped is gone. Returns as `status`, and under
-        "discarded_passes" how much that was.
+        """Start a new recording at the next step; data not dumped is discarded. Returns as `status`, plus the number of
+        discarded passes under "discarded_passes".
 
         Raises:
-            RequestError: there is no such mode.
+            RequestError: unknown mode.
         """
         mode = mode or self._config.expert_distribution_recorder_mode
         if mode not in RECORDER_MODES:
@@ -66,20 +67,20 @@ class ExpertRecording:
         return self._between_steps(lambda: self._start(mode))
 
     def stop(self) -> dict[str, Any]:
-        """Record no more; what was recorded stays until it is dumped. Returns as `status`. Safe to call twice."""
+        """Stop recording; recorded data stays until it is dumped. Returns as `status`. Safe to call twice."""
         return self._between_steps(self._stop)
 
     def status(self) -> dict[str, Any]:
-        """Whether something is being recorded, and what `Recording.summary` says of it."""
+        """Whether a recording is running, and its `Recording.summary`."""
         return self._between_steps(self._status)
 
     def dump(self) -> dict[str, Any]:
-        """Write what was recorded since the start or the last dump, and go on from zero. Returns its summary, and the
-        files' names under "files".
+        """Write what was recorded since the start or the last dump, then continue from zero. Returns the summary, with
+        file names under "files".
 
         Raises:
             RequestError: there is nothing to write.
-            ConfigError: it cannot be written; it is still there.
+            ConfigError: writing failed; the data is kept.
         """
         with self._dumping:
             recording, resident = self._between_steps(self._take)
@@ -99,26 +100,26 @@ class ExpertRecording:
         return recording.summary() | {"files": [str(path.absolute()) for path in files]}
 
     def close(self) -> None:
-        """Write what --record-gpu-expert-distribution asked for and nobody has dumped."""
+        """Dump a recording started by --record-gpu-expert-distribution, if it has not been dumped."""
         if not self._config.record_gpu_expert_distribution:
             return
         try:
             self.dump()
         except RequestError:
-            pass  # no step, or all of them are in a dump
+            pass  # no step was recorded, or all are in a dump
         except ConfigError as error:
             _log.error("the recording of routed experts is lost: %s", error)
 
     # ---- the engine's thread ----------------------------------------------------------------------------------------
 
     def after_step(self, number: int) -> None:
-        """Step `number` is done."""
+        """Record step `number`, which has finished."""
         if not self._keeps_passes:
             return
         recording, record = self._recording, self._moe.routing
         assert recording is not None
         counts, num_passes, num_tokens = record.take()
-        if num_passes == 0:  # it was lost
+        if num_passes == 0:  # the pass was lost
             return
         recording.add(counts, num_passes, num_tokens)
         rows = record.take_step() if recording.mode == "per_token" else None
@@ -149,7 +150,7 @@ class ExpertRecording:
         return {"recording": self._running} | ({} if recording is None else recording.summary())
 
     def _current(self) -> Recording | None:
-        """With all that was counted up to now."""
+        """The recording with everything counted so far."""
         if self._recording is not None and self._running:
             self._recording.add(*self._moe.routing.take())
         return self._recording

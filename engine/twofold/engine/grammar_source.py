@@ -1,8 +1,8 @@
-"""From a constraint to llguidance: its grammar, its bounds, the model's tokens.
+"""Translates a constraint for llguidance: its grammar, its limits, the model's tokens.
 
-Also run as a process of its own, in which every grammar is tried before the server compiles it: a regular expression
-that takes minutes, or a schema nested so deeply that the stack ends, costs that process. It therefore imports nothing
-of ours, and both sides build the same things from the same functions.
+Also runs as a separate process that tries every grammar before the server compiles it. A regular expression that takes
+minutes, or a schema nested so deeply that the stack overflows, then costs only that process. This module therefore
+imports no other Twofold module, and both sides build the same objects from the same functions.
 """
 
 from __future__ import annotations
@@ -21,31 +21,31 @@ from typing import Any, Final
 import llguidance
 
 JSON_WHITESPACE: Final = r"[ \t]|\r?\n[ \t]{0,64}"
-"""Between JSON's tokens; unbounded, a model may write whitespace for ever."""
+"""Whitespace between JSON tokens; bounded, or a model may write whitespace for ever."""
 _TRIAL_STEPS: Final = 48
 _TRIAL_S: Final = 1.0
 _TRIAL_STACK_BYTES: Final = 4 * 1024 * 1024
-"""Half of what the server's threads have: what passes here has room there."""
+"""Half the stack of the server's threads, so a grammar that passes here has room there."""
 _TRIAL_MEMORY_BYTES: Final = 3 * 1024**3
 _MAX_MESSAGE: Final = 400
 _OPTIONS: Final = '%llguidance {"no_forcing": true}\n'
-"""Whoever picks sees every way to spell a text that must come: the model decides, and no tokenizer is called."""
+"""Every tokenisation of forced text stays allowed: the model decides, and no tokenizer is called."""
 
 
 class TokenTable:
-    """A vocabulary as llguidance reads it: the bytes of each token; special ones are no text."""
+    """A vocabulary in llguidance's form: the bytes of each token; special tokens are not text."""
 
     is_tokenizer_wrapper = True
     bos_token_id = None
 
     def __init__(self, tokens: Sequence[bytes], special: Sequence[int]) -> None:
-        """A token without bytes never comes."""
+        """A token without bytes is never allowed."""
         self.tokens = list(tokens)
         self.special_token_ids = list(special)
         self.eos_token_id = 0
 
     def __call__(self, text: bytes) -> list[int]:
-        """What llguidance would spell forced texts by, which nobody asks it for."""
+        """Tokenises forced text. Required by llguidance, but unused with `no_forcing`."""
         return []
 
     def compiled(self, eos: Sequence[int]) -> llguidance.LLTokenizer:
@@ -55,15 +55,15 @@ class TokenTable:
 
 
 def limits() -> llguidance.LLParserLimits:
-    """Bounds of one grammar's memory and of one mask's time, which is 15 ms at most."""
+    """Limits of one grammar's memory and of one mask's time (15 ms at most)."""
     return llguidance.LLParserLimits(max_lexer_states=50_000, max_grammar_size=200_000, verbose_errors=False)
 
 
 def grammar_of(kind: str, text: str, whitespace_pattern: str | None, frame: str | None = None) -> str:
-    """The grammar as llguidance takes it; of the fields see `api.constraints.Constraint`.
+    """The grammar in llguidance's form. For the fields see `api.constraints.Constraint`.
 
     Raises:
-        ValueError: what is no JSON, or a schema that is no object.
+        ValueError: invalid JSON, or a schema that is not an object.
     """
     if kind == "json_schema":
         try:
@@ -92,17 +92,17 @@ def grammar_of(kind: str, text: str, whitespace_pattern: str | None, frame: str 
 
 
 def compiled(tokens: llguidance.LLTokenizer, grammar: str) -> tuple[llguidance.LLMatcher, str]:
-    """The matcher at its beginning, and why it cannot be used ("": it can)."""
+    """The matcher at its initial state, and why it cannot be used ("" if it can)."""
     matcher = llguidance.LLMatcher(tokens, grammar, log_level=0, limits=limits())
     if matcher.is_error():
         return matcher, told(matcher.get_error())
     warnings = matcher.get_grammar_warnings()
-    # What it warns of is left out of the grammar.
+    # What a warning names is missing from the grammar.
     return matcher, told("; ".join(warnings)) if warnings else ""
 
 
 def told(error: str) -> str:
-    """llguidance's words on one line."""
+    """llguidance's error message on one line."""
     text = " ".join(error.replace("<non-verbose/>", "").split())
     if text == "NoExtensionBias":
         return "nothing can match it"
@@ -110,7 +110,7 @@ def told(error: str) -> str:
 
 
 def trial(tokens: llguidance.LLTokenizer, grammar: str) -> str:
-    """Why a grammar cannot be used, found by compiling it and by writing a little that matches it."""
+    """Why a grammar cannot be used. Compiles it and generates a short match to find out."""
     matcher, error = compiled(tokens, grammar)
     if error:
         return error
@@ -130,7 +130,7 @@ def trial(tokens: llguidance.LLTokenizer, grammar: str) -> str:
 
 
 def _serve() -> None:
-    """Reads the vocabulary, then grammars, one a line; answers each with what is wrong with it."""
+    """Read the vocabulary, then grammars, one per line; answer each with its error."""
     resource.setrlimit(resource.RLIMIT_AS, (_TRIAL_MEMORY_BYTES, _TRIAL_MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     vocabulary = json.loads(sys.stdin.readline())

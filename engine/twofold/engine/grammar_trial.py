@@ -1,4 +1,4 @@
-"""The process in which grammars are tried before this one compiles them (`grammar_source.trial`)."""
+"""The separate process that tries grammars before this process compiles them (`grammar_source.trial`)."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from typing import Any, Final
 from twofold.api.errors import CapacityError
 
 TIMEOUT_S: Final = 10.0
-"""For one grammar. A large schema takes a tenth of a second."""
+"""Timeout per grammar. A large schema takes a tenth of a second."""
 _START_S: Final = 60.0
-"""To read the vocabulary as well: half a second for 150,000 tokens."""
+"""Timeout of the first grammar, which includes reading the vocabulary: half a second for 150,000 tokens."""
 _QUEUE_S: Final = 30.0
 _NICENESS: Final = 10
 
 
 class GrammarTrial:
-    """Started when first needed, and again when a grammar has ended it. Thread-safe; one grammar at a time."""
+    """Trial process, started on first use and again after a grammar killed it. Thread-safe; one grammar at a time."""
 
     def __init__(self, vocabulary: dict[str, Any]) -> None:
-        """vocabulary: tokens in base64, ids of special ones and of those that end an answer."""
+        """vocabulary: tokens in base64, ids of special tokens and of tokens that end an answer."""
         self._vocabulary = json.dumps(vocabulary)
         self._lock = threading.Lock()
         self._process: subprocess.Popen[str] | None = None
 
     def error_of(self, grammar: str) -> str:
-        """Why the grammar cannot be used; "" if it can. CapacityError when others keep the process busy."""
+        """Why the grammar cannot be used; "" if it can. CapacityError if the process stays busy with other grammars."""
         if not self._lock.acquire(timeout=_QUEUE_S):
             raise CapacityError(
                 "other requests' grammars are being compiled; try later", retry_after_s=_QUEUE_S
@@ -58,7 +58,7 @@ class GrammarTrial:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
-            # Ctrl-C in a terminal is for the server, which drains first.
+            # Ctrl-C in a terminal goes to the server, which drains first.
             start_new_session=True,
         )
         os.setpriority(os.PRIO_PROCESS, self._process.pid, _NICENESS)
@@ -88,7 +88,7 @@ class GrammarTrial:
             self._process.stdin.write(line + "\n")
             self._process.stdin.flush()
         except BrokenPipeError:
-            pass  # it has ended, which reading tells
+            pass  # the process has ended, which reading detects
 
     def _end(self) -> None:
         if self._process is not None:

@@ -1,4 +1,4 @@
-"""Whether another split of the memory fits, where expert slots and KV cache both lie in host memory."""
+"""Checks whether a new memory split fits where expert slots and KV cache are both in host memory."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from twofold.api.config import EngineConfig
 from twofold.api.errors import ConfigError
 from twofold.api.types import MemorySplit
 from twofold.blocks import ops
-from twofold.engine.capacity import longest_request
-from twofold.engine.runner import Planner
 from twofold.experts.accelerator import num_slots
 from twofold.experts.moe import MoeRuntime
 from twofold.experts.pins import check_pins, usable_slots
 from twofold.models import ModelFiles
+from twofold.step.capacity import longest_request
+from twofold.step.runner import Planner
 from twofold.weights.host_memory import available_memory_bytes
 
 
 def host_planner(files: ModelFiles, moe: MoeRuntime, kv_cache: ops.StateCache, page_bytes: int) -> Planner:
-    """For a model on the CPU, its experts there too, or on an accelerator that is emulated."""
+    """Planner for a model on the CPU with its experts on the CPU or on an emulated accelerator."""
     model = files.config
     num_layers, stride = len(model.moe_layers), _core.slot_stride(moe.expert_bytes)
 
@@ -34,7 +34,7 @@ def host_planner(files: ModelFiles, moe: MoeRuntime, kv_cache: ops.StateCache, p
                 f"--max-total-tokens was given {asked.max_total_tokens}, less than one page of {asked.page_size} "
                 "tokens; give at least that"
             )
-        # What becomes larger, and what is there twice while pages move.
+        # Growth, plus the pages that exist twice while they move.
         grown = max(pages - kv_cache.num_pages, 0)
         moved = min(num_used, pages) if pages != kv_cache.num_pages else 0
         more_slots = max(slots * stride - moe.device_bytes, 0)

@@ -1,4 +1,4 @@
-"""Where callers and the engine's thread meet: requests on their way in, cancellations, and which are still live."""
+"""Thread-safe queue between callers and the engine's thread: new requests, cancellations and live request ids."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ T = TypeVar("T")
 
 
 class Inbox:
-    """Thread-safe. Callers put, cancel and drain; the engine's thread takes, and says what is finished."""
+    """Thread-safe. Callers put, cancel and drain; the engine's thread takes requests and reports finished ones."""
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
-        """Guards everything here. Whoever counts requests here and in the scheduler together holds it."""
+        """Guards all fields. Hold it to count requests here and in the scheduler consistently."""
         self._new: deque[RequestState] = deque()
         self._cancelled: set[str] = set()
         self._live: set[str] = set()
         self._orders: deque[Callable[[Exception | None], None]] = deque()
         self._closed = False
         self.draining = False
-        """No request is taken any more."""
+        """Whether new requests are refused."""
 
     def __len__(self) -> int:
         return len(self._new)
 
-    # ---- what callers use -------------------------------------------------------------------------------------------
+    # ---- callers' threads -------------------------------------------------------------------------------------------
 
     def put(self, request_id: str, check_room: Callable[[], None], begin: Callable[[], RequestState]) -> None:
-        """Take a request in: `check_room` raises CapacityError where there is none, `begin` makes its state.
+        """Accept a request. `check_room` raises CapacityError if there is no room; `begin` makes the request's state.
 
         Raises:
             RequestError: the id is in use.
@@ -55,7 +55,7 @@ class Inbox:
             self.changed.notify()
 
     def cancel(self, request_id: str) -> None:
-        """Unknown ids do nothing."""
+        """Cancel a request. Unknown ids are ignored."""
         with self.changed:
             if request_id in self._live:
                 self._cancelled.add(request_id)
@@ -69,7 +69,7 @@ class Inbox:
             return self.changed.wait_for(lambda: not self._live, timeout_s)
 
     def close(self) -> None:
-        """Cancel what is live and end the engine's wait for work, for good."""
+        """Cancel live requests and end the engine's wait for work permanently."""
         with self.changed:
             self.draining = True
             self._cancelled |= self._live
@@ -77,10 +77,10 @@ class Inbox:
             self.changed.notify()
 
     def order(self, work: Callable[[], T]) -> T:
-        """Have the engine's thread do something between two steps, and return what that did.
+        """Run `work` on the engine's thread between two steps and return its result.
 
         Raises:
-            CapacityError: the engine is closed. And whatever `work` raises.
+            CapacityError: the engine is closed. Also whatever `work` raises.
         """
         done: Future[T] = Future()
 
@@ -99,10 +99,10 @@ class Inbox:
             self.changed.notify()
         return done.result()
 
-    # ---- what the engine's thread uses ------------------------------------------------------------------------------
+    # ---- the engine's thread ----------------------------------------------------------------------------------------
 
     def take(self, receive: Callable[[RequestState], None]) -> None:
-        """Hand over what is new, oldest first. Nobody can count a request twice, or not at all, meanwhile."""
+        """Pass new requests to `receive`, oldest first. Concurrent counts see each request exactly once."""
         if not self._new:
             return
         with self.changed:
@@ -110,7 +110,7 @@ class Inbox:
                 receive(self._new.popleft())
 
     def carry_out_orders(self) -> None:
-        """Those that have come, in order; none that came too late."""
+        """Run the pending orders in sequence; after `close` they are refused."""
         while self._orders:
             self._orders.popleft()(_closed() if self._closed else None)
 
@@ -127,7 +127,7 @@ class Inbox:
             self.changed.notify_all()
 
     def wait_for_work(self) -> bool:
-        """Sleep until something is new, cancelled or closed. False if closed."""
+        """Sleep until there is a new request, a cancellation, or close. False if closed."""
         with self.changed:
             self.changed.wait_for(lambda: self._new or self._cancelled or self._orders or self._closed)
             return not self._closed

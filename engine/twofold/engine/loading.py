@@ -1,7 +1,6 @@
-"""From a configuration to all that an engine owns: model, experts, KV cache, tokenizer, and the record of the run.
+"""Loads everything an engine owns from a configuration: model, experts, KV cache, tokenizer and run record.
 
-Chooses the accelerator and builds for it; serves nothing. What differs where dense weights live on a GPU is
-`device_loading`.
+Chooses the accelerator and builds for it. `device_loading` holds what differs where dense weights are on a GPU.
 """
 
 from __future__ import annotations
@@ -18,15 +17,11 @@ from twofold.api.config import EngineConfig
 from twofold.api.types import RunInfo
 from twofold.blocks import ops
 from twofold.device.finding import choose_accelerator
-from twofold.engine.capacity import plan_capacity
-from twofold.engine.expert_loading import load_experts, slot_plan
 from twofold.engine.host_plan import host_planner
 from twofold.engine.kv_cache import PagePool
-from twofold.engine.model import LoadedModel
 from twofold.engine.module_rules import ModuleRules, apply_rules
-from twofold.engine.prefix_loading import make_pool
+from twofold.engine.prefix.loading import make_pool
 from twofold.engine.residency import Residency
-from twofold.engine.runner import LoadedRunner, ModelRunner
 from twofold.experts.accelerator import AcceleratorChoice, num_slots
 from twofold.experts.expert_recordings import RecordedModel
 from twofold.experts.moe import MoeRuntime
@@ -36,26 +31,32 @@ from twofold.experts.policies import check_policy
 from twofold.experts.warm_start import open_cache_state
 from twofold.models import ModelFiles, ProgressFn, open_model_files
 from twofold.models.bundled import bundled_model_path
-from twofold.tokenizer import Tokenizer
+from twofold.models.sizing import trace_sizes
+from twofold.step.capacity import plan_capacity
+from twofold.step.expert_loading import load_experts, slot_plan
+from twofold.step.model import LoadedModel
+from twofold.step.runner import LoadedRunner, ModelRunner
+from twofold.text.tokenizer import Tokenizer
 from twofold.weights.gguf_source import GgufSource
+from twofold.weights.panel_file import check_if_changed
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class EngineParts:
-    """What `load_parts` made."""
+    """Result of `load_parts`."""
 
     tokenizer: Tokenizer
     info: RunInfo
     kv_pages: PagePool
     loaded: LoadedRunner
-    """The runner, and what its sizes may become."""
+    """The runner, and the planner of its possible sizes."""
     cache_state: Path | None
     residency: Residency | None
-    """Of weights that are mapped."""
+    """Set for memory-mapped weights."""
     recorded: RecordedModel
-    """What recordings of routed experts say of the model."""
+    """Model description for recordings of routed experts."""
 
 
 def load_parts(config: EngineConfig, progress: ProgressFn | None = None) -> EngineParts:
@@ -70,10 +71,12 @@ def load_parts(config: EngineConfig, progress: ProgressFn | None = None) -> Engi
     check_placement(config)
     choice, device = choose_accelerator(config.accelerator)
     path = Path(config.model) if config.model else bundled_model_path()
-    files = open_model_files(path)  # the cheap refusals come before gigabytes are read
+    files = open_model_files(path)  # cheap checks come before gigabytes are read
+    if files.mapped is not None:
+        check_if_changed(files.mapped.path, files.mapped.contents)
     pool = ops.ThreadPool(config.cpu_threads, config.numa)
     files, rules = apply_rules(config, files, pool, choice)
-    # Before the tokenizer, whose half second of parsing leaves the other cores to it.
+    # Before the tokenizer: its half second of parsing leaves the other cores idle.
     residency = _residency(files, pool)
     try:
         tokenizer = _open_tokenizer(config.tokenizer, path, files)
@@ -85,14 +88,14 @@ def load_parts(config: EngineConfig, progress: ProgressFn | None = None) -> Engi
                 num_cores,
             )
         if config.packed_cache is not None:
-            # Imports what writes models, which nothing else here needs.
+            # Imported here: it pulls in the model-writing code, which nothing else here needs.
             from twofold.engine.packed_cache import with_packed_cache
 
             cache = Path(config.packed_cache).expanduser()
             files = with_packed_cache(files, path, cache, pool, progress)
             residency = residency or _residency(files, pool)
         if device is not None:
-            # Imports torch, which nothing else here needs.
+            # Imported here: it pulls in torch, which nothing else here needs.
             from twofold.device.loading import load_on_device
 
             loaded = load_on_device(config, files, pool, choice, device, progress, rules.devices)
@@ -120,12 +123,12 @@ def load_parts(config: EngineConfig, progress: ProgressFn | None = None) -> Engi
 
 
 def _residency(files: ModelFiles, pool: ops.ThreadPool) -> Residency | None:
-    """Of mapped panels, but where they are copied to each node: there the copying reads them."""
+    """Residency of mapped panels; None where they are copied to each NUMA node, because the copy reads them."""
     return None if files.mapped is None or pool.num_nodes > 1 else Residency(files.mapped)
 
 
 def _open_tokenizer(asked: str | None, path: Path, files: ModelFiles) -> Tokenizer:
-    """The one asked for, or the model's; a GGUF file's header, a quarter of a second of parsing, is read once."""
+    """The requested tokenizer, or the model's. A GGUF file's header (a quarter of a second of parsing) is read once."""
     if asked is None and isinstance(files.tensors, GgufSource):
         return Tokenizer.from_gguf(files.tensors.file, vocab_size=files.config.vocab_size)
     return Tokenizer.open(asked or path, vocab_size=files.config.vocab_size)
@@ -139,7 +142,7 @@ def _load_on_cpu(
     progress: ProgressFn | None,
     rules: ModuleRules,
 ) -> LoadedRunner:
-    """Dense weights on the CPU; experts there too, or on an accelerator that is emulated."""
+    """Dense weights on the CPU, experts on the CPU or on an emulated accelerator."""
     slot_bytes = _core.slot_stride(max(map(files.config.routed.expert_bytes, files.expert_formats())))
     slots = num_slots(config, len(files.config.moe_layers), files.config.num_experts, slot_bytes)
     plan = slot_plan(config, files, slots, devices=rules.devices)
@@ -183,7 +186,7 @@ def run_info(
     moe: MoeRuntime,
     pool: ops.ThreadPool,
 ) -> RunInfo:
-    """What is shown and kept of the run."""
+    """The run's description for display and telemetry."""
     model = files.config
     return RunInfo(
         model=str(path),
@@ -202,4 +205,5 @@ def run_info(
         version=__version__,
         config_json=json.dumps(dataclasses.asdict(config)),
         output_changes=moe.output_changes,
+        trace_sizes=trace_sizes(files),
     )

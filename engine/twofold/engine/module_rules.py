@@ -1,4 +1,4 @@
-"""`--optimize-config` for an engine: what rules ask for, held against what this machine and this run can do."""
+"""`--optimize-config` for an engine: checks the rules against this machine and this run, and applies them."""
 
 from __future__ import annotations
 
@@ -11,39 +11,39 @@ from twofold.api.config import EngineConfig
 from twofold.api.errors import ConfigError
 from twofold.blocks import ops
 from twofold.blocks.block import ExpertBlock
-from twofold.engine.model import PerModule
 from twofold.experts.accelerator import AcceleratorChoice
 from twofold.models import ModelFiles
 from twofold.rules.decisions import Decision, decide
 from twofold.rules.placement import read_placement_rules
+from twofold.step.model import PerModule
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class ModuleRules:
-    """What is left to do once formats are settled."""
+    """Rule decisions that remain once formats are settled."""
 
     devices: tuple[str, ...] = ()
-    """Of the experts of each layer that has any: auto, cpu (never in a slot), gpu (always); none given: all auto."""
+    """Expert device per MoE layer: auto, cpu (never in a slot) or gpu (always). Empty: all auto."""
     threads: PerModule[int] | None = None
-    """How many of the pool's each module runs on, 0 for all; None: all."""
+    """Threads of the pool per module, 0 for all; None: all."""
     pools: PerModule[ops.ThreadPool] | None = None
-    """Views of the pool with each module's kernels; None: the process's."""
+    """Per-module views of the pool with that module's kernels; None: the process's kernels."""
     on_cpu: tuple[bool, ...] = ()
-    """Of each module, whether the CPU computes it beside an emulated accelerator; none given: none of them."""
+    """Per module, whether the CPU computes it beside an emulated accelerator. Empty: none."""
     expert_pools: tuple[ops.ThreadPool, ...] = ()
-    """Those of each layer that has experts."""
+    """Pool views of the MoE layers."""
 
     @property
     def levels(self) -> tuple[str, ...]:
-        """Of CPU kernels, by module; none where all have the process's."""
+        """CPU kernel level per module; empty where all use the process's level."""
         if self.pools is None:
             return ()
         return tuple(view.level for view in (self.pools.embedding, *self.pools.blocks, self.pools.head))
 
     def set_kernels(self, store: _core.ExpertStore) -> None:
-        """Of the experts in `store`."""
+        """Set the kernels of the experts in `store`."""
         for layer, view in enumerate(self.expert_pools):
             store.set_kernels(layer, view)
 
@@ -51,9 +51,9 @@ class ModuleRules:
 def apply_rules(
     config: EngineConfig, files: ModelFiles, pool: ops.ThreadPool, choice: AcceleratorChoice
 ) -> tuple[ModelFiles, ModuleRules]:
-    """`files` in the formats that the rules of `config` ask for, and what else they ask for.
+    """`files` in the formats that the rules of `config` ask for, and the remaining decisions.
 
-    Raises ConfigError, with file and line, for what cannot be met.
+    Raises ConfigError, with file and line, for a rule that cannot be met.
     """
     if config.optimize_config is None:
         return files, ModuleRules()
@@ -106,7 +106,7 @@ def _pools(views: Sequence[ops.ThreadPool]) -> PerModule[ops.ThreadPool]:
 
 
 def _pool(decision: Decision, pool: ops.ThreadPool, choice: AcceleratorChoice) -> ops.ThreadPool:
-    """A view of `pool` with the kernels of the module's level. Raises ConfigError for one that cannot be."""
+    """A view of `pool` with the kernels of the module's level. Raises ConfigError if that level is not available."""
     rule, module = decision.rule, decision.module
     if rule is None or rule.backend == "auto":
         return pool

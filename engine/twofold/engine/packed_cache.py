@@ -1,7 +1,7 @@
-"""`--packed-cache DIR`: keeps a model's panels in a file, made when it is first loaded and mapped from then on.
+"""`--packed-cache DIR`: caches a model's panels in a file, made on the first load and memory-mapped afterwards.
 
-The file's name holds the model's fingerprint and the layout of its panels, so another model or build makes another.
-A cache that cannot be written or read costs speed, never the start.
+The file's name holds the model's fingerprint and the panel layout, so another model or build gets its own file. A cache
+that cannot be written or read costs speed but never fails the start.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from twofold.api.errors import ConfigError, ModelLoadError
 from twofold.blocks import ops
 from twofold.blocks.panels import MappedPanels
 from twofold.engine.packing import needed_bytes, source_mark, write_panels
+from twofold.models.derived_model import check_room
 from twofold.models.model_files import ModelFiles, ProgressFn
-from twofold.models.quantise.directory import check_room
 from twofold.weights.gguf_file import model_name
-from twofold.weights.panel_file import SUFFIX, read_contents
+from twofold.weights.panel_file import SUFFIX, check_if_changed, read_contents
 from twofold.weights.panel_writing import PanelFileWriter
 
 _log = logging.getLogger(__name__)
 
 
 def cached_file(files: ModelFiles, source: Path, directory: Path) -> Path:
-    """Where the panels of these files are kept."""
+    """Path of the cached panels of these files."""
     key = hashlib.sha256(f"{source_mark(files)} {_core.panel_layout()}".encode()).hexdigest()[:24]
     return directory / f"{model_name(str(source))}-{key}{SUFFIX}"
 
@@ -37,9 +37,9 @@ def with_packed_cache(
     pool: ops.ThreadPool,
     progress: ProgressFn | None = None,
 ) -> ModelFiles:
-    """`files` from the cache's panels, which are made where there are none; `files` as they are where that fails.
+    """`files` with the cache's panels, which are made if missing; unchanged `files` if that fails.
 
-    Raises ModelLoadError for a source that is damaged.
+    Raises ModelLoadError for a damaged source.
     """
     if files.mapped is not None:
         _log.info("--packed-cache: %s is packed already and mapped as it is", source)
@@ -50,7 +50,7 @@ def with_packed_cache(
         if found is None:
             directory.mkdir(parents=True, exist_ok=True)
             with PanelFileWriter(path, wait=True) as writer:
-                found = _open(path, files)  # by whoever held the lock
+                found = _open(path, files)  # by the process that held the lock
                 if found is None:
                     check_room(directory, needed_bytes(files, with_rows=False))
                     write_panels(files, writer, source, pool, progress, with_rows=False)
@@ -63,13 +63,14 @@ def with_packed_cache(
 
 
 def _open(path: Path, files: ModelFiles) -> MappedPanels | None:
-    """The panels at `path`; None where there are none that can be used, which are written anew."""
+    """The panels at `path`; None if there are none or they are unusable, in which case they are written again."""
     if not path.exists():
         return None
     try:
         contents = read_contents(path)
         if contents.fingerprint != source_mark(files):
             raise ModelLoadError(f"{path}: was packed from another model")
+        check_if_changed(path, contents)
         return MappedPanels(path, contents)
     except ModelLoadError as error:
         _log.warning("--packed-cache: %s; it is written anew", error)

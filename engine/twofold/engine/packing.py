@@ -1,6 +1,6 @@
-"""Packs a model into a file of panels, and into a directory that loads on its own.
+"""Packs a model into a panel file, or into a directory that loads on its own.
 
-A layer at a time: what is being packed is in memory once, as panels, and the source's pages go behind it.
+Works layer by layer: only the layer being packed is in memory, as panels, and the source's pages are released after it.
 """
 
 from __future__ import annotations
@@ -20,13 +20,12 @@ from twofold.api.errors import ConfigError, KernelError, ModelLoadError, Twofold
 from twofold.blocks import ops
 from twofold.blocks.block import BlockWeights, ExpertBlock
 from twofold.blocks.panels import Matrices
-from twofold.engine.expert_loading import moe_shape
 from twofold.experts.packing import make_store, put_layer
 from twofold.experts.slot_plan import MoeShape
+from twofold.models.derived_model import check_room, fingerprint, source_config, write_tokenizer
 from twofold.models.model_files import LoadProgress, ModelFiles, ProgressFn
-from twofold.models.quantise.directory import check_room, fingerprint
-from twofold.models.quantise.origin import source_config, write_tokenizer
 from twofold.models.sizing import measure_files
+from twofold.step.expert_loading import moe_shape
 from twofold.weights.gguf_file import model_name
 from twofold.weights.panel_file import (
     LARGE_PAGE,
@@ -44,16 +43,16 @@ from twofold.weights.weight_format import scale_grid
 
 Rows = npt.NDArray[Any]
 _SLACK_BYTES: Final = 64 * 1024 * 1024
-"""Of a file, what is neither panels nor rows: alignment, contents, tokenizer."""
+"""Bytes of a file besides panels and rows: alignment, contents, tokenizer."""
 
 
 def source_mark(files: ModelFiles) -> str:
-    """The fingerprint of a model that panels are made from."""
+    """The fingerprint of the model that panels are made from."""
     return fingerprint(files, "panels")
 
 
 def needed_bytes(files: ModelFiles, *, with_rows: bool) -> int:
-    """Disk space that `write_panels` takes, rounded up."""
+    """Disk space that `write_panels` needs, rounded up."""
     size = measure_files(files)
     rows = sum(weights.source_bytes for weights in _dense(files)) if with_rows else 0
     return size.dense_bytes + size.expert_bytes + rows + _SLACK_BYTES
@@ -68,7 +67,7 @@ def write_panels(
     *,
     with_rows: bool,
 ) -> None:
-    """Pack all of `files` into `writer`'s file; `with_rows`: so that it needs no model beside it.
+    """Pack all of `files` into `writer`'s file. `with_rows`: also store the rows, so that it loads without the source.
 
     Raises:
         ModelLoadError: the weights are damaged, or memory is short.
@@ -88,6 +87,7 @@ def write_panels(
         tensors.release_pages(names[index])
         tell.done(f"layer {index}", writer.at)
     config.head.cpu(files.head.from_panels(matrices), pool)
+    config.embedding.cpu(files.embedding, pool)  # checks the rows, which are never packed
     writer.align(LARGE_PAGE)
     layers = []
     for panels in _expert_panels(files, shape, pool):
@@ -110,7 +110,7 @@ def write_panels(
 
 
 class _WrittenPanels:
-    """`Panels` that are packed and written."""
+    """`Panels` implementation that packs and writes them."""
 
     def __init__(self, writer: PanelFileWriter) -> None:
         self._writer = writer
@@ -127,9 +127,9 @@ class _WrittenPanels:
 def _expert_panels(
     files: ModelFiles, shape: MoeShape, pool: ops.ThreadPool
 ) -> Iterator[npt.NDArray[np.uint8]]:
-    """Of one layer after the other, as a store of all would hold them."""
+    """Expert panels layer by layer, in the layout of one store of all layers."""
 
-    @functools.lru_cache(maxsize=1)  # fresh memory for every layer would cost its page faults
+    @functools.lru_cache(maxsize=1)  # fresh memory per layer would cost its page faults
     def store_of(formats: tuple[str, str, str]) -> _core.ExpertStore:
         return make_store(replace(shape, num_layers=1, formats=(formats,)), pool)
 
@@ -147,7 +147,7 @@ def _expert_panels(
 
 
 def _write_rows(files: ModelFiles, writer: PanelFileWriter) -> dict[str, StoredTensor]:
-    """The tensors: rows of the dense ones, shapes of the experts."""
+    """Write the tensors: rows of the dense ones, only shapes of the experts."""
     stored: dict[str, StoredTensor] = {}
 
     def put(name: str, format: str, shape: tuple[int, ...], data: Rows | None, scales: Rows | None) -> None:
@@ -204,7 +204,7 @@ def pack_directory(
     pool: ops.ThreadPool,
     progress: ProgressFn | None = None,
 ) -> bool:
-    """Write the directory of a packed model; False where it is there already. A killed run is begun anew.
+    """Write the directory of a packed model; False if it already exists. An interrupted run is started over.
 
     Raises:
         ConfigError: the directory holds something else, is being written, or its disk has too little room.
@@ -246,7 +246,7 @@ def pack_directory(
 
 
 def disk_error(where: Path, error: OSError) -> TwofoldError:
-    """What to tell of a disk that did not take a packed model."""
+    """The error to raise when a disk cannot take a packed model."""
     return TwofoldError(
         f"{where}: cannot be written: {error.strerror or error}; nothing half-done is left, free space or choose "
         "another directory and run the same command again"
@@ -254,7 +254,7 @@ def disk_error(where: Path, error: OSError) -> TwofoldError:
 
 
 def _contents(panel_file: Path) -> Contents | None:
-    """None where there is no such file, or a damaged one."""
+    """Contents of the file; None if it is missing or damaged."""
     try:
         return read_contents(panel_file)
     except ModelLoadError:

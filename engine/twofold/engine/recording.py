@@ -1,11 +1,12 @@
-"""Hands what the engine did to the telemetry sink, and keeps the few figures that `stats` shows.
+"""Passes the engine's events to the telemetry sink and keeps the few figures that `stats` reports.
 
-Pushes and forgets: nothing here waits for a database. Without a sink only the figures are kept.
+Nothing here waits for a database. Without a sink only the figures are kept.
 """
 
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Sequence as Seq
 from typing import Any, Literal
 
@@ -14,9 +15,9 @@ import numpy.typing as npt
 from twofold import _core
 from twofold.api.types import ControlRecord, PlacementCounts, PrefetchCounts, RunInfo, StepRecord
 from twofold.engine.requests import RequestState
-from twofold.engine.sequences import ScheduledSequence
 from twofold.engine.step_clock import StepClock
 from twofold.experts.moe import MoeRuntime
+from twofold.step.sequences import ScheduledSequence
 from twofold.telemetry.routing import RoutingRows
 from twofold.telemetry.sink import CacheEventKind, Placement, TelemetrySink, UploadReason
 
@@ -34,7 +35,7 @@ _RATE_SMOOTHING = 0.1
 
 
 class Recorder:
-    """One per engine; its thread calls everything but `submitted`."""
+    """Telemetry front end of one engine; its thread calls everything but `submitted`."""
 
     def __init__(self, sink: TelemetrySink | None, moe: MoeRuntime, info: RunInfo) -> None:
         self._sink = sink
@@ -45,18 +46,20 @@ class Recorder:
         self.placement = PlacementCounts()
         self.prefetch = PrefetchCounts()
         self.decode_tokens_per_s = 0.0
-        """Of recent decode-only steps, on the run's clock; 0 before the first."""
+        """Speed of recent decode-only steps, on the run's clock; 0 before the first."""
+        self.step_tokens: Counter[int] = Counter()
+        """Number of steps by their token count."""
         moe.enable_events(sink is not None)
         if sink is not None:
             sink.begin_run(info)
 
     def watch_routing(self, number: int) -> None:
-        """Keep the routing of request `number` from now on, until `take_routing`."""
+        """Record the routing of request `number` from now on, until `take_routing`."""
         self._routing[number] = RoutingRows(self._info.num_layers, self._info.num_experts, self._info.top_k)
         self._moe.enable_events(True)
 
     def take_routing(self, number: int) -> npt.NDArray[Any] | None:
-        """[tokens, MoE layers, top_k] of a watched request, None of any other."""
+        """Routing of a watched request, [tokens, MoE layers, top_k]; None for any other request."""
         if number not in self._routing:
             return None
         self.drain()
@@ -66,12 +69,12 @@ class Recorder:
         return rows.arrays()[0]
 
     def request(self, answer: RequestState) -> None:
-        """The request was submitted, has its first token, or is finished."""
+        """Record a request: on submission, first token or finish."""
         if self._sink is not None:
             self._sink.request(answer.record())
 
     def control(self, kind: Literal["resize", "sleep", "wake"], num_slots: int, num_pages: int) -> None:
-        """The engine was changed, and has so much from now on."""
+        """Record a change of the engine with the sizes in effect from now on."""
         if self._sink is not None:
             self._sink.control(ControlRecord(time.time(), kind, num_slots, num_pages))
 
@@ -87,9 +90,11 @@ class Recorder:
         num_running: int,
         num_waiting: int,
     ) -> None:
-        """A step is done. `clock_s` is how long it took on the run's clock."""
+        """Record a finished step. `clock_s` is its duration on the run's clock."""
         num_decode = sum(item.num_tokens == 1 and item.samples for item in scheduled)
-        num_prefill = sum(item.num_tokens for item in scheduled) - num_decode
+        num_tokens = sum(item.num_tokens for item in scheduled)
+        num_prefill = num_tokens - num_decode
+        self.step_tokens[num_tokens] += 1
         if num_prefill == 0 and clock_s > 0:
             rate, previous = num_decode / clock_s, self.decode_tokens_per_s
             self.decode_tokens_per_s = previous + _RATE_SMOOTHING * (rate - previous) if previous else rate
@@ -109,12 +114,12 @@ class Recorder:
                     emulated=emulated,
                 )
             )
-        # A prefill step alone can fill a good part of the rings.
+        # A single prefill step can fill a large part of the rings.
         if num_prefill or time.perf_counter() - self._last_drain > _DRAIN_EVERY_S:
             self.drain()
 
     def drain(self) -> None:
-        """Hand over everything that the native rings hold."""
+        """Pass on everything in the native event rings."""
         self._last_drain = time.perf_counter()
         self.placement = self._moe.counts()
         self.prefetch = self._moe.prefetch_counts()

@@ -1,4 +1,4 @@
-"""One request inside the engine: what it may ask, and its answer as it grows.
+"""State of one request inside the engine: its validation and its growing answer.
 
 `RequestState` joins a scheduled sequence with its sampler, its text and its times. Times are seconds of the run's clock
 unless named `*_unix_s`.
@@ -25,19 +25,19 @@ from twofold.api.types import (
     TokenLogprob,
     Usage,
 )
-from twofold.engine.sampler import Sampler, needs_masks
-from twofold.engine.sequences import Sequence
-from twofold.tokenizer.text_stream import Detokenizer, TextStream
+from twofold.step.sampler import Sampler, needs_masks
+from twofold.step.sequences import Sequence
+from twofold.text.tokenizer.text_stream import Detokenizer, TextStream
 
 MAX_ENTRIES: Final = 1024
-"""Tokens in each of stop_token_ids, logit_bias and (over all its sequences) bad_words."""
+"""Maximum tokens in each of stop_token_ids, logit_bias and (over all its sequences) bad_words."""
 _MOST_TOKENS: Final = 2**31
 
 
 def check_request(
     request: GenerationRequest, vocab_size: int, max_context: int, *, by_priority: bool = False
 ) -> None:
-    """Refuse what can never be served. Raises RequestError that names the parameter."""
+    """Refuse a request that can never be served. Raises RequestError naming the parameter."""
     if request.priority != 0 and not by_priority:
         raise RequestError(
             f"priority is {request.priority}; this engine serves in order of arrival. Leave it out, or start it "
@@ -59,7 +59,7 @@ def check_request(
 
 
 def check_sampling(sampling: SamplingParams, vocab_size: int) -> None:
-    """Raises RequestError naming the parameter, its value and its range."""
+    """Check sampling settings. Raises RequestError naming the parameter, its value and its range."""
     ranges = {**SAMPLING_RANGES, "logprobs": LOGPROBS_RANGE, "prompt_logprobs": LOGPROBS_RANGE}
     for name, allowed in ranges.items():
         value = getattr(sampling, name)
@@ -100,22 +100,22 @@ def _check_tokens(name: str, tokens: Seq[int], vocab_size: int) -> None:
 
 
 def max_answer_tokens(request: GenerationRequest, max_context: int) -> int:
-    """Tokens the answer may have: what was asked for, cut to what the context leaves."""
+    """Most tokens the answer may have: the requested number, limited by the remaining context."""
     room = max_context - len(request.prompt_token_ids)
     wanted = request.sampling.max_tokens
     return room if wanted is None else min(wanted, room)
 
 
 class RequestState:
-    """The answer to one request while it grows. Owned by the engine's thread after submission.
+    """The growing answer to one request. Owned by the engine's thread after submission.
 
-    With slots, as all that every token touches: what the layers have pushed out of the caches is read anew.
+    Uses __slots__ because every token touches it after the layers have evicted it from the CPU caches.
     """
 
     __slots__ = (
         "_ended", "_finish_reason", "_finished", "_finished_unix_s", "_first_token", "_first_token_unix_s",
         "_last_token_ids", "_logprobs", "_num_sent", "_owes_prompt", "_scheduled", "_submitted", "_submitted_unix_s",
-        "_text", "sampler", "sequence",
+        "_text", "_wall", "sampler", "sequence",
     )  # fmt: skip
 
     def __init__(
@@ -144,46 +144,49 @@ class RequestState:
         self._first_token: float | None = None
         self._finished: float | None = None
         self._finish_reason: FinishReason | None = None
+        self._wall = [time.perf_counter()]  # submitted, scheduled, first token
         self._submitted_unix_s = time.time()
         self._first_token_unix_s: float | None = None
         self._finished_unix_s: float | None = None
 
     @property
     def stopped(self) -> bool:
-        """A stop string or a token that ends the answer was met, or what it must match is complete."""
+        """Whether the answer ends: a stop string, a token that ends the answer, or a complete constraint."""
         matcher = self.sampler.matcher
         return self._ended or self._text.stopped or (matcher is not None and matcher.ended)
 
     @property
     def failure(self) -> str | None:
-        """Why the answer cannot go on as the request demands."""
+        """Why the answer cannot continue as the request demands."""
         matcher = self.sampler.matcher
         return None if matcher is None else matcher.error
 
     @property
     def is_empty(self) -> bool:
-        """Neither a token nor anything of the prompt is wanted."""
+        """Whether neither tokens nor prompt log probabilities are requested."""
         return self.sequence.max_tokens == 0 and self.sequence.request.sampling.prompt_logprobs is None
 
     def scheduled(self, now: float) -> None:
-        """The request takes part in a step; only the first one ends its time in the queue."""
+        """Record that the request takes part in a step. The first call ends its time in the queue."""
         if self._scheduled is None:
             self._scheduled = now
+            self._wall.append(time.perf_counter())
 
     def push(self, token: int, now: float) -> str:
-        """Append a token; returns text that may be shown. Tokens that end the answer have none."""
+        """Append a token and return text that may be shown. Tokens that end the answer have no text."""
         self.sequence.token_ids.append(token)
         if self.sampler.logprob is not None:
             self._logprobs.append(self.sampler.logprob)
         if self._first_token is None:
             self._first_token, self._first_token_unix_s = now, time.time()
+            self._wall.append(time.perf_counter())
         if token in self._last_token_ids:
             self._ended = True
             return ""
         return self._text.push(token)
 
     def flush(self) -> str:
-        """Text that was held back until now."""
+        """Return the text that was held back until now."""
         return self._text.flush()
 
     def chunk(
@@ -194,7 +197,7 @@ class RequestState:
         error: str | None = None,
         routed_experts: npt.NDArray[Any] | None = None,
     ) -> Chunk:
-        """The next piece of the answer: `text`, and all tokens that no chunk has carried yet."""
+        """The next piece of the answer: `text` and every token not yet sent in a chunk."""
         token_ids = self.sequence.token_ids
         sent, self._num_sent = self._num_sent, len(token_ids)
         logprobs: tuple[TokenLogprob, ...] = ()
@@ -213,7 +216,7 @@ class RequestState:
         )
 
     def _take_prompt_logprobs(self) -> tuple[TokenLogprob | None, ...] | None:
-        """Once, and only when the whole prompt was computed: a request may end before."""
+        """Return prompt log probabilities once, when the whole prompt is computed. A request may end before that."""
         found = self.sequence.prompt_logprobs
         if len(found) != self.sequence.num_prompt_tokens - 1:
             return None
@@ -231,10 +234,12 @@ class RequestState:
             decode_s=decode_s,
             clock=clock,
             cached_tokens=self.sequence.num_cached,
+            wall_s=self._wall_durations(),
+            max_tokens=self.sequence.max_tokens,
         )
 
     def record(self) -> RequestRecord:
-        """The request as telemetry keeps it, at its present state."""
+        """The request as telemetry stores it, in its present state."""
         request = self.sequence.request
         queue_s, prefill_s, decode_s = self._durations()
         return RequestRecord(
@@ -254,8 +259,16 @@ class RequestState:
             cached_tokens=self.sequence.num_cached,
         )
 
+    def _wall_durations(self) -> tuple[float, float, float]:
+        """As `_durations`, in wall time, for the request that ends now."""
+        submitted, *after = self._wall
+        scheduled, first_token, end = (*after, *[time.perf_counter()] * 3)[:3]
+        if not after:
+            return end - submitted, 0.0, 0.0
+        return scheduled - submitted, first_token - scheduled, end - first_token
+
     def _durations(self) -> tuple[float, float, float]:
-        """(queue, prefill, decode); what has not begun lasted 0."""
+        """(queue, prefill, decode); a phase that has not begun lasted 0."""
         if self._scheduled is None:
             return 0.0, 0.0, 0.0
         queue_s = self._scheduled - self._submitted

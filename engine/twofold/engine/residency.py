@@ -1,4 +1,4 @@
-"""Brings mapped panels into memory while requests are answered already, in the order of the layers."""
+"""Loads mapped panels into memory in layer order while requests are already being served."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from twofold.blocks.panels import MappedPanels
 _log = logging.getLogger(__name__)
 _PIECE_BYTES: Final = 32 * 1024 * 1024
 _NICENESS: Final = 10
-"""Whoever computes goes first."""
+"""Niceness of the reading thread: computing threads go first."""
 
 
 class Residency:
-    """A thread that reads and maps a file's panels once; `close` ends it early."""
+    """A thread that reads and maps a file's panels once; `close` stops it early."""
 
     def __init__(self, panels: MappedPanels) -> None:
         self._panels = panels
@@ -40,7 +40,7 @@ class Residency:
     def _work(self) -> None:
         begun = time.perf_counter()
         try:
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)  # of this thread alone
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)  # for this thread only
             while self._done < self._total and not self._closing.is_set():
                 num_bytes = min(_PIECE_BYTES, self._total - self._done)
                 self._panels.mapping.populate(self._done, num_bytes)

@@ -1,10 +1,10 @@
-"""Continuous batching: which tokens of which requests the next step computes.
+"""Continuous batching: chooses which tokens of which requests the next step computes.
 
 Decoding sequences come first, one token each; then prompts are prefilled in chunks. Half of a step's prompt tokens go
-to the prompt that came first, so that nobody starves, the rest to those with the least left, so that a short one need
-not wait for a long one. When pages run out, the youngest sequence gives its pages and its record
-back and starts over later (its text is kept). By priority instead of arrival, each of these asks the request's priority
-first (lower is earlier), also who takes the rest of a step's prompt tokens. Decides only; computes nothing.
+to the oldest prompt, so that no request starves. The rest goes to the prompts with the fewest tokens left, so that
+short ones need not wait for long ones. When pages run out, the youngest sequence is preempted: its pages and record are
+freed and it starts over later (its tokens are kept). With priority scheduling each of these orders compares the
+request's priority first (lower is earlier). The scheduler only decides; it computes nothing.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import Final
 
 from twofold.engine.kv_cache import PagePool
 from twofold.engine.prefill_budget import PrefillBudget
-from twofold.engine.sequences import ScheduledSequence, Sequence
+from twofold.step.sequences import ScheduledSequence, Sequence
 
 _PATIENCE: Final = 4
-"""A prompt without room lets others pass until the engine has computed so many times its tokens; then nobody passes."""
+"""A prompt without room lets others pass until the engine has computed this many times its tokens; then none passes."""
 
 
 class Scheduler:
-    """Holds the waiting and the running sequences."""
+    """Holds the waiting and running sequences."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class Scheduler:
         """
         Args:
             prefill_budget: bounds a step's prompt tokens by time; None: only `max_num_batched_tokens` bounds them.
-            by_priority: requests' priorities come before their arrival; else nobody looks at them.
+            by_priority: order requests by priority before arrival; otherwise priorities are ignored.
         """
         self._by_priority = by_priority
         self._pool = pool
@@ -46,8 +46,9 @@ class Scheduler:
         self._num_scheduled = 0
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
+        self.num_preemptions = 0
         self.num_decoding = 0
-        """Sequences of the step that was scheduled last which get one token of an answer each."""
+        """Decoding sequences in the last scheduled step, one token each."""
         self._answers: list[ScheduledSequence] = []
 
     @property
@@ -60,11 +61,11 @@ class Scheduler:
         self.waiting.append(sequence)
 
     def schedule(self) -> list[ScheduledSequence]:
-        """Pick the next step's tokens and give them pages. Empty only when nothing runs, and nothing waits but what
-        the pool has files read for.
+        """Choose the next step's tokens and allocate their pages. Empty when no sequence is running and every waiting
+        sequence is still loading its prefix from disk.
 
-        The list is not to be changed: while the same sequences decode and nothing else is to be done it is the very
-        same one, by which others know that what they have made of it still holds.
+        Callers must not change the list. While the same sequences decode and nothing else happens, the same list object
+        is returned, so callers may reuse what they derived from it.
         """
         if not self._go_on():
             self._answers = self._next_tokens()
@@ -76,8 +77,8 @@ class Scheduler:
         return answers + prompts if prompts else answers
 
     def finish(self, sequence: Sequence, *, keep: bool = True) -> None:
-        """Take a sequence out, wherever it is, and free its pages and its record. keep: False where its last step
-        failed, of which nothing is to stay."""
+        """Remove a sequence, running or waiting, and free its pages and record. keep: False if its last step failed, so
+        that nothing of it is cached."""
         if sequence in self.running:
             self.running.remove(sequence)
             self._answers = []
@@ -86,8 +87,8 @@ class Scheduler:
         self._pool.release(sequence, keep=keep)
 
     def preempt_until(self, done: Callable[[], bool]) -> int:
-        """Between two steps: sequences give their pages and records back, whose turn is last first, until `done` or
-        nobody runs; they start over later. Returns how many."""
+        """Preempt sequences between two steps, last in order first, until `done` or none runs; they start over later.
+        Returns how many."""
         num_preempted = 0
         while self.running and not done():
             self._preempt(max(self.running, key=self._turn))
@@ -95,12 +96,12 @@ class Scheduler:
         return num_preempted
 
     def pages_moved(self) -> None:
-        """Between two steps, pages have other numbers: what was made of the step before no longer holds."""
+        """Invalidate the last schedule after pages were renumbered between two steps."""
         self._answers = []
 
     def _go_on(self) -> bool:
-        """Whether the sequences that the last step gave a token are all that run and each can have one more; if so they
-        have pages for it. A step of 16 sequences is spared a tenth of a millisecond."""
+        """Reuse the last schedule if the sequences it decoded are all that run and each can have one more token.
+        Allocates their pages. Saves a step of 16 sequences a tenth of a millisecond."""
         if len(self._answers) != len(self.running):
             return False
         page_size = self._pool.page_size
@@ -115,7 +116,7 @@ class Scheduler:
         return True
 
     def _next_tokens(self) -> list[ScheduledSequence]:
-        """One token of everybody who decodes; the oldest come first to pages."""
+        """One token per decoding sequence; the oldest get pages first."""
         scheduled: list[ScheduledSequence] = []
         decoding = [s for s in self.running if s.is_decoding]
         for sequence in sorted(decoding, key=self._turn)[: self._max_num_batched_tokens]:
@@ -124,7 +125,7 @@ class Scheduler:
         return scheduled
 
     def _prompt_chunks(self, num_decoding: int) -> list[ScheduledSequence]:
-        """What a step reads of prompts beside so many answers."""
+        """Prompt chunks of a step with `num_decoding` decoding sequences."""
         budget = self._budget_beside(num_decoding)
         chunks: Counter[Sequence] = Counter()
         readers: set[bytes | None] = set()
@@ -146,15 +147,15 @@ class Scheduler:
         return [ScheduledSequence.of(sequence, count) for sequence, count in chunks.items()]
 
     def _budget_beside(self, num_decoding: int) -> int:
-        """Prompt tokens of a step with so many answers."""
+        """Prompt-token budget of a step with `num_decoding` decoding sequences."""
         room = self._max_num_batched_tokens - num_decoding
         return (
             room if self._prefill_budget is None else min(room, self._prefill_budget.num_tokens(num_decoding))
         )
 
     def _shares(self, prompts: list[Sequence], budget: int) -> list[tuple[Sequence, int]]:
-        """Who may take how much of the budget, one after the other: half of it the first to have come whom there is
-        room for, then whoever has the least left, as much as there is. `prompts`: those that run."""
+        """(sequence, budget share) in order: half for the first sequence by turn that fits, then the whole budget for
+        each by fewest tokens left. `prompts`: the running ones."""
         if budget > 0 and len(self.running) < self._max_num_seqs:
             prompts = prompts + self._waiting_in_turn()
         first = next((s for s in sorted(prompts, key=self._turn) if self._admit(s)), None)
@@ -162,7 +163,7 @@ class Scheduler:
         return ([(first, -(-budget // 2))] if first else []) + [(s, budget) for s in by_left]
 
     def _waiting_in_turn(self) -> list[Sequence]:
-        """Waiting sequences that may be admitted: nobody behind one that has been patient for long enough."""
+        """Waiting sequences that may be admitted: none after one that has waited long enough without room."""
         in_turn = []
         for sequence in sorted(self.waiting, key=self._turn):
             in_turn.append(sequence)
@@ -172,7 +173,7 @@ class Scheduler:
         return in_turn
 
     def _admit(self, sequence: Sequence) -> bool:
-        """Whether the sequence runs, from now on if it has been waiting."""
+        """Whether the sequence runs; admits it if it was waiting and fits."""
         if sequence in self.running:
             return True
         # For the whole prompt, not just its first chunk: two half-filled prompts must not block each other.
@@ -184,7 +185,7 @@ class Scheduler:
         return True
 
     def _make_room(self, sequence: Sequence, scheduled: list[ScheduledSequence]) -> bool:
-        """Give `sequence` pages for all its tokens, preempting whose turn is last; False if that was itself."""
+        """Allocate pages for all tokens of `sequence`, preempting the last in order; False if it preempted itself."""
         while not self._pool.can_grow(sequence):
             in_step = {id(s.sequence) for s in scheduled}
             candidates = [s for s in self.running if id(s) not in in_step]
@@ -207,5 +208,6 @@ class Scheduler:
         self._pool.release(sequence)
         sequence.num_computed = 0
         sequence.was_preempted = True
+        self.num_preemptions += 1
         self._pool.look_up(sequence)
         self.waiting.append(sequence)

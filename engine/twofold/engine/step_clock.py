@@ -1,6 +1,6 @@
-"""Where the time of a step goes: readings at its turning points, and of the clocks that native code keeps.
+"""Measures the parts of a step: wall time at phase boundaries, and readings of clocks kept by native code.
 
-Every clock is read twice per step; without telemetry none but the wall's. What the parts mean says `types.StepParts`.
+Every clock is read twice per step; without telemetry only the wall clock. `types.StepParts` defines the parts.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from typing import NamedTuple
 
 from twofold.api.types import EmulatedParts, StepParts
 from twofold.blocks import ops
-from twofold.engine.runner import Runner
+from twofold.step.runner import Runner
 
 
 class _Reading(NamedTuple):
-    """Of clocks that only grow. Named tuples here, plain arithmetic below: a step of a small model takes 700 µs, and
+    """Readings of monotonic clocks. A named tuple with plain arithmetic: a step of a small model takes 700 µs, and
     dictionaries and dataclasses cost it 50 of them."""
 
     wall_s: float = 0.0
@@ -25,7 +25,8 @@ class _Reading(NamedTuple):
 
 
 class StepClock:
-    """One per engine; its thread calls `begin`, `scheduled`, `computed`, `end` and `recorded`, in this order."""
+    """Step timer of one engine; its thread calls `begin`, `scheduled`, `computed`, `end` and `recorded`, in this
+    order."""
 
     def __init__(self, runner: Runner, *, enabled: bool) -> None:
         self._runner = runner
@@ -36,11 +37,11 @@ class StepClock:
         self._scheduled = self._computed = _Reading()
 
     def begin(self) -> None:
-        """A step may begin: requests are taken in from here on."""
+        """Start a step, before requests are taken in."""
         self._began_s = time.perf_counter()
 
     def idle(self) -> None:
-        """Nothing was to be done; what the step before cost after its end is nobody's."""
+        """End a step without work; the recording time of the previous step is dropped."""
         self._telemetry_s = 0.0
 
     def scheduled(self) -> None:
@@ -52,16 +53,17 @@ class StepClock:
             self._computed = self._read()
 
     def end(self) -> float:
-        """The step's answers are handed out. Returns its seconds of the wall."""
+        """End the step after its answers were delivered. Returns its wall time, plus the recording time of the previous
+        step."""
         self._ended_s = time.perf_counter()
         return self._ended_s - self._began_s + self._telemetry_s
 
     def recorded(self) -> None:
-        """The step has been written down, which the next one is charged with."""
+        """The step has been recorded; the next step is charged with that time."""
         self._telemetry_s = time.perf_counter() - self._ended_s
 
     def parts(self) -> tuple[StepParts, EmulatedParts | None]:
-        """Of the step that has ended, on the wall's clock and on a virtual one."""
+        """Parts of the finished step, on the wall clock and on a virtual one."""
         begin, end = self._scheduled, self._computed
         work0, work1 = begin.work_us, end.work_us
         clock0, clock1 = begin.clock_us, end.clock_us
@@ -78,7 +80,7 @@ class StepClock:
             embed = router = dense_ffn = 0.0
             forward = 1e6 * (end.wall_s - begin.wall_s)
             head = max(forward - sampling - attention - experts_gpu - experts, 0.0)
-        parts = StepParts(  # by position: names take 0.7 us of a step
+        parts = StepParts(  # positional: keywords take 0.7 us of a step
             1e6 * (begin.wall_s - self._began_s),
             1e6 * (end.batch_s - begin.batch_s),
             embed,
@@ -96,6 +98,6 @@ class StepClock:
 
     def _read(self) -> _Reading:
         runner = self._runner
-        # Only those that have a virtual clock, or a device's, know parts of it.
+        # Only virtual and device clocks have parts.
         clock_us = runner.moe.clock_parts() if self._virtual or self._on_device else (0.0,) * 5
         return _Reading(time.perf_counter(), runner.batch_s, runner.sampling_s, ops.work_of_parts(), clock_us)

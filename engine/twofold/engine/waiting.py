@@ -1,4 +1,4 @@
-"""Waiting for one answer, whether a thread of the engine's own computes it or whoever waits does."""
+"""Waits for one answer, computed by the engine's own thread or by the waiting thread itself."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from twofold.api.types import Chunk, Usage
 
 
 class Waiter:
-    """Receives one answer's chunks, passes them on, and waits for the last."""
+    """Receives one answer's chunks, forwards them, and waits for the last."""
 
     def __init__(self, on_chunk: Callable[[Chunk], None] | None) -> None:
         self._on_chunk = on_chunk
@@ -27,10 +27,10 @@ class Waiter:
                 self._done.set()
 
     def wait(self, step: Callable[[], bool] | None, cancel: Callable[[], None]) -> None:
-        """Until the answer is over. step: computes, where no other thread does.
+        """Wait until the answer is finished. step: computes one step, where no other thread does.
 
         Raises:
-            KeyboardInterrupt: passed on after the request was cancelled.
+            KeyboardInterrupt: re-raised after the request was cancelled.
         """
         try:
             if step is None:
@@ -48,7 +48,7 @@ class Waiter:
             raise
 
     def usage(self) -> Usage:
-        """Of the answer that is over. Raises KernelError where it failed."""
+        """Usage of the finished answer. Raises KernelError if it failed."""
         last = self._last
         if last is None or last.finish_reason == "error" or last.usage is None:
             raise KernelError((last and last.error) or "the request failed")

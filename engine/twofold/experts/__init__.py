@@ -1,1 +1,1 @@
-"""Where experts live and run: machine profiles, the choice of accelerator, the packed store and the MoE backend."""
+"""Expert placement and execution: machine profiles, accelerator choice, the packed store and the MoE backend."""

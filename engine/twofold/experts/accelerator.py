@@ -1,4 +1,4 @@
-"""Which accelerator runs experts besides the CPU: `cuda`, `emulated:PROFILE` or `none`; and its slots."""
+"""Accelerator that runs experts besides the CPU (`cuda`, `emulated:PROFILE` or `none`), and its slots."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ DEFAULT_EXPERTS_RATIO = 0.25
 
 @dataclass(frozen=True)
 class AcceleratorChoice:
-    """What was chosen and the reason, which is logged and kept with the run."""
+    """The chosen accelerator and the reason, which is logged and kept with the run."""
 
     kind: Literal["cuda", "emulated", "none"]
     reason: str
     profile: MachineProfile | None = None
     open_device: Callable[[], _cuda.Device] | None = None
-    """Of kind "cuda"."""
+    """Opens the device, for kind "cuda"."""
 
     @property
     def label(self) -> str:
-        """How the accelerator is called everywhere it is shown, e.g. "emulated:rtx4090-pcie4"."""
+        """Display name, e.g. "emulated:rtx4090-pcie4"."""
         return f"emulated:{self.profile.name}" if self.profile else self.kind
 
     @property
@@ -38,7 +38,7 @@ class AcceleratorChoice:
 
 
 def num_slots(config: EngineConfig, num_layers: int, num_experts: int, slot_bytes: int) -> int:
-    """Expert slots of so many bytes, over all layers, that the configuration asks for.
+    """Number of expert slots of `slot_bytes` each, over all layers, that the configuration requests.
 
     Raises:
         ConfigError: more slots per layer than there are experts.
@@ -56,5 +56,5 @@ def num_slots(config: EngineConfig, num_layers: int, num_experts: int, slot_byte
 
 
 def slots_of_mib(mib: int, num_experts: int, slot_bytes: int) -> int:
-    """Whole slots in so many MiB; no more than there are experts in all layers."""
+    """Whole slots in `mib` MiB; at most the number of experts in all layers."""
     return min(mib * 2**20 // slot_bytes, num_experts)

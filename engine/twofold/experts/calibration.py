@@ -1,11 +1,11 @@
-"""Measures what the cost model needs to know of this machine's CPU, and fits it.
+"""Calibration: measures this machine's CPU for the cost model and fits the curve.
 
-A layer that gives n tokens to each of k experts is timed over a grid of (k, n) on experts of the model's own shape
-and number, filled with random weights, so that caches are as warm or cold as in use. Fit: layer(k, n) = a + k c(n);
-`a` is hand-out and join, c the curve of one expert. Its worth is judged on mixed loads that the fit never saw.
+A layer that gives n tokens to each of k experts is timed over a grid of (k, n) on experts of the model's own shape and
+number, filled with random weights, so that caches are as warm or cold as in use. Fit: layer(k, n) = a + k c(n); `a` is
+hand-out and join, c the curve of one expert. The fit is evaluated on mixed loads that were not fitted.
 
-Figures of an accelerator are measured by `device_calibration`; on a machine without one they are taken from a base
-profile and say so.
+Figures of an accelerator are measured by `device_calibration`; on a machine without one they come from a base profile
+and are marked as such.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ TOKENS: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 MAX_STORE_BYTES: Final = 1 << 30
 LEAST_REPEATS: Final = 5
 _MOST_ROWS: Final = 1024
-"""Of a layer in the grid: twice the usual chunk of a prompt."""
+"""Most rows of a layer in the grid: twice the usual prefill chunk."""
 _LAYERS_LIMIT_S: Final = 30.0
 _COPY_BYTES: Final = 64 << 20
 
@@ -50,7 +50,7 @@ ProgressFn = Callable[[str, float], None]
 
 
 class Predicted:
-    """What was measured and what a fit says of it."""
+    """A measurement and the fit's prediction of it."""
 
     measured_us: float
     predicted_us: float
@@ -73,21 +73,21 @@ class Sample(Predicted):
 
 @dataclass(frozen=True)
 class Calibration:
-    """What was measured and how well the fit tells it."""
+    """Measurements, and how well the fit predicts them."""
 
     curve: CpuCurve
     expert_bytes: int
-    """Of one expert, packed."""
+    """Bytes of one packed expert."""
     grid: tuple[Sample, ...]
-    """What the curve was fitted to."""
+    """Samples to which the curve was fitted."""
     unseen: tuple[Sample, ...]
-    """Layers with mixed loads, kept out of the fit."""
+    """Layers with mixed loads, excluded from the fit."""
     thread_us: dict[int, float] = field(default_factory=dict)
     """Threads → time of one decode layer (top-k experts, one token each)."""
     contention: float = 0.0
     """Slow-down of decode while another thread copies memory; 0.22: 22 % slower."""
     copy_gbps: float = 0.0
-    """What that other thread copied meanwhile."""
+    """Copy rate of that other thread meanwhile."""
 
     @property
     def median_error(self) -> float:
@@ -95,7 +95,7 @@ class Calibration:
 
 
 class LayerTimer:
-    """Times MoE layers of random weights on the CPU. Every call takes other experts, as decoding does."""
+    """Times MoE layers of random weights on the CPU. Every call uses other experts, as decode does."""
 
     def __init__(self, shape: MoeShape, pool: ops.ThreadPool, seed: int = 0) -> None:
         layers = max(1, min(shape.num_layers, MAX_STORE_BYTES // (_expert_bytes(shape) * shape.num_experts)))
@@ -107,7 +107,7 @@ class LayerTimer:
         self.use(pool)
 
     def use(self, pool: ops.ThreadPool) -> None:
-        """Compute with another pool from now on."""
+        """Use another pool from now on."""
         self._executor = _core.MoeExecutor(pool, self._store)
         self._executor.events_enabled = True
         size = self.shape.hidden
@@ -115,7 +115,7 @@ class LayerTimer:
         self._dense = ops.LmHead(pool, np.ones(size, np.float32), ops.PackedMatrix(pool, [square]), 1e-6)
 
     def time(self, loads: Loads, repeats: int) -> float:
-        """Median microseconds of a layer whose active experts get these loads."""
+        """Median microseconds of a layer whose active experts have these loads."""
         ((sample,),) = self.blocks([[loads]], repeats)
         return sample.measured_us
 
@@ -126,11 +126,12 @@ class LayerTimer:
         progress: Callable[[float], None] | None = None,
         limit_s: float = math.inf,
     ) -> list[list[Sample]]:
-        """Each kind of layer with its median time. All take turns, so that a drifting clock speed hits all alike.
+        """Each kind of layer with its median time. The kinds alternate, so that a drifting clock speed affects all
+        alike.
 
-        Give blocks of layers of about equal size; each is played once before it is timed: what ran before decides
-        what lies in the caches, and in use decode follows decode and a chunk a chunk. (Small layers timed right after
-        large ones came out a third too slow.) Beyond limit_s there are no more repeats than LEAST_REPEATS.
+        Give blocks of layers of about equal size. Each layer runs once before it is timed, because the previous run
+        decides what the caches hold, and in use decode follows decode and a chunk follows a chunk. (Small layers timed
+        right after large ones came out a third too slow.) Beyond limit_s there are no more repeats than LEAST_REPEATS.
         """
         times = [np.empty((repeats, len(block))) for block in blocks]
         began = time.monotonic()
@@ -158,21 +159,21 @@ class LayerTimer:
         weights = np.ones(ids.shape, np.float32)
         layer = self._step % self.shape.num_layers
         self._executor.begin_step(self._step, [0] * num_rows, list(range(num_rows)))
-        # As attention does in a step: the pool is awake when the layer begins, and the caches hold other weights.
+        # Like attention in a step: the pool is awake when the layer begins, and the caches hold other weights.
         self._dense.forward(rows[:1], np.empty((1, self.shape.hidden), np.float32))
         self._executor.forward(layer, rows, ids, weights, hidden)
         self._step += 1
         return float(self._executor.drain_events()["token_layer"]["layer_us"][0])
 
     def _routing(self, loads: Loads) -> npt.NDArray[np.int32]:
-        """Ids [rows, top-k] with these loads: rows are encoded once for all their experts, so their number counts.
-        Loads that top-k different experts per row cannot give get a row for each pair."""
+        """Ids [rows, top-k] with these loads: rows are encoded once for all their experts, so their number matters.
+        Loads that top-k different experts per row cannot produce get a row for each pair."""
         chosen = self._random.choice(self.shape.num_experts, len(loads), replace=False)
         pairs = np.repeat(np.sort(chosen), loads).astype(np.int32)
         num_rows, rest = divmod(len(pairs), self.shape.top_k)
         if rest or max(loads) > num_rows:
             return pairs[:, None]
-        # An expert's pairs lie side by side, no more than there are rows: none meets it twice.
+        # An expert's pairs are adjacent and at most as many as rows, so no row gets an expert twice.
         return np.ascontiguousarray(pairs.reshape(self.shape.top_k, num_rows).T)
 
 
@@ -187,7 +188,7 @@ def calibrate(
     """Measure and fit experts of `shape` on `threads` threads (0: one per physical core). Takes up to a minute.
 
     Args:
-        timer: of this shape, if there is one already; it is left with other threads than it came with.
+        timer: an existing one of this shape, if any; its number of threads changes.
     """
     report = progress or (lambda what, share: None)
     pool = ops.ThreadPool(threads)
@@ -244,7 +245,7 @@ def fit(samples: list[Sample], empty: CpuCurve) -> CpuCurve:
     if solution[0] < 0:
         rest, *_ = np.linalg.lstsq(matrix[:, 1:], np.ones(len(samples)), rcond=None)
         solution = np.concatenate([[0.0], rest])
-    # More tokens never take less time; noise may say so.
+    # More tokens never take less time, except in measurement noise.
     points = np.maximum.accumulate(np.maximum(solution[1:], 1e-3))
     return replace(
         empty,
@@ -254,7 +255,7 @@ def fit(samples: list[Sample], empty: CpuCurve) -> CpuCurve:
 
 
 def predict(curve: CpuCurve, loads: Loads) -> float:
-    """What the cost model says of a layer on the CPU with these loads, in microseconds."""
+    """The cost model's prediction for a layer on the CPU with these loads, in microseconds."""
     return cpu_cost_model(curve, 1.0).cpu_us(list(loads), 0.0)
 
 
@@ -267,9 +268,9 @@ def to_profile(
     """A profile of this machine: CPU figures as measured, each with its source.
 
     Args:
-        base: lends the figures of an accelerator that was not measured.
-        accelerator: what was measured of one.
-        stored: what is known of this machine already; its curves of other experts and threads are kept.
+        base: source of the figures of an accelerator that was not measured.
+        accelerator: measured figures of one.
+        stored: existing profile of this machine; its curves of other experts and threads are kept.
     """
     curve = calibration.curve
     weights = 3 * curve.hidden * curve.intermediate
@@ -305,7 +306,7 @@ def to_profile(
 
 
 def _usual(shape: MoeShape) -> tuple[str, str, str]:
-    """The formats that `MoeShape.format` names."""
+    """The formats named by `MoeShape.format`."""
     gate, up, down = (shape.format.split("/") * 3)[:3]
     return gate, up, down
 
@@ -315,11 +316,11 @@ def _expert_bytes(shape: MoeShape) -> int:
 
 
 def random_store(shape: MoeShape, pool: ops.ThreadPool, seed: int = 0) -> _core.ExpertStore:
-    """Experts of random weights, each in memory of its own."""
+    """Experts of random weights, each in its own memory."""
     store = make_store(shape, pool)
     random = np.random.default_rng(seed)
     gate, up, down = _usual(shape)
-    # Values do not matter to the clock, memory does: every expert has its own copy.
+    # Values do not affect timing, memory does: every expert has its own copy.
     expert = (
         _random_matrix(random, gate, shape.intermediate, shape.hidden),
         _random_matrix(random, up, shape.intermediate, shape.hidden),
@@ -331,7 +332,7 @@ def random_store(shape: MoeShape, pool: ops.ThreadPool, seed: int = 0) -> _core.
 
 
 def _random_matrix(random: np.random.Generator, format: str, rows: int, columns: int) -> WeightMatrix:
-    """Bytes of any value; where an element or a scale is a float, a small one."""
+    """Random bytes; elements or scales that are floats are small."""
     element = element_type(format)
     width = source_row_bytes(format, columns) // element.itemsize
     if format == "f32":
@@ -345,7 +346,7 @@ def _random_matrix(random: np.random.Generator, format: str, rows: int, columns:
 
 
 def _mixed_loads(shape: MoeShape) -> Iterator[list[Loads]]:
-    """Loads as a router with favourites gives them: batches of 1 to 256 tokens over Zipf-like experts, four of each."""
+    """Loads of a skewed router: batches of 1 to 256 tokens over Zipf-like experts, four of each."""
     random = np.random.default_rng(1)
     popularity = 1 / (1 + np.arange(shape.num_experts)) ** 0.7
     popularity /= popularity.sum()
@@ -375,7 +376,7 @@ def _contention(timer: LayerTimer, loads: Loads, repeats: int) -> tuple[float, f
 
     slow, alone = [], []
     seconds = 0.0
-    for _ in range(5):  # in turn, so that a drifting clock speed hits both alike
+    for _ in range(5):  # alternating, so that a drifting clock speed affects both alike
         alone.append(timer.time(loads, repeats))
         stop.clear()
         thread = threading.Thread(target=copy)

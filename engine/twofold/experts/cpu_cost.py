@@ -1,4 +1,4 @@
-"""The cost model of a CPU alone, from a measured curve. Predicts; measures nothing."""
+"""Cost model of a CPU alone, from a measured curve. Predicts; measures nothing."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from twofold.experts.profiles import CpuCurve, MachineProfile
 
 
 def cpu_cost_model(curve: CpuCurve, expert_bytes: float) -> _core.CostModel:
-    """The native cost model of a CPU alone: the curve and the layer's fixed cost, nothing of an accelerator."""
+    """The native cost model of a CPU alone: the curve and the layer's fixed cost, no accelerator."""
     figures = dict.fromkeys(
         ("cpu_expert_overhead_us", "gpu_launch_us", "link_latency_us", "contention", "join_us"), 0.0
     ) | dict.fromkeys(
@@ -20,7 +20,7 @@ def cpu_cost_model(curve: CpuCurve, expert_bytes: float) -> _core.CostModel:
 def machine_cost_model(
     machine: MachineProfile, store: _core.ExpertStore, curve: CpuCurve | None
 ) -> _core.CostModel:
-    """Of a machine with an accelerator."""
+    """The native cost model of a machine with an accelerator."""
     return _core.CostModel(
         _core.MachineProfile.from_fields(machine.name, machine.cost_figures),
         store.expert_bytes,

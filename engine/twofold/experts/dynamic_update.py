@@ -1,6 +1,7 @@
-"""Whether long prompts place experts anew (`--enable-dynamic-expert-update`), and if they do not, why.
+"""Outcomes of dynamic expert updates by long prompts (`--enable-dynamic-expert-update`).
 
-The core does it, layer by layer in the prompt's own pass; here it is said what came of each step with prompt tokens.
+The core does the updates, layer by layer in the prompt's own pass; this module reports the outcome of each step with
+prompt tokens, or why there was no update.
 """
 
 from __future__ import annotations
@@ -22,25 +23,26 @@ REASONS: Final[Mapping[str, str]] = {
     "no_slots": "there are no expert slots; give --gpu-experts-ratio or --num-gpu-experts",
     "no_accelerator": "the accelerator is none: the CPU runs all experts",
 }
-"""What a step with prompt tokens came to. All but the first two say why nothing was even tried."""
+"""Outcomes of a step with prompt tokens. All but the first two are reasons why no update was tried."""
 
 
 class DynamicUpdate:
-    """Counts what steps with prompt tokens came to, and says each reason once."""
+    """Counts outcomes of steps with prompt tokens, and logs each reason once."""
 
     def __init__(self, counts: Callable[[], Mapping[str, int]]) -> None:
         """
+
         Args:
-            counts: the core's, since the start, of the executor that there is now.
+            counts: the current executor's counts in the core, since its start.
         """
         self._counts = counts
         self._before: Counter[str] = Counter()
         self._said: set[str] = set()
         self.counts: dict[str, int] = {}
-        """Steps with prompt tokens by what they came to; only reasons that have occurred. May be read by any thread."""
+        """Steps with prompt tokens by outcome; only those that have occurred. May be read by any thread."""
 
     def step(self, blocked: str | None) -> None:
-        """A step with prompt tokens is done. `blocked`: what has kept the core from looking at it."""
+        """Record a finished step with prompt tokens. `blocked`: the reason why the core did not consider it."""
         if blocked is not None:
             self._before[blocked] += 1
         found = self._before + Counter(self._core())
@@ -57,7 +59,7 @@ class DynamicUpdate:
             )
 
     def keep(self) -> None:
-        """The executor goes, its counts stay."""
+        """Keep the counts of an executor that is about to be replaced."""
         self._before += Counter(self._core())
 
     def _core(self) -> dict[str, int]:

@@ -1,8 +1,8 @@
-"""Recordings of which experts were routed to, and the files that hold them: ours, and those that SGLang reads.
+"""Recordings of routed experts, and the files that hold them: ours, and those that SGLang reads.
 
 A dump of mode stat or stat_approx is `expert_distribution_recorder_TIME.pt` with `logical_count`; of per_pass and
-per_token `…_TIME_0.pt` with `records`. Beside each lies an npz with the sums, whose `gpu_count` says how often an
-expert was computed on the GPU and `hit_count` how often it lay there before it was needed. Needs no engine.
+per_token `…_TIME_0.pt` with `records`. Beside each there is an npz with the sums: `gpu_count` is how often an expert
+was computed on the GPU, and `hit_count` how often it was there before it was needed. Needs no engine.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from twofold.experts.expert_statistics import write_pt, write_statistics
 from twofold.experts.routing_record import CPU, HIT, I64
 
 MAX_BYTES: Final = 256 * 1024**2
-"""Of passes that are kept; beyond, the oldest go."""
+"""Size limit of the kept passes; beyond it, the oldest are dropped."""
 Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)
 class ForwardPass:
-    """One step: its number, times each expert was routed to, int32 [placements, layers, experts]; of mode per_token
-    also what `RoutingRecord.take_step` gives."""
+    """One step: its number, times each expert was routed to, int32 [placements, layers, experts]; in mode per_token
+    also the result of `RoutingRecord.take_step`."""
 
     number: int
     counts: Array
@@ -43,7 +43,7 @@ class ForwardPass:
 
 @dataclass
 class Recording:
-    """What was recorded since it was begun."""
+    """Data recorded since the start of the recording."""
 
     mode: str
     counts: I64
@@ -62,7 +62,7 @@ class Recording:
         self.num_tokens += num_tokens
 
     def keep(self, each: ForwardPass) -> None:
-        """The oldest make room."""
+        """Add a pass; the oldest are dropped if necessary."""
         self.passes.append(each)
         self._kept_bytes += each.num_bytes
         while len(self.passes) > self.max_passes or (self._kept_bytes > MAX_BYTES and len(self.passes) > 1):
@@ -70,7 +70,7 @@ class Recording:
             self.num_dropped += 1
 
     def put_before(self, earlier: Recording) -> None:
-        """As if what `earlier` holds had been recorded here first."""
+        """Prepend `earlier`, as if it had been recorded here first."""
         later, self.passes, self._kept_bytes = list(self.passes), deque(), 0
         self.num_dropped += earlier.num_dropped
         self.add(earlier.counts, earlier.num_passes, earlier.num_tokens)
@@ -79,7 +79,7 @@ class Recording:
 
     @property
     def routed(self) -> I64:
-        """[layers, experts]."""
+        """Times routed to [layers, experts]."""
         return np.asarray(self.counts.sum(axis=0))
 
     @property
@@ -87,7 +87,7 @@ class Recording:
         return np.asarray(self.routed - self.counts[CPU])
 
     def summary(self) -> dict[str, Any]:
-        """For people and programs: `hit_rate` is the share of routed experts that lay in a slot already."""
+        """Summary for display and JSON: `hit_rate` is the share of routed experts that were already in a slot."""
         routed = int(self.counts.sum())
         return {
             "mode": self.mode,
@@ -103,23 +103,23 @@ class Recording:
 
 @dataclass(frozen=True)
 class RecordedModel:
-    """Whose experts are counted."""
+    """The model whose experts are counted."""
 
     name: str
     num_experts: int
     moe_layers: tuple[int, ...]
-    """Which of the model's layers they are of."""
+    """Indices of the model's layers with experts."""
     num_layers: int
-    """Of the model, those without experts included: SGLang counts them all."""
+    """Layers of the model, including those without experts: SGLang counts them all."""
 
 
 def write_recording(
     directory: Path, recording: Recording, model: RecordedModel, resident: Array | None = None
 ) -> list[Path]:
-    """Write the files of a dump, whole or not at all, and return their paths.
+    """Write the files of a dump atomically and return their paths.
 
     Args:
-        resident: bool [layers, experts], what lies in slots now: a further file, as KTransformers' SGLang writes it.
+        resident: bool [layers, experts], current slot contents: a further file, as KTransformers' SGLang writes it.
 
     Raises:
         ConfigError: the directory cannot be written.
@@ -171,7 +171,7 @@ def write_recording(
 
 
 def _records(recording: Recording, model: RecordedModel) -> dict[str, Any]:
-    """Under SGLang's names. What tokens the experts are of is not told: no `input_ids`."""
+    """Records under SGLang's names. The tokens themselves are not recorded: no `input_ids`."""
     logical = np.broadcast_to(np.arange(model.num_experts), (model.num_layers, model.num_experts))
     return {
         "records": [
@@ -207,7 +207,7 @@ def _summed(counts: Array) -> Array:
 
 
 def _of_all_layers(rows: Array, model: RecordedModel, fill: int = 0) -> Array:
-    """`rows` [MoE layers, ...] among the model's layers, `fill` elsewhere."""
+    """`rows` [MoE layers, ...] placed among all of the model's layers, `fill` elsewhere."""
     every = np.full((model.num_layers, *rows.shape[1:]), fill, rows.dtype)
     every[list(model.moe_layers)] = rows
     return every

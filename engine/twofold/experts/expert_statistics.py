@@ -1,12 +1,12 @@
-"""Files of how often each expert was routed to: our npz, and the `.pt` of SGLang's distribution recorder.
+"""Files of expert routing counts: our npz, and the `.pt` of SGLang's distribution recorder.
 
-Both hold `logical_count` [buffers, layers, experts]; what buffers counted is added up. Ours counts MoE layers and names
-the model; SGLang's counts every layer of the model, those without experts as rows of zeros.
+Both hold `logical_count` [buffers, layers, experts]; the buffers' counts are summed. Ours counts MoE layers and names
+the model; SGLang's counts every layer of the model, with rows of zeros for those without experts.
 """
 
 from __future__ import annotations
 
-import zipfile
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, Any, Final
@@ -16,13 +16,14 @@ import numpy.typing as npt
 
 from twofold.api.errors import ConfigError
 from twofold.api.whole_file import whole_file
+from twofold.experts.npz_file import read_arrays
 
 I64 = npt.NDArray[np.int64]
 
 _ARRAY: Final = "logical_count"
 _MAX_BYTES: Final = 2 << 30
 _MAX_TOTAL: Final = 2**53
-"""Of all counts: sums of floats are exact up to there."""
+"""Limit of the sum of all counts: sums of floats are exact up to there."""
 
 
 def read_statistics(
@@ -32,10 +33,10 @@ def read_statistics(
 
     Args:
         layers: MoE layers of the model.
-        moe_layers: which of the model's layers these are: a file that counts every layer is taken too.
+        moe_layers: their indices among the model's layers: a file that counts every layer is accepted too.
 
     Raises:
-        ConfigError: no such file, a broken one, or one of another model; the message names both shapes.
+        ConfigError: the file is missing, broken, or of another model; the message names both shapes.
     """
     path = Path(path)
     _check_name(path)
@@ -60,13 +61,12 @@ def write_statistics(
     num_layers: int | None = None,
     **further: npt.NDArray[Any],
 ) -> None:
-    """Write counts [layers, experts] or [buffers, layers, experts] in the form that the file's name asks for, whole or
-    not at all.
+    """Write counts [layers, experts] or [buffers, layers, experts] atomically, in the format of the file's extension.
 
     Args:
-        model: what was counted, for people.
+        model: name of the counted model, for display.
         moe_layers: with num_layers, a .pt counts all of the model's layers, as SGLang expects it: zeros elsewhere.
-        further: arrays that go into an npz beside the counts.
+        further: arrays added to an npz beside the counts.
 
     Raises:
         ConfigError: the file cannot be written, or its name ends in neither .npz nor .pt.
@@ -89,7 +89,7 @@ def write_statistics(
 
 
 def write_pt(path: Path, made: dict[str, Any]) -> None:
-    """What `torch.load(weights_only=True)` reads: `made` with its arrays as tensors, whole or not at all.
+    """Write a file for `torch.load(weights_only=True)`, atomically: `made` with its arrays as tensors.
 
     Raises:
         ConfigError: the file cannot be written.
@@ -121,16 +121,7 @@ def _replace(path: Path, write: Callable[[IO[bytes]], object]) -> None:
 
 def _read_npz(path: Path) -> npt.NDArray[Any]:
     expected = f"expected an npz with {_ARRAY!r} (buffers, layers, experts)"
-    try:
-        loaded = np.load(path, allow_pickle=False)
-        if isinstance(loaded, np.ndarray):
-            raise ConfigError(f"{path}: a single array; {expected}")
-        with loaded as archive:
-            if _ARRAY not in archive.files:
-                raise ConfigError(f"{path}: holds {', '.join(archive.files)[:200] or 'nothing'}; {expected}")
-            return np.asarray(archive[_ARRAY])
-    except (EOFError, ValueError, KeyError, zipfile.BadZipFile) as error:
-        raise ConfigError(f"{path}: truncated or no npz ({error}); {expected}") from error
+    return read_arrays(path, (_ARRAY,), expected, needs=_ARRAY)[_ARRAY]
 
 
 def _read_pt(path: Path) -> npt.NDArray[Any]:
@@ -138,11 +129,14 @@ def _read_pt(path: Path) -> npt.NDArray[Any]:
 
     expected = f"expected what SGLang's recorder writes, a dict with the tensor {_ARRAY!r}"
     try:
-        loaded = torch.load(path, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings(action="ignore"):  # it recommends loading pickles
+            loaded = torch.load(path, map_location="cpu", weights_only=True)
     except OSError:
         raise
-    except Exception as error:  # whatever its reader makes of a foreign file
-        raise ConfigError(f"{path}: not read ({str(error).splitlines()[0][:200]}); {expected}") from error
+    except Exception as error:  # torch's reader raises many exception types for a foreign file
+        raise ConfigError(
+            f"{path}: not read: no .pt file, or it holds other objects than tensors; {expected}"
+        ) from error
     found = loaded.get(_ARRAY) if isinstance(loaded, dict) else None
     if not isinstance(found, torch.Tensor):
         keys = ", ".join(map(str, loaded))[:200] if isinstance(loaded, dict) else type(loaded).__name__

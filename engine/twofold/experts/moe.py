@@ -1,4 +1,4 @@
-"""The experts of a loaded model: packs them into the native store and makes what runs them.
+"""Experts of a loaded model: packs them into the native store and builds their executor.
 
 Decisions and compute are native (`MoeExecutor`); this module only builds the executor.
 """
@@ -44,7 +44,7 @@ I32 = npt.NDArray[np.int32]
 
 @dataclass(frozen=True)
 class _Sums:
-    """What executors counted that are no longer there."""
+    """Counts of executors that have been replaced."""
 
     placements: Mapping[str, int] = field(default_factory=dict)
     prefetches: Mapping[str, int] = field(default_factory=dict)
@@ -65,10 +65,10 @@ def _added(before: Mapping[str, int], now: Mapping[str, int]) -> dict[str, int]:
 class MoeRuntime:
     """The experts and their native executor. One per engine; the engine thread owns it.
 
-    `experts` yields the experts of one MoE layer after the other; each is packed once, into the store. Or
-    it is a store, filled already.
-    `progress` is told (layers done, bytes done, bytes in all). With `machine`, what `twofold calibrate` measured here,
-    the CPU's layers are predicted before they run; without an accelerator that is all a profile is for.
+    `experts` yields the experts of one MoE layer after the other; each is packed once, into the store. Or it is an
+    already filled store. `progress` receives (layers done, bytes done, bytes in all). With `machine`, the result of
+    `twofold calibrate` here, the CPU's layers are predicted before they run; without an accelerator that is a profile's
+    only use.
 
     Raises:
         ConfigError: unknown policy or slots out of range.
@@ -97,7 +97,7 @@ class MoeRuntime:
         )
         self.expert_bytes: int = self.store.expert_bytes
         self.accelerator: _cuda.CudaAccelerator | None = None
-        """Of a real device: its expert slots."""
+        """Expert slots of a real device; None without one."""
         self._slots, self._dense_cost, self._machine = slots, dense_cost, machine
         self._before = _Sums()
         self._learned = b""
@@ -174,11 +174,11 @@ class MoeRuntime:
         everything = slots.num_slots >= usable_slots(slots.devices, shape.num_layers, shape.num_experts)
         return _core.MoeExecutor.on_device(pool, self.store, accelerator, preload=everything)
 
-    # ---- other numbers of slots while it runs ------------------------------------------------------------------------
+    # ---- resizing the slots at run time ------------------------------------------------------------------------------
 
     def release(self) -> None:
-        """Between two steps: give the slots' memory back. What the cache has learned, the clock and the counts stay;
-        until `allocate` the CPU computes all experts. Events that nobody has drained are lost. Safe to call twice."""
+        """Free the slots' memory, between two steps. The cache's statistics, the clock and the counts stay. Until
+        `allocate` the CPU computes all experts. Undrained events are lost. Safe to call twice."""
         if self._is_released or self.choice.kind == "none":
             return
         self.idle()
@@ -198,11 +198,11 @@ class MoeRuntime:
         self._is_released = True
 
     def allocate(self, num_slots: int, num_staging: int = -1) -> None:
-        """After `release`: so many slots, filled with those experts that were worth most; under a static placement with
-        what was there, or, where there are more or fewer slots than before, with what the strategy says.
+        """Allocate `num_slots` slots after `release` and fill them with the most valuable experts. Under a static
+        placement: with the previous ones, or, if the number of slots differs, with those of the strategy.
 
         Raises:
-            ConfigError, CapacityError, KernelError: as the constructor; everything is as after `release`.
+            ConfigError, CapacityError, KernelError: as the constructor; the state is as after `release`.
         """
         plan = replace(self._slots, num_slots=num_slots, num_staging=num_staging)
         executor = self._make(plan)
@@ -222,11 +222,11 @@ class MoeRuntime:
 
     @property
     def num_staging(self) -> int:
-        """Slots that fetched experts pass through, as asked for; -1: room for one whole layer."""
+        """Staging slots for fetched experts, as requested; -1: room for one whole layer."""
         return self._slots.num_staging
 
     def placement(self) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.float64]] | None:
-        """[layers, experts] of each expert: 0 absent, 1 in flight, 2 resident; and its worth by the policy. None
+        """State [layers, experts] of each expert (0 absent, 1 in flight, 2 resident), and its value by the policy. None
         without slots."""
         return self._executor.placement()
 
@@ -236,7 +236,7 @@ class MoeRuntime:
             self.place_experts(mask)
 
     def place_experts(self, mask: Mask) -> int:
-        """Between two steps: slots hold exactly these, [layers, experts]. Returns how many were uploaded for that.
+        """Make slots hold exactly these experts, [layers, experts], between two steps. Returns the number of uploads.
 
         Raises:
             ConfigError: there are fewer slots; nothing has changed.
@@ -253,11 +253,11 @@ class MoeRuntime:
 
     @property
     def policy(self) -> str:
-        """Of the cache; "static" where a strategy has placed the experts for good."""
+        """Cache policy; "static" if a strategy has fixed the placement."""
         return "static" if self._slots.placement.is_static else self._slots.policy
 
     def prompt_step_done(self) -> None:
-        """A step with prompt tokens has ended; where dynamic update is on, what it came to is counted."""
+        """Count the dynamic-update outcome of a finished step with prompt tokens, if dynamic update is on."""
         slots = self._slots
         if slots.dynamic_update_from:
             self.dynamic_update.step(
@@ -277,8 +277,8 @@ class MoeRuntime:
         positions: Sequence[int],
         generated: Sequence[bool] = (),
     ) -> None:
-        """Name the rows of the step's batch: which request and position each token is, and whether it was generated,
-        which matters to what changes outputs alone."""
+        """Describe the rows of the step's batch: each token's request, position, and whether it was generated. Only
+        settings that change outputs depend on the latter."""
         if self.changes_outputs:
             self._executor.begin_step(step, requests, positions, generated)
         else:
@@ -286,7 +286,7 @@ class MoeRuntime:
 
     @property
     def changes_outputs(self) -> bool:
-        """Experts are deferred, or routers favour what lies in slots; `output_changes` says which."""
+        """Whether experts are deferred or routers favour experts in slots; `output_changes` has the details."""
         return self.num_deferred > 0 or self.cache_prior > 0
 
     @property
@@ -299,27 +299,27 @@ class MoeRuntime:
 
     @property
     def executor(self) -> _core.MoeExecutor:
-        """What runs the layers' experts, for `LoadedModel.forward`."""
+        """Runs the layers' experts, for `LoadedModel.forward`."""
         return self._executor
 
     def end_step(self) -> None:
         self._executor.end_step()
 
     def idle(self) -> None:
-        """Nothing is left to do: background uploads land."""
+        """Finish background uploads while no request is running."""
         self._executor.idle()
 
     @property
     def virtual_now_us(self) -> float | None:
-        """The virtual clock of an emulated accelerator, None in real time."""
+        """Time of an emulated accelerator's virtual clock; None in real time."""
         now: float | None = self._executor.virtual_now_us
         return self._begin_us if now is None and self.choice.clock == "virtual" else now
 
     def clock_parts(self) -> tuple[float, float, float, float, float]:
         """Microseconds of all steps by part: dense, experts on the GPU, on the CPU, the link, the head.
 
-        On a virtual clock they sum to what it has passed in steps. In real time they are what a device measured of its
-        layers (dense: between them); zeros without one.
+        On a virtual clock their sum is the time that passed in steps. In real time they are a device's measurements of
+        its layers (dense: between them); zeros without one.
         """
         parts: tuple[float, float, float, float, float] = self._executor.clock_parts()
         before = self._before.parts
@@ -339,7 +339,7 @@ class MoeRuntime:
         return int(self._executor.device_bytes)
 
     def save_cache(self, path: Path) -> None:
-        """Write what the expert cache has learned and holds; a reader sees the old file or the new, never a part.
+        """Write the expert cache's statistics and contents, atomically.
 
         Raises:
             ConfigError: the file cannot be written.
@@ -354,7 +354,7 @@ class MoeRuntime:
             raise ConfigError(f"--cache-state {path}: cannot be written ({error})") from error
 
     def restore_cache(self, path: Path) -> int:
-        """Load what `save_cache` wrote and upload the experts it names, best first. Returns how many were uploaded.
+        """Load the output of `save_cache` and upload the experts it names, best first. Returns the number of uploads.
 
         Raises:
             ConfigError: the file is damaged, or made for another model, policy or version; nothing has changed.
@@ -376,11 +376,11 @@ class MoeRuntime:
         self._executor.events_enabled = on
 
     def drain_events(self) -> dict[str, npt.NDArray[np.void]]:
-        """Structured arrays of what happened since the last call, by kind: token_layer, upload, cache_event."""
+        """Events since the last call as structured arrays by kind: token_layer, upload, cache_event."""
         events: dict[str, npt.NDArray[np.void]] = self._executor.drain_events()
         return events
 
     def take_dropped(self) -> dict[str, int]:
-        """Events lost by kind since the last call, because nobody drained in time."""
+        """Number of events lost since the last call, by kind, because they were not drained in time."""
         dropped: dict[str, int] = self._executor.take_dropped()
         return dropped

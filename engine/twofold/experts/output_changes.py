@@ -1,6 +1,6 @@
-"""Settings that change a model's answers: expert deferral and cache-aware routing. Off unless asked for.
+"""Settings that change a model's outputs: expert deferral and cache-aware routing. Off by default.
 
-What they come to for this model and machine, and the sentences that say so wherever a run is shown.
+Computes their effective values for this model and machine, and the notices shown with a run.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from twofold.experts.slot_plan import DenseCost, SlotPlan
 
 AUTO: Final = -1
-"""As `SlotPlan.num_deferred`: the fewest that keep the CPU busy."""
+"""Value of `SlotPlan.num_deferred`: the fewest that keep the CPU busy."""
 _IMMEDIATE: Final = 2
 
 
@@ -31,12 +31,12 @@ def settle(
     figures: Mapping[str, float],
     dense: DenseCost,
 ) -> tuple[SlotPlan, tuple[str, ...]]:
-    """The plan with what deferral and prior come to, and what to say of them; nothing where neither was asked for.
+    """The plan with effective deferral and prior, and the notices about them; no notices if neither was requested.
 
-    cost, figures: of the machine that an accelerator's layers are planned for.
+    cost, figures: of the machine for which an accelerator's layers are planned.
 
     Raises:
-        ConfigError: more deferred experts than the model leaves room for.
+        ConfigError: more deferred experts than the model allows.
     """
     said: list[str] = []
     if slots.num_deferred:
@@ -89,10 +89,10 @@ def _deferred(
 def fewest_saturating(
     cost: _core.CostModel, figures: Mapping[str, float], dense_us: Sequence[float], most: int
 ) -> tuple[int, str]:
-    """How many deferred experts of one token keep the CPU busy from one MoE layer's experts to the next one's, at most
-    `most`; and why.
+    """Fewest deferred experts of one token, at most `most`, that keep the CPU busy between two MoE layers' experts; and
+    the reason.
 
-    dense_us: what runs between MoE layers, as `lab.shapes.ModelShape.dense_us`: before the first, ..., after the last.
+    dense_us: time between MoE layers, as `lab.shapes.ModelShape.dense_us`: before the first, ..., after the last.
     """
     idle_us = figures["handshake_us"] + figures["join_us"] + statistics.fmean(dense_us[1:-1] or [0.0])
     expert_us = cost.cpu_us([1]) - figures["handshake_us"]
@@ -103,7 +103,7 @@ def fewest_saturating(
 
 
 def dense_us(figures: Mapping[str, float], dense: DenseCost) -> list[float]:
-    """Of one token's stretches on the accelerator, as the emulated one counts them."""
+    """Times of one token's dense stretches on the accelerator, by the emulated one's cost model."""
     return [
         figures["gpu_launch_us"]
         + max(num_bytes / figures["vram_bandwidth_gbps"], flops / figures["gpu_gflops"]) / 1e3

@@ -1,4 +1,4 @@
-"""A model's experts into the native store, each packed once."""
+"""Packing of a model's experts into the native store, each once."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def pack_experts(
     pool: ops.ThreadPool,
     progress: Callable[[int, int, int], None] | None,
 ) -> _core.ExpertStore:
-    """A store of the layers that `experts` yields. Raises ModelLoadError."""
+    """A store filled with the layers from `experts`. Raises ModelLoadError."""
     if not shape.num_layers:
         raise ModelLoadError("the model has no layer with experts; Twofold runs Mixture-of-Experts models")
     try:
@@ -42,7 +42,7 @@ def pack_experts(
 
 
 def make_store(shape: MoeShape, pool: ops.ThreadPool) -> _core.ExpertStore:
-    """An empty store; its memory comes from the nodes of the threads that put experts in."""
+    """An empty store; its memory comes from the NUMA nodes of the threads that insert experts."""
     return _core.ExpertStore(
         shape.num_experts,
         shape.hidden,
@@ -55,10 +55,13 @@ def make_store(shape: MoeShape, pool: ops.ThreadPool) -> _core.ExpertStore:
 
 
 def put_layer(store: _core.ExpertStore, pool: ops.ThreadPool, layer: int, experts: LayerExperts) -> None:
-    """Pack a layer's experts, some at a time: those that are copied when asked for are never all in memory."""
+    """Pack a layer's experts in batches, so that copies made on demand are never all in memory."""
     weights = experts.weights
     count = _EXPERTS_AT_ONCE if isinstance(weights, list) else _COPIES_AT_ONCE
     for first in range(0, len(weights), count):
-        store.put(pool, layer, first, weights[first : first + count])
+        try:
+            store.put(pool, layer, first, weights[first : first + count])
+        except ValueError as error:
+            raise experts.refused(error) from None
     if experts.biases is not None:
         store.put_biases(layer, 0, experts.biases)

@@ -1,4 +1,4 @@
-"""Layers whose experts are pinned: `devices` has auto, cpu (never in a slot) or gpu (always) of each, or nothing."""
+"""Layers with pinned experts: `devices` has auto, cpu (never in a slot) or gpu (always) for each, or is empty."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from twofold.api.errors import ConfigError
 
 
 def usable_slots(devices: Sequence[str], num_layers: int, num_experts: int) -> int:
-    """Slots that are enough for every expert which may be in one."""
+    """Slots sufficient for every expert that may be in one."""
     return (num_layers - devices.count("cpu")) * num_experts
 
 
 def check_pins(
     devices: Sequence[str], num_slots: int, num_layers: int, num_experts: int, is_placed: bool = False
 ) -> None:
-    """Raises ConfigError where the experts that are always to be in slots have too few, or, is_placed, a strategy is to
-    place all experts, too."""
+    """Raises ConfigError if there are too few slots for the experts pinned to them, or if a strategy also places all
+    experts (is_placed)."""
     if devices and is_placed:
         raise ConfigError(
             "--expert-placement-strategy places all experts and --optimize-config pins some; leave one of them out"
@@ -34,5 +34,5 @@ def check_pins(
 
 
 def cpu_layers(devices: Sequence[str]) -> frozenset[int]:
-    """Those whose experts are never in a slot."""
+    """Layers whose experts are never in a slot."""
     return frozenset(layer for layer, device in enumerate(devices) if device == "cpu")

@@ -1,6 +1,6 @@
-"""Which experts are in slots at the start: the strategies, as masks over (layer, expert).
+"""Initial expert placement: the strategies, as masks over (layer, expert).
 
-They are those of KTransformers, expert for expert, so that a comparison compares engines and not placements.
+They match those of KTransformers, expert for expert, so that a comparison compares engines and not placements.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ STRATEGIES: Final[Mapping[str, str]] = {
     "front-loading": "all experts of the first layers",
     "random": "drawn with seed 42 over all layers",
 }
-"""All but the first are static: slots keep what they were filled with."""
+"""Placement strategies. All but the first are static: slots keep their initial experts."""
 
 _SEED: Final = 42
 
 
 def placement_mask(strategy: str, layers: int, experts: int, slots: int, counts: I64 | None = None) -> Mask:
-    """Which experts `slots` slots hold; all of them where there are more slots than experts.
+    """Experts in `slots` slots; all experts if there are more slots than experts.
 
-    Where slots do not divide by layers, `uniform` gives the first layers one more. `frequency` takes the most counted
-    over all layers, of equals the lower layer and number; `counts` are [layers, experts].
+    If slots do not divide by layers, `uniform` gives the first layers one more. `frequency` takes the most counted over
+    all layers; ties go to the lower layer and number. `counts` are [layers, experts].
     """
     total = layers * experts
     slots = min(slots, total)
@@ -62,7 +62,7 @@ def placement_mask(strategy: str, layers: int, experts: int, slots: int, counts:
 
 
 def _permutation(count: int) -> I64:
-    """What torch.randperm draws with this seed, without torch: both draw from the same Mersenne twister."""
+    """Result of torch.randperm with this seed, without torch: both use the same Mersenne twister."""
     draws = np.random.RandomState(_SEED).randint(0, 2**32, size=max(count - 1, 0), dtype=np.uint32)
     order = np.arange(count)
     for place, draw in enumerate(draws.tolist()):
@@ -73,18 +73,18 @@ def _permutation(count: int) -> I64:
 
 @dataclass(frozen=True)
 class InitialPlacement:
-    """What fills the slots before the first request."""
+    """Initial contents of the slots, before the first request."""
 
     strategy: str
     counts: I64 | None = None
-    """[layers, experts] of `--init-expert-location`."""
+    """Counts [layers, experts] of `--init-expert-location`."""
 
     @property
     def is_static(self) -> bool:
         return self.strategy != BY_POLICY
 
     def mask(self, layers: int, experts: int, slots: int, *, is_pool: bool = True) -> Mask | None:
-        """None: nothing is placed, slots fill as the policy finds it worth.
+        """Experts to place; None: none, the policy fills the slots.
 
         Args:
             is_pool: any layer may have any slot, as under all static strategies; else each has its even share.
@@ -105,7 +105,7 @@ PLACED_BY_POLICY: Final = InitialPlacement(BY_POLICY)
 
 
 def initial_placement(config: EngineConfig, moe_layers: Sequence[int], num_experts: int) -> InitialPlacement:
-    """As the configuration says it, with the file that it names.
+    """Initial placement from the configuration and the file that it names.
 
     Raises:
         ConfigError: the file is broken, or counts another model's experts.
@@ -129,10 +129,10 @@ def initial_placement(config: EngineConfig, moe_layers: Sequence[int], num_exper
 
 
 def check_placement(config: EngineConfig) -> None:
-    """Refuse settings of the placement that contradict each other; note which of two wins.
+    """Refuse contradictory placement settings; log which of two takes precedence.
 
     Raises:
-        ConfigError: what was given, and what to leave out or add.
+        ConfigError: names the settings, and which to remove or add.
     """
     strategy = config.expert_placement_strategy
     if config.gpu_experts_ratio is not None and config.num_gpu_experts is not None:

@@ -1,9 +1,8 @@
-"""Placements in files: our npz, which is also statistics of ones and zeros; and what `--cache-state` has written."""
+"""Placement files: our npz, which is also statistics of ones and zeros; and the files of `--cache-state`."""
 
 from __future__ import annotations
 
 import struct
-import zipfile
 from pathlib import Path
 from typing import Final
 
@@ -11,6 +10,7 @@ import numpy as np
 
 from twofold.api.errors import ConfigError
 from twofold.experts.expert_statistics import write_statistics
+from twofold.experts.npz_file import read_arrays
 from twofold.experts.placement import Mask
 
 _MAGIC: Final = b"TWFCACH1"
@@ -19,28 +19,25 @@ _MAX_CELLS: Final = 1 << 22
 
 
 def read_placement(path: str | Path) -> tuple[Mask, str]:
-    """[layers, experts], and what the file is: "placement", "cache state", or "statistics" of a file that only counts
-    (the mask is empty then).
+    """Mask [layers, experts] and the kind of file: "placement", "cache state", or "statistics" for a file with counts
+    only (then the mask is empty).
 
     Raises:
-        ConfigError: it is none of these, or broken.
+        ConfigError: another kind of file, or broken.
     """
     path = Path(path)
+    expected = "expected a file of `twofold placement export`, of --cache-state, or statistics (.npz, .pt)"
     if path.suffix == ".pt":
         return np.zeros((0, 0), np.bool_), "statistics"
     try:
         with path.open("rb") as file:
             if file.read(len(_MAGIC)) == _MAGIC:
                 return _read_cache_state(path), "cache state"
-        with np.load(path, allow_pickle=False) as archive:
-            if "resident" not in archive.files:
-                return np.zeros((0, 0), np.bool_), "statistics"
-            found = np.asarray(archive["resident"])
-    except (OSError, EOFError, ValueError, KeyError, AttributeError, zipfile.BadZipFile) as error:
-        raise ConfigError(
-            f"{path}: cannot be read ({error}); what twofold placement export has written, statistics (.npz, .pt) or "
-            "what --cache-state has written was expected"
-        ) from None
+        found = read_arrays(path, ("resident",), expected).get("resident")
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error}); {expected}") from None
+    if found is None:
+        return np.zeros((0, 0), np.bool_), "statistics"
     if found.ndim != 2 or found.dtype.kind not in "bu" or found.size > _MAX_CELLS:
         raise ConfigError(
             f"{path}: 'resident' is {found.dtype} of shape {found.shape}; expected bytes (layers, experts)"
@@ -49,7 +46,7 @@ def read_placement(path: str | Path) -> tuple[Mask, str]:
 
 
 def write_placement(path: str | Path, mask: Mask, model: str) -> None:
-    """Write an npz, whole or not at all. Raises ConfigError."""
+    """Write an npz, atomically. Raises ConfigError."""
     if Path(path).suffix != ".npz":
         raise ConfigError(f"{path} given; the name of a placement's file ends in .npz")
     write_statistics(path, mask.astype(np.int64), model=model, resident=mask.astype(np.uint8))

@@ -1,4 +1,4 @@
-"""Cache policies as callers of the engine see them; what each one is stands in the core's registry alone."""
+"""Cache policies as the engine's callers see them; the policies themselves are defined in the core's registry."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from twofold.api.errors import ConfigError
 from twofold.api.placement_config import BY_POLICY
 
 POLICIES: Final[Mapping[str, _core.CachePolicy]] = {policy.name: policy for policy in _core.cache_policies()}
-"""By name. Offline ones need to know the future, which only `twofold lab` does."""
+"""Policies by name. Offline ones need to know the future, which only `twofold lab` does."""
 
 SERVING: Final = tuple(policy.name for policy in POLICIES.values() if not policy.offline)
 
 
 def described(names: tuple[str, ...]) -> str:
-    """For a flag's help: each policy and what it does."""
+    """Each policy and its description, for a flag's help."""
     return "; ".join(f"{name}: {POLICIES[name].help}" for name in names)
 
 
 def check_policy(config: EngineConfig) -> None:
-    """Refuse settings of the expert cache that cannot be met, whether or not this machine gives it slots.
+    """Refuse impossible settings of the expert cache, whether or not this machine has slots.
 
     Raises:
         ConfigError: unknown policy, one that needs the future, or prefetching under one that moves nothing.
@@ -42,7 +42,7 @@ def check_policy(config: EngineConfig) -> None:
 
 
 def prefetches(config: EngineConfig) -> bool:
-    """Whether what the next layer's router foresees is uploaded ahead."""
+    """Whether the next layer's predicted experts are uploaded in advance."""
     if config.expert_placement_strategy != BY_POLICY:
         return False
     return config.prefetch == "on" or (
@@ -51,7 +51,7 @@ def prefetches(config: EngineConfig) -> bool:
 
 
 def check_names(names: list[str]) -> None:
-    """ConfigError for a name that no policy has, offline ones included."""
+    """Raises ConfigError for an unknown policy name; offline ones are known."""
     for name in names:
         if name not in POLICIES:
             raise ConfigError(f"policy {name!r} is unknown; expected one of {', '.join(POLICIES)}")

@@ -1,8 +1,8 @@
 """Machine profiles: the figures of the cost model for one machine, each with its source.
 
 A profile is a JSON file `{"format", "version", "name", "description", "figures": {name: {"value", "source"}}}`. Shipped
-ones describe common machines, so that they can be emulated where they are not; units are in the names of the figures.
-What `twofold calibrate` wrote also has `"cpu_curves"`: measured times of CPU experts by shape, not linear in tokens.
+ones describe common machines for emulation; units are in the names of the figures. Profiles written by
+`twofold calibrate` also have `"cpu_curves"`: measured times of CPU experts by shape, not linear in tokens.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from twofold.api.errors import ConfigError
 FORMAT: Final = "twofold-machine-profile"
 VERSION: Final = 2
 
-# What the native cost model takes; a profile may say more about its machine (INFORMATIVE).
+# Figures that the native cost model requires; a profile may have more (INFORMATIVE).
 COST_FIGURES: Final = (
     "handshake_us",
     "cpu_bandwidth_gbps",
@@ -50,7 +50,7 @@ class CpuCurve:
     """Measured time of the CPU's experts of one shape: a layer takes `layer_us` + the sum of its experts' points."""
 
     format: str
-    """Of the weights: `MoeShape.format`."""
+    """Weight format: `MoeShape.format`."""
     hidden: int
     intermediate: int
     threads: int
@@ -61,7 +61,7 @@ class CpuCurve:
 
     @property
     def experts(self) -> tuple[str, int, int, int]:
-        """What was measured: (format, hidden, intermediate, threads)."""
+        """Measured experts: (format, hidden, intermediate, threads)."""
         return self.format, self.hidden, self.intermediate, self.threads
 
 
@@ -75,12 +75,12 @@ class MachineProfile:
     cpu_curves: tuple[CpuCurve, ...] = ()
 
     def cpu_curve(self, format: str, hidden: int, intermediate: int, threads: int) -> CpuCurve | None:
-        """The curve measured for exactly this shape and number of threads, if there is one."""
+        """The curve measured for exactly this shape and number of threads; None if missing."""
         wanted = (format, hidden, intermediate, threads)
         return next((curve for curve in self.cpu_curves if curve.experts == wanted), None)
 
     def to_json(self) -> str:
-        """The profile as the text of its file."""
+        """The profile as JSON text."""
         content = {
             "format": FORMAT,
             "version": VERSION,
@@ -97,7 +97,7 @@ class MachineProfile:
 
 
 def shipped_profiles() -> tuple[str, ...]:
-    """Names of the profiles that come with the package."""
+    """Names of the profiles shipped with the package."""
     folder = resources.files("twofold.experts") / "profiles"
     return tuple(sorted(f.name.removesuffix(".json") for f in folder.iterdir() if f.name.endswith(".json")))
 
@@ -106,7 +106,7 @@ def load_profile(name_or_path: str) -> MachineProfile:
     """A shipped profile by name, or one from a JSON file.
 
     Raises:
-        ConfigError: no such profile (the message lists the shipped ones), or a figure is missing or impossible.
+        ConfigError: unknown profile (the message lists the shipped ones), or a figure is missing or impossible.
     """
     if name_or_path in shipped_profiles():
         text = (resources.files("twofold.experts") / "profiles" / f"{name_or_path}.json").read_text("utf-8")
@@ -154,7 +154,7 @@ def parse_profile(content: Any, *, where: str) -> MachineProfile:
         str(content.get("name", "unnamed")),
         str(content.get("description", "")),
         figures,
-        # A curve with a "dtype" is of the kernels before there were formats: it says nothing of today's.
+        # A curve with a "dtype" predates formats; its kernels are obsolete.
         tuple(
             _parse_curve(curve, f"{where}: cpu_curves[{i}]")
             for i, curve in enumerate(curves)
@@ -164,7 +164,7 @@ def parse_profile(content: Any, *, where: str) -> MachineProfile:
 
 
 def load_machine_profile(name_or_path: str | None) -> MachineProfile | None:
-    """This machine's profile: the one named, else what `twofold calibrate` stored, else None. Raises ConfigError."""
+    """This machine's profile: the named one, else that of `twofold calibrate`, else None. Raises ConfigError."""
     if name_or_path:
         return load_profile(name_or_path)
     path = local_profile_path()
@@ -172,7 +172,7 @@ def load_machine_profile(name_or_path: str | None) -> MachineProfile | None:
 
 
 def local_profile_path() -> Path:
-    """Where `twofold calibrate` keeps this machine's profile unless told otherwise."""
+    """Default file of this machine's profile, written by `twofold calibrate`."""
     base = os.environ.get("XDG_CONFIG_HOME") or str(Path.home() / ".config")
     return Path(base) / "twofold" / "machine.json"
 

@@ -1,4 +1,4 @@
-"""What executors count of their routing, over executors that come and go; and a recording of it as files.
+"""Routing counts that persist when executors are replaced, for recordings.
 
 The counts are native and of whole steps only; this module knows no engine.
 """
@@ -23,21 +23,21 @@ CPU: Final = PLACEMENTS.index("CPU")
 
 
 class RoutingRecord:
-    """Belongs to a `MoeRuntime`; its thread owns it. Counts survive another number of slots."""
+    """Routing counts of a `MoeRuntime`, whose thread owns it. They persist when the number of slots changes."""
 
     def __init__(self, counts: Callable[[], _core.RoutingCounts]) -> None:
-        """`counts`: of the executor of the moment, which nothing here keeps alive."""
+        """`counts` returns those of the current executor; no reference to it is kept here."""
         self._native = counts
         self._asked = (_core.RoutingDetail.OFF, 1)
         self._left: tuple[I64, int, int] | None = None
 
     def start(self, *, tokens: bool = False, every: int = 1) -> None:
-        """Count anew from the next step on, in every n-th step; with `tokens` each token's experts are kept, too."""
+        """Restart counting with the next step, in every n-th step; with `tokens` each token's experts are kept, too."""
         detail = _core.RoutingDetail.TOKENS if tokens else _core.RoutingDetail.COUNTS
         self._begin(detail, every)
 
     def stop(self) -> None:
-        """Counts go, and counting costs nothing from here on."""
+        """Discard the counts and stop counting, which then has no cost."""
         self._begin(_core.RoutingDetail.OFF, 1)
 
     def _begin(self, detail: _core.RoutingDetail, every: int) -> None:
@@ -45,12 +45,12 @@ class RoutingRecord:
         self._native().start(detail, every)
 
     def leave(self) -> None:
-        """Before the executor is replaced."""
+        """Save the counts before the executor is replaced."""
         if self._asked[0] != _core.RoutingDetail.OFF:
             self._left = self.take()
 
     def join(self) -> None:
-        """After it was."""
+        """Resume counting on the new executor."""
         if self._asked[0] != _core.RoutingDetail.OFF:
             self._native().start(*self._asked)
 
@@ -65,6 +65,6 @@ class RoutingRecord:
         return counts, steps, tokens
 
     def take_step(self) -> dict[str, Any] | None:
-        """Of the last step, where tokens are kept: `requests` and `positions` [tokens], `experts` and `placement`
-        [layers, tokens, top_k]; once."""
+        """Routing of the last step, once, if tokens are kept: `requests` and `positions` [tokens], `experts` and
+        `placement` [layers, tokens, top_k]."""
         return self._native().take_step()

@@ -1,4 +1,4 @@
-"""What a model's routed part is, and what is planned for it: slots, who fills them, what else the accelerator does."""
+"""Shape of a model's routed part and the plan for it: slots, their policy, and the accelerator's other work."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from twofold.weights.weight_format import Activation
 
 @dataclass(frozen=True)
 class MoeShape:
-    """The routed part of a model."""
+    """Shape of a model's routed part."""
 
     num_layers: int
     num_experts: int
@@ -24,55 +24,55 @@ class MoeShape:
     hidden: int
     intermediate: int
     formats: tuple[tuple[str, str, str], ...]
-    """Of (gate, up, down), one for each layer."""
+    """Formats of (gate, up, down), one for each layer."""
     activation: Activation = "silu"
     biases: bool = False
-    """Whether gate, up and down have any."""
+    """Whether gate, up and down have biases."""
 
     @property
     def format(self) -> str:
-        """What most layers are, as curves and people call it: "q4_0", or "q4_k/q4_k/q6_k" where matrices differ."""
+        """Format of most layers, as used for curves and display: "q4_0", or "q4_k/q4_k/q6_k" if matrices differ."""
         (most, _), *_ = Counter(self.formats).most_common(1)
         return most[0] if len(set(most)) == 1 else "/".join(most)
 
 
 @dataclass(frozen=True)
 class DenseCost:
-    """What else the accelerator does: entry i runs before MoE layer i, the last one after the last MoE layer."""
+    """The accelerator's other work: entry i runs before MoE layer i, the last one after the last MoE layer."""
 
     bytes: list[float]
     flops_per_token: list[float]
     router_bytes: float = 0.0
-    """Of one router's gate, which a prediction reads once more."""
+    """Bytes of one router's gate, which a prediction reads a second time."""
     on_cpu: tuple[list[float], list[float], list[float]] = ([], [], [])
-    """What the CPU computes of each stretch, which is not in the figures above: bytes, operations of a token, and how
-    often it is handed over. Nothing where empty."""
+    """CPU part of each stretch, excluded from the figures above: bytes, operations of a token, and number of transfers
+    of the residual stream. Empty: none."""
 
 
 @dataclass(frozen=True)
 class SlotPlan:
-    """How much VRAM experts get, and who decides what is in it."""
+    """VRAM for experts, and how its contents are chosen."""
 
     num_slots: int
     policy: str
     prefetch: bool = False
     num_staging: int = -1
-    """Slots that fetched experts pass through; -1: room for one whole layer."""
+    """Staging slots for fetched experts; -1: room for one whole layer."""
     placement: InitialPlacement = PLACED_BY_POLICY
-    """What fills them at the start; a static one is what they keep."""
+    """Initial contents; permanent if static."""
     dynamic_update_from: int = 0
-    """Prompt tokens of a step from which it places experts of a static placement anew; 0: never."""
+    """Prompt tokens of a step from which it updates a static placement; 0: never."""
     num_deferred: int = 0
-    """Of a generated token's experts on the CPU, how many may join the next MoE layer; or `output_changes.AUTO`."""
+    """Maximum number of a generated token's CPU experts deferred to the next MoE layer; or `output_changes.AUTO`."""
     cache_prior: float = 0.0
-    """How much routers favour experts in slots, 0 to below 1."""
+    """Strength of the routing bias towards experts in slots, 0 to below 1."""
     rules: Mapping[str, Any] = field(default_factory=dict)
     """Another engine's rules, for comparison: see `lab.systems`."""
     devices: tuple[str, ...] = ()
-    """Of each layer's experts: auto, cpu (never in a slot), gpu (always in one); none given: all are auto."""
+    """Pinning of each layer's experts: auto, cpu (never in a slot), gpu (always in one); empty: all are auto."""
 
     def scheduler_config(self, shape: MoeShape) -> _core.SchedulerConfig:
-        """Raises ConfigError as `check_pins`."""
+        """The core's scheduler configuration. Raises ConfigError as `check_pins`."""
         check_pins(
             self.devices, self.num_slots, shape.num_layers, shape.num_experts, self.placement.is_static
         )
@@ -95,7 +95,7 @@ class SlotPlan:
         )
 
     def mask(self, shape: MoeShape) -> Mask | None:
-        """What the slots hold at the start; None: nothing yet, or what is pinned."""
+        """Initial contents of the slots; None: nothing, or only pinned experts."""
         if self.devices:
             return None
         return self.placement.mask(

@@ -1,4 +1,4 @@
-"""Warm start: whether the file of `--cache-state` is used, and filling slots from it before the first request."""
+"""Warm start: checks the file of `--cache-state`, and fills slots from it before the first request."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _log = logging.getLogger(__name__)
 
 
 def open_cache_state(moe: MoeRuntime, name: str | None) -> Path | None:
-    """Fill slots from the file that an earlier run left. Returns where to save the cache at the end, None for nowhere.
+    """Fill slots from the file of an earlier run. Returns where to save the cache at the end; None: not saved.
 
     Raises:
-        ConfigError: the file is damaged or another model's, or its folder is not there.
+        ConfigError: the file is damaged or another model's, or its folder does not exist.
     """
     if not name:
         return None

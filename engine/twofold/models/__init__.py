@@ -1,4 +1,4 @@
-"""Which models there are: one file per family, how its configuration is read, and the files a model lies in."""
+"""Supported models: one file per family, configuration parsing, and model files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the bundled model lies: beside the modules when installed, under models/ in a source tree."""
+"""Location of the bundled model: beside the modules when installed, under models/ in a source tree."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What a model is: `ModelConfig`, parsed and validated from config.json and generation_config.json.
+"""`ModelConfig`: a model's configuration, parsed and validated from config.json and generation_config.json.
 
-Each family translates its own field names (`qwen3_moe.py`, `mixtral.py`) and composes blocks; what all families read
-alike is read here. It holds no weights and no behaviour beyond derived figures.
+Each family translates its own field names (`qwen3_moe.py`, `mixtral.py`) and composes blocks; fields common to all
+families are read here. The configuration holds no weights and no behaviour beyond derived figures.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from twofold.models.quantization import Quantization, read_quantization
 from twofold.weights.json_file import Fields, read_json_object
 from twofold.weights.schemes import modelopt
 
-# No model comes near these; they keep a damaged config.json from asking for a plan of a billion tensors.
+# Far above any real model; these keep a damaged config.json from requesting a plan of a billion tensors.
 MAX_LAYERS: Final = 4096
 MAX_EXPERTS: Final = 65_535
 
@@ -38,7 +38,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class GenerationDefaults:
-    """What the model's authors recommend in generation_config.json; None where they say nothing."""
+    """Recommended sampling settings from generation_config.json; None if not given."""
 
     do_sample: bool = False
     temperature: float | None = None
@@ -51,36 +51,36 @@ class GenerationDefaults:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """What all decoder-only MoE transformers have, and the blocks that this one is composed of."""
+    """Configuration common to decoder-only MoE transformers, and the blocks of this one."""
 
     architecture: str
     """The class name in config.json, e.g. "Qwen3MoeForCausalLM"."""
     embedding: Embedding
     layers: tuple[tuple[Block, ...], ...]
-    """The blocks of each layer, in the order in which they run."""
+    """The blocks of each layer, in execution order."""
     head: Head
     max_position_embeddings: int
     rope: RopeConfig
     rope_dim: int
-    """Elements of a head that are rotated."""
+    """Rotated elements of a head."""
     further_rotations: tuple[tuple[RopeConfig, int], ...] = ()
-    """(rope, rope_dim) of layers that turn otherwise."""
+    """(rope, rope_dim) of layers with another rotation."""
     dtype: WeightDType = "float32"
-    """Of the weights that are not quantised; a KV cache of type "auto" follows it."""
+    """Type of the weights that are not quantised; a KV cache of type "auto" follows it."""
     bos_token_id: int | None = None
     pad_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     generation: GenerationDefaults = field(default_factory=GenerationDefaults)
     renamed: tuple[tuple[str, str], ...] = ()
-    """How a checkpoint's names begin otherwise than ours: (theirs, ours); with * before both: what is in them."""
+    """Replaced name prefixes of a checkpoint: (checkpoint's, ours); with * before both: replaced name parts."""
     ignored: tuple[str, ...] = ("*.rotary_emb.inv_freq", "rope_freqs.weight")
-    """Patterns of tensors that are not read: they say nothing, or what the configuration says already."""
+    """Patterns of ignored tensors: without information, or with values that the configuration has."""
     left_out: tuple[tuple[str, str], ...] = ()
-    """Parts of checkpoints that are not run: what it is, in words, and a pattern of its tensors."""
+    """Unsupported parts of checkpoints: (description, pattern of their tensors)."""
 
     @property
     def rotations(self) -> tuple[tuple[RopeConfig, int], ...]:
-        """(rope, rope_dim), by the number that a block gives."""
+        """(rope, rope_dim) pairs, indexed by a block's `rotation`."""
         return ((self.rope, self.rope_dim), *self.further_rotations)
 
     @property
@@ -97,10 +97,10 @@ class ModelConfig:
 
     @property
     def max_context(self) -> int:
-        """Tokens (prompt and answer together) that one sequence may have.
+        """Maximum tokens of a sequence (prompt and output together).
 
-        Linear scaling changes max_position_embeddings itself. Dynamic NTK takes it as the length before scaling, YaRN
-        keeps that in original_max_position_embeddings; both reach `factor` times as far.
+        Linear scaling changes max_position_embeddings itself. For dynamic NTK it is the length before scaling; YaRN
+        keeps that in original_max_position_embeddings. Both extend it by `factor`.
         """
         if self.rope.kind == "dynamic":
             return int(self.max_position_embeddings * self.rope.factor)
@@ -119,12 +119,12 @@ class ModelConfig:
 
     @property
     def routed(self) -> RoutedShape:
-        """Of the experts of every layer that has any."""
+        """Shape of the experts, the same in every layer that has any."""
         blocks = (block for layer in self.layers for block in layer)
         return next(block.routed for block in blocks if isinstance(block, ExpertBlock))
 
     def blocks_of(self, kind: type[B]) -> list[B]:
-        """The blocks of one kind, for a family that writes its configuration out again."""
+        """The blocks of one kind, for a family that writes its configuration."""
         return [block for layer in self.layers for block in layer if isinstance(block, kind)]
 
     @property
@@ -136,7 +136,7 @@ class ModelConfig:
         return self.routed.top_k
 
     def cache_dtype(self, asked: str) -> CacheDType:
-        """What --kv-cache-dtype means for this model on the CPU."""
+        """KV cache type on the CPU for a value of --kv-cache-dtype."""
         if asked == "auto":
             return "bfloat16" if self.dtype == "bfloat16" else "float32"
         names: dict[str, CacheDType] = {
@@ -149,7 +149,7 @@ class ModelConfig:
         return names[asked]
 
     def cache_bytes_per_token(self, dtype: CacheDType) -> int:
-        """What the blocks keep of one token."""
+        """Cache bytes per token, over all blocks."""
         return sum(
             kept.planes * cache_row_bytes(dtype, kept.elements)
             for layer in self.layers
@@ -157,12 +157,12 @@ class ModelConfig:
         )
 
     def cache_planes(self, dtype: CacheDType) -> list[list[tuple[int, int, CacheDType]]]:
-        """The same for `ops.StateCache`: of each layer (planes, elements per token, type)."""
+        """Cache layout for `ops.StateCache`: for each layer (planes, elements per token, type)."""
         return [[(kept.planes, kept.elements, dtype) for kept in pages_of(layer)] for layer in self.layers]
 
     @property
     def record_bytes(self) -> list[int]:
-        """Of each layer, what its blocks keep of a sequence as a whole; nothing is a layer, too."""
+        """Bytes of each layer's per-sequence records; a layer without any counts 0."""
         return [
             sum(kept.num_bytes for block in layer for kept in block.state if isinstance(kept, Record))
             for layer in self.layers
@@ -170,12 +170,12 @@ class ModelConfig:
 
     @property
     def bytes_per_sequence(self) -> int:
-        """What the blocks keep of a sequence, however long it is."""
+        """Record bytes per sequence, independent of its length."""
         return sum(self.record_bytes)
 
     def without_predictions(self, where: str, count: int) -> ModelConfig:
-        """Itself, knowing of `count` layers behind the last: they predict further tokens and are not read, which is
-        logged with `where`, the file that says so. Raises ModelLoadError for more than a model can have."""
+        """The configuration, with `count` layers after the last ignored: they predict further tokens (MTP). Logs it
+        with `where`, the file that defines them. Raises ModelLoadError for more than a model can have."""
         if count > MAX_LAYERS:
             raise ModelLoadError(
                 f"{where}: {count} layers that predict further tokens were given; expected {MAX_LAYERS} at most; "
@@ -189,7 +189,8 @@ class ModelConfig:
         return replace(self, ignored=(*self.ignored, *names))
 
     def validate(self, where: str) -> ModelConfig:
-        """Itself, or ModelLoadError when fields contradict one another. `where` is the file to name."""
+        """The configuration itself; raises ModelLoadError if fields contradict one another. `where` is the file to
+        name."""
         problems = [problem for layer in self.layers for block in layer for problem in block.problems()]
         if not any(map(pages_of, self.layers)):
             problems.append("no layer has full attention; at least one was expected")
@@ -207,13 +208,13 @@ class ModelConfig:
 
 
 def cache_row_bytes(dtype: CacheDType, elements: int) -> int:
-    """A row of keys, values or latents: its elements, and with q8 the row's float32 scale."""
+    """Bytes of a row of keys, values or latents: its elements, and with q8 the row's float32 scale."""
     element_bytes = {"float32": 4, "bfloat16": 2, "q8": 1, "fp8": 1}[dtype]
     return element_bytes * elements + (4 if dtype == "q8" else 0)
 
 
 def read_config_json(directory: Path) -> Fields:
-    """The fields of `directory`/config.json. Raises ModelLoadError also for a directory that is not there."""
+    """The fields of `directory`/config.json. Raises ModelLoadError, also for a missing directory."""
     if not directory.exists():
         raise ModelLoadError(f"{directory}: no such model directory; check the path or download the model")
     if not directory.is_dir():
@@ -232,7 +233,8 @@ def read_config_json(directory: Path) -> Fields:
 
 
 def directory_quantization(directory: Path) -> Quantization:
-    """Of a directory's config.json, where it may stand beside the text part or in it. ModelLoadError as loading."""
+    """Quantisation in a directory's config.json, beside the text part or inside it. Raises ModelLoadError as
+    loading."""
     fields = read_config_json(directory)
     text = fields.section("text_config")
     found = read_quantization(fields)
@@ -252,7 +254,7 @@ def architecture_name(fields: Fields) -> str:
 
 
 def read_generation_defaults(directory: Path) -> GenerationDefaults:
-    """generation_config.json, or the empty defaults when there is no such file."""
+    """generation_config.json, or empty defaults if the file is missing."""
     path = directory / "generation_config.json"
     if not path.exists():
         return GenerationDefaults()
@@ -269,7 +271,7 @@ def read_generation_defaults(directory: Path) -> GenerationDefaults:
 
 
 def read_dtype(fields: Fields) -> WeightDType:
-    """`dtype` (transformers 5) or `torch_dtype`; float32 when the config does not say."""
+    """Weight type from `dtype` (transformers 5) or `torch_dtype`; float32 if the config has neither."""
     name, value = fields.get(("dtype", "torch_dtype"))
     if value is None:
         return "float32"
@@ -280,14 +282,14 @@ def read_dtype(fields: Fields) -> WeightDType:
 
 
 def pages_of(layer: tuple[Block, ...]) -> list[Pages]:
-    """What a layer keeps of every token."""
+    """A layer's per-token state."""
     return [kept for block in layer for kept in block.state if isinstance(kept, Pages)]
 
 
 def repeat_layers(
     num_layers: int, blocks: Callable[[int], tuple[Block, ...]]
 ) -> tuple[tuple[Block, ...], ...]:
-    """So many layers; `blocks` names those of one, of whatever layer they say they are."""
+    """The layers; `blocks` returns the blocks of a layer index."""
     return tuple(tuple(replace(block, layer=layer) for block in blocks(layer)) for layer in range(num_layers))
 
 
@@ -301,7 +303,7 @@ def read_outline(
     rope_dim: int,
     max_position_embeddings: int,
 ) -> ModelConfig:
-    """A family's layers with what every config.json says alike."""
+    """A family's layers with the settings common to every config.json."""
     vocab_size, hidden_size = fields.integer("vocab_size"), fields.integer("hidden_size")
     tied = fields.boolean("tie_word_embeddings", False)
     return ModelConfig(
@@ -321,7 +323,7 @@ def read_outline(
 
 
 def read_activation(fields: Fields) -> None:
-    """Twofold's kernels compute SiLU-gated feed-forward layers; anything else must not be run as if it were one."""
+    """Raises ModelLoadError for an activation other than SiLU, the only one the kernels compute here."""
     activation = fields.text("hidden_act", "silu")
     if activation not in ("silu", "swish"):
         raise fields.error("hidden_act", activation, "'silu', the only supported activation")
@@ -330,7 +332,7 @@ def read_activation(fields: Fields) -> None:
 def read_layer_types(
     fields: Fields, num_layers: int, kind: str, usual: Callable[[int], bool] | None = None
 ) -> set[int]:
-    """The layers that `layer_types` says are of this kind, others being "full_attention"; without it the `usual`."""
+    """The layers that `layer_types` lists as this kind, others being "full_attention"; without the list, `usual`."""
     kinds = fields.data.get("layer_types")
     if kinds is None and usual is not None:
         return set(filter(usual, range(num_layers)))
@@ -343,13 +345,13 @@ def read_layer_types(
 
 
 def rotary_share(rotary_dim: int, head_dim: int) -> float:
-    """The `partial_rotary_factor` that `read_rotary_dim` reads as this."""
+    """The `partial_rotary_factor` that `read_rotary_dim` converts to `rotary_dim`."""
     share = rotary_dim / head_dim
     return share if int(head_dim * share) == rotary_dim else math.nextafter(share, 1)
 
 
 def read_rotary_dim(fields: Fields, head_dim: int, default: float) -> int:
-    """How many elements of a head are rotated: the share that `partial_rotary_factor` says."""
+    """Rotated elements of a head, from the share in `partial_rotary_factor`."""
     section = fields.section(("rope_parameters", "rope_scaling"))
     said = None if section is None else section.optional_number("partial_rotary_factor", maximum=1.0)
     share = said if said is not None else fields.number("partial_rotary_factor", default, maximum=1.0)
@@ -398,7 +400,7 @@ def read_rope(
     return RopeConfig(
         kind=kind,
         theta=theta,
-        factor=section.number("factor", max_position_embeddings / original, minimum=1.0),
+        factor=_yarn_factor(section, max_position_embeddings / original),
         original_max_position_embeddings=original,
         attention_factor=section.optional_number("attention_factor", above=True),
         beta_fast=section.number("beta_fast", 32.0, above=True),
@@ -407,3 +409,11 @@ def read_rope(
         mscale_all_dim=section.optional_number("mscale_all_dim"),
         truncate=section.boolean("truncate", True),
     )
+
+
+def _yarn_factor(section: Fields, derived: float) -> float:
+    """YaRN factor as transformers reads it: the key is required; null with an original length uses their ratio."""
+    stated = section.get("original_max_position_embeddings")[1] is not None
+    if stated and "factor" in section.data:
+        return section.number("factor", derived, minimum=1.0)
+    return section.number("factor", minimum=1.0)

@@ -1,8 +1,7 @@
-"""A GGUF file's metadata: what a family composes a `ModelConfig` of.
+"""A GGUF file's metadata as a source for `ModelConfig`.
 
-Key names: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md; a missing key means what it means to
-llama.cpp. What no key says (which layers have experts, whether attention has biases, a tied head) is read off the
-tensors there are.
+Key names: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md; a missing key has llama.cpp's default. Settings
+without a key (which layers have experts, attention biases, a tied head) are derived from the tensors.
 """
 
 from __future__ import annotations
@@ -27,12 +26,12 @@ _SOFTMAX: Final = 1
 
 
 class GgufMetadata:
-    """What the header of a GGUF file says, for a family to compose blocks of; ModelLoadErrors name file and key."""
+    """Header of a GGUF file, from which a family composes blocks; ModelLoadErrors name file and key."""
 
     def __init__(self, file: GgufFile) -> None:
         self.file = file
         self.fields = _scalars(file)
-        """The architecture's own keys, without its prefix."""
+        """The architecture's own keys, without the prefix."""
         self.num_layers = self.fields.integer("block_count", maximum=MAX_LAYERS)
         self.hidden_size = self.fields.integer("embedding_length")
         self.max_positions = self.fields.integer("context_length")
@@ -47,10 +46,10 @@ class GgufMetadata:
         o_bias: bool = True,
         partly_rotated: bool = False,
     ) -> Gqa:
-        """Grouped-query attention, for every layer alike.
+        """Grouped-query attention, the same for every layer.
 
-        `o_bias`: whether the output has a bias where q, k and v have. With `partly_rotated` rope.dimension_count may be
-        less than a head.
+        `o_bias`: whether the output has a bias if q, k and v have one. With `partly_rotated`, rope.dimension_count may
+        be less than a head.
         """
         fields = self.fields
         num_heads = fields.integer("attention.head_count")
@@ -85,9 +84,9 @@ class GgufMetadata:
         *,
         renormalise: bool = True,
     ) -> tuple[Router, RoutedExperts]:
-        """Softmax routing and its experts, whose inner size is in the first key that is there.
+        """Softmax router and its experts, whose intermediate size is in the first key that exists.
 
-        `renormalise`: where the file does not say.
+        `renormalise`: default if the file has no value.
         """
         fields = self.fields
         if fields.integer("expert_gating_func", _SOFTMAX, minimum=0) not in (0, _SOFTMAX):
@@ -104,7 +103,7 @@ class GgufMetadata:
         )
 
     def of_layers(self, key: str, *, minimum: int = 0) -> list[int]:
-        """The number of each layer, or the one of all. Raises ModelLoadError for anything else."""
+        """Per-layer values of a key, one value applying to all layers. Raises ModelLoadError for anything else."""
         said = self.file.fields.get(f"{self.file.fields['general.architecture']}.{key}")
         numbers = np.ravel(said if said is not None else minimum - 1)
         fits = numbers.dtype.kind in "bui" and numbers.size in (1, self.num_layers)
@@ -117,7 +116,7 @@ class GgufMetadata:
         return f"blk.{layer}.ffn_gate_inp.weight" in self.file.tensors
 
     def layers(self, attention: Block, *mixture: Block) -> tuple[tuple[Block, ...], ...]:
-        """Of attention and a mixture; a layer without a router's gate has a dense feed-forward part."""
+        """Layers of attention and an MoE part; a layer without a router's gate has a dense feed-forward part."""
 
         inner = 0
         if not all(map(self.has_gate, range(self.num_layers))):
@@ -135,7 +134,7 @@ class GgufMetadata:
         rope: RopeConfig,
         rope_dim: int,
     ) -> ModelConfig:
-        """A family's layers with what every file says alike; `class_name` is Hugging Face's."""
+        """A family's layers with the settings common to all files; `class_name` is Hugging Face's."""
         file = self.file
         table = file.tensors.get("token_embd.weight")
         if table is None or len(table.shape) != 2:
@@ -159,7 +158,7 @@ class GgufMetadata:
         )
 
     def rope(self, default_theta: float, rope_dim: int) -> RopeConfig:
-        """Of `rope_dim` elements of a head."""
+        """RoPE settings for `rope_dim` elements of a head."""
         file, fields = self.file, self.fields
         theta = fields.number("rope.freq_base", default_theta, above=True)
         kind = fields.text("rope.scaling.type", "linear" if "rope.scale_linear" in fields.data else "none")
@@ -173,6 +172,11 @@ class GgufMetadata:
             raise ModelLoadError(
                 f"{file.path}: has both rope.scaling.type {kind} and factors in rope_freqs.weight, expected one of "
                 "them; convert the model again"
+            )
+        if kind == "yarn" and fields.get(("rope.scaling.factor", "rope.scale_linear"))[1] is None:
+            raise ModelLoadError(
+                f"{file.path}: rope.scaling.factor is missing, expected the factor of rope.scaling.type yarn; convert "
+                "the model again"
             )
         if factor < 1.0:
             raise fields.error("rope.scaling.factor", factor, "a number of at least 1")
@@ -201,7 +205,7 @@ class GgufMetadata:
 
 
 def _scalars(file: GgufFile) -> Fields:
-    """The architecture's own keys without its prefix; a list of one number for every layer becomes that number."""
+    """The architecture's own keys without the prefix; a list of one number for every layer becomes that number."""
     prefix = f"{file.fields['general.architecture']}."
     found: dict[str, Any] = {}
     for key, value in file.fields.items():
@@ -209,7 +213,7 @@ def _scalars(file: GgufFile) -> Fields:
             continue
         if isinstance(value, np.ndarray):
             if not value.size or np.any(value != value[0]):
-                # Per-layer sizes differ; whoever needs this key says that it is not a number.
+                # Per-layer sizes differ; reading this key as a number reports the error.
                 found[key.removeprefix(prefix)] = value.tolist()[:8]
                 continue
             value = value[0].item()
@@ -218,7 +222,7 @@ def _scalars(file: GgufFile) -> Fields:
 
 
 def _frequency_factors(file: GgufFile, head_dim: int) -> tuple[float, ...]:
-    """The few numbers of rope_freqs.weight, or none."""
+    """Values of rope_freqs.weight, empty if the tensor is missing."""
     tensor = file.tensors.get("rope_freqs.weight")
     if tensor is None:
         return ()
@@ -255,6 +259,6 @@ def _token_id(file: GgufFile, key: str) -> int | None:
 
 
 def _eos_token_ids(file: GgufFile) -> tuple[int, ...]:
-    """What the file names; `Tokenizer.from_gguf` adds the tokens that end an answer by their text."""
+    """End tokens from the file; `Tokenizer.from_gguf` adds the tokens that end an answer by their text."""
     end = _token_id(file, "tokenizer.ggml.eos_token_id")
     return () if end is None else (end,)

@@ -1,4 +1,4 @@
-"""Layers of two kinds, with a sliding window and with full attention, that differ in more: how files say it."""
+"""Configuration of layers with sliding-window and full attention that also differ in size or rotation."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from twofold.weights.json_file import Fields
 SLIDING, FULL = "sliding_attention", "full_attention"
 _PROPORTIONAL: Final = "proportional"
 _NEVER_TURNS: Final = 1e20
-"""Factors from which on a GGUF file means so."""
+"""Frequency factor from which on a GGUF file means an unrotated pair."""
 
 
 def read_layer_rope(fields: Fields, kind: str, usual: RopeConfig, max_position_embeddings: int) -> RopeConfig:
-    """The section of `rope_parameters` for layers of `kind`; `usual` where there is none, and its theta.
+    """The section of `rope_parameters` for layers of `kind`; without one `usual`, which also gives the default theta.
 
     Raises ModelLoadError.
     """
@@ -40,7 +40,7 @@ def read_layer_rope(fields: Fields, kind: str, usual: RopeConfig, max_position_e
 
 
 def read_full_sizes(fields: Fields, full: set[int]) -> tuple[int, int | None]:
-    """head_dim and, where they differ, key heads of the layers `full`. Raises ModelLoadError.
+    """head_dim and, if different, key heads of the layers `full`. Raises ModelLoadError.
 
     Published files have `global_head_dim`; transformers writes the sizes of each layer that has its own.
     """
@@ -58,7 +58,7 @@ def read_full_sizes(fields: Fields, full: set[int]) -> tuple[int, int | None]:
 
 
 def with_share(rope: RopeConfig, dim: int) -> RopeConfig:
-    """A rotation of a GGUF file whose factors keep pairs from turning, as the share that turns; others as they are."""
+    """A GGUF file's rotation, converted to a rotated share if its factors keep pairs from turning; others unchanged."""
     factors = np.array(rope.frequency_factors)
     turning = int(np.sum(factors == 1.0))
     if turning == len(factors) or not np.all(factors[turning:] >= _NEVER_TURNS):
@@ -67,7 +67,7 @@ def with_share(rope: RopeConfig, dim: int) -> RopeConfig:
 
 
 def kind_fields(config: ModelConfig, where: str) -> dict[str, Any]:
-    """What the functions above read, of a configuration of a GGUF file. Raises ModelLoadError for other layers."""
+    """Fields for the functions above, from a GGUF file's configuration. Raises ModelLoadError for other layers."""
     attention = config.blocks_of(Gqa)
     kinds = [FULL if block.sliding_window is None else SLIDING for block in attention]
     of_kind = dict(zip(kinds, attention, strict=True))

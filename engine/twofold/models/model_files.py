@@ -1,7 +1,7 @@
-"""A model directory or GGUF file opened and checked: configuration and headers, no weights read.
+"""A model directory or GGUF file, opened and checked: configuration and headers, no weights read.
 
-What `load_model` begins with, and all that is needed to say how large a model is (`sizing.py`). Blocks meet their
-tensors here: each is asked what it is made of, in the names that this checkpoint has, and the headers are checked.
+The first step of `load_model`, and sufficient to compute a model's size (`sizing.py`). Each block reports its tensors
+in this checkpoint's naming, and the headers are checked against them.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ _PLAIN: Final[Mapping[str, WeightDType]] = MappingProxyType(
 
 @dataclass(frozen=True)
 class LoadProgress:
-    """How far loading has come. The totals cover the whole stage and never change during it."""
+    """Loading progress. The totals cover the whole stage and never change during it."""
 
     stage: Literal["packing", "dense weights", "experts"]
     current: str
-    """What was just done: a layer, or the head."""
+    """The last finished item: a layer, or the head."""
     bytes_done: int
-    """Of the files."""
+    """Bytes of the files read."""
     bytes_total: int
     steps_done: int
     steps_total: int
@@ -56,10 +56,10 @@ OpenBlock = tuple[Block, BlockWeights]
 
 @dataclass(frozen=True)
 class ModelFiles:
-    """A model's parts with their tensors: every one is in `tensors`, with the shape that its part asks for."""
+    """A model's parts with their tensors: every tensor exists and has the shape that its part needs."""
 
     config: ModelConfig
-    """`dtype` is that of the checkpoint's embedding where that is a plain one, whatever config.json said."""
+    """Model configuration; `dtype` is that of the checkpoint's embedding if plain, whatever config.json has."""
     tensors: TensorSource
     embedding: BlockWeights
     layers: tuple[tuple[OpenBlock, ...], ...]
@@ -68,16 +68,16 @@ class ModelFiles:
 
     @property
     def file_bytes(self) -> int:
-        """Of the weights on disk."""
+        """Bytes of the weights on disk."""
         return sum(self.tensors.entry(name).num_bytes for name in self.tensors)
 
     @property
     def mapped(self) -> MappedPanels | None:
-        """The file of panels that it runs from, where there is one."""
+        """The mapped file of panels; None if the model does not run from one."""
         return self.panels if isinstance(self.panels, MappedPanels) else None
 
     def from_panels(self, panels: Panels) -> ModelFiles:
-        """The same model, packed by or mapped from `panels`."""
+        """The same model with matrices packed by or mapped from `panels`."""
         return replace(
             self,
             panels=panels,
@@ -90,7 +90,7 @@ class ModelFiles:
         )
 
     def recoded(self, recodings: Sequence[Recoding | None]) -> ModelFiles:
-        """The same model, each of `parts` read in another format, or None: as the files have it."""
+        """The same model with each of `parts` converted to another format, or None: the file's."""
         embedding, *of_blocks, head = recodings
         remaining = iter(of_blocks)
         return replace(
@@ -105,7 +105,7 @@ class ModelFiles:
 
     @property
     def recoded_formats(self) -> tuple[str, ...]:
-        """Of each of `parts` the format that it is read in; "": as the files have it."""
+        """Conversion format of each of `parts`; "": the file's format."""
         return tuple(
             weights.recoding.format if weights.recoding is not None else "" for _, weights in self.parts()
         )
@@ -121,21 +121,21 @@ class ModelFiles:
             yield from layer
 
     def dense_names(self, layer: int) -> list[str]:
-        """The tensors of a layer's blocks without routed experts, with what belongs to them (scales)."""
+        """Names of the tensors of a layer's blocks without routed experts, with their companions (scales)."""
         dense = (weights for block, weights in self.layers[layer] if not isinstance(block, ExpertBlock))
         return [name for weights in dense for name in weights.names]
 
     def expert_names(self) -> list[list[str]]:
-        """The same of the routed experts of each layer that has any."""
+        """Names of the routed experts' tensors of each layer that has any, with their companions."""
         return [weights.names for block, weights in self.blocks() if isinstance(block, ExpertBlock)]
 
     def release_layer(self, index: int) -> None:
-        """Let go of the pages of a layer that has been packed or copied; see `TensorSource.release_pages`."""
+        """Release the pages of a layer that has been packed or copied; see `TensorSource.release_pages`."""
         for _, weights in self.layers[index]:
             self.tensors.release_pages(weights.names)
 
     def expert_formats(self) -> tuple[tuple[str, str, str], ...]:
-        """(gate, up, down) of every layer with experts, in order."""
+        """Formats of (gate, up, down) of every layer with experts, in order."""
         return tuple(
             block.expert_formats(weights)
             for block, weights in self.blocks()
@@ -143,9 +143,9 @@ class ModelFiles:
         )
 
     def expert_weights(self, layer: int) -> Sequence[ExpertWeights]:
-        """The experts of model layer `layer`, views of the mapped files; of one matrix all have the same format.
+        """The experts of model layer `layer`, views of the mapped files; each of the three matrices has one format.
 
-        Raises ValueError for a layer without experts, ModelLoadError where fused experts cannot be told apart.
+        Raises ValueError for a layer without experts, ModelLoadError if fused experts cannot be told apart.
         """
         for block, weights in self.layers[layer]:
             if isinstance(block, ExpertBlock):
@@ -158,28 +158,33 @@ class ModelFiles:
         raise ValueError(f"layer {layer} is a dense layer, it has no experts")
 
     def expert_biases(self, layer: int) -> F32 | None:
-        """Their biases, as `ExpertBlock.biases`."""
+        """Biases of a layer's experts, see `ExpertBlock.biases`."""
         blocks = ((block, weights) for block, weights in self.layers[layer] if isinstance(block, ExpertBlock))
         return next((block.biases(weights) for block, weights in blocks), None)
 
-    def expert_layers(self) -> Iterator[LayerExperts]:
-        """Experts and biases of all layers that have any, in turn, for who packs them.
+    def _expert_tensors(self, layer: int) -> BlockWeights:
+        return next(weights for block, weights in self.layers[layer] if isinstance(block, ExpertBlock))
 
-        Copy a layer before asking for the next. The files' pages leave this process's memory after every layer, so that
+    def expert_layers(self) -> Iterator[LayerExperts]:
+        """Experts and biases of all layers that have any, in turn, for packing.
+
+        Copy a layer before requesting the next. The files' pages leave this process's memory after every layer, so that
         packing never holds the experts twice.
         """
         names = self.expert_names()
         for index, layer in enumerate(self.config.moe_layers):
             for ahead in names[index : index + 3]:
                 self.tensors.will_read(ahead)
-            yield LayerExperts(self.expert_weights(layer), self.expert_biases(layer))
+            yield LayerExperts(
+                self.expert_weights(layer), self.expert_biases(layer), self._expert_tensors(layer).refused
+            )
             self.tensors.release_pages(names[index])
 
 
 def open_model_files(path: str | Path) -> ModelFiles:
-    """Open a Hugging Face model directory, a packed one, or a GGUF file (of a split one, the first part).
+    """Open a Hugging Face model directory, a packed one, or a GGUF file (for a split one, the first part).
 
-    Raises ModelLoadError for whatever is missing, damaged or unsupported.
+    Raises ModelLoadError for missing, damaged or unsupported files.
     """
     if is_gguf(path):
         file = GgufFile.open(path)
@@ -204,22 +209,22 @@ def open_model_files(path: str | Path) -> ModelFiles:
 
 
 def model_parts(config: ModelConfig) -> list[ModelPart]:
-    """Embedding, blocks, head."""
+    """Parts of a model: embedding, blocks, head."""
     return [config.embedding, *chain.from_iterable(config.layers), config.head]
 
 
 def part_specs(config: ModelConfig, found: Found) -> list[dict[str, TensorSpec]]:
-    """What each of `model_parts` is made of, in the spelling of one checkpoint."""
+    """Tensor specs of each of `model_parts`, in one checkpoint's naming."""
     return [dict(part.tensors(found)) for part in model_parts(config)]
 
 
 def check_model_files(
     config: ModelConfig, specs: Sequence[Mapping[str, TensorSpec]], tensors: TensorSource
 ) -> ModelFiles:
-    """What all file formats end in: every part with its tensors, checked against the headers.
+    """Build `ModelFiles` for any file format: every part with its tensors, checked against the headers.
 
-    Raises ModelLoadError for a tensor that is missing, has the wrong dtype or shape, or that the architecture does not
-    have: to leave out a bias or a scale silently would give wrong answers.
+    Raises ModelLoadError for a tensor that is missing, has the wrong dtype or shape, or is unknown to the architecture:
+    silently ignoring a bias or a scale would give wrong outputs.
     """
     opened = [BlockWeights(tensors, of_part) for of_part in specs]
     for part, weights in zip(model_parts(config), opened, strict=True):

@@ -1,4 +1,4 @@
-"""Models that see, of which Twofold runs the text part: its settings stand in a section of their own."""
+"""Configurations of multimodal models with the text part, the only one that Twofold runs, in its own section."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _OUTER: Final = (
     "dtype",
     "torch_dtype",
 )
-"""What may stand beside the text part instead of in it."""
+"""Keys that may be beside the text part instead of in it."""
 
 
 def text_fields(fields: Fields, architecture: str) -> Fields:
-    """The settings of the text part as a configuration of class `architecture`. Raises ModelLoadError."""
+    """The settings of the text part, for a class named `architecture`. Raises ModelLoadError."""
     text = fields.section("text_config")
     if text is None:
         raise fields.error("text_config", None, "the settings of the text part")
@@ -31,6 +31,6 @@ def text_fields(fields: Fields, architecture: str) -> Fields:
 
 
 def without_images(config: ModelConfig, renamed: tuple[tuple[str, str], ...], *patterns: str) -> ModelConfig:
-    """A text part whose names a checkpoint changes so, beside tensors of these patterns for what sees."""
+    """A text part with its checkpoint renames and the tensor patterns of the unsupported vision tower."""
     seeing = tuple(("what sees", pattern) for pattern in patterns)
     return replace(config, renamed=renamed, left_out=(*config.left_out, *seeing))

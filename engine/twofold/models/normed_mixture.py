@@ -1,4 +1,4 @@
-"""A norm behind attention, a dense part and experts side by side between norms, a norm behind both: layers of Gemma."""
+"""Gemma's layer layout: norm after attention, dense part and experts in parallel with norms, norm of their sum."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from twofold.weights.json_file import Fields
 
 
 def read_normed_mixture(fields: Fields, attention: Gqa) -> tuple[Block, ...]:
-    """What follows `attention` in a layer, sizes in config.json's words or GGUF's. Raises ModelLoadError."""
+    """Blocks after `attention` in a layer; sizes under config.json's or GGUF's keys. Raises ModelLoadError."""
     hidden, eps = attention.hidden_size, attention.eps
     wide = fields.integer(("intermediate_size", "feed_forward_length"))
     experts = fields.integer(("num_experts", "expert_count"), maximum=MAX_EXPERTS)

@@ -1,4 +1,4 @@
-"""How a checkpoint's tensors are stored, as its configuration says: never guessed."""
+"""Storage of a checkpoint's tensors as its configuration states it; never guessed."""
 
 from __future__ import annotations
 
@@ -13,24 +13,25 @@ from twofold.weights.mxfp4_tensors import QUANT_METHOD as MXFP4
 from twofold.weights.schemes import METHODS, Scheme, parse_scheme
 
 FP8_BLOCK: Final = 128
-"""FP8 checkpoints have one scale for a block of so many rows and columns."""
+"""Rows and columns per scale in FP8 checkpoints."""
 
 
 @dataclass(frozen=True)
 class Quantization:
-    """How a directory's tensors are stored, beyond their own types."""
+    """Storage of a directory's tensors, beyond their own types."""
 
     block_formats: Mapping[str, str]
-    """Format by tensor name, of a directory that `twofold quantize` wrote."""
+    """Format by tensor name, for a directory written by `twofold quantize`."""
     scheme: Scheme | None = None
     mxfp4: bool = False
-    """Whether there are matrices as `mxfp4_tensors.py` describes them."""
+    """Whether there are matrices in the layout of `mxfp4_tensors.py`."""
 
 
 def read_quantization(fields: Fields) -> Quantization:
-    """Of config.json, or of its text part. FP8 with one scale for 128 x 128 weights needs no word; else see `schemes`.
+    """Quantisation from config.json or its text part. FP8 with one scale for 128 x 128 weights needs no key; for others
+    see `schemes`.
 
-    Raises ModelLoadError for what is quantised otherwise.
+    Raises ModelLoadError for other quantisation.
     """
     name, _ = fields.get(("quantization_config", "compression_config"))
     quantization = fields.section(name)

@@ -1,10 +1,10 @@
-"""Which families of models there are, and where: a line for each, whose module is imported when asked for.
+"""Registry of model families: one entry each, whose module is imported on first use.
 
 A family's module defines
 
     def parse_config(fields: Fields, generation: GenerationDefaults) -> ModelConfig    of config.json
     def parse_gguf(metadata: GgufMetadata) -> ModelConfig                              of a GGUF file's header
-    def config_fields(config: ModelConfig, where: str) -> dict[str, Any]               the layers in config.json's words
+    def config_fields(config: ModelConfig, where: str) -> dict[str, Any]               layers in config.json's format
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, Final, Protocol, cast
 
 from twofold.api.errors import ModelLoadError
-from twofold.chat.marks import ChatMarks, FamilyChat
 from twofold.models.config import (
     GenerationDefaults,
     ModelConfig,
@@ -24,6 +23,7 @@ from twofold.models.config import (
     read_generation_defaults,
 )
 from twofold.models.gguf_config import GgufMetadata
+from twofold.text.chat.marks import ChatMarks, FamilyChat
 from twofold.weights.gguf_file import GgufFile, is_gguf
 from twofold.weights.json_file import Fields
 
@@ -32,19 +32,19 @@ _NO_CHAT: Final = FamilyChat()
 
 @dataclass(frozen=True)
 class Family:
-    """What files call it: Hugging Face's classes, and GGUF's general.architecture (of several, the first reads it)."""
+    """Names of a family: Hugging Face's classes, and GGUF's general.architecture (of several, the first reads it)."""
 
     module: str
     classes: tuple[str, ...]
     gguf: str
     chat: FamilyChat = _NO_CHAT
-    """How its models mark their calls of tools and their thinking."""
+    """Markup of tool calls and reasoning in its models' output."""
 
 
 _QWEN3: Final = FamilyChat(("qwen3_coder", "hermes"), ("qwen3",))
 _GLM: Final = FamilyChat(("glm47", "glm45"), ("glm45",), ("<|user|>", "<|observation|>"))
 _KIMI: Final = FamilyChat(("kimi_k2",), ("kimi_k2",), ("<|im_end|>",))
-# GGUF files call Kimi-K2 and GLM-4.7-Flash "deepseek2", too, and Kimi-K2's own files say DeepSeek-V3.
+# GGUF files also call Kimi-K2 and GLM-4.7-Flash "deepseek2", and Kimi-K2's own files name DeepSeek-V3.
 _DEEPSEEK: Final = FamilyChat(
     ("deepseek_v3", "deepseek_v31", *_KIMI.tools, *_GLM.tools),
     ("deepseek_r1",),
@@ -105,7 +105,7 @@ ARCHITECTURES: Final = tuple(sorted(name for family in FAMILIES for name in fami
 
 
 class FamilyModule(Protocol):
-    """What a family's module offers."""
+    """Interface of a family's module."""
 
     def parse_config(self, fields: Fields, generation: GenerationDefaults) -> ModelConfig: ...
 
@@ -115,13 +115,12 @@ class FamilyModule(Protocol):
 
 
 def family_of(architecture: str, *, where: str = "architectures") -> FamilyModule:
-    """The family of a class name. Raises ModelLoadError that lists the known ones; `where` names the file."""
+    """The family of a class name. Raises ModelLoadError, where `where` names the file."""
     for family in FAMILIES:
         if architecture in family.classes:
             return _module(family)
     raise ModelLoadError(
-        f"{where}: architecture {architecture!r} is unknown, expected one of {', '.join(ARCHITECTURES)}; "
-        "choose a model of these"
+        f"{where}: architecture {architecture!r} is not supported; expected one that `twofold models` lists"
     )
 
 
@@ -136,27 +135,27 @@ def read_config(path: str | Path) -> ModelConfig:
 
 
 def read_gguf_config(file: GgufFile) -> ModelConfig:
-    """The same of a GGUF file that is open already."""
+    """The validated configuration of an opened GGUF file."""
     name = file.fields.get("general.architecture")
     for family in FAMILIES:
         if name == family.gguf:
             return _module(family).parse_gguf(GgufMetadata(file)).validate(str(file.path))
     raise ModelLoadError(
-        f"{file.path}: general.architecture is {name!r}, expected one of "
-        f"{', '.join(dict.fromkeys(family.gguf for family in FAMILIES))}; choose a model of these"
+        f"{file.path}: general.architecture is {name!r}, which is not supported; expected one that "
+        "`twofold models` lists"
     )
 
 
 def chat_marks(architecture: str, template: str | None) -> ChatMarks:
-    """How a model of this class with this chat template marks calls and thinking. Of an unknown class: none."""
+    """Tool-call and reasoning markup of a model of this class with this chat template. Unknown class: none."""
     chat = next((family.chat for family in FAMILIES if architecture in family.classes), _NO_CHAT)
     return chat.marks_of(template)
 
 
 def describe_family(family: Family) -> str:
-    """What people call its models, and what they are made of: the first line of its module."""
+    """A family's models and architecture: the first line of its module."""
     return (_module(family).__doc__ or "").partition("\n")[0]
 
 
 def _module(family: Family) -> FamilyModule:
-    return cast(FamilyModule, importlib.import_module(f"twofold.models.{family.module}"))
+    return cast(FamilyModule, importlib.import_module(f"twofold.models.families.{family.module}"))

@@ -1,7 +1,7 @@
-"""How much memory a model takes, from its headers alone: what `twofold doctor` answers before anything is loaded.
+"""Memory requirements of a model, from its headers alone; `twofold doctor` prints them before loading.
 
-It counts what Twofold itself will hold: dense weights, the expert store, KV cache pages. It does not know the machine;
-`advice` is told how much memory there is.
+They cover what Twofold itself holds: dense weights, the expert store, KV cache pages. The machine's memory is not read
+here; `advice` receives it.
 """
 
 from __future__ import annotations
@@ -11,18 +11,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from twofold.api.types import TraceSizes
 from twofold.blocks.block import Cost, ExpertBlock
 from twofold.blocks.head import Embedding
 from twofold.models.config import ModelConfig
 from twofold.models.model_files import ModelFiles, open_model_files
 
 WORKING_BYTES: Final = 512 * 1024 * 1024
-"""Interpreter, libraries and activations: an estimate on the safe side, not a measurement."""
+"""Interpreter, libraries and activations, bytes: a conservative estimate, not a measurement."""
 
 
 @dataclass(frozen=True)
 class ModelSize:
-    """Bytes in memory once loaded, matrices packed for the kernels."""
+    """Bytes in memory after loading, with matrices packed for the kernels."""
 
     config: ModelConfig
     dense_bytes: int
@@ -30,22 +31,22 @@ class ModelSize:
     expert_bytes: int
     """All experts of all layers: the host's expert store."""
     one_expert_bytes: int
-    """The largest, which is what a slot holds and an upload moves."""
+    """The largest expert: the size of a slot and of an upload."""
     kv_bytes_per_token: int
-    """What the KV cache holds of one token, over all layers."""
+    """KV cache bytes per token, over all layers."""
     bytes_per_sequence: int
-    """What it holds of a sequence beside, however long that is: records."""
+    """Record bytes per sequence, independent of its length."""
     file_bytes: int
-    """Of the weights on disk."""
+    """Weights on disk."""
     device_dense_bytes: int
-    """Of the dense weights on a device, where matrices are bf16, and of its rotation table."""
+    """Dense weights on a device, where matrices are bf16, and its rotation table."""
 
     @property
     def num_experts_total(self) -> int:
         return len(self.config.moe_layers) * self.config.num_experts
 
     def host_bytes(self, num_kv_tokens: int) -> int:
-        """Host memory to run with a KV cache for `num_kv_tokens` tokens over all requests, and the record of one."""
+        """Host memory to run with a KV cache for `num_kv_tokens` tokens over all requests, and one record."""
         cache = self.kv_bytes_per_token * num_kv_tokens + self.bytes_per_sequence
         return self.dense_bytes + self.expert_bytes + cache + WORKING_BYTES
 
@@ -62,15 +63,15 @@ class ModelSize:
 
 @dataclass(frozen=True)
 class Fit:
-    """Whether a model fits, and in words why not and what to change."""
+    """Whether a model fits, and if not, why and what to change."""
 
     fits: bool
     needed_bytes: int
     available_bytes: int
     max_kv_tokens: int
-    """KV cache tokens that there is room for; 0 when the weights alone do not fit."""
+    """KV cache tokens that fit; 0 if the weights alone do not fit."""
     advice: str
-    """One line."""
+    """Explanation, one line."""
 
 
 def measure_model(directory: str | Path, *, kv_cache_dtype: str = "auto") -> ModelSize:
@@ -79,7 +80,7 @@ def measure_model(directory: str | Path, *, kv_cache_dtype: str = "auto") -> Mod
 
 
 def measure_files(files: ModelFiles, *, kv_cache_dtype: str = "auto") -> ModelSize:
-    """The same of files that are open already. kv_cache_dtype: as --kv-cache-dtype takes it."""
+    """The size of opened files. kv_cache_dtype: as --kv-cache-dtype takes it."""
     config = files.config
     dense = [(part, weights) for part, weights in files.parts() if not isinstance(part, ExpertBlock)]
     experts = [config.routed.expert_bytes(formats) for formats in files.expert_formats()]
@@ -118,10 +119,10 @@ def check_host_memory(size: ModelSize, available_bytes: int, num_kv_tokens: int)
 
 
 def dense_stretches(files: ModelFiles, on_cpu: Sequence[bool] = ()) -> tuple[list[float], list[float], float]:
-    """What a token costs beside its experts, between one layer with experts and the next (before the first, ..., after
-    the last): bytes read, floating-point operations; and the bytes of one router's gate.
+    """Cost of a token excluding experts, between consecutive layers with experts (before the first, ..., after the
+    last): bytes read and floating-point operations; and the bytes of one router's gate.
 
-    on_cpu: of each of `ModelFiles.parts`, whether it is left out because the CPU computes it.
+    on_cpu: for each of `ModelFiles.parts`, whether it is excluded because the CPU computes it.
     """
     _, *blocks_on_cpu, head_on_cpu = on_cpu or [False] * len(list(files.parts()))
     skipped = iter(blocks_on_cpu)
@@ -148,9 +149,20 @@ def dense_stretches(files: ModelFiles, on_cpu: Sequence[bool] = ()) -> tuple[lis
     )
 
 
+def trace_sizes(files: ModelFiles) -> TraceSizes:
+    """Sizes of a model for recorded traces, means over its MoE layers. Everything after the last one counts as the
+    head."""
+    routed, formats = files.config.routed, files.expert_formats()
+    expert_bytes = sum(map(routed.expert_bytes, formats)) / max(1, len(formats))
+    bits = 8 * expert_bytes / (3 * routed.hidden_size * routed.intermediate_size)
+    *before, last = dense_stretches(files)[0]
+    dense_bytes = sum(before) / max(1, len(before))
+    return TraceSizes(routed.hidden_size, routed.intermediate_size, bits, dense_bytes, head_bytes=last)
+
+
 def cpu_stretches(files: ModelFiles, on_cpu: Sequence[bool]) -> tuple[list[float], list[float], list[float]]:
-    """The same of what `dense_stretches` leaves out: bytes, operations of a token, and how often the residual stream
-    is handed to the CPU and back, once for neighbours. The embedding's rows cost the handover alone."""
+    """Costs that `dense_stretches` excludes: bytes, operations of a token, and how often the residual stream goes to
+    the CPU and back, once for adjacent parts. The embedding's rows cost the transfer alone."""
     num_bytes, flops, handovers = [0.0], [0.0], [0.0]
     was_on_cpu = False
     for (part, weights), here in zip(files.parts(), on_cpu, strict=True):

@@ -1,2 +1,1 @@
-"""Rules for modules of a model: where their experts may be, in which format, on how many threads "
-"(docs/placement-rules.md)."""
+"""Placement rules for modules of a model: device, format and number of threads (docs/placement-rules.md)."""

@@ -1,4 +1,4 @@
-"""What rules mean for the modules of one model: checked against headers, nothing loaded."""
+"""Evaluation of placement rules for the modules of one model; checks headers only, loads nothing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from twofold.weights.weight_format import FORMATS
 
 @dataclass(frozen=True, eq=False)
 class Decision:
-    """One module and the rule that counts for it."""
+    """One module and the rule that applies to it."""
 
     module: Module
     rule: PlacementRule | None
@@ -29,7 +29,7 @@ class Decision:
 
     @property
     def threads(self) -> int:
-        """0: all."""
+        """Number of threads; 0: all."""
         return (self.rule.threads or 0) if self.rule is not None else 0
 
     @property
@@ -40,15 +40,15 @@ class Decision:
 def decide(
     files: ModelFiles, rules: Sequence[PlacementRule], pool: ops.ThreadPool | None
 ) -> tuple[ModelFiles, list[Decision]]:
-    """The model read in the formats that rules ask for, and what else they ask of its modules, in the order of
+    """The model with its format conversions, and the other decisions for its modules, in the order of
     `ModelFiles.parts`.
 
     Args:
-        pool: what makes the formats; None: only headers are read.
+        pool: converts the formats; None: only headers are read.
 
     A router's gate, norms and biases stay exact under any rule.
 
-    Raises ConfigError for a rule that fits nothing, and for a format that a module's rows do not fill.
+    Raises ConfigError for a rule that matches nothing, and for a format whose blocks do not fill a module's rows.
     """
     modules = modules_of(files)
     chosen = choose_rules(rules, modules, files.config.num_layers)
@@ -66,7 +66,7 @@ def decide(
 def _check_formats(
     rules: Sequence[PlacementRule], modules: Sequence[Module], chosen: Sequence[PlacementRule | None]
 ) -> None:
-    """A format is for those modules of its rule that can have it; there must be some."""
+    """Raises ConfigError if no module of a rule can have its format; modules that cannot are skipped."""
     for rule in rules:
         of_rule = [module for module, by in zip(modules, chosen, strict=True) if by is rule]
         if rule.format is not None and not any(module.recodable for module in of_rule):

@@ -1,4 +1,4 @@
-"""Rules as KTransformers' YAML has them (match and replace): what means something here, in our words."""
+"""Translation of KTransformers' YAML rules (match and replace) to ours, as far as they have a counterpart."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _FORMATS: Final = {"AMXInt8": "int8", "AMXInt4": "int4", "AMXBF16": "bf16"}
 
 
 def translated(rule: dict[str, Any], where: str) -> tuple[dict[str, Any], list[str]]:
-    """A rule with `replace` in our words, and notes on what was made of it.
+    """A rule with `replace` translated to our keys, and notes about the translation.
 
-    generate_device becomes device, kwargs' backend a format. What names a class of theirs, or has no counterpart, is
-    refused: a rule that is half understood is worse than none. Raises ConfigError that begins with `where`.
+    generate_device becomes device, kwargs' backend a format. A KTransformers class name, or a key without a
+    counterpart, is refused: a partly understood rule is worse than none. Raises ConfigError that begins with `where`.
     """
     _known(rule, _RULE_KEYS, where, "a rule with replace (KTransformers' form)")
     replace = rule["replace"]

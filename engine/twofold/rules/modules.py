@@ -1,5 +1,4 @@
-"""The modules of a model, which rules are about: embedding, every block of every layer, head, with the names that
-Hugging Face gives what they hold."""
+"""Modules of a model, to which rules apply: embedding, every block of every layer, head, with Hugging Face's names."""
 
 from __future__ import annotations
 
@@ -14,12 +13,12 @@ CLASSES: Final = (
     "attention", "gqa", "mla", "gated_delta", "short_convolution", "router", "experts", "shared_experts", "dense",
     "ffn", "norm", "embedding", "head",
 )  # fmt: skip
-"""What a rule may call a class: what a block is to a model (attention), or which block it is (gqa)."""
+"""Class names in rules: a block's kind (attention), or its type (gqa)."""
 
 
 @dataclass(frozen=True, eq=False)
 class Module:
-    """One of them, with its tensors in an opened checkpoint."""
+    """One module, with its tensors in an opened checkpoint."""
 
     name: str
     """E.g. model.layers.3.mlp.experts, lm_head."""
@@ -28,24 +27,24 @@ class Module:
     layer: int | None
     """None for embedding and head."""
     moe_layer: int | None = None
-    """Of routed experts: the layer's number among those that have any."""
+    """Index among the layers with routed experts; None for other modules."""
 
     @property
     def classes(self) -> frozenset[str]:
-        """What rules may call it, of `CLASSES`."""
+        """Class names that match it in rules, from `CLASSES`."""
         block = type(self.part).__module__.rpartition(".")[2] if isinstance(self.part, Block) else ""
         return frozenset((self.part.kind, block)) & frozenset(CLASSES)
 
     @property
     def formats(self) -> tuple[str, ...]:
-        """Of its weights as they are in memory, without norms, biases and what else must be exact."""
+        """Formats of its weights in memory, excluding norms, biases and other exact tensors."""
         if isinstance(self.part, ExpertBlock):
             return tuple(sorted(set(self.part.expert_formats(self.weights))))
         return tuple(sorted({self.weights.format(part) for part in self.recodable}))
 
     @property
     def recodable(self) -> tuple[str, ...]:
-        """Of its tensors, those that may be of another format."""
+        """Tensors that may have another format."""
         return tuple(part for part, spec in self.weights.specs.items() if spec.role != "exact")
 
     @property
@@ -54,7 +53,7 @@ class Module:
 
 
 def modules_of(files: ModelFiles) -> list[Module]:
-    """In the order of `ModelFiles.parts`. Nothing is read but headers."""
+    """Modules in the order of `ModelFiles.parts`. Reads headers only."""
     config = files.config
     moe_layers = {layer: index for index, layer in enumerate(config.moe_layers)}
     found = []
@@ -66,9 +65,9 @@ def modules_of(files: ModelFiles) -> list[Module]:
 
 
 def _name(part: ModelPart, weights: BlockWeights) -> str:
-    """Of one matrix alone its own, and of vectors the first's, else the one that most of its matrices lie in."""
+    """A single matrix's own name; for vectors alone the first one's; else the prefix of most of its matrices."""
     if part.kind == "head":
-        return "lm_head"  # also where it is the embedding
+        return "lm_head"  # also if it is the embedding
     if isinstance(part, ExpertBlock):
         return part.stacked_experts(weights)[0].name.rpartition(".")[0]
     matrices = [spec for spec in weights.specs.values() if len(spec.shape) > 1] or list(

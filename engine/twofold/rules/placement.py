@@ -1,4 +1,4 @@
-"""`--optimize-config`: a file of rules, which modules each is about, and what it asks for them.
+"""`--optimize-config`: a file of placement rules, the modules that each matches, and their settings.
 
     - match: {class: experts, layers: [first, last]}   # or name: a regular expression; or match: all
       device: gpu                                      # cpu, gpu, auto
@@ -6,7 +6,7 @@
       format: q8_0
       threads: 8
 
-Of several rules that fit a module the first counts.
+If several rules match a module, the first counts.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from twofold.rules.yaml_file import YamlFile, nearest, parse_yaml, read_yaml, sh
 DEVICES: Final = ("auto", "cpu", "gpu")
 LEVELS: Final = ("auto", "generic", "avx2", "avx_vnni", "avx512", "avx512_vnni", "avx512_bf16", "amx")
 SHIPPED: Final = "shipped"
-"""What --optimize-config takes for the rules of the model's family that come with Twofold."""
+"""Value of --optimize-config for the model family's rules that come with Twofold."""
 FROM_FILE: Final = "file"
-"""The format that the model's files have."""
+"""The format of the model's files."""
 _KEYS: Final = ("match", "device", "format", "backend", "threads")
 _MATCH_KEYS: Final = ("name", "class", "layers")
 _MAX_RULES: Final = 1000
@@ -41,7 +41,7 @@ _MAX_THREADS: Final = 4096
 
 @dataclass(frozen=True)
 class PlacementRule:
-    """What it says nothing about is None and fits everything, or is not asked for."""
+    """One rule. A missing criterion (None) matches everything; a missing setting is not requested."""
 
     where: str
     """FILE:LINE."""
@@ -53,7 +53,7 @@ class PlacementRule:
     backend: str = "auto"
     threads: int | None = None
     notes: tuple[str, ...] = ()
-    """What was made of a rule in another form."""
+    """Notes about the translation of a rule in another form."""
 
     def fits(self, module: Module, num_layers: int) -> bool:
         if self.name is not None and self.name.search(module.name) is None:
@@ -66,9 +66,9 @@ class PlacementRule:
 
 
 def read_placement_rules(name: str, architecture: str) -> tuple[PlacementRule, ...]:
-    """Of a file, or with `SHIPPED` those of the family of `architecture`.
+    """Rules of a file, or with `SHIPPED` those of the family of `architecture`.
 
-    Raises ConfigError with file, line and what is known instead.
+    Raises ConfigError with file, line and the known alternatives.
     """
     if name != SHIPPED:
         return parse_placement_rules(read_yaml(Path(name).expanduser()))
@@ -76,14 +76,14 @@ def read_placement_rules(name: str, architecture: str) -> tuple[PlacementRule, .
 
 
 def shipped_rules(architecture: str) -> tuple[PlacementRule, ...]:
-    """What comes with Twofold for a family: it says what is done anyway."""
+    """Rules that come with Twofold for a family; they state the defaults."""
     family = next(family.module for family in FAMILIES if architecture in family.classes)
     file = resources.files("twofold.rules") / f"{family}.yaml"
     return parse_placement_rules(parse_yaml(file.read_text("utf-8"), f"{SHIPPED} rules {family}.yaml"))
 
 
 def parse_placement_rules(file: YamlFile) -> tuple[PlacementRule, ...]:
-    """Raises ConfigError."""
+    """Parse and check the rules. Raises ConfigError."""
     if not isinstance(file.value, list) or not file.value:
         raise ConfigError(
             f"{file.where}: is {short(file.value)}, expected a list of rules, each with match and some of "
@@ -97,9 +97,9 @@ def parse_placement_rules(file: YamlFile) -> tuple[PlacementRule, ...]:
 def choose_rules(
     rules: Sequence[PlacementRule], modules: Sequence[Module], num_layers: int
 ) -> list[PlacementRule | None]:
-    """Of each module the first rule that fits, or None.
+    """The first matching rule of each module, or None.
 
-    Raises ConfigError for a rule that fits none, or only modules that rules before it took.
+    Raises ConfigError for a rule that matches none, or only modules that earlier rules took.
     """
     chosen = [next((rule for rule in rules if rule.fits(module, num_layers)), None) for module in modules]
     for rule in rules:

@@ -1,4 +1,4 @@
-"""What rules of every kind say alike: a format, some layers."""
+"""Values common to all kinds of rules: a format, layer ranges."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from twofold.weights.weight_format import FORMATS
 
 
 def known_format(value: Any, where: str) -> str:
-    """The name of a format that weights can be made of. Raises ConfigError that begins with `where`."""
+    """The name of a format that weights can be converted to. Raises ConfigError that begins with `where`."""
     known = tuple(name for name, layout in FORMATS.items() if layout.quantised)
     if value not in known:
         said = f"has no format; it takes {', '.join(known)}"
@@ -23,7 +23,7 @@ def known_format(value: Any, where: str) -> str:
 
 
 def layer_range(value: Any, where: str) -> tuple[int, int]:
-    """3, "3-7", first or last: the first and the last layer, both included; negative ones count from the end.
+    """(first, last) layer, both included, for 3, "3-7", first or last; negative numbers count from the end.
 
     Raises ConfigError that begins with `where`.
     """
@@ -39,11 +39,11 @@ def layer_range(value: Any, where: str) -> tuple[int, int]:
 
 
 def is_within(layer: int, ranges: Iterable[tuple[int, int]], num_layers: int) -> bool:
-    """Whether a layer of `num_layers` is in one of these, as `layer_range` gives them."""
+    """Whether a layer of `num_layers` is in one of these ranges, results of `layer_range`."""
     counted = ([at if at >= 0 else num_layers + at for at in ends] for ends in ranges)
     return any(first <= layer <= last for first, last in counted)
 
 
 def as_list(value: Any) -> list[Any]:
-    """What may be one or several."""
+    """The value as a list; a single value becomes a list of one."""
     return value if isinstance(value, list) else [value]

@@ -1,4 +1,4 @@
-"""Rule files in YAML: read within bounds, never evaluated, with the line of everything in them."""
+"""YAML reader for rule files: bounded, never evaluated, with line numbers."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ Path_ = tuple[str | int, ...]
 
 @dataclass(frozen=True)
 class YamlFile:
-    """Plain dicts, lists and scalars."""
+    """Parsed file: plain dicts, lists and scalars."""
 
     where: str
     value: Any
     lines: Mapping[Path_, int]
-    """Of what lies under these keys and indices, from 1."""
+    """Line numbers, from 1, by keys and indices."""
 
     def at(self, *keys: str | int) -> str:
-        """ "FILE:LINE" of what lies there."""
+        """Location "FILE:LINE" of the value at these keys."""
         return f"{self.where}:{self.lines.get(keys, 1)}"
 
 
 def read_yaml(path: Path) -> YamlFile:
-    """Raises ConfigError for a file that is too large, too deep, no YAML, or more than plain values."""
+    """Read and parse a file. Raises ConfigError if it is too large, too deep, no YAML, or more than plain values."""
     try:
         if path.stat().st_size > MAX_BYTES:
             raise ConfigError(f"{path}: larger than {MAX_BYTES} bytes; give a rule file")
@@ -47,7 +47,7 @@ def read_yaml(path: Path) -> YamlFile:
 
 
 def parse_yaml(text: str, where: str) -> YamlFile:
-    """The same of a file's text, which `where` names."""
+    """Parse a file's text; `where` names the file."""
     try:
         _check_events(text, where)
         node = yaml.compose(text, yaml.SafeLoader)
@@ -59,7 +59,7 @@ def parse_yaml(text: str, where: str) -> YamlFile:
 
 
 def nearest(given: str, known: Iterable[str]) -> str:
-    """For messages: what was probably meant, and all that there is."""
+    """Suggestion for a message: the closest known value, and all of them."""
     known = tuple(known)
     close = difflib.get_close_matches(given, known, 1)
     return (
@@ -68,13 +68,13 @@ def nearest(given: str, known: Iterable[str]) -> str:
 
 
 def short(value: Any) -> str:
-    """A value as messages show it."""
+    """A value, shortened for messages."""
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def _check_events(text: str, where: str) -> None:
-    """Before anything is built: an alias may stand for a billion of what it names."""
+    """Check limits before anything is built: an alias may expand to a billion nodes."""
     depth = 0
     for event in yaml.parse(text, yaml.SafeLoader):
         line = event.start_mark.line + 1

@@ -11,23 +11,19 @@ from twofold import __version__
 from twofold.api.config import ServerConfig
 from twofold.api.errors import TwofoldError
 from twofold.api.types import SamplingParams
-from twofold.server import (
-    admin,
-    anthropic_messages,
-    api_errors,
-    completions,
-    expert_recording,
-    inspection,
-    ollama,
-    openapi,
-    responses,
-    status,
-    tokenization,
-)
-from twofold.server.api_errors import ApiError
-from twofold.server.middleware import RequestFrame
-from twofold.server.protocol import ServingEngine
-from twofold.server.state import ServerState
+from twofold.server.admin import expert_recording, inspection, status
+from twofold.server.admin import routes as admin
+from twofold.server.anthropic import routes as anthropic_messages
+from twofold.server.bridge.middleware import RequestFrame
+from twofold.server.bridge.protocol import ServingEngine
+from twofold.server.bridge.state import ServerState
+from twofold.server.http import errors as api_errors
+from twofold.server.http import openapi
+from twofold.server.http.errors import ApiError
+from twofold.server.ollama import routes as ollama
+from twofold.server.openai import routes as completions
+from twofold.server.openai import tokenization
+from twofold.server.responses import routes as responses
 from twofold.telemetry.sink import TelemetrySink
 
 
@@ -42,8 +38,8 @@ def create_app(
 
     Args:
         engine: a started engine; None while it loads (the API answers 503 until `state.ready` is called).
-        sink: where load samples go; None if nothing is recorded.
-        sampling_defaults: what requests that say nothing get; OpenAI's defaults if None.
+        sink: destination of load samples; None disables recording.
+        sampling_defaults: sampling parameters of requests that set none; OpenAI's defaults if None.
     """
     state = ServerState(config, sink)
     if engine is not None:
@@ -52,12 +48,12 @@ def create_app(
 
 
 def app_of(state: ServerState) -> RequestFrame:
-    """The application over a state that the caller keeps, to move it through its phases."""
+    """The application over an existing `ServerState`; the caller moves it through its phases."""
     app = FastAPI(
         title="Twofold",
         version=__version__,
         description="OpenAI-compatible API of a hybrid CPU+GPU engine for Mixture-of-Experts models.",
-        # The documentation pages load scripts from elsewhere; /openapi.json says the same.
+        # The documentation pages load scripts from other sites; /openapi.json has the same content.
         docs_url=None,
         redoc_url=None,
     )

@@ -1,7 +1,7 @@
-"""The listening socket, and uvicorn's server with an accept loop that running out of descriptors cannot spin.
+"""The listening socket, and uvicorn's server with an accept loop that cannot spin when file descriptors run out.
 
-asyncio's own loop tries again up to the backlog's length when there is no descriptor left, and logs a traceback for
-each try: 2,048 of them a second. This one gives up the longest idle connection, says so once a second and waits.
+Without a free descriptor, asyncio's own loop retries up to the backlog's length and logs a traceback for each try:
+2,048 of them a second. This loop closes the longest idle connection, logs once a second and waits.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ import uvicorn
 
 from twofold.api.config import ServerConfig
 from twofold.api.errors import ConfigError
-from twofold.server.connections import SMALL_READ, Connection, ConnectionLimits, OpenConnections
-from twofold.server.early_refusals import whole_request
-from twofold.server.middleware import RequestFrame
+from twofold.server.bridge.middleware import RequestFrame
+from twofold.server.http.connections import SMALL_READ, Connection, ConnectionLimits, OpenConnections
+from twofold.server.http.early_refusals import whole_request
 
 _logger = logging.getLogger("twofold.server")
 
 _FLUSH_TIMEOUT_S: Final = 5
-"""Seconds that answers already computed get to reach their clients after the drain."""
+"""Seconds after the drain for finished answers to reach their clients."""
 _ACCEPTS_AT_ONCE: Final = 64
-"""Connections taken before the loop turns to what the others have sent."""
+"""Connections accepted in a row before the loop handles received data."""
 _ACCEPT_RETRY_S: Final = 0.05
 _LOG_EVERY_S: Final = 1.0
 _MOST_BY_DEFAULT: Final = 4096
@@ -42,12 +42,12 @@ def bind(config: ServerConfig) -> socket.socket:
     """
     address = f"{config.host}:{config.port}"
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
-    # With the protocol named, not 0: asyncio sets TCP_NODELAY on sockets that say they are TCP's, and only on them.
+    # With the protocol named, not 0: asyncio sets TCP_NODELAY only on sockets whose protocol is TCP.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((config.host, config.port))
-        # Only listening takes the port for certain; two processes may both bind it with SO_REUSEADDR.
+        # Only listening reserves the port for certain; with SO_REUSEADDR two processes may both bind it.
         listener.listen(2048)
     except OSError as error:
         listener.close()
@@ -57,10 +57,10 @@ def bind(config: ServerConfig) -> socket.socket:
 
 
 def connection_bound(config: ServerConfig) -> int:
-    """How many connections may be open: --max-connections, else what the limit of open files leaves.
+    """Most open connections: --max-connections, else what the limit of open files allows.
 
     Raises:
-        ConfigError: more were asked for than the process may have open files.
+        ConfigError: --max-connections exceeds the limit of open files.
     """
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
@@ -78,14 +78,14 @@ def connection_bound(config: ServerConfig) -> int:
 
 
 class HttpServer(uvicorn.Server):
-    """uvicorn over one bound socket, without its signal handling, which would end the process by the signal instead
-    of by code 0. `should_exit = True` ends `serve`."""
+    """uvicorn over one bound socket, without its signal handling, which would end the process by the signal instead of
+    with exit code 0. `should_exit = True` ends `serve`."""
 
     def __init__(self, app: RequestFrame, limits: ConnectionLimits) -> None:
         super().__init__(
             uvicorn.Config(
                 app,
-                # Its warnings are one line per malformed request, which anybody can send by the thousand.
+                # uvicorn's warnings are one line per malformed request, which any client can send by the thousand.
                 log_level="error",
                 access_log=False,
                 lifespan="off",
@@ -93,7 +93,7 @@ class HttpServer(uvicorn.Server):
                 ws="none",
                 timeout_graceful_shutdown=_FLUSH_TIMEOUT_S,
                 server_header=False,
-                # A forwarded address could be made up; /internal trusts the real one only.
+                # A forwarded address can be forged; /internal trusts only the real one.
                 proxy_headers=False,
             )
         )
@@ -139,7 +139,7 @@ class _Acceptor:
         self._loop.remove_reader(self._listener)
 
     async def wait_closed(self) -> None:
-        """Closing takes no time."""
+        """Return at once: closing takes no time."""
 
     def _accept(self) -> None:
         for _ in range(_ACCEPTS_AT_ONCE):
@@ -160,7 +160,7 @@ class _Acceptor:
             task.add_done_callback(self._attaching.discard)
 
     def _refused(self, accepted: socket.socket) -> bool:
-        """Whether a request that came with its connection, and ends with it, was refused: without a transport."""
+        """Whether a request that arrived with its connection, and ends with it, was refused without a transport."""
         if not self._opened.early_refusals.is_full():
             return False
         try:
@@ -182,11 +182,11 @@ class _Acceptor:
         try:
             await self._loop.connect_accepted_socket(self._connection, accepted)
         except OSError:
-            # It was gone before it was ours.
+            # The client was gone before it was accepted.
             accepted.close()
 
     def _pause(self, error: OSError) -> None:
-        """Without descriptors or memory, accepting would fail at once again: let some go and try in a moment."""
+        """Pause accepting, which would fail again at once without descriptors or memory; close an idle connection."""
         num_open = len(self._opened.connections)
         self._opened.give_up_longest_idle()
         now_s = self._loop.time()

@@ -1,8 +1,8 @@
-"""Runs the application as a process: a socket, a model that loads meanwhile, signals, a drain.
+"""Runs the application as a process: socket, model loading in the background, signals, drain.
 
-The socket is bound first, so a port in use is known before any weight is read; /health answers 503 while the
-model loads. The first SIGTERM or SIGINT stops new requests, lets the running ones finish and ends with code
-0; the second ends at once.
+The socket is bound first, so that a port in use is reported before any weight is read; /health answers 503 while the
+model loads. The first SIGTERM or SIGINT stops new requests, lets the running ones finish and ends with code 0; the
+second ends at once.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from typing import Final
 from twofold.api.config import ServerConfig
 from twofold.api.types import SamplingParams
 from twofold.server.app import app_of
-from twofold.server.connections import ConnectionLimits
+from twofold.server.bridge.protocol import ServingEngine
+from twofold.server.bridge.state import ServerState
+from twofold.server.http.connections import ConnectionLimits
 from twofold.server.listening import HttpServer, connection_bound
-from twofold.server.protocol import ServingEngine
-from twofold.server.state import ServerState
 from twofold.telemetry.sink import TelemetrySink
 
 _logger = logging.getLogger("twofold.server")
 
 
 class ServerProcess:
-    """One life of the server. `run` returns after a drain and raises what loading raised."""
+    """One run of the server. `run` returns after a drain and raises any error of loading."""
 
     def __init__(
         self,
@@ -45,15 +45,15 @@ class ServerProcess:
     ) -> None:
         """
         Args:
-            load: loads and starts the engine; called on a thread of its own.
-            on_ready: told when requests are taken.
-            on_drain: told how many requests are still running when the first signal arrives.
+            load: loads and starts the engine; called on its own thread.
+            on_ready: called when requests are accepted.
+            on_drain: called at the first signal with the number of running requests.
 
-        Both are told on a thread of their own, one after the other: they usually print, and a print may fail (a closed
-        pipe) or never return (a pipe that nobody empties). Neither stops the server or keeps it from ending.
+        Both callbacks run on their own thread, one after the other: they usually print, and a print may fail (a closed
+        pipe) or never return (a pipe without a reader). Neither stops the server or keeps it from ending.
 
         Raises:
-            ConfigError: more connections were asked for than the limit of open files allows.
+            ConfigError: --max-connections exceeds the limit of open files.
         """
         self.state = ServerState(config, sink)
         self._config = config
@@ -70,7 +70,7 @@ class ServerProcess:
         self._server = HttpServer(app_of(self.state), limits)
 
     def run(self, listener: socket.socket) -> None:
-        """Serve on `listener` until a signal has been obeyed."""
+        """Serve on `listener` until a signal has been handled."""
         with _handling_signals(self._on_signal):
             asyncio.run(self._serve(listener))
             self._teller.close()
@@ -79,7 +79,7 @@ class ServerProcess:
 
     @property
     def is_still_loading(self) -> bool:
-        """Whether a signal ended the server before its model was there; the thread cannot be stopped."""
+        """Whether a signal ended the server before its model was loaded; the thread cannot be stopped."""
         return self._loader.is_alive()
 
     async def _serve(self, listener: socket.socket) -> None:
@@ -91,7 +91,7 @@ class ServerProcess:
     def _run_load(self) -> None:
         try:
             engine, sampling_defaults = self._load()
-            # Ahead of the first large body, which would wait for it.
+            # Started before the first large body, which would otherwise wait for it.
             self.state.body_worker.start()
         except BaseException as error:
             self._post(self._failed, error)
@@ -136,7 +136,7 @@ class ServerProcess:
 
 
 class _Teller:
-    """Calls what tells somebody something, in order, without waiting for it."""
+    """Runs notification callbacks in order on a thread, without waiting for them."""
 
     _LAST_WORDS_S: Final = 1.0
 
@@ -149,7 +149,7 @@ class _Teller:
         self._calls.put(lambda: function(*arguments))
 
     def close(self) -> None:
-        """Let what was told be said, for a second at most."""
+        """Finish pending callbacks, waiting a second at most."""
         self._calls.put(None)
         self._thread.join(self._LAST_WORDS_S)
 

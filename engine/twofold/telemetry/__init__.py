@@ -1,6 +1,6 @@
-"""Telemetry: every decision of the engine as a row that can be looked at.
+"""Telemetry: every decision of the engine as a database row.
 
-sink      the protocol events are pushed through, and their formats (numpy alone)
+sink      the protocol for pushing events, and their formats (numpy alone)
 schema    the tables
 writer    the one thread and connection that write them
 queries   what the dashboard reads

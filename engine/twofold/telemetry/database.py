@@ -1,4 +1,4 @@
-"""Opening the SQLite file: once for writing, any number of times for reading."""
+"""Opens the SQLite file: one connection for writing, any number for reading."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from twofold.api.errors import ConfigError
 from twofold.telemetry import schema
 
 BUSY_TIMEOUT_S: Final = 1.0
-"""How long one statement waits for another process; the writer tries again for as long as its queue has room."""
+"""How long one statement waits for another process; the writer retries while its queue has room."""
 _LOCK_TRIES: Final = 20
 _LOCK_PAUSE_S: Final = 0.01
-"""A reader that asks whether somebody writes holds the lock for microseconds."""
+"""Pause between lock attempts: a reader that checks for a writer holds the lock for microseconds."""
 
 
 @dataclass
@@ -31,24 +31,24 @@ class WritableDatabase:
     """The only writing connection, and the lock that keeps it the only one."""
 
     path: Path
-    """Of the file itself, symbolic links resolved."""
+    """The file itself, with symbolic links resolved."""
     engine: Engine
     lock_file: TextIO
     identity: tuple[int, int]
-    """(device, inode) of the file that was opened."""
+    """(device, inode) of the opened file."""
     log_identity: tuple[int, int] | None = None
-    """Of its write-ahead log, when last looked at."""
+    """(device, inode) of its write-ahead log when last checked."""
 
     def is_gone(self) -> bool:
-        """Whether the name leads to another file now, or to none: what is written then, nobody can read."""
+        """Whether the file was deleted or replaced, so that nothing written to it can be read any more."""
         if _identity(self.path) != self.identity:
             return True
         self.log_identity = _identity(Path(f"{self.path}-wal"))
         return False
 
     def close_gone(self) -> None:
-        """Close a database whose file is gone, and remove the log that it leaves behind: SQLite would take it for that
-        of the file which has the name now."""
+        """Close a database whose file is gone and remove its leftover log: SQLite would take it for the log of the new
+        file of that name."""
         self.close()
         log = Path(f"{self.path}-wal")
         if self.log_identity is not None and _identity(log) == self.log_identity:
@@ -56,7 +56,7 @@ class WritableDatabase:
                 left.unlink(missing_ok=True)
 
     def tell_run(self, run_id: int) -> None:
-        """Which run is being written, for whoever asks `written_run`."""
+        """Store which run is being written, for `written_run`."""
         with contextlib.suppress(OSError):  # a full disk
             self.lock_file.truncate(0)
             self.lock_file.write(str(run_id))
@@ -68,10 +68,10 @@ class WritableDatabase:
 
 
 def open_for_writing(path: Path) -> WritableDatabase:
-    """The file with its tables, made where it is missing.
+    """Open the file with its tables; create it if missing.
 
-    The lock is `FILE.lock`, held until closed: two connections that write or checkpoint at once may damage a
-    WAL database on SQLite 3.7.0 to 3.51.2. Symbolic links lead to one lock; a file of several names (hard links) is
+    The lock is `FILE.lock`, held until closed: two connections that write or checkpoint at once may damage a WAL
+    database on SQLite 3.7.0 to 3.51.2. Symbolic links lead to one lock; a file with several names (hard links) is
     refused, because SQLite looks for its journal beside the name it was given. Raises ConfigError with the remedy.
     """
     path = path.resolve()
@@ -83,7 +83,7 @@ def open_for_writing(path: Path) -> WritableDatabase:
     if path.is_dir():
         raise ConfigError(f"telemetry database {path} is a directory; give a file with --telemetry-url")
     for place in (path, path.parent):
-        # Said by its mode alone, because the superuser could write it all the same.
+        # Judged by its mode alone, because the superuser could write it all the same.
         if place.exists() and not place.stat().st_mode & 0o222:
             raise _unwritable(path, PermissionError(f"{place} is read-only"))
     if path.exists() and (num_names := path.stat().st_nlink) > 1:
@@ -105,7 +105,7 @@ def open_for_writing(path: Path) -> WritableDatabase:
 
 
 def written_run(path: Path) -> int | None:
-    """The run that a process is writing now, 0 where nobody writes one; None where that cannot be told."""
+    """The run that a process is writing now, 0 if no run is being written; None if unknown."""
     try:
         with open(f"{path.resolve()}.lock", encoding="ascii") as lock_file:
             try:
@@ -113,7 +113,7 @@ def written_run(path: Path) -> int | None:
             except BlockingIOError:
                 return int(lock_file.read())
             return 0
-    except (OSError, ValueError):  # no lock file, or not ours to read
+    except (OSError, ValueError):  # no lock file, or no permission to read it
         return None
 
 
@@ -126,7 +126,7 @@ def _identity(path: Path) -> tuple[int, int] | None:
 
 
 def open_for_reading(path: Path) -> Engine:
-    """Connections that can only read, each opened when used. ConfigError when there is nothing to read."""
+    """Read-only connections, each opened when used. ConfigError when there is nothing to read."""
     if not path.is_file():
         raise ConfigError(
             f"telemetry database {path} does not exist; start a server with --telemetry-url first"
@@ -152,8 +152,8 @@ def _connect_read_only(path: Path) -> sqlite3.Connection:
         connection.close()
         if Path(f"{path}-wal").exists():
             raise
-        # A WAL database whose directory we may not write, and which nobody writes now: SQLite can only read
-        # it as an immutable file.
+        # A WAL database in a directory without write permission and without a writer: SQLite can only read it as an
+        # immutable file.
         return sqlite3.connect(f"{uri}&immutable=1", uri=True, check_same_thread=False)
     return connection
 
@@ -197,11 +197,11 @@ def _create(path: Path) -> Engine:
         with engine.connect() as connection:
             if connection.exec_driver_sql("SELECT count(*) FROM sqlite_master").scalar_one():
                 schema.check_version(_stored_version(connection), path)
-            # Takes effect on an empty file only: lets retention give room back when its limit is lowered.
+            # Takes effect on an empty file only: lets retention shrink the file when its limit is lowered.
             connection.exec_driver_sql("PRAGMA auto_vacuum = INCREMENTAL")
             connection.exec_driver_sql("PRAGMA journal_mode = WAL")
             connection.exec_driver_sql("PRAGMA synchronous = NORMAL")
-            # Debian's SQLite overwrites what is deleted; telemetry holds no secrets, and removing must be quick.
+            # Debian's SQLite overwrites deleted data; telemetry holds no secrets, and deleting must be quick.
             connection.exec_driver_sql("PRAGMA secure_delete = OFF")
             connection.commit()
             connection.exec_driver_sql("BEGIN IMMEDIATE")

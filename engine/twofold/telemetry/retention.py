@@ -1,9 +1,9 @@
-"""Keeps the database within a size, its write-ahead log included: the oldest rows go.
+"""Keeps the database, including its write-ahead log, within a size by removing the oldest rows.
 
 A busy server records tens of megabytes a minute. Details (token_layer, cache_event, upload, step) go first, an equal
-share of each table at a time; layer_second, which sums them, is trimmed where it alone takes half of the room; requests
-and load samples only when nothing else is left. Totals of runs stay. `make_room` is called before each transaction and
-leaves room for it, so that the file need not grow: SQLite reuses what was freed.
+share of each table at a time. layer_second, which sums them, is trimmed where it alone takes half of the room. Requests
+and load samples go only when nothing else is left. Totals of runs stay. `make_room` is called before each transaction
+and leaves room for it, so that the file need not grow: SQLite reuses freed pages.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ SUMS: Final = "layer_second"
 LAST: Final = ("request", "load_sample")
 
 _ROW_BYTES: Final = 400
-"""More than a queued row takes with its indices and its part of layer_second (measured: 100 to 250)."""
+"""Upper bound for a queued row with its indices and its part of layer_second (measured: 100 to 250)."""
 _PAGE_BYTES: Final = 4096
 _SHRINK_S: Final = 0.25
-"""Time per call for giving room back after the limit was lowered; what is left is for the next call."""
+"""Time per call for shrinking the file after the limit was lowered; the next call continues."""
 _VACUUM_PAGES: Final = 128
 _READERS_MS: Final = 100
 
 
 @dataclass(frozen=True)
 class Budget:
-    """How a limit in bytes is divided."""
+    """Shares of a limit in bytes."""
 
     max_bytes: int
 
     @property
     def log_bytes(self) -> int:
-        """For the write-ahead log: checkpoints keep it far below, unless a reader holds an old state."""
+        """Share of the write-ahead log: checkpoints keep it far below, unless a reader holds an old state."""
         return min(32 * 1024**2, self.max_bytes // 5)
 
     @property
@@ -49,7 +49,7 @@ class Budget:
 
     @property
     def transaction_rows(self) -> int:
-        """Most rows of one transaction; it takes at most a twentieth of the limit."""
+        """Most rows per transaction; it takes at most a twentieth of the limit."""
         return max(64, min(16_384, self.max_bytes // (20 * _ROW_BYTES)))
 
     @property
@@ -58,7 +58,7 @@ class Budget:
 
     @property
     def checkpoint_pages(self) -> int:
-        """SQLite copies the log into the file when it is longer."""
+        """Log length beyond which SQLite copies it into the file."""
         return max(16, min(1000, self.log_bytes // 8 // _PAGE_BYTES))
 
 
@@ -71,16 +71,16 @@ class Room:
 
 
 def prepare(engine: Engine, budget: Budget) -> None:
-    """Bounds of the log that SQLite keeps by itself; for a connection that was just opened."""
+    """Set SQLite's own limits of the log; for a newly opened connection."""
     with engine.connect() as connection:
         connection.exec_driver_sql(f"PRAGMA wal_autocheckpoint = {budget.checkpoint_pages}")
         connection.exec_driver_sql(f"PRAGMA journal_size_limit = {budget.log_bytes // 2}")
 
 
 def make_room(engine: Engine, path: Path, budget: Budget) -> Room:
-    """Remove the oldest rows, give pages back and empty the log until one more transaction fits.
+    """Remove the oldest rows, free pages and empty the log until one more transaction fits.
 
-    It does not fit where a reader holds an old state so that the log cannot be emptied, or nothing is left to remove.
+    It does not fit if a reader holds an old state so that the log cannot be emptied, or nothing is left to remove.
     """
     until_s = time.perf_counter() + _SHRINK_S
     removed = 0
@@ -89,7 +89,7 @@ def make_room(engine: Engine, path: Path, budget: Budget) -> Room:
         log = _emptied_log_bytes(connection, path, budget)
         wanted = budget.file_bytes - budget.transaction_bytes
         if used > wanted:
-            # Some more than is needed, so that not every transaction has to.
+            # Somewhat more than needed, so that not every transaction has to remove rows.
             wanted -= budget.transaction_bytes
         while used > wanted and _log_fits(log, file, budget):
             if used + budget.transaction_bytes <= file and time.perf_counter() > until_s:
@@ -113,12 +113,12 @@ def make_room(engine: Engine, path: Path, budget: Budget) -> Room:
 
 
 def _log_fits(log: int, file: int, budget: Budget) -> bool:
-    """Whether a transaction may still be appended to the log. Without readers in its way it always may."""
+    """Whether a transaction may still be appended to the log; always true without blocking readers."""
     return log + budget.transaction_bytes <= max(budget.log_bytes, budget.max_bytes - file)
 
 
 def _emptied_log_bytes(connection: Connection, path: Path, budget: Budget) -> int:
-    """Bytes of the log, after an attempt to empty it where it is long; readers that finish soon are waited for."""
+    """Bytes of the log after trying to empty a long one; waits for readers that finish soon."""
     log = _log_bytes(path)
     if log <= budget.log_bytes // 2:
         return log
@@ -129,7 +129,7 @@ def _emptied_log_bytes(connection: Connection, path: Path, budget: Budget) -> in
 
 
 def _sizes(connection: Connection) -> tuple[int, int]:
-    """Bytes of the file's pages in use, and of all."""
+    """Bytes of the file's pages in use, and of all pages."""
     pages, free, size = (
         int(connection.exec_driver_sql(f"PRAGMA {name}").scalar_one())
         for name in ("page_count", "freelist_count", "page_size")
@@ -145,7 +145,7 @@ def _log_bytes(path: Path) -> int:
 
 
 def _remove_oldest(connection: Connection, budget: Budget) -> int:
-    """About a transaction's worth of rows in one transaction; returns how many."""
+    """Remove about a transaction's worth of rows in one transaction; returns how many."""
     most = budget.transaction_rows
     connection.rollback()
     connection.exec_driver_sql("BEGIN IMMEDIATE")
@@ -170,7 +170,7 @@ def _remove_share(connection: Connection, tables: tuple[str, ...], most: int) ->
 
 
 def _row_range(connection: Connection, table: str) -> tuple[int, int]:
-    """Row numbers, which rise with time: the first, and the one behind the last."""
+    """First row number and the one after the last; row numbers rise with time."""
     first, last = connection.exec_driver_sql(
         f"SELECT (SELECT min(rowid) FROM {table}), (SELECT max(rowid) FROM {table})"  # noqa: S608
     ).one()
@@ -178,7 +178,7 @@ def _row_range(connection: Connection, table: str) -> tuple[int, int]:
 
 
 def _sums_bytes(connection: Connection) -> int:
-    """What layer_second takes, estimated from its latest rows."""
+    """Size of layer_second, estimated from its latest rows."""
     first, last = _row_range(connection, SUMS)
     mean = connection.exec_driver_sql(
         f"SELECT avg(length(uses)) FROM (SELECT uses FROM {SUMS} ORDER BY rowid DESC LIMIT 256)"  # noqa: S608

@@ -1,13 +1,14 @@
-"""Recorded routing: which experts every token was sent to, as compact arrays.
+"""Records routing, the experts of every token, as compact arrays.
 
-`RoutingRows` gathers token_layer events of one request; `RoutingRecorder` is a telemetry sink that writes
-those of every request to one npz file when it is closed. Needs numpy only.
+`RoutingRows` gathers token_layer events of one request. `RoutingRecorder` is a telemetry sink that writes those of
+every request to one npz file when it is closed. Needs only numpy.
 
 The file (no pickle inside; written atomically):
     ids      uint8 or uint16 [tokens, layers, top_k]   routed experts, descending gate weight
     probs    float16         [tokens, layers, top_k]   gate weights as the layer used them
     offsets  int64           [sequences + 1]           sequence i is rows offsets[i]:offsets[i + 1]
     num_experts int64        []                        experts per layer
+    sizes    float64         [5]                       the model's `TraceSizes`
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ Ids = npt.NDArray[Any]
 """uint8 up to 256 experts, else uint16."""
 
 TokensKept = Literal["answer", "all"]
-"""Answers are decoded token by token, which is what a cache sees; "all" is for texts that are only read."""
+"""Answers are decoded token by token, as a cache sees them; "all" is for prompts without generation."""
 
 
 class RoutingRows:
-    """The routing of one request, put together from events that come step by step and layer by layer."""
+    """Routing of one request, assembled from events that arrive by step and layer."""
 
     def __init__(self, num_layers: int, num_experts: int, top_k: int) -> None:
         self._num_layers = num_layers
@@ -42,7 +43,7 @@ class RoutingRows:
         self._parts: list[tuple[npt.NDArray[Any], ...]] = []
 
     def add(self, rows: Rows) -> None:
-        """`rows` are token_layer events of this request."""
+        """Add token_layer events of this request."""
         self._parts.append(
             (
                 rows["position"].copy(),
@@ -53,11 +54,10 @@ class RoutingRows:
         )
 
     def arrays(self, begin: int = 0) -> tuple[Ids, npt.NDArray[np.float16]]:
-        """(ids, probs), each [tokens, layers, top_k], by position from `begin` on. A token computed twice counts once,
-        its last time.
+        """(ids, probs), each [tokens, layers, top_k], by position from `begin` on. Of a token computed twice the last
+        computation counts.
 
-        A position with a layer missing (its event was dropped) ends the request: what follows would be
-        shifted.
+        A position with a missing layer (dropped event) ends the request, because later rows would be shifted.
         """
         shape = (0, self._num_layers, self._top_k)
         if not self._parts:
@@ -81,7 +81,7 @@ class RoutingRecorder:
     """A telemetry sink that keeps the routing of every request and writes it to `path` when closed.
 
     Raises:
-        ConfigError: the directory of `path` does not exist or cannot be written; said before anything runs.
+        ConfigError: the directory of `path` does not exist or cannot be written; raised before anything runs.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class RoutingRecorder:
         max_events: int = 50_000_000,
         flag: str = "--record-routing",
     ) -> None:
-        """Take `path`, which `flag` gave. ConfigError naming that flag: no .npz, or it cannot be written there."""
+        """Use `path`, given by `flag`. ConfigError naming that flag: not an .npz, or it cannot be written there."""
         self._path = Path(path)
         self._keep = keep
         self._room = max_events
@@ -100,7 +100,7 @@ class RoutingRecorder:
         self._rows: dict[int, RoutingRows] = {}
         self._prompt_tokens: dict[int, int] = {}
         self.num_dropped = 0
-        """Events lost: more than `max_events`, or dropped before they came here."""
+        """Events lost: above `max_events`, or dropped before they got here."""
         if self._path.suffix != ".npz":
             raise ConfigError(f"{flag} was given {str(path)!r}; it takes a file name that ends in .npz")
         if not os.access(self._path.parent, os.W_OK | os.X_OK):
@@ -115,7 +115,7 @@ class RoutingRecorder:
         self._prompt_tokens[record.number] = record.prompt_tokens
 
     def step(self, record: StepRecord) -> None:
-        """Steps are of no interest here."""
+        """Ignored."""
 
     def control(self, record: ControlRecord) -> None: ...
 
@@ -134,24 +134,27 @@ class RoutingRecorder:
             own.add(rows[rows["request"] == number])
 
     def load_samples(self, rows: list[LoadSample]) -> None:
-        """Load tests are of no interest here."""
+        """Ignored."""
 
     def dropped(self, kind: str, count: int) -> None:
         if kind == "token_layer":
             self.num_dropped += count
 
     def stats(self) -> SinkStats | None:
-        """Keeps no database."""
+        """None: keeps no database."""
         return None
 
     def close(self) -> None:
-        """Write the file: all of it or, if that fails, nothing."""
+        """Write the whole file atomically; nothing if that fails."""
         if self._run is None:
             return
         ids, probs, offsets = self._sequences()
-        num_experts = np.int64(self._run.num_experts)
+        arrays: dict[str, Any] = {"ids": ids, "probs": probs, "offsets": offsets}
+        arrays["num_experts"] = np.int64(self._run.num_experts)
+        if self._run.trace_sizes is not None:
+            arrays["sizes"] = np.array(self._run.trace_sizes, np.float64)
         with whole_file(self._path, mode=0o600) as part, part.open("wb") as file:
-            np.savez_compressed(file, ids=ids, probs=probs, offsets=offsets, num_experts=num_experts)
+            np.savez_compressed(file, **arrays)
         self._run = None
 
     def _sequences(self) -> tuple[Ids, Rows, Rows]:
@@ -159,7 +162,7 @@ class RoutingRecorder:
         empty = RoutingRows(self._run.num_layers, self._run.num_experts, self._run.top_k).arrays()
         parts_ids, parts_probs, lengths = [empty[0]], [empty[1]], [0]
         for number in sorted(self._rows):
-            # Of a prompt that was found in the prefix cache there are no events.
+            # There are no events for prompt tokens that hit the prefix cache.
             begin = self._prompt_tokens.get(number, 0) if self._keep == "answer" else 0
             ids, probs = self._rows[number].arrays(begin)
             if len(ids) == 0:

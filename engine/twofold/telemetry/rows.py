@@ -1,7 +1,7 @@
-"""Events as rows: structured arrays and records become tuples in the order of their table's columns.
+"""Converts events to rows: structured arrays and records become tuples in the order of their table's columns.
 
-Pure functions, no database. Tuples because the driver takes them as they are: measured several times faster
-than dictionaries through SQLAlchemy's `insert()` and some thirty times faster than mapped objects.
+Pure functions, no database. The driver takes tuples directly: measured several times faster than dictionaries through
+SQLAlchemy's `insert()` and some thirty times faster than mapped objects.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _NOT_EMULATED = (None,) * len(EmulatedParts._fields)
 
 
 def run_row(run: RunInfo, started_s: float) -> Row:
-    """Without run_id, which the database gives."""
+    """Row of table `run` without run_id, which the database assigns."""
     return (
         started_s,
         started_s,
@@ -124,7 +124,7 @@ def _blobs(values: npt.NDArray[Any], counts: npt.NDArray[np.uint8], dtype: np.dt
 
 
 def event_rows(kind: str, run_id: int, events: Events) -> Iterator[Row]:
-    """Rows of the table of that name."""
+    """Rows of table `kind`."""
     names = EVENT_DTYPES[kind].names or ()
     return zip(repeat(run_id, len(events)), *(_column(events, kind, name) for name in names), strict=True)
 
@@ -140,7 +140,7 @@ def _column(events: Events, kind: str, name: str) -> list[Any]:
 
 @dataclass
 class _Uses:
-    """What the rows of one second did, per layer."""
+    """Use counts of one second, per layer."""
 
     num_rows: npt.NDArray[np.int64]
     """[layers]"""
@@ -153,7 +153,7 @@ class _Uses:
 def layer_second_rows(
     run_id: int, num_experts: int, events: Mapping[str, Events], seconds: Mapping[str, Seconds]
 ) -> Iterator[Row]:
-    """Sums per second and layer as rows of layer_second; `seconds` gives each event's, by kind."""
+    """Sums per second and layer as rows of layer_second. `seconds`: second of each event, by kind."""
     kinds = [kind for kind in ("token_layer", "upload") if kind in events]
     for second in np.unique(np.concatenate([seconds[kind] for kind in kinds])).tolist() if kinds else ():
         chosen = {kind: events[kind][seconds[kind] == second] for kind in kinds}

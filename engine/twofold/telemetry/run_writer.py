@@ -1,6 +1,6 @@
-"""What one transaction writes: a batch of queued items as rows of the run they belong to.
+"""Writes one transaction: a batch of queued items as rows of their run.
 
-Knows no queue and no thread; `writer` decides when, and what becomes of a batch that could not be written.
+Independent of queue and thread: `writer` decides when to write, and handles a batch that could not be written.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from twofold.telemetry.sink import EVENT_DTYPES
 from twofold.telemetry.totals import totals_of
 
 _CHUNK_ROWS: Final = 1024
-"""Rows turned into tuples at a time: the interpreter lock is held for well under a millisecond."""
+"""Rows converted to tuples at a time: holds the interpreter lock for well under a millisecond."""
 _REMEMBERED_STEPS: Final = 10_000
 
 Losses = Counter[tuple[str, str]]
@@ -45,12 +45,12 @@ _ADD_TOTAL: Final = (
     f"{_insert_sql(schema.run_total)} ON CONFLICT DO UPDATE SET amount = amount + excluded.amount"
 )
 NATIVE: Final = {kind: _insert_sql(schema.metadata.tables[kind]) for kind in EVENT_DTYPES}
-"""Events that come as arrays: how their rows are written."""
+"""Insert statements of events that arrive as arrays."""
 
 
 @dataclass(frozen=True)
 class Item:
-    """Something in the queue: a run, a record, or rows."""
+    """One queue entry: a run, a record, or rows."""
 
     kind: str
     payload: Any
@@ -58,7 +58,7 @@ class Item:
     arrived_s: float
 
     def split(self, num_rows: int) -> tuple[Item, Item]:
-        """The first `num_rows` rows, and the others; only of arrays and lists."""
+        """The first `num_rows` rows, and the rest; only for arrays and lists."""
         head, tail = self.payload[:num_rows], self.payload[num_rows:]
         return (
             Item(self.kind, head, num_rows, self.arrived_s),
@@ -68,18 +68,19 @@ class Item:
 
 @dataclass(frozen=True)
 class Written:
-    """What a transaction did, to be told to `RunWriter.committed` if it was."""
+    """What a transaction wrote; passed to `RunWriter.committed` after the commit."""
 
     run_id: int | None
     rows: Counter[str] = field(default_factory=Counter)
-    """By kind."""
+    """Rows written, by kind."""
     orphans: Counter[str] = field(default_factory=Counter)
-    """By kind: what could not be written because no run has begun."""
+    """Rows by kind that could not be written because no run has begun."""
     losses: Losses = field(default_factory=Counter)
 
 
 class RunWriter:
-    """The present run. `write` leaves its state alone until `committed`, so a failed transaction can be repeated."""
+    """Writer of the current run. `write` changes no state until `committed`, so a failed transaction can be
+    repeated."""
 
     def __init__(self) -> None:
         self._run: Item | None = None
@@ -90,13 +91,14 @@ class RunWriter:
         self._losses: Losses = Counter()
 
     def begin(self, run: Item) -> None:
-        """What follows belongs to this run; the one before is over."""
+        """Begin a run: what follows belongs to it, and the previous run is over."""
         self._run, self._ended_run_id, self._run_id = run, self._run_id, None
         self._step_seconds.clear()
         self._rows, self._losses = Counter(), Counter()
 
     def forget(self) -> tuple[Counter[str], Losses]:
-        """The file is gone and the run goes on in another: the rows, and the losses, that were written of it."""
+        """Continue the run in a new file after its file was deleted. Returns the rows and losses written to the old
+        file."""
         gone = self._rows, self._losses
         self._run_id = self._ended_run_id = None
         self._rows, self._losses = Counter(), Counter()
@@ -112,7 +114,7 @@ class RunWriter:
         seen: bool,
         finished: bool,
     ) -> Written:
-        """Within a transaction: the batch, `lost` since the last one, and the run's last sign of life if `seen`."""
+        """Write the batch, `lost` since the last one, and the run's heartbeat if `seen`. Call within a transaction."""
         if self._ended_run_id is not None:
             _mark(connection, self._ended_run_id, now_s, finished=True)
         run_id = self._run_id if self._run_id is not None else self._insert_run(connection)
@@ -138,7 +140,7 @@ class RunWriter:
         return Written(run_id, counts, losses=Counter(lost))
 
     def committed(self, written: Written) -> None:
-        """The transaction is in the file."""
+        """Update the state after the transaction was committed."""
         self._run_id, self._ended_run_id = written.run_id, None
         self._rows += written.rows
         self._losses += written.losses
@@ -190,7 +192,7 @@ class RunWriter:
         return events_by_kind
 
     def _seconds_of(self, steps: rows.Seconds, arrivals: rows.Seconds) -> rows.Seconds:
-        """When each event's step began; when the event arrived, where its step was lost or is yet to come."""
+        """Second in which each event's step began, or the event's arrival where its step was lost or is yet to come."""
         known, index = np.unique(steps, return_inverse=True)
         begun = np.array([self._step_seconds.get(step, -1) for step in known.tolist()], np.int64)[index]
         return np.where(begun >= 0, begun, arrivals)

@@ -1,17 +1,16 @@
-"""The tables of the telemetry database (SQLAlchemy Core), and where its file is.
+"""The tables of the telemetry database (SQLAlchemy Core), and the path of its file.
 
-Every unit is in its column's name: `_s` seconds, `_us` microseconds, `_ms` milliseconds, `_bytes`. `…_s`
-columns of moments are Unix times. Columns `*_us` of steps, layers, uploads and cache events are of the
-run's clock: where `run.clock` is "virtual" they are emulated and whoever shows them says so; `step.wall_us`
-and its parts are always wall time, `step.emulated_*` the parts of an emulated `step_us`.
+Column names carry units: `_s` seconds, `_us` microseconds, `_ms` milliseconds, `_bytes`. `…_s` columns of moments are
+Unix times. Columns `*_us` of steps, layers, uploads and cache events are on the run's clock. Where `run.clock` is
+"virtual" they are emulated and must be displayed as such; `step.wall_us` and its parts are always wall time,
+`step.emulated_*` the parts of an emulated `step_us`.
 
-Sums come first where rows are many: `run_total` adds up a whole run and `layer_second` the seconds of its layers, in
-the same transaction as the rows they sum, so they hold whatever retention has removed since.
+Tables with many rows have sums: `run_total` sums a whole run and `layer_second` each second of its layers. They are
+written in the same transaction as the rows they sum, so they stay valid after retention removes those rows.
 
-`token_layer` keeps a token's experts as little-endian blobs of `num_routed` entries (uint16 ids, uint8
-placements, float32 weights); `queries` turns them back into arrays. `layer_second` sums token_layer and
-upload by second and layer, so that live charts and the heatmap cost the same after an hour as after
-a minute.
+`token_layer` stores a token's experts as little-endian blobs of `num_routed` entries (uint16 ids, uint8 placements,
+float32 weights); `queries` converts them back to arrays. `layer_second` sums token_layer and upload by second and
+layer, so that live charts and the heatmap cost the same after an hour as after a minute.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ SCHEMA_VERSION: Final = 4
 metadata = MetaData()
 
 meta = Table("meta", metadata, Column("key", Text, primary_key=True), Column("value", Text, nullable=False))
-"""`schema_version` and nothing else yet."""
+"""Holds only `schema_version` so far."""
 
 run = Table(
     "run",
@@ -125,11 +124,11 @@ control = Table(
     Column("num_pages", Integer, nullable=False, comment="of the KV cache, from then on"),
     Index("control_by_time", "run_id", "at_s"),
 )
-"""What somebody changed of a running engine."""
+"""Changes made to a running engine."""
 
 
 def _event_table(kind: str, comments: Mapping[str, str], *, index: str) -> Table:
-    """A table with a column for each field of the events, whose order it keeps; arrays are blobs."""
+    """A table with a column per event field, in the same order; arrays are blobs."""
     columns: list[Column[Any]] = []
     for field in EVENT_DTYPES[kind].names or ():
         dtype, name = EVENT_DTYPES[kind][field], column_name(field)
@@ -139,7 +138,7 @@ def _event_table(kind: str, comments: Mapping[str, str], *, index: str) -> Table
     return Table(kind, metadata, _run_id(), *columns, Index(f"{kind}_by_{index}", "run_id", index))
 
 
-# A request's rows are what a page asks for; everything by time comes from layer_second.
+# Pages query a request's rows; everything by time comes from layer_second.
 token_layer = _event_table(
     "token_layer",
     {
@@ -226,11 +225,11 @@ dropped = Table(
     Column("at_s", Float, nullable=False, comment="Unix time of the latest"),
     Column("num_events", Integer, nullable=False),
 )
-"""Events that were lost, never silently."""
+"""Counts of lost events."""
 
 
 def database_path(url: str) -> Path:
-    """The file behind a telemetry URL; ConfigError for anything but `sqlite:///FILE`."""
+    """The file of a telemetry URL; ConfigError for anything but `sqlite:///FILE`."""
     expected = (
         "expected sqlite:///relative/file.db or sqlite:////absolute/file.db "
         "(set --telemetry-url or TWOFOLD_TELEMETRY_URL)"
@@ -249,7 +248,7 @@ def database_path(url: str) -> Path:
 
 
 def check_version(found: str | None, path: Path) -> None:
-    """ConfigError unless the database's schema version is ours; None where it has none."""
+    """ConfigError unless the database has this schema version. `found` is None if it has none."""
     if found != str(SCHEMA_VERSION):
         what = "is not a telemetry database" if found is None else f"has telemetry schema version {found}"
         raise ConfigError(

@@ -1,7 +1,7 @@
-"""Where the engine pushes its events: the `TelemetrySink` protocol, event formats, a sink that keeps nothing.
+"""The `TelemetrySink` protocol that the engine pushes events to, the event formats, and a sink that discards events.
 
-No database here: this module needs numpy only, so the engine can name its sink without SQLAlchemy installed.
-A sink never blocks its caller, never raises because of what it does with an event, and counts what it drops.
+Needs only numpy, so that the engine can use a sink without SQLAlchemy installed. A sink never blocks its caller, raises
+no errors from handling an event, and counts what it drops.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from twofold.api.types import ControlRecord, RequestRecord, RunInfo, StepRecord
 
 LossPlace = Literal["ring", "queue", "database"]
 LOSS_PLACES: Final[tuple[LossPlace, ...]] = ("ring", "queue", "database")
-"""Where events get lost: a full native ring, a full queue before the database, the database itself."""
+"""Where events are lost: a full native ring, a full queue before the database, the database itself."""
 
 MAX_ROUTED: Final = 16
-"""Most experts of one token and layer that an event can hold."""
+"""Most experts per token and layer that an event can hold."""
 
 TOKEN_LAYER_DTYPE: Final = np.dtype(
     [
@@ -46,8 +46,8 @@ TOKEN_LAYER_DTYPE: Final = np.dtype(
 )
 """One token in one MoE layer. The first `num_routed` entries of the arrays are valid, by descending weight.
 
-`layer` counts MoE layers only. The `*_us` are those of the whole layer in that step, the same for every
-token of the step's batch, on the run's clock. `request` is -1 where none applies.
+`layer` counts MoE layers only. The `*_us` are times of the whole layer in that step, the same for every token of the
+batch, on the run's clock. `request` is -1 where none applies.
 """
 
 UPLOAD_DTYPE: Final = np.dtype(
@@ -65,7 +65,7 @@ UPLOAD_DTYPE: Final = np.dtype(
         ("lane", "u1"),
     ]
 )
-"""One host-to-device copy of an expert; `*_us` on the run's clock since its start."""
+"""One host-to-device copy of an expert; `*_us` are on the run's clock since its start."""
 
 CACHE_EVENT_DTYPE: Final = np.dtype(
     [
@@ -82,26 +82,26 @@ CACHE_EVENT_DTYPE: Final = np.dtype(
         ("at_us", "<f8"),
     ]
 )
-"""One decision of the expert cache; `victim` is -1 where no expert had to go."""
+"""One decision of the expert cache; `victim` is -1 where no expert was evicted."""
 
 EVENT_DTYPES: Final[dict[str, np.dtype[Any]]] = {
     "token_layer": TOKEN_LAYER_DTYPE,
     "upload": UPLOAD_DTYPE,
     "cache_event": CACHE_EVENT_DTYPE,
 }
-"""What `native_events` accepts: the named fields must be there; padding and order do not matter. The database's tables
-and their rows have a column for each, in this order."""
+"""Event formats that `native_events` accepts. The named fields are required; padding and order are ignored. The
+database tables and their rows have a column per field, in this order."""
 
 
 def column_name(field: str) -> str:
-    """What the database calls a field of an event: units stand in its columns' names."""
+    """Database column of an event field: column names carry units."""
     return "size_bytes" if field == "bytes" else field
 
 
 class Placement(IntEnum):
     """Where one routed expert ran: values of `placement` in token_layer events.
 
-    These enumerations are the native module's, which this room does not import: `engine.recording` checks them.
+    These enumerations repeat the native module's, which this package does not import: `engine.recording` checks them.
     """
 
     HIT = 0
@@ -134,9 +134,9 @@ class LoadSample:
     """
 
     loadtest_id: str
-    """Names one load test; the same for all its samples."""
+    """Identifies one load test; the same for all its samples."""
     finished_s: float
-    """Unix time at which the answer ended or failed."""
+    """Unix time at which the answer finished or failed."""
     user: int
     num_users: int
     """Users running at that moment."""
@@ -149,21 +149,21 @@ class LoadSample:
     completion_tokens: int = 0
     error: str | None = None
     request_id: str | None = None
-    """What the answer calls itself (`id`), which is what table `request` calls it; None when none came."""
+    """The answer's `id`, as in table `request`; None when there was none."""
 
 
 @dataclass(frozen=True)
 class SinkStats:
-    """What a database has been given so far, and what was lost on the way."""
+    """Rows a database sink has written so far, and events it lost."""
 
     num_written: int
-    """Rows committed, roll-ups not counted."""
+    """Rows committed, without roll-ups."""
     num_queued: int
-    """Rows taken that are not committed yet."""
+    """Rows accepted but not committed yet."""
     dropped: Mapping[LossPlace, int]
-    """Events lost, by place; every place is there."""
+    """Events lost, by place; contains every place."""
     last_error: str | None
-    """Why nothing is being written at present; None while all is well."""
+    """Why nothing is being written at present; None if there is no error."""
 
     @property
     def num_dropped(self) -> int:
@@ -177,32 +177,33 @@ class TelemetrySink(Protocol):
         """First call: everything that follows belongs to this run."""
 
     def request(self, record: RequestRecord) -> None:
-        """At submit, first token and finish; the last record of a number wins."""
+        """Record a request at submission, first token and finish; the last record of a number wins."""
 
     def step(self, record: StepRecord) -> None:
-        """After each engine iteration."""
+        """Record an engine iteration."""
 
     def control(self, record: ControlRecord) -> None:
-        """Memory was split otherwise, or given back, or taken again."""
+        """Record that memory was split differently, freed or allocated again."""
 
     def native_events(self, kind: str, rows: np.ndarray[Any, np.dtype[Any]]) -> None:
-        """A structured array drained from a native ring (see EVENT_DTYPES); copied, so it may be reused."""
+        """Record a structured array drained from a native ring (see EVENT_DTYPES); copied, so the caller may reuse
+        it."""
 
     def load_samples(self, rows: list[LoadSample]) -> None:
-        """What a load test measured, handed on by the server."""
+        """Record load-test samples passed on by the server."""
 
     def dropped(self, kind: str, count: int) -> None:
-        """`count` further events of `kind` were lost before they got here (a full native ring)."""
+        """Count events of `kind` that were lost before they got here (a full native ring)."""
 
     def stats(self) -> SinkStats | None:
-        """How recording goes; None from a sink that keeps no database. From any thread."""
+        """Recording statistics; None from a sink that keeps no database. From any thread."""
 
     def close(self) -> None:
-        """Write out everything taken so far, mark the run as finished, release the database. Idempotent."""
+        """Write out everything accepted so far, mark the run as finished, release the database. Idempotent."""
 
 
 class NullSink:
-    """Telemetry switched off."""
+    """Discards all events: telemetry switched off."""
 
     def begin_run(self, run: RunInfo) -> None: ...
 
@@ -225,7 +226,7 @@ class NullSink:
 
 
 class TeeSink:
-    """Hands everything to several sinks, in order."""
+    """Passes everything to several sinks, in order."""
 
     def __init__(self, *sinks: TelemetrySink) -> None:
         self._sinks = sinks
@@ -259,11 +260,11 @@ class TeeSink:
             sink.dropped(kind, count)
 
     def stats(self) -> SinkStats | None:
-        """Of the first that keeps a database."""
+        """Statistics of the first sink that keeps a database."""
         return next((stats for sink in self._sinks if (stats := sink.stats()) is not None), None)
 
     def close(self) -> None:
-        """Close all, also when one of them fails; the first failure is raised at the end."""
+        """Close all sinks, also when one of them fails; raises the first failure at the end."""
         with contextlib.ExitStack() as stack:
             for sink in reversed(self._sinks):
                 stack.callback(sink.close)
@@ -294,10 +295,10 @@ def _text(sample: dict[str, Any], name: str, index: int, *, optional: bool = Fal
 
 
 def parse_load_samples(body: object, *, max_samples: int = 10_000) -> list[LoadSample]:
-    """The decoded JSON body of `POST /internal/load_samples` as samples.
+    """Parse the decoded JSON body of `POST /internal/load_samples`.
 
-    Expects {"samples": [{...the fields of LoadSample...}, …]}; raises RequestError naming the offending
-    field. Unknown fields are ignored.
+    Expects {"samples": [{...the fields of LoadSample...}, …]}; raises RequestError naming the offending field. Unknown
+    fields are ignored.
     """
     samples = body.get("samples") if isinstance(body, dict) else None
     if not isinstance(samples, list):

@@ -11,11 +11,9 @@ from twofold.telemetry import queries
 def summarise(url: str, *, run_id: int | None = None) -> dict[str, Any]:
     """Figures of the last run (or of `run_id`) in a telemetry database, ready for JSON.
 
-    Tokens are those computed, of prompts and answers alike; `decode_tokens_per_s` counts steps that only
-    decode, on the run's clock (emulated when "emulated" is true), `decode_tokens_per_wall_s` the same by
-    the wall. Figures that nothing was recorded for are None, as are hit rate and policy where no expert has a place on
-    a GPU. Raises ConfigError where there is no database
-    or no run.
+    Token counts cover prompts and answers. `decode_tokens_per_s` covers decode-only steps on the run's clock (emulated
+    when "emulated" is true), `decode_tokens_per_wall_s` the same in wall time. Figures without data are None, as are
+    hit rate and policy where there are no expert slots on a GPU. Raises ConfigError if there is no database or no run.
     """
     db = queries.open_database(url)
     run = _choose(queries.runs(db, limit=1_000_000), run_id, db.path)
@@ -97,7 +95,7 @@ def format_summary(summary: dict[str, Any]) -> str:
     state = {
         "live": "live",
         "ended": "ended",
-        "broke off": "broke off without a word (killed or crashed)",
+        "interrupted": "interrupted without a word (killed or crashed)",
     }[summary["state"]]
     lines = [
         ("run", f"{summary['run_id']}, {state}, Twofold {summary['version']}"),

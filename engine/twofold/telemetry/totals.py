@@ -1,5 +1,6 @@
-"""Sums of a whole run, by name: what table `run_total` holds, so that a summary costs the same after a day as after a
-minute and loses nothing to retention.
+"""Names and sums of a run's totals, stored in table `run_total`.
+
+A summary therefore costs the same after a day as after a minute, and retention does not affect it.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ STEP_TOTALS: Final = (
 
 
 def count_name(member: UploadReason | CacheEventKind) -> str:
-    """The total that counts events of this reason or kind."""
+    """Name of the total that counts events of this reason or kind."""
     return f"{'upload' if isinstance(member, UploadReason) else 'cache_event'}_{member.name.lower()}"
 
 
 def totals_of(steps: Iterable[StepRecord], events: Mapping[str, Events]) -> Counter[str]:
-    """What these steps and events (by kind) add to the totals of their run."""
+    """Amounts that these steps and events (by kind) add to the totals of their run."""
     totals: Counter[str] = Counter()
     for step in steps:
         totals["num_steps"] += 1

@@ -1,9 +1,9 @@
-"""The one thread and the one connection that write the telemetry database.
+"""Writes the telemetry database with one thread and one connection.
 
-Producers append to a bounded queue and return at once; the thread takes what has gathered and writes it in one
-transaction. What does not fit in the queue is counted by kind and stored in table `dropped`. An error of the database
-never reaches the engine: it is logged once and kept in `stats().last_error`. While another process holds the database,
-the disk is full or the file is away, rows wait in the queue; what another error costs is counted like any other drop.
+Producers append to a bounded queue and return at once; the thread writes queued rows in one transaction. Rows that do
+not fit in the queue are counted by kind and stored in table `dropped`. A database error never reaches the engine: it is
+logged once and kept in `stats().last_error`. While the database is locked by another process, the disk is full or the
+file is missing, rows wait in the queue. Rows lost to any other error are counted like other drops.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ _log = logging.getLogger("twofold.telemetry")
 MAX_QUEUED_ROWS: Final = 262_144
 """About 45 MB of token_layer events: four seconds of a 48-layer model prefilling at 1,300 tokens/s."""
 _RESERVED_ROWS: Final = 8_192
-"""Room that native events leave to requests and steps, without which they would mean little."""
+"""Queue room that native events leave to requests and steps, without which they would mean little."""
 MAX_DATABASE_BYTES: Final = 2 * 1024**3
 _FLUSH_INTERVAL_S: Final = 0.2
 _HEARTBEAT_S: Final = 1.0
 _LONGEST_PAUSE_S: Final = 2.0
-"""Between two attempts on a database that cannot be written now."""
+"""Longest pause between two attempts on a database that cannot be written now."""
 _CLOSE_PATIENCE_S: Final = 10.0
-"""How long `close` tries to write what is queued."""
+"""How long `close` tries to write queued rows."""
 _MAY_PASS: Final = {
     sqlite3.SQLITE_BUSY,
     sqlite3.SQLITE_LOCKED,
@@ -52,15 +52,15 @@ _MAY_PASS: Final = {
     sqlite3.SQLITE_CANTOPEN,
     sqlite3.SQLITE_READONLY,
 }
-"""Errors of the surroundings, not of what is written."""
+"""Errors of the environment, not of the rows."""
 
 
 class _NoRoomError(Exception):
-    """Nothing more fits into the limit for now."""
+    """No room for another transaction within the size limit at present."""
 
 
 class DatabaseSink:
-    """A `TelemetrySink` that writes SQLite; made by `open_sink`, which checks all that can be wrong."""
+    """A `TelemetrySink` that writes SQLite. Created by `open_sink`, which checks the URL and the file."""
 
     def __init__(
         self,
@@ -155,7 +155,7 @@ class DatabaseSink:
             self._wake.set()
 
     def _lose(self, kind: str, place: LossPlace, count: int) -> None:
-        """With the mutex held."""
+        """Call with the mutex held."""
         self._lost[kind, place] += count
         self._dropped[place] += count
 
@@ -204,7 +204,7 @@ class DatabaseSink:
         return batch
 
     def _write(self, batch: list[Item], *, finished: bool = False) -> bool:
-        """One transaction. False where it failed and the batch is back in the queue, to be tried again."""
+        """Write one transaction. False if it failed and the batch is back in the queue for another attempt."""
         if batch and batch[0].kind == "run":
             self._run.begin(batch.pop(0))
         with self._mutex:
@@ -215,10 +215,10 @@ class DatabaseSink:
             opened = self._present_database(lost)
             self._make_room(opened)
             with opened.engine.begin() as connection:
-                # At once, so that a database that somebody holds is found out before rows are converted.
+                # Locks at once, so that a locked database is detected before rows are converted.
                 connection.exec_driver_sql("BEGIN IMMEDIATE")
                 written = self._run.write(connection, batch, lost, now_s=now_s, seen=seen, finished=finished)
-        except Exception as error:  # whatever it is, the engine goes on
+        except Exception as error:  # the engine must continue whatever the error
             return self._failed(batch, lost, error)
         self._run.committed(written)
         if written.run_id is not None and written.run_id != self._told_run_id:
@@ -242,7 +242,8 @@ class DatabaseSink:
         return True
 
     def _present_database(self, lost: Losses) -> WritableDatabase:
-        """The open database; a new one where its file was deleted or replaced. Raises ConfigError where none opens."""
+        """The open database; a new one if its file was deleted or replaced. Raises ConfigError if none can be
+        opened."""
         if self._database is not None and self._database.is_gone():
             self._database.close_gone()
             self._database = self._told_run_id = None
@@ -300,7 +301,7 @@ class DatabaseSink:
         return not may_pass
 
     def _abandon_queue(self) -> None:
-        """What could not be written until the end is lost."""
+        """Count the rows still unwritten at the end as lost."""
         with self._mutex:
             num_rows = self._queued_rows
             self._discard(list(self._items))
@@ -311,7 +312,7 @@ class DatabaseSink:
             )
 
     def _discard(self, batch: list[Item]) -> None:
-        """With the mutex held: these are lost."""
+        """Count the batch as lost. Call with the mutex held."""
         for item in batch:
             self._queued_rows -= item.num_rows
             if item.num_rows:
@@ -325,12 +326,12 @@ def open_sink(
     max_bytes: int = MAX_DATABASE_BYTES,
     now: Callable[[], float] = time.time,
 ) -> TelemetrySink:
-    """The sink for a telemetry URL; None or an empty one means no telemetry. `now` gives Unix time.
+    """The sink for a telemetry URL; None or an empty URL means no telemetry. `now` returns Unix time.
 
     The database and its log stay within `max_bytes` together: the oldest rows are removed (see `retention`).
 
-    Raises ConfigError, with the remedy, where the URL is bad, its directory is missing, the file cannot be
-    written, is being written by another process, or holds something else than this version's tables.
+    Raises ConfigError, with the remedy, if the URL is bad, its directory is missing, or the file cannot be written, is
+    being written by another process, or holds anything but this version's tables.
     """
     if not url:
         return NullSink()

@@ -1,1 +1,1 @@
-"""Where tensors come from: safetensors and GGUF files, their formats, and reading ahead of who packs them."""
+"""Tensor sources: safetensors and GGUF files, weight formats, and read-ahead for packing."""

@@ -1,4 +1,4 @@
-"""`quantization_config` of a directory that `twofold quantize` wrote: which U8 tensors hold blocks of which format.
+"""`quantization_config` of a directory written by `twofold quantize`: the block format of its U8 tensors.
 
     "quantization_config": {"quant_method": "twofold", "version": 1, "fingerprint": "…",
                             "tensors": {"model.layers.0.self_attn.q_proj.weight": "q4_k", …}}
@@ -34,7 +34,7 @@ def quantization_config(formats: Mapping[str, str], fingerprint: str) -> dict[st
 
 
 def parse_block_formats(section: Fields) -> dict[str, str]:
-    """Format by tensor name. Raises ModelLoadError for a version or format that is not known."""
+    """Format by tensor name. Raises ModelLoadError for an unknown version or format."""
     version = section.integer("version")
     if version != VERSION:
         raise section.error(
@@ -53,7 +53,7 @@ def parse_block_formats(section: Fields) -> dict[str, str]:
 def with_block_formats(
     entries: Mapping[str, TensorEntry], formats: Mapping[str, str], where: Path
 ) -> dict[str, TensorEntry]:
-    """`entries` with the named ones read as blocks. Raises ModelLoadError where one is missing or is not bytes."""
+    """`entries` with the named ones typed as blocks. Raises ModelLoadError if one is missing or is not bytes."""
     result = dict(entries)
     for name, format in formats.items():
         entry = entries.get(name)

@@ -1,4 +1,4 @@
-"""A directory's safetensors files: the headers, parsed and checked, as the entries of a `TensorSource`.
+"""Safetensors reader: a directory's file headers, parsed and checked, as the entries of a `TensorSource`.
 
 Format: 8 bytes little-endian header length, JSON header {name: {dtype, shape, data_offsets}}, then the data without
 holes (https://github.com/huggingface/safetensors#format). Only headers are read here. Files are untrusted: every length
@@ -29,7 +29,7 @@ from twofold.weights.tensor_source import TensorEntry, TensorSource
 SINGLE_FILE: Final = "model.safetensors"
 INDEX_FILE: Final = "model.safetensors.index.json"
 MAX_HEADER_BYTES: Final = 100_000_000
-"""The limit of the safetensors reference implementation."""
+"""Header size limit of the safetensors reference implementation, bytes."""
 
 _ITEM_BYTES: Final[Mapping[str, int]] = MappingProxyType(
     {
@@ -48,7 +48,7 @@ _FORMATS: Final[Mapping[str, str]] = MappingProxyType(
 
 
 class Checkpoint(TensorSource):
-    """All tensors of a model directory's safetensors files; those of a quantisation scheme as what they make."""
+    """All tensors of a model directory's safetensors files; those of a quantisation scheme appear converted."""
 
     def __init__(
         self, where: Path, entries: Mapping[str, TensorEntry], made: Mapping[str, SchemeMatrix] | None = None
@@ -68,9 +68,9 @@ class Checkpoint(TensorSource):
     ) -> Checkpoint:
         """Read the headers of `model.safetensors`, or of the shards that `model.safetensors.index.json` lists.
 
-        `block_formats`, `scheme` and `mxfp4` are what config.json's quantization_config says (`block_formats.py`,
-        `schemes/`, `mxfp4_tensors.py`). `renamed` are beginnings of names, (the files', ours); the first that fits
-        counts. Raises ModelLoadError for a missing, truncated or inconsistent file.
+        `block_formats`, `scheme` and `mxfp4` come from config.json's quantization_config (`block_formats.py`,
+        `schemes/`, `mxfp4_tensors.py`). `renamed` has name prefixes (the files', ours); the first match counts. Raises
+        ModelLoadError for a missing, truncated or inconsistent file.
         """
         directory = Path(directory)
         if (directory / SINGLE_FILE).exists():
@@ -93,7 +93,7 @@ class Checkpoint(TensorSource):
         return cls(directory, with_block_formats(entries, block_formats or {}, directory), made)
 
     def companions(self, name: str) -> tuple[str, ...]:
-        """As `TensorSource` has it, and all other stored tensors that make `name` (and its scales)."""
+        """Like `TensorSource.companions`, and all other stored tensors from which `name` (and its scales) are made."""
         others = super().companions(name)
         return (
             *others,
@@ -110,7 +110,7 @@ class Checkpoint(TensorSource):
             raise ModelLoadError(f"{entry.file}: tensor {entry.name}: {error}; download it again") from None
 
     def _stored(self, entry: TensorEntry) -> npt.NDArray[Any]:
-        """What the file holds, in its own type; bfloat16 as float32."""
+        """Elements of a stored tensor in the file's own type; bfloat16 as float32."""
         if entry.format in ("f16", "bf16", "f32"):
             floats = self._floats(entry)
             return floats.astype(np.float16) if entry.format == "f16" else floats
@@ -141,7 +141,7 @@ def _rename(
 
 
 def read_header(file: Path) -> dict[str, TensorEntry]:
-    """The tensors of one safetensors file by name. Raises ModelLoadError for anything that breaks the format."""
+    """The tensors of one safetensors file by name. Raises ModelLoadError for any format violation."""
     try:
         size = file.stat().st_size
         with file.open("rb") as stream:
@@ -190,7 +190,7 @@ def _parse_entry(file: Path, name: str, value: Any, data_begin: int) -> TensorEn
         raise damaged
     begin, end = offsets
     item_bytes = _ITEM_BYTES.get(dtype)
-    # A dtype we have never heard of is reported when somebody wants the tensor, with its name.
+    # An unknown dtype is reported, with its name, when the tensor is used.
     if end < begin or (item_bytes is not None and end - begin != math.prod(shape) * item_bytes):
         raise damaged
     return TensorEntry(name, file, dtype, shape, data_begin + begin, end - begin, _FORMATS.get(dtype))

@@ -1,9 +1,9 @@
-"""GGUF files: metadata and where each tensor lies, every count, length and offset checked before it is used.
+"""GGUF header parser: metadata and tensor locations. Every count, length and offset is checked before it is used.
 
 Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. Names, value types, tensor types and block sizes are
 those of the `gguf` package. Its reader is not used: it loops over counts as the file states them (a count of 2^60 at
-the end of a file never returns), and takes 7 s and 560 MB for the metadata of a 152k vocabulary. One parser also
-means that nothing is checked by one reader and then believed from another.
+the end of a file never returns), and takes 7 s and 560 MB for the metadata of a 152k vocabulary. With a single parser,
+the checked values are the ones that are used.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 MAX_HEADER_BYTES: Final = 256 * 1024 * 1024
 MAX_STRINGS: Final = 4 * 1024 * 1024
-"""Over the whole header: tokens and merges of the largest vocabularies are a tenth of it."""
+"""Limit over the whole header: tokens and merges of the largest vocabularies are a tenth of it."""
 MAX_TENSORS: Final = 1024 * 1024
 MAX_DIMENSIONS: Final = 4
 MAX_PARTS: Final = 10_000
@@ -44,16 +44,16 @@ _SCALARS: Final[Mapping[str, str]] = {
 
 @dataclass(frozen=True)
 class GgufTensor:
-    """Where one tensor lies."""
+    """Type, shape and location of one tensor."""
 
     name: str
     file: Path
     type_name: str
-    """As the gguf package calls it, e.g. "Q4_K"."""
+    """Name in the gguf package, e.g. "Q4_K"."""
     shape: tuple[int, ...]
     """Rows first: the file's dimensions in reverse."""
     offset: int
-    """Of its first byte, from the start of the file."""
+    """Offset of the first byte from the start of the file."""
     num_bytes: int
 
 
@@ -102,14 +102,14 @@ class GgufFile:
 
 
 def model_name(path: str) -> str:
-    """What to call a model by its path: the directory's name, a GGUF file's without its ending and part number."""
+    """Display name of a model path: the directory's name, or a GGUF file's without its ending and part number."""
     name = Path(path).name
     match = _PART_NAME.fullmatch(name)
     return match["stem"] if match else name.removesuffix(SUFFIX)
 
 
 def is_gguf(path: str | Path) -> bool:
-    """Whether `path` is meant as a GGUF file: by its name, or an existing file by its first bytes."""
+    """Whether `path` is a GGUF file: by its name, or for an existing file by its first bytes."""
     path = Path(path)
     if path.suffix.lower() == SUFFIX:
         return not path.is_dir()
@@ -123,7 +123,7 @@ def is_gguf(path: str | Path) -> bool:
 
 
 def read_header(path: Path) -> tuple[dict[str, Any], dict[str, GgufTensor]]:
-    """Metadata and tensors of one file. Raises ModelLoadError for anything that breaks the format."""
+    """Metadata and tensors of one file. Raises ModelLoadError for any format violation."""
     try:
         size = path.stat().st_size
         if path.is_dir():
@@ -141,7 +141,7 @@ def read_header(path: Path) -> tuple[dict[str, Any], dict[str, GgufTensor]]:
 
 
 class _HeaderReader:
-    """Walks one header from its first byte. `_take` is the only place that moves on, and it checks the bounds."""
+    """Sequential parser of one header. Only `_take` advances, and it checks the bounds."""
 
     def __init__(self, path: Path, data: mmap.mmap, size: int) -> None:
         self._path = path
@@ -150,7 +150,7 @@ class _HeaderReader:
         self._limit = min(size, MAX_HEADER_BYTES)
         self._at = 0
         self._num_strings = 0
-        # Imported here: only who opens a GGUF file needs the package.
+        # Imported here: the package is needed only for GGUF files.
         import gguf.constants as constants
 
         self._constants: ModuleType = constants
@@ -251,11 +251,11 @@ class _HeaderReader:
                 self._refuse(f"{what} is a boolean of {byte}, expected 0 or 1")
             return bool(byte)
         number = self._number(_SCALARS[kind], what)
-        # The decimal number that was written, not the float32 nearest to it: 0.8, not 0.800000011920929.
+        # The decimal number that was written, not the nearest float32: 0.8, not 0.800000011920929.
         return float(str(np.float32(number))) if kind == "FLOAT32" else number
 
     def _tensor(self) -> tuple[GgufTensor, int]:
-        """The tensor without its place, and its offset within the data."""
+        """The tensor without its file location, and its offset within the data."""
         name = self._string("a tensor's name")
         what = f"tensor {name!r}"
         num_dimensions = self._number("<I", what)
@@ -298,7 +298,7 @@ class _HeaderReader:
             self._refuse(f"{what} is not UTF-8 text")
 
     def _strings(self, count: int, what: str) -> list[str]:
-        """As `_string`, without its calls: vocabularies have some hundred thousand."""
+        """Like repeated `_string`, without the call overhead: vocabularies have some hundred thousand strings."""
         data, at, limit = self._data, self._at, self._limit
         found: list[str] = []
         try:
@@ -313,7 +313,7 @@ class _HeaderReader:
         self._at = at
         self._num_strings += len(found)
         if len(found) < count:
-            self._string(what)  # says what is wrong with this one
+            self._string(what)  # raises the error for this string
         return found
 
     def _number(self, form: str, what: str) -> Any:

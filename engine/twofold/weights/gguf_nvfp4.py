@@ -1,7 +1,8 @@
-"""NVFP4 in GGUF files: blocks as ours have them, and the tensor's scale, if it is not 1, in a tensor `X.scale` beside
-`X.weight`: one float32, or one for each expert of a stack.
+"""NVFP4 in GGUF files: blocks in the layout of our format. The tensor's scale, if not 1, is in a tensor `X.scale`
+beside `X.weight`: one float32, or one for each expert of a stack.
 
-`X.input_scale` says how another engine rounds activations; ours has a scale for each 32 of them, and it is not read.
+`X.input_scale` gives another engine's activation rounding. It is not read: our kernels have a scale for each 32
+activations.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _WEIGHT, _SCALE, _INPUT_SCALE = ".weight", ".scale", ".input_scale"
 
 
 def scale_tensor(tensor: GgufTensor, tensors: Mapping[str, GgufTensor]) -> GgufTensor | None:
-    """What scales `tensor`, if something does. Raises ModelLoadError unless it is a float32 for each matrix, or one."""
+    """The scale tensor of `tensor`, if any. Raises ModelLoadError unless it is one float32, or one for each matrix."""
     scale = tensors.get(tensor.name.removesuffix(_WEIGHT) + _SCALE)
     if scale is not None and (scale.type_name != "F32" or scale.shape not in ((1,), tensor.shape[:-2])):
         raise ModelLoadError(
@@ -33,7 +34,7 @@ def scale_tensor(tensor: GgufTensor, tensors: Mapping[str, GgufTensor]) -> GgufT
 
 
 def without_scales(tensors: Mapping[str, GgufTensor]) -> dict[str, GgufTensor]:
-    """`tensors` less what belongs to those in NVFP4."""
+    """`tensors` without the scale tensors of those in NVFP4."""
     names = [name.removesuffix(_WEIGHT) for name, tensor in tensors.items() if tensor.type_name == TYPE]
     belong = {name + suffix for name in names for suffix in (_SCALE, _INPUT_SCALE)}
     return {name: tensor for name, tensor in tensors.items() if name not in belong}
@@ -42,7 +43,7 @@ def without_scales(tensors: Mapping[str, GgufTensor]) -> dict[str, GgufTensor]:
 def with_heads(
     raw: npt.NDArray[np.uint8], columns: int, scales: npt.NDArray[np.float32] | None
 ) -> npt.NDArray[np.uint8]:
-    """Rows of our format from a tensor's blocks. Raises ValueError for a scale that is none."""
+    """Rows of our format from a tensor's blocks. Raises ValueError for an invalid scale."""
     blocks = raw.view(row_type(columns)["blocks"].base).reshape(-1, columns // 64)
     out = np.empty(len(blocks), row_type(columns))
     out["blocks"] = blocks

@@ -1,8 +1,8 @@
-"""A GGUF file's tensors under Hugging Face's names, which the model's tensor specs say.
+"""A GGUF file's tensors under Hugging Face's names, as the model's tensor specs give them.
 
-Three things differ from a Hugging Face checkpoint beside the names. Several of our tensors may be one in the file.
-Some families' files hold the rows of q and k in the order in which rotation pairs neighbours; they are put back where
-they were, which moves rows and changes none. Scales of NVFP4's tensors, which lie apart, become the heads of its rows.
+Apart from names there are three differences from a Hugging Face checkpoint. Several of our tensors may be one in the
+file. Some families' files order the rows of q and k for rotation of adjacent pairs; they are reordered, which changes
+no row. NVFP4 tensors have separate scales, which become the heads of its rows.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class GgufSource(TensorSource):
     """All tensors of a GGUF file by their Hugging Face names."""
 
     def __init__(self, file: GgufFile, specs: Iterable[TensorSpec]) -> None:
-        """`specs` say where the model's tensors are; others keep the file's names.
+        """`specs` locate the model's tensors; others keep the file's names.
 
-        Raises ModelLoadError for a tensor that should hold several of the model's and has other rows.
+        Raises ModelLoadError for a tensor that combines several of the model's and has other rows.
         """
         self.file = file
         self._specs = {spec.name: spec for spec in specs}
@@ -57,7 +57,7 @@ class GgufSource(TensorSource):
         super().__init__(file.path, entries)
 
     def entry(self, name: str) -> TensorEntry:
-        """Where tensor `name` lies. Raises ModelLoadError that says what the file would call it."""
+        """Location of tensor `name`. The ModelLoadError for a missing one gives its GGUF name."""
         if name not in self:
             theirs = self._specs[name].gguf if name in self._specs else name
             raise ModelLoadError(
@@ -115,7 +115,7 @@ def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _some_rows(tensor: GgufTensor, spec: TensorSpec) -> GgufTensor:
-    """The rows of a tensor that are `spec`'s."""
+    """The rows of a tensor that belong to `spec`."""
     assert spec.gguf_rows is not None
     first, count = spec.gguf_rows
     if tensor.shape[0] != count:

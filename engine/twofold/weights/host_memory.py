@@ -1,4 +1,4 @@
-"""How much host memory can be taken now. Reads what the kernel tells; reserves nothing."""
+"""Available host memory, as the kernel reports it; reserves nothing."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _CGROUP: Final = Path("/sys/fs/cgroup")
 
 
 def available_memory_bytes() -> int:
-    """Host memory that can be taken now: what the kernel calls available, and no more than the container may."""
+    """Available host memory: the kernel's MemAvailable, limited by the container."""
     available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     for line in _lines(Path("/proc/meminfo")):
         if line.startswith("MemAvailable:"):
@@ -18,7 +18,7 @@ def available_memory_bytes() -> int:
     limit = "".join(_lines(_CGROUP / "memory.max")).strip()
     if limit.isdigit():
         used = int("".join(_lines(_CGROUP / "memory.current")).strip() or 0)
-        # Cached file pages count as used but are given back on demand.
+        # Cached file pages count as used but are freed on demand.
         cached = sum(
             int(line.split()[1])
             for line in _lines(_CGROUP / "memory.stat")
@@ -29,7 +29,7 @@ def available_memory_bytes() -> int:
 
 
 def _lines(path: Path) -> list[str]:
-    """The lines of a file of the kernel; none where there is no such file."""
+    """The lines of a kernel file; empty if it does not exist."""
     try:
         return path.read_text().splitlines()
     except OSError:

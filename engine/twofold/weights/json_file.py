@@ -1,6 +1,6 @@
-"""Reading JSON files of a model directory: bounded, and every wrong value is a ModelLoadError that names file and key.
+"""Bounded reader for a model directory's JSON files; every wrong value is a ModelLoadError that names file and key.
 
-This is not a schema language; it is the few typed questions that configs need.
+This is not a schema language; it has only the few typed accessors that configs need.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, Final
 from twofold.api.errors import ModelLoadError
 
 MAX_JSON_BYTES: Final = 256 * 1024 * 1024
-"""No config, index or tokenizer of a real model comes near this; anything larger is not what it says it is."""
+"""Size limit, bytes: far above any config, index or tokenizer of a real model."""
 
 
 class _Required:
@@ -24,9 +24,9 @@ REQUIRED: Final = _Required()
 
 
 def read_json_object(path: Path, purpose: str) -> dict[str, Any]:
-    """The JSON object in `path`. `purpose` says in the error what the file is for.
+    """The JSON object in `path`. `purpose` names the file's use in errors.
 
-    Raises ModelLoadError when the file is missing, unreadable, too large, not JSON or not an object.
+    Raises ModelLoadError if the file is missing, unreadable, too large, not JSON or not an object.
     """
     try:
         size = path.stat().st_size
@@ -61,7 +61,7 @@ def read_json_object(path: Path, purpose: str) -> dict[str, Any]:
 class Fields:
     """Typed access to one JSON object. A key may be a tuple: the first name present (and not null) counts.
 
-    null is treated as absent, as Hugging Face configs do. `where` begins every error message.
+    null is treated as absent, as in Hugging Face configs. `where` begins every error message.
     """
 
     def __init__(self, where: str, data: dict[str, Any]) -> None:
@@ -69,13 +69,13 @@ class Fields:
         self.data = data
 
     def error(self, key: str, found: object, expected: str) -> ModelLoadError:
-        """The error for a key whose value cannot be used."""
+        """The error for a key with an invalid value."""
         return ModelLoadError(
             f"{self.where}: {key} is {found!r}, expected {expected}; fix or replace this file"
         )
 
     def get(self, key: str | tuple[str, ...]) -> tuple[str, Any]:
-        """(name, value) of the first alternative that is present; value None when none is."""
+        """(name, value) of the first alternative that is present; value None if none is."""
         names = (key,) if isinstance(key, str) else key
         for name in names:
             if self.data.get(name) is not None:
@@ -166,7 +166,7 @@ class Fields:
         return value
 
     def only(self, key: str, *known: object) -> None:
-        """Refuses any value but `known`; the first of them is meant where there is none."""
+        """Raises ModelLoadError for any value but `known`; an absent key means the first of them."""
         value = self.data.get(key, known[0])
         if value not in known:
             raise self.error(key, value, f"{' or '.join(map(repr, known))}, which is what is supported")
@@ -183,7 +183,7 @@ class Fields:
         return tuple(values)
 
     def section(self, key: str | tuple[str, ...]) -> Fields | None:
-        """A nested object, or None when it is absent."""
+        """A nested object, or None if absent."""
         name, value = self.get(key)
         if value is None:
             return None

@@ -1,7 +1,7 @@
-"""MXFP4 as transformers keeps it: a matrix is two U8 tensors, `X_blocks` and `X_scales`.
+"""MXFP4 in transformers' layout: a matrix is two U8 tensors, `X_blocks` and `X_scales`.
 
-Of a stack of matrices `X_blocks` is [matrices, rows, blocks, 16], a block being 32 columns, neighbours in one byte, and
-`X_scales` [matrices, rows, blocks], their exponents.
+For a stack of matrices, `X_blocks` is [matrices, rows, blocks, 16]; a block is 32 columns, adjacent pairs in one byte.
+`X_scales` is [matrices, rows, blocks], their exponents.
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ from twofold.api.errors import ModelLoadError
 from twofold.weights.tensor_source import TensorEntry
 
 QUANT_METHOD: Final = "mxfp4"
-"""What config.json's quantization_config calls it."""
+"""Name in config.json's quantization_config."""
 BLOCKS: Final = "_blocks"
 SCALES: Final = "_scales"
 _BLOCK_BYTES: Final = 16
 
 
 def with_mxfp4(entries: Mapping[str, TensorEntry]) -> dict[str, TensorEntry]:
-    """`entries` with such tensors as matrices that know their scales. Raises ModelLoadError where these are missing."""
+    """`entries` with such tensors combined into matrices with scales. Raises ModelLoadError if the scales are
+    missing."""
     result = dict(entries)
     for name, entry in entries.items():
         if not name.endswith(BLOCKS):

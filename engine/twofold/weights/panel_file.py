@@ -1,20 +1,25 @@
-"""A file of packed panels (`twofold pack`): what is in it and where, and its tensors as a `TensorSource`.
+"""File of packed panels (`twofold pack`): its table of contents, and its tensors as a `TensorSource`.
 
-Layout: 32 bytes of magic, version and where the contents lie; panels of dense matrices, each on a page; all experts,
-layer after layer, on 2 MiB, which is what a large page is; rows of the dense tensors; and at the end the contents, a
-JSON object. Everything is little-endian. Panels lie as they lie in memory, so whoever maps the file computes from it.
-Files are untrusted: every offset, length and count is checked before it is used. That a weight's bytes are those that
-were written is checked where it is asked for (`check_stretches`), because that reads the whole file.
+Layout: 32 bytes of magic, version and position of the contents; panels of dense matrices, each page-aligned; all
+experts, layer after layer, aligned to 2 MiB, the large page size; rows of the dense tensors; and at the end the
+contents, a JSON object. Everything is little-endian. Panels have their in-memory layout, so a mapped file is used
+without conversion. Files are untrusted: every offset, length and count is checked before it is used. The weights' bytes
+are compared with their checksums if the file's modification time has changed (`check_if_changed`) and on request
+(`check_stretches`), because that reads the whole file.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import math
+import os
 import struct
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
@@ -30,8 +35,9 @@ from twofold.weights.weight_format import (
     source_row_bytes,
 )
 
+_log = logging.getLogger(__name__)
 PANEL_FILE: Final = "model.panels"
-"""Its name in a packed model's directory."""
+"""File name in a packed model's directory."""
 SUFFIX: Final = ".panels"
 MAGIC: Final = b"2FPANELS"
 VERSION: Final = 1
@@ -40,13 +46,13 @@ PREFIX: Final = struct.Struct("<8sIIQQ")
 MAX_CONTENTS_BYTES: Final = 64 * 1024 * 1024
 PAGE: Final = 4096
 LARGE_PAGE: Final = 2 * 1024 * 1024
-_PIECE_BYTES: Final = 16 * 1024 * 1024
+_PIECE_BYTES: Final = 2 * 1024 * 1024
 _REMEDY: Final = "pack the model again with `twofold pack MODEL OUT`"
 
 
 @dataclass(frozen=True)
 class Stretch:
-    """Bytes of the file."""
+    """A byte range of the file."""
 
     offset: int
     num_bytes: int
@@ -62,7 +68,7 @@ class StoredMatrix:
     """Panels of matrices that are stacked by rows."""
 
     parts: tuple[tuple[str, int], ...]
-    """(format, rows) of each."""
+    """(format, rows) of each matrix."""
     columns: int
     stretch: Stretch
 
@@ -75,20 +81,20 @@ class StoredExperts:
     hidden: int
     intermediate: int
     formats: tuple[tuple[str, str, str], ...]
-    """Of (gate, up, down), one for each layer."""
+    """Formats of (gate, up, down), one for each layer."""
     stretches: tuple[Stretch, ...]
     biases: bool = False
-    """Whether each has its biases behind its panels."""
+    """Whether each expert's biases follow its panels."""
 
     def layer_bytes(self, layer: int) -> int:
-        """Each expert begins on a cache line."""
+        """Bytes of a layer's experts; each begins on a cache line."""
         one = packed_expert_bytes(self.formats[layer], self.hidden, self.intermediate, biases=self.biases)
         return self.num_experts * (-(-one // CACHE_LINE) * CACHE_LINE)
 
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor of the model: its rows as a checkpoint has them, or no more than that it is among the panels."""
+    """A tensor of the model: its rows as in a checkpoint, or only a record that it is among the panels."""
 
     format: str
     shape: tuple[int, ...]
@@ -101,24 +107,27 @@ class StoredTensor:
 
 @dataclass(frozen=True)
 class Contents:
-    """What a file of panels says about itself."""
+    """Table of contents of a file of panels."""
 
     layout: str
-    """What its panels look like: `_core.panel_layout()` of who wrote it."""
+    """Panel layout: `_core.panel_layout()` of the program that wrote it."""
     fingerprint: str
-    """Of the model that it was made from."""
+    """Fingerprint of the source model."""
     source: str
-    """That model's name, for people."""
+    """Name of the source model, for display."""
     matrices: Mapping[str, StoredMatrix]
     experts: StoredExperts
     tensors: Mapping[str, StoredTensor]
-    """Empty in a file that goes with its model (`--packed-cache`)."""
+    """Tensors; empty in a file that accompanies its model (`--packed-cache`)."""
+    written_s: int = 0
+    """Unix time that the file's modification time is set to: while they are equal, the file is unchanged. 0:
+    unknown."""
 
     def as_json(self) -> str:
         return json.dumps(asdict(self))
 
     def stretches(self) -> Iterator[tuple[str, Stretch]]:
-        """All, with what is in them."""
+        """All byte ranges, with a description of their content."""
         for name, matrix in self.matrices.items():
             yield name, matrix.stretch
         for layer, stretch in enumerate(self.experts.stretches):
@@ -129,13 +138,13 @@ class Contents:
 
     @property
     def panels_end(self) -> int:
-        """Of what a step reads: the panels; rows of tensors lie behind."""
+        """End of the panels, which steps read; rows of tensors follow."""
         ends = [self.experts.stretches[-1].end, *(matrix.stretch.end for matrix in self.matrices.values())]
         return max(ends)
 
 
 def read_contents(path: Path) -> Contents:
-    """Read and check what `path` says about itself; nothing else is read. Raises ModelLoadError."""
+    """Read and check the contents of `path`; nothing else is read. Raises ModelLoadError."""
     try:
         with path.open("rb") as stream:
             size = stream.seek(0, 2)
@@ -171,7 +180,7 @@ def _refuse(path: Path, what: str) -> NoReturn:
 
 
 def _parse(data: Any, end: int) -> Contents:
-    """Raises ValueError and its kin for whatever does not fit a file whose data end at `end`."""
+    """Parse the contents. Raises ValueError and similar if they do not fit a file whose data end at `end`."""
     return Contents(
         layout=_text(data["layout"]),
         fingerprint=_text(data["fingerprint"]),
@@ -179,6 +188,7 @@ def _parse(data: Any, end: int) -> Contents:
         matrices={name: _matrix(each, end) for name, each in data["matrices"].items()},
         experts=_experts(data["experts"], end),
         tensors={name: _tensor(each, end) for name, each in data["tensors"].items()},
+        written_s=_count(data.get("written_s", 0) + 1) - 1,
     )
 
 
@@ -245,34 +255,63 @@ def _expect(found: int, expected: int) -> None:
         raise ValueError(f"{found}, expected {expected}")
 
 
+def check_if_changed(path: Path, contents: Contents) -> None:
+    """Verify the checksums of all bytes, unless the modification time is the recorded one.
+
+    An intact file gets that time back, so that the next start reads nothing. Raises ModelLoadError.
+    """
+    written_ns = contents.written_s * 10**9
+    try:
+        if written_ns and path.stat().st_mtime_ns == written_ns:
+            return
+        _log.info("%s: copied or changed since it was packed; comparing it with its checksums", path)
+        check_stretches(path, contents)
+    except OSError as error:
+        raise ModelLoadError(f"{path}: cannot be read: {error.strerror}; check the disk") from None
+    try:
+        if written_ns:
+            os.utime(path, ns=(path.stat().st_atime_ns, written_ns))
+    except OSError as error:
+        _log.warning(
+            "%s: its modification time cannot be set back to %d s (%s), so every start compares it",
+            path,
+            contents.written_s,
+            error.strerror,
+        )
+
+
 def check_stretches(
     path: Path, contents: Contents, progress: Callable[[int, int], None] | None = None
 ) -> None:
-    """Read every byte and compare it with what was written; told (bytes done, bytes in all).
+    """Read every byte, on all cores, and verify the checksums; progress receives (bytes done, bytes in all).
 
-    Raises ModelLoadError naming what has changed.
+    Raises ModelLoadError naming the changed part.
     """
-    total = sum(stretch.num_bytes for _, stretch in contents.stretches())
+    stretches = list(contents.stretches())
+    total = sum(stretch.num_bytes for _, stretch in stretches)
     done = 0
-    buffer = memoryview(bytearray(_PIECE_BYTES))
-    with path.open("rb", buffering=0) as stream:
-        for name, stretch in contents.stretches():
-            stream.seek(stretch.offset)
-            crc32, left = 0, stretch.num_bytes
-            while left and (count := stream.readinto(buffer[: min(left, _PIECE_BYTES)]) or 0):
-                crc32 = zlib.crc32(buffer[:count], crc32)
-                left -= count
-                done += count
-                if progress is not None:
-                    progress(done, total)
-            if left or crc32 != stretch.crc32:
+    with path.open("rb") as stream, ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        checks = pool.map(partial(_crc32, stream.fileno()), (stretch for _, stretch in stretches))
+        for (name, stretch), crc32 in zip(stretches, checks, strict=True):
+            if crc32 != stretch.crc32:
+                pool.shutdown(wait=False, cancel_futures=True)
                 _refuse(
                     path, f"{name} have CRC {crc32:08x}, expected {stretch.crc32:08x}: the file was changed"
                 )
+            done += stretch.num_bytes
+            if progress is not None:
+                progress(done, total)
+
+
+def _crc32(file: int, stretch: Stretch) -> int:
+    crc32 = 0
+    for offset in range(stretch.offset, stretch.end, _PIECE_BYTES):
+        crc32 = zlib.crc32(os.pread(file, min(_PIECE_BYTES, stretch.end - offset), offset), crc32)
+    return crc32
 
 
 class PanelSource(TensorSource):
-    """The tensors of a packed model: rows of the dense ones; of experts names, shapes and formats alone."""
+    """The tensors of a packed model: rows of the dense ones; for experts only names, shapes and formats."""
 
     def __init__(self, path: Path, contents: Contents) -> None:
         entries = {

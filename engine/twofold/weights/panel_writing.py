@@ -1,14 +1,16 @@
-"""Writes a file of packed panels: whole under its name, or not at all.
+"""Atomic writer of a file of packed panels.
 
-Under its name the file is complete: it is written as `*.part`, flushed to the disk and renamed. Who writes holds a lock
-on that part, so that two processes never write one file; a part that a killed process left is written anew.
+The file is written as `*.part`, flushed to the disk and renamed. The writer holds a lock on that part, so that two
+processes never write the same file; a part left by a killed process is rewritten from the beginning.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
+import time
 import zlib
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -20,11 +22,11 @@ from twofold.weights.panel_file import MAGIC, PAGE, PREFIX, VERSION, Contents, S
 from twofold.weights.weight_format import CACHE_LINE
 
 _PIECE_BYTES: Final = 16 * 1024 * 1024
-"""Written at once, at a multiple of itself: the page cache takes it as pages of 2 MiB then."""
+"""Write size and alignment: the page cache then uses pages of 2 MiB."""
 
 
 class PanelFileWriter:
-    """A context manager: `write` and `align` in the file's order, `finish` last. Without `finish` nothing remains.
+    """Context manager: `write` and `align` in the file's order, `finish` last. Without `finish` no file remains.
 
     Raises:
         OSError: the disk is full or fails.
@@ -47,7 +49,7 @@ class PanelFileWriter:
                 if os.path.samestat(os.fstat(self._file), os.stat(self._part)):
                     break
             except FileNotFoundError:
-                pass  # whoever held the lock has renamed or removed it
+                pass  # the previous lock holder has renamed or removed it
             except BaseException:
                 os.close(self._file)
                 raise
@@ -66,11 +68,11 @@ class PanelFileWriter:
 
     @property
     def at(self) -> int:
-        """Where the next byte goes."""
+        """Offset of the next byte."""
         return self._written + self._filled
 
     def align(self, alignment: int) -> None:
-        """Zeros up to a multiple of `alignment`."""
+        """Write zeros up to a multiple of `alignment`."""
         self._put(memoryview(bytes(-self.at % alignment)))
 
     def write(self, data: npt.NDArray[Any]) -> Stretch:
@@ -81,18 +83,21 @@ class PanelFileWriter:
         return stretch
 
     def write_aligned(self, data: npt.NDArray[Any]) -> Stretch:
-        """The same from a cache line on."""
+        """Append the bytes of an array, aligned to a cache line."""
         self.align(CACHE_LINE)
         return self.write(data)
 
     def finish(self, contents: Contents) -> None:
-        """Append the contents, flush everything to the disk and give the file its name."""
-        text = contents.as_json().encode()
+        """Append the contents, flush everything to the disk and rename the file to its final name."""
+        # One second earlier, so that a change within this second has another time on every file system.
+        written_s = int(time.time()) - 1
+        text = replace(contents, written_s=written_s).as_json().encode()
         offset = self.at
         self._put(memoryview(text))
         self._flush()
         prefix = PREFIX.pack(MAGIC, VERSION, zlib.crc32(text), offset, len(text))
         os.pwrite(self._file, prefix, 0)
+        os.utime(self._file, (written_s, written_s))
         os.fsync(self._file)
         os.rename(self._part, self.path)
         os.close(self._file)

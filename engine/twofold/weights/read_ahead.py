@@ -1,7 +1,7 @@
-"""Reads stretches of files into the system's cache, in the order asked for, on a thread of its own.
+"""Read-ahead of file ranges into the page cache, in request order, on its own thread.
 
-The system's own read-ahead for mapped files starts late and stops early: on a 4.6 GB file both cores, packing, waited
-half of the time. Nothing is kept here, and nothing fails: whoever touches the mapping meets the error.
+The kernel's read-ahead for mapped files starts late and stops early: while packing a 4.6 GB file, both cores waited
+half of the time. Nothing is stored here. Read errors are ignored; the later access to the mapping reports them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _PIECE_BYTES: Final = 4 << 20
 
 
 class ReadAhead:
-    """A queue of stretches and the thread that reads them; the thread ends when the queue is empty."""
+    """A queue of byte ranges and the thread that reads them; the thread ends when the queue is empty."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -24,7 +24,7 @@ class ReadAhead:
         self._thread: threading.Thread | None = None
 
     def want(self, file: Path, begin: int, end: int) -> None:
-        """Read bytes [begin, end) of `file` after what was asked for before."""
+        """Queue bytes [begin, end) of `file` for reading."""
         with self._lock:
             self._stretches.append((file, begin, end))
             if self._thread is None:
@@ -32,7 +32,7 @@ class ReadAhead:
                 self._thread.start()
 
     def wait(self) -> None:
-        """Return when everything asked for has been read."""
+        """Wait until all queued ranges have been read."""
         with self._lock:
             thread = self._thread
         if thread is not None:

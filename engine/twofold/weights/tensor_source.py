@@ -1,8 +1,8 @@
-"""Tensors of a model on disk, whatever the file format: where each lies, and checked views of the mapped files.
+"""Tensors of a model on disk, for any file format: their locations, and checked views of the mapped files.
 
 A reader of one file format (`checkpoint.py`: safetensors) parses headers into `TensorEntry`s and makes a `TensorSource`
-of them. Names are those of a Hugging Face checkpoint; a reader of files that call them otherwise translates. A tensor's
-bytes are read when somebody touches them.
+of them. Names are those of a Hugging Face checkpoint; readers of other formats translate. A tensor's bytes are read on
+first access.
 """
 
 from __future__ import annotations
@@ -26,36 +26,36 @@ F32 = npt.NDArray[np.float32]
 
 _FLOATS: Final = ("f32", "f16", "bf16")
 _SMALL_SHARE: Final = 0.25
-"""Of the machine's memory: below it, what has been read stays in the system's cache."""
+"""Share of the machine's memory; files of smaller models stay in the page cache after reading."""
 
 
 def scales_name(tensor: str) -> str:
-    """fp8: what a tensor's grid of scales is called; it multiplies, whatever its name says."""
+    """fp8: name of a tensor's grid of scales; values are multiplied by it, whatever its name suggests."""
     return f"{tensor}_scale_inv"
 
 
 @dataclass(frozen=True)
 class TensorEntry:
-    """Where one tensor lies."""
+    """Type, shape and location of one tensor."""
 
     name: str
     file: Path
     dtype: str
-    """The element type as the file calls it, e.g. "BF16"."""
+    """Element type as named in the file, e.g. "BF16"."""
     shape: tuple[int, ...]
     """Rows first; a stack of matrices is (matrices, rows, columns)."""
     offset: int
-    """Of its first byte, from the start of the file."""
+    """Offset of the first byte from the start of the file."""
     num_bytes: int
     format: str | None
-    """One of `weight_format.FORMATS`; None for a type that Twofold does not run."""
+    """One of `weight_format.FORMATS`; None for an unsupported type."""
     scales: str | None = None
-    """mxfp4 whose exponents are a tensor of their own: its name."""
+    """Name of the exponents' tensor, for mxfp4 with separate exponents."""
     recoded_bytes: int | None = None
-    """In `format`, where that is not how the file holds it and reading re-encodes (`num_bytes` are the file's)."""
+    """Bytes in `format` if reading re-encodes the file's data (`num_bytes` are the file's)."""
 
     def check(self, shape: tuple[int, ...]) -> str:
-        """The format. Raises ModelLoadError unless it is one we run and the shape is `shape`."""
+        """Return the format. Raises ModelLoadError unless it is supported and the shape is `shape`."""
         if self.format is None:
             raise ModelLoadError(
                 f"{self.file}: tensor {self.name} has dtype {self.dtype}, expected one of the formats "
@@ -89,7 +89,7 @@ class TensorSource:
 
     def __init__(self, where: Path, entries: Mapping[str, TensorEntry]) -> None:
         self.where = where
-        """The directory or file that errors name."""
+        """Directory or file named in errors."""
         self._entries = entries
         self._maps: dict[Path, mmap.mmap] = {}
         self._read_ahead = ReadAhead()
@@ -107,7 +107,7 @@ class TensorSource:
         return len(self._entries)
 
     def entry(self, name: str) -> TensorEntry:
-        """Where tensor `name` lies. Raises ModelLoadError when the model does not have it."""
+        """Location of tensor `name`. Raises ModelLoadError if the model does not have it."""
         entry = self._entries.get(name)
         if entry is None:
             raise ModelLoadError(
@@ -117,7 +117,7 @@ class TensorSource:
         return entry
 
     def check(self, name: str, shape: tuple[int, ...]) -> str:
-        """The format of tensor `name`, nothing read. Raises ModelLoadError unless it (and its scales) can be used."""
+        """The format of tensor `name`; reads no data. Raises ModelLoadError unless it (and its scales) can be used."""
         entry = self.entry(name)
         format = entry.check(shape)
         if entry.scales is not None:
@@ -142,7 +142,7 @@ class TensorSource:
             )
 
     def companions(self, name: str) -> tuple[str, ...]:
-        """Names of the tensors that are read with `name`: the scales of fp8, and of mxfp4 where they are apart."""
+        """Names of the tensors read together with `name`: the scales of fp8, and of mxfp4 if separate."""
         scales = self.entry(name).scales
         if scales is not None:
             return (scales,)
@@ -153,7 +153,7 @@ class TensorSource:
         return self.stack(name, shape)[0]
 
     def stack(self, name: str, shape: tuple[int, ...]) -> list[WeightMatrix]:
-        """The matrices of a tensor of (matrices, rows, columns), each as `matrix` gives it."""
+        """The matrices of a tensor of (matrices, rows, columns), each like the result of `matrix`."""
         format = self.check(name, shape)
         *stacked, rows, columns = shape
         count = math.prod(stacked)
@@ -169,26 +169,32 @@ class TensorSource:
         return [WeightMatrix(data[index], format, columns, grid[index]) for index in range(count)]
 
     def vector(self, name: str, shape: tuple[int, ...]) -> F32:
-        """Tensor `name`, plain floats of any shape, as a float32 copy, which is exact. Raises ModelLoadError."""
+        """Tensor `name`, plain floats of any shape, as an exact float32 copy. Raises ModelLoadError."""
         if self.check(name, shape) not in _FLOATS:
             entry = self.entry(name)
             raise ModelLoadError(
                 f"{entry.file}: tensor {name} is {entry.dtype}, expected floats; use another checkpoint of this model"
             )
-        return self._floats(self.entry(name)).reshape(shape)
+        values = self._floats(self.entry(name)).reshape(shape)
+        if not np.isfinite(values).all():
+            raise ModelLoadError(
+                f"{self.entry(name).file}: tensor {name} holds a NaN or an infinity, expected finite weights; the file "
+                "is damaged, download it again"
+            )
+        return values
 
     def will_read(self, names: Iterable[str]) -> None:
-        """Read these tensors from disk meanwhile, after those named before; once, until they are released."""
+        """Start reading these tensors from disk, after those requested before; once, until they are released."""
         wanted = [name for name in names if name not in self._wanted]
         self._wanted.update(wanted)
         for stretch in self._page_ranges(wanted):
             self._read_ahead.want(*stretch)
 
     def release_pages(self, names: Iterable[str]) -> None:
-        """Take these tensors' pages out of memory; whoever touches a view again reads them again.
+        """Release these tensors' pages from memory; a later access to a view reads them again.
 
         For weights that have been packed elsewhere: otherwise a large model is in memory twice, once as its files. The
-        files of a model that is small beside the memory stay in the system's cache, for the next start.
+        files of a model that is small relative to the memory stay in the page cache, for the next start.
         """
         names = list(names)
         self._wanted.difference_update(names)
@@ -204,7 +210,7 @@ class TensorSource:
                 os.close(descriptor)
 
     def _page_ranges(self, names: Iterable[str]) -> Iterator[tuple[Path, int, int]]:
-        """(file, first byte, end) of the whole pages of these tensors, neighbours joined."""
+        """(file, first byte, end) of the whole pages of these tensors, adjacent ranges joined."""
         spans = sorted(
             (str(entry.file), entry.offset, entry.offset + entry.num_bytes)
             for entry in map(self.entry, names)
@@ -219,7 +225,7 @@ class TensorSource:
         return ((Path(file), begin, end) for file, begin, end in joined)
 
     def _elements(self, entry: TensorEntry, format: str) -> npt.NDArray[Any]:
-        """Float32, uint16 or bytes of a tensor: a view of the map (a copy where it lies off an element's boundary)."""
+        """A tensor as float32, uint16 or bytes: a view of the map (a copy if it is not aligned to its elements)."""
         raw = np.frombuffer(self._mapped(entry.file), np.uint8)[entry.offset : entry.offset + entry.num_bytes]
         element = element_type(format)
         aligned = raw if raw.ctypes.data % element.itemsize == 0 else raw.copy()

@@ -1,13 +1,13 @@
-"""The formats a weight matrix may have, and a matrix as a file holds it.
+"""Formats of weight matrices, and a matrix as stored in a file.
 
-The table is made from the headers of the formats (`kernels/include/twofold/formats/`), and a test compares the two; it
-is here again because sizes are asked for where the native modules are not built. Reads no file and packs nothing.
+The table is made from the headers of the formats (`kernels/include/twofold/formats/`), and a test compares the two. It
+is duplicated here because sizes are needed where the native modules are not built. Reads no file and packs nothing.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final, Literal, overload
@@ -20,7 +20,7 @@ from twofold.weights.format_table import TABLE
 PANEL_ROWS: Final = 32
 CACHE_LINE: Final = 64
 SCALE_GRID: Final = 128
-"""fp8: one scale for 128 x 128 weights."""
+"""fp8: rows and columns per scale."""
 
 
 @dataclass(frozen=True)
@@ -32,13 +32,13 @@ class FormatLayout:
     panel_columns: int
     panel_block_bytes: int
     scale_grid: int
-    """Rows and columns of weights that share a float32 scale outside the rows; 0: none do."""
+    """Rows and columns of weights that share a float32 scale stored outside the rows; 0: no such scales."""
     row_head_bytes: int
-    """Of a file's row before its blocks: the scale of formats with one for a row or a tensor."""
+    """Bytes before the blocks of a file's row: the scale of formats with one per row or tensor."""
     gguf: str
-    """Its type in GGUF; empty: none."""
+    """GGUF type; empty: none."""
     quantised: bool
-    """Whether `ops.quantise_rows` makes it."""
+    """Whether `ops.quantise_rows` can produce it."""
 
 
 FORMATS: Final[Mapping[str, FormatLayout]] = MappingProxyType(
@@ -51,12 +51,13 @@ _ELEMENTS: Final[Mapping[str, np.dtype[Any]]] = MappingProxyType(
 
 
 def element_type(format: str) -> np.dtype[Any]:
-    """Of `WeightMatrix.data`: float32 (f32), uint16 (f16 and bf16, as bits), uint8 (the bytes of all others)."""
+    """Element type of `WeightMatrix.data`: float32 (f32), uint16 (f16 and bf16, as bits), uint8 (the bytes of all
+    others)."""
     return _ELEMENTS.get(format, np.dtype(np.uint8))
 
 
 def source_row_bytes(format: str, columns: int) -> int:
-    """Bytes of a row of `columns` weights in a file. Raises ValueError unless whole blocks fill it."""
+    """Bytes of a row of `columns` weights in a file. Raises ValueError unless it is a whole number of blocks."""
     layout = FORMATS[format]
     if columns % layout.block_columns:
         raise ValueError(
@@ -66,7 +67,7 @@ def source_row_bytes(format: str, columns: int) -> int:
 
 
 def scale_grid(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """fp8: the shape of the grid of scales of a matrix or a stack of them, one for 128 x 128 weights."""
+    """fp8: shape of the grid of scales of a matrix or a stack of them, one for 128 x 128 weights."""
     return (*shape[:-2], *(-(-size // SCALE_GRID) for size in shape[-2:]))
 
 
@@ -80,7 +81,7 @@ def packed_bytes(format: str, rows: int, columns: int) -> int:
 def packed_expert_bytes(
     formats: tuple[str, str, str], hidden: int, intermediate: int, *, biases: bool = False
 ) -> int:
-    """Bytes of an expert of (gate, up, down) in memory; its biases are float32, those of each on a cache line."""
+    """Bytes of an expert of (gate, up, down) in memory; biases are float32, each matrix's on a cache line."""
     gate, up, down = formats
     lengths = (intermediate, intermediate, hidden) if biases else ()
     return (
@@ -93,14 +94,15 @@ def packed_expert_bytes(
 
 @dataclass(frozen=True, eq=False)
 class WeightMatrix:
-    """A matrix as a file holds it, usually a view of the mapped file. Rows may lie apart; a row is contiguous.
+    """A matrix as stored in a file, usually a view of the mapped file. Rows may have gaps between them; a row is
+    contiguous.
 
-    `data` is [rows, elements of a row], of `element_type(format)`: one for each column, or the row's bytes.
-    `scales` of fp8 (a scale grid) are float32 [rows / 128, columns / 128], rounded up; row r has those of
-    scales[r // 128]. Or they are [rows, columns / 128], each row's own. mxfp4 may have its exponents there, uint8
-    [rows, columns / 32]; `data` are then [rows, columns / 2], neighbours in one byte.
+    `data` is [rows, elements of a row], of `element_type(format)`: one for each column, or the row's bytes. `scales` of
+    fp8 (a scale grid) are float32 [rows / 128, columns / 128], rounded up; row r has those of scales[r // 128]. Or they
+    are [rows, columns / 128], each row's own. mxfp4 may have its exponents there, uint8 [rows, columns / 32]; `data`
+    are then [rows, columns / 2], adjacent pairs in one byte.
 
-    Raises ValueError when these do not fit one another.
+    Raises ValueError if these are inconsistent.
     """
 
     data: npt.NDArray[Any]
@@ -115,7 +117,7 @@ class WeightMatrix:
 
     @property
     def is_apart(self) -> bool:
-        """Whether each row has its own scales outside it."""
+        """Whether each row has its own scales, stored outside it."""
         return self.format == "mxfp4" and self.scales is not None
 
     def __post_init__(self) -> None:
@@ -163,7 +165,7 @@ class WeightMatrix:
 
     @property
     def source_bytes(self) -> int:
-        """In the file, scales included."""
+        """Bytes in the file, scales included."""
         return int(self.data.nbytes) + (0 if self.scales is None else int(self.scales.nbytes))
 
     @property
@@ -171,7 +173,7 @@ class WeightMatrix:
         return packed_bytes(self.format, self.rows, self.columns)
 
     def transposed(self) -> WeightMatrix:
-        """A copy the other way round. Raises ValueError for a format whose blocks are of one row's columns."""
+        """A transposed copy. Raises ValueError for a format whose blocks are of one row's columns."""
         if FORMATS[self.format].block_columns > 1:
             raise ValueError(f"format {self.format} has blocks of a row's columns")
         if self.scales is not None and self.has_scales_by_row and self.rows > 1:
@@ -180,7 +182,7 @@ class WeightMatrix:
         return WeightMatrix(np.ascontiguousarray(self.data.T), self.format, self.rows, scales)
 
     def row_range(self, begin: int, end: int) -> WeightMatrix:
-        """Rows begin … end-1 as a view. Raises ValueError where that would cut a scale of fp8 in two."""
+        """Rows begin … end-1 as a view. Raises ValueError if that would split a scale of fp8."""
         if self.scales is None or self.has_scales_by_row:
             return self._some(slice(begin, end))
         if begin % SCALE_GRID:
@@ -202,18 +204,18 @@ class WeightMatrix:
 
 
 Activation = Literal["silu", "swiglu_oai", "gelu_tanh"]
-"""What stands between an expert's gate and up (kernels/include/twofold/expert.h)."""
+"""Gate activation of an expert (kernels/include/twofold/expert.h)."""
 
 ExpertWeights = tuple[WeightMatrix, WeightMatrix, WeightMatrix]
 """(gate [I, H], up [I, H], down [H, I])."""
 
 
 class ExpertsOnDemand(Sequence[ExpertWeights]):
-    """A layer's experts, each made whenever it is asked for: never all in memory."""
+    """A layer's experts, each created on request: never all in memory."""
 
     @abstractmethod
     def expert(self, index: int) -> ExpertWeights:
-        """Made anew each time. Raises IndexError behind the last one."""
+        """Create the expert, on every call. Raises IndexError for an index past the last one."""
 
     @overload
     def __getitem__(self, index: int) -> ExpertWeights: ...
@@ -233,4 +235,6 @@ class LayerExperts:
 
     weights: Sequence[ExpertWeights]
     biases: npt.NDArray[np.float32] | None = None
-    """[experts, 2 I + H]: of gate, of up, of down."""
+    """Biases [experts, 2 I + H], in the order gate, up, down."""
+    refused: Callable[[Exception], Exception] = lambda error: error
+    """Converts an error of packing them into the one to raise, which names the tensor."""

@@ -1,6 +1,6 @@
-// What only a GPU compiler understands, in one place: launching, a block's shared memory, instructions without an
-// intrinsic. Kernels are otherwise plain C++ with CUDA's built-in names, so whoever brings a header of this name and a
-// cuda_runtime.h can run them elsewhere.
+// Everything that only a GPU compiler understands: launching, a block's shared memory, instructions without an
+// intrinsic. Kernels are otherwise plain C++ with CUDA's built-in names: a replacement for this header and for
+// cuda_runtime.h runs them elsewhere.
 #pragma once
 #include <cuda_runtime.h>
 
@@ -68,8 +68,8 @@ __device__ inline uint32_t load_acquire(const uint32_t* word) {
   return value;
 }
 
-// 16 bytes from global to shared memory, without waiting; zeros where there is nothing to read. close_copies() makes
-// what was begun since the last one a group; wait_copies<n>() waits until only the thread's last n groups are under way.
+// 16 bytes from global to shared memory, without waiting; zeros where there is nothing to read. close_copies()
+// groups the copies begun since the last one; wait_copies<n>() waits until only the thread's last n groups are running.
 __device__ inline void copy_16(void* shared, const void* global, bool there) {
   const uint32_t to = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(global), "r"(there ? 16 : 0)

@@ -9,7 +9,7 @@ namespace twofold::kernels {
 // zeros: a block of 128 keys is 16 KiB and stays in the first-level cache while all tokens of a chunk pass it.
 inline constexpr int kDeltaColumns = 32;
 
-// Tokens of one sequence as one block sees them. Of token t everything lies t strides behind the first.
+// Tokens of one sequence as one block sees them. All data of token t is t strides after that of token 0.
 struct DeltaTokens {
   const float *q, *k;  // [K], normalised
   int64_t key_stride;

@@ -1,4 +1,4 @@
-// What an expert is beside its three matrices: what stands between gate and up, and its biases.
+// Expert properties other than its three matrices: the activation of gate and up, and the biases.
 #pragma once
 #include <cstdint>
 #include <stdexcept>
@@ -34,7 +34,7 @@ TWOFOLD_HD float gated(ExpertActivation activation, float gate, float up, const 
   }
 }
 
-// Biases lie behind an expert's panels as float32: gate's, up's, down's, each from a cache line on. Places in floats.
+// Biases follow an expert's panels as float32: gate, up, down, each aligned to a cache line. Offsets are in floats.
 constexpr int64_t bias_floats(int64_t rows) { return (rows + 15) / 16 * 16; }
 TWOFOLD_HD constexpr int64_t up_bias_at(int64_t intermediate) { return (intermediate + 15) / 16 * 16; }
 TWOFOLD_HD constexpr int64_t down_bias_at(int64_t intermediate) { return 2 * up_bias_at(intermediate); }

@@ -5,13 +5,13 @@
 // elements. A weight matrix is [N, K] row-major and contiguous, so any sub-range of its rows is a weight
 // matrix too. Its elements are of a DType; all are widened exactly and accumulated in float32.
 //
-// Determinism. The additions behind one output element happen in an order fixed by its reduction length alone
+// Determinism. The additions for one output element happen in an order fixed by its reduction length alone
 // (K, head size, number of positions), never by M, N, by the tile the element fell into or by the thread that
 // ran it. Within one level, batching, chunking and placement therefore cannot change a single bit of a
 // result. Two levels differ by rounding, except in products with packed weights and f32 or q8 activations
 // (packed_kernels.h), which give the same bits on all of them.
 //
-// Levels are composed: what a level does not have of its own it takes from the one below.
+// Levels are composed: a level takes missing kernels from the one below.
 //
 // Nothing here allocates, throws, locks or keeps state; pointers must not overlap unless said so. M, N, K >=
 // 0.
@@ -24,7 +24,7 @@
 
 namespace twofold::kernels {
 
-// Elements of plain matrices and of what attention caches: float32; bfloat16 (the upper half of a float32, in a
+// Elements of plain matrices and of the KV cache: float32; bfloat16 (the upper half of a float32, in a
 // uint16_t); whole numbers of 8 bits; FP8 (E4M3: 4 bits of exponent, 3 of mantissa, no infinity). The last two stand
 // for themselves times a scale that is the caller's affair; an FP8 is read as 2^-8 of its value, so that its bits
 // are those of a half float.
@@ -55,7 +55,7 @@ struct RowKernels {
 
 // Both products of attention with a block of positions by tiles, where a level has them: queries and the softmax's
 // terms are rounded to bfloat16; keys and values of any DType but float32 are exact there. A block holds keys, or
-// values, in an order of its own; of groups of 32 positions that are computed, what is not put is whatever was there.
+// values, in an order of its own; in computed groups of 32 positions, positions not put keep their old content.
 struct TileAttention {
   static constexpr int kPositions = 512;     // of a block
   static constexpr int kMostColumns = 1024;  // D
@@ -73,7 +73,7 @@ struct TileAttention {
                        float* out) = nullptr;
 };
 
-// Of the terms of a softmax: the largest score, scaled, and the sum.
+// Softmax statistics: the largest scaled score, and the sum of the terms.
 struct SoftmaxSum {
   float peak, total;
 };

@@ -3,10 +3,10 @@
 // Activations are encoded once per row and then read by every weight row: f32 as they are, bf16 (rounded to
 // nearest even) where the level multiplies bf16 directly, q8 (8-bit integers, one scale per 32 columns) for
 // integer weights, q8_token (the same with one scale per row) for integer weights that have one scale per row, too.
-// A level says for each format which encoding it takes; an encoding's bytes are the same on
+// A level defines which encoding it takes per format; an encoding's bytes are the same on
 // every level.
 //
-// Determinism: the additions behind one output element happen in an order fixed by K and the format, never by
+// Determinism: the additions for one output element happen in an order fixed by K and the format, never by
 // M, N, tile or thread; integer sums are exact. Within one level batching, chunking and placement cannot
 // change a bit.
 #pragma once
@@ -41,7 +41,7 @@ constexpr int64_t activation_row_stride(ActivationKind kind, int64_t K) {
 inline constexpr float kSmallestQ8 = 1e-35f;
 
 // Encodes columns [first, first + count) of M rows; first is a multiple of 32, and count too unless first +
-// count == K. Whoever encodes the last column also writes the zeros behind it. x points to column `first`.
+// count == K. The call that encodes the last column also writes the zeros after it. x points to column `first`.
 // q8_token takes whole rows only: first == 0, count == K.
 using EncodeFunction = void (*)(const float* x, int64_t ldx, void* rows, int64_t row_bytes, int M, int first,
                                 int count, int K);

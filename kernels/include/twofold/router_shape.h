@@ -1,4 +1,4 @@
-// How a router turns an expert's logit into choice and weight, for the CPU's router and the device's alike.
+// How a router turns logits into chosen experts and weights; shared by the CPU's and the device's router.
 #pragma once
 #include <cstdint>
 #include <stdexcept>

@@ -7,7 +7,7 @@
 namespace twofold::kernels {
 
 // A softmax in whole numbers: an element x weighs round(2^bits * exp((x - highest) * inverse_temperature)).
-// Sums of whole numbers are exact, so neither threads nor the order of additions can change what is picked.
+// Sums of whole numbers are exact, so neither threads nor the order of additions can change the picked token.
 struct WeightScale {
   double highest;
   double factor;      // inverse_temperature / ln 2

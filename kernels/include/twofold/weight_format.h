@@ -1,6 +1,6 @@
 // The formats a weight matrix may have, as files hold them (rows) and as the kernels read them (panels).
 //
-// A source row is what a checkpoint holds of one output: plain elements, or blocks such as GGUF's
+// A source row is one output's weights in a checkpoint: plain elements, or blocks such as GGUF's
 // (ggml-common.h). A panel is 32 rows side by side, packed once at load and the same for every instruction
 // set and for CUDA:
 //
@@ -10,11 +10,11 @@
 //   - K is cut into panel blocks; each begins with the scales of its 32 rows, then come its steps. So a panel is one
 //     ascending stream, and every panel block begins on a cache line (f32, f16, bf16: every 128 bytes).
 //   - 8-bit integers are stored with 128 added, so that every integer weight is unsigned: the product instructions take
-//     unsigned weights and signed activations, and what the offset adds is a multiple of the sum of a block's
+//     unsigned weights and signed activations, and the offset adds a multiple of the sum of a block's
 //     activations, which is known beforehand.
 //   - The last panel's missing rows and the last block's missing columns are zero weights.
 //
-// What a format's blocks hold stands in its header (formats/), little-endian; u8[a][b] is row-major; "nibbles
+// A format's header (formats/) describes its blocks, little-endian; u8[a][b] is row-major; "nibbles
 // (a | b)" are steps whose low nibbles belong to a and whose high nibbles to b; byte j of a row's step s is
 // weight 4s + j of its run. This header is plain C++ and is read by CUDA code too.
 #pragma once
@@ -26,7 +26,7 @@
 namespace twofold::kernels {
 
 struct FormatLayout {
-  const char* name;       // what files, flags and messages call it
+  const char* name;       // name in files, flags and messages
   int block_columns;      // columns of a source row's block
   int block_bytes;        // bytes of a source row's block
   int panel_columns;      // columns of a panel block
@@ -69,7 +69,7 @@ constexpr const FormatLayout& layout_of(WeightFormat format) {
   return kFormatLayouts[static_cast<int>(format)];
 }
 
-// Whether rows can have so many columns: whole blocks, and no more than an integer sum holds.
+// Whether rows can have this many columns: whole blocks, and no more than an integer sum holds.
 constexpr bool columns_fit(WeightFormat format, int64_t columns) {
   const FormatLayout& layout = layout_of(format);
   return columns % layout.block_columns == 0 &&
@@ -97,8 +97,8 @@ constexpr int64_t packed_bytes(WeightFormat format, int64_t rows, int64_t column
 // Packs one panel. rows[0 .. num_rows) point to source rows, num_rows <= 32. With a scale grid: scales[r]
 // points to the row's f32 scales, one for every scale_grid columns; of blocks whose scales lie apart
 // (apart_bytes), to the row's bytes, one for every block; else scales is null. `panel` is 64-byte aligned and
-// is written whole.
-void pack_panel(WeightFormat format, const void* const* rows, const void* const* scales, int num_rows,
+// is written whole. False: a weight is a NaN or an infinity, or a scale is.
+bool pack_panel(WeightFormat format, const void* const* rows, const void* const* scales, int num_rows,
                 int64_t columns, void* panel);
 
 // One source row as float32, exactly (scales as above): the reference of everything and what an embedding lookup needs.

@@ -1,5 +1,5 @@
-// What a cache policy is: it watches routing and puts a number on every expert. Slots, states and victims are
-// ExpertCache's business. A policy sees each event once and whole, before anyone asks it for a decision.
+// A cache policy watches routing and gives every expert a value. Slots, states and victims belong to
+// ExpertCache. A policy sees each event once, complete, before it is asked for a decision.
 #pragma once
 
 #include <cstdint>
@@ -17,8 +17,8 @@ struct RoutingEvent {
   int layer = 0;
   int num_tokens = 0;
   int top_k = 0;
-  bool prefill = false;  // prompt tokens: says much about usage, little about what the next step needs
-  std::span<const int32_t> ids;    // [num_tokens * top_k]
+  bool prefill = false;          // prompt tokens: tell much about usage, little about the next step's experts
+  std::span<const int32_t> ids;  // [num_tokens * top_k]
   std::span<const float> weights;  // the same shape, or empty where unknown
   std::span<const int> active;     // distinct experts, ascending
   std::span<const int> loads;      // tokens of each active expert
@@ -28,45 +28,44 @@ class CachePolicy {
  public:
   virtual ~CachePolicy() = default;
   virtual void observe(const RoutingEvent& event) = 0;
-  // Worth of every expert of the layer, higher is kept longer; out has num_experts entries.
+  // Value of every expert of the layer; a higher value is kept longer. out has num_experts entries.
   virtual void values(int layer, std::span<double> out) const = 0;
   // May `expert` (a miss of the current event) take a slot? victim < 0: a free slot.
   virtual bool admits(int layer, int expert, double value, int victim, double victim_value) const = 0;
   virtual void on_admit(int /*layer*/, int /*expert*/) {}
   virtual void on_evict(int /*layer*/, int /*expert*/) {}
-  // An expert bids for a slot: who would go (victim < 0: a free slot) and what that one is worth. Comes
-  // before the decision and only with decisions that count, not with questions.
+  // An expert asks for a slot: its victim (victim < 0: a free slot) and the victim's value. Called before the
+  // decision, and only for decisions that are carried out, not for queries.
   virtual void on_bid(int /*layer*/, int /*victim*/, double /*victim_value*/) {}
-  // A new text begins (request boundary) in this share (0 ... 1) of the running requests: nothing to do for
-  // most.
+  // A new request begins in this share (0 ... 1) of the running requests. Most policies ignore it.
   virtual void on_boundary(double /*share*/) {}
-  // Offline policies are told the future: per layer, the active experts of every event to come.
+  // Gives an offline policy the future: per layer, the active experts of every coming event.
   virtual void set_future(const std::vector<std::vector<std::vector<int>>>& events_per_layer);
-  // Everything learned, for a warm start; empty if there is nothing to keep.
+  // Learned state for a warm start; empty if there is nothing to save.
   virtual std::vector<double> state() const { return {}; }
   virtual void restore(std::span<const double> state);
 };
 
 using MakeCachePolicy = std::unique_ptr<CachePolicy>(const CacheConfig&);
 
-// What a policy's values allow where the next layer's experts can be foreseen.
+// Whether a policy's values allow prefetching for the next layer.
 enum class Prefetching : uint8_t {
-  kAuto,   // values are misses saved, which an upload ahead can be weighed against: prefetched by itself
-  kAsked,  // values are a score without a unit, they only rank: prefetched where asked for
+  kAuto,   // values are misses saved, comparable to the price of an upload: prefetch on by default
+  kAsked,  // values are scores without a unit that only rank: prefetch only on request
   kNever,  // nothing moves once the slots are full
 };
 
-// All that is known of a policy outside the file it is written in.
+// Registry entry of a policy.
 struct CachePolicyEntry {
   const char* name;
   MakeCachePolicy* make;
   bool offline;  // needs set_future, so it cannot serve
-  bool pooled;   // made for one pool of slots for all layers; else for fixed slots per layer
+  bool pooled;   // designed for one pool of slots for all layers; else for fixed slots per layer
   Prefetching prefetches;
   const char* help;
 };
 
-// The first is the one to take where nothing is said; offline ones come last.
+// The first entry is the default; offline policies come last.
 std::span<const CachePolicyEntry> cache_policies();
 // By name; throws std::invalid_argument listing the valid ones.
 const CachePolicyEntry& cache_policy(const std::string& name);

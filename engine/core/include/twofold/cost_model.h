@@ -1,16 +1,15 @@
 // The cost model: how long one MoE layer takes for a given placement. Pure arithmetic on a machine profile;
-// knows neither devices nor clocks. Everything that speaks of predicted time (decode table, prefill planner,
-// emulated accelerator, lab simulator) calls `CostModel::layer`, so that their times are equal by
-// construction.
+// knows neither devices nor clocks. Every predicted time (decode table, prefill planner, emulated accelerator,
+// lab simulator) comes from `CostModel::layer`, so all predictions agree by construction.
 //
 // With W = bytes of one expert, F = its flops for one token, n = tokens routed to it:
 //   t_cpu(S) = h + sum(o + max(W/B_cpu, F n/P_cpu)) * (1 + chi * dma_busy)    0 if S is empty
 //   t_gpu(S) = g + sum(max(W/B_vram, F n/P_gpu))                              0 if S is empty
 //   upload j of a layer lands at q + sum_{i<=j}(a + W/B_link)                 q = backlog of the link
 //   T_layer  = max(t_gpu(hits, then each fetched expert not before it landed), t_cpu(rest)) + join
-// The CPU takes work in order: with b until it has done what the layer before deferred, t_cpu begins at b, and b is
-// waited for where S is empty, because its result joins here; what the layer defers itself comes behind S and keeps
-// nobody waiting before the next layer.
+// The CPU works in order. With b = time until it finishes the previous layer's deferred experts, t_cpu begins
+// at b. If S is empty, the layer still waits for b, because that result joins here. The layer's own deferred
+// experts run after S and delay nothing before the next layer.
 // h is paid once per layer that uses the CPU. dma_busy is the share of the CPU's time during which the link
 // copies.
 #pragma once
@@ -54,7 +53,7 @@ struct MachineProfile {
   std::map<std::string, double> fields() const;
 };
 
-// What one layer of one step has to do. Loads are tokens per expert.
+// The work of one layer in one step. Loads are tokens per expert.
 struct LayerWork {
   std::span<const int> hits;     // resident experts, run by the accelerator
   std::span<const int> fetched;  // uploaded now, in this order, then run by the accelerator
@@ -62,18 +61,18 @@ struct LayerWork {
   double backlog_us = 0;         // until a demand upload may begin (Timeline::backlog_us)
   double queued_us =
       0;  // all copying already queued, background too (Timeline::queued_us); >= backlog_us or 0
-  bool one_transfer = false;           // fetched experts travel as one copy: the link's latency is paid once
-  std::span<const int> deferred = {};  // run by the CPU after its share, beside what comes after the layer
-  double cpu_backlog_us = 0;           // until the CPU is done with what the layer before deferred
+  bool one_transfer = false;           // fetched experts travel as one copy: the link latency is paid once
+  std::span<const int> deferred = {};  // run by the CPU after its share, overlapping the work after the layer
+  double cpu_backlog_us = 0;           // until the CPU finishes the previous layer's deferred experts
 };
 
 struct LayerTimes {
-  double layer_us = 0;    // from the router's answer to the joined result
+  double layer_us = 0;    // from the router's output to the joined result
   double gpu_us = 0;      // the accelerator is done, waiting for uploads included
   double cpu_us = 0;      // the CPU is done, handshake included
   double link_us = 0;     // the last fetched expert has landed; 0 if none is fetched
   double dma_busy = 0;    // share of the CPU's time during which the link copied
-  double cpu_end_us = 0;  // the CPU is done with what the layer defers, too; 0: nothing is deferred
+  double cpu_end_us = 0;  // the CPU has finished the deferred experts too; 0: nothing is deferred
 };
 
 class CostModel {
@@ -86,7 +85,7 @@ class CostModel {
 
   const MachineProfile& profile() const { return profile_; }
   double expert_bytes() const { return expert_bytes_; }
-  // The same experts on a machine of other figures.
+  // The same experts on a machine with other figures.
   CostModel with_profile(MachineProfile profile) const {
     return {std::move(profile), expert_bytes_, flops_per_token_, curve_};
   }
@@ -97,8 +96,8 @@ class CostModel {
   double cpu_us(std::span<const int> loads, double dma_busy) const;
   double gpu_us(std::span<const int> loads) const;
 
-  // The one place where a layer's time is computed. landed_us, if not empty, must hold one entry per fetched
-  // expert and receives when it landed, counted from the start of the layer.
+  // The only place that computes a layer's time. landed_us, if not empty, must hold one entry per fetched
+  // expert and receives its landing time, counted from the start of the layer.
   LayerTimes layer(const LayerWork& work, std::span<double> landed_us = {}) const;
 
   // The same from sums, for planners that try many placements: hit_us = sum of gpu_expert_us over num_hits
@@ -112,12 +111,12 @@ class CostModel {
   double layer_us(std::span<const int> hits, std::span<const int> fetched, std::span<const int> cpu,
                   double backlog_us) const;
 
-  // What one more miss costs when the CPU is the slower side: its time beyond what the accelerator would
-  // need.
+  // Cost of one more miss when the CPU is the slower side: its time minus the accelerator's time for the same
+  // expert.
   double miss_us() const;
 
  private:
-  // What the layer before and this one defer.
+  // Experts deferred by the previous layer and by this one.
   void add_deferred(const LayerWork& work, LayerTimes& times) const;
 
   MachineProfile profile_;

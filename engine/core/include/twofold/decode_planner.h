@@ -1,6 +1,6 @@
 // Decode plans. The misses of one layer at one token each are interchangeable, so a plan is one number: how
-// many of them to fetch. The best number for every (hits, misses, backlog) is found once, by trying them all;
-// a step looks it up.
+// many of them to fetch. The best number for every (hits, misses, backlog) is computed once by exhaustive
+// search; a step looks it up.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@ class DecodePlanner {
  public:
   // max_routed: most experts active in one layer of one step. Backlog is rounded to the nearest of
   // num_buckets multiples of bucket_us (0: a quarter of an upload); beyond the last one nothing is fetched.
-  // fetch_cost_us: charged to each fetch on top of the layer's time (what an upload costs later work; may be
+  // fetch_cost_us: added to each fetch beyond the layer's time (the cost of an upload to later work; may be
   // negative when a fetched expert is worth keeping).
   DecodePlanner(const CostModel& cost, int max_routed, int num_buckets = 32, double bucket_us = 0,
                 double fetch_cost_us = 0);
@@ -26,7 +26,7 @@ class DecodePlanner {
   int max_routed() const { return max_routed_; }
   int num_buckets() const { return num_buckets_; }
   double bucket_us() const { return bucket_us_; }
-  // [hits][misses][bucket], (max_routed + 1)^2 * num_buckets entries; for a device that looks up by itself.
+  // [hits][misses][bucket], (max_routed + 1)^2 * num_buckets entries, for lookups on a device.
   const std::vector<uint8_t>& table() const { return table_; }
 
  private:

@@ -1,6 +1,6 @@
-// Places experts anew by a long prompt's own routing, layer after layer, while the prompt is computed: a layer's
-// slots go to those that most of its tokens were routed to. Keeps no history, and prices nothing: who asks for
-// it has decided. Only what is not there yet is uploaded.
+// Replaces resident experts by a long prompt's own routing, layer by layer, during its prefill: a layer's slots
+// go to the experts that most of its tokens are routed to. Keeps no history and computes no prices: the caller
+// decides when to use it. Only absent experts are uploaded.
 #pragma once
 
 #include <cstdint>
@@ -13,27 +13,27 @@
 
 namespace twofold {
 
-// What steps with prompt tokens came to.
+// Counts of steps with prompt tokens, by outcome.
 struct DynamicUpdateCounts {
   int64_t updated = 0;    // experts were moved
-  int64_t unchanged = 0;  // what they route most was there already
+  int64_t unchanged = 0;  // the most used experts were resident already
   int64_t too_short = 0;  // fewer prompt tokens than the threshold
-  int64_t experts = 0;    // moved, in all
+  int64_t experts = 0;    // total moved
 };
 
 class DynamicUpdate {
  public:
-  // threshold: prompt tokens of a step from which it acts; 0: never.
+  // threshold: prompt tokens of a step from which it is active; 0: never.
   DynamicUpdate(int threshold, int num_experts)
       : threshold_(threshold), load_(static_cast<size_t>(num_experts)) {}
 
   void begin_step(const StepShape& shape);
-  // The layer has been observed and nothing is decided yet. Those that have to go are evicted at once, so that
-  // nobody reads their slots in this layer.
+  // Called after the layer is observed and before any decision. Victims are evicted at once, so that no kernel
+  // reads their slots in this layer.
   void choose(int layer, ExpertCache& cache);
-  // The slot of an expert that the layer fetches anyway; none if it is not to have one.
+  // The slot for an expert that the layer fetches anyway; none if it gets no slot.
   std::optional<Admission> admit(int layer, int expert, ExpertCache& cache);
-  // Those that the layer did not fetch: to be uploaded behind it.
+  // Experts that the layer did not fetch, to be uploaded after it.
   void admit_rest(int layer, ExpertCache& cache,
                   const std::function<void(int expert, const Admission&)>& upload);
 
@@ -48,7 +48,7 @@ class DynamicUpdate {
   Admission admission_of(int layer, const Replacement& replacement, ExpertCache& cache);
 
   int threshold_;
-  bool applies_ = false;    // to the step
+  bool applies_ = false;    // in this step
   int64_t num_before_ = 0;  // experts moved before the step
   DynamicUpdateCounts counts_;
   std::vector<Replacement> chosen_;

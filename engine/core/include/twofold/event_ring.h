@@ -80,13 +80,13 @@ class EventRing {
   }
 
   size_t capacity() const { return mask_ + 1; }
-  // Near enough for sizing a buffer; exact when nobody pushes or pops.
+  // Approximate while other threads push or pop, exact otherwise; for sizing a buffer.
   size_t size() const {
     const size_t head = head_.load(std::memory_order_relaxed);
     const size_t tail = tail_.load(std::memory_order_relaxed);
     return tail > head ? tail - head : 0;
   }
-  // Dropped since the last call of take_dropped.
+  // Events dropped since the last call of take_dropped.
   uint64_t dropped() const { return dropped_.load(std::memory_order_relaxed); }
   uint64_t take_dropped() { return dropped_.exchange(0, std::memory_order_relaxed); }
 

@@ -1,4 +1,5 @@
-// Which experts are in which slots. One object for all layers; not thread-safe (the engine thread owns it).
+// Tracks which experts are in which slots. One object for all layers; not thread-safe (the engine thread owns
+// it).
 //
 // A step, per layer:
 //   cache.observe(layer, ids, weights, num_tokens);     // the whole layer's routing, before any decision
@@ -7,8 +8,8 @@
 //   for each other miss:          cache.admit(layer, e, false)   // worth an upload?
 // When an upload is visible (a step boundary): cache.publish(slot).
 // Experts routed in their layer's latest event and experts in flight are never victims. In a shared pool a
-// victim may belong to another layer (Admission::evicted_layer); no layer is robbed below top_k slots while
-// there are that many for each.
+// victim may belong to another layer (Admission::evicted_layer); no layer drops below top_k slots while there
+// are enough slots for all.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +23,7 @@
 
 namespace twofold {
 
-// What a layer's experts may do, whatever the policy thinks of them.
+// Restricts a layer's placement, overriding the policy.
 enum class LayerPin : uint8_t {
   kFree = 0,      // the policy decides
   kNever = 1,     // none is ever in a slot
@@ -36,9 +37,9 @@ struct CacheConfig {
   std::vector<int> slots_per_layer;  // see spread_slots
   std::vector<LayerPin> pins;        // one per layer, or none: all are free
   std::string policy = "payback";
-  double upload_price = 0.67;  // of one upload, in misses (default_upload_price)
-  // One pool of slots for all layers (any layer may take any slot), or fixed slots per layer. Unset: as the
-  // policy is made for.
+  double upload_price = 0.67;  // price of one upload, in misses (default_upload_price)
+  // One pool of slots for all layers (any layer may take any slot), or fixed slots per layer. Unset: the
+  // policy's default.
   std::optional<bool> shared_pool;
   std::vector<double>
       prior_usage;  // [layers * experts], from a warm start or a training trace; `static` lives on it
@@ -63,7 +64,7 @@ struct Admission {
   double victim_value = 0;  // of the victim; 0 for a free slot
 };
 
-// Why the last can_admit/admit said no.
+// Why the last can_admit/admit refused.
 enum class AdmitRefusal : uint8_t { kNone = 0, kPresent = 1, kNoVictim = 2, kPrice = 3 };
 
 class ExpertCache {
@@ -74,10 +75,11 @@ class ExpertCache {
   int num_slots() const { return num_slots_; }
   int slot_offset(int layer) const { return offsets_[static_cast<size_t>(layer)]; }
 
-  // Slots that the layer holds now; a pool moves them between layers.
+  // Slots that the layer holds now; with a shared pool they move between layers.
   int num_held(int layer) const { return num_held_[static_cast<size_t>(layer)]; }
 
-  // Global slot id, -1 while absent. In flight has a slot too: ask is_resident before running from it.
+  // Global slot id, -1 while absent. An expert in flight has a slot too: check is_resident before running from
+  // it.
   int slot_of(int layer, int expert) const { return slot_of_[index(layer, expert)]; }
   ExpertState state(int layer, int expert) const { return state_[index(layer, expert)]; }
   bool is_resident(int layer, int expert) const { return state(layer, expert) == ExpertState::kResident; }
@@ -88,35 +90,34 @@ class ExpertCache {
   // range.
   void observe(int layer, std::span<const int32_t> ids, std::span<const float> weights, int num_tokens,
                bool prefill = false);
-  // The same for a step that mixes prompts and answers: prefill_rows[t] != 0 marks prompt tokens. The policy
-  // learns from each kind in its own way; the event is their union.
+  // The same for a step that mixes prompt and generated tokens: prefill_rows[t] != 0 marks prompt tokens. The
+  // policy learns from each kind separately; the event is their union.
   void observe_mixed(int layer, std::span<const int32_t> ids, std::span<const float> weights,
                      std::span<const uint8_t> prefill_rows);
-  // Distinct experts of the last observed event of the layer, ascending, and the tokens of each.
+  // Distinct experts of the layer's last observed event, ascending, and the tokens of each.
   std::span<const int> active(int layer) const;
   std::span<const int> loads(int layer) const;
 
-  // What admit would do; nothing changes. Empty if the expert is present already, no slot can be freed, or
-  // (not forced) the policy finds the upload not worth its price; last_refusal says which.
+  // What admit would do; nothing changes. Empty if the expert is present already, no slot can be freed, or (not
+  // forced) the policy values the upload below its price; last_refusal gives the reason.
   std::optional<Admission> can_admit(int layer, int expert, bool forced);
   std::optional<Admission> admit(int layer, int expert, bool forced);
-  // Best value first; equal values keep their order.
+  // Highest value first; equal values keep their order.
   void sort_by_value(int layer, std::vector<int>& experts);
   AdmitRefusal last_refusal() const { return last_refusal_; }
 
   void publish(int slot);  // in flight -> resident
-  // The layer's next event as foreseen: until it is observed, these experts are no victims in place of the
-  // last event's.
+  // Announces the layer's predicted next event: until it is observed, these experts are protected from eviction
+  // instead of the last event's.
   void expect(int layer, std::span<const int> experts);
-  // A slot for an expert ahead of its event, in flight from now on; the caller has weighed can_admit's
-  // answer. Other than admit it is no bid: what is foreseen may not come, and the policy learns nothing from
-  // it.
+  // Takes a slot for an expert ahead of its event, in flight from now on; the caller has weighed can_admit's
+  // answer. Unlike admit it is not reported to the policy as a bid, because the prediction may be wrong.
   std::optional<Admission> reserve(int layer, int expert);
   const CachePolicyEntry& policy() const { return entry_; }
   void cancel(int slot);  // in flight -> absent: an upload that was withdrawn
   // Puts an expert into a free slot at once, resident; false if the layer has none or it is present.
   bool preload(int layer, int expert);
-  // resident -> absent: its slot is free. Throws std::invalid_argument where it is not resident.
+  // resident -> absent: frees the slot. Throws std::invalid_argument if the expert is not resident.
   void evict(int layer, int expert);
   int num_free(int layer) const { return static_cast<int>(free_[pool_of(layer)].size()); }
   // Fills free slots at start: the most used experts by prior_usage, lowest numbers where nothing is known.
@@ -125,16 +126,16 @@ class ExpertCache {
 
   // Before a step in which num_new of num_running requests begin.
   void boundary(int num_new = 1, int num_running = 1);
-  double value(int layer, int expert);  // lambda * V now
-  // The same of all experts of a layer, for who only looks: out[num_experts].
+  double value(int layer, int expert);  // current lambda * V
+  // The same for all experts of a layer, read-only: out[num_experts].
   void values(int layer, std::span<double> out) const {
     check(layer, 0, "values");
     policy_->values(layer, out);
   }
   void set_future(const std::vector<std::vector<std::vector<int>>>& events_per_layer);
 
-  // Warm start: learned state, usage and who was resident. load() checks shape and policy and throws
-  // std::runtime_error with what was found and expected; it returns the experts to upload (layer *
+  // Warm start: learned state, usage and the resident experts. load() checks shape and policy and throws
+  // std::runtime_error with the actual and expected values; it returns the experts to upload (layer *
   // num_experts + expert), best first, and changes no slot.
   void save(const std::string& path) const;
   std::vector<int> load(const std::string& path);
@@ -152,7 +153,7 @@ class ExpertCache {
   size_t pool_of(int layer) const { return pooled_ ? 0 : static_cast<size_t>(layer); }
   void vacate(size_t cell);
   void occupy(int slot, size_t cell, ExpertState state);
-  // The least worthy resident of the layer that is not routed now; cell -1 if there is none.
+  // The resident with the lowest value in the layer that is not routed now; cell -1 if there is none.
   struct Victim {
     int cell = -1;
     double value = 0;

@@ -1,5 +1,5 @@
-// How other hybrid engines choose which misses to fetch, for comparison: the rules as published, under our
-// cost model. Not used when serving.
+// Fetch rules of other hybrid engines, for comparison: as published, under our cost model. Not used when
+// serving.
 #pragma once
 
 #include <span>
@@ -14,11 +14,11 @@ namespace twofold {
 enum class FetchRule {
   kBestSplit,  // Twofold's planners: the split with the shortest predicted layer
   kNone,       // every miss on the CPU
-  kMinSum,     // Fiddler: each miss by itself where it is cheaper, as if nothing ran side by side
-  kTwoEnded,  // HybriMoE: heaviest misses to the link, lightest to the CPU, whoever would be done first takes
-              // the next
+  kMinSum,     // Fiddler: each miss by itself where it is cheaper, without overlap of CPU and link
+  kTwoEnded,   // HybriMoE: heaviest misses to the link, lightest to the CPU; the side that would
+               // finish first takes the next
   kLinkShare,  // FreeToken: the share link/(link + cpu) of the misses, by bandwidth
-  kAll,        // every miss waits for its upload: offloading without a CPU that computes
+  kAll,        // every miss waits for its upload: offloading without CPU compute
 };
 
 // "best-split", "none", "min-sum", "two-ended", "link-share", "all"; throws std::invalid_argument listing

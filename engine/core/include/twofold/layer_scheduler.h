@@ -1,12 +1,12 @@
-// Decides one MoE layer of one step: who runs each routed expert, what is uploaded, what is evicted, and how
-// long the layer takes on the link's clock. Ties cost model, planners, cache and link together. The link is
-// somebody else's: a Timeline plays the uploads on a virtual clock, so the emulated accelerator and the lab's
-// simulator show the same times; a link in real time carries the same decisions out on a GPU.
+// Decides one MoE layer of one step: where each routed expert runs, what is uploaded, what is evicted, and how
+// long the layer takes on the link's clock. Combines cost model, planners, cache and link. The link is provided
+// by the caller: a Timeline plays the uploads on a virtual clock, so the emulated accelerator and the lab's
+// simulator give the same times; a real-time link carries out the same decisions on a GPU.
 //
-// Fetched experts need room. One that is worth more than the cheapest victim takes its slot (the upload is
-// paid anyway); any other passes through a staging slot, which the next layer may overwrite. Staging slots
-// are numbered from num_slots() on. A large chunk uploads ahead for the layer after (StreamAhead), into
-// staging slots that the layer under way does not read.
+// Fetched experts need a slot. An expert with a higher value than the cheapest victim takes that slot (the
+// upload is paid anyway); any other passes through a staging slot, which the next layer may overwrite. Staging
+// slots are numbered from num_slots() on. A large chunk uploads ahead for the next layer (StreamAhead), into
+// staging slots that the current layer does not read.
 #pragma once
 
 #include <algorithm>
@@ -30,8 +30,8 @@
 
 namespace twofold {
 
-// Where a routed expert runs. Stored by telemetry, so the numbers stay what they are; all others are checked
-// against them (kernels/cuda/placement.h, twofold.telemetry.sink).
+// Where a routed expert runs. Telemetry stores the numbers, so they must not change; all other copies are
+// checked against them (kernels/cuda/placement.h, twofold.telemetry.sink).
 enum class Placement : uint8_t { kHit = 0, kCpu = 1, kFetched = 2 };
 inline constexpr int kNumPlacements = 3;
 enum class UploadReason : uint8_t { kDemand = 0, kAdmission = 1, kPrefetch = 2 };
@@ -46,10 +46,10 @@ struct ExpertDecision {
   int tokens = 0;
   Placement where = Placement::kCpu;
   int slot = -1;
-  bool landed = false;  // fetched ahead: it is there already
+  bool landed = false;  // fetched ahead and already there
 };
 
-// One upload that the layer began or queued, in link order; for the layer after where it was begun ahead.
+// One upload that the layer began or queued, in link order; belongs to the next layer if it was begun ahead.
 struct Move {
   int layer = 0;
   int expert = 0;
@@ -72,7 +72,7 @@ struct Move {
   double end_us = -1;
 };
 
-// A miss that the cache found not worth its upload.
+// A miss whose upload the cache rejected as not worth its price.
 struct Rejection {
   int expert = 0;
   double value = 0;
@@ -91,11 +91,11 @@ struct Publication {
 struct LayerDecision {
   int layer = 0;
   std::vector<ExpertDecision> experts;  // ascending
-  std::span<const uint8_t> deferred;    // per routed pair (Deferral); empty: none is
+  std::span<const uint8_t> deferred;    // per routed pair (Deferral); empty: none
   std::vector<Move> moves;
   std::optional<Rejection> rejection;  // the most valuable one: if its upload does not pay, none does
   std::vector<Publication> arrivals;   // uploads ahead and prefetches that ended in time for this layer
-  int num_withdrawn = 0;               // prefetches given up: moves of an earlier decision that never began
+  int num_withdrawn = 0;               // prefetches withdrawn: moves of an earlier decision that never began
   LayerTimes times;
   double start_us = 0;
 };
@@ -106,27 +106,26 @@ struct LayerSchedulerConfig {
   int top_k = 0;
   int num_slots = 0;
   std::string policy = "payback";
-  int num_staging = -1;      // -1: num_experts, room to stream one whole layer
-  double upload_price = -1;  // in misses; < 0: default_upload_price
-  int max_waiting_uploads =
-      16;  // no new background upload while that many wait; keeps slots from idling in flight
-  int stream_ahead_from = 33;  // tokens of a step from which the next layer is uploaded ahead; 0: never
-  // The rest describes peers for comparison; the defaults are Twofold.
+  int num_staging = -1;          // -1: num_experts, room to stream one whole layer
+  double upload_price = -1;      // in misses; < 0: default_upload_price
+  int max_waiting_uploads = 16;  // maximum queued background uploads; keeps slots from idling in flight
+  int stream_ahead_from = 33;    // tokens of a step from which the next layer is uploaded ahead; 0: never
+  // The remaining fields describe other engines for comparison; the defaults are Twofold's.
   FetchRule fetch_rule = FetchRule::kBestSplit;
-  bool background_uploads = true;     // misses run by the CPU may be uploaded behind the layer
-  bool always_cache_fetched = false;  // a fetched expert always takes a slot, whatever it is worth
-  std::optional<bool> shared_pool;    // unset: as the policy is made for (CacheConfig)
-  bool prefetch = false;              // upload ahead what `predict` foresees
-  bool fixed_placement = false;       // slots keep what was put there at the start: misses never take one
-  int replace_from = 0;               // prompt tokens of a step from which it places experts anew, by its own
+  bool background_uploads = true;     // misses run by the CPU may be uploaded after the layer
+  bool always_cache_fetched = false;  // a fetched expert always takes a slot, whatever its value
+  std::optional<bool> shared_pool;    // unset: the policy's default (CacheConfig)
+  bool prefetch = false;              // upload ahead the experts that `predict` predicts
+  bool fixed_placement = false;       // slots keep their initial experts: misses never take one
+  int replace_from = 0;               // prompt tokens of a step from which it replaces residents by its own
                                       // routing and in the same pass; 0: never
-  int num_deferred = 0;               // experts of a token and layer that are deferred at most (Deferral)
-  double cache_prior = 0;           // how much residents are favoured where experts are chosen (ops/router.h)
-  std::vector<double> prior_usage;  // [layers * experts]: for `static` and for preload_by_usage
+  int num_deferred = 0;               // maximum deferred experts per token and layer (Deferral)
+  double cache_prior = 0;             // preference for residents when experts are chosen (ops/router.h)
+  std::vector<double> prior_usage;    // [layers * experts]: for `static` and for preload_by_usage
 
   std::vector<LayerPin> pins;  // one per layer, or none: all are free
 
-  // What there is to take memory for.
+  // Sizes for memory allocation.
   int usable_slots() const {
     const auto never = static_cast<int>(std::count(pins.begin(), pins.end(), LayerPin::kNever));
     return std::min(num_slots, (num_layers - never) * num_experts);
@@ -134,8 +133,7 @@ struct LayerSchedulerConfig {
   int staging_slots() const { return num_staging < 0 ? num_experts : num_staging; }
 };
 
-// What a background upload costs the layers it overlaps, in misses: the contention it causes on the CPU's
-// side.
+// Cost of a background upload to the layers it overlaps, in misses: the contention it causes on the CPU.
 double default_upload_price(const CostModel& cost);
 std::unique_ptr<ExpertCache> make_cache(const CostModel& cost, const LayerSchedulerConfig& config);
 
@@ -144,25 +142,26 @@ class LayerScheduler {
   // The link must outlive it. Throws std::invalid_argument with field, value and expectation.
   LayerScheduler(CostModel cost, LayerSchedulerConfig config, Link& link);
 
-  // Step boundary: uploads that have landed become usable, those that failed are forgotten. The span is valid
-  // until the next call. The shape holds until the next call too: its rows are the tokens of every decide.
+  // Step boundary: landed uploads become usable, failed ones are forgotten. The span and the shape are valid
+  // until the next call; the shape's rows are the tokens of every decide.
   std::span<const Publication> begin_step(StepShape shape = {});
-  // Decides and plays the layer: the clock is past it on return. ids[num_tokens * top_k]; weights the same
+  // Decides and plays the layer; on return the clock is at its end. ids[num_tokens * top_k]; weights the same
   // shape or empty.
   const LayerDecision& decide(int layer, std::span<const int32_t> ids, std::span<const float> weights,
                               int num_tokens);
-  // The layer was placed by the device itself, from what was published at the step's beginning:
-  // where[num_tokens * top_k]. Learns from its routing and decides only what to upload behind it; nothing is
-  // fetched, slots of the answer's experts are -1.
+  // Records a layer that the device placed itself, from what was published at the step's beginning:
+  // where[num_tokens * top_k]. Learns from its routing and decides only what to upload after it; nothing is
+  // fetched, and the returned experts have slot -1.
   const LayerDecision& follow(int layer, std::span<const int32_t> ids, std::span<const float> weights,
                               std::span<const Placement> where, int num_tokens);
-  // What the router of a layer ahead says to the residual of now: logits[num_tokens * num_experts]. Only
-  // with config.prefetch; uploads are decided in the decide of the layer before.
+  // Takes the logits that a later layer's router computes from the current residual: logits[num_tokens *
+  // num_experts]. Only with config.prefetch; uploads are decided in the decide of the layer before.
   void predict(int layer, std::span<const float> logits, int num_tokens);
-  // In a step that the device places, where it looks a layer ahead. Once the layer is placed and the next one
-  // predicted, long before follow: what is uploaded ahead beside the layer's work (moves).
+  // For a step that the device places with one layer of lookahead. Called once the layer is placed and the next
+  // one predicted, long before follow: returns what is uploaded ahead during the layer's work (moves).
   const LayerDecision& look_ahead(int layer, std::span<const int32_t> ids, std::span<const Placement> where);
-  // As late as the layer can still use it: what has landed for it (arrivals); what has not begun is withdrawn.
+  // Called as late as the layer can still use it: returns what has landed for it (arrivals) and withdraws what
+  // has not begun.
   const LayerDecision& settle_ahead(int layer) {
     clear_decision(layer);
     take_prefetched(layer);
@@ -171,23 +170,23 @@ class LayerScheduler {
   bool prefetches() const { return prefetcher_.has_value(); }
   PrefetchCounts prefetch_counts() const { return prefetcher_ ? prefetcher_->counts() : PrefetchCounts{}; }
   DynamicUpdateCounts dynamic_update_counts() const { return dynamic_update_.counts(); }
-  // The device would not begin an upload ahead into that slot.
+  // Reports that the device refused to begin an upload ahead into that slot.
   void ahead_refused(int slot) {
     if (ahead_) ahead_->refused(slot);
   }
-  // Moves a virtual clock by work that is not experts' (attention, head).
+  // Advances a virtual clock by work outside the experts (attention, head).
   void advance(double us) { link_.advance(us); }
-  // Until every queued upload has landed: the machine is idle and the link has all the time it needs.
+  // Waits until every queued upload has landed; for an idle machine.
   void drain() { link_.drain(); }
   double now_us() const { return link_.now_us(); }
-  // Other figures for the same machine: plans and prices follow them from now on; the price of an upload that
-  // the configuration set stays.
+  // Replaces the machine's figures: plans and prices follow them from now on, except an upload price that the
+  // configuration set.
   void recalibrate(CostModel cost);
-  // How many misses of a one-token layer to fetch by the fetch rule, [hits][misses] with side top_k + 1, for
-  // an idle link.
+  // How many misses of a one-token layer to fetch by the fetch rule, [hits][misses] with side top_k + 1, for an
+  // idle link.
   std::vector<uint8_t> split_table() const;
 
-  // How long the link has copied so far.
+  // Total copy time of the link so far.
   double link_us() const { return link_us_; }
 
   int num_slots() const { return cache_->num_slots(); }
@@ -202,14 +201,14 @@ class LayerScheduler {
  private:
   void clear_decision(int layer);
   void begin_layer(int layer, std::span<const int32_t> ids, std::span<const float> weights, int num_tokens);
-  // Prices what was placed, queues the layer's moves, and lets the clock pass it.
+  // Prices what was placed, queues the layer's moves, and advances the clock past the layer.
   const LayerDecision& finish_layer(int layer, std::span<const int32_t> ids, std::span<const float> weights,
                                     int num_tokens);
   void defer(int layer, std::span<const int32_t> ids, std::span<const float> weights, int num_tokens);
   uint8_t fetched_of(int hits, int misses) const;
-  // Of one token's layer: how many misses (indices into decision_.experts) to fetch, the first ones first, where some of
-  // what stays on the CPU is deferred and some of the layer before may be under way. The least time until the layer is done
-  // and the CPU with what is longer than the stretch to the next one.
+  // Number of misses (indices into decision_.experts, the first ones first) to fetch in a one-token layer when
+  // some CPU experts are deferred or the previous layer's deferred experts may still run. Minimizes the time
+  // until the layer is done and the CPU has finished what exceeds the gap to the next layer.
   int split_deferring(int layer, std::span<const int32_t> ids, std::span<const float> weights,
                       std::span<const int> misses);
   void plan(int layer, std::span<const int32_t> ids, std::span<const float> weights, int num_tokens);
@@ -221,7 +220,7 @@ class LayerScheduler {
   void admit_misses(int layer);
   void take_prefetched(int layer);
   void issue_prefetches(int layer, const LayerWork& work);
-  // Hands the move to the link and notes what that says of its times.
+  // Passes the move to the link and records the times it reports.
   void upload(Move& move, double duration_us = -1);
   void upload_behind(int layer, int expert, const Admission& admission, UploadReason reason);
 

@@ -1,15 +1,14 @@
-// Uploads experts for a layer ahead, on what that layer's own router says about the current residual.
+// Uploads experts for a later layer, predicted by that layer's own router from the current residual.
 //
-// A proposal (layer, expert, probability) becomes an upload iff
+// A proposal (layer, expert, probability) becomes an upload if and only if
 //   p * stall saved + what having it is worth later - what its victim is worth > price of the upload,
-// all in microseconds of the cost model, and only into link time that nobody else wants: it queues behind
-// every demand upload and admission, and begins only if it can end before its layer does. So it delays no
-// demand upload, as long as layers do not follow each other faster than they were seen to; by how much
-// faster, by so much at most.
+// in microseconds of the cost model, and only in idle link time: it queues after every demand upload and
+// admission, and begins only if it can end before its layer does. So it delays no demand upload as long as
+// layers do not follow each other faster than measured; otherwise the delay is at most that difference.
 //
-// Probabilities are learned while running, per layer, from how far a candidate's logit lies above or below
-// the border of the top-k: nothing is trained, and a layer that cannot be foreseen is soon left alone.
-// Plans and plays nothing itself: LayerScheduler calls it. Knows no clock but the link's.
+// Probabilities are learned online, per layer, from how far a candidate's logit lies above or below the border
+// of the top-k. Nothing is trained, and a layer that cannot be predicted soon gets no prefetches.
+// LayerScheduler calls it; it plans and plays nothing itself. The only clock it uses is the link's.
 #pragma once
 
 #include <array>
@@ -24,7 +23,7 @@
 
 namespace twofold {
 
-// Sums since the start. issued = used + late + wasted + under way.
+// Totals since the start. issued = used + late + wasted + in flight.
 struct PrefetchCounts {
   int64_t predicted = 0;  // experts among the top-k of a prediction, per layer and step
   int64_t correct = 0;    // of them routed: precision = correct / predicted
@@ -32,12 +31,12 @@ struct PrefetchCounts {
   int64_t foreseen = 0;   // of them predicted: recall on misses = foreseen / misses
   int64_t issued = 0;
   int64_t used = 0;     // routed and landed in time
-  int64_t late = 0;     // routed, under way when its layer began
+  int64_t late = 0;     // routed, still in flight when its layer began
   int64_t wasted = 0;   // not routed by its layer (later steps may still use it)
   int64_t dropped = 0;  // worth it, but could not land in time
 };
 
-// An expert expected in a layer ahead.
+// An expert expected in a later layer.
 struct Proposal {
   int layer = 0;
   int expert = 0;
@@ -51,33 +50,33 @@ struct Prefetch {
   Admission admission;
 };
 
-// What became of the prefetches of a layer when it began.
+// Outcome of a layer's prefetches when it began.
 struct PrefetchArrivals {
   std::vector<std::pair<Prefetch, Upload>> landed;  // published
-  std::vector<Prefetch> withdrawn;                  // had not begun, or failed; their slots are free again
+  std::vector<Prefetch> withdrawn;                  // not begun, or failed; their slots are free again
 };
 
 class Prefetcher {
  public:
   Prefetcher(const CostModel& cost, int num_layers, int num_experts, int top_k);
 
-  // The router of `layer` says logits[num_tokens * num_experts] to the residual of a layer before. Replaces
-  // what was predicted for that layer. Throws std::invalid_argument on a wrong shape.
+  // Takes the logits of `layer`'s router on an earlier layer's residual: logits[num_tokens * num_experts].
+  // Replaces the layer's previous prediction. Throws std::invalid_argument on a wrong shape.
   void predict(int layer, std::span<const float> logits, int num_tokens, ExpertCache& cache);
   // The layer begins: landed prefetches become usable, those that have not begun are withdrawn.
   const PrefetchArrivals& begin_layer(int layer, ExpertCache& cache, Link& link);
-  // The layer's true routing: measures and learns.
+  // Takes the layer's true routing: measures and learns.
   void observe(int layer, std::span<const int32_t> ids, int num_tokens);
-  // Layer `layer` does `work` and the clock stands at its start. Takes slots for what is worth it and lands in
-  // time, and has each uploaded; `times` are the layer's with the contention of these copies.
+  // Called when layer `layer` does `work` and the clock is at its start. Takes slots for experts that are worth
+  // it and land in time, and uploads each; `times` are the layer's with the contention of these copies.
   void issue(int layer, const LayerWork& work, LayerTimes& times, ExpertCache& cache, const Link& link,
              const std::function<void(const Prefetch&)>& upload);
   void recalibrate(const CostModel& cost);
-  // A new step: what an unfinished one left is forgotten.
+  // Starts a new step and discards the state of an unfinished one.
   void begin_step();
 
   const PrefetchCounts& counts() const { return counts_; }
-  // Learned so far: how often a candidate this far from the top-k's border (in logits) was routed.
+  // Learned probability that a candidate at this distance from the top-k's border (in logits) is routed.
   double probability(int layer, double margin) const;
   // When `target` will begin if `layer` ends at end_us, from the shortest recent times of layers and gaps.
   double begin_of(int target, int layer, double end_us) const;

@@ -2,9 +2,9 @@
 // stay on the accelerator; every other active expert is either fetched or run by the CPU.
 //
 // Fetched experts pass two stages of equal link time each, so the best order is descending load (Johnson's
-// rule). Which to fetch: every split of the load-sorted list between its two ends is tried (heavy end to the
-// accelerator, light end to the CPU), then single moves and swaps refine the best one. All-CPU and all-fetch
-// are among the splits, hence the plan is never worse than either.
+// rule). The fetch set: every split of the load-sorted list is tried (heavy end to the accelerator, light end
+// to the CPU), then single moves and swaps refine the best one. All-CPU and all-fetch are among the splits, so
+// the plan is never worse than either.
 #pragma once
 
 #include <span>

@@ -1,6 +1,6 @@
 // Replays recorded routing through an ExpertCache: event-atomic (a layer's whole routing is known before any
-// decision), without time (an upload is usable at the next event of its layer). Answers "how many hits and
-// uploads", nothing about tokens/s: that is simulation.h.
+// decision), without time (an upload is usable at the next event of its layer). Reports hits and uploads, not
+// tokens/s: for those see simulation.h.
 #pragma once
 
 #include <cstdint>
@@ -65,7 +65,7 @@ struct ReplayCounts {
   int64_t num_evictions = 0;
 };
 
-// One decision, for those who want to see it.
+// One cache decision, for on_decision.
 struct ReplayDecision {
   int64_t step = 0;
   int layer = 0;
@@ -77,10 +77,10 @@ struct ReplayDecision {
   double victim_value = 0;
 };
 
-// Active experts of every event to come, per layer: what offline policies are told.
+// Active experts of every coming event, per layer: the input of offline policies.
 std::vector<std::vector<std::vector<int>>> future_of(const RoutingTrace& trace, int batch);
 
-// Offline policies are given the future of exactly this replay first. on_decision may be empty.
+// Offline policies first receive the future of exactly this replay. on_decision may be empty.
 ReplayCounts replay(const RoutingTrace& trace, int batch, ExpertCache& cache,
                     const std::function<void(const ReplayDecision&)>& on_decision = {});
 

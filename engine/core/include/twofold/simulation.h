@@ -1,6 +1,6 @@
-// Discrete-event simulation of decoding a recorded trace: the scheduler that serves decides every layer, the
+// Discrete-event simulation of decoding a recorded trace: the serving scheduler decides every layer, the
 // virtual clock plays it (link queue, slots in flight, publication at step boundaries, contention). Only the
-// arithmetic is missing, so its layer times are those of the emulated accelerator for the same routing.
+// arithmetic is missing, so its layer times equal the emulated accelerator's for the same routing.
 #pragma once
 
 #include <cstdint>
@@ -17,30 +17,30 @@ struct SimulationResult {
   int64_t num_hits = 0;  // distinct active experts per layer and step
   int64_t num_cpu = 0;
   int64_t num_fetched = 0;
-  int64_t num_uploads = 0;  // fetched ones included
+  int64_t num_uploads = 0;  // including fetched ones
   int64_t num_evictions = 0;
   double total_us = 0;
   int64_t num_prompt_tokens = 0;  // of num_tokens
-  double prompt_us = 0;           // of total_us, in steps of prompts
+  double prompt_us = 0;           // of total_us, in prompt steps
   double moe_us = 0;              // of total_us, in MoE layers
   double cpu_us = 0;              // CPU busy, handshake included
   double gpu_us = 0;              // accelerator busy or waiting for an upload
   double link_us = 0;             // link copying
-  std::vector<float> layer_us;    // [steps * layers], if asked for
+  std::vector<float> layer_us;    // [steps * layers], if requested
 };
 
-// dense_us: what is not experts' work: before each MoE layer, and after the last (head); num_layers + 1
-// entries, for one step.
+// dense_us: time of the work outside the experts: before each MoE layer, and after the last (head); num_layers
+// + 1 entries, for one step.
 SimulationResult simulate(const RoutingTrace& trace, int batch, LayerScheduler& scheduler,
                           const std::vector<double>& dense_us, bool keep_layer_us = false);
-// The same for prompts: each sequence of the trace alone, `chunk` tokens a step. A dense stretch takes
-// dense_us, but at least token_us (as many entries, or none) times the step's tokens. Offline policies have
-// no future here: std::invalid_argument.
+// The same for prompts: each sequence of the trace alone, `chunk` tokens per step. A dense stretch takes
+// dense_us, but at least token_us (as many entries, or none) times the step's tokens. Offline policies have no
+// future here: std::invalid_argument.
 SimulationResult simulate_prompts(const RoutingTrace& trace, int chunk, LayerScheduler& scheduler,
                                   const std::vector<double>& dense_us, const std::vector<double>& token_us,
                                   bool keep_layer_us = false);
-// Each sequence as a request of its own, one after the other: its first prompt_tokens (one less than it has at
-// most) in one step, the others decoded one by one.
+// Each sequence as one request, one after the other: its first prompt_tokens (at most all but one) in one step,
+// the others decoded one by one.
 SimulationResult simulate_requests(const RoutingTrace& trace, int prompt_tokens, LayerScheduler& scheduler,
                                    const std::vector<double>& dense_us, const std::vector<double>& token_us,
                                    bool keep_layer_us = false);

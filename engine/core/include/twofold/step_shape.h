@@ -1,4 +1,5 @@
-// What a step consists of, as far as decisions care: which rows are prompt tokens, how many requests begin.
+// The composition of a step, as far as decisions need it: which rows are prompt tokens, how many requests
+// begin.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +12,7 @@ struct StepShape {
   std::vector<uint8_t> prefill_rows;         // per token; empty: all rows are decode tokens
   int num_new = 0;                           // requests whose first token is in this step
   int num_running = 1;                       // requests in this step
-  std::vector<uint8_t> generated_rows = {};  // per token: it is of an answer, not of a prompt; empty: none is
+  std::vector<uint8_t> generated_rows = {};  // per token: generated, not prompt; empty: none is generated
 };
 
 // From one request number and position per row: a request with several rows is in prefill, one with position

@@ -1,12 +1,12 @@
-// Streams prefill ahead: while one layer of a large chunk computes, experts that the next layer will need are
-// uploaded into staging slots that the layer itself does not use, so that the link works on through attention
-// and through the layer's last kernels. Which experts that will be is not known yet; a chunk so large that an
-// expert gets several tokens if it is liked as it was in the chunks before will hardly do without it.
+// Streams prefill ahead: while one layer of a large chunk computes, experts of the next layer are uploaded into
+// staging slots that the current layer does not use, so that the link stays busy through attention and the
+// layer's last kernels. The next layer's routing is not known yet. Experts are chosen by their share in earlier
+// chunks: in a chunk large enough to give such an expert several tokens, the layer almost certainly needs it.
 //
-// Only link time that nobody wants is used: an upload is begun ahead where the plan of the next layer, made
-// for expected loads, would fetch the expert anyway, where it is expected to land before that layer begins,
-// and where it does not slow the CPU's experts of the layer under way by the cost model. So in simulation a
-// chunk is never slower for it; what is gained is the time in which the link would have been idle.
+// Only idle link time is used. An upload is begun ahead if three conditions hold: the plan of the next layer,
+// made for expected loads, would fetch the expert anyway; the upload is expected to land before that layer
+// begins; and by the cost model it does not slow the CPU's experts of the current layer. So in simulation a
+// chunk is never slower with it; the gain is the link's former idle time.
 #pragma once
 
 #include <optional>
@@ -22,7 +22,7 @@ namespace twofold {
 
 class StreamAhead {
  public:
-  // An expert of the layer under way that was uploaded ahead; not landed: its upload has begun.
+  // An expert of the current layer that was uploaded ahead; not landed: its upload has begun.
   struct Expert {
     Transfer what;
     bool landed = false;
@@ -31,30 +31,30 @@ class StreamAhead {
   StreamAhead(int num_layers, int num_experts, int top_k, int fewest_tokens);
 
   void begin_step();
-  // The layer begins: what was uploaded ahead for it is taken from the link and can be asked for until the
-  // next one begins. Uploads that have ended, failed ones too, are added to `arrivals`.
+  // Begins a layer: takes the uploads made ahead for it from the link; they can be queried until the next layer
+  // begins. Uploads that have ended, including failed ones, are added to `arrivals`.
   void begin_layer(int layer, Link& link, std::vector<Upload>& arrivals);
   const Expert* find(int expert) const;
   std::span<const Expert> held() const { return held_; }
-  // Nobody uses them: their slots are free.
+  // Discards the held experts unused: their slots are free.
   void give_up() { held_.clear(); }
   // The upload into that slot could not begin.
   void refused(int slot);
 
-  // Which experts of the layer after `layer` to upload now, in order; at most num_free. `work` is what the
-  // layer was priced by, `times` its price, the link has its uploads already.
+  // Which experts of the layer after `layer` to upload now, in order; at most num_free. `work` and `times` are
+  // the layer's priced work and its price; the link already has its uploads.
   std::vector<int> choose(int layer, int num_tokens, const LayerWork& work, const LayerTimes& times,
                           const CostModel& cost, const PrefillPlanner& planner, ExpertCache& cache,
                           const Link& link, int num_free);
-  // One of those is on its way.
+  // Marks one of those uploads as begun.
   void begun(const Transfer& what) { next_.push_back({what, false}); }
 
-  // The layer is priced: what its routing was, and when it will have ended.
+  // Records a priced layer: its routing and its end time.
   void observe(int layer, std::span<const int> experts, std::span<const int> loads, int num_tokens,
                double end_us);
 
  private:
-  struct Gap {  // between a layer's end and the next one's begin, in the chunk seen last
+  struct Gap {  // between a layer's end and the next one's beginning, in the latest chunk
     double us = 0;
     int num_tokens = 1;
   };

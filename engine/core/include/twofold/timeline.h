@@ -3,7 +3,7 @@
 // How a layer is played (executor and simulator alike):
 //   LayerWork work{hits, fetched, cpu, timeline.backlog_us(), timeline.queued_us()};
 //   LayerTimes t = cost.layer(work);                        // price it
-//   for each fetched:  timeline.upload(transfer, UploadLane::kDemand);       // lands as `cost.layer` said
+// lands when `cost.layer` predicted
 //   for each admitted: timeline.upload(transfer, UploadLane::kBackground);   // after the demand uploads
 //   timeline.advance(t.layer_us);
 //   at a step boundary: for (const Upload& u : timeline.take_landed()) cache.publish(u.what.slot);
@@ -20,7 +20,7 @@ namespace twofold {
 
 class Timeline : public Link {
  public:
-  // upload_us: how long the link is busy with one expert (CostModel::upload_us).
+  // upload_us: link time of one expert (CostModel::upload_us).
   explicit Timeline(double upload_us);
 
   double now_us() const override { return now_us_; }
@@ -45,7 +45,7 @@ class Timeline : public Link {
   double now_us_ = 0;
   double link_free_us_ = 0;
   std::deque<Upload> waiting_;  // background, not begun
-  std::deque<Upload> begun_;    // in order of begin; not yet taken
+  std::deque<Upload> begun_;    // in order of their beginning; not yet taken
 };
 
 }  // namespace twofold

@@ -1,7 +1,7 @@
-"""What can be asked of a telemetry database: typed answers, arrays where there are many.
+"""Queries on a telemetry database with typed results; large results are arrays.
 
-The dashboard and the summary read through this package alone. Every connection is read-only (`mode=ro`).
-Times `*_us` and rates "per clock second" are of the run's clock: emulated where `Run.emulated` says so.
+The dashboard and the summary read through this package only. Every connection is read-only (`mode=ro`). Times `*_us`
+and rates "per clock second" are on the run's clock: emulated where `Run.emulated` is true.
 """
 
 from twofold.telemetry.queries.history import RunHistory

@@ -1,9 +1,9 @@
-"""A run's sums by second and by minute, kept by the reader: each look reads only the rows that are new.
+"""A run's sums by second and by minute, cached by the reader: each refresh reads only new rows.
 
-Inflating what 48 layers recorded in an hour takes seconds; a page that is drawn anew every two seconds must
-not do that each time. What is kept of the placements does not grow with the run: buckets of five seconds for
-the last minutes, of a minute for the last hour, one sum for all of it. Rows are added, or removed by age, never
-rewritten; what was read before retention removed it stays in the sums.
+Inflating an hour of 48 layers takes seconds, too long for a page that refreshes every two seconds. The cached
+placements do not grow with the run: buckets of five seconds for the last minutes, of a minute for the last hour, and
+one sum of the whole run. Rows are added, or removed by age, never rewritten; rows read before retention removed them
+stay in the sums.
 """
 
 from __future__ import annotations
@@ -37,22 +37,22 @@ I64 = npt.NDArray[np.int64]
 _CHUNK_ROWS: Final = 4096
 """Rows inflated at a time: 6 MB at 128 experts."""
 _BUCKETS: Final = ((5, 300), (60, 3600))
-"""(seconds of a bucket, longest window it serves); longer windows are of the whole run."""
+"""(seconds of a bucket, longest window it serves); longer windows use the whole run."""
 _NEW_ROWS: Final = (
-    # The plus keeps SQLite from walking the whole run by its index instead of the table's end by rowid.
+    # The plus makes SQLite scan the end of the table by rowid instead of the whole run by its index.
     f"SELECT rowid, at_s, layer, num_rows, {', '.join(LAYER_TOTALS)}, uses FROM layer_second "  # noqa: S608
     "WHERE rowid > :last AND +run_id = :run_id ORDER BY rowid LIMIT :limit"
 )
 
 
 class RunHistory:
-    """What one run has done so far, for any number of viewers and threads. Made once, then refreshed."""
+    """Sums of one run so far, for any number of viewers and threads. Created once, then refreshed."""
 
     def __init__(self, db: Database, run: Run) -> None:
         self._db, self._run = db, run
         self._mutex = threading.Lock()
         self.num_rows_read = 0
-        """Of layer_second and of steps (sums of a second count as one), since this was made."""
+        """Rows read so far from layer_second and from steps (a second's sums count as one)."""
         self._last_rowid: int | None = None
         self._last_step = -1
         self._newest_s = 0
@@ -63,7 +63,7 @@ class RunHistory:
         self._steps = _BySecond(len(STEP_SUMS))
 
     def overview(self, span: Window, *, max_buckets: int = 300) -> Overview:
-        """As `queries.overview` of this run, what was recorded since the last look included."""
+        """As `queries.overview` of this run, including rows recorded since the last refresh."""
         with self._mutex:
             self._refresh()
             bucket_s, num_buckets = bucket_length_s(span, max_buckets)
@@ -72,10 +72,10 @@ class RunHistory:
         return overview_of(self._run, span, bucket_s, steps, layers)
 
     def placements(self, span: Window) -> tuple[PlacementGrid, Window]:
-        """Uses by layer, expert and placement from the window's begin to the latest row, and that stretch.
+        """Uses by layer, expert and placement from the window's start to the latest row, and the window covered.
 
-        Its begin is a bucket's: up to 5 s (of windows beyond 300 s up to a minute) earlier than asked for. Raises
-        ValueError for a begin that is neither the run's nor in the hour before its latest row.
+        It starts at a bucket's start: up to 5 s (for windows beyond 300 s up to a minute) earlier than requested.
+        Raises ValueError for a start that is neither the run's nor in the hour before its latest row.
         """
         with self._mutex:
             self._refresh()
@@ -95,7 +95,7 @@ class RunHistory:
         return PlacementGrid(uses), Window(max(first * length_s, int(self._run.started_s)), end_s)
 
     def _refresh(self) -> None:
-        """With the mutex held."""
+        """Call with the mutex held."""
         self._read_layers()
         self._read_steps()
 
@@ -143,7 +143,7 @@ class RunHistory:
             for (length_s, _), kept in zip(_BUCKETS, self._recent, strict=True):
                 bucket = at * finest_s // length_s
                 summed = uses.copy()
-                if bucket in kept:  # made when the run had shown fewer layers, perhaps
+                if bucket in kept:  # possibly made when the run had shown fewer layers
                     summed[: len(kept[bucket])] += kept[bucket]
                 kept[bucket] = summed
         for (length_s, longest_s), kept in zip(_BUCKETS, self._recent, strict=True):
@@ -159,17 +159,17 @@ class RunHistory:
 
 
 class _BySecond:
-    """Sums of the seconds in which something happened, ascending."""
+    """Sums per second with activity, ascending."""
 
     def __init__(self, num_columns: int) -> None:
         self._at_s = np.zeros(0, np.int64)
         self._sums = np.zeros((0, num_columns))
 
     def add(self, at_s: I64, sums: F64) -> None:
-        """`sums` [rows, columns] of the seconds `at_s` [rows], in any order."""
+        """Add `sums` [rows, columns] of the seconds `at_s` [rows], in any order."""
         if not len(at_s):
             return
-        # Only what is not older than the new rows moves: the rest of a long run stays where it is.
+        # Only entries not older than the new rows move: the rest of a long run stays in place.
         keep = int(np.searchsorted(self._at_s, at_s.min()))
         every_s = np.concatenate([self._at_s[keep:], at_s])
         order = np.argsort(every_s, kind="stable")
@@ -179,7 +179,7 @@ class _BySecond:
         self._sums = np.concatenate([self._sums[:keep], added])
 
     def by_bucket(self, begin_s: int, bucket_s: int, num_buckets: int) -> F64:
-        """[columns, buckets], 0 where nothing happened."""
+        """[columns, buckets], 0 where there was no activity."""
         first, last = np.searchsorted(self._at_s, (begin_s, begin_s + bucket_s * num_buckets))
         bucket = (self._at_s[first:last] - begin_s) // bucket_s
         columns = [np.bincount(bucket, column, num_buckets) for column in self._sums[first:last].T]

@@ -1,4 +1,4 @@
-"""What load-test users saw: TTFT, TPOT, end-to-end times and failures."""
+"""Load-test results as seen by users: TTFT, TPOT, end-to-end times and failures."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ I64 = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class LoadTest:
-    """One load test; `run_id` is the run it was pointed at."""
+    """One load test; `run_id` is the run it was sent to."""
 
     loadtest_id: str
     run_id: int | None
@@ -30,7 +30,7 @@ class LoadTest:
 
 
 def load_tests(db: Database, *, limit: int = 50) -> list[LoadTest]:
-    """The newest first."""
+    """Load tests, newest first."""
     table = schema.load_sample.c
     end_s = func.max(table.finished_s)
     query = (
@@ -66,7 +66,7 @@ class LoadSamples:
     """NaN with fewer than two tokens."""
     completion_tokens: I64
     errors: list[str]
-    """Of the failed samples."""
+    """Errors of the failed samples."""
 
 
 def load_samples(db: Database, loadtest_id: str) -> LoadSamples:
@@ -87,7 +87,7 @@ def load_samples(db: Database, loadtest_id: str) -> LoadSamples:
 
 @dataclass(frozen=True)
 class PercentileSeries:
-    """Percentiles by time; arrays are [buckets], NaN where a bucket has no sample."""
+    """Percentiles over time; arrays are [buckets], NaN where a bucket has no sample."""
 
     at_s: F64
     p50: F64
@@ -96,7 +96,7 @@ class PercentileSeries:
 
 
 def percentile_series(at_s: F64, values: F64, *, max_buckets: int = 60) -> PercentileSeries:
-    """Percentiles of samples (at_s, values) per bucket of equal length; NaN values are left out."""
+    """Percentiles of samples (at_s, values) per bucket of equal length; NaN values are ignored."""
     known = ~np.isnan(values)
     at_s, values = at_s[known], values[known]
     if not len(values):

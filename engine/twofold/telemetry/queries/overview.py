@@ -1,4 +1,4 @@
-"""What a run did by time: tokens/s, hit rate, bytes over PCIe, queue."""
+"""Time series of a run: tokens/s, hit rate, bytes over PCIe, queue."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ I64 = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class PlacementTotals:
-    """Where routed experts ran, and what was copied."""
+    """Where routed experts ran, and how many were copied."""
 
     has_slots: bool
-    """Whether the run has a place on a GPU for an expert at all."""
+    """Whether the run has expert slots on a GPU."""
     num_hits: int
     num_cpu: int
     num_fetched: int
@@ -35,19 +35,19 @@ class PlacementTotals:
 
     @property
     def hit_rate(self) -> float | None:
-        """Hits among routed experts; None where nothing was routed, or there is no cache that could be hit."""
+        """Hits among routed experts; None if nothing was routed or there is no expert cache."""
         return self.num_hits / self.num_routed if self.num_routed and self.has_slots else None
 
 
 def placement_totals(db: Database, run: Run) -> PlacementTotals:
-    """Of the whole run."""
+    """Placement totals of the whole run."""
     totals = run_totals(db, run)
     return PlacementTotals(run.has_slots, *(int(totals[name]) for name in LAYER_TOTALS))
 
 
 @dataclass(frozen=True)
 class StepTotals:
-    """Steps of a whole run; the `decode_only` figures are of steps without prefill."""
+    """Step totals of a whole run; the `decode_only` figures cover steps without prefill."""
 
     num_steps: int
     num_prefill_tokens: int
@@ -68,7 +68,7 @@ class StepTotals:
 
 
 def step_totals(db: Database, run: Run) -> StepTotals:
-    """Of the whole run."""
+    """Step totals of the whole run."""
     totals = run_totals(db, run)
     counts, times = STEP_TOTALS[:4], STEP_TOTALS[4:]
     return StepTotals(*(int(totals[name]) for name in counts), *(totals[name] for name in times))
@@ -76,20 +76,20 @@ def step_totals(db: Database, run: Run) -> StepTotals:
 
 @dataclass(frozen=True)
 class Overview:
-    """A window in buckets. Arrays are [buckets]; hit_rate and clock rates are NaN where nothing ran."""
+    """Time series of a window in buckets. Arrays are [buckets]; hit_rate and clock rates are NaN without activity."""
 
     window: Window
     bucket_s: int
     at_s: F64
-    """Unix time of each bucket's begin."""
+    """Unix time of each bucket's start."""
     decode_tokens_per_s: F64
     """Per wall second."""
     prefill_tokens_per_s: F64
     """Per wall second."""
     decode_tokens_per_clock_s: F64
-    """Of steps that only decode, per second of the run's clock: the speed of the machine that is shown."""
+    """Decode-only steps, per second of the run's clock: the speed of the machine that is shown."""
     step_us: F64
-    """Mean, run's clock."""
+    """Mean, on the run's clock."""
     uses: F64
     """[3, buckets] routed experts by `Placement`."""
     upload_bytes_per_s: F64
@@ -148,7 +148,7 @@ def bucket_length_s(span: Window, max_buckets: int) -> tuple[int, int]:
 
 
 def overview_of(run: Run, span: Window, bucket_s: int, steps: F64, layers: F64) -> Overview:
-    """From sums per bucket: STEP_SUMS as [columns, buckets], LAYER_TOTALS likewise."""
+    """Build the overview from sums per bucket: STEP_SUMS as [columns, buckets], LAYER_TOTALS likewise."""
     count, decode, prefill, clock_us, running, waiting, only_tokens, only_us, only_wall_us = steps
     hits, cpu, fetched, _, uploaded = layers
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -195,7 +195,7 @@ STEP_SUMS = (
 
 
 def step_sums(db: Database, run: Run, *, after_step: int) -> tuple[int, I64, F64]:
-    """Of steps beyond `after_step`: the last of them, the seconds they began in [n], STEP_SUMS [n, columns]."""
+    """Steps after `after_step`: the last one's number, their start seconds [n], STEP_SUMS [n, columns]."""
     step = schema.step.c
     second = cast(step.started_s, Integer)
     query = select(func.max(step.step), second, *STEP_SUMS).where(

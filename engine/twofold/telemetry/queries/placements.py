@@ -1,4 +1,4 @@
-"""Where experts ran, layer by layer; what was copied for it and what the cache decided."""
+"""Where experts ran by layer, expert copies, and expert-cache decisions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ F64 = npt.NDArray[np.float64]
 I64 = npt.NDArray[np.int64]
 
 UNUSED: Final = len(Placement)
-"""Beside the values of `Placement`: the expert ran nowhere."""
+"""In addition to the values of `Placement`: the expert was not used."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def placement_grid(db: Database, run: Run, span: Window) -> PlacementGrid:
 
 @dataclass(frozen=True)
 class Upload:
-    """One host-to-device copy; `*_us` on the run's clock since its start."""
+    """One host-to-device copy; `*_us` are on the run's clock since its start."""
 
     step: int
     request: int
@@ -96,7 +96,7 @@ def upload_counts(db: Database, run: Run) -> dict[UploadReason, int]:
 
 @dataclass(frozen=True)
 class CacheEvent:
-    """One decision of the expert cache; `victim` is -1 where none had to go."""
+    """One decision of the expert cache; `victim` is -1 where none was evicted."""
 
     step: int
     request: int
@@ -114,13 +114,13 @@ class CacheEvent:
 def cache_events(
     db: Database, run: Run, *, first_step: int = 0, last_step: int | None = None, limit: int = 10_000
 ) -> list[CacheEvent]:
-    """Decisions taken in steps first_step to last_step, in the order they were recorded."""
+    """Decisions made in steps first_step to last_step, in the order they were recorded."""
     rows = _of_steps(db, run, schema.cache_event, first_step, last_step, limit)
     return [CacheEvent(**{**row._mapping, "kind": CacheEventKind(row.kind)}) for row in rows]
 
 
 def cache_event_counts(db: Database, run: Run) -> dict[CacheEventKind, int]:
-    """How often the cache decided what, over the whole run."""
+    """Number of cache decisions by kind, over the whole run."""
     totals = run_totals(db, run)
     return {kind: int(totals[count_name(kind)]) for kind in CacheEventKind}
 

@@ -1,4 +1,4 @@
-"""How well the cost model told the layers' times before they ran. Only real time can contradict it."""
+"""Error of the cost model's predicted layer times. Meaningful only in real time."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from twofold.telemetry import schema
 from twofold.telemetry.queries.runs import Database, Run
 
 MOST_ROWS: Final = 100_000
-"""Rows of token_layer that are looked at, the latest of the run: all of a long run would take seconds."""
+"""Latest rows of token_layer that are read: all rows of a long run would take seconds."""
 
 _ROWID: Final[ColumnElement[int]] = literal_column("token_layer.rowid", Integer)
 
 
 @dataclass(frozen=True)
 class PredictionError:
-    """|predicted / measured - 1| over layers of steps, each counted once however many tokens it had."""
+    """|predicted / measured - 1| over layers of steps, each counted once whatever its number of tokens."""
 
     num_layers: int
     median: float
@@ -27,11 +27,11 @@ class PredictionError:
 
 
 def prediction_error(db: Database, run: Run) -> PredictionError | None:
-    """Of the layers in the run's latest MOST_ROWS rows. None where time is virtual (equal by construction) or nothing
-    was predicted (`twofold calibrate` never ran here)."""
+    """Prediction error of the layers in the run's latest MOST_ROWS rows. None where time is virtual (equal by
+    construction) or nothing was predicted (`twofold calibrate` never ran here)."""
     if run.emulated:
         return None
-    # One by one: asked for both at once, SQLite reads the whole table.
+    # One at a time: for both at once, SQLite reads the whole table.
     lowest, highest = (
         db.rows(select(bound(_ROWID)).select_from(schema.token_layer))[0][0] or 0
         for bound in (func.min, func.max)
@@ -41,7 +41,7 @@ def prediction_error(db: Database, run: Run) -> PredictionError | None:
     query = (
         select(func.max(row.layer_us), func.max(row.predicted_us))
         .where(last - MOST_ROWS < _ROWID, last >= _ROWID)
-        # "+": by row number, not by the index that leads to requests.
+        # "+": by row number instead of the index by request.
         .where(text("+token_layer.run_id = :run_id").bindparams(run_id=run.run_id))
         .where(row.predicted_us > 0, row.layer_us > 0)
         .group_by(row.step, row.layer)
@@ -54,7 +54,7 @@ def prediction_error(db: Database, run: Run) -> PredictionError | None:
 
 
 def _last_row(db: Database, run: Run, lowest: int, highest: int) -> int:
-    """The number of the run's last row in token_layer, or one below: rows of a run lie together, runs in order."""
+    """Number of the run's last row in token_layer, or one below: rows of a run are contiguous, runs in order."""
     while lowest < highest:
         middle = (lowest + highest + 1) // 2
         query = select(schema.token_layer.c.run_id).where(middle <= _ROWID).order_by(_ROWID).limit(1)

@@ -1,4 +1,4 @@
-"""Requests, and what every layer did for each token of one."""
+"""Requests of a run, and the per-layer data of each token of one request."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ I64 = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Request:
-    """One request as the engine saw it. `queue_s`, `prefill_s` and `decode_s` are of the run's clock."""
+    """One request as recorded by the engine. `queue_s`, `prefill_s` and `decode_s` are on the run's clock."""
 
     run_id: int
     number: int
@@ -35,11 +35,11 @@ class Request:
     decode_s: float
     sampling_json: str
     cached_tokens: int
-    """Of the prompt's, found in the prefix cache."""
+    """Prefix-cache hits among the prompt tokens."""
 
 
 RUNNING: Final = "running"
-"""What a request that has no finish reason yet is asked for by."""
+"""Filter value for requests without a finish reason yet."""
 
 
 def requests(
@@ -51,15 +51,15 @@ def requests(
     limit: int = 200,
     offset: int = 0,
 ) -> list[Request]:
-    """The newest first, `offset` of them left out. `search`: a number, or a part of the id; `ended_by`: a finish
-    reason, or RUNNING."""
+    """Requests, newest first, skipping `offset`. `search`: a number, or a part of the id; `ended_by`: a finish reason,
+    or RUNNING."""
     table = schema.request
     query = select(table).where(*_matching(run, search, ended_by)).order_by(table.c.number.desc())
     return [Request(**row._mapping) for row in db.rows(query.limit(limit).offset(offset))]
 
 
 def num_requests(db: Database, run: Run, *, search: str = "", ended_by: str | None = None) -> int:
-    """How many there are in all of what `requests` gives a page at a time."""
+    """Number of all requests that `requests` returns page by page."""
     ((count,),) = db.rows(
         select(func.count()).select_from(schema.request).where(*_matching(run, search, ended_by))
     )
@@ -81,7 +81,7 @@ def _matching(run: Run, search: str, ended_by: str | None) -> list[ColumnElement
 
 
 def finish_reasons(db: Database, run: Run) -> list[str]:
-    """Those that requests of the run have, RUNNING included; sorted."""
+    """Finish reasons of the run's requests, including RUNNING; sorted."""
     table = schema.request.c
     query = select(table.finish_reason).where(table.run_id == run.run_id).distinct()
     return sorted(RUNNING if reason is None else str(reason) for (reason,) in db.rows(query))
@@ -93,15 +93,15 @@ class RequestCounts:
 
     total: int
     finished: int
-    """Answered to the end: "stop" or "length"."""
+    """Finished with "stop" or "length"."""
     failed: int
-    """Ended by "error"."""
+    """Finished with "error"."""
     cancelled: int
-    """The client did not want the answer any more."""
+    """Cancelled by the client."""
 
     @property
     def unfinished(self) -> int:
-        """Still running; for ever so where the run broke off."""
+        """Still running; permanently so if the run was interrupted."""
         return self.total - self.finished - self.failed - self.cancelled
 
 
@@ -116,10 +116,10 @@ def request_counts(db: Database, run: Run) -> RequestCounts:
 
 @dataclass(frozen=True)
 class RequestTokens:
-    """What each MoE layer did for each token of one request. T tokens, L layers, k experts.
+    """Data of each MoE layer for each token of one request. T tokens, L layers, k experts.
 
-    A position computed twice (after a preemption) appears as its last computation. Places of [T, L] without
-    a row (dropped events) are 0 routed, NaN times.
+    A position computed twice (after a preemption) appears as its last computation. Entries of [T, L] without a row
+    (dropped events) have 0 routed experts and NaN times.
     """
 
     position: I64
@@ -129,13 +129,13 @@ class RequestTokens:
     started_s: F64
     """[T] Unix time of the step, NaN where its row was lost."""
     step_us: F64
-    """[T] run's clock, NaN where the step's row was lost."""
+    """[T] on the run's clock, NaN where the step's row was lost."""
     batch_tokens: I64
     """[T] tokens computed in the same step."""
     num_by_placement: I64
     """[T, L, 3] by `Placement`"""
     layer_us: F64
-    """[T, L], as are the next three: times of the whole layer in that step, run's clock."""
+    """[T, L], as are the next three: times of the whole layer in that step, on the run's clock."""
     cpu_us: F64
     gpu_us: F64
     predicted_us: F64

@@ -1,4 +1,4 @@
-"""Opening a telemetry database; its runs, and windows of them."""
+"""Opens a telemetry database; lists its runs, and windows of them."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from twofold.api.errors import ConfigError
 from twofold.telemetry import database, schema
 
 LIVE_AFTER_S: Final = 5.0
-"""A run whose heartbeat (each second) is older than this no longer lives, where its lock cannot tell."""
+"""A run whose heartbeat (each second) is older than this is not live, where its lock cannot decide."""
 
-RunState = Literal["live", "ended", "broke off"]
-"""Broke off: the process ended without a word (killed, crashed, power)."""
+RunState = Literal["live", "ended", "interrupted"]
+"""The last state means that the run was interrupted (crash, kill, power loss)."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Database:
     engine: Engine
 
     def rows(self, query: Executable) -> list[Any]:
-        """All rows; ConfigError when the file has gone or is no longer what it was."""
+        """All rows; ConfigError if the file was deleted or replaced by something else."""
         try:
             with self.engine.connect() as connection:
                 return list(connection.execute(query))
@@ -44,7 +44,7 @@ class Database:
 
 
 def open_database(url: str) -> Database:
-    """ConfigError, with the remedy, where the URL is bad or there is no such database or it is another's."""
+    """Open a database. ConfigError, with the remedy, if the URL is bad, there is no database, or its schema differs."""
     path = schema.database_path(url)
     return Database(str(path), database.open_for_reading(path))
 
@@ -74,7 +74,7 @@ class Run:
     version: str
     config_json: str
     is_written: bool | None = None
-    """Whether a process holds the database to write this run; None where that could not be told."""
+    """Whether a process has locked the database to write this run; None if unknown."""
 
     @property
     def has_slots(self) -> bool:
@@ -82,7 +82,7 @@ class Run:
         return self.num_slots > 0
 
     def is_live(self, now_s: float | None = None) -> bool:
-        """By the writer's lock, else by the last sign of life."""
+        """Whether the run is live, by the writer's lock, else by its last heartbeat."""
         if self.finished_s is not None or self.is_written is not None:
             return self.finished_s is None and self.is_written is True
         now = time.time() if now_s is None else now_s
@@ -91,11 +91,11 @@ class Run:
     def state(self, now_s: float | None = None) -> RunState:
         if self.is_live(now_s):
             return "live"
-        return "broke off" if self.finished_s is None else "ended"
+        return "interrupted" if self.finished_s is None else "ended"
 
 
 def runs(db: Database, *, limit: int = 100) -> list[Run]:
-    """The newest first."""
+    """Runs, newest first."""
     rows = db.rows(select(schema.run).order_by(schema.run.c.run_id.desc()).limit(limit))
     written = database.written_run(Path(db.path))
     return [_run(row, None if written is None else row.run_id == written) for row in rows]
@@ -116,16 +116,16 @@ def run_totals(db: Database, run: Run) -> Mapping[str, float]:
 
 @dataclass(frozen=True)
 class Window:
-    """A stretch of a run, Unix seconds, begin included and end not; whole seconds."""
+    """A time range of a run in whole Unix seconds: start included, end excluded."""
 
     begin_s: int
     end_s: int
 
 
 def window(run: Run, last_s: float | None = None, *, now_s: float | None = None) -> Window:
-    """The last `last_s` seconds of a run (all of it when None), up to now while it lives, else to its end.
+    """The last `last_s` seconds of a run (all of it if None), up to now while it is live, else to its end.
 
-    Ends before the second that is still being written, so that rates are never of half a second.
+    Ends before the second still being written, so that no rate covers half a second.
     """
     now = time.time() if now_s is None else now_s
     if run.is_live(now):
@@ -140,7 +140,7 @@ def window(run: Run, last_s: float | None = None, *, now_s: float | None = None)
 
 @dataclass(frozen=True)
 class Dropped:
-    """Events that were lost: `place` is "ring", "queue" or "database"."""
+    """Lost events: `place` is "ring", "queue" or "database"."""
 
     kind: str
     place: str
@@ -159,7 +159,7 @@ def dropped(db: Database, run: Run) -> list[Dropped]:
 
 @dataclass(frozen=True)
 class ControlEvent:
-    """Somebody changed the running engine: what there is from then on."""
+    """A change to the running engine and the sizes in effect from then on."""
 
     at_s: float
     kind: str
@@ -169,7 +169,7 @@ class ControlEvent:
 
 
 def control_events(db: Database, run: Run, *, limit: int = 20) -> list[ControlEvent]:
-    """The newest first."""
+    """Changes, newest first."""
     table = schema.control.c
     query = (
         select(table.at_s, table.kind, table.num_slots, table.num_pages)

@@ -1,4 +1,4 @@
-"""Where the time of one step went."""
+"""Time of one step by part."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ EMULATED_PARTS: Final = tuple(part.removesuffix("_us") for part in EmulatedParts
 
 @dataclass(frozen=True)
 class StepTimes:
-    """One step by its parts, in microseconds. Keys are those of STEP_PARTS and "rest", and of EMULATED_PARTS."""
+    """One step by part, in microseconds. Keys are those of STEP_PARTS and "rest", and of EMULATED_PARTS."""
 
     wall_us: float
     parts_us: Mapping[str, float]
@@ -30,14 +30,14 @@ class StepTimes:
 
 
 def step_times(db: Database, run: Run, step: int) -> StepTimes | None:
-    """None where the step's row was lost or is no longer kept."""
+    """Times of one step; None if its row was lost or removed by retention."""
     table = schema.step
     rows = db.rows(select(table).where(table.c.run_id == run.run_id, table.c.step == step))
     if not rows:
         return None
     row = rows[0]._mapping
     parts = {name: float(row[f"{name}_us"]) for name in STEP_PARTS}
-    # A device's own clock may count a little more than the wall does.
+    # A device's own clock may count slightly more than the wall clock.
     parts["rest"] = max(row["wall_us"] - sum(parts.values()), 0.0)
     emulated: dict[str, float] = {}
     if row["emulated_dense_us"] is not None:

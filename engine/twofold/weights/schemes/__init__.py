@@ -1,8 +1,8 @@
-"""Quantisation schemes of Hugging Face checkpoints: how config.json names them and how their tensors become ours.
+"""Quantisation schemes of Hugging Face checkpoints: their config.json names, and conversion of their tensors.
 
-A scheme's matrix is several stored tensors (packed integers, scales, zero points). `Scheme.matrices` finds them in the
-files' headers; each becomes one tensor in a format that the kernels compute on, with the same values: groups of a
-symmetric 4-bit scheme are blocks of q4_0, integers of up to 8 bits blocks of int8 or q8_0.
+A scheme's matrix is several stored tensors (packed integers, scales, zero points). `Scheme.matrices` locates them in
+the files' headers. Each matrix becomes one tensor in a kernel format, with the same values: groups of a symmetric 4-bit
+scheme are blocks of q4_0, integers of up to 8 bits blocks of int8 or q8_0.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ from twofold.weights.json_file import Fields
 from twofold.weights.tensor_source import TensorEntry
 
 Stored = Mapping[str, npt.NDArray[Any]]
-"""Part → its elements in the file's own type; bfloat16 as float32."""
+"""Elements by part, in the file's own type; bfloat16 as float32."""
 
 
 @dataclass(frozen=True)
 class SchemeMatrix:
-    """One tensor of ours that stored ones make."""
+    """One tensor converted from several stored ones."""
 
     entry: TensorEntry
-    """Under our name, in our format and shape; file, offset and bytes are those of the first part."""
+    """Entry with our name, format and shape; file, offset and bytes are those of the first part."""
     parts: Mapping[str, TensorEntry]
-    """What is read for it; the first is what `entry` stands for."""
+    """Stored tensors to read; `entry` replaces the first."""
     read: Callable[[Stored], npt.NDArray[Any]]
-    """Its rows in the format's own bytes. Raises ValueError for numbers that the scheme does not allow."""
+    """Converts them to rows in the format's bytes. Raises ValueError for numbers that the scheme does not allow."""
     companions: tuple[str, ...] = ()
-    """Names of the other parts, as the checkpoint's readers know them."""
+    """Names of the other parts, as used by the checkpoint's readers."""
 
 
 LEFT_OUT: Final = tuple(
     ("the checkpoint's scales of a quantised KV cache", pattern) for pattern in ("*.k_scale", "*.v_scale")
 )
-"""What is not run, and a pattern of its tensors (`ModelConfig.left_out`): our cache has scales of its own."""
+"""Ignored parts and their tensor patterns (`ModelConfig.left_out`): our KV cache has its own scales."""
 
 
 class Scheme(Protocol):
@@ -48,16 +48,16 @@ class Scheme(Protocol):
 
     @property
     def left_out(self) -> tuple[tuple[str, str], ...]:
-        """As `LEFT_OUT`."""
+        """Ignored parts, see `LEFT_OUT`."""
         ...
 
     def matrices(self, entries: Mapping[str, TensorEntry]) -> list[SchemeMatrix]:
-        """Of the stored tensors. Raises ModelLoadError for what contradicts the configuration."""
+        """Convert the stored tensors' entries. Raises ModelLoadError for contradictions with the configuration."""
         ...
 
 
 def parse_scheme(section: Fields) -> Scheme | None:
-    """Of `quantization_config`; None for a method that is none of these. Raises ModelLoadError."""
+    """Scheme of `quantization_config`; None for a method without one. Raises ModelLoadError."""
     method = section.text("quant_method", "?")
     if method == "compressed-tensors":
         from twofold.weights.schemes import compressed_tensors
@@ -78,9 +78,9 @@ METHODS = ("compressed-tensors", "gptq", "awq", "modelopt")
 
 
 def matches(pattern: str, module: str) -> bool:
-    """Whether a configuration's name of modules means `module`: all of it, its end, or "re:" and a regular expression.
+    """Whether a module pattern matches `module`: the whole name, its end, or "re:" and a regular expression.
 
-    Raises re.error for an expression that is none.
+    Raises re.error for an invalid expression.
     """
     if pattern.startswith("re:"):
         return re.match(pattern.removeprefix("re:"), module) is not None
@@ -90,7 +90,7 @@ def matches(pattern: str, module: str) -> bool:
 def of_modules(
     entries: Mapping[str, TensorEntry], first: str, others: tuple[str, ...]
 ) -> dict[str, dict[str, TensorEntry]]:
-    """Module → its stored parts by their suffix, for every module that has the part `first`."""
+    """Stored parts by suffix, for every module that has the part `first`."""
     found: dict[str, dict[str, TensorEntry]] = {}
     for name, entry in entries.items():
         module, _, suffix = name.rpartition(".")
@@ -103,7 +103,7 @@ def of_modules(
 
 
 def expect(entry: TensorEntry, dtypes: tuple[str, ...], shape: tuple[int, ...]) -> None:
-    """Raises ModelLoadError unless a stored tensor is of one of these types and this shape."""
+    """Raises ModelLoadError unless a stored tensor has one of these types and this shape."""
     if entry.dtype not in dtypes or entry.shape != shape:
         raise ModelLoadError(
             f"{entry.file}: tensor {entry.name} is {entry.dtype} {list(entry.shape)}, expected {' or '.join(dtypes)} "
@@ -112,12 +112,12 @@ def expect(entry: TensorEntry, dtypes: tuple[str, ...], shape: tuple[int, ...]) 
 
 
 def missing(entry: TensorEntry, name: str) -> ModelLoadError:
-    """The error for a part `name` that belongs to `entry` and is not there."""
+    """The error for a missing part `name` that belongs to `entry`."""
     return ModelLoadError(f"{entry.file}: tensor {name} is missing; download the model again")
 
 
 def no_group(entry: TensorEntry, module: str, where: str) -> ModelLoadError:
-    """The error for a quantised module of which the configuration says nothing, or that it is not."""
+    """The error for a quantised module that the configuration omits or declares unquantised."""
     return ModelLoadError(
         f"{entry.file}: tensor {entry.name} is quantised, but {where} has no group for {module}; weights and "
         "configuration belong to different models"

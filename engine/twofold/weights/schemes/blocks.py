@@ -1,4 +1,4 @@
-"""Integers with a scale for each group of columns, as blocks that our kernels read. The values stay what they are."""
+"""Conversion of integers with a scale per group of columns to our blocks; the values are unchanged."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from twofold.weights.tensor_source import TensorEntry
 from twofold.weights.weight_format import FORMATS, source_row_bytes
 
 _LEAST_EXACT: Final = 2.0**-17
-"""A bfloat16 of at least this size is a float16, too; smaller ones are rounded to multiples of 2^-24."""
+"""bfloat16 values of at least this size are exact in float16; smaller ones are rounded to multiples of 2^-24."""
 
 
 def format_for(entry: TensorEntry, columns: int, group: int, *, nibbles: bool) -> str:
-    """The format that holds groups of `group` columns: `nibbles` from -8 to 7, else integers of 8 bits with a sign.
+    """The format for groups of `group` columns: `nibbles` from -8 to 7, else signed 8-bit integers.
 
-    Raises ModelLoadError where no block is as narrow as the groups.
+    Raises ModelLoadError if no block is as narrow as the groups.
     """
     for format in ("q4_0",) if nibbles else ("int8", "q8_0"):
         block = FORMATS[format].block_columns
@@ -32,7 +32,7 @@ def format_for(entry: TensorEntry, columns: int, group: int, *, nibbles: bool) -
 
 
 def made_entry(entry: TensorEntry, name: str, shape: tuple[int, int], format: str) -> TensorEntry:
-    """`entry`, the first stored part, as the matrix that is made of it."""
+    """`entry`, the first stored part, as the matrix converted from it."""
     return TensorEntry(
         name, entry.file, f"{entry.dtype} ({format})", shape, entry.offset, entry.num_bytes, format,
         recoded_bytes=math.prod(shape[:-1]) * source_row_bytes(format, shape[-1]),
@@ -40,7 +40,7 @@ def made_entry(entry: TensorEntry, name: str, shape: tuple[int, int], format: st
 
 
 def as_float16(scales: npt.NDArray[Any]) -> npt.NDArray[np.float16]:
-    """Raises ValueError for a scale that is no float16."""
+    """The scales as float16. Raises ValueError for a scale that is not a float16."""
     with np.errstate(over="ignore"):
         narrow = scales.astype(np.float16)
     rounded = (narrow != scales) & (np.abs(scales) >= _LEAST_EXACT)

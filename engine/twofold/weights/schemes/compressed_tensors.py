@@ -1,9 +1,9 @@
-"""compressed-tensors: groups of modules, each with its own type of weights, chosen by the configuration's patterns.
+"""compressed-tensors: groups of modules, each with its own weight type, selected by the configuration's patterns.
 
-Read are integers packed into 32-bit words ("pack-quantized"), 8-bit integers as they are ("int-quantized"), 8-bit
-floats with one scale a tensor or a row ("float-quantized") and NVFP4 ("nvfp4-pack-quantized"). Activations
-are rounded by our kernels' own rules, whatever the configuration says of them. Reference: the `compressed-tensors`
-package (`compressors/`, `quantization/lifecycle`).
+Supported are integers packed into 32-bit words ("pack-quantized"), plain 8-bit integers ("int-quantized"), 8-bit floats
+with one scale a tensor or a row ("float-quantized") and NVFP4 ("nvfp4-pack-quantized"). Activations are rounded by our
+kernels' own rules, regardless of the configuration. Reference: the `compressed-tensors` package (`compressors/`,
+`quantization/lifecycle`).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _STRATEGIES: Final[Mapping[tuple[str, int], tuple[str, ...]]] = {
     ("float", 4): ("tensor_group",),
 }
 _GROUPS_OF_NEIGHBOURS: Final = (None, False, "weight", "static")
-"""Values of `actorder` with which a group is of neighbouring columns."""
+"""Values of `actorder` for which a group has adjacent columns."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class _Weights:
 
 @dataclass(frozen=True)
 class CompressedTensors:
-    """The groups in the configuration's order, with what they are for."""
+    """The groups in the configuration's order, with their targets."""
 
     where: str
     groups: tuple[tuple[tuple[str, ...], _Weights], ...]
@@ -148,7 +148,7 @@ def _read(entry: TensorEntry, weights: _Weights, is_packed: bool, stored: Stored
 
 
 def parse(section: Fields) -> CompressedTensors:
-    """Raises ModelLoadError for a group whose weights are not read."""
+    """Parse the configuration. Raises ModelLoadError for a group with unsupported weights."""
     declared = section.section("config_groups")
     if declared is None or not declared.data:
         raise section.error("config_groups", None, "groups of modules with their weights")

@@ -1,11 +1,11 @@
-"""Floats of 8 and 4 bits with scales, which compressed-tensors and ModelOpt store alike.
+"""Floats of 8 and 4 bits with scales, stored alike by compressed-tensors and ModelOpt.
 
-FP8: one scale for a tensor or for each row. NVFP4: E2M1, neighbours in one byte, an E4M3 scale for 16 columns and a
-float32 for the tensor, by which ModelOpt multiplies these and compressed-tensors divides them; it stands at the head
-of each of our rows, negative where it divides, so that every value is rounded as either package rounds it.
+FP8: one scale for a tensor or for each row. NVFP4: E2M1, adjacent pairs in one byte, an E4M3 scale for 16 columns and a
+float32 for the tensor. ModelOpt multiplies the scales by that float32, compressed-tensors divides them. It is stored at
+the head of each of our rows, negative if it divides, so that every value is rounded as in either package.
 
-What the checkpoint says of activations (`input_scale`, `input_global_scale`) is not used: our kernels round each 32 of
-them with a scale of their own, which is closer than one that was fixed when the model was calibrated.
+The checkpoint's activation scales (`input_scale`, `input_global_scale`) are not used: our kernels round each 32
+activations with their own scale, which is closer than a scale fixed at calibration.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from twofold.weights.tensor_source import TensorEntry, scales_name
 from twofold.weights.weight_format import FORMATS, scale_grid
 
 _RANGE: Final = 2.0**-100, 2.0**20
-"""Of what multiplies a tensor's scales; the panel scales it by 2^103."""
+"""Allowed factors of a tensor's scales; the panel scales them by 2^103."""
 _NAN: Final = 0x7F
 _NEGATIVE_ZERO: Final = 0x80
 
 
 def float8_matrix(module: str, parts: Mapping[str, TensorEntry]) -> list[SchemeMatrix]:
-    """The scale alone is made: a grid of it, or of each row's. Raises ModelLoadError without one of these shapes."""
+    """Converts only the scale: to a grid, or to one per row. Raises ModelLoadError without one of these shapes."""
     weight = parts["weight"]
     if "weight_scale" not in parts:
         raise missing(weight, f"{module}.weight_scale")
@@ -60,7 +60,7 @@ def float8_matrix(module: str, parts: Mapping[str, TensorEntry]) -> list[SchemeM
 def nvfp4_matrix(
     module: str, parts: Mapping[str, TensorEntry], of_tensor: str, *, divides: bool
 ) -> list[SchemeMatrix]:
-    """`parts` begin with the codes; `of_tensor` is the part that scales the scales. ModelLoadError as elsewhere."""
+    """NVFP4 matrices. `parts` begin with the codes; `of_tensor` is the tensor's scale. Raises ModelLoadError."""
     first = next(iter(parts.values()))
     shape = first.shape if len(first.shape) == 2 and 0 not in first.shape else (-1, -1)
     expect(first, ("U8",), shape)
@@ -89,7 +89,7 @@ def _read_nvfp4(codes: str, of_tensor: str, divides: bool, stored: Stored) -> np
 
 
 def head_of(scale: float, divides: bool) -> float:
-    """A tensor's scale as our rows begin with it. Raises ValueError for one that is no size of a scale."""
+    """A tensor's scale as the head of our rows. Raises ValueError for an invalid scale."""
     least, most = _RANGE
     multiplier = 1 / scale if divides and scale else scale
     if not (least <= multiplier <= most or (multiplier == 0 and not divides)):
@@ -100,12 +100,12 @@ def head_of(scale: float, divides: bool) -> float:
 def nvfp4_rows(
     codes: npt.NDArray[np.uint8], scales: npt.NDArray[np.uint8], head: float
 ) -> npt.NDArray[np.uint8]:
-    """Rows of our format: `codes` [rows, columns / 2] of neighbours, `scales` [rows, columns / 16]."""
+    """Rows of our format: `codes` [rows, columns / 2] of adjacent pairs, `scales` [rows, columns / 16]."""
     rows, half = codes.shape
     out = np.empty(rows, row_type(2 * half))
     out["head"] = head
     out["blocks"]["scales"] = scales.reshape(rows, -1, 4)
-    # Of 16 columns byte i has columns i and i + 8.
+    # Within 16 columns, byte i has columns i and i + 8.
     pairs = codes.reshape(rows, -1, 4, 8)
     first, last = pairs[..., :4], pairs[..., 4:]
     q = out["blocks"]["q"]

@@ -1,9 +1,9 @@
 """GPTQ and AWQ: integers packed along one dimension, a float16 scale and a zero point for each group of inputs.
 
-Both store matrices the other way round, inputs first. GPTQ with act-order sorts inputs into groups by `g_idx`, so that
-neighbours have different scales: such matrices are loaded as float16, rounded as GPTQ's own kernels round them.
-References: AutoGPTQ and GPTQModel (`qlinear`, checkpoint formats "gptq", whose zero points are stored less one, and
-"gptq_v2"), AutoAWQ ("gemm").
+Both store matrices transposed, inputs first. GPTQ with act-order sorts inputs into groups by `g_idx`, so that adjacent
+inputs have different scales: such matrices are loaded as float16, rounded as in GPTQ's own kernels. References:
+AutoGPTQ and GPTQModel (`qlinear`, checkpoint formats "gptq", whose zero points are stored less one, and "gptq_v2"),
+AutoAWQ ("gemm").
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from twofold.weights.schemes import SchemeMatrix, Stored, blocks, expect, missin
 from twofold.weights.tensor_source import TensorEntry
 
 _AWQ_ORDER: Final = np.array([0, 4, 1, 5, 2, 6, 3, 7])
-"""In which field of a word each of eight neighbouring outputs lies."""
+"""Field of a word that holds each of eight adjacent outputs."""
 
 
 @dataclass(frozen=True)
 class Gptq:
-    """Of all modules, but for what `dynamic` says of some."""
+    """Settings of all modules, except for those in `dynamic`."""
 
     method: Literal["gptq", "awq"]
     bits: int
     group_size: int
-    """-1: all inputs."""
+    """Inputs per group; -1: all."""
     symmetric: bool
     act_order: bool
     zeros_less_one: bool
     dynamic: tuple[tuple[str, Mapping[str, Any]], ...] = ()
-    """GPTQModel's: (regular expression, what is otherwise)."""
+    """GPTQModel's per-module settings: (regular expression, differing values)."""
     left_out: tuple[tuple[str, str], ...] = ()
 
     def matrices(self, entries: Mapping[str, TensorEntry]) -> list[SchemeMatrix]:
@@ -95,7 +95,7 @@ class Gptq:
         else:
             codes = _awq(stored["qweight"]).T
             zeros = _awq(stored["qzeros"])[:, :outputs].T.astype(np.int16)
-        # Less one of 0 is stored as the largest number of the field.
+        # 0 less one is stored as the largest number of the field.
         zeros &= (1 << self.bits) - 1
         scales = blocks.as_float16(stored["scales"].T)
         group_of = np.arange(inputs) // group
@@ -122,13 +122,13 @@ def _awq(words: npt.NDArray[np.int32]) -> npt.NDArray[np.uint8]:
 
 
 def parse_gptq(section: Fields) -> Gptq:
-    """Raises ModelLoadError for what is not read."""
+    """Parse GPTQ's configuration. Raises ModelLoadError for unsupported settings."""
     bits = _bits(section, 4, 8)
     section.only("checkpoint_format", "gptq", "gptq_v2")
     declared = section.data.get("dynamic") or {}
     if not isinstance(declared, dict):
         raise section.error("dynamic", declared, "an object of patterns")
-    # What is left out of quantisation ("-:") is stored as it is.
+    # Modules excluded from quantisation ("-:") are stored unquantised.
     dynamic = []
     for pattern, changes in declared.items():
         if pattern.startswith("-:"):
@@ -153,7 +153,7 @@ def parse_gptq(section: Fields) -> Gptq:
 
 
 def parse_awq(section: Fields) -> Gptq:
-    """Raises ModelLoadError for what is not read."""
+    """Parse AWQ's configuration. Raises ModelLoadError for unsupported settings."""
     bits = _bits(section, 4)
     version = section.text("version", "gemm")
     if version.lower() != "gemm":

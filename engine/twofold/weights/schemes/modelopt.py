@@ -3,7 +3,7 @@
     "quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head", …]}
 
 or, in a file of its own beside config.json, {"quantization": {"quant_algo": "NVFP4", "exclude_modules": […]}}.
-Reference: `modelopt.torch.export`; its NVFP4 is multiplied out as `qtensor/nvfp4_tensor.py` does it.
+Reference: `modelopt.torch.export`; its NVFP4 is dequantised as in `qtensor/nvfp4_tensor.py`.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _PARTS: Final = ("weight_scale", "weight_scale_2", "input_scale")
 
 @dataclass(frozen=True)
 class ModelOpt:
-    """The algorithm of all modules, or of each."""
+    """The algorithm of all modules, or of each module."""
 
     where: str
     algorithm: str
     excluded: tuple[str, ...]
-    """Patterns of modules that are not quantised."""
+    """Patterns of unquantised modules."""
     layers: Mapping[str, str]
-    """Algorithm by module, where each has its own."""
+    """Algorithm by module, if each has its own."""
     left_out: tuple[tuple[str, str], ...] = LEFT_OUT
 
     def matrices(self, entries: Mapping[str, TensorEntry]) -> list[SchemeMatrix]:
@@ -49,7 +49,7 @@ class ModelOpt:
         return found
 
     def _algorithm_of(self, module: str, entry: TensorEntry) -> str:
-        # A module may be named with or without what nests it.
+        # A module may be named with or without the prefix of an outer model.
         named = (name for name in self.layers if module == name or module.endswith(f".{name}"))
         algorithm = self.algorithm if self.algorithm != _MIXED else self.layers.get(next(named, ""))
         excluded = any(
@@ -61,7 +61,8 @@ class ModelOpt:
 
 
 def parse(section: Fields) -> ModelOpt:
-    """Of `quantization_config`, or of the whole file beside config.json. Raises ModelLoadError for what is not read."""
+    """Parse `quantization_config`, or the whole file beside config.json. Raises ModelLoadError for unsupported
+    settings."""
     inner = section.section("quantization") or section
     algorithm = _algorithm(inner, (*_ALGORITHMS, _MIXED))
     layers: dict[str, str] = {}
@@ -92,7 +93,7 @@ def _algorithm(section: Fields, known: tuple[str, ...]) -> str:
 
 
 def beside(directory: Path) -> ModelOpt | None:
-    """What a model directory's own file says; None without one. Raises ModelLoadError as `parse`."""
+    """Settings in a model directory's own file; None without one. Raises ModelLoadError as `parse`."""
     path = directory / SEPARATE_FILE
     if not path.exists():
         return None

@@ -17,6 +17,7 @@ struct FP8 : Panel<128, GridScale, 8> {
   static constexpr const char *kName = "fp8", *kGguf = "";
   static constexpr int kBlockColumns = 1, kBlockBytes = 1, kScaleGrid = 128;
   static constexpr int kStepColumns = 4;
+  static constexpr uint8_t kExponent = 0x7f;  // as in plain.h; e4m3 has a NaN and no infinities
   static constexpr float kFactor =
       256.0f;  // vectors widen the bits in the place of an f16, which is 2^-8 of the value
   static constexpr ActivationKind kDeviceActivation = ActivationKind::kBF16;

@@ -26,7 +26,7 @@ struct HalfScales : Source {
   TWOFOLD_HD static typename V::F block_scale(const uint8_t* panel, int g) {
     return V::half(panel + 2 * V::kLanes * g);
   }
-  // Of the first (half 0) or last 16 columns of a run.
+  // Scales of the first (half 0) or last 16 columns of a run.
   template <class V>
   TWOFOLD_HD static typename V::F half_scale(const uint8_t* panel, int run, int half, int g) {
     return V::mul(block_scale<V>(panel, g), V::signed_bytes(panel + sub_at(run, half) + V::kLanes * g));

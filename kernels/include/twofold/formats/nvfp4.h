@@ -59,7 +59,7 @@ struct NVFP4 : Panel<256, FloatScales, 4, E2M1> {
   static constexpr int kBlockColumns = 64, kBlockBytes = 36, kRowHeadBytes = 4, kZero = 16;
   static constexpr ScaleOf kScale = ScaleOf::kHalf;
 
-  // Of the two runs of a source block.
+  // Unpacks one of the two runs of a source block.
   static void values(const uint8_t* block, int run, uint8_t* u) {
     for (int half = 0; half < 2; ++half) {
       const uint8_t* q = block + 4 + 16 * run + 8 * half;

@@ -1,7 +1,7 @@
-// What a format of integer weights consists of. A format is a struct of static members, one header each, that
+// Building blocks of integer weight formats. A format is a struct of static members, one header each, that
 // packer, CPU kernels, CUDA kernels and the table of sizes are made from; registry.h lists them.
 //
-//   kName, kGguf     what files, flags and messages call it; the name of its type in GGUF, "" without one
+//   kName, kGguf     name in files, flags and messages; the name of its type in GGUF, "" without one
 //   kBlockBytes      of a source row's block, which covers the columns of a panel block
 //   kScale, kZero    where its scales belong; what was added to make weights unsigned
 //   values(block, run, u)       the 32 unsigned weights of a run of a source block
@@ -12,8 +12,8 @@
 //   quantise_row(x, w, columns, row)      instead of quantise; w may be null
 //   kTable, kDotBits            of formats whose codes are places of a table of 16 (a panel holds codes, values() gives
 //                               them): the unsigned weights, and the bits that products need
-//   steps(block, scratch), kFlip, upper(block, run, u)     for packing: what values() would give, only faster
-// and, from Panel<columns, scales, bits>, what lies where in a panel block. `scales` is one of the structs
+//   steps(block, scratch), kFlip, upper(block, run, u)     for packing: the same as values(), but faster
+// and, from Panel<columns, scales, bits>, the layout of a panel block. `scales` is one of the structs
 // below or the format's own:
 //   kHeaderBytes, kMin          of the panel block's beginning; whether there are minima
 //   put_scales(block, panel, row)      copies those of a source block into a panel block
@@ -78,7 +78,7 @@ inline constexpr int64_t kMostChannelColumns = INT32_MAX / (128 * 127);
 template <class Format>
 inline constexpr bool has_sub_pairs = requires { Format::kSubPairs; };
 
-// Of the unsigned weights, as products meet them.
+// Whether the unsigned weights are looked up in a table before products.
 template <class Format>
 inline constexpr bool has_table = requires { Format::kTable; };
 
@@ -127,13 +127,13 @@ struct ScaleAndMin : OneScale<kAt> {
   }
 };
 
-// A panel block: the header of its scales, then its units. A unit is what shares steps: of 8 bits a run (8
+// A panel block: the header of its scales, then its units. A unit is the runs that share steps: of 8 bits a run (8
 // steps); of 4 to 6 bits a pair of runs (8 steps of nibbles, low ones the first run, high ones the second) or,
 // in a block of one run, its two halves (4 steps); of 2 and 3 bits four runs (8 steps of four codes, the lowest bits
 // the first run's). Before them lie planes: steps of bytes again, of what the weights have above those bits. A byte
 // holds the bits of several of the row's steps, lowest first: of a pair of runs those of the first run's step s, of
 // the second's, of the first's step s + 1 ...
-// Codes: what a nibble stands for, where not for itself.
+// Codes: the values of nibbles, where these are not the values themselves.
 struct Themselves {};
 template <class Codes>
 constexpr int dot_bits(int weight_bits) {
@@ -162,10 +162,10 @@ struct Panel : Scales, Codes {
   static constexpr int kPanelBytes = Scales::kHeaderBytes + kUnits * kUnitBytes;
   static constexpr uint8_t kFlip = 0;
 
-  // Of a panel block: where a unit's planes begin, and its steps.
+  // Offsets in a panel block of a unit's planes and of its steps.
   TWOFOLD_HD static constexpr int planes_at(int unit) { return Scales::kHeaderBytes + unit * kUnitBytes; }
   TWOFOLD_HD static constexpr int steps_at(int unit) { return planes_at(unit) + kUnitPlaneBytes; }
-  // Within a unit's planes the first of the upper bits of a run's step: its byte of row 0, and its bit.
+  // The first of the upper bits of a run's step within a unit's planes: its byte for row 0, and its bit.
   TWOFOLD_HD static constexpr int upper_at(int run, int step) { return (kUnitRuns * step + run) * kPlanes; }
   TWOFOLD_HD static constexpr int plane_at(int run, int step) {
     return upper_at(run, step) / 8 * kPlaneBytes;

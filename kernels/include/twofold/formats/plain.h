@@ -18,9 +18,10 @@ struct Plain {
       kOnDevice;  // what a device's decode kernels multiply it with
 };
 
-// weight(bits): an element. widen<V>(p, w): a vector of rows of one step, an F for each of its columns.
+// kExponent: the bits of an element that are all set in infinities and NaNs. weight(bits): an element. widen<V>(p, w): a vector of rows of one step, an F for each of its columns.
 struct F32 : Plain<4, ActivationKind::kF32> {
   static constexpr const char *kName = "f32", *kGguf = "F32";
+  static constexpr uint32_t kExponent = 0x7f800000;
   TWOFOLD_HD static float weight(uint32_t bits) { return float_of_bits(bits); }
   static float value(uint32_t bits) { return weight(bits); }
   template <class V>
@@ -32,6 +33,7 @@ struct F32 : Plain<4, ActivationKind::kF32> {
 
 struct F16 : Plain<2, ActivationKind::kF32> {
   static constexpr const char *kName = "f16", *kGguf = "F16";
+  static constexpr uint16_t kExponent = 0x7c00;
   TWOFOLD_HD static float weight(uint32_t bits) { return float_of_f16(bits); }
   static float value(uint32_t bits) { return weight(bits); }
   template <class V>
@@ -43,6 +45,7 @@ struct F16 : Plain<2, ActivationKind::kF32> {
 
 struct BF16 : Plain<2, ActivationKind::kBF16> {
   static constexpr const char *kName = "bf16", *kGguf = "BF16";
+  static constexpr uint16_t kExponent = 0x7f80;
   TWOFOLD_HD static float weight(uint32_t bits) { return float_of_bf16(bits); }
   static float value(uint32_t bits) { return weight(bits); }
   template <class V>

@@ -1,0 +1,62 @@
+// The scheduling core for Python: cost model and cache policies; other subjects are in files of their own.
+// Exports only.
+#include <pybind11/stl.h>
+
+#include "module.h"
+#include "twofold/cache_policy.h"
+#include "twofold/cost_model.h"
+
+namespace twofold::bindings {
+namespace py = pybind11;
+namespace {
+
+void bind_cost_model(py::module_& m) {
+  py::class_<MachineProfile>(m, "MachineProfile",
+                             "Calibrated figures of one machine; units are in the names.")
+      .def_static("from_fields", &MachineProfile::from_fields, py::arg("name"), py::arg("fields"));
+
+  py::class_<CostModel>(m, "CostModel", "How long one MoE layer takes for a given placement.")
+      .def(py::init([](const MachineProfile& profile, double expert_bytes, double flops_per_token,
+                       const std::vector<std::pair<double, double>>& cpu_curve) {
+             std::vector<CurvePoint> curve;
+             for (const auto& [tokens, us] : cpu_curve) curve.push_back({tokens, us});
+             return CostModel(profile, expert_bytes, flops_per_token, std::move(curve));
+           }),
+           py::arg("profile"), py::arg("expert_bytes"), py::arg("flops_per_token"),
+           py::arg("cpu_curve") = std::vector<std::pair<double, double>>{})
+      .def("upload_us", &CostModel::upload_us)
+      .def(
+          "cpu_us",
+          [](const CostModel& cost, const std::vector<int>& loads, double dma_busy) {
+            return cost.cpu_us(loads, dma_busy);
+          },
+          py::arg("loads"), py::arg("dma_busy") = 0.0);
+}
+
+void bind_cache_policies(py::module_& m) {
+  py::class_<CachePolicyEntry>(m, "CachePolicy", "What is known of a cache policy by name.")
+      .def_readonly("name", &CachePolicyEntry::name)
+      .def_readonly("offline", &CachePolicyEntry::offline)
+      .def_readonly("pooled", &CachePolicyEntry::pooled)
+      .def_property_readonly("prefetches",
+                             [](const CachePolicyEntry& policy) {
+                               return policy.prefetches == Prefetching::kAuto    ? "auto"
+                                      : policy.prefetches == Prefetching::kAsked ? "asked"
+                                                                                 : "never";
+                             })
+      .def_readonly("help", &CachePolicyEntry::help);
+  m.def("cache_policies", [] {
+    const auto all = cache_policies();
+    return std::vector<CachePolicyEntry>(all.begin(), all.end());
+  });
+}
+
+}  // namespace
+
+void bind_core(py::module_& m) {
+  bind_cost_model(m);
+  bind_cache_policies(m);
+  bind_core_scheduler(m);
+  bind_core_lab(m);
+}
+}  // namespace twofold::bindings

@@ -1,0 +1,146 @@
+// Packed matrices and the ends of a model: embedding and LM head. Each wrapper keeps its arrays alive, checks
+// shapes once when made, and releases the GIL while it computes.
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ops/bind_ops.h"
+#include "ops/bind_panels.h"
+#include "ops/embedding_head.h"
+#include "pool_view.h"
+#include "tensor_arguments.h"
+
+namespace py = pybind11;
+
+namespace twofold::bindings {
+namespace {
+
+using Packed = std::shared_ptr<PackedMatrix>;
+
+Packed pack(const PoolView& pool, const std::vector<py::object>& parts) {
+  std::vector<SourceMatrix> sources;
+  for (size_t i = 0; i < parts.size(); ++i)
+    sources.push_back(source_matrix(parts[i], "PackedMatrix: part " + std::to_string(i)));
+  const py::gil_scoped_release release;
+  try {
+    return std::make_shared<PackedMatrix>(pool, sources);
+  } catch (const std::invalid_argument& wrong) {
+    throw KernelFailure(wrong.what());
+  }
+}
+
+using PartArgument = std::pair<std::string, int64_t>;  // (format, rows)
+
+Packed map_panels(const PoolView& pool, const std::vector<PartArgument>& arguments, int64_t columns,
+                  std::shared_ptr<FileMapping> file, size_t offset) {
+  std::vector<PackedMatrix::Part> parts;
+  for (const auto& [format, rows] : arguments) parts.push_back({format_named(format), rows});
+  const py::gil_scoped_release release;
+  try {
+    return std::make_shared<PackedMatrix>(pool, parts, columns, std::move(file), offset);
+  } catch (const std::invalid_argument& wrong) {
+    throw KernelFailure(wrong.what());
+  }
+}
+
+std::vector<std::string> formats_of(const PackedMatrix& matrix) {
+  std::vector<std::string> names;
+  for (const PackedMatrix::Segment& segment : matrix.segments())
+    names.emplace_back(kernels::layout_of(segment.format).name);
+  return names;
+}
+
+class __attribute__((visibility("hidden"))) BoundLmHead {
+ public:
+  BoundLmHead(const PoolView& pool, const py::array& norm, const Packed& weight, float eps, float softcap)
+      : norm_(norm),
+        weight_(weight),
+        head_(pool.kernels(), pool, expect_f32(view_of(norm), "LmHead: norm_weight", {weight->columns()}),
+              *weight, eps, softcap) {}
+
+  void forward(const py::array& hidden_rows, const py::array& logits) {
+    const TensorView view = view_of(hidden_rows);
+    const float* rows = expect_f32(view, "LmHead.forward: hidden_rows", {kAny, head_.hidden_size()});
+    float* out =
+        expect_writable_f32(view_of(logits), "LmHead.forward: logits", {view.shape[0], head_.vocabulary()});
+    const py::gil_scoped_release release;
+    head_.forward(rows, out, static_cast<int>(view.shape[0]));
+  }
+
+ private:
+  py::array norm_;
+  Packed weight_;
+  LmHead head_;
+};
+
+// A table checked once: checking it in every step takes longer than reading one row.
+class __attribute__((visibility("hidden"))) BoundEmbedding {
+ public:
+  BoundEmbedding(const PoolView& pool, py::object table)
+      : pool_(pool), table_(std::move(table)), weight_(source_matrix(table_, "Embedding: table")) {}
+
+  void forward(const py::array& token_ids, const py::array& out) {
+    const TensorView ids = view_of(token_ids);
+    const int32_t* tokens = expect_i32(ids, "Embedding.forward: token_ids", {kAny});
+    float* rows =
+        expect_writable_f32(view_of(out), "Embedding.forward: out", {ids.shape[0], weight_.columns});
+    const py::gil_scoped_release release;
+    embed(pool_, weight_, tokens, rows, static_cast<int>(ids.shape[0]));
+  }
+
+ private:
+  PoolView pool_;
+  py::object table_;  // what the weight points into
+  SourceMatrix weight_;
+};
+
+void embed_tokens(const PoolView& pool, const py::object& table, const py::array& token_ids,
+                  const py::array& out) {
+  const SourceMatrix weight = source_matrix(table, "embed: table");
+  const TensorView ids = view_of(token_ids);
+  const int32_t* tokens = expect_i32(ids, "embed: token_ids", {kAny});
+  float* rows = expect_writable_f32(view_of(out), "embed: out", {ids.shape[0], weight.columns});
+  const py::gil_scoped_release release;
+  embed(pool, weight, tokens, rows, static_cast<int>(ids.shape[0]));
+}
+
+}  // namespace
+
+void bind_dense_ops(py::module_& m) {
+  py::class_<PackedMatrix, Packed>(m, "PackedMatrix", "Matrices stacked by rows, in the kernels' panels.")
+      .def(py::init(&pack), py::arg("pool"), py::arg("parts"))
+      .def_static("from_file", &map_panels, py::arg("pool"), py::arg("parts"), py::arg("columns"),
+                  py::arg("file"), py::arg("offset"), "Panels that lie in a file; parts are (format, rows).")
+      .def_property_readonly("rows", &PackedMatrix::rows)
+      .def_property_readonly("columns", &PackedMatrix::columns)
+      .def_property_readonly("bytes", &PackedMatrix::bytes)
+      .def_property_readonly("formats", &formats_of)
+      .def_property_readonly("segment_rows",
+                             [](const PackedMatrix& matrix) {
+                               std::vector<int64_t> rows;
+                               for (const PackedMatrix::Segment& segment : matrix.segments())
+                                 rows.push_back(segment.rows);
+                               return rows;
+                             })
+      .def_property_readonly("panels", [](const py::object& self) {
+        const auto& matrix = self.cast<const PackedMatrix&>();
+        return read_only_bytes(matrix.panels(), matrix.bytes(), self);
+      });
+  m.def("embed", &embed_tokens, py::arg("pool"), py::arg("table"), py::arg("token_ids"), py::arg("out"));
+  py::class_<BoundEmbedding>(m, "Embedding", "Rows of a table by token.")
+      .def(py::init<const PoolView&, py::object>(), py::keep_alive<1, 2>(), py::arg("pool"), py::arg("table"))
+      .def("forward", &BoundEmbedding::forward, py::arg("token_ids"), py::arg("out"));
+  py::class_<BoundLmHead>(m, "LmHead", "Final norm and output projection.")
+      .def(py::init<const PoolView&, const py::array&, const Packed&, float, float>(), py::keep_alive<1, 2>(),
+           py::arg("pool"), py::arg("norm_weight"), py::arg("weight"), py::arg("eps"),
+           py::arg("softcap") = 0.0f)
+      .def("forward", &BoundLmHead::forward, py::arg("hidden_rows"), py::arg("logits"));
+}
+
+}  // namespace twofold::bindings

@@ -1,0 +1,335 @@
+#include "ops/attention/blocked_attention.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <vector>
+
+#include "ops/linear.h"
+
+namespace twofold {
+namespace {
+
+constexpr int kWidenRows =
+    16;  // query rows from which narrow keys and values are widened once for all of them
+constexpr int kWidenPositions = 64;                   // at a time: 32 KiB of 128 floats
+constexpr int kTasksPerThread = 4;                    // of about equal work, before tiles are cut into blocks
+constexpr int64_t kPartialFloats = int64_t{1} << 24;  // for what blocks came to: 64 MiB
+
+constexpr int64_t kFetchBytes = 32768;  // of a block's keys, or values, that are fetched before they are read
+
+constexpr int kGroup = 32;  // of positions, by tiles
+static_assert(kBlockPositions == kernels::TileAttention::kPositions);
+
+constexpr float kNothing = -std::numeric_limits<float>::infinity();
+
+int64_t padded(int64_t n) { return (n + 15) / 16 * 16; }
+
+// Begins to fetch rows of a block into the second-level cache, with as many lines as the core can request at a
+// time; the reading loops alone would request a few. The hardware's prefetcher does not follow pages of several
+// sequences and stops at every 4 KiB (a step of 16 sequences: 3 to 6 % less).
+void fetch_rows(const StatePlane& plane, const int32_t* pages, int page_size, int first, int last) {
+  last = static_cast<int>(std::min<int64_t>(last, first + kFetchBytes / plane.row_bytes));
+  for_page_runs(plane, pages, page_size, first, last, [&](int, int count, const char* rows) {
+    const char* const end = rows + count * plane.row_bytes;
+    for (; rows < end; rows += 64) __builtin_prefetch(rows, 0, 2);
+  });
+}
+
+// Whether the level's tiles compute it: decided by the planes alone, because tiles round.
+bool by_tiles(const kernels::KernelTable& table, const StatePlane& plane) {
+  return table.tile_attention != nullptr && plane.dtype != kernels::DType::kF32 &&
+         plane.width <= kernels::TileAttention::kMostColumns;
+}
+
+}  // namespace
+
+// Per row: the largest score (scaled), the sum of the terms, the sum of the weighted values [rows, width].
+struct BlockedAttention::Partial {
+  float *peaks, *totals, *sums;
+
+  static int64_t floats(int rows, int width) { return 2 * padded(rows) + padded(int64_t{rows} * width); }
+  static Partial at(float* memory, int rows) {
+    return {memory, memory + padded(rows), memory + 2 * padded(rows)};
+  }
+};
+
+struct BlockedAttention::Rows {
+  const AttentionBatch& batch;
+  const AttentionTile& tile;
+  int page_size, heads, num;  // rows: of heads and of all
+  const StatePlane &keys, &values;
+  const float* queries;
+  float *room, *scores,
+      *wide;  // [num, width], [num, kBlockPositions], [kWidenPositions, width], or a block for tiles
+
+  int position(int row) const { return batch.position(tile.first_token + row / heads); }
+  const int32_t* pages() const { return batch.pages(tile.first_token); }
+
+  static int64_t floats(int rows, int key_width, int value_width) {
+    const int width = std::max(key_width, value_width);
+    return padded(int64_t{rows} * key_width) + int64_t{rows} * kBlockPositions +
+           std::max(int64_t{kWidenPositions} * padded(width), kernels::TileAttention::block_bytes(width) / 4);
+  }
+  void place(float* memory) {
+    room = memory;
+    scores = room + padded(int64_t{num} * keys.width);
+    wide = scores + int64_t{num} * kBlockPositions;
+  }
+};
+
+struct BlockedAttention::Task {
+  int tile, part, first_block, last_block;
+  int split;  // the split that these blocks' partial results belong to; -1: the task has all blocks
+};
+
+void BlockedAttention::run(const AttentionSource& source, const AttentionBatch& batch,
+                           std::span<const AttentionTile> tiles, int page_size) const {
+  const int parts = source.parts();
+  int most_tokens = 0, most_heads = 0;
+  double work = 0;  // query rows x positions
+  std::vector<double> work_of(tiles.size());
+  for (int part = 0; part < parts; ++part) most_heads = std::max(most_heads, source.heads(part));
+  for (size_t i = 0; i < tiles.size(); ++i) {
+    const int first = batch.position(tiles[i].first_token), last = first + tiles[i].num_tokens;
+    most_tokens = std::max(most_tokens, tiles[i].num_tokens);
+    work += work_of[i] = static_cast<double>(tiles[i].num_tokens) * (last - first_position(first));
+  }
+  const int key_width = source.keys(0).width, value_width = source.values(0).width;
+  const int most_rows = most_tokens * most_heads;
+  const double bytes = static_cast<double>(source.keys(0).row_bytes + source.values(0).row_bytes);
+  const bool alone = work_us(work * parts * bytes / most_tokens,
+                             2.0 * work * parts * most_heads * (key_width + value_width)) < kForkUs;
+
+  // A tile with more than its share of the work is cut into blocks, combined once all are computed.
+  struct Split {
+    Partial first;  // of consecutive ones
+    int num_blocks;
+  };
+  std::vector<Task> tasks;
+  std::vector<Split> splits;
+  const int64_t partial = Partial::floats(most_rows, value_width);
+  int64_t partials = 0;
+  std::vector<Task> whole;
+  for (size_t i = tiles.size();
+       i-- > 0;) {  // high positions cost most: first, so that the last tasks are small
+    const int first = batch.position(tiles[i].first_token), last = first + tiles[i].num_tokens - 1;
+    const int begin = first_position(first) / kBlockPositions, end = last / kBlockPositions + 1;
+    const bool cut = !alone && end - begin > 1 && work_of[i] * kTasksPerThread * pool_.num_threads() > work &&
+                     (partials + int64_t{end - begin} * parts) * partial <= kPartialFloats;
+    for (int part = 0; part < parts; ++part) {
+      const int tile = static_cast<int>(i);
+      if (!cut) {
+        whole.push_back({tile, part, begin, end, -1});
+        continue;
+      }
+      const int split = static_cast<int>(splits.size());
+      splits.push_back({{}, end - begin});
+      partials += end - begin;
+      for (int block = begin; block < end; ++block) tasks.push_back({tile, part, block, block + 1, split});
+    }
+  }
+  tasks.insert(tasks.begin(), whole.begin(), whole.end());
+
+  const int64_t own = Rows::floats(most_rows, key_width, value_width) + 2 * partial;
+  float* const scratch = pool_.scratch_floats(slot_, own * pool_.num_threads());
+  float* shared = pool_.scratch_floats(slot_ + 1, std::max<int64_t>(partials * partial, 1));
+  for (Split& split : splits) {
+    split.first = Partial::at(shared, most_rows);
+    shared += split.num_blocks * partial;
+  }
+  const auto of_block = [&](const Split& split, int index) {
+    return Partial::at(split.first.peaks + index * partial, most_rows);
+  };
+  const std::unique_ptr<Countdown[]> missing = std::make_unique<Countdown[]>(splits.size());
+  for (size_t i = 0; i < splits.size(); ++i) missing[i].start(splits[i].num_blocks);
+
+  const auto compute = [&](int64_t index, int thread) {
+    const Task& task = tasks[static_cast<size_t>(index)];
+    const AttentionTile& tile = tiles[static_cast<size_t>(task.tile)];
+    const int heads = source.heads(task.part), num = heads * tile.num_tokens;
+    float* memory = scratch + thread * own;
+    Rows rows{batch, tile, page_size, heads, num, source.keys(task.part), source.values(task.part),
+              {},    {},   {},        {}};
+    const Partial one = Partial::at(memory, most_rows), all = Partial::at(memory + partial, most_rows);
+    rows.place(memory + 2 * partial);
+    rows.queries = source.queries(tile, task.part, rows.room);
+    if (task.split < 0) {
+      for (int block = task.first_block; block < task.last_block; ++block) {
+        add_block(rows, block, block == task.first_block ? all : one);
+        if (block > task.first_block) merge(rows, one, all);
+      }
+      return finish(rows, all, source, tile, task.part);
+    }
+    const Split& split = splits[static_cast<size_t>(task.split)];
+    const int first = first_position(batch.position(tile.first_token)) / kBlockPositions;
+    add_block(rows, task.first_block, of_block(split, task.first_block - first));
+    if (!missing[static_cast<size_t>(task.split)].done()) return;
+    for (int block = 1; block < split.num_blocks; ++block) merge(rows, of_block(split, block), split.first);
+    finish(rows, split.first, source, tile, task.part);
+  };
+  if (alone) {
+    for (size_t task = 0; task < tasks.size(); ++task) compute(static_cast<int64_t>(task), 0);
+  } else {
+    pool_.parallel_for(static_cast<int64_t>(tasks.size()), compute);
+  }
+}
+
+void BlockedAttention::add_block(const Rows& rows, int block, const Partial& to) const {
+  const int start = block * kBlockPositions;  // scores and weights are numbered from here
+  const int first = std::max(0, first_position(rows.position(0)) - start);
+  const int end = std::min(kBlockPositions, rows.position(rows.num - 1) + 1 - start);
+  const int group_begin = first / kGroup * kGroup, group_end = (end + kGroup - 1) / kGroup * kGroup;
+  add_scores(rows, start, first, end);
+  const float scale = rows.keys.dtype == kernels::DType::kFP8 ? scale_ * kernels::kFP8Scale : scale_;
+  for (int row = 0; row < rows.num; ++row) {
+    float* scores = rows.scores + int64_t{row} * kBlockPositions;
+    // Each token's own part of the block; positions beyond it, used by other tokens of the tile, have weight
+    // zero.
+    const int position = rows.position(row) - start;
+    const int from = std::clamp(first_position(position + start) - start, first, end);
+    const int until = std::clamp(position + 1, from, end);
+    kernels::SoftmaxSum sum{kNothing, 0.0f};
+    if (from < until) sum = table_.softmax_exp(scores + from, until - from, scale);
+    std::fill(scores + group_begin, scores + from, 0.0f);
+    std::fill(scores + until, scores + group_end, 0.0f);
+    to.peaks[row] = sum.peak;
+    to.totals[row] = sum.total;
+  }
+  add_values(rows, start, first, end, to.sums);
+}
+
+// Scores of positions [first, end) of the block that starts at `start`.
+void BlockedAttention::add_scores(const Rows& rows, int start, int first, int end) const {
+  const StatePlane& plane = rows.keys;
+  const int D = plane.width;
+  const bool tiles = by_tiles(table_, plane);
+  fetch_rows(plane, rows.pages(), rows.page_size, start + first, start + end);
+  for_page_runs(plane, rows.pages(), rows.page_size, start + first, start + end,
+                [&](int at, int count, const char* keys) {
+                  if (tiles) {
+                    table_.tile_attention->put_keys(plane.dtype, keys, first + at, count, D, rows.wide);
+                  } else {
+                    for_rows(rows, plane, keys, count,
+                             [&](const kernels::RowKernels& kernel, int j, int here, const void* from) {
+                               kernel.matmul(rows.queries, D, from, rows.scores + first + at + j,
+                                             kBlockPositions, rows.num, here, D);
+                             });
+                  }
+                });
+  fetch_rows(rows.values, rows.pages(), rows.page_size, start + first, start + end);
+  if (tiles)
+    table_.tile_attention->scores(rows.queries, rows.num, rows.wide, first, end - first, D, rows.scores,
+                                  kBlockPositions);
+  scale_columns(rows, plane, start, first, end);
+}
+
+void BlockedAttention::add_values(const Rows& rows, int start, int first, int end, float* sums) const {
+  const StatePlane& plane = rows.values;
+  const int D = plane.width;
+  const bool tiles = by_tiles(table_, plane);
+  scale_columns(rows, plane, start, first, end);
+  if (tiles) {  // a group of positions is added whole, with weight zero for missing ones
+    const int64_t bytes = kernels::TileAttention::block_bytes(D) / kBlockPositions * kGroup;
+    for (const int group : {first / kGroup, (end - 1) / kGroup})
+      std::memset(reinterpret_cast<char*>(rows.wide) + group * bytes, 0, static_cast<size_t>(bytes));
+  } else {
+    std::fill(sums, sums + int64_t{rows.num} * D, 0.0f);
+  }
+  for_page_runs(plane, rows.pages(), rows.page_size, start + first, start + end,
+                [&](int at, int count, const char* values) {
+                  if (tiles) {
+                    table_.tile_attention->put_values(plane.dtype, values, first + at, count, D, rows.wide);
+                  } else {
+                    for_rows(rows, plane, values, count,
+                             [&](const kernels::RowKernels& kernel, int j, int here, const void* from) {
+                               kernel.weighted_sum(rows.scores + first + at + j, kBlockPositions, from, sums,
+                                                   D, rows.num, here, D);
+                             });
+                  }
+                });
+  if (tiles)
+    table_.tile_attention->weighted_sum(rows.scores, kBlockPositions, rows.num, rows.wide, first, end - first,
+                                        D, sums);
+}
+
+// Calls body(kernel, from, count, rows) for rows of a plane in place, or widened for many query rows:
+// bit-identical results.
+template <class Body>
+void BlockedAttention::for_rows(const Rows& rows, const StatePlane& plane, const char* from, int count,
+                                Body body) const {
+  const kernels::RowKernels& kernel = table_.rows_of(plane.dtype);
+  if (rows.num < kWidenRows || plane.dtype == kernels::DType::kF32) return body(kernel, 0, count, from);
+  for (int j = 0; j < count; j += kWidenPositions) {
+    const int here = std::min(kWidenPositions, count - j);
+    kernel.widen(from + j * plane.row_bytes, rows.wide, int64_t{here} * plane.width);
+    body(table_.rows_of(kernels::DType::kF32), j, here, rows.wide);
+  }
+}
+
+// Scores, or weights, times the scales of the rows they belong to.
+void BlockedAttention::scale_columns(const Rows& rows, const StatePlane& plane, int start, int first,
+                                     int end) const {
+  if (plane.scales == nullptr) return;
+  for_page_runs(plane, rows.pages(), rows.page_size, start + first, start + end,
+                [&](int at, int count, const char* from) {
+                  for (int row = 0; row < rows.num; ++row)
+                    table_.multiply(plane.scales_of(from),
+                                    rows.scores + int64_t{row} * kBlockPositions + first + at, count);
+                });
+}
+
+void BlockedAttention::merge(const Rows& rows, const Partial& from, const Partial& into) const {
+  const int D = rows.values.width;
+  for (int row = 0; row < rows.num; ++row) {
+    if (from.peaks[row] == kNothing) continue;  // this row's window has not begun, or has ended
+    const float peak = std::max(from.peaks[row], into.peaks[row]);
+    const float kept = std::exp(into.peaks[row] - peak), added = std::exp(from.peaks[row] - peak);
+    into.peaks[row] = peak;
+    into.totals[row] = into.totals[row] * kept + from.totals[row] * added;
+    float* to = into.sums + int64_t{row} * D;
+    const float* sums = from.sums + int64_t{row} * D;
+    for (int d = 0; d < D; ++d) to[d] = to[d] * kept + sums[d] * added;
+  }
+}
+
+void BlockedAttention::finish(const Rows& rows, const Partial& all, const AttentionSource& source,
+                              const AttentionTile& tile, int part) const {
+  const int D = rows.values.width;
+  const float scale = rows.values.dtype == kernels::DType::kFP8 ? kernels::kFP8Scale : 1.0f;
+  const float* const sinks = source.sinks(part);
+  for (int row = 0; row < rows.num; ++row) {
+    float kept = 1.0f, total = all.totals[row];
+    if (sinks != nullptr) {
+      const float sink = sinks[row % rows.heads], peak = std::max(all.peaks[row], sink);
+      kept = std::exp(all.peaks[row] - peak);
+      total = total * kept + std::exp(sink - peak);
+    }
+    const float share = scale * kept / total;
+    float* sums = all.sums + int64_t{row} * D;
+    for (int d = 0; d < D; ++d) sums[d] *= share;
+  }
+  source.take(tile, part, all.sums);
+}
+
+void store_row(const kernels::KernelTable& table, const float* row, const StatePlane& plane, int64_t at) {
+  char* to = plane.base + at * plane.row_bytes;
+  switch (plane.dtype) {
+    case kernels::DType::kF32:
+      std::memcpy(to, row, static_cast<size_t>(plane.row_bytes));
+      break;
+    case kernels::DType::kBF16:
+      table.f32_to_bf16(row, reinterpret_cast<uint16_t*>(to), plane.width);
+      break;
+    case kernels::DType::kI8:
+      plane.scales[at] = table.f32_to_i8(row, reinterpret_cast<int8_t*>(to), plane.width);
+      break;
+    case kernels::DType::kFP8:
+      table.f32_to_fp8(row, reinterpret_cast<uint8_t*>(to), plane.width);
+      break;
+  }
+}
+
+}  // namespace twofold

@@ -1,0 +1,82 @@
+// Attention over a paged cache, in blocks of positions: softmax(q k) v of each block separately, with its own
+// largest score; the blocks of a row are combined in ascending order (online softmax). Blocks begin at
+// multiples of kBlockPositions, so a row's sums and their order depend on its position alone: not on the batch,
+// on how a prompt is cut, or on which thread has which block. The scores of a whole context are never stored at
+// once, and one context can be shared among threads.
+#pragma once
+#include <algorithm>
+#include <span>
+
+#include "host/thread_pool.h"
+#include "ops/attention/attention_batch.h"
+#include "ops/state_cache.h"
+
+namespace twofold {
+
+inline constexpr int kBlockPositions = 512;
+
+// The queries: tiles of tokens, each split into `parts` tasks with planes of their own. A task has the rows of
+// the tile's tokens, `heads(part)` rows each.
+class AttentionSource {
+ public:
+  virtual ~AttentionSource() = default;
+  virtual int parts() const = 0;
+  virtual int heads(int part) const = 0;
+  virtual const StatePlane& keys(int part) const = 0;
+  virtual const StatePlane& values(int part) const = 0;
+  // [heads(part)] logits that take part in a row's softmax and have no value; null: none.
+  virtual const float* sinks(int) const { return nullptr; }
+  // [rows, width of keys]; in `room` if they lie nowhere else like that
+  virtual const float* queries(const AttentionTile& tile, int part, float* room) const = 0;
+  virtual void take(const AttentionTile& tile, int part,
+                    const float* sums) const = 0;  // [rows, width of values]
+};
+
+// The positions that a token attends to beside itself: from `first` on. A later token's first is never smaller.
+struct AttentionWindow {
+  int size = 0;   // the last `size` positions, the token's own included; 0: all
+  int chunk = 0;  // the positions of its own chunk of `chunk` positions; 0: there are no chunks
+
+  int first(int position) const {
+    const int of_window = size > 0 ? std::max(0, position + 1 - size) : 0;
+    return chunk > 0 ? std::max(of_window, position - position % chunk) : of_window;
+  }
+};
+
+class BlockedAttention {
+ public:
+  // `scale` of the scores. Takes the pool's scratch slots `slot` and `slot + 1`; the caller holds the lock.
+  BlockedAttention(const kernels::KernelTable& table, ThreadPool& pool, float scale, AttentionWindow window,
+                   int slot)
+      : table_(table), pool_(pool), scale_(scale), window_(window), slot_(slot) {}
+
+  void run(const AttentionSource& source, const AttentionBatch& batch, std::span<const AttentionTile> tiles,
+           int page_size) const;
+
+ private:
+  struct Rows;     // of a task, and its buffers
+  struct Partial;  // the result of some blocks
+  struct Task;
+
+  int first_position(int position) const { return window_.first(position); }
+  void add_block(const Rows& rows, int block, const Partial& to) const;
+  void add_scores(const Rows& rows, int start, int first, int end) const;
+  void add_values(const Rows& rows, int start, int first, int end, float* sums) const;
+  void scale_columns(const Rows& rows, const StatePlane& plane, int start, int first, int end) const;
+  template <class Body>
+  void for_rows(const Rows& rows, const StatePlane& plane, const char* from, int count, Body body) const;
+  void merge(const Rows& rows, const Partial& from, const Partial& into) const;
+  void finish(const Rows& rows, const Partial& all, const AttentionSource& source, const AttentionTile& tile,
+              int part) const;
+
+  const kernels::KernelTable& table_;
+  ThreadPool& pool_;
+  float scale_;
+  AttentionWindow window_;
+  int slot_;
+};
+
+// A row for a plane of the cache: rounded to its type.
+void store_row(const kernels::KernelTable& table, const float* row, const StatePlane& plane, int64_t at);
+
+}  // namespace twofold

@@ -1,0 +1,203 @@
+#include "ops/attention/gqa.h"
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "host/work_clock.h"
+
+namespace twofold {
+namespace {
+
+constexpr int kTileRows = 64;  // query rows (tokens x heads of a group) computed together
+constexpr int kTasksPerThread = 4;
+
+// Slots of the pool's scratch, beside linear()'s.
+constexpr int kQkvSlot = 1, kAttendedSlot = 2, kBlocksSlot = 3;
+
+}  // namespace
+
+GqaAttention::GqaAttention(const kernels::KernelTable& table, ThreadPool& pool, const GqaWeights& weights,
+                           const GqaShape& shape)
+    : table_(table), pool_(pool), weights_(weights), shape_(shape) {}
+
+void GqaAttention::check(const AttentionBatch& batch, const StateCache& cache, int layer) const {
+  if (layer < 0 || layer >= cache.num_layers()) {
+    throw KernelFailure("Gqa.forward: layer is " + std::to_string(layer) + "; the cache has layers 0 to " +
+                        std::to_string(cache.num_layers() - 1));
+  }
+  const std::vector<StatePlane>& planes = cache.planes(layer);
+  const size_t expected = 2 * static_cast<size_t>(shape_.num_kv_heads);
+  const bool fits = planes.size() == expected && std::ranges::all_of(planes, [&](const StatePlane& plane) {
+                      return plane.width == shape_.head_dim && plane.dtype == planes.front().dtype;
+                    });
+  if (!fits) {
+    const int width = planes.empty() ? 0 : planes.back().width;
+    throw KernelFailure("Gqa.forward: the cache has " + std::to_string(planes.size()) + " planes of " +
+                        std::to_string(width) + " elements; expected " + std::to_string(expected) + " of " +
+                        std::to_string(shape_.head_dim) + ", all of one type");
+  }
+  if (shape_.rotation >= batch.num_rotations()) {
+    throw KernelFailure("Gqa.forward: rotation is " + std::to_string(shape_.rotation) + "; the batch has " +
+                        std::to_string(batch.num_rotations()));
+  }
+  if (2 * batch.num_rotated_pairs(shape_.rotation) > shape_.head_dim) {
+    throw KernelFailure("Gqa.forward: rope_cos rotates " +
+                        std::to_string(batch.num_rotated_pairs(shape_.rotation)) +
+                        " pairs, but head_dim is " + std::to_string(shape_.head_dim));
+  }
+}
+
+void GqaAttention::forward(const float* hidden, float* sum, AttentionBatch& batch, StateCache& cache,
+                           int layer) {
+  check(batch, cache, layer);
+  batch.check_pages(cache);
+  const int T = batch.num_tokens();
+  if (T == 0) return;
+  const auto lock = pool_.lock_scratch();
+  WorkTimer timer(Work::kQkv);
+  float* qkv = pool_.scratch_floats(kQkvSlot, T * weights_.qkv->rows());
+  linear(table_, pool_, {.x = hidden, .ld = hidden_size(), .norm = weights_.norm, .eps = shape_.eps}, T,
+         *weights_.qkv, weights_.qkv_bias, qkv);
+  timer.next(Work::kKeysValues);
+  store_keys_values(qkv, batch, cache, layer);
+  timer.next(Work::kAttention);
+  float* attended = pool_.scratch_floats(kAttendedSlot, static_cast<int64_t>(T) * weights_.o->columns());
+  attend(qkv, attended, batch, cache, layer);
+  if (shape_.gated) gate(qkv, attended, T);
+  timer.next(Work::kOutput);
+  linear(table_, pool_, {.x = attended, .ld = weights_.o->columns()}, T, *weights_.o, weights_.o_bias, sum,
+         true);
+}
+
+// room [2 * rotated pairs]. Leaves the head in the order of halves, for queries and keys alike.
+void GqaAttention::rotate(float* head, const AttentionBatch& batch, int token, float* room) const {
+  const int half = batch.num_rotated_pairs(shape_.rotation);
+  if (shape_.neighbours) {
+    std::copy_n(head, 2 * half, room);
+    for (int i = 0; i < half; ++i) {
+      head[i] = room[2 * i];
+      head[half + i] = room[2 * i + 1];
+    }
+  }
+  table_.rope(head, batch.cosine(token, shape_.rotation), batch.sine(token, shape_.rotation), half);
+}
+
+void GqaAttention::gate(const float* qkv, float* attended, int T) const {
+  const int64_t D = shape_.head_dim, heads = shape_.num_heads, width = weights_.qkv->rows();
+  const double us =
+      work_us(12.0 * static_cast<double>(T * heads * D), 20.0 * static_cast<double>(T * heads * D));
+  for_ranges(pool_, T * heads, 1, us, [&](int64_t first, int64_t count) {
+    for (int64_t i = first; i < first + count; ++i) {
+      const float* of_head = qkv + i / heads * width + i % heads * shape_.query_rows();
+      table_.delta->sigmoid_multiply(of_head + D, attended + i * D, shape_.head_dim);
+    }
+  });
+}
+
+void GqaAttention::store_keys_values(float* qkv, const AttentionBatch& batch, const StateCache& cache,
+                                     int layer) {
+  const int D = shape_.head_dim, heads = shape_.num_heads, kv_heads = shape_.num_kv_heads;
+  const int64_t width = weights_.qkv->rows();
+  const int T = batch.num_tokens();
+  const std::vector<StatePlane>& planes = cache.planes(layer);  // of key heads, then of value heads
+  for_ranges(
+      pool_, T, 1, work_us(4.0 * T * static_cast<double>(width), 10.0 * T * static_cast<double>(width)),
+      [&](int64_t first, int64_t count) {
+        std::vector<float> room(2 * static_cast<size_t>(batch.num_rotated_pairs(shape_.rotation)));
+        std::vector<float> of_keys(shape_.keys_are_values ? static_cast<size_t>(kv_heads * D) : 0);
+        for (int t = static_cast<int>(first); t < first + count; ++t) {
+          float* row = qkv + t * width;
+          if (shape_.flat_norms) {
+            table_.rmsnorm(row, weights_.q_norm, shape_.eps, row, heads * D);
+            table_.rmsnorm(row + heads * D, weights_.k_norm, shape_.eps, row + heads * D, kv_heads * D);
+          }
+          float* keys = row + int64_t{heads} * shape_.query_rows();
+          float* values = keys + int64_t{kv_heads} * D;
+          if (shape_.keys_are_values) {
+            std::copy_n(keys, of_keys.size(), of_keys.data());
+            values = of_keys.data();
+          }
+          for (int head = 0; weights_.v_norm != nullptr && head < kv_heads; ++head)
+            table_.rmsnorm(values + head * D, weights_.v_norm, shape_.eps, values + head * D, D);
+          for (int head = 0; head < heads + kv_heads; ++head) {
+            const float* norm = head < heads ? weights_.q_norm : weights_.k_norm;
+            float* v = head < heads ? row + int64_t{head} * shape_.query_rows() : keys + (head - heads) * D;
+            if (norm != nullptr && !shape_.flat_norms) table_.rmsnorm(v, norm, shape_.eps, v, D);
+            if (shape_.rotated) rotate(v, batch, t, room.data());
+          }
+          if (shape_.period > 0) {
+            const float steps = std::floor(static_cast<float>(batch.position(t) + 1) / shape_.period);
+            const float factor = 1.0f + shape_.slope * std::log1p(steps);
+            for (int64_t i = 0; i < int64_t{heads} * shape_.query_rows(); ++i) row[i] *= factor;
+          }
+          const int64_t at = batch.row(t, cache.page_size());
+          for (int head = 0; head < kv_heads; ++head) {
+            store_row(table_, keys + head * D, planes[static_cast<size_t>(head)], at);
+            store_row(table_, values + head * D, planes[static_cast<size_t>(kv_heads + head)], at);
+          }
+        }
+      });
+}
+
+// Tiles of tokens with the heads of one key head.
+class GqaAttention::Source final : public AttentionSource {
+ public:
+  Source(const GqaAttention& block, const float* qkv, float* out, const std::vector<StatePlane>& planes)
+      : shape_(block.shape_),
+        planes_(planes),
+        qkv_(qkv),
+        out_(out),
+        sinks_(block.weights_.sinks),
+        q_width_(block.weights_.qkv->rows()),
+        out_width_(block.weights_.o->columns()) {}
+
+  int parts() const override { return shape_.num_kv_heads; }
+  int heads(int) const override { return group(); }
+  const StatePlane& keys(int part) const override { return planes_[static_cast<size_t>(part)]; }
+  const StatePlane& values(int part) const override {
+    return planes_[static_cast<size_t>(shape_.num_kv_heads + part)];
+  }
+  const float* sinks(int part) const override {
+    return sinks_ == nullptr ? nullptr : sinks_ + part * group();
+  }
+  const float* queries(const AttentionTile& tile, int part, float* room) const override {
+    const int64_t head_rows = shape_.query_rows();
+    const float* from = qkv_ + tile.first_token * q_width_ + part * group() * head_rows;
+    if (tile.num_tokens == 1 && !shape_.gated) return from;
+    for (int i = 0; i < tile.num_tokens * group(); ++i) {
+      const float* head = from + i / group() * q_width_ + i % group() * head_rows;
+      std::copy_n(head, shape_.head_dim, room + int64_t{i} * shape_.head_dim);
+    }
+    return room;
+  }
+  void take(const AttentionTile& tile, int part, const float* sums) const override {
+    for (int t = 0; t < tile.num_tokens; ++t)
+      std::copy_n(sums + t * size(), size(), out_ + (tile.first_token + t) * out_width_ + part * size());
+  }
+
+ private:
+  int group() const { return shape_.num_heads / shape_.num_kv_heads; }
+  int64_t size() const { return int64_t{group()} * shape_.head_dim; }
+
+  const GqaShape& shape_;
+  const std::vector<StatePlane>& planes_;
+  const float* qkv_;
+  float* out_;
+  const float* sinks_;
+  int64_t q_width_, out_width_;
+};
+
+void GqaAttention::attend(const float* qkv, float* out, AttentionBatch& batch, const StateCache& cache,
+                          int layer) const {
+  const int group = shape_.num_heads / shape_.num_kv_heads;
+  int tile_tokens = std::max(1, kTileRows / group);
+  const int64_t tasks = int64_t{batch.num_tokens()} * shape_.num_kv_heads;
+  while (tile_tokens > 1 && tasks / tile_tokens < kTasksPerThread * pool_.num_threads()) tile_tokens /= 2;
+  const BlockedAttention attention(table_, pool_, shape_.scale, shape_.window, kBlocksSlot);
+  attention.run(Source(*this, qkv, out, cache.planes(layer)), batch, batch.tiles(tile_tokens),
+                cache.page_size());
+}
+
+}  // namespace twofold

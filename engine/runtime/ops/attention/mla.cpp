@@ -1,0 +1,241 @@
+#include "ops/attention/mla.h"
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "host/work_clock.h"
+#include "ops/attention/blocked_attention.h"
+
+namespace twofold {
+namespace {
+
+constexpr int kTileRows = 32;  // query rows (tokens x heads) computed together
+constexpr int kFewestHeads = 4;
+constexpr int64_t kQueryFloats = int64_t{1} << 24;  // of the tokens that are computed together: 64 MiB
+constexpr int kMostRows = 128;                      // that one chunk of linear_by_head encodes
+
+// Slots of the pool's scratch, beside linear()'s. The weighted latents replace the queries.
+constexpr int kCompressedSlot = 1, kHeadsSlot = 2, kQuerySlot = 3, kBlocksSlot = 4;
+
+}  // namespace
+
+void linear_by_head(const kernels::KernelTable& table, ThreadPool& pool, const HeadRows<const float>& x,
+                    int M, const PackedMatrix& w, const HeadRows<float>& y) {
+  kernels::WeightFormat formats[kernels::kNumWeightFormats];
+  int num_formats = 0;
+  for (const PackedMatrix::Segment& segment : w.segments()) {
+    if (std::find(formats, formats + num_formats, segment.format) == formats + num_formats)
+      formats[num_formats++] = segment.format;
+  }
+  const int64_t K = w.columns();
+  const EncodedRows encoder(table, {formats, static_cast<size_t>(num_formats)}, K);
+  const int block = std::min(M, kMostRows);
+  const int64_t temporary = (K * 4 + 63) / 64 * 64;
+  const int64_t memory = temporary + (encoder.bytes(block) + 63) / 64 * 64;
+  std::byte* const scratch = pool.scratch(kLinearSlot, memory * pool.num_threads());
+
+  PanelPieces pieces;
+  double total_us = 0;
+  // A chunk encodes its input rows itself, so a head's panels are shared out only when there are few heads.
+  const bool by_head = static_cast<int64_t>(w.segments().size()) >= 4 * pool.num_threads();
+  for (size_t h = 0; h < w.segments().size(); ++h) {
+    const PackedMatrix::Segment& segment = w.segments()[h];
+    total_us += product_us(static_cast<double>(segment.num_panels * segment.panel_bytes),
+                           64.0 * static_cast<double>(segment.num_panels * K) * M);
+    pieces.add(static_cast<int>(h), segment.num_panels, by_head ? segment.num_panels : 4, pool.num_nodes());
+  }
+  pieces.finish(pool.num_nodes());
+  const LoopPhase phase = pieces.phase();
+  for_phases(pool, {&phase, 1}, total_us, [&](int, int64_t chunk, int thread) {
+    const PanelRange& piece = pieces[chunk];
+    const PackedMatrix::Segment& segment = w.segments()[static_cast<size_t>(piece.item)];
+    const kernels::FormatKernels& kernel = table.formats[int(segment.format)];
+    std::byte* const own = scratch + thread * memory;
+    EncodedRows rows = encoder;
+    rows.place(own + temporary, block);
+    const int64_t stride = rows.stride(kernel.activation);
+    for (int first = 0; first < M; first += block) {
+      const int count = std::min(block, M - first);
+      const InputRows input{.x = x.data + piece.item * x.head + first * x.token, .ld = x.token};
+      for (int m = 0; m < count; ++m) rows.encode(input, m, m, reinterpret_cast<float*>(own));
+      float* to = y.data + piece.item * y.head + first * y.token;
+      for (int64_t p = piece.first; p < piece.first + piece.count; ++p) {
+        const int64_t row = p * kernels::kPanelRows;
+        const int n = static_cast<int>(std::min<int64_t>(kernels::kPanelRows, segment.rows - row));
+        kernel.matmul(rows.row(kernel.activation, 0), stride, segment.panel(p), to + row, y.token, count, n,
+                      static_cast<int>(K));
+      }
+    }
+  });
+}
+
+MlaAttention::MlaAttention(const kernels::KernelTable& table, ThreadPool& pool, const MlaWeights& weights,
+                           const MlaShape& shape)
+    : table_(table), pool_(pool), weights_(weights), shape_(shape) {}
+
+const StatePlane& MlaAttention::plane(const AttentionBatch& batch, const StateCache& cache, int layer) const {
+  if (layer < 0 || layer >= cache.num_layers()) {
+    throw KernelFailure("Mla.forward: layer is " + std::to_string(layer) + "; the cache has layers 0 to " +
+                        std::to_string(cache.num_layers() - 1));
+  }
+  const std::vector<StatePlane>& planes = cache.planes(layer);
+  if (planes.size() != 1 || planes.front().width != shape_.cached()) {
+    const std::string width = planes.empty() ? "0" : std::to_string(planes.front().width);
+    throw KernelFailure("Mla.forward: the cache has " + std::to_string(planes.size()) + " planes of " +
+                        width + " elements; expected 1 of " + std::to_string(shape_.cached()));
+  }
+  if (2 * batch.num_rotated_pairs() != shape_.rope) {
+    throw KernelFailure("Mla.forward: rope_cos rotates " + std::to_string(batch.num_rotated_pairs()) +
+                        " pairs; expected " + std::to_string(shape_.rope / 2));
+  }
+  return planes.front();
+}
+
+void MlaAttention::forward(const float* hidden, float* sum, AttentionBatch& batch, const StateCache& cache,
+                           int layer) {
+  const StatePlane& plane = this->plane(batch, cache, layer);
+  batch.check_pages(cache);
+  const int T = batch.num_tokens();
+  if (T == 0) return;
+  const auto lock = pool_.lock_scratch();
+  WorkTimer timer(Work::kQkv);
+  float* a = pool_.scratch_floats(kCompressedSlot, T * weights_.a->rows());
+  linear(table_, pool_, {.x = hidden, .ld = hidden_size(), .norm = weights_.norm, .eps = shape_.eps}, T,
+         *weights_.a, weights_.a_bias, a);
+  timer.next(Work::kKeysValues);
+  store_latents(a, batch, plane, cache.page_size());
+
+  const Tiling tiling = this->tiling(batch);
+  const std::vector<AttentionTile>& tiles = batch.tiles(tiling.tokens);
+  const int64_t query_floats = static_cast<int64_t>(shape_.num_heads) * shape_.cached();
+  const int64_t most = std::max<int64_t>(tiling.tokens, kQueryFloats / query_floats);
+  for (size_t begin = 0; begin < tiles.size();) {
+    size_t end = begin;
+    int count = 0;
+    while (end < tiles.size() && count + tiles[end].num_tokens <= most) count += tiles[end++].num_tokens;
+    const int first = tiles[begin].first_token;
+    float* queries = pool_.scratch_floats(kQuerySlot, count * query_floats);
+    timer.next(Work::kQkv);
+    make_queries(a, batch, first, count, queries);
+    timer.next(Work::kAttention);
+    attend(queries, batch, plane, cache.page_size(), first, std::span(tiles).subspan(begin, end - begin),
+           tiling);
+    timer.next(Work::kOutput);
+    const int64_t width = weights_.o->columns();
+    float* values = pool_.scratch_floats(kHeadsSlot, count * width);
+    linear_by_head(table_, pool_, {queries, query_floats, shape_.cached()}, count, *weights_.v_b,
+                   {values, width, shape_.value});
+    linear(table_, pool_, {.x = values, .ld = width}, count, *weights_.o, weights_.o_bias,
+           sum + static_cast<int64_t>(first) * hidden_size(), true);
+    begin = end;
+  }
+}
+
+void MlaAttention::rotate(const float* from, float* to, const AttentionBatch& batch, int token) const {
+  const int half = shape_.rope / 2;
+  if (shape_.neighbours) {
+    for (int i = 0; i < half; ++i) {
+      to[i] = from[2 * i];
+      to[half + i] = from[2 * i + 1];
+    }
+  } else {
+    std::memcpy(to, from, static_cast<size_t>(shape_.rope) * sizeof(float));
+  }
+  table_.rope(to, batch.cosine(token), batch.sine(token), half);
+}
+
+void MlaAttention::store_latents(const float* a, const AttentionBatch& batch, const StatePlane& plane,
+                                 int page_size) {
+  const int T = batch.num_tokens();
+  const int64_t width = weights_.a->rows();
+  const double elements = static_cast<double>(T) * shape_.cached();
+  for_ranges(pool_, T, 1, work_us(12.0 * elements, 10.0 * elements), [&](int64_t first, int64_t count) {
+    std::vector<float> row(static_cast<size_t>(shape_.cached()));
+    for (int t = static_cast<int>(first); t < first + count; ++t) {
+      const float* from = a + t * width + q_rows();
+      table_.rmsnorm(from, weights_.latent_norm, shape_.latent_eps, row.data(), shape_.latent);
+      rotate(from + shape_.latent, row.data() + shape_.latent, batch, t);
+      store_row(table_, row.data(), plane, batch.row(t, page_size));
+    }
+  });
+}
+
+MlaAttention::Tiling MlaAttention::tiling(const AttentionBatch& batch) const {
+  Tiling tiling{std::max(1, kTileRows / shape_.num_heads), std::min(shape_.num_heads, kTileRows)};
+  if (batch.num_tokens() < 2 * pool_.num_threads()) tiling.tokens = 1;
+  if (tiling.tokens > 1) return tiling;
+  // Positions are shared out by blocks; if there are few blocks too, heads are shared out.
+  int64_t blocks = 0;
+  for (int t = 0; t < batch.num_tokens(); ++t) blocks += batch.position(t) / kBlockPositions + 1;
+  while (tiling.heads > kFewestHeads && blocks * shape_.num_heads / tiling.heads < 2 * pool_.num_threads())
+    tiling.heads = (tiling.heads + 1) / 2;
+  return tiling;
+}
+
+void MlaAttention::make_queries(const float* a, const AttentionBatch& batch, int first, int count,
+                                float* queries) {
+  const int64_t a_width = weights_.a->rows();
+  const int heads = shape_.num_heads, key = shape_.key(), cached = shape_.cached();
+  const float* q = a + first * a_width;
+  int64_t width = a_width;
+  if (weights_.q_b != nullptr) {
+    width = weights_.q_b->rows();
+    float* expanded = pool_.scratch_floats(kHeadsSlot, count * width);
+    linear(table_, pool_, {.x = q, .ld = a_width, .norm = weights_.q_norm, .eps = shape_.latent_eps}, count,
+           *weights_.q_b, nullptr, expanded);
+    q = expanded;
+  }
+  const int64_t query_width = static_cast<int64_t>(heads) * cached;
+  linear_by_head(table_, pool_, {q, width, key}, count, *weights_.k_b, {queries, query_width, cached});
+  const double elements = static_cast<double>(count) * heads * shape_.rope;
+  for_ranges(pool_, count, 1, work_us(8.0 * elements, 6.0 * elements), [&](int64_t from, int64_t n) {
+    for (int64_t t = from; t < from + n; ++t) {
+      for (int h = 0; h < heads; ++h) {
+        rotate(q + t * width + h * key + shape_.nope, queries + t * query_width + h * cached + shape_.latent,
+               batch, first + static_cast<int>(t));
+      }
+    }
+  });
+}
+
+// Tiles of tokens with all their heads, or tokens with some of them.
+class MlaAttention::Source final : public AttentionSource {
+ public:
+  Source(const MlaAttention& block, const Tiling& tiling, const StatePlane& plane, float* queries, int first)
+      : shape_(block.shape_), heads_(tiling.heads), plane_(plane), queries_(queries), first_(first) {}
+
+  int parts() const override { return (shape_.num_heads + heads_ - 1) / heads_; }
+  int heads(int part) const override { return std::min(heads_, shape_.num_heads - part * heads_); }
+  const StatePlane& keys(int) const override { return plane_; }
+  const StatePlane& values(int) const override { return plane_; }
+  const float* queries(const AttentionTile& tile, int part, float*) const override { return at(tile, part); }
+  // The shared key's columns are summed too, and ignored: rows of the cache are read in place.
+  void take(const AttentionTile& tile, int part, const float* sums) const override {
+    const int D = shape_.cached();
+    float* to = at(tile, part);
+    for (int row = 0; row < tile.num_tokens * heads(part); ++row)
+      std::copy_n(sums + int64_t{row} * D, shape_.latent, to + int64_t{row} * D);
+  }
+
+ private:
+  float* at(const AttentionTile& tile, int part) const {
+    return queries_ +
+           (int64_t{tile.first_token - first_} * shape_.num_heads + part * heads_) * shape_.cached();
+  }
+
+  const MlaShape& shape_;
+  int heads_;
+  const StatePlane& plane_;
+  float* queries_;
+  int first_;
+};
+
+void MlaAttention::attend(float* queries, const AttentionBatch& batch, const StatePlane& plane, int page_size,
+                          int first, std::span<const AttentionTile> tiles, const Tiling& tiling) const {
+  const BlockedAttention attention(table_, pool_, shape_.scale, {}, kBlocksSlot);
+  attention.run(Source(*this, tiling, plane, queries, first), batch, tiles, page_size);
+}
+
+}  // namespace twofold

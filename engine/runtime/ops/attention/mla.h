@@ -1,0 +1,92 @@
+// The attention half of a decoder layer with multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section
+// 2.1): keys and values of all heads are products of one latent vector per token, and only that, with one rotated
+// key that all heads share, is cached.
+//
+// Absorbed form for every row, prefill and decode alike, so that the result does not depend on how a prompt is
+// cut: a head's query is multiplied into the latent space (k_b), scores are products with the cached rows, the
+// weighted latents are summed, and the sum becomes the head's values (v_b). Keys and values are never expanded.
+#pragma once
+#include <span>
+
+#include "host/thread_pool.h"
+#include "ops/attention/attention_batch.h"
+#include "ops/linear.h"
+#include "ops/packed_matrix.h"
+#include "ops/state_cache.h"
+
+namespace twofold {
+
+// Null pointers mean absent. Nothing is owned: the creator of the block keeps the arrays.
+struct MlaWeights {
+  const float* norm;  // [hidden]
+  const PackedMatrix*
+      a;  // [q rows + latent + rope, hidden]: queries or their low-rank part, latent, shared key
+  const float* a_bias;       // [rows of a]
+  const float* q_norm;       // [q rows], with q_b
+  const PackedMatrix* q_b;   // [heads * (nope + rope), q rows]; null: the q rows are the queries
+  const float* latent_norm;  // [latent]
+  const PackedMatrix* k_b;   // one part of [latent, nope] per head
+  const PackedMatrix* v_b;   // one part of [value, latent] per head
+  const PackedMatrix* o;     // [hidden, heads * value]
+  const float* o_bias;       // [hidden]
+};
+
+struct MlaShape {
+  int num_heads;
+  int nope, rope;  // dimensions of a head's query without and with rotation
+  int latent, value;
+  float eps, latent_eps;  // of the layer's norm; of the norms of the low-rank queries and of the latent
+  float scale;            // of the scores
+  bool neighbours;        // rotation pairs (2i, 2i + 1) in the weights' order; else (i, i + rope / 2)
+
+  int key() const { return nope + rope; }
+  int cached() const { return latent + rope; }
+};
+
+// Its cache has one plane, `cached` wide.
+class MlaAttention {
+ public:
+  MlaAttention(const kernels::KernelTable& table, ThreadPool& pool, const MlaWeights& weights,
+               const MlaShape& shape);
+
+  // sum += the attention output of hidden, both [T, hidden_size]; they may alias. Stores the tokens' latents in
+  // `layer` of the cache first, so tokens of one sequence in one batch see one another. Throws KernelFailure
+  // when batch or cache do not fit.
+  void forward(const float* hidden, float* sum, AttentionBatch& batch, const StateCache& cache, int layer);
+
+  int hidden_size() const { return static_cast<int>(weights_.o->rows()); }
+
+ private:
+  struct Tiling {  // the tokens and heads of one task
+    int tokens, heads;
+  };
+  class Source;
+
+  const StatePlane& plane(const AttentionBatch& batch, const StateCache& cache, int layer) const;
+  void store_latents(const float* a, const AttentionBatch& batch, const StatePlane& plane, int page_size);
+  Tiling tiling(const AttentionBatch& batch) const;
+  void make_queries(const float* a, const AttentionBatch& batch, int first, int count, float* queries);
+  // Replaces the queries of tiles of tokens, the first of which is `first`, by the weighted latents.
+  void attend(float* queries, const AttentionBatch& batch, const StatePlane& plane, int page_size, int first,
+              std::span<const AttentionTile> tiles, const Tiling& tiling) const;
+  void rotate(const float* from, float* to, const AttentionBatch& batch, int token) const;
+  int64_t q_rows() const { return weights_.a->rows() - shape_.cached(); }
+
+  const kernels::KernelTable& table_;
+  ThreadPool& pool_;
+  MlaWeights weights_;
+  MlaShape shape_;
+};
+
+// Rows of M tokens and as many heads as `w` has parts: row (m, h) begins at data + m * token + h * head.
+template <class T>
+struct HeadRows {
+  T* data;
+  int64_t token, head;
+};
+
+// y(m, h) = w_h x(m, h). Takes scratch slot kLinearSlot; the caller holds the lock.
+void linear_by_head(const kernels::KernelTable& table, ThreadPool& pool, const HeadRows<const float>& x,
+                    int M, const PackedMatrix& w, const HeadRows<float>& y);
+
+}  // namespace twofold

@@ -1,1 +1,0 @@
-"""The `twofold` command. One module per subcommand, imported only when that subcommand is asked for."""

@@ -1,0 +1,1 @@
+"""Prefix cache: pages and snapshots of earlier computation, in memory and on disk."""

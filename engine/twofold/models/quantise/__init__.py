@@ -1,1 +1,0 @@
-"""Writing a model again with quantised weights, and measuring what that cost in quality."""

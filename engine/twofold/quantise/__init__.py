@@ -1,0 +1,1 @@
+"""Quantisation of a model to a new directory, and measurement of its quality loss."""

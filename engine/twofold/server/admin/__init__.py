@@ -1,0 +1,1 @@
+"""Routes for operators: live control, expert recordings, status, metrics."""

@@ -1,0 +1,245 @@
+"""/admin routes: status and live control for the server's operator, protected by a separate key.
+
+Without --admin-key they do not exist: `middleware.RequestFrame` answers 404 and names the flag. Requests are listed by
+size, never by content.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import time
+from typing import Annotated, Any, Final
+
+from fastapi import APIRouter, Request
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from twofold import __version__
+from twofold.api.errors import ConfigError
+from twofold.api.types import MemoryUse, RequestProgress, Resize
+from twofold.server.bridge.protocol import ServingEngine
+from twofold.server.bridge.request_body import read_body
+from twofold.server.bridge.state import ServerState
+from twofold.server.http import errors as api_errors
+from twofold.server.http.errors import ApiError
+
+_MAX_BODY: Final = 4096
+_MAX_PLACEMENT_BODY: Final = 1 << 20
+"""Body limit of a placement; Kimi K2's 23,000 experts take 120 kB."""
+_MOST_REQUESTS: Final = 1000
+"""Most requests in one listing."""
+
+
+class ResizeBody(BaseModel):
+    """Body of a resize; see `Resize`."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    gpu_experts_ratio: float | None = None
+    num_gpu_experts: int | None = None
+    max_total_tokens: int | None = None
+
+
+class PlacementBody(BaseModel):
+    """Resident experts of each MoE layer."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    resident: list[list[Annotated[int, Field(ge=0, le=65_535)]]]
+
+
+def router(state: ServerState) -> APIRouter:
+    routes = APIRouter(prefix="/admin", include_in_schema=False)
+
+    @routes.get("/status")
+    async def status() -> dict[str, Any]:
+        return _status(state)
+
+    @routes.get("/requests")
+    async def requests() -> dict[str, Any]:
+        live = state.engine_while_draining.control.requests()
+        now = time.time()
+        return {
+            "num_requests": len(live),
+            "requests": [_request(progress, now) for progress in live[:_MOST_REQUESTS]],
+        }
+
+    @routes.delete("/requests/{request_id}")
+    async def cancel(request_id: str) -> dict[str, str]:
+        engine = state.engine_while_draining
+        # A request for several answers is several engine requests under one client-visible id.
+        names = {progress.request.request_id for progress in engine.control.requests()}
+        own = [
+            name
+            for name in names
+            if name == request_id
+            or (name.startswith(f"{request_id}-") and name[len(request_id) + 1 :].isdigit())
+        ]
+        if not own:
+            raise ApiError(
+                404,
+                f"no request {request_id[:200]!r} runs or waits; `twofold ctl requests` lists those that do",
+            )
+        for name in own:
+            engine.cancel(name)
+        return {"cancelled": request_id}
+
+    @routes.get("/cache")
+    async def cache() -> dict[str, Any]:
+        engine = state.engine_while_draining
+        placed = await asyncio.to_thread(engine.control.placement, None, 1)
+        return _cache(engine) | {
+            "expert_slots_per_layer": [
+                {"layer": layer.layer, "resident": layer.num_resident, "of": engine.info.num_experts}
+                for layer in placed
+            ]
+        }
+
+    @routes.post("/cache/drop_prefixes")
+    async def drop_prefixes() -> dict[str, int]:
+        return {"dropped_pages": await asyncio.to_thread(state.engine_while_draining.control.drop_prefixes)}
+
+    @routes.get("/placement")
+    async def placement(request: Request) -> dict[str, Any]:
+        layer, top = _whole(request, "layer"), _whole(request, "top")
+        control = state.engine_while_draining.control
+        layers = None if layer is None else [layer]
+        try:
+            placed = await asyncio.to_thread(control.placement, layers, 16 if top is None else top)
+        except ConfigError as error:
+            raise ApiError(400, str(error), param="layer") from None
+        return {
+            "layers": [
+                {
+                    "layer": each.layer,
+                    "resident": each.num_resident,
+                    "experts": [
+                        {"expert": expert, "state": where, "worth": worth}
+                        for expert, where, worth in each.experts
+                    ],
+                }
+                for each in placed
+            ],
+            "dynamic_update": dict(state.engine_while_draining.stats().dynamic_update),
+        }
+
+    @routes.get("/placement/experts")
+    async def placed_experts() -> dict[str, Any]:
+        found = await asyncio.to_thread(state.engine_while_draining.control.expert_placement)
+        return found._asdict() | {"model": state.model_name}
+
+    @routes.post("/placement/experts")
+    async def place_experts(request: Request) -> dict[str, int]:
+        control = state.engine.control
+        try:
+            asked = PlacementBody.model_validate_json(await read_body(request, _MAX_PLACEMENT_BODY))
+        except ValidationError as error:
+            raise api_errors.from_validation(error) from None
+        try:
+            return {"uploaded": await asyncio.to_thread(control.place_experts, asked.resident)}
+        except ConfigError as error:
+            raise ApiError(400, str(error), code="does_not_fit") from None
+
+    @routes.post("/resize")
+    async def resize(request: Request) -> dict[str, Any]:
+        engine = state.engine
+        try:
+            asked = ResizeBody.model_validate_json(await read_body(request, _MAX_BODY))
+        except ValidationError as error:
+            raise api_errors.from_validation(error) from None
+        try:
+            await asyncio.to_thread(engine.control.resize, Resize(**asked.model_dump()))
+        except ConfigError as error:
+            raise ApiError(400, str(error), code="does_not_fit") from None
+        return {"memory": _memory(engine.control.memory())}
+
+    @routes.post("/sleep")
+    async def sleep() -> dict[str, Any]:
+        engine = state.engine
+        await asyncio.to_thread(engine.control.sleep)
+        return {"state": _phase(state), "memory": _memory(engine.control.memory())}
+
+    @routes.post("/wake")
+    async def wake() -> dict[str, Any]:
+        engine = state.engine
+        try:
+            await asyncio.to_thread(engine.control.wake)
+        except ConfigError as error:
+            raise ApiError(400, str(error), code="does_not_fit") from None
+        return {"state": _phase(state), "memory": _memory(engine.control.memory())}
+
+    return routes
+
+
+def _phase(state: ServerState) -> str:
+    engine = state.loaded_engine
+    asleep = state.phase == "ready" and engine is not None and engine.control.asleep
+    return "asleep" if asleep else state.phase
+
+
+def _status(state: ServerState) -> dict[str, Any]:
+    engine = state.engine_while_draining
+    info, stats = engine.info, engine.stats()
+    return {
+        "model": state.model_name,
+        "aliases": list(state.model_names[1:]),
+        "version": __version__,
+        "state": _phase(state),
+        "uptime_s": round(time.time() - state.started_s, 3),
+        "accelerator": info.accelerator,
+        "clock": info.clock,
+        "running": stats.num_running,
+        "waiting": stats.num_waiting,
+        "max_num_seqs": engine.max_num_seqs,
+        "decode_tokens_per_s": round(stats.decode_tokens_per_s, 3),
+        "memory": _memory(engine.control.memory()),
+    }
+
+
+def _memory(use: MemoryUse) -> dict[str, Any]:
+    return dataclasses.asdict(use) | {
+        "kv_bytes": use.num_pages * use.page_bytes,
+        "kv_tokens": use.num_pages * use.page_size,
+        "prefix_cache_bytes": use.num_cached_pages * use.page_bytes + use.num_snapshots * use.record_bytes,
+    }
+
+
+def _cache(engine: ServingEngine) -> dict[str, Any]:
+    stats, use = engine.stats(), engine.control.memory()
+    return {
+        "policy": engine.info.policy or None,
+        "expert_slots": use.num_slots,
+        "slots_bytes": use.slots_bytes,
+        "experts": dataclasses.asdict(stats.placement),
+        "prefix_cache": {
+            "pages": use.num_cached_pages,
+            "snapshots": use.num_snapshots,
+            "bytes": use.num_cached_pages * use.page_bytes + use.num_snapshots * use.record_bytes,
+            "queried_tokens": stats.prefix_cache_queries,
+            "hit_tokens": stats.prefix_cache_hits,
+        },
+    }
+
+
+def _request(progress: RequestProgress, now: float) -> dict[str, Any]:
+    request = progress.request
+    return {
+        "id": request.request_id,
+        "endpoint": request.endpoint,
+        "state": "running" if progress.is_running else "waiting",
+        "prompt_tokens": len(request.prompt_token_ids),
+        "computed_tokens": progress.num_computed,
+        "cached_tokens": progress.num_cached,
+        "generated_tokens": progress.num_generated,
+        "max_tokens": progress.max_tokens,
+        "age_s": round(max(now - progress.submitted_s, 0.0), 3),
+    }
+
+
+def _whole(request: Request, name: str) -> int | None:
+    text = request.query_params.get(name)
+    if text is None:
+        return None
+    if not text.isascii() or not text.isdigit() or len(text) > 9:
+        raise ApiError(400, f"{name} was given {text[:200]!r}; it takes a whole number", param=name)
+    return int(text)

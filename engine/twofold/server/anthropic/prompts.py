@@ -1,0 +1,187 @@
+"""Converts Anthropic's conversations, tools and tool choices to chat requests."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+from twofold.server.anthropic.schemas import (
+    CountTokensRequest,
+    OfferedTool,
+    RedactedThinkingBlock,
+    TextBlock,
+    ThinkingBlock,
+    ToolChoice,
+    ToolResultBlock,
+    ToolUseBlock,
+    Turn,
+)
+from twofold.server.bridge.protocol import ServingTokenizer
+from twofold.server.http.errors import ApiError
+from twofold.server.openai.thinking import thinking_variables
+
+ATTRIBUTION: Final = "x-anthropic-billing-header:"
+"""Start of the billing block in Claude Code's system prompt. It differs from request to request and would prevent
+shared prefixes."""
+
+_SCHEMAS_ELSEWHERE: Final = ("bash_", "text_editor_", "computer_", "memory_", "browser_")
+"""Type prefixes of client-run tools whose schemas only Anthropic's models know."""
+_EFFORTS: Final = {"xhigh": "high", "max": "high"}
+
+
+def chat_fields(body: CountTokensRequest, tokenizer: ServingTokenizer) -> dict[str, Any]:
+    """Fields of a chat request with the same prompt. ApiError 400 for content that it cannot represent."""
+    thinks = body.thinking is not None and body.thinking.type != "disabled"
+    fields: dict[str, Any] = {
+        "model": body.model,
+        "messages": [*_system(body), *_messages(body.messages)],
+        "tools": _tools(body.tools, body.tool_choice),
+        # Clients that did not ask for thinking take the first block for the answer.
+        "include_reasoning": bool(thinks and body.thinking and body.thinking.display != "omitted"),
+        "chat_template_kwargs": thinking_variables(tokenizer, thinks),
+        "thinking_token_budget": body.thinking.budget_tokens if thinks and body.thinking else None,
+    }
+    if body.tool_choice is not None and fields["tools"]:
+        fields["tool_choice"] = _choice(body.tool_choice)
+        fields["parallel_tool_calls"] = not body.tool_choice.disable_parallel_tool_use
+    output = body.output_config
+    if output is not None and output.effort and "reasoning_effort" in tokenizer.template_variables:
+        fields["reasoning_effort"] = _EFFORTS.get(output.effort, output.effort)
+    form = output.format if output is not None and output.format is not None else body.output_format
+    if form is not None:
+        schema = {"name": "output_config.format", "schema": form.schema_}
+        fields["response_format"] = {"type": "json_schema", "json_schema": schema}
+    if body.messages[-1].role == "assistant":
+        if "tool_calls" in fields["messages"][-1]:
+            raise ApiError(
+                400, "messages: the last one calls tools; send a user's message with their tool_result blocks"
+            )
+        fields["continue_final_message"] = True
+    return fields
+
+
+def _system(body: CountTokensRequest) -> list[dict[str, Any]]:
+    if body.system is None or isinstance(body.system, str):
+        text = body.system or ""
+    else:
+        text = _joined(block.text for block in body.system if not block.text.startswith(ATTRIBUTION))
+    return [{"role": "system", "content": text}] if text else []
+
+
+def _messages(turns: Sequence[Turn]) -> list[dict[str, Any]]:
+    """One message per tool result; consecutive turns of one role are merged, as in Anthropic's API."""
+    messages: list[dict[str, Any]] = []
+    for number, turn in enumerate(turns):
+        made = _assistant(turn, number) if turn.role == "assistant" else list(_others(turn, number))
+        for message in made:
+            last = messages[-1] if messages else {}
+            if message["role"] == last.get("role") == "user":
+                last["content"] = _joined([last["content"], message["content"]])
+            else:
+                messages.append(message)
+    return messages
+
+
+def _assistant(turn: Turn, number: int) -> list[dict[str, Any]]:
+    if isinstance(turn.content, str):
+        return [{"role": "assistant", "content": turn.content}]
+    texts: list[str] = []
+    thinking: list[str] = []
+    calls: list[dict[str, Any]] = []
+    for place, block in enumerate(turn.content):
+        if isinstance(block, TextBlock):
+            texts.append(block.text)
+        elif isinstance(block, ThinkingBlock):
+            thinking.append(block.thinking)
+        elif isinstance(block, ToolUseBlock):
+            arguments = json.dumps(block.input or {}, ensure_ascii=False)
+            function = {"name": block.name, "arguments": arguments}
+            calls.append({"id": block.id, "type": "function", "function": function})
+        elif not isinstance(block, RedactedThinkingBlock):
+            raise _misplaced(number, place, block.type, "user")
+    # The pieces of one answer are joined without a separator, to replay it unchanged.
+    message: dict[str, Any] = {"role": "assistant", "content": "".join(texts)}
+    if any(thinking):
+        message["reasoning_content"] = "\n".join(thinking)
+    return [message | ({"tool_calls": calls} if calls else {})]
+
+
+def _others(turn: Turn, number: int) -> Iterator[dict[str, Any]]:
+    if isinstance(turn.content, str):
+        yield {"role": turn.role, "content": turn.content}
+        return
+    for place, block in enumerate(turn.content):
+        if isinstance(block, TextBlock):
+            yield {"role": turn.role, "content": block.text}
+        elif isinstance(block, ToolResultBlock) and turn.role == "user":
+            yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": _result(block)}
+        else:
+            raise _misplaced(number, place, block.type, "assistant" if turn.role == "user" else "user")
+
+
+def _result(block: ToolResultBlock) -> str:
+    if block.content is None or isinstance(block.content, str):
+        text = block.content or ""
+    else:
+        text = _joined(part.text for part in block.content if isinstance(part, TextBlock))
+    # Templates have no other field for it.
+    return f"Error: {text}" if block.is_error and not text.lower().startswith("error") else text
+
+
+def _misplaced(number: int, place: int, kind: str, role: str) -> ApiError:
+    where = f"messages[{number}].content[{place}]"
+    return ApiError(
+        400, f"{where}: a block of type {kind!r} belongs into a message of the role {role!r}", param=where
+    )
+
+
+def _tools(tools: Sequence[OfferedTool] | None, choice: ToolChoice | None) -> list[dict[str, Any]] | None:
+    """The tools that the caller runs. Tools that Anthropic's servers run are dropped if others remain, because this
+    server cannot run them; alone they are refused."""
+    offered: list[dict[str, Any]] = []
+    left_out: list[OfferedTool] = []
+    for number, tool in enumerate(tools or ()):
+        where = f"tools[{number}]"
+        if tool.type not in (None, "custom"):
+            if tool.type.startswith(_SCHEMAS_ELSEWHERE):
+                raise ApiError(
+                    400,
+                    f"{where}: the model does not know the schema of {tool.type!r}; offer it as a tool with name, "
+                    "description and input_schema",
+                    param=where,
+                )
+            left_out.append(tool)
+            continue
+        if tool.name is None or tool.input_schema is None:
+            raise ApiError(400, f"{where}: needs a name and an input_schema, a JSON schema", param=where)
+        function: dict[str, Any] = {
+            "name": tool.name,
+            "description": tool.description,
+            "parameters": tool.input_schema,
+            "strict": tool.strict or None,
+        }
+        said = {name: value for name, value in function.items() if value is not None}
+        offered.append({"type": "function", "function": said})
+    forced = choice is not None and choice.type == "tool" and choice.name in {tool.name for tool in left_out}
+    if left_out and (forced or not offered):
+        raise ApiError(
+            400,
+            f"tools: {left_out[0].type!r} is run by Anthropic's servers, and nothing here runs it; offer a tool of "
+            "your own instead",
+            param="tools",
+        )
+    return offered or None
+
+
+def _choice(choice: ToolChoice) -> str | dict[str, Any]:
+    if choice.type == "tool":
+        if choice.name is None:
+            raise ApiError(400, "tool_choice: type 'tool' needs the tool's name", param="tool_choice")
+        return {"type": "function", "function": {"name": choice.name}}
+    return {"auto": "auto", "any": "required", "none": "none"}[choice.type]
+
+
+def _joined(texts: Iterator[str] | list[str]) -> str:
+    """Join blocks with line breaks."""
+    return "\n".join(texts)

@@ -1,0 +1,59 @@
+"""Anthropic's Messages API, translated to requests of /v1/chat/completions, with the same refusals and behaviour."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import JSONResponse, Response
+
+from twofold.server.anthropic.answers import COUNTED, MESSAGES
+from twofold.server.anthropic.format import AnthropicMessage
+from twofold.server.anthropic.prompts import chat_fields
+from twofold.server.anthropic.schemas import CountTokensRequest, MessagesChat, MessagesRequest
+from twofold.server.bridge.bounded_tokenizer import tokenising
+from twofold.server.bridge.request_body import parse_body, translated
+from twofold.server.bridge.state import ServerState
+from twofold.server.http.anthropic_errors import MESSAGES_PATH
+from twofold.server.http.openapi import body_of
+from twofold.server.openai.chat_reading import ChatReading
+from twofold.server.openai.prompts import chat_prompts
+from twofold.server.openai.routes import answer_chat
+
+
+def router(state: ServerState) -> APIRouter:
+    routes = APIRouter(prefix=MESSAGES_PATH)
+
+    @routes.post("", openapi_extra=body_of(MessagesRequest), responses=MESSAGES)
+    async def messages(request: Request) -> Response:
+        body = await parse_body(request, MessagesRequest, state)
+        fields = {
+            "max_tokens": body.max_tokens or 1,
+            "answers_nothing": not body.max_tokens,
+            "stop": body.stop_sequences or None,
+            "temperature": body.temperature,
+            "top_p": body.top_p,
+            "top_k": body.top_k,
+            "stream": body.stream,
+        }
+        return await answer_chat(state, _translated(state, body, **fields), AnthropicMessage)
+
+    @routes.post("/count_tokens", openapi_extra=body_of(CountTokensRequest), responses=COUNTED)
+    async def count_tokens(request: Request) -> Response:
+        body = await parse_body(request, CountTokensRequest, state)
+        state.check_model(body.model)
+        asked = _translated(state, body)
+        tokenizer, marks = state.tokenizer, state.chat_marks
+        ChatReading.of(asked, marks, tokenizer)  # refuses tools whose calls cannot be parsed
+
+        def count() -> int:
+            return len(chat_prompts(asked, tokenizer, marks, kept=state.kept_tokens)[0].token_ids)
+
+        number = await tokenising(count, state.workers, state.counters, param="messages")
+        return JSONResponse({"input_tokens": number})
+
+    return routes
+
+
+def _translated(state: ServerState, body: CountTokensRequest, **fields: Any) -> MessagesChat:
+    return translated(MessagesChat, chat_fields(body, state.tokenizer) | fields, state)

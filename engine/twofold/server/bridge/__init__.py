@@ -1,0 +1,1 @@
+"""Bridge between server and engine: server state, thread crossing, request bodies, metrics."""

@@ -1,0 +1,134 @@
+"""Tokenisation bounded by the context length; the tokens of a refused text are counted separately."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor
+from typing import Any, Final, TypeVar
+
+from twofold.server.bridge.protocol import ServingTokenizer
+from twofold.server.http.errors import CONTEXT_LENGTH, ApiError, too_long
+from twofold.text.tokenizer import ToolForm
+from twofold.text.tokenizer.literal_text import PromptText
+
+T = TypeVar("T")
+
+_CHARS_PER_TOKEN: Final = 8
+"""Characters per token assumed for the first piece. Text has about 4, so most texts that fit are tokenised once."""
+_SURELY: Final = 2
+_COUNTED_CHARS: Final = 512 * 1024
+"""Longest text counted in one piece: a token takes 130 bytes while it is made, so 8 MB of one letter would take 1
+GB."""
+_WORD_GAP: Final = re.compile(r"(?<=\w) (?=\w)")
+"""Gaps at which vocabularies split before merging, so that the pieces' tokens equal those of the whole text."""
+
+
+class TooManyTokensError(Exception):
+    """A text has more tokens than the context holds. `count` returns their number; it takes seconds for some MB."""
+
+    def __init__(self, max_context: int, count: Callable[[], int]) -> None:
+        super().__init__(max_context)
+        self.max_context = max_context
+        self.count = count
+
+
+async def tokenising(work: Callable[[], T], workers: Executor, counters: Executor, *, param: str) -> T:
+    """Run `work` on a thread of `workers` and return its result. ApiError 400 with the length for a text that is too
+    long.
+
+    The length is counted on `counters`, so that requests that fit do not wait for it.
+    """
+    loop = asyncio.get_running_loop()
+    try:
+        return await loop.run_in_executor(workers, work)
+    except TooManyTokensError as error:
+        message = too_long(await loop.run_in_executor(counters, error.count), error.max_context)
+        raise ApiError(400, message, param=param, code=CONTEXT_LENGTH) from None
+
+
+class BoundedTokenizer:
+    """A tokenizer whose cost is bounded by the model's context, not by the text's length.
+
+    It tokenises a prefix of the text, then one twice as long, and so on. Later text changes only the tokens of the word
+    that it continues, and merges of a vocabulary do not halve the number of tokens before it. So a prefix with twice
+    the context's tokens proves that the whole text is too long. An accepted text is always tokenised whole, in one
+    call: its ids are the tokenizer's own. All pieces together are less than twice the last one.
+    """
+
+    def __init__(self, tokenizer: ServingTokenizer, max_context: int) -> None:
+        self._tokenizer = tokenizer
+        self._max_context = max_context
+
+    def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
+        """The token ids of `text`. TooManyTokensError when there are certainly more than the context holds."""
+        size = _CHARS_PER_TOKEN * self._max_context
+        while size < len(text):
+            if len(self._tokenizer.encode(text[:size])) > _SURELY * self._max_context:
+                raise TooManyTokensError(self._max_context, lambda: self._count(text, add_special_tokens))
+            size *= 2
+        return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
+    def _count(self, text: str, add_special_tokens: bool) -> int:
+        """Number of tokens of the whole text; exact up to `_COUNTED_CHARS`, and beyond where words have gaps."""
+        first, *others = _pieces(text)
+        number = len(self._tokenizer.encode(first, add_special_tokens=add_special_tokens))
+        return number + sum(len(self._tokenizer.encode(piece)) for piece in others)
+
+    def stretches(self, text: str) -> list[str]:
+        """The text split into parts; a text that may be too long stays whole."""
+        if len(text) > _CHARS_PER_TOKEN * self._max_context:
+            return [text]
+        return self._tokenizer.stretches(text)
+
+    def apply_chat_template(self, messages: list[dict[str, Any]], *arguments: Any, **options: Any) -> str:
+        return self._tokenizer.apply_chat_template(messages, *arguments, **options)
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        return self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return self._tokenizer.token_bytes(token_id)
+
+    def token_id(self, token: str) -> int | None:
+        return self._tokenizer.token_id(token)
+
+    @property
+    def chat_template(self) -> str | None:
+        return self._tokenizer.chat_template
+
+    @property
+    def tool_form(self) -> ToolForm | None:
+        return self._tokenizer.tool_form
+
+    @property
+    def special_token_ids(self) -> frozenset[int]:
+        return self._tokenizer.special_token_ids
+
+    @property
+    def vocab_size(self) -> int:
+        return self._tokenizer.vocab_size
+
+    @property
+    def template_variables(self) -> frozenset[str]:
+        return self._tokenizer.template_variables
+
+
+def _pieces(text: str) -> Iterator[str]:
+    begin = 0
+    while len(text) - begin > _COUNTED_CHARS:
+        least, most = begin + _COUNTED_CHARS, begin + 2 * _COUNTED_CHARS
+        gap = _WORD_GAP.search(text, least, most)
+        end = gap.start() if gap is not None else min(most, len(text))
+        yield _cut(text, begin, end)
+        begin = end
+    yield _cut(text, begin, len(text))
+
+
+def _cut(text: str, begin: int, end: int) -> str:
+    """`text[begin:end]`, keeping the literal positions of a `PromptText`."""
+    if not isinstance(text, PromptText) or end - begin == len(text):
+        return text[begin:end]
+    literal = frozenset(offset - begin for offset in text.literal if begin <= offset < end)
+    return PromptText(text[begin:end], literal)

@@ -1,0 +1,245 @@
+"""Counters and histograms of the served requests, in Prometheus' text format, with vLLM's names where they fit.
+
+Counted on the event loop only, so there are no locks. Times are wall-clock times, as a client could measure them.
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from twofold.api.types import Chunk, Usage
+
+Gauge = tuple[str, str, str, float | Mapping[str, float]]
+"""(name, type, help, value); the value is a mapping by `label_text` for several labels."""
+
+_TTFT_SECONDS: Final = (
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560,
+)  # fmt: skip
+_TOKEN_SECONDS: Final = (
+    0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80,
+)  # fmt: skip
+_REQUEST_SECONDS: Final = (
+    0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680,
+)  # fmt: skip
+_STEP_TOKENS: Final = tuple(
+    float(n) for n in (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+)
+_NUM_ANSWERS: Final = (1.0, 2.0, 5.0, 10.0, 20.0)
+_CONTEXT: Final = ()
+"""Bucket bounds 1, 2, 5, 10 … up to the longest context, which is known once the model is loaded."""
+
+_HISTOGRAMS: Final[Mapping[str, tuple[str, Sequence[float]]]] = {
+    "time_to_first_token_seconds": ("Request accepted to first token.", _TTFT_SECONDS),
+    "inter_token_latency_seconds": ("Time between two tokens of an answer.", _TOKEN_SECONDS),
+    "request_time_per_output_token_seconds": ("Mean time per token after the first, by request.", _TOKEN_SECONDS),
+    "e2e_request_latency_seconds": ("Request accepted to last token.", _REQUEST_SECONDS),
+    "request_queue_time_seconds": ("Submitted to the engine to first scheduled.", _REQUEST_SECONDS),
+    "request_prefill_time_seconds": ("First scheduled to first token.", _REQUEST_SECONDS),
+    "request_decode_time_seconds": ("First token to last token.", _REQUEST_SECONDS),
+    "request_inference_time_seconds": ("First scheduled to last token.", _REQUEST_SECONDS),
+    "request_prompt_tokens": ("Prompt tokens by request.", _CONTEXT),
+    "request_prefill_kv_computed_tokens": ("Prompt tokens that no cache held, by request.", _CONTEXT),
+    "request_generation_tokens": ("Generated tokens by request.", _CONTEXT),
+    "request_max_num_generation_tokens": ("Generated tokens of a prompt's longest answer.", _CONTEXT),
+    "request_params_max_tokens": ("max_tokens by request, as the context allowed it.", _CONTEXT),
+    "request_params_n": ("Answers by prompt.", _NUM_ANSWERS),
+}  # fmt: skip
+"""Request histograms, with vLLM's names and buckets."""
+
+
+class Histogram:
+    """Observations counted per bucket."""
+
+    def __init__(self, name: str, help_text: str, bounds: Sequence[float]) -> None:
+        self.name = name
+        self.help_text = help_text
+        self._bounds = tuple(map(float, bounds))
+        self._counts = [0] * (len(self._bounds) + 1)
+        self._sum = 0.0
+
+    def observe(self, value: float, times: int = 1) -> None:
+        self._counts[bisect.bisect_left(self._bounds, value)] += times
+        self._sum += value * times
+
+    def lines(self, labels: str) -> Iterable[str]:
+        yield f"# HELP {self.name} {self.help_text}"
+        yield f"# TYPE {self.name} histogram"
+        total = 0
+        for bound, count in zip((*map(_bound_text, self._bounds), "+Inf"), self._counts, strict=True):
+            total += count
+            yield f'{self.name}_bucket{{{labels},le="{bound}"}} {total}'
+        yield f"{self.name}_sum{{{labels}}} {self._sum}"
+        yield f"{self.name}_count{{{labels}}} {total}"
+
+
+def step_tokens(steps: Mapping[int, int]) -> Histogram:
+    """vLLM's histogram of tokens per step, from the number of steps by token count."""
+    found = Histogram("vllm:iteration_tokens_total", "Tokens computed in a step.", _STEP_TOKENS)
+    for num_tokens, times in steps.items():
+        found.observe(num_tokens, times)
+    return found
+
+
+class Metrics:
+    """The server's own part of /metrics."""
+
+    def __init__(self, max_context: int = 1) -> None:
+        self.prompt_tokens = 0
+        self.cached_tokens = 0
+        self.generation_tokens = 0
+        self.finished: Counter[str] = Counter()
+        self.refused: Counter[str] = Counter()
+        self._histograms: dict[str, Histogram] = {}
+        self.set_context(max_context)
+
+    def set_context(self, max_context: int) -> None:
+        """Reset the histograms, with buckets up to the longest context."""
+        self._histograms = {
+            name: Histogram(f"vllm:{name}", help_text, bounds or _buckets_up_to(max_context))
+            for name, (help_text, bounds) in _HISTOGRAMS.items()
+        }
+
+    def observe(self, name: str, value: float, times: int = 1) -> None:
+        """Add a value to histogram `name` of `_HISTOGRAMS`."""
+        self._histograms[name].observe(value, times)
+
+    def begin(self, num_answers: int = 1) -> list[RequestTimer]:
+        """One timer per answer to a prompt."""
+        prompt = _PromptAnswers(num_answers)
+        return [RequestTimer(self, prompt) for _ in range(num_answers)]
+
+    def text(self, model: str, gauges: Iterable[Gauge], histograms: Iterable[Histogram] = ()) -> str:
+        """The exposition text. `gauges` and `histograms` are current values from the engine and its sink."""
+        labels = label_text(model_name=model)
+        lines: list[str] = []
+        counters: list[Gauge] = [
+            ("vllm:prompt_tokens_total", "counter", "Prompt tokens of finished requests.", self.prompt_tokens),
+            ("vllm:prompt_tokens_cached_total", "counter", "Of these, found in a cache.", self.cached_tokens),
+            ("vllm:generation_tokens_total", "counter", "Tokens generated.", self.generation_tokens),
+            _by_label("vllm:request_success_total", "finished_reason", "Requests by how they ended.", self.finished),
+            _by_label("twofold:requests_refused_total", "code", "Requests refused, by HTTP code.", self.refused),
+        ]  # fmt: skip
+        for name, kind, help_text, value in (*counters, *gauges):
+            lines += [f"# HELP {name} {help_text}", f"# TYPE {name} {kind}"]
+            if isinstance(value, Mapping):
+                lines += [f"{name}{{{labels},{further}}} {one}" for further, one in value.items()]
+            else:
+                lines.append(f"{name}{{{labels}}} {value}")
+        for histogram in (*self._histograms.values(), *histograms):
+            lines.extend(histogram.lines(labels))
+        return "\n".join(lines) + "\n"
+
+
+@dataclass
+class _PromptAnswers:
+    """The answers to one prompt, whose tokens are counted once."""
+
+    num_answers: int
+    finished: list[Usage] = field(default_factory=list)
+
+
+class RequestTimer:
+    """Times one answer, from the acceptance of its request to its last token."""
+
+    def __init__(self, metrics: Metrics, prompt: _PromptAnswers) -> None:
+        self._metrics = metrics
+        self._prompt = prompt
+        self._begun = self._latest = time.perf_counter()
+        self._first_seen = False
+        self._ended = False
+
+    def saw(self, batch: Sequence[Chunk]) -> None:
+        now = time.perf_counter()
+        for chunk in batch:
+            num_tokens = len(chunk.token_ids)
+            if num_tokens:
+                self._saw_tokens(num_tokens, now)
+            if chunk.finish_reason is not None:
+                self._end(chunk.finish_reason, chunk.usage)
+
+    def _saw_tokens(self, num_tokens: int, now: float) -> None:
+        metrics = self._metrics
+        metrics.generation_tokens += num_tokens
+        if not self._first_seen:
+            self._first_seen = True
+            metrics.observe("time_to_first_token_seconds", now - self._begun)
+            num_tokens -= 1
+        if num_tokens:
+            metrics.observe("inter_token_latency_seconds", (now - self._latest) / num_tokens, num_tokens)
+        self._latest = now
+
+    def end(self) -> None:
+        """Stop timing; an answer without its last chunk was abandoned by its client."""
+        self._end("cancelled", None)
+
+    def _end(self, reason: str, usage: Usage | None) -> None:
+        if self._ended:
+            return
+        self._ended = True
+        # vLLM's terms: "abort" is an answer whose client disconnected.
+        self._metrics.finished["abort" if reason == "cancelled" else reason] += 1
+        if usage is not None:
+            self._count_prompt(usage)
+        if reason in ("stop", "length"):
+            self._metrics.observe("e2e_request_latency_seconds", time.perf_counter() - self._begun)
+            if usage is not None:
+                self._observe(usage)
+
+    def _count_prompt(self, usage: Usage) -> None:
+        metrics, prompt = self._metrics, self._prompt
+        if not prompt.finished:
+            metrics.prompt_tokens += usage.prompt_tokens
+            metrics.cached_tokens += usage.cached_tokens
+        prompt.finished.append(usage)
+        if len(prompt.finished) == prompt.num_answers:
+            longest = max(each.completion_tokens for each in prompt.finished)
+            metrics.observe("request_params_n", prompt.num_answers)
+            metrics.observe("request_max_num_generation_tokens", longest)
+
+    def _observe(self, usage: Usage) -> None:
+        queue_s, prefill_s, decode_s = usage.wall_s
+        per_token_s = decode_s / (usage.completion_tokens - 1) if usage.completion_tokens > 1 else 0.0
+        for name, value in (
+            ("request_time_per_output_token_seconds", per_token_s),
+            ("request_queue_time_seconds", queue_s),
+            ("request_prefill_time_seconds", prefill_s),
+            ("request_decode_time_seconds", decode_s),
+            ("request_inference_time_seconds", prefill_s + decode_s),
+            ("request_prompt_tokens", usage.prompt_tokens),
+            ("request_prefill_kv_computed_tokens", usage.prompt_tokens - usage.cached_tokens),
+            ("request_generation_tokens", usage.completion_tokens),
+            ("request_params_max_tokens", usage.max_tokens),
+        ):
+            self._metrics.observe(name, value)
+
+
+def label_text(**labels: str) -> str:
+    """Labels in the exposition format."""
+    return ",".join(f'{name}="{_escaped(value)}"' for name, value in labels.items())
+
+
+def _by_label(name: str, label: str, help_text: str, counts: Mapping[str, int]) -> Gauge:
+    return name, "counter", help_text, {label_text(**{label: key}): counts[key] for key in sorted(counts)}
+
+
+def _buckets_up_to(most: int) -> list[float]:
+    steps = (digit * 10.0**power for power in range(len(str(most))) for digit in (1, 2, 5))
+    return [bound for bound in steps if bound <= most]
+
+
+def _bound_text(bound: float) -> str:
+    """A bound as prometheus_client formats it: exponents from a million on."""
+    if bound < 1e6:
+        return repr(bound)
+    power = math.floor(math.log10(bound))
+    return f"{bound / 10**power:g}e+{power:02}"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

@@ -1,0 +1,163 @@
+"""Outermost request wrapper: request id, response headers, authorisation, last-resort error handler.
+
+Plain ASGI: Starlette's BaseHTTPMiddleware would buffer between the stream and the client's disconnect.
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import re
+import uuid
+from collections.abc import Sequence
+from typing import Final
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from twofold.api.errors import CapacityError
+from twofold.server.bridge.state import ServerState
+from twofold.server.http import errors as api_errors
+from twofold.server.http.early_refusals import COMPUTING_PATHS, EarlyRefusals
+from twofold.server.http.errors import ApiError
+from twofold.server.http.web_pages import foreign_caller
+
+_logger = logging.getLogger("twofold.server")
+_OPEN: Final = frozenset(("/", "/health", "/ready", "/metrics", "/version", "/openapi.json"))
+"""Paths that never need a key."""
+_ADMIN: Final = frozenset(f"/{verb}_expert_distribution_record" for verb in ("start", "stop", "dump"))
+"""Admin routes under SGLang's names."""
+_REQUEST_ID: Final = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
+
+
+class RequestFrame:
+    """Outermost layer of the application."""
+
+    def __init__(self, app: ASGIApp, state: ServerState) -> None:
+        self._app = app
+        self._state = state
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = _request_id(Headers(scope=scope))
+        started = False
+
+        async def framed_send(message: Message) -> None:
+            nonlocal started
+            if message["type"] == "http.response.start":
+                started = True
+                self._label(MutableHeaders(scope=message), request_id)
+                if scope["method"] == "POST":
+                    self._count(message["status"])
+            await send(message)
+
+        try:
+            refusal = self._refusal(scope["method"], scope["path"], Headers(scope=scope))
+            if refusal is not None:
+                await refusal.response(scope["path"])(scope, receive, framed_send)
+            else:
+                await self._app(scope, receive, framed_send)
+        except Exception as error:
+            # A bug of the server: the client gets a 500, the log gets the place; tracebacks need --debug.
+            _logger.error("internal error in %s %s: %s", scope["method"], scope["path"], _where(error))
+            _logger.debug("its traceback", exc_info=error)
+            if not started:
+                await api_errors.internal().response(scope["path"])(scope, receive, framed_send)
+
+    @property
+    def early_refusals(self) -> EarlyRefusals:
+        """Early refusals for the listening layer, which answers them without calling this."""
+        return EarlyRefusals(lambda: self._full() is not None, self._refuse_early)
+
+    def _refuse_early(self, path: str, raw_headers: list[tuple[bytes, bytes]]) -> Response | None:
+        headers = Headers(raw=raw_headers)
+        refusal = self._refusal("POST", path, headers)
+        if refusal is None:
+            return None
+        response = refusal.response(path)
+        self._label(response.headers, _request_id(headers))
+        self._count(response.status_code)
+        return response
+
+    def _count(self, status: int) -> None:
+        if status >= 400:
+            self._state.metrics.refused[str(status)] += 1
+
+    def _label(self, headers: MutableHeaders, request_id: str) -> None:
+        headers["x-request-id"] = request_id
+        engine = self._state.loaded_engine
+        if engine is not None:
+            headers["x-twofold-accelerator"] = engine.info.accelerator
+            headers["x-twofold-clock"] = engine.info.clock
+
+    def _refusal(self, method: str, path: str, headers: Headers) -> ApiError | None:
+        """The error for a caller without a required key, or for a web page where no key is required.
+
+        With a key set, `_OPEN` stays open to monitors.
+        """
+        config = self._state.config
+        is_admin = path == "/admin" or path.startswith("/admin/") or path in _ADMIN
+        if is_admin and config.admin_key:
+            # The admin key opens only these routes, and only it opens them.
+            return None if _has_key(headers, [config.admin_key]) else _unauthorised("admin")
+        if not config.api_key or path.startswith("/internal"):
+            refusal = foreign_caller(headers, config)
+        elif path in _OPEN:
+            return None
+        else:
+            refusal = None if _has_key(headers, config.api_key) else _unauthorised()
+        if refusal is None and is_admin:
+            return _no_admin_routes(path)
+        return refusal or (self._full() if method == "POST" and path in COMPUTING_PATHS else None)
+
+    def _full(self) -> ApiError | None:
+        """The refusal of a full server, before the request is read: the running requests need the time."""
+        engine = self._state.loaded_engine
+        if engine is None or self._state.phase != "ready":
+            return None
+        try:
+            engine.check_room()
+        except CapacityError as error:
+            return api_errors.from_twofold(error)
+        return None
+
+
+def _request_id(headers: Headers) -> str:
+    given = headers.get("x-request-id", "")
+    return given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+
+
+def _has_key(headers: Headers, keys: Sequence[str]) -> bool:
+    kind, _, token = headers.get("authorization", "").partition(" ")
+    given = (token if kind.lower() == "bearer" else "", headers.get("x-api-key", ""))
+    # All keys are compared, so that the timing reveals nothing.
+    matches = [hmac.compare_digest(one.strip().encode(), key.encode()) for one in given for key in keys]
+    return any(matches)
+
+
+def _unauthorised(which: str = "API") -> ApiError:
+    return ApiError(
+        401,
+        f"this needs the server's {which} key; send it as 'Authorization: Bearer KEY' or 'x-api-key: KEY'",
+        code="invalid_api_key",
+        headers={"WWW-Authenticate": "Bearer"},
+    )
+
+
+def _no_admin_routes(path: str) -> ApiError:
+    return ApiError(
+        404,
+        f"{path[:200]} is there only on a server that was started with --admin-key KEY (or TWOFOLD_ADMIN_KEY)",
+        code="no_admin_key",
+    )
+
+
+def _where(error: BaseException) -> str:
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    place = "" if trace is None else f" at {trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}"
+    return f"{type(error).__name__}: {error}{place}"

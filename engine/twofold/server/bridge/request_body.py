@@ -1,0 +1,97 @@
+"""Reads and validates a request body without trusting its size, its speed or its structure."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any, Final, TypeVar
+
+from fastapi import Request
+from pydantic import BaseModel, ValidationError
+
+from twofold.server.bridge.body_worker import parse
+from twofold.server.bridge.state import ServerState
+from twofold.server.http import errors as api_errors
+from twofold.server.http.errors import ApiError
+
+M = TypeVar("M", bound=BaseModel)
+
+READ_TIMEOUT_S: Final = 60.0
+"""Time limit for receiving a body, so that slow clients cannot hold connections for ever."""
+
+_BROWSER_HEADERS: Final = frozenset(("origin", "sec-fetch-site"))
+"""Headers of which browsers send at least one with every POST; pages cannot leave them out."""
+
+_INLINE_BYTES: Final = 16 * 1024
+"""Largest body parsed on the event loop (at most 5 ms); larger ones are parsed in a separate process."""
+
+
+async def read_body(request: Request, max_bytes: int) -> bytes:
+    """The whole body. ApiError 413 as soon as it is known to be too large, 408 when it does not arrive in time."""
+    declared = request.headers.get("content-length", "")
+    if declared.isdigit() and int(declared) > max_bytes:
+        raise _too_large(max_bytes)
+    parts: list[bytes] = []
+    size = 0
+    try:
+        async with asyncio.timeout(READ_TIMEOUT_S):
+            async for part in request.stream():
+                size += len(part)
+                if size > max_bytes:
+                    raise _too_large(max_bytes)
+                parts.append(part)
+    except TimeoutError:
+        raise ApiError(408, f"the request body did not arrive within {READ_TIMEOUT_S:.0f} s") from None
+    return b"".join(parts)
+
+
+async def parse_body(request: Request, schema: type[M], state: ServerState) -> M:
+    """Parse the body as `schema`. ApiError 415 for a browser's body that is not declared as JSON, 400 naming the field
+    that is wrong, 503 while there is no engine."""
+    _refuse_undeclared_json_of_browsers(request)
+    max_context = state.engine.max_context
+    body = await read_body(request, state.config.max_body_bytes)
+    if len(body) <= _INLINE_BYTES:
+        return parse(schema, body, max_context)
+    loop = asyncio.get_running_loop()
+    return await loop.run_in_executor(state.parsers, state.body_worker.parse, schema, body, max_context)
+
+
+def translated(schema: type[M], fields: Mapping[str, Any], state: ServerState) -> M:
+    """Another API's request as `schema`, validated as if it had been sent; fields that are None are left out. ApiError
+    400 naming the field that is wrong."""
+    given = {name: value for name, value in fields.items() if value is not None}
+    try:
+        return schema.model_validate(given, context={"max_context": state.engine.max_context})
+    except ValidationError as error:
+        raise api_errors.from_validation(error) from None
+
+
+def _refuse_undeclared_json_of_browsers(request: Request) -> None:
+    """ApiError 415 for a browser's body that is not declared as JSON.
+
+    A web page can send any other type to another site without permission. For JSON the browser asks first, and is
+    refused. Programs such as curl send neither of the headers that identify a browser; their bodies need no
+    Content-Type.
+    """
+    if _BROWSER_HEADERS.isdisjoint(request.headers):
+        return
+    given = request.headers.get("content-type", "")
+    kind = given.partition(";")[0].strip().lower()
+    if kind == "application/json" or (kind.startswith("application/") and kind.endswith("+json")):
+        return
+    raise ApiError(
+        415,
+        f"a browser sent this with the Content-Type {given[:200]!r}; send the body as 'Content-Type: application/json'",
+        code="unsupported_media_type",
+    )
+
+
+def _too_large(max_bytes: int) -> ApiError:
+    return ApiError(
+        413,
+        f"the request body is larger than the {max_bytes} bytes this server accepts (--max-body-bytes)",
+        code="request_too_large",
+        # The rest of the body stays unread, so the connection cannot be used again.
+        headers={"Connection": "close"},
+    )

@@ -1,0 +1,1 @@
+"""HTTP layer below every API: connections, limits, authentication, bodies, errors."""

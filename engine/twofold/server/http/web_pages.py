@@ -1,0 +1,72 @@
+"""Protects a server without a key from web pages.
+
+A page in the user's browser can reach 127.0.0.1 too: by a form or fetch (recognised by `Origin`), or by a name of its
+own that resolves there (DNS rebinding, recognised by `Host`). Programs send neither a foreign Host nor an Origin.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+
+from twofold.api.config import ServerConfig
+from twofold.server.http.errors import ApiError
+
+
+def foreign_caller(headers: Headers, config: ServerConfig) -> ApiError | None:
+    """The refusal of a request that a web page may have made; None for a local request."""
+    host = headers.get("host")
+    # Browsers always send Host; HTTP/1.0 programs may not.
+    if host is not None and not _is_known(_name_of(host), config):
+        return ApiError(
+            403,
+            f"the Host header is {host[:200]!r}, which is no local name; call the server by its address or as "
+            "localhost, start it with --allowed-hosts NAME, or with --api-key",
+            code="host_not_allowed",
+        )
+    origin = headers.get("origin")
+    if origin is not None and not _is_local_origin(origin, host):
+        return ApiError(
+            403,
+            f"the Origin header is {origin[:200]!r}; without --api-key no web page of another site may call this "
+            "server",
+            code="origin_not_allowed",
+        )
+    return None
+
+
+def _is_known(name: str, config: ServerConfig) -> bool:
+    if _is_loopback(name) or name in {known.lower() for known in (config.host, *config.allowed_hosts)}:
+        return True
+    # An address cannot be rebound. A server that listens on loopback only has just loopback addresses, though.
+    return not _is_loopback(config.host) and _address(name) is not None
+
+
+def _is_local_origin(origin: str, host: str | None) -> bool:
+    parts = urlsplit(origin)
+    if parts.scheme not in ("http", "https"):
+        # "null": a sandboxed frame or a file.
+        return False
+    return (host is not None and parts.netloc.lower() == host.lower()) or _is_loopback(_name_of(parts.netloc))
+
+
+def _name_of(authority: str) -> str:
+    """The host of "host:port", lower case and without brackets."""
+    name = authority.strip().lower()
+    if name.startswith("["):
+        return name[1:].partition("]")[0]
+    return name.partition(":")[0].rstrip(".")
+
+
+def _is_loopback(name: str) -> bool:
+    address = _address(name)
+    return address.is_loopback if address is not None else name == "localhost" or name.endswith(".localhost")
+
+
+def _address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        return ipaddress.ip_address(name)
+    except ValueError:
+        return None

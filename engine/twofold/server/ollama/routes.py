@@ -1,0 +1,222 @@
+"""Ollama's API: /api/chat and /api/generate, translated to requests of /v1, and the routes that its clients query.
+
+Refusals and behaviour are those of /v1.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any, Final
+
+from fastapi import APIRouter, Request
+from starlette.responses import JSONResponse, Response
+
+from twofold import __version__
+from twofold.server.bridge.request_body import parse_body, translated
+from twofold.server.bridge.state import ServerState
+from twofold.server.http.errors import ApiError
+from twofold.server.http.openapi import answers, body_of
+from twofold.server.ollama.formats import OllamaChat, OllamaGenerate, OllamaRaw, now
+from twofold.server.ollama.schemas import (
+    OllamaChatRequest,
+    OllamaGenerateRequest,
+    OllamaMessage,
+    OllamaOptions,
+    OllamaShowRequest,
+)
+from twofold.server.openai.answer_schemas import (
+    OllamaChatAnswer,
+    OllamaGenerateAnswer,
+    OllamaModelList,
+    OllamaProcessList,
+    OllamaShown,
+    OllamaVersion,
+)
+from twofold.server.openai.model_card import listed_names, ollama_card, ollama_process
+from twofold.server.openai.routes import answer_chat, answer_completion
+from twofold.server.openai.schemas import ChatRequest, CompletionRequest
+from twofold.server.openai.stream_schemas import OllamaChatLine, OllamaGenerateLine, lines_of
+from twofold.server.openai.thinking import thinking_variables
+
+_SAME: Final = (
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "seed",
+    "stop",
+)
+OLLAMA_VERSION: Final = "0.12.11"
+"""Ollama version of this API. Clients compare it with their minimum: VS Code needs 0.6.4 or later."""
+_REFUSED_THERE: Final = ("mirostat", "tfs_z", "typical_p")
+
+
+def router(state: ServerState) -> APIRouter:
+    routes = APIRouter(prefix="/api")
+
+    @routes.post(
+        "/chat",
+        openapi_extra=body_of(OllamaChatRequest),
+        responses=answers(OllamaChatAnswer, stream=lines_of(OllamaChatLine)),
+    )
+    async def chat(request: Request) -> Response:
+        body = await parse_body(request, OllamaChatRequest, state)
+        fields = _fields(state, body)
+        if not body.messages:
+            return _loaded(body, {"message": {"role": "assistant", "content": ""}})
+        fields |= {"tools": body.tools or None, "messages": _messages(body.messages)}
+        return await answer_chat(state, translated(ChatRequest, fields, state), OllamaChat)
+
+    @routes.post(
+        "/generate",
+        openapi_extra=body_of(OllamaGenerateRequest),
+        responses=answers(OllamaGenerateAnswer, stream=lines_of(OllamaGenerateLine)),
+    )
+    async def generate(request: Request) -> Response:
+        body = await parse_body(request, OllamaGenerateRequest, state)
+        fields = _fields(state, body)
+        if not body.prompt:
+            return _loaded(body, {"response": ""})
+        if body.raw:
+            # OpenAI's default there is 16 tokens.
+            fields.setdefault("max_tokens", state.engine.max_context)
+            fields["logprobs"] = fields.pop("top_logprobs", None)
+            raw = translated(CompletionRequest, fields | {"prompt": body.prompt}, state)
+            return await answer_completion(state, raw, OllamaRaw)
+        messages = [{"role": "system", "content": body.system}] if body.system else []
+        messages.append({"role": "user", "content": body.prompt})
+        asked = translated(ChatRequest, fields | {"messages": messages}, state)
+        return await answer_chat(state, asked, OllamaGenerate, context=body.context or ())
+
+    @routes.get("/tags", response_model=None, responses=answers(OllamaModelList))
+    @routes.head("/tags", include_in_schema=False)
+    async def tags() -> dict[str, Any]:
+        return {"models": [ollama_card(state, name) for name in listed_names(state)]}
+
+    @routes.get("/ps", response_model=None, responses=answers(OllamaProcessList))
+    async def loaded() -> dict[str, Any]:
+        return {"models": [ollama_process(state, name) for name in listed_names(state)]}
+
+    @routes.post(
+        "/show",
+        response_model=None,
+        openapi_extra=body_of(OllamaShowRequest),
+        responses=answers(OllamaShown),
+    )
+    async def show(request: Request) -> dict[str, Any]:
+        body = await parse_body(request, OllamaShowRequest, state)
+        state.check_model(_served_name(state, body.model or body.name or ""))
+        return _shown(state)
+
+    @routes.get("/version", response_model=None, responses=answers(OllamaVersion))
+    @routes.head("/version", include_in_schema=False)
+    async def version() -> dict[str, str]:
+        return {"version": OLLAMA_VERSION, "twofold_version": __version__}
+
+    return routes
+
+
+def _fields(state: ServerState, body: OllamaChatRequest | OllamaGenerateRequest) -> dict[str, Any]:
+    """Fields common to both of OpenAI's requests."""
+    name = _served_name(state, body.model)
+    state.check_model(name)
+    fields: dict[str, Any] = {"model": name, "stream": body.stream is not False, "return_speed": True}
+    options = body.options or OllamaOptions()
+    for option in (*_SAME, *_REFUSED_THERE):
+        fields[option] = getattr(options, option)
+    fields["repetition_penalty"] = options.repeat_penalty
+    if options.num_predict is not None and options.num_predict >= 0:
+        fields["max_tokens"] = options.num_predict
+    if body.logprobs:
+        fields |= {"logprobs": True, "top_logprobs": body.top_logprobs or 0}
+    if body.format:
+        schema = {"type": "json_schema", "json_schema": {"name": "format", "schema": body.format}}
+        fields["response_format"] = {"type": "json_object"} if body.format == "json" else schema
+    if body.think is not None:
+        fields |= _thinking(state, body.think)
+    return {field: value for field, value in fields.items() if value is not None}
+
+
+def _messages(given: Sequence[OllamaMessage]) -> list[dict[str, Any]]:
+    """Messages in OpenAI's format. Calls without ids get ids of nine letters and digits, which some templates
+    require."""
+    messages: list[dict[str, Any]] = []
+    waiting: list[tuple[str, str]] = []
+    """Names and ids of the calls without a result so far."""
+    num_calls = 0
+    for message in given:
+        said: dict[str, Any] = {"role": message.role, "content": message.content or ""}
+        if message.thinking:
+            said["reasoning_content"] = message.thinking
+        if message.tool_calls:
+            said["tool_calls"] = calls = []
+            waiting = []
+            for call in message.tool_calls:
+                function, call_id = call.function, call.id or f"call{num_calls:05d}"
+                num_calls += 1
+                arguments = json.dumps(function.arguments or {}, ensure_ascii=False)
+                told = {"name": function.name, "arguments": arguments}
+                calls.append({"id": call_id, "type": "function", "function": told})
+                waiting.append((function.name, call_id))
+        if message.role == "tool":
+            fitting = [one for one in waiting if message.tool_name in (None, one[0])] or waiting
+            answered = message.tool_call_id or (fitting[0][1] if fitting else None)
+            waiting = [one for one in waiting if one[1] != answered]
+            said |= {} if answered is None else {"tool_call_id": answered}
+        messages.append(said)
+    return messages
+
+
+def _thinking(state: ServerState, think: bool | str) -> dict[str, Any]:
+    """Thinking fields by the variable that the model's template reads; thinking without a switch can be left out of the
+    answer."""
+    if isinstance(think, str):
+        return {"reasoning_effort": think}
+    said = {} if think else {"include_reasoning": False}
+    variables = thinking_variables(state.tokenizer, think)
+    if variables:
+        return said | {"chat_template_kwargs": variables}
+    if think and state.chat_marks.reasoning_parser is None:
+        raise ApiError(400, f"{state.model_name!r} does not support thinking; leave think out", param="think")
+    return said
+
+
+def _served_name(state: ServerState, name: str) -> str:
+    """The model name without Ollama's default tag, which clients may append."""
+    return name if name in state.model_names else name.removesuffix(":latest")
+
+
+def _loaded(body: OllamaChatRequest | OllamaGenerateRequest, empty: dict[str, Any]) -> Response:
+    """The answer to an empty request, by which clients load or unload a model; here the model stays loaded."""
+    done = {"done": True, "done_reason": "unload" if body.keep_alive in (0, "0") else "load"}
+    return JSONResponse({"model": body.model, "created_at": now()} | empty | done)
+
+
+def _shown(state: ServerState) -> dict[str, Any]:
+    card, engine = ollama_card(state, state.model_name), state.engine
+    defaults = state.sampling_defaults
+    parameters = {
+        "temperature": defaults.temperature,
+        "top_k": defaults.top_k,
+        "top_p": defaults.top_p,
+        "min_p": defaults.min_p,
+        "repeat_penalty": defaults.repetition_penalty,
+    }
+    family = engine.info.architecture
+    return {
+        "license": "",
+        "modelfile": "",
+        "parameters": "\n".join(f"{name} {value}" for name, value in parameters.items()),
+        "template": engine.tokenizer.chat_template or "",
+        "details": card["details"],
+        "model_info": {
+            "general.architecture": family,
+            "general.basename": state.model_name,
+            f"{family}.context_length": engine.max_context,
+        },
+        "capabilities": card["capabilities"],
+        "modified_at": card["modified_at"],
+    }

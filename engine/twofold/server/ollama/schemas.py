@@ -1,0 +1,126 @@
+"""Request bodies of Ollama's API. Most fields are validated by the requests that they are translated to; this file
+holds the rest."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
+from twofold.server.http.fields import Unlisted
+from twofold.server.openai.messages import MAX_CALLS, MAX_MESSAGES, Name, Text
+from twofold.server.openai.schemas import MAX_TOOLS, NumLogprobs, TokenId, fits_the_context
+
+
+def _refused(why: str) -> Any:
+    """A field accepted only with an empty value."""
+
+    def check(value: Any) -> None:
+        if value not in (None, False, "", [], {}):
+            raise ValueError(f"not supported: {why}")
+
+    return Annotated[Unlisted, AfterValidator(check)]
+
+
+_NoImages = _refused("the model reads text only")
+Context = Annotated[list[TokenId], Field(fail_fast=True), AfterValidator(fits_the_context)]
+
+
+class OllamaFunction(BaseModel):
+    name: Name
+    arguments: dict[str, Any] | None = None
+
+
+class OllamaCall(BaseModel):
+    """A tool call of an earlier answer. Many clients send no ids: calls and results are then matched by order."""
+
+    id: Annotated[str, Field(max_length=256)] | None = None
+    function: OllamaFunction
+
+
+class OllamaMessage(BaseModel):
+    role: Literal["system", "user", "assistant", "tool"]
+    content: Text | None = None
+    thinking: Text | None = None
+    images: _NoImages = None  # type: ignore[valid-type]
+    tool_calls: Annotated[list[OllamaCall], Field(max_length=MAX_CALLS, fail_fast=True)] | None = None
+    tool_name: Annotated[str, Field(max_length=256)] | None = None
+    """Name of the tool that returned this result."""
+    tool_call_id: Annotated[str, Field(max_length=256)] | None = None
+
+
+class OllamaOptions(BaseModel):
+    """Options that change the answer. Others concern memory and threads, which the server's own flags set; so does
+    num_ctx, which Ollama also cuts to the model's limit."""
+
+    model_config = ConfigDict(extra="ignore", allow_inf_nan=False)
+
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repeat_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    seed: int | None = None
+    num_predict: int | None = None
+    """Token limit; negative: the rest of the context."""
+    stop: list[str] | str | None = None
+    # Refused by the translated request, unless they have no effect.
+    mirostat: int | None = None
+    tfs_z: float | None = None
+    typical_p: float | None = None
+
+
+class _Shared(BaseModel):
+    model_config = ConfigDict(extra="ignore", protected_namespaces=(), allow_inf_nan=False)
+
+    model: Annotated[str, Field(min_length=1, max_length=512)]
+    stream: bool | None = None
+    """Streams by default."""
+    options: OllamaOptions | None = None
+    format: str | dict[str, Any] | None = None
+    """"json" or a schema."""
+    think: bool | Literal["low", "medium", "high"] | None = None
+    keep_alive: float | str | None = None
+    """Ignored: the model stays loaded."""
+    logprobs: bool | None = None
+    top_logprobs: NumLogprobs | None = None
+    """Used with `logprobs` only."""
+    images: _NoImages = None  # type: ignore[valid-type]
+
+
+class OllamaChatRequest(_Shared):
+    """Body of POST /api/chat."""
+
+    messages: Annotated[list[OllamaMessage], Field(max_length=MAX_MESSAGES, fail_fast=True)] | None = None
+    tools: Annotated[list[dict[str, Any]], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+
+
+class OllamaGenerateRequest(_Shared):
+    """Body of POST /api/generate."""
+
+    prompt: Text | None = None
+    system: Text | None = None
+    raw: bool | None = None
+    """Take the prompt as it is, without the chat template."""
+    suffix: _refused("text cannot be inserted before other text") = None  # type: ignore[valid-type]
+    template: _refused("only the model's own template is rendered") = None  # type: ignore[valid-type]
+    context: Context | None = None
+    """Tokens of an earlier prompt and its answer, placed before the prompt."""
+
+    @model_validator(mode="after")
+    def _raw_prompts_stand_alone(self) -> Self:
+        if self.raw and self.context:
+            raise ValueError("raw: not supported beside context; leave one of them out")
+        return self
+
+
+class OllamaShowRequest(BaseModel):
+    """Body of POST /api/show."""
+
+    model_config = ConfigDict(extra="ignore", protected_namespaces=())
+
+    model: Annotated[str, Field(max_length=512)] | None = None
+    name: Annotated[str, Field(max_length=512)] | None = None
+    """Older name of `model`."""

@@ -1,0 +1,153 @@
+"""Sends an answer, streamed or whole, and detects client disconnects."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from typing import Final
+
+from starlette.responses import JSONResponse, Response
+from starlette.types import Receive, Scope, Send
+
+from twofold.api.types import Chunk, Usage
+from twofold.server.bridge.crossing import AnswerStream
+from twofold.server.bridge.metrics import RequestTimer
+from twofold.server.http.connections import PROBE_KEY
+from twofold.server.http.errors import ApiError
+from twofold.server.openai.formats import AnswerFormat, joined_chunks
+
+PING_S: Final = 5.0
+"""Seconds of silence before a stream sends `AnswerFormat.stream_ping`; clients time out after a minute or more."""
+
+
+class AnswerResponse(Response):
+    """Sends the answer and watches the connection concurrently; whichever ends first ends both.
+
+    The answer is closed in every case (complete, disconnected, server stopping), so its place in the engine is freed.
+    """
+
+    def __init__(self, answer: AnswerStream, form: AnswerFormat, timers: Sequence[RequestTimer]) -> None:
+        """`timers`: one per answer."""
+        super().__init__()
+        self.answer = answer
+        self.form = form
+        self.timers = timers
+
+    async def deliver(self, scope: Scope, receive: Receive, send: Send) -> None:
+        raise AssertionError("StreamedAnswer and WholeAnswer each deliver in their own way")
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        delivery = asyncio.create_task(self.deliver(scope, receive, send))
+        watch = asyncio.create_task(_until_disconnected(receive))
+        try:
+            await asyncio.wait({delivery, watch}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            delivery_done = delivery.done()
+            for task in (delivery, watch):
+                task.cancel()
+            await asyncio.gather(delivery, watch, return_exceptions=True)
+            self.answer.close()
+            for timer in self.timers:
+                timer.end()
+        if delivery_done:
+            delivery.result()
+
+    async def batches(self) -> AsyncIterator[list[tuple[int, Chunk]]]:
+        """The answers' chunks, with timing; raises ApiError when the engine aborted one of them."""
+        async for batch in self.answer.batches():
+            good: list[tuple[int, Chunk]] = []
+            given_up: Chunk | None = None
+            for index, chunk in batch:
+                self.timers[index].saw([chunk])
+                if chunk.finish_reason in ("error", "cancelled"):
+                    given_up = given_up or chunk
+                    # Chunks computed before the failure still go to the client.
+                    good.append((index, chunk._replace(finish_reason=None)))
+                else:
+                    good.append((index, chunk))
+            yield good
+            if given_up is not None:
+                raise _given_up(given_up)
+
+
+class StreamedAnswer(AnswerResponse):
+    """A stream in the format's own form: server-sent events, one per chunk, then [DONE]."""
+
+    _sent_s = 0.0
+    """Loop time of the stream's last bytes of the answer."""
+
+    async def deliver(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope[PROBE_KEY] = self.form.stream_probe
+        headers = [
+            (b"content-type", self.form.stream_type),
+            (b"cache-control", b"no-cache"),
+            # nginx would otherwise buffer events.
+            (b"x-accel-buffering", b"no"),
+        ]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await self._say(send, self.form.first_events())
+        pings = asyncio.create_task(self._ping(send))
+        usages: dict[int, Usage] = {}
+        try:
+            async for batch in self.batches():
+                usages |= {index: chunk.usage for index, chunk in batch if chunk.usage is not None}
+                await self._say(send, b"".join(self.form.events(index, chunk) for index, chunk in batch))
+            ending = self.form.stream_end(self.form.total(usages))
+        except ApiError as error:
+            ending = self.form.held_back() + self.form.stream_error(error)
+        finally:
+            pings.cancel()
+        await send({"type": "http.response.body", "body": ending, "more_body": False})
+
+    async def _say(self, send: Send, body: bytes) -> None:
+        if body:
+            await send({"type": "http.response.body", "body": body, "more_body": True})
+            self._sent_s = asyncio.get_running_loop().time()
+
+    async def _ping(self, send: Send) -> None:
+        """Send a ping after every `PING_S` of silence: while the request waits, during prefill, and while the model's
+        output is hidden."""
+        loop = asyncio.get_running_loop()
+        self._sent_s = loop.time()
+        while True:
+            before, num_pings = self._sent_s, 1
+            await asyncio.sleep(before + PING_S - loop.time())
+            while self._sent_s == before:
+                ping = self.form.ping(num_pings * PING_S)
+                await send({"type": "http.response.body", "body": ping, "more_body": True})
+                num_pings += 1
+                await asyncio.sleep(before + num_pings * PING_S - loop.time())
+
+
+class WholeAnswer(AnswerResponse):
+    """One JSON body once the answer is complete; an error keeps its HTTP code."""
+
+    async def deliver(self, scope: Scope, receive: Receive, send: Send) -> None:
+        chunks: list[list[Chunk]] = [[] for _ in self.timers]
+        try:
+            async for batch in self.batches():
+                for index, chunk in batch:
+                    chunks[index].append(chunk)
+                    self.form.saw(index, chunk)
+        except ApiError as error:
+            await error.response(scope["path"])(scope, receive, send)
+            return
+        await JSONResponse(self.form.whole([joined_chunks(parts) for parts in chunks]))(scope, receive, send)
+
+
+def _given_up(last: Chunk) -> ApiError:
+    if last.finish_reason == "error":
+        message = last.error or "the engine failed while it computed this answer"
+        return ApiError(500, message, kind="server_error", code="engine_error")
+    return ApiError(
+        503,
+        "the server is shutting down and gave this answer up; send the request again later",
+        kind="server_error",
+        code="server_draining",
+        headers={"Retry-After": "5"},
+    )
+
+
+async def _until_disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,251 @@
+"""Answers in the format of /v1/chat/completions: text, thinking and tool calls, whole or as chunks of a stream."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Sequence
+from json.encoder import encode_basestring
+from typing import Any, Final
+
+from twofold.api.types import Chunk, FinishReason
+from twofold.server.bridge.protocol import Prompt, ServingTokenizer
+from twofold.server.openai.chat_reading import ChatReading
+from twofold.server.openai.custom_tools import custom_input
+from twofold.server.openai.formats import AnswerFormat
+from twofold.server.openai.logprobs import chat_logprobs
+from twofold.server.openai.schemas import SamplingFields
+from twofold.text.chat.answer_parser import AnswerParser
+from twofold.text.chat.events import Event
+
+_TEXTS: Final = ("content", "reasoning")
+
+
+class ChatFormat(AnswerFormat):
+    """Answers of /v1/chat/completions."""
+
+    whole_object = "chat.completion"
+    chunk_object = "chat.completion.chunk"
+    shows_custom_tools = True
+    """Whether calls of custom tools have their own format; otherwise they look like function calls."""
+
+    def __init__(
+        self,
+        request_id: str,
+        model: str,
+        asked: SamplingFields,
+        prompts: Sequence[Prompt],
+        tokenizer: ServingTokenizer,
+        reading: ChatReading,
+    ) -> None:
+        super().__init__(request_id, model, asked, prompts, tokenizer)
+        self._reading = reading
+        self._parsers = [reading.parser(self.prompt_of(index)) for index in range(self.num_choices)]
+        self._num_begun = [0] * self.num_choices
+        """Tool calls begun per choice of a stream."""
+        self._num_made = [0] * self.num_choices
+        """Complete tool calls per choice."""
+        self._custom_arguments: dict[int, list[str]] = {}
+        """Argument pieces of each choice's open custom-tool call; its input is known once they are complete."""
+        self._around_thinking: dict[int, list[bytes]] = {}
+
+    def whole(self, answers: Sequence[Chunk]) -> dict[str, Any]:
+        return super().whole(answers) | self._prompt_ids() | self._prompt_logprobs(0, answers[0])
+
+    def whole_choice(self, index: int, answer: Chunk) -> dict[str, Any]:
+        message, reason = self._message(index, answer)
+        return {
+            "index": index,
+            "message": message,
+            "logprobs": self._logprobs(answer),
+            "finish_reason": reason,
+            **self._ids(answer),
+        }
+
+    def first_choice(self, index: int) -> dict[str, Any]:
+        delta = {"role": "assistant", "content": ""}
+        return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+
+    def first_events(self) -> bytes:
+        self._head |= self._prompt_ids()
+        events = super().first_events()
+        self._head.pop("prompt_token_ids", None)
+        return events
+
+    def events(self, index: int, chunk: Chunk) -> bytes:
+        parser = self._parsers[index]
+        if parser is None:
+            return super().events(index, chunk)
+        read = self._read(parser, chunk)
+        if len(read) == 1 and read[0].kind in _TEXTS and self._says_text_only and chunk.finish_reason is None:
+            return self._text_event(index, read[0])
+        self._num_sent[index] += len(chunk.token_ids)
+        deltas = list(self._deltas(index, read))
+        logprobs, ids = self._logprobs(chunk), self._ids(chunk)
+        if not deltas and chunk.token_ids and (logprobs or ids):
+            deltas.append({"content": ""})
+        events = []
+        for delta in deltas:
+            choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": None, **ids}
+            events.append(self._event([choice], self._usage_so_far(index)))
+            # Log probabilities and ids cover the whole chunk, so only its first event has them.
+            logprobs, ids = None, {}
+        if chunk.finish_reason is not None:
+            events.append(self._last_event(index, chunk, chunk.finish_reason))
+        return b"".join(events)
+
+    def held_back(self) -> bytes:
+        events = []
+        for index in range(self.num_choices):
+            for delta in self._deltas(index, self._kept(index)):
+                choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+                events.append(self._event([choice], self._usage_so_far(index)))
+        return b"".join(events)
+
+    def delta_choice(self, index: int, chunk: Chunk, *, is_first: bool) -> dict[str, Any] | None:
+        logprobs, ids = self._logprobs(chunk), self._ids(chunk)
+        if not chunk.text and not (chunk.token_ids and (logprobs or ids)):
+            return None
+        delta = {"content": chunk.text}
+        return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": None, **ids}
+
+    def last_choice(self, index: int, reason: FinishReason) -> dict[str, Any]:
+        said = "tool_calls" if reason == "stop" and self._num_made[index] else reason
+        ids: dict[str, Any] = {"token_ids": []} if self._asked.return_token_ids else {}
+        return {"index": index, "delta": {}, "logprobs": None, "finish_reason": said, **ids}
+
+    def _message(self, index: int, answer: Chunk) -> tuple[dict[str, Any], str | None]:
+        """A whole answer's message and finish reason."""
+        message: dict[str, Any] = {"role": "assistant", "content": answer.text, "refusal": None}
+        parser = self._parsers[index]
+        if parser is None:
+            return message, answer.finish_reason
+        texts = {"content": "", "reasoning": ""}
+        calls: dict[int, dict[str, Any]] = {}
+        for event in self._read(parser, answer):
+            if event.kind == "call":
+                calls[event.number] = _call(event) | {"function": {"name": event.text, "arguments": ""}}
+            elif event.kind == "arguments":
+                calls[event.number]["function"]["arguments"] += event.text
+            elif event.kind == "call_damaged":
+                del calls[event.number]
+                texts["content"] += event.text
+            elif event.kind in texts:
+                texts[event.kind] += event.text
+        made = [self._shown(call) for call in calls.values()][: 1 if self._reading.one_call else None]
+        message["content"] = texts["content"] or (None if made else "")
+        if self._reading.marks.reasoning_parser is not None:
+            thinking = None if self._reading.hides_reasoning else texts["reasoning"] or None
+            message |= {"reasoning_content": thinking, "reasoning": thinking}
+        if made:
+            message["tool_calls"] = made
+        return message, "tool_calls" if made and answer.finish_reason == "stop" else answer.finish_reason
+
+    def _is_custom(self, name: str) -> bool:
+        return self.shows_custom_tools and name in self._reading.custom_tools
+
+    def _shown(self, call: dict[str, Any]) -> dict[str, Any]:
+        """A complete call in the format of its tool."""
+        name, arguments = call["function"]["name"], call["function"]["arguments"]
+        if not self._is_custom(name):
+            return call
+        return {
+            "id": call["id"],
+            "type": "custom",
+            "custom": {"name": name, "input": custom_input(arguments)},
+        }
+
+    def _text_event(self, index: int, event: Event) -> bytes:
+        """The event of one piece of text or thinking, built as in `AnswerFormat._around_text`."""
+        if event.kind == "content":
+            before, after = self._around_text(index)
+            return before + encode_basestring(event.text).encode() + after
+        if self._reading.hides_reasoning:
+            return b""
+        parts = self._around_thinking.get(index)
+        if parts is None:
+            (delta,) = self._deltas(index, [Event("reasoning", mark := uuid.uuid4().hex)])
+            choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+            parts = self._around_thinking[index] = self._event([choice], None).split(f'"{mark}"'.encode())
+        return encode_basestring(event.text).encode().join(parts)
+
+    def _said_by(self, index: int, chunk: Chunk) -> list[Event]:
+        """Parsed events of a choice's chunk; without a parser, all of it is text."""
+        parser = self._parsers[index]
+        if parser is not None:
+            return self._read(parser, chunk)
+        return [Event("content", chunk.text)] if chunk.text else []
+
+    def _kept(self, index: int) -> list[Event]:
+        """Events that the parser held back as a possible mark."""
+        parser = self._parsers[index]
+        return parser.finish() if parser is not None else []
+
+    def _read(self, parser: AnswerParser, chunk: Chunk) -> list[Event]:
+        events = parser.push(chunk.text)
+        if chunk.finish_reason is not None:
+            events += parser.finish(
+                cuts_calls=self._reading.forces_a_call and chunk.finish_reason == "length"
+            )
+        if self._reading.marks.reasoning_parser is None:
+            # harmony's marks separate thinking even when no parser was asked for.
+            events = [
+                event._replace(kind="content") if event.kind == "reasoning" else event for event in events
+            ]
+        return events
+
+    def _deltas(self, index: int, events: Sequence[Event]) -> Iterator[dict[str, Any]]:
+        """Message deltas of the events of a stream.
+
+        A call that proves damaged after it has begun cannot be taken back: all of it is sent as text, and the finish
+        reason is not that of a call.
+        """
+        for event in events:
+            if (
+                event.kind in ("call", "arguments", "call_end")
+                and self._reading.one_call
+                and self._num_made[index]
+            ):
+                continue
+            if event.kind in ("content", "call_damaged"):
+                self._custom_arguments.pop(index, None)
+                yield {"content": event.text}
+            elif event.kind == "reasoning":
+                if not self._reading.hides_reasoning:
+                    yield {"reasoning_content": event.text, "reasoning": event.text}
+            elif event.kind == "call":
+                yield self._begun_call(index, event)
+            elif event.kind == "arguments" and index in self._custom_arguments:
+                self._custom_arguments[index].append(event.text)
+            elif event.kind == "arguments":
+                yield self._in_call(index, {"function": {"arguments": event.text}})
+            elif event.kind == "call_end":
+                self._num_made[index] += 1
+                if index in self._custom_arguments:
+                    said = custom_input("".join(self._custom_arguments.pop(index)))
+                    yield self._in_call(index, {"custom": {"input": said}})
+
+    def _begun_call(self, index: int, event: Event) -> dict[str, Any]:
+        self._num_begun[index] += 1
+        if self._is_custom(event.text):
+            self._custom_arguments[index] = []
+            custom = {"name": event.text, "input": ""}
+            return self._in_call(index, {"id": event.call_id, "type": "custom", "custom": custom})
+        return self._in_call(index, _call(event) | {"function": {"name": event.text, "arguments": ""}})
+
+    def _in_call(self, index: int, said: dict[str, Any]) -> dict[str, Any]:
+        """A delta of the open call of choice `index`."""
+        return {"tool_calls": [{"index": self._num_begun[index] - 1, **said}]}
+
+    def _logprobs(self, chunk: Chunk) -> dict[str, Any] | None:
+        return chat_logprobs(self._names, chunk.logprobs) if self._logprobs_asked() else None
+
+    def _ids(self, chunk: Chunk) -> dict[str, Any]:
+        return {"token_ids": list(chunk.token_ids)} if self._asked.return_token_ids else {}
+
+    def _prompt_ids(self) -> dict[str, Any]:
+        ids = self._prompts[0].token_ids
+        return {"prompt_token_ids": list(ids)} if self._asked.return_token_ids else {}
+
+
+def _call(event: Event) -> dict[str, Any]:
+    return {"id": event.call_id, "type": "function"}

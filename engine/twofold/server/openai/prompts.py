@@ -1,0 +1,115 @@
+"""Converts request bodies to token ids: prompts and bad words. Runs on worker threads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+from twofold.api.errors import RequestError
+from twofold.server.bridge.kept_tokens import KeptTokens
+from twofold.server.bridge.protocol import Prompt, ServingTokenizer
+from twofold.server.bridge.turn_ends import turn_ends
+from twofold.server.openai.messages import KNOWN_ROLES, Message, messages_for_template
+from twofold.server.openai.schemas import ChatRequest, CompletionRequest, SamplingFields
+from twofold.server.openai.template_variables import template_variables
+from twofold.server.openai.thinking import thinking_is_off
+from twofold.text.chat.marks import ChatMarks
+
+
+def chat_prompts(
+    body: ChatRequest,
+    tokenizer: ServingTokenizer,
+    marks: ChatMarks,
+    *,
+    with_turn_ends: bool = False,
+    kept: KeptTokens | None = None,
+) -> list[Prompt]:
+    """The rendered conversation as prompts. RequestError when the template refuses it."""
+    variables = template_variables(body, tokenizer)
+    continues = bool(body.continue_final_message)
+    begins = not continues if body.add_generation_prompt is None else body.add_generation_prompt
+    messages = messages_for_template(body.messages, tokenizer)
+    tools = body.offered_tools or None
+
+    def render(count: int, begins: bool, continues: bool = False) -> str:
+        return tokenizer.apply_chat_template(
+            messages[:count], begins, tools=tools, continue_final_message=continues, **variables
+        )
+
+    text = render(len(messages), begins, continues)
+    _check_roles(body.messages, text)
+    if kept is None or body.add_special_tokens:
+        token_ids = tokenizer.encode(text, add_special_tokens=bool(body.add_special_tokens))
+    else:
+        token_ids = kept.encode(text, tokenizer, body.cache_salt or "")
+    truncated = _truncated(token_ids, body)
+    continued = (body.messages[-1].content or "") if continues else ""
+    opened = marks.opened_by(text, continued)
+    closed = not opened and (thinking_is_off(variables) or marks.closed_by(text, continued))
+    # Turn ends are counted from the prompt's end, which truncation on the right drops.
+    if not with_turn_ends or (body.truncation_side == "right" and len(truncated) < len(token_ids)):
+        return [Prompt(truncated, opens_reasoning=opened, closes_reasoning=closed)]
+    counts = [len(messages)] * begins + [len(messages) - 1] * (len(messages) > 1)
+    without = [partial(render, count, False) for count in counts]
+    ends = turn_ends(text, truncated, without, tokenizer)
+    return [Prompt(truncated, opens_reasoning=opened, closes_reasoning=closed, turn_ends=ends)]
+
+
+def continuing(context: Sequence[int], prompt: Prompt, tokenizer: ServingTokenizer) -> Prompt:
+    """`prompt` appended to the tokens of `context`. A begin-of-text token stays at the start only."""
+    begin = tuple(tokenizer.encode("", add_special_tokens=True))
+    is_twice = tuple(context[: len(begin)]) == begin == prompt.token_ids[: len(begin)]
+    own = prompt.token_ids[len(begin) if is_twice else 0 :]
+    shift = len(context) + len(own) - len(prompt.token_ids)
+    ends = tuple(end + shift for end in prompt.turn_ends)
+    return replace(prompt, token_ids=(*context, *own), turn_ends=ends)
+
+
+def _check_roles(messages: Sequence[Message], rendered: str) -> None:
+    """RequestError for a message that the template left out because it does not know its role."""
+    for number, message in enumerate(messages):
+        if message.role not in KNOWN_ROLES and (message.content or "").strip() not in rendered:
+            raise RequestError(
+                f"messages[{number}].role: this model's chat template leaves out messages of the role "
+                f"{message.role!r}; send it as a user's or a system's message",
+                param=f"messages[{number}].role",
+            )
+
+
+def completion_prompts(body: CompletionRequest, tokenizer: ServingTokenizer) -> list[Prompt]:
+    """The prompts in the request's order."""
+    return [_completion_prompt(prompt, body, tokenizer) for prompt in body.prompts]
+
+
+def _completion_prompt(
+    prompt: str | list[int], body: CompletionRequest, tokenizer: ServingTokenizer
+) -> Prompt:
+    if isinstance(prompt, str):
+        all_ids = tokenizer.encode(prompt, add_special_tokens=body.add_special_tokens is not False)
+    else:
+        all_ids = prompt
+    token_ids = _truncated(all_ids, body)
+    if not body.echo:
+        return Prompt(token_ids)
+    if isinstance(prompt, str) and len(token_ids) == len(all_ids):
+        return Prompt(token_ids, prompt)
+    return Prompt(token_ids, tokenizer.decode(token_ids, skip_special_tokens=False))
+
+
+def bad_word_sequences(words: Sequence[str], tokenizer: ServingTokenizer) -> tuple[tuple[int, ...], ...]:
+    """Token sequences of each word at the start of a text and, where different, after a space."""
+    sequences: dict[tuple[int, ...], None] = {}
+    for word in words:
+        for prefix in ("", " "):
+            token_ids = tuple(tokenizer.encode(prefix + (word.lstrip(" ") or word)))
+            if token_ids:
+                sequences[token_ids] = None
+    return tuple(sequences)
+
+
+def _truncated(token_ids: Sequence[int], body: SamplingFields) -> tuple[int, ...]:
+    limit = body.truncate_prompt_tokens
+    if limit is None:
+        return tuple(token_ids)
+    return tuple(token_ids[:limit] if body.truncation_side == "right" else token_ids[-limit:])

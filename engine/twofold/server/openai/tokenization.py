@@ -1,0 +1,88 @@
+"""POST /tokenize and /detokenize, under vLLM's names."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from twofold.api.errors import RequestError
+from twofold.server.bridge.bounded_tokenizer import BoundedTokenizer, tokenising
+from twofold.server.bridge.request_body import parse_body
+from twofold.server.bridge.state import ServerState
+from twofold.server.http.openapi import answers, body_of
+from twofold.server.openai.answer_schemas import Detokenized, Tokenized
+from twofold.server.openai.logprobs import TokenNames
+from twofold.server.openai.prompts import chat_prompts
+from twofold.server.openai.tokenize_schemas import (
+    DetokenizeRequest,
+    TokenizeChatRequest,
+    TokenizeRequest,
+    TokenizeTextRequest,
+)
+from twofold.text.chat.marks import ChatMarks
+
+
+def router(state: ServerState) -> APIRouter:
+    routes = APIRouter()
+
+    @routes.post("/tokenize", openapi_extra=body_of(TokenizeRequest), responses=answers(Tokenized))
+    async def tokenize(request: Request) -> Response:
+        body = (await parse_body(request, TokenizeRequest, state)).root
+        state.check_model(body.model)
+        tokenizer, max_context = state.tokenizer, state.engine.max_context
+        marks = state.chat_marks
+        param = "messages" if isinstance(body, TokenizeChatRequest) else "prompt"
+        return await _answer(state, lambda: _tokenized(body, tokenizer, marks, max_context), param)
+
+    @routes.post("/detokenize", openapi_extra=body_of(DetokenizeRequest), responses=answers(Detokenized))
+    async def detokenize(request: Request) -> Response:
+        body = await parse_body(request, DetokenizeRequest, state)
+        state.check_model(body.model)
+        tokenizer = state.tokenizer
+        return await _answer(state, lambda: _detokenized(body.tokens, tokenizer), "tokens")
+
+    return routes
+
+
+async def _answer(state: ServerState, work: Callable[[], dict[str, Any]], param: str) -> Response:
+    """Run `work` and serialise its result on a tokeniser thread, as it may be long. ApiError 400 for a text with more
+    than twice the context's tokens."""
+
+    def written() -> bytes:
+        return json.dumps(work(), ensure_ascii=False).encode(errors="replace")
+
+    content = await tokenising(written, state.workers, state.counters, param=param)
+    return Response(content, media_type="application/json")
+
+
+def _tokenized(
+    body: TokenizeTextRequest | TokenizeChatRequest,
+    tokenizer: BoundedTokenizer,
+    marks: ChatMarks,
+    max_context: int,
+) -> dict[str, Any]:
+    """The answer in vLLM's format."""
+    if isinstance(body, TokenizeChatRequest):
+        token_ids: Sequence[int] = chat_prompts(body, tokenizer, marks)[0].token_ids
+    else:
+        token_ids = tokenizer.encode(body.prompt, add_special_tokens=body.add_special_tokens is not False)
+    names = TokenNames(tokenizer)
+    return {
+        "count": len(token_ids),
+        "max_model_len": max_context,
+        "tokens": list(token_ids),
+        "token_strs": [names.name(token_id) for token_id in token_ids] if body.return_token_strs else None,
+    }
+
+
+def _detokenized(token_ids: Sequence[int], tokenizer: BoundedTokenizer) -> dict[str, Any]:
+    worst = max(token_ids, default=0)
+    if worst >= tokenizer.vocab_size:
+        raise RequestError(
+            f"token id {worst} is outside the vocabulary of {tokenizer.vocab_size}", param="tokens"
+        )
+    return {"prompt": tokenizer.decode(token_ids, skip_special_tokens=False)}

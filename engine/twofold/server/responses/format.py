@@ -1,0 +1,239 @@
+"""Answers in the format of /v1/responses: one object, or numbered, named events.
+
+The chat's parsers split the answer into pieces; whole answers and streams are built by the same steps.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from twofold.api.types import Chunk, FinishReason, SamplingParams, TokenLogprob, Usage
+from twofold.server.bridge.protocol import Prompt, ServingTokenizer
+from twofold.server.http.errors import CONTEXT_LENGTH, ApiError
+from twofold.server.openai.chat_format import ChatFormat
+from twofold.server.openai.chat_reading import ChatReading
+from twofold.server.openai.logprobs import chat_logprobs
+from twofold.server.openai.schemas import SamplingFields
+from twofold.server.responses.input import Offer
+from twofold.server.responses.items import OutputItems, Said
+from twofold.server.responses.schemas import ResponsesRequest
+from twofold.text.chat.events import Event
+
+
+@dataclass(frozen=True)
+class AskedResponse:
+    """Request fields that a response repeats."""
+
+    request: ResponsesRequest
+    offer: Offer
+    model: str
+    defaults: SamplingParams
+    effort: str | None
+    """None: the template reads none."""
+
+    def body(self, response_id: str, created_at: int, status: str, **more: Any) -> dict[str, Any]:
+        """The response object; `more` overrides its fields."""
+        asked, text = self.request, self.request.text
+        form = text.format if text is not None else None
+        return {
+            "id": response_id,
+            "object": "response",
+            "created_at": created_at,
+            "status": status,
+            "background": False,
+            "completed_at": int(time.time()) if status == "completed" else None,
+            "error": None,
+            "incomplete_details": None,
+            "instructions": asked.instructions,
+            "max_output_tokens": asked.max_output_tokens,
+            "max_tool_calls": None,
+            "metadata": asked.metadata or {},
+            "model": self.model,
+            "output": [],
+            "parallel_tool_calls": asked.parallel_tool_calls is not False,
+            "previous_response_id": None,
+            "prompt_cache_key": asked.prompt_cache_key,
+            "reasoning": {
+                "effort": self.effort,
+                "summary": asked.reasoning.summary if asked.reasoning is not None else None,
+            },
+            "service_tier": "default",
+            "store": False,
+            "temperature": self.defaults.temperature if asked.temperature is None else asked.temperature,
+            "text": {
+                "format": form.model_dump(by_alias=True, exclude_none=True) if form else {"type": "text"},
+                "verbosity": "medium",
+            },
+            "tool_choice": asked.tool_choice or "auto",
+            "tools": self.offer.given,
+            "top_logprobs": asked.top_logprobs or 0,
+            "top_p": self.defaults.top_p if asked.top_p is None else asked.top_p,
+            "truncation": "disabled",
+            "usage": None,
+            "user": None,
+        } | more
+
+
+class EventNumbers:
+    """Numbers and serialises the events of one stream."""
+
+    def __init__(self) -> None:
+        self._next = 0
+
+    def written(self, said: Iterable[Said]) -> bytes:
+        return b"".join(self._event(kind, fields) for kind, fields in said)
+
+    def _event(self, kind: str, fields: Mapping[str, Any]) -> bytes:
+        body = {"type": kind, "sequence_number": self._next, **fields}
+        self._next += 1
+        text = json.dumps(body, ensure_ascii=False, separators=(",", ":"))
+        return f"event: {kind}\ndata: {text}\n\n".encode()
+
+
+_MESSAGE: Final = ("content", "call_damaged")
+"""Events whose text belongs to a message."""
+
+
+class ResponsesFormat(ChatFormat):
+    """Answers of /v1/responses."""
+
+    def __init__(
+        self,
+        request_id: str,
+        model: str,
+        asked: SamplingFields,
+        prompts: Sequence[Prompt],
+        tokenizer: ServingTokenizer,
+        reading: ChatReading,
+        response: AskedResponse,
+    ) -> None:
+        super().__init__(request_id, model, asked, prompts, tokenizer, reading)
+        request = response.request
+        self._response = response
+        self._id = response_id(request_id)
+        self._created_at = int(time.time())
+        self._items = OutputItems(
+            response.offer,
+            one_call=self._reading.one_call,
+            as_summary=bool(request.reasoning and request.reasoning.summary),
+            with_sealed=request.wants_encrypted_reasoning,
+        )
+        self._numbers = EventNumbers()
+        self._reason: FinishReason | None = None
+        self._num_thought = 0
+        self._thinks, self._num_unsure = False, 0
+        """Whether the last text was thinking, and the number of tokens since then, whose text the parser still
+        holds."""
+        self._kept_logprobs: list[TokenLogprob] = []
+        """Log probabilities of the tokens that the parser still holds."""
+
+    def whole(self, answers: Sequence[Chunk]) -> dict[str, Any]:
+        """The response object."""
+        (answer,) = answers
+        usage = self.total({0: answer.usage} if answer.usage is not None else {})
+        return self._ended(usage) | {"output": self._items.whole}
+
+    def first_events(self) -> bytes:
+        """The events response.created and in_progress, with the request's fields."""
+        body = self._body_now("in_progress")
+        return self._numbers.written(
+            [("response.created", {"response": body}), ("response.in_progress", {"response": body})]
+        )
+
+    def saw(self, index: int, chunk: Chunk) -> None:
+        """Parse a chunk of a whole answer as it arrives, like a stream's."""
+        for _ in self._take(chunk):
+            pass
+
+    def events(self, index: int, chunk: Chunk) -> bytes:
+        """Events of the chunk; the last chunk also ends its item."""
+        return self._numbers.written(self._take(chunk))
+
+    def _take(self, chunk: Chunk) -> Iterator[Said]:
+        said = self._said_by(0, chunk)
+        self._count(said, len(chunk.token_ids))
+        yield from self._items.take(said, self._text_logprobs(said, chunk.logprobs))
+        if chunk.finish_reason is not None:
+            self._reason = chunk.finish_reason
+            yield from self._items.end(self._status)
+
+    def _text_logprobs(self, said: Sequence[Event], entries: Sequence[TokenLogprob]) -> list[dict[str, Any]]:
+        """Log probabilities of the tokens whose text is part of a message, without thinking, calls and end token."""
+        self._kept_logprobs += entries
+        if not said:
+            return []
+        entries, self._kept_logprobs = self._kept_logprobs, []
+        if not self._logprobs_asked() or all(event.kind not in _MESSAGE for event in said):
+            return []
+        logprobs: list[dict[str, Any]] = chat_logprobs(self._names, entries)["content"]
+        return logprobs
+
+    def _count(self, said: Sequence[Event], num_tokens: int) -> None:
+        """Count tokens of thinking. Held-back tokens belong to the text that follows them; marks belong to neither."""
+        if any(event.kind == "reasoning" for event in said):
+            self._num_thought += self._num_unsure + num_tokens
+        if said:
+            self._thinks, self._num_unsure = said[-1].kind == "reasoning", 0
+        elif self._thinks:
+            self._num_unsure += num_tokens
+
+    def stream_end(self, usage: Usage) -> bytes:
+        """The whole response as the final event: clients recognise the last event by its type."""
+        body = self._ended(usage)
+        return self._numbers.written([(f"response.{body['status']}", {"response": body})])
+
+    def stream_error(self, error: ApiError) -> bytes:
+        """The events of a failed response."""
+        said = self._numbers.written(self._items.end("incomplete"))
+        return said + failed(self._numbers, error, self._body_now("failed"))
+
+    def held_back(self) -> bytes:
+        """Text that the parser held back as a possible mark."""
+        return self._numbers.written(self._items.take(self._kept(0)))
+
+    @property
+    def _status(self) -> str:
+        return "incomplete" if self._reason == "length" else "completed"
+
+    def _ended(self, usage: Usage) -> dict[str, Any]:
+        body = self._body_now(self._status) | {"usage": self._usage(usage)}
+        if self._reason == "length":
+            body["incomplete_details"] = {"reason": "max_output_tokens"}
+        return body
+
+    def _body_now(self, status: str) -> dict[str, Any]:
+        return self._response.body(self._id, self._created_at, status, output=self._items.items)
+
+    def _usage(self, usage: Usage) -> dict[str, Any]:
+        return usage_body(usage, min(self._num_thought, usage.completion_tokens))
+
+
+def usage_body(usage: Usage, num_reasoning: int) -> dict[str, Any]:
+    return {
+        "input_tokens": usage.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
+        "output_tokens": usage.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": num_reasoning},
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+    }
+
+
+def response_id(request_id: str) -> str:
+    """The response's id in OpenAI's form; the logs contain it."""
+    return f"resp_{request_id.rpartition('-')[2]}"
+
+
+def failed(numbers: EventNumbers, error: ApiError, body: dict[str, Any]) -> bytes:
+    """The events that end a failed stream: `error`, and the response, the only one that some clients read."""
+    code = CONTEXT_LENGTH if error.code == CONTEXT_LENGTH else "server_error"
+    why = {"code": code, "message": error.message}
+    return numbers.written(
+        [
+            ("error", why | {"param": error.param}),
+            ("response.failed", {"response": body | {"status": "failed", "error": why}}),
+        ]
+    )

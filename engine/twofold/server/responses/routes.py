@@ -1,0 +1,180 @@
+"""POST /v1/responses, translated to /v1/chat/completions with the same refusals and behaviour.
+
+Responses are not stored, so each request carries its whole conversation; the prefix cache makes that cheap.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+import uuid
+from typing import Any, Final
+
+from fastapi import APIRouter, Request
+from starlette.responses import JSONResponse, Response
+
+from twofold.api.errors import RequestError
+from twofold.api.types import Usage
+from twofold.server.bridge.request_body import parse_body, translated
+from twofold.server.bridge.state import ServerState
+from twofold.server.http import errors as api_errors
+from twofold.server.http.errors import CONTEXT_LENGTH, ApiError
+from twofold.server.http.openapi import answers, body_of
+from twofold.server.openai.routes import answer_chat
+from twofold.server.openai.schemas import ChatRequest
+from twofold.server.openai.stream_schemas import events_of
+from twofold.server.openai.template_variables import reads_effort
+from twofold.server.responses.answers import ResponseAnswer, ResponseEvent
+from twofold.server.responses.format import (
+    AskedResponse,
+    EventNumbers,
+    ResponsesFormat,
+    failed,
+    response_id,
+    usage_body,
+)
+from twofold.server.responses.input import messages_of, offer_of, tool_choice_of
+from twofold.server.responses.schemas import ResponsesRequest
+
+_SAME: Final = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "seed",
+    "stop",
+    "ignore_eos",
+    "cache_salt",
+    "thinking_token_budget",
+    "parallel_tool_calls",
+    "stream",
+)
+_NAMES: Final = {"messages": "input", "max_tokens": "max_output_tokens", "response_format": "text.format"}
+"""Names of the chat's fields in this API."""
+_NOTHING: Final = Usage(0, 0, 0.0, 0.0)
+
+
+def router(state: ServerState) -> APIRouter:
+    routes = APIRouter(prefix="/v1/responses")
+
+    @routes.post(
+        "",
+        openapi_extra=body_of(ResponsesRequest),
+        responses=answers(ResponseAnswer, stream=events_of(ResponseEvent, with_done=False, error=None)),
+    )
+    async def responses(request: Request) -> Response:
+        body = await parse_body(request, ResponsesRequest, state)
+        state.check_model(body.model)
+        offer = offer_of(body.all_tools)
+        effort = _effort(state, body)
+        asked = AskedResponse(body, offer, state.model_name, state.sampling_defaults, effort)
+        if not any(item.kind != "additional_tools" for item in body.items):
+            return _empty(asked)
+        functions, tool_choice = tool_choice_of(body, offer)
+        fields: dict[str, Any] = {name: getattr(body, name) for name in _SAME} | {
+            "model": body.model,
+            "messages": messages_of(body, state.tokenizer),
+            "max_tokens": body.max_output_tokens,
+            "logprobs": body.wants_logprobs or None,
+            "top_logprobs": body.top_logprobs,
+            "tools": functions or None,
+            "tool_choice": tool_choice,
+            "response_format": _response_format(body),
+            "chat_template_kwargs": body.chat_template_kwargs,
+            "reasoning_effort": effort,
+        }
+        try:
+            chat = translated(ChatRequest, fields, state)
+        except ApiError as error:
+            raise _renamed(error) from None
+        try:
+            return await answer_chat(state, chat, functools.partial(ResponsesFormat, response=asked))
+        except RequestError as error:
+            raise _renamed(api_errors.from_twofold(error)) from None
+        except ApiError as error:
+            if body.stream and error.code == CONTEXT_LENGTH:
+                return _failed_stream(asked, _renamed(error))
+            raise _renamed(error) from None
+
+    @routes.get("/{response_id}")
+    @routes.delete("/{response_id}")
+    async def stored(response_id: str) -> Response:
+        raise _not_stored(response_id)
+
+    @routes.get("/{response_id}/input_items")
+    @routes.post("/{response_id}/cancel")
+    async def of_stored(response_id: str) -> Response:
+        raise _not_stored(response_id)
+
+    return routes
+
+
+def _not_stored(response_id: str) -> ApiError:
+    return ApiError(
+        404,
+        f"the response {response_id[:200]!r} is not here: none is stored (store is answered with false); keep what "
+        "the answer had, and send it in the next request's input",
+        param="response_id",
+        code="response_not_found",
+    )
+
+
+def _effort(state: ServerState, body: ResponsesRequest) -> str | None:
+    """The requested effort, if the model's template reads one in any form.
+
+    Agents send an effort without knowing the model. A model that does not think runs without it, and the response then
+    says null.
+    """
+    effort = body.reasoning.effort if body.reasoning is not None else None
+    return effort if reads_effort(state.tokenizer) else None
+
+
+def _response_format(body: ResponsesRequest) -> dict[str, Any] | None:
+    form = body.text.format if body.text is not None else None
+    if form is None or form.type == "text":
+        return None
+    if form.type == "json_object":
+        return {"type": form.type}
+    told = form.model_dump(by_alias=True, exclude={"type"}, exclude_none=True)
+    return {"type": form.type, "json_schema": told}
+
+
+def _renamed(error: ApiError) -> ApiError:
+    """The error with the field's name in this API."""
+    name = (error.param or "").partition(".")[0].partition("[")[0]
+    if name not in _NAMES or error.param is None:
+        return error
+    # Message numbers differ from item numbers.
+    param = _NAMES[name] + (error.param.removeprefix(name) if name != "messages" else "")
+    told = error.arguments() | {"param": param, "message": error.message.replace(error.param, param, 1)}
+    return ApiError(**told)
+
+
+def _empty(asked: AskedResponse) -> Response:
+    """The empty answer to a probe; nothing is computed."""
+    new, created_at = response_id(uuid.uuid4().hex), int(time.time())
+    body = asked.body(new, created_at, "completed", usage=usage_body(_NOTHING, 0))
+    if not asked.request.stream:
+        return JSONResponse(body)
+    begun = {"response": asked.body(new, created_at, "in_progress")}
+    said = [
+        ("response.created", begun),
+        ("response.in_progress", begun),
+        ("response.completed", {"response": body}),
+    ]
+    return _stream(EventNumbers().written(said))
+
+
+def _failed_stream(asked: AskedResponse, error: ApiError) -> Response:
+    """Failed stream for a prompt that is too long. Streaming agents shorten it on an error event, but fail on a 400."""
+    new, created_at = response_id(uuid.uuid4().hex), int(time.time())
+    body, numbers = asked.body(new, created_at, "in_progress"), EventNumbers()
+    begun = [(kind, {"response": body}) for kind in ("response.created", "response.in_progress")]
+    return _stream(numbers.written(begun) + failed(numbers, error, body))
+
+
+def _stream(events: bytes) -> Response:
+    return Response(events, media_type="text/event-stream", headers={"cache-control": "no-cache"})

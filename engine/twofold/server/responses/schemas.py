@@ -1,0 +1,259 @@
+"""Request body of POST /v1/responses. Most fields are validated by the chat request that they are translated to; this
+file holds the rest."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Final, Literal, Self
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    model_validator,
+)
+
+from twofold.server.http.fields import Unlisted
+from twofold.server.openai.messages import Text
+
+MAX_ITEMS: Final = 4096
+MAX_TOOLS: Final = 512
+TOOL_KINDS: Final = ("function", "custom", "namespace")
+"""Tools that the client itself runs."""
+IGNORED_TOOLS: Final = (
+    "web_search",
+    "web_search_preview",
+    "web_search_preview_2025_03_11",
+    "web_search_2025_08_26",
+    "image_generation",
+    "tool_search",
+    "local_shell",
+)
+"""Tools that agents offer by default and that are ignored: the others work without them."""
+_IGNORED_ITEMS: Final = ("web_search_call", "image_generation_call", "tool_search_call", "tool_search_output")
+"""Items of another server's tools in a conversation; ignored."""
+_NEEDED: Final = {
+    "message": ("role", "content"),
+    "reasoning": (),
+    "function_call": ("call_id", "name", "arguments"),
+    "function_call_output": ("call_id", "output"),
+    "custom_tool_call": ("call_id", "name", "input"),
+    "custom_tool_call_output": ("call_id", "output"),
+    "additional_tools": ("tools",),
+} | dict.fromkeys(_IGNORED_ITEMS, ())
+_TEXT_PARTS: Final = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
+
+
+def _flatten(value: object) -> object:
+    """Join a list of text parts into one text; the error names any other kind of part."""
+    if not isinstance(value, list):
+        return value
+    texts: list[str] = []
+    for index, part in enumerate(value):
+        kind = part.get("type") if isinstance(part, dict) else None
+        text = part.get("refusal" if kind == "refusal" else "text") if isinstance(part, dict) else None
+        if kind is None:
+            raise ValueError(f'part {index} must be an object such as {{"type": "input_text", "text": "…"}}')
+        if kind != "refusal" and kind not in _TEXT_PARTS:
+            raise ValueError(f"part {index} has type {str(kind)[:40]!r}; the model reads text only")
+        if not isinstance(text, str):
+            raise ValueError(f"part {index} needs a string in 'text'")
+        texts.append(text)
+    return "".join(texts)
+
+
+def _refused(why: str) -> Any:
+    """A field accepted only with an empty value."""
+
+    def check(value: Any) -> None:
+        if value not in (None, False, "", [], {}):
+            raise ValueError(f"not supported: {why}")
+
+    return Annotated[Unlisted, AfterValidator(check)]
+
+
+_Stored = _refused("nothing is stored here; send the whole conversation in input")
+_Budget = _refused("use max_output_tokens")
+
+
+def _is_tool(tool: dict[str, Any]) -> dict[str, Any]:
+    kind, name = tool.get("type"), tool.get("name")
+    if kind in IGNORED_TOOLS:
+        return tool
+    if kind not in TOOL_KINDS:
+        raise ValueError(
+            f"has type {str(kind)[:40]!r}, which runs on OpenAI's servers; offer a function, or leave it out"
+        )
+    if not isinstance(name, str) or not name:
+        raise ValueError("needs a text in 'name', beside 'type'")
+    if not isinstance(tool.get("description"), str | None):
+        raise ValueError("needs a text in 'description', or none")
+    if kind == "function" and not isinstance(tool.get("parameters"), dict | None):
+        raise ValueError("needs a JSON schema, an object, in 'parameters', or none")
+    if kind == "namespace":
+        held = tool.get("tools")
+        if not isinstance(held, list) or len(held) > MAX_TOOLS:
+            raise ValueError(f"needs a list of at most {MAX_TOOLS} tools in 'tools'")
+        for each in held:
+            if not isinstance(each, dict) or each.get("type") not in ("function", "custom"):
+                raise ValueError("holds what is neither a function nor a custom tool")
+            _is_tool(each)
+    return tool
+
+
+Tools = Annotated[
+    list[Annotated[dict[str, Any], AfterValidator(_is_tool)]], Field(max_length=MAX_TOOLS, fail_fast=True)
+]
+Flat = Annotated[Text | None, BeforeValidator(_flatten)]
+ShortText = Annotated[str, Field(max_length=256)]
+
+
+class InputItem(BaseModel):
+    """An item of a conversation: message (the default type), tool call, tool output, or thinking."""
+
+    type: ShortText | None = None
+    role: Literal["user", "assistant", "system", "developer"] | None = None
+    content: Flat = None
+    call_id: ShortText | None = None
+    name: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    namespace: ShortText | None = None
+    arguments: Text | None = None
+    """JSON text of an object."""
+    input: Text | None = None
+    output: Flat = None
+    summary: Flat = None
+    encrypted_content: Text | None = None
+    tools: Tools | None = None
+
+    @property
+    def kind(self) -> str:
+        return self.type or "message"
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> Self:
+        needed = _NEEDED.get(self.kind)
+        if needed is None:
+            raise ValueError(
+                f"an item of type {self.kind[:40]!r} cannot be read here; send messages, calls of tools, their "
+                "outputs and reasoning"
+            )
+        for name in needed:
+            if getattr(self, name) is None:
+                raise ValueError(f"an item of type {self.kind!r} needs {name!r}")
+        if self.kind == "function_call" and not _is_object(self.arguments or "{}"):
+            raise ValueError("arguments must be the JSON text of an object, as the answer had it")
+        return self
+
+
+def _is_object(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+class Reasoning(BaseModel):
+    effort: Annotated[str, Field(max_length=64)] | None = None
+    summary: Annotated[str, Field(max_length=64)] | None = None
+
+
+class TextFormat(BaseModel):
+    model_config = ConfigDict(populate_by_name=True)
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: ShortText | None = None
+    description: str | None = None
+    schema_: dict[str, Any] | bool | None = Field(None, alias="schema")
+    strict: bool | None = None
+
+    @model_validator(mode="after")
+    def _has_its_schema(self) -> Self:
+        if (self.type == "json_schema") != (self.schema_ is not None):
+            raise ValueError(
+                "type 'json_schema', and no other, has a schema in 'schema'; send both or neither"
+            )
+        return self
+
+
+class TextConfig(BaseModel):
+    format: TextFormat | None = None
+    verbosity: Annotated[str, Field(max_length=64)] | None = None
+
+
+def _kind_of_input(value: object) -> str:
+    return "some-items" if isinstance(value, list) else "a-text"
+
+
+class ResponsesRequest(BaseModel):
+    """Body of POST /v1/responses."""
+
+    model_config = ConfigDict(extra="ignore", protected_namespaces=(), allow_inf_nan=False)
+
+    input: Annotated[
+        Annotated[Text, Tag("a-text")]
+        | Annotated[list[InputItem], Field(max_length=MAX_ITEMS, fail_fast=True), Tag("some-items")],
+        Discriminator(_kind_of_input),
+    ]
+    """Input items; empty for a probe, answered at once."""
+    model: Annotated[str, Field(max_length=512)] | None = None
+    instructions: Text | None = None
+    tools: Tools | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning: Reasoning | None = None
+    text: TextConfig | None = None
+    max_output_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    stream: bool | None = None
+    top_logprobs: int | None = None
+    include: Annotated[list[Annotated[str, Field(max_length=128)]], Field(max_length=32)] | None = None
+    metadata: dict[str, Any] | None = None
+    prompt_cache_key: str | None = None
+    """No effect: prompts with the same `cache_salt` share the cache, whatever their key."""
+    # vLLM's field, as at /v1/chat/completions.
+    top_k: int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    seed: int | None = None
+    stop: list[str] | str | None = None
+    ignore_eos: bool | None = None
+    cache_salt: ShortText | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    thinking_token_budget: int | None = None
+    # Refused, because ignoring them would change the answer.
+    previous_response_id: _Stored = None  # type: ignore[valid-type]
+    conversation: _Stored = None  # type: ignore[valid-type]
+    prompt: _refused("prompts are not stored; put the text into instructions and input") = None  # type: ignore[valid-type]
+    background: _refused("answers come while the connection is open; leave it out") = None  # type: ignore[valid-type]
+    messages: _refused("use input") = None  # type: ignore[valid-type]
+    max_tokens: _Budget = None  # type: ignore[valid-type]
+    max_completion_tokens: _Budget = None  # type: ignore[valid-type]
+    response_format: _refused("use text.format") = None  # type: ignore[valid-type]
+    reasoning_effort: _refused("use reasoning.effort") = None  # type: ignore[valid-type]
+
+    @property
+    def items(self) -> list[InputItem]:
+        """The input items; a plain text is the user's only message."""
+        if isinstance(self.input, list):
+            return self.input
+        return [InputItem(role="user", content=self.input)] if self.input else []
+
+    @property
+    def all_tools(self) -> list[dict[str, Any]]:
+        """Tools of the request, then those in input items."""
+        return [*(self.tools or ()), *(tool for item in self.items for tool in item.tools or ())]
+
+    @property
+    def wants_encrypted_reasoning(self) -> bool:
+        return "reasoning.encrypted_content" in (self.include or ())
+
+    @property
+    def wants_logprobs(self) -> bool:
+        return bool(self.top_logprobs) or "message.output_text.logprobs" in (self.include or ())

@@ -1,0 +1,115 @@
+"""Builds the flattened batch of a step from the schedule.
+
+While the same sequences decode, one token each, only the changed values are written into the previous step's arrays. A
+step of a small model takes a millisecond, and building the arrays anew costs it a tenth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+
+import numpy as np
+import numpy.typing as npt
+
+from twofold.step.model import BatchMeta
+from twofold.step.sequences import ScheduledSequence
+
+I32 = npt.NDArray[np.int32]
+
+
+class StepBatch:
+    """Reusable batch, one per runner. `of` returns the step's batch; its arrays are valid until the next call."""
+
+    def __init__(self) -> None:
+        self.token_ids: I32 = np.empty(0, np.int32)
+        """[T]"""
+        self.requests: list[int] = []
+        """[T] number of each token's sequence."""
+        self.positions: list[int] = []
+        """[T]"""
+        self.generated: list[bool] = []
+        """[T] whether the token belongs to an answer rather than a prompt."""
+        self.last_rows: list[int] = []
+        """Rows to sample from."""
+        self.goes_on = False
+        """Whether the previous step had the same sequences, one token each; all rows are sampled from then."""
+        self.meta = BatchMeta(self.token_ids, self.token_ids, np.empty((0, 0), np.int32), self.token_ids)
+        self._scheduled: Seq[ScheduledSequence] | None = None
+        self._num_pages: list[int] = []
+
+    def of(self, scheduled: Seq[ScheduledSequence]) -> StepBatch:
+        """Return itself, filled with this step. Passing the same list object means each sequence advances by one
+        token."""
+        self.goes_on = scheduled is self._scheduled
+        if self.goes_on:
+            self._advance(scheduled)
+        else:
+            self._fill(scheduled)
+        return self
+
+    def _fill(self, scheduled: Seq[ScheduledSequence]) -> None:
+        tokens: list[int] = []
+        positions: list[int] = []
+        sequence_index: list[int] = []
+        requests: list[int] = []
+        generated: list[bool] = []
+        last_rows: list[int] = []
+        for index, (sequence, num_tokens, samples) in enumerate(scheduled):
+            begin = sequence.num_computed
+            end = begin + num_tokens
+            tokens += sequence.token_ids[begin:end]
+            positions += range(begin, end)
+            sequence_index += [index] * num_tokens
+            requests += [sequence.number] * num_tokens
+            generated += (position >= sequence.num_prompt_tokens for position in range(begin, end))
+            if samples:
+                last_rows.append(len(tokens) - 1)
+        self.token_ids = np.array(tokens, np.int32)
+        self.requests, self.positions, self.last_rows = requests, positions, last_rows
+        self.generated = generated
+        self.meta = BatchMeta(
+            positions=np.array(positions, np.int32),
+            sequence_index=np.array(sequence_index, np.int32),
+            page_tables=_page_tables(scheduled),
+            prompt_lengths=np.array([item.sequence.num_prompt_tokens for item in scheduled], np.int32),
+            records=np.array([item.sequence.record or 0 for item in scheduled], np.int32),
+        )
+        decodes = len(tokens) == len(scheduled) == len(last_rows)
+        self._scheduled = scheduled if decodes else None
+        self._num_pages = [len(item.sequence.pages) for item in scheduled]
+
+    def _advance(self, scheduled: Seq[ScheduledSequence]) -> None:
+        tokens: list[int] = []
+        positions: list[int] = []
+        num_pages: list[int] = []
+        for sequence, _, _ in scheduled:
+            tokens.append(sequence.token_ids[-1])
+            positions.append(sequence.num_computed)
+            num_pages.append(len(sequence.pages))
+        self.token_ids[:] = tokens
+        self.positions = positions
+        self.generated = [True] * len(positions)
+        meta = self.meta
+        meta.positions[:] = positions
+        page_tables = meta.page_tables
+        if num_pages != self._num_pages:
+            self._num_pages, page_tables = num_pages, _page_tables(scheduled)
+        self.meta = BatchMeta(
+            meta.positions,
+            meta.sequence_index,
+            page_tables,
+            meta.prompt_lengths,
+            max(positions),
+            meta.records,
+        )
+
+
+def _page_tables(scheduled: Seq[ScheduledSequence]) -> I32:
+    """Block table [sequences, most pages]; unused entries are 0 and never read."""
+    pages = [item.sequence.pages for item in scheduled]
+    if len(pages) == 1:
+        return np.array(pages, np.int32)
+    tables = np.zeros((len(pages), max(map(len, pages))), np.int32)
+    for row, own in zip(tables, pages, strict=True):
+        row[: len(own)] = own
+    return tables

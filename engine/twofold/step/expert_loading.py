@@ -1,0 +1,125 @@
+"""Loads a model's experts into the native store and builds their executor. Independent of dense weights."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from twofold import _core
+from twofold.api.config import EngineConfig
+from twofold.api.errors import ModelLoadError
+from twofold.blocks import ops
+from twofold.blocks.panels import MappedPanels
+from twofold.experts.accelerator import AcceleratorChoice
+from twofold.experts.moe import MoeRuntime
+from twofold.experts.output_changes import AUTO
+from twofold.experts.placement import initial_placement
+from twofold.experts.policies import prefetches
+from twofold.experts.profiles import load_machine_profile
+from twofold.experts.slot_plan import DenseCost, MoeShape, SlotPlan
+from twofold.models import LoadProgress, ModelFiles, ProgressFn
+from twofold.models.sizing import cpu_stretches, dense_stretches
+
+_log = logging.getLogger(__name__)
+
+
+def slot_plan(
+    config: EngineConfig,
+    files: ModelFiles,
+    slots: int,
+    num_staging: int = -1,
+    devices: tuple[str, ...] = (),
+) -> SlotPlan:
+    """Plan of `slots` expert slots over all layers, filled as configured. devices: as in `SlotPlan`.
+
+    Raises:
+        ConfigError: the statistics cannot be used.
+    """
+    deferred = config.num_deferred_experts
+    return SlotPlan(
+        slots,
+        config.policy,
+        prefetches(config),
+        num_staging,
+        initial_placement(config, files.config.moe_layers, files.config.num_experts),
+        config.gpu_prefill_token_threshold if config.enable_dynamic_expert_update else 0,
+        devices=devices,
+        num_deferred=AUTO if deferred == "auto" else int(deferred),
+        cache_prior=config.cache_prior,
+    )
+
+
+def moe_shape(files: ModelFiles) -> MoeShape:
+    """The shape of a model's routed experts."""
+    routed = files.config.routed
+    return MoeShape(
+        num_layers=len(files.config.moe_layers),
+        num_experts=routed.num_experts,
+        top_k=routed.top_k,
+        hidden=routed.hidden_size,
+        intermediate=routed.intermediate_size,
+        formats=files.expert_formats(),
+        activation=routed.activation,
+        biases=routed.biases,
+    )
+
+
+def mapped_experts(panels: MappedPanels, shape: MoeShape, pool: ops.ThreadPool) -> _core.ExpertStore:
+    """The experts of a panel file. Raises ModelLoadError if their shape differs from the model's."""
+    stored = panels.contents.experts
+    sizes = (len(stored.formats), stored.num_experts, stored.hidden, stored.intermediate)
+    found = (*sizes, stored.formats, stored.biases)
+    expected = (
+        shape.num_layers, shape.num_experts, shape.hidden, shape.intermediate, shape.formats, shape.biases,
+    )  # fmt: skip
+    if found != expected:
+        raise ModelLoadError(
+            f"{panels.path}: holds experts (layers, experts, hidden, intermediate, formats, biases) {found}, expected "
+            f"{expected} from the model's configuration; pack the model again with `twofold pack MODEL OUT`"
+        )
+    store = panels.experts(shape.activation)
+    if pool.num_nodes == 1:
+        return store
+    _log.warning(
+        "%s: panels are copied, not mapped: they are spread over %d memory nodes, and a file's pages lie where they "
+        "were read; --numa off maps them",
+        panels.path,
+        pool.num_nodes,
+    )
+    return store.copied(pool)
+
+
+def load_experts(
+    files: ModelFiles,
+    pool: ops.ThreadPool,
+    choice: AcceleratorChoice,
+    config: EngineConfig,
+    slots: SlotPlan,
+    progress: ProgressFn | None = None,
+    on_cpu: Sequence[bool] = (),
+) -> MoeRuntime:
+    """Pack the model's experts and build their executor. Raises as `MoeRuntime`.
+
+    on_cpu: per part of `ModelFiles.parts`, whether the CPU computes it beside an emulated accelerator; empty: none.
+    """
+    moe_layers = files.config.moe_layers
+    shape = moe_shape(files)
+
+    def report(layers_done: int, bytes_done: int, bytes_total: int) -> None:
+        if progress is not None:
+            layer = f"layer {moe_layers[layers_done - 1]}"
+            progress(LoadProgress("experts", layer, bytes_done, bytes_total, layers_done, shape.num_layers))
+
+    return MoeRuntime(
+        shape,
+        files.expert_layers() if files.mapped is None else mapped_experts(files.mapped, shape, pool),
+        pool,
+        choice,
+        slots,
+        DenseCost(
+            *dense_stretches(files, on_cpu),
+            on_cpu=cpu_stretches(files, on_cpu) if any(on_cpu) else ([], [], []),
+        ),
+        report,
+        load_machine_profile(config.machine_profile),
+    )

@@ -1,0 +1,202 @@
+"""A loaded model: computes logits from token ids with the native operators.
+
+The layers run in one native call (`ops.Decoder`). The executor passed in decides where experts run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from twofold import _core
+from twofold.blocks import ops
+from twofold.blocks.rope import rope_tables
+from twofold.models.model_files import LoadProgress, ModelFiles, ProgressFn, open_model_files
+from twofold.weights.weight_format import ExpertWeights
+
+F32 = npt.NDArray[np.float32]
+I32 = npt.NDArray[np.int32]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class BatchMeta:
+    """Sequence and position of each token of a flattened batch. Prefill chunks and decode tokens may be mixed."""
+
+    positions: I32
+    """[T] position in the token's own sequence."""
+    sequence_index: I32
+    """[T] row of the tables below."""
+    page_tables: I32
+    """[S, max_pages] block table: KV cache pages of each sequence, in order; covers the positions of this batch."""
+    prompt_lengths: I32
+    """[S] length of each whole prompt. Used only by dynamic RoPE scaling (see `rope.py`)."""
+    last_position: int | None = None
+    """Maximum of `positions`, if known."""
+    records: I32 | None = None
+    """[S] record number of each sequence, used only by layers that keep records."""
+
+
+@dataclass(frozen=True)
+class PerModule(Generic[T]):
+    """One value per part of a model, in the order of `ModelFiles.parts`."""
+
+    embedding: T
+    blocks: tuple[T, ...]
+    head: T
+
+
+class LoadedModel:
+    """Weights in memory and the operators on them. Immutable, but all calls share one thread pool: one call at a
+    time."""
+
+    def __init__(
+        self,
+        files: ModelFiles,
+        pool: ops.ThreadPool,
+        progress: ProgressFn | None = None,
+        threads: PerModule[int] | None = None,
+        pools: PerModule[ops.ThreadPool] | None = None,
+    ) -> None:
+        """Pack everything but the experts on `pool`; the files' pages are released afterwards.
+
+        Args:
+            threads: threads of the pool per part, 0 for all; None: all.
+            pools: per-part views of `pool` with that part's kernels; None: the process's kernels.
+        """
+        config = files.config
+        self.config = config
+        self.files = files
+        self.moe_layers = list(config.moe_layers)
+        self.pool = pool
+        pools = pools or PerModule(pool, (pool,) * sum(map(len, files.layers)), pool)
+        self._embedding = config.embedding.cpu(files.embedding, pools.embedding)
+        loading = _Loading(files, progress)
+        blocks: list[ops.Block] = []
+        moe_layer = 0
+        for index, layer in enumerate(files.layers):
+            of_layer = pools.blocks[len(blocks) :]
+            blocks += [
+                block.cpu(weights, view, moe_layer)
+                for (block, weights), view in zip(layer, of_layer, strict=False)
+            ]
+            moe_layer += index in config.moe_layers
+            loading.done(f"layer {index}")
+        self._threads = threads
+        self._decoder = ops.Decoder(blocks) if threads is None else ops.Decoder(blocks, pool, threads.blocks)
+        self.lm_head = config.head.cpu(files.head, pools.head)
+        loading.done("head")
+        self._logits = self._all_logits = np.empty((0, config.vocab_size), np.float32)
+        self._rope, *self._further_ropes = rope_tables(config.rotations, config.max_position_embeddings)
+
+    def expert_weights(self, layer: int) -> Sequence[ExpertWeights]:
+        """(gate [I, H], up [I, H], down [H, I]) of every expert of model layer `layer` (one of `moe_layers`).
+
+        Views of the mapped files.
+        """
+        return self.files.expert_weights(layer)
+
+    def forward(
+        self,
+        token_ids: I32,
+        batch: BatchMeta | ops.AttentionBatch,
+        kv_cache: ops.StateCache,
+        experts: _core.MoeExecutor,
+    ) -> F32:
+        """Hidden states [T, hidden] after the last layer. Writes the tokens' keys and values to `kv_cache`."""
+        hidden = self.embed(token_ids)
+        prepared = self.attention_batch(batch) if isinstance(batch, BatchMeta) else batch
+        self._decoder.forward(hidden, prepared, kv_cache, experts)
+        return hidden
+
+    def embed(self, token_ids: I32) -> F32:
+        """Embeddings [T, hidden]. Token ids must be within the vocabulary."""
+        hidden = np.empty((len(token_ids), self.config.hidden_size), np.float32)
+        with nullcontext() if self._threads is None else self._limited(self._threads.embedding):
+            self._embedding.forward(token_ids, hidden)
+        self.config.embedding.scale_rows(hidden)
+        return hidden
+
+    def logits(self, hidden_rows: F32) -> F32:
+        """Logits [R, vocab] of the rows that the caller picked from forward's result, usually the last tokens.
+
+        The next call overwrites them: fresh memory for each call would cost a decode step its page faults.
+        """
+        num_rows = len(hidden_rows)
+        if len(self._logits) != num_rows:
+            if len(self._all_logits) < num_rows:
+                self._all_logits = np.empty((num_rows, self.config.vocab_size), np.float32)
+            self._logits = self._all_logits[:num_rows]
+        with nullcontext() if self._threads is None else self._limited(self._threads.head):
+            self.lm_head.forward(hidden_rows, self._logits)
+        return self._logits
+
+    @contextmanager
+    def _limited(self, num_threads: int) -> Iterator[None]:
+        """Limit the pool to `num_threads` threads; 0: all."""
+        self.pool.limit(num_threads)
+        try:
+            yield
+        finally:
+            self.pool.limit(0)
+
+    def attention_batch(self, batch: BatchMeta) -> ops.AttentionBatch:
+        """What every layer's attention needs of a batch, including rotations."""
+        positions, rope, records = batch.positions, self._rope, batch.records
+        if rope.has_tables:
+            tables = rope.tables(1 + (batch.last_position or int(positions.max(initial=-1))))
+            made = ops.AttentionBatch.of_table(
+                positions, batch.sequence_index, batch.page_tables, *tables, records
+            )
+        else:
+            cos, sin = rope.rows(positions, batch.prompt_lengths[batch.sequence_index])
+            made = ops.AttentionBatch(positions, batch.sequence_index, batch.page_tables, cos, sin, records)
+        for further in self._further_ropes:
+            made.add_rotation(*further.rows(positions, batch.prompt_lengths[batch.sequence_index]))
+        return made
+
+
+def load_model(path: str | Path, *, pool: ops.ThreadPool, progress: ProgressFn | None = None) -> LoadedModel:
+    """Load a Hugging Face model directory: check everything first, then pack the dense weights.
+
+    Experts stay on disk until `LoadedModel.expert_weights` is asked for them. Raises ModelLoadError.
+    """
+    return LoadedModel(open_model_files(path), pool, progress)
+
+
+class _Loading:
+    """Reads ahead while dense weights are packed, releases packed pages and reports progress."""
+
+    def __init__(self, files: ModelFiles, progress: ProgressFn | None) -> None:
+        self._tensors = files.tensors
+        self._progress = progress
+        layers = range(files.config.num_layers)
+        self._steps = [*map(files.dense_names, layers), files.head.names]
+        if files.mapped is not None:  # no rows are read; `Residency` loads the panels
+            self._steps = [[] for _ in self._steps]
+        self._experts = [] if files.mapped is not None else files.expert_names()[:2]  # needed next
+        self._bytes = [sum(files.tensors.entry(name).num_bytes for name in step) for step in self._steps]
+        self._steps_done = 0
+        self._read_ahead()
+
+    def done(self, current: str) -> None:
+        self._tensors.release_pages(self._steps[self._steps_done])
+        self._steps_done += 1
+        self._read_ahead()
+        if self._progress is not None:
+            done = sum(self._bytes[: self._steps_done])
+            self._progress(
+                LoadProgress(
+                    "dense weights", current, done, sum(self._bytes), self._steps_done, len(self._steps)
+                )
+            )
+
+    def _read_ahead(self) -> None:
+        for step in [*self._steps, *self._experts][self._steps_done : self._steps_done + 3]:
+            self._tensors.will_read(step)

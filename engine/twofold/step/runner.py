@@ -1,0 +1,193 @@
+"""Computes a scheduled step with a model, its KV cache and its experts' runtime.
+
+Builds the flattened batch, computes it, and lets each request's sampler pick from its row of logits. Decides nothing.
+`Runner` is the interface to the engine; `ModelRunner` implements it on the CPU.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from twofold.api.config import EngineConfig
+from twofold.api.types import MemorySplit
+from twofold.blocks import ops
+from twofold.experts.moe import MoeRuntime
+from twofold.experts.placement import Mask
+from twofold.step.batch import StepBatch
+from twofold.step.model import LoadedModel
+from twofold.step.sampler import Sampler, SamplerBatch, logprobs
+from twofold.step.sequences import ScheduledSequence
+from twofold.step.state_memory import StateMemory
+
+F32 = npt.NDArray[np.float32]
+
+
+class Runner(Protocol):
+    """Computes scheduled steps on any device. Owned by the engine's thread."""
+
+    @property
+    def moe(self) -> MoeRuntime: ...
+    @property
+    def pool(self) -> ops.ThreadPool: ...
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def sampling_s(self) -> float:
+        """Time spent sampling since the start."""
+
+    @property
+    def batch_s(self) -> float:
+        """Time spent building batches since the start; 0 where a device computes meanwhile."""
+
+    def forward(self, step: int, scheduled: Seq[ScheduledSequence], samplers: Seq[Sampler]) -> list[int]:
+        """Compute the step's tokens and pick the next ones; keep requested log probabilities.
+
+        Those of picked tokens are in `Sampler.logprob` afterwards, those of the prompt in `Sequence.prompt_logprobs`.
+
+        Args:
+            scheduled: the step. The same list object as in the previous step means each sequence advances by one token.
+            samplers: one per item that samples, in order; the same list object as before means the same samplers.
+
+        Returns:
+            the picked tokens, in the samplers' order.
+
+        Raises:
+            TwofoldError, ValueError, RuntimeError, MemoryError: the step's requests cannot continue.
+        """
+
+    # ---- between two steps: changing the memory split ----------------------------------------------------------------
+
+    def resize_pages(self, num_pages: int, places: Mapping[int, int], *, keep_records: bool = True) -> None:
+        """Resize to `num_pages` pages: page places[p] receives the contents of page p, all others are undefined.
+        Records stay; without keep_records they are reset, and host memory for them is not committed yet.
+
+        Raises:
+            TwofoldError: there is no room; nothing has changed.
+        """
+
+    def release_slots(self) -> None:
+        """See `MoeRuntime.release`."""
+
+    def allocate_slots(self, num_slots: int, num_staging: int) -> None:
+        """See `MoeRuntime.allocate`."""
+
+    def place_experts(self, mask: Mask) -> int:
+        """See `MoeRuntime.place_experts`."""
+
+
+Planner = Callable[[EngineConfig, int], MemorySplit]
+"""Plans the sizes for a configuration, given the number of KV cache pages in use. ConfigError: it does not fit; the
+message says what would."""
+
+
+@dataclass(frozen=True)
+class LoadedRunner:
+    """A runner and its sizes."""
+
+    runner: Runner
+    num_pages: int
+    max_context: int
+    """Longest prompt plus answer of one request, in tokens."""
+    memory: StateMemory
+    """Memory of its pages and records."""
+    reason: str = ""
+    """Why these sizes were chosen, for display."""
+    num_records: int | None = None
+    """Maximum number of running sequences where each needs a record; None where none does."""
+    num_snapshots: int = 0
+    """Records that the prefix cache can keep in addition."""
+    plan: Planner | None = None
+    """None: the sizes are fixed."""
+    page_bytes: int = 0
+    """Bytes per page, all layers."""
+    record_bytes: int = 0
+    """Bytes per sequence record, all layers."""
+
+
+class ModelRunner:
+    """Runs a model, its KV cache and its experts' runtime on the CPU. See `Runner`."""
+
+    def __init__(self, model: LoadedModel, moe: MoeRuntime, kv_cache: ops.StateCache) -> None:
+        self.moe = moe
+        self.pool = model.pool
+        self.vocab_size = model.config.vocab_size
+        self.sampling_s = 0.0
+        self.batch_s = 0.0
+        self._model = model
+        self._kv_cache = kv_cache
+        self._batch = StepBatch()
+        self._samplers = SamplerBatch(())
+
+    def forward(self, step: int, scheduled: Seq[ScheduledSequence], samplers: Seq[Sampler]) -> list[int]:
+        """See `Runner.forward`."""
+        began = time.perf_counter()
+        batch = self._batch.of(scheduled)
+        prepared = self._model.attention_batch(batch.meta)
+        self.moe.begin_step(step, batch.requests, batch.positions, batch.generated)
+        self.batch_s += time.perf_counter() - began
+        hidden = self._model.forward(batch.token_ids, prepared, self._kv_cache, self.moe.executor)
+        if batch.goes_on:  # decode only: no prompt log probabilities to report
+            logits = self._model.logits(hidden)
+        else:
+            report_prompts(self.pool, scheduled, lambda rows: self._model.logits(hidden[rows]))
+            logits = self._model.logits(hidden[batch.last_rows])
+        self.moe.end_step()
+        began = time.perf_counter()
+        if samplers is not self._samplers.samplers:
+            self._samplers = SamplerBatch(samplers)
+        picked = self._samplers.pick(self.pool, logits)
+        self.sampling_s += time.perf_counter() - began
+        return picked
+
+    def resize_pages(self, num_pages: int, places: Mapping[int, int], *, keep_records: bool = True) -> None:
+        """See `Runner.resize_pages`."""
+        self._kv_cache.resize(num_pages, places, keep_records)
+
+    def release_slots(self) -> None:
+        """See `Runner.release_slots`."""
+        self.moe.release()
+
+    def allocate_slots(self, num_slots: int, num_staging: int) -> None:
+        """See `Runner.allocate_slots`."""
+        self.moe.allocate(num_slots, num_staging)
+
+    def place_experts(self, mask: Mask) -> int:
+        """See `Runner.place_experts`."""
+        return self.moe.place_experts(mask)
+
+
+_MOST_ROWS: Final = 64
+"""Prompt rows whose logits are in memory at a time: 39 MB at 151,936 entries."""
+
+
+def report_prompts(
+    pool: ops.ThreadPool, scheduled: Seq[ScheduledSequence], logits: Callable[[list[int]], F32]
+) -> None:
+    """Append the log probabilities of prompt tokens that this step computed, for requests that ask for them.
+
+    Args:
+        logits: logits [rows, vocabulary] of the given rows of the step; called for few rows at a time.
+    """
+    row = 0
+    for item in scheduled:
+        sequence, begin = item.sequence, item.sequence.num_computed
+        num_top = sequence.request.sampling.prompt_logprobs
+        if num_top is not None:
+            # A row predicts the token after it. Rows reported before a preemption are kept.
+            first = max(begin, len(sequence.prompt_logprobs))
+            end = min(begin + item.num_tokens, sequence.num_prompt_tokens - 1)
+            for at in range(first, end, _MOST_ROWS):
+                places = range(at, min(at + _MOST_ROWS, end))
+                found = logits([row + place - begin for place in places])
+                tokens = [sequence.token_ids[place + 1] for place in places]
+                count = len(places)
+                sequence.prompt_logprobs += logprobs(pool, found, range(count), tokens, [num_top] * count)
+        row += item.num_tokens

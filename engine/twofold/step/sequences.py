@@ -1,0 +1,82 @@
+"""A request in the scheduler: its tokens, its progress and its KV cache pages."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from twofold.api.types import GenerationRequest, TokenLogprob
+from twofold.step.page_tree import CachedPage
+
+
+@dataclass(eq=False, slots=True)
+class Sequence:
+    """One request inside the engine."""
+
+    number: int
+    """Order of arrival; identifies the request in native telemetry events."""
+    request: GenerationRequest
+    token_ids: list[int]
+    """Prompt and answer so far."""
+    max_tokens: int
+    """Most tokens the answer may have."""
+    pages: list[int] = field(default_factory=list)
+    """Pages of its tokens, in order: those of `cached`, then its own."""
+    cached: list[CachedPage] = field(default_factory=list)
+    """Leading pages shared through the prefix cache."""
+    digests: list[bytes] = field(default_factory=list)
+    """Digests of its full pages, each covering all pages before it; computed as needed."""
+    record: int | None = None
+    """Number of its record in the cache, while it runs."""
+    num_computed: int = 0
+    """Leading tokens whose keys and values are in the cache."""
+    num_cached: int = 0
+    """Prefix-cache hits, tokens."""
+    num_found: int = 0
+    """Cached tokens at the last lookup while waiting."""
+    last_snapshot: int = 0
+    """Number of leading tokens at the last snapshot of its record."""
+    was_preempted: bool = False
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
+    """Log probabilities from the prompt's second token on, as far as computed, if requested."""
+    queued_at: int = 0
+    """Tokens the engine had computed when this request arrived."""
+    submitted_s: float = field(default_factory=time.time)
+    """Unix time."""
+    num_prompt_tokens: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.num_prompt_tokens = len(self.request.prompt_token_ids)
+
+    @property
+    def num_left(self) -> int:
+        """Tokens to compute before the next one can be picked."""
+        return len(self.token_ids) - self.num_computed
+
+    @property
+    def num_generated(self) -> int:
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def num_expected(self) -> int:
+        """As `num_left`; for a waiting sequence without its cached tokens."""
+        return self.num_left - (0 if self.pages else self.num_found)
+
+    @property
+    def is_decoding(self) -> bool:
+        """Whether only its newest token is left to compute."""
+        return self.num_left == 1 and self.num_generated > 0
+
+
+class ScheduledSequence(NamedTuple):
+    """`num_tokens` tokens of `sequence`, starting at `sequence.num_computed`, in the step."""
+
+    sequence: Sequence
+    num_tokens: int
+    samples: bool
+    """Whether the step computes the sequence's last token, so that the next one can be picked."""
+
+    @classmethod
+    def of(cls, sequence: Sequence, num_tokens: int) -> ScheduledSequence:
+        return cls(sequence, num_tokens, samples=num_tokens == sequence.num_left)

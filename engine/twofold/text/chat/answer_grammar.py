@@ -1,0 +1,217 @@
+"""The grammar of a whole answer: reasoning, then tool calls, text, or what a `response_format` describes.
+
+Free text ends at a mark; marks that are special tokens are not text. So no text outside the grammar's calls can be
+parsed as a call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from twofold.api.constraints import Constraint
+from twofold.api.errors import RequestError
+from twofold.text.chat.call_arguments import ToolArguments
+from twofold.text.chat.call_forms import CallForm, form_of, pieces
+from twofold.text.chat.dialects import REASONING_PARSERS, TOOL_PARSERS, tokens_of
+from twofold.text.chat.lark import ANY_TEXT, Lark, escaped, without
+from twofold.text.chat.marks import ChatMarks
+
+_ANSWER: Final = "@answer"
+"""Placeholder for the requested answer form, inside the frame."""
+_HARMONY: Final = "openai"
+_SPACE: Final = r"/[ \t\r\n]{1,4}/"
+_NUMBER: Final = "/[0-9]{1,4}/"
+
+
+@dataclass(frozen=True)
+class Calls:
+    """A request's tools and tool choice."""
+
+    tools: Sequence[Mapping[str, Any]] = ()
+    """Offered tools, in OpenAI's form."""
+    forced: bool = False
+    """The answer must be a call."""
+    name: str | None = None
+    """Name of the only tool that may be called."""
+    several: bool = True
+
+    @property
+    def are_held(self) -> bool:
+        """Whether the calls need a grammar."""
+        return self.forced or any(tool["function"].get("strict") for tool in self.tools)
+
+
+def answer_constraint(
+    asked: Constraint | None,
+    calls: Calls,
+    marks: ChatMarks,
+    *,
+    opened: bool,
+    closed: bool = False,
+    special_id: Callable[[str], int | None],
+    end_tokens: Sequence[int] = (),
+) -> Constraint | None:
+    """The constraint for the engine; None: no constraint.
+
+    Args:
+        asked: the form of an answer that calls no tools.
+        opened: the prompt ends inside the model's thinking.
+        closed: reasoning is off or finished, so that the grammar has none.
+        special_id: the id of a special token, None for plain text.
+        end_tokens: tokens that end the model's turn, besides those that its files declare.
+
+    Raises:
+        RequestError: a tool's requested constraint cannot be expressed in the model's dialect.
+    """
+    has_marks = marks.thinking is not None or _is_harmony(marks)
+    if not calls.are_held and (asked is None or not (calls.tools or has_marks)):
+        return asked
+    made = _AnswerGrammar(asked, calls, marks, opened=opened, closed=closed, special_id=special_id)
+    start = made.harmony() if _is_harmony(marks) else made.start()
+    if end_tokens:
+        start = f"({start}) ({' | '.join(f'<[{token}]>' for token in end_tokens)})?"
+    text = made.lark.grammar(start)
+    if asked is not None and not calls.forced:
+        return replace(asked, frame=text)
+    return Constraint("grammar", text, field="tool_choice" if calls.forced else "tools")
+
+
+def _is_harmony(marks: ChatMarks) -> bool:
+    return any(
+        dialect is not None and dialect.is_whole
+        for dialect in (
+            TOOL_PARSERS.get(marks.tool_call_parser or ""),
+            REASONING_PARSERS.get(marks.reasoning_parser or ""),
+        )
+    )
+
+
+class _AnswerGrammar:
+    def __init__(
+        self,
+        asked: Constraint | None,
+        calls: Calls,
+        marks: ChatMarks,
+        *,
+        opened: bool,
+        closed: bool,
+        special_id: Callable[[str], int | None],
+    ) -> None:
+        self._asked = asked
+        self._calls = calls
+        self._marks = marks
+        self._opened = opened
+        self._closed = closed
+        self._special_id = special_id
+        tool = marks.tool_call_parser if calls.tools else None
+        self.lark = Lark(tokens_of(tool, marks.reasoning_parser), special_id)
+
+    def start(self) -> str:
+        thinking = self._thinking()
+        body = self._body()
+        if not thinking:
+            return body
+        behind = f"{thinking} {self.lark.terminal(_SPACE)}?"
+        return f"{behind} ({body})" if self._opened else f"({behind})? ({body})"
+
+    def harmony(self) -> str:
+        """Messages with a channel each; the prompt has begun the first one."""
+        lark = self.lark
+        next_message = lark.text("<|end|><|start|>assistant")
+        free = lark.terminal(ANY_TEXT)
+        thinking = f"{lark.text('<|channel|>analysis<|message|>')} {free} {next_message}"
+        said = f"{lark.text('<|channel|>commentary<|message|>')} {free} {next_message}"
+        answer = f"{lark.text('<|channel|>final<|message|>')} {free if self._asked is None else _ANSWER}"
+        calls = self._harmony_call() if self._calls.tools else ""
+        if self._calls.forced:
+            return f"({thinking})* ({calls})"
+        return f"(({thinking}) | ({said}))* ({answer}{f' | {calls}' if calls else ''})"
+
+    def _harmony_call(self) -> str:
+        lark = self.lark
+        written = []
+        for tool in self._tools():
+            to = f" to=functions.{tool.name}"
+            head = f"{lark.text('<|channel|>commentary' + to)} | {lark.text(to + '<|channel|>commentary')}"
+            kind = f'({lark.text(" ")} {lark.text("<|constrain|>")}? "json")?'
+            arguments = tool.written(lark, CallForm("$args"))
+            written.append(lark.rule(f"({head}) {kind} {lark.text('<|message|>')} {arguments}"))
+        return lark.any_of(written)
+
+    def _thinking(self) -> str:
+        dialect = REASONING_PARSERS.get(self._marks.reasoning_parser or "")
+        if dialect is None or not dialect.begins or self._closed:
+            return ""
+        lark = self.lark
+        tool = TOOL_PARSERS.get(self._marks.tool_call_parser or "") if self._calls.tools else None
+        # Calls of such dialects are also parsed inside the reasoning.
+        marks = tool.begins if tool is not None and tool.marks_are_tokens else ()
+        text = without(_holds(mark) for mark in marks if not lark.is_token(mark))
+        ends = lark.any_of(lark.up_to(end, text) for end in dialect.ends)
+        return ends if self._opened else f"{lark.any_of(map(lark.text, dialect.begins))} {ends}"
+
+    def _body(self) -> str:
+        free = self._free(())
+        if not self._calls.tools:
+            return free if self._asked is None else _ANSWER
+        name = self._marks.tool_call_parser
+        assert name is not None
+        dialect, lark = TOOL_PARSERS[name], self.lark
+        form = form_of(name, lambda token: self._special_id(token) is not None)
+        if self._calls.forced:
+            return f"{lark.text(form.begin)} {self._written(form)}"
+        if self._asked is not None and dialect.at_start:
+            raise RequestError(
+                f"{self._asked.field}: the model's calls of tools have no mark that tells them from such an answer; "
+                "leave tools out, or send tool_choice 'required' or 'none'",
+                param=self._asked.field,
+            )
+        calls = self._written(form)
+        if self._asked is not None:
+            return f"{lark.text(form.begin)} {calls} | {_ANSWER}"
+        marks = [mark for mark in dialect.begins if not lark.is_token(mark)]
+        if not form.begin:
+            return f"{calls} | ({self._free(marks, dialect.at_start)})?"
+        mark = next((mark for mark in marks if form.begin.startswith(mark)), "")
+        text = self._free(marks)
+        if not mark:  # special token
+            return f"{text} {lark.text(form.begin)} {calls} | {text}"
+        head = lark.rule(f'{self._free([each for each in marks if each != mark])} "{mark}"', "[lazy]")
+        return f"{head} {lark.text(form.begin.removeprefix(mark))} {calls} | {text}"
+
+    def _free(self, marks: Sequence[str], starts: Sequence[str] = ()) -> str:
+        """Text without these marks that does not begin like a call or reasoning."""
+        dialect = REASONING_PARSERS.get(self._marks.reasoning_parser or "")
+        begins = dialect.begins if dialect is not None and not self._opened else ()
+        begins = tuple(begin for begin in begins if not self.lark.is_token(begin))
+        not_held = [_holds(mark) for mark in marks]
+        not_held += [rf"\s*{escaped(begin)}(?s:.*)" for begin in (*begins, *starts)]
+        return self.lark.terminal(without(not_held))
+
+    def _written(self, form: CallForm) -> str:
+        """Calls after `form.begin`."""
+        call = self.lark.any_of(self._call(form, tool) for tool in self._tools())
+        more = f" ({self.lark.text(form.between)} {call})*" if self._calls.several else ""
+        return f"{call}{more} {self.lark.text(form.end) if form.end else ''}"
+
+    def _call(self, form: CallForm, tool: ToolArguments) -> str:
+        places = {"args": tool.written(self.lark, form), "number": _NUMBER}
+        # A name may end in the middle of a text between two marks.
+        parts = pieces(form.call.replace("$name", tool.name))
+        written = [
+            places[part] if number % 2 else self.lark.text(part) for number, part in enumerate(parts) if part
+        ]
+        return self.lark.rule(" ".join(written))
+
+    def _tools(self) -> list[ToolArguments]:
+        return [
+            ToolArguments(tool, held=self._calls.forced or bool(tool["function"].get("strict")))
+            for tool in self._calls.tools
+            if self._calls.name in (None, tool["function"]["name"])
+        ]
+
+
+def _holds(mark: str) -> str:
+    return rf"(?s:.*){escaped(mark)}(?s:.*)"

@@ -1,0 +1,176 @@
+"""Dialects of tool calls and reasoning, by the names of vLLM's --tool-call-parser and --reasoning-parser."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True)
+class ToolDialect:
+    """How a model calls tools. The file `module` reads what follows a mark."""
+
+    name: str
+    module: str
+    begins: tuple[str, ...]
+    """Marks that begin calls, anywhere in the answer."""
+    signs: tuple[str, ...]
+    """Strings that the chat template of a model with this dialect contains, all of them."""
+    tokens: tuple[str, ...] = ()
+    """Further marks that may be special tokens, whose text an answer would leave out."""
+    at_start: tuple[str, ...] = ()
+    """Beginnings of a call without a mark, at the start of the answer."""
+    marks_are_tokens: bool = False
+    """`begins` are special tokens and never text: they also end the reasoning."""
+    short_ids: bool = False
+    """The template accepts only ids of nine letters and digits."""
+    is_whole: bool = False
+    """Its marks enclose the whole answer, including reasoning and text."""
+
+
+@dataclass(frozen=True)
+class ReasoningDialect:
+    """How a model marks its reasoning."""
+
+    name: str
+    begins: tuple[str, ...]
+    """Marks at the start of an answer, unless the prompt already has one."""
+    ends: tuple[str, ...]
+    signs: tuple[str, ...]
+    """As in ToolDialect."""
+    anywhere: bool = False
+    """Reasoning may also begin after text."""
+    dropped: tuple[str, ...] = ()
+    """Marks around the text that follows; they are dropped."""
+    is_whole: bool = False
+
+
+_THINK: Final = (("<think>",), ("</think>",), ("</think>",))
+_SEP: Final = "<｜tool▁sep｜>"
+_CALLS, _CALL = "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>"
+_CALLS_END, _CALL_END = "<｜tool▁calls▁end｜>", "<｜tool▁call▁end｜>"
+_DEEPSEEK: Final = (_SEP, _CALLS_END, _CALL_END)
+_GLM: Final = ("</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
+_HARMONY: Final = ("<|channel|>", "<|message|>")
+_HARMONY_TOKENS: Final = (*_HARMONY, "<|start|>", "<|end|>", "<|constrain|>", "<|return|>", "<|call|>")
+
+_TOOLS: Final = (
+    ToolDialect("hermes", "hermes", ("<tool_call>",), ("<tool_call>", '"name'), ("</tool_call>",)),
+    ToolDialect(
+        "qwen3_coder",
+        "qwen3_coder",
+        ("<tool_call>", "<function="),
+        ("<function=", "<parameter="),
+        ("</tool_call>",),
+    ),
+    ToolDialect(
+        "deepseek_v3", "deepseek", (_CALLS, _CALL), (_SEP, "```json"), _DEEPSEEK, marks_are_tokens=True
+    ),
+    ToolDialect("deepseek_v31", "deepseek", (_CALLS, _CALL), (_SEP,), _DEEPSEEK, marks_are_tokens=True),
+    ToolDialect(
+        "glm47",
+        "glm",
+        ("<tool_call>",),
+        ("<tool_call>", "</arg_key><arg_value>"),
+        _GLM,
+    ),
+    ToolDialect(
+        "glm45",
+        "glm",
+        ("<tool_call>",),
+        ("<tool_call>", "<arg_key>"),
+        _GLM,
+    ),
+    ToolDialect(
+        "mistral",
+        "mistral",
+        ("[TOOL_CALLS]",),
+        ("[TOOL_CALLS]",),
+        ("[ARGS]", "[CALL_ID]"),
+        marks_are_tokens=True,
+        short_ids=True,
+    ),
+    ToolDialect("openai", "harmony", (), _HARMONY, _HARMONY_TOKENS, is_whole=True),
+    ToolDialect(
+        "kimi_k2",
+        "kimi_k2",
+        ("<|tool_calls_section_begin|>", "<|tool_call_begin|>"),
+        ("<|tool_call_argument_begin|>",),
+        ("<|tool_call_argument_begin|>", "<|tool_call_end|>", "<|tool_calls_section_end|>"),
+        marks_are_tokens=True,
+    ),
+    ToolDialect(
+        "minimax_m2",
+        "minimax_m2",
+        ("<minimax:tool_call>",),
+        ("<minimax:tool_call>", "<invoke name="),
+        ("</minimax:tool_call>",),
+    ),
+    ToolDialect(
+        "llama4_json",
+        "llama4",
+        ("<|python_start|>", "<|python_tag|>"),
+        ('"parameters": ',),
+        ("<|python_end|>",),
+        at_start=("{",),
+    ),
+    ToolDialect(
+        "llama4_pythonic",
+        "pythonic",
+        ("<|python_start|>",),
+        ("[func_name1(",),
+        ("<|python_end|>",),
+        at_start=("[",),
+    ),
+    ToolDialect(
+        "lfm2",
+        "pythonic",
+        ("<|tool_call_start|>",),
+        ("List of tools: ",),
+        ("<|tool_call_end|>",),
+        marks_are_tokens=True,
+    ),
+    ToolDialect("granite", "granite", ("<|tool_call|>",), ("<|tool_call|>",), ()),
+    ToolDialect(
+        "gemma4",
+        "gemma4",
+        ("<|tool_call>",),
+        ("<|tool_call>call:",),
+        ("<tool_call|>", '<|"|>'),
+        marks_are_tokens=True,
+    ),
+)
+_REASONING: Final = (
+    ReasoningDialect("qwen3", *_THINK),
+    ReasoningDialect("deepseek_r1", *_THINK),
+    ReasoningDialect("glm45", *_THINK),
+    ReasoningDialect("kimi_k2", *_THINK),
+    ReasoningDialect("minimax_m2", *_THINK),
+    ReasoningDialect("ernie45", *_THINK, dropped=("<response>", "</response>")),
+    ReasoningDialect("mistral", ("[THINK]",), ("[/THINK]",), ("[THINK]",)),
+    ReasoningDialect(
+        "granite",
+        ("Here is my thought process:", "Here's my thought process:"),
+        ("Here is my response:", "Here's my response:"),
+        ("Here is my thought process:",),
+    ),
+    ReasoningDialect(
+        "gemma4", ("<|channel>thought\n",), ("<channel|>",), ("<|channel>thought",), anywhere=True
+    ),
+    ReasoningDialect("openai_gptoss", (), (), _HARMONY, is_whole=True),
+)
+_REASONING_TOKENS: Final = ("<think>", "</think>", "[THINK]", "[/THINK]", "<|channel>", "<channel|>")
+
+TOOL_PARSERS: Final = {dialect.name: dialect for dialect in _TOOLS}
+REASONING_PARSERS: Final = {dialect.name: dialect for dialect in _REASONING}
+
+
+def tokens_of(tool_parser: str | None, reasoning_parser: str | None) -> tuple[str, ...]:
+    """Marks that the parsers need although they may be special tokens of the vocabulary."""
+    tokens: list[str] = []
+    if tool_parser is not None:
+        dialect = TOOL_PARSERS[tool_parser]
+        tokens += (*dialect.begins, *dialect.tokens)
+    if reasoning_parser is not None:
+        tokens += _HARMONY_TOKENS if REASONING_PARSERS[reasoning_parser].is_whole else _REASONING_TOKENS
+    return tuple(dict.fromkeys(tokens))

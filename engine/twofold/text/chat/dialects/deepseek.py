@@ -1,0 +1,42 @@
+"""DeepSeek: V3 and R1 write "function", a mark, the name and the arguments in a code block; V3.1 the name, the mark and
+the arguments."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from twofold.text.chat.json_stream import read_arguments
+from twofold.text.chat.reader import TextReader, Wait
+from twofold.text.chat.schema_values import ToolSchemas
+
+_CALL: Final = "<｜tool▁call▁begin｜>"
+_SEP: Final = "<｜tool▁sep｜>"
+_CALL_END: Final = "<｜tool▁call▁end｜>"
+_CALLS_END: Final = "<｜tool▁calls▁end｜>"
+_FENCE: Final = "```"
+
+
+def read_calls(reader: TextReader, mark: str, schemas: ToolSchemas) -> Wait[None]:
+    if mark != _CALL:
+        yield from reader.space()
+        yield from reader.expect(_CALL)
+    while True:
+        yield from reader.space()
+        name = yield from reader.name()
+        yield from reader.expect(_SEP)
+        yield from reader.space()
+        is_fenced = (yield from reader.peek()) != "{"
+        if is_fenced:
+            name = yield from reader.name()
+            yield from reader.space()
+            yield from reader.expect(f"{_FENCE}json")
+        reader.begin_call(name)
+        yield from read_arguments(reader, reader.argument)
+        reader.end_call()
+        if is_fenced:
+            yield from reader.found(_FENCE)
+        yield from reader.found(_CALL_END)
+        reader.begin_header()
+        if not (yield from reader.found(_CALL)):
+            break
+    yield from reader.found(_CALLS_END)

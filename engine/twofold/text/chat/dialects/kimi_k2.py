@@ -1,0 +1,37 @@
+"""Kimi-K2: a section of calls, each with an id such as functions.f:0 and its arguments. The call keeps this id, because
+the template expects it in the conversation."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from twofold.text.chat.json_stream import read_arguments
+from twofold.text.chat.reader import MAX_NAME, DamagedCallError, TextReader, Wait
+from twofold.text.chat.schema_values import ToolSchemas
+
+_CALL: Final = "<|tool_call_begin|>"
+_ID: Final = re.compile(r"[^\s<]*")
+_PARTS: Final = re.compile(r"(?:functions\.)?(?P<name>.+?)(?::\d+)?")
+
+
+def read_calls(reader: TextReader, mark: str, schemas: ToolSchemas) -> Wait[None]:
+    if mark != _CALL:
+        yield from reader.space()
+        yield from reader.expect(_CALL)
+    while True:
+        yield from reader.space()
+        call_id = yield from reader.take_while(_ID, MAX_NAME)
+        parts = _PARTS.fullmatch(call_id)
+        if parts is None:
+            raise DamagedCallError
+        yield from reader.space()
+        yield from reader.expect("<|tool_call_argument_begin|>")
+        reader.begin_call(parts["name"], call_id if ":" in call_id else None)
+        yield from read_arguments(reader, reader.argument)
+        reader.end_call()
+        yield from reader.found("<|tool_call_end|>")
+        reader.begin_header()
+        if not (yield from reader.found(_CALL)):
+            break
+    yield from reader.found("<|tool_calls_section_end|>")

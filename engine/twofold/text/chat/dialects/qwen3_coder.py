@@ -1,0 +1,31 @@
+"""Qwen3-Coder and Qwen3.5: <tool_call><function=f><parameter=key>, each value between line breaks of its own."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from twofold.text.chat.reader import DamagedCallError, Marks, TextReader, Wait
+from twofold.text.chat.schema_values import ArgumentsWriter, ToolSchemas
+
+_FUNCTION: Final = "<function="
+_PARAMETER_END: Final = Marks(("</parameter>",))
+
+
+def read_calls(reader: TextReader, mark: str, schemas: ToolSchemas) -> Wait[None]:
+    # Models sometimes omit the first mark.
+    if mark != _FUNCTION:
+        yield from reader.space()
+        yield from reader.expect(_FUNCTION)
+    name = yield from reader.name()
+    yield from reader.expect(">")
+    reader.begin_call(name)
+    arguments = ArgumentsWriter(reader, schemas, name)
+    while (yield from reader.found("<parameter=")):
+        key = yield from reader.name()
+        yield from reader.expect(">")
+        if not (yield from arguments.value(key, _PARAMETER_END, own_lines=True)):
+            raise DamagedCallError
+    yield from reader.space()
+    yield from reader.expect("</function>")
+    arguments.end()
+    yield from reader.found("</tool_call>")

@@ -1,0 +1,255 @@
+"""Chat messages → prompt text, by the model's own Jinja template, rendered as by transformers.
+
+Templates come with the model and messages from clients, so rendering runs in Jinja's immutable sandbox and its output
+is bounded. Reference: transformers `utils/chat_template_utils.py` (`_compile_jinja_template`, `render_jinja_template`).
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final
+
+import jinja2
+import jinja2.ext
+import jinja2.meta
+import jinja2.nodes
+import jinja2.parser
+import jinja2.sandbox
+
+from twofold.api.errors import ModelLoadError, RequestError
+from twofold.text.tokenizer.bounded_file import read_bounded_text
+from twofold.text.tokenizer.tool_form import ToolForm, find_tool_form
+
+TEMPLATE_FILE: Final = "chat_template.jinja"
+MAX_TEMPLATE_BYTES: Final = 1024 * 1024
+MAX_RENDERED_CHARS: Final = 16 * 1024 * 1024
+"""Longer than any context; a template that loops is stopped here."""
+_CONTINUE_HERE: Final = "\ue000continue here\ue001"
+"""Placeholder after the message to be continued, of private-use characters that no text contains."""
+
+
+class ChatTemplate:
+    """One compiled template. Safe to use from several threads."""
+
+    def __init__(
+        self,
+        source: str,
+        *,
+        where: str,
+        special_tokens: Mapping[str, str],
+        tool_source: str | None = None,
+        max_rendered_chars: int = MAX_RENDERED_CHARS,
+    ) -> None:
+        """Compile `source` (for requests with tools, `tool_source` if given). Raises ModelLoadError."""
+        self.declared: str | list[dict[str, str]] = source
+        """The template in tokenizer_config.json's form."""
+        if tool_source is not None:
+            both = (("default", source), ("tool_use", tool_source))
+            self.declared = [{"name": name, "template": template} for name, template in both]
+        self.source = source if tool_source is None else f"{source}\n{tool_source}"
+        """The source, including the one for tools."""
+        self._special_tokens = dict(special_tokens)
+        self._max_rendered_chars = max_rendered_chars
+        environment = _environment()
+        self._template = _compile(environment, source, where)
+        self._tool_template = (
+            self._template if tool_source is None else _compile(environment, tool_source, where)
+        )
+        self.variables = frozenset(jinja2.meta.find_undeclared_variables(environment.parse(source)))
+        if tool_source is not None:
+            self.variables |= {"tools"}
+        """Names that the template reads, e.g. "enable_thinking"; some of them only on some branches."""
+
+    @classmethod
+    def find(
+        cls, directory: Path, tokenizer_config: Mapping[str, Any], special_tokens: Mapping[str, str]
+    ) -> ChatTemplate | None:
+        """The template of a model directory: chat_template.jinja, else tokenizer_config.json's, else None.
+
+        Raises ModelLoadError for a template that does not parse or a field of another form.
+        """
+        path = directory / TEMPLATE_FILE
+        if path.exists():
+            return cls(
+                read_bounded_text(path, MAX_TEMPLATE_BYTES), where=str(path), special_tokens=special_tokens
+            )
+        where = f"{directory / 'tokenizer_config.json'}: chat_template"
+        declared = tokenizer_config.get("chat_template")
+        if declared is None:
+            return None
+        if isinstance(declared, str):
+            return cls(declared, where=where, special_tokens=special_tokens)
+        named = _named_templates(declared, where)
+        if "default" not in named:
+            raise ModelLoadError(
+                f"{where} has templates {sorted(named)}, expected one named 'default'; add it"
+            )
+        return cls(
+            named["default"], where=where, special_tokens=special_tokens, tool_source=named.get("tool_use")
+        )
+
+    @classmethod
+    def of_gguf(
+        cls, fields: Mapping[str, Any], where: str, special_tokens: Mapping[str, str]
+    ) -> ChatTemplate | None:
+        """The template in a GGUF file's metadata, or None. Raises ModelLoadError as `find`."""
+        sources: dict[str, str] = {}
+        for key in ("tokenizer.chat_template", "tokenizer.chat_template.tool_use"):
+            source = fields.get(key)
+            if source is None:
+                continue
+            if not isinstance(source, str) or len(source) > MAX_TEMPLATE_BYTES:
+                raise ModelLoadError(
+                    f"{where}: {key} is not text of at most {MAX_TEMPLATE_BYTES} bytes; give the tokenizer of the "
+                    "original model with --tokenizer DIR"
+                )
+            sources[key] = source
+        default = sources.get("tokenizer.chat_template")
+        if default is None:
+            return None
+        return cls(
+            default,
+            where=f"{where}: tokenizer.chat_template",
+            special_tokens=special_tokens,
+            tool_source=sources.get("tokenizer.chat_template.tool_use"),
+        )
+
+    @cached_property
+    def tool_form(self) -> ToolForm | None:
+        """The form of tool calls that it expects; None: it shows neither tools nor calls."""
+        return find_tool_form(
+            lambda messages, tools: self.render(messages, tools, add_generation_prompt=True)
+        )
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
+        *,
+        add_generation_prompt: bool,
+        continue_final_message: bool = False,
+    ) -> str:
+        """The prompt. With `continue_final_message` it ends with the last message's content, unchanged.
+
+        Raises RequestError when the template refuses the messages, does not show the one to be continued, or its output
+        is too long.
+        """
+        template = self._tool_template if tools else self._template
+        turns = list(messages)
+        if continue_final_message:
+            turns[-1] = {**turns[-1], "content": f"{turns[-1]['content']}{_CONTINUE_HERE}"}
+        context = {
+            **self._special_tokens,
+            **(variables or {}),
+            "messages": turns,
+            "tools": list(tools) if tools else None,
+            "documents": None,
+            "add_generation_prompt": add_generation_prompt,
+        }
+        pieces: list[str] = []
+        num_chars = 0
+        try:
+            for piece in template.generate(context):
+                num_chars += len(piece)
+                if num_chars > self._max_rendered_chars:
+                    raise RequestError(
+                        f"the chat template's output exceeds {self._max_rendered_chars} characters; send fewer or "
+                        "shorter messages",
+                        param="messages",
+                    )
+                pieces.append(piece)
+        except RequestError:
+            raise
+        except (RecursionError, MemoryError):
+            raise RequestError(
+                "the chat template exhausted its limits on these messages", param="messages"
+            ) from None
+        except Exception as error:  # a template may fail in any way Python can; the input is always the cause
+            reason = " ".join(str(error).split())[:300] or type(error).__name__
+            raise RequestError(
+                f"the chat template refused the messages: {reason}; check roles, their order and the content's form",
+                param="messages",
+            ) from None
+        prompt = "".join(pieces)
+        if not continue_final_message:
+            return prompt
+        end = prompt.rfind(_CONTINUE_HERE)
+        if end < 0:
+            raise RequestError(
+                "the chat template does not show the last message's content, so it cannot be continued; leave "
+                "continue_final_message out",
+                param="continue_final_message",
+            )
+        return prompt[:end]
+
+
+class _GenerationTag(jinja2.ext.Extension):
+    """`{% generation %}…{% endgeneration %}` marks the assistant's text for training; it renders its body."""
+
+    tags = {"generation"}  # noqa: RUF012 (jinja's interface)
+
+    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _environment() -> jinja2.Environment:
+    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, jinja2.ext.loopcontrols]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    return environment
+
+
+def _compile(environment: jinja2.Environment, source: str, where: str) -> jinja2.Template:
+    try:
+        return environment.from_string(source)
+    except jinja2.TemplateSyntaxError as error:
+        raise ModelLoadError(
+            f"{where}: not a valid Jinja template, line {error.lineno}: {error.message}; fix or download it again"
+        ) from None
+    except RecursionError:
+        raise ModelLoadError(
+            f"{where}: not a valid Jinja template, nested too deep; download it again"
+        ) from None
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Plain JSON; Jinja's own filter would escape HTML characters."""
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(form: str) -> str:
+    return datetime.datetime.now().strftime(form)
+
+
+def _named_templates(declared: Any, where: str) -> dict[str, str]:
+    """The list form [{"name": …, "template": …}, …]."""
+    named: dict[str, str] = {}
+    for item in declared if isinstance(declared, list) else [declared]:
+        name, template = (item.get("name"), item.get("template")) if isinstance(item, dict) else (None, None)
+        if not isinstance(name, str) or not isinstance(template, str):
+            raise ModelLoadError(
+                f"{where} is a {type(declared).__name__}, expected a string or a list of name and template; fix it"
+            )
+        named[name] = template
+    return named

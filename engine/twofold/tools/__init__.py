@@ -1,0 +1,1 @@
+"""Programs on top of the engine: the command line, the lab, the load generator."""

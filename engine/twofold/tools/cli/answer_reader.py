@@ -1,0 +1,45 @@
+"""Reads one answer of a started engine on the main thread, where Ctrl-C arrives."""
+
+from __future__ import annotations
+
+import queue
+import uuid
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from twofold.api.errors import CapacityError, KernelError
+from twofold.api.types import Chunk, GenerationRequest, SamplingParams
+
+if TYPE_CHECKING:
+    from twofold.engine import Engine
+
+
+def read_answer(
+    engine: Engine, prompt: Sequence[int], sampling: SamplingParams, *, endpoint: str
+) -> Iterator[Chunk]:
+    """The answer's chunks as they are computed.
+
+    Closing the iterator early, or Ctrl-C while it waits, cancels the request and waits until it has ended.
+
+    Raises:
+        RequestError: the prompt does not fit or is empty.
+        KernelError: the engine failed during the answer.
+    """
+    chunks: queue.SimpleQueue[Chunk] = queue.SimpleQueue()
+    request_id = f"{endpoint}-{uuid.uuid4().hex}"
+    engine.submit(GenerationRequest(tuple(prompt), sampling, chunks.put, request_id, endpoint=endpoint))
+    finished = False
+    try:
+        while not finished:
+            chunk = chunks.get()
+            finished = chunk.finish_reason is not None
+            if chunk.finish_reason == "error":
+                raise KernelError(chunk.error or "the engine failed while it computed the answer")
+            if chunk.finish_reason == "cancelled":
+                raise CapacityError("the engine gave the answer up")
+            yield chunk
+    finally:
+        if not finished:
+            engine.cancel(request_id)
+            while chunks.get().finish_reason is None:
+                pass

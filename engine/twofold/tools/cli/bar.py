@@ -1,0 +1,32 @@
+"""A progress bar: one line on a terminal's stderr, rewritten in place."""
+
+from __future__ import annotations
+
+import sys
+from typing import Final
+
+_BAR_CHARS: Final = 30
+
+
+class Bar:
+    def __init__(self, what: str, unit: str, scale: float) -> None:
+        """`scale`: displayed units (`unit`) per unit of `show`'s numbers."""
+        self._what, self._unit, self._scale = what, unit, scale
+        self._shows = sys.stderr.isatty()
+        self._percent = -1
+
+    def show(self, done: int, total: int, stage: str = "") -> None:
+        """`stage`: the current stage's name, if there are several."""
+        percent = min(100, 100 * done // max(1, total))
+        if not self._shows or percent == self._percent:
+            return
+        self._percent = percent
+        filled = "█" * (percent * _BAR_CHARS // 100)
+        amount = f"{done * self._scale:.4g}/{total * self._scale:.4g} {self._unit}"
+        what = f"{self._what} {stage:<13}" if stage else self._what
+        line = f"{what} {filled:<{_BAR_CHARS}} {percent:3d} %  {amount}"
+        print(f"\r{line}\x1b[K", end="", file=sys.stderr, flush=True)
+
+    def clear(self) -> None:
+        if self._shows:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)

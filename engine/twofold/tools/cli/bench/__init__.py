@@ -1,0 +1,1 @@
+"""`twofold bench`: speed of this machine and of a server."""

@@ -1,0 +1,328 @@
+"""`twofold bench`: this machine's ceilings, prefill and decode speed of one request and their shares of the ceilings,
+an alternating comparison with transformers, and where the time of a step goes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import importlib.util
+import json
+import random
+import statistics
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from twofold.api.errors import ConfigError, KernelError
+from twofold.api.types import Chunk, SamplingParams
+from twofold.tools.cli.bench.speed import Speed, median_speed
+from twofold.tools.cli.bench.transformers_speed import TransformersBench
+from twofold.tools.cli.model_options import add_model_arguments, engine_config, load_engine, open_telemetry
+
+if TYPE_CHECKING:
+    from twofold.engine import Engine
+    from twofold.tools.cli.bench.step_profile import AnswerProfile
+    from twofold.tools.cli.doctor.machine_shares import Ceilings
+
+_COMPARE_BYTES: Final = 2 * 1024**3
+"""Larger checkpoints are compared on request only: transformers holds a second copy of the weights in memory.
+"""
+
+_TEXT: Final = "Once upon a time there was a miller who had three sons, his mill, a donkey and a cat. "
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("What to measure")
+    group.add_argument(
+        "--prompt-tokens",
+        default=[128],
+        type=_lengths,
+        metavar="N[,N…]",
+        help="length of the prompt, or several to measure one after the other (default: 128)",
+    )
+    for flag, default, help_text in (
+        ("--new-tokens", 128, "length of the answer"),
+        ("--repeats", 3, "rounds; the medians are reported"),
+    ):
+        group.add_argument(
+            flag, default=default, type=int, metavar="N", help=f"{help_text} (default: {default})"
+        )
+    group.add_argument(
+        "--compare-transformers",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="time transformers' generate on the same model and prompt in the same rounds "
+        "(default: if transformers is installed and the weights are below 2 GiB)",
+    )
+    group.add_argument(
+        "--random-prompt",
+        type=int,
+        metavar="SEED",
+        help="a prompt of random tokens instead of text, the same for the same seed and vocabulary",
+    )
+    group.add_argument(
+        "--ceilings",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="measure first what this machine can do at most, and say which share prefill and decode reach of it "
+        "(default: on; the shares are of a CPU alone)",
+    )
+    group.add_argument(
+        "--profile",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="answer once more and say where the time went: native work by kind, sampler, Python between (default: on)",
+    )
+    group.add_argument("--json", action="store_true", help="print one JSON object")
+    add_model_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    for name, least in (("new_tokens", 2), ("repeats", 1)):
+        if getattr(args, name) < least:
+            raise ConfigError(
+                f"--{name.replace('_', '-')} was given {getattr(args, name)}; it takes {least} or more"
+            )
+    # No prefix cache: a repeated prompt must be prefilled again, which is what is timed.
+    config = dataclasses.replace(engine_config(args), enable_prefix_caching=False)
+    ceilings: Ceilings | None = None
+    if args.ceilings:
+        from twofold.tools.cli.doctor.machine_shares import measure_ceilings
+
+        # Before the model is loaded: it may take the memory that this reads.
+        ceilings = measure_ceilings(config.cpu_threads, config.numa)
+    sink = open_telemetry(args)
+    profile: AnswerProfile | None = None
+    try:
+        engine = load_engine(config, sink)
+        engine.start()
+        try:
+            results = measure(engine, args)
+            if ceilings is not None and engine.info.accelerator == "none":
+                add_shares(results, ceilings, config.max_num_batched_tokens)
+            if args.profile:
+                from twofold.tools.cli.bench.step_profile import profile_answer
+
+                prompt = prompt_of(engine, args.prompt_tokens[-1], args.random_prompt)
+                profile = profile_answer(engine, prompt, args.new_tokens)
+        finally:
+            engine.close()
+    finally:
+        if sink is not None:
+            sink.close()
+    if args.json:
+        found: dict[str, Any] = {"ceilings": ceilings.as_json()} if ceilings else {}
+        found |= results[0] | {"tests": [test for result in results for test in tests_of(result)]}
+        print(json.dumps(found | ({"profile": profile.as_json()} if profile else {})))
+    else:
+        if ceilings is not None:
+            print(ceilings.table())
+        for result in results:
+            print(table(result))
+        if profile is not None:
+            print(profile.table())
+    return 0
+
+
+def add_shares(results: list[dict[str, Any]], ceilings: Ceilings, step_tokens: int) -> None:
+    """Add "shares" to each result: for prefill as one step, for a decoded token at half the answer's length."""
+    from twofold.models.model_files import open_model_files
+    from twofold.tools.cli.doctor.machine_shares import least_times
+
+    files = open_model_files(results[0]["model"])
+    for result in results:
+        prompt, new = result["prompt_tokens"], result["new_tokens"]
+        prefill = least_times(ceilings, files, prompt, 0, step_tokens)
+        decode = least_times(ceilings, files, 1, prompt + new // 2, 1)
+        speed = result["twofold"]
+        result["shares"] = {
+            "prefill": prefill.shares(speed["prefill_ms"] * 1e-3),
+            "decode": decode.shares(speed["decode_ms"] * 1e-3 / (new - 1)),
+        }
+
+
+def measure(engine: Engine, args: argparse.Namespace) -> list[dict[str, Any]]:
+    """One result per prompt length, each from alternating rounds after one warm-up."""
+    prompts = [prompt_of(engine, length, args.random_prompt) for length in args.prompt_tokens]
+    directory = Path(engine.info.model)
+    compare, why_not = _whether_to_compare(args.compare_transformers, directory)
+    other = (
+        TransformersBench(directory, try_float32=_weights_bytes(directory) < _COMPARE_BYTES)
+        if compare
+        else None
+    )
+    if other is not None:
+        other.choose_fastest(prompts[0])
+    return [measure_prompt(engine, other, why_not, prompt, args) for prompt in prompts]
+
+
+def measure_prompt(
+    engine: Engine,
+    other: TransformersBench | None,
+    why_not: str,
+    prompt: list[int],
+    args: argparse.Namespace,
+) -> dict[str, Any]:
+    """Medians of alternating rounds with this prompt."""
+    ours: list[Speed] = []
+    theirs: list[Speed] = []
+    for turn in range(args.repeats + 1):
+        mine = answer_once(engine, prompt, args.new_tokens)
+        yours = other.answer_once(prompt, args.new_tokens) if other is not None else None
+        # The first round warms up caches and thread pools of both programs.
+        if turn > 0:
+            ours.append(mine)
+            theirs += [yours] if yours is not None else []
+    result: dict[str, Any] = {
+        "model": engine.info.model,
+        "accelerator": engine.info.accelerator,
+        "output_changes": list(engine.info.output_changes),
+        "cpu_isa": engine.info.cpu_isa,
+        "cpu_threads": engine.info.cpu_threads,
+        "prompt_tokens": len(prompt),
+        "new_tokens": args.new_tokens,
+        "repeats": args.repeats,
+        "twofold": median_speed(ours).as_json(),
+        "shares": None,
+        "transformers": None,
+        "decode_ratio": None,
+        "prefill_ratio": None,
+        "decode_ratio_range": None,
+        "prefill_ratio_range": None,
+    }
+    if other is not None:
+        result["transformers"] = median_speed(theirs).as_json() | other.describe()
+        pairs = list(zip(ours, theirs, strict=True))
+        for kind in ("prefill", "decode"):
+            figure = f"{kind}_tokens_per_s"
+            ratios = sorted(getattr(a, figure) / getattr(b, figure) for a, b in pairs)
+            result[f"{kind}_ratio"] = statistics.median(ratios)
+            result[f"{kind}_ratio_range"] = [ratios[0], ratios[-1]]
+    else:
+        result["not_compared_because"] = why_not
+    return result
+
+
+def tests_of(result: dict[str, Any]) -> list[dict[str, Any]]:
+    """A result's figures one by one, by the names of llama.cpp's benchmark: pp512, and tg32 after it."""
+    named = (("pp", "prompt_tokens", "prefill"), ("tg", "new_tokens", "decode"))
+    return [
+        {
+            "engine": engine,
+            "test": f"{prefix}{result[length]}",
+            "prompt_tokens": result["prompt_tokens"],
+            "tokens_per_s": result[engine][f"{figure}_tokens_per_s"],
+        }
+        for engine in ("twofold", "transformers")
+        if result[engine] is not None
+        for prefix, length, figure in named
+    ]
+
+
+def _lengths(text: str) -> list[int]:
+    parts = text.split(",")
+    if not all(part.isascii() and part.isdigit() and int(part) > 0 for part in parts):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} was given; a length of 1 or more is expected, or several separated by commas"
+        )
+    return [int(part) for part in parts]
+
+
+def prompt_of(engine: Engine, num_tokens: int, seed: int | None = None) -> list[int]:
+    """Exactly `num_tokens` tokens: of running text, or random ones if there is a seed. ConfigError if the context is
+    too short for them.
+    """
+    if num_tokens >= engine.max_context:
+        raise ConfigError(
+            f"--prompt-tokens was given {num_tokens}; the context holds {engine.max_context} with the answer"
+        )
+    if seed is not None:
+        # Not for secrets: another program can draw the same tokens.
+        draw = random.Random(seed)  # noqa: S311
+        return [draw.randrange(engine.vocab_size) for _ in range(num_tokens)]
+    sentence = engine.tokenizer.encode(_TEXT)
+    return (sentence * (num_tokens // len(sentence) + 1))[:num_tokens]
+
+
+def answer_once(engine: Engine, prompt: list[int], new_tokens: int) -> Speed:
+    """Time one greedy answer of exactly `new_tokens` tokens, by the wall clock and by the engine's own clock."""
+    times: list[float] = []
+    chunks: list[Chunk] = []
+
+    def on_chunk(chunk: Chunk) -> None:
+        now = time.perf_counter()
+        times.extend([now] * len(chunk.token_ids))
+        chunks.append(chunk)
+
+    sampling = SamplingParams(temperature=0.0, max_tokens=new_tokens, ignore_eos=True)
+    begun = time.perf_counter()
+    usage = engine.generate(tuple(prompt), sampling, on_chunk)
+    if chunks and chunks[-1].error:
+        raise KernelError(chunks[-1].error)
+    if len(times) < new_tokens:
+        raise ConfigError(
+            f"--new-tokens was given {new_tokens}; with this prompt the context holds {len(times)}"
+        )
+    return Speed(len(prompt), new_tokens, times[0] - begun, times[-1] - times[0], usage)
+
+
+def table(result: dict[str, Any]) -> str:
+    """The result as text."""
+    rows = [("", "prefill tokens/s", "decode tokens/s")]
+    for name in ("twofold", "transformers"):
+        speed = result[name]
+        if speed is not None:
+            rows.append((name, f"{speed['prefill_tokens_per_s']:.1f}", f"{speed['decode_tokens_per_s']:.1f}"))
+    if result["decode_ratio"] is not None:
+        # Not the quotient of the rows above: rounds alternate, so that clock drift of the machine slows both alike.
+        rows.append(
+            ("ratio by round", _ratio_and_range(result, "prefill"), _ratio_and_range(result, "decode"))
+        )
+    lines = [
+        f"{result['model']} on {result['accelerator']} ({result['cpu_isa']}, {result['cpu_threads']} threads), "
+        f"{result['prompt_tokens']} + {result['new_tokens']} tokens, median of {result['repeats']}",
+        *(f"  {a:<14}{b:>22}{c:>22}" for a, b, c in rows),
+        *(f"  note: {text}" for text in result["output_changes"]),
+    ]
+    if shares := result["shares"]:
+        for name in ("of_read", "of_products"):
+            prefill, decode = (f"{shares[step][name]:.0%}" for step in ("prefill", "decode"))
+            lines.append(f"  {name.replace('_', ' '):<14}{prefill:>22}{decode:>22}")
+        lines.append(
+            f"  what the model must read: {shares['prefill']['gb']:.2f} GB for the prompt, "
+            f"{shares['decode']['gb']:.3f} GB for a decoded token"
+        )
+    clock = result["twofold"]["clock"]
+    if clock["name"] == "virtual":
+        lines.append(
+            f"  on the virtual clock of the emulated GPU: prefill {clock['prefill_tokens_per_s']:.1f}, "
+            f"decode {clock['decode_tokens_per_s']:.1f} tokens/s (the rows above are the wall's)"
+        )
+    if result["transformers"] is None:
+        lines.append(f"  not compared with transformers: {result['not_compared_because']}")
+    return "\n".join(lines)
+
+
+def _ratio_and_range(result: dict[str, Any], kind: str) -> str:
+    low, high = result[f"{kind}_ratio_range"]
+    return f"{result[f'{kind}_ratio']:.2f} ({low:.2f}-{high:.2f})"
+
+
+def _weights_bytes(directory: Path) -> int:
+    return sum(path.stat().st_size for path in directory.glob("*.safetensors"))
+
+
+def _whether_to_compare(asked: bool | None, directory: Path) -> tuple[bool, str]:
+    """The decision and, if it is no, its reason. ConfigError if a comparison was requested and is impossible."""
+    installed = importlib.util.find_spec("transformers") is not None
+    if asked and not installed:
+        raise ConfigError(
+            "--compare-transformers needs transformers; install it with: pip install 'twofold[dev]'"
+        )
+    if asked is not None:
+        return asked, "--no-compare-transformers"
+    size = _weights_bytes(directory)
+    if not installed:
+        return False, "it is not installed"
+    return size < _COMPARE_BYTES, f"the weights are {size / 1024**3:.1f} GiB; ask with --compare-transformers"

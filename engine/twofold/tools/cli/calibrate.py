@@ -1,0 +1,229 @@
+"""`twofold calibrate`: measure this machine's CPU and GPU on a model's experts and store the results."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from twofold.api.config import EngineConfig
+from twofold.api.errors import ConfigError
+from twofold.api.whole_file import whole_file
+
+if TYPE_CHECKING:
+    from twofold.device.calibration import DeviceCalibration
+    from twofold.device.device import Device
+    from twofold.experts.calibration import Calibration
+    from twofold.experts.profiles import MachineProfile
+
+_BAR_CHARS = 40
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "model", nargs="?", default="", help="model whose experts are measured (default: the bundled one)"
+    )
+    parser.add_argument(
+        "--base", default="rtx4090-pcie4", help="profile that lends the accelerator's figures"
+    )
+    parser.add_argument(
+        "--accelerator",
+        choices=("auto", "cuda", "none"),
+        default="auto",
+        help="measure the GPU too: auto, if there is one; cuda, or fail; none, borrow its figures (default: auto)",
+    )
+    parser.add_argument(
+        "--output", metavar="FILE.json", help="where to keep the profile (default: this user's settings)"
+    )
+    parser.add_argument(
+        "--cpu-threads", type=int, default=0, help="threads to measure with; 0: one per physical core"
+    )
+    parser.add_argument(
+        "--repeats", type=int, default=15, help="how often each figure is measured at most (default: 15)"
+    )
+    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure, print and store. ConfigError when the profile cannot be written; the write is atomic."""
+    from twofold.blocks import ops
+    from twofold.experts.calibration import LayerTimer, calibrate, to_profile
+    from twofold.experts.profiles import load_profile, local_profile_path
+    from twofold.models.bundled import bundled_model_path
+    from twofold.models.model_files import open_model_files
+    from twofold.step.expert_loading import moe_shape
+
+    EngineConfig(cpu_threads=args.cpu_threads)  # refuses values out of range
+    if not 1 <= args.repeats <= 1000:
+        raise ConfigError(f"--repeats was given {args.repeats}; it takes 1 to 1000")
+    base = load_profile(args.base)
+    measured_device, why_none = _measured_device(args.accelerator)
+    files = open_model_files(args.model or bundled_model_path())
+    shape = moe_shape(files)
+    output = Path(args.output) if args.output else local_profile_path()
+    progress = _show if sys.stderr.isatty() else None
+    timer = LayerTimer(shape, ops.ThreadPool(args.cpu_threads))
+    calibration = calibrate(shape, args.cpu_threads, repeats=args.repeats, progress=progress, timer=timer)
+    device: DeviceCalibration | None = None
+    if measured_device is not None:
+        from twofold.device.calibration import calibrate_device
+        from twofold.device.probe import KernelProbe
+
+        timer.use(ops.ThreadPool(args.cpu_threads))
+        probe = KernelProbe(measured_device, shape)
+        device = calibrate_device(probe, shape, timer, repeats=args.repeats, progress=progress)
+    if progress is not None:
+        print(end="\r\x1b[K", file=sys.stderr)
+    measured = device.figures(calibration.curve.layer_us) if device else None
+    profile = to_profile(calibration, base, measured, _stored(output))
+    _write(output, profile.to_json())
+    if args.json:
+        figures = _figures(calibration) | {"accelerator": device and _device_figures(device)}
+        print(json.dumps(figures | {"profile": str(output)}))
+    else:
+        print(format_calibration(calibration))
+        print(
+            format_device(device)
+            if device is not None
+            else f"accelerator not measured ({why_none}): its figures are those of {base.name}"
+        )
+        print(f"stored in {output}; used from now on for predictions on this machine")
+    return 0
+
+
+def format_calibration(calibration: Calibration) -> str:
+    """The fit as a table with residuals and a plot, for a terminal."""
+    curve = calibration.curve
+    lines = [
+        f"CPU experts, {curve.format}, {curve.hidden} x {curve.intermediate}, {curve.threads} threads; "
+        f"a layer costs {curve.layer_us:.1f} us beside its experts",
+        f"{'tokens':>7} {'us/expert':>10} {'GFLOP/s':>8} {'residual':>9}",
+    ]
+    longest = max(us for _, us in curve.points)
+    flops = 6.0 * curve.hidden * curve.intermediate
+    for tokens, us in curve.points:
+        residuals = [s.error for s in calibration.grid if s.loads[0] == tokens]
+        bar = "#" * max(1, round(_BAR_CHARS * us / longest))
+        lines.append(
+            f"{tokens:>7} {us:>10.2f} {flops * tokens / us / 1e3:>8.1f} {max(residuals):>8.1%}  {bar}"
+        )
+    threads = ", ".join(f"{count}: {us:.1f} us" for count, us in calibration.thread_us.items())
+    lines += [
+        f"a decode layer by threads: {threads}",
+        f"slow-down while {calibration.copy_gbps:.1f} GB/s are copied beside it: {calibration.contention:.1%}",
+        f"error on {len(calibration.unseen)} layers of mixed loads that the fit never saw: median "
+        f"{calibration.median_error:.1%}, worst {max(s.error for s in calibration.unseen):.1%}",
+    ]
+    return "\n".join(lines)
+
+
+def format_device(device: DeviceCalibration) -> str:
+    """The fits of link and accelerator with residuals, for a terminal."""
+    lines = [
+        f"{device.name}, link: an upload takes {device.link_latency_us:.1f} us + its bytes at "
+        f"{device.link_bandwidth_gbps:.1f} GB/s",
+        f"{'bytes':>11} {'us':>10} {'GB/s':>8} {'residual':>9}",
+        *(
+            f"{s.num_bytes:>11} {s.measured_us:>10.1f} {s.num_bytes / s.measured_us / 1e3:>8.2f} {s.error:>8.1%}"
+            for s in device.link
+        ),
+        f"{device.name}, experts: a layer takes {device.gpu_launch_us:.1f} us, each expert its "
+        f"{device.expert_bytes} bytes at {device.vram_bandwidth_gbps:.0f} GB/s or its arithmetic at "
+        f"{device.gpu_gflops:.0f} GFLOP/s",
+        f"{'experts':>8} {'tokens each':>12} {'us':>10} {'residual':>9}",
+    ]
+    lines += [
+        f"{len(s.loads):>8} {max(s.loads):>12} {s.measured_us:>10.1f} {s.error:>8.1%}" for s in device.layers
+    ]
+    lines += [
+        f"error on {len(device.unseen)} layers of mixed loads that the fit never saw: median "
+        f"{device.median_error:.1%}, worst {max(s.error for s in device.unseen):.1%}",
+        f"handshake to the CPU and back {device.handshake_us:.2f} us, join {device.join_us:.2f} us",
+        f"slow-down of the CPU's decode layers beside uploads of {device.copy_gbps:.1f} GB/s: "
+        f"{device.contention:.1%}",
+    ]
+    return "\n".join(lines)
+
+
+def _measured_device(accelerator: str) -> tuple[Device | None, str]:
+    """(device to measure, ""), or (None, the reason). ConfigError if a device was requested and is not usable."""
+    from twofold.device.finding import find_device
+
+    if accelerator == "none":
+        return None, "--accelerator none"
+    device, why = find_device()
+    if accelerator == "cuda" and device is None:
+        raise ConfigError(f"--accelerator cuda: {why}; use auto or none")
+    return device, why
+
+
+def _device_figures(device: DeviceCalibration) -> dict[str, object]:
+    names = (
+        "name", "memory_bytes", "expert_bytes", "link_latency_us", "link_bandwidth_gbps", "gpu_launch_us",
+        "vram_bandwidth_gbps", "gpu_gflops", "handshake_us", "join_us", "contention", "copy_gbps", "median_error",
+    )  # fmt: skip
+    layers = {
+        kind: [
+            {"tokens": list(s.loads), "measured_us": s.measured_us, "predicted_us": s.predicted_us}
+            for s in samples
+        ]
+        for kind, samples in (("layers", device.layers), ("unseen", device.unseen))
+    }
+    link = [
+        {"bytes": s.num_bytes, "measured_us": s.measured_us, "predicted_us": s.predicted_us}
+        for s in device.link
+    ]
+    return {name: getattr(device, name) for name in names} | {"link": link} | layers
+
+
+def _figures(calibration: Calibration) -> dict[str, object]:
+    curve = calibration.curve
+    return {
+        "format": curve.format,
+        "hidden": curve.hidden,
+        "intermediate": curve.intermediate,
+        "threads": curve.threads,
+        "layer_us": curve.layer_us,
+        "points": [{"tokens": tokens, "us": us} for tokens, us in curve.points],
+        "thread_us": {str(count): us for count, us in calibration.thread_us.items()},
+        "contention": calibration.contention,
+        "copy_gbps": calibration.copy_gbps,
+        "median_error": calibration.median_error,
+        "unseen": [
+            {"tokens": list(s.loads), "measured_us": s.measured_us, "predicted_us": s.predicted_us}
+            for s in calibration.unseen
+        ],
+    }
+
+
+def _stored(path: Path) -> MachineProfile | None:
+    """The stored profile of an earlier calibration. None for a file that is not a valid profile: it is replaced."""
+    from twofold.experts.profiles import load_profile
+
+    try:
+        return load_profile(str(path)) if path.is_file() else None
+    except ConfigError as error:
+        print(f"{error}; it is replaced", file=sys.stderr)
+        return None
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with whole_file(path) as part:
+            part.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(
+            f"the profile cannot be written to {path}: {error.strerror}; name another --output"
+        ) from error
+
+
+def _show(what: str, share: float) -> None:
+    filled = round(_BAR_CHARS * share)
+    print(
+        end=f"\r\x1b[Kcalibrating [{'#' * filled}{' ' * (_BAR_CHARS - filled)}] {what}",
+        file=sys.stderr,
+        flush=True,
+    )

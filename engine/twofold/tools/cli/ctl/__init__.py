@@ -1,0 +1,1 @@
+"""`twofold ctl`: inspect and change a running server."""

@@ -1,0 +1,144 @@
+"""Shared parts of all `twofold ctl` commands: the server's address, its admin key, and the output of answers."""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import json
+import os
+import ssl
+import urllib.parse
+from collections.abc import Sequence
+from typing import Any, Final
+
+from twofold.api.config import DEFAULT_URL
+from twofold.api.errors import CapacityError, ConfigError, RequestError
+from twofold.tools.cli.terminal_text import harmless
+
+_MAX_ANSWER: Final = 32 << 20
+KEY_VARIABLE: Final = "TWOFOLD_ADMIN_KEY"
+
+
+def add_server_arguments(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("Which server")
+    group.add_argument(
+        "--url", default=DEFAULT_URL, help=f"address of the running server (default: {DEFAULT_URL})"
+    )
+    group.add_argument(
+        "--admin-key",
+        metavar="KEY",
+        help=f"key the server was started with; prefer the variable {KEY_VARIABLE}, as command lines are visible",
+    )
+    group.add_argument(
+        "--timeout",
+        type=float,
+        default=120.0,
+        metavar="S",
+        help="seconds to wait for an answer (default: 120)",
+    )
+    group.add_argument("--json", action="store_true", help="print the server's answer as JSON")
+
+
+class AdminClient:
+    """Client of one server's admin routes. Follows no redirect and no proxy: the key goes to that server alone."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        """Raises ConfigError without a key, or for an invalid address."""
+        self._key = args.admin_key or os.environ.get(KEY_VARIABLE, "")
+        if not self._key:
+            raise ConfigError(
+                f"--admin-key was not given and {KEY_VARIABLE} is not set; give the key that the server was started "
+                "with (twofold serve --admin-key)"
+            )
+        if not self._key.isascii() or not self._key.isprintable():
+            raise ConfigError("--admin-key was given a key that is not printable ASCII")
+        self._url, self._timeout_s = urllib.parse.urlsplit(args.url), args.timeout
+        if self._url.scheme not in ("http", "https") or not self._url.hostname:
+            raise ConfigError(f"--url {args.url!r} is not an address; expected e.g. {DEFAULT_URL}")
+
+    def get(self, path: str, **query: object) -> dict[str, Any]:
+        given = {name: value for name, value in query.items() if value is not None}
+        return self.ask("GET", path + (f"?{urllib.parse.urlencode(given)}" if given else ""))
+
+    def ask(self, method: str, path: str, body: object = None) -> dict[str, Any]:
+        """The answer's JSON.
+
+        Raises:
+            CapacityError: no server answers, or it lacks memory.
+            ConfigError: the key is wrong, or there are no admin routes.
+            RequestError: the server refuses; the message is the server's.
+        """
+        connection = self._connection()
+        headers = {"Authorization": f"Bearer {self._key}", "Content-Type": "application/json"}
+        prefix = self._url.path.rstrip("/").removesuffix("/v1")
+        try:
+            connection.request(
+                method, f"{prefix}/admin{path}", None if body is None else json.dumps(body), headers
+            )
+            answer = connection.getresponse()
+            status, text = answer.status, answer.read(_MAX_ANSWER + 1)
+            found = json.loads(text) if len(text) <= _MAX_ANSWER else None
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            raise CapacityError(f"no Twofold server answers at {self._url.geturl()}: {error}") from None
+        finally:
+            connection.close()
+        if status == 200 and isinstance(found, dict):
+            return found
+        refusal = found.get("error") if isinstance(found, dict) else None
+        message = harmless(str(refusal.get("message"))) if isinstance(refusal, dict) else f"HTTP {status}"
+        if status in (401, 403):
+            raise ConfigError(f"{message} (the key comes from --admin-key or {KEY_VARIABLE})")
+        if isinstance(refusal, dict) and refusal.get("code") == "no_admin_key":
+            raise ConfigError(message)
+        raise CapacityError(message) if status >= 429 else RequestError(message)
+
+    def _connection(self) -> http.client.HTTPConnection:
+        host, port = self._url.hostname or "", self._url.port
+        if self._url.scheme == "https":
+            return http.client.HTTPSConnection(
+                host, port, timeout=self._timeout_s, context=ssl.create_default_context()
+            )
+        return http.client.HTTPConnection(host, port, timeout=self._timeout_s)
+
+
+def show(args: argparse.Namespace, answer: dict[str, Any], lines: Sequence[str]) -> int:
+    """Print the answer as JSON if requested, else as text lines. Returns the exit code."""
+    print(json.dumps(answer, indent=2) if args.json else "\n".join(map(harmless, lines)))
+    return 0
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
+    """Columns as narrow as possible; numbers right-aligned."""
+    texts = [[_text(cell) for cell in row] for row in rows]
+    widths = [max(len(row[n]) for row in [list(head), *texts]) for n in range(len(head))]
+    is_number = [
+        bool(rows) and all(isinstance(row[n], int | float) for row in rows) for n in range(len(head))
+    ]
+
+    def line(cells: Sequence[str]) -> str:
+        return "  ".join(
+            cell.rjust(width) if number else cell.ljust(width)
+            for cell, width, number in zip(cells, widths, is_number, strict=True)
+        ).rstrip()
+
+    return [line(head), *map(line, texts)]
+
+
+def memory_lines(memory: dict[str, Any]) -> list[str]:
+    used = memory["num_pages"] - memory["num_free_pages"]
+    return [
+        f"expert slots   {memory['num_slots']} ({_size(memory['slots_bytes'])})",
+        f"KV cache       {memory['kv_tokens']} tokens in {memory['num_pages']} pages ({_size(memory['kv_bytes'])}), "
+        f"{used} in use",
+        f"prefix cache   {memory['num_cached_pages']} pages, {memory['num_snapshots']} snapshots "
+        f"({_size(memory['prefix_cache_bytes'])})",
+        f"context        {memory['max_context']} tokens a request",
+    ]
+
+
+def _text(cell: object) -> str:
+    return f"{cell:.4g}" if isinstance(cell, float) else str(cell)
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:.2f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.1f} MB"

@@ -1,0 +1,1 @@
+"""`twofold doctor`: checks this machine and which models fit it."""

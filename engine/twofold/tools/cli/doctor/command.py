@@ -1,0 +1,80 @@
+"""`twofold doctor`: checks what this machine has, lacks and can run. Loads no weights."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+
+from twofold.api.config import ServerConfig, TelemetryConfig
+from twofold.api.errors import ModelLoadError
+from twofold.api.settings import add_arguments as add_config_arguments
+from twofold.api.settings import from_namespace
+from twofold.models.model_files import open_model_files
+from twofold.tools.cli.doctor import machine_checks, memory_table
+from twofold.tools.cli.doctor.machine_checks import Check
+from twofold.tools.cli.model_options import add_model_arguments, engine_config
+
+_MARKS = {"ok": "ok  ", "note": "note", "bad": "BAD "}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add_config_arguments(parser, ServerConfig)
+    add_model_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """0 when everything that `twofold serve` needs is available, else 1."""
+    checks = examine(args)
+    healthy = all(check.verdict != "bad" for check in checks)
+    table = _memory_table(args)
+    if args.json:
+        contexts = [dataclasses.asdict(row) for row in table]
+        print(
+            json.dumps(
+                {"healthy": healthy, "checks": list(map(dataclasses.asdict, checks)), "contexts": contexts}
+            )
+        )
+    else:
+        for check in checks:
+            print(f"{_MARKS[check.verdict]} {check.name:<12} {check.found}")
+            if check.remedy:
+                print(f"     {'':<12} → {check.remedy}")
+        if table:
+            print("", *memory_table.render(table), sep="\n")
+        print("\nready: twofold serve" if healthy else "\nmend what is BAD first")
+    return 0 if healthy else 1
+
+
+def _memory_table(args: argparse.Namespace) -> list[memory_table.ContextNeeds]:
+    """The memory table; empty if the model cannot be opened, which a check has reported."""
+    try:
+        engine = engine_config(args)
+        return memory_table.memory_table(open_model_files(engine.model), engine)
+    except ModelLoadError:
+        return []
+
+
+def examine(args: argparse.Namespace) -> list[Check]:
+    """All checks, with the settings that `twofold serve` would have with these flags. ConfigError for wrong flags."""
+    server = from_namespace(ServerConfig, args)
+    telemetry = from_namespace(TelemetryConfig, args)
+    checks = [machine_checks.check_cpu(), machine_checks.check_memory()]
+    try:
+        engine = engine_config(args)
+    except ModelLoadError as error:
+        checks.append(Check("model", "bad", str(error)))
+    else:
+        checks += [machine_checks.check_accelerator(engine), machine_checks.check_model(engine)]
+        chat = machine_checks.check_chat(engine, server)
+        checks += [chat] if chat is not None else []
+        device_memory = machine_checks.check_device_memory(engine)
+        checks += [device_memory] if device_memory is not None else []
+    return [
+        *checks,
+        machine_checks.check_disk(telemetry.telemetry_url),
+        machine_checks.check_port(server),
+        machine_checks.check_sqlite(),
+        machine_checks.check_packages(),
+    ]

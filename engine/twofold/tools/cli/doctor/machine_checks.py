@@ -1,0 +1,238 @@
+"""The single checks of `twofold doctor`. Each reports its finding and, if that is bad, a remedy; none raises."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import shutil
+import socket
+import sqlite3
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal
+
+from twofold.api.config import EngineConfig, ServerConfig
+from twofold.api.errors import TwofoldError
+from twofold.weights.host_memory import available_memory_bytes
+
+Verdict = Literal["ok", "note", "bad"]
+
+_GIB: Final = 2**30
+_LEAST_DISK_BYTES: Final = 2 * _GIB
+
+_EXTRAS: Final = {
+    "server": ("fastapi", "uvicorn", "pydantic"),
+    "telemetry": ("sqlalchemy",),
+    "dashboard": ("streamlit", "plotly", "pandas"),
+    "loadtest": ("locust",),
+}
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line of the doctor's report. A "note" does not keep anything from running."""
+
+    name: str
+    verdict: Verdict
+    found: str
+    remedy: str | None = None
+
+
+def check_cpu() -> Check:
+    """The instruction set that the kernels selected on this CPU, and why."""
+    try:
+        from twofold.blocks import ops
+    except ImportError as error:
+        return Check("CPU", "bad", f"the native module is not there ({error})", "build it: make build")
+    try:
+        isa, reason = ops.isa_choice()
+    except TwofoldError as error:
+        return Check("CPU", "bad", str(error), "unset TWOFOLD_ISA or set it to generic")
+    features = (
+        ", ".join(name for name, present in ops.cpu_features().items() if present) or "no vector extensions"
+    )
+    found = f"kernels {isa} ({reason}); {features}; {len(os.sched_getaffinity(0))} logical cores usable"
+    if isa == "generic":
+        return Check(
+            "CPU", "note", found, "expect little speed: AVX2 or AVX-512 is what the fast kernels need"
+        )
+    return Check("CPU", "ok", found)
+
+
+def check_accelerator(config: EngineConfig) -> Check:
+    """The accelerator that --accelerator resolves to on this machine."""
+    try:
+        from twofold.device.finding import choose_accelerator
+
+        choice, _ = choose_accelerator(config.accelerator)
+    except TwofoldError as error:
+        return Check("accelerator", "bad", str(error))
+    except ImportError as error:
+        return Check(
+            "accelerator", "bad", f"the native module is not there ({error})", "build it: make build"
+        )
+    return Check("accelerator", "ok", f"{choice.label}: {choice.reason}")
+
+
+def check_memory() -> Check:
+    available = available_memory_bytes()
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return Check("memory", "ok", f"{available / _GIB:.1f} GiB available of {total / _GIB:.1f} GiB")
+
+
+def check_model(config: EngineConfig) -> Check:
+    """Whether the model fits, judged by its file headers: no weights are loaded."""
+    from twofold.models.model_files import open_model_files
+    from twofold.models.sizing import check_host_memory, measure_files
+
+    try:
+        files = open_model_files(config.model)
+        size = measure_files(files, kv_cache_dtype=config.kv_cache_dtype)
+        tokens = config.max_total_tokens or config.max_model_len or size.config.max_context
+        fit = check_host_memory(size, available_memory_bytes(), tokens)
+    except TwofoldError as error:
+        return Check("model", "bad", str(error))
+    found = (
+        f"{Path(config.model).name}: {size.config.architecture}, {size.num_experts_total} experts of "
+        f"{size.one_expert_bytes / 1e6:.2f} MB, {size.file_bytes / _GIB:.2f} GiB on disk; with a KV cache of {tokens} "
+        f"tokens it needs {fit.needed_bytes / _GIB:.2f} GiB of memory"
+    )
+    if size.bytes_per_sequence:
+        found += f", {size.bytes_per_sequence / 1e6:.1f} MB of it for the record that each sequence has"
+    if files.mapped is not None:
+        end = files.mapped.contents.panels_end
+        cached = files.mapped.mapping.resident_bytes(0, end)
+        found += f"; packed, {100 * cached / end:.0f} % of its panels are in the system's cache"
+    if fit.fits:
+        return Check("model", "ok", found)
+    return Check("model", "bad", found, fit.advice)
+
+
+def check_chat(config: EngineConfig, server: ServerConfig) -> Check | None:
+    """Tool calling and reasoning support of the chat template; None for a model that cannot be opened."""
+    from twofold.models.registry import chat_marks, read_config
+    from twofold.text.chat.marks import chosen_marks
+    from twofold.text.tokenizer import Tokenizer
+
+    try:
+        architecture = read_config(config.model).architecture
+        tokenizer = Tokenizer.open(config.tokenizer or config.model)
+    except TwofoldError:
+        # The check of the model reports why.
+        return None
+    if not tokenizer.has_chat_template:
+        return Check(
+            "chat",
+            "note",
+            "the model has no chat template",
+            "send plain prompts to /v1/completions; chat is refused",
+        )
+    marks = chosen_marks(
+        chat_marks(architecture, tokenizer.chat_template), server.tool_call_parser, server.reasoning_parser
+    )
+    found = (
+        f"calls of tools: {marks.tool_call_parser or 'none'}; thinking: {marks.reasoning_parser or 'none'}"
+    )
+    if marks.thinking is not None:
+        found += " ({} … {})".format(*(mark.strip() for mark in marks.thinking))
+    ends = [token for token in marks.end_of_turn if tokenizer.token_id(token) is not None]
+    found += f"; a turn also ends with {', '.join(ends)}" if ends else ""
+    if marks.tool_call_parser is None:
+        remedy = (
+            "tools are refused; if its answers call them in a form that is known: --tool-call-parser NAME"
+        )
+        return Check("chat", "note", f"{found}: its template shows no calls in a form that is known", remedy)
+    if tokenizer.tool_form is None:
+        remedy = "send results of tools as text"
+        return Check("chat", "note", f"{found}; its template shows no calls of earlier turns", remedy)
+    return Check("chat", "ok", found)
+
+
+def check_device_memory(config: EngineConfig) -> Check | None:
+    """The planned split of the GPU's memory; None if no GPU would be used."""
+    from twofold.device.budget import device_cache_dtype, needs_of, plan_device
+    from twofold.device.finding import choose_accelerator
+    from twofold.models.sizing import measure_model
+
+    try:
+        _, device = choose_accelerator(config.accelerator)
+        if device is None:
+            return None
+        facts = device.native.facts()
+        needs = needs_of(measure_model(config.model, kv_cache_dtype=device_cache_dtype(config)))
+        budget = plan_device(config, needs, facts["total_bytes"], facts["free_bytes"])
+    except TwofoldError as error:
+        return Check("GPU memory", "bad", str(error))
+    return Check("GPU memory", "ok", budget.explain())
+
+
+def check_disk(telemetry_url: str | None) -> Check:
+    """Free space at the telemetry database (or here, if nothing is recorded)."""
+    place = Path(".")
+    if telemetry_url and telemetry_url.startswith("sqlite:///"):
+        place = Path(telemetry_url.removeprefix("sqlite:///") or ".").absolute().parent
+    if not place.is_dir():
+        return Check("disk", "bad", f"{place} does not exist", "make the directory or change --telemetry-url")
+    free = shutil.disk_usage(place).free
+    found = f"{free / _GIB:.1f} GiB free in {place.resolve()}"
+    if not os.access(place, os.W_OK):
+        return Check("disk", "note", f"{found}, which is read-only", "record elsewhere: --telemetry-url")
+    if free < _LEAST_DISK_BYTES:
+        return Check(
+            "disk", "note", found, "telemetry may fill it; free some or record elsewhere: --telemetry-url"
+        )
+    return Check("disk", "ok", found)
+
+
+def check_port(config: ServerConfig) -> Check:
+    """Whether `twofold serve` could listen at its address."""
+    address = f"{config.host}:{config.port}"
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((config.host, config.port))
+            probe.listen(1)
+        except OSError as error:
+            why = error.strerror or str(error)
+            return Check(
+                "port",
+                "note",
+                f"{address}: {why}",
+                "choose another --port for serve, or stop what runs there",
+            )
+    return Check("port", "ok", f"{address} is free")
+
+
+def check_sqlite() -> Check:
+    """SQLite's version: 3.7.0 to 3.51.2 may corrupt a WAL database written by two connections; Twofold uses one.
+
+    Source: https://sqlite.org/releaselog/3_51_3.html (the WAL-reset bug).
+    """
+    version = sqlite3.sqlite_version_info
+    if (3, 7, 0) <= version <= (3, 51, 2):
+        return Check(
+            "SQLite",
+            "note",
+            f"{sqlite3.sqlite_version} has the WAL-reset bug; Twofold writes over one connection and is not affected",
+            "do not let a second program write to the telemetry database",
+        )
+    return Check("SQLite", "ok", sqlite3.sqlite_version)
+
+
+def check_packages() -> Check:
+    """Which optional packages are installed."""
+    missing = [extra for extra, packages in _EXTRAS.items() if not all(map(_is_installed, packages))]
+    present = [extra for extra in _EXTRAS if extra not in missing]
+    found = f"installed: {', '.join(present) or 'none'}"
+    if missing:
+        return Check("extras", "note", found, f"the rest: pip install 'twofold[{','.join(missing)}]'")
+    return Check("extras", "ok", found)
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True

@@ -1,0 +1,393 @@
+"""Aliases for flags of KTransformers, SGLang, llama.cpp and ik_llama.cpp, in one table.
+
+An alias acts as our flag, does nothing, or is refused; each prints one line that names our flag. Aliases are not in
+--help; docs/migration.md lists them, and a test compares. Flags may be written with underscores (`main`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from twofold.api.errors import ConfigError
+from twofold.api.settings import flag_name
+
+Values = dict[str, Any]
+N_CPU_MOE: Final = "n_cpu_moe"
+"""Not a setting: `cpu_moe_ratio` converts it once the model's layers are known."""
+GGUF_PATH: Final = "gguf_path"
+"""Not a setting: it becomes MODEL, and a model path given with it becomes the tokenizer."""
+_NOT_SETTINGS: Final = (N_CPU_MOE, GGUF_PATH)
+
+
+@dataclass(frozen=True)
+class Alias:
+    """`names` of another program's flag, the settings it maps to, and the note to print."""
+
+    names: tuple[str, ...]
+    note: str
+    targets: tuple[str, ...] = ()
+    """Settings that it may set."""
+    nargs: int | str | None = None
+    """As in argparse: 0 takes nothing, None one value, "?" one or none."""
+    values: Callable[[Any], Values] = lambda given: {}
+    """Maps the given value to settings. ValueError: refused; the text says what to do."""
+
+
+def _to(target: str, *names: str, but: str = "") -> Alias:
+    name = "the argument MODEL" if target == "model" else flag_name(target)
+    note = f"is {name} here" + (f"; {but}" if but else "")
+    return Alias(names, note, (target,), values=lambda given: {target: given})
+
+
+def _switch(target: str, *names: str, on: object = True, but: str = "") -> Alias:
+    shown = flag_name(target if on is not False else f"no_{target}")
+    note = f"is {shown}{'' if isinstance(on, bool) else f' {on}'} here" + (f"; {but}" if but else "")
+    return Alias(names, note, (target,), 0, lambda given: {target: on})
+
+
+def _ignored(why: str, *names: str, nargs: int | str | None = None) -> Alias:
+    return Alias(names, f"does nothing here: {why}", (), nargs)
+
+
+def _refused(why: str, *names: str, nargs: int | str | None = None) -> Alias:
+    def refuse(given: Any) -> Values:
+        raise ValueError(why)
+
+    return Alias(names, f"is refused: {why}", (), nargs, refuse)
+
+
+def _only(accepted: Sequence[str], why: str, *names: str) -> Alias:
+    """An alias that refuses all values but these."""
+
+    def check(given: str) -> Values:
+        if given not in accepted:
+            raise ValueError(why)
+        return {}
+
+    return Alias(names, f"does nothing here: {why}", (), None, check)
+
+
+def _nodes(given: str) -> Values:
+    if not given.isdigit() or not 1 <= int(given) <= 64:
+        raise ValueError("it takes a whole number from 1 to 64")
+    return {"numa": ",".join(map(str, range(int(given))))}
+
+
+def _mib(given: str) -> Values:
+    return {} if given == "auto" else {"moe_cache_mib": given}
+
+
+def _context(given: str) -> Values:
+    return {} if given in ("0", "-1") else {"max_model_len": given}
+
+
+def _threads(given: str) -> Values:
+    return {"cpu_threads": "0" if given == "-1" else given}
+
+
+def _layers(given: str) -> Values:
+    return {"accelerator": "none"} if given == "0" else {}
+
+
+_KV_TYPES: Final = {"f32": "float32", "f16": "bfloat16", "bf16": "bfloat16", "q8_0": "q8"}
+
+
+def _kv_type(given: str) -> Values:
+    if given not in _KV_TYPES:
+        raise ValueError(f"it takes {', '.join(_KV_TYPES)}; --kv-cache-dtype has what else there is")
+    return {"kv_cache_dtype": _KV_TYPES[given]}
+
+
+def _on_or_off(given: str | None) -> Values:
+    if given not in (None, "on", "off", "auto", "1", "0"):
+        raise ValueError("it takes on, off or auto")
+    return {}
+
+
+def _n_cpu_moe(given: str) -> Values:
+    if not given.isdigit():
+        raise ValueError("it takes a whole number, of layers")
+    return {N_CPU_MOE: int(given)}
+
+
+_KT_BACKENDS: Final = {"balance_serve": "balance", "ktransformers": "single", "transformers": "single"}
+
+
+def _kt_backend(given: str) -> Values:
+    if given not in _KT_BACKENDS:
+        raise ValueError(f"it takes {', '.join(_KT_BACKENDS)}")
+    return {"backend": _KT_BACKENDS[given]}
+
+
+KTRANSFORMERS: Final = (
+    _to("num_gpu_experts", "--kt-num-gpu-experts"),
+    _to("gpu_experts_ratio", "--kt-gpu-experts-ratio"),
+    _to("expert_placement_strategy", "--kt-expert-placement-strategy", but="the default here, payback, moves experts"),
+    _switch("enable_dynamic_expert_update", "--kt-enable-dynamic-expert-update"),
+    _to("gpu_prefill_token_threshold", "--kt-gpu-prefill-token-threshold"),
+    _to("num_deferred_experts", "--kt-max-deferred-experts-per-token", "--kt-num-deferred-experts"),
+    _to("init_expert_location", "--kt-expert-frequency-file"),
+    _switch("record_gpu_expert_distribution", "--record-kt-gpu-expert-distribution",
+            but="it records from the start and writes at the end"),
+    _to("cpu_threads", "--kt-cpuinfer", but="0 is one per physical core"),
+    Alias(("--kt-threadpool-count",), "is --numa with the first so many nodes here; auto takes all", ("numa",), None,
+          _nodes),
+    Alias(("--kt-numa-nodes",), "is --numa with commas between the nodes here", ("numa",), "+",
+          lambda given: {"numa": ",".join(given)}),
+    _ignored("all weights come from MODEL; to have experts smaller than they are there, see `twofold quantize`",
+             "--kt-weight-path", "--kt-amx-weight-path"),
+    _ignored("how experts are computed follows from the format of MODEL's weights and from the CPU", "--kt-method",
+             "--kt-amx-method"),
+    _ignored("a long prompt's experts pass through staging slots wherever that is quicker", "--kt-stream-prefill",
+             nargs=0),
+    _ignored("a long prompt's experts pass through staging slots wherever that is quicker",
+             "--kt-prefill-stream-top-n", "--kt-stream-prefill-experts-per-chunk", "--kt-stream-prefill-ring-slots",
+             "--kt-stream-prefill-safety-margin-mb"),
+    _refused("whole layers are not told apart; give --gpu-experts-ratio, the share of layers",
+             "--kt-num-gpu-layers", "--kt-num-gpu-full-layers"),
+    _refused("there are no LoRA adapters; merge them into the weights", "--kt-lora-path", "--kt-expert-lora-path"),
+)  # fmt: skip
+"""Flags of KTransformers' fork of SGLang."""
+
+KTRANSFORMERS_MODEL: Final = (
+    _to("model", "--model-dir"),
+    Alias(("--gguf-path",), "is the argument MODEL here; a --model-path beside it is --tokenizer, if it is a directory",
+          ("model", "tokenizer"), None, lambda given: {GGUF_PATH: given}),
+    _to("cpu_threads", "--cpu-infer"),
+    _to("max_num_batched_tokens", "--chunk-size", "--chunk-prefill-size"),
+    _ignored("KTransformers' rule files choose its operators; --optimize-config takes rules of Twofold",
+             "--optimize-config-path"),
+    _ignored("architecture and chat template come from MODEL's files", "--architectures", "--mode"),
+    _ignored("--accelerator chooses the device", "--device"),
+    _ignored("CUDA graphs are used wherever they can be", "--use-cuda-graph", "--no-use-cuda-graph", nargs=0),
+    _ignored("the chat template decides whether an answer begins with thinking", "--force-think", "--no-force-think",
+             nargs=0),
+    _ignored("`twofold generate --prompt -` reads a prompt from standard input", "--prompt-file"),
+)  # fmt: skip
+"""Flags of KTransformers' server/main.py and local_chat.py. Underscores and dashes are both accepted."""
+
+KTRANSFORMERS_SERVER: Final = (
+    _to("served_model_name", "--model-name"),
+    Alias(("--backend-type", "--type"), "is --backend here; balance_serve is balance, ktransformers is single",
+          ("backend",), None, _kt_backend),
+    _to("max_num_seqs", "--max-batch-size"),
+    _to("max_total_tokens", "--cache-lens"),
+    _only(("FCFS", "fcfs"), "requests run in the order they came; --scheduling-policy knows priority",
+          "--sched-strategy"),
+    _ignored("requests set it; `max_tokens` without a value is what the context leaves", "--max-new-tokens",
+             "--max-response-tokens"),
+    _ignored("--max-model-len bounds prompt plus answer", "--length", "--total-context"),
+    _ignored("requests set it; the defaults are those that the model's authors recommend", "--temperature", "--top-p",
+             "--top-k", "--repetition-penalty", "--frequency-penalty", "--presence-penalty"),
+    _ignored("this way of sampling does not exist here; requests set temperature, top_p, top_k and min_p",
+             "--smoothing-factor", "--dynamic-temperature", "--top-a", "--skew", "--typical"),
+    _ignored("requests bring their messages, response_format and stop texts", "--system-prompt", "--username",
+             "--botname", "--ban-strings"),
+    _ignored("requests bring their messages, response_format and stop texts", "--json-mode", "--amnesia", nargs="?"),
+    _ignored("ExLlamaV2's own option; the engine here has nothing like it", "--paged", "--healing", "--no-flash-attn",
+             "--low-mem", "--load-q4", "--fast-safetensors", "--no-draft-scale", "--modes", "--no-code-formatting",
+             "--ngram-decoding", "--print-timings", nargs="?"),
+    _ignored("an answer is sent token by token", "--response-chunk"),
+    _ignored("--kv-cache-dtype q8 makes the KV cache smaller", "--cache-8bit", "--cache-q4", nargs="?"),
+    _ignored("the prefix cache lies in the KV cache; --prefix-cache-dir keeps it on disk", "--kvc2-config-dir",
+             "--memory-gpu-only", "--utilization-percentage", "--cpu-memory-size-GB"),
+    _ignored("`make run` starts the dashboard", "--web", nargs="?"),
+    _ignored("there is no CORS; a proxy in front of the server can add it", "--web-cross-domain", nargs="?"),
+    _ignored("logs go to standard error", "--log-dir", "--log-file", "--backup-count"),
+    _ignored("there are no assistants, users or uploads to keep", "--db-type", "--db-host", "--db-port", "--db-name",
+             "--db-pool-size", "--db-database", "--file-upload-dir", "--assistant-store-dir"),
+    _refused("there are no users; --api-key guards the server", "--user-secret-key", "--user-algorithm"),
+    _refused("there is no TLS; put a proxy in front of the server", "--ssl-keyfile", "--ssl-certfile"),
+    _refused("one GPU is used", "--gpu-split"),
+    _refused("the model's own files say it, another value would change its answers", "--rope-scale", "--rope-alpha",
+             "--experts-per-token"),
+    _refused("no draft model runs beside this one", "--draft-model-path", "--draft-gguf-path", "--draft-model-dir",
+             "--q4-gguf-path"),
+)  # fmt: skip
+"""Flags of KTransformers' server/main.py alone."""
+
+GENERATION: Final = (_to("max_tokens", "--max-new-tokens"),)
+"""KTransformers' local_chat.py: for commands that generate text themselves."""
+
+_ONE_GPU: Final = "one GPU is used, by one process; give 1 or leave it out"
+SGLANG: Final = (
+    _to("model", "--model-path", "--model"),
+    _to("tokenizer", "--tokenizer-path"),
+    _to("max_model_len", "--context-length"),
+    _to("max_num_seqs", "--max-running-requests"),
+    _to("max_waiting", "--max-queued-requests"),
+    _to("max_num_batched_tokens", "--chunked-prefill-size", "--max-prefill-tokens"),
+    _to("gpu_memory_utilization", "--mem-fraction-static", but="it covers expert slots and the workspace, too"),
+    _to("seed", "--random-seed"),
+    _only(("fcfs",), "requests run in the order they came; --scheduling-policy knows priority", "--schedule-policy"),
+    _switch("scheduling_policy", "--enable-priority-scheduling", on="priority"),
+    _switch("enable_prefix_caching", "--disable-radix-cache", on=False),
+    _only(("1",), _ONE_GPU, "--tp", "--tp-size", "--tensor-parallel-size", "--pp-size", "--dp-size", "--ep-size",
+          "--expert-parallel-size", "--nnodes"),
+    _ignored("no code comes with a model; its family is known here or refused", "--trust-remote-code", nargs=0),
+    _ignored("the kernels follow from the machine and the model", "--attention-backend", "--sampling-backend",
+             "--moe-runner-backend", "--grammar-backend", "--fp8-gemm-backend", "--quantization", "--dtype"),
+    _ignored("there is nothing like it to switch off", "--disable-shared-experts-fusion", "--disable-cuda-graph",
+             "--skip-server-warmup", "--disable-overlap-schedule", "--enable-p2p-check", "--disable-custom-all-reduce",
+             nargs=0),
+    _ignored("it is always on", "--enable-mixed-chunk", "--enable-metrics", "--enable-cache-report", nargs=0),
+    _ignored("a step that stands still is given up by itself", "--watchdog-timeout"),
+    _ignored("--debug shows what goes on", "--log-level", "--log-level-http"),
+    _refused("no draft model runs beside this one", "--speculative-algorithm", "--speculative-draft-model-path"),
+    _refused("there are no LoRA adapters; merge them into the weights", "--lora-paths", nargs="+"),
+)  # fmt: skip
+
+LLAMA_CPP: Final = (
+    _to("model", "-m"),
+    Alias(("-c", "--ctx-size"), "is --max-model-len here, of one request; --max-total-tokens is for all together",
+          ("max_model_len",), None, _context),
+    Alias(("-t", "--threads"), "is --cpu-threads here", ("cpu_threads",), None, _threads),
+    _ignored("prompts and answers are computed by the same --cpu-threads", "-tb", "--threads-batch"),
+    Alias(("-ngl", "--gpu-layers", "--n-gpu-layers"),
+          "does nothing here but for 0, which is --accelerator none: dense weights lie on the GPU, and "
+          "--gpu-experts-ratio says how many experts do", ("accelerator",), None, _layers),
+    Alias(("-ncmoe", "--n-cpu-moe"), "is the --gpu-experts-ratio that the other layers come to, of experts of any "
+          "layer: the cache policy picks them", ("gpu_experts_ratio",), None, _n_cpu_moe),
+    Alias(("-cmoe", "--cpu-moe"), "is --num-gpu-experts 0 here", ("num_gpu_experts",), 0,
+          lambda given: {N_CPU_MOE: None}),
+    _to("max_num_batched_tokens", "-ub", "--ubatch-size"),
+    _ignored("--max-num-batched-tokens is the one size of a step", "-b", "--batch-size"),
+    _to("max_num_seqs", "-np", "--parallel"),
+    Alias(("-ctk", "--cache-type-k"), "is --kv-cache-dtype here, for keys and values; f16 is bfloat16",
+          ("kv_cache_dtype",), None, _kv_type),
+    _ignored("keys and values have one type, which -ctk says", "-ctv", "--cache-type-v"),
+    _to("seed", "-s"),
+    Alias(("-fa", "--flash-attn"), "does nothing here: attention never writes its scores out", (), "?", _on_or_off),
+    _ignored("it is always on", "--jinja", "-cb", "--cont-batching", nargs=0),
+    _ignored("weights that are packed (`twofold pack`) are mapped, others are copied", "--mlock", "--no-mmap", nargs=0),
+    _refused("one GPU is used", "-sm", "--split-mode", "-ts", "--tensor-split", "-mg", "--main-gpu"),
+    _refused("tensors are placed by rules here, see --optimize-config", "-ot", "--override-tensor"),
+    _refused("nothing is downloaded; give the path of a file or directory", "-hf", "--hf-repo", "-mu", "--model-url"),
+    _refused("there are no LoRA adapters; merge them into the weights", "--lora"),
+    _refused("no draft model runs beside this one", "-md", "--model-draft"),
+    # ik_llama.cpp
+    _ignored("weights are always packed for the CPU when they are loaded", "-rtr", "--run-time-repack", nargs=0),
+    _ignored("gate, up and activation of an expert are always one pass", "-fmoe", "--fused-moe", nargs=0),
+    _ignored("latent attention has one form here", "-mla", "--mla-use", "-amb", "--attention-max-batch"),
+    _refused("fewer experts than the model asks for would change its answers", "-ser", "--smart-expert-reduction"),
+)  # fmt: skip
+"""Flags of llama.cpp and ik_llama.cpp. `--moe-cache-mib` is a setting here."""
+
+OTHER_SERVERS: Final = (
+    _to("served_model_name", "-a", "--alias"),
+    _to("admin_key", "--admin-api-key"),
+)
+"""Flags of the servers of SGLang and llama.cpp."""
+
+SERVER: Final = (*KTRANSFORMERS_SERVER, *OTHER_SERVERS)
+"""For `twofold serve` alone."""
+ENGINE: Final = (*KTRANSFORMERS, *KTRANSFORMERS_MODEL, *SGLANG, *LLAMA_CPP)
+
+
+def add_aliases(parser: argparse.ArgumentParser, aliases: Sequence[Alias] = ENGINE) -> None:
+    """Make `parser` accept them, unlisted. Notes are collected in the namespace's `alias_notes`."""
+    for alias in aliases:
+        parser.add_argument(
+            *alias.names,
+            action=_AliasAction,
+            nargs=alias.nargs,
+            dest="alias_notes",
+            default=argparse.SUPPRESS,
+            help=argparse.SUPPRESS,
+            alias=alias,
+        )
+
+
+class _AliasAction(argparse.Action):
+    def __init__(self, *, alias: Alias, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self._alias = alias
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        given: Any,
+        option: str | None = None,
+    ) -> None:
+        alias, option = self._alias, option or self._alias.names[0]
+        try:
+            found = alias.values(given)
+        except ValueError as error:
+            told = "" if given in (None, []) else f" was given {_told(given)}"
+            parser.error(f"{option}{told}: {error}")
+        for name, value in found.items():
+            known = {action.dest: action for action in parser._actions if action is not self}
+            if name not in known and name not in _NOT_SETTINGS:
+                parser.error(f"{option} is {flag_name(name)} elsewhere; this command has no such flag")
+            if name in known and isinstance(known[name], argparse._AppendAction):
+                value = [*(getattr(namespace, name, None) or []), value]
+            setattr(namespace, name, value)
+        notes = getattr(namespace, "alias_notes", None) or []
+        namespace.alias_notes = [*notes, f"{option} {alias.note}"]
+
+
+def _told(given: Any) -> str:
+    return repr(" ".join(given) if isinstance(given, list) else given)[:200]
+
+
+def markdown() -> str:
+    """All aliases as a Markdown table."""
+    rows = ["| of | flag | here |", "|---|---|---|"]
+    for engine, aliases in (
+        ("KTransformers", KTRANSFORMERS),
+        ("KTransformers' main.py", (*KTRANSFORMERS_MODEL, *KTRANSFORMERS_SERVER)),
+        ("KTransformers' local_chat.py", GENERATION),
+        ("SGLang", SGLANG),
+        ("llama.cpp, ik_llama.cpp", LLAMA_CPP),
+        ("servers", OTHER_SERVERS),
+    ):
+        for alias in aliases:
+            names = ", ".join(f"`{name}`" for name in alias.names)
+            note = re.sub(r"(?<!`)(?<![\w-])(--[a-z][a-z-]*[a-z]|-ctk)(?![\w`])", r"`\1`", alias.note)
+            rows.append(f"| {engine} | {names} | {note} |")
+    return "\n".join(rows)
+
+
+def missing_targets(aliases: Sequence[Alias], *classes: type[Any]) -> Iterator[tuple[str, str]]:
+    """(flag, setting) of aliases whose setting is in none of the configuration's `classes`."""
+    known = {field.name for cls in classes for field in dataclasses.fields(cls)}
+    for alias in aliases:
+        for target in alias.targets:
+            if target not in known:
+                yield alias.names[0], target
+
+
+def gguf_model(path: Path) -> Path:
+    """The GGUF file at `path`, or the only one in a directory (of a split file, the first part).
+
+    Raises:
+        ConfigError: the directory holds several GGUF files, or neither a GGUF file nor a model.
+    """
+    if not path.is_dir() or (path / "config.json").is_file():
+        return path
+    files = sorted(path.glob("*.gguf"))
+    found = [file for file in files if "-of-" not in file.stem or "-00001-of-" in file.stem]
+    if len(found) != 1:
+        names = ", ".join(file.name for file in found)[:200] or "none"
+        raise ConfigError(f"--gguf-path {path}: expected one GGUF file there, found {names}; give its path")
+    return found[0]
+
+
+def cpu_moe_ratio(n_cpu_moe: int | None, moe_layers: Sequence[int]) -> float:
+    """Share of experts on the GPU if the experts of the first n layers are on the CPU; None: those of all layers.
+
+    Raises:
+        ConfigError: the model has no layers.
+    """
+    if not moe_layers:
+        raise ConfigError("-ncmoe was given; the model has no layers with experts")
+    if n_cpu_moe is None:
+        return 0.0
+    return sum(layer >= n_cpu_moe for layer in moe_layers) / len(moe_layers)

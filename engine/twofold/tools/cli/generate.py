@@ -1,0 +1,142 @@
+"""`twofold generate`: one prompt, one answer."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from twofold.api.errors import ConfigError
+from twofold.api.types import Usage
+from twofold.tools.cli.answer_reader import read_answer
+from twofold.tools.cli.model_options import (
+    add_model_arguments,
+    add_sampling_arguments,
+    emulation_notice,
+    engine_config,
+    load_engine,
+    open_telemetry,
+    sampling_from,
+)
+from twofold.tools.cli.terminal_text import print_piece
+
+if TYPE_CHECKING:
+    from twofold.engine import Engine
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--prompt",
+        help="what to answer; -, or nothing where standard input is a pipe or file: read from there",
+    )
+    parser.add_argument("--system", help="system message in front of the prompt")
+    parser.add_argument(
+        "--raw", action="store_true", help="continue the prompt as it is, without the model's chat template"
+    )
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="print one JSON object with the text, where experts ran, and times",
+    )
+    add_sampling_arguments(parser)
+    add_model_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    from twofold.server.bridge.sampling_defaults import sampling_defaults
+
+    config = engine_config(args)
+    prompt = read_prompt(args.prompt)
+    sampling = sampling_from(args, sampling_defaults(Path(config.model)))
+    sink = open_telemetry(args)
+    try:
+        engine = load_engine(config, sink)
+        notice = emulation_notice(engine.info.accelerator)
+        if not args.json:
+            for text in (*([notice] if notice else []), *(f"note: {t}" for t in engine.info.output_changes)):
+                print(text, file=sys.stderr)
+        engine.start()
+        try:
+            token_ids = prompt_token_ids(engine, prompt, system=args.system, raw=args.raw)
+            texts: list[str] = []
+            answer_ids: list[int] = []
+            usage = Usage(len(token_ids), 0)
+            for chunk in read_answer(engine, token_ids, sampling, endpoint="generate"):
+                texts.append(chunk.text)
+                answer_ids += chunk.token_ids
+                usage = chunk.usage or usage
+                if not args.json:
+                    print_piece(chunk.text)
+        finally:
+            engine.close()
+        # After closing: only then are the last step's counts complete.
+        if args.json:
+            print(json.dumps(report(engine, "".join(texts), answer_ids, usage), ensure_ascii=False))
+        else:
+            print()
+    finally:
+        if sink is not None:
+            sink.close()
+    return 0
+
+
+def read_prompt(given: str | None) -> str:
+    """The prompt itself; stdin for "-", or for None if stdin is not a terminal. ConfigError if there is none."""
+    if given is None and sys.stdin.isatty():
+        raise ConfigError("no prompt was given; use --prompt TEXT, or pipe one in")
+    source = "standard input" if given in (None, "-") else "--prompt"
+    try:
+        text = sys.stdin.read() if given is None or given == "-" else given
+    except UnicodeDecodeError:
+        raise ConfigError("standard input is not UTF-8 text; a prompt is text") from None
+    # Some editors begin a file with a byte-order mark; it is dropped.
+    text = text.removeprefix("\ufeff")
+    if not text.strip():
+        raise ConfigError(f"{source} is empty; give at least one word")
+    return text
+
+
+def prompt_token_ids(
+    engine: Engine, prompt: str, *, system: str | None = None, raw: bool = False
+) -> list[int]:
+    """The prompt through the chat template, or unchanged (`raw`, or a model without a template)."""
+    tokenizer = engine.tokenizer
+    if raw or not tokenizer.has_chat_template:
+        if system:
+            raise ConfigError("--system needs a chat template; leave --raw or --system out")
+        return tokenizer.encode(prompt, add_special_tokens=True)
+    messages = [{"role": "system", "content": system}] if system else []
+    messages.append({"role": "user", "content": prompt})
+    return tokenizer.encode(tokenizer.apply_chat_template(messages))
+
+
+def report(engine: Engine, text: str, token_ids: list[int], usage: Usage) -> dict[str, Any]:
+    """The JSON of --json. Rates are null where they are undefined (fewer than two tokens)."""
+    placement = engine.stats().placement
+    # The first token comes from the prefill; decode_s covers the others.
+    decoded = usage.completion_tokens - 1
+    rate = decoded / usage.decode_s if decoded > 0 and usage.decode_s > 0 else None
+    return {
+        "text": text,
+        "token_ids": token_ids,
+        "accelerator": engine.info.accelerator,
+        "output_changes": list(engine.info.output_changes),
+        "placement": {
+            "hits": placement.hits,
+            "cpu_misses": placement.cpu_misses,
+            "fetched": placement.fetched,
+            "uploads": placement.uploads,
+            "evictions": placement.evictions,
+            "h2d_bytes": placement.h2d_bytes,
+            "deferred": placement.deferred,
+        },
+        "timings": {
+            "clock": usage.clock,
+            "prefill_ms": usage.prefill_s * 1e3,
+            "decode_ms": usage.decode_s * 1e3,
+            "decode_tokens_per_s": rate,
+        },
+        "usage": {"prompt_tokens": usage.prompt_tokens, "completion_tokens": usage.completion_tokens},
+    }

@@ -1,0 +1,1 @@
+"""`twofold launch`: run a coding agent on a model."""

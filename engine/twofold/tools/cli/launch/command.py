@@ -1,0 +1,365 @@
+"""`twofold launch AGENT`: run a coding agent in this terminal on Twofold; starts a server if none runs.
+
+The user's own configuration is neither read nor written: the agent gets its settings by environment, arguments and, if
+it takes no others, a file in a folder of ours. The settings last as long as the agent's process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import secrets
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from twofold.api.config import DEFAULT_URL
+from twofold.api.errors import CapacityError, ConfigError
+from twofold.api.whole_file import whole_file
+from twofold.tools.cli.launch.agent_models import check_model_to_serve, check_served_model
+from twofold.tools.cli.launch.agents import AGENTS, KEY_NAME, NO_KEY, Provider, Settings, local_proxy_settings
+from twofold.tools.loadgen.http_client import check_url
+from twofold.tools.loadgen.server_process import serving
+
+_ANSWER_S: Final = 30.0
+_MAX_ANSWER_BYTES: Final = 1 << 20
+_MASK: Final = "********"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = (
+        "Arguments after -- are passed to the agent: twofold launch codex -- exec 'explain this folder'"
+    )
+    parser.add_argument("agent", choices=tuple(AGENTS), help="agent to run; it must be installed")
+    parser.add_argument(
+        "model",
+        nargs="?",
+        metavar="MODEL",
+        help="model to serve if no server answers; it must be able to call tools, which the bundled model cannot",
+    )
+    parser.add_argument(
+        "--base-url",
+        default=DEFAULT_URL,
+        metavar="URL",
+        help=f"address of the server (default: {DEFAULT_URL}). On this machine one is started there if none answers. "
+        f"{KEY_NAME} is the key of a running server",
+    )
+    parser.add_argument(
+        "--server-args",
+        type=shlex.split,
+        default=[],
+        metavar="FLAGS",
+        help='flags for the server that is started, e.g. --server-args="--accelerator none"',
+    )
+    parser.add_argument(
+        "--start-timeout",
+        type=float,
+        default=1800.0,
+        metavar="S",
+        help="seconds the model may take to load (default: 1800)",
+    )
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="print what would be done, with keys masked; start and write nothing",
+    )
+    parser.add_argument(
+        "--restore", action="store_true", help="remove the files that were written for this agent, and exit"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    agent, folder = AGENTS[args.agent], _folder() / args.agent
+    if args.restore:
+        return _restore(folder)
+    executable = shutil.which(agent.executable)
+    if executable is None and not args.dry_run:
+        raise ConfigError(
+            f"{agent.executable!r} was not found on PATH; install the agent, or see with --dry-run what would be done"
+        )
+    url = check_url(args.base_url, flag="--base-url", allow_remote=True)
+    key = os.environ.get(KEY_NAME) or ""
+    server = _Server(url, key)
+    runs = server.phase() is not None
+    command: list[str] = []
+    if not runs:
+        check_url(url, flag="--base-url", allow_remote=False)  # no server can be started on another machine
+        server = _Server(url, key or secrets.token_urlsafe(24))
+        arguments = _serve_arguments(args, url)
+        check_model_to_serve(arguments)
+        command = [sys.executable, "-m", "twofold.tools.cli", "serve", *arguments]
+    if args.dry_run:
+        provider = server.provider(args.model) if runs and server.phase() == "ready" else _guess(args, server)
+        print(
+            _plan(
+                agent.executable, executable, agent.settings(provider), folder, command, provider, args.rest
+            )
+        )
+        return 0
+    assert executable is not None, "it was found above"
+    if runs:
+        server.wait(args.start_timeout)
+        argv, environment = _prepared(
+            executable, agent.settings(server.provider(args.model)), folder, args.rest
+        )
+        sys.stdout.flush()
+        os.execve(executable, argv, environment)  # noqa: S606  the user's command
+    with _own_server(command, server, args.start_timeout):
+        argv, environment = _prepared(
+            executable, agent.settings(server.provider(args.model)), folder, args.rest
+        )
+        return _run_agent(executable, argv, environment)
+
+
+# ---- the server -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Server:
+    url: str
+    key: str
+
+    def phase(self) -> str | None:
+        """ready, loading or draining; None if no server answers."""
+        try:
+            status, body = self._get("/ready")
+        except urllib.error.URLError:
+            return None
+        except (OSError, ValueError) as error:
+            raise CapacityError(f"what answers at {self.url} is no server of models: {error}") from None
+        told = body.get("status") if isinstance(body, dict) else None
+        # Other servers have no /ready.
+        return str(told) if status == 503 and told else "ready"
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait until it is ready. CapacityError when that takes longer, or the server exits."""
+        with _Progress(f"waiting for the model at {self.url}") as progress:
+            deadline = time.monotonic() + timeout_s
+            while (phase := self.phase()) != "ready":
+                if phase is None or time.monotonic() > deadline:
+                    what = "went away" if phase is None else f"is still {phase} after {timeout_s:g} s"
+                    raise CapacityError(f"the server at {self.url} {what}")
+                progress.show(phase)
+                time.sleep(0.5)
+
+    def provider(self, asked_model: str | None) -> Provider:
+        """The served model. ConfigError if it is not the requested one, cannot call tools, or the key is wrong."""
+        try:
+            status, body = self._get("/v1/models")
+            if status in (401, 403):
+                raise ConfigError(f"the server at {self.url} wants a key; put it into {KEY_NAME}")
+            card = body["data"][0]
+            check_served_model(card, body, self.url)
+            name, length = str(card["id"]), card.get("max_model_len")
+        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+            raise CapacityError(f"{self.url}/v1/models does not say what is served there: {error}") from None
+        if asked_model is not None and _name_of(asked_model) != name:
+            raise ConfigError(
+                f"the server at {self.url} serves {name!r}, not {asked_model!r}; end it, leave MODEL out, or give "
+                "another --base-url"
+            )
+        return Provider(self.url, self.key or NO_KEY, name, length if isinstance(length, int) else None)
+
+    def _get(self, path: str) -> tuple[int, Any]:
+        """Status and JSON; None for an answer without JSON."""
+        headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
+        request = urllib.request.Request(self.url + path, headers=headers)  # noqa: S310  http(s) was checked
+        # The user's proxies cannot reach this machine's servers.
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        try:
+            with opener.open(request, timeout=_ANSWER_S) as answer:
+                return answer.status, _json_of(answer.read(_MAX_ANSWER_BYTES))
+        except urllib.error.HTTPError as refusal:
+            return refusal.code, _json_of(refusal.read(_MAX_ANSWER_BYTES))
+
+
+def _json_of(data: bytes) -> Any:
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _serve_arguments(args: argparse.Namespace, url: str) -> list[str]:
+    parts = urllib.parse.urlsplit(url)
+    where = ["--host", parts.hostname or "127.0.0.1", "--port", str(parts.port or 80)]
+    model = [args.model] if args.model else []
+    return [*model, *where, *args.server_args]
+
+
+@contextlib.contextmanager
+def _own_server(command: list[str], server: _Server, timeout_s: float) -> Iterator[None]:
+    """Run a server during the block, ready at its start. A separate session keeps Ctrl-C for the agent."""
+    log = _folder() / "server.log"
+    _private(log.parent)
+    environment = os.environ | {KEY_NAME: server.key}
+    with (
+        _Progress("starting a server") as progress,
+        serving(
+            command,
+            log,
+            timeout_s=timeout_s,
+            environment=environment,
+            new_session=True,
+            while_waiting=lambda: progress.show(server.phase() or "starting"),
+        ),
+    ):
+        progress.clear()
+        yield
+
+
+def _guess(args: argparse.Namespace, server: _Server) -> Provider:
+    """For a plan: what a server that is not running yet would serve."""
+    from twofold.models.bundled import bundled_model_path  # imports torch
+
+    return Provider(server.url, server.key or NO_KEY, _name_of(args.model or str(bundled_model_path())))
+
+
+def _name_of(model: str) -> str:
+    from twofold.weights.gguf_file import model_name  # takes a second to import
+
+    return model_name(model)
+
+
+# ---- the agent ------------------------------------------------------------------------------------------------------
+
+
+def _prepared(
+    executable: str, settings: Settings, folder: Path, rest: list[str]
+) -> tuple[list[str], dict[str, str]]:
+    """The agent's command line and environment; writes its configuration file, if it reads one."""
+    environment = _environment(settings, folder)
+    if settings.config is not None:
+        _private(folder)
+        _write(folder / _CONFIG, settings.config)
+    return [executable, *settings.arguments, *rest], environment
+
+
+_CONFIG: Final = "config.json"
+
+
+def _environment(settings: Settings, folder: Path) -> dict[str, str]:
+    environment = {name: value for name, value in os.environ.items() if name not in settings.unset}
+    return environment | _own_variables(settings, folder)
+
+
+def _own_variables(settings: Settings, folder: Path) -> dict[str, str]:
+    variables = dict(settings.environment) | local_proxy_settings(os.environ)
+    if settings.config is not None:
+        variables[settings.config_variable] = str(folder / _CONFIG)
+    return variables
+
+
+def _run_agent(executable: str, argv: list[str], environment: Mapping[str, str]) -> int:
+    """Run until the agent ends; returns its exit code. It handles signals itself, so the server is always ended."""
+    process = subprocess.Popen(argv, executable=executable, env=dict(environment))  # noqa: S603  the user's agent
+    # The terminal sends Ctrl-C to both; unlike SIG_IGN, a handler is not inherited.
+    before = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGINT, signal.SIGQUIT)}
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        before[number] = signal.signal(number, lambda number, _: process.send_signal(number))
+    try:
+        code = process.wait()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    return code if code >= 0 else 128 - code
+
+
+# ---- our folder -----------------------------------------------------------------------------------------------------
+
+
+def _folder() -> Path:
+    base = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
+    return Path(base) / "twofold" / "launch"
+
+
+def _private(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+
+
+def _write(path: Path, text: str) -> None:
+    """Write a file that only its owner can read."""
+    with whole_file(path, mode=0o600) as part:
+        part.write_text(text, encoding="utf-8")
+
+
+def _restore(folder: Path) -> int:
+    file = folder / _CONFIG
+    if file.exists():
+        file.unlink()
+        print(f"removed {file}")
+    else:
+        print("nothing to remove: no file was written for this agent")
+    return 0
+
+
+# ---- output ----------------------------------------------------------------------------------------------------------
+
+
+def _plan(
+    name: str,
+    executable: str | None,
+    settings: Settings,
+    folder: Path,
+    command: list[str],
+    provider: Provider,
+    rest: list[str],
+) -> str:
+    """The planned actions as text, with the key masked everywhere."""
+    own_key = f"{KEY_NAME}={_MASK} " if command else ""
+    lines = [
+        f"server  start: {own_key}{shlex.join(command)}"
+        if command
+        else f"server  runs at {provider.base_url}",
+        f"model   {provider.model}",
+        f"agent   {executable or f'{name}: not found on PATH'}",
+        *(f"unset   {variable}" for variable in settings.unset),
+    ]
+    for variable, value in _own_variables(settings, folder).items():
+        lines.append(f"set     {variable}={shlex.quote(value)}")
+    if settings.config is not None:
+        lines.append(f"write   {folder / _CONFIG}")
+        lines += [f"        {line}" for line in settings.config.splitlines()]
+    lines.append(f"run     {shlex.join([executable or name, *settings.arguments, *rest])}")
+    text = "\n".join(lines)
+    return text if provider.api_key == NO_KEY else text.replace(provider.api_key, _MASK)
+
+
+class _Progress:
+    """One line on stderr: rewritten in place on a terminal, else printed once."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._begun_s = time.monotonic()
+        self._shows = sys.stderr.isatty()
+        self._said = False
+
+    def __enter__(self) -> _Progress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.clear()
+
+    def show(self, phase: str) -> None:
+        if self._shows:
+            passed = time.monotonic() - self._begun_s
+            print(f"\r{self._what}: {phase}, {passed:.0f} s\x1b[K", end="", file=sys.stderr, flush=True)
+        elif not self._said:
+            print(f"{self._what} …", file=sys.stderr, flush=True)
+        self._said = True
+
+    def clear(self) -> None:
+        if self._shows and self._said:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)

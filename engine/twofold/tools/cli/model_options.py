@@ -1,0 +1,147 @@
+"""Shared by subcommands that run a model: its flags, loading with a progress bar, sampling flags."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from twofold.api.config import EngineConfig, TelemetryConfig
+from twofold.api.errors import ConfigError
+from twofold.api.sampling_ranges import SAMPLING_RANGES, Range
+from twofold.api.settings import add_arguments, from_namespace
+from twofold.api.types import SamplingParams
+from twofold.tools.cli.bar import Bar
+from twofold.tools.cli.flag_aliases import (
+    GENERATION,
+    GGUF_PATH,
+    N_CPU_MOE,
+    add_aliases,
+    cpu_moe_ratio,
+    gguf_model,
+)
+
+if TYPE_CHECKING:
+    from twofold.engine import Engine
+    from twofold.telemetry.sink import TelemetrySink
+
+
+_SAMPLING: dict[str, tuple[Callable[[str], Any], str]] = {
+    "temperature": (float, "0 always picks the likeliest token; higher is more varied"),
+    "top_p": (float, "draw from the likeliest tokens that together have this probability"),
+    "top_k": (int, "draw from this many likeliest tokens; 0: all"),
+    "min_p": (float, "leave out tokens less likely than this share of the likeliest"),
+    "max_tokens": (int, "longest answer in tokens"),
+}
+_RANGES = {**SAMPLING_RANGES, "max_tokens": Range(1, 2**31)}
+
+
+def add_model_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add MODEL and the flags of engine and telemetry."""
+    from twofold.experts.policies import SERVING, described
+
+    add_arguments(parser, EngineConfig, {"policy": described(SERVING)})
+    add_arguments(parser, TelemetryConfig)
+    add_aliases(parser)
+
+
+def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("How to pick tokens (default: what the model's authors recommend)")
+    for name, (_, help_text) in _SAMPLING.items():
+        flag = "--" + name.replace("_", "-")
+        group.add_argument(flag, dest=name, help=help_text, metavar=name.upper())
+    add_aliases(parser, GENERATION)
+
+
+def sampling_from(args: argparse.Namespace, defaults: SamplingParams) -> SamplingParams:
+    """`defaults` with the values of the flags. ConfigError for a value out of range."""
+    changes: dict[str, Any] = {}
+    for name, (parse, _) in _SAMPLING.items():
+        text = getattr(args, name, None)
+        if text is None:
+            continue
+        expected = f"a {'number' if parse is float else 'whole number'} from {_RANGES[name]}"
+        try:
+            value = parse(text)
+        except ValueError:
+            value = None
+        if value is None or not _RANGES[name].holds(value):
+            raise ConfigError(f"--{name.replace('_', '-')} was given {text!r}; it takes {expected}")
+        changes[name] = value
+    return dataclasses.replace(defaults, **changes)
+
+
+def engine_config(args: argparse.Namespace) -> EngineConfig:
+    """The engine's settings, with the model's directory resolved. ConfigError, ModelLoadError."""
+    from twofold.models.bundled import bundled_model_path
+
+    config = from_namespace(EngineConfig, args)
+    if hasattr(args, GGUF_PATH):
+        tokenizer = config.tokenizer or _directory(config.model)
+        model = gguf_model(Path(args.gguf_path).expanduser())
+        config = dataclasses.replace(config, model=str(model), tokenizer=tokenizer)
+    model = Path(config.model or bundled_model_path()).expanduser()
+    config = dataclasses.replace(config, model=str(model))
+    if not hasattr(args, N_CPU_MOE):
+        return config
+    if config.moe_cache_mib is None:
+        from twofold.models import open_model_files
+
+        ratio = cpu_moe_ratio(args.n_cpu_moe, open_model_files(model).config.moe_layers)
+        return dataclasses.replace(config, gpu_experts_ratio=ratio)
+    if args.n_cpu_moe is not None:
+        raise ConfigError(
+            "--n-cpu-moe and --moe-cache-mib were both given; give --moe-cache-mib alone, for all experts on the GPU"
+        )
+    return config  # of -cmoe the cache is what lies on the GPU
+
+
+def _directory(path: str) -> str | None:
+    """`path` if it is a directory; None if it is unset or a model's name on a hub."""
+    return path if path and Path(path).expanduser().is_dir() else None
+
+
+def open_telemetry(args: argparse.Namespace) -> TelemetrySink | None:
+    """The telemetry sink; None if disabled. ConfigError if a database or file cannot be written."""
+    config = from_namespace(TelemetryConfig, args)
+    sinks: list[TelemetrySink] = []
+    if config.record_routing:
+        from twofold.telemetry.routing import RoutingRecorder
+
+        sinks.append(RoutingRecorder(config.record_routing))
+    if config.telemetry_url:
+        from twofold.telemetry.writer import open_sink
+
+        sinks.append(open_sink(config.telemetry_url, max_bytes=config.telemetry_max_bytes))
+    if len(sinks) > 1:
+        from twofold.telemetry.sink import TeeSink
+
+        return TeeSink(*sinks)
+    return sinks[0] if sinks else None
+
+
+def load_engine(config: EngineConfig, sink: TelemetrySink | None) -> Engine:
+    """Load the engine, with a progress bar on a terminal's stderr."""
+    from twofold.engine import Engine
+
+    bar = Bar("loading", "GB", 1e-9)
+    try:
+        return Engine.load(
+            config,
+            telemetry=sink,
+            progress=lambda at: bar.show(at.bytes_done, at.bytes_total, at.stage),
+        )
+    finally:
+        bar.clear()
+
+
+def emulation_notice(accelerator: str) -> str | None:
+    """The notice that all times of this run are emulated; None on real hardware."""
+    if not accelerator.startswith("emulated"):
+        return None
+    return (
+        f"note: the GPU is emulated ({accelerator}). Experts really move and are really evicted; the CPU computes "
+        "and GPU times are the cost model's, on a virtual clock."
+    )

@@ -1,0 +1,1 @@
+"""`twofold placement`: show, export and import which experts are in slots."""

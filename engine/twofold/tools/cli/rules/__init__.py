@@ -1,0 +1,1 @@
+"""`twofold rules`: explain placement rules."""

@@ -1,0 +1,140 @@
+"""`twofold serve`: an OpenAI-compatible server until Ctrl-C or SIGTERM."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import ipaddress
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from twofold import __version__
+from twofold.api.config import ServerConfig, TelemetryConfig
+from twofold.api.settings import add_arguments as add_config_arguments
+from twofold.api.settings import from_namespace
+from twofold.tools.cli.flag_aliases import SERVER, add_aliases
+from twofold.tools.cli.model_options import (
+    add_model_arguments,
+    emulation_notice,
+    engine_config,
+    load_engine,
+    open_telemetry,
+)
+
+if TYPE_CHECKING:
+    from twofold.api.types import RunInfo, SamplingParams
+    from twofold.engine import Engine
+    from twofold.server.bridge.protocol import ServingEngine
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_config_arguments(parser, ServerConfig)
+    add_model_arguments(parser)
+    add_aliases(parser, SERVER)
+
+
+def run(args: argparse.Namespace) -> int:
+    from twofold.server.bridge.sampling_defaults import sampling_defaults
+    from twofold.server.listening import bind
+    from twofold.server.process import ServerProcess
+    from twofold.text.chat.marks import check_parsers
+
+    # All checks that read no weights run first, before the server listens.
+    config = engine_config(args)
+    server_config = from_namespace(ServerConfig, args)
+    check_parsers(server_config.tool_call_parser, server_config.reasoning_parser)
+    telemetry_url = from_namespace(TelemetryConfig, args).telemetry_url
+    # The seed is logged here too: the choices of one request draw with consecutive seeds.
+    defaults = dataclasses.replace(sampling_defaults(Path(config.model)), seed=config.seed)
+    sink = open_telemetry(args)
+    loaded: list[Engine] = []
+    try:
+        listener = bind(server_config)
+        port = int(listener.getsockname()[1])
+
+        def load() -> tuple[ServingEngine, SamplingParams]:
+            engine = load_engine(config, sink)
+            engine.start()
+            loaded.append(engine)
+            return engine, defaults
+
+        def announce(engine: ServingEngine) -> None:
+            url = f"http://{_in_url(server_config.host)}:{port}/v1"
+            name = process.state.model_name
+            _say(greeting(engine.info, name, url, telemetry_url, server_config))
+
+        process = ServerProcess(server_config, sink, load, on_ready=announce, on_drain=_tell_drain)
+        process.run(listener)
+    finally:
+        for engine in loaded:
+            engine.close()
+        if sink is not None:
+            sink.close()
+    if process.is_still_loading:
+        # Otherwise the interpreter would wait for native code of a model that is no longer needed.
+        os._exit(0)
+    return 0
+
+
+def greeting(
+    info: RunInfo, name: str, url: str, telemetry_url: str | None, server_config: ServerConfig
+) -> str:
+    """What runs where, and how to stop it."""
+    experts = info.num_layers * info.num_experts
+    if info.num_slots:
+        share = 100 * info.num_slots / max(1, experts)
+        placed = f"{info.num_slots} of {experts} have a slot in VRAM ({share:.0f} %), policy {info.policy}"
+    else:
+        placed = f"all {experts} run on the CPU"
+    shape = (
+        f"{info.architecture}, {info.num_layers} MoE layers of {info.num_experts} experts, top {info.top_k}"
+    )
+    rows = [
+        ("model", f"{name} ({shape})"),
+        ("accelerator", f"{info.accelerator}: {info.accelerator_reason}"),
+        ("experts", placed),
+        *(("answers", text) for text in info.output_changes),
+        ("CPU", f"{info.cpu_isa}, {info.cpu_threads} threads"),
+        ("API", url),
+        ("telemetry", _without_password(telemetry_url or "off (--telemetry-url records every decision)")),
+        ("stop", "Ctrl-C: running answers finish first; again: at once"),
+    ]
+    lines = [f"Twofold {__version__} is ready", *(f"  {label:<12} {text}" for label, text in rows)]
+    notice = emulation_notice(info.accelerator)
+    if notice:
+        lines.append(f"  {notice}")
+    if not server_config.api_key and not _is_loopback(server_config.host):
+        lines.append(
+            f"  warning: any client that reaches {server_config.host} may use it; require a key with --api-key"
+        )
+    return "\n".join(lines)
+
+
+def _tell_drain(num_running: int) -> None:
+    answers = "1 running answer" if num_running == 1 else f"{num_running} running answers"
+    _say(f"\nstopping: {answers} may finish, new requests are refused; once more ends at once")
+
+
+def _say(text: str) -> None:
+    """Print without sys.stdout: its buffer would raise a failed write again at interpreter exit, and its lock would be
+    held by a print that never returns. Raises OSError when the reader has closed the pipe."""
+    data = (text + "\n").encode(errors="replace")
+    while data:
+        data = data[os.write(1, data) :]
+
+
+def _without_password(url: str) -> str:
+    return re.sub(r"(://[^:/@]*):[^@]*@", r"\1:***@", url)
+
+
+def _in_url(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

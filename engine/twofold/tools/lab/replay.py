@@ -1,0 +1,279 @@
+"""`twofold lab replay`: hits, uploads and cost of cache policies on recorded routing, against LRU and offline bounds.
+
+There is no time here: an upload is usable at the next event of its layer. A policy's cost is misses + price * uploads;
+a miss is one expert of one layer and step that had to run elsewhere, whatever its number of tokens.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+from twofold import _core
+from twofold.api.errors import ConfigError
+from twofold.experts.policies import POLICIES, check_names, described
+from twofold.experts.profiles import load_profile, shipped_profiles
+from twofold.tools.lab.report import Table, write_report
+from twofold.tools.lab.shapes import MODEL_HELP, find_shape
+from twofold.tools.lab.trace import Part, Trace, load_trace
+
+DEFAULT_PRICE: Final = 0.67
+Row = dict[str, Any]
+
+
+def replay_policy(
+    trace: Trace,
+    policy: str,
+    *,
+    slots: float,
+    price: float,
+    batch: int = 1,
+    prior_usage: Sequence[float] | None = None,
+    warm_up: Trace | None = None,
+    shared_pool: bool | None = None,
+) -> Any:
+    """Replay one policy from an empty cache; a static policy starts with the most used experts of `prior_usage`.
+
+    slots: share of all experts, 0 … 1. warm_up: tokens played first and not counted (online policies only).
+    shared_pool: one pool for all layers, or fixed slots per layer; None: the policy's default.
+    Returns the core's ReplayCounts. Raises ConfigError for an unknown policy or invalid numbers.
+    """
+    num_slots = round(slots * trace.num_layers * trace.num_experts)
+    try:
+        return _core.replay(
+            trace.native,
+            batch,
+            num_slots,
+            policy,
+            price,
+            prior_usage=list(prior_usage or []),
+            shared_pool=shared_pool,
+            warm_up=None if warm_up is None else warm_up.native,
+        )
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+
+
+def replay_rows(
+    trace: Trace,
+    policies: Sequence[str],
+    slots: Sequence[float],
+    batches: Sequence[int],
+    price: float,
+    *,
+    part: Part = "second",
+    warm: bool = False,
+    expert_bytes: float | None = None,
+    shared_pool: bool | None = None,
+) -> Iterator[Row]:
+    """One row per batch, size and policy, yielded as they finish; cost is relative to LRU with fixed slots per layer.
+
+    Prior usage is that of the sequences outside `part`.
+    """
+    played = trace.part(part)
+    before = trace.part("first") if part == "second" and trace.num_sequences > 1 else None
+    prior = (before or played).usage()
+    for batch in batches:
+        for share in slots:
+
+            def counts_of(
+                policy: str, pool: bool | None = shared_pool, batch: int = batch, share: float = share
+            ) -> Any:
+                return replay_policy(
+                    played,
+                    policy,
+                    slots=share,
+                    price=price,
+                    batch=batch,
+                    prior_usage=prior,
+                    warm_up=before if warm else None,
+                    shared_pool=pool,
+                )
+
+            lru = counts_of("lru", False)
+            lru_cost = lru.num_misses + price * lru.num_uploads
+            for policy in policies:
+                counts = counts_of(policy)
+                cost = counts.num_misses + price * counts.num_uploads
+                row: Row = {
+                    "trace": trace.name,
+                    "part": part,
+                    "batch": batch,
+                    "slots": share,
+                    "policy": policy,
+                    "price": price,
+                    "hit_rate": counts.num_hits / max(1, counts.num_hits + counts.num_misses),
+                    "uploads_per_token": counts.num_uploads / counts.num_tokens,
+                    "misses_per_token": counts.num_misses / counts.num_tokens,
+                    "cost_per_token": cost / counts.num_tokens,
+                    "cost_vs_lru": cost / lru_cost if lru_cost > 0 else 1.0,
+                    "offline": POLICIES[policy].offline,
+                }
+                if expert_bytes is not None:
+                    row["upload_bytes_per_token"] = row["uploads_per_token"] * expert_bytes
+                yield row
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `twofold lab replay`."""
+    add_common_arguments(parser)
+    parser.add_argument(
+        "--policies",
+        type=names_list,
+        default=list(POLICIES),
+        metavar="NAME,…",
+        help=f"cache policies (default: all). {described(tuple(POLICIES))}",
+    )
+    parser.add_argument(
+        "--price",
+        type=float,
+        metavar="R",
+        help=f"price of one upload, in misses (default: the profile's, or {DEFAULT_PRICE} without --profile)",
+    )
+    parser.add_argument(
+        "--profile",
+        metavar="NAME",
+        help=f"machine that sets the price: {', '.join(shipped_profiles())} or a file",
+    )
+    parser.add_argument(
+        "--pool",
+        choices=("auto", "layer", "shared"),
+        default="auto",
+        help="layer: fixed slots per layer; shared: one pool; auto: what each policy is made for (default: auto)",
+    )
+    parser.add_argument(
+        "--warm", action="store_true", help="warm up the policies on the first half, which is not counted"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the replays; print a table, or rows with --json, or write a page with --html."""
+    check_names(args.policies)
+    rows: list[Row] = []
+    for path in args.traces:
+        trace = load_trace(path, args.num_experts)
+        price, expert_bytes = args.price, None
+        if args.profile is not None:
+            profile, shape = load_profile(args.profile), find_shape(args.model, trace)
+            expert_bytes = shape.expert_bytes
+            if price is None:
+                price = _core.default_upload_price(shape.cost_model(profile))
+        price = DEFAULT_PRICE if price is None else price
+        if not 0 <= price < float("inf"):
+            raise ConfigError(f"--price {price} given; expected a number >= 0, in misses")
+        rows += replay_rows(
+            trace,
+            args.policies,
+            args.slots,
+            args.batch,
+            price,
+            part=args.part,
+            warm=args.warm,
+            expert_bytes=expert_bytes,
+            shared_pool={"auto": None, "layer": False, "shared": True}[args.pool],
+        )
+    print_rows(rows, args, _table(rows), title="Cache policies on recorded routing", value="cost_vs_lru")
+    return 0
+
+
+def _table(rows: Sequence[Row]) -> Table:
+    return Table(
+        ["trace", "batch", "slots", "policy", "hit rate", "uploads/token", "cost/token", "cost vs LRU"],
+        [
+            [
+                row["trace"],
+                row["batch"],
+                f"{row['slots']:.0%}",
+                row["policy"] + (" (offline)" if row["offline"] else ""),
+                f"{row['hit_rate']:.1%}",
+                f"{row['uploads_per_token']:.2f}",
+                f"{row['cost_per_token']:.2f}",
+                f"{row['cost_vs_lru']:.3f}",
+            ]
+            for row in rows
+        ],
+    )
+
+
+def add_common_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments that replay and simulate share."""
+    parser.add_argument(
+        "traces",
+        nargs="+",
+        metavar="TRACE",
+        help="trace: npz of `lab record`, of --record-routing, or with ids, offsets and probs",
+    )
+    parser.add_argument(
+        "--slots",
+        type=shares_list,
+        default=[0.1, 0.25, 0.5, 0.75],
+        metavar="SHARE,…",
+        help="shares of all experts that have a slot, 0 to 1 (default: 0.1,0.25,0.5,0.75)",
+    )
+    parser.add_argument(
+        "--batch",
+        type=counts_list,
+        default=[1],
+        metavar="N,…",
+        help="batch sizes: sequences decoded at once (default: 1)",
+    )
+    parser.add_argument(
+        "--part",
+        choices=("second", "first", "all"),
+        default="second",
+        help="sequences to play: a half, or all. Static policies learn from the first half (default: second)",
+    )
+    parser.add_argument(
+        "--num-experts", type=int, metavar="N", help="experts per layer, if the trace does not say"
+    )
+    parser.add_argument("--model", metavar="MODEL", help=MODEL_HELP)
+    output = parser.add_mutually_exclusive_group()
+    output.add_argument("--json", action="store_true", help="print one JSON array of rows")
+    output.add_argument("--html", metavar="FILE", help="write a page with tables and plots")
+
+
+def print_rows(
+    rows: Sequence[Row],
+    args: argparse.Namespace,
+    table: Table,
+    *,
+    title: str,
+    value: str,
+    notes: Sequence[str] = (),
+) -> None:
+    """Write rows or table to the output that the arguments select; `notes` follow the table."""
+    if args.json:
+        json.dump(rows, sys.stdout, indent=1)
+        print()
+    elif args.html:
+        write_report(args.html, title, rows, table, value=value, notes=notes)
+        print(f"wrote {args.html}")
+    else:
+        print("\n".join([table.text(), *notes]))
+
+
+def names_list(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def shares_list(text: str) -> list[float]:
+    try:
+        shares = [float(part) for part in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} given, expected shares such as 0.1,0.25") from None
+    if not all(0 <= share <= 1 for share in shares):
+        raise argparse.ArgumentTypeError(f"{text!r} given, expected shares from 0 to 1")
+    return shares
+
+
+def counts_list(text: str, most: int = 1024) -> list[int]:
+    try:
+        counts = [int(part) for part in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} given, expected numbers such as 1,2,4") from None
+    if not all(1 <= count <= most for count in counts):
+        raise argparse.ArgumentTypeError(f"{text!r} given, expected numbers from 1 to {most}")
+    return counts

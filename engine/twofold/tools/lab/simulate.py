@@ -1,0 +1,290 @@
+"""`twofold lab simulate`: predicted tokens per second of a model on a machine, by system, slots and batch.
+
+The engine's scheduler schedules every layer of a recorded trace, timed by a virtual clock. Also a capacity planner:
+--vram selects the slots that fit into given cards. Predictions leave out what the profile does not contain (sampling,
+HTTP, a busy machine): measure before you buy. With --prompts the recorded tokens are played as prompts, in chunks.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
+
+from twofold import _core
+from twofold.api.errors import ConfigError
+from twofold.experts.policies import POLICIES, check_names
+from twofold.experts.profiles import MachineProfile, load_profile, shipped_profiles
+from twofold.tools.lab.explain import where_peers_win
+from twofold.tools.lab.replay import Row, add_common_arguments, counts_list, names_list, print_rows
+from twofold.tools.lab.report import Table
+from twofold.tools.lab.shapes import ModelShape, find_shape
+from twofold.tools.lab.systems import SYSTEMS, System
+from twofold.tools.lab.trace import Part, Trace, load_trace
+
+
+def slots_for_vram(shape: ModelShape, trace: Trace, vram_gb: float, kv_gb: float) -> float:
+    """Share of the experts that fits in addition to the dense weights and the KV cache; 0 … 1.
+
+    Raises ConfigError if not even the dense weights fit. One layer's experts are reserved for streaming prompts.
+    """
+    dense_gb = (shape.dense_bytes_per_layer * trace.num_layers + 2 * shape.head_bytes) / 1e9
+    staging_gb = shape.expert_bytes * trace.num_experts / 1e9
+    left = vram_gb - dense_gb - kv_gb - staging_gb
+    if left < 0:
+        raise ConfigError(
+            f"--vram {vram_gb:g}: {shape.name} needs {dense_gb + kv_gb + staging_gb:.1f} GB for dense weights, KV "
+            "cache and one layer of experts before any expert has a slot; give more or lower --kv-gb"
+        )
+    return min(1.0, left * 1e9 / (shape.expert_bytes * trace.num_layers * trace.num_experts))
+
+
+def simulate_system(
+    trace: Trace,
+    system: System,
+    shape: ModelShape,
+    profile: MachineProfile,
+    *,
+    slots: float,
+    batch: int = 1,
+    prompt_chunk: int = 0,
+    prompt_tokens: int = 0,
+    prior_usage: Sequence[float] = (),
+    upload_price: float = -1.0,
+    keep_layer_us: bool = False,
+) -> Any:
+    """Play the trace; returns the core's SimulationResult. Slots initially hold the most used experts of `prior_usage`.
+
+    prompt_chunk: sequences are prompts, this many tokens per step, one after the other; 0: decode, `batch` at once.
+    prompt_tokens: instead, each sequence is a request with this many prompt tokens; its other tokens are decoded alone.
+    """
+    return _core.simulate(
+        trace.native,
+        batch,
+        shape.cost_model(profile),
+        _core.SchedulerConfig(
+            trace.num_layers,
+            trace.num_experts,
+            trace.top_k,
+            round(slots * trace.num_layers * trace.num_experts),
+            prior_usage=list(prior_usage),
+            **{"upload_price": upload_price, **system.options},
+        ),
+        dense_us=shape.dense_us(profile, trace.num_layers),
+        token_us=shape.dense_token_us(profile, trace.num_layers),
+        prompt_chunk=prompt_chunk,
+        prompt_tokens=prompt_tokens,
+        keep_layer_us=keep_layer_us,
+    )
+
+
+def simulate_rows(
+    trace: Trace,
+    systems: Sequence[System],
+    shape: ModelShape,
+    profile: MachineProfile,
+    slots: Sequence[float],
+    batches: Sequence[int],
+    *,
+    part: Part = "second",
+    upload_price: float = -1.0,
+    prompts: bool = False,
+) -> Iterator[Row]:
+    """One row per batch, size and system. All start with the experts that the other half of the trace used most.
+
+    prompts: `batches` are tokens per prompt chunk.
+    """
+    played = trace.part(part)
+    prior = (trace.part("first") if part == "second" else played).usage()
+    for batch in batches:
+        for share in slots:
+            for system in systems:
+                result = simulate_system(
+                    played,
+                    system,
+                    shape,
+                    profile,
+                    slots=share,
+                    batch=1 if prompts else batch,
+                    prompt_chunk=batch if prompts else 0,
+                    prior_usage=prior,
+                    upload_price=upload_price,
+                )
+                active = result.num_hits + result.num_cpu + result.num_fetched
+                yield {
+                    "trace": trace.name,
+                    "part": part,
+                    "model": shape.name,
+                    "profile": profile.name,
+                    "steps": "prompts" if prompts else "decode",
+                    "batch": batch,
+                    "slots": share,
+                    "system": system.name,
+                    "policy": system.options["policy"],
+                    "tokens_per_s": result.num_tokens / result.total_us * 1e6,
+                    "hit_rate": result.num_hits / max(1, active),
+                    "fetched_per_token": result.num_fetched / result.num_tokens,
+                    "uploads_per_token": result.num_uploads / result.num_tokens,
+                    "upload_bytes_per_token": result.num_uploads * shape.expert_bytes / result.num_tokens,
+                    "link_busy": result.link_us / result.total_us,
+                    "moe_share": result.moe_us / result.total_us,
+                    "clock": "virtual",
+                }
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `twofold lab simulate`."""
+    add_common_arguments(parser)
+    parser.add_argument(
+        "--profile",
+        type=names_list,
+        default=list(shipped_profiles()),
+        metavar="NAME,…",
+        help=f"machines: {', '.join(shipped_profiles())} or files (default: all shipped)",
+    )
+    parser.add_argument(
+        "--systems",
+        type=names_list,
+        default=list(SYSTEMS),
+        metavar="NAME,…",
+        help="; ".join(f"{s.name}: {s.what}" for s in SYSTEMS.values()),
+    )
+    parser.add_argument(
+        "--prompts",
+        type=partial(counts_list, most=65_536),
+        metavar="N,…",
+        help="prefill the sequences in chunks of N tokens, instead of decoding with --batch",
+    )
+    parser.add_argument(
+        "--no-stream-ahead",
+        action="store_true",
+        help="no uploads for the next layer of a prefill chunk ahead of time (system twofold)",
+    )
+    parser.add_argument(
+        "--num-deferred-experts",
+        type=int,
+        default=0,
+        metavar="D",
+        help="experts that each token may defer (system twofold; docs/deferral.md; default: 0)",
+    )
+    parser.add_argument(
+        "--policy",
+        metavar="NAME",
+        help=f"cache policy of system twofold instead of its own: {', '.join(POLICIES)}",
+    )
+    parser.add_argument(
+        "--price",
+        type=float,
+        default=-1.0,
+        metavar="R",
+        help="price of one upload, in misses (default: the profile's)",
+    )
+    parser.add_argument(
+        "--vram",
+        type=_sizes,
+        metavar="GB,…",
+        help="VRAM sizes: use the slots that fit into each, instead of --slots",
+    )
+    parser.add_argument(
+        "--kv-gb",
+        type=float,
+        default=1.0,
+        metavar="GB",
+        help="VRAM for KV cache and buffers, with --vram (default: 1)",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the simulations; print a table, or rows with --json, or write a page with --html."""
+    systems = [
+        _system(name, args.policy, args.no_stream_ahead, args.num_deferred_experts) for name in args.systems
+    ]
+    rows: list[Row] = []
+    for path in args.traces:
+        trace = load_trace(path, args.num_experts)
+        shape = find_shape(args.model, trace)
+        cards = dict.fromkeys(args.slots)
+        if args.vram:
+            cards = {slots_for_vram(shape, trace, gb, args.kv_gb): gb for gb in args.vram}
+        for name in args.profile:
+            found = simulate_rows(
+                trace,
+                systems,
+                shape,
+                load_profile(name),
+                list(cards),
+                args.prompts or args.batch,
+                part=args.part,
+                upload_price=args.price,
+                prompts=bool(args.prompts),
+            )
+            rows.extend({**row, "vram_gb": cards[row["slots"]]} if args.vram else row for row in found)
+    print_rows(
+        rows,
+        args,
+        _table(rows),
+        title="Predicted speed (virtual clock)",
+        value="tokens_per_s",
+        notes=where_peers_win(rows),
+    )
+    return 0
+
+
+def _system(name: str, policy: str | None, no_stream_ahead: bool, num_deferred: int) -> System:
+    if name not in SYSTEMS:
+        raise ConfigError(f"system {name!r} is unknown; expected one of {', '.join(SYSTEMS)}")
+    system = SYSTEMS[name]
+    if name != "twofold":
+        return system
+    options = dict(system.options)
+    if policy is not None:
+        check_names([policy])
+        options["policy"] = policy
+    if no_stream_ahead:
+        options["stream_ahead_from"] = 0
+    if num_deferred:
+        options["num_deferred"] = num_deferred
+    return System(system.name, system.what, options)
+
+
+def _table(rows: Sequence[Row]) -> Table:
+    return Table(
+        [
+            "trace",
+            "machine",
+            "batch",
+            "slots",
+            "VRAM",
+            "system",
+            "tokens/s",
+            "hit rate",
+            "uploads/token",
+            "link busy",
+        ],
+        [
+            [
+                row["trace"],
+                row["profile"],
+                f"prompts of {row['batch']}" if row["steps"] == "prompts" else row["batch"],
+                f"{row['slots']:.0%}",
+                f"{row['vram_gb']:g} GB" if "vram_gb" in row else "-",
+                row["system"],
+                f"{row['tokens_per_s']:.1f}",
+                f"{row['hit_rate']:.1%}",
+                f"{row['uploads_per_token']:.2f}",
+                f"{row['link_busy']:.0%}",
+            ]
+            for row in rows
+        ],
+    )
+
+
+def _sizes(text: str) -> list[float]:
+    try:
+        sizes = [float(part) for part in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} given, expected sizes in GB such as 8,12,24") from None
+    if not all(0 < size < 10_000 for size in sizes):
+        raise argparse.ArgumentTypeError(f"{text!r} given, expected sizes above 0 GB")
+    return sizes

@@ -1,0 +1,136 @@
+"""Metrics of samples, by the names of vLLM's benchmark. Milliseconds of the client's clock, unless a name says
+otherwise."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from twofold.tools.loadgen.answer_stream import AnswerStream
+
+PERCENTILES: Final = (90, 95, 99)
+METRICS: Final = ("ttft", "tpot", "itl", "e2el")
+SLO_METRICS: Final = ("ttft", "tpot", "e2el")
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One request: its answer, or why it failed."""
+
+    number: int
+    """Number of the conversation."""
+    turn: int
+    answer: AnswerStream
+    waited_s: float = 0.0
+    """Delay at the client after its arrival time, while --max-concurrency was reached."""
+    error_kind: str | None = None
+    error: str | None = None
+
+    @property
+    def ok(self) -> bool:
+        return self.error_kind is None
+
+    def values(self, metric: str) -> Sequence[float]:
+        """Values of a complete answer; empty if the metric is undefined for it."""
+        if metric == "itl":
+            return self.answer.itls_ms
+        value = getattr(self.answer, f"{metric}_ms")
+        return () if value is None else (value,)
+
+    def meets(self, slos: Mapping[str, float]) -> bool:
+        """Whether the answer is complete and no value exceeds its limit."""
+        return self.ok and all(value <= limit for name, limit in slos.items() for value in self.values(name))
+
+
+@dataclass(frozen=True)
+class Run:
+    """Result of one load."""
+
+    samples: Sequence[Sample]
+    duration_s: float
+    """From the start of the first request to the end of the last."""
+    slos: Mapping[str, float] = field(default_factory=dict)
+    """For goodput: limits in milliseconds by metric."""
+
+    def figures(self) -> dict[str, Any]:
+        """Metrics by the names of vLLM's results; None where undefined."""
+        good = [sample for sample in self.samples if sample.ok]
+        num_input = sum(sample.answer.prompt_tokens or 0 for sample in good)
+        num_output = sum(sample.answer.completion_tokens for sample in good)
+        figures: dict[str, Any] = {
+            "duration": self.duration_s,
+            "completed": len(good),
+            "failed": len(self.samples) - len(good),
+            "total_input_tokens": num_input,
+            "total_output_tokens": num_output,
+            "request_throughput": self._per_second(len(good)),
+            "request_goodput": (
+                self._per_second(sum(sample.meets(self.slos) for sample in self.samples))
+                if self.slos
+                else None
+            ),
+            "output_throughput": self._per_second(num_output),
+            "total_token_throughput": self._per_second(num_input + num_output),
+            "max_waited_at_client_ms": 1e3 * max((sample.waited_s for sample in self.samples), default=0.0),
+        }
+        for metric in METRICS:
+            figures |= statistics_of(metric, [value for sample in good for value in sample.values(metric)])
+        return figures | {"errors": self.errors(), "turns": self.turns()}
+
+    def errors(self) -> list[dict[str, Any]]:
+        """Errors by kind, the most frequent first, each with its first message."""
+        counts = Counter(sample.error_kind for sample in self.samples if sample.error_kind is not None)
+        first = {sample.error_kind: sample.error for sample in reversed(self.samples)}
+        return [{"kind": kind, "count": n, "first": first[kind]} for kind, n in counts.most_common()]
+
+    def turns(self) -> list[dict[str, Any]]:
+        """Metrics per turn of the conversations; empty if they have only one."""
+        num_turns = max((sample.turn for sample in self.samples), default=0)
+        if num_turns < 2:
+            return []
+        return [self._turn(turn) for turn in range(1, num_turns + 1)]
+
+    def _turn(self, turn: int) -> dict[str, Any]:
+        good = [sample for sample in self.samples if sample.ok and sample.turn == turn]
+        told = [sample.answer.cached_tokens for sample in good if sample.answer.cached_tokens is not None]
+        return {
+            "turn": turn,
+            "completed": len(good),
+            "mean_input_tokens": _mean([sample.answer.prompt_tokens or 0 for sample in good]),
+            "mean_cached_tokens": _mean(told),
+            "median_ttft_ms": _median([value for sample in good for value in sample.values("ttft")]),
+        }
+
+    def _per_second(self, count: float) -> float | None:
+        return count / self.duration_s if self.duration_s > 0 else None
+
+
+def statistics_of(metric: str, values: Sequence[float]) -> dict[str, float | None]:
+    """mean_ttft_ms, median_ttft_ms, p90_ttft_ms and so on."""
+    named = {"mean": _mean(values), "median": _median(values)}
+    ordered = sorted(values)
+    named |= {f"p{percent}": percentile(ordered, percent) for percent in PERCENTILES}
+    return {f"{name}_{metric}_ms": value for name, value in named.items()}
+
+
+def percentile(values: Sequence[float], percent: float) -> float | None:
+    """Percentile by linear interpolation, like NumPy's; None for no values."""
+    if not values:
+        return None
+    ordered = sorted(values)
+    place = (len(ordered) - 1) * percent / 100
+    below = math.floor(place)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return statistics.fmean(values) if values else None
+
+
+def _median(values: Sequence[float]) -> float | None:
+    return statistics.median(values) if values else None

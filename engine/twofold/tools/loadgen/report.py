@@ -1,0 +1,97 @@
+"""A run's report as text and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from twofold.tools.loadgen.metrics import METRICS, PERCENTILES, Run, Sample
+
+MAX_SAMPLES: Final = 10_000
+"""Most samples of one run in the JSON; the metrics use all of them."""
+MAX_GAPS: Final = 1_000_000
+"""Most inter-token times in the JSON of one run."""
+_TITLES: Final = {"ttft": "TTFT ms", "tpot": "TPOT ms", "itl": "ITL ms", "e2el": "E2EL ms"}
+_COLUMNS: Final = ("mean", "median", *(f"p{percent}" for percent in PERCENTILES))
+
+
+def table(title: str, figures: Mapping[str, Any], slos: Mapping[str, float]) -> str:
+    """`figures` as returned by `Run.figures`."""
+    sent = figures["completed"] + figures["failed"]
+    lines = [
+        f"{title}: {figures['completed']} of {sent} completed in {figures['duration']:.2f} s",
+        f"  {_number(figures['request_throughput'], 2)} requests/s, "
+        f"{_number(figures['output_throughput'])} output tokens/s, "
+        f"{_number(figures['total_token_throughput'])} tokens/s with the prompts "
+        f"({figures['total_input_tokens']:,} + {figures['total_output_tokens']:,} tokens)",
+    ]
+    if slos:
+        limits = ", ".join(f"{name} ≤ {limit:g} ms" for name, limit in slos.items())
+        lines.append(f"  goodput {_number(figures['request_goodput'], 2)} requests/s ({limits})")
+    if figures["max_waited_at_client_ms"] > 1:
+        lines.append(
+            f"  requests waited up to {figures['max_waited_at_client_ms']:,.0f} ms at the client, not counted below"
+        )
+    lines.append("  " + " " * 8 + "".join(f"{column:>11}" for column in _COLUMNS))
+    for metric in METRICS:
+        cells = (figures[f"{column}_{metric}_ms"] for column in _COLUMNS)
+        lines.append(f"  {_TITLES[metric]:<8}" + "".join(f"{_number(cell, 2):>11}" for cell in cells))
+    if figures["turns"]:
+        lines.append(
+            f"  {'turn':<8}{'answers':>11}{'prompt':>11}{'cached':>11}{'TTFT ms':>11}{'of first':>11}"
+        )
+        first = figures["turns"][0]["median_ttft_ms"]
+        lines += [_turn(turn, first) for turn in figures["turns"]]
+    lines += [
+        f"  failed: {error['count']} × {error['kind']}: {error['first']}" for error in figures["errors"]
+    ]
+    return "\n".join(lines)
+
+
+def as_json(run: Run) -> dict[str, Any]:
+    """The metrics with the samples, up to the limits."""
+    samples: list[dict[str, Any]] = []
+    num_gaps = 0
+    for sample in run.samples:
+        num_gaps += len(sample.answer.piece_s)
+        if len(samples) == MAX_SAMPLES or num_gaps > MAX_GAPS:
+            break
+        samples.append(_sample(sample, run.samples[0].answer.sent_s))
+    return run.figures() | {"samples": samples, "num_samples_left_out": len(run.samples) - len(samples)}
+
+
+def _sample(sample: Sample, begin_s: float) -> dict[str, Any]:
+    answer = sample.answer
+    return {
+        "conversation": sample.number,
+        "turn": sample.turn,
+        "sent_s": answer.sent_s - begin_s,
+        "waited_at_client_ms": sample.waited_s * 1e3,
+        "request_id": answer.request_id,
+        "error": sample.error_kind,
+        "input_tokens": answer.prompt_tokens,
+        "cached_tokens": answer.cached_tokens,
+        "output_tokens": answer.completion_tokens,
+        "finish_reason": answer.finish_reason,
+        "ttft_ms": answer.ttft_ms,
+        "tpot_ms": answer.tpot_ms,
+        "e2el_ms": answer.e2el_ms,
+        "itls_ms": [round(gap, 4) for gap in answer.itls_ms],
+    }
+
+
+def _turn(turn: Mapping[str, Any], first_ttft_ms: float | None) -> str:
+    ttft_ms = turn["median_ttft_ms"]
+    share = "-" if not first_ttft_ms or ttft_ms is None else f"{ttft_ms / first_ttft_ms:.0%}"
+    cells = (
+        str(turn["completed"]),
+        _number(turn["mean_input_tokens"], 0),
+        _number(turn["mean_cached_tokens"], 0),
+        _number(ttft_ms, 2),
+        share,
+    )
+    return f"  {turn['turn']:<8}" + "".join(f"{cell:>11}" for cell in cells)
+
+
+def _number(value: float | None, digits: int = 1) -> str:
+    return "-" if value is None else f"{value:,.{digits}f}"

@@ -1,0 +1,49 @@
+// What a tile of the integer products needs to know of a part of its activation rows besides the integers. Anonymous
+// namespace: each file that includes this is compiled with flags of its own and must not share code with another.
+#pragma once
+#include <cstdint>
+
+#include "folded_block.h"
+#include "four_codes.h"
+#include "integer_terms.h"
+#include "run_scales.h"
+
+namespace twofold::kernels {
+namespace {
+
+template <class V, class Dot, class Format, int kTokens>
+struct TileTerms {
+  using Scales = RunScales<V, Dot, Format>;
+  static constexpr int kRuns = 8, kPieces = Scales::kHalves ? 2 : Dot::kPieces;
+  static constexpr bool kFour = takes_four<V, Format>;
+  static constexpr bool kFolds = fits_byte<Format> && requires { Dot::kFoldTiles; };
+  static constexpr bool kHalfMins = Scales::kHalves && Format::kMin, kRunMins = Scales::kRunMins;
+
+  alignas(64) int32_t zero[kTokens][kPieces * kRuns];  // start value of an integer sum
+  alignas(64) float scale[kTokens][kRuns];
+  alignas(64) float sum[kRunMins ? kTokens : 1][kRuns];        // scale * sum of the integers
+  alignas(64) int32_t halves[kHalfMins ? kTokens : 1][kRuns];  // sums of the halves' integers
+  alignas(64) int32_t in_place[kFour ? kPieces * kRuns : 1];   // as zero, for four_codes.h
+  alignas(64) int32_t folded[kFolds ? kTokens : 1][kRuns];     // as zero, for folded_block.h
+
+  void fill(const Q8Rows& x, int tokens) {
+    for (int t = 0; t < tokens; ++t) {
+      const Q8Rows row = x.from(t, 0);
+      RunTerms::of_scales<kRunMins>(row.sum16, row.scale, scale[t], sum[kRunMins ? t : 0]);
+      if constexpr (kHalfMins) RunTerms::of_halves(row.sum16, halves[t]);
+      Dot::template zeros<Format::kZero, kPieces == 2>(row.q, row.sum16, zero[t]);
+      if constexpr (Scales::kReads && Format::kZero != 0) RunTerms::add(kReadable, kPieces, zero[t]);
+    }
+    if constexpr (kFour) FourCodes<V, Format>::zeros(zero[0], in_place);
+    if constexpr (kFolds) {
+      using Block = FoldedBlock<V, Format>;
+      for (int t = 0; t < tokens; ++t) {
+        RunTerms::of_zeros<Block::kZero, false>(x.from(t, 0).sum16, folded[t]);
+        if constexpr (Block::kReads && Block::kZero != 0) RunTerms::add(kReadable, 1, folded[t]);
+      }
+    }
+  }
+};
+
+}  // namespace
+}  // namespace twofold::kernels

@@ -1,0 +1,87 @@
+"""Count private idiom in comments, docstrings and documents: none where users read, no more than LIMITS elsewhere.
+
+An engineer from the field must understand every sentence at first reading: subject first, things are things, "after"
+instead of "behind". `make lint` runs this; a lower count lowers its limit.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+IDIOM: Final = re.compile(
+    r"(?://|#|\"\"\"|/\*)\s*Of (?:a|an|the|each|what|all|their|its|this|these|those|which|both|one)\b"
+    r"|\b(?:nobody|somebody|whoever|everybody|anybody)\b"
+    r"|\breads? over\b|\bwhat sees\b|\bbroke off\b|\b(?:is|are) told\b"
+    r"|\bbehind (?:a|the|its) (?:prompt|context|last|first|step|token|begin)",
+    re.IGNORECASE,
+)
+SUFFIXES: Final = {".py", ".pyi", ".md", ".cpp", ".h", ".cu", ".cuh", ".sh", ".txt", ".toml"}
+LIMITS: Final[dict[str, int]] = {
+    "benchmarks": 4,
+    "docs": 4,
+    "engine/bindings/bind_device_launches.cpp": 1,
+    "engine/bindings/tensor_arguments.cpp": 1,
+    "engine/core/dynamic_update.cpp": 1,
+    "engine/core/include": 6,
+    "engine/core/payback_context.h": 1,
+    "engine/core/payback_table.h": 1,
+    "engine/core/policy_payback.cpp": 3,
+    "engine/core/stream_ahead.cpp": 1,
+    "engine/runtime/device": 13,
+    "engine/runtime/moe": 7,
+    "engine/runtime/ops": 15,
+    "engine/twofold/models": 1,
+    "engine/twofold/quantise": 4,
+    "engine/twofold/server": 2,
+    "kernels": 41,
+    "models": 5,
+    "scripts": 2,
+    "tests": 65,
+}
+"""Most hits of a top folder (of `engine`, the next two levels); what is not here has none."""
+
+
+def room_of(path: str) -> str:
+    parts = path.split("/")
+    return "/".join(parts[: 3 if parts[0] == "engine" else 1])
+
+
+def hits(lines: Iterable[str]) -> Iterator[tuple[int, str]]:
+    """(number, text) of each line that holds idiom."""
+    for number, line in enumerate(lines, 1):
+        if IDIOM.search(line):
+            yield number, line.strip()
+
+
+def main() -> int:
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True)
+    found: Counter[str] = Counter()
+    places: list[tuple[str, str]] = []
+    for name in listed.stdout.splitlines():
+        path = ROOT / name
+        if path.suffix in SUFFIXES and path.is_file() and path != Path(__file__).resolve():
+            for number, line in hits(path.read_text(encoding="utf-8").splitlines()):
+                found[room_of(name)] += 1
+                places.append((room_of(name), f"{name}:{number}: {line[:120]}"))
+    failed = 0
+    for room in sorted(found.keys() | LIMITS.keys()):
+        limit = LIMITS.get(room, 0)
+        if found[room] > limit:
+            failed = 1
+            print(f"{room}: {found[room]} sentences in private idiom, at most {limit}; say them plainly:")
+            print("\n".join(f"  {place}" for owner, place in places if owner == room))
+        elif found[room] < limit:
+            failed = 1
+            print(f"{room}: {found[room]} sentences in private idiom; lower its limit of {limit}")
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,418 @@
+"""What generate, chat, bench and doctor print, in-process on a tiny random model."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("twofold._core", reason="the native module is not built")
+
+import twofold
+from twofold.api.config import EngineConfig
+from twofold.models.model_files import open_model_files
+from twofold.models.sizing import measure_files
+from twofold.tools.cli.doctor import machine_checks, memory_table
+from twofold.tools.cli.main import main
+
+from tests.tiny_models.writing import TinyModel, tiny_weights, write_tiny_model, write_weights
+
+EMULATED = ("--accelerator", "emulated:rtx4090-pcie4", "--gpu-experts-ratio", "0.25", "--cpu-threads", "1")
+NONE = ("--accelerator", "none", "--cpu-threads", "1")
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(write_tiny_model(tmp_path_factory.mktemp("models") / "tiny"))
+
+
+def generate(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict:
+    assert main(["generate", *arguments, "--json"]) == 0
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    return json.loads(captured.out)
+
+
+def test_generate_json_has_exactly_its_shape(tiny, capsys):
+    said = generate(capsys, tiny, "--prompt", "the fox", "--seed", "0", "--max-tokens", "9", *EMULATED)
+    assert [*said] == ["text", "token_ids", "accelerator", "output_changes", "placement", "timings", "usage"]
+    assert " ".join(said["placement"]) == "hits cpu_misses fetched uploads evictions h2d_bytes deferred"
+    assert list(said["timings"]) == ["clock", "prefill_ms", "decode_ms", "decode_tokens_per_s"]
+    assert list(said["usage"]) == ["prompt_tokens", "completion_tokens"]
+    assert said["accelerator"] == "emulated:rtx4090-pcie4"
+    assert said["timings"]["clock"] == "virtual"
+    assert len(said["token_ids"]) == said["usage"]["completion_tokens"] == 9
+    # Every token but the last went through all three layers, two experts each.
+    routed = 3 * 2 * (said["usage"]["prompt_tokens"] + 8)
+    placement = said["placement"]
+    assert placement["hits"] + placement["cpu_misses"] + placement["fetched"] == routed
+    rate = said["timings"]["decode_tokens_per_s"]
+    assert rate == pytest.approx(8 / (said["timings"]["decode_ms"] / 1e3))
+
+
+def test_the_text_does_not_depend_on_the_accelerator(tiny, capsys):
+    prompt = ("--prompt", "the fox", "--seed", "0", "--max-tokens", "40")
+    emulated = generate(capsys, tiny, *prompt, *EMULATED)
+    plain = generate(capsys, tiny, *prompt, *NONE)
+    assert emulated["token_ids"] == plain["token_ids"]
+    assert emulated["text"] == plain["text"]
+    assert plain["timings"]["clock"] == "wall"
+    assert plain["placement"]["uploads"] == 0
+    assert emulated["placement"]["uploads"] > 0
+
+
+def test_the_seed_decides(tiny, capsys):
+    texts = [
+        generate(
+            capsys, tiny, "--prompt", "a", "--seed", seed, "--temperature", "1", "--max-tokens", "20", *NONE
+        )["text"]
+        for seed in ("1", "1", "2")
+    ]
+    assert texts[0] == texts[1] != texts[2]
+
+
+def test_one_token_has_no_decode_rate(tiny, capsys):
+    said = generate(capsys, tiny, "--prompt", "a", "--max-tokens", "1", *NONE)
+    assert said["timings"]["decode_tokens_per_s"] is None
+
+
+def test_raw_leaves_the_chat_template_out(tiny, capsys):
+    flags = ("--prompt", "the fox", "--max-tokens", "1", *NONE)
+    templated = generate(capsys, tiny, *flags)["usage"]["prompt_tokens"]
+    with_system = generate(capsys, tiny, *flags, "--system", "be brief")["usage"]["prompt_tokens"]
+    assert generate(capsys, tiny, *flags, "--raw")["usage"]["prompt_tokens"] < templated < with_system
+
+
+def test_generate_prints_the_same_text_for_people_and_says_what_is_emulated(tiny, capsys):
+    flags = (tiny, "--prompt", "the fox", "--seed", "0", "--max-tokens", "12", *EMULATED)
+    text = generate(capsys, *flags)["text"]
+    assert main(["generate", *flags]) == 0
+    captured = capsys.readouterr()
+    assert captured.out == text + "\n"
+    assert "emulated" in captured.err
+
+
+class TerminalInput(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_prompt_can_come_through_a_pipe(tiny, capsys, monkeypatch):
+    flags = (tiny, "--seed", "0", "--max-tokens", "5", *NONE)
+    monkeypatch.setattr("sys.stdin", io.StringIO("the fox"))
+    piped = generate(capsys, *flags, "--prompt", "-")
+    # Without --prompt, and with the mark that some editors put in front of a file.
+    monkeypatch.setattr("sys.stdin", io.StringIO("\ufeffthe fox"))
+    assert generate(capsys, *flags)["text"] == piped["text"]
+    assert generate(capsys, *flags, "--prompt", "the fox")["text"] == piped["text"]
+
+
+def test_nobody_is_left_waiting_for_a_prompt_at_a_terminal(tiny, capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdin", TerminalInput())
+    assert main(["generate", tiny, *NONE]) == 2
+    assert "no prompt was given; use --prompt TEXT" in capsys.readouterr().err
+
+
+def test_threads_beyond_the_cores_work_and_are_warned_of(tiny, capsys, caplog):
+    cores = len(os.sched_getaffinity(0))
+    flags = ("--prompt", "a", "--max-tokens", "1", "--accelerator", "none")
+    generate(capsys, tiny, *flags, "--cpu-threads", str(cores))
+    assert not [r for r in caplog.records if "more than the" in r.message]
+    generate(capsys, tiny, *flags, "--cpu-threads", str(cores + 1))
+    assert f"--cpu-threads {cores + 1} is more than the {cores} cores" in caplog.text
+
+
+def test_chat_remembers_until_it_is_told_to_forget(tiny, capsys, monkeypatch):
+    def converse(*lines: str) -> list[str]:
+        monkeypatch.setattr("sys.stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
+        assert main(["chat", tiny, "--temperature", "0", "--max-tokens", "8", *NONE]) == 0
+        return capsys.readouterr().out.split("\n")
+
+    first, second, rest = converse("the fox", "the fox")
+    assert rest == ""
+    assert first != second
+    assert converse("the fox", "/reset", "the fox")[:3] == [first, "(forgotten)", first]
+
+
+def test_chat_knows_its_commands(tiny, capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO("/help\n/dance\n\n"))
+    assert main(["chat", tiny, *NONE]) == 0
+    told = capsys.readouterr().out
+    assert "/reset" in told
+    assert "there is no /dance" in told
+
+
+def test_chat_forgets_the_oldest_turns_when_the_context_is_full(tiny, capsys, monkeypatch):
+    monkeypatch.setattr(
+        "sys.stdin", io.StringIO("the king and the queen\n" * 8 + "word " * 300 + "\nthe fox\n")
+    )
+    assert main(["chat", tiny, "--temperature", "0", "--max-tokens", "12", *NONE]) == 0
+    told = capsys.readouterr().out
+    assert "oldest turns are forgotten" in told
+    # A line that can never fit is refused and the conversation goes on.
+    assert "Shorten the prompt" in told
+
+
+class Terminal:
+    """A `twofold chat` on a pseudo-terminal."""
+
+    def __init__(self, model: str, *flags: str) -> None:
+        self._master, slave = pty.openpty()
+        environment = os.environ | {"PYTHONPATH": str(Path(twofold.__file__).parents[1]), "TERM": "dumb"}
+        command = [sys.executable, "-m", "twofold.tools.cli", "chat", model, *NONE, *flags]
+        self.process = subprocess.Popen(
+            command,
+            env=environment,
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            start_new_session=True,
+            # A job in the background of a script inherits Ctrl-C ignored, and so would its children.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        )
+        os.close(slave)
+        self._unread = ""
+
+    def read_until(self, pattern: str) -> None:
+        """Wait until the terminal has shown what the regular expression asks for, and drop it."""
+        while (match := re.search(pattern, self._unread)) is None:
+            ready, _, _ = select.select([self._master], [], [], 60)
+            assert ready, f"nothing like {pattern!r} in {self._unread!r}"
+            self._unread += os.read(self._master, 4096).decode(errors="replace")
+        self._unread = self._unread[match.end() :]
+
+    def type(self, text: str) -> None:
+        os.write(self._master, text.encode())
+
+    def interrupt(self) -> None:
+        self.process.send_signal(signal.SIGINT)
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self._master)
+
+
+def test_in_a_terminal_ctrl_c_stops_the_answer_and_ctrl_d_leaves(tmp_path):
+    # The answer does not end before it is stopped: the context is long, and a token whose logit is always 0 is
+    # never the likeliest, so the end-of-text tokens (0 and 2) are not generated.
+    shape = TinyModel(max_position_embeddings=60_000)
+    model = write_tiny_model(tmp_path / "endless", shape)
+    weights = tiny_weights(shape)
+    weights["lm_head.weight"][[0, 2]] = 0.0
+    write_weights(model, weights, dtype="float32")
+    terminal = Terminal(str(model), "--temperature", "0", "--max-total-tokens", "60000")
+    try:
+        terminal.read_until("Ctrl-D   leave")
+        terminal.read_until("\n> ")
+        terminal.type("the fox\n")
+        # The echo of the line, and then the answer's first visible character.
+        terminal.read_until(r"the fox\r?\n\s*\S")
+        terminal.interrupt()
+        terminal.read_until(r"\(stopped\)")
+        terminal.read_until("\n> ")
+        terminal.type("\x04")
+        assert terminal.process.wait(60) == 0
+    finally:
+        terminal.close()
+
+
+def test_ctrl_c_at_the_prompt_says_how_to_leave(tiny, capsys, monkeypatch):
+    typed = iter([KeyboardInterrupt, EOFError])
+
+    def interrupted(prompt: str) -> str:
+        raise next(typed)
+
+    monkeypatch.setattr("sys.stdin", TerminalInput())
+    monkeypatch.setattr("builtins.input", interrupted)
+    assert main(["chat", tiny, *NONE]) == 0
+    assert "(Ctrl-D leaves)" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_bench_measures_and_compares(tiny, capsys):
+    pytest.importorskip("transformers")
+    flags = ("--prompt-tokens", "16", "--new-tokens", "8", "--repeats", "2", *EMULATED)
+    assert main(["bench", tiny, "--json", *flags]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["twofold"]["decode_tokens_per_s"] > 0
+    assert result["twofold"]["clock"]["name"] == "virtual"
+    assert result["transformers"]["decode_tokens_per_s"] > 0
+    assert result["decode_ratio"] > 0
+    assert len(result["transformers"]["trial_decode_tokens_per_s"]) >= 2
+
+
+BRIEF = (
+    *("--prompt-tokens", "16", "--new-tokens", "4", "--repeats", "1"),
+    *("--no-compare-transformers", "--no-ceilings", "--no-profile"),
+)
+
+
+def test_bench_takes_several_lengths_of_prompts(tiny, capsys):
+    flags = (*BRIEF, "--prompt-tokens", "16,24", "--json", *NONE)
+    assert main(["bench", tiny, *flags]) == 0
+    result = json.loads(capsys.readouterr().out)
+    named = [(test["test"], test["prompt_tokens"]) for test in result["tests"]]
+    assert named == [("pp16", 16), ("tg4", 16), ("pp24", 24), ("tg4", 24)]
+    assert {test["engine"] for test in result["tests"]} == {"twofold"}
+    assert result["tests"][0]["tokens_per_s"] == result["twofold"]["prefill_tokens_per_s"]
+
+
+def test_bench_for_people(tiny, capsys):
+    flags = (
+        "--prompt-tokens",
+        "16",
+        "--new-tokens",
+        "8",
+        "--repeats",
+        "1",
+        "--no-compare-transformers",
+        *EMULATED,
+    )
+    assert main(["bench", tiny, *flags]) == 0
+    told = capsys.readouterr().out
+    assert "virtual clock" in told
+    assert "not compared" in told
+
+
+def test_bench_draws_random_prompts_from_a_seed(tiny):
+    import random
+    from types import SimpleNamespace
+
+    from twofold.tools.cli.bench.model import prompt_of
+
+    engine = SimpleNamespace(max_context=64, vocab_size=97)
+    draw = random.Random(5)
+    assert prompt_of(engine, 20, 5) == [draw.randrange(97) for _ in range(20)]
+    assert prompt_of(engine, 20, 5) != prompt_of(engine, 20, 6)
+    assert main(["bench", tiny, "--random-prompt", "5", *BRIEF, *NONE]) == 0
+
+
+def doctor(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict[str, dict]]:
+    code = main(["doctor", *arguments, "--port", "0", "--json"])
+    report = json.loads(capsys.readouterr().out)
+    assert report["healthy"] is (code == 0)
+    return code, {check["name"]: check for check in report["checks"]}
+
+
+def test_doctor_checks_everything_it_names(tiny, capsys):
+    code, checks = doctor(capsys, tiny, *NONE)
+    assert code == 0
+    assert set(checks) == {
+        "CPU",
+        "memory",
+        "accelerator",
+        "model",
+        "chat",
+        "disk",
+        "port",
+        "SQLite",
+        "extras",
+    }
+    assert "Qwen3MoeForCausalLM" in checks["model"]["found"]
+
+
+def test_doctor_says_how_the_model_calls_tools_and_thinks(tmp_path, capsys):
+    model = write_tiny_model(tmp_path / "m", TinyModel())
+    told = '{% for m in messages %}{{ m.content }}{% endfor %}{# <tool_call>{"name": … </think> #}'
+    shows = told + "{% for m in messages %}{{ m.tool_calls | default([]) | tojson }}{% endfor %}"
+    for template, flags, verdict, found in (
+        (shows, (), "ok", "calls of tools: hermes; thinking: qwen3 (<think> … </think>)"),
+        (shows, ("--reasoning-parser", "none"), "ok", "calls of tools: hermes; thinking: none"),
+        (told, (), "note", "its template shows no calls of earlier turns"),
+        ("{{ messages[0].content }}", (), "note", "its template shows no calls in a form that is known"),
+        (None, (), "note", "the model has no chat template"),
+    ):
+        settings = {"eos_token": "<|im_end|>"} | ({"chat_template": template} if template else {})
+        (model / "tokenizer_config.json").write_text(json.dumps(settings))
+        code, checks = doctor(capsys, str(model), *NONE, *flags)
+        assert (code, checks["chat"]["verdict"]) == (0, verdict)
+        assert found in checks["chat"]["found"]
+
+
+def test_doctor_says_what_to_change_when_the_model_does_not_fit(tiny, capsys, monkeypatch):
+    monkeypatch.setattr(machine_checks, "available_memory_bytes", lambda: 100 * 2**20)
+    code, checks = doctor(capsys, tiny, *NONE)
+    assert code == 1
+    assert checks["model"]["verdict"] == "bad"
+    assert "does not fit" in checks["model"]["remedy"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "name"),
+    [(("/no/such/model",), "model"), (("--accelerator", "cuda"), "accelerator")],
+)
+def test_doctor_reports_instead_of_failing(capsys, flags, name):
+    if name == "accelerator":
+        pytest.importorskip("twofold._core")
+        from twofold.device.finding import find_device
+
+        if find_device()[0] is not None:
+            pytest.skip("there is a CUDA device here")
+    code, checks = doctor(capsys, *flags)
+    assert code == 1
+    assert checks[name]["verdict"] == "bad"
+
+
+@pytest.mark.parametrize(
+    ("version", "verdict"),
+    [((3, 6, 23), "ok"), ((3, 40, 1), "note"), ((3, 51, 2), "note"), ((3, 51, 3), "ok")],
+)
+def test_doctor_knows_the_sqlite_versions_with_the_wal_reset_bug(monkeypatch, version, verdict):
+    monkeypatch.setattr("sqlite3.sqlite_version_info", version)
+    assert machine_checks.check_sqlite().verdict == verdict
+
+
+def test_doctor_sees_a_taken_port_and_a_missing_directory(tmp_path):
+    import socket
+
+    from twofold.api.config import ServerConfig
+
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        check = machine_checks.check_port(ServerConfig(port=other.getsockname()[1]))
+    assert check.verdict == "note"
+    assert machine_checks.check_disk(f"sqlite:///{tmp_path}/t.db").verdict == "ok"
+    assert machine_checks.check_disk("sqlite:////no/such/place/t.db").verdict == "bad"
+
+
+def test_doctor_for_people(tiny, capsys):
+    assert main(["doctor", tiny, *NONE, "--port", "0"]) == 0
+    said = capsys.readouterr().out
+    assert "ready: twofold serve" in said
+    assert len([line for line in said.splitlines() if line.endswith("100 %")]) == 1  # of its one context
+
+
+def test_what_fits_by_context(tmp_path, monkeypatch):
+    config = EngineConfig(
+        model=str(write_tiny_model(tmp_path / "m", TinyModel(max_position_embeddings=40_000)))
+    )
+    files = open_model_files(config.model)
+    size = measure_files(files)
+    monkeypatch.setattr(memory_table, "available_memory_bytes", lambda: size.host_bytes(16_384))
+    experts = size.one_expert_bytes * size.num_experts_total
+    # Cards so small that the first holds no KV cache of any context, and the last everything.
+    monkeypatch.setattr(memory_table, "_GIB", (size.device_dense_bytes + experts + 10**9) // 8)
+    monkeypatch.setattr(memory_table, "CARDS_GIB", (1, 8, 80))
+    rows = memory_table.memory_table(files, config)
+    assert [row.tokens for row in rows] == [4096, 16_384, 40_000]
+    assert [row.fits for row in rows] == [True, True, False]
+    for row in rows:
+        assert row.kv_bytes == row.tokens * 3 * 2 * 2 * 16 * 4  # layers, K and V, heads, their width, float32
+        assert (row.experts_on_card[1], row.experts_on_card[80]) == (None, 1.0)
+    assert rows[0].experts_on_card[8] >= rows[1].experts_on_card[8] >= (rows[2].experts_on_card[8] or 0)
+
+
+def test_version_for_machines(capsys):
+    assert main(["version", "--json"]) == 0
+    versions = json.loads(capsys.readouterr().out)
+    assert set(versions) == {"twofold", "python", "torch", "native", "platform"}
+    assert versions["native"]

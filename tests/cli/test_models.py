@@ -1,0 +1,58 @@
+"""`twofold models`: what loads, and what models on disk take."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("twofold._core", reason="the native module is not built")
+
+from twofold.models.registry import ARCHITECTURES
+from twofold.tools.cli.main import main
+
+from tests.tiny_models.gguf import write_tiny_gguf
+from tests.tiny_models.writing import TinyModel, write_tiny_model
+
+
+@pytest.fixture
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(write_tiny_model(tmp_path_factory.mktemp("models") / "tiny"))
+
+
+def test_models_says_what_loads_and_what_models_take(tiny, tmp_path, capsys):
+    assert main(["models", "--json"]) == 0
+    known = json.loads(capsys.readouterr().out)
+    assert {name for family in known["families"] for name in family["classes"]} == set(ARCHITECTURES)
+    assert all(family["models"].endswith(".") for family in known["families"])
+    assert main(["models"]) == 0
+    assert "Q4_K" in capsys.readouterr().out
+
+    shutil.copytree(tiny, tmp_path / "some" / "tiny")
+    write_tiny_gguf(tmp_path / "one.gguf", TinyModel())
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "config.json").write_text("{}")
+    assert main(["models", str(tmp_path), "--json"]) == 2
+    entries = {Path(e["path"]).name: e for e in json.loads(capsys.readouterr().out)["models"]}
+    assert set(entries) == {"tiny", "one.gguf", "broken"}
+    assert "config.json" in entries["broken"]["error"]
+    assert entries["tiny"]["largest_context_here"] == entries["one.gguf"]["largest_context_here"] > 0
+    assert main(["models", tiny]) == 0
+    assert "fits here up to" in capsys.readouterr().out
+    assert main(["models", str(tmp_path / "some" / "tiny" / "nothing")]) == 2
+    assert "no model; give" in capsys.readouterr().err
+
+
+def test_models_says_in_one_short_line_that_a_family_is_not_supported(tmp_path, capsys):
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text('{"architectures": ["FooForCausalLM"]}')
+    assert main(["models", str(tmp_path)]) == 2
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2
+    for line in lines:
+        assert "architecture 'FooForCausalLM' is not supported" in line
+        assert "`twofold models` lists" in line
+        assert len(line.replace(str(tmp_path), "")) < 150

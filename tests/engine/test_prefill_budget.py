@@ -1,0 +1,74 @@
+"""How many prompt tokens fit into a step: what was measured decides, and no single measurement does."""
+
+from __future__ import annotations
+
+import pytest
+from twofold.engine.prefill_budget import LEAST_TOKENS, PrefillBudget
+
+
+def measured(decode_ms: float, token_ms: float, max_step_s: float | None = None) -> PrefillBudget:
+    """After twenty steps of each kind on a machine of such times."""
+    budget = PrefillBudget(512, max_step_s)
+    for _ in range(20):
+        budget.observe(0, 4, decode_ms * 1e-3)
+        budget.observe(128, 4, (decode_ms + 128 * token_ms) * 1e-3)
+    budget.observe(0, 4, decode_ms * 1e-3)
+    return budget
+
+
+@pytest.mark.parametrize(
+    ("decode_ms", "token_ms", "max_step_s", "tokens"),
+    [
+        (2.0, 0.19, None, 240),  # 50 ms, the least limit there is
+        (50.0, 1.0, None, 144),  # four steps: 200 ms
+        (500.0, 10.0, None, 144),  # a large model: 2 s
+        (500.0, 100.0, None, LEAST_TOKENS),  # 15 tokens would fit
+        (2.0, 0.19, 0.022, 96),  # asked for
+        (20.0, 0.19, 0.01, LEAST_TOKENS),  # less than a step without prefill
+        (2.0, 0.01, None, 512),  # never above the tokens of a step
+    ],
+)
+def test_the_chunk_fills_the_time_that_a_step_may_take(decode_ms, token_ms, max_step_s, tokens):
+    budget = measured(decode_ms, token_ms, max_step_s)
+    assert budget.num_tokens(4) == tokens
+    assert tokens <= budget.num_tokens(0) <= max(4 * tokens, LEAST_TOKENS), (
+        "a newcomer may come in the middle of it"
+    )
+
+
+def test_outliers_and_a_first_step_that_warms_up_change_nothing():
+    budget = measured(2.0, 0.19)
+    for num_prefill in (0, 128):
+        budget.observe(num_prefill, 4, 3.0)
+        budget.observe(num_prefill, 4, 1e-6)
+    assert budget.num_tokens(4) == 240
+    budget = PrefillBudget(512)
+    budget.observe(200, 0, 60.0)
+    for _ in range(5):
+        budget.observe(0, 1, 0.002)
+        budget.observe(budget.num_tokens(1), 1, 0.002 + 0.00019 * budget.num_tokens(1))
+    assert budget.num_tokens(1) == 240
+
+
+def test_a_step_without_prefill_is_measured_before_streams_are_made_to_wait_and_now_and_then():
+    budget = PrefillBudget(512)
+    assert budget.num_tokens(0) == 512, "nothing is known and nobody waits"
+    budget.observe(512, 0, 1.0)
+    assert budget.num_tokens(0) == 512
+    assert budget.num_tokens(1) == 0
+    budget.observe(0, 1, 0.0)  # even if a virtual clock does not advance
+    assert budget.num_tokens(1) == 512
+    budget.observe(0, 1, 0.1)
+    sizes = []
+    for _ in range(200):
+        sizes.append(budget.num_tokens(1))
+        budget.observe(sizes[-1], 1, 0.1 + 0.001 * sizes[-1])
+    assert [index for index, size in enumerate(sizes) if size == 0] == [64, 129, 194]
+    assert all(size >= LEAST_TOKENS for size in sizes if size)
+
+
+def test_a_handful_of_tokens_does_not_say_what_tokens_cost():
+    budget = measured(2.0, 0.19)
+    for _ in range(20):
+        budget.observe(2, 4, 0.004)
+    assert budget.num_tokens(4) == 240

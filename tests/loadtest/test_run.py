@@ -1,0 +1,204 @@
+"""loadtest/run.py as `make loadtest` calls it, against a small server of server-sent events on this machine.
+
+In a process of its own: Locust replaces parts of the standard library as soon as it is imported.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from twofold.telemetry.sink import parse_load_samples
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class Chat(BaseHTTPRequestHandler):
+    """Behaves as the requested model is called."""
+
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *args: Any) -> None: ...
+
+    def do_GET(self) -> None:
+        body = (
+            {"data": [{"id": "good"}]}
+            if self.path == "/v1/models"
+            else {"model": "good", "accelerator": "none"}
+        )
+        self._answer(200, body)
+
+    def do_POST(self) -> None:
+        request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if self.path == "/internal/load_samples":
+            self.server.load_samples.append(request)  # type: ignore[attr-defined]
+            self._answer(self.server.samples_status, {"accepted": 1})  # type: ignore[attr-defined]
+            return
+        self.server.requests.append(request)  # type: ignore[attr-defined]
+        if request["model"] == "busy":
+            self._answer(503, {"error": {"message": "busy"}})
+            return
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream; charset=utf-8")
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        request["id"] = f"chatcmpl-{len(self.server.requests)}-{id(request)}"  # type: ignore[attr-defined]
+        for number in range(request["max_tokens"]):
+            choice = {"index": 0, "delta": {"content": f"w{number} "}, "finish_reason": None}
+            self._event({"id": request["id"], "choices": [choice]})
+            if request["model"] == "hangs-up":
+                self.close_connection = True
+                return
+        self._event({"choices": [{"index": 0, "delta": {}, "finish_reason": "length"}]})
+        self._event({"choices": [], "usage": {"completion_tokens": request["max_tokens"]}})
+        if request["model"] != "endless":
+            self._chunk(b"data: [DONE]\n\n")
+        self._chunk(b"")
+
+    def _event(self, value: object) -> None:
+        self._chunk(b"data: " + json.dumps(value).encode() + b"\n\n")
+
+    def _chunk(self, payload: bytes) -> None:
+        self.wfile.write(f"{len(payload):x}\r\n".encode() + payload + b"\r\n")
+        self.wfile.flush()
+
+    def _answer(self, status: int, body: object) -> None:
+        payload = json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(payload)))
+        self.end_headers()
+        self.wfile.write(payload)
+
+
+@pytest.fixture
+def server() -> Iterator[ThreadingHTTPServer]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Chat)
+    server.daemon_threads = True
+    server.load_samples, server.requests, server.samples_status = [], [], 200  # type: ignore[attr-defined]
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def loadtest(
+    server: ThreadingHTTPServer, tmp_path: Path, *arguments: str
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [
+            sys.executable,
+            str(ROOT / "loadtest" / "run.py"),
+            *("--host", f"http://127.0.0.1:{server.server_port}", "--output", str(tmp_path)),
+            *("--users", "3", "--seconds", "1", "--spawn-rate", "100", *arguments),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={**os.environ, "http_proxy": "http://127.0.0.1:9"},  # nothing may go through a proxy
+    )
+
+
+def test_users_chat_and_their_samples_reach_the_server(server: ThreadingHTTPServer, tmp_path: Path) -> None:
+    done = loadtest(server, tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    samples = [s for body in server.load_samples for s in parse_load_samples(body)]  # type: ignore[attr-defined]
+    requests = server.requests  # type: ignore[attr-defined]
+    assert len(samples) == len(requests) >= 3, done.stdout
+    assert {sample.user for sample in samples} == {0, 1, 2}
+    assert {sample.request_id for sample in samples} == {request["id"] for request in requests}
+    assert all(sample.ok and sample.ttft_ms and sample.tpot_ms for sample in samples)
+    assert all(sample.e2e_ms >= sample.ttft_ms for sample in samples)  # type: ignore[operator]
+    assert sum(s.completion_tokens for s in samples) == sum(r["max_tokens"] for r in requests)
+    assert all(r["stream"] and r["stream_options"] == {"include_usage": True} for r in requests)
+    assert "TTFT, ms" in done.stdout
+    assert f"{len(samples):,} samples are in the server's telemetry database" in done.stdout
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_server_without_telemetry_leaves_samples_in_a_file(
+    server: ThreadingHTTPServer, tmp_path: Path
+) -> None:
+    server.samples_status = 404  # type: ignore[attr-defined]
+    done = loadtest(server, tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (file,) = tmp_path.iterdir()
+    samples = parse_load_samples({"samples": [json.loads(line) for line in file.read_text().splitlines()]})
+    assert len(samples) == len(server.requests)  # type: ignore[attr-defined]
+    assert str(file) in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("model", "complaint"),
+    [("busy", "HTTP 503"), ("endless", "without [DONE]"), ("hangs-up", "the connection broke")],
+)
+def test_failures_are_counted_named_and_fatal(
+    server: ThreadingHTTPServer, tmp_path: Path, model: str, complaint: str
+) -> None:
+    done = loadtest(server, tmp_path, "--model", model)
+    assert done.returncode == 1, done.stdout + done.stderr
+    samples = [s for body in server.load_samples for s in parse_load_samples(body)]  # type: ignore[attr-defined]
+    assert samples
+    assert not any(sample.ok for sample in samples)
+    assert f"{'failures':<22}{len(samples):>10,}" in done.stdout
+    assert complaint in done.stdout
+    # What was begun can be looked up among the server's requests, though it broke.
+    assert all((sample.request_id is None) == (model == "busy") for sample in samples)
+
+
+@pytest.mark.slow
+def test_wrong_arguments_and_absent_servers_end_with_two(server: ThreadingHTTPServer, tmp_path: Path) -> None:
+    for arguments, complaint in (
+        (["--users", "0"], "whole number from 1 to 1000"),
+        (["--seconds", "1e9"], "whole number from 1 to 3600"),
+        (["--host", "http://127.0.0.1:9"], "no OpenAI server answers"),
+        (["--host", "http://example.com"], "--allow-remote-host"),
+    ):
+        done = loadtest(server, tmp_path, *arguments)
+        assert done.returncode == 2, done.stdout + done.stderr
+        assert complaint in done.stderr
+        assert "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+def test_workers_make_one_test_of_all_users(server: ThreadingHTTPServer, tmp_path: Path) -> None:
+    """Every sample of two Locust workers names the same test, its own user and, once all have come, all four users."""
+    port = str(free_port())
+    command = [
+        *(sys.executable, "-m", "locust", "-f", str(ROOT / "loadtest" / "locustfile.py"), "--headless"),
+        *("--processes", "2", "--users", "4", "--spawn-rate", "100", "--run-time", "4s", "--model", "good"),
+        *("--host", f"http://127.0.0.1:{server.server_port}", "--output", str(tmp_path)),
+        *("--master-bind-port", port, "--master-port", port, "--stop-timeout", "10"),
+    ]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    ) as locust:
+        try:
+            said, _ = locust.communicate(timeout=120)
+        except subprocess.TimeoutExpired:
+            os.killpg(locust.pid, signal.SIGKILL)  # not reaped yet: the number is its own
+            raise
+    samples = [s for body in server.load_samples for s in parse_load_samples(body)]  # type: ignore[attr-defined]
+    assert samples, said
+    assert len({sample.loadtest_id for sample in samples}) == 1
+    assert len({sample.user for sample in samples}) == 4
+    assert max(sample.num_users for sample in samples) == 4
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,350 @@
+"""Families composed of blocks that others have: drawn configurations against transformers, GGUF and themselves."""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from twofold.api.config import EngineConfig
+from twofold.api.errors import ModelLoadError
+from twofold.api.types import SamplingParams
+from twofold.blocks import ops
+from twofold.device.decode_inputs import DecodeRow
+from twofold.device.kernels import TorchKernels
+from twofold.device.model import DeviceModel
+from twofold.engine import Engine
+from twofold.models.model_files import open_model_files
+from twofold.models.sizing import measure_files
+from twofold.tools.cli.main import main
+
+from tests.engine.model_runs import Runner, load, random_prompt
+from tests.engine.test_device_model import (
+    PAGE,
+    PAGES,
+    chunk,
+    close,
+    cpu_logits,
+    decode_graphs,
+    device_model,
+    run,
+)
+from tests.models.drawn_families import DRAWN, EXAMPLES, all_chosen
+from tests.models.test_sizing import held_by
+from tests.models.transformers_runs import one_torch_thread, reference, reference_greedy, reference_logits
+from tests.tiny_models.gguf import write_tiny_gguf
+from tests.tiny_models.qwen3_next import TinyQwen35Moe
+from tests.tiny_models.writing import TinyModel, write_tiny_model
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+pytest.importorskip("twofold._core")
+
+__all__ = ["one_torch_thread"]  # a fixture
+
+PROMPT = random_prompt(40)
+NUM_GREEDY = 64
+
+
+def write_gguf(path: Path, model: TinyModel, **how: Any) -> Path:
+    return write_tiny_gguf(path, replace(model, expert_layout="separate").twin, **how)
+
+
+@pytest.mark.parametrize("count", [1, pytest.param(8, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("family", list(DRAWN))
+def test_drawn_configurations_equal_transformers_and_themselves(
+    tmp_path_factory: pytest.TempPathFactory, family: str, count: int
+) -> None:
+    @settings(
+        max_examples=count, derandomize=True, deadline=None, phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck), database=None,
+    )  # fmt: skip
+    @given(seed=st.integers(0, 2**31))
+    def equals(seed: int) -> None:
+        model = DRAWN[family](random.Random(f"{family}/{seed}"))
+        _equals_transformers_and_itself(model, tmp_path_factory.mktemp(family))
+
+    equals()
+
+
+def _equals_transformers_and_itself(model: TinyModel, root: Path) -> None:
+    directory = write_tiny_model(root / "hf", model)
+    known = model.twin
+    theirs = reference(directory if known is model else write_tiny_model(root / "known", known))
+    ours = load(directory, num_sequences=9)
+    expected = reference_logits(theirs, PROMPT)
+    _, hidden = ours.prefill(PROMPT)
+    logits = ours.logits(hidden)
+    difference = float(np.abs(logits - expected).max())
+    # Of logits beyond 16 a share: one of 30 has been seen 1.3e-4 away on one CPU and 1.0e-4 on another.
+    assert difference < 1e-4 * max(1.0, float(np.abs(expected).max()) / 16)
+    assert np.abs(expected).max() > 1.0, "logits near zero would agree whatever the model does"
+    answer, lead = ours.greedy(PROMPT, NUM_GREEDY)
+    assert answer == reference_greedy(theirs, PROMPT, NUM_GREEDY) or lead <= 2 * difference
+    assert lead > 2 * difference, "a tie within rounding; draw another seed, this prompt decides nothing"
+
+    ours = load(directory, num_sequences=9)
+    for chunks in ((1,) * 40, (7, 1, 13, 2)):
+        np.testing.assert_array_equal(ours.prefill(PROMPT, chunks)[1], hidden)
+    _batch_of_8_is_its_sequences_alone(
+        load(directory, num_sequences=8, num_threads=1), ours=load(directory, 8)
+    )
+    if model.fits_gguf:
+        file = load(write_gguf(root / "model.gguf", model))
+        of_file = file.logits(file.prefill(PROMPT)[1])
+        if isinstance(
+            model, TinyQwen35Moe
+        ):  # its value heads, so the sums over them, are in another order there
+            np.testing.assert_allclose(of_file, logits, atol=2e-5 * max(1.0, float(np.abs(logits).max())))
+        else:
+            np.testing.assert_array_equal(of_file, logits)
+
+
+def _batch_of_8_is_its_sequences_alone(alone: Runner, ours: Runner) -> None:
+    """Prompts and decode steps mixed in two steps."""
+    prompts = [random_prompt(length, seed) for seed, length in enumerate((3, 17, 40, 1, 8, 29, 5, 12))]
+    expected = []
+    for prompt in prompts:
+        seq, first = alone.prefill(prompt)
+        expected.append((first, alone.step((seq, [9]))[0]))
+    sequences = [ours.sequence(len(prompt)) for prompt in prompts]
+    begun = ours.step(*zip(sequences[:5], prompts[:5], strict=True))
+    parts = [(seq, [9]) for seq in sequences[:5]] + list(zip(sequences[5:], prompts[5:], strict=True))
+    mixed = ours.step(*parts)
+    last = ours.step(*((seq, [9]) for seq in sequences[5:]))
+    for n, (first, second) in enumerate(expected):
+        np.testing.assert_array_equal(begun[n] if n < 5 else mixed[n], first)
+        np.testing.assert_array_equal(mixed[n] if n < 5 else last[n - 5], second)
+
+
+@pytest.mark.parametrize("family", ["kimi_k25", "gemma4"])
+def test_a_whole_model_that_sees_equals_transformers_and_what_it_saves_loads(
+    tmp_path: Path, family: str
+) -> None:
+    """With published names and with transformers' own names."""
+    directory = write_tiny_model(tmp_path / "hf", replace(EXAMPLES[family], nested=True))
+    config = json.loads((directory / "config.json").read_text())
+    small = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1}
+    (directory / "config.json").write_text(json.dumps(config | {"vision_config": small}))
+    theirs = transformers.AutoModelForImageTextToText.from_pretrained(
+        directory, dtype=torch.float32, attn_implementation="eager", experts_implementation="eager",
+        ignore_mismatched_sizes=True,
+    ).eval()  # fmt: skip
+    theirs.save_pretrained(tmp_path / "saved", save_original_format=False)
+    expected = reference_logits(theirs, PROMPT)
+    for path in (directory, tmp_path / "saved"):
+        ours = load(path)
+        assert np.abs(ours.logits(ours.prefill(PROMPT)[1]) - expected).max() < 1e-4
+
+
+FLIPPED: list[tuple[str, dict[str, Any]]] = [
+    ("glm4_moe", {"norm_topk_prob": False}),
+    ("glm4_moe", {"partial_rotary_factor": 0.5}),
+    ("glm4_moe", {"num_groups": 1, "top_groups": 1}),
+    ("glm4_moe", {"routed_scaling_factor": 1.0}),
+    ("gpt_oss", {"sliding_window": 20}),
+    ("gpt_oss", {"attention_bias": False}),
+    ("qwen2_moe", {"norm_topk_prob": True}),
+    ("qwen2_moe", {"sliding_window": 9}),
+    ("qwen3_next", {"norm_topk_prob": False}),
+    ("qwen3_next", {"partial_rotary_factor": 0.5}),
+    ("qwen3_next", {"full_attention": (2, 4)}),
+    ("glm4_moe_lite", {"rope_interleave": False}),
+    ("minimax_m2", {"rotary_dim": 24}),
+    ("ernie4_5_moe", {"moe_interval": 1}),
+    ("granitemoe", {"embedding_multiplier": 1.0}),
+    ("granitemoe", {"residual_multiplier": 1.0}),
+    ("granitemoe", {"attention_multiplier": 0.25}),
+    ("granitemoe", {"logits_scaling": 1.0}),
+    ("llama4", {"use_qk_norm": False}),
+    ("lfm2_moe", {"routed_scaling_factor": 1.7}),
+    ("llama4", {"attention_chunk_size": 8192}),
+    ("llama4", {"no_rope_interval": 3}),
+    ("llama4", {"floor_scale": 8192}),
+    ("llama4", {"moe_interval": 1}),
+    ("glm4_moe_lite", {"routed_scaling_factor": 1.0}),
+    ("gemma4", {"sliding_window": 20}),
+    ("gemma4", {"partial_rotary_factor": 0.5}),
+    ("gemma4", {"global_rope_theta": 100.0}),
+    ("gemma4", {"softcap": None}),
+]
+
+
+@pytest.mark.parametrize(("family", "change"), FLIPPED, ids=str)
+def test_a_wrong_corner_shows(tmp_path: Path, family: str, change: dict[str, Any]) -> None:
+    """The comparison can fail: each switch, flipped, moves the logits far beyond the tolerance."""
+    base = EXAMPLES[family]
+    runs = [load(write_tiny_model(tmp_path / name, model)) for name, model in
+            (("base", base), ("flipped", replace(base, **change)))]  # fmt: skip
+    logits, other = (runner.logits(runner.prefill(PROMPT)[1]) for runner in runs)
+    assert np.abs(other - logits).max() > 0.01
+
+
+@pytest.mark.parametrize("family", list(EXAMPLES))
+@pytest.mark.parametrize("gguf", [False, True], ids=["directory", "gguf"])
+def test_a_device_computes_the_same_within_bf16_rounding(tmp_path: Path, family: str, gguf: bool) -> None:
+    """With the kernels in plain torch: two chunks, then decode steps. All experts are chosen: no tie decides."""
+    model = replace(all_chosen(EXAMPLES[family]), dtype="bfloat16")
+    if gguf:
+        path = write_gguf(tmp_path / "model.gguf", model, type_of=lambda name: "BF16")
+    else:
+        path = write_tiny_model(tmp_path / "directory", model)
+    tokens = random_prompt(33)
+    device, moe = device_model(path)
+    kept = device.state(10, PAGE, 1)
+    parts = [device.forward(chunk(tokens, 0, 20), kept, moe), device.forward(chunk(tokens, 20, 9), kept, moe)]
+    graphs = decode_graphs(lambda batch: (device.forward(batch, kept, moe),), len(PAGES))
+    for i in range(29, 33):
+        step = run(graphs, [DecodeRow(tokens[i], i, PAGES)])
+        # As after a step that was lost: what is kept of the sequence is the same, computed once or twice.
+        parts.append(run(graphs, [DecodeRow(tokens[i], i, PAGES)]))
+        assert torch.equal(parts[-1], step)
+    assert close(device.logits(torch.cat(parts)), cpu_logits(path, tokens))
+    assert graphs.fall_back_reason is None
+    files = open_model_files(path)
+    held = DeviceModel(
+        files, ops.ThreadPool(1), torch.device("cpu"), TorchKernels(), files.config.max_context
+    )
+    num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in held_by(held, torch.Tensor))
+    assert measure_files(files).device_dense_bytes == num_bytes
+
+
+@pytest.mark.parametrize("family", list(EXAMPLES))
+def test_the_same_tokens_wherever_experts_run(tmp_path: Path, family: str) -> None:
+    directory = write_tiny_model(tmp_path, EXAMPLES[family])
+    answers = []
+    for accelerator, ratio in (
+        ("none", 0.0),
+        ("emulated:rtx4090-pcie4", 0.4),
+        ("emulated:rtx4090-pcie4", 1.0),
+    ):
+        engine = Engine.load(
+            EngineConfig(
+                model=str(directory), accelerator=accelerator, gpu_experts_ratio=ratio, cpu_threads=1
+            )
+        )
+        tokens: list[int] = []
+        sampling = SamplingParams(max_tokens=24, temperature=0.8, seed=3, ignore_eos=True)
+        engine.generate(PROMPT, sampling, lambda chunk, tokens=tokens: tokens.extend(chunk.token_ids))
+        answers.append(tokens)
+        assert (engine.stats().placement.hits == 0) == (accelerator == "none")
+        engine.close()
+    assert len(answers[0]) == 24
+    assert answers[0] == answers[1] == answers[2]
+
+
+@pytest.mark.parametrize("family", list(EXAMPLES))
+def test_quantising_a_gguf_file_keeps_its_configuration_and_answers(tmp_path: Path, family: str) -> None:
+    model = all_chosen(EXAMPLES[family])
+    source = write_gguf(tmp_path / "model.gguf", model)
+    written = tmp_path / "quantised"
+    assert main(["quantize", str(source), str(written), "--format", "q8_0", "--max-tokens", "0"]) == 0
+    ours, theirs = open_model_files(written).config, open_model_files(source).config
+    assert (ours.layers, ours.rotations) == (theirs.layers, theirs.rotations)
+    assert main(["doctor", str(written)]) == 0
+    got, expected = (runner.logits(runner.prefill(PROMPT)[1]) for runner in map(load, (written, source)))
+    assert np.linalg.norm(got - expected) < 0.05 * np.linalg.norm(expected)
+
+
+@pytest.mark.parametrize("family", ["glm4_moe", "glm4_moe_lite", "minimax_m2"])
+@pytest.mark.parametrize("gguf", [False, True], ids=["directory", "gguf"])
+def test_layers_that_predict_further_tokens_are_left_out_and_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, family: str, gguf: bool
+) -> None:
+    model = replace(EXAMPLES[family], num_mtp_layers=1)
+    if gguf and model.num_gguf_layers == model.num_layers:
+        pytest.skip("converters leave these layers out")
+    path = write_gguf(tmp_path / "m.gguf", model) if gguf else write_tiny_model(tmp_path / "hf", model)
+    with caplog.at_level(logging.INFO, logger="twofold"):
+        config = open_model_files(path).config
+    assert "multi-token prediction is not run; left out: model.layers.3.*" in caplog.text
+    assert config.num_layers == 3
+
+
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    ("glm4_moe", {"hidden_act": "gelu"}, "hidden_act"),
+    (
+        "glm4_moe",
+        {"partial_rotary_factor": 0.05},
+        "partial_rotary_factor is 0.05, expected an even number of the 24",
+    ),
+    ("glm4_moe", {"n_group": 5}, "12 experts do not fill n_group 5"),
+    ("glm4_moe", {"first_k_dense_replace": 3}, "no layer has experts"),
+    ("minimax_m2", {"num_mtp_modules": 2**30}, "4096 at most"),
+    ("glm4_moe_lite", {"mlp_layer_types": ["sparse", "dense", "sparse"]}, "mlp_layer_types"),
+    ("glm4_moe_lite", {"mlp_layer_types": "dense"}, "mlp_layer_types"),
+    ("qwen2_moe", {"num_experts_per_tok": 10}, "num_experts_per_tok 10"),
+    ("qwen2_moe", {"use_sliding_window": True, "layer_types": ["full_attention"]}, "layer_types"),
+    ("olmoe", {"clip_qkv": 8.0}, "clip_qkv"),
+    ("minimax_m2", {"scoring_func": "softmax"}, "scoring_func is 'softmax', expected 'sigmoid'"),
+    ("minimax_m2", {"rotary_dim": 26}, "rotary_dim"),
+    ("lfm2_moe", {"conv_L_cache": 1}, "conv_L_cache is 1"),
+    ("lfm2_moe", {"layer_types": ["conv"]}, "layer_types"),
+    ("llama4", {"num_experts_per_tok": 2}, "num_experts_per_tok 2 is not 1"),
+    ("llama4", {"layer_types": ["chunked_attention"]}, "for each of 5 layers"),
+    ("granitemoe", {"residual_multiplier": 0}, "residual_multiplier is 0"),
+    ("ernie4_5_moe", {"use_bias": True}, "use_bias is True, expected False"),
+    ("ernie4_5_moe", {"moe_layer_start_index": 5}, "no layer has experts"),
+    ("gpt_oss", {"swiglu_limit": 5.0}, "swiglu_limit is 5.0, expected 7.0"),
+    ("gpt_oss", {"layer_types": ["linear"] * 3}, "layer_types"),
+    ("gpt_oss", {"quantization_config": {"quant_method": "bitsandbytes"}}, "quantization_config"),
+    ("qwen3_next", {"layer_types": ["linear_attention"] * 5}, "no layer has full attention"),
+    ("qwen3_next", {"layer_types": ["full_attention"]}, "layer_types"),
+    ("qwen3_next", {"linear_num_value_heads": 3}, "linear_num_value_heads 3 is not a multiple"),
+    ("qwen3_next", {"linear_conv_kernel_dim": 1}, "linear_conv_kernel_dim is 1"),
+    ("qwen3_5_moe", {"text_config": None}, "text_config"),
+    ("gemma4", {"hidden_size_per_layer_input": 256}, "hidden_size_per_layer_input is 256, expected 0"),
+    ("gemma4", {"num_kv_shared_layers": 2}, "num_kv_shared_layers is 2, expected 0"),
+    ("gemma4", {"enable_moe_block": False}, "enable_moe_block is False, expected True"),
+    ("gemma4", {"use_bidirectional_attention": "all"}, "use_bidirectional_attention is 'all'"),
+    ("gemma4", {"per_layer_config": {"1": {"head_dim": 24}}}, "one for all layers with full attention"),
+    ("gemma4", {"rope_parameters": {"full_attention": {"rope_type": "axial"}}}, "rope_type is 'axial'"),
+    ("kimi_k25", {"text_config": None}, "text_config"),
+    ("kimi_k25", {"text_config": {"quantization_config": {"quant_method": "gguf?"}}}, "quantization_config"),
+]
+
+
+@pytest.mark.parametrize(("family", "change", "message"), REFUSED)
+def test_what_is_not_supported_is_refused(
+    tmp_path: Path, family: str, change: dict[str, Any], message: str
+) -> None:
+    write_tiny_model(tmp_path, EXAMPLES[family])
+    config = json.loads((tmp_path / "config.json").read_text()) | change
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelLoadError, match=message):
+        open_model_files(tmp_path)
+
+
+STRANGE = (None, True, -1, 0, 1, 3, 0.3, 1e30, 2**31, 2**64, "", "silu", [], [1], {}, {"a": 1}, float("nan"))
+
+
+@pytest.mark.parametrize("family", list(EXAMPLES))
+@settings(
+    max_examples=150, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck), database=None
+)
+@given(data=st.data())
+def test_a_damaged_configuration_is_one_line_or_a_model(
+    tmp_path_factory: pytest.TempPathFactory, family: str, data: st.DataObject
+) -> None:
+    directory = tmp_path_factory.getbasetemp() / f"damaged-{family}"
+    if not directory.exists():
+        write_tiny_model(directory, EXAMPLES[family])
+        (directory / "whole.json").write_bytes((directory / "config.json").read_bytes())
+    config = json.loads((directory / "whole.json").read_text())
+    for key in data.draw(st.lists(st.sampled_from(sorted(config)), min_size=1, max_size=3)):
+        config[key] = data.draw(st.sampled_from(STRANGE))
+    (directory / "config.json").write_text(json.dumps(config))
+    message = f"{directory}: loads"
+    try:
+        open_model_files(directory)
+    except ModelLoadError as error:
+        message = str(error)
+    assert "\n" not in message
+    assert str(directory) in message

@@ -1,0 +1,96 @@
+"""Models whose layers keep a record per sequence: the lifetime of records, and tensors that are left out."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+from twofold.api.config import EngineConfig
+from twofold.api.types import GenerationRequest, SamplingParams
+from twofold.engine import Engine
+from twofold.models.model_files import open_model_files
+
+from tests.engine.model_runs import load, random_prompt
+from tests.models.drawn_families import EXAMPLES
+from tests.tiny_models.gguf import write_tiny_gguf
+from tests.tiny_models.qwen3_next import TinyQwen3Next
+from tests.tiny_models.writing import F32, write_tiny_model
+
+
+@pytest.mark.parametrize("family", ["qwen3_next", "qwen3_5_moe"])
+def test_parts_that_are_not_run_are_left_out_and_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, family: str
+) -> None:
+    path = write_tiny_model(tmp_path, EXAMPLES[family])
+    with caplog.at_level(logging.INFO, logger="twofold"):
+        open_model_files(path)
+    told = [record.getMessage() for record in caplog.records if "is not run" in record.getMessage()]
+    parts = ["multi-token prediction", "what sees"][: 1 + (family == "qwen3_5_moe")]
+    assert [message.split(": ")[1].split(" is")[0] for message in told] == parts
+    assert "left out: 1 tensors mtp.*" in told[0]
+
+
+@pytest.mark.parametrize("family", ["qwen3_next", "qwen3_5_moe"])
+def test_preempted_and_cancelled_requests_give_their_records_back(tmp_path: Path, family: str) -> None:
+    """Room for fewer pages and records than the requests ask for: the answers are those that each has alone."""
+    directory = write_tiny_model(tmp_path, EXAMPLES[family])
+
+    def answers(alone: bool) -> dict[str, list[int]]:
+        found: dict[str, list[int]] = {}
+        engine = Engine.load(
+            EngineConfig(
+                model=str(directory), accelerator="none", cpu_threads=1, page_size=4, max_num_batched_tokens=11,
+                max_total_tokens=256 if alone else 80, max_num_seqs=1 if alone else 3, kv_cache_dtype="float32",
+            )
+        )  # fmt: skip
+        whole = engine.stats()
+        assert whole.num_records == whole.num_free_records == (1 if alone else 3)
+        for number in range(6):
+            tokens = found[f"r{number}"] = []
+            sampling = SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True)
+            request = GenerationRequest(
+                tuple(random_prompt(9 + 3 * number, number)), sampling,
+                lambda chunk, tokens=tokens: tokens.extend(chunk.token_ids), f"r{number}",
+            )  # fmt: skip
+            engine.submit(request)
+        preempted, waited = 0, engine.stats().num_waiting
+        while engine.step():
+            if len(found["r1"]) >= 5:
+                engine.cancel("r1")
+            now = engine.stats()
+            assert now.num_records - now.num_free_records == now.num_running
+            preempted += now.num_waiting > waited
+            waited = now.num_waiting
+        after = engine.stats()
+        assert (after.num_free_records, after.num_free_pages) == (whole.num_records, whole.num_pages)
+        engine.close()
+        assert alone or preempted > 0
+        return found
+
+    ours, expected = answers(alone=False), answers(alone=True)
+    assert ours.pop("r1")[:5] == expected.pop("r1")[:5]
+    assert ours == expected
+    assert all(len(tokens) == 24 for tokens in ours.values())
+
+
+@dataclass(frozen=True)
+class WithSsmIn(TinyQwen3Next):
+    """Layout of early converters: queries, keys, values and z by key head in one tensor."""
+
+    @property
+    def gguf_names(self) -> dict[str, str]:
+        return super().gguf_names | {"linear_attn.in_proj_qkvz": "ssm_in"}
+
+    def _ungrouped(self, name: str, values: F32) -> dict[str, F32]:
+        return {name: values}
+
+
+def test_an_older_gguf_file_gives_the_bits_of_a_newer_one(tmp_path: Path) -> None:
+    prompt, logits = random_prompt(20), []
+    for model in (TinyQwen3Next(), WithSsmIn()):
+        runner = load(write_tiny_gguf(tmp_path / f"{type(model).__name__}.gguf", model))
+        logits.append(runner.logits(runner.prefill(prompt)[1]))
+    np.testing.assert_array_equal(*logits)

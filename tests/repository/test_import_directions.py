@@ -1,0 +1,345 @@
+"""Allowed imports, as in docs/design.md, read from the sources: `import` by AST, `#include` by line.
+
+Every import counts, also one inside a function or under TYPE_CHECKING. The checkers are tried on small wrong trees as
+well, so that a green result means something.
+"""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# Rooms of the package, lower ones first, and the rooms that each one imports: no more, no less. Folders of
+# `server`, `text` and `tools` are rooms of their own; `__init__` is the version.
+ROOMS_USED: dict[str, set[str]] = {
+    "__init__": set(),
+    "api": set(),
+    "weights": {"api"},
+    "blocks": {"_core", "_cuda", "api", "weights"},
+    "experts": {"_core", "_cuda", "api", "blocks", "weights"},
+    "text.chat": {"api"},
+    "text.tokenizer": {"api", "weights"},
+    "models": {"api", "blocks", "text.chat", "text.tokenizer", "weights"},
+    "step": {"_core", "api", "blocks", "experts", "models", "weights"},
+    "device": {"_core", "_cuda", "api", "blocks", "experts", "models", "step", "weights"},
+    "rules": {"api", "blocks", "models", "weights"},
+    "telemetry": {"api"},
+    "engine": {
+        "__init__",
+        "_core",
+        "api",
+        "blocks",
+        "device",
+        "experts",
+        "models",
+        "rules",
+        "step",
+        "telemetry",
+        "text.tokenizer",
+        "weights",
+    },
+    "quantise": {"api", "blocks", "experts", "models", "rules", "step", "text.tokenizer", "weights"},
+    "server.http": {"api"},
+    "server.bridge": {"api", "models", "server.http", "telemetry", "text.chat", "text.tokenizer", "weights"},
+    "server.openai": {
+        "__init__",
+        "api",
+        "server.bridge",
+        "server.http",
+        "text.chat",
+        "text.tokenizer",
+        "weights",
+    },
+    "server.admin": {
+        "__init__",
+        "api",
+        "server.bridge",
+        "server.http",
+        "server.openai",
+        "telemetry",
+        "weights",
+    },
+    "server.anthropic": {"api", "server.bridge", "server.http", "server.openai"},
+    "server.ollama": {"__init__", "api", "server.bridge", "server.http", "server.openai", "text.chat"},
+    "server.responses": {"api", "server.bridge", "server.http", "server.openai", "text.chat"},
+    "server": {
+        "__init__",
+        "api",
+        "server.admin",
+        "server.anthropic",
+        "server.bridge",
+        "server.http",
+        "server.ollama",
+        "server.openai",
+        "server.responses",
+        "telemetry",
+    },
+    "text": set(),
+    "tools": set(),
+    "tools.loadgen": {"api"},
+    "tools.cli": {
+        "__init__",
+        "api",
+        "blocks",
+        "device",
+        "engine",
+        "experts",
+        "models",
+        "quantise",
+        "rules",
+        "server",
+        "server.bridge",
+        "step",
+        "telemetry",
+        "text.chat",
+        "text.tokenizer",
+        "tools.loadgen",
+        "weights",
+    },
+    "tools.lab": {
+        "_core",
+        "api",
+        "blocks",
+        "engine",
+        "experts",
+        "models",
+        "quantise",
+        "step",
+        "telemetry",
+        "weights",
+    },
+}
+
+# Third-party packages that only some units may import, because the others must run without them.
+ONLY_IN: dict[str, set[str]] = {
+    **{name: {"server"} for name in ("fastapi", "starlette", "uvicorn", "pydantic", "anyio")},
+    **{name: {"telemetry"} for name in ("sqlalchemy", "psycopg")},
+    **{
+        name: set()
+        for name in ("streamlit", "plotly", "pandas", "locust", "gevent", "openai", "httpx", "requests")
+    },
+    "transformers": {"tools"},
+    "llguidance": {"engine.grammar_source", "engine.constraints"},
+    "gguf": {"weights.gguf_file"},
+    "torch": {"blocks", "device", "tools", "experts.expert_statistics"},
+    "pytest": set(),
+}
+
+
+def python_imports(source: Path, module: str) -> Iterator[tuple[int, str]]:
+    """(line, dotted name) of everything that `source`, which is `module`, imports; relative imports resolved."""
+    is_package = source.name == "__init__.py"
+    for node in ast.walk(ast.parse(source.read_text(encoding="utf-8"), str(source))):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield node.lineno, alias.name
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                parts = module.split(".") if is_package else module.split(".")[:-1]
+                parts = parts[: len(parts) - node.level + 1]
+                base = ".".join([*parts, *([node.module] if node.module else [])])
+            for alias in node.names:
+                yield node.lineno, f"{base}.{alias.name}"
+
+
+def room_of(module: str) -> str:
+    """The room of a dotted module name below `twofold`: its first part, or two where the first holds rooms."""
+    parts = module.split(".")[1:] or ["__init__"]
+    pair = ".".join(parts[:2])
+    if pair in ROOMS_USED:
+        return pair
+    return "__init__" if parts[0].startswith("__") else parts[0]
+
+
+def rooms_used(engine: Path) -> dict[str, dict[str, str]]:
+    """Rooms that each room imports, each with one place that does. `engine` holds `twofold`."""
+    used: dict[str, dict[str, str]] = {}
+    for source in sorted((engine / "twofold").rglob("*.py")):
+        relative = source.relative_to(engine).with_suffix("")
+        module = ".".join(relative.parts).removesuffix(".__init__")
+        here = used.setdefault(room_of(module), {})
+        for line, name in python_imports(source, module):
+            if name.split(".")[0] == "twofold" and room_of(name) != room_of(module):
+                here.setdefault(room_of(name), f"{relative}:{line}")
+    return used
+
+
+def table_differences(used: dict[str, dict[str, str]]) -> list[str]:
+    """Imports that ROOMS_USED lacks, and entries of it that no import needs."""
+    wrong = [f"twofold.{room} has no entry in ROOMS_USED" for room in used if room not in ROOMS_USED]
+    for room, allowed in ROOMS_USED.items():
+        found = used.get(room, {})
+        wrong += [
+            f"{found[target]}: {room} may not import {target}" for target in sorted(found.keys() - allowed)
+        ]
+        wrong += [f"{room} no longer imports {target}" for target in sorted(allowed - found.keys())]
+    return wrong
+
+
+def circles(used: Mapping[str, Collection[str]]) -> list[str]:
+    """Rooms that import themselves by way of other rooms."""
+
+    def reached(room: str, seen: set[str]) -> set[str]:
+        for target in set(used.get(room, ())) - seen:
+            seen.add(target)
+            reached(target, seen)
+        return seen
+
+    return [room for room in used if room in reached(room, set())]
+
+
+def third_party_violations(engine: Path) -> list[str]:
+    """Imports of packages that only some rooms may use."""
+    wrong = []
+    for source in sorted((engine / "twofold").rglob("*.py")):
+        relative = source.relative_to(engine).with_suffix("")
+        owners = {relative.parts[1], ".".join(relative.parts[1:3])}
+        for line, name in python_imports(source, ".".join(relative.parts)):
+            allowed_in = ONLY_IN.get(name.split(".")[0])
+            if allowed_in is not None and not owners & allowed_in:
+                wrong.append(f"{relative}:{line}: {relative.parts[1]} may not import {name.split('.')[0]}")
+    return wrong
+
+
+def outside_violations(root: Path) -> list[str]:
+    """Wrong imports in dashboard (telemetry.queries only), loadtest (HTTP only) and others (public names only)."""
+    wrong = []
+    for folder in ("dashboard", "loadtest", "benchmarks", "models", "scripts"):
+        for source in sorted((root / folder).rglob("*.py")):
+            where = source.relative_to(root)
+            for line, name in python_imports(source, source.stem):
+                parts = name.split(".")
+                if parts[0] == "tests":
+                    wrong.append(f"{where}:{line}: only tests import tests, not {name}")
+                if parts[0] != "twofold":
+                    continue
+                if (
+                    folder == "dashboard"
+                    and parts[1:3] != ["telemetry", "queries"]
+                    and parts[1:3] != ["api", "errors"]
+                ):
+                    wrong.append(f"{where}:{line}: the dashboard reads telemetry.queries only, not {name}")
+                elif (
+                    folder == "loadtest"
+                    and parts[1:3] != ["tools", "loadgen"]
+                    and parts[1:3] != ["api", "errors"]
+                ):
+                    wrong.append(
+                        f"{where}:{line}: the load test speaks HTTP only, it may import loadgen, not {name}"
+                    )
+                elif any(part.startswith("_") and part != "__version__" for part in parts):
+                    wrong.append(f"{where}:{line}: {folder} use public names only, not {name}")
+    return wrong
+
+
+def test_each_room_imports_what_the_table_says() -> None:
+    assert "\n".join(table_differences(rooms_used(ROOT / "engine"))) == ""
+
+
+def test_no_rooms_import_each_other() -> None:
+    assert circles(rooms_used(ROOT / "engine")) == []
+
+
+def test_third_party_packages_stay_in_their_rooms() -> None:
+    assert "\n".join(third_party_violations(ROOT / "engine")) == ""
+
+
+def test_dashboard_loadtest_and_scripts_stay_outside() -> None:
+    assert "\n".join(outside_violations(ROOT)) == ""
+
+
+WITHOUT_EXTRAS = """
+import importlib, sys
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {refused!r}:
+            raise ModuleNotFoundError(f"{{name}} is not there (refused by the test)", name=name)
+        return None
+sys.meta_path.insert(0, Refuse())
+for module in {modules!r}:
+    importlib.import_module(module)
+print("imported")
+"""
+
+
+def test_the_engine_imports_without_any_extra() -> None:
+    """`import twofold.engine` needs torch, tokenizers, numpy, safetensors and jinja2, and none of the extras."""
+    pytest.importorskip("twofold._core", reason="the native module is not built")
+    refused = {name for name in ONLY_IN if name != "torch"}
+    modules = [
+        "twofold",
+        "twofold.blocks.ops",
+        "twofold.engine",
+        "twofold.models",
+        "twofold.text.tokenizer",
+        "twofold.telemetry.sink",
+    ]
+    script = WITHOUT_EXTRAS.format(refused=refused, modules=modules)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False, cwd=ROOT / "engine"
+    )
+    assert done.stdout.strip() == "imported", done.stderr
+
+
+@pytest.mark.parametrize(
+    ("path", "source", "complaint"),
+    [
+        ("blocks/gqa.py", "from twofold.engine import Engine", "blocks may not import engine"),
+        ("blocks/gqa.py", "from ..server import app", "blocks may not import server"),
+        ("step/sampler.py", "def f():\n    import twofold.engine.engine", "step may not import engine"),
+        ("api/types.py", "from twofold.weights.gguf_file import GgufFile", "api may not import weights"),
+        (
+            "server/http/errors.py",
+            "from twofold.server.openai import schemas",
+            "may not import server.openai",
+        ),
+        ("engine/engine.py", "import fastapi.responses", "engine may not import fastapi"),
+        ("newcomer.py", "", "newcomer has no entry"),
+    ],
+)
+def test_a_wrong_package_import_is_found(tmp_path: Path, path: str, source: str, complaint: str) -> None:
+    file = tmp_path / "twofold" / path
+    file.parent.mkdir(parents=True)
+    file.write_text(source)
+    found = [text for text in table_differences(rooms_used(tmp_path)) if "no longer" not in text]
+    assert [complaint in text for text in found + third_party_violations(tmp_path)] == [True]
+
+
+def test_an_entry_that_no_import_needs_is_found(tmp_path: Path) -> None:
+    file = tmp_path / "twofold/blocks/gqa.py"
+    file.parent.mkdir(parents=True)
+    file.write_text("from twofold.api.errors import ConfigError\nfrom .. import _core\n")
+    assert "blocks no longer imports weights" in table_differences(rooms_used(tmp_path))
+
+
+def test_a_circle_is_found() -> None:
+    assert circles({"a": ["b"], "b": ["c"], "c": ["a"], "d": ["a"]}) == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize(
+    ("path", "source", "complaint"),
+    [
+        ("dashboard/app.py", "from twofold.engine import Engine", "reads telemetry.queries only"),
+        ("loadtest/run.py", "import twofold", "speaks HTTP only"),
+        ("scripts/train.py", "import twofold._core", "public names only"),
+        ("benchmarks/gpu/runs.py", "from twofold._core import kernels", "benchmarks use public names only"),
+        (
+            "benchmarks/gpu/runs.py",
+            "from tests.engine.told_sampler import ToldSampler",
+            "only tests import tests",
+        ),
+    ],
+)
+def test_a_wrong_import_outside_is_found(tmp_path: Path, path: str, source: str, complaint: str) -> None:
+    file = tmp_path / path
+    file.parent.mkdir(parents=True)
+    file.write_text(source)
+    assert [complaint in text for text in outside_violations(tmp_path)] == [True]

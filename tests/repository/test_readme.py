@@ -1,0 +1,104 @@
+"""The README tells the truth: its settings are the configuration's, its make targets and files exist."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def doc_tables() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("doc_tables", ROOT / "scripts" / "doc_tables.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_tables_made_from_the_code_are_those_of_the_code(doc_tables: ModuleType) -> None:
+    pytest.importorskip("pydantic")
+    for marked in doc_tables.TABLES:
+        text = marked.document.read_text(encoding="utf-8")
+        assert marked.replaced(text) == text, "run scripts/doc_tables.py --write"
+
+
+def test_the_table_names_every_setting_once(doc_tables: ModuleType) -> None:
+    names = re.findall(r"`(TWOFOLD_[A-Z_]+)`", doc_tables.settings())
+    assert len(names) == len(set(names)) > 15
+
+
+def test_make_targets_that_documents_name_exist() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    targets = set(re.findall(r"^([a-z][a-z-]*):", makefile, re.MULTILINE))
+    named = {
+        (path.name, target)
+        for path in DOCUMENTS
+        for target in re.findall(r"(?:`|^)make ([a-z-]+)", path.read_text(encoding="utf-8"), re.MULTILINE)
+    }
+    assert named
+    assert sorted((name, target) for name, target in named if target not in targets) == []
+
+
+def test_commands_that_the_readme_names_exist() -> None:
+    named = set(re.findall(r"(?:`|^)twofold ([a-z]+)", README, re.MULTILINE))
+    assert {"serve", "generate", "chat", "bench", "doctor", "version", "telemetry", "lab"} <= named
+
+
+DOCUMENTS = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "models/twofold-tales/README.md")),
+    *(ROOT / "docs").glob("*.md"),
+]
+
+
+def test_packages_of_the_python_examples_are_installed_in_the_readme() -> None:
+    examples = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+    imported = {
+        name for text in examples for name in re.findall(r"^(?:from|import) (\w+)", text, re.MULTILINE)
+    }
+    assert "openai" in imported
+    for name in imported - {"twofold"} - sys.stdlib_module_names:
+        assert f"`pip install {name}`" in README
+
+
+def test_the_quick_start_begins_with_a_clone() -> None:
+    commands = README.split("## Quick start", 1)[1].split("```")[1].split("\n")
+    assert commands.index("git clone <repository URL> twofold && cd twofold") < commands.index("make run")
+
+
+def test_scripts_that_documents_name_exist() -> None:
+    named = {
+        match
+        for path in DOCUMENTS
+        for match in re.findall(
+            r"\b(?:scripts|models/training)/[a-z_]+\.(?:sh|py)\b", path.read_text(encoding="utf-8")
+        )
+    }
+    assert named
+    assert sorted(name for name in named if not (ROOT / name).is_file()) == []
+
+
+def test_programs_that_documents_name_exist() -> None:
+    named = {
+        match
+        for path in DOCUMENTS
+        for match in re.findall(
+            r"python3? -m ((?:benchmarks|tests)[a-z_.]*)", path.read_text(encoding="utf-8")
+        )
+    }
+    assert {"benchmarks.peers", "benchmarks.targets", "benchmarks.serving"} <= named
+    places = {name: ROOT / name.replace(".", "/") for name in named}
+    missing = [
+        name
+        for name, place in places.items()
+        if not place.with_suffix(".py").is_file() and not (place / "__main__.py").is_file()
+    ]
+    assert missing == []

@@ -1,0 +1,112 @@
+"""/metrics checked by hand: values of vLLM's names and buckets for a few known requests."""
+
+from __future__ import annotations
+
+import httpx
+import pytest
+from twofold.server.bridge.metrics import _bound_text, _buckets_up_to
+
+from tests.server.fake_engine import FakeEngine
+
+HTTP = httpx.Client(timeout=30)
+MODEL = 'model_name="fake-tales"'
+
+
+def series(url: str) -> dict[str, float]:
+    lines = HTTP.get(f"{url}/metrics").text.splitlines()
+    pairs = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+    return {name: float(value) for name, value in pairs}
+
+
+def buckets(found: dict[str, float], name: str) -> list[tuple[str, float]]:
+    """(bound, observations that are in this bucket alone)."""
+    start = f'vllm:{name}_bucket{{{MODEL},le="'
+    rows = [(key[len(start) : -2], value) for key, value in found.items() if key.startswith(start)]
+    before = [0.0, *(value for _, value in rows)]
+    return [(bound, value - less) for (bound, value), less in zip(rows, before, strict=False)]
+
+
+def filled(found: dict[str, float], name: str) -> dict[str, float]:
+    return {bound: count for bound, count in buckets(found, name) if count}
+
+
+def complete(url: str, prompt: str, **fields: object) -> None:
+    body = {"prompt": prompt, "temperature": 1.0, **fields}
+    HTTP.post(f"{url}/v1/completions", json=body).raise_for_status()
+
+
+@pytest.fixture
+def found(url: str) -> dict[str, float]:
+    """After prompts of 3 and of 12 words; the second with 2 answers and max_tokens 4."""
+    complete(url, "a b c")
+    complete(url, " ".join("abcdefghijkl"), n=2, max_tokens=4)
+    return series(url)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected", "total"),
+    [
+        # each answer of the fake engine: 0.25 s in the queue, 0.5 s prefill, 1.5 s decode
+        ("request_queue_time_seconds", {"0.3": 3}, 0.75),
+        ("request_prefill_time_seconds", {"0.5": 3}, 1.5),
+        ("request_decode_time_seconds", {"1.5": 3}, 4.5),
+        ("request_inference_time_seconds", {"2.0": 3}, 6.0),
+        # 1.5 s for 2 tokens after the first, twice 1.5 s for 3
+        ("request_time_per_output_token_seconds", {"0.75": 1, "0.5": 2}, 1.75),
+        ("request_prompt_tokens", {"5.0": 1, "20.0": 2}, 27),
+        # all but one of a prompt's tokens are cached
+        ("request_prefill_kv_computed_tokens", {"1.0": 3}, 3),
+        ("request_generation_tokens", {"5.0": 3}, 11),
+        ("request_max_num_generation_tokens", {"5.0": 2}, 7),
+        ("request_params_n", {"1.0": 1, "2.0": 1}, 3),
+        ("iteration_tokens_total", {"1.0": 3, "16.0": 2, "+Inf": 1}, 40021),
+    ],
+)
+def test_a_histogram(found: dict[str, float], name: str, expected: dict[str, float], total: float) -> None:
+    assert filled(found, name) == expected
+    assert found[f"vllm:{name}_sum{{{MODEL}}}"] == pytest.approx(total)
+    assert found[f"vllm:{name}_count{{{MODEL}}}"] == sum(expected.values())
+
+
+def test_counters_and_gauges(found: dict[str, float]) -> None:
+    assert found[f"vllm:prompt_tokens_total{{{MODEL}}}"] == 15
+    assert found[f"vllm:prompt_tokens_cached_total{{{MODEL}}}"] == 13
+    assert found[f"vllm:generation_tokens_total{{{MODEL}}}"] == 11
+    assert found[f"vllm:num_preemptions_total{{{MODEL}}}"] == 5
+    assert found[f"vllm:kv_cache_usage_perc{{{MODEL}}}"] == 0.25
+    assert found[f'vllm:request_success_total{{{MODEL},finished_reason="length"}}'] == 2
+    (config,) = (name for name in found if name.startswith("vllm:cache_config_info"))
+    assert 'block_size="' in config
+    assert 'num_gpu_blocks="4"' in config
+    for name in ("time_to_first_token_seconds", "e2e_request_latency_seconds", "request_params_max_tokens"):
+        assert found[f"vllm:{name}_count{{{MODEL}}}"] == 3
+    assert found[f"vllm:inter_token_latency_seconds_count{{{MODEL}}}"] == 8
+
+
+def test_bounds_are_vllms(found: dict[str, float], engine: FakeEngine) -> None:
+    assert engine.max_context == 64
+    assert [bound for bound, _ in buckets(found, "request_prompt_tokens")] == [
+        "1.0", "2.0", "5.0", "10.0", "20.0", "50.0", "+Inf",
+    ]  # fmt: skip
+    of_requests = [bound for bound, _ in buckets(found, "e2e_request_latency_seconds")]
+    assert (of_requests[0], of_requests[-2], len(of_requests)) == ("0.3", "7680.0", 22)
+    of_tokens = [bound for bound, _ in buckets(found, "inter_token_latency_seconds")]
+    assert (of_tokens[0], of_tokens[-2], len(of_tokens)) == ("0.01", "80.0", 20)
+    of_first = [bound for bound, _ in buckets(found, "time_to_first_token_seconds")]
+    assert (of_first[0], of_first[-2], len(of_first)) == ("0.001", "2560.0", 23)
+
+
+def test_an_answer_that_is_given_up_has_no_times(url: str, engine: FakeEngine) -> None:
+    engine.fail_after_words = 1
+    assert HTTP.post(f"{url}/v1/completions", json={"prompt": "a b c"}).status_code == 500
+    found = series(url)
+    assert found[f'vllm:request_success_total{{{MODEL},finished_reason="error"}}'] == 1
+    assert found[f"vllm:request_queue_time_seconds_count{{{MODEL}}}"] == 0
+    assert found[f"vllm:e2e_request_latency_seconds_count{{{MODEL}}}"] == 0
+
+
+def test_bounds_of_a_million_tokens_are_written_as_prometheus_client_does() -> None:
+    bounds = [_bound_text(bound) for bound in _buckets_up_to(20_000_000)]
+    assert bounds[14:] == [
+        "50000.0", "100000.0", "200000.0", "500000.0", "1e+06", "2e+06", "5e+06", "1e+07", "2e+07",
+    ]  # fmt: skip

@@ -1,0 +1,348 @@
+"""The writer: nothing is lost silently, nothing blocks, nothing that can be wrong passes unnoticed at start."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import textwrap
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from twofold.api.errors import ConfigError
+from twofold.api.types import StepRecord
+from twofold.telemetry import queries, schema
+from twofold.telemetry.sink import TOKEN_LAYER_DTYPE, UPLOAD_DTYPE, NullSink
+from twofold.telemetry.writer import DatabaseSink, open_sink
+
+from tests.dashboard.synthetic_run import ManualClock, SyntheticRun, run_info, synthetic_history
+
+
+def url_of(path: Path) -> str:
+    return f"sqlite:///{path}"
+
+
+def open_writer(path: Path, **options: object) -> DatabaseSink:
+    sink = open_sink(url_of(path), **options)  # type: ignore[arg-type]
+    assert isinstance(sink, DatabaseSink)
+    return sink
+
+
+def token_layers(count: int, *, step: int = 0) -> np.ndarray:
+    rows = np.zeros(count, TOKEN_LAYER_DTYPE)
+    rows["step"], rows["num_routed"], rows["num_hits"] = step, 4, 4
+    rows["layer"] = np.arange(count) % 6
+    rows["experts"] = np.arange(16)
+    return rows
+
+
+def step_record(step: int) -> StepRecord:
+    return StepRecord(step, 1_700_000_000.0 + step, 0, 1, 1, 0, 1000.0, 2000.0)
+
+
+def scalar(path: Path, sql: str) -> object:
+    connection = sqlite3.connect(path)
+    try:
+        return connection.execute(sql).fetchone()[0]
+    finally:
+        connection.close()
+
+
+def test_every_event_of_a_run_is_there_after_close(tmp_path: Path) -> None:
+    path, clock = tmp_path / "t.db", ManualClock()
+    sink = open_writer(path, now=clock)
+    run = synthetic_history(sink, clock, seconds=6)
+    sink.close()
+    assert scalar(path, "SELECT count(*) FROM token_layer") == run.num_rows
+    assert scalar(path, "SELECT count(*) FROM step") == run.step
+    assert scalar(path, "SELECT count(*) FROM upload") == run.num_uploads
+    assert scalar(path, "SELECT sum(size_bytes) FROM upload") == run.num_uploads * run.info.expert_bytes
+    assert scalar(path, "SELECT count(*) FROM cache_event WHERE kind = 1") == run.num_evictions
+    assert scalar(path, "SELECT count(*) FROM request WHERE finish_reason = 'stop'") == run.next_number
+    assert scalar(path, "SELECT count(*) FROM dropped") == 0
+    assert scalar(path, "SELECT finished_s FROM run") == clock.now_s
+    assert sink.stats().num_dropped == 0
+
+
+def test_an_overfull_queue_drops_and_says_how_many(tmp_path: Path) -> None:
+    path = tmp_path / "t.db"
+    sink = open_writer(path, max_queued_rows=1000)
+    sink.begin_run(run_info())
+    sink.native_events("token_layer", token_layers(5000))
+    sink.close()
+    assert scalar(path, "SELECT count(*) FROM token_layer") == 1000
+    dropped = queries.open_database(url_of(path))
+    assert queries.dropped(dropped, queries.runs(dropped)[0]) == [
+        queries.Dropped("token_layer", "queue", 4000)
+    ]
+    assert sink.stats().num_dropped == 4000
+
+
+def test_native_events_never_crowd_out_steps(tmp_path: Path) -> None:
+    sink = open_writer(tmp_path / "t.db", max_queued_rows=1000)
+    sink.begin_run(run_info())
+    sink.native_events("token_layer", token_layers(1000))
+    for step in range(50):
+        sink.step(step_record(step))
+    sink.close()
+    assert scalar(tmp_path / "t.db", "SELECT count(*) FROM step") == 50
+
+
+def test_drops_of_native_rings_are_stored(tmp_path: Path) -> None:
+    path = tmp_path / "t.db"
+    sink = open_writer(path)
+    sink.begin_run(run_info())
+    sink.dropped("upload", 7)
+    sink.dropped("upload", 0)
+    sink.dropped("upload", 5)
+    sink.close()
+    db = queries.open_database(url_of(path))
+    assert queries.dropped(db, queries.runs(db)[0]) == [queries.Dropped("upload", "ring", 12)]
+
+
+def test_events_without_a_run_are_counted_not_stored(tmp_path: Path) -> None:
+    sink = open_writer(tmp_path / "t.db")
+    sink.step(step_record(0))
+    sink.close()
+    assert sink.stats().num_dropped == 1
+    assert scalar(tmp_path / "t.db", "SELECT count(*) FROM step") == 0
+
+
+def test_after_close_nothing_is_taken_and_closing_again_is_harmless(tmp_path: Path) -> None:
+    sink = open_writer(tmp_path / "t.db")
+    sink.begin_run(run_info())
+    sink.close()
+    sink.step(step_record(0))
+    sink.close()
+    assert sink.stats().num_dropped == 1
+
+
+def test_the_caller_may_reuse_its_array(tmp_path: Path) -> None:
+    path = tmp_path / "t.db"
+    sink = open_writer(path)
+    sink.begin_run(run_info())
+    rows = token_layers(10, step=1)
+    sink.native_events("token_layer", rows)
+    rows["step"] = 99
+    sink.close()
+    assert scalar(path, "SELECT max(step) FROM token_layer") == 1
+
+
+def test_padded_structs_with_fields_in_another_order_are_taken(tmp_path: Path) -> None:
+    path = tmp_path / "t.db"
+    fields = [(name, UPLOAD_DTYPE.fields[name][0]) for name in reversed(UPLOAD_DTYPE.names)]
+    rows = np.zeros(1, np.dtype(fields, align=True))
+    rows["expert"], rows["bytes"] = 17, 12_345
+    sink = open_writer(path)
+    sink.begin_run(run_info())
+    sink.native_events("upload", rows)
+    sink.close()
+    assert scalar(path, "SELECT size_bytes FROM upload WHERE expert = 17") == 12_345
+
+
+def test_arrays_of_the_wrong_shape_are_our_bug_and_raise(tmp_path: Path) -> None:
+    sink = open_writer(tmp_path / "t.db")
+    with pytest.raises(ValueError, match="lack the fields"):
+        sink.native_events("upload", token_layers(1))
+    with pytest.raises(ValueError, match="unknown event kind"):
+        sink.native_events("weather", token_layers(1))
+    sink.close()
+
+
+def test_two_runs_of_one_process_are_kept_apart(tmp_path: Path) -> None:
+    path = tmp_path / "t.db"
+    sink = open_writer(path)
+    for model in ("first", "second"):
+        sink.begin_run(run_info(model=model))
+        sink.step(step_record(0))
+    sink.close()
+    assert (
+        scalar(path, "SELECT group_concat(model || step) FROM run JOIN step USING (run_id)")
+        == "first0,second0"
+    )
+
+
+def test_a_database_error_costs_events_but_not_the_engine(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "t.db"
+    sink = open_writer(path)
+    sink.begin_run(run_info())
+    sink.step(step_record(0))
+    wait_until(lambda: sink.stats().num_written == 1)
+    other = sqlite3.connect(path, timeout=10)
+    other.execute("ALTER TABLE step RENAME TO elsewhere")
+    with caplog.at_level(logging.WARNING, "twofold.telemetry"):
+        for step in (1, 2):
+            sink.step(step_record(step))
+            wait_until(lambda: sink.stats().num_dropped == step)  # noqa: B023
+        assert "step" in (sink.stats().last_error or "")
+        other.execute("ALTER TABLE elsewhere RENAME TO step")
+        other.close()
+        sink.step(step_record(3))
+        sink.close()
+    assert [record.levelname for record in caplog.records] == ["ERROR", "WARNING"]
+    assert sink.stats().last_error is None
+    assert scalar(path, "SELECT group_concat(step) FROM step") == "0,3"
+    assert scalar(path, "SELECT sum(num_events) FROM dropped WHERE kind = 'step' AND place = 'database'") == 2
+
+
+def wait_until(condition: object, *, seconds: float = 20.0) -> None:
+    """Polls `condition`; waiting on an Event that is never set lets the writer run."""
+    never = threading.Event()
+    for _ in range(int(seconds / 0.01)):
+        if condition():  # type: ignore[operator]
+            return
+        never.wait(0.01)
+    raise AssertionError("the condition did not come true")
+
+
+def test_readers_see_whole_transactions_while_rows_are_written(tmp_path: Path) -> None:
+    path = tmp_path / "t.db"
+    sink = open_writer(path)
+    sink.begin_run(run_info())
+    done = threading.Event()
+
+    def produce() -> None:
+        for step in range(200):
+            sink.native_events("token_layer", token_layers(60, step=step))
+        sink.close()
+        done.set()
+
+    producer = threading.Thread(target=produce)
+    producer.start()
+    reader = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
+    seen = []
+    finished = False
+    while not finished:
+        finished = done.is_set()
+        rows, summed = reader.execute(
+            "SELECT (SELECT count(*) FROM token_layer), (SELECT coalesce(sum(num_rows), 0) FROM layer_second)"
+        ).fetchone()
+        assert rows == summed
+        seen.append(rows)
+    producer.join()
+    reader.close()
+    assert seen == sorted(seen)
+    assert seen[-1] == 200 * 60
+
+
+def test_a_killed_process_leaves_a_sound_database(tmp_path: Path) -> None:
+    path = tmp_path / "t.db"
+    program = textwrap.dedent(
+        """
+        import sys
+        from twofold.telemetry.writer import open_sink
+        from tests.telemetry.test_writer import run_info, token_layers
+        sink = open_sink(sys.argv[1])
+        sink.begin_run(run_info())
+        step = 0
+        while True:
+            sink.native_events("token_layer", token_layers(6, step=step))
+            step += 1
+            if sink.stats().num_written >= 600:
+                print(sink.stats().num_written, flush=True)
+                break
+        while True:
+            sink.native_events("token_layer", token_layers(6, step=step))
+        """
+    )
+    root = Path(__file__).resolve().parents[2]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(root), *sys.path])}
+    with subprocess.Popen(
+        [sys.executable, "-c", program, url_of(path)], stdout=subprocess.PIPE, text=True, env=environment
+    ) as child:
+        assert child.stdout is not None
+        num_written = int(child.stdout.readline())
+        child.send_signal(signal.SIGKILL)
+    sink = open_writer(path)
+    sink.begin_run(run_info())
+    sink.close()
+    assert scalar(path, "PRAGMA integrity_check") == "ok"
+    rows = scalar(path, "SELECT count(*) FROM token_layer")
+    assert isinstance(rows, int)
+    assert rows >= num_written
+    assert rows == scalar(path, "SELECT sum(num_rows) FROM layer_second")
+    db = queries.open_database(url_of(path))
+    second, first = queries.runs(db)
+    assert first.finished_s is None
+    assert second.finished_s is not None
+    assert not first.is_live(first.last_seen_s + 60)
+
+
+def test_only_one_process_writes_a_file(tmp_path: Path) -> None:
+    sink = open_writer(tmp_path / "t.db")
+    with pytest.raises(ConfigError, match="being written by another process"):
+        open_sink(url_of(tmp_path / "t.db"))
+    sink.close()
+    open_writer(tmp_path / "t.db").close()
+
+
+@pytest.mark.parametrize("url", [None, ""])
+def test_no_url_means_no_telemetry(url: str | None) -> None:
+    sink = open_sink(url)
+    assert isinstance(sink, NullSink)
+    SyntheticRun(sink, ManualClock()).run_steps(1, 0.1)
+    sink.close()
+
+
+@pytest.mark.parametrize(
+    ("url", "complaint"),
+    [
+        ("telemetry.db", "is not a database URL; expected sqlite:///"),
+        ("postgresql://host/db", "not SQLite; expected sqlite:///"),
+        ("sqlite://", "names no file"),
+        ("sqlite:///:memory:", "names no file"),
+        ("sqlite:////proc/twofold.db", "/proc/twofold.db cannot be written"),
+        ("sqlite:////nonexistent/here/t.db", "mkdir -p /nonexistent/here"),
+        ("sqlite:////tmp", "/tmp is a directory"),
+    ],
+)
+def test_bad_urls_are_refused_with_the_remedy(url: str, complaint: str) -> None:
+    with pytest.raises(ConfigError, match=complaint) as caught:
+        open_sink(url)
+    assert "--telemetry-url" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_read_only_directory_is_refused(tmp_path: Path) -> None:
+    directory = tmp_path / "locked"
+    directory.mkdir(mode=0o500)
+    with pytest.raises(ConfigError, match="is read-only"):
+        open_sink(url_of(directory / "t.db"))
+
+
+def test_a_read_only_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "t.db"
+    open_writer(path).close()
+    path.chmod(0o400)
+    with pytest.raises(ConfigError, match="is read-only"):
+        open_sink(url_of(path))
+
+
+def test_files_of_others_are_left_alone(tmp_path: Path) -> None:
+    noise, foreign, other = tmp_path / "noise.db", tmp_path / "foreign.db", tmp_path / "other.db"
+    noise.write_bytes(b"not a database at all, but longer than a header of one hundred bytes " * 3)
+    connection = sqlite3.connect(foreign)
+    connection.execute("CREATE TABLE recipes (name TEXT)")
+    connection.close()
+    open_writer(other).close()
+    connection = sqlite3.connect(other)
+    connection.execute("UPDATE meta SET value = '999'")
+    connection.commit()
+    connection.close()
+    before = noise.read_bytes()
+    for path, complaint in [
+        (noise, "not a database"),
+        (foreign, "is not a telemetry database"),
+        (other, f"schema version 999; this Twofold writes and reads version {schema.SCHEMA_VERSION}"),
+    ]:
+        with pytest.raises(ConfigError, match=complaint):
+            open_sink(url_of(path))
+    assert noise.read_bytes() == before
+    assert scalar(foreign, "SELECT count(*) FROM sqlite_master") == 1

@@ -1,0 +1,358 @@
+"""Answers read in every dialect: as the models' own templates write them, in whatever pieces, and damaged."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from twofold.text.chat.answer_parser import AnswerParser
+from twofold.text.chat.dialects import REASONING_PARSERS, TOOL_PARSERS
+from twofold.text.chat.events import Event
+
+PROPERTIES = {
+    "city": {"type": "string"},
+    "days": {"type": "integer"},
+    "exact": {"type": ["boolean", "null"]},
+    "where": {"$ref": "#/$defs/place"},
+    "unit": {"enum": ["C", "F"]},
+    "limit": {"anyOf": [{"type": "number"}, {"type": "string"}]},
+}
+PARAMETERS = {"type": "object", "properties": PROPERTIES, "$defs": {"place": {"type": "object"}}}
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": PARAMETERS}}]
+# Line breaks at either end of a value are part of it; quotes and backslashes need escapes in JSON.
+TEXT = 'a "b"\n\\c ✓\n'
+
+
+class Answer(NamedTuple):
+    """Parts of a whole answer."""
+
+    content: str
+    reasoning: str = ""
+    calls: tuple[tuple[str, Any], ...] = ()
+
+
+class Case(NamedTuple):
+    tool: str | None
+    reasoning: str | None
+    text: str
+    expected: Answer
+    opened: bool = False
+
+
+def call(**arguments: Any) -> tuple[str, Any]:
+    return "f", arguments
+
+
+CALL_JSON = json.dumps({"city": TEXT, "days": 2}, ensure_ascii=False)
+TWO = (call(city=TEXT, days=2), ("g", {}))
+XML_VALUES = {"city": TEXT, "days": "2", "exact": "True", "where": '{"x": [1]}', "unit": "C", "limit": "1.5"}
+XML_READ = call(city=TEXT, days=2, exact=True, where={"x": [1]}, unit="C", limit=1.5)
+
+CASES = {
+    "hermes": Case(
+        "hermes", "qwen3",
+        "<think>\nWhich <tool_call>?\n</think>\n\nLet me see.\n"
+        f'<tool_call>\n{{"name": "f", "arguments": {CALL_JSON}}}\n</tool_call>\n'
+        '<tool_call>\n{"name": "g", "arguments": {}}\n</tool_call>',
+        Answer("Let me see.", "Which <tool_call>?", TWO),
+    ),
+    "hermes-other-order-and-raw-line-break": Case(
+        "hermes", None,
+        '<tool_call>{"arguments": {"city": "a\nb"}, "id": [1], "name": "f"}</tool_call>'
+        r'<tool_call>{"name": "f", "arguments": "{\"days\": 1}"}<tool_call>{"name": "g"}',
+        Answer("", "", (call(city="a\nb"), call(days=1), ("g", {}))),
+    ),
+    "hermes-mark-in-text": Case(
+        "hermes", None,
+        'A call begins with <tool_call>, then {"name": "f"}.\n',
+        Answer('A call begins with <tool_call>, then {"name": "f"}.\n'),
+    ),
+    "hermes-damaged-arguments": Case(
+        "hermes", None,
+        'I try\n<tool_call>{"name": "f", "arguments": {"city": nowhere}}</tool_call>\n'
+        '<tool_call>{"name": "g", "arguments": {}}</tool_call>\n',
+        Answer(
+            'I try\n<tool_call>{"name": "f", "arguments": {"city": nowhere}}</tool_call>', "", (("g", {}),)
+        ),
+    ),
+    "hermes-cut-off": Case(
+        "hermes", "qwen3", 'x\n<tool_call>{"name": "f", "arguments": {"city": "Par',
+        Answer('x\n<tool_call>{"name": "f", "arguments": {"city": "Par'),
+    ),
+    "qwen3_coder": Case(
+        "qwen3_coder", "qwen3",
+        "The user wants…\n</think>\n\nok\n\n<tool_call>\n<function=f>\n"
+        + "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in XML_VALUES.items())
+        + "</function>\n</tool_call>\n<tool_call>\n<function=g>\n</function>\n</tool_call>",
+        Answer("ok", "The user wants…", (XML_READ, ("g", {}))),
+        opened=True,
+    ),
+    "qwen3_coder-first-mark-left-out": Case(
+        "qwen3_coder", None, "<function=f>\n<parameter=days>\nmany\n</parameter>\n</function>\n</tool_call>",
+        Answer("", "", (call(days="many"),)),
+    ),
+    "glm45": Case(
+        "glm45", "glm45",
+        "\n<think>hm</think>\nok\n<tool_call>f\n"
+        + "".join(f"<arg_key>{k}</arg_key>\n<arg_value>{v}</arg_value>\n" for k, v in XML_VALUES.items())
+        + "</tool_call>\n<tool_call>g\n</tool_call>",
+        Answer("ok", "hm", (XML_READ, ("g", {}))),
+    ),
+    "glm47": Case(
+        "glm47", "glm45",
+        "hm</think>ok<tool_call>f<arg_key>city</arg_key><arg_value>x</arg_value></tool_call><tool_call>g</tool_call>",
+        Answer("ok", "hm", (call(city="x"), ("g", {}))),
+        opened=True,
+    ),
+    "minimax_m2": Case(
+        "minimax_m2", "minimax_m2",
+        'hm\n</think>\n\nok\n<minimax:tool_call>\n<invoke name="f">\n'
+        + "".join(f'<parameter name="{key}">{value}</parameter>\n' for key, value in XML_VALUES.items())
+        + '</invoke>\n<invoke name="g">\n</invoke>\n</minimax:tool_call>',
+        Answer("ok", "hm", (XML_READ, ("g", {}))),
+        opened=True,
+    ),
+    "deepseek_v3": Case(
+        "deepseek_v3", "deepseek_r1",
+        "<think>\nhm\n</think>\n\nok<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n"
+        f"```json\n{CALL_JSON}\n```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>g\n"
+        "```json\n{}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        Answer("ok", "hm", TWO),
+    ),
+    "deepseek_v31": Case(
+        "deepseek_v31", "deepseek_r1",
+        f"ok<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{CALL_JSON}<｜tool▁call▁end｜>"
+        "<｜tool▁call▁begin｜>g<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        Answer("ok", "", TWO),
+    ),
+    "kimi_k2-calls-end-the-thinking": Case(
+        "kimi_k2", "kimi_k2",
+        "<think>hm <|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>"
+        f"{CALL_JSON}<|tool_call_end|><|tool_call_begin|>functions.g:1<|tool_call_argument_begin|>"
+        "{}<|tool_call_end|><|tool_calls_section_end|>",
+        Answer("", "hm", TWO),
+    ),
+    "mistral": Case(
+        "mistral", "mistral",
+        f'[THINK]hm[/THINK]ok[TOOL_CALLS] [{{"name": "f", "arguments": {CALL_JSON}, "id": "1"}}, '
+        '{"name": "g", "arguments": {}}]',
+        Answer("ok", "hm", TWO),
+    ),
+    "mistral-since-2025": Case(
+        "mistral", None, f"ok[TOOL_CALLS]f[CALL_ID]abcdefghi[ARGS]{CALL_JSON}[TOOL_CALLS]g[ARGS]{{}}",
+        Answer("ok", "", TWO),
+    ),
+    "harmony": Case(
+        "openai", "openai_gptoss",
+        "<|channel|>analysis<|message|>One.<|end|><|start|>assistant<|channel|>analysis<|message|>Two.<|end|>"
+        "<|start|>assistant<|channel|>commentary<|message|>I look it up.<|end|>"
+        f"<|start|>assistant to=functions.f<|channel|>commentary <|constrain|>json<|message|>{CALL_JSON}<|call|>",
+        Answer("I look it up.", "One.\nTwo.", TWO[:1]),
+    ),
+    "harmony-recipient-behind-the-channel": Case(
+        "openai", "openai_gptoss", "<|channel|>commentary to=functions.g <|constrain|>json<|message|>{}",
+        Answer("", "", TWO[1:]),
+    ),
+    "harmony-final": Case(
+        "openai", "openai_gptoss",
+        "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>It is 20 °C.\n",
+        Answer("It is 20 °C.\n", "hm"),
+    ),
+    "harmony-tool-of-its-own": Case(
+        "openai", "openai_gptoss", "<|channel|>analysis to=python code<|message|>1 + 1<|call|>",
+        Answer("<|channel|>analysis to=python code<|message|>1 + 1"),
+    ),
+    "harmony-without-marks": Case("openai", "openai_gptoss", "once upon a time", Answer("once upon a time")),
+    "llama4_json": Case(
+        "llama4_json", None,
+        f'{{"type": "function", "name": "f", "parameters": {CALL_JSON}}}; {{"name": "g", "parameters": {{}}}}',
+        Answer("", "", TWO),
+    ),
+    "llama4_json-that-is-an-answer": Case(
+        "llama4_json", None, '{"name": "Ada", "age": 36}', Answer('{"name": "Ada", "age": 36}')
+    ),
+    "llama4_pythonic": Case(
+        "llama4_pythonic", None,
+        "[f(city='a \"b\"\\n\\\\c \\u2713\\n', days=2), g()]",
+        Answer("", "", TWO),
+    ),
+    "llama4_pythonic-values": Case(
+        "llama4_pythonic", None,
+        "<|python_start|>[f(days=-1.5e3, where={'x': [None, True], 'y': ()}, city=\"it's\",)]<|python_end|>",
+        Answer("", "", (call(days=-1500.0, where={"x": [None, True], "y": []}, city="it's"),)),
+    ),
+    "llama4_pythonic-that-is-a-link": Case("llama4_pythonic", None, "[here](https://a.b)", Answer("[here](https://a.b)")),
+    "lfm2": Case(
+        "lfm2", "qwen3",
+        '<|tool_call_start|>[f(city="x", days=2)]<|tool_call_end|>I look it up.',
+        Answer("I look it up.", "", (call(city="x", days=2),)),
+    ),
+    "granite": Case(
+        "granite", "granite",
+        "Here is my thought process: hm Here is my response: ok "
+        f'<|tool_call|>[{{"name": "f", "arguments": {CALL_JSON}}}, {{"name": "g", "arguments": {{}}}}]',
+        Answer("ok", "hm", TWO),
+    ),
+    "gemma4": Case(
+        "gemma4", "gemma4",
+        "<|channel>thought\nhm\n<channel|>ok"
+        f'<|tool_call>call:f{{city:<|"|>{TEXT}<|"|>,days:2,where:{{x:[1,true,<|"|>z<|"|>]}}}}<tool_call|>'
+        "<|tool_call>call:g{}<tool_call|>",
+        Answer("ok", "hm", (call(city=TEXT, days=2, where={"x": [1, True, "z"]}), ("g", {}))),
+    ),
+    "ernie45": Case(
+        "hermes", "ernie45", "<think>\nhm\n</think>\n\n<response>\nHello\n</response>\n", Answer("\nHello\n", "hm")
+    ),
+    "thinking-without-an-end": Case(None, "deepseek_r1", " <think> hm\n", Answer("", "hm\n")),
+    "no-thinking": Case(None, "deepseek_r1", "\nA <think> is a mark.\n", Answer("\nA <think> is a mark.\n")),
+}  # fmt: skip
+
+
+def parsed(case: Case, pieces: Sequence[str]) -> list[Event]:
+    parser = AnswerParser(case.tool, case.reasoning, TOOLS, reasoning_opened=case.opened)
+    return [event for piece in pieces for event in parser.push(piece)] + parser.finish()
+
+
+def joined(events: Sequence[Event]) -> list[tuple[str, str, int]]:
+    """Parts without random ids and hidden text; neighbours of one kind are merged."""
+    found: list[tuple[str, str, int]] = []
+    for event in events:
+        if event.kind == "skipped":
+            continue
+        if found and (found[-1][0], found[-1][2]) == (event.kind, event.number) and event.kind != "call":
+            found[-1] = (event.kind, found[-1][1] + event.text, event.number)
+        else:
+            found.append((event.kind, event.text, event.number))
+    return found
+
+
+def answer_of(events: Sequence[Event]) -> Answer:
+    """Answer as a client sees it, but with parsed arguments."""
+    texts: dict[str, str] = {"content": "", "reasoning": ""}
+    calls: dict[int, list[str]] = {}
+    for event in events:
+        if event.kind == "call":
+            calls[event.number] = [event.text, ""]
+        elif event.kind == "arguments":
+            calls[event.number][1] += event.text
+        elif event.kind == "call_damaged":
+            del calls[event.number]
+            texts["content"] += event.text
+        elif event.kind in texts:
+            texts[event.kind] += event.text
+    read = tuple((name, json.loads(arguments)) for name, arguments in calls.values())
+    return Answer(texts["content"], texts["reasoning"], read)
+
+
+def check(case: Case, text: str, rng: random.Random) -> None:
+    """Whatever the text is: nothing is lost, the cutting does not matter, and each call has its JSON."""
+    events = parsed(case, [text])
+    assert "".join(event.raw for event in events) == text
+    for _, arguments in answer_of(events).calls:
+        assert isinstance(arguments, dict)
+    for num_cuts in (rng.randrange(8), min(len(text), 400)):
+        cuts = sorted(rng.choices(range(len(text) + 1), k=num_cuts))
+        pieces = [text[begin:end] for begin, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+        again = parsed(case, pieces)
+        assert joined(again) == joined(events), pieces
+        assert "".join(event.raw for event in again) == text
+
+
+def damaged(case: Case, rng: random.Random) -> str:
+    """One to four damages: pieces lost, doubled, moved or made of other marks and of characters that mean something."""
+    texts = [other.text for other in CASES.values() if other.tool == case.tool]
+    text = case.text
+    for _ in range(rng.randrange(1, 5)):
+        begin = rng.randrange(len(text) + 1)
+        end = min(len(text), begin + rng.choice((1, 2, 5, 20, 200)))
+        other = rng.choice(texts)
+        start = rng.randrange(len(other))
+        kind = rng.choices(range(6), (6, 6, 6, 6, 6, 1))[0]
+        if kind == 0:
+            text = text[:begin] + text[end:]
+        elif kind == 1:
+            text = text[:end] + text[begin:]
+        elif kind == 2:
+            text = text[:begin]
+        elif kind == 3:
+            text = text[:begin] + other[start : start + rng.choice((3, 30, 300))] + text[begin:]
+        elif kind == 4:
+            text = text[:begin] + rng.choice('{}[]()"\\,:<>|= \n\x00\ud7ff😀e') + text[end:]
+        else:
+            text = (
+                text[:begin]
+                + rng.choice((" ", "\n", "[", "{", '{"a":', "<tool_call>", "9")) * 1100
+                + text[begin:]
+            )
+    return text
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_an_answer_says_what_its_model_meant(case: Case) -> None:
+    assert answer_of(parsed(case, [case.text])) == case.expected
+    check(case, case.text, random.Random(0))
+
+
+def test_every_parser_has_a_case() -> None:
+    assert {case.tool for case in CASES.values()} >= set(TOOL_PARSERS)
+    assert {case.reasoning for case in CASES.values()} >= set(REASONING_PARSERS) - {"kimi_k2"}
+
+
+def test_ids_are_what_templates_take_back() -> None:
+    def ids(name: str) -> Iterator[str]:
+        return (event.call_id for event in parsed(CASES[name], [CASES[name].text]) if event.kind == "call")
+
+    assert list(ids("kimi_k2-calls-end-the-thinking")) == ["functions.f:0", "functions.g:1"]
+    assert [len(call_id) for call_id in ids("mistral")] == [9, 9]
+    assert next(ids("mistral-since-2025")) == "abcdefghi"
+    drawn = list(ids("hermes"))
+    assert len(set(drawn)) == 2
+    assert {call_id[:5] for call_id in drawn} == {"call_"}
+
+
+def test_arguments_come_while_they_are_written() -> None:
+    for name in ("hermes", "qwen3_coder", "glm45", "minimax_m2", "deepseek_v3", "gemma4", "llama4_pythonic"):
+        case = CASES[name]
+        parser = AnswerParser(case.tool, case.reasoning, TOOLS, reasoning_opened=case.opened)
+        # Up to the middle of the first argument's text.
+        seen = parser.push(case.text[: case.text.index("a ") + 1])
+        assert [event.text for event in seen if event.kind == "call"] == ["f"], name
+        assert "".join(event.text for event in seen if event.kind == "arguments").endswith('"a'), name
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.sampled_from(sorted(CASES)),
+    st.text(alphabet='<>|/{}[]()"=: \n\\aftool_call', max_size=80),
+    st.integers(),
+)
+def test_any_text_in_any_pieces(name: str, noise: str, seed: int) -> None:
+    rng = random.Random(seed)
+    case = CASES[name]
+    cut = rng.randrange(len(case.text) + 1)
+    check(case, case.text[:cut] + noise + case.text[cut:], rng)
+
+
+@pytest.mark.parametrize("tool", TOOL_PARSERS)
+@pytest.mark.parametrize("count", [200, pytest.param(10_000, marks=pytest.mark.slow)])
+def test_damaged_calls_are_text(tool: str, count: int) -> None:
+    cases = [case for case in CASES.values() if case.tool == tool]
+    for seed in range(count):
+        rng = random.Random(seed)
+        case = cases[seed % len(cases)]
+        check(case, damaged(case, rng), rng)
+
+
+def test_a_forced_call_that_is_damaged_midway_is_never_text() -> None:
+    """A number without end is no JSON that a client could use; the rest of a forced answer is dropped."""
+    text = '<tool_call>\n{"name": "f", "arguments": {"n": ' + "8" * 20_000
+    for only_calls in (True, False):
+        parser = AnswerParser("hermes", None, [], only_calls=only_calls)
+        events = [event for piece in (text[:40], text[40:]) for event in parser.push(piece)] + parser.finish()
+        said = "".join(event.text for event in events if event.kind in ("content", "call_damaged"))
+        assert said == ("" if only_calls else text)

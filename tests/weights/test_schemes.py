@@ -1,0 +1,402 @@
+"""Quantised checkpoints of other tools: every value is what the tool's own definition makes of the stored tensors."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from twofold.api.errors import ModelLoadError
+from twofold.blocks import ops
+from twofold.models.model_files import open_model_files
+from twofold.tools.cli.main import main
+
+from tests.engine.model_runs import load, random_prompt
+from tests.tiny_models.writing import TinyModel, tiny_config, tiny_weights, write_tiny_model
+
+torch = pytest.importorskip("torch")
+compressed = pytest.importorskip("compressed_tensors")
+from compressed_tensors.compressors.nvfp4.helpers import unpack_fp4_from_uint8  # noqa: E402
+from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32  # noqa: E402
+from compressed_tensors.quantization import QuantizationArgs  # noqa: E402
+from compressed_tensors.quantization.lifecycle.forward import dequantize  # noqa: E402
+from safetensors.torch import save_file  # noqa: E402
+
+MODEL = TinyModel(
+    hidden_size=128, moe_intermediate_size=256, num_heads=4, num_kv_heads=2, head_dim=32, num_layers=2
+)
+Parts = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A scheme's configuration, how it stores a matrix, and the format it is computed in."""
+
+    config: dict[str, Any]
+    store: Callable[[np.random.Generator, int, int], tuple[Parts, Any]]
+    """(stored parts by suffix, the float32 values) of a matrix of (rows, columns)."""
+    format: str
+    of_experts: bool = False
+    """Only experts are quantised."""
+    ignore: list[str] = field(default_factory=list)
+
+
+def compressed_tensors(
+    bits: int,
+    strategy: str,
+    size: int | None,
+    symmetric: bool = True,
+    packed: bool = True,
+    scales: Any = torch.bfloat16,
+) -> Any:
+    arguments = QuantizationArgs(
+        num_bits=bits, type="int", strategy=strategy, group_size=size, symmetric=symmetric
+    )  # fmt: skip
+
+    def store(rng: np.random.Generator, rows: int, columns: int) -> tuple[Parts, Any]:
+        groups = columns // size if size else 1
+        half = 1 << (bits - 1)
+        codes = torch.tensor(rng.integers(-half, half, (rows, columns)), dtype=torch.int8)
+        scale = torch.tensor(rng.uniform(0.002, 0.02, (1, 1) if strategy == "tensor" else (rows, groups))).to(
+            scales
+        )
+        zeros = (
+            None if symmetric else torch.tensor(rng.integers(-half, half, (rows, groups)), dtype=torch.int8)
+        )
+        stored = {"weight_packed": pack_to_int32(codes, bits)} if packed else {"weight": codes}
+        if packed:
+            stored["weight_shape"] = torch.tensor([rows, columns])
+        if zeros is not None:
+            stored["weight_zero_point"] = pack_to_int32(zeros, bits, packed_dim=0) if packed else zeros
+        given = torch.zeros_like(scale, dtype=torch.int8) if zeros is None else zeros
+        values = dequantize(codes, scale.float(), given, arguments, dtype=torch.float32)
+        return stored | {"weight_scale": scale.reshape(1) if strategy == "tensor" else scale}, values.numpy()
+
+    weights = {
+        "num_bits": bits,
+        "type": "int",
+        "strategy": strategy,
+        "group_size": size,
+        "symmetric": symmetric,
+    }
+    group = {"targets": ["Linear"], "weights": weights, "input_activations": None}
+    return {"quant_method": "compressed-tensors", "config_groups": {"group_0": group}}, store
+
+
+def float8(rng: np.random.Generator, rows: int, columns: int) -> tuple[Parts, Any]:
+    codes = torch.tensor(rng.normal(size=(rows, columns))).to(torch.float8_e4m3fn)
+    scale = torch.tensor([rng.uniform(0.01, 0.1)], dtype=torch.float32)
+    return {"weight": codes, "weight_scale": scale, "input_scale": scale.clone()}, (
+        codes.float() * scale
+    ).numpy()
+
+
+def float8_by_row(rng: np.random.Generator, rows: int, columns: int) -> tuple[Parts, Any]:
+    codes = torch.tensor(rng.normal(size=(rows, columns))).to(torch.float8_e4m3fn)
+    scale = torch.tensor(rng.uniform(0.01, 0.1, (rows, 1)), dtype=torch.bfloat16)
+    return {"weight": codes, "weight_scale": scale}, (codes.float() * scale.float()).numpy()
+
+
+FLOAT8 = {
+    "quant_method": "compressed-tensors",
+    "config_groups": {
+        "g": {"targets": ["re:.*mlp.*"], "weights": {"num_bits": 8, "type": "float", "strategy": "tensor"}}
+    },
+}
+
+
+FLOAT8_BY_ROW = {
+    "quant_method": "compressed-tensors",
+    "config_groups": {
+        "g": {"targets": ["Linear"], "weights": {"num_bits": 8, "type": "float", "strategy": "channel"}}
+    },
+}
+
+
+def codes_of(rng: np.random.Generator, rows: int, columns: int) -> tuple[Any, Any, Any]:
+    """NVFP4's codes, neighbours in a byte; their values; scales in E4M3 of 16 columns, subnormal ones too."""
+    codes = rng.integers(0, 256, (rows, columns // 2), np.uint8)
+    scales = torch.tensor(rng.integers(1, 0x7F, (rows, columns // 16), np.uint8)).view(torch.float8_e4m3fn)
+    return torch.tensor(codes), unpack_fp4_from_uint8(torch.tensor(codes), rows, columns).float(), scales
+
+
+def nvfp4(rng: np.random.Generator, rows: int, columns: int) -> tuple[Parts, Any]:
+    packed, values, scales = codes_of(rng, rows, columns)
+    whole = torch.tensor([rng.uniform(3000, 9000)], dtype=torch.float32)
+    arguments = QuantizationArgs(num_bits=4, type="float", strategy="tensor_group", group_size=16)
+    expected = dequantize(values, scales.float(), None, arguments, torch.float32, global_scale=whole)
+    return {
+        "weight_packed": packed, "weight_scale": scales, "weight_global_scale": whole,
+        "input_global_scale": torch.tensor([123.0]),
+    }, expected.numpy()  # fmt: skip
+
+
+NVFP4 = {
+    "quant_method": "compressed-tensors",
+    "format": "nvfp4-pack-quantized",
+    "config_groups": {
+        "group_0": {
+            "targets": ["Linear"],
+            "weights": {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16},
+        }
+    },
+}
+
+
+def modelopt_nvfp4(rng: np.random.Generator, rows: int, columns: int) -> tuple[Parts, Any]:
+    """As `modelopt`'s NVFP4QTensor.dequantize: the scales' product first, in float32."""
+    packed, values, scales = codes_of(rng, rows, columns)
+    whole = torch.tensor(rng.uniform(1e-4, 3e-4), dtype=torch.float32)
+    expected = values.reshape(rows, -1, 16) * (scales.float() * whole)[..., None]
+    return {
+        "weight": packed, "weight_scale": scales, "weight_scale_2": whole, "input_scale": torch.tensor(0.01),
+    }, expected.reshape(rows, columns).numpy()  # fmt: skip
+
+
+def modelopt_fp8(rng: np.random.Generator, rows: int, columns: int) -> tuple[Parts, Any]:
+    parts, values = float8(rng, rows, columns)
+    return {name: part if name == "weight" else part[0] for name, part in parts.items()}, values
+
+
+MODELOPT = {
+    "quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 16, "kv_cache_scheme": {"num_bits": 8},
+    "ignore": ["lm_head", "model.layers.*.mlp.gate"],
+}  # fmt: skip
+
+
+def gptq(bits: int, size: int, *, sym: bool = True, act_order: bool = False, v2: bool = False) -> Any:
+    """Stored word by word, as the format is defined."""
+    config = {
+        "quant_method": "gptq", "bits": bits, "group_size": size, "sym": sym, "desc_act": act_order,
+        "checkpoint_format": "gptq_v2" if v2 else "gptq", "dynamic": {"-:.*gate$": {}},
+    }  # fmt: skip
+
+    def store(rng: np.random.Generator, rows: int, columns: int) -> tuple[Parts, Any]:
+        group = columns if size < 0 else size
+        groups, fields, top = columns // group, 32 // bits, 1 << bits
+        codes = rng.integers(0, top, (columns, rows))
+        zeros = np.full((groups, rows), top // 2) if sym else rng.integers(1, top, (groups, rows))
+        scales = rng.uniform(0.002, 0.02, (groups, rows)).astype(np.float16)
+        order = np.arange(columns) // group
+        if act_order:
+            order = rng.permutation(order)
+        qweight = np.zeros((columns // fields, rows), np.uint32)
+        qzeros = np.zeros((groups, rows // fields), np.uint32)
+        for at in range(columns):
+            qweight[at // fields] |= (codes[at].astype(np.uint32)) << np.uint32(bits * (at % fields))
+        for at in range(rows):
+            kept = (zeros[:, at] - (0 if v2 else 1)) % top
+            qzeros[:, at // fields] |= kept.astype(np.uint32) << np.uint32(bits * (at % fields))
+        whole = (codes - zeros[order]).T
+        if act_order:
+            values = (whole.astype(np.float16) * scales[order].T).astype(np.float32)
+        else:
+            values = whole.astype(np.float32) * scales[order].T.astype(np.float32)
+        stored = {
+            "qweight": qweight.view(np.int32),
+            "qzeros": qzeros.view(np.int32),
+            "scales": scales,
+            "g_idx": order,
+        }
+        return {
+            part: torch.tensor(each.astype(np.int32) if part == "g_idx" else each)
+            for part, each in stored.items()
+        }, values
+
+    return config, store
+
+
+def awq(rng: np.random.Generator, rows: int, columns: int) -> tuple[Parts, Any]:
+    places = (0, 2, 4, 6, 1, 3, 5, 7)  # of the outputs whose fields follow one another in a word
+    codes, zeros = rng.integers(0, 16, (columns, rows)), rng.integers(0, 16, (columns // 128, rows))
+    scales = rng.uniform(0.002, 0.02, zeros.shape).astype(np.float16)
+
+    def words(integers: Any) -> Any:
+        packed = np.zeros((len(integers), rows // 8), np.uint32)
+        for at, place in enumerate(places):
+            packed |= integers[:, place::8].astype(np.uint32) << np.uint32(4 * at)
+        return torch.tensor(packed.view(np.int32))
+
+    values = (codes - zeros.repeat(128, 0)).T * scales.repeat(128, 0).T.astype(np.float32)
+    return {"qweight": words(codes), "qzeros": words(zeros), "scales": torch.tensor(scales)}, values.astype(
+        np.float32
+    )
+
+
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"}
+CASES = {
+    "int4 in groups of 32 (Kimi-K2.5's)": Case(*compressed_tensors(4, "group", 32), "q4_0", of_experts=True),
+    "int4 in groups of 128": Case(*compressed_tensors(4, "group", 128, scales=torch.float16), "q4_0"),
+    "int4 by row": Case(*compressed_tensors(4, "channel", None), "q4_0"),
+    "int4 with zero points": Case(*compressed_tensors(4, "group", 32, symmetric=False), "q8_0"),
+    "int4 with zero points by row": Case(*compressed_tensors(4, "channel", None, symmetric=False), "int8"),
+    "int8 in words": Case(*compressed_tensors(8, "group", 64), "q8_0"),
+    "int8 by row": Case(*compressed_tensors(8, "channel", None, packed=False), "int8"),
+    "int8 by tensor": Case(*compressed_tensors(8, "tensor", None, packed=False), "int8"),
+    "float8 by tensor": Case(FLOAT8, float8, "fp8", of_experts=True),
+    "float8 by row": Case(FLOAT8_BY_ROW, float8_by_row, "fp8"),
+    "nvfp4": Case(NVFP4, nvfp4, "nvfp4"),
+    "modelopt nvfp4": Case(MODELOPT, modelopt_nvfp4, "nvfp4", of_experts=True),
+    "modelopt fp8": Case({"quant_method": "modelopt", "quant_algo": "FP8"}, modelopt_fp8, "fp8"),
+    "gptq": Case(*gptq(4, 64), "q4_0"),
+    "gptq, one group": Case(*gptq(4, -1), "q4_0"),
+    "gptq v2": Case(*gptq(4, 128, v2=True), "q4_0"),
+    "gptq with zero points": Case(*gptq(4, 128, sym=False), "int8"),
+    "gptq v2 with zero points": Case(*gptq(4, 32, sym=False, v2=True), "q8_0"),
+    "gptq in 8 bits": Case(*gptq(8, 128), "int8"),
+    "gptq with act-order": Case(*gptq(4, 32, sym=False, act_order=True), "f16"),
+    "awq": Case(AWQ, awq, "int8"),
+}  # fmt: skip
+
+
+def write(directory: Path, case: Case, model: TinyModel = MODEL) -> dict[str, Any]:
+    """The model, its matrices stored by the scheme → their values by name."""
+    rng = np.random.default_rng(1)
+    stored: Parts = {}
+    values: dict[str, Any] = {}
+    for name, weight in tiny_weights(model).items():
+        is_expert = ".experts." in name
+        if not name.endswith("_proj.weight") or (case.of_experts and not is_expert):
+            stored[name] = torch.tensor(weight)
+            continue
+        parts, values[name] = case.store(rng, *weight.shape)
+        stored |= {
+            f"{name.removesuffix('weight')}{part}": tensor.contiguous() for part, tensor in parts.items()
+        }
+    write_tiny_model(directory, model)
+    save_file(stored, str(directory / "model.safetensors"))
+    write_config(directory, case.config | ({"ignore": case.ignore} if case.ignore else {}), model)
+    return values
+
+
+def write_config(directory: Path, quantization: dict[str, Any], model: TinyModel = MODEL) -> None:
+    config = tiny_config(model) | {"quantization_config": quantization}
+    (directory / "config.json").write_text(json.dumps(config))
+
+
+@pytest.mark.parametrize("name", list(CASES))
+def test_every_value_is_the_tools_own(tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    case = CASES[name]
+    expected = write(tmp_path / "m", case)
+    files = open_model_files(tmp_path / "m")
+    pool = ops.ThreadPool(1)
+    for tensor, values in expected.items():
+        matrix = files.tensors.matrix(tensor, values.shape)
+        assert matrix.format == case.format
+        np.testing.assert_array_equal(ops.dequantise(pool, matrix), values)
+    assert set(files.expert_formats()) == {(case.format,) * 3}
+    # Every stored tensor is known, sized and released.
+    assert main(["doctor", str(tmp_path / "m"), "--port", "0", "--accelerator", "none"]) == 0
+    ours = load(tmp_path / "m")
+    assert len(ours.greedy(random_prompt(5), 3)[0]) == 3
+
+
+def test_a_nested_text_part_has_its_own_configuration(tmp_path: Path) -> None:
+    """Kimi-K2.5's: text_config holds quantization_config, its tensors have another beginning."""
+    from tests.tiny_models.families import TinyKimi
+
+    model = TinyKimi(nested=True, hidden_size=64, moe_intermediate_size=32)
+    directory = write_tiny_model(tmp_path / "m", model)
+    rng = np.random.default_rng(1)
+    config, store = compressed_tensors(4, "group", 32)
+    stored: Parts = {}
+    expected: dict[str, Any] = {}
+    for name, weight in tiny_weights(model).items():
+        if ".mlp.experts." in name and name.endswith("_proj.weight"):
+            parts, expected[name] = store(rng, *weight.shape)
+            stored |= {
+                f"{name.removesuffix('weight')}{part}": tensor.contiguous() for part, tensor in parts.items()
+            }
+        else:
+            stored[name] = torch.tensor(weight)
+    for shard in directory.glob("*.safetensors*"):
+        shard.unlink()
+    save_file(stored, str(directory / "model.safetensors"))
+    ignore = [
+        "lm_head",
+        "re:.*self_attn.*",
+        "re:.*shared_experts.*",
+        "re:.*mlp\\.(gate|up|gate_up|down)_proj.*",
+    ]
+    written = tiny_config(model)
+    written["text_config"]["quantization_config"] = config | {"ignore": ignore}
+    (directory / "config.json").write_text(json.dumps(written))
+    files = open_model_files(directory)
+    assert set(files.expert_formats()) == {("q4_0",) * 3}
+    for name, values in expected.items():
+        ours = name.removeprefix("language_model.")
+        np.testing.assert_array_equal(
+            ops.dequantise(ops.ThreadPool(1), files.tensors.matrix(ours, values.shape)), values
+        )
+    assert len(load(directory).greedy(random_prompt(5), 3)[0]) == 3
+
+
+INT4, OPT = CASES["int4 in groups of 32 (Kimi-K2.5's)"], CASES["modelopt nvfp4"]
+
+
+def _changed(case: Case, **changes: Any) -> dict[str, Any]:
+    config = json.loads(json.dumps(case.config))
+    (config["config_groups"]["group_0"]["weights"] if "config_groups" in config else config).update(changes)
+    return config
+
+
+def _group(**changes: Any) -> dict[str, Any]:
+    config = json.loads(json.dumps(INT4.config))
+    config["config_groups"]["group_0"].update(changes)
+    return config
+
+
+REFUSED = [
+    (INT4, {"quant_method": "bitsandbytes"}, "of 'fp8', 'mxfp4', 'compressed-tensors', 'gptq', 'awq', 'modelopt'"),
+    (INT4, {"quant_method": "compressed-tensors"}, "config_groups is None"),
+    (INT4, _changed(INT4, num_bits=3), "int of 4 or 8 bits"),
+    (INT4, _changed(INT4, actorder="group"), "actorder is 'group'"),
+    (INT4, _changed(INT4, group_size=64), "weight_scale is BF16 .*, expected BF16 or F16"),
+    (INT4, _changed(INT4, symmetric=False), "weight_zero_point is missing"),
+    (INT4, _group(targets=["re:("]), "expected a regular expression"),
+    (INT4, _group(targets=["re:.*self_attn.*"]), "is quantised, but .* has no group for model.layers.0.mlp.experts.0"),
+    (INT4, INT4.config | {"ignore": ["re:.*experts.1.up_proj"]}, "no group for model.layers.0.mlp.experts.1.up_proj"),
+    (INT4, INT4.config | {"ignore": "lm_head"}, "ignore is 'lm_head', expected a list"),
+    (CASES["nvfp4"], _changed(CASES["nvfp4"], group_size=32), "group_size is 32, expected 16"),
+    (CASES["nvfp4"], INT4.config, "weight_packed is U8 .*, expected I32"),
+    (INT4, NVFP4, "weight_packed is I32 .*, expected U8"),
+    (OPT, OPT.config | {"quant_algo": "NVFP4_AWQ"}, "quant_algo is 'NVFP4_AWQ', expected one of NVFP4, FP8, MIXED"),
+    (OPT, OPT.config | {"quant_algo": "FP8"}, "weight is U8 .*, expected F8_E4M3"),
+    (OPT, OPT.config | {"ignore": ["*experts.1.*"]}, "no group for model.layers.0.mlp.experts.1"),
+    (OPT, OPT.config | {"ignore": "lm_head"}, "ignore is 'lm_head', expected a list"),
+    (OPT, {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"}, "quantized_layers is None"),
+    (OPT, {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "quantized_layers": {}}, "has no group for"),
+    (CASES["gptq"], _changed(CASES["gptq"], bits=3), "bits is 3, expected 4 or 8"),
+    (CASES["gptq"], _changed(CASES["gptq"], group_size=0), "group_size is 0"),
+    (CASES["gptq"], _changed(CASES["gptq"], group_size=32), "scales is F16 .*, expected F16 or BF16"),
+    (CASES["gptq"], _changed(CASES["gptq"], dynamic={"+:(": {}}), "expected a regular expression"),
+    (CASES["awq"], _changed(CASES["awq"], version="marlin"), "version is 'marlin'"),
+]  # fmt: skip
+LIES = [
+    (CASES["gptq"], _changed(CASES["gptq"], checkpoint_format="gptq_v2"), "a zero point other than 8, which sym"),
+    (CASES["gptq with act-order"], _changed(CASES["gptq with act-order"], desc_act=False), "which desc_act denies"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("case", "config", "message"), REFUSED)
+def test_what_contradicts_the_configuration_is_refused_by_headers(
+    tmp_path: Path, case: Case, config: dict[str, Any], message: str
+) -> None:
+    write(tmp_path, case)
+    write_config(tmp_path, config)
+    with pytest.raises(ModelLoadError, match=message):
+        open_model_files(tmp_path)
+
+
+@pytest.mark.parametrize(("case", "config", "message"), LIES)
+def test_what_contradicts_it_in_numbers_is_refused_when_read(
+    tmp_path: Path, case: Case, config: dict[str, Any], message: str
+) -> None:
+    write(tmp_path, case)
+    write_config(tmp_path, config)
+    with pytest.raises(ModelLoadError, match=message):
+        load(tmp_path)
