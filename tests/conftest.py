@@ -1,12 +1,26 @@
-"""Hooks for all tests: `make test` must not pass by skipping what its own set-up should have built or installed."""
+"""Hooks for all tests: a time limit for each, and an error instead of skips where `make test` lacks a package."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
+import signal
+import sys
+import threading
+import traceback
 from collections import Counter
+from collections.abc import Generator, Iterator
+from types import FrameType
 
 import pytest
+
+TIME_LIMIT_S = 300
+"""Time limit for set-up, call and tear-down of a test, each. A test of `make test` takes less than ten seconds."""
+SLOW_TIME_LIMIT_S = 580
+"""The same for tests marked `slow` or `gpu`; just below faulthandler_timeout, which ends the process."""
+REPEAT_S = 20
+"""Seconds after which an expired limit is raised again: the test's own cleanup may wait, too."""
 
 NEEDED = (
     "twofold._core",
@@ -23,6 +37,58 @@ NEEDED = (
     "sentencepiece",
     "compressed_tensors",
 )
+
+
+class TimeLimitError(BaseException):
+    """A test exceeded its time limit. No Exception: neither the test nor hypothesis may catch it and go on."""
+
+
+def thread_stacks() -> str:
+    """The stack of every Python thread."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    return "\n".join(
+        f"thread {names.get(ident, ident)}:\n{''.join(traceback.format_stack(frame))}"
+        for ident, frame in sys._current_frames().items()
+    )
+
+
+@contextlib.contextmanager
+def time_limit(item: pytest.Item) -> Iterator[None]:
+    """Raise TimeLimitError in the main thread once the test's limit is exceeded.
+
+    Native code that never returns is not interrupted; faulthandler_timeout then ends the process.
+    """
+    is_slow = item.get_closest_marker("slow") or item.get_closest_marker("gpu")
+    limit_s = SLOW_TIME_LIMIT_S if is_slow else TIME_LIMIT_S
+
+    def expire(_number: int, _frame: FrameType | None) -> None:
+        raise TimeLimitError(f"{item.nodeid} ran longer than {limit_s} s\n{thread_stacks()}")
+
+    before = signal.signal(signal.SIGALRM, expire)
+    signal.setitimer(signal.ITIMER_REAL, limit_s, REPEAT_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup(item: pytest.Item) -> Generator[None, None, None]:
+    with time_limit(item):
+        yield
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
+    with time_limit(item):
+        yield
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, None, None]:
+    with time_limit(item):
+        yield
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

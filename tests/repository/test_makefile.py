@@ -53,12 +53,13 @@ def test_make_alone_is_make_help(help_text: str) -> None:
 
 
 def test_ci_runs_the_tests_at_every_level_and_the_linters() -> None:
-    commands = [
-        line
-        for line in (ROOT / ".ci/run").read_text(encoding="utf-8").splitlines()
-        if line.strip() and not line.startswith(("#", "set ", "cd "))
+    script = (ROOT / ".ci/run").read_text(encoding="utf-8")
+    assert re.findall(r"^limited \d+ (\S+)$", script, re.MULTILINE) == [
+        "ready-dev",
+        "test",
+        "test-levels",
+        "lint",
     ]
-    assert commands == ["make test", "make test-levels", "make lint"]
 
 
 @pytest.mark.parametrize("level", ["avx2", "generic", "amx"])
