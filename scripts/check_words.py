@@ -37,13 +37,11 @@ LIMITS: Final[dict[str, int]] = {
     "engine/runtime/device": 13,
     "engine/runtime/moe": 7,
     "engine/runtime/ops": 15,
-    "engine/twofold/models": 1,
     "engine/twofold/quantise": 4,
     "engine/twofold/server": 2,
     "kernels": 41,
     "models": 5,
     "scripts": 2,
-    "tests": 65,
 }
 """Most hits of a top folder (of `engine`, the next two levels); what is not here has none."""
 

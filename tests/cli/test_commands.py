@@ -11,6 +11,7 @@ import select
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -184,9 +185,11 @@ class Terminal:
 
     def read_until(self, pattern: str) -> None:
         """Wait until the terminal has shown what the regular expression asks for, and drop it."""
+        deadline = time.monotonic() + 120
         while (match := re.search(pattern, self._unread)) is None:
             ready, _, _ = select.select([self._master], [], [], 60)
             assert ready, f"nothing like {pattern!r} in {self._unread!r}"
+            assert time.monotonic() < deadline, f"nothing like {pattern!r} in {self._unread[-1000:]!r}"
             self._unread += os.read(self._master, 4096).decode(errors="replace")
         self._unread = self._unread[match.end() :]
 
@@ -388,7 +391,7 @@ def test_doctor_for_people(tiny, capsys):
     assert main(["doctor", tiny, *NONE, "--port", "0"]) == 0
     said = capsys.readouterr().out
     assert "ready: twofold serve" in said
-    assert len([line for line in said.splitlines() if line.endswith("100 %")]) == 1  # of its one context
+    assert len([line for line in said.splitlines() if line.endswith("100 %")]) == 1  # one context length
 
 
 def test_what_fits_by_context(tmp_path, monkeypatch):

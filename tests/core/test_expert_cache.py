@@ -239,7 +239,7 @@ def test_payback_reads_between_buckets(tmp_path):
     histories, rows, (foretold, said) = np.split(state[cells * 13 + 2 :], [16 * 4, -2])
     context = (
         foretold / (said + 1) * rows.reshape(4, 16, 16)[0, chosen].sum(axis=0)
-    )  # of the layer itself; none before it
+    )  # the layer itself has experts; none before it has
     assert foretold < said
     assert np.abs(context).max() > 0
     for expert, (age, *usages) in enumerate(histories.reshape(16, 4)):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sqlite3
-import time
 import tomllib
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from twofold.telemetry.writer import open_sink
 from dashboard import palette
 from dashboard.placement_sweep import read_sweep
 from tests.dashboard.synthetic_run import ManualClock, SyntheticRun, _Running, run_info, synthetic_history
+from tests.waiting import wait_until
 
 APP = Path(__file__).resolve().parents[2] / "dashboard" / "app.py"
 PAGES = ["pages_overview.py", "pages_placement.py", "pages_requests.py", "pages_loadtest.py"]
@@ -319,9 +319,7 @@ def test_a_live_run_is_drawn_every_two_seconds_and_no_longer_when_it_ends(
     sink = open_sink(f"sqlite:///{path}")
     sink.begin_run(run_info("cuda:0"))
     db = queries.open_database(f"sqlite:///{path}")
-    due = time.monotonic() + 30
-    while not queries.runs(db) and time.monotonic() < due:
-        time.sleep(0.01)
+    wait_until(lambda: queries.runs(db))
     app = show(monkeypatch, path)
     assert 2.0 in intervals
     sink.close()

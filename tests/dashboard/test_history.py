@@ -11,6 +11,7 @@ from twofold.telemetry import queries
 from twofold.telemetry.writer import open_sink
 
 from tests.dashboard.synthetic_run import ManualClock, SyntheticRun, hour_of_a_large_model, run_info
+from tests.waiting import wait_until
 
 
 @pytest.fixture(scope="module")
@@ -62,9 +63,7 @@ def test_each_look_reads_only_what_is_new(tmp_path: Path) -> None:
 
     record(60)
     db = queries.open_database(f"sqlite:///{tmp_path / 't.db'}")
-    due = time.monotonic() + 30
-    while not queries.runs(db) and time.monotonic() < due:
-        time.sleep(0.01)
+    wait_until(lambda: queries.runs(db))
     run = queries.runs(db)[0]
     history = queries.RunHistory(db, run)
 
@@ -72,16 +71,13 @@ def test_each_look_reads_only_what_is_new(tmp_path: Path) -> None:
         span = queries.Window(int(run.started_s), int(clock.now_s) + 1)
         return history.placements(span)[0].by_placement(queries.Placement.HIT)
 
-    while hits() != made.num_hits and time.monotonic() < due:
-        time.sleep(0.01)
+    wait_until(lambda: hits() == made.num_hits)
     first = history.num_rows_read
     assert first >= 60 * 3
     assert hits() == made.num_hits
     assert history.num_rows_read == first
     record(2)
-    while hits() != made.num_hits and time.monotonic() < due:
-        time.sleep(0.01)
-    assert hits() == made.num_hits
+    wait_until(lambda: hits() == made.num_hits)
     assert 0 < history.num_rows_read - first <= 40
     sink.close()
 

@@ -21,7 +21,7 @@ from twofold.weights.weight_format import WeightMatrix  # noqa: E402
 from tests.repository.test_native_stubs import PACKAGE, exported, stubbed  # noqa: E402
 
 EXPERTS, TOP_K, HIDDEN, INTERMEDIATE, TOKENS = 8, 3, 64, 96, 5
-NOBODY = len(_core.Placement.__members__)
+UNPLACED = len(_core.Placement.__members__)
 """The device's mark of a row of padding, beside the placements."""
 FORMATS = ("f32", "bf16", "fp8", "q8_0", "q4_0", "q4_k")
 
@@ -167,7 +167,7 @@ def test_decode_computes_the_residents_and_the_mailbox_the_rest(fake: ModuleType
     assert server.serve(1, 30.0)["done"]
     thread.join()
     assert on_cpu.item() == int((layer.ids >= EXPERTS // 2).sum())
-    assert torch.equal(where.view(TOKENS, TOP_K) == NOBODY, layer.ids < 0)
+    assert torch.equal(where.view(TOKENS, TOP_K) == UNPLACED, layer.ids < 0)
     assert close(hidden, layer.reference(range(EXPERTS)))
     assert torch.equal(hidden[-1], layer.residual[-1])
 

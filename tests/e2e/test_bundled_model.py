@@ -22,7 +22,7 @@ morning, as she came to the bridge, an old woman sat there and wept bitterly.
 
 'Good mother,' said the girl, 'why do you weep?'
 
-'Because I am hungry,' answered the old woman, 'and nobody will give me so much as a crust of bread.'
+'Because I am hungry,' answered the old woman, 'and no one will give me so much as a crust of bread.'
 
 Then the girl took the loaf out of her basket, broke it in two, and gave her the larger half. 'You have a \
 kind heart,' said the old woman, 'and you shall not repent it. When you come to the king's castle, ask for \

@@ -18,6 +18,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.waiting import wait_until
+
 pytest.importorskip("twofold._core", reason="the native module is not built")
 pytest.importorskip("fastapi")
 pytest.importorskip("streamlit")
@@ -211,8 +213,7 @@ def test_a_group_is_ended_while_its_leader_still_has_its_number(monkeypatch: pyt
     monkeypatch.setattr("signal.signal", lambda *_: None)
     run_stack = runpy.run_path(str(SCRIPT))
     child = subprocess.Popen(["true"], start_new_session=True)
-    while run_stack["exit_code"](child) is None:
-        pass
+    wait_until(lambda: run_stack["exit_code"](child) is not None)
     assert run_stack["ended_early"]({"server": child}) == 1
     run_stack["end"]({"server": child})
     assert ended == [True]

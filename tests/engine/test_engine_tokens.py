@@ -134,7 +134,7 @@ def test_asking_changes_no_token_and_eight_at_once_get_what_each_gets_alone(
         while crowded.step():
             scheduler = crowded._scheduler
             preempted |= {s.number for s in (*scheduler.waiting, *scheduler.running) if s.was_preempted}
-        assert preempted, f"nobody started over: {policy}, {cached}"
+        assert preempted, f"no request was preempted: {policy}, {cached}"
         for one, other in zip(alone, together, strict=True):
             assert (other.tokens, other.logprobs, other.text) == (one.tokens, one.logprobs, one.text)
             assert other.chunks[0].prompt_logprobs == one.chunks[0].prompt_logprobs

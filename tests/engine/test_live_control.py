@@ -16,6 +16,7 @@ from twofold.engine.waiting import Waiter
 
 from tests.tiny_models.qwen3_next import TinyQwen3Next
 from tests.tiny_models.writing import write_tiny_model
+from tests.waiting import wait_until
 
 STREAMS = 16
 TOKENS = 40
@@ -259,16 +260,18 @@ def test_orders_to_an_engine_that_ends_are_refused_and_nobody_waits() -> None:
 def test_a_request_that_came_before_the_context_shrank_is_told(engine: Engine) -> None:
     waiter = Waiter(None)
     ids = tuple(engine.tokenizer.encode(PROMPTS[0]))
-    held = threading.Event()
+    entered, held = threading.Event(), threading.Event()
 
     def hold() -> None:
+        entered.set()
         held.wait(WAIT_S)
 
     with ThreadPoolExecutor(2) as callers:
         blocked = callers.submit(engine._inbox.order, hold)
+        # Only then: the engine could carry out the other order first.
+        assert entered.wait(WAIT_S)
         resized = callers.submit(engine.control.resize, Resize(max_total_tokens=64))
-        while len(engine._inbox._orders) < 1:
-            pass
+        wait_until(lambda: engine._inbox._orders)
         engine.submit(GenerationRequest(ids, SamplingParams(max_tokens=500), waiter.receive, "long"))
         held.set()
         blocked.result(WAIT_S)

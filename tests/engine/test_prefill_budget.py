@@ -52,7 +52,7 @@ def test_outliers_and_a_first_step_that_warms_up_change_nothing():
 
 def test_a_step_without_prefill_is_measured_before_streams_are_made_to_wait_and_now_and_then():
     budget = PrefillBudget(512)
-    assert budget.num_tokens(0) == 512, "nothing is known and nobody waits"
+    assert budget.num_tokens(0) == 512, "nothing is known and no request waits"
     budget.observe(512, 0, 1.0)
     assert budget.num_tokens(0) == 512
     assert budget.num_tokens(1) == 0

@@ -170,7 +170,7 @@ def test_a_preempted_request_takes_up_what_is_left_of_it() -> None:
     late = play.add(range(50, 62), 24)
     play.run()
     assert late.was_preempted
-    assert late.num_cached == 0, "its own, which nobody counts"
+    assert late.num_cached == 0, "its own pages are no cache hits"
     assert play.num_computed < 16 + 24 + 2 * 12 + 24
 
 

@@ -69,7 +69,7 @@ def test_a_damaged_file_is_left_out_with_a_line_and_all_behind_it(
         assert again.num_cached == 16
     else:
         path.write_bytes(left[damage])
-        (tmp_path / "notes.page").write_text("somebody else's")
+        (tmp_path / "notes.page").write_text("not a page")
         assert found_after_a_restart(tmp_path) == 16
         assert (tmp_path / "notes.page").exists()
     assert path.name in caplog.text

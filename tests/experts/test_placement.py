@@ -39,8 +39,8 @@ COUNTS = np.array([[9, 1, 1, 5], [0, 2, 2, 2], [7, 0, 0, 2]])
         ("front-loading", 99, "####|####|####"),
         ("frequency", 0, "....|....|...."),
         ("frequency", 3, "#..#|....|#..."),  # one top-k of all: layer 1 has none
-        ("frequency", 5, "#..#|.##.|#..."),  # of the four that were counted twice, the first two
-        ("frequency", 8, "##.#|.###|#..#"),  # of the two counted once, the lower number
+        ("frequency", 5, "#..#|.##.|#..."),  # four are counted twice: the first two
+        ("frequency", 8, "##.#|.###|#..#"),  # two are counted once: the lower number
         ("frequency", 99, "####|####|####"),
         ("random", 0, "....|....|...."),
         ("random", 99, "####|####|####"),

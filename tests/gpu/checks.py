@@ -51,7 +51,7 @@ def checks(formats: tuple[str, ...] = FORMATS) -> list[Named]:
         ("handshake probe", kernels("handshake_probe")),
         ("hits on the GPU and misses by the mailbox, eager", kernels("hybrid", False)),
         ("hits on the GPU and misses by the mailbox, one graph", kernels("hybrid", True)),
-        ("a step that nobody serves is given up", kernels("watchdog")),
+        ("a step without a server is given up", kernels("watchdog")),
         *(
             (f"logits for every placement, {QWEN}, batch of {batch}", engine("logits_for_every_placement", QWEN, batch))
             for batch in (1, 4)
@@ -63,7 +63,7 @@ def checks(formats: tuple[str, ...] = FORMATS) -> list[Named]:
         ),
         ("a lost step costs no request", engine("lost_step")),
         *(
-            (f"every placement, upload and eviction is told, {mode}", engine("every_event_is_told", None, mode))
+            (f"every placement, upload and eviction is reported, {mode}", engine("every_event_is_told", None, mode))
             for mode in ("graph", "placed")
         ),
         (f"logits for every placement, {GPT_OSS}, batch of 1", engine("logits_for_every_placement", GPT_OSS, 1)),

@@ -46,7 +46,7 @@ OPEN: Final = (
     ("gated delta nets", "kernels/cuda/gated_delta.cu"),
     ("handshake*", "kernels/cuda/step_control.cu"),
     ("hits on the GPU*", "kernels/cuda/step_control.cu"),
-    ("*nobody serves*", "kernels/cuda/step_control.cu"),
+    ("*without a server*", "kernels/cuda/step_control.cu"),
     ("*lost step*", "engine/twofold/device/runner.py"),
     ("logits against*", "engine/twofold/device/model.py"),
     ("logits*", "engine/twofold/device/table_layers.py"),

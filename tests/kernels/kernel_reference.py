@@ -107,7 +107,7 @@ def attention_block(
         qkv = qkv + weights["qkv_bias"]
     qkv = qkv.reshape(num_tokens, heads + 2 * kv_heads, head_dim)
     q, k, v = qkv[:, :heads], qkv[:, heads : heads + kv_heads], qkv[:, heads + kv_heads :]
-    if weights["q_norm"] is not None:  # of each head, or of all together
+    if weights["q_norm"] is not None:  # per head, or over all heads
         q = rmsnorm(q.reshape(num_tokens, -1, len(weights["q_norm"])), weights["q_norm"], eps).reshape(
             q.shape
         )

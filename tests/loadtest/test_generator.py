@@ -176,7 +176,7 @@ def test_a_bound_on_the_open_loop_makes_requests_wait_and_says_so() -> None:
     assert [sample.waited_s for sample in run.samples] == pytest.approx([0, 0, 0.5, 0.5])
     figures = run.figures()
     assert figures["max_waited_at_client_ms"] == pytest.approx(500)
-    assert figures["p99_ttft_ms"] == pytest.approx(500), "the wait is told apart"
+    assert figures["p99_ttft_ms"] == pytest.approx(500), "the wait is reported separately"
 
 
 @pytest.mark.parametrize(

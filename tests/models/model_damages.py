@@ -181,7 +181,7 @@ def _other_tensors(tensors: Tensors, rng: random.Random) -> Tensors:
         found[at] = (_other_name(name, rng), dtype, shape, raw)
     elif kind == 2:
         found.append((_other_name(name, rng), dtype, shape, raw))
-    elif kind == 3:  # of the same bytes
+    elif kind == 3:  # same number of bytes
         size = math.prod(shape)
         forms = [shape[::-1], [size], [1, *shape], [*shape, 1], [size, 1], [2**40, 0], [0] * 40]
         form = rng.choice(forms)

@@ -28,7 +28,7 @@ def test_parts_that_are_not_run_are_left_out_and_told(
     with caplog.at_level(logging.INFO, logger="twofold"):
         open_model_files(path)
     told = [record.getMessage() for record in caplog.records if "is not run" in record.getMessage()]
-    parts = ["multi-token prediction", "what sees"][: 1 + (family == "qwen3_5_moe")]
+    parts = ["multi-token prediction", "vision tower"][: 1 + (family == "qwen3_5_moe")]
     assert [message.split(": ")[1].split(" is")[0] for message in told] == parts
     assert "left out: 1 tensors mtp.*" in told[0]
 

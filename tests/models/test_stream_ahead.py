@@ -51,7 +51,7 @@ def simulate(ids: np.ndarray, figures: dict[str, float], *, ahead: bool, chunk: 
     return _core.simulate(trace, 1, cost, config, dense_us, prompt_chunk=chunk)
 
 
-def everybody(num_tokens: int, num_layers: int, num_experts: int) -> np.ndarray:
+def all_experts(num_tokens: int, num_layers: int, num_experts: int) -> np.ndarray:
     """Top-1 routing that gives every expert as many tokens."""
     return np.broadcast_to(
         (np.arange(num_tokens) % num_experts)[:, None, None], (num_tokens, num_layers, 1)
@@ -74,7 +74,7 @@ def test_an_example_worked_by_hand() -> None:
     # Ahead: from the end of layer 0's uploads until layer 1 begins the link is free for 35 + 200 us, which is two
     # uploads. The first chunk does not know of the 200 us yet, and layer 0 has no layer before it: so each chunk but
     # the first gains 200 us.
-    ids = everybody(3 * 40, 2, 4)
+    ids = all_experts(3 * 40, 2, 4)
     alone = simulate(ids, FIGURES, ahead=False, **BY_HAND)
     ahead = simulate(ids, FIGURES, ahead=True, **BY_HAND)
     assert alone.total_us == pytest.approx(3 * (2 * (200 + 435) + 7))
@@ -94,7 +94,7 @@ def test_an_example_worked_by_hand() -> None:
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_nothing_is_begun_ahead_where(change: dict[str, Any], why: str) -> None:
-    ids = everybody(3 * 40, 2, 4)
+    ids = all_experts(3 * 40, 2, 4)
     alone, ahead = (simulate(ids, FIGURES, ahead=on, **BY_HAND | change) for on in (False, True))
     assert (ahead.total_us, ahead.num_uploads) == (alone.total_us, alone.num_uploads), why
 

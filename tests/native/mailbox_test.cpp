@@ -241,7 +241,7 @@ CASE(a_late_answer_is_no_answer_to_a_later_step) {
   f.mailbox.abort();
   f.mailbox.reset();
   f.mailbox.answer(0, 1);                                                        // far too late
-  std::thread next([&] { CHECK(!f.device.run_step(Waiting::kKernel, 10ms)); });  // nobody serves step 2
+  std::thread next([&] { CHECK(!f.device.run_step(Waiting::kKernel, 10ms)); });  // step 2 has no server
   next.join();
   CHECK_EQUAL(f.mailbox.device_gave_up_at(), 0);
 }

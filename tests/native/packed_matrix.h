@@ -21,7 +21,7 @@ struct PackedMatrix {
   WeightFormat format;
   int rows;
   int columns;
-  std::vector<uint64_t> memory;  // aligned enough for whoever copies 16 bytes
+  std::vector<uint64_t> memory;  // aligned for copies of 16 bytes
   std::vector<float> weights;    // [rows][columns], what was packed
 
   PackedMatrix(WeightFormat which, int num_rows, int num_columns, uint32_t seed)

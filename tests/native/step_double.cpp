@@ -1,5 +1,5 @@
-// What of the kernels native_table_step launches, on host memory, by whoever calls: its thread sanitizer would take the SIMT
-// machine's fibres for one thread, and the kernels' own sources call a sanitizer of their own.
+// Stand-ins, on host memory and on the calling thread, for the kernels that native_table_step launches: its thread
+// sanitizer would take the SIMT machine's fibres for one thread, and the kernels' own sources call a sanitizer of their own.
 #include <sched.h>
 
 #include <atomic>

@@ -157,7 +157,7 @@ struct Fixture {
       missed += on_cpu;
       const int64_t layer_limit_ns = layer == kLayers - 1 ? limit_ns : (60s / 1ns);
       mailbox.enqueue_wait(Handshake::kKernels, layer, &number, &on_cpu, layer_limit_ns, nullptr);
-      // A GPU goes on with what it finds there: nobody will look at it.
+      // A GPU goes on with what it finds there; the result is discarded.
       if (mailbox.host().aborted() || mailbox.host().device_gave_up_at() >= 0) return;
       cuda::launch_combine({outputs, gates, where, mailbox.device_results(), tokens, kTopK, kHidden, hidden,
                             mailbox.device_joined_ns(layer)},
@@ -208,7 +208,7 @@ void run_steps(const Options& options, int num_steps) {
     const int rows = std::max(1, tokens - int(f.random() % 2));
     CHECK(f.step(step, rows, tokens).state == PostState::kPosted);
     const std::vector<TokenLayerEvent> events = f.drain();
-    CHECK_EQUAL(int(events.size()), rows * kLayers);  // padding is nobody's
+    CHECK_EQUAL(int(events.size()), rows * kLayers);  // padding has no event
     for (const TokenLayerEvent& event : events) {
       CHECK(event.layer_us > 0 && event.gpu_us > 0 && event.gpu_us <= event.layer_us);
       CHECK(event.num_cpu == 0 || event.cpu_us > 0);

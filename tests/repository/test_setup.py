@@ -99,7 +99,7 @@ def test_a_full_disk_hides_no_error() -> None:
     assert done.returncode == 3
     assert "| the reason" in done.stderr
     assert "cause:   the disk is full" in done.stderr
-    assert "No space left on device)" in done.stderr  # of the log itself
+    assert "No space left on device)" in done.stderr  # the log itself could not be written
 
 
 def test_what_is_missing_is_in_a_log_too(tmp_path: Path) -> None:
@@ -335,14 +335,14 @@ def test_what_running_needs_is_the_core_module_alone(tmp_path: Path) -> None:
     assert "tests/native" in everything
 
 
-@pytest.mark.parametrize("changed", ["nothing", "compiler", "somebody else's"])
+@pytest.mark.parametrize("changed", ["nothing", "compiler", "another project's"])
 def test_a_build_of_another_system_is_started_afresh_and_another_projects_is_left(
     tmp_path: Path, changed: str
 ) -> None:
     environment = fake_toolchain(tmp_path)
     assert sourced("build_native run", **environment).returncode == 0
     built = tmp_path / "build/dev"
-    project = "other" if changed == "somebody else's" else "twofold"
+    project = "other" if changed == "another project's" else "twofold"
     (built / "CMakeCache.txt").write_text(f"CMAKE_PROJECT_NAME:STATIC={project}\n")
     (built / "old.o").touch()
     if changed != "nothing":

@@ -243,7 +243,8 @@ class FakeEngine:
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-        self._thread.join()
+        self._thread.join(60)
+        assert not self._thread.is_alive(), "the fake engine did not end"
 
     def _run(self) -> None:
         while True:

@@ -16,6 +16,8 @@ from twofold.server.listening import HttpServer, bind
 HTTP = httpx.Client(timeout=30, trust_env=False)
 """Client for plain requests, shared by all tests: making one reads certificates for tens of milliseconds."""
 
+WAIT_S = 60
+
 
 @contextlib.contextmanager
 def serving(app: ASGIApp, limits: ConnectionLimits | None = None) -> Iterator[str]:
@@ -29,7 +31,18 @@ def serving(app: ASGIApp, limits: ConnectionLimits | None = None) -> Iterator[st
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
     finally:
         server.should_exit = True
-        thread.join()
+        thread.join(WAIT_S)
+        assert not thread.is_alive(), "the server did not end"
+
+
+def receive_until(connection: socket.socket, mark: bytes) -> bytes:
+    """All bytes received up to the piece that completes `mark`, which must come before the server closes."""
+    received = b""
+    while mark not in received:
+        piece = connection.recv(4096)
+        assert piece, f"closed after {received!r}"
+        received += piece
+    return received
 
 
 def connect(url: str) -> socket.socket:

@@ -86,5 +86,5 @@ def test_posting_to_a_loop_that_has_ended_does_nothing() -> None:
 
     crossing = asyncio.run(make())
     for _ in range(2):
-        crossing.post(print, "nobody reads this")
+        crossing.post(print, "never printed")
         crossing.wake()

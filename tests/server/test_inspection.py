@@ -19,6 +19,8 @@ from twofold.server.admin.inspection import SlotTable
 from twofold.server.app import app_of, create_app
 from twofold.server.bridge.state import ServerState
 
+from tests.waiting import wait_until
+
 HELLO = [{"role": "user", "content": "once upon"}]
 
 
@@ -178,8 +180,7 @@ def test_slots_say_how_far_each_request_is(engine: FakeEngine, shows: bool):
         first, *others = HTTP.get(f"{url}/slots").json()
         for post in posts[1:]:
             post.start()
-        while len(engine.live_requests()) < engine.max_running:
-            threading.Event().wait(0.01)
+        wait_until(lambda: len(engine.live_requests()) == engine.max_running)
         full = HTTP.get(f"{url}/slots", params={"fail_on_no_slot": 1})
         engine.hold.set()
         for post in posts:

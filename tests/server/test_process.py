@@ -19,6 +19,8 @@ from twofold.api.config import ServerConfig
 from twofold.api.errors import ConfigError
 from twofold.server.listening import bind
 
+from tests.waiting import wait_until
+
 HERE = Path(__file__).parent
 WAIT_S = 20
 
@@ -111,8 +113,7 @@ def test_a_broken_stdout_does_not_keep_the_server_from_ending():
             served.process.stdout.close()
             served.process.send_signal(signal.SIGTERM)
             # It has begun to drain when it says so.
-            while HTTP.get(f"{served.url}/health").json()["status"] != "draining":
-                pass
+            wait_until(lambda: HTTP.get(f"{served.url}/health").json()["status"] == "draining")
             served.process.send_signal(signal.SIGUSR1)
             read_until(lines, "[DONE]")
         assert served.process.wait(WAIT_S) == 0

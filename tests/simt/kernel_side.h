@@ -55,7 +55,7 @@ int64_t nanoseconds();
 
 // A kernel with its arguments bound.
 struct Kernel {
-  const char* text;      // of the call: its name comes first
+  const char* text;      // the call, beginning with its name
   const char* instance;  // __PRETTY_FUNCTION__ of the launcher
   const void* function;
   void (*call)(const void* arguments);

@@ -8,7 +8,7 @@
 
 CASE(every_kernel_of_the_sources_is_executed) {
   test::one_schedule() = true;
-  // Of the formats one: each has a case, and the same kernels.
+  // One of the formats: each has a case, and the same kernels.
   const std::set<std::string> others{__func__, "decode_tiles_take_turns_where_shared_memory_is_small"};
   for (const test::Case& other : test::cases()) {
     const std::string name = other.name;

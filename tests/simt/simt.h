@@ -4,7 +4,7 @@
 // for every access of memory end in hooks.cpp. A block's threads are fibres that change hands where lanes of a warp or
 // the block meet; warps, lanes and blocks take turns in a seeded random order. A Session watches: bounds, alignment,
 // initialisation, races by vector clocks, barriers, lanes that are named and are not there, copies under way, the order
-// of what is shared with the host. Without one, kernels just run. Either way a launch is refused as a device refuses it:
+// of writes that the host reads. Without one, kernels just run. Either way a launch is refused as a device refuses it:
 // more threads than the kernel's launch bounds, more shared memory, dynamic and static, than was asked for or exists.
 // Static memory is counted once a thread has come to it; the launch bounds' second number (blocks of a multiprocessor)
 // and registers are the compiler's business (make check-cuda).
@@ -32,7 +32,7 @@ inline constexpr int64_t kDefaultShared = 48 * 1024, kLeastMostShared = 99 * 102
 
 // What one kind of access of a kernel did, over warps.
 struct Traffic {
-  int64_t requests = 0;  // of a warp
+  int64_t requests = 0;  // per warp
   int64_t bytes = 0;
   int64_t passes = 0;  // shared memory: wavefronts; global memory: sectors of 32 bytes
   int64_t least = 0;   // what the same bytes need at least
@@ -46,7 +46,7 @@ struct TrafficKey {
 
 // A kernel's launch as occupancy counts it: the largest of the session.
 struct LaunchSize {
-  int threads = 0;           // of a block
+  int threads = 0;           // per block
   int64_t shared_bytes = 0;  // dynamic
   int bound = 0;             // threads that the kernel's launch bounds allow; 0: it declares none
 };
@@ -93,7 +93,7 @@ class Session {
   std::map<std::string, std::map<TrafficKey, Traffic>> traffic_;
 };
 
-// Lets the calling thread's launches be watched by `session` (null: by nobody) while this lives.
+// Lets the calling thread's launches be watched by `session` (null: unchecked) while this lives.
 class Watched {
  public:
   explicit Watched(Session* session);
@@ -105,7 +105,7 @@ class Watched {
   Session* before_;
 };
 
-// Of the calling thread's last launch that failed, watched or not.
+// The error of the calling thread's last failed launch, watched or not.
 const std::string& last_report();
 
 }  // namespace simt

@@ -20,7 +20,7 @@ struct PlaceCase {
   bool padding_alone = false;  // no token at all
 };
 
-// Of which some misses are worth reading and some are not, with the tokens of an expert.
+// Some misses are worth reading and some are not, by the tokens of an expert.
 ReadPrices make_prices() {
   ReadPrices prices{};
   prices.reads = 1;

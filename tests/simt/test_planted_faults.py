@@ -95,7 +95,7 @@ FAULTS = (
           "const float gate = total<kTokens>(sums, 0, t, lane) + gate_bias;",
           "const float gate = total<kTokens>(sums, kWarpsOfMatrix, t, lane) + gate_bias;",
           VALUES, "expert_decode.cuh"),
-    Fault("decode: no zeros behind the last column", "expert_decode_float.cu", "if (item.panel == panels - 1)",
+    Fault("decode: no zeros after the last column", "expert_decode_float.cu", "if (item.panel == panels - 1)",
           "if (item.panel == panels)", "not initialised|" + VALUES, "expert_decode.cuh"),
     Fault("decode: scales of two runs are swapped", "expert_decode_k.cu",
           "Format::template scale<Lane>(block, of_block, quad)",

@@ -9,7 +9,7 @@
 
 namespace simt {
 
-// Of one launch. Lanes run one after the other, so what they ask for at once is put together by instruction and by how
+// Traffic of one launch. Lanes run one after the other, so what they ask for at once is put together by instruction and by how
 // often each lane has come there since the block's last barrier.
 class TrafficMeter {
  public:

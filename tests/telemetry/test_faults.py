@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-import signal
 import sqlite3
 import subprocess
 import sys
@@ -25,8 +24,8 @@ from tests.telemetry.test_writer import (
     step_record,
     token_layers,
     url_of,
-    wait_until,
 )
+from tests.waiting import killed_at_end, wait_until
 
 
 def hold(path: Path) -> sqlite3.Connection:
@@ -175,13 +174,13 @@ def test_a_killed_run_is_not_live_and_is_called_what_it_is(tmp_path: Path) -> No
     path = tmp_path / "t.db"
     root = Path(__file__).resolve().parents[2]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(root), *sys.path])}
-    with subprocess.Popen(
+    child = subprocess.Popen(
         [sys.executable, "-c", _PROGRAM, url_of(path)], stdout=subprocess.PIPE, text=True, env=environment
-    ) as child:
+    )
+    with killed_at_end(child):
         assert child.stdout is not None
         assert child.stdout.readline() == "written\n"
         assert summarise(url_of(path))["live"]
-        child.send_signal(signal.SIGKILL)
     summary = summarise(url_of(path))
     assert (summary["live"], summary["state"]) == (False, "interrupted")
     assert "interrupted without a word" in format_summary(summary)

@@ -15,7 +15,8 @@ from twofold.telemetry.summary import summarise
 from twofold.telemetry.writer import DatabaseSink
 
 from tests.dashboard.synthetic_run import ManualClock, run_info
-from tests.telemetry.test_writer import open_writer, scalar, url_of, wait_until
+from tests.telemetry.test_writer import open_writer, scalar, url_of
+from tests.waiting import wait_until
 
 LAYERS, EXPERTS, TOP_K = 24, 64, 8
 
@@ -59,7 +60,7 @@ class Load:
             self.clock.now_s += seconds
 
     def written(self) -> None:
-        wait_until(lambda: self.sink.stats().num_queued == 0, seconds=60)
+        wait_until(lambda: self.sink.stats().num_queued == 0)
 
 
 @pytest.mark.slow
@@ -105,7 +106,7 @@ def test_a_reader_that_holds_an_old_state_bounds_what_is_written_not_the_file(tm
     reader.execute("BEGIN")
     reader.execute("SELECT count(*) FROM step").fetchone()
     load.run(200, seconds=1.0)
-    wait_until(lambda: "a reader keeps the log" in (sink.stats().last_error or ""), seconds=60)
+    wait_until(lambda: "a reader keeps the log" in (sink.stats().last_error or ""))
     assert size_of(path) <= limit
     assert sink.stats().num_queued > 0
     reader.execute("COMMIT")
@@ -133,7 +134,7 @@ def test_a_lower_limit_shrinks_the_file(tmp_path: Path) -> None:
         load.run(1, seconds=2.0)
         return size_of(path) <= limit
 
-    wait_until(shrunk, seconds=60)
+    wait_until(shrunk)
     sink.close()
     assert size_of(path) <= limit
     assert scalar(path, "PRAGMA integrity_check") == "ok"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
 import sqlite3
 import subprocess
 import sys
@@ -21,6 +20,7 @@ from twofold.telemetry.sink import TOKEN_LAYER_DTYPE, UPLOAD_DTYPE, NullSink
 from twofold.telemetry.writer import DatabaseSink, open_sink
 
 from tests.dashboard.synthetic_run import ManualClock, SyntheticRun, run_info, synthetic_history
+from tests.waiting import killed_at_end, wait_until
 
 
 def url_of(path: Path) -> str:
@@ -192,27 +192,15 @@ def test_a_database_error_costs_events_but_not_the_engine(
     assert scalar(path, "SELECT sum(num_events) FROM dropped WHERE kind = 'step' AND place = 'database'") == 2
 
 
-def wait_until(condition: object, *, seconds: float = 20.0) -> None:
-    """Polls `condition`; waiting on an Event that is never set lets the writer run."""
-    never = threading.Event()
-    for _ in range(int(seconds / 0.01)):
-        if condition():  # type: ignore[operator]
-            return
-        never.wait(0.01)
-    raise AssertionError("the condition did not come true")
-
-
 def test_readers_see_whole_transactions_while_rows_are_written(tmp_path: Path) -> None:
     path = tmp_path / "t.db"
     sink = open_writer(path)
     sink.begin_run(run_info())
-    done = threading.Event()
 
     def produce() -> None:
         for step in range(200):
             sink.native_events("token_layer", token_layers(60, step=step))
         sink.close()
-        done.set()
 
     producer = threading.Thread(target=produce)
     producer.start()
@@ -220,13 +208,12 @@ def test_readers_see_whole_transactions_while_rows_are_written(tmp_path: Path) -
     seen = []
     finished = False
     while not finished:
-        finished = done.is_set()
+        finished = not producer.is_alive()
         rows, summed = reader.execute(
             "SELECT (SELECT count(*) FROM token_layer), (SELECT coalesce(sum(num_rows), 0) FROM layer_second)"
         ).fetchone()
         assert rows == summed
         seen.append(rows)
-    producer.join()
     reader.close()
     assert seen == sorted(seen)
     assert seen[-1] == 200 * 60
@@ -254,12 +241,12 @@ def test_a_killed_process_leaves_a_sound_database(tmp_path: Path) -> None:
     )
     root = Path(__file__).resolve().parents[2]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(root), *sys.path])}
-    with subprocess.Popen(
+    child = subprocess.Popen(
         [sys.executable, "-c", program, url_of(path)], stdout=subprocess.PIPE, text=True, env=environment
-    ) as child:
+    )
+    with killed_at_end(child):
         assert child.stdout is not None
         num_written = int(child.stdout.readline())
-        child.send_signal(signal.SIGKILL)
     sink = open_writer(path)
     sink.begin_run(run_info())
     sink.close()

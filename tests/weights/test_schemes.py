@@ -211,7 +211,7 @@ def gptq(bits: int, size: int, *, sym: bool = True, act_order: bool = False, v2:
 
 
 def awq(rng: np.random.Generator, rows: int, columns: int) -> tuple[Parts, Any]:
-    places = (0, 2, 4, 6, 1, 3, 5, 7)  # of the outputs whose fields follow one another in a word
+    places = (0, 2, 4, 6, 1, 3, 5, 7)  # outputs in the order of their fields in a word
     codes, zeros = rng.integers(0, 16, (columns, rows)), rng.integers(0, 16, (columns // 128, rows))
     scales = rng.uniform(0.002, 0.02, zeros.shape).astype(np.float16)
 

@@ -67,7 +67,7 @@ void Device::free(std::byte* memory) {
     complaint_ = "memory was freed that was not allocated";
     return;
   }
-  // Whoever still copies there would write into somebody else's memory.
+  // A copy that still runs would write into memory that has another owner.
   for (const auto& lane : lanes_) {
     for (const Work& work : lane->queue) {
       if (work.kind == Kind::kCopy && work.copy.to >= memory && work.copy.to < memory + at->second)
@@ -246,7 +246,7 @@ bool Device::step(double us) {
     work.end_us = std::max(next_us, work.issued_us) + work.us;
     if (work.kind == Kind::kCopy) {
       link_busy_ = true;
-      std::memset(work.copy.to, 0xDD, work.copy.bytes);  // half of it is anybody's guess
+      std::memset(work.copy.to, 0xDD, work.copy.bytes);  // a torn copy
     } else if (work.begins) {
       work.begins();
     }

@@ -23,12 +23,12 @@ struct DeviceShape {
   double latency_us = 10;
   double bandwidth_gbps = 10;
   bool refuse_pinning = false;
-  bool refuse_read_only = false;  // to pin what nobody may write
+  bool refuse_read_only = false;  // to pin read-only memory
   double tick_us = 0;             // how far the clock moves whenever it is read
   double most_delay_us = 0;       // a copy takes up to that much longer, at random
   double fail_issue = 0;          // probability that a copy call fails, some of its copies carried out
   double fail_completion = 0;     // probability that a copy ends in an error and garbage
-  size_t small_bytes = 250'000;   // of which no batch may hold some together with larger ones
+  size_t small_bytes = 250'000;   // no batch may mix these with larger ones
   uint64_t seed = 0;
 };
 

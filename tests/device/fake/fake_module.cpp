@@ -73,7 +73,7 @@ std::shared_ptr<twofold::DeviceApi> open_device(int, size_t total_bytes, double 
 
 }  // namespace
 
-// Looks like twofold._cuda to whoever asks for it.
+// Has the interface of twofold._cuda.
 PYBIND11_MODULE(twofold_fake, m) {
   m.doc() = "a fake device on host memory.";
   twofold::bindings::bind_device(m);

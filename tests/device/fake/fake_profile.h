@@ -1,4 +1,4 @@
-// What the cost model is told of a machine with a fake device.
+// Cost model inputs for a machine with a fake device.
 #pragma once
 #include "twofold/cost_model.h"
 

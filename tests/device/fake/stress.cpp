@@ -315,7 +315,7 @@ class Run {
   std::mt19937_64 random_;
   Device device_;
   Stream compute_;
-  std::vector<size_t> sizes_;  // of an expert, per layer
+  std::vector<size_t> sizes_;  // bytes of one expert, per layer
   std::vector<std::vector<std::byte>> store_;
   SlotPool slots_;
   SlotTables tables_;

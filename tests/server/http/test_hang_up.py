@@ -8,7 +8,7 @@ import time
 
 import pytest
 from fake_engine import FakeEngine
-from live_server import HTTP, serving
+from live_server import HTTP, receive_until, serving
 from twofold.api.config import ServerConfig
 from twofold.server.app import create_app
 
@@ -44,9 +44,7 @@ def post(address: tuple[str, int], body: dict) -> socket.socket:
 
 def test_hanging_up_in_a_stream_frees_the_place(held_engine, address):
     connection = post(address, {"prompt": "a b c", "stream": True})
-    received = b""
-    while b'"a "' not in received:
-        received += connection.recv(4096)
+    receive_until(connection, b'"a "')
     assert held_engine.stats().num_running == 1
     connection.close()
     assert held_engine.idle.wait(WAIT_S)

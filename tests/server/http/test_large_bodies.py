@@ -76,8 +76,10 @@ def test_no_body_stops_the_loop(worker):
             statuses: list[int] = []
 
             def post(path=path, body=body, done=done, statuses=statuses) -> None:
-                statuses.append(HTTP.post(url + path, content=body, headers=JSON_TYPE).status_code)
-                done.set()
+                try:
+                    statuses.append(HTTP.post(url + path, content=body, headers=JSON_TYPE).status_code)
+                finally:
+                    done.set()
 
             poster = threading.Thread(target=post)
             poster.start()
@@ -219,16 +221,10 @@ def test_tokenising_lets_other_threads_run():
 
     tokenizer = Tokenizer.open(bundled.bundled_model_path())
     text = "Once upon a time there was a clever fox who lived in the wood. " * 8_000
-    turns, encoded = 0, threading.Event()
-
-    def encode() -> None:
-        tokenizer.encode(text)
-        encoded.set()
-
-    thread = threading.Thread(target=encode)
+    turns = 0
+    thread = threading.Thread(target=tokenizer.encode, args=(text,))
     thread.start()
-    while not encoded.is_set():
+    while thread.is_alive():
         turns += 1
         time.sleep(0.001)
-    thread.join()
     assert turns > 10

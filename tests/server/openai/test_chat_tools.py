@@ -285,4 +285,4 @@ def test_a_model_without_known_marks_takes_no_tools(engine: FakeEngine) -> None:
         assert (response.status_code, response.json()["error"]["param"]) == (400, "tools")
         assert "--tool-call-parser" in response.json()["error"]["message"]
     with pytest.raises(ConfigError, match="hermes"):
-        create_app(engine, ServerConfig(tool_call_parser="nobody's"))
+        create_app(engine, ServerConfig(tool_call_parser="unknown"))

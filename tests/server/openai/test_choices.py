@@ -10,7 +10,7 @@ from typing import Any
 import openai
 import pytest
 from fake_engine import FakeEngine
-from live_server import HTTP, serving
+from live_server import HTTP, receive_until, serving
 from twofold.api.config import ServerConfig
 from twofold.api.types import SamplingParams, TokenLogprob
 from twofold.server.app import create_app
@@ -125,8 +125,8 @@ def test_hanging_up_cancels_every_choice(engine, url, stream):
     with socket.create_connection((host, int(port)), timeout=WAIT_S) as connection:
         connection.sendall(head.encode() + f"Content-Length: {len(content)}\r\n\r\n".encode() + content)
         assert engine.started.wait(WAIT_S)
-        while stream and b'"c "' not in connection.recv(65536):
-            pass
+        if stream:
+            receive_until(connection, b'"c "')
     assert engine.idle.wait(WAIT_S)
     assert len(set(engine.cancelled)) == 4
 

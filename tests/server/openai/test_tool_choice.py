@@ -71,7 +71,7 @@ def test_openais_client_forces_a_call_in_a_stream(engine: Engine) -> None:
 @pytest.mark.parametrize(
     ("dialect", "more", "param"),
     [
-        ("hermes", {"tool_choice": {"type": "function", "function": {"name": "nobody"}}}, "tool_choice"),
+        ("hermes", {"tool_choice": {"type": "function", "function": {"name": "unknown"}}}, "tool_choice"),
         ("hermes", {"tool_choice": "any"}, "tool_choice"),
         ("hermes", {"tool_choice": "required", "tools": []}, "tool_choice"),
         ("hermes", {"tool_choice": "required", "tools": [{"type": "function", "function": {

@@ -51,7 +51,7 @@ struct alignas(8) int2 {
     return *this;
   }
 };
-#else  // nobody watches
+#else  // no access checks
 struct alignas(16) uint4 {
   uint32_t x, y, z, w;
 };

@@ -7,7 +7,7 @@
 
 namespace simt {
 
-// Clocks of all threads of a block; shared by whoever came out of one barrier.
+// Clocks of all threads of a block; shared by the threads that left one barrier.
 using Clocks = std::shared_ptr<const std::vector<uint32_t>>;
 
 // What one thread knows: its own clock, its block's threads' and, where atomics told it, other blocks'.
@@ -33,7 +33,7 @@ using Released = std::vector<std::pair<int64_t, Clocks>>;
 // Everything that thread `self` of block `number` knows, its own past included.
 Released released_by(const Known& known, int64_t number, int self, int num_threads);
 void acquire(Known& known, int64_t number, const Released& released);
-// Of both; null counts as nothing.
+// The later of both, per thread; null is earlier than everything.
 Clocks later_of(const Clocks& a, const Clocks& b);
 
 }  // namespace simt

@@ -73,7 +73,7 @@ uint32_t load_acquire(const uint32_t* word) {
   Machine& m = machine();
   const uint32_t value = __atomic_load_n(word, __ATOMIC_ACQUIRE);
   if (m.shadow != nullptr) m.shadow->acquired(m, word);
-  sched_yield();  // whoever is waited for has to run, too
+  sched_yield();  // the thread waited for has to run, too
   return value;
 }
 
@@ -207,7 +207,7 @@ SIMT_UNALIGNED(2)
 SIMT_UNALIGNED(4)
 SIMT_UNALIGNED(8)
 SIMT_UNALIGNED(16)
-// Of a counter of gcov, where lines are counted: kernels' own atomics are atomic_add's.
+// gcov's counters use these in coverage builds; kernels' own atomics are atomic_add's.
 long __tsan_atomic64_fetch_add(volatile long* p, long by, int) {
   return __atomic_fetch_add(p, by, __ATOMIC_RELAXED);
 }

@@ -23,7 +23,7 @@ struct Waiting {
   Meeting how = Meeting::kNone;
   uint32_t mask = 0;
   int line = 0;
-  int operand = 0;  // of an exchange; of a block's barrier its number of threads
+  int operand = 0;  // operand of an exchange; number of threads of a block barrier
   int id = 0;
   uint64_t value = 0;
   const uint32_t *a = nullptr, *b = nullptr;
@@ -84,7 +84,7 @@ class Machine {
   }
   std::string who(int thread) const;
 
-  Shadow* shadow = nullptr;  // null: nobody watches
+  Shadow* shadow = nullptr;  // null: no access checks
   TrafficMeter* meter = nullptr;
   Index grid{}, block{}, block_at{};
   uint8_t* shared_ = nullptr;
@@ -132,7 +132,7 @@ class Machine {
   int64_t static_bytes_ = 0, shared_limit_ = 0;
 };
 
-// Of the calling thread's running block; null between launches.
+// The block that the calling thread runs; null between launches.
 extern thread_local constinit Machine* running_machine;
 
 std::string name_of(const Kernel& kernel);

@@ -41,7 +41,7 @@ void Machine::meet(const Waiting& waiting) {
 
 void Machine::complete_block_barrier(const Waiting& waiting) {
   const int least = waiting.operand == 0 ? num_threads_ : waiting.operand;
-  if (num_waiting_ < least) return;  // a look at everybody for every arrival costs more than kernels do
+  if (num_waiting_ < least) return;  // scanning all threads at every arrival costs more than kernels do
   int count = 0;
   for (int t = 0; t < num_threads_; ++t) {
     const Fibre& fibre = *fibres_[size_t(t)];

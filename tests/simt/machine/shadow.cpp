@@ -74,8 +74,7 @@ void Shadow::check(Machine& machine, Cell& cell, bool write, Touch touch, const 
                  machine.who(thread_of(cell.write)) +
                  " is in flight; look for wait_copies and a barrier before it");
   }
-  if (!write && cell.write == kNever)
-    machine.fail("read" + at(place, bytes) + " is not initialised; nobody has written there");
+  if (!write && cell.write == kNever) machine.fail("read" + at(place, bytes) + " is not initialised");
   const char* between = "; look for the barrier between them";
   if (cell.write > kInFlight && !ordered(machine, cell.write, touch)) {
     machine.fail(

@@ -23,8 +23,8 @@ using Moment = uint64_t;
 inline constexpr uint64_t kLaunchBits = 20, kBlockBits = 18, kThreadBits = 10, kTouchBits = 2,
                           kClockBits = 14;
 inline constexpr Moment kNever = 0;     // as a writer: not initialised
-inline constexpr Moment kByHost = 1;    // or by something that everybody has seen
-inline constexpr Moment kSplit = 2;     // of a word: its bytes have cells of their own
+inline constexpr Moment kByHost = 1;    // or by something that all threads have seen
+inline constexpr Moment kSplit = 2;     // a word whose bytes have cells of their own
 inline constexpr Moment kInFlight = 3;  // a copy goes there; + thread << 14
 
 struct Cell {
@@ -70,13 +70,13 @@ class Shadow {
     Memory kind = Memory::kInitialised;
     bool gone = false;
     std::vector<Cell> cells;  // of words
-    // Of mapped memory.
+    // Mapped memory only.
     size_t answer_at = 0, answer_bytes = 0;
     bool answered = false;
     bool released = false;                // in this launch
     std::vector<size_t> unreleased;       // words written since the last release of this launch
-    std::vector<const void*> sync_words;  // of this launch
-    std::vector<const void*> told_words;  // of all
+    std::vector<const void*> sync_words;  // this launch's
+    std::vector<const void*> told_words;  // all launches'
   };
   struct Place {
     Region* region;
