@@ -16,7 +16,7 @@ from twofold.telemetry.writer import open_sink
 from dashboard import palette
 from dashboard.placement_sweep import read_sweep
 from tests.dashboard.synthetic_run import ManualClock, SyntheticRun, _Running, run_info, synthetic_history
-from tests.waiting import wait_until
+from tests.e2e.waiting import wait_until
 
 APP = Path(__file__).resolve().parents[2] / "dashboard" / "app.py"
 PAGES = ["pages_overview.py", "pages_placement.py", "pages_requests.py", "pages_loadtest.py"]

@@ -11,7 +11,7 @@ from twofold.telemetry import queries
 from twofold.telemetry.writer import open_sink
 
 from tests.dashboard.synthetic_run import ManualClock, SyntheticRun, hour_of_a_large_model, run_info
-from tests.waiting import wait_until
+from tests.e2e.waiting import wait_until
 
 
 @pytest.fixture(scope="module")

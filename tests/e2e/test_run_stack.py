@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.waiting import wait_until
+from tests.e2e.waiting import wait_until
 
 pytest.importorskip("twofold._core", reason="the native module is not built")
 pytest.importorskip("fastapi")

@@ -14,9 +14,9 @@ from twofold.api.types import Chunk, GenerationRequest, Resize, SamplingParams
 from twofold.engine import Engine
 from twofold.engine.waiting import Waiter
 
+from tests.e2e.waiting import wait_until
 from tests.tiny_models.qwen3_next import TinyQwen3Next
 from tests.tiny_models.writing import write_tiny_model
-from tests.waiting import wait_until
 
 STREAMS = 16
 TOKENS = 40

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 from twofold._testing import kernels
@@ -139,3 +142,59 @@ def attention_block(
     if weights["o_bias"] is not None:
         result = result + weights["o_bias"]
     return result
+
+
+class PagedAttention:
+    """One attention block run over a paged cache. A subclass makes `block`, `cache` and the inputs of its case."""
+
+    case: Any
+    hidden: F32
+    cos: F32
+    sin: F32
+
+    def block(self, pool: ops.ThreadPool, layer: int = 0) -> Any:
+        raise TypeError("a subclass makes the block")
+
+    def cache(self, num_sequences: int = 1) -> ops.StateCache:
+        raise TypeError("a subclass makes the cache")
+
+    @property
+    def pages_per_sequence(self) -> int:
+        return -(-self.case.tokens // self.case.page_size)
+
+    def tables(self, num_sequences: int = 1) -> NDArray[np.int32]:
+        """Pages handed out in a shuffled order, so that neighbours in a sequence are not neighbours in memory."""
+        pages = np.random.default_rng(3).permutation(num_sequences * self.pages_per_sequence)
+        return pages.reshape(num_sequences, -1).astype(np.int32)
+
+    def batch(
+        self, positions: list[int], sequences: list[int], tables: NDArray[np.int32]
+    ) -> ops.AttentionBatch:
+        return ops.AttentionBatch(
+            np.array(positions, np.int32), np.array(sequences, np.int32), tables,
+            np.ascontiguousarray(self.cos[positions]), np.ascontiguousarray(self.sin[positions]),
+        )  # fmt: skip
+
+    def run(self, cuts: list[int], threads: int = 1, tables: NDArray[np.int32] | None = None) -> F32:
+        """The sequence in chunks that end at `cuts`."""
+        pool = ops.ThreadPool(threads)
+        block, cache = self.block(pool, 1), self.cache()
+        tables = self.tables() if tables is None else tables
+        parts = []
+        for begin, end in itertools.pairwise([0, *cuts]):
+            rows = self.hidden[begin:end].copy()
+            block.forward(rows, self.batch(list(range(begin, end)), [0] * (end - begin), tables), cache)
+            parts.append(rows)
+        return np.concatenate(parts)
+
+    def check_sequences_are_apart(self, num_threads: int) -> None:
+        """Sequences of 12 tokens in one batch give what one alone gives."""
+        alone = self.run([12])
+        block, cache, tables = self.block(ops.ThreadPool(num_threads)), self.cache(3), self.tables(3)
+        # Sequence 0 all at once, 1 and 2 lag behind; later they decode side by side.
+        first = [(0, p) for p in range(12)] + [(2, p) for p in range(4)] + [(1, p) for p in range(9)]
+        steps = [first, *[[(2, 4 + i), (1, 9 + i)] for i in range(3)], [(2, p) for p in range(7, 12)]]
+        for step in steps:
+            rows = self.hidden[[p for _, p in step]].copy()
+            block.forward(rows, self.batch([p for _, p in step], [s for s, _ in step], tables), cache)
+            assert np.array_equal(rows, alone[[p for _, p in step]])

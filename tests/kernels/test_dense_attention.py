@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass, replace
 
 import kernel_reference as reference
@@ -64,7 +63,7 @@ CASES = [
 ROUNDING = {"bfloat16": 2e-2, "q8": 3e-2, "fp8": 2e-1}
 
 
-class Setup:
+class Setup(reference.PagedAttention):
     """Weights, input and angles of a case; `run` puts the tokens through a block in the given order and cuts."""
 
     def __init__(self, case: Case) -> None:
@@ -104,34 +103,6 @@ class Setup:
         c = self.case
         pages = num_sequences * self.pages_per_sequence
         return ops.StateCache([[(2 * c.kv_heads, c.head_dim, c.cache_dtype)]] * layers, pages, c.page_size)
-
-    @property
-    def pages_per_sequence(self) -> int:
-        return -(-self.case.tokens // self.case.page_size)
-
-    def tables(self, num_sequences: int = 1) -> NDArray[np.int32]:
-        """Pages handed out in a shuffled order, so that neighbours in a sequence are not neighbours in memory."""
-        pages = np.random.default_rng(3).permutation(num_sequences * self.pages_per_sequence)
-        return pages.reshape(num_sequences, -1).astype(np.int32)
-
-    def batch(
-        self, positions: list[int], sequences: list[int], tables: NDArray[np.int32]
-    ) -> ops.AttentionBatch:
-        return ops.AttentionBatch(
-            np.array(positions, np.int32), np.array(sequences, np.int32), tables,
-            np.ascontiguousarray(self.cos[positions]), np.ascontiguousarray(self.sin[positions]),
-        )  # fmt: skip
-
-    def run(self, cuts: list[int], threads: int = 1) -> NDArray[np.float32]:
-        """The sequence in chunks that end at `cuts`."""
-        pool = ops.ThreadPool(threads)
-        block, cache, tables = self.block(pool, 1), self.cache(), self.tables()
-        parts = []
-        for begin, end in itertools.pairwise([0, *cuts]):
-            rows = self.hidden[begin:end].copy()
-            block.forward(rows, self.batch(list(range(begin, end)), [0] * (end - begin), tables), cache)
-            parts.append(rows)
-        return np.concatenate(parts)
 
     def expected(self) -> NDArray[np.float64]:
         c = self.case
@@ -178,9 +149,7 @@ def test_runs_of_consecutive_pages_change_no_bit(window: int | None) -> None:
     setup = Setup(Case(window=window, page_size=3, tokens=29))
     shuffled = setup.run([29])
     for order in (range(10), [4, 5, 6, 0, 1, 2, 3, 9, 8, 7]):
-        table = np.array([order], np.int32)
-        setup.tables = lambda table=table: table  # type: ignore[method-assign]
-        assert np.array_equal(setup.run([11, 12, 29]), shuffled)
+        assert np.array_equal(setup.run([11, 12, 29], tables=np.array([order], np.int32)), shuffled)
 
 
 @pytest.mark.parametrize("dtype", ROUNDING)
@@ -197,18 +166,9 @@ def test_a_narrow_cache_rounds_keys_and_values_only(dtype: str, case: Case) -> N
     assert np.array_equal(got, setup.run([1, 2, 17, tokens - 1, tokens], threads=2))
 
 
-def test_sequences_in_one_batch_do_not_see_one_another() -> None:
-    setup = Setup(Case(tokens=12))
-    alone = setup.run([12])
-    pool = ops.ThreadPool(2)
-    block, cache, tables = setup.block(pool), setup.cache(3), setup.tables(3)
-    # Sequence 0 all at once, 1 and 2 lag behind; later they decode side by side.
-    first = [(0, p) for p in range(12)] + [(2, p) for p in range(4)] + [(1, p) for p in range(9)]
-    steps = [first, *[[(2, 4 + i), (1, 9 + i)] for i in range(3)], [(2, p) for p in range(7, 12)]]
-    for step in steps:
-        rows = setup.hidden[[p for _, p in step]].copy()
-        block.forward(rows, setup.batch([p for _, p in step], [s for s, _ in step], tables), cache)
-        assert np.array_equal(rows, alone[[p for _, p in step]])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_sequences_in_one_batch_do_not_see_one_another(threads: int) -> None:
+    Setup(Case(tokens=12)).check_sequences_are_apart(threads)
 
 
 def test_layers_of_the_cache_are_apart() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass, replace
 
 import kernel_reference as reference
@@ -47,7 +46,7 @@ CASES = [
 ]
 
 
-class Setup:
+class Setup(reference.PagedAttention):
     """Weights, input and angles of a case; `run` puts the tokens through a block in the given order and cuts."""
 
     def __init__(self, case: Case) -> None:
@@ -103,35 +102,6 @@ class Setup:
         c = self.case
         plane = (1, c.latent + c.rope, c.cache_dtype)
         return ops.StateCache([[plane]] * 2, num_sequences * self.pages_per_sequence, c.page_size)
-
-    @property
-    def pages_per_sequence(self) -> int:
-        return -(-self.case.tokens // self.case.page_size)
-
-    def tables(self, num_sequences: int = 1) -> NDArray[np.int32]:
-        """Pages handed out in a shuffled order, so that neighbours in a sequence are not neighbours in memory."""
-        pages = np.random.default_rng(3).permutation(num_sequences * self.pages_per_sequence)
-        return pages.reshape(num_sequences, -1).astype(np.int32)
-
-    def batch(
-        self, positions: list[int], sequences: list[int], tables: NDArray[np.int32]
-    ) -> ops.AttentionBatch:
-        return ops.AttentionBatch(
-            np.array(positions, np.int32), np.array(sequences, np.int32), tables,
-            np.ascontiguousarray(self.cos[positions]), np.ascontiguousarray(self.sin[positions]),
-        )  # fmt: skip
-
-    def run(self, cuts: list[int], threads: int = 1, tables: NDArray[np.int32] | None = None) -> Array:
-        """The sequence in chunks that end at `cuts`."""
-        pool = ops.ThreadPool(threads)
-        block, cache = self.block(pool, 1), self.cache()
-        tables = self.tables() if tables is None else tables
-        parts = []
-        for begin, end in itertools.pairwise([0, *cuts]):
-            rows = self.hidden[begin:end].copy()
-            block.forward(rows, self.batch(list(range(begin, end)), [0] * (end - begin), tables), cache)
-            parts.append(rows)
-        return np.concatenate(parts)
 
     def expected(self) -> NDArray[np.float64]:
         """Keys and values of every head, attended to one token and head at a time."""
@@ -206,17 +176,7 @@ def test_a_narrow_cache_rounds_latents_only(dtype: str, rounding: float) -> None
 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_sequences_in_one_batch_do_not_see_one_another(threads: int) -> None:
-    setup = Setup(Case(tokens=12))
-    alone = setup.run([12])
-    pool = ops.ThreadPool(threads)
-    block, cache, tables = setup.block(pool), setup.cache(3), setup.tables(3)
-    # Sequence 0 all at once, 1 and 2 lag behind; later they decode side by side.
-    first = [(0, p) for p in range(12)] + [(2, p) for p in range(4)] + [(1, p) for p in range(9)]
-    steps = [first, *[[(2, 4 + i), (1, 9 + i)] for i in range(3)], [(2, p) for p in range(7, 12)]]
-    for step in steps:
-        rows = setup.hidden[[p for _, p in step]].copy()
-        block.forward(rows, setup.batch([p for _, p in step], [s for s, _ in step], tables), cache)
-        assert np.array_equal(rows, alone[[p for _, p in step]])
+    Setup(Case(tokens=12)).check_sequences_are_apart(threads)
 
 
 def test_an_empty_batch_is_nothing_to_do() -> None:

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from tests.tiny_models.deepseek import CASES as DEEPSEEK
+from tests.tiny_models.deepseek import TinyDeepseek
 from tests.tiny_models.families import (
     TinyErnie,
     TinyGlm4Moe,
@@ -62,6 +64,8 @@ EXAMPLES: dict[str, TinyModel] = {
     "minimax_m2": TinyMiniMaxM2(num_experts=9, top_k=4),
     "olmoe": TinyOlmoe(top_k=3),
     "qwen2_moe": TinyQwen2Moe(mlp_only_layers=(1,), top_k=3, num_experts=9),
+    "deepseek": replace(DEEPSEEK["v3-groups"], rope_scaling=YARN | {"mscale": 1.0, "mscale_all_dim": 1.0}),
+    "deepseek-v2": DEEPSEEK["v2-yarn"],
 }
 
 
@@ -235,5 +239,8 @@ DRAWN: dict[str, Callable[[random.Random], TinyModel]] = {
     "lfm2_moe": _lfm2_moe,
     "granitemoe": _granitemoe,
     "ernie4_5_moe": _ernie4_5_moe,
+    "deepseek-v2": lambda r: TinyDeepseek(
+        "DeepseekV2ForCausalLM", **_mla(r), attention_bias=r.random() < 0.2
+    ),
     "kimi": lambda r: TinyKimi(**_mla(r), nested=r.random() < 0.5),
 }

@@ -174,6 +174,12 @@ FLIPPED: list[tuple[str, dict[str, Any]]] = [
     ("gemma4", {"partial_rotary_factor": 0.5}),
     ("gemma4", {"global_rope_theta": 100.0}),
     ("gemma4", {"softcap": None}),
+    ("deepseek", {"norm_topk_prob": False}),
+    ("deepseek", {"rope_scaling": None}),
+    ("deepseek", {"rope_scaling": EXAMPLES["deepseek"].rope_scaling | {"mscale_all_dim": 0.5}}),
+    ("deepseek", {"rope_interleave": False}),
+    ("deepseek", {"num_groups": 1, "top_groups": 1}),
+    ("deepseek", {"routed_scaling_factor": 1.0}),
 ]
 
 
@@ -306,6 +312,12 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("gemma4", {"use_bidirectional_attention": "all"}, "use_bidirectional_attention is 'all'"),
     ("gemma4", {"per_layer_config": {"1": {"head_dim": 24}}}, "one for all layers with full attention"),
     ("gemma4", {"rope_parameters": {"full_attention": {"rope_type": "axial"}}}, "rope_type is 'axial'"),
+    ("deepseek", {"topk_method": "random"}, "topk_method"),
+    ("deepseek", {"scoring_func": "softmax"}, "scoring_func"),
+    ("deepseek", {"mlp_bias": True}, "mlp_bias"),
+    ("deepseek", {"qk_rope_head_dim": 7}, "qk_rope_head_dim 7 is odd"),
+    ("deepseek", {"n_group": 5}, "12 experts"),
+    ("deepseek", {"topk_group": 9, "n_group": 4}, "topk_group"),
     ("kimi_k25", {"text_config": None}, "text_config"),
     ("kimi_k25", {"text_config": {"quantization_config": {"quant_method": "gguf?"}}}, "quantization_config"),
 ]

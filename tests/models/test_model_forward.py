@@ -15,12 +15,15 @@ from twofold.models.bundled import bundled_model_path
 from twofold.text.tokenizer import Tokenizer
 
 from tests.engine.model_runs import load, random_prompt, rounds_activations
-from tests.models.transformers_runs import reference, reference_greedy, reference_logits
+from tests.models.transformers_runs import one_torch_thread, reference, reference_greedy, reference_logits
+from tests.tiny_models.deepseek import CASES as DEEPSEEK
 from tests.tiny_models.writing import TinyModel, write_tiny_model
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("twofold._core")
+
+__all__ = ["one_torch_thread"]  # a fixture
 
 QWEN = TinyModel()
 MIXTRAL = TinyModel(architecture="MixtralForCausalLM")
@@ -73,6 +76,7 @@ CASES: dict[str, TinyModel] = {
     "mixtral-window": replace(MIXTRAL, sliding_window=9, num_kv_heads=1),
     "mixtral-fused": replace(MIXTRAL, expert_layout="fused", num_shards=2),
     "mixtral-linear": replace(MIXTRAL, rope_scaling={"rope_type": "linear", "factor": 2.0}, head_dim=20),
+    **DEEPSEEK,
 }
 PROMPT = random_prompt(40)
 NUM_GREEDY = 64
@@ -118,7 +122,9 @@ def test_prefill_in_chunks_is_bit_equal_to_prefill_at_once(directory: Path) -> N
     np.testing.assert_array_equal(runner.logits(hidden[-1:])[0], runner.logits(hidden)[-1])
 
 
-@pytest.mark.parametrize("case", ["qwen", "rope-dynamic", "sliding-window", "mixtral"])
+@pytest.mark.parametrize(
+    "case", ["qwen", "rope-dynamic", "sliding-window", "mixtral", "v3-groups", "v2-yarn"]
+)
 def test_a_batch_is_bit_equal_to_its_sequences_alone(tmp_path: Path, case: str) -> None:
     """One step that decodes a long sequence, begins a second and continues a third."""
     directory = write_tiny_model(tmp_path, CASES[case])
@@ -129,7 +135,7 @@ def test_a_batch_is_bit_equal_to_its_sequences_alone(tmp_path: Path, case: str) 
         seq, hidden = alone.prefill(prompt)
         expected.append(alone.step((seq, tail))[0] if tail else hidden)
 
-    together = load(directory, num_sequences=3)
+    together = load(directory, num_sequences=3, num_threads=2)
     first, _ = together.prefill(prompts[0], (30,))
     second = together.sequence(6)
     third = together.sequence(20)

@@ -1,8 +1,4 @@
-"""The devcontainer files: their JSON against the published properties of devcontainer.json, and against the project.
-
-The schema below restates, for the properties this project uses, what the development container specification allows; a
-property it does not know is an error here, as a misspelt one would be ignored silently by the tools.
-"""
+"""The devcontainer files name files and ports of the project; the account they make owns what the host's user owns."""
 
 from __future__ import annotations
 
@@ -16,127 +12,14 @@ from typing import Any
 
 import pytest
 
-jsonschema = pytest.importorskip("jsonschema")
-
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / ".devcontainer"
 VARIANTS = [FOLDER / "devcontainer.json", FOLDER / "cuda" / "devcontainer.json"]
-
-SIZE = {"type": "string", "pattern": r"^\d+([tgmk]b)?$"}
-STRINGS = {"type": "array", "items": {"type": "string"}}
-COMMAND = {
-    "anyOf": [
-        {"type": "string"},
-        STRINGS,
-        {"type": "object", "additionalProperties": {"type": ["string", "array"]}},
-    ]
-}
-TEXTS = {"type": "object", "additionalProperties": {"type": "string"}}
-SCHEMA: dict[str, Any] = {
-    "type": "object",
-    "additionalProperties": False,
-    "required": ["name", "build"],
-    "properties": {
-        "name": {"type": "string"},
-        "build": {
-            "type": "object",
-            "additionalProperties": False,
-            "required": ["dockerfile"],
-            "properties": {
-                "dockerfile": {"type": "string"},
-                "context": {"type": "string"},
-                "target": {"type": "string"},
-                "args": TEXTS,
-                "options": STRINGS,
-            },
-        },
-        "remoteUser": {"type": "string"},
-        "containerUser": {"type": "string"},
-        "updateRemoteUserUID": {"type": "boolean"},
-        "hostRequirements": {
-            "type": "object",
-            "additionalProperties": False,
-            "properties": {
-                "cpus": {"type": "integer", "minimum": 1},
-                "memory": SIZE,
-                "storage": SIZE,
-                "gpu": {"anyOf": [{"type": "boolean"}, {"const": "optional"}, {"type": "object"}]},
-            },
-        },
-        "containerEnv": TEXTS,
-        "remoteEnv": {"type": "object", "additionalProperties": {"type": ["string", "null"]}},
-        "mounts": {
-            "type": "array",
-            "items": {
-                "anyOf": [
-                    {"type": "string"},
-                    {
-                        "type": "object",
-                        "additionalProperties": False,
-                        "required": ["type", "target"],
-                        "properties": {
-                            "type": {"enum": ["bind", "volume"]},
-                            "source": {"type": "string"},
-                            "target": {"type": "string"},
-                        },
-                    },
-                ]
-            },
-        },
-        "initializeCommand": COMMAND,
-        "postCreateCommand": COMMAND,
-        "forwardPorts": {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 65535}},
-        "portsAttributes": {
-            "type": "object",
-            "additionalProperties": {
-                "type": "object",
-                "additionalProperties": False,
-                "properties": {
-                    "label": {"type": "string"},
-                    "onAutoForward": {
-                        "enum": [
-                            "notify",
-                            "openBrowser",
-                            "openBrowserOnce",
-                            "openPreview",
-                            "silent",
-                            "ignore",
-                        ]
-                    },
-                    "requireLocalPort": {"type": "boolean"},
-                    "protocol": {"enum": ["http", "https"]},
-                },
-            },
-        },
-        "customizations": {"type": "object"},
-    },
-}
 
 
 def load(path: Path) -> dict[str, Any]:
     data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return data
-
-
-def is_valid(data: object) -> bool:
-    return bool(jsonschema.Draft201909Validator(SCHEMA).is_valid(data))
-
-
-@pytest.mark.parametrize("path", VARIANTS, ids=["cpu", "cuda"])
-def test_json_is_what_the_specification_allows(path: Path) -> None:
-    jsonschema.Draft201909Validator(SCHEMA).validate(load(path))
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"forwardPort": [1]},
-        {"hostRequirements": {"gpu": "maybe"}},
-        {"mounts": [{"type": "tmpfs", "target": "/x"}]},
-    ],
-)
-def test_the_schema_refuses_what_is_wrong(change: dict[str, Any]) -> None:
-    assert not is_valid(load(VARIANTS[0]) | change)
 
 
 @pytest.mark.parametrize("path", VARIANTS, ids=["cpu", "cuda"])
@@ -150,7 +33,7 @@ def test_files_it_names_exist_and_the_ports_are_the_defaults(path: Path) -> None
     assert [mount["target"] for mount in data["mounts"]] == ["/models"]
 
 
-def test_nobody_works_as_root_and_the_user_is_the_one_that_the_image_makes() -> None:
+def test_the_user_is_the_one_that_the_image_makes_and_not_root() -> None:
     dockerfile = (FOLDER / "Dockerfile").read_text(encoding="utf-8")
     account = re.search(r"^ARG ACCOUNT=(\w+)$", dockerfile, re.MULTILINE)
     assert account is not None
@@ -158,14 +41,7 @@ def test_nobody_works_as_root_and_the_user_is_the_one_that_the_image_makes() -> 
     assert {load(path)["remoteUser"] for path in VARIANTS} == {account[1]}
 
 
-def test_only_the_cuda_variant_asks_for_a_gpu_and_does_not_insist() -> None:
-    cpu, cuda = (load(path) for path in VARIANTS)
-    assert "gpu" not in cpu["hostRequirements"]
-    assert cuda["hostRequirements"]["gpu"] == "optional"
-    assert "cuda" in cuda["build"]["args"]["BASE_IMAGE"]
-
-
-def test_the_variants_differ_in_nothing_else() -> None:
+def test_the_variants_differ_only_in_what_cuda_needs() -> None:
     cpu, cuda = (load(path) for path in VARIANTS)
     for data in (cpu, cuda):
         for key in ("name", "build", "hostRequirements"):
@@ -210,10 +86,3 @@ def test_the_account_owns_what_uid_1000_of_the_host_owns(tmp_path: Path, user: s
         assert [g[0] for g in groups if g[2] == "1000"] == ["twofold"]
         home = (tmp_path / "home/twofold").stat()
         assert (home.st_uid, home.st_gid) == (1000, 1000)
-
-
-def test_the_container_keeps_what_it_builds_out_of_the_workspace() -> None:
-    for path in VARIANTS:
-        environment = load(path)["containerEnv"]
-        assert environment["TWOFOLD_VENV"].startswith("/home/twofold/")
-        assert environment["TWOFOLD_BUILD_DIR"].startswith("/home/twofold/")

@@ -17,7 +17,6 @@ from twofold.rules.yaml_file import MAX_BYTES, parse_yaml, read_yaml
 from twofold.tools.cli.main import main
 
 from tests.models.drawn_families import EXAMPLES
-from tests.tiny_models.deepseek import TinyDeepseek
 from tests.tiny_models.families import TinyGlm4Moe
 from tests.tiny_models.writing import TinyModel, write_tiny_model
 
@@ -26,7 +25,6 @@ TINY = {
     **EXAMPLES,
     "qwen3_moe": TinyModel(),
     "mixtral": TinyModel("MixtralForCausalLM"),
-    "deepseek": TinyDeepseek(),
 }
 
 

@@ -19,7 +19,7 @@ from twofold.server.admin.inspection import SlotTable
 from twofold.server.app import app_of, create_app
 from twofold.server.bridge.state import ServerState
 
-from tests.waiting import wait_until
+from tests.e2e.waiting import wait_until
 
 HELLO = [{"role": "user", "content": "once upon"}]
 

@@ -19,7 +19,7 @@ from twofold.api.config import ServerConfig
 from twofold.api.errors import ConfigError
 from twofold.server.listening import bind
 
-from tests.waiting import wait_until
+from tests.e2e.waiting import wait_until
 
 HERE = Path(__file__).parent
 WAIT_S = 20

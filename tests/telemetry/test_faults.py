@@ -18,6 +18,7 @@ from twofold.telemetry.summary import format_summary, summarise
 from twofold.telemetry.writer import open_sink
 
 from tests.dashboard.synthetic_run import run_info
+from tests.e2e.waiting import killed_at_end, wait_until
 from tests.telemetry.test_writer import (
     open_writer,
     scalar,
@@ -25,7 +26,6 @@ from tests.telemetry.test_writer import (
     token_layers,
     url_of,
 )
-from tests.waiting import killed_at_end, wait_until
 
 
 def hold(path: Path) -> sqlite3.Connection:

@@ -20,7 +20,7 @@ from twofold.telemetry.sink import TOKEN_LAYER_DTYPE, UPLOAD_DTYPE, NullSink
 from twofold.telemetry.writer import DatabaseSink, open_sink
 
 from tests.dashboard.synthetic_run import ManualClock, SyntheticRun, run_info, synthetic_history
-from tests.waiting import killed_at_end, wait_until
+from tests.e2e.waiting import killed_at_end, wait_until
 
 
 def url_of(path: Path) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -194,3 +194,43 @@ class TinyDeepseek(TinyModel):
             writer.add_rope_scaling_factor(scaling["factor"])
             writer.add_rope_scaling_orig_ctx_len(scaling["original_max_position_embeddings"])
             writer.add_rope_scaling_yarn_log_mul(0.1 * scaling["mscale_all_dim"])
+
+
+V3 = TinyDeepseek()
+V2 = TinyDeepseek(architecture="DeepseekV2ForCausalLM")
+YARN = {
+    "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "mscale": 1.0, "mscale_all_dim": 1.0,
+}  # fmt: skip
+CASES: dict[str, TinyDeepseek] = {
+    "v3": V3,
+    "v3-plain-queries": replace(V3, q_lora_rank=None),
+    "v3-groups": replace(V3, num_experts=12, num_groups=4, top_groups=2, top_k=5, routed_scaling_factor=2.5),
+    "v3-one-group-of-two": replace(V3, num_experts=6, num_groups=3, top_groups=1, top_k=2),
+    "v3-raw-weights": replace(V3, norm_topk_prob=False, routed_scaling_factor=1.7),
+    "v3-yarn": replace(V3, rope_scaling=YARN, rope_form="rope_scaling"),
+    "v3-yarn-mscale": replace(V3, rope_scaling=YARN | {"mscale": 0.7, "mscale_all_dim": 0.4}),
+    "v3-yarn-without-mscale": replace(
+        V3, rope_scaling={"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+    ),
+    "v3-halves": replace(V3, rope_interleave=False, rope_scaling=YARN),
+    "v3-bias": replace(V3, attention_bias=True),
+    "v3-bias-plain-queries": replace(V3, attention_bias=True, q_lora_rank=None),
+    "v3-no-dense": replace(V3, first_dense=0, num_layers=2),
+    "v3-mostly-dense-tied": replace(V3, num_layers=4, first_dense=3, tie_word_embeddings=True),
+    "v3-odd-sizes": replace(
+        V3, num_heads=7, hidden_size=35, q_lora_rank=9, kv_lora_rank=33, qk_nope_head_dim=5, qk_rope_head_dim=2,
+        v_head_dim=3, moe_intermediate_size=19, vocab_size=321, num_shards=2,
+    ),
+    "v3-values-wider-than-latents": replace(V3, kv_lora_rank=6, v_head_dim=20, num_heads=2),
+    "v2": V2,
+    "v2-lite": replace(V2, q_lora_rank=None, num_shared_experts=2, top_k=3, num_experts=9),
+    "v2-groups": replace(
+        V2, num_experts=12, num_groups=3, top_groups=2, top_k=4, routed_scaling_factor=16.0, num_shared_experts=3
+    ),
+    "v2-yarn": replace(V2, rope_scaling=YARN | {"mscale": 0.707, "mscale_all_dim": 0.707}, q_lora_rank=None),
+    "v2-everything": replace(
+        V2, num_layers=4, num_heads=6, hidden_size=42, q_lora_rank=14, kv_lora_rank=18, qk_nope_head_dim=6,
+        qk_rope_head_dim=10, v_head_dim=14, first_dense=2, attention_bias=True, num_experts=10, num_groups=5,
+        top_groups=3, top_k=5, routed_scaling_factor=3.0, rope_scaling=YARN, tie_word_embeddings=True,
+    ),
+}  # fmt: skip

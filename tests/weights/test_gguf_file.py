@@ -254,7 +254,7 @@ def test_cut_at_any_byte(tmp_path: Path, good: Path) -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_damaged_files_are_refused_or_read(tmp_path: Path, good: Path, seed: int) -> None:
-    """The small brother of tests/weights/fuzz_gguf.py."""
+    """`tests.models.fuzz_families` does the same with files of every family."""
     data, parts = good.read_bytes(), gguf_parts(good)
     begin = min(tensor.offset for tensor in GgufFile.open(good).tensors.values())
     path = tmp_path / "damaged.gguf"
