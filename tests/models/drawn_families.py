@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any
 
 from tests.tiny_models.deepseek import CASES as DEEPSEEK
-from tests.tiny_models.deepseek import TinyDeepseek
 from tests.tiny_models.families import (
     TinyErnie,
     TinyGlm4Moe,
@@ -239,8 +238,5 @@ DRAWN: dict[str, Callable[[random.Random], TinyModel]] = {
     "lfm2_moe": _lfm2_moe,
     "granitemoe": _granitemoe,
     "ernie4_5_moe": _ernie4_5_moe,
-    "deepseek-v2": lambda r: TinyDeepseek(
-        "DeepseekV2ForCausalLM", **_mla(r), attention_bias=r.random() < 0.2
-    ),
     "kimi": lambda r: TinyKimi(**_mla(r), nested=r.random() < 0.5),
 }
