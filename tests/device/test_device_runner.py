@@ -11,30 +11,30 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
+from twofold.api.config import EngineConfig
+from twofold.api.errors import KernelError
+from twofold.api.types import SamplingParams, TokenLogprob
+from twofold.device.runner import DeviceRunner
+from twofold.device.table_layers import TableLayers
+from twofold.engine import Engine
+from twofold.experts.profiles import Figure, load_profile
+from twofold.models.bundled import bundled_model_path
+from twofold.step.sampler import Sampler
 
-torch = pytest.importorskip("torch")
-
-from twofold.api.config import EngineConfig  # noqa: E402
-from twofold.api.errors import KernelError  # noqa: E402
-from twofold.api.types import SamplingParams, TokenLogprob  # noqa: E402
-from twofold.device.runner import DeviceRunner  # noqa: E402
-from twofold.engine import Engine  # noqa: E402
-from twofold.experts.profiles import Figure, load_profile  # noqa: E402
-from twofold.models.bundled import bundled_model_path  # noqa: E402
-from twofold.step.sampler import Sampler  # noqa: E402
-
-from tests.device.fake_device import FakeQueue  # noqa: E402
-from tests.device.layer_sums import LayerSums  # noqa: E402
-from tests.device.runner_references import TINY, TOKENS, References, references_of  # noqa: E402
-from tests.device.runner_runs import F32, Play, make_runner, scripted  # noqa: E402
-from tests.engine.told_sampler import ToldSampler  # noqa: E402
-from tests.tiny_models.writing import (  # noqa: E402
+from tests.device.fake_device import FakeQueue
+from tests.device.layer_sums import LayerSums
+from tests.device.runner_references import TINY, TOKENS, References, references_of
+from tests.device.runner_runs import F32, Play, make_runner, scripted
+from tests.engine.told_sampler import ToldSampler
+from tests.tiny_models.writing import (
     tiny_weights,
     write_tiny_model,
     write_weights,
@@ -187,9 +187,13 @@ def test_layers_that_are_pinned_stay_where_they_are(
     device."""
     per_layer = EXPERTS // 3
     runner = make_runner(
-        fake, path, slots=per_layer + 4, machine=fast_link, expert_devices=("gpu", "auto", "cpu"),
+        fake,
+        path,
+        slots=per_layer + 4,
+        machine=fast_link,
+        expert_devices=("gpu", "auto", "cpu"),
         table_steps=table_steps,
-    )  # fmt: skip
+    )
     sums = LayerSums(fake, runner, path)
     runner.moe.enable_events(True)
     assert reference.close(scripted(runner, size, TOKENS, TINY.vocab_size), size)
@@ -213,9 +217,15 @@ def test_what_the_next_router_names_is_uploaded_in_the_same_step_and_changes_no_
     path, reference = calm
     # Half of the experts have a slot, and copies are short beside what the CPU takes for a miss.
     runner = make_runner(
-        fake, path, slots=15, policy="payback", prefetch="on", device={"tick_us": 25.0},
-        machine=fast_link, rules={"fetch_rule": "none"},
-    )  # fmt: skip
+        fake,
+        path,
+        slots=15,
+        policy="payback",
+        prefetch="on",
+        device={"tick_us": 25.0},
+        machine=fast_link,
+        rules={"fetch_rule": "none"},
+    )
     sums = LayerSums(fake, runner, path)
     runner.moe.enable_events(True)
     long = 3 * TOKENS
@@ -254,37 +264,45 @@ def test_with_the_placement_frozen_two_runs_are_bit_identical(
     np.testing.assert_array_equal(run(), run())
 
 
+@dataclass(frozen=True)
 class Lost:
-    """Ways to lose the table step `at`, and every later one that is tried."""
+    """Ways to lose the table step `at`, and every later one that is tried: stand-ins for `TableLayers.forward`."""
 
     HOST_LIMIT_S = 0.2
+    runner: DeviceRunner
+    at: int
+    forward: Callable[..., None] = TableLayers.forward
 
-    def __init__(self, runner: DeviceRunner, at: int) -> None:
-        self._runner, self._at = runner, at
-        self._forward = runner._layers.forward
+    @property
+    def is_now(self) -> bool:
+        return self.runner.num_table_steps == self.at
 
-    def silent(self, *given: object) -> None:
+    def silent(self, *given: Any) -> None:
         """A kernel that takes ten times as long as the host waits. No other step is held to that."""
-        if self._runner.num_table_steps == self._at:
+        if self.is_now:
             time.sleep(10 * self.HOST_LIMIT_S)
-        self._forward(*given)
+        self.forward(*given)
 
     def limit_host(self, step: int) -> None:
         """Before a step: what the host waits in the lost one."""
-        if self._runner.num_table_steps == self._at:
-            self._runner._watchdog_s = self.HOST_LIMIT_S
+        if self.is_now:
+            self.runner._watchdog_s = self.HOST_LIMIT_S
 
-    def raising(self, *given: object) -> None:
+    def raising(self, *given: Any) -> None:
         """A launch that fails in the middle of a step."""
-        if self._runner.num_table_steps == self._at and given[0] == 1:
+        if self.is_now and given[1] == 1:
             raise RuntimeError("no such kernel")
-        self._forward(*given)
+        self.forward(*given)
 
-    def aborted(self, *given: object) -> None:
+    def aborted(self, *given: Any) -> None:
         """Aborts the step."""
-        if self._runner.num_table_steps == self._at and given[0] == 1:
-            self._runner._layers.mailbox.abort()
-        self._forward(*given)
+        if self.is_now and given[1] == 1:
+            given[0].mailbox.abort()
+        self.forward(*given)
+
+    def lose(self, patch: pytest.MonkeyPatch, way: str) -> None:
+        # A plain function, so that it is bound to the layers.
+        patch.setattr(TableLayers, "forward", lambda *given: getattr(self, way)(*given))
 
 
 @pytest.mark.parametrize("graphs", [True, pytest.param(False, marks=pytest.mark.slow)])
@@ -301,13 +319,14 @@ def test_a_lost_step_is_placed_by_the_host_and_the_request_goes_on(
     path: Path,
     reference: References,
     caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
     graphs: bool,
     way: str,
     says: str,
 ) -> None:
     runner = make_runner(fake, path, slots=9, graphs=graphs, watchdog_s=60.0)
     lost = Lost(runner, at=4)
-    runner._layers.forward = getattr(lost, way)  # type: ignore[method-assign]
+    lost.lose(monkeypatch, way)
     on_step = lost.limit_host if way == "silent" else None
     with caplog.at_level(logging.WARNING):
         assert reference.close(scripted(runner, 3, TOKENS, TINY.vocab_size, on_step), 3)
@@ -318,10 +337,10 @@ def test_a_lost_step_is_placed_by_the_host_and_the_request_goes_on(
 
 
 def test_a_step_that_cannot_be_prepared_is_placed_by_the_host(
-    fake: ModuleType, path: Path, reference: References
+    fake: ModuleType, path: Path, reference: References, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runner = make_runner(fake, path, slots=9)
-    runner._layers.forward = Lost(runner, at=0).raising  # type: ignore[method-assign]
+    Lost(runner, at=0).lose(monkeypatch, "raising")
     assert reference.close(scripted(runner, 1, TOKENS, TINY.vocab_size), 1)
     assert runner.why_placed == "preparing a step of 1 failed (no such kernel)"
 

@@ -12,21 +12,18 @@ from types import ModuleType
 
 import numpy as np
 import pytest
+from twofold.api.config import EngineConfig
+from twofold.api.types import SamplingParams
+from twofold.device.runner import DeviceRunner
+from twofold.engine import Engine
+from twofold.models.registry import FAMILIES
+from twofold.tools.cli.main import main
+from twofold.weights.weight_format import FORMATS as LAYOUTS
 
-torch = pytest.importorskip("torch")
-
-from twofold.api.config import EngineConfig  # noqa: E402
-from twofold.api.types import SamplingParams  # noqa: E402
-from twofold.device.runner import DeviceRunner  # noqa: E402
-from twofold.engine import Engine  # noqa: E402
-from twofold.models.registry import FAMILIES  # noqa: E402
-from twofold.tools.cli.main import main  # noqa: E402
-from twofold.weights.weight_format import FORMATS as LAYOUTS  # noqa: E402
-
-from tests.device.runner_runs import found_device, make_cpu_runner, make_runner, scripted  # noqa: E402
-from tests.device.test_device_runner import Lost  # noqa: E402
-from tests.tiny_models.deepseek import TinyDeepseek  # noqa: E402
-from tests.tiny_models.families import (  # noqa: E402
+from tests.device.runner_runs import found_device, make_cpu_runner, make_runner, scripted
+from tests.device.test_device_runner import Lost
+from tests.tiny_models.deepseek import TinyDeepseek
+from tests.tiny_models.families import (
     TinyErnie,
     TinyGlm4Moe,
     TinyGlm4MoeLite,
@@ -35,13 +32,13 @@ from tests.tiny_models.families import (  # noqa: E402
     TinyOlmoe,
     TinyQwen2Moe,
 )
-from tests.tiny_models.gemma4 import TinyGemma4  # noqa: E402
-from tests.tiny_models.gpt_oss import TinyGptOss  # noqa: E402
-from tests.tiny_models.granite import TinyGranite  # noqa: E402
-from tests.tiny_models.lfm2 import TinyLfm2  # noqa: E402
-from tests.tiny_models.llama4 import TinyLlama4  # noqa: E402
-from tests.tiny_models.qwen3_next import TinyQwen3Next, TinyQwen35Moe  # noqa: E402
-from tests.tiny_models.writing import TinyModel, write_tiny_model  # noqa: E402
+from tests.tiny_models.gemma4 import TinyGemma4
+from tests.tiny_models.gpt_oss import TinyGptOss
+from tests.tiny_models.granite import TinyGranite
+from tests.tiny_models.lfm2 import TinyLfm2
+from tests.tiny_models.llama4 import TinyLlama4
+from tests.tiny_models.qwen3_next import TinyQwen3Next, TinyQwen35Moe
+from tests.tiny_models.writing import TinyModel, write_tiny_model
 
 TOKENS = 6
 QWEN = TinyModel(
@@ -123,11 +120,13 @@ def test_every_family_answers_as_on_the_cpu(
     check_answers(simt, write_tiny_model(tmp_path, MODELS[model]), graphs)
 
 
-def test_a_lost_step_finds_the_states_of_sequences_as_they_were(simt: ModuleType, tmp_path: Path) -> None:
+def test_a_lost_step_finds_the_states_of_sequences_as_they_were(
+    simt: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = write_tiny_model(tmp_path, MODELS["qwen3_next"])
     whole = scripted(make_runner(simt, path, slots=9), 2, TOKENS, QWEN.vocab_size)
     runner = make_runner(simt, path, slots=9)
-    runner._layers.forward = Lost(runner, at=2).aborted  # type: ignore[method-assign]
+    Lost(runner, at=2).lose(monkeypatch, "aborted")
     lost = scripted(runner, 2, TOKENS, QWEN.vocab_size)
     assert runner.num_table_steps == 2
     errors = np.linalg.norm(lost - whole, axis=1) / np.linalg.norm(whole, axis=1)
