@@ -26,7 +26,7 @@ TEST_PROCESSES ?= 2
 MODEL_TESTS = tests/device tests/engine tests/models tests/weights tests/experts tests/core
 AVX2_TESTS ?= $(MODEL_TESTS) tests/native tests/kernels
 GENERIC_TESTS ?= $(MODEL_TESTS)
-# torch and its libraries round by the CPU's level, too: held to what such a CPU has, as tests/e2e/test_levels.py does.
+# torch and its libraries round by the CPU's level, too: held to what such a CPU has.
 TORCH_avx2 := ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2
 TORCH_generic := ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41
 

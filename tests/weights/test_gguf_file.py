@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import random
 import struct
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -20,10 +19,8 @@ from twofold.text.tokenizer import Tokenizer
 from twofold.weights.gguf_file import GgufFile, is_gguf, model_name, read_header
 
 from tests.tiny_models.gguf import (
-    damaged,
     gguf_bytes,
     gguf_parts,
-    with_strange_metadata,
     write_tiny_gguf,
 )
 from tests.tiny_models.writing import TinyModel
@@ -250,21 +247,6 @@ def test_cut_at_any_byte(tmp_path: Path, good: Path) -> None:
         path.write_bytes(data[:length])
         with pytest.raises(ModelLoadError):
             open_model_files(path)
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_damaged_files_are_refused_or_read(tmp_path: Path, good: Path, seed: int) -> None:
-    """`tests.models.fuzz_families` does the same with files of every family."""
-    data, parts = good.read_bytes(), gguf_parts(good)
-    begin = min(tensor.offset for tensor in GgufFile.open(good).tensors.values())
-    path = tmp_path / "damaged.gguf"
-    for number in range(100):
-        rng = random.Random(f"{seed}/{number}")
-        if number % 2:
-            path.write_bytes(damaged(data, begin, rng))
-        else:
-            path.write_bytes(gguf_bytes(*with_strange_metadata(*parts[:2], rng), parts[2]))
-        read_everything(path)
 
 
 @settings(max_examples=300, deadline=None, derandomize=True)
