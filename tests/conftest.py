@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
-import signal
 import sys
 import threading
 import traceback
 from collections import Counter
 from collections.abc import Generator, Iterator
+from signal import ITIMER_REAL, SIGALRM, setitimer, signal  # by name: tests replace `signal.signal`
 from types import FrameType
 
 import pytest
@@ -64,13 +64,13 @@ def time_limit(item: pytest.Item) -> Iterator[None]:
     def expire(_number: int, _frame: FrameType | None) -> None:
         raise TimeLimitError(f"{item.nodeid} ran longer than {limit_s} s\n{thread_stacks()}")
 
-    before = signal.signal(signal.SIGALRM, expire)
-    signal.setitimer(signal.ITIMER_REAL, limit_s, REPEAT_S)
+    before = signal(SIGALRM, expire)
+    setitimer(ITIMER_REAL, limit_s, REPEAT_S)
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        setitimer(ITIMER_REAL, 0)
+        signal(SIGALRM, before)
 
 
 @pytest.hookimpl(wrapper=True)
