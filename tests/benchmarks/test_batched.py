@@ -49,8 +49,11 @@ def test_our_worker_times_steps_in_which_all_sequences_take_part(tmp_path) -> No
     }
     done = subprocess.run(
         [sys.executable, str(Path(batched_worker.__file__)), json.dumps(task)],
-        capture_output=True, text=True, check=True, timeout=120,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     assert [line["batch"] for line in lines] == [1, 3]
     assert all(0 < line["python_s"] < line["decode_s"] for line in lines)

@@ -200,8 +200,12 @@ def test_a_note_is_logged_once_and_help_stays_short(
     with pytest.raises(SystemExit):
         parsed("--help")
     shown = capsys.readouterr().out
-    assert not [name for alias in (*ENGINE, *SERVER) for name in alias.names if re.search(rf"{name}\b[^-]", shown)
-                and name.startswith("--kt")]  # fmt: skip
+    assert not [
+        name
+        for alias in (*ENGINE, *SERVER)
+        for name in alias.names
+        if re.search(rf"{name}\b[^-]", shown) and name.startswith("--kt")
+    ]
 
 
 def commands_of_the_page() -> list[list[str]]:

@@ -245,8 +245,12 @@ def test_payback_reads_between_buckets(tmp_path):
     for expert, (age, *usages) in enumerate(histories.reshape(16, 4)):
         table = worth[0 if events < 16 else 1][:, np.searchsorted(ages, age, "right") - 1]
         at_rent = np.apply_along_axis(lambda lanes: np.interp(rent, rents, lanes), -1, table)
-        places = [np.clip(np.sqrt(u) * n - 0.5, 0, last) for u, n, last in zip(
-            (usages[2], usages[0], usages[1]), (8 * 1.3, 12, 8), (7, 11, 7), strict=True)]  # fmt: skip
+        places = [
+            np.clip(np.sqrt(u) * n - 0.5, 0, last)
+            for u, n, last in zip(
+                (usages[2], usages[0], usages[1]), (8 * 1.3, 12, 8), (7, 11, 7), strict=True
+            )
+        ]
         for place, count in zip(places, (8, 12, 8), strict=True):
             below = min(count - 2, int(place))
             at_rent = at_rent[below] + (place - below) * (at_rent[below + 1] - at_rent[below])

@@ -117,9 +117,12 @@ def test_prefill_plan_is_whole_and_never_worse_than_the_extremes(cost, data, bac
     # The times it promises are the model's for the plan it gives.
     load = dict(zip(experts, tokens, strict=True))
     again, _ = cost.layer(
-        [load[e] for e in plan.resident], [load[e] for e in plan.fetch], [load[e] for e in plan.cpu], backlog,
+        [load[e] for e in plan.resident],
+        [load[e] for e in plan.fetch],
+        [load[e] for e in plan.cpu],
+        backlog,
         one_transfer=plan.streamed,
-    )  # fmt: skip
+    )
     assert plan.times.layer_us == pytest.approx(again.layer_us)
 
 

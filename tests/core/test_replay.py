@@ -40,12 +40,22 @@ def story(policy: str, **kwargs) -> dict[int, list[str]]:
 def test_lru_by_hand():
     assert story("lru") == {
         # A    B     A      C: B is older   A      D: C is older   B: A (token 4) is older than D (5)
-        0: ["up", "up", "hit", "up-B", "hit", "up-C", "up-A",
+        0: [
+            "up",
+            "up",
+            "hit",
+            "up-B",
+            "hit",
+            "up-C",
+            "up-A",
             # B     A: D older   C: B (7) is older than A (8)
-            "hit", "up-D", "up-B"],
+            "hit",
+            "up-D",
+            "up-B",
+        ],
         # A    A      B     B      C: A is older   C      A: B older   D: C older   A      D
         1: ["up", "hit", "up", "hit", "up-A", "hit", "up-B", "up-C", "hit", "hit"],
-    }  # fmt: skip
+    }
 
 
 def test_two_in_eight_by_hand():

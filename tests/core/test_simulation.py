@@ -87,9 +87,16 @@ def test_emulated_layer_times_equal_simulated_ones(policy, num_slots, batch, num
 def test_so_do_prompts_that_place_experts_anew():
     def config(replace_from, first):
         return _core.SchedulerConfig(
-            LAYERS, EXPERTS, TOP_K, 9, "static", shared_pool=True, fixed_placement=True, replace_from=replace_from,
+            LAYERS,
+            EXPERTS,
+            TOP_K,
+            9,
+            "static",
+            shared_pool=True,
+            fixed_placement=True,
+            replace_from=replace_from,
             prior_usage=first.ravel().tolist(),
-        )  # fmt: skip
+        )
 
     first = np.zeros((LAYERS, EXPERTS))
     first[:, :3] = 1

@@ -133,8 +133,11 @@ def test_the_parts_of_a_step_are_shown_with_their_clock_and_sum_to_it() -> None:
     times = queries.StepTimes(100.0, parts, 0.0, {})
     shown = explanation.where_it_went(times, None)
     assert re.findall(r"<td>([\d.]+)%?</td><td>([\d.]+)%</td>", shown) == [
-        ("50", "50.0"), ("30", "30.0"), ("10", "10.0"), ("10", "10.0"),
-    ]  # fmt: skip
+        ("50", "50.0"),
+        ("30", "30.0"),
+        ("10", "10.0"),
+        ("10", "10.0"),
+    ]
     assert "the step on the wall clock" in shown
     assert "<b>100</b>" in shown
     assert "routers" not in shown, "what took no time has no row"

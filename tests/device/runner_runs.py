@@ -69,10 +69,16 @@ def make_runner(
     fake.spare(on.native, moe.accelerator.slot_table)
     model = DeviceModel(files, pool, on.torch_device, on.kernels(MAX_CONTEXT), MAX_CONTEXT)
     runner = DeviceRunner(
-        model, moe, on, num_pages=NUM_PAGES, page_size=PAGE_SIZE, max_context=MAX_CONTEXT,
+        model,
+        moe,
+        on,
+        num_pages=NUM_PAGES,
+        page_size=PAGE_SIZE,
+        max_context=MAX_CONTEXT,
         num_records=NUM_RECORDS,
-        look_ahead=prefetch == "on", **options,
-    )  # fmt: skip
+        look_ahead=prefetch == "on",
+        **options,
+    )
     if not table_steps:
         runner.why_placed = "a test"
     return runner

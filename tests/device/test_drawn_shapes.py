@@ -46,9 +46,18 @@ def test_routing(simt: ModuleType, data: st.DataObject) -> None:
     top_k = data.draw(st.integers(1, min(12, top_groups * of_group)), "top_k")
     score = data.draw(st.sampled_from(["softmax", "sigmoid", "sqrt_softplus", "softmax_of_chosen"]))
     router = Router(
-        0, 8, groups * of_group, top_k, 1e-6, data.draw(st.booleans(), "renormalise"), scale=1.7, score=score,
-        num_groups=groups, top_groups=top_groups, group_score=data.draw(st.sampled_from(["max", "top_two_sum"])),
-    )  # fmt: skip
+        0,
+        8,
+        groups * of_group,
+        top_k,
+        1e-6,
+        data.draw(st.booleans(), "renormalise"),
+        scale=1.7,
+        score=score,
+        num_groups=groups,
+        top_groups=top_groups,
+        group_score=data.draw(st.sampled_from(["max", "top_two_sum"])),
+    )
     torch.manual_seed(data.draw(st.integers(0, 999), "seed"))
     logits = torch.randn(data.draw(st.integers(1, 9), "tokens"), router.num_experts)
     bias = torch.rand(router.num_experts) if data.draw(st.booleans(), "bias") else None

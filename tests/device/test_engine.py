@@ -185,9 +185,10 @@ def test_every_token_upload_and_eviction_of_requests_is_in_the_database(
     engine = Engine.load(config, telemetry=sink)
     for number in range(prompts):
         engine.generate(
-            engine.tokenizer.encode("one two three"), SamplingParams(max_tokens=16, ignore_eos=True),
+            engine.tokenizer.encode("one two three"),
+            SamplingParams(max_tokens=16, ignore_eos=True),
             request_id=f"r{number}",
-        )  # fmt: skip
+        )
     engine.close()
     counts = engine.stats().placement
     sink.close()

@@ -53,10 +53,17 @@ def submitted(engine: Engine, lengths: tuple[int, ...] = (40, 9)) -> list[list[i
 
 def test_slots_take_other_experts_and_tokens_stay(fake: ModuleType, tmp_path: Path) -> None:
     config = EngineConfig(
-        model=str(write_tiny_model(tmp_path / "model", TINY)), accelerator="cuda", num_gpu_experts=3, cpu_threads=1,
-        max_total_tokens=512, expert_placement_strategy="uniform", enable_dynamic_expert_update=True,
-        gpu_prefill_token_threshold=100, enable_prefix_caching=False, max_itl_ms=60_000.0,
-    )  # fmt: skip
+        model=str(write_tiny_model(tmp_path / "model", TINY)),
+        accelerator="cuda",
+        num_gpu_experts=3,
+        cpu_threads=1,
+        max_total_tokens=512,
+        expert_placement_strategy="uniform",
+        enable_dynamic_expert_update=True,
+        gpu_prefill_token_threshold=100,
+        enable_prefix_caching=False,
+        max_itl_ms=60_000.0,
+    )
     with found_device(lambda: fake.open_device(0, total_bytes=2 << 30, tick_us=2.0)):
         engine = Engine.load(config)
         assert resident(engine) == of_mask("uniform")

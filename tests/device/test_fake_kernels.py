@@ -73,9 +73,11 @@ class Layer:
         self.outputs = torch.full((pairs, hidden), float("nan"))
         self.gate_up = torch.zeros(2 * pairs * intermediate)
         self.buffers = launches.ExpertBuffers(
-            encoded=self.encoded.data_ptr(), intermediate=self.intermediate.data_ptr(),
-            outputs=self.outputs.data_ptr(), gate_up=self.gate_up.data_ptr(),
-        )  # fmt: skip
+            encoded=self.encoded.data_ptr(),
+            intermediate=self.intermediate.data_ptr(),
+            outputs=self.outputs.data_ptr(),
+            gate_up=self.gate_up.data_ptr(),
+        )
 
     @property
     def mailbox_shape(self) -> Any:
@@ -83,10 +85,16 @@ class Layer:
 
     def combined(self, where: Any, from_cpu: int, hidden: Any, joined_ns: int = 0) -> Any:
         return launches.CombinedLayer(
-            outputs=self.outputs.data_ptr(), weights=self.weights.data_ptr(), where=where.data_ptr(),
-            from_cpu=from_cpu, num_tokens=TOKENS, top_k=TOP_K, hidden_size=self.hidden, hidden=hidden.data_ptr(),
+            outputs=self.outputs.data_ptr(),
+            weights=self.weights.data_ptr(),
+            where=where.data_ptr(),
+            from_cpu=from_cpu,
+            num_tokens=TOKENS,
+            top_k=TOP_K,
+            hidden_size=self.hidden,
+            hidden=hidden.data_ptr(),
             joined_ns=joined_ns,
-        )  # fmt: skip
+        )
 
     def reference(self, wanted: range) -> Any:
         """The residual and what the wanted experts add to it, in f32."""
@@ -131,22 +139,34 @@ def test_decode_computes_the_residents_and_the_mailbox_the_rest(fake: ModuleType
         native.begin_step(step.data_ptr(), 0)
         native.place(
             launches.RoutedLayer(
-                ids=layer.ids.data_ptr(), weights=layer.weights.data_ptr(), normed=layer.normed.data_ptr(),
-                num_tokens=TOKENS, layer=0,
+                ids=layer.ids.data_ptr(),
+                weights=layer.weights.data_ptr(),
+                normed=layer.normed.data_ptr(),
+                num_tokens=TOKENS,
+                layer=0,
             ),
             launches.PlacementTables(
-                slots=table.data_ptr(), split=0, slot_base=layer.slots.data_ptr(),
-                slot_stride=layer.slots.stride(0), store_base=0, store_stride=0, num_experts=EXPERTS,
+                slots=table.data_ptr(),
+                split=0,
+                slot_base=layer.slots.data_ptr(),
+                slot_stride=layer.slots.stride(0),
+                store_base=0,
+                store_stride=0,
+                num_experts=EXPERTS,
             ),
-            launches.PlacedLayer(
-                groups=layer.groups, where=where.data_ptr(), num_on_cpu=on_cpu.data_ptr()
-            ),
-            layer.mailbox_shape, mailbox=mailbox.address, step=step.data_ptr(), stream=0,
-        )  # fmt: skip
+            launches.PlacedLayer(groups=layer.groups, where=where.data_ptr(), num_on_cpu=on_cpu.data_ptr()),
+            layer.mailbox_shape,
+            mailbox=mailbox.address,
+            step=step.data_ptr(),
+            stream=0,
+        )
         rows = launches.EncodedRows(
-            kind=layer.layout.activations, rows=layer.normed.data_ptr(), num_tokens=TOKENS, columns=layer.hidden,
+            kind=layer.layout.activations,
+            rows=layer.normed.data_ptr(),
+            num_tokens=TOKENS,
+            columns=layer.hidden,
             out=layer.encoded.data_ptr(),
-        )  # fmt: skip
+        )
         native.encode(rows, 0)
         shape = launches.DecodeShape(
             num_tokens=TOKENS, top_k=TOP_K, num_experts=EXPERTS, shared_bytes=48 * 1024
@@ -187,10 +207,13 @@ def test_prefill_computes_what_lies_in_slots(fake: ModuleType, format: str) -> N
     tiles = torch.from_numpy(launches.tile_groups(begin, tile))
     native = fake.open_device()
     native.prefill_experts(
-        layer.layout, layer.groups, layer.buffers,
+        layer.layout,
+        layer.groups,
+        layer.buffers,
         launches.PrefillTiles(tiles=tiles.data_ptr(), count=len(tiles), tokens=tile),
-        launches.PrefillRows(x=layer.normed.data_ptr(), num_tokens=TOKENS, top_k=TOP_K), 0,
-    )  # fmt: skip
+        launches.PrefillRows(x=layer.normed.data_ptr(), num_tokens=TOKENS, top_k=TOP_K),
+        0,
+    )
     where = torch.from_numpy(np.where(np.isin(np.arange(flat.size), pairs), 0, 3).astype(np.uint8))
     hidden = layer.residual.clone()
     native.combine(layer.combined(where, 0, hidden), 0)
@@ -226,6 +249,10 @@ def test_what_a_kernel_does_not_take_is_refused(fake: ModuleType) -> None:
         native.encode(launches.EncodedRows(kind="f32", rows=0, num_tokens=1, columns=1, out=0), 0)
     with pytest.raises(KernelError, match="prefill_experts"):
         native.prefill_experts(
-            layer.layout, layer.groups, layer.buffers, launches.PrefillTiles(tiles=0, count=0, tokens=32),
-            launches.PrefillRows(x=layer.normed.data_ptr(), num_tokens=TOKENS, top_k=TOP_K), 0,
-        )  # fmt: skip
+            layer.layout,
+            layer.groups,
+            layer.buffers,
+            launches.PrefillTiles(tiles=0, count=0, tokens=32),
+            launches.PrefillRows(x=layer.normed.data_ptr(), num_tokens=TOKENS, top_k=TOP_K),
+            0,
+        )

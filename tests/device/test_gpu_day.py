@@ -78,8 +78,13 @@ def test_a_day_ends_in_time_and_ranks_what_it_found(
     report = json.loads((tmp_path / "gpu-day.json").read_text(encoding="utf-8"))
     assert report["device"] == {"name": "a stand-in"}
     assert [finding["rank"] for finding in report["look_at"]] == [
-        "wrong", "wrong", "sanitizer", "not ended", "short of its bound", "not run",
-    ]  # fmt: skip
+        "wrong",
+        "wrong",
+        "sanitizer",
+        "not ended",
+        "short of its bound",
+        "not run",
+    ]
     routing, attention, memory, hang, slow, missing = report["look_at"]
     assert "the device is gone" in routing["what"]
     assert (routing["open"], attention["open"]) == (

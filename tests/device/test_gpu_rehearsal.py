@@ -83,8 +83,12 @@ def test_a_check_that_fails_or_breaks_stops_no_other_and_all_are_reported(
     path = os.pathsep.join([beside, os.environ.get("PYTHONPATH", ""), str(ROOT / "engine")])
     done = subprocess.run(
         [sys.executable, "-c", STAND_IN, *flags, str(out), "-p", "no:cacheprovider"],
-        cwd=ROOT, env=dict(os.environ, PYTHONPATH=path), capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        cwd=ROOT,
+        env=dict(os.environ, PYTHONPATH=path),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert (done.returncode, out.exists()) == (1, True), done.stdout + done.stderr
     report = json.loads(out.read_text(encoding="utf-8"))
     broken, slow, probe = report["checks"]

@@ -63,9 +63,16 @@ def test_a_shared_begin_changes_no_bit_of_an_answer(
     monkeypatch.setattr(prefix_cache, "SNAPSHOT_INTERVAL", CHUNK)
     monkeypatch.setattr(prefix_cache, "_WORTH_A_SNAPSHOT", 2)
     config = EngineConfig(
-        model=str(write_tiny_model(tmp_path, MODELS[model])), accelerator="cuda", gpu_experts_ratio=1.0, cpu_threads=1,
-        page_size=8, max_num_batched_tokens=CHUNK, max_total_tokens=256, max_num_seqs=2, max_itl_ms=600_000.0,
-    )  # fmt: skip
+        model=str(write_tiny_model(tmp_path, MODELS[model])),
+        accelerator="cuda",
+        gpu_experts_ratio=1.0,
+        cpu_threads=1,
+        page_size=8,
+        max_num_batched_tokens=CHUNK,
+        max_total_tokens=256,
+        max_num_seqs=2,
+        max_itl_ms=600_000.0,
+    )
     with found_device(lambda: simt.open_device(0, total_bytes=2 << 30, tick_us=2.0)):
         plain = Engine.load(replace(config, enable_prefix_caching=False))
     first, second = answers(plain, FIRST)[0], answers(plain, SECOND)[0]

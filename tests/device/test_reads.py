@@ -50,23 +50,38 @@ class Placer:
         gates = torch.ones(pairs)
         self.native.place(
             launches.RoutedLayer(
-                ids=ids.data_ptr(), weights=gates.data_ptr(), normed=gates.data_ptr(), num_tokens=tokens, layer=0
+                ids=ids.data_ptr(),
+                weights=gates.data_ptr(),
+                normed=gates.data_ptr(),
+                num_tokens=tokens,
+                layer=0,
             ),
             launches.PlacementTables(
-                slots=slots.data_ptr(), split=self.split.data_ptr(), slot_base=4096, slot_stride=256,
-                store_base=1 << 20 if mapped else 0, store_stride=512, num_experts=EXPERTS,
+                slots=slots.data_ptr(),
+                split=self.split.data_ptr(),
+                slot_base=4096,
+                slot_stride=256,
+                store_base=1 << 20 if mapped else 0,
+                store_stride=512,
+                num_experts=EXPERTS,
                 prices=self.prices.data_ptr(),
             ),
             launches.PlacedLayer(
                 groups=launches.ExpertGroups(
-                    num_groups=count.data_ptr(), weights=weights.data_ptr(), begin=begin.data_ptr(),
-                    pairs=sorted_pairs.data_ptr(), capacity=EXPERTS,
+                    num_groups=count.data_ptr(),
+                    weights=weights.data_ptr(),
+                    begin=begin.data_ptr(),
+                    pairs=sorted_pairs.data_ptr(),
+                    capacity=EXPERTS,
                 ),
-                where=where.data_ptr(), num_on_cpu=on_cpu.data_ptr(),
+                where=where.data_ptr(),
+                num_on_cpu=on_cpu.data_ptr(),
             ),
             launches.MailboxShape(num_layers=1, max_tokens=self.max_tokens, top_k=TOP_K, hidden=HIDDEN),
-            mailbox=0, step=0, stream=0,
-        )  # fmt: skip
+            mailbox=0,
+            step=0,
+            stream=0,
+        )
         placed = where[: tokens * TOP_K].view(tokens, TOP_K)
         assert on_cpu.item() == int((placed == CPU).sum())
         # Each group is one expert with all its pairs, at its slot or at its place in the host's store.
@@ -100,17 +115,33 @@ rate = st.floats(0.05, 50.0)
     contention=st.floats(0.0, 1.0),
 )
 def test_what_is_read_makes_the_layer_as_short_as_any_choice(
-    fake: ModuleType, store: _core.ExpertStore, seed: int, tokens: int, resident: float,
-    once: tuple[float, ...], rates: tuple[float, ...], contention: float,
-) -> None:  # fmt: skip
+    fake: ModuleType,
+    store: _core.ExpertStore,
+    seed: int,
+    tokens: int,
+    resident: float,
+    once: tuple[float, ...],
+    rates: tuple[float, ...],
+    contention: float,
+) -> None:
     handshake, overhead, launch, latency = once
     cpu_gbps, vram_gbps, link_gbps, cpu_gflops, gpu_gflops = rates
-    profile = _core.MachineProfile.from_fields("random", {
-        "handshake_us": handshake, "cpu_bandwidth_gbps": cpu_gbps, "cpu_gflops": cpu_gflops,
-        "cpu_expert_overhead_us": overhead, "gpu_launch_us": launch, "vram_bandwidth_gbps": vram_gbps,
-        "gpu_gflops": gpu_gflops, "link_latency_us": latency, "link_bandwidth_gbps": link_gbps,
-        "contention": contention, "join_us": 1.0,
-    })  # fmt: skip
+    profile = _core.MachineProfile.from_fields(
+        "random",
+        {
+            "handshake_us": handshake,
+            "cpu_bandwidth_gbps": cpu_gbps,
+            "cpu_gflops": cpu_gflops,
+            "cpu_expert_overhead_us": overhead,
+            "gpu_launch_us": launch,
+            "vram_bandwidth_gbps": vram_gbps,
+            "gpu_gflops": gpu_gflops,
+            "link_latency_us": latency,
+            "link_bandwidth_gbps": link_gbps,
+            "contention": contention,
+            "join_us": 1.0,
+        },
+    )
     cost = testing.CostModel(profile, store.expert_bytes, store.flops_per_token)
     random = np.random.default_rng(seed)
     liked = random.permutation(EXPERTS)[: int(random.integers(TOP_K, EXPERTS + 1))]

@@ -83,22 +83,30 @@ def on_device(native: Any, layer: Any, many: bool) -> F32:
     outputs = torch.full((layer.ids.size, hidden), float("nan"))
     gate_up = torch.zeros(2 * layer.ids.size * layer.inner)
     buffers = launches.ExpertBuffers(
-        encoded=encoded.data_ptr(), intermediate=inner.data_ptr(), outputs=outputs.data_ptr(),
+        encoded=encoded.data_ptr(),
+        intermediate=inner.data_ptr(),
+        outputs=outputs.data_ptr(),
         gate_up=gate_up.data_ptr(),
-    )  # fmt: skip
+    )
     rows = layer.rows.data_ptr()
     if many:
         tiles = torch.from_numpy(launches.tile_groups(begin, 32))
         native.prefill_experts(
-            layer.layout, grouping.groups, buffers,
+            layer.layout,
+            grouping.groups,
+            buffers,
             launches.PrefillTiles(tiles=tiles.data_ptr(), count=len(tiles), tokens=32),
-            launches.PrefillRows(x=rows, num_tokens=len(layer.rows), top_k=top_k), 0,
-        )  # fmt: skip
+            launches.PrefillRows(x=rows, num_tokens=len(layer.rows), top_k=top_k),
+            0,
+        )
     else:
         encoding = launches.EncodedRows(
-            kind=layer.layout.activations, rows=rows, num_tokens=len(layer.rows), columns=hidden,
+            kind=layer.layout.activations,
+            rows=rows,
+            num_tokens=len(layer.rows),
+            columns=hidden,
             out=encoded.data_ptr(),
-        )  # fmt: skip
+        )
         native.encode(encoding, 0)
         shape = launches.DecodeShape(
             num_tokens=len(layer.rows), top_k=top_k, num_experts=num_experts, shared_bytes=48 * 1024

@@ -52,10 +52,23 @@ class Stack:
         if "PYTHONPATH" not in environment:
             environment["PYTHONPATH"] = str(ROOT / "engine")
         self.process = subprocess.Popen(
-            [sys.executable, str(SCRIPT), "--port", str(self.port), "--dashboard-port", str(self.dashboard_port),
-             "--accelerator", "emulated:rtx4090-pcie4", "--ratio", "0.25"],
-            env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        )  # fmt: skip
+            [
+                sys.executable,
+                str(SCRIPT),
+                "--port",
+                str(self.port),
+                "--dashboard-port",
+                str(self.dashboard_port),
+                "--accelerator",
+                "emulated:rtx4090-pcie4",
+                "--ratio",
+                "0.25",
+            ],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
         self.is_up = threading.Event()
         self.reader = threading.Thread(target=self._read, daemon=True)
         self.reader.start()
@@ -190,11 +203,26 @@ def test_a_port_in_use_is_named_before_anything_starts() -> None:
 def test_a_model_that_is_not_there_gives_one_line_and_no_half_started_server(tmp_path: Path) -> None:
     ports = [str(free_port()), str(free_port())]
     done = subprocess.run(
-        [sys.executable, str(SCRIPT), "--port", ports[0], "--dashboard-port", ports[1], "--accelerator", "none",
-         "--model", str(tmp_path / "nowhere")],
-        env=dict(os.environ, TWOFOLD_TELEMETRY_URL=f"sqlite:///{tmp_path}/x.db", PYTHONPATH=str(ROOT / "engine")),
-        capture_output=True, text=True, check=False, timeout=120,
-    )  # fmt: skip
+        [
+            sys.executable,
+            str(SCRIPT),
+            "--port",
+            ports[0],
+            "--dashboard-port",
+            ports[1],
+            "--accelerator",
+            "none",
+            "--model",
+            str(tmp_path / "nowhere"),
+        ],
+        env=dict(
+            os.environ, TWOFOLD_TELEMETRY_URL=f"sqlite:///{tmp_path}/x.db", PYTHONPATH=str(ROOT / "engine")
+        ),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
     assert done.returncode == 2, done.stderr
     assert "nowhere" in done.stderr
     assert "Traceback" not in done.stderr

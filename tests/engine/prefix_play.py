@@ -75,10 +75,15 @@ class Play:
     def __post_init__(self) -> None:
         self.memory = Memory(self.num_pages, (self.num_records or 0) + self.num_snapshots)
         self.pool = CachingPool(
-            self.num_pages, PAGE, self.num_records, memory=self.memory, cost=lambda begin, end: float(end - begin),
-            num_snapshots=self.num_snapshots, key=self.key,
+            self.num_pages,
+            PAGE,
+            self.num_records,
+            memory=self.memory,
+            cost=lambda begin, end: float(end - begin),
+            num_snapshots=self.num_snapshots,
+            key=self.key,
             store=None if self.directory is None else PrefixStore(self.directory, self.max_bytes),
-        )  # fmt: skip
+        )
         self.scheduler = Scheduler(self.pool, self.max_num_seqs, self.budget)
         self.num_computed = 0
         self.num_added = 0
@@ -87,9 +92,13 @@ class Play:
         self, prompt: Seq[int], max_tokens: int = 1, *, salt: str = "", ends: Text = (), **sampling: int
     ) -> Sequence:
         request = GenerationRequest(
-            tuple(prompt), SamplingParams(**sampling), lambda chunk: None, f"r{self.num_added}", cache_salt=salt,
+            tuple(prompt),
+            SamplingParams(**sampling),
+            lambda chunk: None,
+            f"r{self.num_added}",
+            cache_salt=salt,
             turn_ends=ends,
-        )  # fmt: skip
+        )
         sequence = Sequence(self.num_added, request, list(prompt), max_tokens)
         self.num_added += 1
         self.scheduler.add(sequence)

@@ -158,9 +158,12 @@ def test_a_forced_answer_is_calls_that_match(name: str, special: bool) -> None:
         opened = bool(seed % 3 == 1 and reasoning and name != "openai")
         only = "weather" if seed % 4 == 3 else None
         constraint = answer_constraint(
-            None, Calls(TOOLS, True, only, several=only is None), ChatMarks(name, reasoning), opened=opened,
+            None,
+            Calls(TOOLS, True, only, several=only is None),
+            ChatMarks(name, reasoning),
+            opened=opened,
             special_id=writer.special_id,
-        )  # fmt: skip
+        )
         assert constraint is not None
         text = writer.written(constraint, seed)
         if text is None:
@@ -246,9 +249,12 @@ def test_strict_tools_are_held_wherever_a_call_begins(name: str, special: bool) 
 def test_what_a_dialect_cannot_hold_is_told(name: str, function: dict[str, Any], reason: str) -> None:
     with pytest.raises(RequestError, match=reason) as refusal:
         answer_constraint(
-            None, Calls([{"type": "function", "function": function}], True), ChatMarks(name), opened=False,
+            None,
+            Calls([{"type": "function", "function": function}], True),
+            ChatMarks(name),
+            opened=False,
             special_id=lambda mark: None,
-        )  # fmt: skip
+        )
     assert refusal.value.param == "tools"
 
 

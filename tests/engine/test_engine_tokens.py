@@ -121,10 +121,15 @@ def test_asking_changes_no_token_and_eight_at_once_get_what_each_gets_alone(
     for policy, cached in (("fcfs", True), ("priority", True), ("priority", False)):
         crowded = Engine.load(
             EngineConfig(
-                model=model_dir, accelerator="none", max_num_batched_tokens=16, max_total_tokens=112, page_size=4,
-                scheduling_policy=policy, enable_prefix_caching=cached,
+                model=model_dir,
+                accelerator="none",
+                max_num_batched_tokens=16,
+                max_total_tokens=112,
+                page_size=4,
+                scheduling_policy=policy,
+                enable_prefix_caching=cached,
             )
-        )  # fmt: skip
+        )
         together = [Answer(params) for _, params in cases]
         for number, (prompt, params) in enumerate(cases):
             request = GenerationRequest(prompt, params, together[number], f"r{number}")

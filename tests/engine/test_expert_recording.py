@@ -57,9 +57,12 @@ def answer(engine: Engine, number: int, tokens: int = 9) -> np.ndarray[Any, Any]
     waiter = Waiter(take)
     prompt = tuple(int(token) for token in np.random.default_rng(number).integers(5, 40, 20 + number))
     request = GenerationRequest(
-        prompt, SamplingParams(max_tokens=tokens, ignore_eos=True), waiter.receive, f"r{number}",
+        prompt,
+        SamplingParams(max_tokens=tokens, ignore_eos=True),
+        waiter.receive,
+        f"r{number}",
         return_routed_experts=True,
-    )  # fmt: skip
+    )
     engine.submit(request)
     waiter.wait(engine.step, lambda: None)
     return np.concatenate(told)

@@ -132,8 +132,10 @@ def test_sleep_gives_memory_back_and_waking_goes_on(engine: Engine, undisturbed:
     assert counted < STREAMS * TOKENS
     after = engine.control.memory()
     assert (after.slots_bytes, after.num_slots, after.num_pages) == (
-        before.slots_bytes, before.num_slots, before.num_pages,
-    )  # fmt: skip
+        before.slots_bytes,
+        before.num_slots,
+        before.num_pages,
+    )
 
 
 @pytest.mark.parametrize(

@@ -126,9 +126,14 @@ def test_no_bit_of_an_answer_depends_on_the_cache(
 ) -> None:
     model = EXAMPLES.get(family, TinyModel(num_layers=3))
     config = EngineConfig(
-        model=str(write_tiny_model(tmp_path, model)), accelerator=accelerator, cpu_threads=1, page_size=4,
-        max_num_batched_tokens=24, max_total_tokens=1024, kv_cache_dtype=dtype,
-    )  # fmt: skip
+        model=str(write_tiny_model(tmp_path, model)),
+        accelerator=accelerator,
+        cpu_threads=1,
+        page_size=4,
+        max_num_batched_tokens=24,
+        max_total_tokens=1024,
+        kv_cache_dtype=dtype,
+    )
     cached = check(config)
     if found is not None:
         assert cached == found
@@ -143,9 +148,12 @@ def test_keys_that_depend_on_the_prompts_length_are_for_prompts_of_that_length(t
     scaling = {"rope_type": "dynamic", "factor": 4.0}
     model = TinyModel(num_layers=2, max_position_embeddings=32, rope_scaling=scaling)
     config = EngineConfig(
-        model=str(write_tiny_model(tmp_path, model)), accelerator="none", cpu_threads=1, page_size=4,
+        model=str(write_tiny_model(tmp_path, model)),
+        accelerator="none",
+        cpu_threads=1,
+        page_size=4,
         max_total_tokens=1024,
-    )  # fmt: skip
+    )
     assert check(config) == [0, 48, 0, 28, 0, 0, 0]
 
 
@@ -196,9 +204,15 @@ def test_what_a_failed_step_leaves_is_not_kept(tmp_path: Path, monkeypatch: pyte
 def test_a_restart_goes_on_from_what_lies_on_disk(tmp_path: Path, family: str, dtype: str) -> None:
     def config(model: Path, cache: Path) -> EngineConfig:
         return EngineConfig(
-            model=str(model), accelerator="none", cpu_threads=1, page_size=4, max_num_batched_tokens=24,
-            max_total_tokens=256, kv_cache_dtype=dtype, prefix_cache_dir=str(cache),
-        )  # fmt: skip
+            model=str(model),
+            accelerator="none",
+            cpu_threads=1,
+            page_size=4,
+            max_num_batched_tokens=24,
+            max_total_tokens=256,
+            kv_cache_dtype=dtype,
+            prefix_cache_dir=str(cache),
+        )
 
     def ask(model: Path, prompt: tuple[int, ...], cache: Path) -> Answer:
         engine = Engine.load(config(model, cache))

@@ -23,11 +23,13 @@ def steps_of(path: Path, accelerator: str) -> list[StepTimes]:
     sink = open_sink(url)
     engine = Engine.load(
         EngineConfig(
-            model=str(bundled_model_path()), accelerator=accelerator,
-            gpu_experts_ratio=None if accelerator == "none" else 0.25, policy="lru",
+            model=str(bundled_model_path()),
+            accelerator=accelerator,
+            gpu_experts_ratio=None if accelerator == "none" else 0.25,
+            policy="lru",
         ),
         telemetry=sink,
-    )  # fmt: skip
+    )
     for prompt in (range(100, 400), range(500, 520)):
         engine.generate(
             tuple(prompt), SamplingParams(temperature=0.8, seed=1, max_tokens=40, ignore_eos=True)

@@ -106,9 +106,16 @@ def make_case(
     weights, ids = scores.softmax(1).topk(top_k, dim=1)
     normed = torch.randn(num_tokens, hidden, device=machine.device).bfloat16()
     return Case(
-        machine.hardware, format, top_k, matrices, dense, normed, ids.int().contiguous(), weights.contiguous(),
+        machine.hardware,
+        format,
+        top_k,
+        matrices,
+        dense,
+        normed,
+        ids.int().contiguous(),
+        weights.contiguous(),
         torch.randn(num_tokens, hidden, device=machine.device),
-    )  # type: ignore[arg-type]  # fmt: skip
+    )  # type: ignore[arg-type]
 
 
 def relative_error(ours: Tensor, reference: Tensor) -> float:

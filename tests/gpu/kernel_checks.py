@@ -120,10 +120,18 @@ def latent_attention(machine: Machine) -> dict[str, Any]:
             return random(*sizes).bfloat16()
 
         block = MlaOnDevice(
-            shape, norm=1 + random(256), a=matrix(rows, 256), a_bias=None, q_norm=None, q_b=None,
-            latent_norm=1 + random(latent), k_b=matrix(heads, 32, latent), v_b=matrix(heads, latent, 32),
-            o=matrix(256, heads * 32), o_bias=None,
-        )  # fmt: skip
+            shape,
+            norm=1 + random(256),
+            a=matrix(rows, 256),
+            a_bias=None,
+            q_norm=None,
+            q_b=None,
+            latent_norm=1 + random(latent),
+            k_b=matrix(heads, 32, latent),
+            v_b=matrix(heads, latent, 32),
+            o=matrix(256, heads * 32),
+            o_bias=None,
+        )
         lengths = torch.tensor([1, 17, 256, 700, 0], dtype=torch.int32, device=machine.device)
         tables = torch.randperm(5 * 48, device=machine.device).view(5, 48).int()
         last = (lengths - 1).clamp(min=0)
@@ -152,10 +160,15 @@ def gated_delta_nets(machine: Machine) -> dict[str, Any]:
 
         inputs = shape.channels + shape.values + 2 * shape.num_v_heads
         block = GatedDeltaOnDevice(
-            shape, norm=1 + random(256), projections=random(inputs, 256).bfloat16(), conv=random(shape.channels, 4),
-            decay_rate=-random(shape.num_v_heads).abs(), decay_bias=random(shape.num_v_heads),
-            head_norm=1 + random(value), out=random(256, shape.values).bfloat16(),
-        )  # fmt: skip
+            shape,
+            norm=1 + random(256),
+            projections=random(inputs, 256).bfloat16(),
+            conv=random(shape.channels, 4),
+            decay_rate=-random(shape.num_v_heads).abs(),
+            decay_bias=random(shape.num_v_heads),
+            head_norm=1 + random(value),
+            out=random(256, shape.values).bfloat16(),
+        )
         hidden, results = random(21, 256) * 16, []
         for kernels in (machine.hardware.kernels(768), TorchKernels()):
 

@@ -171,9 +171,12 @@ class PagedAttention:
         self, positions: list[int], sequences: list[int], tables: NDArray[np.int32]
     ) -> ops.AttentionBatch:
         return ops.AttentionBatch(
-            np.array(positions, np.int32), np.array(sequences, np.int32), tables,
-            np.ascontiguousarray(self.cos[positions]), np.ascontiguousarray(self.sin[positions]),
-        )  # fmt: skip
+            np.array(positions, np.int32),
+            np.array(sequences, np.int32),
+            tables,
+            np.ascontiguousarray(self.cos[positions]),
+            np.ascontiguousarray(self.sin[positions]),
+        )
 
     def run(self, cuts: list[int], threads: int = 1, tables: NDArray[np.int32] | None = None) -> F32:
         """The sequence in chunks that end at `cuts`."""

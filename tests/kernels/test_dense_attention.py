@@ -93,11 +93,29 @@ class Setup(reference.PagedAttention):
         kv = -2 * c.kv_heads * c.head_dim
         qkv = reference.packed(pool, w["qkv"][:kv], w["qkv"][kv : kv // 2], w["qkv"][kv // 2 :])
         return ops.Gqa(
-            pool, w["norm"], qkv, w["qkv_bias"], w["q_norm"], w["k_norm"], reference.packed(pool, w["o"]), w["o_bias"],
-            c.heads, c.kv_heads, c.head_dim, EPS, c.head_dim**-0.5, c.window, layer, c.flat_norms, sinks=w["sinks"],
-            chunk=c.chunk, rotated=c.turns, neighbours=c.neighbours,
-            period=(c.temperature or (0, 0))[0], slope=(c.temperature or (0, 0))[1],
-        )  # fmt: skip
+            pool,
+            w["norm"],
+            qkv,
+            w["qkv_bias"],
+            w["q_norm"],
+            w["k_norm"],
+            reference.packed(pool, w["o"]),
+            w["o_bias"],
+            c.heads,
+            c.kv_heads,
+            c.head_dim,
+            EPS,
+            c.head_dim**-0.5,
+            c.window,
+            layer,
+            c.flat_norms,
+            sinks=w["sinks"],
+            chunk=c.chunk,
+            rotated=c.turns,
+            neighbours=c.neighbours,
+            period=(c.temperature or (0, 0))[0],
+            slope=(c.temperature or (0, 0))[1],
+        )
 
     def cache(self, num_sequences: int = 1, layers: int = 2) -> ops.StateCache:
         c = self.case
@@ -107,10 +125,19 @@ class Setup(reference.PagedAttention):
     def expected(self) -> NDArray[np.float64]:
         c = self.case
         return reference.attention_block(
-            self.hidden, self.weights, heads=c.heads, kv_heads=c.kv_heads, head_dim=c.head_dim, eps=EPS,
-            window=c.window, chunk=c.chunk, neighbours=c.neighbours, temperature=c.temperature,
-            cos=self.cos[:, : c.rotated * c.turns], sin=self.sin[:, : c.rotated * c.turns],
-        )  # fmt: skip
+            self.hidden,
+            self.weights,
+            heads=c.heads,
+            kv_heads=c.kv_heads,
+            head_dim=c.head_dim,
+            eps=EPS,
+            window=c.window,
+            chunk=c.chunk,
+            neighbours=c.neighbours,
+            temperature=c.temperature,
+            cos=self.cos[:, : c.rotated * c.turns],
+            sin=self.sin[:, : c.rotated * c.turns],
+        )
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

@@ -61,8 +61,11 @@ def test_the_environment_forces_a_level(level: str) -> None:
     "wrong", ["avx99", "AVX2", *sorted(set(kernels.levels()) - set(kernels.supported_levels()))]
 )
 def test_a_level_that_cannot_run_is_an_error_wherever_it_is_met(wrong: str) -> None:
-    for code in (ASK, "import numpy as np; from twofold.blocks import ops; a = np.ones((1, 1), np.float32); "
-                      "ops.Router(ops.ThreadPool(1), a[0], a, 1e-6, ops.RouterShape(1))"):  # fmt: skip
+    for code in (
+        ASK,
+        "import numpy as np; from twofold.blocks import ops; a = np.ones((1, 1), np.float32); "
+        "ops.Router(ops.ThreadPool(1), a[0], a, 1e-6, ops.RouterShape(1))",
+    ):
         result = ask(wrong, code)
         assert result.returncode != 0
         assert re.search(rf"ConfigError: TWOFOLD_ISA={wrong}: expected one of generic", result.stderr)

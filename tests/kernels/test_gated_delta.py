@@ -102,9 +102,19 @@ class Net:
         self.record = ops.GatedDelta.record_bytes(k_heads, heads, K, V, taps)
         packed = [ops.PackedMatrix(self.pool, [weight_matrix(matrix)]) for matrix in (self.inputs, self.out)]
         self.block = ops.GatedDelta(
-            self.pool, self.norm, packed[0], self.conv, self.rate, self.bias, self.head_norm, packed[1],
-            **self.shape, **order, eps=1e-6, layer=0,
-        )  # fmt: skip
+            self.pool,
+            self.norm,
+            packed[0],
+            self.conv,
+            self.rate,
+            self.bias,
+            self.head_norm,
+            packed[1],
+            **self.shape,
+            **order,
+            eps=1e-6,
+            layer=0,
+        )
         self.dims = (k_heads, heads, K, V, taps)
 
     def cache(self, num_records: int = 3) -> ops.StateCache:

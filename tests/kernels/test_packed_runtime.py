@@ -132,8 +132,10 @@ def check_layer(layer: Layer) -> None:
 def test_a_store_knows_its_layers() -> None:
     store = _core.ExpertStore(4, HIDDEN, INNER, [("q4_k", "q4_k", "q6_k"), ("q4_k", "q4_k", "q4_k")])
     assert (store.num_layers, store.formats(0), store.formats(1)) == (
-        2, ("q4_k", "q4_k", "q6_k"), ("q4_k",) * 3,
-    )  # fmt: skip
+        2,
+        ("q4_k", "q4_k", "q6_k"),
+        ("q4_k",) * 3,
+    )
     pair, down_q6, down_q4 = 8 * 2 * 4736, 16 * 6720, 16 * 4736
     assert store.expert_bytes == 2 * pair + down_q6
     assert store.bytes == 4 * (4 * pair + down_q6 + down_q4)

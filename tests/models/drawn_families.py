@@ -104,10 +104,17 @@ def _glm4_moe(r: random.Random) -> TinyModel:
 def _mla(r: random.Random) -> dict[str, Any]:
     yarn = YARN | {"mscale": r.choice((0.7, 1.0)), "mscale_all_dim": r.choice((0.4, 1.0))}
     return _sizes(
-        r, **_groups(r), q_lora_rank=r.choice((None, r.randint(5, 30))), kv_lora_rank=r.randint(5, 40),
-        qk_nope_head_dim=r.randint(3, 20), qk_rope_head_dim=2 * r.randint(1, 6), v_head_dim=r.randint(3, 20),
-        first_dense=r.randint(0, 1), num_mtp_layers=r.choice((0, 0, 1)), rope_scaling=r.choice((None, yarn)),
-    )  # fmt: skip
+        r,
+        **_groups(r),
+        q_lora_rank=r.choice((None, r.randint(5, 30))),
+        kv_lora_rank=r.randint(5, 40),
+        qk_nope_head_dim=r.randint(3, 20),
+        qk_rope_head_dim=2 * r.randint(1, 6),
+        v_head_dim=r.randint(3, 20),
+        first_dense=r.randint(0, 1),
+        num_mtp_layers=r.choice((0, 0, 1)),
+        rope_scaling=r.choice((None, yarn)),
+    )
 
 
 def _glm4_moe_lite(r: random.Random) -> TinyModel:
@@ -158,12 +165,19 @@ def _delta(r: random.Random) -> dict[str, Any]:
     # Fewer than 5 values of a head: their norm magnifies what either side rounds beyond the comparison.
     num_layers, k_heads = r.randint(2, 5), r.randint(1, 3)
     return _sizes(
-        r, num_layers=num_layers, full_attention=tuple(sorted(r.sample(range(num_layers), r.randint(1, 2)))),
-        num_k_heads=k_heads, num_v_heads=k_heads * r.randint(1, 3), key_dim=r.randint(1, 40),
-        value_dim=r.randint(5, 40), conv_kernel=r.choice((2, 4, 4, 4, 5)), head_dim=8 * r.randint(1, 4),
-        partial_rotary_factor=r.choice((0.25, 0.25, 0.5, 1.0)), shared_intermediate_size=r.randint(9, 70),
+        r,
+        num_layers=num_layers,
+        full_attention=tuple(sorted(r.sample(range(num_layers), r.randint(1, 2)))),
+        num_k_heads=k_heads,
+        num_v_heads=k_heads * r.randint(1, 3),
+        key_dim=r.randint(1, 40),
+        value_dim=r.randint(5, 40),
+        conv_kernel=r.choice((2, 4, 4, 4, 5)),
+        head_dim=8 * r.randint(1, 4),
+        partial_rotary_factor=r.choice((0.25, 0.25, 0.5, 1.0)),
+        shared_intermediate_size=r.randint(9, 70),
         has_mtp=r.random() < 0.3,
-    )  # fmt: skip
+    )
 
 
 def _qwen3_next(r: random.Random) -> TinyModel:

@@ -210,9 +210,13 @@ def bounded() -> Iterator[None]:
 
 
 def fuzz(
-    name: str, inputs: int, seed: int, folder: Path, first: int = 0,
+    name: str,
+    inputs: int,
+    seed: int,
+    folder: Path,
+    first: int = 0,
     on_refusal: Callable[[Path, str], None] | None = None,
-) -> Outcomes:  # fmt: skip
+) -> Outcomes:
     """Damages `name`'s files `inputs` times, starting at number `first`; `on_refusal` gets path and text while the
     refused file is still in place."""
     outcomes = Outcomes()
@@ -307,8 +311,9 @@ def main() -> int:
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
         print(
             f"{name}: {dict(outcomes.counts)} in {time.process_time() - begun:.0f} s; the slowest took "
-            f"{outcomes.slowest_s * 1e3:.0f} ms; peak memory {peak:.0f} MB", flush=True,
-        )  # fmt: skip
+            f"{outcomes.slowest_s * 1e3:.0f} ms; peak memory {peak:.0f} MB",
+            flush=True,
+        )
     return int(failed)
 
 

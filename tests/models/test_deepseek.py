@@ -57,9 +57,16 @@ def test_a_gguf_file_is_bit_equal_to_the_directory(tmp_path: Path, case: str, sp
 def test_a_quantised_kv_b_is_absorbed_exactly(tmp_path: Path) -> None:
     """Q8_0 runs along the latents; the keys' part, which is multiplied across, becomes float32."""
     model = replace(
-        V2, hidden_size=64, q_lora_rank=32, kv_lora_rank=32, qk_nope_head_dim=32, v_head_dim=32, qk_rope_head_dim=32,
-        num_shared_experts=2, moe_intermediate_size=32,
-    )  # fmt: skip
+        V2,
+        hidden_size=64,
+        q_lora_rank=32,
+        kv_lora_rank=32,
+        qk_nope_head_dim=32,
+        v_head_dim=32,
+        qk_rope_head_dim=32,
+        num_shared_experts=2,
+        moe_intermediate_size=32,
+    )
     eight = write_tiny_gguf(
         tmp_path / "eight.gguf",
         model,

@@ -63,9 +63,13 @@ def test_drawn_configurations_equal_transformers_and_themselves(
     tmp_path_factory: pytest.TempPathFactory, family: str, count: int
 ) -> None:
     @settings(
-        max_examples=count, derandomize=True, deadline=None, phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck), database=None,
-    )  # fmt: skip
+        max_examples=count,
+        derandomize=True,
+        deadline=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+        database=None,
+    )
     @given(seed=st.integers(0, 2**31))
     def equals(seed: int) -> None:
         model = DRAWN[family](random.Random(f"{family}/{seed}"))
@@ -134,9 +138,12 @@ def test_a_whole_model_that_sees_equals_transformers_and_what_it_saves_loads(
     small = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1}
     (directory / "config.json").write_text(json.dumps(config | {"vision_config": small}))
     theirs = transformers.AutoModelForImageTextToText.from_pretrained(
-        directory, dtype=torch.float32, attn_implementation="eager", experts_implementation="eager",
+        directory,
+        dtype=torch.float32,
+        attn_implementation="eager",
+        experts_implementation="eager",
         ignore_mismatched_sizes=True,
-    ).eval()  # fmt: skip
+    ).eval()
     theirs.save_pretrained(tmp_path / "saved", save_original_format=False)
     expected = reference_logits(theirs, PROMPT)
     for path in (directory, tmp_path / "saved"):
@@ -187,8 +194,10 @@ FLIPPED: list[tuple[str, dict[str, Any]]] = [
 def test_a_wrong_corner_shows(tmp_path: Path, family: str, change: dict[str, Any]) -> None:
     """The comparison can fail: each switch, flipped, moves the logits far beyond the tolerance."""
     base = EXAMPLES[family]
-    runs = [load(write_tiny_model(tmp_path / name, model)) for name, model in
-            (("base", base), ("flipped", replace(base, **change)))]  # fmt: skip
+    runs = [
+        load(write_tiny_model(tmp_path / name, model))
+        for name, model in (("base", base), ("flipped", replace(base, **change)))
+    ]
     logits, other = (runner.logits(runner.prefill(PROMPT)[1]) for runner in runs)
     assert np.abs(other - logits).max() > 0.01
 

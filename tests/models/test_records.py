@@ -42,19 +42,27 @@ def test_preempted_and_cancelled_requests_give_their_records_back(tmp_path: Path
         found: dict[str, list[int]] = {}
         engine = Engine.load(
             EngineConfig(
-                model=str(directory), accelerator="none", cpu_threads=1, page_size=4, max_num_batched_tokens=11,
-                max_total_tokens=256 if alone else 80, max_num_seqs=1 if alone else 3, kv_cache_dtype="float32",
+                model=str(directory),
+                accelerator="none",
+                cpu_threads=1,
+                page_size=4,
+                max_num_batched_tokens=11,
+                max_total_tokens=256 if alone else 80,
+                max_num_seqs=1 if alone else 3,
+                kv_cache_dtype="float32",
             )
-        )  # fmt: skip
+        )
         whole = engine.stats()
         assert whole.num_records == whole.num_free_records == (1 if alone else 3)
         for number in range(6):
             tokens = found[f"r{number}"] = []
             sampling = SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True)
             request = GenerationRequest(
-                tuple(random_prompt(9 + 3 * number, number)), sampling,
-                lambda chunk, tokens=tokens: tokens.extend(chunk.token_ids), f"r{number}",
-            )  # fmt: skip
+                tuple(random_prompt(9 + 3 * number, number)),
+                sampling,
+                lambda chunk, tokens=tokens: tokens.extend(chunk.token_ids),
+                f"r{number}",
+            )
             engine.submit(request)
         preempted, waited = 0, engine.stats().num_waiting
         while engine.step():

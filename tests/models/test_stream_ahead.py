@@ -214,9 +214,14 @@ def test_emulated_prompts_compute_the_same_in_the_simulators_time(policy: str, n
 
     def simulated(stream_ahead_from: int) -> Any:
         return _core.simulate(
-            trace, 1, cost, config(stream_ahead_from),
-            dense_us=[FIGURES["gpu_launch_us"] + 600.0] * (LAYERS + 1), prompt_chunk=chunk, keep_layer_us=True,
-        )  # fmt: skip
+            trace,
+            1,
+            cost,
+            config(stream_ahead_from),
+            dense_us=[FIGURES["gpu_launch_us"] + 600.0] * (LAYERS + 1),
+            prompt_chunk=chunk,
+            keep_layer_us=True,
+        )
 
     result = simulated(33)
     whole = LAYERS * (num_tokens // chunk)  # the last chunk is shorter, and so is what is between its layers

@@ -48,8 +48,11 @@ def test_levels_repeat_what_make_test_left(help_text: str, level: str) -> None:
     lesser = {"avx2": " generic ", "generic": "  ", "amx": " generic avx2 avx512 "}[level]
     script = subprocess.run(
         ["make", "-n", "test-levels", "AVX2_TESTS=one", "GENERIC_TESTS=two"],
-        cwd=ROOT, capture_output=True, text=True, check=True,
-    ).stdout  # fmt: skip
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
     script = re.sub(
         r"lesser=\$\([^\n]*?\'\);", f"lesser='{lesser}';", script[script.index("lesser=") :], flags=re.S
     )

@@ -71,8 +71,10 @@ def test_all_modules_at_a_level_are_a_process_at_that_level(
     out = tmp_path / "process.npz"
     subprocess.run(
         [sys.executable, "-m", "tests.engine.level_runs", str(out), *map(str, models.values())],
-        cwd=ROOT, env=os.environ | {"TWOFOLD_ISA": level}, check=True,
-    )  # fmt: skip
+        cwd=ROOT,
+        env=os.environ | {"TWOFOLD_ISA": level},
+        check=True,
+    )
     rules = rule_file(tmp_path, f"- {{match: all, backend: {level}}}")
     with np.load(out) as of_process:
         for name, expected in zip(models, of_process.values(), strict=True):

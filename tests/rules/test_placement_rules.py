@@ -104,9 +104,14 @@ def test_the_first_rule_that_fits_counts(files: ModelFiles) -> None:
 """
     read, decisions = decide(files, rules_of(text), None)
     found = {
-        each.module.name: (each.rule.where if each.rule else "", each.device, each.module.formats, each.threads)
+        each.module.name: (
+            each.rule.where if each.rule else "",
+            each.device,
+            each.module.formats,
+            each.threads,
+        )
         for each in decisions
-    }  # fmt: skip
+    }
     assert found == {
         "model.embed_tokens": ("r.yaml:4", "auto", ("q8_0",), 0),
         "model.layers.0.self_attn": ("r.yaml:3", "auto", ("bf16",), 0),

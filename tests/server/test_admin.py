@@ -231,8 +231,9 @@ def test_a_placement_is_shown_written_and_put_back_while_a_request_runs(url, eng
     assert code == 0
     code, shown = placement(capsys, url, "show")
     assert (code, shown.splitlines()[0]) == (
-        0, f"tiny: {slots} of {layers * experts} experts in {slots} slots, strategy payback, policy payback"
-    )  # fmt: skip
+        0,
+        f"tiny: {slots} of {layers * experts} experts in {slots} slots, strategy payback, policy payback",
+    )
     first = [line.split() for line in shown.splitlines() if line.split()[:1] == ["0"]]
     assert first == [["0", str(slots // layers), str(experts), f"0-{slots // layers - 1}"]]
     assert placement(capsys, url, "export", file)[0] == 0

@@ -86,8 +86,14 @@ def test_counters_and_gauges(found: dict[str, float]) -> None:
 def test_bounds_are_vllms(found: dict[str, float], engine: FakeEngine) -> None:
     assert engine.max_context == 64
     assert [bound for bound, _ in buckets(found, "request_prompt_tokens")] == [
-        "1.0", "2.0", "5.0", "10.0", "20.0", "50.0", "+Inf",
-    ]  # fmt: skip
+        "1.0",
+        "2.0",
+        "5.0",
+        "10.0",
+        "20.0",
+        "50.0",
+        "+Inf",
+    ]
     of_requests = [bound for bound, _ in buckets(found, "e2e_request_latency_seconds")]
     assert (of_requests[0], of_requests[-2], len(of_requests)) == ("0.3", "7680.0", 22)
     of_tokens = [bound for bound, _ in buckets(found, "inter_token_latency_seconds")]
@@ -108,5 +114,13 @@ def test_an_answer_that_is_given_up_has_no_times(url: str, engine: FakeEngine) -
 def test_bounds_of_a_million_tokens_are_written_as_prometheus_client_does() -> None:
     bounds = [_bound_text(bound) for bound in _buckets_up_to(20_000_000)]
     assert bounds[14:] == [
-        "50000.0", "100000.0", "200000.0", "500000.0", "1e+06", "2e+06", "5e+06", "1e+07", "2e+07",
-    ]  # fmt: skip
+        "50000.0",
+        "100000.0",
+        "200000.0",
+        "500000.0",
+        "1e+06",
+        "2e+06",
+        "5e+06",
+        "1e+07",
+        "2e+07",
+    ]

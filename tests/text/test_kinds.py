@@ -56,8 +56,9 @@ def ranks() -> dict[bytes, int]:
     pages = [path.read_text(encoding="utf-8") for path in sorted(ROOT.glob("docs/*.md"))]
     alphabet = list(character_of_byte().values())
     trained.train_from_iterator(
-        [*pages, *SCRAPS * 5], trainers.BpeTrainer(vocab_size=2000, initial_alphabet=alphabet, show_progress=False)
-    )  # fmt: skip
+        [*pages, *SCRAPS * 5],
+        trainers.BpeTrainer(vocab_size=2000, initial_alphabet=alphabet, show_progress=False),
+    )
     byte_of = {character: byte for byte, character in character_of_byte().items()}
     merges = [tuple(merge) for merge in json.loads(trained.to_str())["model"]["merges"]]
     found = {bytes((byte,)): byte for byte in range(256)}
@@ -101,9 +102,11 @@ def control_free(texts: list[str]) -> list[str]:
 @pytest.mark.parametrize("pre", sorted(published_patterns()))
 def test_word_rules_are_their_publishers(ranks: dict[bytes, int], pre: str, num_texts: int) -> None:
     theirs = tiktoken.Encoding(
-        pre, pat_str=published_patterns()[pre], mergeable_ranks=ranks,
+        pre,
+        pat_str=published_patterns()[pre],
+        mergeable_ranks=ranks,
         special_tokens={token: len(ranks) + at for at, token in enumerate(CONTROL)},
-    )  # fmt: skip
+    )
     ours = as_gguf(ranks, pre)
     for text in texts(num_texts):
         ids = ours.encode(text)
@@ -168,10 +171,16 @@ def test_sentencepiece_files_give_sentencepieces_ids(tmp_path: Path, num_texts: 
     lines = "\n".join(path.read_text(encoding="utf-8") for path in sorted(ROOT.glob("docs/*.md")))
     corpus.write_text(lines + "\n".join(control_free(list(SCRAPS))), encoding="utf-8")
     sentencepiece.SentencePieceTrainer.train(
-        input=str(corpus), model_prefix=str(tmp_path / "tokenizer"), vocab_size=1500, model_type="bpe",
-        normalization_rule_name="identity", remove_extra_whitespaces=False, byte_fallback=True, minloglevel=2,
+        input=str(corpus),
+        model_prefix=str(tmp_path / "tokenizer"),
+        vocab_size=1500,
+        model_type="bpe",
+        normalization_rule_name="identity",
+        remove_extra_whitespaces=False,
+        byte_fallback=True,
+        minloglevel=2,
         user_defined_symbols=["<|im_start|>", "<|im_end|>"],
-    )  # fmt: skip
+    )
     theirs = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "tokenizer.model"))
     ours = Tokenizer.load(tmp_path)
     assert ours.encode("a", add_special_tokens=True)[0] == theirs.bos_id()

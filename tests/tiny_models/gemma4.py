@@ -68,8 +68,12 @@ class TinyGemma4(TinyModel):
             q_size, kv_size = (
                 heads * self.global_head_dim for heads in (self.num_heads, self.kv_heads(layer))
             )
-            for name, rows, columns in (("q", q_size, hidden), ("k", kv_size, hidden), ("v", kv_size, hidden),
-                                        ("o", hidden, q_size)):  # fmt: skip
+            for name, rows, columns in (
+                ("q", q_size, hidden),
+                ("k", kv_size, hidden),
+                ("v", kv_size, hidden),
+                ("o", hidden, q_size),
+            ):
                 random.matrix(f"{attention}.{name}_proj.weight", rows, columns)
                 if self.attention_bias:
                     random.vector(f"{attention}.{name}_proj.bias", rows, 0.0)

@@ -345,8 +345,27 @@ def with_strange_metadata(
 
 def _strange_value(kind: str, rng: random.Random) -> Any:
     if kind == "STRING":
-        return rng.choice(("", " ", "a", "\0", "a b", "x" * 1000, "Ġ", "▁", "{{", "{% for %}", "<|im_end|>", "gpt2",
-                           "llama", "default", "tekken", "yarn", "qwen3moe"))  # fmt: skip
+        return rng.choice(
+            (
+                "",
+                " ",
+                "a",
+                "\0",
+                "a b",
+                "x" * 1000,
+                "Ġ",
+                "▁",
+                "{{",
+                "{% for %}",
+                "<|im_end|>",
+                "gpt2",
+                "llama",
+                "default",
+                "tekken",
+                "yarn",
+                "qwen3moe",
+            )
+        )
     if kind == "BOOL":
         return rng.random() < 0.5
     if kind.startswith("FLOAT"):

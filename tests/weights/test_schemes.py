@@ -55,7 +55,7 @@ def compressed_tensors(
 ) -> Any:
     arguments = QuantizationArgs(
         num_bits=bits, type="int", strategy=strategy, group_size=size, symmetric=symmetric
-    )  # fmt: skip
+    )
 
     def store(rng: np.random.Generator, rows: int, columns: int) -> tuple[Parts, Any]:
         groups = columns // size if size else 1

@@ -58,10 +58,16 @@ def test_openais_client_forces_a_call_in_a_stream(engine: Engine) -> None:
         serving(create_app(engine, ServerConfig(tool_call_parser="hermes"))) as base,
         openai.OpenAI(base_url=f"{base}/v1", api_key="-", max_retries=0, timeout=60) as client,
         client.chat.completions.stream(
-            model=client.models.list().data[0].id, messages=QUESTION, tools=TOOLS, tool_choice="required",
-            parallel_tool_calls=False, temperature=1.0, seed=2, max_tokens=400,
+            model=client.models.list().data[0].id,
+            messages=QUESTION,
+            tools=TOOLS,
+            tool_choice="required",
+            parallel_tool_calls=False,
+            temperature=1.0,
+            seed=2,
+            max_tokens=400,
         ) as stream,
-    ):  # fmt: skip
+    ):
         (choice,) = stream.get_final_completion().choices
     assert choice.finish_reason == "tool_calls"
     assert choice.message.tool_calls is not None

@@ -79,13 +79,25 @@ def test_whole_and_streamed_answers_are_the_same_object(url: str, engine: FakeEn
     part = ["output_item.added", "content_part.added"]
     end = ["content_part.done", "output_item.done"]
     assert kinds == [
-        "created", "in_progress",
-        *part, "reasoning_text.delta", "reasoning_text.delta", "reasoning_text.done", *end,
-        *part, "output_text.delta", "output_text.delta", "output_text.done", *end,
-        "output_item.added", "function_call_arguments.delta", "function_call_arguments.delta",
-        "function_call_arguments.done", "output_item.done",
+        "created",
+        "in_progress",
+        *part,
+        "reasoning_text.delta",
+        "reasoning_text.delta",
+        "reasoning_text.done",
+        *end,
+        *part,
+        "output_text.delta",
+        "output_text.delta",
+        "output_text.done",
+        *end,
+        "output_item.added",
+        "function_call_arguments.delta",
+        "function_call_arguments.delta",
+        "function_call_arguments.done",
+        "output_item.done",
         "completed",
-    ]  # fmt: skip
+    ]
     last = events[-1]["response"]
     assert rebuilt(events) == last["output"]
     assert said(last["output"]) == said(whole["output"])
@@ -145,9 +157,12 @@ def test_thinking_may_come_as_its_summary_and_sealed(url: str, engine: FakeEngin
     events = events_of(url, **asked)
     kinds = [event["type"].removeprefix("response.") for event in events]
     assert kinds[3:8] == [
-        "reasoning_summary_part.added", "reasoning_summary_text.delta", "reasoning_summary_text.delta",
-        "reasoning_summary_text.done", "reasoning_summary_part.done",
-    ]  # fmt: skip
+        "reasoning_summary_part.added",
+        "reasoning_summary_text.delta",
+        "reasoning_summary_text.delta",
+        "reasoning_summary_text.done",
+        "reasoning_summary_part.done",
+    ]
     thinking = rebuilt(events)[0]
     assert (thinking["summary"], thinking["content"]) == (
         [{"type": "summary_text", "text": "I should look."}],
